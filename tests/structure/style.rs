@@ -34,9 +34,6 @@ const NOT_YET: &[(Check, &[&str])] = &[
 const UNREVISED: &[&str] = &[
     "src/backends/milpa.rs",
     "src/backends/milpa/cri",
-    "src/backends/milpa/fuzzing.rs",
-    "src/backends/milpa/pods",
-    "src/backends/milpa/pods.rs",
     "src/backends/milpa/policy",
     "src/backends/milpa/policy.rs",
 ];

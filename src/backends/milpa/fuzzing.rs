@@ -1,4 +1,4 @@
-//! What an agent may say, as any bytes. For kiyot-fuzz alone.
+//! Fuzzing of reports of agents: any bytes become events and responses. For kiyot-fuzz alone.
 
 use std::{collections::BTreeSet, time::Instant};
 
@@ -16,24 +16,23 @@ use crate::backends::milpa::{
     },
 };
 
-/// Steps of one input, so that each has its end soon.
-const STEPS: usize = 64;
+/// Most steps of an input.
+const MAX_STEPS: usize = 64;
 
 /// Times of the containers by the node's clock.
 const TIMES: container_state::Times = container_state::Times { created: 1 << 60, now: 3 << 59 };
 
-/// Reads events, each with its length before it, and applies what they say of containers to one: it
-/// never goes back, and ends once.
+/// Reads length-delimited events, and applies their reports to a container.
 ///
 /// # Panics
-/// If it does.
+/// If its state goes back, or it exits twice.
 pub fn events(mut bytes: &[u8]) {
     let mut current = store::ContainerStatus::default();
     while let Ok(event) = cell::Event::decode_length_delimited(&mut bytes) {
         let before = container_state::state(&current);
         let next = match &event.event {
-            Some(cell::event::Event::Container(told)) => {
-                container_state::next(&current, told, TIMES)
+            Some(cell::event::Event::Container(reported)) => {
+                container_state::next(&current, reported, TIMES)
             }
             Some(cell::event::Event::ContainerGone(_)) => {
                 container_state::ended(&current, &Termination::absent(&current), TIMES)
@@ -41,7 +40,7 @@ pub fn events(mut bytes: &[u8]) {
             Some(cell::event::Event::Snapshot(snapshot)) => snapshot
                 .containers
                 .iter()
-                .find_map(|told| container_state::next(&current, told, TIMES)),
+                .find_map(|reported| container_state::next(&current, reported, TIMES)),
             _ => None,
         };
         if let Some(next) = next {
@@ -60,7 +59,7 @@ pub fn events(mut bytes: &[u8]) {
     }
 }
 
-/// Metrics that the node describes, and their labels.
+/// Metrics that the node describes, with their labels.
 const DESCRIBED: [(&str, &[&str]); 6] = [
     ("a", &["a", "id"]),
     ("container_cpu_usage_seconds_total", &["id", "cpu"]),
@@ -79,17 +78,17 @@ fn described() -> Vec<u8> {
     cri::ListMetricDescriptorsResponse { descriptors: descriptors.collect() }.encode_to_vec()
 }
 
-/// Two cells, each of one pod, and their containers as they should be.
+/// Two cells with a pod each, and the expected state of their containers.
 struct Model {
     pods: Pods,
     now: Instant,
     cells: Vec<(CellId, SandboxId)>,
-    containers: Vec<Made>,
+    containers: Vec<Expected>,
     made: usize,
 }
 
-/// A container as it should be.
-struct Made {
+/// The expected state of a container.
+struct Expected {
     id: ContainerId,
     of: usize,
     cell_container: String,
@@ -117,7 +116,7 @@ impl Model {
         Some(Self { pods, now: Instant::now(), cells, containers: Vec::new(), made: 0 })
     }
 
-    /// A cell answers `CreateContainer`.
+    /// Applies a cell's response to `CreateContainer`.
     fn create(&mut self, of: usize, answer: cri::CreateContainerResponse) {
         let Ok(cell_container) = checked_id(answer.container_id) else { return };
         assert!(!cell_container.is_empty() && cell_container.len() <= 256);
@@ -135,18 +134,18 @@ impl Model {
             state: cri::ContainerState::ContainerCreated.into(),
             ..Default::default()
         };
-        // None comes into a sandbox that does not run any more.
+        // A stopped sandbox gets no containers.
         let ready = self.pods.sandbox(self.cells[of].1.as_str()).is_ok_and(|sandbox| sandbox.ready);
         assert_eq!(self.pods.insert_container(&meta, status.clone(), None), Ok(ready));
         if let (Ok(id), true) = (ContainerId::parse(&id), ready) {
-            self.containers.push(Made { id, of, cell_container, status });
+            self.containers.push(Expected { id, of, cell_container, status });
         }
     }
 
-    /// What is said of one container, as the watch of its cell takes it.
-    fn told(&mut self, of: usize, told: &cri::ContainerStatus) {
-        self.change(of, &told.id, Some(told), |current| {
-            container_state::next(current, told, TIMES)
+    /// Applies a report of a container, as the watch of its cell does.
+    fn report(&mut self, of: usize, reported: &cri::ContainerStatus) {
+        self.change(of, &reported.id, Some(reported), |current| {
+            container_state::next(current, reported, TIMES)
         });
     }
 
@@ -154,7 +153,7 @@ impl Model {
         &mut self,
         of: usize,
         cell_container: &str,
-        told: Option<&cri::ContainerStatus>,
+        reported: Option<&cri::ContainerStatus>,
         decide: impl FnOnce(&store::ContainerStatus) -> Option<store::ContainerStatus>,
     ) {
         let found = self.pods.container_of_cell(&self.cells[of].0, cell_container);
@@ -163,15 +162,15 @@ impl Model {
             .iter_mut()
             .find(|made| made.of == of && made.cell_container == cell_container)
         else {
-            return assert!(found.is_none(), "{cell_container:?} is none of this cell's");
+            return assert!(found.is_none(), "{cell_container:?} is of another cell");
         };
         assert_eq!(found.map(|found| found.id), Some(made.id.clone()), "{cell_container:?}");
-        if let Some(told) = told {
-            self.pods.set_reported(&made.id, told);
+        if let Some(reported) = reported {
+            self.pods.set_reported(&made.id, reported);
         }
         let before = container_state::state(&made.status);
         if let Some(next) = decide(&made.status) {
-            assert_ne!(before, cri::ContainerState::ContainerExited, "it ends once");
+            assert_ne!(before, cri::ContainerState::ContainerExited, "it exits once");
             assert!(
                 next.finished_unix_nanos == 0
                     || (next.started_unix_nanos.max(TIMES.created)..=TIMES.now)
@@ -186,18 +185,18 @@ impl Model {
     fn event(&mut self, of: usize, event: cell::event::Event) {
         let cell = self.cells[of].0.clone();
         match event {
-            cell::event::Event::Container(told) => self.told(of, &told),
+            cell::event::Event::Container(reported) => self.report(of, &reported),
             cell::event::Event::ContainerGone(id) => self.change(of, &id, None, |current| {
                 container_state::ended(current, &Termination::absent(current), TIMES)
             }),
             cell::event::Event::Snapshot(snapshot) => {
-                snapshot.containers.iter().for_each(|told| self.told(of, told))
+                snapshot.containers.iter().for_each(|reported| self.report(of, reported))
             }
             cell::event::Event::SandboxGone(_) => self.pods.set_ready(&self.cells[of].1, false),
             cell::event::Event::Heartbeat(beat) => {
                 let before = self.usage(1 - of);
                 self.pods.heartbeat(&cell, beat, self.now);
-                assert_eq!(self.usage(1 - of), before, "a cell speaks of its own pod only");
+                assert_eq!(self.usage(1 - of), before, "a cell reports on its own pod only");
             }
             cell::event::Event::Sandbox(_) | cell::event::Event::Log(_) => {}
         }
@@ -210,7 +209,7 @@ impl Model {
         }
     }
 
-    /// The usage of one cell's pod, and its metrics.
+    /// Returns the usage and the metrics of a cell's pod.
     fn usage(&self, of: usize) -> (Bytes, Option<Vec<u8>>, Vec<cri::PodSandboxMetrics>) {
         let sandbox = self.cells[of].1.as_str().to_owned();
         let filter = filter::Containers { sandbox: sandbox.clone(), ..Default::default() };
@@ -226,12 +225,12 @@ impl Model {
 
     fn metrics(&self) -> Vec<cri::PodSandboxMetrics> {
         let list: cri::ListPodSandboxMetricsResponse =
-            read(self.pods.list_metrics(&described(), self.now));
+            decoded(self.pods.list_metrics(&described(), self.now));
         list.pod_metrics
     }
 
-    /// Whose metrics they are, and that a kubelet takes them: one that is not as it was described,
-    /// or is there twice, would be an error of all.
+    /// Checks the owners of metrics, and that a kubelet accepts them: a metric that differs from
+    /// its description, or is a duplicate, would make it refuse all.
     fn check_metrics(&self, runs: impl Fn(&str) -> Option<usize>) {
         let mut seen = BTreeSet::new();
         for pod in self.metrics() {
@@ -257,17 +256,17 @@ impl Model {
                     );
                     let mut labels = keys.iter().zip(&metric.label_values);
                     assert!(labels.any(|(key, value)| *key == "id" && *value == id), "{metric:?}");
-                    assert!(seen.insert((metric.name, metric.label_values)), "each once");
+                    assert!(seen.insert((metric.name, metric.label_values)), "no duplicates");
                 }
             }
         }
     }
 
-    /// What the kubelet is answered: all that is ours and nothing else, with what it follows
-    /// without looking.
+    /// Checks the kubelet's responses: all expected containers and no others, with the fields that
+    /// the kubelet dereferences without a check.
     fn check(&self) {
         let list: cri::ListContainersResponse =
-            read(self.pods.list_containers(&filter::Containers::default()));
+            decoded(self.pods.list_containers(&filter::Containers::default()));
         assert_eq!(list.containers.len(), self.containers.len());
         for made in &self.containers {
             let state = container_state::state(&made.status);
@@ -276,7 +275,7 @@ impl Model {
             let Ok(container) = self.pods.container(made.id.as_str()) else {
                 panic!("{} is not found", made.id)
             };
-            let answer: cri::ContainerStatus = read(container.answer().encode_to_vec().into());
+            let answer: cri::ContainerStatus = decoded(container.answer().encode_to_vec().into());
             assert_eq!((answer.id.as_str(), answer.state()), (made.id.as_str(), state));
             assert_eq!(
                 answer.metadata.map(|metadata| metadata.name).as_deref(),
@@ -291,11 +290,11 @@ impl Model {
             .map(|made| made.of)
         };
         let stats: cri::ListContainerStatsResponse =
-            read(self.pods.list_container_stats(&filter::Containers::default(), self.now));
+            decoded(self.pods.list_container_stats(&filter::Containers::default(), self.now));
         let of = self.check_stats(&stats.stats);
         assert!(of.iter().all(|id| runs(id).is_some()), "{of:?}");
         let stats: cri::ListPodSandboxStatsResponse =
-            read(self.pods.list_sandbox_stats(&filter::Sandboxes::default(), self.now));
+            decoded(self.pods.list_sandbox_stats(&filter::Sandboxes::default(), self.now));
         assert!(stats.stats.len() <= self.cells.len());
         for stats in stats.stats {
             let attributes = stats.attributes.unwrap_or_default();
@@ -307,11 +306,11 @@ impl Model {
         self.check_metrics(runs);
     }
 
-    /// Whose usage it is.
+    /// Checks statistics, and returns the ids of their containers.
     fn check_stats(&self, stats: &[cri::ContainerStats]) -> BTreeSet<String> {
         let ids: BTreeSet<String> =
             stats.iter().filter_map(|stats| Some(stats.attributes.as_ref()?.id.clone())).collect();
-        assert_eq!(ids.len(), stats.len(), "each once");
+        assert_eq!(ids.len(), stats.len(), "no duplicates");
         assert!(stats.iter().all(|stats| {
             stats.attributes.as_ref().is_some_and(|attributes| attributes.metadata.is_some())
         }));
@@ -325,15 +324,14 @@ impl Model {
     }
 }
 
-/// Reads what two cells answer and tell of their pods: a byte that says which cell, and what it is,
-/// and a message with its length before it. Whatever they say, what the kubelet is answered is
-/// ours, whole, and of no other pod.
+/// Reads responses and events of two cells: a byte that selects the cell and the kind of message,
+/// then a length-delimited message.
 ///
 /// # Panics
-/// If not.
+/// If the kubelet's responses are incomplete, or contain a report on another pod.
 pub fn answers(mut bytes: &[u8]) {
     let Some(mut model) = Model::new() else { return };
-    for _ in 0..STEPS {
+    for _ in 0..MAX_STEPS {
         let Some((&kind, rest)) = bytes.split_first() else { return };
         bytes = rest;
         let of = usize::from(kind & 1);
@@ -353,6 +351,6 @@ pub fn answers(mut bytes: &[u8]) {
     }
 }
 
-fn read<M: Message + Default>(bytes: Bytes) -> M {
-    M::decode(bytes).unwrap_or_else(|error| panic!("the kubelet can't read it: {error}"))
+fn decoded<M: Message + Default>(bytes: Bytes) -> M {
+    M::decode(bytes).unwrap_or_else(|error| panic!("the kubelet can't decode it: {error}"))
 }

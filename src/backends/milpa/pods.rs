@@ -1,7 +1,7 @@
-//! What is known of all pods in cells, in memory: every list and status is answered from here,
-//! without a look at the store or a cell.
+//! The read model of pods in cells: every list, status and statistic is answered from memory,
+//! without the store or a cell.
 //!
-//! What is here is on disk: records are committed first and published here second.
+//! Records are committed first and published here second, so that each entry is on disk.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -39,14 +39,14 @@ mod usage;
 mod tests;
 
 pub(crate) use entry::{Container, Sandbox};
-use events::Readers;
+use events::Subscribers;
 use samples::Shapes;
 
-/// The most that a cell may say of a container's settings, or of its pod's usage, in bytes. Answers
-/// and events have it, beside those of other pods, and a kubelet takes none of more than 16 MiB.
-const LONGEST: usize = 64 << 10;
+/// Largest part of a cell's report on a container or on its pod's usage that is kept, in bytes. It
+/// is in responses beside those of other pods, and a kubelet accepts none above 16 MiB.
+const MAX_REPORT_BYTES: usize = 64 << 10;
 
-/// The view.
+/// The pods in cells. Changes wake the tasks in [`Self::wait`].
 #[derive(Debug)]
 pub(crate) struct Pods {
     cache: RwLock<Cache>,
@@ -54,6 +54,7 @@ pub(crate) struct Pods {
     hashing: RandomState,
 }
 
+/// Entries and their indices.
 #[derive(Debug, Default)]
 struct Cache {
     sandboxes: BTreeMap<SandboxId, Sandbox>,
@@ -61,22 +62,21 @@ struct Cache {
     by_uid: HashMap<Arc<str>, Vec<SandboxId>>,
     by_annotations: HashMap<annotation_index::Key, Vec<SandboxId>>,
     by_cell: HashMap<CellId, SandboxId>,
-    /// Counts what was inserted.
-    inserted: u64,
-    /// Whole encoded lists, made by the first who asks after a change. The entries' items are then
-    /// slices of them, so that there is one copy of each.
+    /// Sequence number of the last insertion.
+    last_sequence: u64,
+    /// Encoded lists without a filter, made by the first call after a change. The items of the
+    /// entries are then slices of them, so that there is one copy of each.
     sandbox_list: Option<Bytes>,
     container_list: Option<Bytes>,
-    /// Sandboxes that ran before this daemon did, and of whose usage nothing was heard yet.
-    awaited: HashSet<SandboxId>,
-    /// Which metrics cells have.
+    /// Recovered sandboxes whose usage was not reported yet.
+    awaiting_usage: HashSet<SandboxId>,
+    /// Names and labels of the metrics of cells.
     shapes: Shapes,
-    /// Who reads what happens.
-    readers: Readers,
+    subscribers: Subscribers,
 }
 
 impl Pods {
-    /// An empty one.
+    /// Returns a model without pods.
     pub(crate) fn new() -> Self {
         Self {
             cache: RwLock::default(),
@@ -99,9 +99,9 @@ impl Pods {
         result
     }
 
-    /// How many were inserted so far: what comes later has a greater `since`.
-    pub(crate) fn inserted(&self) -> u64 {
-        self.read().inserted
+    /// Returns the sequence number of the last insertion: later entries have a greater one.
+    pub(crate) fn last_sequence(&self) -> u64 {
+        self.read().last_sequence
     }
 
     /// Publishes a sandbox.
@@ -119,7 +119,7 @@ impl Pods {
             uid: metadata.uid.as_str().into(),
             pod: format!("{}/{}", metadata.namespace, metadata.name).into(),
             ready,
-            since: 0,
+            sequence: 0,
             containers: Vec::new(),
             records: Arc::default(),
             stopping: Arc::default(),
@@ -132,67 +132,67 @@ impl Pods {
         };
         sandbox.set_ready(ready);
         self.change(|cache| {
-            cache.inserted += 1;
-            sandbox.since = cache.inserted;
+            cache.last_sequence += 1;
+            sandbox.sequence = cache.last_sequence;
             cache.by_uid.entry(sandbox.uid.clone()).or_default().push(id.clone());
             cache.index(&id, sandbox.annotations);
             cache.by_cell.insert(cell, id.clone());
             cache.sandboxes.insert(id.clone(), sandbox);
             cache.sandbox_list = None;
             if ready {
-                cache.announce(ContainerEventType::ContainerCreatedEvent, id.as_str(), &id);
-                cache.announce(ContainerEventType::ContainerStartedEvent, id.as_str(), &id);
+                cache.emit(ContainerEventType::ContainerCreatedEvent, id.as_str(), &id);
+                cache.emit(ContainerEventType::ContainerStartedEvent, id.as_str(), &id);
             }
         });
         Ok(id)
     }
 
-    /// Publishes a container, and what the cell says of it as [`Self::set_reported`] does. `false` if its
-    /// sandbox is not there, or does not run any more and the container could.
+    /// Publishes a new container with its reported details. Returns `false` if its sandbox is
+    /// absent, or has stopped while the container has not exited.
     pub(crate) fn insert_container(
         &self,
         meta: &store::ContainerMeta,
         status: store::ContainerStatus,
-        told: Option<&cri::ContainerStatus>,
+        reported: Option<&cri::ContainerStatus>,
     ) -> Result<bool, InvalidId> {
-        self.put_container(meta, status, told, true)
+        self.put_container(meta, status, reported, true)
     }
 
-    /// Publishes a container of a record: also one that had not ended when its sandbox had.
-    /// `false` if its sandbox is not there.
+    /// Publishes a container of a record, even if it had not exited when its sandbox stopped.
+    /// Returns `false` if its sandbox is absent.
     pub(crate) fn restore_container(
         &self,
         meta: &store::ContainerMeta,
         status: store::ContainerStatus,
-        told: Option<&cri::ContainerStatus>,
+        reported: Option<&cri::ContainerStatus>,
     ) -> Result<bool, InvalidId> {
-        self.put_container(meta, status, told, false)
+        self.put_container(meta, status, reported, false)
     }
 
     fn put_container(
         &self,
         meta: &store::ContainerMeta,
         status: store::ContainerStatus,
-        told: Option<&cri::ContainerStatus>,
+        reported: Option<&cri::ContainerStatus>,
         is_new: bool,
     ) -> Result<bool, InvalidId> {
         let (id, sandbox) = (ContainerId::parse(&meta.id)?, SandboxId::parse(&meta.sandbox)?);
         Ok(self.change(|cache| {
-            cache.inserted += 1;
-            let since = cache.inserted;
+            cache.last_sequence += 1;
+            let sequence = cache.last_sequence;
             let Some(parent) = cache.sandboxes.get_mut(&sandbox) else { return false };
             let mut container = Container {
                 id: id.clone(),
                 sandbox,
                 cell: parent.cell.clone(),
                 cell_container: meta.cell_container.as_str().into(),
-                since,
+                sequence,
                 status: Arc::default(),
                 meta: meta.encode_to_vec().into(),
                 item: Bytes::new(),
                 usage: None,
                 samples: None,
-                told: told.map(kept).unwrap_or_default(),
+                reported: reported.map(reported_details).unwrap_or_default(),
             };
             container.set_status(status);
             if is_new && !parent.ready && !container.exited() {
@@ -202,29 +202,29 @@ impl Pods {
             let sandbox = parent.id.clone();
             cache.containers.insert(id.clone(), container);
             cache.container_list = None;
-            cache.announce(ContainerEventType::ContainerCreatedEvent, id.as_str(), &sandbox);
+            cache.emit(ContainerEventType::ContainerCreatedEvent, id.as_str(), &sandbox);
             true
         }))
     }
 
-    /// Publishes whether a sandbox runs.
+    /// Publishes whether a sandbox is ready.
     pub(crate) fn set_ready(&self, id: &SandboxId, ready: bool) {
         self.change(|cache| {
             if let Some(sandbox) = cache.sandboxes.get_mut(id) {
                 let was_ready = sandbox.ready;
                 if !ready {
-                    cache.awaited.remove(id);
+                    cache.awaiting_usage.remove(id);
                 }
                 sandbox.set_ready(ready);
                 cache.sandbox_list = None;
                 if was_ready && !ready {
-                    cache.announce(ContainerEventType::ContainerStoppedEvent, id.as_str(), id);
+                    cache.emit(ContainerEventType::ContainerStoppedEvent, id.as_str(), id);
                 }
             }
         });
     }
 
-    /// Publishes how a container is.
+    /// Publishes the status of a container.
     pub(crate) fn set_status(&self, id: &ContainerId, status: store::ContainerStatus) {
         self.change(|cache| {
             if let Some(container) = cache.containers.get_mut(id) {
@@ -232,51 +232,50 @@ impl Pods {
                 container.set_status(status);
                 let container = container.clone();
                 cache.container_list = None;
-                cache.announce_state(before, &container);
+                cache.emit_transition(before, &container);
             }
         });
     }
 
-    /// Says whether a cell is a sandbox's.
+    /// Returns whether a cell belongs to a sandbox.
     pub(crate) fn has_cell(&self, cell: &CellId) -> bool {
         self.read().by_cell.contains_key(cell)
     }
 
-    /// Forgets a container.
+    /// Removes a container.
     pub(crate) fn remove_container(&self, id: &ContainerId) {
         self.change(|cache| cache.remove_container(id));
     }
 
-    /// Forgets a sandbox and its containers.
+    /// Removes a sandbox and its containers.
     pub(crate) fn remove_sandbox(&self, id: &SandboxId) {
         self.change(|cache| {
             let Some(sandbox) = cache.sandboxes.get(id) else { return };
             for container in &sandbox.containers.clone() {
                 cache.remove_container(container);
             }
-            cache.announce(ContainerEventType::ContainerDeletedEvent, id.as_str(), id);
+            cache.emit(ContainerEventType::ContainerDeletedEvent, id.as_str(), id);
             let Some(sandbox) = cache.sandboxes.remove(id) else { return };
-            forget(&mut cache.by_uid, &sandbox.uid, id);
+            remove_from(&mut cache.by_uid, &sandbox.uid, id);
             cache.unindex(id, sandbox.annotations);
             cache.by_cell.remove(&sandbox.cell);
-            cache.awaited.remove(id);
+            cache.awaiting_usage.remove(id);
             cache.sandbox_list = None;
         });
     }
 
-    /// Takes what only the cell knows of a container (its resources, user and signal) from what the
-    /// cell says.
-    pub(crate) fn set_reported(&self, id: &ContainerId, told: &cri::ContainerStatus) {
-        let told = kept(told);
+    /// Keeps the reported details of a container.
+    pub(crate) fn set_reported(&self, id: &ContainerId, reported: &cri::ContainerStatus) {
+        let reported = reported_details(reported);
         if let Some(container) = self.write().containers.get_mut(id) {
-            container.told = told;
+            container.reported = reported;
         }
     }
 
-    /// Waits until something holds of the view, for a time; the last value if it never does.
+    /// Waits until a check succeeds, and returns its value; `None` at the timeout.
     pub(crate) async fn wait<T>(
         &self,
-        within: Duration,
+        timeout: Duration,
         mut check: impl FnMut(&Self) -> Option<T>,
     ) -> Option<T> {
         let mut changed = self.changed.subscribe();
@@ -291,13 +290,13 @@ impl Pods {
                 }
             }
         };
-        tokio::time::timeout(within, waiting).await.unwrap_or_default()
+        tokio::time::timeout(timeout, waiting).await.unwrap_or_default()
     }
 }
 
 impl Cache {
-    /// The container that a cell knows by this id. Ids of cells are theirs to choose: one that
-    /// another cell uses too means nothing there.
+    /// Finds a container by its id in its cell. Cells choose these ids, and two cells may choose
+    /// the same.
     fn in_cell(&self, cell: &CellId, id: &str) -> Option<&Container> {
         let sandbox = self.by_cell.get(cell).and_then(|sandbox| self.sandboxes.get(sandbox))?;
         sandbox
@@ -313,26 +312,26 @@ impl Cache {
             sandbox.containers.retain(|other| other != id);
         }
         self.container_list = None;
-        self.announce(ContainerEventType::ContainerDeletedEvent, id.as_str(), &container.sandbox);
+        self.emit(ContainerEventType::ContainerDeletedEvent, id.as_str(), &container.sandbox);
     }
 }
 
-/// What is kept of what only the cell knows: without its resources and user if they are longer than
-/// they may be.
-pub(crate) fn kept(told: &cri::ContainerStatus) -> Bytes {
+/// Encodes the details of a status that only the cell knows: resources, user and stop signal.
+/// Without resources and user if they are too long.
+pub(crate) fn reported_details(reported: &cri::ContainerStatus) -> Bytes {
     let mut kept = cri::ContainerStatus {
-        resources: told.resources.clone(),
-        user: told.user.clone(),
-        stop_signal: told.stop_signal,
+        resources: reported.resources.clone(),
+        user: reported.user.clone(),
+        stop_signal: reported.stop_signal,
         ..Default::default()
     };
-    if kept.encoded_len() > LONGEST {
+    if kept.encoded_len() > MAX_REPORT_BYTES {
         (kept.resources, kept.user) = (None, None);
     }
     kept.encode_to_vec().into()
 }
 
-fn forget<K: std::hash::Hash + Eq>(
+fn remove_from<K: std::hash::Hash + Eq>(
     index: &mut HashMap<K, Vec<SandboxId>>,
     key: &K,
     id: &SandboxId,
@@ -345,7 +344,7 @@ fn forget<K: std::hash::Hash + Eq>(
     }
 }
 
-/// The words of containerd for an id that nothing has.
+/// Returns the status of an unknown id, in the words of containerd.
 pub(crate) fn unknown(what: &str, id: &str) -> Status {
     Status::not_found(format!("an error occurred when try to find {what} {id:?}: not found"))
 }

@@ -225,7 +225,8 @@ impl CriService {
         let status = records::ContainerStatus { log_base, ..Default::default() };
         let _records = sandbox.records.lock().await;
         let mut batch = Batch::default();
-        let record = records::ContainerStatus { told: pods::kept(&told), ..status.clone() };
+        let record =
+            records::ContainerStatus { told: pods::reported_details(&told), ..status.clone() };
         batch.put(Table::Containers, id.as_str(), &meta).put(
             Table::ContainerStatuses,
             id.as_str(),

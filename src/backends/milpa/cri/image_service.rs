@@ -43,8 +43,8 @@ impl CriService {
     }
 
     /// Answers an `ImageStatus` that has the annotations of pods in cells but for the kubelet's
-    /// own, as one of these pods has it after a restart of the kubelet. From the records alone: if all
-    /// of these pods that ran a container of this image ran the same one, that is the answer.
+    /// own, as one of these pods has it after a restart of the kubelet. From the records alone: if
+    /// all of these pods that ran a container of this image ran the same one, that is the answer.
     pub fn image_of_pods_like(&self, message: &[u8]) -> Option<Bytes> {
         let asked = cri::ImageStatusRequest::decode(message).ok()?.image?;
         let reference = normalized(&asked.image);
@@ -65,7 +65,7 @@ impl CriService {
     /// Returns the id of the image with which a pod's newest container of this reference was made.
     fn image_run_by(&self, sandbox: &Sandbox, reference: &str) -> Option<String> {
         let mut containers = self.pods.containers_of(&sandbox.id);
-        containers.sort_by_key(|container| std::cmp::Reverse(container.since));
+        containers.sort_by_key(|container| std::cmp::Reverse(container.sequence));
         containers.iter().map(|container| container.meta()).find_map(|meta| {
             let image = meta.config?.image?;
             let is_same = |name: &str| !name.is_empty() && normalized(name) == reference;

@@ -34,9 +34,9 @@ impl CriService {
 
     /// Stops a container if it runs, and removes it from its cell and from the records.
     ///
-    /// Returns UNAVAILABLE if the container has not exited and its cell is not connected: a previous
-    /// daemon may have started it there, and without its record the next attempt would run beside
-    /// it.
+    /// Returns UNAVAILABLE if the container has not exited and its cell is not connected: a
+    /// previous daemon may have started it there, and without its record the next attempt would run
+    /// beside it.
     pub(super) async fn remove_from_cell_and_records(
         self: &Arc<Self>,
         container: &Container,

@@ -244,7 +244,7 @@ impl CriService {
         let made =
             self.pods.insert_sandbox(&meta, true).map_err(|error| status_code::of_id(&error))?;
         // From now on its usage is listed.
-        self.pods.first_sandbox_usage(
+        self.pods.set_first_sandbox_usage(
             &made,
             sample.ok().and_then(|answer| answer.stats),
             Instant::now(),

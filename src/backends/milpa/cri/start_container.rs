@@ -106,7 +106,7 @@ impl CriService {
             );
             return Err(status_code::of_store(&error));
         }
-        self.pods.first_usage(&container.id, sample, Instant::now());
+        self.pods.set_first_usage(&container.id, sample, Instant::now());
         if let Some(reported) = reported {
             self.sync.record_status(container, reported).await;
         }

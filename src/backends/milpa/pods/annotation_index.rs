@@ -1,5 +1,5 @@
-//! Finding pods by their annotations: an `ImageStatus` names no pod, but carries all annotations
-//! that the pod has then.
+//! Index of pods by their annotations: an `ImageStatus` names no pod, but has all of its current
+//! annotations.
 
 use std::{
     collections::HashMap,
@@ -9,20 +9,20 @@ use std::{
 use kiyot_proto::{cri, store};
 use prost::Message;
 
-use super::{Cache, Pods, Sandbox, forget};
+use super::{Cache, Pods, Sandbox, remove_from};
 use crate::backends::milpa::id::SandboxId;
 
-/// The beginning of the annotations that the kubelet itself gives each pod (kubernetes
+/// Prefix of the annotations that the kubelet itself gives each pod (kubernetes
 /// pkg/kubelet/types).
-const OF_KUBELET: &str = "kubernetes.io/config.";
+const KUBELET_PREFIX: &str = "kubernetes.io/config.";
 
-/// The time at which this run of the kubelet saw the pod first, in nanoseconds: each pod has
-/// another, and has a new one after a restart of the kubelet.
-const SEEN: &str = "kubernetes.io/config.seen";
+/// Annotation with the time at which this run of the kubelet saw the pod first, in nanoseconds. It
+/// differs between pods, and changes with a restart of the kubelet.
+const SEEN_ANNOTATION: &str = "kubernetes.io/config.seen";
 
 type Annotations = HashMap<String, String>;
 
-/// A hash of annotations by which a sandbox is found.
+/// A hash of annotations, by which a sandbox is found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Key {
     /// The hash of all annotations.
@@ -37,7 +37,7 @@ pub(super) enum Key {
 pub(super) type Keys = [Option<Key>; 3];
 
 fn is_of_kubelet(key: &str) -> bool {
-    key.starts_with(OF_KUBELET)
+    key.starts_with(KUBELET_PREFIX)
 }
 
 /// Returns, sorted, the annotations that the kubelet gave, or those that it did not.
@@ -49,7 +49,7 @@ fn part(annotations: &Annotations, of_kubelet: bool) -> Vec<(&String, &String)> 
 }
 
 impl Sandbox {
-    /// Returns its pod's annotations as the kubelet sent them last.
+    /// Returns its pod's annotations as of the last call of the kubelet.
     pub(crate) fn current_annotations(&self) -> Annotations {
         let meta = self.meta();
         if meta.current_annotations.is_empty() {
@@ -74,7 +74,7 @@ impl Pods {
         let (of_kubelet, of_pod) = (part(annotations, true), part(annotations, false));
         let mut all: Vec<_> = annotations.iter().collect();
         all.sort_unstable();
-        let is_seen = annotations.get(SEEN).is_some_and(|seen| !seen.is_empty());
+        let is_seen = annotations.get(SEEN_ANNOTATION).is_some_and(|seen| !seen.is_empty());
         [
             (!all.is_empty()).then(|| Key::All(self.hash(&all))),
             is_seen.then(|| Key::OfKubelet(self.hash(&of_kubelet))),
@@ -93,8 +93,8 @@ impl Pods {
         hasher.finish()
     }
 
-    /// Publishes what is kept of a sandbox after its pod's annotations have changed. Answers still
-    /// have those with which it was made, as containerd's have.
+    /// Publishes the record of a sandbox whose pod's annotations have changed. Responses keep the
+    /// annotations of RunPodSandbox, as containerd's do.
     pub(crate) fn set_annotations(&self, id: &SandboxId, meta: &store::SandboxMeta) {
         let keys = self.keys(meta);
         let cache = &mut *self.write();
@@ -105,9 +105,9 @@ impl Pods {
         cache.index(id, keys);
     }
 
-    /// Finds the running sandbox of the pod that an image is asked for: the newest with exactly
-    /// these annotations, else the only one to which this run of the kubelet gave the same.
-    /// `None` for no annotations.
+    /// Finds the running sandbox of the pod that queries an image: the newest with exactly these
+    /// annotations, else the only one to which this run of the kubelet gave the same. `None`
+    /// without annotations.
     pub(crate) fn sandbox_of_annotations(&self, image: &cri::ImageSpec) -> Option<Sandbox> {
         let [all, of_kubelet, _] = self.keys_of(&image.annotations);
         let same = self.running_with(all, |annotations| *annotations == image.annotations).pop();
@@ -119,8 +119,8 @@ impl Pods {
         })
     }
 
-    /// Finds the running sandboxes whose pods have these annotations but for the kubelet's own: one
-    /// of them may be meant after a restart of the kubelet.
+    /// Finds the running sandboxes whose pods have these annotations except for the kubelet's own:
+    /// after a restart of the kubelet the query may be for any of them.
     pub(crate) fn sandboxes_like(&self, image: &cri::ImageSpec) -> Vec<Sandbox> {
         if image.annotations.is_empty() {
             return Vec::new();
@@ -130,11 +130,11 @@ impl Pods {
         self.running_with(of_pod, |annotations| part(annotations, false) == wanted)
     }
 
-    /// Returns the running sandboxes of a key that are such, in the order in which they were made.
+    /// Returns the running sandboxes of a key whose annotations match, in creation order.
     fn running_with(
         &self,
         key: Option<Key>,
-        are_such: impl Fn(&Annotations) -> bool,
+        matches: impl Fn(&Annotations) -> bool,
     ) -> Vec<Sandbox> {
         let candidates: Vec<_> = {
             let cache = self.read();
@@ -146,7 +146,7 @@ impl Pods {
                 .cloned()
                 .collect()
         };
-        candidates.into_iter().filter(|sandbox| are_such(&sandbox.current_annotations())).collect()
+        candidates.into_iter().filter(|sandbox| matches(&sandbox.current_annotations())).collect()
     }
 }
 
@@ -159,7 +159,7 @@ impl Cache {
 
     pub(super) fn unindex(&mut self, id: &SandboxId, keys: Keys) {
         for key in keys.into_iter().flatten() {
-            forget(&mut self.by_annotations, &key, id);
+            remove_from(&mut self.by_annotations, &key, id);
         }
     }
 }

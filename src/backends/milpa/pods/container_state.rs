@@ -1,34 +1,34 @@
-//! How a container's state changes by what its cell says. Pure.
+//! The state machine of a container. Pure.
 
 use kiyot_link::channel::is_unsafe_control;
 use kiyot_proto::{cri, store};
 
-/// The longest reason or message that is kept, in bytes.
-const TEXT: usize = 16 << 10;
+/// Longest reason or message that is kept, in bytes.
+const MAX_TEXT_BYTES: usize = 16 << 10;
 
-/// Why a container is said to have ended, and with what.
+/// The termination of a container whose cell has reported no exit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Termination {
-    /// As a process that was killed: 137; of something unknown: 255.
+    /// Exit code: 137 for a killed process, 255 for an unknown end.
     pub(crate) exit_code: i32,
-    /// One word, in the pod's status.
+    /// Reason in the pod's status, a single word.
     pub(crate) reason: &'static str,
-    /// What happened, for a human.
+    /// Message in the pod's status.
     pub(crate) message: String,
 }
 
 impl Termination {
-    /// Its cell has ended by itself.
+    /// Returns the termination by the end of its cell.
     pub(crate) fn cell_lost(why: &str) -> Self {
         Self {
             exit_code: 137,
             reason: "CellLost",
-            message: format!("the cell that it ran in is gone: {why}"),
+            message: format!("the cell that it ran in has ended: {why}"),
         }
     }
 
-    /// Its cell does not know it any more. One that was not known to run is said to have failed to
-    /// start, as containerd says it.
+    /// Returns the termination of a container that its cell does not have. Without a recorded start
+    /// it has failed to start, as containerd reports it.
     pub(crate) fn absent(current: &store::ContainerStatus) -> Self {
         match state(current) {
             cri::ContainerState::ContainerCreated => Self {
@@ -44,18 +44,18 @@ impl Termination {
         }
     }
 
-    /// Its sandbox was stopped, and it had not ended before.
+    /// Returns the termination by the stop of its sandbox.
     pub(crate) fn sandbox_stopped() -> Self {
         Self { exit_code: 137, reason: "Error", message: "its sandbox was stopped".to_owned() }
     }
 }
 
-/// The state of a status.
+/// Returns the state of a status.
 pub(crate) fn state(status: &store::ContainerStatus) -> cri::ContainerState {
     cri::ContainerState::try_from(status.state).unwrap_or(cri::ContainerState::ContainerUnknown)
 }
 
-/// How far a container has come: it never goes back.
+/// Returns the rank of a state. A container never goes to a lower one.
 const fn progress(state: cri::ContainerState) -> u8 {
     match state {
         cri::ContainerState::ContainerUnknown => 0,
@@ -65,81 +65,84 @@ const fn progress(state: cri::ContainerState) -> u8 {
     }
 }
 
-/// Nanoseconds that a cell's clock may be behind the node's for the times that it tells to be taken
-/// for times of now.
-const SKEW: i64 = 60 * 1_000_000_000;
+/// Longest lag of a cell's clock behind the node's with which its times are accepted, in
+/// nanoseconds.
+const MAX_CLOCK_SKEW_NANOS: i64 = 60 * 1_000_000_000;
 
-/// Times of a container by the node's clock. Times that a cell tells are kept where they fit into
-/// them: a kubelet that finds an end in the future waits for ever before it starts a container
-/// again, and with one long ago it does not wait at all.
+/// Times of a container by the node's clock, which bound the times that its cell reports: a kubelet
+/// that finds an exit in the future waits for ever before it restarts the container, and after one
+/// long ago it does not wait at all.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Times {
-    /// When it was created, in nanoseconds since 1970.
+    /// Its creation, in nanoseconds since 1970.
     pub(crate) created: i64,
-    /// When the cell says it.
+    /// The receipt of the report.
     pub(crate) now: i64,
 }
 
 impl Times {
     /// Returns a start that is neither before the creation nor in the future; 0 for a container
     /// that was never started.
-    fn start(self, current: i64, told: i64, to: cri::ContainerState) -> i64 {
+    fn start(self, current: i64, reported: i64, to: cri::ContainerState) -> i64 {
         let until = self.now.max(self.created);
-        match told {
-            // Told before, and answered since.
+        match reported {
+            // Reported and published before.
             _ if current > 0 => current,
             ..=0 if to == cri::ContainerState::ContainerExited => 0,
             ..=0 => until,
-            _ => told.clamp(self.created, until),
+            _ => reported.clamp(self.created, until),
         }
     }
 
     /// Returns an end that is neither before the start nor in the future.
-    fn end(self, started: i64, told: i64) -> i64 {
+    fn end(self, started: i64, reported: i64) -> i64 {
         let from = started.max(self.created).max(1);
         let until = self.now.max(from);
-        if told >= from.saturating_sub(SKEW) { told.clamp(from, until) } else { until }
+        if reported >= from.saturating_sub(MAX_CLOCK_SKEW_NANOS) {
+            reported.clamp(from, until)
+        } else {
+            until
+        }
     }
 }
 
-/// What becomes of a status when the cell says this of the container; `None` if nothing.
+/// Returns the next status after a report of the cell; `None` without a change.
 ///
-/// Whatever the order in which news come, a container that has exited stays so, with the exit code
-/// that came first.
+/// In any order of reports, an exited container stays exited, with the first exit code.
 pub(crate) fn next(
     current: &store::ContainerStatus,
-    told: &cri::ContainerStatus,
+    reported: &cri::ContainerStatus,
     times: Times,
 ) -> Option<store::ContainerStatus> {
-    let to = told.state();
+    let to = reported.state();
     if progress(to) <= progress(state(current)) {
         return None;
     }
     if to == cri::ContainerState::ContainerExited {
-        return exited(current, &report(current, told, times));
+        return exited(current, &report(current, reported, times));
     }
-    let started_unix_nanos = times.start(current.started_unix_nanos, told.started_at, to);
+    let started_unix_nanos = times.start(current.started_unix_nanos, reported.started_at, to);
     Some(store::ContainerStatus { state: to.into(), started_unix_nanos, ..current.clone() })
 }
 
-/// Returns what is kept of an exit that a cell tells.
+/// Returns the record of an exit that a cell reports.
 pub(crate) fn report(
     current: &store::ContainerStatus,
-    told: &cri::ContainerStatus,
+    reported: &cri::ContainerStatus,
     times: Times,
 ) -> store::ReportedExit {
-    let started = times.start(current.started_unix_nanos, told.started_at, told.state());
+    let started = times.start(current.started_unix_nanos, reported.started_at, reported.state());
     store::ReportedExit {
         started_unix_nanos: started,
-        finished_unix_nanos: times.end(started, told.finished_at),
-        exit_code: told.exit_code,
-        reason: bounded(&told.reason),
-        message: bounded(&told.message),
+        finished_unix_nanos: times.end(started, reported.finished_at),
+        exit_code: reported.exit_code,
+        reason: bounded(&reported.reason),
+        message: bounded(&reported.message),
     }
 }
 
-/// Returns a status that keeps a reported exit until the container reads EXITED; `None` if it does,
-/// or if another one was reported before.
+/// Returns the status with a reported exit, until the container reads EXITED; `None` if it does, or
+/// if an exit was reported before.
 pub(crate) fn reported(
     current: &store::ContainerStatus,
     exit: &store::ReportedExit,
@@ -149,8 +152,8 @@ pub(crate) fn reported(
     is_first.then(|| store::ContainerStatus { reported: Some(exit.clone()), ..current.clone() })
 }
 
-/// Returns the status of a container that has exited as its cell said, the first time it did;
-/// `None` if it had ended before.
+/// Returns the status of an exited container, with the first exit that its cell has reported;
+/// `None` if it had exited before.
 pub(crate) fn exited(
     current: &store::ContainerStatus,
     exit: &store::ReportedExit,
@@ -175,26 +178,26 @@ pub(crate) fn exited(
     })
 }
 
-/// Returns as much of what a cell says as is kept, without control characters. The kubelet takes
-/// less of it (`MaxContainerTerminationMessageLength`).
+/// Truncates a cell's text and replaces its control characters. The kubelet accepts less
+/// (`MaxContainerTerminationMessageLength`).
 fn bounded(text: &str) -> String {
-    text[..text.floor_char_boundary(TEXT)].replace(is_unsafe_control, " ")
+    text[..text.floor_char_boundary(MAX_TEXT_BYTES)].replace(is_unsafe_control, " ")
 }
 
-/// Returns the status of a container that can't have gone on; `None` if it had ended before. An
-/// exit that its cell has reported is how it ended, whatever has become of the cell.
+/// Returns the status of a container that can't run on; `None` if it had exited before. An exit
+/// that its cell has reported counts, whatever has become of the cell.
 pub(crate) fn ended(
     current: &store::ContainerStatus,
-    end: &Termination,
+    termination: &Termination,
     times: Times,
 ) -> Option<store::ContainerStatus> {
     let finished = times.end(current.started_unix_nanos, times.now);
     let exit = store::ReportedExit {
         started_unix_nanos: current.started_unix_nanos,
         finished_unix_nanos: finished,
-        exit_code: end.exit_code,
-        reason: end.reason.to_owned(),
-        message: end.message.clone(),
+        exit_code: termination.exit_code,
+        reason: termination.reason.to_owned(),
+        message: termination.message.clone(),
     };
     exited(current, &exit)
 }
@@ -205,14 +208,14 @@ mod tests {
 
     use super::*;
 
-    /// Created at 5, and told of at 100.
+    /// Created at 5, with a report at 100.
     const TIMES: Times = Times { created: 5, now: 100 };
 
     fn time() -> impl Strategy<Value = i64> {
         prop_oneof![0..120_i64, any::<i64>()]
     }
 
-    fn told() -> impl Strategy<Value = cri::ContainerStatus> {
+    fn any_report() -> impl Strategy<Value = cri::ContainerStatus> {
         (0..5_i32, time(), time(), 0..3_i32).prop_map(
             |(state, started_at, finished_at, exit_code)| cri::ContainerStatus {
                 state,
@@ -228,15 +231,17 @@ mod tests {
     proptest! {
         /// Verifies Y86.
         #[test]
-        fn a_container_never_goes_back(news in prop::collection::vec(told(), 0..20), lost_at in 0..20_usize) {
+        fn state_never_goes_back(
+            reports in prop::collection::vec(any_report(), 0..20), lost_at in 0..20_usize,
+        ) {
             let mut current = store::ContainerStatus { log_base: 7, ..Default::default() };
             let mut exited: Option<store::ContainerStatus> = None;
-            for (n, told) in news.iter().enumerate() {
+            for (n, reported) in reports.iter().enumerate() {
                 let before = progress(state(&current));
                 let after = if n == lost_at {
                     ended(&current, &Termination::absent(&current), TIMES)
                 } else {
-                    next(&current, told, TIMES)
+                    next(&current, reported, TIMES)
                 };
                 if let Some(next) = after {
                     prop_assert!(progress(state(&next)) > before);
@@ -257,26 +262,29 @@ mod tests {
     }
 
     #[test]
-    fn what_a_cell_says_is_kept_to_a_bound() {
-        let told = cri::ContainerStatus {
+    fn reason_and_message_are_truncated() {
+        let reported = cri::ContainerStatus {
             state: 2,
-            message: "ü".repeat(TEXT),
+            message: "ü".repeat(MAX_TEXT_BYTES),
             reason: "r".repeat(1 << 20),
             ..Default::default()
         };
-        let kept = next(&store::ContainerStatus::default(), &told, TIMES).unwrap();
-        assert_eq!((kept.message, kept.reason.len()), ("ü".repeat(TEXT / 2), TEXT));
+        let kept = next(&store::ContainerStatus::default(), &reported, TIMES).unwrap();
+        assert_eq!(
+            (kept.message, kept.reason.len()),
+            ("ü".repeat(MAX_TEXT_BYTES / 2), MAX_TEXT_BYTES)
+        );
     }
 
     #[test]
-    fn one_that_exits_has_its_exit_code_and_an_end() {
+    fn exited_container_keeps_its_exit_code_and_times() {
         let running = next(
             &store::ContainerStatus::default(),
             &cri::ContainerStatus { state: 1, started_at: 10, ..Default::default() },
             TIMES,
         )
         .unwrap();
-        let told = cri::ContainerStatus {
+        let reported = cri::ContainerStatus {
             state: 2,
             started_at: 10,
             finished_at: 20,
@@ -284,7 +292,7 @@ mod tests {
             reason: "Error".to_owned(),
             ..Default::default()
         };
-        let exited = next(&running, &told, TIMES).unwrap();
+        let exited = next(&running, &reported, TIMES).unwrap();
         assert_eq!(
             (
                 exited.started_unix_nanos,
@@ -313,7 +321,7 @@ mod tests {
     /// Verifies P13.
     #[test]
     fn reported_exit_is_kept_whatever_ends_the_container() {
-        let told = |exit_code| cri::ContainerStatus {
+        let exited_with = |exit_code| cri::ContainerStatus {
             state: 2,
             started_at: 10,
             finished_at: 20,
@@ -321,32 +329,37 @@ mod tests {
             ..Default::default()
         };
         let created = store::ContainerStatus { log_base: 7, ..Default::default() };
-        let kept = reported(&created, &report(&created, &told(3), TIMES)).unwrap();
-        assert_eq!(state(&kept), cri::ContainerState::ContainerCreated, "it does not read so yet");
-        assert_eq!(reported(&kept, &report(&kept, &told(4), TIMES)), None, "the first counts");
+        let kept = reported(&created, &report(&created, &exited_with(3), TIMES)).unwrap();
+        assert_eq!(state(&kept), cri::ContainerState::ContainerCreated, "not EXITED yet");
+        assert_eq!(
+            reported(&kept, &report(&kept, &exited_with(4), TIMES)),
+            None,
+            "the first exit counts"
+        );
         let lost = ended(&kept, &Termination::cell_lost("power"), TIMES).unwrap();
-        let again = next(&kept, &told(4), TIMES).unwrap();
+        let again = next(&kept, &exited_with(4), TIMES).unwrap();
         assert_eq!(lost, again);
         assert_eq!(
             (lost.exit_code, lost.started_unix_nanos, lost.finished_unix_nanos, lost.log_base),
             (3, 10, 20, 7)
         );
         assert_eq!((lost.reported.clone(), &*lost.reason), (None, ""));
-        assert_eq!(reported(&lost, &report(&lost, &told(5), TIMES)), None);
+        assert_eq!(reported(&lost, &report(&lost, &exited_with(5), TIMES)), None);
     }
 
     /// Verifies P14.
     #[test]
-    fn times_of_a_cell_are_within_what_the_node_saw() {
+    fn reported_times_are_within_the_times_of_the_node() {
         const SECOND: i64 = 1_000_000_000;
         const HOUR: i64 = 3600 * SECOND;
-        /// The last year of i64, which ends before 9999 does.
+        /// The last year of an i64 in nanoseconds.
         const YEAR_2262: i64 = 9_223_286_400 * SECOND;
         let created = 1_000 * HOUR;
         let at = |now| Times { created, now };
-        let started = |told, now| {
-            let told = cri::ContainerStatus { state: 1, started_at: told, ..Default::default() };
-            next(&store::ContainerStatus::default(), &told, at(now)).unwrap().started_unix_nanos
+        let started = |reported, now| {
+            let reported =
+                cri::ContainerStatus { state: 1, started_at: reported, ..Default::default() };
+            next(&store::ContainerStatus::default(), &reported, at(now)).unwrap().started_unix_nanos
         };
         let (soon, end) = (created + SECOND, created + HOUR);
         // A clock that is right, or a few seconds off.
@@ -361,28 +374,28 @@ mod tests {
             started_unix_nanos: soon,
             ..Default::default()
         };
-        let finished = |told, now| {
-            let told = cri::ContainerStatus {
+        let finished = |reported, now| {
+            let reported = cri::ContainerStatus {
                 state: 2,
-                started_at: told,
-                finished_at: told,
+                started_at: reported,
+                finished_at: reported,
                 ..Default::default()
             };
-            let exited = next(&running, &told, at(now)).unwrap();
-            assert_eq!(exited.started_unix_nanos, soon, "as it was answered");
+            let exited = next(&running, &reported, at(now)).unwrap();
+            assert_eq!(exited.started_unix_nanos, soon, "the published start");
             exited.finished_unix_nanos
         };
         assert_eq!(finished(soon + 5, end), soon + 5);
         assert_eq!(finished(end + 3 * SECOND, end), end);
-        assert_eq!(finished(soon - 3 * SECOND, end), soon, "it ended at once");
+        assert_eq!(finished(soon - 3 * SECOND, end), soon, "it exited at once");
         for wild in [i64::MIN, -1, 0, 1, HOUR, YEAR_2262, i64::MAX] {
-            assert_eq!(finished(wild, end), end, "{wild}: when it was told");
+            assert_eq!(finished(wild, end), end, "{wild}: the receipt");
         }
-        // The node's own clock was set back.
+        // After the node's own clock was set back.
         assert_eq!(finished(HOUR, HOUR), soon);
         let never = store::ContainerStatus::default();
-        let told = cri::ContainerStatus { state: 2, finished_at: -7, ..Default::default() };
-        let failed = next(&never, &told, at(soon)).unwrap();
+        let reported = cri::ContainerStatus { state: 2, finished_at: -7, ..Default::default() };
+        let failed = next(&never, &reported, at(soon)).unwrap();
         assert_eq!((failed.started_unix_nanos, failed.finished_unix_nanos), (0, soon));
     }
 }

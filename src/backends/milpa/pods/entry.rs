@@ -1,5 +1,5 @@
-//! What is kept in memory of a sandbox and of a container: encoded, because there may be thousands
-//! and few are looked at.
+//! Entries of sandboxes and containers. They are encoded, because there may be thousands and few
+//! are read.
 
 use std::sync::Arc;
 
@@ -22,51 +22,48 @@ use crate::backends::milpa::{
 /// A sandbox.
 #[derive(Debug, Clone)]
 pub(crate) struct Sandbox {
-    /// Its id.
     pub(crate) id: SandboxId,
-    /// The cell that it is.
+    /// Its cell.
     pub(crate) cell: CellId,
     /// The pod's `metadata.uid`.
     pub(crate) uid: Arc<str>,
-    /// The pod, for messages: namespace/name.
+    /// The pod in messages: namespace/name.
     pub(crate) pod: Arc<str>,
-    /// Whether it runs.
     pub(crate) ready: bool,
-    /// When it came into the view, counted.
-    pub(crate) since: u64,
-    /// Its containers.
+    /// Sequence number of its insertion.
+    pub(crate) sequence: u64,
     pub(crate) containers: Vec<ContainerId>,
-    /// Held by whoever changes the records of it or of one of its containers: read, decide, commit,
+    /// Held during a change of its records or of those of a container: read, decide, commit,
     /// publish.
     pub(crate) records: Arc<tokio::sync::Mutex<()>>,
-    /// Held by whoever stops it.
+    /// Held during its stop.
     pub(crate) stopping: Arc<tokio::sync::Mutex<()>>,
-    /// `store::SandboxMeta`.
+    /// Encoded `store::SandboxMeta`.
     pub(super) meta: Bytes,
     /// Field 1 of a `ListPodSandboxResponse`.
     pub(super) item: Bytes,
-    /// By the last heartbeat.
+    /// Usage by the last heartbeat.
     pub(super) usage: Option<Usage>,
-    /// By the last heartbeat too, while metrics are wanted.
+    /// Metrics by the last heartbeat, while they are scraped.
     pub(super) samples: Option<Arc<Samples>>,
-    /// By the last heartbeat too, in bytes; 0: not measured.
+    /// Bytes by the last heartbeat; 0 if not measured.
     pub(crate) ephemeral_storage: u64,
-    /// The keys under which it is found by its pod's annotations.
+    /// Its keys in the annotation index.
     pub(super) annotations: Keys,
 }
 
 impl Sandbox {
-    /// What is kept of it on disk.
+    /// Decodes its record.
     pub(crate) fn meta(&self) -> store::SandboxMeta {
         decoded(&self.meta)
     }
 
-    /// What the kubelet sent to make it.
+    /// Returns the config of its RunPodSandbox.
     pub(crate) fn config(&self) -> cri::PodSandboxConfig {
         self.meta().config.unwrap_or_default()
     }
 
-    /// Its entry in a list.
+    /// Decodes its list entry.
     pub(crate) fn item(&self) -> cri::PodSandbox {
         decoded::<cri::ListPodSandboxResponse>(&self.item).items.pop().unwrap_or_default()
     }
@@ -88,65 +85,63 @@ impl Sandbox {
 /// A container.
 #[derive(Debug, Clone)]
 pub(crate) struct Container {
-    /// Its id.
     pub(crate) id: ContainerId,
-    /// Its sandbox.
     pub(crate) sandbox: SandboxId,
-    /// The cell that it is in.
+    /// The cell of its sandbox.
     pub(crate) cell: CellId,
     /// Its id in the cell's containerd.
     pub(crate) cell_container: Arc<str>,
-    /// When it came into the view, counted.
-    pub(crate) since: u64,
-    /// What is kept on disk of how it is, without `told`.
+    /// Sequence number of its insertion.
+    pub(crate) sequence: u64,
+    /// Recorded status, without `reported`.
     pub(crate) status: Arc<store::ContainerStatus>,
-    /// `store::ContainerMeta`.
+    /// Encoded `store::ContainerMeta`.
     pub(super) meta: Bytes,
     /// Field 1 of a `ListContainersResponse`.
     pub(super) item: Bytes,
-    /// By the last heartbeat.
+    /// Usage by the last heartbeat.
     pub(super) usage: Option<Usage>,
-    /// By the last heartbeat too, while metrics are wanted.
+    /// Metrics by the last heartbeat, while they are scraped.
     pub(super) samples: Option<Arc<Samples>>,
-    /// `cri::ContainerStatus`: what only the cell knows of it (resources, user, signal).
-    pub(super) told: Bytes,
+    /// Encoded `cri::ContainerStatus` with the details that only the cell knows: resources, user
+    /// and stop signal.
+    pub(super) reported: Bytes,
 }
 
 impl Container {
-    /// What is kept of it on disk that never changes.
+    /// Decodes its record that never changes.
     pub(crate) fn meta(&self) -> store::ContainerMeta {
         decoded(&self.meta)
     }
 
-    /// Its state.
+    /// Returns its state.
     pub(crate) fn state(&self) -> cri::ContainerState {
         container_state::state(&self.status)
     }
 
-    /// Returns what the node's clock says of it now.
+    /// Returns its times by the node's clock, for a report that is received now.
     pub(crate) fn times(&self) -> Times {
         Times { created: self.meta().created_unix_nanos, now: clock::now() }
     }
 
-    /// Whether it has exited.
+    /// Returns whether it has exited.
     pub(crate) fn exited(&self) -> bool {
         self.state() == cri::ContainerState::ContainerExited
     }
 
-    /// What is kept on disk when it is so: with what only the cell knows of it, which is not in
-    /// [`Self::status`].
+    /// Returns the record of a status, with the reported details.
     pub(crate) fn record(&self, status: &store::ContainerStatus) -> store::ContainerStatus {
-        store::ContainerStatus { told: self.told.clone(), ..status.clone() }
+        store::ContainerStatus { told: self.reported.clone(), ..status.clone() }
     }
 
-    /// Its entry in a list.
+    /// Decodes its list entry.
     pub(crate) fn item(&self) -> cri::Container {
         decoded::<cri::ListContainersResponse>(&self.item).containers.pop().unwrap_or_default()
     }
 
-    /// Its status, as the kubelet is answered it.
+    /// Returns its status as the kubelet reads it.
     pub(crate) fn answer(&self) -> cri::ContainerStatus {
-        response::container_status(&self.meta(), &self.status, decoded(&self.told))
+        response::container_status(&self.meta(), &self.status, decoded(&self.reported))
     }
 
     pub(super) fn set_status(&mut self, status: store::ContainerStatus) {
@@ -163,8 +158,8 @@ impl Container {
     }
 }
 
-/// Decodes what this program has encoded itself: it can't fail, and an empty message would be
-/// better than an end of all pods if it did.
+/// Decodes a message that the daemon has encoded itself. It can't fail, and an empty message would
+/// be better than a panic.
 pub(super) fn decoded<M: Message + Default>(encoded: &Bytes) -> M {
     M::decode(encoded.clone()).unwrap_or_default()
 }

@@ -1,11 +1,11 @@
-//! The filters of lists, as containerd understands them: all given parts must hold, an empty part
-//! is none, an id may be a prefix. Pure.
+//! Filters of lists, with the semantics of containerd: all given parts must match, an empty part
+//! matches all, an id may be a prefix. Pure.
 
 use std::collections::HashMap;
 
 use kiyot_proto::cri;
 
-/// Whether labels have all that a selector asks for, each with the same value.
+/// Returns whether labels contain all labels of a selector.
 pub(crate) fn selects(
     selector: &HashMap<String, String>,
     labels: &HashMap<String, String>,
@@ -13,27 +13,27 @@ pub(crate) fn selects(
     selector.iter().all(|(key, value)| labels.get(key) == Some(value))
 }
 
-/// Whether an encoded message could have a label that a selector asks for: cheaper than decoding
-/// it. `true` may be wrong, `false` is not.
+/// Returns whether an encoded message may contain the labels of a selector, without decoding it.
+/// `false` is certain.
 pub(crate) fn may_select(selector: &HashMap<String, String>, encoded: &[u8]) -> bool {
     selector.values().all(|value| {
         value.is_empty() || encoded.windows(value.len()).any(|window| window == value.as_bytes())
     })
 }
 
-/// A filter of sandboxes, in one form for all calls.
+/// A filter of sandboxes for all calls.
 #[derive(Debug, Default, Clone, PartialEq)]
 pub(crate) struct Sandboxes {
-    /// An id or a prefix of one; "" for all.
+    /// An id or its prefix; "" for all.
     pub(crate) id: String,
-    /// Ready or not; `None` for both.
+    /// `None` for both.
     pub(crate) ready: Option<bool>,
-    /// Labels that must be there.
+    /// Required labels.
     pub(crate) labels: HashMap<String, String>,
 }
 
 impl Sandboxes {
-    /// The filter of `ListPodSandbox`.
+    /// Returns the filter of `ListPodSandbox`.
     pub(crate) fn of_list(filter: Option<cri::PodSandboxFilter>) -> Self {
         let filter = filter.unwrap_or_default();
         Self {
@@ -43,40 +43,40 @@ impl Sandboxes {
         }
     }
 
-    /// The filter of `ListPodSandboxStats`: what has no usage is not in that list.
+    /// Returns the filter of `ListPodSandboxStats`.
     pub(crate) fn of_stats(filter: Option<cri::PodSandboxStatsFilter>) -> Self {
         let filter = filter.unwrap_or_default();
         Self { id: filter.id, ready: None, labels: filter.label_selector }
     }
 
-    /// Whether it lets everything through.
+    /// Returns whether it matches all.
     pub(crate) fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 }
 
-/// A filter of containers, in one form for all calls.
+/// A filter of containers for all calls.
 #[derive(Debug, Default, Clone, PartialEq)]
 pub(crate) struct Containers {
-    /// An id or a prefix of one; "" for all.
+    /// An id or its prefix; "" for all.
     pub(crate) id: String,
-    /// The same of its sandbox.
+    /// The id of its sandbox, or a prefix; "" for all.
     pub(crate) sandbox: String,
-    /// Its state; `None` for any.
+    /// `None` for all.
     pub(crate) state: Option<cri::ContainerState>,
-    /// Labels that must be there.
+    /// Required labels.
     pub(crate) labels: HashMap<String, String>,
 }
 
 impl Containers {
-    /// The filter of `ListContainers`.
+    /// Returns the filter of `ListContainers`.
     pub(crate) fn of_list(filter: Option<cri::ContainerFilter>) -> Self {
         let filter = filter.unwrap_or_default();
         let state = filter.state.map(|state| state.state());
         Self { id: filter.id, sandbox: filter.pod_sandbox_id, state, labels: filter.label_selector }
     }
 
-    /// The filter of `ListContainerStats`.
+    /// Returns the filter of `ListContainerStats`.
     pub(crate) fn of_stats(filter: Option<cri::ContainerStatsFilter>) -> Self {
         let filter = filter.unwrap_or_default();
         Self {
@@ -87,7 +87,7 @@ impl Containers {
         }
     }
 
-    /// Whether it lets everything through.
+    /// Returns whether it matches all.
     pub(crate) fn is_empty(&self) -> bool {
         *self == Self::default()
     }
@@ -106,7 +106,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_selected_is_never_passed_over(selector in labels(), labels in labels()) {
+        fn prefilter_passes_all_selected_messages(selector in labels(), labels in labels()) {
             let item = cri::PodSandbox { labels: labels.clone(), ..Default::default() };
             if selects(&selector, &labels) {
                 prop_assert!(may_select(&selector, &item.encode_to_vec()));
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_filter_is_none() {
+    fn empty_filter_matches_all() {
         assert!(
             Sandboxes::of_list(None).is_empty()
                 && Sandboxes::of_list(Some(cri::PodSandboxFilter::default())).is_empty()

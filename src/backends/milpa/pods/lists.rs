@@ -1,4 +1,4 @@
-//! Lists, encoded.
+//! Encoded lists.
 
 use bytes::{BufMut, Bytes, BytesMut};
 use prost::encoding::{WireType, encode_key, encode_varint, encoded_len_varint, key_len};
@@ -6,11 +6,10 @@ use prost::encoding::{WireType, encode_key, encode_varint, encoded_len_varint, k
 use super::{Cache, Container, Pods, Sandbox, filter};
 
 impl Pods {
-    /// A `ListPodSandboxResponse`. Without a filter it is a clone of what was encoded after the
-    /// last change.
+    /// Returns a `ListPodSandboxResponse`. Without a filter it is encoded once after a change.
     pub(crate) fn list_sandboxes(&self, filter: &filter::Sandboxes) -> Bytes {
         if !filter.is_empty() {
-            return joined(self.read().sandboxes_by(filter).map(|sandbox| &sandbox.item));
+            return concatenated(self.read().sandboxes_by(filter).map(|sandbox| &sandbox.item));
         }
         if let Some(list) = &self.read().sandbox_list {
             return list.clone();
@@ -19,16 +18,17 @@ impl Pods {
         cache
             .sandbox_list
             .get_or_insert_with(|| {
-                whole(cache.sandboxes.values_mut().map(|sandbox| &mut sandbox.item))
+                shared_list(cache.sandboxes.values_mut().map(|sandbox| &mut sandbox.item))
             })
             .clone()
     }
 
-    /// A `ListContainersResponse`. Without a filter it is a clone of what was encoded after the
-    /// last change.
+    /// Returns a `ListContainersResponse`. Without a filter it is encoded once after a change.
     pub(crate) fn list_containers(&self, filter: &filter::Containers) -> Bytes {
         if !filter.is_empty() {
-            return joined(self.read().containers_by(filter).map(|container| &container.item));
+            return concatenated(
+                self.read().containers_by(filter).map(|container| &container.item),
+            );
         }
         if let Some(list) = &self.read().container_list {
             return list.clone();
@@ -37,14 +37,14 @@ impl Pods {
         cache
             .container_list
             .get_or_insert_with(|| {
-                whole(cache.containers.values_mut().map(|container| &mut container.item))
+                shared_list(cache.containers.values_mut().map(|container| &mut container.item))
             })
             .clone()
     }
 }
 
 impl Cache {
-    /// The sandboxes that a filter lets through.
+    /// Returns the sandboxes that match a filter.
     pub(super) fn sandboxes_by<'a>(
         &'a self,
         filter: &'a filter::Sandboxes,
@@ -60,7 +60,7 @@ impl Cache {
         })
     }
 
-    /// The containers that a filter lets through.
+    /// Returns the containers that match a filter.
     pub(super) fn containers_by<'a>(
         &'a self,
         filter: &'a filter::Containers,
@@ -91,10 +91,10 @@ impl Cache {
     }
 }
 
-/// A whole list, of which each item becomes a slice.
-fn whole<'a>(items: impl Iterator<Item = &'a mut Bytes>) -> Bytes {
+/// Concatenates items, and makes each item a slice of the list.
+fn shared_list<'a>(items: impl Iterator<Item = &'a mut Bytes>) -> Bytes {
     let items: Vec<_> = items.collect();
-    let list = joined(items.iter().map(|item| &**item));
+    let list = concatenated(items.iter().map(|item| &**item));
     let mut at = 0;
     for item in items {
         let end = at + item.len();
@@ -104,16 +104,16 @@ fn whole<'a>(items: impl Iterator<Item = &'a mut Bytes>) -> Bytes {
     list
 }
 
-/// Messages whose only field is repeated are joined by putting one after the other.
-pub(super) fn joined<'a>(items: impl Iterator<Item = &'a Bytes>) -> Bytes {
+/// Concatenates messages whose only field is repeated, which is their merge.
+pub(super) fn concatenated<'a>(items: impl Iterator<Item = &'a Bytes>) -> Bytes {
     let items: Vec<_> = items.collect();
     let mut all = BytesMut::with_capacity(items.iter().map(|item| item.len()).sum());
     items.into_iter().for_each(|item| all.put_slice(item));
     all.freeze()
 }
 
-/// Appends a field that consists of these parts.
-pub(super) fn put(number: u32, parts: &[&[u8]], to: &mut BytesMut) {
+/// Appends a length-delimited field of several parts.
+pub(super) fn append_field(number: u32, parts: &[&[u8]], to: &mut BytesMut) {
     let length = parts.iter().map(|part| part.len()).sum::<usize>();
     to.reserve(key_len(number) + encoded_len_varint(length as u64) + length);
     encode_key(number, WireType::LengthDelimited, to);

@@ -1,4 +1,4 @@
-//! Finding a sandbox or a container: by its id or a unique prefix, by its pod, by its cell.
+//! Lookup of sandboxes and containers: by id or unique prefix, by pod, and by cell.
 
 use std::{borrow::Borrow, collections::BTreeMap, ops::Bound, time::Duration};
 
@@ -9,19 +9,18 @@ use super::{Cache, Container, Pods, Sandbox, unknown};
 use crate::backends::milpa::id::{CellId, ContainerId, SandboxId};
 
 impl Pods {
-    /// The sandbox of an id or a unique prefix of one. `NOT_FOUND`, in the words of containerd,
-    /// without one.
+    /// Finds a sandbox by its id or a unique prefix. Returns NOT_FOUND in the words of containerd.
     pub(crate) fn sandbox(&self, id: &str) -> Result<Sandbox, Status> {
         by_prefix(&self.read().sandboxes, id, "sandbox").cloned()
     }
 
-    /// The container of an id or a unique prefix of one. `NOT_FOUND`, in the words of containerd,
-    /// without one.
+    /// Finds a container by its id or a unique prefix. Returns NOT_FOUND in the words of
+    /// containerd.
     pub(crate) fn container(&self, id: &str) -> Result<Container, Status> {
         by_prefix(&self.read().containers, id, "container").cloned()
     }
 
-    /// All containers of a sandbox.
+    /// Returns the containers of a sandbox.
     pub(crate) fn containers_of(&self, sandbox: &SandboxId) -> Vec<Container> {
         let cache = self.read();
         let ids = cache
@@ -32,26 +31,26 @@ impl Pods {
         ids.iter().filter_map(|id| cache.containers.get(id)).cloned().collect()
     }
 
-    /// The sandbox of a cell.
+    /// Returns the sandbox of a cell.
     pub(crate) fn sandbox_of_cell(&self, cell: &CellId) -> Option<Sandbox> {
         let cache = self.read();
         cache.by_cell.get(cell).and_then(|id| cache.sandboxes.get(id)).cloned()
     }
 
-    /// The container that a cell knows by this id, the first of several; never one of another cell,
-    /// whatever ids that gives its own.
+    /// Finds a container by its id in its cell, the first of several. Never returns a container of
+    /// another cell.
     pub(crate) fn container_of_cell(&self, cell: &CellId, id: &str) -> Option<Container> {
         self.read().in_cell(cell, id).cloned()
     }
 
-    /// The sandboxes of a pod, by its uid, in the order in which they were made.
+    /// Returns the sandboxes of a pod, by its uid, in creation order.
     pub(crate) fn sandboxes_of_pod(&self, uid: &str) -> Vec<Sandbox> {
         let cache = self.read();
         let ids = cache.by_uid.get(uid).map(Vec::as_slice).unwrap_or_default();
         ids.iter().filter_map(|id| cache.sandboxes.get(id)).cloned().collect()
     }
 
-    /// When the latest of a pod's sandboxes and containers was created; 0 if there is none.
+    /// Returns the latest creation time of a pod's sandboxes and containers; 0 without them.
     pub(crate) fn latest_of_pod(&self, uid: &str) -> i64 {
         let cache = self.read();
         let sandboxes =
@@ -70,7 +69,7 @@ impl Pods {
             .unwrap_or(0)
     }
 
-    /// The container of a sandbox with this name and attempt.
+    /// Finds the container of a sandbox with this name and attempt.
     pub(crate) fn container_named(
         &self,
         sandbox: &SandboxId,
@@ -89,19 +88,19 @@ impl Pods {
         exited.await.is_some()
     }
 
-    /// All sandboxes.
+    /// Returns all sandboxes.
     pub(crate) fn all_sandboxes(&self) -> Vec<Sandbox> {
         self.read().sandboxes.values().cloned().collect()
     }
 }
 
 impl Cache {
-    /// The full id for a filter: as given, or that which it is the unique prefix of.
+    /// Completes a unique prefix of a sandbox id in a filter.
     pub(super) fn full_sandbox_id<'a>(&'a self, id: &'a str) -> &'a str {
         by_prefix(&self.sandboxes, id, "").map_or(id, |sandbox| sandbox.id.as_str())
     }
 
-    /// The same of a container's id.
+    /// Completes a unique prefix of a container id in a filter.
     pub(super) fn full_container_id<'a>(&'a self, id: &'a str) -> &'a str {
         by_prefix(&self.containers, id, "").map_or(id, |container| container.id.as_str())
     }
@@ -122,7 +121,8 @@ fn by_prefix<'a, K: Ord + Borrow<str>, V>(
         _ => Err(Status::new(
             Code::Unknown,
             format!(
-                "an error occurred when try to find {what} {id:?}: multiple IDs found with provided prefix: {id}"
+                "an error occurred when try to find {what} {id:?}: \
+                 multiple IDs found with provided prefix: {id}"
             ),
         )),
     }

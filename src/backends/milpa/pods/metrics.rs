@@ -1,11 +1,11 @@
-//! `ListPodSandboxMetrics`: what the containerds of cells have, and else the usage of pods in cells
-//! by the names that cadvisor gives it, in the shape in which the node describes them.
+//! Metrics of pods (`ListPodSandboxMetrics`): those of the cells' containerds, else the usage under
+//! cadvisor's names, in the form that the node describes.
 //!
-//! The kubelet knows only what the node's `ListMetricDescriptors` named, takes label values by
-//! their place, and each runtime has labels of its own. So a metric is told if the node describes
-//! it with labels that are all known here, and one of them is `id`: without it, metrics of two
-//! containers would be one. For the same reason none is told that has a label which the node's does
-//! not have.
+//! The kubelet knows only the metrics of the node's `ListMetricDescriptors`, reads label values by
+//! position, and each runtime has its own labels. So a metric is listed if the node describes it
+//! with labels that are all known here, and `id` is among them: without it, metrics of two
+//! containers would be the same. For the same reason a metric with a label that the node does not
+//! describe is not listed.
 
 use std::{collections::HashMap, sync::Arc, time::Instant};
 
@@ -19,31 +19,31 @@ use super::{
 };
 
 const NANOS_PER_SECOND: u64 = 1_000_000_000;
-/// Of a pod by its statistics, of each container by containerd.
+/// Number of processes: a pod's by its statistics, a container's by containerd.
 const PROCESSES: &str = "container_processes";
 
-/// As much of what only the containerds of cells have is told at once, in bytes: that of some 150
-/// pods. A kubelet takes no answer of more than 16 MiB, and those of a thousand pods would be twice
-/// that. Beyond it, pods by their ids, there is what their statistics have.
-const SAMPLED: usize = 4 << 20;
+/// Most bytes of metrics of the cells' containerds in a response: those of some 150 pods. A kubelet
+/// accepts no response above 16 MiB, and those of a thousand pods would be twice that. The other
+/// pods, by their ids, have the metrics of their statistics.
+const MAX_SAMPLED_BYTES: usize = 4 << 20;
 
-/// What the node describes: the label keys of each metric, by its name.
+/// The label keys of the metrics that the node describes, by name.
 type Described = HashMap<String, Vec<String>>;
 
-/// Whose a metric is: label values by their keys.
+/// The values of the labels that identify a container or pod.
 #[derive(Debug, Clone, Copy, Default)]
-struct Of<'a> {
+struct Identity<'a> {
     id: &'a str,
     name: &'a str,
     image: &'a str,
     namespace: &'a str,
     pod: &'a str,
     container: &'a str,
-    /// Of a metric of the network.
+    /// Set for a metric of the network.
     interface: Option<&'a str>,
 }
 
-impl<'a> Of<'a> {
+impl<'a> Identity<'a> {
     fn label(&self, key: &str) -> Option<&'a str> {
         Some(match key {
             "id" => self.id,
@@ -53,43 +53,43 @@ impl<'a> Of<'a> {
             "pod" => self.pod,
             "container" => self.container,
             "interface" => self.interface?,
-            // What cadvisor says for all processors together.
+            // cadvisor's value for all processors together.
             "cpu" => "total",
             _ => return None,
         })
     }
 }
 
-/// A metric's kind by its name. It is not for a cell to say: two kinds under one name would be an
-/// error of all metrics to a kubelet.
-fn kind(name: &str) -> MetricType {
+/// Returns a metric's type by its name. A cell's own type is ignored: two types under a name would
+/// make a kubelet refuse all metrics.
+fn metric_type(name: &str) -> MetricType {
     match name {
         "container_memory_failcnt" => MetricType::Counter,
-        // As many as there are.
+        // The capacity, which is no counter.
         "container_fs_inodes_total" => MetricType::Gauge,
         _ if name.ends_with("_total") => MetricType::Counter,
         _ => MetricType::Gauge,
     }
 }
 
-/// Metrics of one container or pod.
+/// The metrics of a container or pod.
 struct Metrics<'a> {
     described: &'a Described,
-    /// What the cell's containerd has.
+    /// The metrics of the cell's containerd.
     samples: Option<&'a Samples>,
-    told: Vec<cri::Metric>,
+    metrics: Vec<cri::Metric>,
 }
 
 impl<'a> Metrics<'a> {
-    /// Begins with what the cell's containerd has.
-    fn of(of: Of<'_>, samples: Option<&'a Samples>, described: &'a Described) -> Self {
-        let mut metrics = Self { described, samples, told: Vec::new() };
+    /// Begins with the metrics of the cell's containerd.
+    fn of(of: Identity<'_>, samples: Option<&'a Samples>, described: &'a Described) -> Self {
+        let mut metrics = Self { described, samples, metrics: Vec::new() };
         let Some(samples) = samples else { return metrics };
         for (Series { name, labels }, value) in samples.all() {
-            let all_are_told = described.get(&**name).is_some_and(|keys| {
+            let all_are_described = described.get(&**name).is_some_and(|keys| {
                 labels.iter().all(|(own, _)| keys.iter().any(|key| *key == **own))
             });
-            if all_are_told {
+            if all_are_described {
                 let own = |key: &str| {
                     labels.iter().find(|(own, _)| **own == *key).map(|(_, value)| &**value)
                 };
@@ -104,8 +104,8 @@ impl<'a> Metrics<'a> {
         metrics
     }
 
-    /// One that the cell's containerd does not have.
-    fn add(&mut self, name: &str, of: Of<'_>, timestamp: i64, value: Option<UInt64Value>) {
+    /// Adds a metric unless the cell's containerd has it.
+    fn add(&mut self, name: &str, of: Identity<'_>, timestamp: i64, value: Option<UInt64Value>) {
         if let Some(UInt64Value { value }) = value
             && self.samples.is_none_or(|samples| !samples.has(name))
         {
@@ -128,33 +128,34 @@ impl<'a> Metrics<'a> {
         };
         if keys.iter().any(|key| key == "id") {
             let value = Some(UInt64Value { value });
-            self.told.push(cri::Metric {
+            self.metrics.push(cri::Metric {
                 name: name.to_owned(),
                 timestamp,
-                metric_type: kind(name).into(),
+                metric_type: metric_type(name).into(),
                 label_values,
                 value,
             });
         }
     }
 
-    /// Of all interfaces, if they are told apart.
-    fn add_network(&mut self, of: Of<'_>, network: &cri::NetworkUsage) {
+    /// Adds the metrics of all interfaces, or of the default one if no label of the node tells
+    /// interfaces apart.
+    fn add_network(&mut self, of: Identity<'_>, network: &cri::NetworkUsage) {
         for (n, interface) in
             network.default_interface.iter().chain(&network.interfaces).enumerate()
         {
-            let of = Of { interface: Some(&interface.name), ..of };
+            let of = Identity { interface: Some(&interface.name), ..of };
             for (name, value) in [
                 ("container_network_receive_bytes_total", interface.rx_bytes),
                 ("container_network_receive_errors_total", interface.rx_errors),
                 ("container_network_transmit_bytes_total", interface.tx_bytes),
                 ("container_network_transmit_errors_total", interface.tx_errors),
             ] {
-                let told_apart = self
+                let is_told_apart = self
                     .described
                     .get(name)
                     .is_some_and(|keys| keys.iter().any(|key| key == "interface"));
-                if n == 0 || told_apart {
+                if n == 0 || is_told_apart {
                     self.add(name, of, network.timestamp, value);
                 }
             }
@@ -162,17 +163,17 @@ impl<'a> Metrics<'a> {
     }
 }
 
-/// What is known of a pod's containers besides their usage, by their ids.
-type Containers = HashMap<String, Extra>;
+/// Details of a pod's containers, by their ids.
+type Containers = HashMap<String, ContainerInfo>;
 
-/// A container's image, in the pod's words, and what the cell's containerd has of it.
+/// The pod's reference of a container's image, and the metrics of the cell's containerd.
 #[derive(Debug, Default)]
-struct Extra {
+struct ContainerInfo {
     image: String,
     samples: Option<Arc<Samples>>,
 }
 
-/// What the metrics of a pod are by its usage and what the cell's containerd has.
+/// Returns the metrics of a pod from its usage and from the cell's containerd.
 fn of_pod(
     stats: &cri::PodSandboxStats,
     samples: Option<&Samples>,
@@ -182,22 +183,22 @@ fn of_pod(
     let (attributes, linux) =
         (stats.attributes.clone().unwrap_or_default(), stats.linux.clone().unwrap_or_default());
     let metadata = attributes.metadata.unwrap_or_default();
-    let pod = Of {
+    let pod = Identity {
         id: &attributes.id,
         name: &metadata.name,
         namespace: &metadata.namespace,
         pod: &metadata.name,
-        ..Of::default()
+        ..Identity::default()
     };
     let mut of_pod = Metrics::of(pod, samples, described);
     if let Some(network) = &linux.network {
         of_pod.add_network(pod, network);
     }
-    // Where each container's are told, the pod's would be the same ones again.
-    let told_apart = containers
+    // The pod's processes are the sum of its containers'.
+    let have_processes = containers
         .values()
         .any(|container| container.samples.as_ref().is_some_and(|samples| samples.has(PROCESSES)));
-    if let Some(process) = linux.process.as_ref().filter(|_| !told_apart) {
+    if let Some(process) = linux.process.as_ref().filter(|_| !have_processes) {
         of_pod.add(PROCESSES, pod, process.timestamp, process.process_count);
     }
     let container_metrics = linux
@@ -207,14 +208,14 @@ fn of_pod(
         .collect();
     cri::PodSandboxMetrics {
         pod_sandbox_id: attributes.id.clone(),
-        metrics: of_pod.told,
+        metrics: of_pod.metrics,
         container_metrics,
     }
 }
 
 fn of_container(
     stats: &cri::ContainerStats,
-    pod: Of<'_>,
+    pod: Identity<'_>,
     containers: &Containers,
     described: &Described,
 ) -> cri::ContainerMetrics {
@@ -222,7 +223,7 @@ fn of_container(
     let name = attributes.metadata.unwrap_or_default().name;
     let known = containers.get(&attributes.id);
     let image = known.map(|known| known.image.as_str()).unwrap_or_default();
-    let of = Of { id: &attributes.id, name: &name, image, container: &name, ..pod };
+    let of = Identity { id: &attributes.id, name: &name, image, container: &name, ..pod };
     let mut metrics = Metrics::of(of, known.and_then(|known| known.samples.as_deref()), described);
     if let Some(cpu) = &stats.cpu {
         let seconds = cpu
@@ -242,19 +243,19 @@ fn of_container(
     if let Some(layer) = &stats.writable_layer {
         metrics.add("container_fs_usage_bytes", of, layer.timestamp, layer.used_bytes);
     }
-    cri::ContainerMetrics { container_id: attributes.id.clone(), metrics: metrics.told }
+    cri::ContainerMetrics { container_id: attributes.id.clone(), metrics: metrics.metrics }
 }
 
 impl Pods {
-    /// A `ListPodSandboxMetricsResponse` of the pods that run and had a heartbeat lately, by the
-    /// node's encoded `ListMetricDescriptorsResponse`.
+    /// Returns a `ListPodSandboxMetricsResponse` of the ready pods with recent usage, by the node's
+    /// encoded `ListMetricDescriptorsResponse`.
     pub(crate) fn list_metrics(&self, descriptors: &[u8], now: Instant) -> Bytes {
-        // What can't be read describes nothing.
+        // An invalid response describes nothing.
         let described =
             cri::ListMetricDescriptorsResponse::decode(descriptors).unwrap_or_default().descriptors;
         let described: Described =
             described.into_iter().map(|metric| (metric.name, metric.label_keys)).collect();
-        let (mut list, mut left) = (BytesMut::new(), SAMPLED);
+        let (mut list, mut left) = (BytesMut::new(), MAX_SAMPLED_BYTES);
         for pod in self.all_sandboxes() {
             let Some(stats) = self.usage_of(&pod.id, now) else { continue };
             let fresh = |samples: Option<Arc<Samples>>| {
@@ -264,12 +265,12 @@ impl Pods {
             let known = of_containers.map(|one| {
                 (
                     one.id.as_str().to_owned(),
-                    Extra { image: image(one.item()), samples: fresh(one.samples) },
+                    ContainerInfo { image: image(one.item()), samples: fresh(one.samples) },
                 )
             });
             let (samples, containers) = (fresh(pod.samples), known.collect());
             let pod_metrics = vec![of_pod(&stats, samples.as_deref(), &containers, &described)];
-            // One after another: all of them at once would be some hundred MB.
+            // Encoded pod by pod: decoded, all of them would take some hundred MB.
             let before = list.len();
             let _ = cri::ListPodSandboxMetricsResponse { pod_metrics }.encode(&mut list);
             if samples.is_some() {
@@ -280,7 +281,7 @@ impl Pods {
     }
 }
 
-/// The pod's own word for a container's image.
+/// Returns the pod's reference of a container's image.
 fn image(item: cri::Container) -> String {
     let image = item.image.unwrap_or_default();
     if image.user_specified_image.is_empty() { image.image } else { image.user_specified_image }
@@ -349,8 +350,8 @@ mod tests {
         }
     }
 
-    fn told(described: &[(&str, &[&str])]) -> (Vec<cri::Metric>, Vec<cri::Metric>) {
-        told_with(&[], &[], described)
+    fn metrics_by(described: &[(&str, &[&str])]) -> (Vec<cri::Metric>, Vec<cri::Metric>) {
+        metrics_with(&[], &[], described)
     }
 
     type Sample<'a> = (&'a str, &'a [(&'a str, &'a str)], u64);
@@ -368,7 +369,7 @@ mod tests {
                 labels: labels.iter().map(label).collect(),
             })
             .collect();
-        Arc::new(Samples::of(
+        Arc::new(Samples::new(
             &samples,
             20,
             None,
@@ -377,7 +378,7 @@ mod tests {
         ))
     }
 
-    fn told_with(
+    fn metrics_with(
         pod: &[Sample<'_>],
         container: &[Sample<'_>],
         described: &[(&str, &[&str])],
@@ -390,7 +391,7 @@ mod tests {
             .collect();
         let containers = HashMap::from([(
             "milpac".to_owned(),
-            Extra { image: "busybox".to_owned(), samples: Some(samples(container)) },
+            ContainerInfo { image: "busybox".to_owned(), samples: Some(samples(container)) },
         )]);
         let mut metrics = of_pod(&stats(), Some(&samples(pod)), &containers, &described);
         assert_eq!(
@@ -418,8 +419,8 @@ mod tests {
     }
 
     #[test]
-    fn labels_are_in_the_order_in_which_the_node_describes_them() {
-        let (pod, container) = told(&[
+    fn labels_have_the_order_of_the_nodes_descriptors() {
+        let (pod, container) = metrics_by(&[
             (
                 "container_cpu_usage_seconds_total",
                 &["pod", "namespace", "container", "id", "image", "cpu"],
@@ -458,15 +459,14 @@ mod tests {
 
     /// Verifies U9.
     #[test]
-    fn what_would_be_wrong_or_twice_is_not_told() {
-        let (pod, container) = told(&[
-            // A label that is not known here, none that says whose it is, and usage that nobody
-            // measured.
+    fn ambiguous_or_unknown_metrics_are_left_out() {
+        let (pod, container) = metrics_by(&[
+            // An unknown label, no `id`, and usage that was not measured.
             ("container_fs_usage_bytes", &["id", "device"]),
             ("container_memory_working_set_bytes", &["name"]),
             ("container_memory_rss", &["id"]),
             ("container_of_another_kind", &["id"]),
-            // Interfaces that are not told apart.
+            // No label for the interface.
             ("container_network_receive_bytes_total", &["id"]),
         ]);
         assert_eq!(container, []);
@@ -480,12 +480,12 @@ mod tests {
                 10
             )]
         );
-        assert_eq!(told(&[]), (Vec::new(), Vec::new()));
+        assert_eq!(metrics_by(&[]), (Vec::new(), Vec::new()));
     }
 
     /// Verifies U25.
     #[test]
-    fn what_the_cells_containerd_has_is_told_in_the_place_of_what_its_statistics_say() {
+    fn metrics_of_containerd_replace_those_of_statistics() {
         let pod: &[Sample<'_>] = &[
             ("container_network_receive_bytes_total", &[("interface", "eth0")], 30),
             ("container_network_receive_packets_total", &[("interface", "eth0")], 31),
@@ -505,13 +505,12 @@ mod tests {
             ("container_memory_failcnt", &[], 3),
             ("container_memory_working_set_bytes", &[], 43),
             ("container_processes", &[], 1),
-            // Described without this label, and so two of them would be one; with one more that it
-            // has not; and not described.
+            // Described without its label, with a label that it does not have, and not described.
             ("container_fs_usage_bytes", &[("device", "/")], 9),
             ("container_fs_reads_total", &[], 9),
             ("container_sockets", &[], 9),
         ];
-        let (pod, container) = told_with(
+        let (pod, container) = metrics_with(
             pod,
             container,
             &[
@@ -566,17 +565,17 @@ mod tests {
         assert_eq!(pod, [received("bytes", 30), received("packets", 31)]);
     }
 
-    /// As containerd 2.3 (internal/cri/server/list_pod_sandbox_metrics_linux.go) and cadvisor have
-    /// them.
+    /// Types of containerd 2.3 (internal/cri/server/list_pod_sandbox_metrics_linux.go) and
+    /// cadvisor.
     #[test]
-    fn kinds_are_those_of_the_nodes_runtime() {
+    fn metric_types_are_those_of_the_nodes_runtime() {
         for name in [
             "container_cpu_cfs_periods_total",
             "container_memory_failures_total",
             "container_memory_failcnt",
             "container_oom_events_total",
         ] {
-            assert_eq!(kind(name), MetricType::Counter, "{name}");
+            assert_eq!(metric_type(name), MetricType::Counter, "{name}");
         }
         for name in [
             "container_fs_inodes_total",
@@ -585,7 +584,7 @@ mod tests {
             "container_spec_cpu_period",
             "container_last_seen",
         ] {
-            assert_eq!(kind(name), MetricType::Gauge, "{name}");
+            assert_eq!(metric_type(name), MetricType::Gauge, "{name}");
         }
     }
 }

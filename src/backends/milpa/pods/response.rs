@@ -1,9 +1,9 @@
-//! What the kubelet is answered of a pod, from the records: what it sent, as it sent it, and only
-//! states, times and exit codes from the cell.
+//! CRI responses from records: the kubelet reads what it sent, and only states, times and exit
+//! codes from the cell.
 
 use kiyot_proto::{cri, store};
 
-/// A sandbox's entry in a list.
+/// Returns a sandbox's list entry.
 pub(crate) fn sandbox_item(meta: &store::SandboxMeta, ready: bool) -> cri::PodSandbox {
     let config = meta.config.clone().unwrap_or_default();
     cri::PodSandbox {
@@ -17,11 +17,11 @@ pub(crate) fn sandbox_item(meta: &store::SandboxMeta, ready: bool) -> cri::PodSa
     }
 }
 
-/// A sandbox's status.
+/// Returns a sandbox's status.
 ///
 /// The kubelet compares the network mode with the pod's, and takes a sandbox without an address for
-/// a broken one (util.PodSandboxChanged): both are the pod's here, whatever the cell's containerd
-/// was told. As with containerd, one that has stopped has no address.
+/// broken (util.PodSandboxChanged): both are the pod's here, whatever the cell's containerd has. As
+/// with containerd, a stopped sandbox has no address.
 pub(crate) fn sandbox_status(meta: &store::SandboxMeta, ready: bool) -> cri::PodSandboxStatus {
     let config = meta.config.clone().unwrap_or_default();
     let addresses: &[String] = if ready { &meta.addresses } else { &[] };
@@ -53,7 +53,7 @@ const fn sandbox_state(ready: bool) -> cri::PodSandboxState {
     if ready { cri::PodSandboxState::SandboxReady } else { cri::PodSandboxState::SandboxNotready }
 }
 
-/// A container's entry in a list.
+/// Returns a container's list entry.
 pub(crate) fn container_item(
     meta: &store::ContainerMeta,
     state: cri::ContainerState,
@@ -73,15 +73,15 @@ pub(crate) fn container_item(
     }
 }
 
-/// A container's status. `told` is what the cell's containerd says last: of it only the resources,
-/// the user and the signal are taken.
+/// Returns a container's status. Resources, user and stop signal are from the last status that the
+/// cell has `reported`.
 ///
-/// `image.image` is the pod's own word for the image, `image_ref` the digest by which the cell
-/// knows it, `image_id` what `PullImage` and `ImageStatus` answered.
+/// `image.image` is the pod's reference of the image, `image_ref` its digest in the cell, and
+/// `image_id` the id in the responses of `PullImage` and `ImageStatus`.
 pub(crate) fn container_status(
     meta: &store::ContainerMeta,
     status: &store::ContainerStatus,
-    told: cri::ContainerStatus,
+    reported: cri::ContainerStatus,
 ) -> cri::ContainerStatus {
     let config = meta.config.clone().unwrap_or_default();
     let mut image = config.image.unwrap_or_default();
@@ -104,9 +104,9 @@ pub(crate) fn container_status(
         annotations: config.annotations,
         mounts: config.mounts,
         log_path: meta.log_path.clone(),
-        resources: told.resources,
+        resources: reported.resources,
         image_id: meta.image_id.clone(),
-        user: told.user,
-        stop_signal: told.stop_signal,
+        user: reported.user,
+        stop_signal: reported.stop_signal,
     }
 }

@@ -1,38 +1,37 @@
-//! Metrics in memory. Those of most containers have the same names and labels, in the same order:
-//! these are kept once, and for each container only its numbers.
+//! Metrics in memory. Most containers have the same names and labels in the same order, which are
+//! kept once; each container has only its values.
 
 use std::{collections::HashSet, sync::Arc, time::Instant};
 
 use kiyot_proto::cell;
 
 use super::{
-    LONGEST,
-    usage::{FRESH, Received},
+    MAX_REPORT_BYTES,
+    usage::{Received, USAGE_TTL},
 };
 
-/// The most metrics of one container, or of a pod.
-const SERIES: usize = 256;
-/// The most labels of one metric besides those that say whose it is. containerd 2.3 has four.
-const LABELS: usize = 8;
-/// The longest name of a metric or a label, and the longest value of a label, in bytes.
-const WORD: usize = 128;
-/// The labels that say whose a metric is: they are never taken from a cell.
-const WHOSE: [&str; 6] = ["id", "name", "image", "namespace", "pod", "container"];
+/// Most metrics of a container or a pod.
+const MAX_SERIES: usize = 256;
+/// Most labels of a metric besides [`IDENTITY_LABELS`]. containerd 2.3 has four.
+const MAX_LABELS: usize = 8;
+/// Longest name of a metric or a label, and longest value of a label, in bytes.
+const MAX_WORD_BYTES: usize = 128;
+/// Labels that identify the container: never accepted from a cell.
+const IDENTITY_LABELS: [&str; 6] = ["id", "name", "image", "namespace", "pod", "container"];
 
-/// The name of a metric, and its labels, by the order of their keys.
+/// The name and the labels of a metric, sorted by their keys.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Series {
-    /// The name.
     pub(super) name: Box<str>,
-    /// Key and value; no key is there twice, and none of [`WHOSE`].
+    /// Keys and values, without duplicates and [`IDENTITY_LABELS`].
     pub(super) labels: Box<[(Box<str>, Box<str>)]>,
 }
 
 impl Series {
-    /// `None` for what no runtime says.
+    /// Returns the series of a sample; `None` for an invalid one.
     fn of(sample: &cell::Sample) -> Option<Self> {
-        let is_word = |word: &str| word.len() <= WORD;
-        if sample.name.is_empty() || !is_word(&sample.name) || sample.labels.len() > LABELS {
+        let is_word = |word: &str| word.len() <= MAX_WORD_BYTES;
+        if sample.name.is_empty() || !is_word(&sample.name) || sample.labels.len() > MAX_LABELS {
             return None;
         }
         let mut labels: Box<[(Box<str>, Box<str>)]> = sample
@@ -41,9 +40,9 @@ impl Series {
             .map(|label| (label.key.as_str().into(), label.value.as_str().into()))
             .collect();
         labels.sort_unstable();
-        let good = labels
-            .iter()
-            .all(|(key, value)| is_word(key) && is_word(value) && !WHOSE.contains(&&**key));
+        let good = labels.iter().all(|(key, value)| {
+            is_word(key) && is_word(value) && !IDENTITY_LABELS.contains(&&**key)
+        });
         (good && labels.is_sorted_by(|one, next| one.0 < next.0))
             .then(|| Self { name: sample.name.as_str().into(), labels })
     }
@@ -59,11 +58,11 @@ impl Series {
     }
 }
 
-/// Names and labels of all metrics of a container, sorted, none twice: two alike would be an error
-/// of all metrics to a kubelet.
+/// Names and labels of all metrics of a container, sorted and without duplicates: a duplicate would
+/// make a kubelet refuse all metrics.
 type Shape = Box<[Series]>;
 
-/// All shapes that there are.
+/// All shapes in use.
 #[derive(Debug, Default)]
 pub(super) struct Shapes(HashSet<Arc<Shape>>);
 
@@ -79,30 +78,30 @@ impl Shapes {
     }
 }
 
-/// The metrics of a container, or of a pod itself, as its cell said them last.
+/// The metrics of a container or a pod, by the last report of its cell.
 #[derive(Debug)]
 pub(super) struct Samples {
     shape: Arc<Shape>,
-    /// As many as the shape has.
+    /// The values of the shape's series.
     values: Box<[u64]>,
-    /// When they were taken: by the cell's clock as long as that can be.
+    /// Time of the samples, by the cell's clock if that is possible.
     pub(super) timestamp: i64,
     until: Instant,
 }
 
 impl Samples {
-    /// What came now, as far as it is not beyond all bounds.
-    pub(super) fn of(
+    /// Returns the samples of a report, within all bounds.
+    pub(super) fn new(
         samples: &[cell::Sample],
         timestamp: i64,
         before: Option<&Self>,
         shapes: &mut Shapes,
         now: Received,
     ) -> Self {
-        let mut left = LONGEST;
+        let mut left = MAX_REPORT_BYTES;
         let mut taken: Vec<_> = samples
             .iter()
-            .take(SERIES)
+            .take(MAX_SERIES)
             .filter_map(|sample| Some((Series::of(sample)?, sample.value)))
             .collect();
         taken.retain(|(series, _)| {
@@ -115,21 +114,21 @@ impl Samples {
             shape: shapes.shared(shape.into()),
             values: values.into(),
             timestamp: now.time(timestamp, before.map_or(0, |before| before.timestamp)),
-            until: now.at + FRESH,
+            until: now.at + USAGE_TTL,
         }
     }
 
-    /// Whether they are of now.
+    /// Returns whether they are recent enough.
     pub(super) fn is_fresh(&self, now: Instant) -> bool {
         now < self.until
     }
 
-    /// Each with its number.
+    /// Returns each series with its value.
     pub(super) fn all(&self) -> impl Iterator<Item = (&Series, u64)> {
         self.shape.iter().zip(self.values.iter().copied())
     }
 
-    /// Whether a metric of this name is among them.
+    /// Returns whether a metric of this name is among them.
     pub(super) fn has(&self, name: &str) -> bool {
         let from = self.shape.partition_point(|series| *series.name < *name);
         self.shape.get(from).is_some_and(|series| *series.name == *name)
@@ -152,11 +151,11 @@ mod tests {
         cell::Sample { name: name.to_owned(), value, labels }
     }
 
-    /// Name, labels and number.
-    type Told = (String, Vec<(String, String)>, u64);
+    /// Name, labels and value.
+    type Accepted = (String, Vec<(String, String)>, u64);
 
-    fn told(samples: &[cell::Sample]) -> Vec<Told> {
-        let samples = Samples::of(samples, 7, None, &mut Shapes::default(), received());
+    fn accepted(samples: &[cell::Sample]) -> Vec<Accepted> {
+        let samples = Samples::new(samples, 7, None, &mut Shapes::default(), received());
         let label = |(key, value): &(Box<str>, Box<str>)| (key.to_string(), value.to_string());
         samples
             .all()
@@ -168,9 +167,9 @@ mod tests {
 
     /// Verifies U9.
     #[test]
-    fn what_a_cell_says_is_bounded_and_nothing_is_there_twice() {
+    fn samples_of_a_cell_are_bounded_and_without_duplicates() {
         let good = |name: &str, value| (name.to_owned(), Vec::<(String, String)>::new(), value);
-        let long = "x".repeat(WORD + 1);
+        let long = "x".repeat(MAX_WORD_BYTES + 1);
         let mut samples = vec![
             sample("b", &[], 2),
             sample("a", &[], 1),
@@ -179,42 +178,46 @@ mod tests {
             sample(&long, &[], 1),
             sample("c", &[("device", &long)], 1),
             sample("c", &[(&long, "sda")], 1),
-            // Whose it is, is not for the cell to say; nor can a label be two.
+            // A label that identifies the container, and a duplicate label.
             sample("c", &[("id", "another's")], 1),
             sample("c", &[("device", "sda"), ("device", "sdb")], 1),
-            sample("c", &[("a", ""); LABELS + 1], 1),
+            sample("c", &[("a", ""); MAX_LABELS + 1], 1),
         ];
-        assert_eq!(told(&samples), [good("a", 1), good("b", 2)]);
-        // One metric, whatever the order of its labels.
+        assert_eq!(accepted(&samples), [good("a", 1), good("b", 2)]);
+        // The same metric in any order of its labels.
         samples = vec![
             sample("d", &[("x", "1"), ("y", "2")], 5),
             sample("d", &[("y", "2"), ("x", "1")], 6),
             sample("d", &[("x", "2"), ("y", "2")], 7),
         ];
-        assert_eq!(told(&samples).iter().map(|(_, _, value)| *value).collect::<Vec<_>>(), [5, 7]);
         assert_eq!(
-            told(&(0..1000).map(|n| sample(&format!("m{n}"), &[], n)).collect::<Vec<_>>()).len(),
-            SERIES
+            accepted(&samples).iter().map(|(_, _, value)| *value).collect::<Vec<_>>(),
+            [5, 7]
+        );
+        assert_eq!(
+            accepted(&(0..1000).map(|n| sample(&format!("m{n}"), &[], n)).collect::<Vec<_>>())
+                .len(),
+            MAX_SERIES
         );
         let large = (0..200).map(|n| {
             sample(
-                &format!("{n:0>WORD$}"),
-                &[("a", &"v".repeat(WORD)), ("b", &"v".repeat(WORD))],
+                &format!("{n:0>MAX_WORD_BYTES$}"),
+                &[("a", &"v".repeat(MAX_WORD_BYTES)), ("b", &"v".repeat(MAX_WORD_BYTES))],
                 n,
             )
         });
-        let kept: usize = told(&large.collect::<Vec<_>>())
+        let kept: usize = accepted(&large.collect::<Vec<_>>())
             .iter()
-            .map(|(name, labels, _)| name.len() + labels.len() * WORD)
+            .map(|(name, labels, _)| name.len() + labels.len() * MAX_WORD_BYTES)
             .sum();
-        assert!((LONGEST / 2..LONGEST).contains(&kept), "{kept}");
+        assert!((MAX_REPORT_BYTES / 2..MAX_REPORT_BYTES).contains(&kept), "{kept}");
     }
 
     #[test]
-    fn a_shape_is_there_once_and_goes_with_the_last_who_has_it() {
+    fn shape_is_shared_and_dropped_with_its_last_samples() {
         let (mut shapes, now) = (Shapes::default(), received());
         let mut of = |value| {
-            Samples::of(
+            Samples::new(
                 &[sample("a", &[], value), sample("b", &[("x", "y")], value)],
                 0,
                 None,
@@ -230,7 +233,7 @@ mod tests {
                 && !one.has("c")
         );
         drop((one, other));
-        Samples::of(&[sample("c", &[], 1)], 0, None, &mut shapes, now);
+        Samples::new(&[sample("c", &[], 1)], 0, None, &mut shapes, now);
         assert_eq!(shapes.0.len(), 1);
     }
 }

@@ -1,4 +1,4 @@
-//! What pods use: taken from heartbeats, told from memory while it is fresh.
+//! Statistics of pods: from heartbeats, and listed while they are recent.
 
 use std::{collections::HashSet, sync::Arc, time::Instant};
 
@@ -20,17 +20,16 @@ use crate::backends::milpa::{
     id::{CellId, ContainerId, SandboxId},
 };
 
-/// The most containers of one heartbeat that are looked for: all lists wait meanwhile. A pod has
-/// some dozens.
-const CONTAINERS: usize = 1024;
+/// Most containers of a heartbeat that are looked up, while all lists wait. A pod has some dozens.
+const MAX_HEARTBEAT_CONTAINERS: usize = 1024;
 
 impl Pods {
-    /// Takes the usage that a cell reports of its pod.
+    /// Applies the usage that a cell reports of its pod.
     pub(crate) fn heartbeat(&self, cell: &CellId, beat: Heartbeat, now: Instant) {
         let now = Received { at: now, clock: clock::now() };
         let mut cache = self.write();
         let measured = cache.measure(cell, beat.metrics, now);
-        for stats in beat.containers.into_iter().take(CONTAINERS) {
+        for stats in beat.containers.into_iter().take(MAX_HEARTBEAT_CONTAINERS) {
             let id = stats
                 .attributes
                 .as_ref()
@@ -44,7 +43,7 @@ impl Pods {
                 container.usage = Some(Usage::of_container(stats, container.usage.as_ref(), now));
             }
         }
-        let mut awaited = false;
+        let mut awaiting_usage = false;
         if let Some(id) = cache.by_cell.get(cell).cloned()
             && let Some(sandbox) = cache.sandboxes.get_mut(&id)
         {
@@ -54,16 +53,15 @@ impl Pods {
             && let Some(sandbox) = cache.sandboxes.get_mut(&id).filter(|sandbox| sandbox.ready)
         {
             sandbox.usage = Some(Usage::of_pod(stats, sandbox.usage.as_ref(), now));
-            awaited = cache.awaited.remove(&id);
+            awaiting_usage = cache.awaiting_usage.remove(&id);
         }
         drop(cache);
-        if awaited || measured {
+        if awaiting_usage || measured {
             self.changed.send_replace(());
         }
     }
 
-    /// Whether a list of metrics would leave those out of a cell that has just not been asked for
-    /// them yet. A silent one is not waited for.
+    /// Returns whether a connected cell has not sent its metrics yet after a subscription.
     pub(crate) fn awaits_metrics(&self, now: Instant) -> bool {
         self.read()
             .sandboxes
@@ -71,30 +69,30 @@ impl Pods {
             .any(|sandbox| sandbox.ready && sandbox.samples.is_none() && sandbox.has_usage(now))
     }
 
-    /// What these sandboxes use is to come: they ran before this daemon did.
+    /// Notes recovered sandboxes, whose usage is to be reported.
     pub(crate) fn expect_usage(&self, of: HashSet<SandboxId>) {
-        self.write().awaited = of;
+        self.write().awaiting_usage = of;
     }
 
-    /// Whether a list of what containers use would leave one out whose cell has not said yet.
+    /// Returns whether usage of a listed container is still to be reported.
     pub(crate) fn awaits_container_stats(&self, filter: &filter::Containers) -> bool {
         let cache = self.read();
-        !cache.awaited.is_empty()
+        !cache.awaiting_usage.is_empty()
             && cache
                 .containers_by(filter)
-                .any(|container| cache.awaited.contains(&container.sandbox))
+                .any(|container| cache.awaiting_usage.contains(&container.sandbox))
     }
 
-    /// The same of sandboxes.
+    /// Returns whether usage of a listed sandbox is still to be reported.
     pub(crate) fn awaits_sandbox_stats(&self, filter: &filter::Sandboxes) -> bool {
         let cache = self.read();
-        !cache.awaited.is_empty()
-            && cache.sandboxes_by(filter).any(|sandbox| cache.awaited.contains(&sandbox.id))
+        !cache.awaiting_usage.is_empty()
+            && cache.sandboxes_by(filter).any(|sandbox| cache.awaiting_usage.contains(&sandbox.id))
     }
 
-    /// Takes what a container used when it had just been started, unless a heartbeat came first:
-    /// nothing yet, if the cell did not say.
-    pub(crate) fn first_usage(
+    /// Sets the usage of a container that has just started, unless a heartbeat was earlier. Without
+    /// a sample it is zero.
+    pub(crate) fn set_first_usage(
         &self,
         id: &ContainerId,
         sample: Option<cri::ContainerStats>,
@@ -122,9 +120,9 @@ impl Pods {
         container.usage = Some(Usage::of_container(sample, None, now));
     }
 
-    /// Takes what a sandbox used when it had just been made, unless a heartbeat came first: nothing
-    /// yet, if the cell did not say.
-    pub(crate) fn first_sandbox_usage(
+    /// Sets the usage of a new sandbox, unless a heartbeat was earlier. Without a sample it is
+    /// zero.
+    pub(crate) fn set_first_sandbox_usage(
         &self,
         id: &SandboxId,
         sample: Option<cri::PodSandboxStats>,
@@ -153,36 +151,37 @@ impl Pods {
         sandbox.usage = Some(Usage::of_pod(sample, None, now));
     }
 
-    /// A `ListContainerStatsResponse` of the containers that run and had a heartbeat lately.
+    /// Returns a `ListContainerStatsResponse` of the running containers with recent usage.
     pub(crate) fn list_container_stats(&self, filter: &filter::Containers, now: Instant) -> Bytes {
         let cache = self.read();
         let mut list = BytesMut::new();
-        cache.containers_by(filter).for_each(|container| container.put_usage(now, &mut list));
+        cache.containers_by(filter).for_each(|container| container.append_usage(now, &mut list));
         list.freeze()
     }
 
-    /// A `ListPodSandboxStatsResponse` of the sandboxes that run and had a heartbeat lately.
+    /// Returns a `ListPodSandboxStatsResponse` of the ready sandboxes with recent usage.
     pub(crate) fn list_sandbox_stats(&self, filter: &filter::Sandboxes, now: Instant) -> Bytes {
         let cache = self.read();
         let mut list = BytesMut::new();
-        cache.sandboxes_by(filter).for_each(|sandbox| cache.put_usage(sandbox, now, &mut list));
+        cache.sandboxes_by(filter).for_each(|sandbox| cache.append_usage(sandbox, now, &mut list));
         list.freeze()
     }
 
-    /// What a container used. While its cell is silent, and after the end, nothing is known but
-    /// whose usage it would be.
+    /// Returns the usage of a container. While its cell is silent, and after the exit, it has only
+    /// attributes.
     pub(crate) fn usage_of_container(
         &self,
         container: &Container,
         now: Instant,
     ) -> cri::ContainerStats {
         let mut list = BytesMut::new();
-        container.put_usage(now, &mut list);
+        container.append_usage(now, &mut list);
         let stats = decoded::<cri::ListContainerStatsResponse>(&list.freeze()).stats.pop();
         stats.unwrap_or_else(|| decoded(&attributes::of_container(&container.item).freeze()))
     }
 
-    /// The same of a sandbox and its containers.
+    /// Returns the usage of a sandbox and its containers, with only attributes while its cell is
+    /// silent.
     pub(crate) fn usage_of_sandbox(&self, sandbox: &Sandbox, now: Instant) -> cri::PodSandboxStats {
         let stats = self.usage_of(&sandbox.id, now);
         stats.unwrap_or_else(|| {
@@ -192,7 +191,7 @@ impl Pods {
         })
     }
 
-    /// What a sandbox and its containers used, if it runs and there was a heartbeat lately.
+    /// Returns the recent usage of a ready sandbox and its containers.
     pub(crate) fn usage_of(
         &self,
         sandbox: &SandboxId,
@@ -200,13 +199,13 @@ impl Pods {
     ) -> Option<cri::PodSandboxStats> {
         let cache = self.read();
         let mut list = BytesMut::new();
-        cache.put_usage(cache.sandboxes.get(sandbox)?, now, &mut list);
+        cache.append_usage(cache.sandboxes.get(sandbox)?, now, &mut list);
         decoded::<cri::ListPodSandboxStatsResponse>(&list.freeze()).stats.pop()
     }
 }
 
 impl Cache {
-    /// Takes the metrics of a cell's pod: without any, they are not wanted any more. Says whether
+    /// Applies the metrics of a cell's pod; a heartbeat without metrics ends them. Returns whether
     /// they are the first.
     fn measure(&mut self, cell: &CellId, metrics: Option<cell::Metrics>, now: Received) -> bool {
         let Some(id) = self.by_cell.get(cell).cloned() else { return false };
@@ -223,10 +222,10 @@ impl Cache {
             }
             return false;
         };
-        // One that could not be taken in time is no news of it.
+        // Empty metrics were not measured in time: the previous ones stay.
         let is_first = sandbox.samples.is_none();
         if is_first || !metrics.pod.is_empty() {
-            sandbox.samples = Some(Arc::new(Samples::of(
+            sandbox.samples = Some(Arc::new(Samples::new(
                 &metrics.pod,
                 metrics.timestamp,
                 sandbox.samples.as_deref(),
@@ -234,14 +233,14 @@ impl Cache {
                 now,
             )));
         }
-        for of in metrics.containers.into_iter().take(CONTAINERS) {
+        for of in metrics.containers.into_iter().take(MAX_HEARTBEAT_CONTAINERS) {
             let Some(id) = self.in_cell(cell, &of.container).map(|container| container.id.clone())
             else {
                 continue;
             };
             let Some(container) = self.containers.get_mut(&id) else { continue };
             if container.state() == cri::ContainerState::ContainerRunning {
-                container.samples = Some(Arc::new(Samples::of(
+                container.samples = Some(Arc::new(Samples::new(
                     &of.samples,
                     of.timestamp,
                     container.samples.as_deref(),
@@ -253,8 +252,8 @@ impl Cache {
         is_first
     }
 
-    fn put_usage(&self, sandbox: &Sandbox, now: Instant, list: &mut BytesMut) {
-        sandbox.put_usage(
+    fn append_usage(&self, sandbox: &Sandbox, now: Instant, list: &mut BytesMut) {
+        sandbox.append_usage(
             sandbox.containers.iter().filter_map(|id| self.containers.get(id)),
             now,
             list,

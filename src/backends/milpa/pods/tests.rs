@@ -91,7 +91,7 @@ fn running() -> store::ContainerStatus {
     }
 }
 
-/// Two sandboxes whose ids differ late, a container in the first.
+/// Returns two sandboxes whose ids differ in a late character, and a container in the first.
 fn example() -> (Pods, SandboxId, SandboxId, ContainerId) {
     let pods = Pods::new();
     let one = pods.insert_sandbox(&sandbox_meta(&id("xyz1"), 1), true).unwrap();
@@ -113,7 +113,7 @@ fn listed(pods: &Pods, filter: &filter::Sandboxes) -> Vec<String> {
 }
 
 #[test]
-fn an_id_or_a_unique_prefix_finds() {
+fn id_or_unique_prefix_finds() {
     let (pods, one, _, _) = example();
     assert_eq!(pods.sandbox(one.as_str()).unwrap().id, one);
     assert_eq!(pods.sandbox("milpaxyz1").unwrap().id, one);
@@ -132,7 +132,7 @@ fn an_id_or_a_unique_prefix_finds() {
 }
 
 #[test]
-fn a_list_is_encoded_once_until_something_changes() {
+fn list_is_encoded_once_after_a_change() {
     let (pods, one, two, _) = example();
     let all = filter::Sandboxes::default();
     let first = pods.list_sandboxes(&all);
@@ -150,7 +150,7 @@ fn a_list_is_encoded_once_until_something_changes() {
 }
 
 #[test]
-fn filters_must_all_hold() {
+fn filter_matches_if_all_its_parts_do() {
     let (pods, one, two, _) = example();
     pods.set_ready(&two, false);
     let by = |id: &str, ready, pairs: &[(&str, &str)]| {
@@ -191,7 +191,7 @@ fn filters_must_all_hold() {
 }
 
 #[test]
-fn answers_are_what_the_kubelet_sent() {
+fn statuses_have_what_the_kubelet_sent() {
     let (pods, one, _, container) = example();
     let sandbox = pods.sandbox(one.as_str()).unwrap();
     let status = super::response::sandbox_status(&sandbox.meta(), true);
@@ -232,7 +232,7 @@ fn answers_are_what_the_kubelet_sent() {
 
 /// Verifies P11.
 #[test]
-fn a_cell_that_names_its_container_as_another_does_harms_nobody() {
+fn container_id_of_two_cells_names_each_cells_own() {
     let (pods, _, two, container) = example();
     let (cell, other) =
         (CellId::parse("cell-000000000001").unwrap(), CellId::parse("cell-000000000002").unwrap());
@@ -250,7 +250,7 @@ fn a_cell_that_names_its_container_as_another_does_harms_nobody() {
 
 /// Verifies U3.
 #[test]
-fn a_container_is_listed_from_its_start() {
+fn container_is_in_statistics_from_its_start() {
     let (pods, _, _, container) = example();
     let now = Instant::now();
     let listed = || {
@@ -267,7 +267,7 @@ fn a_container_is_listed_from_its_start() {
         stats.cpu.unwrap().usage_core_nano_seconds.unwrap().value
     };
     assert!(listed().is_empty());
-    pods.first_usage(&container, None, now);
+    pods.set_first_usage(&container, None, now);
     assert_eq!(used(&listed()), 0, "nothing yet");
     assert_eq!(listed()[0].memory.unwrap().working_set_bytes, Some(cri::UInt64Value { value: 0 }));
 
@@ -288,11 +288,11 @@ fn a_container_is_listed_from_its_start() {
         Heartbeat { containers: vec![sample(20, 2)], ..Default::default() },
         now,
     );
-    pods.first_usage(&container, Some(sample(10, 1)), now);
+    pods.set_first_usage(&container, Some(sample(10, 1)), now);
     assert_eq!(used(&listed()), 2, "a heartbeat was faster");
-    let later = now + usage::FRESH;
+    let later = now + usage::USAGE_TTL;
     assert!(pods.list_container_stats(&filter::Containers::default(), later).is_empty());
-    pods.first_usage(&container, Some(sample(30, 3)), later);
+    pods.set_first_usage(&container, Some(sample(30, 3)), later);
     let list = cri::ListContainerStatsResponse::decode(
         pods.list_container_stats(&filter::Containers::default(), later),
     )
@@ -300,7 +300,7 @@ fn a_container_is_listed_from_its_start() {
     .stats;
     assert_eq!(used(&list), 3);
     pods.set_status(&container, store::ContainerStatus { state: 2, ..running() });
-    pods.first_usage(&container, None, later);
+    pods.set_first_usage(&container, None, later);
     assert!(
         pods.list_container_stats(&filter::Containers::default(), later).is_empty(),
         "it had ended by then"
@@ -309,7 +309,7 @@ fn a_container_is_listed_from_its_start() {
 
 /// Verifies I19.
 #[test]
-fn annotations_find_the_running_pod_also_after_some_have_changed() {
+fn annotations_find_the_running_pod_after_a_change() {
     let (pods, one, two, _) = example();
     let first = pods.sandbox(one.as_str()).unwrap().config().annotations;
     let spec = |annotations: &HashMap<String, String>| cri::ImageSpec {
@@ -328,21 +328,21 @@ fn annotations_find_the_running_pod_also_after_some_have_changed() {
     assert_eq!(found(&first), Some(one.clone()));
     assert_eq!(found(&HashMap::new()), None);
     assert_eq!(alike(&HashMap::new()), []);
-    // `kubectl annotate`: the kubelet's own are still this pod's.
+    // After `kubectl annotate`: the kubelet's own are still this pod's.
     let mut annotated = first.clone();
     annotated.insert("more".to_owned(), String::new());
     assert_eq!(found(&annotated), Some(one.clone()));
     assert_eq!(alike(&annotated), []);
-    // A restart of the kubelet: it may be any pod with the same of its own.
+    // After a restart of the kubelet: it may be any pod with the same other annotations.
     let mut restarted = first.clone();
     restarted.insert("kubernetes.io/config.seen".to_owned(), "another time".to_owned());
     assert_eq!(found(&restarted), None);
     assert_eq!(alike(&restarted), vec![one.clone(), two.clone()]);
-    // Both.
+    // After both.
     let mut both = restarted.clone();
     both.insert("more".to_owned(), String::new());
     assert_eq!((found(&both), alike(&both)), (None, vec![]));
-    // Until a call that names the pod has them.
+    // After a call that names the pod has them.
     let mut meta = pods.sandbox(one.as_str()).unwrap().meta();
     meta.current_annotations.clone_from(&both);
     pods.set_annotations(&one, &meta);
@@ -350,7 +350,7 @@ fn annotations_find_the_running_pod_also_after_some_have_changed() {
     assert_eq!(alike(&restarted), vec![two.clone()]);
     let answered = pods.sandbox(one.as_str()).unwrap();
     assert_eq!(answered.item().annotations, first, "lists have what RunPodSandbox sent");
-    // And in one made of the records.
+    // In a model that is recovered from the records.
     let again = Pods::new();
     again.insert_sandbox(&answered.meta(), true).unwrap();
     assert_eq!(again.sandbox_of_annotations(&spec(&both)).unwrap().id, one);
@@ -363,7 +363,7 @@ fn annotations_find_the_running_pod_also_after_some_have_changed() {
 }
 
 #[test]
-fn a_container_of_a_stopped_sandbox_is_not_published() {
+fn new_container_of_a_stopped_sandbox_is_not_published() {
     let (pods, one, _, _) = example();
     pods.set_ready(&one, false);
     assert!(
@@ -384,7 +384,7 @@ fn a_container_of_a_stopped_sandbox_is_not_published() {
 }
 
 #[test]
-fn a_cell_names_only_containers_of_its_own() {
+fn cell_finds_its_own_containers_alone() {
     let (pods, _, _, container) = example();
     let cell_container = pods.container(container.as_str()).unwrap().cell_container;
     assert!(
@@ -398,7 +398,7 @@ fn a_cell_names_only_containers_of_its_own() {
 }
 
 #[tokio::test]
-async fn a_wait_ends_when_it_holds() {
+async fn wait_ends_when_its_check_succeeds() {
     let (pods, one, _, _) = example();
     let pods = Arc::new(pods);
     let waiting = tokio::spawn({
@@ -416,9 +416,9 @@ async fn a_wait_ends_when_it_holds() {
 }
 
 proptest! {
-    /// Whatever is inserted, stopped and removed: the whole list is what the sandboxes are.
+    /// In any order of insertions, stops and removals.
     #[test]
-    fn the_kept_list_is_never_old(steps in prop::collection::vec((0..6_u32, 0..3_u8), 0..40)) {
+    fn list_has_the_current_sandboxes(steps in prop::collection::vec((0..6_u32, 0..3_u8), 0..40)) {
         let pods = Pods::new();
         let mut there: std::collections::BTreeMap<u32, bool> = Default::default();
         let name = |n: u32| id(&format!("p{n}"));
@@ -439,8 +439,12 @@ proptest! {
                 }
                 _ => {}
             }
-            let list = cri::ListPodSandboxResponse::decode(pods.list_sandboxes(&filter::Sandboxes::default())).unwrap().items;
-            let list: Vec<_> = list.into_iter().map(|item| (item.id.clone(), item.state() == cri::PodSandboxState::SandboxReady)).collect();
+            let list = pods.list_sandboxes(&filter::Sandboxes::default());
+            let list = cri::ListPodSandboxResponse::decode(list).unwrap().items;
+            let ready = cri::PodSandboxState::SandboxReady;
+            let is_ready = |item: &cri::PodSandbox| item.state() == ready;
+            let list: Vec<_> =
+                list.into_iter().map(|item| (item.id.clone(), is_ready(&item))).collect();
             let expected: Vec<_> = there.iter().map(|(n, ready)| (name(*n), *ready)).collect();
             prop_assert_eq!(list, expected);
         }
@@ -449,7 +453,7 @@ proptest! {
 
 /// Verifies L8.
 #[test]
-fn what_a_cell_says_of_a_container_is_kept_to_a_bound() {
+fn reported_details_are_bounded() {
     let user = cri::ContainerUser {
         linux: Some(cri::LinuxContainerUser {
             supplemental_groups: vec![i64::MAX; 1 << 20],
@@ -461,6 +465,6 @@ fn what_a_cell_says_of_a_container_is_kept_to_a_bound() {
         stop_signal: cri::Signal::Sigusr1.into(),
         ..Default::default()
     };
-    let kept: cri::ContainerStatus = Message::decode(super::kept(&told)).unwrap();
+    let kept: cri::ContainerStatus = Message::decode(super::reported_details(&told)).unwrap();
     assert_eq!((kept.user.is_none(), kept.stop_signal()), (true, cri::Signal::Sigusr1));
 }

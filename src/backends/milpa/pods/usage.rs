@@ -1,5 +1,5 @@
-//! Usage in memory: encoded, without what is known of its container or sandbox anyway, and that of
-//! a pod without its containers'. So nothing is kept twice, and what a container used goes with it.
+//! Usage in memory: encoded, without attributes, and a pod's without its containers'. So nothing is
+//! kept twice, and a container's usage is dropped with it.
 
 use std::time::{Duration, Instant};
 
@@ -7,44 +7,45 @@ use bytes::{Bytes, BytesMut};
 use kiyot_proto::cri;
 use prost::{Message, encoding::key_len};
 
-use super::{Container, Sandbox, attributes, lists::put};
+use super::{Container, Sandbox, attributes, lists::append_field};
 
-/// How long what a heartbeat said is told: with the time that it took to measure and to come, no
-/// usage is older than 15 s.
-pub(super) const FRESH: Duration = Duration::from_secs(14);
+/// Time for which the usage of a heartbeat is listed: with its measurement and transfer, no usage
+/// is older than 15 s.
+pub(super) const USAGE_TTL: Duration = Duration::from_secs(14);
 
-/// The same in nanoseconds.
-const FRESH_NANOS: i64 = FRESH.as_secs() as i64 * 1_000_000_000;
+/// [`USAGE_TTL`] in nanoseconds.
+const USAGE_TTL_NANOS: i64 = USAGE_TTL.as_secs() as i64 * 1_000_000_000;
 
-/// The numbers of fields: `stats` in both responses to lists, `PodSandboxStats.linux`,
+/// Field numbers: `stats` in both list responses, `PodSandboxStats.linux`,
 /// `LinuxPodSandboxStats.containers`.
-const STATS: u32 = 1;
-const LINUX: u32 = 2;
-const CONTAINERS: u32 = 5;
+const FIELD_STATS: u32 = 1;
+const FIELD_LINUX: u32 = 2;
+const FIELD_CONTAINERS: u32 = 5;
 
-/// The most interfaces of a pod that are told of, and the longest name of one, in bytes (IFNAMSIZ).
-const INTERFACES: usize = 64;
-const INTERFACE_NAME: usize = 15;
+/// Most interfaces of a pod that are listed.
+const MAX_INTERFACES: usize = 64;
+/// Longest name of an interface (IFNAMSIZ).
+const MAX_INTERFACE_NAME_BYTES: usize = 15;
 
-/// The moment at which a cell's samples came.
+/// The receipt of a cell's samples.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Received {
-    /// For what is measured here.
+    /// By the monotonic clock.
     pub(super) at: Instant,
-    /// The same by the node's clock, in nanoseconds since 1970.
+    /// By the node's clock, in nanoseconds since 1970.
     pub(super) clock: i64,
 }
 
 impl Received {
-    /// Returns the time at which a sample was taken: as its cell says, unless that is in the
-    /// future, before the sample `before` it, or older than any that is told. Rates are reckoned
-    /// with it, and who stores samples refuses those of the future.
-    pub(super) fn time(self, told: i64, before: i64) -> i64 {
-        let oldest = self.clock.saturating_sub(FRESH_NANOS);
-        if (oldest.max(before)..=self.clock).contains(&told) { told } else { self.clock }
+    /// Returns the time of a sample: the cell's, unless that is in the future, earlier than the
+    /// sample `before`, or too old to be listed. Rates are computed with it, and time series
+    /// databases refuse samples of the future.
+    pub(super) fn time(self, reported: i64, before: i64) -> i64 {
+        let oldest = self.clock.saturating_sub(USAGE_TTL_NANOS);
+        if (oldest.max(before)..=self.clock).contains(&reported) { reported } else { self.clock }
     }
 
-    /// Corrects times, and returns the first of them.
+    /// Corrects times, and returns the earliest.
     fn correct<const N: usize>(self, times: [Option<&mut i64>; N], before: Option<&Usage>) -> i64 {
         let before = before.map_or(0, |usage| usage.taken);
         let corrected = times.into_iter().flatten().map(|time| {
@@ -55,20 +56,20 @@ impl Received {
     }
 }
 
-/// What a container, or a pod but for its containers, used, and until when it is told.
+/// The usage of a container, or of a pod without its containers.
 #[derive(Debug, Clone)]
 pub(super) struct Usage {
-    /// `ContainerStats` without attributes, or `LinuxPodSandboxStats` without containers.
+    /// Encoded `ContainerStats` without attributes, or `LinuxPodSandboxStats` without containers.
     stats: Bytes,
-    /// The time of the sample in it that was taken first, by the node's clock.
+    /// Time of its earliest sample, by the node's clock.
     taken: i64,
-    /// From then on it is too old.
+    /// End of the time in which it is listed.
     until: Instant,
 }
 
 impl Usage {
     /// Returns the new usage of a container, after `before`. The file system of the writable layer
-    /// is the cell's, which the node's cadvisor does not know: only how much is used is kept.
+    /// is the cell's, which the node's cadvisor does not know: only the used bytes are kept.
     pub(super) fn of_container(
         mut stats: cri::ContainerStats,
         before: Option<&Self>,
@@ -110,7 +111,7 @@ impl Usage {
     }
 
     fn of(stats: &impl Message, taken: i64, now: Received) -> Self {
-        Self { stats: stats.encode_to_vec().into(), taken, until: now.at + FRESH }
+        Self { stats: stats.encode_to_vec().into(), taken, until: now.at + USAGE_TTL }
     }
 
     fn is_fresh(&self, now: Instant) -> bool {
@@ -119,32 +120,30 @@ impl Usage {
 }
 
 impl Container {
-    /// Whether there was a heartbeat lately.
+    /// Returns whether it has recent usage.
     pub(super) fn has_usage(&self, now: Instant) -> bool {
         self.usage.as_ref().is_some_and(|usage| usage.is_fresh(now))
     }
 
-    /// Appends its usage to a `ListContainerStatsResponse`, if it runs and there was a heartbeat
-    /// lately.
-    pub(super) fn put_usage(&self, now: Instant, list: &mut BytesMut) {
-        self.put_usage_as(STATS, now, list);
+    /// Appends its recent usage to a `ListContainerStatsResponse`.
+    pub(super) fn append_usage(&self, now: Instant, list: &mut BytesMut) {
+        self.append_usage_as(FIELD_STATS, now, list);
     }
 
-    fn put_usage_as(&self, number: u32, now: Instant, to: &mut BytesMut) {
+    fn append_usage_as(&self, number: u32, now: Instant, to: &mut BytesMut) {
         let Some(usage) = self.usage.as_ref().filter(|usage| usage.is_fresh(now)) else { return };
-        put(number, &[&attributes::of_container(&self.item), &usage.stats], to);
+        append_field(number, &[&attributes::of_container(&self.item), &usage.stats], to);
     }
 }
 
 impl Sandbox {
-    /// Whether there was a heartbeat lately.
+    /// Returns whether it has recent usage.
     pub(super) fn has_usage(&self, now: Instant) -> bool {
         self.usage.as_ref().is_some_and(|usage| usage.is_fresh(now))
     }
 
-    /// Appends its usage and that of its containers to a `ListPodSandboxStatsResponse`, if it runs
-    /// and there was a heartbeat lately.
-    pub(super) fn put_usage<'a>(
+    /// Appends its recent usage and that of its containers to a `ListPodSandboxStatsResponse`.
+    pub(super) fn append_usage<'a>(
         &self,
         containers: impl Iterator<Item = &'a Container>,
         now: Instant,
@@ -152,22 +151,24 @@ impl Sandbox {
     ) {
         let Some(usage) = self.usage.as_ref().filter(|usage| usage.is_fresh(now)) else { return };
         let mut of_containers = BytesMut::new();
-        containers
-            .for_each(|container| container.put_usage_as(CONTAINERS, now, &mut of_containers));
+        containers.for_each(|container| {
+            container.append_usage_as(FIELD_CONTAINERS, now, &mut of_containers)
+        });
         let mut linux = BytesMut::with_capacity(
-            2 * key_len(LINUX) + usage.stats.len() + of_containers.len() + size_of::<u64>(),
+            2 * key_len(FIELD_LINUX) + usage.stats.len() + of_containers.len() + size_of::<u64>(),
         );
-        put(LINUX, &[&usage.stats, &of_containers], &mut linux);
-        put(STATS, &[&attributes::of_sandbox(&self.item), &linux], list);
+        append_field(FIELD_LINUX, &[&usage.stats, &of_containers], &mut linux);
+        append_field(FIELD_STATS, &[&attributes::of_sandbox(&self.item), &linux], list);
     }
 }
 
-/// Leaves as much of a cell's words on its network as is told: a list that one cell makes too long
-/// would be an error for all. All else in a pod's usage are numbers.
+/// Bounds a cell's report on its network: a list that a cell makes too long would be an error for
+/// all pods. All other usage of a pod is numbers.
 fn bound(network: &mut cri::NetworkUsage) {
-    let is_name = |interface: &cri::NetworkInterfaceUsage| interface.name.len() <= INTERFACE_NAME;
+    let is_name =
+        |interface: &cri::NetworkInterfaceUsage| interface.name.len() <= MAX_INTERFACE_NAME_BYTES;
     network.interfaces.retain(is_name);
-    network.interfaces.truncate(INTERFACES);
+    network.interfaces.truncate(MAX_INTERFACES);
     network.default_interface = network.default_interface.take().filter(is_name);
 }
 
@@ -177,7 +178,7 @@ mod tests {
 
     /// Verifies P14.
     #[test]
-    fn times_of_samples_are_those_of_the_cell_while_they_can_be() {
+    fn sample_times_are_the_cells_within_bounds() {
         const SECOND: i64 = 1_000_000_000;
         let clock = 1_000_000 * SECOND;
         let now = Received { at: Instant::now(), clock };
@@ -186,20 +187,21 @@ mod tests {
             memory: Some(cri::MemoryUsage { timestamp, ..Default::default() }),
             ..Default::default()
         };
-        let told = |usage: &Usage| {
+        let reported = |usage: &Usage| {
             let stats = cri::ContainerStats::decode(usage.stats.clone()).unwrap();
             assert_eq!(stats.cpu.unwrap().timestamp, stats.memory.unwrap().timestamp);
             stats.cpu.unwrap().timestamp
         };
-        let first = |timestamp| told(&Usage::of_container(sample(timestamp), None, now));
-        // One that is a few seconds behind stays so.
+        let first = |timestamp| reported(&Usage::of_container(sample(timestamp), None, now));
+        // A lag of a few seconds stays.
         assert_eq!([clock - 5 * SECOND, clock].map(first), [clock - 5 * SECOND, clock]);
         for wild in [i64::MIN, -1, 0, 1, clock - 60 * SECOND, clock + 1, i64::MAX] {
             assert_eq!(first(wild), clock, "{wild}");
         }
-        // It never goes back, and a sample that is told again is the same.
+        // Times never go back, and a repeated sample keeps its time.
         let before = Usage::of_container(sample(clock - SECOND), None, now);
-        let next = |timestamp| told(&Usage::of_container(sample(timestamp), Some(&before), now));
+        let next =
+            |timestamp| reported(&Usage::of_container(sample(timestamp), Some(&before), now));
         assert_eq!(next(clock - SECOND), clock - SECOND);
         assert_eq!(next(clock - 2 * SECOND), clock);
         let linux = cri::LinuxPodSandboxStats {
@@ -214,7 +216,7 @@ mod tests {
 
     /// Verifies L8.
     #[test]
-    fn what_a_cell_says_of_its_network_is_bounded() {
+    fn interfaces_of_a_cell_are_bounded() {
         let interface = |name: String| cri::NetworkInterfaceUsage { name, ..Default::default() };
         let network = cri::NetworkUsage {
             default_interface: Some(interface("e".repeat(1 << 20))),
@@ -230,7 +232,7 @@ mod tests {
         let usage = Usage::of_pod(stats, None, Received { at: Instant::now(), clock: 1 });
         let network =
             cri::LinuxPodSandboxStats::decode(usage.stats.clone()).unwrap().network.unwrap();
-        assert_eq!((network.default_interface, network.interfaces.len()), (None, INTERFACES));
+        assert_eq!((network.default_interface, network.interfaces.len()), (None, MAX_INTERFACES));
         assert!(usage.stats.len() < 4096);
     }
 }

@@ -102,7 +102,7 @@ impl CellSync {
 
     async fn watch_connection(self: &Arc<Self>, cell: &Cell) -> Result<(), Status> {
         // Entries that are inserted from now on may be absent from the snapshot.
-        let known_before = self.pods.inserted();
+        let known_before = self.pods.last_sequence();
         // Boxed where it is rare and large: there are as many of these tasks as cells, and they
         // mostly wait.
         let mut events = Box::pin(cell.link.control.watch()).await?;
@@ -229,7 +229,7 @@ impl CellSync {
         }
         self.remove_strangers(cell, &sandbox, strangers).await;
         for container in containers.iter().filter(|container| {
-            container.since <= known_before && !present.contains(&*container.cell_container)
+            container.sequence <= known_before && !present.contains(&*container.cell_container)
         }) {
             self.record_absence(container);
         }
@@ -238,7 +238,7 @@ impl CellSync {
             Some(reported) if reported.state() == cri::PodSandboxState::SandboxNotready => {
                 self.sandbox_stopped(cell, &cell_sandbox, "its sandbox container has ended").await;
             }
-            None if sandbox.since <= known_before => {
+            None if sandbox.sequence <= known_before => {
                 self.sandbox_stopped(cell, &cell_sandbox, "its cell does not know it any more")
                     .await
             }

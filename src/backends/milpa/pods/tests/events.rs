@@ -2,7 +2,7 @@
 
 use super::{super::events, *};
 
-/// What has come so far: kind, id, and the states of the pod and of its containers.
+/// Reads events: type, id, and the states of the pod and of its containers.
 async fn events(
     reader: &mut events::Events,
     count: usize,
@@ -29,7 +29,7 @@ async fn events(
 
 /// Verifies F10.
 #[tokio::test]
-async fn every_change_of_state_is_one_event() {
+async fn each_transition_is_an_event() {
     use cri::{
         ContainerEventType::{
             ContainerCreatedEvent as Created, ContainerDeletedEvent as Deleted,
@@ -59,11 +59,11 @@ async fn every_change_of_state_is_one_event() {
     }
     let (one, two, six) = (&ids[0], &ids[1], &ids[2]);
     pods.set_status(one, status(ContainerRunning, 5));
-    // Its log was moved: its state is the same.
+    // A moved log does not change the state.
     pods.set_status(one, store::ContainerStatus { log_base: 7, ..status(ContainerRunning, 5) });
     pods.set_status(one, status(ContainerExited, 5));
     pods.set_status(one, status(ContainerExited, 5));
-    // Nobody heard of its start; and one that failed to start.
+    // An exit without a reported start, and a failed start.
     pods.set_status(two, status(ContainerExited, 6));
     pods.set_status(six, status(ContainerExited, 0));
     pods.remove_container(one);
@@ -134,7 +134,7 @@ async fn every_change_of_state_is_one_event() {
 }
 
 #[tokio::test]
-async fn an_event_says_what_a_status_asked_after_it_says() {
+async fn event_has_the_status_that_is_read_after_it() {
     let (pods, one, _, container) = example();
     let mut reader = pods.events();
     pods.set_status(
@@ -152,9 +152,9 @@ async fn an_event_says_what_a_status_asked_after_it_says() {
 
 /// Verifies F9.
 #[tokio::test]
-async fn a_reader_that_is_too_far_behind_is_told_so() {
-    // By their number, and by their size: a pod whose annotations are long.
-    for (long, changes) in [(false, events::WAITING + 10), (true, 20)] {
+async fn subscriber_that_is_too_far_behind_reads_an_error() {
+    // By the number of events, and by their size: a pod with long annotations.
+    for (long, changes) in [(false, events::MAX_QUEUED_EVENTS + 10), (true, 20)] {
         let pods = Pods::new();
         let mut meta = sandbox_meta(&id("pod"), 1);
         if long {
@@ -162,7 +162,7 @@ async fn a_reader_that_is_too_far_behind_is_told_so() {
                 .as_mut()
                 .unwrap()
                 .annotations
-                .insert("long".to_owned(), "x".repeat(events::WAITING_BYTES / 10));
+                .insert("long".to_owned(), "x".repeat(events::MAX_QUEUED_BYTES / 10));
         }
         let pod = pods.insert_sandbox(&meta, true).unwrap();
         let (mut slow, mut quick, gone) = (pods.events(), pods.events(), pods.events());
@@ -170,7 +170,7 @@ async fn a_reader_that_is_too_far_behind_is_told_so() {
         for _ in 0..changes {
             pods.set_ready(&pod, false);
             pods.set_ready(&pod, true);
-            assert_eq!(events(&mut quick, 1).await.len(), 1, "who reads is told all");
+            assert_eq!(events(&mut quick, 1).await.len(), 1, "a quick subscriber reads all");
         }
         let (mut read, mut bytes) = (0, 0);
         let status = loop {
@@ -184,8 +184,8 @@ async fn a_reader_that_is_too_far_behind_is_told_so() {
             status.message().contains("1024") && status.message().contains("8388608"),
             "{status}"
         );
-        assert_eq!(read, if long { 9 } else { events::WAITING });
-        assert!(bytes <= events::WAITING_BYTES);
+        assert_eq!(read, if long { 9 } else { events::MAX_QUEUED_EVENTS });
+        assert!(bytes <= events::MAX_QUEUED_BYTES);
         assert!(slow.next().await.is_err(), "no more come");
     }
 }

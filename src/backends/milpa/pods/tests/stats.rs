@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn usage_has_our_attributes_and_ends_with_the_container() {
+fn usage_has_the_records_attributes_and_ends_with_the_container() {
     let (pods, one, _, container) = example();
     let (cell, other) =
         (CellId::parse("cell-000000000001").unwrap(), CellId::parse("cell-000000000002").unwrap());
@@ -62,7 +62,7 @@ fn usage_has_our_attributes_and_ends_with_the_container() {
 }
 
 #[test]
-fn metrics_are_told_while_the_usage_is_fresh() {
+fn metrics_are_listed_while_usage_is_recent() {
     let (pods, one, _, container) = example();
     let now = Instant::now();
     let attributes =
@@ -99,7 +99,7 @@ fn metrics_are_told_while_the_usage_is_fresh() {
             Some(cri::UInt64Value { value: 5 })
         )
     );
-    assert!(told(&descriptors, now + usage::FRESH).is_empty());
+    assert!(told(&descriptors, now + usage::USAGE_TTL).is_empty());
     assert!(
         told(b"\xff", now)[0].container_metrics[0].metrics.is_empty(),
         "what can't be read describes nothing"
@@ -108,7 +108,7 @@ fn metrics_are_told_while_the_usage_is_fresh() {
 
 /// Verifies U3.
 #[test]
-fn usage_is_told_while_it_is_fresh() {
+fn usage_is_listed_while_it_is_recent() {
     let (pods, one, _, container) = example();
     let attributes =
         |n: u32| Some(cri::ContainerAttributes { id: format!("c{n:063x}"), ..Default::default() });
@@ -118,7 +118,7 @@ fn usage_is_told_while_it_is_fresh() {
         metrics: None,
         ..Default::default()
     };
-    let (then, last) = (Instant::now(), Instant::now() + usage::FRESH);
+    let (then, last) = (Instant::now(), Instant::now() + usage::USAGE_TTL);
     pods.heartbeat(&CellId::parse("cell-000000000001").unwrap(), beat, then);
     let told = |filter: &filter::Containers, sandboxes: &filter::Sandboxes, now| {
         (
@@ -165,7 +165,7 @@ fn sample(name: &str, labels: &[(&str, &str)], value: u64) -> cell::Sample {
 
 /// Verifies U25.
 #[test]
-fn what_a_cell_measures_is_told_while_it_tells_it() {
+fn metrics_of_a_cell_are_listed_while_it_sends_them() {
     let (pods, one, _, container) = example();
     let (own, other) =
         (CellId::parse("cell-000000000001").unwrap(), CellId::parse("cell-000000000002").unwrap());
@@ -216,10 +216,10 @@ fn what_a_cell_measures_is_told_while_it_tells_it() {
     assert!(!pods.awaits_metrics(now), "no cell is there to tell any");
     pods.heartbeat(&own, beat(1, None), now);
     assert!(
-        pods.awaits_metrics(now) && !pods.awaits_metrics(now + usage::FRESH),
+        pods.awaits_metrics(now) && !pods.awaits_metrics(now + usage::USAGE_TTL),
         "one that is silent is not waited for"
     );
-    // Not of a cell's to say.
+    // Metrics of another cell's container.
     pods.heartbeat(&other, Heartbeat { metrics: Some(measured(1)), ..Heartbeat::default() }, now);
     assert_eq!((told(now), pods.awaits_metrics(now)), (vec![], true));
     let values = |value| {
@@ -227,14 +227,13 @@ fn what_a_cell_measures_is_told_while_it_tells_it() {
     };
     pods.heartbeat(&own, beat(1, Some(measured(2))), now);
     assert_eq!((told(now), pods.awaits_metrics(now)), (values(2), false));
-    // Those that containerd did not have in time are those of before, until they are too old: a
-    // gap, whatever its usage is.
-    let later = now + usage::FRESH;
+    // Metrics that containerd did not have in time are the previous ones, until they are too old.
+    let later = now + usage::USAGE_TTL;
     pods.heartbeat(&own, beat(1, Some(cell::Metrics::default())), later - Duration::from_millis(1));
     assert_eq!((told(later - Duration::from_millis(1)), told(later)), (values(2), vec![]));
     pods.heartbeat(&own, beat(1, Some(measured(3))), later);
     assert_eq!(told(later), values(3));
-    // They are not wanted any more.
+    // After the subscription.
     pods.heartbeat(&own, beat(1, None), later);
     assert_eq!((told(later), pods.awaits_metrics(later)), (vec![], true));
     pods.heartbeat(&own, beat(1, Some(measured(4))), later);
@@ -245,7 +244,7 @@ fn what_a_cell_measures_is_told_while_it_tells_it() {
 
 /// Verifies U9.
 #[test]
-fn no_list_of_metrics_is_longer_than_a_kubelet_takes_and_each_pod_is_in_it() {
+fn list_of_metrics_is_bounded_and_has_all_pods() {
     const PODS: usize = 200;
     let (pods, now) = (Pods::new(), Instant::now());
     for n in 0..PODS {
@@ -288,7 +287,7 @@ fn no_list_of_metrics_is_longer_than_a_kubelet_takes_and_each_pod_is_in_it() {
         .iter()
         .map(|pod| pod.metrics.len())
         .collect();
-    // All that there is of the first ones, and what is always known of all.
+    // All metrics of the first pods, and those of their statistics for the others.
     let whole = told.iter().take_while(|count| **count > 1).count();
     assert!(
         whole > 10
