@@ -157,18 +157,18 @@ fn explain_cell(
         Ok(request) => describe_cell(lines, milpa, &request, &sandbox),
         Err(problems) => problems.list.iter().for_each(|problem| lines.refuse(problem)),
     }
-    if let Err(status) = policy::check_sandbox(&rules, &sandbox) {
-        lines.refuse(status.message());
+    if let Err(refusal) = policy::check_sandbox(&rules, &sandbox) {
+        lines.refuse(refusal.to_string());
     }
-    for what in policy::given(&rules, &sandbox) {
+    for what in policy::granted(&rules, &sandbox) {
         lines.say(format!("note: it {what}"));
     }
     for container in pod.init_containers.iter().chain(&pod.containers) {
         let config = pod.container_config(container, node, &sandbox, &container.image, 0);
-        if let Err(status) = policy::check_container(&rules, &config) {
-            lines.refuse(status.message());
+        if let Err(refusal) = policy::check_container(&rules, &config) {
+            lines.refuse(refusal.to_string());
         }
-        if let Some(what) = policy::given_kernel_access(&rules, &config) {
+        if let Some(what) = policy::granted_kernel_access(&rules, &config) {
             lines.say(format!("note: it {what}"));
         }
         for mount in &container.mounts {

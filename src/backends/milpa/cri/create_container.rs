@@ -52,7 +52,7 @@ impl CriService {
         if let Some(refusal) = self.move_to_node(&sandbox, config, deadline).await {
             return Err(refusal);
         }
-        policy::check_container(&self.rules(), config)?;
+        policy::check_container(&self.rules(), config).map_err(status_code::of_refusal)?;
         self.sync.records.refresh_annotations(&sandbox, request.sandbox_config.as_ref()).await;
         let key = (sandbox.id.clone(), metadata.name.clone());
         loop {
@@ -164,7 +164,7 @@ impl CriService {
             },
         );
         let cell_container = self.create_in_cell(cell, sandbox, told).await?;
-        if let Some(given) = policy::given_kernel_access(&self.rules(), &config) {
+        if let Some(given) = policy::granted_kernel_access(&self.rules(), &config) {
             tracing::info!(sandbox = %sandbox.id, pod = %sandbox.pod, container = %id, "the pod {given}");
         }
         let result =

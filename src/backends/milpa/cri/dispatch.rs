@@ -23,7 +23,7 @@ impl CriService {
         // Without such a policy nothing is decoded. An invalid request fails in the call itself.
         let rules = self.rules();
         let request =
-            rules.keeps_any().then(|| cri::RunPodSandboxRequest::decode(message).ok())??;
+            rules.keeps_any_local().then(|| cri::RunPodSandboxRequest::decode(message).ok())??;
         let config = request.config.as_ref()?;
         policy::keeps_local(&rules, config).or_else(|| self.has_moved(config))
     }
@@ -32,7 +32,7 @@ impl CriService {
     pub fn features(&self) -> Features {
         Features {
             recursive_read_only_mounts: self.sync.features.recursive_read_only_mounts(),
-            may_be_on_node: self.rules().keeps_any(),
+            may_be_on_node: self.rules().keeps_any_local(),
         }
     }
 

@@ -50,7 +50,7 @@ impl CriService {
             .metadata
             .as_ref()
             .ok_or_else(|| Status::invalid_argument("RunPodSandbox without a config.metadata"))?;
-        policy::check_sandbox(&self.rules(), config)?;
+        policy::check_sandbox(&self.rules(), config).map_err(status_code::of_refusal)?;
         CellRequest::parse(&config.annotations)
             .map_err(|error| Status::invalid_argument(error_chain(&error)))?;
         let key = SandboxKey {
@@ -148,7 +148,8 @@ impl CriService {
             pod_namespace: metadata.namespace,
             pod_uid: metadata.uid,
             sandbox: id.as_str().to_owned(),
-            ports: policy::host_ports(&request.config.clone().unwrap_or_default())?,
+            ports: policy::host_ports(&request.config.clone().unwrap_or_default())
+                .map_err(status_code::of_refusal)?,
             cgroup_parent: request
                 .config
                 .as_ref()
@@ -166,7 +167,7 @@ impl CriService {
             Ok(()) => {
                 tracing::info!(sandbox = %id, cell = %cell.id, pod, ?addresses, "A pod has its cell");
                 for given in
-                    request.config.iter().flat_map(|config| policy::given(&self.rules(), config))
+                    request.config.iter().flat_map(|config| policy::granted(&self.rules(), config))
                 {
                     tracing::info!(sandbox = %id, pod, "The pod {given}");
                 }
@@ -205,8 +206,8 @@ impl CriService {
         let hello = cell_client::connected(cell, pod, None).await?;
         let rules = self.rules();
         // The policy may have been changed since the call came.
-        policy::check_sandbox(&rules, &config)?;
-        let resolvers = policy::asked_for_it(&rules.policy, &config);
+        policy::check_sandbox(&rules, &config).map_err(status_code::of_refusal)?;
+        let resolvers = policy::forwarded_resolvers(&rules.policy, &config);
         let bind = requests::bind(&config, &resolvers);
         let client = CellClient::new(cell);
         client.bind(BIND_TIMEOUT, bind).await?;
@@ -249,7 +250,7 @@ impl CriService {
             sample.ok().and_then(|answer| answer.stats),
             Instant::now(),
         );
-        // Asked after that: of a cell that ends in this moment the news may have come before there
+        // HostAccess after that: of a cell that ends in this moment the news may have come before there
         // was a sandbox that they could have been for.
         if self.cells.get(&cell.id).is_none() {
             if let Ok(sandbox) = self.pods.sandbox(id.as_str()) {

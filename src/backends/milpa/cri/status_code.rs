@@ -7,6 +7,7 @@ use crate::backends::milpa::{
     error_chain::error_chain,
     failure::{Class, Failure},
     id::{InvalidId, NoRandomness},
+    policy::Refusal,
     providers::{ErrorClass, ProviderError},
     store::StoreError,
     sync::{AttemptError, ReopenError, TeardownError},
@@ -50,6 +51,11 @@ pub(super) fn of_randomness(error: NoRandomness) -> Status {
 /// Returns the status of a record with an invalid id.
 pub(super) fn of_id(error: &InvalidId) -> Status {
     Status::internal(error.to_string())
+}
+
+/// Returns the status of a request that the policy refuses.
+pub(super) fn of_refusal(refusal: Refusal) -> Status {
+    Status::invalid_argument(refusal.to_string())
 }
 
 /// Returns the status of a cell that could not be launched or ended.

@@ -2,10 +2,10 @@
 //! that cells without one of their own share with the node.
 //!
 //! Cells without users of their own have the node's user namespace, so that a capability of a
-//! container there is one of the node: what contains it is that no other namespace of the node is
+//! container there is one of the node: it is contained because no other namespace of the node is
 //! within its reach.
 
-/// The prefix of a capability in capabilities(7), which CRI leaves out.
+/// Prefix of a capability in capabilities(7), which CRI leaves out.
 const PREFIX: &str = "CAP_";
 /// All capabilities, in CRI.
 const ALL: &str = "ALL";
@@ -15,8 +15,8 @@ const ALL: &str = "ALL";
 pub(super) enum Reach {
     /// Contained by the namespaces, mounts and control groups of the cell and its containers.
     Cell,
-    /// Contained while the container sees its own processes only. Beside those of the cell it
-    /// reaches what they have open: the node's files, where cells share them.
+    /// Contained while the container sees only its own processes. If it sees those of the cell, it
+    /// reaches their open files: the node's, where cells share them.
     OwnProcesses,
     /// Not contained: the kernel, its devices, its clock, or the node's files.
     Kernel,
@@ -85,7 +85,7 @@ const TABLE: [(&str, Reach); 41] = [
     ("BLOCK_SUSPEND", Reach::Kernel),
     // The node's audit log.
     ("AUDIT_READ", Reach::Kernel),
-    // What the whole node does, and programs in its kernel.
+    // Activity of the whole node, and programs in its kernel.
     ("PERFMON", Reach::Kernel),
     ("BPF", Reach::Kernel),
     // /proc/PID/map_files of the processes that it sees.
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn every_capability_of_this_kernel_is_known() {
+    fn capabilities_of_this_kernel_are_known() {
         let last = std::fs::read_to_string("/proc/sys/kernel/cap_last_cap").unwrap();
         assert!(last.trim().parse::<usize>().unwrap() < TABLE.len(), "{last}");
     }

@@ -1,4 +1,4 @@
-//! What a pod may ask for of the node's, and what becomes of it.
+//! Host access that a pod requests, and its outcome by the policy.
 
 use kiyot_proto::cri;
 
@@ -7,9 +7,9 @@ use crate::{
     config::{MilpaBackend, OfNode, Policy, Privileged},
 };
 
-/// Something of the node's that a pod may ask for.
+/// Access to the node that a pod may request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Asked {
+pub(super) enum HostAccess {
     Network,
     Processes,
     Ipc,
@@ -17,34 +17,34 @@ pub(super) enum Asked {
     Privileges,
 }
 
-/// What becomes of it.
+/// The outcome of a request for host access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Outcome {
     /// The policy refuses it.
     Refused,
-    /// The policy gives the cell's own, and the provider's cells have none. Why ends the sentence
-    /// "..., but ...".
-    NotThere(&'static str),
+    /// The policy grants the cell's own, and the provider's cells have none. The reason ends the
+    /// sentence "..., but ...".
+    Unsupported(&'static str),
     /// The pod runs on the node.
     KeptLocal,
-    /// It is given: the cell's own, or what the policy allows at any rate.
-    Given,
+    /// The pod has the cell's own, or the node's if the policy allows that.
+    Granted,
 }
 
-/// The policy, and what the provider's cells can do about it.
+/// The policy of a backend, and the isolation of its provider's cells.
 #[derive(Debug, Clone, Copy)]
 pub struct Rules {
-    /// What the configuration says.
+    /// The policy of the configuration.
     pub policy: Policy,
-    /// What the provider declares of its cells.
+    /// The isolation that the provider declares.
     pub isolation: Isolation,
 }
 
-impl Asked {
+impl HostAccess {
     pub(super) const ALL: [Self; 5] =
         [Self::Network, Self::Processes, Self::Ipc, Self::Users, Self::Privileges];
 
-    /// Its key in the policy.
+    /// Returns its key in the policy.
     pub(super) const fn key(self) -> &'static str {
         match self {
             Self::Network => "host_network",
@@ -55,7 +55,7 @@ impl Asked {
         }
     }
 
-    /// Ends the sentence "the pod asks for ...".
+    /// Returns the end of the sentence "the pod asks for ...".
     pub(super) const fn what(self) -> &'static str {
         match self {
             Self::Network => "the node's network (hostNetwork)",
@@ -66,11 +66,12 @@ impl Asked {
         }
     }
 
-    /// What it is given of the cell's own.
-    pub(super) const fn given(self) -> &'static str {
+    /// Returns what the pod gets of its cell.
+    pub(super) const fn granted(self) -> &'static str {
         match self {
             Self::Network => {
-                "the network of its cell: the pod's address is the cell's, and its hostPorts lead there from the node"
+                "the network of its cell: the pod's address is the cell's, and its hostPorts lead \
+                 there from the node"
             }
             Self::Processes => "the processes of its cell",
             Self::Ipc => "the IPC of its cell",
@@ -79,13 +80,13 @@ impl Asked {
         }
     }
 
-    /// What of these a pod or a container asks for.
+    /// Returns the access that a pod or a container requests.
     pub(super) fn of(
         options: Option<&cri::NamespaceOption>,
         privileged: bool,
     ) -> impl Iterator<Item = Self> + '_ {
         use cri::NamespaceMode::{Node, Pod};
-        Self::ALL.into_iter().filter(move |asked| match asked {
+        Self::ALL.into_iter().filter(move |access| match access {
             Self::Network => options.is_some_and(|options| options.network() == Node),
             Self::Processes => options.is_some_and(|options| options.pid() == Node),
             Self::Ipc => options.is_some_and(|options| options.ipc() == Node),
@@ -98,57 +99,59 @@ impl Asked {
 }
 
 impl Rules {
-    /// Those of a backend that is configured so.
+    /// Returns the rules of a configured backend.
     pub fn of(backend: &MilpaBackend) -> Self {
         Self { policy: backend.policy, isolation: Isolation::of(backend.provider) }
     }
 
-    pub(super) fn outcome(&self, asked: Asked) -> Outcome {
+    pub(super) fn outcome(&self, access: HostAccess) -> Outcome {
         let policy = &self.policy;
         let of_node = |setting, there: bool, why| match setting {
             OfNode::Refuse => Outcome::Refused,
             OfNode::KeepLocal => Outcome::KeptLocal,
-            OfNode::Cell if there => Outcome::Given,
-            OfNode::Cell => Outcome::NotThere(why),
+            OfNode::Cell if there => Outcome::Granted,
+            OfNode::Cell => Outcome::Unsupported(why),
         };
-        match asked {
-            // Whatever makes cells, one has these for itself: it is one pod's.
-            Asked::Network => of_node(policy.host_network, true, ""),
-            Asked::Processes => of_node(policy.host_pid, true, ""),
-            Asked::Ipc => of_node(policy.host_ipc, true, ""),
-            Asked::Users => of_node(
+        match access {
+            // Any cell has these for itself, because it belongs to a single pod.
+            HostAccess::Network => of_node(policy.host_network, true, ""),
+            HostAccess::Processes => of_node(policy.host_pid, true, ""),
+            HostAccess::Ipc => of_node(policy.host_ipc, true, ""),
+            HostAccess::Users => of_node(
                 policy.host_users,
                 self.isolation.users,
                 "have the node's users: who is root in one is root to the node's kernel",
             ),
-            Asked::Privileges => match policy.privileged {
+            HostAccess::Privileges => match policy.privileged {
                 Privileged::Refuse => Outcome::Refused,
                 Privileged::KeepLocal => Outcome::KeptLocal,
-                Privileged::Allow => Outcome::Given,
-                Privileged::Cell if self.isolation.privileges => Outcome::Given,
-                Privileged::Cell => Outcome::NotThere(
-                    "share the node's kernel and devices: a privileged container, or one with a capability that reaches the kernel, is root on the node",
+                Privileged::Allow => Outcome::Granted,
+                Privileged::Cell if self.isolation.privileges => Outcome::Granted,
+                Privileged::Cell => Outcome::Unsupported(
+                    "share the node's kernel and devices: a privileged container, or one with a \
+                     capability that reaches the kernel, is root on the node",
                 ),
             },
         }
     }
 
-    /// Whether there are pods that run on the node by the policy.
-    pub(crate) fn keeps_any(&self) -> bool {
-        Asked::ALL.into_iter().any(|asked| self.outcome(asked) == Outcome::KeptLocal)
+    /// Returns whether the policy keeps any pods on the node.
+    pub(crate) fn keeps_any_local(&self) -> bool {
+        HostAccess::ALL.into_iter().any(|access| self.outcome(access) == Outcome::KeptLocal)
     }
 
-    /// What the policy gives and the provider's cells don't have, one sentence each: such pods are
-    /// refused.
+    /// Returns a sentence for each access that the policy grants and the provider's cells don't
+    /// have: these pods are refused.
     pub fn unmet(&self) -> Vec<String> {
-        let unmet = |asked: Asked| match self.outcome(asked) {
-            Outcome::NotThere(why) => Some(format!(
-                "policy.{} is \"cell\", but cells of the provider {:?} {why}; such pods are refused",
-                asked.key(),
+        let unmet = |access: HostAccess| match self.outcome(access) {
+            Outcome::Unsupported(why) => Some(format!(
+                "policy.{} is \"cell\", but cells of the provider {:?} {why}; such pods are \
+                 refused",
+                access.key(),
                 self.isolation.provider
             )),
             _ => None,
         };
-        Asked::ALL.into_iter().filter_map(unmet).collect()
+        HostAccess::ALL.into_iter().filter_map(unmet).collect()
     }
 }

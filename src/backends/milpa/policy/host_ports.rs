@@ -3,22 +3,22 @@
 use std::net::IpAddr;
 
 use kiyot_proto::cri;
-use tonic::Status;
 
+use super::Refusal;
 use crate::backends::milpa::providers::{HostPort, MAX_HOST_PORTS, Protocol};
 
 /// Returns the ports of the node that lead to a pod. A mapping without a port of the node is
 /// informational.
-pub(crate) fn host_ports(config: &cri::PodSandboxConfig) -> Result<Vec<HostPort>, Status> {
-    let asked = config.port_mappings.iter().filter(|mapping| mapping.host_port > 0);
+pub(crate) fn host_ports(config: &cri::PodSandboxConfig) -> Result<Vec<HostPort>, Refusal> {
+    let requested = config.port_mappings.iter().filter(|mapping| mapping.host_port > 0);
     let bad = |mapping: &cri::PortMapping, what: &str| {
-        Status::invalid_argument(format!("hostPort {}: {what}", mapping.host_port))
+        Refusal(format!("hostPort {}: {what}", mapping.host_port))
     };
     let port = |mapping: &cri::PortMapping, number: i32| {
         let port = u16::try_from(number).ok().filter(|port| *port > 0);
         port.ok_or_else(|| bad(mapping, &format!("port {number}; allowed is 1 to {}", u16::MAX)))
     };
-    let one = |mapping: &cri::PortMapping| {
+    let host_port = |mapping: &cri::PortMapping| {
         let protocol = match cri::Protocol::try_from(mapping.protocol) {
             Ok(cri::Protocol::Tcp) => Protocol::Tcp,
             Ok(cri::Protocol::Udp) => Protocol::Udp,
@@ -44,11 +44,11 @@ pub(crate) fn host_ports(config: &cri::PodSandboxConfig) -> Result<Vec<HostPort>
             container_port: port(mapping, mapping.container_port)?,
         })
     };
-    let number = asked.clone().count();
+    let number = requested.clone().count();
     if number > MAX_HOST_PORTS {
-        return Err(Status::invalid_argument(format!(
+        return Err(Refusal(format!(
             "{number} hostPorts; allowed are at most {MAX_HOST_PORTS} for a pod"
         )));
     }
-    asked.map(one).collect()
+    requested.map(host_port).collect()
 }

@@ -6,16 +6,16 @@ use kiyot_proto::cri;
 
 use super::capabilities::{self, Reach};
 
-/// The most characters of a capability's name that an error repeats.
-const NAME_CHARACTERS: usize = 64;
+/// Longest part of a capability's name that an error repeats, in characters.
+const MAX_SHOWN_CHARACTERS: usize = 64;
 
 /// A power over the kernel that `privileged` includes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum KernelAccess {
     /// A capability that the namespaces of a cell do not contain, as the request names it.
     Capability(String),
-    /// `/proc` with its kernel parameters open to writing (`procMount: Unmasked`): who is root may
-    /// write `kernel.core_pattern`, and the node runs what stands there.
+    /// `/proc` with its kernel parameters open to writing (`procMount: Unmasked`): root may write
+    /// `kernel.core_pattern`, and the node runs the program in it.
     UnmaskedProc,
 }
 
@@ -28,8 +28,8 @@ impl fmt::Display for KernelAccess {
     }
 }
 
-/// Returns the first access to the kernel that a container requests. A privileged container has all
-/// of it, and is not looked at.
+/// Returns the first access to the kernel that a container requests; `None` for a privileged one,
+/// which has all of it.
 pub(super) fn requested(context: &cri::LinuxContainerSecurityContext) -> Option<KernelAccess> {
     if context.privileged {
         return None;
@@ -42,8 +42,8 @@ pub(super) fn requested(context: &cri::LinuxContainerSecurityContext) -> Option<
         .or_else(|| unmasked.then_some(KernelAccess::UnmaskedProc))
 }
 
-/// Returns the first capability by which a container reaches what the processes that it sees have
-/// open.
+/// Returns the first capability by which a container reaches the open files of the processes that
+/// it sees.
 pub(super) fn into_processes(context: &cri::LinuxContainerSecurityContext) -> Option<String> {
     let reaches = |name: &&str| {
         capabilities::is_all(name) || capabilities::reach(name) == Reach::OwnProcesses
@@ -60,5 +60,5 @@ fn added(context: &cri::LinuxContainerSecurityContext) -> impl Iterator<Item = &
 }
 
 fn displayed(name: &str) -> String {
-    name.chars().take(NAME_CHARACTERS).flat_map(char::escape_debug).collect()
+    name.chars().take(MAX_SHOWN_CHARACTERS).flat_map(char::escape_debug).collect()
 }
