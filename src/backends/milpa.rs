@@ -1,4 +1,4 @@
-//! The nodeless backend: each of its pods runs in a cell of its own.
+//! The nodeless backend: each pod runs in its own cell.
 
 use std::{
     io,
@@ -53,31 +53,31 @@ use store::{Store, StoreError};
 use streaming::Streaming;
 use volumes::Volumes;
 
-/// What is for cells: the annotation `kubernetes.io/target-runtime: kiyot`, and RuntimeClasses with
-/// the handler `kiyot`.
+/// The declaration of the backend: the annotation `kubernetes.io/target-runtime: kiyot`, and
+/// RuntimeClasses with the handler `kiyot`.
 pub const DECLARED: Declared =
     Declared { target_runtimes: &["kiyot"], runtime_handlers: &["kiyot"] };
-/// How long the parts may take to end when the daemon stops.
-const ENDING: Duration = Duration::from_secs(5);
+/// Time limit of the end of all parts when the daemon stops.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Why the backend does not start.
+/// An error of the start of the backend.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// Its store.
+    /// The store failed.
     #[error("the state of backend {0}")]
     Store(BackendName, #[source] StoreError),
-    /// The authority of its cells' certificates.
+    /// The certificate authority of its cells failed.
     #[error("the certificates of backend {0}")]
     Authority(BackendName, #[source] CaError),
-    /// The gateway that its cells call.
+    /// The gateway of its cells failed.
     #[error("the gateway of backend {0}")]
     Gateway(BackendName, #[source] GatewayError),
-    /// The listener for exec, attach and port-forward.
+    /// The listener for exec, attach and port-forward failed.
     #[error("the streaming server of backend {0}")]
     Streaming(BackendName, #[source] io::Error),
 }
 
-/// Pods in cells.
+/// The backend of pods in cells.
 #[derive(Debug)]
 pub struct Milpa {
     name: BackendName,
@@ -90,8 +90,7 @@ pub struct Milpa {
 }
 
 impl Milpa {
-    /// Starts all parts: when it returns, the pods of before are known, and their cells may call
-    /// home.
+    /// Starts all parts. Afterwards the recorded pods are known, and their cells may dial.
     pub async fn start(name: &BackendName, config: &MilpaBackend) -> Result<Arc<Self>, StartError> {
         let of_store = |error| StartError::Store(name.clone(), error);
         let store = Store::open(&config.state_dir).await.map_err(of_store)?;
@@ -114,9 +113,13 @@ impl Milpa {
         for unmet in rules.unmet() {
             tracing::warn!(backend = %name, "{unmet}");
         }
-        // What is missing may come yet, and pods of the node need none of it.
+        // Missing programs may be installed later, and pods on the node don't need them.
         if let Err(error) = provider.check().await {
-            tracing::error!(backend = %name, error = &error as &dyn std::error::Error, "No cell can be made as it is now; other pods go on");
+            tracing::error!(
+                backend = %name,
+                error = &error as &dyn std::error::Error,
+                "provider can't make cells, pods on the node are not affected"
+            );
         }
         let cells_config = CellsConfig {
             max_cells: config.max_cells,
@@ -179,20 +182,19 @@ impl Milpa {
         }))
     }
 
-    /// What becomes of pods that ask for what a cell does not have, from now on.
+    /// Sets the policy on host access.
     pub fn set_policy(&self, policy: Policy) {
         for unmet in self.cri.set_policy(policy) {
             tracing::warn!(backend = %self.name, "{unmet}");
         }
     }
 
-    /// How many cells there may be at once, from now on. Those that run go on, however many they
-    /// are.
-    pub fn set_max_cells(&self, most: usize) {
-        self.cells.set_max_cells(most);
+    /// Sets the limit of cells. Running cells go on, even above a lower limit.
+    pub fn set_max_cells(&self, max_cells: usize) {
+        self.cells.set_max_cells(max_cells);
     }
 
-    /// Ends all tasks. Pods go on, and are known again at the next start.
+    /// Ends all tasks. Pods go on, and the next start recovers them.
     pub async fn shutdown(&self) {
         self.cri.shutdown().await;
         let rest = async {
@@ -200,8 +202,8 @@ impl Milpa {
             self.cells.shutdown().await;
             self.store.close().await;
         };
-        if tokio::time::timeout(ENDING, rest).await.is_err() {
-            tracing::warn!(backend = %self.name, "Parts of a backend did not end in time");
+        if tokio::time::timeout(SHUTDOWN_TIMEOUT, rest).await.is_err() {
+            tracing::warn!(backend = %self.name, "parts of a backend did not end in time");
         }
     }
 }

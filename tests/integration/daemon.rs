@@ -152,7 +152,7 @@ async fn missing_cell_binary_is_logged_at_start_and_pods_of_the_node_run() {
     .await;
     let mut kubelet = kiyot.kubelet().await;
     let log = kiyot.log();
-    let line = log.lines().find(|line| line.contains("No cell can be made as it is now"));
+    let line = log.lines().find(|line| line.contains("provider can't make cells"));
     assert!(line.is_some_and(|line| line.contains("/nonexistent/kiyot-cell")), "{log}");
     let running = kubelet
         .run_pod(&Pod::new("plain").container(Container::script("main", "echo here")))

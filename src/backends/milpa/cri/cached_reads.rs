@@ -86,9 +86,12 @@ impl CriService {
         let meta = sandbox.meta();
         let status = response::sandbox_status(&meta, sandbox.ready);
         let info = if request.verbose {
-            info(
-                &serde_json::json!({ "cell": meta.cell, "cellSandbox": meta.cell_sandbox, "addresses": meta.addresses, "ephemeralStorageBytes": sandbox.ephemeral_storage }),
-            )
+            info(&serde_json::json!({
+                "cell": meta.cell,
+                "cellSandbox": meta.cell_sandbox,
+                "addresses": meta.addresses,
+                "ephemeralStorageBytes": sandbox.ephemeral_storage,
+            }))
         } else {
             HashMap::new()
         };
@@ -103,7 +106,10 @@ impl CriService {
         let info = if request.verbose {
             let meta = container.meta();
             info(&serde_json::json!({
-                "sandboxID": meta.sandbox, "cell": container.cell.as_str(), "cellContainer": meta.cell_container, "cellLog": meta.cell_log,
+                "sandboxID": meta.sandbox,
+                "cell": container.cell.as_str(),
+                "cellContainer": meta.cell_container,
+                "cellLog": meta.cell_log,
             }))
         } else {
             HashMap::new()

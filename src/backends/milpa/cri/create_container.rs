@@ -1,4 +1,4 @@
-//! `CreateContainer`: volumes and image are brought into the cell first.
+//! `CreateContainer`: volumes, image and seccomp profile are copied to the cell first.
 
 use std::{sync::Arc, time::Instant};
 
@@ -32,8 +32,8 @@ const SECCOMP_DIR_MODE: u32 = 0o700;
 const PROFILE_MODE: u32 = 0o600;
 
 impl CriService {
-    /// Answers with the container of this name and attempt: the one that is being made, the one
-    /// whose answer was lost, or a new one. The work goes on without its caller.
+    /// Creates a container, or returns the one of this name and attempt whose creation another call
+    /// began. The work outlives its caller.
     pub(super) async fn create_container(
         self: &Arc<Self>,
         request: cri::CreateContainerRequest,
@@ -62,7 +62,9 @@ impl CriService {
                 self.creations.join(&self.tasks, key.clone(), request.clone(), same, |request| {
                     Box::pin(async move {
                         let _creation = service.sync.creations.begin(&sandbox, &metadata.name);
-                        service.made_or_make(sandbox.as_str(), &metadata, &request).await
+                        service
+                            .existing_or_new_container(sandbox.as_str(), &metadata, &request)
+                            .await
                     })
                 });
             match joined {
@@ -83,7 +85,7 @@ impl CriService {
         }
     }
 
-    async fn made_or_make(
+    async fn existing_or_new_container(
         self: Arc<Self>,
         sandbox: &str,
         metadata: &cri::ContainerMetadata,
@@ -96,13 +98,18 @@ impl CriService {
         if let Some(existing) = self.pods.container_named(&sandbox.id, metadata) {
             if existing.state() != cri::ContainerState::ContainerCreated {
                 let name = format!("{}_{}_{}", metadata.name, sandbox.pod, metadata.attempt);
-                let of = existing.id.as_str();
+                let holder = existing.id.as_str();
                 return Err(Status::failed_precondition(format!(
-                    "failed to reserve container name {name:?}: name {name:?} is reserved for {of:?}"
+                    "failed to reserve container name {name:?}: name {name:?} is reserved for \
+                     {holder:?}"
                 )));
             }
-            let made_for = existing.meta().config.unwrap_or_default();
-            if request.config.as_ref().is_some_and(|config| essence(&made_for) == essence(config)) {
+            let existing_config = existing.meta().config.unwrap_or_default();
+            if request
+                .config
+                .as_ref()
+                .is_some_and(|config| essence(&existing_config) == essence(config))
+            {
                 return Ok(existing.id);
             }
             self.remove_from_cell_and_records(&existing).await?;
@@ -110,23 +117,23 @@ impl CriService {
         let cell = self.connected_cell(&sandbox, None).await?;
         let ended = self.sync.end_stale_attempts(&cell, &sandbox, metadata).await;
         ended.map_err(status_code::of_attempt)?;
-        let made = Box::pin(self.make_container(&cell, &sandbox, request)).await;
+        let created = Box::pin(self.new_container(&cell, &sandbox, request)).await;
         self.sync.release_if_ended(&cell);
-        made
+        created
     }
 
-    async fn make_container(
+    async fn new_container(
         &self,
         cell: &Cell,
         sandbox: &Sandbox,
         request: &cri::CreateContainerRequest,
     ) -> Result<ContainerId, Status> {
         let meta = sandbox.meta();
-        let made_with = meta.config.unwrap_or_default();
+        let sandbox_config = meta.config.unwrap_or_default();
         let mut config = request.config.clone().unwrap_or_default();
-        // The kubelet makes it anew from the pod for each container: the credentials and
-        // annotations of now are in this one.
-        let current = request.sandbox_config.as_ref().unwrap_or(&made_with);
+        // The kubelet sends a new sandbox config with each container, with the current credentials
+        // and annotations.
+        let current = request.sandbox_config.as_ref().unwrap_or(&sandbox_config);
         let id = ContainerId::mint().map_err(status_code::of_randomness)?;
         let target = match requests::target(&config) {
             "" => None,
@@ -135,22 +142,22 @@ impl CriService {
         let hello = cell_client::connected(cell, &sandbox.pod, None).await?;
         self.check_mounts(cell, &config).await?;
         let mut mounts = self.volumes.prepare(cell, current, &config).await?;
-        for (mount, told) in mounts.iter_mut().zip(&mut config.mounts) {
-            if let (Some(image), Some(told)) = (&mut mount.image, &mut told.image) {
+        for (mount, recorded) in mounts.iter_mut().zip(&mut config.mounts) {
+            if let (Some(image), Some(recorded)) = (&mut mount.image, &mut recorded.image) {
                 image.image = checked_id(self.images.ensure(cell, image, current).await?)?;
-                // Which image it was, the container's status says.
-                told.image_ref.clone_from(&image.image);
+                // For the container's status.
+                recorded.image_ref.clone_from(&image.image);
             }
         }
         let image = checked_id(
             self.images.ensure(cell, &config.image.clone().unwrap_or_default(), current).await?,
         )?;
-        let logs = requests::log_paths(&made_with, &config, id.as_str());
+        let logs = requests::log_paths(&sandbox_config, &config, id.as_str());
         if let Some(logs) = &logs {
             self.make_log_dir(cell, &logs.in_pod_dir).await?;
         }
         let profile = copy_seccomp_profile(cell, &hello.pod_dir, &config).await?;
-        let told = requests::create_container(
+        let cell_request = requests::create_container(
             request,
             requests::InCell {
                 sandbox: &meta.cell_sandbox,
@@ -163,12 +170,17 @@ impl CriService {
                 target: target.as_ref().map(|target| &*target.cell_container).unwrap_or_default(),
             },
         );
-        let cell_container = self.create_in_cell(cell, sandbox, told).await?;
-        if let Some(given) = policy::granted_kernel_access(&self.rules(), &config) {
-            tracing::info!(sandbox = %sandbox.id, pod = %sandbox.pod, container = %id, "the pod {given}");
+        let cell_container = self.create_in_cell(cell, sandbox, cell_request).await?;
+        if let Some(granted) = policy::granted_kernel_access(&self.rules(), &config) {
+            tracing::info!(
+                sandbox = %sandbox.id,
+                pod = %sandbox.pod,
+                container = %id,
+                "the pod {granted}"
+            );
         }
         let result =
-            self.keep_container(cell, sandbox, &id, &cell_container, &config, &image, logs).await;
+            self.record_container(cell, sandbox, &id, &cell_container, &config, &image, logs).await;
         match result {
             Ok(()) => self.volumes.keep(cell, current, &config),
             Err(_) => discard_container(cell, &cell_container).await,
@@ -176,7 +188,7 @@ impl CriService {
         result.map(|()| id)
     }
 
-    /// Refuses what the cell's containerd would pass over.
+    /// Refuses mount options that the cell's containerd would ignore.
     async fn check_mounts(&self, cell: &Cell, config: &cri::ContainerConfig) -> Result<(), Status> {
         let client = CellClient::new(cell);
         if support::needs_version(config) {
@@ -190,8 +202,8 @@ impl CriService {
         Ok(())
     }
 
-    #[expect(clippy::too_many_arguments, reason = "all that a new container is")]
-    async fn keep_container(
+    #[expect(clippy::too_many_arguments, reason = "all parts of a new container's record")]
+    async fn record_container(
         &self,
         cell: &Cell,
         sandbox: &Sandbox,
@@ -203,15 +215,17 @@ impl CriService {
     ) -> Result<(), Status> {
         let request =
             cri::ContainerStatusRequest { container_id: cell_container.to_owned(), verbose: false };
-        let told = CellClient::new(cell).container_status(CALL_TIMEOUT, request).await?;
-        let told = told.status.unwrap_or_default();
+        let response = CellClient::new(cell).container_status(CALL_TIMEOUT, request).await?;
+        let reported = response.status.unwrap_or_default();
         let logs = logs.map(|logs| (logs.node, logs.in_pod_dir)).unwrap_or_default();
         let meta = records::ContainerMeta {
             id: id.as_str().to_owned(),
             sandbox: sandbox.id.as_str().to_owned(),
             cell_container: cell_container.to_owned(),
             config: Some(requests::without_secrets(config)),
-            image_ref: cell_client::checked_reference(&told.image_ref).unwrap_or(image).to_owned(),
+            image_ref: cell_client::checked_reference(&reported.image_ref)
+                .unwrap_or(image)
+                .to_owned(),
             created_unix_nanos: clock::now_after(self.pods.latest_of_pod(&sandbox.uid)),
             log_path: logs.0,
             cell_log: logs.1,
@@ -226,7 +240,7 @@ impl CriService {
         let _records = sandbox.records.lock().await;
         let mut batch = Batch::default();
         let record =
-            records::ContainerStatus { told: pods::reported_details(&told), ..status.clone() };
+            records::ContainerStatus { told: pods::reported_details(&reported), ..status.clone() };
         batch.put(Table::Containers, id.as_str(), &meta).put(
             Table::ContainerStatuses,
             id.as_str(),
@@ -235,12 +249,12 @@ impl CriService {
         self.store.commit(batch).await.map_err(|error| status_code::of_store(&error))?;
         if self
             .pods
-            .insert_container(&meta, status, Some(&told))
+            .insert_container(&meta, status, Some(&reported))
             .map_err(|error| status_code::of_id(&error))?
         {
             return Ok(());
         }
-        // The sandbox was stopped meanwhile.
+        // The sandbox has stopped meanwhile.
         let mut batch = Batch::default();
         batch.remove(Table::Containers, id.as_str()).remove(Table::ContainerStatuses, id.as_str());
         self.store.commit(batch).await.map_err(|error| status_code::of_store(&error))?;
@@ -254,34 +268,39 @@ impl CriService {
         CellClient::new(cell).change_files(vec![change]).await
     }
 
-    /// Creates it in the cell. A container of the same name there that we do not know is what a
-    /// lost answer left: it is removed, and made anew.
+    /// Creates a container in the cell. An unrecorded container of the same name is there because
+    /// the response to its creation was lost: it is removed first.
     async fn create_in_cell(
         &self,
         cell: &Cell,
         sandbox: &Sandbox,
-        told: cri::CreateContainerRequest,
+        request: cri::CreateContainerRequest,
     ) -> Result<String, Status> {
         let client = CellClient::new(cell);
-        let first = match client.create_container(CALL_TIMEOUT, told.clone()).await {
+        let first = match client.create_container(CALL_TIMEOUT, request.clone()).await {
             Ok(made) => return checked_id(made.container_id),
             Err(status) => status,
         };
-        let metadata = told.config.as_ref().and_then(|config| config.metadata.clone());
-        let Some(left) = self.left_in_cell(cell, &told.pod_sandbox_id, metadata.as_ref()).await
+        let metadata = request.config.as_ref().and_then(|config| config.metadata.clone());
+        let Some(unrecorded) =
+            self.unrecorded_container(cell, &request.pod_sandbox_id, metadata.as_ref()).await
         else {
             return Err(sandbox.restored(&first));
         };
-        tracing::info!(pod = %sandbox.pod, cell = %cell.id, "A container whose creation was not answered is made anew");
-        discard_container(cell, &left).await;
+        tracing::info!(
+            pod = %sandbox.pod,
+            cell = %cell.id,
+            "replacing a container whose creation was not answered"
+        );
+        discard_container(cell, &unrecorded).await;
         let made = client
-            .create_container(CALL_TIMEOUT, told)
+            .create_container(CALL_TIMEOUT, request)
             .await
             .map_err(|status| sandbox.restored(&status))?;
         checked_id(made.container_id)
     }
 
-    async fn left_in_cell(
+    async fn unrecorded_container(
         &self,
         cell: &Cell,
         cell_sandbox: &str,
@@ -291,11 +310,11 @@ impl CriService {
             cri::ContainerFilter { pod_sandbox_id: cell_sandbox.to_owned(), ..Default::default() };
         let request = cri::ListContainersRequest { filter: Some(filter) };
         let list = CellClient::new(cell).list_containers(CALL_TIMEOUT, request).await.ok()?;
-        let left = list
+        let container = list
             .containers
             .into_iter()
             .find(|container| container.metadata.as_ref() == metadata)?;
-        self.pods.container_of_cell(&cell.id, &left.id).is_none().then_some(left.id)
+        self.pods.container_of_cell(&cell.id, &container.id).is_none().then_some(container.id)
     }
 }
 
@@ -331,16 +350,16 @@ async fn copy_seccomp_profile(
     Ok(Some(format!("{}/{file}", pod_dir.trim_end_matches('/'))))
 }
 
-fn same(one: &cri::CreateContainerRequest, other: &cri::CreateContainerRequest) -> bool {
-    let of = |request: &cri::CreateContainerRequest| {
+fn same(a: &cri::CreateContainerRequest, b: &cri::CreateContainerRequest) -> bool {
+    let compared = |request: &cri::CreateContainerRequest| {
         request.config.as_ref().map(|config| (essence(config), config.envs.clone()))
     };
-    of(one) == of(other)
+    compared(a) == compared(b)
 }
 
-/// What makes a container's config another. The kubelet names a new file for the termination
-/// message in each attempt, labels and annotations may change meanwhile, and of the environment
-/// only the names are kept.
+/// Returns the parts of a config that identify a container. The kubelet names a new file for the
+/// termination message in each call, labels and annotations may change, and only the names of the
+/// environment are recorded.
 fn essence(config: &cri::ContainerConfig) -> cri::ContainerConfig {
     let mut config = requests::without_secrets(config);
     for mount in &mut config.mounts {

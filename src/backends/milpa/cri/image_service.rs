@@ -13,18 +13,18 @@ use crate::backends::{
     milpa::{id::CellId, images::normalized, pods::Sandbox},
 };
 
-/// The size that is told of an image whose cell has not told it since the daemon was started, in
-/// bytes. A kubelet takes no image without a size (cri-client, ImageStatus).
-const UNKNOWN_SIZE: u64 = 1;
+/// Size in the status of an image whose cell has not reported it since the start of the daemon, in
+/// bytes. A kubelet accepts no image without a size (cri-client, ImageStatus).
+const UNKNOWN_SIZE_BYTES: u64 = 1;
 
 impl CriService {
     /// Returns whether an image call is for a pod in a cell, by the pod's uid or annotations.
     pub fn claims_image(&self, method: Method, message: &[u8]) -> bool {
         match method {
             Method::PullImage => cri::PullImageRequest::decode(message)
-                .is_ok_and(|request| self.puller(&request).is_some()),
+                .is_ok_and(|request| self.sandbox_of_pull(&request).is_some()),
             Method::ImageStatus => cri::ImageStatusRequest::decode(message)
-                .is_ok_and(|request| self.asker(&request).is_some()),
+                .is_ok_and(|request| self.sandbox_of_status(&request).is_some()),
             _ => false,
         }
     }
@@ -42,27 +42,27 @@ impl CriService {
         self.images.reported(reference, has_pod)
     }
 
-    /// Answers an `ImageStatus` that has the annotations of pods in cells but for the kubelet's
-    /// own, as one of these pods has it after a restart of the kubelet. From the records alone: if
-    /// all of these pods that ran a container of this image ran the same one, that is the answer.
+    /// Returns an encoded `ImageStatusResponse` for a pod whose annotations equal those of pods in
+    /// cells except for the kubelet's own, as after a restart of the kubelet. From the records
+    /// alone: `None` unless all of these pods that ran a container of this image ran the same.
     pub fn image_of_pods_like(&self, message: &[u8]) -> Option<Bytes> {
-        let asked = cri::ImageStatusRequest::decode(message).ok()?.image?;
-        let reference = normalized(&asked.image);
+        let image = cri::ImageStatusRequest::decode(message).ok()?.image?;
+        let reference = normalized(&image.image);
         let mut ids = self
             .pods
-            .sandboxes_like(&asked)
+            .sandboxes_like(&image)
             .into_iter()
             .filter_map(|sandbox| self.image_run_by(&sandbox, &reference));
         let id = ids.next()?;
         if ids.any(|other| other != id) {
             return None;
         }
-        let size = self.report_of(&id).map_or(UNKNOWN_SIZE, |image| image.size);
+        let size = self.report_of(&id).map_or(UNKNOWN_SIZE_BYTES, |image| image.size);
         let image = Some(cri::Image { id, repo_tags: vec![reference], size, ..Default::default() });
         Some(cri::ImageStatusResponse { image, ..Default::default() }.encode_to_vec().into())
     }
 
-    /// Returns the id of the image with which a pod's newest container of this reference was made.
+    /// Returns the image id of a pod's newest container of this reference.
     fn image_run_by(&self, sandbox: &Sandbox, reference: &str) -> Option<String> {
         let mut containers = self.pods.containers_of(&sandbox.id);
         containers.sort_by_key(|container| std::cmp::Reverse(container.sequence));
@@ -73,23 +73,24 @@ impl CriService {
         })
     }
 
-    fn puller(&self, request: &cri::PullImageRequest) -> Option<Sandbox> {
+    fn sandbox_of_pull(&self, request: &cri::PullImageRequest) -> Option<Sandbox> {
         let uid = &request.sandbox_config.as_ref()?.metadata.as_ref()?.uid;
         self.pods.sandboxes_of_pod(uid).into_iter().rev().find(|sandbox| sandbox.ready)
     }
 
-    fn asker(&self, request: &cri::ImageStatusRequest) -> Option<Sandbox> {
+    fn sandbox_of_status(&self, request: &cri::ImageStatusRequest) -> Option<Sandbox> {
         self.pods.sandbox_of_annotations(request.image.as_ref()?)
     }
 
-    /// Into the cell of the pod that the request names. It ends with its caller.
+    /// Pulls an image into the cell of the pod that the request names. The pull ends with its
+    /// caller.
     pub(super) async fn pull_image(
         &self,
         request: cri::PullImageRequest,
         deadline: Option<Instant>,
     ) -> Result<cri::PullImageResponse, Status> {
         let sandbox = self
-            .puller(&request)
+            .sandbox_of_pull(&request)
             .ok_or_else(|| Status::not_found("PullImage names no pod that runs in a cell"))?;
         self.sync.claim(&sandbox.id);
         self.sync.records.refresh_annotations(&sandbox, request.sandbox_config.as_ref()).await;
@@ -97,13 +98,14 @@ impl CriService {
         self.images.pull(&cell, request).await.map_err(|failure| sandbox.restored(&failure.into()))
     }
 
-    /// What the cell of the pod has, or could have from the node.
+    /// Returns the status of an image in the cell of the pod, or on the node if the cell can get it
+    /// from there.
     pub(super) async fn image_status(
         &self,
         request: cri::ImageStatusRequest,
         deadline: Option<Instant>,
     ) -> Result<cri::ImageStatusResponse, Status> {
-        let sandbox = self.asker(&request).ok_or_else(|| {
+        let sandbox = self.sandbox_of_status(&request).ok_or_else(|| {
             Status::unavailable("the pod of this ImageStatus has just been stopped")
         })?;
         self.sync.claim(&sandbox.id);

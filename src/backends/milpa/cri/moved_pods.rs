@@ -1,8 +1,8 @@
 //! Pods that move to the node.
 //!
-//! A request for a sandbox names no capabilities, so that a pod whose container is to have one that
-//! reaches the node's kernel has a cell by the time that is known. Under the policy `keep-local`
-//! its cell ends, and the sandbox that the kubelet makes next runs on the node.
+//! A request for a sandbox names no capabilities, so that a pod has a cell before its container
+//! requests one that reaches the node's kernel. Under the policy `keep-local` its cell ends, and
+//! the kubelet's next sandbox runs on the node.
 
 use std::{
     collections::VecDeque,
@@ -16,11 +16,11 @@ use tonic::Status;
 use super::{CriService, status_code};
 use crate::backends::milpa::{pods::Sandbox, policy};
 
-/// The most pods that are remembered, far above what a node runs. One that is forgotten, here or by
-/// a restart of the daemon, begins in a cell and moves again.
+/// Most pods that are remembered, far above the number on a node. A forgotten pod, also after a
+/// restart of the daemon, starts in a cell and moves again.
 const MAX_MOVED_PODS: usize = 4096;
 
-/// The pods that have moved, by uid, oldest first, each with the reason.
+/// Moved pods by uid, oldest first, with the reasons.
 #[derive(Debug, Default)]
 pub(super) struct MovedPods(Mutex<VecDeque<(String, String)>>);
 
@@ -44,7 +44,7 @@ impl MovedPods {
 }
 
 impl CriService {
-    /// Returns why the pod of a sandbox that is asked for has moved to the node.
+    /// Returns why the pod of a requested sandbox has moved to the node.
     pub(super) fn has_moved(&self, config: &cri::PodSandboxConfig) -> Option<String> {
         let uid = &config.metadata.as_ref()?.uid;
         policy::keeps_kernel_access_local(&self.rules()).then(|| self.moved.reason(uid)).flatten()
@@ -53,8 +53,8 @@ impl CriService {
     /// Ends the cell of a sandbox whose pod runs on the node from now on, and returns the refusal
     /// of the container; `None` if the pod does not move.
     ///
-    /// A pod moves only while none of its containers runs: one that is added to a running pod, as
-    /// `kubectl debug` does, must not end it.
+    /// A pod moves only while none of its containers runs: a container that `kubectl debug` adds
+    /// must not end it.
     pub(super) async fn move_to_node(
         self: &Arc<Self>,
         sandbox: &Sandbox,
@@ -72,7 +72,7 @@ impl CriService {
         }
         tracing::info!(sandbox = %sandbox.id, pod = %sandbox.pod, reason, "pod moves to the node");
         let (service, id, uid) = (Arc::clone(self), sandbox.id.clone(), sandbox.uid.to_string());
-        let told = format!(
+        let message = format!(
             "pod {} {reason}: its cell has ended, and its next sandbox runs on the node",
             sandbox.pod
         );
@@ -83,7 +83,7 @@ impl CriService {
             Ok(())
         });
         Some(match moved.await {
-            Ok(()) => Status::failed_precondition(told),
+            Ok(()) => Status::failed_precondition(message),
             Err(status) => status,
         })
     }
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn moved_pods_are_bounded_and_the_oldest_is_forgotten() {
+    fn moved_pods_are_bounded_and_drop_the_oldest() {
         let pods = MovedPods::default();
         for number in 0..MAX_MOVED_PODS {
             pods.insert(&number.to_string(), "a".to_owned());

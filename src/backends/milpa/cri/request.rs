@@ -1,8 +1,8 @@
-//! Requests of the kubelet as a cell's containerd must be told them. Pure.
+//! Rewriting of the kubelet's requests for a cell's containerd. Pure.
 //!
-//! A cell is one pod and has the pod's network already: for its containerd the pod uses the network
-//! of its host. What goes with that (host name, ports, sysctls of the network) is taken out of the
-//! requests and given to the cell by `Bind`.
+//! A cell has the pod's network already, so that for its containerd the pod uses the network of its
+//! host. Settings that need a network namespace (host name, ports, sysctls of the network) are
+//! removed from the requests and applied by `Bind`.
 
 use std::collections::HashMap;
 
@@ -14,16 +14,15 @@ use kiyot_proto::{
 
 use crate::backends::milpa::providers::CGROUP_BENEATH_SLICE;
 
-/// Sysctls of the network that containerd sets for a pod with a network of its own, and not for one
-/// that uses its host's.
-const USUAL_SYSCTLS: [(&str, &str); 2] =
+/// Sysctls that containerd sets in a pod's network namespace, and not in the host's.
+const DEFAULT_SYSCTLS: [(&str, &str); 2] =
     [("net.ipv4.ip_unprivileged_port_start", "0"), ("net.ipv4.ping_group_range", "0 2147483647")];
-/// Where, beneath the cell's `pod_dir`, logs are.
-const LOGS: &str = "logs";
+/// Directory of logs beneath the cell's `pod_dir`.
+const LOG_DIR: &str = "logs";
 
-/// A request whose only id is that of the sandbox or the container that it is for.
+/// A request whose only id is that of its sandbox or container.
 pub(super) trait Addressed {
-    /// The same request, to whom the cell knows by this id.
+    /// Replaces the id by the cell's.
     fn to(self, id: &str) -> Self;
 }
 
@@ -36,7 +35,7 @@ macro_rules! addressed {
             }
         })*
 
-        /// The id fields that [`Addressed::to`] maps.
+        /// The id fields that [`Addressed::to`] replaces.
         #[cfg(test)]
         const ADDRESSED: &[(&str, &str)] = &[$((stringify!($request), stringify!($field)),)*];
     };
@@ -56,38 +55,38 @@ addressed! {
     PodSandboxStatusRequest pod_sandbox_id;
 }
 
-/// What the cell is told so that it is this pod, whose `resolvers` the daemon asks.
+/// Returns the bind of a cell to a pod, whose `resolvers` the daemon queries.
 pub(super) fn bind(config: &cri::PodSandboxConfig, resolvers: &[String]) -> BindRequest {
-    let asked =
+    let requested =
         config.linux.iter().flat_map(|linux| &linux.sysctls).filter(|(name, _)| of_network(name));
-    let usual = USUAL_SYSCTLS.map(|(name, value)| (name.to_owned(), value.to_owned()));
+    let default = DEFAULT_SYSCTLS.map(|(name, value)| (name.to_owned(), value.to_owned()));
     BindRequest {
         pod_uid: config.metadata.as_ref().map(|metadata| metadata.uid.clone()).unwrap_or_default(),
         hostname: config.hostname.clone(),
-        sysctls: usual
+        sysctls: default
             .into_iter()
-            .chain(asked.map(|(name, value)| (name.clone(), value.clone())))
+            .chain(requested.map(|(name, value)| (name.clone(), value.clone())))
             .collect(),
         resolvers: u32::try_from(resolvers.len()).unwrap_or(u32::MAX),
     }
 }
 
-/// A sysctl's name may be written with slashes.
+/// Returns whether a sysctl is of the network. Its name may have slashes.
 fn of_network(sysctl: &str) -> bool {
     sysctl.starts_with("net.") || sysctl.starts_with("net/")
 }
 
-/// A sandbox's config for the cell, where `resolvers` are at addresses of the cell's own.
+/// Returns a sandbox's config for the cell, where `resolvers` have addresses of the cell's own.
 pub(super) fn sandbox_config(
     config: &cri::PodSandboxConfig,
     pod_dir: &str,
     resolvers: &[String],
 ) -> cri::PodSandboxConfig {
     let mut config = config.clone();
-    // runc refuses a host name where there is no UTS namespace of the pod's own.
+    // runc refuses a host name without a UTS namespace of the pod.
     config.hostname.clear();
     config.port_mappings.clear();
-    config.log_directory = format!("{}/{LOGS}", pod_dir.trim_end_matches('/'));
+    config.log_directory = format!("{}/{LOG_DIR}", pod_dir.trim_end_matches('/'));
     config.windows = None;
     for server in config.dns_config.iter_mut().flat_map(|dns| &mut dns.servers) {
         let number = resolvers.iter().position(|resolver| resolver == server);
@@ -100,7 +99,7 @@ pub(super) fn sandbox_config(
     linux.cgroup_parent = cgroup_parent(&linux.cgroup_parent);
     let options =
         linux.security_context.get_or_insert_default().namespace_options.get_or_insert_default();
-    on_the_cells_network(options);
+    use_cell_network(options);
     config
 }
 
@@ -115,12 +114,12 @@ fn cgroup_parent(requested: &str) -> String {
     }
 }
 
-fn on_the_cells_network(options: &mut cri::NamespaceOption) {
+fn use_cell_network(options: &mut cri::NamespaceOption) {
     options.network = cri::NamespaceMode::Node.into();
     options.userns_options = None;
 }
 
-/// A sandbox for the cell.
+/// Returns the request for a sandbox in the cell.
 pub(super) fn run_sandbox(
     config: &cri::PodSandboxConfig,
     pod_dir: &str,
@@ -132,28 +131,28 @@ pub(super) fn run_sandbox(
     }
 }
 
-/// What in a container's request is other in its cell.
+/// The parts of a container's request that differ in its cell.
 #[derive(Debug, Clone)]
 pub(super) struct InCell<'a> {
-    /// The sandbox's id there.
+    /// The sandbox's id.
     pub(super) sandbox: &'a str,
     /// The cell's directory for the pod.
     pub(super) pod_dir: &'a str,
-    /// The name servers that have addresses in the cell.
+    /// The name servers with addresses in the cell.
     pub(super) resolvers: &'a [String],
-    /// The image's id there.
+    /// The image's id.
     pub(super) image: &'a str,
-    /// Its seccomp profile there, if it has one of the node's.
+    /// The path of its copied seccomp profile, if it has one.
     pub(super) profile: Option<String>,
-    /// The mounts there.
+    /// The mounts.
     pub(super) mounts: Vec<cri::Mount>,
-    /// The log beneath the cell's log directory; "" for none.
+    /// The log beneath the cell's log directory; "" without a log.
     pub(super) log_path: String,
-    /// The id there of the container whose processes it shares; "" for none.
+    /// The id of the container whose processes it shares; "" without sharing.
     pub(super) target: &'a str,
 }
 
-/// A container for the cell.
+/// Returns the request for a container in the cell.
 pub(super) fn create_container(
     request: &cri::CreateContainerRequest,
     cell: InCell<'_>,
@@ -177,7 +176,7 @@ pub(super) fn create_container(
         });
     }
     let options = context.namespace_options.get_or_insert_default();
-    on_the_cells_network(options);
+    use_cell_network(options);
     cell.target.clone_into(&mut options.target_id);
     cri::CreateContainerRequest {
         pod_sandbox_id: cell.sandbox.to_owned(),
@@ -189,8 +188,8 @@ pub(super) fn create_container(
     }
 }
 
-/// The id, as the kubelet knows it, of the container whose processes this one is to share; "" for
-/// none.
+/// Returns the kubelet's id of the container whose processes a container shares; "" without
+/// sharing.
 pub(super) fn target(config: &cri::ContainerConfig) -> &str {
     let context = config.linux.as_ref().and_then(|linux| linux.security_context.as_ref());
     context
@@ -199,10 +198,10 @@ pub(super) fn target(config: &cri::ContainerConfig) -> &str {
         .unwrap_or_default()
 }
 
-/// Where a container's log is.
+/// The paths of a container's log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct LogPaths {
-    /// Absolute, on the node.
+    /// Absolute path on the node.
     pub(super) node: String,
     /// Beneath the cell's log directory.
     pub(super) in_logs: String,
@@ -210,8 +209,8 @@ pub(super) struct LogPaths {
     pub(super) in_pod_dir: String,
 }
 
-/// Where a container's log is; `None` if it has none. The cell's file is named by our id: no
-/// container's log continues another's.
+/// Returns the paths of a container's log; `None` without a log. The cell's file has the node's
+/// container id, so that no container continues another's log.
 pub(super) fn log_paths(
     sandbox: &cri::PodSandboxConfig,
     container: &cri::ContainerConfig,
@@ -227,25 +226,22 @@ pub(super) fn log_paths(
             sandbox.log_directory.trim_end_matches('/'),
             container.log_path.trim_start_matches('/')
         ),
-        in_pod_dir: format!("{LOGS}/{in_logs}"),
+        in_pod_dir: format!("{LOG_DIR}/{in_logs}"),
         in_logs,
     })
 }
 
-/// A container's config as it may be kept on disk: its environment may hold secrets, and no answer
-/// has it.
+/// Returns a container's config for its record, without the values of the environment: they may be
+/// secrets, and no response has them.
 pub(super) fn without_secrets(config: &cri::ContainerConfig) -> cri::ContainerConfig {
     let mut config = config.clone();
     config.envs.iter_mut().for_each(|env| env.value.clear());
     config
 }
 
-/// Whether two requests for a sandbox mean the same: labels and annotations may change while it is
-/// being made.
-pub(super) fn same_sandbox(
-    one: &cri::RunPodSandboxRequest,
-    other: &cri::RunPodSandboxRequest,
-) -> bool {
+/// Returns whether two requests are for the same sandbox: labels and annotations may change while
+/// it is created.
+pub(super) fn same_sandbox(a: &cri::RunPodSandboxRequest, b: &cri::RunPodSandboxRequest) -> bool {
     let essence = |request: &cri::RunPodSandboxRequest| {
         let config = request.config.clone().map(|config| cri::PodSandboxConfig {
             labels: HashMap::new(),
@@ -254,7 +250,7 @@ pub(super) fn same_sandbox(
         });
         (config, request.runtime_handler.clone())
     };
-    essence(one) == essence(other)
+    essence(a) == essence(b)
 }
 
 #[cfg(test)]

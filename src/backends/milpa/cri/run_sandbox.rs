@@ -1,4 +1,4 @@
-//! `RunPodSandbox`: one cell for one pod, however often it is asked for.
+//! `RunPodSandbox`: a single cell for a pod, however often it is called.
 
 use std::{
     net::IpAddr,
@@ -32,11 +32,9 @@ const BIND_TIMEOUT: Duration = Duration::from_secs(30);
 const RUN_TIMEOUT: Duration = Duration::from_secs(120);
 
 impl CriService {
-    /// Answers with the sandbox of this name and attempt: the one that is being made, the one that
-    /// was made for a caller who was gone, or a new one.
+    /// Runs a sandbox, or returns the one of this name and attempt that another call began.
     ///
-    /// A sandbox is never half there: on an error its cell has ended. The work goes on without its
-    /// caller.
+    /// A sandbox is never half-made: on an error its cell has ended. The work outlives its caller.
     pub(super) async fn run_sandbox(
         self: &Arc<Self>,
         request: cri::RunPodSandboxRequest,
@@ -76,8 +74,7 @@ impl CriService {
                         pod_sandbox_id: id.as_str().to_owned(),
                     });
                 }
-                // The pod was changed while it was being started: what comes of the other is
-                // replaced in the next round.
+                // The pod changed while it was started: the next round replaces the other sandbox.
                 Joined::Other(waiter) => match waiter
                     .outcome(deadline, "RunPodSandbox with another config")
                     .await
@@ -96,23 +93,28 @@ impl CriService {
     ) -> Result<SandboxId, Status> {
         if let Some(existing) = self.sandbox_named(key) {
             let meta = existing.meta();
-            let made_for = cri::RunPodSandboxRequest {
+            let existing_request = cri::RunPodSandboxRequest {
                 config: meta.config,
                 runtime_handler: meta.runtime_handler,
             };
-            match (existing.ready, requests::same_sandbox(&made_for, request)) {
+            match (existing.ready, requests::same_sandbox(&existing_request, request)) {
                 (true, true) => return Ok(existing.id),
                 (true, false) => {
-                    tracing::info!(sandbox = %existing.id, pod = %existing.pod, "A pod's sandbox is replaced: its configuration has changed");
+                    tracing::info!(
+                        sandbox = %existing.id,
+                        pod = %existing.pod,
+                        "replacing a sandbox whose config has changed"
+                    );
                     let removed = self.sync.remove_sandbox(&existing.id).await;
                     removed.map_err(status_code::of_teardown)?;
                 }
                 (false, _) => {
                     let name =
                         format!("{}_{}_{}_{}", key.name, key.namespace, key.uid, key.attempt);
+                    let holder = existing.id.as_str();
                     return Err(Status::failed_precondition(format!(
-                        "failed to reserve sandbox name {name:?}: name {name:?} is reserved for {:?}",
-                        existing.id.as_str()
+                        "failed to reserve sandbox name {name:?}: name {name:?} is reserved for \
+                         {holder:?}"
                     )));
                 }
             }
@@ -120,7 +122,7 @@ impl CriService {
         for last in self.pods.sandboxes_of_pod(&key.uid) {
             let metadata = last.item().metadata.unwrap_or_default();
             let same_pod = (&metadata.namespace, &metadata.name) == (&key.namespace, &key.name);
-            // It reads as stopped, and its cell may still be ending: never two of a pod.
+            // The cell of a stopped sandbox may still be ending: never two of a pod.
             if same_pod && !last.ready && self.cells.get(&last.cell).is_some() {
                 let stopped = self.sync.stop_sandbox(&last.id).await;
                 stopped.map_err(status_code::of_teardown)?;
@@ -158,25 +160,30 @@ impl CriService {
                 .unwrap_or_default(),
         };
         let pod = format!("{}/{}", attachment.pod_namespace, attachment.pod_name);
-        // No deadline of the caller's: it may go, and come again for the same sandbox.
-        // `launch_timeout` bounds it.
+        // Without the caller's deadline: a retry joins the launch, which `launch_timeout` bounds.
         let order = LaunchOrder { sandbox: id.clone(), attachment, deadline: None };
         let (cell, addresses) =
             self.cells.launch(order).await.map_err(|error| status_code::of_cell(&error))?;
-        match Box::pin(self.fill(&id, &cell, &addresses, request, &pod)).await {
+        match Box::pin(self.set_up_cell(&id, &cell, &addresses, request, &pod)).await {
             Ok(()) => {
-                tracing::info!(sandbox = %id, cell = %cell.id, pod, ?addresses, "A pod has its cell");
-                for given in
+                tracing::info!(sandbox = %id, cell = %cell.id, pod, ?addresses, "sandbox created");
+                for granted in
                     request.config.iter().flat_map(|config| policy::granted(&self.rules(), config))
                 {
-                    tracing::info!(sandbox = %id, pod, "The pod {given}");
+                    tracing::info!(sandbox = %id, pod, "the pod {granted}");
                 }
                 self.sync.add_unclaimed(&id);
                 self.sync.watch(&cell.id);
                 Ok(id)
             }
             Err(status) => {
-                tracing::warn!(sandbox = %id, cell = %cell.id, pod, status = status.message(), "A pod's sandbox could not be made; its cell is ended");
+                tracing::warn!(
+                    sandbox = %id,
+                    cell = %cell.id,
+                    pod,
+                    status = status.message(),
+                    "sandbox not created, ending its cell"
+                );
                 match self.cells.terminate(&cell.id, "its sandbox could not be made").await {
                     Ok(()) => Err(status),
                     Err(error) => Err(Status::new(
@@ -193,8 +200,8 @@ impl CriService {
         }
     }
 
-    /// Makes a cell that pod's, and keeps what was made.
-    async fn fill(
+    /// Binds a cell to the pod, runs the sandbox in it, and records it.
+    async fn set_up_cell(
         &self,
         id: &SandboxId,
         cell: &Cell,
@@ -205,21 +212,21 @@ impl CriService {
         let config = request.config.clone().unwrap_or_default();
         let hello = cell_client::connected(cell, pod, None).await?;
         let rules = self.rules();
-        // The policy may have been changed since the call came.
+        // The policy may have changed since the call began.
         policy::check_sandbox(&rules, &config).map_err(status_code::of_refusal)?;
         let resolvers = policy::forwarded_resolvers(&rules.policy, &config);
         let bind = requests::bind(&config, &resolvers);
         let client = CellClient::new(cell);
         client.bind(BIND_TIMEOUT, bind).await?;
         self.images.ensure_pause(cell).await?;
-        let told = requests::run_sandbox(&config, &hello.pod_dir, &resolvers);
-        let made = client.run_pod_sandbox(RUN_TIMEOUT, told).await?;
+        let cell_request = requests::run_sandbox(&config, &hello.pod_dir, &resolvers);
+        let response = client.run_pod_sandbox(RUN_TIMEOUT, cell_request).await?;
         let latest =
             config.metadata.as_ref().map_or(0, |metadata| self.pods.latest_of_pod(&metadata.uid));
         let meta = records::SandboxMeta {
             id: id.as_str().to_owned(),
             cell: cell.id.as_str().to_owned(),
-            cell_sandbox: cell_client::checked_id(made.pod_sandbox_id)?,
+            cell_sandbox: cell_client::checked_id(response.pod_sandbox_id)?,
             config: Some(config),
             runtime_handler: request.runtime_handler.clone(),
             created_unix_nanos: clock::now_after(latest),
@@ -242,16 +249,15 @@ impl CriService {
             Box::pin(self.sync.features.learn(cell))
         );
         kept.map_err(|error| status_code::of_store(&error))?;
-        let made =
+        let inserted =
             self.pods.insert_sandbox(&meta, true).map_err(|error| status_code::of_id(&error))?;
         // From now on its usage is listed.
         self.pods.set_first_sandbox_usage(
-            &made,
+            &inserted,
             sample.ok().and_then(|answer| answer.stats),
             Instant::now(),
         );
-        // HostAccess after that: of a cell that ends in this moment the news may have come before there
-        // was a sandbox that they could have been for.
+        // Checked after the insertion: the event of a cell that ends just now may have preceded it.
         if self.cells.get(&cell.id).is_none() {
             if let Ok(sandbox) = self.pods.sandbox(id.as_str()) {
                 let removed = self.sync.records.remove_sandbox(&sandbox).await;

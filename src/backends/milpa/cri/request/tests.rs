@@ -6,7 +6,7 @@ use prost_types::{DescriptorProto, FileDescriptorSet, field_descriptor_proto::Ty
 
 use super::*;
 
-/// Fields that look like ids and are handled otherwise than by [`Addressed::to`], and how.
+/// Fields with the name of an id that [`Addressed::to`] does not replace, and their treatment.
 const HANDLED: &[(&str, &str, &str)] = &[
     ("CreateContainerRequest", "pod_sandbox_id", "create_container: the cell's"),
     ("NamespaceOption", "target_id", "create_container: mapped; in a sandbox it has no meaning"),
@@ -16,11 +16,11 @@ const HANDLED: &[(&str, &str, &str)] = &[
     (
         "ContainerFilter",
         "pod_sandbox_id",
-        "create_container: the cell's, to find what a lost answer left",
+        "create_container: the cell's, to find an unrecorded container",
     ),
 ];
 
-/// The requests that go to a cell.
+/// Requests to a cell.
 const SENT: &[&str] = &[
     "RunPodSandboxRequest",
     "CreateContainerRequest",
@@ -31,7 +31,7 @@ const SENT: &[&str] = &[
 
 /// Verifies U17.
 #[test]
-fn a_slice_is_a_directory_to_the_cell() {
+fn slice_is_a_directory_in_the_cell() {
     let slice = "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podu.slice";
     for asked in [slice.to_owned(), format!("{slice}/")] {
         let parent = cgroup_parent(&asked);
@@ -44,7 +44,7 @@ fn a_slice_is_a_directory_to_the_cell() {
 }
 
 #[test]
-fn every_id_in_a_request_to_a_cell_is_handled() {
+fn ids_in_requests_to_a_cell_are_all_handled() {
     let files = FileDescriptorSet::decode(kiyot_proto::DESCRIPTORS).unwrap();
     let messages: BTreeMap<String, &DescriptorProto> = files
         .file
@@ -138,7 +138,7 @@ fn sandbox() -> impl Strategy<Value = cri::PodSandboxConfig> {
 
 proptest! {
     #[test]
-    fn a_sandbox_in_a_cell_uses_the_cells_network_and_keeps_the_rest(config in sandbox()) {
+    fn sandbox_in_a_cell_uses_the_cells_network_and_keeps_the_rest(config in sandbox()) {
         let request = run_sandbox(&config, "/pod/", &[]);
         prop_assert_eq!(&request.runtime_handler, "");
         let told = request.config.unwrap();
@@ -156,19 +156,24 @@ proptest! {
         if let Some(before) = asked.security_context.and_then(|context| context.namespace_options) {
             prop_assert_eq!((options.pid, options.ipc), (before.pid, before.ipc));
         }
-        // Each sysctl goes to exactly one of the two.
+        // Each sysctl is in the request or in the bind, never in both.
         let bound = bind(&config, &[]);
         for (name, value) in &asked.sysctls {
             prop_assert_eq!(linux.sysctls.contains_key(name), !of_network(name));
             prop_assert_eq!(bound.sysctls.get(name) == Some(value), of_network(name));
         }
-        // Told again, it is the same.
+        // Rewriting is idempotent.
         prop_assert_eq!(sandbox_config(&told, "/pod", &[]), told);
     }
 
     #[test]
-    fn labels_and_annotations_do_not_make_another_sandbox(config in sandbox(), label in "[a-z]{1,3}") {
-        let request = cri::RunPodSandboxRequest { config: Some(config.clone()), runtime_handler: "kiyot".to_owned() };
+    fn labels_and_annotations_do_not_identify_a_sandbox(
+        config in sandbox(), label in "[a-z]{1,3}",
+    ) {
+        let request = cri::RunPodSandboxRequest {
+            config: Some(config.clone()),
+            runtime_handler: "kiyot".to_owned(),
+        };
         let mut other = request.clone();
         other.config.as_mut().unwrap().labels.insert(label.clone(), "x".to_owned());
         other.config.as_mut().unwrap().annotations.insert(label, "y".to_owned());
@@ -179,7 +184,7 @@ proptest! {
 }
 
 #[test]
-fn a_sysctl_of_the_pod_wins_over_the_usual() {
+fn sysctl_of_the_pod_overrides_the_default() {
     let sysctls = [("net.ipv4.ip_unprivileged_port_start".to_owned(), "1024".to_owned())].into();
     let config = cri::PodSandboxConfig {
         linux: Some(cri::LinuxPodSandboxConfig { sysctls, ..Default::default() }),
@@ -191,7 +196,7 @@ fn a_sysctl_of_the_pod_wins_over_the_usual() {
 }
 
 #[test]
-fn name_servers_that_are_asked_for_the_pod_are_at_addresses_of_the_cell() {
+fn forwarded_name_servers_have_addresses_of_the_cell() {
     let texts = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>();
     let servers = texts(&["127.0.0.53", "10.0.0.10", "fe80::1%eth0", "127.0.0.53"]);
     let dns =
@@ -206,7 +211,7 @@ fn name_servers_that_are_asked_for_the_pod_are_at_addresses_of_the_cell() {
 }
 
 #[test]
-fn a_container_is_rewritten_whole() {
+fn container_request_is_rewritten_for_the_cell() {
     let mapping = cri::IdMapping { host_id: 1, container_id: 2, length: 3 };
     let mount = cri::Mount {
         host_path: "/cell/etc-hosts".to_owned(),
