@@ -62,8 +62,8 @@ pub(super) async fn recover(store: &Store, cells: &Cells, pods: &Pods) -> Result
             status = ended;
         }
         // Records of earlier versions have no reported status; the cell reports it again.
-        let told = cri::ContainerStatus::decode(std::mem::take(&mut status.told)).ok();
-        match pods.restore_container(&meta, status, told.as_ref()) {
+        let reported = cri::ContainerStatus::decode(std::mem::take(&mut status.told)).ok();
+        match pods.restore_container(&meta, status, reported.as_ref()) {
             Ok(true) => {}
             Ok(false) | Err(_) => {
                 tracing::warn!(

@@ -33,8 +33,8 @@ const SENT: &[&str] = &[
 #[test]
 fn slice_is_a_directory_in_the_cell() {
     let slice = "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podu.slice";
-    for asked in [slice.to_owned(), format!("{slice}/")] {
-        let parent = cgroup_parent(&asked);
+    for requested in [slice.to_owned(), format!("{slice}/")] {
+        let parent = cgroup_parent(&requested);
         assert_eq!(parent, format!("{slice}/kiyot"));
         assert_eq!(cgroup_parent(&parent), parent);
     }
@@ -141,29 +141,32 @@ proptest! {
     fn sandbox_in_a_cell_uses_the_cells_network_and_keeps_the_rest(config in sandbox()) {
         let request = run_sandbox(&config, "/pod/", &[]);
         prop_assert_eq!(&request.runtime_handler, "");
-        let told = request.config.unwrap();
-        let linux = told.linux.clone().unwrap();
+        let rewritten = request.config.unwrap();
+        let linux = rewritten.linux.clone().unwrap();
         let options = linux.security_context.unwrap().namespace_options.unwrap();
         prop_assert_eq!(options.network(), cri::NamespaceMode::Node);
         prop_assert_eq!(options.userns_options, None);
-        prop_assert_eq!(&told.hostname, "");
-        prop_assert_eq!(&told.log_directory, "/pod/logs");
-        prop_assert!(told.port_mappings.is_empty());
-        prop_assert_eq!((&told.metadata, &told.labels, &told.annotations, &told.dns_config),
-            (&config.metadata, &config.labels, &config.annotations, &config.dns_config));
-        let asked = config.linux.clone().unwrap_or_default();
-        prop_assert_eq!(&linux.cgroup_parent, &asked.cgroup_parent);
-        if let Some(before) = asked.security_context.and_then(|context| context.namespace_options) {
+        prop_assert_eq!(&rewritten.hostname, "");
+        prop_assert_eq!(&rewritten.log_directory, "/pod/logs");
+        prop_assert!(rewritten.port_mappings.is_empty());
+        prop_assert_eq!(&rewritten.metadata, &config.metadata);
+        prop_assert_eq!(&rewritten.labels, &config.labels);
+        prop_assert_eq!(&rewritten.annotations, &config.annotations);
+        prop_assert_eq!(&rewritten.dns_config, &config.dns_config);
+        let requested = config.linux.clone().unwrap_or_default();
+        prop_assert_eq!(&linux.cgroup_parent, &requested.cgroup_parent);
+        let context = requested.security_context;
+        if let Some(before) = context.and_then(|context| context.namespace_options) {
             prop_assert_eq!((options.pid, options.ipc), (before.pid, before.ipc));
         }
         // Each sysctl is in the request or in the bind, never in both.
         let bound = bind(&config, &[]);
-        for (name, value) in &asked.sysctls {
+        for (name, value) in &requested.sysctls {
             prop_assert_eq!(linux.sysctls.contains_key(name), !of_network(name));
             prop_assert_eq!(bound.sysctls.get(name) == Some(value), of_network(name));
         }
         // Rewriting is idempotent.
-        prop_assert_eq!(sandbox_config(&told, "/pod", &[]), told);
+        prop_assert_eq!(sandbox_config(&rewritten, "/pod", &[]), rewritten);
     }
 
     #[test]
@@ -203,9 +206,12 @@ fn forwarded_name_servers_have_addresses_of_the_cell() {
         cri::DnsConfig { servers, searches: texts(&["a.test"]), options: texts(&["ndots:5"]) };
     let config = cri::PodSandboxConfig { dns_config: Some(dns.clone()), ..Default::default() };
     let resolvers = texts(&["127.0.0.53", "fe80::1%eth0"]);
-    let told = sandbox_config(&config, "/pod", &resolvers).dns_config.unwrap();
-    assert_eq!(told.servers, ["169.254.253.53", "10.0.0.10", "169.254.253.54", "169.254.253.53"]);
-    assert_eq!((&told.searches, &told.options), (&dns.searches, &dns.options));
+    let rewritten = sandbox_config(&config, "/pod", &resolvers).dns_config.unwrap();
+    assert_eq!(
+        rewritten.servers,
+        ["169.254.253.53", "10.0.0.10", "169.254.253.54", "169.254.253.53"]
+    );
+    assert_eq!((&rewritten.searches, &rewritten.options), (&dns.searches, &dns.options));
     assert_eq!(bind(&config, &resolvers).resolvers, 2);
     assert_eq!(sandbox_config(&config, "/pod", &[]).dns_config.unwrap(), dns);
 }
@@ -268,16 +274,22 @@ fn container_request_is_rewritten_for_the_cell() {
         log_path: logs.in_logs,
         target: "bb",
     };
-    let told = create_container(&request, cell);
-    assert_eq!(told.pod_sandbox_id, "aa");
-    let (told, told_sandbox) = (told.config.unwrap(), told.sandbox_config.unwrap());
-    assert_eq!((&*told_sandbox.hostname, &*told_sandbox.log_directory), ("", "/pod/logs"));
+    let rewritten = create_container(&request, cell);
+    assert_eq!(rewritten.pod_sandbox_id, "aa");
+    let (rewritten, rewritten_sandbox) =
+        (rewritten.config.unwrap(), rewritten.sandbox_config.unwrap());
     assert_eq!(
-        (&*told.image.unwrap().image, &*told.log_path, &*told.mounts[0].host_path),
+        (&*rewritten_sandbox.hostname, &*rewritten_sandbox.log_directory),
+        ("", "/pod/logs")
+    );
+    assert_eq!(
+        (&*rewritten.image.unwrap().image, &*rewritten.log_path, &*rewritten.mounts[0].host_path),
         ("sha256:1", "milpaid/0.log", "/cell/etc-hosts")
     );
-    assert!(told.mounts[0].uid_mappings.is_empty() && told.mounts[0].gid_mappings.is_empty());
-    let context = told.linux.unwrap().security_context.unwrap();
+    assert!(
+        rewritten.mounts[0].uid_mappings.is_empty() && rewritten.mounts[0].gid_mappings.is_empty()
+    );
+    let context = rewritten.linux.unwrap().security_context.unwrap();
     assert_eq!(
         (context.seccomp.clone().unwrap().profile_type(), &*context.seccomp.unwrap().localhost_ref),
         (ProfileType::Localhost, "/pod/seccomp/a.json")
@@ -287,7 +299,7 @@ fn container_request_is_rewritten_for_the_cell() {
         (options.network(), options.pid(), &*options.target_id),
         (cri::NamespaceMode::Node, cri::NamespaceMode::Target, "bb")
     );
-    assert_eq!(told.envs[0].value, b"secret");
+    assert_eq!(rewritten.envs[0].value, b"secret");
     assert_eq!(
         without_secrets(&config).envs[0],
         cri::KeyValue { key: "PASSWORD".to_owned(), value: Vec::new() }
