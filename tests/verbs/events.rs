@@ -1,4 +1,4 @@
-//! The news of containers that the kubelet is streamed.
+//! Container events (`GetContainerEvents`).
 
 use futures::{Stream, StreamExt};
 use kiyot::backends::Method;
@@ -14,8 +14,8 @@ use tonic::Status;
 
 use crate::kit::{Fixture, LIMIT};
 
-/// The next event, and that it agrees with what is asked after it: a status may only have gone on
-/// since.
+/// Reads the next event, and checks it against the statuses that are read after it, which may only
+/// be later.
 async fn next(
     kiyot: &Fixture,
     events: &mut (impl Stream<Item = Result<bytes::Bytes, Status>> + Unpin),
@@ -35,7 +35,7 @@ async fn next(
 
 /// Verifies F10.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_life_of_a_pod_is_told_in_its_order() {
+async fn events_of_a_pod_have_the_order_of_its_life() {
     let kiyot = Fixture::start().await;
     let mut events = kiyot.daemon.cri.events();
     let sandbox = kiyot.run("web").await;
@@ -45,7 +45,7 @@ async fn the_life_of_a_pod_is_told_in_its_order() {
     kiyot.exited(&container).await;
     let failing = kiyot.create(&sandbox, "other").await;
     kiyot.start_container(&failing).await;
-    // Its cell ends by itself: all that is in it has ended.
+    // Its cell ends by itself, and with it all containers.
     kiyot.provider.crash();
     kiyot.exited(&failing).await;
     let remove = cri::RemoveContainerRequest { container_id: container.clone() };

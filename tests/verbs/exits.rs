@@ -1,16 +1,16 @@
-//! Exits that a cell has reported: whatever comes after, they are how the container ended.
+//! Reported exits: they count whatever follows.
 
 use kiyot::backends::{Method, milpa::store::Batch};
 use kiyot_proto::{cell::event::Event, cri};
 
 use crate::kit::{Fixture, until};
 
-/// A pod with a container whose cell has reported that it exited with 3, while its log does not
-/// come. Gives the container, which does not read EXITED yet.
+/// Runs a pod whose cell has reported that its container exited with 3, while the log stalls.
+/// Returns the container, which does not read EXITED yet.
 async fn reported(kiyot: &Fixture) -> String {
     let sandbox = kiyot.run("web").await;
     let container = kiyot.create(&sandbox, "main").await;
-    // One without a log: its end is recorded at once.
+    // Without a log its exit is recorded at once.
     let mut request = kiyot.container_request(&sandbox, "other");
     request.config.as_mut().unwrap().log_path.clear();
     let other: cri::CreateContainerResponse =
@@ -21,7 +21,7 @@ async fn reported(kiyot: &Fixture) -> String {
     cell.with(|state| state.unanswered.push("ReadLog"));
     cell.write("c0", "last words\n");
     cell.exit("c0", 3);
-    // News are taken one after another: when this is seen, the exit before it was.
+    // Events are applied in order: the exit precedes this one.
     cell.exit("c1", 0);
     kiyot.exited(&other.container_id).await;
     let state = kiyot.status(&container).unwrap().state();
@@ -69,7 +69,7 @@ async fn containers_of_a_stopped_sandbox_keep_their_codes_across_a_restart() {
         kiyot.sandbox_status(&sandbox).unwrap().state() == cri::PodSandboxState::SandboxNotready
     })
     .await;
-    // And its containers, while no daemon is there to be told.
+    // Its containers exit while no daemon runs.
     let kiyot = kiyot
         .restart_after(Batch::default(), |_| {
             cell.exit("c0", 3);

@@ -1,5 +1,4 @@
-//! What the runtime of cells does that not each does, as the kubelet is told before a pod has its
-//! cell.
+//! Features of the cells' runtime, which the kubelet reads before a pod has its cell.
 
 use kiyot_proto::cri;
 
@@ -13,7 +12,7 @@ fn handler(name: &str, recursive_read_only_mounts: bool) -> cri::RuntimeHandler 
 
 /// Verifies D43.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_the_last_cell_does_is_said_of_the_next_also_after_a_restart() {
+async fn features_are_those_of_the_last_cell_also_after_a_restart() {
     let mut kiyot = Fixture::start().await;
     let is_recursive = |kiyot: &Fixture| kiyot.daemon.cri.features().recursive_read_only_mounts;
     assert!(!is_recursive(&kiyot), "nothing is known before the first cell");
@@ -21,8 +20,8 @@ async fn what_the_last_cell_does_is_said_of_the_next_also_after_a_restart() {
         vec![handler("", false), handler("runc", true)],
         vec![handler("runc", false), handler("", true)],
     );
-    // A runtime without such a status says nothing, an old one lists none, and of several the
-    // default one counts: by that each container runs.
+    // A runtime without this status changes nothing, an old one lists no handlers, and of several
+    // the default handler counts, which runs all containers.
     for (n, (handlers, expected)) in [
         (None, false),
         (Some(vec![]), false),

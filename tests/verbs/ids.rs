@@ -1,4 +1,4 @@
-//! Ids of a cell stay between the daemon and the cell: a kubelet is answered in ours.
+//! Ids of a cell stay between the daemon and the cell: responses have the node's.
 
 use futures::StreamExt;
 use kiyot::backends::Method;
@@ -7,15 +7,16 @@ use prost::Message;
 
 use crate::kit::{Fixture, LIMIT, until};
 
-/// What each id of the cell begins with.
-const OF_THE_CELL: &str = "of-the-cell-";
+/// Prefix of each id of the cell.
+const CELL_PREFIX: &str = "of-the-cell-";
 
 fn has_none(what: &str, answer: &[u8]) {
-    let found = answer.windows(OF_THE_CELL.len()).any(|part| part == OF_THE_CELL.as_bytes());
+    let found = answer.windows(CELL_PREFIX.len()).any(|part| part == CELL_PREFIX.as_bytes());
     assert!(!found, "{what}: {}", String::from_utf8_lossy(answer));
 }
 
-/// All that is answered of a pod and its container. How many bytes of it name either.
+/// Makes all calls for a pod and its container. Returns the number of bytes of the responses that
+/// name either.
 async fn answers(kiyot: &Fixture, sandbox: &str, container: &str) -> usize {
     let of_sandbox =
         cri::PodSandboxStatusRequest { pod_sandbox_id: sandbox.to_owned(), verbose: false }
@@ -86,16 +87,16 @@ async fn answers(kiyot: &Fixture, sandbox: &str, container: &str) -> usize {
 
 /// Verifies P12.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_answer_has_an_id_of_the_cell() {
-    let kiyot = Fixture::with_ids(OF_THE_CELL).await;
+async fn responses_have_no_id_of_the_cell() {
+    let kiyot = Fixture::with_ids(CELL_PREFIX).await;
     let mut events = kiyot.daemon.cri.events();
     let sandbox = kiyot.run("web").await;
     let container = kiyot.create(&sandbox, "main").await;
     has_none("RunPodSandbox and CreateContainer", format!("{sandbox} {container}").as_bytes());
     assert!(answers(&kiyot, &sandbox, &container).await > 0);
     kiyot.start_container(&container).await;
-    let (cell, own) = (kiyot.provider.only(), format!("{OF_THE_CELL}c0"));
-    // Its own ids are in all that it says, and in each of the attributes.
+    let (cell, own) = (kiyot.provider.only(), format!("{CELL_PREFIX}c0"));
+    // The cell's own ids are in all of its reports, and in each of the attributes.
     let attributes = cri::ContainerAttributes { id: own.clone(), ..Default::default() };
     let cpu = cri::CpuUsage {
         timestamp: 7,
@@ -111,7 +112,7 @@ async fn no_answer_has_an_id_of_the_cell() {
         labels: ["id", "container", "pod", "name", "image"].map(words).into(),
     };
     let attributes =
-        cri::PodSandboxAttributes { id: format!("{OF_THE_CELL}5a"), ..Default::default() };
+        cri::PodSandboxAttributes { id: format!("{CELL_PREFIX}5a"), ..Default::default() };
     let linux = cri::LinuxPodSandboxStats {
         cpu: Some(cpu),
         containers: vec![of_container.clone()],
@@ -139,12 +140,12 @@ async fn no_answer_has_an_id_of_the_cell() {
             metrics,
             ..Default::default()
         }));
-        let status = cri::PodSandboxStatus { id: format!("{OF_THE_CELL}5a"), ..Default::default() };
+        let status = cri::PodSandboxStatus { id: format!("{CELL_PREFIX}5a"), ..Default::default() };
         state.tell(cell::event::Event::Sandbox(status));
     });
     let used = || {
         let stats: cri::ContainerStatsResponse = kiyot
-            .at_once(
+            .cached(
                 Method::ContainerStats,
                 cri::ContainerStatsRequest { container_id: container.clone() },
             )
@@ -153,7 +154,7 @@ async fn no_answer_has_an_id_of_the_cell() {
         used.is_some_and(|used| used.value == 7)
     };
     until("the heartbeat is told", used).await;
-    // In its lists and statuses, in their own and in those of usage: each id several times.
+    // Each id is in lists, statuses and statistics.
     assert!(answers(&kiyot, &sandbox, &container).await >= 10);
     cell.exit(&own, 3);
     kiyot.exited(&container).await;
@@ -166,6 +167,6 @@ async fn no_answer_has_an_id_of_the_cell() {
         has_none("GetContainerEvents", &event.unwrap());
         told += 1;
     }
-    // Created and started, both; and stopped.
+    // Created, started and stopped.
     assert!(told >= 5, "{told}");
 }

@@ -1,4 +1,4 @@
-//! What the tests of the verbs share.
+//! Fixture of the tests: a daemon with fake cells.
 
 use std::{
     path::Path,
@@ -31,19 +31,19 @@ use prost::Message;
 use tempfile::TempDir;
 use tonic::Status;
 
-use crate::played::Played;
+use crate::fake_provider::FakeProvider;
 
-/// How long anything may take that must happen. Generous: the machine may be slow.
+/// Time limit of each wait. Generous: the machine may be slow.
 pub(crate) const LIMIT: Duration = Duration::from_secs(120);
 
-/// A backend with played cells.
+/// A backend with fake cells.
 pub(crate) struct Fixture {
     pub(crate) dir: TempDir,
-    pub(crate) provider: Arc<Played>,
+    pub(crate) provider: Arc<FakeProvider>,
     pub(crate) daemon: Daemon,
 }
 
-/// What ends with the daemon.
+/// The parts that end with the daemon.
 pub(crate) struct Daemon {
     pub(crate) cri: Arc<CriService>,
     cells: Arc<Cells>,
@@ -60,7 +60,7 @@ impl Fixture {
         Self::with(adopt_within, "").await
     }
 
-    /// One whose cells' own ids begin so.
+    /// Starts a backend whose cells choose ids with this prefix.
     pub(crate) async fn with_ids(ids: &str) -> Self {
         Self::with(Parts::ADOPT_WITHIN, ids).await
     }
@@ -72,26 +72,26 @@ impl Fixture {
             .try_init();
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir(dir.path().join("log")).unwrap();
-        let provider = Played::new(dir.path().join("agents"), ids);
+        let provider = FakeProvider::new(dir.path().join("agents"), ids);
         let daemon = Daemon::start(dir.path(), &provider, adopt_within).await;
         Self { dir, provider, daemon }
     }
 
-    /// The daemon ends, and another one begins.
+    /// Restarts the daemon.
     pub(crate) async fn restart(self) -> Self {
         self.restart_with(Batch::default()).await
     }
 
-    /// The same, and meanwhile records change.
+    /// Restarts the daemon, and changes records meanwhile.
     pub(crate) async fn restart_with(self, records: Batch) -> Self {
         self.restart_after(records, |_| {}).await
     }
 
-    /// The same, and meanwhile something happens to the cells.
+    /// Restarts the daemon, and changes records and cells meanwhile.
     pub(crate) async fn restart_after(
         self,
         records: Batch,
-        meanwhile: impl FnOnce(&Played),
+        meanwhile: impl FnOnce(&FakeProvider),
     ) -> Self {
         let Self { dir, provider, daemon } = self;
         daemon.stop(records).await;
@@ -100,7 +100,7 @@ impl Fixture {
         Self { dir, provider, daemon }
     }
 
-    /// A call as the front door makes it.
+    /// Calls the service as the proxy does.
     pub(crate) async fn call<A: Message + Default>(
         &self,
         method: Method,
@@ -176,7 +176,7 @@ impl Fixture {
         self.call::<cri::StopPodSandboxResponse>(Method::StopPodSandbox, request).await.unwrap();
     }
 
-    pub(crate) fn at_once<A: Message + Default>(
+    pub(crate) fn cached<A: Message + Default>(
         &self,
         method: Method,
         request: impl Message,
@@ -189,7 +189,7 @@ impl Fixture {
         let request =
             cri::ContainerStatusRequest { container_id: container.to_owned(), verbose: false };
         Ok(self
-            .at_once::<cri::ContainerStatusResponse>(Method::ContainerStatus, request)?
+            .cached::<cri::ContainerStatusResponse>(Method::ContainerStatus, request)?
             .status
             .unwrap())
     }
@@ -198,13 +198,13 @@ impl Fixture {
         let request =
             cri::PodSandboxStatusRequest { pod_sandbox_id: sandbox.to_owned(), verbose: false };
         Ok(self
-            .at_once::<cri::PodSandboxStatusResponse>(Method::PodSandboxStatus, request)?
+            .cached::<cri::PodSandboxStatusResponse>(Method::PodSandboxStatus, request)?
             .status
             .unwrap())
     }
 
     pub(crate) fn sandboxes(&self) -> Vec<cri::PodSandbox> {
-        self.at_once::<cri::ListPodSandboxResponse>(
+        self.cached::<cri::ListPodSandboxResponse>(
             Method::ListPodSandbox,
             cri::ListPodSandboxRequest::default(),
         )
@@ -213,7 +213,7 @@ impl Fixture {
     }
 
     pub(crate) fn containers(&self) -> Vec<cri::Container> {
-        self.at_once::<cri::ListContainersResponse>(
+        self.cached::<cri::ListContainersResponse>(
             Method::ListContainers,
             cri::ListContainersRequest::default(),
         )
@@ -231,7 +231,7 @@ impl Fixture {
 }
 
 impl Daemon {
-    async fn start(dir: &Path, provider: &Arc<Played>, adopt_within: Duration) -> Self {
+    async fn start(dir: &Path, provider: &Arc<FakeProvider>, adopt_within: Duration) -> Self {
         let state = dir.join("state");
         let store = Store::open(&state).await.unwrap();
         let ca = Ca::load_or_make(&store).await.unwrap();
@@ -287,7 +287,7 @@ impl Daemon {
     }
 }
 
-/// Waits until something holds.
+/// Waits until a condition holds.
 pub(crate) async fn until(what: &str, mut holds: impl FnMut() -> bool) {
     kiyot_testkit::wait_until(what, LIMIT, async || holds().then_some(())).await;
 }

@@ -1,4 +1,4 @@
-//! The life of a pod, as a kubelet leads it.
+//! The life of a pod under a kubelet.
 
 use kiyot::backends::Method;
 use kiyot_proto::cri;
@@ -8,7 +8,7 @@ use tonic::Code;
 use crate::kit::{Fixture, until};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pod_lives_and_ends() {
+async fn pod_runs_from_sandbox_to_removal() {
     let kiyot = Fixture::start().await;
     let sandbox = kiyot.run("web").await;
     assert_eq!(sandbox.len(), 64);
@@ -91,7 +91,7 @@ async fn a_pod_lives_and_ends() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stopped_container_reads_exited_when_the_answer_comes() {
+async fn stopped_container_reads_exited_at_the_response() {
     let kiyot = Fixture::start().await;
     let sandbox = kiyot.run("web").await;
     let container = kiyot.create(&sandbox, "main").await;
@@ -107,7 +107,7 @@ async fn a_stopped_container_reads_exited_when_the_answer_comes() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pod_is_known_again_after_a_restart_with_what_happened_meanwhile() {
+async fn restart_recovers_the_pod_with_the_events_meanwhile() {
     let kiyot = Fixture::start().await;
     let sandbox = kiyot.run("web").await;
     let (stays, ends) =
@@ -136,11 +136,11 @@ async fn a_pod_is_known_again_after_a_restart_with_what_happened_meanwhile() {
 
 /// Verifies I6.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_image_of_a_cell_is_told_while_a_container_of_its_pod_has_it() {
+async fn image_of_a_cell_is_reported_while_its_pod_runs() {
     let kiyot = Fixture::start().await;
     let sandbox = kiyot.run("web").await;
     let told = |reference: &str| kiyot.daemon.cri.reported_image(reference).is_some();
-    // It has its pause image, under this name: the cell's own, and no image of the pod's.
+    // The pause image is the cell's own, not the pod's.
     assert_eq!(["pause", "busybox", IMAGE].map(told), [false; 3]);
     kiyot.create(&sandbox, "main").await;
     assert_eq!(["pause", "busybox", IMAGE].map(told), [false, true, true]);
@@ -169,7 +169,7 @@ async fn image_calls_of_the_pod_are_claimed() {
 
 /// Verifies U23.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_only_a_cell_knows_of_a_container_is_known_after_a_restart() {
+async fn reported_details_of_a_container_survive_a_restart() {
     let kiyot = Fixture::start().await;
     let sandbox = kiyot.run("web").await;
     let container = kiyot.create(&sandbox, "main").await;
@@ -191,7 +191,7 @@ async fn what_only_a_cell_knows_of_a_container_is_known_after_a_restart() {
         (status.state(), status.resources, status.user)
     };
     assert_eq!(told(&kiyot), (cri::ContainerState::ContainerRunning, resources(64), user.clone()));
-    // As a kubelet resizes it.
+    // A kubelet resizes the container.
     cell.with(|state| state.containers.get_mut("c0").unwrap().resources = resources(128));
     let update = cri::UpdateContainerResourcesRequest {
         container_id: container.clone(),
@@ -202,11 +202,11 @@ async fn what_only_a_cell_knows_of_a_container_is_known_after_a_restart() {
         .await
         .unwrap();
     assert_eq!(told(&kiyot).1, resources(128));
-    // Its cell says nothing any more.
+    // Its cell is silent now.
     cell.with(|state| state.unanswered.push("Watch"));
     let kiyot = kiyot.restart().await;
     assert_eq!(told(&kiyot), (cri::ContainerState::ContainerRunning, resources(128), user.clone()));
-    // Nor is it forgotten with its end, whoever tells that.
+    // They stay after the exit, whoever reports it.
     kiyot.provider.crash();
     kiyot.exited(&container).await;
     let kiyot = kiyot.restart().await;

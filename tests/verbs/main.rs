@@ -1,21 +1,21 @@
-//! The verbs of pods in cells against played cells, in one process and without root.
+//! The CRI service of pods in cells with fake cells, in a single process and without root.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
-    reason = "what a test can't set up fails the test, at the place"
+    reason = "a failed setup fails the test with its line"
 )]
 
+mod clocks;
 mod events;
 mod exits;
+mod failures;
+mod fake_provider;
 mod features;
+mod hostile;
 mod ids;
 mod kit;
-mod liars;
 mod lifecycle;
-mod orders;
-mod played;
+mod random_calls;
 mod records;
 mod retries;
-mod times;
-mod trouble;
 mod usage;

@@ -1,4 +1,4 @@
-//! Records that are lost: broken, or of a later version, as after a rollback.
+//! Lost records: broken, or of a later version after a rollback.
 
 use kiyot::backends::{
     Method,
@@ -10,7 +10,7 @@ use crate::kit::{Fixture, until};
 
 /// Verifies X17.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_container_whose_state_is_lost_is_as_its_cell_says() {
+async fn container_with_a_lost_status_has_the_state_of_its_cell() {
     let kiyot = Fixture::start().await;
     let sandbox = kiyot.run("web").await;
     let (runs, done) = (kiyot.create(&sandbox, "runs").await, kiyot.create(&sandbox, "done").await);
@@ -21,7 +21,7 @@ async fn a_container_whose_state_is_lost_is_as_its_cell_says() {
     let mut lost = Batch::default();
     lost.remove(Table::ContainerStatuses, &runs).remove(Table::ContainerStatuses, &done);
     let kiyot = kiyot.restart_with(lost).await;
-    // Said to have ended, its next attempt would run beside it.
+    // If it read EXITED, its next attempt would run beside it.
     until("the state of a container that runs", || match kiyot.status(&runs).unwrap().state() {
         cri::ContainerState::ContainerExited => {
             panic!("a container that runs was said to have ended")
@@ -35,7 +35,7 @@ async fn a_container_whose_state_is_lost_is_as_its_cell_says() {
 
 /// Verifies X17.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_container_that_nobody_knows_any_more_does_not_run_on() {
+async fn container_without_a_record_is_removed_from_its_cell() {
     let kiyot = Fixture::start().await;
     let sandbox = kiyot.run("web").await;
     let (lost, kept) = (kiyot.create(&sandbox, "lost").await, kiyot.create(&sandbox, "kept").await);
@@ -46,12 +46,12 @@ async fn a_container_that_nobody_knows_any_more_does_not_run_on() {
     let kiyot = kiyot.restart_with(records).await;
     assert_eq!(kiyot.status(&lost).unwrap_err().code(), tonic::Code::NotFound);
     let cell = kiyot.provider.only();
-    until("the end of a container that nobody knows", || {
+    until("the end of a container without a record", || {
         cell.with(|state| state.containers.len() == 1)
     })
     .await;
     assert_eq!(kiyot.status(&kept).unwrap().state(), cri::ContainerState::ContainerRunning);
-    // The kubelet knows of no attempt, so that it begins with the first.
+    // The kubelet lists no attempt, so that it begins with the first.
     let again = kiyot.create(&sandbox, "lost").await;
     kiyot.start_container(&again).await;
     let request = cri::RemovePodSandboxRequest { pod_sandbox_id: sandbox };
@@ -60,7 +60,7 @@ async fn a_container_that_nobody_knows_any_more_does_not_run_on() {
 
 /// Verifies X17.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_container_that_is_being_made_is_known() {
+async fn container_during_its_creation_is_not_removed() {
     let kiyot = Fixture::start().await;
     let sandbox = kiyot.run("web").await;
     let other = kiyot.create(&sandbox, "other").await;
@@ -82,7 +82,7 @@ async fn a_container_that_is_being_made_is_known() {
                 logs: Vec::new(),
             }));
         });
-        // News are taken one after another: what the snapshot means is done before this.
+        // Events are applied in order: the snapshot precedes this one.
         cell.exit("c0", 3);
         kiyot.exited(&other).await;
         cell.with(|state| state.unanswered.clear());

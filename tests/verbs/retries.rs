@@ -1,4 +1,4 @@
-//! Callers that go away and come again.
+//! Callers that leave and retry.
 
 use std::{
     sync::atomic::Ordering,
@@ -14,7 +14,7 @@ use crate::kit::{Fixture, LIMIT, until};
 
 /// Verifies P2.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_retry_joins_the_launch_and_gets_its_sandbox() {
+async fn retry_joins_the_launch_and_gets_its_sandbox() {
     let kiyot = Fixture::start().await;
     let permits = kiyot.provider.gate.available_permits();
     kiyot.provider.gate.forget_permits(permits);
@@ -25,8 +25,7 @@ async fn a_retry_joins_the_launch_and_gets_its_sandbox() {
         .call(Method::RunPodSandbox, request.encode_to_vec().into(), Some(Instant::now()))
         .await;
     assert_eq!(first.unwrap_err().code(), Code::DeadlineExceeded);
-    // What a pod's author may change while it runs is no other pod: neither of the launch nor of
-    // its sandbox.
+    // Labels and annotations, which may change while a pod runs, make no other launch or sandbox.
     let change = |request: &mut cri::RunPodSandboxRequest, label: &str| {
         let config = request.config.as_mut().unwrap();
         config.annotations.insert("changed".to_owned(), "meanwhile".to_owned());
@@ -58,7 +57,7 @@ async fn a_retry_joins_the_launch_and_gets_its_sandbox() {
     }
     assert_eq!(kiyot.provider.launched(), 1);
 
-    // Another config under the same name: the old one is torn down.
+    // Another config under the same name replaces the sandbox.
     request.config.as_mut().unwrap().hostname = "other".to_owned();
     let other: cri::RunPodSandboxResponse =
         kiyot.call(Method::RunPodSandbox, request).await.unwrap();
@@ -70,7 +69,7 @@ async fn a_retry_joins_the_launch_and_gets_its_sandbox() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_sandbox_that_nobody_asks_for_is_torn_down() {
+async fn unclaimed_sandbox_is_removed() {
     let kiyot = Fixture::adopting_within(Duration::from_millis(50)).await;
     let request = kiyot.sandbox_request("web");
     let gone = kiyot
@@ -87,7 +86,7 @@ async fn a_sandbox_that_nobody_asks_for_is_torn_down() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_container_whose_creation_was_not_answered_is_made_once() {
+async fn container_whose_creation_was_not_answered_is_created_once() {
     let kiyot = Fixture::start().await;
     let sandbox = kiyot.run("web").await;
     kiyot.provider.only().with(|state| state.lost_responses.push("CreateContainer"));
@@ -112,7 +111,7 @@ async fn a_container_whose_creation_was_not_answered_is_made_once() {
 
 /// Verifies X8.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_sandbox_that_is_asked_for_while_another_one_is_torn_down_stays() {
+async fn sandbox_claimed_during_the_removal_of_another_stays() {
     const ABANDONED: usize = 4;
     let kiyot = Fixture::adopting_within(Duration::from_millis(500)).await;
     let permits = kiyot.provider.way_out.available_permits();
@@ -132,7 +131,7 @@ async fn a_sandbox_that_is_asked_for_while_another_one_is_torn_down_stays() {
     for number in 0..ABANDONED {
         abandon(format!("abandoned-{number}")).await;
     }
-    // One is being ended, and others are to be next.
+    // A removal runs, and the other sandboxes would be next.
     until("the first end", || kiyot.provider.asked_to_end.load(Ordering::SeqCst) == 1).await;
     until("all are there", || kiyot.sandboxes().len() == ABANDONED).await;
     let sandboxes = kiyot.sandboxes();
@@ -141,8 +140,7 @@ async fn a_sandbox_that_is_asked_for_while_another_one_is_torn_down_stays() {
     }
     kiyot.provider.way_out.add_permits(10);
     until("the end of the one", || kiyot.sandboxes().len() == ABANDONED - 1).await;
-    // When one is gone for which nobody asks, and that was made after them, the time of the others
-    // was over long before.
+    // When a later unclaimed sandbox is removed, the claim timeout of the others is over.
     abandon("last".to_owned()).await;
     until("the end of the last", || {
         kiyot.provider.asked_to_end.load(Ordering::SeqCst) >= 2
@@ -160,7 +158,7 @@ async fn a_sandbox_that_is_asked_for_while_another_one_is_torn_down_stays() {
 
 /// Verifies X12, Y96.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_container_that_may_be_starting_is_not_forgotten() {
+async fn removal_of_a_container_that_may_be_starting_is_unavailable() {
     let kiyot = Fixture::start().await;
     let sandbox = kiyot.run("web").await;
     let (made, done) = (kiyot.create(&sandbox, "made").await, kiyot.create(&sandbox, "done").await);
@@ -169,7 +167,7 @@ async fn a_container_that_may_be_starting_is_not_forgotten() {
     kiyot.exited(&done).await;
     kiyot.provider.silence();
     let remove = |id: &str| cri::RemoveContainerRequest { container_id: id.to_owned() };
-    // It can be, once the daemon knows that nobody is there to be told.
+    // Once the daemon knows that the agent has ended, it succeeds.
     let gone = async {
         while kiyot
             .call::<cri::RemoveContainerResponse>(Method::RemoveContainer, remove(&done))
@@ -178,7 +176,7 @@ async fn a_container_that_may_be_starting_is_not_forgotten() {
         {}
     };
     tokio::time::timeout(LIMIT, gone).await.unwrap();
-    // Whether this one was begun for a daemon before this one nobody can say.
+    // A previous daemon may have started this container.
     let refused =
         kiyot.call::<cri::RemoveContainerResponse>(Method::RemoveContainer, remove(&made)).await;
     assert_eq!(refused.unwrap_err().code(), Code::Unavailable);

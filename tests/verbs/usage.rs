@@ -1,4 +1,4 @@
-//! What containers use, when their cell does not say it.
+//! Usage and metrics of pods whose cells report late or never.
 
 use std::collections::BTreeMap;
 
@@ -10,16 +10,16 @@ use crate::kit::{Fixture, until};
 
 /// Verifies U3.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_container_is_listed_when_its_start_is_answered() {
+async fn container_has_usage_at_the_response_to_its_start() {
     let kiyot = Fixture::start().await;
     let sandbox = kiyot.run("web").await;
     let list = || {
-        kiyot.at_once::<cri::ListContainerStatsResponse>(
+        kiyot.cached::<cri::ListContainerStatsResponse>(
             Method::ListContainerStats,
             cri::ListContainerStatsRequest::default(),
         )
     };
-    // Its played containerd knows no statistics, and there are no heartbeats.
+    // The fake containerd has no statistics, and there are no heartbeats.
     let container = kiyot.create(&sandbox, "main").await;
     assert!(list().unwrap().stats.is_empty());
     kiyot.start_container(&container).await;
@@ -29,20 +29,20 @@ async fn a_container_is_listed_when_its_start_is_answered() {
     let started_at = kiyot.status(&container).unwrap().started_at;
     assert!(only.cpu.unwrap().timestamp >= started_at);
     assert_eq!(only.cpu.unwrap().usage_core_nano_seconds, Some(cri::UInt64Value { value: 0 }));
-    // What it says is told at once.
+    // A report is listed at once.
     kiyot.provider.only().with(|state| state.cpu_nanos = Some(42));
     let other = kiyot.create(&sandbox, "other").await;
     kiyot.start_container(&other).await;
     let request = cri::ContainerStatsRequest { container_id: other.clone() };
     let stats = || {
         kiyot
-            .at_once::<cri::ContainerStatsResponse>(Method::ContainerStats, request.clone())
+            .cached::<cri::ContainerStatsResponse>(Method::ContainerStats, request.clone())
             .unwrap()
             .stats
             .unwrap()
     };
     assert_eq!(stats().cpu.unwrap().usage_core_nano_seconds, Some(cri::UInt64Value { value: 42 }));
-    // What has ended is in no list; asked for by its id it is named, and uses nothing.
+    // An exited container is in no list. By its id it has attributes and no usage.
     kiyot.provider.only().exit("c1", 0);
     until("the usage ends with the container", || list().unwrap().stats.len() == 1).await;
     assert_eq!((stats().attributes.unwrap().id, stats().cpu, stats().memory), (other, None, None));
@@ -50,11 +50,11 @@ async fn a_container_is_listed_when_its_start_is_answered() {
 
 /// Verifies U3.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pod_is_listed_when_its_sandbox_is_answered_and_has_its_containers_when_they_start() {
+async fn pod_has_usage_from_its_sandbox_and_containers_from_their_start() {
     let kiyot = Fixture::start().await;
     let list = || {
         kiyot
-            .at_once::<cri::ListPodSandboxStatsResponse>(
+            .cached::<cri::ListPodSandboxStatsResponse>(
                 Method::ListPodSandboxStats,
                 cri::ListPodSandboxStatsRequest::default(),
             )
@@ -69,7 +69,7 @@ async fn a_pod_is_listed_when_its_sandbox_is_answered_and_has_its_containers_whe
         (attributes.id.as_str(), attributes.metadata.unwrap().name.as_str()),
         (sandbox.as_str(), "web")
     );
-    // Its played containerd knows no statistics, and there are no heartbeats.
+    // The fake containerd has no statistics, and there are no heartbeats.
     assert_eq!(linux.cpu.unwrap().usage_core_nano_seconds, Some(cri::UInt64Value { value: 0 }));
     assert_eq!(linux.memory.unwrap().working_set_bytes, Some(cri::UInt64Value { value: 0 }));
     assert!(linux.cpu.unwrap().timestamp > 0 && linux.containers.is_empty());
@@ -82,7 +82,7 @@ async fn a_pod_is_listed_when_its_sandbox_is_answered_and_has_its_containers_whe
     until("the usage ends with the container", || containers().is_empty()).await;
 }
 
-/// What a cell says of its only container and of its pod.
+/// Returns a heartbeat of a cell with a single container.
 fn beat(container: &str, used: u64, metrics: Option<cell::Metrics>) -> cell::event::Event {
     let cpu = || {
         Some(cri::CpuUsage {
@@ -103,7 +103,7 @@ fn beat(container: &str, used: u64, metrics: Option<cell::Metrics>) -> cell::eve
     })
 }
 
-/// Its only container has so many sockets, and so many packets have come.
+/// Returns metrics with this number of sockets and packets.
 fn metrics(value: u64) -> cell::Metrics {
     let sample = |name: &str| cell::Sample { name: name.to_owned(), value, labels: Vec::new() };
     let of_container = cell::ContainerSamples {
@@ -120,7 +120,7 @@ fn metrics(value: u64) -> cell::Metrics {
 
 /// Verifies U25.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn cells_tell_metrics_when_somebody_asks() {
+async fn cells_send_metrics_while_they_are_scraped() {
     let kiyot = Fixture::start().await;
     let mut pods = Vec::new();
     for name in ["one", "other"] {
@@ -148,7 +148,7 @@ async fn cells_tell_metrics_when_somebody_asks() {
         ..Default::default()
     });
     let described = cri::ListMetricDescriptorsResponse { descriptors: described.into() };
-    // By the pod: its own, and those of its containers.
+    // The pod's own metrics, and those of its containers.
     let list = async || {
         let list = kiyot
             .call::<cri::ListPodSandboxMetricsResponse>(
@@ -177,7 +177,7 @@ async fn cells_tell_metrics_when_somebody_asks() {
         };
         list.pod_metrics.into_iter().map(of).collect::<BTreeMap<_, _>>()
     };
-    // Whoever asks first waits for all of them.
+    // The first scrape waits for all cells.
     let first = list().await;
     assert_eq!(first.len(), 2);
     for (n, (pod, container)) in pods.iter().enumerate() {
@@ -195,7 +195,7 @@ async fn cells_tell_metrics_when_somebody_asks() {
         assert_eq!(first[pod], (own, of_container));
         assert_eq!(cell(n).with(|state| state.subscription_secs), Some(80));
     }
-    // A cell that comes later is asked as well.
+    // A later cell is subscribed, too.
     kiyot.run("third").await;
     until("the third cell is asked", || cell(2).with(|state| state.subscription_secs) == Some(80))
         .await;
@@ -203,7 +203,7 @@ async fn cells_tell_metrics_when_somebody_asks() {
 
 /// Verifies U22.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn after_a_restart_who_asks_for_usage_waits_for_the_cells_of_before() {
+async fn restarted_daemon_waits_for_usage_of_recovered_cells() {
     let kiyot = Fixture::start().await;
     let (one, other) = (kiyot.run("one").await, kiyot.run("other").await);
     let (of_one, of_other) = (kiyot.create(&one, "main").await, kiyot.create(&other, "main").await);
@@ -234,7 +234,7 @@ async fn after_a_restart_who_asks_for_usage_waits_for_the_cells_of_before() {
     ] {
         assert!(at_once(method, message).is_none(), "{method} waits");
     }
-    // What does not ask for them is answered at once.
+    // Other calls are answered at once.
     assert!(
         at_once(
             Method::ContainerStats,
@@ -249,7 +249,7 @@ async fn after_a_restart_who_asks_for_usage_waits_for_the_cells_of_before() {
         Method::ListPodSandboxStats,
         cri::ListPodSandboxStatsRequest::default(),
     );
-    // A list of metrics without a pod would be an end of all its counters.
+    // A list of metrics without the pod would end its counters.
     let label_keys = vec!["id".to_owned()];
     let described = cri::MetricDescriptor {
         name: "container_cpu_usage_seconds_total".to_owned(),
@@ -266,7 +266,7 @@ async fn after_a_restart_who_asks_for_usage_waits_for_the_cells_of_before() {
             assert!(at_once(Method::ListContainerStats, of_pod(pod)).is_none());
             cell.with(|state| state.unanswered.clear());
             until("its usage is listed", || {
-                // Its watch may not have begun.
+                // The watch may not have begun.
                 cell.with(|state| state.tell(beat("c0", used, Some(cell::Metrics::default()))));
                 at_once(Method::ListContainerStats, of_pod(pod)).is_some()
             })

@@ -1,5 +1,5 @@
-//! Calls in any order, at once, repeated and given up: whatever a kubelet does, a pod has one cell
-//! at a time, and nothing is left of it in the end.
+//! Random calls: concurrent, repeated and cancelled. A pod has a single cell at a time, and leaves
+//! nothing.
 
 use std::time::{Duration, Instant};
 
@@ -11,13 +11,14 @@ use tonic::Code;
 
 use crate::kit::{Fixture, LIMIT};
 
-/// How many pods live so, one after the other; each by a seed of its own, which is its number.
-const LIVES: u64 = 8;
-/// Who calls at the same time, and how often each.
+/// Number of pods, which run one after the other. The number of a pod is its seed.
+const PODS: u64 = 8;
+/// Concurrent callers.
 const CALLERS: u64 = 5;
+/// Calls of each caller.
 const CALLS: usize = 12;
-/// A call that is given up is given up after so many milliseconds at most.
-const PATIENCE: usize = 20;
+/// Longest time before a cancelled call is cancelled, in milliseconds.
+const MAX_PATIENCE_MS: usize = 20;
 
 /// xorshift64.
 struct Dice(u64);
@@ -39,7 +40,7 @@ impl Dice {
     }
 }
 
-/// Makes a call with what is there at the moment.
+/// Makes a random call for the current sandboxes and containers.
 async fn call(kiyot: &Fixture, dice: &mut Dice) {
     let sandbox = dice.one_of(kiyot.sandboxes().into_iter().map(|sandbox| sandbox.id).collect());
     let container =
@@ -78,7 +79,7 @@ async fn call(kiyot: &Fixture, dice: &mut Dice) {
         }
     };
     let patience = if dice.below(3) == 0 {
-        Duration::from_millis(u64::try_from(dice.below(PATIENCE)).unwrap())
+        Duration::from_millis(u64::try_from(dice.below(MAX_PATIENCE_MS)).unwrap())
     } else {
         LIMIT
     };
@@ -101,9 +102,9 @@ async fn call(kiyot: &Fixture, dice: &mut Dice) {
 
 /// Verifies P4, Y94.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn calls_in_any_order_leave_nothing() {
+async fn random_calls_leave_nothing() {
     let mut kiyot = Fixture::start().await;
-    for life in 0..LIVES {
+    for life in 0..PODS {
         join_all((0..CALLERS).map(async |caller| {
             let mut dice = Dice::of(life, caller);
             for _ in 0..CALLS {
@@ -111,7 +112,7 @@ async fn calls_in_any_order_leave_nothing() {
             }
         }))
         .await;
-        // What was given up may still be on its way: the last one joins it, or finds what it left.
+        // Cancelled calls may still run: this one joins them, or removes what they left.
         let request = kiyot.sandbox_request("web");
         let _ = kiyot.call::<cri::RunPodSandboxResponse>(Method::RunPodSandbox, request).await;
         for sandbox in kiyot.sandboxes() {

@@ -1,4 +1,4 @@
-//! Cells that lie: what they say is refused, and no other pod is touched.
+//! Hostile cells: their reports are refused or bounded, and affect no other pod.
 
 use std::time::Instant;
 
@@ -15,8 +15,8 @@ use tonic::{Code, Status};
 
 use crate::kit::{Fixture, LIMIT, until};
 
-/// Two pods with a container each, which run: the ids of both containers. Both cells call theirs
-/// `c0`.
+/// Runs two pods with a container each, and returns the ids of both containers. Both are `c0` in
+/// their cells.
 async fn honest_and_liar(kiyot: &Fixture) -> (String, String) {
     let mut containers = Vec::new();
     for name in ["honest", "liar"] {
@@ -27,7 +27,7 @@ async fn honest_and_liar(kiyot: &Fixture) -> (String, String) {
             kiyot.call(Method::CreateContainer, request).await.unwrap();
         containers.push(made.container_id);
     }
-    // Not before both are there: which of them "c0" means must be clear.
+    // After both exist: "c0" must be unambiguous.
     for container in &containers {
         kiyot.start_container(container).await;
     }
@@ -56,7 +56,7 @@ async fn is_well(kiyot: &Fixture, container: &str) {
 
 /// Verifies L8, P11.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_cell_says_of_ids_that_are_not_its_own_is_of_no_effect() {
+async fn reports_on_ids_of_other_cells_have_no_effect() {
     let kiyot = Fixture::start().await;
     let (honest, liar) = honest_and_liar(&kiyot).await;
     let (its_cell, lying) = (kiyot.provider.nth(0), kiyot.provider.nth(1));
@@ -102,7 +102,7 @@ async fn what_a_cell_says_of_ids_that_are_not_its_own_is_of_no_effect() {
             state.tell(Event::Container(exited(&format!("c{}", n + 1))));
         }
     });
-    // Of its own it may say what it likes; and when this is seen, all before it was.
+    // A report on its own container has effect. Events are applied in order.
     lying.exit("c0", 3);
     assert_eq!(kiyot.exited(&liar).await.exit_code, 3);
     is_well(&kiyot, &honest).await;
@@ -121,7 +121,7 @@ async fn what_a_cell_says_of_ids_that_are_not_its_own_is_of_no_effect() {
 
 /// Verifies I20, P11.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_cell_says_of_an_image_changes_no_user_of_another_pods() {
+async fn image_report_of_a_cell_changes_no_user_of_another_pod() {
     let kiyot = Fixture::start().await;
     let user = |reference: &str| {
         let answer = kiyot.daemon.cri.reported_image(reference)?;
@@ -129,13 +129,13 @@ async fn what_a_cell_says_of_an_image_changes_no_user_of_another_pods() {
     };
     let honest = kiyot.run("honest").await;
     kiyot.create(&honest, "main").await;
-    // For the user of an image the kubelet names no pod, and takes one that is not there for root.
+    // The kubelet queries the user of an image without a pod, and takes an absent one for root.
     assert_eq!(["busybox", IMAGE].map(user), [Some(String::new()), Some(String::new())]);
     let liar = kiyot.run("liar").await;
     kiyot.provider.nth(1).with(|state| state.user = "nobody".to_owned());
     kiyot.create(&liar, "main").await;
     assert_eq!(["busybox", IMAGE].map(user), [None, None]);
-    // An image of its pod alone is its own to speak of.
+    // A report on an image of its own pod alone counts.
     let mut request = kiyot.container_request(&liar, "other");
     let image = request.config.as_mut().unwrap().image.as_mut().unwrap();
     (image.image, image.user_specified_image) = ("app:1".to_owned(), "app:1".to_owned());
@@ -147,7 +147,7 @@ async fn what_a_cell_says_of_an_image_changes_no_user_of_another_pods() {
 
 /// Verifies L8.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_answer_without_an_end_fails_its_call_and_no_other() {
+async fn endless_response_fails_its_call_alone() {
     let kiyot = Fixture::start().await;
     let (honest, liar) = honest_and_liar(&kiyot).await;
     let lying = kiyot.provider.nth(1);
@@ -189,7 +189,7 @@ async fn an_answer_without_an_end_fails_its_call_and_no_other() {
         matches!(status.code(), Code::OutOfRange | Code::ResourceExhausted | Code::Internal),
         "{status}"
     );
-    // Its log is read without an end, and so are its events and its termination message.
+    // Its log, its events and its termination message are endless, too.
     lying.write("c0", "a line that is not what is read\n");
     lying.exit("c0", 3);
     lying.with(|state| state.end_watch());
@@ -200,15 +200,15 @@ async fn an_answer_without_an_end_fails_its_call_and_no_other() {
         .await;
         is_well(&kiyot, &honest).await;
     }
-    // It is ended like any other.
+    // Its pod is removed like any other.
     kiyot.stop_sandbox(&sandbox).await;
     is_well(&kiyot, &honest).await;
 }
 
 /// Verifies L8.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_list_is_longer_for_what_a_cell_says() {
-    // Nearly as much as is taken of one container at all.
+async fn lists_stay_short_for_any_report_of_a_cell() {
+    // Nearly the largest response that is accepted.
     const LONG: usize = 400 << 10;
     let kiyot = Fixture::start().await;
     let (honest, liar) = honest_and_liar(&kiyot).await;
@@ -220,8 +220,8 @@ async fn no_list_is_longer_for_what_a_cell_says() {
         .unwrap()
         .id;
     let mut events = kiyot.daemon.cri.events();
-    // An image whose id is as long as an answer may be: no container is made of it, or soon no list
-    // of containers could be read by a kubelet any more.
+    // An image id as long as a response may be: no container is created of it, because a kubelet
+    // could soon decode no list of containers.
     let image = cri::Image { id: "x".repeat(LONG / 4), ..Default::default() };
     let lie = cri::ImageStatusResponse { image: Some(image), ..Default::default() }.encode_to_vec();
     lying.with(|state| state.fixed_responses.insert("ImageStatus", Ok(lie)));
@@ -234,7 +234,7 @@ async fn no_list_is_longer_for_what_a_cell_says() {
         .unwrap_err();
     assert_eq!(status.code(), Code::Internal);
     lying.with(|state| state.fixed_responses.clear());
-    // A container with as many groups, and one with a reference as long.
+    // A container with many groups, and another with a long image reference.
     let user = cri::LinuxContainerUser {
         supplemental_groups: vec![i64::MAX; LONG / 9],
         ..Default::default()
@@ -251,7 +251,7 @@ async fn no_list_is_longer_for_what_a_cell_says() {
     lying.with(|state| state.fixed_responses.insert("ContainerStatus", Ok(lie)));
     let more = kiyot.create(&of_liar, "more").await;
     lying.with(|state| state.fixed_responses.clear());
-    // And a pod with as many interfaces.
+    // A pod with many interfaces.
     let interface = cri::NetworkInterfaceUsage { name: "z".repeat(LONG), ..Default::default() };
     let network = Some(cri::NetworkUsage { interfaces: vec![interface], ..Default::default() });
     let sandbox = Some(cri::PodSandboxStats {
@@ -263,7 +263,7 @@ async fn no_list_is_longer_for_what_a_cell_says() {
         state
             .tell(cell::event::Event::Heartbeat(cell::Heartbeat { sandbox, ..Default::default() }));
     });
-    // When this is seen, all before it was.
+    // Events are applied in order: this is the last.
     lying.exit("c0", 3);
     kiyot.exited(&liar).await;
     for (method, request) in [
@@ -299,7 +299,7 @@ async fn no_list_is_longer_for_what_a_cell_says() {
 
 /// Verifies L11.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_cell_says_of_a_failure_is_words() {
+async fn error_message_of_a_cell_is_sanitized() {
     let kiyot = Fixture::start().await;
     let (_, liar) = honest_and_liar(&kiyot).await;
     let mut lie = Status::with_details(
@@ -315,12 +315,12 @@ async fn what_a_cell_says_of_a_failure_is_words() {
         (status.code(), status.message(), status.details()),
         (Code::Unknown, &*format!("{liar}:  [2J100% \n ok "), &b""[..])
     );
-    // None of its metadata is passed on.
+    // Its metadata is not passed on.
     assert!(status.metadata().get("x-more").is_none());
 }
 
-/// The message is cut where it enters, and the cell's id in it, which is shorter than the kubelet's,
-/// makes it no longer.
+/// The message is truncated on receipt, and stays as short when the shorter id of the cell is
+/// replaced.
 /// Verifies L11.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn error_message_of_a_cell_is_short_also_with_ids_restored() {
@@ -338,11 +338,11 @@ async fn error_message_of_a_cell_is_short_also_with_ids_restored() {
     }
 }
 
-/// Each call of a container's life, answered with no message, with one of another type, with what
-/// is none, and twice.
+/// Each call of a container's life is answered without a message, with one of another type, with
+/// invalid bytes, and twice.
 /// Verifies L8, Y85.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn answers_of_another_type_or_number_harm_their_own_pod_alone() {
+async fn responses_of_another_type_or_number_harm_their_own_pod_alone() {
     let kiyot = Fixture::start().await;
     let (honest, liar) = honest_and_liar(&kiyot).await;
     let lying = kiyot.provider.nth(1);
@@ -375,7 +375,7 @@ async fn answers_of_another_type_or_number_harm_their_own_pod_alone() {
             ["Version", "Status", "ImageStatus", "ChangeFiles", "CreateContainer", "ListContainers"]
         {
             lying.with(|state| state.fixed_messages = [(method, lie.clone())].into());
-            // Whether it fails depends on how much of it matters; that it ends does not.
+            // It may fail, and must end.
             let request =
                 kiyot.container_request(&of_liar, &format!("{}-{n}", method.to_lowercase()));
             let made = kiyot.call::<cri::CreateContainerResponse>(Method::CreateContainer, request);
@@ -402,7 +402,7 @@ async fn answers_of_another_type_or_number_harm_their_own_pod_alone() {
         lying.with(|state| state.fixed_messages.clear());
         is_well(&kiyot, &honest).await;
     }
-    // Events of another kind than what is, in another order, and twice.
+    // Events of wrong types, in a wrong order, and twice.
     lying.with(|state| {
         use cell::event::Event;
         let snapshot = cell::Snapshot {
@@ -431,17 +431,16 @@ async fn answers_of_another_type_or_number_harm_their_own_pod_alone() {
         state.tell(cell::event::Event::ContainerGone("c0".to_owned()));
         state.tell(cell::event::Event::ContainerGone("c0".to_owned()));
     });
-    assert_eq!(kiyot.exited(&liar).await.exit_code, 3, "the first word stays");
+    assert_eq!(kiyot.exited(&liar).await.exit_code, 3, "the first report counts");
     is_well(&kiyot, &honest).await;
     kiyot.stop_sandbox(&of_liar).await;
     is_well(&kiyot, &honest).await;
 }
 
-/// Snapshots full of containers that nobody knows, again and again. (On one thread, whose log is
-/// looked at.)
+/// Sends many snapshots full of unrecorded containers. (On a single thread, whose log is captured.)
 /// Verifies L17.
 #[tokio::test]
-async fn cell_that_lies_without_end_writes_a_bounded_number_of_log_lines() {
+async fn log_lines_of_an_endlessly_lying_cell_are_bounded() {
     const SNAPSHOTS: usize = 50;
     let (log, began) = (CapturedLog::start(), Instant::now());
     let kiyot = Fixture::start().await;
@@ -460,13 +459,13 @@ async fn cell_that_lies_without_end_writes_a_bounded_number_of_log_lines() {
             state.tell(cell::event::Event::Snapshot(snapshot.clone()));
         }
     });
-    // When this is seen, all before it was.
+    // Events are applied in order: this is the last.
     lying.exit("c0", 3);
     kiyot.exited(&container).await;
     let lines = log.lines().split_off(before);
     let of_strangers =
         lines.iter().filter(|line| line.contains("container without a record")).count();
-    // However long it took here.
+    // The limit is for each period.
     let periods = began.elapsed().as_secs().div_ceil(PERIOD.as_secs()) as usize + 1;
     let most = MAX_LINES as usize * periods;
     assert!((1..=most).contains(&of_strangers), "{of_strangers} lines");
@@ -475,7 +474,7 @@ async fn cell_that_lies_without_end_writes_a_bounded_number_of_log_lines() {
 
 /// Verifies L11.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn status_of_a_container_has_words_of_bounded_length() {
+async fn texts_of_a_container_status_are_bounded() {
     let kiyot = Fixture::start().await;
     let (honest, liar) = honest_and_liar(&kiyot).await;
     let mut told = cri::ContainerStatus {

@@ -1,5 +1,5 @@
-//! A provider whose cells are tasks, and a containerd in each that only remembers: everything
-//! between the verbs and the cell's containerd is real.
+//! A provider whose cells are tasks with a fake containerd: everything between the CRI service and
+//! the cell's containerd is real.
 
 use std::{
     collections::HashMap,
@@ -25,24 +25,24 @@ use kiyot_testkit::fake_cell::{FakeCell, Options};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-/// A provider of played cells.
+/// A provider of fake cells.
 #[derive(Debug)]
-pub(crate) struct Played {
+pub(crate) struct FakeProvider {
     dir: PathBuf,
     cells: Mutex<HashMap<CellId, Running>>,
     launched: Mutex<Vec<CellId>>,
-    /// A launch waits for one of these.
+    /// Permits of launches.
     pub(crate) gate: tokio::sync::Semaphore,
-    /// The same for an end.
+    /// Permits of terminations.
     pub(crate) way_out: tokio::sync::Semaphore,
     most: AtomicUsize,
-    /// How many ends have been asked for.
+    /// Number of requested terminations.
     pub(crate) asked_to_end: AtomicUsize,
-    /// Ends are refused for as long as this is set.
+    /// Terminations fail while this is set.
     pub(crate) refuses_to_end: AtomicBool,
-    /// What ids of cells begin with.
+    /// Prefix of the ids that cells choose.
     ids: String,
-    /// What the containerd of cells that are launched from now on does, if it says so.
+    /// Status of the containerd of cells that are launched from now on, if it has one.
     pub(crate) handlers: Mutex<Option<Vec<cri::RuntimeHandler>>>,
 }
 
@@ -53,7 +53,7 @@ struct Running {
     task: JoinHandle<()>,
 }
 
-impl Played {
+impl FakeProvider {
     pub(crate) fn new(dir: PathBuf, ids: &str) -> Arc<Self> {
         let open = || tokio::sync::Semaphore::new(tokio::sync::Semaphore::MAX_PERMITS);
         Arc::new(Self {
@@ -70,40 +70,40 @@ impl Played {
         })
     }
 
-    /// The only cell that runs.
+    /// Returns the only running cell.
     pub(crate) fn only(&self) -> FakeCell {
         let cells = self.cells.lock().unwrap();
         assert_eq!(cells.len(), 1, "cells that run");
         cells.values().next().unwrap().cell.clone()
     }
 
-    /// The cell that was launched after so many.
+    /// Returns the cell that was launched as number `n`, from 0.
     pub(crate) fn nth(&self, n: usize) -> FakeCell {
         let id = self.launched.lock().unwrap()[n].clone();
         self.cells.lock().unwrap()[&id].cell.clone()
     }
 
-    /// How many run.
+    /// Returns the number of running cells.
     pub(crate) fn running(&self) -> usize {
         self.cells.lock().unwrap().len()
     }
 
-    /// How many ever ran at a time.
+    /// Returns the largest number of cells that ran at a time.
     pub(crate) fn most(&self) -> usize {
         self.most.load(Ordering::SeqCst)
     }
 
-    /// How many were ever launched.
+    /// Returns the number of launches.
     pub(crate) fn launched(&self) -> usize {
         self.launched.lock().unwrap().len()
     }
 
-    /// The agents of all cells end, and the cells live on.
+    /// Ends the agents of all cells, which live on.
     pub(crate) fn silence(&self) {
         self.cells.lock().unwrap().values().for_each(|running| running.end.cancel());
     }
 
-    /// The only cell ends by itself.
+    /// Ends the only cell as by itself.
     pub(crate) fn crash(&self) {
         for running in self.cells.lock().unwrap().values() {
             running.end.cancel();
@@ -113,16 +113,16 @@ impl Played {
 }
 
 #[async_trait]
-impl Provider for Played {
+impl Provider for FakeProvider {
     fn isolation(&self) -> Isolation {
-        Isolation { provider: "played", privileges: true, users: true }
+        Isolation { provider: "fake", privileges: true, users: true }
     }
 
     async fn launch(&self, spec: &LaunchSpec, _: &str) -> Result<Instance, ProviderError> {
         self.gate.acquire().await.unwrap().forget();
         let id = InstanceId(spec.cell.as_str().to_owned());
         let private = self.dir.join(spec.cell.as_str());
-        let home = Uplink::new(spec.bootstrap.clone(), &private, "played").unwrap();
+        let home = Uplink::new(spec.bootstrap.clone(), &private, "fake").unwrap();
         let ways = Options { ids: self.ids.clone(), heartbeat: None };
         let cell = FakeCell::new(spec.cell.as_str(), home.handle(), ways);
         cell.with(|state| state.handlers = self.handlers.lock().unwrap().clone());
@@ -157,7 +157,7 @@ impl Provider for Played {
         if self.refuses_to_end.load(Ordering::SeqCst) {
             return Err(ProviderError {
                 class: ErrorClass::Transient,
-                doing: "end a played cell".to_owned(),
+                doing: "end a fake cell".to_owned(),
                 source: Some("the test says no".into()),
             });
         }

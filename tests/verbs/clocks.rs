@@ -1,4 +1,4 @@
-//! Cells whose clocks jump: what a kubelet is told fits into what the node saw.
+//! Cells whose clocks jump: reported times are within the times of the node.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -16,11 +16,11 @@ fn now() -> i64 {
 
 /// Verifies P14.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn times_of_a_container_are_within_what_the_node_saw() {
+async fn container_times_are_within_the_times_of_the_node() {
     let kiyot = Fixture::start().await;
     let sandbox = kiyot.run("web").await;
     let cell = kiyot.provider.only();
-    // The year 9999 is none that CRI can say.
+    // CRI can't express the year 9999.
     let wild = [i64::MIN, -1, 0, 1, now() - YEAR, now() + YEAR, i64::MAX];
     for (n, clock) in wild.into_iter().enumerate() {
         let before = now();
@@ -41,7 +41,7 @@ async fn times_of_a_container_are_within_what_the_node_saw() {
 
 /// Verifies P14.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn times_of_a_cell_whose_clock_is_right_are_kept() {
+async fn times_of_a_cell_with_a_correct_clock_are_kept() {
     let kiyot = Fixture::start().await;
     let sandbox = kiyot.run("web").await;
     let container = kiyot.create(&sandbox, "main").await;
@@ -57,7 +57,7 @@ async fn times_of_a_cell_whose_clock_is_right_are_kept() {
 
 /// Verifies P14.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn times_of_usage_and_metrics_are_neither_old_nor_of_the_future() {
+async fn usage_and_metrics_times_are_recent_and_not_in_the_future() {
     let kiyot = Fixture::start().await;
     let sandbox = kiyot.run("web").await;
     let container = kiyot.create(&sandbox, "main").await;
@@ -103,7 +103,7 @@ async fn times_of_usage_and_metrics_are_neither_old_nor_of_the_future() {
         });
         let pod = || {
             let list: cri::ListPodSandboxStatsResponse = kiyot
-                .at_once(Method::ListPodSandboxStats, cri::ListPodSandboxStatsRequest::default())
+                .cached(Method::ListPodSandboxStats, cri::ListPodSandboxStatsRequest::default())
                 .unwrap();
             list.stats.into_iter().next().unwrap().linux.unwrap()
         };

@@ -1,4 +1,4 @@
-//! What does not work as it should.
+//! Failures of cells, of providers and of calls.
 
 use std::{
     sync::atomic::Ordering,
@@ -13,7 +13,7 @@ use tonic::{Code, Status};
 use crate::kit::{Fixture, LIMIT, until};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_sandbox_that_cannot_be_made_leaves_no_cell() {
+async fn failed_sandbox_leaves_no_cell() {
     let kiyot = Fixture::start().await;
     let mut request = kiyot.sandbox_request("web");
     request
@@ -35,7 +35,7 @@ async fn a_sandbox_that_cannot_be_made_leaves_no_cell() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pod_whose_cell_is_lost_has_exited() {
+async fn containers_of_a_lost_cell_read_exited() {
     let kiyot = Fixture::start().await;
     let sandbox = kiyot.run("web").await;
     let (runs, done) = (kiyot.create(&sandbox, "runs").await, kiyot.create(&sandbox, "done").await);
@@ -70,7 +70,7 @@ async fn a_pod_whose_cell_is_lost_has_exited() {
 
 /// Verifies P4.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn unknown_pods_are_stopped_and_removed_and_nowhere() {
+async fn unknown_pods_are_stopped_and_removed_and_not_found() {
     let kiyot = Fixture::start().await;
     let unknown = format!("milpa{}", "z".repeat(59));
     kiyot.stop_sandbox(&unknown).await;
@@ -101,7 +101,7 @@ async fn unknown_pods_are_stopped_and_removed_and_nowhere() {
 
 /// Verifies Y26.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stop_that_fails_because_the_container_has_just_ended_is_a_stop() {
+async fn stop_succeeds_if_the_container_exits_during_it() {
     let kiyot = Fixture::start().await;
     let sandbox = kiyot.run("web").await;
     let main = kiyot.create(&sandbox, "main").await;
@@ -124,7 +124,7 @@ async fn a_stop_that_fails_because_the_container_has_just_ended_is_a_stop() {
         status.message().contains("ttrpc: closed"),
         "it runs on, and nobody says otherwise: {status}"
     );
-    // It has ended, and the news are still under way.
+    // It has exited, and the event is delayed.
     cell.with(|state| {
         let ended = state.containers.values_mut().next().unwrap();
         (ended.state, ended.exit_code, ended.finished_at) =
@@ -138,11 +138,11 @@ async fn a_stop_that_fails_because_the_container_has_just_ended_is_a_stop() {
     kiyot.stop_sandbox(&sandbox).await;
 }
 
-/// After a restart of the daemon a cell may be a moment away: what its containers leave is worth
-/// that moment.
+/// After a restart of the daemon a cell may still be dialling, and its containers' last output is
+/// worth the wait.
 /// Verifies X3, Y22.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cell_that_calls_home_again_is_waited_for_before_its_pod_is_stopped() {
+async fn stop_waits_for_a_cell_that_is_dialling() {
     let kiyot = Fixture::start().await;
     let sandbox = kiyot.run("web").await;
     let main = kiyot.create(&sandbox, "main").await;
@@ -150,7 +150,7 @@ async fn a_cell_that_calls_home_again_is_waited_for_before_its_pod_is_stopped() 
     let cell = kiyot.provider.only();
     cell.with(|state| state.unanswered.push("Hello"));
     let kiyot = kiyot.restart().await;
-    // It has dialled: what is missing is its word.
+    // The cell has dialled and says nothing.
     until("the cell calls home", || cell.with(|state| state.waiting_calls.contains("Hello"))).await;
     let mut stopping = std::pin::pin!(kiyot.stop_sandbox(&sandbox));
     assert!(
@@ -165,7 +165,7 @@ async fn a_cell_that_calls_home_again_is_waited_for_before_its_pod_is_stopped() 
 
 /// Verifies X3, Y22.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cell_that_does_not_come_back_is_ended_and_only_then_its_pod_is_stopped() {
+async fn stop_of_a_silent_cell_ends_the_cell_first() {
     let kiyot = Fixture::start().await;
     let sandbox = kiyot.run("web").await;
     let main = kiyot.create(&sandbox, "main").await;
@@ -192,7 +192,7 @@ async fn a_cell_that_does_not_come_back_is_ended_and_only_then_its_pod_is_stoppe
         cri::PodSandboxState::SandboxReady,
         "it is not stopped yet, and nothing says so"
     );
-    // The next try waits for the same work.
+    // A retry waits for the same work.
     kiyot.stop_sandbox(&sandbox).await;
     assert_eq!(kiyot.provider.running(), 0);
     assert_eq!(
@@ -202,11 +202,10 @@ async fn a_cell_that_does_not_come_back_is_ended_and_only_then_its_pod_is_stoppe
     assert_eq!(kiyot.status(&main).unwrap().exit_code, 137);
 }
 
-/// Neither a stop nor a removal says OK while the provider does not say that the cell is gone,
-/// however often they are tried.
+/// Stops and removals fail until the provider confirms the end of the cell.
 /// Verifies X3, Y25.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pod_whose_cell_can_not_be_ended_is_not_stopped() {
+async fn pod_is_not_stopped_until_the_end_of_its_cell_is_confirmed() {
     let kiyot = Fixture::start().await;
     let sandbox = kiyot.run("web").await;
     let main = kiyot.create(&sandbox, "main").await;
@@ -230,7 +229,7 @@ async fn a_pod_whose_cell_can_not_be_ended_is_not_stopped() {
             .unwrap_err();
         assert!(
             refused.code() != Code::DeadlineExceeded
-                && refused.message().contains("end a played cell"),
+                && refused.message().contains("end a fake cell"),
             "{method}: {refused}"
         );
         assert_eq!(
@@ -245,7 +244,7 @@ async fn a_pod_whose_cell_can_not_be_ended_is_not_stopped() {
         );
         assert_eq!(kiyot.provider.running(), 1);
     }
-    // Nor after a restart; and then all of it is done.
+    // A restart does not change that. Then the provider confirms.
     let kiyot = kiyot.restart().await;
     kiyot
         .daemon
@@ -263,10 +262,10 @@ async fn a_pod_whose_cell_can_not_be_ended_is_not_stopped() {
     );
 }
 
-/// Whatever a cell does not answer, its caller is told in time.
+/// A cell that does not answer a method does not keep its caller.
 /// Verifies F2.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_verb_that_asks_a_cell_ends_at_its_deadline() {
+async fn calls_to_a_silent_cell_end_at_their_deadline() {
     let kiyot = Fixture::start().await;
     let sandbox = kiyot.run("web").await;
     let (running, made) =
