@@ -165,9 +165,9 @@ impl Milpa {
                     .map_err(|error| StartError::Streaming(name.clone(), error))?,
             ),
             rules,
-            adopt_within: Parts::ADOPT_WITHIN,
-            return_within: Parts::RETURN_WITHIN,
-            measure_within: Parts::MEASURE_WITHIN,
+            claim_timeout: Parts::CLAIM_TIMEOUT,
+            usage_timeout: Parts::USAGE_TIMEOUT,
+            metrics_timeout: Parts::METRICS_TIMEOUT,
         };
         let cri = CriService::start(parts).await.map_err(of_store)?;
         let answers = Arc::new(Answers(Arc::clone(&cri)));

@@ -53,19 +53,19 @@ pub(crate) struct Daemon {
 
 impl Fixture {
     pub(crate) async fn start() -> Self {
-        Self::adopting_within(Parts::ADOPT_WITHIN).await
+        Self::with_claim_timeout(Parts::CLAIM_TIMEOUT).await
     }
 
-    pub(crate) async fn adopting_within(adopt_within: Duration) -> Self {
-        Self::with(adopt_within, "").await
+    pub(crate) async fn with_claim_timeout(claim_timeout: Duration) -> Self {
+        Self::with(claim_timeout, "").await
     }
 
     /// Starts a backend whose cells choose ids with this prefix.
     pub(crate) async fn with_ids(ids: &str) -> Self {
-        Self::with(Parts::ADOPT_WITHIN, ids).await
+        Self::with(Parts::CLAIM_TIMEOUT, ids).await
     }
 
-    async fn with(adopt_within: Duration, ids: &str) -> Self {
+    async fn with(claim_timeout: Duration, ids: &str) -> Self {
         let _ = tracing_subscriber::fmt()
             .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
             .with_test_writer()
@@ -73,7 +73,7 @@ impl Fixture {
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir(dir.path().join("log")).unwrap();
         let provider = FakeProvider::new(dir.path().join("agents"), ids);
-        let daemon = Daemon::start(dir.path(), &provider, adopt_within).await;
+        let daemon = Daemon::start(dir.path(), &provider, claim_timeout).await;
         Self { dir, provider, daemon }
     }
 
@@ -96,7 +96,7 @@ impl Fixture {
         let Self { dir, provider, daemon } = self;
         daemon.stop(records).await;
         meanwhile(&provider);
-        let daemon = Daemon::start(dir.path(), &provider, Parts::ADOPT_WITHIN).await;
+        let daemon = Daemon::start(dir.path(), &provider, Parts::CLAIM_TIMEOUT).await;
         Self { dir, provider, daemon }
     }
 
@@ -231,7 +231,7 @@ impl Fixture {
 }
 
 impl Daemon {
-    async fn start(dir: &Path, provider: &Arc<FakeProvider>, adopt_within: Duration) -> Self {
+    async fn start(dir: &Path, provider: &Arc<FakeProvider>, claim_timeout: Duration) -> Self {
         let state = dir.join("state");
         let store = Store::open(&state).await.unwrap();
         let ca = Ca::load_or_make(&store).await.unwrap();
@@ -269,9 +269,9 @@ impl Daemon {
             logs: Logs::new(),
             streaming: Arc::new(Streaming::start().await.unwrap()),
             rules: Rules { policy: Policy::default(), isolation: provider.isolation() },
-            adopt_within,
-            return_within: LIMIT,
-            measure_within: LIMIT,
+            claim_timeout,
+            usage_timeout: LIMIT,
+            metrics_timeout: LIMIT,
         };
         let cri = CriService::start(parts).await.unwrap();
         Self { cri, cells, gateway, store }

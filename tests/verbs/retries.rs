@@ -70,7 +70,7 @@ async fn retry_joins_the_launch_and_gets_its_sandbox() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unclaimed_sandbox_is_removed() {
-    let kiyot = Fixture::adopting_within(Duration::from_millis(50)).await;
+    let kiyot = Fixture::with_claim_timeout(Duration::from_millis(50)).await;
     let request = kiyot.sandbox_request("web");
     let gone = kiyot
         .daemon
@@ -113,7 +113,7 @@ async fn container_whose_creation_was_not_answered_is_created_once() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sandbox_claimed_during_the_removal_of_another_stays() {
     const ABANDONED: usize = 4;
-    let kiyot = Fixture::adopting_within(Duration::from_millis(500)).await;
+    let kiyot = Fixture::with_claim_timeout(Duration::from_millis(500)).await;
     let permits = kiyot.provider.way_out.available_permits();
     kiyot.provider.way_out.forget_permits(permits);
     let abandon = async |name: String| {

@@ -18,7 +18,7 @@ use super::{
     id::{ContainerId, SandboxId},
     images::Images,
     logs::Logs,
-    pods::{Pods, Sandbox},
+    pods::{LookupError, Pods, Sandbox},
     policy::Rules,
     store::{Store, StoreError},
     streaming::Streaming,
@@ -72,22 +72,22 @@ pub struct Parts {
     pub streaming: Arc<Streaming>,
     /// The policy on host access, until [`CriService::set_policy`] changes it.
     pub rules: Rules,
-    /// Time until a sandbox is removed whose caller has left, unless a call names it.
-    pub adopt_within: Duration,
+    /// Time until a sandbox is removed whose caller has left, unless another call names it.
+    pub claim_timeout: Duration,
     /// Time after the start in which usage of recovered pods is waited for.
-    pub return_within: Duration,
+    pub usage_timeout: Duration,
     /// Time for which the first scrape of metrics waits for cells.
-    pub measure_within: Duration,
+    pub metrics_timeout: Duration,
 }
 
 impl Parts {
-    /// The default of `adopt_within`: several retries of a kubelet.
-    pub const ADOPT_WITHIN: Duration = Duration::from_secs(180);
-    /// The default of `return_within`: an agent dials every two seconds at least, and reports usage
+    /// The default of `claim_timeout`: several retries of a kubelet.
+    pub const CLAIM_TIMEOUT: Duration = Duration::from_secs(180);
+    /// The default of `usage_timeout`: an agent dials every two seconds at least, and reports usage
     /// as soon as it is watched. Usage of a cell that is silent for longer is too old anyway.
-    pub const RETURN_WITHIN: Duration = Duration::from_secs(15);
-    /// The default of `measure_within`: an agent reports at once, and gives its containerd 0.9 s.
-    pub const MEASURE_WITHIN: Duration = Duration::from_secs(2);
+    pub const USAGE_TIMEOUT: Duration = Duration::from_secs(15);
+    /// The default of `metrics_timeout`: an agent reports at once, and gives its containerd 0.9 s.
+    pub const METRICS_TIMEOUT: Duration = Duration::from_secs(2);
 }
 
 /// The identity of a sandbox, which is unique.
@@ -128,7 +128,7 @@ pub struct CriService {
 impl CriService {
     /// Recovers the pods from the records, and follows their cells from now on.
     pub async fn start(parts: Parts) -> Result<Arc<Self>, StoreError> {
-        let usage_deadline = Instant::now() + parts.return_within;
+        let usage_deadline = Instant::now() + parts.usage_timeout;
         let Parts { store, cells, images, volumes, logs, streaming, rules, .. } = parts;
         let (pods, tasks) = (Arc::new(Pods::new()), Tasks::default());
         let sync = CellSync::start(SyncParts {
@@ -139,7 +139,7 @@ impl CriService {
             logs: Arc::clone(&logs),
             pods: Arc::clone(&pods),
             tasks: tasks.clone(),
-            claim_timeout: parts.adopt_within,
+            claim_timeout: parts.claim_timeout,
         })
         .await?;
         Ok(Arc::new(Self {
@@ -156,7 +156,7 @@ impl CriService {
             creations: Arc::new(SingleFlight::new()),
             moved: MovedPods::default(),
             usage_deadline,
-            metrics_timeout: parts.measure_within,
+            metrics_timeout: parts.metrics_timeout,
             tasks,
         }))
     }
@@ -214,14 +214,17 @@ impl CriService {
         &self,
         method: &'static str,
         deadline: Option<Instant>,
-        found: Result<T, Status>,
+        found: Result<T, LookupError>,
         end: impl FnOnce(T) -> W,
     ) -> impl Future<Output = Result<R, Status>>
     where
         W: Future<Output = Result<(), Status>> + Send + 'static,
     {
-        let ended = cell_client::found(found)
-            .map(|target| target.map(|target| self.detached(method, deadline, end(target))));
+        let ended = match found {
+            Ok(target) => Ok(Some(self.detached(method, deadline, end(target)))),
+            Err(LookupError::NotFound { .. }) => Ok(None),
+            Err(error) => Err(error),
+        };
         async move {
             if let Some(ended) = ended? {
                 ended.await?;

@@ -17,7 +17,6 @@ use kiyot_proto::{
 };
 use prost::Message;
 use tokio::sync::watch;
-use tonic::Status;
 
 use crate::backends::milpa::id::{CellId, ContainerId, InvalidId, SandboxId};
 
@@ -39,7 +38,9 @@ mod usage;
 mod tests;
 
 pub(crate) use entry::{Container, Sandbox};
+pub(crate) use events::EventLost;
 use events::Subscribers;
+pub(crate) use lookup::LookupError;
 use samples::Shapes;
 
 /// Largest part of a cell's report on a container or on its pod's usage that is kept, in bytes. It
@@ -342,9 +343,4 @@ fn remove_from<K: std::hash::Hash + Eq>(
             index.remove(key);
         }
     }
-}
-
-/// Returns the status of an unknown id, in the words of containerd.
-pub(crate) fn unknown(what: &str, id: &str) -> Status {
-    Status::not_found(format!("an error occurred when try to find {what} {id:?}: not found"))
 }

@@ -41,7 +41,7 @@ impl CriService {
     pub fn events(&self) -> BoxStream<'static, Result<Bytes, Status>> {
         Box::pin(stream::unfold(Some(self.pods.events()), |events| async {
             let mut events = events?;
-            let next = events.next().await;
+            let next = events.next().await.map_err(Status::from);
             let more = next.is_ok().then_some(events);
             Some((next, more))
         }))

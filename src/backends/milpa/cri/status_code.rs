@@ -7,6 +7,7 @@ use crate::backends::milpa::{
     error_chain::error_chain,
     failure::{Class, Failure},
     id::{InvalidId, NoRandomness},
+    pods::{EventLost, LookupError},
     policy::Refusal,
     providers::{ErrorClass, ProviderError},
     store::StoreError,
@@ -97,6 +98,22 @@ pub(super) fn of_reopen(error: ReopenError) -> Status {
     match error {
         ReopenError::Log(failure) => failure.into(),
         ReopenError::Store(error) => of_store(&error),
+    }
+}
+
+impl From<LookupError> for Status {
+    fn from(error: LookupError) -> Self {
+        let code = match error {
+            LookupError::NotFound { .. } => Code::NotFound,
+            LookupError::Ambiguous { .. } => Code::Unknown,
+        };
+        Self::new(code, error.to_string())
+    }
+}
+
+impl From<EventLost> for Status {
+    fn from(error: EventLost) -> Self {
+        Self::resource_exhausted(error.to_string())
     }
 }
 

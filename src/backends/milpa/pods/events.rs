@@ -15,7 +15,6 @@ use bytes::Bytes;
 use kiyot_proto::cri::{self, ContainerEventType};
 use prost::Message;
 use tokio::sync::mpsc;
-use tonic::Status;
 
 use super::{Cache, Container, Pods, response};
 use crate::backends::milpa::{clock, id::SandboxId};
@@ -44,21 +43,26 @@ pub(crate) struct Events {
 }
 
 impl Events {
-    /// Returns the next event, an encoded `ContainerEventResponse`. RESOURCE_EXHAUSTED, and no
-    /// further events, after an event was lost because too many waited.
-    pub(crate) async fn next(&mut self) -> Result<Bytes, Status> {
+    /// Returns the next event, an encoded `ContainerEventResponse`. An error, and no further
+    /// events, after an event was lost because too many waited.
+    pub(crate) async fn next(&mut self) -> Result<Bytes, EventLost> {
         match self.events.recv().await {
             Some(event) => {
                 self.queued_bytes.fetch_sub(event.len(), Ordering::Relaxed);
                 Ok(event)
             }
-            None => Err(Status::resource_exhausted(format!(
-                "events of containers in cells were lost, for they were not read in time: \
-                 allowed are {MAX_QUEUED_EVENTS} that wait, of {MAX_QUEUED_BYTES} bytes; list again"
-            ))),
+            None => Err(EventLost),
         }
     }
 }
+
+/// An event was lost, because its subscriber was too far behind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "events of containers in cells were lost, for they were not read in time: \
+     allowed are {MAX_QUEUED_EVENTS} that wait, of {MAX_QUEUED_BYTES} bytes; list again"
+)]
+pub(crate) struct EventLost;
 
 impl Subscribers {
     pub(super) fn add(&mut self) -> Events {

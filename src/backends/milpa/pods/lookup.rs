@@ -3,20 +3,42 @@
 use std::{borrow::Borrow, collections::BTreeMap, ops::Bound, time::Duration};
 
 use kiyot_proto::cri;
-use tonic::{Code, Status};
 
-use super::{Cache, Container, Pods, Sandbox, unknown};
+use super::{Cache, Container, Pods, Sandbox};
 use crate::backends::milpa::id::{CellId, ContainerId, SandboxId};
 
+/// An error of a lookup, in the words of containerd.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum LookupError {
+    /// No entry has the id.
+    #[error("an error occurred when try to find {kind} {id:?}: not found")]
+    NotFound {
+        /// Sandbox or container.
+        kind: &'static str,
+        /// The id of the request.
+        id: String,
+    },
+    /// The id is a prefix of several.
+    #[error(
+        "an error occurred when try to find {kind} {id:?}: \
+         multiple IDs found with provided prefix: {id}"
+    )]
+    Ambiguous {
+        /// Sandbox or container.
+        kind: &'static str,
+        /// The id of the request.
+        id: String,
+    },
+}
+
 impl Pods {
-    /// Finds a sandbox by its id or a unique prefix. Returns NOT_FOUND in the words of containerd.
-    pub(crate) fn sandbox(&self, id: &str) -> Result<Sandbox, Status> {
+    /// Finds a sandbox by its id or a unique prefix.
+    pub(crate) fn sandbox(&self, id: &str) -> Result<Sandbox, LookupError> {
         by_prefix(&self.read().sandboxes, id, "sandbox").cloned()
     }
 
-    /// Finds a container by its id or a unique prefix. Returns NOT_FOUND in the words of
-    /// containerd.
-    pub(crate) fn container(&self, id: &str) -> Result<Container, Status> {
+    /// Finds a container by its id or a unique prefix.
+    pub(crate) fn container(&self, id: &str) -> Result<Container, LookupError> {
         by_prefix(&self.read().containers, id, "container").cloned()
     }
 
@@ -109,21 +131,15 @@ impl Cache {
 fn by_prefix<'a, K: Ord + Borrow<str>, V>(
     all: &'a BTreeMap<K, V>,
     id: &str,
-    what: &str,
-) -> Result<&'a V, Status> {
+    kind: &'static str,
+) -> Result<&'a V, LookupError> {
     let mut matching = all
         .range::<str, _>((Bound::Included(id), Bound::Unbounded))
         .take_while(|(key, _)| (*key).borrow().starts_with(id));
     match (id.is_empty(), matching.next(), matching.next()) {
-        (true, ..) | (_, None, _) => Err(unknown(what, id)),
+        (true, ..) | (_, None, _) => Err(LookupError::NotFound { kind, id: id.to_owned() }),
         (_, Some((_, value)), None) => Ok(value),
         (_, Some((key, value)), Some(_)) if key.borrow() == id => Ok(value),
-        _ => Err(Status::new(
-            Code::Unknown,
-            format!(
-                "an error occurred when try to find {what} {id:?}: \
-                 multiple IDs found with provided prefix: {id}"
-            ),
-        )),
+        _ => Err(LookupError::Ambiguous { kind, id: id.to_owned() }),
     }
 }

@@ -5,7 +5,6 @@ use std::{
 
 use kiyot_proto::cell::{self, Heartbeat};
 use proptest::prelude::*;
-use tonic::Code;
 
 use super::*;
 
@@ -118,15 +117,13 @@ fn id_or_unique_prefix_finds() {
     assert_eq!(pods.sandbox(one.as_str()).unwrap().id, one);
     assert_eq!(pods.sandbox("milpaxyz1").unwrap().id, one);
     let ambiguous = pods.sandbox("milpaxyz").unwrap_err();
-    assert_eq!(ambiguous.code(), Code::Unknown);
-    assert!(ambiguous.message().contains("multiple IDs found with provided prefix"));
+    assert!(matches!(ambiguous, LookupError::Ambiguous { .. }));
+    assert!(ambiguous.to_string().contains("multiple IDs found with provided prefix"));
     for unknown in ["", "milpaq", "deadbeef"] {
-        let status = pods.sandbox(unknown).unwrap_err();
-        assert_eq!(status.code(), Code::NotFound);
-        assert!(
-            status.message().contains("an error occurred when try to find sandbox"),
-            "{status}"
-        );
+        let error = pods.sandbox(unknown).unwrap_err();
+        assert!(matches!(error, LookupError::NotFound { .. }));
+        let message = error.to_string();
+        assert!(message.contains("an error occurred when try to find sandbox"), "{message}");
     }
     assert_eq!(pods.container("milpac").unwrap().sandbox, one);
 }

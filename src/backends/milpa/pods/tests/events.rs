@@ -173,17 +173,14 @@ async fn subscriber_that_is_too_far_behind_reads_an_error() {
             assert_eq!(events(&mut quick, 1).await.len(), 1, "a quick subscriber reads all");
         }
         let (mut read, mut bytes) = (0, 0);
-        let status = loop {
+        let error = loop {
             match slow.next().await {
                 Ok(event) => (read, bytes) = (read + 1, bytes + event.len()),
-                Err(status) => break status,
+                Err(error) => break error,
             }
         };
-        assert_eq!(status.code(), Code::ResourceExhausted);
-        assert!(
-            status.message().contains("1024") && status.message().contains("8388608"),
-            "{status}"
-        );
+        let message = error.to_string();
+        assert!(message.contains("1024") && message.contains("8388608"), "{message}");
         assert_eq!(read, if long { 9 } else { events::MAX_QUEUED_EVENTS });
         assert!(bytes <= events::MAX_QUEUED_BYTES);
         assert!(slow.next().await.is_err(), "no more come");
