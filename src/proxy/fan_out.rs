@@ -53,7 +53,8 @@ async fn collect<'a>(
                     UnaryError::Reset(reason) => caller.reset(reason),
                     UnaryError::TooLarge => {
                         caller.send_status(&Status::resource_exhausted(format!(
-                            "the response has more than {MAX_MESSAGE_BYTES} bytes, which is the limit"
+                            "the response has more than {MAX_MESSAGE_BYTES} bytes, which is the \
+                             limit"
                         )));
                     }
                 }
