@@ -146,16 +146,16 @@ impl Images {
         deadline: Option<Instant>,
     ) -> Result<cri::ImageStatusResponse, Failure> {
         let reference = request.image.map(|image| image.image).unwrap_or_default();
-        let asked = status_request(&reference, request.verbose);
+        let request = status_request(&reference, request.verbose);
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        let in_cell = receiver.status(asked.clone(), left).await;
+        let in_cell = receiver.status(request.clone(), left).await;
         if let Ok(found) = &in_cell
             && let Some(image) = &found.image
         {
             self.reported.put(cell, &reference, image);
             return in_cell;
         }
-        let on_node = self.node.status(asked).await?;
+        let on_node = self.node.status(request).await?;
         match &on_node.image {
             Some(image) if self.can_copy(&image.id).await? => Ok(on_node),
             // An unreachable cell is no reason to pull.
@@ -177,7 +177,7 @@ impl Images {
     /// Makes an image present in a cell: it is already, is copied from the node, or is pulled with
     /// the pod's credentials. Returns its id in the cell's containerd.
     ///
-    /// Fails with the cell's own failure of a pull; NOT_FOUND if there is no reference to pull by,
+    /// Fails with the cell's own failure of a pull, with NOT_FOUND if there is no reference to pull by,
     /// FAILED_PRECONDITION if the reference now means another image.
     pub async fn ensure(
         &self,

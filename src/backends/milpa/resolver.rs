@@ -26,10 +26,10 @@ use super::{
     id::CellId,
 };
 
-mod ask;
 mod connection;
 mod message;
 mod server;
+mod udp;
 
 pub use server::Server;
 
@@ -107,19 +107,20 @@ impl Resolver {
             .into_inner()
             .map_err(Failure::of_cell)
             .boxed();
-        let ask = |server, message: Bytes| async move { ask::ask(&server, &message).await };
+        let query_server =
+            |server, message: Bytes| async move { udp::query(&server, &message).await };
         let splice_connection =
             |server, query| connection::splice_connection(server, query, link.bulk.clone());
-        self.answer(queries, sender, servers, ask, splice_connection).await
+        self.respond(queries, sender, servers, query_server, splice_connection).await
     }
 
     /// Handles queries and connections until the stream ends.
-    async fn answer<A, C>(
+    async fn respond<A, C>(
         &self,
         mut queries: BoxStream<'_, Result<NameQuery, Failure>>,
         answers: mpsc::Sender<NameAnswer>,
         servers: &[Server],
-        ask: impl Fn(Server, Bytes) -> A,
+        query_server: impl Fn(Server, Bytes) -> A,
         splice_connection: impl Fn(Server, u64) -> C,
     ) -> Result<(), Failure>
     where
@@ -174,11 +175,12 @@ impl Resolver {
             }
             // Semaphores are never closed. At the limit, the cell's next query waits.
             let Ok(of_cell) = Arc::clone(&of_cell).acquire_owned().await else { return Ok(()) };
-            let (all, asked) = (Arc::clone(&self.all), ask(server.clone(), message.clone()));
+            let (all, response) =
+                (Arc::clone(&self.all), query_server(server.clone(), message.clone()));
             tasks.spawn(async move {
                 let answered = async {
                     let _permit = all.acquire().await;
-                    asked.await
+                    response.await
                 };
                 let answer = match timeout(QUERY_TIMEOUT, answered).await {
                     Ok(Ok(answer)) => answer,

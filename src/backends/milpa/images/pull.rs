@@ -85,8 +85,9 @@ pub(super) async fn pull(
     let mut interrupted = Vec::new();
     loop {
         // More than one, because another pull's manifest may have been taken for this one's.
-        let asked = (interrupted.len() < MAX_INTERRUPTIONS).then_some(node);
-        let (manifest, layers) = match attempt(asked, &interrupted, cell, request, stall).await? {
+        let supplier = (interrupted.len() < MAX_INTERRUPTIONS).then_some(node);
+        let (manifest, layers) = match attempt(supplier, &interrupted, cell, request, stall).await?
+        {
             Outcome::Pulled(id) => return Ok(Pulled { id, from_node }),
             Outcome::Interrupted(manifest, layers) => (manifest, layers),
         };

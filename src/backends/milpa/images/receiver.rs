@@ -122,9 +122,10 @@ impl Receiver for CellReceiver {
         let mut agent =
             AgentClient::new(self.0.bulk.clone()).max_decoding_message_size(MAX_RESPONSE_BYTES);
         let begun = async {
-            let mut news = agent.watch_pulls(request).await.map_err(Failure::of_cell)?.into_inner();
-            let first = news.message().await.map_err(Failure::of_cell)?;
-            Ok(stream::iter(first.map(Ok)).chain(news.map_err(Failure::of_cell)).boxed())
+            let mut reports =
+                agent.watch_pulls(request).await.map_err(Failure::of_cell)?.into_inner();
+            let first = reports.message().await.map_err(Failure::of_cell)?;
+            Ok(stream::iter(first.map(Ok)).chain(reports.map_err(Failure::of_cell)).boxed())
         };
         timeout(RESPONSE_TIMEOUT, begun).await.map_err(|_| {
             Failure::cell(Class::DeadlineExceeded, "the cell says nothing of its pulls")

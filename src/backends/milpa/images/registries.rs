@@ -76,7 +76,7 @@ pub struct Registries {
 
 #[derive(Debug, Default)]
 struct Known {
-    asked: Option<Instant>,
+    refreshed: Option<Instant>,
     has_answered: bool,
     config_path: Option<PathBuf>,
     /// Warnings that were logged.
@@ -106,7 +106,7 @@ impl Registries {
         loop {
             {
                 let mut known = self.known.lock().await;
-                self.ask(&mut known).await;
+                self.refresh(&mut known).await;
                 if known.has_answered {
                     return;
                 }
@@ -115,9 +115,9 @@ impl Registries {
         }
     }
 
-    async fn ask(&self, known: &mut Known) {
+    async fn refresh(&self, known: &mut Known) {
         let answer = tokio::time::timeout(CONTAINERD_TIMEOUT, status(&self.node)).await;
-        known.asked = Some(Instant::now());
+        known.refreshed = Some(Instant::now());
         let warnings = match answer
             .unwrap_or_else(|_| Err(Failure::node(Class::DeadlineExceeded, "no response in time")))
         {
@@ -226,8 +226,8 @@ impl Registries {
 impl RegistryConfig for Registries {
     async fn config_path(&self) -> Option<PathBuf> {
         let mut known = self.known.lock().await;
-        if known.asked.is_none_or(|asked| asked.elapsed() > CONFIG_MAX_AGE) {
-            self.ask(&mut known).await;
+        if known.refreshed.is_none_or(|refreshed| refreshed.elapsed() > CONFIG_MAX_AGE) {
+            self.refresh(&mut known).await;
         }
         if known.has_answered { known.config_path.clone() } else { self.configured.clone() }
     }

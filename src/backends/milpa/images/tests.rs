@@ -189,7 +189,7 @@ impl Receiver for FakeCell {
         }
         let id =
             self.registry.lock().unwrap().get(&name).cloned().ok_or_else(|| {
-                Failure::cell(Class::Unknown, "RegistryUnavailable: no such thing")
+                Failure::cell(Class::Unknown, "RegistryUnavailable: no such image")
             })?;
         let mut images = self.images.lock().unwrap();
         images.insert(name, id.clone());
@@ -386,7 +386,7 @@ async fn deleted_layers_are_pulled_with_the_pods_credentials() {
     let failed = scene.pull(NAME, auth()).await.unwrap_err();
     assert_eq!(
         (failed.class(), failed.message()),
-        (Class::Unknown, "RegistryUnavailable: no such thing")
+        (Class::Unknown, "RegistryUnavailable: no such image")
     );
     scene.in_registry(NAME, &id);
     assert_eq!(scene.ensure(&id, NAME).await.unwrap(), id);
@@ -477,7 +477,7 @@ async fn pull_by_digest_asks_the_registry() {
     }
     // The image of another pod, which the registry gives to that pod only.
     let refused = scene.pull(&pinned, None).await.unwrap_err();
-    assert_eq!(refused.message(), "RegistryUnavailable: no such thing");
+    assert_eq!(refused.message(), "RegistryUnavailable: no such image");
     assert!(scene.cell.named.lock().unwrap().is_empty(), "nothing was copied");
     scene.in_registry(&pinned, &id);
     assert_eq!(scene.pull(&pinned, auth()).await.unwrap(), id);
@@ -666,7 +666,7 @@ async fn failed_watch_is_restarted() {
     *scene.cell.pull_hangs.lock().unwrap() = true;
     let begun = tokio::time::Instant::now();
     assert_eq!(scene.pull(NAME, None).await.unwrap_err().class(), Class::DeadlineExceeded);
-    assert_eq!(begun.elapsed().as_secs(), 420, "120 s after the last news of the second watch");
+    assert_eq!(begun.elapsed().as_secs(), 420, "120 s after the last report of the second watch");
 }
 
 /// Verifies I13.

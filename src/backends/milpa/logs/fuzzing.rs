@@ -76,7 +76,7 @@ impl Source for FakeLog {
         // No failure leads to a position that never existed.
         let rest = log
             .get(position..)
-            .unwrap_or_else(|| panic!("position {position} of {} bytes is asked for", log.len()));
+            .unwrap_or_else(|| panic!("position {position} of {} bytes is read", log.len()));
         // An empty part has no meaning.
         let parts =
             rest.chunks(self.part).map(|part| Ok(Part::Bytes(Bytes::copy_from_slice(part))));

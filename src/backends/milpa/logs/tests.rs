@@ -442,13 +442,13 @@ async fn earlier_content_of_a_file_stays_before_the_log() {
     assert_eq!(read(&scene.path()), "of another container, and longer than the log\none\ntwo\n");
     let old = scene.dir.path().join("0.log.old");
     fs::rename(scene.path(), &old).unwrap();
-    fs::write(scene.path(), "made by somebody else\n").unwrap();
+    fs::write(scene.path(), "made by another process\n").unwrap();
     let base = scene.logs.reopen(&scene.container).await.unwrap();
     scene.crash();
     scene.write("three\n");
     scene.follow(base).await.unwrap();
     scene.drain().await;
-    assert_eq!(read(&scene.path()), "made by somebody else\nthree\n");
+    assert_eq!(read(&scene.path()), "made by another process\nthree\n");
 }
 
 #[tokio::test]

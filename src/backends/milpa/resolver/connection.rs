@@ -18,7 +18,7 @@ use tokio::{
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Request;
 
-use super::{Server, ask};
+use super::{Server, udp};
 use crate::backends::milpa::failure::Failure;
 
 /// Most bytes of a read.
@@ -32,7 +32,7 @@ const OPEN_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Connects to a name server, and splices the connection of this query until its end.
 pub(super) async fn splice_connection(server: Server, query: u64, bulk: Channel) -> io::Result<()> {
-    let connected = async { TcpStream::connect(ask::address(&server).await?).await };
+    let connected = async { TcpStream::connect(udp::address(&server).await?).await };
     let connection =
         timeout(QUERY_TIMEOUT, connected).await.map_err(|_| io::ErrorKind::TimedOut)??;
     let (up, parts) = mpsc::channel(MAX_QUEUED_PARTS);

@@ -19,10 +19,10 @@ fn servers() -> [Server; 2] {
     ["127.0.0.53", "::1"].map(|server| Server::parse_node_only(server).unwrap())
 }
 
-/// Returns the responses to these queries, with `ask` as name server.
-async fn answered<A: Future<Output = std::io::Result<Bytes>> + Send + 'static>(
+/// Returns the responses to these queries, with `query_server` as name server.
+async fn responses_to<A: Future<Output = std::io::Result<Bytes>> + Send + 'static>(
     queries: Vec<NameQuery>,
-    ask: impl Fn(Server, Bytes) -> A,
+    query_server: impl Fn(Server, Bytes) -> A,
 ) -> (Result<(), Failure>, Vec<NameAnswer>) {
     let (sender, mut receiver) = mpsc::channel(1000);
     let stays_open = futures::stream::iter(queries.into_iter().map(Ok))
@@ -32,7 +32,7 @@ async fn answered<A: Future<Output = std::io::Result<Bytes>> + Send + 'static>(
     let (resolver, servers) = (Resolver::default(), servers());
     let result = tokio::select! {
         result = resolver
-            .answer(stays_open, sender, &servers, ask, |_, _| std::future::pending()) => result,
+            .respond(stays_open, sender, &servers, query_server, |_, _| std::future::pending()) => result,
         () = async {
             // All deadlines have passed by then, so no response follows.
             while let Ok(Some(answer)) = timeout(QUERY_TIMEOUT * 2, receiver.recv()).await {
@@ -51,14 +51,14 @@ async fn failed_queries_get_a_failure_response() {
         query(2, 1, &[7; DNS_HEADER_BYTES]),
         query(3, 1, &[8; DNS_HEADER_BYTES]),
     ];
-    let ask = |server: Server, message: Bytes| async move {
+    let query_server = |server: Server, message: Bytes| async move {
         match (server.to_string().as_str(), message[0]) {
             ("127.0.0.53", _) => Ok(Bytes::from_static(b"fine")),
             ("::1", 7) => Err(std::io::ErrorKind::ConnectionRefused.into()),
             _ => std::future::pending().await,
         }
     };
-    let (result, answers) = answered(queries, ask).await;
+    let (result, answers) = responses_to(queries, query_server).await;
     result.unwrap();
     let said: Vec<_> = answers.iter().map(|answer| (answer.id, answer.message.clone())).collect();
     assert_eq!(
@@ -74,7 +74,7 @@ async fn failed_queries_get_a_failure_response() {
 /// Verifies N9.
 #[tokio::test]
 async fn unknown_name_server_or_message_size_is_refused() {
-    let never = |_, _| async { unreachable!("nothing is asked") };
+    let never = |_, _| async { unreachable!("no query is sent") };
     let large = vec![0; MAX_UDP_MESSAGE_BYTES + 1];
     for (bad, word) in [
         (query(1, 2, &[0; DNS_HEADER_BYTES]), "2"),
@@ -82,7 +82,7 @@ async fn unknown_name_server_or_message_size_is_refused() {
         (query(1, 0, b"short"), "5 bytes"),
         (query(1, 0, &large), "4097 bytes"),
     ] {
-        let (result, answers) = answered(vec![bad], never).await;
+        let (result, answers) = responses_to(vec![bad], never).await;
         let failure = result.unwrap_err();
         assert!(
             failure.class() == Class::InvalidArgument && failure.message().contains(word),
@@ -99,13 +99,13 @@ async fn queries_of_a_cell_are_limited() {
     static PEAK: AtomicUsize = AtomicUsize::new(0);
     let queries =
         (0..2 * MAX_CELL_QUERIES as u64).map(|id| query(id, 0, &[0; DNS_HEADER_BYTES])).collect();
-    let ask = |_, message| async move {
+    let query_server = |_, message| async move {
         PEAK.fetch_max(NOW.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
         sleep(Duration::from_secs(1)).await;
         NOW.fetch_sub(1, Ordering::SeqCst);
         Ok(message)
     };
-    let (result, answers) = answered(queries, ask).await;
+    let (result, answers) = responses_to(queries, query_server).await;
     result.unwrap();
     assert_eq!(
         (answers.len(), PEAK.load(Ordering::SeqCst)),
@@ -136,14 +136,14 @@ async fn response_is_matched_by_id() {
         vec![b"x".to_vec(), query.to_vec(), other, message::failed(query).to_vec()]
     });
     let query = [9; DNS_HEADER_BYTES];
-    assert_eq!(ask::query_udp(server.await, &query).await.unwrap(), message::failed(&query));
+    assert_eq!(udp::query_socket(server.await, &query).await.unwrap(), message::failed(&query));
 }
 
 #[tokio::test]
 async fn oversized_response_is_truncated() {
     let server = udp(|query| vec![[&message::failed(query)[..], &[0; 5000]].concat()]);
     let query = [9; DNS_HEADER_BYTES];
-    assert_eq!(ask::query_udp(server.await, &query).await.unwrap(), message::truncated(&query));
+    assert_eq!(udp::query_socket(server.await, &query).await.unwrap(), message::truncated(&query));
 }
 
 /// Connections of a cell that never end are limited.
@@ -159,14 +159,14 @@ async fn connections_of_a_cell_are_limited() {
             .boxed();
     let (sender, mut refused) = mpsc::channel(1000);
     let (resolver, servers) = (Resolver::default(), servers());
-    let ask = |_, _| async { unreachable!("nothing is asked by UDP") };
+    let query_server = |_, _| async { unreachable!("no UDP query is sent") };
     let splice_connection = |server: Server, _| async move {
         assert_eq!(server.to_string(), "::1");
         SPLICED.fetch_add(1, Ordering::SeqCst);
         std::future::pending().await
     };
     tokio::select! {
-        ended = resolver.answer(queries, sender, &servers, ask, splice_connection) => {
+        ended = resolver.respond(queries, sender, &servers, query_server, splice_connection) => {
             panic!("{ended:?}")
         }
         () = async {
@@ -202,9 +202,9 @@ async fn spliced(
 #[tokio::test]
 async fn connection_is_copied_until_both_sides_have_ended() {
     let serve = async |mut stream: TcpStream| {
-        let mut asked = Vec::new();
-        stream.read_to_end(&mut asked).await.unwrap();
-        assert_eq!(asked, b"several queries at once");
+        let mut received = Vec::new();
+        stream.read_to_end(&mut received).await.unwrap();
+        assert_eq!(received, b"several queries at once");
         stream.write_all(&vec![7; 1 << 20]).await.unwrap();
     };
     let pod = async |up: mpsc::Sender<_>, mut down: mpsc::Receiver<TunnelPart>| {

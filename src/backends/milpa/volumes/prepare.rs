@@ -216,13 +216,13 @@ impl Preparation<'_> {
         &self,
         path: &Path,
         mount: &cri::Mount,
-        whose: &str,
+        origin: &str,
     ) -> Result<CellPath, Failure> {
         let refused = |policy: &str| {
             Err(Failure::request(
                 Class::FailedPrecondition,
                 format!(
-                    "container {:?} mounts {} at {}: a path {whose} is not available \
+                    "container {:?} mounts {} at {}: a path {origin} is not available \
                  in a cell ({policy}); allowed are emptyDir, configMap, secret, projected and \
                  downwardAPI",
                     self.container,

@@ -22,7 +22,7 @@ pub fn needs_features(container: &cri::ContainerConfig) -> bool {
 
 /// Refuses mount options (`noexec` and others) that the runtime would ignore.
 ///
-/// UNIMPLEMENTED that names the container, the mount and what is allowed.
+/// Fails with UNIMPLEMENTED, naming the container, the mount and what is allowed.
 pub fn check_options(
     container: &cri::ContainerConfig,
     features: Option<&cri::RuntimeFeatures>,
@@ -47,7 +47,7 @@ pub fn check_options(
 /// Refuses mounts that the cell's containerd would not make as requested. A version that can't be
 /// parsed is accepted.
 ///
-/// UNIMPLEMENTED that names the container, the mount and what is allowed.
+/// Fails with UNIMPLEMENTED, naming the container, the mount and what is allowed.
 pub fn check_version(
     container: &cri::ContainerConfig,
     runtime: &cri::VersionResponse,

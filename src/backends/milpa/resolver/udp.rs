@@ -16,11 +16,11 @@ use super::{Server, message};
 const DNS_PORT: u16 = 53;
 
 /// Sends a query by UDP and waits for the response without a deadline.
-pub(super) async fn ask(server: &Server, query: &[u8]) -> io::Result<Bytes> {
-    query_udp(address(server).await?, query).await
+pub(super) async fn query(server: &Server, query: &[u8]) -> io::Result<Bytes> {
+    query_socket(address(server).await?, query).await
 }
 
-pub(super) async fn query_udp(server: SocketAddr, query: &[u8]) -> io::Result<Bytes> {
+pub(super) async fn query_socket(server: SocketAddr, query: &[u8]) -> io::Result<Bytes> {
     let any: IpAddr =
         if server.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
     let socket = UdpSocket::bind((any, 0)).await?;
