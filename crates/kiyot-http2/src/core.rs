@@ -263,6 +263,7 @@ impl Core {
     }
 
     /// Says if no stream has references.
+    #[cfg(any(test, fuzzing, debug_assertions))]
     pub(super) fn is_empty(&self) -> bool {
         self.streams.is_empty()
     }
