@@ -1,4 +1,4 @@
-//! The end of instances whose pods have made directory trees that are hard to remove.
+//! Removal of instances whose pods have made directory trees that are hard to remove.
 
 use std::{
     ffi::{CStr, CString},

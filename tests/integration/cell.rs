@@ -61,20 +61,20 @@ mod volume_updates;
 mod volumes;
 mod wire;
 
-/// The daemon that is tested, with cells.
+/// Returns the options of the daemon under test, with cells.
 fn options() -> KiyotOptions {
     KiyotOptions::new(env!("CARGO_BIN_EXE_kiyot"))
 }
 
-/// A pod in a cell with one container, `main`.
+/// Returns a pod in a cell with one container, `main`.
 fn pod(name: &str, script: &str) -> Pod {
     Pod::new(name).in_cell().container(Container::script("main", script))
 }
 
-/// What a container prints in a cell until it is stopped: it ends at once when it is told to.
+/// Script of a container that runs until SIGTERM.
 const WAIT: &str = "trap 'exit 0' TERM; while :; do sleep 0.1; done";
 
-/// Stops a pod and sees that nothing of it, and no cell, is left.
+/// Stops and removes a pod, and asserts that neither a list entry nor a cell is left.
 async fn ends_without_a_trace(kubelet: &mut Kubelet, kiyot: &Kiyot<'_>, pod: &RunningPod) {
     kubelet.stop_and_remove(pod).await.unwrap();
     assert!(kubelet.sandboxes().await.unwrap().iter().all(|listed| listed.id != pod.sandbox));
@@ -89,13 +89,13 @@ async fn ends_without_a_trace(kubelet: &mut Kubelet, kiyot: &Kiyot<'_>, pod: &Ru
     assert_eq!(kiyot.cells(), Vec::<String>::new());
 }
 
-/// All that a script in a container says.
+/// Runs a script in a container and returns its standard output and standard error.
 async fn said(kubelet: &mut Kubelet, container: &str, script: &str) -> String {
     let told = kubelet.exec_sync(container, &["sh", "-c", script]).await.unwrap();
     told.stdout + &told.stderr
 }
 
-/// Waits until a script says something. A call may fail while the cell is away.
+/// Waits until a script's output is `expected`. Calls may fail while the cell is disconnected.
 async fn shows(kubelet: &mut Kubelet, container: &str, script: &str, expected: &str) {
     wait_until(format!("{script:?} in the cell shows {expected:?}"), LIMIT, async || {
         let told = kubelet.exec_sync(container, &["sh", "-c", script]).await.ok()?;
@@ -104,8 +104,8 @@ async fn shows(kubelet: &mut Kubelet, container: &str, script: &str, expected: &
     .await;
 }
 
-/// Waits until the cell of a container takes calls again, after the daemon was started anew: a
-/// kubelet would try again until it does.
+/// Waits until the cell of a container takes calls after a restart of the daemon. A kubelet would
+/// retry until then.
 async fn is_back(kubelet: &mut Kubelet, container: &RunningContainer) {
     wait_until("the cell is back", LIMIT, async || {
         kubelet.exec_sync(&container.id, &["true"]).await.ok()
@@ -113,18 +113,18 @@ async fn is_back(kubelet: &mut Kubelet, container: &RunningContainer) {
     .await;
 }
 
-/// The address that the kubelet is told.
+/// Returns the pod's address from its status.
 async fn address(kubelet: &mut Kubelet, sandbox: &str) -> String {
     kubelet.sandbox_status(sandbox).await.unwrap().network.unwrap().ip
 }
 
-/// Stops a node and sees that nothing of this test is left on the machine.
+/// Stops a node and asserts that the test left nothing on the machine.
 fn leaves_nothing(node: Node) {
     let left = node.stop();
     assert!(left.is_empty(), "left:\n{left}");
 }
 
-/// The first two numbers of the version of this machine's containerd, which is the cells' too.
+/// Returns major and minor version of the machine's containerd, which is also the cells'.
 async fn version_of_containerd(kubelet: &mut Kubelet) -> (u64, u64) {
     let version = kubelet
         .runtime
@@ -140,7 +140,7 @@ async fn version_of_containerd(kubelet: &mut Kubelet) -> (u64, u64) {
     (numbers.next().unwrap(), numbers.next().unwrap())
 }
 
-/// Is it READY?
+/// Returns true if the sandbox is READY.
 async fn is_ready(kubelet: &mut Kubelet, sandbox: &str) -> bool {
     kubelet
         .sandbox_status(sandbox)

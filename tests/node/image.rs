@@ -1,4 +1,4 @@
-//! The disks of a machine: Debian, which is made once, and what this build adds to it.
+//! Disks of a virtual machine: Debian, which is built once, and the programs of this build.
 
 use std::{
     collections::BTreeSet,
@@ -11,16 +11,16 @@ use std::{
 
 use kiyot_testkit::{image::ImageSpec, node};
 
-/// The tree of the sources.
+/// Root of the source tree.
 const SOURCES: &str = env!("CARGO_MANIFEST_DIR");
 
-/// The directory with what cargo has built of this profile.
+/// Returns the directory of cargo's build profile.
 pub(crate) fn built() -> PathBuf {
     Path::new(env!("CARGO_BIN_EXE_kiyot")).parent().unwrap().to_owned()
 }
 
-/// The directory with the disk `root.ext4`, on which Debian is, and its `kernel`. They are made
-/// when what makes them has changed, and stay in cargo's target directory.
+/// Returns the directory with Debian's disk `root.ext4` and its `kernel`. It is in cargo's target
+/// directory, and rebuilt when its inputs have changed.
 pub(crate) fn debian() -> PathBuf {
     let script = Path::new(SOURCES).join("scripts/node-image");
     let mut inputs = BTreeSet::new();
@@ -35,13 +35,13 @@ pub(crate) fn debian() -> PathBuf {
     if ready.is_dir() {
         return ready;
     }
-    // Images of other inputs are of no use any more.
+    // Images of other inputs are stale.
     let _ = fs::remove_dir_all(&all);
     fs::create_dir_all(&all).unwrap();
     let making = tempfile::tempdir_in(&all).unwrap().keep();
     run(Command::new(&script).arg(&making));
     fs::set_permissions(&making, fs::Permissions::from_mode(0o755)).unwrap();
-    // Root makes it, and `cargo clean` takes it away as whoever owns the rest.
+    // Root builds it. `cargo clean` runs as the owner of the target directory.
     let owner = fs::metadata(&target).unwrap();
     for path in [&all, &making, &making.join("root.ext4"), &making.join("kernel")] {
         chown(path, Some(owner.uid()), Some(owner.gid())).unwrap();
@@ -61,8 +61,8 @@ fn files(directory: &Path, found: &mut BTreeSet<PathBuf>) {
     }
 }
 
-/// Makes the disk `parts.ext4` in a directory: the programs of this build, without what only a
-/// debugger reads, the unit, the configuration, images of containers, and the examples.
+/// Builds the disk `parts.ext4` in a directory: the stripped programs of this build, the unit, the
+/// configuration, container images and the examples.
 pub(crate) fn parts(directory: &Path) -> PathBuf {
     let tree = directory.join("parts");
     fs::create_dir(&tree).unwrap();
@@ -99,7 +99,8 @@ pub(crate) fn parts(directory: &Path) -> PathBuf {
     disk
 }
 
-/// Cargo tells a test the path of no other test: it is what was built last under this name.
+/// Returns the newest file with this prefix, because cargo does not pass the path of one test
+/// binary to another.
 fn newest(directory: &Path, prefix: &str) -> PathBuf {
     let built = fs::read_dir(directory).unwrap().flatten().map(|entry| entry.path());
     let named = built.filter(|path| {

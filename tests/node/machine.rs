@@ -1,4 +1,4 @@
-//! A virtual machine, and the commands that run on it.
+//! Virtual machine, and the commands that run on it.
 
 use std::{
     io::{BufRead, BufReader, ErrorKind, Write},
@@ -16,21 +16,21 @@ use tempfile::TempDir;
 
 use crate::image;
 
-/// How long a machine may take until it takes commands: half a minute where nothing else runs.
+/// Time limit of a boot: on an idle host it takes half a minute.
 const BOOT_LIMIT: Duration = Duration::from_secs(600);
-/// How long one command may take: a start of a pod is half a minute where nothing else runs.
+/// Time limit of a command: on an idle host, starting a pod takes half a minute.
 pub(crate) const COMMAND_LIMIT: Duration = Duration::from_secs(600);
-/// How long QEMU may take until its socket is there.
+/// Time limit until QEMU's socket exists.
 const SOCKET_LIMIT: Duration = Duration::from_secs(60);
-/// Between two looks for that socket.
+/// Poll interval for that socket.
 const SOCKET_POLL: Duration = Duration::from_millis(20);
-/// Memory of the machine, in MiB: enough for two containerds and some cells.
+/// Memory of the machine in MiB, enough for two containerds and some cells.
 const MEMORY: &str = "2048";
 
 /// Serialises the machines: each has as many processors as the host.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// A running machine. It ends when it is dropped, and nothing of it stays.
+/// Running machine. Dropping it ends QEMU and removes its files.
 #[derive(Debug)]
 pub(crate) struct Machine {
     qemu: Child,
@@ -41,17 +41,16 @@ pub(crate) struct Machine {
     _turn: MutexGuard<'static, ()>,
 }
 
-/// The result of a command.
+/// Result of a command.
 #[derive(Debug)]
 pub(crate) struct Ran {
-    /// Its exit code.
     pub(crate) code: i32,
-    /// Both of its outputs.
+    /// Standard output and standard error.
     pub(crate) output: String,
 }
 
 impl Machine {
-    /// Boots one, and waits until its services are up.
+    /// Boots a machine and waits until its services are up.
     pub(crate) fn start() -> Self {
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         let debian = image::debian();
@@ -87,7 +86,7 @@ impl Machine {
             .arg("-chardev")
             .arg(format!("socket,id=commands,path={},server=on,wait=off", socket.display()))
             .args(["-serial", "chardev:commands"])
-            // For the disks' snapshots.
+            // Snapshots of the disks are here.
             .env("TMPDIR", directory.path())
             .stdin(Stdio::null())
             .spawn()
@@ -112,7 +111,7 @@ impl Machine {
         machine
     }
 
-    /// Waits until another boot than the last one takes commands, and its services are up.
+    /// Waits for a boot with a new id, and until its services are up.
     fn booted(&mut self) {
         let begun = Instant::now();
         loop {
@@ -128,14 +127,14 @@ impl Machine {
         eprintln!("booted after {:.1} s", begun.elapsed().as_secs_f64());
     }
 
-    /// Boots it anew, as an administrator does.
+    /// Reboots the machine as an administrator does.
     pub(crate) fn reboot(&mut self) {
-        // What answers ends with the machine.
+        // The command server ends with the machine, so that no response is awaited.
         self.send("systemctl --no-block reboot");
         self.booted();
     }
 
-    /// Runs a script of bash.
+    /// Runs a bash script.
     pub(crate) fn run(&mut self, script: &str) -> Ran {
         let begun = Instant::now();
         self.send(script);
@@ -157,23 +156,24 @@ impl Machine {
         self.commands.get_mut().write_all(line.as_bytes()).expect("QEMU takes commands");
     }
 
-    /// Runs a script that must succeed, and gives what it wrote.
+    /// Runs a script that must succeed, and returns its output.
     pub(crate) fn ok(&mut self, script: &str) -> String {
         let ran = self.run(script);
         assert_eq!(ran.code, 0, "{script}\n{}", ran.output);
         ran.output
     }
 
-    /// Runs a script until it succeeds, and gives what it wrote then.
+    /// Runs a script until it succeeds, and returns its last output.
     pub(crate) fn eventually(&mut self, script: &str) -> String {
         let seconds = COMMAND_LIMIT.as_secs() / 2;
         self.ok(&format!(
-            "until output=$( {script} ); do [ $SECONDS -lt {seconds} ] || {{ echo \"in vain: $output\"; exit 1; }}; \
+            "until output=$( {script} ); do [ $SECONDS -lt {seconds} ] || \
+            {{ echo \"in vain: $output\"; exit 1; }}; \
              sleep 0.2; done; echo \"$output\""
         ))
     }
 
-    /// The next line that comes out of the machine.
+    /// Reads the next line from the machine.
     fn line(&mut self, begun: Instant, limit: Duration, what: &str) -> String {
         let mut line = Vec::new();
         loop {

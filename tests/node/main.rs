@@ -1,9 +1,9 @@
-//! Kiyot on a real node: a virtual machine with Debian, systemd as its first process, version 2 of
-//! control groups alone, and containerd with the cgroup driver `systemd`. Kiyot is installed by its
-//! unit, and the machine is booted anew for real.
+//! Kiyot on a real node: a virtual machine with Debian, systemd, cgroup version 2 only, and
+//! containerd with the cgroup driver `systemd`. Kiyot is installed by its unit, and the machine is
+//! rebooted.
 //!
-//! QEMU emulates the processor: no test needs KVM. So a machine is 10 to 20 times slower than the
-//! one that it is on, and the limits here are generous.
+//! QEMU emulates the processor, so that tests do not need KVM. A machine is 10 to 20 times slower
+//! than its host, and the limits here are generous.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

@@ -1,19 +1,19 @@
-//! Pods on a machine: what `podctl` says there.
+//! Pods on a machine, controlled by `podctl`.
 
 use serde_json::Value;
 
 use crate::machine::Machine;
 
-/// The script of a container that runs until it is stopped.
+/// Script of a container that runs until SIGTERM.
 pub(crate) const WAIT: &str = "trap 'exit 0' TERM; echo up; while :; do sleep 1; done";
 
-/// A pod that runs, with one container.
+/// Running pod with one container.
 #[derive(Debug)]
 pub(crate) struct Running {
     pub(crate) sandbox: String,
     pub(crate) container: String,
     pub(crate) address: String,
-    /// The directory of its control group.
+    /// Directory of the pod's cgroup.
     pub(crate) cgroup: String,
 }
 
@@ -24,12 +24,13 @@ pub(crate) enum Place {
     Node,
 }
 
-/// Installs kiyot as an administrator does by hand, and starts it. What only this machine needs is
-/// in a drop-in.
+/// Installs kiyot as an administrator does, and starts it. Settings for this machine only are in a
+/// drop-in.
 pub(crate) fn install(machine: &mut Machine) {
-    machine.ok("cd /mnt && cp kiyot kiyot-cell /usr/bin/ && mkdir -p /etc/kiyot && cp kiyot.toml /etc/kiyot/ \
+    machine.ok("cd /mnt && cp kiyot kiyot-cell /usr/bin/ && mkdir -p /etc/kiyot \
+        && cp kiyot.toml /etc/kiyot/ \
         && cp kiyot.service /etc/systemd/system/ && mkdir -p /etc/systemd/system/kiyot.service.d");
-    // An emulated machine is slow: a cell may take longer to call home.
+    // An emulated machine is slow, so that a cell may take longer to enrol.
     machine.ok("cat > /etc/systemd/system/kiyot.service.d/test.conf << END
 [Service]
 Environment='KIYOT_BACKENDS__MILPA__PAUSE_IMAGE=\"kiyot.test/pause:1\"'
@@ -40,13 +41,13 @@ END
         systemctl daemon-reload && systemctl enable --now kiyot");
 }
 
-/// Runs a pod with one container, and waits until it has said `up`.
+/// Runs a pod with one container and waits until it has written `up`.
 pub(crate) fn run(machine: &mut Machine, place: Place, name: &str, attempt: u32) -> Running {
     let place = match place {
         Place::Cell => "cell",
         Place::Node => "node",
     };
-    // As a kubelet does, until it runs.
+    // The kubelet retries until the pod runs.
     let told = machine.eventually(&format!("podctl run {place} {name} {attempt} {WAIT:?}"));
     let told: Value = serde_json::from_str(told.trim()).unwrap_or_else(|_| panic!("{told}"));
     let text = |key: &str| told[key].as_str().unwrap().to_owned();
@@ -59,13 +60,13 @@ pub(crate) fn run(machine: &mut Machine, place: Place, name: &str, attempt: u32)
     }
 }
 
-/// Returns all pods as lists and statuses have them.
+/// Returns all pods from lists and statuses.
 pub(crate) fn list(machine: &mut Machine) -> Value {
     let told = machine.ok("podctl list");
     serde_json::from_str(told.trim()).unwrap_or_else(|_| panic!("{told}"))
 }
 
-/// The entry of this id in a list of [`list`].
+/// Returns the entry of an id in the result of [`list`].
 pub(crate) fn entry<'a>(list: &'a Value, kind: &str, id: &str) -> &'a Value {
     let found = list[kind].as_array().unwrap().iter().find(|entry| entry["id"] == id);
     found.unwrap_or_else(|| panic!("{id} is not among the {kind}: {list:#}"))

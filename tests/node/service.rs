@@ -1,13 +1,13 @@
-//! Kiyot as a service of systemd.
+//! Kiyot as a systemd service.
 
 use crate::{
     machine::Machine,
     pods::{self, Place, Running},
 };
 
-/// Prints the ids of the processes of cells.
+/// Prints the PIDs of all cells' processes.
 const PROCESSES: &str = "pgrep -f 'kiyot-cell (launch|init|agent)' | sort -n | tr '\\n' ' '";
-/// Prints the id of the daemon's process.
+/// Prints the daemon's PID.
 const DAEMON: &str = "systemctl show -P MainPID kiyot";
 
 /// Verifies C6, X4, X45.
@@ -21,8 +21,7 @@ fn cells_keep_their_limits_outlive_the_service_and_end_with_the_node() {
     cells_end_with_the_node(&mut machine, &pod);
 }
 
-/// Looks at systemd's hands on the pod's slice: whatever it writes there, the limits of a cell's
-/// containers stay.
+/// Asserts that systemd's changes to the pod's slice keep the limits of a cell's containers.
 fn limits_outlive_a_reload(machine: &mut Machine, pod: &Running) {
     let cgroup = &pod.cgroup;
     let slice = cgroup.rsplit('/').next().unwrap();
@@ -38,20 +37,20 @@ fn limits_outlive_a_reload(machine: &mut Machine, pod: &Running) {
     machine.ok(&format!("systemctl set-property --runtime {slice} MemoryMax=512M CPUWeight=50"));
     assert_eq!(machine.ok(&controllers), before);
     assert_eq!(machine.ok(&limited), container);
-    // The node's containers are units of systemd; in a cell nothing knows of it.
+    // On the node, containers are systemd units; in a cell, systemd does not know them.
     machine.eventually(&format!("podctl stats {} | grep '\"memory_bytes\":[1-9]'", pod.container));
 }
 
-/// Restarts, kills and stops the service: the processes of the cell stay what they are, and the
-/// daemon knows the pod again each time.
+/// Restarts, kills and stops the service: the cell's processes stay the same, and the daemon knows
+/// the pod again each time.
 fn cells_outlive_the_service(machine: &mut Machine, pod: &Running) {
     let processes = machine.ok(PROCESSES);
     assert!(processes.split_whitespace().count() >= 3, "{processes}");
-    // Mounts reach the host: there is only its namespace.
+    // The service shares the host's mount namespace, so that its mounts propagate.
     machine.ok(&format!("[ $(readlink /proc/$({DAEMON})/ns/mnt) = $(readlink /proc/1/ns/mnt) ]"));
 
     let daemon = machine.ok(DAEMON);
-    // It returns once the daemon has said that it is ready.
+    // Returns after the daemon's READY=1.
     machine.ok("systemctl restart kiyot");
     assert_ne!(machine.ok(DAEMON), daemon);
     running(machine, pod);
@@ -76,7 +75,7 @@ fn running(machine: &mut Machine, pod: &Running) {
     assert_eq!(container["state"], "CONTAINER_RUNNING");
 }
 
-/// Boots the machine anew.
+/// Reboots the machine.
 fn cells_end_with_the_node(machine: &mut Machine, pod: &Running) {
     let leases = format!("ls /var/lib/cni/networks/pods | grep -x {}", pod.address);
     machine.ok(&leases);
@@ -99,6 +98,6 @@ fn cells_end_with_the_node(machine: &mut Machine, pod: &Running) {
     }
     assert_eq!(machine.run(PROCESSES).output.trim(), "");
     machine.ok("[ -z \"$(ls /var/lib/kiyot/cells)\" ] && [ ! -e /sys/fs/cgroup/kiyot ]");
-    // The pod's slice is the kubelet's; beneath it nothing of ours is left.
+    // The kubelet owns the pod's slice; nothing of ours is left beneath it.
     machine.eventually(&format!("! ls -d {}/*/", next.cgroup));
 }

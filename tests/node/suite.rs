@@ -1,11 +1,11 @@
-//! The integration tests on a machine with systemd and version 2 of control groups.
+//! Integration tests on a machine with systemd and cgroup version 2.
 
 use std::{env, path::Path};
 
 use crate::{image, machine::Machine, pods, pods::Place};
 
-/// The core of the integration tests: one test of each feature of a pod in a cell. `NODE_TESTS`
-/// limits a run to the tests whose names contain it.
+/// Core of the integration tests: a test for each area of pods in cells. `NODE_TESTS` limits a run
+/// to the tests whose names contain it.
 const CORE: [&str; 20] = [
     "cell::life::pod_runs_in_a_cell_of_its_own",
     "cell::life::exit_is_reported_with_its_code_and_message",
@@ -29,10 +29,10 @@ const CORE: [&str; 20] = [
     "cell::restart::half_made_pod_is_cleaned_up",
 ];
 
-/// How many times longer than elsewhere a test may wait on an emulated machine.
+/// Factor on the time limits of tests on an emulated machine.
 const SLOWNESS: &str = "10";
 
-/// Puts the programs where their tests look for them: where cargo has built them.
+/// Puts the programs where the tests expect them: where cargo built them.
 fn unpack(machine: &mut Machine) {
     let (built, sources) = (image::built(), Path::new(env!("CARGO_MANIFEST_DIR")));
     machine.ok(&format!(
@@ -56,7 +56,7 @@ fn core_of_the_suite_holds_with_systemd_and_cgroups_of_version_2() {
     let only = env::var("NODE_TESTS").unwrap_or_default();
     for test in CORE.into_iter().filter(|test| test.contains(&only)) {
         let ran = machine.run(&format!("{} /mnt/integration --exact {test} 2>&1", environment()));
-        // Renamed, a test would not run at all.
+        // A renamed test would not run.
         if ran.code != 0 || !ran.output.contains("1 passed") {
             eprintln!("{}", ran.output);
             failed.push(test);

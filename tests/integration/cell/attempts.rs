@@ -10,7 +10,7 @@ use super::{
     ends_without_a_trace, is_back, options,
 };
 
-/// A pod in a cell whose containers are made by the test.
+/// Runs a sandbox in a cell without containers.
 async fn empty_pod(kubelet: &mut Kubelet, name: &str) -> RunningPod {
     let spec = Pod::new(name).in_cell();
     let config = kubelet.prepare(&spec);
@@ -18,7 +18,7 @@ async fn empty_pod(kubelet: &mut Kubelet, name: &str) -> RunningPod {
     kubelet.running(&spec, config, sandbox)
 }
 
-/// The attempts of a container that are listed, with their states.
+/// Returns the listed attempts of a container with their states.
 async fn listed(kubelet: &mut Kubelet, name: &str) -> Vec<(u32, cri::ContainerState)> {
     let all = kubelet.containers().await.unwrap();
     let of_name = all.iter().filter_map(|container| {
@@ -65,7 +65,7 @@ async fn init_containers_come_first_and_attempts_stay_until_they_are_removed() {
     let both =
         [(0, cri::ContainerState::ContainerExited), (1, cri::ContainerState::ContainerRunning)];
     assert_eq!(listed(&mut kubelet, "app").await, both);
-    // The kubelet counts restarts by what is listed: it must be the same after a restart.
+    // The kubelet counts restarts by the listed attempts.
     kiyot.restart().await;
     let mut kubelet = kiyot.kubelet().await;
     assert_eq!(listed(&mut kubelet, "app").await, both);
@@ -122,8 +122,8 @@ async fn image_sets_the_user_and_the_stop_signal() {
     let main = running.container("main").clone();
     kubelet.logged(&main, "ready as 1001:1002").await;
 
-    // For runAsNonRoot the kubelet asks for the image's user, and names no pod: also of an image
-    // that only a cell has by now.
+    // For runAsNonRoot the kubelet asks for the image's user without naming a pod, also if only a
+    // cell still has the image.
     let image =
         cri::ImageSpec { image: "kiyot.test/usual-user:1".to_owned(), ..Default::default() };
     for only_in_the_cell in [false, true] {

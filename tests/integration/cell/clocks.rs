@@ -1,4 +1,4 @@
-//! The node's clock is set, and pods don't notice.
+//! Jumps of the node's clock, which pods do not notice.
 
 use std::{fs, path::Path, process::Command};
 
@@ -9,8 +9,8 @@ use super::{WAIT, ends_without_a_trace, leaves_nothing, options, pod};
 const YEAR: i64 = 365 * 24 * 3600;
 const NANOS: i64 = 1_000_000_000;
 
-/// A library that sets the time of day by so many seconds as are in a file, for whoever is started
-/// with it; no other clock is changed.
+/// Preloaded library that shifts CLOCK_REALTIME by the seconds in a file. Other clocks keep their
+/// time.
 const LIBRARY: &str = r#"
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -30,7 +30,7 @@ int clock_gettime(clockid_t clock, struct timespec *now) {
 }
 "#;
 
-/// Makes the library, and gives the environment of a program whose clock is `file`'s.
+/// Builds the library and returns the environment of a program whose clock `file` sets.
 fn settable(directory: &Path, file: &Path) -> Vec<(String, String)> {
     let (source, library) = (directory.join("clock.c"), directory.join("clock.so"));
     fs::write(&source, LIBRARY).unwrap();
@@ -47,14 +47,14 @@ fn settable(directory: &Path, file: &Path) -> Vec<(String, String)> {
         .to_vec()
 }
 
-/// Sets the daemon's clock, in seconds from the true time: whole or not at all.
+/// Sets the daemon's clock to an offset from the true time, in seconds, atomically.
 fn set(file: &Path, seconds: i64) {
     let new = file.with_extension("new");
     fs::write(&new, seconds.to_string()).unwrap();
     fs::rename(new, file).unwrap();
 }
 
-/// The pod is as it was: listed, reachable, its log goes on without a gap.
+/// Asserts that the pod is listed and reachable, and that its log continues without a gap.
 async fn unharmed(kiyot: &Kiyot<'_>, running: &RunningPod, when: &str) {
     let mut kubelet = kiyot.kubelet().await;
     let main = running.container("main");
@@ -100,7 +100,7 @@ async fn clock_jump_harms_no_pod() {
     kubelet.logged(&main, "line 5").await;
     let before = kubelet.container_status(&main.id).await.unwrap();
 
-    // Under the running daemon: what is connected stays so, and new pods run.
+    // Under the running daemon, connections stay and new pods run.
     for jump in [YEAR, -YEAR] {
         set(&file, jump);
         unharmed(&kiyot, &running, &format!("after a jump of {jump} s")).await;
@@ -110,7 +110,7 @@ async fn clock_jump_harms_no_pod() {
             (status.created_at - before.created_at).abs() / NANOS > YEAR / 2,
             "the daemon's clock is set"
         );
-        // Its cell's clock is not: as one that is a year off.
+        // The clock of its cell is not set, so that both are a year apart.
         let main = kubelet.container_status(&other.container("main").id).await.unwrap();
         assert!(
             (0..YEAR * NANOS / 2).contains(&(main.started_at - main.created_at)),
@@ -129,8 +129,8 @@ async fn clock_jump_harms_no_pod() {
         })
         .await;
     }
-    // And across a restart: by the daemon's clock the cell's certificate has ended, or is not yet
-    // made.
+    // Across a restart, by the daemon's clock the cell's certificate has expired or is not yet
+    // valid.
     for jump in [YEAR, -YEAR, 0] {
         set(&file, jump);
         kiyot.kill9();
@@ -160,7 +160,7 @@ async fn after_the_clock_was_set_back_the_latest_is_still_the_latest() {
     let first = kubelet.run_pod(&spec).await.unwrap();
     kubelet.exited(&first.container("main").id).await;
     set(&file, -YEAR);
-    // The kubelet takes the latest container, and the latest sandbox, for the current one.
+    // The kubelet takes the latest container and the latest sandbox for the current ones.
     let second = kubelet.create_container(&first, &spec.containers[0], 1).await.unwrap();
     let containers = kubelet.containers().await.unwrap();
     let created =

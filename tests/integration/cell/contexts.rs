@@ -1,4 +1,4 @@
-//! Security contexts, namespaces and kernel parameters: in a cell as on the node.
+//! Security contexts, namespaces and kernel parameters in a cell, compared with the node.
 
 use std::collections::HashMap;
 
@@ -10,15 +10,17 @@ use tonic::Code;
 
 use super::{WAIT, ends_without_a_trace, options, pod};
 
-/// Prints what a process may do and where it is, but for its limit of core dumps, which the daemon
-/// sets in a cell (docs/differences.md).
-const LOOK: &str = "id -u; id -g; id -G; grep -E '^(Cap|NoNewPrivs|Seccomp:)' /proc/self/status; touch /new 2>&1; hostname; echo $HOSTNAME; cat /etc/hostname /etc/resolv.conf; \
+/// Prints credentials, limits, names and masked paths of a process. The core dump limit is left
+/// out: the daemon sets it in a cell (docs/differences.md).
+const LOOK: &str = "id -u; id -g; id -G; grep -E '^(Cap|NoNewPrivs|Seccomp:)' /proc/self/status; \
+    touch /new 2>&1; hostname; echo $HOSTNAME; cat /etc/hostname /etc/resolv.conf; \
     cat /proc/sys/kernel/shm_rmid_forced /proc/sys/net/ipv4/ip_local_port_range; \
-    for path in /proc/kcore /proc/keys; do head -c 1 $path | wc -c; done; touch /proc/sys/kernel/shmmax 2>&1; ulimit -a | grep -v ^core";
+    for path in /proc/kcore /proc/keys; do head -c 1 $path | wc -c; done; \
+    touch /proc/sys/kernel/shmmax 2>&1; ulimit -a | grep -v ^core";
 
 type Change = fn(&mut cri::LinuxContainerSecurityContext);
 
-/// Containers with what is special about each.
+/// Containers by name, with the change that each makes to the security context.
 const CONTEXTS: [(&str, Change); 5] = [
     ("usual", |_| {}),
     ("user", |context| {
@@ -50,7 +52,7 @@ fn context(config: &mut cri::ContainerConfig) -> &mut cri::LinuxContainerSecurit
     config.linux.get_or_insert_default().security_context.get_or_insert_default()
 }
 
-/// Runs a pod with all of them, and lets each look around.
+/// Runs a pod with all containers of [`CONTEXTS`] and returns the output of [`LOOK`] by container.
 async fn looks(kubelet: &mut Kubelet, spec: &Pod) -> (RunningPod, HashMap<&'static str, String>) {
     let config = kubelet.prepare(spec);
     let sandbox = kubelet.run_sandbox(&config, "").await.unwrap();
@@ -92,7 +94,7 @@ async fn process_in_a_cell_has_the_permissions_of_the_node() {
     for (name, _) in CONTEXTS {
         assert_eq!(in_cell[name], on_node[name], "{name}");
     }
-    // That it is the same would not help if nothing had an effect.
+    // Equal outputs prove nothing unless the settings have an effect.
     for (name, words) in [
         (
             "usual",
@@ -114,7 +116,7 @@ async fn process_in_a_cell_has_the_permissions_of_the_node() {
             assert!(in_cell[name].contains(word), "{name}: {word:?} is not in\n{}", in_cell[name]);
         }
     }
-    // As with containerd 2: a container needs no privilege for any port.
+    // With containerd 2, and so here, a container needs no privilege to listen on any port.
     let usual = &remote.container("usual").id;
     let first = kubelet
         .exec_sync(usual, &["cat", "/proc/sys/net/ipv4/ip_unprivileged_port_start"])
@@ -250,7 +252,7 @@ async fn host_resources_absent_in_a_cell_are_refused_by_name() {
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
 
-/// A limit of control groups, by its file of version 2 or else of version 1.
+/// Reads a cgroup limit from its file of version 2, or else of version 1.
 async fn limit(kubelet: &mut Kubelet, container: &str, version_2: &str, version_1: &str) -> String {
     let script =
         format!("cat /sys/fs/cgroup/{version_2} 2>/dev/null || cat /sys/fs/cgroup/{version_1}");
@@ -289,7 +291,7 @@ async fn resources_are_changed_while_it_runs() {
     assert_eq!(memory(&mut kubelet).await, (128 << 20).to_string());
     let quota = limit(&mut kubelet, &main, "cpu.max", "cpu/cpu.cfs_quota_us").await;
     assert!(quota == "50000" || quota == "50000 100000", "{quota}");
-    // Not every containerd tells them.
+    // Not every containerd reports resources.
     if let Some(told) = kubelet
         .container_status(&main)
         .await

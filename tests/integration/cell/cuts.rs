@@ -1,4 +1,4 @@
-//! Calls that a cell's containerd is at work on when the daemon is killed.
+//! Kills of the daemon during calls that a cell's containerd has begun.
 
 use std::{fs, os::unix::fs::PermissionsExt, path::PathBuf};
 
@@ -7,19 +7,21 @@ use tonic::Code;
 
 use super::{endings::Ending, ends_without_a_trace, options, pod};
 
-/// A runc for cells that can be held.
+/// Wrapper of the cells' runc that can be paused before a verb. Holds its directory.
 struct Held(PathBuf);
 
 impl Held {
-    /// The program, and a daemon whose cells use it.
+    /// Creates the wrapper, and options for a daemon whose cells use it.
     fn new(node: &Node) -> (Self, KiyotOptions) {
         let directory = node.directory().join("held");
         fs::create_dir_all(&directory).unwrap();
         let (program, at) = (directory.join("runc"), directory.display());
-        // The verb is among the arguments, after options of which none is one of these words.
+        // The verb comes after global options, none of which equals a verb.
         let script = format!(
-            "#!/bin/sh\nfor word in \"$@\"; do case $word in create|start) verb=$word; break;; esac; done\n\
-             if [ -n \"$verb\" ] && [ -e {at}/hold-$verb ]; then touch {at}/held; while [ -e {at}/hold-$verb ]; do sleep 0.05; done; fi\n\
+            "#!/bin/sh\nfor word in \"$@\"; do \
+             case $word in create|start) verb=$word; break;; esac; done\n\
+             if [ -n \"$verb\" ] && [ -e {at}/hold-$verb ]; then touch {at}/held; \
+             while [ -e {at}/hold-$verb ]; do sleep 0.05; done; fi\n\
              exec runc \"$@\"\n"
         );
         fs::write(&program, script).unwrap();
@@ -31,13 +33,13 @@ impl Held {
         (Self(directory), options)
     }
 
-    /// From now on it waits before it does this.
+    /// Makes runc wait before it executes `verb`.
     fn hold(&self, verb: &str) {
         let _ = fs::remove_file(self.0.join("held"));
         fs::write(self.0.join(format!("hold-{verb}")), "").unwrap();
     }
 
-    /// When it waits.
+    /// Waits until runc is paused.
     async fn waits(&self) {
         wait_until("runc is held", LIMIT, async || self.0.join("held").exists().then_some(()))
             .await;
@@ -70,7 +72,8 @@ async fn begun_start_completes_when_the_daemon_is_killed() {
         starting.await.unwrap().unwrap_err();
         kiyot.start_again().await;
 
-        // A kubelet makes the next attempt for what reads CREATED. Two of them must not run.
+        // The kubelet creates the next attempt for a container that reads CREATED. Two must not
+        // run.
         let mut kubelet = kiyot.kubelet().await;
         assert_eq!(
             kubelet.container_status(&main.id).await.unwrap().state(),
@@ -90,7 +93,7 @@ async fn begun_start_completes_when_the_daemon_is_killed() {
             (status.state() == cri::ContainerState::ContainerRunning).then_some(())
         })
         .await;
-        // Nor now: what the kubelet decided may come late.
+        // The kubelet's decision may come late.
         let refused = kubelet.create_container(&running, &spec.containers[0], 1).await.unwrap_err();
         assert_eq!(refused.code(), Code::FailedPrecondition, "{refused:?}");
         kubelet.logged(&main, "line 1").await;

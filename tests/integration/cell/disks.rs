@@ -1,4 +1,4 @@
-//! Disks that are full or read-only, and records that can't be read.
+//! Full and read-only disks, and unreadable records.
 
 use std::{
     fs,
@@ -12,7 +12,7 @@ use redb::TableDefinition;
 
 use super::{WAIT, ends_without_a_trace, is_ready, leaves_nothing, options, pod};
 
-/// A tmpfs, unmounted when it is dropped.
+/// Tmpfs that is unmounted when dropped.
 pub(super) struct Disk(PathBuf);
 
 impl Disk {
@@ -26,7 +26,7 @@ impl Disk {
         mount(&["-o", &format!("remount,{options}")], &self.0);
     }
 
-    /// Takes all that is left of it. Gives the file that has it.
+    /// Takes all free space. Returns the file that occupies it.
     fn fill(&self) -> PathBuf {
         let path = self.0.join("filler");
         let mut file = fs::File::create(&path).unwrap();
@@ -64,7 +64,7 @@ async fn full_state_dir_harms_no_pod_and_is_recovered_from() {
     let second = pod("second", WAIT);
     let config = kubelet.prepare(&second);
     let refused = kubelet.run_sandbox(&config, "").await.unwrap_err();
-    // In our words, or in those of what failed first: containerd's begin small.
+    // The text is ours, or that of the first failure; containerd's begin lower-case.
     let words = refused.message().to_lowercase();
     assert!(
         words.contains("no space left on device") || words.contains("no space is left"),
@@ -90,8 +90,8 @@ async fn full_state_dir_harms_no_pod_and_is_recovered_from() {
     leaves_nothing(node);
 }
 
-/// While nothing can be recorded no stop says OK that is not so, and nothing is forgotten; a pod
-/// that is stopped makes room, and with space again all is done.
+/// Without space for records, no stop reports a success that it did not have, and no record is
+/// lost. Stopping a pod frees space, and with space all stops complete.
 /// Verifies X5, Y31.
 #[tokio::test]
 async fn pod_stopped_while_the_state_dir_is_full_ends_with_free_space() {
@@ -105,26 +105,24 @@ async fn pod_stopped_while_the_state_dir_is_full_ends_with_free_space() {
         kubelet.run_pod(&pod("second", &script)).await.unwrap(),
     );
     let main = first.container("main").clone();
-    // A signal that comes before its trap is for nobody.
+    // Before its trap is set, the shell ignores SIGTERM.
     kubelet.logged(&main, "ready").await;
     let filler = disk.fill();
 
-    // What its cell's containerd can't write down does not end for it.
+    // The cell's containerd does not complete a stop that it can't write down.
     let refused = kubelet.stop_container(&main.id, 20).await;
     let state = kubelet.container_status(&main.id).await.unwrap().state();
     assert!(
         refused.is_err() || state == cri::ContainerState::ContainerExited,
         "{refused:?}, and it is {state:?}"
     );
-    // A pod can be stopped though: what its cell had on the disk makes room for what is to be
-    // recorded.
+    // A pod can be stopped: the files of its cell free the space for its record.
     wait_until("the sandbox's stop is done on a full disk", LIMIT, async || {
         let stopped = kubelet
             .runtime
             .stop_pod_sandbox(cri::StopPodSandboxRequest { pod_sandbox_id: second.sandbox.clone() })
             .await;
-        // Where it is an error, the end may have been recorded since: it is tried again without a
-        // call.
+        // After an error, the end may have been recorded since by the daemon's own retry.
         assert!(stopped.is_err() || !is_ready(&mut kubelet, &second.sandbox).await, "{stopped:?}");
         stopped.ok()
     })
@@ -155,8 +153,8 @@ async fn pod_stopped_while_the_state_dir_is_full_ends_with_free_space() {
     leaves_nothing(node);
 }
 
-/// A pod that fills the disk of the records, and takes whatever becomes free there, does not keep
-/// another one's end from being recorded.
+/// A pod that fills the disk of the records, and takes all space that becomes free, does not keep
+/// the end of another pod from being recorded.
 /// Verifies X43.
 #[tokio::test]
 async fn pod_that_fills_the_state_dir_keeps_no_other_from_its_end() {
@@ -168,7 +166,8 @@ async fn pod_that_fills_the_state_dir_keeps_no_other_from_its_end() {
         kubelet.run_pod(&pod("first", WAIT)).await.unwrap(),
         kubelet.run_pod(&pod("second", WAIT)).await.unwrap(),
     ];
-    let hungry = "trap 'exit 0' TERM; exec 3>/scratch/file; while :; do cat /dev/zero >&3; sleep 0.01; done 2>/dev/null";
+    let hungry = "trap 'exit 0' TERM; exec 3>/scratch/file; while :; do cat /dev/zero >&3; \
+        sleep 0.01; done 2>/dev/null";
     let hungry = Pod::new("hungry")
         .in_cell()
         .volume("scratch", Source::EmptyDir { memory: false })
@@ -192,7 +191,7 @@ async fn pod_that_fills_the_state_dir_keeps_no_other_from_its_end() {
         kubelet.stop_and_remove(other).await.unwrap();
     }
     assert!(is_ready(&mut kubelet, &hungry.sandbox).await);
-    // Its own containerd can write down nothing either: only the end of its cell makes room.
+    // Its own containerd can't write either; only the end of its cell frees space.
     let stop = cri::StopPodSandboxRequest { pod_sandbox_id: hungry.sandbox.clone() };
     kubelet.runtime.stop_pod_sandbox(stop).await.unwrap();
     ends_without_a_trace(&mut kubelet, &kiyot, &hungry).await;
@@ -240,7 +239,7 @@ async fn full_log_disk_harms_no_pod_and_loses_no_line() {
     leaves_nothing(node);
 }
 
-/// Changes a record behind the daemon's back.
+/// Overwrites a record while the daemon does not run.
 fn spoil(store: &Path, table: &str, key: &str, content: &[u8]) {
     let database = redb::Database::open(store).unwrap();
     let transaction = database.begin_write().unwrap();
@@ -282,14 +281,14 @@ async fn broken_and_future_records_end_their_own_pod_alone() {
     })
     .await;
     assert_eq!(said.stdout, "here\n");
-    // One without its cell's record ends, with a reason, and reads so only when its cell is gone.
+    // A pod without its cell's record ends with a reason, and only after its cell has ended.
     let status = kubelet.exited(&broken.container("main").id).await;
     assert_eq!(status.reason, "CellLost");
     assert!(status.message.contains("its record could not be read"), "{}", status.message);
     let left = Leftovers::of_host().about(&[cell]);
     assert!(left.is_empty(), "left:\n{left}");
-    // One of a later version is not ours to read: its pod is unknown, and made anew only when its
-    // old cell is gone.
+    // A record of a later version is unreadable: its pod is unknown, and its next sandbox starts
+    // only after the old cell has ended.
     assert!(kubelet.sandboxes().await.unwrap().iter().all(|listed| listed.id != future.sandbox));
     let anew = kubelet.run_pod(&future.spec).await.unwrap();
     assert_eq!(

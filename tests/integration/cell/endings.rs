@@ -1,4 +1,4 @@
-//! The end of a container that has just said something.
+//! End of a container after its last output.
 
 use std::{
     fs,
@@ -12,28 +12,28 @@ use rustix::fs::{Mode, OFlags};
 
 use super::faults::processes;
 
-/// A container waits, until it is let: to end, for one.
+/// Signal that a container waits for before it goes on, usually to end.
 ///
-/// containerd 1.6 closes the pipe of a process that has ended together with what it has not yet
-/// read of it (`Task.Delete` of its client), on the node and in cells alike. Of what is written
-/// just before the end the last may then be in no log at all, and nobody could bring it home. So a
-/// container whose log is looked at ends by one of these.
+/// containerd 1.6 closes the pipe of an exited process together with the output that it has not
+/// read yet (`Task.Delete` of its client), on the node and in cells alike. Output that is written
+/// just before the end may then be in no log. A container whose log is checked therefore ends by an
+/// `Ending`.
 pub(crate) struct Ending(String);
 
 impl Ending {
-    /// One of containers that have not begun.
+    /// Creates an ending for containers that have not started.
     pub(crate) fn new() -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         Self(format!("/tmp/end-{}", NEXT.fetch_add(1, Ordering::Relaxed)))
     }
 
-    /// What the script of a container waits with.
+    /// Returns the script that waits for this ending.
     pub(crate) fn wait(&self) -> String {
         format!("until [ -e {} ]; do sleep 0.05; done", self.0)
     }
 
-    /// Lets it go on, once its containerd has taken what it has written; without a call to its
-    /// runtime, which would have to answer while the container ends.
+    /// Lets the container go on after its containerd has read all its output. Calls no runtime,
+    /// because it would have to answer while the container ends.
     pub(crate) async fn come(&self) {
         wait_until("the output of the container is taken from its pipes", LIMIT, async || {
             let waiting = self.waiting();
@@ -44,7 +44,7 @@ impl Ending {
         for pid in self.waiting() {
             match fs::write(format!("/proc/{pid}/root{}", self.0), "") {
                 Ok(()) => let_go += 1,
-                // A child of its shell that was about to become `sleep`: it reads like the shell
+                // A fork of the shell that was about to become `sleep` has the shell's command line
                 // until then, and has ended.
                 Err(error) => {
                     assert!(!self.waiting().contains(&pid), "{error}: {pid} waits for {}", self.0)
@@ -54,7 +54,7 @@ impl Ending {
         assert!(let_go > 0, "somebody waits for {}", self.0);
     }
 
-    /// Waits until the process of the container has ended, whoever was told.
+    /// Waits until the container's process has ended, without a call to a runtime.
     pub(crate) async fn came(&self) {
         wait_until("the container has ended", LIMIT, async || {
             self.waiting().is_empty().then_some(())
@@ -67,8 +67,8 @@ impl Ending {
     }
 }
 
-/// Whether nothing is left in the pipes between a container's process and its containerd: in those
-/// of the process, and in those that its shim, its parent, writes to.
+/// Returns true if the pipes between a container's process and its containerd are empty: those of
+/// the process, and those of its parent, the shim.
 fn is_taken(pid: &str) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let parent =
@@ -87,7 +87,7 @@ fn is_taken(pid: &str) -> bool {
     own.into_iter().chain(entries.filter(named)).all(|pipe| is_empty(&pipe))
 }
 
-/// Whether nothing is in a pipe. One that is gone has nothing, and a terminal is none.
+/// Returns true if a pipe is empty. An absent pipe is empty, and a terminal is not a pipe.
 fn is_empty(pipe: &Path) -> bool {
     if !fs::metadata(pipe).is_ok_and(|metadata| metadata.file_type().is_fifo()) {
         return true;
@@ -97,7 +97,7 @@ fn is_empty(pipe: &Path) -> bool {
     opened.map_or(true, |pipe| rustix::io::ioctl_fionread(&pipe).is_ok_and(|unread| unread == 0))
 }
 
-/// Waits until the log of a container has a line in its cell, the only one of its daemon.
+/// Waits until the log of a container in the daemon's only cell has a line.
 pub(super) async fn said_in_its_cell(kiyot: &Kiyot<'_>, container: &RunningContainer, line: &str) {
     let log = kiyot
         .state()

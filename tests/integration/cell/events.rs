@@ -1,4 +1,4 @@
-//! The stream of container events, as a kubelet with EventedPLEG reads it.
+//! Stream of container events, as a kubelet with EventedPLEG reads it.
 
 use std::{
     collections::HashMap,
@@ -37,17 +37,18 @@ use super::{WAIT, endings::Ending, ends_without_a_trace, leaves_nothing, options
 
 const EVENTS: &str = "/runtime.v1.RuntimeService/GetContainerEvents";
 
-/// A node that has more than containerd 1.6: a stream of events, and what the test says of other
-/// calls. All that is left goes to containerd.
+/// Fake node runtime in front of containerd 1.6: streams events and answers some calls from the
+/// test. All other calls are forwarded to containerd.
 pub(super) struct PlayedNode {
     pub(super) socket: PathBuf,
-    /// One for each stream that was opened: what is sent is in it, until it is dropped.
+    /// Sends the sender of each event stream that is opened. The stream ends when its sender is
+    /// dropped.
     opened: mpsc::UnboundedReceiver<mpsc::UnboundedSender<Frame<Bytes>>>,
     _task: AbortOnDropHandle<()>,
 }
 
 impl PlayedNode {
-    /// Before a node's containerd, with answers by the paths of their calls.
+    /// Starts it in front of a node's containerd, with responses by the paths of calls.
     pub(super) fn before(node: &Node, answers: HashMap<&'static str, Vec<u8>>) -> Self {
         let socket = node.directory().join("played.sock");
         let listener = UnixListener::bind(&socket).unwrap();
@@ -162,7 +163,7 @@ async fn events_of_cells_come_with_those_of_the_node() {
                 (&pod.id, &pod.metadata, &pod.labels),
                 (&sandbox, &running.config.metadata, &running.config.labels)
             );
-            // What is asked after it is the same, or has gone on.
+            // A later status is equal or newer.
             for told in &event.containers_statuses {
                 let Ok(now) = kubelet.container_status(&told.id).await else { continue };
                 assert!(now.state >= told.state, "{now:?} after {told:?}");
@@ -190,7 +191,7 @@ async fn events_of_cells_come_with_those_of_the_node() {
     assert_eq!(expect(&mut kubelet, &mut stream, Deleted, &main).await, []);
     assert_eq!(expect(&mut kubelet, &mut stream, Deleted, &sandbox).await, []);
 
-    // The node's stream breaks, and so does ours; then it can be had again.
+    // When the node's stream breaks, the merged stream breaks, and can be opened again.
     sender.send(Frame::trailers(trailers(&Status::aborted("the node says so")))).unwrap();
     let status = tokio::time::timeout(LIMIT, stream.message()).await.unwrap().unwrap_err();
     assert_eq!((status.code(), status.message()), (Code::Aborted, "the node says so"));
@@ -202,7 +203,7 @@ async fn events_of_cells_come_with_those_of_the_node() {
     leaves_nothing(node);
 }
 
-/// containerd 1.6 streams no events: a kubelet that sees so lists instead. Later ones do, and
+/// containerd 1.6 does not stream events, so that a kubelet lists instead. Later versions do, and
 /// answer with their first event.
 /// Verifies F8.
 #[tokio::test]
@@ -233,8 +234,11 @@ async fn event_stream_exists_if_the_node_has_one() {
             for pod in [&local, &running] {
                 kubelet.stop_pod(pod).await.unwrap();
                 let main = &pod.container("main").id;
-                while !matches!(next(&mut stream).await, event if event.container_id == *main && event.container_event_type() == Stopped)
-                {
+                loop {
+                    let event = next(&mut stream).await;
+                    if event.container_id == *main && event.container_event_type() == Stopped {
+                        break;
+                    }
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! Programs that are run in containers of cells, beside those in containers of the node.
+//! Exec in containers of cells, compared with containers of the node.
 
 use kiyot_testkit::{
     Container, Kiyot, Kubelet, LIMIT, Node, Pod, RunningPod, cri, spdy, wait_until,
@@ -12,7 +12,7 @@ use super::{
     processes::LONGER_THAN_A_START,
 };
 
-/// One pod on the node and one in a cell, of the same container.
+/// Runs a pod with the same container on the node and in a cell.
 async fn both(kubelet: &mut Kubelet, container: &Container) -> [RunningPod; 2] {
     let here = kubelet.run_pod(&Pod::new("here").container(container.clone())).await.unwrap();
     let there =
@@ -25,7 +25,7 @@ async fn end(kubelet: &mut Kubelet, kiyot: &Kiyot<'_>, pods: &[RunningPod; 2]) {
     ends_without_a_trace(kubelet, kiyot, &pods[1]).await;
 }
 
-/// What a program writes, and what is said of its end.
+/// Outputs and exit status of a program.
 #[derive(Debug, PartialEq, Eq)]
 struct Told {
     stdout: String,
@@ -108,7 +108,7 @@ async fn exec_of_an_absent_program_fails_as_on_the_node() {
         let id = pod.container("main").id.clone();
         let by_stream = exec(&mut kubelet, pod, &["/no/such/program"], b"").await.end;
         let refused = kubelet.exec_sync(&id, &["/no/such/program"]).await.unwrap_err();
-        // Ids of execs are random, as those of containers.
+        // Ids of execs and containers are random.
         let plain = |text: &str| {
             let words = text.replace(&id, "<id>");
             let words: Vec<_> =
@@ -140,11 +140,12 @@ async fn container_with_stdin_once_ends_with_its_input() {
     let config = kubelet.prepare(&spec);
     let sandbox = kubelet.run_sandbox(&config, "").await.unwrap();
     let mut running = kubelet.running(&spec, config, sandbox);
-    // containerd gives a container what comes before it gives the one who attaches what is said:
-    // that it does by now is heard first.
+    // containerd passes input to a container before it passes output to the attached client: output
+    // is awaited first, to prove that it does by now.
     let ending = Ending::new();
     let script = format!(
-        "until [ -e /tmp/attached ]; do echo here; sleep 0.1; done; while read line; do echo heard $line; done; echo over; {}; exit 5",
+        "until [ -e /tmp/attached ]; do echo here; sleep 0.1; done; while read line; \
+        do echo heard $line; done; echo over; {}; exit 5",
         ending.wait()
     );
     let mut main = Container::script("main", &script);
@@ -231,7 +232,7 @@ async fn as_much_output_as_a_call_has_room_for_comes_and_more_is_the_nodes_answe
         assert_eq!(told[1], told[0], "{bytes} bytes");
         assert!(bytes > 16 << 20 || told[1] == Ok((bytes, "end\n".to_owned(), 3)), "{told:?}");
     }
-    // The link is none the worse for it.
+    // The link still works.
     assert_eq!(
         kubelet.exec_sync(&pods[1].container("main").id, &["echo", "well"]).await.unwrap().stdout,
         "well\n"

@@ -1,4 +1,4 @@
-//! Parts of a cell die.
+//! Deaths of parts of a cell.
 
 pub(super) use kiyot_testkit::processes;
 use kiyot_testkit::{Kiyot, LIMIT, Node, cri, kill_all, wait_until};

@@ -1,10 +1,10 @@
-//! Filters and ids, of a pod in a cell and of the same pod on the node: both are answered alike.
+//! Filters and ids of a pod in a cell, compared with the same pod on the node.
 
 use kiyot_testkit::{Container, Kiyot, Kubelet, Node, Pod, RunningPod, cri};
 
 use super::{WAIT, ends_without_a_trace, options};
 
-/// Two containers, of which one has ended.
+/// Returns a pod with two containers, one of which exits.
 fn spec(name: &str) -> Pod {
     Pod::new(name)
         .label("tier", "one")
@@ -13,10 +13,10 @@ fn spec(name: &str) -> Pod {
         .container(Container::script("done", "exit 3"))
 }
 
-/// A pod of which filters are tried.
+/// Pod that filters are applied to.
 struct Subject {
     pod: RunningPod,
-    /// An id like its own of nobody.
+    /// A well-formed id of no pod.
     unknown: String,
 }
 
@@ -29,7 +29,10 @@ impl Subject {
         Self { pod, unknown }
     }
 
-    /// Names what is listed of this pod, and panics at the rest.
+    /// Names the listed ids of this pod.
+    ///
+    /// # Panics
+    /// For any other id.
     fn names(&self, ids: Vec<String>) -> Vec<String> {
         let name = |id: &String| match id {
             id if *id == self.pod.sandbox => "sandbox".to_owned(),
@@ -45,7 +48,7 @@ impl Subject {
         names
     }
 
-    /// The answer to each of many filters, in one order.
+    /// Returns the result of each list filter, in a fixed order.
     async fn answers(&self, kubelet: &mut Kubelet) -> Vec<(String, Vec<String>)> {
         let id = &self.pod.sandbox;
         let uid = ("io.kubernetes.pod.uid".to_owned(), self.pod.spec.uid.clone());
@@ -125,7 +128,13 @@ impl Subject {
                             .into_inner()
                             .containers;
                         let names = self.names(listed.into_iter().map(|item| item.id).collect());
-                        answers.push((format!("containers by {what}, {whose} sandbox, state {state:?}, labels {selector:?}"), names));
+                        answers.push((
+                            format!(
+                                "containers by {what}, {whose} sandbox, state {state:?}, \
+                                 labels {selector:?}"
+                            ),
+                            names,
+                        ));
                     }
                 }
             }
@@ -133,8 +142,8 @@ impl Subject {
         answers
     }
 
-    /// The answer to each of many filters of usage. What has ended has none in a cell, so it is
-    /// left out.
+    /// Returns the result of each statistics filter. Exited containers have no statistics in a
+    /// cell, and are left out.
     async fn usage(&self, kubelet: &mut Kubelet) -> Vec<(String, Vec<String>)> {
         let (pod, main, unknown) =
             (&self.pod.sandbox, &self.pod.container("main").id, &self.unknown);
@@ -222,7 +231,7 @@ impl Subject {
         answers
     }
 
-    /// What calls by a part of an id, and by an id of nobody, come to.
+    /// Returns the results of calls by a prefix of an id and by an unknown id.
     async fn calls(&self, kubelet: &mut Kubelet) -> Vec<String> {
         let (sandbox, main, unknown) =
             (&self.pod.sandbox, &self.pod.container("main").id, &self.unknown);
@@ -267,7 +276,7 @@ async fn every_filter_and_part_of_an_id_is_answered_as_containerd_answers_it() {
     for ((filter, on_node), (_, in_cell)) in on_node.iter().zip(&in_cell) {
         assert_eq!(in_cell, on_node, "{filter}");
     }
-    // The filters are such that something is found, and something is not.
+    // Some filters match and some do not.
     assert!(
         on_node.iter().any(|(_, names)| names.is_empty())
             && on_node.iter().any(|(_, names)| names.len() == 2)
@@ -281,7 +290,7 @@ async fn every_filter_and_part_of_an_id_is_answered_as_containerd_answers_it() {
         on_node.iter().any(|(_, names)| names.is_empty())
             && on_node.iter().any(|(_, names)| names == &["main"])
     );
-    // Of a pod that was stopped, too.
+    // The same holds for a stopped pod.
     for subject in [&local, &remote] {
         kubelet.stop_pod(&subject.pod).await.unwrap();
     }

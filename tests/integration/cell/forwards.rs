@@ -1,4 +1,4 @@
-//! Ports of pods in cells that are forwarded, as kubectl forwards them.
+//! Port forwards of pods in cells, as kubectl makes them.
 
 use kiyot_testkit::{
     Container, Kiyot, Kubelet, Node, Pod, RunningPod, cri,
@@ -8,7 +8,7 @@ use ring::digest::{SHA256, digest};
 
 use super::{ends_without_a_trace, options};
 
-/// What goes each way of a large transfer.
+/// Bytes that are sent each way of a large transfer.
 const LARGE: usize = 64 << 20;
 
 async fn forwarded(kubelet: &mut Kubelet, pod: &RunningPod, ports: &[i32]) -> (Sender, Receiver) {
@@ -18,7 +18,7 @@ async fn forwarded(kubelet: &mut Kubelet, pod: &RunningPod, ports: &[i32]) -> (S
     spdy::open(&url, "portforward.k8s.io").await.unwrap()
 }
 
-/// A connection to one port: the streams of its errors and of its data.
+/// Opens a connection to a port: returns its error stream and its data stream.
 async fn connect(sender: &mut Sender, port: i32, number: i32) -> (u32, u32) {
     let (port, number) = (port.to_string(), number.to_string());
     let headers = |kind| [("streamtype", kind), ("port", &*port), ("requestid", &*number)];
@@ -31,7 +31,7 @@ fn sum(bytes: &[u8]) -> String {
     hex::encode(digest(&SHA256, bytes))
 }
 
-/// Bytes that are different everywhere.
+/// Returns bytes without repetition.
 fn noise() -> Vec<u8> {
     (0..LARGE as u32 / 4).flat_map(|n| n.wrapping_mul(2_654_435_761).to_be_bytes()).collect()
 }
@@ -42,9 +42,10 @@ async fn several_ports_at_once_each_end_by_themselves() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
-    // One sends back what comes, one does so too, and one says what it has to say and ends.
+    // Two servers echo; the third writes a greeting and ends.
     let script = "nc -ll -p 9001 -e cat & nc -ll -p 9002 -e cat & nc -ll -p 9003 -e echo hello & \
-                  for port in 9001 9002 9003; do until netstat -ltn | grep -q $port; do sleep 0.1; done; done; echo ready; wait";
+                  for port in 9001 9002 9003; do until netstat -ltn | grep -q $port; \
+                  do sleep 0.1; done; done; echo ready; wait";
     let spec = Pod::new("ports").in_cell().container(Container::script("main", script));
     let running = kubelet.run_pod(&spec).await.unwrap();
     kubelet.logged(running.container("main"), "ready").await;
@@ -59,7 +60,7 @@ async fn several_ports_at_once_each_end_by_themselves() {
     sender.send(one, b"forth").await;
     assert_eq!(receiver.read_until(two, "back").await, "back");
     assert_eq!(receiver.read_until(one, "forth").await, "forth");
-    // Each ends by itself, and another connection to the same port is another one.
+    // Each ends by itself, and the same port can be connected again.
     sender.end(one).await;
     assert_eq!(receiver.read_to_end(one).await, b"forth");
     let (_, again) = connect(&mut sender, 9001, 3).await;
@@ -77,7 +78,8 @@ async fn all_of_much_goes_both_ways_at_once() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
-    let script = "nc -ll -p 9002 -e cat & until netstat -ltn | grep -q 9002; do sleep 0.1; done; echo ready; wait";
+    let script = "nc -ll -p 9002 -e cat & until netstat -ltn | grep -q 9002; do sleep 0.1; done; \
+        echo ready; wait";
     let running = kubelet
         .run_pod(&Pod::new("large").in_cell().container(Container::script("main", script)))
         .await
@@ -86,8 +88,8 @@ async fn all_of_much_goes_both_ways_at_once() {
     let (mut sender, mut receiver) = forwarded(&mut kubelet, &running, &[9002]).await;
     let (error, echo) = connect(&mut sender, 9002, 0).await;
     let sent = noise();
-    // containerd ends both ways half a second after one has ended: so nothing ends before all is
-    // here.
+    // containerd closes both directions half a second after the end of one, so that neither ends
+    // before all bytes have arrived.
     let (received, ()) = tokio::join!(receiver.read_bytes(echo, LARGE), sender.send(echo, &sent));
     sender.end(echo).await;
     assert_eq!(received.len(), LARGE);
@@ -113,8 +115,8 @@ async fn port_without_a_listener_fails_as_on_the_node() {
         let text = String::from_utf8_lossy(&receiver.read_to_end(error).await)
             .replace(&pod.sandbox, "<id>");
         sender.end(data).await;
-        // It has the sandbox's id and the name of its network namespace in it; the cell's, for
-        // bytes are not looked into.
+        // The text has the sandbox's id and network namespace: the cell's, because forwarded bytes
+        // are not rewritten.
         let of_the_pod = |word: &&str| {
             word.starts_with('/')
                 || *word == "host"

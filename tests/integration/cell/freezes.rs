@@ -1,4 +1,4 @@
-//! The daemon is killed while cells are frozen.
+//! Kills of the daemon while cells are frozen.
 
 use std::fs;
 
@@ -9,8 +9,8 @@ use super::{
     stops::{all_of, freeze, thaw},
 };
 
-/// A cell whose control group is frozen, until this is dropped: nothing but a thaw lets a test that
-/// fails end its processes.
+/// Cell whose cgroup is frozen until this is dropped: without a thaw, a failed test could not end
+/// its processes.
 struct Frozen(String);
 
 impl Frozen {
@@ -28,7 +28,7 @@ impl Frozen {
 
 impl Drop for Frozen {
     fn drop(&mut self) {
-        // It may have ended.
+        // The cell may have ended.
         let _ = self.set("THAWED", "0");
     }
 }
@@ -71,7 +71,7 @@ async fn daemon_killed_while_cells_are_frozen_finds_them_unchanged() {
             kubelet.container_status(&main.id).await.unwrap().state(),
             cri::ContainerState::ContainerRunning
         );
-        // A call says that the cell does not answer, and does not hang.
+        // A call reports that the cell does not answer, and does not hang.
         kubelet.exec_sync(&main.id, &["true"]).await.unwrap_err();
         assert_eq!(
             kubelet.run_sandbox(&running.config, "").await.unwrap(),
@@ -80,7 +80,7 @@ async fn daemon_killed_while_cells_are_frozen_finds_them_unchanged() {
         );
     }
     assert_eq!(kiyot.cells().len(), pods.len(), "no second cell for a pod");
-    // One of them is ended without ever having been heard again.
+    // The first cell to end is still frozen, and has not been heard again.
     let ended = pods.pop().unwrap();
     kubelet.stop_container(&ended.container("main").id, 1).await.unwrap_err();
     kubelet

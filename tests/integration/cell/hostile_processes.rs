@@ -1,4 +1,4 @@
-//! Processes of pods that mean harm.
+//! Hostile processes in pods.
 
 use std::fs;
 
@@ -8,12 +8,12 @@ use kiyot_testkit::{
 
 use super::{WAIT, ends_without_a_trace, faults::processes, leaves_nothing, options, pod};
 
-/// Begins two of itself wherever there is room, for ever.
+/// Script of a fork bomb.
 const BOMB: &str = "bomb() { while :; do bomb & done; }; bomb & echo begun; while :; do wait; done";
-/// How many processes the pod may have, as a kubelet's `podPidsLimit` says.
+/// Processes that the pod may have, from the kubelet's `podPidsLimit`.
 const PIDS_LIMIT: u32 = 200;
 
-/// Limits a pod's processes where the kubelet does, before there is one.
+/// Limits a pod's processes in its cgroup, as the kubelet does before it runs the sandbox.
 fn limit_pids(config: &cri::PodSandboxConfig) {
     let parent = config.linux.as_ref().unwrap().cgroup_parent.trim_start_matches('/').to_owned();
     let mut root = std::path::PathBuf::from("/sys/fs/cgroup");
@@ -47,7 +47,7 @@ async fn fork_bomb_ends_with_its_pod_and_no_other_notices() {
     kubelet.start_container(&created.id).await.unwrap();
     running.containers.insert("main".to_owned(), created.clone());
     kubelet.logged(&created, "begun").await;
-    // Its cell is ended as that of a node that fails: no agent stops its containers first.
+    // Its cell ends as on a node failure: no agent stops its containers first.
     let bomb = kiyot.cells().into_iter().find(|cell| *cell != calm).unwrap();
     super::faults::kill9(&processes(&["kiyot-cell agent", &bomb]));
     let stop = cri::StopPodSandboxRequest { pod_sandbox_id: running.sandbox.clone() };
@@ -89,10 +89,12 @@ async fn told(kubelet: &mut Kubelet, container: &str, script: &str) -> kubelet::
     .await
 }
 
-/// The process of the cell whose command line begins so, as the pod sees it.
+/// Returns the PID, as seen in the pod, of the cell's process whose command line begins with
+/// `begin`.
 async fn seen(kubelet: &mut Kubelet, container: &str, begin: &str) -> String {
     let script = format!(
-        "for p in /proc/[0-9]*; do tr '\\0' ' ' < $p/cmdline | grep -q '^{begin}' && echo ${{p#/proc/}}; done; true"
+        "for p in /proc/[0-9]*; do tr '\\0' ' ' < $p/cmdline | grep -q '^{begin}' && \
+        echo ${{p#/proc/}}; done; true"
     );
     wait_until(format!("the pod sees {begin}"), LIMIT, async || {
         let told = kubelet.exec_sync(container, &["sh", "-c", &script]).await.ok()?;
@@ -114,7 +116,7 @@ async fn pod_with_its_cells_processes_harms_no_more_than_its_cell() {
     let running = kubelet.run_pod(&spec).await.unwrap();
     let main = running.container("main").id.clone();
 
-    // Without hostPID there is nothing to see but the container's own.
+    // Without hostPID, only the container's own processes are visible.
     let other = &neighbour.container("main").id;
     let names = told(&mut kubelet, other, "cat /proc/[0-9]*/comm | sort -u").await.stdout;
     assert!(!names.contains("kiyot") && !names.contains("containerd"), "{names}");
@@ -122,7 +124,7 @@ async fn pod_with_its_cells_processes_harms_no_more_than_its_cell() {
     let agent = seen(&mut kubelet, &main, "kiyot-cell agent").await;
     let containerd = seen(&mut kubelet, &main, "[^ ]*containerd --config").await;
     for process in ["1", &agent, &containerd] {
-        // Each of these asks for what tracing a process asks for.
+        // Each of these needs the permission to trace the process.
         for reach in [
             "head -c 1 /proc/P/mem",
             "cat /proc/P/environ",
@@ -136,7 +138,7 @@ async fn pod_with_its_cells_processes_harms_no_more_than_its_cell() {
         let tried = told(&mut kubelet, &main, &script).await;
         assert_ne!(tried.code, 0, "{tried:?}");
     }
-    // The first process of the cell is out of its reach, and starts the others again.
+    // The cell's first process can't be signalled, and restarts the others.
     for process in ["1", &agent, &containerd] {
         let _ = kubelet.exec_sync(&main, &["kill", "-9", process]).await;
     }
@@ -152,7 +154,7 @@ async fn pod_with_its_cells_processes_harms_no_more_than_its_cell() {
     let here = told(&mut kubelet, other, "echo here").await;
     assert_eq!(here.stdout, "here\n");
 
-    // An agent that is stopped answers nobody any more: its pod is ended all the same.
+    // A stopped agent does not answer. Its pod is ended nevertheless.
     let agent = seen(&mut kubelet, &main, "kiyot-cell agent").await;
     let _ = kubelet.exec_sync(&main, &["kill", "-STOP", &agent]).await;
     let stop = cri::StopPodSandboxRequest { pod_sandbox_id: running.sandbox.clone() };

@@ -1,4 +1,4 @@
-//! Images as volumes: mounted by containerd 2.1 and later, refused by name by all others.
+//! Image volumes: mounted by containerd 2.1 and later, refused by name by older versions.
 
 use kiyot_testkit::{Container, Kiyot, Node, Pod, RunningPod, cri, image::ImageSpec};
 use tonic::Code;
@@ -7,7 +7,8 @@ use super::{WAIT, ends_without_a_trace, options, version_of_containerd};
 
 const MODEL: &str = "kiyot.test/model:1";
 
-/// As a kubelet mounts it: the image's id, after it has seen to it that the image is there.
+/// Returns the mount that a kubelet sends after it has made the image present: its source is the
+/// image's id.
 fn mount(id: &str, at: &str, sub_path: &str) -> cri::Mount {
     let image = cri::ImageSpec {
         image: id.to_owned(),
@@ -71,7 +72,7 @@ async fn mounts_them(
     }
     let written = kubelet.exec_sync(&created.id, &["touch", "/model/more"]).await.unwrap();
     assert!(written.code != 0 && written.stderr.contains("Read-only"), "{written:?}");
-    // What the kubelet asked for is what its status says, of which image it is, too.
+    // The status names the image that the kubelet asked for.
     let status = kubelet.container_status(&created.id).await.unwrap();
     let told: Vec<_> = status
         .mounts

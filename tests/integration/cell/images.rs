@@ -16,7 +16,7 @@ async fn image_of_the_node_is_copied() {
     .await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
-    // There is no registry: it can have come from the node only.
+    // Without a registry, the image can only come from the node.
     let spec = Pod::new("greeter")
         .in_cell()
         .container(Container::of_image("main", "kiyot.test/greeter:1"));
@@ -89,7 +89,7 @@ async fn pull_by_digest_asks_the_registry_although_the_node_has_the_image() {
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
     let running = kubelet.run_pod(&pod("stranger", WAIT)).await.unwrap();
-    // No credentials came with it: the other pod's image is not this pod's.
+    // Without credentials, an image that another pod pulled is not this pod's.
     let image = Some(cri::ImageSpec {
         image: pinned,
         annotations: running.config.annotations.clone(),

@@ -1,4 +1,4 @@
-//! The daemon is killed at any moment of a pod's life.
+//! Kills of the daemon at any moment of a pod's life.
 
 use std::{
     future::Future,
@@ -15,14 +15,14 @@ use tonic::Status;
 
 use super::{leaves_nothing, options, pod};
 
-/// How many lives are cut short, one in each stage; `KILLS` in the environment says another number.
+/// Kills in total, spread over the stages. `KILLS` in the environment overrides it.
 const LIVES: usize = 6;
-/// How long after the begin of its stage a life is cut short, in microseconds at most.
+/// Maximum delay of the kill after the start of its stage, in microseconds.
 const JITTER: [u64; 6] = [1_500_000, 500_000, 200_000, 100_000, 300_000, 50_000];
-/// What the pod's container writes first.
+/// First log line of the pod's container.
 const FIRST: &str = "line 1";
 
-/// What a kubelet was told, and what it has asked for, when the daemon was killed.
+/// Ids that the kubelet received, and the stage that it had reached when the daemon was killed.
 #[derive(Default)]
 struct Told {
     sandbox: Option<String>,
@@ -30,12 +30,12 @@ struct Told {
     stage: usize,
 }
 
-/// From this stage on the pod is being stopped.
+/// First stage in which the pod is being stopped.
 const STOPPING: usize = 4;
-/// From this one on it is being removed.
+/// First stage in which the pod is being removed.
 const REMOVING: usize = 5;
 
-/// A pod's whole life as a kubelet leads it, until a call fails.
+/// Leads a pod through its life as a kubelet does, until a call fails.
 async fn live(mut kubelet: Kubelet, spec: Pod, told: Arc<Mutex<Told>>) -> Result<(), Status> {
     let config = kubelet.prepare(&spec);
     let sandbox = kubelet.run_sandbox(&config, "").await?;
@@ -68,7 +68,7 @@ async fn live(mut kubelet: Kubelet, spec: Pod, told: Arc<Mutex<Told>>) -> Result
     Ok(())
 }
 
-/// Brings a pod up that may be there in part, as the kubelet's next round does.
+/// Brings up a pod that may exist in part, as the kubelet's next sync does.
 async fn bring_up(kubelet: &mut Kubelet, spec: &Pod) -> Result<RunningPod, Status> {
     let config = kubelet.prepare(spec);
     let sandbox = kubelet.run_sandbox(&config, "").await?;
@@ -77,7 +77,7 @@ async fn bring_up(kubelet: &mut Kubelet, spec: &Pod) -> Result<RunningPod, Statu
     let of_pod = || listed.iter().filter(|container| container.pod_sandbox_id == sandbox);
     let there =
         of_pod().find(|container| container.state() == cri::ContainerState::ContainerRunning);
-    // For one that reads CREATED or EXITED a kubelet makes the next attempt.
+    // The kubelet creates the next attempt for a container that reads CREATED or EXITED.
     let attempt = of_pod()
         .filter_map(|container| container.metadata.as_ref())
         .map(|metadata| metadata.attempt + 1)
@@ -103,7 +103,7 @@ async fn bring_up(kubelet: &mut Kubelet, spec: &Pod) -> Result<RunningPod, Statu
     Ok(running)
 }
 
-/// Repeats an attempt as a kubelet does, each round anew.
+/// Repeats an operation until it succeeds, as the kubelet's syncs do.
 async fn again<T, F: Future<Output = Result<T, Status>>>(
     what: &str,
     mut attempt: impl FnMut() -> F,
@@ -120,7 +120,7 @@ async fn again<T, F: Future<Output = Result<T, Status>>>(
     panic!("{what} in vain for {LIMIT:?}: {last}");
 }
 
-/// Stops and removes all sandboxes of a pod that are listed.
+/// Stops and removes all listed sandboxes of a pod.
 async fn clear(kubelet: Kubelet, uid: String) -> Result<(), Status> {
     let mut kubelet = kubelet;
     let listed = kubelet.sandboxes().await?;
@@ -159,14 +159,15 @@ async fn daemon_killed_at_any_moment_leaves_nothing_half_made() {
         while !living.is_finished() && told.lock().unwrap().stage < stage {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
-        // Not to wait for something: the moment is what is tried.
+        // Not a wait for a condition: the moment of the kill is the test's subject.
         tokio::time::sleep(after).await;
         let mut cells = kiyot.cells();
         kiyot.kill9();
         let outcome = living.await.unwrap();
         let told = Arc::into_inner(told).unwrap().into_inner().unwrap();
         eprintln!(
-            "life {life}: killed {after:?} after stage {stage} began, in stage {}; sandbox {:?}, container {:?}: {:?}",
+            "life {life}: killed {after:?} after stage {stage} began, in stage {}; \
+            sandbox {:?}, container {:?}: {:?}",
             told.stage,
             told.sandbox,
             told.container,

@@ -1,4 +1,4 @@
-//! Images of running pods after the kubelet was restarted, or the pod annotated: an `ImageStatus`
+//! Images of running pods after a restart of the kubelet or a change of annotations: `ImageStatus`
 //! then has other annotations than `RunPodSandbox` had.
 
 use kiyot_testkit::{
@@ -10,7 +10,7 @@ use super::{
     registries::{blobs, sandbox, saying, says, with_mirrors},
 };
 
-/// A pod by its runtime class alone: none of its annotations says that it runs in a cell.
+/// Runs a sandbox in a cell by its runtime class alone, without annotations.
 async fn sandbox_by_class(kubelet: &mut Kubelet, name: &str) -> RunningPod {
     let pod = Pod { runtime_handler: "kiyot".to_owned(), ..Pod::new(name) };
     let config = kubelet.prepare(&pod);
@@ -18,8 +18,8 @@ async fn sandbox_by_class(kubelet: &mut Kubelet, name: &str) -> RunningPod {
     kubelet.running(&pod, config, sandbox)
 }
 
-/// Asserts that an image that the pod has run is present and that the registry was not asked.
-/// Returns its id.
+/// Asserts that an image of the pod is present and that the registry was not asked. Returns the
+/// image's id.
 async fn is_present(
     kubelet: &mut Kubelet,
     registry: &Registry,
@@ -50,7 +50,7 @@ async fn container_restart_after_a_kubelet_restart_pulls_nothing() {
         let status = kubelet.sandbox_status(&pod.sandbox).await.unwrap();
         assert_eq!(status.annotations, pod.config.annotations);
     }
-    // The tag has moved, which is nothing to a container that is restarted.
+    // The tag has moved, which does not matter to a container that is restarted.
     registry.image("app:1", &saying("new"));
     registry.asked();
 
@@ -66,7 +66,7 @@ async fn container_restart_after_a_kubelet_restart_pulls_nothing() {
         assert_eq!(status.annotations, pod.config.annotations, "answered as it was sent first");
     }
 
-    // The daemon forgets what it was not told to keep; then the kubelet comes back once more.
+    // The restarted daemon knows only what it has recorded; then the kubelet restarts once more.
     kiyot.kill9();
     kiyot.start_again().await;
     let mut kubelet = wait_until("the daemon answers", LIMIT, async || {
@@ -99,7 +99,7 @@ async fn annotated_pod_still_has_its_images() {
     registry.image("app:1", &saying("new"));
     registry.asked();
 
-    // As by `kubectl annotate`, again and again, and after it by a restart of the kubelet.
+    // Repeated `kubectl annotate`, each followed by a restart of the kubelet.
     for (n, when) in ["once", "twice"].into_iter().enumerate() {
         pod.spec.annotations.insert("team".to_owned(), when.to_owned());
         let when = format!("annotated {when}");
@@ -110,7 +110,7 @@ async fn annotated_pod_still_has_its_images() {
         kubelet.restart();
         let when = format!("{when}, and the kubelet restarted");
         assert_eq!(is_present(&mut kubelet, &registry, &pod, &name, &when).await, id);
-        // The kubelet's first container after its restart tells what the annotations are now.
+        // The first container after the kubelet's restart brings the current annotations.
         assert_eq!(says(&mut kubelet, &mut pod, &format!("more{n}"), &name, "old").await, id);
     }
     kiyot.kill9();
@@ -133,13 +133,13 @@ async fn pod_of_the_node_is_not_given_the_image_of_a_cell() {
     let mut by_class = sandbox_by_class(&mut kubelet, "by-class").await;
     says(&mut kubelet, &mut by_class, "main", &name, "old").await;
     registry.asked();
-    // Its annotations are those of the pod in the cell, but for the kubelet's own.
+    // Its annotations equal those of the pod in the cell, except the kubelet's own.
     let local = Pod::new("local").container(Container::of_image("main", &name));
     let config = kubelet.prepare(&local);
     let sandbox = kubelet.run_sandbox(&config, "").await.unwrap();
     assert_eq!(kubelet.image_status(&local, &name).await.unwrap(), None);
-    // Restarted just now, the kubelet asks in words that nobody has heard. Whatever is answered,
-    // the pod runs with the next attempt at the latest.
+    // After its restart, the kubelet asks with unknown annotations. Whatever the answer, the pod
+    // runs by its next attempt at the latest.
     kubelet.restart();
     let running = kubelet.running(&local, config, sandbox);
     let created = wait_until("the container is made on the node", LIMIT, async || {

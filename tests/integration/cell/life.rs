@@ -1,4 +1,4 @@
-//! The life of a pod in a cell, from one end to the other.
+//! Life of a pod in a cell, from start to removal.
 
 use kiyot_testkit::{Container, Kiyot, LIMIT, Node, Pod, cri};
 
@@ -91,7 +91,7 @@ async fn containers_of_a_pod_share_its_network() {
     let running = kubelet.run_pod(&spec).await.unwrap();
     kubelet.logged(running.container("client"), "served").await;
 
-    // As the kubelet's HTTP probe does: from the node to the pod's address.
+    // The kubelet's HTTP probe connects from the node to the pod's address.
     let ip = address(&mut kubelet, &running.sandbox).await;
     let page =
         kiyot_testkit::output("busybox", &["wget", "-q", "-O", "-", &format!("http://{ip}:8080/")]);
@@ -117,13 +117,14 @@ async fn exit_is_reported_with_its_code_and_message() {
     assert!(
         status.started_at > 0 && status.finished_at >= status.started_at && status.created_at > 0
     );
-    // Log and message are on the node before the exit is told: nothing is waited for here.
+    // Log and termination message are on the node before the exit is reported, so that no wait is
+    // needed.
     assert_eq!(std::fs::read_to_string(&main.termination).unwrap(), "why");
     assert_eq!(
         kubelet.log_lines(main).iter().map(|line| line.text.as_str()).collect::<Vec<_>>(),
         ["last words"]
     );
-    // The kubelet makes the next attempt in the same sandbox.
+    // The kubelet creates the next attempt in the same sandbox.
     let again = kubelet.create_container(&running, &running.spec.containers[0], 1).await.unwrap();
     kubelet.start_container(&again.id).await.unwrap();
     kubelet.logged(&again, "last words").await;
@@ -141,7 +142,7 @@ async fn stopping_and_removing_again_is_fine() {
     let script = "trap 'exit 0' TERM; echo ready; while :; do sleep 0.1; done";
     let running = kubelet.run_pod(&pod("twice", script)).await.unwrap();
     let main = running.container("main").id.clone();
-    // A signal that comes before its trap is for nobody: it is the container's first process.
+    // As the container's first process, the shell ignores SIGTERM until its trap is set.
     kubelet.logged(running.container("main"), "ready").await;
     for _ in 0..2 {
         kubelet.stop_container(&main, i64::try_from(LIMIT.as_secs()).unwrap()).await.unwrap();

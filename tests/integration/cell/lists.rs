@@ -1,4 +1,4 @@
-//! Lists of pods in cells beside those of the node.
+//! Lists with pods in cells and pods on the node.
 
 use std::slice;
 

@@ -1,4 +1,4 @@
-//! Log files of pods in cells beside those that the node's own containerd writes.
+//! Log files of pods in cells, compared with those of the node's containerd.
 
 use std::{
     fs,
@@ -12,8 +12,8 @@ use kiyot_testkit::{
 
 use super::{WAIT, endings::Ending, ends_without_a_trace, options, pod};
 
-/// The lines of one stream, byte by byte without their times. Two streams have no order between
-/// them.
+/// Returns the lines of one stream as bytes, without their times. The order between two streams is
+/// not defined.
 fn of_stream(log: &Path, stream: &str) -> Vec<Vec<u8>> {
     let content = fs::read(log).unwrap();
     let lines = content.split_inclusive(|byte| *byte == b'\n');
@@ -25,12 +25,14 @@ fn of_stream(log: &Path, stream: &str) -> Vec<Vec<u8>> {
 /// Verifies D15.
 #[tokio::test]
 async fn they_are_byte_for_byte_the_nodes() {
-    // Around the 16 KiB at which a line is cut; empty ones; bytes that are no text; no newline at
-    // the end.
+    // Lines around the 16 KiB at which they are split, empty lines, bytes that are not UTF-8, no
+    // newline at the end.
     const SCRIPT: &str = "line() { head -c $1 /dev/zero | tr '\\0' $2; }
-        echo first; echo; line 16383 a; echo; line 16384 b; echo; line 16385 c; echo; line 40000 d; echo
+        echo first; echo; line 16383 a; echo; line 16384 b; echo; line 16385 c; echo; \
+        line 40000 d; echo
         printf 'odd \\377\\001 bytes\\r\\n'; printf 'with\\ttab and  spaces \\n'
-        echo bad >&2; line 33000 e >&2; echo >&2; echo that was it; echo that was it >&2; printf 'bad end' >&2; printf 'no newline'; UNTIL";
+        echo bad >&2; line 33000 e >&2; echo >&2; echo that was it; echo that was it >&2; \
+        printf 'bad end' >&2; printf 'no newline'; UNTIL";
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
@@ -54,8 +56,8 @@ async fn they_are_byte_for_byte_the_nodes() {
         for (main, _) in [&here, &there] {
             assert_eq!(kubelet.exited(&main.id).await.exit_code, 0);
         }
-        // containerd says that a container has exited before it has written all of its log; of a
-        // cell's, all is there.
+        // containerd reports the exit of a container before all of its log is written. A cell's log
+        // is complete by then.
         let expected = wait_until("the node's log is whole", LIMIT, async || {
             let ends = if tty { "no newline" } else { "bad end" };
             let lines = kubelet.log_lines(&here.0);
@@ -105,7 +107,7 @@ async fn previous_log_of_a_restarted_container_stays() {
     assert_ne!(first.log, second.log);
     assert_eq!(kubelet.log_lines(&second).len(), 1);
     assert_eq!(fs::read(&first.log).unwrap(), before, "kubectl logs --previous reads this one");
-    // The kubelet keeps one dead container; its log goes with it and not before.
+    // The kubelet keeps one exited container, and its log as long.
     kubelet
         .runtime
         .remove_container(cri::RemoveContainerRequest { container_id: first.id.clone() })
@@ -119,7 +121,8 @@ async fn previous_log_of_a_restarted_container_stays() {
 /// Verifies D20.
 #[tokio::test]
 async fn log_is_appended_to_an_existing_file() {
-    const BEFORE: &str = "2026-01-01T00:00:00.000000000Z stdout F of a container that had this name before, and wrote more than the next one does at first\n";
+    const BEFORE: &str = "2026-01-01T00:00:00.000000000Z stdout F of a container that had this \
+        name before, and wrote more than the next one does at first\n";
     let node = Node::start().await;
     let mut kiyot = Kiyot::start(&node, options()).await;
     for in_cell in [false, true] {
@@ -169,16 +172,16 @@ async fn rotation_under_load_loses_nothing() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
-    // It writes for as long as there are rotations, however long those take: some thousand lines a
-    // second.
+    // Writes until the last rotation is over, some thousand lines a second.
     let script = format!(
-        "i=0; until [ -e /tmp/enough ]; do n=0; while [ $n -lt 100 ]; do n=$((n+1)); i=$((i+1)); echo line $i; done; sleep 0.01; done; echo $i lines; {WAIT}"
+        "i=0; until [ -e /tmp/enough ]; do n=0; while [ $n -lt 100 ]; do n=$((n+1)); i=$((i+1)); \
+        echo line $i; done; sleep 0.01; done; echo $i lines; {WAIT}"
     );
     let running = kubelet.run_pod(&pod("rotating", &script)).await.unwrap();
     let main = running.container("main").clone();
     let mut files: Vec<PathBuf> = Vec::new();
     for rotation in 0..ROTATIONS {
-        // Something is in each of them.
+        // Each rotated file has some lines.
         wait_until("the log goes on", LIMIT, async || {
             (fs::metadata(&main.log).is_ok_and(|file| file.len() > 1000)).then_some(())
         })
@@ -210,7 +213,7 @@ async fn rotation_under_load_loses_nothing() {
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
 
-/// Bytes of disk beneath a directory.
+/// Returns the disk blocks beneath a directory, in bytes.
 fn used(directory: &Path) -> u64 {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     entries
@@ -222,7 +225,7 @@ fn used(directory: &Path) -> u64 {
         .sum()
 }
 
-/// Every directory `logs` beneath one.
+/// Returns all directories named `logs` beneath a directory.
 fn logs_of(directory: &Path, depth: usize) -> Vec<PathBuf> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     let directories = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
@@ -246,9 +249,10 @@ async fn fetched_log_takes_no_disk_of_the_cell() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
-    // Lines of 16 KiB, their newline included: 64 MiB.
+    // Lines of 16 KiB including the newline: 64 MiB in total.
     let script = format!(
-        "l=$(head -c 16383 /dev/zero | tr '\\0' x); i=0; while [ $i -lt {LINES} ]; do echo $l; i=$((i+1)); done; {WAIT}"
+        "l=$(head -c 16383 /dev/zero | tr '\\0' x); i=0; while [ $i -lt {LINES} ]; do echo $l; \
+        i=$((i+1)); done; {WAIT}"
     );
     let running = kubelet.run_pod(&pod("long-winded", &script)).await.unwrap();
     let main = running.container("main").clone();

@@ -1,4 +1,4 @@
-//! Logs of pods in cells, read where a kubelet reads them.
+//! Logs of pods in cells at the paths that a kubelet reads.
 
 use std::{fs, os::unix::fs::MetadataExt};
 
@@ -23,14 +23,15 @@ async fn log_is_complete_and_in_order() {
     let mut kubelet = kiyot.kubelet().await;
     let (begin, ending) = (Ending::new(), Ending::new());
     let script = format!(
-        "{}; i=0; while [ $i -lt {LINES} ]; do i=$((i+1)); echo line $i; done; echo end >&2; {}; exit 0",
+        "{}; i=0; while [ $i -lt {LINES} ]; do i=$((i+1)); echo line $i; done; echo end >&2; {}; \
+        exit 0",
         begin.wait(),
         ending.wait()
     );
     let running = kubelet.run_pod(&pod("talker", &script)).await.unwrap();
     let main = running.container("main");
-    // It writes and ends while the agent can bring home nothing: of the end and the log, which come
-    // at once afterwards, the log must be first.
+    // The container writes and exits while the agent is stopped. Exit and log then arrive at once,
+    // and the log must be written before the exit is reported.
     let agent = processes(&["kiyot-cell agent", &kiyot.cells().remove(0)]);
     freeze(&agent);
     begin.come().await;
@@ -98,7 +99,7 @@ async fn rotated_log_continues_in_a_new_file() {
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
 
-/// The most memory that a process ever had, in bytes.
+/// Returns the peak resident memory of a process, in bytes.
 fn peak(pid: &str) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
@@ -111,13 +112,14 @@ async fn unfetched_log_takes_no_memory() {
     const MIB: u64 = 1 << 20;
     const LOG: u64 = 256 * MIB;
     let node = Node::start().await;
-    // The node has no room for it.
+    // The node has no space for the log.
     let disk = Disk::mount(&node.pod_logs(), "size=256k");
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
     let lines = LOG / 16384;
     let script = format!(
-        "until [ -e /tmp/go ]; do sleep 0.1; done; l=$(head -c 16383 /dev/zero | tr '\\0' x); i=0; while [ $i -lt {lines} ]; do i=$((i+1)); echo $l; done; \
+        "until [ -e /tmp/go ]; do sleep 0.1; done; l=$(head -c 16383 /dev/zero | tr '\\0' x); \
+        i=0; while [ $i -lt {lines} ]; do i=$((i+1)); echo $l; done; \
          touch /tmp/done; {WAIT}"
     );
     let running = kubelet.run_pod(&pod("torrent", &script)).await.unwrap();
@@ -137,7 +139,7 @@ async fn unfetched_log_takes_no_memory() {
     .await;
     let log = kiyot.state().join("cells").join(&cell).join("pod/logs").join(&main).join("0.log");
     let kept = fs::metadata(&log).unwrap();
-    // A log that was given back is as long, and has holes.
+    // A log that the cell has freed keeps its length, with holes.
     let on_disk = kept.blocks() * 512;
     assert!(
         kept.len() > LOG && on_disk > LOG - 2 * MIB,
@@ -145,7 +147,7 @@ async fn unfetched_log_takes_no_memory() {
     );
     let after = [peak(&daemon), peak(&agent)];
     for (before, after) in before.into_iter().zip(after) {
-        // The kernel counts roughly.
+        // The kernel's counters are imprecise.
         let more = after.saturating_sub(before);
         assert!(more < LOG / 4, "{} MiB more of memory for {} MiB of log", more / MIB, LOG / MIB);
     }

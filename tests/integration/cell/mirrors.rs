@@ -1,4 +1,4 @@
-//! How cells reach registries, by what the node's containerd has configured.
+//! Registry hosts of cells, from the configuration of the node's containerd.
 
 use std::fs;
 
@@ -10,7 +10,7 @@ use super::{
     version_of_containerd,
 };
 
-/// Writes another `registry` into the node's own file, and starts its containerd anew.
+/// Adds a `registry` section to the node's configuration and restarts its containerd.
 async fn configured(node: &Node, registry: &str) {
     let file = node.directory().join("containerd.toml");
     let text = fs::read_to_string(&file).unwrap();
@@ -30,12 +30,12 @@ async fn configured(node: &Node, registry: &str) {
     node.restart_containerd().await;
 }
 
-/// Whether containerd tells what it has for registries: from 2.0 on it does not.
+/// Returns true if containerd reports its registry configuration: versions before 2.0 do.
 async fn tells(node: &Node) -> bool {
     version_of_containerd(&mut node.kubelet(&node.socket()).await.unwrap()).await < (2, 0)
 }
 
-/// Waits until the log has a warning with these words.
+/// Waits for a warning with these words in the log.
 async fn warned(kiyot: &Kiyot<'_>, words: &[&str]) {
     wait_until(format!("the log has a warning with {words:?}"), LIMIT, async || {
         kiyot
@@ -57,10 +57,11 @@ async fn mirrors_in_the_nodes_own_file_are_used_by_cells_too() {
     let host = name.split_once('/').unwrap().0;
     let ca = node.directory().join("ca.crt");
     fs::write(&ca, "played").unwrap();
-    // The first of the endpoints no cell can use, and at the second nobody listens. The registry is
-    // known by its address too, as one without certificates is.
+    // Cells can't use the first endpoint, and nothing listens on the second. The registry is also
+    // configured by its address, as registries without TLS are.
     let old = format!(
-        "[registry.mirrors.{host:?}]\nendpoint = [\"http://127.0.0.1:1\", \"http://{}:1\", \"http://{at}\"]\n\
+        "[registry.mirrors.{host:?}]\nendpoint = \
+        [\"http://127.0.0.1:1\", \"http://{}:1\", \"http://{at}\"]\n\
          [registry.mirrors.\"{at}\"]\nendpoint = [\"http://{at}\"]\n\
          [registry.configs.\"{at}\".auth]\nusername = \"violet\"\npassword = \"sesame\"\n\
          [registry.configs.\"tls.invalid\".tls]\nca_file = {ca:?}\n",
@@ -80,7 +81,7 @@ async fn mirrors_in_the_nodes_own_file_are_used_by_cells_too() {
     let by_address = name.replace(host, &at.to_string());
     let mut pulled = Vec::new();
     for (container, name) in [("by-name", &name), ("by-address", &by_address)] {
-        // For this host the node has credentials; the kubelet has none.
+        // The node has credentials for this host; the kubelet has not.
         pulled.push(kubelet.pull(&pod.spec, &pod.config, name, None).await.unwrap());
         assert!(!registry.asked().is_empty());
         assert_eq!(
@@ -88,7 +89,7 @@ async fn mirrors_in_the_nodes_own_file_are_used_by_cells_too() {
             pulled.last().unwrap()
         );
     }
-    // As the node itself pulls.
+    // The node itself pulls the same way.
     let local = Pod::new("local");
     for name in [&name, &by_address] {
         pulled.push(kubelet.pull(&local, &kubelet.prepare(&local), name, None).await.unwrap());
@@ -126,7 +127,8 @@ async fn mirrors_of_the_node_are_used_by_default() {
 #[tokio::test]
 async fn unsupported_registry_settings_are_named_in_the_log() {
     let node = Node::start().await;
-    let old = "[registry.mirrors.\"old.invalid\"]\nendpoint = [\"https://violet:sesame@mirror.invalid\"]\n[registry.headers]\nX-Team = [\"sesame\"]\n";
+    let old = "[registry.mirrors.\"old.invalid\"]\nendpoint = \
+        [\"https://violet:sesame@mirror.invalid\"]\n[registry.headers]\nX-Team = [\"sesame\"]\n";
     configured(&node, old).await;
     let kiyot = Kiyot::start(&node, with_mirrors(&node)).await;
     if tells(&node).await {

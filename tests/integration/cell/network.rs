@@ -1,4 +1,4 @@
-//! Ports of the node that lead to cells, and name servers.
+//! Host ports of pods in cells, and the addresses of cells.
 
 use std::{
     fs,
@@ -13,7 +13,7 @@ use tonic::Code;
 
 use super::{WAIT, address, ends_without_a_trace, is_back, leaves_nothing, options, pod};
 
-/// What a web server says, as a container's script.
+/// Script of a web server.
 const SERVER: &str = "mkdir -p /www; echo served > /www/index.html; exec httpd -f -p 8080 -h /www";
 
 fn port(protocol: cri::Protocol, host_port: i32, container_port: i32) -> cri::PortMapping {
@@ -30,19 +30,19 @@ fn server(name: &str, host_port: i32) -> Pod {
     spec.ports = vec![
         port(cri::Protocol::Tcp, host_port, 8080),
         port(cri::Protocol::Udp, host_port, 9000),
-        // For information only.
+        // Declared for information only, without a host port.
         port(cri::Protocol::Tcp, 0, 8081),
     ];
     spec
 }
 
-/// An address of the node: that of the bridge that the pod is on.
+/// Returns an address of the node: that of the pod's bridge.
 pub(super) fn of_node(pod: &str) -> String {
     let (network, _) = pod.rsplit_once('.').unwrap();
     format!("{network}.1")
 }
 
-/// What the server at a port answers to the node.
+/// Returns the response of an HTTP server to the node.
 pub(super) fn page(address: &str, port: i32) -> std::io::Result<String> {
     let mut stream = connection(address, port)?;
     stream.set_read_timeout(Some(LIMIT))?;
@@ -57,7 +57,7 @@ fn connection(address: &str, port: i32) -> std::io::Result<TcpStream> {
     TcpStream::connect_timeout(&to, Duration::from_secs(5))
 }
 
-/// TCP and UDP from the node, and from a pod beside it, get to the cell.
+/// Asserts that TCP and UDP from the node, and from a pod on it, reach the cell.
 async fn ports_lead_to_the_cell(
     kubelet: &mut Kubelet,
     kiyot: &Kiyot<'_>,
@@ -98,14 +98,14 @@ async fn ports_lead_to_the_cell(
     assert_eq!(&said[..length], b"answered");
 }
 
-/// Does something in a cell's network.
+/// Runs a function in the network namespace of a cell.
 pub(super) fn in_cell<T: Send + 'static>(
     cell: &str,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> T {
     let namespace = fs::File::open(format!("/run/netns/kiyot-{cell}")).unwrap();
     let thread = std::thread::spawn(move || {
-        // Of this thread alone.
+        // Changes the namespace of this thread only.
         nix::sched::setns(namespace, nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
         work()
     });
@@ -169,7 +169,7 @@ async fn without_a_plugin_for_ports_the_rules_are_ours() {
     leaves_nothing(node);
 }
 
-/// Leaves the node's network with its first plugin: none maps ports.
+/// Removes all CNI plugins but the first, so that none maps ports.
 fn without_port_plugin(node: &Node, change: impl FnOnce(&mut serde_json::Value)) {
     let conflist = node.cni_configuration().join("10-test.conflist");
     let mut network: serde_json::Value =
@@ -179,8 +179,8 @@ fn without_port_plugin(node: &Node, change: impl FnOnce(&mut serde_json::Value))
     fs::write(&conflist, network.to_string()).unwrap();
 }
 
-/// Puts programs before those of the firewall that note each of their runs in a file and, while
-/// another file is there, fail as `iptables` does when others hold its lock.
+/// Wrappers of the firewall programs that record each run and, while a file exists, fail as
+/// `iptables` does when its lock is held.
 struct Firewall {
     directory: std::path::PathBuf,
 }
@@ -209,7 +209,7 @@ impl Firewall {
         KiyotOptions { environment: vec![("PATH".to_owned(), path)], ..options() }
     }
 
-    /// Returns the programs run for ports since the last call; CNI plugins run some, too.
+    /// Returns the runs for host ports since the last call. CNI plugins have runs, too.
     fn runs(&self) -> Vec<String> {
         let file = self.directory.join("runs");
         let runs = fs::read_to_string(&file).unwrap_or_default();
@@ -294,13 +294,13 @@ async fn flow_of_a_previous_mapping_follows_the_current_mapping() {
     without_port_plugin(&node, |_| {});
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
-    // It makes the bridge, whose address is the node's.
+    // The first pod creates the bridge, whose address is the node's.
     let first = kubelet.run_pod(&pod("first", WAIT)).await.unwrap();
     let earlier = kiyot.cells();
     let gateway = of_node(&address(&mut kubelet, &first.sandbox).await);
     let client = UdpSocket::bind("0.0.0.0:0").unwrap();
     let say = || client.send_to(b"said", (gateway.as_str(), 18084));
-    // Nobody listens: what the kernel remembers is where it went.
+    // No process listens: the kernel's connection tracking remembers the destination.
     say().unwrap();
 
     let mut spec = pod("late", WAIT);
@@ -311,15 +311,15 @@ async fn flow_of_a_previous_mapping_follows_the_current_mapping() {
     socket.set_nonblocking(true).unwrap();
     let mut heard = [0; 16];
     wait_until("what is said gets to the cell", LIMIT, async || {
-        // It may still be told that nobody listened before.
+        // May report that no process listened before.
         let _refused = say();
         socket.recv(&mut heard).ok()
     })
     .await;
     assert_eq!(&heard[..4], b"said");
     kubelet.stop_and_remove(&running).await.unwrap();
-    // It goes on: not to the address that another cell may have next, but to the node again. The
-    // bridge is still there, with which the kernel would forget flows.
+    // The flow continues: not to an address that another cell may get next, but to the node. The
+    // bridge is still there, whose removal would clear the flow.
     let of_node = UdpSocket::bind("0.0.0.0:18084").unwrap();
     of_node.set_nonblocking(true).unwrap();
     wait_until("what is said gets to the node", LIMIT, async || {

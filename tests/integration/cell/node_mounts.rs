@@ -1,4 +1,4 @@
-//! Mounts of the node, of which a cell keeps what it needs and nothing else.
+//! Mounts of the node: a cell keeps those that it needs, and no other.
 
 use std::{
     fs,
@@ -11,8 +11,8 @@ use kiyot_testkit::{Kiyot, KiyotOptions, LIMIT, Node, command, wait_until};
 
 use super::{WAIT, ends_without_a_trace, leaves_nothing, options, pod};
 
-/// Processes whose mount namespace has something mounted at a path that ends so, but for those in
-/// this test's own namespace.
+/// Returns the processes outside this test's mount namespace that see a mount whose path ends with
+/// `end`.
 fn who_has(end: &str) -> Vec<String> {
     let own = fs::read_link("/proc/self/ns/mnt").unwrap();
     let entries = fs::read_dir("/proc").unwrap().flatten().map(|entry| entry.path());
@@ -56,7 +56,7 @@ async fn volume_unmounted_on_the_node_is_released_under_a_running_cell() {
     let mut kubelet = kiyot.kubelet().await;
     let running = kubelet.run_pod(&pod("long-lived", WAIT)).await.unwrap();
     assert_eq!(who_has("/globalmount"), Vec::<String>::new());
-    // What is mounted later does not come in either.
+    // Later mounts do not propagate into the cell.
     let later = plugins.join("driver/2/globalmount");
     mount(&["-t", "tmpfs", "none"], &later);
     assert_eq!(who_has("/globalmount"), Vec::<String>::new());
@@ -66,7 +66,7 @@ async fn volume_unmounted_on_the_node_is_released_under_a_running_cell() {
         of_disk().is_empty().then_some(())
     })
     .await;
-    // Another machine could mount it now.
+    // Another machine could mount the disk now.
     command::run("e2fsck", &["-f", "-n", disk]);
     let main = &running.container("main").id;
     assert_eq!(kubelet.exec_sync(main, &["echo", "here"]).await.unwrap().stdout, "here\n");
@@ -88,7 +88,7 @@ async fn programs_on_a_file_system_of_their_own_run_in_a_cell() {
     let found = std::env::split_paths(command::PATH).map(|dir| dir.join("containerd"));
     let containerd: PathBuf = found.into_iter().find(|path| path.is_file()).unwrap();
     fs::copy(containerd, programs.join("bin/containerd")).unwrap();
-    // As it is written in the configuration, it is a link from elsewhere.
+    // The configured path is a symbolic link from elsewhere.
     let link = node.directory().join("the-containerd");
     symlink("programs/bin/containerd", &link).unwrap();
     let options =

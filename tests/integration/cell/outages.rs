@@ -1,4 +1,4 @@
-//! What writes, carries and keeps logs is killed again and again.
+//! Repeated kills of the processes that write, carry and keep logs.
 
 use std::io::{Read, Seek, SeekFrom};
 
@@ -14,17 +14,17 @@ use super::{
     stops::{freeze, thaw},
 };
 
-/// Lines in all; `LOG_LINES` in the environment says another number.
+/// Log lines in total. `LOG_LINES` in the environment overrides it.
 const LINES: usize = 200_000;
-/// Parts in which they are written.
+/// Blocks that the lines are written in.
 const BLOCKS: usize = 8;
 
-/// How long the log is, in bytes.
+/// Returns the length of the log, in bytes.
 fn length(container: &RunningContainer) -> u64 {
     std::fs::metadata(&container.log).map_or(0, |metadata| metadata.len())
 }
 
-/// The text of the last line that is whole, without a look at all of them.
+/// Returns the text of the last complete line, without reading the whole file.
 fn last_line(container: &RunningContainer) -> Option<String> {
     let mut file = std::fs::File::open(&container.log).ok()?;
     file.seek(SeekFrom::Start(length(container).saturating_sub(4096))).ok()?;
@@ -35,7 +35,7 @@ fn last_line(container: &RunningContainer) -> Option<String> {
     LogLine::parse_all(&[last, b"\n"].concat()).pop().map(|line| line.text)
 }
 
-/// Lets the container write its next part.
+/// Lets the container write its next block.
 async fn release(kubelet: &mut Kubelet, container: &RunningContainer, block: usize) {
     let file = format!("/tmp/go{block}");
     wait_until("the next part is let go", LIMIT, async || {
@@ -56,7 +56,8 @@ async fn no_line_is_lost_or_doubled_by_kills() {
     let mut kubelet = kiyot.kubelet().await;
     let ending = Ending::new();
     let script = format!(
-        "i=0; b=0; while [ $b -lt {BLOCKS} ]; do until [ -e /tmp/go$b ]; do sleep 0.05; done; b=$((b+1)); \
+        "i=0; b=0; while [ $b -lt {BLOCKS} ]; do until [ -e /tmp/go$b ]; do sleep 0.05; done; \
+        b=$((b+1)); \
          e=$((b*{block})); while [ $i -lt $e ]; do i=$((i+1)); echo line $i; done; done; {}",
         ending.wait()
     );
@@ -66,7 +67,7 @@ async fn no_line_is_lost_or_doubled_by_kills() {
     for part in 0..BLOCKS {
         let before = length(&main);
         release(&mut kubelet, &main, part).await;
-        // In the middle of a part, the daemon or the agent is killed, and in some the node's
+        // Within a block the daemon or the agent is killed, and in some blocks the node's
         // containerd.
         let middle = before + 20 * block as u64;
         wait_until("the part is half here", limit, async || {
@@ -91,8 +92,8 @@ async fn no_line_is_lost_or_doubled_by_kills() {
         if part % 4 == 1 {
             node.start_containerd().await;
         }
-        // Between two parts, containerd: what it has read of a container's output and has not
-        // written is lost with it, as on any node.
+        // containerd is killed between blocks only: output that it has read but not written is lost
+        // with it, as on any node.
         kill9(&processes(&["containerd", "containerd.toml", &cell]));
     }
     ending.come().await;
@@ -105,10 +106,10 @@ async fn no_line_is_lost_or_doubled_by_kills() {
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
 
-/// More than the disk of [`ended_on_a_full_disk`] has room for.
+/// Lines that exceed the disk of [`ended_on_a_full_disk`].
 const TOO_MANY: usize = 20_000;
 
-/// A container that has written more than there was room for on the node, and has ended.
+/// Runs a container that writes more than the node's disk holds, and exits.
 async fn ended_on_a_full_disk<'a>(node: &'a Node) -> (Disk, Kiyot<'a>, kiyot_testkit::RunningPod) {
     let disk = Disk::mount(&node.pod_logs(), "size=256k");
     let kiyot = Kiyot::start(node, options()).await;
@@ -145,8 +146,7 @@ async fn rest_of_an_ended_containers_log_arrives_after_a_kill() {
     let (disk, mut kiyot, running) = ended_on_a_full_disk(&node).await;
     let mut kubelet = kiyot.kubelet().await;
     let main = running.container("main").clone();
-    // It reads EXITED although its log is not whole: a full disk must not keep the pod from its
-    // end.
+    // The container reads EXITED with an incomplete log: a full disk must not block its exit.
     assert_eq!(kubelet.exited(&main.id).await.exit_code, 3);
     assert!(kubelet.log_lines(&main).len() < TOO_MANY);
     kiyot.kill9();
@@ -155,8 +155,8 @@ async fn rest_of_an_ended_containers_log_arrives_after_a_kill() {
     let kubelet_now = kiyot.kubelet().await;
     kubelet_now.logged(&main, &format!("line {TOO_MANY}")).await;
     is_whole(&kubelet_now, &main);
-    // It is whole now, and once that is recorded, a file that the kubelet removes does not come
-    // again.
+    // The log is complete now. Once that is recorded, a file that the kubelet removes is not
+    // written again.
     wait_until("it is recorded", LIMIT, async || {
         kiyot.log().contains("log of an exited container complete").then_some(())
     })
@@ -174,7 +174,7 @@ async fn rest_of_an_ended_containers_log_arrives_after_a_kill() {
     leaves_nothing(node);
 }
 
-/// Whether the pod's cell takes calls: another attempt can be made and started.
+/// Returns a value if the pod's cell takes calls: a further attempt can be created and started.
 async fn cell_answers(kubelet: &mut Kubelet, running: &kiyot_testkit::RunningPod) -> Option<()> {
     let mut second = running.spec.containers[0].clone();
     second.name = "second".to_owned();
@@ -227,7 +227,7 @@ async fn exit_missed_by_a_killed_daemon_is_reported_with_the_whole_log() {
     kiyot.kill9();
     said_in_its_cell(&kiyot, &main, &format!("line {TOO_MANY}")).await;
     ending.come().await;
-    // The cell's shim sees it end, and nobody can say so.
+    // The cell's shim sees the exit, and can't report it.
     ending.came().await;
     kiyot.start_again().await;
     let mut kubelet = kiyot.kubelet().await;

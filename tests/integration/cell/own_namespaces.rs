@@ -1,4 +1,4 @@
-//! Pods that ask for the node's namespaces and privileges, under the policy "cell".
+//! Pods that request host namespaces and privileges, under the policy `cell`.
 
 use std::fs;
 
@@ -15,9 +15,9 @@ use super::{
     options, pod,
 };
 
-/// What a web server says, as a container's script.
+/// Script of a web server.
 const SERVER: &str = "mkdir -p /www; echo served > /www/index.html; exec httpd -f -p 8080 -h /www";
-/// Where it is and whom it sees.
+/// Prints the namespaces of a process.
 const LOOK: &str = "for name in net ipc pid uts; do readlink /proc/self/ns/$name; done";
 
 fn giving() -> KiyotOptions {
@@ -26,7 +26,7 @@ fn giving() -> KiyotOptions {
     KiyotOptions { sections: format!("[backends.milpa.policy]\n{}", keys.concat()), ..options() }
 }
 
-/// The node's own namespaces, in the order of [`LOOK`].
+/// Returns the node's namespaces in the order of [`LOOK`].
 fn of_this_node() -> Vec<String> {
     ["net", "ipc", "pid", "uts"]
         .map(|name| fs::read_link(format!("/proc/self/ns/{name}")).unwrap().display().to_string())
@@ -48,7 +48,7 @@ async fn host_namespaces_become_those_of_the_cell() {
         .container(Container::script("main", SERVER))
         .container(Container::script("other", WAIT));
     (spec.host_network, spec.host_pid) = (true, true);
-    // As the API server has it for hostNetwork: both ports are one.
+    // With hostNetwork, the API server sets both ports to the same number.
     spec.ports =
         vec![cri::PortMapping { container_port: 8080, host_port: 8080, ..Default::default() }];
     let mut config = kubelet.prepare(&spec);
@@ -89,8 +89,8 @@ async fn host_namespaces_become_those_of_the_cell() {
     let (main, other) =
         (running.container("main").id.clone(), running.container("other").id.clone());
 
-    // The kubelet is told what it asked for, and the cell's address: nothing of the pod is at the
-    // node's.
+    // The kubelet gets the namespaces that it requested, and the cell's address: nothing of the pod
+    // listens on the node's.
     let status = kubelet.sandbox_status(&running.sandbox).await.unwrap();
     assert_eq!(status.linux.unwrap().namespaces.unwrap().options, asked);
     let ip = address(&mut kubelet, &running.sandbox).await;
@@ -98,21 +98,21 @@ async fn host_namespaces_become_those_of_the_cell() {
         page(&ip, 8080).ok().filter(|page| page.ends_with("served\n"))
     })
     .await;
-    // A port of the node leads there, as the pod's author expects of hostNetwork.
+    // A port of the node leads to the pod, as a pod with hostNetwork expects.
     let at_node = of_node(&ip);
     wait_until("the node's port answers", LIMIT, async || {
         page(&at_node, 8080).ok().filter(|page| page.ends_with("served\n"))
     })
     .await;
 
-    // Both containers are in the same namespaces, and none of them is the node's.
+    // Both containers share their namespaces, and none is the node's.
     let here = lines(&kubelet.exec_sync(&main, &["sh", "-c", LOOK]).await.unwrap().stdout);
     let there = lines(&kubelet.exec_sync(&other, &["sh", "-c", LOOK]).await.unwrap().stdout);
     assert_eq!((here.len(), &here), (4, &there));
     for (own, nodes) in here.iter().zip(of_this_node()) {
         assert_ne!(*own, nodes);
     }
-    // The cell's processes are seen, and no process of the node, such as this one.
+    // The cell's processes are visible, and those of the node, such as this test, are not.
     let seen =
         kubelet.exec_sync(&main, &["sh", "-c", "cat /proc/[0-9]*/comm"]).await.unwrap().stdout;
     assert!(
@@ -121,7 +121,7 @@ async fn host_namespaces_become_those_of_the_cell() {
     );
     let own = fs::read_to_string("/proc/self/comm").unwrap();
     assert!(!seen.lines().any(|name| name == own.trim() || name == "kiyot"), "{seen}");
-    // What is in the cell's memory is not the node's.
+    // The cell's shared memory is not the node's.
     let mark = format!("kiyot-test-{}", kiyot.pid());
     kubelet.exec_sync(&main, &["touch", &format!("/dev/shm/{mark}")]).await.unwrap();
     assert_eq!(
@@ -130,7 +130,7 @@ async fn host_namespaces_become_those_of_the_cell() {
         "hostIPC is one /dev/shm"
     );
     assert!(!std::path::Path::new("/dev/shm").join(&mark).exists());
-    // The host name is the node's name, as with hostNetwork on a node; and the hosts file is the
+    // The host name is the node's, as with hostNetwork on a node, and the hosts file is the
     // kubelet's.
     let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
     assert_eq!(kubelet.exec_sync(&main, &["hostname"]).await.unwrap().stdout.trim(), name);
@@ -159,7 +159,7 @@ async fn host_access_that_a_cell_can_not_contain_is_refused_with_the_reason() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, giving()).await;
     let mut kubelet = kiyot.kubelet().await;
-    // It is said at the start, before the first such pod.
+    // Logged at the start, before the first pod that uses it.
     for key in ["privileged", "host_users"] {
         assert!(
             kiyot.log().contains(&format!("policy.{key} is \"cell\", but cells of the provider"))
@@ -205,8 +205,8 @@ async fn host_access_that_a_cell_can_not_contain_is_refused_with_the_reason() {
     kubelet.forget(&mapped);
     assert_eq!(kiyot.cells(), Vec::<String>::new(), "nothing was launched for them");
 
-    // Who sees the cell's processes must not reach into what they have open: those are the node's
-    // files.
+    // A container that sees the cell's processes must not reach their open files, which are the
+    // node's.
     let mut nosy = pod("nosy", WAIT);
     nosy.host_pid = true;
     let running = kubelet.run_pod(&nosy).await.unwrap();
@@ -224,7 +224,7 @@ async fn host_access_that_a_cell_can_not_contain_is_refused_with_the_reason() {
         status.message().contains("SYS_PTRACE") && status.message().contains("hostPID"),
         "{status:?}"
     );
-    // Without it they are out of reach, for root too.
+    // Without privileges they are out of reach for root, too.
     let main = &running.container("main").id;
     let tried = kubelet
         .exec_sync(main, &["sh", "-c", "id -u; ls /proc/1/root/; cat /proc/1/environ"])

@@ -1,4 +1,4 @@
-//! What happens to containers, told by a cell as by the node: each case is tried on both.
+//! Fates of containers, reported by a cell as by the node: each case runs on both.
 
 use kiyot_testkit::{
     Container, Kiyot, KiyotOptions, Kubelet, Node, Pod, RunningPod, cri, image::ImageSpec,
@@ -7,7 +7,7 @@ use tonic::Code;
 
 use super::{WAIT, ends_without_a_trace, options};
 
-/// A pod without containers on the node, and one in a cell.
+/// Runs a sandbox without containers on the node, and another in a cell.
 async fn both(kubelet: &mut Kubelet, name: &str) -> [RunningPod; 2] {
     let mut pods = Vec::new();
     for spec in [Pod::new(&format!("{name}-local")), Pod::new(&format!("{name}-remote")).in_cell()]
@@ -26,8 +26,7 @@ async fn end(kubelet: &mut Kubelet, kiyot: &Kiyot<'_>, [local, remote]: [Running
 
 type Change = fn(&mut cri::ContainerConfig);
 
-/// Creates and starts a container, or says how that failed: without the ids, which are never the
-/// same.
+/// Creates and starts a container. The error's text has placeholders for ids, which differ.
 async fn begin(
     kubelet: &mut Kubelet,
     pod: &mut RunningPod,
@@ -63,8 +62,8 @@ async fn exits_are_reported_as_on_the_node() {
     missing.command = vec!["/no/such/program".to_owned()];
     let mut nowhere = Container::script("", "exit 0");
     nowhere.working_dir = "/etc/passwd/not/a/directory".to_owned();
-    // With the grace of a stop, if it must be stopped, and with what they end on the node: words of
-    // containerd.
+    // Each case has the grace period of its stop, if it must be stopped, and the result on the
+    // node, in containerd's words.
     let cases = [
         ("completed", Container::script("", "exit 0"), None, Some((0, "Completed"))),
         ("failed", Container::script("", "exit 42"), None, Some((42, "Error"))),
@@ -80,7 +79,7 @@ async fn exits_are_reported_as_on_the_node() {
             None,
             Some((137, "OOMKilled")),
         ),
-        // The child is killed, and its parent ends as it likes.
+        // The child is killed, and its parent chooses its own exit code.
         (
             "parent",
             small("sh -c 'x=$(head -c 200000000 /dev/zero | tr \"\\0\" x)'; exit 9"),
@@ -111,8 +110,8 @@ async fn exits_are_reported_as_on_the_node() {
             let end = match pod.containers.get(name) {
                 Some(created) => {
                     let status = kubelet.exited(&created.id.clone()).await;
-                    // While the child goes, the kernel may find too little freed and take its
-                    // parent, too.
+                    // While the child is killed, the kernel may consider too little memory freed,
+                    // and kill its parent, too.
                     let code = if name == "parent" && status.exit_code == 137 {
                         9
                     } else {
@@ -146,7 +145,7 @@ async fn users_of_the_image_and_odd_limits_are_as_on_the_node() {
         ..ImageSpec::script(WAIT)
     };
     node.image("kiyot.test/users:1", &image).await;
-    // An unmasked /proc reaches the node's kernel: no other policy gives that.
+    // An unmasked /proc reaches the node's kernel: no other policy allows that.
     let sections = "[backends.milpa.policy]\nprivileged = \"allow\"\n".to_owned();
     let kiyot = Kiyot::start(&node, KiyotOptions { sections, ..options() }).await;
     let mut kubelet = kiyot.kubelet().await;
@@ -154,8 +153,11 @@ async fn users_of_the_image_and_odd_limits_are_as_on_the_node() {
     fn context(config: &mut cri::ContainerConfig) -> &mut cri::LinuxContainerSecurityContext {
         config.linux.get_or_insert_default().security_context.get_or_insert_default()
     }
-    let look = "id -u; id -g; id -G; head -c 1 /proc/kcore | wc -c; cat /sys/fs/cgroup/hugetlb*/hugetlb.2MB.limit_in_bytes /sys/fs/cgroup/hugetlb.2MB.max 2>/dev/null; \
-                grep -E '^(CapEff|NoNewPrivs)' /proc/self/status; test -w /proc/sys/kernel/core_pattern && echo writable";
+    let look = "id -u; id -g; id -G; head -c 1 /proc/kcore | wc -c; \
+        cat /sys/fs/cgroup/hugetlb*/hugetlb.2MB.limit_in_bytes \
+        /sys/fs/cgroup/hugetlb.2MB.max 2>/dev/null; \
+        grep -E '^(CapEff|NoNewPrivs)' /proc/self/status; \
+        test -w /proc/sys/kernel/core_pattern && echo writable";
     let cases: [(&str, Change); 8] = [
         ("named", |config| context(config).run_as_username = "worker".to_owned()),
         ("numbered", |config| context(config).run_as_user = Some(cri::Int64Value { value: 1500 })),
@@ -244,7 +246,7 @@ async fn calls_of_later_runtimes_are_answered_for_a_cell_by_name() {
         pod_sandbox_id: id.to_owned(),
         ..Default::default()
     };
-    // The kubelet goes on without it.
+    // The kubelet continues without it.
     let refused =
         kubelet.runtime.update_pod_sandbox_resources(resources(&remote.sandbox)).await.unwrap_err();
     assert!(
@@ -252,7 +254,7 @@ async fn calls_of_later_runtimes_are_answered_for_a_cell_by_name() {
             && refused.message().contains("UpdatePodSandboxResources"),
         "{refused:?}"
     );
-    // For a pod of the node, and for the node itself, its own containerd answers.
+    // For the node and its pods, the node's containerd answers.
     let code = |answer: Result<(), tonic::Status>| {
         answer.map_err(|status| (status.code(), status.message().to_owned()))
     };
@@ -278,7 +280,7 @@ async fn calls_of_later_runtimes_are_answered_for_a_cell_by_name() {
     assert_eq!(through, code(direct.runtime.update_runtime_config(update).await.map(drop)));
     assert_eq!(through, Ok(()));
 
-    // What is the node's is refused by its name.
+    // Resources of the node are refused by name.
     let more = Container::script("more", WAIT);
     let device = |config: &mut cri::ContainerConfig| {
         config.cdi_devices.push(cri::CdiDevice { name: "vendor.example/gpu=0".to_owned() })
@@ -298,8 +300,8 @@ async fn names_and_resolv_conf_are_as_on_the_node() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
-    // With setHostnameAsFQDN the kubelet gives the whole name as the host's; with dnsPolicy None,
-    // what dnsConfig says.
+    // With setHostnameAsFQDN the kubelet sends the full name as the host name; with dnsPolicy None,
+    // the entries of dnsConfig.
     let words = |words: &[&str]| words.iter().map(|&word| word.to_owned()).collect::<Vec<_>>();
     let dns = [
         cri::DnsConfig {
@@ -373,7 +375,7 @@ async fn stop_signal_of_a_container_is_used_as_on_the_node() {
         kubelet.stop_container(&id, 30).await.unwrap();
         ends.push((told, kubelet.exited(&id).await.exit_code));
     }
-    // containerd before 2.2 passes over it, and says of no signal that it is used.
+    // containerd before 2.2 ignores the stop signal, and reports none.
     assert!(
         [(cri::Signal::RuntimeDefault, 7), (cri::Signal::Sigusr1, 5)].contains(&ends[0]),
         "{ends:?}"

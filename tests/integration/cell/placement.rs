@@ -1,4 +1,4 @@
-//! Where pods go: by the policy, by the examples, and after a reload.
+//! Placement of pods: by the policy, by the examples, and after a reload.
 
 use std::path::Path;
 
@@ -29,7 +29,8 @@ async fn end(kubelet: &mut Kubelet, pods: &[RunningPod]) {
 #[tokio::test]
 async fn pod_with_host_access_stays_on_the_node_by_policy() {
     let node = Node::start().await;
-    let policy = "[backends.milpa.policy]\nhost_pid = \"keep-local\"\nhost_network = \"keep-local\"\nprivileged = \"keep-local\"\n";
+    let policy = "[backends.milpa.policy]\nhost_pid = \"keep-local\"\n\
+        host_network = \"keep-local\"\nprivileged = \"keep-local\"\n";
     let kiyot =
         Kiyot::start(&node, KiyotOptions { sections: policy.to_owned(), ..options() }).await;
     let mut kubelet = kiyot.kubelet().await;
@@ -41,7 +42,7 @@ async fn pod_with_host_access_stays_on_the_node_by_policy() {
     let mut running = Vec::new();
     for (pod, handler, why) in [
         (&in_pids, "", "asks for the node's processes (hostPID), and policy.host_pid is"),
-        // The node's containerd knows no such handler.
+        // The node's containerd does not know the handler.
         (
             &on_network,
             "kiyot",
@@ -62,7 +63,7 @@ async fn pod_with_host_access_stays_on_the_node_by_policy() {
         });
         assert!(line.is_some_and(|line| line.contains(why)), "{}: {line:?}", pod.name);
     }
-    // One that asks by its class, whose handler the node's runtime does not have.
+    // Routed by its runtime class, whose handler the node's runtime does not have.
     let mut by_class = plain("by-class");
     by_class.host_network = true;
     let config = kubelet.prepare(&by_class);
@@ -103,7 +104,7 @@ async fn pod_with_kernel_capability_moves_to_the_node_under_keep_local() {
         status.message().contains("SYS_ADMIN") && status.message().contains("keep-local"),
         "{status:?}"
     );
-    // A kubelet makes a new sandbox for a pod whose sandbox is not ready.
+    // The kubelet creates a new sandbox for a pod whose sandbox is not ready.
     let told = kubelet.sandbox_status(&in_cell.sandbox).await.unwrap();
     assert_eq!(told.state(), cri::PodSandboxState::SandboxNotready);
     assert_eq!(kiyot.cells(), Vec::<String>::new(), "its cell has ended before that is told");
@@ -125,7 +126,8 @@ async fn pod_with_kernel_capability_moves_to_the_node_under_keep_local() {
         .find(|line| line.contains("pod sandbox stays on the node") && line.contains("moving"));
     assert!(line.is_some_and(|line| line.contains("SYS_ADMIN")), "{line:?}");
 
-    // A container that is added to a running pod, such as one of `kubectl debug`, does not end it.
+    // A container that is added to a running pod, for example by `kubectl debug`, does not end the
+    // pod.
     let modest = run(&mut kubelet, &plain("modest").in_cell()).await;
     let status = kubelet.create_container_with(&modest, &container, 0, mighty).await.unwrap_err();
     assert!(status.message().contains("SYS_ADMIN"), "{status:?}");
@@ -218,18 +220,19 @@ async fn reload_changes_rules_and_limits_all_or_nothing() {
     let before = run(&mut kubelet, &plain("before")).await;
     assert!(!is_in_a_cell(&before));
 
-    // Nothing changes for a bad file, whatever else is in it.
+    // An invalid file changes nothing, not even by its valid keys.
     kiyot.reload("default = \"containerd\"", "default = \"milpa\"\nrules = 3").await;
     assert!(kiyot.log().contains("configuration reload failed, nothing changed"));
     let still = run(&mut kubelet, &plain("still")).await;
     assert!(!is_in_a_cell(&still));
-    // Nor for a good one that leads to a backend which does not run.
-    let elsewhere = "default = \"elsewhere\"\n[backends.elsewhere]\ntype = \"cri\"\nsocket = \"/run/elsewhere.sock\"\n";
+    // A valid file whose default backend does not run changes nothing, either.
+    let elsewhere = "default = \"elsewhere\"\n[backends.elsewhere]\ntype = \"cri\"\n\
+        socket = \"/run/elsewhere.sock\"\n";
     kiyot.reload("default = \"milpa\"\nrules = 3", elsewhere).await;
     assert!(kiyot.log().contains("no backend of this name and type runs now"));
     kiyot.reload(elsewhere, "default = \"containerd\"").await;
 
-    // On the connection that is open, at once; what runs stays where it is.
+    // The change applies to the open connection at once; running pods stay where they are.
     kiyot.reload("default = \"containerd\"", "default = \"milpa\"").await;
     kiyot
         .reload("client_timeout = \"29s\"", "client_timeout = \"28s\"\nmax_concurrent_calls = 1000")
@@ -249,7 +252,7 @@ async fn reload_changes_rules_and_limits_all_or_nothing() {
         );
     }
 
-    // What needs a restart is named.
+    // Keys that need a restart are named.
     kiyot.reload("kiyot.sock\"", "other.sock\"").await;
     assert!(
         kiyot
@@ -274,7 +277,7 @@ async fn reload_changes_the_policy() {
     let config = kubelet.prepare(&pod);
     let refused = kubelet.run_sandbox(&config, "").await.unwrap_err();
     assert!(refused.message().contains("policy.host_network is \"refuse\""), "{refused:?}");
-    // All or nothing: a wrong key leaves the right one as it was.
+    // All or nothing: an invalid key leaves the valid one unapplied.
     kiyot
         .reload(
             "host_network = \"refuse\"\nhost_path = \"refuse\"",

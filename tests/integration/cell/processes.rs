@@ -1,12 +1,12 @@
-//! Processes of pods in cells.
+//! Processes in cells.
 
 use kiyot_testkit::{Container, Kiyot, Node, Pod};
 use tonic::{Code, Request};
 
 use super::{WAIT, ends_without_a_trace, options, pod};
 
-/// Seconds after which a program is ended. A start that takes longer, as on a busy machine, fails
-/// in containerd's other words (`Unknown`).
+/// Timeout of an exec, in seconds. A start that takes longer, as on a busy machine, fails with
+/// another code of containerd (`Unknown`).
 pub(super) const LONGER_THAN_A_START: i64 = 8;
 
 /// Verifies D5.

@@ -1,4 +1,4 @@
-//! Profiles of the kernel's that the node has as files or loaded: in a cell as on the node.
+//! Kernel security profiles from the node's files or loaded on the node, in a cell and on the node.
 
 use std::{
     fs,
@@ -14,7 +14,7 @@ use tonic::Code;
 
 use super::{WAIT, ends_without_a_trace, options};
 
-/// A profile that allows all but making directories.
+/// Seccomp profile that allows everything but creating directories.
 const NO_DIRECTORIES: &str = r#"{"defaultAction": "SCMP_ACT_ALLOW", "architectures": ["SCMP_ARCH_X86_64", "SCMP_ARCH_AARCH64"],
     "syscalls": [{"names": ["mkdir", "mkdirat"], "action": "SCMP_ACT_ERRNO"}]}"#;
 
@@ -72,7 +72,7 @@ async fn seccomp_profile_of_the_node_applies_in_a_cell() {
     let in_cell = said(&mut kubelet, &mut running).await;
     assert_eq!(in_cell, on_node);
     assert!(in_cell.stdout.contains("Operation not permitted\nfine\nSeccomp:\t2"), "{in_cell:?}");
-    // The cell has it as a file of its own, as no cell reads files of the node.
+    // The cell has its own copy, because cells read no files of the node.
     let copies =
         fs::read_dir(kiyot.state().join("cells").join(kiyot.cells().remove(0)).join("pod/seccomp"))
             .unwrap();
@@ -143,7 +143,7 @@ async fn app_armor_profile_is_treated_as_on_the_node() {
     }
     let (on_node, in_cell) = answers.split_at(3);
     assert_eq!(in_cell, on_node);
-    // Where the kernel has no AppArmor, containerd refuses the usual profile too.
+    // Without AppArmor in the kernel, containerd refuses the default profile, too.
     assert!(on_node[1].1.is_ok() && on_node[2].1.is_err(), "{on_node:?}");
 }
 
@@ -159,7 +159,7 @@ async fn volumes_belong_to_the_pods_group() {
         .volume("scratch", Source::EmptyDir { memory: false })
         .volume("memory", Source::EmptyDir { memory: true });
     let config = kubelet.prepare(&spec);
-    // As the kubelet's SetVolumeOwnership does for fsGroup 2345.
+    // The kubelet's SetVolumeOwnership does this for fsGroup 2345.
     for volume in &spec.volumes {
         let directory = volumes::path(&kubelet.pod_directory(&spec.uid), volume);
         chown(&directory, None, Some(2345)).unwrap();
@@ -192,7 +192,8 @@ async fn volumes_belong_to_the_pods_group() {
         kubelet.start_container(&created.id).await.unwrap();
         running.containers.insert(name.to_owned(), created);
     }
-    let look = "cat /key/key; for dir in scratch memory; do touch /$dir/file && stat -c ' %u:%g' /$dir/file; done; stat -c %a:%g /scratch /memory";
+    let look = "cat /key/key; for dir in scratch memory; do touch /$dir/file && \
+        stat -c ' %u:%g' /$dir/file; done; stat -c %a:%g /scratch /memory";
     let said =
         kubelet.exec_sync(&running.container("member").id, &["sh", "-c", look]).await.unwrap();
     assert_eq!(said.stdout, "hush 1234:2345\n 1234:2345\n2775:2345\n2775:2345\n", "{said:?}");

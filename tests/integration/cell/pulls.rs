@@ -1,5 +1,4 @@
-//! Pulls of one cell at once, what the node says of its images beside them, and what nobody writes
-//! down of them.
+//! Concurrent pulls of a cell, the node's image statistics during pulls, and secrets of pulls.
 
 use std::{
     collections::BTreeSet,
@@ -21,7 +20,7 @@ use super::{
     },
 };
 
-/// An image whose first layer is that of all images with this base.
+/// Returns an image whose first layer is common to all images with this base.
 fn of_base(base: &str, word: &str) -> ImageSpec {
     let file = |name: &str| vec![(name.to_owned(), 0o644, name.into())];
     ImageSpec { files: file(base), upper: file(word), ..speaking(&format!("cat /{word}; echo")) }
@@ -44,7 +43,7 @@ async fn two_pulls_at_once_take_each_its_own_layers_from_the_node() {
         assert!(
             registry.parts(&of_node).contains(&layer) && !registry.parts(&of_node).contains(&own)
         );
-        // The registry is as slow as a look at what has come: layers follow the configuration.
+        // The configuration blob is held back while progress is checked; layers follow it.
         registry.pace(&config.0, Pace::Stalls(0));
         wanted.extend([config.0.clone(), own.0]);
         names.push((name, config.0));
@@ -104,7 +103,7 @@ async fn stalled_pull_ends_while_another_continues() {
     let mut kubelet = kiyot.kubelet().await;
     let pod = sandbox(&mut kubelet, "patient").await;
     registry.pace(&registry.parts(&stuck).pop().unwrap().0, Pace::Stalls(4 << 20));
-    // MiB by MiB for half a minute.
+    // One MiB at a time, for half a minute.
     registry.pace(
         &registry.parts(&slow).pop().unwrap().0,
         Pace::Trickles(1 << 20, Duration::from_secs(1)),
@@ -112,7 +111,9 @@ async fn stalled_pull_ends_while_another_continues() {
     let (mut one, mut other) = (kubelet.clone(), kubelet.clone());
     let stalled = tokio::select! {
         stalled = one.pull(&pod.spec, &pod.config, &stuck, None) => stalled.unwrap_err(),
-        ended = other.pull(&pod.spec, &pod.config, &slow, None) => panic!("the one that goes on ended first: {ended:?}"),
+        ended = other.pull(&pod.spec, &pod.config, &slow, None) => {
+            panic!("the pull that makes progress ended first: {ended:?}")
+        }
     };
     assert_eq!(stalled.code(), tonic::Code::DeadlineExceeded);
     assert!(
@@ -129,7 +130,7 @@ async fn pod_ends_although_its_pull_stalls() {
     let node = Node::start().await;
     let registry = Registry::start(&node, Access::Open);
     let (name, _) = registry.image("stuck:1", &heavy(8 << 20));
-    // Five minutes are left to the pull, which is as much as a test has.
+    // The pull has five minutes left, as long as a test may take.
     let kiyot = Kiyot::start(&node, with_mirrors(&node)).await;
     let mut kubelet = kiyot.kubelet().await;
     let pod = sandbox(&mut kubelet, "ending").await;
@@ -147,7 +148,7 @@ async fn pod_ends_although_its_pull_stalls() {
     pulled.unwrap_err();
 }
 
-/// What the node says of its images' file systems, in a measurement that began after now.
+/// Returns the node's image file systems, from a measurement that begins after the call.
 async fn measured(kubelet: &mut Kubelet, direct: &mut Kubelet) -> cri::ImageFsInfoResponse {
     let now =
         i64::try_from(SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos()).unwrap();
@@ -222,7 +223,7 @@ async fn no_secret_is_in_a_log_of_the_daemon_or_of_a_containerd() {
             .then_some(())
     })
     .await;
-    // What fails is told at length.
+    // Failures are logged in detail.
     for failing in [None, Some(auth("violet", SECRETS[0]))] {
         let is_allowed = failing.is_some();
         assert_eq!(kubelet.pull(&spec, &config, &name, failing).await.is_ok(), is_allowed);

@@ -1,5 +1,5 @@
-//! Mounts that are read-only with all that is mounted beneath them: containerd 2.0 and later make
-//! them, and the kubelet is told so beforehand.
+//! Recursively read-only mounts: supported by containerd 2.0 and later, which the kubelet learns
+//! beforehand.
 
 use kiyot_testkit::{Container, Kiyot, Kubelet, Node, Pod, Source, cri};
 use tonic::Code;
@@ -8,7 +8,7 @@ use super::{
     WAIT, ends_without_a_trace, faults::processes, is_back, options, said, version_of_containerd,
 };
 
-/// What the kubelet is told of a handler.
+/// Returns the features of a runtime handler from Status.
 async fn told(kubelet: &mut Kubelet, handler: &str) -> cri::RuntimeHandlerFeatures {
     let handlers = kubelet
         .runtime
@@ -36,15 +36,15 @@ async fn recursive_read_only_mount_follows_the_cells_containerd() {
     let config = kubelet.prepare(&spec);
     let sandbox = kubelet.run_sandbox(&config, "").await.unwrap();
     let mut running = kubelet.running(&spec, config, sandbox);
-    // Node and cells have the same containerd here; that may do user namespaces, which pods in
-    // cells have not.
+    // Node and cells have the same containerd here. It may support user namespaces, which pods in
+    // cells do not have.
     let does = version_of_containerd(&mut kubelet).await >= (2, 0)
         && told(&mut kubelet, "").await.recursive_read_only_mounts;
     let expected =
         cri::RuntimeHandlerFeatures { recursive_read_only_mounts: does, user_namespaces: false };
     assert_eq!(told(&mut kubelet, "kiyot").await, expected);
 
-    // Something is mounted within the volume, in the cell.
+    // Mounts a file system within the volume in the cell.
     let maker = Container::script("maker", WAIT).mount("scratch", "/scratch");
     let made = kubelet.create_container(&running, &maker, 0).await.unwrap();
     kubelet.start_container(&made.id).await.unwrap();
@@ -107,7 +107,7 @@ async fn recursive_read_only_mount_follows_the_cells_containerd() {
         assert_eq!(tried.contains("written"), !recursive_read_only, "{tried}");
         running.containers.insert(container.name, made);
     }
-    // The next daemon says so before it has made a cell.
+    // The restarted daemon reports it before it has launched a cell.
     kiyot.restart().await;
     let mut kubelet = kiyot.kubelet().await;
     assert_eq!(told(&mut kubelet, "kiyot").await, expected);

@@ -1,5 +1,5 @@
-//! The node is booted anew: played by a store and a cell of another boot id, with all that a boot
-//! ends ended.
+//! Reboots of the node, simulated by a store and a cell with another boot id, and the end of all
+//! that a reboot ends.
 
 use std::fs;
 
@@ -13,7 +13,7 @@ use super::{
     is_ready, options, pod,
 };
 
-/// The addresses that the node's network has given away.
+/// Returns the addresses that the node's network has allocated.
 pub(super) fn addresses(node: &Node) -> Vec<String> {
     let dir = node.directory().join("cni/state").join(node.name());
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
@@ -33,14 +33,14 @@ async fn reboot_ends_pods_and_releases_addresses() {
     let cell = kiyot.cells().remove(0);
     assert_eq!(addresses(&node).len(), 1);
     kiyot.kill9();
-    // What no process outlives, and what /run does not.
+    // A reboot ends all processes and clears /run.
     kill9(&processes(&["kiyot-cell launch", &cell]));
     wait_until("the cell's processes have ended", LIMIT, async || {
         processes(&[&cell]).is_empty().then_some(())
     })
     .await;
     kiyot_testkit::output("ip", &["netns", "delete", &format!("kiyot-{cell}")]).unwrap();
-    // And another boot id.
+    // The boot id changes.
     let store = Store::open(&kiyot.state()).await.unwrap();
     let (key, record) = store.load::<records::Cell>(Table::Cells).await.unwrap().remove(0);
     assert!(!record.boot_id.is_empty());
@@ -67,7 +67,7 @@ async fn reboot_ends_pods_and_releases_addresses() {
     assert_eq!(kiyot.cells(), Vec::<String>::new());
     assert_eq!(addresses(&node), Vec::<String>::new());
 
-    // The kubelet goes on with the pod's next sandbox.
+    // The kubelet continues with the pod's next sandbox.
     let mut next = running.spec.clone();
     next.attempt += 1;
     let anew = kubelet.run_pod(&next).await.unwrap();

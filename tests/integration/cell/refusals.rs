@@ -1,11 +1,11 @@
-//! What is asked for and can't be is refused by name, and nothing is launched.
+//! Refusals by name of unsupported requests, without a launch.
 
 use kiyot_testkit::{Container, Kiyot, Kubelet, Node, Pod, Source, cri};
 use tonic::Code;
 
 use super::{WAIT, options, pod};
 
-/// The refusal of a pod, which must leave no cell.
+/// Returns the error of a pod, which must leave no cell.
 async fn refused(kubelet: &mut Kubelet, kiyot: &Kiyot<'_>, pod: &Pod) -> tonic::Status {
     let status = kubelet.run_pod(pod).await.expect_err("the pod is refused");
     assert_eq!(kiyot.cells(), Vec::<String>::new(), "nothing was launched for it");
@@ -126,7 +126,7 @@ async fn capability_that_reaches_the_kernel_is_refused_by_name() {
         .await
         .unwrap_err();
     names(&status, Code::InvalidArgument, &["main", "procMount: Unmasked", "policy.privileged"]);
-    // What the cell's namespaces contain is given.
+    // Requests that the cell's namespaces contain are granted.
     let created = kubelet
         .create_container_with(&running, &container, 0, |config| {
             context(config).capabilities.get_or_insert_default().add_capabilities =
@@ -191,7 +191,7 @@ async fn fields_that_the_cells_containerd_ignores_are_refused_by_name() {
         uid_mappings: vec![cri::IdMapping { host_id: 100_000, container_id: 0, length: 65_536 }],
         ..on_volume("/mapped")
     };
-    // What the containerd of this machine does not know; a later one mounts it.
+    // The containerd of this machine does not know image volumes; a later version mounts them.
     let executable =
         cri::Mount { mount_options: vec!["noexec".to_owned()], ..on_volume("/executable") };
     let knows_options = kubelet

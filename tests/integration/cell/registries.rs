@@ -1,4 +1,4 @@
-//! Images of pods in cells that come from a registry.
+//! Images of pods in cells that are pulled from a registry.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,19 +14,19 @@ use kiyot_testkit::{
 
 use super::{WAIT, ends_without_a_trace, options};
 
-/// A daemon whose cells pull through the mirrors of the node. Without them the hosts of these
-/// images do not exist.
+/// Returns options of a daemon whose cells pull through the node's mirrors. Without them the hosts
+/// of these images do not exist.
 pub(super) fn with_mirrors(node: &Node) -> KiyotOptions {
     KiyotOptions { milpa: format!("registry_config_dir = {:?}\n", node.registries()), ..options() }
 }
 
-/// What an image runs that says something, and stays until it is stopped: of a container that ends
-/// by itself, the last words may be lost (`Ending`).
+/// Returns an image that writes a text and runs until it is stopped. The last output of a container
+/// that ends by itself may be lost (`Ending`).
 pub(super) fn speaking(says: &str) -> ImageSpec {
     ImageSpec::script(&format!("trap 'exit 0' TERM; {says}; {WAIT}"))
 }
 
-/// An image with a layer of its own, that says a word.
+/// Returns an image with a layer of its own that writes a word.
 pub(super) fn saying(word: &str) -> ImageSpec {
     ImageSpec {
         files: vec![(word.to_owned(), 0o644, word.into())],
@@ -34,7 +34,7 @@ pub(super) fn saying(word: &str) -> ImageSpec {
     }
 }
 
-/// A pod in a cell, still without containers.
+/// Runs a sandbox in a cell without containers.
 pub(super) async fn sandbox(kubelet: &mut Kubelet, name: &str) -> RunningPod {
     let pod = Pod::new(name).in_cell();
     let config = kubelet.prepare(&pod);
@@ -42,8 +42,8 @@ pub(super) async fn sandbox(kubelet: &mut Kubelet, name: &str) -> RunningPod {
     kubelet.running(&pod, config, sandbox)
 }
 
-/// Runs a container of an image, with the policy IfNotPresent, until it has said its word, and
-/// stops it. Gives the id of its image.
+/// Runs a container with the pull policy IfNotPresent until it has written its word, and stops it.
+/// Returns the id of its image.
 pub(super) async fn says(
     kubelet: &mut Kubelet,
     pod: &mut RunningPod,
@@ -60,7 +60,7 @@ pub(super) async fn says(
     kubelet.image_status(&pod.spec, image).await.unwrap().unwrap().id
 }
 
-/// The part of requests that asked for blobs.
+/// Returns the requests for blobs.
 pub(super) fn blobs(asked: &[String]) -> BTreeSet<String> {
     asked
         .iter()
@@ -77,7 +77,7 @@ pub(super) fn auth(user: &str, password: &str) -> cri::AuthConfig {
     }
 }
 
-/// `violet:sesame`, as it is in a file of Docker's.
+/// `violet:sesame`, encoded as in a Docker configuration.
 const ENCODED: &str = "dmlvbGV0OnNlc2FtZQ==";
 
 /// Verifies I1.
@@ -173,30 +173,30 @@ async fn pull_policies_work_as_on_the_node() {
     let kiyot = Kiyot::start(&node, with_mirrors(&node)).await;
     let mut kubelet = kiyot.kubelet().await;
     let mut pod = sandbox(&mut kubelet, "policies").await;
-    // Never: the kubelet only asks, and gives up.
+    // Never: the kubelet asks for the status and gives up.
     assert_eq!(kubelet.image_status(&pod.spec, &name).await.unwrap(), None);
     assert_eq!(registry.asked(), Vec::<String>::new());
-    // IfNotPresent: it is not.
+    // IfNotPresent: the image is absent.
     let old = says(&mut kubelet, &mut pod, "first", &name, "old").await;
     assert_eq!(blobs(&registry.asked()).len(), 2);
-    // It is now, whatever the registry has by now; and so for Never.
+    // The image is present, whatever the registry has by now; Never runs it, too.
     registry.image("app:1", &saying("new"));
     assert_eq!(says(&mut kubelet, &mut pod, "second", &name, "old").await, old);
     assert_eq!(kubelet.image_status(&pod.spec, &name).await.unwrap().unwrap().id, old);
     assert_eq!(registry.asked(), Vec::<String>::new());
-    // Always: the registry is asked, and gives what is new.
+    // Always: the registry is asked, and serves the new image.
     let new = kubelet.pull(&pod.spec, &pod.config, &name, None).await.unwrap();
     assert_ne!(new, old);
     assert_eq!(blobs(&registry.asked()).len(), 2);
     assert_eq!(says(&mut kubelet, &mut pod, "third", &name, "new").await, new);
-    // And when nothing is, no blob is fetched.
+    // Always, unchanged: no blob is fetched.
     assert_eq!(kubelet.pull(&pod.spec, &pod.config, &name, None).await.unwrap(), new);
     let asked = registry.asked();
     assert!(!asked.is_empty() && blobs(&asked).is_empty(), "{asked:?}");
     ends_without_a_trace(&mut kubelet, &kiyot, &pod).await;
 }
 
-/// So many requests of each kind: the verb, and manifests or blobs.
+/// Counts requests by kind: the verb, and manifests or blobs.
 fn kinds(asked: &[String]) -> BTreeMap<String, usize> {
     let mut kinds = BTreeMap::new();
     for request in asked {
@@ -222,7 +222,7 @@ async fn policies_ask_the_registry_for_a_cell_as_often_as_for_the_node() {
         let config = kubelet.prepare(&spec);
         let sandbox = kubelet.run_sandbox(&config, "").await.unwrap();
         let mut pod = kubelet.running(&spec, config, sandbox);
-        // An image of its own: neither has layers of the other.
+        // Each has an image of its own without common layers.
         let word = |age: &str| format!("{age}-{}", spec.name);
         let repository = format!("app-{}:1", spec.name);
         let (name, _) = registry.image(&repository, &saying(&word("old")));
@@ -256,7 +256,7 @@ async fn policies_ask_the_registry_for_a_cell_as_often_as_for_the_node() {
         assert_eq!(asked.is_empty(), !is_pull, "{step}: {asked:?}");
     }
     assert_eq!(of_cell, of_node);
-    // No host of these images exists: all of it has come by the mirrors of the node.
+    // The hosts of these images do not exist: all blobs came through the node's mirrors.
     assert_eq!(kiyot.cells(), Vec::<String>::new());
 }
 
@@ -291,13 +291,13 @@ async fn layers_that_the_node_discarded_are_pulled() {
     let credentials = || Some(auth("violet", "sesame"));
     let kiyot = Kiyot::start(&node, with_mirrors(&node)).await;
     let mut kubelet = kiyot.kubelet().await;
-    // On the node: for no pod in a cell.
+    // An image that is pulled for a pod on the node is no image of a pod in a cell.
     let local = Pod::new("local");
     let on_node =
         kubelet.pull(&local, &kubelet.prepare(&local), &name, credentials()).await.unwrap();
     let fetched = blobs(&registry.asked());
     wait_until("the node has discarded a layer", LIMIT, async || {
-        // Removing something makes containerd collect its garbage.
+        // A removal starts containerd's garbage collection.
         node.image("kiyot.test/passing:1", &saying("passing")).await;
         node.ctr(&["images", "remove", "--sync", "kiyot.test/passing:1"]);
         let kept = node.ctr(&["content", "list", "--quiet"]);
@@ -306,7 +306,7 @@ async fn layers_that_the_node_discarded_are_pulled() {
     .await;
 
     let mut pod = sandbox(&mut kubelet, "whole").await;
-    // Never: the kubelet gives up. Else it is pulled, by who may.
+    // Never: the kubelet gives up. Other policies pull it with the pod's credentials.
     assert_eq!(
         kubelet.image_status(&pod.spec, &name).await.unwrap(),
         None,
@@ -336,7 +336,7 @@ async fn images_of_cells_are_absent_on_the_node() {
     let before = listed(&mut kubelet).await;
     let mut pod = sandbox(&mut kubelet, "apart").await;
     let id = says(&mut kubelet, &mut pod, "main", &name, "apart").await;
-    // For runAsNonRoot the kubelet asks who the image's user is, and names no pod.
+    // For runAsNonRoot the kubelet asks for the image's user without naming a pod.
     for reference in [&name, &id] {
         assert_eq!(
             kubelet.image_status_without_pod(reference).await.unwrap().unwrap().username,
@@ -351,7 +351,7 @@ async fn images_of_cells_are_absent_on_the_node() {
         "for a pod of the node it is not there"
     );
     ends_without_a_trace(&mut kubelet, &kiyot, &pod).await;
-    // What is gone with its cell is not there any more.
+    // Images that ended with their cell are absent.
     for reference in [&name, &id] {
         assert_eq!(kubelet.image_status_without_pod(reference).await.unwrap(), None);
     }
@@ -368,8 +368,7 @@ async fn listed(kubelet: &mut Kubelet) -> BTreeSet<String> {
     images.into_iter().flat_map(|image| image.repo_tags.into_iter().chain([image.id])).collect()
 }
 
-/// The node has pulled an image for one of its own pods; what was asked for it is gone from the
-/// registry's list.
+/// Pulls an image for a pod on the node. Removes the requests from the registry's list.
 pub(super) async fn on_node(kubelet: &mut Kubelet, registry: &Registry, image: &str) -> Pod {
     let local = Pod::new("local");
     kubelet.pull(&local, &kubelet.prepare(&local), image, None).await.unwrap();
@@ -377,8 +376,8 @@ pub(super) async fn on_node(kubelet: &mut Kubelet, registry: &Registry, image: &
     local
 }
 
-/// An image whose first layer is that of all such images, and of no other: a cell has that of its
-/// pause image.
+/// Returns an image whose first layer is common to all images of this function and to no others: a
+/// cell already has that of its pause image.
 pub(super) fn sharing(word: &str) -> ImageSpec {
     let file = |name: &str| vec![(name.to_owned(), 0o644, name.into())];
     ImageSpec { files: file("base"), upper: file(word), ..speaking(&format!("cat /{word}; echo")) }
@@ -397,7 +396,7 @@ async fn layers_that_the_node_holds_are_not_asked_of_the_registry() {
     let [config, base, own] = registry.parts(&name).try_into().unwrap();
     assert!(registry.parts(&other).contains(&base) && !registry.parts(&other).contains(&own));
     let mut pod = sandbox(&mut kubelet, "sharing").await;
-    // The registry is as slow as a look at what has come: layers follow the configuration.
+    // The configuration blob is held back while progress is checked; layers follow it.
     registry.pace(&config.0, Pace::Stalls(0));
     let blob =
         base.0.replace("sha256:", "containerd/io.containerd.content.v1.content/blobs/sha256/");
@@ -446,11 +445,11 @@ async fn no_layer_of_the_node_is_given_to_who_may_not_pull() {
     kubelet.forget(&local);
 }
 
-/// How long a pull may stand still for an [`impatient`] daemon: longer than a busy machine needs
-/// for the first that comes, or for one MiB more.
+/// Time without progress after which a pull of an [`impatient`] daemon is cancelled: longer than a
+/// busy machine needs for the first byte or for one MiB.
 pub(super) const STANDS_STILL: Duration = Duration::from_secs(15);
 
-/// A daemon for which a pull stands still when nothing has come for [`STANDS_STILL`].
+/// Returns options of a daemon that cancels a pull without progress for [`STANDS_STILL`].
 pub(super) fn impatient(node: &Node) -> KiyotOptions {
     let milpa = format!(
         "registry_config_dir = {:?}\nimage_pull_progress_timeout = \"{}s\"\n",
@@ -460,7 +459,7 @@ pub(super) fn impatient(node: &Node) -> KiyotOptions {
     KiyotOptions { milpa, ..options() }
 }
 
-/// An image whose one layer has so many bytes, and is not the node's.
+/// Returns an image with one layer of this size, which the node does not have.
 pub(super) fn heavy(bytes: usize) -> ImageSpec {
     ImageSpec {
         files: vec![("weight".to_owned(), 0o644, vec![b'w'; bytes])],
@@ -488,7 +487,7 @@ async fn stalled_pull_ends_and_the_next_resumes_it() {
         "{stalled:?}"
     );
     assert!(blobs(&registry.asked()).contains(&layer));
-    // The kubelet tries again.
+    // The kubelet retries.
     registry.release(&layer);
     says(&mut kubelet, &mut pod, "main", &name, "heavy").await;
     ends_without_a_trace(&mut kubelet, &kiyot, &pod).await;
@@ -503,7 +502,7 @@ async fn slow_pull_with_progress_continues() {
     let kiyot = Kiyot::start(&node, impatient(&node)).await;
     let mut kubelet = kiyot.kubelet().await;
     let mut pod = sandbox(&mut kubelet, "slow").await;
-    // In two hundred parts, one each 100 ms. The cell's containerd writes MiB by MiB.
+    // Two hundred parts, one each 100 ms. The cell's containerd writes one MiB at a time.
     registry.pace(
         &registry.parts(&name).pop().unwrap().0,
         Pace::Trickles(128 << 10, Duration::from_millis(100)),
@@ -514,7 +513,7 @@ async fn slow_pull_with_progress_continues() {
     ends_without_a_trace(&mut kubelet, &kiyot, &pod).await;
 }
 
-/// Whether a word is in what the daemon, the node's containerd or the cells have written.
+/// Returns those of the words that the daemon, the node's containerd or the cells have written.
 pub(super) fn is_written(node: &Node, kiyot: &Kiyot<'_>, words: &[&str]) -> Vec<String> {
     let of_cells = kiyot.cells().into_iter().map(|cell| kiyot.state().join("cells").join(cell));
     let logs =
@@ -546,7 +545,7 @@ async fn registry_token_is_ignored_as_on_the_node() {
     let on_node =
         kubelet.pull(&local, &kubelet.prepare(&local), &name, token.clone()).await.unwrap_err();
     let in_cell = kubelet.pull(&pod.spec, &pod.config, &name, token).await.unwrap_err();
-    // containerd does not know this form; a later one may.
+    // containerd does not know this form of credentials; a later version may.
     assert_eq!((in_cell.code(), in_cell.message()), (on_node.code(), on_node.message()));
     assert_eq!(is_written(&node, &kiyot, &["an-open-sesame"]), Vec::<String>::new());
     ends_without_a_trace(&mut kubelet, &kiyot, &pod).await;
@@ -573,10 +572,10 @@ async fn private_image_exists_for_its_pod_by_every_pull_policy() {
     let mut pod = sandbox(&mut kubelet, "policies").await;
     for (number, form) in forms.into_iter().enumerate() {
         let (name, _) = registry.image(&format!("violet/app{number}:1"), &saying("private"));
-        // Never, and it is not there.
+        // Never: the image is absent.
         assert_eq!(kubelet.image_status(&pod.spec, &name).await.unwrap(), None);
-        // IfNotPresent: pulled with what came for the pod, then there without a question; Always:
-        // asked again, with nothing to fetch.
+        // IfNotPresent: pulled with the pod's credentials, then present without a request. Always:
+        // requested again, without fetching a blob.
         let pulled = kubelet.pull(&pod.spec, &pod.config, &name, Some(form.clone())).await.unwrap();
         registry.asked();
         assert_eq!(
@@ -606,14 +605,14 @@ async fn image_removed_on_the_node_stays_in_cells() {
     let local = on_node(&mut kubelet, &registry, &name).await;
     let mut pod = sandbox(&mut kubelet, "keeping").await;
     says(&mut kubelet, &mut pod, "first", &name, "kept").await;
-    // As its garbage collection does.
+    // The kubelet's garbage collection reads it.
     let used = filesystems(&mut kubelet).await;
     let image = Some(cri::ImageSpec { image: name.clone(), ..Default::default() });
     kubelet.image.remove_image(cri::RemoveImageRequest { image }).await.unwrap();
     assert_eq!(kubelet.image_status(&local, &name).await.unwrap(), None);
     says(&mut kubelet, &mut pod, "second", &name, "kept").await;
     assert_eq!(registry.asked(), Vec::<String>::new());
-    // It counts what the node has on its disk, and nothing of a cell.
+    // It counts the node's disk, and nothing of a cell.
     assert_eq!(filesystems(&mut kubelet).await, used);
     assert!(
         used.iter().all(|path| Path::new(path).starts_with(node.directory().join("root"))),
@@ -623,7 +622,7 @@ async fn image_removed_on_the_node_stays_in_cells() {
     kubelet.forget(&local);
 }
 
-/// The file systems of images, as the kubelet's garbage collection sees them.
+/// Returns the image file systems as the kubelet's garbage collection sees them.
 async fn filesystems(kubelet: &mut Kubelet) -> Vec<String> {
     let info =
         kubelet.image.image_fs_info(cri::ImageFsInfoRequest::default()).await.unwrap().into_inner();

@@ -1,4 +1,4 @@
-//! Name servers that only the node has, asked for pods in cells.
+//! Name servers that only the node can reach, forwarded for pods in cells.
 
 use std::{
     io::{self, Read, Write},
@@ -22,17 +22,16 @@ use super::{
     options, pod,
 };
 
-/// Where the first name server of a pod is in its cell.
+/// Address of a pod's first name server in its cell.
 pub(super) const IN_CELL: &str = "169.254.253.53";
-/// Answers to a name that begins with "many" have so many records: too many for UDP.
+/// Records in the answer to a name that begins with "many": too many for UDP.
 const MANY: usize = 300;
 
-/// The answer by TCP to a name that begins with "zone" has so many messages, as of a transfer, of
-/// so many bytes each.
+/// Messages of the TCP answer to a name that begins with "zone", which simulates a zone transfer.
 pub(super) const ZONE: usize = 40;
 pub(super) const ZONE_MESSAGE: usize = 60_000;
 
-/// A name server on the node: all names have the address 10.1.2.3.
+/// Name server on the node that answers each name with 10.1.2.3.
 pub(super) struct NameServer {
     stop: Arc<AtomicBool>,
     threads: Vec<std::thread::JoinHandle<()>>,
@@ -60,7 +59,7 @@ impl NameServer {
                 if stop_tcp.load(Ordering::SeqCst) {
                     return;
                 }
-                // It ends with its client.
+                // Ends with its client.
                 std::thread::spawn(move || serve(stream));
             }
         };
@@ -87,7 +86,7 @@ impl Drop for NameServer {
     }
 }
 
-/// Answers what comes on a connection, one after another, until it ends.
+/// Answers the queries of a connection, one after another, until it ends.
 fn serve(mut stream: TcpStream) -> io::Result<()> {
     stream.set_read_timeout(Some(LIMIT))?;
     loop {
@@ -96,7 +95,7 @@ fn serve(mut stream: TcpStream) -> io::Result<()> {
         for number in 0..wanted {
             let mut answer = answer(&query, true);
             if wanted > 1 {
-                // Records of an unknown type would do as well: nobody reads them.
+                // The content is arbitrary: it is not parsed.
                 answer.resize(ZONE_MESSAGE, u8::try_from(number).unwrap_or(0));
             }
             stream.write_all(
@@ -106,7 +105,7 @@ fn serve(mut stream: TcpStream) -> io::Result<()> {
     }
 }
 
-/// A message with its length before it.
+/// Reads a message with its length prefix.
 pub(super) fn framed(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
     let mut length = [0; 2];
     stream.read_exact(&mut length)?;
@@ -115,7 +114,7 @@ pub(super) fn framed(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
     Ok(message)
 }
 
-/// The query's head and question, and records of an address for it, if it asks for one (type A).
+/// Returns the header and the question of a query, and address records for a query of type A.
 pub(super) fn answer(query: &[u8], tcp: bool) -> Vec<u8> {
     let end_of_name = 12 + query[12..].iter().position(|byte| *byte == 0).unwrap() + 1;
     let question = &query[12..end_of_name + 4];
@@ -129,13 +128,13 @@ pub(super) fn answer(query: &[u8], tcp: bool) -> Vec<u8> {
     answer.extend([0; 4]);
     answer.extend(question);
     for _ in 0..records {
-        // The name of the question, type A, class IN, 60 s, four bytes.
+        // Pointer to the question's name, type A, class IN, TTL 60 s, four bytes.
         answer.extend([0xc0, 12, 0, 1, 0, 1, 0, 0, 0, 60, 0, 4, 10, 1, 2, 3]);
     }
     answer
 }
 
-/// Asks for a name's address (type A).
+/// Returns a query for the address of a name (type A).
 pub(super) fn query(id: u8, name: &str) -> Vec<u8> {
     let mut query = vec![7, id, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
     for label in name.split('.') {
@@ -146,7 +145,7 @@ pub(super) fn query(id: u8, name: &str) -> Vec<u8> {
     query
 }
 
-/// Asks in a cell by UDP, as often as it takes: datagrams may be lost.
+/// Queries by UDP from within a cell, and repeats it because datagrams may be lost.
 pub(super) async fn asked_by_udp(cell: &str, name: &str, server: &'static str) -> Vec<u8> {
     let query = query(1, name);
     wait_until(format!("{server} answers in {cell}"), LIMIT, async || {
@@ -165,7 +164,7 @@ pub(super) async fn asked_by_udp(cell: &str, name: &str, server: &'static str) -
     .await
 }
 
-/// The options for a daemon that asks the node's name servers for pods.
+/// Returns options of a daemon that forwards queries of pods to the node's name servers.
 pub(super) fn forwarding() -> KiyotOptions {
     let mut options = options();
     options.sections = "[backends.milpa.policy]\nnode_resolver = \"forward\"\n".to_owned();
@@ -187,7 +186,7 @@ pub(super) async fn runs(kubelet: &mut Kubelet, spec: &Pod, servers: &[&str]) ->
     running
 }
 
-/// A container resolves a name by its resolv.conf.
+/// Asserts that a container resolves a name by its resolv.conf.
 pub(super) async fn resolves(kubelet: &mut Kubelet, container: &str) {
     wait_until("the pod resolves a name", LIMIT, async || {
         let said = kubelet.exec_sync(container, &["nslookup", "-type=a", "one.test"]).await.ok()?;
@@ -214,7 +213,7 @@ async fn pod_resolves_by_name_servers_that_only_the_node_reaches() {
     resolves(&mut kubelet, &main).await;
 
     let cell = kiyot.cells().remove(0);
-    // Its port 53 is the pod's, on all its addresses.
+    // The pod keeps its own port 53 on all its addresses.
     let own = in_cell(&cell, || {
         (UdpSocket::bind("0.0.0.0:53").unwrap(), TcpListener::bind("[::]:53").unwrap())
     });
@@ -224,7 +223,7 @@ async fn pod_resolves_by_name_servers_that_only_the_node_reaches() {
     );
     drop(own);
 
-    // What is too much for UDP says so, and comes by TCP, several times on one connection.
+    // An answer that exceeds UDP is truncated, and complete by TCP, repeatedly on one connection.
     let many = query(1, "many.test");
     let cut = asked_by_udp(&cell, "many.test", IN_CELL).await;
     assert_eq!(cut, answer(&many, false));
@@ -245,7 +244,7 @@ async fn pod_resolves_by_name_servers_that_only_the_node_reaches() {
     assert_eq!(by_tcp, [answer(&many, true), answer(&query(2, "many.test"), true)]);
     assert!(by_tcp[0].len() > 4096);
 
-    // Nothing listens there: that is said, so that a resolver asks the next one.
+    // Nothing listens at the second name server: SERVFAIL makes a resolver ask the next.
     let failed = asked_by_udp(&cell, "one.test", "169.254.253.54").await;
     assert_eq!((failed[2] & 0x80, failed[3] & 0xf), (0x80, 2), "{failed:?}");
 
@@ -301,13 +300,14 @@ async fn pod_that_rewrites_its_network_keeps_its_link_and_its_names() {
     kubelet.start_container(&created.id).await.unwrap();
     let main = created.id.clone();
     running.containers.insert("main".to_owned(), created);
-    let cut = "ip route flush table main; ip addr flush dev eth0 && ip link set eth0 down && ip -o addr show dev eth0";
+    let cut = "ip route flush table main; ip addr flush dev eth0 && ip link set eth0 down && \
+        ip -o addr show dev eth0";
     let said = kubelet.exec_sync(&main, &["sh", "-c", cut]).await.unwrap();
     assert_eq!((said.stdout.as_str(), said.code), ("", 0), "{said:?}");
     assert_eq!(kubelet.exec_sync(&main, &["echo", "here"]).await.unwrap().stdout, "here\n");
 
-    // The daemon calls over the link, which is none of the pod's; so do the pod's names, once the
-    // route to them is back.
+    // The daemon calls over the link, which is outside the pod's network. The pod's queries work
+    // again when the route is back.
     let back = format!("ip route add {IN_CELL} dev kiyot-dns");
     let said = kubelet.exec_sync(&main, &["sh", "-c", &back]).await.unwrap();
     assert_eq!(said.code, 0, "{said:?}");

@@ -1,4 +1,4 @@
-//! The daemon is killed and started again, and pods don't notice.
+//! Restarts of the daemon, which pods do not notice.
 
 use kiyot_testkit::{Kiyot, LIMIT, Node, cri, wait_until};
 
@@ -91,8 +91,8 @@ async fn half_made_pod_is_cleaned_up() {
     let told = call.await.unwrap();
     kiyot.start_again().await;
     let mut kubelet = kiyot.kubelet().await;
-    // Either the kubelet was told an id before the kill, and the pod is there; or it was not, and
-    // nothing is.
+    // Either the kubelet received an id before the kill, and the pod is listed, or it received
+    // none, and nothing is listed.
     let listed = kubelet.sandboxes().await.unwrap();
     match told {
         Ok(id) => assert!(listed.iter().any(|sandbox| sandbox.id == id)),
@@ -102,7 +102,7 @@ async fn half_made_pod_is_cleaned_up() {
             })
             .await;
         }
-        // It was kept and not told: the kubelet's retry must get it.
+        // The sandbox was recorded but not reported: the kubelet's retry must get it.
         Err(_) => assert_eq!(listed.len(), 1),
     }
     let running = kubelet.run_pod(&spec).await.unwrap();

@@ -1,4 +1,4 @@
-//! Callers that go away, and come again.
+//! Callers that cancel and retry.
 
 use std::time::Duration;
 
@@ -47,7 +47,7 @@ async fn container_is_created_once_for_repeated_requests() {
             (kubelet.clone(), running.clone(), spec.containers[0].clone());
         calls.spawn(async move {
             let call = caller.create_container(&running, &container, 0);
-            // Some give up before the answer.
+            // Half of the callers cancel before the response.
             if at % 2 == 0 {
                 call.await.map(Some)
             } else {
@@ -134,7 +134,7 @@ async fn node_containerd_killed_under_cells_and_copies_is_survived() {
     let mut kubelet = kiyot.kubelet().await;
     let running = kubelet.run_pod(&pod("steady", WAIT)).await.unwrap();
     let main = running.container("main").id.clone();
-    // Large enough that it takes a while to copy.
+    // Large enough that copying takes a while.
     let mut noise = vec![0_u8; 48 << 20];
     let mut state = 1_u32;
     noise.iter_mut().for_each(|byte| {
@@ -161,8 +161,8 @@ async fn node_containerd_killed_under_cells_and_copies_is_survived() {
     .await;
     node.kill_containerd();
 
-    // Without it the node has no answer, and a list without the node's pods would be a lie; pods in
-    // cells answer for themselves.
+    // Without it the node does not answer, and a list without the node's pods would be wrong; pods
+    // in cells still answer.
     assert!(kubelet.sandboxes().await.is_err(), "a list is whole or it is an error");
     assert_eq!(kubelet.exec_sync(&main, &["echo", "here"]).await.unwrap().stdout, "here\n");
     assert_eq!(

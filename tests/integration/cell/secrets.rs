@@ -1,4 +1,4 @@
-//! Secrets of pods and of the daemon: not on a disk, not in a dump.
+//! Secrets of pods and of the daemon: neither on a disk nor in a core dump.
 
 use std::{
     fs,
@@ -11,7 +11,7 @@ use kiyot_testkit::{Container, Kiyot, LIMIT, Node, Pod, command, wait_until};
 
 use super::{WAIT, ends_without_a_trace, faults::processes, is_back, options, pod};
 
-/// The files beneath a directory that hold some bytes.
+/// Returns the files beneath a directory that contain these bytes.
 fn files_with(dir: &Path, bytes: &[u8]) -> Vec<PathBuf> {
     let (mut open, mut found) = (vec![dir.to_owned()], Vec::new());
     while let Some(dir) = open.pop() {
@@ -46,10 +46,10 @@ async fn environment_of_a_pod_is_in_no_file_on_disk() {
     let shown = kubelet.exec_sync(&main, &["sh", "-c", "echo $KIYOT_TEST_KEY"]).await.unwrap();
     assert_eq!(shown.stdout.trim(), value);
     assert_eq!(files_with(&kiyot.state(), value.as_bytes()), Vec::<PathBuf>::new());
-    // That it looks where containerd has its content.
+    // Control: the search covers containerd's content store.
     assert!(!files_with(&kiyot.state(), b"schemaVersion").is_empty());
 
-    // Another containerd of the cell knows its containers all the same.
+    // A restarted containerd of the cell still knows its containers.
     let cell = kiyot.cells().remove(0);
     let containerd = || processes(&["containerd", "containerd.toml", &cell]);
     super::faults::kill9(&containerd());
@@ -61,7 +61,7 @@ async fn environment_of_a_pod_is_in_no_file_on_disk() {
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
 
-/// The soft and the hard limit of a process's core dumps.
+/// Returns the soft and the hard core dump limit of a process.
 fn core_limits(pid: &str) -> (String, String) {
     let limits = fs::read_to_string(format!("/proc/{pid}/limits")).unwrap();
     let line = limits.lines().find(|line| line.starts_with("Max core file size")).unwrap();
@@ -84,7 +84,7 @@ async fn processes_with_secrets_are_not_dumped_and_containers_may_be() {
             assert_eq!(core_limits(&pid).0, "0", "{role}");
         }
     }
-    // Whatever the limit: where dumps go to a program, the kernel does not look at it.
+    // If core dumps are piped to a program, the kernel ignores the limit.
     let pid = kiyot.pid().to_string();
     command::run("prlimit", &["--pid", &pid, "--core=unlimited"]);
     command::run("kill", &["-QUIT", &pid]);

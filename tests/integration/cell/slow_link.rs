@@ -1,4 +1,4 @@
-//! A cell far away: a narrow wire with a long way between agent and gateway.
+//! Distant cell: a link with little bandwidth and high latency between agent and gateway.
 
 use std::{path::Path, sync::Arc, time::Duration};
 
@@ -13,16 +13,16 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::{WAIT, ends_without_a_trace, options};
 
-/// How long every byte is on its way.
+/// Latency of each byte.
 const WAY: Duration = Duration::from_millis(100);
-/// How much goes at once, and how long that takes: 512 KiB a second, both directions and all
+/// Bytes that are sent at once, at [`PART_TIME`] each: 512 KiB a second for both directions and all
 /// connections together.
 const PART: usize = 16 * 1024;
 const TAKES: Duration = Duration::from_millis(31);
-/// Parts that may be on their way.
+/// Maximum number of parts in flight.
 const ON_THE_WAY: usize = 16;
 
-/// The wire. It takes the place of the gateway's socket.
+/// Slow proxy in the place of the gateway's socket.
 struct Wire {
     carried: Arc<std::sync::atomic::AtomicUsize>,
     _end: DropGuard,
@@ -66,7 +66,7 @@ async fn carry(
     let read = async move {
         let mut part = vec![0; PART];
         while let Ok(length @ 1..) = from.read(&mut part).await {
-            // In the order in which they came, so that nobody is starved.
+            // In the order of arrival, so that no connection starves.
             let _turn = narrow.lock().await;
             sleep(TAKES.mul_f64(length as f64 / PART as f64)).await;
             carried.fetch_add(length, std::sync::atomic::Ordering::Relaxed);
@@ -95,18 +95,27 @@ async fn pod_behind_a_slow_link_works() {
     let wire = Wire::between(&kiyot.state());
     let mut kubelet = kiyot.kubelet().await;
     let large = "x".repeat(512 * 1024);
-    let spec =
-        Pod::new("far-away").in_cell().volume("settings", Source::ConfigMap(Source::files(&[("colour", "blue"), ("large", &large)]))).container(
+    let spec = Pod::new("far-away")
+        .in_cell()
+        .volume(
+            "settings",
+            Source::ConfigMap(Source::files(&[("colour", "blue"), ("large", &large)])),
+        )
+        .container(
             Container::script(
                 "main",
-                &format!("wc -c < /settings/large; i=0; while [ $i -lt 4000 ]; do i=$((i+1)); echo line $i of many; done; {WAIT}"),
+                &format!(
+                    "wc -c < /settings/large; i=0; while [ $i -lt 4000 ]; do i=$((i+1)); \
+                    echo line $i of many; done; {WAIT}"
+                ),
             )
             .mount("settings", "/settings"),
         );
-    // Its image goes over the wire too.
+    // Its image is copied over the slow link, too.
     let running = kubelet.run_pod(&spec).await.unwrap();
     let main = running.container("main").clone();
-    // While its log comes, calls that need the cell and calls that don't are answered.
+    // While its log is copied, calls are answered, both those that need the cell and those that do
+    // not.
     assert_eq!(kubelet.exec_sync(&main.id, &["echo", "here"]).await.unwrap().stdout, "here\n");
     assert!(kubelet.sandboxes().await.unwrap().iter().any(|listed| listed.id == running.sandbox));
     kubelet.logged(&main, "line 4000 of many").await;
@@ -122,7 +131,7 @@ async fn pod_behind_a_slow_link_works() {
             .enumerate()
             .all(|(at, line)| line.text == format!("line {} of many", at + 1))
     );
-    // An update arrives, and the usage is told.
+    // A volume update arrives, and the usage is reported.
     kubelet.update_volume(
         &spec,
         "settings",
@@ -138,7 +147,7 @@ async fn pod_behind_a_slow_link_works() {
         kubelet.runtime.container_stats(request).await.ok()?.into_inner().stats?.memory
     })
     .await;
-    // All this went over the wire, not around it.
+    // All bytes took the slow link, and not the gateway's own socket.
     assert!(wire.carried.load(std::sync::atomic::Ordering::Relaxed) > 2 * 512 * 1024);
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }

@@ -1,4 +1,4 @@
-//! `Stop*` says OK only when it is so.
+//! Stops, which report success only after the end.
 
 use std::fs;
 
@@ -11,7 +11,7 @@ use super::{
     is_ready, options, pod,
 };
 
-/// Stops processes, as a debugger or a swapping machine does.
+/// Stops processes with SIGSTOP, as a debugger does.
 pub(super) fn freeze(pids: &[String]) {
     assert!(!pids.is_empty(), "there is something to freeze");
     for pid in pids {
@@ -19,14 +19,14 @@ pub(super) fn freeze(pids: &[String]) {
     }
 }
 
-/// Lets them go on, those that are still there.
+/// Continues processes. Ended processes are skipped.
 pub(super) fn thaw(pids: &[String]) {
     for pid in pids {
         let _ = std::process::Command::new("kill").args(["-CONT", pid]).status();
     }
 }
 
-/// All processes of a cell: those in its namespaces too, whatever their command lines say.
+/// Returns all processes of a cell, including those in its namespaces whatever their command lines.
 pub(super) fn all_of(cell: &str) -> Vec<String> {
     let network = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/net")).ok();
     let agent = processes(&["kiyot-cell agent", cell]).remove(0);
@@ -146,7 +146,7 @@ async fn stop_of_a_container_whose_cell_dies_waits_for_the_confirmed_end() {
         answer.is_err() || state == cri::ContainerState::ContainerExited,
         "OK, and the container is {state:?}"
     );
-    // The kubelet tries again.
+    // The kubelet retries.
     wait_until("the container reads stopped", LIMIT, async || {
         kubelet.stop_container(&main.id, 1).await.ok()
     })
@@ -159,7 +159,7 @@ async fn stop_of_a_container_whose_cell_dies_waits_for_the_confirmed_end() {
     nothing_left_of(&cell, &running.spec.uid);
 }
 
-/// A kubelet with the cgroup driver `systemd` names slices.
+/// Slices are named by a kubelet with the cgroup driver `systemd`.
 /// Verifies U17.
 #[tokio::test]
 async fn containers_of_a_cell_are_in_the_slice_of_their_pod() {
@@ -190,7 +190,7 @@ async fn containers_of_a_cell_are_in_the_slice_of_their_pod() {
     let cell = kiyot.cells().remove(0);
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
     nothing_left_of(&cell, &running.spec.uid);
-    // The kubelet takes the slice itself away.
+    // The kubelet removes the slice itself.
     let left = groups(node.leftovers());
     assert!(!left.iter().any(|group| group.contains(&format!("{slice}/"))), "{left:?}");
 }

@@ -1,4 +1,4 @@
-//! The limit of what a pod may take of its cell's disk.
+//! Limit of a pod's usage of its cell's disk.
 
 use kiyot_testkit::{
     Container, Kiyot, KiyotOptions, Kubelet, LIMIT, Node, Pod, Source, cri, wait_until,
@@ -19,7 +19,7 @@ fn with_scratch(name: &str, script: &str) -> Pod {
         .container(Container::script("main", script).mount("scratch", "/scratch"))
 }
 
-/// Bytes that the pod takes, as its cell says.
+/// Returns the bytes that the pod uses, as reported by its cell.
 async fn used(kubelet: &mut Kubelet, sandbox: &str) -> u64 {
     let request =
         cri::PodSandboxStatusRequest { pod_sandbox_id: sandbox.to_owned(), verbose: true };
@@ -55,14 +55,14 @@ async fn pod_over_its_limit_is_evicted_and_others_run_on() {
     assert!(measured < LIMIT_BYTES, "{measured} bytes");
     let status = kubelet.container_status(&modest.container("main").id).await.unwrap();
     assert_eq!(status.state(), cri::ContainerState::ContainerRunning);
-    // The limit holds for a pod of before, of which a later daemon tells it.
+    // A pod of the previous run keeps its limit, which the restarted daemon sends again.
     kiyot.kill9();
     kiyot.start_again().await;
     let mut kubelet = kiyot.kubelet().await;
     let main = modest.container("main");
     super::is_back(&mut kubelet, main).await;
     let more = ["dd", "if=/dev/zero", "of=/scratch/more", "bs=1M", "count=48"];
-    // It may be ended before its answer comes.
+    // The pod may be ended before the response.
     let _ = kubelet.exec_sync(&main.id, &more).await;
     assert_eq!(kubelet.exited(&main.id).await.reason, "Evicted");
     ends_without_a_trace(&mut kubelet, &kiyot, &modest).await;

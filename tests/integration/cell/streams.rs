@@ -1,4 +1,4 @@
-//! Exec, attach and port-forward of pods in cells, as WebSocket clients speak them.
+//! Exec, attach and port-forward of pods in cells, by WebSocket clients.
 
 use kiyot_testkit::{Container, Kiyot, Kubelet, Node, Pod, cri, websocket::Streams};
 
@@ -80,12 +80,13 @@ async fn attach_has_the_terminal_of_a_container_with_its_input_and_its_size() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
-    // containerd sets the size before it gives the one who attaches what is said: that it does by
-    // now is heard first.
+    // containerd sets the terminal size before it passes output to the attached client: output is
+    // awaited first, to prove that it does by now.
     let ending = Ending::new();
     let script = format!(
         "until [ -e /tmp/attached ]; do echo here; sleep 0.1; done; \
-         until [ \"$(stty size)\" = '45 123' ]; do sleep 0.1; done; echo re''sized; read word; echo got $word; {}; exit 4",
+         until [ \"$(stty size)\" = '45 123' ]; do sleep 0.1; done; echo re''sized; read word; \
+         echo got $word; {}; exit 4",
         ending.wait()
     );
     let mut main = Container::script("main", &script);
@@ -122,9 +123,10 @@ async fn port_is_forwarded_into_the_cell() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
-    // It goes to the background once it listens.
+    // `httpd` forks into the background when it listens.
     let script = format!(
-        "mkdir -p /www; echo forwarded > /www/index.html; httpd -p 127.0.0.1:8080 -h /www; echo ready; {WAIT}"
+        "mkdir -p /www; echo forwarded > /www/index.html; httpd -p 127.0.0.1:8080 -h /www; \
+        echo ready; {WAIT}"
     );
     let server = Container::script("main", &script);
     let running = kubelet.run_pod(&Pod::new("served").in_cell().container(server)).await.unwrap();

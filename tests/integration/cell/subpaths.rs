@@ -1,4 +1,4 @@
-//! Parts of volumes, bound by the kubelet, in cells.
+//! Subpaths of volumes, bound by the kubelet, in cells.
 
 use std::{fs, path::Path};
 
@@ -8,8 +8,8 @@ use kiyot_testkit::{
 
 use super::{WAIT, ends_without_a_trace, options};
 
-/// Binds a part of a volume as the kubelet does for a container's mount with a subPath
-/// (pkg/volume/util/subpath). Gives the mount to send.
+/// Binds a subpath of a volume as the kubelet does (pkg/volume/util/subpath). Returns the mount
+/// that the kubelet sends.
 fn bound(pod: &Path, source: &Path, at: &str, container_path: &str) -> cri::Mount {
     let target = pod.join("volume-subpaths").join(at);
     fs::create_dir_all(target.parent().unwrap()).unwrap();
@@ -106,14 +106,18 @@ async fn subpath_of_an_empty_dir_is_live_and_shared() {
         .volume("scratch", Source::EmptyDir { memory: false })
         .volume("fast", Source::EmptyDir { memory: true });
     let mut running = sandbox_of(&mut kubelet, &spec).await;
-    // What an init container makes is in the cell, and the node knows nothing of it.
-    let first = Container::script("init", "echo made > /scratch/config; mkdir /scratch/data; echo one > /scratch/data/one; echo f > /fast/file")
-        .mount("scratch", "/scratch")
-        .mount("fast", "/fast");
+    // Files of an init container are in the cell, and absent on the node.
+    let first = Container::script(
+        "init",
+        "echo made > /scratch/config; mkdir /scratch/data; \
+        echo one > /scratch/data/one; echo f > /fast/file",
+    )
+    .mount("scratch", "/scratch")
+    .mount("fast", "/fast");
     let init = begins(&mut kubelet, &mut running, &first).await;
     assert_eq!(kubelet.exited(&init).await.exit_code, 0);
 
-    // The kubelet finds nothing of these names, and makes directories.
+    // The kubelet finds none of these paths on the node, and creates directories.
     let pod = kubelet.pod_directory(&spec.uid);
     let (scratch, fast) = (
         pod.join("volumes/kubernetes.io~empty-dir/scratch"),

@@ -1,5 +1,5 @@
-//! Containers of one pod in a cell: what they share, what each has for itself, and the calls of a
-//! kubelet around them.
+//! Several containers of a pod in a cell: shared and separate resources, and the kubelet's hooks
+//! and probes.
 
 use std::{
     fs,
@@ -15,7 +15,7 @@ use super::{
     ends_without_a_trace, options, pod,
 };
 
-/// A web server that says who it is.
+/// Returns a web server that responds with its name.
 fn server(name: &str, port: u16) -> Container {
     Container::script(
         name,
@@ -36,7 +36,7 @@ async fn containers_share_network_and_ipc_and_nothing_else() {
     let mut running = kubelet.run_pod(&spec).await.unwrap();
     let (first, second) =
         (running.container("first").id.clone(), running.container("second").id.clone());
-    // A debug container without a target is one more of them.
+    // A debug container without a target shares the same resources.
     let debugger =
         kubelet.create_container(&running, &Container::script("debugger", WAIT), 0).await.unwrap();
     kubelet.start_container(&debugger.id).await.unwrap();
@@ -99,7 +99,7 @@ async fn restartable_init_container_is_restarted_beside_the_others() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
-    // restartPolicy Always: started first, as init containers are, and not waited for.
+    // restartPolicy Always: a sidecar is started first, as init containers are, and not awaited.
     let mut running = kubelet
         .run_pod(&Pod::new("accompanied").in_cell().container(server("sidecar", 8080)))
         .await
@@ -156,23 +156,24 @@ async fn probes_and_hooks_reach_a_container() {
     let mut kubelet = kiyot.kubelet().await;
     let ending = Ending::new();
     let script = format!(
-        "trap 'cat /tmp/hooks; {}; exit 0' TERM; mkdir -p /www; echo alive > /www/healthz; httpd -p 8080 -h /www; while :; do sleep 0.1; done",
+        "trap 'cat /tmp/hooks; {}; exit 0' TERM; mkdir -p /www; echo alive > /www/healthz; \
+        httpd -p 8080 -h /www; while :; do sleep 0.1; done",
         ending.wait()
     );
     let running = kubelet.run_pod(&pod("probed", &script)).await.unwrap();
     let main = running.container("main").clone();
-    // postStart.
+    // postStart hook.
     assert_eq!(
         kubelet.exec_sync(&main.id, &["sh", "-c", "echo begun > /tmp/hooks"]).await.unwrap().code,
         0
     );
-    // A probe by a program: its exit code counts.
+    // Exec probe: the exit code counts.
     assert_eq!(kubelet.exec_sync(&main.id, &["test", "-e", "/tmp/hooks"]).await.unwrap().code, 0);
     assert_eq!(
         kubelet.exec_sync(&main.id, &["sh", "-c", "echo unwell; exit 7"]).await.unwrap().code,
         7
     );
-    // By TCP and by HTTP, from the node to the pod's own address.
+    // TCP and HTTP probes, from the node to the pod's address.
     let at = format!("{}:8080", address(&mut kubelet, &running.sandbox).await);
     let mut stream =
         wait_until("the port is open", LIMIT, async || TcpStream::connect(&at).ok()).await;
@@ -184,13 +185,13 @@ async fn probes_and_hooks_reach_a_container() {
         page.starts_with("HTTP/1.") && page.contains(" 200 ") && page.ends_with("alive\n"),
         "{page}"
     );
-    // One that nothing listens on is refused at once, and not just silent.
+    // A port without a listener is refused at once, instead of timing out.
     let closed = at.replace(":8080", ":8081");
     assert_eq!(
         TcpStream::connect(closed).unwrap_err().kind(),
         std::io::ErrorKind::ConnectionRefused
     );
-    // preStop, before the signal.
+    // preStop hook, before the signal.
     assert_eq!(
         kubelet.exec_sync(&main.id, &["sh", "-c", "echo ending >> /tmp/hooks"]).await.unwrap().code,
         0
@@ -224,13 +225,14 @@ async fn pod_resolves_its_name_by_the_kubelets_hosts_file() {
     let mut kubelet = kiyot.kubelet().await;
     let spec = pod("named", WAIT);
     let mut config = kubelet.prepare(&spec);
-    // With a subdomain, and hostAliases: the kubelet writes both into the file once it knows the
+    // With a subdomain and hostAliases, the kubelet writes both into the file once it knows the
     // address.
     config.hostname = "web-0".to_owned();
     let sandbox = kubelet.run_sandbox(&config, "").await.unwrap();
     let ip = address(&mut kubelet, &sandbox).await;
     let hosts = format!(
-        "# Kubernetes-managed hosts file.\n127.0.0.1\tlocalhost\n{ip}\tweb-0.web.default.svc.cluster.local\tweb-0\n10.1.2.3\talias.test\n"
+        "# Kubernetes-managed hosts file.\n127.0.0.1\tlocalhost\n\
+         {ip}\tweb-0.web.default.svc.cluster.local\tweb-0\n10.1.2.3\talias.test\n"
     );
     fs::write(kubelet.pod_directory(&spec.uid).join("etc-hosts"), &hosts).unwrap();
     let mut running = kubelet.running(&spec, config, sandbox);

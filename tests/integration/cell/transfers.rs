@@ -1,5 +1,4 @@
-//! Connections of a pod to a name server that only the node has: what goes over one to a name
-//! server goes over these.
+//! TCP connections of a pod to a name server that only the node can reach.
 
 use std::{
     io::{Read, Write},
@@ -20,7 +19,7 @@ use super::{
     },
 };
 
-/// How long the test's client says nothing: longer than a query may take.
+/// Pause of the test's client: longer than a query may take.
 const SILENCE: Duration = Duration::from_secs(7);
 
 fn connect() -> TcpStream {
@@ -45,7 +44,7 @@ async fn dns_connection_carries_every_answer_of_the_name_server() {
     let cell = kiyot.cells().remove(0);
     asked_by_udp(&cell, "one.test", IN_CELL).await;
 
-    // A transfer: 2.4 MB in messages of one answer.
+    // Zone transfer: 2.4 MB in messages with one answer each.
     let zone = in_cell(&cell, || {
         let mut stream = connect();
         stream.write_all(&with_length(&query(1, "zone.test"))).unwrap();
@@ -54,7 +53,7 @@ async fn dns_connection_carries_every_answer_of_the_name_server() {
     assert!(zone.iter().enumerate().all(|(number, message)| message.len() == ZONE_MESSAGE
         && message.last() == Some(&u8::try_from(number).unwrap())));
 
-    // Several queries at once, and one after a silence; half a message at a time is fine.
+    // Several queries at once, then a query after a pause; messages may arrive in parts.
     let answers = in_cell(&cell, || {
         let mut stream = connect();
         let all: Vec<u8> = (1..=5).flat_map(|id| with_length(&query(id, "many.test"))).collect();
@@ -66,7 +65,7 @@ async fn dns_connection_carries_every_answer_of_the_name_server() {
         std::thread::sleep(SILENCE);
         stream.write_all(&with_length(&query(6, "one.test"))).unwrap();
         answers.push(framed(&mut stream).unwrap());
-        // The client ends; so does the name server, and nothing more comes.
+        // The client shuts down its side; the name server does, too, and nothing more arrives.
         stream.shutdown(std::net::Shutdown::Write).unwrap();
         assert_eq!(stream.read_to_end(&mut Vec::new()).unwrap(), 0);
         answers
@@ -77,7 +76,7 @@ async fn dns_connection_carries_every_answer_of_the_name_server() {
         .collect();
     assert_eq!(answers, expected);
 
-    // Where nobody listens the connection ends, without a word.
+    // If the name server does not listen, the connection ends without data.
     let said = in_cell(&cell, || {
         let mut stream = TcpStream::connect(("169.254.253.54", 53)).unwrap();
         stream.set_read_timeout(Some(LIMIT)).unwrap();
@@ -99,14 +98,14 @@ async fn link_to_name_servers_removed_by_a_pod_is_created_again() {
     resolves(&mut kubelet, &main).await;
     let cell = kiyot.cells().remove(0);
     for _ in 0..2 {
-        // As a container with NET_ADMIN may.
+        // A container with NET_ADMIN may do this.
         let removed = in_cell(&cell, || {
             Command::new("ip").args(["link", "delete", "kiyot-dns"]).output().unwrap()
         });
         assert!(removed.status.success(), "{removed:?}");
         resolves(&mut kubelet, &main).await;
     }
-    // Its new sockets are the name server's only ones.
+    // The new sockets of the cell are the name server's only sockets.
     let by_tcp = wait_until("it is asked by TCP too", LIMIT, async || {
         in_cell(&cell, || {
             let mut stream = TcpStream::connect((IN_CELL, 53)).ok()?;

@@ -1,4 +1,4 @@
-//! Trees that a pod has made so that nobody can remove them.
+//! Directory trees of pods that are hard to remove.
 
 use std::fs;
 
@@ -6,16 +6,18 @@ use kiyot_testkit::{Container, Kiyot, LIMIT, Node, Pod, Source, wait_until};
 
 use super::{WAIT, disks::Disk, ends_without_a_trace, leaves_nothing, options, pod};
 
-/// Makes some 27,000 directories in one another: a walk by recursion has no stack for them, and no
-/// path leads to the innermost.
-const NEST: &str = "nest() { cd $1; p=d; i=0; while [ $i -lt 900 ]; do p=$p/d; i=$((i+1)); done; mkdir chain; \
-     n=0; while [ $n -lt 30 ]; do mkdir -p new/$p && mv chain new/$p/chain && mv new chain || exit 1; n=$((n+1)); done; }";
+/// Creates some 27,000 nested directories: too deep for a recursive walk's stack, and their paths
+/// are longer than PATH_MAX.
+const NEST: &str = "nest() { cd $1; p=d; i=0; while [ $i -lt 900 ]; do p=$p/d; i=$((i+1)); done; \
+    mkdir chain; \
+    n=0; while [ $n -lt 30 ]; do \
+    mkdir -p new/$p && mv chain new/$p/chain && mv new chain || exit 1; n=$((n+1)); done; }";
 
 /// Verifies X41.
 #[tokio::test]
 async fn pod_with_nested_directories_ends_and_leaves_no_file() {
     let node = Node::start().await;
-    // In memory: some disks remove a few hundred directories a second.
+    // In memory, because some disks remove only a few hundred directories a second.
     let disk = Disk::mount(&node.directory().join("kiyot/state"), "size=512m");
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;

@@ -1,4 +1,4 @@
-//! What pods in cells use, as the kubelet reads it.
+//! Resource usage of pods in cells, as the kubelet reads it.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -13,8 +13,9 @@ use super::{
     stops::{freeze, thaw},
 };
 
-/// Keeps a processor busy now and then, has some memory, writes a file of 3 MiB.
-const BUSY: &str = "head -c 3145728 /dev/zero > /written; sleep 1000 & trap 'exit 0' TERM; while :; do i=0; while [ $i -lt 1000 ]; do i=$((i+1)); done; sleep 0.1; done";
+/// Uses some processor time and memory, and writes a file of 3 MiB.
+const BUSY: &str = "head -c 3145728 /dev/zero > /written; sleep 1000 & trap 'exit 0' TERM; \
+    while :; do i=0; while [ $i -lt 1000 ]; do i=$((i+1)); done; sleep 0.1; done";
 
 async fn list(
     kubelet: &mut Kubelet,
@@ -89,7 +90,7 @@ async fn usage_names_its_pod_and_container() {
     })
     .await;
 
-    // Something for the counters of its network.
+    // Makes traffic for the network counters.
     let ip = address(&mut kubelet, &running.sandbox).await;
     let _ = kiyot_testkit::output("busybox", &["ping", "-c", "1", "-W", "5", &ip]);
     let stats = wait_until("all of a pod's usage is told", LIMIT, async || {
@@ -142,7 +143,8 @@ async fn usage_is_listed_as_soon_as_a_start_is_answered() {
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
 
-/// As the node describes them; containerd 1.6 has no metrics, so there are none of cells.
+/// Metric descriptors match the node's. containerd 1.6 has no metrics, so that cells have none,
+/// either.
 /// Verifies U9, U25.
 #[tokio::test]
 async fn metrics_of_cells_are_told_as_the_node_describes_them() {
@@ -159,7 +161,7 @@ async fn metrics_of_cells_are_told_as_the_node_describes_them() {
             label_keys: keys(&["id", "interface"]),
             ..Default::default()
         },
-        // Not in CRI's statistics: the agent tells it when metrics are asked for.
+        // Not in CRI's statistics: the agent reports it while metrics are subscribed to.
         cri::MetricDescriptor {
             name: "container_network_receive_packets_total".to_owned(),
             label_keys: keys(&["interface", "id"]),
@@ -221,7 +223,7 @@ async fn metrics_of_cells_are_told_as_the_node_describes_them() {
         ("container_network_receive_bytes_total", cri::MetricType::Counter)
     );
     assert_eq!(of_pod.label_values, [running.sandbox.as_str(), "eth0"]);
-    // In the first list of the next daemon too: one without them would be an end of all counters.
+    // The first list after a restart has them, too: without them all counters would end.
     kiyot.restart().await;
     let mut kubelet = kiyot.kubelet().await;
     let told = metrics(&mut kubelet).await.unwrap().into_inner().pod_metrics;
@@ -315,7 +317,7 @@ async fn lists_of_usage_hold_both_worlds() {
     })
     .await;
 
-    // What has ended uses nothing.
+    // Exited containers use nothing.
     kubelet.stop_container(other, 5).await.unwrap();
     assert!(!ids(&list(&mut kubelet, None).await).contains(other.as_str()));
     kubelet.stop_and_remove(&local).await.unwrap();
@@ -352,8 +354,8 @@ async fn usage_of_a_pod_is_listed_from_its_sandbox_on_and_after_a_restart() {
     })
     .await;
     running.containers.insert("main".to_owned(), created);
-    // In the first list of the next daemon, however that came to be: a list without it, or with
-    // less, would be a counter that begins anew.
+    // The first list after a restart has them, too: an absent or smaller value would be a counter
+    // reset.
     let mut last = before;
     for killed in [false, true] {
         if killed {
@@ -420,8 +422,8 @@ async fn usage_of_a_silent_cell_is_absent_and_delays_no_list() {
     };
     assert_eq!(ids_of(&mut kubelet).await.len(), 2);
     freeze(&agents);
-    // What it used is told as long as it is of now, and then is no more: old numbers would be taken
-    // for rest.
+    // The last usage is reported while it is recent, and is then omitted: a stale value would look
+    // like an idle pod.
     wait_until("the silent pod is not listed", LIMIT, async || {
         (ids_of(&mut kubelet).await == [other.sandbox.as_str()]).then_some(())
     })
@@ -434,7 +436,7 @@ async fn usage_of_a_silent_cell_is_absent_and_delays_no_list() {
         (stats.attributes.unwrap().id, stats.cpu, stats.memory),
         (silent.container("main").id.clone(), None, None)
     );
-    // Nor does it hold up the lists of the next daemon for longer than cells need to come back.
+    // Nor does it delay the lists of a restarted daemon for longer than cells need to reconnect.
     kiyot.restart().await;
     let mut kubelet = kiyot.kubelet().await;
     let both = async { (ids_of(&mut kubelet).await, kubelet.sandboxes().await.unwrap().len()) };

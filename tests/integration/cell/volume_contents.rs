@@ -1,4 +1,4 @@
-//! What may be in volumes of cells, and what becomes of it in trouble.
+//! Contents of volumes in cells, and their fate after failures.
 
 use std::{collections::BTreeMap, fs, io, os::unix::fs::MetadataExt, path::Path};
 
@@ -73,7 +73,7 @@ async fn contents_of_all_kinds_arrive_as_they_are() {
         "/optional:\n\n/optional-secret:\n0\n..data/sub\n"
     );
 
-    // All of many at once, and the optional ones come into being.
+    // Many keys arrive completely, and optional keys appear.
     let many: BTreeMap<String, Vec<u8>> = (1000..3000)
         .map(|key| (format!("key-{key:04}"), format!("new value of {key}\n").into_bytes()))
         .collect();
@@ -105,7 +105,7 @@ async fn read_only_is_read_only_and_memory_has_its_size() {
         .volume("scratch", Source::EmptyDir { memory: false });
     let config = kubelet.prepare(&spec);
     let volumes = kubelet.pod_directory(&spec.uid).join("volumes/kubernetes.io~empty-dir");
-    // As the kubelet mounts one with a sizeLimit.
+    // The kubelet mounts a volume with a sizeLimit this way.
     kiyot_testkit::output(
         "mount",
         &["-o", "remount,size=2m", &volumes.join("fast").display().to_string()],
@@ -135,11 +135,11 @@ async fn read_only_is_read_only_and_memory_has_its_size() {
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
 
-/// Returns the files beneath a directory that have these bytes in them. What is mounted there is not
-/// the directory's disk, and is left out.
+/// Returns the files beneath a directory that contain these bytes. Mounts are not on the
+/// directory's disk, and are skipped.
 ///
 /// # Panics
-/// When something can't be read, but for what is removed meanwhile.
+/// For unreadable files, except those that are removed meanwhile.
 fn with(directory: &Path, bytes: &[u8]) -> Vec<String> {
     let present = |result: io::Result<Vec<u8>>, path: &Path| match result {
         Ok(content) => Some(content),
@@ -186,8 +186,8 @@ async fn secret_is_on_no_disk() {
     let main = running.container("main").id.clone();
     assert_eq!(said(&mut kubelet, &main, "cat /key/key /token/token").await, SECRETS[0].repeat(2));
 
-    // All that is of the node's is searched, but for what is mounted: with the kubelet's own secrets
-    // in memory, nothing else has them. What a container writes on the cell's disk is found.
+    // The search covers the node's files without mounts: the kubelet's own secrets are in memory,
+    // and no other file has them. A file that a container writes to the cell's disk is found.
     let planted = "echo -n planted-; echo word";
     said(&mut kubelet, &main, &format!("{{ {planted}; }} > /written; sync")).await;
     assert!(!with(node.directory(), b"planted-word").is_empty(), "a file of the cell is searched");
@@ -197,7 +197,7 @@ async fn secret_is_on_no_disk() {
         assert!(!kiyot.log().contains(PART));
     };
     is_nowhere(&kiyot);
-    // Nor are the next ones, however they come: by an update, and by a daemon that starts anew.
+    // Nor do later secrets leak, neither by an update nor by a restarted daemon.
     kubelet.update_volume(&spec, "key", &Source::files(&[("key", SECRETS[1])]));
     shows(&mut kubelet, &main, "cat /key/key", SECRETS[1]).await;
     is_nowhere(&kiyot);
@@ -233,12 +233,12 @@ async fn volume_unmounted_on_the_node_stays_in_the_cell() {
     kiyot.start_again().await;
     let mut kubelet = kiyot.kubelet().await;
     for colour in ["red", "green"] {
-        // All volumes of the pod are compared when one is updated.
+        // An update compares all volumes of the pod.
         kubelet.update_volume(&spec, "settings", &Source::files(&[("colour", colour)]));
         shows(&mut kubelet, &main, "cat /settings/colour", colour).await;
     }
     assert_eq!(said(&mut kubelet, &main, "cat /key/key").await, "hush");
-    // The kubelet is back, and writes it anew.
+    // The kubelet restarts, and writes the volume again.
     rustix::mount::mount("tmpfs", &key, "tmpfs", rustix::mount::MountFlags::empty(), None).unwrap();
     kubelet.update_volume(&spec, "key", &Source::files(&[("key", "changed")]));
     kubelet.update_volume(&spec, "settings", &Source::files(&[("colour", "black")]));
@@ -327,7 +327,7 @@ async fn without_last_words_the_log_has_them() {
     said_in_its_cell(&kiyot, main, "the reason").await;
     ending.come().await;
     assert_eq!(kubelet.exited(&main.id).await.exit_code, 9);
-    // FallbackToLogsOnError: the kubelet takes the log's end if this is empty.
+    // FallbackToLogsOnError: the kubelet takes the end of the log if this is empty.
     assert_eq!(fs::read_to_string(&main.termination).unwrap(), "");
     let lines = kubelet.log_lines(main);
     assert_eq!(lines.len(), 501);
@@ -349,16 +349,16 @@ async fn owners_and_modes_are_the_nodes_also_after_an_update() {
         .volume("scratch", Source::EmptyDir { memory: false });
     let config = kubelet.prepare(&spec);
     let volumes = kubelet.pod_directory(&spec.uid).join("volumes");
-    // As the kubelet does for fsGroup (pkg/volume/volume_linux.go), and for a user of a token's
-    // own: before ..data is moved, but here nobody looks yet.
+    // The kubelet does this for fsGroup (pkg/volume/volume_linux.go) and for the user of a token:
+    // before ..data is renamed, which does not matter here because no container runs yet.
     let grouped = |directory: &Path| {
         let directory = directory.display().to_string();
         kiyot_testkit::output("chown", &["-R", &format!("0:{GROUP}"), &directory]).unwrap();
-        kiyot_testkit::output(
-            "sh",
-            &["-c", &format!("find {directory} -type d -exec chmod 2775 {{}} +; find {directory} -type f -exec chmod 0440 {{}} +")],
-        )
-        .unwrap();
+        let chmod = format!(
+            "find {directory} -type d -exec chmod 2775 {{}} +; \
+             find {directory} -type f -exec chmod 0440 {{}} +"
+        );
+        kiyot_testkit::output("sh", &["-c", &chmod]).unwrap();
     };
     let of = |plugin: &str, name: &str| volumes.join(format!("kubernetes.io~{plugin}")).join(name);
     for (plugin, name) in
@@ -400,7 +400,7 @@ async fn owners_and_modes_are_the_nodes_also_after_an_update() {
         .await,
         "oneblue1000 2000\n"
     );
-    // A token that is renewed has its group too, once it is given to it.
+    // A renewed token has its group, too, once the kubelet has set it.
     kubelet.update_volume(&spec, "token", &Source::files(&[("token", "two")]));
     grouped(&of("projected", "token"));
     kubelet.update_volume(&spec, "settings", &Source::files(&[("sub/colour", "red")]));

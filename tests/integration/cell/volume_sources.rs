@@ -1,4 +1,4 @@
-//! What containers mount that is no plain volume, at its edges.
+//! Mounts of containers that are not plain volumes, with their edge cases.
 
 use std::{
     fs,
@@ -33,7 +33,7 @@ fn mount(host_path: &Path, container_path: &str, readonly: bool) -> cri::Mount {
     }
 }
 
-/// The refusal of a container with this mount.
+/// Returns the error of a container with this mount.
 async fn refused(kubelet: &mut Kubelet, running: &RunningPod, mount: cri::Mount) -> Status {
     let mut main = Container::script("main", WAIT);
     main.more_mounts.push(mount);
@@ -85,7 +85,7 @@ async fn volumes_of_plugins_and_huge_pages_are_refused_by_name_and_policy() {
         &status,
         &["main", "/data", "kubernetes.io~csi/pvc-7d1f", "host_path = \"refuse\"", "emptyDir"],
     );
-    // A part of such a volume, as the kubelet binds it.
+    // A subpath of such a volume, as bound by the kubelet.
     let part = kubelet.pod_directory(&spec.uid).join("volume-subpaths/pvc-7d1f/main/0");
     fs::create_dir_all(&part).unwrap();
     let status = refused(&mut kubelet, &running, mount(&part, "/part", false)).await;
@@ -119,7 +119,7 @@ async fn absent_file_mount_becomes_no_directory() {
     let status = refused(&mut kubelet, &running, mount(&missing, "/etc/app.conf", true)).await;
     names(&status, &["not-there.conf", "No such file"]);
     assert!(!missing.exists());
-    // The kubelet's own hosts file is no different.
+    // The kubelet's hosts file is treated the same.
     let hosts = kubelet.pod_directory(&spec.uid).join("etc-hosts");
     let content = fs::read(&hosts).unwrap();
     fs::remove_file(&hosts).unwrap();
@@ -127,7 +127,7 @@ async fn absent_file_mount_becomes_no_directory() {
         kubelet.create_container(&running, &Container::script("main", WAIT), 0).await.unwrap_err();
     names(&status, &["etc-hosts", "No such file"]);
     assert!(!hosts.exists());
-    // Once they are there, the same container can be made, and they are files.
+    // Once they exist, the same container can be created, and they are files.
     fs::write(&hosts, content).unwrap();
     fs::write(&missing, "setting").unwrap();
     let mut main = Container::script("main", WAIT);
@@ -188,7 +188,7 @@ async fn copies_of_the_nodes_paths_are_bounded_and_made_anew_for_each_attempt() 
     kubelet.logged(&first, "old").await;
     fs::remove_dir_all(tree.join("sub")).unwrap();
     fs::write(tree.join("sub"), "a file").unwrap();
-    // Another container's copy is of now, and takes nothing from one that runs.
+    // The copy of another container is current, and does not change that of a running one.
     let mut other = Container::script("other", &format!("{look}; {WAIT}"));
     other.more_mounts.push(mount(&tree, "/tree", true));
     let other = begins(&mut kubelet, &mut running, &other, 0).await;
@@ -207,7 +207,7 @@ async fn copies_of_the_nodes_paths_are_bounded_and_made_anew_for_each_attempt() 
         texts(&kubelet, &first),
         [".", "./sub", "./sub/old", "old", ".", "./sub", "./sub/old", "old"]
     );
-    // The next attempt's has nothing of the one before.
+    // The next attempt's file has no content of the previous attempt.
     let second = begins(&mut kubelet, &mut running, &one, 1).await;
     kubelet.logged(&second, "a file").await;
     assert_eq!(texts(&kubelet, &second)[..3], [".", "./sub", "a file"]);
@@ -222,8 +222,9 @@ async fn last_words_come_from_wherever_they_are_written_and_to_their_end() {
     let mut kubelet = kiyot.kubelet().await;
     let spec = Pod::new("talkative").in_cell();
     let mut running = sandbox_of(&mut kubelet, &spec).await;
-    // Longer than what is brought home, and no text at its end.
-    let script = "head -c 100000 /dev/zero | tr '\\0' a > /var/run/words; printf '\\377\\000the end' >> /var/run/words; exit 3";
+    // Longer than the limit of the copy, with bytes that are not UTF-8 at the end.
+    let script = "head -c 100000 /dev/zero | tr '\\0' a > /var/run/words; \
+        printf '\\377\\000the end' >> /var/run/words; exit 3";
     let elsewhere = |config: &mut cri::ContainerConfig| {
         config
             .mounts
@@ -283,8 +284,7 @@ async fn files_of_a_removed_container_are_removed_from_its_cell() {
     ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
 }
 
-/// Binds a part of an emptyDir as the kubelet does where it finds nothing
-/// (pkg/volume/util/subpath).
+/// Binds a subpath of an emptyDir as the kubelet does if it is absent (pkg/volume/util/subpath).
 fn bound(pod: &Path, volume: &str, below: &str, at: &str) -> PathBuf {
     let (placeholder, target) = (
         pod.join("volumes/kubernetes.io~empty-dir").join(volume).join(below),
@@ -308,7 +308,8 @@ async fn empty_dir_subpath_is_current_and_never_behind_a_link() {
     let maker = Container::script(
         "maker",
         &format!(
-            "cd /scratch; echo one > file; ln -s /etc out; ln -s ../../.. up; mkdir -p d/e; ln -s d in; {WAIT}"
+            "cd /scratch; echo one > file; ln -s /etc out; ln -s ../../.. up; mkdir -p d/e; \
+            ln -s d in; {WAIT}"
         ),
     );
     let maker = begins(&mut kubelet, &mut running, &maker.mount("scratch", "/scratch"), 0).await;
@@ -330,7 +331,7 @@ async fn empty_dir_subpath_is_current_and_never_behind_a_link() {
         names(&status, &["scratch"]);
         targets.push(target);
     }
-    // One that was replaced since the last attempt is the new one.
+    // A path that was replaced since the last attempt is read anew.
     let target = bound(&pod, "scratch", "file", "main/9");
     let ending = Ending::new();
     let mut main = Container::script("main", &format!("cat /part; {}", ending.wait()));

@@ -1,4 +1,4 @@
-//! Volumes that the kubelet writes anew while a pod in a cell uses them.
+//! Updates of volumes by the kubelet while a pod in a cell uses them.
 
 use std::fs;
 
@@ -14,7 +14,7 @@ async fn reader_never_sees_a_partial_update() {
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
     let names: Vec<String> = (0..6).map(|n| format!("key-{n}")).collect();
-    // Long enough to be brought in several parts.
+    // Large enough to be sent in several parts.
     let files = |version: usize| {
         let content = format!("{version}\n")
             .into_bytes()
@@ -23,12 +23,14 @@ async fn reader_never_sees_a_partial_update() {
             .collect::<Vec<u8>>();
         names.iter().map(|name| (name.clone(), content.clone())).collect()
     };
-    // What `..data` leads to is whole for as long as it leads there, and of one version; and so is
-    // each name, whenever it is looked at.
+    // The target of `..data` is complete and of a single version as long as it is the target, and
+    // so is each name whenever it is read.
     let script = "last=; while :; do
         d=$(readlink /v/..data) || { echo BROKEN no data; continue; }
-        if s=$(for k in 0 1 2 3 4 5; do head -n 1 /v/$d/key-$k || exit 1; [ $(stat -c %s /v/$d/key-$k) -gt 150000 ] || exit 1; done 2>/dev/null); then
-            set -- $s; [ \"$1$1$1$1$1$1\" = \"$1$2$3$4$5$6\" ] || echo BROKEN mixed $s; [ \"$1\" = \"$last\" ] || { last=$1; echo version $1; }
+        if s=$(for k in 0 1 2 3 4 5; do head -n 1 /v/$d/key-$k || exit 1; \
+        [ $(stat -c %s /v/$d/key-$k) -gt 150000 ] || exit 1; done 2>/dev/null); then
+            set -- $s; [ \"$1$1$1$1$1$1\" = \"$1$2$3$4$5$6\" ] || echo BROKEN mixed $s; \
+            [ \"$1\" = \"$last\" ] || { last=$1; echo version $1; }
         elif [ \"$(readlink /v/..data)\" = \"$d\" ]; then echo BROKEN part $s; fi; done";
     let spec = Pod::new("reader")
         .in_cell()
@@ -39,7 +41,7 @@ async fn reader_never_sees_a_partial_update() {
     kubelet.logged(&main, "version 0").await;
     for version in 1..=UPDATES {
         kubelet.update_volume(&spec, "v", &files(version));
-        // Some of them come while the one before is brought, and some alone.
+        // Some updates arrive while the previous is sent, others alone.
         if version % 3 == 0 {
             kubelet.logged(&main, &format!("version {version}")).await;
         }
@@ -81,8 +83,8 @@ async fn update_arrives_during_and_after_a_cut_connection() {
         kubelet.update_volume(&spec, "token", &Source::files(&[("token", before)]));
         wire = Wire::lay(&kiyot.state());
         shows(&mut kubelet, &main, "cat /token/token", before).await;
-        // It is found with the connection, and does not wait for the next look at all volumes; the
-        // other one by its news.
+        // The first update is found at the reconnection, before the next comparison of all volumes;
+        // the second by its inotify event.
         kubelet.update_volume(&spec, "settings", &Source::files(&[("colour", after)]));
         shows(&mut kubelet, &main, "cat /settings/colour", after).await;
     }
@@ -96,8 +98,8 @@ async fn sources_of_a_projected_volume_come_change_and_go() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
-    // A service account's token, a ConfigMap's keys, the downward API's files, and a Secret that is
-    // optional and not there yet.
+    // A service account token, a ConfigMap, downward API files, and an optional Secret that is
+    // still absent.
     let first = [
         ("token", "eyJ.first.token"),
         ("ca.crt", "a certificate"),
@@ -111,12 +113,14 @@ async fn sources_of_a_projected_volume_come_change_and_go() {
         .container(Container::script("main", WAIT).mount("all", "/var/run/all"));
     let running = kubelet.run_pod(&spec).await.unwrap();
     let main = running.container("main").id.clone();
-    let all = "cd /var/run/all; for f in $(find . -follow -type f ! -path './..*' | sort); do echo \"$f $(cat $f)\"; done";
+    let all = "cd /var/run/all; for f in $(find . -follow -type f ! -path './..*' | sort); \
+        do echo \"$f $(cat $f)\"; done";
     assert_eq!(
         said(&mut kubelet, &main, all).await,
-        "./ca.crt a certificate\n./namespace default\n./pod/labels app=\"web\"\n./pod/name projected\n./token eyJ.first.token\n"
+        "./ca.crt a certificate\n./namespace default\n./pod/labels app=\"web\"\n\
+         ./pod/name projected\n./token eyJ.first.token\n"
     );
-    // The kubelet replaces a token when four fifths of its time are over.
+    // The kubelet renews a token after four fifths of its lifetime.
     let second = [
         ("token", "eyJ.second.token"),
         ("ca.crt", "a certificate"),
@@ -129,10 +133,11 @@ async fn sources_of_a_projected_volume_come_change_and_go() {
         &mut kubelet,
         &main,
         all,
-        "./ca.crt a certificate\n./late/key come\n./namespace default\n./pod/labels app=\"shop\"\n./token eyJ.second.token\n",
+        "./ca.crt a certificate\n./late/key come\n./namespace default\n\
+         ./pod/labels app=\"shop\"\n./token eyJ.second.token\n",
     )
     .await;
-    // Nothing is left of what was, under whatever name.
+    // Nothing of the old version is left under any name.
     shows(
         &mut kubelet,
         &main,
@@ -176,7 +181,7 @@ async fn volume_that_grew_over_the_limit_stays_and_is_logged() {
 /// Verifies D40.
 #[tokio::test]
 async fn updates_show_by_their_news_and_not_when_all_volumes_are_compared() {
-    // All are compared each minute: by that alone these would take longer than they may.
+    // All volumes are compared each minute: by that alone these updates would miss the deadline.
     const UPDATES: usize = 4;
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;

@@ -123,7 +123,7 @@ async fn empty_dir_lives_as_long_as_its_cell() {
         "echo kept > /scratch/file; echo kept > /fast/file; chmod 640 /scratch/file",
     )
     .await;
-    // With each attempt, after the agent, and after the daemon.
+    // Mounted with each attempt, after a restart of the agent, and of the daemon.
     for attempt in 1..=3 {
         kubelet.stop_container(&main, 1).await.unwrap();
         match attempt {
@@ -149,8 +149,8 @@ async fn empty_dir_lives_as_long_as_its_cell() {
             "attempt {attempt}"
         );
     }
-    // A new sandbox of the same pod is another cell, and begins with nothing; on a node it would go
-    // on with what there was.
+    // A new sandbox of the same pod is another cell with an empty volume; on a node the volume
+    // would keep its files.
     kubelet.stop_pod(&first).await.unwrap();
     let mut config = first.config.clone();
     config.metadata.as_mut().unwrap().attempt = 1;

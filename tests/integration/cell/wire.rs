@@ -1,16 +1,15 @@
-//! A wire between agents and the gateway that can be cut while both live.
+//! Proxy between agents and the gateway whose connections can be cut while both run.
 
 use std::path::Path;
 
 use tokio::net::{UnixListener, UnixStream};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-/// A wire in the place of the gateway's socket. It is there for as long as this is; after that
-/// nobody gets through.
+/// Proxy in the place of the gateway's socket. After its drop, no connection passes.
 pub(super) struct Wire(#[expect(dead_code, reason = "it ends what it guards")] DropGuard);
 
 impl Wire {
-    /// Lays one, for connections that are made from now on.
+    /// Starts a proxy for new connections.
     pub(super) fn lay(state: &Path) -> Self {
         let (near, far) = (state.join("gateway.sock"), state.join("far.sock"));
         if far.exists() {
