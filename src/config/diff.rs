@@ -205,7 +205,7 @@ mod tests {
         names.iter().map(rule).collect()
     }
 
-    fn told(changes: &[Change]) -> Vec<&str> {
+    fn listed(changes: &[Change]) -> Vec<&str> {
         changes.iter().map(|change| change.at.as_str()).collect()
     }
 
@@ -234,7 +234,7 @@ mod tests {
         .unwrap();
         let diff = Diff::between(&old, &new);
         assert_eq!(
-            told(&diff.live),
+            listed(&diff.live),
             [
                 "server.client_timeout",
                 "server.max_concurrent_calls",
@@ -248,7 +248,7 @@ mod tests {
         );
         assert_eq!(diff.live[0].to_string(), "server.client_timeout: 30s -> 5s");
         assert_eq!(
-            told(&diff.restart),
+            listed(&diff.restart),
             [
                 "server.listen",
                 "backends.containerd.socket",
@@ -277,9 +277,9 @@ mod tests {
             .replace(BACKENDS, ""),
         );
         let diff = Diff::between(&config(""), &new);
-        let told: Vec<String> = diff.live.iter().map(ToString::to_string).collect();
+        let listed: Vec<String> = diff.live.iter().map(ToString::to_string).collect();
         assert_eq!(
-            told,
+            listed,
             [
                 "backends.milpa.policy.host_pid: Refuse -> Cell",
                 "backends.milpa.policy.privileged: Refuse -> KeepLocal"
@@ -298,7 +298,7 @@ mod tests {
             rules(&[("a", "second")])
         );
         let new = config(&more);
-        assert_eq!(told(&Diff::between(&old, &new).restart), ["backends.second"]);
+        assert_eq!(listed(&Diff::between(&old, &new).restart), ["backends.second"]);
         let problems = old.reloaded(&new, "test").unwrap_err().to_string();
         assert!(
             problems.contains(

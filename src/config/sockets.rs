@@ -24,7 +24,7 @@ pub(super) fn check(config: &Config, real: &dyn Fn(&Path) -> PathBuf, report: &R
         };
         let (at, leads_to) = (format!("backends.{name}.{key}"), real(socket));
         if leads_to == own {
-            let what = told(&config.server.listen, &own);
+            let what = describe(&config.server.listen, &own);
             report.add(Problem::with_value(
                 "server.listen",
                 what,
@@ -38,7 +38,7 @@ pub(super) fn check(config: &Config, real: &dyn Fn(&Path) -> PathBuf, report: &R
         if let Some((twin, _)) = seen.iter().find(|(_, other)| *other == leads_to) {
             report.add(Problem::with_value(
                 at,
-                told(socket, &leads_to),
+                describe(socket, &leads_to),
                 format!("is the socket of {twin} too; allowed: a socket for each backend"),
             ));
         } else {
@@ -55,7 +55,7 @@ fn is_runtimes(config: &Config, socket: &Path) -> bool {
 }
 
 /// Returns a path, and its target if that differs.
-fn told(path: &Path, leads_to: &Path) -> String {
+fn describe(path: &Path, leads_to: &Path) -> String {
     if path == leads_to {
         format!("{path:?}")
     } else {

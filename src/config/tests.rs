@@ -293,7 +293,7 @@ fn socket_that_leads_back_to_kiyot_is_refused_for_any_path() {
 fn malformed_files_are_problems() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("kiyot.toml");
-    let told = |content: &[u8]| {
+    let reported = |content: &[u8]| {
         std::fs::write(&path, content).unwrap();
         load(&path).unwrap_err().list.iter().map(ToString::to_string).collect::<Vec<_>>()
     };
@@ -332,11 +332,11 @@ fn malformed_files_are_problems() {
             "backends.m.provider = \"ec2\": is invalid; allowed: \"netns\"",
         ),
     ] {
-        let told = told(content);
+        let reported = reported(content);
         assert!(
-            told.iter().any(|problem| problem.starts_with(expected)),
+            reported.iter().any(|problem| problem.starts_with(expected)),
             "{expected:?} is not in \
-            {told:#?}"
+            {reported:#?}"
         );
     }
     let directory = load(dir.path()).unwrap_err().to_string();

@@ -134,27 +134,29 @@ proptest! {
 #[test]
 fn dropped_request_is_cancelled_and_waiting_request_opens() {
     within(async {
-        let (told, mut tells) = tokio::sync::mpsc::unbounded_channel();
+        let (sender, mut resets) = tokio::sync::mpsc::unbounded_channel();
         let mut builder = server::Builder::new();
         builder.max_concurrent_streams(1);
         let (client, _tasks) = with(builder, vec![1 << 16], move |_request, mut send_response| {
-            let told = told.clone();
+            let sender = sender.clone();
             async move {
-                told.send(None).unwrap();
-                told.send(Some(poll_fn(|cx| send_response.poll_reset(cx)).await.unwrap())).unwrap();
+                sender.send(None).unwrap();
+                sender
+                    .send(Some(poll_fn(|cx| send_response.poll_reset(cx)).await.unwrap()))
+                    .unwrap();
             }
         })
         .await;
         let first = client.send_request(&head(&[]), &Bytes::new(), true).unwrap();
-        assert_eq!(tells.recv().await, Some(None));
+        assert_eq!(resets.recv().await, Some(None));
         let second = client.send_request(&head(&[]), &Bytes::new(), true).unwrap();
         // Never sent, so never received.
         drop(client.send_request(&head(&[]), &Bytes::new(), true).unwrap());
         drop(first);
-        assert_eq!(tells.recv().await, Some(Some(Reason::CANCEL)));
-        assert_eq!(tells.recv().await, Some(None));
+        assert_eq!(resets.recv().await, Some(Some(Reason::CANCEL)));
+        assert_eq!(resets.recv().await, Some(None));
         drop(second);
-        assert_eq!(tells.recv().await, Some(Some(Reason::CANCEL)));
+        assert_eq!(resets.recv().await, Some(Some(Reason::CANCEL)));
     });
 }
 
