@@ -75,7 +75,7 @@ fn pod(name: &str, script: &str) -> Pod {
 const WAIT: &str = "trap 'exit 0' TERM; while :; do sleep 0.1; done";
 
 /// Stops and removes a pod, and asserts that neither a list entry nor a cell is left.
-async fn ends_without_a_trace(kubelet: &mut Kubelet, kiyot: &Kiyot<'_>, pod: &RunningPod) {
+async fn remove_and_assert_clean(kubelet: &mut Kubelet, kiyot: &Kiyot<'_>, pod: &RunningPod) {
     kubelet.stop_and_remove(pod).await.unwrap();
     assert!(kubelet.sandboxes().await.unwrap().iter().all(|listed| listed.id != pod.sandbox));
     assert!(
@@ -90,24 +90,24 @@ async fn ends_without_a_trace(kubelet: &mut Kubelet, kiyot: &Kiyot<'_>, pod: &Ru
 }
 
 /// Runs a script in a container and returns its standard output and standard error.
-async fn said(kubelet: &mut Kubelet, container: &str, script: &str) -> String {
-    let told = kubelet.exec_sync(container, &["sh", "-c", script]).await.unwrap();
-    told.stdout + &told.stderr
+async fn run_script(kubelet: &mut Kubelet, container: &str, script: &str) -> String {
+    let output = kubelet.exec_sync(container, &["sh", "-c", script]).await.unwrap();
+    output.stdout + &output.stderr
 }
 
 /// Waits until a script's output is `expected`. Calls may fail while the cell is disconnected.
-async fn shows(kubelet: &mut Kubelet, container: &str, script: &str, expected: &str) {
+async fn wait_for_output(kubelet: &mut Kubelet, container: &str, script: &str, expected: &str) {
     wait_until(format!("{script:?} in the cell shows {expected:?}"), LIMIT, async || {
-        let told = kubelet.exec_sync(container, &["sh", "-c", script]).await.ok()?;
-        (told.stdout == expected).then_some(())
+        let output = kubelet.exec_sync(container, &["sh", "-c", script]).await.ok()?;
+        (output.stdout == expected).then_some(())
     })
     .await;
 }
 
 /// Waits until the cell of a container takes calls after a restart of the daemon. A kubelet would
 /// retry until then.
-async fn is_back(kubelet: &mut Kubelet, container: &RunningContainer) {
-    wait_until("the cell is back", LIMIT, async || {
+async fn wait_until_connected(kubelet: &mut Kubelet, container: &RunningContainer) {
+    wait_until("the cell is connected again", LIMIT, async || {
         kubelet.exec_sync(&container.id, &["true"]).await.ok()
     })
     .await;
@@ -119,13 +119,13 @@ async fn address(kubelet: &mut Kubelet, sandbox: &str) -> String {
 }
 
 /// Stops a node and asserts that the test left nothing on the machine.
-fn leaves_nothing(node: Node) {
+fn assert_nothing_left(node: Node) {
     let left = node.stop();
     assert!(left.is_empty(), "left:\n{left}");
 }
 
 /// Returns major and minor version of the machine's containerd, which is also the cells'.
-async fn version_of_containerd(kubelet: &mut Kubelet) -> (u64, u64) {
+async fn containerd_version(kubelet: &mut Kubelet) -> (u64, u64) {
     let version = kubelet
         .runtime
         .version(cri::VersionRequest::default())

@@ -104,7 +104,7 @@ async fn built_image_runs_with_its_user_and_exit_code() {
         working_dir: "/srv".to_owned(),
         ..kiyot_testkit::image::ImageSpec::script(&format!(
             "cat greeting; echo; id -u; {}; exit 7",
-            ending.wait()
+            ending.script()
         ))
     };
     node.image("kiyot.test/greeter:1", &spec).await;
@@ -116,7 +116,7 @@ async fn built_image_runs_with_its_user_and_exit_code() {
         .unwrap();
     let main = running.container("main");
     kubelet.logged(main, "65534").await;
-    ending.come().await;
+    ending.release().await;
     assert_eq!(kubelet.exited(&main.id).await.exit_code, 7);
     let lines: Vec<_> = kubelet.log_lines(main).into_iter().map(|line| line.text).collect();
     assert_eq!(lines, ["hello", "65534"]);

@@ -15,7 +15,7 @@ use kiyot_testkit::{image::ImageSpec, node};
 const SOURCES: &str = env!("CARGO_MANIFEST_DIR");
 
 /// Returns the directory of cargo's build profile.
-pub(crate) fn built() -> PathBuf {
+pub(crate) fn build_directory() -> PathBuf {
     Path::new(env!("CARGO_BIN_EXE_kiyot")).parent().unwrap().to_owned()
 }
 
@@ -29,7 +29,7 @@ pub(crate) fn debian() -> PathBuf {
     for file in [script.clone(), "/etc/os-release".into()].iter().chain(&inputs) {
         (file, fs::read(file).unwrap()).hash(&mut hasher);
     }
-    let target = built().parent().unwrap().to_owned();
+    let target = build_directory().parent().unwrap().to_owned();
     let all = target.join("node");
     let ready = all.join(format!("{:016x}", hasher.finish()));
     if ready.is_dir() {
@@ -66,7 +66,7 @@ fn files(directory: &Path, found: &mut BTreeSet<PathBuf>) {
 pub(crate) fn parts(directory: &Path) -> PathBuf {
     let tree = directory.join("parts");
     fs::create_dir(&tree).unwrap();
-    let built = built();
+    let built = build_directory();
     let programs = [
         ("kiyot", built.join("kiyot")),
         ("kiyot-cell", built.join("kiyot-cell")),

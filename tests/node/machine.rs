@@ -25,10 +25,10 @@ const SOCKET_LIMIT: Duration = Duration::from_secs(60);
 /// Poll interval for that socket.
 const SOCKET_POLL: Duration = Duration::from_millis(20);
 /// Memory of the machine in MiB, enough for two containerds and some cells.
-const MEMORY: &str = "2048";
+const MEMORY_MIB: &str = "2048";
 
 /// Serialises the machines: each has as many processors as the host.
-static TURN: Mutex<()> = Mutex::new(());
+static MACHINE_LOCK: Mutex<()> = Mutex::new(());
 
 /// Running machine. Dropping it ends QEMU and removes its files.
 #[derive(Debug)]
@@ -43,7 +43,7 @@ pub(crate) struct Machine {
 
 /// Result of a command.
 #[derive(Debug)]
-pub(crate) struct Ran {
+pub(crate) struct CommandOutput {
     pub(crate) code: i32,
     /// Standard output and standard error.
     pub(crate) output: String,
@@ -52,7 +52,7 @@ pub(crate) struct Ran {
 impl Machine {
     /// Boots a machine and waits until its services are up.
     pub(crate) fn start() -> Self {
-        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let turn = MACHINE_LOCK.lock().unwrap_or_else(PoisonError::into_inner);
         let debian = image::debian();
         let directory = tempfile::Builder::new().prefix("node").tempdir().unwrap();
         let parts = image::parts(directory.path());
@@ -68,7 +68,7 @@ impl Machine {
             ]
         };
         let qemu = Command::new("qemu-system-x86_64")
-            .args(["-accel", "tcg,thread=multi", "-smp", "2", "-m", MEMORY, "-cpu", "Nehalem"])
+            .args(["-accel", "tcg,thread=multi", "-smp", "2", "-m", MEMORY_MIB, "-cpu", "Nehalem"])
             .args(["-machine", "q35", "-nodefaults", "-no-user-config", "-display", "none"])
             .arg("-kernel")
             .arg(debian.join("kernel"))
@@ -90,7 +90,7 @@ impl Machine {
             .env("TMPDIR", directory.path())
             .stdin(Stdio::null())
             .spawn()
-            .expect("QEMU can be started: scripts/setup installs it");
+            .expect("QEMU starts: scripts/setup installs it");
         let begun = Instant::now();
         let commands = loop {
             match UnixStream::connect(&socket) {
@@ -107,12 +107,12 @@ impl Machine {
             directory,
             _turn: turn,
         };
-        machine.booted();
+        machine.wait_for_boot();
         machine
     }
 
     /// Waits for a boot with a new id, and until its services are up.
-    fn booted(&mut self) {
+    fn wait_for_boot(&mut self) {
         let begun = Instant::now();
         loop {
             let line = self.line(begun, BOOT_LIMIT, "the machine boots");
@@ -131,11 +131,11 @@ impl Machine {
     pub(crate) fn reboot(&mut self) {
         // The command server ends with the machine, so that no response is awaited.
         self.send("systemctl --no-block reboot");
-        self.booted();
+        self.wait_for_boot();
     }
 
     /// Runs a bash script.
-    pub(crate) fn run(&mut self, script: &str) -> Ran {
+    pub(crate) fn run(&mut self, script: &str) -> CommandOutput {
         let begun = Instant::now();
         self.send(script);
         let own = format!("{} ", self.number);
@@ -143,10 +143,10 @@ impl Machine {
             let line = self.line(begun, COMMAND_LIMIT, script);
             let Some(rest) = line.strip_prefix(&own) else { continue };
             let (code, output) = rest.split_once(' ').unwrap_or((rest, ""));
-            let output = BASE64_STANDARD.decode(output).expect("what was written, in base64");
+            let output = BASE64_STANDARD.decode(output).expect("output in base64");
             let output = String::from_utf8_lossy(&output).into_owned();
             eprintln!("{:>6.1} s  {script}", begun.elapsed().as_secs_f64());
-            return Ran { code: code.parse().expect("an exit code"), output };
+            return CommandOutput { code: code.parse().expect("an exit code"), output };
         }
     }
 
@@ -158,9 +158,9 @@ impl Machine {
 
     /// Runs a script that must succeed, and returns its output.
     pub(crate) fn ok(&mut self, script: &str) -> String {
-        let ran = self.run(script);
-        assert_eq!(ran.code, 0, "{script}\n{}", ran.output);
-        ran.output
+        let result = self.run(script);
+        assert_eq!(result.code, 0, "{script}\n{}", result.output);
+        result.output
     }
 
     /// Runs a script until it succeeds, and returns its last output.
@@ -178,7 +178,7 @@ impl Machine {
         let mut line = Vec::new();
         loop {
             let left = limit.saturating_sub(begun.elapsed());
-            assert!(!left.is_zero(), "waited {limit:?} in vain until this is done: {what}");
+            assert!(!left.is_zero(), "{what}: not done within {limit:?}");
             self.commands.get_ref().set_read_timeout(Some(left)).unwrap();
             match self.commands.read_until(b'\n', &mut line) {
                 Ok(0) => panic!("QEMU has ended: {:?}", self.qemu.wait()),
@@ -188,7 +188,7 @@ impl Machine {
                 Ok(_) => {}
                 Err(error)
                     if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
-                Err(error) => panic!("QEMU can't be heard: {error}"),
+                Err(error) => panic!("QEMU's socket: {error}"),
             }
         }
     }

@@ -7,7 +7,7 @@
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
-    reason = "what a test cannot set up fails the test, at the place"
+    reason = "a failed setup fails the test in place"
 )]
 
 mod image;

@@ -9,7 +9,7 @@ pub(crate) const WAIT: &str = "trap 'exit 0' TERM; echo up; while :; do sleep 1;
 
 /// Running pod with one container.
 #[derive(Debug)]
-pub(crate) struct Running {
+pub(crate) struct RunningPod {
     pub(crate) sandbox: String,
     pub(crate) container: String,
     pub(crate) address: String,
@@ -42,17 +42,17 @@ END
 }
 
 /// Runs a pod with one container and waits until it has written `up`.
-pub(crate) fn run(machine: &mut Machine, place: Place, name: &str, attempt: u32) -> Running {
+pub(crate) fn run(machine: &mut Machine, place: Place, name: &str, attempt: u32) -> RunningPod {
     let place = match place {
         Place::Cell => "cell",
         Place::Node => "node",
     };
     // The kubelet retries until the pod runs.
-    let told = machine.eventually(&format!("podctl run {place} {name} {attempt} {WAIT:?}"));
-    let told: Value = serde_json::from_str(told.trim()).unwrap_or_else(|_| panic!("{told}"));
-    let text = |key: &str| told[key].as_str().unwrap().to_owned();
+    let output = machine.eventually(&format!("podctl run {place} {name} {attempt} {WAIT:?}"));
+    let output: Value = serde_json::from_str(output.trim()).unwrap_or_else(|_| panic!("{output}"));
+    let text = |key: &str| output[key].as_str().unwrap().to_owned();
     machine.eventually(&format!("podctl logs {name} | grep -w up"));
-    Running {
+    RunningPod {
         sandbox: text("sandbox"),
         container: text("container"),
         address: text("address"),
@@ -62,8 +62,8 @@ pub(crate) fn run(machine: &mut Machine, place: Place, name: &str, attempt: u32)
 
 /// Returns all pods from lists and statuses.
 pub(crate) fn list(machine: &mut Machine) -> Value {
-    let told = machine.ok("podctl list");
-    serde_json::from_str(told.trim()).unwrap_or_else(|_| panic!("{told}"))
+    let output = machine.ok("podctl list");
+    serde_json::from_str(output.trim()).unwrap_or_else(|_| panic!("{output}"))
 }
 
 /// Returns the entry of an id in the result of [`list`].

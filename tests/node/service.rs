@@ -2,7 +2,7 @@
 
 use crate::{
     machine::Machine,
-    pods::{self, Place, Running},
+    pods::{self, Place, RunningPod},
 };
 
 /// Prints the PIDs of all cells' processes.
@@ -22,7 +22,7 @@ fn cells_keep_their_limits_outlive_the_service_and_end_with_the_node() {
 }
 
 /// Asserts that systemd's changes to the pod's slice keep the limits of a cell's containers.
-fn limits_outlive_a_reload(machine: &mut Machine, pod: &Running) {
+fn limits_outlive_a_reload(machine: &mut Machine, pod: &RunningPod) {
     let cgroup = &pod.cgroup;
     let slice = cgroup.rsplit('/').next().unwrap();
     let limited = format!("grep -lx 67108864 {cgroup}/*/memory.max");
@@ -43,7 +43,7 @@ fn limits_outlive_a_reload(machine: &mut Machine, pod: &Running) {
 
 /// Restarts, kills and stops the service: the cell's processes stay the same, and the daemon knows
 /// the pod again each time.
-fn cells_outlive_the_service(machine: &mut Machine, pod: &Running) {
+fn cells_outlive_the_service(machine: &mut Machine, pod: &RunningPod) {
     let processes = machine.ok(PROCESSES);
     assert!(processes.split_whitespace().count() >= 3, "{processes}");
     // The service shares the host's mount namespace, so that its mounts propagate.
@@ -68,7 +68,7 @@ fn cells_outlive_the_service(machine: &mut Machine, pod: &Running) {
     machine.eventually(&format!("podctl exec {} 'echo inside' | grep -x inside", pod.container));
 }
 
-fn running(machine: &mut Machine, pod: &Running) {
+fn running(machine: &mut Machine, pod: &RunningPod) {
     let list = pods::list(machine);
     assert_eq!(pods::entry(&list, "sandboxes", &pod.sandbox)["ready"], true);
     let container = pods::entry(&list, "containers", &pod.container);
@@ -76,7 +76,7 @@ fn running(machine: &mut Machine, pod: &Running) {
 }
 
 /// Reboots the machine.
-fn cells_end_with_the_node(machine: &mut Machine, pod: &Running) {
+fn cells_end_with_the_node(machine: &mut Machine, pod: &RunningPod) {
     let leases = format!("ls /var/lib/cni/networks/pods | grep -x {}", pod.address);
     machine.ok(&leases);
     machine.reboot();

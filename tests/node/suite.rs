@@ -34,7 +34,7 @@ const SLOWNESS: &str = "10";
 
 /// Puts the programs where the tests expect them: where cargo built them.
 fn unpack(machine: &mut Machine) {
-    let (built, sources) = (image::built(), Path::new(env!("CARGO_MANIFEST_DIR")));
+    let (built, sources) = (image::build_directory(), Path::new(env!("CARGO_MANIFEST_DIR")));
     machine.ok(&format!(
         "mkdir -p {0}/examples {1} && cp /mnt/kiyot /mnt/kiyot-cell {0}/ \
          && cp /mnt/demo {0}/examples/ && cp -R /mnt/examples {1}/",
@@ -48,7 +48,7 @@ fn environment() -> String {
 }
 
 #[test]
-#[ignore = "takes half an hour where no KVM is: make test-node"]
+#[ignore = "takes half an hour without KVM: make test-node"]
 fn core_of_the_suite_holds_with_systemd_and_cgroups_of_version_2() {
     let mut machine = Machine::start();
     unpack(&mut machine);
@@ -66,20 +66,20 @@ fn core_of_the_suite_holds_with_systemd_and_cgroups_of_version_2() {
 }
 
 #[test]
-#[ignore = "takes minutes where no KVM is: make test-node"]
+#[ignore = "takes minutes without KVM: make test-node"]
 fn demo_runs_with_systemd_and_cgroups_of_version_2() {
     let mut machine = Machine::start();
     unpack(&mut machine);
-    let demo = image::built().join("examples/demo");
-    let said = machine.ok(&format!("{} {}", environment(), demo.display()));
+    let demo = image::build_directory().join("examples/demo");
+    let output = machine.ok(&format!("{} {}", environment(), demo.display()));
     assert!(
-        said.contains("no process, mount, link, rule, control group or file is left"),
-        "{said}"
+        output.contains("no process, mount, link, rule, control group or file is left"),
+        "{output}"
     );
 }
 
 #[test]
-#[ignore = "takes minutes where no KVM is: make test-node"]
+#[ignore = "takes minutes without KVM: make test-node"]
 fn pods_on_the_node_are_the_node_containerds() {
     let mut machine = Machine::start();
     pods::install(&mut machine);

@@ -6,8 +6,8 @@ use kiyot_testkit::{
 
 use super::{
     WAIT,
-    endings::{Ending, said_in_its_cell},
-    ends_without_a_trace, is_back, options,
+    endings::{Ending, wait_for_cell_log},
+    options, remove_and_assert_clean, wait_until_connected,
 };
 
 /// Runs a sandbox in a cell without containers.
@@ -40,17 +40,18 @@ async fn init_containers_come_first_and_attempts_stay_until_they_are_removed() {
 
     for name in ["first", "second"] {
         let ending = Ending::new();
-        let container = Container::script(name, &format!("echo {name} is done; {}", ending.wait()));
+        let container =
+            Container::script(name, &format!("echo {name} is done; {}", ending.script()));
         let created = kubelet.create_container(&running, &container, 0).await.unwrap();
         kubelet.start_container(&created.id).await.unwrap();
-        said_in_its_cell(&kiyot, &created, &format!("{name} is done")).await;
-        ending.come().await;
+        wait_for_cell_log(&kiyot, &created, &format!("{name} is done")).await;
+        ending.release().await;
         let status = kubelet.exited(&created.id).await;
         assert_eq!((status.exit_code, status.reason.as_str()), (0, "Completed"));
         assert_eq!(
             kubelet.log_lines(&created).len(),
             1,
-            "its log is complete when its end is told"
+            "the log is complete when the exit is reported"
         );
         running.containers.insert(name.to_owned(), created);
     }
@@ -78,8 +79,8 @@ async fn init_containers_come_first_and_attempts_stay_until_they_are_removed() {
         .unwrap();
     assert_eq!(listed(&mut kubelet, "app").await, both[1..]);
     running.containers.insert("app".to_owned(), again);
-    is_back(&mut kubelet, running.container("app")).await;
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    wait_until_connected(&mut kubelet, running.container("app")).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }
 
 /// Verifies U7.
@@ -98,7 +99,7 @@ async fn absent_program_is_reported_as_the_start_error() {
     assert_eq!((status.exit_code, status.reason.as_str()), (128, "StartError"), "{status:?}");
     assert!(status.message.contains("/no/such/program"), "{status:?}");
     running.containers.insert("main".to_owned(), created);
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }
 
 /// Verifies U8.
@@ -144,5 +145,5 @@ async fn image_sets_the_user_and_the_stop_signal() {
     kubelet.stop_container(&main.id, i64::try_from(LIMIT.as_secs()).unwrap()).await.unwrap();
     let status = kubelet.exited(&main.id).await;
     assert_eq!((status.exit_code, status.reason.as_str()), (5, "Error"));
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }

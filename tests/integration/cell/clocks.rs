@@ -4,14 +4,14 @@ use std::{fs, path::Path, process::Command};
 
 use kiyot_testkit::{Kiyot, LIMIT, Node, RunningPod, cri, wait_until};
 
-use super::{WAIT, ends_without_a_trace, leaves_nothing, options, pod};
+use super::{WAIT, assert_nothing_left, options, pod, remove_and_assert_clean};
 
-const YEAR: i64 = 365 * 24 * 3600;
-const NANOS: i64 = 1_000_000_000;
+const YEAR_SECONDS: i64 = 365 * 24 * 3600;
+const NANOS_PER_SECOND: i64 = 1_000_000_000;
 
 /// Preloaded library that shifts CLOCK_REALTIME by the seconds in a file. Other clocks keep their
 /// time.
-const LIBRARY: &str = r#"
+const CLOCK_LIBRARY_SOURCE: &str = r#"
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdlib.h>
@@ -31,9 +31,9 @@ int clock_gettime(clockid_t clock, struct timespec *now) {
 "#;
 
 /// Builds the library and returns the environment of a program whose clock `file` sets.
-fn settable(directory: &Path, file: &Path) -> Vec<(String, String)> {
+fn clock_environment(directory: &Path, file: &Path) -> Vec<(String, String)> {
     let (source, library) = (directory.join("clock.c"), directory.join("clock.so"));
-    fs::write(&source, LIBRARY).unwrap();
+    fs::write(&source, CLOCK_LIBRARY_SOURCE).unwrap();
     let made = Command::new("cc")
         .args(["-shared", "-fPIC", "-O1", "-o"])
         .arg(&library)
@@ -41,28 +41,28 @@ fn settable(directory: &Path, file: &Path) -> Vec<(String, String)> {
         .status()
         .unwrap();
     assert!(made.success());
-    set(file, 0);
+    set_clock(file, 0);
     [("LD_PRELOAD", &library), ("SET_CLOCK", &file.to_owned())]
         .map(|(name, path)| (name.to_owned(), path.display().to_string()))
         .to_vec()
 }
 
 /// Sets the daemon's clock to an offset from the true time, in seconds, atomically.
-fn set(file: &Path, seconds: i64) {
+fn set_clock(file: &Path, seconds: i64) {
     let new = file.with_extension("new");
     fs::write(&new, seconds.to_string()).unwrap();
     fs::rename(new, file).unwrap();
 }
 
 /// Asserts that the pod is listed and reachable, and that its log continues without a gap.
-async fn unharmed(kiyot: &Kiyot<'_>, running: &RunningPod, when: &str) {
+async fn assert_unharmed(kiyot: &Kiyot<'_>, running: &RunningPod, when: &str) {
     let mut kubelet = kiyot.kubelet().await;
     let main = running.container("main");
-    let told = wait_until(format!("exec works {when}"), LIMIT, async || {
+    let output = wait_until(format!("exec succeeds {when}"), LIMIT, async || {
         kubelet.exec_sync(&main.id, &["echo", "here"]).await.ok()
     })
     .await;
-    assert_eq!(told.stdout, "here\n");
+    assert_eq!(output.stdout, "here\n");
     assert_eq!(
         kubelet.container_status(&main.id).await.unwrap().state(),
         cri::ContainerState::ContainerRunning,
@@ -71,9 +71,9 @@ async fn unharmed(kiyot: &Kiyot<'_>, running: &RunningPod, when: &str) {
     let now = kubelet.log_lines(main).len();
     kubelet.logged(main, &format!("line {}", now + 10)).await;
     for (at, line) in kubelet.log_lines(main).iter().enumerate() {
-        assert_eq!(line.text, format!("line {}", at + 1), "no line is lost or doubled {when}");
+        assert_eq!(line.text, format!("line {}", at + 1), "no line is lost or duplicated {when}");
     }
-    wait_until(format!("usage is told {when}"), LIMIT, async || {
+    wait_until(format!("usage is reported {when}"), LIMIT, async || {
         let request = cri::ListContainerStatsRequest::default();
         let stats = kubelet.runtime.list_container_stats(request).await.ok()?.into_inner().stats;
         stats.into_iter().find(|stats| {
@@ -82,7 +82,7 @@ async fn unharmed(kiyot: &Kiyot<'_>, running: &RunningPod, when: &str) {
         })
     })
     .await;
-    assert_eq!(kiyot.cells().len(), 1, "no cell was ended or made {when}");
+    assert_eq!(kiyot.cells().len(), 1, "no cell was ended or launched {when}");
 }
 
 /// Verifies X16, L7.
@@ -91,7 +91,7 @@ async fn clock_jump_harms_no_pod() {
     let node = Node::start().await;
     let file = node.directory().join("clock");
     let mut options = options();
-    options.environment = settable(node.directory(), &file);
+    options.environment = clock_environment(node.directory(), &file);
     let mut kiyot = Kiyot::start(&node, options).await;
     let mut kubelet = kiyot.kubelet().await;
     let count = "i=0; while :; do i=$((i+1)); echo line $i; sleep 0.05; done";
@@ -101,50 +101,55 @@ async fn clock_jump_harms_no_pod() {
     let before = kubelet.container_status(&main.id).await.unwrap();
 
     // Under the running daemon, connections stay and new pods run.
-    for jump in [YEAR, -YEAR] {
-        set(&file, jump);
-        unharmed(&kiyot, &running, &format!("after a jump of {jump} s")).await;
+    for jump in [YEAR_SECONDS, -YEAR_SECONDS] {
+        set_clock(&file, jump);
+        assert_unharmed(&kiyot, &running, &format!("after a jump of {jump} s")).await;
         let other = kubelet.run_pod(&pod("other", WAIT)).await.unwrap();
         let status = kubelet.sandbox_status(&other.sandbox).await.unwrap();
         assert!(
-            (status.created_at - before.created_at).abs() / NANOS > YEAR / 2,
+            (status.created_at - before.created_at).abs() / NANOS_PER_SECOND > YEAR_SECONDS / 2,
             "the daemon's clock is set"
         );
         // The clock of its cell is not set, so that both are a year apart.
         let main = kubelet.container_status(&other.container("main").id).await.unwrap();
         assert!(
-            (0..YEAR * NANOS / 2).contains(&(main.started_at - main.created_at)),
-            "a start is told by the node's clock: {main:?}"
+            (0..YEAR_SECONDS * NANOS_PER_SECOND / 2).contains(&(main.started_at - main.created_at)),
+            "the start is in the node's time: {main:?}"
         );
         kubelet.stop_container(&main.id, 30).await.unwrap();
         let main = kubelet.container_status(&main.id).await.unwrap();
         assert!(
-            (0..YEAR * NANOS / 2).contains(&(main.finished_at - main.started_at)),
-            "an end is told by the node's clock: {main:?}"
+            (0..YEAR_SECONDS * NANOS_PER_SECOND / 2)
+                .contains(&(main.finished_at - main.started_at)),
+            "the exit is in the node's time: {main:?}"
         );
         kubelet.stop_and_remove(&other).await.unwrap();
-        let word = if jump > 0 { "jumped ahead" } else { "jumped back" };
-        wait_until("the log says that the clock was set", LIMIT, async || {
-            kiyot.log().contains(word).then_some(())
+        let log_text = if jump > 0 { "jumped ahead" } else { "jumped back" };
+        wait_until("the log reports the clock change", LIMIT, async || {
+            kiyot.log().contains(log_text).then_some(())
         })
         .await;
     }
     // Across a restart, by the daemon's clock the cell's certificate has expired or is not yet
     // valid.
-    for jump in [YEAR, -YEAR, 0] {
-        set(&file, jump);
+    for jump in [YEAR_SECONDS, -YEAR_SECONDS, 0] {
+        set_clock(&file, jump);
         kiyot.kill9();
         kiyot.start_again().await;
-        unharmed(&kiyot, &running, &format!("after a restart with a jump of {jump} s")).await;
+        assert_unharmed(&kiyot, &running, &format!("after a restart with a jump of {jump} s"))
+            .await;
     }
     let log = kiyot.log();
-    assert!(log.contains("has expired by this node's clock"), "the log says what happened");
+    assert!(
+        log.contains("has expired by this node's clock"),
+        "the log reports the expired certificate"
+    );
     let mut kubelet = kiyot.kubelet().await;
     let after = kubelet.container_status(&main.id).await.unwrap();
     assert_eq!((after.created_at, after.started_at), (before.created_at, before.started_at));
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
     drop(kiyot);
-    leaves_nothing(node);
+    assert_nothing_left(node);
 }
 
 /// Verifies X16.
@@ -153,13 +158,13 @@ async fn after_the_clock_was_set_back_the_latest_is_still_the_latest() {
     let node = Node::start().await;
     let file = node.directory().join("clock");
     let mut options = options();
-    options.environment = settable(node.directory(), &file);
+    options.environment = clock_environment(node.directory(), &file);
     let kiyot = Kiyot::start(&node, options).await;
     let mut kubelet = kiyot.kubelet().await;
     let mut spec = pod("again", "exit 1");
     let first = kubelet.run_pod(&spec).await.unwrap();
     kubelet.exited(&first.container("main").id).await;
-    set(&file, -YEAR);
+    set_clock(&file, -YEAR_SECONDS);
     // The kubelet takes the latest container and the latest sandbox for the current ones.
     let second = kubelet.create_container(&first, &spec.containers[0], 1).await.unwrap();
     let containers = kubelet.containers().await.unwrap();

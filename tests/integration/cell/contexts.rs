@@ -8,11 +8,12 @@ use kiyot_testkit::{
 };
 use tonic::Code;
 
-use super::{WAIT, ends_without_a_trace, options, pod};
+use super::{WAIT, options, pod, remove_and_assert_clean};
 
 /// Prints credentials, limits, names and masked paths of a process. The core dump limit is left
 /// out: the daemon sets it in a cell (docs/differences.md).
-const LOOK: &str = "id -u; id -g; id -G; grep -E '^(Cap|NoNewPrivs|Seccomp:)' /proc/self/status; \
+const INSPECT_SCRIPT: &str = "\
+    id -u; id -g; id -G; grep -E '^(Cap|NoNewPrivs|Seccomp:)' /proc/self/status; \
     touch /new 2>&1; hostname; echo $HOSTNAME; cat /etc/hostname /etc/resolv.conf; \
     cat /proc/sys/kernel/shm_rmid_forced /proc/sys/net/ipv4/ip_local_port_range; \
     for path in /proc/kcore /proc/keys; do head -c 1 $path | wc -c; done; \
@@ -52,12 +53,13 @@ fn context(config: &mut cri::ContainerConfig) -> &mut cri::LinuxContainerSecurit
     config.linux.get_or_insert_default().security_context.get_or_insert_default()
 }
 
-/// Runs a pod with all containers of [`CONTEXTS`] and returns the output of [`LOOK`] by container.
-async fn looks(kubelet: &mut Kubelet, spec: &Pod) -> (RunningPod, HashMap<&'static str, String>) {
+/// Runs a pod with all containers of [`CONTEXTS`] and returns the output of [`INSPECT_SCRIPT`] by
+/// container.
+async fn inspect(kubelet: &mut Kubelet, spec: &Pod) -> (RunningPod, HashMap<&'static str, String>) {
     let config = kubelet.prepare(spec);
     let sandbox = kubelet.run_sandbox(&config, "").await.unwrap();
     let mut running = kubelet.running(spec, config, sandbox);
-    let mut said = HashMap::new();
+    let mut outputs = HashMap::new();
     for (name, change) in CONTEXTS {
         let created = kubelet
             .create_container_with(&running, &Container::script(name, WAIT), 0, |config| {
@@ -66,13 +68,13 @@ async fn looks(kubelet: &mut Kubelet, spec: &Pod) -> (RunningPod, HashMap<&'stat
             .await
             .unwrap();
         kubelet.start_container(&created.id).await.unwrap();
-        said.insert(
+        outputs.insert(
             name,
-            kubelet.exec_sync(&created.id, &["sh", "-c", LOOK]).await.unwrap().stdout,
+            kubelet.exec_sync(&created.id, &["sh", "-c", INSPECT_SCRIPT]).await.unwrap().stdout,
         );
         running.containers.insert(name.to_owned(), created);
     }
-    (running, said)
+    (running, outputs)
 }
 
 /// Verifies U4.
@@ -86,11 +88,11 @@ async fn process_in_a_cell_has_the_permissions_of_the_node() {
         [("net.ipv4.ip_local_port_range", "20000 30000"), ("kernel.shm_rmid_forced", "1")];
     spec.sysctls =
         sysctls.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
-    let (local, on_node) = looks(&mut kubelet, &spec).await;
+    let (local, on_node) = inspect(&mut kubelet, &spec).await;
     kubelet.stop_and_remove(&local).await.unwrap();
     let mut spec = spec.in_cell();
     spec.attempt = 1;
-    let (remote, in_cell) = looks(&mut kubelet, &spec).await;
+    let (remote, in_cell) = inspect(&mut kubelet, &spec).await;
     for (name, _) in CONTEXTS {
         assert_eq!(in_cell[name], on_node[name], "{name}");
     }
@@ -123,7 +125,7 @@ async fn process_in_a_cell_has_the_permissions_of_the_node() {
         .await
         .unwrap();
     assert_eq!(first.stdout, "0\n");
-    ends_without_a_trace(&mut kubelet, &kiyot, &remote).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &remote).await;
 }
 
 /// Verifies U5.
@@ -151,7 +153,7 @@ async fn processes_are_shared_if_the_pod_says_so() {
         kubelet.start_container(&created.id).await.unwrap();
         running.containers.insert(name.to_owned(), created);
     }
-    sees(&mut kubelet, &running.container("looker").id, "sleep 31337").await;
+    wait_for_process(&mut kubelet, &running.container("looker").id, "sleep 31337").await;
     let options = kubelet
         .sandbox_status(&running.sandbox)
         .await
@@ -163,12 +165,12 @@ async fn processes_are_shared_if_the_pod_says_so() {
         .options
         .unwrap();
     assert_eq!(options.pid(), NamespaceMode::Pod);
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }
 
-async fn sees(kubelet: &mut Kubelet, container: &str, process: &str) {
+async fn wait_for_process(kubelet: &mut Kubelet, container: &str, process: &str) {
     kiyot_testkit::wait_until(
-        format!("{container} sees {process}"),
+        format!("{process} is visible in {container}"),
         kiyot_testkit::LIMIT,
         async || {
             let listed = kubelet.exec_sync(container, &["ps", "-o", "args"]).await.unwrap().stdout;
@@ -198,7 +200,7 @@ async fn debug_container_sees_its_targets_processes() {
     let created =
         kubelet.create_container_with(&running, &debugger, 0, targeting(&target)).await.unwrap();
     kubelet.start_container(&created.id).await.unwrap();
-    sees(&mut kubelet, &created.id, "sleep 31338").await;
+    wait_for_process(&mut kubelet, &created.id, "sleep 31338").await;
     running.containers.insert("debugger".to_owned(), created);
     let nothing = format!("milpa{}", "a".repeat(59));
     let another = Container::script("another", WAIT);
@@ -207,7 +209,7 @@ async fn debug_container_sees_its_targets_processes() {
         .await
         .unwrap_err();
     assert!(status.code() == Code::NotFound && status.message().contains(&nothing), "{status:?}");
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }
 
 /// Verifies P10.
@@ -249,11 +251,16 @@ async fn host_resources_absent_in_a_cell_are_refused_by_name() {
         kubelet.runtime.checkpoint_container(request).await.unwrap_err().code(),
         Code::Unimplemented
     );
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }
 
 /// Reads a cgroup limit from its file of version 2, or else of version 1.
-async fn limit(kubelet: &mut Kubelet, container: &str, version_2: &str, version_1: &str) -> String {
+async fn cgroup_limit(
+    kubelet: &mut Kubelet,
+    container: &str,
+    version_2: &str,
+    version_1: &str,
+) -> String {
     let script =
         format!("cat /sys/fs/cgroup/{version_2} 2>/dev/null || cat /sys/fs/cgroup/{version_1}");
     kubelet.exec_sync(container, &["sh", "-c", &script]).await.unwrap().stdout.trim().to_owned()
@@ -276,7 +283,7 @@ async fn resources_are_changed_while_it_runs() {
         ..Default::default()
     };
     let memory = async |kubelet: &mut Kubelet| {
-        limit(kubelet, &main, "memory.max", "memory/memory.limit_in_bytes").await
+        cgroup_limit(kubelet, &main, "memory.max", "memory/memory.limit_in_bytes").await
     };
     assert_eq!(memory(&mut kubelet).await, (64 << 20).to_string());
 
@@ -289,27 +296,27 @@ async fn resources_are_changed_while_it_runs() {
     };
     kubelet.runtime.update_container_resources(update(more)).await.unwrap();
     assert_eq!(memory(&mut kubelet).await, (128 << 20).to_string());
-    let quota = limit(&mut kubelet, &main, "cpu.max", "cpu/cpu.cfs_quota_us").await;
+    let quota = cgroup_limit(&mut kubelet, &main, "cpu.max", "cpu/cpu.cfs_quota_us").await;
     assert!(quota == "50000" || quota == "50000 100000", "{quota}");
     // Not every containerd reports resources.
-    if let Some(told) = kubelet
+    if let Some(resources) = kubelet
         .container_status(&main)
         .await
         .unwrap()
         .resources
         .and_then(|resources| resources.linux)
     {
-        assert_eq!((told.memory_limit_in_bytes, told.cpu_quota), (128 << 20, 50_000));
+        assert_eq!((resources.memory_limit_in_bytes, resources.cpu_quota), (128 << 20, 50_000));
     }
 
-    let absurd =
+    let invalid =
         cri::LinuxContainerResources { cpuset_cpus: "100000".to_owned(), ..Default::default() };
-    let status = kubelet.runtime.update_container_resources(update(absurd)).await.unwrap_err();
+    let status = kubelet.runtime.update_container_resources(update(invalid)).await.unwrap_err();
     assert!(status.message().contains("cpuset"), "{status:?}");
     assert_eq!(
         memory(&mut kubelet).await,
         (128 << 20).to_string(),
-        "what failed has changed nothing"
+        "a failed update changes nothing"
     );
     let nothing = cri::UpdateContainerResourcesRequest {
         container_id: format!("milpa{}", "a".repeat(59)),
@@ -319,5 +326,5 @@ async fn resources_are_changed_while_it_runs() {
         kubelet.runtime.update_container_resources(nothing).await.unwrap_err().code(),
         Code::NotFound
     );
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }

@@ -5,12 +5,12 @@ use std::{fs, os::unix::fs::PermissionsExt, path::PathBuf};
 use kiyot_testkit::{Kiyot, KiyotOptions, LIMIT, Node, cri, wait_until};
 use tonic::Code;
 
-use super::{endings::Ending, ends_without_a_trace, options, pod};
+use super::{endings::Ending, options, pod, remove_and_assert_clean};
 
 /// Wrapper of the cells' runc that can be paused before a verb. Holds its directory.
-struct Held(PathBuf);
+struct PausableRunc(PathBuf);
 
-impl Held {
+impl PausableRunc {
     /// Creates the wrapper, and options for a daemon whose cells use it.
     fn new(node: &Node) -> (Self, KiyotOptions) {
         let directory = node.directory().join("held");
@@ -34,18 +34,18 @@ impl Held {
     }
 
     /// Makes runc wait before it executes `verb`.
-    fn hold(&self, verb: &str) {
+    fn pause(&self, verb: &str) {
         let _ = fs::remove_file(self.0.join("held"));
         fs::write(self.0.join(format!("hold-{verb}")), "").unwrap();
     }
 
     /// Waits until runc is paused.
-    async fn waits(&self) {
-        wait_until("runc is held", LIMIT, async || self.0.join("held").exists().then_some(()))
+    async fn wait_until_paused(&self) {
+        wait_until("runc is paused", LIMIT, async || self.0.join("held").exists().then_some(()))
             .await;
     }
 
-    fn release(&self, verb: &str) {
+    fn resume(&self, verb: &str) {
         fs::remove_file(self.0.join(format!("hold-{verb}"))).unwrap();
     }
 }
@@ -54,7 +54,7 @@ impl Held {
 #[tokio::test]
 async fn begun_start_completes_when_the_daemon_is_killed() {
     let node = Node::start().await;
-    let (held, options) = Held::new(&node);
+    let (runc, options) = PausableRunc::new(&node);
     let mut kiyot = Kiyot::start(&node, options).await;
     for verb in ["create", "start"] {
         let mut kubelet = kiyot.kubelet().await;
@@ -64,10 +64,10 @@ async fn begun_start_completes_when_the_daemon_is_killed() {
         let mut running = kubelet.running(&spec, config, sandbox);
         let main = kubelet.create_container(&running, &spec.containers[0], 0).await.unwrap();
         running.containers.insert("main".to_owned(), main.clone());
-        held.hold(verb);
+        runc.pause(verb);
         let (mut caller, id) = (kubelet.clone(), main.id.clone());
         let starting = tokio::spawn(async move { caller.start_container(&id).await });
-        held.waits().await;
+        runc.wait_until_paused().await;
         kiyot.kill9();
         starting.await.unwrap().unwrap_err();
         kiyot.start_again().await;
@@ -79,28 +79,28 @@ async fn begun_start_completes_when_the_daemon_is_killed() {
             kubelet.container_status(&main.id).await.unwrap().state(),
             cri::ContainerState::ContainerCreated
         );
-        let refused = wait_until("the cell is back", LIMIT, async || {
-            let refused =
+        let error = wait_until("the cell is connected again", LIMIT, async || {
+            let error =
                 kubelet.create_container(&running, &spec.containers[0], 1).await.unwrap_err();
-            (!refused.message().contains("is not connected")).then_some(refused)
+            (!error.message().contains("is not connected")).then_some(error)
         })
         .await;
-        assert!(refused.message().contains(&main.id), "{refused:?}");
-        held.release(verb);
-        wait_until("it runs", LIMIT, async || {
+        assert!(error.message().contains(&main.id), "{error:?}");
+        runc.resume(verb);
+        wait_until("the container runs", LIMIT, async || {
             let status = kubelet.container_status(&main.id).await.unwrap();
             assert_ne!(status.state(), cri::ContainerState::ContainerExited, "{status:?}");
             (status.state() == cri::ContainerState::ContainerRunning).then_some(())
         })
         .await;
         // The kubelet's decision may come late.
-        let refused = kubelet.create_container(&running, &spec.containers[0], 1).await.unwrap_err();
-        assert_eq!(refused.code(), Code::FailedPrecondition, "{refused:?}");
+        let error = kubelet.create_container(&running, &spec.containers[0], 1).await.unwrap_err();
+        assert_eq!(error.code(), Code::FailedPrecondition, "{error:?}");
         kubelet.logged(&main, "line 1").await;
         assert_eq!(kubelet.log_lines(&main).len(), 1);
         assert_eq!(kubelet.exec_sync(&main.id, &["echo", "here"]).await.unwrap().stdout, "here\n");
         assert_eq!(kubelet.containers().await.unwrap().len(), 1);
-        ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+        remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
     }
 }
 
@@ -118,7 +118,7 @@ async fn unstarted_attempt_yields_to_the_next() {
     kiyot.kill9();
     kiyot.start_again().await;
     let mut kubelet = kiyot.kubelet().await;
-    let second = wait_until("the next attempt is made", LIMIT, async || {
+    let second = wait_until("the next attempt is created", LIMIT, async || {
         kubelet.create_container(&running, &spec.containers[0], 1).await.ok()
     })
     .await;
@@ -127,7 +127,7 @@ async fn unstarted_attempt_yields_to_the_next() {
     kubelet.start_container(&second.id).await.unwrap();
     assert_eq!(kubelet.exec_sync(&second.id, &["echo", "here"]).await.unwrap().stdout, "here\n");
     running.containers.insert("main".to_owned(), second);
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }
 
 /// Verifies X12.
@@ -139,7 +139,7 @@ async fn begun_stop_continues_when_the_daemon_is_killed() {
     let ending = Ending::new();
     let script = format!(
         "trap 'echo told; {}; exit 7' TERM; echo ready; while :; do sleep 0.1; done",
-        ending.wait()
+        ending.script()
     );
     let running = kubelet.run_pod(&pod("slow", &script)).await.unwrap();
     let main = running.container("main").clone();
@@ -155,10 +155,10 @@ async fn begun_stop_continues_when_the_daemon_is_killed() {
     assert_eq!(
         kubelet.container_status(&main.id).await.unwrap().state(),
         cri::ContainerState::ContainerRunning,
-        "it has its time"
+        "the stop is within its grace period"
     );
-    ending.come().await;
-    assert_eq!(kubelet.exited(&main.id).await.exit_code, 7, "it was not killed");
+    ending.release().await;
+    assert_eq!(kubelet.exited(&main.id).await.exit_code, 7, "the container was not killed");
     kubelet.stop_container(&main.id, grace).await.unwrap();
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }

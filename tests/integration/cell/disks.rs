@@ -10,7 +10,7 @@ use std::{
 use kiyot_testkit::{Container, Kiyot, LIMIT, Leftovers, Node, Pod, Source, cri, wait_until};
 use redb::TableDefinition;
 
-use super::{WAIT, ends_without_a_trace, is_ready, leaves_nothing, options, pod};
+use super::{WAIT, assert_nothing_left, is_ready, options, pod, remove_and_assert_clean};
 
 /// Tmpfs that is unmounted when dropped.
 pub(super) struct Disk(PathBuf);
@@ -70,7 +70,7 @@ async fn full_state_dir_harms_no_pod_and_is_recovered_from() {
         words.contains("no space left on device") || words.contains("no space is left"),
         "{refused:?}"
     );
-    assert_eq!(kubelet.sandboxes().await.unwrap().len(), 1, "nothing half-made is listed");
+    assert_eq!(kubelet.sandboxes().await.unwrap().len(), 1, "no incomplete pod is listed");
     assert!(is_ready(&mut kubelet, &running.sandbox).await);
     assert_eq!(
         kubelet.container_status(&main).await.unwrap().state(),
@@ -78,16 +78,14 @@ async fn full_state_dir_harms_no_pod_and_is_recovered_from() {
     );
 
     fs::remove_file(filler).unwrap();
-    let other = wait_until("there is room for another pod", LIMIT, async || {
-        kubelet.run_pod(&second).await.ok()
-    })
-    .await;
+    let other =
+        wait_until("another pod starts", LIMIT, async || kubelet.run_pod(&second).await.ok()).await;
     assert_eq!(kubelet.exec_sync(&main, &["echo", "here"]).await.unwrap().stdout, "here\n");
     kubelet.stop_and_remove(&other).await.unwrap();
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
     drop(kiyot);
     drop(disk);
-    leaves_nothing(node);
+    assert_nothing_left(node);
 }
 
 /// Without space for records, no stop reports a success that it did not have, and no record is
@@ -117,7 +115,7 @@ async fn pod_stopped_while_the_state_dir_is_full_ends_with_free_space() {
         "{refused:?}, and it is {state:?}"
     );
     // A pod can be stopped: the files of its cell free the space for its record.
-    wait_until("the sandbox's stop is done on a full disk", LIMIT, async || {
+    wait_until("the sandbox is stopped on a full disk", LIMIT, async || {
         let stopped = kubelet
             .runtime
             .stop_pod_sandbox(cri::StopPodSandboxRequest { pod_sandbox_id: second.sandbox.clone() })
@@ -131,26 +129,26 @@ async fn pod_stopped_while_the_state_dir_is_full_ends_with_free_space() {
     assert_eq!(
         (kubelet.sandboxes().await.unwrap().len(), kubelet.containers().await.unwrap().len()),
         (2, 2),
-        "nothing is forgotten"
+        "every pod is listed"
     );
 
     fs::remove_file(filler).unwrap();
-    assert_eq!(kubelet.exited(&main.id).await.exit_code, 0, "it had its grace");
-    wait_until("the container's stop is done", LIMIT, async || {
+    assert_eq!(kubelet.exited(&main.id).await.exit_code, 0, "the container had its grace period");
+    wait_until("the container is stopped", LIMIT, async || {
         kubelet.stop_container(&main.id, 1).await.ok()
     })
     .await;
-    let third = wait_until("there is room for another pod", LIMIT, async || {
+    let third = wait_until("another pod starts", LIMIT, async || {
         kubelet.run_pod(&pod("third", WAIT)).await.ok()
     })
     .await;
     for pod in [&third, &second] {
         kubelet.stop_and_remove(pod).await.unwrap();
     }
-    ends_without_a_trace(&mut kubelet, &kiyot, &first).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &first).await;
     drop(kiyot);
     drop(disk);
-    leaves_nothing(node);
+    assert_nothing_left(node);
 }
 
 /// A pod that fills the disk of the records, and takes all space that becomes free, does not keep
@@ -166,13 +164,13 @@ async fn pod_that_fills_the_state_dir_keeps_no_other_from_its_end() {
         kubelet.run_pod(&pod("first", WAIT)).await.unwrap(),
         kubelet.run_pod(&pod("second", WAIT)).await.unwrap(),
     ];
-    let hungry = "trap 'exit 0' TERM; exec 3>/scratch/file; while :; do cat /dev/zero >&3; \
+    let greedy = "trap 'exit 0' TERM; exec 3>/scratch/file; while :; do cat /dev/zero >&3; \
         sleep 0.01; done 2>/dev/null";
-    let hungry = Pod::new("hungry")
+    let greedy = Pod::new("hungry")
         .in_cell()
         .volume("scratch", Source::EmptyDir { memory: false })
-        .container(Container::script("main", hungry).mount("scratch", "/scratch"));
-    let hungry = kubelet.run_pod(&hungry).await.unwrap();
+        .container(Container::script("main", greedy).mount("scratch", "/scratch"));
+    let greedy = kubelet.run_pod(&greedy).await.unwrap();
     let is_full = || rustix::fs::statvfs(&disk.0).is_ok_and(|disk| disk.f_bavail == 0);
     wait_until("the disk is full", LIMIT, async || is_full().then_some(())).await;
     for other in &others {
@@ -180,24 +178,24 @@ async fn pod_that_fills_the_state_dir_keeps_no_other_from_its_end() {
         kubelet.runtime.stop_pod_sandbox(stop).await.unwrap();
         assert!(!is_ready(&mut kubelet, &other.sandbox).await);
     }
-    wait_until("what they had is taken", LIMIT, async || is_full().then_some(())).await;
+    wait_until("the freed space is taken", LIMIT, async || is_full().then_some(())).await;
     kiyot.kill9();
     kiyot.start_again().await;
     let mut kubelet = kiyot.kubelet().await;
     for other in &others {
-        assert!(!is_ready(&mut kubelet, &other.sandbox).await, "it was recorded");
+        assert!(!is_ready(&mut kubelet, &other.sandbox).await, "the end is recorded");
         let main = kubelet.container_status(&other.container("main").id).await.unwrap();
         assert_eq!(main.state(), cri::ContainerState::ContainerExited);
         kubelet.stop_and_remove(other).await.unwrap();
     }
-    assert!(is_ready(&mut kubelet, &hungry.sandbox).await);
+    assert!(is_ready(&mut kubelet, &greedy.sandbox).await);
     // Its own containerd can't write either; only the end of its cell frees space.
-    let stop = cri::StopPodSandboxRequest { pod_sandbox_id: hungry.sandbox.clone() };
+    let stop = cri::StopPodSandboxRequest { pod_sandbox_id: greedy.sandbox.clone() };
     kubelet.runtime.stop_pod_sandbox(stop).await.unwrap();
-    ends_without_a_trace(&mut kubelet, &kiyot, &hungry).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &greedy).await;
     drop(kiyot);
     drop(disk);
-    leaves_nothing(node);
+    assert_nothing_left(node);
 }
 
 /// Verifies X5.
@@ -213,12 +211,12 @@ async fn full_log_disk_harms_no_pod_and_loses_no_line() {
     );
     let running = kubelet.run_pod(&pod("talker", &script)).await.unwrap();
     let main = running.container("main").clone();
-    wait_until("the container has written all", LIMIT, async || {
-        let said = kubelet.exec_sync(&main.id, &["test", "-e", "/tmp/done"]).await.ok()?;
-        (said.code == 0).then_some(())
+    wait_until("the container has written all lines", LIMIT, async || {
+        let output = kubelet.exec_sync(&main.id, &["test", "-e", "/tmp/done"]).await.ok()?;
+        (output.code == 0).then_some(())
     })
     .await;
-    wait_until("the daemon says what is the matter", LIMIT, async || {
+    wait_until("the daemon logs the full disk", LIMIT, async || {
         kiyot.log().contains("No space left on device").then_some(())
     })
     .await;
@@ -231,16 +229,16 @@ async fn full_log_disk_harms_no_pod_and_loses_no_line() {
     let lines = kubelet.log_lines(&main);
     assert_eq!(lines.len(), LINES);
     for (at, line) in lines.iter().enumerate() {
-        assert_eq!(line.text, format!("line {}", at + 1), "no line is lost or doubled");
+        assert_eq!(line.text, format!("line {}", at + 1), "no line is lost or duplicated");
     }
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
     drop(kiyot);
     drop(disk);
-    leaves_nothing(node);
+    assert_nothing_left(node);
 }
 
 /// Overwrites a record while the daemon does not run.
-fn spoil(store: &Path, table: &str, key: &str, content: &[u8]) {
+fn overwrite_record(store: &Path, table: &str, key: &str, content: &[u8]) {
     let database = redb::Database::open(store).unwrap();
     let transaction = database.begin_write().unwrap();
     transaction
@@ -252,7 +250,7 @@ fn spoil(store: &Path, table: &str, key: &str, content: &[u8]) {
 }
 
 /// An `Envelope` of version 2.
-const FUTURE: &[u8] = &[0x08, 0x02, 0x12, 0x00];
+const FUTURE_ENVELOPE: &[u8] = &[0x08, 0x02, 0x12, 0x00];
 
 /// Verifies X6.
 #[tokio::test]
@@ -263,24 +261,24 @@ async fn broken_and_future_records_end_their_own_pod_alone() {
     let broken = kubelet.run_pod(&pod("broken", WAIT)).await.unwrap();
     let cell = kiyot.cells().remove(0);
     let future = kubelet.run_pod(&pod("future", WAIT)).await.unwrap();
-    let whole = kubelet
+    let intact = kubelet
         .run_pod(&Pod::new("whole").in_cell().container(Container::script("main", WAIT)))
         .await
         .unwrap();
     kiyot.kill9();
     let store = kiyot.state().join("store.redb");
-    spoil(&store, "cells", &cell, b"\xff not a record");
-    spoil(&store, "sandboxes", &future.sandbox, FUTURE);
-    spoil(&store, "container_statuses", "milpa-of-nothing", FUTURE);
+    overwrite_record(&store, "cells", &cell, b"\xff not a record");
+    overwrite_record(&store, "sandboxes", &future.sandbox, FUTURE_ENVELOPE);
+    overwrite_record(&store, "container_statuses", "milpa-of-nothing", FUTURE_ENVELOPE);
 
     kiyot.start_again().await;
     let mut kubelet = kiyot.kubelet().await;
-    assert!(is_ready(&mut kubelet, &whole.sandbox).await);
-    let said = wait_until("the other pod's cell is back", LIMIT, async || {
-        kubelet.exec_sync(&whole.container("main").id, &["echo", "here"]).await.ok()
+    assert!(is_ready(&mut kubelet, &intact.sandbox).await);
+    let output = wait_until("the intact pod's cell is connected", LIMIT, async || {
+        kubelet.exec_sync(&intact.container("main").id, &["echo", "here"]).await.ok()
     })
     .await;
-    assert_eq!(said.stdout, "here\n");
+    assert_eq!(output.stdout, "here\n");
     // A pod without its cell's record ends with a reason, and only after its cell has ended.
     let status = kubelet.exited(&broken.container("main").id).await;
     assert_eq!(status.reason, "CellLost");
@@ -291,17 +289,13 @@ async fn broken_and_future_records_end_their_own_pod_alone() {
     // only after the old cell has ended.
     assert!(kubelet.sandboxes().await.unwrap().iter().all(|listed| listed.id != future.sandbox));
     let anew = kubelet.run_pod(&future.spec).await.unwrap();
-    assert_eq!(
-        kiyot.cells().len(),
-        2,
-        "that of the whole pod, and one for the pod that was made anew"
-    );
+    assert_eq!(kiyot.cells().len(), 2, "the cells of the intact pod and of the new sandbox");
     for words in ["invalid record quarantined", "version 2: "] {
-        assert!(kiyot.log().contains(words), "the log says {words:?}");
+        assert!(kiyot.log().contains(words), "the log has {words:?}");
     }
     kubelet.stop_and_remove(&anew).await.unwrap();
     kubelet.stop_and_remove(&broken).await.unwrap();
-    ends_without_a_trace(&mut kubelet, &kiyot, &whole).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &intact).await;
 }
 
 /// Verifies X6.
@@ -312,8 +306,8 @@ async fn broken_network_record_releases_its_address() {
     let mut kubelet = kiyot.kubelet().await;
     let running = kubelet.run_pod(&pod("networked", WAIT)).await.unwrap();
     let cell = kiyot.cells().remove(0);
-    assert_eq!(super::reboot::addresses(&node).len(), 1);
+    assert_eq!(super::reboot::allocated_addresses(&node).len(), 1);
     fs::write(kiyot.state().join("cells").join(&cell).join("network.json"), "{ \"way\": ").unwrap();
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
-    assert_eq!(super::reboot::addresses(&node), Vec::<String>::new());
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
+    assert_eq!(super::reboot::allocated_addresses(&node), Vec::<String>::new());
 }

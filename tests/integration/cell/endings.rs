@@ -28,16 +28,16 @@ impl Ending {
     }
 
     /// Returns the script that waits for this ending.
-    pub(crate) fn wait(&self) -> String {
+    pub(crate) fn script(&self) -> String {
         format!("until [ -e {} ]; do sleep 0.05; done", self.0)
     }
 
     /// Lets the container go on after its containerd has read all its output. Calls no runtime,
     /// because it would have to answer while the container ends.
-    pub(crate) async fn come(&self) {
-        wait_until("the output of the container is taken from its pipes", LIMIT, async || {
+    pub(crate) async fn release(&self) {
+        wait_until("containerd has read the container's output", LIMIT, async || {
             let waiting = self.waiting();
-            (!waiting.is_empty() && waiting.iter().all(|pid| is_taken(pid))).then_some(())
+            (!waiting.is_empty() && waiting.iter().all(|pid| is_drained(pid))).then_some(())
         })
         .await;
         let mut let_go = 0;
@@ -51,11 +51,11 @@ impl Ending {
                 }
             }
         }
-        assert!(let_go > 0, "somebody waits for {}", self.0);
+        assert!(let_go > 0, "a container waits for {}", self.0);
     }
 
     /// Waits until the container's process has ended, without a call to a runtime.
-    pub(crate) async fn came(&self) {
+    pub(crate) async fn wait_until_exited(&self) {
         wait_until("the container has ended", LIMIT, async || {
             self.waiting().is_empty().then_some(())
         })
@@ -63,13 +63,13 @@ impl Ending {
     }
 
     fn waiting(&self) -> Vec<String> {
-        processes(&[&self.wait()])
+        processes(&[&self.script()])
     }
 }
 
 /// Returns true if the pipes between a container's process and its containerd are empty: those of
 /// the process, and those of its parent, the shim.
-fn is_taken(pid: &str) -> bool {
+fn is_drained(pid: &str) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let parent =
         stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(1)).unwrap_or("0");
@@ -83,8 +83,8 @@ fn is_taken(pid: &str) -> bool {
             ["-stdout", "-stderr"].iter().any(|end| to.to_string_lossy().ends_with(end))
         })
     };
-    let own = [1, 2].map(|fd| PathBuf::from(format!("/proc/{pid}/fd/{fd}")));
-    own.into_iter().chain(entries.filter(named)).all(|pipe| is_empty(&pipe))
+    let outputs = [1, 2].map(|fd| PathBuf::from(format!("/proc/{pid}/fd/{fd}")));
+    outputs.into_iter().chain(entries.filter(named)).all(|pipe| is_empty(&pipe))
 }
 
 /// Returns true if a pipe is empty. An absent pipe is empty, and a terminal is not a pipe.
@@ -98,7 +98,7 @@ fn is_empty(pipe: &Path) -> bool {
 }
 
 /// Waits until the log of a container in the daemon's only cell has a line.
-pub(super) async fn said_in_its_cell(kiyot: &Kiyot<'_>, container: &RunningContainer, line: &str) {
+pub(super) async fn wait_for_cell_log(kiyot: &Kiyot<'_>, container: &RunningContainer, line: &str) {
     let log = kiyot
         .state()
         .join("cells")

@@ -33,13 +33,13 @@ use tokio_stream::wrappers::UnboundedReceiverStream;
 use tokio_util::task::AbortOnDropHandle;
 use tonic::{Code, Status, Streaming, body::Body};
 
-use super::{WAIT, endings::Ending, ends_without_a_trace, leaves_nothing, options, pod};
+use super::{WAIT, assert_nothing_left, endings::Ending, options, pod, remove_and_assert_clean};
 
 const EVENTS: &str = "/runtime.v1.RuntimeService/GetContainerEvents";
 
 /// Fake node runtime in front of containerd 1.6: streams events and answers some calls from the
 /// test. All other calls are forwarded to containerd.
-pub(super) struct PlayedNode {
+pub(super) struct FakeNode {
     pub(super) socket: PathBuf,
     /// Sends the sender of each event stream that is opened. The stream ends when its sender is
     /// dropped.
@@ -47,7 +47,7 @@ pub(super) struct PlayedNode {
     _task: AbortOnDropHandle<()>,
 }
 
-impl PlayedNode {
+impl FakeNode {
     /// Starts it in front of a node's containerd, with responses by the paths of calls.
     pub(super) fn before(node: &Node, answers: HashMap<&'static str, Vec<u8>>) -> Self {
         let socket = node.directory().join("played.sock");
@@ -114,7 +114,7 @@ fn trailers(status: &Status) -> http::HeaderMap {
     trailers
 }
 
-fn of_node(id: &str) -> cri::ContainerEventResponse {
+fn node_event(id: &str) -> cri::ContainerEventResponse {
     cri::ContainerEventResponse { container_id: id.to_owned(), created_at: 7, ..Default::default() }
 }
 
@@ -125,7 +125,7 @@ async fn open(kubelet: &mut Kubelet) -> Streaming<cri::ContainerEventResponse> {
 async fn next(stream: &mut Streaming<cri::ContainerEventResponse>) -> cri::ContainerEventResponse {
     tokio::time::timeout(LIMIT, stream.message())
         .await
-        .expect("an event comes")
+        .expect("an event arrives")
         .unwrap()
         .expect("the stream goes on")
 }
@@ -134,23 +134,25 @@ async fn next(stream: &mut Streaming<cri::ContainerEventResponse>) -> cri::Conta
 #[tokio::test]
 async fn events_of_cells_come_with_those_of_the_node() {
     let node = Node::start().await;
-    let mut played = PlayedNode::before(&node, HashMap::new());
-    let kiyot =
-        Kiyot::start(&node, KiyotOptions { containerd: Some(played.socket.clone()), ..options() })
-            .await;
+    let mut fake_node = FakeNode::before(&node, HashMap::new());
+    let kiyot = Kiyot::start(
+        &node,
+        KiyotOptions { containerd: Some(fake_node.socket.clone()), ..options() },
+    )
+    .await;
     let mut kubelet = kiyot.kubelet().await;
     let mut stream = open(&mut kubelet).await;
-    let sender = played.opened.recv().await.unwrap();
+    let sender = fake_node.opened.recv().await.unwrap();
 
-    sender.send(frame(&of_node("before").encode_to_vec())).unwrap();
-    assert_eq!(next(&mut stream).await, of_node("before"));
+    sender.send(frame(&node_event("before").encode_to_vec())).unwrap();
+    assert_eq!(next(&mut stream).await, node_event("before"));
     let local = kubelet
         .run_pod(&Pod::new("local").container(Container::script("main", WAIT)))
         .await
         .unwrap();
     let ending = Ending::new();
     let running = kubelet
-        .run_pod(&pod("told", &format!("{}; exit 3", ending.wait())).label("app", "demo"))
+        .run_pod(&pod("told", &format!("{}; exit 3", ending.script())).label("app", "demo"))
         .await
         .unwrap();
     let (sandbox, main) = (running.sandbox.clone(), running.container("main").id.clone());
@@ -164,11 +166,11 @@ async fn events_of_cells_come_with_those_of_the_node() {
                 (&sandbox, &running.config.metadata, &running.config.labels)
             );
             // A later status is equal or newer.
-            for told in &event.containers_statuses {
-                let Ok(now) = kubelet.container_status(&told.id).await else { continue };
-                assert!(now.state >= told.state, "{now:?} after {told:?}");
-                if now.state == told.state {
-                    assert_eq!(&now, told);
+            for status in &event.containers_statuses {
+                let Ok(now) = kubelet.container_status(&status.id).await else { continue };
+                assert!(now.state >= status.state, "{now:?} after {status:?}");
+                if now.state == status.state {
+                    assert_eq!(&now, status);
                 }
             }
             event.containers_statuses
@@ -180,11 +182,11 @@ async fn events_of_cells_come_with_those_of_the_node() {
         cri::ContainerState::ContainerCreated
     );
     assert_ne!(expect(&mut kubelet, &mut stream, Started, &main).await[0].started_at, 0);
-    ending.come().await;
+    ending.release().await;
     let ended = expect(&mut kubelet, &mut stream, Stopped, &main).await;
     assert_eq!((ended[0].state(), ended[0].exit_code), (cri::ContainerState::ContainerExited, 3));
-    sender.send(frame(&of_node("between").encode_to_vec())).unwrap();
-    assert_eq!(next(&mut stream).await, of_node("between"));
+    sender.send(frame(&node_event("between").encode_to_vec())).unwrap();
+    assert_eq!(next(&mut stream).await, node_event("between"));
     kubelet.stop_pod(&running).await.unwrap();
     expect(&mut kubelet, &mut stream, Stopped, &sandbox).await;
     kubelet.remove_pod(&running).await.unwrap();
@@ -196,11 +198,17 @@ async fn events_of_cells_come_with_those_of_the_node() {
     let status = tokio::time::timeout(LIMIT, stream.message()).await.unwrap().unwrap_err();
     assert_eq!((status.code(), status.message()), (Code::Aborted, "the node says so"));
     let mut stream = open(&mut kubelet).await;
-    played.opened.recv().await.unwrap().send(frame(&of_node("again").encode_to_vec())).unwrap();
-    assert_eq!(next(&mut stream).await, of_node("again"));
+    fake_node
+        .opened
+        .recv()
+        .await
+        .unwrap()
+        .send(frame(&node_event("again").encode_to_vec()))
+        .unwrap();
+    assert_eq!(next(&mut stream).await, node_event("again"));
     kubelet.stop_and_remove(&local).await.unwrap();
     drop((stream, kubelet, kiyot));
-    leaves_nothing(node);
+    assert_nothing_left(node);
 }
 
 /// containerd 1.6 does not stream events, so that a kubelet lists instead. Later versions do, and
@@ -216,21 +224,24 @@ async fn event_stream_exists_if_the_node_has_one() {
             async move { kubelet.runtime.get_container_events(cri::GetEventsRequest {}).await },
         )
     };
-    let (own, ours) =
+    let (direct, through_kiyot) =
         (opening(node.kubelet(&node.socket()).await.unwrap()), opening(kubelet.clone()));
     let local = kubelet
         .run_pod(&Pod::new("local").container(Container::script("main", WAIT)))
         .await
         .unwrap();
     let running = kubelet.run_pod(&pod("told", WAIT)).await.unwrap();
-    match (own.await.unwrap(), ours.await.unwrap()) {
-        (Err(own), Err(ours)) => {
-            assert_eq!((ours.code(), ours.message()), (Code::Unimplemented, own.message()));
+    match (direct.await.unwrap(), through_kiyot.await.unwrap()) {
+        (Err(direct), Err(through_kiyot)) => {
+            assert_eq!(
+                (through_kiyot.code(), through_kiyot.message()),
+                (Code::Unimplemented, direct.message())
+            );
             kubelet.stop_pod(&local).await.unwrap();
             kubelet.stop_pod(&running).await.unwrap();
         }
-        (Ok(_), Ok(ours)) => {
-            let mut stream = ours.into_inner();
+        (Ok(_), Ok(through_kiyot)) => {
+            let mut stream = through_kiyot.into_inner();
             for pod in [&local, &running] {
                 kubelet.stop_pod(pod).await.unwrap();
                 let main = &pod.container("main").id;
@@ -242,8 +253,8 @@ async fn event_stream_exists_if_the_node_has_one() {
                 }
             }
         }
-        (own, ours) => panic!("the node says {own:?}, and kiyot {ours:?}"),
+        (direct, through_kiyot) => panic!("containerd: {direct:?}, kiyot: {through_kiyot:?}"),
     }
     kubelet.remove_pod(&local).await.unwrap();
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }

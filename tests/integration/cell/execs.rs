@@ -7,34 +7,40 @@ use tonic::{Code, Request};
 
 use super::{
     WAIT,
-    endings::{Ending, said_in_its_cell},
-    ends_without_a_trace, options, pod,
-    processes::LONGER_THAN_A_START,
+    endings::{Ending, wait_for_cell_log},
+    options, pod,
+    processes::EXEC_TIMEOUT_SECONDS,
+    remove_and_assert_clean,
 };
 
 /// Runs a pod with the same container on the node and in a cell.
-async fn both(kubelet: &mut Kubelet, container: &Container) -> [RunningPod; 2] {
+async fn run_on_both(kubelet: &mut Kubelet, container: &Container) -> [RunningPod; 2] {
     let here = kubelet.run_pod(&Pod::new("here").container(container.clone())).await.unwrap();
     let there =
         kubelet.run_pod(&Pod::new("there").in_cell().container(container.clone())).await.unwrap();
     [here, there]
 }
 
-async fn end(kubelet: &mut Kubelet, kiyot: &Kiyot<'_>, pods: &[RunningPod; 2]) {
+async fn remove_both(kubelet: &mut Kubelet, kiyot: &Kiyot<'_>, pods: &[RunningPod; 2]) {
     kubelet.stop_and_remove(&pods[0]).await.unwrap();
-    ends_without_a_trace(kubelet, kiyot, &pods[1]).await;
+    remove_and_assert_clean(kubelet, kiyot, &pods[1]).await;
 }
 
 /// Outputs and exit status of a program.
 #[derive(Debug, PartialEq, Eq)]
-struct Told {
+struct ExecResult {
     stdout: String,
     stderr: String,
     end: String,
 }
 
 /// Runs a program as kubectl does, with an input that ends.
-async fn exec(kubelet: &mut Kubelet, pod: &RunningPod, command: &[&str], input: &[u8]) -> Told {
+async fn exec(
+    kubelet: &mut Kubelet,
+    pod: &RunningPod,
+    command: &[&str],
+    input: &[u8],
+) -> ExecResult {
     let cmd = command.iter().map(|word| (*word).to_owned()).collect();
     let container_id = pod.container("main").id.clone();
     let request = cri::ExecRequest {
@@ -56,7 +62,7 @@ async fn exec(kubelet: &mut Kubelet, pod: &RunningPod, command: &[&str], input: 
     let mut read = async |stream: u32| {
         String::from_utf8_lossy(&receiver.read_to_end(stream).await).replace(&container_id, "<id>")
     };
-    Told {
+    ExecResult {
         stdout: read(streams[2]).await,
         stderr: read(streams[3]).await,
         end: read(streams[0]).await,
@@ -69,31 +75,34 @@ async fn input_and_exec_ends_are_reported_as_on_the_node() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
-    let pods = both(&mut kubelet, &Container::script("main", WAIT)).await;
+    let pods = run_on_both(&mut kubelet, &Container::script("main", WAIT)).await;
     for code in [0, 1, 137, 255] {
         let script = format!("cat; echo over; echo bad >&2; exit {code}");
-        let told = exec(&mut kubelet, &pods[1], &["sh", "-c", &script], b"some input ").await;
-        assert_eq!((told.stdout.as_str(), told.stderr.as_str()), ("some input over\n", "bad\n"));
+        let result = exec(&mut kubelet, &pods[1], &["sh", "-c", &script], b"some input ").await;
+        assert_eq!(
+            (result.stdout.as_str(), result.stderr.as_str()),
+            ("some input over\n", "bad\n")
+        );
         assert!(
             if code == 0 {
-                told.end.contains("Success")
+                result.end.contains("Success")
             } else {
-                told.end.contains(&format!("\"{code}\""))
+                result.end.contains(&format!("\"{code}\""))
             },
-            "{told:?}"
+            "{result:?}"
         );
         assert_eq!(
-            told,
+            result,
             exec(&mut kubelet, &pods[0], &["sh", "-c", &script], b"some input ").await
         );
-        let said =
+        let result =
             kubelet.exec_sync(&pods[1].container("main").id, &["sh", "-c", &script]).await.unwrap();
         assert_eq!(
-            (said.stdout.as_str(), said.stderr.as_str(), said.code),
+            (result.stdout.as_str(), result.stderr.as_str(), result.code),
             ("over\n", "bad\n", code)
         );
     }
-    end(&mut kubelet, &kiyot, &pods).await;
+    remove_both(&mut kubelet, &kiyot, &pods).await;
 }
 
 /// Verifies D35.
@@ -102,12 +111,12 @@ async fn exec_of_an_absent_program_fails_as_on_the_node() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
-    let pods = both(&mut kubelet, &Container::script("main", WAIT)).await;
-    let mut told = Vec::new();
+    let pods = run_on_both(&mut kubelet, &Container::script("main", WAIT)).await;
+    let mut failures = Vec::new();
     for pod in &pods {
         let id = pod.container("main").id.clone();
         let by_stream = exec(&mut kubelet, pod, &["/no/such/program"], b"").await.end;
-        let refused = kubelet.exec_sync(&id, &["/no/such/program"]).await.unwrap_err();
+        let error = kubelet.exec_sync(&id, &["/no/such/program"]).await.unwrap_err();
         // Ids of execs and containers are random.
         let plain = |text: &str| {
             let words = text.replace(&id, "<id>");
@@ -120,14 +129,14 @@ async fn exec_of_an_absent_program_fails_as_on_the_node() {
                     .collect();
             words.join(" ")
         };
-        told.push((refused.code(), plain(refused.message()), plain(&by_stream)));
+        failures.push((error.code(), plain(error.message()), plain(&by_stream)));
     }
     assert!(
-        told[0].1.contains("/no/such/program") && told[0].2.contains("/no/such/program"),
-        "{told:?}"
+        failures[0].1.contains("/no/such/program") && failures[0].2.contains("/no/such/program"),
+        "{failures:?}"
     );
-    assert_eq!(told[1], told[0]);
-    end(&mut kubelet, &kiyot, &pods).await;
+    assert_eq!(failures[1], failures[0]);
+    remove_both(&mut kubelet, &kiyot, &pods).await;
 }
 
 /// Verifies D36.
@@ -146,7 +155,7 @@ async fn container_with_stdin_once_ends_with_its_input() {
     let script = format!(
         "until [ -e /tmp/attached ]; do echo here; sleep 0.1; done; while read line; \
         do echo heard $line; done; echo over; {}; exit 5",
-        ending.wait()
+        ending.script()
     );
     let mut main = Container::script("main", &script);
     main.stdin = true;
@@ -173,11 +182,11 @@ async fn container_with_stdin_once_ends_with_its_input() {
     assert!(receiver.read_until(streams[2], "here").await.contains("here"));
     assert_eq!(kubelet.exec_sync(&made.id, &["touch", "/tmp/attached"]).await.unwrap().code, 0);
     sender.send(streams[1], b"one\ntwo\n").await;
-    let heard = receiver.read_until(streams[2], "heard two").await;
-    assert!(heard.contains("heard one"), "{heard}");
+    let output = receiver.read_until(streams[2], "heard two").await;
+    assert!(output.contains("heard one"), "{output}");
     sender.end(streams[1]).await;
-    said_in_its_cell(&kiyot, &made, "over").await;
-    ending.come().await;
+    wait_for_cell_log(&kiyot, &made, "over").await;
+    ending.release().await;
     assert_eq!(kubelet.exited(&made.id).await.exit_code, 5);
     let lines: Vec<_> = kubelet
         .log_lines(&made)
@@ -186,7 +195,7 @@ async fn container_with_stdin_once_ends_with_its_input() {
         .filter(|text| text != "here")
         .collect();
     assert_eq!(lines, ["heard one", "heard two", "over"]);
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }
 
 /// Verifies D37.
@@ -200,16 +209,16 @@ async fn process_over_its_timeout_is_dead_before_the_error() {
     let request = cri::ExecSyncRequest {
         container_id: main.clone(),
         cmd: ["sleep", "98765"].map(str::to_owned).to_vec(),
-        timeout: LONGER_THAN_A_START,
+        timeout: EXEC_TIMEOUT_SECONDS,
     };
     let status = kubelet.runtime.exec_sync(Request::new(request)).await.unwrap_err();
     assert_eq!(status.code(), Code::DeadlineExceeded, "{status:?}");
-    wait_until("the program is gone", LIMIT, async || {
+    wait_until("the program has ended", LIMIT, async || {
         let processes = kubelet.exec_sync(&main, &["ps", "-o", "args"]).await.ok()?.stdout;
         (!processes.contains("98765")).then_some(())
     })
     .await;
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }
 
 /// Verifies D37.
@@ -218,24 +227,29 @@ async fn as_much_output_as_a_call_has_room_for_comes_and_more_is_the_nodes_answe
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
-    let pods = both(&mut kubelet, &Container::script("main", WAIT)).await;
+    let pods = run_on_both(&mut kubelet, &Container::script("main", WAIT)).await;
     for bytes in [15 << 20, 20 << 20] {
-        let mut told = Vec::new();
+        let mut results = Vec::new();
         for pod in &pods {
             let command = format!("head -c {bytes} /dev/zero | tr '\\0' x; echo end >&2; exit 3");
-            let said = kubelet.exec_sync(&pod.container("main").id, &["sh", "-c", &command]).await;
-            told.push(
-                said.map(|said| (said.stdout.len(), said.stderr, said.code))
+            let output =
+                kubelet.exec_sync(&pod.container("main").id, &["sh", "-c", &command]).await;
+            results.push(
+                output
+                    .map(|output| (output.stdout.len(), output.stderr, output.code))
                     .map_err(|status| status.code()),
             );
         }
-        assert_eq!(told[1], told[0], "{bytes} bytes");
-        assert!(bytes > 16 << 20 || told[1] == Ok((bytes, "end\n".to_owned(), 3)), "{told:?}");
+        assert_eq!(results[1], results[0], "{bytes} bytes");
+        assert!(
+            bytes > 16 << 20 || results[1] == Ok((bytes, "end\n".to_owned(), 3)),
+            "{results:?}"
+        );
     }
     // The link still works.
     assert_eq!(
         kubelet.exec_sync(&pods[1].container("main").id, &["echo", "well"]).await.unwrap().stdout,
         "well\n"
     );
-    end(&mut kubelet, &kiyot, &pods).await;
+    remove_both(&mut kubelet, &kiyot, &pods).await;
 }

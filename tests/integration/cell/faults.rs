@@ -3,10 +3,10 @@
 pub(super) use kiyot_testkit::processes;
 use kiyot_testkit::{Kiyot, LIMIT, Node, cri, kill_all, wait_until};
 
-use super::{WAIT, ends_without_a_trace, is_ready, options, pod};
+use super::{WAIT, is_ready, options, pod, remove_and_assert_clean};
 
 pub(super) fn kill9(pids: &[String]) {
-    assert!(!pids.is_empty(), "there is something to kill");
+    assert!(!pids.is_empty(), "no process to kill");
     kill_all(pids);
 }
 
@@ -29,13 +29,13 @@ async fn killed_cell_is_reported_as_lost() {
     assert_eq!(
         kubelet.sandboxes().await.unwrap().len(),
         1,
-        "nothing is dropped before it is removed"
+        "the pod is listed until it is removed"
     );
-    wait_until("nothing is left of the cell", LIMIT, async || {
+    wait_until("no process of the cell is left", LIMIT, async || {
         processes(&[&cell]).is_empty().then_some(())
     })
     .await;
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }
 
 /// Verifies P8.
@@ -52,21 +52,21 @@ async fn killed_agent_and_containerd_are_restarted() {
     let cell = kiyot.cells().remove(0);
     for words in [&["kiyot-cell agent", &cell][..], &["containerd", "containerd.toml", &cell]] {
         kill9(&processes(words));
-        let said = wait_until("exec works again", LIMIT, async || {
+        let output = wait_until("exec succeeds again", LIMIT, async || {
             kubelet.exec_sync(&main.id, &["echo", "here"]).await.ok()
         })
         .await;
-        assert_eq!(said.stdout, "here\n");
+        assert_eq!(output.stdout, "here\n");
         assert_eq!(
             kubelet.container_status(&main.id).await.unwrap().state(),
             cri::ContainerState::ContainerRunning,
-            "the pod ran on"
+            "the pod kept running"
         );
     }
     let now = kubelet.log_lines(&main).len();
     kubelet.logged(&main, &format!("line {}", now + 20)).await;
     for (at, line) in kubelet.log_lines(&main).iter().enumerate() {
-        assert_eq!(line.text, format!("line {}", at + 1), "no line is lost or doubled");
+        assert_eq!(line.text, format!("line {}", at + 1), "no line is lost or duplicated");
     }
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }

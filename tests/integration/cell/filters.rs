@@ -2,7 +2,7 @@
 
 use kiyot_testkit::{Container, Kiyot, Kubelet, Node, Pod, RunningPod, cri};
 
-use super::{WAIT, ends_without_a_trace, options};
+use super::{WAIT, options, remove_and_assert_clean};
 
 /// Returns a pod with two containers, one of which exits.
 fn spec(name: &str) -> Pod {
@@ -72,7 +72,7 @@ impl Subject {
             &[("empty", "")],
             &[("tier", "")],
         ];
-        for (id, what) in ids {
+        for (id, id_kind) in ids {
             for state in [None, Some(0), Some(1)] {
                 for selector in selectors {
                     let state_value = state.map(|state| cri::PodSandboxStateValue { state });
@@ -86,7 +86,7 @@ impl Subject {
                         kubelet.runtime.list_pod_sandbox(request).await.unwrap().into_inner().items;
                     let names = self.names(listed.into_iter().map(|item| item.id).collect());
                     answers.push((
-                        format!("sandboxes by {what}, state {state:?}, labels {selector:?}"),
+                        format!("sandboxes by {id_kind}, state {state:?}, labels {selector:?}"),
                         names,
                     ));
                 }
@@ -107,8 +107,8 @@ impl Subject {
             (&self.unknown, "an unknown"),
             (main, "a container as"),
         ];
-        for (id, what) in of_containers {
-            for (sandbox, whose) in of_sandboxes {
+        for (id, id_kind) in of_containers {
+            for (sandbox, sandbox_kind) in of_sandboxes {
                 for state in [None, Some(0), Some(1), Some(2)] {
                     for selector in
                         [&[][..], &[("io.kubernetes.container.name", "done")], &[("tier", "one")]]
@@ -130,8 +130,8 @@ impl Subject {
                         let names = self.names(listed.into_iter().map(|item| item.id).collect());
                         answers.push((
                             format!(
-                                "containers by {what}, {whose} sandbox, state {state:?}, \
-                                 labels {selector:?}"
+                                "containers by {id_kind}, {sandbox_kind} sandbox, state \
+                                {state:?}, labels {selector:?}"
                             ),
                             names,
                         ));
@@ -155,14 +155,14 @@ impl Subject {
                 .collect::<std::collections::HashMap<_, _>>()
         };
         let mut answers = Vec::new();
-        for (id, what) in [
+        for (id, id_kind) in [
             ("", "no id"),
             (main, "the id"),
             (&main[..13], "a prefix"),
             (unknown, "an unknown id"),
             (pod, "its sandbox's id"),
         ] {
-            for (sandbox, whose) in [
+            for (sandbox, sandbox_kind) in [
                 ("", "any"),
                 (pod, "the"),
                 (&pod[..13], "a prefix of the"),
@@ -194,14 +194,15 @@ impl Subject {
                     names.retain(|name| name != "done");
                     answers.push((
                         format!(
-                            "usage of containers by {what}, {whose} sandbox, labels {selector:?}"
+                            "usage of containers by {id_kind}, {sandbox_kind} sandbox, labels \
+                            {selector:?}"
                         ),
                         names,
                     ));
                 }
             }
         }
-        for (id, what) in [
+        for (id, id_kind) in [
             ("", "no id"),
             (pod, "the id"),
             (&pod[..13], "a prefix"),
@@ -225,7 +226,8 @@ impl Subject {
                     .stats;
                 let names = self
                     .names(listed.into_iter().map(|item| item.attributes.unwrap().id).collect());
-                answers.push((format!("usage of sandboxes by {what}, labels {selector:?}"), names));
+                answers
+                    .push((format!("usage of sandboxes by {id_kind}, labels {selector:?}"), names));
             }
         }
         answers
@@ -235,10 +237,10 @@ impl Subject {
     async fn calls(&self, kubelet: &mut Kubelet) -> Vec<String> {
         let (sandbox, main, unknown) =
             (&self.pod.sandbox, &self.pod.container("main").id, &self.unknown);
-        let mut said = Vec::new();
+        let mut outcomes = Vec::new();
         for id in [sandbox, &sandbox[..13], unknown, &unknown[..], main] {
             let status = kubelet.sandbox_status(id).await;
-            said.push(
+            outcomes.push(
                 status
                     .map(|status| self.names(vec![status.id]).concat())
                     .unwrap_or_else(|status| format!("{:?}", status.code())),
@@ -246,19 +248,19 @@ impl Subject {
         }
         for id in [main, &main[..13], unknown, sandbox] {
             let status = kubelet.container_status(id).await;
-            said.push(
+            outcomes.push(
                 status
                     .map(|status| self.names(vec![status.id]).concat())
                     .unwrap_or_else(|status| format!("{:?}", status.code())),
             );
             let executed = kubelet.exec_sync(id, &["echo", "here"]).await;
-            said.push(
+            outcomes.push(
                 executed
                     .map(|output| output.stdout)
                     .unwrap_or_else(|status| format!("{:?}", status.code())),
             );
         }
-        said
+        outcomes
     }
 }
 
@@ -296,5 +298,5 @@ async fn every_filter_and_part_of_an_id_is_answered_as_containerd_answers_it() {
     }
     assert_eq!(remote.answers(&mut kubelet).await, local.answers(&mut kubelet).await);
     kubelet.remove_pod(&local.pod).await.unwrap();
-    ends_without_a_trace(&mut kubelet, &kiyot, &remote.pod).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &remote.pod).await;
 }

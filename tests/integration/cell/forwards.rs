@@ -6,12 +6,16 @@ use kiyot_testkit::{
 };
 use ring::digest::{SHA256, digest};
 
-use super::{ends_without_a_trace, options};
+use super::{options, remove_and_assert_clean};
 
 /// Bytes that are sent each way of a large transfer.
-const LARGE: usize = 64 << 20;
+const LARGE_TRANSFER_BYTES: usize = 64 << 20;
 
-async fn forwarded(kubelet: &mut Kubelet, pod: &RunningPod, ports: &[i32]) -> (Sender, Receiver) {
+async fn open_forward(
+    kubelet: &mut Kubelet,
+    pod: &RunningPod,
+    ports: &[i32],
+) -> (Sender, Receiver) {
     let request =
         cri::PortForwardRequest { pod_sandbox_id: pod.sandbox.clone(), port: ports.to_vec() };
     let url = kubelet.runtime.port_forward(request).await.unwrap().into_inner().url;
@@ -27,13 +31,15 @@ async fn connect(sender: &mut Sender, port: i32, number: i32) -> (u32, u32) {
     (error, sender.begin(&headers("data")).await)
 }
 
-fn sum(bytes: &[u8]) -> String {
+fn sha256(bytes: &[u8]) -> String {
     hex::encode(digest(&SHA256, bytes))
 }
 
 /// Returns bytes without repetition.
-fn noise() -> Vec<u8> {
-    (0..LARGE as u32 / 4).flat_map(|n| n.wrapping_mul(2_654_435_761).to_be_bytes()).collect()
+fn unique_bytes() -> Vec<u8> {
+    (0..LARGE_TRANSFER_BYTES as u32 / 4)
+        .flat_map(|n| n.wrapping_mul(2_654_435_761).to_be_bytes())
+        .collect()
 }
 
 /// Verifies D38.
@@ -49,7 +55,8 @@ async fn several_ports_at_once_each_end_by_themselves() {
     let spec = Pod::new("ports").in_cell().container(Container::script("main", script));
     let running = kubelet.run_pod(&spec).await.unwrap();
     kubelet.logged(running.container("main"), "ready").await;
-    let (mut sender, mut receiver) = forwarded(&mut kubelet, &running, &[9001, 9002, 9003]).await;
+    let (mut sender, mut receiver) =
+        open_forward(&mut kubelet, &running, &[9001, 9002, 9003]).await;
     let (_, one) = connect(&mut sender, 9001, 0).await;
     let (_, two) = connect(&mut sender, 9002, 1).await;
     let (error, talk) = connect(&mut sender, 9003, 2).await;
@@ -69,7 +76,7 @@ async fn several_ports_at_once_each_end_by_themselves() {
     assert_eq!(receiver.read_until(two, "again").await, "back again");
     assert_eq!(receiver.read_until(again, "anew").await, "anew");
     drop((sender, receiver));
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }
 
 /// Verifies D38.
@@ -85,18 +92,19 @@ async fn all_of_much_goes_both_ways_at_once() {
         .await
         .unwrap();
     kubelet.logged(running.container("main"), "ready").await;
-    let (mut sender, mut receiver) = forwarded(&mut kubelet, &running, &[9002]).await;
+    let (mut sender, mut receiver) = open_forward(&mut kubelet, &running, &[9002]).await;
     let (error, echo) = connect(&mut sender, 9002, 0).await;
-    let sent = noise();
+    let sent = unique_bytes();
     // containerd closes both directions half a second after the end of one, so that neither ends
     // before all bytes have arrived.
-    let (received, ()) = tokio::join!(receiver.read_bytes(echo, LARGE), sender.send(echo, &sent));
+    let (received, ()) =
+        tokio::join!(receiver.read_bytes(echo, LARGE_TRANSFER_BYTES), sender.send(echo, &sent));
     sender.end(echo).await;
-    assert_eq!(received.len(), LARGE);
-    assert_eq!(sum(&received), sum(&sent));
+    assert_eq!(received.len(), LARGE_TRANSFER_BYTES);
+    assert_eq!(sha256(&received), sha256(&sent));
     assert_eq!(receiver.read_to_end(error).await, b"");
     drop((sender, receiver));
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }
 
 /// Verifies D38.
@@ -108,9 +116,9 @@ async fn port_without_a_listener_fails_as_on_the_node() {
     let main = Container::script("main", super::WAIT);
     let here = kubelet.run_pod(&Pod::new("here").container(main.clone())).await.unwrap();
     let there = kubelet.run_pod(&Pod::new("there").in_cell().container(main)).await.unwrap();
-    let mut told = Vec::new();
+    let mut messages = Vec::new();
     for pod in [&here, &there] {
-        let (mut sender, mut receiver) = forwarded(&mut kubelet, pod, &[9999]).await;
+        let (mut sender, mut receiver) = open_forward(&mut kubelet, pod, &[9999]).await;
         let (error, data) = connect(&mut sender, 9999, 0).await;
         let text = String::from_utf8_lossy(&receiver.read_to_end(error).await)
             .replace(&pod.sandbox, "<id>");
@@ -128,10 +136,10 @@ async fn port_without_a_listener_fails_as_on_the_node() {
             .filter(|word| !of_the_pod(word) && !word.starts_with("<id>"))
             .map(str::to_owned)
             .collect();
-        told.push(plain.join(" "));
+        messages.push(plain.join(" "));
     }
-    assert!(told[0].contains("connection refused"), "{told:?}");
-    assert_eq!(told[1], told[0]);
+    assert!(messages[0].contains("connection refused"), "{messages:?}");
+    assert_eq!(messages[1], messages[0]);
     kubelet.stop_and_remove(&here).await.unwrap();
-    ends_without_a_trace(&mut kubelet, &kiyot, &there).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &there).await;
 }

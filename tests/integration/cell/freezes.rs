@@ -5,15 +5,15 @@ use std::fs;
 use kiyot_testkit::{Kiyot, LIMIT, Node, cri, wait_until};
 
 use super::{
-    ends_without_a_trace, is_ready, leaves_nothing, options, pod,
-    stops::{all_of, freeze, thaw},
+    assert_nothing_left, is_ready, options, pod, remove_and_assert_clean,
+    stops::{freeze, processes_of, thaw},
 };
 
 /// Cell whose cgroup is frozen until this is dropped: without a thaw, a failed test could not end
 /// its processes.
-struct Frozen(String);
+struct FrozenCell(String);
 
-impl Frozen {
+impl FrozenCell {
     fn new(cell: &str) -> Self {
         let frozen = Self(cell.to_owned());
         frozen.set("FROZEN", "1").unwrap();
@@ -26,7 +26,7 @@ impl Frozen {
     }
 }
 
-impl Drop for Frozen {
+impl Drop for FrozenCell {
     fn drop(&mut self) {
         // The cell may have ended.
         let _ = self.set("THAWED", "0");
@@ -51,9 +51,9 @@ async fn daemon_killed_while_cells_are_frozen_finds_them_unchanged() {
             kiyot.cells().into_iter().filter(|cell| !cells.contains(cell)).collect::<Vec<_>>(),
         );
     }
-    let stopped = all_of(&cells[1]);
+    let stopped = processes_of(&cells[1]);
     freeze(&stopped);
-    let (cold, _ended) = (Frozen::new(&cells[0]), Frozen::new(&cells[2]));
+    let (cold, _ended) = (FrozenCell::new(&cells[0]), FrozenCell::new(&cells[2]));
     let listed = (kubelet.sandboxes().await.unwrap(), kubelet.containers().await.unwrap());
     kiyot.kill9();
     kiyot.start_again().await;
@@ -62,7 +62,7 @@ async fn daemon_killed_while_cells_are_frozen_finds_them_unchanged() {
     assert_eq!(
         (kubelet.sandboxes().await.unwrap(), kubelet.containers().await.unwrap()),
         listed,
-        "who is silent is not dead"
+        "an unresponsive cell is not dead"
     );
     for running in &pods {
         let main = running.container("main");
@@ -76,10 +76,10 @@ async fn daemon_killed_while_cells_are_frozen_finds_them_unchanged() {
         assert_eq!(
             kubelet.run_sandbox(&running.config, "").await.unwrap(),
             running.sandbox,
-            "no second sandbox for a pod"
+            "a pod has a single sandbox"
         );
     }
-    assert_eq!(kiyot.cells().len(), pods.len(), "no second cell for a pod");
+    assert_eq!(kiyot.cells().len(), pods.len(), "a pod has a single cell");
     // The first cell to end is still frozen, and has not been heard again.
     let ended = pods.pop().unwrap();
     kubelet.stop_container(&ended.container("main").id, 1).await.unwrap_err();
@@ -95,22 +95,22 @@ async fn daemon_killed_while_cells_are_frozen_finds_them_unchanged() {
     thaw(&stopped);
     for running in &pods {
         let main = running.container("main");
-        let said = wait_until("exec works again", LIMIT, async || {
+        let output = wait_until("exec succeeds again", LIMIT, async || {
             kubelet.exec_sync(&main.id, &["echo", "here"]).await.ok()
         })
         .await;
-        assert_eq!(said.stdout, "here\n");
+        assert_eq!(output.stdout, "here\n");
         let now = kubelet.log_lines(main).len();
         kubelet.logged(main, &format!("line {}", now + 5)).await;
         for (at, line) in kubelet.log_lines(main).iter().enumerate() {
-            assert_eq!(line.text, format!("line {}", at + 1), "no line is lost or doubled");
+            assert_eq!(line.text, format!("line {}", at + 1), "no line is lost or duplicated");
         }
     }
     assert_eq!(kiyot.cells().len(), pods.len());
     for running in &pods[1..] {
         kubelet.stop_and_remove(running).await.unwrap();
     }
-    ends_without_a_trace(&mut kubelet, &kiyot, &pods[0]).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &pods[0]).await;
     drop(kiyot);
-    leaves_nothing(node);
+    assert_nothing_left(node);
 }

@@ -6,10 +6,11 @@ use kiyot_testkit::{
     Container, Kiyot, KiyotOptions, Kubelet, LIMIT, Node, Pod, cri, kubelet, wait_until,
 };
 
-use super::{WAIT, ends_without_a_trace, faults::processes, leaves_nothing, options, pod};
+use super::{WAIT, assert_nothing_left, faults::processes, options, pod, remove_and_assert_clean};
 
 /// Script of a fork bomb.
-const BOMB: &str = "bomb() { while :; do bomb & done; }; bomb & echo begun; while :; do wait; done";
+const FORK_BOMB: &str =
+    "bomb() { while :; do bomb & done; }; bomb & echo begun; while :; do wait; done";
 /// Processes that the pod may have, from the kubelet's `podPidsLimit`.
 const PIDS_LIMIT: u32 = 200;
 
@@ -38,7 +39,7 @@ async fn fork_bomb_ends_with_its_pod_and_no_other_notices() {
     let mut kubelet = kiyot.kubelet().await;
     let neighbour = kubelet.run_pod(&pod("neighbour", WAIT)).await.unwrap();
     let calm = kiyot.cells().remove(0);
-    let spec = pod("bomb", BOMB);
+    let spec = pod("bomb", FORK_BOMB);
     let config = kubelet.prepare(&spec);
     limit_pids(&config);
     let sandbox = kubelet.run_sandbox(&config, "").await.unwrap();
@@ -54,11 +55,11 @@ async fn fork_bomb_ends_with_its_pod_and_no_other_notices() {
     kubelet.runtime.stop_pod_sandbox(stop).await.unwrap();
     kubelet.remove_pod(&running).await.unwrap();
     assert_eq!(kiyot.cells(), std::slice::from_ref(&calm));
-    let told = kubelet.exec_sync(&neighbour.container("main").id, &["echo", "here"]).await;
-    assert_eq!(told.unwrap().stdout, "here\n");
-    ends_without_a_trace(&mut kubelet, &kiyot, &neighbour).await;
+    let result = kubelet.exec_sync(&neighbour.container("main").id, &["echo", "here"]).await;
+    assert_eq!(result.unwrap().stdout, "here\n");
+    remove_and_assert_clean(&mut kubelet, &kiyot, &neighbour).await;
     drop(kiyot);
-    leaves_nothing(node);
+    assert_nothing_left(node);
 }
 
 /// Verifies N15.
@@ -78,12 +79,16 @@ async fn pod_that_claims_another_cell_stays_and_the_other_cell_ends() {
     assert_eq!(kubelet.exec_sync(main, &["echo", "here"]).await.unwrap().stdout, "here\n");
     let status = kubelet.container_status(main).await.unwrap();
     assert_eq!(status.state(), cri::ContainerState::ContainerRunning);
-    ends_without_a_trace(&mut kubelet, &kiyot, &claimant).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &claimant).await;
 }
 
 /// Runs a script as soon as the cell answers.
-async fn told(kubelet: &mut Kubelet, container: &str, script: &str) -> kubelet::ExecOutput {
-    wait_until(format!("{script:?} is answered"), LIMIT, async || {
+async fn run_when_connected(
+    kubelet: &mut Kubelet,
+    container: &str,
+    script: &str,
+) -> kubelet::ExecOutput {
+    wait_until(format!("{script:?} returns"), LIMIT, async || {
         kubelet.exec_sync(container, &["sh", "-c", script]).await.ok()
     })
     .await
@@ -91,14 +96,14 @@ async fn told(kubelet: &mut Kubelet, container: &str, script: &str) -> kubelet::
 
 /// Returns the PID, as seen in the pod, of the cell's process whose command line begins with
 /// `begin`.
-async fn seen(kubelet: &mut Kubelet, container: &str, begin: &str) -> String {
+async fn pid_in_pod(kubelet: &mut Kubelet, container: &str, command_line: &str) -> String {
     let script = format!(
-        "for p in /proc/[0-9]*; do tr '\\0' ' ' < $p/cmdline | grep -q '^{begin}' && \
+        "for p in /proc/[0-9]*; do tr '\\0' ' ' < $p/cmdline | grep -q '^{command_line}' && \
         echo ${{p#/proc/}}; done; true"
     );
-    wait_until(format!("the pod sees {begin}"), LIMIT, async || {
-        let told = kubelet.exec_sync(container, &["sh", "-c", &script]).await.ok()?;
-        told.stdout.lines().next().map(str::to_owned)
+    wait_until(format!("the pod sees {command_line}"), LIMIT, async || {
+        let output = kubelet.exec_sync(container, &["sh", "-c", &script]).await.ok()?;
+        output.stdout.lines().next().map(str::to_owned)
     })
     .await
 }
@@ -118,11 +123,15 @@ async fn pod_with_its_cells_processes_harms_no_more_than_its_cell() {
 
     // Without hostPID, only the container's own processes are visible.
     let other = &neighbour.container("main").id;
-    let names = told(&mut kubelet, other, "cat /proc/[0-9]*/comm | sort -u").await.stdout;
-    assert!(!names.contains("kiyot") && !names.contains("containerd"), "{names}");
+    let process_names =
+        run_when_connected(&mut kubelet, other, "cat /proc/[0-9]*/comm | sort -u").await.stdout;
+    assert!(
+        !process_names.contains("kiyot") && !process_names.contains("containerd"),
+        "{process_names}"
+    );
 
-    let agent = seen(&mut kubelet, &main, "kiyot-cell agent").await;
-    let containerd = seen(&mut kubelet, &main, "[^ ]*containerd --config").await;
+    let agent = pid_in_pod(&mut kubelet, &main, "kiyot-cell agent").await;
+    let containerd = pid_in_pod(&mut kubelet, &main, "[^ ]*containerd --config").await;
     for process in ["1", &agent, &containerd] {
         // Each of these needs the permission to trace the process.
         for reach in [
@@ -131,12 +140,16 @@ async fn pod_with_its_cells_processes_harms_no_more_than_its_cell() {
             "ls /proc/P/root/",
             "readlink /proc/P/fd/0",
         ] {
-            let tried = told(&mut kubelet, &main, &reach.replace('P', process)).await;
-            assert!(tried.code != 0 && tried.stdout.is_empty(), "{reach} of {process}: {tried:?}");
+            let output =
+                run_when_connected(&mut kubelet, &main, &reach.replace('P', process)).await;
+            assert!(
+                output.code != 0 && output.stdout.is_empty(),
+                "{reach} of {process}: {output:?}"
+            );
         }
         let script = format!("nice -n -5 true; renice -n -5 -p {process}");
-        let tried = told(&mut kubelet, &main, &script).await;
-        assert_ne!(tried.code, 0, "{tried:?}");
+        let output = run_when_connected(&mut kubelet, &main, &script).await;
+        assert_ne!(output.code, 0, "{output:?}");
     }
     // The cell's first process can't be signalled, and restarts the others.
     for process in ["1", &agent, &containerd] {
@@ -144,21 +157,21 @@ async fn pod_with_its_cells_processes_harms_no_more_than_its_cell() {
     }
     let again = |before: String| move |now: &String| *now != before;
     let (killed_agent, killed_containerd) = (again(agent), again(containerd));
-    wait_until("another agent and another containerd run", LIMIT, async || {
-        let agent = seen(&mut kubelet, &main, "kiyot-cell agent").await;
-        let containerd = seen(&mut kubelet, &main, "[^ ]*containerd --config").await;
+    wait_until("a new agent and a new containerd run", LIMIT, async || {
+        let agent = pid_in_pod(&mut kubelet, &main, "kiyot-cell agent").await;
+        let containerd = pid_in_pod(&mut kubelet, &main, "[^ ]*containerd --config").await;
         (killed_agent(&agent) && killed_containerd(&containerd)).then_some(())
     })
     .await;
-    assert_eq!(kiyot.cells().len(), 2, "its cell is the same, and so is the other");
-    let here = told(&mut kubelet, other, "echo here").await;
+    assert_eq!(kiyot.cells().len(), 2, "both cells are the same");
+    let here = run_when_connected(&mut kubelet, other, "echo here").await;
     assert_eq!(here.stdout, "here\n");
 
     // A stopped agent does not answer. Its pod is ended nevertheless.
-    let agent = seen(&mut kubelet, &main, "kiyot-cell agent").await;
+    let agent = pid_in_pod(&mut kubelet, &main, "kiyot-cell agent").await;
     let _ = kubelet.exec_sync(&main, &["kill", "-STOP", &agent]).await;
     let stop = cri::StopPodSandboxRequest { pod_sandbox_id: running.sandbox.clone() };
     kubelet.runtime.stop_pod_sandbox(stop).await.unwrap();
     kubelet.stop_and_remove(&running).await.unwrap();
-    ends_without_a_trace(&mut kubelet, &kiyot, &neighbour).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &neighbour).await;
 }

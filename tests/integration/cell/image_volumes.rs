@@ -3,7 +3,7 @@
 use kiyot_testkit::{Container, Kiyot, Node, Pod, RunningPod, cri, image::ImageSpec};
 use tonic::Code;
 
-use super::{WAIT, ends_without_a_trace, options, version_of_containerd};
+use super::{WAIT, containerd_version, options, remove_and_assert_clean};
 
 const MODEL: &str = "kiyot.test/model:1";
 
@@ -42,7 +42,7 @@ async fn image_volume_follows_the_cells_containerd() {
     let id = kubelet.ensure_image(&spec, &running.config, MODEL).await.unwrap();
     let mut main = Container::script("main", WAIT);
     main.more_mounts = vec![mount(&id, "/model", ""), mount(&id, "/weights", "weights")];
-    if version_of_containerd(&mut kubelet).await < (2, 1) {
+    if containerd_version(&mut kubelet).await < (2, 1) {
         let refused = kubelet.create_container(&running, &main, 0).await.unwrap_err();
         assert_eq!(refused.code(), Code::Unimplemented, "{refused:?}");
         assert!(
@@ -50,12 +50,12 @@ async fn image_volume_follows_the_cells_containerd() {
             "{refused:?}"
         );
     } else {
-        mounts_them(&mut kubelet, &mut running, &main, &id).await;
+        assert_mounts(&mut kubelet, &mut running, &main, &id).await;
     }
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }
 
-async fn mounts_them(
+async fn assert_mounts(
     kubelet: &mut kiyot_testkit::Kubelet,
     running: &mut RunningPod,
     main: &Container,
@@ -74,12 +74,12 @@ async fn mounts_them(
     assert!(written.code != 0 && written.stderr.contains("Read-only"), "{written:?}");
     // The status names the image that the kubelet asked for.
     let status = kubelet.container_status(&created.id).await.unwrap();
-    let told: Vec<_> = status
+    let image_mounts: Vec<_> = status
         .mounts
         .iter()
         .filter_map(|mount| Some((&*mount.container_path, &*mount.image.as_ref()?.image_ref)))
         .collect();
-    assert_eq!(told, [("/model", id), ("/weights", id)]);
+    assert_eq!(image_mounts, [("/model", id), ("/weights", id)]);
     let mut other = Container::script("other", WAIT);
     other.more_mounts = vec![mount(id, "/model", "nowhere")];
     let refused = kubelet.create_container(running, &other, 0).await.unwrap_err();

@@ -2,7 +2,7 @@
 
 use kiyot_testkit::{Container, Kiyot, Node, Pod, cri, image::ImageSpec};
 
-use super::{WAIT, endings::Ending, ends_without_a_trace, options, pod};
+use super::{WAIT, endings::Ending, options, pod, remove_and_assert_clean};
 
 /// Verifies D1.
 #[tokio::test]
@@ -11,7 +11,7 @@ async fn image_of_the_node_is_copied() {
     let ending = Ending::new();
     node.image(
         "kiyot.test/greeter:1",
-        &ImageSpec::script(&format!("echo greeted; {}; exit 0", ending.wait())),
+        &ImageSpec::script(&format!("echo greeted; {}; exit 0", ending.script())),
     )
     .await;
     let kiyot = Kiyot::start(&node, options()).await;
@@ -23,7 +23,7 @@ async fn image_of_the_node_is_copied() {
     let running = kubelet.run_pod(&spec).await.unwrap();
     let main = running.container("main");
     kubelet.logged(main, "greeted").await;
-    ending.come().await;
+    ending.release().await;
     assert_eq!(kubelet.exited(&main.id).await.exit_code, 0);
     let on_node = kubelet
         .image
@@ -34,8 +34,11 @@ async fn image_of_the_node_is_copied() {
         .image
         .unwrap();
     let status = kubelet.container_status(&main.id).await.unwrap();
-    assert_eq!(status.image_ref, on_node.id, "the image's id is the same here and there");
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    assert_eq!(
+        status.image_ref, on_node.id,
+        "the image's id is the same on the node and in the cell"
+    );
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }
 
 fn image_status(name: &str) -> cri::ImageStatusRequest {
@@ -60,7 +63,7 @@ async fn second_container_needs_no_second_copy() {
         .filter(|line| line.contains("image copied from the node") && line.contains(&id))
         .count();
     assert_eq!(copies, 1, "{log}");
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }
 
 /// Verifies D1.
@@ -99,5 +102,5 @@ async fn pull_by_digest_asks_the_registry_although_the_node_has_the_image() {
         cri::PullImageRequest { image, auth: None, sandbox_config: Some(running.config.clone()) };
     let refused = kubelet.image.pull_image(request).await.unwrap_err();
     assert!(refused.message().contains("private.invalid"), "{refused:?}");
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }

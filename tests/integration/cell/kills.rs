@@ -13,50 +13,57 @@ use kiyot_testkit::{
 };
 use tonic::Status;
 
-use super::{leaves_nothing, options, pod};
+use super::{assert_nothing_left, options, pod};
 
 /// Kills in total, spread over the stages. `KILLS` in the environment overrides it.
-const LIVES: usize = 6;
+const KILLS: usize = 6;
 /// Maximum delay of the kill after the start of its stage, in microseconds.
-const JITTER: [u64; 6] = [1_500_000, 500_000, 200_000, 100_000, 300_000, 50_000];
+const MAX_DELAY_MICROS: [u64; 6] = [1_500_000, 500_000, 200_000, 100_000, 300_000, 50_000];
 /// First log line of the pod's container.
-const FIRST: &str = "line 1";
+const FIRST_LINE: &str = "line 1";
 
 /// Ids that the kubelet received, and the stage that it had reached when the daemon was killed.
 #[derive(Default)]
-struct Told {
+struct Progress {
     sandbox: Option<String>,
     container: Option<String>,
     stage: usize,
 }
 
 /// First stage in which the pod is being stopped.
-const STOPPING: usize = 4;
+const STOPPING_STAGE: usize = 4;
 /// First stage in which the pod is being removed.
-const REMOVING: usize = 5;
+const REMOVING_STAGE: usize = 5;
 
 /// Leads a pod through its life as a kubelet does, until a call fails.
-async fn live(mut kubelet: Kubelet, spec: Pod, told: Arc<Mutex<Told>>) -> Result<(), Status> {
+async fn run_lifecycle(
+    mut kubelet: Kubelet,
+    spec: Pod,
+    progress: Arc<Mutex<Progress>>,
+) -> Result<(), Status> {
     let config = kubelet.prepare(&spec);
     let sandbox = kubelet.run_sandbox(&config, "").await?;
-    let told = |stage, container: Option<&str>| {
-        *told.lock().unwrap() =
-            Told { sandbox: Some(sandbox.clone()), container: container.map(str::to_owned), stage };
+    let report = |stage, container: Option<&str>| {
+        *progress.lock().unwrap() = Progress {
+            sandbox: Some(sandbox.clone()),
+            container: container.map(str::to_owned),
+            stage,
+        };
     };
-    told(1, None);
+    report(1, None);
     let running = kubelet.running(&spec, config, sandbox.clone());
     let container = kubelet.create_container(&running, &spec.containers[0], 0).await?.id;
-    told(2, Some(&container));
+    report(2, Some(&container));
     kubelet.start_container(&container).await?;
-    told(3, Some(&container));
+    report(3, Some(&container));
     kubelet.exec_sync(&container, &["true"]).await?;
-    told(STOPPING, Some(&container));
+    report(STOPPING_STAGE, Some(&container));
     kubelet.stop_container(&container, 1).await?;
     kubelet
         .runtime
         .stop_pod_sandbox(cri::StopPodSandboxRequest { pod_sandbox_id: sandbox.clone() })
         .await?;
-    told(REMOVING, Some(&container));
+    report(REMOVING_STAGE, Some(&container));
     kubelet
         .runtime
         .remove_container(cri::RemoveContainerRequest { container_id: container.clone() })
@@ -104,7 +111,7 @@ async fn bring_up(kubelet: &mut Kubelet, spec: &Pod) -> Result<RunningPod, Statu
 }
 
 /// Repeats an operation until it succeeds, as the kubelet's syncs do.
-async fn again<T, F: Future<Output = Result<T, Status>>>(
+async fn retry<T, F: Future<Output = Result<T, Status>>>(
     what: &str,
     mut attempt: impl FnMut() -> F,
 ) -> T {
@@ -121,7 +128,7 @@ async fn again<T, F: Future<Output = Result<T, Status>>>(
 }
 
 /// Stops and removes all listed sandboxes of a pod.
-async fn clear(kubelet: Kubelet, uid: String) -> Result<(), Status> {
+async fn remove_all(kubelet: Kubelet, uid: String) -> Result<(), Status> {
     let mut kubelet = kubelet;
     let listed = kubelet.sandboxes().await?;
     for sandbox in listed
@@ -143,34 +150,35 @@ async fn clear(kubelet: Kubelet, uid: String) -> Result<(), Status> {
 /// Verifies X1.
 #[tokio::test]
 async fn daemon_killed_at_any_moment_leaves_nothing_half_made() {
-    let lives = std::env::var("KILLS").ok().and_then(|kills| kills.parse().ok()).unwrap_or(LIVES);
+    let kills = std::env::var("KILLS").ok().and_then(|kills| kills.parse().ok()).unwrap_or(KILLS);
     let mut moments = SeededRng::new();
-    let node = if lives > LIVES { Node::start_for_long().await } else { Node::start().await };
+    let node = if kills > KILLS { Node::start_for_long().await } else { Node::start().await };
     let mut kiyot = Kiyot::start(&node, options()).await;
-    for life in 0..lives {
+    for kill in 0..kills {
         let spec = pod(
-            &format!("life-{life}"),
-            &format!("trap 'exit 0' TERM; echo {FIRST}; while :; do sleep 0.1; done"),
+            &format!("life-{kill}"),
+            &format!("trap 'exit 0' TERM; echo {FIRST_LINE}; while :; do sleep 0.1; done"),
         );
-        let told = Arc::new(Mutex::new(Told::default()));
-        let stage = life % JITTER.len();
-        let after = Duration::from_micros(moments.next(JITTER[stage]));
-        let living = tokio::spawn(live(kiyot.kubelet().await, spec.clone(), Arc::clone(&told)));
-        while !living.is_finished() && told.lock().unwrap().stage < stage {
+        let progress = Arc::new(Mutex::new(Progress::default()));
+        let stage = kill % MAX_DELAY_MICROS.len();
+        let after = Duration::from_micros(moments.next(MAX_DELAY_MICROS[stage]));
+        let lifecycle =
+            tokio::spawn(run_lifecycle(kiyot.kubelet().await, spec.clone(), Arc::clone(&progress)));
+        while !lifecycle.is_finished() && progress.lock().unwrap().stage < stage {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         // Not a wait for a condition: the moment of the kill is the test's subject.
         tokio::time::sleep(after).await;
         let mut cells = kiyot.cells();
         kiyot.kill9();
-        let outcome = living.await.unwrap();
-        let told = Arc::into_inner(told).unwrap().into_inner().unwrap();
+        let outcome = lifecycle.await.unwrap();
+        let progress = Arc::into_inner(progress).unwrap().into_inner().unwrap();
         eprintln!(
-            "life {life}: killed {after:?} after stage {stage} began, in stage {}; \
+            "life {kill}: killed {after:?} after stage {stage} began, in stage {}; \
             sandbox {:?}, container {:?}: {:?}",
-            told.stage,
-            told.sandbox,
-            told.container,
+            progress.stage,
+            progress.sandbox,
+            progress.container,
             outcome.as_ref().map_err(Status::message)
         );
         kiyot.start_again().await;
@@ -179,56 +187,60 @@ async fn daemon_killed_at_any_moment_leaves_nothing_half_made() {
         let mut kubelet = kiyot.kubelet().await;
         let (sandboxes, containers) =
             (kubelet.sandboxes().await.unwrap(), kubelet.containers().await.unwrap());
-        if told.stage < REMOVING {
+        if progress.stage < REMOVING_STAGE {
             assert!(
-                told.sandbox.iter().all(|id| sandboxes.iter().any(|sandbox| sandbox.id == *id)),
-                "a promised sandbox is listed"
+                progress.sandbox.iter().all(|id| sandboxes.iter().any(|sandbox| sandbox.id == *id)),
+                "a reported sandbox is listed"
             );
             assert!(
-                told.container
+                progress
+                    .container
                     .iter()
                     .all(|id| containers.iter().any(|container| container.id == *id)),
-                "a promised container is listed"
+                "a reported container is listed"
             );
         }
-        if told.stage < STOPPING {
-            if let Some(id) = &told.sandbox {
-                assert!(super::is_ready(&mut kubelet, id).await, "what ran runs on");
+        if progress.stage < STOPPING_STAGE {
+            if let Some(id) = &progress.sandbox {
+                assert!(
+                    super::is_ready(&mut kubelet, id).await,
+                    "a running container keeps running"
+                );
             }
-            let running = again("the pod is brought up", || {
+            let running = retry("the pod is running", || {
                 let (mut kubelet, spec) = (kubelet.clone(), spec.clone());
                 async move { bring_up(&mut kubelet, &spec).await }
             })
             .await;
-            assert_eq!(kiyot.cells().len(), 1, "no second cell for a pod");
+            assert_eq!(kiyot.cells().len(), 1, "a pod has a single cell");
             assert!(
-                told.sandbox.iter().all(|id| *id == running.sandbox),
-                "no second sandbox for a pod"
+                progress.sandbox.iter().all(|id| *id == running.sandbox),
+                "a pod has a single sandbox"
             );
             let main = running.container("main").clone();
-            kubelet.logged(&main, FIRST).await;
+            kubelet.logged(&main, FIRST_LINE).await;
             assert_eq!(kubelet.log_lines(&main).len(), 1);
-            let said = again("exec works", || {
+            let output = retry("exec succeeds", || {
                 let (mut kubelet, id) = (kubelet.clone(), main.id.clone());
                 async move { kubelet.exec_sync(&id, &["echo", "here"]).await }
             })
             .await;
-            assert_eq!(said.stdout, "here\n");
+            assert_eq!(output.stdout, "here\n");
         }
-        again("the pod is removed", || clear(kubelet.clone(), spec.uid.clone())).await;
+        retry("the pod is removed", || remove_all(kubelet.clone(), spec.uid.clone())).await;
         cells.extend(kiyot.cells());
         wait_until("no cell is left", LIMIT, async || kiyot.cells().is_empty().then_some(())).await;
         kubelet.forget(&spec);
         let mut words = cells;
         words.push(spec.uid.clone());
         let left = Leftovers::of_host().about(&words);
-        assert!(left.is_empty(), "left of life {life}:\n{left}");
-        assert_eq!(node.addresses(), Vec::<String>::new(), "all addresses are given back");
+        assert!(left.is_empty(), "left after kill {kill}:\n{left}");
+        assert_eq!(node.addresses(), Vec::<String>::new(), "all addresses are released");
         assert!(
             kubelet.sandboxes().await.unwrap().is_empty()
                 && kubelet.containers().await.unwrap().is_empty()
         );
     }
     drop(kiyot);
-    leaves_nothing(node);
+    assert_nothing_left(node);
 }

@@ -6,8 +6,9 @@ use kiyot_testkit::{
 };
 
 use super::{
-    LIMIT, ends_without_a_trace,
-    registries::{blobs, sandbox, saying, says, with_mirrors},
+    LIMIT,
+    registries::{blob_requests, image_with_word, run_sandbox, run_until_word, with_mirrors},
+    remove_and_assert_clean,
 };
 
 /// Runs a sandbox in a cell by its runtime class alone, without annotations.
@@ -20,7 +21,7 @@ async fn sandbox_by_class(kubelet: &mut Kubelet, name: &str) -> RunningPod {
 
 /// Asserts that an image of the pod is present and that the registry was not asked. Returns the
 /// image's id.
-async fn is_present(
+async fn assert_present(
     kubelet: &mut Kubelet,
     registry: &Registry,
     pod: &RunningPod,
@@ -38,32 +39,36 @@ async fn is_present(
 async fn container_restart_after_a_kubelet_restart_pulls_nothing() {
     let node = Node::start().await;
     let registry = Registry::start(&node, Access::Open);
-    let (name, _) = registry.image("app:1", &saying("old"));
+    let (name, _) = registry.image("app:1", &image_with_word("old"));
     let mut kiyot = Kiyot::start(&node, with_mirrors(&node)).await;
     let mut kubelet = kiyot.kubelet().await;
-    let mut annotated = sandbox(&mut kubelet, "annotated").await;
+    let mut annotated = run_sandbox(&mut kubelet, "annotated").await;
     let mut by_class = sandbox_by_class(&mut kubelet, "by-class").await;
     let pods = [&mut annotated, &mut by_class];
     let mut ids = Vec::new();
     for pod in pods {
-        ids.push(says(&mut kubelet, pod, "first", &name, "old").await);
+        ids.push(run_until_word(&mut kubelet, pod, "first", &name, "old").await);
         let status = kubelet.sandbox_status(&pod.sandbox).await.unwrap();
         assert_eq!(status.annotations, pod.config.annotations);
     }
     // The tag has moved, which does not matter to a container that is restarted.
-    registry.image("app:1", &saying("new"));
+    registry.image("app:1", &image_with_word("new"));
     registry.asked();
 
     kubelet.restart();
     for (pod, id) in [&mut annotated, &mut by_class].into_iter().zip(&ids) {
         assert_eq!(
-            is_present(&mut kubelet, &registry, pod, &name, "after a restart of the kubelet").await,
+            assert_present(&mut kubelet, &registry, pod, &name, "after a restart of the kubelet")
+                .await,
             *id
         );
-        assert_eq!(says(&mut kubelet, pod, "second", &name, "old").await, *id);
+        assert_eq!(run_until_word(&mut kubelet, pod, "second", &name, "old").await, *id);
         assert_eq!(registry.asked(), Vec::<String>::new());
         let status = kubelet.sandbox_status(&pod.sandbox).await.unwrap();
-        assert_eq!(status.annotations, pod.config.annotations, "answered as it was sent first");
+        assert_eq!(
+            status.annotations, pod.config.annotations,
+            "the annotations are those of the first request"
+        );
     }
 
     // The restarted daemon knows only what it has recorded; then the kubelet restarts once more.
@@ -77,13 +82,13 @@ async fn container_restart_after_a_kubelet_restart_pulls_nothing() {
     for restarts in ["the daemon", "the daemon and the kubelet"] {
         for (pod, id) in [&annotated, &by_class].into_iter().zip(&ids) {
             let when = format!("after a restart of {restarts}");
-            assert_eq!(is_present(&mut kubelet, &registry, pod, &name, &when).await, *id);
+            assert_eq!(assert_present(&mut kubelet, &registry, pod, &name, &when).await, *id);
         }
         kubelet.restart();
         kubelet.restart();
     }
     kubelet.stop_and_remove(&by_class).await.unwrap();
-    ends_without_a_trace(&mut kubelet, &kiyot, &annotated).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &annotated).await;
 }
 
 /// Verifies I19.
@@ -91,27 +96,30 @@ async fn container_restart_after_a_kubelet_restart_pulls_nothing() {
 async fn annotated_pod_still_has_its_images() {
     let node = Node::start().await;
     let registry = Registry::start(&node, Access::Open);
-    let (name, _) = registry.image("app:1", &saying("old"));
+    let (name, _) = registry.image("app:1", &image_with_word("old"));
     let mut kiyot = Kiyot::start(&node, with_mirrors(&node)).await;
     let mut kubelet = kiyot.kubelet().await;
-    let mut pod = sandbox(&mut kubelet, "annotated").await;
-    let id = says(&mut kubelet, &mut pod, "first", &name, "old").await;
-    registry.image("app:1", &saying("new"));
+    let mut pod = run_sandbox(&mut kubelet, "annotated").await;
+    let id = run_until_word(&mut kubelet, &mut pod, "first", &name, "old").await;
+    registry.image("app:1", &image_with_word("new"));
     registry.asked();
 
     // Repeated `kubectl annotate`, each followed by a restart of the kubelet.
     for (n, when) in ["once", "twice"].into_iter().enumerate() {
         pod.spec.annotations.insert("team".to_owned(), when.to_owned());
         let when = format!("annotated {when}");
-        assert_eq!(is_present(&mut kubelet, &registry, &pod, &name, &when).await, id);
+        assert_eq!(assert_present(&mut kubelet, &registry, &pod, &name, &when).await, id);
         let container = format!("main{n}");
-        assert_eq!(says(&mut kubelet, &mut pod, &container, &name, "old").await, id);
+        assert_eq!(run_until_word(&mut kubelet, &mut pod, &container, &name, "old").await, id);
         assert_eq!(registry.asked(), Vec::<String>::new(), "{when}");
         kubelet.restart();
         let when = format!("{when}, and the kubelet restarted");
-        assert_eq!(is_present(&mut kubelet, &registry, &pod, &name, &when).await, id);
+        assert_eq!(assert_present(&mut kubelet, &registry, &pod, &name, &when).await, id);
         // The first container after the kubelet's restart brings the current annotations.
-        assert_eq!(says(&mut kubelet, &mut pod, &format!("more{n}"), &name, "old").await, id);
+        assert_eq!(
+            run_until_word(&mut kubelet, &mut pod, &format!("more{n}"), &name, "old").await,
+            id
+        );
     }
     kiyot.kill9();
     kiyot.start_again().await;
@@ -119,7 +127,7 @@ async fn annotated_pod_still_has_its_images() {
         kubelet.image_status(&pod.spec, &name).await.ok()?.filter(|image| image.id == id)
     })
     .await;
-    ends_without_a_trace(&mut kubelet, &kiyot, &pod).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &pod).await;
 }
 
 /// Verifies I19.
@@ -127,11 +135,11 @@ async fn annotated_pod_still_has_its_images() {
 async fn pod_of_the_node_is_not_given_the_image_of_a_cell() {
     let node = Node::start().await;
     let registry = Registry::start(&node, Access::Open);
-    let (name, _) = registry.image("app:1", &saying("old"));
+    let (name, _) = registry.image("app:1", &image_with_word("old"));
     let kiyot = Kiyot::start(&node, with_mirrors(&node)).await;
     let mut kubelet = kiyot.kubelet().await;
     let mut by_class = sandbox_by_class(&mut kubelet, "by-class").await;
-    says(&mut kubelet, &mut by_class, "main", &name, "old").await;
+    run_until_word(&mut kubelet, &mut by_class, "main", &name, "old").await;
     registry.asked();
     // Its annotations equal those of the pod in the cell, except the kubelet's own.
     let local = Pod::new("local").container(Container::of_image("main", &name));
@@ -142,14 +150,14 @@ async fn pod_of_the_node_is_not_given_the_image_of_a_cell() {
     // runs by its next attempt at the latest.
     kubelet.restart();
     let running = kubelet.running(&local, config, sandbox);
-    let created = wait_until("the container is made on the node", LIMIT, async || {
+    let created = wait_until("the container is created on the node", LIMIT, async || {
         kubelet.create_container(&running, &local.containers[0], 0).await.ok()
     })
     .await;
     kubelet.start_container(&created.id).await.unwrap();
     kubelet.logged(&created, "old").await;
-    assert!(!blobs(&registry.asked()).is_empty(), "the node has pulled it");
+    assert!(!blob_requests(&registry.asked()).is_empty(), "the node has pulled it");
     kubelet.stop_container(&created.id, 30).await.unwrap();
     kubelet.stop_and_remove(&running).await.unwrap();
-    ends_without_a_trace(&mut kubelet, &kiyot, &by_class).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &by_class).await;
 }

@@ -3,9 +3,9 @@
 use kiyot_testkit::{Container, Kiyot, LIMIT, Node, Pod, cri};
 
 use super::{
-    WAIT, address,
-    endings::{Ending, said_in_its_cell},
-    ends_without_a_trace, leaves_nothing, options, pod,
+    WAIT, address, assert_nothing_left,
+    endings::{Ending, wait_for_cell_log},
+    options, pod, remove_and_assert_clean,
 };
 
 /// Verifies P1.
@@ -44,14 +44,17 @@ async fn pod_runs_in_a_cell_of_its_own() {
     assert_eq!(container.log_path, main.log.display().to_string());
     assert_eq!(container.labels, main.config.labels);
     assert_eq!(container.annotations, main.config.annotations);
-    let told: Vec<_> = container.mounts.iter().map(|mount| &mount.host_path).collect();
+    let host_paths: Vec<_> = container.mounts.iter().map(|mount| &mount.host_path).collect();
     let sent: Vec<_> = main.config.mounts.iter().map(|mount| &mount.host_path).collect();
-    assert_eq!(told, sent, "mounts are told by the node's paths");
+    assert_eq!(host_paths, sent, "mounts are reported with the node's paths");
     assert!(!container.image_ref.is_empty());
 
-    let said =
+    let result =
         kubelet.exec_sync(&main.id, &["sh", "-c", "hostname; echo no >&2; exit 3"]).await.unwrap();
-    assert_eq!((said.stdout.as_str(), said.stderr.as_str(), said.code), ("first\n", "no\n", 3));
+    assert_eq!(
+        (result.stdout.as_str(), result.stderr.as_str(), result.code),
+        ("first\n", "no\n", 3)
+    );
 
     kubelet.stop_pod(&running).await.unwrap();
     let status = kubelet.sandbox_status(&running.sandbox).await.unwrap();
@@ -70,7 +73,7 @@ async fn pod_runs_in_a_cell_of_its_own() {
 
     assert!(kiyot.stop().await.success());
     drop(kiyot);
-    leaves_nothing(node);
+    assert_nothing_left(node);
 }
 
 #[tokio::test]
@@ -96,7 +99,7 @@ async fn containers_of_a_pod_share_its_network() {
     let page =
         kiyot_testkit::output("busybox", &["wget", "-q", "-O", "-", &format!("http://{ip}:8080/")]);
     assert_eq!(page.as_deref().map(str::trim), Ok("served"));
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }
 
 /// Verifies P3.
@@ -107,11 +110,11 @@ async fn exit_is_reported_with_its_code_and_message() {
     let mut kubelet = kiyot.kubelet().await;
     let ending = Ending::new();
     let script =
-        format!("echo last words; echo -n why > /dev/termination-log; {}; exit 7", ending.wait());
+        format!("echo last words; echo -n why > /dev/termination-log; {}; exit 7", ending.script());
     let running = kubelet.run_pod(&pod("short", &script)).await.unwrap();
     let main = running.container("main");
-    said_in_its_cell(&kiyot, main, "last words").await;
-    ending.come().await;
+    wait_for_cell_log(&kiyot, main, "last words").await;
+    ending.release().await;
     let status = kubelet.exited(&main.id).await;
     assert_eq!((status.exit_code, status.reason.as_str()), (7, "Error"));
     assert!(
@@ -128,9 +131,9 @@ async fn exit_is_reported_with_its_code_and_message() {
     let again = kubelet.create_container(&running, &running.spec.containers[0], 1).await.unwrap();
     kubelet.start_container(&again.id).await.unwrap();
     kubelet.logged(&again, "last words").await;
-    ending.come().await;
+    ending.release().await;
     assert_eq!(kubelet.exited(&again.id).await.exit_code, 7);
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }
 
 /// Verifies P4.
@@ -147,7 +150,11 @@ async fn stopping_and_removing_again_is_fine() {
     for _ in 0..2 {
         kubelet.stop_container(&main, i64::try_from(LIMIT.as_secs()).unwrap()).await.unwrap();
     }
-    assert_eq!(kubelet.container_status(&main).await.unwrap().exit_code, 0, "it had its grace");
+    assert_eq!(
+        kubelet.container_status(&main).await.unwrap().exit_code,
+        0,
+        "the container had its grace period"
+    );
     for _ in 0..2 {
         kubelet
             .runtime
@@ -187,7 +194,7 @@ async fn runtime_handler_requests_a_cell() {
     let running = kubelet.run_pod(&spec).await.unwrap();
     assert_eq!(kubelet.sandbox_status(&running.sandbox).await.unwrap().runtime_handler, "kiyot");
     assert_eq!(kiyot.cells().len(), 1);
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }
 
 /// Verifies P2.
@@ -201,8 +208,12 @@ async fn retried_run_returns_the_same_sandbox() {
     let (first, second) =
         tokio::join!(one.run_sandbox(&config, ""), other.run_sandbox(&config, ""));
     let sandbox = first.unwrap();
-    assert_eq!(second.unwrap(), sandbox, "two calls at once are one");
-    assert_eq!(kubelet.run_sandbox(&config, "").await.unwrap(), sandbox, "and so is a later one");
+    assert_eq!(second.unwrap(), sandbox, "concurrent calls return the same sandbox");
+    assert_eq!(
+        kubelet.run_sandbox(&config, "").await.unwrap(),
+        sandbox,
+        "a later call returns the same sandbox"
+    );
     assert_eq!(kiyot.cells().len(), 1);
     kubelet
         .runtime

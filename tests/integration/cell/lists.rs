@@ -5,7 +5,7 @@ use std::slice;
 use kiyot_testkit::{Container, Kiyot, LIMIT, Node, Pod, cri, wait_until};
 use tonic::Code;
 
-use super::{WAIT, ends_without_a_trace, options, pod};
+use super::{WAIT, options, pod, remove_and_assert_clean};
 
 /// Verifies P9.
 #[tokio::test]
@@ -52,7 +52,7 @@ async fn lists_hold_both_worlds() {
     assert_eq!(
         of(&mut kubelet, by_id(&remote.sandbox[..13])).await,
         slice::from_ref(&remote.sandbox),
-        "a prefix will do"
+        "a prefix of the id matches"
     );
     assert_eq!(of(&mut kubelet, by_id(&local.sandbox)).await, slice::from_ref(&local.sandbox));
 
@@ -70,7 +70,7 @@ async fn lists_hold_both_worlds() {
     );
 
     kubelet.stop_and_remove(&local).await.unwrap();
-    ends_without_a_trace(&mut kubelet, &kiyot, &remote).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &remote).await;
 }
 
 /// Verifies F5.
@@ -82,7 +82,7 @@ async fn lists_fail_while_containerd_is_dead_and_pods_in_cells_live() {
     let remote = kubelet.run_pod(&pod("remote", WAIT)).await.unwrap();
     node.kill_containerd();
     let status = kubelet.sandboxes().await.unwrap_err();
-    assert_eq!(status.code(), Code::Unavailable, "a list is whole or an error: {status:?}");
+    assert_eq!(status.code(), Code::Unavailable, "a list is complete or an error: {status:?}");
     assert_eq!(
         kubelet.sandbox_status(&remote.sandbox).await.unwrap().state(),
         cri::PodSandboxState::SandboxReady
@@ -93,9 +93,10 @@ async fn lists_fail_while_containerd_is_dead_and_pods_in_cells_live() {
     );
     node.start_containerd().await;
     let listed =
-        wait_until("lists are whole again", LIMIT, async || kubelet.sandboxes().await.ok()).await;
+        wait_until("lists are complete again", LIMIT, async || kubelet.sandboxes().await.ok())
+            .await;
     assert_eq!(listed.len(), 1);
-    ends_without_a_trace(&mut kubelet, &kiyot, &remote).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &remote).await;
 }
 
 #[tokio::test]

@@ -10,11 +10,11 @@ use kiyot_testkit::{
     Container, Kiyot, Kubelet, LIMIT, LogLine, Node, Pod, RunningContainer, cri, wait_until,
 };
 
-use super::{WAIT, endings::Ending, ends_without_a_trace, options, pod};
+use super::{WAIT, endings::Ending, options, pod, remove_and_assert_clean};
 
 /// Returns the lines of one stream as bytes, without their times. The order between two streams is
 /// not defined.
-fn of_stream(log: &Path, stream: &str) -> Vec<Vec<u8>> {
+fn stream_lines(log: &Path, stream: &str) -> Vec<Vec<u8>> {
     let content = fs::read(log).unwrap();
     let lines = content.split_inclusive(|byte| *byte == b'\n');
     let timeless =
@@ -38,13 +38,13 @@ async fn they_are_byte_for_byte_the_nodes() {
     let mut kubelet = kiyot.kubelet().await;
     for tty in [false, true] {
         let ending = Ending::new();
-        let mut container = Container::script("main", &SCRIPT.replace("UNTIL", &ending.wait()));
+        let mut container = Container::script("main", &SCRIPT.replace("UNTIL", &ending.script()));
         container.tty = tty;
-        let here = Pod::new(&format!("on-node-{tty}")).container(container.clone());
+        let local = Pod::new(&format!("on-node-{tty}")).container(container.clone());
         let there = Pod::new(&format!("in-cell-{tty}")).in_cell().container(container);
-        let pods = [kubelet.run_pod(&here).await.unwrap(), kubelet.run_pod(&there).await.unwrap()];
-        let [here, there] = pods.map(|running| (running.container("main").clone(), running));
-        for (main, _) in [&here, &there] {
+        let pods = [kubelet.run_pod(&local).await.unwrap(), kubelet.run_pod(&there).await.unwrap()];
+        let [local, there] = pods.map(|running| (running.container("main").clone(), running));
+        for (main, _) in [&local, &there] {
             wait_until(format!("{} has almost all", main.log.display()), LIMIT, async || {
                 let lines = kubelet.log_lines(main);
                 (lines.iter().filter(|line| line.text.trim_end() == "that was it").count() == 2)
@@ -52,22 +52,22 @@ async fn they_are_byte_for_byte_the_nodes() {
             })
             .await;
         }
-        ending.come().await;
-        for (main, _) in [&here, &there] {
+        ending.release().await;
+        for (main, _) in [&local, &there] {
             assert_eq!(kubelet.exited(&main.id).await.exit_code, 0);
         }
         // containerd reports the exit of a container before all of its log is written. A cell's log
         // is complete by then.
-        let expected = wait_until("the node's log is whole", LIMIT, async || {
+        let expected = wait_until("the node's log is complete", LIMIT, async || {
             let ends = if tty { "no newline" } else { "bad end" };
-            let lines = kubelet.log_lines(&here.0);
-            let whole = [ends, "no newline"]
+            let lines = kubelet.log_lines(&local.0);
+            let complete = [ends, "no newline"]
                 .iter()
                 .all(|end| lines.iter().any(|line| line.text.ends_with(end)));
-            whole.then(|| ["stdout", "stderr"].map(|stream| of_stream(&here.0.log, stream)))
+            complete.then(|| ["stdout", "stderr"].map(|stream| stream_lines(&local.0.log, stream)))
         })
         .await;
-        let found = ["stdout", "stderr"].map(|stream| of_stream(&there.0.log, stream));
+        let found = ["stdout", "stderr"].map(|stream| stream_lines(&there.0.log, stream));
         assert_eq!(expected[1].is_empty(), tty);
         for (expected, found) in expected.iter().flatten().zip(found.iter().flatten()) {
             assert!(
@@ -78,8 +78,8 @@ async fn they_are_byte_for_byte_the_nodes() {
             );
         }
         assert_eq!(expected.each_ref().map(Vec::len), found.each_ref().map(Vec::len));
-        kubelet.stop_and_remove(&here.1).await.unwrap();
-        ends_without_a_trace(&mut kubelet, &kiyot, &there.1).await;
+        kubelet.stop_and_remove(&local.1).await.unwrap();
+        remove_and_assert_clean(&mut kubelet, &kiyot, &there.1).await;
     }
 }
 
@@ -90,12 +90,13 @@ async fn previous_log_of_a_restarted_container_stays() {
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
     let ending = Ending::new();
-    let script = format!("echo attempt of $(cat /proc/sys/kernel/random/uuid); {}", ending.wait());
+    let script =
+        format!("echo attempt of $(cat /proc/sys/kernel/random/uuid); {}", ending.script());
     let mut running = kubelet.run_pod(&pod("again", &script)).await.unwrap();
     let first = running.container("main").clone();
     let ends = async |kubelet: &mut Kubelet, container: &RunningContainer| {
         kubelet.logged(container, "attempt of").await;
-        ending.come().await;
+        ending.release().await;
         assert_eq!(kubelet.exited(&container.id).await.exit_code, 0);
     };
     ends(&mut kubelet, &first).await;
@@ -106,16 +107,16 @@ async fn previous_log_of_a_restarted_container_stays() {
     ends(&mut kubelet, &second).await;
     assert_ne!(first.log, second.log);
     assert_eq!(kubelet.log_lines(&second).len(), 1);
-    assert_eq!(fs::read(&first.log).unwrap(), before, "kubectl logs --previous reads this one");
+    assert_eq!(fs::read(&first.log).unwrap(), before, "kubectl logs --previous reads this file");
     // The kubelet keeps one exited container, and its log as long.
     kubelet
         .runtime
         .remove_container(cri::RemoveContainerRequest { container_id: first.id.clone() })
         .await
         .unwrap();
-    assert_eq!(fs::read(&first.log).unwrap(), before, "the file is the kubelet's to remove");
+    assert_eq!(fs::read(&first.log).unwrap(), before, "only the kubelet removes the file");
     running.containers.insert("main".to_owned(), second);
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }
 
 /// Verifies D20.
@@ -150,13 +151,13 @@ async fn log_is_appended_to_an_existing_file() {
             kiyot.start_again().await;
             kubelet = kiyot.kubelet().await;
         }
-        wait_until("it is let go", LIMIT, async || {
+        wait_until("the log file is closed", LIMIT, async || {
             kubelet.exec_sync(&main.id, &["touch", "/tmp/go"]).await.ok()
         })
         .await;
         kubelet.logged(&main, "line 2").await;
         let all = fs::read_to_string(&file).unwrap();
-        let log = all.strip_prefix(BEFORE).expect("what was there stays");
+        let log = all.strip_prefix(BEFORE).expect("earlier content stays");
         let texts: Vec<_> =
             LogLine::parse_all(log.as_bytes()).into_iter().map(|line| line.text).collect();
         assert_eq!(texts, ["line 1", "line 2"], "in a cell: {in_cell}");
@@ -182,7 +183,7 @@ async fn rotation_under_load_loses_nothing() {
     let mut files: Vec<PathBuf> = Vec::new();
     for rotation in 0..ROTATIONS {
         // Each rotated file has some lines.
-        wait_until("the log goes on", LIMIT, async || {
+        wait_until("the log continues", LIMIT, async || {
             (fs::metadata(&main.log).is_ok_and(|file| file.len() > 1000)).then_some(())
         })
         .await;
@@ -208,17 +209,17 @@ async fn rotation_under_load_loses_nothing() {
     assert_eq!(all.pop().as_ref(), Some(&last));
     assert_eq!(last, format!("{} lines", all.len()));
     for (at, line) in all.iter().enumerate() {
-        assert_eq!(*line, format!("line {}", at + 1), "no line is lost or doubled");
+        assert_eq!(*line, format!("line {}", at + 1), "no line is lost or duplicated");
     }
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }
 
 /// Returns the disk blocks beneath a directory, in bytes.
-fn used(directory: &Path) -> u64 {
+fn disk_usage_bytes(directory: &Path) -> u64 {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     entries
         .map(|entry| match entry.metadata() {
-            Ok(metadata) if metadata.is_dir() => used(&entry.path()),
+            Ok(metadata) if metadata.is_dir() => disk_usage_bytes(&entry.path()),
             Ok(metadata) => metadata.blocks() * 512,
             Err(_) => 0,
         })
@@ -226,14 +227,14 @@ fn used(directory: &Path) -> u64 {
 }
 
 /// Returns all directories named `logs` beneath a directory.
-fn logs_of(directory: &Path, depth: usize) -> Vec<PathBuf> {
+fn log_directories(directory: &Path, depth: usize) -> Vec<PathBuf> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     let directories = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
     let named = |path: PathBuf| {
         if path.ends_with("logs") {
             vec![path]
         } else if depth > 0 {
-            logs_of(&path, depth - 1)
+            log_directories(&path, depth - 1)
         } else {
             Vec::new()
         }
@@ -261,16 +262,14 @@ async fn fetched_log_takes_no_disk_of_the_cell() {
         (fs::metadata(&main.log).ok()?.len() > 64 * MIB).then_some(())
     })
     .await;
-    let logs = logs_of(&cell, 3);
+    let logs = log_directories(&cell, 3);
     assert!(!logs.is_empty(), "the cell's logs are found in {}", cell.display());
-    let on_disk = || logs.iter().map(|logs| used(logs)).sum::<u64>();
-    wait_until("the cell gives the disk back", LIMIT, async || {
-        (on_disk() < 24 * MIB).then_some(())
-    })
-    .await;
+    let on_disk = || logs.iter().map(|logs| disk_usage_bytes(logs)).sum::<u64>();
+    wait_until("the cell frees the disk", LIMIT, async || (on_disk() < 24 * MIB).then_some(()))
+        .await;
     assert_eq!(
         kubelet.log_lines(&main).iter().filter(|line| line.text.len() == 16383).count() as u64,
         LINES
     );
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }

@@ -4,7 +4,7 @@ use std::fs;
 
 use kiyot_testkit::{Kiyot, LIMIT, LogLine, Node, wait_until};
 
-use super::{WAIT, ends_without_a_trace, is_back, options, pod};
+use super::{WAIT, options, pod, remove_and_assert_clean, wait_until_connected};
 
 /// Verifies D33.
 #[tokio::test]
@@ -29,7 +29,7 @@ async fn removed_log_continues_with_a_note_of_the_missing_bytes() {
         .join("pod/logs")
         .join(&main.id)
         .join("0.log");
-    wait_until("the cell has given back its disk", LIMIT, async || {
+    wait_until("the cell has freed the disk", LIMIT, async || {
         use std::os::unix::fs::MetadataExt;
         fs::metadata(&log).ok().filter(|metadata| metadata.blocks() * 512 < 16 << 20)
     })
@@ -38,7 +38,7 @@ async fn removed_log_continues_with_a_note_of_the_missing_bytes() {
     fs::remove_file(&main.log).unwrap();
     kiyot.start_again().await;
     let mut kubelet = kiyot.kubelet().await;
-    wait_until("it is let go", LIMIT, async || {
+    wait_until("the log file is closed", LIMIT, async || {
         kubelet.exec_sync(&main.id, &["touch", "/tmp/go"]).await.ok()
     })
     .await;
@@ -68,10 +68,10 @@ async fn removed_log_continues_with_a_note_of_the_missing_bytes() {
     kiyot.kill9();
     kiyot.start_again().await;
     let mut kubelet = kiyot.kubelet().await;
-    is_back(&mut kubelet, &main).await;
+    wait_until_connected(&mut kubelet, &main).await;
     kubelet.stop_container(&main.id, 1).await.unwrap();
     assert!(fs::read(&main.log).unwrap() == content);
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }
 
 /// Verifies D33.
@@ -101,11 +101,11 @@ async fn truncated_log_continues_with_the_next_bytes() {
     kiyot.kill9();
     kiyot.start_again().await;
     let mut kubelet = kiyot.kubelet().await;
-    wait_until("it is let go", LIMIT, async || {
+    wait_until("the log file is closed", LIMIT, async || {
         kubelet.exec_sync(&main.id, &["touch", "/tmp/go3"]).await.ok()
     })
     .await;
     kubelet.logged(&main, "line 3").await;
     assert_eq!(texts(), ["line 2", "line 3"]);
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }

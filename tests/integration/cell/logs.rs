@@ -7,10 +7,9 @@ use kiyot_testkit::{Kiyot, LIMIT, Node, cri, wait_until};
 use super::{
     WAIT,
     disks::Disk,
-    endings::{Ending, said_in_its_cell},
-    ends_without_a_trace,
+    endings::{Ending, wait_for_cell_log},
     faults::processes,
-    options, pod,
+    options, pod, remove_and_assert_clean,
     stops::{freeze, thaw},
 };
 
@@ -25,8 +24,8 @@ async fn log_is_complete_and_in_order() {
     let script = format!(
         "{}; i=0; while [ $i -lt {LINES} ]; do i=$((i+1)); echo line $i; done; echo end >&2; {}; \
         exit 0",
-        begin.wait(),
-        ending.wait()
+        begin.script(),
+        ending.script()
     );
     let running = kubelet.run_pod(&pod("talker", &script)).await.unwrap();
     let main = running.container("main");
@@ -34,12 +33,12 @@ async fn log_is_complete_and_in_order() {
     // and the log must be written before the exit is reported.
     let agent = processes(&["kiyot-cell agent", &kiyot.cells().remove(0)]);
     freeze(&agent);
-    begin.come().await;
-    said_in_its_cell(&kiyot, main, &format!("line {LINES}")).await;
-    said_in_its_cell(&kiyot, main, "end").await;
-    ending.come().await;
-    ending.came().await;
-    assert!(kubelet.log_lines(main).len() < LINES, "the rest is still to come");
+    begin.release().await;
+    wait_for_cell_log(&kiyot, main, &format!("line {LINES}")).await;
+    wait_for_cell_log(&kiyot, main, "end").await;
+    ending.release().await;
+    ending.wait_until_exited().await;
+    assert!(kubelet.log_lines(main).len() < LINES, "the log is incomplete");
     thaw(&agent);
     assert_eq!(kubelet.exited(&main.id).await.exit_code, 0);
     let lines = kubelet.log_lines(main);
@@ -56,7 +55,7 @@ async fn log_is_complete_and_in_order() {
             .collect::<Vec<_>>(),
         ["end"]
     );
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }
 
 /// Verifies D4.
@@ -82,12 +81,12 @@ async fn rotated_log_continues_in_a_new_file() {
     kubelet.logged(&main, &format!("line {}", first.len() + 20)).await;
     let all = first.iter().cloned().chain(kubelet.log_lines(&main));
     for (at, line) in all.enumerate() {
-        assert_eq!(line.text, format!("line {}", at + 1), "no line is lost or doubled");
+        assert_eq!(line.text, format!("line {}", at + 1), "no line is lost or duplicated");
     }
     assert_eq!(
         kiyot_testkit::LogLine::parse_all(&std::fs::read(&old).unwrap()).len(),
         first.len(),
-        "the old file is left alone"
+        "the old file is unchanged"
     );
 
     kubelet.stop_container(&main.id, 1).await.unwrap();
@@ -95,12 +94,12 @@ async fn rotated_log_continues_in_a_new_file() {
         .runtime
         .reopen_container_log(cri::ReopenContainerLogRequest { container_id: main.id.clone() })
         .await;
-    assert!(refused.is_err(), "only a running container's log is opened again");
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    assert!(refused.is_err(), "only the log of a running container can be reopened");
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }
 
 /// Returns the peak resident memory of a process, in bytes.
-fn peak(pid: &str) -> u64 {
+fn peak_memory_bytes(pid: &str) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
     line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
@@ -127,13 +126,13 @@ async fn unfetched_log_takes_no_memory() {
     let cell = kiyot.cells().remove(0);
     let daemon = kiyot.pid().to_string();
     let agent = processes(&["kiyot-cell agent", &cell]).remove(0);
-    let before = [peak(&daemon), peak(&agent)];
+    let before = [peak_memory_bytes(&daemon), peak_memory_bytes(&agent)];
     kubelet.exec_sync(&main, &["touch", "/tmp/go"]).await.unwrap();
-    wait_until("the container has written all, held up by nobody", 2 * LIMIT, async || {
+    wait_until("the container has written all lines without blocking", 2 * LIMIT, async || {
         (kubelet.exec_sync(&main, &["test", "-e", "/tmp/done"]).await.ok()?.code == 0).then_some(())
     })
     .await;
-    wait_until("the daemon says what is the matter", LIMIT, async || {
+    wait_until("the daemon logs the full disk", LIMIT, async || {
         kiyot.log().contains("No space left on device").then_some(())
     })
     .await;
@@ -145,14 +144,14 @@ async fn unfetched_log_takes_no_memory() {
         kept.len() > LOG && on_disk > LOG - 2 * MIB,
         "the cell has {on_disk} bytes on its disk"
     );
-    let after = [peak(&daemon), peak(&agent)];
+    let after = [peak_memory_bytes(&daemon), peak_memory_bytes(&agent)];
     for (before, after) in before.into_iter().zip(after) {
         // The kernel's counters are imprecise.
         let more = after.saturating_sub(before);
         assert!(more < LOG / 4, "{} MiB more of memory for {} MiB of log", more / MIB, LOG / MIB);
     }
     kubelet.stop_container(&main, 1).await.unwrap();
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
     drop(kiyot);
     drop(disk);
 }

@@ -5,13 +5,16 @@ use std::fs;
 use kiyot_testkit::{Access, Kiyot, LIMIT, Node, Pace, Pod, Registry, wait_until};
 
 use super::{
-    ends_without_a_trace, options,
-    registries::{blobs, is_written, on_node, sandbox, saying, says, sharing, with_mirrors},
-    version_of_containerd,
+    containerd_version, options,
+    registries::{
+        blob_requests, image_with_shared_layer, image_with_word, pull_on_node, run_sandbox,
+        run_until_word, with_mirrors, written_words,
+    },
+    remove_and_assert_clean,
 };
 
 /// Adds a `registry` section to the node's configuration and restarts its containerd.
-async fn configured(node: &Node, registry: &str) {
+async fn configure_registry(node: &Node, registry: &str) {
     let file = node.directory().join("containerd.toml");
     let text = fs::read_to_string(&file).unwrap();
     let new = format!(
@@ -31,12 +34,12 @@ async fn configured(node: &Node, registry: &str) {
 }
 
 /// Returns true if containerd reports its registry configuration: versions before 2.0 do.
-async fn tells(node: &Node) -> bool {
-    version_of_containerd(&mut node.kubelet(&node.socket()).await.unwrap()).await < (2, 0)
+async fn reports_registry(node: &Node) -> bool {
+    containerd_version(&mut node.kubelet(&node.socket()).await.unwrap()).await < (2, 0)
 }
 
 /// Waits for a warning with these words in the log.
-async fn warned(kiyot: &Kiyot<'_>, words: &[&str]) {
+async fn wait_for_warning(kiyot: &Kiyot<'_>, words: &[&str]) {
     wait_until(format!("the log has a warning with {words:?}"), LIMIT, async || {
         kiyot
             .log()
@@ -53,7 +56,7 @@ async fn mirrors_in_the_nodes_own_file_are_used_by_cells_too() {
     let node = Node::start().await;
     let registry = Registry::start(&node, Access::Basic("violet".to_owned(), "sesame".to_owned()));
     let at = registry.address();
-    let (name, _) = registry.image("app:1", &saying("mirrored"));
+    let (name, _) = registry.image("app:1", &image_with_word("mirrored"));
     let host = name.split_once('/').unwrap().0;
     let ca = node.directory().join("ca.crt");
     fs::write(&ca, "played").unwrap();
@@ -67,17 +70,17 @@ async fn mirrors_in_the_nodes_own_file_are_used_by_cells_too() {
          [registry.configs.\"tls.invalid\".tls]\nca_file = {ca:?}\n",
         at.ip()
     );
-    configured(&node, &old).await;
+    configure_registry(&node, &old).await;
     let kiyot = Kiyot::start(&node, options()).await;
-    if !tells(&node).await {
-        return warned(
+    if !reports_registry(&node).await {
+        return wait_for_warning(
             &kiyot,
             &["registry.mirrors", "cells pull without them", "registry_config_dir"],
         )
         .await;
     }
     let mut kubelet = kiyot.kubelet().await;
-    let mut pod = sandbox(&mut kubelet, "mirrored").await;
+    let mut pod = run_sandbox(&mut kubelet, "mirrored").await;
     let by_address = name.replace(host, &at.to_string());
     let mut pulled = Vec::new();
     for (container, name) in [("by-name", &name), ("by-address", &by_address)] {
@@ -85,7 +88,7 @@ async fn mirrors_in_the_nodes_own_file_are_used_by_cells_too() {
         pulled.push(kubelet.pull(&pod.spec, &pod.config, name, None).await.unwrap());
         assert!(!registry.asked().is_empty());
         assert_eq!(
-            &says(&mut kubelet, &mut pod, container, name, "mirrored").await,
+            &run_until_word(&mut kubelet, &mut pod, container, name, "mirrored").await,
             pulled.last().unwrap()
         );
     }
@@ -99,12 +102,12 @@ async fn mirrors_in_the_nodes_own_file_are_used_by_cells_too() {
         fs::read_to_string(kiyot.state().join("registries/tls.invalid/0-ca.pem")).unwrap(),
         "played"
     );
-    warned(&kiyot, &["127.0.0.1:1", host, "loopback"]).await;
-    assert_eq!(is_written(&node, &kiyot, &["sesame"]), Vec::<String>::new());
+    wait_for_warning(&kiyot, &["127.0.0.1:1", host, "loopback"]).await;
+    assert_eq!(written_words(&node, &kiyot, &["sesame"]), Vec::<String>::new());
     let made =
         fs::read_to_string(kiyot.state().join("registries").join(host).join("hosts.toml")).unwrap();
     assert!(!made.contains("sesame"), "{made}");
-    ends_without_a_trace(&mut kubelet, &kiyot, &pod).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &pod).await;
     kubelet.forget(&local);
 }
 
@@ -113,14 +116,17 @@ async fn mirrors_in_the_nodes_own_file_are_used_by_cells_too() {
 async fn mirrors_of_the_node_are_used_by_default() {
     let node = Node::start().await;
     let registry = Registry::start(&node, Access::Open);
-    let (name, _) = registry.image("app:1", &saying("mirrored"));
-    let kiyot =
-        Kiyot::start(&node, if tells(&node).await { options() } else { with_mirrors(&node) }).await;
+    let (name, _) = registry.image("app:1", &image_with_word("mirrored"));
+    let kiyot = Kiyot::start(
+        &node,
+        if reports_registry(&node).await { options() } else { with_mirrors(&node) },
+    )
+    .await;
     let mut kubelet = kiyot.kubelet().await;
-    let mut pod = sandbox(&mut kubelet, "mirrored").await;
-    says(&mut kubelet, &mut pod, "main", &name, "mirrored").await;
+    let mut pod = run_sandbox(&mut kubelet, "mirrored").await;
+    run_until_word(&mut kubelet, &mut pod, "main", &name, "mirrored").await;
     assert!(!registry.asked().is_empty());
-    ends_without_a_trace(&mut kubelet, &kiyot, &pod).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &pod).await;
 }
 
 /// Verifies I16.
@@ -129,11 +135,11 @@ async fn unsupported_registry_settings_are_named_in_the_log() {
     let node = Node::start().await;
     let old = "[registry.mirrors.\"old.invalid\"]\nendpoint = \
         [\"https://violet:sesame@mirror.invalid\"]\n[registry.headers]\nX-Team = [\"sesame\"]\n";
-    configured(&node, old).await;
+    configure_registry(&node, old).await;
     let kiyot = Kiyot::start(&node, with_mirrors(&node)).await;
-    if tells(&node).await {
-        warned(&kiyot, &["registry_config_dir", "registry.mirrors", "old.invalid"]).await;
-        warned(&kiyot, &["registry.headers", "X-Team"]).await;
+    if reports_registry(&node).await {
+        wait_for_warning(&kiyot, &["registry_config_dir", "registry.mirrors", "old.invalid"]).await;
+        wait_for_warning(&kiyot, &["registry.headers", "X-Team"]).await;
     }
     assert!(!kiyot.log().contains("sesame"));
 }
@@ -144,8 +150,8 @@ async fn pull_from_a_host_with_a_port_takes_layers_of_the_node() {
     let node = Node::start().await;
     let registry = Registry::start(&node, Access::Open);
     let at = registry.address();
-    let (other, _) = registry.image("other:1", &sharing("other"));
-    let (name, _) = registry.image("app:1", &sharing("mine"));
+    let (other, _) = registry.image("other:1", &image_with_shared_layer("other"));
+    let (name, _) = registry.image("app:1", &image_with_shared_layer("mine"));
     let (host, _) = name.split_once('/').unwrap();
     fs::rename(
         node.registries().join(host),
@@ -155,9 +161,9 @@ async fn pull_from_a_host_with_a_port_takes_layers_of_the_node() {
     let [other, name] = [&other, &name].map(|name| name.replace(host, &at.to_string()));
     let kiyot = Kiyot::start(&node, with_mirrors(&node)).await;
     let mut kubelet = kiyot.kubelet().await;
-    let local = on_node(&mut kubelet, &registry, &other).await;
-    let [config, base, own] = registry.parts(&name).try_into().unwrap();
-    let pod = sandbox(&mut kubelet, "sharing").await;
+    let local = pull_on_node(&mut kubelet, &registry, &other).await;
+    let [config, base, own_layer] = registry.parts(&name).try_into().unwrap();
+    let pod = run_sandbox(&mut kubelet, "sharing").await;
     registry.pace(&config.0, Pace::Stalls(0));
     let blob =
         base.0.replace("sha256:", "containerd/io.containerd.content.v1.content/blobs/sha256/");
@@ -168,7 +174,11 @@ async fn pull_from_a_host_with_a_port_takes_layers_of_the_node() {
     };
     let (pulled, ()) = tokio::join!(kubelet.pull(&pod.spec, &pod.config, &name, None), arrives);
     assert_eq!(pulled.unwrap(), config.0);
-    assert_eq!(blobs(&registry.asked()), [config.0, own.0].into(), "the base is the node's");
-    ends_without_a_trace(&mut kubelet, &kiyot, &pod).await;
+    assert_eq!(
+        blob_requests(&registry.asked()),
+        [config.0, own_layer.0].into(),
+        "the base is the node's"
+    );
+    remove_and_assert_clean(&mut kubelet, &kiyot, &pod).await;
     kubelet.forget(&local);
 }

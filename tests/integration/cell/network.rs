@@ -11,10 +11,13 @@ use std::{
 use kiyot_testkit::{Container, Kiyot, KiyotOptions, Kubelet, LIMIT, Node, Pod, cri, wait_until};
 use tonic::Code;
 
-use super::{WAIT, address, ends_without_a_trace, is_back, leaves_nothing, options, pod};
+use super::{
+    WAIT, address, assert_nothing_left, options, pod, remove_and_assert_clean, wait_until_connected,
+};
 
 /// Script of a web server.
-const SERVER: &str = "mkdir -p /www; echo served > /www/index.html; exec httpd -f -p 8080 -h /www";
+const SERVER_SCRIPT: &str =
+    "mkdir -p /www; echo served > /www/index.html; exec httpd -f -p 8080 -h /www";
 
 fn port(protocol: cri::Protocol, host_port: i32, container_port: i32) -> cri::PortMapping {
     cri::PortMapping {
@@ -26,7 +29,7 @@ fn port(protocol: cri::Protocol, host_port: i32, container_port: i32) -> cri::Po
 }
 
 fn server(name: &str, host_port: i32) -> Pod {
-    let mut spec = Pod::new(name).in_cell().container(Container::script("main", SERVER));
+    let mut spec = Pod::new(name).in_cell().container(Container::script("main", SERVER_SCRIPT));
     spec.ports = vec![
         port(cri::Protocol::Tcp, host_port, 8080),
         port(cri::Protocol::Udp, host_port, 9000),
@@ -37,13 +40,13 @@ fn server(name: &str, host_port: i32) -> Pod {
 }
 
 /// Returns an address of the node: that of the pod's bridge.
-pub(super) fn of_node(pod: &str) -> String {
+pub(super) fn node_address(pod: &str) -> String {
     let (network, _) = pod.rsplit_once('.').unwrap();
     format!("{network}.1")
 }
 
 /// Returns the response of an HTTP server to the node.
-pub(super) fn page(address: &str, port: i32) -> std::io::Result<String> {
+pub(super) fn http_response(address: &str, port: i32) -> std::io::Result<String> {
     let mut stream = connection(address, port)?;
     stream.set_read_timeout(Some(LIMIT))?;
     stream.write_all(b"GET / HTTP/1.0\r\n\r\n")?;
@@ -66,9 +69,9 @@ async fn ports_lead_to_the_cell(
 ) {
     let cell = kiyot.cells().remove(0);
     let ip = address(kubelet, &running.sandbox).await;
-    let gateway = of_node(&ip);
+    let gateway = node_address(&ip);
     wait_until("the node's port answers", LIMIT, async || {
-        page(&gateway, host_port).ok().filter(|page| page.ends_with("served\n"))
+        http_response(&gateway, host_port).ok().filter(|page| page.ends_with("served\n"))
     })
     .await;
 
@@ -84,22 +87,22 @@ async fn ports_lead_to_the_cell(
     kubelet.logged(neighbour.container("main"), "served").await;
     kubelet.stop_and_remove(&neighbour).await.unwrap();
 
-    let socket = in_cell(&cell, || UdpSocket::bind("0.0.0.0:9000").unwrap());
+    let socket = in_cell_network(&cell, || UdpSocket::bind("0.0.0.0:9000").unwrap());
     let client = UdpSocket::bind("0.0.0.0:0").unwrap();
     client.connect(format!("{gateway}:{host_port}")).unwrap();
     client.send(b"asked").unwrap();
     socket.set_read_timeout(Some(LIMIT)).unwrap();
-    let mut said = [0; 16];
-    let (length, from) = socket.recv_from(&mut said).unwrap();
-    assert_eq!(&said[..length], b"asked");
+    let mut received = [0; 16];
+    let (length, from) = socket.recv_from(&mut received).unwrap();
+    assert_eq!(&received[..length], b"asked");
     socket.send_to(b"answered", from).unwrap();
     client.set_read_timeout(Some(LIMIT)).unwrap();
-    let length = client.recv(&mut said).unwrap();
-    assert_eq!(&said[..length], b"answered");
+    let length = client.recv(&mut received).unwrap();
+    assert_eq!(&received[..length], b"answered");
 }
 
 /// Runs a function in the network namespace of a cell.
-pub(super) fn in_cell<T: Send + 'static>(
+pub(super) fn in_cell_network<T: Send + 'static>(
     cell: &str,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> T {
@@ -136,14 +139,14 @@ async fn host_port_leads_to_the_cell_and_is_released_with_it() {
     assert_eq!(kiyot.cells(), [cell], "the refused pod has no cell");
     kubelet.forget(&second);
 
-    let gateway = of_node(&address(&mut kubelet, &running.sandbox).await);
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    let gateway = node_address(&address(&mut kubelet, &running.sandbox).await);
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
     assert!(connection(&gateway, 18080).is_err(), "the port is closed with the pod");
     let running = kubelet.run_pod(&server("third", 18080)).await.unwrap();
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
     assert!(kiyot.stop().await.success());
     drop(kiyot);
-    leaves_nothing(node);
+    assert_nothing_left(node);
 }
 
 /// Verifies N4.
@@ -161,12 +164,12 @@ async fn without_a_plugin_for_ports_the_rules_are_ours() {
     kiyot.kill9();
     kiyot.start_again().await;
     let mut kubelet = kiyot.kubelet().await;
-    is_back(&mut kubelet, running.container("main")).await;
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
-    assert!(!rules().contains(&cell), "a daemon that was killed has left no rule");
+    wait_until_connected(&mut kubelet, running.container("main")).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
+    assert!(!rules().contains(&cell), "the killed daemon left no rule");
     assert!(kiyot.stop().await.success());
     drop(kiyot);
-    leaves_nothing(node);
+    assert_nothing_left(node);
 }
 
 /// Removes all CNI plugins but the first, so that none maps ports.
@@ -239,20 +242,20 @@ async fn ports_of_a_pod_are_one_transaction_however_many_they_are() {
     let runs = firewall.runs();
     assert_eq!(runs, ["iptables-restore -w 10 --noflush"], "{} processes", runs.len());
     assert_eq!(rules().matches(&format!("-A KIYOT-HP-{cell}")).count(), 100);
-    let gateway = of_node(&address(&mut kubelet, &running.sandbox).await);
+    let gateway = node_address(&address(&mut kubelet, &running.sandbox).await);
     for number in [20_000, 20_099] {
         wait_until("the node's port answers", LIMIT, async || {
-            page(&gateway, number).ok().filter(|page| page.ends_with("served\n"))
+            http_response(&gateway, number).ok().filter(|page| page.ends_with("served\n"))
         })
         .await;
     }
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
     let runs = firewall.runs();
     let changes = runs.iter().filter(|run| run.contains("restore")).count();
-    assert_eq!((changes, runs.len()), (1, 5), "a look at each chain of both families: {runs:?}");
+    assert_eq!((changes, runs.len()), (1, 5), "one query of each chain of both families: {runs:?}");
     assert!(!rules().contains(&cell));
     drop(kiyot);
-    leaves_nothing(node);
+    assert_nothing_left(node);
 }
 
 /// Verifies N14.
@@ -268,7 +271,7 @@ async fn locked_firewall_fails_the_launch_and_holds_up_the_end() {
     firewall.lock(true);
     let refused = kubelet.run_sandbox(&config, "").await.unwrap_err();
     assert!(refused.message().contains("holding the xtables lock"), "{refused:?}");
-    assert!(!rules().contains("KIYOT-H"), "a transaction that fails leaves nothing: {}", rules());
+    assert!(!rules().contains("KIYOT-H"), "a failed transaction leaves no rule: {}", rules());
     firewall.lock(false);
 
     let sandbox = kubelet.run_sandbox(&config, "").await.unwrap();
@@ -277,14 +280,14 @@ async fn locked_firewall_fails_the_launch_and_holds_up_the_end() {
     firewall.lock(true);
     let held_up = kubelet.stop_pod(&running).await.unwrap_err();
     assert!(held_up.message().contains("holding the xtables lock"), "{held_up:?}");
-    let told = kubelet.sandbox_status(&running.sandbox).await.unwrap();
-    assert_eq!(told.state(), cri::PodSandboxState::SandboxReady, "its rules are still there");
+    let status = kubelet.sandbox_status(&running.sandbox).await.unwrap();
+    assert_eq!(status.state(), cri::PodSandboxState::SandboxReady, "its rules still exist");
     assert_eq!(rules().matches(&format!("-A KIYOT-HP-{cell}")).count(), 2);
     firewall.lock(false);
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
     assert!(!rules().contains(&cell));
     drop(kiyot);
-    leaves_nothing(node);
+    assert_nothing_left(node);
 }
 
 /// Verifies N11.
@@ -297,37 +300,37 @@ async fn flow_of_a_previous_mapping_follows_the_current_mapping() {
     // The first pod creates the bridge, whose address is the node's.
     let first = kubelet.run_pod(&pod("first", WAIT)).await.unwrap();
     let earlier = kiyot.cells();
-    let gateway = of_node(&address(&mut kubelet, &first.sandbox).await);
+    let gateway = node_address(&address(&mut kubelet, &first.sandbox).await);
     let client = UdpSocket::bind("0.0.0.0:0").unwrap();
-    let say = || client.send_to(b"said", (gateway.as_str(), 18084));
+    let send = || client.send_to(b"said", (gateway.as_str(), 18084));
     // No process listens: the kernel's connection tracking remembers the destination.
-    say().unwrap();
+    send().unwrap();
 
     let mut spec = pod("late", WAIT);
     spec.ports = vec![port(cri::Protocol::Udp, 18084, 9000)];
     let running = kubelet.run_pod(&spec).await.unwrap();
     let cell = kiyot.cells().into_iter().find(|cell| !earlier.contains(cell)).unwrap();
-    let socket = in_cell(&cell, || UdpSocket::bind("0.0.0.0:9000").unwrap());
+    let socket = in_cell_network(&cell, || UdpSocket::bind("0.0.0.0:9000").unwrap());
     socket.set_nonblocking(true).unwrap();
-    let mut heard = [0; 16];
-    wait_until("what is said gets to the cell", LIMIT, async || {
+    let mut received = [0; 16];
+    wait_until("the datagram reaches the cell", LIMIT, async || {
         // May report that no process listened before.
-        let _refused = say();
-        socket.recv(&mut heard).ok()
+        let _refused = send();
+        socket.recv(&mut received).ok()
     })
     .await;
-    assert_eq!(&heard[..4], b"said");
+    assert_eq!(&received[..4], b"said");
     kubelet.stop_and_remove(&running).await.unwrap();
     // The flow continues: not to an address that another cell may get next, but to the node. The
     // bridge is still there, whose removal would clear the flow.
-    let of_node = UdpSocket::bind("0.0.0.0:18084").unwrap();
-    of_node.set_nonblocking(true).unwrap();
-    wait_until("what is said gets to the node", LIMIT, async || {
-        let _refused = say();
-        of_node.recv(&mut heard).ok()
+    let node_socket = UdpSocket::bind("0.0.0.0:18084").unwrap();
+    node_socket.set_nonblocking(true).unwrap();
+    wait_until("the datagram reaches the node", LIMIT, async || {
+        let _refused = send();
+        node_socket.recv(&mut received).ok()
     })
     .await;
-    ends_without_a_trace(&mut kubelet, &kiyot, &first).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &first).await;
 }
 
 /// Verifies N11.
@@ -351,14 +354,14 @@ async fn ports_lead_to_addresses_of_both_families() {
     let cell = kiyot.cells().remove(0);
     let status = kubelet.sandbox_status(&running.sandbox).await.unwrap().network.unwrap();
     assert!(status.additional_ips[0].ip.starts_with("fd00:88:"), "{status:?}");
-    wait_until("the port of the address of IPv6 answers", LIMIT, async || {
-        page(&gateway, 18085).ok().filter(|page| page.ends_with("served\n"))
+    wait_until("the port answers on the IPv6 address", LIMIT, async || {
+        http_response(&gateway, 18085).ok().filter(|page| page.ends_with("served\n"))
     })
     .await;
     ports_lead_to_the_cell(&mut kubelet, &kiyot, &running, 18085).await;
     let of_6 = || kiyot_testkit::output("ip6tables-save", &["-t", "nat"]).unwrap();
     assert!(of_6().contains(&cell) && rules().contains(&cell));
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
     assert!(!of_6().contains(&cell) && !rules().contains(&cell));
 }
 
@@ -375,7 +378,7 @@ async fn host_ports_work_on_the_bridge_of_cells() {
     let cell = kiyot.cells().remove(0);
     assert!(address(&mut kubelet, &running.sandbox).await.starts_with("10.201.7."));
     ports_lead_to_the_cell(&mut kubelet, &kiyot, &running, 18082).await;
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
     assert!(!rules().contains(&cell) && !rules().contains("10.201.7."), "{}", rules());
 }
 
@@ -405,8 +408,8 @@ async fn name_servers_of_the_node_are_refused() {
     let mut running = kubelet.running(&spec, config, sandbox);
     let main = kubelet.create_container(&running, &spec.containers[0], 0).await.unwrap();
     kubelet.start_container(&main.id).await.unwrap();
-    let said = kubelet.exec_sync(&main.id, &["cat", "/etc/resolv.conf"]).await.unwrap();
-    assert!(said.stdout.contains("nameserver 169.254.20.10"), "{}", said.stdout);
+    let output = kubelet.exec_sync(&main.id, &["cat", "/etc/resolv.conf"]).await.unwrap();
+    assert!(output.stdout.contains("nameserver 169.254.20.10"), "{}", output.stdout);
     running.containers.insert("main".to_owned(), main);
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }

@@ -9,21 +9,21 @@ use std::{
 use kiyot_linux::mountinfo;
 use kiyot_testkit::{Kiyot, KiyotOptions, LIMIT, Node, command, wait_until};
 
-use super::{WAIT, ends_without_a_trace, leaves_nothing, options, pod};
+use super::{WAIT, assert_nothing_left, options, pod, remove_and_assert_clean};
 
 /// Returns the processes outside this test's mount namespace that see a mount whose path ends with
 /// `end`.
-fn who_has(end: &str) -> Vec<String> {
-    let own = fs::read_link("/proc/self/ns/mnt").unwrap();
+fn processes_with_mount(path_end: &str) -> Vec<String> {
+    let own_namespace = fs::read_link("/proc/self/ns/mnt").unwrap();
     let entries = fs::read_dir("/proc").unwrap().flatten().map(|entry| entry.path());
     entries
         .filter(|process| {
-            fs::read_link(process.join("ns/mnt")).is_ok_and(|namespace| namespace != own)
+            fs::read_link(process.join("ns/mnt")).is_ok_and(|namespace| namespace != own_namespace)
         })
         .filter(|process| {
             let table = fs::read(process.join("mountinfo")).unwrap_or_default();
             let mut mounts = mountinfo::parse(&table).into_iter();
-            mounts.any(|mount| mount.point.to_string_lossy().ends_with(end))
+            mounts.any(|mount| mount.point.to_string_lossy().ends_with(path_end))
         })
         .map(|process| {
             let line = fs::read(process.join("cmdline")).unwrap_or_default();
@@ -55,14 +55,14 @@ async fn volume_unmounted_on_the_node_is_released_under_a_running_cell() {
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
     let running = kubelet.run_pod(&pod("long-lived", WAIT)).await.unwrap();
-    assert_eq!(who_has("/globalmount"), Vec::<String>::new());
+    assert_eq!(processes_with_mount("/globalmount"), Vec::<String>::new());
     // Later mounts do not propagate into the cell.
     let later = plugins.join("driver/2/globalmount");
     mount(&["-t", "tmpfs", "none"], &later);
-    assert_eq!(who_has("/globalmount"), Vec::<String>::new());
+    assert_eq!(processes_with_mount("/globalmount"), Vec::<String>::new());
 
     command::run("umount", &[global.to_str().unwrap()]);
-    wait_until("the file system is released, and its device", LIMIT, async || {
+    wait_until("the file system and its device are released", LIMIT, async || {
         of_disk().is_empty().then_some(())
     })
     .await;
@@ -71,9 +71,9 @@ async fn volume_unmounted_on_the_node_is_released_under_a_running_cell() {
     let main = &running.container("main").id;
     assert_eq!(kubelet.exec_sync(main, &["echo", "here"]).await.unwrap().stdout, "here\n");
     command::run("umount", &[later.to_str().unwrap()]);
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
     drop(kiyot);
-    leaves_nothing(node);
+    assert_nothing_left(node);
 }
 
 /// Verifies N17.
@@ -96,10 +96,10 @@ async fn programs_on_a_file_system_of_their_own_run_in_a_cell() {
     let kiyot = Kiyot::start(&node, options).await;
     let mut kubelet = kiyot.kubelet().await;
     let running = kubelet.run_pod(&pod("elsewhere", WAIT)).await.unwrap();
-    let of_cell = who_has("/programs");
-    assert!(!of_cell.is_empty(), "the cell has what it needs");
-    assert_eq!(who_has("/other"), Vec::<String>::new());
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    let of_cell = processes_with_mount("/programs");
+    assert!(!of_cell.is_empty(), "the cell has the mounts that it needs");
+    assert_eq!(processes_with_mount("/other"), Vec::<String>::new());
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
     drop(kiyot);
-    leaves_nothing(node);
+    assert_nothing_left(node);
 }

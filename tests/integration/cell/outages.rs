@@ -5,12 +5,11 @@ use std::io::{Read, Seek, SeekFrom};
 use kiyot_testkit::{Kiyot, Kubelet, LIMIT, LogLine, Node, RunningContainer, cri, wait_until};
 
 use super::{
-    WAIT,
+    WAIT, assert_nothing_left,
     disks::Disk,
-    endings::{Ending, said_in_its_cell},
-    ends_without_a_trace,
+    endings::{Ending, wait_for_cell_log},
     faults::{kill9, processes},
-    leaves_nothing, options, pod,
+    options, pod, remove_and_assert_clean,
     stops::{freeze, thaw},
 };
 
@@ -20,14 +19,14 @@ const LINES: usize = 200_000;
 const BLOCKS: usize = 8;
 
 /// Returns the length of the log, in bytes.
-fn length(container: &RunningContainer) -> u64 {
+fn log_length_bytes(container: &RunningContainer) -> u64 {
     std::fs::metadata(&container.log).map_or(0, |metadata| metadata.len())
 }
 
 /// Returns the text of the last complete line, without reading the whole file.
 fn last_line(container: &RunningContainer) -> Option<String> {
     let mut file = std::fs::File::open(&container.log).ok()?;
-    file.seek(SeekFrom::Start(length(container).saturating_sub(4096))).ok()?;
+    file.seek(SeekFrom::Start(log_length_bytes(container).saturating_sub(4096))).ok()?;
     let mut tail = Vec::new();
     file.read_to_end(&mut tail).ok()?;
     let lines = tail.strip_suffix(b"\n")?;
@@ -36,9 +35,9 @@ fn last_line(container: &RunningContainer) -> Option<String> {
 }
 
 /// Lets the container write its next block.
-async fn release(kubelet: &mut Kubelet, container: &RunningContainer, block: usize) {
+async fn release_block(kubelet: &mut Kubelet, container: &RunningContainer, block: usize) {
     let file = format!("/tmp/go{block}");
-    wait_until("the next part is let go", LIMIT, async || {
+    wait_until("the next block is released", LIMIT, async || {
         kubelet.exec_sync(&container.id, &["touch", &file]).await.ok()
     })
     .await;
@@ -59,19 +58,19 @@ async fn no_line_is_lost_or_doubled_by_kills() {
         "i=0; b=0; while [ $b -lt {BLOCKS} ]; do until [ -e /tmp/go$b ]; do sleep 0.05; done; \
         b=$((b+1)); \
          e=$((b*{block})); while [ $i -lt $e ]; do i=$((i+1)); echo line $i; done; done; {}",
-        ending.wait()
+        ending.script()
     );
     let running = kubelet.run_pod(&pod("talker", &script)).await.unwrap();
     let main = running.container("main").clone();
     let cell = kiyot.cells().remove(0);
     for part in 0..BLOCKS {
-        let before = length(&main);
-        release(&mut kubelet, &main, part).await;
+        let before = log_length_bytes(&main);
+        release_block(&mut kubelet, &main, part).await;
         // Within a block the daemon or the agent is killed, and in some blocks the node's
         // containerd.
         let middle = before + 20 * block as u64;
-        wait_until("the part is half here", limit, async || {
-            (length(&main) >= middle).then_some(())
+        wait_until("half of the block has arrived", limit, async || {
+            (log_length_bytes(&main) >= middle).then_some(())
         })
         .await;
         if part % 4 == 1 {
@@ -96,18 +95,18 @@ async fn no_line_is_lost_or_doubled_by_kills() {
         // with it, as on any node.
         kill9(&processes(&["containerd", "containerd.toml", &cell]));
     }
-    ending.come().await;
+    ending.release().await;
     assert_eq!(kubelet.exited(&main.id).await.exit_code, 0);
     let all = kubelet.log_lines(&main);
     assert_eq!(all.len(), block * BLOCKS);
     for (at, line) in all.iter().enumerate() {
-        assert_eq!(line.text, format!("line {}", at + 1), "no line is lost or doubled");
+        assert_eq!(line.text, format!("line {}", at + 1), "no line is lost or duplicated");
     }
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }
 
 /// Lines that exceed the disk of [`ended_on_a_full_disk`].
-const TOO_MANY: usize = 20_000;
+const LINES_BEYOND_DISK: usize = 20_000;
 
 /// Runs a container that writes more than the node's disk holds, and exits.
 async fn ended_on_a_full_disk<'a>(node: &'a Node) -> (Disk, Kiyot<'a>, kiyot_testkit::RunningPod) {
@@ -116,26 +115,27 @@ async fn ended_on_a_full_disk<'a>(node: &'a Node) -> (Disk, Kiyot<'a>, kiyot_tes
     let mut kubelet = kiyot.kubelet().await;
     let ending = Ending::new();
     let running = kubelet
-        .run_pod(&pod("talker", &format!("{}; exit 3", too_many_lines(&ending))))
+        .run_pod(&pod("talker", &format!("{}; exit 3", oversized_log_script(&ending))))
         .await
         .unwrap();
-    said_in_its_cell(&kiyot, running.container("main"), &format!("line {TOO_MANY}")).await;
-    ending.come().await;
+    wait_for_cell_log(&kiyot, running.container("main"), &format!("line {LINES_BEYOND_DISK}"))
+        .await;
+    ending.release().await;
     (disk, kiyot, running)
 }
 
-fn too_many_lines(ending: &Ending) -> String {
+fn oversized_log_script(ending: &Ending) -> String {
     format!(
-        "i=0; while [ $i -lt {TOO_MANY} ]; do i=$((i+1)); echo line $i; done; {}",
-        ending.wait()
+        "i=0; while [ $i -lt {LINES_BEYOND_DISK} ]; do i=$((i+1)); echo line $i; done; {}",
+        ending.script()
     )
 }
 
-fn is_whole(kubelet: &Kubelet, container: &RunningContainer) {
+fn assert_log_complete(kubelet: &Kubelet, container: &RunningContainer) {
     let lines = kubelet.log_lines(container);
-    assert_eq!(lines.len(), TOO_MANY);
+    assert_eq!(lines.len(), LINES_BEYOND_DISK);
     for (at, line) in lines.iter().enumerate() {
-        assert_eq!(line.text, format!("line {}", at + 1), "no line is lost or doubled");
+        assert_eq!(line.text, format!("line {}", at + 1), "no line is lost or duplicated");
     }
 }
 
@@ -148,16 +148,16 @@ async fn rest_of_an_ended_containers_log_arrives_after_a_kill() {
     let main = running.container("main").clone();
     // The container reads EXITED with an incomplete log: a full disk must not block its exit.
     assert_eq!(kubelet.exited(&main.id).await.exit_code, 3);
-    assert!(kubelet.log_lines(&main).len() < TOO_MANY);
+    assert!(kubelet.log_lines(&main).len() < LINES_BEYOND_DISK);
     kiyot.kill9();
     kiyot.start_again().await;
     disk.again("size=64m");
     let kubelet_now = kiyot.kubelet().await;
-    kubelet_now.logged(&main, &format!("line {TOO_MANY}")).await;
-    is_whole(&kubelet_now, &main);
+    kubelet_now.logged(&main, &format!("line {LINES_BEYOND_DISK}")).await;
+    assert_log_complete(&kubelet_now, &main);
     // The log is complete now. Once that is recorded, a file that the kubelet removes is not
     // written again.
-    wait_until("it is recorded", LIMIT, async || {
+    wait_until("the complete log is recorded", LIMIT, async || {
         kiyot.log().contains("log of an exited container complete").then_some(())
     })
     .await;
@@ -165,13 +165,15 @@ async fn rest_of_an_ended_containers_log_arrives_after_a_kill() {
     kiyot.kill9();
     kiyot.start_again().await;
     let mut kubelet = kiyot.kubelet().await;
-    wait_until("the cell is back", LIMIT, async || cell_answers(&mut kubelet, &running).await)
-        .await;
+    wait_until("the cell is connected again", LIMIT, async || {
+        cell_answers(&mut kubelet, &running).await
+    })
+    .await;
     assert!(!main.log.exists());
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
     drop(kiyot);
     drop(disk);
-    leaves_nothing(node);
+    assert_nothing_left(node);
 }
 
 /// Returns a value if the pod's cell takes calls: a further attempt can be created and started.
@@ -193,18 +195,20 @@ async fn rest_of_an_ended_containers_log_arrives_before_its_pod_reads_stopped() 
     disk.again("size=64m");
     kiyot.start_again().await;
     let mut kubelet = kiyot.kubelet().await;
-    wait_until("the cell is back", LIMIT, async || cell_answers(&mut kubelet, &running).await)
-        .await;
+    wait_until("the cell is connected again", LIMIT, async || {
+        cell_answers(&mut kubelet, &running).await
+    })
+    .await;
     kubelet
         .runtime
         .stop_pod_sandbox(cri::StopPodSandboxRequest { pod_sandbox_id: running.sandbox.clone() })
         .await
         .unwrap();
-    is_whole(&kubelet, &main);
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    assert_log_complete(&kubelet, &main);
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
     drop(kiyot);
     drop(disk);
-    leaves_nothing(node);
+    assert_nothing_left(node);
 }
 
 /// Verifies D21, Y9.
@@ -214,30 +218,35 @@ async fn exit_missed_by_a_killed_daemon_is_reported_with_the_whole_log() {
     let mut kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
     let ending = Ending::new();
-    let script =
-        format!("until [ -e /tmp/go ]; do sleep 0.05; done; {}; exit 3", too_many_lines(&ending));
+    let script = format!(
+        "until [ -e /tmp/go ]; do sleep 0.05; done; {}; exit 3",
+        oversized_log_script(&ending)
+    );
     let spec = pod("talker", &script).container(kiyot_testkit::Container::script("other", WAIT));
     let running = kubelet.run_pod(&spec).await.unwrap();
     let main = running.container("main").clone();
     let cell = kiyot.cells().remove(0);
     kubelet.exec_sync(&main.id, &["touch", "/tmp/go"]).await.unwrap();
-    wait_until("some of it is here", LIMIT, async || (length(&main) > 0).then_some(())).await;
+    wait_until("a part of the log has arrived", LIMIT, async || {
+        (log_length_bytes(&main) > 0).then_some(())
+    })
+    .await;
     let agent = processes(&["kiyot-cell agent", &cell]);
     freeze(&agent);
     kiyot.kill9();
-    said_in_its_cell(&kiyot, &main, &format!("line {TOO_MANY}")).await;
-    ending.come().await;
+    wait_for_cell_log(&kiyot, &main, &format!("line {LINES_BEYOND_DISK}")).await;
+    ending.release().await;
     // The cell's shim sees the exit, and can't report it.
-    ending.came().await;
+    ending.wait_until_exited().await;
     kiyot.start_again().await;
     let mut kubelet = kiyot.kubelet().await;
     assert_eq!(
         kubelet.container_status(&main.id).await.unwrap().state(),
         cri::ContainerState::ContainerRunning,
-        "nobody has said otherwise"
+        "the exit is not reported yet"
     );
     thaw(&agent);
     assert_eq!(kubelet.exited(&main.id).await.exit_code, 3);
-    is_whole(&kubelet, &main);
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    assert_log_complete(&kubelet, &main);
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }

@@ -10,24 +10,25 @@ use kiyot_testkit::{
 use tonic::Code;
 
 use super::{
-    WAIT, address, ends_without_a_trace, leaves_nothing,
-    network::{of_node, page},
-    options, pod,
+    WAIT, address, assert_nothing_left,
+    network::{http_response, node_address},
+    options, pod, remove_and_assert_clean,
 };
 
 /// Script of a web server.
-const SERVER: &str = "mkdir -p /www; echo served > /www/index.html; exec httpd -f -p 8080 -h /www";
+const SERVER_SCRIPT: &str =
+    "mkdir -p /www; echo served > /www/index.html; exec httpd -f -p 8080 -h /www";
 /// Prints the namespaces of a process.
-const LOOK: &str = "for name in net ipc pid uts; do readlink /proc/self/ns/$name; done";
+const PRINT_NAMESPACES: &str = "for name in net ipc pid uts; do readlink /proc/self/ns/$name; done";
 
-fn giving() -> KiyotOptions {
+fn options_with_own_namespaces() -> KiyotOptions {
     let keys = ["host_network", "host_pid", "host_ipc", "host_users", "privileged"]
         .map(|key| format!("{key} = \"cell\"\n"));
     KiyotOptions { sections: format!("[backends.milpa.policy]\n{}", keys.concat()), ..options() }
 }
 
-/// Returns the node's namespaces in the order of [`LOOK`].
-fn of_this_node() -> Vec<String> {
+/// Returns the node's namespaces in the order of [`PRINT_NAMESPACES`].
+fn node_namespaces() -> Vec<String> {
     ["net", "ipc", "pid", "uts"]
         .map(|name| fs::read_link(format!("/proc/self/ns/{name}")).unwrap().display().to_string())
         .to_vec()
@@ -41,11 +42,11 @@ fn lines(text: &str) -> Vec<String> {
 #[tokio::test]
 async fn host_namespaces_become_those_of_the_cell() {
     let node = Node::start().await;
-    let kiyot = Kiyot::start(&node, giving()).await;
+    let kiyot = Kiyot::start(&node, options_with_own_namespaces()).await;
     let mut kubelet = kiyot.kubelet().await;
     let mut spec = Pod::new("at-home")
         .in_cell()
-        .container(Container::script("main", SERVER))
+        .container(Container::script("main", SERVER_SCRIPT))
         .container(Container::script("other", WAIT));
     (spec.host_network, spec.host_pid) = (true, true);
     // With hostNetwork, the API server sets both ports to the same number.
@@ -63,9 +64,9 @@ async fn host_namespaces_become_those_of_the_cell() {
         .namespace_options
         .as_mut()
         .unwrap());
-    let asked = config.linux.clone().unwrap().security_context.unwrap().namespace_options;
+    let requested = config.linux.clone().unwrap().security_context.unwrap().namespace_options;
     let sandbox = kubelet.run_sandbox(&config, "").await.unwrap();
-    assert!(sandbox.starts_with("milpa"), "it is in a cell");
+    assert!(sandbox.starts_with("milpa"), "the pod is in a cell");
     let mut running = kubelet.running(&spec, config, sandbox);
     for container in &spec.containers {
         let created = kubelet
@@ -92,25 +93,27 @@ async fn host_namespaces_become_those_of_the_cell() {
     // The kubelet gets the namespaces that it requested, and the cell's address: nothing of the pod
     // listens on the node's.
     let status = kubelet.sandbox_status(&running.sandbox).await.unwrap();
-    assert_eq!(status.linux.unwrap().namespaces.unwrap().options, asked);
+    assert_eq!(status.linux.unwrap().namespaces.unwrap().options, requested);
     let ip = address(&mut kubelet, &running.sandbox).await;
     wait_until("the pod answers at its address", LIMIT, async || {
-        page(&ip, 8080).ok().filter(|page| page.ends_with("served\n"))
+        http_response(&ip, 8080).ok().filter(|page| page.ends_with("served\n"))
     })
     .await;
     // A port of the node leads to the pod, as a pod with hostNetwork expects.
-    let at_node = of_node(&ip);
+    let at_node = node_address(&ip);
     wait_until("the node's port answers", LIMIT, async || {
-        page(&at_node, 8080).ok().filter(|page| page.ends_with("served\n"))
+        http_response(&at_node, 8080).ok().filter(|page| page.ends_with("served\n"))
     })
     .await;
 
     // Both containers share their namespaces, and none is the node's.
-    let here = lines(&kubelet.exec_sync(&main, &["sh", "-c", LOOK]).await.unwrap().stdout);
-    let there = lines(&kubelet.exec_sync(&other, &["sh", "-c", LOOK]).await.unwrap().stdout);
-    assert_eq!((here.len(), &here), (4, &there));
-    for (own, nodes) in here.iter().zip(of_this_node()) {
-        assert_ne!(*own, nodes);
+    let cell_namespaces =
+        lines(&kubelet.exec_sync(&main, &["sh", "-c", PRINT_NAMESPACES]).await.unwrap().stdout);
+    let there =
+        lines(&kubelet.exec_sync(&other, &["sh", "-c", PRINT_NAMESPACES]).await.unwrap().stdout);
+    assert_eq!((cell_namespaces.len(), &cell_namespaces), (4, &there));
+    for (cell_namespace, node_namespace) in cell_namespaces.iter().zip(node_namespaces()) {
+        assert_ne!(*cell_namespace, node_namespace);
     }
     // The cell's processes are visible, and those of the node, such as this test, are not.
     let seen =
@@ -119,15 +122,15 @@ async fn host_namespaces_become_those_of_the_cell() {
         seen.lines().any(|name| name == "containerd") && seen.lines().any(|name| name == "httpd"),
         "{seen}"
     );
-    let own = fs::read_to_string("/proc/self/comm").unwrap();
-    assert!(!seen.lines().any(|name| name == own.trim() || name == "kiyot"), "{seen}");
+    let this_process = fs::read_to_string("/proc/self/comm").unwrap();
+    assert!(!seen.lines().any(|name| name == this_process.trim() || name == "kiyot"), "{seen}");
     // The cell's shared memory is not the node's.
     let mark = format!("kiyot-test-{}", kiyot.pid());
     kubelet.exec_sync(&main, &["touch", &format!("/dev/shm/{mark}")]).await.unwrap();
     assert_eq!(
         kubelet.exec_sync(&other, &["ls", &format!("/dev/shm/{mark}")]).await.unwrap().code,
         0,
-        "hostIPC is one /dev/shm"
+        "containers with hostIPC share /dev/shm"
     );
     assert!(!std::path::Path::new("/dev/shm").join(&mark).exists());
     // The host name is the node's, as with hostNetwork on a node, and the hosts file is the
@@ -148,16 +151,16 @@ async fn host_namespaces_become_those_of_the_cell() {
         )
     );
 
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
     drop(kiyot);
-    leaves_nothing(node);
+    assert_nothing_left(node);
 }
 
 /// Verifies R2.
 #[tokio::test]
 async fn host_access_that_a_cell_can_not_contain_is_refused_with_the_reason() {
     let node = Node::start().await;
-    let kiyot = Kiyot::start(&node, giving()).await;
+    let kiyot = Kiyot::start(&node, options_with_own_namespaces()).await;
     let mut kubelet = kiyot.kubelet().await;
     // Logged at the start, before the first pod that uses it.
     for key in ["privileged", "host_users"] {
@@ -203,7 +206,7 @@ async fn host_access_that_a_cell_can_not_contain_is_refused_with_the_reason() {
         "{status:?}"
     );
     kubelet.forget(&mapped);
-    assert_eq!(kiyot.cells(), Vec::<String>::new(), "nothing was launched for them");
+    assert_eq!(kiyot.cells(), Vec::<String>::new(), "no cell was launched");
 
     // A container that sees the cell's processes must not reach their open files, which are the
     // node's.
@@ -226,10 +229,10 @@ async fn host_access_that_a_cell_can_not_contain_is_refused_with_the_reason() {
     );
     // Without privileges they are out of reach for root, too.
     let main = &running.container("main").id;
-    let tried = kubelet
+    let output = kubelet
         .exec_sync(main, &["sh", "-c", "id -u; ls /proc/1/root/; cat /proc/1/environ"])
         .await
         .unwrap();
-    assert!(tried.stdout == "0\n" && tried.code != 0, "{tried:?}");
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    assert!(output.stdout == "0\n" && output.code != 0, "{output:?}");
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }

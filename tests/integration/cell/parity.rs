@@ -5,10 +5,10 @@ use kiyot_testkit::{
 };
 use tonic::Code;
 
-use super::{WAIT, ends_without_a_trace, options};
+use super::{WAIT, options, remove_and_assert_clean};
 
 /// Runs a sandbox without containers on the node, and another in a cell.
-async fn both(kubelet: &mut Kubelet, name: &str) -> [RunningPod; 2] {
+async fn run_on_both(kubelet: &mut Kubelet, name: &str) -> [RunningPod; 2] {
     let mut pods = Vec::new();
     for spec in [Pod::new(&format!("{name}-local")), Pod::new(&format!("{name}-remote")).in_cell()]
     {
@@ -19,30 +19,31 @@ async fn both(kubelet: &mut Kubelet, name: &str) -> [RunningPod; 2] {
     pods.try_into().unwrap()
 }
 
-async fn end(kubelet: &mut Kubelet, kiyot: &Kiyot<'_>, [local, remote]: [RunningPod; 2]) {
+async fn remove_both(kubelet: &mut Kubelet, kiyot: &Kiyot<'_>, [local, remote]: [RunningPod; 2]) {
     kubelet.stop_and_remove(&local).await.unwrap();
-    ends_without_a_trace(kubelet, kiyot, &remote).await;
+    remove_and_assert_clean(kubelet, kiyot, &remote).await;
 }
 
 type Change = fn(&mut cri::ContainerConfig);
 
 /// Creates and starts a container. The error's text has placeholders for ids, which differ.
-async fn begin(
+async fn create_and_start(
     kubelet: &mut Kubelet,
     pod: &mut RunningPod,
     container: &Container,
     change: Change,
 ) -> Result<String, (Code, String)> {
-    let told = |status: tonic::Status| {
+    let without_ids = |status: tonic::Status| {
         (
             status.code(),
             status.message().split(['"', ':']).next_back().unwrap_or_default().to_owned(),
         )
     };
-    let created = kubelet.create_container_with(pod, container, 0, change).await.map_err(told)?;
+    let created =
+        kubelet.create_container_with(pod, container, 0, change).await.map_err(without_ids)?;
     let id = created.id.clone();
     pod.containers.insert(container.name.clone(), created);
-    kubelet.start_container(&id).await.map_err(told)?;
+    kubelet.start_container(&id).await.map_err(without_ids)?;
     Ok(id)
 }
 
@@ -52,7 +53,7 @@ async fn exits_are_reported_as_on_the_node() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
-    let mut pods = both(&mut kubelet, "ending").await;
+    let mut pods = run_on_both(&mut kubelet, "ending").await;
     let small = |script: &str| {
         let mut container = Container::script("", script);
         container.resources.memory_limit_in_bytes = 32 << 20;
@@ -100,7 +101,7 @@ async fn exits_are_reported_as_on_the_node() {
         container.name = name.to_owned();
         let mut ends = Vec::new();
         for pod in &mut pods {
-            let begun = begin(&mut kubelet, pod, &container, |_| {}).await;
+            let begun = create_and_start(&mut kubelet, pod, &container, |_| {}).await;
             if let (Ok(id), Some(grace)) = (&begun, grace) {
                 if name == "polite" {
                     kubelet.logged(pod.container(name), "ready").await;
@@ -123,13 +124,13 @@ async fn exits_are_reported_as_on_the_node() {
             };
             ends.push((begun.map(drop).map_err(|(code, _)| code), end));
         }
-        assert_eq!(ends[1], ends[0], "{name}: in the cell, and on the node");
+        assert_eq!(ends[1], ends[0], "{name}: in the cell (left) and on the node (right)");
         if let Some((code, reason)) = expected {
             let (found, why, ..) = ends[1].1.clone().unwrap();
             assert_eq!((found, why.as_str()), (code, reason), "{name}");
         }
     }
-    end(&mut kubelet, &kiyot, pods).await;
+    remove_both(&mut kubelet, &kiyot, pods).await;
 }
 
 /// Verifies U19.
@@ -149,11 +150,11 @@ async fn users_of_the_image_and_odd_limits_are_as_on_the_node() {
     let sections = "[backends.milpa.policy]\nprivileged = \"allow\"\n".to_owned();
     let kiyot = Kiyot::start(&node, KiyotOptions { sections, ..options() }).await;
     let mut kubelet = kiyot.kubelet().await;
-    let mut pods = both(&mut kubelet, "users").await;
+    let mut pods = run_on_both(&mut kubelet, "users").await;
     fn context(config: &mut cri::ContainerConfig) -> &mut cri::LinuxContainerSecurityContext {
         config.linux.get_or_insert_default().security_context.get_or_insert_default()
     }
-    let look = "id -u; id -g; id -G; head -c 1 /proc/kcore | wc -c; \
+    let script = "id -u; id -g; id -G; head -c 1 /proc/kcore | wc -c; \
         cat /sys/fs/cgroup/hugetlb*/hugetlb.2MB.limit_in_bytes \
         /sys/fs/cgroup/hugetlb.2MB.max 2>/dev/null; \
         grep -E '^(CapEff|NoNewPrivs)' /proc/self/status; \
@@ -201,24 +202,24 @@ async fn users_of_the_image_and_odd_limits_are_as_on_the_node() {
     let (mut named, mut unmasked) = (String::new(), String::new());
     for (name, change) in cases {
         let container = Container::of_image(name, "kiyot.test/users:1");
-        let mut said = Vec::new();
+        let mut outputs = Vec::new();
         for pod in &mut pods {
-            said.push(match begin(&mut kubelet, pod, &container, change).await {
-                Ok(id) => Ok(kubelet.exec_sync(&id, &["sh", "-c", look]).await.unwrap().stdout),
+            outputs.push(match create_and_start(&mut kubelet, pod, &container, change).await {
+                Ok(id) => Ok(kubelet.exec_sync(&id, &["sh", "-c", script]).await.unwrap().stdout),
                 Err((code, _)) => Err(code),
             });
         }
-        assert_eq!(said[1], said[0], "{name}: in the cell, and on the node");
+        assert_eq!(outputs[1], outputs[0], "{name}: in the cell (left) and on the node (right)");
         if name == "named" {
-            named = said[1].clone().unwrap();
+            named = outputs[1].clone().unwrap();
         }
         if name == "unmasked" {
-            unmasked = said[1].clone().unwrap();
+            unmasked = outputs[1].clone().unwrap();
         }
     }
     assert!(named.starts_with("1500\n1501\n1501 1600\n"), "{named}");
     assert!(unmasked.ends_with("writable\n"), "{unmasked}");
-    end(&mut kubelet, &kiyot, pods).await;
+    remove_both(&mut kubelet, &kiyot, pods).await;
 }
 
 /// Verifies U20.
@@ -228,10 +229,10 @@ async fn calls_of_later_runtimes_are_answered_for_a_cell_by_name() {
     let kiyot = Kiyot::start(&node, options()).await;
     let (mut kubelet, mut direct) =
         (kiyot.kubelet().await, node.kubelet(&node.socket()).await.unwrap());
-    let [mut local, mut remote] = both(&mut kubelet, "later").await;
+    let [mut local, mut remote] = run_on_both(&mut kubelet, "later").await;
     let container = Container::script("main", WAIT);
-    let on_node = begin(&mut kubelet, &mut local, &container, |_| {}).await.unwrap();
-    let in_cell = begin(&mut kubelet, &mut remote, &container, |_| {}).await.unwrap();
+    let on_node = create_and_start(&mut kubelet, &mut local, &container, |_| {}).await.unwrap();
+    let in_cell = create_and_start(&mut kubelet, &mut remote, &container, |_| {}).await.unwrap();
 
     let checkpoint = |id: &str| cri::CheckpointContainerRequest {
         container_id: id.to_owned(),
@@ -291,7 +292,7 @@ async fn calls_of_later_runtimes_are_answered_for_a_cell_by_name() {
             && refused.message().contains("vendor.example/gpu=0"),
         "{refused:?}"
     );
-    end(&mut kubelet, &kiyot, [local, remote]).await;
+    remove_both(&mut kubelet, &kiyot, [local, remote]).await;
 }
 
 /// Verifies U21.
@@ -316,7 +317,7 @@ async fn names_and_resolv_conf_are_as_on_the_node() {
         cri::DnsConfig { servers: words(&["10.96.0.10"]), ..Default::default() },
     ];
     for (number, dns) in dns.into_iter().enumerate() {
-        let mut said = Vec::new();
+        let mut outputs = Vec::new();
         for spec in
             [Pod::new(&format!("web-{number}")), Pod::new(&format!("web-{number}")).in_cell()]
         {
@@ -325,10 +326,11 @@ async fn names_and_resolv_conf_are_as_on_the_node() {
             config.dns_config = Some(dns.clone());
             let sandbox = kubelet.run_sandbox(&config, "").await.unwrap();
             let mut pod = kubelet.running(&spec, config, sandbox);
-            let id = begin(&mut kubelet, &mut pod, &Container::script("main", WAIT), |_| {})
-                .await
-                .unwrap();
-            said.push(
+            let id =
+                create_and_start(&mut kubelet, &mut pod, &Container::script("main", WAIT), |_| {})
+                    .await
+                    .unwrap();
+            outputs.push(
                 kubelet
                     .exec_sync(&id, &["sh", "-c", "hostname; cat /etc/hostname /etc/resolv.conf"])
                     .await
@@ -337,16 +339,20 @@ async fn names_and_resolv_conf_are_as_on_the_node() {
             );
             kubelet.stop_and_remove(&pod).await.unwrap();
         }
-        assert_eq!(said[1], said[0]);
-        assert!(said[1].starts_with("web-0.nginx.default.svc.cluster.local\n"), "{}", said[1]);
+        assert_eq!(outputs[1], outputs[0]);
+        assert!(
+            outputs[1].starts_with("web-0.nginx.default.svc.cluster.local\n"),
+            "{}",
+            outputs[1]
+        );
         assert!(
             dns.options
                 .iter()
                 .chain(&dns.searches)
                 .chain(&dns.servers)
-                .all(|word| said[1].contains(word.as_str())),
+                .all(|word| outputs[1].contains(word.as_str())),
             "{}",
-            said[1]
+            outputs[1]
         );
     }
     assert_eq!(kiyot.cells(), Vec::<String>::new());
@@ -358,22 +364,22 @@ async fn stop_signal_of_a_container_is_used_as_on_the_node() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
-    let mut pods = both(&mut kubelet, "signalled").await;
+    let mut pods = run_on_both(&mut kubelet, "signalled").await;
     let main = Container::script(
         "main",
         "trap 'exit 5' USR1; trap 'exit 7' TERM; echo ready; while :; do sleep 0.1; done",
     );
     let mut ends = Vec::new();
     for pod in &mut pods {
-        let id = begin(&mut kubelet, pod, &main, |config| {
+        let id = create_and_start(&mut kubelet, pod, &main, |config| {
             config.stop_signal = cri::Signal::Sigusr1.into()
         })
         .await
         .unwrap();
         kubelet.logged(pod.container("main"), "ready").await;
-        let told = kubelet.container_status(&id).await.unwrap().stop_signal();
+        let without_ids = kubelet.container_status(&id).await.unwrap().stop_signal();
         kubelet.stop_container(&id, 30).await.unwrap();
-        ends.push((told, kubelet.exited(&id).await.exit_code));
+        ends.push((without_ids, kubelet.exited(&id).await.exit_code));
     }
     // containerd before 2.2 ignores the stop signal, and reports none.
     assert!(
@@ -381,5 +387,5 @@ async fn stop_signal_of_a_container_is_used_as_on_the_node() {
         "{ends:?}"
     );
     assert_eq!(ends[1], ends[0], "in the cell, and on the node");
-    end(&mut kubelet, &kiyot, pods).await;
+    remove_both(&mut kubelet, &kiyot, pods).await;
 }

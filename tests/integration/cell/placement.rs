@@ -4,9 +4,9 @@ use std::path::Path;
 
 use kiyot_testkit::{Container, Kiyot, KiyotOptions, Kubelet, Node, Pod, RunningPod, cri};
 
-use super::{WAIT, leaves_nothing, options};
+use super::{WAIT, assert_nothing_left, options};
 
-fn plain(name: &str) -> Pod {
+fn local_pod(name: &str) -> Pod {
     Pod::new(name).container(Container::script("main", WAIT))
 }
 
@@ -18,7 +18,7 @@ async fn run(kubelet: &mut Kubelet, pod: &Pod) -> RunningPod {
     kubelet.run_pod(pod).await.unwrap_or_else(|status| panic!("{}: {status:?}", pod.name))
 }
 
-async fn end(kubelet: &mut Kubelet, pods: &[RunningPod]) {
+async fn remove_all(kubelet: &mut Kubelet, pods: &[RunningPod]) {
     for pod in pods {
         kubelet.stop_and_remove(pod).await.unwrap();
     }
@@ -34,11 +34,14 @@ async fn pod_with_host_access_stays_on_the_node_by_policy() {
     let kiyot =
         Kiyot::start(&node, KiyotOptions { sections: policy.to_owned(), ..options() }).await;
     let mut kubelet = kiyot.kubelet().await;
-    let (mut in_pids, mut on_network, mut mighty) =
-        (plain("in-pids").in_cell(), plain("on-network").in_cell(), plain("mighty").in_cell());
+    let (mut in_pids, mut on_network, mut privileged) = (
+        local_pod("in-pids").in_cell(),
+        local_pod("on-network").in_cell(),
+        local_pod("mighty").in_cell(),
+    );
     in_pids.host_pid = true;
     on_network.host_network = true;
-    mighty.containers[0].privileged = true;
+    privileged.containers[0].privileged = true;
     let mut running = Vec::new();
     for (pod, handler, why) in [
         (&in_pids, "", "asks for the node's processes (hostPID), and policy.host_pid is"),
@@ -48,7 +51,7 @@ async fn pod_with_host_access_stays_on_the_node_by_policy() {
             "kiyot",
             "asks for the node's network (hostNetwork), and policy.host_network is",
         ),
-        (&mighty, "", "has a privileged container, and policy.privileged is"),
+        (&privileged, "", "has a privileged container, and policy.privileged is"),
     ] {
         let config = kubelet.prepare(pod);
         let sandbox = kubelet
@@ -64,7 +67,7 @@ async fn pod_with_host_access_stays_on_the_node_by_policy() {
         assert!(line.is_some_and(|line| line.contains(why)), "{}: {line:?}", pod.name);
     }
     // Routed by its runtime class, whose handler the node's runtime does not have.
-    let mut by_class = plain("by-class");
+    let mut by_class = local_pod("by-class");
     by_class.host_network = true;
     let config = kubelet.prepare(&by_class);
     let sandbox =
@@ -72,16 +75,16 @@ async fn pod_with_host_access_stays_on_the_node_by_policy() {
     assert!(!sandbox.starts_with("milpa"));
     running.push(kubelet.running(&by_class, config, sandbox));
     assert_eq!(kiyot.cells(), Vec::<String>::new());
-    let cell = run(&mut kubelet, &plain("modest").in_cell()).await;
+    let cell = run(&mut kubelet, &local_pod("modest").in_cell()).await;
     assert!(is_in_a_cell(&cell));
     running.push(cell);
-    end(&mut kubelet, &running).await;
+    remove_all(&mut kubelet, &running).await;
     drop(kiyot);
-    leaves_nothing(node);
+    assert_nothing_left(node);
 }
 
 /// Adds a capability that no namespace contains.
-fn mighty(config: &mut cri::ContainerConfig) {
+fn add_kernel_capability(config: &mut cri::ContainerConfig) {
     let context = config.linux.get_or_insert_default().security_context.get_or_insert_default();
     context.capabilities.get_or_insert_default().add_capabilities.push("SYS_ADMIN".to_owned());
 }
@@ -99,23 +102,33 @@ async fn pod_with_kernel_capability_moves_to_the_node_under_keep_local() {
     let in_cell = run(&mut kubelet, &pod).await;
     assert!(is_in_a_cell(&in_cell), "a request for a sandbox names no capability");
 
-    let status = kubelet.create_container_with(&in_cell, &container, 0, mighty).await.unwrap_err();
+    let status = kubelet
+        .create_container_with(&in_cell, &container, 0, add_kernel_capability)
+        .await
+        .unwrap_err();
     assert!(
         status.message().contains("SYS_ADMIN") && status.message().contains("keep-local"),
         "{status:?}"
     );
     // The kubelet creates a new sandbox for a pod whose sandbox is not ready.
-    let told = kubelet.sandbox_status(&in_cell.sandbox).await.unwrap();
-    assert_eq!(told.state(), cri::PodSandboxState::SandboxNotready);
-    assert_eq!(kiyot.cells(), Vec::<String>::new(), "its cell has ended before that is told");
+    let status = kubelet.sandbox_status(&in_cell.sandbox).await.unwrap();
+    assert_eq!(status.state(), cri::PodSandboxState::SandboxNotready);
+    assert_eq!(
+        kiyot.cells(),
+        Vec::<String>::new(),
+        "the cell has ended before the sandbox reads not ready"
+    );
     kubelet.stop_pod(&in_cell).await.unwrap();
     pod.attempt = 1;
     let mut on_node = run(&mut kubelet, &pod).await;
     assert!(!is_in_a_cell(&on_node), "{}", on_node.sandbox);
-    let created = kubelet.create_container_with(&on_node, &container, 0, mighty).await.unwrap();
+    let created = kubelet
+        .create_container_with(&on_node, &container, 0, add_kernel_capability)
+        .await
+        .unwrap();
     kubelet.start_container(&created.id).await.unwrap();
-    let look = ["sh", "-c", "grep CapEff /proc/self/status"];
-    let effective = kubelet.exec_sync(&created.id, &look).await.unwrap().stdout;
+    let grep_capabilities = ["sh", "-c", "grep CapEff /proc/self/status"];
+    let effective = kubelet.exec_sync(&created.id, &grep_capabilities).await.unwrap().stdout;
     let effective = effective.split_whitespace().last().unwrap();
     let cap_sys_admin = 1_u64 << 21;
     assert_ne!(u64::from_str_radix(effective, 16).unwrap() & cap_sys_admin, 0, "{effective}");
@@ -128,8 +141,11 @@ async fn pod_with_kernel_capability_moves_to_the_node_under_keep_local() {
 
     // A container that is added to a running pod, for example by `kubectl debug`, does not end the
     // pod.
-    let modest = run(&mut kubelet, &plain("modest").in_cell()).await;
-    let status = kubelet.create_container_with(&modest, &container, 0, mighty).await.unwrap_err();
+    let modest = run(&mut kubelet, &local_pod("modest").in_cell()).await;
+    let status = kubelet
+        .create_container_with(&modest, &container, 0, add_kernel_capability)
+        .await
+        .unwrap_err();
     assert!(status.message().contains("SYS_ADMIN"), "{status:?}");
     let main = &modest.container("main").id;
     assert_eq!(kubelet.exec_sync(main, &["true"]).await.unwrap().code, 0);
@@ -142,12 +158,12 @@ async fn pod_with_kernel_capability_moves_to_the_node_under_keep_local() {
         })
         .await
         .unwrap();
-    end(&mut kubelet, &[modest]).await;
+    remove_all(&mut kubelet, &[modest]).await;
     drop(kiyot);
-    leaves_nothing(node);
+    assert_nothing_left(node);
 }
 
-fn example(name: &str) -> KiyotOptions {
+fn example_options(name: &str) -> KiyotOptions {
     KiyotOptions {
         file: Some(Path::new(env!("CARGO_MANIFEST_DIR")).join("examples").join(name)),
         ..options()
@@ -158,35 +174,35 @@ fn example(name: &str) -> KiyotOptions {
 #[tokio::test]
 async fn with_opt_in_only_pods_that_ask_get_cells() {
     let node = Node::start().await;
-    let kiyot = Kiyot::start(&node, example("opt-in.toml")).await;
+    let kiyot = Kiyot::start(&node, example_options("opt-in.toml")).await;
     let mut kubelet = kiyot.kubelet().await;
-    let mut by_class = plain("by-class");
+    let mut by_class = local_pod("by-class");
     by_class.runtime_handler = "kiyot".to_owned();
     let mut running = Vec::new();
     for (pod, in_a_cell) in
-        [(plain("plain"), false), (plain("asks").in_cell(), true), (by_class, true)]
+        [(local_pod("plain"), false), (local_pod("asks").in_cell(), true), (by_class, true)]
     {
         let pod = run(&mut kubelet, &pod).await;
         assert_eq!(is_in_a_cell(&pod), in_a_cell, "{}", pod.spec.name);
         running.push(pod);
     }
-    end(&mut kubelet, &running).await;
+    remove_all(&mut kubelet, &running).await;
 }
 
 /// Verifies R3.
 #[tokio::test]
 async fn with_opt_out_the_nodes_own_pods_stay() {
     let node = Node::start().await;
-    let kiyot = Kiyot::start(&node, example("opt-out.toml")).await;
+    let kiyot = Kiyot::start(&node, example_options("opt-out.toml")).await;
     let mut kubelet = kiyot.kubelet().await;
-    let of_daemonset = plain("of-daemonset")
+    let of_daemonset = local_pod("of-daemonset")
         .label("controller-revision-hash", "5d8c")
         .label("pod-template-generation", "1");
-    let is_static = plain("static").annotation("kubernetes.io/config.source", "file");
-    let mut of_system = plain("of-system");
+    let is_static = local_pod("static").annotation("kubernetes.io/config.source", "file");
+    let mut of_system = local_pod("of-system");
     of_system.namespace = "kube-system".to_owned();
-    let asks = plain("asks").annotation("kubernetes.io/target-runtime", "containerd");
-    let mut on_network = plain("on-network");
+    let asks = local_pod("asks").annotation("kubernetes.io/target-runtime", "containerd");
+    let mut on_network = local_pod("on-network");
     on_network.host_network = true;
     let mut running = Vec::new();
     for pod in [of_daemonset, is_static, of_system, asks] {
@@ -196,12 +212,12 @@ async fn with_opt_out_the_nodes_own_pods_stay() {
     }
     let config = kubelet.prepare(&on_network);
     let sandbox = kubelet.run_sandbox(&config, "").await.unwrap();
-    assert!(!sandbox.starts_with("milpa"), "the policy keeps it");
+    assert!(!sandbox.starts_with("milpa"), "the policy keeps the pod on the node");
     running.push(kubelet.running(&on_network, config, sandbox));
-    let other = run(&mut kubelet, &plain("other")).await;
+    let other = run(&mut kubelet, &local_pod("other")).await;
     assert!(is_in_a_cell(&other), "{}", other.sandbox);
     running.push(other);
-    end(&mut kubelet, &running).await;
+    remove_all(&mut kubelet, &running).await;
 }
 
 /// Verifies R4.
@@ -217,13 +233,13 @@ async fn reload_changes_rules_and_limits_all_or_nothing() {
     )
     .await;
     let mut kubelet = kiyot.kubelet().await;
-    let before = run(&mut kubelet, &plain("before")).await;
+    let before = run(&mut kubelet, &local_pod("before")).await;
     assert!(!is_in_a_cell(&before));
 
     // An invalid file changes nothing, not even by its valid keys.
     kiyot.reload("default = \"containerd\"", "default = \"milpa\"\nrules = 3").await;
     assert!(kiyot.log().contains("configuration reload failed, nothing changed"));
-    let still = run(&mut kubelet, &plain("still")).await;
+    let still = run(&mut kubelet, &local_pod("still")).await;
     assert!(!is_in_a_cell(&still));
     // A valid file whose default backend does not run changes nothing, either.
     let elsewhere = "default = \"elsewhere\"\n[backends.elsewhere]\ntype = \"cri\"\n\
@@ -237,7 +253,7 @@ async fn reload_changes_rules_and_limits_all_or_nothing() {
     kiyot
         .reload("client_timeout = \"29s\"", "client_timeout = \"28s\"\nmax_concurrent_calls = 1000")
         .await;
-    let after = run(&mut kubelet, &plain("after")).await;
+    let after = run(&mut kubelet, &local_pod("after")).await;
     assert!(is_in_a_cell(&after));
     assert!(kubelet.sandbox_status(&before.sandbox).await.is_ok());
     let log = kiyot.log();
@@ -255,13 +271,12 @@ async fn reload_changes_rules_and_limits_all_or_nothing() {
     // Keys that need a restart are named.
     kiyot.reload("kiyot.sock\"", "other.sock\"").await;
     assert!(
-        kiyot
-            .log()
-            .lines()
-            .any(|line| line.contains("only a restart helps") && line.contains("server.listen"))
+        kiyot.log().lines().any(
+            |line| line.contains("the key is not reloadable") && line.contains("server.listen")
+        )
     );
     assert_eq!(kubelet.sandboxes().await.unwrap().len(), 3);
-    end(&mut kubelet, &[before, still, after]).await;
+    remove_all(&mut kubelet, &[before, still, after]).await;
 }
 
 /// Verifies R4.
@@ -272,7 +287,7 @@ async fn reload_changes_the_policy() {
         "[backends.milpa.policy]\nhost_network = \"refuse\"\nhost_path = \"refuse\"\n".to_owned();
     let kiyot = Kiyot::start(&node, KiyotOptions { sections, ..options() }).await;
     let mut kubelet = kiyot.kubelet().await;
-    let mut pod = plain("on-network").in_cell();
+    let mut pod = local_pod("on-network").in_cell();
     pod.host_network = true;
     let config = kubelet.prepare(&pod);
     let refused = kubelet.run_sandbox(&config, "").await.unwrap_err();
@@ -287,13 +302,13 @@ async fn reload_changes_the_policy() {
     kubelet.run_sandbox(&config, "").await.unwrap_err();
     kiyot.reload("host_path = \"allow\"", "host_path = \"copy-read-only\"").await;
     let sandbox = kubelet.run_sandbox(&config, "").await.unwrap();
-    assert!(!sandbox.starts_with("milpa"), "it stays on the node now");
+    assert!(!sandbox.starts_with("milpa"), "the pod stays on the node");
     assert!(
         kiyot.log().contains("policy.host_network: Refuse -> KeepLocal")
             && kiyot.log().contains("policy.host_path: Refuse -> CopyReadOnly")
     );
     let running = kubelet.running(&pod, config, sandbox);
-    end(&mut kubelet, &[running]).await;
+    remove_all(&mut kubelet, &[running]).await;
 }
 
 /// Verifies R4.
@@ -303,13 +318,13 @@ async fn reload_changes_max_cells() {
     let kiyot =
         Kiyot::start(&node, KiyotOptions { milpa: "max_cells = 1".to_owned(), ..options() }).await;
     let mut kubelet = kiyot.kubelet().await;
-    let one = run(&mut kubelet, &plain("one").in_cell()).await;
-    let two = plain("two").in_cell();
+    let one = run(&mut kubelet, &local_pod("one").in_cell()).await;
+    let two = local_pod("two").in_cell();
     let config = kubelet.prepare(&two);
     let refused = kubelet.run_sandbox(&config, "").await.unwrap_err();
     assert!(refused.message().contains("max_cells"), "{refused:?}");
     kiyot.reload("max_cells = 1", "max_cells = 2").await;
     let sandbox = kubelet.run_sandbox(&config, "").await.unwrap();
     let two = kubelet.running(&two, config, sandbox);
-    end(&mut kubelet, &[one, two]).await;
+    remove_all(&mut kubelet, &[one, two]).await;
 }

@@ -3,11 +3,11 @@
 use kiyot_testkit::{Container, Kiyot, Node, Pod};
 use tonic::{Code, Request};
 
-use super::{WAIT, ends_without_a_trace, options, pod};
+use super::{WAIT, options, pod, remove_and_assert_clean};
 
 /// Timeout of an exec, in seconds. A start that takes longer, as on a busy machine, fails with
 /// another code of containerd (`Unknown`).
-pub(super) const LONGER_THAN_A_START: i64 = 8;
+pub(super) const EXEC_TIMEOUT_SECONDS: i64 = 8;
 
 /// Verifies D5.
 #[tokio::test]
@@ -19,11 +19,11 @@ async fn exec_sync_over_its_timeout_is_killed() {
     let request = kiyot_testkit::cri::ExecSyncRequest {
         container_id: running.container("main").id.clone(),
         cmd: ["sleep", "1000"].map(str::to_owned).to_vec(),
-        timeout: LONGER_THAN_A_START,
+        timeout: EXEC_TIMEOUT_SECONDS,
     };
     let status = kubelet.runtime.exec_sync(Request::new(request)).await.unwrap_err();
     assert_eq!(status.code(), Code::DeadlineExceeded, "{status:?}");
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }
 
 #[tokio::test]
@@ -39,7 +39,7 @@ async fn container_that_ignores_its_stop_signal_is_killed() {
     kubelet.logged(&main, "ready").await;
     kubelet.stop_container(&main.id, 1).await.unwrap();
     assert_eq!(kubelet.container_status(&main.id).await.unwrap().exit_code, 137);
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }
 
 /// Verifies P3.
@@ -55,5 +55,5 @@ async fn too_much_memory_is_an_oom_kill() {
         kubelet.run_pod(&Pod::new("greedy").in_cell().container(container)).await.unwrap();
     let status = kubelet.exited(&running.container("main").id).await;
     assert_eq!((status.exit_code, status.reason.as_str()), (137, "OOMKilled"));
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }

@@ -12,7 +12,7 @@ use kiyot_testkit::{
 };
 use tonic::Code;
 
-use super::{WAIT, ends_without_a_trace, options};
+use super::{WAIT, options, remove_and_assert_clean};
 
 /// Seccomp profile that allows everything but creating directories.
 const NO_DIRECTORIES: &str = r#"{"defaultAction": "SCMP_ACT_ALLOW", "architectures": ["SCMP_ARCH_X86_64", "SCMP_ARCH_AARCH64"],
@@ -22,14 +22,14 @@ fn context(config: &mut cri::ContainerConfig) -> &mut cri::LinuxContainerSecurit
     config.linux.get_or_insert_default().security_context.get_or_insert_default()
 }
 
-fn localhost(path: &str) -> Option<cri::SecurityProfile> {
+fn localhost_profile(path: &str) -> Option<cri::SecurityProfile> {
     Some(cri::SecurityProfile {
         profile_type: ProfileType::Localhost.into(),
         localhost_ref: path.to_owned(),
     })
 }
 
-async fn empty(kubelet: &mut Kubelet, spec: &Pod) -> RunningPod {
+async fn run_sandbox(kubelet: &mut Kubelet, spec: &Pod) -> RunningPod {
     let config = kubelet.prepare(spec);
     let sandbox = kubelet.run_sandbox(&config, "").await.unwrap();
     kubelet.running(spec, config, sandbox)
@@ -45,31 +45,32 @@ async fn seccomp_profile_of_the_node_applies_in_a_cell() {
     fs::create_dir_all(&directory).unwrap();
     let profile = directory.join("no-directories.json").to_str().unwrap().to_owned();
     fs::write(&profile, NO_DIRECTORIES).unwrap();
-    let said = async |kubelet: &mut Kubelet, running: &mut RunningPod| {
-        let named =
-            |config: &mut cri::ContainerConfig| context(config).seccomp = localhost(&profile);
+    let run = async |kubelet: &mut Kubelet, running: &mut RunningPod| {
+        let named = |config: &mut cri::ContainerConfig| {
+            context(config).seccomp = localhost_profile(&profile)
+        };
         let created = kubelet
             .create_container_with(running, &Container::script("main", WAIT), 0, named)
             .await
             .unwrap();
         kubelet.start_container(&created.id).await.unwrap();
-        let look = [
+        let script = [
             "sh",
             "-c",
             "mkdir /tmp/new 2>&1; touch /tmp/file && echo fine; grep Seccomp: /proc/self/status",
         ];
-        let said = kubelet.exec_sync(&created.id, &look).await.unwrap();
+        let output = kubelet.exec_sync(&created.id, &script).await.unwrap();
         running.containers.insert("main".to_owned(), created);
-        said
+        output
     };
     let spec = Pod::new("profiled");
-    let mut local = empty(&mut kubelet, &spec).await;
-    let on_node = said(&mut kubelet, &mut local).await;
+    let mut local = run_sandbox(&mut kubelet, &spec).await;
+    let on_node = run(&mut kubelet, &mut local).await;
     kubelet.stop_and_remove(&local).await.unwrap();
     let mut spec = spec.in_cell();
     spec.attempt = 1;
-    let mut running = empty(&mut kubelet, &spec).await;
-    let in_cell = said(&mut kubelet, &mut running).await;
+    let mut running = run_sandbox(&mut kubelet, &spec).await;
+    let in_cell = run(&mut kubelet, &mut running).await;
     assert_eq!(in_cell, on_node);
     assert!(in_cell.stdout.contains("Operation not permitted\nfine\nSeccomp:\t2"), "{in_cell:?}");
     // The cell has its own copy, because cells read no files of the node.
@@ -81,7 +82,7 @@ async fn seccomp_profile_of_the_node_applies_in_a_cell() {
     assert_eq!(copies, [NO_DIRECTORIES]);
 
     let missing = |config: &mut cri::ContainerConfig| {
-        context(config).seccomp = localhost("/no/such/profile.json")
+        context(config).seccomp = localhost_profile("/no/such/profile.json")
     };
     let status = kubelet
         .create_container_with(&running, &Container::script("more", WAIT), 0, missing)
@@ -92,7 +93,7 @@ async fn seccomp_profile_of_the_node_applies_in_a_cell() {
             && status.message().contains("/no/such/profile.json"),
         "{status:?}"
     );
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }
 
 /// Verifies U15.
@@ -106,7 +107,7 @@ async fn app_armor_profile_is_treated_as_on_the_node() {
     let mut in_cell = spec.clone().in_cell();
     in_cell.attempt = 1;
     for spec in [spec, in_cell] {
-        let mut running = empty(&mut kubelet, &spec).await;
+        let mut running = run_sandbox(&mut kubelet, &spec).await;
         for (name, profile) in [
             (
                 "usual",
@@ -122,7 +123,7 @@ async fn app_armor_profile_is_treated_as_on_the_node() {
                     ..Default::default()
                 }),
             ),
-            ("absent", localhost("no-such-profile")),
+            ("absent", localhost_profile("no-such-profile")),
         ] {
             let named = |config: &mut cri::ContainerConfig| context(config).apparmor = profile;
             let created = kubelet
@@ -192,18 +193,21 @@ async fn volumes_belong_to_the_pods_group() {
         kubelet.start_container(&created.id).await.unwrap();
         running.containers.insert(name.to_owned(), created);
     }
-    let look = "cat /key/key; for dir in scratch memory; do touch /$dir/file && \
+    let script = "cat /key/key; for dir in scratch memory; do touch /$dir/file && \
         stat -c ' %u:%g' /$dir/file; done; stat -c %a:%g /scratch /memory";
-    let said =
-        kubelet.exec_sync(&running.container("member").id, &["sh", "-c", look]).await.unwrap();
-    assert_eq!(said.stdout, "hush 1234:2345\n 1234:2345\n2775:2345\n2775:2345\n", "{said:?}");
-    let said = kubelet
+    let output =
+        kubelet.exec_sync(&running.container("member").id, &["sh", "-c", script]).await.unwrap();
+    assert_eq!(output.stdout, "hush 1234:2345\n 1234:2345\n2775:2345\n2775:2345\n", "{output:?}");
+    let output = kubelet
         .exec_sync(
             &running.container("stranger").id,
             &["sh", "-c", "cat /key/key || touch /scratch/other"],
         )
         .await
         .unwrap();
-    assert!(said.code != 0 && said.stderr.matches("Permission denied").count() == 2, "{said:?}");
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    assert!(
+        output.code != 0 && output.stderr.matches("Permission denied").count() == 2,
+        "{output:?}"
+    );
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }

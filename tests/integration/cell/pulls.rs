@@ -13,17 +13,23 @@ use kiyot_testkit::{
 };
 
 use super::{
-    WAIT, ends_without_a_trace,
+    WAIT,
     registries::{
-        auth, blobs, heavy, impatient, is_written, on_node, sandbox, saying, says, speaking,
-        with_mirrors,
+        auth, blob_requests, image_of_size, image_running, image_with_word,
+        options_with_progress_timeout, pull_on_node, run_sandbox, run_until_word, with_mirrors,
+        written_words,
     },
+    remove_and_assert_clean,
 };
 
 /// Returns an image whose first layer is common to all images with this base.
-fn of_base(base: &str, word: &str) -> ImageSpec {
+fn image_with_base(base: &str, word: &str) -> ImageSpec {
     let file = |name: &str| vec![(name.to_owned(), 0o644, name.into())];
-    ImageSpec { files: file(base), upper: file(word), ..speaking(&format!("cat /{word}; echo")) }
+    ImageSpec {
+        files: file(base),
+        upper: file(word),
+        ..image_running(&format!("cat /{word}; echo"))
+    }
 }
 
 /// Verifies I13.
@@ -35,21 +41,22 @@ async fn two_pulls_at_once_take_each_its_own_layers_from_the_node() {
     let mut kubelet = kiyot.kubelet().await;
     let (mut names, mut bases, mut wanted) = (Vec::new(), Vec::new(), BTreeSet::new());
     for (base, word) in [("granite", "first"), ("marble", "second")] {
-        let (of_node, _) = registry.image(&format!("{base}:1"), &of_base(base, base));
-        let local = on_node(&mut kubelet, &registry, &of_node).await;
+        let (of_node, _) = registry.image(&format!("{base}:1"), &image_with_base(base, base));
+        let local = pull_on_node(&mut kubelet, &registry, &of_node).await;
         kubelet.forget(&local);
-        let (name, _) = registry.image(&format!("{word}:1"), &of_base(base, word));
-        let [config, layer, own] = registry.parts(&name).try_into().unwrap();
+        let (name, _) = registry.image(&format!("{word}:1"), &image_with_base(base, word));
+        let [config, layer, own_layer] = registry.parts(&name).try_into().unwrap();
         assert!(
-            registry.parts(&of_node).contains(&layer) && !registry.parts(&of_node).contains(&own)
+            registry.parts(&of_node).contains(&layer)
+                && !registry.parts(&of_node).contains(&own_layer)
         );
         // The configuration blob is held back while progress is checked; layers follow it.
         registry.pace(&config.0, Pace::Stalls(0));
-        wanted.extend([config.0.clone(), own.0]);
+        wanted.extend([config.0.clone(), own_layer.0]);
         names.push((name, config.0));
         bases.push(layer);
     }
-    let mut pod = sandbox(&mut kubelet, "hasty").await;
+    let mut pod = run_sandbox(&mut kubelet, "hasty").await;
     let cell = kiyot.state().join("cells").join(kiyot.cells().remove(0));
     let in_cell = |digest: &str| {
         cell.join(
@@ -71,10 +78,10 @@ async fn two_pulls_at_once_take_each_its_own_layers_from_the_node() {
         arrive
     );
     assert_eq!([first.unwrap(), second.unwrap()], [names[0].1.clone(), names[1].1.clone()]);
-    assert_eq!(blobs(&registry.asked()), wanted, "the bases are the node's");
+    assert_eq!(blob_requests(&registry.asked()), wanted, "the bases are the node's");
     let log = kiyot.log();
     for ((name, _), (_, bytes)) in names.iter().zip(&bases) {
-        let told: Vec<_> = log
+        let copy_logs: Vec<_> = log
             .lines()
             .filter(|line| {
                 line.contains("layers of a pull copied from the node")
@@ -82,14 +89,14 @@ async fn two_pulls_at_once_take_each_its_own_layers_from_the_node() {
             })
             .collect();
         assert!(
-            matches!(told.as_slice(), [line] if line.contains(&bytes.to_string())),
-            "{name}: {told:?}"
+            matches!(copy_logs.as_slice(), [line] if line.contains(&bytes.to_string())),
+            "{name}: {copy_logs:?}"
         );
     }
     for (container, (name, _)) in ["first", "second"].iter().zip(&names) {
-        says(&mut kubelet, &mut pod, container, name, container).await;
+        run_until_word(&mut kubelet, &mut pod, container, name, container).await;
     }
-    ends_without_a_trace(&mut kubelet, &kiyot, &pod).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &pod).await;
 }
 
 /// Verifies I13.
@@ -97,11 +104,11 @@ async fn two_pulls_at_once_take_each_its_own_layers_from_the_node() {
 async fn stalled_pull_ends_while_another_continues() {
     let node = Node::start().await;
     let registry = Registry::start(&node, Access::Open);
-    let (stuck, _) = registry.image("stuck:1", &heavy(8 << 20));
-    let (slow, _) = registry.image("slow:1", &heavy(32 << 20));
-    let kiyot = Kiyot::start(&node, impatient(&node)).await;
+    let (stuck, _) = registry.image("stuck:1", &image_of_size(8 << 20));
+    let (slow, _) = registry.image("slow:1", &image_of_size(32 << 20));
+    let kiyot = Kiyot::start(&node, options_with_progress_timeout(&node)).await;
     let mut kubelet = kiyot.kubelet().await;
-    let pod = sandbox(&mut kubelet, "patient").await;
+    let pod = run_sandbox(&mut kubelet, "patient").await;
     registry.pace(&registry.parts(&stuck).pop().unwrap().0, Pace::Stalls(4 << 20));
     // One MiB at a time, for half a minute.
     registry.pace(
@@ -121,7 +128,7 @@ async fn stalled_pull_ends_while_another_continues() {
             && stalled.message().contains("nothing of it has come for 15 s"),
         "{stalled:?}"
     );
-    ends_without_a_trace(&mut kubelet, &kiyot, &pod).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &pod).await;
 }
 
 /// Verifies I18.
@@ -129,47 +136,41 @@ async fn stalled_pull_ends_while_another_continues() {
 async fn pod_ends_although_its_pull_stalls() {
     let node = Node::start().await;
     let registry = Registry::start(&node, Access::Open);
-    let (name, _) = registry.image("stuck:1", &heavy(8 << 20));
+    let (name, _) = registry.image("stuck:1", &image_of_size(8 << 20));
     // The pull has five minutes left, as long as a test may take.
     let kiyot = Kiyot::start(&node, with_mirrors(&node)).await;
     let mut kubelet = kiyot.kubelet().await;
-    let pod = sandbox(&mut kubelet, "ending").await;
+    let pod = run_sandbox(&mut kubelet, "ending").await;
     let layer = registry.parts(&name).pop().unwrap().0;
     registry.pace(&layer, Pace::Stalls(4 << 20));
     let mut other = kubelet.clone();
     let ending = async {
-        wait_until("the layer is asked for", LIMIT, async || {
-            blobs(&registry.asked()).contains(&layer).then_some(())
+        wait_until("the layer is requested", LIMIT, async || {
+            blob_requests(&registry.asked()).contains(&layer).then_some(())
         })
         .await;
-        ends_without_a_trace(&mut kubelet, &kiyot, &pod).await;
+        remove_and_assert_clean(&mut kubelet, &kiyot, &pod).await;
     };
     let (pulled, ()) = tokio::join!(other.pull(&pod.spec, &pod.config, &name, None), ending);
     pulled.unwrap_err();
 }
 
 /// Returns the node's image file systems, from a measurement that begins after the call.
-async fn measured(kubelet: &mut Kubelet, direct: &mut Kubelet) -> cri::ImageFsInfoResponse {
+async fn fresh_image_fs_info(
+    kubelet: &mut Kubelet,
+    direct: &mut Kubelet,
+) -> cri::ImageFsInfoResponse {
     let now =
         i64::try_from(SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos()).unwrap();
-    wait_until(
-        "containerd has measured its images anew, and kiyot says what it says",
-        LIMIT,
-        async || {
-            let of = async |kubelet: &mut Kubelet| {
-                kubelet
-                    .image
-                    .image_fs_info(ImageFsInfoRequest::default())
-                    .await
-                    .unwrap()
-                    .into_inner()
-            };
-            let (own, through) = (of(direct).await, of(kubelet).await);
-            let is_new = !own.image_filesystems.is_empty()
-                && own.image_filesystems.iter().all(|system| system.timestamp > now);
-            (is_new && own == through).then_some(own)
-        },
-    )
+    wait_until("containerd has a new measurement, and kiyot reports the same", LIMIT, async || {
+        let of = async |kubelet: &mut Kubelet| {
+            kubelet.image.image_fs_info(ImageFsInfoRequest::default()).await.unwrap().into_inner()
+        };
+        let (direct_info, info) = (of(direct).await, of(kubelet).await);
+        let is_new = !direct_info.image_filesystems.is_empty()
+            && direct_info.image_filesystems.iter().all(|system| system.timestamp > now);
+        (is_new && direct_info == info).then_some(direct_info)
+    })
     .await
 }
 
@@ -178,19 +179,19 @@ async fn measured(kubelet: &mut Kubelet, direct: &mut Kubelet) -> cri::ImageFsIn
 async fn image_file_systems_are_those_of_the_node() {
     let node = Node::start().await;
     let registry = Registry::start(&node, Access::Open);
-    let (name, _) = registry.image("app:1", &heavy(24 << 20));
+    let (name, _) = registry.image("app:1", &image_of_size(24 << 20));
     let kiyot = Kiyot::start(&node, with_mirrors(&node)).await;
     let (mut kubelet, mut direct) =
         (kiyot.kubelet().await, node.kubelet(&node.socket()).await.unwrap());
-    let before = measured(&mut kubelet, &mut direct).await;
-    let mut pod = sandbox(&mut kubelet, "heavy").await;
-    says(&mut kubelet, &mut pod, "main", &name, "heavy").await;
-    let mut after = measured(&mut kubelet, &mut direct).await;
+    let before = fresh_image_fs_info(&mut kubelet, &mut direct).await;
+    let mut pod = run_sandbox(&mut kubelet, "heavy").await;
+    run_until_word(&mut kubelet, &mut pod, "main", &name, "heavy").await;
+    let mut after = fresh_image_fs_info(&mut kubelet, &mut direct).await;
     for (after, before) in after.image_filesystems.iter_mut().zip(&before.image_filesystems) {
         after.timestamp = before.timestamp;
     }
-    assert_eq!(after, before, "24 MiB in a cell are none of the node's");
-    ends_without_a_trace(&mut kubelet, &kiyot, &pod).await;
+    assert_eq!(after, before, "the node's usage does not count 24 MiB in a cell");
+    remove_and_assert_clean(&mut kubelet, &kiyot, &pod).await;
 }
 
 /// Verifies I15.
@@ -201,7 +202,7 @@ async fn no_secret_is_in_a_log_of_the_daemon_or_of_a_containerd() {
     let node = Node::start().await;
     let registry =
         Registry::start(&node, Access::Basic("violet".to_owned(), SECRETS[0].to_owned()));
-    let (name, _) = registry.image("violet/app:1", &saying("opened"));
+    let (name, _) = registry.image("violet/app:1", &image_with_word("opened"));
     let mut options = with_mirrors(&node);
     options.log = "trace".to_owned();
     let kiyot = Kiyot::start(&node, options).await;
@@ -214,9 +215,9 @@ async fn no_secret_is_in_a_log_of_the_daemon_or_of_a_containerd() {
         .unwrap();
     let (id, spec, config) =
         (pod.container("main").id.clone(), pod.spec.clone(), pod.config.clone());
-    let said =
+    let output =
         kubelet.exec_sync(&id, &["sh", "-c", "cat /key/key; echo $PASSWORD"]).await.unwrap().stdout;
-    assert_eq!(said, format!("{}{}\n", SECRETS[1], SECRETS[2]));
+    assert_eq!(output, format!("{}{}\n", SECRETS[1], SECRETS[2]));
     kubelet.update_volume(&spec, "key", &Source::files(&[("key", SECRETS[3])]));
     wait_until("the new secret is in the cell", LIMIT, async || {
         (kubelet.exec_sync(&id, &["cat", "/key/key"]).await.ok()?.stdout == SECRETS[3])
@@ -234,7 +235,7 @@ async fn no_secret_is_in_a_log_of_the_daemon_or_of_a_containerd() {
     let created = kubelet.create_container(&pod, &broken, 0).await.unwrap();
     kubelet.start_container(&created.id).await.unwrap_err();
     pod.containers.insert("broken".to_owned(), created);
-    assert_eq!(is_written(&node, &kiyot, &SECRETS), Vec::<String>::new());
-    ends_without_a_trace(&mut kubelet, &kiyot, &pod).await;
+    assert_eq!(written_words(&node, &kiyot, &SECRETS), Vec::<String>::new());
+    remove_and_assert_clean(&mut kubelet, &kiyot, &pod).await;
     assert!(!kiyot.log().contains(SECRETS[2]));
 }

@@ -5,11 +5,12 @@ use kiyot_testkit::{Container, Kiyot, Kubelet, Node, Pod, Source, cri};
 use tonic::Code;
 
 use super::{
-    WAIT, ends_without_a_trace, faults::processes, is_back, options, said, version_of_containerd,
+    WAIT, containerd_version, faults::processes, options, remove_and_assert_clean, run_script,
+    wait_until_connected,
 };
 
 /// Returns the features of a runtime handler from Status.
-async fn told(kubelet: &mut Kubelet, handler: &str) -> cri::RuntimeHandlerFeatures {
+async fn handler_features(kubelet: &mut Kubelet, handler: &str) -> cri::RuntimeHandlerFeatures {
     let handlers = kubelet
         .runtime
         .status(cri::StatusRequest::default())
@@ -28,9 +29,9 @@ async fn recursive_read_only_mount_follows_the_cells_containerd() {
     let mut kubelet = kiyot.kubelet().await;
     let nothing = cri::RuntimeHandlerFeatures::default();
     assert_eq!(
-        told(&mut kubelet, "kiyot").await,
+        handler_features(&mut kubelet, "kiyot").await,
         nothing,
-        "nothing is known before the first cell"
+        "no feature is reported before the first cell"
     );
     let spec = Pod::new("sealed").in_cell().volume("scratch", Source::EmptyDir { memory: false });
     let config = kubelet.prepare(&spec);
@@ -38,17 +39,17 @@ async fn recursive_read_only_mount_follows_the_cells_containerd() {
     let mut running = kubelet.running(&spec, config, sandbox);
     // Node and cells have the same containerd here. It may support user namespaces, which pods in
     // cells do not have.
-    let does = version_of_containerd(&mut kubelet).await >= (2, 0)
-        && told(&mut kubelet, "").await.recursive_read_only_mounts;
+    let does = containerd_version(&mut kubelet).await >= (2, 0)
+        && handler_features(&mut kubelet, "").await.recursive_read_only_mounts;
     let expected =
         cri::RuntimeHandlerFeatures { recursive_read_only_mounts: does, user_namespaces: false };
-    assert_eq!(told(&mut kubelet, "kiyot").await, expected);
+    assert_eq!(handler_features(&mut kubelet, "kiyot").await, expected);
 
     // Mounts a file system within the volume in the cell.
     let maker = Container::script("maker", WAIT).mount("scratch", "/scratch");
     let made = kubelet.create_container(&running, &maker, 0).await.unwrap();
     kubelet.start_container(&made.id).await.unwrap();
-    said(&mut kubelet, &made.id, "mkdir /scratch/beneath").await;
+    run_script(&mut kubelet, &made.id, "mkdir /scratch/beneath").await;
     running.containers.insert("maker".to_owned(), made);
     let cell = kiyot.cells().remove(0);
     let agent = processes(&["kiyot-cell agent", &cell]).remove(0);
@@ -92,25 +93,25 @@ async fn recursive_read_only_mount_follows_the_cells_containerd() {
             }
         };
         kubelet.start_container(&made.id).await.unwrap();
-        let tried = said(
+        let output = run_script(
             &mut kubelet,
             &made.id,
             "touch /sealed/file; touch /sealed/beneath/file && echo written",
         )
         .await;
-        assert!(tried.contains("/sealed/file: Read-only file system"), "{tried}");
+        assert!(output.contains("/sealed/file: Read-only file system"), "{output}");
         assert_eq!(
-            tried.contains("/sealed/beneath/file: Read-only file system"),
+            output.contains("/sealed/beneath/file: Read-only file system"),
             recursive_read_only,
-            "{tried}"
+            "{output}"
         );
-        assert_eq!(tried.contains("written"), !recursive_read_only, "{tried}");
+        assert_eq!(output.contains("written"), !recursive_read_only, "{output}");
         running.containers.insert(container.name, made);
     }
     // The restarted daemon reports it before it has launched a cell.
     kiyot.restart().await;
     let mut kubelet = kiyot.kubelet().await;
-    assert_eq!(told(&mut kubelet, "kiyot").await, expected);
-    is_back(&mut kubelet, running.container("maker")).await;
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    assert_eq!(handler_features(&mut kubelet, "kiyot").await, expected);
+    wait_until_connected(&mut kubelet, running.container("maker")).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }

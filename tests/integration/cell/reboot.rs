@@ -8,13 +8,13 @@ use kiyot_proto::store as records;
 use kiyot_testkit::{Kiyot, LIMIT, Node, cri, wait_until};
 
 use super::{
-    WAIT, ends_without_a_trace,
+    WAIT,
     faults::{kill9, processes},
-    is_ready, options, pod,
+    is_ready, options, pod, remove_and_assert_clean,
 };
 
 /// Returns the addresses that the node's network has allocated.
-pub(super) fn addresses(node: &Node) -> Vec<String> {
+pub(super) fn allocated_addresses(node: &Node) -> Vec<String> {
     let dir = node.directory().join("cni/state").join(node.name());
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     entries
@@ -31,7 +31,7 @@ async fn reboot_ends_pods_and_releases_addresses() {
     let mut kubelet = kiyot.kubelet().await;
     let running = kubelet.run_pod(&pod("before", WAIT)).await.unwrap();
     let cell = kiyot.cells().remove(0);
-    assert_eq!(addresses(&node).len(), 1);
+    assert_eq!(allocated_addresses(&node).len(), 1);
     kiyot.kill9();
     // A reboot ends all processes and clears /run.
     kill9(&processes(&["kiyot-cell launch", &cell]));
@@ -63,9 +63,9 @@ async fn reboot_ends_pods_and_releases_addresses() {
     assert_eq!((status.exit_code, status.reason.as_str()), (137, "CellLost"));
     assert!(status.message.contains("the node was rebooted"), "{}", status.message);
     assert!(!is_ready(&mut kubelet, &running.sandbox).await);
-    assert_eq!(kubelet.sandboxes().await.unwrap().len(), 1, "what was promised is listed");
+    assert_eq!(kubelet.sandboxes().await.unwrap().len(), 1, "the reported pod is listed");
     assert_eq!(kiyot.cells(), Vec::<String>::new());
-    assert_eq!(addresses(&node), Vec::<String>::new());
+    assert_eq!(allocated_addresses(&node), Vec::<String>::new());
 
     // The kubelet continues with the pod's next sandbox.
     let mut next = running.spec.clone();
@@ -77,5 +77,5 @@ async fn reboot_ends_pods_and_releases_addresses() {
     );
     kubelet.stop_pod(&anew).await.unwrap();
     kubelet.remove_pod(&anew).await.unwrap();
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }

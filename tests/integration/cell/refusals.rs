@@ -6,16 +6,16 @@ use tonic::Code;
 use super::{WAIT, options, pod};
 
 /// Returns the error of a pod, which must leave no cell.
-async fn refused(kubelet: &mut Kubelet, kiyot: &Kiyot<'_>, pod: &Pod) -> tonic::Status {
+async fn run_refused(kubelet: &mut Kubelet, kiyot: &Kiyot<'_>, pod: &Pod) -> tonic::Status {
     let status = kubelet.run_pod(pod).await.expect_err("the pod is refused");
-    assert_eq!(kiyot.cells(), Vec::<String>::new(), "nothing was launched for it");
-    assert_eq!(kubelet.sandboxes().await.unwrap(), Vec::new(), "nothing is listed of it");
+    assert_eq!(kiyot.cells(), Vec::<String>::new(), "no cell was launched");
+    assert_eq!(kubelet.sandboxes().await.unwrap(), Vec::new(), "no sandbox is listed");
     kubelet.forget(pod);
     status
 }
 
 #[track_caller]
-fn names(status: &tonic::Status, code: Code, words: &[&str]) {
+fn assert_names(status: &tonic::Status, code: Code, words: &[&str]) {
     assert_eq!(status.code(), code, "{status:?}");
     for word in words {
         assert!(status.message().contains(word), "{word:?} is not in {:?}", status.message());
@@ -28,24 +28,24 @@ async fn bad_annotations_are_named_with_what_is_allowed() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
-    let status = refused(
+    let status = run_refused(
         &mut kubelet,
         &kiyot,
         &pod("odd", WAIT).annotation("pod.elotl.co/launch-type", "Cheap"),
     )
     .await;
-    names(
+    assert_names(
         &status,
         Code::InvalidArgument,
         &["pod.elotl.co/launch-type", "Cheap", "Spot", "On-Demand"],
     );
-    let status = refused(
+    let status = run_refused(
         &mut kubelet,
         &kiyot,
         &pod("odder", WAIT).annotation("pod.elotl.co/volume-size", "big"),
     )
     .await;
-    names(&status, Code::InvalidArgument, &["pod.elotl.co/volume-size", "big"]);
+    assert_names(&status, Code::InvalidArgument, &["pod.elotl.co/volume-size", "big"]);
 }
 
 /// Verifies P10.
@@ -57,8 +57,12 @@ async fn unknown_target_runtime_is_named_in_the_error() {
     let spec = Pod::new("lost")
         .annotation("kubernetes.io/target-runtime", "virtlet")
         .container(Container::script("main", WAIT));
-    let status = refused(&mut kubelet, &kiyot, &spec).await;
-    names(&status, Code::InvalidArgument, &["kubernetes.io/target-runtime", "virtlet", "kiyot"]);
+    let status = run_refused(&mut kubelet, &kiyot, &spec).await;
+    assert_names(
+        &status,
+        Code::InvalidArgument,
+        &["kubernetes.io/target-runtime", "virtlet", "kiyot"],
+    );
 }
 
 /// Verifies P10, R1.
@@ -69,11 +73,11 @@ async fn namespaces_of_the_node_are_refused() {
     let mut kubelet = kiyot.kubelet().await;
     let mut on_network = pod("on-network", WAIT);
     on_network.host_network = true;
-    let status = refused(&mut kubelet, &kiyot, &on_network).await;
+    let status = run_refused(&mut kubelet, &kiyot, &on_network).await;
     assert!(status.message().contains("etwork"), "{status:?}");
     let mut in_pids = pod("in-pids", WAIT);
     in_pids.host_pid = true;
-    let status = refused(&mut kubelet, &kiyot, &in_pids).await;
+    let status = run_refused(&mut kubelet, &kiyot, &in_pids).await;
     assert!(status.message().to_lowercase().contains("pid"), "{status:?}");
 }
 
@@ -113,7 +117,7 @@ async fn capability_that_reaches_the_kernel_is_refused_by_name() {
                 not_refused.push(name);
             }
             Err(status) => {
-                names(&status, Code::InvalidArgument, &["main", name, "policy.privileged"]);
+                assert_names(&status, Code::InvalidArgument, &["main", name, "policy.privileged"]);
             }
         }
     }
@@ -125,7 +129,11 @@ async fn capability_that_reaches_the_kernel_is_refused_by_name() {
         })
         .await
         .unwrap_err();
-    names(&status, Code::InvalidArgument, &["main", "procMount: Unmasked", "policy.privileged"]);
+    assert_names(
+        &status,
+        Code::InvalidArgument,
+        &["main", "procMount: Unmasked", "policy.privileged"],
+    );
     // Requests that the cell's namespaces contain are granted.
     let created = kubelet
         .create_container_with(&running, &container, 0, |config| {
@@ -165,7 +173,7 @@ async fn fields_that_the_cells_containerd_ignores_are_refused_by_name() {
     let config = kubelet.prepare(&spec);
     let sandbox = kubelet.run_sandbox(&config, "").await.unwrap();
     let running = kubelet.running(&spec, config, sandbox);
-    let version = super::version_of_containerd(&mut kubelet).await;
+    let version = super::containerd_version(&mut kubelet).await;
     let model =
         cri::ImageSpec { image: "registry.invalid/model:1".to_owned(), ..Default::default() };
     let scratch = kubelet
@@ -173,13 +181,13 @@ async fn fields_that_the_cells_containerd_ignores_are_refused_by_name() {
         .join("volumes/kubernetes.io~empty-dir/scratch")
         .display()
         .to_string();
-    let whole = cri::Mount {
+    let image_volume = cri::Mount {
         container_path: "/model".to_owned(),
         image: Some(model.clone()),
         readonly: true,
         ..Default::default()
     };
-    let part = cri::Mount { image_sub_path: "weights".to_owned(), ..whole.clone() };
+    let image_subpath = cri::Mount { image_sub_path: "weights".to_owned(), ..image_volume.clone() };
     let on_volume = |path: &str| cri::Mount {
         container_path: path.to_owned(),
         host_path: scratch.clone(),
@@ -202,23 +210,23 @@ async fn fields_that_the_cells_containerd_ignores_are_refused_by_name() {
         .into_inner()
         .features
         .is_some_and(|features| features.mount_options);
-    let mut asked = vec![(mapped, vec!["/mapped", "mapped ids"])];
+    let mut cases = vec![(mapped, vec!["/mapped", "mapped ids"])];
     if !knows_options {
-        asked.push((executable, vec!["/executable", "noexec"]));
+        cases.push((executable, vec!["/executable", "noexec"]));
     }
     if version < (2, 1) {
-        asked.push((whole, vec!["/model", "registry.invalid/model:1", "2.1"]));
-        asked.push((part, vec!["/model", "weights", "registry.invalid/model:1", "2.1"]));
+        cases.push((image_volume, vec!["/model", "registry.invalid/model:1", "2.1"]));
+        cases.push((image_subpath, vec!["/model", "weights", "registry.invalid/model:1", "2.1"]));
     }
     if version < (2, 0) {
-        asked.push((recursive, vec!["/recursive", "recursively read-only"]));
+        cases.push((recursive, vec!["/recursive", "recursively read-only"]));
     }
-    for (mount, words) in asked {
+    for (mount, words) in cases {
         let mut main = Container::script("main", "exit 0");
         main.more_mounts.push(mount);
         let refused = kubelet.create_container(&running, &main, 0).await.unwrap_err();
-        names(&refused, Code::Unimplemented, &[&words[..], &["main"]].concat());
+        assert_names(&refused, Code::Unimplemented, &[&words[..], &["main"]].concat());
     }
     assert!(kubelet.containers().await.unwrap().is_empty());
-    super::ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    super::remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }

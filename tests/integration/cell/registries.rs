@@ -12,7 +12,7 @@ use kiyot_testkit::{
     cri, image::ImageSpec, registry::REFUSAL, wait_until,
 };
 
-use super::{WAIT, ends_without_a_trace, options};
+use super::{WAIT, options, remove_and_assert_clean};
 
 /// Returns options of a daemon whose cells pull through the node's mirrors. Without them the hosts
 /// of these images do not exist.
@@ -22,20 +22,20 @@ pub(super) fn with_mirrors(node: &Node) -> KiyotOptions {
 
 /// Returns an image that writes a text and runs until it is stopped. The last output of a container
 /// that ends by itself may be lost (`Ending`).
-pub(super) fn speaking(says: &str) -> ImageSpec {
+pub(super) fn image_running(says: &str) -> ImageSpec {
     ImageSpec::script(&format!("trap 'exit 0' TERM; {says}; {WAIT}"))
 }
 
 /// Returns an image with a layer of its own that writes a word.
-pub(super) fn saying(word: &str) -> ImageSpec {
+pub(super) fn image_with_word(word: &str) -> ImageSpec {
     ImageSpec {
         files: vec![(word.to_owned(), 0o644, word.into())],
-        ..speaking(&format!("echo {word}"))
+        ..image_running(&format!("echo {word}"))
     }
 }
 
 /// Runs a sandbox in a cell without containers.
-pub(super) async fn sandbox(kubelet: &mut Kubelet, name: &str) -> RunningPod {
+pub(super) async fn run_sandbox(kubelet: &mut Kubelet, name: &str) -> RunningPod {
     let pod = Pod::new(name).in_cell();
     let config = kubelet.prepare(&pod);
     let sandbox = kubelet.run_sandbox(&config, "").await.unwrap();
@@ -44,7 +44,7 @@ pub(super) async fn sandbox(kubelet: &mut Kubelet, name: &str) -> RunningPod {
 
 /// Runs a container with the pull policy IfNotPresent until it has written its word, and stops it.
 /// Returns the id of its image.
-pub(super) async fn says(
+pub(super) async fn run_until_word(
     kubelet: &mut Kubelet,
     pod: &mut RunningPod,
     container: &str,
@@ -61,8 +61,8 @@ pub(super) async fn says(
 }
 
 /// Returns the requests for blobs.
-pub(super) fn blobs(asked: &[String]) -> BTreeSet<String> {
-    asked
+pub(super) fn blob_requests(requests: &[String]) -> BTreeSet<String> {
+    requests
         .iter()
         .filter_map(|request| request.strip_prefix("GET /v2/")?.rsplit_once("/blobs/"))
         .map(|(_, digest)| digest.to_owned())
@@ -78,7 +78,7 @@ pub(super) fn auth(user: &str, password: &str) -> cri::AuthConfig {
 }
 
 /// `violet:sesame`, encoded as in a Docker configuration.
-const ENCODED: &str = "dmlvbGV0OnNlc2FtZQ==";
+const ENCODED_CREDENTIALS: &str = "dmlvbGV0OnNlc2FtZQ==";
 
 /// Verifies I1.
 #[tokio::test]
@@ -93,7 +93,7 @@ async fn every_form_of_credentials_opens_a_private_image() {
     let by_token = Registry::start(&node, access);
     let kiyot = Kiyot::start(&node, with_mirrors(&node)).await;
     let mut kubelet = kiyot.kubelet().await;
-    let encoded = cri::AuthConfig { auth: ENCODED.to_owned(), ..Default::default() };
+    let encoded = cri::AuthConfig { auth: ENCODED_CREDENTIALS.to_owned(), ..Default::default() };
     let identity =
         cri::AuthConfig { identity_token: "an-identity".to_owned(), ..Default::default() };
     let forms = [
@@ -103,19 +103,22 @@ async fn every_form_of_credentials_opens_a_private_image() {
         (&by_token, encoded),
         (&by_token, identity),
     ];
-    let mut pod = sandbox(&mut kubelet, "credentials").await;
+    let mut pod = run_sandbox(&mut kubelet, "credentials").await;
     for (number, (registry, auth)) in forms.into_iter().enumerate() {
         let word = format!("opened-{number}");
-        let (name, _) = registry.image(&format!("violet/app{number}:1"), &saying(&word));
+        let (name, _) = registry.image(&format!("violet/app{number}:1"), &image_with_word(&word));
         let pulled = kubelet.pull(&pod.spec, &pod.config, &name, Some(auth)).await.unwrap();
         assert_eq!(
-            says(&mut kubelet, &mut pod, &format!("main{number}"), &name, &word).await,
+            run_until_word(&mut kubelet, &mut pod, &format!("main{number}"), &name, &word).await,
             pulled
         );
     }
     let log = kiyot.log();
-    assert!(!["sesame", ENCODED, "an-identity"].iter().any(|secret| log.contains(secret)), "{log}");
-    ends_without_a_trace(&mut kubelet, &kiyot, &pod).await;
+    assert!(
+        !["sesame", ENCODED_CREDENTIALS, "an-identity"].iter().any(|secret| log.contains(secret)),
+        "{log}"
+    );
+    remove_and_assert_clean(&mut kubelet, &kiyot, &pod).await;
 }
 
 /// Verifies I2.
@@ -128,10 +131,10 @@ async fn refused_private_image_quotes_the_registry() {
         identity: "an-identity".to_owned(),
     };
     let registry = Registry::start(&node, access);
-    let (name, _) = registry.image("violet/app:1", &saying("opened"));
+    let (name, _) = registry.image("violet/app:1", &image_with_word("opened"));
     let kiyot = Kiyot::start(&node, with_mirrors(&node)).await;
     let mut kubelet = kiyot.kubelet().await;
-    let pod = sandbox(&mut kubelet, "stranger").await;
+    let pod = run_sandbox(&mut kubelet, "stranger").await;
     for auth in [None, Some(auth("violet", "open-up"))] {
         let refused = kubelet.pull(&pod.spec, &pod.config, &name, auth).await.unwrap_err();
         assert!(
@@ -144,8 +147,8 @@ async fn refused_private_image_quotes_the_registry() {
         kubelet.create_container(&pod, &Container::of_image("main", &name), 0).await.unwrap_err();
     assert!(refused.message().contains(REFUSAL), "{refused:?}");
     assert_eq!(kubelet.image_status(&pod.spec, &name).await.unwrap(), None);
-    assert!(blobs(&registry.asked()).is_empty());
-    ends_without_a_trace(&mut kubelet, &kiyot, &pod).await;
+    assert!(blob_requests(&registry.asked()).is_empty());
+    remove_and_assert_clean(&mut kubelet, &kiyot, &pod).await;
 }
 
 /// Verifies I3.
@@ -153,15 +156,15 @@ async fn refused_private_image_quotes_the_registry() {
 async fn image_is_pulled_by_its_digest() {
     let node = Node::start().await;
     let registry = Registry::start(&node, Access::Open);
-    let (_, pinned) = registry.image("app:1", &saying("old"));
-    registry.image("app:1", &saying("new"));
+    let (_, pinned) = registry.image("app:1", &image_with_word("old"));
+    registry.image("app:1", &image_with_word("new"));
     let kiyot = Kiyot::start(&node, with_mirrors(&node)).await;
     let mut kubelet = kiyot.kubelet().await;
-    let mut pod = sandbox(&mut kubelet, "pinned").await;
-    let id = says(&mut kubelet, &mut pod, "main", &pinned, "old").await;
+    let mut pod = run_sandbox(&mut kubelet, "pinned").await;
+    let id = run_until_word(&mut kubelet, &mut pod, "main", &pinned, "old").await;
     let image = kubelet.image_status(&pod.spec, &pinned).await.unwrap().unwrap();
     assert_eq!((image.id, image.repo_digests), (id, vec![pinned]));
-    ends_without_a_trace(&mut kubelet, &kiyot, &pod).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &pod).await;
 }
 
 /// Verifies I4.
@@ -169,37 +172,37 @@ async fn image_is_pulled_by_its_digest() {
 async fn pull_policies_work_as_on_the_node() {
     let node = Node::start().await;
     let registry = Registry::start(&node, Access::Open);
-    let (name, _) = registry.image("app:1", &saying("old"));
+    let (name, _) = registry.image("app:1", &image_with_word("old"));
     let kiyot = Kiyot::start(&node, with_mirrors(&node)).await;
     let mut kubelet = kiyot.kubelet().await;
-    let mut pod = sandbox(&mut kubelet, "policies").await;
+    let mut pod = run_sandbox(&mut kubelet, "policies").await;
     // Never: the kubelet asks for the status and gives up.
     assert_eq!(kubelet.image_status(&pod.spec, &name).await.unwrap(), None);
     assert_eq!(registry.asked(), Vec::<String>::new());
     // IfNotPresent: the image is absent.
-    let old = says(&mut kubelet, &mut pod, "first", &name, "old").await;
-    assert_eq!(blobs(&registry.asked()).len(), 2);
+    let old = run_until_word(&mut kubelet, &mut pod, "first", &name, "old").await;
+    assert_eq!(blob_requests(&registry.asked()).len(), 2);
     // The image is present, whatever the registry has by now; Never runs it, too.
-    registry.image("app:1", &saying("new"));
-    assert_eq!(says(&mut kubelet, &mut pod, "second", &name, "old").await, old);
+    registry.image("app:1", &image_with_word("new"));
+    assert_eq!(run_until_word(&mut kubelet, &mut pod, "second", &name, "old").await, old);
     assert_eq!(kubelet.image_status(&pod.spec, &name).await.unwrap().unwrap().id, old);
     assert_eq!(registry.asked(), Vec::<String>::new());
     // Always: the registry is asked, and serves the new image.
     let new = kubelet.pull(&pod.spec, &pod.config, &name, None).await.unwrap();
     assert_ne!(new, old);
-    assert_eq!(blobs(&registry.asked()).len(), 2);
-    assert_eq!(says(&mut kubelet, &mut pod, "third", &name, "new").await, new);
+    assert_eq!(blob_requests(&registry.asked()).len(), 2);
+    assert_eq!(run_until_word(&mut kubelet, &mut pod, "third", &name, "new").await, new);
     // Always, unchanged: no blob is fetched.
     assert_eq!(kubelet.pull(&pod.spec, &pod.config, &name, None).await.unwrap(), new);
-    let asked = registry.asked();
-    assert!(!asked.is_empty() && blobs(&asked).is_empty(), "{asked:?}");
-    ends_without_a_trace(&mut kubelet, &kiyot, &pod).await;
+    let requests = registry.asked();
+    assert!(!requests.is_empty() && blob_requests(&requests).is_empty(), "{requests:?}");
+    remove_and_assert_clean(&mut kubelet, &kiyot, &pod).await;
 }
 
 /// Counts requests by kind: the verb, and manifests or blobs.
-fn kinds(asked: &[String]) -> BTreeMap<String, usize> {
+fn count_by_kind(requests: &[String]) -> BTreeMap<String, usize> {
     let mut kinds = BTreeMap::new();
-    for request in asked {
+    for request in requests {
         let verb = request.split(' ').next().unwrap_or_default();
         let of = ["manifests", "blobs"]
             .into_iter()
@@ -225,18 +228,18 @@ async fn policies_ask_the_registry_for_a_cell_as_often_as_for_the_node() {
         // Each has an image of its own without common layers.
         let word = |age: &str| format!("{age}-{}", spec.name);
         let repository = format!("app-{}:1", spec.name);
-        let (name, _) = registry.image(&repository, &saying(&word("old")));
+        let (name, _) = registry.image(&repository, &image_with_word(&word("old")));
         let mut steps = Vec::new();
-        let mut ends = |step: &'static str| steps.push((step, kinds(&registry.asked())));
+        let mut ends = |step: &'static str| steps.push((step, count_by_kind(&registry.asked())));
         assert_eq!(kubelet.image_status(&pod.spec, &name).await.unwrap(), None);
         ends("Never, without the image");
-        says(&mut kubelet, &mut pod, "first", &name, &word("old")).await;
+        run_until_word(&mut kubelet, &mut pod, "first", &name, &word("old")).await;
         ends("IfNotPresent, without the image");
-        registry.image(&repository, &saying(&word("new")));
-        says(&mut kubelet, &mut pod, "second", &name, &word("old")).await;
+        registry.image(&repository, &image_with_word(&word("new")));
+        run_until_word(&mut kubelet, &mut pod, "second", &name, &word("old")).await;
         ends("IfNotPresent");
         kubelet.restart();
-        says(&mut kubelet, &mut pod, "third", &name, &word("old")).await;
+        run_until_word(&mut kubelet, &mut pod, "third", &name, &word("old")).await;
         ends("IfNotPresent, after a restart of the kubelet");
         assert!(kubelet.image_status(&pod.spec, &name).await.unwrap().is_some());
         ends("Never");
@@ -244,18 +247,18 @@ async fn policies_ask_the_registry_for_a_cell_as_often_as_for_the_node() {
         ends("Always, of a tag that has moved");
         kubelet.pull(&pod.spec, &pod.config, &name, None).await.unwrap();
         ends("Always");
-        says(&mut kubelet, &mut pod, "fourth", &name, &word("new")).await;
+        run_until_word(&mut kubelet, &mut pod, "fourth", &name, &word("new")).await;
         ends("a container of what was pulled");
         asked_for.push(steps);
         kubelet.stop_and_remove(&pod).await.unwrap();
     }
-    let (of_node, of_cell) = (&asked_for[0], &asked_for[1]);
-    for (step, asked) in of_node {
+    let (node_steps, of_cell) = (&asked_for[0], &asked_for[1]);
+    for (step, requests) in node_steps {
         let is_pull = ["without the image", "Always"].iter().any(|word| step.contains(word))
             && !step.starts_with("Never");
-        assert_eq!(asked.is_empty(), !is_pull, "{step}: {asked:?}");
+        assert_eq!(requests.is_empty(), !is_pull, "{step}: {requests:?}");
     }
-    assert_eq!(of_cell, of_node);
+    assert_eq!(of_cell, node_steps);
     // The hosts of these images do not exist: all blobs came through the node's mirrors.
     assert_eq!(kiyot.cells(), Vec::<String>::new());
 }
@@ -265,19 +268,23 @@ async fn policies_ask_the_registry_for_a_cell_as_often_as_for_the_node() {
 async fn image_pulled_by_the_node_is_pulled_by_no_cell() {
     let node = Node::start().await;
     let registry = Registry::start(&node, Access::Open);
-    let (name, _) = registry.image("app:1", &saying("once"));
+    let (name, _) = registry.image("app:1", &image_with_word("once"));
     let kiyot = Kiyot::start(&node, with_mirrors(&node)).await;
     let mut kubelet = kiyot.kubelet().await;
     let local = kubelet
         .run_pod(&Pod::new("local").container(Container::of_image("main", &name)))
         .await
         .unwrap();
-    assert_eq!(blobs(&registry.asked()).len(), 2, "the node pulls it");
+    assert_eq!(blob_requests(&registry.asked()).len(), 2, "the node pulls it");
     for cell in ["first", "second"] {
-        let mut pod = sandbox(&mut kubelet, cell).await;
-        says(&mut kubelet, &mut pod, "main", &name, "once").await;
-        assert_eq!(registry.asked(), Vec::<String>::new(), "the {cell} cell has it from the node");
-        ends_without_a_trace(&mut kubelet, &kiyot, &pod).await;
+        let mut pod = run_sandbox(&mut kubelet, cell).await;
+        run_until_word(&mut kubelet, &mut pod, "main", &name, "once").await;
+        assert_eq!(
+            registry.asked(),
+            Vec::<String>::new(),
+            "the {cell} cell copies it from the node"
+        );
+        remove_and_assert_clean(&mut kubelet, &kiyot, &pod).await;
     }
     kubelet.stop_and_remove(&local).await.unwrap();
 }
@@ -287,7 +294,7 @@ async fn image_pulled_by_the_node_is_pulled_by_no_cell() {
 async fn layers_that_the_node_discarded_are_pulled() {
     let node = Node::start_discarding_layers().await;
     let registry = Registry::start(&node, Access::Basic("violet".to_owned(), "sesame".to_owned()));
-    let (name, _) = registry.image("violet/app:1", &saying("whole"));
+    let (name, _) = registry.image("violet/app:1", &image_with_word("whole"));
     let credentials = || Some(auth("violet", "sesame"));
     let kiyot = Kiyot::start(&node, with_mirrors(&node)).await;
     let mut kubelet = kiyot.kubelet().await;
@@ -295,32 +302,32 @@ async fn layers_that_the_node_discarded_are_pulled() {
     let local = Pod::new("local");
     let on_node =
         kubelet.pull(&local, &kubelet.prepare(&local), &name, credentials()).await.unwrap();
-    let fetched = blobs(&registry.asked());
+    let fetched = blob_requests(&registry.asked());
     wait_until("the node has discarded a layer", LIMIT, async || {
         // A removal starts containerd's garbage collection.
-        node.image("kiyot.test/passing:1", &saying("passing")).await;
+        node.image("kiyot.test/passing:1", &image_with_word("passing")).await;
         node.ctr(&["images", "remove", "--sync", "kiyot.test/passing:1"]);
         let kept = node.ctr(&["content", "list", "--quiet"]);
         fetched.iter().any(|digest| !kept.contains(digest.as_str())).then_some(())
     })
     .await;
 
-    let mut pod = sandbox(&mut kubelet, "whole").await;
+    let mut pod = run_sandbox(&mut kubelet, "whole").await;
     // Never: the kubelet gives up. Other policies pull it with the pod's credentials.
     assert_eq!(
         kubelet.image_status(&pod.spec, &name).await.unwrap(),
         None,
-        "the node can't give it"
+        "the node lacks the layer"
     );
     assert!(kubelet.pull(&pod.spec, &pod.config, &name, None).await.is_err());
     assert_eq!(kubelet.pull(&pod.spec, &pod.config, &name, credentials()).await.unwrap(), on_node);
     assert_eq!(
-        says(&mut kubelet, &mut pod, "main", &name, "whole").await,
+        run_until_word(&mut kubelet, &mut pod, "main", &name, "whole").await,
         on_node,
-        "it is the same image"
+        "the image is the same"
     );
-    assert_eq!(blobs(&registry.asked()), fetched);
-    ends_without_a_trace(&mut kubelet, &kiyot, &pod).await;
+    assert_eq!(blob_requests(&registry.asked()), fetched);
+    remove_and_assert_clean(&mut kubelet, &kiyot, &pod).await;
     kubelet.forget(&local);
 }
 
@@ -329,13 +336,13 @@ async fn layers_that_the_node_discarded_are_pulled() {
 async fn images_of_cells_are_absent_on_the_node() {
     let node = Node::start().await;
     let registry = Registry::start(&node, Access::Open);
-    let (name, _) =
-        registry.image("app:1", &ImageSpec { user: "nobody".to_owned(), ..saying("apart") });
+    let (name, _) = registry
+        .image("app:1", &ImageSpec { user: "nobody".to_owned(), ..image_with_word("apart") });
     let kiyot = Kiyot::start(&node, with_mirrors(&node)).await;
     let mut kubelet = kiyot.kubelet().await;
-    let before = listed(&mut kubelet).await;
-    let mut pod = sandbox(&mut kubelet, "apart").await;
-    let id = says(&mut kubelet, &mut pod, "main", &name, "apart").await;
+    let before = listed_images(&mut kubelet).await;
+    let mut pod = run_sandbox(&mut kubelet, "apart").await;
+    let id = run_until_word(&mut kubelet, &mut pod, "main", &name, "apart").await;
     // For runAsNonRoot the kubelet asks for the image's user without naming a pod.
     for reference in [&name, &id] {
         assert_eq!(
@@ -343,21 +350,21 @@ async fn images_of_cells_are_absent_on_the_node() {
             "nobody"
         );
     }
-    assert_eq!(listed(&mut kubelet).await, before);
+    assert_eq!(listed_images(&mut kubelet).await, before);
     let local = Pod::new("local");
     assert_eq!(
         kubelet.image_status(&local, &name).await.unwrap(),
         None,
-        "for a pod of the node it is not there"
+        "the image is absent for a pod on the node"
     );
-    ends_without_a_trace(&mut kubelet, &kiyot, &pod).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &pod).await;
     // Images that ended with their cell are absent.
     for reference in [&name, &id] {
         assert_eq!(kubelet.image_status_without_pod(reference).await.unwrap(), None);
     }
 }
 
-async fn listed(kubelet: &mut Kubelet) -> BTreeSet<String> {
+async fn listed_images(kubelet: &mut Kubelet) -> BTreeSet<String> {
     let images = kubelet
         .image
         .list_images(cri::ListImagesRequest::default())
@@ -369,7 +376,7 @@ async fn listed(kubelet: &mut Kubelet) -> BTreeSet<String> {
 }
 
 /// Pulls an image for a pod on the node. Removes the requests from the registry's list.
-pub(super) async fn on_node(kubelet: &mut Kubelet, registry: &Registry, image: &str) -> Pod {
+pub(super) async fn pull_on_node(kubelet: &mut Kubelet, registry: &Registry, image: &str) -> Pod {
     let local = Pod::new("local");
     kubelet.pull(&local, &kubelet.prepare(&local), image, None).await.unwrap();
     registry.asked();
@@ -378,9 +385,13 @@ pub(super) async fn on_node(kubelet: &mut Kubelet, registry: &Registry, image: &
 
 /// Returns an image whose first layer is common to all images of this function and to no others: a
 /// cell already has that of its pause image.
-pub(super) fn sharing(word: &str) -> ImageSpec {
+pub(super) fn image_with_shared_layer(word: &str) -> ImageSpec {
     let file = |name: &str| vec![(name.to_owned(), 0o644, name.into())];
-    ImageSpec { files: file("base"), upper: file(word), ..speaking(&format!("cat /{word}; echo")) }
+    ImageSpec {
+        files: file("base"),
+        upper: file(word),
+        ..image_running(&format!("cat /{word}; echo"))
+    }
 }
 
 /// Verifies I9.
@@ -388,14 +399,14 @@ pub(super) fn sharing(word: &str) -> ImageSpec {
 async fn layers_that_the_node_holds_are_not_asked_of_the_registry() {
     let node = Node::start().await;
     let registry = Registry::start(&node, Access::Open);
-    let (other, _) = registry.image("other:1", &sharing("other"));
-    let (name, _) = registry.image("app:1", &sharing("mine"));
+    let (other, _) = registry.image("other:1", &image_with_shared_layer("other"));
+    let (name, _) = registry.image("app:1", &image_with_shared_layer("mine"));
     let kiyot = Kiyot::start(&node, with_mirrors(&node)).await;
     let mut kubelet = kiyot.kubelet().await;
-    let local = on_node(&mut kubelet, &registry, &other).await;
-    let [config, base, own] = registry.parts(&name).try_into().unwrap();
-    assert!(registry.parts(&other).contains(&base) && !registry.parts(&other).contains(&own));
-    let mut pod = sandbox(&mut kubelet, "sharing").await;
+    let local = pull_on_node(&mut kubelet, &registry, &other).await;
+    let [config, base, own_layer] = registry.parts(&name).try_into().unwrap();
+    assert!(registry.parts(&other).contains(&base) && !registry.parts(&other).contains(&own_layer));
+    let mut pod = run_sandbox(&mut kubelet, "sharing").await;
     // The configuration blob is held back while progress is checked; layers follow it.
     registry.pace(&config.0, Pace::Stalls(0));
     let blob =
@@ -408,8 +419,8 @@ async fn layers_that_the_node_holds_are_not_asked_of_the_registry() {
     let (pulled, ()) = tokio::join!(kubelet.pull(&pod.spec, &pod.config, &name, None), arrives);
     let pulled = pulled.unwrap();
     assert_eq!(pulled, config.0);
-    let asked = blobs(&registry.asked());
-    assert_eq!(asked, BTreeSet::from([config.0, own.0]), "the base is the node's");
+    let requests = blob_requests(&registry.asked());
+    assert_eq!(requests, BTreeSet::from([config.0, own_layer.0]), "the base is the node's");
     let log = kiyot.log();
     assert!(
         log.lines().any(|line| line.contains("from the node")
@@ -417,8 +428,8 @@ async fn layers_that_the_node_holds_are_not_asked_of_the_registry() {
             && line.contains(&base.1.to_string())),
         "{log}"
     );
-    assert_eq!(says(&mut kubelet, &mut pod, "main", &name, "mine").await, pulled);
-    ends_without_a_trace(&mut kubelet, &kiyot, &pod).await;
+    assert_eq!(run_until_word(&mut kubelet, &mut pod, "main", &name, "mine").await, pulled);
+    remove_and_assert_clean(&mut kubelet, &kiyot, &pod).await;
     kubelet.forget(&local);
 }
 
@@ -428,12 +439,12 @@ async fn no_layer_of_the_node_is_given_to_who_may_not_pull() {
     let node = Node::start().await;
     let open = Registry::start(&node, Access::Open);
     let registry = Registry::start(&node, Access::Basic("violet".to_owned(), "sesame".to_owned()));
-    let (other, _) = open.image("other:1", &sharing("other"));
-    let (name, _) = registry.image("app:1", &sharing("mine"));
+    let (other, _) = open.image("other:1", &image_with_shared_layer("other"));
+    let (name, _) = registry.image("app:1", &image_with_shared_layer("mine"));
     let kiyot = Kiyot::start(&node, with_mirrors(&node)).await;
     let mut kubelet = kiyot.kubelet().await;
-    let local = on_node(&mut kubelet, &open, &other).await;
-    let pod = sandbox(&mut kubelet, "stranger").await;
+    let local = pull_on_node(&mut kubelet, &open, &other).await;
+    let pod = run_sandbox(&mut kubelet, "stranger").await;
     let refused = kubelet.pull(&pod.spec, &pod.config, &name, None).await.unwrap_err();
     assert!(refused.message().contains(&name), "{refused:?}");
     let log = kiyot.log();
@@ -441,29 +452,29 @@ async fn no_layer_of_the_node_is_given_to_who_may_not_pull() {
         !log.lines().any(|line| line.contains("from the node") && line.contains(&name)),
         "{log}"
     );
-    ends_without_a_trace(&mut kubelet, &kiyot, &pod).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &pod).await;
     kubelet.forget(&local);
 }
 
-/// Time without progress after which a pull of an [`impatient`] daemon is cancelled: longer than a
-/// busy machine needs for the first byte or for one MiB.
-pub(super) const STANDS_STILL: Duration = Duration::from_secs(15);
+/// Time without progress after which a pull is cancelled with [`options_with_progress_timeout`]:
+/// longer than a busy machine needs for the first byte or for one MiB.
+pub(super) const PROGRESS_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// Returns options of a daemon that cancels a pull without progress for [`STANDS_STILL`].
-pub(super) fn impatient(node: &Node) -> KiyotOptions {
+/// Returns options of a daemon that cancels a pull without progress for [`PROGRESS_TIMEOUT`].
+pub(super) fn options_with_progress_timeout(node: &Node) -> KiyotOptions {
     let milpa = format!(
         "registry_config_dir = {:?}\nimage_pull_progress_timeout = \"{}s\"\n",
         node.registries(),
-        STANDS_STILL.as_secs()
+        PROGRESS_TIMEOUT.as_secs()
     );
     KiyotOptions { milpa, ..options() }
 }
 
 /// Returns an image with one layer of this size, which the node does not have.
-pub(super) fn heavy(bytes: usize) -> ImageSpec {
+pub(super) fn image_of_size(bytes: usize) -> ImageSpec {
     ImageSpec {
         files: vec![("weight".to_owned(), 0o644, vec![b'w'; bytes])],
-        ..speaking("echo heavy")
+        ..image_running("echo heavy")
     }
 }
 
@@ -472,10 +483,10 @@ pub(super) fn heavy(bytes: usize) -> ImageSpec {
 async fn stalled_pull_ends_and_the_next_resumes_it() {
     let node = Node::start().await;
     let registry = Registry::start(&node, Access::Open);
-    let (name, _) = registry.image("app:1", &heavy(8 << 20));
-    let kiyot = Kiyot::start(&node, impatient(&node)).await;
+    let (name, _) = registry.image("app:1", &image_of_size(8 << 20));
+    let kiyot = Kiyot::start(&node, options_with_progress_timeout(&node)).await;
     let mut kubelet = kiyot.kubelet().await;
-    let mut pod = sandbox(&mut kubelet, "stalled").await;
+    let mut pod = run_sandbox(&mut kubelet, "stalled").await;
     let layer = registry.parts(&name).pop().unwrap().0;
     registry.pace(&layer, Pace::Stalls(4 << 20));
     let stalled = kubelet.pull(&pod.spec, &pod.config, &name, None).await.unwrap_err();
@@ -486,11 +497,11 @@ async fn stalled_pull_ends_and_the_next_resumes_it() {
             .all(|word| stalled.message().contains(word)),
         "{stalled:?}"
     );
-    assert!(blobs(&registry.asked()).contains(&layer));
+    assert!(blob_requests(&registry.asked()).contains(&layer));
     // The kubelet retries.
     registry.release(&layer);
-    says(&mut kubelet, &mut pod, "main", &name, "heavy").await;
-    ends_without_a_trace(&mut kubelet, &kiyot, &pod).await;
+    run_until_word(&mut kubelet, &mut pod, "main", &name, "heavy").await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &pod).await;
 }
 
 /// Verifies I10.
@@ -498,23 +509,23 @@ async fn stalled_pull_ends_and_the_next_resumes_it() {
 async fn slow_pull_with_progress_continues() {
     let node = Node::start().await;
     let registry = Registry::start(&node, Access::Open);
-    let (name, _) = registry.image("app:1", &heavy(24 << 20));
-    let kiyot = Kiyot::start(&node, impatient(&node)).await;
+    let (name, _) = registry.image("app:1", &image_of_size(24 << 20));
+    let kiyot = Kiyot::start(&node, options_with_progress_timeout(&node)).await;
     let mut kubelet = kiyot.kubelet().await;
-    let mut pod = sandbox(&mut kubelet, "slow").await;
+    let mut pod = run_sandbox(&mut kubelet, "slow").await;
     // Two hundred parts, one each 100 ms. The cell's containerd writes one MiB at a time.
     registry.pace(
         &registry.parts(&name).pop().unwrap().0,
         Pace::Trickles(128 << 10, Duration::from_millis(100)),
     );
     let begun = Instant::now();
-    says(&mut kubelet, &mut pod, "main", &name, "heavy").await;
-    assert!(begun.elapsed() > STANDS_STILL, "it took longer than a pull may stand still");
-    ends_without_a_trace(&mut kubelet, &kiyot, &pod).await;
+    run_until_word(&mut kubelet, &mut pod, "main", &name, "heavy").await;
+    assert!(begun.elapsed() > PROGRESS_TIMEOUT, "the pull took longer than its progress timeout");
+    remove_and_assert_clean(&mut kubelet, &kiyot, &pod).await;
 }
 
 /// Returns those of the words that the daemon, the node's containerd or the cells have written.
-pub(super) fn is_written(node: &Node, kiyot: &Kiyot<'_>, words: &[&str]) -> Vec<String> {
+pub(super) fn written_words(node: &Node, kiyot: &Kiyot<'_>, words: &[&str]) -> Vec<String> {
     let of_cells = kiyot.cells().into_iter().map(|cell| kiyot.state().join("cells").join(cell));
     let logs =
         of_cells.flat_map(|cell| ["console.log", "containerd.log"].map(|log| cell.join(log)));
@@ -536,19 +547,19 @@ pub(super) fn is_written(node: &Node, kiyot: &Kiyot<'_>, words: &[&str]) -> Vec<
 async fn registry_token_is_ignored_as_on_the_node() {
     let node = Node::start().await;
     let registry = Registry::start(&node, Access::Bearer("an-open-sesame".to_owned()));
-    let (name, _) = registry.image("app:1", &saying("opened"));
+    let (name, _) = registry.image("app:1", &image_with_word("opened"));
     let kiyot = Kiyot::start(&node, with_mirrors(&node)).await;
     let mut kubelet = kiyot.kubelet().await;
     let token =
         Some(cri::AuthConfig { registry_token: "an-open-sesame".to_owned(), ..Default::default() });
-    let (pod, local) = (sandbox(&mut kubelet, "token").await, Pod::new("local"));
+    let (pod, local) = (run_sandbox(&mut kubelet, "token").await, Pod::new("local"));
     let on_node =
         kubelet.pull(&local, &kubelet.prepare(&local), &name, token.clone()).await.unwrap_err();
     let in_cell = kubelet.pull(&pod.spec, &pod.config, &name, token).await.unwrap_err();
     // containerd does not know this form of credentials; a later version may.
     assert_eq!((in_cell.code(), in_cell.message()), (on_node.code(), on_node.message()));
-    assert_eq!(is_written(&node, &kiyot, &["an-open-sesame"]), Vec::<String>::new());
-    ends_without_a_trace(&mut kubelet, &kiyot, &pod).await;
+    assert_eq!(written_words(&node, &kiyot, &["an-open-sesame"]), Vec::<String>::new());
+    remove_and_assert_clean(&mut kubelet, &kiyot, &pod).await;
     kubelet.forget(&local);
 }
 
@@ -566,12 +577,13 @@ async fn private_image_exists_for_its_pod_by_every_pull_policy() {
     let mut kubelet = kiyot.kubelet().await;
     let forms = [
         auth("violet", "sesame"),
-        cri::AuthConfig { auth: ENCODED.to_owned(), ..Default::default() },
+        cri::AuthConfig { auth: ENCODED_CREDENTIALS.to_owned(), ..Default::default() },
         cri::AuthConfig { identity_token: "an-identity".to_owned(), ..Default::default() },
     ];
-    let mut pod = sandbox(&mut kubelet, "policies").await;
+    let mut pod = run_sandbox(&mut kubelet, "policies").await;
     for (number, form) in forms.into_iter().enumerate() {
-        let (name, _) = registry.image(&format!("violet/app{number}:1"), &saying("private"));
+        let (name, _) =
+            registry.image(&format!("violet/app{number}:1"), &image_with_word("private"));
         // Never: the image is absent.
         assert_eq!(kubelet.image_status(&pod.spec, &name).await.unwrap(), None);
         // IfNotPresent: pulled with the pod's credentials, then present without a request. Always:
@@ -579,19 +591,20 @@ async fn private_image_exists_for_its_pod_by_every_pull_policy() {
         let pulled = kubelet.pull(&pod.spec, &pod.config, &name, Some(form.clone())).await.unwrap();
         registry.asked();
         assert_eq!(
-            says(&mut kubelet, &mut pod, &format!("present{number}"), &name, "private").await,
+            run_until_word(&mut kubelet, &mut pod, &format!("present{number}"), &name, "private")
+                .await,
             pulled
         );
         assert_eq!(registry.asked(), Vec::<String>::new());
         assert_eq!(kubelet.pull(&pod.spec, &pod.config, &name, Some(form)).await.unwrap(), pulled);
-        let asked = registry.asked();
-        assert!(!asked.is_empty() && blobs(&asked).is_empty(), "{asked:?}");
+        let requests = registry.asked();
+        assert!(!requests.is_empty() && blob_requests(&requests).is_empty(), "{requests:?}");
     }
     assert_eq!(
-        is_written(&node, &kiyot, &["sesame", ENCODED, "an-identity"]),
+        written_words(&node, &kiyot, &["sesame", ENCODED_CREDENTIALS, "an-identity"]),
         Vec::<String>::new()
     );
-    ends_without_a_trace(&mut kubelet, &kiyot, &pod).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &pod).await;
 }
 
 /// Verifies I12.
@@ -599,18 +612,18 @@ async fn private_image_exists_for_its_pod_by_every_pull_policy() {
 async fn image_removed_on_the_node_stays_in_cells() {
     let node = Node::start().await;
     let registry = Registry::start(&node, Access::Open);
-    let (name, _) = registry.image("app:1", &saying("kept"));
+    let (name, _) = registry.image("app:1", &image_with_word("kept"));
     let kiyot = Kiyot::start(&node, with_mirrors(&node)).await;
     let mut kubelet = kiyot.kubelet().await;
-    let local = on_node(&mut kubelet, &registry, &name).await;
-    let mut pod = sandbox(&mut kubelet, "keeping").await;
-    says(&mut kubelet, &mut pod, "first", &name, "kept").await;
+    let local = pull_on_node(&mut kubelet, &registry, &name).await;
+    let mut pod = run_sandbox(&mut kubelet, "keeping").await;
+    run_until_word(&mut kubelet, &mut pod, "first", &name, "kept").await;
     // The kubelet's garbage collection reads it.
     let used = filesystems(&mut kubelet).await;
     let image = Some(cri::ImageSpec { image: name.clone(), ..Default::default() });
     kubelet.image.remove_image(cri::RemoveImageRequest { image }).await.unwrap();
     assert_eq!(kubelet.image_status(&local, &name).await.unwrap(), None);
-    says(&mut kubelet, &mut pod, "second", &name, "kept").await;
+    run_until_word(&mut kubelet, &mut pod, "second", &name, "kept").await;
     assert_eq!(registry.asked(), Vec::<String>::new());
     // It counts the node's disk, and nothing of a cell.
     assert_eq!(filesystems(&mut kubelet).await, used);
@@ -618,7 +631,7 @@ async fn image_removed_on_the_node_stays_in_cells() {
         used.iter().all(|path| Path::new(path).starts_with(node.directory().join("root"))),
         "{used:?}"
     );
-    ends_without_a_trace(&mut kubelet, &kiyot, &pod).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &pod).await;
     kubelet.forget(&local);
 }
 

@@ -15,21 +15,20 @@ use kiyot_testkit::{
 };
 
 use super::{
-    WAIT, ends_without_a_trace,
+    WAIT, assert_nothing_left,
     faults::{kill9, processes},
-    leaves_nothing,
-    network::in_cell,
-    options, pod,
+    network::in_cell_network,
+    options, pod, remove_and_assert_clean,
 };
 
 /// Address of a pod's first name server in its cell.
-pub(super) const IN_CELL: &str = "169.254.253.53";
+pub(super) const CELL_DNS_ADDRESS: &str = "169.254.253.53";
 /// Records in the answer to a name that begins with "many": too many for UDP.
-const MANY: usize = 300;
+const MANY_RECORDS: usize = 300;
 
 /// Messages of the TCP answer to a name that begins with "zone", which simulates a zone transfer.
-pub(super) const ZONE: usize = 40;
-pub(super) const ZONE_MESSAGE: usize = 60_000;
+pub(super) const ZONE_MESSAGES: usize = 40;
+pub(super) const ZONE_MESSAGE_BYTES: usize = 60_000;
 
 /// Name server on the node that answers each name with 10.1.2.3.
 pub(super) struct NameServer {
@@ -50,7 +49,7 @@ impl NameServer {
                 if stop_udp.load(Ordering::SeqCst) {
                     return;
                 }
-                assert!(from.ip().is_loopback(), "it is asked from the node: {from}");
+                assert!(from.ip().is_loopback(), "the query comes from the node: {from}");
                 let _gone = udp.send_to(&answer(&query[..length], false), from);
             }
         };
@@ -90,13 +89,13 @@ impl Drop for NameServer {
 fn serve(mut stream: TcpStream) -> io::Result<()> {
     stream.set_read_timeout(Some(LIMIT))?;
     loop {
-        let query = framed(&mut stream)?;
-        let wanted = if query[13..].starts_with(b"zone") { ZONE } else { 1 };
+        let query = read_message(&mut stream)?;
+        let wanted = if query[13..].starts_with(b"zone") { ZONE_MESSAGES } else { 1 };
         for number in 0..wanted {
             let mut answer = answer(&query, true);
             if wanted > 1 {
                 // The content is arbitrary: it is not parsed.
-                answer.resize(ZONE_MESSAGE, u8::try_from(number).unwrap_or(0));
+                answer.resize(ZONE_MESSAGE_BYTES, u8::try_from(number).unwrap_or(0));
             }
             stream.write_all(
                 &[&u16::try_from(answer.len()).unwrap().to_be_bytes()[..], &answer].concat(),
@@ -106,7 +105,7 @@ fn serve(mut stream: TcpStream) -> io::Result<()> {
 }
 
 /// Reads a message with its length prefix.
-pub(super) fn framed(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
+pub(super) fn read_message(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
     let mut length = [0; 2];
     stream.read_exact(&mut length)?;
     let mut message = vec![0; u16::from_be_bytes(length).into()];
@@ -119,7 +118,7 @@ pub(super) fn answer(query: &[u8], tcp: bool) -> Vec<u8> {
     let end_of_name = 12 + query[12..].iter().position(|byte| *byte == 0).unwrap() + 1;
     let question = &query[12..end_of_name + 4];
     let of_type_a = question[question.len() - 3] == 1;
-    let wanted = if query[13..].starts_with(b"many") { MANY } else { 1 };
+    let wanted = if query[13..].starts_with(b"many") { MANY_RECORDS } else { 1 };
     let cut = wanted > 1 && !tcp;
     let records = if cut || !of_type_a { 0 } else { wanted };
     let mut answer = query[..2].to_vec();
@@ -146,11 +145,11 @@ pub(super) fn query(id: u8, name: &str) -> Vec<u8> {
 }
 
 /// Queries by UDP from within a cell, and repeats it because datagrams may be lost.
-pub(super) async fn asked_by_udp(cell: &str, name: &str, server: &'static str) -> Vec<u8> {
+pub(super) async fn query_by_udp(cell: &str, name: &str, server: &'static str) -> Vec<u8> {
     let query = query(1, name);
     wait_until(format!("{server} answers in {cell}"), LIMIT, async || {
         let query = query.clone();
-        in_cell(cell, move || {
+        in_cell_network(cell, move || {
             let socket = UdpSocket::bind("0.0.0.0:0").ok()?;
             socket.connect((server, 53)).ok()?;
             socket.set_read_timeout(Some(Duration::from_secs(6))).ok()?;
@@ -165,14 +164,18 @@ pub(super) async fn asked_by_udp(cell: &str, name: &str, server: &'static str) -
 }
 
 /// Returns options of a daemon that forwards queries of pods to the node's name servers.
-pub(super) fn forwarding() -> KiyotOptions {
+pub(super) fn options_with_forwarding() -> KiyotOptions {
     let mut options = options();
     options.sections = "[backends.milpa.policy]\nnode_resolver = \"forward\"\n".to_owned();
     options
 }
 
 /// Runs a pod with these name servers.
-pub(super) async fn runs(kubelet: &mut Kubelet, spec: &Pod, servers: &[&str]) -> RunningPod {
+pub(super) async fn run_with_servers(
+    kubelet: &mut Kubelet,
+    spec: &Pod,
+    servers: &[&str],
+) -> RunningPod {
     let mut config = kubelet.prepare(spec);
     config.dns_config.as_mut().unwrap().servers =
         servers.iter().map(|server| (*server).to_owned()).collect();
@@ -187,10 +190,11 @@ pub(super) async fn runs(kubelet: &mut Kubelet, spec: &Pod, servers: &[&str]) ->
 }
 
 /// Asserts that a container resolves a name by its resolv.conf.
-pub(super) async fn resolves(kubelet: &mut Kubelet, container: &str) {
+pub(super) async fn assert_resolves(kubelet: &mut Kubelet, container: &str) {
     wait_until("the pod resolves a name", LIMIT, async || {
-        let said = kubelet.exec_sync(container, &["nslookup", "-type=a", "one.test"]).await.ok()?;
-        (said.code == 0 && said.stdout.contains("10.1.2.3")).then_some(())
+        let output =
+            kubelet.exec_sync(container, &["nslookup", "-type=a", "one.test"]).await.ok()?;
+        (output.code == 0 && output.stdout.contains("10.1.2.3")).then_some(())
     })
     .await;
 }
@@ -200,9 +204,10 @@ pub(super) async fn resolves(kubelet: &mut Kubelet, container: &str) {
 async fn pod_resolves_by_name_servers_that_only_the_node_reaches() {
     let server = NameServer::start("127.0.0.53");
     let node = Node::start().await;
-    let mut kiyot = Kiyot::start(&node, forwarding()).await;
+    let mut kiyot = Kiyot::start(&node, options_with_forwarding()).await;
     let mut kubelet = kiyot.kubelet().await;
-    let running = runs(&mut kubelet, &pod("asking", WAIT), &["127.0.0.53", "127.0.0.54"]).await;
+    let running =
+        run_with_servers(&mut kubelet, &pod("asking", WAIT), &["127.0.0.53", "127.0.0.54"]).await;
     let main = running.container("main").id.clone();
     let conf = kubelet.exec_sync(&main, &["cat", "/etc/resolv.conf"]).await.unwrap().stdout;
     assert!(
@@ -210,26 +215,26 @@ async fn pod_resolves_by_name_servers_that_only_the_node_reaches() {
             && conf.contains("ndots:5"),
         "{conf}"
     );
-    resolves(&mut kubelet, &main).await;
+    assert_resolves(&mut kubelet, &main).await;
 
     let cell = kiyot.cells().remove(0);
     // The pod keeps its own port 53 on all its addresses.
-    let own = in_cell(&cell, || {
+    let own_socket = in_cell_network(&cell, || {
         (UdpSocket::bind("0.0.0.0:53").unwrap(), TcpListener::bind("[::]:53").unwrap())
     });
     assert_eq!(
-        asked_by_udp(&cell, "one.test", IN_CELL).await,
+        query_by_udp(&cell, "one.test", CELL_DNS_ADDRESS).await,
         answer(&query(1, "one.test"), false)
     );
-    drop(own);
+    drop(own_socket);
 
     // An answer that exceeds UDP is truncated, and complete by TCP, repeatedly on one connection.
     let many = query(1, "many.test");
-    let cut = asked_by_udp(&cell, "many.test", IN_CELL).await;
+    let cut = query_by_udp(&cell, "many.test", CELL_DNS_ADDRESS).await;
     assert_eq!(cut, answer(&many, false));
-    assert_ne!(cut[2] & 2, 0, "it was cut");
-    let by_tcp = in_cell(&cell, move || {
-        let mut stream = TcpStream::connect((IN_CELL, 53)).unwrap();
+    assert_ne!(cut[2] & 2, 0, "the answer is truncated");
+    let by_tcp = in_cell_network(&cell, move || {
+        let mut stream = TcpStream::connect((CELL_DNS_ADDRESS, 53)).unwrap();
         stream.set_read_timeout(Some(LIMIT)).unwrap();
         [1, 2].map(|id| {
             let query = query(id, "many.test");
@@ -238,20 +243,20 @@ async fn pod_resolves_by_name_servers_that_only_the_node_reaches() {
                     &[&u16::try_from(query.len()).unwrap().to_be_bytes()[..], &query].concat(),
                 )
                 .unwrap();
-            framed(&mut stream).unwrap()
+            read_message(&mut stream).unwrap()
         })
     });
     assert_eq!(by_tcp, [answer(&many, true), answer(&query(2, "many.test"), true)]);
     assert!(by_tcp[0].len() > 4096);
 
     // Nothing listens at the second name server: SERVFAIL makes a resolver ask the next.
-    let failed = asked_by_udp(&cell, "one.test", "169.254.253.54").await;
+    let failed = query_by_udp(&cell, "one.test", "169.254.253.54").await;
     assert_eq!((failed[2] & 0x80, failed[3] & 0xf), (0x80, 2), "{failed:?}");
 
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
     assert!(kiyot.stop().await.success());
     drop((kiyot, server));
-    leaves_nothing(node);
+    assert_nothing_left(node);
 }
 
 /// Verifies N8.
@@ -259,25 +264,25 @@ async fn pod_resolves_by_name_servers_that_only_the_node_reaches() {
 async fn name_servers_are_asked_again_after_the_agent_and_the_daemon_were_killed() {
     let _server = NameServer::start("127.0.0.63");
     let node = Node::start().await;
-    let mut kiyot = Kiyot::start(&node, forwarding()).await;
+    let mut kiyot = Kiyot::start(&node, options_with_forwarding()).await;
     let mut kubelet = kiyot.kubelet().await;
-    let running = runs(&mut kubelet, &pod("persistent", WAIT), &["127.0.0.63"]).await;
+    let running = run_with_servers(&mut kubelet, &pod("persistent", WAIT), &["127.0.0.63"]).await;
     let main = running.container("main").id.clone();
     let cell = kiyot.cells().remove(0);
-    resolves(&mut kubelet, &main).await;
+    assert_resolves(&mut kubelet, &main).await;
     kill9(&processes(&["kiyot-cell agent", &cell]));
-    asked_by_udp(&cell, "one.test", IN_CELL).await;
-    resolves(&mut kubelet, &main).await;
+    query_by_udp(&cell, "one.test", CELL_DNS_ADDRESS).await;
+    assert_resolves(&mut kubelet, &main).await;
     kiyot.kill9();
     kiyot.start_again().await;
     let mut kubelet = kiyot.kubelet().await;
-    asked_by_udp(&cell, "one.test", IN_CELL).await;
-    wait_until("the cell is back for exec", LIMIT, async || {
+    query_by_udp(&cell, "one.test", CELL_DNS_ADDRESS).await;
+    wait_until("the cell takes exec again", LIMIT, async || {
         kubelet.exec_sync(&main, &["true"]).await.ok()
     })
     .await;
-    resolves(&mut kubelet, &main).await;
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    assert_resolves(&mut kubelet, &main).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }
 
 /// Verifies N10.
@@ -285,10 +290,10 @@ async fn name_servers_are_asked_again_after_the_agent_and_the_daemon_were_killed
 async fn pod_that_rewrites_its_network_keeps_its_link_and_its_names() {
     let _server = NameServer::start("127.0.0.73");
     let node = Node::start().await;
-    let kiyot = Kiyot::start(&node, forwarding()).await;
+    let kiyot = Kiyot::start(&node, options_with_forwarding()).await;
     let mut kubelet = kiyot.kubelet().await;
     let spec = Pod::new("rewriting").in_cell();
-    let mut running = runs(&mut kubelet, &spec, &["127.0.0.73"]).await;
+    let mut running = run_with_servers(&mut kubelet, &spec, &["127.0.0.73"]).await;
     let may = |config: &mut kiyot_testkit::cri::ContainerConfig| {
         let context = config.linux.get_or_insert_default().security_context.get_or_insert_default();
         context.capabilities.get_or_insert_default().add_capabilities.push("NET_ADMIN".to_owned());
@@ -302,22 +307,22 @@ async fn pod_that_rewrites_its_network_keeps_its_link_and_its_names() {
     running.containers.insert("main".to_owned(), created);
     let cut = "ip route flush table main; ip addr flush dev eth0 && ip link set eth0 down && \
         ip -o addr show dev eth0";
-    let said = kubelet.exec_sync(&main, &["sh", "-c", cut]).await.unwrap();
-    assert_eq!((said.stdout.as_str(), said.code), ("", 0), "{said:?}");
+    let output = kubelet.exec_sync(&main, &["sh", "-c", cut]).await.unwrap();
+    assert_eq!((output.stdout.as_str(), output.code), ("", 0), "{output:?}");
     assert_eq!(kubelet.exec_sync(&main, &["echo", "here"]).await.unwrap().stdout, "here\n");
 
     // The daemon calls over the link, which is outside the pod's network. The pod's queries work
     // again when the route is back.
-    let back = format!("ip route add {IN_CELL} dev kiyot-dns");
-    let said = kubelet.exec_sync(&main, &["sh", "-c", &back]).await.unwrap();
-    assert_eq!(said.code, 0, "{said:?}");
-    resolves(&mut kubelet, &main).await;
+    let back = format!("ip route add {CELL_DNS_ADDRESS} dev kiyot-dns");
+    let output = kubelet.exec_sync(&main, &["sh", "-c", &back]).await.unwrap();
+    assert_eq!(output.code, 0, "{output:?}");
+    assert_resolves(&mut kubelet, &main).await;
     let cell = kiyot.cells().remove(0);
     kill9(&processes(&["kiyot-cell agent", &cell]));
     wait_until("a new agent is linked", LIMIT, async || {
         kubelet.exec_sync(&main, &["true"]).await.ok()
     })
     .await;
-    resolves(&mut kubelet, &main).await;
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    assert_resolves(&mut kubelet, &main).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }

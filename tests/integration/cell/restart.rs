@@ -4,8 +4,8 @@ use kiyot_testkit::{Kiyot, LIMIT, Node, cri, wait_until};
 
 use super::{
     WAIT,
-    endings::{Ending, said_in_its_cell},
-    ends_without_a_trace, options, pod,
+    endings::{Ending, wait_for_cell_log},
+    options, pod, remove_and_assert_clean,
 };
 
 /// Verifies P5.
@@ -32,19 +32,19 @@ async fn pods_outlive_a_killed_daemon() {
         kubelet.containers().await.unwrap(),
         kubelet.sandbox_status(&running.sandbox).await.unwrap(),
     );
-    assert_eq!(after, before, "all is listed as before");
-    let told = wait_until("the cell is back for exec", LIMIT, async || {
+    assert_eq!(after, before, "lists are unchanged");
+    let result = wait_until("the cell takes exec again", LIMIT, async || {
         kubelet.exec_sync(&main.id, &["echo", "back"]).await.ok()
     })
     .await;
-    assert_eq!(told.stdout, "back\n");
+    assert_eq!(result.stdout, "back\n");
 
     let now = kubelet.log_lines(&main).len();
     kubelet.logged(&main, &format!("line {}", now + 20)).await;
     for (at, line) in kubelet.log_lines(&main).iter().enumerate() {
-        assert_eq!(line.text, format!("line {}", at + 1), "no line is lost or doubled");
+        assert_eq!(line.text, format!("line {}", at + 1), "no line is lost or duplicated");
     }
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }
 
 /// Verifies P5.
@@ -55,15 +55,18 @@ async fn exit_during_the_outage_is_reported_afterwards() {
     let mut kubelet = kiyot.kubelet().await;
     let (begin, ending) = (Ending::new(), Ending::new());
     let running = kubelet
-        .run_pod(&pod("leaver", &format!("{}; echo bye; {}; exit 4", begin.wait(), ending.wait())))
+        .run_pod(&pod(
+            "leaver",
+            &format!("{}; echo bye; {}; exit 4", begin.script(), ending.script()),
+        ))
         .await
         .unwrap();
     let main = running.container("main").clone();
     kiyot.kill9();
-    begin.come().await;
-    said_in_its_cell(&kiyot, &main, "bye").await;
-    ending.come().await;
-    ending.came().await;
+    begin.release().await;
+    wait_for_cell_log(&kiyot, &main, "bye").await;
+    ending.release().await;
+    ending.wait_until_exited().await;
     kiyot.start_again().await;
     let mut kubelet = kiyot.kubelet().await;
     let status = kubelet.exited(&main.id).await;
@@ -72,7 +75,7 @@ async fn exit_during_the_outage_is_reported_afterwards() {
         kubelet.log_lines(&main).iter().map(|line| line.text.as_str()).collect::<Vec<_>>(),
         ["bye"]
     );
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }
 
 /// Verifies P6.
@@ -85,19 +88,21 @@ async fn half_made_pod_is_cleaned_up() {
     let config = kubelet.prepare(&spec);
     let mut caller = kubelet.clone();
     let call = tokio::spawn(async move { caller.run_sandbox(&config, "").await });
-    wait_until("a cell is being made", LIMIT, async || (!kiyot.cells().is_empty()).then_some(()))
-        .await;
+    wait_until("a cell is being launched", LIMIT, async || {
+        (!kiyot.cells().is_empty()).then_some(())
+    })
+    .await;
     kiyot.kill9();
-    let told = call.await.unwrap();
+    let result = call.await.unwrap();
     kiyot.start_again().await;
     let mut kubelet = kiyot.kubelet().await;
     // Either the kubelet received an id before the kill, and the pod is listed, or it received
     // none, and nothing is listed.
     let listed = kubelet.sandboxes().await.unwrap();
-    match told {
+    match result {
         Ok(id) => assert!(listed.iter().any(|sandbox| sandbox.id == id)),
         Err(_) if listed.is_empty() => {
-            wait_until("the half-made cell is gone", LIMIT, async || {
+            wait_until("the incomplete cell has ended", LIMIT, async || {
                 kiyot.cells().is_empty().then_some(())
             })
             .await;
@@ -106,7 +111,7 @@ async fn half_made_pod_is_cleaned_up() {
         Err(_) => assert_eq!(listed.len(), 1),
     }
     let running = kubelet.run_pod(&spec).await.unwrap();
-    assert_eq!(kiyot.cells().len(), 1, "no second cell for a pod");
+    assert_eq!(kiyot.cells().len(), 1, "a pod has a single cell");
     kubelet.stop_and_remove(&running).await.unwrap();
     wait_until("no cell is left", LIMIT, async || kiyot.cells().is_empty().then_some(())).await;
 }
@@ -123,5 +128,5 @@ async fn stopped_daemon_starts_with_its_stopped_pods() {
     let mut kubelet = kiyot.kubelet().await;
     let status = kubelet.container_status(&running.container("main").id).await.unwrap();
     assert_eq!((status.state(), status.exit_code), (cri::ContainerState::ContainerExited, 5));
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }

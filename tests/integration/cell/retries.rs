@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use kiyot_testkit::{Kiyot, LIMIT, Node, cri, wait_until, websocket::Streams};
 
-use super::{WAIT, ends_without_a_trace, options, pod};
+use super::{WAIT, options, pod, remove_and_assert_clean};
 
 /// Verifies X8.
 #[tokio::test]
@@ -17,7 +17,7 @@ async fn abandoned_sandbox_is_adopted_by_the_next_attempt() {
     for _ in 0..3 {
         let (mut caller, config) = (kubelet.clone(), config.clone());
         let call = tokio::spawn(async move { caller.run_sandbox(&config, "").await });
-        wait_until("a cell is being made", LIMIT, async || {
+        wait_until("a cell is being launched", LIMIT, async || {
             (!kiyot.cells().is_empty()).then_some(())
         })
         .await;
@@ -26,9 +26,9 @@ async fn abandoned_sandbox_is_adopted_by_the_next_attempt() {
         assert_eq!(kiyot.cells().len(), 1);
     }
     let running = kubelet.run_pod(&spec).await.unwrap();
-    assert_eq!(kiyot.cells().len(), 1, "no second cell for a pod");
+    assert_eq!(kiyot.cells().len(), 1, "a pod has a single cell");
     assert_eq!(kubelet.sandboxes().await.unwrap().len(), 1);
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }
 
 /// Verifies X8.
@@ -59,7 +59,7 @@ async fn container_is_created_once_for_repeated_requests() {
     }
     let made: Vec<_> = calls.join_all().await.into_iter().filter_map(Result::unwrap).collect();
     let created = kubelet.create_container(&running, &spec.containers[0], 0).await.unwrap();
-    assert!(made.iter().all(|one| one.id == created.id), "one and the same");
+    assert!(made.iter().all(|one| one.id == created.id), "all calls return the same container");
     assert_eq!(kubelet.containers().await.unwrap().len(), 1);
     kubelet.start_container(&created.id).await.unwrap();
     kubelet.start_container(&created.id).await.unwrap();
@@ -70,7 +70,7 @@ async fn container_is_created_once_for_repeated_requests() {
         kubelet.container_status(&created.id).await.unwrap().state(),
         cri::ContainerState::ContainerRunning
     );
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }
 
 /// Verifies X7.
@@ -123,7 +123,7 @@ async fn unread_execs_delay_no_other_stream() {
     read.read_to_end().await;
     assert_eq!(read.text(1), "loud\n");
     drop(unread);
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }
 
 /// Verifies C9, X9.
@@ -163,7 +163,7 @@ async fn node_containerd_killed_under_cells_and_copies_is_survived() {
 
     // Without it the node does not answer, and a list without the node's pods would be wrong; pods
     // in cells still answer.
-    assert!(kubelet.sandboxes().await.is_err(), "a list is whole or it is an error");
+    assert!(kubelet.sandboxes().await.is_err(), "a list is complete or an error");
     assert_eq!(kubelet.exec_sync(&main, &["echo", "here"]).await.unwrap().stdout, "here\n");
     assert_eq!(
         kubelet.container_status(&main).await.unwrap().state(),
@@ -175,7 +175,7 @@ async fn node_containerd_killed_under_cells_and_copies_is_survived() {
     assert_eq!(
         kiyot.log().matches("container runtime unavailable").count(),
         1,
-        "an outage is told once"
+        "an outage is logged once"
     );
     let first = copying.await.unwrap();
     node.start_containerd().await;
@@ -191,12 +191,12 @@ async fn node_containerd_killed_under_cells_and_copies_is_survived() {
     kubelet.start_container(&created.id).await.unwrap();
     second.containers.insert("main".to_owned(), created);
     assert_eq!(
-        wait_until("lists are whole again", LIMIT, async || kubelet.sandboxes().await.ok())
+        wait_until("lists are complete again", LIMIT, async || kubelet.sandboxes().await.ok())
             .await
             .len(),
         2
     );
     assert_eq!(kiyot.log().matches("container runtime available again").count(), 1);
     kubelet.stop_and_remove(&second).await.unwrap();
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }

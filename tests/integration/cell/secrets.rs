@@ -9,7 +9,7 @@ use std::{
 
 use kiyot_testkit::{Container, Kiyot, LIMIT, Node, Pod, command, wait_until};
 
-use super::{WAIT, ends_without_a_trace, faults::processes, is_back, options, pod};
+use super::{WAIT, faults::processes, options, pod, remove_and_assert_clean, wait_until_connected};
 
 /// Returns the files beneath a directory that contain these bytes.
 fn files_with(dir: &Path, bytes: &[u8]) -> Vec<PathBuf> {
@@ -53,12 +53,12 @@ async fn environment_of_a_pod_is_in_no_file_on_disk() {
     let cell = kiyot.cells().remove(0);
     let containerd = || processes(&["containerd", "containerd.toml", &cell]);
     super::faults::kill9(&containerd());
-    wait_until("exec works again", LIMIT, async || {
-        kubelet.exec_sync(&main, &["true"]).await.ok().filter(|told| told.code == 0)
+    wait_until("exec succeeds again", LIMIT, async || {
+        kubelet.exec_sync(&main, &["true"]).await.ok().filter(|output| output.code == 0)
     })
     .await;
     assert_eq!(files_with(&kiyot.state(), value.as_bytes()), Vec::<PathBuf>::new());
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }
 
 /// Returns the soft and the hard core dump limit of a process.
@@ -94,8 +94,9 @@ async fn processes_with_secrets_are_not_dumped_and_containers_may_be() {
     kiyot.start_again().await;
     let mut kubelet = kiyot.kubelet().await;
     let main = running.container("main");
-    is_back(&mut kubelet, main).await;
-    let told = kubelet.exec_sync(&main.id, &["sh", "-c", "ulimit -Sc; ulimit -Hc"]).await.unwrap();
-    assert_eq!(told.stdout, format!("{hard}\n{hard}\n"));
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    wait_until_connected(&mut kubelet, main).await;
+    let output =
+        kubelet.exec_sync(&main.id, &["sh", "-c", "ulimit -Sc; ulimit -Hc"]).await.unwrap();
+    assert_eq!(output.stdout, format!("{hard}\n{hard}\n"));
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }

@@ -11,24 +11,24 @@ use tokio::{
 };
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::{WAIT, ends_without_a_trace, options};
+use super::{WAIT, options, remove_and_assert_clean};
 
 /// Latency of each byte.
-const WAY: Duration = Duration::from_millis(100);
+const LATENCY: Duration = Duration::from_millis(100);
 /// Bytes that are sent at once, at [`PART_TIME`] each: 512 KiB a second for both directions and all
 /// connections together.
-const PART: usize = 16 * 1024;
-const TAKES: Duration = Duration::from_millis(31);
+const PART_BYTES: usize = 16 * 1024;
+const PART_TIME: Duration = Duration::from_millis(31);
 /// Maximum number of parts in flight.
-const ON_THE_WAY: usize = 16;
+const MAX_PARTS_IN_FLIGHT: usize = 16;
 
 /// Slow proxy in the place of the gateway's socket.
-struct Wire {
+struct SlowLink {
     carried: Arc<std::sync::atomic::AtomicUsize>,
     _end: DropGuard,
 }
 
-impl Wire {
+impl SlowLink {
     fn between(state: &Path) -> Self {
         let (near, far) = (state.join("gateway.sock"), state.join("far.sock"));
         std::fs::rename(&near, &far).unwrap();
@@ -43,7 +43,7 @@ impl Wire {
                 let ((from_one, to_one), (from_other, to_other)) =
                     (one.into_split(), other.into_split());
                 for (from, to) in [(from_one, to_other), (from_other, to_one)] {
-                    tokio::spawn(all.clone().run_until_cancelled_owned(carry(
+                    tokio::spawn(all.clone().run_until_cancelled_owned(copy_slowly(
                         from,
                         to,
                         narrow.clone(),
@@ -56,21 +56,21 @@ impl Wire {
     }
 }
 
-async fn carry(
+async fn copy_slowly(
     mut from: tokio::net::unix::OwnedReadHalf,
     mut to: tokio::net::unix::OwnedWriteHalf,
     narrow: Arc<Mutex<()>>,
     carried: Arc<std::sync::atomic::AtomicUsize>,
 ) {
-    let (sender, mut parts) = mpsc::channel::<(Instant, Vec<u8>)>(ON_THE_WAY);
+    let (sender, mut parts) = mpsc::channel::<(Instant, Vec<u8>)>(MAX_PARTS_IN_FLIGHT);
     let read = async move {
-        let mut part = vec![0; PART];
+        let mut part = vec![0; PART_BYTES];
         while let Ok(length @ 1..) = from.read(&mut part).await {
             // In the order of arrival, so that no connection starves.
             let _turn = narrow.lock().await;
-            sleep(TAKES.mul_f64(length as f64 / PART as f64)).await;
+            sleep(PART_TIME.mul_f64(length as f64 / PART_BYTES as f64)).await;
             carried.fetch_add(length, std::sync::atomic::Ordering::Relaxed);
-            if sender.send((Instant::now() + WAY, part[..length].to_vec())).await.is_err() {
+            if sender.send((Instant::now() + LATENCY, part[..length].to_vec())).await.is_err() {
                 return;
             }
         }
@@ -92,7 +92,7 @@ async fn carry(
 async fn pod_behind_a_slow_link_works() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
-    let wire = Wire::between(&kiyot.state());
+    let link = SlowLink::between(&kiyot.state());
     let mut kubelet = kiyot.kubelet().await;
     let large = "x".repeat(512 * 1024);
     let spec = Pod::new("far-away")
@@ -123,7 +123,7 @@ async fn pod_behind_a_slow_link_works() {
     assert_eq!(
         (lines[0].text.as_str(), lines.len()),
         ("524288", 4001),
-        "the volume was whole, and so is the log"
+        "volume and log are complete"
     );
     assert!(
         lines[1..]
@@ -142,12 +142,12 @@ async fn pod_behind_a_slow_link_works() {
             .then_some(())
     })
     .await;
-    wait_until("its usage is told", LIMIT, async || {
+    wait_until("its usage is reported", LIMIT, async || {
         let request = kiyot_testkit::cri::ContainerStatsRequest { container_id: main.id.clone() };
         kubelet.runtime.container_stats(request).await.ok()?.into_inner().stats?.memory
     })
     .await;
     // All bytes took the slow link, and not the gateway's own socket.
-    assert!(wire.carried.load(std::sync::atomic::Ordering::Relaxed) > 2 * 512 * 1024);
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    assert!(link.carried.load(std::sync::atomic::Ordering::Relaxed) > 2 * 512 * 1024);
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }

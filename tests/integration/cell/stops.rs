@@ -6,14 +6,14 @@ use kiyot_testkit::{Kiyot, LIMIT, Leftovers, Node, cri, wait_until};
 use tonic::Code;
 
 use super::{
-    WAIT, ends_without_a_trace,
+    WAIT,
     faults::{kill9, processes},
-    is_ready, options, pod,
+    is_ready, options, pod, remove_and_assert_clean,
 };
 
 /// Stops processes with SIGSTOP, as a debugger does.
 pub(super) fn freeze(pids: &[String]) {
-    assert!(!pids.is_empty(), "there is something to freeze");
+    assert!(!pids.is_empty(), "no process to freeze");
     for pid in pids {
         let _ = std::process::Command::new("kill").args(["-STOP", pid]).status();
     }
@@ -27,20 +27,21 @@ pub(super) fn thaw(pids: &[String]) {
 }
 
 /// Returns all processes of a cell, including those in its namespaces whatever their command lines.
-pub(super) fn all_of(cell: &str) -> Vec<String> {
+pub(super) fn processes_of(cell: &str) -> Vec<String> {
     let network = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/net")).ok();
     let agent = processes(&["kiyot-cell agent", cell]).remove(0);
-    let own = network(&agent);
+    let cell_network = network(&agent);
     let entries = fs::read_dir("/proc")
         .unwrap()
         .flatten()
         .filter_map(|entry| entry.file_name().into_string().ok());
-    let inside = entries
-        .filter(|name| name.bytes().all(|byte| byte.is_ascii_digit()) && network(name) == own);
+    let inside = entries.filter(|name| {
+        name.bytes().all(|byte| byte.is_ascii_digit()) && network(name) == cell_network
+    });
     inside.chain(processes(&["kiyot-cell launch", cell])).collect()
 }
 
-fn nothing_left_of(cell: &str, uid: &str) {
+fn assert_nothing_left_of(cell: &str, uid: &str) {
     let left = Leftovers::of_host().about(&[cell.to_owned(), uid.to_owned()]);
     assert!(left.is_empty(), "left:\n{left}");
 }
@@ -53,7 +54,7 @@ async fn frozen_cell_is_ended_before_its_pod_reads_stopped() {
     let mut kubelet = kiyot.kubelet().await;
     let running = kubelet.run_pod(&pod("frozen", WAIT)).await.unwrap();
     let cell = kiyot.cells().remove(0);
-    freeze(&all_of(&cell));
+    freeze(&processes_of(&cell));
     kubelet
         .runtime
         .stop_pod_sandbox(cri::StopPodSandboxRequest { pod_sandbox_id: running.sandbox.clone() })
@@ -64,8 +65,8 @@ async fn frozen_cell_is_ended_before_its_pod_reads_stopped() {
     assert!(!is_ready(&mut kubelet, &running.sandbox).await);
     let status = kubelet.container_status(&running.container("main").id).await.unwrap();
     assert_eq!((status.state(), status.exit_code), (cri::ContainerState::ContainerExited, 137));
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
-    nothing_left_of(&cell, &running.spec.uid);
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
+    assert_nothing_left_of(&cell, &running.spec.uid);
 }
 
 /// Verifies X3.
@@ -87,8 +88,8 @@ async fn cell_in_a_frozen_cgroup_is_ended() {
         .await
         .unwrap();
     assert_eq!(processes(&[&cell]), Vec::<String>::new());
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
-    nothing_left_of(&cell, &running.spec.uid);
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
+    assert_nothing_left_of(&cell, &running.spec.uid);
 }
 
 /// Verifies X3, Y24.
@@ -117,8 +118,8 @@ async fn container_of_a_silent_agent_reads_running_until_its_pod_is_stopped() {
         kubelet.container_status(&main).await.unwrap().state(),
         cri::ContainerState::ContainerExited
     );
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
-    nothing_left_of(&cell, &running.spec.uid);
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
+    assert_nothing_left_of(&cell, &running.spec.uid);
 }
 
 /// Verifies X3.
@@ -144,7 +145,7 @@ async fn stop_of_a_container_whose_cell_dies_waits_for_the_confirmed_end() {
     let (answer, state) = stopping.await.unwrap();
     assert!(
         answer.is_err() || state == cri::ContainerState::ContainerExited,
-        "OK, and the container is {state:?}"
+        "the stop succeeded, and the container is {state:?}"
     );
     // The kubelet retries.
     wait_until("the container reads stopped", LIMIT, async || {
@@ -155,8 +156,8 @@ async fn stop_of_a_container_whose_cell_dies_waits_for_the_confirmed_end() {
         kubelet.container_status(&main.id).await.unwrap().state(),
         cri::ContainerState::ContainerExited
     );
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
-    nothing_left_of(&cell, &running.spec.uid);
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
+    assert_nothing_left_of(&cell, &running.spec.uid);
 }
 
 /// Slices are named by a kubelet with the cgroup driver `systemd`.
@@ -188,8 +189,8 @@ async fn containers_of_a_cell_are_in_the_slice_of_their_pod() {
     let of_containers = found.iter().filter(|group| group.contains(&format!("{slice}/"))).count();
     assert!(of_containers > 0 && !found.iter().any(|group| group.contains(".slice:")), "{found:?}");
     let cell = kiyot.cells().remove(0);
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
-    nothing_left_of(&cell, &running.spec.uid);
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
+    assert_nothing_left_of(&cell, &running.spec.uid);
     // The kubelet removes the slice itself.
     let left = groups(node.leftovers());
     assert!(!left.iter().any(|group| group.contains(&format!("{slice}/"))), "{left:?}");
@@ -217,10 +218,10 @@ async fn lost_cell_leaves_no_cgroup_wherever_its_containers_were() {
             .filter(|line| line.contains("control group") && line.contains("deeper/"))
             .count()
     };
-    assert!(groups(node.leftovers()) > 0, "its containers are there");
+    assert!(groups(node.leftovers()) > 0, "its containers have cgroups");
     kill9(&processes(&["kiyot-cell launch", &cell]));
     kubelet.exited(&created.id).await;
     assert_eq!(groups(node.leftovers()), 0, "{}", node.leftovers());
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
-    nothing_left_of(&cell, &running.spec.uid);
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
+    assert_nothing_left_of(&cell, &running.spec.uid);
 }

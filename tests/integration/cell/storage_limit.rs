@@ -4,11 +4,11 @@ use kiyot_testkit::{
     Container, Kiyot, KiyotOptions, Kubelet, LIMIT, Node, Pod, Source, cri, wait_until,
 };
 
-use super::{WAIT, ends_without_a_trace, leaves_nothing, options};
+use super::{WAIT, assert_nothing_left, options, remove_and_assert_clean};
 
 const LIMIT_BYTES: u64 = 32 << 20;
 
-fn limited() -> KiyotOptions {
+fn options_with_limit() -> KiyotOptions {
     KiyotOptions { milpa: "ephemeral_storage_limit = \"32Mi\"".to_owned(), ..options() }
 }
 
@@ -20,7 +20,7 @@ fn with_scratch(name: &str, script: &str) -> Pod {
 }
 
 /// Returns the bytes that the pod uses, as reported by its cell.
-async fn used(kubelet: &mut Kubelet, sandbox: &str) -> u64 {
+async fn usage_bytes(kubelet: &mut Kubelet, sandbox: &str) -> u64 {
     let request =
         cri::PodSandboxStatusRequest { pod_sandbox_id: sandbox.to_owned(), verbose: true };
     let status = kubelet.runtime.pod_sandbox_status(request).await.unwrap().into_inner();
@@ -32,7 +32,7 @@ async fn used(kubelet: &mut Kubelet, sandbox: &str) -> u64 {
 #[tokio::test]
 async fn pod_over_its_limit_is_evicted_and_others_run_on() {
     let node = Node::start().await;
-    let mut kiyot = Kiyot::start(&node, limited()).await;
+    let mut kiyot = Kiyot::start(&node, options_with_limit()).await;
     let mut kubelet = kiyot.kubelet().await;
     let sparse = "dd if=/dev/zero of=/scratch/sparse bs=1 count=0 seek=1099511627776";
     let modest = format!("{sparse}; dd if=/dev/zero of=/scratch/file bs=1M count=8; {WAIT}");
@@ -49,7 +49,7 @@ async fn pod_over_its_limit_is_evicted_and_others_run_on() {
         kubelet.stop_and_remove(&greedy).await.unwrap();
     }
     let measured = wait_until("the other pod is measured", LIMIT, async || {
-        Some(used(&mut kubelet, &modest.sandbox).await).filter(|bytes| *bytes >= 8 << 20)
+        Some(usage_bytes(&mut kubelet, &modest.sandbox).await).filter(|bytes| *bytes >= 8 << 20)
     })
     .await;
     assert!(measured < LIMIT_BYTES, "{measured} bytes");
@@ -60,12 +60,12 @@ async fn pod_over_its_limit_is_evicted_and_others_run_on() {
     kiyot.start_again().await;
     let mut kubelet = kiyot.kubelet().await;
     let main = modest.container("main");
-    super::is_back(&mut kubelet, main).await;
+    super::wait_until_connected(&mut kubelet, main).await;
     let more = ["dd", "if=/dev/zero", "of=/scratch/more", "bs=1M", "count=48"];
     // The pod may be ended before the response.
     let _ = kubelet.exec_sync(&main.id, &more).await;
     assert_eq!(kubelet.exited(&main.id).await.reason, "Evicted");
-    ends_without_a_trace(&mut kubelet, &kiyot, &modest).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &modest).await;
     drop(kiyot);
-    leaves_nothing(node);
+    assert_nothing_left(node);
 }

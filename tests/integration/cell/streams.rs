@@ -2,7 +2,7 @@
 
 use kiyot_testkit::{Container, Kiyot, Kubelet, Node, Pod, cri, websocket::Streams};
 
-use super::{WAIT, endings::Ending, ends_without_a_trace, options, pod};
+use super::{WAIT, endings::Ending, options, pod, remove_and_assert_clean};
 
 async fn exec(kubelet: &mut Kubelet, container: &str, command: &[&str], tty: bool) -> String {
     let cmd = command.iter().map(|word| (*word).to_owned()).collect();
@@ -51,9 +51,9 @@ async fn exec_carries_input_output_and_the_exit_code() {
             b"until [ \"$(stty size)\" = '45 123' ]; do sleep 0.1; done; echo re''sized; exit\n",
         )
         .await;
-    let told = streams.read_until(1, "resized").await;
-    assert!(told.contains("resized"), "{told}");
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    let output = streams.read_until(1, "resized").await;
+    assert!(output.contains("resized"), "{output}");
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }
 
 /// Verifies D5.
@@ -71,7 +71,7 @@ async fn attach_shows_what_a_container_writes() {
     let mut streams = Streams::open(&url).await.unwrap();
     assert!(streams.read_until(1, "tick").await.contains("tick"));
     drop(streams);
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }
 
 /// Verifies D42.
@@ -87,7 +87,7 @@ async fn attach_has_the_terminal_of_a_container_with_its_input_and_its_size() {
         "until [ -e /tmp/attached ]; do echo here; sleep 0.1; done; \
          until [ \"$(stty size)\" = '45 123' ]; do sleep 0.1; done; echo re''sized; read word; \
          echo got $word; {}; exit 4",
-        ending.wait()
+        ending.script()
     );
     let mut main = Container::script("main", &script);
     (main.tty, main.stdin) = (true, true);
@@ -105,16 +105,16 @@ async fn attach_has_the_terminal_of_a_container_with_its_input_and_its_size() {
     assert!(streams.read_until(1, "here").await.contains("here"));
     assert_eq!(kubelet.exec_sync(&main.id, &["touch", "/tmp/attached"]).await.unwrap().code, 0);
     streams.send(4, br#"{"Width":123,"Height":45}"#).await;
-    let told = streams.read_until(1, "resized").await;
-    assert!(told.contains("resized"), "{told}");
+    let output = streams.read_until(1, "resized").await;
+    assert!(output.contains("resized"), "{output}");
     streams.send(0, b"sesame\n").await;
-    let told = streams.read_until(1, "got sesame").await;
-    assert!(told.contains("got sesame"), "{told}");
+    let output = streams.read_until(1, "got sesame").await;
+    assert!(output.contains("got sesame"), "{output}");
     kubelet.logged(&main, "got sesame").await;
-    ending.come().await;
+    ending.release().await;
     assert_eq!(kubelet.exited(&main.id).await.exit_code, 4);
     drop(streams);
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }
 
 /// Verifies D5.
@@ -139,5 +139,5 @@ async fn port_is_forwarded_into_the_cell() {
     let page = streams.read_until(0, "forwarded").await;
     assert!(page.contains("200 OK") && page.contains("forwarded"), "{page}");
     drop(streams);
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }

@@ -6,11 +6,11 @@ use kiyot_testkit::{
     Container, Kiyot, Kubelet, LIMIT, Node, Pod, RunningPod, Source, cri, wait_until,
 };
 
-use super::{WAIT, ends_without_a_trace, options};
+use super::{WAIT, options, remove_and_assert_clean};
 
 /// Binds a subpath of a volume as the kubelet does (pkg/volume/util/subpath). Returns the mount
 /// that the kubelet sends.
-fn bound(pod: &Path, source: &Path, at: &str, container_path: &str) -> cri::Mount {
+fn bind_subpath(pod: &Path, source: &Path, at: &str, container_path: &str) -> cri::Mount {
     let target = pod.join("volume-subpaths").join(at);
     fs::create_dir_all(target.parent().unwrap()).unwrap();
     if source.is_dir() {
@@ -30,13 +30,17 @@ fn unbind(mounts: &[cri::Mount]) {
     }
 }
 
-async fn sandbox_of(kubelet: &mut Kubelet, spec: &Pod) -> RunningPod {
+async fn run_sandbox(kubelet: &mut Kubelet, spec: &Pod) -> RunningPod {
     let config = kubelet.prepare(spec);
     let sandbox = kubelet.run_sandbox(&config, "").await.unwrap();
     kubelet.running(spec, config, sandbox)
 }
 
-async fn begins(kubelet: &mut Kubelet, running: &mut RunningPod, container: &Container) -> String {
+async fn start_container(
+    kubelet: &mut Kubelet,
+    running: &mut RunningPod,
+    container: &Container,
+) -> String {
     let made = kubelet.create_container(running, container, 0).await.unwrap();
     kubelet.start_container(&made.id).await.unwrap();
     let id = made.id.clone();
@@ -44,7 +48,7 @@ async fn begins(kubelet: &mut Kubelet, running: &mut RunningPod, container: &Con
     id
 }
 
-async fn said(kubelet: &mut Kubelet, container: &str, script: &str) -> String {
+async fn script_stdout(kubelet: &mut Kubelet, container: &str, script: &str) -> String {
     kubelet.exec_sync(container, &["sh", "-c", script]).await.unwrap().stdout
 }
 
@@ -61,25 +65,30 @@ async fn subpath_of_a_config_map_or_secret_is_constant() {
             Source::ConfigMap(Source::files(&[("colour", "blue"), ("sub/deep", "deep")])),
         )
         .volume("key", Source::Secret(Source::files(&[("key", "hush")])));
-    let mut running = sandbox_of(&mut kubelet, &spec).await;
+    let mut running = run_sandbox(&mut kubelet, &spec).await;
     let pod = kubelet.pod_directory(&spec.uid);
     let settings = pod.join("volumes/kubernetes.io~configmap/settings");
     let mounts = vec![
-        bound(&pod, &settings.join("colour"), "settings/main/0", "/etc/colour"),
-        bound(&pod, &settings.join("sub"), "settings/main/1", "/etc/sub"),
-        bound(&pod, &pod.join("volumes/kubernetes.io~secret/key/key"), "key/main/2", "/etc/key"),
+        bind_subpath(&pod, &settings.join("colour"), "settings/main/0", "/etc/colour"),
+        bind_subpath(&pod, &settings.join("sub"), "settings/main/1", "/etc/sub"),
+        bind_subpath(
+            &pod,
+            &pod.join("volumes/kubernetes.io~secret/key/key"),
+            "key/main/2",
+            "/etc/key",
+        ),
     ];
     let mut main = Container::script("main", WAIT).mount("settings", "/settings");
     main.more_mounts.clone_from(&mounts);
-    let id = begins(&mut kubelet, &mut running, &main).await;
+    let id = start_container(&mut kubelet, &mut running, &main).await;
     assert_eq!(
-        said(&mut kubelet, &id, "cat /etc/colour /etc/sub/deep /etc/key").await,
+        script_stdout(&mut kubelet, &id, "cat /etc/colour /etc/sub/deep /etc/key").await,
         "bluedeephush"
     );
     assert_eq!(
-        said(&mut kubelet, &id, "grep -c '/etc/key tmpfs ' /proc/mounts").await,
+        script_stdout(&mut kubelet, &id, "grep -c '/etc/key tmpfs ' /proc/mounts").await,
         "1\n",
-        "a part of a secret is in memory too"
+        "a subpath of a secret is in memory"
     );
     kubelet.update_volume(
         &spec,
@@ -87,12 +96,12 @@ async fn subpath_of_a_config_map_or_secret_is_constant() {
         &Source::files(&[("colour", "red"), ("sub/deep", "deeper")]),
     );
     wait_until("the whole volume is updated", LIMIT, async || {
-        (said(&mut kubelet, &id, "cat /settings/colour").await == "red").then_some(())
+        (script_stdout(&mut kubelet, &id, "cat /settings/colour").await == "red").then_some(())
     })
     .await;
-    assert_eq!(said(&mut kubelet, &id, "cat /etc/colour /etc/sub/deep").await, "bluedeep");
+    assert_eq!(script_stdout(&mut kubelet, &id, "cat /etc/colour /etc/sub/deep").await, "bluedeep");
     unbind(&mounts);
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }
 
 /// Verifies D8.
@@ -105,7 +114,7 @@ async fn subpath_of_an_empty_dir_is_live_and_shared() {
         .in_cell()
         .volume("scratch", Source::EmptyDir { memory: false })
         .volume("fast", Source::EmptyDir { memory: true });
-    let mut running = sandbox_of(&mut kubelet, &spec).await;
+    let mut running = run_sandbox(&mut kubelet, &spec).await;
     // Files of an init container are in the cell, and absent on the node.
     let first = Container::script(
         "init",
@@ -114,7 +123,7 @@ async fn subpath_of_an_empty_dir_is_live_and_shared() {
     )
     .mount("scratch", "/scratch")
     .mount("fast", "/fast");
-    let init = begins(&mut kubelet, &mut running, &first).await;
+    let init = start_container(&mut kubelet, &mut running, &first).await;
     assert_eq!(kubelet.exited(&init).await.exit_code, 0);
 
     // The kubelet finds none of these paths on the node, and creates directories.
@@ -129,30 +138,35 @@ async fn subpath_of_an_empty_dir_is_live_and_shared() {
         fs::create_dir_all(placeholder).unwrap();
     }
     let mut mounts = vec![
-        bound(&pod, &scratch.join("config"), "scratch/one/0", "/etc/config"),
-        bound(&pod, &scratch.join("data"), "scratch/one/1", "/data"),
-        bound(&pod, &scratch.join("new/er"), "scratch/one/2", "/new"),
-        bound(&pod, &fast.join("file"), "fast/one/3", "/etc/file"),
+        bind_subpath(&pod, &scratch.join("config"), "scratch/one/0", "/etc/config"),
+        bind_subpath(&pod, &scratch.join("data"), "scratch/one/1", "/data"),
+        bind_subpath(&pod, &scratch.join("new/er"), "scratch/one/2", "/new"),
+        bind_subpath(&pod, &fast.join("file"), "fast/one/3", "/etc/file"),
     ];
     let mut one = Container::script("one", WAIT);
     one.more_mounts.clone_from(&mounts);
-    let one = begins(&mut kubelet, &mut running, &one).await;
+    let one = start_container(&mut kubelet, &mut running, &one).await;
     let mut other = Container::script("other", WAIT).mount("scratch", "/scratch");
-    other.more_mounts.push(bound(&pod, &scratch.join("data"), "scratch/other/1", "/data"));
+    other.more_mounts.push(bind_subpath(&pod, &scratch.join("data"), "scratch/other/1", "/data"));
     mounts.extend(other.more_mounts.clone());
-    let other = begins(&mut kubelet, &mut running, &other).await;
+    let other = start_container(&mut kubelet, &mut running, &other).await;
 
     assert_eq!(
-        said(&mut kubelet, &one, "cat /etc/config /data/one /etc/file; ls /new").await,
+        script_stdout(&mut kubelet, &one, "cat /etc/config /data/one /etc/file; ls /new").await,
         "made\none\nf\n"
     );
-    said(&mut kubelet, &one, "echo two > /data/two; echo three > /new/three").await;
+    script_stdout(&mut kubelet, &one, "echo two > /data/two; echo three > /new/three").await;
     assert_eq!(
-        said(&mut kubelet, &other, "cat /data/two /scratch/data/two /scratch/new/er/three").await,
+        script_stdout(
+            &mut kubelet,
+            &other,
+            "cat /data/two /scratch/data/two /scratch/new/er/three"
+        )
+        .await,
         "two\ntwo\nthree\n"
     );
-    said(&mut kubelet, &other, "echo changed > /scratch/config").await;
-    assert_eq!(said(&mut kubelet, &one, "cat /etc/config").await, "changed\n");
+    script_stdout(&mut kubelet, &other, "echo changed > /scratch/config").await;
+    assert_eq!(script_stdout(&mut kubelet, &one, "cat /etc/config").await, "changed\n");
     unbind(&mounts);
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }

@@ -11,8 +11,8 @@ use kiyot_testkit::{Container, Kiyot, LIMIT, Node, Pod, cri, wait_until};
 
 use super::{
     WAIT, address,
-    endings::{Ending, said_in_its_cell},
-    ends_without_a_trace, options, pod,
+    endings::{Ending, wait_for_cell_log},
+    options, pod, remove_and_assert_clean,
 };
 
 /// Returns a web server that responds with its name.
@@ -42,16 +42,19 @@ async fn containers_share_network_and_ipc_and_nothing_else() {
     kubelet.start_container(&debugger.id).await.unwrap();
 
     for other in [&second, &debugger.id] {
-        wait_until("the first is reached by the loopback", LIMIT, async || {
-            let said = kubelet
+        wait_until("the first container answers on the loopback", LIMIT, async || {
+            let output = kubelet
                 .exec_sync(other, &["wget", "-q", "-O", "-", "http://127.0.0.1:8080/"])
                 .await
                 .unwrap();
-            (said.stdout == "first\n").then_some(())
+            (output.stdout == "first\n").then_some(())
         })
         .await;
         let listed = kubelet.exec_sync(other, &["ps", "-o", "args"]).await.unwrap().stdout;
-        assert!(!listed.contains("httpd"), "the processes of the first are its own:\n{listed}");
+        assert!(
+            !listed.contains("httpd"),
+            "the first container's processes are not visible:\n{listed}"
+        );
     }
     kubelet
         .exec_sync(&first, &["sh", "-c", "echo shared > /dev/shm/memory; echo own > /tmp/disk"])
@@ -72,7 +75,7 @@ async fn containers_share_network_and_ipc_and_nothing_else() {
             "/proc/self/ns/pid",
             "/proc/self/ns/mnt",
         ];
-        let said = kubelet
+        let output = kubelet
             .exec_sync(
                 container,
                 &[
@@ -83,14 +86,14 @@ async fn containers_share_network_and_ipc_and_nothing_else() {
             )
             .await
             .unwrap();
-        namespaces.push(said.stdout.lines().map(str::to_owned).collect::<Vec<_>>());
+        namespaces.push(output.stdout.lines().map(str::to_owned).collect::<Vec<_>>());
     }
     let same: Vec<_> =
         namespaces[0].iter().zip(&namespaces[1]).map(|(one, other)| one == other).collect();
     assert_eq!(same[..2], [true, true], "network and IPC: {namespaces:?}");
     assert_eq!(same[3..], [false, false], "processes and mounts: {namespaces:?}");
     running.containers.insert("debugger".to_owned(), debugger);
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }
 
 /// Verifies U11.
@@ -123,12 +126,12 @@ async fn restartable_init_container_is_restarted_beside_the_others() {
     assert_eq!(kubelet.exited(&sidecar).await.exit_code, 137);
     let again = kubelet.create_container(&running, &server("sidecar", 8080), 1).await.unwrap();
     kubelet.start_container(&again.id).await.unwrap();
-    wait_until("the new one serves", LIMIT, async || {
-        let said = kubelet
+    wait_until("the new attempt serves", LIMIT, async || {
+        let output = kubelet
             .exec_sync(&app, &["wget", "-q", "-O", "-", "http://127.0.0.1:8080/"])
             .await
             .unwrap();
-        (said.stdout == "sidecar\n").then_some(())
+        (output.stdout == "sidecar\n").then_some(())
     })
     .await;
     let status = kubelet.container_status(&app).await.unwrap();
@@ -145,7 +148,7 @@ async fn restartable_init_container_is_restarted_beside_the_others() {
         ("1", 1)
     );
     running.containers.insert("sidecar again".to_owned(), again);
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }
 
 /// Verifies U12.
@@ -158,7 +161,7 @@ async fn probes_and_hooks_reach_a_container() {
     let script = format!(
         "trap 'cat /tmp/hooks; {}; exit 0' TERM; mkdir -p /www; echo alive > /www/healthz; \
         httpd -p 8080 -h /www; while :; do sleep 0.1; done",
-        ending.wait()
+        ending.script()
     );
     let running = kubelet.run_pod(&pod("probed", &script)).await.unwrap();
     let main = running.container("main").clone();
@@ -174,9 +177,10 @@ async fn probes_and_hooks_reach_a_container() {
         7
     );
     // TCP and HTTP probes, from the node to the pod's address.
-    let at = format!("{}:8080", address(&mut kubelet, &running.sandbox).await);
+    let address_and_port = format!("{}:8080", address(&mut kubelet, &running.sandbox).await);
     let mut stream =
-        wait_until("the port is open", LIMIT, async || TcpStream::connect(&at).ok()).await;
+        wait_until("the port is open", LIMIT, async || TcpStream::connect(&address_and_port).ok())
+            .await;
     stream.set_read_timeout(Some(LIMIT)).unwrap();
     stream.write_all(b"GET /healthz HTTP/1.0\r\n\r\n").unwrap();
     let mut page = String::new();
@@ -186,7 +190,7 @@ async fn probes_and_hooks_reach_a_container() {
         "{page}"
     );
     // A port without a listener is refused at once, instead of timing out.
-    let closed = at.replace(":8080", ":8081");
+    let closed = address_and_port.replace(":8080", ":8081");
     assert_eq!(
         TcpStream::connect(closed).unwrap_err().kind(),
         std::io::ErrorKind::ConnectionRefused
@@ -197,8 +201,8 @@ async fn probes_and_hooks_reach_a_container() {
         0
     );
     let ends = async {
-        said_in_its_cell(&kiyot, &main, "ending").await;
-        ending.come().await;
+        wait_for_cell_log(&kiyot, &main, "ending").await;
+        ending.release().await;
     };
     let (stopped, ()) = tokio::join!(
         kubelet.stop_container(&main.id, i64::try_from(LIMIT.as_secs()).unwrap()),
@@ -210,11 +214,11 @@ async fn probes_and_hooks_reach_a_container() {
     let lines: Vec<_> = kubelet.log_lines(&main).into_iter().map(|line| line.text).collect();
     assert_eq!(lines, ["begun", "ending"]);
     assert_ne!(
-        kubelet.exec_sync(&main.id, &["true"]).await.map_or(1, |said| said.code),
+        kubelet.exec_sync(&main.id, &["true"]).await.map_or(1, |output| output.code),
         0,
-        "what has exited runs nothing"
+        "exec in an exited container fails"
     );
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }
 
 /// Verifies U13.
@@ -238,15 +242,15 @@ async fn pod_resolves_its_name_by_the_kubelets_hosts_file() {
     let mut running = kubelet.running(&spec, config, sandbox);
     let created = kubelet.create_container(&running, &spec.containers[0], 0).await.unwrap();
     kubelet.start_container(&created.id).await.unwrap();
-    let said = kubelet
+    let output = kubelet
         .exec_sync(&created.id, &["sh", "-c", "hostname; hostname -f; hostname -i; cat /etc/hosts"])
         .await
         .unwrap();
     assert_eq!(
-        said.stdout,
+        output.stdout,
         format!("web-0\nweb-0.web.default.svc.cluster.local\n{ip}\n{hosts}"),
-        "{said:?}"
+        "{output:?}"
     );
     running.containers.insert("main".to_owned(), created);
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }

@@ -4,7 +4,7 @@ use std::fs;
 
 use kiyot_testkit::{Container, Kiyot, LIMIT, Node, Pod, Source, wait_until};
 
-use super::{WAIT, disks::Disk, ends_without_a_trace, leaves_nothing, options, pod};
+use super::{WAIT, assert_nothing_left, disks::Disk, options, pod, remove_and_assert_clean};
 
 /// Creates some 27,000 nested directories: too deep for a recursive walk's stack, and their paths
 /// are longer than PATH_MAX.
@@ -32,8 +32,8 @@ async fn pod_with_nested_directories_ends_and_leaves_no_file() {
     kubelet.logged(nested.container("main"), "nested").await;
     kubelet.stop_and_remove(&nested).await.unwrap();
     assert_eq!(kiyot.cells().len(), 1);
-    let said = kubelet.exec_sync(&other.container("main").id, &["echo", "here"]).await.unwrap();
-    assert_eq!(said.stdout, "here\n");
+    let output = kubelet.exec_sync(&other.container("main").id, &["echo", "here"]).await.unwrap();
+    assert_eq!(output.stdout, "here\n");
     assert_eq!(kiyot.pid(), daemon);
     assert!(fs::exists(format!("/proc/{daemon}")).unwrap());
     let removed = kiyot.state().join("removed");
@@ -41,8 +41,8 @@ async fn pod_with_nested_directories_ends_and_leaves_no_file() {
         fs::read_dir(&removed).unwrap().next().is_none().then_some(())
     })
     .await;
-    ends_without_a_trace(&mut kubelet, &kiyot, &other).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &other).await;
     drop(kiyot);
     drop(disk);
-    leaves_nothing(node);
+    assert_nothing_left(node);
 }

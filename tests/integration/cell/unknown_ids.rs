@@ -23,7 +23,7 @@ fn outcome<T>(answer: Result<T, tonic::Status>, id: &str) -> (Code, bool) {
 }
 
 /// Makes all calls by id that containerd 1.6 knows.
-async fn called(kubelet: &mut Kubelet, id: &str) -> Vec<(&'static str, (Code, bool))> {
+async fn call_all(kubelet: &mut Kubelet, id: &str) -> Vec<(&'static str, (Code, bool))> {
     let (pod_sandbox_id, container_id) = (id.to_owned(), id.to_owned());
     let runtime = &mut kubelet.runtime;
     let config = cri::ContainerConfig {
@@ -95,18 +95,18 @@ async fn every_call_by_an_unknown_id_is_answered_as_containerd_answers_it() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
-    let on_node = Box::pin(called(&mut kubelet, &"ab".repeat(32))).await;
-    let in_cell = Box::pin(called(&mut kubelet, &format!("milpa{}", "z".repeat(59)))).await;
+    let on_node = Box::pin(call_all(&mut kubelet, &"ab".repeat(32))).await;
+    let in_cell = Box::pin(call_all(&mut kubelet, &format!("milpa{}", "z".repeat(59)))).await;
     for ((call, (on_node, _)), (_, (in_cell, names_it))) in on_node.iter().zip(&in_cell) {
         // CRI says that stopping an unknown id succeeds. containerd does so since 1.7.
         let stops = call.starts_with("stop_") && *on_node == Code::NotFound;
         assert_eq!(*in_cell, if stops { Code::Ok } else { *on_node }, "{call}");
-        assert!(names_it, "{call} says which id is not known");
+        assert!(names_it, "{call} names the unknown id");
     }
     let of = |code| {
         in_cell
             .iter()
-            .filter(|(_, (told, _))| *told == code)
+            .filter(|(_, (outcome_code, _))| *outcome_code == code)
             .map(|(call, _)| *call)
             .collect::<Vec<_>>()
     };

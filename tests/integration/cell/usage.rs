@@ -6,15 +6,15 @@ use kiyot_testkit::{Container, Kiyot, KiyotOptions, Kubelet, LIMIT, Node, Pod, c
 use prost::Message;
 
 use super::{
-    WAIT, address, ends_without_a_trace,
-    events::PlayedNode,
+    WAIT, address,
+    events::FakeNode,
     faults::processes,
-    options, pod,
+    options, pod, remove_and_assert_clean,
     stops::{freeze, thaw},
 };
 
 /// Uses some processor time and memory, and writes a file of 3 MiB.
-const BUSY: &str = "head -c 3145728 /dev/zero > /written; sleep 1000 & trap 'exit 0' TERM; \
+const BUSY_SCRIPT: &str = "head -c 3145728 /dev/zero > /written; sleep 1000 & trap 'exit 0' TERM; \
     while :; do i=0; while [ $i -lt 1000 ]; do i=$((i+1)); done; sleep 0.1; done";
 
 async fn list(
@@ -57,10 +57,10 @@ async fn usage_names_its_pod_and_container() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
-    let running = kubelet.run_pod(&pod("busy", BUSY).label("app", "demo")).await.unwrap();
+    let running = kubelet.run_pod(&pod("busy", BUSY_SCRIPT).label("app", "demo")).await.unwrap();
     let main = running.container("main");
 
-    let stats = wait_until("all of a container's usage is told", LIMIT, async || {
+    let stats = wait_until("a container's usage is complete", LIMIT, async || {
         let stats = list(&mut kubelet, None).await.into_iter().next()?;
         let written = value(stats.writable_layer.as_ref()?.used_bytes) >= 3 << 20;
         let used = value(stats.cpu.as_ref()?.usage_core_nano_seconds) > 0
@@ -93,18 +93,18 @@ async fn usage_names_its_pod_and_container() {
     // Makes traffic for the network counters.
     let ip = address(&mut kubelet, &running.sandbox).await;
     let _ = kiyot_testkit::output("busybox", &["ping", "-c", "1", "-W", "5", &ip]);
-    let stats = wait_until("all of a pod's usage is told", LIMIT, async || {
+    let stats = wait_until("a pod's usage is complete", LIMIT, async || {
         let request = cri::PodSandboxStatsRequest { pod_sandbox_id: running.sandbox.clone() };
         let stats =
             kubelet.runtime.pod_sandbox_stats(request).await.unwrap().into_inner().stats.unwrap();
         let linux = stats.linux.clone()?;
         let network = linux.network?.default_interface?;
-        let told =
+        let has_network =
             value(network.rx_bytes) > 0 && value(network.tx_bytes) > 0 && network.name == "eth0";
         let counted = value(linux.process?.process_count) >= 2;
         let used = value(linux.cpu?.usage_core_nano_seconds) > 0
             && value(linux.memory?.working_set_bytes) > 0;
-        (told && counted && used && linux.containers.len() == 1).then_some(stats)
+        (has_network && counted && used && linux.containers.len() == 1).then_some(stats)
     })
     .await;
     let attributes = stats.attributes.unwrap();
@@ -116,7 +116,7 @@ async fn usage_names_its_pod_and_container() {
     let containers = stats.linux.unwrap().containers;
     assert_eq!(containers[0].attributes.as_ref().unwrap().id, main.id);
     assert_eq!(list_sandboxes(&mut kubelet, None).await.len(), 1);
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
     assert_eq!(
         (list(&mut kubelet, None).await, list_sandboxes(&mut kubelet, None).await),
         (Vec::new(), Vec::new())
@@ -135,12 +135,13 @@ async fn usage_is_listed_as_soon_as_a_start_is_answered() {
         let id = kubelet.create_container(&running, &more, 0).await.unwrap().id;
         kubelet.start_container(&id).await.unwrap();
         let filter = cri::ContainerStatsFilter { id: id.clone(), ..Default::default() };
-        let stats = list(&mut kubelet, Some(filter)).await.pop().expect("it is listed at once");
+        let stats =
+            list(&mut kubelet, Some(filter)).await.pop().expect("the container is listed at once");
         assert_eq!(stats.attributes.unwrap().id, id);
         assert!(stats.cpu.unwrap().timestamp > 0 && stats.memory.unwrap().timestamp > 0);
         assert!(ids(&list(&mut kubelet, None).await).contains(id.as_str()));
     }
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }
 
 /// Metric descriptors match the node's. containerd 1.6 has no metrics, so that cells have none,
@@ -168,7 +169,7 @@ async fn metrics_of_cells_are_told_as_the_node_describes_them() {
             ..Default::default()
         },
     ];
-    let of_node =
+    let node_metrics =
         cri::PodSandboxMetrics { pod_sandbox_id: "of the node".to_owned(), ..Default::default() };
     let answers = HashMap::from([
         (
@@ -177,29 +178,31 @@ async fn metrics_of_cells_are_told_as_the_node_describes_them() {
         ),
         (
             "/runtime.v1.RuntimeService/ListPodSandboxMetrics",
-            cri::ListPodSandboxMetricsResponse { pod_metrics: vec![of_node.clone()] }
+            cri::ListPodSandboxMetricsResponse { pod_metrics: vec![node_metrics.clone()] }
                 .encode_to_vec(),
         ),
     ]);
-    let played = PlayedNode::before(&node, answers);
-    let mut kiyot =
-        Kiyot::start(&node, KiyotOptions { containerd: Some(played.socket.clone()), ..options() })
-            .await;
+    let fake_node = FakeNode::before(&node, answers);
+    let mut kiyot = Kiyot::start(
+        &node,
+        KiyotOptions { containerd: Some(fake_node.socket.clone()), ..options() },
+    )
+    .await;
     let mut kubelet = kiyot.kubelet().await;
     let running = kubelet.run_pod(&pod("measured", WAIT)).await.unwrap();
     let main = running.container("main");
     let metrics = async |kubelet: &mut Kubelet| {
         kubelet.runtime.list_pod_sandbox_metrics(cri::ListPodSandboxMetricsRequest {}).await
     };
-    let (of_pod, of_container) =
-        wait_until("the metrics of a cell's pod are told", LIMIT, async || {
-            let told = metrics(&mut kubelet).await.unwrap().into_inner().pod_metrics;
-            assert_eq!(told[0], of_node);
-            let ours = told.into_iter().nth(1)?;
-            assert_eq!(ours.pod_sandbox_id, running.sandbox);
-            let of_container = ours.container_metrics.into_iter().next()?;
-            assert_eq!(of_container.container_id, main.id);
-            let [bytes, packets] = ours.metrics.try_into().ok()?;
+    let (of_pod, container_metrics) =
+        wait_until("the metrics of a cell's pod are listed", LIMIT, async || {
+            let metrics_list = metrics(&mut kubelet).await.unwrap().into_inner().pod_metrics;
+            assert_eq!(metrics_list[0], node_metrics);
+            let cell_metrics = metrics_list.into_iter().nth(1)?;
+            assert_eq!(cell_metrics.pod_sandbox_id, running.sandbox);
+            let container_metrics = cell_metrics.container_metrics.into_iter().next()?;
+            assert_eq!(container_metrics.container_id, main.id);
+            let [bytes, packets] = cell_metrics.metrics.try_into().ok()?;
             assert_eq!(
                 (&*packets.name, packets.label_values),
                 (
@@ -208,16 +211,16 @@ async fn metrics_of_cells_are_told_as_the_node_describes_them() {
                 )
             );
             assert!(value(packets.value) > 0 && packets.timestamp > 0);
-            Some((bytes, of_container.metrics.into_iter().next()?))
+            Some((bytes, container_metrics.metrics.into_iter().next()?))
         })
         .await;
     let image = main.config.image.clone().unwrap().user_specified_image;
     assert_eq!(
-        (&*of_container.name, of_container.metric_type()),
+        (&*container_metrics.name, container_metrics.metric_type()),
         ("container_memory_working_set_bytes", cri::MetricType::Gauge)
     );
-    assert_eq!(of_container.label_values, ["measured", &main.id, &image]);
-    assert!(value(of_container.value) > 0 && of_container.timestamp > 0);
+    assert_eq!(container_metrics.label_values, ["measured", &main.id, &image]);
+    assert!(value(container_metrics.value) > 0 && container_metrics.timestamp > 0);
     assert_eq!(
         (&*of_pod.name, of_pod.metric_type()),
         ("container_network_receive_bytes_total", cri::MetricType::Counter)
@@ -226,28 +229,32 @@ async fn metrics_of_cells_are_told_as_the_node_describes_them() {
     // The first list after a restart has them, too: without them all counters would end.
     kiyot.restart().await;
     let mut kubelet = kiyot.kubelet().await;
-    let told = metrics(&mut kubelet).await.unwrap().into_inner().pod_metrics;
+    let metrics_list = metrics(&mut kubelet).await.unwrap().into_inner().pod_metrics;
     assert_eq!(
-        told.iter()
+        metrics_list
+            .iter()
             .map(|pod| (&*pod.pod_sandbox_id, pod.container_metrics.len()))
             .collect::<Vec<_>>(),
-        [(&*of_node.pod_sandbox_id, 0), (&running.sandbox, 1)]
+        [(&*node_metrics.pod_sandbox_id, 0), (&running.sandbox, 1)]
     );
-    assert_eq!(told[1].container_metrics[0].metrics[0].label_values, of_container.label_values);
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    assert_eq!(
+        metrics_list[1].container_metrics[0].metrics[0].label_values,
+        container_metrics.label_values
+    );
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
     kiyot.stop().await;
     drop(kiyot);
 
     let kiyot = Kiyot::start(&node, options()).await;
-    let own = metrics(&mut node.kubelet(&node.socket()).await.unwrap())
+    let direct = metrics(&mut node.kubelet(&node.socket()).await.unwrap())
         .await
         .map(tonic::Response::into_inner)
         .map_err(|status| status.code());
-    let ours = metrics(&mut kiyot.kubelet().await)
+    let through_kiyot = metrics(&mut kiyot.kubelet().await)
         .await
         .map(tonic::Response::into_inner)
         .map_err(|status| status.code());
-    assert_eq!(own, ours);
+    assert_eq!(direct, through_kiyot);
 }
 
 /// Verifies U2.
@@ -289,7 +296,7 @@ async fn lists_of_usage_hold_both_worlds() {
         (by_name("none"), vec![]),
     ] {
         let expected: BTreeSet<_> = expected.into_iter().map(String::as_str).collect();
-        wait_until(format!("the filter {filter:?} gives {expected:?}"), LIMIT, async || {
+        wait_until(format!("the filter {filter:?} matches {expected:?}"), LIMIT, async || {
             (ids(&list(&mut kubelet, Some(filter.clone())).await) == expected).then_some(())
         })
         .await;
@@ -321,7 +328,7 @@ async fn lists_of_usage_hold_both_worlds() {
     kubelet.stop_container(other, 5).await.unwrap();
     assert!(!ids(&list(&mut kubelet, None).await).contains(other.as_str()));
     kubelet.stop_and_remove(&local).await.unwrap();
-    ends_without_a_trace(&mut kubelet, &kiyot, &remote).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &remote).await;
 }
 
 /// Verifies U3, U22.
@@ -341,15 +348,18 @@ async fn usage_of_a_pod_is_listed_from_its_sandbox_on_and_after_a_restart() {
             && linux.memory.is_some_and(|memory| memory.working_set_bytes.is_some())
     );
     let mut running = kubelet.running(&spec, config, sandbox);
-    let created =
-        kubelet.create_container(&running, &Container::script("main", BUSY), 0).await.unwrap();
+    let created = kubelet
+        .create_container(&running, &Container::script("main", BUSY_SCRIPT), 0)
+        .await
+        .unwrap();
     kubelet.start_container(&created.id).await.unwrap();
     let used = |stats: Vec<cri::PodSandboxStats>| -> Option<u64> {
         let linux = stats.into_iter().next()?.linux?;
-        let of_container = value(linux.containers.first()?.cpu?.usage_core_nano_seconds);
-        Some(value(linux.cpu?.usage_core_nano_seconds).min(of_container)).filter(|used| *used > 0)
+        let container_metrics = value(linux.containers.first()?.cpu?.usage_core_nano_seconds);
+        Some(value(linux.cpu?.usage_core_nano_seconds).min(container_metrics))
+            .filter(|used| *used > 0)
     };
-    let before = wait_until("pod and container have used something", LIMIT, async || {
+    let before = wait_until("pod and container have usage", LIMIT, async || {
         used(list_sandboxes(&mut kubelet, None).await)
     })
     .await;
@@ -366,12 +376,12 @@ async fn usage_of_a_pod_is_listed_from_its_sandbox_on_and_after_a_restart() {
         }
         let (mut kubelet, mut other, mut third) =
             (kiyot.kubelet().await, kiyot.kubelet().await, kiyot.kubelet().await);
-        let of_container =
+        let container_metrics =
             cri::ContainerStatsRequest { container_id: running.container("main").id.clone() };
         let (pods, containers, container) = tokio::join!(
             list_sandboxes(&mut kubelet, None),
             list(&mut other, None),
-            third.runtime.container_stats(of_container)
+            third.runtime.container_stats(container_metrics)
         );
         let of_pod = pods[0].attributes.clone().unwrap();
         assert_eq!(
@@ -401,7 +411,7 @@ async fn usage_of_a_pod_is_listed_from_its_sandbox_on_and_after_a_restart() {
         last = after;
     }
     let mut kubelet = kiyot.kubelet().await;
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }
 
 /// Verifies U22.
@@ -447,5 +457,5 @@ async fn usage_of_a_silent_cell_is_absent_and_delays_no_list() {
     })
     .await;
     kubelet.stop_and_remove(&other).await.unwrap();
-    ends_without_a_trace(&mut kubelet, &kiyot, &silent).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &silent).await;
 }

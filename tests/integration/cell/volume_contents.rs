@@ -7,8 +7,8 @@ use ring::digest::{SHA256, digest};
 
 use super::{
     WAIT,
-    endings::{Ending, said_in_its_cell},
-    ends_without_a_trace, options, said, shows,
+    endings::{Ending, wait_for_cell_log},
+    options, remove_and_assert_clean, run_script, wait_for_output,
 };
 
 fn sum<'a>(contents: impl IntoIterator<Item = &'a Vec<u8>>) -> String {
@@ -52,19 +52,19 @@ async fn contents_of_all_kinds_arrive_as_they_are() {
     let running = kubelet.run_pod(&spec).await.unwrap();
     let main = running.container("main").id.clone();
     assert_eq!(
-        said(&mut kubelet, &main, "cd /odd; cat binary empty sub/deep/er | sha256sum").await,
+        run_script(&mut kubelet, &main, "cd /odd; cat binary empty sub/deep/er | sha256sum").await,
         sum(odd.values())
     );
     assert_eq!(
-        said(&mut kubelet, &main, "cat /large/large | sha256sum").await,
+        run_script(&mut kubelet, &main, "cat /large/large | sha256sum").await,
         sum(large.values())
     );
     assert_eq!(
-        said(&mut kubelet, &main, "ls /many | wc -l; cat /many/* | sha256sum").await,
+        run_script(&mut kubelet, &main, "ls /many | wc -l; cat /many/* | sha256sum").await,
         format!("2000\n{}", sum(many.values()))
     );
     assert_eq!(
-        said(
+        run_script(
             &mut kubelet,
             &main,
             "ls /optional /optional-secret; stat -L -c %s /odd/empty; readlink /odd/sub"
@@ -78,7 +78,7 @@ async fn contents_of_all_kinds_arrive_as_they_are() {
         .map(|key| (format!("key-{key:04}"), format!("new value of {key}\n").into_bytes()))
         .collect();
     kubelet.update_volume(&spec, "many", &many);
-    shows(
+    wait_for_output(
         &mut kubelet,
         &main,
         "ls /many | wc -l; cat /many/* | sha256sum",
@@ -86,8 +86,8 @@ async fn contents_of_all_kinds_arrive_as_they_are() {
     )
     .await;
     kubelet.update_volume(&spec, "optional-secret", &Source::files(&[("late", "come")]));
-    shows(&mut kubelet, &main, "cat /optional-secret/late", "come").await;
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    wait_for_output(&mut kubelet, &main, "cat /optional-secret/late", "come").await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }
 
 /// Verifies D9.
@@ -122,17 +122,18 @@ async fn read_only_is_read_only_and_memory_has_its_size() {
     );
     running.containers.insert("main".to_owned(), made);
 
-    said(&mut kubelet, &main, "echo written > /scratch/file").await;
-    assert_eq!(said(&mut kubelet, &main, "cat /read-only/file").await, "written\n");
-    let told = said(&mut kubelet, &main, "echo x > /read-only/x").await;
-    assert!(told.contains("Read-only file system"), "{told}");
+    run_script(&mut kubelet, &main, "echo written > /scratch/file").await;
+    assert_eq!(run_script(&mut kubelet, &main, "cat /read-only/file").await, "written\n");
+    let output = run_script(&mut kubelet, &main, "echo x > /read-only/x").await;
+    assert!(output.contains("Read-only file system"), "{output}");
     assert_eq!(
-        said(&mut kubelet, &main, "df -k /fast | tail -n 1 | awk '{print $2}'").await,
+        run_script(&mut kubelet, &main, "df -k /fast | tail -n 1 | awk '{print $2}'").await,
         "2048\n"
     );
-    let told = said(&mut kubelet, &main, "dd if=/dev/zero of=/fast/x bs=64k count=100").await;
-    assert!(told.contains("No space left"), "{told}");
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    let output =
+        run_script(&mut kubelet, &main, "dd if=/dev/zero of=/fast/x bs=64k count=100").await;
+    assert!(output.contains("No space left"), "{output}");
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }
 
 /// Returns the files beneath a directory that contain these bytes. Mounts are not on the
@@ -140,7 +141,7 @@ async fn read_only_is_read_only_and_memory_has_its_size() {
 ///
 /// # Panics
 /// For unreadable files, except those that are removed meanwhile.
-fn with(directory: &Path, bytes: &[u8]) -> Vec<String> {
+fn files_with(directory: &Path, bytes: &[u8]) -> Vec<String> {
     let present = |result: io::Result<Vec<u8>>, path: &Path| match result {
         Ok(content) => Some(content),
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
@@ -184,30 +185,36 @@ async fn secret_is_on_no_disk() {
         .container(Container::script("main", WAIT).mount("key", "/key").mount("token", "/token"));
     let running = kubelet.run_pod(&spec).await.unwrap();
     let main = running.container("main").id.clone();
-    assert_eq!(said(&mut kubelet, &main, "cat /key/key /token/token").await, SECRETS[0].repeat(2));
+    assert_eq!(
+        run_script(&mut kubelet, &main, "cat /key/key /token/token").await,
+        SECRETS[0].repeat(2)
+    );
 
     // The search covers the node's files without mounts: the kubelet's own secrets are in memory,
     // and no other file has them. A file that a container writes to the cell's disk is found.
     let planted = "echo -n planted-; echo word";
-    said(&mut kubelet, &main, &format!("{{ {planted}; }} > /written; sync")).await;
-    assert!(!with(node.directory(), b"planted-word").is_empty(), "a file of the cell is searched");
+    run_script(&mut kubelet, &main, &format!("{{ {planted}; }} > /written; sync")).await;
+    assert!(
+        !files_with(node.directory(), b"planted-word").is_empty(),
+        "control: the search covers the cell's files"
+    );
     let is_nowhere = |kiyot: &Kiyot<'_>| {
-        let on_disk = with(node.directory(), PART.as_bytes());
-        assert_eq!(on_disk, Vec::<String>::new(), "it is on a disk, or in a log there");
+        let on_disk = files_with(node.directory(), PART.as_bytes());
+        assert_eq!(on_disk, Vec::<String>::new(), "the secret is on a disk");
         assert!(!kiyot.log().contains(PART));
     };
     is_nowhere(&kiyot);
     // Nor do later secrets leak, neither by an update nor by a restarted daemon.
     kubelet.update_volume(&spec, "key", &Source::files(&[("key", SECRETS[1])]));
-    shows(&mut kubelet, &main, "cat /key/key", SECRETS[1]).await;
+    wait_for_output(&mut kubelet, &main, "cat /key/key", SECRETS[1]).await;
     is_nowhere(&kiyot);
     kiyot.kill9();
     kubelet.update_volume(&spec, "token", &Source::files(&[("token", SECRETS[1])]));
     kiyot.start_again().await;
     let mut kubelet = kiyot.kubelet().await;
-    shows(&mut kubelet, &main, "cat /token/token", SECRETS[1]).await;
+    wait_for_output(&mut kubelet, &main, "cat /token/token", SECRETS[1]).await;
     is_nowhere(&kiyot);
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
     is_nowhere(&kiyot);
 }
 
@@ -228,22 +235,22 @@ async fn volume_unmounted_on_the_node_stays_in_the_cell() {
     let main = running.container("main").id.clone();
     let key = kubelet.pod_directory(&spec.uid).join("volumes/kubernetes.io~secret/key");
     rustix::mount::unmount(&key, rustix::mount::UnmountFlags::DETACH).unwrap();
-    assert_eq!(fs::read_dir(&key).unwrap().count(), 0, "it looks empty on the node");
+    assert_eq!(fs::read_dir(&key).unwrap().count(), 0, "the volume is empty on the node");
     kiyot.kill9();
     kiyot.start_again().await;
     let mut kubelet = kiyot.kubelet().await;
     for colour in ["red", "green"] {
         // An update compares all volumes of the pod.
         kubelet.update_volume(&spec, "settings", &Source::files(&[("colour", colour)]));
-        shows(&mut kubelet, &main, "cat /settings/colour", colour).await;
+        wait_for_output(&mut kubelet, &main, "cat /settings/colour", colour).await;
     }
-    assert_eq!(said(&mut kubelet, &main, "cat /key/key").await, "hush");
+    assert_eq!(run_script(&mut kubelet, &main, "cat /key/key").await, "hush");
     // The kubelet restarts, and writes the volume again.
     rustix::mount::mount("tmpfs", &key, "tmpfs", rustix::mount::MountFlags::empty(), None).unwrap();
     kubelet.update_volume(&spec, "key", &Source::files(&[("key", "changed")]));
     kubelet.update_volume(&spec, "settings", &Source::files(&[("colour", "black")]));
-    shows(&mut kubelet, &main, "cat /key/key", "changed").await;
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    wait_for_output(&mut kubelet, &main, "cat /key/key", "changed").await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }
 
 /// Verifies D12.
@@ -263,9 +270,9 @@ async fn update_arrives_after_the_agent_was_killed() {
         let agents = super::faults::processes(&["kiyot-cell agent", &cell]);
         super::faults::kill9(&agents);
         kubelet.update_volume(&spec, "token", &Source::files(&[("token", token)]));
-        shows(&mut kubelet, &main, "cat /token/token", token).await;
+        wait_for_output(&mut kubelet, &main, "cat /token/token", token).await;
     }
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }
 
 /// Verifies D13.
@@ -289,18 +296,18 @@ async fn host_path_is_copied_read_only_by_policy() {
         .container(main);
     let running = kubelet.run_pod(&spec).await.unwrap();
     let main = running.container("main").id.clone();
-    assert_eq!(said(&mut kubelet, &main, "cat /host/sub/file").await, "from the node");
-    let told = said(&mut kubelet, &main, "cat /host/out").await;
-    assert!(!told.contains("private"), "no link leads out: {told}");
-    let told = said(&mut kubelet, &main, "echo x > /host/x").await;
-    assert!(told.contains("Read-only file system"), "{told}");
+    assert_eq!(run_script(&mut kubelet, &main, "cat /host/sub/file").await, "from the node");
+    let output = run_script(&mut kubelet, &main, "cat /host/out").await;
+    assert!(!output.contains("private"), "the link does not leave the copy: {output}");
+    let output = run_script(&mut kubelet, &main, "echo x > /host/x").await;
+    assert!(output.contains("Read-only file system"), "{output}");
     fs::write(directory.join("sub/file"), "later").unwrap();
     assert_eq!(
-        said(&mut kubelet, &main, "cat /host/sub/file").await,
+        run_script(&mut kubelet, &main, "cat /host/sub/file").await,
         "from the node",
-        "it is a copy"
+        "the copy is unchanged"
     );
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 
     let spec = Pod::new("writer")
         .in_cell()
@@ -320,19 +327,19 @@ async fn without_last_words_the_log_has_them() {
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
     let ending = Ending::new();
-    let script = format!("seq 1 500; echo the reason >&2; {}; exit 9", ending.wait());
+    let script = format!("seq 1 500; echo the reason >&2; {}; exit 9", ending.script());
     let running = kubelet.run_pod(&super::pod("wordless", &script)).await.unwrap();
     let main = running.container("main");
-    said_in_its_cell(&kiyot, main, "500").await;
-    said_in_its_cell(&kiyot, main, "the reason").await;
-    ending.come().await;
+    wait_for_cell_log(&kiyot, main, "500").await;
+    wait_for_cell_log(&kiyot, main, "the reason").await;
+    ending.release().await;
     assert_eq!(kubelet.exited(&main.id).await.exit_code, 9);
     // FallbackToLogsOnError: the kubelet takes the end of the log if this is empty.
     assert_eq!(fs::read_to_string(&main.termination).unwrap(), "");
     let lines = kubelet.log_lines(main);
     assert_eq!(lines.len(), 501);
     assert!(lines.iter().any(|line| line.text == "the reason"));
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }
 
 /// Verifies D19.
@@ -383,7 +390,7 @@ async fn owners_and_modes_are_the_nodes_also_after_an_update() {
     let main = made.id.clone();
     running.containers.insert("main".to_owned(), made);
     assert_eq!(
-        said(
+        run_script(
             &mut kubelet,
             &main,
             "cd /; stat -L -c '%a %u %g' token token/token settings/sub settings/sub/colour scratch"
@@ -392,7 +399,7 @@ async fn owners_and_modes_are_the_nodes_also_after_an_update() {
         "2775 0 2000\n440 0 2000\n2775 0 2000\n440 0 2000\n2775 0 2000\n"
     );
     assert_eq!(
-        said(
+        run_script(
             &mut kubelet,
             &main,
             "cat /token/token /settings/sub/colour; echo x > /scratch/x; stat -c '%u %g' /scratch/x"
@@ -404,12 +411,12 @@ async fn owners_and_modes_are_the_nodes_also_after_an_update() {
     kubelet.update_volume(&spec, "token", &Source::files(&[("token", "two")]));
     grouped(&of("projected", "token"));
     kubelet.update_volume(&spec, "settings", &Source::files(&[("sub/colour", "red")]));
-    shows(
+    wait_for_output(
         &mut kubelet,
         &main,
         "stat -L -c '%a %g' /token/token; cat /token/token",
         "440 2000\ntwo",
     )
     .await;
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }

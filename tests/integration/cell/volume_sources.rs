@@ -14,11 +14,11 @@ use tonic::{Code, Status};
 
 use super::{
     WAIT,
-    endings::{Ending, said_in_its_cell},
-    ends_without_a_trace, options,
+    endings::{Ending, wait_for_cell_log},
+    options, remove_and_assert_clean,
 };
 
-async fn sandbox_of(kubelet: &mut Kubelet, spec: &Pod) -> RunningPod {
+async fn run_sandbox(kubelet: &mut Kubelet, spec: &Pod) -> RunningPod {
     let config = kubelet.prepare(spec);
     let sandbox = kubelet.run_sandbox(&config, "").await.unwrap();
     kubelet.running(spec, config, sandbox)
@@ -34,7 +34,7 @@ fn mount(host_path: &Path, container_path: &str, readonly: bool) -> cri::Mount {
 }
 
 /// Returns the error of a container with this mount.
-async fn refused(kubelet: &mut Kubelet, running: &RunningPod, mount: cri::Mount) -> Status {
+async fn create_refused(kubelet: &mut Kubelet, running: &RunningPod, mount: cri::Mount) -> Status {
     let mut main = Container::script("main", WAIT);
     main.more_mounts.push(mount);
     let status =
@@ -44,13 +44,13 @@ async fn refused(kubelet: &mut Kubelet, running: &RunningPod, mount: cri::Mount)
 }
 
 #[track_caller]
-fn names(status: &Status, words: &[&str]) {
+fn assert_names(status: &Status, words: &[&str]) {
     for word in words {
         assert!(status.message().contains(word), "{word:?} is not in {:?}", status.message());
     }
 }
 
-async fn begins(
+async fn start_container(
     kubelet: &mut Kubelet,
     running: &mut RunningPod,
     container: &Container,
@@ -62,7 +62,7 @@ async fn begins(
     made
 }
 
-fn copying() -> KiyotOptions {
+fn options_with_copies() -> KiyotOptions {
     KiyotOptions {
         sections: "[backends.milpa.policy]\nhost_path = \"copy-read-only\"\n".to_owned(),
         ..options()
@@ -76,20 +76,23 @@ async fn volumes_of_plugins_and_huge_pages_are_refused_by_name_and_policy() {
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
     let spec = Pod::new("attached").in_cell().volume("pages", Source::EmptyDir { memory: false });
-    let running = sandbox_of(&mut kubelet, &spec).await;
+    let running = run_sandbox(&mut kubelet, &spec).await;
     let volumes = kubelet.pod_directory(&spec.uid).join("volumes");
     let csi = volumes.join("kubernetes.io~csi/pvc-7d1f/mount");
     fs::create_dir_all(&csi).unwrap();
-    let status = refused(&mut kubelet, &running, mount(&csi, "/data", true)).await;
-    names(
+    let status = create_refused(&mut kubelet, &running, mount(&csi, "/data", true)).await;
+    assert_names(
         &status,
         &["main", "/data", "kubernetes.io~csi/pvc-7d1f", "host_path = \"refuse\"", "emptyDir"],
     );
     // A subpath of such a volume, as bound by the kubelet.
     let part = kubelet.pod_directory(&spec.uid).join("volume-subpaths/pvc-7d1f/main/0");
     fs::create_dir_all(&part).unwrap();
-    let status = refused(&mut kubelet, &running, mount(&part, "/part", false)).await;
-    names(&status, &["main", "/part", "pvc-7d1f", "kubernetes.io~csi", "host_path = \"refuse\""]);
+    let status = create_refused(&mut kubelet, &running, mount(&part, "/part", false)).await;
+    assert_names(
+        &status,
+        &["main", "/part", "pvc-7d1f", "kubernetes.io~csi", "host_path = \"refuse\""],
+    );
 
     let pages = volumes.join("kubernetes.io~empty-dir/pages");
     rustix::mount::mount(
@@ -100,24 +103,25 @@ async fn volumes_of_plugins_and_huge_pages_are_refused_by_name_and_policy() {
         None,
     )
     .unwrap();
-    let status = refused(&mut kubelet, &running, mount(&pages, "/pages", false)).await;
+    let status = create_refused(&mut kubelet, &running, mount(&pages, "/pages", false)).await;
     rustix::mount::unmount(&pages, rustix::mount::UnmountFlags::DETACH).unwrap();
-    names(&status, &["pages", "huge pages", "disk and memory"]);
+    assert_names(&status, &["pages", "huge pages", "disk and memory"]);
     assert!(kubelet.containers().await.unwrap().is_empty());
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }
 
 /// Verifies D28.
 #[tokio::test]
 async fn absent_file_mount_becomes_no_directory() {
     let node = Node::start().await;
-    let kiyot = Kiyot::start(&node, copying()).await;
+    let kiyot = Kiyot::start(&node, options_with_copies()).await;
     let mut kubelet = kiyot.kubelet().await;
     let spec = Pod::new("fileless").in_cell();
-    let mut running = sandbox_of(&mut kubelet, &spec).await;
+    let mut running = run_sandbox(&mut kubelet, &spec).await;
     let missing = node.directory().join("not-there.conf");
-    let status = refused(&mut kubelet, &running, mount(&missing, "/etc/app.conf", true)).await;
-    names(&status, &["not-there.conf", "No such file"]);
+    let status =
+        create_refused(&mut kubelet, &running, mount(&missing, "/etc/app.conf", true)).await;
+    assert_names(&status, &["not-there.conf", "No such file"]);
     assert!(!missing.exists());
     // The kubelet's hosts file is treated the same.
     let hosts = kubelet.pod_directory(&spec.uid).join("etc-hosts");
@@ -125,15 +129,15 @@ async fn absent_file_mount_becomes_no_directory() {
     fs::remove_file(&hosts).unwrap();
     let status =
         kubelet.create_container(&running, &Container::script("main", WAIT), 0).await.unwrap_err();
-    names(&status, &["etc-hosts", "No such file"]);
+    assert_names(&status, &["etc-hosts", "No such file"]);
     assert!(!hosts.exists());
     // Once they exist, the same container can be created, and they are files.
     fs::write(&hosts, content).unwrap();
     fs::write(&missing, "setting").unwrap();
     let mut main = Container::script("main", WAIT);
     main.more_mounts.push(mount(&missing, "/etc/app.conf", true));
-    let main = begins(&mut kubelet, &mut running, &main, 0).await;
-    let said = kubelet
+    let main = start_container(&mut kubelet, &mut running, &main, 0).await;
+    let output = kubelet
         .exec_sync(
             &main.id,
             &[
@@ -144,17 +148,17 @@ async fn absent_file_mount_becomes_no_directory() {
         )
         .await
         .unwrap();
-    assert_eq!(said.stdout, "settingregular file\nregular file\nregular empty file\n");
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    assert_eq!(output.stdout, "settingregular file\nregular file\nregular empty file\n");
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }
 
 /// Verifies D29.
 #[tokio::test]
 async fn copies_of_the_nodes_paths_are_bounded_and_made_anew_for_each_attempt() {
     let node = Node::start().await;
-    let kiyot = Kiyot::start(&node, copying()).await;
+    let kiyot = Kiyot::start(&node, options_with_copies()).await;
     let mut kubelet = kiyot.kubelet().await;
-    let mut running = sandbox_of(&mut kubelet, &Pod::new("copying").in_cell()).await;
+    let mut running = run_sandbox(&mut kubelet, &Pod::new("copying").in_cell()).await;
     let of_the_node = |name: &str| -> PathBuf {
         let directory = node.directory().join(name);
         fs::create_dir(&directory).unwrap();
@@ -166,52 +170,55 @@ async fn copies_of_the_nodes_paths_are_bounded_and_made_anew_for_each_attempt() 
         fs::write(many.join(n.to_string()), "").unwrap();
     }
     let _listener = std::os::unix::net::UnixListener::bind(socket.join("daemon.sock")).unwrap();
-    let status = refused(&mut kubelet, &running, mount(&large, "/large", true)).await;
-    names(&status, &["large", "67108864 bytes"]);
-    let status = refused(&mut kubelet, &running, mount(&many, "/many", true)).await;
-    names(&status, &["many", "10000 entries"]);
-    let status = refused(&mut kubelet, &running, mount(&socket, "/socket", true)).await;
-    names(&status, &["daemon.sock", "a socket"]);
+    let status = create_refused(&mut kubelet, &running, mount(&large, "/large", true)).await;
+    assert_names(&status, &["large", "67108864 bytes"]);
+    let status = create_refused(&mut kubelet, &running, mount(&many, "/many", true)).await;
+    assert_names(&status, &["many", "10000 entries"]);
+    let status = create_refused(&mut kubelet, &running, mount(&socket, "/socket", true)).await;
+    assert_names(&status, &["daemon.sock", "a socket"]);
 
     let tree = of_the_node("tree");
     fs::create_dir(tree.join("sub")).unwrap();
     fs::write(tree.join("sub/old"), "old").unwrap();
     fs::set_permissions(tree.join("sub"), fs::Permissions::from_mode(0o750)).unwrap();
-    let look = "cd /tree; find . | sort; cat sub/old sub 2>/dev/null; echo";
+    let list_script = "cd /tree; find . | sort; cat sub/old sub 2>/dev/null; echo";
     let ending = Ending::new();
     let mut one = Container::script(
         "one",
-        &format!("{look}; until [ -e /tmp/go ]; do sleep 0.1; done; {look}; {}", ending.wait()),
+        &format!(
+            "{list_script}; until [ -e /tmp/go ]; do sleep 0.1; done; {list_script}; {}",
+            ending.script()
+        ),
     );
     one.more_mounts.push(mount(&tree, "/tree", true));
-    let first = begins(&mut kubelet, &mut running, &one, 0).await;
+    let first = start_container(&mut kubelet, &mut running, &one, 0).await;
     kubelet.logged(&first, "old").await;
     fs::remove_dir_all(tree.join("sub")).unwrap();
     fs::write(tree.join("sub"), "a file").unwrap();
     // The copy of another container is current, and does not change that of a running one.
-    let mut other = Container::script("other", &format!("{look}; {WAIT}"));
+    let mut other = Container::script("other", &format!("{list_script}; {WAIT}"));
     other.more_mounts.push(mount(&tree, "/tree", true));
-    let other = begins(&mut kubelet, &mut running, &other, 0).await;
+    let other = start_container(&mut kubelet, &mut running, &other, 0).await;
     kubelet.logged(&other, "a file").await;
     kubelet.exec_sync(&first.id, &["touch", "/tmp/go"]).await.unwrap();
     let texts = |kubelet: &Kubelet, of: &RunningContainer| {
         kubelet.log_lines(of).into_iter().map(|line| line.text).collect::<Vec<_>>()
     };
-    wait_until("it has looked again", LIMIT, async || {
+    wait_until("the container has listed again", LIMIT, async || {
         (texts(&kubelet, &first).len() >= 8).then_some(())
     })
     .await;
-    ending.come().await;
+    ending.release().await;
     kubelet.exited(&first.id).await;
     assert_eq!(
         texts(&kubelet, &first),
         [".", "./sub", "./sub/old", "old", ".", "./sub", "./sub/old", "old"]
     );
     // The next attempt's file has no content of the previous attempt.
-    let second = begins(&mut kubelet, &mut running, &one, 1).await;
+    let second = start_container(&mut kubelet, &mut running, &one, 1).await;
     kubelet.logged(&second, "a file").await;
     assert_eq!(texts(&kubelet, &second)[..3], [".", "./sub", "a file"]);
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }
 
 /// Verifies D30.
@@ -221,7 +228,7 @@ async fn last_words_come_from_wherever_they_are_written_and_to_their_end() {
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
     let spec = Pod::new("talkative").in_cell();
-    let mut running = sandbox_of(&mut kubelet, &spec).await;
+    let mut running = run_sandbox(&mut kubelet, &spec).await;
     // Longer than the limit of the copy, with bytes that are not UTF-8 at the end.
     let script = "head -c 100000 /dev/zero | tr '\\0' a > /var/run/words; \
         printf '\\377\\000the end' >> /var/run/words; exit 3";
@@ -239,17 +246,17 @@ async fn last_words_come_from_wherever_they_are_written_and_to_their_end() {
     kubelet.start_container(&made.id).await.unwrap();
     running.containers.insert("main".to_owned(), made.clone());
     assert_eq!(kubelet.exited(&made.id).await.exit_code, 3);
-    let words = fs::read(&made.termination).unwrap();
-    assert_eq!(words.len(), 64 << 10, "of 100,010 bytes");
+    let message = fs::read(&made.termination).unwrap();
+    assert_eq!(message.len(), 64 << 10, "of 100,010 bytes");
     // The kubelet reads the last 4096 bytes (kubelet/container,
     // MaxContainerTerminationMessageLength).
-    let last = &words[words.len() - 4096..];
+    let last = &message[message.len() - 4096..];
     assert!(
         last.ends_with(b"aaa\xff\x00the end") && last[..4000].iter().all(|byte| *byte == b'a'),
         "{}",
         String::from_utf8_lossy(last)
     );
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }
 
 /// Verifies D31.
@@ -258,14 +265,14 @@ async fn files_of_a_removed_container_are_removed_from_its_cell() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
-    let mut running = sandbox_of(&mut kubelet, &Pod::new("crashing").in_cell()).await;
+    let mut running = run_sandbox(&mut kubelet, &Pod::new("crashing").in_cell()).await;
     let main =
         Container::script("main", "echo something; echo words > /dev/termination-log; exit 1");
     let pod_dir = kiyot.state().join("cells").join(kiyot.cells().remove(0)).join("pod");
     let files =
         || kiyot_testkit::output("find", &[&pod_dir.display().to_string(), "-type", "f"]).unwrap();
     for attempt in 0..3 {
-        let made = begins(&mut kubelet, &mut running, &main, attempt).await;
+        let made = start_container(&mut kubelet, &mut running, &main, attempt).await;
         assert_eq!(kubelet.exited(&made.id).await.exit_code, 1);
         assert!(
             files().contains(&format!("logs/{}/0.log", made.id))
@@ -281,11 +288,11 @@ async fn files_of_a_removed_container_are_removed_from_its_cell() {
             .unwrap();
         assert!(!files().contains("logs/") && !files().contains("containers/"), "{}", files());
     }
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }
 
 /// Binds a subpath of an emptyDir as the kubelet does if it is absent (pkg/volume/util/subpath).
-fn bound(pod: &Path, volume: &str, below: &str, at: &str) -> PathBuf {
+fn bind_subpath(pod: &Path, volume: &str, below: &str, at: &str) -> PathBuf {
     let (placeholder, target) = (
         pod.join("volumes/kubernetes.io~empty-dir").join(volume).join(below),
         pod.join("volume-subpaths").join(volume).join(at),
@@ -303,7 +310,7 @@ async fn empty_dir_subpath_is_current_and_never_behind_a_link() {
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
     let spec = Pod::new("linked").in_cell().volume("scratch", Source::EmptyDir { memory: false });
-    let mut running = sandbox_of(&mut kubelet, &spec).await;
+    let mut running = run_sandbox(&mut kubelet, &spec).await;
     let pod = kubelet.pod_directory(&spec.uid);
     let maker = Container::script(
         "maker",
@@ -312,29 +319,30 @@ async fn empty_dir_subpath_is_current_and_never_behind_a_link() {
             ln -s d in; {WAIT}"
         ),
     );
-    let maker = begins(&mut kubelet, &mut running, &maker.mount("scratch", "/scratch"), 0).await;
-    wait_until("all is made", LIMIT, async || {
+    let maker =
+        start_container(&mut kubelet, &mut running, &maker.mount("scratch", "/scratch"), 0).await;
+    wait_until("all files exist", LIMIT, async || {
         kubelet
             .exec_sync(&maker.id, &["readlink", "/scratch/in"])
             .await
             .ok()
-            .filter(|said| said.code == 0)
+            .filter(|output| output.code == 0)
     })
     .await;
     let mut targets = Vec::new();
     for (index, below) in ["out", "up", "out/ssl", "in/e"].into_iter().enumerate() {
-        let target = bound(&pod, "scratch", below, &format!("main/{index}"));
+        let target = bind_subpath(&pod, "scratch", below, &format!("main/{index}"));
         let mut main = Container::script("main", WAIT);
         main.more_mounts.push(mount(&target, "/part", false));
         let status =
             kubelet.create_container(&running, &main, 0).await.expect_err("a link is not followed");
-        names(&status, &["scratch"]);
+        assert_names(&status, &["scratch"]);
         targets.push(target);
     }
     // A path that was replaced since the last attempt is read anew.
-    let target = bound(&pod, "scratch", "file", "main/9");
+    let target = bind_subpath(&pod, "scratch", "file", "main/9");
     let ending = Ending::new();
-    let mut main = Container::script("main", &format!("cat /part; {}", ending.wait()));
+    let mut main = Container::script("main", &format!("cat /part; {}", ending.script()));
     main.more_mounts.push(mount(&target, "/part", false));
     for (attempt, text) in ["one", "two", "two"].into_iter().enumerate() {
         kubelet
@@ -348,9 +356,11 @@ async fn empty_dir_subpath_is_current_and_never_behind_a_link() {
             )
             .await
             .unwrap();
-        let made = begins(&mut kubelet, &mut running, &main, u32::try_from(attempt).unwrap()).await;
-        said_in_its_cell(&kiyot, &made, text).await;
-        ending.come().await;
+        let made =
+            start_container(&mut kubelet, &mut running, &main, u32::try_from(attempt).unwrap())
+                .await;
+        wait_for_cell_log(&kiyot, &made, text).await;
+        ending.release().await;
         kubelet.exited(&made.id).await;
         assert_eq!(kubelet.log_lines(&made)[0].text, text);
     }
@@ -358,5 +368,5 @@ async fn empty_dir_subpath_is_current_and_never_behind_a_link() {
     for target in targets {
         let _ = rustix::mount::unmount(&target, rustix::mount::UnmountFlags::DETACH);
     }
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }

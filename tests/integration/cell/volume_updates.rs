@@ -4,7 +4,7 @@ use std::fs;
 
 use kiyot_testkit::{Container, Kiyot, LIMIT, Node, Pod, Source, wait_until};
 
-use super::{WAIT, ends_without_a_trace, options, said, shows, wire::Wire};
+use super::{WAIT, options, remove_and_assert_clean, run_script, wait_for_output, wire::LinkProxy};
 
 /// Verifies D23.
 #[tokio::test]
@@ -60,7 +60,7 @@ async fn update_arrives_during_and_after_a_cut_connection() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
-    let mut wire = Wire::lay(&kiyot.state());
+    let mut proxy = LinkProxy::start(&kiyot.state());
     let spec = Pod::new("cut-off")
         .in_cell()
         .volume("token", Source::Projected(Source::files(&[("token", "zero")])))
@@ -75,21 +75,21 @@ async fn update_arrives_during_and_after_a_cut_connection() {
     for (before, after) in [("one", "two"), ("three", "four")] {
         let ends = || kiyot.log().matches("control connection failed").count();
         let until_now = ends();
-        drop(wire);
-        wait_until("the end of the connection is noticed", LIMIT, async || {
+        drop(proxy);
+        wait_until("the daemon logs the lost connection", LIMIT, async || {
             (ends() > until_now).then_some(())
         })
         .await;
         kubelet.update_volume(&spec, "token", &Source::files(&[("token", before)]));
-        wire = Wire::lay(&kiyot.state());
-        shows(&mut kubelet, &main, "cat /token/token", before).await;
+        proxy = LinkProxy::start(&kiyot.state());
+        wait_for_output(&mut kubelet, &main, "cat /token/token", before).await;
         // The first update is found at the reconnection, before the next comparison of all volumes;
         // the second by its inotify event.
         kubelet.update_volume(&spec, "settings", &Source::files(&[("colour", after)]));
-        shows(&mut kubelet, &main, "cat /settings/colour", after).await;
+        wait_for_output(&mut kubelet, &main, "cat /settings/colour", after).await;
     }
-    assert_eq!(agents(), agent, "nobody was restarted");
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    assert_eq!(agents(), agent, "the agent was not restarted");
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }
 
 /// Verifies D25.
@@ -116,7 +116,7 @@ async fn sources_of_a_projected_volume_come_change_and_go() {
     let all = "cd /var/run/all; for f in $(find . -follow -type f ! -path './..*' | sort); \
         do echo \"$f $(cat $f)\"; done";
     assert_eq!(
-        said(&mut kubelet, &main, all).await,
+        run_script(&mut kubelet, &main, all).await,
         "./ca.crt a certificate\n./namespace default\n./pod/labels app=\"web\"\n\
          ./pod/name projected\n./token eyJ.first.token\n"
     );
@@ -129,7 +129,7 @@ async fn sources_of_a_projected_volume_come_change_and_go() {
         ("late/key", "come"),
     ];
     kubelet.update_volume(&spec, "all", &Source::files(&second));
-    shows(
+    wait_for_output(
         &mut kubelet,
         &main,
         all,
@@ -138,7 +138,7 @@ async fn sources_of_a_projected_volume_come_change_and_go() {
     )
     .await;
     // Nothing of the old version is left under any name.
-    shows(
+    wait_for_output(
         &mut kubelet,
         &main,
         "cd /var/run/all; grep -rl first . ; ls -A | grep -c '^\\.\\.2'",
@@ -146,10 +146,14 @@ async fn sources_of_a_projected_volume_come_change_and_go() {
     )
     .await;
     kubelet.update_volume(&spec, "all", &Source::files(&[("token", "eyJ.third.token")]));
-    shows(&mut kubelet, &main, all, "./token eyJ.third.token\n").await;
-    shows(&mut kubelet, &main, "cd /var/run/all; ls -A | grep -v '^\\.\\.'", "token\n").await;
-    assert_eq!(said(&mut kubelet, &main, "readlink /var/run/all/token").await, "..data/token\n");
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    wait_for_output(&mut kubelet, &main, all, "./token eyJ.third.token\n").await;
+    wait_for_output(&mut kubelet, &main, "cd /var/run/all; ls -A | grep -v '^\\.\\.'", "token\n")
+        .await;
+    assert_eq!(
+        run_script(&mut kubelet, &main, "readlink /var/run/all/token").await,
+        "..data/token\n"
+    );
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }
 
 /// Verifies D26.
@@ -165,17 +169,17 @@ async fn volume_that_grew_over_the_limit_stays_and_is_logged() {
     let running = kubelet.run_pod(&spec).await.unwrap();
     let main = running.container("main").id.clone();
     kubelet.update_volume(&spec, "settings", &Source::files(&[("colour", "red")]));
-    shows(&mut kubelet, &main, "cat /settings/colour", "red").await;
+    wait_for_output(&mut kubelet, &main, "cat /settings/colour", "red").await;
     let settings =
         kubelet.pod_directory(&spec.uid).join("volumes/kubernetes.io~configmap/settings");
     fs::File::create(settings.join("..data/large")).unwrap().set_len((64 << 20) + 1).unwrap();
     kiyot_testkit::output("touch", &[&settings.display().to_string()]).unwrap();
-    wait_until("it is said", LIMIT, async || {
+    wait_until("the refusal is logged", LIMIT, async || {
         kiyot.log().contains("can't be read on the node; the cell keeps its copy").then_some(())
     })
     .await;
-    assert_eq!(said(&mut kubelet, &main, "cat /settings/colour").await, "red");
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    assert_eq!(run_script(&mut kubelet, &main, "cat /settings/colour").await, "red");
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }
 
 /// Verifies D40.
@@ -203,9 +207,10 @@ async fn updates_show_by_their_news_and_not_when_all_volumes_are_compared() {
         for n in 1..=UPDATES {
             let volume = volumes[n % volumes.len()];
             kubelet.update_volume(&spec, volume, &content(n));
-            shows(&mut kubelet, &main, &format!("cat /{volume}/version"), &n.to_string()).await;
+            wait_for_output(&mut kubelet, &main, &format!("cat /{volume}/version"), &n.to_string())
+                .await;
         }
     };
-    tokio::time::timeout(LIMIT, all).await.expect("updates show when they are made");
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    tokio::time::timeout(LIMIT, all).await.expect("updates arrive before the next comparison");
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }

@@ -2,7 +2,7 @@
 
 use kiyot_testkit::{Container, Kiyot, LIMIT, Node, Pod, Source, wait_until};
 
-use super::{WAIT, ends_without_a_trace, faults, options, said, shows};
+use super::{WAIT, faults, options, remove_and_assert_clean, run_script, wait_for_output};
 
 /// Verifies D2.
 #[tokio::test]
@@ -71,7 +71,7 @@ async fn files_of_the_kubelet_are_there_with_their_modes() {
     let on_node =
         kubelet.pod_directory(&spec.uid).join("volumes/kubernetes.io~empty-dir/scratch/file");
     assert!(!on_node.exists(), "an emptyDir is in the cell");
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }
 
 /// Verifies D3.
@@ -90,16 +90,17 @@ async fn volume_update_on_the_node_shows_in_the_cell() {
     let running = kubelet.run_pod(&spec).await.unwrap();
     let main = running.container("main").id.clone();
     kubelet.update_volume(&spec, "settings", &Source::files(&[("colour", "red"), ("new", "2")]));
-    shows(&mut kubelet, &main, "cd /settings; cat colour new; ls", "red2colour\nnew\n").await;
+    wait_for_output(&mut kubelet, &main, "cd /settings; cat colour new; ls", "red2colour\nnew\n")
+        .await;
 
     kiyot.kill9();
     kubelet.update_volume(&spec, "token", &Source::files(&[("token", "two")]));
     kiyot.start_again().await;
     let mut kubelet = kiyot.kubelet().await;
-    shows(&mut kubelet, &main, "cat /token/token", "two").await;
+    wait_for_output(&mut kubelet, &main, "cat /token/token", "two").await;
     kubelet.update_volume(&spec, "token", &Source::files(&[("token", "three")]));
-    shows(&mut kubelet, &main, "cat /token/token", "three").await;
-    ends_without_a_trace(&mut kubelet, &kiyot, &running).await;
+    wait_for_output(&mut kubelet, &main, "cat /token/token", "three").await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }
 
 /// Verifies D39.
@@ -117,7 +118,7 @@ async fn empty_dir_lives_as_long_as_its_cell() {
         .container(container.clone());
     let mut first = kubelet.run_pod(&spec).await.unwrap();
     let mut main = first.container("main").id.clone();
-    said(
+    run_script(
         &mut kubelet,
         &main,
         "echo kept > /scratch/file; echo kept > /fast/file; chmod 640 /scratch/file",
@@ -135,7 +136,7 @@ async fn empty_dir_lives_as_long_as_its_cell() {
             }
             _ => {}
         }
-        let made = wait_until("the next attempt is made", LIMIT, async || {
+        let made = wait_until("the next attempt is created", LIMIT, async || {
             kubelet.create_container(&first, &container, attempt).await.ok()
         })
         .await;
@@ -143,8 +144,12 @@ async fn empty_dir_lives_as_long_as_its_cell() {
         main.clone_from(&made.id);
         first.containers.insert(format!("main-{attempt}"), made);
         assert_eq!(
-            said(&mut kubelet, &main, "cat /scratch/file /fast/file; stat -c %a /scratch/file")
-                .await,
+            run_script(
+                &mut kubelet,
+                &main,
+                "cat /scratch/file /fast/file; stat -c %a /scratch/file"
+            )
+            .await,
             "kept\nkept\n640\n",
             "attempt {attempt}"
         );
@@ -158,9 +163,12 @@ async fn empty_dir_lives_as_long_as_its_cell() {
     let mut second = kubelet.running(&spec, config, sandbox);
     let made = kubelet.create_container(&second, &container, 4).await.unwrap();
     kubelet.start_container(&made.id).await.unwrap();
-    assert_eq!(said(&mut kubelet, &made.id, "ls -A /scratch /fast").await, "/fast:\n\n/scratch:\n");
+    assert_eq!(
+        run_script(&mut kubelet, &made.id, "ls -A /scratch /fast").await,
+        "/fast:\n\n/scratch:\n"
+    );
     second.containers.insert("main".to_owned(), made);
     let old = kiyot_testkit::cri::RemovePodSandboxRequest { pod_sandbox_id: first.sandbox };
     kubelet.runtime.remove_pod_sandbox(old).await.unwrap();
-    ends_without_a_trace(&mut kubelet, &kiyot, &second).await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &second).await;
 }

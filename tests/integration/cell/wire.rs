@@ -6,11 +6,11 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 /// Proxy in the place of the gateway's socket. After its drop, no connection passes.
-pub(super) struct Wire(#[expect(dead_code, reason = "it ends what it guards")] DropGuard);
+pub(super) struct LinkProxy(#[expect(dead_code, reason = "its drop ends the proxy")] DropGuard);
 
-impl Wire {
+impl LinkProxy {
     /// Starts a proxy for new connections.
-    pub(super) fn lay(state: &Path) -> Self {
+    pub(super) fn start(state: &Path) -> Self {
         let (near, far) = (state.join("gateway.sock"), state.join("far.sock"));
         if far.exists() {
             std::fs::remove_file(&near).unwrap();
