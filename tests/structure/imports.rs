@@ -76,13 +76,25 @@ const PARTS: &[Part] = &[
         path: "backends::milpa::pods",
         may: &[&["backends::milpa::id", "backends::milpa::clock"]],
     },
-    Part { path: "backends::milpa::images", may: &[FAILURES, CELLS, RECORDS, &["config"]] },
-    Part { path: "backends::milpa::volumes", may: &[FAILURES, CELLS, RECORDS, &["config"]] },
-    Part { path: "backends::milpa::logs", may: &[FAILURES, CELLS, RECORDS, WAITING, &["config"]] },
-    Part { path: "backends::milpa::streaming", may: &[FAILURES, CELLS, RECORDS, &["config"]] },
+    Part {
+        path: "backends::milpa::images",
+        may: &[CELL_CLIENT, FAILURES, CELLS, RECORDS, &["config"]],
+    },
+    Part {
+        path: "backends::milpa::volumes",
+        may: &[CELL_CLIENT, FAILURES, CELLS, RECORDS, &["config"]],
+    },
+    Part {
+        path: "backends::milpa::logs",
+        may: &[CELL_CLIENT, FAILURES, CELLS, RECORDS, WAITING, &["config"]],
+    },
+    Part {
+        path: "backends::milpa::streaming",
+        may: &[CELL_CLIENT, FAILURES, CELLS, RECORDS, &["config"]],
+    },
     Part {
         path: "backends::milpa::resolver",
-        may: &[FAILURES, CELLS, &["backends::milpa::id", "config"]],
+        may: &[CELL_CLIENT, FAILURES, CELLS, &["backends::milpa::id", "config"]],
     },
     Part {
         path: "backends::milpa::cells",
@@ -116,6 +128,8 @@ const RESOURCES: &[&str] = &[
     "backends::milpa::streaming",
     "backends::milpa::resolver",
 ];
+/// Calls to a cell.
+const CELL_CLIENT: &[&str] = &["backends::milpa::cell_client"];
 /// The read model of pods, and the calls that keep it current.
 const POD_MODEL: &[&str] = &["backends::milpa::pods", "backends::milpa::cell_client"];
 /// Parts that make cells and connect to them.

@@ -9,11 +9,17 @@ use std::{
 };
 
 use futures::future::BoxFuture;
-use kiyot_link::channel::{Channel, truncate};
+use kiyot_link::{
+    channel::{Channel, truncate},
+    resolver::MAX_UDP_MESSAGE_BYTES,
+};
 use kiyot_proto::{
     bounds,
     cell::{BindReply, BindRequest, FileChange, HelloReply, agent_client::AgentClient},
-    cri::{self, runtime_service_client::RuntimeServiceClient},
+    cri::{
+        self, image_service_client::ImageServiceClient,
+        runtime_service_client::RuntimeServiceClient,
+    },
 };
 use tonic::{Code, Request, Response, Status};
 
@@ -27,6 +33,22 @@ use super::{
 pub(crate) const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time limit of a call that can do without its response.
 pub(crate) const OPTIONAL_CALL_TIMEOUT: Duration = Duration::from_secs(1);
+/// Time limit of a cell for a query, a file, the trim of a log, and the start of a stream.
+pub(crate) const QUERY_TIMEOUT: Duration = Duration::from_secs(20);
+/// Time limit of a cell for changes of the files of volumes.
+pub(crate) const CHANGE_FILES_TIMEOUT: Duration = Duration::from_secs(120);
+/// Time limit of a cell to make an image of its blobs, and of its CRI to notice.
+pub(crate) const PUT_IMAGE_TIMEOUT: Duration = Duration::from_secs(60);
+/// Time limit of a whole blob; a stalled one ends much earlier.
+pub(crate) const PUT_BLOB_TIMEOUT: Duration = Duration::from_secs(4 * 60 * 60);
+/// Largest response about images that is accepted from a cell, in bytes.
+pub(crate) const MAX_IMAGE_RESPONSE_BYTES: usize = 4 << 20;
+/// Largest file that is accepted from a cell, in bytes.
+pub(crate) const MAX_FILE_RESPONSE_BYTES: usize = 8 << 20;
+/// Largest part of a log or a tunnel that is accepted from a cell, in bytes.
+pub(crate) const MAX_PART_BYTES: usize = 1 << 20;
+/// Largest name query that is accepted from a cell, in bytes: a message with its metadata.
+pub(crate) const MAX_NAME_QUERY_BYTES: usize = MAX_UDP_MESSAGE_BYTES + 1024;
 /// Longest wait for a cell that is not connected: its agent may be dialling again.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest id that is accepted from a cell, in bytes. containerd's have 64, and `sha256:` before
@@ -96,7 +118,7 @@ impl CellClient {
     }
 
     fn agent(&self) -> AgentClient<Channel> {
-        AgentClient::new(self.bulk.clone()).max_decoding_message_size(bounds::MAX_RESPONSE_BYTES)
+        agent(&self.bulk, bounds::MAX_RESPONSE_BYTES)
     }
 
     /// Calls `ExecSync` of the cell's containerd. Its response may be as long as a kubelet accepts.
@@ -157,7 +179,18 @@ pub(crate) async fn discard_container(cell: &Cell, cell_container: &str) {
     }
 }
 
-fn with_timeout<T>(timeout: Duration, message: T) -> Request<T> {
+/// Returns a client of a cell's agent that accepts responses up to a limit.
+pub(crate) fn agent(bulk: &Channel, max_response_bytes: usize) -> AgentClient<Channel> {
+    AgentClient::new(bulk.clone()).max_decoding_message_size(max_response_bytes)
+}
+
+/// Returns a client of the image service of a cell's containerd.
+pub(crate) fn image_service(bulk: &Channel) -> ImageServiceClient<Channel> {
+    ImageServiceClient::new(bulk.clone()).max_decoding_message_size(MAX_IMAGE_RESPONSE_BYTES)
+}
+
+/// Returns a request with a timeout, a year at most.
+pub(crate) fn with_timeout<T>(timeout: Duration, message: T) -> Request<T> {
     let mut request = Request::new(message);
     request.set_timeout(timeout.min(MAX_TIMEOUT));
     request

@@ -11,7 +11,7 @@ use futures::{StreamExt, TryStreamExt, stream::BoxStream};
 use kiyot_link::resolver::{
     DNS_HEADER_BYTES, MAX_TCP_CONNECTIONS, MAX_UDP_MESSAGE_BYTES, MAX_UDP_QUERIES, QUERY_TIMEOUT,
 };
-use kiyot_proto::cell::{NameAnswer, NameQuery, agent_client::AgentClient};
+use kiyot_proto::cell::{NameAnswer, NameQuery};
 use tokio::{
     sync::{Semaphore, mpsc},
     task::JoinSet,
@@ -21,6 +21,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::Request;
 
 use super::{
+    cell_client::{self, MAX_NAME_QUERY_BYTES},
     failure::{Class, Failure},
     gateway::CellLink,
     id::CellId,
@@ -41,10 +42,6 @@ const MAX_QUERIES: usize = 1024;
 const MAX_CONNECTIONS: usize = 1024;
 /// Most responses that wait for the link.
 const MAX_QUEUED_RESPONSES: usize = 4;
-/// Largest part that is accepted from a cell, in bytes: a message with its metadata.
-const MAX_PART_BYTES: usize = MAX_UDP_MESSAGE_BYTES + 1024;
-/// Deadline for a cell to set up its name servers.
-const OPEN_TIMEOUT: Duration = Duration::from_secs(20);
 /// Delay before an ended call is restarted.
 const RETRY_DELAY: Duration = Duration::from_millis(500);
 
@@ -96,11 +93,10 @@ impl Resolver {
         };
         // Fits, as the channel is empty.
         let _ = sender.try_send(first);
-        let mut agent =
-            AgentClient::new(link.bulk.clone()).max_decoding_message_size(MAX_PART_BYTES);
+        let mut agent = cell_client::agent(&link.bulk, MAX_NAME_QUERY_BYTES);
         // Without a deadline: the call lasts as long as the connection.
         let call = agent.resolve(Request::new(ReceiverStream::new(answers)));
-        let queries = timeout(OPEN_TIMEOUT, call)
+        let queries = timeout(cell_client::QUERY_TIMEOUT, call)
             .await
             .map_err(|_| Failure::cell(Class::DeadlineExceeded, "Resolve was not answered"))?
             .map_err(Failure::of_cell)?

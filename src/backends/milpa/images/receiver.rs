@@ -7,33 +7,25 @@ use futures::{
     StreamExt as _, TryStreamExt as _,
     stream::{self, BoxStream},
 };
+use kiyot_link::channel::Channel;
 use kiyot_proto::{
     cell::{
         BlobPart, MissingBlobsRequest, PullNews, PutImageRequest, WatchPullsRequest,
         agent_client::AgentClient,
     },
-    cri::{self, image_service_client::ImageServiceClient},
+    cri,
 };
 use tokio::{sync::mpsc, time::timeout};
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::Request;
 
 use crate::backends::milpa::{
+    cell_client::{
+        self, MAX_IMAGE_RESPONSE_BYTES, PUT_BLOB_TIMEOUT, PUT_IMAGE_TIMEOUT, QUERY_TIMEOUT,
+        with_timeout,
+    },
     failure::{Class, Failure},
     gateway::CellLink,
 };
-
-/// Deadline for a response of a cell.
-const RESPONSE_TIMEOUT: Duration = Duration::from_secs(20);
-
-/// Deadline for a cell to make an image of its blobs, and for its CRI to notice.
-const PUT_IMAGE_TIMEOUT: Duration = Duration::from_secs(60);
-
-/// Deadline for a whole blob; a stalled one ends much earlier.
-const PUT_BLOB_TIMEOUT: Duration = Duration::from_secs(4 * 60 * 60);
-
-/// Largest response that is accepted from a cell, in bytes.
-const MAX_RESPONSE_BYTES: usize = 4 << 20;
 
 /// Calls to a cell. Tests have their own implementation.
 #[async_trait]
@@ -68,19 +60,9 @@ pub(super) trait Receiver: Send + Sync {
 pub(super) struct CellReceiver(pub(super) CellLink);
 
 impl CellReceiver {
-    fn agent(&self) -> AgentClient<kiyot_link::channel::Channel> {
-        AgentClient::new(self.0.bulk.clone()).max_decoding_message_size(MAX_RESPONSE_BYTES)
+    fn agent(&self) -> AgentClient<Channel> {
+        cell_client::agent(&self.0.bulk, MAX_IMAGE_RESPONSE_BYTES)
     }
-
-    fn images(&self) -> ImageServiceClient<kiyot_link::channel::Channel> {
-        ImageServiceClient::new(self.0.bulk.clone()).max_decoding_message_size(MAX_RESPONSE_BYTES)
-    }
-}
-
-fn within<T>(message: T, deadline: Duration) -> Request<T> {
-    let mut request = Request::new(message);
-    request.set_timeout(deadline);
-    request
 }
 
 #[async_trait]
@@ -90,11 +72,10 @@ impl Receiver for CellReceiver {
         request: cri::ImageStatusRequest,
         deadline: Option<Duration>,
     ) -> Result<cri::ImageStatusResponse, Failure> {
-        Ok(self
-            .images()
-            .image_status(within(
+        Ok(cell_client::image_service(&self.0.bulk)
+            .image_status(with_timeout(
+                deadline.map_or(QUERY_TIMEOUT, |deadline| deadline.min(QUERY_TIMEOUT)),
                 request,
-                deadline.map_or(RESPONSE_TIMEOUT, |deadline| deadline.min(RESPONSE_TIMEOUT)),
             ))
             .await
             .map_err(Failure::of_cell)?
@@ -106,9 +87,8 @@ impl Receiver for CellReceiver {
         request: cri::PullImageRequest,
         deadline: Duration,
     ) -> Result<String, Failure> {
-        Ok(self
-            .images()
-            .pull_image(within(request, deadline))
+        Ok(cell_client::image_service(&self.0.bulk)
+            .pull_image(with_timeout(deadline, request))
             .await
             .map_err(Failure::of_cell)?
             .into_inner()
@@ -119,15 +99,14 @@ impl Receiver for CellReceiver {
         &self,
         request: WatchPullsRequest,
     ) -> Result<BoxStream<'static, Result<PullNews, Failure>>, Failure> {
-        let mut agent =
-            AgentClient::new(self.0.bulk.clone()).max_decoding_message_size(MAX_RESPONSE_BYTES);
+        let mut agent = self.agent();
         let begun = async {
             let mut reports =
                 agent.watch_pulls(request).await.map_err(Failure::of_cell)?.into_inner();
             let first = reports.message().await.map_err(Failure::of_cell)?;
             Ok(stream::iter(first.map(Ok)).chain(reports.map_err(Failure::of_cell)).boxed())
         };
-        timeout(RESPONSE_TIMEOUT, begun).await.map_err(|_| {
+        timeout(QUERY_TIMEOUT, begun).await.map_err(|_| {
             Failure::cell(Class::DeadlineExceeded, "the cell says nothing of its pulls")
         })?
     }
@@ -135,7 +114,7 @@ impl Receiver for CellReceiver {
     async fn missing(&self, digests: Vec<String>) -> Result<Vec<String>, Failure> {
         Ok(self
             .agent()
-            .missing_blobs(within(MissingBlobsRequest { digests }, RESPONSE_TIMEOUT))
+            .missing_blobs(with_timeout(QUERY_TIMEOUT, MissingBlobsRequest { digests }))
             .await
             .map_err(Failure::of_cell)?
             .into_inner()
@@ -144,7 +123,7 @@ impl Receiver for CellReceiver {
 
     async fn put_blob(&self, parts: mpsc::Receiver<BlobPart>) -> Result<(), Failure> {
         self.agent()
-            .put_blob(within(ReceiverStream::new(parts), PUT_BLOB_TIMEOUT))
+            .put_blob(with_timeout(PUT_BLOB_TIMEOUT, ReceiverStream::new(parts)))
             .await
             .map(drop)
             .map_err(Failure::of_cell)
@@ -152,7 +131,7 @@ impl Receiver for CellReceiver {
 
     async fn put_image(&self, request: PutImageRequest) -> Result<(), Failure> {
         self.agent()
-            .put_image(within(request, PUT_IMAGE_TIMEOUT))
+            .put_image(with_timeout(PUT_IMAGE_TIMEOUT, request))
             .await
             .map(drop)
             .map_err(Failure::of_cell)

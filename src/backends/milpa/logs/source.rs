@@ -1,23 +1,19 @@
 //! Logs in cells, read over the link.
 
-use std::time::Duration;
-
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures::{
     StreamExt as _, TryStreamExt as _,
     stream::{self, BoxStream},
 };
-use kiyot_proto::cell::{ReadLogRequest, TrimLogRequest, agent_client::AgentClient};
+use kiyot_proto::cell::{ReadLogRequest, TrimLogRequest};
 use tonic::Request;
 
-use crate::backends::milpa::{failure::Failure, gateway::CellLink};
-
-/// Largest part that is accepted from a cell, in bytes.
-const MAX_PART_BYTES: usize = 1 << 20;
-
-/// Deadline for a cell to discard the beginning of a log.
-const TRIM_TIMEOUT: Duration = Duration::from_secs(20);
+use crate::backends::milpa::{
+    cell_client::{self, MAX_PART_BYTES, QUERY_TIMEOUT, with_timeout},
+    failure::Failure,
+    gateway::CellLink,
+};
 
 /// Part of a log.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -52,8 +48,7 @@ impl Source for CellLogs {
         path: &str,
         position: u64,
     ) -> Result<BoxStream<'static, Result<Part, Failure>>, Failure> {
-        let mut agent =
-            AgentClient::new(self.0.bulk.clone()).max_decoding_message_size(MAX_PART_BYTES);
+        let mut agent = cell_client::agent(&self.0.bulk, MAX_PART_BYTES);
         // Without a deadline, which would also end a long stream. The link bounds the wait for the
         // start, the writer the wait for each part.
         let parts = agent
@@ -70,10 +65,9 @@ impl Source for CellLogs {
     }
 
     async fn trim(&self, path: &str, position: u64) -> Result<(), Failure> {
-        let mut request = Request::new(TrimLogRequest { path: path.to_owned(), position });
-        request.set_timeout(TRIM_TIMEOUT);
-        AgentClient::new(self.0.bulk.clone())
-            .max_decoding_message_size(MAX_PART_BYTES)
+        let message = TrimLogRequest { path: path.to_owned(), position };
+        let request = with_timeout(QUERY_TIMEOUT, message);
+        cell_client::agent(&self.0.bulk, MAX_PART_BYTES)
             .trim_log(request)
             .await
             .map_err(Failure::of_cell)?;

@@ -1,6 +1,6 @@
 //! Connections of pods to a name server, in the node's network.
 
-use std::{io, time::Duration};
+use std::io;
 
 use bytes::BytesMut;
 use futures::{Stream, StreamExt, TryStreamExt};
@@ -8,7 +8,7 @@ use kiyot_link::{
     channel::Channel,
     resolver::{QUERY_TIMEOUT, TCP_IDLE_TIMEOUT},
 };
-use kiyot_proto::cell::{TunnelPart, agent_client::AgentClient};
+use kiyot_proto::cell::TunnelPart;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
@@ -19,16 +19,15 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::Request;
 
 use super::{Server, udp};
-use crate::backends::milpa::failure::Failure;
+use crate::backends::milpa::{
+    cell_client::{self, MAX_PART_BYTES},
+    failure::Failure,
+};
 
 /// Most bytes of a read.
 const MAX_READ_BYTES: usize = 16 << 10;
-/// Largest part that is accepted from a cell, in bytes.
-const MAX_PART_BYTES: usize = 1 << 20;
 /// Most parts that wait for the link.
 const MAX_QUEUED_PARTS: usize = 4;
-/// Deadline for a cell to open a tunnel.
-const OPEN_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Connects to a name server, and splices the connection of this query until its end.
 pub(super) async fn splice_connection(server: Server, query: u64, bulk: Channel) -> io::Result<()> {
@@ -38,10 +37,11 @@ pub(super) async fn splice_connection(server: Server, query: u64, bulk: Channel)
     let (up, parts) = mpsc::channel(MAX_QUEUED_PARTS);
     // Fits, as the channel is empty.
     let _ = up.try_send(TunnelPart { query, ..TunnelPart::default() });
-    let mut agent = AgentClient::new(bulk).max_decoding_message_size(MAX_PART_BYTES);
+    let mut agent = cell_client::agent(&bulk, MAX_PART_BYTES);
     // Without a deadline: a connection lasts as long as its two ends want.
     let opened =
-        timeout(OPEN_TIMEOUT, agent.tunnel(Request::new(ReceiverStream::new(parts)))).await;
+        timeout(cell_client::QUERY_TIMEOUT, agent.tunnel(Request::new(ReceiverStream::new(parts))))
+            .await;
     let down = opened.map_err(|_| io::ErrorKind::TimedOut)?.map_err(io::Error::other)?.into_inner();
     splice(connection, up, down.map_err(Failure::of_cell)).await
 }

@@ -1,24 +1,17 @@
 //! Byte streams to a cell.
 
-use std::time::Duration;
-
 use async_trait::async_trait;
 use futures::{StreamExt as _, TryStreamExt as _, stream::BoxStream};
-use kiyot_proto::cell::{TunnelPart, agent_client::AgentClient};
+use kiyot_proto::cell::TunnelPart;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Request;
 
 use crate::backends::milpa::{
+    cell_client::{self, MAX_PART_BYTES, QUERY_TIMEOUT},
     failure::{Class, Failure},
     gateway::CellLink,
 };
-
-/// Deadline for a cell to open a tunnel.
-const OPEN_TIMEOUT: Duration = Duration::from_secs(20);
-
-/// Largest part that is accepted from a cell, in bytes.
-const MAX_PART_BYTES: usize = 1 << 20;
 
 /// Opens tunnels to a cell. Tests have their own implementation.
 #[async_trait]
@@ -40,12 +33,11 @@ impl Tunnels for CellTunnels {
         &self,
         up: mpsc::Receiver<TunnelPart>,
     ) -> Result<BoxStream<'static, Result<TunnelPart, Failure>>, Failure> {
-        let mut agent =
-            AgentClient::new(self.0.bulk.clone()).max_decoding_message_size(MAX_PART_BYTES);
+        let mut agent = cell_client::agent(&self.0.bulk, MAX_PART_BYTES);
         // Without a deadline, which would end the call: a tunnel lasts as long as its two ends
         // want.
         let opened = agent.tunnel(Request::new(ReceiverStream::new(up)));
-        let answer = tokio::time::timeout(OPEN_TIMEOUT, opened)
+        let answer = tokio::time::timeout(QUERY_TIMEOUT, opened)
             .await
             .map_err(|_| {
                 Failure::cell(Class::DeadlineExceeded, "the cell did not open a tunnel in time")

@@ -4,26 +4,19 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use kiyot_proto::cell::{FileChange, GetFileRequest, Root, agent_client::AgentClient};
-use tonic::Request;
+use kiyot_proto::cell::{FileChange, GetFileRequest, Root};
 
 use super::plan::CellPath;
 use crate::backends::milpa::{
+    cell_client::{
+        self, CHANGE_FILES_TIMEOUT, MAX_FILE_RESPONSE_BYTES, QUERY_TIMEOUT, with_timeout,
+    },
     failure::{Class, Failure},
     gateway::CellLink,
 };
 
-/// Deadline for a cell to apply changes.
-const CHANGE_TIMEOUT: Duration = Duration::from_secs(120);
-
-/// Deadline for a cell to return a file.
-const GET_TIMEOUT: Duration = Duration::from_secs(20);
-
 /// Longest wait for a cell that is not connected.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
-
-/// Largest response that is accepted from a cell.
-const MAX_RESPONSE_BYTES: usize = 8 << 20;
 
 /// Access to the files of a cell. Tests have their own implementation.
 #[async_trait]
@@ -44,10 +37,8 @@ pub(super) struct LinkFiles(pub(super) CellLink);
 #[async_trait]
 impl CellFiles for LinkFiles {
     async fn change(&self, changes: Vec<FileChange>) -> Result<(), Failure> {
-        let mut request = Request::new(futures::stream::iter(changes));
-        request.set_timeout(CHANGE_TIMEOUT);
-        AgentClient::new(self.0.bulk.clone())
-            .max_decoding_message_size(MAX_RESPONSE_BYTES)
+        let request = with_timeout(CHANGE_FILES_TIMEOUT, futures::stream::iter(changes));
+        cell_client::agent(&self.0.bulk, MAX_FILE_RESPONSE_BYTES)
             .change_files(request)
             .await
             .map_err(Failure::of_cell)?;
@@ -60,15 +51,10 @@ impl CellFiles for LinkFiles {
         limit: u32,
         last: bool,
     ) -> Result<Option<Bytes>, Failure> {
-        let mut request = Request::new(GetFileRequest {
-            root: place.root.into(),
-            path: place.path.clone(),
-            limit,
-            last,
-        });
-        request.set_timeout(GET_TIMEOUT);
-        let reply = AgentClient::new(self.0.bulk.clone())
-            .max_decoding_message_size(MAX_RESPONSE_BYTES)
+        let message =
+            GetFileRequest { root: place.root.into(), path: place.path.clone(), limit, last };
+        let request = with_timeout(QUERY_TIMEOUT, message);
+        let reply = cell_client::agent(&self.0.bulk, MAX_FILE_RESPONSE_BYTES)
             .get_file(request)
             .await
             .map_err(Failure::of_cell)?
