@@ -270,11 +270,8 @@ async fn reload_changes_rules_and_limits_all_or_nothing() {
 
     // Keys that need a restart are named.
     kiyot.reload("kiyot.sock\"", "other.sock\"").await;
-    assert!(
-        kiyot.log().lines().any(
-            |line| line.contains("the key is not reloadable") && line.contains("server.listen")
-        )
-    );
+    assert!(kiyot.log().lines().any(|line| line.contains("configuration change needs a restart")
+        && line.contains("server.listen")));
     assert_eq!(kubelet.sandboxes().await.unwrap().len(), 3);
     remove_all(&mut kubelet, &[before, still, after]).await;
 }
