@@ -177,8 +177,8 @@ impl Images {
     /// Makes an image present in a cell: it is already, is copied from the node, or is pulled with
     /// the pod's credentials. Returns its id in the cell's containerd.
     ///
-    /// Fails with the cell's own failure of a pull, with NOT_FOUND if there is no reference to pull by,
-    /// FAILED_PRECONDITION if the reference now means another image.
+    /// Fails with the cell's own failure of a pull, with NOT_FOUND if there is no reference to pull
+    /// by, FAILED_PRECONDITION if the reference now means another image.
     pub async fn ensure(
         &self,
         cell: &Cell,

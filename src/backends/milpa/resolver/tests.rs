@@ -1,4 +1,5 @@
 use std::{
+    future::pending,
     net::{Ipv4Addr, SocketAddr},
     sync::atomic::{AtomicUsize, Ordering},
 };
@@ -32,7 +33,7 @@ async fn responses_to<A: Future<Output = std::io::Result<Bytes>> + Send + 'stati
     let (resolver, servers) = (Resolver::default(), servers());
     let result = tokio::select! {
         result = resolver
-            .respond(stays_open, sender, &servers, query_server, |_, _| std::future::pending()) => result,
+            .respond(stays_open, sender, &servers, query_server, |_, _| pending()) => result,
         () = async {
             // All deadlines have passed by then, so no response follows.
             while let Ok(Some(answer)) = timeout(QUERY_TIMEOUT * 2, receiver.recv()).await {
