@@ -225,7 +225,7 @@ async fn event_stream_ends_with_the_first_part_that_ends() {
     let server = Setup::default().start();
     let caller = server.caller().await;
     {
-        let (_node, mut calls) = runtime(&server, "containerd");
+        let (fake, mut calls) = runtime(&server, "containerd");
         let begin = async |calls: &mut mpsc::UnboundedReceiver<Call>| {
             let (response, stream) = open(&caller).await;
             let node = begun(&mut soon(calls.recv()).await.unwrap()).await;
@@ -271,6 +271,7 @@ async fn event_stream_ends_with_the_first_part_that_ends() {
         let (_node, mut body, _stream) = begin(&mut calls).await;
         tell(&server, Ok(event("milpa1")));
         assert_eq!(next(&mut body, &mut Vec::new()).await, event("milpa1"));
+        fake.stop().await;
     }
     // The runtime is down: the stream fails.
     let (response, _stream) = open(&caller).await;

@@ -14,7 +14,7 @@ use bytes::Bytes;
 use h2::{RecvStream, SendStream, server::SendResponse};
 use http::{HeaderMap, HeaderValue, Response, request::Parts};
 use tokio::{net::UnixListener, task::JoinSet};
-use tokio_util::task::AbortOnDropHandle;
+use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
 use crate::caller::frame;
 
@@ -29,7 +29,8 @@ type Handler = Arc<dyn Fn(Call) -> Pin<Box<dyn Future<Output = ()> + Send>> + Se
 
 /// A running fake. Dropping it closes its connections.
 pub(crate) struct FakeRuntime {
-    _task: AbortOnDropHandle<()>,
+    task: AbortOnDropHandle<()>,
+    stop: CancellationToken,
     connections: Arc<AtomicUsize>,
 }
 
@@ -43,10 +44,15 @@ impl FakeRuntime {
         let handler: Handler = Arc::new(move |call| Box::pin(handler(call)));
         let connections = Arc::new(AtomicUsize::new(0));
         let count = connections.clone();
+        let stop = CancellationToken::new();
+        let stopped = stop.clone();
         let task = tokio::spawn(async move {
             let mut tasks = JoinSet::new();
             loop {
-                let (stream, _) = listener.accept().await.unwrap();
+                let (stream, _) = tokio::select! {
+                    accepted = listener.accept() => accepted.unwrap(),
+                    () = stopped.cancelled() => return tasks.shutdown().await,
+                };
                 count.fetch_add(1, Ordering::SeqCst);
                 let handler = handler.clone();
                 tasks.spawn(async move {
@@ -64,7 +70,14 @@ impl FakeRuntime {
                 });
             }
         });
-        Self { _task: AbortOnDropHandle::new(task), connections }
+        Self { task: AbortOnDropHandle::new(task), stop, connections }
+    }
+
+    /// Closes the socket and all connections. After a drop they close a moment later, and a call
+    /// in between is reset.
+    pub(crate) async fn stop(self) {
+        self.stop.cancel();
+        self.task.await.unwrap();
     }
 
     /// Answers each call with the message `answer to <method>`.

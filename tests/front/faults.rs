@@ -53,7 +53,7 @@ async fn restarted_runtime_is_reconnected() {
         })
         .await;
         assert_eq!(answer.ok(), format!("round {round}").as_bytes());
-        drop(runtime);
+        runtime.stop().await;
     }
 }
 

@@ -148,7 +148,7 @@ async fn list_above_the_message_limit_is_refused() {
     server.cells.snapshots.lock().unwrap().insert(Method::ListContainers, Ok(big(200)));
     let answer = caller.call(Method::ListContainers, b"").await;
     assert_eq!(answer.code(), Code::ResourceExhausted as i32);
-    drop(runtime);
+    runtime.stop().await;
     let _runtime = FakeRuntime::constant(&server.runtime("containerd"), big(20 << 20));
     let answer = soon(async {
         loop {
@@ -186,10 +186,10 @@ async fn metrics_of_cells_follow_the_descriptors_of_the_node() {
             .unwrap()
     };
     assert_eq!(ids(metrics().await.ok()), ["a", "b", "milpa by the node's words"]);
-    drop(second);
+    second.stop().await;
     // Complete, or an error.
     assert_eq!(metrics().await.code(), Code::Unavailable as i32);
-    drop(node);
+    node.stop().await;
     assert_eq!(metrics().await.code(), Code::Unavailable as i32);
 }
 
