@@ -1,8 +1,6 @@
 //! Style of Rust sources: openings of docs, width of lines, log and error texts, test names.
 //! CONTRIBUTING.md has the rules with their reasons.
 
-use std::path::Path;
-
 use crate::{
     lexer::{self, Kind, Token},
     tree,
@@ -10,18 +8,6 @@ use crate::{
 
 /// Folders with Rust sources.
 const FOLDERS: [&str; 6] = ["src", "crates", "tests", "benches", "examples", "fuzz"];
-
-/// Folders and files that are not held to a check yet.
-const NOT_YET: &[(Check, &[&str])] = &[
-    (Check::DocOpening, UNREVISED),
-    (Check::Width, UNREVISED),
-    (Check::Width, &["crates/kiyot-cell/src/agent/network.rs"]),
-    (Check::LogText, UNREVISED),
-    (Check::TestName, UNREVISED),
-];
-
-/// Rooms whose words are not revised yet.
-const UNREVISED: &[&str] = &[];
 
 /// Columns of a line of Rust.
 const MAX_RUST_COLUMNS: usize = 100;
@@ -65,17 +51,9 @@ impl Check {
     /// # Panics
     /// For violations, with the line of each.
     fn run(self) {
-        let exempt: Vec<_> = NOT_YET
-            .iter()
-            .filter(|(check, _)| *check == self)
-            .flat_map(|(_, folders)| *folders)
-            .collect();
         let mut found = Vec::new();
         for folder in FOLDERS {
             for file in tree::files(folder, ".rs") {
-                if exempt.iter().any(|exempt| file.starts_with(exempt)) {
-                    continue;
-                }
                 for (line, text) in self.violations(&tree::text(&file)) {
                     found.push(format!("{}:{line}: {text}", file.display()));
                 }
@@ -243,19 +221,6 @@ fn error_messages_are_lower_case_without_a_full_stop() {
 #[test]
 fn test_names_begin_with_their_subject() {
     Check::TestName.run();
-}
-
-#[test]
-fn exempt_folders_are_unique_and_have_sources() {
-    for (check, folders) in NOT_YET {
-        for (index, folder) in folders.iter().enumerate() {
-            assert!(!folders[..index].contains(folder), "{check:?}: {folder} is listed twice");
-            assert!(
-                FOLDERS.iter().any(|known| Path::new(folder).starts_with(known)),
-                "{check:?}: {folder} has no sources"
-            );
-        }
-    }
 }
 
 #[test]

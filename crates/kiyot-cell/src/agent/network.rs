@@ -76,8 +76,7 @@ fn interface(line: &str) -> Option<Interface> {
 mod tests {
     use super::*;
 
-    const TABLE: &str = "\
-Inter-|   Receive                                                |  Transmit
+    const TABLE: &str = r"Inter-|   Receive                                                |  Transmit
  face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier compressed
     lo:     100       2    0    0    0     0          0         0      100       2    0    0    0     0       0          0
  net1:       7       1    0    0    0     0          0         0        8       1    0    0    0     0       0          0
