@@ -175,7 +175,7 @@ async fn volume_that_grew_over_the_limit_stays_and_is_logged() {
     fs::File::create(settings.join("..data/large")).unwrap().set_len((64 << 20) + 1).unwrap();
     kiyot_testkit::output("touch", &[&settings.display().to_string()]).unwrap();
     wait_until("the refusal is logged", LIMIT, async || {
-        kiyot.log().contains("can't be read on the node; the cell keeps its copy").then_some(())
+        kiyot.log().contains("volume unreadable on the node, copy retained").then_some(())
     })
     .await;
     assert_eq!(run_script(&mut kubelet, &main, "cat /settings/colour").await, "red");
