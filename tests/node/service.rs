@@ -25,7 +25,7 @@ fn cells_keep_their_limits_outlive_the_service_and_end_with_the_node() {
 fn limits_outlive_a_reload(machine: &mut Machine, pod: &RunningPod) {
     let cgroup = &pod.cgroup;
     let slice = cgroup.rsplit('/').next().unwrap();
-    let limited = format!("grep -lx 67108864 {cgroup}/*/memory.max");
+    let limited = format!("grep -lx 67108864 {cgroup}/kiyot/*/memory.max");
     let controllers = format!("cat {cgroup}/cgroup.subtree_control");
     let container = machine.ok(&limited);
     let before = machine.ok(&controllers);
