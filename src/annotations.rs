@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
+use ring::digest::{Context, SHA256};
 use serde_json::Value;
 
 use crate::{
@@ -46,6 +47,24 @@ pub const KEYS: [&str; 9] = [
     HEALTHY_TIMEOUT,
     CLOUD_ROUTE,
 ];
+
+/// Returns a digest of the annotations that a [`CellRequest`] is read from: equal for pods that
+/// request equal cells.
+pub fn identity<'a>(annotations: impl IntoIterator<Item = (&'a String, &'a String)>) -> String {
+    let ours: BTreeMap<&str, &str> = annotations
+        .into_iter()
+        .filter(|(key, _)| KEYS.contains(&key.as_str()))
+        .map(|(key, value)| (key.as_str(), value.as_str()))
+        .collect();
+    let mut hash = Context::new(&SHA256);
+    for (key, value) in ours {
+        for text in [key, value] {
+            hash.update(&(text.len() as u64).to_be_bytes());
+            hash.update(text.as_bytes());
+        }
+    }
+    hex::encode(hash.finish())
+}
 
 /// Prefix of all [`KEYS`].
 const PREFIX: &str = "pod.elotl.co/";

@@ -16,9 +16,11 @@ use kiyot_link::core_dump;
 use crate::{app, config, manifest};
 
 mod explain;
+mod simulate;
 mod summary;
 mod telemetry;
 
+use simulate::SimulateArguments;
 use telemetry::LogFormat;
 
 /// Exit code for wrong arguments, configurations and manifests.
@@ -65,6 +67,9 @@ enum Command {
         #[arg(short, long)]
         filename: PathBuf,
     },
+    /// Simulates a day of cells in a cloud with faults, and reports violations of invariants (exit
+    /// code 1). Needs no daemon. The same seed makes the same trace.
+    Simulate(SimulateArguments),
     /// Prints the version.
     Version,
 }
@@ -144,6 +149,7 @@ fn execute(command: Command) -> Result<Output, UsageError> {
                 .map_err(|problems| UsageError(problems.to_string()))?;
             Ok(explain::explain(&config, &manifest))
         }
+        Command::Simulate(arguments) => simulate::run(&arguments),
         Command::Version => Ok(format!("kiyot {}, CRI v1\n", env!("CARGO_PKG_VERSION")).into()),
     }
 }

@@ -27,7 +27,9 @@ mod source;
 pub use backends::{BackendConfig, CriBackend};
 pub use cidr::{Cidr, NotACidr};
 pub use diff::{Change, Diff};
-pub use milpa::{HostPath, MilpaBackend, NodeResolver, OfNode, Policy, Privileged, ProviderKind};
+pub use milpa::{
+    HostAccessPolicy, HostPath, MilpaBackend, NodeResolver, Policy, Privileged, ProviderKind,
+};
 pub use netns::Netns;
 pub use routing::{Routing, Rule};
 pub use server::Server;

@@ -34,6 +34,7 @@ mod pods;
 pub mod policy;
 pub mod providers;
 pub mod resolver;
+pub mod simulator;
 pub mod store;
 pub mod streaming;
 mod sync;
@@ -103,13 +104,12 @@ impl Milpa {
         };
         let registries =
             Registries::new(node.clone(), config.registry_config_dir.clone(), &config.state_dir);
-        let (provider, boot_id): (Arc<dyn Provider>, _) = match config.provider {
-            ProviderKind::Netns => (
-                Arc::new(netns::Netns::new(config, Arc::clone(&registries) as _)),
-                Some(netns::boot_id()),
-            ),
+        let provider: Arc<dyn Provider> = match config.provider {
+            ProviderKind::Netns => {
+                Arc::new(netns::Netns::new(config, Arc::clone(&registries) as _))
+            }
         };
-        let rules = Rules { policy: config.policy, isolation: provider.isolation() };
+        let rules = Rules { policy: config.policy, capabilities: provider.capabilities() };
         for unmet in rules.unmet() {
             tracing::warn!(backend = %name, "{unmet}");
         }
@@ -125,7 +125,8 @@ impl Milpa {
             max_cells: config.max_cells,
             launch_timeout: config.launch_timeout,
             token_ttl: config.token_ttl,
-            boot_id,
+            orphan_timeout: config.orphan_timeout,
+            boot_id: netns::boot_id(),
             ..CellsConfig::default()
         };
         let cells = Cells::start(cells_config, store.clone(), provider).await.map_err(of_store)?;

@@ -7,7 +7,8 @@ use crate::problems::Table;
 
 const STATE_DIR: &str = "/var/lib/kiyot";
 const MAX_CELLS: usize = 250;
-const MAX_MAX_CELLS: usize = 10_000;
+/// Highest value of `max_cells`.
+const MAX_CELLS_LIMIT: usize = 10_000;
 const ORPHAN_TIMEOUT: Duration = Duration::from_secs(15 * 60);
 const LAUNCH_TIMEOUT: Duration = Duration::from_secs(2 * 60);
 const TOKEN_TTL: Duration = Duration::from_secs(10 * 60);
@@ -71,13 +72,13 @@ pub struct Policy {
     /// Paths of the node.
     pub host_path: HostPath,
     /// The node's network (`hostNetwork`).
-    pub host_network: OfNode,
+    pub host_network: HostAccessPolicy,
     /// The node's processes (`hostPID`).
-    pub host_pid: OfNode,
+    pub host_pid: HostAccessPolicy,
     /// The node's IPC (`hostIPC`).
-    pub host_ipc: OfNode,
+    pub host_ipc: HostAccessPolicy,
     /// A user namespace of the pod (`hostUsers: false`).
-    pub host_users: OfNode,
+    pub host_users: HostAccessPolicy,
     /// Privileged containers.
     pub privileged: Privileged,
     /// Name servers that only the node reaches.
@@ -95,7 +96,7 @@ pub enum HostPath {
 
 /// Treatment of a pod that requests access to its host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum OfNode {
+pub enum HostAccessPolicy {
     /// `refuse`: the pod is refused.
     Refuse,
     /// `keep-local`: the pod runs on the node.
@@ -137,10 +138,10 @@ impl Default for Policy {
     fn default() -> Self {
         Self {
             host_path: HostPath::Refuse,
-            host_network: OfNode::Refuse,
-            host_pid: OfNode::Refuse,
-            host_ipc: OfNode::Refuse,
-            host_users: OfNode::Refuse,
+            host_network: HostAccessPolicy::Refuse,
+            host_pid: HostAccessPolicy::Refuse,
+            host_ipc: HostAccessPolicy::Refuse,
+            host_users: HostAccessPolicy::Refuse,
             privileged: Privileged::Refuse,
             node_resolver: NodeResolver::Refuse,
         }
@@ -177,7 +178,7 @@ impl MilpaBackend {
         table.set("provider", &mut backend.provider, |field| {
             field.choice(&[("netns", ProviderKind::Netns)])
         });
-        table.set("max_cells", &mut backend.max_cells, |field| field.number(1..=MAX_MAX_CELLS));
+        table.set("max_cells", &mut backend.max_cells, |field| field.number(1..=MAX_CELLS_LIMIT));
         table.set("ephemeral_storage_limit", &mut backend.ephemeral_storage_limit, read::bytes);
         for (key, target) in [
             ("orphan_timeout", &mut backend.orphan_timeout),
@@ -224,9 +225,9 @@ impl Policy {
         ] {
             table.set(key, target, |field| {
                 field.choice(&[
-                    ("refuse", OfNode::Refuse),
-                    ("keep-local", OfNode::KeepLocal),
-                    ("cell", OfNode::Cell),
+                    ("refuse", HostAccessPolicy::Refuse),
+                    ("keep-local", HostAccessPolicy::KeepLocal),
+                    ("cell", HostAccessPolicy::Cell),
                 ])
             });
         }

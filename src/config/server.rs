@@ -14,7 +14,7 @@ const MAX_CLIENT_TIMEOUT: Duration = Duration::from_secs(60 * 60);
 /// Range of concurrent calls. The kubelet has one for each pod that starts or stops, and a few
 /// more.
 const MAX_CONCURRENT_CALLS: usize = 10_000;
-const MAX_MAX_CONCURRENT_CALLS: usize = 1_000_000;
+const MAX_CONCURRENT_CALLS_LIMIT: usize = 1_000_000;
 
 /// CRI socket and its limits.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -55,7 +55,7 @@ impl Server {
             read::duration(field, MIN_CLIENT_TIMEOUT..=MAX_CLIENT_TIMEOUT)
         });
         table.set("max_concurrent_calls", &mut server.max_concurrent_calls, |field| {
-            number(field, MAX_MAX_CONCURRENT_CALLS)
+            number(field, MAX_CONCURRENT_CALLS_LIMIT)
         });
         table.set("node_backend", &mut server.node_backend, |field| field.text().map(Some));
         table.finish();

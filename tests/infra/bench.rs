@@ -1,6 +1,7 @@
 //! The fixture: a provider with unique names, and the list of resources that it holds on the node.
 
 use std::{
+    collections::BTreeMap,
     fs,
     hash::{BuildHasher, RandomState},
     net::{IpAddr, SocketAddr, TcpListener, TcpStream},
@@ -17,7 +18,10 @@ use std::{
 use kiyot::{
     backends::milpa::{
         id::{CellId, SandboxId},
-        providers::{Attachment, Instance, InstanceId, LaunchSpec, Provider, netns::Netns},
+        providers::{
+            Attachment, Instance, InstanceId, LaunchSpec, Provider, ProviderError, Termination,
+            netns::Netns,
+        },
     },
     config::MilpaBackend,
 };
@@ -151,7 +155,13 @@ impl Bench {
             token: "secret".into(),
             orphan_timeout_secs: 900,
         };
-        let spec = LaunchSpec { cell, bootstrap };
+        let spec = LaunchSpec {
+            cell,
+            candidates: self.provider.offerings().await.unwrap(),
+            tags: BTreeMap::new(),
+            bootstrap,
+            parameters: BTreeMap::new(),
+        };
         let instance = self.provider.launch(&spec, "token").await.unwrap();
         let sandbox = SandboxId::mint().unwrap().to_string();
         let pod_uid = format!("{}-{}", self.name, spec.cell);
@@ -164,6 +174,13 @@ impl Bench {
             cgroup_parent: String::new(),
         };
         Launched { spec, attachment, instance }
+    }
+
+    /// Terminates an instance, and asserts that an `Ok` means its end.
+    pub(crate) async fn end(&self, instance: &InstanceId) -> Result<(), ProviderError> {
+        let mut outcomes = self.provider.terminate(std::slice::from_ref(instance)).await;
+        let outcome = outcomes.remove(instance).unwrap();
+        outcome.map(|progress| assert_eq!(progress, Termination::Confirmed))
     }
 
     pub(crate) fn instance_dir(&self, instance: &InstanceId) -> PathBuf {

@@ -2,8 +2,9 @@
 
 use std::{path::PathBuf, sync::Arc};
 
+use async_trait::async_trait;
 use kiyot::backends::milpa::{
-    cells::{CellError, CellEvent, Cells, CellsConfig, LaunchOrder, Links},
+    cells::{BoundCell, CellError, CellEvent, Cells, CellsConfig, LaunchOrder, Links},
     gateway::{Admission, CellLink, ControlChannel},
     id::{CellId, SandboxId},
     providers::{
@@ -26,6 +27,7 @@ use super::bench::{Bench, LIMIT, cell_file, wait_for};
 #[derive(Debug)]
 struct NoGateway;
 
+#[async_trait]
 impl Links for NoGateway {
     fn link(&self, _cell: &CellId) -> CellLink {
         CellLink {
@@ -47,13 +49,17 @@ impl Links for NoGateway {
     }
 
     fn forget(&self, _cell: &CellId) {}
+
+    async fn shut_down(&self, _cell: &CellId) -> bool {
+        false
+    }
 }
 
 async fn start(bench: &Bench, store: &Store) -> (Arc<Cells>, broadcast::Receiver<CellEvent>) {
     let provider: Arc<dyn Provider> =
         Arc::new(Netns::new(&bench.config, Arc::new(None::<PathBuf>)));
     let config =
-        CellsConfig { boot_id: Some(boot_id()), launch_timeout: LIMIT, ..CellsConfig::default() };
+        CellsConfig { boot_id: boot_id(), launch_timeout: LIMIT, ..CellsConfig::default() };
     let cells = Cells::start(config, store.clone(), provider).await.unwrap();
     let events = cells.events();
     cells.serve(Arc::new(NoGateway));
@@ -70,13 +76,13 @@ fn order(bench: &Bench) -> LaunchOrder {
         ports: Vec::new(),
         cgroup_parent: String::new(),
     };
-    LaunchOrder { sandbox, attachment, deadline: None }
+    LaunchOrder { sandbox, attempt: 0, identity: String::new(), attachment, deadline: None }
 }
 
 /// Waits until the process of the only cell runs, and returns the cell's instance.
 async fn running_instance(bench: &Bench, cells: &Cells) -> InstanceId {
     wait_for("an instance runs", async || {
-        bench.provider.list_owned().await.unwrap().iter().any(|listed| listed.running)
+        bench.provider.list_owned().await.unwrap().iter().any(|listed| listed.state.is_alive())
     })
     .await;
     InstanceId(cells.all()[0].to_string())
@@ -102,20 +108,31 @@ async fn cell_gone(events: &mut broadcast::Receiver<CellEvent>) -> String {
 }
 
 #[tokio::test]
-async fn restart_during_a_launch_cleans_up_the_instance() {
+async fn restart_during_a_launch_keeps_the_instance_for_the_retry() {
     let bench = Bench::new();
     let store = Store::open(&bench.path().join("store")).await.unwrap();
     let (cells, _) = start(&bench, &store).await;
+    let first = order(&bench);
+    let sandbox = first.sandbox.clone();
     let launch = tokio::spawn({
+        let cells = Arc::clone(&cells);
+        async move { cells.launch(first).await }
+    });
+    let id = running_instance(&bench, &cells).await;
+    let launcher = bench.launcher(&id);
+    cells.shutdown().await;
+    assert!(matches!(launch.await.unwrap(), Err(CellError::Stopping)));
+    assert!(!bench.resources_of(&id).is_empty(), "the instance outlives the daemon");
+    let (cells, _) = start(&bench, &store).await;
+    let retry = tokio::spawn({
         let (cells, order) = (Arc::clone(&cells), order(&bench));
         async move { cells.launch(order).await }
     });
-    let id = running_instance(&bench, &cells).await;
-    cells.shutdown().await;
-    assert!(matches!(launch.await.unwrap(), Err(CellError::Ended(..))));
-    assert!(!bench.resources_of(&id).is_empty(), "the instance outlives the daemon");
-    let (cells, mut events) = start(&bench, &store).await;
-    assert!(cell_gone(&mut events).await.contains("restarted"));
+    enrol(&bench, &cells, &id).await;
+    let bound = retry.await.unwrap().unwrap();
+    assert_eq!((bound.cell.id.as_str(), &bound.sandbox), (id.0.as_str(), &sandbox));
+    assert_eq!(bench.launcher(&id), launcher, "it was not launched again");
+    cells.terminate(&bound.cell.id, "done").await.unwrap();
     bench.assert_clean(&id);
     cells.shutdown().await;
 }
@@ -133,7 +150,7 @@ async fn bound_cell_outlives_the_daemon_and_its_later_end_is_detected() {
     });
     let id = running_instance(&bench, &cells).await;
     enrol(&bench, &cells, &id).await;
-    let (cell, addresses) = launch.await.unwrap().unwrap();
+    let BoundCell { cell, addresses, .. } = launch.await.unwrap().unwrap();
     assert_eq!((cell.id.as_str(), addresses.len()), (id.0.as_str(), 1));
     let mut batch = Batch::default();
     batch.put(

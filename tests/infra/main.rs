@@ -5,7 +5,9 @@
 
 mod bench;
 mod cells;
+mod conformance;
 mod network;
 mod processes;
+mod sim_provider;
 mod store;
 mod trees;

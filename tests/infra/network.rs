@@ -35,7 +35,7 @@ async fn cni_gives_a_cell_an_address_of_the_nodes_network() {
     );
     // DEL uses the configuration by which the network was created.
     fs::remove_dir_all(&bench.config.netns.cni_conf_dir).unwrap();
-    bench.provider.terminate(std::slice::from_ref(&cell.instance.id)).await.unwrap();
+    bench.end(&cell.instance.id).await.unwrap();
     bench.assert_clean(&cell.instance.id);
 }
 
@@ -58,7 +58,7 @@ async fn plugin_receives_pod_arguments_and_the_previous_result() {
         ["10.1.2.3".parse::<std::net::IpAddr>().unwrap()],
         "the last plugin's result counts"
     );
-    bench.provider.terminate(std::slice::from_ref(&cell.instance.id)).await.unwrap();
+    bench.end(&cell.instance.id).await.unwrap();
     for command in ["ADD", "DEL"] {
         let input = fs::read_to_string(input.with_extension(command)).unwrap();
         for word in [
@@ -101,8 +101,7 @@ async fn failed_del_is_retried_until_it_succeeds() {
     let cell = bench.launch().await;
     bench.provider.attach(&cell.instance.id, &cell.attachment).await.unwrap();
     fs::write(&broken, "").unwrap();
-    let error =
-        bench.provider.terminate(std::slice::from_ref(&cell.instance.id)).await.unwrap_err();
+    let error = bench.end(&cell.instance.id).await.unwrap_err();
     let message = format!("{error}: {}", error.source.as_ref().unwrap());
     assert!(
         message.contains(&cell.instance.id.0)
@@ -117,13 +116,13 @@ async fn failed_del_is_retried_until_it_succeeds() {
     );
     let listed = bench.provider.list_owned().await.unwrap();
     assert_eq!(
-        listed.iter().map(|listed| (&listed.id, listed.running)).collect::<Vec<_>>(),
+        listed.iter().map(|listed| (&listed.id, listed.state.is_alive())).collect::<Vec<_>>(),
         [(&cell.instance.id, false)],
         "the instance stays listed"
     );
     fs::remove_file(&broken).unwrap();
     bench.restart();
-    bench.provider.terminate(std::slice::from_ref(&cell.instance.id)).await.unwrap();
+    bench.end(&cell.instance.id).await.unwrap();
     bench.assert_clean(&cell.instance.id);
 }
 
@@ -139,7 +138,7 @@ async fn masquerading_of_an_interrupted_del_is_removed() {
     // DEL finds no address, and leaves the chain.
     run("ip", &["-n", &format!("kiyot-{}", cell.instance.id.0), "link", "delete", "eth0"]);
     bench.restart();
-    bench.provider.terminate(std::slice::from_ref(&cell.instance.id)).await.unwrap();
+    bench.end(&cell.instance.id).await.unwrap();
     bench.assert_clean(&cell.instance.id);
 }
 
@@ -158,7 +157,7 @@ async fn failed_add_leaves_nothing() {
         let error = bench.provider.attach(&cell.instance.id, &cell.attachment).await.unwrap_err();
         assert!(error.source.unwrap().to_string().contains("never"));
     }
-    bench.provider.terminate(std::slice::from_ref(&cell.instance.id)).await.unwrap();
+    bench.end(&cell.instance.id).await.unwrap();
     bench.assert_clean(&cell.instance.id);
 }
 
@@ -186,13 +185,13 @@ async fn without_cni_cells_share_a_bridge_that_ends_with_the_last_cell() {
         first,
         "a second attach returns the same addresses"
     );
-    bench.provider.terminate(std::slice::from_ref(&first_cell.instance.id)).await.unwrap();
+    bench.end(&first_cell.instance.id).await.unwrap();
     assert_eq!(bench.resources_of(&first_cell.instance.id), Vec::<String>::new());
     assert_reachable(&second_cell.instance.id, second[0]);
     // The temporary file that a killed daemon or a full disk leaves while an address is allocated.
     let addresses = bench.config.state_dir.join("addresses");
     fs::write(addresses.join(format!(".{}", second_cell.instance.id.0)), "").unwrap();
-    bench.provider.terminate(std::slice::from_ref(&second_cell.instance.id)).await.unwrap();
+    bench.end(&second_cell.instance.id).await.unwrap();
     bench.assert_clean(&second_cell.instance.id);
     assert!(!addresses.exists());
 }

@@ -40,9 +40,10 @@ async fn launch_with_the_same_token_is_idempotent() {
     }
     assert_eq!(bench.provider.launch(&cell.spec, "another token").await.unwrap(), cell.instance);
     assert_ne!(bench.launcher(&id), launcher, "another token launches another process");
-    bench.provider.terminate(std::slice::from_ref(&id)).await.unwrap();
+    bench.end(&id).await.unwrap();
     bench.assert_clean(&id);
-    bench.provider.terminate(&[id, InstanceId("unknown".into())]).await.unwrap();
+    bench.end(&id).await.unwrap();
+    bench.end(&InstanceId("unknown".into())).await.unwrap();
 }
 
 #[tokio::test]
@@ -52,7 +53,7 @@ async fn killed_launcher_ends_the_instance() {
     let launcher = bench.launcher(&cell.instance.id);
     kill(Pid::from_raw(launcher), Signal::SIGKILL).unwrap();
     wait_for("the instance has ended", async || {
-        bench.provider.list_owned().await.unwrap().iter().all(|listed| !listed.running)
+        bench.provider.list_owned().await.unwrap().iter().all(|listed| !listed.state.is_alive())
     })
     .await;
     wait_for("the process is reaped", async || !Path::new(&format!("/proc/{launcher}")).exists())
@@ -62,7 +63,7 @@ async fn killed_launcher_ends_the_instance() {
         1,
         "an ended instance is listed until it is terminated"
     );
-    bench.provider.terminate(std::slice::from_ref(&cell.instance.id)).await.unwrap();
+    bench.end(&cell.instance.id).await.unwrap();
     bench.assert_clean(&cell.instance.id);
 }
 
@@ -80,7 +81,7 @@ async fn frozen_cell_is_detached_from_its_network() {
         .filter(|file| fs::write(file, "1").is_ok())
         .collect();
     assert_eq!(frozen.len(), 1, "{frozen:?}");
-    bench.provider.terminate(std::slice::from_ref(&cell.instance.id)).await.unwrap();
+    bench.end(&cell.instance.id).await.unwrap();
     bench.assert_clean(&cell.instance.id);
 }
 
@@ -97,8 +98,8 @@ async fn interrupted_launch_is_cleaned_up() {
     // The state of a daemon that was killed before it recorded the process.
     fs::remove_file(bench.instance_dir(&cell.instance.id).join("instance.json")).unwrap();
     bench.restart();
-    assert!(!bench.provider.list_owned().await.unwrap()[0].running);
-    bench.provider.terminate(std::slice::from_ref(&cell.instance.id)).await.unwrap();
+    assert!(!bench.provider.list_owned().await.unwrap()[0].state.is_alive());
+    bench.end(&cell.instance.id).await.unwrap();
     bench.assert_clean(&cell.instance.id);
 }
 
@@ -145,7 +146,7 @@ async fn pid_namespace_ends_with_its_mounts_and_its_containers_cgroups() {
         pods.push(pod);
     }
     assert!(!pods.is_empty());
-    bench.provider.terminate(std::slice::from_ref(id)).await.unwrap();
+    bench.end(id).await.unwrap();
     for pod in &pods {
         assert!(pod.exists(), "the pod's own cgroup is the kubelet's");
         let left = fs::read_dir(pod)
@@ -183,7 +184,7 @@ async fn mounts_that_a_cell_left_on_the_node_are_removed() {
         )
         .unwrap();
     }
-    bench.provider.terminate(std::slice::from_ref(&cell.instance.id)).await.unwrap();
+    bench.end(&cell.instance.id).await.unwrap();
     bench.assert_clean(&cell.instance.id);
 }
 
@@ -195,7 +196,7 @@ async fn missing_executable_is_named_in_the_error() {
     bench.restart();
     let error = bench.provider.check().await.unwrap_err();
     assert_eq!(
-        (error.class.clone(), error.to_string().contains("/no/such/kiyot-cell")),
+        (error.class, error.to_string().contains("/no/such/kiyot-cell")),
         (ErrorClass::Invalid, true),
         "{error}"
     );
@@ -274,7 +275,7 @@ async fn process_that_claims_a_cell_in_its_environment_is_left_alone() {
             .args(["-c", "echo ready; exec sleep 1000"])
             .env("KIYOT_INSTANCE", bench.instance_dir(id)),
     );
-    bench.provider.terminate(std::slice::from_ref(id)).await.unwrap();
+    bench.end(id).await.unwrap();
     bench.assert_clean(id);
     assert!(unrelated.is_running());
 }
@@ -289,11 +290,9 @@ async fn forged_environment_is_not_read() {
     run("cc", &[&define, "-o", program.to_str().unwrap(), source.to_str().unwrap()]);
     let cell = bench.launch().await;
     let mut unrelated = Unrelated::start(&mut Command::new(program));
-    bench.provider.terminate(std::slice::from_ref(&cell.instance.id)).await.unwrap();
+    bench.end(&cell.instance.id).await.unwrap();
     assert!(unrelated.is_running());
-    let status = fs::read_to_string("/proc/self/status").unwrap();
-    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
-    let peak: u64 = peak.trim().trim_end_matches(" kB").parse().unwrap();
+    let peak = kiyot_testkit::peak_resident_kib("self").unwrap();
     assert!(peak * 1024 < FORGED_BYTES, "peak memory of this process: {peak} KiB");
     bench.assert_clean(&cell.instance.id);
 }
@@ -311,7 +310,7 @@ async fn process_in_the_cells_cgroup_ends_with_it() {
     let groups = cgroup_mounts();
     let group = groups.last().unwrap().join("kiyot").join(&id.0);
     fs::write(group.join("cgroup.procs"), left.0.id().to_string()).unwrap();
-    bench.provider.terminate(std::slice::from_ref(id)).await.unwrap();
+    bench.end(id).await.unwrap();
     assert!(!left.is_running());
     bench.assert_clean(id);
 }
@@ -336,7 +335,7 @@ cat /proc/self/cgroup >> {}
     let group = format!("/kiyot/{}", id.0);
     // The plugin's result does not matter.
     let _ = bench.provider.attach(id, &cell.attachment).await;
-    bench.provider.terminate(std::slice::from_ref(id)).await.unwrap();
+    bench.end(id).await.unwrap();
     let cgroups = fs::read_to_string(cgroups).unwrap();
     let in_group = cgroups.lines().filter(|line| line.ends_with(&group)).count();
     assert!(in_group >= 2, "ADD and DEL must both run in {group}:\n{cgroups}");

@@ -64,14 +64,14 @@ async fn deeply_nested_directories_neither_prevent_nor_delay_the_end() {
     fs::create_dir_all(&pod).unwrap();
     nest(&pod, LEVELS, c"d");
     let other = bench.launch().await.instance.id;
-    bench.provider.terminate(std::slice::from_ref(&id)).await.unwrap();
+    bench.end(&id).await.unwrap();
     assert!(!bench.instance_dir(&id).exists(), "left files belong to no instance");
     assert_eq!(bench.resources_of(&id), Vec::<String>::new());
     // The next daemon removes the files that are left.
     bench.restart();
     let listed = bench.provider.list_owned().await.unwrap();
     assert_eq!(listed.iter().map(|listed| &listed.id).collect::<Vec<_>>(), [&other]);
-    bench.provider.terminate(&[other]).await.unwrap();
+    bench.end(&other).await.unwrap();
     let removed = bench.config.state_dir.join("removed");
     wait_for("all files are removed", async || {
         fs::read_dir(&removed).is_ok_and(|mut left| left.next().is_none())
@@ -110,7 +110,7 @@ async fn million_entries_of_every_kind_neither_prevent_nor_delay_the_end() {
     for number in 0..1_000_000 {
         linkat(&dir, c"sparse", &many, number.to_string(), AtFlags::empty()).unwrap();
     }
-    bench.provider.terminate(std::slice::from_ref(&id)).await.unwrap();
+    bench.end(&id).await.unwrap();
     assert!(!bench.instance_dir(&id).exists());
     let removed = bench.config.state_dir.join("removed");
     wait_for("all files are removed", async || {
@@ -136,7 +136,7 @@ async fn nested_cgroups_of_a_pod_are_removed() {
         nest(&own, 100, deep);
         nest(&own, 2, c"second");
     }
-    bench.provider.terminate(std::slice::from_ref(&id)).await.unwrap();
+    bench.end(&id).await.unwrap();
     bench.assert_clean(&id);
 }
 
@@ -152,7 +152,7 @@ async fn files_that_can_not_be_removed_do_not_prevent_the_end() {
     // A process with CAP_LINUX_IMMUTABLE can protect files from removal.
     let change = |flag| super::bench::run("chattr", &[flag, &pod.display().to_string()]);
     change("+i");
-    bench.provider.terminate(std::slice::from_ref(&id)).await.unwrap();
+    bench.end(&id).await.unwrap();
     assert_eq!(bench.resources_of(&id), Vec::<String>::new());
     let removed = bench.config.state_dir.join("removed");
     let left = fs::read_dir(&removed).unwrap().next().unwrap().unwrap().path();

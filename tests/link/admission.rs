@@ -5,12 +5,11 @@ use std::time::{Duration, SystemTime};
 use kiyot::backends::milpa::{gateway::ca::Ca, id::CellId};
 use kiyot_link::{certificate::Certificate, tls};
 use kiyot_proto::cell::{ConnectionKind, HelloReply};
+use kiyot_testkit::wait_for;
 
 use tokio::io::AsyncReadExt;
 
-use crate::kit::{
-    FakeAgent, Fixture, ManualAgent, TOKEN, assert_refused, dial, limits, wait_for, within,
-};
+use crate::kit::{FakeAgent, Fixture, ManualAgent, TOKEN, assert_refused, dial, limits, within};
 
 fn hello(cell: &CellId, kind: ConnectionKind, incarnation: &str, generation: u64) -> HelloReply {
     HelloReply {

@@ -3,12 +3,12 @@
 use std::{sync::atomic::Ordering, time::Duration};
 
 use kiyot_proto::cell::{ReadLogRequest, agent_client::AgentClient};
-use kiyot_testkit::wait_until;
+use kiyot_testkit::{wait_for, wait_until};
 use tokio::task::JoinSet;
 
 use crate::{
     calls::echo,
-    kit::{Fixture, LIMIT, limits, timed, wait_for, within},
+    kit::{Fixture, LIMIT, limits, timed, within},
 };
 
 /// The minimal idle timeout of tests in which a connection is to be closed.

@@ -8,9 +8,10 @@ use kiyot_link::{bootstrap::GatewayAddress, channel::Channel};
 use kiyot_proto::cell::{
     BindRequest, GetFileRequest, ReadLogRequest, TrimLogRequest, agent_client::AgentClient,
 };
+use kiyot_testkit::wait_for;
 use tonic::Code;
 
-use crate::kit::{Fixture, LIMIT, limits, timed, wait_for, within};
+use crate::kit::{Fixture, LIMIT, limits, timed, within};
 
 /// Makes a call that returns its argument.
 pub(crate) async fn echo(channel: &Channel, text: &str) {

@@ -12,6 +12,7 @@ use kiyot_link::{
     clock::Clock,
 };
 use kiyot_proto::cell::agent_server::AgentServer;
+use kiyot_testkit::wait_for;
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -23,11 +24,9 @@ mod wire;
 
 pub(crate) use admission::TestAdmission;
 pub(crate) use agent::{TestAgent, timed};
+pub(crate) use kiyot_testkit::LIMIT;
 pub(crate) use manual_agent::{FakeAgent, ManualAgent, assert_refused, dial, dial_as};
 pub(crate) use wire::Wire;
-
-/// The time limit of every wait. Generous, because the machine may be slow.
-pub(crate) const LIMIT: Duration = Duration::from_secs(120);
 
 /// The token of every cell.
 pub(crate) const TOKEN: &str = "open-sesame";
@@ -40,11 +39,6 @@ pub(crate) async fn within<T>(what: &str, future: impl Future<Output = T>) -> T 
     tokio::time::timeout(LIMIT, future)
         .await
         .unwrap_or_else(|_| panic!("{what}: not within {LIMIT:?}"))
-}
-
-/// Waits until a condition holds.
-pub(crate) async fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
-    kiyot_testkit::wait_until(what, LIMIT, async || condition().then_some(())).await;
 }
 
 /// Returns limits that a slow machine does not reach by chance.

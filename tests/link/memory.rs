@@ -92,11 +92,8 @@ fn worst<M: Bounded>(max_bytes: usize) -> Vec<Bytes> {
     vec![maker(max_bytes).into(), maker(low).into()]
 }
 
-/// Returns a value of `/proc/self/status`, in KiB.
-fn status_kib(key: &str) -> usize {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find(|line| line.starts_with(key)).unwrap();
-    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+fn peak_kib() -> u64 {
+    kiyot_testkit::peak_resident_kib("self").unwrap()
 }
 
 /// Returns the worst messages that an agent may send on the control connection.
@@ -274,7 +271,7 @@ impl Messages {
 async fn receive_all(messages: Messages) {
     let fixture = Fixture::start().await;
     let identity = ManualAgent::new().enrol(&fixture.bootstrap()).await.unwrap();
-    let before = status_kib("VmHWM");
+    let before = peak_kib();
     let (control, calls): (Vec<_>, Vec<_>) =
         messages.names().into_iter().partition(|name| name.ends_with(CONTROL));
     for (n, name) in control.iter().enumerate() {
@@ -288,7 +285,7 @@ async fn receive_all(messages: Messages) {
         within("the end of a control connection", async { tokio::join!(agent, daemon) }).await;
         fixture.wait_unlinked().await;
     }
-    let for_control = status_kib("VmHWM") - before;
+    let for_control = peak_kib() - before;
     let tls = tls::cell_client(&fixture.bootstrap().ca_sha256, identity.clone()).unwrap();
     let stream = dial_as(&fixture.bootstrap(), tls, alpn::BULK_NAME).await.unwrap();
     let cell = fixture.cell.to_string();
@@ -315,7 +312,7 @@ async fn receive_all(messages: Messages) {
         ended = served => panic!("the bulk connection has ended: {ended:?}"),
         () = calls => end.cancel(),
     }
-    println!("grown by KiB {for_control} {}", status_kib("VmHWM") - before);
+    println!("grown by KiB {for_control} {}", peak_kib() - before);
 }
 
 /// Verifies L16.

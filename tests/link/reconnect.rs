@@ -12,11 +12,12 @@ use kiyot::backends::milpa::{
 use kiyot_cell::uplink::{LinkState, Outcome};
 use kiyot_link::bootstrap::{Bootstrap, GatewayAddress};
 use kiyot_proto::cell::{BindRequest, agent_client::AgentClient};
+use kiyot_testkit::wait_for;
 use tonic::Code;
 
 use crate::{
     calls::echo,
-    kit::{Fixture, LIMIT, Wire, limits, start_gateway, timed, wait_for, within},
+    kit::{Fixture, LIMIT, Wire, limits, start_gateway, timed, within},
 };
 
 /// Verifies L3.

@@ -131,9 +131,7 @@ fn cells_in(log: &str) -> BTreeSet<String> {
 
 /// Returns the resident memory of a process in KiB, 0 for an exited process.
 pub(crate) fn resident(pid: u32) -> u64 {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    line.and_then(|line| line.trim().strip_suffix(" kB")?.trim().parse().ok()).unwrap_or(0)
+    kiyot_testkit::resident_kib(pid).unwrap_or(0)
 }
 
 /// Collects the paths of all entries below a directory.

@@ -2,7 +2,7 @@
 
 use kiyot::{
     annotations::{CellRequest, LaunchType, TARGET_RUNTIME},
-    config::{self, OfNode, Privileged},
+    config::{self, HostAccessPolicy, Privileged},
     manifest,
 };
 
@@ -45,7 +45,7 @@ fn examples_match_their_names() {
     let policy = milpa.policy;
     assert_eq!(
         [policy.host_network, policy.host_pid, policy.host_ipc, policy.host_users],
-        [OfNode::KeepLocal; 4]
+        [HostAccessPolicy::KeepLocal; 4]
     );
     assert_eq!(policy.privileged, Privileged::KeepLocal);
     let cell = pod("examples/pod-in-a-cell.yaml");

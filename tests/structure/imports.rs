@@ -20,6 +20,7 @@ const PARTS: &[Part] = &[
             "backends",
             "backends::milpa",
             "backends::milpa::policy",
+            "backends::milpa::simulator",
             "manifest",
             "annotations",
             "config",
@@ -71,7 +72,10 @@ const PARTS: &[Part] = &[
         path: "backends::milpa::policy",
         may: &[&["backends::milpa::resolver", "backends::milpa::providers", "config"]],
     },
-    Part { path: "backends::milpa::cell_client", may: &[&["backends::milpa::pods"], CELLS] },
+    Part {
+        path: "backends::milpa::cell_client",
+        may: &[&["backends::milpa::pods"], FAILURES, CELLS],
+    },
     Part {
         path: "backends::milpa::pods",
         may: &[&["backends::milpa::id", "backends::milpa::clock"]],
@@ -104,6 +108,10 @@ const PARTS: &[Part] = &[
             WAITING,
             &["config"],
         ],
+    },
+    Part {
+        path: "backends::milpa::simulator",
+        may: &[&["backends::milpa::cells", "backends::milpa::providers"], RECORDS],
     },
     Part { path: "backends::milpa::gateway", may: &[RECORDS, &["config"]] },
     Part { path: "backends::milpa::providers", may: &[&["backends::milpa::id", "config"]] },
@@ -201,6 +209,21 @@ fn every_module_belongs_to_a_part() {
         unknown.is_empty(),
         "modules without a part in tests/structure/imports.rs: {unknown:?}"
     );
+}
+
+/// The other parts return failures, which `cri/status_code.rs` turns into statuses.
+#[test]
+fn grpc_status_is_named_by_cri_and_grpc_peers_alone() {
+    const MAY: [&str; 4] = ["cri", "cell_client", "gateway", "failure"];
+    for file in tree::files("src/backends/milpa", ".rs") {
+        let module = source::module_of(&file);
+        if MAY.contains(&&*module[2]) || module.iter().any(|name| name == "tests") {
+            continue;
+        }
+        let code = source::code_of(&tree::text(&file));
+        let names = |name: &str| code.iter().any(|word| word == name);
+        assert!(!(names("tonic") && names("Status")), "{} names tonic::Status", file.display());
+    }
 }
 
 #[test]

@@ -4,8 +4,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use kiyot::backends::Method;
 use kiyot_proto::{cell, cri};
+use kiyot_testkit::wait_for;
 
-use crate::kit::{Fixture, until};
+use crate::kit::Fixture;
 
 const SECOND: i64 = 1_000_000_000;
 const YEAR: i64 = 365 * 24 * 3600 * SECOND;
@@ -110,7 +111,7 @@ async fn usage_and_metrics_times_are_recent_and_not_in_the_future() {
         let used = |cpu: Option<cri::CpuUsage>| {
             cpu.and_then(|cpu| cpu.usage_core_nano_seconds).map(|used| used.value)
         };
-        until("the usage is told", || used(pod().cpu) == Some(value)).await;
+        wait_for("the usage is told", || used(pod().cpu) == Some(value)).await;
         let pod = pod();
         let described = cri::MetricDescriptor {
             name: "container_sockets".to_owned(),

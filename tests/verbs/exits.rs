@@ -2,8 +2,9 @@
 
 use kiyot::backends::{Method, milpa::store::Batch};
 use kiyot_proto::{cell::event::Event, cri};
+use kiyot_testkit::wait_for;
 
-use crate::kit::{Fixture, until};
+use crate::kit::Fixture;
 
 /// Runs a pod whose cell has reported that its container exited with 3, while the log stalls.
 /// Returns the container, which does not read EXITED yet.
@@ -65,7 +66,7 @@ async fn containers_of_a_stopped_sandbox_keep_their_codes_across_a_restart() {
         let told = cri::PodSandboxStatus { id: "5a".to_owned(), state: 1, ..Default::default() };
         state.tell(Event::Sandbox(told));
     });
-    until("the end of the sandbox", || {
+    wait_for("the end of the sandbox", || {
         kiyot.sandbox_status(&sandbox).unwrap().state() == cri::PodSandboxState::SandboxNotready
     })
     .await;

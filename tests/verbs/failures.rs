@@ -7,10 +7,11 @@ use std::{
 
 use kiyot::backends::Method;
 use kiyot_proto::cri;
+use kiyot_testkit::wait_for;
 use prost::Message;
 use tonic::{Code, Status};
 
-use crate::kit::{Fixture, LIMIT, until};
+use crate::kit::{Fixture, LIMIT};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn failed_sandbox_leaves_no_cell() {
@@ -47,7 +48,7 @@ async fn containers_of_a_lost_cell_read_exited() {
     let status = kiyot.exited(&runs).await;
     assert_eq!((status.exit_code, &*status.reason), (137, "CellLost"));
     assert_eq!(kiyot.status(&done).unwrap().exit_code, 0, "what had ended before stays as it was");
-    until("the sandbox's end", || {
+    wait_for("the sandbox's end", || {
         kiyot.sandbox_status(&sandbox).unwrap().state() == cri::PodSandboxState::SandboxNotready
     })
     .await;
@@ -151,7 +152,8 @@ async fn stop_waits_for_a_cell_that_is_dialling() {
     cell.with(|state| state.unanswered.push("Hello"));
     let kiyot = kiyot.restart().await;
     // The cell has dialled and says nothing.
-    until("the cell calls home", || cell.with(|state| state.waiting_calls.contains("Hello"))).await;
+    wait_for("the cell calls home", || cell.with(|state| state.waiting_calls.contains("Hello")))
+        .await;
     let mut stopping = std::pin::pin!(kiyot.stop_sandbox(&sandbox));
     assert!(
         tokio::time::timeout(Duration::from_secs(1), &mut stopping).await.is_err(),

@@ -9,14 +9,15 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
+    time::Duration,
 };
 
 use async_trait::async_trait;
 use kiyot::backends::milpa::{
     id::CellId,
     providers::{
-        Attachment, ErrorClass, Instance, InstanceId, Isolation, LaunchSpec, Provider,
-        ProviderError,
+        Attachment, Capabilities, ErrorClass, Instance, InstanceId, InstanceState, LaunchSpec,
+        Market, Offering, Provider, ProviderError, Termination, Terminations, netns,
     },
 };
 use kiyot_cell::uplink::Uplink;
@@ -112,15 +113,48 @@ impl FakeProvider {
     }
 }
 
+impl Running {
+    fn instance(&self, id: &CellId) -> Instance {
+        instance(id, !self.cell.with(|state| state.crashed))
+    }
+}
+
+fn offering() -> Offering {
+    Offering { instance_type: "fake".to_owned(), zone: "here".to_owned(), market: Market::OnDemand }
+}
+
+fn instance(cell: &CellId, running: bool) -> Instance {
+    Instance {
+        id: InstanceId(cell.as_str().to_owned()),
+        cell: cell.clone(),
+        token: String::new(),
+        fingerprint: String::new(),
+        offering: offering(),
+        addresses: Vec::new(),
+        state: if running { InstanceState::Running } else { InstanceState::Stopped },
+        since: None,
+    }
+}
+
 #[async_trait]
 impl Provider for FakeProvider {
-    fn isolation(&self) -> Isolation {
-        Isolation { provider: "fake", privileges: true, users: true }
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            provider: "fake",
+            own_kernel: true,
+            own_users: true,
+            own_devices: true,
+            listing_period: Duration::from_millis(100),
+            ..netns::CAPABILITIES
+        }
+    }
+
+    async fn offerings(&self) -> Result<Vec<Offering>, ProviderError> {
+        Ok(vec![offering()])
     }
 
     async fn launch(&self, spec: &LaunchSpec, _: &str) -> Result<Instance, ProviderError> {
         self.gate.acquire().await.unwrap().forget();
-        let id = InstanceId(spec.cell.as_str().to_owned());
         let private = self.dir.join(spec.cell.as_str());
         let home = Uplink::new(spec.bootstrap.clone(), &private, "fake").unwrap();
         let ways = Options { ids: self.ids.clone(), heartbeat: None };
@@ -135,7 +169,7 @@ impl Provider for FakeProvider {
         let mut cells = self.cells.lock().unwrap();
         cells.insert(spec.cell.clone(), Running { cell, end, task });
         self.most.fetch_max(cells.len(), Ordering::SeqCst);
-        Ok(Instance { id, cell: spec.cell.clone(), running: true })
+        Ok(instance(&spec.cell, true))
     }
 
     async fn attach(&self, _: &InstanceId, _: &Attachment) -> Result<Vec<IpAddr>, ProviderError> {
@@ -144,22 +178,26 @@ impl Provider for FakeProvider {
 
     async fn list_owned(&self) -> Result<Vec<Instance>, ProviderError> {
         let cells = self.cells.lock().unwrap();
-        let of = |(id, running): (&CellId, &Running)| {
-            let crashed = running.cell.with(|state| state.crashed);
-            Instance { id: InstanceId(id.as_str().to_owned()), cell: id.clone(), running: !crashed }
-        };
-        Ok(cells.iter().map(of).collect())
+        Ok(cells.iter().map(|(id, running)| running.instance(id)).collect())
     }
 
-    async fn terminate(&self, instances: &[InstanceId]) -> Result<(), ProviderError> {
+    async fn describe(&self, instance: &InstanceId) -> Result<Instance, ProviderError> {
+        let (cells, id) = (self.cells.lock().unwrap(), CellId::parse(&instance.0).unwrap());
+        cells.get(&id).map(|running| running.instance(&id)).ok_or_else(|| {
+            ProviderError::without_cause(ErrorClass::NotFound, "describe a fake cell")
+        })
+    }
+
+    async fn detach(&self, _: &InstanceId) -> Result<(), ProviderError> {
+        Ok(())
+    }
+
+    async fn terminate(&self, instances: &[InstanceId]) -> Terminations {
         self.asked_to_end.fetch_add(1, Ordering::SeqCst);
         self.way_out.acquire().await.unwrap().forget();
         if self.refuses_to_end.load(Ordering::SeqCst) {
-            return Err(ProviderError {
-                class: ErrorClass::Transient,
-                doing: "end a fake cell".to_owned(),
-                source: Some("the test says no".into()),
-            });
+            let error = ProviderError::transient("end a fake cell", "the test says no");
+            return instances.iter().map(|id| (id.clone(), Err(error.clone()))).collect();
         }
         for instance in instances {
             let running = self.cells.lock().unwrap().remove(&CellId::parse(&instance.0).unwrap());
@@ -168,7 +206,7 @@ impl Provider for FakeProvider {
                 task.await.unwrap();
             }
         }
-        Ok(())
+        instances.iter().map(|id| (id.clone(), Ok(Termination::Confirmed))).collect()
     }
 
     async fn console(&self, _: &InstanceId) -> Result<String, ProviderError> {

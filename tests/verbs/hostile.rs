@@ -9,11 +9,11 @@ use kiyot_link::{
     log_limit::{MAX_LINES, PERIOD},
 };
 use kiyot_proto::{cell, cri};
-use kiyot_testkit::{fake_cell::IMAGE, log::CapturedLog};
+use kiyot_testkit::{fake_cell::IMAGE, log::CapturedLog, wait_for};
 use prost::Message;
 use tonic::{Code, Status};
 
-use crate::kit::{Fixture, LIMIT, until};
+use crate::kit::{Fixture, LIMIT};
 
 /// Runs two pods with a container each, and returns the ids of both containers. Both are `c0` in
 /// their cells.
@@ -32,6 +32,12 @@ async fn honest_and_liar(kiyot: &Fixture) -> (String, String) {
         kiyot.start_container(container).await;
     }
     (containers[0].clone(), containers[1].clone())
+}
+
+/// Returns the id of the sandbox of the pod with this name.
+fn sandbox_of(kiyot: &Fixture, name: &str) -> String {
+    let has_name = |sandbox: &cri::PodSandbox| sandbox.metadata.as_ref().unwrap().name == name;
+    kiyot.sandboxes().into_iter().find(has_name).unwrap().id
 }
 
 fn exec(container: &str) -> cri::ExecSyncRequest {
@@ -113,7 +119,7 @@ async fn reports_on_ids_of_other_cells_have_no_effect() {
         "nothing was made of it"
     );
     let file = kiyot.dir.path().join("log/main.log");
-    until("the log has what the honest cell wrote", || {
+    wait_for("the log has what the honest cell wrote", || {
         std::fs::read_to_string(&file).is_ok_and(|text| text == "honest line\n")
     })
     .await;
@@ -172,12 +178,7 @@ async fn endless_response_fails_its_call_alone() {
         );
         is_well(&kiyot, &honest).await;
     }
-    let sandbox = kiyot
-        .sandboxes()
-        .into_iter()
-        .find(|sandbox| sandbox.metadata.as_ref().unwrap().name == "liar")
-        .unwrap()
-        .id;
+    let sandbox = sandbox_of(&kiyot, "liar");
     let status = kiyot
         .call::<cri::CreateContainerResponse>(
             Method::CreateContainer,
@@ -194,7 +195,7 @@ async fn endless_response_fails_its_call_alone() {
     lying.exit("c0", 3);
     lying.with(|state| state.end_watch());
     for method in ["ReadLog", "Watch", "ExecSync", "CreateContainer", "ListContainers"] {
-        until(&format!("{method} was answered without an end"), || {
+        wait_for(format!("{method} was answered without an end"), || {
             lying.with(|state| state.endless_calls.contains(method))
         })
         .await;
@@ -213,12 +214,7 @@ async fn lists_stay_short_for_any_report_of_a_cell() {
     let kiyot = Fixture::start().await;
     let (honest, liar) = honest_and_liar(&kiyot).await;
     let lying = kiyot.provider.nth(1);
-    let of_liar = kiyot
-        .sandboxes()
-        .into_iter()
-        .find(|sandbox| sandbox.metadata.as_ref().unwrap().name == "liar")
-        .unwrap()
-        .id;
+    let of_liar = sandbox_of(&kiyot, "liar");
     let mut events = kiyot.daemon.cri.events();
     // An image id as long as a response may be: no container is created of it, because a kubelet
     // could soon decode no list of containers.
@@ -346,12 +342,7 @@ async fn responses_of_another_type_or_number_harm_their_own_pod_alone() {
     let kiyot = Fixture::start().await;
     let (honest, liar) = honest_and_liar(&kiyot).await;
     let lying = kiyot.provider.nth(1);
-    let of_liar = kiyot
-        .sandboxes()
-        .into_iter()
-        .find(|sandbox| sandbox.metadata.as_ref().unwrap().name == "liar")
-        .unwrap()
-        .id;
+    let of_liar = sandbox_of(&kiyot, "liar");
     let other = cell::FromCell {
         message: Some(cell::from_cell::Message::Hello(cell::HelloReply {
             cell: "another".to_owned(),

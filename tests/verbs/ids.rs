@@ -3,9 +3,10 @@
 use futures::StreamExt;
 use kiyot::backends::Method;
 use kiyot_proto::{cell, cri};
+use kiyot_testkit::wait_for;
 use prost::Message;
 
-use crate::kit::{Fixture, LIMIT, until};
+use crate::kit::{Fixture, LIMIT};
 
 /// Prefix of each id of the cell.
 const CELL_PREFIX: &str = "of-the-cell-";
@@ -153,7 +154,7 @@ async fn responses_have_no_id_of_the_cell() {
         let used = stats.stats.unwrap().cpu.and_then(|cpu| cpu.usage_core_nano_seconds);
         used.is_some_and(|used| used.value == 7)
     };
-    until("the heartbeat is told", used).await;
+    wait_for("the heartbeat is told", used).await;
     // Each id is in lists, statuses and statistics.
     assert!(answers(&kiyot, &sandbox, &container).await >= 10);
     cell.exit(&own, 3);

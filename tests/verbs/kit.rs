@@ -27,14 +27,14 @@ use kiyot::{
 };
 use kiyot_link::{bootstrap::GatewayAddress, clock::Clock};
 use kiyot_proto::cri;
+use kiyot_testkit::wait_for;
 use prost::Message;
 use tempfile::TempDir;
 use tonic::Status;
 
 use crate::fake_provider::FakeProvider;
 
-/// Time limit of each wait. Generous: the machine may be slow.
-pub(crate) const LIMIT: Duration = Duration::from_secs(120);
+pub(crate) use kiyot_testkit::LIMIT;
 
 /// A backend with fake cells.
 pub(crate) struct Fixture {
@@ -222,7 +222,7 @@ impl Fixture {
     }
 
     pub(crate) async fn exited(&self, container: &str) -> cri::ContainerStatus {
-        until("the container's end", || {
+        wait_for("the container's end", || {
             self.status(container).unwrap().state() == cri::ContainerState::ContainerExited
         })
         .await;
@@ -235,11 +235,7 @@ impl Daemon {
         let state = dir.join("state");
         let store = Store::open(&state).await.unwrap();
         let ca = Ca::load_or_make(&store).await.unwrap();
-        let config = CellsConfig {
-            launch_timeout: LIMIT,
-            list_interval: Duration::from_millis(100),
-            ..CellsConfig::default()
-        };
+        let config = CellsConfig { launch_timeout: LIMIT, ..CellsConfig::default() };
         let cells = Cells::start(config, store.clone(), Arc::clone(provider) as _).await.unwrap();
         let limits = Limits {
             handshake: LIMIT,
@@ -268,7 +264,7 @@ impl Daemon {
             volumes: Volumes::new(vec![dir.join("kubelet")], HostPath::Refuse),
             logs: Logs::new(),
             streaming: Arc::new(Streaming::start().await.unwrap()),
-            rules: Rules { policy: Policy::default(), isolation: provider.isolation() },
+            rules: Rules { policy: Policy::default(), capabilities: provider.capabilities() },
             claim_timeout,
             usage_timeout: LIMIT,
             metrics_timeout: LIMIT,
@@ -285,9 +281,4 @@ impl Daemon {
         drop((self.cri, self.cells, self.gateway));
         self.store.close().await;
     }
-}
-
-/// Waits until a condition holds.
-pub(crate) async fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    kiyot_testkit::wait_until(what, LIMIT, async || holds().then_some(())).await;
 }

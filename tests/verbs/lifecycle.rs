@@ -2,10 +2,13 @@
 
 use kiyot::backends::Method;
 use kiyot_proto::cri;
-use kiyot_testkit::fake_cell::{IMAGE, REFERENCE};
+use kiyot_testkit::{
+    fake_cell::{IMAGE, REFERENCE},
+    wait_for,
+};
 use tonic::Code;
 
-use crate::kit::{Fixture, until};
+use crate::kit::Fixture;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pod_runs_from_sandbox_to_removal() {
@@ -129,8 +132,10 @@ async fn restart_recovers_the_pod_with_the_events_meanwhile() {
     assert_eq!(kiyot.status(&stays).unwrap().state(), cri::ContainerState::ContainerRunning);
     cell.write("c0", "goes on\n");
     let log = kiyot.dir.path().join("log/stays.log");
-    until("the log to go on", || std::fs::read_to_string(&log).is_ok_and(|log| log == "goes on\n"))
-        .await;
+    wait_for("the log to go on", || {
+        std::fs::read_to_string(&log).is_ok_and(|log| log == "goes on\n")
+    })
+    .await;
     assert_eq!(kiyot.provider.launched(), 1);
 }
 

@@ -5,8 +5,9 @@ use kiyot::backends::{
     milpa::store::{Batch, Table},
 };
 use kiyot_proto::{cell, cri};
+use kiyot_testkit::wait_for;
 
-use crate::kit::{Fixture, until};
+use crate::kit::Fixture;
 
 /// Verifies X17.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -22,7 +23,7 @@ async fn container_with_a_lost_status_has_the_state_of_its_cell() {
     lost.remove(Table::ContainerStatuses, &runs).remove(Table::ContainerStatuses, &done);
     let kiyot = kiyot.restart_with(lost).await;
     // If it read EXITED, its next attempt would run beside it.
-    until("the state of a container that runs", || match kiyot.status(&runs).unwrap().state() {
+    wait_for("the state of a container that runs", || match kiyot.status(&runs).unwrap().state() {
         cri::ContainerState::ContainerExited => {
             panic!("a container that runs was said to have ended")
         }
@@ -46,7 +47,7 @@ async fn container_without_a_record_is_removed_from_its_cell() {
     let kiyot = kiyot.restart_with(records).await;
     assert_eq!(kiyot.status(&lost).unwrap_err().code(), tonic::Code::NotFound);
     let cell = kiyot.provider.only();
-    until("the end of a container without a record", || {
+    wait_for("the end of a container without a record", || {
         cell.with(|state| state.containers.len() == 1)
     })
     .await;
@@ -72,7 +73,8 @@ async fn container_during_its_creation_is_not_removed() {
         kiyot.container_request(&sandbox, "main"),
     );
     let meanwhile = async {
-        until("a container in the cell", || cell.with(|state| state.containers.len() == 2)).await;
+        wait_for("a container in the cell", || cell.with(|state| state.containers.len() == 2))
+            .await;
         cell.with(|state| {
             let sandbox = cri::PodSandboxStatus { id: "5a".to_owned(), ..Default::default() };
             let containers = state.containers.values().cloned().collect();

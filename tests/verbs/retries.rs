@@ -2,15 +2,19 @@
 
 use std::{
     sync::atomic::Ordering,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use kiyot::backends::Method;
-use kiyot_proto::cri;
+use kiyot_proto::{
+    cell::{self, event::Event},
+    cri,
+};
+use kiyot_testkit::wait_for;
 use prost::Message;
 use tonic::Code;
 
-use crate::kit::{Fixture, LIMIT, until};
+use crate::kit::{Fixture, LIMIT};
 
 /// Verifies P2.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -78,8 +82,8 @@ async fn unclaimed_sandbox_is_removed() {
         .call(Method::RunPodSandbox, request.encode_to_vec().into(), Some(Instant::now()))
         .await;
     assert_eq!(gone.unwrap_err().code(), Code::DeadlineExceeded);
-    until("the launch", || kiyot.provider.launched() == 1).await;
-    until("the end of the abandoned sandbox", || {
+    wait_for("the launch", || kiyot.provider.launched() == 1).await;
+    wait_for("the end of the abandoned sandbox", || {
         kiyot.provider.running() == 0 && kiyot.sandboxes().is_empty()
     })
     .await;
@@ -132,17 +136,17 @@ async fn sandbox_claimed_during_the_removal_of_another_stays() {
         abandon(format!("abandoned-{number}")).await;
     }
     // A removal runs, and the other sandboxes would be next.
-    until("the first end", || kiyot.provider.asked_to_end.load(Ordering::SeqCst) == 1).await;
-    until("all are there", || kiyot.sandboxes().len() == ABANDONED).await;
+    wait_for("the first end", || kiyot.provider.asked_to_end.load(Ordering::SeqCst) == 1).await;
+    wait_for("all are there", || kiyot.sandboxes().len() == ABANDONED).await;
     let sandboxes = kiyot.sandboxes();
     for sandbox in &sandboxes {
         kiyot.sandbox_status(&sandbox.id).unwrap();
     }
     kiyot.provider.way_out.add_permits(10);
-    until("the end of the one", || kiyot.sandboxes().len() == ABANDONED - 1).await;
+    wait_for("the end of the one", || kiyot.sandboxes().len() == ABANDONED - 1).await;
     // When a later unclaimed sandbox is removed, the claim timeout of the others is over.
     abandon("last".to_owned()).await;
-    until("the end of the last", || {
+    wait_for("the end of the last", || {
         kiyot.provider.asked_to_end.load(Ordering::SeqCst) >= 2
             && kiyot.sandboxes().len() < ABANDONED
     })
@@ -189,4 +193,52 @@ async fn removal_of_a_container_that_may_be_starting_is_unavailable() {
         .call::<cri::RemoveContainerResponse>(Method::RemoveContainer, remove(&made))
         .await
         .unwrap();
+}
+
+/// A stop ends the sandbox in its cell first, and the cell after it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sandbox_that_ends_in_its_stop_reads_ready_until_the_end_is_confirmed() {
+    const USED: u64 = 1_000_000_007;
+    let kiyot = Fixture::start().await;
+    let sandbox = kiyot.run("web").await;
+    let permits = kiyot.provider.way_out.available_permits();
+    kiyot.provider.way_out.forget_permits(permits);
+    let cell = kiyot.provider.only();
+    let mut stopping = std::pin::pin!(kiyot.stop_sandbox(&sandbox));
+    let processed = async {
+        wait_for("the termination", || kiyot.provider.asked_to_end.load(Ordering::SeqCst) == 1)
+            .await;
+        let timestamp = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos();
+        let cpu = Some(cri::CpuUsage {
+            timestamp: i64::try_from(timestamp).unwrap(),
+            usage_core_nano_seconds: Some(cri::UInt64Value { value: USED }),
+            ..Default::default()
+        });
+        let linux = Some(cri::LinuxPodSandboxStats { cpu, ..Default::default() });
+        cell.with(|state| {
+            state.tell(Event::SandboxGone("5a".to_owned()));
+            // The next event shows that this one is processed.
+            state.tell(Event::Heartbeat(cell::Heartbeat {
+                sandbox: Some(cri::PodSandboxStats { linux, ..Default::default() }),
+                ..Default::default()
+            }));
+        });
+        let used = || {
+            let list: cri::ListPodSandboxStatsResponse = kiyot
+                .cached(Method::ListPodSandboxStats, cri::ListPodSandboxStatsRequest::default())
+                .unwrap();
+            let linux = list.stats.into_iter().next()?.linux?;
+            Some(linux.cpu?.usage_core_nano_seconds?.value)
+        };
+        wait_for("the heartbeat", || !is_ready(&kiyot, &sandbox) || used() == Some(USED)).await;
+        assert!(is_ready(&kiyot, &sandbox), "its end is not confirmed");
+        kiyot.provider.way_out.add_permits(10);
+    };
+    tokio::join!(&mut stopping, processed);
+    assert!(!is_ready(&kiyot, &sandbox));
+}
+
+fn is_ready(kiyot: &Fixture, sandbox: &str) -> bool {
+    let status = kiyot.sandbox_status(sandbox).unwrap();
+    status.state() == cri::PodSandboxState::SandboxReady
 }

@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 
 use kiyot::backends::Method;
 use kiyot_proto::{cell, cri};
+use kiyot_testkit::wait_for;
 use prost::Message;
 
-use crate::kit::{Fixture, until};
+use crate::kit::Fixture;
 
 /// Verifies U3.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -44,7 +45,7 @@ async fn container_has_usage_at_the_response_to_its_start() {
     assert_eq!(stats().cpu.unwrap().usage_core_nano_seconds, Some(cri::UInt64Value { value: 42 }));
     // An exited container is in no list. By its id it has attributes and no usage.
     kiyot.provider.only().exit("c1", 0);
-    until("the usage ends with the container", || list().unwrap().stats.len() == 1).await;
+    wait_for("the usage ends with the container", || list().unwrap().stats.len() == 1).await;
     assert_eq!((stats().attributes.unwrap().id, stats().cpu, stats().memory), (other, None, None));
 }
 
@@ -79,7 +80,7 @@ async fn pod_has_usage_from_its_sandbox_and_containers_from_their_start() {
     let [only] = containers().try_into().unwrap();
     assert_eq!(only.attributes.unwrap().id, container);
     kiyot.provider.only().exit("c0", 0);
-    until("the usage ends with the container", || containers().is_empty()).await;
+    wait_for("the usage ends with the container", || containers().is_empty()).await;
 }
 
 /// Returns a heartbeat of a cell with a single container.
@@ -197,8 +198,10 @@ async fn cells_send_metrics_while_they_are_scraped() {
     }
     // A later cell is subscribed, too.
     kiyot.run("third").await;
-    until("the third cell is asked", || cell(2).with(|state| state.subscription_secs) == Some(80))
-        .await;
+    wait_for("the third cell is asked", || {
+        cell(2).with(|state| state.subscription_secs) == Some(80)
+    })
+    .await;
 }
 
 /// Verifies U22.
@@ -265,7 +268,7 @@ async fn restarted_daemon_waits_for_usage_of_recovered_cells() {
         {
             assert!(at_once(Method::ListContainerStats, of_pod(pod)).is_none());
             cell.with(|state| state.unanswered.clear());
-            until("its usage is listed", || {
+            wait_for("its usage is listed", || {
                 // The watch may not have begun.
                 cell.with(|state| state.tell(beat("c0", used, Some(cell::Metrics::default()))));
                 at_once(Method::ListContainerStats, of_pod(pod)).is_some()

@@ -1,5 +1,7 @@
-use std::time::Duration;
+use std::{future::poll_fn, time::Duration};
 
+use bytes::Bytes;
+use http::Request;
 use proptest::prelude::*;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -45,6 +47,26 @@ fn value() -> impl Strategy<Value = String> {
 
 /// Names and values.
 type Metadata = Vec<(String, String)>;
+
+/// Returns a request with this metadata.
+fn request(metadata: &[(String, String)]) -> Request<()> {
+    let mut request = Request::post("http://localhost/a.b/C").header("te", "trailers");
+    for (name, value) in metadata {
+        request = request.header(name, value);
+    }
+    request.body(()).unwrap()
+}
+
+/// Sends a part of a body with the crate h2, as far as the peer grants capacity.
+async fn send_part(stream: &mut h2::SendStream<Bytes>, mut part: Bytes) {
+    while !part.is_empty() {
+        stream.reserve_capacity(part.len());
+        match stream.capacity() {
+            0 => assert!(poll_fn(|cx| stream.poll_capacity(cx)).await.unwrap().is_ok()),
+            room => stream.send_data(part.split_to(room.min(part.len())), false).unwrap(),
+        }
+    }
+}
 
 /// Generates the metadata of calls and the lengths of the parts of their bodies.
 fn calls() -> impl Strategy<Value = Vec<(Metadata, Vec<usize>)>> {

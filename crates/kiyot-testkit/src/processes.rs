@@ -1,6 +1,6 @@
-//! Processes of the host, found by their command lines.
+//! Processes of the host, found by their command lines, and their memory.
 
-use std::fs;
+use std::{fmt::Display, fs};
 
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -21,6 +21,22 @@ pub fn processes(words: &[&str]) -> Vec<String> {
 pub fn command_line(pid: &str) -> String {
     let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     String::from_utf8_lossy(&line).replace('\0', " ")
+}
+
+/// Returns the resident memory of a process in KiB; `None` if it has ended.
+pub fn resident_kib(pid: impl Display) -> Option<u64> {
+    status_kib(pid, "VmRSS:")
+}
+
+/// Returns the peak of a process's resident memory in KiB; `None` if it has ended.
+pub fn peak_resident_kib(pid: impl Display) -> Option<u64> {
+    status_kib(pid, "VmHWM:")
+}
+
+fn status_kib(pid: impl Display, key: &str) -> Option<u64> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let value = status.lines().find_map(|line| line.strip_prefix(key))?;
+    value.trim().strip_suffix(" kB")?.parse().ok()
 }
 
 /// Sends SIGKILL to these processes, skipping ended processes.

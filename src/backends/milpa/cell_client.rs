@@ -9,46 +9,33 @@ use std::{
 };
 
 use futures::future::BoxFuture;
-use kiyot_link::{
-    channel::{Channel, truncate},
-    resolver::MAX_UDP_MESSAGE_BYTES,
-};
+use kiyot_link::channel::{Channel, truncate};
 use kiyot_proto::{
     bounds,
-    cell::{BindReply, BindRequest, FileChange, HelloReply, agent_client::AgentClient},
-    cri::{
-        self, image_service_client::ImageServiceClient,
-        runtime_service_client::RuntimeServiceClient,
-    },
+    cell::HelloReply,
+    cri::{self, runtime_service_client::RuntimeServiceClient},
 };
-use tonic::{Code, Request, Response, Status};
+use tonic::{Request, Response, Status};
 
 use super::{
     cells::Cell,
+    failure::{Class, Failure},
+    gateway::CellLink,
     pods::{Container, Sandbox},
 };
+
+mod agent_calls;
+mod image_calls;
 
 /// Time limit of a call that has none of its own: the work of a cell's containerd for one
 /// container.
 pub(crate) const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time limit of a call that can do without its response.
 pub(crate) const OPTIONAL_CALL_TIMEOUT: Duration = Duration::from_secs(1);
-/// Time limit of a cell for a query, a file, the trim of a log, and the start of a stream.
-pub(crate) const QUERY_TIMEOUT: Duration = Duration::from_secs(20);
 /// Time limit of a cell for changes of the files of volumes.
 pub(crate) const CHANGE_FILES_TIMEOUT: Duration = Duration::from_secs(120);
-/// Time limit of a cell to make an image of its blobs, and of its CRI to notice.
-pub(crate) const PUT_IMAGE_TIMEOUT: Duration = Duration::from_secs(60);
-/// Time limit of a whole blob; a stalled one ends much earlier.
-pub(crate) const PUT_BLOB_TIMEOUT: Duration = Duration::from_secs(4 * 60 * 60);
-/// Largest response about images that is accepted from a cell, in bytes.
-pub(crate) const MAX_IMAGE_RESPONSE_BYTES: usize = 4 << 20;
-/// Largest file that is accepted from a cell, in bytes.
-pub(crate) const MAX_FILE_RESPONSE_BYTES: usize = 8 << 20;
-/// Largest part of a log or a tunnel that is accepted from a cell, in bytes.
-pub(crate) const MAX_PART_BYTES: usize = 1 << 20;
-/// Largest name query that is accepted from a cell, in bytes: a message with its metadata.
-pub(crate) const MAX_NAME_QUERY_BYTES: usize = MAX_UDP_MESSAGE_BYTES + 1024;
+/// Time limit of a cell for a query, a file, the trim of a log, and the start of a stream.
+const QUERY_TIMEOUT: Duration = Duration::from_secs(20);
 /// Longest wait for a cell that is not connected: its agent may be dialling again.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest id that is accepted from a cell, in bytes. containerd's have 64, and `sha256:` before
@@ -69,7 +56,8 @@ pub(crate) struct CellClient {
 }
 
 macro_rules! runtime_calls {
-    ($($method:ident($request:ident) -> $response:ident, $name:literal;)*) => {
+    ($max_response_bytes:expr;
+     $($method:ident($request:ident) -> $response:ident, $name:literal;)*) => {
         impl CellClient {
             $(
                 #[doc = concat!("Calls `", $name, "` of the cell's containerd.")]
@@ -77,8 +65,9 @@ macro_rules! runtime_calls {
                     &self,
                     timeout: Duration,
                     request: cri::$request,
-                ) -> BoxFuture<'static, Result<cri::$response, Status>> {
-                    let mut runtime = self.runtime(bounds::MAX_RESPONSE_BYTES);
+                ) -> BoxFuture<'static, Result<cri::$response, Failure>> {
+                    let mut runtime = RuntimeServiceClient::new(self.bulk.clone())
+                        .max_decoding_message_size($max_response_bytes);
                     call(timeout, $name, async move {
                         runtime.$method(with_timeout(timeout, request)).await
                     })
@@ -89,6 +78,7 @@ macro_rules! runtime_calls {
 }
 
 runtime_calls! {
+    bounds::MAX_RESPONSE_BYTES;
     attach(AttachRequest) -> AttachResponse, "Attach";
     container_stats(ContainerStatsRequest) -> ContainerStatsResponse, "ContainerStats";
     container_status(ContainerStatusRequest) -> ContainerStatusResponse, "ContainerStatus";
@@ -107,58 +97,32 @@ runtime_calls! {
     version(VersionRequest) -> VersionResponse, "Version";
 }
 
+// Its response may be as long as a kubelet accepts.
+runtime_calls! {
+    bounds::MAX_EXEC_RESPONSE_BYTES;
+    exec_sync(ExecSyncRequest) -> ExecSyncResponse, "ExecSync";
+}
+
 impl CellClient {
     /// Calls a cell.
     pub(crate) fn new(cell: &Cell) -> Self {
-        Self { bulk: cell.link.bulk.clone() }
+        Self::over(&cell.link)
     }
 
-    fn runtime(&self, max_response_bytes: usize) -> RuntimeServiceClient<Channel> {
-        RuntimeServiceClient::new(self.bulk.clone()).max_decoding_message_size(max_response_bytes)
-    }
-
-    fn agent(&self) -> AgentClient<Channel> {
-        agent(&self.bulk, bounds::MAX_RESPONSE_BYTES)
-    }
-
-    /// Calls `ExecSync` of the cell's containerd. Its response may be as long as a kubelet accepts.
-    pub(crate) fn exec_sync(
-        &self,
-        timeout: Duration,
-        request: cri::ExecSyncRequest,
-    ) -> BoxFuture<'static, Result<cri::ExecSyncResponse, Status>> {
-        let mut runtime = self.runtime(bounds::MAX_EXEC_RESPONSE_BYTES);
-        call(
-            timeout,
-            "ExecSync",
-            async move { runtime.exec_sync(with_timeout(timeout, request)).await },
-        )
+    /// Calls a cell over its link.
+    pub(crate) fn over(link: &CellLink) -> Self {
+        Self { bulk: link.bulk.clone() }
     }
 
     /// Removes a container from the cell; an absent one is removed.
-    pub(crate) async fn remove_known_container(&self, container: &Container) -> Result<(), Status> {
+    pub(crate) async fn remove_known_container(
+        &self,
+        container: &Container,
+    ) -> Result<(), Failure> {
         let container_id = container.cell_container.to_string();
         let request = cri::RemoveContainerRequest { container_id };
         let removed = self.remove_container(CALL_TIMEOUT, request).await;
-        found(removed).map(|_| ()).map_err(|status| container.restored(&status))
-    }
-
-    /// Gives the cell to a pod.
-    pub(crate) fn bind(
-        &self,
-        timeout: Duration,
-        request: BindRequest,
-    ) -> BoxFuture<'static, Result<BindReply, Status>> {
-        let mut agent = self.agent();
-        call(timeout, "Bind", async move { agent.bind(with_timeout(timeout, request)).await })
-    }
-
-    /// Changes files in the cell, in order, until a change fails.
-    pub(crate) async fn change_files(&self, changes: Vec<FileChange>) -> Result<(), Status> {
-        let mut agent = self.agent();
-        let request = with_timeout(CALL_TIMEOUT, tokio_stream::iter(changes));
-        call(CALL_TIMEOUT, "ChangeFiles", async move { agent.change_files(request).await }).await?;
-        Ok(())
+        found(removed).map(|_| ()).map_err(|failure| container.restored(&failure))
     }
 }
 
@@ -166,31 +130,21 @@ impl CellClient {
 /// what stays, and it ends with the cell.
 pub(crate) async fn discard_container(cell: &Cell, cell_container: &str) {
     let request = cri::RemoveContainerRequest { container_id: cell_container.to_owned() };
-    if let Err(status) = CellClient::new(cell).remove_container(CALL_TIMEOUT, request).await
+    if let Err(failure) = CellClient::new(cell).remove_container(CALL_TIMEOUT, request).await
         && let Some(suppressed) = cell.link.lines.admit()
     {
         tracing::warn!(
             cell = %cell.id,
             cell_container,
-            status = status.message(),
+            status = failure.message(),
             suppressed,
             "container not removed from its cell"
         );
     }
 }
 
-/// Returns a client of a cell's agent that accepts responses up to a limit.
-pub(crate) fn agent(bulk: &Channel, max_response_bytes: usize) -> AgentClient<Channel> {
-    AgentClient::new(bulk.clone()).max_decoding_message_size(max_response_bytes)
-}
-
-/// Returns a client of the image service of a cell's containerd.
-pub(crate) fn image_service(bulk: &Channel) -> ImageServiceClient<Channel> {
-    ImageServiceClient::new(bulk.clone()).max_decoding_message_size(MAX_IMAGE_RESPONSE_BYTES)
-}
-
 /// Returns a request with a timeout, a year at most.
-pub(crate) fn with_timeout<T>(timeout: Duration, message: T) -> Request<T> {
+fn with_timeout<T>(timeout: Duration, message: T) -> Request<T> {
     let mut request = Request::new(message);
     request.set_timeout(timeout.min(MAX_TIMEOUT));
     request
@@ -202,14 +156,14 @@ fn call<T: 'static>(
     timeout: Duration,
     name: &'static str,
     call: impl Future<Output = Result<Response<T>, Status>> + Send + 'static,
-) -> BoxFuture<'static, Result<T, Status>> {
+) -> BoxFuture<'static, Result<T, Failure>> {
     Box::pin(async move {
         match tokio::time::timeout(timeout, call).await {
-            Ok(response) => response.map(Response::into_inner),
-            Err(_) => Err(Status::deadline_exceeded(format!(
-                "{name}: the cell did not answer within {} s",
-                timeout.as_secs_f32()
-            ))),
+            Ok(response) => response.map(Response::into_inner).map_err(Failure::of_cell),
+            Err(_) => Err(Failure::cell(
+                Class::DeadlineExceeded,
+                format!("{name}: the cell did not answer within {} s", timeout.as_secs_f32()),
+            )),
         }
     })
 }
@@ -220,11 +174,11 @@ pub(crate) fn time_left(deadline: Option<Instant>, limit: Duration) -> Duration 
 }
 
 /// Turns `NOT_FOUND` into `None`: an absent container is stopped and removed, as for containerd.
-pub(crate) fn found<T>(result: Result<T, Status>) -> Result<Option<T>, Status> {
+pub(crate) fn found<T>(result: Result<T, Failure>) -> Result<Option<T>, Failure> {
     match result {
         Ok(found) => Ok(Some(found)),
-        Err(status) if status.code() == Code::NotFound => Ok(None),
-        Err(status) => Err(status),
+        Err(failure) if failure.class() == Class::NotFound => Ok(None),
+        Err(failure) => Err(failure),
     }
 }
 
@@ -232,14 +186,18 @@ pub(crate) fn found<T>(result: Result<T, Status>) -> Result<Option<T>, Status> {
 /// sent to the cell again.
 ///
 /// Returns INTERNAL unless the id consists of 1 to [`MAX_ID_BYTES`] printable ASCII characters.
-pub(crate) fn checked_id(id: String) -> Result<String, Status> {
+pub(crate) fn checked_id(id: String) -> Result<String, Failure> {
     if is_printable(&id, MAX_ID_BYTES) {
         return Ok(id);
     }
     let shown: String = id.chars().take(MAX_SHOWN_CHARACTERS).collect();
-    Err(Status::internal(format!(
-        "the cell gave the id {shown:?}: allowed are 1 to {MAX_ID_BYTES} printable ASCII characters"
-    )))
+    Err(Failure::cell(
+        Class::Internal,
+        format!(
+            "the cell gave the id {shown:?}: allowed are 1 to {MAX_ID_BYTES} printable ASCII \
+             characters"
+        ),
+    ))
 }
 
 /// Returns a cell's reference of a container's image if it is valid.
@@ -257,13 +215,14 @@ pub(crate) async fn connected(
     cell: &Cell,
     pod: &str,
     deadline: Option<Instant>,
-) -> Result<HelloReply, Status> {
+) -> Result<HelloReply, Failure> {
     let timeout = time_left(deadline, CONNECT_TIMEOUT);
     match tokio::time::timeout(timeout, cell.link.control.connected()).await {
         Ok(Some(connection)) => Ok(connection.hello().clone()),
-        Ok(None) | Err(_) => {
-            Err(Status::unavailable(format!("cell {} of pod {pod} is not connected", cell.id)))
-        }
+        Ok(None) | Err(_) => Err(Failure::cell(
+            Class::Unavailable,
+            format!("cell {} of pod {pod} is not connected", cell.id),
+        )),
     }
 }
 
@@ -272,26 +231,26 @@ pub(crate) fn is_connected(cell: &Cell) -> bool {
     cell.link.control.is_connected()
 }
 
-/// Replaces the cell's id in a status by the id that the kubelet knows. The message is truncated
+/// Replaces the cell's id in a failure by the id that the kubelet knows. The message is truncated
 /// again, because a cell's id may be shorter.
-fn restored(status: &Status, cell_id: &str, id: &str) -> Status {
-    if cell_id.is_empty() || !status.message().contains(cell_id) {
-        return status.clone();
+fn restored(failure: &Failure, cell_id: &str, id: &str) -> Failure {
+    if cell_id.is_empty() || !failure.message().contains(cell_id) {
+        return failure.clone();
     }
-    Status::new(status.code(), truncate(&status.message().replace(cell_id, id)))
+    failure.clone().with_message(truncate(&failure.message().replace(cell_id, id)))
 }
 
 impl Container {
-    /// Replaces the cell's id of this container in a status.
-    pub(crate) fn restored(&self, status: &Status) -> Status {
-        restored(status, &self.cell_container, self.id.as_str())
+    /// Replaces the cell's id of this container in a failure.
+    pub(crate) fn restored(&self, failure: &Failure) -> Failure {
+        restored(failure, &self.cell_container, self.id.as_str())
     }
 }
 
 impl Sandbox {
-    /// Replaces the cell's id of this sandbox in a status.
-    pub(crate) fn restored(&self, status: &Status) -> Status {
-        restored(status, &self.meta().cell_sandbox, self.id.as_str())
+    /// Replaces the cell's id of this sandbox in a failure.
+    pub(crate) fn restored(&self, failure: &Failure) -> Failure {
+        restored(failure, &self.meta().cell_sandbox, self.id.as_str())
     }
 }
 
@@ -307,7 +266,7 @@ mod tests {
         }
         for bad in ["", "a b", "a\n", "\u{e4}", "\0", &"x".repeat(MAX_ID_BYTES + 1)] {
             let refused = checked_id(bad.to_owned()).unwrap_err();
-            assert_eq!(refused.code(), Code::Internal);
+            assert_eq!(refused.class(), Class::Internal);
             assert!(refused.message().contains("allowed are 1 to 256"), "{refused}");
         }
         let reference = "docker.io/library/busybox@sha256:2";

@@ -1,48 +1,51 @@
 //! The lifecycle of cells.
 //!
-//! A task per cell (`driver`) carries out the effects of a pure state machine (`state`). Each step
-//! at the provider is on disk before it is taken (`record`), so that a daemon that is killed at any
-//! moment finds what it had begun. `reconcile` compares the cells with the provider's list.
+//! The engine (`engine`) is pure: orders, cells, evidence. `shared` carries out its effects, each
+//! step on disk before it is taken, so that a daemon that is killed at any moment finds what it had
+//! begun. `listing` shows the engine the provider's instances.
 
 use std::{
     net::IpAddr,
-    sync::{Arc, Mutex, PoisonError, atomic::Ordering},
+    sync::{Arc, OnceLock},
     time::{Duration, Instant},
 };
 
+use async_trait::async_trait;
 use kiyot_link::bootstrap::Bootstrap;
-use kiyot_proto::store::{CellPhase, SandboxMeta};
+use kiyot_proto::{
+    cell::{ShutdownRequest, agent_client::AgentClient},
+    store::SandboxMeta,
+};
 use ring::rand::{SecureRandom, SystemRandom};
 use tokio::sync::{broadcast, oneshot};
 
 use super::{
     gateway::{CellLink, Gateway},
     id::{CellId, NoRandomness, SandboxId},
-    mailbox::mailbox,
-    providers::{Attachment, Provider, ProviderError},
+    providers::{Attachment, InstanceId, Provider, ProviderError},
     store::{Batch, Store, StoreError, Table},
 };
 
 mod admission;
-mod driver;
-mod message;
+pub(crate) mod engine;
+mod listing;
 mod provider_calls;
-mod reconcile;
-mod record;
 mod shared;
-mod state;
-mod tombstones;
 
 #[cfg(test)]
 mod tests;
 
-use driver::{Driver, Launch};
-use message::Message;
-use record::Record;
-use shared::{Shared, locked};
+use engine::{
+    Engine, EngineConfig, Event, Journal, JournalSandbox, OrderKey, OrderSpec, Seams, Unusable,
+};
+use shared::{Shared, now};
 
-/// The capacity of a cell task's inbox, in messages.
-const INBOX_CAPACITY: usize = 32;
+/// Bounds the time in which an agent ends all containers.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(60);
+/// Bounds the time in which a provider returns its offerings.
+const OFFERINGS_TIMEOUT: Duration = Duration::from_secs(10);
+/// The cells that are launched for an order at most, one after the other.
+const MAX_LAUNCHES: u32 = 3;
 
 /// A running cell. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -56,23 +59,40 @@ pub struct Cell {
 /// The order of a cell for a pod.
 #[derive(Debug, Clone)]
 pub struct LaunchOrder {
-    /// The pod's sandbox.
+    /// The id of the pod's sandbox, unless the order joins an earlier one.
     pub sandbox: SandboxId,
+    /// `metadata.attempt` of the sandbox. With the pod of the attachment it says which orders are
+    /// the same.
+    pub attempt: u32,
+    /// A digest of the annotations that choose the machine: an order with another digest replaces
+    /// the earlier one.
+    pub identity: String,
     /// The pod, as CNI plugins get it.
     pub attachment: Attachment,
     /// The caller's deadline.
     pub deadline: Option<Instant>,
 }
 
-/// An error of the launch or the termination of a cell.
-#[derive(Debug, thiserror::Error)]
+/// A cell that is bound to a pod.
+#[derive(Debug, Clone)]
+pub struct BoundCell {
+    /// The cell.
+    pub cell: Cell,
+    /// The id of the pod's sandbox: that of the order, or of the earlier order that it joined.
+    pub sandbox: SandboxId,
+    /// The pod's addresses, the pod's first.
+    pub addresses: Vec<IpAddr>,
+}
+
+/// An error of the launch or the termination of a cell. Cheap to clone.
+#[derive(Debug, Clone, thiserror::Error)]
 pub enum CellError {
     /// The provider refused or failed.
     #[error("the provider of cells")]
     Provider(#[source] ProviderError),
     /// The record could not be written.
     #[error("the record of cell {0}")]
-    Store(CellId, #[source] super::store::StoreError),
+    Store(CellId, #[source] Arc<StoreError>),
     /// The agent did not connect in time.
     #[error("cell {cell} did not connect within {seconds} s; its console ends: {console}")]
     Silent {
@@ -86,12 +106,42 @@ pub enum CellError {
     /// The cell ended during its launch.
     #[error("cell {0} ended: {1}")]
     Ended(CellId, String),
+    /// Another cell of the pod has not ended in time.
+    #[error(
+        "no cell was launched for {seconds} s, because an earlier cell of the pod has not ended{}",
+        named(.cell)
+    )]
+    Blocked {
+        /// The earlier cell.
+        cell: Option<CellId>,
+        /// The time limit, in seconds.
+        seconds: u64,
+    },
+    /// The order was replaced by another of the pod.
+    #[error("{0}")]
+    Replaced(&'static str),
     /// The limit `max_cells` is reached.
     #[error("{0} cells are running, and max_cells allows no more")]
     Full(usize),
+    /// An instance of this owner was launched by another daemon.
+    #[error(
+        "instance {0} of this owner was launched by a daemon with another certificate authority; \
+         no cell is launched until it has ended"
+    )]
+    Foreign(InstanceId),
+    /// The daemon is starting or stopping.
+    #[error("no cell is launched while the daemon is starting or stopping")]
+    Starting,
+    /// The daemon stopped before the outcome was known.
+    #[error("the daemon is stopping")]
+    Stopping,
     /// The system returned no random bytes.
     #[error(transparent)]
-    Randomness(#[from] super::id::NoRandomness),
+    Randomness(#[from] NoRandomness),
+}
+
+fn named(cell: &Option<CellId>) -> String {
+    cell.as_ref().map(|cell| format!(": {cell}")).unwrap_or_default()
 }
 
 /// An event of a cell.
@@ -115,12 +165,12 @@ pub struct CellsConfig {
     pub max_cells: usize,
     /// Bounds the time from the order until the cell is bound to its pod.
     pub launch_timeout: Duration,
-    /// The validity of a cell's enrolment token.
+    /// The validity of a cell's tokens.
     pub token_ttl: Duration,
-    /// The boot id of the node, for a provider whose instances end with the node, otherwise `None`.
-    pub boot_id: Option<String>,
-    /// The period at which the provider's instances are listed.
-    pub list_interval: Duration,
+    /// The time without contact after which an agent stops its pod.
+    pub orphan_timeout: Duration,
+    /// The boot id of the node.
+    pub boot_id: String,
     /// The pause after a failed termination.
     pub retry_pause: Duration,
 }
@@ -131,14 +181,19 @@ impl Default for CellsConfig {
             max_cells: 250,
             launch_timeout: Duration::from_secs(120),
             token_ttl: Duration::from_secs(600),
-            boot_id: None,
-            list_interval: Duration::from_secs(2),
+            orphan_timeout: Duration::from_secs(900),
+            boot_id: String::new(),
             retry_pause: Duration::from_secs(3),
         }
     }
 }
 
+/// The time beyond the orphan timeout after which a cell without contact has stopped its pod: the
+/// silence that an agent takes for a lost link, and the time in which containers end.
+const ORPHAN_GRACE: Duration = Duration::from_secs(120);
+
 /// The part of the gateway that cells use.
+#[async_trait]
 pub trait Links: std::fmt::Debug + Send + Sync + 'static {
     /// Returns the link to a cell, creating it if needed.
     fn link(&self, cell: &CellId) -> CellLink;
@@ -146,8 +201,12 @@ pub trait Links: std::fmt::Debug + Send + Sync + 'static {
     fn bootstrap(&self, cell: &CellId, token: &str) -> Bootstrap;
     /// Closes and removes the link to a cell.
     fn forget(&self, cell: &CellId);
+    /// Has the agent end all containers and power off. Returns true once it has confirmed that no
+    /// container runs.
+    async fn shut_down(&self, cell: &CellId) -> bool;
 }
 
+#[async_trait]
 impl Links for Gateway {
     fn link(&self, cell: &CellId) -> CellLink {
         Self::link(self, cell)
@@ -160,165 +219,231 @@ impl Links for Gateway {
     fn forget(&self, cell: &CellId) {
         Self::forget(self, cell);
     }
+
+    async fn shut_down(&self, cell: &CellId) -> bool {
+        let mut agent = AgentClient::new(Self::link(self, cell).bulk);
+        let call = agent.shutdown(ShutdownRequest {});
+        match tokio::time::timeout(SHUTDOWN_TIMEOUT, call).await {
+            Ok(Ok(_)) => true,
+            Ok(Err(status)) => {
+                tracing::warn!(%cell, status = status.message(), "agent did not end its pod");
+                false
+            }
+            Err(_) => {
+                let seconds = SHUTDOWN_TIMEOUT.as_secs();
+                tracing::warn!(%cell, seconds, "agent did not end its pod in time");
+                false
+            }
+        }
+    }
+}
+
+/// The seams of the engine in the daemon.
+#[derive(Debug)]
+struct DaemonSeams {
+    random: SystemRandom,
+    links: Arc<OnceLock<Arc<dyn Links>>>,
+}
+
+impl Seams for DaemonSeams {
+    fn random(&mut self, buffer: &mut [u8]) -> Result<(), NoRandomness> {
+        self.random.fill(buffer).map_err(|_| NoRandomness)
+    }
+
+    fn bootstrap(&self, cell: &CellId, token: &str) -> Option<Bootstrap> {
+        self.links.get().map(|links| links.bootstrap(cell, token))
+    }
 }
 
 /// All cells, and the only way to launch and terminate a cell.
 #[derive(Debug)]
 pub struct Cells {
     shared: Arc<Shared>,
-    /// Stored cells whose tasks start with [`Cells::serve`].
-    resumed: Mutex<Vec<Driver>>,
 }
 
 impl Cells {
-    /// Loads the cells of the store. The gateway admits them from now on; their tasks start with
+    /// Loads the cells of the store. The gateway admits them from now on; their work goes on with
     /// [`Cells::serve`].
     pub async fn start(
         config: CellsConfig,
         store: Store,
         provider: Arc<dyn Provider>,
     ) -> Result<Arc<Self>, StoreError> {
-        let shared = Arc::new(Shared::new(config, store, provider));
-        let sandboxes = shared.store.load::<SandboxMeta>(Table::Sandboxes).await?;
-        let records = shared.store.load(Table::Cells).await?;
-        let mut resumed = Vec::new();
-        for (record, state) in reconcile::read(&shared, records, &sandboxes).await? {
-            let (inbox, messages) = mailbox(INBOX_CAPACITY);
-            let entry = shared.insert(&record, &state, inbox);
-            resumed.push(Driver::resume(Arc::clone(&shared), entry, record, state, messages));
+        let capabilities = provider.capabilities();
+        let engine_config = EngineConfig {
+            max_cells: config.max_cells,
+            launch_timeout: config.launch_timeout,
+            // The kubelet's retry of a local launch costs nothing, and has a fresh deadline.
+            max_launches: if capabilities.awaits_ends() { 1 } else { MAX_LAUNCHES },
+            token_ttl: config.token_ttl,
+            boot_id: config.boot_id.clone(),
+            retry_pause: config.retry_pause,
+            orphan_timeout: config.orphan_timeout + ORPHAN_GRACE,
+            fingerprint: String::new(),
+            take_over: false,
+        };
+        let sandboxes = store.load::<SandboxMeta>(Table::Sandboxes).await?;
+        let journal = Journal {
+            cells: store.load(Table::Cells).await?,
+            orders: store.load(Table::Orders).await?,
+            sandboxes: sandboxes.into_iter().map(journal_sandbox).collect(),
+        };
+        let links = Arc::new(OnceLock::new());
+        let seams = DaemonSeams { random: SystemRandom::new(), links: Arc::clone(&links) };
+        let (engine, changes, unusable) =
+            Engine::recover(engine_config, capabilities, Box::new(seams), journal, now());
+        for record in unusable {
+            match record {
+                Unusable::NoCellRecord(sandbox) => tracing::error!(
+                    cell = sandbox.cell,
+                    sandbox = sandbox.id,
+                    "cell has no readable record, cell ends"
+                ),
+                Unusable::CellKey(key) => {
+                    tracing::error!(key, "cell record dropped, its key is not a cell id");
+                    let mut batch = Batch::default();
+                    batch.remove(Table::Cells, &key);
+                    store.commit(batch).await?;
+                }
+            }
         }
-        Ok(Arc::new(Self { shared, resumed: Mutex::new(resumed) }))
+        let shared = Arc::new(Shared::new(store, provider, links, engine));
+        shared.commit(&changes).await?;
+        Ok(Arc::new(Self { shared }))
     }
 
     /// Sets the limit of cells for further launches.
     pub fn set_max_cells(&self, most: usize) {
-        self.shared.max_cells.store(most, Ordering::Relaxed);
+        self.shared.core().engine.set_max_cells(most);
     }
 
     /// Starts all tasks with a gateway. Further calls do nothing.
     pub fn serve(&self, links: Arc<dyn Links>) {
-        if self.shared.links.set(links).is_err() {
+        let shared = &self.shared;
+        if shared.links.set(links).is_err() || shared.stop.is_cancelled() {
             return;
         }
-        for driver in locked(&self.resumed).drain(..) {
-            driver.spawn();
+        {
+            // Before any task runs: a cell without a link counts as ended.
+            let mut core = shared.core();
+            let cells: Vec<CellId> = core.engine.ids().cloned().collect();
+            for cell in cells {
+                shared.ensure_link(&mut core, &cell);
+            }
+            let effects = core.engine.start(now());
+            shared.dispatch(&mut core, effects);
         }
-        let watch = reconcile::watch(Arc::clone(&self.shared));
-        self.shared.tasks.spawn(watch);
+        shared.tasks.spawn(listing::run(Arc::clone(shared)));
+        shared.tasks.spawn(Arc::clone(shared).run_timers());
     }
 
-    /// Ends all tasks and waits for them. Cells continue to run; an unfinished launch is undone at
-    /// the next start.
+    /// Ends all tasks and waits for them. Cells continue to run, and the next start continues
+    /// unfinished launches.
     pub async fn shutdown(&self) {
         self.shared.stop.cancel();
-        locked(&self.resumed).clear();
         self.shared.tasks.close();
         self.shared.tasks.wait().await;
+        let mut core = self.shared.core();
+        // Their senders are dropped: callers learn that the daemon stops.
+        core.orders.clear();
+        core.enders.clear();
     }
 
     /// Launches a cell for a sandbox: records it, launches the instance, waits for its agent to
-    /// enrol, and attaches the pod's network. Returns its addresses, the pod's first. After an
-    /// error nothing of the cell is left, or its record says what remains to be undone.
+    /// enrol, and attaches the pod's network. After an error nothing of the cell is left, or its
+    /// record says what remains to be undone.
     ///
-    /// The launch continues if the caller is dropped: the cell is then bound to the sandbox until
-    /// it is terminated.
-    pub async fn launch(
-        self: &Arc<Self>,
-        order: LaunchOrder,
-    ) -> Result<(Cell, Vec<IpAddr>), CellError> {
-        self.await_endings(&order.attachment.pod_uid).await?;
-        let id = CellId::mint()?;
-        let token = token()?;
+    /// The launch continues if the caller is dropped, and an equal order joins it, also after a
+    /// restart of the daemon.
+    pub async fn launch(self: &Arc<Self>, order: LaunchOrder) -> Result<BoundCell, CellError> {
         let shared = &self.shared;
         if shared.links.get().is_none() || shared.stop.is_cancelled() {
-            return Err(CellError::Ended(
-                id,
-                "no cell is launched while the daemon is starting or stopping".to_owned(),
-            ));
+            return Err(CellError::Starting);
         }
-        let record = Record::new(id.clone(), &token, &order, &shared.config);
-        let (inbox, messages) = mailbox(INBOX_CAPACITY);
-        let entry = shared.try_insert(&record, inbox)?;
-        let deadline = Instant::now() + shared.config.launch_timeout;
-        let deadline = order.deadline.map_or(deadline, |wanted| wanted.min(deadline));
-        let (answer, answered) = oneshot::channel();
-        tracing::info!(
-            cell = %id,
-            sandbox = %order.sandbox,
-            pod = order.attachment.pod_name,
-            namespace = order.attachment.pod_namespace,
-            "cell launch started"
-        );
-        let launch = Launch { attachment: order.attachment, token, deadline, answer };
-        Driver::launch(Arc::clone(shared), entry, record, messages, launch).spawn();
-        answered.await.unwrap_or_else(|_| Err(CellError::Ended(id, STOPPING.to_owned())))
-    }
-
-    /// Waits for the end of a pod's terminating cells: an unfinished cell of the previous daemon
-    /// must not run beside a new cell of the pod.
-    async fn await_endings(self: &Arc<Self>, pod_uid: &str) -> Result<(), CellError> {
-        let ending: Vec<CellId> = {
-            let entries = self.shared.entries.read().unwrap_or_else(PoisonError::into_inner);
-            let of_pod =
-                entries.iter().filter(|(_, entry)| !pod_uid.is_empty() && entry.pod_uid == pod_uid);
-            of_pod
-                .filter(|(_, entry)| entry.view().phase == CellPhase::Terminating)
-                .map(|(id, _)| id.clone())
-                .collect()
+        let candidates = tokio::time::timeout(OFFERINGS_TIMEOUT, shared.provider.offerings())
+            .await
+            .unwrap_or_else(|_| Err(ProviderError::too_slow("list offerings", OFFERINGS_TIMEOUT)))
+            .map_err(CellError::Provider)?;
+        let (pod, namespace) =
+            (order.attachment.pod_name.clone(), order.attachment.pod_namespace.clone());
+        let spec = OrderSpec {
+            key: OrderKey {
+                pod_uid: order.attachment.pod_uid.clone(),
+                namespace: namespace.clone(),
+                name: pod.clone(),
+                attempt: order.attempt,
+            },
+            identity: order.identity,
+            sandbox: order.sandbox,
+            attachment: order.attachment,
+            candidates,
+            timeout: order
+                .deadline
+                .map(|deadline| deadline.saturating_duration_since(Instant::now())),
         };
-        for id in ending {
-            tracing::info!(
-                cell = %id,
-                pod_uid,
-                "cell launch waits for the end of the pod's previous cell"
-            );
-            self.terminate(&id, "its pod gets another cell").await?;
-        }
-        Ok(())
+        let (answer, answered) = oneshot::channel();
+        let sandbox = {
+            let mut core = shared.core();
+            let (sandbox, effects) = core.engine.order(spec, now());
+            core.orders.entry(sandbox.clone()).or_default().push(answer);
+            let cell = core.engine.cell_of_order(&sandbox).map(tracing::field::display);
+            tracing::info!(cell, %sandbox, pod, namespace, "cell launch started");
+            shared.dispatch(&mut core, effects);
+            sandbox
+        };
+        let (cell, addresses) = answered.await.unwrap_or(Err(CellError::Stopping))?;
+        let ended = "it ended when it was bound".to_owned();
+        let cell = self.get(&cell).ok_or(CellError::Ended(cell, ended))?;
+        Ok(BoundCell { cell, sandbox, addresses })
     }
 
     /// Returns the cell with this id, unless its end is confirmed.
     pub fn get(&self, id: &CellId) -> Option<Cell> {
-        let link = self.shared.entry(id)?.link.get()?.clone();
+        let link = self.shared.core().links.get(id)?.clone();
         Some(Cell { id: id.clone(), link })
     }
 
     /// Returns the ids of all cells whose end is not confirmed.
     pub fn all(&self) -> Vec<CellId> {
-        self.shared.entries.read().unwrap_or_else(PoisonError::into_inner).keys().cloned().collect()
+        self.shared.core().engine.ids().cloned().collect()
     }
 
     /// Returns the reason of a cell's end while its tombstone is kept: for receivers that missed
     /// the event.
     pub fn gone_reason(&self, id: &CellId) -> Option<String> {
-        self.shared.tombstones.reason(id)
+        self.shared.core().engine.gone_reason(id).map(ToOwned::to_owned)
     }
 
     /// Drops tombstones, except those to keep, and adds the removal of their records to the batch.
     pub fn forget_gone(&self, keep: impl Fn(&CellId) -> bool, batch: &mut Batch) {
-        for forgotten in self.shared.tombstones.retain(keep) {
+        for forgotten in self.shared.core().engine.forget_gone(keep) {
             batch.remove(Table::Cells, forgotten.as_str());
         }
     }
 
-    /// Terminates a cell. `Ok` means that its end is confirmed and nothing of it is left.
+    /// Terminates a cell. `Ok` means that its end is confirmed and nothing of it is left; for a
+    /// provider whose ends take long, that its pod has ended and the node shares nothing with it.
     /// Terminating an unknown cell succeeds.
     ///
     /// After an error the termination is retried every few seconds, and at once by another call.
     pub async fn terminate(self: &Arc<Self>, id: &CellId, reason: &str) -> Result<(), CellError> {
-        let Some(entry) = self.shared.entry(id) else { return Ok(()) };
-        let (answer, answered) = oneshot::channel();
-        if entry.inbox.send(Message::Terminate { reason: reason.into(), answer }).await.is_ok()
-            && let Ok(outcome) = answered.await
-        {
-            return outcome;
-        }
-        // The cell's task has ended with the cell or with the daemon.
-        if self.shared.entry(id).is_none() {
-            Ok(())
-        } else {
-            Err(CellError::Ended(id.clone(), STOPPING.to_owned()))
-        }
+        let shared = &self.shared;
+        let answered = {
+            let mut core = shared.core();
+            if !core.engine.contains(id) {
+                return Ok(());
+            }
+            if shared.stop.is_cancelled() {
+                return Err(CellError::Stopping);
+            }
+            let (answer, answered) = oneshot::channel();
+            core.enders.entry(id.clone()).or_default().push(answer);
+            let event = Event::Terminate { cell: id.clone(), reason: reason.into() };
+            let effects = core.engine.handle(event, now());
+            shared.dispatch(&mut core, effects);
+            answered
+        };
+        answered.await.unwrap_or(Err(CellError::Stopping))
     }
 
     /// Subscribes to the events of all cells. A receiver that lags must read everything again.
@@ -333,12 +458,12 @@ impl Drop for Cells {
     }
 }
 
-/// The error of calls whose cell task ends with the daemon.
-const STOPPING: &str = "the daemon is stopping";
-
-/// Returns a new token: 256 random bits in hexadecimal.
-fn token() -> Result<String, NoRandomness> {
-    let mut bytes = [0_u8; 32];
-    SystemRandom::new().fill(&mut bytes).map_err(|_| NoRandomness)?;
-    Ok(hex::encode(bytes))
+fn journal_sandbox((id, sandbox): (String, SandboxMeta)) -> JournalSandbox {
+    let metadata = sandbox.config.and_then(|config| config.metadata).unwrap_or_default();
+    JournalSandbox {
+        id,
+        cell: sandbox.cell,
+        pod_uid: metadata.uid,
+        created_unix_nanos: sandbox.created_unix_nanos,
+    }
 }

@@ -61,7 +61,7 @@ pub enum Refusal {
     OtherKey(CellId),
     /// The store failed to record the spent token.
     #[error("token of cell {0} could not be recorded as spent")]
-    Store(CellId, #[source] super::store::StoreError),
+    Store(CellId, #[source] Arc<super::store::StoreError>),
 }
 
 /// Decides which cells may enrol and connect. Implemented by [`super::cells::Cells`].

@@ -21,6 +21,7 @@ pub use self::{
     registries::{NodeCredentials, Registries},
 };
 use super::{
+    cell_client::CellClient,
     cells::Cell,
     failure::{Class, Failure, Side},
     id::CellId,
@@ -96,7 +97,7 @@ impl Images {
         cell: &Cell,
         request: cri::PullImageRequest,
     ) -> Result<cri::PullImageResponse, Failure> {
-        Box::pin(self.pull_in(&cell.id, &CellReceiver(cell.link.clone()), request)).await
+        Box::pin(self.pull_in(&cell.id, &CellReceiver(CellClient::new(cell)), request)).await
     }
 
     async fn pull_in(
@@ -134,7 +135,7 @@ impl Images {
         request: cri::ImageStatusRequest,
         deadline: Option<Instant>,
     ) -> Result<cri::ImageStatusResponse, Failure> {
-        Box::pin(self.status_in(&cell.id, &CellReceiver(cell.link.clone()), request, deadline))
+        Box::pin(self.status_in(&cell.id, &CellReceiver(CellClient::new(cell)), request, deadline))
             .await
     }
 
@@ -186,7 +187,7 @@ impl Images {
         sandbox: &cri::PodSandboxConfig,
     ) -> Result<String, Failure> {
         let uid = sandbox.metadata.as_ref().map_or("", |metadata| &metadata.uid);
-        Box::pin(self.ensure_in(&cell.id, &CellReceiver(cell.link.clone()), image, uid)).await
+        Box::pin(self.ensure_in(&cell.id, &CellReceiver(CellClient::new(cell)), image, uid)).await
     }
 
     async fn ensure_in(
@@ -208,7 +209,7 @@ impl Images {
     /// containerd. It belongs to the cell, not to the pod, so it is not reported unless a container
     /// of the pod has the same image.
     pub async fn ensure_pause(&self, cell: &Cell) -> Result<(), Failure> {
-        Box::pin(self.ensure_pause_in(&cell.id, &CellReceiver(cell.link.clone()))).await
+        Box::pin(self.ensure_pause_in(&cell.id, &CellReceiver(CellClient::new(cell)))).await
     }
 
     async fn ensure_pause_in(&self, cell: &CellId, receiver: &dyn Receiver) -> Result<(), Failure> {

@@ -18,6 +18,7 @@ use self::{
     writer::{CellLog, Command, Writer},
 };
 use super::{
+    cell_client::CellClient,
     cells::Cell,
     failure::{Class, Failure},
     id::{CellId, ContainerId},
@@ -129,7 +130,7 @@ impl Logs {
     /// INTERNAL, naming the path, if the file can't be created: its last component must not be a
     /// link, and its parent must exist.
     pub async fn follow(self: &Arc<Self>, cell: &Cell, route: LogRoute) -> Result<(), Failure> {
-        self.follow_from(&cell.id, Arc::new(CellLogs(cell.link.clone())), route).await
+        self.follow_from(&cell.id, Arc::new(CellLogs(CellClient::new(cell))), route).await
     }
 
     /// Continues the log of an exited container if its file exists; otherwise the kubelet has
@@ -137,7 +138,7 @@ impl Logs {
     ///
     /// INTERNAL like [`Self::follow`].
     pub async fn resume(self: &Arc<Self>, cell: &Cell, route: LogRoute) -> Result<bool, Failure> {
-        self.resume_from(&cell.id, Arc::new(CellLogs(cell.link.clone())), route).await
+        self.resume_from(&cell.id, Arc::new(CellLogs(CellClient::new(cell))), route).await
     }
 
     /// Returns the base of a new container's log. As with containerd, present content of the node's

@@ -11,9 +11,9 @@ use std::{
 
 use tokio::sync::{Notify, Semaphore};
 
-/// Error of sending a message: the task has ended, or the mailbox is full.
+/// Error of sending a message: the task has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the mailbox is closed or full")]
+#[error("the mailbox is closed")]
 pub(super) struct SendError;
 
 /// Sending side. Cheap to clone.
@@ -49,12 +49,6 @@ impl<T> Sender<T> {
     /// Sends a message as soon as there is room.
     pub(super) async fn send(&self, message: T) -> Result<(), SendError> {
         self.0.room.acquire().await.map_err(|_| SendError)?.forget();
-        self.push(message)
-    }
-
-    /// Sends a message if there is room.
-    pub(super) fn try_send(&self, message: T) -> Result<(), SendError> {
-        self.0.room.try_acquire().map_err(|_| SendError)?.forget();
         self.push(message)
     }
 
@@ -129,8 +123,7 @@ mod tests {
     async fn messages_arrive_in_order_and_are_limited() {
         let (sender, mut receiver) = mailbox(2);
         sender.send(1).await.unwrap();
-        sender.try_send(2).unwrap();
-        assert_eq!(sender.try_send(3), Err(SendError));
+        sender.send(2).await.unwrap();
         let mut third = std::pin::pin!(sender.send(3));
         assert!(third.as_mut().now_or_never().is_none(), "there is room for two");
         assert_eq!(receiver.recv().await, 1);

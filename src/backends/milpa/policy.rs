@@ -95,11 +95,13 @@ pub fn granted(rules: &Rules, config: &cri::PodSandboxConfig) -> Vec<String> {
         requested_by_sandbox(config).filter(|access| rules.outcome(*access) == Outcome::Granted);
     granted
         .map(|access| match (access, rules.policy.privileged) {
-            (HostAccess::Privileges, Privileged::Allow) if !rules.isolation.privileges => {
+            (HostAccess::Privileges, Privileged::Allow)
+                if !rules.capabilities.confines_privileges() =>
+            {
                 format!(
                     "is privileged, and policy.privileged is \"allow\": in a cell of the provider \
                      {:?} it is root on the node",
-                    rules.isolation.provider
+                    rules.capabilities.provider
                 )
             }
             _ => format!("asks for {}, and gets {}", access.what(), access.granted()),
@@ -134,7 +136,7 @@ pub fn check_container(rules: &Rules, config: &cri::ContainerConfig) -> Result<(
     };
     let options = context.namespace_options.as_ref();
     check(rules, &name, HostAccess::of(options, context.privileged))?;
-    if !rules.isolation.privileges
+    if !rules.capabilities.confines_privileges()
         && let Some(access) = kernel_access::requested(context)
     {
         return check_kernel_access(rules, &name, &access);
@@ -144,14 +146,14 @@ pub fn check_container(rules: &Rules, config: &cri::ContainerConfig) -> Result<(
     match kernel_access::into_processes(context) {
         Some(capability)
             if sees_the_cell
-                && !rules.isolation.privileges
+                && !rules.capabilities.confines_privileges()
                 && rules.policy.privileged != Privileged::Allow =>
         {
             Err(Refusal(format!(
                 "{name} asks for the node's processes (hostPID) with the capability {capability}; \
                  policy.host_pid is \"cell\", but cells of the provider {:?} have the node's \
                  files, which the cell's own processes have open: allowed is one of the two",
-                rules.isolation.provider
+                rules.capabilities.provider
             )))
         }
         _ => Ok(()),
@@ -161,14 +163,16 @@ pub fn check_container(rules: &Rules, config: &cri::ContainerConfig) -> Result<(
 /// Returns the access to the node's kernel that a container is granted. Ends the sentence "it ...".
 pub fn granted_kernel_access(rules: &Rules, config: &cri::ContainerConfig) -> Option<String> {
     let context = config.linux.as_ref()?.security_context.as_ref()?;
-    if rules.isolation.privileges || rules.outcome(HostAccess::Privileges) != Outcome::Granted {
+    if rules.capabilities.confines_privileges()
+        || rules.outcome(HostAccess::Privileges) != Outcome::Granted
+    {
         return None;
     }
     let access = kernel_access::requested(context)?;
     Some(format!(
         "has a container with {access}, and policy.privileged is \"allow\": in a cell of the \
          provider {:?} it reaches the node's kernel",
-        rules.isolation.provider
+        rules.capabilities.provider
     ))
 }
 
@@ -190,14 +194,15 @@ fn check_kernel_access(rules: &Rules, name: &str, access: &KernelAccess) -> Resu
         Outcome::Unsupported(_) => Err(Refusal(format!(
             "{name} asks for {access}; policy.privileged is \"cell\", but cells of the provider \
              {:?} share the node's kernel, which it reaches",
-            rules.isolation.provider
+            rules.capabilities.provider
         ))),
     }
 }
 
 /// Returns whether pods run on the node whose containers request access to the kernel.
 pub(crate) fn keeps_kernel_access_local(rules: &Rules) -> bool {
-    !rules.isolation.privileges && rules.outcome(HostAccess::Privileges) == Outcome::KeptLocal
+    !rules.capabilities.confines_privileges()
+        && rules.outcome(HostAccess::Privileges) == Outcome::KeptLocal
 }
 
 /// Returns the reason why the pod of a container runs on the node instead: the container requests
@@ -246,7 +251,7 @@ fn check(
             "{requester} asks for {}; policy.{} is \"cell\", but cells of the provider {:?} {why}",
             access.what(),
             access.key(),
-            rules.isolation.provider
+            rules.capabilities.provider
         ))),
     });
     refused.map_or(Ok(()), Err)

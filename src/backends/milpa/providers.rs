@@ -1,48 +1,42 @@
-//! The contract between the engine and the providers of instances.
+//! The contract between the engine of cells and the providers of instances.
+//!
+//! The engine decides: it ranks offerings, records a launch before it is made, and judges what a
+//! provider says. A provider makes single calls. All of them may be repeated, each bounds its own
+//! time, and no pod on the node waits for any.
 
-use std::{fmt, io, net::IpAddr, path::PathBuf, time::Duration};
+use std::{collections::BTreeMap, fmt, net::IpAddr, path::PathBuf};
 
 use async_trait::async_trait;
+use kiyot_link::bootstrap::Bootstrap;
 use serde::{Deserialize, Serialize};
 
 use super::id::CellId;
-use crate::config::ProviderKind;
 
+mod capabilities;
+mod error;
+mod instance;
 pub mod netns;
+mod offering;
+pub mod sim;
 
-/// The isolation of a provider's cells from the node. A pod gets no privilege in its cell that the
-/// provider does not isolate.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Isolation {
-    /// The provider's name, for errors.
-    pub provider: &'static str,
-    /// Privileged processes are confined to the cell: the kernel and the devices are the cell's
-    /// own.
-    pub privileges: bool,
-    /// Users of a cell are not users of the node: root in a cell is unprivileged on the node.
-    pub users: bool,
-}
+pub use capabilities::Capabilities;
+pub use error::{ErrorClass, ProviderError};
+pub use instance::{Instance, InstanceId, InstanceState};
+pub use offering::{Market, Offering};
 
-impl Isolation {
-    /// Returns the isolation of the configured kind of provider.
-    pub fn of(provider: ProviderKind) -> Self {
-        match provider {
-            ProviderKind::Netns => netns::ISOLATION,
-        }
-    }
-}
-
-/// The provider's id of an instance.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct InstanceId(pub String);
-
-/// The parameters of a launch.
-#[derive(Debug, Clone)]
+/// The parameters of a launch. A replay of the launch has exactly the same.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LaunchSpec {
     /// The cell of the instance.
     pub cell: CellId,
-    /// The content of the agent's bootstrap file, with which it connects to the gateway. Secret.
-    pub bootstrap: kiyot_link::bootstrap::Bootstrap,
+    /// The offerings that may be launched, the preferred first. Not empty.
+    pub candidates: Vec<Offering>,
+    /// The tags of the instance, beside those that the provider sets itself.
+    pub tags: BTreeMap<String, String>,
+    /// The boot data, with which the agent connects to the gateway. Secret.
+    pub bootstrap: Bootstrap,
+    /// The provider's own parameters, as image or volume size.
+    pub parameters: BTreeMap<String, String>,
 }
 
 /// The registry configuration of new cells.
@@ -59,17 +53,6 @@ impl RegistryConfig for Option<PathBuf> {
     async fn config_path(&self) -> Option<PathBuf> {
         self.clone()
     }
-}
-
-/// A listed instance.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Instance {
-    /// The provider's id of the instance.
-    pub id: InstanceId,
-    /// The cell of the instance, by its tags.
-    pub cell: CellId,
-    /// True while the instance runs; an ended instance may be listed until it is terminated.
-    pub running: bool,
 }
 
 /// The parts of the node to which a pod's cell is attached: its network and its cgroup.
@@ -151,96 +134,28 @@ impl fmt::Display for HostPort {
     }
 }
 
-/// The class of a provider's error.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ErrorClass {
-    /// An offering has no capacity; another may have.
-    Capacity {
-        /// The offering.
-        offering: String,
-    },
-    /// Too many calls; retry later.
-    Throttled,
-    /// A quota of the account is reached.
-    Quota,
-    /// The credentials do not permit the call.
-    Auth,
-    /// The request is invalid and will always fail.
-    Invalid,
-    /// The instance does not exist.
-    NotFound,
-    /// A retry may succeed.
-    Transient,
+/// The progress of a termination.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Termination {
+    /// The instance has ended, and nothing that it held (addresses, mounts, links, cgroups,
+    /// processes) is left. Files of its pod may be removed later.
+    Confirmed,
+    /// The instance will end. Its state or its absence proves when it has.
+    Accepted,
 }
 
-/// An error of a provider.
-#[derive(Debug, thiserror::Error)]
-#[error("{doing}")]
-pub struct ProviderError {
-    /// The class of the error.
-    pub class: ErrorClass,
-    /// The failed operation with the names of its objects.
-    pub doing: String,
-    /// The cause.
-    #[source]
-    pub source: Option<Box<dyn std::error::Error + Send + Sync>>,
-}
+/// The outcome of a termination by instance.
+pub type Terminations = BTreeMap<InstanceId, Result<Termination, ProviderError>>;
 
-impl ProviderError {
-    /// Returns an error with a cause.
-    pub fn new(
-        class: ErrorClass,
-        doing: impl Into<String>,
-        source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
-    ) -> Self {
-        Self { class, doing: doing.into(), source: Some(source.into()) }
-    }
-
-    /// Returns the error of a call that exceeded its time limit.
-    pub fn too_slow(doing: &str, limit: Duration) -> Self {
-        Self {
-            class: ErrorClass::Transient,
-            doing: format!("{doing}: not done within {} s", limit.as_secs()),
-            source: None,
-        }
-    }
-
-    /// Returns a copy for another caller: the cause becomes part of the text.
-    pub fn again(&self) -> Self {
-        let mut doing = self.doing.clone();
-        let mut source = self.source.as_deref().map(|source| source as &dyn std::error::Error);
-        while let Some(cause) = source {
-            doing.push_str(": ");
-            doing.push_str(&cause.to_string());
-            source = cause.source();
-        }
-        Self { class: self.class.clone(), doing, source: None }
-    }
-
-    /// Returns true if a full disk is the cause.
-    pub fn is_no_space(&self) -> bool {
-        let source = self.source.as_deref().and_then(|source| source.downcast_ref::<io::Error>());
-        source.is_some_and(|error| {
-            matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
-        })
-    }
-
-    /// Returns an error that a retry may avoid.
-    pub fn transient(
-        doing: impl Into<String>,
-        source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
-    ) -> Self {
-        Self::new(ErrorClass::Transient, doing, source)
-    }
-}
-
-/// The contract with providers of instances. All calls may be repeated; each bounds its own time.
+/// The contract with providers of instances.
 #[async_trait]
 pub trait Provider: fmt::Debug + Send + Sync + 'static {
-    /// Returns the isolation of the provider's cells.
-    fn isolation(&self) -> Isolation;
-    /// Launches the instance of a cell. With the token of an earlier launch it returns the instance
-    /// of that launch.
+    /// Returns the provider's capabilities, which never change.
+    fn capabilities(&self) -> Capabilities;
+    /// Returns all offerings that can be launched now.
+    async fn offerings(&self) -> Result<Vec<Offering>, ProviderError>;
+    /// Launches an instance of the first candidate that has capacity. With the token of an earlier
+    /// launch it returns the instance of that launch. An error has every offering that was refused.
     async fn launch(&self, spec: &LaunchSpec, token: &str) -> Result<Instance, ProviderError>;
     /// Attaches an instance to the pod's network and returns its addresses, the pod's first. A
     /// repeated call returns the same addresses.
@@ -249,12 +164,16 @@ pub trait Provider: fmt::Debug + Send + Sync + 'static {
         instance: &InstanceId,
         to: &Attachment,
     ) -> Result<Vec<IpAddr>, ProviderError>;
-    /// Lists all instances of this owner, by their tags.
+    /// Releases the parts of the node that an attached instance shares: host ports, routes. Does
+    /// nothing for an unknown instance, and where the termination releases them.
+    async fn detach(&self, instance: &InstanceId) -> Result<(), ProviderError>;
+    /// Lists all instances of this daemon's owner, by their tags. The list may be some time old.
     async fn list_owned(&self) -> Result<Vec<Instance>, ProviderError>;
-    /// Terminates instances, and returns when they and everything that they held (addresses,
-    /// mounts, links, cgroups, processes) are gone. Files of their pods may be removed later, in
-    /// the background. Unknown instances are fine.
-    async fn terminate(&self, instances: &[InstanceId]) -> Result<(), ProviderError>;
+    /// Returns an instance by its id; [`ErrorClass::NotFound`] if the provider does not know it.
+    async fn describe(&self, instance: &InstanceId) -> Result<Instance, ProviderError>;
+    /// Terminates instances. The outcome has an entry for each; the termination of an unknown
+    /// instance is [`ErrorClass::NotFound`], unless absence proves its end.
+    async fn terminate(&self, instances: &[InstanceId]) -> Terminations;
     /// Returns the end of an instance's console output.
     async fn console(&self, instance: &InstanceId) -> Result<String, ProviderError>;
     /// Checks whether a launch can succeed; the error names what is missing.

@@ -7,7 +7,7 @@
 use std::{future::Future, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use futures::{StreamExt, TryStreamExt, stream::BoxStream};
+use futures::{StreamExt, stream::BoxStream};
 use kiyot_link::resolver::{
     DNS_HEADER_BYTES, MAX_TCP_CONNECTIONS, MAX_UDP_MESSAGE_BYTES, MAX_UDP_QUERIES, QUERY_TIMEOUT,
 };
@@ -17,11 +17,9 @@ use tokio::{
     task::JoinSet,
     time::{sleep, timeout},
 };
-use tokio_stream::wrappers::ReceiverStream;
-use tonic::Request;
 
 use super::{
-    cell_client::{self, MAX_NAME_QUERY_BYTES},
+    cell_client::CellClient,
     failure::{Class, Failure},
     gateway::CellLink,
     id::CellId,
@@ -93,20 +91,12 @@ impl Resolver {
         };
         // Fits, as the channel is empty.
         let _ = sender.try_send(first);
-        let mut agent = cell_client::agent(&link.bulk, MAX_NAME_QUERY_BYTES);
-        // Without a deadline: the call lasts as long as the connection.
-        let call = agent.resolve(Request::new(ReceiverStream::new(answers)));
-        let queries = timeout(cell_client::QUERY_TIMEOUT, call)
-            .await
-            .map_err(|_| Failure::cell(Class::DeadlineExceeded, "Resolve was not answered"))?
-            .map_err(Failure::of_cell)?
-            .into_inner()
-            .map_err(Failure::of_cell)
-            .boxed();
+        let client = CellClient::over(link);
+        let queries = client.resolve(answers).await?;
         let query_server =
             |server, message: Bytes| async move { udp::query(&server, &message).await };
         let splice_connection =
-            |server, query| connection::splice_connection(server, query, link.bulk.clone());
+            |server, query| connection::splice_connection(server, query, client.clone());
         self.respond(queries, sender, servers, query_server, splice_connection).await
     }
 

@@ -32,6 +32,8 @@ const MAX_BATCHES_PER_TRANSACTION: usize = 256;
 pub enum Table {
     /// `kiyot.store.v1.Cell` by cell id.
     Cells,
+    /// `Order` by sandbox id.
+    Orders,
     /// `SandboxMeta` by sandbox id.
     Sandboxes,
     /// `SandboxStatus` by sandbox id.
@@ -51,6 +53,7 @@ impl Table {
     const fn name(self) -> &'static str {
         match self {
             Self::Cells => "cells",
+            Self::Orders => "orders",
             Self::Sandboxes => "sandboxes",
             Self::SandboxStatuses => "sandbox_statuses",
             Self::Containers => "containers",
@@ -78,7 +81,8 @@ impl StoreError {
         Self { context: context.into(), source: Some(source.into()) }
     }
 
-    fn closed() -> Self {
+    /// Returns the error of a store whose thread has ended.
+    pub(super) fn closed() -> Self {
         Self { context: "closed".to_owned(), source: None }
     }
 }

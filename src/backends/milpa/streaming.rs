@@ -15,6 +15,7 @@ use self::{
     tunnel::CellTunnels,
 };
 use super::{
+    cell_client::CellClient,
     cells::Cell,
     failure::{Class, Failure},
 };
@@ -76,7 +77,7 @@ impl Streaming {
                 cell.id
             ))
         })?;
-        self.register(Route { port, target, tunnels: Arc::new(CellTunnels(cell.link.clone())) })
+        self.register(Route { port, target, tunnels: Arc::new(CellTunnels(CellClient::new(cell))) })
     }
 
     fn register(&self, route: Route) -> Result<String, Failure> {

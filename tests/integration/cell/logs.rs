@@ -100,9 +100,7 @@ async fn rotated_log_continues_in_a_new_file() {
 
 /// Returns the peak resident memory of a process, in bytes.
 fn peak_memory_bytes(pid: &str) -> u64 {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
-    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
+    kiyot_testkit::peak_resident_kib(pid).unwrap() * 1024
 }
 
 /// Verifies D41.

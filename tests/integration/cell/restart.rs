@@ -80,7 +80,7 @@ async fn exit_during_the_outage_is_reported_afterwards() {
 
 /// Verifies P6.
 #[tokio::test]
-async fn half_made_pod_is_cleaned_up() {
+async fn half_made_pod_is_joined_by_the_kubelets_retry() {
     let node = Node::start().await;
     let mut kiyot = Kiyot::start(&node, options()).await;
     let kubelet = kiyot.kubelet().await;
@@ -101,14 +101,8 @@ async fn half_made_pod_is_cleaned_up() {
     let listed = kubelet.sandboxes().await.unwrap();
     match result {
         Ok(id) => assert!(listed.iter().any(|sandbox| sandbox.id == id)),
-        Err(_) if listed.is_empty() => {
-            wait_until("the incomplete cell has ended", LIMIT, async || {
-                kiyot.cells().is_empty().then_some(())
-            })
-            .await;
-        }
-        // The sandbox was recorded but not reported: the kubelet's retry must get it.
-        Err(_) => assert_eq!(listed.len(), 1),
+        // If the sandbox was recorded but not reported, the kubelet's retry must get it.
+        Err(_) => assert!(listed.len() <= 1),
     }
     let running = kubelet.run_pod(&spec).await.unwrap();
     assert_eq!(kiyot.cells().len(), 1, "a pod has a single cell");

@@ -15,14 +15,21 @@ const STATUS: &[u8] = &[0x88];
 const TRAILERS: &[u8] = b"\x00\x0bgrpc-status\x010";
 
 /// Core with the frames that it has sent.
-struct Side {
-    core: Core,
-    begun: bool,
+pub(super) struct Side {
+    pub(super) core: Core,
+    /// Set until a client has sent the preface of its connection.
+    sends_preface: bool,
 }
 
 impl Side {
-    fn new(settings: &[(u16, u32)]) -> Self {
-        let mut side = Self { core: Core::client(), begun: false };
+    /// Returns a core whose connection has not begun.
+    pub(super) fn over(core: Core) -> Self {
+        Self { sends_preface: !core.is_server(), core }
+    }
+
+    /// Returns a client whose server has sent these settings.
+    fn client(settings: &[(u16, u32)]) -> Self {
+        let mut side = Self::over(Core::client());
         let payload: Vec<u8> = settings
             .iter()
             .flat_map(|(id, value)| [&id.to_be_bytes()[..], &value.to_be_bytes()].concat())
@@ -34,7 +41,8 @@ impl Side {
         side
     }
 
-    fn receive(
+    /// Receives a frame.
+    pub(super) fn receive(
         &mut self,
         kind: u8,
         flags: u8,
@@ -44,15 +52,27 @@ impl Side {
         self.core.recv_frame(Head { length: payload.len(), kind, flags, stream }, payload)
     }
 
-    fn fine(&mut self, kind: u8, flags: u8, stream: u32, payload: &[u8]) {
+    /// Receives a valid frame.
+    pub(super) fn fine(&mut self, kind: u8, flags: u8, stream: u32, payload: &[u8]) {
         self.receive(kind, flags, stream, payload).unwrap();
     }
 
     /// Returns the frames sent since the last call.
-    fn sent(&mut self) -> Vec<(Head, Vec<u8>)> {
+    pub(super) fn sent(&mut self) -> Vec<(Head, Vec<u8>)> {
         let bytes = output(&mut self.core);
-        let is_first = !std::mem::replace(&mut self.begun, true);
-        parse_frames(if is_first { bytes.strip_prefix(PREFACE).unwrap() } else { &bytes })
+        let sends_preface = std::mem::take(&mut self.sends_preface);
+        parse_frames(if sends_preface { bytes.strip_prefix(PREFACE).unwrap() } else { &bytes })
+    }
+
+    /// Polls the data received on a stream.
+    pub(super) fn data(&mut self, key: Key) -> Poll<Option<Result<Bytes, Error>>> {
+        self.core.poll_data(key, Waker::noop())
+    }
+
+    /// Drops both references to a stream.
+    pub(super) fn drop_call(&mut self, key: Key) {
+        self.core.drop_stream_ref(key);
+        self.core.drop_stream_ref(key);
     }
 
     fn call(&mut self, body: usize) -> Key {
@@ -62,15 +82,6 @@ impl Side {
     fn response(&mut self, key: Key) -> Poll<Result<http::Response<()>, Error>> {
         self.core.poll_response(key, Waker::noop())
     }
-
-    fn data(&mut self, key: Key) -> Poll<Option<Result<Bytes, Error>>> {
-        self.core.poll_data(key, Waker::noop())
-    }
-
-    fn drop_call(&mut self, key: Key) {
-        self.core.drop_stream_ref(key);
-        self.core.drop_stream_ref(key);
-    }
 }
 
 fn head() -> Parts {
@@ -78,7 +89,7 @@ fn head() -> Parts {
 }
 
 /// Takes the whole output.
-pub(super) fn output(core: &mut Core) -> Vec<u8> {
+fn output(core: &mut Core) -> Vec<u8> {
     let mut bytes = Vec::new();
     while !core.output().is_empty() {
         let part = core.output().to_vec();
@@ -89,7 +100,7 @@ pub(super) fn output(core: &mut Core) -> Vec<u8> {
 }
 
 /// Parses complete frames.
-pub(super) fn parse_frames(mut bytes: &[u8]) -> Vec<(Head, Vec<u8>)> {
+fn parse_frames(mut bytes: &[u8]) -> Vec<(Head, Vec<u8>)> {
     let mut frames = Vec::new();
     while let Some(head) = Head::parse(bytes) {
         let (payload, rest) = bytes[HEADER_LEN..].split_at(head.length);
@@ -110,7 +121,7 @@ fn data_of(frames: &[(Head, Vec<u8>)]) -> usize {
 
 #[test]
 fn response_is_assembled_from_its_frames() {
-    let mut side = Side::new(&[]);
+    let mut side = Side::client(&[]);
     let key = side.call(5);
     let sent = side.sent();
     assert_eq!(kinds(&sent), [frame::HEADERS, frame::DATA]);
@@ -150,7 +161,7 @@ fn response_is_assembled_from_its_frames() {
 /// Verifies F18.
 #[test]
 fn send_window_is_kept_and_may_be_negative() {
-    let mut side = Side::new(&[(4, 1000)]);
+    let mut side = Side::client(&[(4, 1000)]);
     let key = side.call(5000);
     assert_eq!(data_of(&side.sent()), 1000);
     // The window is negative now: 500 less than sent.
@@ -169,7 +180,7 @@ fn send_window_is_kept_and_may_be_negative() {
 
 #[test]
 fn connection_window_is_shared_in_turns() {
-    let mut side = Side::new(&[(4, 1 << 20)]);
+    let mut side = Side::client(&[(4, 1 << 20)]);
     let keys: Vec<Key> = (0..4).map(|_| side.call(60_000)).collect();
     assert_eq!(data_of(&side.sent()), 65_535);
     side.fine(frame::WINDOW_UPDATE, 0, 0, &100_000_u32.to_be_bytes());
@@ -186,7 +197,7 @@ fn connection_window_is_shared_in_turns() {
 
 #[test]
 fn window_update_follows_much_released_capacity_and_never_the_end() {
-    let mut side = Side::new(&[]);
+    let mut side = Side::client(&[]);
     let key = side.call(0);
     side.fine(frame::HEADERS, frame::END_HEADERS, 1, STATUS);
     side.sent();
@@ -210,7 +221,7 @@ fn window_update_follows_much_released_capacity_and_never_the_end() {
 
 #[test]
 fn data_above_the_window_is_a_violation() {
-    let mut side = Side::new(&[]);
+    let mut side = Side::client(&[]);
     side.call(0);
     side.fine(frame::HEADERS, frame::END_HEADERS, 1, STATUS);
     for _ in 0..64 {
@@ -221,7 +232,7 @@ fn data_above_the_window_is_a_violation() {
 
 #[test]
 fn requests_above_the_limit_wait_and_open_in_order() {
-    let mut side = Side::new(&[(3, 2)]);
+    let mut side = Side::client(&[(3, 2)]);
     let keys: Vec<Key> = (0..4).map(|_| side.call(3)).collect();
     assert_eq!(kinds(&side.sent()), [frame::HEADERS, frame::DATA, frame::HEADERS, frame::DATA]);
     side.fine(frame::HEADERS, frame::END_HEADERS | frame::END_STREAM, 3, STATUS);
@@ -241,7 +252,7 @@ fn requests_above_the_limit_wait_and_open_in_order() {
 /// Verifies F18.
 #[test]
 fn request_cancelled_before_opening_leaves_no_state() {
-    let mut side = Side::new(&[(3, 1)]);
+    let mut side = Side::client(&[(3, 1)]);
     let first = side.call(1);
     let (cancelled, next) = (side.call(2), side.call(3));
     side.drop_call(cancelled);
@@ -278,7 +289,7 @@ fn response_body_of_wrong_length_is_reset() {
         ("3", &[b"ab", b"cd"], false),
         ("3x", &[b"abc"], false),
     ];
-    let mut side = Side::new(&[]);
+    let mut side = Side::client(&[]);
     for (number, (says, parts, is_fine)) in cases.into_iter().enumerate() {
         let (key, id) = (side.call(0), 2 * number as u32 + 1);
         side.sent();
@@ -333,7 +344,7 @@ fn response_body_of_wrong_length_is_reset() {
 
 #[test]
 fn frames_of_a_cancelled_request_are_ignored() {
-    let mut side = Side::new(&[]);
+    let mut side = Side::client(&[]);
     let key = side.call(0);
     side.drop_call(key);
     assert_eq!(kinds(&side.sent()), [frame::HEADERS, frame::RST_STREAM]);
@@ -350,7 +361,7 @@ fn frames_of_a_cancelled_request_are_ignored() {
 /// Verifies F18.
 #[test]
 fn request_refused_by_goaway_or_reset_is_retryable() {
-    let mut side = Side::new(&[(3, 2)]);
+    let mut side = Side::client(&[(3, 2)]);
     let keys: Vec<Key> = (0..3).map(|_| side.call(0)).collect();
     side.fine(frame::GOAWAY, 0, 0, &[0, 0, 0, 1, 0, 0, 0, 0]);
     for key in &keys[1..] {
@@ -361,7 +372,7 @@ fn request_refused_by_goaway_or_reset_is_retryable() {
     assert!(side.response(keys[0]).is_pending() && !side.core.is_done());
     side.fine(frame::HEADERS, frame::END_HEADERS | frame::END_STREAM, 1, STATUS);
     assert!(matches!(side.response(keys[0]), Poll::Ready(Ok(_))) && side.core.is_done());
-    let mut side = Side::new(&[]);
+    let mut side = Side::client(&[]);
     let key = side.call(0);
     side.fine(frame::RST_STREAM, 0, 1, &u32::from(Reason::REFUSED_STREAM).to_be_bytes());
     assert!(matches!(side.response(key), Poll::Ready(Err(error)) if error.is_retryable()));
@@ -374,7 +385,7 @@ fn unwritten_request_is_retryable() {
         Poll::Ready(Err(error)) => error,
         other => panic!("{other:?}"),
     };
-    let mut side = Side::new(&[]);
+    let mut side = Side::client(&[]);
     let written = side.call(5);
     side.sent();
     let unwritten = side.call(5);
@@ -382,7 +393,7 @@ fn unwritten_request_is_retryable() {
     assert!(matches!(error(&mut side, written), Error::Closed));
     assert!(error(&mut side, unwritten).is_retryable());
     // After a partial write the server may have begun.
-    let mut side = Side::new(&[]);
+    let mut side = Side::client(&[]);
     let key = side.call(5);
     assert!(side.core.output().len() > 1);
     side.core.advance(1);
@@ -393,7 +404,7 @@ fn unwritten_request_is_retryable() {
 /// Verifies F18.
 #[test]
 fn padding_alone_returns_its_window() {
-    let mut side = Side::new(&[]);
+    let mut side = Side::client(&[]);
     let key = side.call(0);
     side.fine(frame::HEADERS, frame::END_HEADERS, 1, STATUS);
     side.sent();
@@ -409,7 +420,7 @@ fn padding_alone_returns_its_window() {
 
 #[test]
 fn complete_response_survives_a_reset() {
-    let mut side = Side::new(&[]);
+    let mut side = Side::client(&[]);
     let key = side.core.send_request(&head(), &Bytes::from_static(b"begun"), false).unwrap();
     side.fine(frame::HEADERS, frame::END_HEADERS, 1, STATUS);
     side.fine(frame::DATA, 0, 1, b"no more");
@@ -444,7 +455,7 @@ fn malformed_response_resets_its_stream_alone() {
         (frame::END_HEADERS, b"\x88\x00\x0aconnection\x05close"),
         (frame::END_HEADERS | frame::END_STREAM, b"\x08\x03100"),
     ];
-    let mut side = Side::new(&[]);
+    let mut side = Side::client(&[]);
     for (number, (flags, block)) in malformed.into_iter().enumerate() {
         let (key, id) = (side.call(0), 2 * number as u32 + 1);
         side.sent();
@@ -476,7 +487,7 @@ fn malformed_response_resets_its_stream_alone() {
 
 #[test]
 fn header_list_above_the_limit_is_rejected() {
-    let mut side = Side::new(&[]);
+    let mut side = Side::client(&[]);
     let key = side.call(0);
     side.sent();
     // The same indexed field many times: few bytes on the wire.
@@ -520,7 +531,7 @@ fn violation_ends_the_connection_with_its_reason() {
         (Reason::PROTOCOL_ERROR, frame::CONTINUATION, 0, 1, STATUS),
     ];
     for (reason, kind, flags, stream, payload) in cases {
-        let mut side = Side::new(&[]);
+        let mut side = Side::client(&[]);
         let key = side.call(0);
         side.sent();
         let violation = side.receive(kind, flags, stream, payload).unwrap_err();
@@ -532,9 +543,9 @@ fn violation_ends_the_connection_with_its_reason() {
         let Poll::Ready(Err(error)) = side.response(key) else { panic!() };
         assert!(error.to_string().contains(violation.1), "{error}");
     }
-    let mut side = Side { core: Core::client(), begun: false };
+    let mut side = Side::over(Core::client());
     assert!(side.receive(frame::PING, 0, 0, &[0; 8]).is_err(), "first frame is not SETTINGS");
-    let mut side = Side::new(&[]);
+    let mut side = Side::client(&[]);
     side.call(0);
     side.fine(frame::HEADERS, 0, 1, STATUS);
     assert!(side.receive(frame::PING, 0, 0, &[0; 8]).is_err(), "header block interrupted");
@@ -543,7 +554,7 @@ fn violation_ends_the_connection_with_its_reason() {
 /// Verifies F18.
 #[test]
 fn pings_are_acknowledged_within_the_output_limit() {
-    let mut side = Side::new(&[]);
+    let mut side = Side::client(&[]);
     side.fine(frame::PING, 0, 0, b"whatever");
     side.fine(frame::PING, frame::ACK, 0, b"whatever");
     let sent = side.sent();
@@ -565,7 +576,7 @@ fn pings_are_acknowledged_within_the_output_limit() {
 
 #[test]
 fn exhausted_stream_ids_make_requests_retryable() {
-    let mut side = Side::new(&[]);
+    let mut side = Side::client(&[]);
     side.core.next_id = MAX_U31;
     let key = side.call(0);
     let error = side.core.send_request(&head(), &Bytes::new(), true).unwrap_err();
@@ -576,7 +587,7 @@ fn exhausted_stream_ids_make_requests_retryable() {
 
 #[test]
 fn peer_table_size_limits_the_encoder() {
-    let mut side = Side::new(&[(1, 0)]);
+    let mut side = Side::client(&[(1, 0)]);
     side.call(0);
     side.call(0);
     let sent = side.sent();
@@ -587,7 +598,7 @@ fn peer_table_size_limits_the_encoder() {
 
 #[test]
 fn long_header_list_is_split_into_frames() {
-    let mut side = Side::new(&[]);
+    let mut side = Side::client(&[]);
     let mut long = head();
     long.headers.insert("x", "y".repeat(40_000).parse().unwrap());
     side.core.send_request(&long, &Bytes::from_static(b"body"), true).unwrap();

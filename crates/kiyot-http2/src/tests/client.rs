@@ -1,15 +1,13 @@
 //! This client with the server of the crate h2, over pieces of bytes.
 
-use std::future::poll_fn;
+use h2::{Reason, server};
+use http::{HeaderMap, HeaderValue, Response, request::Parts};
 
 use super::*;
 use crate::{
     Error,
     client::{SendRequest, handshake},
 };
-use bytes::Bytes;
-use h2::{Reason, server};
-use http::{HeaderMap, HeaderValue, Request, Response, request::Parts};
 
 /// Connects to a server that handles each request with `serve`.
 async fn with<F: Future<Output = ()> + Send + 'static>(
@@ -31,11 +29,7 @@ async fn with<F: Future<Output = ()> + Send + 'static>(
 }
 
 fn head(metadata: &[(String, String)]) -> Parts {
-    let mut request = Request::post("http://localhost/a.b/C").header("te", "trailers");
-    for (name, value) in metadata {
-        request = request.header(name, value);
-    }
-    request.body(()).unwrap().into_parts().0
+    request(metadata).into_parts().0
 }
 
 /// Echoes metadata and body, and sends the metadata as trailers too.
@@ -48,15 +42,9 @@ async fn echo(
     let trailers = request.headers().clone();
     let Ok(mut stream) = send_response.send_response(head, false) else { return };
     let body = request.body_mut();
-    while let Some(Ok(mut part)) = body.data().await {
+    while let Some(Ok(part)) = body.data().await {
         let _ = body.flow_control().release_capacity(part.len());
-        while !part.is_empty() {
-            stream.reserve_capacity(part.len());
-            match stream.capacity() {
-                0 => assert!(poll_fn(|cx| stream.poll_capacity(cx)).await.unwrap().is_ok()),
-                room => stream.send_data(part.split_to(room.min(part.len())), false).unwrap(),
-            }
-        }
+        send_part(&mut stream, part).await;
     }
     let _ = stream.send_trailers(trailers);
 }

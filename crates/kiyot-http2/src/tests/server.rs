@@ -1,11 +1,10 @@
 //! This server with the client of the crate h2, over pieces of bytes.
 
-use std::{future::poll_fn, task::Poll};
+use std::task::Poll;
 
-use bytes::Bytes;
 use futures::{StreamExt, stream::FuturesUnordered};
 use h2::client;
-use http::{HeaderMap, Request, Response};
+use http::{HeaderMap, Response};
 
 use super::*;
 use crate::{
@@ -59,21 +58,11 @@ async fn call(
     metadata: Metadata,
     parts: Vec<Bytes>,
 ) -> (HeaderMap, Vec<u8>, Option<HeaderMap>) {
-    let mut request = Request::post("http://localhost/a.b/C").header("te", "trailers");
-    for (name, value) in &metadata {
-        request = request.header(name, value);
-    }
     let (response, mut stream) =
-        sender.ready().await.unwrap().send_request(request.body(()).unwrap(), false).unwrap();
+        sender.ready().await.unwrap().send_request(request(&metadata), false).unwrap();
     let send = async {
-        for mut part in parts {
-            while !part.is_empty() {
-                stream.reserve_capacity(part.len());
-                match stream.capacity() {
-                    0 => assert!(poll_fn(|cx| stream.poll_capacity(cx)).await.unwrap().is_ok()),
-                    room => stream.send_data(part.split_to(room.min(part.len())), false).unwrap(),
-                }
-            }
+        for part in parts {
+            send_part(&mut stream, part).await;
         }
         stream.send_data(Bytes::new(), true).unwrap();
     };
@@ -118,14 +107,9 @@ proptest! {
                 let sender = sender.clone();
                 running.spawn(async move {
                     let expected = parts.concat();
-                    let (head, body, trailers) = call(sender, metadata.clone(), parts).await;
+                    let sent = request(&metadata).into_parts().0.headers;
+                    let (head, body, trailers) = call(sender, metadata, parts).await;
                     assert!(body == expected);
-                    let mut sent = HeaderMap::new();
-                    sent.insert("te", "trailers".parse().unwrap());
-                    for (name, value) in metadata {
-                        let name: http::HeaderName = name.parse().unwrap();
-                        sent.append(name, value.parse().unwrap());
-                    }
                     assert_eq!((&head, trailers.as_ref()), (&sent, Some(&sent)));
                 });
             }

@@ -1,8 +1,7 @@
 //! Admission: answers the gateway's questions about cells.
 
 use async_trait::async_trait;
-use kiyot_proto::{cell::HelloReply, store::CellPhase};
-use tokio::sync::oneshot;
+use kiyot_proto::cell::HelloReply;
 
 use super::{
     super::{
@@ -10,9 +9,11 @@ use super::{
         id::CellId,
     },
     Cells,
-    message::Message,
-    shared::Entry,
+    engine::{ClaimRefusal, Event},
 };
+
+/// The most characters of an unknown id in a refusal.
+const MAX_SHOWN_CHARS: usize = 80;
 
 #[async_trait]
 impl Admission for Cells {
@@ -22,48 +23,36 @@ impl Admission for Cells {
         token_sha256: &str,
         key_sha256: &str,
     ) -> Result<CellId, Refusal> {
-        let (id, entry) = self.known(cell)?;
-        let (answer, answered) = oneshot::channel();
-        let claim = Message::Claim {
-            token_sha256: token_sha256.to_owned(),
-            key_sha256: key_sha256.to_owned(),
-            answer,
-        };
-        if entry.inbox.send(claim).await.is_err() {
-            return Err(Refusal::Unknown(cell.to_owned()));
+        let id = CellId::parse(cell).map_err(|_| unknown(cell))?;
+        let claimed = self.shared.claim(id.clone(), token_sha256.to_owned(), key_sha256.to_owned());
+        match claimed.await {
+            Ok(()) => Ok(id),
+            Err(ClaimRefusal::Unknown) => Err(unknown(cell)),
+            Err(ClaimRefusal::WrongToken) => Err(Refusal::WrongToken(id)),
+            Err(ClaimRefusal::Expired) => Err(Refusal::Expired(id)),
+            // The gateway logs it, within its limits.
+            Err(ClaimRefusal::OtherKey) => Err(Refusal::OtherKey(id)),
+            Err(ClaimRefusal::Store(error)) => Err(Refusal::Store(id, error)),
         }
-        answered.await.unwrap_or_else(|_| Err(Refusal::Unknown(cell.to_owned())))?;
-        Ok(id)
     }
 
     fn admits(&self, cell: &str, key_sha256: &str) -> Result<CellId, Refusal> {
-        let (id, entry) = self.known(cell)?;
-        let view = entry.view();
-        if !matches!(
-            view.phase,
-            CellPhase::Launching | CellPhase::Booting | CellPhase::Enrolled | CellPhase::Bound
-        ) || view.key_sha256.is_empty()
-        {
-            return Err(Refusal::Unknown(cell.to_owned()));
-        }
-        if view.key_sha256 == key_sha256 { Ok(id) } else { Err(Refusal::OtherKey(id)) }
+        let id = CellId::parse(cell).map_err(|_| unknown(cell))?;
+        let core = self.shared.core();
+        let admitted = core.engine.admitted_key(&id).ok_or_else(|| unknown(cell))?;
+        if admitted == key_sha256 { Ok(id) } else { Err(Refusal::OtherKey(id)) }
     }
 
     fn linked(&self, cell: &CellId, hello: Option<HelloReply>) {
-        let Some(entry) = self.shared.entry(cell) else { return };
-        if hello.is_none() {
+        if hello.is_some() {
+            self.shared.handle(Event::Connected(cell.clone()));
+        } else {
             // The instance may have ended, which only the provider knows.
             self.shared.list_now.notify_one();
         }
-        entry.linked.modify(|linked| *linked = hello.is_some());
     }
 }
 
-impl Cells {
-    fn known(&self, cell: &str) -> Result<(CellId, std::sync::Arc<Entry>), Refusal> {
-        let unknown = || Refusal::Unknown(cell.chars().take(80).collect());
-        let id = CellId::parse(cell).map_err(|_| unknown())?;
-        let entry = self.shared.entry(&id).ok_or_else(unknown)?;
-        Ok((id, entry))
-    }
+fn unknown(cell: &str) -> Refusal {
+    Refusal::Unknown(cell.chars().take(MAX_SHOWN_CHARS).collect())
 }

@@ -1,13 +1,16 @@
-//! The calls of a cell's task to the provider: one at a time, each with a time limit.
+//! Calls to the provider: each has a time limit, and its outcome is an event of the engine.
 
-use std::{future::Future, net::IpAddr, pin::Pin, sync::Arc, time::Duration};
+use std::{future::Future, sync::Arc, time::Duration};
 
 use kiyot_link::channel::is_unsafe_control;
 use tokio::time::timeout;
 
-use super::super::{
-    id::CellId,
-    providers::{Attachment, InstanceId, LaunchSpec, Provider, ProviderError},
+use super::{
+    super::{
+        id::CellId,
+        providers::{Attachment, ErrorClass, InstanceId, Provider, ProviderError, Termination},
+    },
+    engine::{Event, Launch},
 };
 
 /// Bounds a provider call, beyond the provider's own limits.
@@ -17,92 +20,135 @@ const CONSOLE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Bounds the part of a console that an error quotes.
 const MAX_CONSOLE_BYTES: usize = 4096;
 
-/// The outcome of a provider call.
-pub(super) enum Outcome {
-    Launched(Result<InstanceId, ProviderError>),
-    Attached(Result<Vec<IpAddr>, ProviderError>),
-    Terminated { ended: Result<(), ProviderError>, console: Option<String> },
-}
-
-/// A pending provider call.
-pub(super) type ProviderCall = Pin<Box<dyn Future<Output = Outcome> + Send>>;
-
 /// Launches the instance of a cell.
-pub(super) fn launch(provider: Arc<dyn Provider>, spec: LaunchSpec, token: String) -> ProviderCall {
-    Box::pin(async move {
-        let launched = timeout(CALL_TIMEOUT, provider.launch(&spec, &token)).await;
-        Outcome::Launched(
-            launched
-                .unwrap_or_else(|_| Err(ProviderError::too_slow("launch a cell", CALL_TIMEOUT)))
-                .map(|instance| instance.id),
-        )
-    })
+pub(super) async fn launch(provider: Arc<dyn Provider>, launch: Arc<Launch>) -> Event {
+    let call = provider.launch(&launch.spec, &launch.token);
+    let launched = bounded("launch a cell", call).await;
+    Event::Launched(launch.spec.cell.clone(), launched.map(|instance| instance.id))
 }
 
 /// Attaches an instance to its pod's network.
-pub(super) fn attach(
+pub(super) async fn attach(
     provider: Arc<dyn Provider>,
+    cell: CellId,
     instance: InstanceId,
-    attachment: Attachment,
-) -> ProviderCall {
-    Box::pin(async move {
-        let attached = timeout(CALL_TIMEOUT, provider.attach(&instance, &attachment)).await;
-        Outcome::Attached(attached.unwrap_or_else(|_| {
-            Err(ProviderError::too_slow("attach a cell to its network", CALL_TIMEOUT))
-        }))
-    })
+    attachment: Box<Attachment>,
+) -> Event {
+    let call = provider.attach(&instance, &attachment);
+    Event::Attached(cell, bounded("attach a cell to its network", call).await)
+}
+
+/// Releases the parts of the node that an instance shares.
+pub(super) async fn detach(
+    provider: Arc<dyn Provider>,
+    cell: CellId,
+    instance: InstanceId,
+) -> Event {
+    Event::Detached(cell, bounded("detach a cell", provider.detach(&instance)).await)
+}
+
+/// Describes an instance.
+pub(super) async fn describe(
+    provider: Arc<dyn Provider>,
+    cell: CellId,
+    instance: InstanceId,
+) -> Event {
+    Event::Described(cell, bounded("describe a cell", provider.describe(&instance)).await)
 }
 
 /// Terminates a cell's instance, or, if it is unknown, all instances that the provider lists for
 /// the cell. Reads the console before, if it is wanted.
-pub(super) fn terminate(
+pub(super) async fn terminate(
     provider: Arc<dyn Provider>,
     cell: CellId,
     instance: Option<InstanceId>,
     with_console: bool,
-) -> ProviderCall {
-    Box::pin(async move {
-        let ending = async {
-            let instances = match instance {
-                Some(instance) => vec![instance],
-                None => provider
-                    .list_owned()
-                    .await?
-                    .into_iter()
-                    .filter(|listed| listed.cell == cell)
-                    .map(|listed| listed.id)
-                    .collect(),
-            };
-            let console =
-                if with_console { console(provider.as_ref(), &instances).await } else { None };
-            if !instances.is_empty() {
-                provider.terminate(&instances).await?;
-            }
-            Ok(console)
+) -> Event {
+    let mut console_end = String::new();
+    let console = &mut console_end;
+    let ending = async {
+        let instances = match instance {
+            Some(instance) => vec![instance],
+            None => provider
+                .list_owned()
+                .await?
+                .into_iter()
+                .filter(|listed| listed.cell == cell)
+                .map(|listed| listed.id)
+                .collect(),
         };
-        match timeout(CALL_TIMEOUT, ending)
-            .await
-            .unwrap_or_else(|_| Err(ProviderError::too_slow("end a cell", CALL_TIMEOUT)))
-        {
-            Ok(console) => Outcome::Terminated { ended: Ok(()), console },
-            Err(error) => Outcome::Terminated { ended: Err(error), console: None },
+        if with_console {
+            *console = read_console(provider.as_ref(), &instances).await.unwrap_or_default();
         }
-    })
+        if instances.is_empty() {
+            return if provider.capabilities().awaits_ends() {
+                Ok(Termination::Confirmed)
+            } else {
+                let doing = format!("end {cell}: no instance of it is listed");
+                Err(ProviderError::without_cause(ErrorClass::NotFound, doing))
+            };
+        }
+        for instance in &instances {
+            provider.detach(instance).await?;
+        }
+        let mut progress = Termination::Confirmed;
+        for (_, outcome) in provider.terminate(&instances).await {
+            if outcome? == Termination::Accepted {
+                progress = Termination::Accepted;
+            }
+        }
+        Ok(progress)
+    };
+    let outcome = bounded("end a cell", ending).await;
+    Event::Terminated { cell, outcome, console: console_end }
+}
+
+/// Terminates instances that belong to no cell. Those that remain are listed again.
+pub(super) async fn end_strays(provider: Arc<dyn Provider>, instances: Vec<InstanceId>) -> Event {
+    let ending = async { Ok(provider.terminate(&instances).await) };
+    let failed = match bounded("end instances that belong to no cell", ending).await {
+        Ok(outcomes) => outcomes.into_values().find_map(Result::err),
+        Err(error) => Some(error),
+    };
+    if let Some(error) = failed {
+        tracing::error!(error = &error as &dyn std::error::Error, "stray instances not terminated");
+    }
+    Event::StraysEnded(instances)
+}
+
+/// Logs the failure of a call.
+pub(super) fn log(event: &Event) {
+    let (cell, doing, error) = match event {
+        Event::Launched(cell, Err(error)) => (cell, "launch", error),
+        Event::Attached(cell, Err(error)) => (cell, "attach", error),
+        Event::Detached(cell, Err(error)) => (cell, "detach", error),
+        Event::Terminated { cell, outcome: Err(error), .. } => {
+            return tracing::error!(
+                %cell,
+                error = error as &dyn std::error::Error,
+                "cell termination failed, will be retried"
+            );
+        }
+        _ => return,
+    };
+    let error: &dyn std::error::Error = error;
+    tracing::warn!(%cell, error, "provider could not {doing} a cell");
+}
+
+async fn bounded<T>(
+    doing: &str,
+    call: impl Future<Output = Result<T, ProviderError>>,
+) -> Result<T, ProviderError> {
+    timeout(CALL_TIMEOUT, call)
+        .await
+        .unwrap_or_else(|_| Err(ProviderError::too_slow(doing, CALL_TIMEOUT)))
 }
 
 /// Returns the end of the first instance's console without control characters: the cell wrote it.
-async fn console(provider: &dyn Provider, instances: &[InstanceId]) -> Option<String> {
+async fn read_console(provider: &dyn Provider, instances: &[InstanceId]) -> Option<String> {
     let text = timeout(CONSOLE_TIMEOUT, provider.console(instances.first()?)).await.ok()?.ok()?;
     let text = text.trim_end();
     let begin = (text.len().saturating_sub(MAX_CONSOLE_BYTES)..=text.len())
         .find(|at| text.is_char_boundary(*at))?;
     Some(text.get(begin..)?.chars().filter(|character| !is_unsafe_control(*character)).collect())
-}
-
-/// Waits for the pending call, forever without a call.
-pub(super) async fn pending(call: &mut Option<ProviderCall>) -> Outcome {
-    let Some(pending) = call else { return std::future::pending().await };
-    let outcome = pending.await;
-    *call = None;
-    outcome
 }

@@ -1,146 +1,449 @@
-//! State that the tasks of all cells share, and the view of a cell from outside its task.
+//! The engine with everything that waits for it, and the tasks that carry out its effects.
+//!
+//! Effects of a cell are carried out one after the other by a task that lives while there are any;
+//! an idle cell has no task. A call to the provider or the agent is a task of its own, whose
+//! outcome is the next event.
 
 use std::{
-    collections::BTreeMap,
-    sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock,
-        atomic::{AtomicUsize, Ordering},
-    },
+    collections::{HashMap, VecDeque},
+    net::IpAddr,
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use kiyot_link::watch::Watch;
-use kiyot_proto::store::CellPhase;
-use tokio::sync::{Notify, broadcast};
+use rustix::time::{ClockId, clock_gettime};
+use tokio::{
+    sync::{Notify, broadcast, oneshot},
+    time::Instant,
+};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tracing::Instrument;
 
 use super::{
     super::{
         gateway::CellLink,
-        id::CellId,
-        mailbox,
-        providers::{InstanceId, Provider},
-        store::Store,
+        id::{CellId, SandboxId},
+        providers::Provider,
+        store::{Batch, Store, StoreError, Table},
     },
-    CellError, CellEvent, CellsConfig, Links,
-    message::Message,
-    record::Record,
-    state::State,
-    tombstones::Tombstones,
+    CellError, CellEvent, Links,
+    engine::{Change, ClaimRefusal, CommitOf, Effect, Effects, Engine, Event, Notice, Now},
+    provider_calls,
 };
 
 /// The capacity of the event channel, in events; a slower receiver lags and reads all again.
 const EVENT_CAPACITY: usize = 1024;
 
-/// State that the tasks of all cells share.
+/// Callers that wait for an outcome.
+type Waiters<T> = Vec<oneshot::Sender<Result<T, CellError>>>;
+/// A bound cell, with the pod's addresses.
+type Bound = (CellId, Vec<IpAddr>);
+
+/// State that all tasks of cells share.
 #[derive(Debug)]
 pub(super) struct Shared {
-    pub(super) config: CellsConfig,
-    pub(super) max_cells: AtomicUsize,
     pub(super) store: Store,
     pub(super) provider: Arc<dyn Provider>,
-    pub(super) links: OnceLock<Arc<dyn Links>>,
-    pub(super) entries: RwLock<BTreeMap<CellId, Arc<Entry>>>,
-    pub(super) tombstones: Tombstones,
+    pub(super) links: Arc<OnceLock<Arc<dyn Links>>>,
+    pub(super) core: Mutex<Core>,
     pub(super) events: broadcast::Sender<CellEvent>,
     /// Requests a listing of the provider's instances before its period is over.
     pub(super) list_now: Notify,
+    /// Signals that the next timer has changed.
+    timers_changed: Notify,
     pub(super) tasks: TaskTracker,
     pub(super) stop: CancellationToken,
 }
 
-/// A cell, as seen from outside its task.
+/// The engine, and what waits for its effects. Locked for short, synchronous steps only.
 #[derive(Debug)]
-pub(super) struct Entry {
-    pub(super) inbox: mailbox::Sender<Message>,
-    /// True while the cell has a control connection.
-    pub(super) linked: Watch<bool>,
-    pub(super) link: OnceLock<CellLink>,
-    /// `metadata.uid` of its pod.
-    pub(super) pod_uid: String,
-    pub(super) view: Mutex<View>,
+pub(super) struct Core {
+    pub(super) engine: Engine,
+    /// The effects of each cell that has a task, with the numbers of their events.
+    queues: HashMap<CellId, VecDeque<(u64, Effect)>>,
+    /// The number of the last event.
+    event: u64,
+    /// The number of the last claim.
+    claim: u64,
+    timer: Option<Duration>,
+    pub(super) links: HashMap<CellId, CellLink>,
+    pub(super) orders: HashMap<SandboxId, Waiters<Bound>>,
+    pub(super) enders: HashMap<CellId, Waiters<()>>,
+    claims: HashMap<u64, oneshot::Sender<Result<(), ClaimRefusal>>>,
+    /// The time of each cell's launch by this daemon.
+    launched: HashMap<CellId, Instant>,
 }
 
-/// The part of a cell's state that is read without its task.
-#[derive(Debug, Clone)]
-pub(super) struct View {
-    pub(super) phase: CellPhase,
-    pub(super) instance: Option<InstanceId>,
-    pub(super) key_sha256: String,
+impl Core {
+    /// Returns the state of an engine that nothing waits for.
+    pub(super) fn new(engine: Engine) -> Self {
+        Self {
+            engine,
+            queues: HashMap::new(),
+            event: 0,
+            claim: 0,
+            timer: None,
+            links: HashMap::new(),
+            orders: HashMap::new(),
+            enders: HashMap::new(),
+            claims: HashMap::new(),
+            launched: HashMap::new(),
+        }
+    }
 }
 
 impl Shared {
-    /// Returns the state without any cell.
-    pub(super) fn new(config: CellsConfig, store: Store, provider: Arc<dyn Provider>) -> Self {
+    /// Returns the state of a daemon's cells.
+    pub(super) fn new(
+        store: Store,
+        provider: Arc<dyn Provider>,
+        links: Arc<OnceLock<Arc<dyn Links>>>,
+        engine: Engine,
+    ) -> Self {
         Self {
-            max_cells: AtomicUsize::new(config.max_cells),
-            config,
             store,
             provider,
-            links: OnceLock::new(),
-            entries: RwLock::default(),
-            tombstones: Tombstones::default(),
+            links,
+            core: Mutex::new(Core::new(engine)),
             events: broadcast::channel(EVENT_CAPACITY).0,
             list_now: Notify::new(),
+            timers_changed: Notify::new(),
             tasks: TaskTracker::new(),
             stop: CancellationToken::new(),
         }
     }
 
-    pub(super) fn entry(&self, id: &CellId) -> Option<Arc<Entry>> {
-        self.entries.read().unwrap_or_else(PoisonError::into_inner).get(id).cloned()
+    pub(super) fn core(&self) -> MutexGuard<'_, Core> {
+        self.core.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn insert(
-        &self,
-        record: &Record,
-        state: &State,
-        inbox: mailbox::Sender<Message>,
-    ) -> Arc<Entry> {
-        let entry = Arc::new(Entry::new(record, state, inbox));
-        self.entries
-            .write()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(record.id.clone(), Arc::clone(&entry));
-        entry
+    /// Passes an event to the engine, and starts its effects.
+    pub(super) fn handle(self: &Arc<Self>, event: Event) {
+        self.with_engine(|engine, now| ((), engine.handle(event, now)));
     }
 
-    /// Adds a cell, unless `max_cells` is reached.
-    pub(super) fn try_insert(
-        &self,
-        record: &Record,
-        inbox: mailbox::Sender<Message>,
-    ) -> Result<Arc<Entry>, CellError> {
-        let entry = Arc::new(Entry::new(record, &State::Requested, inbox));
-        let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
-        if entries.len() >= self.max_cells.load(Ordering::Relaxed) {
-            return Err(CellError::Full(entries.len()));
+    /// Calls the engine, and starts the effects.
+    pub(super) fn with_engine<T>(
+        self: &Arc<Self>,
+        call: impl FnOnce(&mut Engine, Now) -> (T, Effects),
+    ) -> T {
+        let mut core = self.core();
+        let (value, effects) = call(&mut core.engine, now());
+        self.dispatch(&mut core, effects);
+        value
+    }
+
+    /// Spends a token for a key, and waits until that is recorded.
+    pub(super) async fn claim(
+        self: &Arc<Self>,
+        cell: CellId,
+        token_sha256: String,
+        key_sha256: String,
+    ) -> Result<(), ClaimRefusal> {
+        let (answer, answered) = oneshot::channel();
+        {
+            let mut core = self.core();
+            core.claim += 1;
+            let claim = core.claim;
+            core.claims.insert(claim, answer);
+            let event = Event::Claim { cell, token_sha256, key_sha256, claim };
+            let effects = core.engine.handle(event, now());
+            self.dispatch(&mut core, effects);
         }
-        entries.insert(record.id.clone(), Arc::clone(&entry));
-        Ok(entry)
+        answered.await.unwrap_or(Err(ClaimRefusal::Unknown))
     }
-}
 
-impl Entry {
-    pub(super) fn new(record: &Record, state: &State, inbox: mailbox::Sender<Message>) -> Self {
-        let view = View {
-            phase: state.phase(),
-            instance: state.instance().cloned(),
-            key_sha256: record.key_sha256.clone(),
+    /// Starts effects. Under one lock with the event, so that the effects of a cell are queued in
+    /// the order of its events.
+    pub(super) fn dispatch(self: &Arc<Self>, core: &mut Core, effects: Effects) {
+        core.event += 1;
+        let event = core.event;
+        for (cell, effect) in effects {
+            let Some(cell) = cell else {
+                self.perform_at_once(core, None, effect);
+                continue;
+            };
+            if let Some(queue) = core.queues.get_mut(&cell) {
+                queue.push_back((event, effect));
+                continue;
+            }
+            core.queues.insert(cell.clone(), VecDeque::from([(event, effect)]));
+            self.spawn(&cell, Arc::clone(self).perform_all(cell.clone()));
+        }
+        let timer = core.engine.next_timer();
+        if timer != core.timer {
+            core.timer = timer;
+            self.timers_changed.notify_one();
+        }
+    }
+
+    /// Runs work of a cell until it is done or the daemon stops.
+    fn spawn(&self, cell: &CellId, work: impl Future<Output = ()> + Send + 'static) {
+        let (stop, work) = (self.stop.clone(), Box::pin(work));
+        // At the level of debugging: at the others, events name the cell themselves.
+        let span = tracing::debug_span!("cell", %cell);
+        let task = async move {
+            stop.run_until_cancelled_owned(work).await;
         };
-        Self {
-            inbox,
-            linked: Watch::new(false),
-            link: OnceLock::new(),
-            pod_uid: record.pod_uid.clone(),
-            view: Mutex::new(view),
+        self.tasks.spawn(task.instrument(span));
+    }
+
+    /// Runs a call to the provider or the agent, whose outcome is an event.
+    fn call(self: &Arc<Self>, cell: &CellId, call: impl Future<Output = Event> + Send + 'static) {
+        let shared = Arc::clone(self);
+        self.spawn(cell, async move {
+            let event = call.await;
+            provider_calls::log(&event);
+            shared.handle(event);
+        });
+    }
+
+    /// Carries out the effects of a cell until there are no more.
+    async fn perform_all(self: Arc<Self>, cell: CellId) {
+        loop {
+            let (event, effect) = {
+                let mut core = self.core();
+                let next = core.queues.get_mut(&cell).and_then(VecDeque::pop_front);
+                let Some(next) = next else {
+                    core.queues.remove(&cell);
+                    return;
+                };
+                next
+            };
+            let Effect::Commit { changes, of } = effect else {
+                self.perform_at_once(&mut self.core(), Some(&cell), effect);
+                continue;
+            };
+            if let Err(error) = self.commit(&changes).await {
+                self.on_commit_failed(&cell, event, of, changes, error);
+            }
         }
     }
 
-    pub(super) fn view(&self) -> View {
-        locked(&self.view).clone()
+    /// Skips the effects that depend on a failed commit.
+    fn on_commit_failed(
+        self: &Arc<Self>,
+        cell: &CellId,
+        event: u64,
+        of: CommitOf,
+        changes: Vec<Change>,
+        error: StoreError,
+    ) {
+        let log: &dyn std::error::Error = &error;
+        match of {
+            CommitOf::State => {
+                tracing::error!(%cell, error = log, "cell state not recorded, cell ends");
+            }
+            CommitOf::Claim(_) => {
+                tracing::error!(%cell, error = log, "spent token of a cell not recorded");
+            }
+            CommitOf::Information => {
+                tracing::error!(%cell, error = log, "end of cell not recorded");
+            }
+        }
+        let mut core = self.core();
+        if let Some(queue) = core.queues.get_mut(cell)
+            && of != CommitOf::Information
+        {
+            while queue.front().is_some_and(|(of, _)| *of == event) {
+                queue.pop_front();
+            }
+        }
+        let error = Arc::new(error);
+        let failed = Event::CommitFailed { cell: cell.clone(), of, changes, error };
+        let effects = core.engine.handle(failed, now());
+        self.dispatch(&mut core, effects);
+    }
+
+    pub(super) async fn commit(&self, changes: &[Change]) -> Result<(), StoreError> {
+        let mut batch = Batch::default();
+        for change in changes {
+            match change {
+                Change::Cell(id, Some(record)) => {
+                    batch.put(Table::Cells, id.as_str(), record.as_ref())
+                }
+                Change::Cell(id, None) => batch.remove(Table::Cells, id.as_str()),
+                Change::Order(id, Some(record)) => {
+                    batch.put(Table::Orders, id.as_str(), record.as_ref())
+                }
+                Change::Order(id, None) => batch.remove(Table::Orders, id.as_str()),
+            };
+        }
+        self.store.commit(batch).await
+    }
+
+    /// Creates the link of a cell, if it has none.
+    pub(super) fn ensure_link(&self, core: &mut Core, cell: &CellId) {
+        if let Some(links) = self.links.get() {
+            core.links.entry(cell.clone()).or_insert_with(|| links.link(cell));
+        }
+    }
+
+    /// Carries out an effect that needs no wait, or starts its call.
+    fn perform_at_once(self: &Arc<Self>, core: &mut Core, cell: Option<&CellId>, effect: Effect) {
+        let provider = || Arc::clone(&self.provider);
+        match (effect, cell) {
+            (Effect::AnswerClaim(claim, outcome), _) => {
+                if let Some(answer) = core.claims.remove(&claim) {
+                    let _closed = answer.send(outcome);
+                }
+            }
+            (Effect::AnswerOrder(order, outcome), cell) => {
+                self.answer_order(core, cell, &order, &outcome);
+            }
+            (Effect::EndStrays(instances), _) => {
+                tracing::warn!(?instances, "terminating stray instances");
+                let (shared, provider) = (Arc::clone(self), provider());
+                let stop = self.stop.clone();
+                self.tasks.spawn(async move {
+                    let ending = provider_calls::end_strays(provider, instances);
+                    if let Some(event) = stop.run_until_cancelled_owned(ending).await {
+                        shared.handle(event);
+                    }
+                });
+            }
+            (Effect::Log(notice), cell) => log(cell, &notice),
+            (Effect::Launch(launch), Some(cell)) => {
+                self.ensure_link(core, cell);
+                core.launched.entry(cell.clone()).or_insert_with(Instant::now);
+                self.call(cell, provider_calls::launch(provider(), launch));
+            }
+            (Effect::Attach(instance, attachment), Some(cell)) => {
+                let call = provider_calls::attach(provider(), cell.clone(), instance, attachment);
+                self.call(cell, call);
+            }
+            (Effect::Detach(instance), Some(cell)) => {
+                self.call(cell, provider_calls::detach(provider(), cell.clone(), instance));
+            }
+            (Effect::Terminate { instance, with_console }, Some(cell)) => {
+                let call =
+                    provider_calls::terminate(provider(), cell.clone(), instance, with_console);
+                self.call(cell, call);
+            }
+            (Effect::Describe(instance), Some(cell)) => {
+                self.call(cell, provider_calls::describe(provider(), cell.clone(), instance));
+            }
+            (Effect::ShutDown, Some(cell)) => {
+                let (links, cell_of_call) = (self.links.get().cloned(), cell.clone());
+                self.call(cell, async move {
+                    let ended = match links {
+                        Some(links) => links.shut_down(&cell_of_call).await,
+                        None => false,
+                    };
+                    Event::ShutDown(cell_of_call, ended)
+                });
+            }
+            (Effect::AnswerEnd(outcome), Some(cell)) => {
+                for ender in core.enders.remove(cell).unwrap_or_default() {
+                    let _closed = ender.send(outcome.clone().map_err(CellError::Provider));
+                }
+            }
+            (Effect::Disconnect, Some(cell)) => {
+                if let Some(links) = self.links.get() {
+                    links.forget(cell);
+                }
+            }
+            (Effect::PublishConnected, Some(cell)) => {
+                self.publish(CellEvent::Connected(cell.clone()));
+            }
+            (Effect::PublishEnded(reason), Some(cell)) => {
+                tracing::info!(%cell, %reason, "cell ended");
+                core.links.remove(cell);
+                core.launched.remove(cell);
+                if let Some(links) = self.links.get() {
+                    links.forget(cell);
+                }
+                self.publish(CellEvent::Gone { cell: cell.clone(), reason: reason.to_string() });
+            }
+            // A commit is awaited by its queue, and every other effect has a cell.
+            (_, _) => {}
+        }
+    }
+
+    fn answer_order(
+        &self,
+        core: &mut Core,
+        cell: Option<&CellId>,
+        order: &SandboxId,
+        outcome: &Result<Vec<IpAddr>, CellError>,
+    ) {
+        let waiters = core.orders.remove(order).unwrap_or_default();
+        if let (Ok(addresses), Some(cell)) = (outcome, cell) {
+            let elapsed = core.launched.remove(cell).map(|launched| launched.elapsed());
+            let elapsed_ms = elapsed.unwrap_or_default().as_millis();
+            tracing::info!(%cell, ?addresses, elapsed_ms, "cell bound");
+            if waiters.iter().all(oneshot::Sender::is_closed) {
+                tracing::info!(%cell, "cell bound without a caller");
+            }
+        }
+        for waiter in waiters {
+            let outcome = match (outcome, cell) {
+                (Ok(addresses), Some(cell)) => Ok((cell.clone(), addresses.clone())),
+                (Ok(_), None) => continue,
+                (Err(error), _) => Err(error.clone()),
+            };
+            let _closed = waiter.send(outcome);
+        }
+    }
+
+    fn publish(&self, event: CellEvent) {
+        let _nobody_listens = self.events.send(event);
+    }
+
+    /// Wakes the engine at its timers, until the daemon stops.
+    pub(super) async fn run_timers(self: Arc<Self>) {
+        loop {
+            let next = self.core().engine.next_timer();
+            let wait = next.map(|next| next.saturating_sub(now().boot));
+            let due = async {
+                match wait {
+                    Some(wait) => tokio::time::sleep(wait).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = self.stop.cancelled() => return,
+                () = self.timers_changed.notified() => {}
+                () = due => self.handle(Event::Tick),
+            }
+        }
     }
 }
 
-pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+/// Returns the time by the clocks of the node.
+pub(super) fn now() -> Now {
+    let boot = clock_gettime(ClockId::Boottime);
+    let seconds = u64::try_from(boot.tv_sec).unwrap_or_default();
+    let nanos = u32::try_from(boot.tv_nsec).unwrap_or_default();
+    Now {
+        boot: Duration::new(seconds, nanos),
+        unix: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default(),
+    }
+}
+
+fn log(cell: Option<&CellId>, notice: &Notice) {
+    let cell = cell.map(tracing::field::display);
+    match notice {
+        Notice::InstanceEnded => tracing::warn!(cell, "cell instance ended"),
+        Notice::Joined(order) => {
+            tracing::info!(cell, sandbox = %order, "call joins the launch of its pod's cell");
+        }
+        Notice::Waits(order) => {
+            tracing::info!(
+                cell,
+                sandbox = %order,
+                "cell launch waits for the end of the pod's previous cell"
+            );
+        }
+        Notice::Resumed => tracing::info!(cell, "launch of a cell resumed after a restart"),
+        Notice::Outage { absent, expected } => {
+            tracing::warn!(absent, expected, "many instances not found, taken for an outage");
+        }
+        Notice::Foreign(instance) => {
+            tracing::error!(
+                %instance,
+                "instance of this owner was launched by another daemon, no cell is launched"
+            );
+        }
+    }
 }

@@ -11,7 +11,8 @@ use kiyot_proto::cell::HelloReply;
 
 mod played;
 
-use played::{Act, PATIENCE, World, config, eventually, instance_of, next_gone};
+use kiyot_proto::store::CellPhase;
+use played::{Act, PATIENCE, World, config, eventually, instance_of, locked, next_gone, order};
 
 #[tokio::test]
 async fn launch_binds_the_cell() {
@@ -102,11 +103,8 @@ async fn launch_timeout_ends_the_cell_and_quotes_its_console() {
 #[tokio::test]
 async fn earlier_deadline_of_the_caller_bounds_the_launch() {
     let world = World::new(config()).await;
-    let order = LaunchOrder {
-        sandbox: SandboxId::mint().unwrap(),
-        attachment: Attachment::default(),
-        deadline: Some(Instant::now()),
-    };
+    let order =
+        LaunchOrder { deadline: Some(Instant::now()), ..order(&SandboxId::mint().unwrap(), "uid") };
     assert!(matches!(world.cells.launch(order).await, Err(CellError::Silent { seconds: 0, .. })));
 }
 
@@ -158,7 +156,8 @@ async fn termination_during_launch_fails_the_launch() {
 async fn launch_beyond_max_cells_is_refused() {
     let world = World::new(CellsConfig { max_cells: 1, ..config() }).await;
     let cell = world.bound().await;
-    assert!(matches!(world.launch().1.await.unwrap(), Err(CellError::Full(1))));
+    let other = order(&SandboxId::mint().unwrap(), "another pod");
+    assert!(matches!(world.cells.launch(other).await, Err(CellError::Full(1))));
     world.cells.terminate(&cell, "stopped").await.unwrap();
     world.bound().await;
 }
@@ -178,7 +177,7 @@ async fn ended_instance_is_cleaned_up_before_the_event() {
 
 #[tokio::test]
 async fn broken_link_ends_no_cell() {
-    let world = World::new(CellsConfig { list_interval: PATIENCE, ..config() }).await;
+    let world = World::with_listing_period(config(), PATIENCE).await;
     let cell = world.bound().await;
     let lists = world.provider.lists.load(Ordering::SeqCst);
     let mut events = world.cells.events();
@@ -205,7 +204,7 @@ async fn termination_is_retried_until_confirmed() {
     assert!(
         matches!(
             &error,
-            CellError::Provider(error) if error.doing == "played terminate: as the test says"
+            CellError::Provider(error) if error.text() == "played terminate: as the test says"
         ),
         "{error:?}"
     );
@@ -227,33 +226,111 @@ async fn failed_termination_is_resumed_after_a_restart() {
     assert_eq!(world.cells.gone_reason(&cell).as_deref(), Some("stopped"));
 }
 
+/// Verifies P6.
 #[tokio::test]
-async fn restart_ends_unfinished_launches() {
-    // The progress of the launch, and the provider calls that follow.
-    for (hangs, phase) in [
-        (Some("launch"), CellPhase::Launching),
-        (None, CellPhase::Booting),
-        (Some("attach"), CellPhase::Enrolled),
+async fn restart_continues_a_launch_and_the_retry_joins_it() {
+    // The provider call that hangs, the phase on disk, and the calls at the end: a launch without
+    // an answer is replayed.
+    for (hangs, phase, calls) in [
+        (Some("launch"), CellPhase::Launching, &["launch", "launch", "attach"][..]),
+        (None, CellPhase::Booting, &["launch", "attach"]),
     ] {
         let mut world = World::new(config()).await;
         if let Some(call) = hangs {
             world.provider.act(call, &[Act::Hang]);
         }
-        let launch = world.launch().1;
-        eventually("a launch", || world.provider.calls() == ["launch"]).await;
-        if phase == CellPhase::Enrolled {
-            world.comes_home(&world.only()).await;
-            eventually("an attach", || world.provider.calls().contains(&"attach".to_owned())).await;
-        }
+        let (sandbox, launch) = world.launch();
         world.stored_phase(phase).await;
         let cell = world.only();
-        let mut events = world.restart().await;
-        assert!(matches!(launch.await.unwrap(), Err(CellError::Ended(..))));
-        let (gone, reason) = next_gone(&mut events).await;
-        assert_eq!((gone, reason.contains("restarted")), (cell, true));
-        assert_eq!(world.provider.calls().last().map(String::as_str), Some("terminate"));
-        assert!(locked(&world.provider.instances).is_empty() && world.stored().await.is_empty());
+        world.restart().await;
+        assert!(matches!(launch.await.unwrap(), Err(CellError::Stopping)));
+        let (_, retry) = world.launch();
+        if hangs.is_some() {
+            world.called(&["launch", "launch"]).await;
+        }
+        world.comes_home(&cell).await;
+        let bound = retry.await.unwrap().unwrap();
+        assert_eq!((&bound.cell.id, &bound.sandbox), (&cell, &sandbox), "of the first call");
+        assert_eq!(world.provider.calls(), calls);
+        assert_eq!(world.stored().await.remove(0).phase(), CellPhase::Bound);
+        assert!(world.stored_orders().await.is_empty(), "the order is done");
     }
+}
+
+#[tokio::test]
+async fn launch_of_a_previous_daemon_that_no_call_joins_ends() {
+    let timeout = Duration::from_millis(200);
+    let mut world = World::new(config()).await;
+    world.launch();
+    world.stored_phase(CellPhase::Booting).await;
+    let cell = world.only();
+    world.config.launch_timeout = timeout;
+    let mut events = world.restart().await;
+    // It waits for its pod, even when it is ready.
+    world.comes_home(&cell).await;
+    world.stored_phase(CellPhase::Idle).await;
+    let (gone, reason) = next_gone(&mut events).await;
+    assert_eq!((gone, reason.as_str()), (cell, "no call of the kubelet joined its launch"));
+    assert_eq!(world.provider.calls(), ["launch", "console", "terminate"]);
+    assert!(world.stored().await.is_empty() && world.stored_orders().await.is_empty());
+}
+
+#[tokio::test]
+async fn changed_pod_gets_another_cell_after_a_restart() {
+    let mut world = World::new(config()).await;
+    world.launch();
+    world.stored_phase(CellPhase::Booting).await;
+    let first = world.only();
+    let mut events = world.restart().await;
+    let changed = LaunchOrder {
+        identity: "another machine".into(),
+        ..order(&SandboxId::mint().unwrap(), "uid")
+    };
+    let cells = Arc::clone(&world.cells);
+    let launch = tokio::spawn(async move { cells.launch(changed).await });
+    assert_eq!(next_gone(&mut events).await.0, first, "never two of a pod");
+    world.called(&["launch", "terminate", "launch"]).await;
+    let second = world.only();
+    world.comes_home(&second).await;
+    assert_eq!(launch.await.unwrap().unwrap().cell.id, second);
+}
+
+#[tokio::test]
+async fn restart_ends_a_cell_whose_binding_had_begun() {
+    let mut world = World::new(config()).await;
+    world.provider.act("attach", &[Act::Hang]);
+    world.launch();
+    world.called(&["launch"]).await;
+    world.comes_home(&world.only()).await;
+    world.called(&["launch", "attach"]).await;
+    let cell = world.only();
+    let mut events = world.restart().await;
+    let (gone, reason) = next_gone(&mut events).await;
+    assert_eq!((gone, reason.contains("restarted")), (cell, true));
+    assert_eq!(world.provider.calls(), ["launch", "attach", "terminate"]);
+    assert!(locked(&world.provider.instances).is_empty() && world.stored().await.is_empty());
+}
+
+/// Verifies P15.
+#[tokio::test]
+async fn launch_waits_for_the_end_of_the_pods_previous_cell() {
+    let world = World::new(config()).await;
+    let cell = world.bound().await;
+    world.provider.act("terminate", &[Act::Hang]);
+    let terminating = tokio::spawn({
+        let (cells, cell) = (Arc::clone(&world.cells), cell.clone());
+        async move { cells.terminate(&cell, "stopped").await }
+    });
+    world.called(&["launch", "attach", "terminate"]).await;
+    let timeout = Some(Instant::now() + Duration::from_millis(100));
+    let again = LaunchOrder { deadline: timeout, ..order(&SandboxId::mint().unwrap(), "uid") };
+    let error = world.cells.launch(again).await.unwrap_err();
+    assert!(
+        matches!(&error, CellError::Blocked { cell: Some(blocking), .. } if *blocking == cell),
+        "{error}"
+    );
+    assert_eq!(world.provider.calls(), ["launch", "attach", "terminate"]);
+    terminating.abort();
 }
 
 #[tokio::test]
@@ -289,7 +366,7 @@ async fn bound_cell_without_a_sandbox_record_ends() {
 async fn reboot_ends_all_cells() {
     let mut world = World::new(config()).await;
     let cell = world.bound().await;
-    world.config.boot_id = Some("the next boot".into());
+    world.config.boot_id = "the next boot".into();
     let mut events = world.restart().await;
     assert_eq!(next_gone(&mut events).await, (cell, "the node was rebooted".to_owned()));
     assert_eq!(world.provider.calls(), ["launch", "attach", "terminate"]);
@@ -370,6 +447,6 @@ async fn shutdown_leaves_cells_running() {
     let cell = world.bound().await;
     world.cells.shutdown().await;
     assert_eq!(world.provider.calls(), ["launch", "attach"]);
-    assert!(matches!(world.cells.terminate(&cell, "late").await, Err(CellError::Ended(..))));
-    assert!(matches!(world.launch().1.await.unwrap(), Err(CellError::Ended(..))));
+    assert!(matches!(world.cells.terminate(&cell, "late").await, Err(CellError::Stopping)));
+    assert!(matches!(world.launch().1.await.unwrap(), Err(CellError::Starting)));
 }

@@ -14,6 +14,7 @@ use crate::backends::milpa::{
     cell_client::{self, CALL_TIMEOUT, CellClient, checked_id, discard_container},
     cells::Cell,
     clock,
+    failure::Failure,
     id::ContainerId,
     logs::Logs,
     pods::{self, Sandbox},
@@ -189,7 +190,11 @@ impl CriService {
     }
 
     /// Refuses mount options that the cell's containerd would ignore.
-    async fn check_mounts(&self, cell: &Cell, config: &cri::ContainerConfig) -> Result<(), Status> {
+    async fn check_mounts(
+        &self,
+        cell: &Cell,
+        config: &cri::ContainerConfig,
+    ) -> Result<(), Failure> {
         let client = CellClient::new(cell);
         if support::needs_version(config) {
             let version = client.version(CALL_TIMEOUT, cri::VersionRequest::default()).await?;
@@ -261,11 +266,11 @@ impl CriService {
         Err(not_running(&sandbox.id))
     }
 
-    async fn make_log_dir(&self, cell: &Cell, log: &str) -> Result<(), Status> {
+    async fn make_log_dir(&self, cell: &Cell, log: &str) -> Result<(), Failure> {
         let path = log.rsplit_once('/').map_or(log, |(dir, _)| dir).to_owned();
         let change = Change::MakeDir(MakeDir { mode: LOG_DIR_MODE, ..Default::default() });
         let change = FileChange { root: Root::Pod.into(), path, change: Some(change) };
-        CellClient::new(cell).change_files(vec![change]).await
+        CellClient::new(cell).change_files(CALL_TIMEOUT, vec![change]).await
     }
 
     /// Creates a container in the cell. An unrecorded container of the same name is there because
@@ -275,11 +280,11 @@ impl CriService {
         cell: &Cell,
         sandbox: &Sandbox,
         request: cri::CreateContainerRequest,
-    ) -> Result<String, Status> {
+    ) -> Result<String, Failure> {
         let client = CellClient::new(cell);
         let first = match client.create_container(CALL_TIMEOUT, request.clone()).await {
             Ok(made) => return checked_id(made.container_id),
-            Err(status) => status,
+            Err(failure) => failure,
         };
         let metadata = request.config.as_ref().and_then(|config| config.metadata.clone());
         let Some(unrecorded) =
@@ -296,7 +301,7 @@ impl CriService {
         let made = client
             .create_container(CALL_TIMEOUT, request)
             .await
-            .map_err(|status| sandbox.restored(&status))?;
+            .map_err(|failure| sandbox.restored(&failure))?;
         checked_id(made.container_id)
     }
 
@@ -346,7 +351,7 @@ async fn copy_seccomp_profile(
         path: file.clone(),
         change: Some(Change::WriteFile(write)),
     };
-    CellClient::new(cell).change_files(vec![directory, profile]).await?;
+    CellClient::new(cell).change_files(CALL_TIMEOUT, vec![directory, profile]).await?;
     Ok(Some(format!("{}/{file}", pod_dir.trim_end_matches('/'))))
 }
 

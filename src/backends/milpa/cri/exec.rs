@@ -24,7 +24,7 @@ impl CriService {
         let request = request.to(&container.cell_container);
         let response =
             CellClient::new(&cell).exec(time_left(deadline, CALL_TIMEOUT), request).await;
-        let response = response.map_err(|status| container.restored(&status))?;
+        let response = response.map_err(|failure| container.restored(&failure))?;
         Ok(cri::ExecResponse { url: self.streaming.url(&cell, &response.url)? })
     }
 
@@ -38,7 +38,7 @@ impl CriService {
         let request = request.to(&container.cell_container);
         let response =
             CellClient::new(&cell).attach(time_left(deadline, CALL_TIMEOUT), request).await;
-        let response = response.map_err(|status| container.restored(&status))?;
+        let response = response.map_err(|failure| container.restored(&failure))?;
         Ok(cri::AttachResponse { url: self.streaming.url(&cell, &response.url)? })
     }
 
@@ -56,7 +56,7 @@ impl CriService {
         let request = request.to(&sandbox.meta().cell_sandbox);
         let response =
             CellClient::new(&cell).port_forward(time_left(deadline, CALL_TIMEOUT), request).await;
-        let response = response.map_err(|status| sandbox.restored(&status))?;
+        let response = response.map_err(|failure| sandbox.restored(&failure))?;
         Ok(cri::PortForwardResponse { url: self.streaming.url(&cell, &response.url)? })
     }
 

@@ -31,6 +31,6 @@ impl CriService {
         let request = request.to(&container.cell_container);
         let response =
             CellClient::new(&cell).exec_sync(time_left(deadline, timeout), request).await;
-        response.map_err(|status| container.restored(&status))
+        response.map_err(|failure| container.restored(&failure).into())
     }
 }

@@ -95,7 +95,7 @@ impl CriService {
         self.sync.claim(&sandbox.id);
         self.sync.records.refresh_annotations(&sandbox, request.sandbox_config.as_ref()).await;
         let cell = self.connected_cell(&sandbox, deadline).await?;
-        self.images.pull(&cell, request).await.map_err(|failure| sandbox.restored(&failure.into()))
+        self.images.pull(&cell, request).await.map_err(|failure| sandbox.restored(&failure).into())
     }
 
     /// Returns the status of an image in the cell of the pod, or on the node if the cell can get it

@@ -77,9 +77,9 @@ impl CriService {
         let removal = self.volumes.forget_container(cell, &config, &meta.cell_log);
         match tokio::time::timeout(FILE_REMOVAL_TIMEOUT, removal).await {
             Ok(Ok(())) => {}
-            Ok(Err(status)) => tracing::debug!(
+            Ok(Err(failure)) => tracing::debug!(
                 container = %container.id,
-                status = status.message(),
+                status = failure.message(),
                 "files of a removed container stay in its cell"
             ),
             Err(_) => tracing::debug!(

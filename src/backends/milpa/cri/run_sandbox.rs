@@ -11,10 +11,10 @@ use tonic::{Code, Status};
 
 use super::{CriService, SandboxKey, request as requests, single_flight::Joined, status_code};
 use crate::{
-    annotations::CellRequest,
+    annotations::{self, CellRequest},
     backends::milpa::{
         cell_client::{self, CellClient, OPTIONAL_CALL_TIMEOUT},
-        cells::{Cell, LaunchOrder},
+        cells::{BoundCell, Cell, LaunchOrder},
         clock,
         error_chain::error_chain,
         id::SandboxId,
@@ -160,10 +160,18 @@ impl CriService {
                 .unwrap_or_default(),
         };
         let pod = format!("{}/{}", attachment.pod_namespace, attachment.pod_name);
+        let annotations = request.config.as_ref().map(|config| &config.annotations);
         // Without the caller's deadline: a retry joins the launch, which `launch_timeout` bounds.
-        let order = LaunchOrder { sandbox: id.clone(), attachment, deadline: None };
-        let (cell, addresses) =
-            self.cells.launch(order).await.map_err(|error| status_code::of_cell(&error))?;
+        let order = LaunchOrder {
+            sandbox: id,
+            attempt: metadata.attempt,
+            identity: annotations.map(annotations::identity).unwrap_or_default(),
+            attachment,
+            deadline: None,
+        };
+        let bound = self.cells.launch(order).await.map_err(|error| status_code::of_cell(&error))?;
+        // That of an earlier call, if the daemon was restarted during the launch.
+        let BoundCell { cell, sandbox: id, addresses } = bound;
         match Box::pin(self.set_up_cell(&id, &cell, &addresses, request, &pod)).await {
             Ok(()) => {
                 tracing::info!(sandbox = %id, cell = %cell.id, pod, ?addresses, "sandbox created");

@@ -57,13 +57,13 @@ impl CriService {
         let cell = self.connected_cell(&sandbox, None).await?;
         self.sync.container_logs.follow(&cell, &container).await?;
         let request = request.to(&container.cell_container);
-        if let Err(status) = CellClient::new(&cell).start_container(START_TIMEOUT, request).await {
+        if let Err(failure) = CellClient::new(&cell).start_container(START_TIMEOUT, request).await {
             // containerd keeps a container that did not start as an exited one with the reason,
             // which the kubelet reads next.
             if self.sync.refresh_status(&cell, &container).await.is_ok() {
                 self.pods.wait_for_exit(&container.id, FAILED_START_TIMEOUT).await;
             }
-            return Err(container.restored(&status));
+            return Err(container.restored(&failure).into());
         }
         self.record_start(&cell, &container).await?;
         Ok(cri::StartContainerResponse {})

@@ -63,14 +63,22 @@ pub(super) fn of_refusal(refusal: Refusal) -> Status {
 pub(super) fn of_cell(error: &CellError) -> Status {
     let code = match error {
         CellError::Provider(ProviderError { class, .. }) => match class {
-            ErrorClass::Capacity { .. } | ErrorClass::Quota => Code::ResourceExhausted,
-            ErrorClass::Throttled | ErrorClass::Transient => Code::Unavailable,
+            ErrorClass::Capacity | ErrorClass::Quota => Code::ResourceExhausted,
+            ErrorClass::Throttled | ErrorClass::Transient | ErrorClass::Unanswered => {
+                Code::Unavailable
+            }
             ErrorClass::Auth => Code::PermissionDenied,
             ErrorClass::Invalid => Code::InvalidArgument,
             ErrorClass::NotFound => Code::Internal,
         },
         CellError::Full(_) => Code::ResourceExhausted,
-        CellError::Silent { .. } | CellError::Ended(..) => Code::Unavailable,
+        CellError::Silent { .. }
+        | CellError::Ended(..)
+        | CellError::Blocked { .. }
+        | CellError::Replaced(_)
+        | CellError::Starting
+        | CellError::Stopping => Code::Unavailable,
+        CellError::Foreign(_) => Code::FailedPrecondition,
         CellError::Store(..) | CellError::Randomness(_) => Code::Internal,
     };
     Status::new(code, error_chain(error))
@@ -89,7 +97,7 @@ pub(super) fn of_attempt(error: AttemptError) -> Status {
     match error {
         AttemptError::Running { .. } => Status::failed_precondition(error.to_string()),
         AttemptError::ExitNotRecorded { .. } => Status::unavailable(error.to_string()),
-        AttemptError::Cell(status) => status,
+        AttemptError::Cell(failure) => failure.into(),
     }
 }
 

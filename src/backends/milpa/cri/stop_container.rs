@@ -7,12 +7,13 @@ use std::{
 };
 
 use kiyot_proto::cri;
-use tonic::{Code, Status};
+use tonic::Status;
 
 use super::CriService;
 use crate::backends::milpa::{
     cell_client::{self, CellClient},
     cells::Cell,
+    failure::Class,
     pods::Container,
     sync::EXIT_RECORD_TIMEOUT,
 };
@@ -61,15 +62,16 @@ impl CriService {
             Ok(Some(_)) => {}
             Ok(None) => self.sync.record_absence(container),
             // containerd fails ("ttrpc: closed") when the container ends by itself during the stop.
-            Err(status)
-                if status.code() == Code::Unknown && self.has_exited(&cell, container).await => {}
-            Err(status) => return Err(container.restored(&status)),
+            Err(failure)
+                if failure.class() == Class::Unknown && self.has_exited(&cell, container).await => {
+            }
+            Err(failure) => return Err(container.restored(&failure).into()),
         }
         if self.pods.wait_for_exit(&container.id, EXIT_EVENT_TIMEOUT).await {
             return Ok(());
         }
         let refreshed = self.sync.refresh_status(&cell, container).await;
-        refreshed.map_err(|status| container.restored(&status))?;
+        refreshed.map_err(|failure| container.restored(&failure))?;
         if self.pods.wait_for_exit(&container.id, EXIT_RECORD_TIMEOUT).await {
             return Ok(());
         }

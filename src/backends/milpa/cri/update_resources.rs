@@ -24,11 +24,11 @@ impl CriService {
         let timeout = time_left(deadline, CALL_TIMEOUT);
         let request = request.to(&container.cell_container);
         let updated = CellClient::new(&cell).update_container_resources(timeout, request).await;
-        let response = updated.map_err(|status| container.restored(&status))?;
-        if let Err(status) = self.sync.refresh_status(&cell, &container).await {
+        let response = updated.map_err(|failure| container.restored(&failure))?;
+        if let Err(failure) = self.sync.refresh_status(&cell, &container).await {
             tracing::debug!(
                 container = %container.id,
-                status = status.message(),
+                status = failure.message(),
                 "updated resources not reported, its next event has them"
             );
         }

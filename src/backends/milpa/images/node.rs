@@ -15,7 +15,7 @@ use kiyot_proto::cri::{self, image_service_client::ImageServiceClient};
 use ring::rand::{SecureRandom, SystemRandom};
 use tokio::sync::OnceCell;
 use tonic::{
-    Code, Request,
+    Request,
     metadata::{Ascii, MetadataValue},
     transport::{Channel, Endpoint},
 };
@@ -132,10 +132,11 @@ impl Node for Containerd {
     async fn target(&self, name: &str) -> Result<Option<Descriptor>, Failure> {
         let request =
             self.request(GetImageRequest { name: name.to_owned() }, Some(RESPONSE_TIMEOUT))?;
-        let image = match ImagesClient::new(self.channel().await?).get(request).await {
+        let mut images = ImagesClient::new(self.channel().await?);
+        let image = match images.get(request).await.map_err(Failure::of_node) {
             Ok(answer) => answer.into_inner().image,
-            Err(status) if status.code() == Code::NotFound => None,
-            Err(status) => return Err(Failure::of_node(status)),
+            Err(failure) if failure.class() == Class::NotFound => None,
+            Err(failure) => return Err(failure),
         };
         let target = image.and_then(|image| image.target);
         Ok(target.and_then(|target| {
@@ -150,10 +151,10 @@ impl Node for Containerd {
     async fn has(&self, digest: &str) -> Result<bool, Failure> {
         let request =
             self.request(InfoRequest { digest: digest.to_owned() }, Some(RESPONSE_TIMEOUT))?;
-        match self.content().await?.info(request).await {
+        match self.content().await?.info(request).await.map_err(Failure::of_node) {
             Ok(_) => Ok(true),
-            Err(status) if status.code() == Code::NotFound => Ok(false),
-            Err(status) => Err(Failure::of_node(status)),
+            Err(failure) if failure.class() == Class::NotFound => Ok(false),
+            Err(failure) => Err(failure),
         }
     }
 

@@ -3,29 +3,14 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
-use futures::{
-    StreamExt as _, TryStreamExt as _,
-    stream::{self, BoxStream},
-};
-use kiyot_link::channel::Channel;
+use futures::stream::BoxStream;
 use kiyot_proto::{
-    cell::{
-        BlobPart, MissingBlobsRequest, PullNews, PutImageRequest, WatchPullsRequest,
-        agent_client::AgentClient,
-    },
+    cell::{BlobPart, PullNews, PutImageRequest, WatchPullsRequest},
     cri,
 };
-use tokio::{sync::mpsc, time::timeout};
-use tokio_stream::wrappers::ReceiverStream;
+use tokio::sync::mpsc;
 
-use crate::backends::milpa::{
-    cell_client::{
-        self, MAX_IMAGE_RESPONSE_BYTES, PUT_BLOB_TIMEOUT, PUT_IMAGE_TIMEOUT, QUERY_TIMEOUT,
-        with_timeout,
-    },
-    failure::{Class, Failure},
-    gateway::CellLink,
-};
+use crate::backends::milpa::{cell_client::CellClient, failure::Failure};
 
 /// Calls to a cell. Tests have their own implementation.
 #[async_trait]
@@ -57,83 +42,42 @@ pub(super) trait Receiver: Send + Sync {
 
 /// Images of a cell over its link.
 #[derive(Debug)]
-pub(super) struct CellReceiver(pub(super) CellLink);
-
-impl CellReceiver {
-    fn agent(&self) -> AgentClient<Channel> {
-        cell_client::agent(&self.0.bulk, MAX_IMAGE_RESPONSE_BYTES)
-    }
-}
+pub(super) struct CellReceiver(pub(super) CellClient);
 
 #[async_trait]
 impl Receiver for CellReceiver {
     async fn status(
         &self,
         request: cri::ImageStatusRequest,
-        deadline: Option<Duration>,
+        within: Option<Duration>,
     ) -> Result<cri::ImageStatusResponse, Failure> {
-        Ok(cell_client::image_service(&self.0.bulk)
-            .image_status(with_timeout(
-                deadline.map_or(QUERY_TIMEOUT, |deadline| deadline.min(QUERY_TIMEOUT)),
-                request,
-            ))
-            .await
-            .map_err(Failure::of_cell)?
-            .into_inner())
+        self.0.image_status(within, request).await
     }
 
     async fn pull(
         &self,
         request: cri::PullImageRequest,
-        deadline: Duration,
+        within: Duration,
     ) -> Result<String, Failure> {
-        Ok(cell_client::image_service(&self.0.bulk)
-            .pull_image(with_timeout(deadline, request))
-            .await
-            .map_err(Failure::of_cell)?
-            .into_inner()
-            .image_ref)
+        Ok(self.0.pull_image(within, request).await?.image_ref)
     }
 
     async fn watch_pulls(
         &self,
         request: WatchPullsRequest,
     ) -> Result<BoxStream<'static, Result<PullNews, Failure>>, Failure> {
-        let mut agent = self.agent();
-        let begun = async {
-            let mut reports =
-                agent.watch_pulls(request).await.map_err(Failure::of_cell)?.into_inner();
-            let first = reports.message().await.map_err(Failure::of_cell)?;
-            Ok(stream::iter(first.map(Ok)).chain(reports.map_err(Failure::of_cell)).boxed())
-        };
-        timeout(QUERY_TIMEOUT, begun).await.map_err(|_| {
-            Failure::cell(Class::DeadlineExceeded, "the cell says nothing of its pulls")
-        })?
+        self.0.watch_pulls(request).await
     }
 
     async fn missing(&self, digests: Vec<String>) -> Result<Vec<String>, Failure> {
-        Ok(self
-            .agent()
-            .missing_blobs(with_timeout(QUERY_TIMEOUT, MissingBlobsRequest { digests }))
-            .await
-            .map_err(Failure::of_cell)?
-            .into_inner()
-            .digests)
+        self.0.missing_blobs(digests).await
     }
 
     async fn put_blob(&self, parts: mpsc::Receiver<BlobPart>) -> Result<(), Failure> {
-        self.agent()
-            .put_blob(with_timeout(PUT_BLOB_TIMEOUT, ReceiverStream::new(parts)))
-            .await
-            .map(drop)
-            .map_err(Failure::of_cell)
+        self.0.put_blob(parts).await
     }
 
     async fn put_image(&self, request: PutImageRequest) -> Result<(), Failure> {
-        self.agent()
-            .put_image(with_timeout(PUT_IMAGE_TIMEOUT, request))
-            .await
-            .map(drop)
-            .map_err(Failure::of_cell)
+        self.0.put_image(request).await
     }
 }

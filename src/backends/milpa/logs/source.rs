@@ -7,13 +7,8 @@ use futures::{
     stream::{self, BoxStream},
 };
 use kiyot_proto::cell::{ReadLogRequest, TrimLogRequest};
-use tonic::Request;
 
-use crate::backends::milpa::{
-    cell_client::{self, MAX_PART_BYTES, QUERY_TIMEOUT, with_timeout},
-    failure::Failure,
-    gateway::CellLink,
-};
+use crate::backends::milpa::{cell_client::CellClient, failure::Failure};
 
 /// Part of a log.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,7 +34,7 @@ pub(super) trait Source: Send + Sync + 'static {
 
 /// Logs of a cell over its link.
 #[derive(Debug)]
-pub(super) struct CellLogs(pub(super) CellLink);
+pub(super) struct CellLogs(pub(super) CellClient);
 
 #[async_trait]
 impl Source for CellLogs {
@@ -48,15 +43,9 @@ impl Source for CellLogs {
         path: &str,
         position: u64,
     ) -> Result<BoxStream<'static, Result<Part, Failure>>, Failure> {
-        let mut agent = cell_client::agent(&self.0.bulk, MAX_PART_BYTES);
-        // Without a deadline, which would also end a long stream. The link bounds the wait for the
-        // start, the writer the wait for each part.
-        let parts = agent
-            .read_log(Request::new(ReadLogRequest { path: path.to_owned(), position }))
-            .await
-            .map_err(Failure::of_cell)?
-            .into_inner();
-        let parts = parts.map_err(Failure::of_cell).map_ok(|part| {
+        // The writer bounds the wait for each part.
+        let parts = self.0.read_log(ReadLogRequest { path: path.to_owned(), position }).await?;
+        let parts = parts.map_ok(|part| {
             let gap = (part.gap > 0).then_some(Part::Gap(part.gap));
             let bytes = (!part.content.is_empty()).then_some(Part::Bytes(part.content));
             stream::iter(gap.into_iter().chain(bytes).map(Ok))
@@ -65,12 +54,6 @@ impl Source for CellLogs {
     }
 
     async fn trim(&self, path: &str, position: u64) -> Result<(), Failure> {
-        let message = TrimLogRequest { path: path.to_owned(), position };
-        let request = with_timeout(QUERY_TIMEOUT, message);
-        cell_client::agent(&self.0.bulk, MAX_PART_BYTES)
-            .trim_log(request)
-            .await
-            .map_err(Failure::of_cell)?;
-        Ok(())
+        self.0.trim_log(TrimLogRequest { path: path.to_owned(), position }).await
     }
 }

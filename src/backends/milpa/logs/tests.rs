@@ -4,18 +4,15 @@ use std::{
     fs,
     path::Path,
     sync::atomic::{AtomicU64, AtomicUsize, Ordering},
-    time::Duration,
 };
 
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures::{StreamExt as _, stream, stream::BoxStream};
+use kiyot_testkit::{LIMIT, wait_for};
 use proptest::prelude::*;
 
 use super::{source::Part, *};
-
-/// Deadline for expected events; generous, because the machine may be slow.
-const DEADLINE: Duration = Duration::from_secs(60);
 
 /// Fake log of a cell.
 #[derive(Default)]
@@ -121,7 +118,7 @@ impl Scene {
     }
 
     async fn drain(&self) -> bool {
-        self.logs.drain(&self.container, DEADLINE).await
+        self.logs.drain(&self.container, LIMIT).await
     }
 
     /// Simulates a kill and a restart of kiyot.
@@ -156,26 +153,15 @@ fn read(path: &Path) -> String {
     fs::read_to_string(path).unwrap()
 }
 
-#[track_caller]
-fn until(what: impl Fn() -> bool) -> impl Future<Output = ()> {
-    let line = std::panic::Location::caller().line();
-    async move {
-        kiyot_testkit::wait_until(format!("it is as line {line} says"), DEADLINE, async || {
-            what().then_some(())
-        })
-        .await
-    }
-}
-
 #[tokio::test]
 async fn file_exists_at_once_and_follows_the_log() {
     let scene = Scene::new(3);
     scene.follow(0).await.unwrap();
     assert!(scene.path().is_file());
     scene.write("one\n");
-    until(|| read(&scene.path()) == "one\n").await;
+    wait_for("the first line is in the file", || read(&scene.path()) == "one\n").await;
     scene.write("two\n");
-    until(|| read(&scene.path()) == "one\ntwo\n").await;
+    wait_for("the second line is in the file", || read(&scene.path()) == "one\ntwo\n").await;
 }
 
 #[tokio::test]
@@ -200,7 +186,7 @@ async fn absent_log_is_read_when_it_appears() {
     // A read at the start, and another for the drain at most: the cell isn't polled.
     assert!(scene.fake.reads.load(Ordering::SeqCst) <= 2);
     scene.write("one\n");
-    until(|| read(&scene.path()) == "one\n").await;
+    wait_for("the first line is in the file", || read(&scene.path()) == "one\n").await;
 }
 
 #[tokio::test]
@@ -330,7 +316,7 @@ async fn copied_log_is_discarded_in_the_cell() {
     scene.write(&"0123456789abcde\n".repeat(1 << 20));
     scene.follow(0).await.unwrap();
     scene.drain().await;
-    until(|| scene.fake.trimmed.load(Ordering::SeqCst) >= 8 << 20).await;
+    wait_for("the log is trimmed", || scene.fake.trimmed.load(Ordering::SeqCst) >= 8 << 20).await;
     assert_eq!(fs::metadata(scene.path()).unwrap().len(), 16 << 20);
 }
 

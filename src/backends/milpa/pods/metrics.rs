@@ -289,9 +289,10 @@ fn image(item: cri::Container) -> String {
 
 #[cfg(test)]
 mod tests {
-    use kiyot_proto::cell;
-
-    use super::{super::samples::Shapes, *};
+    use super::{
+        super::{samples::Shapes, tests::sample},
+        *,
+    };
 
     fn value(value: u64) -> Option<UInt64Value> {
         Some(UInt64Value { value })
@@ -357,18 +358,8 @@ mod tests {
     type Sample<'a> = (&'a str, &'a [(&'a str, &'a str)], u64);
 
     fn samples(samples: &[Sample<'_>]) -> Arc<Samples> {
-        let label = |&(key, value): &(&str, &str)| cell::Label {
-            key: key.to_owned(),
-            value: value.to_owned(),
-        };
-        let samples: Vec<_> = samples
-            .iter()
-            .map(|&(name, labels, value)| cell::Sample {
-                name: name.to_owned(),
-                value,
-                labels: labels.iter().map(label).collect(),
-            })
-            .collect();
+        let samples: Vec<_> =
+            samples.iter().map(|&(name, labels, value)| sample(name, labels, value)).collect();
         Arc::new(Samples::new(
             &samples,
             20,

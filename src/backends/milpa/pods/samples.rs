@@ -137,18 +137,10 @@ impl Samples {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::tests::sample, *};
 
     fn received() -> Received {
         Received { at: Instant::now(), clock: 9 }
-    }
-
-    fn sample(name: &str, labels: &[(&str, &str)], value: u64) -> cell::Sample {
-        let labels = labels
-            .iter()
-            .map(|&(key, value)| cell::Label { key: key.to_owned(), value: value.to_owned() })
-            .collect();
-        cell::Sample { name: name.to_owned(), value, labels }
     }
 
     /// Name, labels and value.

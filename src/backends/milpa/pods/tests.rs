@@ -15,6 +15,15 @@ fn labels(pairs: &[(&str, &str)]) -> HashMap<String, String> {
     pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
 }
 
+/// Returns a sample of a metric.
+pub(super) fn sample(name: &str, labels: &[(&str, &str)], value: u64) -> cell::Sample {
+    let labels = labels
+        .iter()
+        .map(|&(key, value)| cell::Label { key: key.to_owned(), value: value.to_owned() })
+        .collect();
+    cell::Sample { name: name.to_owned(), value, labels }
+}
+
 fn sandbox_meta(id: &str, n: u32) -> store::SandboxMeta {
     let uid = format!("uid-{n}");
     store::SandboxMeta {

@@ -3,8 +3,8 @@
 use kiyot_proto::cri;
 
 use crate::{
-    backends::milpa::providers::Isolation,
-    config::{MilpaBackend, OfNode, Policy, Privileged},
+    backends::milpa::providers::Capabilities,
+    config::{HostAccessPolicy, MilpaBackend, Policy, Privileged},
 };
 
 /// Access to the node that a pod may request.
@@ -31,13 +31,13 @@ pub(super) enum Outcome {
     Granted,
 }
 
-/// The policy of a backend, and the isolation of its provider's cells.
+/// The policy of a backend, and the capabilities of its provider.
 #[derive(Debug, Clone, Copy)]
 pub struct Rules {
     /// The policy of the configuration.
     pub policy: Policy,
-    /// The isolation that the provider declares.
-    pub isolation: Isolation,
+    /// The capabilities of the provider's cells.
+    pub capabilities: Capabilities,
 }
 
 impl HostAccess {
@@ -101,32 +101,32 @@ impl HostAccess {
 impl Rules {
     /// Returns the rules of a configured backend.
     pub fn of(backend: &MilpaBackend) -> Self {
-        Self { policy: backend.policy, isolation: Isolation::of(backend.provider) }
+        Self { policy: backend.policy, capabilities: Capabilities::of(backend.provider) }
     }
 
     pub(super) fn outcome(&self, access: HostAccess) -> Outcome {
         let policy = &self.policy;
-        let of_node = |setting, there: bool, why| match setting {
-            OfNode::Refuse => Outcome::Refused,
-            OfNode::KeepLocal => Outcome::KeptLocal,
-            OfNode::Cell if there => Outcome::Granted,
-            OfNode::Cell => Outcome::Unsupported(why),
+        let outcome = |setting, there: bool, why| match setting {
+            HostAccessPolicy::Refuse => Outcome::Refused,
+            HostAccessPolicy::KeepLocal => Outcome::KeptLocal,
+            HostAccessPolicy::Cell if there => Outcome::Granted,
+            HostAccessPolicy::Cell => Outcome::Unsupported(why),
         };
         match access {
             // Any cell has these for itself, because it belongs to a single pod.
-            HostAccess::Network => of_node(policy.host_network, true, ""),
-            HostAccess::Processes => of_node(policy.host_pid, true, ""),
-            HostAccess::Ipc => of_node(policy.host_ipc, true, ""),
-            HostAccess::Users => of_node(
+            HostAccess::Network => outcome(policy.host_network, true, ""),
+            HostAccess::Processes => outcome(policy.host_pid, true, ""),
+            HostAccess::Ipc => outcome(policy.host_ipc, true, ""),
+            HostAccess::Users => outcome(
                 policy.host_users,
-                self.isolation.users,
+                self.capabilities.own_users,
                 "have the node's users: who is root in one is root to the node's kernel",
             ),
             HostAccess::Privileges => match policy.privileged {
                 Privileged::Refuse => Outcome::Refused,
                 Privileged::KeepLocal => Outcome::KeptLocal,
                 Privileged::Allow => Outcome::Granted,
-                Privileged::Cell if self.isolation.privileges => Outcome::Granted,
+                Privileged::Cell if self.capabilities.confines_privileges() => Outcome::Granted,
                 Privileged::Cell => Outcome::Unsupported(
                     "share the node's kernel and devices: a privileged container, or one with a \
                      capability that reaches the kernel, is root on the node",
@@ -148,7 +148,7 @@ impl Rules {
                 "policy.{} is \"cell\", but cells of the provider {:?} {why}; such pods are \
                  refused",
                 access.key(),
-                self.isolation.provider
+                self.capabilities.provider
             )),
             _ => None,
         };

@@ -1,21 +1,27 @@
 use super::*;
 use crate::{
-    backends::milpa::providers::{Isolation, netns},
-    config::{OfNode, Policy},
+    backends::milpa::providers::{Capabilities, netns},
+    config::{HostAccessPolicy, Policy},
 };
 
 /// Cells with a kernel of their own.
-const MACHINES: Isolation = Isolation { provider: "machines", privileges: true, users: true };
+const MACHINES: Capabilities = Capabilities {
+    provider: "machines",
+    own_kernel: true,
+    own_users: true,
+    own_devices: true,
+    ..netns::CAPABILITIES
+};
 
 fn rules(policy: Policy) -> Rules {
-    Rules { policy, isolation: netns::ISOLATION }
+    Rules { policy, capabilities: netns::CAPABILITIES }
 }
 
 fn refusing() -> Rules {
     rules(Policy::default())
 }
 
-fn all(setting: OfNode, privileged: Privileged) -> Policy {
+fn all(setting: HostAccessPolicy, privileged: Privileged) -> Policy {
     Policy {
         host_network: setting,
         host_pid: setting,
@@ -114,7 +120,7 @@ fn host_access_is_refused_by_name() {
 /// Verifies R1.
 #[test]
 fn host_access_stays_on_the_node_under_keep_local() {
-    let keep = rules(all(OfNode::KeepLocal, Privileged::KeepLocal));
+    let keep = rules(all(HostAccessPolicy::KeepLocal, Privileged::KeepLocal));
     assert!(keep.keeps_any_local() && !refusing().keeps_any_local());
     for (options, privileged, word, key) in host_access() {
         let config = sandbox(options, privileged);
@@ -136,10 +142,10 @@ fn host_access_is_decided_by_its_own_key() {
     for (at, (options, privileged, ..)) in host_access().into_iter().enumerate() {
         let mut policy = Policy::default();
         match at {
-            0 => policy.host_network = OfNode::KeepLocal,
-            1 => policy.host_pid = OfNode::KeepLocal,
-            2 => policy.host_ipc = OfNode::KeepLocal,
-            3 => policy.host_users = OfNode::KeepLocal,
+            0 => policy.host_network = HostAccessPolicy::KeepLocal,
+            1 => policy.host_pid = HostAccessPolicy::KeepLocal,
+            2 => policy.host_ipc = HostAccessPolicy::KeepLocal,
+            3 => policy.host_users = HostAccessPolicy::KeepLocal,
             _ => policy.privileged = Privileged::KeepLocal,
         }
         assert!(keeps_local(&rules(policy), &sandbox(options, privileged)).is_some());
@@ -153,8 +159,8 @@ fn host_access_is_decided_by_its_own_key() {
 /// Verifies R2.
 #[test]
 fn cells_own_is_granted_where_cells_have_it() {
-    let policy = all(OfNode::Cell, Privileged::Cell);
-    let (machines, namespaces) = (Rules { policy, isolation: MACHINES }, rules(policy));
+    let policy = all(HostAccessPolicy::Cell, Privileged::Cell);
+    let (machines, namespaces) = (Rules { policy, capabilities: MACHINES }, rules(policy));
     for (options, privileged, word, key) in host_access() {
         let (sandbox, container) =
             (sandbox(options.clone(), privileged), container(options, privileged, &[]));
@@ -206,14 +212,14 @@ fn allowed_privileges_are_reported_as_root_on_the_node() {
 /// Verifies R2.
 #[test]
 fn capability_into_the_cells_processes_is_refused_where_files_are_shared() {
-    let policy = Policy { host_pid: OfNode::Cell, ..Policy::default() };
+    let policy = Policy { host_pid: HostAccessPolicy::Cell, ..Policy::default() };
     let in_cell =
         || cri::NamespaceOption { pid: cri::NamespaceMode::Node.into(), ..Default::default() };
     for capability in ["SYS_PTRACE", "CAP_SYS_PTRACE", "sys_ptrace", "CHECKPOINT_RESTORE"] {
         let config = container(in_cell(), false, &["NET_ADMIN", capability]);
         let refusal = check_container(&rules(policy), &config).unwrap_err();
         assert!(refusal.0.contains(capability) && refusal.0.contains("hostPID"), "{refusal}");
-        assert!(check_container(&Rules { policy, isolation: MACHINES }, &config).is_ok());
+        assert!(check_container(&Rules { policy, capabilities: MACHINES }, &config).is_ok());
         // Its own processes are within reach, as on any node.
         assert!(
             check_container(
@@ -225,7 +231,7 @@ fn capability_into_the_cells_processes_is_refused_where_files_are_shared() {
     }
     // With a kernel of its own, all of them stay in the cell.
     let all = container(in_cell(), false, &["ALL"]);
-    assert!(check_container(&Rules { policy, isolation: MACHINES }, &all).is_ok());
+    assert!(check_container(&Rules { policy, capabilities: MACHINES }, &all).is_ok());
     assert!(check_container(&rules(policy), &container(in_cell(), false, &["NET_ADMIN"])).is_ok());
 }
 
@@ -345,7 +351,7 @@ fn kernel_access_is_decided_by_the_key_of_privileged_containers() {
             let refusal = check_container(&rules(with(privileged)), &config).unwrap_err();
             assert!(refusal.0.contains(word) && refusal.0.contains(key), "{refusal}");
             // A kernel of the cell's own is not the node's.
-            let machines = Rules { policy: with(privileged), isolation: MACHINES };
+            let machines = Rules { policy: with(privileged), capabilities: MACHINES };
             assert!(check_container(&machines, &config).is_ok(), "{word}");
             assert_eq!(moves_to_node(&machines, &config), None);
         }

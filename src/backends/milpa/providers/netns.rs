@@ -9,6 +9,7 @@ use std::{
     net::{IpAddr, Ipv4Addr},
     path::{Path, PathBuf},
     sync::{Arc, Mutex, OnceLock, PoisonError},
+    time::Duration,
 };
 
 use async_trait::async_trait;
@@ -17,8 +18,8 @@ use ring::digest::{SHA256, digest};
 use tokio::{process::Command, task::spawn_blocking};
 
 use super::{
-    Attachment, ErrorClass, Instance, InstanceId, Isolation, LaunchSpec, Provider, ProviderError,
-    RegistryConfig,
+    Attachment, Capabilities, ErrorClass, Instance, InstanceId, InstanceState, LaunchSpec, Market,
+    Offering, Provider, ProviderError, RegistryConfig, Termination, Terminations,
 };
 use crate::{backends::milpa::id::CellId, config::MilpaBackend};
 
@@ -47,9 +48,23 @@ const CELL_BINARY: &str = "/usr/libexec/kiyot/kiyot-cell";
 /// The file name of the cells' program.
 const CELL_NAME: &str = "kiyot-cell";
 
-/// The isolation of netns cells: they share the node's kernel, devices and users, so that power
-/// over these in a cell is power over the node.
-pub const ISOLATION: Isolation = Isolation { provider: "netns", privileges: false, users: false };
+/// The capabilities of netns cells. They share the node's kernel, devices and users, so that power
+/// over these in a cell is power over the node, and over the agent. What the node says of them is
+/// certain at once.
+pub const CAPABILITIES: Capabilities = Capabilities {
+    provider: "netns",
+    own_kernel: false,
+    own_users: false,
+    own_devices: false,
+    separate_link: false,
+    can_be_paused: true,
+    pods_control_agent: true,
+    ends_with_node: true,
+    ends_confirmed_within: Duration::from_secs(10),
+    not_found_believed_after: Duration::ZERO,
+    listing_period: Duration::from_secs(2),
+    tags_at_launch_only: true,
+};
 
 /// The provider of cells that are namespaces of this node.
 #[derive(Debug)]
@@ -216,8 +231,12 @@ impl Netns {
 
 #[async_trait]
 impl Provider for Netns {
-    fn isolation(&self) -> Isolation {
-        ISOLATION
+    fn capabilities(&self) -> Capabilities {
+        CAPABILITIES
+    }
+
+    async fn offerings(&self) -> Result<Vec<Offering>, ProviderError> {
+        Ok(vec![offering()])
     }
 
     async fn launch(&self, spec: &LaunchSpec, token: &str) -> Result<Instance, ProviderError> {
@@ -233,11 +252,7 @@ impl Provider for Netns {
             sweep::sweep(self, &home).await?;
             self.make(&home, spec, token_sha256).await?;
         }
-        Ok(Instance {
-            id: InstanceId(spec.cell.as_str().to_owned()),
-            cell: spec.cell.clone(),
-            running: true,
-        })
+        Ok(instance_of(&spec.cell, InstanceState::Running))
     }
 
     async fn attach(
@@ -251,17 +266,18 @@ impl Provider for Netns {
         if !there.map_err(|error| {
             ProviderError::transient(format!("look for the instance of {}", home.cell()), error)
         })? {
-            return Err(ProviderError {
-                class: ErrorClass::NotFound,
-                doing: format!("attach {}: there is no such instance", home.cell()),
-                source: None,
-            });
+            return Err(not_found("attach", &home));
         }
         let addresses = self.networks.attach(&home, to).await?;
         let hierarchies = cgroup::hierarchies()
             .map_err(|error| ProviderError::transient("read the cgroup hierarchies", error))?;
         slice::keep_controllers(&home, &hierarchies, &to.cgroup_parent).await?;
         Ok(addresses)
+    }
+
+    async fn detach(&self, _instance: &InstanceId) -> Result<(), ProviderError> {
+        // The termination is awaited, and releases everything.
+        Ok(())
     }
 
     async fn list_owned(&self) -> Result<Vec<Instance>, ProviderError> {
@@ -274,16 +290,34 @@ impl Provider for Netns {
         listing.await.map_err(std::io::Error::other).map_err(failed)?.map_err(failed)
     }
 
-    async fn terminate(&self, instances: &[InstanceId]) -> Result<(), ProviderError> {
-        let mut outcome = Ok(());
-        for instance in instances {
-            let Ok(home) = self.home(instance) else { continue };
-            let _alone = self.alone(home.id()).await;
-            if let Err(error) = sweep::sweep(self, &home).await {
-                outcome = Err(error);
-            }
+    async fn describe(&self, id: &InstanceId) -> Result<Instance, ProviderError> {
+        let home = self.home(id)?;
+        let looked_up = home
+            .dir()
+            .try_exists()
+            .and_then(|exists| Ok(if exists { Some(runs(&home.known()?)?) } else { None }));
+        match looked_up {
+            Ok(Some(true)) => Ok(instance_of(home.id(), InstanceState::Running)),
+            Ok(Some(false)) => Ok(instance_of(home.id(), InstanceState::Stopped)),
+            Ok(None) => Err(not_found("describe", &home)),
+            Err(error) => Err(ProviderError::transient(format!("describe {}", home.cell()), error)),
         }
-        outcome
+    }
+
+    async fn terminate(&self, instances: &[InstanceId]) -> Terminations {
+        let mut outcomes = Terminations::new();
+        for instance in instances {
+            let outcome = match self.home(instance) {
+                // No instance of this provider has such an id.
+                Err(_) => Ok(Termination::Confirmed),
+                Ok(home) => {
+                    let _alone = self.alone(home.id()).await;
+                    sweep::sweep(self, &home).await.map(|()| Termination::Confirmed)
+                }
+            };
+            outcomes.insert(instance.clone(), outcome);
+        }
+        outcomes
     }
 
     async fn console(&self, instance: &InstanceId) -> Result<String, ProviderError> {
@@ -294,10 +328,9 @@ impl Provider for Netns {
     }
 
     async fn check(&self) -> Result<(), ProviderError> {
-        let missing = |what: &Path| ProviderError {
-            class: ErrorClass::Invalid,
-            doing: format!("find the program {}", what.display()),
-            source: None,
+        let missing = |what: &Path| {
+            let doing = format!("find the program {}", what.display());
+            ProviderError::without_cause(ErrorClass::Invalid, doing)
         };
         for program in
             [&self.program, &self.settings.containerd, &self.settings.runc, Path::new("ip")]
@@ -310,6 +343,34 @@ impl Provider for Netns {
             .map_err(|error| ProviderError::transient("read the cgroup hierarchies", error))?;
         self.networks.check()
     }
+}
+
+/// Returns the only offering: this node.
+fn offering() -> Offering {
+    Offering {
+        instance_type: "netns".to_owned(),
+        zone: "node".to_owned(),
+        market: Market::OnDemand,
+    }
+}
+
+/// Returns the instance of a cell. A record of its own is not needed: its id is the cell's.
+fn instance_of(cell: &CellId, state: InstanceState) -> Instance {
+    Instance {
+        id: InstanceId(cell.as_str().to_owned()),
+        cell: cell.clone(),
+        token: String::new(),
+        fingerprint: String::new(),
+        offering: offering(),
+        addresses: Vec::new(),
+        state,
+        since: None,
+    }
+}
+
+fn not_found(doing: &str, home: &Home) -> ProviderError {
+    let doing = format!("{doing} {}: there is no such instance", home.cell());
+    ProviderError::without_cause(ErrorClass::NotFound, doing)
 }
 
 fn runs(known: &Known) -> io::Result<bool> {

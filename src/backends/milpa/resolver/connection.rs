@@ -3,11 +3,8 @@
 use std::io;
 
 use bytes::BytesMut;
-use futures::{Stream, StreamExt, TryStreamExt};
-use kiyot_link::{
-    channel::Channel,
-    resolver::{QUERY_TIMEOUT, TCP_IDLE_TIMEOUT},
-};
+use futures::{Stream, StreamExt};
+use kiyot_link::resolver::{QUERY_TIMEOUT, TCP_IDLE_TIMEOUT};
 use kiyot_proto::cell::TunnelPart;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -15,14 +12,9 @@ use tokio::{
     sync::mpsc,
     time::{Instant, sleep_until, timeout},
 };
-use tokio_stream::wrappers::ReceiverStream;
-use tonic::Request;
 
 use super::{Server, udp};
-use crate::backends::milpa::{
-    cell_client::{self, MAX_PART_BYTES},
-    failure::Failure,
-};
+use crate::backends::milpa::{cell_client::CellClient, failure::Failure};
 
 /// Most bytes of a read.
 const MAX_READ_BYTES: usize = 16 << 10;
@@ -30,20 +22,19 @@ const MAX_READ_BYTES: usize = 16 << 10;
 const MAX_QUEUED_PARTS: usize = 4;
 
 /// Connects to a name server, and splices the connection of this query until its end.
-pub(super) async fn splice_connection(server: Server, query: u64, bulk: Channel) -> io::Result<()> {
+pub(super) async fn splice_connection(
+    server: Server,
+    query: u64,
+    client: CellClient,
+) -> io::Result<()> {
     let connected = async { TcpStream::connect(udp::address(&server).await?).await };
     let connection =
         timeout(QUERY_TIMEOUT, connected).await.map_err(|_| io::ErrorKind::TimedOut)??;
     let (up, parts) = mpsc::channel(MAX_QUEUED_PARTS);
     // Fits, as the channel is empty.
     let _ = up.try_send(TunnelPart { query, ..TunnelPart::default() });
-    let mut agent = cell_client::agent(&bulk, MAX_PART_BYTES);
-    // Without a deadline: a connection lasts as long as its two ends want.
-    let opened =
-        timeout(cell_client::QUERY_TIMEOUT, agent.tunnel(Request::new(ReceiverStream::new(parts))))
-            .await;
-    let down = opened.map_err(|_| io::ErrorKind::TimedOut)?.map_err(io::Error::other)?.into_inner();
-    splice(connection, up, down.map_err(Failure::of_cell)).await
+    let down = client.tunnel(parts).await.map_err(io::Error::other)?;
+    splice(connection, up, down).await
 }
 
 /// Copies bytes both ways until both sides have ended, or were idle for [`TCP_IDLE_TIMEOUT`].

@@ -1,17 +1,11 @@
 //! Byte streams to a cell.
 
 use async_trait::async_trait;
-use futures::{StreamExt as _, TryStreamExt as _, stream::BoxStream};
+use futures::stream::BoxStream;
 use kiyot_proto::cell::TunnelPart;
 use tokio::sync::mpsc;
-use tokio_stream::wrappers::ReceiverStream;
-use tonic::Request;
 
-use crate::backends::milpa::{
-    cell_client::{self, MAX_PART_BYTES, QUERY_TIMEOUT},
-    failure::{Class, Failure},
-    gateway::CellLink,
-};
+use crate::backends::milpa::{cell_client::CellClient, failure::Failure};
 
 /// Opens tunnels to a cell. Tests have their own implementation.
 #[async_trait]
@@ -25,7 +19,7 @@ pub(super) trait Tunnels: Send + Sync + 'static {
 
 /// Tunnels over a cell's link.
 #[derive(Debug)]
-pub(super) struct CellTunnels(pub(super) CellLink);
+pub(super) struct CellTunnels(pub(super) CellClient);
 
 #[async_trait]
 impl Tunnels for CellTunnels {
@@ -33,16 +27,6 @@ impl Tunnels for CellTunnels {
         &self,
         up: mpsc::Receiver<TunnelPart>,
     ) -> Result<BoxStream<'static, Result<TunnelPart, Failure>>, Failure> {
-        let mut agent = cell_client::agent(&self.0.bulk, MAX_PART_BYTES);
-        // Without a deadline, which would end the call: a tunnel lasts as long as its two ends
-        // want.
-        let opened = agent.tunnel(Request::new(ReceiverStream::new(up)));
-        let answer = tokio::time::timeout(QUERY_TIMEOUT, opened)
-            .await
-            .map_err(|_| {
-                Failure::cell(Class::DeadlineExceeded, "the cell did not open a tunnel in time")
-            })?
-            .map_err(Failure::of_cell)?;
-        Ok(answer.into_inner().map_err(Failure::of_cell).boxed())
+        self.0.tunnel(up).await
     }
 }

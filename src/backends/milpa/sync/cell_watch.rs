@@ -12,13 +12,13 @@ use kiyot_proto::{
     cri,
 };
 use tokio_util::sync::CancellationToken;
-use tonic::Status;
 
 use super::CellSync;
 use crate::backends::milpa::{
     cell_client::{self, discard_container},
     cells::Cell,
     error_chain::error_chain,
+    failure::{Class, Failure},
     id::CellId,
     pods::Sandbox,
     resolver::Server,
@@ -85,10 +85,10 @@ impl CellSync {
                     Ok(()) => {
                         tracing::debug!(cell = %cell.id, "watch of a cell ended, renewing it")
                     }
-                    Err(status) => if let Some(suppressed) = cell.link.lines.admit() {
+                    Err(failure) => if let Some(suppressed) = cell.link.lines.admit() {
                         tracing::info!(
                             cell = %cell.id,
-                            status = status.message(),
+                            status = failure.message(),
                             suppressed,
                             "watch of a cell failed, renewing it"
                         );
@@ -100,17 +100,20 @@ impl CellSync {
         }
     }
 
-    async fn watch_connection(self: &Arc<Self>, cell: &Cell) -> Result<(), Status> {
+    async fn watch_connection(self: &Arc<Self>, cell: &Cell) -> Result<(), Failure> {
         // Entries that are inserted from now on may be absent from the snapshot.
         let known_before = self.pods.last_sequence();
         // Boxed where it is rare and large: there are as many of these tasks as cells, and they
         // mostly wait.
-        let mut events = Box::pin(cell.link.control.watch()).await?;
+        let mut events = Box::pin(cell.link.control.watch()).await.map_err(Failure::of_cell)?;
         self.subscribe_to_metrics(cell);
         loop {
             let event = tokio::time::timeout(SILENCE_TIMEOUT, events.next())
                 .await
-                .map_err(|_| Status::deadline_exceeded("no events, not even a heartbeat"))??;
+                .map_err(|_| {
+                    Failure::cell(Class::DeadlineExceeded, "no events, not even a heartbeat")
+                })?
+                .map_err(Failure::of_cell)?;
             let Some(event) = event else { return Ok(()) };
             Box::pin(self.apply_event(cell, *event, known_before)).await;
         }
@@ -153,6 +156,8 @@ impl CellSync {
         else {
             return;
         };
+        // A stop ends it too, and records that once the end of the cell is confirmed.
+        let Ok(_not_stopping) = sandbox.stopping.try_lock() else { return };
         tracing::warn!(
             sandbox = %sandbox.id,
             cell = %cell.id,

@@ -3,13 +3,13 @@
 use std::{sync::Arc, time::Duration};
 
 use kiyot_proto::cri;
-use tonic::{Code, Status};
 
 use super::CellSync;
 use crate::backends::milpa::{
     cell_client::CellClient,
     cells::Cell,
     error_chain::error_chain,
+    failure::{Class, Failure},
     pods::{Container, container_state},
 };
 
@@ -22,7 +22,7 @@ impl CellSync {
         self: &Arc<Self>,
         cell: &Cell,
         container: &Container,
-    ) -> Result<(), Status> {
+    ) -> Result<(), Failure> {
         let request = cri::ContainerStatusRequest {
             container_id: container.cell_container.to_string(),
             verbose: false,
@@ -34,11 +34,11 @@ impl CellSync {
                 }
                 Ok(())
             }
-            Err(status) if status.code() == Code::NotFound => {
+            Err(failure) if failure.class() == Class::NotFound => {
                 self.record_absence(container);
                 Ok(())
             }
-            Err(status) => Err(status),
+            Err(failure) => Err(failure),
         }
     }
 
@@ -89,12 +89,12 @@ impl CellSync {
 
     /// Follows a container's log, and logs a failure.
     pub(super) async fn follow_log(&self, cell: &Cell, container: &Container) {
-        if let Err(status) = self.container_logs.follow(cell, container).await
+        if let Err(failure) = self.container_logs.follow(cell, container).await
             && let Some(suppressed) = cell.link.lines.admit()
         {
             tracing::error!(
                 container = %container.id,
-                status = status.message(),
+                status = failure.message(),
                 suppressed,
                 "log of a container not followed"
             );

@@ -48,10 +48,10 @@ impl RuntimeFeatures {
         let request = cri::StatusRequest::default();
         let status = match CellClient::new(cell).status(OPTIONAL_CALL_TIMEOUT, request).await {
             Ok(status) => status,
-            Err(status) => {
+            Err(failure) => {
                 tracing::debug!(
                     cell = %cell.id,
-                    status = status.message(),
+                    status = failure.message(),
                     "runtime features of a cell not learned"
                 );
                 return;

@@ -3,11 +3,10 @@
 use std::sync::Arc;
 
 use kiyot_proto::cri;
-use tonic::Status;
 
 use super::{CellSync, EXIT_RECORD_TIMEOUT};
 use crate::backends::milpa::{
-    cell_client::CellClient, cells::Cell, id::ContainerId, pods::Sandbox,
+    cell_client::CellClient, cells::Cell, failure::Failure, id::ContainerId, pods::Sandbox,
 };
 
 /// An error of the removal of a container's other attempts.
@@ -31,7 +30,7 @@ pub(crate) enum AttemptError {
     },
     /// The cell failed.
     #[error(transparent)]
-    Cell(#[from] Status),
+    Cell(#[from] Failure),
 }
 
 impl CellSync {
@@ -58,7 +57,7 @@ impl CellSync {
             }
             if other.state() == cri::ContainerState::ContainerCreated {
                 let refreshed = self.refresh_status(cell, &other).await;
-                refreshed.map_err(|status| other.restored(&status))?;
+                refreshed.map_err(|failure| other.restored(&failure))?;
             }
             let (container, name) = (other.id.clone(), metadata.name.clone());
             match self.pods.container(other.id.as_str()).map(|now| now.state()) {

@@ -92,11 +92,12 @@ impl CellSync {
         let kills = running.iter().map(async |container| {
             let container_id = container.cell_container.to_string();
             let request = cri::StopContainerRequest { container_id, timeout: 0 };
-            if let Err(status) = CellClient::new(cell).stop_container(KILL_TIMEOUT, request).await {
+            if let Err(failure) = CellClient::new(cell).stop_container(KILL_TIMEOUT, request).await
+            {
                 tracing::warn!(
                     container = %container.id,
                     pod = %sandbox.pod,
-                    status = status.message(),
+                    status = failure.message(),
                     "container not killed, it ends with its cell"
                 );
             }

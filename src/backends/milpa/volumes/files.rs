@@ -8,9 +8,7 @@ use kiyot_proto::cell::{FileChange, GetFileRequest, Root};
 
 use super::plan::CellPath;
 use crate::backends::milpa::{
-    cell_client::{
-        self, CHANGE_FILES_TIMEOUT, MAX_FILE_RESPONSE_BYTES, QUERY_TIMEOUT, with_timeout,
-    },
+    cell_client::{CHANGE_FILES_TIMEOUT, CellClient},
     failure::{Class, Failure},
     gateway::CellLink,
 };
@@ -37,12 +35,7 @@ pub(super) struct LinkFiles(pub(super) CellLink);
 #[async_trait]
 impl CellFiles for LinkFiles {
     async fn change(&self, changes: Vec<FileChange>) -> Result<(), Failure> {
-        let request = with_timeout(CHANGE_FILES_TIMEOUT, futures::stream::iter(changes));
-        cell_client::agent(&self.0.bulk, MAX_FILE_RESPONSE_BYTES)
-            .change_files(request)
-            .await
-            .map_err(Failure::of_cell)?;
-        Ok(())
+        CellClient::over(&self.0).change_files(CHANGE_FILES_TIMEOUT, changes).await
     }
 
     async fn get(
@@ -51,14 +44,9 @@ impl CellFiles for LinkFiles {
         limit: u32,
         last: bool,
     ) -> Result<Option<Bytes>, Failure> {
-        let message =
+        let request =
             GetFileRequest { root: place.root.into(), path: place.path.clone(), limit, last };
-        let request = with_timeout(QUERY_TIMEOUT, message);
-        let reply = cell_client::agent(&self.0.bulk, MAX_FILE_RESPONSE_BYTES)
-            .get_file(request)
-            .await
-            .map_err(Failure::of_cell)?
-            .into_inner();
+        let reply = CellClient::over(&self.0).get_file(request).await?;
         Ok(reply.exists.then(|| reply.content.slice(..reply.content.len().min(limit as usize))))
     }
 

@@ -1,18 +1,13 @@
 //! Volumes between real directories and a fake cell.
 
-use std::{
-    collections::BTreeMap, fs, os::unix::fs::PermissionsExt as _, os::unix::fs::symlink,
-    time::Duration,
-};
+use std::{collections::BTreeMap, fs, os::unix::fs::PermissionsExt as _, os::unix::fs::symlink};
 
 use async_trait::async_trait;
 use bytes::Bytes;
 use kiyot_proto::cell::{FileChange, file_change::Change};
+use kiyot_testkit::wait_for;
 
 use super::*;
-
-/// Deadline for expected events; generous, because the machine may be slow.
-const DEADLINE: Duration = Duration::from_secs(60);
 
 /// Fake files of a cell. Directories are empty, links are `-> target`.
 #[derive(Debug, Default)]
@@ -171,17 +166,6 @@ impl Scene {
     }
 }
 
-#[track_caller]
-fn until(what: impl Fn() -> bool) -> impl Future<Output = ()> {
-    let line = std::panic::Location::caller().line();
-    async move {
-        kiyot_testkit::wait_until(format!("it is as line {line} says"), DEADLINE, async || {
-            what().then_some(())
-        })
-        .await
-    }
-}
-
 const SECRET: &str = "kubernetes.io~secret/s";
 const IN_CELL: &str = "memory:volumes/kubernetes.io~secret/s";
 
@@ -231,7 +215,7 @@ async fn updates_reach_the_cell() {
     for version in 2..5 {
         let (directory, content) = (format!("..v{version}"), version.to_string());
         scene.write(SECRET, &directory, &[("key", &content)]);
-        until(|| {
+        wait_for("the cell has the new directory alone", || {
             scene.fake.below(IN_CELL)
                 == ["..data", directory.as_str(), &format!("{directory}/key"), "key"]
         })
@@ -250,7 +234,10 @@ async fn changes_during_downtime_reach_the_cell_after_restart() {
     scene.crash();
     fs::remove_file(scene.write(SECRET, "..v2", &[("key", "2")]).join("old")).unwrap();
     scene.keep(&container);
-    until(|| scene.fake.below(IN_CELL) == ["..data", "..v2", "..v2/key", "key"]).await;
+    wait_for("the update is complete", || {
+        scene.fake.below(IN_CELL) == ["..data", "..v2", "..v2/key", "key"]
+    })
+    .await;
 }
 
 #[tokio::test]

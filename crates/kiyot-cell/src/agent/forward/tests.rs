@@ -10,14 +10,12 @@ use std::{
 
 use http_body_util::BodyExt as _;
 use kiyot_proto::cri;
+use kiyot_testkit::wait_for;
 use prost::Message;
 use tokio::{net::UnixListener, sync::Notify, task::JoinHandle};
 use tonic::{server::NamedService, transport::Server};
 
 use super::*;
-
-/// Generous, as the machine may be slow.
-const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Progress of the calls to the fake.
 #[derive(Default)]
@@ -99,13 +97,6 @@ fn request(method: &str) -> Request<Body> {
         .unwrap()
 }
 
-async fn until(what: impl Fn() -> bool) {
-    kiyot_testkit::wait_until("the calls have progressed", TEST_TIMEOUT, async || {
-        what().then_some(())
-    })
-    .await;
-}
-
 /// Verifies X12.
 #[tokio::test]
 async fn mutating_call_whose_connection_is_lost_completes() {
@@ -119,7 +110,7 @@ async fn mutating_call_whose_connection_is_lost_completes() {
         let (runtime, detached_calls, request) =
             (runtime.clone(), Arc::clone(&detached_calls), request(method));
         let call = tokio::spawn(async move { forward(&runtime, &detached_calls, request).await });
-        until(|| calls.begun.load(Ordering::SeqCst) > before).await;
+        wait_for("the call has begun", || calls.begun.load(Ordering::SeqCst) > before).await;
         // As when the connection of the call is lost.
         call.abort();
         assert!(call.await.unwrap_err().is_cancelled());
@@ -128,12 +119,14 @@ async fn mutating_call_whose_connection_is_lost_completes() {
     assert_eq!(detached_calls.available_permits(), 0, "the call is detached");
     // The only permit is taken, and ExecSync is not detached.
     cut("StartContainer").await;
-    until(|| calls.cancelled.load(Ordering::SeqCst) == 1).await;
+    wait_for("a call is cancelled", || calls.cancelled.load(Ordering::SeqCst) == 1).await;
     cut("ExecSync").await;
-    until(|| calls.cancelled.load(Ordering::SeqCst) == 2).await;
+    wait_for("a call is cancelled", || calls.cancelled.load(Ordering::SeqCst) == 2).await;
     calls.release.notify_one();
-    until(|| calls.done.load(Ordering::SeqCst) == 1 && detached_calls.available_permits() == 1)
-        .await;
+    wait_for("the detached call is done", || {
+        calls.done.load(Ordering::SeqCst) == 1 && detached_calls.available_permits() == 1
+    })
+    .await;
     // A caller that waits gets the response.
     calls.release.notify_one();
     let answer = forward(&runtime, &detached_calls, request("StartContainer")).await;

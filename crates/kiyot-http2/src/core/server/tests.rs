@@ -6,8 +6,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::{
-    core::tests::{kinds, output, parse_frames},
-    frame::{Head, PREFACE},
+    core::tests::{Side, kinds},
+    frame::PREFACE,
     fuzzing,
 };
 
@@ -16,43 +16,22 @@ const REQUEST: &[u8] = &[0x83, 0x86, 0x84];
 const END: u8 = frame::END_STREAM;
 const WHOLE: u8 = frame::END_HEADERS | frame::END_STREAM;
 
-/// Core with the frames that it has sent.
-struct Side(Core);
-
 impl Side {
-    fn new(most: u32) -> Self {
-        let mut side = Self(Core::server(most));
+    /// Returns a server of at most `most` streams whose client has sent its preface.
+    fn server(most: u32) -> Self {
+        let mut side = Self::over(Core::server(most));
         let begin = [&PREFACE[..], &[0, 0, 0, frame::SETTINGS, 0, 0, 0, 0, 0]].concat();
-        assert_eq!(side.0.recv(&begin).unwrap(), begin.len());
+        assert_eq!(side.core.recv(&begin).unwrap(), begin.len());
         let sent = side.sent();
         assert_eq!(kinds(&sent), [frame::SETTINGS, frame::WINDOW_UPDATE, frame::SETTINGS]);
         assert_eq!(sent[0].1[..6], [[0, 3].as_slice(), &most.to_be_bytes()].concat());
         side
     }
 
-    fn receive(
-        &mut self,
-        kind: u8,
-        flags: u8,
-        stream: u32,
-        payload: &[u8],
-    ) -> Result<(), Violation> {
-        self.0.recv_frame(Head { length: payload.len(), kind, flags, stream }, payload)
-    }
-
-    fn fine(&mut self, kind: u8, flags: u8, stream: u32, payload: &[u8]) {
-        self.receive(kind, flags, stream, payload).unwrap();
-    }
-
-    /// Returns the frames sent since the last call.
-    fn sent(&mut self) -> Vec<(Head, Vec<u8>)> {
-        parse_frames(&output(&mut self.0))
-    }
-
     /// Accepts a complete request with this header block.
-    fn call(&mut self, id: u32, block: &[u8]) -> Key {
+    fn accept(&mut self, id: u32, block: &[u8]) -> Key {
         self.fine(frame::HEADERS, WHOLE, id, block);
-        self.0.accept().expect("a call").0
+        self.core.accept().expect("a call").0
     }
 
     /// Returns the reason of the only frame sent, an RST_STREAM.
@@ -63,20 +42,11 @@ impl Side {
     }
 
     fn is_reset(&mut self, key: Key) -> bool {
-        self.0.poll_reset(key, &Context::from_waker(Waker::noop())).is_ready()
-    }
-
-    fn data(&mut self, key: Key) -> Poll<Option<Result<Bytes, Error>>> {
-        self.0.poll_data(key, Waker::noop())
-    }
-
-    fn drop_call(&mut self, key: Key) {
-        self.0.drop_stream_ref(key);
-        self.0.drop_stream_ref(key);
+        self.core.poll_reset(key, &Context::from_waker(Waker::noop())).is_ready()
     }
 
     fn send_response(&mut self, key: Key, ended: bool) -> Result<(), Error> {
-        self.0.send_response(key, &Response::new(()).into_parts().0, ended)
+        self.core.send_response(key, &Response::new(()).into_parts().0, ended)
     }
 }
 
@@ -91,7 +61,7 @@ fn with(name: &str, value: &str) -> Vec<u8> {
 
 #[test]
 fn request_frames_are_received_and_response_is_sent_at_once() {
-    let mut side = Side::new(9);
+    let mut side = Side::server(9);
     side.fine(frame::HEADERS, 0, 1, &[0x83, 0x86]);
     side.fine(
         frame::CONTINUATION,
@@ -99,7 +69,7 @@ fn request_frames_are_received_and_response_is_sent_at_once() {
         1,
         &[&[4, 4][..], b"/a/B", &field(":authority", "here"), &field("x", "y")].concat(),
     );
-    let (key, head) = side.0.accept().unwrap();
+    let (key, head) = side.core.accept().unwrap();
     assert_eq!(
         (head.method().as_str(), head.uri().to_string(), &head.headers()["x"]),
         ("POST", "http://here/a/B".into(), &HeaderValue::from_static("y"))
@@ -114,14 +84,14 @@ fn request_frames_are_received_and_response_is_sent_at_once() {
     assert!(matches!(side.data(key), Poll::Ready(Some(Ok(part))) if part == "xyz"));
     side.fine(frame::HEADERS, WHOLE, 1, &field("t", "u"));
     assert!(matches!(side.data(key), Poll::Ready(None)));
-    let trailers = side.0.poll_trailers(key, Waker::noop());
+    let trailers = side.core.poll_trailers(key, Waker::noop());
     assert!(matches!(trailers, Poll::Ready(Ok(Some(trailers))) if trailers["t"] == "u"));
-    assert!(side.sent().is_empty() && side.0.is_end_stream(key));
+    assert!(side.sent().is_empty() && side.core.is_end_stream(key));
 
     side.send_response(key, false).unwrap();
-    side.0.send_data(key, Bytes::from_static(b"answer"));
-    assert!(matches!(side.0.poll_ready(key, Waker::noop()), Poll::Ready(Ok(()))));
-    side.0.finish(key, Some([(http::header::AGE, HeaderValue::from(7))].into_iter().collect()));
+    side.core.send_data(key, Bytes::from_static(b"answer"));
+    assert!(matches!(side.core.poll_ready(key, Waker::noop()), Poll::Ready(Ok(()))));
+    side.core.finish(key, Some([(http::header::AGE, HeaderValue::from(7))].into_iter().collect()));
     side.drop_call(key);
     let sent = side.sent();
     assert_eq!(kinds(&sent), [frame::HEADERS, frame::DATA, frame::HEADERS]);
@@ -129,7 +99,7 @@ fn request_frames_are_received_and_response_is_sent_at_once() {
         (sent[0].1.as_slice(), sent[1].1.as_slice(), sent[2].0.flags),
         (&[0x88][..], &b"answer"[..], WHOLE)
     );
-    assert!(side.0.is_empty());
+    assert!(side.core.is_empty());
 }
 
 /// Verifies F19.
@@ -156,13 +126,13 @@ fn malformed_request_resets_its_stream_alone() {
         with("te", "gzip"),
         with("content-length", "-1"),
     ];
-    let mut side = Side::new(9);
+    let mut side = Side::server(9);
     for (number, block) in malformed.iter().enumerate() {
         side.fine(frame::HEADERS, WHOLE, 2 * number as u32 + 1, block);
-        assert!(side.0.accept().is_none(), "{block:?}");
+        assert!(side.core.accept().is_none(), "{block:?}");
         assert_eq!(side.reset(), Reason::PROTOCOL_ERROR, "{block:?}");
     }
-    let key = side.call(101, &with("te", "trailers"));
+    let key = side.accept(101, &with("te", "trailers"));
     side.send_response(key, true).unwrap();
     assert_eq!(side.sent()[0].0.flags, WHOLE);
     // Malformed trailers.
@@ -173,7 +143,7 @@ fn malformed_request_resets_its_stream_alone() {
     {
         let id = 103 + 2 * number as u32;
         side.fine(frame::HEADERS, frame::END_HEADERS, id, REQUEST);
-        let (key, _) = side.0.accept().unwrap();
+        let (key, _) = side.core.accept().unwrap();
         side.fine(frame::HEADERS, flags, id, &block);
         assert_eq!(side.reset(), Reason::PROTOCOL_ERROR);
         assert!(
@@ -189,7 +159,7 @@ fn malformed_request_resets_its_stream_alone() {
 /// Verifies F19.
 #[test]
 fn authority_that_is_a_path_becomes_localhost() {
-    let mut side = Side::new(9);
+    let mut side = Side::server(9);
     for (number, (says, is)) in [
         ("here:7", "here:7"),
         ("/run/x.sock", "localhost"),
@@ -200,7 +170,7 @@ fn authority_that_is_a_path_becomes_localhost() {
     .enumerate()
     {
         side.fine(frame::HEADERS, WHOLE, 2 * number as u32 + 1, &with(":authority", says));
-        let (key, head) = side.0.accept().expect(says);
+        let (key, head) = side.core.accept().expect(says);
         assert_eq!(head.uri().authority().unwrap(), is);
         side.drop_call(key);
     }
@@ -209,7 +179,7 @@ fn authority_that_is_a_path_becomes_localhost() {
 /// Verifies F19.
 #[test]
 fn request_body_of_wrong_length_is_reset() {
-    let mut side = Side::new(99);
+    let mut side = Side::server(99);
     let parts: [(&str, &[&[u8]], bool); 7] = [
         ("3", &[b"abc"], true),
         ("3", &[b"a", b"bc", b""], true),
@@ -258,8 +228,8 @@ fn request_body_of_wrong_length_is_reset() {
 /// Verifies F19.
 #[test]
 fn requests_above_the_limit_are_refused_and_their_late_frames_ignored() {
-    let mut side = Side::new(2);
-    let first = side.call(1, REQUEST);
+    let mut side = Side::server(2);
+    let first = side.accept(1, REQUEST);
     side.fine(frame::HEADERS, frame::END_HEADERS, 3, REQUEST);
     side.fine(
         frame::HEADERS,
@@ -277,7 +247,7 @@ fn requests_above_the_limit_are_refused_and_their_late_frames_ignored() {
     side.sent();
     side.fine(frame::DATA, 0, 1, b"x");
     assert_eq!(side.reset(), Reason::STREAM_CLOSED);
-    let key = side.call(7, &[REQUEST, &[0x80 | 62]].concat());
+    let key = side.accept(7, &[REQUEST, &[0x80 | 62]].concat());
     assert!(!side.is_reset(key));
     assert_eq!(
         side.receive(frame::HEADERS, WHOLE, 1, REQUEST).unwrap_err().0,
@@ -287,113 +257,117 @@ fn requests_above_the_limit_are_refused_and_their_late_frames_ignored() {
 
 #[test]
 fn remembered_resets_are_bounded() {
-    let mut side = Side::new(0);
+    let mut side = Side::server(0);
     for number in 0..2 * MAX_RESET_STREAMS as u32 {
         side.fine(frame::HEADERS, frame::END_HEADERS, 2 * number + 1, REQUEST);
         side.sent();
     }
-    let Role::Server(server) = &side.0.role else { panic!() };
+    let Role::Server(server) = &side.core.role else { panic!() };
     assert_eq!(
         (server.reset_streams.len(), server.reset_order.len()),
         (MAX_RESET_STREAMS, MAX_RESET_STREAMS)
     );
-    assert!(side.0.is_empty());
+    assert!(side.core.is_empty());
 }
 
 #[test]
 fn reset_by_client_ends_the_stream_in_any_state() {
-    let mut side = Side::new(9);
-    let keys = [side.call(1, REQUEST), side.call(3, REQUEST)];
+    let mut side = Side::server(9);
+    let keys = [side.accept(1, REQUEST), side.accept(3, REQUEST)];
     side.send_response(keys[1], false).unwrap();
     side.sent();
     for (key, id) in keys.into_iter().zip([1, 3]) {
         side.fine(frame::RST_STREAM, 0, id, &8_u32.to_be_bytes());
         assert!(side.is_reset(key));
         assert!(side.send_response(key, true).is_err());
-        assert!(matches!(side.0.poll_ready(key, Waker::noop()), Poll::Ready(Err(_))));
+        assert!(matches!(side.core.poll_ready(key, Waker::noop()), Poll::Ready(Err(_))));
         side.drop_call(key);
     }
-    assert!(side.sent().is_empty() && side.0.is_empty());
+    assert!(side.sent().is_empty() && side.core.is_empty());
     // A request that is cancelled before it is accepted is skipped.
     side.fine(frame::HEADERS, WHOLE, 5, REQUEST);
     side.fine(frame::HEADERS, WHOLE, 7, REQUEST);
     side.fine(frame::RST_STREAM, 0, 5, &8_u32.to_be_bytes());
-    let (key, _) = side.0.accept().unwrap();
+    let (key, _) = side.core.accept().unwrap();
     side.drop_call(key);
-    assert!(side.0.accept().is_none() && side.0.is_empty());
+    assert!(side.core.accept().is_none() && side.core.is_empty());
 }
 
 #[test]
 fn dropped_stream_is_reset_with_cancel_or_after_a_response_no_error() {
-    let mut side = Side::new(9);
-    let key = side.call(1, REQUEST);
+    let mut side = Side::server(9);
+    let key = side.accept(1, REQUEST);
     side.drop_call(key);
     assert_eq!(side.reset(), Reason::CANCEL);
     side.fine(frame::HEADERS, frame::END_HEADERS, 3, REQUEST);
-    let (key, _) = side.0.accept().unwrap();
+    let (key, _) = side.core.accept().unwrap();
     side.fine(frame::DATA, 0, 3, &[0; 100]);
     side.send_response(key, true).unwrap();
     assert_eq!(kinds(&side.sent()), [frame::HEADERS]);
     side.drop_call(key);
     assert_eq!(side.reset(), Reason::NO_ERROR);
     side.fine(frame::DATA, END, 3, &[0; 100]);
-    assert!(side.sent().is_empty() && side.0.is_empty());
+    assert!(side.sent().is_empty() && side.core.is_empty());
     // Data without a reader is dropped.
     side.fine(frame::HEADERS, frame::END_HEADERS, 5, REQUEST);
-    let (key, _) = side.0.accept().unwrap();
+    let (key, _) = side.core.accept().unwrap();
     side.fine(frame::DATA, 0, 5, &[0; 100]);
-    side.0.discard_recv(key);
-    side.0.drop_stream_ref(key);
+    side.core.discard_recv(key);
+    side.core.drop_stream_ref(key);
     side.fine(frame::DATA, END, 5, &[0; 100]);
-    assert_eq!(side.0.unclaimed, 400);
+    assert_eq!(side.core.unclaimed, 400);
     side.send_response(key, true).unwrap();
-    side.0.drop_stream_ref(key);
-    assert!(side.0.is_empty());
+    side.core.drop_stream_ref(key);
+    assert!(side.core.is_empty());
 }
 
 #[test]
 fn response_follows_the_window_and_trailers_outlive_their_sender() {
-    let mut side = Side::new(9);
+    let mut side = Side::server(9);
     side.fine(frame::SETTINGS, 0, 0, &[0, 4, 0, 0, 0, 10]);
-    let key = side.call(1, REQUEST);
+    let key = side.accept(1, REQUEST);
     side.sent();
     side.send_response(key, false).unwrap();
-    side.0.send_data(key, Bytes::from_static(&[1; 25]));
-    assert!(side.0.poll_ready(key, Waker::noop()).is_pending() && side.0.unsent_bytes(key) == 15);
+    side.core.send_data(key, Bytes::from_static(&[1; 25]));
+    assert!(
+        side.core.poll_ready(key, Waker::noop()).is_pending() && side.core.unsent_bytes(key) == 15
+    );
     side.fine(frame::WINDOW_UPDATE, 0, 1, &10_u32.to_be_bytes());
-    assert!(side.0.poll_ready(key, Waker::noop()).is_pending() && side.0.unsent_bytes(key) == 5);
+    assert!(
+        side.core.poll_ready(key, Waker::noop()).is_pending() && side.core.unsent_bytes(key) == 5
+    );
     side.fine(frame::WINDOW_UPDATE, 0, 1, &10_u32.to_be_bytes());
-    assert!(side.0.poll_ready(key, Waker::noop()).is_ready());
+    assert!(side.core.poll_ready(key, Waker::noop()).is_ready());
     assert_eq!(kinds(&side.sent()), [frame::HEADERS, frame::DATA, frame::DATA, frame::DATA]);
     // Trailers that wait for the client's reading leave although the references are dropped.
-    let other = side.call(3, REQUEST);
+    let other = side.accept(3, REQUEST);
     side.send_response(other, false).unwrap();
-    side.0.out.extend([0; super::super::MAX_OUTPUT_BYTES]);
-    side.0.finish(other, None);
+    side.core.out.extend([0; super::super::MAX_OUTPUT_BYTES]);
+    side.core.finish(other, None);
     side.drop_call(other);
-    assert!(!side.0.is_empty());
-    let waits = side.0.out.len();
-    side.0.advance(waits);
+    assert!(!side.core.is_empty());
+    let waits = side.core.out.len();
+    side.core.advance(waits);
     let sent = side.sent();
     assert_eq!((kinds(&sent), sent[0].0.flags), (vec![frame::DATA], END));
     side.drop_call(key);
-    assert!(side.0.is_empty());
+    assert!(side.core.is_empty());
 }
 
 /// Verifies F19.
 #[test]
 fn graceful_shutdown_accepts_requests_in_flight() {
-    let mut side = Side::new(9);
-    let key = side.call(1, REQUEST);
-    side.0.graceful_shutdown();
-    side.0.graceful_shutdown();
+    let mut side = Side::server(9);
+    let key = side.accept(1, REQUEST);
+    side.core.graceful_shutdown();
+    side.core.graceful_shutdown();
     let sent = side.sent();
     assert_eq!(
         (kinds(&sent), frame::be_u32(&sent[0].1)),
         (vec![frame::GOAWAY, frame::PING], MAX_U31)
     );
     // This request was in flight.
-    let late = side.call(3, REQUEST);
+    let late = side.accept(3, REQUEST);
     side.fine(frame::PING, frame::ACK, 0, b"whatever");
     assert!(side.sent().is_empty());
     side.fine(frame::PING, frame::ACK, 0, &sent[1].1);
@@ -402,37 +376,37 @@ fn graceful_shutdown_accepts_requests_in_flight() {
     // Later requests get no frame: the client sends them elsewhere.
     side.fine(frame::HEADERS, frame::END_HEADERS, 5, REQUEST);
     side.fine(frame::DATA, END, 5, b"x");
-    assert!(side.0.accept().is_none() && side.sent().is_empty());
+    assert!(side.core.accept().is_none() && side.sent().is_empty());
     for key in [key, late] {
-        assert!(!side.0.is_done());
+        assert!(!side.core.is_done());
         side.send_response(key, true).unwrap();
         side.drop_call(key);
     }
-    assert!(side.0.is_done());
+    assert!(side.core.is_done());
     side.sent();
     // The last stream id never grows (RFC 9113, 6.8).
-    side.0.go_away(Violation(Reason::PROTOCOL_ERROR, "whatever"));
+    side.core.go_away(Violation(Reason::PROTOCOL_ERROR, "whatever"));
     assert_eq!(frame::be_u32(&side.sent()[0].1), 3);
 }
 
 #[test]
 fn client_goaway_leaves_open_streams() {
-    let mut side = Side::new(9);
-    let key = side.call(1, REQUEST);
+    let mut side = Side::server(9);
+    let key = side.accept(1, REQUEST);
     side.fine(frame::GOAWAY, 0, 0, &[0; 8]);
-    assert!(!side.0.is_done() && !side.is_reset(key));
+    assert!(!side.core.is_done() && !side.is_reset(key));
     side.send_response(key, true).unwrap();
     side.drop_call(key);
-    assert!(side.0.is_done());
+    assert!(side.core.is_done());
 }
 
 #[test]
 fn header_list_above_the_limit_is_rejected() {
-    let mut side = Side::new(9);
+    let mut side = Side::server(9);
     // The same indexed field many times: few bytes on the wire.
     side.fine(frame::HEADERS, 0, 1, &[REQUEST, b"\x40\x01a\x7f\x81\x07", &[b'x'; 1024]].concat());
     side.fine(frame::CONTINUATION, frame::END_HEADERS, 1, &[0x80 | 62; 2000]);
-    assert!(side.0.accept().is_none());
+    assert!(side.core.accept().is_none());
     let sent = side.sent();
     assert_eq!(kinds(&sent), [frame::HEADERS, frame::RST_STREAM]);
     assert!(sent[0].1.ends_with(b"431") && sent[1].1 == [0; 4], "{sent:?}");
@@ -474,20 +448,20 @@ fn violation_ends_the_connection_with_its_reason() {
         (Reason::COMPRESSION_ERROR, frame::HEADERS, WHOLE, 5, &[0xff]),
     ];
     for (reason, kind, flags, stream, payload) in cases {
-        let mut side = Side::new(9);
-        let first = side.call(1, REQUEST);
+        let mut side = Side::server(9);
+        let first = side.accept(1, REQUEST);
         side.send_response(first, true).unwrap();
         side.drop_call(first);
-        let key = side.call(3, REQUEST);
+        let key = side.accept(3, REQUEST);
         side.sent();
         let violation = side.receive(kind, flags, stream, payload).unwrap_err();
         assert_eq!(violation.0, reason, "{kind} {stream} {violation}");
-        side.0.go_away(violation);
+        side.core.go_away(violation);
         let sent = side.sent();
         assert_eq!((kinds(&sent), frame::be_u32(&sent[0].1)), (vec![frame::GOAWAY], 3));
         assert!(side.is_reset(key));
         side.drop_call(key);
-        assert!(side.0.is_empty() && side.sent().is_empty());
+        assert!(side.core.is_empty() && side.sent().is_empty());
     }
     // Partial and wrong prefaces.
     let mut core = Core::server(1);
@@ -499,7 +473,7 @@ fn violation_ends_the_connection_with_its_reason() {
     );
     assert!(Core::server(1).recv(b"GET / HTTP/1.1\r\n").is_err());
     assert_eq!(
-        Side::new(1).0.recv(&[0, 64, 1, 0, 0, 0, 0, 0, 1]).unwrap_err().0,
+        Side::server(1).core.recv(&[0, 64, 1, 0, 0, 0, 0, 0, 1]).unwrap_err().0,
         Reason::FRAME_SIZE_ERROR
     );
 }
@@ -508,19 +482,19 @@ fn violation_ends_the_connection_with_its_reason() {
 #[test]
 fn pings_and_settings_are_acknowledged_within_the_output_limit() {
     for (kind, payload) in [(frame::PING, &[0; 8][..]), (frame::SETTINGS, &[])] {
-        let mut side = Side::new(9);
+        let mut side = Side::server(9);
         let read = (0..1_000_000)
-            .take_while(|_| side.0.may_read() && side.receive(kind, 0, 0, payload).is_ok())
+            .take_while(|_| side.core.may_read() && side.receive(kind, 0, 0, payload).is_ok())
             .count();
         assert!(read < 200_000, "{read}");
         assert_eq!(side.sent().len(), read);
-        assert!(side.0.may_read());
+        assert!(side.core.may_read());
     }
     // RST_STREAM output is bounded too.
-    let mut side = Side::new(0);
+    let mut side = Side::server(0);
     let read = (0..1_000_000)
         .take_while(|n| {
-            side.0.may_read() && side.receive(frame::HEADERS, WHOLE, 2 * n + 1, REQUEST).is_ok()
+            side.core.may_read() && side.receive(frame::HEADERS, WHOLE, 2 * n + 1, REQUEST).is_ok()
         })
         .count();
     assert!(read < 200_000, "{read}");

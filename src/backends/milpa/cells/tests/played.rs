@@ -4,7 +4,7 @@ use std::{
     collections::{BTreeMap, VecDeque},
     net::IpAddr,
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, MutexGuard,
         atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
@@ -20,15 +20,19 @@ use ring::digest::{SHA256, digest};
 use tokio::sync::Semaphore;
 
 use crate::backends::milpa::{
-    cells::{Cells, CellsConfig, LaunchOrder, Links, locked},
+    cells::{BoundCell, Cells, CellsConfig, LaunchOrder, Links},
     gateway::{Admission, CellLink, ControlChannel},
     id::{CellId, SandboxId},
     providers::{
-        Attachment, ErrorClass, Instance, InstanceId, Isolation, LaunchSpec, Provider,
-        ProviderError,
+        Attachment, Capabilities, ErrorClass, Instance, InstanceId, InstanceState, LaunchSpec,
+        Market, Offering, Provider, ProviderError, Termination, Terminations, netns,
     },
     store::{Batch, Store, Table},
 };
+
+pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap()
+}
 
 /// How long a test waits for what must come.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
@@ -44,8 +48,9 @@ pub(super) enum Act {
     Hang,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Played {
+    pub(super) listing_period: Duration,
     pub(super) journal: Mutex<Vec<String>>,
     pub(super) instances: Mutex<BTreeMap<InstanceId, bool>>,
     pub(super) lists: AtomicUsize,
@@ -53,6 +58,16 @@ pub(super) struct Played {
 }
 
 impl Played {
+    pub(super) fn new(listing_period: Duration) -> Self {
+        Self {
+            listing_period,
+            journal: Mutex::default(),
+            instances: Mutex::default(),
+            lists: AtomicUsize::new(0),
+            acts: Mutex::default(),
+        }
+    }
+
     pub(super) fn act(&self, call: &'static str, acts: &[Act]) {
         locked(&self.acts).entry(call).or_default().extend(acts);
     }
@@ -75,11 +90,7 @@ impl Played {
     async fn called(&self, call: &'static str, done: impl FnOnce()) -> Result<(), ProviderError> {
         locked(&self.journal).push(call.to_owned());
         let act = locked(&self.acts).get_mut(call).and_then(VecDeque::pop_front);
-        let failure = ProviderError {
-            class: ErrorClass::Transient,
-            doing: format!("played {call}"),
-            source: Some("as the test says".into()),
-        };
+        let failure = ProviderError::transient(format!("played {call}"), "as the test says");
         match act {
             None => done(),
             Some(Act::Fail) => return Err(failure),
@@ -96,6 +107,27 @@ impl Played {
     }
 }
 
+fn offering() -> Offering {
+    Offering {
+        instance_type: "played".to_owned(),
+        zone: "here".to_owned(),
+        market: Market::OnDemand,
+    }
+}
+
+fn instance(id: &InstanceId, running: bool) -> Instance {
+    Instance {
+        id: id.clone(),
+        cell: CellId::parse(&id.0[2..]).unwrap(),
+        token: String::new(),
+        fingerprint: String::new(),
+        offering: offering(),
+        addresses: Vec::new(),
+        state: if running { InstanceState::Running } else { InstanceState::Stopped },
+        since: None,
+    }
+}
+
 /// The provider's name of a cell's instance.
 pub(super) fn instance_of(cell: &CellId) -> String {
     format!("i-{cell}")
@@ -103,8 +135,19 @@ pub(super) fn instance_of(cell: &CellId) -> String {
 
 #[async_trait]
 impl Provider for Played {
-    fn isolation(&self) -> Isolation {
-        Isolation { provider: "played", privileges: true, users: true }
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            provider: "played",
+            own_kernel: true,
+            own_users: true,
+            own_devices: true,
+            listing_period: self.listing_period,
+            ..netns::CAPABILITIES
+        }
+    }
+
+    async fn offerings(&self) -> Result<Vec<Offering>, ProviderError> {
+        Ok(vec![offering()])
     }
 
     async fn launch(&self, spec: &LaunchSpec, _token: &str) -> Result<Instance, ProviderError> {
@@ -113,7 +156,7 @@ impl Provider for Played {
             locked(&self.instances).insert(id.clone(), true);
         })
         .await?;
-        Ok(Instance { id, cell: spec.cell.clone(), running: true })
+        Ok(instance(&id, true))
     }
 
     async fn attach(
@@ -128,19 +171,28 @@ impl Provider for Played {
     async fn list_owned(&self) -> Result<Vec<Instance>, ProviderError> {
         self.lists.fetch_add(1, Ordering::SeqCst);
         let instances = locked(&self.instances);
-        Ok(instances
-            .iter()
-            .map(|(id, running)| Instance {
-                id: id.clone(),
-                cell: CellId::parse(&id.0[2..]).unwrap(),
-                running: *running,
-            })
-            .collect())
+        Ok(instances.iter().map(|(id, running)| instance(id, *running)).collect())
     }
 
-    async fn terminate(&self, instances: &[InstanceId]) -> Result<(), ProviderError> {
-        self.called("terminate", || locked(&self.instances).retain(|id, _| !instances.contains(id)))
+    async fn describe(&self, id: &InstanceId) -> Result<Instance, ProviderError> {
+        let running = locked(&self.instances).get(id).copied();
+        running
+            .map(|running| instance(id, running))
+            .ok_or_else(|| ProviderError::without_cause(ErrorClass::NotFound, "played describe"))
+    }
+
+    async fn detach(&self, _instance: &InstanceId) -> Result<(), ProviderError> {
+        Ok(())
+    }
+
+    async fn terminate(&self, instances: &[InstanceId]) -> Terminations {
+        let done = self
+            .called("terminate", || {
+                locked(&self.instances).retain(|id, _| !instances.contains(id));
+            })
             .await
+            .map(|()| Termination::Confirmed);
+        instances.iter().map(|instance| (instance.clone(), done.clone())).collect()
     }
 
     async fn console(&self, _instance: &InstanceId) -> Result<String, ProviderError> {
@@ -160,6 +212,7 @@ pub(super) struct PlayedLinks {
     pub(super) forgotten: Mutex<Vec<CellId>>,
 }
 
+#[async_trait]
 impl Links for PlayedLinks {
     fn link(&self, _cell: &CellId) -> CellLink {
         CellLink {
@@ -183,11 +236,14 @@ impl Links for PlayedLinks {
     fn forget(&self, cell: &CellId) {
         locked(&self.forgotten).push(cell.clone());
     }
+
+    async fn shut_down(&self, _cell: &CellId) -> bool {
+        false
+    }
 }
 
 /// A launch in a task of its own.
-pub(super) type Launching =
-    tokio::task::JoinHandle<Result<(super::Cell, Vec<IpAddr>), super::CellError>>;
+pub(super) type Launching = tokio::task::JoinHandle<Result<BoundCell, super::CellError>>;
 
 /// A daemon, as far as cells go, and what outlives it.
 pub(super) struct World {
@@ -199,23 +255,42 @@ pub(super) struct World {
     _dir: tempfile::TempDir,
 }
 
+/// The order of a pod.
+pub(super) fn order(sandbox: &SandboxId, pod_uid: &str) -> LaunchOrder {
+    LaunchOrder {
+        sandbox: sandbox.clone(),
+        attempt: 0,
+        identity: String::new(),
+        attachment: Attachment {
+            pod_uid: pod_uid.into(),
+            sandbox: sandbox.to_string(),
+            ..Attachment::default()
+        },
+        deadline: None,
+    }
+}
+
 /// A configuration without long waits.
 pub(super) fn config() -> CellsConfig {
     CellsConfig {
         max_cells: 3,
         launch_timeout: PATIENCE,
         token_ttl: PATIENCE,
-        boot_id: Some("this boot".into()),
-        list_interval: Duration::from_millis(10),
+        orphan_timeout: PATIENCE,
+        boot_id: "this boot".into(),
         retry_pause: Duration::from_millis(10),
     }
 }
 
 impl World {
     pub(super) async fn new(config: CellsConfig) -> Self {
+        Self::with_listing_period(config, Duration::from_millis(10)).await
+    }
+
+    pub(super) async fn with_listing_period(config: CellsConfig, period: Duration) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::open(dir.path()).await.unwrap();
-        let (provider, links) = (Arc::new(Played::default()), Arc::new(PlayedLinks::default()));
+        let (provider, links) = (Arc::new(Played::new(period)), Arc::new(PlayedLinks::default()));
         let cells =
             Cells::start(config.clone(), store.clone(), Arc::clone(&provider) as _).await.unwrap();
         cells.serve(Arc::clone(&links) as _);
@@ -237,11 +312,7 @@ impl World {
     /// Begins a launch in a task of its own.
     pub(super) fn launch(&self) -> (SandboxId, Launching) {
         let sandbox = SandboxId::mint().unwrap();
-        let order = LaunchOrder {
-            sandbox: sandbox.clone(),
-            attachment: Attachment { pod_uid: "uid".into(), ..Attachment::default() },
-            deadline: None,
-        };
+        let order = order(&sandbox, "uid");
         let cells = Arc::clone(&self.cells);
         (sandbox, tokio::spawn(async move { cells.launch(order).await }))
     }
@@ -281,8 +352,9 @@ impl World {
         eventually("a launch", || locked(&self.links.tokens).len() > known).await;
         let cell = self.cells.all().into_iter().find(|cell| !before.contains(cell)).unwrap();
         self.comes_home(&cell).await;
-        let (given, addresses) = launch.await.unwrap().unwrap();
-        assert_eq!((&given.id, addresses), (&cell, vec![IpAddr::from([10, 0, 0, 7])]));
+        let bound = launch.await.unwrap().unwrap();
+        assert_eq!((&bound.cell.id, bound.sandbox), (&cell, sandbox.clone()));
+        assert_eq!(bound.addresses, [IpAddr::from([10, 0, 0, 7])]);
         let mut batch = Batch::default();
         batch.put(
             Table::Sandboxes,
@@ -299,6 +371,10 @@ impl World {
 
     pub(super) async fn stored(&self) -> Vec<store::Cell> {
         self.store.load(Table::Cells).await.unwrap().into_iter().map(|(_, cell)| cell).collect()
+    }
+
+    pub(super) async fn stored_orders(&self) -> Vec<(String, store::Order)> {
+        self.store.load(Table::Orders).await.unwrap()
     }
 
     pub(super) async fn stored_phase(&self, phase: store::CellPhase) {

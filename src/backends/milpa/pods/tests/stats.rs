@@ -155,14 +155,6 @@ fn described(name: &str, keys: &[&str]) -> cri::MetricDescriptor {
     }
 }
 
-fn sample(name: &str, labels: &[(&str, &str)], value: u64) -> cell::Sample {
-    let labels = labels
-        .iter()
-        .map(|&(key, value)| cell::Label { key: key.to_owned(), value: value.to_owned() })
-        .collect();
-    cell::Sample { name: name.to_owned(), value, labels }
-}
-
 /// Verifies U25.
 #[test]
 fn metrics_of_a_cell_are_listed_while_it_sends_them() {

@@ -11,7 +11,7 @@ use std::{
 };
 
 use super::{
-    super::{super::id::CellId, Instance, InstanceId},
+    super::{super::id::CellId, Instance, InstanceState},
     boot_id,
     instance::Home,
     process::Identity,
@@ -87,7 +87,8 @@ impl Listing {
                 read.insert(cell.clone(), Read { stamp, launcher });
             }
             let running = launcher.map(Identity::runs).transpose()?.unwrap_or_default();
-            instances.push(Instance { id: InstanceId(cell.as_str().to_owned()), cell, running });
+            let state = if running { InstanceState::Running } else { InstanceState::Stopped };
+            instances.push(super::instance_of(&cell, state));
         }
         last.instances = read;
         Ok(instances)
@@ -121,7 +122,7 @@ mod tests {
                 .list(dir.path())
                 .unwrap()
                 .iter()
-                .map(|instance| (instance.cell == *home.id(), instance.running))
+                .map(|instance| (instance.cell == *home.id(), instance.state.is_alive()))
                 .collect::<Vec<_>>()
         };
         assert_eq!(running(), [(true, false)], "nothing is known of it yet");

@@ -82,7 +82,7 @@ mod tests {
             ))
         });
         let listing = Listing::default();
-        assert!(listing.list(dir.path()).unwrap()[0].running);
+        assert!(listing.list(dir.path()).unwrap()[0].state.is_alive());
         with_room(0, move || assert!(is_shortage(&listing.list(dir.path()).unwrap_err())));
         assert!(own.runs().unwrap());
     }

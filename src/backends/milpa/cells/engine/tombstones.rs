@@ -1,11 +1,8 @@
 //! Tombstones: ended cells and the reasons of their ends, kept for pods that are not yet removed.
 
-use std::{
-    collections::VecDeque,
-    sync::{Mutex, MutexGuard, PoisonError},
-};
+use std::collections::VecDeque;
 
-use super::super::id::CellId;
+use crate::backends::milpa::id::CellId;
 
 /// Bounds the number of tombstones; the oldest is dropped first.
 const MAX_TOMBSTONES: usize = 1000;
@@ -13,33 +10,27 @@ const MAX_TOMBSTONES: usize = 1000;
 /// The tombstones, the oldest first.
 #[derive(Debug, Default)]
 pub(super) struct Tombstones {
-    cells: Mutex<VecDeque<(CellId, String)>>,
+    cells: VecDeque<(CellId, String)>,
 }
 
 impl Tombstones {
-    fn lock(&self) -> MutexGuard<'_, VecDeque<(CellId, String)>> {
-        self.cells.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Adds a tombstone. Returns the cells whose tombstones are dropped for it.
-    pub(super) fn add(&self, cell: CellId, reason: String) -> Vec<CellId> {
-        let mut cells = self.lock();
-        cells.push_back((cell, reason));
-        let excess = cells.len().saturating_sub(MAX_TOMBSTONES);
-        cells.drain(..excess).map(|(cell, _)| cell).collect()
+    pub(super) fn add(&mut self, cell: CellId, reason: String) -> Vec<CellId> {
+        self.cells.push_back((cell, reason));
+        let excess = self.cells.len().saturating_sub(MAX_TOMBSTONES);
+        self.cells.drain(..excess).map(|(cell, _)| cell).collect()
     }
 
     /// Drops all tombstones but those to keep. Returns the cells of the dropped.
-    pub(super) fn retain(&self, keep: impl Fn(&CellId) -> bool) -> Vec<CellId> {
-        let mut cells = self.lock();
-        let (kept, forgotten) = cells.drain(..).partition(|(cell, _)| keep(cell));
-        *cells = kept;
-        let forgotten: VecDeque<(CellId, String)> = forgotten;
+    pub(super) fn retain(&mut self, keep: impl Fn(&CellId) -> bool) -> Vec<CellId> {
+        let (kept, forgotten): (VecDeque<_>, VecDeque<_>) =
+            self.cells.drain(..).partition(|(cell, _)| keep(cell));
+        self.cells = kept;
         forgotten.into_iter().map(|(cell, _)| cell).collect()
     }
 
-    pub(super) fn reason(&self, cell: &CellId) -> Option<String> {
-        self.lock().iter().find(|(ended, _)| ended == cell).map(|(_, reason)| reason.clone())
+    pub(super) fn reason(&self, cell: &CellId) -> Option<&str> {
+        self.cells.iter().find(|(ended, _)| ended == cell).map(|(_, reason)| reason.as_str())
     }
 }
 
@@ -49,13 +40,13 @@ mod tests {
 
     #[test]
     fn oldest_tombstone_is_dropped_beyond_the_limit() {
-        let tombstones = Tombstones::default();
+        let mut tombstones = Tombstones::default();
         let first = CellId::mint().unwrap();
         assert!(tombstones.add(first.clone(), "one".into()).is_empty());
         for _ in 1..MAX_TOMBSTONES {
             assert!(tombstones.add(CellId::mint().unwrap(), "more".into()).is_empty());
         }
-        assert_eq!(tombstones.reason(&first).as_deref(), Some("one"));
+        assert_eq!(tombstones.reason(&first), Some("one"));
         assert_eq!(
             tombstones.add(CellId::mint().unwrap(), "one too many".into()),
             std::slice::from_ref(&first)
@@ -66,14 +57,11 @@ mod tests {
     /// Verifies X13.
     #[test]
     fn tombstones_of_removed_pods_are_dropped() {
-        let tombstones = Tombstones::default();
+        let mut tombstones = Tombstones::default();
         let (kept, removed) = (CellId::mint().unwrap(), CellId::mint().unwrap());
         tombstones.add(kept.clone(), "one".into());
         tombstones.add(removed.clone(), "other".into());
         assert_eq!(tombstones.retain(|cell| *cell == kept), std::slice::from_ref(&removed));
-        assert_eq!(
-            (tombstones.reason(&kept).as_deref(), tombstones.reason(&removed)),
-            (Some("one"), None)
-        );
+        assert_eq!((tombstones.reason(&kept), tombstones.reason(&removed)), (Some("one"), None));
     }
 }

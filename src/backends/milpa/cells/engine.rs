@@ -1,0 +1,551 @@
+//! The engine of cells: all orders and cells, without input or output.
+//!
+//! Events come in with the time, and effects come out: `(engine, event, now) -> effects`. The
+//! daemon and the simulator run the same engine; they differ in who carries out the effects. A
+//! daemon that is killed between two effects finds the journal as the first left it.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    fmt,
+    sync::Arc,
+    time::Duration,
+};
+
+use kiyot_link::bootstrap::Bootstrap;
+use ring::digest::{SHA256, digest};
+
+use super::{
+    super::{
+        id::{CellId, NoRandomness, SandboxId},
+        providers::{Capabilities, ErrorClass, InstanceId, ProviderError, Termination},
+    },
+    CellError,
+};
+
+mod cell;
+mod effect;
+mod evidence;
+mod launch;
+mod order;
+mod recovery;
+mod state;
+mod time;
+mod timers;
+mod tombstones;
+
+#[cfg(test)]
+mod tests;
+
+pub(crate) use effect::{Change, ClaimNumber, ClaimRefusal, CommitOf, Effect, Event, Notice};
+pub(crate) use launch::Launch;
+pub(crate) use order::{OrderKey, OrderSpec};
+pub(crate) use recovery::{Journal, JournalSandbox, Unusable};
+pub(crate) use time::Now;
+
+use cell::Cell;
+use evidence::Evidence;
+use order::Order;
+use state::{CellEffect, CellEvent, EndStep, LaunchCall, State};
+use timers::{Timer, Timers};
+use tombstones::Tombstones;
+
+/// The reason of a cell whose instance has ended.
+const INSTANCE_ENDED: &str = "its instance ended";
+/// The reason of a cell whose token was used with a second key.
+const OTHER_KEY: &str = "its token was spent by another key";
+/// The reason of a cell whose agent did not connect.
+const SILENT: &str = "its agent did not connect in time";
+/// The longest pause between replays of a launch without an answer.
+const MAX_REPLAY_PAUSE: Duration = Duration::from_secs(60);
+
+/// Bounds the ended cells whose last changes wait to be written.
+const MAX_UNWRITTEN: usize = 1000;
+
+/// The configuration of the engine.
+#[derive(Debug, Clone)]
+pub(crate) struct EngineConfig {
+    /// Bounds the number of cells, terminating cells included.
+    pub(crate) max_cells: usize,
+    /// Bounds the time from an order until a cell is bound to its pod.
+    pub(crate) launch_timeout: Duration,
+    /// Bounds the cells that are launched for an order, one after the other.
+    pub(crate) max_launches: u32,
+    /// The validity of a cell's tokens.
+    pub(crate) token_ttl: Duration,
+    /// The boot id of the node.
+    pub(crate) boot_id: String,
+    /// The pause after a failed call.
+    pub(crate) retry_pause: Duration,
+    /// The time without contact after which a cell has certainly stopped its pod: the agent's
+    /// limit, the time in which it notices, and the time in which containers end.
+    pub(crate) orphan_timeout: Duration,
+    /// The fingerprint of the daemon's certificate authority; empty if instances have none.
+    pub(crate) fingerprint: String,
+    /// True if instances of this owner with another fingerprint are strays.
+    pub(crate) take_over: bool,
+}
+
+/// The sources of what an engine can't compute.
+pub(crate) trait Seams: fmt::Debug + Send {
+    /// Fills a buffer with random bytes.
+    fn random(&mut self, buffer: &mut [u8]) -> Result<(), NoRandomness>;
+    /// Returns the boot data of a cell's agent; `None` while the daemon starts or stops.
+    fn bootstrap(&self, cell: &CellId, token: &str) -> Option<Bootstrap>;
+}
+
+/// Effects with their cells; without a cell they depend on no other effect.
+pub(crate) type Effects = Vec<(Option<CellId>, Effect)>;
+
+/// All orders and cells.
+#[derive(Debug)]
+pub(crate) struct Engine {
+    config: EngineConfig,
+    capabilities: Capabilities,
+    seams: Box<dyn Seams>,
+    cells: BTreeMap<CellId, Cell>,
+    orders: BTreeMap<SandboxId, Order>,
+    timers: Timers,
+    evidence: Evidence,
+    tombstones: Tombstones,
+    /// The last changes of ended cells that could not be written yet.
+    unwritten: VecDeque<(CellId, Vec<Change>)>,
+    effects: Effects,
+}
+
+impl Engine {
+    /// Returns an engine without cells.
+    pub(crate) fn new(
+        config: EngineConfig,
+        capabilities: Capabilities,
+        seams: Box<dyn Seams>,
+    ) -> Self {
+        Self {
+            config,
+            capabilities,
+            seams,
+            cells: BTreeMap::new(),
+            orders: BTreeMap::new(),
+            timers: Timers::default(),
+            evidence: Evidence::default(),
+            tombstones: Tombstones::default(),
+            unwritten: VecDeque::new(),
+            effects: Effects::new(),
+        }
+    }
+
+    /// Handles an event, and returns its effects.
+    pub(crate) fn handle(&mut self, event: Event, now: Now) -> Effects {
+        match event {
+            Event::CommitFailed { cell, of, changes, error } => match of {
+                CommitOf::State => {
+                    self.fail(&cell, CellError::Store(cell.clone(), error));
+                    self.apply(&cell, CellEvent::RecordFailed, now);
+                }
+                CommitOf::Claim(claim) => {
+                    if let Some(cell) = self.cells.get_mut(&cell) {
+                        cell.key_sha256.clear();
+                    }
+                    let refusal = ClaimRefusal::Store(error);
+                    self.emit(&cell, Effect::AnswerClaim(claim, Err(refusal)));
+                }
+                CommitOf::Information => self.write_later(&cell, changes, now),
+            },
+            Event::Launched(cell, outcome) => self.on_launched(&cell, outcome, now),
+            Event::Attached(cell, Ok(addresses)) => {
+                self.apply(&cell, CellEvent::Attached(addresses), now);
+            }
+            Event::Attached(cell, Err(error)) => {
+                let reason = reason_of(&error);
+                self.fail(&cell, CellError::Provider(error));
+                self.apply(&cell, CellEvent::AttachFailed(reason), now);
+            }
+            Event::ShutDown(cell, ended) => {
+                let event = if ended { CellEvent::Shutdown } else { CellEvent::ShutdownFailed };
+                self.apply(&cell, event, now);
+            }
+            Event::Detached(cell, Ok(())) => self.apply(&cell, CellEvent::Detached, now),
+            Event::Detached(cell, Err(error)) => {
+                self.refuse_end(&cell, error);
+                self.apply(&cell, CellEvent::DetachFailed, now);
+            }
+            Event::Terminated { cell, outcome, console } => {
+                self.on_terminated(&cell, outcome, console, now);
+            }
+            Event::Described(cell, outcome) => self.on_described(&cell, outcome, now),
+            Event::Listed { began, instances } => self.on_listed(began, instances, now),
+            Event::StraysEnded(instances) => self.evidence.strays_ended(&instances),
+            Event::Connected(cell) => self.apply(&cell, CellEvent::Connected, now),
+            Event::Claim { cell, token_sha256, key_sha256, claim } => {
+                self.on_claim(&cell, &token_sha256, key_sha256, claim, now);
+            }
+            Event::Terminate { cell, reason } => self.on_terminate(&cell, reason, now),
+            Event::Tick => {}
+        }
+        while let Some(timer) = self.timers.pop_due(now.boot) {
+            self.on_timer(timer, now);
+        }
+        std::mem::take(&mut self.effects)
+    }
+
+    /// Returns the time of the next timer, by [`Now::boot`].
+    pub(crate) fn next_timer(&self) -> Option<Duration> {
+        self.timers.next()
+    }
+
+    /// Applies an event to a cell's state machine, and its effects. Events of an unknown cell are
+    /// ignored.
+    fn apply(&mut self, id: &CellId, event: CellEvent, now: Now) {
+        let Some(cell) = self.cells.get_mut(id) else { return };
+        let before = std::mem::replace(&mut cell.state, State::Requested);
+        let (state, effects) = before.on(event);
+        cell.state = state;
+        for effect in effects {
+            self.perform(id, effect, now);
+        }
+        self.settle(id, now);
+    }
+
+    fn perform(&mut self, id: &CellId, effect: CellEffect, now: Now) {
+        let Some(cell) = self.cells.get_mut(id) else { return };
+        match effect {
+            CellEffect::Record => {
+                cell.was_bound |= matches!(cell.state, State::Bound { .. });
+                self.commit(id, CommitOf::State);
+            }
+            CellEffect::RecordIfPossible => self.commit(id, CommitOf::Information),
+            CellEffect::Launch => {
+                if let Some(launch) = cell.launch.clone() {
+                    self.emit(id, Effect::Launch(launch));
+                }
+            }
+            CellEffect::Attach => {
+                let attachment = cell
+                    .order
+                    .as_ref()
+                    .and_then(|order| self.orders.get(order))
+                    .and_then(|order| order.attachment.clone());
+                if let (Some(instance), Some(attachment)) =
+                    (cell.state.instance().cloned(), attachment)
+                {
+                    self.emit(id, Effect::Attach(instance, attachment));
+                }
+            }
+            CellEffect::ShutDown => self.emit(id, Effect::ShutDown),
+            CellEffect::Detach => {
+                if let Some(instance) = cell.state.instance().cloned() {
+                    self.emit(id, Effect::Detach(instance));
+                }
+            }
+            CellEffect::Terminate => {
+                let instance = cell.state.instance().cloned();
+                if instance.is_none() && !self.capabilities.awaits_ends() {
+                    // Only the listing can name it.
+                    if let State::Terminating { step, .. } = &mut cell.state {
+                        *step = EndStep::Searching;
+                    }
+                    return;
+                }
+                // The error of a failed launch has the end of the console.
+                let with_console = cell.failure.is_some();
+                self.emit(id, Effect::Terminate { instance, with_console });
+            }
+            CellEffect::StartRetryTimer => {
+                let pause = match cell.state {
+                    State::Launching { .. }
+                    | State::Terminating { step: EndStep::AwaitReplay, .. } => {
+                        cell.replays = cell.replays.saturating_add(1);
+                        let doubled = self
+                            .config
+                            .retry_pause
+                            .saturating_mul(1 << cell.replays.saturating_sub(1).min(10));
+                        doubled.min(MAX_REPLAY_PAUSE.max(self.config.retry_pause))
+                    }
+                    _ => self.config.retry_pause,
+                };
+                self.timers.set(Timer::Retry(id.clone()), now.boot + pause);
+            }
+            CellEffect::PublishConnected => self.emit(id, Effect::PublishConnected),
+            CellEffect::ReportIdle => self.on_idle(id, now),
+            CellEffect::AnswerBound => self.on_bound(id),
+            CellEffect::AnswerNotTerminated => self.on_not_terminated(id),
+            CellEffect::PublishEnded => self.on_ended(id, now),
+        }
+    }
+
+    /// Sets and clears what depends on a cell's state, after each event.
+    fn settle(&mut self, id: &CellId, now: Now) {
+        let Some(cell) = self.cells.get(id) else { return };
+        if cell.state.awaits_replay() {
+            self.timers.set_once(Timer::Token(id.clone()), cell.token_deadline);
+        } else {
+            self.timers.clear(&Timer::Token(id.clone()));
+        }
+        let awaits_ends = self.capabilities.awaits_ends();
+        if matches!(cell.state, State::Terminating { step: EndStep::Confirming, .. }) {
+            let at = now.boot + self.capabilities.listing_period;
+            self.timers.set_once(Timer::Confirm(id.clone()), at);
+        }
+        if !awaits_ends && cell.state.is_released() {
+            // The pod has ended, and its instance ends behind it.
+            if cell.has_enders {
+                self.answer_end(id, Ok(()));
+            }
+            self.wake_orders_of_pod(id, now);
+        } else if !awaits_ends
+            && self.capabilities.orphan_timeout_is_proof()
+            && matches!(cell.state, State::Terminating { .. })
+        {
+            let at = now.boot + self.config.orphan_timeout;
+            if self.timers.set_once(Timer::Orphan(id.clone()), at) {
+                self.emit(id, Effect::Disconnect);
+            }
+        }
+    }
+
+    fn on_timer(&mut self, timer: Timer, now: Now) {
+        match timer {
+            Timer::Deadline(order) => self.on_order_deadline(&order, now),
+            Timer::Retry(cell) => self.apply(&cell, CellEvent::RetryDue, now),
+            Timer::Token(cell) => self.apply(&cell, CellEvent::TokenExpired, now),
+            Timer::Orphan(cell) => self.apply(&cell, CellEvent::OrphanTimeout, now),
+            Timer::Rewrite => {
+                for (cell, changes) in std::mem::take(&mut self.unwritten) {
+                    self.emit(&cell, Effect::Commit { changes, of: CommitOf::Information });
+                }
+            }
+            Timer::Confirm(cell) => {
+                let confirming = self.cells.get(&cell).and_then(|entry| match &entry.state {
+                    State::Terminating { step: EndStep::Confirming, instance, .. } => {
+                        Some(instance.clone())
+                    }
+                    _ => None,
+                });
+                match confirming {
+                    Some(Some(instance)) => self.emit(&cell, Effect::Describe(instance)),
+                    // Without an id the listing is asked again.
+                    Some(None) => self.apply(&cell, CellEvent::RetryDue, now),
+                    None => {}
+                }
+            }
+        }
+    }
+
+    /// Keeps the last changes of an ended cell, which no further commit repeats.
+    fn write_later(&mut self, id: &CellId, changes: Vec<Change>, now: Now) {
+        if self.cells.contains_key(id) {
+            return;
+        }
+        if self.unwritten.len() >= MAX_UNWRITTEN {
+            // The next start removes the record.
+            self.unwritten.pop_front();
+        }
+        self.unwritten.push_back((id.clone(), changes));
+        self.timers.set(Timer::Rewrite, now.boot + self.config.retry_pause);
+    }
+
+    fn on_launched(&mut self, id: &CellId, outcome: Result<InstanceId, ProviderError>, now: Now) {
+        let Some(cell) = self.cells.get_mut(id) else { return };
+        let error = match outcome {
+            Ok(instance) => {
+                cell.instance_known = Some(now.boot);
+                return self.apply(id, CellEvent::Launched(instance), now);
+            }
+            Err(error) => error,
+        };
+        let is_local = self.capabilities.awaits_ends();
+        cell.may_be_launched |= error.class == ErrorClass::Unanswered;
+        let is_refusal = matches!(
+            error.class,
+            ErrorClass::Capacity | ErrorClass::Quota | ErrorClass::Auth | ErrorClass::Invalid
+        );
+        let may_be_launched = cell.may_be_launched && !is_local;
+        let has_answer = match error.class {
+            ErrorClass::Unanswered | ErrorClass::Throttled => false,
+            _ => is_local || (is_refusal && !may_be_launched),
+        };
+        if !has_answer {
+            // The same call is repeated: with its token it makes one instance at most. A refusal
+            // does not say what became of an earlier call without an answer.
+            return self.apply(id, CellEvent::LaunchUnanswered, now);
+        }
+        let reason = reason_of(&error);
+        self.fail(id, CellError::Provider(error));
+        // A local provider may leave parts of an instance.
+        let event =
+            if is_local { CellEvent::LaunchFailed(reason) } else { CellEvent::NothingLaunched };
+        self.apply(id, event, now);
+    }
+
+    fn on_terminated(
+        &mut self,
+        id: &CellId,
+        outcome: Result<Termination, ProviderError>,
+        console: String,
+        now: Now,
+    ) {
+        let Some(cell) = self.cells.get_mut(id) else { return };
+        if !console.is_empty() {
+            cell.console = console;
+        }
+        match outcome {
+            Ok(Termination::Confirmed) => self.apply(id, CellEvent::Terminated, now),
+            Ok(Termination::Accepted) => self.apply(id, CellEvent::TerminationAccepted, now),
+            Err(error)
+                if error.class == ErrorClass::NotFound && self.believes_not_found(id, now) =>
+            {
+                self.apply(id, CellEvent::Terminated, now);
+            }
+            Err(error) => {
+                self.refuse_end(id, error);
+                self.apply(id, CellEvent::TerminationFailed, now);
+            }
+        }
+    }
+
+    fn on_claim(
+        &mut self,
+        id: &CellId,
+        token_sha256: &str,
+        key_sha256: String,
+        claim: ClaimNumber,
+        now: Now,
+    ) {
+        let refusal = match self.cells.get(id) {
+            None => Some(ClaimRefusal::Unknown),
+            Some(cell) if !cell.admits_agents() => Some(ClaimRefusal::Unknown),
+            Some(cell) if cell.token_sha256 != token_sha256 => Some(ClaimRefusal::WrongToken),
+            Some(cell) if !cell.key_sha256.is_empty() && cell.key_sha256 != key_sha256 => {
+                Some(ClaimRefusal::OtherKey)
+            }
+            Some(cell) if now.boot >= cell.token_deadline => Some(ClaimRefusal::Expired),
+            Some(_) => None,
+        };
+        if let Some(refusal) = refusal {
+            let is_alarm = matches!(refusal, ClaimRefusal::OtherKey);
+            self.effects.push((None, Effect::AnswerClaim(claim, Err(refusal))));
+            if is_alarm && self.cells.get(id).is_some_and(|cell| cell.state.is_unbound()) {
+                self.fail(id, CellError::Ended(id.clone(), OTHER_KEY.to_owned()));
+                self.apply(id, CellEvent::End(OTHER_KEY.into()), now);
+            }
+            return;
+        }
+        if let Some(cell) = self.cells.get_mut(id)
+            && cell.key_sha256.is_empty()
+        {
+            cell.key_sha256 = key_sha256;
+            self.commit(id, CommitOf::Claim(claim));
+        }
+        self.emit(id, Effect::AnswerClaim(claim, Ok(())));
+    }
+
+    fn on_terminate(&mut self, id: &CellId, reason: Arc<str>, now: Now) {
+        let Some(cell) = self.cells.get_mut(id) else {
+            return self.effects.push((Some(id.clone()), Effect::AnswerEnd(Ok(()))));
+        };
+        cell.has_enders = true;
+        self.fail(id, CellError::Ended(id.clone(), reason.to_string()));
+        let event = if self.capabilities.awaits_ends() {
+            CellEvent::End(reason)
+        } else {
+            CellEvent::Stop(reason)
+        };
+        self.apply(id, event, now);
+    }
+
+    fn on_not_terminated(&mut self, id: &CellId) {
+        let Some(cell) = self.cells.get_mut(id) else { return };
+        let refusal = cell.refusal.take();
+        self.answer_order_of(id);
+        if let Some(error) = refusal {
+            self.answer_end(id, Err(error.clone()));
+            self.fail_orders_of_pod(id, &error);
+        }
+    }
+
+    /// Removes an ended cell, and answers everyone who waits for its end.
+    fn on_ended(&mut self, id: &CellId, now: Now) {
+        let Some(mut cell) = self.cells.remove(id) else { return };
+        let reason: Arc<str> = cell.state.reason().cloned().unwrap_or_else(|| "".into());
+        self.timers.clear_cell(id);
+        self.emit(id, Effect::PublishEnded(Arc::clone(&reason)));
+        self.emit(id, Effect::AnswerEnd(Ok(())));
+        if let Some(order) = cell.order.take() {
+            self.on_cell_of_order_ended(&order, cell, now);
+        }
+        self.wake_waiting_orders(now);
+    }
+
+    /// Records the cause of a failed launch; the first stays.
+    fn fail(&mut self, id: &CellId, failure: CellError) {
+        if let Some(cell) = self.cells.get_mut(id)
+            && cell.state.is_unbound()
+            && cell.failure.is_none()
+        {
+            cell.failure = Some(failure);
+        }
+    }
+
+    fn refuse_end(&mut self, id: &CellId, error: ProviderError) {
+        if let Some(cell) = self.cells.get_mut(id) {
+            cell.refusal = Some(error);
+        }
+    }
+
+    fn answer_end(&mut self, id: &CellId, outcome: Result<(), ProviderError>) {
+        if let Some(cell) = self.cells.get_mut(id) {
+            cell.has_enders = false;
+        }
+        self.emit(id, Effect::AnswerEnd(outcome));
+    }
+
+    fn emit(&mut self, id: &CellId, effect: Effect) {
+        self.effects.push((Some(id.clone()), effect));
+    }
+
+    /// Commits the records of a cell and of its order.
+    fn commit(&mut self, id: &CellId, of: CommitOf) {
+        let Some(cell) = self.cells.get(id) else { return };
+        let mut changes = Vec::new();
+        match &cell.state {
+            State::Ended { .. } if !cell.was_bound => changes.push(Change::Cell(id.clone(), None)),
+            State::Ended { reason } => {
+                changes.push(Change::Cell(id.clone(), Some(Box::new(cell.stored()))));
+                let dropped = self.tombstones.add(id.clone(), reason.to_string());
+                changes.extend(dropped.into_iter().map(|cell| Change::Cell(cell, None)));
+            }
+            _ => changes.push(Change::Cell(id.clone(), Some(Box::new(cell.stored())))),
+        }
+        if let Some(sandbox) = &cell.order_record {
+            let order = self
+                .orders
+                .get(sandbox)
+                .filter(|order| order.state.cell() == Some(id) && cell.state.is_unbound());
+            let record = order.map(|order| Box::new(order.stored(sandbox)));
+            changes.push(Change::Order(sandbox.clone(), record));
+        }
+        self.emit(id, Effect::Commit { changes, of });
+    }
+
+    /// Returns a new random text of `[a-z2-7]`.
+    fn random_text(&mut self, length: usize) -> Result<String, NoRandomness> {
+        const ALPHABET: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
+        let mut bytes = vec![0_u8; length];
+        self.seams.random(&mut bytes)?;
+        Ok(bytes.iter().map(|byte| char::from(ALPHABET[usize::from(byte % 32)])).collect())
+    }
+
+    /// Returns a new token: 256 random bits in hexadecimal.
+    fn token(&mut self) -> Result<String, NoRandomness> {
+        let mut bytes = [0_u8; 32];
+        self.seams.random(&mut bytes)?;
+        Ok(hex::encode(bytes))
+    }
+}
+
+fn sha256(text: &str) -> String {
+    hex::encode(digest(&SHA256, text.as_bytes()))
+}
+
+fn reason_of(error: &ProviderError) -> Arc<str> {
+    error.text().into()
+}

@@ -1,0 +1,120 @@
+//! A cell of the engine, its record, and what is read of it from outside.
+
+use std::{sync::Arc, time::Duration};
+
+use kiyot_proto::store;
+
+use super::{Engine, State, launch::Launch};
+use crate::backends::milpa::{
+    cells::CellError,
+    id::{CellId, SandboxId},
+    providers::ProviderError,
+};
+
+/// A cell.
+#[derive(Debug)]
+pub(super) struct Cell {
+    pub(super) id: CellId,
+    pub(super) state: State,
+    /// The parameters of its launch, until the launch is answered.
+    pub(super) launch: Option<Arc<Launch>>,
+    /// The order that it was launched for, until it is bound or has ended.
+    pub(super) order: Option<SandboxId>,
+    /// The order whose record is written and removed with that of the cell.
+    pub(super) order_record: Option<SandboxId>,
+    pub(super) sandbox: String,
+    pub(super) pod_uid: String,
+    pub(super) boot_id: String,
+    pub(super) created_unix_nanos: i64,
+    pub(super) token_sha256: String,
+    pub(super) token_expires_unix: i64,
+    /// The expiry of its tokens, by [`super::Now::boot`].
+    pub(super) token_deadline: Duration,
+    /// The digest of the key that spent the token; empty while it is unspent.
+    pub(super) key_sha256: String,
+    /// True once it was bound.
+    pub(super) was_bound: bool,
+    /// True if a call of its launch has no answer: it may have made an instance.
+    pub(super) may_be_launched: bool,
+    /// The number of replays of its launch.
+    pub(super) replays: u32,
+    /// The time from which on its instance is known.
+    pub(super) instance_known: Option<Duration>,
+    /// The cause of its failed launch.
+    pub(super) failure: Option<CellError>,
+    /// The error of its last termination.
+    pub(super) refusal: Option<ProviderError>,
+    /// The end of its console.
+    pub(super) console: String,
+    /// True while callers wait for the end of its pod.
+    pub(super) has_enders: bool,
+}
+
+impl Cell {
+    /// Returns true if agents may enrol and connect.
+    pub(super) fn admits_agents(&self) -> bool {
+        !matches!(self.state, State::Requested | State::Terminating { .. } | State::Ended { .. })
+    }
+
+    /// Returns the record.
+    pub(super) fn stored(&self) -> store::Cell {
+        let addresses = if let State::Bound { addresses, .. } = &self.state {
+            addresses.iter().map(ToString::to_string).collect()
+        } else {
+            Vec::new()
+        };
+        store::Cell {
+            id: self.id.as_str().to_owned(),
+            token_sha256: self.token_sha256.clone(),
+            token_expires_unix: self.token_expires_unix,
+            key_sha256: self.key_sha256.clone(),
+            phase: self.state.phase().into(),
+            instance: self.state.instance().map(|instance| instance.0.clone()).unwrap_or_default(),
+            pod_uid: self.pod_uid.clone(),
+            sandbox: self.sandbox.clone(),
+            addresses,
+            boot_id: self.boot_id.clone(),
+            created_unix_nanos: self.created_unix_nanos,
+            reason: self.state.reason().map(ToString::to_string).unwrap_or_default(),
+            launch: self
+                .launch
+                .as_ref()
+                .filter(|_| self.state.has_open_launch())
+                .map(|launch| launch.stored()),
+            containers_ended: self.state.containers_ended(),
+        }
+    }
+}
+
+impl Engine {
+    /// Returns whether a cell is known, and its end is not proven.
+    pub(crate) fn contains(&self, id: &CellId) -> bool {
+        self.cells.contains_key(id)
+    }
+
+    /// Returns all cells whose end is not proven.
+    pub(crate) fn ids(&self) -> impl Iterator<Item = &CellId> {
+        self.cells.keys()
+    }
+
+    /// Returns the digest of the key with which a cell's agent may connect now.
+    pub(crate) fn admitted_key(&self, id: &CellId) -> Option<&str> {
+        let cell = self.cells.get(id)?;
+        (cell.admits_agents() && !cell.key_sha256.is_empty()).then_some(cell.key_sha256.as_str())
+    }
+
+    /// Returns the reason of a cell's end, while its tombstone is kept.
+    pub(crate) fn gone_reason(&self, id: &CellId) -> Option<&str> {
+        self.tombstones.reason(id)
+    }
+
+    /// Drops all tombstones but those to keep. Returns the cells of the dropped.
+    pub(crate) fn forget_gone(&mut self, keep: impl Fn(&CellId) -> bool) -> Vec<CellId> {
+        self.tombstones.retain(keep)
+    }
+
+    /// Sets the limit of cells for further orders.
+    pub(crate) fn set_max_cells(&mut self, most: usize) {
+        self.config.max_cells = most;
+    }
+}

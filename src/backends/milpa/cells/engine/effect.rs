@@ -1,0 +1,186 @@
+//! Events that the engine handles, and the effects that it asks for.
+
+use std::{net::IpAddr, sync::Arc, time::Duration};
+
+use kiyot_proto::store;
+
+use super::launch::Launch;
+use crate::backends::milpa::{
+    cells::CellError,
+    id::{CellId, SandboxId},
+    providers::{Attachment, Instance, InstanceId, ProviderError, Termination},
+    store::StoreError,
+};
+
+/// The number of a claim, by which its answer finds the caller.
+pub(crate) type ClaimNumber = u64;
+
+/// An event.
+#[derive(Debug, Clone)]
+pub(crate) enum Event {
+    /// A commit failed; the effects of its cell after it were skipped.
+    CommitFailed {
+        /// The cell.
+        cell: CellId,
+        /// The side that waits for the commit.
+        of: CommitOf,
+        /// Its changes.
+        changes: Vec<Change>,
+        /// The error.
+        error: Arc<StoreError>,
+    },
+    /// The provider answered a launch.
+    Launched(CellId, Result<InstanceId, ProviderError>),
+    /// The provider answered an attachment.
+    Attached(CellId, Result<Vec<IpAddr>, ProviderError>),
+    /// The agent answered a shutdown: true if all containers have ended.
+    ShutDown(CellId, bool),
+    /// The provider answered a detachment.
+    Detached(CellId, Result<(), ProviderError>),
+    /// The provider answered a termination.
+    Terminated {
+        /// The cell.
+        cell: CellId,
+        /// The outcome.
+        outcome: Result<Termination, ProviderError>,
+        /// The end of the console, if it was wanted.
+        console: String,
+    },
+    /// The provider described the instance of a cell.
+    Described(CellId, Result<Instance, ProviderError>),
+    /// The provider listed its instances.
+    Listed {
+        /// The time at which the listing began, by [`super::Now::boot`].
+        began: Duration,
+        /// The instances.
+        instances: Vec<Instance>,
+    },
+    /// The provider answered the termination of stray instances.
+    StraysEnded(Vec<InstanceId>),
+    /// The cell's control connection was established, perhaps again.
+    Connected(CellId),
+    /// The agent spends its token for a key.
+    Claim {
+        /// The cell.
+        cell: CellId,
+        /// The digest of the token.
+        token_sha256: String,
+        /// The digest of the key.
+        key_sha256: String,
+        /// The number of the claim.
+        claim: ClaimNumber,
+    },
+    /// The cell must end, because its pod ends.
+    Terminate {
+        /// The cell.
+        cell: CellId,
+        /// The reason.
+        reason: Arc<str>,
+    },
+    /// Time has passed: timers may be due.
+    Tick,
+}
+
+/// The waiting side of a commit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum CommitOf {
+    /// The state of the cell must be on disk before the next effect.
+    State,
+    /// The state should be on disk; the next effects don't depend on it.
+    Information,
+    /// The key of a claim must be on disk before its answer.
+    Claim(ClaimNumber),
+}
+
+/// A change of the journal.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Change {
+    /// Writes or removes the record of a cell.
+    Cell(CellId, Option<Box<store::Cell>>),
+    /// Writes or removes the record of an order.
+    Order(SandboxId, Option<Box<store::Order>>),
+}
+
+/// The refusal of a claim.
+#[derive(Debug, Clone)]
+pub(crate) enum ClaimRefusal {
+    /// No such cell is expected.
+    Unknown,
+    /// The token is not the cell's.
+    WrongToken,
+    /// The token has expired.
+    Expired,
+    /// Another key has spent the token.
+    OtherKey,
+    /// The key could not be recorded.
+    Store(Arc<StoreError>),
+}
+
+/// An effect. Those of a cell are carried out in order.
+#[derive(Debug, Clone)]
+pub(crate) enum Effect {
+    /// Commits changes. On failure the effects of the cell after it are skipped, unless the commit
+    /// is of [`CommitOf::Information`], and [`Event::CommitFailed`] follows.
+    Commit {
+        /// The changes, in one transaction.
+        changes: Vec<Change>,
+        /// The side that waits for the commit.
+        of: CommitOf,
+    },
+    /// Calls the launch.
+    Launch(Arc<Launch>),
+    /// Attaches an instance to a pod's network.
+    Attach(InstanceId, Box<Attachment>),
+    /// Has the agent end all containers of the pod.
+    ShutDown,
+    /// Releases the parts of the node that an instance shares.
+    Detach(InstanceId),
+    /// Terminates an instance, or without an id all listed instances of the cell. Releases the
+    /// shared parts of the node first.
+    Terminate {
+        /// The instance.
+        instance: Option<InstanceId>,
+        /// True if the end of the console is wanted.
+        with_console: bool,
+    },
+    /// Closes the link, which the agent can't open again: from now on it has no contact.
+    Disconnect,
+    /// Describes an instance.
+    Describe(InstanceId),
+    /// Terminates instances that belong to no cell.
+    EndStrays(Vec<InstanceId>),
+    /// Answers a claim.
+    AnswerClaim(ClaimNumber, Result<(), ClaimRefusal>),
+    /// Answers an order.
+    AnswerOrder(SandboxId, Result<Vec<IpAddr>, CellError>),
+    /// Answers the callers that wait for the end of the pod.
+    AnswerEnd(Result<(), ProviderError>),
+    /// Publishes that the control connection is established.
+    PublishConnected,
+    /// Publishes the end of the cell, which the engine does not know any more.
+    PublishEnded(Arc<str>),
+    /// Logs a notice.
+    Log(Notice),
+}
+
+/// A notice for the log.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Notice {
+    /// The instance of a cell has ended by itself.
+    InstanceEnded,
+    /// A launch is joined by another call of its pod.
+    Joined(SandboxId),
+    /// An order waits for the end of another cell of its pod.
+    Waits(SandboxId),
+    /// A launch goes on that was begun by a previous daemon.
+    Resumed,
+    /// Many instances are not found at once, which is taken for an outage of the provider.
+    Outage {
+        /// The instances that were not found.
+        absent: usize,
+        /// The instances that are expected.
+        expected: usize,
+    },
+    /// An instance of the same owner was launched by a daemon with another certificate authority.
+    Foreign(InstanceId),
+}

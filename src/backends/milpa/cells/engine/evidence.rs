@@ -1,0 +1,263 @@
+//! Evidence of listings and descriptions.
+//!
+//! A terminal state ends a cell. Absence from a list is only a question, which a description by id
+//! answers; "not found" counts from the declared age on, and not for many instances at once, which
+//! is an outage. An instance that belongs to no cell is ended after two sightings apart.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use super::{
+    CellError, CellEvent, Effect, Engine, INSTANCE_ENDED, Notice, Now, State, state::EndStep,
+};
+use crate::backends::milpa::{
+    id::CellId,
+    providers::{ErrorClass, Instance, InstanceId, InstanceState, ProviderError},
+};
+
+/// The instances from which on a common absence may be an outage.
+const MIN_OUTAGE: usize = 3;
+
+/// Results of listings and descriptions.
+#[derive(Debug, Default)]
+pub(super) struct Evidence {
+    /// Instances of no cell, with the time of the first sighting.
+    sightings: BTreeMap<InstanceId, Duration>,
+    /// Strays whose termination is pending.
+    ending: BTreeSet<InstanceId>,
+    /// An instance of the same owner with another fingerprint.
+    foreign: Option<InstanceId>,
+    /// Cells whose instance was not found, with the time.
+    not_found: BTreeMap<CellId, Duration>,
+    /// Launches without an answer that a listing did not show, with the time of the first.
+    not_listed: BTreeMap<CellId, Duration>,
+}
+
+impl Evidence {
+    /// Returns an instance of the same owner that another daemon launched.
+    pub(super) fn foreign(&self) -> Option<&InstanceId> {
+        self.foreign.as_ref()
+    }
+
+    pub(super) fn strays_ended(&mut self, instances: &[InstanceId]) {
+        for instance in instances {
+            self.ending.remove(instance);
+        }
+    }
+}
+
+impl Engine {
+    pub(super) fn on_listed(&mut self, began: Duration, instances: Vec<Instance>, now: Now) {
+        let listed: BTreeMap<&InstanceId, &Instance> =
+            instances.iter().map(|instance| (&instance.id, instance)).collect();
+        self.resolve_open_launches(began, &instances, now);
+        self.compare_cells(began, &listed, now);
+        self.find_strays(began, &instances, now);
+    }
+
+    /// Finds the instances of launches without an answer.
+    fn resolve_open_launches(&mut self, began: Duration, instances: &[Instance], now: Now) {
+        let age = self.capabilities.not_found_believed_after;
+        let open: Vec<(CellId, Option<InstanceId>, bool)> = self
+            .cells
+            .values()
+            .filter(|cell| cell.state.has_open_launch())
+            .map(|cell| {
+                let found = instances.iter().find(|instance| is_of_launch(instance, cell));
+                let is_searching = cell.state.is_searching();
+                (cell.id.clone(), found.map(|instance| instance.id.clone()), is_searching)
+            })
+            .collect();
+        let open_ids: BTreeSet<&CellId> = open.iter().map(|(id, ..)| id).collect();
+        self.evidence.not_listed.retain(|cell, _| open_ids.contains(cell));
+        for (id, found, is_searching) in open {
+            match found {
+                // A launch with a pending call is answered by the call.
+                _ if !is_searching => {}
+                Some(instance) => {
+                    if let Some(cell) = self.cells.get_mut(&id) {
+                        cell.instance_known = Some(now.boot);
+                    }
+                    self.apply(&id, CellEvent::Launched(instance), now);
+                }
+                None => {
+                    let first = *self.evidence.not_listed.entry(id.clone()).or_insert(began);
+                    if began > first && began.saturating_sub(first) >= age {
+                        self.evidence.not_listed.remove(&id);
+                        self.apply(&id, CellEvent::NothingLaunched, now);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Ends cells whose instance has ended, and asks for those that are not listed.
+    fn compare_cells(
+        &mut self,
+        began: Duration,
+        listed: &BTreeMap<&InstanceId, &Instance>,
+        now: Now,
+    ) {
+        let (mut ended, mut absent, mut expected) = (Vec::new(), Vec::new(), 0);
+        for cell in self.cells.values() {
+            // An instance that became known during the listing may be absent from it.
+            let is_known = cell.instance_known.is_some_and(|known| known <= began);
+            let is_confirming =
+                matches!(cell.state, State::Terminating { step: EndStep::Confirming, .. });
+            let Some(instance) = cell.state.instance() else { continue };
+            if !is_known || !(cell.state.expects_instance() || is_confirming) {
+                continue;
+            }
+            expected += 1;
+            match listed.get(instance).map(|listed| listed.state) {
+                Some(InstanceState::Terminated) if is_confirming => {
+                    ended.push((cell.id.clone(), true));
+                }
+                Some(state) if !state.is_alive() && !is_confirming => {
+                    ended.push((cell.id.clone(), false));
+                }
+                Some(_) => {}
+                None if !is_confirming => absent.push((cell.id.clone(), instance.clone())),
+                None => {}
+            }
+        }
+        for (id, is_proof) in ended {
+            if is_proof {
+                self.apply(&id, CellEvent::Terminated, now);
+            } else {
+                self.instance_ended(&id, now);
+            }
+        }
+        if self.is_outage(absent.len(), expected) {
+            let notice = Notice::Outage { absent: absent.len(), expected };
+            return self.effects.push((None, Effect::Log(notice)));
+        }
+        for (id, instance) in absent {
+            self.emit(&id, Effect::Describe(instance));
+        }
+    }
+
+    pub(super) fn on_described(
+        &mut self,
+        id: &CellId,
+        outcome: Result<Instance, ProviderError>,
+        now: Now,
+    ) {
+        let Some(cell) = self.cells.get(id) else { return };
+        let is_confirming =
+            matches!(cell.state, State::Terminating { step: EndStep::Confirming, .. });
+        let is_expected = cell.state.expects_instance();
+        match outcome {
+            Ok(instance) if instance.state == InstanceState::Terminated && is_confirming => {
+                self.apply(id, CellEvent::Terminated, now);
+            }
+            // It was accepted and is not done: the call is repeated.
+            Ok(_) if is_confirming => self.apply(id, CellEvent::RetryDue, now),
+            Ok(instance) if !instance.state.is_alive() && is_expected => {
+                self.instance_ended(id, now);
+            }
+            Ok(_) => {
+                self.evidence.not_found.remove(id);
+            }
+            Err(error) if error.class == ErrorClass::NotFound => {
+                let believed = self.believes_not_found(id, now);
+                if believed && is_confirming {
+                    self.apply(id, CellEvent::Terminated, now);
+                } else if believed && is_expected {
+                    self.instance_ended(id, now);
+                }
+            }
+            // The confirm timer asks again.
+            Err(_) => {}
+        }
+    }
+
+    /// Returns true if "not found" proves that the instance of a cell has ended.
+    pub(super) fn believes_not_found(&mut self, id: &CellId, now: Now) -> bool {
+        let age = self.capabilities.not_found_believed_after;
+        let Some(known) = self.cells.get(id).and_then(|cell| cell.instance_known) else {
+            return false;
+        };
+        self.evidence.not_found.insert(id.clone(), now.boot);
+        let window = self.capabilities.listing_period.saturating_mul(2);
+        let cells = &self.cells;
+        self.evidence
+            .not_found
+            .retain(|cell, at| cells.contains_key(cell) && now.boot.saturating_sub(*at) <= window);
+        let expected = self.cells.values().filter(|cell| cell.state.instance().is_some()).count();
+        now.boot.saturating_sub(known) >= age
+            && !self.is_outage(self.evidence.not_found.len(), expected)
+    }
+
+    /// A provider whose word counts at once has no outages of this kind.
+    fn is_outage(&self, absent: usize, expected: usize) -> bool {
+        !self.capabilities.not_found_believed_after.is_zero()
+            && absent >= MIN_OUTAGE
+            && absent.saturating_mul(2) > expected
+    }
+
+    fn instance_ended(&mut self, id: &CellId, now: Now) {
+        self.emit(id, Effect::Log(Notice::InstanceEnded));
+        self.fail(id, CellError::Ended(id.clone(), INSTANCE_ENDED.to_owned()));
+        self.apply(id, CellEvent::End(INSTANCE_ENDED.into()), now);
+    }
+
+    /// Ends instances that belong to no cell.
+    fn find_strays(&mut self, began: Duration, instances: &[Instance], now: Now) {
+        let apart = self.capabilities.listing_period / 2;
+        let (mut strays, mut foreign) = (Vec::new(), None);
+        let mut seen = BTreeSet::new();
+        for instance in instances {
+            if instance.state == InstanceState::Terminated || self.is_of_a_cell(instance) {
+                continue;
+            }
+            let is_foreign =
+                !instance.fingerprint.is_empty() && instance.fingerprint != self.config.fingerprint;
+            if is_foreign && !self.config.take_over {
+                foreign = foreign.or_else(|| Some(instance.id.clone()));
+                continue;
+            }
+            seen.insert(instance.id.clone());
+            let first = *self.evidence.sightings.entry(instance.id.clone()).or_insert(began);
+            if began > first
+                && began.saturating_sub(first) >= apart
+                && self.evidence.ending.insert(instance.id.clone())
+            {
+                strays.push(instance.id.clone());
+            }
+        }
+        self.evidence.sightings.retain(|instance, _| seen.contains(instance));
+        if foreign != self.evidence.foreign {
+            if let Some(instance) = &foreign {
+                self.effects.push((None, Effect::Log(Notice::Foreign(instance.clone()))));
+            }
+            self.evidence.foreign = foreign;
+        }
+        if !strays.is_empty() {
+            self.effects.push((None, Effect::EndStrays(strays)));
+        }
+        self.wake_waiting_orders(now);
+    }
+
+    /// Returns true if an instance is that of a cell, or may be: by its id, or of a launch whose
+    /// instance is not known yet.
+    fn is_of_a_cell(&self, instance: &Instance) -> bool {
+        let by_tag = self.cells.get(&instance.cell);
+        let is_unresolved = by_tag
+            .is_some_and(|cell| cell.state.instance().is_none() && is_of_launch(instance, cell));
+        is_unresolved
+            || by_tag.is_some_and(|cell| cell.state.instance() == Some(&instance.id))
+            || self.cells.values().any(|cell| cell.state.instance() == Some(&instance.id))
+    }
+}
+
+/// Returns true if an instance was made by the launch of a cell: with its token where instances
+/// have one.
+fn is_of_launch(instance: &Instance, cell: &super::Cell) -> bool {
+    let token = cell.launch.as_ref().map(|launch| launch.token.as_str());
+    instance.cell == cell.id
+        && instance.state != InstanceState::Terminated
+        && (instance.token.is_empty() || token.is_none_or(|token| token == instance.token))
+}

@@ -1,0 +1,65 @@
+//! Parameters of a launch, and their form in the journal.
+
+use kiyot_link::bootstrap::Bootstrap;
+use kiyot_proto::store;
+
+use crate::backends::milpa::{
+    id::CellId,
+    providers::{LaunchSpec, Market, Offering},
+};
+
+/// A launch: every parameter of the call, so that a replay has the same. Holds secrets.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Launch {
+    /// The token by which the provider recognises a replay.
+    pub(crate) token: String,
+    /// The parameters.
+    pub(crate) spec: LaunchSpec,
+}
+
+impl Launch {
+    /// Returns the form of the journal.
+    pub(super) fn stored(&self) -> store::Launch {
+        store::Launch {
+            token: self.token.clone(),
+            candidates: self.spec.candidates.iter().map(stored_offering).collect(),
+            tags: self.spec.tags.clone().into_iter().collect(),
+            // Bootstrap has no part whose encoding can fail.
+            bootstrap_json: serde_json::to_vec(&self.spec.bootstrap).unwrap_or_default().into(),
+            parameters: self.spec.parameters.clone().into_iter().collect(),
+        }
+    }
+
+    /// Returns the launch of a record; `None` if it can't be replayed.
+    pub(super) fn from_stored(cell: &CellId, stored: &store::Launch) -> Option<Self> {
+        let bootstrap: Bootstrap = serde_json::from_slice(&stored.bootstrap_json).ok()?;
+        let candidates: Vec<Offering> = stored.candidates.iter().map(offering).collect();
+        let spec = LaunchSpec {
+            cell: cell.clone(),
+            candidates,
+            tags: stored.tags.clone().into_iter().collect(),
+            bootstrap,
+            parameters: stored.parameters.clone().into_iter().collect(),
+        };
+        let is_complete = !stored.token.is_empty()
+            && !spec.candidates.is_empty()
+            && spec.bootstrap.cell == cell.as_str();
+        is_complete.then(|| Self { token: stored.token.clone(), spec })
+    }
+}
+
+fn stored_offering(offering: &Offering) -> store::Offering {
+    store::Offering {
+        instance_type: offering.instance_type.clone(),
+        zone: offering.zone.clone(),
+        spot: offering.market == Market::Spot,
+    }
+}
+
+fn offering(stored: &store::Offering) -> Offering {
+    Offering {
+        instance_type: stored.instance_type.clone(),
+        zone: stored.zone.clone(),
+        market: if stored.spot { Market::Spot } else { Market::OnDemand },
+    }
+}

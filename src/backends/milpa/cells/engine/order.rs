@@ -1,0 +1,471 @@
+//! Orders: a pod needs a cell, until one is bound to it.
+//!
+//! An order waits while another cell of its pod may run containers, is then placed on a cell of its
+//! own, and gets another cell if the launch fails for a reason that another launch may avoid. A
+//! call of the kubelet that is repeated joins the order of the first call, even after a restart of
+//! the daemon.
+
+use std::{collections::BTreeMap, net::IpAddr, sync::Arc, time::Duration};
+
+use kiyot_proto::store;
+
+use super::{
+    CellEvent, CommitOf, Effect, Engine, LaunchCall, Notice, Now, SILENT, State, cell::Cell,
+    launch::Launch, sha256, timers::Timer,
+};
+use crate::backends::milpa::{
+    cells::CellError,
+    id::{CellId, SandboxId},
+    providers::{Attachment, ErrorClass, LaunchSpec, Offering, ProviderError},
+};
+
+/// The length of the random part of a cell's id.
+const CELL_ID_RANDOM: usize = 12;
+
+/// The identity of a pod sandbox: the fields of its CRI metadata.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct OrderKey {
+    /// `metadata.uid` of the pod.
+    pub(crate) pod_uid: String,
+    /// `metadata.namespace` of the pod.
+    pub(crate) namespace: String,
+    /// `metadata.name` of the pod.
+    pub(crate) name: String,
+    /// `metadata.attempt` of the sandbox.
+    pub(crate) attempt: u32,
+}
+
+/// The needs of a pod.
+#[derive(Debug, Clone)]
+pub(crate) struct OrderSpec {
+    /// The pod.
+    pub(crate) key: OrderKey,
+    /// The digest of the annotations that choose the machine: a call with another digest does not
+    /// join the order.
+    pub(crate) identity: String,
+    /// The id of the sandbox, unless the order joins another.
+    pub(crate) sandbox: SandboxId,
+    /// The pod's network, with the id of the sandbox.
+    pub(crate) attachment: Attachment,
+    /// The offerings that suit the pod, the preferred first.
+    pub(crate) candidates: Vec<Offering>,
+    /// The time that the caller has; bounded by `launch_timeout`.
+    pub(crate) timeout: Option<Duration>,
+}
+
+/// The state of an order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum OrderState {
+    /// Waiting for the end of other cells of its pod.
+    Waiting,
+    /// A cell was launched for it.
+    Placed(CellId),
+}
+
+/// An order.
+#[derive(Debug)]
+pub(super) struct Order {
+    pub(super) key: OrderKey,
+    pub(super) identity: String,
+    /// The pod's network; `None` until a call joins an order of a previous daemon.
+    pub(super) attachment: Option<Box<Attachment>>,
+    pub(super) candidates: Vec<Offering>,
+    pub(super) state: OrderState,
+    /// The number of cells that were launched for it.
+    pub(super) launches: u32,
+    /// The time at which the first call began, and at which the last call gives up.
+    pub(super) began: Duration,
+    pub(super) deadline: Duration,
+}
+
+impl OrderState {
+    pub(super) fn cell(&self) -> Option<&CellId> {
+        match self {
+            Self::Waiting => None,
+            Self::Placed(cell) => Some(cell),
+        }
+    }
+}
+
+impl Order {
+    /// Returns true if a call waits for the cell.
+    fn is_wanted(&self) -> bool {
+        self.attachment.is_some()
+    }
+
+    /// Returns the record.
+    pub(super) fn stored(&self, sandbox: &SandboxId) -> store::Order {
+        store::Order {
+            sandbox: sandbox.as_str().to_owned(),
+            pod_uid: self.key.pod_uid.clone(),
+            namespace: self.key.namespace.clone(),
+            name: self.key.name.clone(),
+            attempt: self.key.attempt,
+            identity: self.identity.clone(),
+            cell: self.state.cell().map(ToString::to_string).unwrap_or_default(),
+            launches: self.launches,
+        }
+    }
+}
+
+impl Engine {
+    /// Adds an order, or joins the order of an earlier call for the same sandbox. Returns the id of
+    /// the sandbox, under which the order is answered.
+    pub(crate) fn order(&mut self, spec: OrderSpec, now: Now) -> (SandboxId, super::Effects) {
+        let timeout = self.config.launch_timeout;
+        let timeout = spec.timeout.map_or(timeout, |wanted| wanted.min(timeout));
+        let deadline = now.boot + timeout;
+        let open = self.orders.iter().find(|(_, order)| order.key == spec.key);
+        let open = open.map(|(sandbox, order)| (sandbox.clone(), order.identity == spec.identity));
+        let sandbox = match open {
+            Some((sandbox, true)) => {
+                self.join(&sandbox, spec, deadline, now);
+                sandbox
+            }
+            other => {
+                if let Some((replaced, _)) = other {
+                    self.replace(&replaced, now);
+                }
+                let sandbox = spec.sandbox.clone();
+                let order = Order {
+                    key: spec.key,
+                    identity: spec.identity,
+                    attachment: Some(Box::new(spec.attachment)),
+                    candidates: spec.candidates,
+                    state: OrderState::Waiting,
+                    launches: 0,
+                    began: now.boot,
+                    deadline,
+                };
+                self.orders.insert(sandbox.clone(), order);
+                self.timers.set(Timer::Deadline(sandbox.clone()), deadline);
+                self.end_unordered_cells_of(&sandbox, now);
+                self.place(&sandbox, now);
+                let pod_uid = self.orders.get(&sandbox).map(|order| order.key.pod_uid.as_str());
+                if let Some(blocking) = pod_uid.and_then(|uid| self.waited_for(&sandbox, uid)) {
+                    self.emit(&blocking, Effect::Log(Notice::Waits(sandbox.clone())));
+                }
+                sandbox
+            }
+        };
+        let effects = self.handle(super::Event::Tick, now);
+        (sandbox, effects)
+    }
+
+    /// Returns the cell of an order.
+    pub(crate) fn cell_of_order(&self, sandbox: &SandboxId) -> Option<&CellId> {
+        self.orders.get(sandbox)?.state.cell()
+    }
+
+    /// Returns the cell that a waiting order waits for.
+    fn waited_for(&self, sandbox: &SandboxId, pod_uid: &str) -> Option<CellId> {
+        let order = self.orders.get(sandbox)?;
+        (order.state == OrderState::Waiting).then(|| self.blocking_cell(pod_uid).cloned())?
+    }
+
+    fn join(&mut self, sandbox: &SandboxId, spec: OrderSpec, deadline: Duration, now: Now) {
+        let Some(order) = self.orders.get_mut(sandbox) else { return };
+        let mut attachment = spec.attachment;
+        attachment.sandbox = sandbox.as_str().to_owned();
+        order.attachment = Some(Box::new(attachment));
+        order.candidates = spec.candidates;
+        order.deadline = deadline;
+        self.timers.set(Timer::Deadline(sandbox.clone()), deadline);
+        let cell = order.state.cell().cloned();
+        self.effects.push((cell.clone(), Effect::Log(Notice::Joined(sandbox.clone()))));
+        if let Some(cell) = cell {
+            self.apply(&cell, CellEvent::Bind, now);
+        }
+    }
+
+    /// Ends an order whose pod has changed, and its cell.
+    fn replace(&mut self, sandbox: &SandboxId, now: Now) {
+        const REASON: &str = "its pod was changed while the cell was launched";
+        let Some(order) = self.orders.remove(sandbox) else { return };
+        self.timers.clear(&Timer::Deadline(sandbox.clone()));
+        let Some(cell) = order.state.cell() else {
+            let error = CellError::Replaced(REASON);
+            return self.effects.push((None, Effect::AnswerOrder(sandbox.clone(), Err(error))));
+        };
+        let error = CellError::Ended(cell.clone(), REASON.to_owned());
+        self.emit(cell, Effect::AnswerOrder(sandbox.clone(), Err(error)));
+        self.apply(cell, CellEvent::End(REASON.into()), now);
+    }
+
+    /// Ends cells of the pod that no order wants and that are not bound, and retries the
+    /// termination of others.
+    fn end_unordered_cells_of(&mut self, sandbox: &SandboxId, now: Now) {
+        let Some(order) = self.orders.get(sandbox) else { return };
+        let others: Vec<CellId> = self
+            .cells
+            .values()
+            .filter(|cell| {
+                is_of_pod(cell, &order.key.pod_uid)
+                    && (cell.state.is_unbound() || matches!(cell.state, State::Terminating { .. }))
+            })
+            .map(|cell| cell.id.clone())
+            .collect();
+        for cell in others {
+            self.apply(&cell, CellEvent::End("its pod gets another cell".into()), now);
+        }
+    }
+
+    /// Launches a cell for an order, unless another cell of the pod may run containers.
+    fn place(&mut self, sandbox: &SandboxId, now: Now) {
+        let Some(order) = self.orders.get(sandbox) else { return };
+        if order.state != OrderState::Waiting || !order.is_wanted() {
+            return;
+        }
+        if self.blocking_cell(&order.key.pod_uid).is_some() {
+            return;
+        }
+        if self.cells.len() >= self.config.max_cells {
+            return self.answer_order(sandbox, Err(CellError::Full(self.cells.len())));
+        }
+        if let Some(instance) = self.evidence.foreign() {
+            let error = CellError::Foreign(instance.clone());
+            return self.answer_order(sandbox, Err(error));
+        }
+        if let Err(error) = self.launch(sandbox, now) {
+            self.answer_order(sandbox, Err(error));
+        }
+    }
+
+    fn launch(&mut self, sandbox: &SandboxId, now: Now) -> Result<(), CellError> {
+        let id = format!("cell-{}", self.random_text(CELL_ID_RANDOM)?);
+        // The form is that of `CellId` by construction.
+        let id = CellId::parse(&id).map_err(|_| CellError::Starting)?;
+        let (token, enrolment) = (self.token()?, self.token()?);
+        let bootstrap = self.seams.bootstrap(&id, &enrolment).ok_or(CellError::Starting)?;
+        let Some(order) = self.orders.get_mut(sandbox) else { return Ok(()) };
+        order.launches += 1;
+        order.state = OrderState::Placed(id.clone());
+        let spec = LaunchSpec {
+            cell: id.clone(),
+            candidates: order.candidates.clone(),
+            tags: BTreeMap::new(),
+            bootstrap,
+            parameters: BTreeMap::new(),
+        };
+        let expires = now.unix + self.config.token_ttl;
+        let cell = Cell {
+            id: id.clone(),
+            state: State::Requested,
+            launch: Some(Arc::new(Launch { token, spec })),
+            order: Some(sandbox.clone()),
+            order_record: Some(sandbox.clone()),
+            sandbox: sandbox.as_str().to_owned(),
+            pod_uid: order.key.pod_uid.clone(),
+            boot_id: self.config.boot_id.clone(),
+            created_unix_nanos: i64::try_from(now.unix.as_nanos()).unwrap_or(i64::MAX),
+            token_sha256: sha256(&enrolment),
+            token_expires_unix: i64::try_from(expires.as_secs()).unwrap_or(i64::MAX),
+            token_deadline: now.boot + self.config.token_ttl,
+            key_sha256: String::new(),
+            was_bound: false,
+            may_be_launched: false,
+            replays: 0,
+            instance_known: None,
+            failure: None,
+            refusal: None,
+            console: String::new(),
+            has_enders: false,
+        };
+        self.cells.insert(id.clone(), cell);
+        self.apply(&id, CellEvent::Created, now);
+        Ok(())
+    }
+
+    /// Returns a cell in which containers of a pod may run, or that holds parts of the node for it.
+    pub(super) fn blocking_cell(&self, pod_uid: &str) -> Option<&CellId> {
+        let awaits_ends = self.capabilities.awaits_ends();
+        self.cells
+            .values()
+            .find(|cell| is_of_pod(cell, pod_uid) && (awaits_ends || !cell.state.is_released()))
+            .map(|cell| &cell.id)
+    }
+
+    /// Binds an idle cell, if a call waits for it.
+    pub(super) fn on_idle(&mut self, id: &CellId, now: Now) {
+        let order = self.cells.get(id).and_then(|cell| cell.order.as_ref());
+        if order.and_then(|order| self.orders.get(order)).is_some_and(Order::is_wanted) {
+            self.apply(id, CellEvent::Bind, now);
+        } else {
+            self.commit(id, CommitOf::State);
+        }
+    }
+
+    pub(super) fn on_bound(&mut self, id: &CellId) {
+        let Some(cell) = self.cells.get_mut(id) else { return };
+        let State::Bound { addresses, .. } = &cell.state else { return };
+        let (addresses, order) = (addresses.clone(), cell.order.take());
+        cell.launch = None;
+        if let Some(order) = order {
+            self.orders.remove(&order);
+            self.timers.clear(&Timer::Deadline(order.clone()));
+            self.emit(id, Effect::AnswerOrder(order, Ok(addresses)));
+        }
+    }
+
+    /// Answers the order of a cell whose launch has failed and whose termination is not confirmed.
+    pub(super) fn answer_order_of(&mut self, id: &CellId) {
+        let Some(cell) = self.cells.get_mut(id) else { return };
+        let Some(order) = cell.order.take() else { return };
+        let error = failure_of(cell, self.orders.get(&order));
+        self.close_order(id, &order, Err(error));
+    }
+
+    /// Places the order of an ended cell again, or answers it.
+    pub(super) fn on_cell_of_order_ended(&mut self, sandbox: &SandboxId, mut cell: Cell, now: Now) {
+        let Some(order) = self.orders.get_mut(sandbox) else { return };
+        if order.state.cell() != Some(&cell.id) {
+            return;
+        }
+        let error = failure_of(&mut cell, Some(order));
+        if let CellError::Provider(refusal) = &error {
+            order.candidates.retain(|candidate| !refusal.refused.contains(candidate));
+        }
+        let may_retry = match &error {
+            CellError::Provider(refusal) => {
+                matches!(refusal.class, ErrorClass::Capacity | ErrorClass::Transient)
+            }
+            CellError::Silent { .. } => true,
+            // The instance ended while it booted: a stop would have removed the order.
+            CellError::Ended(..) => true,
+            _ => false,
+        };
+        let places_again = may_retry
+            && !cell.has_enders
+            && order.is_wanted()
+            && order.launches < self.config.max_launches
+            && !order.candidates.is_empty()
+            && now.boot < order.deadline;
+        if places_again {
+            order.state = OrderState::Waiting;
+            self.place(sandbox, now);
+        } else {
+            self.close_order(&cell.id, sandbox, Err(error));
+        }
+    }
+
+    /// Ends an order at its deadline.
+    pub(super) fn on_order_deadline(&mut self, sandbox: &SandboxId, now: Now) {
+        let Some(order) = self.orders.get(sandbox) else { return };
+        let Some(id) = order.state.cell().cloned() else {
+            let waited = order.deadline.saturating_sub(order.began).as_secs();
+            let blocking = self.blocking_cell(&order.key.pod_uid).cloned();
+            let error = CellError::Blocked { cell: blocking, seconds: waited };
+            return self.answer_order(sandbox, Err(error));
+        };
+        let is_wanted = order.is_wanted();
+        let seconds = order.deadline.saturating_sub(order.began).as_secs();
+        let (error, reason) = match self.cells.get(&id).map(|cell| &cell.state) {
+            _ if !is_wanted => {
+                let reason = "no call of the kubelet joined its launch";
+                (CellError::Ended(id.clone(), reason.to_owned()), reason)
+            }
+            Some(State::Binding { .. }) => {
+                let reason = "its network was not made in time";
+                (CellError::Ended(id.clone(), reason.to_owned()), reason)
+            }
+            _ => {
+                let console = String::new();
+                (CellError::Silent { cell: id.clone(), seconds, console }, SILENT)
+            }
+        };
+        self.fail(&id, error);
+        self.apply(&id, CellEvent::End(reason.into()), now);
+    }
+
+    /// Fails the waiting orders of a pod whose last cell could not be terminated.
+    pub(super) fn fail_orders_of_pod(&mut self, id: &CellId, error: &ProviderError) {
+        let Some(cell) = self.cells.get(id) else { return };
+        let waiting = self.waiting_orders(|order| is_of_pod(cell, &order.key.pod_uid));
+        for sandbox in waiting {
+            self.answer_order(&sandbox, Err(CellError::Provider(error.clone())));
+        }
+    }
+
+    /// Places the waiting orders of a pod whose last cell has released it.
+    pub(super) fn wake_orders_of_pod(&mut self, id: &CellId, now: Now) {
+        let Some(cell) = self.cells.get(id) else { return };
+        for sandbox in self.waiting_orders(|order| is_of_pod(cell, &order.key.pod_uid)) {
+            self.place(&sandbox, now);
+        }
+    }
+
+    /// Places all waiting orders that nothing keeps waiting any more.
+    pub(super) fn wake_waiting_orders(&mut self, now: Now) {
+        for sandbox in self.waiting_orders(|_| true) {
+            self.place(&sandbox, now);
+        }
+    }
+
+    fn waiting_orders(&self, wanted: impl Fn(&Order) -> bool) -> Vec<SandboxId> {
+        self.orders
+            .iter()
+            .filter(|(_, order)| order.state == OrderState::Waiting && wanted(order))
+            .map(|(sandbox, _)| sandbox.clone())
+            .collect()
+    }
+
+    /// Answers an order that has no cell.
+    fn answer_order(&mut self, sandbox: &SandboxId, outcome: Result<Vec<IpAddr>, CellError>) {
+        if self.orders.remove(sandbox).is_some() {
+            self.timers.clear(&Timer::Deadline(sandbox.clone()));
+            self.effects.push((None, Effect::AnswerOrder(sandbox.clone(), outcome)));
+        }
+    }
+
+    /// Answers the order of a cell, and removes its record.
+    fn close_order(
+        &mut self,
+        id: &CellId,
+        sandbox: &SandboxId,
+        outcome: Result<Vec<IpAddr>, CellError>,
+    ) {
+        if self.orders.remove(sandbox).is_some() {
+            self.timers.clear(&Timer::Deadline(sandbox.clone()));
+            self.emit(id, Effect::AnswerOrder(sandbox.clone(), outcome));
+        }
+    }
+
+    /// Continues the launches of a previous daemon.
+    pub(crate) fn start(&mut self, now: Now) -> super::Effects {
+        let cells: Vec<CellId> = self.cells.keys().cloned().collect();
+        for cell in cells {
+            let is_launching = self.cells.get(&cell).is_some_and(|cell| {
+                matches!(cell.state, State::Launching { call: LaunchCall::Pending, .. })
+            });
+            if is_launching {
+                self.emit(&cell, Effect::Log(Notice::Resumed));
+            }
+            self.apply(&cell, CellEvent::Resumed, now);
+        }
+        self.handle(super::Event::Tick, now)
+    }
+}
+
+/// Returns true if a cell was launched for a pod with this uid.
+fn is_of_pod(cell: &Cell, pod_uid: &str) -> bool {
+    !pod_uid.is_empty() && cell.pod_uid == pod_uid
+}
+
+/// Returns the error of a failed launch.
+fn failure_of(cell: &mut Cell, order: Option<&Order>) -> CellError {
+    let console = std::mem::take(&mut cell.console);
+    match cell.failure.take() {
+        Some(CellError::Ended(id, reason)) if !console.is_empty() => {
+            CellError::Ended(id, format!("{reason}; its console ends: {console}"))
+        }
+        Some(CellError::Silent { cell, seconds, .. }) => {
+            CellError::Silent { cell, seconds, console }
+        }
+        Some(error) => error,
+        None => {
+            let seconds =
+                order.map_or(0, |order| order.deadline.saturating_sub(order.began).as_secs());
+            CellError::Silent { cell: cell.id.clone(), seconds, console }
+        }
+    }
+}

@@ -1,0 +1,406 @@
+use kiyot_link::bootstrap::GatewayAddress;
+use kiyot_proto::store::{self, CellPhase};
+
+use super::*;
+use crate::backends::milpa::providers::{
+    Attachment, Instance, InstanceState, Market, Offering, netns, sim,
+};
+
+/// Seams that count.
+#[derive(Debug, Default)]
+struct Counting(u64);
+
+impl Seams for Counting {
+    fn random(&mut self, buffer: &mut [u8]) -> Result<(), NoRandomness> {
+        self.0 += 1;
+        buffer.fill(0);
+        for (byte, count) in buffer.iter_mut().zip(self.0.to_le_bytes()) {
+            *byte = count;
+        }
+        Ok(())
+    }
+
+    fn bootstrap(&self, cell: &CellId, token: &str) -> Option<Bootstrap> {
+        Some(Bootstrap {
+            cell: cell.to_string(),
+            gateway: GatewayAddress::Unix("/nowhere".into()),
+            ca_sha256: String::new(),
+            token: token.to_owned(),
+            orphan_timeout_secs: 900,
+        })
+    }
+}
+
+const TTL: Duration = Duration::from_secs(600);
+const NOON: Duration = Duration::from_secs(1_000_000_000);
+const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
+
+fn config() -> EngineConfig {
+    EngineConfig {
+        max_cells: 10,
+        launch_timeout: TTL * 10,
+        max_launches: 3,
+        token_ttl: TTL,
+        boot_id: "now".into(),
+        retry_pause: Duration::from_secs(3),
+        orphan_timeout: Duration::from_secs(1000),
+        fingerprint: "ours".into(),
+        take_over: false,
+    }
+}
+
+fn at(seconds: u64) -> Now {
+    let boot = Duration::from_secs(seconds);
+    Now { boot, unix: NOON + boot }
+}
+
+fn offering(zone: &str) -> Offering {
+    Offering { instance_type: "small".into(), zone: zone.into(), market: Market::Spot }
+}
+
+fn spec(pod: &str) -> OrderSpec {
+    OrderSpec {
+        key: OrderKey {
+            pod_uid: pod.into(),
+            namespace: "default".into(),
+            name: pod.into(),
+            attempt: 0,
+        },
+        identity: String::new(),
+        sandbox: SandboxId::mint().unwrap(),
+        attachment: Attachment::default(),
+        candidates: vec![offering("a"), offering("b")],
+        timeout: None,
+    }
+}
+
+fn engine(capabilities: Capabilities) -> Engine {
+    Engine::new(config(), capabilities, Box::new(Counting::default()))
+}
+
+/// Orders a cell, and returns it with its launch.
+fn launched(engine: &mut Engine, pod: &str, now: Now) -> (CellId, Arc<Launch>) {
+    let (_, effects) = engine.order(spec(pod), now);
+    let launch = effects.into_iter().find_map(|(cell, effect)| match effect {
+        Effect::Launch(launch) => Some((cell.unwrap(), launch)),
+        _ => None,
+    });
+    launch.unwrap()
+}
+
+/// Binds a cell to its pod.
+fn bound(engine: &mut Engine, pod: &str, instance: &str) -> CellId {
+    let (cell, launch) = launched(engine, pod, at(1));
+    let id = InstanceId(instance.into());
+    engine.handle(Event::Launched(cell.clone(), Ok(id)), at(1));
+    claim(engine, &cell, &launch, at(1)).unwrap();
+    engine.handle(Event::Connected(cell.clone()), at(1));
+    engine.handle(Event::Attached(cell.clone(), Ok(Vec::new())), at(1));
+    assert!(engine.orders.is_empty());
+    cell
+}
+
+fn claim(
+    engine: &mut Engine,
+    cell: &CellId,
+    launch: &Launch,
+    now: Now,
+) -> Result<(), ClaimRefusal> {
+    let event = Event::Claim {
+        cell: cell.clone(),
+        token_sha256: sha256(&launch.spec.bootstrap.token),
+        key_sha256: "key".into(),
+        claim: 1,
+    };
+    let mut effects = engine.handle(event, now).into_iter();
+    effects
+        .find_map(|(_, effect)| match effect {
+            Effect::AnswerClaim(_, outcome) => Some(outcome),
+            _ => None,
+        })
+        .unwrap()
+}
+
+fn instance(id: &str, cell: &CellId, fingerprint: &str) -> Instance {
+    Instance {
+        id: InstanceId(id.into()),
+        cell: cell.clone(),
+        token: "another token".into(),
+        fingerprint: fingerprint.into(),
+        offering: offering("a"),
+        addresses: Vec::new(),
+        state: InstanceState::Running,
+        since: None,
+    }
+}
+
+fn listed(engine: &mut Engine, seconds: u64, instances: &[Instance]) -> Effects {
+    let event = Event::Listed { began: at(seconds).boot, instances: instances.to_vec() };
+    engine.handle(event, at(seconds))
+}
+
+fn ends_strays(effects: &Effects) -> bool {
+    effects.iter().any(|(_, effect)| matches!(effect, Effect::EndStrays(_)))
+}
+
+/// Verifies X16, Y60.
+#[test]
+fn clock_jump_neither_ends_nor_prolongs_a_token() {
+    for unix in [NOON - YEAR, NOON, NOON + YEAR] {
+        let mut engine = engine(netns::CAPABILITIES);
+        let (cell, launch) = launched(&mut engine, "pod", at(1));
+        let before = Now { boot: TTL, unix };
+        assert!(claim(&mut engine, &cell, &launch, before).is_ok());
+        let after = Now { boot: TTL + Duration::from_secs(1), unix };
+        assert!(matches!(claim(&mut engine, &cell, &launch, after), Err(ClaimRefusal::Expired)));
+    }
+}
+
+#[test]
+fn clock_jump_across_a_restart_can_only_shorten_a_token() {
+    let record = store::Cell {
+        token_expires_unix: i64::try_from((NOON + TTL).as_secs()).unwrap(),
+        ..stored(CellPhase::Bound)
+    };
+    for (unix, left) in [(NOON, TTL), (NOON - YEAR, TTL), (NOON + YEAR, Duration::ZERO)] {
+        let now = Now { boot: Duration::from_secs(9), unix };
+        let (engine, cell) = recovered(record.clone(), true, now);
+        assert_eq!(engine.cells[&cell].token_deadline, now.boot + left);
+    }
+}
+
+fn stored(phase: CellPhase) -> store::Cell {
+    store::Cell {
+        id: "cell-aaaaaaaaaaaa".into(),
+        phase: phase.into(),
+        instance: "i".into(),
+        boot_id: "now".into(),
+        addresses: vec!["10.0.0.7".into()],
+        reason: "stopped".into(),
+        ..Default::default()
+    }
+}
+
+fn recovered(record: store::Cell, has_sandbox: bool, now: Now) -> (Engine, CellId) {
+    let cell = CellId::parse(&record.id).unwrap();
+    let sandbox = JournalSandbox {
+        id: "sandbox".into(),
+        cell: cell.to_string(),
+        pod_uid: String::new(),
+        created_unix_nanos: 1,
+    };
+    let journal = Journal {
+        cells: vec![(cell.to_string(), record)],
+        sandboxes: has_sandbox.then_some(sandbox).into_iter().collect(),
+        ..Journal::default()
+    };
+    let seams = Box::new(Counting::default());
+    let (engine, _, unusable) = Engine::recover(config(), netns::CAPABILITIES, seams, journal, now);
+    assert_eq!(unusable, []);
+    (engine, cell)
+}
+
+/// Returns the state that a start makes of a record, or the reason of its end.
+fn resumed(record: store::Cell, has_sandbox: bool) -> Result<State, String> {
+    let (engine, cell) = recovered(record, has_sandbox, at(1));
+    let Some(cell) = engine.cells.get(&cell) else {
+        return Err(engine.gone_reason(&cell).unwrap_or("removed").to_owned());
+    };
+    match cell.state.reason() {
+        Some(reason) => Err(reason.to_string()),
+        None => Ok(cell.state.clone()),
+    }
+}
+
+/// The records are those of the daemon before launches were journalled.
+#[test]
+fn records_of_earlier_versions_keep_only_bound_cells_with_a_sandbox() {
+    assert!(matches!(
+        resumed(stored(CellPhase::Bound), true),
+        Ok(State::Bound { addresses, .. }) if addresses.len() == 1
+    ));
+    for phase in [
+        CellPhase::Unspecified,
+        CellPhase::Requested,
+        CellPhase::Launching,
+        CellPhase::Booting,
+        CellPhase::Enrolled,
+    ] {
+        let reason = resumed(stored(phase), true).unwrap_err();
+        assert!(reason.contains("restarted"), "{phase:?}: {reason}");
+    }
+    assert!(resumed(stored(CellPhase::Bound), false).unwrap_err().contains("no pod sandbox"));
+    assert_eq!(resumed(stored(CellPhase::Terminating), true).unwrap_err(), "stopped");
+    assert_eq!(resumed(stored(CellPhase::Gone), true).unwrap_err(), "stopped");
+    assert_eq!(resumed(stored(CellPhase::Gone), false).unwrap_err(), "removed");
+    let rebooted = store::Cell { boot_id: "before".into(), ..stored(CellPhase::Bound) };
+    assert_eq!(resumed(rebooted, true).unwrap_err(), "the node was rebooted");
+}
+
+#[test]
+fn launch_round_trips_through_the_journal() {
+    let mut engine = engine(sim::CAPABILITIES);
+    let (cell, launch) = launched(&mut engine, "pod", at(1));
+    let record = engine.cells[&cell].stored();
+    assert_eq!(Launch::from_stored(&cell, &record.launch.unwrap()).as_ref(), Some(&*launch));
+    engine.handle(Event::Launched(cell.clone(), Ok(InstanceId("i".into()))), at(2));
+    assert_eq!(engine.cells[&cell].stored().launch, None, "its secrets are not kept");
+}
+
+#[test]
+fn refused_launch_is_placed_again_without_the_refused_offering() {
+    let mut engine = engine(sim::CAPABILITIES);
+    let (first, _) = launched(&mut engine, "pod", at(1));
+    let mut refusal = ProviderError::without_cause(ErrorClass::Capacity, "launch");
+    refusal.refused = vec![offering("a")];
+    let effects = engine.handle(Event::Launched(first.clone(), Err(refusal)), at(2));
+    let again = effects.into_iter().find_map(|(cell, effect)| match effect {
+        Effect::Launch(launch) => Some((cell.unwrap(), launch)),
+        _ => None,
+    });
+    let (second, launch) = again.unwrap();
+    assert_ne!(first, second);
+    assert_eq!(launch.spec.candidates, [offering("b")]);
+    assert!(!engine.contains(&first));
+}
+
+#[test]
+fn unanswered_launch_is_replayed_with_the_same_parameters_until_its_token_expires() {
+    let mut engine = engine(sim::CAPABILITIES);
+    let (cell, first) = launched(&mut engine, "pod", at(0));
+    let unanswered = || Err(ProviderError::without_cause(ErrorClass::Unanswered, "launch"));
+    let (mut replays, mut now) = (0, 0);
+    engine.handle(Event::Launched(cell.clone(), unanswered()), at(0));
+    while let Some(next) = engine.next_timer().filter(|next| *next < TTL * 2) {
+        now = next.as_secs() + 1;
+        for (_, effect) in engine.handle(Event::Tick, at(now)) {
+            if let Effect::Launch(launch) = effect {
+                assert_eq!(launch, first);
+                assert!(now <= TTL.as_secs() + 1);
+                replays += 1;
+            }
+        }
+        engine.handle(Event::Launched(cell.clone(), unanswered()), at(now));
+    }
+    assert!(replays > 5, "{replays}");
+    // A refusal proves nothing while an earlier call has no answer.
+    let refusal = ProviderError::without_cause(ErrorClass::Capacity, "launch");
+    engine.handle(Event::Launched(cell.clone(), Err(refusal)), at(now));
+    assert!(engine.contains(&cell));
+    // The listing shows the instance, by its token.
+    let found = Instance { token: first.token.clone(), ..instance("i", &cell, "ours") };
+    listed(&mut engine, now + 1, &[found]);
+    assert_eq!(engine.cells[&cell].state.instance(), Some(&InstanceId("i".into())));
+}
+
+#[test]
+fn twin_and_stray_are_ended_after_two_sightings_apart() {
+    let mut engine = engine(sim::CAPABILITIES);
+    let cell = bound(&mut engine, "pod", "i-1");
+    let own = instance("i-1", &cell, "ours");
+    let twin = instance("i-2", &cell, "ours");
+    let stray = instance("i-3", &CellId::mint().unwrap(), "ours");
+    let all = [own, twin, stray];
+    assert!(!ends_strays(&listed(&mut engine, 100, &all)));
+    assert!(!ends_strays(&listed(&mut engine, 101, &all)), "too close");
+    let effects = listed(&mut engine, 160, &all);
+    let ended = effects.iter().find_map(|(_, effect)| match effect {
+        Effect::EndStrays(instances) => Some(instances.clone()),
+        _ => None,
+    });
+    assert_eq!(ended.unwrap(), [InstanceId("i-2".into()), InstanceId("i-3".into())]);
+    assert!(!ends_strays(&listed(&mut engine, 220, &all)), "the first termination is pending");
+}
+
+#[test]
+fn instance_of_another_authority_stops_launches_and_is_not_ended() {
+    let mut engine = engine(sim::CAPABILITIES);
+    let foreign = [instance("i-9", &CellId::mint().unwrap(), "theirs")];
+    for seconds in [100, 160, 220] {
+        assert!(!ends_strays(&listed(&mut engine, seconds, &foreign)));
+    }
+    let (_, effects) = engine.order(spec("pod"), at(230));
+    assert!(effects.iter().any(|(_, effect)| matches!(
+        effect,
+        Effect::AnswerOrder(_, Err(CellError::Foreign(InstanceId(id)))) if id == "i-9"
+    )));
+    listed(&mut engine, 280, &[]);
+    launched(&mut engine, "pod", at(290));
+    engine.config.take_over = true;
+    listed(&mut engine, 340, &foreign);
+    assert!(ends_strays(&listed(&mut engine, 400, &foreign)));
+}
+
+#[test]
+fn absent_instance_ends_its_cell_only_by_a_description_past_the_declared_age() {
+    let mut engine = engine(sim::CAPABILITIES);
+    let cell = bound(&mut engine, "pod", "i-1");
+    let not_found = || {
+        let error = ProviderError::without_cause(ErrorClass::NotFound, "describe");
+        Event::Described(cell.clone(), Err(error))
+    };
+    let effects = listed(&mut engine, 10, &[]);
+    assert!(matches!(&effects[..], [(Some(of), Effect::Describe(_))] if *of == cell));
+    engine.handle(not_found(), at(11));
+    assert!(matches!(engine.cells[&cell].state, State::Bound { .. }), "too young");
+    let age = sim::CAPABILITIES.not_found_believed_after.as_secs();
+    engine.handle(not_found(), at(2 + age));
+    assert!(matches!(engine.cells[&cell].state, State::Terminating { .. }));
+}
+
+#[test]
+fn many_absent_instances_are_an_outage() {
+    let mut engine = engine(sim::CAPABILITIES);
+    for (pod, id) in [("a", "i-1"), ("b", "i-2"), ("c", "i-3"), ("d", "i-4")] {
+        bound(&mut engine, pod, id);
+    }
+    let effects = listed(&mut engine, 1000, &[]);
+    assert!(matches!(
+        &effects[..],
+        [(None, Effect::Log(Notice::Outage { absent: 4, expected: 4 }))]
+    ));
+}
+
+#[test]
+fn pod_is_released_by_the_orphan_timeout_alone_where_it_is_proof() {
+    for is_proof in [true, false] {
+        let capabilities = Capabilities { can_be_paused: !is_proof, ..sim::CAPABILITIES };
+        let mut engine = engine(capabilities);
+        let cell = bound(&mut engine, "pod", "i-1");
+        let stop = Event::Terminate { cell: cell.clone(), reason: "stopped".into() };
+        engine.handle(stop, at(10));
+        let effects = engine.handle(Event::ShutDown(cell.clone(), false), at(20));
+        let disconnects = |(_, effect): &(_, Effect)| matches!(effect, Effect::Disconnect);
+        assert_eq!(effects.iter().any(disconnects), is_proof);
+        let answered = |effects: &Effects| {
+            effects.iter().any(|(_, effect)| matches!(effect, Effect::AnswerEnd(Ok(()))))
+        };
+        assert!(!answered(&engine.handle(Event::Tick, at(1019))));
+        assert_eq!(answered(&engine.handle(Event::Tick, at(1020))), is_proof);
+    }
+}
+
+#[test]
+fn last_change_of_an_ended_cell_is_written_until_it_succeeds() {
+    let mut engine = engine(sim::CAPABILITIES);
+    let (cell, _) = launched(&mut engine, "pod", at(1));
+    let refusal = ProviderError::without_cause(ErrorClass::Quota, "launch");
+    let effects = engine.handle(Event::Launched(cell.clone(), Err(refusal)), at(2));
+    let removal = effects.into_iter().find_map(|(_, effect)| match effect {
+        Effect::Commit { changes, .. } => Some(changes),
+        _ => None,
+    });
+    let failed = Event::CommitFailed {
+        cell: cell.clone(),
+        of: CommitOf::Information,
+        changes: removal.unwrap(),
+        error: Arc::new(crate::backends::milpa::store::StoreError::closed()),
+    };
+    assert!(engine.handle(failed, at(3)).is_empty());
+    let effects = engine.handle(Event::Tick, at(6));
+    assert!(matches!(
+        &effects[..],
+        [(Some(of), Effect::Commit { changes, .. })]
+            if *of == cell && changes.contains(&Change::Cell(cell.clone(), None))
+    ));
+}

@@ -1,0 +1,13 @@
+//! Time, as events bring it to the engine.
+
+use std::time::Duration;
+
+/// The time of an event, by two clocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub(crate) struct Now {
+    /// The time since the boot of the node, suspended time included (`CLOCK_BOOTTIME`). It never
+    /// jumps; all waits of the engine are measured by it.
+    pub(crate) boot: Duration,
+    /// The time since 1970. Only for records: it may jump.
+    pub(crate) unix: Duration,
+}

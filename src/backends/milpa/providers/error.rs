@@ -1,0 +1,91 @@
+//! Errors of providers.
+
+use std::{error::Error, io, sync::Arc, time::Duration};
+
+use super::Offering;
+
+/// The class of a provider's error.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ErrorClass {
+    /// The offerings have no capacity; others may have.
+    Capacity,
+    /// Too many calls; the call had no effect and may be repeated later.
+    Throttled,
+    /// A quota of the account is reached.
+    Quota,
+    /// The credentials do not permit the call.
+    Auth,
+    /// The request is invalid and will always fail.
+    Invalid,
+    /// The instance does not exist, as far as the provider knows.
+    NotFound,
+    /// The call failed. A retry may succeed.
+    Transient,
+    /// The outcome is unknown: the call may have had its effect, now or later.
+    Unanswered,
+}
+
+/// An error of a provider. Cheap to clone.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("{doing}")]
+pub struct ProviderError {
+    /// The class of the error.
+    pub class: ErrorClass,
+    /// The failed operation with the names of its objects.
+    pub doing: String,
+    /// The offerings that a launch was refused for.
+    pub refused: Vec<Offering>,
+    /// The cause.
+    #[source]
+    pub source: Option<Arc<dyn Error + Send + Sync>>,
+}
+
+impl ProviderError {
+    /// Returns an error with a cause.
+    pub fn new(
+        class: ErrorClass,
+        doing: impl Into<String>,
+        source: impl Into<Box<dyn Error + Send + Sync>>,
+    ) -> Self {
+        Self { source: Some(source.into().into()), ..Self::without_cause(class, doing) }
+    }
+
+    /// Returns an error whose text says everything.
+    pub fn without_cause(class: ErrorClass, doing: impl Into<String>) -> Self {
+        Self { class, doing: doing.into(), refused: Vec::new(), source: None }
+    }
+
+    /// Returns the error of a call that exceeded its time limit. Its outcome is unknown.
+    pub fn too_slow(doing: &str, limit: Duration) -> Self {
+        let doing = format!("{doing}: not done within {} s", limit.as_secs());
+        Self::without_cause(ErrorClass::Unanswered, doing)
+    }
+
+    /// Returns an error that a retry may avoid.
+    pub fn transient(
+        doing: impl Into<String>,
+        source: impl Into<Box<dyn Error + Send + Sync>>,
+    ) -> Self {
+        Self::new(ErrorClass::Transient, doing, source)
+    }
+
+    /// Returns the error with its causes as text.
+    pub fn text(&self) -> String {
+        let mut text = self.doing.clone();
+        let mut source = self.source.as_deref().map(|source| source as &dyn Error);
+        while let Some(cause) = source {
+            text.push_str(": ");
+            text.push_str(&cause.to_string());
+            source = cause.source();
+        }
+        text
+    }
+
+    /// Returns true if a full disk is the cause.
+    pub fn is_no_space(&self) -> bool {
+        let source = self.source.as_deref().and_then(|source| source.downcast_ref::<io::Error>());
+        source.is_some_and(|error| {
+            matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+        })
+    }
+}

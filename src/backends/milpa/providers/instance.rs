@@ -1,0 +1,58 @@
+//! Instances, as a provider reports them.
+
+use std::{fmt, net::IpAddr, time::Duration};
+
+use super::Offering;
+use crate::backends::milpa::id::CellId;
+
+/// The provider's id of an instance.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct InstanceId(pub String);
+
+impl fmt::Display for InstanceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// The state of an instance, in EC2's terms.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum InstanceState {
+    /// Being made.
+    Pending,
+    /// Running.
+    Running,
+    /// Not running, or ending, but something of it is left: it must be terminated.
+    Stopped,
+    /// Ended for good: nothing of it runs. It may be listed for a while.
+    Terminated,
+}
+
+impl InstanceState {
+    /// Returns true while the instance runs or will run.
+    pub fn is_alive(self) -> bool {
+        matches!(self, Self::Pending | Self::Running)
+    }
+}
+
+/// An instance.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Instance {
+    /// The provider's id of the instance.
+    pub id: InstanceId,
+    /// The cell that it was launched for, by its tags.
+    pub cell: CellId,
+    /// The token of its launch, by its tags; empty if the provider keeps none.
+    pub token: String,
+    /// The fingerprint of the certificate authority of the daemon that launched it, by its tags;
+    /// empty if the provider keeps none, because its instances can't be another daemon's.
+    pub fingerprint: String,
+    /// Its offering.
+    pub offering: Offering,
+    /// Its addresses, as far as they are known before it is attached.
+    pub addresses: Vec<IpAddr>,
+    /// Its state.
+    pub state: InstanceState,
+    /// The time of its launch by the provider's clock, since 1970; `None` if it is not kept.
+    pub since: Option<Duration>,
+}

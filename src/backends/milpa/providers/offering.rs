@@ -1,0 +1,38 @@
+//! Offerings: what a provider can launch.
+
+use std::fmt;
+
+/// The market of an instance.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Market {
+    /// At a fixed price, until it is terminated.
+    OnDemand,
+    /// At a lower price, until the provider takes it back.
+    Spot,
+}
+
+impl fmt::Display for Market {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::OnDemand => "On-Demand",
+            Self::Spot => "Spot",
+        })
+    }
+}
+
+/// A combination of instance type, zone and market that can be launched.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Offering {
+    /// The instance type, by the provider's name.
+    pub instance_type: String,
+    /// The zone, by the provider's name.
+    pub zone: String,
+    /// The market.
+    pub market: Market,
+}
+
+impl fmt::Display for Offering {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} in {} ({})", self.instance_type, self.zone, self.market)
+    }
+}

@@ -1,0 +1,212 @@
+//! The simulated cloud: a model of a provider whose instances are remote, slow, paid and limited.
+//!
+//! It has no clock, no task and no socket: the simulator calls it with the time of its events.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use super::{
+    Capabilities, ErrorClass, Instance, InstanceId, InstanceState, LaunchSpec, Market, Offering,
+    ProviderError, Termination,
+};
+
+/// The capabilities of the simulated cloud.
+pub const CAPABILITIES: Capabilities = Capabilities {
+    provider: "sim",
+    own_kernel: true,
+    own_users: true,
+    own_devices: true,
+    separate_link: false,
+    can_be_paused: false,
+    pods_control_agent: false,
+    ends_with_node: false,
+    ends_confirmed_within: Duration::from_secs(600),
+    not_found_believed_after: Duration::from_secs(120),
+    listing_period: Duration::from_secs(60),
+    tags_at_launch_only: false,
+};
+
+/// The time for which a terminated instance is listed.
+const TERMINATED_LISTED: Duration = Duration::from_secs(3600);
+
+/// An instance of the simulated cloud.
+#[derive(Debug, Clone)]
+pub struct SimInstance {
+    /// The parameters of its launch.
+    pub spec: LaunchSpec,
+    /// The token of its launch.
+    pub token: String,
+    /// The fingerprint in its tags.
+    pub fingerprint: String,
+    /// Its offering.
+    pub offering: Offering,
+    /// The time of its launch.
+    pub launched: Duration,
+    /// The time from which on lists and descriptions show it.
+    pub visible: Duration,
+    /// The time from which on it ends, and the time at which it has ended.
+    pub ending: Option<(Duration, Duration)>,
+}
+
+impl SimInstance {
+    /// Returns true if it runs at a time.
+    pub fn runs(&self, now: Duration) -> bool {
+        self.ending.is_none_or(|(_, ended)| now < ended)
+    }
+
+    fn state(&self, now: Duration) -> InstanceState {
+        match self.ending {
+            Some((_, ended)) if now >= ended => InstanceState::Terminated,
+            Some((began, _)) if now >= began => InstanceState::Stopped,
+            _ => InstanceState::Running,
+        }
+    }
+
+    fn described(&self, id: &InstanceId, now: Duration) -> Instance {
+        Instance {
+            id: id.clone(),
+            cell: self.spec.cell.clone(),
+            token: self.token.clone(),
+            fingerprint: self.fingerprint.clone(),
+            offering: self.offering.clone(),
+            addresses: Vec::new(),
+            state: self.state(now),
+            since: Some(self.launched),
+        }
+    }
+}
+
+/// The simulated cloud.
+#[derive(Debug, Default)]
+pub struct SimCloud {
+    instances: BTreeMap<InstanceId, SimInstance>,
+    launches: u64,
+    /// The number of instances that each offering has room for; absent ones have no limit.
+    capacity: BTreeMap<Offering, usize>,
+}
+
+impl SimCloud {
+    /// Returns the offerings, the cheapest first.
+    pub fn offerings() -> Vec<Offering> {
+        let mut offerings = Vec::new();
+        for instance_type in ["small", "medium"] {
+            for zone in ["zone-a", "zone-b"] {
+                offerings.push(Offering {
+                    instance_type: instance_type.to_owned(),
+                    zone: zone.to_owned(),
+                    market: Market::OnDemand,
+                });
+            }
+        }
+        offerings
+    }
+
+    /// Sets the capacity of an offering.
+    pub fn set_capacity(&mut self, offering: Offering, instances: usize) {
+        self.capacity.insert(offering, instances);
+    }
+
+    /// Returns all instances that were ever launched.
+    pub fn instances(&self) -> &BTreeMap<InstanceId, SimInstance> {
+        &self.instances
+    }
+
+    /// Launches an instance, or returns that of an earlier launch with the token.
+    pub fn launch(
+        &mut self,
+        spec: &LaunchSpec,
+        token: &str,
+        fingerprint: &str,
+        now: Duration,
+        visible_after: Duration,
+    ) -> Result<InstanceId, ProviderError> {
+        let earlier = self.instances.iter().find(|(_, instance)| instance.token == token);
+        if let Some((id, _)) = earlier {
+            return Ok(id.clone());
+        }
+        let has_room = |offering: &&Offering| {
+            let running = self
+                .instances
+                .values()
+                .filter(|instance| instance.offering == **offering && instance.runs(now))
+                .count();
+            self.capacity.get(*offering).is_none_or(|capacity| running < *capacity)
+        };
+        let Some(offering) = spec.candidates.iter().find(has_room).cloned() else {
+            let mut error =
+                ProviderError::without_cause(ErrorClass::Capacity, "launch: no capacity");
+            error.refused.clone_from(&spec.candidates);
+            return Err(error);
+        };
+        self.launches += 1;
+        let id = InstanceId(format!("i-{:08}", self.launches));
+        let instance = SimInstance {
+            spec: spec.clone(),
+            token: token.to_owned(),
+            fingerprint: fingerprint.to_owned(),
+            offering,
+            launched: now,
+            visible: now + visible_after,
+            ending: None,
+        };
+        self.instances.insert(id.clone(), instance);
+        Ok(id)
+    }
+
+    /// Lists the instances as they were at a time.
+    pub fn list(&self, at: Duration) -> Vec<Instance> {
+        self.instances
+            .iter()
+            .filter(|(_, instance)| instance.visible <= at && !is_forgotten(instance, at))
+            .map(|(id, instance)| instance.described(id, at))
+            .collect()
+    }
+
+    /// Describes an instance.
+    pub fn describe(&self, id: &InstanceId, now: Duration) -> Result<Instance, ProviderError> {
+        let known = self
+            .instances
+            .get(id)
+            .filter(|instance| instance.visible <= now && !is_forgotten(instance, now));
+        known.map(|instance| instance.described(id, now)).ok_or_else(|| not_found(id))
+    }
+
+    /// Terminates an instance, which has ended some time later.
+    pub fn terminate(
+        &mut self,
+        id: &InstanceId,
+        now: Duration,
+        takes: Duration,
+    ) -> Result<Termination, ProviderError> {
+        let known = self
+            .instances
+            .get_mut(id)
+            .filter(|instance| instance.visible <= now && !is_forgotten(instance, now));
+        let instance = known.ok_or_else(|| not_found(id))?;
+        if instance.ending.is_none() {
+            instance.ending = Some((now, now + takes));
+        }
+        Ok(Termination::Accepted)
+    }
+
+    /// Ends an instance by itself.
+    pub fn end(&mut self, id: &InstanceId, now: Duration) {
+        if let Some(instance) = self.instances.get_mut(id)
+            && instance.runs(now)
+        {
+            instance.ending = Some((now, now));
+        }
+    }
+
+    /// Removes instances that are not listed any more. Bounds the memory of long simulations.
+    pub fn forget_old(&mut self, now: Duration) {
+        self.instances.retain(|_, instance| !is_forgotten(instance, now));
+    }
+}
+
+fn is_forgotten(instance: &SimInstance, now: Duration) -> bool {
+    instance.ending.is_some_and(|(_, ended)| now > ended + TERMINATED_LISTED)
+}
+
+fn not_found(id: &InstanceId) -> ProviderError {
+    ProviderError::without_cause(ErrorClass::NotFound, format!("instance {id} does not exist"))
+}

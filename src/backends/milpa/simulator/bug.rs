@@ -1,0 +1,80 @@
+//! Bugs that are planted between the engine and its world, to prove that the simulation finds them.
+
+use crate::backends::milpa::{
+    cells::engine::{Change, Effect, Effects, Event},
+    providers::{ErrorClass, Termination},
+};
+
+/// A planted bug.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Bug {
+    /// A launch is called before it is recorded.
+    LaunchBeforeRecord,
+    /// A replay of a launch has another token.
+    NewTokenOnReplay,
+    /// A launch without an answer is taken for a failed launch.
+    UnansweredIsFailure,
+    /// An accepted termination is taken for a confirmed end.
+    AcceptedIsConfirmed,
+    /// An agent that does not answer is taken for one that has stopped its pod.
+    SilenceIsShutdown,
+    /// An instance that is not listed is taken for an ended instance.
+    AbsenceIsEnd,
+}
+
+impl Bug {
+    /// All bugs.
+    pub const ALL: [Self; 6] = [
+        Self::LaunchBeforeRecord,
+        Self::NewTokenOnReplay,
+        Self::UnansweredIsFailure,
+        Self::AcceptedIsConfirmed,
+        Self::SilenceIsShutdown,
+        Self::AbsenceIsEnd,
+    ];
+
+    /// Changes an event on its way to the engine.
+    pub(super) fn on_event(self, event: &mut Event) {
+        match (self, event) {
+            (Self::UnansweredIsFailure, Event::Launched(_, Err(error)))
+                if error.class == ErrorClass::Unanswered =>
+            {
+                // A refusal that has no effect.
+                error.class = ErrorClass::Capacity;
+            }
+            (Self::AcceptedIsConfirmed, Event::Terminated { outcome: Ok(progress), .. }) => {
+                *progress = Termination::Confirmed;
+            }
+            (Self::SilenceIsShutdown, Event::ShutDown(_, ended)) => *ended = true,
+            _ => {}
+        }
+    }
+
+    /// Changes effects on their way from the engine.
+    pub(super) fn on_effects(self, effects: &mut Effects, number: u64) {
+        match self {
+            Self::LaunchBeforeRecord => {
+                for at in 1..effects.len() {
+                    let is_pair = matches!(
+                        (&effects[at - 1].1, &effects[at].1),
+                        (Effect::Commit { changes, .. }, Effect::Launch(_))
+                            if changes.iter().any(|change| matches!(change, Change::Cell(..)))
+                    );
+                    if is_pair {
+                        effects.swap(at - 1, at);
+                    }
+                }
+            }
+            Self::NewTokenOnReplay => {
+                for (_, effect) in effects {
+                    if let Effect::Launch(launch) = effect {
+                        let mut other = launch.as_ref().clone();
+                        other.token = format!("{}-{number}", other.token);
+                        *launch = std::sync::Arc::new(other);
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+}

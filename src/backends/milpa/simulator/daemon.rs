@@ -1,0 +1,571 @@
+//! The daemon of the simulated world: it carries out the engine's effects, and can be killed
+//! between two of them.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    sync::Arc,
+    time::Duration,
+};
+
+use kiyot_link::bootstrap::{Bootstrap, GatewayAddress};
+use ring::digest::{SHA256, digest};
+
+use super::{
+    Bug,
+    agent::ORPHAN_TIMEOUT,
+    world::{FINGERPRINT, Happening, World},
+};
+use crate::backends::milpa::{
+    cells::engine::{
+        Change, CommitOf, Effect, Effects, Engine, EngineConfig, Event, Journal, Launch, Now,
+        OrderSpec, Seams,
+    },
+    id::{CellId, NoRandomness, SandboxId},
+    providers::{Capabilities, ErrorClass, InstanceId, ProviderError, Termination, sim},
+    store::StoreError,
+};
+
+/// The time after which a call without an answer is given up.
+const CALL_TIMEOUT: Duration = Duration::from_secs(30);
+/// The date of the beginning of a simulation.
+const EPOCH: Duration = Duration::from_secs(1_800_000_000);
+
+/// A run of the daemon.
+#[derive(Debug)]
+pub(super) struct Daemon {
+    pub(super) engine: Engine,
+    pub(super) started: Duration,
+    /// The effects of each cell, with the numbers of their events.
+    queues: BTreeMap<CellId, VecDeque<(u64, Effect)>>,
+    event: u64,
+    pub(super) claim: u64,
+    pub(super) claims: BTreeMap<u64, InstanceId>,
+    /// The pods whose runs wait for an order.
+    orders: BTreeMap<SandboxId, usize>,
+    /// The pods whose stops wait for the end of a cell.
+    pub(super) enders: BTreeMap<CellId, usize>,
+}
+
+/// A call to the provider.
+#[derive(Debug, Clone)]
+pub(super) enum Call {
+    Launch(Arc<Launch>),
+    Terminate(CellId, Option<InstanceId>),
+    Describe(CellId, InstanceId),
+    List(Duration),
+    EndStrays(Vec<InstanceId>),
+}
+
+/// The seams of a simulated engine.
+#[derive(Debug)]
+struct SimSeams(fastrand::Rng);
+
+impl Seams for SimSeams {
+    fn random(&mut self, buffer: &mut [u8]) -> Result<(), NoRandomness> {
+        self.0.fill(buffer);
+        Ok(())
+    }
+
+    fn bootstrap(&self, cell: &CellId, token: &str) -> Option<Bootstrap> {
+        Some(Bootstrap {
+            cell: cell.to_string(),
+            gateway: GatewayAddress::Unix("/simulated".into()),
+            ca_sha256: FINGERPRINT.to_owned(),
+            token: token.to_owned(),
+            orphan_timeout_secs: ORPHAN_TIMEOUT.as_secs(),
+        })
+    }
+}
+
+pub(super) fn sha256(text: &str) -> String {
+    hex::encode(digest(&SHA256, text.as_bytes()))
+}
+
+/// Returns the time since 1970.
+pub(super) fn unix(now: Duration) -> Duration {
+    EPOCH + now
+}
+
+impl World<'_> {
+    fn time(&self) -> Now {
+        Now { boot: self.now, unix: unix(self.now) }
+    }
+
+    pub(super) fn start_daemon(&mut self) {
+        self.run += 1;
+        let run = self.run;
+        self.log(format_args!("daemon starts"));
+        let config = EngineConfig {
+            max_cells: 1000,
+            launch_timeout: Duration::from_secs(300),
+            max_launches: 3,
+            token_ttl: Duration::from_secs(600),
+            boot_id: "simulated".to_owned(),
+            retry_pause: Duration::from_secs(3),
+            orphan_timeout: ORPHAN_TIMEOUT + Duration::from_secs(120),
+            fingerprint: FINGERPRINT.to_owned(),
+            take_over: false,
+        };
+        let mut seed = [0_u8; 8];
+        self.rng.fill(&mut seed);
+        let random = fastrand::Rng::with_seed(u64::from_le_bytes(seed));
+        let capabilities = Capabilities {
+            not_found_believed_after: if self.options.bug == Some(Bug::AbsenceIsEnd) {
+                Duration::from_millis(1)
+            } else {
+                sim::CAPABILITIES.not_found_believed_after
+            },
+            ..sim::CAPABILITIES
+        };
+        let journal = Journal {
+            cells: self.cells.iter().map(|(id, cell)| (id.to_string(), cell.clone())).collect(),
+            orders: self.orders.iter().map(|(id, order)| (id.to_string(), order.clone())).collect(),
+            sandboxes: self.sandboxes.values().cloned().collect(),
+        };
+        let seams = Box::new(SimSeams(random));
+        let (mut engine, changes, unusable) =
+            Engine::recover(config, capabilities, seams, journal, self.time());
+        if !unusable.is_empty() {
+            self.violation(format!("records can't be used: {unusable:?}"));
+        }
+        self.write(changes);
+        let effects = engine.start(self.time());
+        self.daemon = Some(Daemon {
+            engine,
+            started: self.now,
+            queues: BTreeMap::new(),
+            event: 0,
+            claim: 0,
+            claims: BTreeMap::new(),
+            orders: BTreeMap::new(),
+            enders: BTreeMap::new(),
+        });
+        self.dispatch(effects);
+        self.after(Duration::from_millis(10), Happening::List { run });
+        self.relist();
+    }
+
+    /// Kills the daemon.
+    fn crash(&mut self) {
+        self.log(format_args!("daemon is killed"));
+        self.crashes += 1;
+        self.daemon = None;
+        // Nothing of this run reaches the next.
+        self.run += 1;
+        self.disconnect(None);
+        self.daemon_crashed();
+        let wait = self.rng.long_tailed(Duration::from_secs(5), Duration::from_secs(120));
+        self.after(wait, Happening::DaemonStarts);
+    }
+
+    /// Kills the daemon sometimes. Returns true if it is dead.
+    fn may_crash(&mut self) -> bool {
+        if self.rng.once_in(self.faults().crash) {
+            self.crash();
+        }
+        self.daemon.is_none()
+    }
+
+    /// Passes an event to the engine.
+    pub(super) fn handle(&mut self, mut event: Event) {
+        if let Some(bug) = self.options.bug {
+            bug.on_event(&mut event);
+        }
+        let time = self.time();
+        let Some(daemon) = &mut self.daemon else { return };
+        let effects = daemon.engine.handle(event, time);
+        self.dispatch(effects);
+    }
+
+    /// Passes an order to the engine.
+    pub(super) fn order(&mut self, pod: usize, spec: OrderSpec) {
+        let time = self.time();
+        let Some(daemon) = &mut self.daemon else { return };
+        let (sandbox, effects) = daemon.engine.order(spec, time);
+        daemon.orders.insert(sandbox, pod);
+        self.dispatch(effects);
+    }
+
+    fn dispatch(&mut self, mut effects: Effects) {
+        let run = self.run;
+        let number = self.trace.lines;
+        if let Some(bug) = self.options.bug {
+            bug.on_effects(&mut effects, number);
+        }
+        let Some(daemon) = &mut self.daemon else { return };
+        daemon.event += 1;
+        let event = daemon.event;
+        let (mut at_once, mut begin) = (Vec::new(), BTreeSet::new());
+        for (cell, effect) in effects {
+            let Some(cell) = cell else {
+                at_once.push(effect);
+                continue;
+            };
+            let queue = daemon.queues.entry(cell.clone()).or_default();
+            if queue.is_empty() {
+                begin.insert(cell);
+            }
+            queue.push_back((event, effect));
+        }
+        let next = daemon.engine.next_timer();
+        for cell in begin {
+            let wait = self.rng.millis(1, 3);
+            self.after(wait, Happening::Effect { run, cell });
+        }
+        if let Some(next) = next {
+            self.after(next.saturating_sub(self.now), Happening::Timer { run });
+        }
+        for effect in at_once {
+            self.perform(None, effect);
+        }
+    }
+
+    pub(super) fn timer(&mut self) {
+        let is_due = self
+            .daemon
+            .as_ref()
+            .and_then(|daemon| daemon.engine.next_timer())
+            .is_some_and(|next| next <= self.now);
+        if is_due {
+            self.handle(Event::Tick);
+        }
+    }
+
+    /// Carries out the next effect of a cell.
+    pub(super) fn next_effect(&mut self, cell: &CellId) {
+        if self.may_crash() {
+            return;
+        }
+        let Some(daemon) = &mut self.daemon else { return };
+        let Some(queue) = daemon.queues.get_mut(cell) else { return };
+        let Some((event, effect)) = queue.front().cloned() else { return };
+        match effect {
+            Effect::Commit { changes, of } if self.rng.once_in(self.faults().commit) => {
+                self.log(format_args!("{cell}: commit fails"));
+                self.commit_failed(cell, event, of, changes);
+            }
+            Effect::Commit { changes, .. } => self.write(changes),
+            effect => self.perform(Some(cell), effect),
+        }
+        if self.may_crash() {
+            return;
+        }
+        let run = self.run;
+        let Some(queue) = self.daemon.as_mut().and_then(|daemon| daemon.queues.get_mut(cell))
+        else {
+            return;
+        };
+        queue.pop_front();
+        if queue.is_empty() {
+            if let Some(daemon) = &mut self.daemon {
+                daemon.queues.remove(cell);
+            }
+        } else {
+            let wait = self.rng.millis(1, 3);
+            self.after(wait, Happening::Effect { run, cell: cell.clone() });
+        }
+    }
+
+    /// Skips the effects that depend on a failed commit. The commit itself stays first in the queue
+    /// until its outcome is handled.
+    fn commit_failed(&mut self, cell: &CellId, event: u64, of: CommitOf, changes: Vec<Change>) {
+        let queue = self.daemon.as_mut().and_then(|daemon| daemon.queues.get_mut(cell));
+        if let Some(queue) = queue
+            && of != CommitOf::Information
+        {
+            let mut first = true;
+            queue.retain(|(number, _)| std::mem::take(&mut first) || *number != event);
+        }
+        let error = Arc::new(StoreError::closed());
+        self.handle(Event::CommitFailed { cell: cell.clone(), of, changes, error });
+    }
+
+    fn write(&mut self, changes: Vec<Change>) {
+        for change in changes {
+            match change {
+                Change::Cell(id, Some(record)) => {
+                    self.log(format_args!("record {id} {:?}", record.phase()));
+                    self.recorded.insert(id.clone());
+                    self.cells.insert(id, *record);
+                }
+                Change::Cell(id, None) => {
+                    self.log(format_args!("remove {id}"));
+                    self.cells.remove(&id);
+                }
+                Change::Order(id, Some(record)) => {
+                    self.orders.insert(id, *record);
+                }
+                Change::Order(id, None) => {
+                    self.orders.remove(&id);
+                }
+            }
+        }
+    }
+
+    fn perform(&mut self, cell: Option<&CellId>, effect: Effect) {
+        let run = self.run;
+        match (effect, cell) {
+            (Effect::Launch(launch), Some(_)) => self.call(Call::Launch(launch)),
+            (Effect::Terminate { instance, .. }, Some(cell)) => {
+                self.call(Call::Terminate(cell.clone(), instance));
+            }
+            (Effect::Describe(instance), Some(cell)) => {
+                if self.options.bug == Some(Bug::AbsenceIsEnd) {
+                    let error = ProviderError::without_cause(ErrorClass::NotFound, "absent");
+                    let event = Box::new(Event::Described(cell.clone(), Err(error)));
+                    return self.after(Duration::ZERO, Happening::Deliver { run, event });
+                }
+                self.call(Call::Describe(cell.clone(), instance));
+            }
+            (Effect::EndStrays(instances), _) => {
+                self.log(format_args!("strays {instances:?}"));
+                self.call(Call::EndStrays(instances));
+            }
+            // The node's own parts need no network.
+            (Effect::Attach(..), Some(cell)) => {
+                let outcome = if self.rng.once_in(self.faults().failed) {
+                    Err(ProviderError::without_cause(ErrorClass::Transient, "attach"))
+                } else {
+                    Ok(Vec::new())
+                };
+                let event = Box::new(Event::Attached(cell.clone(), outcome));
+                let wait = self.rng.millis(50, 300);
+                self.after(wait, Happening::Deliver { run, event });
+            }
+            (Effect::Detach(_), Some(cell)) => {
+                let outcome = if self.rng.once_in(self.faults().failed) {
+                    Err(ProviderError::without_cause(ErrorClass::Transient, "detach"))
+                } else {
+                    Ok(())
+                };
+                let event = Box::new(Event::Detached(cell.clone(), outcome));
+                let wait = self.rng.millis(10, 50);
+                self.after(wait, Happening::Deliver { run, event });
+            }
+            (Effect::ShutDown, Some(cell)) => self.shut_down(cell),
+            (Effect::Disconnect, Some(cell)) => self.disconnect(Some(cell)),
+            (Effect::AnswerClaim(claim, outcome), _) => {
+                let instance = self.daemon.as_mut().and_then(|daemon| daemon.claims.remove(&claim));
+                if let Some(instance) = instance {
+                    self.claimed(&instance, &outcome);
+                }
+            }
+            (Effect::AnswerOrder(sandbox, outcome), cell) => {
+                let pod = self.daemon.as_mut().and_then(|daemon| daemon.orders.remove(&sandbox));
+                let error = outcome.as_ref().err().map(ToString::to_string);
+                self.log(format_args!(
+                    "order of {pod:?} {}",
+                    error.as_deref().unwrap_or("is bound")
+                ));
+                if let Some(pod) = pod {
+                    let bound = outcome.ok().and_then(|_| Some((cell?.clone(), sandbox)));
+                    self.ran(pod, bound);
+                }
+            }
+            (Effect::AnswerEnd(outcome), Some(cell)) => {
+                let pod = self.daemon.as_mut().and_then(|daemon| daemon.enders.remove(cell));
+                if let Some(pod) = pod {
+                    self.stopped(pod, outcome.is_ok());
+                }
+            }
+            (Effect::PublishEnded(reason), Some(cell)) => {
+                self.log(format_args!("{cell} has ended: {reason}"));
+                self.check_ended(cell, &reason);
+                self.cell_ended(cell);
+            }
+            (effect, cell) => self.log(format_args!("{cell:?} {effect:?}")),
+        }
+    }
+
+    /// Checks that a cell has really ended.
+    fn check_ended(&mut self, cell: &CellId, reason: &str) {
+        let now = self.now;
+        let running = self
+            .cloud
+            .instances()
+            .iter()
+            .find(|(_, instance)| instance.spec.cell == *cell && instance.runs(now))
+            .map(|(id, _)| id.clone());
+        if let Some(instance) = running {
+            self.violation(format!("{cell} has ended ({reason}), and its {instance} runs"));
+        }
+        if reason == "its instance ended" {
+            let by_itself = self.agents.iter().any(|(id, agent)| {
+                agent.interrupted
+                    && self.cloud.instances().get(id).is_some_and(|of| of.spec.cell == *cell)
+            });
+            if !by_itself {
+                self.violation(format!("{cell} was ended, and its instance had not ended"));
+            }
+        }
+    }
+
+    pub(super) fn list(&mut self) {
+        let run = self.run;
+        let began = self.now;
+        self.call(Call::List(began));
+        self.after(sim::CAPABILITIES.listing_period, Happening::List { run });
+    }
+
+    /// Calls the provider: the request and its reply may be lost, late or refused.
+    fn call(&mut self, call: Call) {
+        let (run, faults) = (self.run, self.faults());
+        let wait = self.rng.long_tailed(Duration::from_millis(200), Duration::from_secs(5));
+        let unanswered = |doing: &str| {
+            ProviderError::without_cause(ErrorClass::Unanswered, format!("{doing}: no answer"))
+        };
+        let fails = |class| ProviderError::without_cause(class, "simulated failure");
+        let (error, after, arrives, replies) = if self.outage {
+            (Some(unanswered("outage")), CALL_TIMEOUT, None, false)
+        } else if self.rng.once_in(faults.lost_request) {
+            (Some(unanswered("request lost")), CALL_TIMEOUT, None, false)
+        } else if self.rng.once_in(faults.late_request) {
+            let late = CALL_TIMEOUT + self.rng.seconds(1, 50);
+            (Some(unanswered("request late")), CALL_TIMEOUT, Some(late), false)
+        } else if self.rng.once_in(faults.lost_reply) {
+            (Some(unanswered("reply lost")), CALL_TIMEOUT, Some(wait), false)
+        } else if self.rng.once_in(faults.throttled) {
+            (Some(fails(ErrorClass::Throttled)), wait, None, false)
+        } else if self.rng.once_in(faults.failed) {
+            (Some(fails(ErrorClass::Transient)), wait, None, false)
+        } else {
+            (None, wait, Some(wait), true)
+        };
+        if let Some(error) = error {
+            self.log(format_args!("{} fails: {error}", call.name()));
+            let event = call.failed(error);
+            if let Some(event) = event {
+                self.after(after, Happening::Deliver { run, event: Box::new(event) });
+            }
+        }
+        if let Some(arrives) = arrives {
+            self.after(arrives, Happening::Arrives { run, call: Box::new(call), replies });
+        }
+    }
+
+    /// Carries a call out at the provider.
+    pub(super) fn arrive(&mut self, run: u64, call: Call, replies: bool) {
+        let event = match call {
+            Call::Launch(launch) => {
+                let outcome = self.launch(&launch);
+                Event::Launched(launch.spec.cell.clone(), outcome)
+            }
+            Call::Terminate(cell, instance) => {
+                let outcome = self.terminate(&cell, instance);
+                Event::Terminated { cell, outcome, console: String::new() }
+            }
+            Call::Describe(cell, instance) => {
+                let described = self.cloud.describe(&instance, self.now);
+                Event::Described(cell, described)
+            }
+            Call::List(began) => {
+                // A list is some time old.
+                let at = self.now.saturating_sub(self.rng.seconds(0, 20));
+                let mut instances = self.cloud.list(at);
+                if self.rng.once_in(self.faults().partial_list) {
+                    instances.retain(|_| !self.rng.once_in(3));
+                }
+                Event::Listed { began, instances }
+            }
+            Call::EndStrays(instances) => {
+                for instance in &instances {
+                    let takes =
+                        self.rng.long_tailed(Duration::from_secs(60), Duration::from_secs(300));
+                    let _gone = self.cloud.terminate(instance, self.now, takes);
+                }
+                Event::StraysEnded(instances)
+            }
+        };
+        if replies {
+            let wait = self.rng.millis(20, 200);
+            self.after(wait, Happening::Deliver { run, event: Box::new(event) });
+        }
+    }
+
+    fn launch(&mut self, launch: &Launch) -> Result<InstanceId, ProviderError> {
+        let cell = &launch.spec.cell;
+        let (before, now) = (self.cloud.instances().len(), self.now);
+        let visible = self.rng.long_tailed(Duration::from_secs(4), Duration::from_secs(60));
+        let launched = self.cloud.launch(&launch.spec, &launch.token, FINGERPRINT, now, visible);
+        self.log(format_args!("launch of {cell}: {launched:?}"));
+        if self.cloud.instances().len() > before {
+            self.instances += 1;
+            if !self.recorded.contains(cell) {
+                self.violation(format!("{cell} is launched before it is recorded"));
+            }
+            let twins = self
+                .cloud
+                .instances()
+                .values()
+                .filter(|instance| instance.spec.cell == *cell && instance.runs(now))
+                .count();
+            if twins > 1 {
+                self.violation(format!("{cell} has {twins} instances"));
+            }
+            let running = self.cloud.instances().values().filter(|one| one.runs(now)).count();
+            self.most_instances = self.most_instances.max(running as u64);
+            if let Ok(instance) = &launched {
+                self.boot(&instance.clone());
+            }
+            if self.instances.is_multiple_of(256) {
+                self.cloud.forget_old(now);
+                let cloud = &self.cloud;
+                self.agents.retain(|id, _| cloud.instances().contains_key(id));
+            }
+        }
+        launched
+    }
+
+    fn terminate(
+        &mut self,
+        cell: &CellId,
+        instance: Option<InstanceId>,
+    ) -> Result<Termination, ProviderError> {
+        let takes = self.rng.long_tailed(Duration::from_secs(60), Duration::from_secs(300));
+        let instances = match instance {
+            Some(instance) => vec![instance],
+            None => {
+                let listed = self.cloud.list(self.now);
+                listed.into_iter().filter(|one| one.cell == *cell).map(|one| one.id).collect()
+            }
+        };
+        if instances.is_empty() {
+            return Err(ProviderError::without_cause(ErrorClass::NotFound, "terminate"));
+        }
+        let mut outcome = Ok(Termination::Accepted);
+        for instance in instances {
+            let ended = self.cloud.terminate(&instance, self.now, takes);
+            self.log(format_args!("termination of {instance}: {ended:?}"));
+            outcome = outcome.and(ended);
+        }
+        outcome
+    }
+}
+
+impl Call {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Launch(_) => "launch",
+            Self::Terminate(..) => "terminate",
+            Self::Describe(..) => "describe",
+            Self::List(_) => "list",
+            Self::EndStrays(_) => "end strays",
+        }
+    }
+
+    /// Returns the event of a failed call.
+    fn failed(&self, error: ProviderError) -> Option<Event> {
+        Some(match self {
+            Self::Launch(launch) => Event::Launched(launch.spec.cell.clone(), Err(error)),
+            Self::Terminate(cell, _) => Event::Terminated {
+                cell: cell.clone(),
+                outcome: Err(error),
+                console: String::new(),
+            },
+            Self::Describe(cell, _) => Event::Described(cell.clone(), Err(error)),
+            Self::EndStrays(instances) => Event::StraysEnded(instances.clone()),
+            // The next listing follows at its period.
+            Self::List(_) => return None,
+        })
+    }
+}

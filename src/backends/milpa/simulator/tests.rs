@@ -1,0 +1,69 @@
+use super::*;
+
+/// A small, dense day.
+fn dense(seed: u64) -> SimulationOptions {
+    SimulationOptions {
+        seed,
+        pods: 12,
+        duration: Duration::from_secs(2 * 3600),
+        faults: Faults::DENSE,
+        bug: None,
+    }
+}
+
+#[test]
+fn world_without_faults_runs_every_pod_once() {
+    let options = SimulationOptions { faults: Faults::NONE, ..dense(1) };
+    let report = simulate(&options, None);
+    assert_eq!(report.violations, Vec::<String>::new());
+    assert_eq!((report.pods_run, report.instances, report.crashes), (12, 12, 0));
+}
+
+#[test]
+fn same_seed_makes_the_same_trace() {
+    let (mut first, mut second) = (Vec::new(), Vec::new());
+    let reports = [simulate(&dense(7), Some(&mut first)), simulate(&dense(7), Some(&mut second))];
+    assert!(first == second, "the traces differ");
+    assert_eq!(reports[0], reports[1]);
+    assert_ne!(reports[0].trace_sha256, simulate(&dense(8), None).trace_sha256);
+}
+
+#[test]
+fn thousand_dense_days_have_no_leak_no_double_and_no_dead_cell() {
+    for seed in 0..1000 {
+        let report = simulate(&dense(seed), None);
+        assert!(report.violations.is_empty(), "{}", explained(&dense(seed)));
+    }
+}
+
+/// Returns the violations of a simulation, and the lines of its trace that name their subjects.
+fn explained(options: &SimulationOptions) -> String {
+    const MAX_LINES: usize = 80;
+    let mut trace = Vec::new();
+    let report = simulate(options, Some(&mut trace));
+    let text = report.violations.join("\n");
+    let is_name = |word: &&str| ["cell-", "pod-", "i-0"].iter().any(|name| word.starts_with(name));
+    let names: Vec<&str> = text
+        .split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '-')
+        .filter(is_name)
+        .collect();
+    let trace = String::from_utf8(trace).unwrap();
+    let lines: Vec<&str> = trace
+        .lines()
+        .filter(|line| line.contains("daemon ") || names.iter().any(|name| line.contains(name)))
+        .take(MAX_LINES)
+        .collect();
+    format!("seed {}:\n{text}\n{}", options.seed, lines.join("\n"))
+}
+
+#[test]
+fn planted_bugs_are_found() {
+    for bug in Bug::ALL {
+        let found = (0..200).find(|seed| {
+            let options = SimulationOptions { bug: Some(bug), ..dense(*seed) };
+            !simulate(&options, None).violations.is_empty()
+        });
+        println!("{bug:?} is found by seed {found:?}");
+        assert!(found.is_some(), "no seed finds {bug:?}");
+    }
+}
