@@ -2,7 +2,7 @@
 //! interleaved rounds. `make bench` runs it; docs/performance.md has the results.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a failed setup fails the bench")]
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Parser, ValueEnum};
 use kiyot_testkit::{Container, Node, Pod};
@@ -41,7 +41,8 @@ struct Options {
     /// Forwarders to compare.
     #[arg(long, value_delimiter = ',', default_value = "direct,kiyot,nginx,haproxy,socat")]
     only: Vec<cri::forwarders::Kind>,
-    /// Another build of the daemon, which the part `calls` measures beside this one.
+    /// Another build of the daemon, with its `kiyot-cell` beside it. The part `calls` measures both
+    /// in interleaved rounds, the other parts one after the other.
     #[arg(long)]
     baseline: Option<PathBuf>,
     /// Size of a measured log or stream, in MiB.
@@ -103,24 +104,30 @@ async fn main() {
         drop(forwarders);
         kubelet.stop_and_remove(&running).await.expect("a pod ends");
     }
-    if options.parts.contains(&Part::Cells) {
-        cri::startup::measure(&node, options.cells).await;
-    }
-    if options.parts.contains(&Part::Logs) {
-        cri::logs::measure(&node, options.rounds, options.mib).await;
-    }
-    if options.parts.contains(&Part::Streams) {
-        cri::streams::measure(&node, options.rounds, options.mib).await;
-    }
-    if options.parts.contains(&Part::Busy) {
-        cri::loaded_link::measure(&node, options.execs).await;
-    }
-    if options.parts.contains(&Part::Volumes) {
-        cri::volumes::measure(&node, options.updates).await;
-    }
-    if options.parts.contains(&Part::Density) {
-        cri::density::measure(&node, options.density, options.lists).await;
+    let this_build = PathBuf::from(env!("CARGO_BIN_EXE_kiyot"));
+    for part in options.parts.iter().filter(|part| **part != Part::Calls) {
+        for program in std::iter::once(&this_build).chain(&options.baseline) {
+            if options.baseline.is_some() {
+                println!("\n{}:", program.display());
+            }
+            measure(*part, &options, &node, program).await;
+        }
     }
     let left = node.stop();
     assert!(left.is_empty(), "left on the host:\n{left}");
+}
+
+/// Measures a part of a build of the daemon.
+async fn measure(part: Part, options: &Options, node: &Node, program: &Path) {
+    match part {
+        Part::Calls => {}
+        Part::Cells => cri::startup::measure(node, program, options.cells).await,
+        Part::Logs => cri::logs::measure(node, program, options.rounds, options.mib).await,
+        Part::Streams => cri::streams::measure(node, program, options.rounds, options.mib).await,
+        Part::Busy => cri::loaded_link::measure(node, program, options.execs).await,
+        Part::Volumes => cri::volumes::measure(node, program, options.updates).await,
+        Part::Density => {
+            cri::density::measure(node, program, options.density, options.lists).await;
+        }
+    }
 }

@@ -35,7 +35,7 @@ const SETTLE_TIME: Duration = Duration::from_secs(45);
 const MAX_OPEN_FILES: u64 = 1 << 16;
 
 /// Starts this many cells, measures `times` lists, and prints tables.
-pub(crate) async fn measure(node: &Node, cells: usize, times: usize) {
+pub(crate) async fn measure(node: &Node, program: &Path, cells: usize, times: usize) {
     let maximum = rustix::process::getrlimit(Resource::Nofile).maximum;
     let files = Some(maximum.map_or(MAX_OPEN_FILES, |maximum| maximum.min(MAX_OPEN_FILES)));
     rustix::process::setrlimit(Resource::Nofile, Rlimit { current: files, maximum }).unwrap();
@@ -45,7 +45,7 @@ pub(crate) async fn measure(node: &Node, cells: usize, times: usize) {
         milpa: format!("max_cells = {}\nlaunch_timeout = \"10m\"", cells + CONCURRENT_STARTS),
         netns: format!("cell_binary = \"{}\"", setup.program.display()),
         network: Some(setup.network.clone()),
-        ..KiyotOptions::new(env!("CARGO_BIN_EXE_kiyot"))
+        ..KiyotOptions::new(program)
     };
     let kiyot = Kiyot::start(node, options).await;
     let of_daemon = kiyot.state().join("cells");

@@ -1,7 +1,10 @@
 //! Latency of calls of a cell whose link is loaded: they share a connection with its logs and
 //! streams.
 
-use std::time::{Duration, Instant};
+use std::{
+    path::Path,
+    time::{Duration, Instant},
+};
 
 use kiyot_testkit::{Container, Kiyot, KiyotOptions, Kubelet, Node, Pod, RunningPod};
 use tokio_util::task::AbortOnDropHandle;
@@ -10,9 +13,8 @@ use super::{calls::quantile, streams::forwarded_port};
 
 /// Measures ExecSync of `true` in a cell that is idle, that has a forwarded port at full speed,
 /// that writes its log at full speed, and that does both. Prints a table.
-pub(crate) async fn measure(node: &Node, calls: usize) {
-    let options =
-        KiyotOptions { log: "warn".to_owned(), ..KiyotOptions::new(env!("CARGO_BIN_EXE_kiyot")) };
+pub(crate) async fn measure(node: &Node, program: &Path, calls: usize) {
+    let options = KiyotOptions { log: "warn".to_owned(), ..KiyotOptions::new(program) };
     let kiyot = Kiyot::start(node, options).await;
     let mut kubelet = kiyot.kubelet().await;
     let line = "x".repeat(4095);

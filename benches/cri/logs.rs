@@ -22,9 +22,8 @@ const LAST_LINE: &str = "the end";
 const LINES: [(&str, usize); 2] = [("lines of 100 bytes", 100), ("lines of 4 KiB", 4096)];
 
 /// Runs writers, alternately on the node and in a cell, and prints a table.
-pub(crate) async fn measure(node: &Node, rounds: usize, mib: usize) {
-    let options =
-        KiyotOptions { log: "warn".to_owned(), ..KiyotOptions::new(env!("CARGO_BIN_EXE_kiyot")) };
+pub(crate) async fn measure(node: &Node, program: &Path, rounds: usize, mib: usize) {
+    let options = KiyotOptions { log: "warn".to_owned(), ..KiyotOptions::new(program) };
     let kiyot = Kiyot::start(node, options).await;
     let mut kubelet = kiyot.kubelet().await;
     println!("\n| what is written | pod | MiB | MB/s p50 | MB/s least | MB/s most |");

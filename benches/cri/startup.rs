@@ -1,7 +1,10 @@
 //! Time from RunPodSandbox to the first log line on the node: of a pod in a cold cell, and of a pod
 //! on the node.
 
-use std::time::{Duration, Instant};
+use std::{
+    path::Path,
+    time::{Duration, Instant},
+};
 
 use kiyot_testkit::{Container, Kiyot, KiyotOptions, Kubelet, LIMIT, Node, Pod, poll_until};
 
@@ -18,9 +21,8 @@ struct Start {
 }
 
 /// Starts pods one after another, and prints a table of the medians.
-pub(crate) async fn measure(node: &Node, times: usize) {
-    let options =
-        KiyotOptions { log: "info".to_owned(), ..KiyotOptions::new(env!("CARGO_BIN_EXE_kiyot")) };
+pub(crate) async fn measure(node: &Node, program: &Path, times: usize) {
+    let options = KiyotOptions { log: "info".to_owned(), ..KiyotOptions::new(program) };
     let kiyot = Kiyot::start(node, options).await;
     let mut kubelet = kiyot.kubelet().await;
     println!(

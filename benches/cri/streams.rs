@@ -1,7 +1,10 @@
 //! Latency and throughput of exec and port-forward. On the node they use containerd's own streaming
 //! server, whose URL passes through kiyot; in a cell they use a tunnel.
 
-use std::time::{Duration, Instant};
+use std::{
+    path::Path,
+    time::{Duration, Instant},
+};
 
 use kiyot_testkit::{
     Container, Kiyot, KiyotOptions, Kubelet, Node, Pod, RunningPod, cri, websocket::Streams,
@@ -28,9 +31,8 @@ struct Times {
 }
 
 /// Measures a pod on the node and a pod in a cell alternately, and prints a table.
-pub(crate) async fn measure(node: &Node, rounds: usize, mib: usize) {
-    let options =
-        KiyotOptions { log: "warn".to_owned(), ..KiyotOptions::new(env!("CARGO_BIN_EXE_kiyot")) };
+pub(crate) async fn measure(node: &Node, program: &Path, rounds: usize, mib: usize) {
+    let options = KiyotOptions { log: "warn".to_owned(), ..KiyotOptions::new(program) };
     let kiyot = Kiyot::start(node, options).await;
     let mut kubelet = kiyot.kubelet().await;
     let bytes = mib << 20;

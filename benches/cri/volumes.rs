@@ -1,15 +1,17 @@
 //! Time from the kubelet's rename on the node until a container in a cell reads the updated volume.
 
-use std::time::{Duration, Instant};
+use std::{
+    path::Path,
+    time::{Duration, Instant},
+};
 
 use kiyot_testkit::{Container, Kiyot, KiyotOptions, Node, Pod, Source, cri, websocket::Streams};
 
 use super::calls::quantile;
 
 /// Updates a Secret about once a second, and prints a table.
-pub(crate) async fn measure(node: &Node, updates: usize) {
-    let options =
-        KiyotOptions { log: "warn".to_owned(), ..KiyotOptions::new(env!("CARGO_BIN_EXE_kiyot")) };
+pub(crate) async fn measure(node: &Node, program: &Path, updates: usize) {
+    let options = KiyotOptions { log: "warn".to_owned(), ..KiyotOptions::new(program) };
     let kiyot = Kiyot::start(node, options).await;
     let mut kubelet = kiyot.kubelet().await;
     let version = |n: usize| {

@@ -33,7 +33,7 @@ pub use kubelet::{
 };
 pub use leftovers::Leftovers;
 pub use node::Node;
-pub use processes::{kill_all, peak_resident_kib, processes, resident_kib};
+pub use processes::{command_line, kill_all, peak_resident_kib, processes, resident_kib};
 pub use registry::{Access, Pace, Registry};
 pub use rng::{SeededRng, seed};
 pub use wait::{LIMIT, allowed, poll_until, wait_for, wait_until};

@@ -7,29 +7,22 @@ use std::{
 };
 
 use kiyot_linux::mountinfo;
-use kiyot_testkit::{Kiyot, KiyotOptions, LIMIT, Node, command, wait_until};
+use kiyot_testkit::{Kiyot, KiyotOptions, LIMIT, Node, command, command_line, wait_until};
 
-use super::{WAIT, assert_nothing_left, options, pod, remove_and_assert_clean};
+use super::{
+    WAIT, assert_nothing_left, options, pod, remove_and_assert_clean, stops::processes_of,
+};
 
-/// Returns the processes outside this test's mount namespace that see a mount whose path ends with
-/// `end`.
-fn processes_with_mount(path_end: &str) -> Vec<String> {
-    let own_namespace = fs::read_link("/proc/self/ns/mnt").unwrap();
-    let entries = fs::read_dir("/proc").unwrap().flatten().map(|entry| entry.path());
-    entries
-        .filter(|process| {
-            fs::read_link(process.join("ns/mnt")).is_ok_and(|namespace| namespace != own_namespace)
-        })
-        .filter(|process| {
-            let table = fs::read(process.join("mountinfo")).unwrap_or_default();
-            let mut mounts = mountinfo::parse(&table).into_iter();
-            mounts.any(|mount| mount.point.to_string_lossy().ends_with(path_end))
-        })
-        .map(|process| {
-            let line = fs::read(process.join("cmdline")).unwrap_or_default();
-            format!("{} {}", process.display(), String::from_utf8_lossy(&line).replace('\0', " "))
-        })
-        .collect()
+/// Returns the command lines of a cell's processes that see a mount whose path ends with
+/// `path_end`. Launches of other tests see all mounts of the node until they leave its root.
+fn processes_with_mount(cell: &str, path_end: &str) -> Vec<String> {
+    let processes = processes_of(cell).into_iter();
+    let with_mount = processes.filter(|pid| {
+        let table = fs::read(format!("/proc/{pid}/mountinfo")).unwrap_or_default();
+        let mut mounts = mountinfo::parse(&table).into_iter();
+        mounts.any(|mount| mount.point.to_string_lossy().ends_with(path_end))
+    });
+    with_mount.map(|pid| format!("{pid} {}", command_line(&pid))).collect()
 }
 
 fn mount(arguments: &[&str], at: &Path) {
@@ -55,11 +48,12 @@ async fn volume_unmounted_on_the_node_is_released_under_a_running_cell() {
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
     let running = kubelet.run_pod(&pod("long-lived", WAIT)).await.unwrap();
-    assert_eq!(processes_with_mount("/globalmount"), Vec::<String>::new());
+    let cell = kiyot.cells().remove(0);
+    assert_eq!(processes_with_mount(&cell, "/globalmount"), Vec::<String>::new());
     // Later mounts do not propagate into the cell.
     let later = plugins.join("driver/2/globalmount");
     mount(&["-t", "tmpfs", "none"], &later);
-    assert_eq!(processes_with_mount("/globalmount"), Vec::<String>::new());
+    assert_eq!(processes_with_mount(&cell, "/globalmount"), Vec::<String>::new());
 
     command::run("umount", &[global.to_str().unwrap()]);
     wait_until("the file system and its device are released", LIMIT, async || {
@@ -96,9 +90,10 @@ async fn programs_on_a_file_system_of_their_own_run_in_a_cell() {
     let kiyot = Kiyot::start(&node, options).await;
     let mut kubelet = kiyot.kubelet().await;
     let running = kubelet.run_pod(&pod("elsewhere", WAIT)).await.unwrap();
-    let of_cell = processes_with_mount("/programs");
+    let cell = kiyot.cells().remove(0);
+    let of_cell = processes_with_mount(&cell, "/programs");
     assert!(!of_cell.is_empty(), "the cell has the mounts that it needs");
-    assert_eq!(processes_with_mount("/other"), Vec::<String>::new());
+    assert_eq!(processes_with_mount(&cell, "/other"), Vec::<String>::new());
     remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
     drop(kiyot);
     assert_nothing_left(node);
