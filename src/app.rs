@@ -61,8 +61,9 @@ pub struct App {
 
 impl App {
     /// Starts all parts, the CRI socket last, so that all recovered pods are known to the first
-    /// call. Called on the main runtime.
-    pub async fn start(config: &Config) -> Result<Self, AppError> {
+    /// call. Called on the main runtime. `take_over` ends instances of this node that a daemon with
+    /// another state directory launched.
+    pub async fn start(config: &Config, take_over: bool) -> Result<Self, AppError> {
         let (mut backends, mut milpas): (Vec<Arc<dyn Backend>>, _) = (Vec::new(), Vec::new());
         let mut only_cri = None;
         for (name, backend) in &config.backends {
@@ -77,7 +78,7 @@ impl App {
                     only_cri = Some(name);
                 }
                 BackendConfig::Milpa(milpa) => {
-                    let milpa = Milpa::start(&name, milpa).await?;
+                    let milpa = Milpa::start(&name, milpa, take_over).await?;
                     backends.push(milpa.clone());
                     milpas.push(milpa);
                 }
@@ -113,17 +114,21 @@ impl App {
 }
 
 /// Runs the daemon until SIGTERM or SIGINT. Reloads read the configuration from `path`.
-pub fn run(path: &Path, config: Config) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+pub fn run(
+    path: &Path,
+    config: Config,
+    take_over: bool,
+) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let runtime = Builder::new_multi_thread()
         .worker_threads(WORKER_THREADS)
         .thread_name("kiyot")
         .enable_all()
         .build()
         .map_err(AppError::Runtime)?;
-    Ok(runtime.block_on(serve(path, config))?)
+    Ok(runtime.block_on(serve(path, config, take_over))?)
 }
 
-async fn serve(path: &Path, mut config: Config) -> Result<(), AppError> {
+async fn serve(path: &Path, mut config: Config, take_over: bool) -> Result<(), AppError> {
     // Installed before the start, so that a signal during the start ends the daemon right after it.
     let mut terminate = signal(SignalKind::terminate()).map_err(AppError::Runtime)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(AppError::Runtime)?;
@@ -136,7 +141,7 @@ async fn serve(path: &Path, mut config: Config) -> Result<(), AppError> {
         default = config.routing.default,
         "daemon starting"
     );
-    let app = App::start(&config).await?;
+    let app = App::start(&config, take_over).await?;
     systemd::ready();
     let watchdog = app.front.watchdog.clone();
     let mut watchdog_feed = std::pin::pin!(systemd::feed_watchdog(&watchdog));

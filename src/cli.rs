@@ -50,6 +50,10 @@ enum Command {
         /// Format of log lines. KIYOT_LOG filters them, such as "info" or "kiyot=debug".
         #[arg(long, value_enum, default_value_t)]
         log_format: LogFormat,
+        /// Ends instances of this node that a daemon with another state directory launched. Without
+        /// it they keep new cells from being launched.
+        #[arg(long)]
+        take_over: bool,
     },
     /// Reports all problems of a configuration, or summarises it.
     CheckConfig {
@@ -120,7 +124,7 @@ fn print(text: &str, code: ExitCode) -> ExitCode {
 /// Runs a command, and returns its output.
 fn execute(command: Command) -> Result<Output, UsageError> {
     match command {
-        Command::Serve { config, log_format } => {
+        Command::Serve { config, log_format, take_over } => {
             telemetry::init(log_format).map_err(UsageError)?;
             // The daemon's memory has the CA's key and credentials of registries.
             if let Err(error) = core_dump::forbid() {
@@ -133,7 +137,7 @@ fn execute(command: Command) -> Result<Output, UsageError> {
             };
             match config::load(&config) {
                 Err(problems) => ended(ExitCode::from(EXIT_USAGE), &problems.to_string()),
-                Ok(loaded) => match app::run(&config, loaded) {
+                Ok(loaded) => match app::run(&config, loaded, take_over) {
                     Ok(()) => Ok(String::new().into()),
                     Err(error) => ended(ExitCode::FAILURE, &chain(&*error)),
                 },

@@ -49,7 +49,7 @@ use id::PREFIX;
 use images::{Images, NodeImages, Registries};
 use logs::Logs;
 use policy::Rules;
-use providers::{Provider, netns};
+use providers::{Owner, Provider, netns};
 use store::{Store, StoreError};
 use streaming::Streaming;
 use volumes::Volumes;
@@ -78,6 +78,11 @@ pub enum StartError {
     Streaming(BackendName, #[source] io::Error),
 }
 
+/// Returns the name of the node in Kubernetes, unless the kubelet is told another.
+fn host_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().to_lowercase()
+}
+
 /// The backend of pods in cells.
 #[derive(Debug)]
 pub struct Milpa {
@@ -92,7 +97,12 @@ pub struct Milpa {
 
 impl Milpa {
     /// Starts all parts. Afterwards the recorded pods are known, and their cells may dial.
-    pub async fn start(name: &BackendName, config: &MilpaBackend) -> Result<Arc<Self>, StartError> {
+    /// `take_over` ends instances of this node that a daemon with another state directory launched.
+    pub async fn start(
+        name: &BackendName,
+        config: &MilpaBackend,
+        take_over: bool,
+    ) -> Result<Arc<Self>, StartError> {
         let of_store = |error| StartError::Store(name.clone(), error);
         let store = Store::open(&config.state_dir).await.map_err(of_store)?;
         let ca = Ca::load_or_make(&store)
@@ -127,6 +137,12 @@ impl Milpa {
             token_ttl: config.token_ttl,
             orphan_timeout: config.orphan_timeout,
             boot_id: netns::boot_id(),
+            owner: Owner {
+                cluster: config.cluster.clone().unwrap_or_default(),
+                node: config.node.clone().unwrap_or_else(host_name),
+                fingerprint: ca.sha256(),
+            },
+            take_over,
             ..CellsConfig::default()
         };
         let cells = Cells::start(cells_config, store.clone(), provider).await.map_err(of_store)?;

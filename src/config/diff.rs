@@ -72,6 +72,8 @@ impl Diff {
                         ephemeral_storage_limit => restart,
                         state_dir => restart,
                         provider => restart,
+                        cluster => restart,
+                        node => restart,
                         orphan_timeout => restart,
                         launch_timeout => restart,
                         token_ttl => restart,

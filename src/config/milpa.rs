@@ -3,7 +3,7 @@
 use std::{path::PathBuf, time::Duration};
 
 use super::{Netns, backends::CONTAINERD_SOCKET, read};
-use crate::problems::Table;
+use crate::problems::{Field, Table};
 
 const STATE_DIR: &str = "/var/lib/kiyot";
 const MAX_CELLS: usize = 250;
@@ -16,6 +16,8 @@ const IMAGE_PULL_PROGRESS_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 /// Range of all durations above.
 const MIN_TIMEOUT: Duration = Duration::from_secs(1);
 const MAX_TIMEOUT: Duration = Duration::from_secs(7 * 24 * 60 * 60);
+/// Longest name of a cluster or a node, that of a Kubernetes node.
+const MAX_OWNER_NAME_BYTES: usize = 253;
 /// Namespace of containerd's CRI plugin.
 const NODE_NAMESPACE: &str = "k8s.io";
 const PAUSE_IMAGE: &str = "registry.k8s.io/pause:3.9";
@@ -28,6 +30,10 @@ pub struct MilpaBackend {
     pub state_dir: PathBuf,
     /// Provider of cells.
     pub provider: ProviderKind,
+    /// Name of the cluster, for the tags of instances.
+    pub cluster: Option<String>,
+    /// Name of the node, for the tags of instances; by default the host name.
+    pub node: Option<String>,
     /// Limit of concurrent cells.
     pub max_cells: usize,
     /// Bytes of its cell's disk that a pod may use: writable layers, emptyDirs and logs. 0 is no
@@ -153,6 +159,8 @@ impl Default for MilpaBackend {
         Self {
             state_dir: STATE_DIR.into(),
             provider: ProviderKind::Netns,
+            cluster: None,
+            node: None,
             max_cells: MAX_CELLS,
             ephemeral_storage_limit: 0,
             orphan_timeout: ORPHAN_TIMEOUT,
@@ -178,6 +186,8 @@ impl MilpaBackend {
         table.set("provider", &mut backend.provider, |field| {
             field.choice(&[("netns", ProviderKind::Netns)])
         });
+        table.set("cluster", &mut backend.cluster, |field| owner_name(field).map(Some));
+        table.set("node", &mut backend.node, |field| owner_name(field).map(Some));
         table.set("max_cells", &mut backend.max_cells, |field| field.number(1..=MAX_CELLS_LIMIT));
         table.set("ephemeral_storage_limit", &mut backend.ephemeral_storage_limit, read::bytes);
         for (key, target) in [
@@ -250,8 +260,20 @@ impl Policy {
     }
 }
 
+/// Reads the name of a cluster or a node, which is the value of a tag.
+fn owner_name(field: Field<'_>) -> Option<String> {
+    let allowed = format!(
+        "1 to {MAX_OWNER_NAME_BYTES} letters, digits, \".\", \"-\" and \"_\", as \"worker-1\""
+    );
+    field.read(&allowed, |text| {
+        let is_allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
+        let has_length = (1..=MAX_OWNER_NAME_BYTES).contains(&text.len());
+        (has_length && text.chars().all(is_allowed)).then(|| text.to_owned())
+    })
+}
+
 /// Reads a text without white space.
-fn word(field: crate::problems::Field<'_>, allowed: &str) -> Option<String> {
+fn word(field: Field<'_>, allowed: &str) -> Option<String> {
     field.read(allowed, |text| {
         (!text.is_empty() && !text.contains(|c: char| c.is_whitespace() || c.is_control()))
             .then(|| text.to_owned())

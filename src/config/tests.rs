@@ -186,6 +186,14 @@ fn contradicting_keys_are_reported() {
         (format!("{MINIMAL}[server]\nlisten = \"{long}/{long}\""), "server.listen = "),
         (format!("{WITH_CELLS}state_dir = \"{long}\""), "backends.milpa.state_dir = "),
         (
+            format!("{WITH_CELLS}node = \"worker 1\""),
+            "backends.milpa.node = \"worker 1\": is invalid; allowed: 1 to 253 letters, digits",
+        ),
+        (
+            format!("{WITH_CELLS}cluster = \"{}\"", "c".repeat(254)),
+            "backends.milpa.cluster = \"ccc",
+        ),
+        (
             format!("{WITH_CELLS}state_dir = \"var/lib\""),
             "backends.milpa.state_dir = \"var/lib\": is invalid; allowed: an absolute path",
         ),

@@ -1,6 +1,6 @@
 //! Cells on top of the netns provider.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 
 use async_trait::async_trait;
 use kiyot::backends::milpa::{
@@ -76,7 +76,14 @@ fn order(bench: &Bench) -> LaunchOrder {
         ports: Vec::new(),
         cgroup_parent: String::new(),
     };
-    LaunchOrder { sandbox, attempt: 0, identity: String::new(), attachment, deadline: None }
+    LaunchOrder {
+        sandbox,
+        attempt: 0,
+        identity: String::new(),
+        attachment,
+        labels: BTreeMap::new(),
+        deadline: None,
+    }
 }
 
 /// Waits until the process of the only cell runs, and returns the cell's instance.

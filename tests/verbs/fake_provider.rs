@@ -2,7 +2,7 @@
 //! the cell's containerd is real.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     net::IpAddr,
     path::PathBuf,
     sync::{
@@ -32,6 +32,8 @@ pub(crate) struct FakeProvider {
     dir: PathBuf,
     cells: Mutex<HashMap<CellId, Running>>,
     launched: Mutex<Vec<CellId>>,
+    /// Tags of the last launch.
+    pub(crate) tags: Mutex<BTreeMap<String, String>>,
     /// Permits of launches.
     pub(crate) gate: tokio::sync::Semaphore,
     /// Permits of terminations.
@@ -61,6 +63,7 @@ impl FakeProvider {
             dir,
             cells: Mutex::default(),
             launched: Mutex::default(),
+            tags: Mutex::default(),
             gate: open(),
             way_out: open(),
             most: AtomicUsize::new(0),
@@ -166,6 +169,7 @@ impl Provider for FakeProvider {
             home.run(|info| own.service(info), stop).await;
         });
         self.launched.lock().unwrap().push(spec.cell.clone());
+        self.tags.lock().unwrap().clone_from(&spec.tags);
         let mut cells = self.cells.lock().unwrap();
         cells.insert(spec.cell.clone(), Running { cell, end, task });
         self.most.fetch_max(cells.len(), Ordering::SeqCst);

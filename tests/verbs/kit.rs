@@ -17,7 +17,7 @@ use kiyot::{
             images::{Images, NodeImages},
             logs::Logs,
             policy::Rules,
-            providers::Provider,
+            providers::{Owner, Provider},
             store::{Batch, Store},
             streaming::Streaming,
             volumes::Volumes,
@@ -235,7 +235,12 @@ impl Daemon {
         let state = dir.join("state");
         let store = Store::open(&state).await.unwrap();
         let ca = Ca::load_or_make(&store).await.unwrap();
-        let config = CellsConfig { launch_timeout: LIMIT, ..CellsConfig::default() };
+        let owner = Owner {
+            cluster: "production".to_owned(),
+            node: "worker-1".to_owned(),
+            fingerprint: ca.sha256(),
+        };
+        let config = CellsConfig { launch_timeout: LIMIT, owner, ..CellsConfig::default() };
         let cells = Cells::start(config, store.clone(), Arc::clone(provider) as _).await.unwrap();
         let limits = Limits {
             handshake: LIMIT,

@@ -1,6 +1,6 @@
 //! The life of a pod under a kubelet.
 
-use kiyot::backends::Method;
+use kiyot::backends::{Method, milpa::providers::owner};
 use kiyot_proto::cri;
 use kiyot_testkit::{
     fake_cell::{IMAGE, REFERENCE},
@@ -91,6 +91,22 @@ async fn pod_runs_from_sandbox_to_removal() {
     }
     assert!(kiyot.sandboxes().is_empty() && kiyot.containers().is_empty());
     assert_eq!(kiyot.sandbox_status(&sandbox).unwrap_err().code(), Code::NotFound);
+}
+
+/// Verifies P16.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn launch_has_tags_of_its_owner_and_of_its_pod() {
+    let kiyot = Fixture::start().await;
+    let mut request = kiyot.sandbox_request("web");
+    let labels = &mut request.config.as_mut().unwrap().labels;
+    labels.insert("app".to_owned(), "checkout".to_owned());
+    labels.insert(owner::NODE.to_owned(), "forged".to_owned());
+    let _: cri::RunPodSandboxResponse = kiyot.call(Method::RunPodSandbox, request).await.unwrap();
+    let tags = kiyot.provider.tags.lock().unwrap().clone();
+    let of = |key: &str| tags[key].as_str();
+    assert_eq!((of(owner::CLUSTER), of(owner::NODE)), ("production", "worker-1"));
+    assert_eq!(of(owner::FINGERPRINT).len(), 64, "a SHA-256 in hexadecimal");
+    assert_eq!((of(owner::NAMESPACE), of(owner::POD), of("app")), ("shop", "web", "checkout"));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -5,6 +5,7 @@
 //! begun. `listing` shows the engine the provider's instances.
 
 use std::{
+    collections::BTreeMap,
     net::IpAddr,
     sync::{Arc, OnceLock},
     time::{Duration, Instant},
@@ -22,7 +23,7 @@ use tokio::sync::{broadcast, oneshot};
 use super::{
     gateway::{CellLink, Gateway},
     id::{CellId, NoRandomness, SandboxId},
-    providers::{Attachment, InstanceId, Provider, ProviderError},
+    providers::{Attachment, InstanceId, Owner, Provider, ProviderError},
     store::{Batch, Store, StoreError, Table},
 };
 
@@ -69,6 +70,8 @@ pub struct LaunchOrder {
     pub identity: String,
     /// The pod, as CNI plugins get it.
     pub attachment: Attachment,
+    /// The labels of the pod, which become tags of its instance.
+    pub labels: BTreeMap<String, String>,
     /// The caller's deadline.
     pub deadline: Option<Instant>,
 }
@@ -126,7 +129,7 @@ pub enum CellError {
     /// An instance of this owner was launched by another daemon.
     #[error(
         "instance {0} of this owner was launched by a daemon with another certificate authority; \
-         no cell is launched until it has ended"
+         no cell is launched until it has ended, or the daemon is started with --take-over"
     )]
     Foreign(InstanceId),
     /// The daemon is starting or stopping.
@@ -171,6 +174,10 @@ pub struct CellsConfig {
     pub orphan_timeout: Duration,
     /// The boot id of the node.
     pub boot_id: String,
+    /// The owner of the instances.
+    pub owner: Owner,
+    /// True to end instances of the same owner that another daemon launched.
+    pub take_over: bool,
     /// The pause after a failed termination.
     pub retry_pause: Duration,
 }
@@ -183,6 +190,8 @@ impl Default for CellsConfig {
             token_ttl: Duration::from_secs(600),
             orphan_timeout: Duration::from_secs(900),
             boot_id: String::new(),
+            owner: Owner::default(),
+            take_over: false,
             retry_pause: Duration::from_secs(3),
         }
     }
@@ -279,8 +288,8 @@ impl Cells {
             boot_id: config.boot_id.clone(),
             retry_pause: config.retry_pause,
             orphan_timeout: config.orphan_timeout + ORPHAN_GRACE,
-            fingerprint: String::new(),
-            take_over: false,
+            owner: config.owner,
+            take_over: config.take_over,
         };
         let sandboxes = store.load::<SandboxMeta>(Table::Sandboxes).await?;
         let journal = Journal {
@@ -376,6 +385,7 @@ impl Cells {
             identity: order.identity,
             sandbox: order.sandbox,
             attachment: order.attachment,
+            labels: order.labels,
             candidates,
             timeout: order
                 .deadline

@@ -17,12 +17,14 @@ mod error;
 mod instance;
 pub mod netns;
 mod offering;
+pub mod owner;
 pub mod sim;
 
 pub use capabilities::Capabilities;
 pub use error::{ErrorClass, ProviderError};
 pub use instance::{Instance, InstanceId, InstanceState};
 pub use offering::{Market, Offering};
+pub use owner::{Owner, PodTags};
 
 /// The parameters of a launch. A replay of the launch has exactly the same.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,7 +33,7 @@ pub struct LaunchSpec {
     pub cell: CellId,
     /// The offerings that may be launched, the preferred first. Not empty.
     pub candidates: Vec<Offering>,
-    /// The tags of the instance, beside those that the provider sets itself.
+    /// The tags of the instance, its owner's and its pod's ([`Owner::tags`]).
     pub tags: BTreeMap<String, String>,
     /// The boot data, with which the agent connects to the gateway. Secret.
     pub bootstrap: Bootstrap,

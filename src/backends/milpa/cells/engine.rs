@@ -17,7 +17,7 @@ use ring::digest::{SHA256, digest};
 use super::{
     super::{
         id::{CellId, NoRandomness, SandboxId},
-        providers::{Capabilities, ErrorClass, InstanceId, ProviderError, Termination},
+        providers::{Capabilities, ErrorClass, InstanceId, Owner, ProviderError, Termination},
     },
     CellError,
 };
@@ -79,8 +79,8 @@ pub(crate) struct EngineConfig {
     /// The time without contact after which a cell has certainly stopped its pod: the agent's
     /// limit, the time in which it notices, and the time in which containers end.
     pub(crate) orphan_timeout: Duration,
-    /// The fingerprint of the daemon's certificate authority; empty if instances have none.
-    pub(crate) fingerprint: String,
+    /// The owner of the instances.
+    pub(crate) owner: Owner,
     /// True if instances of this owner with another fingerprint are strays.
     pub(crate) take_over: bool,
 }

@@ -160,6 +160,7 @@ impl CriService {
                 .unwrap_or_default(),
         };
         let pod = format!("{}/{}", attachment.pod_namespace, attachment.pod_name);
+        let labels = request.config.iter().flat_map(|config| config.labels.clone()).collect();
         let annotations = request.config.as_ref().map(|config| &config.annotations);
         // Without the caller's deadline: a retry joins the launch, which `launch_timeout` bounds.
         let order = LaunchOrder {
@@ -167,6 +168,7 @@ impl CriService {
             attempt: metadata.attempt,
             identity: annotations.map(annotations::identity).unwrap_or_default(),
             attachment,
+            labels,
             deadline: None,
         };
         let bound = self.cells.launch(order).await.map_err(|error| status_code::of_cell(&error))?;

@@ -21,7 +21,7 @@ use crate::backends::milpa::{
         OrderSpec, Seams,
     },
     id::{CellId, NoRandomness, SandboxId},
-    providers::{Capabilities, ErrorClass, InstanceId, ProviderError, Termination, sim},
+    providers::{Capabilities, ErrorClass, InstanceId, Owner, ProviderError, Termination, sim},
     store::StoreError,
 };
 
@@ -103,7 +103,7 @@ impl World<'_> {
             boot_id: "simulated".to_owned(),
             retry_pause: Duration::from_secs(3),
             orphan_timeout: ORPHAN_TIMEOUT + Duration::from_secs(120),
-            fingerprint: FINGERPRINT.to_owned(),
+            owner: Owner { fingerprint: FINGERPRINT.to_owned(), ..Owner::default() },
             take_over: false,
         };
         let mut seed = [0_u8; 8];

@@ -1,6 +1,6 @@
 //! The kubelet of the simulated world: it runs, stops and replaces pods, and retries.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use super::{
     daemon,
@@ -109,6 +109,7 @@ impl World<'_> {
                 sandbox: sandbox.to_string(),
                 ..Attachment::default()
             },
+            labels: BTreeMap::new(),
             sandbox,
             candidates: SimCloud::offerings(),
             timeout: None,

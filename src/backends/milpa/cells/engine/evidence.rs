@@ -213,8 +213,8 @@ impl Engine {
             if instance.state == InstanceState::Terminated || self.is_of_a_cell(instance) {
                 continue;
             }
-            let is_foreign =
-                !instance.fingerprint.is_empty() && instance.fingerprint != self.config.fingerprint;
+            let is_foreign = !instance.fingerprint.is_empty()
+                && instance.fingerprint != self.config.owner.fingerprint;
             if is_foreign && !self.config.take_over {
                 foreign = foreign.or_else(|| Some(instance.id.clone()));
                 continue;

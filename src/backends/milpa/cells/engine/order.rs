@@ -16,7 +16,7 @@ use super::{
 use crate::backends::milpa::{
     cells::CellError,
     id::{CellId, SandboxId},
-    providers::{Attachment, ErrorClass, LaunchSpec, Offering, ProviderError},
+    providers::{Attachment, ErrorClass, LaunchSpec, Offering, PodTags, ProviderError},
 };
 
 /// The length of the random part of a cell's id.
@@ -47,6 +47,8 @@ pub(crate) struct OrderSpec {
     pub(crate) sandbox: SandboxId,
     /// The pod's network, with the id of the sandbox.
     pub(crate) attachment: Attachment,
+    /// The labels of the pod, for the tags of its instance.
+    pub(crate) labels: BTreeMap<String, String>,
     /// The offerings that suit the pod, the preferred first.
     pub(crate) candidates: Vec<Offering>,
     /// The time that the caller has; bounded by `launch_timeout`.
@@ -69,6 +71,8 @@ pub(super) struct Order {
     pub(super) identity: String,
     /// The pod's network; `None` until a call joins an order of a previous daemon.
     pub(super) attachment: Option<Box<Attachment>>,
+    /// The labels of the pod; empty until then.
+    pub(super) labels: BTreeMap<String, String>,
     pub(super) candidates: Vec<Offering>,
     pub(super) state: OrderState,
     /// The number of cells that were launched for it.
@@ -91,6 +95,14 @@ impl Order {
     /// Returns true if a call waits for the cell.
     fn is_wanted(&self) -> bool {
         self.attachment.is_some()
+    }
+
+    fn pod_tags(&self) -> PodTags {
+        PodTags {
+            namespace: self.key.namespace.clone(),
+            name: self.key.name.clone(),
+            labels: self.labels.clone(),
+        }
     }
 
     /// Returns the record.
@@ -131,6 +143,7 @@ impl Engine {
                     key: spec.key,
                     identity: spec.identity,
                     attachment: Some(Box::new(spec.attachment)),
+                    labels: spec.labels,
                     candidates: spec.candidates,
                     state: OrderState::Waiting,
                     launches: 0,
@@ -168,6 +181,7 @@ impl Engine {
         let mut attachment = spec.attachment;
         attachment.sandbox = sandbox.as_str().to_owned();
         order.attachment = Some(Box::new(attachment));
+        order.labels = spec.labels;
         order.candidates = spec.candidates;
         order.deadline = deadline;
         self.timers.set(Timer::Deadline(sandbox.clone()), deadline);
@@ -243,7 +257,7 @@ impl Engine {
         let spec = LaunchSpec {
             cell: id.clone(),
             candidates: order.candidates.clone(),
-            tags: BTreeMap::new(),
+            tags: self.config.owner.tags(&id, &order.pod_tags()),
             bootstrap,
             parameters: BTreeMap::new(),
         };

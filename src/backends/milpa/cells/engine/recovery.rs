@@ -1,6 +1,10 @@
 //! The engine after a start of the daemon: records become cells and orders.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use kiyot_proto::store::{self, CellPhase};
 
@@ -225,6 +229,7 @@ impl Engine {
             },
             identity: record.identity.clone(),
             attachment: None,
+            labels: BTreeMap::new(),
             candidates: launch.map(|launch| launch.spec.candidates.clone()).unwrap_or_default(),
             state: OrderState::Placed(cell.clone()),
             launches: record.launches,

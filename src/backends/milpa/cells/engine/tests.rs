@@ -44,7 +44,7 @@ fn config() -> EngineConfig {
         boot_id: "now".into(),
         retry_pause: Duration::from_secs(3),
         orphan_timeout: Duration::from_secs(1000),
-        fingerprint: "ours".into(),
+        owner: Owner { fingerprint: "ours".into(), ..Owner::default() },
         take_over: false,
     }
 }
@@ -69,6 +69,7 @@ fn spec(pod: &str) -> OrderSpec {
         identity: String::new(),
         sandbox: SandboxId::mint().unwrap(),
         attachment: Attachment::default(),
+        labels: BTreeMap::new(),
         candidates: vec![offering("a"), offering("b")],
         timeout: None,
     }
@@ -312,6 +313,7 @@ fn twin_and_stray_are_ended_after_two_sightings_apart() {
     assert!(!ends_strays(&listed(&mut engine, 220, &all)), "the first termination is pending");
 }
 
+/// Verifies P17.
 #[test]
 fn instance_of_another_authority_stops_launches_and_is_not_ended() {
     let mut engine = engine(sim::CAPABILITIES);

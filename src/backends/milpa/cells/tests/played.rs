@@ -266,6 +266,7 @@ pub(super) fn order(sandbox: &SandboxId, pod_uid: &str) -> LaunchOrder {
             sandbox: sandbox.to_string(),
             ..Attachment::default()
         },
+        labels: BTreeMap::new(),
         deadline: None,
     }
 }
@@ -279,6 +280,7 @@ pub(super) fn config() -> CellsConfig {
         orphan_timeout: PATIENCE,
         boot_id: "this boot".into(),
         retry_pause: Duration::from_millis(10),
+        ..CellsConfig::default()
     }
 }
 
