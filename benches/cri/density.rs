@@ -107,6 +107,8 @@ struct Setup {
 impl Setup {
     fn prepare(dir: &Path) -> Self {
         let dir = dir.join("density");
+        // Of another build, which was measured before.
+        let _absent = fs::remove_dir_all(&dir);
         let (spool, network, never) = (dir.join("spool"), dir.join("network"), dir.join("never"));
         for dir in [&spool, &network.join("net.d"), &network.join("bin")] {
             fs::create_dir_all(dir).unwrap();

@@ -186,6 +186,10 @@ fn contradicting_keys_are_reported() {
         (format!("{MINIMAL}[server]\nlisten = \"{long}/{long}\""), "server.listen = "),
         (format!("{WITH_CELLS}state_dir = \"{long}\""), "backends.milpa.state_dir = "),
         (
+            format!("{WITH_CELLS}provider = \"sim\""),
+            "backends.milpa.provider = \"sim\": is invalid; allowed: \"netns\"",
+        ),
+        (
             format!("{WITH_CELLS}node = \"worker 1\""),
             "backends.milpa.node = \"worker 1\": is invalid; allowed: 1 to 253 letters, digits",
         ),

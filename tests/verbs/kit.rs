@@ -46,7 +46,7 @@ pub(crate) struct Fixture {
 /// The parts that end with the daemon.
 pub(crate) struct Daemon {
     pub(crate) cri: Arc<CriService>,
-    cells: Arc<Cells>,
+    pub(crate) cells: Arc<Cells>,
     gateway: Gateway,
     store: Store,
 }

@@ -106,6 +106,7 @@ async fn launch_has_tags_of_its_owner_and_of_its_pod() {
     let of = |key: &str| tags[key].as_str();
     assert_eq!((of(owner::CLUSTER), of(owner::NODE)), ("production", "worker-1"));
     assert_eq!(of(owner::FINGERPRINT).len(), 64, "a SHA-256 in hexadecimal");
+    assert_eq!(of(owner::NAME), "shop/web");
     assert_eq!((of(owner::NAMESPACE), of(owner::POD), of("app")), ("shop", "web", "checkout"));
 }
 

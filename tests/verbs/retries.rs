@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use kiyot::backends::Method;
+use kiyot::{annotations::INSTANCE_TYPE, backends::Method};
 use kiyot_proto::{
     cell::{self, event::Event},
     cri,
@@ -70,6 +70,41 @@ async fn retry_joins_the_launch_and_gets_its_sandbox() {
         (kiyot.provider.launched(), kiyot.provider.running(), kiyot.sandboxes().len()),
         (2, 1, 1)
     );
+}
+
+/// Verifies P18.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn changed_annotation_replaces_a_launch_and_no_running_sandbox() {
+    let kiyot = Fixture::start().await;
+    let permits = kiyot.provider.gate.available_permits();
+    kiyot.provider.gate.forget_permits(permits);
+    let mut request = kiyot.sandbox_request("web");
+    let of_type = |request: &mut cri::RunPodSandboxRequest, instance_type: &str| {
+        let annotations = &mut request.config.as_mut().unwrap().annotations;
+        annotations.insert(INSTANCE_TYPE.to_owned(), instance_type.to_owned());
+    };
+    of_type(&mut request, "c5.large");
+    let mut changed = request.clone();
+    of_type(&mut changed, "c5.xlarge");
+    let run = |request: &cri::RunPodSandboxRequest| {
+        kiyot.call::<cri::RunPodSandboxResponse>(Method::RunPodSandbox, request.clone())
+    };
+    let first = async {
+        let outcome = run(&request).await;
+        kiyot.provider.gate.add_permits(10);
+        outcome
+    };
+    let second = async {
+        wait_for("the launch is pending", || !kiyot.daemon.cells.all().is_empty()).await;
+        run(&changed).await
+    };
+    let (first, second) = tokio::join!(first, second);
+    let (first, second) = (first.unwrap_err(), second.unwrap());
+    assert!(first.message().contains("its pod was changed"), "{first}");
+    assert_eq!((kiyot.provider.launched(), kiyot.provider.most()), (2, 1));
+    // The machine of a running sandbox is fixed.
+    assert_eq!(run(&request).await.unwrap(), second);
+    assert_eq!(kiyot.provider.launched(), 2);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

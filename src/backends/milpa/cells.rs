@@ -36,8 +36,9 @@ mod shared;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use engine::OrderKey;
 use engine::{
-    Engine, EngineConfig, Event, Journal, JournalSandbox, OrderKey, OrderSpec, Seams, Unusable,
+    Effects, Engine, EngineConfig, Event, Journal, JournalSandbox, OrderSpec, Seams, Unusable,
 };
 use shared::{Shared, now};
 
@@ -332,16 +333,14 @@ impl Cells {
         if shared.links.set(links).is_err() || shared.stop.is_cancelled() {
             return;
         }
-        {
+        shared.with_core(|core, now| {
             // Before any task runs: a cell without a link counts as ended.
-            let mut core = shared.core();
             let cells: Vec<CellId> = core.engine.ids().cloned().collect();
             for cell in cells {
-                shared.ensure_link(&mut core, &cell);
+                shared.ensure_link(core, &cell);
             }
-            let effects = core.engine.start(now());
-            shared.dispatch(&mut core, effects);
-        }
+            ((), core.engine.start(now))
+        });
         shared.tasks.spawn(listing::run(Arc::clone(shared)));
         shared.tasks.spawn(Arc::clone(shared).run_timers());
     }
@@ -392,19 +391,24 @@ impl Cells {
                 .map(|deadline| deadline.saturating_duration_since(Instant::now())),
         };
         let (answer, answered) = oneshot::channel();
-        let sandbox = {
-            let mut core = shared.core();
-            let (sandbox, effects) = core.engine.order(spec, now());
+        let sandbox = shared.with_core(|core, now| {
+            let (sandbox, effects) = core.engine.order(spec, now);
             core.orders.entry(sandbox.clone()).or_default().push(answer);
             let cell = core.engine.cell_of_order(&sandbox).map(tracing::field::display);
             tracing::info!(cell, %sandbox, pod, namespace, "cell launch started");
-            shared.dispatch(&mut core, effects);
-            sandbox
-        };
+            (sandbox, effects)
+        });
         let (cell, addresses) = answered.await.unwrap_or(Err(CellError::Stopping))?;
         let ended = "it ended when it was bound".to_owned();
         let cell = self.get(&cell).ok_or(CellError::Ended(cell, ended))?;
         Ok(BoundCell { cell, sandbox, addresses })
+    }
+
+    /// Ends the launch for a sandbox if other annotations choose its machine now and its cell is
+    /// not attached yet. The callers of the launch get an error.
+    pub(super) fn end_changed_launch(&self, order: &OrderKey, identity: &str) {
+        self.shared
+            .with_core(|core, now| ((), core.engine.end_changed_order(order, identity, now)));
     }
 
     /// Returns the cell with this id, unless its end is confirmed.
@@ -438,21 +442,19 @@ impl Cells {
     /// After an error the termination is retried every few seconds, and at once by another call.
     pub async fn terminate(self: &Arc<Self>, id: &CellId, reason: &str) -> Result<(), CellError> {
         let shared = &self.shared;
-        let answered = {
-            let mut core = shared.core();
+        let answered = shared.with_core(|core, now| {
             if !core.engine.contains(id) {
-                return Ok(());
+                return (Ok(None), Effects::new());
             }
             if shared.stop.is_cancelled() {
-                return Err(CellError::Stopping);
+                return (Err(CellError::Stopping), Effects::new());
             }
             let (answer, answered) = oneshot::channel();
             core.enders.entry(id.clone()).or_default().push(answer);
             let event = Event::Terminate { cell: id.clone(), reason: reason.into() };
-            let effects = core.engine.handle(event, now());
-            shared.dispatch(&mut core, effects);
-            answered
-        };
+            (Ok(Some(answered)), core.engine.handle(event, now))
+        })?;
+        let Some(answered) = answered else { return Ok(()) };
         answered.await.unwrap_or(Err(CellError::Stopping))
     }
 

@@ -281,7 +281,7 @@ impl Engine {
             self.timers.clear(&Timer::Token(id.clone()));
         }
         let awaits_ends = self.capabilities.awaits_ends();
-        if matches!(cell.state, State::Terminating { step: EndStep::Confirming, .. }) {
+        if cell.state.is_confirming() {
             let at = now.boot + self.capabilities.listing_period;
             self.timers.set_once(Timer::Confirm(id.clone()), at);
         }
@@ -290,7 +290,7 @@ impl Engine {
             if cell.has_enders {
                 self.answer_end(id, Ok(()));
             }
-            self.wake_orders_of_pod(id, now);
+            self.wake_waiting_orders(now);
         } else if !awaits_ends
             && self.capabilities.orphan_timeout_is_proof()
             && matches!(cell.state, State::Terminating { .. })
@@ -313,18 +313,10 @@ impl Engine {
                     self.emit(&cell, Effect::Commit { changes, of: CommitOf::Information });
                 }
             }
-            Timer::Confirm(cell) => {
-                let confirming = self.cells.get(&cell).and_then(|entry| match &entry.state {
-                    State::Terminating { step: EndStep::Confirming, instance, .. } => {
-                        Some(instance.clone())
-                    }
-                    _ => None,
-                });
-                match confirming {
-                    Some(Some(instance)) => self.emit(&cell, Effect::Describe(instance)),
-                    // Without an id the listing is asked again.
-                    Some(None) => self.apply(&cell, CellEvent::RetryDue, now),
-                    None => {}
+            Timer::Confirm(id) => {
+                let cell = self.cells.get(&id).filter(|cell| cell.state.is_confirming());
+                if let Some(instance) = cell.and_then(|cell| cell.state.instance().cloned()) {
+                    self.emit(&id, Effect::Describe(instance));
                 }
             }
         }

@@ -8,7 +8,7 @@ use tokio::time::timeout;
 use super::{
     super::{
         id::CellId,
-        providers::{Attachment, ErrorClass, InstanceId, Provider, ProviderError, Termination},
+        providers::{Attachment, InstanceId, Provider, ProviderError, Termination},
     },
     engine::{Event, Launch},
 };
@@ -81,12 +81,7 @@ pub(super) async fn terminate(
             *console = read_console(provider.as_ref(), &instances).await.unwrap_or_default();
         }
         if instances.is_empty() {
-            return if provider.capabilities().awaits_ends() {
-                Ok(Termination::Confirmed)
-            } else {
-                let doing = format!("end {cell}: no instance of it is listed");
-                Err(ProviderError::without_cause(ErrorClass::NotFound, doing))
-            };
+            return Ok(Termination::Confirmed);
         }
         for instance in &instances {
             provider.detach(instance).await?;

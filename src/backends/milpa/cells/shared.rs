@@ -119,16 +119,17 @@ impl Shared {
 
     /// Passes an event to the engine, and starts its effects.
     pub(super) fn handle(self: &Arc<Self>, event: Event) {
-        self.with_engine(|engine, now| ((), engine.handle(event, now)));
+        self.with_core(|core, now| ((), core.engine.handle(event, now)));
     }
 
-    /// Calls the engine, and starts the effects.
-    pub(super) fn with_engine<T>(
+    /// Calls the engine, and starts the effects under the same lock, so that the effects of a cell
+    /// are queued in the order of its events.
+    pub(super) fn with_core<T>(
         self: &Arc<Self>,
-        call: impl FnOnce(&mut Engine, Now) -> (T, Effects),
+        call: impl FnOnce(&mut Core, Now) -> (T, Effects),
     ) -> T {
         let mut core = self.core();
-        let (value, effects) = call(&mut core.engine, now());
+        let (value, effects) = call(&mut core, now());
         self.dispatch(&mut core, effects);
         value
     }
@@ -141,21 +142,17 @@ impl Shared {
         key_sha256: String,
     ) -> Result<(), ClaimRefusal> {
         let (answer, answered) = oneshot::channel();
-        {
-            let mut core = self.core();
+        self.with_core(|core, now| {
             core.claim += 1;
             let claim = core.claim;
             core.claims.insert(claim, answer);
             let event = Event::Claim { cell, token_sha256, key_sha256, claim };
-            let effects = core.engine.handle(event, now());
-            self.dispatch(&mut core, effects);
-        }
+            ((), core.engine.handle(event, now))
+        });
         answered.await.unwrap_or(Err(ClaimRefusal::Unknown))
     }
 
-    /// Starts effects. Under one lock with the event, so that the effects of a cell are queued in
-    /// the order of its events.
-    pub(super) fn dispatch(self: &Arc<Self>, core: &mut Core, effects: Effects) {
+    fn dispatch(self: &Arc<Self>, core: &mut Core, effects: Effects) {
         core.event += 1;
         let event = core.event;
         for (cell, effect) in effects {
@@ -241,18 +238,18 @@ impl Shared {
                 tracing::error!(%cell, error = log, "end of cell not recorded");
             }
         }
-        let mut core = self.core();
-        if let Some(queue) = core.queues.get_mut(cell)
-            && of != CommitOf::Information
-        {
-            while queue.front().is_some_and(|(of, _)| *of == event) {
-                queue.pop_front();
+        self.with_core(|core, now| {
+            if let Some(queue) = core.queues.get_mut(cell)
+                && of != CommitOf::Information
+            {
+                while queue.front().is_some_and(|(of, _)| *of == event) {
+                    queue.pop_front();
+                }
             }
-        }
-        let error = Arc::new(error);
-        let failed = Event::CommitFailed { cell: cell.clone(), of, changes, error };
-        let effects = core.engine.handle(failed, now());
-        self.dispatch(&mut core, effects);
+            let error = Arc::new(error);
+            let failed = Event::CommitFailed { cell: cell.clone(), of, changes, error };
+            ((), core.engine.handle(failed, now))
+        });
     }
 
     pub(super) async fn commit(&self, changes: &[Change]) -> Result<(), StoreError> {

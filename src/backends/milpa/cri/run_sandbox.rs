@@ -14,7 +14,7 @@ use crate::{
     annotations::{self, CellRequest},
     backends::milpa::{
         cell_client::{self, CellClient, OPTIONAL_CALL_TIMEOUT},
-        cells::{BoundCell, Cell, LaunchOrder},
+        cells::{BoundCell, Cell, LaunchOrder, OrderKey},
         clock,
         error_chain::error_chain,
         id::SandboxId,
@@ -57,13 +57,17 @@ impl CriService {
             uid: metadata.uid.clone(),
             attempt: metadata.attempt,
         };
+        let identity = annotations::identity(&config.annotations);
         loop {
             let (service, name) = (Arc::clone(self), key.clone());
             let joined = self.launches.join(
                 &self.tasks,
                 key.clone(),
                 request.clone(),
-                requests::same_sandbox,
+                // Annotations choose the machine while it is launched; afterwards they may change.
+                |launched, request| {
+                    requests::same_sandbox(launched, request) && identity_of(launched) == identity
+                },
                 |request| Box::pin(async move { service.existing_or_new(&name, &request).await }),
             );
             match joined {
@@ -75,13 +79,21 @@ impl CriService {
                     });
                 }
                 // The pod changed while it was started: the next round replaces the other sandbox.
-                Joined::Other(waiter) => match waiter
-                    .outcome(deadline, "RunPodSandbox with another config")
-                    .await
-                {
-                    Err(status) if status.code() == Code::DeadlineExceeded => return Err(status),
-                    Ok(_) | Err(_) => {}
-                },
+                Joined::Other(waiter) => {
+                    let order = OrderKey {
+                        pod_uid: key.uid.clone(),
+                        namespace: key.namespace.clone(),
+                        name: key.name.clone(),
+                        attempt: key.attempt,
+                    };
+                    self.cells.end_changed_launch(&order, &identity);
+                    match waiter.outcome(deadline, "RunPodSandbox with another config").await {
+                        Err(status) if status.code() == Code::DeadlineExceeded => {
+                            return Err(status);
+                        }
+                        Ok(_) | Err(_) => {}
+                    }
+                }
             }
         }
     }
@@ -161,12 +173,11 @@ impl CriService {
         };
         let pod = format!("{}/{}", attachment.pod_namespace, attachment.pod_name);
         let labels = request.config.iter().flat_map(|config| config.labels.clone()).collect();
-        let annotations = request.config.as_ref().map(|config| &config.annotations);
         // Without the caller's deadline: a retry joins the launch, which `launch_timeout` bounds.
         let order = LaunchOrder {
             sandbox: id,
             attempt: metadata.attempt,
-            identity: annotations.map(annotations::identity).unwrap_or_default(),
+            identity: identity_of(request),
             attachment,
             labels,
             deadline: None,
@@ -281,4 +292,13 @@ impl CriService {
         }
         Ok(())
     }
+}
+
+/// Returns the digest of the annotations that choose the machine.
+fn identity_of(request: &cri::RunPodSandboxRequest) -> String {
+    request
+        .config
+        .as_ref()
+        .map(|config| annotations::identity(&config.annotations))
+        .unwrap_or_default()
 }

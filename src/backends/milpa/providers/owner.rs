@@ -6,6 +6,8 @@ use crate::backends::milpa::id::CellId;
 
 /// The start of the tags that say whose an instance is. No label of a pod becomes such a tag.
 pub const RESERVED_PREFIX: &str = "kiyot:";
+/// The tag that the console of EC2 shows as the name: namespace and name of the pod.
+pub const NAME: &str = "Name";
 /// The tag with the name of the cluster.
 pub const CLUSTER: &str = "kiyot:cluster";
 /// The tag with the name of the node.
@@ -53,8 +55,11 @@ impl Owner {
     /// Returns the tags of an instance: the pod's labels, and above them those of the owner. Labels
     /// that are too long for a tag, or too many, are left out.
     pub fn tags(&self, cell: &CellId, pod: &PodTags) -> BTreeMap<String, String> {
+        let mut name = format!("{}/{}", pod.namespace, pod.name);
+        name.truncate(name.floor_char_boundary(MAX_VALUE_BYTES));
         let own = [
-            (CLUSTER, self.cluster.as_str()),
+            (NAME, name.as_str()),
+            (CLUSTER, &self.cluster),
             (NODE, &self.node),
             (FINGERPRINT, &self.fingerprint),
             (CELL, cell.as_str()),
@@ -66,7 +71,7 @@ impl Owner {
             own.map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
         let labels = pod.labels.iter().filter(|(key, value)| may_be_tag(key, value));
         for (key, value) in labels.take(MAX_TAGS.saturating_sub(tags.len())) {
-            tags.insert(key.clone(), value.clone());
+            tags.entry(key.clone()).or_insert_with(|| value.clone());
         }
         tags
     }
@@ -98,7 +103,7 @@ mod tests {
         #[test]
         fn labels_of_a_pod_never_change_the_tags_of_its_owner(
             labels in prop::collection::btree_map(
-                "(kiyot:|KIYOT:|aws:)?(cluster|node|fingerprint|cell|pod|[a-z]{0,140})",
+                "(kiyot:|KIYOT:|aws:)?(Name|cluster|node|fingerprint|cell|pod|[a-z]{0,140})",
                 ".{0,300}",
                 0..80,
             ),
@@ -108,7 +113,7 @@ mod tests {
                 PodTags { namespace: "a".into(), name: "b".into(), ..PodTags::default() };
             let with = PodTags { labels: labels.clone(), ..without.clone() };
             let (own, tags) = (owner().tags(&cell, &without), owner().tags(&cell, &with));
-            prop_assert_eq!(own.len(), 6);
+            prop_assert_eq!(own.len(), 7);
             for (key, value) in &own {
                 prop_assert_eq!(&tags[key], value);
             }
@@ -134,6 +139,6 @@ mod tests {
     fn owner_without_a_cluster_has_no_empty_tag() {
         let cell = CellId::mint().unwrap();
         let tags = Owner::default().tags(&cell, &PodTags::default());
-        assert_eq!(tags.keys().map(String::as_str).collect::<Vec<_>>(), [CELL]);
+        assert_eq!(tags.keys().map(String::as_str).collect::<Vec<_>>(), [NAME, CELL]);
     }
 }

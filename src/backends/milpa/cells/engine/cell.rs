@@ -51,6 +51,33 @@ pub(super) struct Cell {
 }
 
 impl Cell {
+    /// Returns a cell of which nothing but the state is known.
+    pub(super) fn new(id: CellId, state: State) -> Self {
+        Self {
+            id,
+            state,
+            launch: None,
+            order: None,
+            order_record: None,
+            sandbox: String::new(),
+            pod_uid: String::new(),
+            boot_id: String::new(),
+            created_unix_nanos: 0,
+            token_sha256: String::new(),
+            token_expires_unix: 0,
+            token_deadline: Duration::ZERO,
+            key_sha256: String::new(),
+            was_bound: false,
+            may_be_launched: false,
+            replays: 0,
+            instance_known: None,
+            failure: None,
+            refusal: None,
+            console: String::new(),
+            has_enders: false,
+        }
+    }
+
     /// Returns true if agents may enrol and connect.
     pub(super) fn admits_agents(&self) -> bool {
         !matches!(self.state, State::Requested | State::Terminating { .. } | State::Ended { .. })

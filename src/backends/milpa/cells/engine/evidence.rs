@@ -9,9 +9,7 @@ use std::{
     time::Duration,
 };
 
-use super::{
-    CellError, CellEvent, Effect, Engine, INSTANCE_ENDED, Notice, Now, State, state::EndStep,
-};
+use super::{CellError, CellEvent, Effect, Engine, INSTANCE_ENDED, Notice, Now};
 use crate::backends::milpa::{
     id::CellId,
     providers::{ErrorClass, Instance, InstanceId, InstanceState, ProviderError},
@@ -54,7 +52,7 @@ impl Engine {
             instances.iter().map(|instance| (&instance.id, instance)).collect();
         self.resolve_open_launches(began, &instances, now);
         self.compare_cells(began, &listed, now);
-        self.find_strays(began, &instances, now);
+        self.find_strays(began, &instances);
     }
 
     /// Finds the instances of launches without an answer.
@@ -104,8 +102,7 @@ impl Engine {
         for cell in self.cells.values() {
             // An instance that became known during the listing may be absent from it.
             let is_known = cell.instance_known.is_some_and(|known| known <= began);
-            let is_confirming =
-                matches!(cell.state, State::Terminating { step: EndStep::Confirming, .. });
+            let is_confirming = cell.state.is_confirming();
             let Some(instance) = cell.state.instance() else { continue };
             if !is_known || !(cell.state.expects_instance() || is_confirming) {
                 continue;
@@ -146,9 +143,8 @@ impl Engine {
         now: Now,
     ) {
         let Some(cell) = self.cells.get(id) else { return };
-        let is_confirming =
-            matches!(cell.state, State::Terminating { step: EndStep::Confirming, .. });
-        let is_expected = cell.state.expects_instance();
+        let (is_confirming, is_expected) =
+            (cell.state.is_confirming(), cell.state.expects_instance());
         match outcome {
             Ok(instance) if instance.state == InstanceState::Terminated && is_confirming => {
                 self.apply(id, CellEvent::Terminated, now);
@@ -205,7 +201,7 @@ impl Engine {
     }
 
     /// Ends instances that belong to no cell.
-    fn find_strays(&mut self, began: Duration, instances: &[Instance], now: Now) {
+    fn find_strays(&mut self, began: Duration, instances: &[Instance]) {
         let apart = self.capabilities.listing_period / 2;
         let (mut strays, mut foreign) = (Vec::new(), None);
         let mut seen = BTreeSet::new();
@@ -238,7 +234,6 @@ impl Engine {
         if !strays.is_empty() {
             self.effects.push((None, Effect::EndStrays(strays)));
         }
-        self.wake_waiting_orders(now);
     }
 
     /// Returns true if an instance is that of a cell, or may be: by its id, or of a launch whose

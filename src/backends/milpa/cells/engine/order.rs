@@ -165,6 +165,24 @@ impl Engine {
         (sandbox, effects)
     }
 
+    /// Ends the order of a sandbox if its identity has changed and its cell is not attached yet.
+    pub(crate) fn end_changed_order(
+        &mut self,
+        key: &OrderKey,
+        identity: &str,
+        now: Now,
+    ) -> super::Effects {
+        let mut orders = self.orders.iter();
+        let changed = orders.find(|(_, order)| order.key == *key && order.identity != identity);
+        if let Some(sandbox) = changed.map(|(sandbox, _)| sandbox.clone()) {
+            let cell = self.cell_of_order(&sandbox).and_then(|cell| self.cells.get(cell));
+            if !cell.is_some_and(|cell| matches!(cell.state, State::Binding { .. })) {
+                self.replace(&sandbox, now);
+            }
+        }
+        self.handle(super::Event::Tick, now)
+    }
+
     /// Returns the cell of an order.
     pub(crate) fn cell_of_order(&self, sandbox: &SandboxId) -> Option<&CellId> {
         self.orders.get(sandbox)?.state.cell()
@@ -263,8 +281,6 @@ impl Engine {
         };
         let expires = now.unix + self.config.token_ttl;
         let cell = Cell {
-            id: id.clone(),
-            state: State::Requested,
             launch: Some(Arc::new(Launch { token, spec })),
             order: Some(sandbox.clone()),
             order_record: Some(sandbox.clone()),
@@ -275,15 +291,7 @@ impl Engine {
             token_sha256: sha256(&enrolment),
             token_expires_unix: i64::try_from(expires.as_secs()).unwrap_or(i64::MAX),
             token_deadline: now.boot + self.config.token_ttl,
-            key_sha256: String::new(),
-            was_bound: false,
-            may_be_launched: false,
-            replays: 0,
-            instance_known: None,
-            failure: None,
-            refusal: None,
-            console: String::new(),
-            has_enders: false,
+            ..Cell::new(id.clone(), State::Requested)
         };
         self.cells.insert(id.clone(), cell);
         self.apply(&id, CellEvent::Created, now);
@@ -397,14 +405,6 @@ impl Engine {
         let waiting = self.waiting_orders(|order| is_of_pod(cell, &order.key.pod_uid));
         for sandbox in waiting {
             self.answer_order(&sandbox, Err(CellError::Provider(error.clone())));
-        }
-    }
-
-    /// Places the waiting orders of a pod whose last cell has released it.
-    pub(super) fn wake_orders_of_pod(&mut self, id: &CellId, now: Now) {
-        let Some(cell) = self.cells.get(id) else { return };
-        for sandbox in self.waiting_orders(|order| is_of_pod(cell, &order.key.pod_uid)) {
-            self.place(&sandbox, now);
         }
     }
 

@@ -168,7 +168,7 @@ impl Engine {
             (CellPhase::Stopping, Some(instance)) => State::Stopping {
                 instance: instance.clone(),
                 reason: record.reason.as_str().into(),
-                step: if record.containers_ended { StopStep::Detach } else { StopStep::Shutdown },
+                step: if record.containers_ended { StopStep::Backoff } else { StopStep::Shutdown },
             },
             (CellPhase::Launching, None) if launch.is_some() && order.is_some() => {
                 let call = if is_expired { LaunchCall::Searching } else { LaunchCall::Pending };
@@ -185,7 +185,6 @@ impl Engine {
             sandbox
         });
         Cell {
-            id,
             launch: launch.map(Arc::new),
             order_record: order.clone(),
             order,
@@ -200,13 +199,8 @@ impl Engine {
             was_bound: has_sandbox,
             // The call of the previous daemon may be on its way.
             may_be_launched: true,
-            replays: 0,
             instance_known: Some(now.boot),
-            state,
-            failure: None,
-            refusal: None,
-            console: String::new(),
-            has_enders: false,
+            ..Cell::new(id, state)
         }
     }
 
@@ -249,26 +243,12 @@ fn lost(id: CellId, sandbox: &JournalSandbox, now: Now) -> Cell {
         stopped: false,
     };
     Cell {
-        id,
-        state,
-        launch: None,
-        order: None,
-        order_record: None,
         sandbox: sandbox.id.clone(),
         pod_uid: sandbox.pod_uid.clone(),
-        boot_id: String::new(),
         created_unix_nanos: sandbox.created_unix_nanos,
-        token_sha256: String::new(),
-        token_expires_unix: 0,
-        token_deadline: now.boot,
-        key_sha256: String::new(),
         was_bound: true,
         may_be_launched: true,
-        replays: 0,
         instance_known: Some(now.boot),
-        failure: None,
-        refusal: None,
-        console: String::new(),
-        has_enders: false,
+        ..Cell::new(id, state)
     }
 }

@@ -88,6 +88,8 @@ pub(crate) enum StopStep {
     Shutdown,
     /// The release of the shared parts of the node is pending.
     Detach,
+    /// The release failed; a retry follows.
+    Backoff,
 }
 
 /// The step of a termination.
@@ -286,18 +288,24 @@ impl State {
                 terminating(Some(instance), reason, true)
             }
             (
-                state @ Self::Stopping { step: StopStep::Detach, .. },
+                Self::Stopping { instance, reason, step: StopStep::Detach },
                 E::DetachFailed | E::RecordFailed,
-            ) => (state, vec![F::AnswerNotTerminated, F::StartRetryTimer]),
+            ) => (
+                Self::Stopping { instance, reason, step: StopStep::Backoff },
+                vec![F::AnswerNotTerminated, F::StartRetryTimer],
+            ),
             (
-                state @ Self::Stopping { step: StopStep::Detach, .. },
+                Self::Stopping { instance, reason, step: StopStep::Backoff },
                 E::RetryDue | E::Stop(_) | E::Resumed,
-            ) => (state, vec![F::Record, F::Detach]),
+            ) => (
+                Self::Stopping { instance, reason, step: StopStep::Detach },
+                vec![F::Record, F::Detach],
+            ),
             (Self::Stopping { instance, reason, step: StopStep::Shutdown }, E::ShutdownFailed) => {
                 terminating(Some(instance), reason, false)
             }
             (Self::Stopping { instance, reason, step }, E::End(_)) => {
-                terminating(Some(instance), reason, step == StopStep::Detach)
+                terminating(Some(instance), reason, step != StopStep::Shutdown)
             }
 
             (Self::Terminating { reason, step, stopped, .. }, E::Launched(instance))
@@ -310,10 +318,10 @@ impl State {
                 E::LaunchFailed(_) | E::Attached(_) | E::AttachFailed(_),
             ) => terminating(instance, reason, stopped),
             (
-                Self::Terminating { instance, reason, step: EndStep::AwaitCall, stopped },
+                Self::Terminating { instance: None, reason, step: EndStep::AwaitCall, stopped },
                 E::LaunchUnanswered,
             ) => (
-                Self::Terminating { instance, reason, step: EndStep::AwaitReplay, stopped },
+                Self::Terminating { instance: None, reason, step: EndStep::AwaitReplay, stopped },
                 vec![F::AnswerNotTerminated, F::StartRetryTimer],
             ),
             (
@@ -467,10 +475,15 @@ impl State {
         )
     }
 
+    /// Returns true while the proof of an accepted termination is pending.
+    pub(crate) fn is_confirming(&self) -> bool {
+        matches!(self, Self::Terminating { step: EndStep::Confirming, .. })
+    }
+
     /// Returns true if it is proven that no container of the pod runs, for the record.
     pub(crate) fn containers_ended(&self) -> bool {
         match self {
-            Self::Stopping { step, .. } => *step == StopStep::Detach,
+            Self::Stopping { step, .. } => *step != StopStep::Shutdown,
             _ => self.is_released(),
         }
     }

@@ -6,6 +6,8 @@ use crate::backends::milpa::providers::{
     Attachment, Instance, InstanceState, Market, Offering, netns, sim,
 };
 
+mod properties;
+
 /// Seams that count.
 #[derive(Debug, Default)]
 struct Counting(u64);

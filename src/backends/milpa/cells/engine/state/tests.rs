@@ -41,7 +41,7 @@ fn rank(state: &State) -> u8 {
         State::Binding { .. } => 4,
         State::Bound { .. } => 5,
         State::Stopping { step: StopStep::Shutdown, .. } => 6,
-        State::Stopping { step: StopStep::Detach, .. } => 7,
+        State::Stopping { step: StopStep::Detach | StopStep::Backoff, .. } => 7,
         State::Terminating { .. } => 8,
         State::Ended { .. } => 9,
     }
