@@ -341,3 +341,34 @@ cat /proc/self/cgroup >> {}
     assert!(in_group >= 2, "ADD and DEL must both run in {group}:\n{cgroups}");
     bench.assert_clean(id);
 }
+
+/// Verifies N21, X18.
+#[tokio::test]
+async fn instance_with_an_unreadable_record_runs_until_its_processes_have_ended() {
+    // A failing disk, and a file of a failed disk.
+    for is_broken in [false, true] {
+        let bench = Bench::new();
+        let cell = bench.launch().await;
+        let (id, launcher) = (&cell.instance.id, bench.launcher(&cell.instance.id));
+        let in_its_cgroup = || bench.resources_of(id).iter().any(|held| held.contains("sleep"));
+        wait_for("the process is in its cgroup", async || in_its_cgroup()).await;
+        let record = bench.instance_dir(id).join("instance.json");
+        fs::remove_file(&record).unwrap();
+        if is_broken {
+            fs::write(&record, "{").unwrap();
+        } else {
+            fs::create_dir(&record).unwrap();
+        }
+        for _ in 0..2 {
+            assert!(bench.provider.list_owned().await.unwrap()[0].state.is_alive());
+            assert!(bench.provider.describe(id).await.unwrap().state.is_alive());
+        }
+        kill(Pid::from_raw(launcher), Signal::SIGKILL).unwrap();
+        wait_for("the end is listed", async || {
+            !bench.provider.list_owned().await.unwrap()[0].state.is_alive()
+        })
+        .await;
+        bench.end(id).await.unwrap();
+        bench.assert_clean(id);
+    }
+}

@@ -5,7 +5,7 @@
 
 use std::{
     collections::HashMap,
-    io::{self, PipeWriter, Write},
+    io::{PipeWriter, Write},
     net::{IpAddr, Ipv4Addr},
     path::{Path, PathBuf},
     sync::{Arc, Mutex, OnceLock, PoisonError},
@@ -243,7 +243,7 @@ impl Provider for Netns {
         let home = Home::new(&self.cells, &spec.cell);
         let _alone = self.alone(&spec.cell).await;
         let token_sha256 = hex::encode(digest(&SHA256, token.as_bytes()));
-        let looked = home.known().and_then(|known| Ok((runs(&known)?, known)));
+        let looked = home.known().and_then(|known| Ok((known.launcher().runs(&spec.cell)?, known)));
         let (running, known) = looked.map_err(|error| {
             ProviderError::transient(format!("look at the instance of {}", home.cell()), error)
         })?;
@@ -292,10 +292,9 @@ impl Provider for Netns {
 
     async fn describe(&self, id: &InstanceId) -> Result<Instance, ProviderError> {
         let home = self.home(id)?;
-        let looked_up = home
-            .dir()
-            .try_exists()
-            .and_then(|exists| Ok(if exists { Some(runs(&home.known()?)?) } else { None }));
+        let looked_up = home.dir().try_exists().and_then(|exists| {
+            Ok(if exists { Some(home.known()?.launcher().runs(home.id())?) } else { None })
+        });
         match looked_up {
             Ok(Some(true)) => Ok(instance_of(home.id(), InstanceState::Running)),
             Ok(Some(false)) => Ok(instance_of(home.id(), InstanceState::Stopped)),
@@ -371,11 +370,6 @@ fn instance_of(cell: &CellId, state: InstanceState) -> Instance {
 fn not_found(doing: &str, home: &Home) -> ProviderError {
     let doing = format!("{doing} {}: there is no such instance", home.cell());
     ProviderError::without_cause(ErrorClass::NotFound, doing)
-}
-
-fn runs(known: &Known) -> io::Result<bool> {
-    let launcher = known.launcher.filter(|_| known.boot_id == boot_id());
-    Ok(launcher.map(Identity::runs).transpose()?.unwrap_or_default())
 }
 
 /// Returns the path of the cells' program: beside the daemon's, otherwise the packaged path.

@@ -14,9 +14,10 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     super::{super::id::CellId, Attachment, ErrorClass, ProviderError},
+    boot_id, cgroup,
     network::namespace,
     process::Identity,
-    shortage::found,
+    shortage::{found, is_shortage},
 };
 
 /// The directory in which the CRI plugin of the cell's containerd has a directory per container.
@@ -46,6 +47,46 @@ pub(super) struct Known {
     /// The pod of its network: its address must be found even if `network.json` can't be read.
     #[serde(default)]
     pub(super) attachment: Option<Attachment>,
+    /// True if the record exists and can't be read: its cgroup must say if the instance runs.
+    #[serde(skip)]
+    pub(super) is_unreadable: bool,
+}
+
+/// The process of an instance, as its record says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Launcher {
+    /// No process was started after the last boot.
+    None,
+    /// This process.
+    Process(Identity),
+    /// The record can't be read, which proves nothing.
+    Unknown,
+}
+
+impl Known {
+    /// Returns the process of the instance.
+    pub(super) fn launcher(&self) -> Launcher {
+        match self.launcher {
+            _ if self.is_unreadable => Launcher::Unknown,
+            Some(process) if self.boot_id == boot_id() => Launcher::Process(process),
+            _ => Launcher::None,
+        }
+    }
+}
+
+impl Launcher {
+    /// Returns true while the instance of a cell runs. Where the record does not say so, the cell's
+    /// cgroup does.
+    pub(super) fn runs(self, cell: &CellId) -> io::Result<bool> {
+        match self {
+            Self::None => Ok(false),
+            Self::Process(process) => process.runs(),
+            Self::Unknown => {
+                let hierarchies = cgroup::hierarchies()?;
+                Ok(!cgroup::processes(&hierarchies, cell.as_str())?.is_empty())
+            }
+        }
+    }
 }
 
 impl Home {
@@ -128,15 +169,18 @@ impl Home {
         DirBuilder::new().recursive(true).mode(0o700).create(&self.dir)
     }
 
-    /// Returns the instance's record; `None` if it is unfinished or broken. An error if the daemon
-    /// lacks the resources to read it.
+    /// Returns the instance's record, which is empty if it is unfinished or unreadable. An error if
+    /// the daemon lacks the resources to read it.
     pub(super) fn known(&self) -> io::Result<Known> {
-        let Some(content) = found(fs::read(self.known_file()))? else {
-            return Ok(Known::default());
+        let read = match fs::read(self.known_file()) {
+            Ok(content) => serde_json::from_slice(&content).map_err(io::Error::other),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Known::default()),
+            Err(error) if is_shortage(&error) => return Err(error),
+            Err(error) => Err(error),
         };
-        Ok(serde_json::from_slice(&content).unwrap_or_else(|error| {
+        Ok(read.unwrap_or_else(|error| {
             tracing::error!(cell = %self.cell, %error, "instance record unreadable");
-            Known::default()
+            Known { is_unreadable: true, ..Known::default() }
         }))
     }
 
@@ -219,6 +263,7 @@ mod tests {
             launcher: Some(Identity { pid: 7, start: 9 }),
             cgroups: ["/a".into()].into(),
             attachment: Some(Attachment { pod_uid: "u".into(), ..Attachment::default() }),
+            is_unreadable: false,
         };
         home.keep(&known).unwrap();
         assert_eq!(home.known().unwrap(), known);

@@ -12,9 +12,7 @@ use std::{
 
 use super::{
     super::{super::id::CellId, Instance, InstanceState},
-    boot_id,
-    instance::Home,
-    process::Identity,
+    instance::{Home, Launcher},
 };
 
 /// The result of the previous list.
@@ -34,8 +32,7 @@ struct Found {
 #[derive(Debug)]
 struct Read {
     stamp: Stamp,
-    /// Its process, if it was started after the last boot.
-    launcher: Option<Identity>,
+    launcher: Launcher,
 }
 
 /// The identity of a file's content: files are only ever replaced.
@@ -61,7 +58,6 @@ impl Listing {
     /// Returns the instances in the directory of all cells. Blocking.
     pub(super) fn list(&self, cells: &Path) -> io::Result<Vec<Instance>> {
         let (homes, strays) = Home::all(cells)?;
-        let boot_id = boot_id();
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         for name in last.met(cells, strays) {
             tracing::warn!(
@@ -78,15 +74,12 @@ impl Listing {
             let stamp = Stamp::of(&home.known_file());
             let launcher = match (stamp, last.instances.remove(&cell)) {
                 (Some(stamp), Some(before)) if before.stamp == stamp => before.launcher,
-                _ => {
-                    let known = home.known()?;
-                    known.launcher.filter(|_| known.boot_id == boot_id)
-                }
+                _ => home.known()?.launcher(),
             };
             if let Some(stamp) = stamp {
                 read.insert(cell.clone(), Read { stamp, launcher });
             }
-            let running = launcher.map(Identity::runs).transpose()?.unwrap_or_default();
+            let running = launcher.runs(&cell)?;
             let state = if running { InstanceState::Running } else { InstanceState::Stopped };
             instances.push(super::instance_of(&cell, state));
         }
@@ -109,7 +102,10 @@ impl Found {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::instance::Known, *};
+    use super::{
+        super::{boot_id, instance::Known, process::Identity},
+        *,
+    };
 
     #[test]
     fn changed_file_is_read_again() {
