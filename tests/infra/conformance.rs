@@ -1,47 +1,109 @@
 //! The conformance suite: the contract with providers, as every provider must keep it.
 //!
-//! A subject is a provider with means to make specs and to let time pass. A case fails with the
-//! provider's name.
+//! A subject is a provider that can play faults. `contract` has the cases of single calls,
+//! `outcomes` those in which the daemon's cells run over the provider: nothing ends without proof,
+//! no pod has two cells, nothing is left. docs/provider-conformance.md has the table of all cases.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use kiyot::backends::milpa::{
     id::CellId,
-    providers::{
-        ErrorClass, Instance, InstanceId, InstanceState, LaunchSpec, Provider, Termination,
-    },
+    providers::{InstanceId, LaunchSpec, Offering, Provider},
 };
 use kiyot_link::bootstrap::{Bootstrap, GatewayAddress};
 
-use super::{bench::Bench, sim_provider::SimProvider};
+use super::sim_provider::SimProvider;
+
+mod contract;
+pub(crate) mod fault;
+mod netns;
+mod outcomes;
+mod recorder;
+mod world;
+
+use fault::{Fault, Gate, reason_without_meaning};
+use netns::NetnsSubject;
+
+/// The time for which an API is down in the cases of an outage.
+const OUTAGE: Duration = Duration::from_secs(30 * 60);
 
 /// A provider under test.
-trait Subject {
-    fn provider(&self) -> &dyn Provider;
+trait Subject: Send + Sync + 'static {
+    /// Returns the provider, as a daemon that starts now has it.
+    fn provider(&self) -> Arc<dyn Provider>;
+    /// Begins a fault. Returns false if it has no meaning for the provider.
+    fn inject(&self, fault: Fault) -> bool;
+    /// Ends all faults.
+    fn heal(&self);
+    /// Returns true while a launch is held by [`Fault::HeldLaunch`].
+    fn holds_launch(&self) -> bool;
+    /// Returns the gate of agents that end their pods, if any are asked to.
+    fn shutdowns(&self) -> Option<&Gate>;
     /// Lets so much time pass that what was accepted is done, and every list is current.
     fn settle(&self);
+    /// Returns the instances that run, whatever the provider says, with their cells.
+    fn running(&self) -> Vec<(InstanceId, CellId)>;
+    /// Asserts that nothing of these instances is left.
+    fn assert_nothing_left(&self, launched: &[InstanceId]);
+    /// Returns the listings of an outage.
+    fn listings_of_outage(&self) -> usize;
 }
 
-impl Subject for Bench {
-    fn provider(&self) -> &dyn Provider {
-        &self.provider
+/// The simulated cloud under test.
+struct SimSubject(Arc<SimProvider>);
+
+impl SimSubject {
+    fn new() -> Self {
+        Self(Arc::new(SimProvider::new()))
+    }
+}
+
+impl Subject for SimSubject {
+    fn provider(&self) -> Arc<dyn Provider> {
+        Arc::clone(&self.0) as _
     }
 
-    fn settle(&self) {}
-}
+    fn inject(&self, fault: Fault) -> bool {
+        self.0.inject(fault);
+        true
+    }
 
-impl Subject for SimProvider {
-    fn provider(&self) -> &dyn Provider {
-        self
+    fn heal(&self) {
+        self.0.heal();
+    }
+
+    fn holds_launch(&self) -> bool {
+        self.0.holds_launch()
+    }
+
+    fn shutdowns(&self) -> Option<&Gate> {
+        Some(&self.0.shutdowns)
     }
 
     fn settle(&self) {
-        self.pass(Duration::from_secs(600));
+        self.0.pass(Duration::from_secs(600));
+    }
+
+    fn running(&self) -> Vec<(InstanceId, CellId)> {
+        self.0.running()
+    }
+
+    fn assert_nothing_left(&self, _launched: &[InstanceId]) {
+        assert_eq!(self.running(), []);
+    }
+
+    fn listings_of_outage(&self) -> usize {
+        listings(kiyot::backends::milpa::providers::sim::CAPABILITIES.listing_period)
     }
 }
 
-async fn spec(subject: &impl Subject) -> LaunchSpec {
-    let cell = CellId::mint().unwrap();
+/// Returns the number of listings in an outage.
+fn listings(period: Duration) -> usize {
+    usize::try_from(OUTAGE.as_secs() / period.as_secs()).unwrap()
+}
+
+/// Returns the parameters of a launch.
+pub(crate) fn spec_of(cell: CellId, candidates: Vec<Offering>) -> LaunchSpec {
     let bootstrap = Bootstrap {
         cell: cell.to_string(),
         gateway: GatewayAddress::Unix("/nowhere".into()),
@@ -49,141 +111,101 @@ async fn spec(subject: &impl Subject) -> LaunchSpec {
         token: "secret".into(),
         orphan_timeout_secs: 900,
     };
-    LaunchSpec {
-        cell,
-        candidates: subject.provider().offerings().await.unwrap(),
-        tags: BTreeMap::new(),
-        bootstrap,
-        parameters: BTreeMap::new(),
-    }
+    LaunchSpec { cell, candidates, tags: BTreeMap::new(), bootstrap, parameters: BTreeMap::new() }
 }
 
-async fn listed(subject: &impl Subject, cell: &CellId) -> Vec<Instance> {
-    let all = subject.provider().list_owned().await.unwrap();
-    all.into_iter().filter(|instance| instance.cell == *cell && is_there(instance)).collect()
-}
-
-fn is_there(instance: &Instance) -> bool {
-    instance.state != InstanceState::Terminated
-}
-
-/// Terminates an instance, and asserts that its end is proven in the provider's way.
-async fn end(subject: &impl Subject, id: &InstanceId) {
-    let provider = subject.provider();
-    let outcomes = provider.terminate(std::slice::from_ref(id)).await;
-    let progress = *outcomes[id].as_ref().unwrap();
-    let expected = if provider.capabilities().awaits_ends() {
-        Termination::Confirmed
-    } else {
-        Termination::Accepted
+/// Returns true if a provider can play the fault of a case. Another provider must say so itself,
+/// and have a reason in the table.
+fn applies(provider: &str, subject: &impl Subject, fault: Option<Fault>) -> bool {
+    let Some(fault) = fault.filter(|fault| reason_without_meaning(provider, *fault).is_some())
+    else {
+        return true;
     };
-    assert_eq!(progress, expected);
-    subject.settle();
-    match provider.describe(id).await {
-        Ok(instance) => assert!(!is_there(&instance), "{instance:?}"),
-        Err(error) => assert_eq!(error.class, ErrorClass::NotFound, "{error}"),
-    }
+    assert!(!subject.inject(fault), "{provider} can play {fault:?}");
+    false
 }
 
-async fn launch_with_the_same_token_is_one_instance(subject: &impl Subject) {
-    let spec = spec(subject).await;
-    let provider = subject.provider();
-    // As after a reply that was lost.
-    let first = provider.launch(&spec, "token").await.unwrap();
-    let second = provider.launch(&spec, "token").await.unwrap();
-    assert_eq!((&first.id, &first.cell), (&second.id, &spec.cell));
-    subject.settle();
-    let listed = listed(subject, &spec.cell).await;
-    assert_eq!(listed.iter().map(|one| &one.id).collect::<Vec<_>>(), [&first.id]);
-    assert!(listed[0].state.is_alive());
-    assert!(spec.candidates.contains(&listed[0].offering));
-    end(subject, &first.id).await;
-}
-
-async fn instance_is_described_until_it_has_ended(subject: &impl Subject) {
-    let spec = spec(subject).await;
-    let provider = subject.provider();
-    let launched = provider.launch(&spec, "token").await.unwrap();
-    subject.settle();
-    let described = provider.describe(&launched.id).await.unwrap();
-    assert_eq!((described.cell, described.state), (spec.cell.clone(), InstanceState::Running));
-    provider.console(&launched.id).await.unwrap();
-    end(subject, &launched.id).await;
-    assert_eq!(listed(subject, &spec.cell).await, []);
-}
-
-async fn unknown_instance_is_not_found(subject: &impl Subject) {
-    let provider = subject.provider();
-    let unknown = InstanceId(CellId::mint().unwrap().to_string());
-    assert_eq!(provider.describe(&unknown).await.unwrap_err().class, ErrorClass::NotFound);
-    provider.detach(&unknown).await.unwrap();
-    match &provider.terminate(std::slice::from_ref(&unknown)).await[&unknown] {
-        // Absence proves the end where there is no age from which on it counts.
-        Ok(Termination::Confirmed) => {
-            assert!(provider.capabilities().not_found_believed_after.is_zero());
-        }
-        Ok(Termination::Accepted) => panic!("an unknown instance can't end"),
-        Err(error) => assert_eq!(error.class, ErrorClass::NotFound, "{error}"),
-    }
-}
-
-async fn unknown_instance_spoils_no_batch(subject: &impl Subject) {
-    let provider = subject.provider();
-    let (one, other) = (spec(subject).await, spec(subject).await);
-    let one = provider.launch(&one, "one").await.unwrap().id;
-    let other = provider.launch(&other, "other").await.unwrap().id;
-    subject.settle();
-    let unknown = InstanceId("unknown".into());
-    let batch = [one.clone(), unknown.clone(), other.clone()];
-    let outcomes = provider.terminate(&batch).await;
-    assert_eq!(outcomes.len(), batch.len(), "an outcome for each");
-    subject.settle();
-    for id in [&one, &other] {
-        assert!(outcomes[id].is_ok());
-        let left = provider.describe(id).await;
-        assert!(left.is_err() || left.is_ok_and(|instance| !is_there(&instance)));
-    }
-}
-
-async fn termination_is_repeatable(subject: &impl Subject) {
-    let spec = spec(subject).await;
-    let provider = subject.provider();
-    let launched = provider.launch(&spec, "token").await.unwrap();
-    subject.settle();
-    end(subject, &launched.id).await;
-    let again = provider.terminate(std::slice::from_ref(&launched.id)).await;
-    match &again[&launched.id] {
-        Ok(_) => {}
-        Err(error) => assert_eq!(error.class, ErrorClass::NotFound, "{error}"),
-    }
-}
-
-/// Runs a case with every provider.
+/// Runs each case with every provider, unless its fault has no meaning for it.
 macro_rules! conformance {
-    ($($case:ident)*) => {
-        mod netns {
-            $(
-                #[tokio::test]
-                async fn $case() {
-                    super::$case(&super::Bench::new()).await;
-                }
-            )*
+    ($($module:ident :: $case:ident $(($fault:ident))?)*) => {
+        /// All cases with their faults.
+        const CASES: &[(&str, Option<Fault>)] =
+            &[$((stringify!($case), conformance!(fault $($fault)?))),*];
+
+        mod of_netns {
+            use super::*;
+            $(conformance!(case "netns", NetnsSubject::new(), $module $case $($fault)?);)*
         }
-        mod sim {
-            $(
-                #[tokio::test]
-                async fn $case() {
-                    super::$case(&super::SimProvider::default()).await;
-                }
-            )*
+        mod of_sim {
+            use super::*;
+            $(conformance!(case "sim", SimSubject::new(), $module $case $($fault)?);)*
+        }
+    };
+    (fault) => { None };
+    (fault $fault:ident) => { Some(Fault::$fault) };
+    (case $provider:literal, $subject:expr, $module:ident $case:ident $($fault:ident)?) => {
+        #[tokio::test]
+        async fn $case() {
+            let subject = Arc::new($subject);
+            if applies($provider, &*subject, conformance!(fault $($fault)?)) {
+                $module::$case(subject).await;
+            }
         }
     };
 }
 
 conformance! {
-    launch_with_the_same_token_is_one_instance
-    instance_is_described_until_it_has_ended
-    unknown_instance_is_not_found
-    unknown_instance_spoils_no_batch
-    termination_is_repeatable
+    contract::launch_with_the_same_token_is_one_instance
+    contract::launch_that_was_cut_is_repeated_as_one_instance (HeldLaunch)
+    contract::launch_that_arrives_late_is_the_repeated_launch (LateLaunch)
+    contract::refused_launch_runs_nothing (RefusedLaunch)
+    contract::instance_is_described_until_it_has_ended
+    contract::instance_that_ended_by_itself_is_listed_as_ended (Interruption)
+    contract::unknown_instance_is_not_found
+    contract::unknown_instance_spoils_no_batch
+    contract::attachment_is_repeatable
+    contract::termination_is_repeatable
+    contract::slow_termination_is_no_end (SlowEnd)
+    contract::failed_termination_is_repeated (FailedEnd)
+    contract::call_in_an_outage_proves_nothing (Outage)
+    contract::denied_call_has_no_effect (Denied)
+    contract::throttled_call_has_no_effect (Throttled)
+    outcomes::lost_reply_of_a_launch_makes_one_cell (HeldLaunch)
+    outcomes::late_reply_of_a_launch_leaves_nothing (HeldLaunch)
+    outcomes::late_launch_leaves_nothing (LateLaunch)
+    outcomes::refused_launch_leaves_nothing (RefusedLaunch)
+    outcomes::instance_that_is_not_found_yet_ends_no_cell (UnseenInstance)
+    outcomes::stale_list_ends_no_cell (StaleList)
+    outcomes::partial_list_ends_no_cell (PartialList)
+    outcomes::instance_that_ended_by_itself_ends_its_cell (Interruption)
+    outcomes::daemon_that_dies_while_a_pod_stops_continues_the_stop (HeldShutdown)
+    outcomes::slow_termination_keeps_its_cell (SlowEnd)
+    outcomes::failed_termination_is_retried_until_the_end (FailedEnd)
+    outcomes::twin_ends_and_its_cell_lives (Twin)
+    outcomes::instance_of_another_authority_lives_and_stops_launches (OtherAuthority)
+    outcomes::outage_of_half_an_hour_ends_nothing (Outage)
+    outcomes::denied_calls_leave_nothing (Denied)
+    outcomes::throttled_calls_are_repeated (Throttled)
+}
+
+/// Returns the table of all cases, in Markdown.
+fn table() -> String {
+    let providers = ["netns", "sim"];
+    let mut text = format!("| case | {} |\n| --- |{}\n", providers.join(" | "), " --- |".repeat(2));
+    for (case, fault) in CASES {
+        let results = providers.map(|provider| {
+            let reason = fault.and_then(|fault| reason_without_meaning(provider, fault));
+            reason.map_or("passes".to_owned(), |reason| format!("not applicable: {reason}"))
+        });
+        text.push_str(&format!("| {} | {} |\n", case.replace('_', " "), results.join(" | ")));
+    }
+    text
+}
+
+#[test]
+fn table_of_cases_is_current() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/provider-conformance.md");
+    let page = std::fs::read_to_string(path).unwrap();
+    let table = table();
+    assert!(page.contains(&table), "the table in {path} must be:\n{table}");
 }

@@ -1,0 +1,80 @@
+//! Faults that a subject can play, and those that have no meaning for a provider.
+
+use tokio::sync::watch;
+
+/// A fault of a provider. It lasts until the subject heals.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Fault {
+    /// A launch has begun and has no answer.
+    HeldLaunch,
+    /// A launch whose caller has given up takes effect when the fault ends.
+    LateLaunch,
+    /// No launch succeeds, and the answer says so.
+    RefusedLaunch,
+    /// New instances are not found yet, within the declared age.
+    UnseenInstance,
+    /// Lists are from the time at which the fault began.
+    StaleList,
+    /// Instances are missing in lists, or can't be looked at.
+    PartialList,
+    /// Agents that are to end their pods have not done so yet.
+    HeldShutdown,
+    /// Terminations are not done yet.
+    SlowEnd,
+    /// Terminations fail.
+    FailedEnd,
+    /// Every running instance has a twin, of the same cell.
+    Twin,
+    /// An instance of this owner was launched by a daemon with another certificate authority.
+    OtherAuthority,
+    /// Every running instance ends by itself.
+    Interruption,
+    /// No call is answered.
+    Outage,
+    /// No call is permitted.
+    Denied,
+    /// Too many calls: none has an effect.
+    Throttled,
+}
+
+/// Faults without a meaning for a provider, with the reason.
+pub(crate) const WITHOUT_MEANING: &[(&str, Fault, &str)] = &[
+    ("netns", Fault::LateLaunch, "a call goes no further than its caller"),
+    ("netns", Fault::UnseenInstance, "an instance is found from the first step of its launch on"),
+    ("netns", Fault::StaleList, "each list reads the node itself"),
+    ("netns", Fault::HeldShutdown, "the end of a pod is that of its instance"),
+    ("netns", Fault::Twin, "the id of an instance is that of its cell"),
+    ("netns", Fault::OtherAuthority, "instances in a state directory are of a single daemon"),
+    ("netns", Fault::Denied, "calls need no permission of others"),
+    ("netns", Fault::Throttled, "calls are not counted"),
+];
+
+/// Returns the reason for which a fault has no meaning for a provider.
+pub(crate) fn reason_without_meaning(provider: &str, fault: Fault) -> Option<&'static str> {
+    let found =
+        WITHOUT_MEANING.iter().find(|(of, without, _)| (*of, *without) == (provider, fault));
+    found.map(|(.., reason)| *reason)
+}
+
+/// A gate, at which calls wait while it is closed.
+#[derive(Debug, Default)]
+pub(crate) struct Gate(watch::Sender<bool>);
+
+impl Gate {
+    pub(crate) fn close(&self) {
+        self.0.send_replace(true);
+    }
+
+    pub(crate) fn open(&self) {
+        self.0.send_replace(false);
+    }
+
+    /// Returns true while a call waits.
+    pub(crate) fn holds(&self) -> bool {
+        self.0.receiver_count() > 0
+    }
+
+    pub(crate) async fn pass(&self) {
+        let _ = self.0.subscribe().wait_for(|closed| !closed).await;
+    }
+}

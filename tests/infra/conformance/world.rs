@@ -1,0 +1,260 @@
+//! The daemon's cells over a subject, with agents that enrol as soon as their instance runs, and a
+//! kubelet that retries.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+use async_trait::async_trait;
+use kiyot::backends::milpa::{
+    cells::{BoundCell, CellError, Cells, CellsConfig, LaunchOrder, Links},
+    gateway::{Admission, CellLink, ControlChannel},
+    id::{CellId, SandboxId},
+    providers::{Attachment, ErrorClass, InstanceId, netns::boot_id},
+    store::{Batch, Store, Table},
+};
+use kiyot_link::{
+    bootstrap::{Bootstrap, GatewayAddress},
+    channel::Slot,
+};
+use kiyot_proto::{
+    cell::HelloReply,
+    store::{self, CellPhase, SandboxMeta},
+};
+use kiyot_testkit::{poll_until, wait_until};
+use ring::digest::{SHA256, digest};
+use tokio::task::JoinHandle;
+
+use super::{
+    super::bench::LIMIT,
+    Subject,
+    recorder::{Calls, Recorder},
+};
+
+/// The pause between the calls of agents, kubelet and listings.
+const PAUSE: Duration = Duration::from_millis(2);
+
+/// A gateway that keeps the enrolment tokens, and whose agents end their pods when asked.
+struct Gateway<S> {
+    subject: Arc<S>,
+    tokens: Mutex<BTreeMap<CellId, String>>,
+}
+
+impl<S> fmt::Debug for Gateway<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Gateway").finish_non_exhaustive()
+    }
+}
+
+#[async_trait]
+impl<S: Subject> Links for Gateway<S> {
+    fn link(&self, _cell: &CellId) -> CellLink {
+        CellLink {
+            control: ControlChannel::new("control"),
+            bulk: Slot::new("bulk").channel(),
+            lines: Arc::default(),
+        }
+    }
+
+    fn bootstrap(&self, cell: &CellId, token: &str) -> Bootstrap {
+        self.tokens.lock().unwrap().insert(cell.clone(), token.to_owned());
+        Bootstrap {
+            cell: cell.to_string(),
+            gateway: GatewayAddress::Unix("/nowhere".into()),
+            ca_sha256: String::new(),
+            token: token.to_owned(),
+            orphan_timeout_secs: 900,
+        }
+    }
+
+    fn forget(&self, _cell: &CellId) {}
+
+    async fn shut_down(&self, _cell: &CellId) -> bool {
+        if let Some(gate) = self.subject.shutdowns() {
+            gate.pass().await;
+        }
+        true
+    }
+}
+
+/// The daemon's cells over a subject.
+pub(super) struct World<S> {
+    subject: Arc<S>,
+    pub(super) cells: Arc<Cells>,
+    /// The calls to the provider, also of earlier daemons.
+    pub(super) calls: Calls,
+    gateway: Arc<Gateway<S>>,
+    agents: JoinHandle<()>,
+    store: Store,
+    /// The suffix of its pods' uids.
+    name: String,
+    _dir: tempfile::TempDir,
+}
+
+impl<S: Subject> World<S> {
+    pub(super) async fn start(subject: &Arc<S>) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path()).await.unwrap();
+        let calls = Calls::default();
+        let gateway = Arc::new(Gateway { subject: Arc::clone(subject), tokens: Mutex::default() });
+        let (cells, agents) = serve(&store, &calls, &gateway).await;
+        let name = SandboxId::mint().unwrap().to_string();
+        Self { subject: Arc::clone(subject), cells, calls, gateway, agents, store, name, _dir: dir }
+    }
+
+    /// Ends the daemon, with all its calls, and starts another.
+    pub(super) async fn restart(&mut self) {
+        self.agents.abort();
+        self.cells.shutdown().await;
+        (self.cells, self.agents) = serve(&self.store, &self.calls, &self.gateway).await;
+    }
+
+    /// Launches a cell for a pod, in a task of its own.
+    pub(super) fn launch(
+        &self,
+        pod: &str,
+        timeout: Duration,
+    ) -> JoinHandle<Result<BoundCell, CellError>> {
+        let (cells, sandbox) = (Arc::clone(&self.cells), SandboxId::mint().unwrap());
+        let attachment = Attachment {
+            pod_name: pod.to_owned(),
+            pod_namespace: "a-namespace".into(),
+            pod_uid: format!("{pod}-{}", self.name),
+            sandbox: sandbox.to_string(),
+            ..Attachment::default()
+        };
+        let order = LaunchOrder {
+            sandbox,
+            attempt: 0,
+            identity: String::new(),
+            attachment,
+            deadline: Some(Instant::now() + timeout),
+        };
+        tokio::spawn(async move { cells.launch(order).await })
+    }
+
+    /// Runs a pod: repeats the launch until it succeeds, and records the sandbox.
+    pub(super) async fn run(&self, pod: &str) -> CellId {
+        let bound = poll_until(format!("{pod} runs"), LIMIT, PAUSE, async || {
+            self.launch(pod, LIMIT).await.unwrap().ok()
+        })
+        .await;
+        let (sandbox, cell) = (bound.sandbox.to_string(), bound.cell.id);
+        let meta =
+            SandboxMeta { id: sandbox.clone(), cell: cell.to_string(), ..SandboxMeta::default() };
+        let mut batch = Batch::default();
+        batch.put(Table::Sandboxes, &sandbox, &meta);
+        self.store.commit(batch).await.unwrap();
+        cell
+    }
+
+    /// Waits for further listings, which it has made at once.
+    pub(super) async fn listings(&self, further: usize) {
+        let (any, enough) = (CellId::mint().unwrap(), self.calls.of("list").len() + further);
+        poll_until("instances are listed", LIMIT, PAUSE, async || {
+            // A link that breaks causes a listing.
+            self.cells.linked(&any, None);
+            (self.calls.of("list").len() >= enough).then_some(())
+        })
+        .await;
+    }
+
+    /// Waits until calls have failed with a class.
+    pub(super) async fn failures(&self, name: &str, class: ErrorClass, count: usize) {
+        wait_until(format!("{name} fails with {class:?}"), LIMIT, async || {
+            (self.calls.failed(name, class) >= count).then_some(())
+        })
+        .await;
+    }
+
+    /// Returns the recorded state of a cell.
+    pub(super) async fn phase(&self, cell: &CellId) -> Option<CellPhase> {
+        let cells = self.store.load::<store::Cell>(Table::Cells).await.unwrap();
+        cells.iter().find(|(id, _)| id == cell.as_str()).map(|(_, record)| record.phase())
+    }
+
+    /// Returns the instances of a cell that run.
+    pub(super) fn instances(&self, cell: &CellId) -> Vec<InstanceId> {
+        let running = self.subject.running().into_iter();
+        running.filter(|(_, of)| of == cell).map(|(instance, _)| instance).collect()
+    }
+
+    /// Asserts that a cell is bound, and that its instance runs and was never to end.
+    pub(super) fn assert_lives(&self, cell: &CellId) {
+        let instances = self.instances(cell);
+        assert_eq!(instances.len(), 1, "{cell}");
+        assert!(self.cells.get(cell).is_some(), "{cell} has ended");
+        assert!(self.cells.admits(cell.as_str(), "key").is_ok(), "{cell} ends");
+        let ended = self.calls.of("terminate");
+        assert!(ended.iter().all(|call| call.instance.as_ref() != instances.first()), "{ended:?}");
+    }
+
+    /// Waits until a cell has ended with its instance.
+    pub(super) async fn ends(&self, cell: &CellId) {
+        wait_until(format!("{cell} has ended"), LIMIT, async || {
+            let is_left = self.cells.all().contains(cell) || !self.instances(cell).is_empty();
+            (!is_left).then_some(())
+        })
+        .await;
+    }
+
+    /// Stops the pods of all cells, and asserts that nothing is left.
+    pub(super) async fn stop_all(&self) {
+        for cell in self.cells.all() {
+            let _retried = self.cells.terminate(&cell, "stopped").await;
+        }
+        wait_until("no instance is left", LIMIT, async || {
+            (self.cells.all().is_empty() && self.subject.running().is_empty()).then_some(())
+        })
+        .await;
+        let launched: Vec<InstanceId> = self.calls.launched().into_iter().collect();
+        self.subject.assert_nothing_left(&launched);
+        self.cells.shutdown().await;
+    }
+}
+
+impl<S> Drop for World<S> {
+    fn drop(&mut self) {
+        self.agents.abort();
+    }
+}
+
+/// Starts the daemon's cells, and agents that connect to them.
+async fn serve<S: Subject>(
+    store: &Store,
+    calls: &Calls,
+    gateway: &Arc<Gateway<S>>,
+) -> (Arc<Cells>, JoinHandle<()>) {
+    let provider = Arc::new(Recorder::new(gateway.subject.provider(), calls.clone()));
+    let config = CellsConfig {
+        boot_id: boot_id(),
+        launch_timeout: LIMIT,
+        retry_pause: Duration::from_millis(10),
+        ..CellsConfig::default()
+    };
+    let cells = Cells::start(config, store.clone(), provider).await.unwrap();
+    cells.serve(Arc::clone(gateway) as _);
+    let agents = tokio::spawn(run_agents(Arc::clone(&cells), Arc::clone(gateway)));
+    (cells, agents)
+}
+
+/// Enrols and connects the agent of each cell whose instance runs.
+async fn run_agents<S: Subject>(cells: Arc<Cells>, gateway: Arc<Gateway<S>>) {
+    let mut connected = BTreeSet::new();
+    loop {
+        for (_, cell) in gateway.subject.running() {
+            let token = gateway.tokens.lock().unwrap().get(&cell).cloned();
+            let Some(token) = token.filter(|_| !connected.contains(&cell)) else { continue };
+            let token = hex::encode(digest(&SHA256, token.as_bytes()));
+            if cells.claim(cell.as_str(), &token, "key").await.is_ok() {
+                let hello = HelloReply { cell: cell.to_string(), ..HelloReply::default() };
+                cells.linked(&cell, Some(hello));
+                connected.insert(cell);
+            }
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+}
