@@ -6,6 +6,7 @@ use crate::backends::milpa::providers::{
     Attachment, Instance, InstanceState, Market, Offering, netns, sim,
 };
 
+mod clock;
 mod properties;
 
 /// Seams that count.
