@@ -20,6 +20,7 @@ mod freezes;
 mod hostile_processes;
 mod image_volumes;
 mod images;
+mod journal_kills;
 mod kills;
 mod kubelet_restarts;
 mod life;

@@ -76,7 +76,7 @@ async fn run_lifecycle(
 }
 
 /// Brings up a pod that may exist in part, as the kubelet's next sync does.
-async fn bring_up(kubelet: &mut Kubelet, spec: &Pod) -> Result<RunningPod, Status> {
+pub(super) async fn bring_up(kubelet: &mut Kubelet, spec: &Pod) -> Result<RunningPod, Status> {
     let config = kubelet.prepare(spec);
     let sandbox = kubelet.run_sandbox(&config, "").await?;
     let mut running = kubelet.running(spec, config, sandbox.clone());
@@ -111,7 +111,7 @@ async fn bring_up(kubelet: &mut Kubelet, spec: &Pod) -> Result<RunningPod, Statu
 }
 
 /// Repeats an operation until it succeeds, as the kubelet's syncs do.
-async fn retry<T, F: Future<Output = Result<T, Status>>>(
+pub(super) async fn retry<T, F: Future<Output = Result<T, Status>>>(
     what: &str,
     mut attempt: impl FnMut() -> F,
 ) -> T {
@@ -128,7 +128,7 @@ async fn retry<T, F: Future<Output = Result<T, Status>>>(
 }
 
 /// Stops and removes all listed sandboxes of a pod.
-async fn remove_all(kubelet: Kubelet, uid: String) -> Result<(), Status> {
+pub(super) async fn remove_all(kubelet: Kubelet, uid: String) -> Result<(), Status> {
     let mut kubelet = kubelet;
     let listed = kubelet.sandboxes().await?;
     for sandbox in listed
