@@ -33,6 +33,7 @@ mod network;
 mod node_mounts;
 mod outages;
 mod own_namespaces;
+mod owners;
 mod parity;
 mod placement;
 mod processes;
