@@ -131,6 +131,7 @@ impl<S: Subject> World<S> {
             attempt: 0,
             identity: String::new(),
             attachment,
+            labels: BTreeMap::new(),
             deadline: Some(Instant::now() + timeout),
         };
         tokio::spawn(async move { cells.launch(order).await })
