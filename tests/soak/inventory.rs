@@ -9,6 +9,8 @@ use std::{
 use kiyot_testkit::{Kiyot, Leftovers, Node};
 use redb::{ReadableDatabase, ReadableTableMetadata, TableHandle};
 
+use crate::chains::{ChainOwners, Owner};
+
 /// The state of the daemon and the host at one moment.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Inventory {
@@ -66,43 +68,59 @@ impl Inventory {
     }
 }
 
-/// Returns how many of the node containerd's ids left something behind, and the other differences.
+/// The differences of two inventories, without those that the node's containerd leaves.
 ///
 /// A call that a killed daemon has cut may still run in containerd when that is killed. containerd
 /// 1.6 then forgets the task: its shim stays, with the control groups, mounts and files that name
-/// its id. A CNI plugin that is cut leaves the chain of its rules. Both happen without kiyot, too.
+/// its id. A CNI plugin that is cut leaves the chain of its sandbox. Both happen without kiyot too.
 /// Differences of cells stay: their shims have another socket, and their ids another form.
-pub(crate) fn without_stranded(node: &Path, differences: Vec<String>) -> (usize, Vec<String>) {
-    let socket = format!("-address {}/containerd.sock", node.display());
-    let of_shim = |line: &str| {
-        let id = line.starts_with("+ process") && line.contains(&socket);
-        id.then(|| line.split(" -id ").nth(1)?.split(' ').next().map(str::to_owned)).flatten()
-    };
-    let of_rule = |line: &str| {
-        let id = line.starts_with("+ rule").then(|| line.split(r#" id: \""#).nth(1)).flatten()?;
-        let id = id.split('\\').next().unwrap_or_default();
-        (id.len() == 64 && id.bytes().all(|byte| byte.is_ascii_hexdigit())).then(|| id.to_owned())
-    };
-    let mut names: BTreeSet<String> =
-        differences.iter().filter_map(|line| of_shim(line).or_else(|| of_rule(line))).collect();
-    let count = names.len();
-    let chains: Vec<String> = differences
-        .iter()
-        .filter(|line| of_rule(line).is_some())
-        .filter_map(|line| line.split(' ').find(|word| word.starts_with("CNI-")))
-        .map(str::to_owned)
-        .collect();
-    names.extend(chains);
-    let (stranded, others): (Vec<_>, Vec<_>) =
-        differences.into_iter().partition(|line| names.iter().any(|name| line.contains(name)));
-    let is_parent = |line: &String| {
-        let beneath = format!("{line}/");
-        stranded.iter().any(|line| line.starts_with(&beneath))
-    };
-    let socket_of_shim = |line: &String| count > 0 && line.starts_with("+ run /run/containerd/s/");
-    let others =
-        others.into_iter().filter(|line| !is_parent(line) && !socket_of_shim(line)).collect();
-    (count, others)
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Remains {
+    /// The differences, with the sandboxes of chains.
+    pub(crate) differences: Vec<String>,
+    /// The number of tasks that the node's containerd has forgotten.
+    pub(crate) tasks: usize,
+    /// The number of its sandboxes with chains.
+    pub(crate) chains: usize,
+}
+
+impl Remains {
+    /// Returns the remains in some differences.
+    pub(crate) fn of(node: &Path, owners: &ChainOwners, differences: Vec<String>) -> Self {
+        let socket = format!("-address {}/containerd.sock", node.display());
+        let of_shim = |line: &str| {
+            let id = line.starts_with("+ process") && line.contains(&socket);
+            id.then(|| line.split(" -id ").nth(1)?.split(' ').next().map(str::to_owned)).flatten()
+        };
+        let mut names: BTreeSet<String> =
+            differences.iter().filter_map(|line| of_shim(line)).collect();
+        let tasks = names.len();
+        let mut sandboxes = BTreeSet::new();
+        for line in differences.iter().filter(|line| line.starts_with("+ rule")) {
+            if let Some((chain, Owner::Node(sandbox))) = owners.owner_in(line) {
+                names.insert(chain.to_owned());
+                sandboxes.insert(sandbox.to_owned());
+            }
+        }
+        let (stranded, others): (Vec<_>, Vec<_>) =
+            differences.into_iter().partition(|line| names.iter().any(|name| line.contains(name)));
+        let is_parent = |line: &String| {
+            let beneath = format!("{line}/");
+            stranded.iter().any(|line| line.starts_with(&beneath))
+        };
+        let socket_of_shim =
+            |line: &String| tasks > 0 && line.starts_with("+ run /run/containerd/s/");
+        let with_owner = |line: String| match owners.owner_in(&line) {
+            Some((_, owner)) => format!("{line} ({owner:?})"),
+            None => line,
+        };
+        let differences = others
+            .into_iter()
+            .filter(|line| !is_parent(line) && !socket_of_shim(line))
+            .map(with_owner)
+            .collect();
+        Self { differences, tasks, chains: sandboxes.len() }
+    }
 }
 
 /// Counts the records of each table of the store. The daemon must not run.
@@ -221,24 +239,26 @@ mod tests {
                  -address /cell/containerd.sock [x]",
             ),
         ];
-        let (tasks, others) = without_stranded(Path::new("/n"), all.clone());
-        assert_eq!((tasks, others), (1, vec![all[3].clone(), all[5].clone()]));
+        let remains = Remains::of(Path::new("/n"), &ChainOwners::default(), all.clone());
+        let differences = vec![all[3].clone(), all[5].clone()];
+        assert_eq!(remains, Remains { differences, tasks: 1, chains: 0 });
     }
 
     #[test]
-    fn stranded_cni_chain_of_containerd_is_ignored() {
-        let id = "9e1368c60131006fef186301889dd2d655dc788e82887710251c2cf5ad282eac";
-        let rules = |chain: &str, id: &str| {
-            vec![
-                format!(
-                    r#"+ rule nat -A {chain} -d 10.88.0.0/24 -m comment --comment "name: \"k\" id: \"{id}\"" -j ACCEPT"#
-                ),
-                format!("+ rule nat :{chain} -"),
-            ]
+    fn chain_of_a_node_sandbox_is_ignored_and_that_of_a_cell_is_named() {
+        let owners = ChainOwners::of("test", ["1234", "milpa5"].into_iter());
+        let of_node = ["+ rule nat :CNI-2bbe0c48b91a7d1b8a6753a8 -".to_owned()];
+        let ignored = Remains { chains: 1, ..Remains::default() };
+        assert_eq!(Remains::of(Path::new("/n"), &owners, of_node.to_vec()), ignored);
+        let of_cell = ["+ rule nat :CNI-accead878188a66b5220ca99 -".to_owned()];
+        let named = Remains {
+            differences: vec![format!("{} (Cell(\"milpa5\"))", of_cell[0])],
+            ..Remains::default()
         };
-        assert_eq!(without_stranded(Path::new("/n"), rules("CNI-a2", id)), (1, vec![]));
-        let of_cell = rules("CNI-b3", "cell-abc");
-        assert_eq!(without_stranded(Path::new("/n"), of_cell.clone()), (0, of_cell));
+        assert_eq!(Remains::of(Path::new("/n"), &owners, of_cell.to_vec()), named);
+        let unknown = vec!["+ rule nat :CNI-0000000000000000000000ab -".to_owned()];
+        let kept = Remains { differences: unknown.clone(), ..Remains::default() };
+        assert_eq!(Remains::of(Path::new("/n"), &owners, unknown), kept);
     }
 
     #[test]
@@ -250,6 +270,7 @@ mod tests {
     #[test]
     fn differences_without_stranded_tasks_are_kept() {
         let all = vec!["+ run /run/containerd/s/77".to_owned(), "+ mount /x".to_owned()];
-        assert_eq!(without_stranded(Path::new("/n"), all.clone()), (0, all));
+        let kept = Remains { differences: all.clone(), ..Remains::default() };
+        assert_eq!(Remains::of(Path::new("/n"), &ChainOwners::default(), all), kept);
     }
 }

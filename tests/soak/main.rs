@@ -25,11 +25,13 @@ use tokio::{
 };
 
 use caller::Caller;
-use inventory::{Inventory, records, resident};
+use chains::NetworkRecorder;
+use inventory::{Inventory, Remains, records, resident};
 use plan::{CALLERS, Kill, Place, Plan, Target};
 use state::SoakState;
 
 mod caller;
+mod chains;
 mod inventory;
 mod plan;
 mod shape;
@@ -41,6 +43,8 @@ mod witness;
 const SECONDS: u64 = 60;
 /// The time between two lines of progress.
 const PROGRESS_PERIOD: Duration = Duration::from_secs(60);
+/// The time between two inventories.
+const INVENTORY_PERIOD: Duration = Duration::from_secs(1);
 /// Bounds the work of the callers after the last kill.
 const CALLERS_LIMIT: Duration = Duration::from_secs(900);
 /// Bounds the growth of the daemon's memory after the warm-up, in KiB.
@@ -77,7 +81,10 @@ struct Memory {
 impl Soak {
     async fn run(&self, length: Duration) {
         let node = Node::start_for_long().await;
-        let mut kiyot = Kiyot::start(&node, KiyotOptions::new(env!("CARGO_BIN_EXE_kiyot"))).await;
+        let networks = NetworkRecorder::start(&node).await;
+        let mut options = KiyotOptions::new(env!("CARGO_BIN_EXE_kiyot"));
+        options.network = Some(NetworkRecorder::directory(&node));
+        let mut kiyot = Kiyot::start(&node, options).await;
         self.warm_up(&kiyot.kubelet().await).await;
         assert!(kiyot.stop().await.success(), "the daemon stops");
         let records_before = records(&kiyot);
@@ -85,7 +92,7 @@ impl Soak {
         let kubelet = kiyot.kubelet().await;
         let witness = witness::Witness::start(&self.shared, kubelet.clone()).await;
         self.warm_up(&kubelet).await;
-        let before = self.settled(&node, &kiyot, None).await;
+        let before = settled(&node, &kiyot).await;
         let mut memory = Memory { warm: resident(kiyot.pid()), ..Memory::default() };
 
         let watcher = tokio::spawn(watcher::watch(Arc::clone(&self.shared), kiyot.kubelet().await));
@@ -109,16 +116,15 @@ impl Soak {
         watcher.abort();
         self.assert_no_findings();
 
-        let left = self.settled(&node, &kiyot, Some(&before)).await;
-        let (stranded, differences) =
-            inventory::without_stranded(node.directory(), before.differences(&left));
+        let remains = remains_of(&node, &kiyot, &networks, &before).await;
         memory.last = resident(kiyot.pid());
         memory.most = memory.most.max(memory.last);
         witness.finish(&self.shared).await;
         assert!(kiyot.stop().await.success(), "the daemon stops");
         let records_left = records(&kiyot);
-        self.print_summary(elapsed, strikes, &memory, &differences, stranded);
+        self.print_summary(elapsed, strikes, &memory, &remains);
         self.assert_no_findings();
+        let differences = &remains.differences;
         assert!(differences.is_empty(), "SEED={} left: {differences:#?}", self.seed);
         assert_eq!(records_left, records_before, "SEED={}: records are left", self.seed);
         assert!(
@@ -139,34 +145,6 @@ impl Soak {
         }
         self.shared.over.store(false, Ordering::SeqCst);
         self.assert_no_findings();
-    }
-
-    /// Takes inventories until one equals `before`, or without it until two equal each other.
-    async fn settled(
-        &self,
-        node: &Node,
-        kiyot: &Kiyot<'_>,
-        before: Option<&Inventory>,
-    ) -> Inventory {
-        let begun = Instant::now();
-        let mut last = Inventory::of(node, kiyot);
-        while begun.elapsed() < LIMIT {
-            tokio::time::sleep(Duration::from_secs(1)).await;
-            let now = Inventory::of(node, kiyot);
-            let settled = match before {
-                Some(before) => {
-                    inventory::without_stranded(node.directory(), before.differences(&now))
-                        .1
-                        .is_empty()
-                }
-                None => last.differences(&now).is_empty() && now.differences(&last).is_empty(),
-            };
-            last = now;
-            if settled {
-                break;
-            }
-        }
-        last
     }
 
     /// Kills processes by the plan until the time is over. Returns the number of kills.
@@ -263,21 +241,16 @@ impl Soak {
         )
     }
 
-    fn print_summary(
-        &self,
-        elapsed: Duration,
-        strikes: u64,
-        memory: &Memory,
-        differences: &[String],
-        stranded: usize,
-    ) {
+    fn print_summary(&self, elapsed: Duration, strikes: u64, memory: &Memory, remains: &Remains) {
         let mut text = format!("SEED={}: {} s, {strikes} strikes\n", self.seed, elapsed.as_secs());
         let _ = writeln!(text, "  {}", self.figures(memory.last));
         let _ = writeln!(text, "  resident, KiB: {memory:?}");
         let _ = writeln!(
             text,
-            "  left: {}; tasks that the node's containerd has forgotten: {stranded}",
-            differences.len()
+            "  left: {}; left by the node's containerd: {} tasks, chains of {} sandboxes",
+            remains.differences.len(),
+            remains.tasks,
+            remains.chains
         );
         eprint!("{text}");
     }
@@ -290,6 +263,39 @@ impl Soak {
             self.seed,
             findings.join("\n")
         );
+    }
+}
+
+/// Takes inventories until two are equal.
+async fn settled(node: &Node, kiyot: &Kiyot<'_>) -> Inventory {
+    let begun = Instant::now();
+    let mut last = Inventory::of(node, kiyot);
+    loop {
+        tokio::time::sleep(INVENTORY_PERIOD).await;
+        let now = Inventory::of(node, kiyot);
+        let is_settled = last.differences(&now).is_empty() && now.differences(&last).is_empty();
+        if is_settled || begun.elapsed() >= LIMIT {
+            return now;
+        }
+        last = now;
+    }
+}
+
+/// Takes inventories until one equals `before`, and returns the remains of the last.
+async fn remains_of(
+    node: &Node,
+    kiyot: &Kiyot<'_>,
+    networks: &NetworkRecorder,
+    before: &Inventory,
+) -> Remains {
+    let begun = Instant::now();
+    loop {
+        tokio::time::sleep(INVENTORY_PERIOD).await;
+        let differences = before.differences(&Inventory::of(node, kiyot));
+        let remains = Remains::of(node.directory(), &networks.owners(), differences);
+        if remains.differences.is_empty() || begun.elapsed() >= LIMIT {
+            return remains;
+        }
     }
 }
 
