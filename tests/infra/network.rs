@@ -144,6 +144,44 @@ async fn masquerading_of_an_interrupted_del_is_removed() {
 
 /// Verifies N2.
 #[tokio::test]
+async fn chain_that_a_killed_plugin_has_emptied_is_removed() {
+    let mut bench = Bench::new();
+    bench.configure_cni("");
+    let chain = bench.path().join("chain");
+    let cell = bench.launch().await;
+    // Killed in its first DEL, after it has flushed the chain and before it deletes it.
+    let script = format!(
+        r#"#!/bin/sh
+{{ [ $CNI_COMMAND = DEL ] && [ ! -e {chain} ]; }} || exec {plugin}
+cat > {chain}.input
+ip -n kiyot-{cell} link delete eth0
+name=$(iptables -w 10 -t nat -S | sed -n 's/^-A \(CNI-[0-9a-f]*\) .*{name}.*/\1/p' | head -n 1)
+{{
+    echo '*nat'
+    iptables -w 10 -t nat -S POSTROUTING | grep -e "-j $name\$" | sed 's/^-A/-D/'
+    echo "-F $name"
+    echo COMMIT
+}} | iptables-restore -w 10 --noflush
+echo "$name" > {chain}
+kill -KILL $$
+"#,
+        chain = chain.display(),
+        cell = cell.instance.id.0,
+        name = bench.name,
+        plugin = kiyot_testkit::Node::cni_plugins().join("bridge").display(),
+    );
+    bench.add_plugin("bridge", &script);
+    bench.provider.attach(&cell.instance.id, &cell.attachment).await.unwrap();
+    bench.end(&cell.instance.id).await.unwrap();
+    let chain = fs::read_to_string(chain).unwrap();
+    assert!(chain.starts_with("CNI-"), "{chain}");
+    let rules = run("iptables-save", &["-t", "nat"]);
+    assert!(!rules.contains(chain.trim()), "{chain} is left: {rules}");
+    bench.assert_clean(&cell.instance.id);
+}
+
+/// Verifies N2.
+#[tokio::test]
 async fn failed_add_leaves_nothing() {
     let mut bench = Bench::new();
     bench.configure_cni(r#", {"type": "unwilling"}"#);
