@@ -228,7 +228,7 @@ fn is_possible(shared: &SoakState, known: &ContainerEntry, end: &(i32, String, i
 }
 
 /// A process by PID and start time, which is unique.
-type Process = (String, u64);
+pub(crate) type Process = (String, u64);
 
 /// Checks that no container or sandbox has two live processes in different PID namespaces.
 fn check_processes(shared: &SoakState) {
@@ -270,7 +270,7 @@ fn add(of_names: &mut BTreeMap<String, BTreeMap<String, Process>>, name: String,
 }
 
 /// Returns the start time of a live process in ticks since boot (proc_pid_stat(5)).
-fn start_of(pid: &str) -> Option<u64> {
+pub(crate) fn start_of(pid: &str) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let words: Vec<_> = stat.rsplit_once(')')?.1.split_whitespace().collect();
     (*words.first()? != "Z" && *words.first()? != "X").then_some(())?;

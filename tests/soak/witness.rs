@@ -8,14 +8,15 @@ use crate::{
     plan::Work,
     shape::mark,
     state::{ContainerEntry, SandboxEntry, SoakState},
+    watcher::{Process, start_of},
 };
 
-/// The pod and the process of its container.
+/// The pod and the first process of its container.
 #[derive(Debug)]
 pub(crate) struct Witness {
     kubelet: Kubelet,
     running: RunningPod,
-    process: Vec<String>,
+    process: Process,
 }
 
 impl Witness {
@@ -57,11 +58,7 @@ impl Witness {
             );
         }
         // The process is runc until it executes the program.
-        let process = wait_until("the witness runs", LIMIT, async || {
-            let process = processes(&[&mark(&spec.uid, "main")]);
-            (process.len() == 1).then_some(process)
-        })
-        .await;
+        let process = wait_until("the witness runs", LIMIT, async || first_process(&spec)).await;
         Self { kubelet, running, process }
     }
 
@@ -72,11 +69,11 @@ impl Witness {
         if status.state() != cri::ContainerState::ContainerRunning {
             shared.report(format!("the witness reads {status:?}"));
         }
-        let now = processes(&[&mark(&self.running.spec.uid, "main")]);
-        if !self.process.iter().all(|pid| now.contains(pid)) {
+        let now = first_process(&self.running.spec);
+        if now.as_ref() != Some(&self.process) {
             shared.report(format!("the witness was process {:?} and is {now:?}", self.process));
         }
-        let at = format!("/proc/{}/root/tmp/alive", self.process[0]);
+        let at = format!("/proc/{}/root/tmp/alive", self.process.0);
         // The program recreates the file after it is removed.
         let _ = fs::remove_file(&at);
         wait_until("the witness goes on", LIMIT, async || {
@@ -89,5 +86,37 @@ impl Witness {
             ledger.allow_removal(&self.running.sandbox);
         }
         self.kubelet.stop_and_remove(&self.running).await.unwrap();
+    }
+}
+
+/// Returns the first process of the pod's container. Between fork and exec its child, `sleep`, has
+/// the same command line.
+fn first_process(spec: &Pod) -> Option<Process> {
+    let pid = processes(&[&mark(&spec.uid, "main")]).into_iter().find(|pid| {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        is_first_of_namespace(&status)
+    })?;
+    let started = start_of(&pid)?;
+    Some((pid, started))
+}
+
+/// Returns true for the `status` of the first process of a PID namespace (proc_pid_status(5)).
+fn is_first_of_namespace(status: &str) -> bool {
+    let ids = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
+    ids.is_some_and(|ids| ids.split_whitespace().next_back() == Some("1"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn forked_child_is_not_the_first_process() {
+        let status = |ids: &str| format!("Name:\tsh\nPid:\t71\nNSpid:\t{ids}\nVmRSS:\t1 kB\n");
+        assert!(is_first_of_namespace(&status("71\t1")));
+        for other in ["72\t2", "72\t11", "72"] {
+            assert!(!is_first_of_namespace(&status(other)), "{other}");
+        }
+        assert!(!is_first_of_namespace(""));
     }
 }
