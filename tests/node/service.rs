@@ -10,7 +10,7 @@ const PROCESSES: &str = "pgrep -f 'kiyot-cell (launch|init|agent)' | sort -n | t
 /// Prints the daemon's PID.
 const DAEMON: &str = "systemctl show -P MainPID kiyot";
 
-/// Verifies C6, X4, X45.
+/// Verifies C6, F17, X4, X45.
 #[test]
 fn cells_keep_their_limits_outlive_the_service_and_end_with_the_node() {
     let mut machine = Machine::start();
@@ -18,6 +18,7 @@ fn cells_keep_their_limits_outlive_the_service_and_end_with_the_node() {
     let pod = pods::run(&mut machine, Place::Cell, "celled", 0);
     limits_outlive_a_reload(&mut machine, &pod);
     cells_outlive_the_service(&mut machine, &pod);
+    watchdog_restarts_a_hung_daemon(&mut machine, &pod);
     cells_end_with_the_node(&mut machine, &pod);
 }
 
@@ -66,6 +67,26 @@ fn cells_outlive_the_service(machine: &mut Machine, pod: &RunningPod) {
     machine.ok("systemctl start kiyot");
     running(machine, pod);
     machine.eventually(&format!("podctl exec {} 'echo inside' | grep -x inside", pod.container));
+}
+
+/// Stops the daemon's process: systemd restarts it after `WatchdogSec` of the unit. Until then the
+/// watchdog was fed.
+fn watchdog_restarts_a_hung_daemon(machine: &mut Machine, pod: &RunningPod) {
+    let restarts = |machine: &mut Machine| -> u32 {
+        machine.ok("systemctl show -P NRestarts kiyot").trim().parse().unwrap()
+    };
+    let timeouts = "journalctl -u kiyot | grep -c 'Watchdog timeout'";
+    assert_eq!(machine.run(timeouts).output.trim(), "0");
+    assert_eq!(machine.ok("systemctl show -P WatchdogUSec kiyot").trim(), "1min");
+    let (processes, before) = (machine.ok(PROCESSES), restarts(machine));
+    let daemon = machine.ok(DAEMON);
+    machine.ok(&format!("kill -STOP {}", daemon.trim()));
+    machine
+        .eventually(&format!("[ $({DAEMON}) != {} ] && systemctl is-active kiyot", daemon.trim()));
+    assert_eq!(machine.ok(timeouts).trim(), "1");
+    assert_eq!(restarts(machine), before + 1);
+    running(machine, pod);
+    assert_eq!(machine.ok(PROCESSES), processes);
 }
 
 fn running(machine: &mut Machine, pod: &RunningPod) {

@@ -6,13 +6,14 @@ use crate::{image, machine::Machine, pods, pods::Place};
 
 /// Core of the integration tests: a test for each area of pods in cells. `NODE_TESTS` limits a run
 /// to the tests whose names contain it.
-const CORE: [&str; 20] = [
+const CORE: [&str; 21] = [
     "cell::life::pod_runs_in_a_cell_of_its_own",
     "cell::life::exit_is_reported_with_its_code_and_message",
     "cell::life::stopping_and_removing_again_is_fine",
     "cell::stops::cell_in_a_frozen_cgroup_is_ended",
     "cell::stops::containers_of_a_cell_are_in_the_slice_of_their_pod",
     "cell::stops::lost_cell_leaves_no_cgroup_wherever_its_containers_were",
+    "cell::processes::too_much_memory_is_an_oom_kill",
     "cell::reboot::reboot_ends_pods_and_releases_addresses",
     "daemon::cell_is_outside_of_the_cgroup_of_the_daemon",
     "kit::pod_on_containerd_runs_and_leaves_nothing",
