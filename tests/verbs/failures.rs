@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use kiyot::backends::Method;
+use kiyot::backends::{Method, milpa::store::Batch};
 use kiyot_proto::cri;
 use kiyot_testkit::wait_for;
 use prost::Message;
@@ -261,6 +261,28 @@ async fn pod_is_not_stopped_until_the_end_of_its_cell_is_confirmed() {
     assert_eq!(
         kiyot.sandbox_status(&sandbox).unwrap().state(),
         cri::PodSandboxState::SandboxNotready
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn stop_that_a_restart_interrupted_reads_as_a_stop() {
+    let kiyot = Fixture::start().await;
+    let sandbox = kiyot.run("web").await;
+    let main = kiyot.create(&sandbox, "main").await;
+    kiyot.start_container(&main).await;
+    kiyot.provider.silence();
+    kiyot.provider.refuses_to_end.store(true, Ordering::SeqCst);
+    let stop = cri::StopPodSandboxRequest { pod_sandbox_id: sandbox.clone() };
+    kiyot.call::<cri::StopPodSandboxResponse>(Method::StopPodSandbox, stop).await.unwrap_err();
+    let kiyot = kiyot
+        .restart_after(Batch::default(), |cells| {
+            cells.refuses_to_end.store(false, Ordering::SeqCst);
+        })
+        .await;
+    let status = kiyot.exited(&main).await;
+    assert_eq!(
+        (status.exit_code, &*status.reason, &*status.message),
+        (137, "Error", "its sandbox was stopped")
     );
 }
 

@@ -50,6 +50,9 @@ pub enum Refusal {
     /// No such cell is expected.
     #[error("cell {0:?} is unknown or has ended")]
     Unknown(String),
+    /// The cell has ended, or is being ended: its agent dials until its instance has ended.
+    #[error("cell {0} has ended or is being ended")]
+    Ended(CellId),
     /// The token is not the cell's.
     #[error("wrong token of cell {0}")]
     WrongToken(CellId),

@@ -27,6 +27,7 @@ impl Admission for Cells {
         let claimed = self.shared.claim(id.clone(), token_sha256.to_owned(), key_sha256.to_owned());
         match claimed.await {
             Ok(()) => Ok(id),
+            Err(ClaimRefusal::Unknown) if self.has_ended(&id) => Err(Refusal::Ended(id)),
             Err(ClaimRefusal::Unknown) => Err(unknown(cell)),
             Err(ClaimRefusal::WrongToken) => Err(Refusal::WrongToken(id)),
             Err(ClaimRefusal::Expired) => Err(Refusal::Expired(id)),
@@ -50,6 +51,15 @@ impl Admission for Cells {
             // The instance may have ended, which only the provider knows.
             self.shared.list_now.notify_one();
         }
+    }
+}
+
+impl Cells {
+    /// Returns true for a known cell that admits no agent any more. The agent of an interrupted
+    /// launch may dial for the first time while its cell is being ended.
+    fn has_ended(&self, id: &CellId) -> bool {
+        let core = self.shared.core();
+        core.engine.contains(id) || core.engine.gone_reason(id).is_some()
     }
 }
 

@@ -51,6 +51,26 @@ async fn termination_leaves_only_the_reason() {
     assert_eq!(*locked(&world.links.forgotten), std::slice::from_ref(&cell));
     world.cells.terminate(&cell, "again").await.unwrap();
     assert!(matches!(world.cells.admits(cell.as_str(), "its key"), Err(Refusal::Unknown(_))));
+    let claim = world.cells.claim(cell.as_str(), &world.token_sha256(&cell), "its key").await;
+    assert!(matches!(claim, Err(Refusal::Ended(ended)) if ended == cell));
+}
+
+#[tokio::test]
+async fn claim_of_a_cell_that_is_being_ended_is_refused_as_ended() {
+    let mut world = World::new(config()).await;
+    world.provider.act("attach", &[Act::Hang]);
+    let launch = world.launch().1;
+    world.called(&["launch"]).await;
+    let cell = world.only();
+    world.comes_home(&cell).await;
+    world.called(&["launch", "attach"]).await;
+    // A launch that was interrupted there is not continued.
+    world.provider.act("terminate", &[Act::Hang]);
+    world.restart().await;
+    assert!(matches!(launch.await.unwrap(), Err(CellError::Stopping)));
+    world.called(&["launch", "attach", "terminate"]).await;
+    let claim = world.cells.claim(cell.as_str(), &world.token_sha256(&cell), "its key").await;
+    assert!(matches!(claim, Err(Refusal::Ended(ended)) if ended == cell));
 }
 
 #[tokio::test]

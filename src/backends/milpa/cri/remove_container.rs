@@ -56,11 +56,13 @@ impl CriService {
                 CellClient::new(cell).remove_known_container(container).await?;
             }
             // What is left in the cell ends with the cell, and hinders nothing until then.
-            _ => tracing::debug!(
+            Some(_) => tracing::debug!(
                 container = %container.id,
                 cell = %container.cell,
                 "container record removed while its cell was unreachable"
             ),
+            // The cell has ended: its pod was stopped, as before every ordinary removal.
+            None => {}
         }
         let removed = self.sync.records.remove_container(container).await;
         removed.map_err(|error| status_code::of_store(&error))?;

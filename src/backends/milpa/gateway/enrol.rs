@@ -114,6 +114,12 @@ impl Enrolment {
                 }
                 Status::permission_denied("enrolment refused")
             }
+            Refusal::Ended(_) => {
+                if let Some(suppressed) = self.log.ended.admit() {
+                    tracing::debug!(error, key_sha256, suppressed, "enrolment refused");
+                }
+                Status::permission_denied("enrolment refused")
+            }
             Refusal::Unknown(_) | Refusal::WrongToken(_) | Refusal::Expired(_) => {
                 if let Some(suppressed) = self.log.enrolment.admit() {
                     tracing::warn!(error, key_sha256, suppressed, "enrolment refused");

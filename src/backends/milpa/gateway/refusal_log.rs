@@ -19,6 +19,8 @@ pub(super) struct RefusalLog {
     pub(super) admission: LogLimit,
     /// Enrolments that were refused.
     pub(super) enrolment: LogLimit,
+    /// Enrolments of cells that have ended or are being ended.
+    pub(super) ended: LogLimit,
     /// Enrolments that failed in the store or the certificate authority.
     pub(super) failure: LogLimit,
     /// Tokens presented with a second key, by the token's cell: an alarm, which events of other

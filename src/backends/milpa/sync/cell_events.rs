@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::sync::broadcast::{Receiver, error::RecvError};
 
-use super::CellSync;
+use super::{CellSync, teardown::POD_STOPPED};
 use crate::backends::milpa::{
     cells::CellEvent, error_chain::error_chain, id::CellId, pods::container_state::Termination,
 };
@@ -71,14 +71,25 @@ impl CellSync {
                 return;
             }
             let reason = reason.unwrap_or_else(|| sync.end_reason(&cell));
-            tracing::warn!(
-                sandbox = %sandbox.id,
-                %cell,
-                pod = %sandbox.pod,
-                reason,
-                "pod lost its cell"
-            );
-            let termination = Termination::cell_lost(&reason);
+            let termination = if reason == POD_STOPPED {
+                // The daemon was killed, or the provider failed, while the pod was stopped.
+                tracing::info!(
+                    sandbox = %sandbox.id,
+                    %cell,
+                    pod = %sandbox.pod,
+                    "interrupted stop of a pod completed"
+                );
+                Termination::sandbox_stopped()
+            } else {
+                tracing::warn!(
+                    sandbox = %sandbox.id,
+                    %cell,
+                    pod = %sandbox.pod,
+                    reason,
+                    "pod lost its cell"
+                );
+                Termination::cell_lost(&reason)
+            };
             while let Err(error) = sync.records.end_sandbox(&sandbox.id, &termination).await {
                 tracing::error!(
                     sandbox = %sandbox.id,

@@ -15,6 +15,8 @@ use crate::backends::milpa::{
     store::StoreError,
 };
 
+/// Reason of the end of a cell whose pod was stopped. Kept in records.
+pub(super) const POD_STOPPED: &str = "its pod was stopped";
 /// Time limit of a cell's containerd for the kill of one container.
 const KILL_TIMEOUT: Duration = Duration::from_secs(20);
 /// Time limit of the last output of killed containers. After it the cell ends without them.
@@ -44,7 +46,7 @@ impl CellSync {
             if cell_client::connected(&cell, &sandbox.pod, None).await.is_ok() {
                 self.kill_containers(&cell, &sandbox).await;
             }
-            self.cells.terminate(&cell.id, "its pod was stopped").await?;
+            self.cells.terminate(&cell.id, POD_STOPPED).await?;
         }
         self.records.end_sandbox(id, &Termination::sandbox_stopped()).await?;
         self.release(&sandbox);
