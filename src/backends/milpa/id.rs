@@ -36,9 +36,22 @@ macro_rules! id {
         pub struct $name(Arc<str>);
 
         impl $name {
-            /// Generates a random id.
+            /// The length of an id's random part.
+            pub const RANDOM_BYTES: usize = $length - $prefix.len();
+
+            /// Generates an id of random bytes from the kernel.
             pub fn mint() -> Result<Self, NoRandomness> {
-                Ok(Self(random_id($prefix, $length)?.into()))
+                let mut random = [0_u8; Self::RANDOM_BYTES];
+                SystemRandom::new().fill(&mut random).map_err(|_| NoRandomness)?;
+                Ok(Self::from_random(&random))
+            }
+
+            /// Returns the id of random bytes.
+            pub fn from_random(random: &[u8; Self::RANDOM_BYTES]) -> Self {
+                const ALPHABET: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
+                let letter = |byte: &u8| char::from(ALPHABET[usize::from(byte % 32)]);
+                let id: String = $prefix.chars().chain(random.iter().map(letter)).collect();
+                Self(id.into())
             }
 
             /// Parses an id and checks its form.
@@ -99,14 +112,6 @@ fn has_form(text: &str, prefix: &str, length: usize) -> bool {
         && text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
 }
 
-fn random_id(prefix: &str, length: usize) -> Result<String, NoRandomness> {
-    const ALPHABET: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
-    let mut random = [0_u8; ID_LENGTH];
-    SystemRandom::new().fill(&mut random).map_err(|_| NoRandomness)?;
-    let letters = random.iter().map(|byte| char::from(ALPHABET[usize::from(byte % 32)]));
-    Ok(prefix.chars().chain(letters).take(length).collect())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -118,6 +123,15 @@ mod tests {
         assert_eq!(SandboxId::parse(first.as_str()), Ok(first.clone()));
         assert_eq!(first.as_str().len(), ID_LENGTH);
         assert_eq!(CellId::mint().unwrap().as_str().len(), CELL_ID_LENGTH);
+    }
+
+    #[test]
+    fn id_of_random_bytes_has_a_letter_for_each() {
+        let mut random = [0_u8; CellId::RANDOM_BYTES];
+        (random[1], random[2], random[3]) = (25, 31, 32);
+        let id = CellId::from_random(&random);
+        assert_eq!(id.as_str(), "cell-az7aaaaaaaaa");
+        assert_eq!(CellId::parse(id.as_str()), Ok(id));
     }
 
     #[test]

@@ -9,6 +9,7 @@ use std::{io, time::Duration};
 
 mod agent;
 mod bug;
+mod calls;
 mod daemon;
 mod faults;
 mod kubelet;

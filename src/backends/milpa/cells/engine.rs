@@ -11,8 +11,7 @@ use std::{
     time::Duration,
 };
 
-use kiyot_link::bootstrap::Bootstrap;
-use ring::digest::{SHA256, digest};
+use kiyot_link::{bootstrap::Bootstrap, certificate::sha256};
 
 use super::{
     super::{
@@ -518,12 +517,11 @@ impl Engine {
         self.emit(id, Effect::Commit { changes, of });
     }
 
-    /// Returns a new random text of `[a-z2-7]`.
-    fn random_text(&mut self, length: usize) -> Result<String, NoRandomness> {
-        const ALPHABET: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
-        let mut bytes = vec![0_u8; length];
-        self.seams.random(&mut bytes)?;
-        Ok(bytes.iter().map(|byte| char::from(ALPHABET[usize::from(byte % 32)])).collect())
+    /// Returns the id of a new cell.
+    fn cell_id(&mut self) -> Result<CellId, NoRandomness> {
+        let mut random = [0_u8; CellId::RANDOM_BYTES];
+        self.seams.random(&mut random)?;
+        Ok(CellId::from_random(&random))
     }
 
     /// Returns a new token: 256 random bits in hexadecimal.
@@ -532,10 +530,6 @@ impl Engine {
         self.seams.random(&mut bytes)?;
         Ok(hex::encode(bytes))
     }
-}
-
-fn sha256(text: &str) -> String {
-    hex::encode(digest(&SHA256, text.as_bytes()))
 }
 
 fn reason_of(error: &ProviderError) -> Arc<str> {

@@ -2,10 +2,9 @@
 
 use std::time::Duration;
 
-use super::{
-    daemon::sha256,
-    world::{Happening, World},
-};
+use kiyot_link::certificate::sha256;
+
+use super::world::{Happening, World};
 use crate::backends::milpa::{
     cells::engine::{ClaimRefusal, Event},
     id::CellId,
@@ -48,7 +47,7 @@ impl World<'_> {
         let boot = self.rng.long_tailed(Duration::from_secs(60), Duration::from_secs(240));
         let agent = Agent {
             cell,
-            token_sha256: sha256(&token),
+            token_sha256: sha256(token.as_bytes()),
             key_sha256: format!("key of {instance}"),
             enrolled: false,
             connected: false,

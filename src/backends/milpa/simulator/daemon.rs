@@ -8,25 +8,23 @@ use std::{
 };
 
 use kiyot_link::bootstrap::{Bootstrap, GatewayAddress};
-use ring::digest::{SHA256, digest};
 
 use super::{
     Bug,
     agent::ORPHAN_TIMEOUT,
+    calls::Call,
     world::{FINGERPRINT, Happening, World},
 };
 use crate::backends::milpa::{
     cells::engine::{
-        Change, CommitOf, Effect, Effects, Engine, EngineConfig, Event, Journal, Launch, Now,
-        OrderSpec, Seams,
+        Change, CommitOf, Effect, Effects, Engine, EngineConfig, Event, Journal, Now, OrderSpec,
+        Seams,
     },
     id::{CellId, NoRandomness, SandboxId},
-    providers::{Capabilities, ErrorClass, InstanceId, Owner, ProviderError, Termination, sim},
+    providers::{Capabilities, ErrorClass, InstanceId, Owner, ProviderError, sim},
     store::StoreError,
 };
 
-/// The time after which a call without an answer is given up.
-const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 /// The date of the beginning of a simulation.
 const EPOCH: Duration = Duration::from_secs(1_800_000_000);
 
@@ -44,16 +42,6 @@ pub(super) struct Daemon {
     orders: BTreeMap<SandboxId, usize>,
     /// The pods whose stops wait for the end of a cell.
     pub(super) enders: BTreeMap<CellId, usize>,
-}
-
-/// A call to the provider.
-#[derive(Debug, Clone)]
-pub(super) enum Call {
-    Launch(Arc<Launch>),
-    Terminate(CellId, Option<InstanceId>),
-    Describe(CellId, InstanceId),
-    List(Duration),
-    EndStrays(Vec<InstanceId>),
 }
 
 /// The seams of a simulated engine.
@@ -75,10 +63,6 @@ impl Seams for SimSeams {
             orphan_timeout_secs: ORPHAN_TIMEOUT.as_secs(),
         })
     }
-}
-
-pub(super) fn sha256(text: &str) -> String {
-    hex::encode(digest(&SHA256, text.as_bytes()))
 }
 
 /// Returns the time since 1970.
@@ -306,7 +290,7 @@ impl World<'_> {
         let run = self.run;
         match (effect, cell) {
             (Effect::Launch(launch), Some(_)) => self.call(Call::Launch(launch)),
-            (Effect::Terminate { instance, .. }, Some(cell)) => {
+            (Effect::Terminate { instance: Some(instance), .. }, Some(cell)) => {
                 self.call(Call::Terminate(cell.clone(), instance));
             }
             (Effect::Describe(instance), Some(cell)) => {
@@ -398,174 +382,5 @@ impl World<'_> {
                 self.violation(format!("{cell} was ended, and its instance had not ended"));
             }
         }
-    }
-
-    pub(super) fn list(&mut self) {
-        let run = self.run;
-        let began = self.now;
-        self.call(Call::List(began));
-        self.after(sim::CAPABILITIES.listing_period, Happening::List { run });
-    }
-
-    /// Calls the provider: the request and its reply may be lost, late or refused.
-    fn call(&mut self, call: Call) {
-        let (run, faults) = (self.run, self.faults());
-        let wait = self.rng.long_tailed(Duration::from_millis(200), Duration::from_secs(5));
-        let unanswered = |doing: &str| {
-            ProviderError::without_cause(ErrorClass::Unanswered, format!("{doing}: no answer"))
-        };
-        let fails = |class| ProviderError::without_cause(class, "simulated failure");
-        let (error, after, arrives, replies) = if self.outage {
-            (Some(unanswered("outage")), CALL_TIMEOUT, None, false)
-        } else if self.rng.once_in(faults.lost_request) {
-            (Some(unanswered("request lost")), CALL_TIMEOUT, None, false)
-        } else if self.rng.once_in(faults.late_request) {
-            let late = CALL_TIMEOUT + self.rng.seconds(1, 50);
-            (Some(unanswered("request late")), CALL_TIMEOUT, Some(late), false)
-        } else if self.rng.once_in(faults.lost_reply) {
-            (Some(unanswered("reply lost")), CALL_TIMEOUT, Some(wait), false)
-        } else if self.rng.once_in(faults.throttled) {
-            (Some(fails(ErrorClass::Throttled)), wait, None, false)
-        } else if self.rng.once_in(faults.failed) {
-            (Some(fails(ErrorClass::Transient)), wait, None, false)
-        } else {
-            (None, wait, Some(wait), true)
-        };
-        if let Some(error) = error {
-            self.log(format_args!("{} fails: {error}", call.name()));
-            let event = call.failed(error);
-            if let Some(event) = event {
-                self.after(after, Happening::Deliver { run, event: Box::new(event) });
-            }
-        }
-        if let Some(arrives) = arrives {
-            self.after(arrives, Happening::Arrives { run, call: Box::new(call), replies });
-        }
-    }
-
-    /// Carries a call out at the provider.
-    pub(super) fn arrive(&mut self, run: u64, call: Call, replies: bool) {
-        let event = match call {
-            Call::Launch(launch) => {
-                let outcome = self.launch(&launch);
-                Event::Launched(launch.spec.cell.clone(), outcome)
-            }
-            Call::Terminate(cell, instance) => {
-                let outcome = self.terminate(&cell, instance);
-                Event::Terminated { cell, outcome, console: String::new() }
-            }
-            Call::Describe(cell, instance) => {
-                let described = self.cloud.describe(&instance, self.now);
-                Event::Described(cell, described)
-            }
-            Call::List(began) => {
-                // A list is some time old.
-                let at = self.now.saturating_sub(self.rng.seconds(0, 20));
-                let mut instances = self.cloud.list(at);
-                if self.rng.once_in(self.faults().partial_list) {
-                    instances.retain(|_| !self.rng.once_in(3));
-                }
-                Event::Listed { began, instances }
-            }
-            Call::EndStrays(instances) => {
-                for instance in &instances {
-                    let takes =
-                        self.rng.long_tailed(Duration::from_secs(60), Duration::from_secs(300));
-                    let _gone = self.cloud.terminate(instance, self.now, takes);
-                }
-                Event::StraysEnded(instances)
-            }
-        };
-        if replies {
-            let wait = self.rng.millis(20, 200);
-            self.after(wait, Happening::Deliver { run, event: Box::new(event) });
-        }
-    }
-
-    fn launch(&mut self, launch: &Launch) -> Result<InstanceId, ProviderError> {
-        let cell = &launch.spec.cell;
-        let (before, now) = (self.cloud.instances().len(), self.now);
-        let visible = self.rng.long_tailed(Duration::from_secs(4), Duration::from_secs(60));
-        let launched = self.cloud.launch(&launch.spec, &launch.token, FINGERPRINT, now, visible);
-        self.log(format_args!("launch of {cell}: {launched:?}"));
-        if self.cloud.instances().len() > before {
-            self.instances += 1;
-            if !self.recorded.contains(cell) {
-                self.violation(format!("{cell} is launched before it is recorded"));
-            }
-            let twins = self
-                .cloud
-                .instances()
-                .values()
-                .filter(|instance| instance.spec.cell == *cell && instance.runs(now))
-                .count();
-            if twins > 1 {
-                self.violation(format!("{cell} has {twins} instances"));
-            }
-            let running = self.cloud.instances().values().filter(|one| one.runs(now)).count();
-            self.most_instances = self.most_instances.max(running as u64);
-            if let Ok(instance) = &launched {
-                self.boot(&instance.clone());
-            }
-            if self.instances.is_multiple_of(256) {
-                self.cloud.forget_old(now);
-                let cloud = &self.cloud;
-                self.agents.retain(|id, _| cloud.instances().contains_key(id));
-            }
-        }
-        launched
-    }
-
-    fn terminate(
-        &mut self,
-        cell: &CellId,
-        instance: Option<InstanceId>,
-    ) -> Result<Termination, ProviderError> {
-        let takes = self.rng.long_tailed(Duration::from_secs(60), Duration::from_secs(300));
-        let instances = match instance {
-            Some(instance) => vec![instance],
-            None => {
-                let listed = self.cloud.list(self.now);
-                listed.into_iter().filter(|one| one.cell == *cell).map(|one| one.id).collect()
-            }
-        };
-        if instances.is_empty() {
-            return Err(ProviderError::without_cause(ErrorClass::NotFound, "terminate"));
-        }
-        let mut outcome = Ok(Termination::Accepted);
-        for instance in instances {
-            let ended = self.cloud.terminate(&instance, self.now, takes);
-            self.log(format_args!("termination of {instance}: {ended:?}"));
-            outcome = outcome.and(ended);
-        }
-        outcome
-    }
-}
-
-impl Call {
-    fn name(&self) -> &'static str {
-        match self {
-            Self::Launch(_) => "launch",
-            Self::Terminate(..) => "terminate",
-            Self::Describe(..) => "describe",
-            Self::List(_) => "list",
-            Self::EndStrays(_) => "end strays",
-        }
-    }
-
-    /// Returns the event of a failed call.
-    fn failed(&self, error: ProviderError) -> Option<Event> {
-        Some(match self {
-            Self::Launch(launch) => Event::Launched(launch.spec.cell.clone(), Err(error)),
-            Self::Terminate(cell, _) => Event::Terminated {
-                cell: cell.clone(),
-                outcome: Err(error),
-                console: String::new(),
-            },
-            Self::Describe(cell, _) => Event::Described(cell.clone(), Err(error)),
-            Self::EndStrays(instances) => Event::StraysEnded(instances.clone()),
-            // The next listing follows at its period.
-            Self::List(_) => return None,
-        })
     }
 }

@@ -120,12 +120,9 @@ impl World<'_> {
     }
 
     fn sandbox_id(&self) -> SandboxId {
-        const ALPHABET: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
-        let mut random = [0_u8; 59];
+        let mut random = [0_u8; SandboxId::RANDOM_BYTES];
         self.rng.fill(&mut random);
-        let random = random.iter().map(|byte| char::from(ALPHABET[usize::from(byte % 32)]));
-        let id: String = "milpa".chars().chain(random).collect();
-        SandboxId::parse(&id).unwrap_or_else(|error| unreachable!("{error}"))
+        SandboxId::from_random(&random)
     }
 
     /// Receives the answer of a run: the sandbox is recorded, and its containers are started.

@@ -8,13 +8,8 @@ use std::{
 use kiyot_proto::store;
 
 use super::{
-    SimulationOptions, SimulationReport,
-    agent::Agent,
-    daemon::{Call, Daemon},
-    faults::Faults,
-    kubelet::Pod,
-    rng::Rng,
-    trace::Trace,
+    SimulationOptions, SimulationReport, agent::Agent, calls::Call, daemon::Daemon, faults::Faults,
+    kubelet::Pod, rng::Rng, trace::Trace,
 };
 use crate::backends::milpa::{
     cells::engine::{Event, JournalSandbox},

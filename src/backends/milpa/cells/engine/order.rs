@@ -19,9 +19,6 @@ use crate::backends::milpa::{
     providers::{Attachment, ErrorClass, LaunchSpec, Offering, PodTags, ProviderError},
 };
 
-/// The length of the random part of a cell's id.
-const CELL_ID_RANDOM: usize = 12;
-
 /// The identity of a pod sandbox: the fields of its CRI metadata.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct OrderKey {
@@ -264,9 +261,7 @@ impl Engine {
     }
 
     fn launch(&mut self, sandbox: &SandboxId, now: Now) -> Result<(), CellError> {
-        let id = format!("cell-{}", self.random_text(CELL_ID_RANDOM)?);
-        // The form is that of `CellId` by construction.
-        let id = CellId::parse(&id).map_err(|_| CellError::Starting)?;
+        let id = self.cell_id()?;
         let (token, enrolment) = (self.token()?, self.token()?);
         let bootstrap = self.seams.bootstrap(&id, &enrolment).ok_or(CellError::Starting)?;
         let Some(order) = self.orders.get_mut(sandbox) else { return Ok(()) };
@@ -288,7 +283,7 @@ impl Engine {
             pod_uid: order.key.pod_uid.clone(),
             boot_id: self.config.boot_id.clone(),
             created_unix_nanos: i64::try_from(now.unix.as_nanos()).unwrap_or(i64::MAX),
-            token_sha256: sha256(&enrolment),
+            token_sha256: sha256(enrolment.as_bytes()),
             token_expires_unix: i64::try_from(expires.as_secs()).unwrap_or(i64::MAX),
             token_deadline: now.boot + self.config.token_ttl,
             ..Cell::new(id.clone(), State::Requested)

@@ -112,7 +112,7 @@ fn claim(
 ) -> Result<(), ClaimRefusal> {
     let event = Event::Claim {
         cell: cell.clone(),
-        token_sha256: sha256(&launch.spec.bootstrap.token),
+        token_sha256: sha256(launch.spec.bootstrap.token.as_bytes()),
         key_sha256: "key".into(),
         claim: 1,
     };
