@@ -18,6 +18,10 @@ use crate::backends::milpa::{
 /// The instances from which on a common absence may be an outage.
 const MIN_OUTAGE: usize = 3;
 
+/// The listings past the declared age that must not show an instance, before a launch without an
+/// answer is taken for one that made none.
+const MIN_ABSENT_LISTINGS: u32 = 3;
+
 /// Results of listings and descriptions.
 #[derive(Debug, Default)]
 pub(super) struct Evidence {
@@ -29,8 +33,9 @@ pub(super) struct Evidence {
     foreign: Option<InstanceId>,
     /// Cells whose instance was not found, with the time.
     not_found: BTreeMap<CellId, Duration>,
-    /// Launches without an answer that a listing did not show, with the time of the first.
-    not_listed: BTreeMap<CellId, Duration>,
+    /// Launches without an answer that a listing did not show, with the time of the first, and the
+    /// number of those that began past the declared age.
+    not_listed: BTreeMap<CellId, (Duration, u32)>,
 }
 
 impl Evidence {
@@ -58,6 +63,8 @@ impl Engine {
     /// Finds the instances of launches without an answer.
     fn resolve_open_launches(&mut self, began: Duration, instances: &[Instance], now: Now) {
         let age = self.capabilities.not_found_believed_after;
+        // A request may arrive late, and a list may be partial.
+        let enough = if age.is_zero() { 1 } else { MIN_ABSENT_LISTINGS };
         let open: Vec<(CellId, Option<InstanceId>, bool)> = self
             .cells
             .values()
@@ -81,8 +88,12 @@ impl Engine {
                     self.apply(&id, CellEvent::Launched(instance), now);
                 }
                 None => {
-                    let first = *self.evidence.not_listed.entry(id.clone()).or_insert(began);
-                    if began > first && began.saturating_sub(first) >= age {
+                    let (first, absences) =
+                        self.evidence.not_listed.entry(id.clone()).or_insert((began, 0));
+                    if began > *first && began.saturating_sub(*first) >= age {
+                        *absences += 1;
+                    }
+                    if *absences >= enough {
                         self.evidence.not_listed.remove(&id);
                         self.apply(&id, CellEvent::NothingLaunched, now);
                     }

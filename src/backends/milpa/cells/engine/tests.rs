@@ -298,6 +298,26 @@ fn unanswered_launch_is_replayed_with_the_same_parameters_until_its_token_expire
 }
 
 #[test]
+fn open_launch_made_nothing_only_after_several_listings_past_the_declared_age() {
+    let mut engine = engine(sim::CAPABILITIES);
+    let (cell, _) = launched(&mut engine, "pod", at(0));
+    let expiry = TTL.as_secs();
+    for seconds in [0, expiry + 1] {
+        engine.handle(Event::Tick, at(seconds));
+        let error = ProviderError::without_cause(ErrorClass::Unanswered, "launch");
+        engine.handle(Event::Launched(cell.clone(), Err(error)), at(seconds));
+    }
+    assert!(engine.cells[&cell].state.is_searching());
+    let age = sim::CAPABILITIES.not_found_believed_after.as_secs();
+    for seconds in [10, 60, 10 + age, 70 + age] {
+        listed(&mut engine, expiry + seconds, &[]);
+        assert!(engine.contains(&cell), "{seconds} s after the token expired");
+    }
+    listed(&mut engine, expiry + 130 + age, &[]);
+    assert!(!engine.contains(&cell));
+}
+
+#[test]
 fn twin_and_stray_are_ended_after_two_sightings_apart() {
     let mut engine = engine(sim::CAPABILITIES);
     let cell = bound(&mut engine, "pod", "i-1");
