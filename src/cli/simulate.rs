@@ -91,6 +91,9 @@ fn output(report: &SimulationReport) -> Output {
         report.trace_sha256,
         report.violations.len()
     );
+    for (fault, times) in &report.faults {
+        let _ = writeln!(text, "fault {fault}: {times}");
+    }
     for violation in &report.violations {
         let _ = writeln!(text, "  {violation}");
     }

@@ -5,13 +5,16 @@
 //! the same trace. Invariants are checked as the events happen, and at the end, when the faults
 //! have stopped and nothing may be left.
 
-use std::{io, time::Duration};
+use std::{collections::BTreeMap, io, time::Duration};
 
 mod agent;
 mod bug;
 mod calls;
+mod capacity;
 mod daemon;
+mod disruptions;
 mod faults;
+mod instance;
 mod kubelet;
 mod rng;
 mod trace;
@@ -54,6 +57,8 @@ pub struct SimulationReport {
     pub crashes: u64,
     /// The events.
     pub events: u64,
+    /// The numbers of faults that were played, by their names.
+    pub faults: BTreeMap<&'static str, u64>,
     /// The violations of invariants; empty for a sound engine.
     pub violations: Vec<String>,
     /// The digest of the trace.

@@ -2,7 +2,10 @@
 //!
 //! It has no clock, no task and no socket: the simulator calls it with the time of its events.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use super::{
     Capabilities, ErrorClass, Instance, InstanceId, InstanceState, LaunchSpec, Market, Offering,
@@ -24,6 +27,11 @@ pub const CAPABILITIES: Capabilities = Capabilities {
     listing_period: Duration::from_secs(60),
     tags_at_launch_only: false,
 };
+
+/// The instance types, the cheapest first.
+const INSTANCE_TYPES: [&str; 3] = ["small", "medium", "large"];
+/// The zones.
+pub const ZONES: [&str; 3] = ["zone-a", "zone-b", "zone-c"];
 
 /// The time for which a terminated instance is listed.
 const TERMINATED_LISTED: Duration = Duration::from_secs(3600);
@@ -82,19 +90,25 @@ pub struct SimCloud {
     launches: u64,
     /// The number of instances that each offering has room for; absent ones have no limit.
     capacity: BTreeMap<Offering, usize>,
+    /// The zones in which nothing can be launched.
+    closed_zones: BTreeSet<String>,
+    /// Bounds the candidates that a launch tries; `None` for all.
+    max_tried: Option<usize>,
 }
 
 impl SimCloud {
-    /// Returns the offerings, the cheapest first.
+    /// Returns the offerings, the cheapest instance type first.
     pub fn offerings() -> Vec<Offering> {
         let mut offerings = Vec::new();
-        for instance_type in ["small", "medium"] {
-            for zone in ["zone-a", "zone-b"] {
-                offerings.push(Offering {
-                    instance_type: instance_type.to_owned(),
-                    zone: zone.to_owned(),
-                    market: Market::OnDemand,
-                });
+        for instance_type in INSTANCE_TYPES {
+            for zone in ZONES {
+                for market in [Market::OnDemand, Market::Spot] {
+                    offerings.push(Offering {
+                        instance_type: instance_type.to_owned(),
+                        zone: zone.to_owned(),
+                        market,
+                    });
+                }
             }
         }
         offerings
@@ -103,6 +117,38 @@ impl SimCloud {
     /// Sets the capacity of an offering.
     pub fn set_capacity(&mut self, offering: Offering, instances: usize) {
         self.capacity.insert(offering, instances);
+    }
+
+    /// Removes the limit of an offering's capacity. Returns true if it had a limit.
+    pub fn clear_capacity(&mut self, offering: &Offering) -> bool {
+        self.capacity.remove(offering).is_some()
+    }
+
+    /// Closes a zone for launches, or opens it.
+    pub fn set_zone_open(&mut self, zone: &str, is_open: bool) {
+        if is_open {
+            self.closed_zones.remove(zone);
+        } else {
+            self.closed_zones.insert(zone.to_owned());
+        }
+    }
+
+    /// Bounds the candidates that a launch tries; `None` for all.
+    pub fn set_max_tried(&mut self, candidates: Option<usize>) {
+        self.max_tried = candidates;
+    }
+
+    fn has_room(&self, offering: &Offering, now: Duration) -> bool {
+        if self.closed_zones.contains(&offering.zone) {
+            return false;
+        }
+        let Some(capacity) = self.capacity.get(offering) else { return true };
+        let running = self
+            .instances
+            .values()
+            .filter(|instance| instance.runs(now) && instance.offering == *offering)
+            .count();
+        running < *capacity
     }
 
     /// Returns all instances that were ever launched.
@@ -123,18 +169,13 @@ impl SimCloud {
         if let Some((id, _)) = earlier {
             return Ok(id.clone());
         }
-        let has_room = |offering: &&Offering| {
-            let running = self
-                .instances
-                .values()
-                .filter(|instance| instance.offering == **offering && instance.runs(now))
-                .count();
-            self.capacity.get(*offering).is_none_or(|capacity| running < *capacity)
-        };
-        let Some(offering) = spec.candidates.iter().find(has_room).cloned() else {
+        let most = self.max_tried.unwrap_or(usize::MAX).min(spec.candidates.len());
+        let tried = &spec.candidates[..most];
+        let Some(offering) = tried.iter().find(|offering| self.has_room(offering, now)).cloned()
+        else {
             let mut error =
                 ProviderError::without_cause(ErrorClass::Capacity, "launch: no capacity");
-            error.refused.clone_from(&spec.candidates);
+            error.refused = tried.to_vec();
             return Err(error);
         };
         self.launches += 1;
@@ -190,10 +231,16 @@ impl SimCloud {
 
     /// Ends an instance by itself.
     pub fn end(&mut self, id: &InstanceId, now: Duration) {
+        self.end_within(id, now, Duration::ZERO);
+    }
+
+    /// Ends an instance by itself, after some time at the latest.
+    pub fn end_within(&mut self, id: &InstanceId, now: Duration, takes: Duration) {
         if let Some(instance) = self.instances.get_mut(id)
             && instance.runs(now)
         {
-            instance.ending = Some((now, now));
+            let (began, ended) = instance.ending.unwrap_or((now, Duration::MAX));
+            instance.ending = Some((began, ended.min(now + takes)));
         }
     }
 

@@ -17,66 +17,96 @@ const ENROL_LIMIT: Duration = Duration::from_secs(900);
 pub(super) const ORPHAN_TIMEOUT: Duration = Duration::from_secs(900);
 /// The pause of an agent between two attempts to connect.
 const REDIAL: Duration = Duration::from_secs(5);
-/// The time after which a pod on an ended instance must not read as running any more.
-const READY_LIMIT: Duration = Duration::from_secs(600);
-
+/// The pause of an agent after it was refused.
+const REFUSED_REDIAL: Duration = Duration::from_secs(30);
+/// The time within which the daemon awaits the confirmation of a shutdown.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(60);
 /// An agent.
 #[derive(Debug)]
 pub(super) struct Agent {
-    cell: CellId,
+    pub(super) cell: CellId,
     token_sha256: String,
     key_sha256: String,
+    /// The number of keys that it made.
+    keys: u32,
     enrolled: bool,
-    pub(super) connected: bool,
+    connected: bool,
     /// The pod whose containers run.
-    pub(super) containers: Option<usize>,
-    /// True if it confirms no shutdown.
-    pub(super) deaf: bool,
-    started: Duration,
+    containers: Option<usize>,
+    /// True while it ends its containers.
+    stops: bool,
+    pub(super) started: Duration,
     last_contact: Duration,
-    /// True once the instance has ended by itself.
-    pub(super) interrupted: bool,
+    /// The begin and the end of a pause.
+    pub(super) paused: Option<(Duration, Duration)>,
+    /// The time until which it has no network.
+    pub(super) cut_until: Duration,
+    /// True once it was killed for good. Its containers may run on.
+    pub(super) is_dead: bool,
 }
 
-impl World<'_> {
-    /// Boots a new instance.
-    pub(super) fn boot(&mut self, instance: &InstanceId) {
-        let Some(launched) = self.cloud.instances().get(instance) else { return };
-        let (cell, token) = (launched.spec.cell.clone(), launched.spec.bootstrap.token.clone());
-        let faults = self.faults();
-        let boot = self.rng.long_tailed(Duration::from_secs(60), Duration::from_secs(240));
-        let agent = Agent {
+impl Agent {
+    /// Returns the agent of an instance, which starts at a time.
+    pub(super) fn new(cell: CellId, token: &str, instance: &InstanceId, started: Duration) -> Self {
+        Self {
             cell,
             token_sha256: sha256(token.as_bytes()),
-            key_sha256: format!("key of {instance}"),
+            key_sha256: format!("key 0 of {instance}"),
+            keys: 0,
             enrolled: false,
             connected: false,
             containers: None,
-            deaf: self.rng.once_in(faults.deaf_agent),
-            started: self.now + boot,
-            last_contact: self.now + boot,
-            interrupted: false,
-        };
-        self.agents.insert(instance.clone(), agent);
-        if self.rng.once_in(faults.dead_boot) {
-            self.log(format_args!("{instance} never boots"));
-        } else {
-            self.after(boot, Happening::AgentDials(instance.clone()));
+            stops: false,
+            started,
+            last_contact: started,
+            paused: None,
+            cut_until: Duration::ZERO,
+            is_dead: false,
         }
     }
 
-    fn runs(&self, instance: &InstanceId) -> bool {
-        self.cloud.instances().get(instance).is_some_and(|launched| launched.runs(self.now))
+    /// Shifts all times by a pause, in which its clock stood still.
+    pub(super) fn shift_clock(&mut self, by: Duration) {
+        self.started += by;
+        self.last_contact += by;
     }
 
+    /// Loses what an agent has in memory. Its key is on disk once it has enrolled.
+    pub(super) fn kill(&mut self, instance: &InstanceId, now: Duration) {
+        self.stops = false;
+        self.lose_contact(now);
+        if !self.enrolled {
+            self.keys += 1;
+            self.key_sha256 = format!("key {} of {instance}", self.keys);
+        }
+    }
+
+    /// Returns true if it was connected.
+    fn lose_contact(&mut self, now: Duration) -> bool {
+        if self.connected {
+            self.last_contact = now;
+        }
+        std::mem::take(&mut self.connected)
+    }
+
+    fn is_reachable(&self, now: Duration) -> bool {
+        !self.is_dead && self.paused.is_none() && self.cut_until <= now
+    }
+}
+
+impl World<'_> {
     /// Enrols or connects, or gives up.
     pub(super) fn agent_dials(&mut self, instance: &InstanceId) {
         if !self.runs(instance) {
             return self.agent_off(instance);
         }
+        let wait = self.left_of_pause(instance);
         let Some(agent) = self.agents.get(instance) else { return };
-        if agent.connected {
+        if agent.connected || agent.is_dead {
             return;
+        }
+        if let Some(wait) = wait {
+            return self.after(wait, Happening::AgentDials(instance.clone()));
         }
         let limit = if agent.enrolled {
             agent.last_contact + ORPHAN_TIMEOUT
@@ -87,6 +117,10 @@ impl World<'_> {
             self.log(format_args!("{instance} powers off without contact"));
             return self.power_off(instance);
         }
+        if self.now < agent.cut_until {
+            let wait = agent.cut_until.min(limit) - self.now;
+            return self.after(wait, Happening::AgentDials(instance.clone()));
+        }
         let (cell, key) = (agent.cell.clone(), agent.key_sha256.clone());
         let (enrolled, token) = (agent.enrolled, agent.token_sha256.clone());
         let Some(daemon) = &mut self.daemon else {
@@ -95,9 +129,9 @@ impl World<'_> {
         if !enrolled {
             daemon.claim += 1;
             let claim = daemon.claim;
-            daemon.claims.insert(claim, instance.clone());
+            daemon.claims.insert(claim, (instance.clone(), key.clone()));
             let event = Event::Claim { cell, token_sha256: token, key_sha256: key, claim };
-            self.after(REDIAL * 6, Happening::AgentDials(instance.clone()));
+            self.after(REFUSED_REDIAL, Happening::AgentDials(instance.clone()));
             return self.handle(event);
         }
         if daemon.engine.admitted_key(&cell) == Some(key.as_str()) {
@@ -106,15 +140,25 @@ impl World<'_> {
                 agent.connected = true;
                 agent.last_contact = self.now;
             }
-            self.handle(Event::Connected(cell));
+            self.handle(Event::Connected(cell.clone()));
+            self.start_late_containers(instance, &cell);
         } else {
-            self.after(REDIAL, Happening::AgentDials(instance.clone()));
+            let wait = REFUSED_REDIAL.min(limit - self.now);
+            self.after(wait, Happening::AgentDials(instance.clone()));
         }
     }
 
     /// Receives the answer of a claim.
-    pub(super) fn claimed(&mut self, instance: &InstanceId, outcome: &Result<(), ClaimRefusal>) {
+    pub(super) fn claimed(
+        &mut self,
+        instance: &InstanceId,
+        key: &str,
+        outcome: &Result<(), ClaimRefusal>,
+    ) {
         let Some(agent) = self.agents.get_mut(instance) else { return };
+        if !agent.is_reachable(self.now) || agent.key_sha256 != key {
+            return self.log(format_args!("the answer of a claim does not reach {instance}"));
+        }
         match outcome {
             Ok(()) => {
                 agent.enrolled = true;
@@ -126,20 +170,41 @@ impl World<'_> {
         }
     }
 
+    /// Returns the time until a paused instance goes on.
+    pub(super) fn left_of_pause(&self, instance: &InstanceId) -> Option<Duration> {
+        let (_, until) = self.agents.get(instance)?.paused?;
+        Some(until.saturating_sub(self.now) + Duration::from_millis(1))
+    }
+
+    /// Breaks the connection of an agent.
+    pub(super) fn lose_contact(&mut self, instance: &InstanceId) {
+        let now = self.now;
+        if let Some(agent) = self.agents.get_mut(instance)
+            && agent.lose_contact(now)
+        {
+            let wait = self.rng.seconds(1, 5);
+            self.after(wait, Happening::AgentDials(instance.clone()));
+        }
+    }
+
     /// Breaks the connections of all agents, or of those of a cell.
     pub(super) fn disconnect(&mut self, cell: Option<&CellId>) {
-        let now = self.now;
-        let mut broken = Vec::new();
-        for (instance, agent) in &mut self.agents {
-            if agent.connected && cell.is_none_or(|cell| agent.cell == *cell) {
-                agent.connected = false;
-                agent.last_contact = now;
-                broken.push(instance.clone());
-            }
-        }
+        let broken: Vec<InstanceId> = self
+            .agents
+            .iter()
+            .filter(|(_, agent)| agent.connected && cell.is_none_or(|cell| agent.cell == *cell))
+            .map(|(instance, _)| instance.clone())
+            .collect();
         for instance in broken {
-            let wait = self.rng.seconds(1, 5);
-            self.after(wait, Happening::AgentDials(instance));
+            self.lose_contact(&instance);
+        }
+    }
+
+    /// Starts containers that could not be started before the agent connected again.
+    fn start_late_containers(&mut self, instance: &InstanceId, cell: &CellId) {
+        let has_none = self.agents.get(instance).is_some_and(|agent| agent.containers.is_none());
+        if has_none && let Some(pod) = self.pods_in_cells.get(cell).copied() {
+            self.start_containers(pod, cell);
         }
     }
 
@@ -163,10 +228,6 @@ impl World<'_> {
         if let Some(agent) = self.agents.get_mut(&instance) {
             agent.containers = Some(pod);
         }
-        if self.rng.once_in(self.faults().interruption) {
-            let wait = self.rng.seconds(1, 600);
-            self.after(wait, Happening::Interruption(instance));
-        }
     }
 
     /// Returns an instance that runs containers of a pod.
@@ -180,74 +241,65 @@ impl World<'_> {
 
     /// Shuts the pod of a cell down, on behalf of the daemon.
     pub(super) fn shut_down(&mut self, cell: &CellId) {
-        let run = self.run;
+        let (run, deaf_agent) = (self.run, self.faults().deaf_agent);
         let agent = self.agents.iter().find(|(instance, agent)| {
             agent.cell == *cell && agent.connected && self.runs(instance)
         });
-        let hears = agent.filter(|(_, agent)| !agent.deaf).map(|(instance, _)| instance.clone());
+        let instance = agent.map(|(instance, _)| instance.clone());
+        let hears = instance.filter(|_| !self.strikes("deaf_agent", deaf_agent));
         match hears {
             Some(instance) => {
+                if let Some(agent) = self.agents.get_mut(&instance) {
+                    agent.stops = true;
+                }
                 let wait = self.rng.seconds(1, 10);
                 let stopped = Happening::AgentStopped { run, cell: cell.clone(), instance };
                 self.after(wait, stopped);
             }
-            None => {
-                let event = Box::new(Event::ShutDown(cell.clone(), false));
-                self.after(Duration::from_secs(60), Happening::Deliver { run, event });
-            }
+            None => self.fail_shutdown(run, cell),
         }
+    }
+
+    fn fail_shutdown(&mut self, run: u64, cell: &CellId) {
+        self.log(format_args!("no agent of {cell} confirms a shutdown"));
+        let event = Box::new(Event::ShutDown(cell.clone(), false));
+        self.after(SHUTDOWN_TIMEOUT, Happening::Deliver { run, event });
     }
 
     /// Ends the containers after a shutdown, and confirms it to the daemon that asked.
     pub(super) fn agent_stopped(&mut self, run: u64, cell: CellId, instance: &InstanceId) {
+        if let Some(wait) = self.left_of_pause(instance) {
+            if run == self.run {
+                self.fail_shutdown(run, &cell);
+            }
+            let stopped = Happening::AgentStopped { run: 0, cell, instance: instance.clone() };
+            return self.after(wait, stopped);
+        }
         if !self.runs(instance) {
             self.agent_off(instance);
-        } else if let Some(agent) = self.agents.get_mut(instance) {
-            agent.containers = None;
         }
+        let is_confirmed = self.agents.get_mut(instance).is_some_and(|agent| {
+            let stops = std::mem::take(&mut agent.stops);
+            if stops {
+                agent.containers = None;
+            }
+            stops && agent.connected
+        });
+        // Another daemon did not ask.
         if run == self.run {
-            self.handle(Event::ShutDown(cell, true));
+            if is_confirmed {
+                self.handle(Event::ShutDown(cell, true));
+            } else {
+                self.fail_shutdown(run, &cell);
+            }
         }
     }
 
-    /// Ends an instance by itself.
-    pub(super) fn interrupt(&mut self, instance: &InstanceId) {
-        if self.runs(instance) {
-            self.log(format_args!("{instance} is interrupted"));
-            self.power_off(instance);
-        }
-    }
-
-    fn power_off(&mut self, instance: &InstanceId) {
-        self.cloud.end(instance, self.now);
-        self.agent_off(instance);
-        if let Some(agent) = self.agents.get_mut(instance) {
-            agent.interrupted = true;
-        }
-        self.after(READY_LIMIT, Happening::CheckReady(instance.clone()));
-    }
-
-    fn agent_off(&mut self, instance: &InstanceId) {
+    pub(super) fn agent_off(&mut self, instance: &InstanceId) {
         if let Some(agent) = self.agents.get_mut(instance) {
             agent.containers = None;
             agent.connected = false;
-        }
-    }
-
-    /// Checks that no pod reads as running on an ended instance.
-    pub(super) fn check_ready(&mut self, instance: &InstanceId) {
-        let Some(agent) = self.agents.get(instance) else { return };
-        // Nothing can be known of the provider during an outage, nor without a daemon.
-        let cell = agent.cell.clone();
-        let may_know = self.daemon.as_ref().is_some_and(|daemon| {
-            self.now.saturating_sub(daemon.started.max(self.last_outage)) >= READY_LIMIT
-        });
-        if self.outage || !may_know {
-            return self.after(READY_LIMIT, Happening::CheckReady(instance.clone()));
-        }
-        let reads_running = self.pods.iter().any(|pod| pod.runs_in(&cell));
-        if reads_running {
-            self.violation(format!("a pod reads as running in {cell}, whose {instance} has ended"));
+            agent.stops = false;
         }
     }
 }

@@ -1,8 +1,10 @@
 //! Bugs that are planted between the engine and its world, to prove that the simulation finds them.
 
+use std::time::Duration;
+
 use crate::backends::milpa::{
     cells::engine::{Change, Effect, Effects, Event},
-    providers::{ErrorClass, Termination},
+    providers::{Capabilities, ErrorClass, Termination},
 };
 
 /// A planted bug.
@@ -20,18 +22,38 @@ pub enum Bug {
     SilenceIsShutdown,
     /// An instance that is not listed is taken for an ended instance.
     AbsenceIsEnd,
+    /// The orphan timeout is taken for proof, although agents may be paused or stopped.
+    OrphanTimeoutIsProof,
+    /// A refused offering is requested again.
+    RefusedIsKept,
 }
 
 impl Bug {
     /// All bugs.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 8] = [
         Self::LaunchBeforeRecord,
         Self::NewTokenOnReplay,
         Self::UnansweredIsFailure,
         Self::AcceptedIsConfirmed,
         Self::SilenceIsShutdown,
         Self::AbsenceIsEnd,
+        Self::OrphanTimeoutIsProof,
+        Self::RefusedIsKept,
     ];
+
+    /// Changes the provider's capabilities on their way to the engine.
+    pub(super) fn on_capabilities(self, capabilities: &mut Capabilities) {
+        match self {
+            Self::AbsenceIsEnd => {
+                capabilities.not_found_believed_after = Duration::from_millis(1);
+            }
+            Self::OrphanTimeoutIsProof => {
+                capabilities.can_be_paused = false;
+                capabilities.pods_control_agent = false;
+            }
+            _ => {}
+        }
+    }
 
     /// Changes an event on its way to the engine.
     pub(super) fn on_event(self, event: &mut Event) {
@@ -46,6 +68,7 @@ impl Bug {
                 *progress = Termination::Confirmed;
             }
             (Self::SilenceIsShutdown, Event::ShutDown(_, ended)) => *ended = true,
+            (Self::RefusedIsKept, Event::Launched(_, Err(error))) => error.refused.clear(),
             _ => {}
         }
     }

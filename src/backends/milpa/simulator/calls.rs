@@ -11,6 +11,8 @@ use crate::backends::milpa::{
 
 /// The time after which a call without an answer is given up.
 const CALL_TIMEOUT: Duration = Duration::from_secs(30);
+/// The time of a slow termination, in seconds.
+const SLOW_END: (u64, u64) = (600, 3600);
 
 /// A call to the provider.
 #[derive(Debug, Clone)]
@@ -26,6 +28,7 @@ impl World<'_> {
     pub(super) fn list(&mut self) {
         let run = self.run;
         let began = self.now;
+        self.look_for_rest();
         self.call(Call::List(began));
         self.after(sim::CAPABILITIES.listing_period, Happening::List { run });
     }
@@ -40,16 +43,16 @@ impl World<'_> {
         let fails = |class| ProviderError::without_cause(class, "simulated failure");
         let (error, after, arrives, replies) = if self.outage {
             (Some(unanswered("outage")), CALL_TIMEOUT, None, false)
-        } else if self.rng.once_in(faults.lost_request) {
+        } else if self.strikes("lost_request", faults.lost_request) {
             (Some(unanswered("request lost")), CALL_TIMEOUT, None, false)
-        } else if self.rng.once_in(faults.late_request) {
+        } else if self.strikes("late_request", faults.late_request) {
             let late = CALL_TIMEOUT + self.rng.seconds(1, 50);
             (Some(unanswered("request late")), CALL_TIMEOUT, Some(late), false)
-        } else if self.rng.once_in(faults.lost_reply) {
+        } else if self.strikes("lost_reply", faults.lost_reply) {
             (Some(unanswered("reply lost")), CALL_TIMEOUT, Some(wait), false)
-        } else if self.rng.once_in(faults.throttled) {
+        } else if self.strikes("throttled", faults.throttled) {
             (Some(fails(ErrorClass::Throttled)), wait, None, false)
-        } else if self.rng.once_in(faults.failed) {
+        } else if self.strikes("failed", faults.failed) {
             (Some(fails(ErrorClass::Transient)), wait, None, false)
         } else {
             (None, wait, Some(wait), true)
@@ -85,16 +88,16 @@ impl World<'_> {
                 // A list is some time old.
                 let at = self.now.saturating_sub(self.rng.seconds(0, 20));
                 let mut instances = self.cloud.list(at);
-                if self.rng.once_in(self.faults().partial_list) {
+                if self.strikes("partial_list", self.faults().partial_list) {
+                    self.log(format_args!("a list is partial"));
                     instances.retain(|_| !self.rng.once_in(3));
                 }
                 Event::Listed { began, instances }
             }
             Call::EndStrays(instances) => {
                 for instance in &instances {
-                    let takes =
-                        self.rng.long_tailed(Duration::from_secs(60), Duration::from_secs(300));
-                    let _gone = self.cloud.terminate(instance, self.now, takes);
+                    // The next listing shows what became of it.
+                    let _outcome = self.terminate(instance);
                 }
                 Event::StraysEnded(instances)
             }
@@ -140,9 +143,17 @@ impl World<'_> {
     }
 
     fn terminate(&mut self, instance: &InstanceId) -> Result<Termination, ProviderError> {
-        let takes = self.rng.long_tailed(Duration::from_secs(60), Duration::from_secs(300));
+        let known = self.cloud.instances().get(instance);
+        let takes = if known.is_none_or(|known| known.ending.is_some()) {
+            // A repeated call changes nothing.
+            Duration::ZERO
+        } else if self.strikes("slow_end", self.faults().slow_end) {
+            self.rng.seconds(SLOW_END.0, SLOW_END.1)
+        } else {
+            self.rng.long_tailed(Duration::from_secs(60), Duration::from_secs(300))
+        };
         let outcome = self.cloud.terminate(instance, self.now, takes);
-        self.log(format_args!("termination of {instance}: {outcome:?}"));
+        self.log(format_args!("termination of {instance} in {} s: {outcome:?}", takes.as_secs()));
         outcome
     }
 }

@@ -17,11 +17,11 @@ use super::{
 };
 use crate::backends::milpa::{
     cells::engine::{
-        Change, CommitOf, Effect, Effects, Engine, EngineConfig, Event, Journal, Now, OrderSpec,
-        Seams,
+        Change, CommitOf, Effect, Effects, Engine, EngineConfig, Event, Journal, Notice, Now,
+        OrderSpec, Seams,
     },
     id::{CellId, NoRandomness, SandboxId},
-    providers::{Capabilities, ErrorClass, InstanceId, Owner, ProviderError, sim},
+    providers::{ErrorClass, InstanceId, Owner, ProviderError},
     store::StoreError,
 };
 
@@ -36,8 +36,11 @@ pub(super) struct Daemon {
     /// The effects of each cell, with the numbers of their events.
     queues: BTreeMap<CellId, VecDeque<(u64, Effect)>>,
     event: u64,
+    /// The time of the next queued timer.
+    timer: Option<Duration>,
     pub(super) claim: u64,
-    pub(super) claims: BTreeMap<u64, InstanceId>,
+    /// The instances and keys of open claims.
+    pub(super) claims: BTreeMap<u64, (InstanceId, String)>,
     /// The pods whose runs wait for an order.
     orders: BTreeMap<SandboxId, usize>,
     /// The pods whose stops wait for the end of a cell.
@@ -93,14 +96,10 @@ impl World<'_> {
         let mut seed = [0_u8; 8];
         self.rng.fill(&mut seed);
         let random = fastrand::Rng::with_seed(u64::from_le_bytes(seed));
-        let capabilities = Capabilities {
-            not_found_believed_after: if self.options.bug == Some(Bug::AbsenceIsEnd) {
-                Duration::from_millis(1)
-            } else {
-                sim::CAPABILITIES.not_found_believed_after
-            },
-            ..sim::CAPABILITIES
-        };
+        let mut capabilities = self.capabilities;
+        if let Some(bug) = self.options.bug {
+            bug.on_capabilities(&mut capabilities);
+        }
         let journal = Journal {
             cells: self.cells.iter().map(|(id, cell)| (id.to_string(), cell.clone())).collect(),
             orders: self.orders.iter().map(|(id, order)| (id.to_string(), order.clone())).collect(),
@@ -119,6 +118,7 @@ impl World<'_> {
             started: self.now,
             queues: BTreeMap::new(),
             event: 0,
+            timer: None,
             claim: 0,
             claims: BTreeMap::new(),
             orders: BTreeMap::new(),
@@ -132,8 +132,8 @@ impl World<'_> {
     /// Kills the daemon.
     fn crash(&mut self) {
         self.log(format_args!("daemon is killed"));
-        self.crashes += 1;
         self.daemon = None;
+        self.refused.clear();
         // Nothing of this run reaches the next.
         self.run += 1;
         self.disconnect(None);
@@ -144,7 +144,7 @@ impl World<'_> {
 
     /// Kills the daemon sometimes. Returns true if it is dead.
     fn may_crash(&mut self) -> bool {
-        if self.rng.once_in(self.faults().crash) {
+        if self.strikes("crash", self.faults().crash) {
             self.crash();
         }
         self.daemon.is_none()
@@ -152,13 +152,19 @@ impl World<'_> {
 
     /// Passes an event to the engine.
     pub(super) fn handle(&mut self, mut event: Event) {
+        let refusal = Self::refusal(&event);
         if let Some(bug) = self.options.bug {
             bug.on_event(&mut event);
         }
         let time = self.time();
         let Some(daemon) = &mut self.daemon else { return };
         let effects = daemon.engine.handle(event, time);
+        // Another launch of the order may follow.
+        let refusal = refusal.filter(|(cell, _)| !daemon.engine.contains(cell));
         self.dispatch(effects);
+        if let Some((cell, offerings)) = refusal {
+            self.refused(&cell, offerings);
+        }
     }
 
     /// Passes an order to the engine.
@@ -166,7 +172,9 @@ impl World<'_> {
         let time = self.time();
         let Some(daemon) = &mut self.daemon else { return };
         let (sandbox, effects) = daemon.engine.order(spec, time);
-        daemon.orders.insert(sandbox, pod);
+        daemon.orders.insert(sandbox.clone(), pod);
+        // The call has new candidates.
+        self.refused.remove(&sandbox);
         self.dispatch(effects);
     }
 
@@ -191,7 +199,13 @@ impl World<'_> {
             }
             queue.push_back((event, effect));
         }
-        let next = daemon.engine.next_timer();
+        let next = daemon
+            .engine
+            .next_timer()
+            .filter(|next| daemon.timer.is_none_or(|queued| *next < queued));
+        if next.is_some() {
+            daemon.timer = next;
+        }
         for cell in begin {
             let wait = self.rng.millis(1, 3);
             self.after(wait, Happening::Effect { run, cell });
@@ -205,11 +219,14 @@ impl World<'_> {
     }
 
     pub(super) fn timer(&mut self) {
-        let is_due = self
-            .daemon
-            .as_ref()
-            .and_then(|daemon| daemon.engine.next_timer())
-            .is_some_and(|next| next <= self.now);
+        let now = self.now;
+        let is_due = self.daemon.as_mut().is_some_and(|daemon| {
+            let is_next = daemon.timer.is_some_and(|queued| queued <= now);
+            if is_next {
+                daemon.timer = None;
+            }
+            is_next
+        });
         if is_due {
             self.handle(Event::Tick);
         }
@@ -224,7 +241,7 @@ impl World<'_> {
         let Some(queue) = daemon.queues.get_mut(cell) else { return };
         let Some((event, effect)) = queue.front().cloned() else { return };
         match effect {
-            Effect::Commit { changes, of } if self.rng.once_in(self.faults().commit) => {
+            Effect::Commit { changes, of } if self.strikes("commit", self.faults().commit) => {
                 self.log(format_args!("{cell}: commit fails"));
                 self.commit_failed(cell, event, of, changes);
             }
@@ -289,7 +306,10 @@ impl World<'_> {
     fn perform(&mut self, cell: Option<&CellId>, effect: Effect) {
         let run = self.run;
         match (effect, cell) {
-            (Effect::Launch(launch), Some(_)) => self.call(Call::Launch(launch)),
+            (Effect::Launch(launch), Some(_)) => {
+                self.check_candidates(&launch);
+                self.call(Call::Launch(launch));
+            }
             (Effect::Terminate { instance: Some(instance), .. }, Some(cell)) => {
                 self.call(Call::Terminate(cell.clone(), instance));
             }
@@ -307,7 +327,8 @@ impl World<'_> {
             }
             // The node's own parts need no network.
             (Effect::Attach(..), Some(cell)) => {
-                let outcome = if self.rng.once_in(self.faults().failed) {
+                let outcome = if self.strikes("failed", self.faults().failed) {
+                    self.log(format_args!("{cell}: attach fails"));
                     Err(ProviderError::without_cause(ErrorClass::Transient, "attach"))
                 } else {
                     Ok(Vec::new())
@@ -317,7 +338,8 @@ impl World<'_> {
                 self.after(wait, Happening::Deliver { run, event });
             }
             (Effect::Detach(_), Some(cell)) => {
-                let outcome = if self.rng.once_in(self.faults().failed) {
+                let outcome = if self.strikes("failed", self.faults().failed) {
+                    self.log(format_args!("{cell}: detach fails"));
                     Err(ProviderError::without_cause(ErrorClass::Transient, "detach"))
                 } else {
                     Ok(())
@@ -329,18 +351,22 @@ impl World<'_> {
             (Effect::ShutDown, Some(cell)) => self.shut_down(cell),
             (Effect::Disconnect, Some(cell)) => self.disconnect(Some(cell)),
             (Effect::AnswerClaim(claim, outcome), _) => {
-                let instance = self.daemon.as_mut().and_then(|daemon| daemon.claims.remove(&claim));
-                if let Some(instance) = instance {
-                    self.claimed(&instance, &outcome);
+                let claim = self.daemon.as_mut().and_then(|daemon| daemon.claims.remove(&claim));
+                if let Some((instance, key)) = claim {
+                    self.claimed(&instance, &key, &outcome);
                 }
             }
             (Effect::AnswerOrder(sandbox, outcome), cell) => {
                 let pod = self.daemon.as_mut().and_then(|daemon| daemon.orders.remove(&sandbox));
+                let was_refused = self.refused.remove(&sandbox).is_some();
                 let error = outcome.as_ref().err().map(ToString::to_string);
                 self.log(format_args!(
                     "order of {pod:?} {}",
                     error.as_deref().unwrap_or("is bound")
                 ));
+                if let (true, Ok(_), Some(cell)) = (was_refused, &outcome, cell) {
+                    self.log(format_args!("{cell} has its next candidate"));
+                }
                 if let Some(pod) = pod {
                     let bound = outcome.ok().and_then(|_| Some((cell?.clone(), sandbox)));
                     self.ran(pod, bound);
@@ -356,6 +382,10 @@ impl World<'_> {
                 self.log(format_args!("{cell} has ended: {reason}"));
                 self.check_ended(cell, &reason);
                 self.cell_ended(cell);
+            }
+            (Effect::Log(Notice::InstanceEnded), Some(cell)) => {
+                self.log(format_args!("the instance of {cell} has ended"));
+                self.check_instance_ended(cell);
             }
             (effect, cell) => self.log(format_args!("{cell:?} {effect:?}")),
         }
@@ -373,14 +403,14 @@ impl World<'_> {
         if let Some(instance) = running {
             self.violation(format!("{cell} has ended ({reason}), and its {instance} runs"));
         }
-        if reason == "its instance ended" {
-            let by_itself = self.agents.iter().any(|(id, agent)| {
-                agent.interrupted
-                    && self.cloud.instances().get(id).is_some_and(|of| of.spec.cell == *cell)
-            });
-            if !by_itself {
-                self.violation(format!("{cell} was ended, and its instance had not ended"));
-            }
+    }
+
+    /// Checks that the instance of a cell ends, which the engine takes for ended.
+    fn check_instance_ended(&mut self, cell: &CellId) {
+        let mut of_cell = self.cloud.instances().iter().filter(|(_, of)| of.spec.cell == *cell);
+        if let Some((instance, _)) = of_cell.find(|(_, of)| of.ending.is_none()) {
+            let text = format!("{cell} is ended because its instance ended, and {instance} runs");
+            self.violation(text);
         }
     }
 }

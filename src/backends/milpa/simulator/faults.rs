@@ -1,80 +1,76 @@
 //! Faults of the simulated world.
 
-/// The frequencies of faults: each happens once in so many times; 0 is never.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Faults {
-    /// A kill of the daemon, by effects.
-    pub crash: u32,
-    /// A commit that fails, by commits.
-    pub commit: u32,
-    /// A request that never reaches the provider, by calls.
-    pub lost_request: u32,
-    /// A reply that is lost, by calls.
-    pub lost_reply: u32,
-    /// A request that arrives after its caller gave up, by calls.
-    pub late_request: u32,
-    /// A call that is throttled, by calls.
-    pub throttled: u32,
-    /// A call that fails, by calls.
-    pub failed: u32,
-    /// A list without some of its instances, by lists.
-    pub partial_list: u32,
-    /// An instance whose agent never starts, by instances.
-    pub dead_boot: u32,
-    /// An instance that ends by itself while it runs a pod, by instances.
-    pub interruption: u32,
-    /// A shutdown that an agent does not confirm, by shutdowns.
-    pub deaf_agent: u32,
-    /// An outage of the provider of 30 minutes, by hours.
-    pub outage: u32,
+/// Defines [`Faults`]: each fault with its frequencies in a dense and in a usual world.
+macro_rules! faults {
+    ($($(#[$doc:meta])* $name:ident: $dense:literal, $usual:literal;)*) => {
+        /// The frequencies of faults: each happens once in so many times; 0 is never.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub struct Faults {
+            $($(#[$doc])* pub $name: u32,)*
+        }
+
+        impl Faults {
+            /// The names of all faults.
+            pub const NAMES: &[&str] = &[$(stringify!($name)),*];
+
+            /// No faults.
+            pub const NONE: Self = Self { $($name: 0),* };
+
+            /// Every fault, much more often than in reality.
+            pub const DENSE: Self = Self { $($name: $dense),* };
+
+            /// Faults as a bad day has them.
+            pub const USUAL: Self = Self { $($name: $usual),* };
+
+            /// Returns the faults of a dense world with a name.
+            #[cfg(test)]
+            pub(super) fn only(name: &str) -> Self {
+                let frequency = |fault: &str, dense| if fault == name { dense } else { 0 };
+                Self { $($name: frequency(stringify!($name), $dense)),* }
+            }
+        }
+    };
 }
 
-impl Faults {
-    /// No faults.
-    pub const NONE: Self = Self {
-        crash: 0,
-        commit: 0,
-        lost_request: 0,
-        lost_reply: 0,
-        late_request: 0,
-        throttled: 0,
-        failed: 0,
-        partial_list: 0,
-        dead_boot: 0,
-        interruption: 0,
-        deaf_agent: 0,
-        outage: 0,
-    };
-
-    /// Every fault, much more often than in reality.
-    pub const DENSE: Self = Self {
-        crash: 150,
-        commit: 100,
-        lost_request: 12,
-        lost_reply: 12,
-        late_request: 12,
-        throttled: 10,
-        failed: 15,
-        partial_list: 5,
-        dead_boot: 12,
-        interruption: 10,
-        deaf_agent: 8,
-        outage: 6,
-    };
-
-    /// Faults as a bad day has them.
-    pub const USUAL: Self = Self {
-        crash: 20_000,
-        commit: 50_000,
-        lost_request: 2000,
-        lost_reply: 2000,
-        late_request: 2000,
-        throttled: 100,
-        failed: 500,
-        partial_list: 50,
-        dead_boot: 300,
-        interruption: 200,
-        deaf_agent: 300,
-        outage: 48,
-    };
+faults! {
+    /// A kill of the daemon, by effects.
+    crash: 150, 20_000;
+    /// A commit that fails, by commits.
+    commit: 100, 50_000;
+    /// A request that never reaches the provider, by calls.
+    lost_request: 12, 2000;
+    /// A reply that is lost, by calls.
+    lost_reply: 12, 2000;
+    /// A request that arrives after its caller gave up, by calls.
+    late_request: 12, 2000;
+    /// A call that is throttled, by calls.
+    throttled: 10, 100;
+    /// A call that fails, by calls.
+    failed: 15, 500;
+    /// A list without some of its instances, by lists.
+    partial_list: 5, 50;
+    /// A termination that takes up to an hour, by terminations.
+    slow_end: 10, 200;
+    /// An outage of the provider of 30 minutes, by hours.
+    outage: 6, 48;
+    /// An outage of a zone of tens of minutes, by hours.
+    zone_outage: 4, 48;
+    /// An offering with room for 2 instances at most, for 10 minutes, by offerings.
+    scarce: 3, 20;
+    /// An instance whose agent never starts, by instances.
+    dead_boot: 12, 300;
+    /// An instance that boots for up to 25 minutes, by instances.
+    slow_boot: 15, 300;
+    /// An instance that the provider takes back, by instances of the spot market.
+    interruption: 6, 100;
+    /// An instance that is paused for minutes to hours, by instances that can be paused.
+    pause: 5, 200;
+    /// An instance that loses its network for minutes to an hour, by instances.
+    network_cut: 10, 300;
+    /// An agent that is killed, by instances.
+    killed_agent: 10, 300;
+    /// A shutdown that an agent does not confirm, by shutdowns.
+    deaf_agent: 8, 300;
+    /// A pod that is changed before its sandbox is run again, by runs.
+    changed_pod: 12, 300;
 }

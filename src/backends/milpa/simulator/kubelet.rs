@@ -9,7 +9,7 @@ use super::{
 use crate::backends::milpa::{
     cells::engine::{Event, JournalSandbox, OrderKey, OrderSpec},
     id::{CellId, SandboxId},
-    providers::{Attachment, sim::SimCloud},
+    providers::Attachment,
 };
 
 /// The time after which the kubelet repeats a stop that is not answered.
@@ -24,6 +24,8 @@ pub(super) struct Pod {
     attempt: u32,
     /// The digest of its annotations.
     identity: String,
+    /// The offerings that suit it, by their numbers.
+    candidates: Vec<usize>,
     /// The time at which it is deleted.
     deleted: Duration,
     state: PodState,
@@ -44,10 +46,6 @@ impl Pod {
     pub(super) fn is_done(&self) -> bool {
         self.state == PodState::Done
     }
-
-    pub(super) fn runs_in(&self, cell: &CellId) -> bool {
-        matches!(&self.state, PodState::Running(own, _) if own == cell)
-    }
 }
 
 impl World<'_> {
@@ -55,10 +53,12 @@ impl World<'_> {
         for number in 0..self.options.pods {
             let created = self.rng.between(Duration::ZERO, self.options.duration);
             let life = self.rng.long_tailed(Duration::from_secs(1200), Duration::from_secs(5400));
+            let candidates = self.candidates();
             self.pods.push(Pod {
                 uid: format!("pod-{number}"),
                 attempt: 0,
                 identity: "first".to_owned(),
+                candidates,
                 deleted: created + life,
                 state: PodState::Waiting,
             });
@@ -72,8 +72,7 @@ impl World<'_> {
     }
 
     pub(super) fn run_sandbox(&mut self, number: usize) {
-        let (now, changes) = (self.now, self.rng.once_in(self.faults().dead_boot));
-        let sandbox = self.sandbox_id();
+        let (now, sandbox) = (self.now, self.sandbox_id());
         let Some(pod) = self.pods.get_mut(number) else { return };
         let again = match pod.state {
             PodState::Waiting => true,
@@ -92,9 +91,16 @@ impl World<'_> {
         if self.daemon.is_none() {
             return self.retry_run(number);
         }
-        if changes {
+        if self.strikes("changed_pod", self.faults().changed_pod) {
+            self.log(format_args!("pod-{number} is changed"));
+            let candidates = self.candidates();
+            let Some(pod) = self.pods.get_mut(number) else { return };
             pod.identity = format!("changed at {}", now.as_secs());
+            pod.candidates = candidates;
         }
+        let Some(pod) = self.pods.get_mut(number) else { return };
+        let candidates =
+            pod.candidates.iter().filter_map(|number| self.offerings.get(*number).cloned());
         pod.state = PodState::Starting(now.as_millis() as u64);
         let spec = OrderSpec {
             key: OrderKey {
@@ -111,7 +117,7 @@ impl World<'_> {
             },
             labels: BTreeMap::new(),
             sandbox,
-            candidates: SimCloud::offerings(),
+            candidates: candidates.collect(),
             timeout: None,
         };
         self.log(format_args!("pod-{number} is run"));
@@ -144,6 +150,7 @@ impl World<'_> {
         pod.state = PodState::Running(cell.clone(), sandbox.clone());
         let life = pod.deleted.saturating_sub(self.now).max(Duration::from_secs(1));
         self.sandboxes.insert(sandbox, record);
+        self.pods_in_cells.insert(cell.clone(), number);
         self.pods_run += 1;
         self.log(format_args!("pod-{number} runs in {cell}"));
         self.start_containers(number, &cell);
@@ -166,6 +173,7 @@ impl World<'_> {
             return self.after(wait, Happening::StopSandbox(number));
         };
         pod.state = PodState::Stopping(cell.clone(), sandbox);
+        self.pods_in_cells.remove(&cell);
         if !daemon.engine.contains(&cell) {
             return self.stopped(number, true);
         }
@@ -199,8 +207,7 @@ impl World<'_> {
 
     /// Receives the end of a cell: its pod gets the next attempt.
     pub(super) fn cell_ended(&mut self, cell: &CellId) {
-        let lost = self.pods.iter().position(|pod| pod.runs_in(cell));
-        if let Some(number) = lost {
+        if let Some(number) = self.pods_in_cells.get(cell).copied() {
             self.replace(number);
         }
     }
@@ -211,6 +218,7 @@ impl World<'_> {
         pod.attempt += 1;
         pod.state = PodState::Waiting;
         self.sandboxes.remove(&sandbox);
+        self.pods_in_cells.remove(&cell);
         self.log(format_args!("pod-{number} has lost {cell}"));
         self.check_stopped(number);
         let wait = self.rng.seconds(1, 3);

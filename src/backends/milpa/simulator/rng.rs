@@ -2,6 +2,22 @@
 
 use std::{cell::RefCell, rc::Rc, time::Duration};
 
+/// The unit of probabilities.
+const PPM: u64 = 1_000_000;
+
+/// A distribution of times by its quantiles: probabilities in parts per million, and seconds. Times
+/// between two quantiles are equally likely. Integers alone, so that every machine draws the same.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Quantiles([(u64, u64); 5]);
+
+impl Quantiles {
+    /// Returns a distribution by its shortest time, median, 90th and 99th percentile and longest
+    /// time, in seconds.
+    pub(super) const fn new(least: u64, p50: u64, p90: u64, p99: u64, most: u64) -> Self {
+        Self([(0, least), (PPM / 2, p50), (PPM / 10 * 9, p90), (PPM / 100 * 99, p99), (PPM, most)])
+    }
+}
+
 /// A source of random decisions. Cheap to clone: all clones continue the same sequence.
 #[derive(Debug, Clone)]
 pub(super) struct Rng(Rc<RefCell<fastrand::Rng>>);
@@ -35,7 +51,50 @@ impl Rng {
         if self.once_in(20) { self.between(usual, longest) } else { self.between(usual / 4, usual) }
     }
 
+    /// Returns a time of a distribution.
+    pub(super) fn time_of(&self, distribution: &Quantiles) -> Duration {
+        let draw = self.0.borrow_mut().u64(0..PPM);
+        let mut lower = (0, 0);
+        for &upper in &distribution.0 {
+            if draw < upper.0 {
+                let (width, height) = (upper.0 - lower.0, upper.1 - lower.1);
+                let above = height * 1000 * (draw - lower.0) / width;
+                return Duration::from_millis(lower.1 * 1000 + above);
+            }
+            lower = upper;
+        }
+        Duration::from_secs(lower.1)
+    }
+
+    /// Returns a number from 0 to a limit, which is excluded.
+    pub(super) fn below(&self, limit: usize) -> usize {
+        self.0.borrow_mut().usize(0..limit.max(1))
+    }
+
+    pub(super) fn shuffle<T>(&self, values: &mut [T]) {
+        self.0.borrow_mut().shuffle(values);
+    }
+
     pub(super) fn fill(&self, buffer: &mut [u8]) {
         self.0.borrow_mut().fill(buffer);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_of_a_distribution_have_its_quantiles() {
+        let distribution = Quantiles::new(10, 20, 40, 100, 200);
+        let rng = Rng::new(1);
+        let mut times: Vec<_> = (0..10_000).map(|_| rng.time_of(&distribution)).collect();
+        times.sort();
+        let is_about = |permille: usize, seconds: u64| {
+            let time = times[(permille * 10).min(times.len() - 1)].as_secs_f64();
+            (time / seconds as f64 - 1.0).abs() < 0.1
+        };
+        assert!(is_about(0, 10) && is_about(500, 20) && is_about(900, 40), "{:?}", times[9000]);
+        assert!(is_about(990, 100) && is_about(1000, 200), "{:?}", times[9900]);
     }
 }

@@ -1,3 +1,5 @@
+use std::collections::BTreeSet;
+
 use super::*;
 
 /// A small, dense day.
@@ -21,16 +23,61 @@ fn world_without_faults_runs_every_pod_once() {
 
 #[test]
 fn same_seed_makes_the_same_trace() {
-    let (mut first, mut second) = (Vec::new(), Vec::new());
-    let reports = [simulate(&dense(7), Some(&mut first)), simulate(&dense(7), Some(&mut second))];
-    assert!(first == second, "the traces differ");
-    assert_eq!(reports[0], reports[1]);
-    assert_ne!(reports[0].trace_sha256, simulate(&dense(8), None).trace_sha256);
+    for seed in 0..10 {
+        let (mut first, mut second) = (Vec::new(), Vec::new());
+        let options = dense(seed);
+        let reports = [simulate(&options, Some(&mut first)), simulate(&options, Some(&mut second))];
+        assert!(first == second, "the traces of seed {seed} differ");
+        assert_eq!(reports[0], reports[1]);
+        assert_ne!(reports[0].trace_sha256, simulate(&dense(seed + 1), None).trace_sha256);
+    }
 }
 
 #[test]
+fn dense_days_play_every_fault() {
+    let mut played = BTreeSet::new();
+    for seed in 0..30 {
+        played.extend(simulate(&dense(seed), None).faults.into_keys());
+    }
+    assert_eq!(played, Faults::NAMES.iter().copied().collect());
+}
+
+#[test]
+fn each_fault_alone_is_played_without_a_violation() {
+    for name in Faults::NAMES {
+        let mut played = 0;
+        for seed in 0..40 {
+            let options = SimulationOptions { faults: Faults::only(name), ..dense(seed) };
+            let report = simulate(&options, None);
+            assert!(report.violations.is_empty(), "{name}: {}", explained(&options));
+            assert!(report.faults.keys().all(|fault| fault == name), "{name}: {report:?}");
+            played += report.faults.get(name).copied().unwrap_or_default();
+            if played > 0 && seed > 2 {
+                break;
+            }
+        }
+        assert!(played > 0, "{name} was not played");
+    }
+}
+
+#[test]
+fn scarce_world_launches_the_next_candidate() {
+    let mut next = 0;
+    for seed in 0..10 {
+        let options = SimulationOptions { faults: Faults::only("scarce"), ..dense(seed) };
+        let mut trace = Vec::new();
+        simulate(&options, Some(&mut trace));
+        let trace = String::from_utf8(trace).unwrap();
+        next += trace.lines().filter(|line| line.ends_with("has its next candidate")).count();
+    }
+    assert!(next > 0, "no launch was repeated without what was refused");
+}
+
+/// The environment variable `SEEDS` changes the number of days.
+#[test]
 fn thousand_dense_days_have_no_leak_no_double_and_no_dead_cell() {
-    for seed in 0..1000 {
+    let seeds = std::env::var("SEEDS").map_or(1000, |seeds| seeds.parse().unwrap());
+    for seed in 0..seeds {
         let report = simulate(&dense(seed), None);
         assert!(report.violations.is_empty(), "{}", explained(&dense(seed)));
     }

@@ -8,17 +8,22 @@ use std::{
 use kiyot_proto::store;
 
 use super::{
-    SimulationOptions, SimulationReport, agent::Agent, calls::Call, daemon::Daemon, faults::Faults,
-    kubelet::Pod, rng::Rng, trace::Trace,
+    SimulationOptions, SimulationReport, agent::Agent, calls::Call, daemon::Daemon,
+    disruptions::Disruption, faults::Faults, kubelet::Pod, rng::Rng, trace::Trace,
 };
 use crate::backends::milpa::{
     cells::engine::{Event, JournalSandbox},
     id::{CellId, SandboxId},
-    providers::{InstanceId, sim::SimCloud},
+    providers::{
+        Capabilities, InstanceId, Offering,
+        sim::{self, SimCloud},
+    },
 };
 
-/// The time without faults at the end, in which everything must end.
+/// The longest time without faults at the end, in which everything must end.
 const CALM: Duration = Duration::from_secs(5 * 3600);
+/// The time after which a simulation ends, once nothing is left. Late calls arrive before.
+const REST: Duration = Duration::from_secs(600);
 /// The duration of an outage of the provider.
 pub(super) const OUTAGE: Duration = Duration::from_secs(30 * 60);
 /// The fingerprint of the simulated daemon.
@@ -51,8 +56,18 @@ pub(super) enum Happening {
     AgentDials(InstanceId),
     /// An agent stops its pod after a shutdown.
     AgentStopped { run: u64, cell: CellId, instance: InstanceId },
-    /// An instance ends by itself.
-    Interruption(InstanceId),
+    /// An instance is disrupted.
+    Disrupts(InstanceId, Disruption),
+    /// A paused instance goes on.
+    Resumes(InstanceId),
+    /// An instance without an agent powers off.
+    PowersOff(InstanceId),
+    /// An outage of a zone begins.
+    ZoneFails { zone: &'static str, lasts: Duration },
+    /// An outage of a zone ends.
+    ZoneRecovers(&'static str),
+    /// The capacities of offerings change.
+    CapacityChanges,
     /// The pod of an ended instance must not read as running any more.
     CheckReady(InstanceId),
 }
@@ -67,6 +82,14 @@ pub(super) struct World<'a> {
     queue: BTreeMap<(Duration, u64), Happening>,
     sequence: u64,
     pub(super) cloud: SimCloud,
+    /// The offerings of the provider.
+    pub(super) offerings: Vec<Offering>,
+    /// The capabilities of the provider.
+    pub(super) capabilities: Capabilities,
+    /// The zones that fail, with the ends of their outages.
+    pub(super) failed_zones: BTreeMap<&'static str, Duration>,
+    /// The offerings that open orders were refused.
+    pub(super) refused: BTreeMap<SandboxId, BTreeSet<Offering>>,
     pub(super) outage: bool,
     /// The end of the last outage.
     pub(super) last_outage: Duration,
@@ -79,11 +102,16 @@ pub(super) struct World<'a> {
     /// The number of the daemon's run.
     pub(super) run: u64,
     pub(super) pods: Vec<Pod>,
+    /// The pods that read as running, by their cells.
+    pub(super) pods_in_cells: BTreeMap<CellId, usize>,
     pub(super) agents: BTreeMap<InstanceId, Agent>,
     pub(super) pods_run: u64,
     pub(super) instances: u64,
     pub(super) most_instances: u64,
-    pub(super) crashes: u64,
+    /// The time from which on nothing is left at the end.
+    nothing_left: Option<Duration>,
+    /// The numbers of faults that were played.
+    played: BTreeMap<&'static str, u64>,
     violations: Vec<String>,
 }
 
@@ -97,6 +125,10 @@ impl<'a> World<'a> {
             queue: BTreeMap::new(),
             sequence: 0,
             cloud: SimCloud::default(),
+            offerings: SimCloud::offerings(),
+            capabilities: sim::CAPABILITIES,
+            failed_zones: BTreeMap::new(),
+            refused: BTreeMap::new(),
             outage: false,
             last_outage: Duration::ZERO,
             cells: BTreeMap::new(),
@@ -106,42 +138,44 @@ impl<'a> World<'a> {
             daemon: None,
             run: 0,
             pods: Vec::new(),
+            pods_in_cells: BTreeMap::new(),
             agents: BTreeMap::new(),
             pods_run: 0,
             instances: 0,
             most_instances: 0,
-            crashes: 0,
+            nothing_left: None,
+            played: BTreeMap::new(),
             violations: Vec::new(),
         }
     }
 
     /// Runs the simulation.
     pub(super) fn run(mut self) -> SimulationReport {
-        if self.faults().dead_boot > 0 {
-            // The first choice is often full.
-            for offering in SimCloud::offerings().into_iter().take(1) {
-                self.cloud.set_capacity(offering, 5);
-            }
-        }
+        self.choose_provider();
+        self.limit_tries();
         self.create_pods();
         self.plan_outages();
+        self.plan_zone_outages();
+        self.after(Duration::ZERO, Happening::CapacityChanges);
         self.after(Duration::ZERO, Happening::DaemonStarts);
         let end = self.options.duration + CALM;
         while let Some(((at, _), happening)) = self.queue.pop_first() {
-            if at > end {
+            if at > end || self.is_over() {
                 break;
             }
             self.now = at;
             self.happen(happening);
         }
-        self.now = end;
-        self.check_end();
+        for left in self.left() {
+            self.violation(left);
+        }
         SimulationReport {
             pods_run: self.pods_run,
             instances: self.instances,
             most_instances: self.most_instances,
-            crashes: self.crashes,
+            crashes: self.played.get("crash").copied().unwrap_or_default(),
             events: self.trace.lines,
+            faults: self.played,
             violations: self.violations,
             trace_sha256: self.trace.sha256(),
         }
@@ -149,7 +183,26 @@ impl<'a> World<'a> {
 
     /// Returns the faults of this time: none at the end.
     pub(super) fn faults(&self) -> Faults {
-        if self.now > self.options.duration { Faults::NONE } else { self.options.faults }
+        if self.is_calm() { Faults::NONE } else { self.options.faults }
+    }
+
+    /// Returns true at the end, when no fault strikes any more.
+    pub(super) fn is_calm(&self) -> bool {
+        self.now > self.options.duration
+    }
+
+    /// Returns true if a fault strikes, once in so many times.
+    pub(super) fn strikes(&mut self, fault: &'static str, frequency: u32) -> bool {
+        let strikes = self.rng.once_in(frequency);
+        if strikes {
+            self.count(fault);
+        }
+        strikes
+    }
+
+    /// Counts a fault that is played.
+    pub(super) fn count(&mut self, fault: &'static str) {
+        *self.played.entry(fault).or_default() += 1;
     }
 
     pub(super) fn after(&mut self, wait: Duration, happening: Happening) {
@@ -196,6 +249,9 @@ impl<'a> World<'a> {
             Happening::Arrives { run, call, replies } => self.arrive(run, *call, replies),
             Happening::Outage(begins) => {
                 self.log(format_args!("outage {}", if begins { "begins" } else { "ends" }));
+                if begins {
+                    self.count("outage");
+                }
                 self.outage = begins;
                 self.last_outage = self.now;
             }
@@ -203,13 +259,33 @@ impl<'a> World<'a> {
             Happening::AgentStopped { run, cell, instance } => {
                 self.agent_stopped(run, cell, &instance);
             }
-            Happening::Interruption(instance) => self.interrupt(&instance),
+            Happening::Disrupts(instance, disruption) => self.disrupt(&instance, disruption),
+            Happening::Resumes(instance) => self.resume(&instance),
+            Happening::PowersOff(instance) => self.power_off_unsupervised(&instance),
+            Happening::ZoneFails { zone, lasts } => self.zone_fails(zone, lasts),
+            Happening::ZoneRecovers(zone) => self.zone_recovers(zone),
+            Happening::CapacityChanges => self.change_capacity(),
             Happening::CheckReady(instance) => self.check_ready(&instance),
         }
     }
 
-    /// Checks that nothing is left.
-    fn check_end(&mut self) {
+    /// Looks if something is left in the time without faults.
+    pub(super) fn look_for_rest(&mut self) {
+        if !self.is_calm() || !self.left().is_empty() {
+            self.nothing_left = None;
+        } else if self.nothing_left.is_none() {
+            self.nothing_left = Some(self.now);
+        }
+    }
+
+    /// Returns true once nothing has been left for so long that no late call can arrive.
+    fn is_over(&self) -> bool {
+        self.nothing_left.is_some_and(|since| self.now.saturating_sub(since) > REST)
+    }
+
+    /// Returns what is left of the simulation.
+    fn left(&self) -> Vec<String> {
+        let mut left = Vec::new();
         let running: Vec<String> = self
             .cloud
             .instances()
@@ -218,24 +294,24 @@ impl<'a> World<'a> {
             .map(|(id, instance)| format!("{id} of {}", instance.spec.cell))
             .collect();
         if !running.is_empty() {
-            self.violation(format!("leaked instances: {running:?}"));
+            left.push(format!("leaked instances: {running:?}"));
         }
         let open: Vec<&str> =
             self.pods.iter().filter(|pod| !pod.is_done()).map(|pod| pod.uid.as_str()).collect();
         if !open.is_empty() {
-            let text = format!("pods that never ended: {open:?}");
-            self.violation(text);
+            left.push(format!("pods that never ended: {open:?}"));
         }
-        let Some(daemon) = &self.daemon else {
-            return self.violation("the daemon does not run".to_owned());
-        };
-        let cells: Vec<String> = daemon.engine.ids().map(ToString::to_string).collect();
-        if !cells.is_empty() {
-            self.violation(format!("cells that never ended: {cells:?}"));
+        match &self.daemon {
+            None => left.push("the daemon does not run".to_owned()),
+            Some(daemon) => {
+                let cells: Vec<String> = daemon.engine.ids().map(ToString::to_string).collect();
+                if !cells.is_empty() {
+                    left.push(format!("cells that never ended: {cells:?}"));
+                }
+            }
         }
         if !self.orders.is_empty() {
-            let text = format!("orders are left in the journal: {:?}", self.orders.keys());
-            self.violation(text);
+            left.push(format!("orders are left in the journal: {:?}", self.orders.keys()));
         }
         let records: Vec<String> = self
             .cells
@@ -244,7 +320,8 @@ impl<'a> World<'a> {
             .map(|(id, _)| id.to_string())
             .collect();
         if !records.is_empty() {
-            self.violation(format!("records of cells are left in the journal: {records:?}"));
+            left.push(format!("records of cells are left in the journal: {records:?}"));
         }
+        left
     }
 }
