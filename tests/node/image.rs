@@ -72,7 +72,7 @@ pub(crate) fn parts(directory: &Path) -> PathBuf {
         ("kiyot-cell", built.join("kiyot-cell")),
         ("podctl", built.join("examples/podctl")),
         ("demo", built.join("examples/demo")),
-        ("integration", newest(&built.join("deps"), "integration-")),
+        ("integration", integration_tests()),
     ];
     for (name, program) in programs {
         assert!(
@@ -97,6 +97,11 @@ pub(crate) fn parts(directory: &Path) -> PathBuf {
         .arg("512M"));
     fs::remove_dir_all(&tree).unwrap();
     disk
+}
+
+/// Returns the program of the integration tests.
+pub(crate) fn integration_tests() -> PathBuf {
+    newest(&build_directory().join("deps"), "integration-")
 }
 
 /// Returns the newest file with this prefix, because cargo does not pass the path of one test
