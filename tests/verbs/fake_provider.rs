@@ -132,6 +132,7 @@ fn instance(cell: &CellId, running: bool) -> Instance {
         cell: cell.clone(),
         token: String::new(),
         fingerprint: String::new(),
+        pod_uid: String::new(),
         offering: offering(),
         addresses: Vec::new(),
         state: if running { InstanceState::Running } else { InstanceState::Stopped },

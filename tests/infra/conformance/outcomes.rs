@@ -40,6 +40,8 @@ pub(super) async fn lost_reply_of_a_launch_makes_one_cell(subject: Arc<impl Subj
 
 pub(super) async fn late_reply_of_a_launch_leaves_nothing(subject: Arc<impl Subject>) {
     let world = World::start(&subject).await;
+    // An order without time would end before the first is handled.
+    world.listings(2).await;
     subject.inject(Fault::HeldLaunch);
     // The time of the call is over before the reply comes.
     let late = world.launch("pod", Duration::ZERO);

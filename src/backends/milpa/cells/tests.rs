@@ -123,6 +123,8 @@ async fn launch_timeout_ends_the_cell_and_quotes_its_console() {
 #[tokio::test]
 async fn earlier_deadline_of_the_caller_bounds_the_launch() {
     let world = World::new(config()).await;
+    // Without a listing the order would wait for it.
+    eventually("instances are listed", || world.provider.lists.load(Ordering::SeqCst) > 1).await;
     let order =
         LaunchOrder { deadline: Some(Instant::now()), ..order(&SandboxId::mint().unwrap(), "uid") };
     assert!(matches!(world.cells.launch(order).await, Err(CellError::Silent { seconds: 0, .. })));

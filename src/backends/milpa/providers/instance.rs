@@ -47,6 +47,8 @@ pub struct Instance {
     /// The fingerprint of the certificate authority of the daemon that launched it, by its tags;
     /// empty if the provider keeps none, because its instances can't be another daemon's.
     pub fingerprint: String,
+    /// `metadata.uid` of the pod that it is attached to; empty before, and if it is not kept.
+    pub pod_uid: String,
     /// Its offering.
     pub offering: Offering,
     /// Its addresses, as far as they are known before it is attached.

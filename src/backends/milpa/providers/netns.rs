@@ -360,6 +360,7 @@ fn instance_of(cell: &CellId, state: InstanceState) -> Instance {
         cell: cell.clone(),
         token: String::new(),
         fingerprint: String::new(),
+        pod_uid: String::new(),
         offering: offering(),
         addresses: Vec::new(),
         state,

@@ -75,6 +75,7 @@ impl SimInstance {
             cell: self.spec.cell.clone(),
             token: self.token.clone(),
             fingerprint: self.fingerprint.clone(),
+            pod_uid: String::new(),
             offering: self.offering.clone(),
             addresses: Vec::new(),
             state: self.state(now),

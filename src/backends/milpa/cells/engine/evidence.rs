@@ -27,6 +27,10 @@ const MIN_ABSENT_LISTINGS: u32 = 3;
 pub(super) struct Evidence {
     /// Instances of no cell, with the time of the first sighting.
     sightings: BTreeMap<InstanceId, Duration>,
+    /// True after the first listing.
+    has_listed: bool,
+    /// The pods that the last listing showed attached to strays.
+    pods_of_strays: BTreeSet<String>,
     /// Strays whose termination is pending.
     ending: BTreeSet<InstanceId>,
     /// An instance of the same owner with another fingerprint.
@@ -44,6 +48,12 @@ impl Evidence {
         self.foreign.as_ref()
     }
 
+    /// Returns true if containers of a pod may run in an instance of no cell, as after the loss of
+    /// the journal: before the first listing, and while a stray is attached to the pod.
+    pub(super) fn may_run_in_stray(&self, pod_uid: &str) -> bool {
+        !self.has_listed || self.pods_of_strays.contains(pod_uid)
+    }
+
     pub(super) fn strays_ended(&mut self, instances: &[InstanceId]) {
         for instance in instances {
             self.ending.remove(instance);
@@ -58,6 +68,8 @@ impl Engine {
         self.resolve_open_launches(began, &instances, now);
         self.compare_cells(began, &listed, now);
         self.find_strays(began, &instances);
+        self.evidence.has_listed = true;
+        self.wake_waiting_orders(now);
     }
 
     /// Finds the instances of launches without an answer.
@@ -215,7 +227,7 @@ impl Engine {
     fn find_strays(&mut self, began: Duration, instances: &[Instance]) {
         let apart = self.capabilities.listing_period / 2;
         let (mut strays, mut foreign) = (Vec::new(), None);
-        let mut seen = BTreeSet::new();
+        let (mut seen, mut pods) = (BTreeSet::new(), BTreeSet::new());
         for instance in instances {
             if instance.state == InstanceState::Terminated || self.is_of_a_cell(instance) {
                 continue;
@@ -227,6 +239,9 @@ impl Engine {
                 continue;
             }
             seen.insert(instance.id.clone());
+            if !instance.pod_uid.is_empty() {
+                pods.insert(instance.pod_uid.clone());
+            }
             let first = *self.evidence.sightings.entry(instance.id.clone()).or_insert(began);
             if began > first
                 && began.saturating_sub(first) >= apart
@@ -235,6 +250,7 @@ impl Engine {
                 strays.push(instance.id.clone());
             }
         }
+        self.evidence.pods_of_strays = pods;
         self.evidence.sightings.retain(|instance, _| seen.contains(instance));
         if foreign != self.evidence.foreign {
             if let Some(instance) = &foreign {

@@ -248,6 +248,10 @@ impl Engine {
         if self.blocking_cell(&order.key.pod_uid).is_some() {
             return;
         }
+        // The cells of other providers can't run a pod without their records: no agent enrols.
+        if self.capabilities.awaits_ends() && self.evidence.may_run_in_stray(&order.key.pod_uid) {
+            return;
+        }
         if self.cells.len() >= self.config.max_cells {
             return self.answer_order(sandbox, Err(CellError::Full(self.cells.len())));
         }

@@ -79,7 +79,9 @@ fn spec(pod: &str) -> OrderSpec {
 }
 
 fn engine(capabilities: Capabilities) -> Engine {
-    Engine::new(config(), capabilities, Box::new(Counting::default()))
+    let mut engine = Engine::new(config(), capabilities, Box::new(Counting::default()));
+    engine.handle(Event::Listed { began: Duration::ZERO, instances: Vec::new() }, at(0));
+    engine
 }
 
 /// Orders a cell, and returns it with its launch.
@@ -131,6 +133,7 @@ fn instance(id: &str, cell: &CellId, fingerprint: &str) -> Instance {
         cell: cell.clone(),
         token: "another token".into(),
         fingerprint: fingerprint.into(),
+        pod_uid: String::new(),
         offering: offering("a"),
         addresses: Vec::new(),
         state: InstanceState::Running,
@@ -354,6 +357,24 @@ fn instance_of_another_authority_stops_launches_and_is_not_ended() {
     engine.config.take_over = true;
     listed(&mut engine, 340, &foreign);
     assert!(ends_strays(&listed(&mut engine, 400, &foreign)));
+}
+
+/// Verifies P15.
+#[test]
+fn pod_of_a_stray_waits_until_the_stray_has_ended() {
+    let mut engine = Engine::new(config(), netns::CAPABILITIES, Box::new(Counting::default()));
+    let launches = |effects: &Effects| {
+        effects.iter().filter(|(_, effect)| matches!(effect, Effect::Launch(_))).count()
+    };
+    for pod in ["lost", "other"] {
+        assert_eq!(launches(&engine.order(spec(pod), at(1)).1), 0, "nothing is listed yet");
+    }
+    let of_pod = instance("i-1", &CellId::mint().unwrap(), "");
+    let stray = [Instance { pod_uid: "lost".into(), ..of_pod }];
+    assert_eq!(launches(&listed(&mut engine, 2, &stray)), 1, "the other pod");
+    let effects = listed(&mut engine, 10, &stray);
+    assert!(ends_strays(&effects) && launches(&effects) == 0);
+    assert_eq!(launches(&listed(&mut engine, 12, &[])), 1);
 }
 
 #[test]

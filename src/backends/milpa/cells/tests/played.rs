@@ -121,6 +121,7 @@ fn instance(id: &InstanceId, running: bool) -> Instance {
         cell: CellId::parse(&id.0[2..]).unwrap(),
         token: String::new(),
         fingerprint: String::new(),
+        pod_uid: String::new(),
         offering: offering(),
         addresses: Vec::new(),
         state: if running { InstanceState::Running } else { InstanceState::Stopped },

@@ -33,6 +33,7 @@ struct Found {
 struct Read {
     stamp: Stamp,
     launcher: Launcher,
+    pod_uid: String,
 }
 
 /// The identity of a file's content: files are only ever replaced.
@@ -72,16 +73,22 @@ impl Listing {
             let cell = home.id().clone();
             // Taken before the file is read: a change in between is read the next time.
             let stamp = Stamp::of(&home.known_file());
-            let launcher = match (stamp, last.instances.remove(&cell)) {
-                (Some(stamp), Some(before)) if before.stamp == stamp => before.launcher,
-                _ => home.known()?.launcher(),
+            let (launcher, pod_uid) = match (stamp, last.instances.remove(&cell)) {
+                (Some(stamp), Some(before)) if before.stamp == stamp => {
+                    (before.launcher, before.pod_uid)
+                }
+                _ => {
+                    let known = home.known()?;
+                    let pod_uid = known.attachment.as_ref().map(|to| to.pod_uid.clone());
+                    (known.launcher(), pod_uid.unwrap_or_default())
+                }
             };
             if let Some(stamp) = stamp {
-                read.insert(cell.clone(), Read { stamp, launcher });
+                read.insert(cell.clone(), Read { stamp, launcher, pod_uid: pod_uid.clone() });
             }
             let running = launcher.runs(&cell)?;
             let state = if running { InstanceState::Running } else { InstanceState::Stopped };
-            instances.push(super::instance_of(&cell, state));
+            instances.push(Instance { pod_uid, ..super::instance_of(&cell, state) });
         }
         last.instances = read;
         Ok(instances)
