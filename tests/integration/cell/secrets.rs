@@ -87,10 +87,11 @@ async fn processes_with_secrets_are_not_dumped_and_containers_may_be() {
     // If core dumps are piped to a program, the kernel ignores the limit.
     let pid = kiyot.pid().to_string();
     command::run("prlimit", &["--pid", &pid, "--core=unlimited"]);
-    command::run("kill", &["-QUIT", &pid]);
-    // Without SIGTERM: the daemon could exit by it before the thread with SIGQUIT runs.
+    // A shell has its background jobs ignore SIGQUIT, so that is not the signal.
+    command::run("kill", &["-ABRT", &pid]);
+    // Without SIGTERM: the daemon could exit by it before the thread with SIGABRT runs.
     let status = kiyot.wait().await;
-    assert_eq!((status.signal(), status.core_dumped()), (Some(3), false));
+    assert_eq!((status.signal(), status.core_dumped()), (Some(6), false));
     kiyot.start_again().await;
     let mut kubelet = kiyot.kubelet().await;
     let main = running.container("main");
