@@ -396,6 +396,10 @@ impl Engine {
         };
         self.fail(&id, error);
         self.apply(&id, CellEvent::End(reason.into()), now);
+        // A launch without an answer may have one late, and has no console to quote.
+        if self.cells.get(&id).is_some_and(|cell| cell.state.has_open_launch()) {
+            self.answer_order_of(&id);
+        }
     }
 
     /// Fails the waiting orders of a pod whose last cell could not be terminated.

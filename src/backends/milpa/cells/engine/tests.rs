@@ -359,6 +359,25 @@ fn instance_of_another_authority_stops_launches_and_is_not_ended() {
     assert!(ends_strays(&listed(&mut engine, 400, &foreign)));
 }
 
+#[test]
+fn order_with_a_launch_without_an_answer_is_answered_at_its_deadline() {
+    for capabilities in [netns::CAPABILITIES, sim::CAPABILITIES] {
+        let mut engine = engine(capabilities);
+        let (cell, _) = launched(&mut engine, "pod", at(1));
+        let deadline = 1 + config().launch_timeout.as_secs();
+        let is_answer = |(_, effect): &(_, Effect)| {
+            matches!(effect, Effect::AnswerOrder(_, Err(CellError::Silent { .. })))
+        };
+        assert!(!engine.handle(Event::Tick, at(deadline - 1)).iter().any(is_answer));
+        assert!(engine.handle(Event::Tick, at(deadline)).iter().any(is_answer));
+        // The next order waits for its end where the cell holds parts of the node.
+        let (_, effects) = engine.order(spec("pod"), at(deadline + 1));
+        let is_launched = effects.iter().any(|(_, effect)| matches!(effect, Effect::Launch(_)));
+        assert_eq!(is_launched, !capabilities.awaits_ends());
+        assert!(engine.contains(&cell));
+    }
+}
+
 /// Verifies P15.
 #[test]
 fn pod_of_a_stray_waits_until_the_stray_has_ended() {
