@@ -17,15 +17,19 @@ use std::{
 
 use kiyot::{
     backends::milpa::{
+        gateway::{CellLink, ControlChannel},
         id::{CellId, SandboxId},
         providers::{
-            Attachment, Instance, InstanceId, LaunchSpec, Provider, ProviderError, Termination,
-            netns::Netns,
+            Attachment, Instance, InstanceId, LaunchSpec, Offering, Provider, ProviderError,
+            Termination, netns::Netns,
         },
     },
     config::MilpaBackend,
 };
-use kiyot_link::bootstrap::{Bootstrap, CellFile, GatewayAddress};
+use kiyot_link::{
+    bootstrap::{Bootstrap, CellFile, GatewayAddress},
+    channel::Slot,
+};
 
 /// The time limit of every wait.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
@@ -56,6 +60,32 @@ pub(crate) struct Bench {
     pub(crate) provider: Netns,
     /// Two numbers from which the addresses of the networks are made.
     subnet: (u8, u8),
+}
+
+/// Returns the parameters of a launch.
+pub(crate) fn launch_spec(cell: CellId, candidates: Vec<Offering>) -> LaunchSpec {
+    let bootstrap = bootstrap(&cell, "secret");
+    LaunchSpec { cell, candidates, tags: BTreeMap::new(), bootstrap, parameters: BTreeMap::new() }
+}
+
+/// Returns boot data that names a gateway without a listener.
+pub(crate) fn bootstrap(cell: &CellId, token: &str) -> Bootstrap {
+    Bootstrap {
+        cell: cell.to_string(),
+        gateway: GatewayAddress::Unix("/nowhere".into()),
+        ca_sha256: String::new(),
+        token: token.to_owned(),
+        orphan_timeout_secs: 900,
+    }
+}
+
+/// Returns the link to a cell whose agent never connects.
+pub(crate) fn unconnected_link() -> CellLink {
+    CellLink {
+        control: ControlChannel::new("control"),
+        bulk: Slot::new("bulk").channel(),
+        lines: Arc::default(),
+    }
 }
 
 /// An instance that was launched.
@@ -147,21 +177,8 @@ impl Bench {
     }
 
     pub(crate) async fn launch(&self) -> Launched {
-        let cell = CellId::mint().unwrap();
-        let bootstrap = Bootstrap {
-            cell: cell.to_string(),
-            gateway: GatewayAddress::Unix("/nowhere".into()),
-            ca_sha256: String::new(),
-            token: "secret".into(),
-            orphan_timeout_secs: 900,
-        };
-        let spec = LaunchSpec {
-            cell,
-            candidates: self.provider.offerings().await.unwrap(),
-            tags: BTreeMap::new(),
-            bootstrap,
-            parameters: BTreeMap::new(),
-        };
+        let candidates = self.provider.offerings().await.unwrap();
+        let spec = launch_spec(CellId::mint().unwrap(), candidates);
         let instance = self.provider.launch(&spec, "token").await.unwrap();
         let sandbox = SandboxId::mint().unwrap().to_string();
         let pod_uid = format!("{}-{}", self.name, spec.cell);

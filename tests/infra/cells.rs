@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 use async_trait::async_trait;
 use kiyot::backends::milpa::{
     cells::{BoundCell, CellError, CellEvent, Cells, CellsConfig, LaunchOrder, Links},
-    gateway::{Admission, CellLink, ControlChannel},
+    gateway::{Admission, CellLink},
     id::{CellId, SandboxId},
     providers::{
         Attachment, InstanceId, Provider,
@@ -13,15 +13,12 @@ use kiyot::backends::milpa::{
     },
     store::{Batch, Store, Table},
 };
-use kiyot_link::{
-    bootstrap::{Bootstrap, GatewayAddress},
-    channel::Slot,
-};
+use kiyot_link::bootstrap::Bootstrap;
 use kiyot_proto::{cell::HelloReply, store::SandboxMeta};
 use ring::digest::{SHA256, digest};
 use tokio::sync::broadcast;
 
-use super::bench::{Bench, LIMIT, cell_file, wait_for};
+use super::bench::{self, Bench, LIMIT, cell_file, unconnected_link, wait_for};
 
 /// Links without a gateway.
 #[derive(Debug)]
@@ -30,22 +27,11 @@ struct NoGateway;
 #[async_trait]
 impl Links for NoGateway {
     fn link(&self, _cell: &CellId) -> CellLink {
-        CellLink {
-            control: ControlChannel::new("control"),
-            bulk: Slot::new("bulk").channel(),
-            lines: Arc::default(),
-        }
+        unconnected_link()
     }
 
     fn bootstrap(&self, cell: &CellId, token: &str) -> Bootstrap {
-        let (cell, token) = (cell.to_string(), token.to_owned());
-        Bootstrap {
-            cell,
-            gateway: GatewayAddress::Unix("/nowhere".into()),
-            ca_sha256: String::new(),
-            token,
-            orphan_timeout_secs: 900,
-        }
+        bench::bootstrap(cell, token)
     }
 
     fn forget(&self, _cell: &CellId) {}

@@ -4,13 +4,12 @@
 //! `outcomes` those in which the daemon's cells run over the provider: nothing ends without proof,
 //! no pod has two cells, nothing is left. docs/provider-conformance.md has the table of all cases.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use kiyot::backends::milpa::{
     id::CellId,
-    providers::{InstanceId, LaunchSpec, Offering, Provider},
+    providers::{InstanceId, Provider},
 };
-use kiyot_link::bootstrap::{Bootstrap, GatewayAddress};
 
 use super::sim_provider::SimProvider;
 
@@ -100,18 +99,6 @@ impl Subject for SimSubject {
 /// Returns the number of listings in an outage.
 fn listings(period: Duration) -> usize {
     usize::try_from(OUTAGE.as_secs() / period.as_secs()).unwrap()
-}
-
-/// Returns the parameters of a launch.
-pub(crate) fn spec_of(cell: CellId, candidates: Vec<Offering>) -> LaunchSpec {
-    let bootstrap = Bootstrap {
-        cell: cell.to_string(),
-        gateway: GatewayAddress::Unix("/nowhere".into()),
-        ca_sha256: String::new(),
-        token: "secret".into(),
-        orphan_timeout_secs: 900,
-    };
-    LaunchSpec { cell, candidates, tags: BTreeMap::new(), bootstrap, parameters: BTreeMap::new() }
 }
 
 /// Returns true if a provider can play the fault of a case. Another provider must say so itself,

@@ -149,7 +149,7 @@ impl SimProvider {
             }
             Fault::OtherAuthority => {
                 let cell = CellId::mint().unwrap();
-                let spec = super::conformance::spec_of(cell, SimCloud::offerings());
+                let spec = super::bench::launch_spec(cell, SimCloud::offerings());
                 let id = state.cloud.launch(&spec, "theirs", "theirs", now, VISIBLE).unwrap();
                 state.foreign.insert(id);
             }

@@ -204,16 +204,22 @@ async fn stop_of_a_silent_cell_ends_the_cell_first() {
     assert_eq!(kiyot.status(&main).unwrap().exit_code, 137);
 }
 
-/// Stops and removals fail until the provider confirms the end of the cell.
-/// Verifies X3, Y25.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pod_is_not_stopped_until_the_end_of_its_cell_is_confirmed() {
+/// Returns a pod with a running container, whose cell is silent and can't be terminated.
+async fn pod_that_cannot_end() -> (Fixture, String, String) {
     let kiyot = Fixture::start().await;
     let sandbox = kiyot.run("web").await;
     let main = kiyot.create(&sandbox, "main").await;
     kiyot.start_container(&main).await;
     kiyot.provider.silence();
     kiyot.provider.refuses_to_end.store(true, Ordering::SeqCst);
+    (kiyot, sandbox, main)
+}
+
+/// Stops and removals fail until the provider confirms the end of the cell.
+/// Verifies X3, Y25.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pod_is_not_stopped_until_the_end_of_its_cell_is_confirmed() {
+    let (kiyot, sandbox, main) = pod_that_cannot_end().await;
     let (stop, remove) = (
         cri::StopPodSandboxRequest { pod_sandbox_id: sandbox.clone() }.encode_to_vec(),
         cri::RemovePodSandboxRequest { pod_sandbox_id: sandbox.clone() }.encode_to_vec(),
@@ -266,12 +272,7 @@ async fn pod_is_not_stopped_until_the_end_of_its_cell_is_confirmed() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stop_that_a_restart_interrupted_reads_as_a_stop() {
-    let kiyot = Fixture::start().await;
-    let sandbox = kiyot.run("web").await;
-    let main = kiyot.create(&sandbox, "main").await;
-    kiyot.start_container(&main).await;
-    kiyot.provider.silence();
-    kiyot.provider.refuses_to_end.store(true, Ordering::SeqCst);
+    let (kiyot, sandbox, main) = pod_that_cannot_end().await;
     let stop = cri::StopPodSandboxRequest { pod_sandbox_id: sandbox.clone() };
     kiyot.call::<cri::StopPodSandboxResponse>(Method::StopPodSandbox, stop).await.unwrap_err();
     let kiyot = kiyot

@@ -102,6 +102,11 @@ impl FakeProvider {
         self.launched.lock().unwrap().len()
     }
 
+    /// Lets no launch through until `gate` has permits again.
+    pub(crate) fn hold_launches(&self) {
+        self.gate.forget_permits(self.gate.available_permits());
+    }
+
     /// Ends the agents of all cells, which live on.
     pub(crate) fn silence(&self) {
         self.cells.lock().unwrap().values().for_each(|running| running.end.cancel());
@@ -127,17 +132,8 @@ fn offering() -> Offering {
 }
 
 fn instance(cell: &CellId, running: bool) -> Instance {
-    Instance {
-        id: InstanceId(cell.as_str().to_owned()),
-        cell: cell.clone(),
-        token: String::new(),
-        fingerprint: String::new(),
-        pod_uid: String::new(),
-        offering: offering(),
-        addresses: Vec::new(),
-        state: if running { InstanceState::Running } else { InstanceState::Stopped },
-        since: None,
-    }
+    let state = if running { InstanceState::Running } else { InstanceState::Stopped };
+    Instance::new(InstanceId(cell.as_str().to_owned()), cell.clone(), offering(), state)
 }
 
 #[async_trait]

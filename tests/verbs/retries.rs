@@ -20,8 +20,7 @@ use crate::kit::{Fixture, LIMIT};
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn retry_joins_the_launch_and_gets_its_sandbox() {
     let kiyot = Fixture::start().await;
-    let permits = kiyot.provider.gate.available_permits();
-    kiyot.provider.gate.forget_permits(permits);
+    kiyot.provider.hold_launches();
     let mut request = kiyot.sandbox_request("web");
     let first = kiyot
         .daemon
@@ -76,8 +75,7 @@ async fn retry_joins_the_launch_and_gets_its_sandbox() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn changed_annotation_replaces_a_launch_and_no_running_sandbox() {
     let kiyot = Fixture::start().await;
-    let permits = kiyot.provider.gate.available_permits();
-    kiyot.provider.gate.forget_permits(permits);
+    kiyot.provider.hold_launches();
     let mut request = kiyot.sandbox_request("web");
     let of_type = |request: &mut cri::RunPodSandboxRequest, instance_type: &str| {
         let annotations = &mut request.config.as_mut().unwrap().annotations;

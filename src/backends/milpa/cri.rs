@@ -14,7 +14,7 @@ use tonic::Status;
 
 use super::{
     cell_client,
-    cells::{Cell, Cells},
+    cells::{Cell, Cells, OrderKey},
     id::{ContainerId, SandboxId},
     images::Images,
     logs::Logs,
@@ -90,15 +90,6 @@ impl Parts {
     pub const METRICS_TIMEOUT: Duration = Duration::from_secs(2);
 }
 
-/// The identity of a sandbox, which is unique.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct SandboxKey {
-    namespace: String,
-    name: String,
-    uid: String,
-    attempt: u32,
-}
-
 /// A container's sandbox and name. Its attempts are created one after the other.
 type ContainerKey = (SandboxId, String);
 
@@ -114,7 +105,7 @@ pub struct CriService {
     rules: RwLock<Rules>,
     pods: Arc<Pods>,
     sync: Arc<CellSync>,
-    launches: Arc<SingleFlight<SandboxKey, cri::RunPodSandboxRequest, SandboxId>>,
+    launches: Arc<SingleFlight<OrderKey, cri::RunPodSandboxRequest, SandboxId>>,
     creations: Arc<SingleFlight<ContainerKey, cri::CreateContainerRequest, ContainerId>>,
     /// Pods whose next sandbox runs on the node.
     moved: MovedPods,

@@ -10,10 +10,14 @@ use kiyot::backends::milpa::{
     },
 };
 
-use super::{super::bench::wait_for, Subject, fault::Fault, spec_of};
+use super::{
+    super::bench::{launch_spec, wait_for},
+    Subject,
+    fault::Fault,
+};
 
 async fn spec(provider: &dyn Provider) -> LaunchSpec {
-    spec_of(CellId::mint().unwrap(), provider.offerings().await.unwrap())
+    launch_spec(CellId::mint().unwrap(), provider.offerings().await.unwrap())
 }
 
 async fn listed(provider: &dyn Provider, cell: &CellId) -> Vec<Instance> {

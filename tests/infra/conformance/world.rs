@@ -11,15 +11,12 @@ use std::{
 use async_trait::async_trait;
 use kiyot::backends::milpa::{
     cells::{BoundCell, CellError, Cells, CellsConfig, LaunchOrder, Links},
-    gateway::{Admission, CellLink, ControlChannel},
+    gateway::{Admission, CellLink},
     id::{CellId, SandboxId},
     providers::{Attachment, ErrorClass, InstanceId, netns::boot_id},
     store::{Batch, Store, Table},
 };
-use kiyot_link::{
-    bootstrap::{Bootstrap, GatewayAddress},
-    channel::Slot,
-};
+use kiyot_link::bootstrap::Bootstrap;
 use kiyot_proto::{
     cell::HelloReply,
     store::{self, CellPhase, SandboxMeta},
@@ -29,7 +26,7 @@ use ring::digest::{SHA256, digest};
 use tokio::task::JoinHandle;
 
 use super::{
-    super::bench::LIMIT,
+    super::bench::{self, LIMIT, unconnected_link},
     Subject,
     recorder::{Calls, Recorder},
 };
@@ -52,22 +49,12 @@ impl<S> fmt::Debug for Gateway<S> {
 #[async_trait]
 impl<S: Subject> Links for Gateway<S> {
     fn link(&self, _cell: &CellId) -> CellLink {
-        CellLink {
-            control: ControlChannel::new("control"),
-            bulk: Slot::new("bulk").channel(),
-            lines: Arc::default(),
-        }
+        unconnected_link()
     }
 
     fn bootstrap(&self, cell: &CellId, token: &str) -> Bootstrap {
         self.tokens.lock().unwrap().insert(cell.clone(), token.to_owned());
-        Bootstrap {
-            cell: cell.to_string(),
-            gateway: GatewayAddress::Unix("/nowhere".into()),
-            ca_sha256: String::new(),
-            token: token.to_owned(),
-            orphan_timeout_secs: 900,
-        }
+        bench::bootstrap(cell, token)
     }
 
     fn forget(&self, _cell: &CellId) {}

@@ -9,7 +9,7 @@ use std::{
 use kiyot_proto::{cri, store as records};
 use tonic::{Code, Status};
 
-use super::{CriService, SandboxKey, request as requests, single_flight::Joined, status_code};
+use super::{CriService, request as requests, single_flight::Joined, status_code};
 use crate::{
     annotations::{self, CellRequest},
     backends::milpa::{
@@ -51,10 +51,10 @@ impl CriService {
         policy::check_sandbox(&self.rules(), config).map_err(status_code::of_refusal)?;
         CellRequest::parse(&config.annotations)
             .map_err(|error| Status::invalid_argument(error_chain(&error)))?;
-        let key = SandboxKey {
+        let key = OrderKey {
+            pod_uid: metadata.uid.clone(),
             namespace: metadata.namespace.clone(),
             name: metadata.name.clone(),
-            uid: metadata.uid.clone(),
             attempt: metadata.attempt,
         };
         let identity = annotations::identity(&config.annotations);
@@ -80,13 +80,7 @@ impl CriService {
                 }
                 // The pod changed while it was started: the next round replaces the other sandbox.
                 Joined::Other(waiter) => {
-                    let order = OrderKey {
-                        pod_uid: key.uid.clone(),
-                        namespace: key.namespace.clone(),
-                        name: key.name.clone(),
-                        attempt: key.attempt,
-                    };
-                    self.cells.end_changed_launch(&order, &identity);
+                    self.cells.end_changed_launch(&key, &identity);
                     match waiter.outcome(deadline, "RunPodSandbox with another config").await {
                         Err(status) if status.code() == Code::DeadlineExceeded => {
                             return Err(status);
@@ -100,7 +94,7 @@ impl CriService {
 
     async fn existing_or_new(
         self: Arc<Self>,
-        key: &SandboxKey,
+        key: &OrderKey,
         request: &cri::RunPodSandboxRequest,
     ) -> Result<SandboxId, Status> {
         if let Some(existing) = self.sandbox_named(key) {
@@ -122,7 +116,7 @@ impl CriService {
                 }
                 (false, _) => {
                     let name =
-                        format!("{}_{}_{}_{}", key.name, key.namespace, key.uid, key.attempt);
+                        format!("{}_{}_{}_{}", key.name, key.namespace, key.pod_uid, key.attempt);
                     let holder = existing.id.as_str();
                     return Err(Status::failed_precondition(format!(
                         "failed to reserve sandbox name {name:?}: name {name:?} is reserved for \
@@ -131,7 +125,7 @@ impl CriService {
                 }
             }
         }
-        for last in self.pods.sandboxes_of_pod(&key.uid) {
+        for last in self.pods.sandboxes_of_pod(&key.pod_uid) {
             let metadata = last.item().metadata.unwrap_or_default();
             let same_pod = (&metadata.namespace, &metadata.name) == (&key.namespace, &key.name);
             // The cell of a stopped sandbox may still be ending: never two of a pod.
@@ -143,8 +137,8 @@ impl CriService {
         Box::pin(self.launch(request)).await
     }
 
-    fn sandbox_named(&self, key: &SandboxKey) -> Option<Sandbox> {
-        self.pods.sandboxes_of_pod(&key.uid).into_iter().find(|sandbox| {
+    fn sandbox_named(&self, key: &OrderKey) -> Option<Sandbox> {
+        self.pods.sandboxes_of_pod(&key.pod_uid).into_iter().find(|sandbox| {
             let metadata = sandbox.item().metadata.unwrap_or_default();
             (&metadata.namespace, &metadata.name, metadata.attempt)
                 == (&key.namespace, &key.name, key.attempt)

@@ -58,3 +58,20 @@ pub struct Instance {
     /// The time of its launch by the provider's clock, since 1970; `None` if it is not kept.
     pub since: Option<Duration>,
 }
+
+impl Instance {
+    /// Returns an instance of which nothing else is known.
+    pub fn new(id: InstanceId, cell: CellId, offering: Offering, state: InstanceState) -> Self {
+        Self {
+            id,
+            cell,
+            token: String::new(),
+            fingerprint: String::new(),
+            pod_uid: String::new(),
+            offering,
+            addresses: Vec::new(),
+            state,
+            since: None,
+        }
+    }
+}

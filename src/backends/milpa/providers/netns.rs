@@ -355,17 +355,7 @@ fn offering() -> Offering {
 
 /// Returns the instance of a cell. A record of its own is not needed: its id is the cell's.
 fn instance_of(cell: &CellId, state: InstanceState) -> Instance {
-    Instance {
-        id: InstanceId(cell.as_str().to_owned()),
-        cell: cell.clone(),
-        token: String::new(),
-        fingerprint: String::new(),
-        pod_uid: String::new(),
-        offering: offering(),
-        addresses: Vec::new(),
-        state,
-        since: None,
-    }
+    Instance::new(InstanceId(cell.as_str().to_owned()), cell.clone(), offering(), state)
 }
 
 fn not_found(doing: &str, home: &Home) -> ProviderError {

@@ -1,6 +1,6 @@
 //! The simulated cloud: a model of a provider whose instances are remote, slow, paid and limited.
 //!
-//! It has no clock, no task and no socket: the simulator calls it with the time of its events.
+//! The model has no clock, no task and no socket: its caller passes the time of each event.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -20,7 +20,7 @@ use crate::backends::milpa::{
 };
 
 /// The identity of a pod sandbox: the fields of its CRI metadata.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct OrderKey {
     /// `metadata.uid` of the pod.
     pub(crate) pod_uid: String,
@@ -151,8 +151,7 @@ impl Engine {
                 self.timers.set(Timer::Deadline(sandbox.clone()), deadline);
                 self.end_unordered_cells_of(&sandbox, now);
                 self.place(&sandbox, now);
-                let pod_uid = self.orders.get(&sandbox).map(|order| order.key.pod_uid.as_str());
-                if let Some(blocking) = pod_uid.and_then(|uid| self.waited_for(&sandbox, uid)) {
+                if let Some(blocking) = self.waited_for(&sandbox) {
                     self.emit(&blocking, Effect::Log(Notice::Waits(sandbox.clone())));
                 }
                 sandbox
@@ -186,9 +185,10 @@ impl Engine {
     }
 
     /// Returns the cell that a waiting order waits for.
-    fn waited_for(&self, sandbox: &SandboxId, pod_uid: &str) -> Option<CellId> {
+    fn waited_for(&self, sandbox: &SandboxId) -> Option<CellId> {
         let order = self.orders.get(sandbox)?;
-        (order.state == OrderState::Waiting).then(|| self.blocking_cell(pod_uid).cloned())?
+        let waits = order.state == OrderState::Waiting;
+        waits.then(|| self.blocking_cell(&order.key.pod_uid).cloned())?
     }
 
     fn join(&mut self, sandbox: &SandboxId, spec: OrderSpec, deadline: Duration, now: Now) {
@@ -210,15 +210,12 @@ impl Engine {
     /// Ends an order whose pod has changed, and its cell.
     fn replace(&mut self, sandbox: &SandboxId, now: Now) {
         const REASON: &str = "its pod was changed while the cell was launched";
-        let Some(order) = self.orders.remove(sandbox) else { return };
-        self.timers.clear(&Timer::Deadline(sandbox.clone()));
-        let Some(cell) = order.state.cell() else {
-            let error = CellError::Replaced(REASON);
-            return self.effects.push((None, Effect::AnswerOrder(sandbox.clone(), Err(error))));
+        let Some(cell) = self.cell_of_order(sandbox).cloned() else {
+            return self.answer_order(None, sandbox, Err(CellError::Replaced(REASON)));
         };
         let error = CellError::Ended(cell.clone(), REASON.to_owned());
-        self.emit(cell, Effect::AnswerOrder(sandbox.clone(), Err(error)));
-        self.apply(cell, CellEvent::End(REASON.into()), now);
+        self.answer_order(Some(&cell), sandbox, Err(error));
+        self.apply(&cell, CellEvent::End(REASON.into()), now);
     }
 
     /// Ends cells of the pod that no order wants and that are not bound, and retries the
@@ -253,14 +250,14 @@ impl Engine {
             return;
         }
         if self.cells.len() >= self.config.max_cells {
-            return self.answer_order(sandbox, Err(CellError::Full(self.cells.len())));
+            return self.answer_order(None, sandbox, Err(CellError::Full(self.cells.len())));
         }
         if let Some(instance) = self.evidence.foreign() {
             let error = CellError::Foreign(instance.clone());
-            return self.answer_order(sandbox, Err(error));
+            return self.answer_order(None, sandbox, Err(error));
         }
         if let Err(error) = self.launch(sandbox, now) {
-            self.answer_order(sandbox, Err(error));
+            self.answer_order(None, sandbox, Err(error));
         }
     }
 
@@ -322,9 +319,7 @@ impl Engine {
         let (addresses, order) = (addresses.clone(), cell.order.take());
         cell.launch = None;
         if let Some(order) = order {
-            self.orders.remove(&order);
-            self.timers.clear(&Timer::Deadline(order.clone()));
-            self.emit(id, Effect::AnswerOrder(order, Ok(addresses)));
+            self.answer_order(Some(id), &order, Ok(addresses));
         }
     }
 
@@ -333,7 +328,7 @@ impl Engine {
         let Some(cell) = self.cells.get_mut(id) else { return };
         let Some(order) = cell.order.take() else { return };
         let error = failure_of(cell, self.orders.get(&order));
-        self.close_order(id, &order, Err(error));
+        self.answer_order(Some(id), &order, Err(error));
     }
 
     /// Places the order of an ended cell again, or answers it.
@@ -365,7 +360,7 @@ impl Engine {
             order.state = OrderState::Waiting;
             self.place(sandbox, now);
         } else {
-            self.close_order(&cell.id, sandbox, Err(error));
+            self.answer_order(Some(&cell.id), sandbox, Err(error));
         }
     }
 
@@ -376,7 +371,7 @@ impl Engine {
             let waited = order.deadline.saturating_sub(order.began).as_secs();
             let blocking = self.blocking_cell(&order.key.pod_uid).cloned();
             let error = CellError::Blocked { cell: blocking, seconds: waited };
-            return self.answer_order(sandbox, Err(error));
+            return self.answer_order(None, sandbox, Err(error));
         };
         let is_wanted = order.is_wanted();
         let seconds = order.deadline.saturating_sub(order.began).as_secs();
@@ -407,7 +402,7 @@ impl Engine {
         let Some(cell) = self.cells.get(id) else { return };
         let waiting = self.waiting_orders(|order| is_of_pod(cell, &order.key.pod_uid));
         for sandbox in waiting {
-            self.answer_order(&sandbox, Err(CellError::Provider(error.clone())));
+            self.answer_order(None, &sandbox, Err(CellError::Provider(error.clone())));
         }
     }
 
@@ -426,24 +421,16 @@ impl Engine {
             .collect()
     }
 
-    /// Answers an order that has no cell.
-    fn answer_order(&mut self, sandbox: &SandboxId, outcome: Result<Vec<IpAddr>, CellError>) {
-        if self.orders.remove(sandbox).is_some() {
-            self.timers.clear(&Timer::Deadline(sandbox.clone()));
-            self.effects.push((None, Effect::AnswerOrder(sandbox.clone(), outcome)));
-        }
-    }
-
-    /// Answers the order of a cell, and removes its record.
-    fn close_order(
+    /// Removes an order, of a cell or of none, and answers its callers.
+    pub(super) fn answer_order(
         &mut self,
-        id: &CellId,
+        cell: Option<&CellId>,
         sandbox: &SandboxId,
         outcome: Result<Vec<IpAddr>, CellError>,
     ) {
         if self.orders.remove(sandbox).is_some() {
             self.timers.clear(&Timer::Deadline(sandbox.clone()));
-            self.emit(id, Effect::AnswerOrder(sandbox.clone(), outcome));
+            self.effects.push((cell.cloned(), Effect::AnswerOrder(sandbox.clone(), outcome)));
         }
     }
 

@@ -129,15 +129,9 @@ fn claim(
 
 fn instance(id: &str, cell: &CellId, fingerprint: &str) -> Instance {
     Instance {
-        id: InstanceId(id.into()),
-        cell: cell.clone(),
         token: "another token".into(),
         fingerprint: fingerprint.into(),
-        pod_uid: String::new(),
-        offering: offering("a"),
-        addresses: Vec::new(),
-        state: InstanceState::Running,
-        since: None,
+        ..Instance::new(InstanceId(id.into()), cell.clone(), offering("a"), InstanceState::Running)
     }
 }
 

@@ -116,17 +116,8 @@ fn offering() -> Offering {
 }
 
 fn instance(id: &InstanceId, running: bool) -> Instance {
-    Instance {
-        id: id.clone(),
-        cell: CellId::parse(&id.0[2..]).unwrap(),
-        token: String::new(),
-        fingerprint: String::new(),
-        pod_uid: String::new(),
-        offering: offering(),
-        addresses: Vec::new(),
-        state: if running { InstanceState::Running } else { InstanceState::Stopped },
-        since: None,
-    }
+    let state = if running { InstanceState::Running } else { InstanceState::Stopped };
+    Instance::new(id.clone(), CellId::parse(&id.0[2..]).unwrap(), offering(), state)
 }
 
 /// The provider's name of a cell's instance.
