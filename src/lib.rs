@@ -10,5 +10,6 @@ pub mod backends;
 pub mod cli;
 pub mod config;
 pub mod manifest;
+pub mod price;
 pub mod problems;
 pub mod proxy;

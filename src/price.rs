@@ -1,0 +1,134 @@
+//! Prices, in US dollars an hour.
+
+use std::{fmt, ops::Add, str::FromStr};
+
+/// Millionths of a dollar.
+const MICROS: u64 = 1_000_000;
+/// Decimals of a price that are kept; finer parts are rounded up.
+const DECIMALS: usize = 6;
+/// Decimals that a price shows at least, as EC2's price list does.
+const MIN_SHOWN_DECIMALS: usize = 4;
+/// Highest price, in dollars: a hundred times that of the largest instance type.
+const MAX_DOLLARS: u64 = 100_000;
+/// Longest accepted text, in characters.
+const MAX_CHARS: usize = 32;
+
+/// Price in US dollars an hour, exact to a millionth of a dollar.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Price {
+    micros: u64,
+}
+
+/// Text that is no price.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("is invalid; allowed: dollars an hour such as 0.0416, from 0 to {MAX_DOLLARS}")]
+pub struct NotAPrice;
+
+impl Price {
+    /// Nothing is paid.
+    pub const FREE: Self = Self { micros: 0 };
+
+    /// Returns a price of so many millionths of a dollar an hour.
+    pub const fn from_micros(micros: u64) -> Self {
+        Self { micros }
+    }
+
+    /// Returns the millionths of a dollar an hour.
+    pub const fn micros(self) -> u64 {
+        self.micros
+    }
+
+    /// Returns the price of so many thousandths of a unit of which one has this price, rounded up.
+    pub fn of_milli(self, milli: u64) -> Self {
+        let micros = (u128::from(self.micros) * u128::from(milli)).div_ceil(1000);
+        Self { micros: u64::try_from(micros).unwrap_or(u64::MAX) }
+    }
+}
+
+impl Add for Price {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self { micros: self.micros.saturating_add(other.micros) }
+    }
+}
+
+impl FromStr for Price {
+    type Err = NotAPrice;
+
+    fn from_str(text: &str) -> Result<Self, NotAPrice> {
+        read(text).map(Self::from_micros).ok_or(NotAPrice)
+    }
+}
+
+fn read(text: &str) -> Option<u64> {
+    let (whole, fraction) = text.split_once('.').unwrap_or((text, "0"));
+    let is_number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
+    if text.len() > MAX_CHARS || !is_number(whole) || !is_number(fraction) {
+        return None;
+    }
+    let (kept, finer) = fraction.split_at(fraction.len().min(DECIMALS));
+    let micros: u64 = format!("{kept:0<DECIMALS$}").parse().ok()?;
+    let rounding = u64::from(finer.bytes().any(|digit| digit != b'0'));
+    let dollars: u64 = whole.parse().ok()?;
+    let price = dollars.checked_mul(MICROS)? + micros + rounding;
+    (price <= MAX_DOLLARS * MICROS).then_some(price)
+}
+
+impl fmt::Display for Price {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let fraction = format!("{:0DECIMALS$}", self.micros % MICROS);
+        let significant = fraction.trim_end_matches('0').len().max(MIN_SHOWN_DECIMALS);
+        write!(f, "${}.{}", self.micros / MICROS, &fraction[..significant])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn prices_as_price_lists_write_them() {
+        for (text, micros, shown) in [
+            ("0", 0, "$0.0000"),
+            ("0.0042", 4_200, "$0.0042"),
+            ("0.0052000000", 5_200, "$0.0052"),
+            ("0.000001", 1, "$0.000001"),
+            ("0.0000001", 1, "$0.000001"),
+            ("00.5", 500_000, "$0.5000"),
+            ("98.32", 98_320_000, "$98.3200"),
+            ("100000", 100_000_000_000, "$100000.0000"),
+        ] {
+            let price: Price = text.parse().unwrap();
+            assert_eq!((price.micros(), price.to_string().as_str()), (micros, shown), "{text}");
+        }
+        for text in
+            ["", ".", ".5", "5.", "-1", "+1", "1e3", "0x1", "1,5", "$1", " 1", "100000.1", "nan"]
+        {
+            assert_eq!(text.parse::<Price>(), Err(NotAPrice), "{text}");
+        }
+    }
+
+    #[test]
+    fn price_of_a_part_is_rounded_up() {
+        let price = Price::from_micros(50_000);
+        let parts = [0, 1, 500, 1000, 3_800].map(|milli| price.of_milli(milli).micros());
+        assert_eq!(parts, [0, 50, 25_000, 50_000, 190_000]);
+        assert_eq!(Price::from_micros(1).of_milli(1).micros(), 1);
+    }
+
+    proptest! {
+        #[test]
+        fn arbitrary_text_is_parsed_without_panic(text in "\\PC{0,40}") {
+            let _ = text.parse::<Price>();
+        }
+
+        #[test]
+        fn shown_price_round_trips(micros in 0..=MAX_DOLLARS * MICROS) {
+            let price = Price::from_micros(micros);
+            prop_assert_eq!(price.to_string()[1..].parse(), Ok(price));
+        }
+    }
+}
