@@ -123,8 +123,9 @@ const PARTS: &[Part] = &[
     Part { path: "backends::milpa::mailbox", may: &[] },
     Part { path: "backends::milpa::tasks", may: &[] },
     Part { path: "manifest", may: &[&["annotations", "problems"]] },
-    Part { path: "annotations", may: &[&["config", "problems"]] },
+    Part { path: "annotations", may: &[&["config", "price", "problems"]] },
     Part { path: "config", may: &[&["problems"]] },
+    Part { path: "price", may: &[] },
     Part { path: "problems", may: &[] },
 ];
 

@@ -92,3 +92,30 @@ async fn container_during_its_creation_is_not_removed() {
     let (made, ()) = tokio::join!(made, meanwhile);
     kiyot.start_container(&made.unwrap().container_id).await;
 }
+
+/// An agent that has just started may report a list from before a creation.
+/// Verifies Y97.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn container_absent_from_an_old_list_is_not_ended() {
+    let kiyot = Fixture::start().await;
+    let sandbox = kiyot.run("web").await;
+    let other = kiyot.create(&sandbox, "other").await;
+    let main = kiyot.create(&sandbox, "main").await;
+    let removed = kiyot.create(&sandbox, "removed").await;
+    for container in [&other, &removed] {
+        kiyot.start_container(container).await;
+    }
+    let cell = kiyot.provider.only();
+    cell.with(|state| {
+        state.containers.remove("c2");
+        state.old_snapshot = Some(cell::Snapshot::default());
+        state.end_watch();
+    });
+    let ended = kiyot.exited(&removed).await;
+    assert_eq!((ended.exit_code, &*ended.reason), (255, "ContainerGone"));
+    // Events are applied in order: the snapshot precedes this one.
+    cell.exit("c0", 3);
+    assert_eq!(kiyot.exited(&other).await.exit_code, 3);
+    assert_eq!(kiyot.sandbox_status(&sandbox).unwrap().state(), cri::PodSandboxState::SandboxReady);
+    kiyot.start_container(&main).await;
+}

@@ -61,6 +61,8 @@ pub struct State {
     home: UplinkHandle,
     options: Options,
     watcher: Option<mpsc::UnboundedSender<cell::Event>>,
+    /// The snapshot of the next watch, from an older list; `None` for the current state.
+    pub old_snapshot: Option<cell::Snapshot>,
     /// Set when the cell has crashed.
     pub crashed: bool,
     /// The request that bound the cell.
@@ -111,6 +113,7 @@ impl FakeCell {
             home,
             options,
             watcher: None,
+            old_snapshot: None,
             crashed: false,
             bound: None,
             sandbox: None,
@@ -275,7 +278,7 @@ impl State {
     fn watch(&mut self) -> UnboundedReceiverStream<cell::Event> {
         let (sender, receiver) = mpsc::unbounded_channel();
         self.watcher = Some(sender);
-        let snapshot = self.snapshot();
+        let snapshot = self.old_snapshot.take().unwrap_or_else(|| self.snapshot());
         self.tell(cell::event::Event::Snapshot(snapshot));
         UnboundedReceiverStream::new(receiver)
     }
@@ -493,6 +496,17 @@ impl State {
                 let id = cri::ContainerStatusRequest::decode(message).unwrap().container_id;
                 let status = Some(self.container(&id)?.clone());
                 encoded(cri::ContainerStatusResponse { status, ..Default::default() })
+            }
+            "PodSandboxStatus" => {
+                let id = cri::PodSandboxStatusRequest::decode(message).unwrap().pod_sandbox_id;
+                let status = cri::PodSandboxStatus { id, ..Default::default() };
+                if self.sandbox.is_none() || status.id != self.sandbox_id() {
+                    return Err(Status::not_found("no such sandbox"));
+                }
+                encoded(cri::PodSandboxStatusResponse {
+                    status: Some(status),
+                    ..Default::default()
+                })
             }
             "ContainerStats" => {
                 let value = self.cpu_nanos.ok_or_else(|| Status::unimplemented("no statistics"))?;

@@ -86,6 +86,7 @@ runtime_calls! {
     exec(ExecRequest) -> ExecResponse, "Exec";
     list_containers(ListContainersRequest) -> ListContainersResponse, "ListContainers";
     pod_sandbox_stats(PodSandboxStatsRequest) -> PodSandboxStatsResponse, "PodSandboxStats";
+    pod_sandbox_status(PodSandboxStatusRequest) -> PodSandboxStatusResponse, "PodSandboxStatus";
     port_forward(PortForwardRequest) -> PortForwardResponse, "PortForward";
     remove_container(RemoveContainerRequest) -> RemoveContainerResponse, "RemoveContainer";
     run_pod_sandbox(RunPodSandboxRequest) -> RunPodSandboxResponse, "RunPodSandbox";

@@ -100,11 +100,6 @@ impl Pods {
         result
     }
 
-    /// Returns the sequence number of the last insertion: later entries have a greater one.
-    pub(crate) fn last_sequence(&self) -> u64 {
-        self.read().last_sequence
-    }
-
     /// Publishes a sandbox.
     pub(crate) fn insert_sandbox(
         &self,
@@ -120,7 +115,6 @@ impl Pods {
             uid: metadata.uid.as_str().into(),
             pod: format!("{}/{}", metadata.namespace, metadata.name).into(),
             ready,
-            sequence: 0,
             containers: Vec::new(),
             records: Arc::default(),
             stopping: Arc::default(),
@@ -133,8 +127,6 @@ impl Pods {
         };
         sandbox.set_ready(ready);
         self.change(|cache| {
-            cache.last_sequence += 1;
-            sandbox.sequence = cache.last_sequence;
             cache.by_uid.entry(sandbox.uid.clone()).or_default().push(id.clone());
             cache.index(&id, sandbox.annotations);
             cache.by_cell.insert(cell, id.clone());

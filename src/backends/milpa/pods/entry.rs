@@ -30,8 +30,6 @@ pub(crate) struct Sandbox {
     /// The pod in messages: namespace/name.
     pub(crate) pod: Arc<str>,
     pub(crate) ready: bool,
-    /// Sequence number of its insertion.
-    pub(crate) sequence: u64,
     pub(crate) containers: Vec<ContainerId>,
     /// Held during a change of its records or of those of a container: read, decide, commit,
     /// publish.

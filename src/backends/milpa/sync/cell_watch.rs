@@ -6,16 +6,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-use futures::future::join_all;
+use futures::future::{join_all, try_join_all};
 use kiyot_proto::{
     cell::{Event, Snapshot, event},
     cri,
 };
 use tokio_util::sync::CancellationToken;
 
-use super::CellSync;
+use super::{CellSync, container_status::STATUS_TIMEOUT};
 use crate::backends::milpa::{
-    cell_client::{self, discard_container},
+    cell_client::{self, CellClient, discard_container, found},
     cells::Cell,
     error_chain::error_chain,
     failure::{Class, Failure},
@@ -30,6 +30,9 @@ const SILENCE_TIMEOUT: Duration = Duration::from_secs(30);
 const RENEWAL_DELAY: Duration = Duration::from_millis(500);
 /// Most containers without a record that are removed for one snapshot; the next one has the others.
 const MAX_REMOVED_STRANGERS: usize = 16;
+/// Reasons for which a sandbox is not ready any more.
+const ENDED_SANDBOX: &str = "its sandbox container has ended";
+const UNKNOWN_SANDBOX: &str = "its cell does not know it any more";
 
 /// The tasks of a cell, until its watch ends.
 #[derive(Debug, Default)]
@@ -101,8 +104,6 @@ impl CellSync {
     }
 
     async fn watch_connection(self: &Arc<Self>, cell: &Cell) -> Result<(), Failure> {
-        // Entries that are inserted from now on may be absent from the snapshot.
-        let known_before = self.pods.last_sequence();
         // Boxed where it is rare and large: there are as many of these tasks as cells, and they
         // mostly wait.
         let mut events = Box::pin(cell.link.control.watch()).await.map_err(Failure::of_cell)?;
@@ -115,16 +116,15 @@ impl CellSync {
                 })?
                 .map_err(Failure::of_cell)?;
             let Some(event) = event else { return Ok(()) };
-            Box::pin(self.apply_event(cell, *event, known_before)).await;
+            Box::pin(self.apply_event(cell, *event)).await?;
         }
     }
 
-    async fn apply_event(self: &Arc<Self>, cell: &Cell, event: Event, known_before: u64) {
-        let Some(event) = event.event else { return };
+    /// Applies an event. After an error the cell is watched anew.
+    async fn apply_event(self: &Arc<Self>, cell: &Cell, event: Event) -> Result<(), Failure> {
+        let Some(event) = event.event else { return Ok(()) };
         match event {
-            event::Event::Snapshot(snapshot) => {
-                self.apply_snapshot(cell, snapshot, known_before).await
-            }
+            event::Event::Snapshot(snapshot) => self.apply_snapshot(cell, snapshot).await?,
             event::Event::Container(reported) => {
                 if let Some(container) = self.pods.container_of_cell(&cell.id, &reported.id) {
                     self.apply_status(cell, &container, reported).await;
@@ -137,16 +137,16 @@ impl CellSync {
             }
             event::Event::Sandbox(reported) => {
                 if reported.state() == cri::PodSandboxState::SandboxNotready {
-                    self.sandbox_stopped(cell, &reported.id, "its sandbox container has ended")
-                        .await;
+                    self.sandbox_stopped(cell, &reported.id, ENDED_SANDBOX).await;
                 }
             }
             event::Event::SandboxGone(id) => {
-                self.sandbox_stopped(cell, &id, "its cell does not know it any more").await
+                self.sandbox_stopped(cell, &id, UNKNOWN_SANDBOX).await;
             }
             event::Event::Log(log) => self.logs.on_growth(&cell.id, &log.path, log.size),
             event::Event::Heartbeat(beat) => self.pods.heartbeat(&cell.id, beat, Instant::now()),
         }
+        Ok(())
     }
 
     async fn sandbox_stopped(&self, cell: &Cell, cell_sandbox: &str, reason: &str) {
@@ -195,10 +195,14 @@ impl CellSync {
         join_all(removals).await;
     }
 
-    /// Applies a snapshot: containers that are absent from it, and were known before it was
-    /// requested, have ended.
-    async fn apply_snapshot(self: &Arc<Self>, cell: &Cell, snapshot: Snapshot, known_before: u64) {
-        let Some(sandbox) = self.pods.sandbox_of_cell(&cell.id) else { return };
+    /// Applies a snapshot. The cell's containerd is asked for entries that are absent from it: the
+    /// agent's last list may have begun before they were created.
+    async fn apply_snapshot(
+        self: &Arc<Self>,
+        cell: &Cell,
+        snapshot: Snapshot,
+    ) -> Result<(), Failure> {
+        let Some(sandbox) = self.pods.sandbox_of_cell(&cell.id) else { return Ok(()) };
         let containers = self.pods.containers_of(&sandbox.id);
         let living = containers.iter().filter(|container| !container.exited());
         let config = sandbox.config();
@@ -233,21 +237,34 @@ impl CellSync {
             }
         }
         self.remove_strangers(cell, &sandbox, strangers).await;
-        for container in containers.iter().filter(|container| {
-            container.sequence <= known_before && !present.contains(&*container.cell_container)
-        }) {
-            self.record_absence(container);
-        }
+        let absent = containers.iter().filter(|container| {
+            !container.exited() && !present.contains(&*container.cell_container)
+        });
+        try_join_all(absent.map(|container| self.refresh_status(cell, container))).await?;
         let cell_sandbox = sandbox.meta().cell_sandbox;
-        match snapshot.sandboxes.iter().find(|reported| reported.id == cell_sandbox) {
-            Some(reported) if reported.state() == cri::PodSandboxState::SandboxNotready => {
-                self.sandbox_stopped(cell, &cell_sandbox, "its sandbox container has ended").await;
+        let reported = snapshot.sandboxes.into_iter().find(|reported| reported.id == cell_sandbox);
+        let reported = match reported {
+            Some(reported) => Some(reported),
+            None => sandbox_status(cell, &cell_sandbox).await?,
+        };
+        match reported.map(|reported| reported.state()) {
+            None => self.sandbox_stopped(cell, &cell_sandbox, UNKNOWN_SANDBOX).await,
+            Some(cri::PodSandboxState::SandboxNotready) => {
+                self.sandbox_stopped(cell, &cell_sandbox, ENDED_SANDBOX).await;
             }
-            None if sandbox.sequence <= known_before => {
-                self.sandbox_stopped(cell, &cell_sandbox, "its cell does not know it any more")
-                    .await
-            }
-            Some(_) | None => {}
+            Some(cri::PodSandboxState::SandboxReady) => {}
         }
+        Ok(())
     }
+}
+
+/// Returns the status of a cell's sandbox; `None` if its containerd does not know it.
+async fn sandbox_status(
+    cell: &Cell,
+    cell_sandbox: &str,
+) -> Result<Option<cri::PodSandboxStatus>, Failure> {
+    let pod_sandbox_id = cell_sandbox.to_owned();
+    let request = cri::PodSandboxStatusRequest { pod_sandbox_id, verbose: false };
+    let answer = CellClient::new(cell).pod_sandbox_status(STATUS_TIMEOUT, request).await;
+    Ok(found(answer)?.and_then(|answer| answer.status))
 }

@@ -13,8 +13,8 @@ use crate::backends::milpa::{
     pods::{Container, container_state},
 };
 
-/// Time limit of a cell's response about a container.
-const STATUS_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time limit of a cell's response about a container or a sandbox.
+pub(super) const STATUS_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl CellSync {
     /// Asks a cell for the status of a container, and applies it.
