@@ -1,0 +1,50 @@
+//! Market of an instance.
+
+use super::{LAUNCH_TYPE, SPOT_INSTANCE, text::boolean};
+use crate::problems::{Field, Problem, Report};
+
+/// Market of an instance.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum LaunchType {
+    /// On-demand: at the list price, without interruption.
+    #[default]
+    OnDemand,
+    /// Spot: at the market's price, until EC2 reclaims it.
+    Spot,
+}
+
+impl std::fmt::Display for LaunchType {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::OnDemand => "On-Demand",
+            Self::Spot => "Spot",
+        })
+    }
+}
+
+/// Reads the launch type, or its deprecated alias.
+pub(super) fn launch_type(
+    kind: Option<Field<'_>>,
+    spot: Option<Field<'_>>,
+    report: &Report,
+) -> LaunchType {
+    let kind = kind.and_then(|field| {
+        field.read("Spot or On-Demand", |text| match text.to_ascii_lowercase().as_str() {
+            "spot" => Some(LaunchType::Spot),
+            "on-demand" => Some(LaunchType::OnDemand),
+            _ => None,
+        })
+    });
+    let spot = spot
+        .and_then(boolean)
+        .map(|spot| if spot { LaunchType::Spot } else { LaunchType::OnDemand });
+    if let (Some(kind), Some(spot)) = (kind, spot)
+        && kind != spot
+    {
+        report.add(Problem::new(
+            SPOT_INSTANCE,
+            format!("says {spot} where {LAUNCH_TYPE} says {kind}; allowed: {LAUNCH_TYPE} alone"),
+        ));
+    }
+    kind.or(spot).unwrap_or_default()
+}

@@ -1,0 +1,44 @@
+//! Security groups and routes of a cell.
+
+use super::text::is_name;
+use crate::{config::Cidr, problems::Field};
+
+/// Security groups of an interface, without the cell's own: EC2's limit.
+const MAX_SECURITY_GROUPS: usize = 5;
+/// Routes of a cell: a VPC's route table has 50 by default.
+const MAX_CLOUD_ROUTES: usize = 50;
+
+/// Reads a comma list of different groups.
+pub(super) fn security_groups(field: Field<'_>) -> Option<Vec<String>> {
+    let allowed = format!(
+        "1 to {MAX_SECURITY_GROUPS} different security groups such as sg-0123456789abcdef0, \
+         separated by commas"
+    );
+    field.read(&allowed, |text| {
+        // One more than allowed: each is compared with all others, and a pod's annotations may have
+        // hundreds of thousands.
+        let groups: Vec<String> = text
+            .split(',')
+            .take(MAX_SECURITY_GROUPS + 1)
+            .map(|group| group.trim().to_owned())
+            .collect();
+        let fit = groups.len() <= MAX_SECURITY_GROUPS
+            && groups.iter().all(|group| is_name(group, &['.', '-', '_']));
+        let different =
+            groups.iter().enumerate().all(|(index, group)| !groups[..index].contains(group));
+        (fit && different).then_some(groups)
+    })
+}
+
+/// Reads networks, separated by white space.
+pub(super) fn cloud_routes(field: Field<'_>) -> Option<Vec<Cidr>> {
+    let allowed = format!(
+        "1 to {MAX_CLOUD_ROUTES} networks such as 172.16.0.0/12, separated by white space, \
+         without host bits"
+    );
+    field.read(&allowed, |text| {
+        let routes: Vec<Cidr> =
+            text.split_whitespace().map(|route| route.parse().ok()).collect::<Option<_>>()?;
+        (1..=MAX_CLOUD_ROUTES).contains(&routes.len()).then_some(routes)
+    })
+}
