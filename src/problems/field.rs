@@ -86,6 +86,18 @@ impl<'r> Field<'r> {
             .or_else(|| self.refused(format!("is invalid; allowed: {allowed}")))
     }
 
+    /// Reads a text with a parser whose error is the rule that the text breaks.
+    pub fn try_read<T, E: fmt::Display>(
+        self,
+        read: impl FnOnce(&str) -> Result<T, E>,
+    ) -> Option<T> {
+        match self.value.as_str().map(read) {
+            Some(Ok(read)) => Some(read),
+            Some(Err(rule)) => self.refused(rule.to_string()),
+            None => self.refused("is invalid; allowed: a text in quotes"),
+        }
+    }
+
     /// Reads a text or a number with a parser: YAML has quantities as both.
     pub fn read_text_or_number<T>(
         mut self,
