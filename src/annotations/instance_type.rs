@@ -3,6 +3,9 @@
 use super::text::is_name;
 use crate::problems::Field;
 
+/// Values that are allowed.
+const ALLOWED: &str = "allowed: an instance type such as p3.2xlarge, or a glob such as c5*";
+
 /// Choice of an instance type.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum InstanceType {
@@ -12,13 +15,119 @@ pub enum InstanceType {
     Glob(String),
 }
 
+impl InstanceType {
+    /// Says if a type of this name may be chosen.
+    pub fn matches(&self, name: &str) -> bool {
+        match self {
+            Self::Exact(exact) => exact == name,
+            Self::Glob(glob) => glob_matches(glob.as_bytes(), name.as_bytes()),
+        }
+    }
+}
+
+/// Compares a name with a glob: `*` is any text, `?` any byte (names of instance types are ASCII).
+///
+/// After a mismatch only the last `*` is extended: a longer text of an earlier one can't help,
+/// since the last may take it too. So the steps are at most the product of the lengths.
+fn glob_matches(glob: &[u8], name: &[u8]) -> bool {
+    let (mut in_glob, mut in_name) = (0, 0);
+    // Positions after the last `*` and of the end of its text.
+    let mut last_star = None;
+    while let Some(byte) = name.get(in_name) {
+        match glob.get(in_glob) {
+            Some(b'*') => {
+                in_glob += 1;
+                last_star = Some((in_glob, in_name));
+            }
+            Some(expected) if *expected == b'?' || expected == byte => {
+                in_glob += 1;
+                in_name += 1;
+            }
+            _ => {
+                let Some((after, end)) = last_star else { return false };
+                (in_glob, in_name) = (after, end + 1);
+                last_star = Some((after, in_name));
+            }
+        }
+    }
+    glob[in_glob..].iter().all(|byte| *byte == b'*')
+}
+
 /// Reads a type or a glob.
 pub(super) fn instance_type(field: Field<'_>) -> Option<InstanceType> {
-    field.read("an instance type such as p3.2xlarge, or a glob such as c5*", |text| {
+    field.try_read(|text| {
         if is_name(text, &['.', '-', '_']) {
-            Some(InstanceType::Exact(text.to_owned()))
+            Ok(InstanceType::Exact(text.to_owned()))
+        } else if is_name(text, &['.', '-', '_', '*', '?']) {
+            Ok(InstanceType::Glob(text.to_owned()))
+        } else if text.trim().is_empty() {
+            Err(format!("is empty; {ALLOWED}"))
+        } else if text.trim().contains([',', ';', ' ', '\t', '\n']) {
+            Err(format!("is a list; {ALLOWED}"))
         } else {
-            is_name(text, &['.', '-', '_', '*', '?']).then(|| InstanceType::Glob(text.to_owned()))
+            Err(format!("is invalid; {ALLOWED}"))
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Compares by the definition, in exponential time.
+    fn reference(glob: &[u8], name: &[u8]) -> bool {
+        match (glob, name) {
+            ([], _) => name.is_empty(),
+            ([b'*', rest @ ..], _) => (0..=name.len()).any(|end| reference(rest, &name[end..])),
+            ([b'?', rest @ ..], [_, after @ ..]) => reference(rest, after),
+            ([letter, rest @ ..], [same, after @ ..]) if letter == same => reference(rest, after),
+            _ => false,
+        }
+    }
+
+    /// Verifies A5.
+    #[test]
+    fn glob_matches_names_of_instance_types() {
+        for (glob, name, matches) in [
+            ("c5*", "c5.large", true),
+            ("c5*", "c5", true),
+            ("c5*", "c6.large", false),
+            ("*.large", "c5.large", true),
+            ("*.large", "c5.xlarge", false),
+            ("c5.?large", "c5.xlarge", true),
+            ("c5.?large", "c5.large", false),
+            ("t?.*", "t3.nano", true),
+            ("t?.*", "t3a.nano", false),
+            ("*", "", true),
+            ("?", "", false),
+            ("c5.large", "c5.large", true),
+            ("C5*", "c5.large", false),
+        ] {
+            assert_eq!(InstanceType::Glob(glob.into()).matches(name), matches, "{glob} {name}");
+        }
+        let exact = InstanceType::Exact("c5.large".into());
+        assert!(exact.matches("c5.large") && !exact.matches("c5.large2"));
+    }
+
+    /// Verifies A5.
+    #[test]
+    fn glob_with_many_stars_does_not_backtrack_exponentially() {
+        let (glob, name) = ("*a".repeat(127), "a".repeat(255));
+        assert!(InstanceType::Glob(glob.clone()).matches(&name));
+        assert!(!InstanceType::Glob(format!("{glob}b")).matches(&name));
+    }
+
+    proptest! {
+        /// Verifies A5.
+        #[test]
+        fn glob_matches_as_the_reference_does(
+            glob in "[ab*?]{0,9}",
+            name in "[ab]{0,12}",
+        ) {
+            let expected = reference(glob.as_bytes(), name.as_bytes());
+            prop_assert_eq!(InstanceType::Glob(glob).matches(&name), expected);
+        }
+    }
 }

@@ -2,12 +2,24 @@
 
 /// `kiyot`: the pod runs in a cell. Routing reads it, with the backends' declarations.
 pub const TARGET_RUNTIME: &str = "kubernetes.io/target-runtime";
-/// `Spot` or `On-Demand`, in any case.
+/// `On-Demand`, `Spot` or `Spot-Preferred`, in any case.
 pub const LAUNCH_TYPE: &str = "pod.elotl.co/launch-type";
 /// Boolean. Deprecated: [`LAUNCH_TYPE`].
 pub const SPOT_INSTANCE: &str = "pod.elotl.co/spot-instance";
 /// Instance type, or a glob of instance types.
 pub const INSTANCE_TYPE: &str = "pod.elotl.co/instance-type";
+/// Quantity of CPUs.
+pub const CPU: &str = "pod.elotl.co/cpu";
+/// Quantity of bytes.
+pub const MEMORY: &str = "pod.elotl.co/memory";
+/// Number of GPUs, with a manufacturer or a name.
+pub const GPU: &str = "pod.elotl.co/gpu";
+/// `amd64` or `arm64`.
+pub const ARCHITECTURE: &str = "pod.elotl.co/architecture";
+/// Dollars an hour.
+pub const MAX_PRICE: &str = "pod.elotl.co/max-price";
+/// Boolean.
+pub const SUSTAINED_CPU: &str = "pod.elotl.co/sustained-cpu";
 /// Quantity of bytes.
 pub const VOLUME_SIZE: &str = "pod.elotl.co/volume-size";
 /// Boolean.
@@ -22,10 +34,16 @@ pub const HEALTHY_TIMEOUT: &str = "pod.elotl.co/healthcheck-healthy-timeout";
 pub const CLOUD_ROUTE: &str = "pod.elotl.co/cloud-route";
 
 /// Keys that a [`CellRequest`](super::CellRequest) is read from.
-pub const KEYS: [&str; 9] = [
+pub const KEYS: [&str; 15] = [
     LAUNCH_TYPE,
     SPOT_INSTANCE,
     INSTANCE_TYPE,
+    CPU,
+    MEMORY,
+    GPU,
+    ARCHITECTURE,
+    MAX_PRICE,
+    SUSTAINED_CPU,
     VOLUME_SIZE,
     PRIVATE_IP_ONLY,
     SECURITY_GROUPS,

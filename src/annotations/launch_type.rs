@@ -11,6 +11,8 @@ pub enum LaunchType {
     OnDemand,
     /// Spot: at the market's price, until EC2 reclaims it.
     Spot,
+    /// Spot where there is capacity at an allowed price, otherwise on-demand.
+    SpotPreferred,
 }
 
 impl std::fmt::Display for LaunchType {
@@ -18,6 +20,7 @@ impl std::fmt::Display for LaunchType {
         f.write_str(match self {
             Self::OnDemand => "On-Demand",
             Self::Spot => "Spot",
+            Self::SpotPreferred => "Spot-Preferred",
         })
     }
 }
@@ -29,10 +32,9 @@ pub(super) fn launch_type(
     report: &Report,
 ) -> LaunchType {
     let kind = kind.and_then(|field| {
-        field.read("Spot or On-Demand", |text| match text.to_ascii_lowercase().as_str() {
-            "spot" => Some(LaunchType::Spot),
-            "on-demand" => Some(LaunchType::OnDemand),
-            _ => None,
+        let types = [LaunchType::OnDemand, LaunchType::Spot, LaunchType::SpotPreferred];
+        field.read("Spot, On-Demand or Spot-Preferred", |text| {
+            types.into_iter().find(|kind| kind.to_string().eq_ignore_ascii_case(text))
         })
     });
     let spot = spot

@@ -237,6 +237,16 @@ fn describe_cell(
         }
         None => {}
     }
+    wishes.extend(request.milli_cpus.map(|milli| format!("at least {milli} milli-CPUs")));
+    wishes.extend(
+        request
+            .memory_bytes
+            .map(|bytes| format!("at least {} MiB of memory", bytes.div_ceil(1 << 20))),
+    );
+    wishes.extend(request.gpu.as_ref().map(ToString::to_string));
+    wishes.extend(request.architecture.map(|architecture| format!("architecture {architecture}")));
+    wishes.extend(request.max_price.map(|price| format!("at most {price} an hour")));
+    wishes.extend(request.sustained_cpu.then(|| "all vCPUs of burstable types".to_owned()));
     wishes.extend(request.volume_size_gib.map(|gib| format!("a root volume of {gib} GiB")));
     wishes.extend(request.private_ip_only.then(|| "no public address".to_owned()));
     wishes.extend(

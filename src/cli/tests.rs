@@ -313,11 +313,30 @@ fn policy_that_cells_can_not_keep_is_noted() {
     );
 }
 
+/// Verifies C7.
+#[test]
+fn annotations_that_choose_an_instance_are_explained() {
+    let wishes = "pod.elotl.co/launch-type: spot-preferred, pod.elotl.co/cpu: \"1.5\", \
+                  pod.elotl.co/memory: 4G, pod.elotl.co/gpu: 1 t4, \
+                  pod.elotl.co/architecture: x86_64, pod.elotl.co/max-price: \"0.5\", \
+                  pod.elotl.co/sustained-cpu: \"true\"";
+    let (text, fine) = explained(OPT_IN, &pod(&format!("{IN_A_CELL}, {wishes}"), ""));
+    let explanation = "its cell: launch type Spot-Preferred; at least 1500 milli-CPUs; at least \
+                       3815 MiB of memory; 1 GPU (t4); architecture amd64; at most $0.5000 an \
+                       hour; all vCPUs of burstable types\n";
+    assert!(fine && text.contains(explanation), "{text}");
+}
+
+/// Verifies A6.
 #[test]
 fn misspelt_and_idle_annotations_are_noted() {
     let (text, fine) =
         explained(OPT_IN, &pod(&format!("{IN_A_CELL}, pod.elotl.co/lunch-type: Spot"), ""));
-    assert!(fine && text.contains("note: unknown annotation pod.elotl.co/lunch-type"), "{text}");
+    let refused =
+        "refused: pod.elotl.co/lunch-type: is unknown; did you mean pod.elotl.co/launch-type?";
+    assert!(!fine && text.contains(refused) && !text.contains("unknown annotation"), "{text}");
+    let (text, fine) = explained(OPT_IN, &pod(&format!("{IN_A_CELL}, pod.elotl.co/zone: a"), ""));
+    assert!(fine && text.contains("note: unknown annotation pod.elotl.co/zone"), "{text}");
     let (text, _) = explained(OPT_IN, &pod("pod.elotl.co/launch-type: Spot", ""));
     assert!(text.contains("note: its annotations for cells have no effect on the node"), "{text}");
 }

@@ -7,7 +7,7 @@ use std::{
 
 use kiyot::backends::{Method, milpa::store::Batch};
 use kiyot_proto::cri;
-use kiyot_testkit::wait_for;
+use kiyot_testkit::{log::CapturedLog, wait_for};
 use prost::Message;
 use tonic::{Code, Status};
 
@@ -33,6 +33,52 @@ async fn failed_sandbox_leaves_no_cell() {
         "{status}"
     );
     assert_eq!(kiyot.provider.launched(), 0);
+}
+
+/// Verifies A6.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn misspelt_annotation_launches_nothing_and_is_named_with_the_known_one() {
+    let kiyot = Fixture::start().await;
+    for (key, known) in [
+        ("pod.elotl.co/launch-typ", "pod.elotl.co/launch-type"),
+        ("pods.elotl.co/cpu", "pod.elotl.co/cpu"),
+    ] {
+        let mut request = kiyot.sandbox_request("web");
+        let annotations = &mut request.config.as_mut().unwrap().annotations;
+        annotations.insert(key.to_owned(), "1".to_owned());
+        let call = kiyot.call::<cri::RunPodSandboxResponse>(Method::RunPodSandbox, request);
+        let status = call.await.unwrap_err();
+        assert_eq!(status.code(), Code::InvalidArgument, "{status}");
+        let named = format!("{key}: is unknown; did you mean {known}?");
+        assert!(status.message().contains(&named), "{status}");
+    }
+    assert_eq!(kiyot.provider.launched(), 0);
+}
+
+/// Runs on a single thread, whose log is captured.
+/// Verifies A6.
+#[tokio::test]
+async fn unknown_annotations_are_logged_in_one_bounded_line() {
+    let log = CapturedLog::start();
+    let kiyot = Fixture::start().await;
+    let mut request = kiyot.sandbox_request("web");
+    let annotations = &mut request.config.as_mut().unwrap().annotations;
+    for number in 0..1000 {
+        annotations.insert(format!("pod.elotl.co/{number:03}{}", "x".repeat(1000)), String::new());
+    }
+    annotations.insert("example.org/foreign".to_owned(), String::new());
+    let run = || kiyot.call::<cri::RunPodSandboxResponse>(Method::RunPodSandbox, request.clone());
+    let first = run().await.unwrap();
+    assert_eq!(run().await.unwrap(), first);
+    let lines = log.lines();
+    let of_keys: Vec<&String> = lines
+        .iter()
+        .filter(|line| line.contains("annotations with unknown keys ignored"))
+        .collect();
+    let [line] = of_keys[..] else { panic!("{of_keys:?}") };
+    assert!(line.contains("pod.elotl.co/000xxx") && line.contains("and 992 more"), "{line}");
+    assert!(line.contains("WARN") && line.contains(&first.pod_sandbox_id), "{line}");
+    assert!(line.len() < 2000 && !line.contains("foreign"), "{line}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -166,6 +166,15 @@ impl CriService {
                 .unwrap_or_default(),
         };
         let pod = format!("{}/{}", attachment.pod_namespace, attachment.pod_name);
+        let unknown: Vec<&str> = request
+            .config
+            .iter()
+            .flat_map(|config| CellRequest::unknown_keys(&config.annotations))
+            .collect();
+        if !unknown.is_empty() {
+            let keys = annotations::shown_keys(&unknown);
+            tracing::warn!(sandbox = %id, pod, keys, "annotations with unknown keys ignored");
+        }
         let labels = request.config.iter().flat_map(|config| config.labels.clone()).collect();
         // Without the caller's deadline: a retry joins the launch, which `launch_timeout` bounds.
         let order = LaunchOrder {

@@ -1,0 +1,32 @@
+//! Architecture of an instance's processor.
+
+use std::fmt;
+
+use crate::problems::Field;
+
+/// Architecture of an instance's processor, by its name in images.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Architecture {
+    /// 64-bit x86.
+    Amd64,
+    /// 64-bit Arm.
+    Arm64,
+}
+
+impl fmt::Display for Architecture {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Amd64 => "amd64",
+            Self::Arm64 => "arm64",
+        })
+    }
+}
+
+/// Reads the name in images, or that of the kernel.
+pub(super) fn architecture(field: Field<'_>) -> Option<Architecture> {
+    field.read("amd64 (or x86_64), arm64 (or aarch64)", |text| match text {
+        "amd64" | "x86_64" => Some(Architecture::Amd64),
+        "arm64" | "aarch64" => Some(Architecture::Arm64),
+        _ => None,
+    })
+}

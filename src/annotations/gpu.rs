@@ -1,0 +1,130 @@
+//! GPUs of an instance.
+
+use std::fmt;
+
+use crate::problems::Field;
+
+/// GPUs of a pod: four times those of the largest instance types.
+const MAX_GPUS: u32 = 64;
+/// Longest name of a GPU, in characters.
+const MAX_NAME_CHARS: usize = 64;
+/// Longest accepted text, in characters: a number, a name, and blanks around them.
+const MAX_CHARS: usize = 2 * MAX_NAME_CHARS;
+
+/// GPUs that a pod requests.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GpuRequest {
+    /// Number; 0 requests an instance for a pod without GPUs.
+    pub count: u32,
+    /// Manufacturer or name, with single blanks between its words. Without it any GPU fits.
+    pub name: Option<String>,
+}
+
+impl GpuRequest {
+    /// Says if a GPU of this manufacturer and name fits. Case is ignored.
+    pub fn matches(&self, manufacturer: &str, name: &str) -> bool {
+        self.name.as_ref().is_none_or(|wanted| {
+            [manufacturer, name].iter().any(|present| wanted.eq_ignore_ascii_case(present))
+        })
+    }
+}
+
+impl fmt::Display for GpuRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.count {
+            0 => f.write_str("no GPU"),
+            1 => f.write_str("1 GPU"),
+            count => write!(f, "{count} GPUs"),
+        }?;
+        self.name.iter().try_for_each(|name| write!(f, " ({name})"))
+    }
+}
+
+/// Reads a number, and perhaps a manufacturer or name.
+pub(super) fn gpu(field: Field<'_>) -> Option<GpuRequest> {
+    let allowed = format!(
+        "0 to {MAX_GPUS} GPUs, with a manufacturer or name, such as 1, \"2 nvidia\" or \"1 T4\""
+    );
+    field.read(&allowed, read)
+}
+
+fn read(text: &str) -> Option<GpuRequest> {
+    if text.len() > MAX_CHARS {
+        return None;
+    }
+    let mut words = text.split(' ').filter(|word| !word.is_empty());
+    let digits = words.next().filter(|word| word.bytes().all(|byte| byte.is_ascii_digit()))?;
+    let count = digits.parse().ok().filter(|count| *count <= MAX_GPUS)?;
+    let name = words.collect::<Vec<_>>().join(" ");
+    let is_word = |c: char| c.is_ascii_alphanumeric() || matches!(c, ' ' | '.' | '-');
+    if name.len() > MAX_NAME_CHARS || !name.chars().all(is_word) {
+        return None;
+    }
+    Some(GpuRequest { count, name: Some(name).filter(|name| count > 0 && !name.is_empty()) })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn request(count: u32, name: Option<&str>) -> GpuRequest {
+        GpuRequest { count, name: name.map(str::to_owned) }
+    }
+
+    /// Verifies A4.
+    #[test]
+    fn number_and_name_of_gpus_are_read() {
+        for (text, count, name, shown) in [
+            ("0", 0, None, "no GPU"),
+            ("1", 1, None, "1 GPU"),
+            ("64", 64, None, "64 GPUs"),
+            ("2 nvidia", 2, Some("nvidia"), "2 GPUs (nvidia)"),
+            ("1 T4", 1, Some("T4"), "1 GPU (T4)"),
+            (" 04   Radeon  Pro V520 ", 4, Some("Radeon Pro V520"), "4 GPUs (Radeon Pro V520)"),
+            ("0 nvidia", 0, None, "no GPU"),
+        ] {
+            let gpus = read(text).unwrap();
+            assert_eq!((&gpus, &*gpus.to_string()), (&request(count, name), shown), "{text}");
+        }
+        let long = format!("1 {}", "x".repeat(MAX_NAME_CHARS + 1));
+        let blank = format!("1{}", " ".repeat(MAX_CHARS));
+        for text in
+            ["", " ", "T4", "T4 1", "65", "-1", "+1", "1.5", "1m", "1 T4, 1", "1\tT4", "1 ä", "१"]
+                .into_iter()
+                .chain([&*long, &*blank])
+        {
+            assert_eq!(read(text), None, "{text:?}");
+        }
+    }
+
+    /// Verifies A4.
+    #[test]
+    fn gpu_matches_by_manufacturer_or_whole_name() {
+        for (wanted, fits) in [
+            (None, true),
+            (Some("nvidia"), true),
+            (Some("NVIDIA"), true),
+            (Some("t4"), true),
+            (Some("T4G"), false),
+            (Some("T"), false),
+            (Some("amd"), false),
+        ] {
+            assert_eq!(request(1, wanted).matches("NVIDIA", "T4"), fits, "{wanted:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn written_request_round_trips(
+            count in 1..=MAX_GPUS,
+            name in "[A-Za-z0-9.-]{1,20}( [A-Za-z0-9.-]{1,20}){0,2}",
+        ) {
+            let read = read(&format!("{count} {name}")).unwrap();
+            prop_assert_eq!(&read, &request(count, Some(&name)));
+            prop_assert!(read.matches(&name.to_uppercase(), "other"));
+            prop_assert!(read.matches("other", &name.to_lowercase()));
+        }
+    }
+}

@@ -1,0 +1,8 @@
+//! Highest price of an instance.
+
+use crate::{price::Price, problems::Field};
+
+/// Reads dollars an hour.
+pub(super) fn max_price(field: Field<'_>) -> Option<Price> {
+    field.try_read(str::parse)
+}

@@ -1,0 +1,154 @@
+//! Misspelt keys, and the keys that are meant by them.
+//!
+//! A pod with a misspelt key would get another instance than its author wishes, and nothing else
+//! would say so.
+
+use super::KEYS;
+
+/// Letters that are wrong in a misspelt key at most.
+const MAX_WRONG_LETTERS: usize = 2;
+
+/// Returns the known key that is meant by an unknown one: the one with the fewest wrong letters
+/// (substituted, added, absent, or swapped with the next), at most two and less than half of its
+/// name. Case is ignored. The work is bounded, however long the key is.
+pub(super) fn meant_by(key: &str) -> Option<&'static str> {
+    if KEYS.contains(&key) {
+        return None;
+    }
+    let likely = KEYS.into_iter().filter_map(|known| {
+        let wrong = wrong_letters(known.as_bytes(), key.as_bytes())?;
+        let name = known.rsplit('/').next().unwrap_or(known);
+        (2 * wrong < name.len()).then_some((wrong, known))
+    });
+    likely.min_by_key(|(wrong, _)| *wrong).map(|(_, known)| known)
+}
+
+/// Returns the number of wrong letters, unless there are more than [`MAX_WRONG_LETTERS`].
+fn wrong_letters(known: &[u8], key: &[u8]) -> Option<usize> {
+    if known.len().abs_diff(key.len()) > MAX_WRONG_LETTERS {
+        return None;
+    }
+    (0..=MAX_WRONG_LETTERS).find(|most| differ_by_at_most(*most, known, key))
+}
+
+/// Says if at most so many changes make one text of the other. Calls itself at most four times for
+/// each change.
+fn differ_by_at_most(changes: usize, one: &[u8], other: &[u8]) -> bool {
+    let same = |(a, b): &(&u8, &u8)| a.eq_ignore_ascii_case(b);
+    let equal = one.iter().zip(other).take_while(same).count();
+    let (one, other) = (&one[equal..], &other[equal..]);
+    let ([_, one_after @ ..], [_, other_after @ ..]) = (one, other) else {
+        return one.len().max(other.len()) <= changes;
+    };
+    let Some(left) = changes.checked_sub(1) else { return false };
+    differ_by_at_most(left, one_after, other_after)
+        || differ_by_at_most(left, one_after, other)
+        || differ_by_at_most(left, one, other_after)
+        || matches!((one, other), ([a, b, one @ ..], [c, d, other @ ..])
+            if same(&(a, d)) && same(&(b, c)) && differ_by_at_most(left, one, other))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::{prelude::*, sample::select};
+
+    use super::*;
+    use crate::annotations::{
+        ARCHITECTURE, CPU, GPU, INSTANCE_TYPE, LAUNCH_TYPE, MEMORY, SPOT_INSTANCE,
+    };
+
+    /// Verifies A6.
+    #[test]
+    fn misspelt_keys_mean_known_ones() {
+        for (key, known) in [
+            ("pod.elotl.co/launch-typ", LAUNCH_TYPE),
+            ("pod.elotl.co/lunch-type", LAUNCH_TYPE),
+            ("pod.elotl.co/launchtype", LAUNCH_TYPE),
+            ("pod.elotl.co/launch_types", LAUNCH_TYPE),
+            ("pod.elotl.co/Launch-Type", LAUNCH_TYPE),
+            ("pod.elotl.co/isntance-tpye", INSTANCE_TYPE),
+            ("pod.elotl.co/instance-types", INSTANCE_TYPE),
+            ("pods.elotl.co/launch-type", LAUNCH_TYPE),
+            ("pod.elotl.io/launch-type", LAUNCH_TYPE),
+            ("pod.elotl.com/cpu", CPU),
+            ("pod.eltol.co/spot-instance", SPOT_INSTANCE),
+            ("pod.elotl.co.launch-type", LAUNCH_TYPE),
+            ("pod.elotl.co/cpus", CPU),
+            ("pod.elotl.co/cup", CPU),
+            ("pod.elotl.co/CPU", CPU),
+            ("pod.elotl.co/gpus", GPU),
+            ("pod.elotl.co/mem0ry", MEMORY),
+            ("pod.elotl.co/architectur\u{e9}", ARCHITECTURE),
+        ] {
+            assert_eq!(meant_by(key), Some(known), "{key}");
+        }
+    }
+
+    /// Verifies A6.
+    #[test]
+    fn other_keys_mean_nothing_known() {
+        let long = "x".repeat(1 << 20);
+        for key in KEYS.into_iter().chain([
+            "",
+            "/",
+            "pod.elotl.co/",
+            "pod.elotl.co/foo",
+            "pod.elotl.co/cp-x",
+            "pod.elotl.co/zone",
+            "pods.elotl.com/launch-typ",
+            "launch-type",
+            "kubernetes.io/target-runtime",
+            "example.org/launch-type",
+            &long,
+        ]) {
+            assert_eq!(meant_by(key), None, "{key}");
+        }
+    }
+
+    #[test]
+    fn known_keys_are_further_apart_than_misspelt_ones_except_cpu_and_gpu() {
+        for one in KEYS {
+            for other in KEYS.into_iter().filter(|other| *other != one) {
+                let close = wrong_letters(one.as_bytes(), other.as_bytes()).is_some();
+                assert_eq!(close, [one, other].iter().all(|key| [CPU, GPU].contains(key)));
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn wrong_letters_are_counted_as_the_reference_does(
+            one in "[abc]{0,7}",
+            other in "[abc]{0,7}",
+        ) {
+            let expected = Some(strsim::osa_distance(&one, &other));
+            prop_assert_eq!(
+                wrong_letters(one.as_bytes(), other.as_bytes()),
+                expected.filter(|wrong| *wrong <= MAX_WRONG_LETTERS)
+            );
+        }
+
+        /// Verifies A6.
+        #[test]
+        fn key_with_one_wrong_letter_means_a_known_one(
+            known in select(&KEYS[..]),
+            at in any::<prop::sample::Index>(),
+            letter in "[a-z0-9./-]",
+            change in 0..3,
+        ) {
+            let at = at.index(known.len());
+            let (before, after) = known.split_at(at);
+            let key = match change {
+                0 => format!("{before}{}", &after[1..]),
+                1 => format!("{before}{letter}{after}"),
+                _ => format!("{before}{letter}{}", &after[1..]),
+            };
+            let meant = meant_by(&key);
+            // `gpu` and `cpu` have one letter between them.
+            let fits = meant.is_some_and(|meant| {
+                meant == known || [meant, known].iter().all(|key| [CPU, GPU].contains(key))
+            });
+            prop_assert!(fits || KEYS.contains(&&*key), "{} {:?}", key, meant);
+        }
+    }
+}
