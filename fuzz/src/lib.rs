@@ -10,7 +10,7 @@ compile_error!(
 use std::path::Path;
 
 use kiyot::{
-    annotations::CellRequest,
+    annotations::{self, CellRequest, InstanceType, KEYS},
     backends::milpa::{
         fuzzing as cells, logs, providers::netns as provider, streaming, volumes as copies,
     },
@@ -144,8 +144,22 @@ pub fn annotations(data: &[u8]) {
         .filter_map(|line| line.split_once('='))
         .map(|(key, value)| (key.to_owned(), value.to_owned()))
         .collect();
-    let _ = CellRequest::parse(pairs.iter().map(|(key, value)| (key, value)));
-    let _ = CellRequest::unknown_keys(pairs.iter().map(|(key, value)| (key, value)));
+    let pairs = || pairs.iter().map(|(key, value)| (key, value));
+    let request = CellRequest::parse(pairs());
+    let unknown = CellRequest::unknown_keys(pairs());
+    let shown = annotations::shown_keys(&unknown);
+    assert!(!shown.contains(char::is_control) && shown.chars().count() < 10_000);
+    // An unknown key is ignored, a misspelt one refused.
+    for key in unknown {
+        assert_eq!(CellRequest::parse([(&key.to_owned(), &String::new())]), Ok(Default::default()));
+    }
+    match request {
+        Ok(CellRequest { instance_type: Some(glob @ InstanceType::Glob(_)), .. }) => {
+            glob.matches(text.lines().last().unwrap_or_default());
+        }
+        Ok(_) => {}
+        Err(problems) => assert!(problems.list.len() <= 2 * KEYS.len(), "{problems}"),
+    }
 }
 
 /// Decodes and applies an agent's reports. A decodable message can be sized before.

@@ -77,6 +77,11 @@ pub fn of(target: &str) -> Vec<Vec<u8>> {
             "kubernetes.io/target-runtime=kiyot\n",
             "pod.elotl.co/launch-type=spot\npod.elotl.co/instance-type=c5.large\n\
              pod.elotl.co/volume-size=10Gi\n",
+            "pod.elotl.co/launch-type=Spot-Preferred\npod.elotl.co/instance-type=*a?*\n\
+             pod.elotl.co/cpu=1500m\npod.elotl.co/memory=4Gi\npod.elotl.co/gpu=2 nvidia\n\
+             pod.elotl.co/architecture=x86_64\npod.elotl.co/max-price=0.0416\n\
+             pod.elotl.co/sustained-cpu=true\n",
+            "pod.elotl.co/lunch-type=Spot\npods.elotl.co/cpu=1\npod.elotl.co/zone=a\n",
         ]),
         "events" => vec![told().iter().flat_map(Message::encode_length_delimited_to_vec).collect()],
         "answers" => answers(),
