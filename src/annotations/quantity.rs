@@ -25,6 +25,11 @@ impl Quantity {
         self.rounded_up(NANO)
     }
 
+    /// Says if there is no part of a unit.
+    pub fn is_whole(self) -> bool {
+        self.nanos.is_multiple_of(NANO)
+    }
+
     /// Returns thousandths, rounded up: CPUs in milli-CPUs.
     pub fn milli(self) -> u64 {
         self.rounded_up(NANO / 1000)
@@ -151,6 +156,13 @@ mod tests {
             assert_eq!(milli(text), None, "{text}");
         }
         assert_eq!("1E".parse::<Quantity>().map(Quantity::units), Ok(1_000_000_000_000_000_000));
+    }
+
+    #[test]
+    fn whole_quantities_have_no_part_of_a_unit() {
+        for (text, whole) in [("1", true), ("1000m", true), ("0", true), ("1500m", false)] {
+            assert_eq!(text.parse::<Quantity>().map(Quantity::is_whole), Ok(whole), "{text}");
+        }
     }
 
     /// Verifies A3.

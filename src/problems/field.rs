@@ -32,6 +32,16 @@ impl<'r> Field<'r> {
         &self.at
     }
 
+    /// Returns the collector of problems.
+    pub fn report(&self) -> &'r Report {
+        self.report
+    }
+
+    /// Says if the value is null.
+    pub fn is_null(&self) -> bool {
+        self.value.is_null()
+    }
+
     /// Reports a value that isn't allowed.
     pub fn refuse(&self, rule: impl Into<String>) {
         self.report.add(match &self.value {

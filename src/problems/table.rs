@@ -53,6 +53,13 @@ impl<'r> Table<'r> {
         Some(Field::new(self.path_of(key), value, self.report))
     }
 
+    /// Takes the values of keys without reading them.
+    pub fn ignore(&mut self, keys: &[&'static str]) {
+        for key in keys {
+            self.take(key);
+        }
+    }
+
     /// Takes the value of a required key.
     pub fn need(&mut self, key: &'static str, allowed: &str) -> Option<Field<'r>> {
         let field = self.take(key);
