@@ -1,111 +1,123 @@
-//! Kubernetes Pod YAML as the CRI messages that a kubelet would send.
+//! Kubernetes YAML and JSON as the CRI messages that a kubelet would send.
 //!
 //! The part of the Pod API that shapes those messages is read, and every unknown field is reported.
 //! Fields for the scheduler, the API server or the kubelet alone are accepted without an effect.
-//! ConfigMaps and Secrets that the pods mount are in the same file.
+//! Fields that shape messages or files otherwise than this module are accepted to explain pods, and
+//! refused to run them. Workloads are read as the pods of their templates. ConfigMaps and Secrets
+//! that the pods mount are in the same manifest.
 
-use serde_json::Value;
-
-use crate::problems::{Field, Problem, Problems, Report, Table};
+use crate::problems::{Field, Problem, Problems, Report};
 
 mod container;
 mod create;
+mod dns;
+mod document;
+mod env;
 mod expand;
 mod files;
 mod metadata;
+mod mount;
 mod node;
+mod plugin;
 mod pod;
+mod purpose;
 mod resources;
 mod run;
 mod security;
+mod sources;
+mod text;
 mod volume;
+mod workload;
 
-pub use container::{Container, Port, VolumeMount};
+pub use container::{Container, Port};
+pub use dns::{Dns, DnsPolicy};
+pub use document::Skipped;
 pub use expand::expand;
 pub use files::Entry;
 pub use metadata::Metadata;
-pub use node::{CgroupDriver, Dns, Node};
-pub use pod::{DnsPolicy, Pod, RestartPolicy};
+pub use mount::{VolumeDevice, VolumeMount};
+pub use node::{CgroupDriver, Node};
+pub use pod::{Pod, RestartPolicy};
+pub use purpose::Purpose;
 pub use resources::{QosClass, Resources};
 pub use security::{Capabilities, ContainerSecurity, PodSecurity, Seccomp, SeccompType};
-pub use volume::{Content, HostPathVolume, KeyedFile, Volume, VolumeKind};
+pub use volume::{Content, HostPathVolume, KeyedFile, PluginVolume, Volume, VolumeKind};
+pub use workload::{Workload, WorkloadKind};
 
-/// Largest manifest, in bytes.
+use document::{Documents, Kind};
+
+/// Largest file, in bytes.
 pub const MAX_BYTES: usize = 4 * 1024 * 1024;
-
-/// Accepted kinds of documents.
-const KINDS: [&str; 3] = ["Pod", "ConfigMap", "Secret"];
-/// Kinds of lists.
-const LIST: &str = "List";
-const KINDS_AND_LIST: &[&str] = &[KINDS[0], KINDS[1], KINDS[2], LIST];
 
 /// Contents of a manifest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Manifest {
     /// Pods, in order.
     pub pods: Vec<Pod>,
+    /// Documents of kinds without pods, in order. [`Purpose::Run`] reports them instead.
+    pub skipped: Vec<Skipped>,
 }
 
-/// Parses the documents of a file, which problems call `name`.
-pub fn parse(name: &str, yaml: &str) -> Result<Manifest, Problems> {
-    let whole = |rule: String| Problems::one(name, Problem::new("the text", rule));
-    if yaml.len() > MAX_BYTES {
-        return Err(whole(format!("has {} bytes; allowed: {MAX_BYTES}", yaml.len())));
-    }
-    let documents: Vec<Value> = serde_saphyr::from_multiple(yaml)
-        .map_err(|error| whole(format!("is no YAML: {}", error.without_snippet())))?;
+/// File of a manifest.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct File {
+    /// Name in problems.
+    pub name: String,
+    /// YAML or JSON.
+    pub text: String,
+}
+
+/// Parses a file of pods to run, which problems call `name`.
+pub fn parse(name: &str, text: &str) -> Result<Manifest, Problems> {
+    let file = File { name: name.to_owned(), text: text.to_owned() };
+    parse_files(&[file], Purpose::Run)
+}
+
+/// Parses files that belong together.
+pub fn parse_files(files: &[File], purpose: Purpose) -> Result<Manifest, Problems> {
+    let name = match files {
+        [only] => only.name.clone(),
+        _ => format!("{} files", files.len()),
+    };
     let report = Report::default();
-    let mut tables = Vec::new();
-    for (index, value) in documents.into_iter().enumerate().filter(|(_, value)| !value.is_null()) {
-        read_document(
-            Field::new(format!("document {}", index + 1), value, &report),
-            KINDS_AND_LIST,
-            &mut tables,
-        );
+    let Documents { mut known, skipped, .. } = documents(files, purpose, &report);
+    let mut sources = sources::Sources::default();
+    for (kind, table) in
+        known.extract_if(.., |(kind, _)| matches!(kind, Kind::ConfigMap | Kind::Secret))
+    {
+        let kind = if kind == Kind::Secret { "Secret" } else { "ConfigMap" };
+        sources.read(kind, table, purpose);
     }
-    let mut sources = volume::Sources::default();
     let mut pods = Vec::new();
-    for (kind, table) in tables.extract_if(.., |(kind, _)| *kind != "Pod") {
-        sources.read(kind, table);
-    }
-    for (_, table) in tables {
-        pods.extend(Pod::read(table, &sources));
+    for (kind, table) in known {
+        pods.extend(match kind {
+            Kind::Workload(kind) => workload::read(kind, table, &sources),
+            _ => Pod::read(table, &sources, purpose),
+        });
     }
     if pods.is_empty() && report.is_empty() {
         report.add(Problem::new("the text", "has no Pod; allowed: one or more"));
     }
-    report.finish(name, Manifest { pods })
+    report.finish(name, Manifest { pods, skipped })
 }
 
-/// Adds a document's kind and other fields, or those of its items for a list as `kubectl get -o
-/// yaml` writes it. Lists don't nest.
-fn read_document<'r>(
-    field: Field<'r>,
-    kinds: &[&'static str],
-    tables: &mut Vec<(&'static str, Table<'r>)>,
-) {
-    let Some(mut table) = field.table() else { return };
-    let allowed = kinds.join(", ");
-    let Some(kind) = table.need("kind", &allowed) else { return };
-    let advice =
-        format!("{allowed}; for any other kind, a Pod with the metadata and spec of its template");
-    let Some(kind) = kind.read(&advice, |text| kinds.iter().copied().find(|kind| *kind == text))
-    else {
-        return;
-    };
-    if let Some(version) = table.need("apiVersion", "v1") {
-        version.choice(&[("v1", ())]);
+/// Parses the texts of files. Of several files, each problem names its own.
+fn documents<'r>(files: &[File], purpose: Purpose, report: &'r Report) -> Documents<'r> {
+    let mut documents = Documents::new(purpose);
+    for file in files {
+        let of = if let [_] = files { String::new() } else { format!("{}: ", file.name) };
+        let whole = |rule| report.add(Problem::new(format!("{of}the text"), rule));
+        if file.text.len() > MAX_BYTES {
+            whole(format!("has {} bytes; allowed: {MAX_BYTES}", file.text.len()));
+            continue;
+        }
+        let values = text::documents(&file.text).map_err(whole).unwrap_or_default();
+        for (index, value) in values.into_iter().enumerate().filter(|(_, value)| !value.is_null()) {
+            let at = format!("{of}document {}", index + 1);
+            documents.read(Field::new(at, value, report));
+        }
     }
-    if kind != LIST {
-        return tables.push((kind, table));
-    }
-    let items = table.need("items", "a list of documents").map(Field::items).unwrap_or_default();
-    // The list's metadata, for paging.
-    table.take("metadata");
-    table.finish();
-    for item in items {
-        read_document(item, &KINDS, tables);
-    }
+    documents
 }
 
 #[cfg(test)]

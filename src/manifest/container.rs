@@ -1,7 +1,12 @@
 //! Containers of a pod.
 
-use super::{ContainerSecurity, Resources, metadata::dns_name};
+use super::{
+    ContainerSecurity, Purpose, Resources, VolumeDevice, VolumeMount, env, metadata::dns_name,
+};
 use crate::problems::Field;
+
+/// Fields that the kubelet implements by other calls.
+const NOT_IN_THE_REQUEST: [&str; 2] = ["lifecycle", "restartPolicyRules"];
 
 /// Fields that the kubelet or the API server implements alone.
 const NOT_THE_RUNTIMES: [&str; 5] =
@@ -29,6 +34,8 @@ pub struct Container {
     pub resources: Resources,
     /// Mounted volumes.
     pub mounts: Vec<VolumeMount>,
+    /// Block volumes.
+    pub devices: Vec<VolumeDevice>,
     /// `securityContext`
     pub security: ContainerSecurity,
     /// Ports.
@@ -47,21 +54,6 @@ pub struct Container {
     pub always_restarts: bool,
 }
 
-/// Mount of a volume in a container.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct VolumeMount {
-    /// Name of the volume.
-    pub name: String,
-    /// Path in the container.
-    pub mount_path: String,
-    /// `subPath`
-    pub sub_path: Option<String>,
-    /// `readOnly`
-    pub read_only: bool,
-    /// `mountPropagation`
-    pub propagation: kiyot_proto::cri::MountPropagation,
-}
-
 /// Port of a container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Port {
@@ -78,7 +70,7 @@ pub struct Port {
 }
 
 impl Container {
-    pub(super) fn read(field: Field<'_>) -> Option<Self> {
+    pub(super) fn read(field: Field<'_>, purpose: Purpose) -> Option<Self> {
         let mut table = field.table()?;
         let texts = |field: Option<Field<'_>>| field.map(Field::texts).unwrap_or_default();
         let flag = |field: Option<Field<'_>>| field.and_then(Field::flag).unwrap_or_default();
@@ -91,23 +83,27 @@ impl Container {
             command: texts(table.take("command")),
             args: texts(table.take("args")),
             working_dir: table.take("workingDir").and_then(Field::text).unwrap_or_default(),
-            env: table
-                .take("env")
-                .map(|field| field.items().into_iter().filter_map(variable).collect())
-                .unwrap_or_default(),
+            env: env::read(&mut table, purpose),
             resources: table
                 .take("resources")
                 .and_then(Field::table)
-                .map(Resources::read)
+                .map(|table| Resources::read(table, purpose))
                 .unwrap_or_default(),
             mounts: table
                 .take("volumeMounts")
-                .map(|field| field.items().into_iter().filter_map(VolumeMount::read).collect())
+                .map(Field::items)
+                .unwrap_or_default()
+                .into_iter()
+                .filter_map(|field| VolumeMount::read(field, purpose))
+                .collect(),
+            devices: purpose
+                .take(&mut table, "volumeDevices")
+                .map(|field| field.items().into_iter().filter_map(VolumeDevice::read).collect())
                 .unwrap_or_default(),
             security: table
                 .take("securityContext")
                 .and_then(Field::table)
-                .map(ContainerSecurity::read)
+                .map(|table| ContainerSecurity::read(table, purpose))
                 .unwrap_or_default(),
             ports: table
                 .take("ports")
@@ -137,51 +133,10 @@ impl Container {
                 })
                 .unwrap_or_default(),
         };
-        for key in NOT_THE_RUNTIMES {
-            table.take(key);
-        }
+        purpose.take_all(&mut table, &NOT_IN_THE_REQUEST);
+        table.ignore(&NOT_THE_RUNTIMES);
         table.finish();
         Some(container)
-    }
-}
-
-/// Environment variable. Its value may be a secret.
-fn variable(field: Field<'_>) -> Option<(String, String)> {
-    let mut table = field.table()?;
-    let name = table.need("name", "a variable's name").and_then(Field::text);
-    let value = table.take("value").map_or(Some(String::new()), |field| field.secret().text());
-    table.finish();
-    Some((name?, value?))
-}
-
-impl VolumeMount {
-    fn read(field: Field<'_>) -> Option<Self> {
-        use kiyot_proto::cri::MountPropagation::{
-            PropagationBidirectional, PropagationHostToContainer, PropagationPrivate,
-        };
-        let mut table = field.table()?;
-        let name = table.need("name", "a volume's name").and_then(dns_name);
-        let mount_path = table.need("mountPath", "a path in the container").and_then(Field::text);
-        let inner = |text: &str| {
-            let fits = !text.starts_with('/') && text.split('/').all(|part| part != "..");
-            fits.then(|| text.to_owned())
-        };
-        let sub_path = table
-            .take("subPath")
-            .and_then(|field| field.read("a relative path without \"..\"", inner))
-            .filter(|path| !path.is_empty());
-        let read_only = table.take("readOnly").and_then(Field::flag).unwrap_or_default();
-        let ways = [
-            ("None", PropagationPrivate),
-            ("HostToContainer", PropagationHostToContainer),
-            ("Bidirectional", PropagationBidirectional),
-        ];
-        let propagation = table
-            .take("mountPropagation")
-            .and_then(|field| field.choice(&ways))
-            .unwrap_or(PropagationPrivate);
-        table.finish();
-        Some(Self { name: name?, mount_path: mount_path?, sub_path, read_only, propagation })
     }
 }
 

@@ -10,7 +10,7 @@ use ring::digest::{SHA256, digest};
 use serde_json::json;
 
 use super::{
-    Container, Node, Pod, expand,
+    Container, Node, Pod, VolumeDevice, VolumeKind, expand,
     node::text,
     run::{POD_NAME, POD_NAMESPACE, POD_UID},
 };
@@ -92,6 +92,7 @@ impl Pod {
             working_dir: container.working_dir.clone(),
             envs,
             mounts: self.mounts(container, node, attempt),
+            devices: self.devices(container, node),
             labels: labels.map(|(key, value)| (key.into(), value.clone())).into(),
             annotations: self.container_annotations(container, attempt),
             log_path: format!("{}/{attempt}.log", container.name),
@@ -180,9 +181,19 @@ impl Pod {
                     .join(index.to_string()),
                 None => volume.host_path(node, self),
             };
+            let image = match &volume.kind {
+                VolumeKind::Image(reference) => Some(cri::ImageSpec {
+                    image: reference.clone(),
+                    user_specified_image: reference.clone(),
+                    ..Default::default()
+                }),
+                _ => None,
+            };
             mounts.push(cri::Mount {
                 readonly: wanted.read_only || volume.is_read_only(),
+                recursive_read_only: wanted.recursive_read_only,
                 propagation: wanted.propagation.into(),
+                image,
                 ..mount(&wanted.mount_path, &host_path)
             });
         }
@@ -196,6 +207,17 @@ impl Pod {
             ));
         }
         mounts
+    }
+
+    /// Returns the block volumes. The kubelet resolves the links to their devices.
+    fn devices(&self, container: &Container, node: &Node) -> Vec<cri::Device> {
+        let directory = node.pod_dir(self).join("volumeDevices");
+        let device = |device: &VolumeDevice| cri::Device {
+            container_path: device.device_path.clone(),
+            host_path: text(&directory.join(&device.name)),
+            permissions: "mrw".into(),
+        };
+        container.devices.iter().map(device).collect()
     }
 
     fn container_linux(&self, container: &Container, node: &Node) -> cri::LinuxContainerConfig {

@@ -55,7 +55,12 @@ impl Pod {
                     plan.push(directory(root.clone(), SHARED_DIR_MODE));
                     write_atomically(&mut plan, &root, files, revision);
                 }
-                VolumeKind::HostPath(_) => {}
+                // Plugins mount them, and `Purpose::Run` refuses all but hostPath.
+                VolumeKind::HostPath(_)
+                | VolumeKind::Projected
+                | VolumeKind::DownwardApi
+                | VolumeKind::Image(_)
+                | VolumeKind::Plugin(_) => {}
             }
         }
         plan

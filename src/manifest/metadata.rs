@@ -4,17 +4,20 @@ use std::collections::BTreeMap;
 
 use ring::digest::{SHA256, digest};
 
+use super::Purpose;
 use crate::problems::{Field, Table};
+
+/// Part of a name that the API server chooses.
+pub(super) const GENERATED: &str = "<generated>";
 
 const DEFAULT_NAMESPACE: &str = "default";
 
 /// Fields that the API server and controllers set.
-const OF_THE_SERVER: [&str; 10] = [
+const OF_THE_SERVER: [&str; 9] = [
     "creationTimestamp",
     "deletionGracePeriodSeconds",
     "deletionTimestamp",
     "finalizers",
-    "generateName",
     "generation",
     "managedFields",
     "ownerReferences",
@@ -38,26 +41,51 @@ pub struct Metadata {
 }
 
 impl Metadata {
-    pub(super) fn read(document: &mut Table<'_>) -> Self {
+    /// Reads the metadata of a document. Explaining accepts a name that the API server chooses.
+    pub(super) fn read(document: &mut Table<'_>, purpose: Purpose) -> Self {
         let Some(mut table) =
             document.need("metadata", "a table with a name").and_then(|field| field.table())
         else {
             return Self::default();
         };
-        let name = table.need("name", "a DNS name").and_then(dns_name).unwrap_or_default();
+        let prefix = table.take("generateName").filter(|_| purpose == Purpose::Explain);
+        let name = if let Some(prefix) = prefix.filter(|_| !table.has("name")) {
+            prefix.text().map(|prefix| prefix + GENERATED)
+        } else {
+            table.need("name", "a DNS name").and_then(dns_name)
+        };
         let namespace = table
             .take("namespace")
             .and_then(dns_name)
             .unwrap_or_else(|| DEFAULT_NAMESPACE.to_owned());
-        let uid = table.take("uid").and_then(dns_name).unwrap_or_else(|| uid_of(&namespace, &name));
-        let labels = table.take("labels").map(|field| field.text_entries()).unwrap_or_default();
-        let annotations =
-            table.take("annotations").map(|field| field.text_entries()).unwrap_or_default();
-        for key in OF_THE_SERVER {
-            table.take(key);
-        }
+        let metadata = Self::new(name.unwrap_or_default(), namespace);
+        let uid = table.take("uid").and_then(dns_name);
+        let metadata = Self { uid: uid.unwrap_or(metadata.uid), ..metadata };
+        metadata.with_labels(table)
+    }
+
+    /// Reads the metadata of a template, for a pod with a name in a namespace.
+    pub(super) fn read_template(document: &mut Table<'_>, name: String, namespace: String) -> Self {
+        let metadata = Self::new(name, namespace);
+        let Some(mut table) = document.take("metadata").and_then(Field::table) else {
+            return metadata;
+        };
+        table.ignore(&["generateName", "name", "namespace", "uid"]);
+        metadata.with_labels(table)
+    }
+
+    fn new(name: String, namespace: String) -> Self {
+        let uid = uid_of(&namespace, &name);
+        Self { name, namespace, uid, ..Self::default() }
+    }
+
+    /// Reads labels and annotations, the rest of the metadata.
+    fn with_labels(self, mut table: Table<'_>) -> Self {
+        let [labels, annotations] = ["labels", "annotations"]
+            .map(|key| table.take(key).map(Field::text_entries).unwrap_or_default());
+        table.ignore(&OF_THE_SERVER);
         table.finish();
-        Self { name, namespace, uid, labels, annotations }
+        Self { labels, annotations, ..self }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{Pod, QosClass};
+use super::{Dns, Pod, QosClass};
 
 /// Node of a kubelet.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,17 +33,6 @@ pub enum CgroupDriver {
     Cgroupfs,
     /// `/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod<uid>.slice`
     Systemd,
-}
-
-/// Contents of a resolv.conf.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Dns {
-    /// `nameserver`
-    pub servers: Vec<String>,
-    /// `search`
-    pub searches: Vec<String>,
-    /// `options`
-    pub options: Vec<String>,
 }
 
 impl Default for Node {

@@ -3,31 +3,38 @@
 use std::collections::BTreeSet;
 
 use super::{
-    Container, Dns, Metadata, PodSecurity, QosClass, Resources, Volume, metadata::dns_name,
-    resources, volume::Sources,
+    Container, Dns, DnsPolicy, Metadata, PodSecurity, Purpose, QosClass, Resources, Volume,
+    Workload, metadata::dns_name, resources, sources::Sources,
 };
 use crate::problems::{Field, Problem, Table};
 
 /// Fields for the scheduler, the API server or the kubelet alone.
-const NOT_THE_RUNTIMES: [&str; 17] = [
+const NOT_THE_RUNTIMES: [&str; 20] = [
     "activeDeadlineSeconds",
     "affinity",
     "automountServiceAccountToken",
     "enableServiceLinks",
+    "evictionResponders",
     "imagePullSecrets",
     "nodeName",
     "nodeSelector",
+    "os",
     "preemptionPolicy",
     "priority",
     "priorityClassName",
     "readinessGates",
     "schedulerName",
     "schedulingGates",
+    "schedulingGroup",
     "serviceAccount",
     "serviceAccountName",
     "tolerations",
     "topologySpreadConstraints",
 ];
+
+/// Fields of the requests and files that this module does not make.
+const NOT_IN_THE_REQUEST: [&str; 5] =
+    ["ephemeralContainers", "hostAliases", "hostnameOverride", "setHostnameAsFQDN", "subdomain"];
 
 const DEFAULT_GRACE_SECS: i64 = 30;
 
@@ -68,19 +75,12 @@ pub struct Pod {
     pub security: PodSecurity,
     /// `overhead`
     pub overhead: Resources,
-}
-
-/// `dnsPolicy`
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum DnsPolicy {
-    /// The cluster's DNS, unless the pod is on the node's network.
-    ClusterFirst,
-    /// The cluster's DNS.
-    ClusterFirstWithHostNet,
-    /// The node's resolv.conf.
-    Default,
-    /// `dnsConfig` alone.
-    None,
+    /// `resources`: of the pod itself, without the API server's defaults.
+    pub own_resources: Resources,
+    /// Names of its `resourceClaims`.
+    pub claims: Vec<String>,
+    /// Workload that makes it; `None` for a Pod.
+    pub workload: Option<Workload>,
 }
 
 /// `restartPolicy`
@@ -97,51 +97,81 @@ pub enum RestartPolicy {
 impl Pod {
     /// Returns its QoS class.
     pub fn qos_class(&self) -> QosClass {
-        resources::class_of(
-            self.init_containers
-                .iter()
-                .chain(&self.containers)
-                .map(|container| &container.resources),
-        )
+        let own = &self.own_resources;
+        if own.is_empty() {
+            return resources::class_of(
+                self.all_containers().map(|container| &container.resources),
+            );
+        }
+        // Limits of containers do not count beside those of the pod.
+        let Resources { cpu_request, memory_request, .. } = self.resources();
+        let own = Resources { cpu_request, memory_request, ..own.clone() };
+        resources::class_of([&own].into_iter())
     }
 
-    /// Returns its resources: the sum of its containers, or its largest init container.
+    /// Returns its resources: its own, and else the sum of its containers or its largest init
+    /// container.
     pub fn resources(&self) -> Resources {
         let together = self
             .containers
             .iter()
             .fold(Resources::default(), |sum, container| sum.plus(&container.resources));
-        self.init_containers.iter().fold(together, |most, container| most.max(&container.resources))
+        self.init_containers
+            .iter()
+            .fold(together, |most, container| most.max(&container.resources))
+            .of_pod(&self.own_resources)
     }
 
-    pub(super) fn read(mut document: Table<'_>, sources: &Sources) -> Option<Self> {
-        let metadata = Metadata::read(&mut document);
+    /// Returns its init containers and containers.
+    pub fn all_containers(&self) -> impl Iterator<Item = &Container> + Clone {
+        self.init_containers.iter().chain(&self.containers)
+    }
+
+    /// Reads a Pod.
+    pub(super) fn read(
+        mut document: Table<'_>,
+        sources: &Sources,
+        purpose: Purpose,
+    ) -> Option<Self> {
+        let metadata = Metadata::read(&mut document, purpose);
         let spec = document.need("spec", "a table with containers");
         // `status` is the API server's.
         document.take("status");
         document.finish();
-        let mut spec = spec?.table()?;
-        let pod = Self::read_spec(metadata, &mut spec, sources);
-        for key in NOT_THE_RUNTIMES {
-            spec.take(key);
-        }
+        Self::read_spec(metadata, spec?, Vec::new(), sources, purpose)
+    }
+
+    /// Reads a pod's `spec`. `claimed` are volumes that replace its own of the same names.
+    pub(super) fn read_spec(
+        metadata: Metadata,
+        spec: Field<'_>,
+        claimed: Vec<Volume>,
+        sources: &Sources,
+        purpose: Purpose,
+    ) -> Option<Self> {
+        let mut spec = spec.table()?;
+        let mut pod = Self::read_fields(metadata, &mut spec, sources, purpose);
+        let is_replaced =
+            |volume: &Volume| claimed.iter().any(|claimed| claimed.name == volume.name);
+        pod.volumes.retain(|volume| !is_replaced(volume));
+        pod.volumes.extend(claimed);
+        purpose.take_all(&mut spec, &NOT_IN_THE_REQUEST);
+        spec.ignore(&NOT_THE_RUNTIMES);
         pod.check(&spec);
         spec.finish();
         Some(pod)
     }
 
-    fn read_spec(metadata: Metadata, spec: &mut Table<'_>, sources: &Sources) -> Self {
+    fn read_fields(
+        metadata: Metadata,
+        spec: &mut Table<'_>,
+        sources: &Sources,
+        purpose: Purpose,
+    ) -> Self {
         let containers = |field: Option<Field<'_>>| -> Vec<Container> {
-            field
-                .map(|field| field.items().into_iter().filter_map(Container::read).collect())
-                .unwrap_or_default()
+            let items = field.map(Field::items).unwrap_or_default();
+            items.into_iter().filter_map(|item| Container::read(item, purpose)).collect()
         };
-        let policies = [
-            ("ClusterFirst", DnsPolicy::ClusterFirst),
-            ("ClusterFirstWithHostNet", DnsPolicy::ClusterFirstWithHostNet),
-            ("Default", DnsPolicy::Default),
-            ("None", DnsPolicy::None),
-        ];
         let restarts = [
             ("Always", RestartPolicy::Always),
             ("OnFailure", RestartPolicy::OnFailure),
@@ -167,7 +197,9 @@ impl Pod {
                     field
                         .items()
                         .into_iter()
-                        .filter_map(|item| Volume::read(item, &metadata.namespace, sources))
+                        .filter_map(|item| {
+                            Volume::read(item, &metadata.namespace, sources, purpose)
+                        })
                         .collect()
                 })
                 .unwrap_or_default(),
@@ -175,9 +207,9 @@ impl Pod {
             runtime_class: spec.take("runtimeClassName").and_then(dns_name),
             dns_policy: spec
                 .take("dnsPolicy")
-                .and_then(|field| field.choice(&policies))
+                .and_then(DnsPolicy::read)
                 .unwrap_or(DnsPolicy::ClusterFirst),
-            dns: spec.take("dnsConfig").and_then(Field::table).map(dns_config).unwrap_or_default(),
+            dns: spec.take("dnsConfig").and_then(Field::table).map(Dns::read).unwrap_or_default(),
             restart_policy: spec
                 .take("restartPolicy")
                 .and_then(|field| field.choice(&restarts))
@@ -189,9 +221,22 @@ impl Pod {
             security: spec
                 .take("securityContext")
                 .and_then(Field::table)
-                .map(PodSecurity::read)
+                .map(|table| PodSecurity::read(table, purpose))
                 .unwrap_or_default(),
-            overhead: spec.take("overhead").map(overhead).unwrap_or_default(),
+            overhead: spec
+                .take("overhead")
+                .map(|field| Resources::read_overhead(field, purpose))
+                .unwrap_or_default(),
+            own_resources: purpose
+                .take(spec, "resources")
+                .and_then(Field::table)
+                .map(|table| Resources::read_as_given(table, purpose))
+                .unwrap_or_default(),
+            claims: purpose
+                .take(spec, "resourceClaims")
+                .map(|field| field.items().into_iter().filter_map(claim).collect())
+                .unwrap_or_default(),
+            workload: None,
             metadata,
         }
     }
@@ -210,7 +255,7 @@ impl Pod {
         if volumes.len() < self.volumes.len() {
             note("volumes", "a list", "two volumes have the same name; allowed: unique names");
         }
-        for container in self.init_containers.iter().chain(&self.containers) {
+        for container in self.all_containers() {
             if !names.insert(&container.name) {
                 note(
                     "containers",
@@ -218,12 +263,14 @@ impl Pod {
                     "two containers have this name; allowed: unique names",
                 );
             }
-            for mount in
-                container.mounts.iter().filter(|mount| !volumes.contains(mount.name.as_str()))
+            let mounts = container.mounts.iter().map(|mount| ("volumeMounts", &mount.name));
+            let devices = container.devices.iter().map(|device| ("volumeDevices", &device.name));
+            for (key, volume) in
+                mounts.chain(devices).filter(|(_, volume)| !volumes.contains(volume.as_str()))
             {
                 note(
-                    &format!("containers.{}.volumeMounts", container.name),
-                    &mount.name,
+                    &format!("containers.{}.{key}", container.name),
+                    volume,
                     "is invalid; allowed: the name of a volume of the pod",
                 );
             }
@@ -231,27 +278,11 @@ impl Pod {
     }
 }
 
-fn dns_config(mut table: Table<'_>) -> Dns {
-    let option = |field: Field<'_>| {
-        let mut table = field.table()?;
-        let name = table.need("name", "an option's name").and_then(Field::text);
-        let value = table.take("value").and_then(Field::text);
-        table.finish();
-        Some(value.map_or(name.clone()?, |value| format!("{}:{value}", name.unwrap_or_default())))
-    };
-    let dns = Dns {
-        servers: table.take("nameservers").map(Field::texts).unwrap_or_default(),
-        searches: table.take("searches").map(Field::texts).unwrap_or_default(),
-        options: table
-            .take("options")
-            .map(|field| field.items().into_iter().filter_map(option).collect())
-            .unwrap_or_default(),
-    };
+/// Reads the name of a resource claim.
+fn claim(field: Field<'_>) -> Option<String> {
+    let mut table = field.table()?;
+    let name = table.need("name", "a DNS name").and_then(dns_name);
+    table.ignore(&["resourceClaimName", "resourceClaimTemplateName"]);
     table.finish();
-    dns
-}
-
-/// Returns requests equal to limits.
-fn overhead(field: Field<'_>) -> Resources {
-    field.table().map(|table| Resources::read_overhead(table)).unwrap_or_default()
+    name
 }

@@ -1,11 +1,18 @@
 //! Requests and limits, and the runtime's resources that the kubelet derives.
 
+use std::collections::BTreeMap;
+
 use kiyot_proto::cri;
 
+use super::Purpose;
 use crate::{
     annotations::Quantity,
     problems::{Field, Table},
 };
+
+mod amounts;
+
+use amounts::Amounts;
 
 /// Shares of a CPU.
 const SHARES_PER_CPU: u64 = 1024;
@@ -19,7 +26,7 @@ const GUARANTEED_SCORE: i64 = -997;
 const BEST_EFFORT_SCORE: i64 = 1000;
 
 /// Requests and limits of a container.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Resources {
     /// CPU request, in milli-CPUs.
     pub cpu_request: Option<u64>,
@@ -29,6 +36,13 @@ pub struct Resources {
     pub memory_request: Option<u64>,
     /// Memory limit, in bytes.
     pub memory_limit: Option<u64>,
+    /// Request of `ephemeral-storage`, in bytes.
+    pub storage_request: Option<u64>,
+    /// Limit of `ephemeral-storage`, in bytes.
+    pub storage_limit: Option<u64>,
+    /// Extended resources such as `nvidia.com/gpu`, and huge pages by `hugepages-SIZE`. Their
+    /// requests equal their limits, in whole units.
+    pub extended: BTreeMap<String, u64>,
 }
 
 /// QoS class of a pod.
@@ -43,28 +57,62 @@ pub enum QosClass {
 }
 
 impl Resources {
-    pub(super) fn read(mut table: Table<'_>) -> Self {
-        let [limits, requests] = ["limits", "requests"]
-            .map(|key| table.take(key).and_then(Field::table).map(read_list).unwrap_or_default());
-        table.finish();
+    pub(super) fn read(table: Table<'_>, purpose: Purpose) -> Self {
+        let given = Self::read_as_given(table, purpose);
         // The API server sets an absent request to the limit.
         Self {
-            cpu_request: requests.0.or(limits.0),
-            cpu_limit: limits.0,
-            memory_request: requests.1.or(limits.1),
-            memory_limit: limits.1,
+            cpu_request: given.cpu_request.or(given.cpu_limit),
+            memory_request: given.memory_request.or(given.memory_limit),
+            storage_request: given.storage_request.or(given.storage_limit),
+            ..given
+        }
+    }
+
+    /// Reads requests and limits without the API server's defaults.
+    pub(super) fn read_as_given(mut table: Table<'_>, purpose: Purpose) -> Self {
+        let requests_at = table.path_of("requests");
+        let [limits, requests] = ["limits", "requests"].map(|key| {
+            table.take(key).map(|field| Amounts::read(field, purpose)).unwrap_or_default()
+        });
+        // The devices of resource claims.
+        purpose.take(&mut table, "claims");
+        requests.check_extended(&requests_at, &limits, table.report());
+        table.finish();
+        Self {
+            cpu_request: requests.cpu,
+            cpu_limit: limits.cpu,
+            memory_request: requests.memory,
+            memory_limit: limits.memory,
+            storage_request: requests.storage,
+            storage_limit: limits.storage,
+            extended: limits.extended,
         }
     }
 
     /// Returns the overhead of a RuntimeClass: each amount is request and limit.
-    pub(super) fn read_overhead(table: Table<'_>) -> Self {
-        let (cpu, memory) = read_list(table);
-        Self { cpu_request: cpu, cpu_limit: cpu, memory_request: memory, memory_limit: memory }
+    pub(super) fn read_overhead(field: Field<'_>, purpose: Purpose) -> Self {
+        let Amounts { cpu, memory, storage, extended } = Amounts::read(field, purpose);
+        Self {
+            cpu_request: cpu,
+            cpu_limit: cpu,
+            memory_request: memory,
+            memory_limit: memory,
+            storage_request: storage,
+            storage_limit: storage,
+            extended,
+        }
     }
 
     /// Says if there are no requests and no limits.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
+    }
+
+    /// Says if there are no requests and no limits of CPU and memory, which decide the QoS class.
+    fn has_no_compute(&self) -> bool {
+        [self.cpu_request, self.cpu_limit, self.memory_request, self.memory_limit]
+            .iter()
+            .all(|amount| amount.unwrap_or_default() == 0)
     }
 
     fn is_guaranteed(&self) -> bool {
@@ -89,17 +137,40 @@ impl Resources {
             (Some(one), Some(other)) => Some(join(one, other)),
             (one, other) => one.or(other),
         };
+        let mut extended = self.extended.clone();
+        for (name, amount) in &other.extended {
+            let sum = extended.get(name).map_or(*amount, |own| join(*own, *amount));
+            extended.insert(name.clone(), sum);
+        }
         Self {
             cpu_request: both(self.cpu_request, other.cpu_request),
             cpu_limit: both(self.cpu_limit, other.cpu_limit),
             memory_request: both(self.memory_request, other.memory_request),
             memory_limit: both(self.memory_limit, other.memory_limit),
+            storage_request: both(self.storage_request, other.storage_request),
+            storage_limit: both(self.storage_limit, other.storage_limit),
+            extended,
+        }
+    }
+
+    /// Returns the resources of a pod whose containers have these together, and which has its
+    /// `own` (pkg/apis/core/v1/defaults.go). Own ones win, and an absent request is the limit.
+    pub(super) fn of_pod(self, own: &Self) -> Self {
+        let mut extended = self.extended;
+        extended.extend(own.extended.clone());
+        Self {
+            cpu_request: own.cpu_request.or(self.cpu_request).or(own.cpu_limit),
+            cpu_limit: own.cpu_limit.or(self.cpu_limit),
+            memory_request: own.memory_request.or(self.memory_request).or(own.memory_limit),
+            memory_limit: own.memory_limit.or(self.memory_limit),
+            extended,
+            ..self
         }
     }
 
     /// Returns the runtime's resources (`calculateLinuxResources` of pkg/kubelet/kuberuntime). CRI
     /// has no field for the memory request.
-    pub(super) fn to_cri(self) -> cri::LinuxContainerResources {
+    pub(super) fn to_cri(&self) -> cri::LinuxContainerResources {
         let signed = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
         let shares = |milli: u64| {
             signed(milli.saturating_mul(SHARES_PER_CPU) / 1000).clamp(MIN_SHARES, MAX_SHARES)
@@ -116,7 +187,7 @@ impl Resources {
     }
 
     /// Returns the OOM score of a container with these resources, in a pod of a class.
-    pub(super) fn oom_score(self, class: QosClass, node_memory: u64) -> i64 {
+    pub(super) fn oom_score(&self, class: QosClass, node_memory: u64) -> i64 {
         match class {
             QosClass::Guaranteed => GUARANTEED_SCORE,
             QosClass::BestEffort => BEST_EFFORT_SCORE,
@@ -133,7 +204,7 @@ impl Resources {
 
 /// Returns the class of a pod with these containers (pkg/apis/core/v1/helper/qos).
 pub(super) fn class_of<'a>(containers: impl Iterator<Item = &'a Resources> + Clone) -> QosClass {
-    if containers.clone().all(Resources::is_empty) {
+    if containers.clone().all(Resources::has_no_compute) {
         QosClass::BestEffort
     } else if containers.clone().all(Resources::is_guaranteed) {
         QosClass::Guaranteed
@@ -142,19 +213,10 @@ pub(super) fn class_of<'a>(containers: impl Iterator<Item = &'a Resources> + Clo
     }
 }
 
-/// Reads milli-CPUs and bytes.
-fn read_list(mut table: Table<'_>) -> (Option<u64>, Option<u64>) {
-    const ALLOWED: &str = "a quantity such as 500m, 2 or 1.5Gi, not negative";
-    let cpu = table.take("cpu").and_then(|field| quantity(field, ALLOWED)).map(Quantity::milli);
-    let memory =
-        table.take("memory").and_then(|field| quantity(field, ALLOWED)).map(Quantity::units);
-    // For the scheduler and eviction.
-    table.take("ephemeral-storage");
-    table.finish();
-    (cpu, memory)
-}
-
 /// Reads a quantity, which YAML has as a text or as a number.
 pub(super) fn quantity(field: Field<'_>, allowed: &str) -> Option<Quantity> {
     field.read_text_or_number(allowed, |text| text.parse().ok())
 }
+
+#[cfg(test)]
+mod tests;

@@ -4,7 +4,11 @@ use std::collections::BTreeMap;
 
 use kiyot_proto::cri;
 
+use super::Purpose;
 use crate::problems::{Field, Table};
+
+/// Fields of both contexts that the requests lack.
+const NOT_IN_THE_REQUEST: [&str; 3] = ["appArmorProfile", "seLinuxOptions", "windowsOptions"];
 
 /// Seccomp profile.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -114,7 +118,7 @@ impl Seccomp {
 }
 
 impl PodSecurity {
-    pub(super) fn read(mut table: Table<'_>) -> Self {
+    pub(super) fn read(mut table: Table<'_>, purpose: Purpose) -> Self {
         let security = Self {
             run_as_user: table.take("runAsUser").and_then(id),
             run_as_group: table.take("runAsGroup").and_then(id),
@@ -130,8 +134,10 @@ impl PodSecurity {
                 .unwrap_or_default(),
             seccomp: table.take("seccompProfile").and_then(seccomp),
         };
-        // The kubelet applies it to volumes, not the runtime.
-        table.take("fsGroupChangePolicy");
+        // The kubelet applies them to volumes, not the runtime.
+        table.ignore(&["fsGroupChangePolicy", "seLinuxChangePolicy"]);
+        purpose.take_all(&mut table, &NOT_IN_THE_REQUEST);
+        purpose.take(&mut table, "supplementalGroupsPolicy");
         table.finish();
         security
     }
@@ -151,7 +157,7 @@ fn sysctl(field: Field<'_>) -> Option<(String, String)> {
 }
 
 impl ContainerSecurity {
-    pub(super) fn read(mut table: Table<'_>) -> Self {
+    pub(super) fn read(mut table: Table<'_>, purpose: Purpose) -> Self {
         let security = Self {
             privileged: table.take("privileged").and_then(Field::flag).unwrap_or_default(),
             run_as_user: table.take("runAsUser").and_then(id),
@@ -175,6 +181,7 @@ impl ContainerSecurity {
                 .unwrap_or_default(),
             seccomp: table.take("seccompProfile").and_then(seccomp),
         };
+        purpose.take_all(&mut table, &NOT_IN_THE_REQUEST);
         table.finish();
         security
     }

@@ -1,18 +1,14 @@
 //! Volumes of a pod, and the ConfigMaps and Secrets in them.
 
-use std::{collections::BTreeMap, fmt};
+use std::fmt;
 
-use base64::{Engine, prelude::BASE64_STANDARD};
-
-use super::{Metadata, metadata::dns_name, node::Node, resources::quantity};
+use super::{
+    Purpose, metadata::dns_name, node::Node, plugin, resources::quantity, sources::Sources,
+};
 use crate::{
     annotations::Quantity,
     problems::{Field, Problem, Table},
 };
-
-/// Default mode of files.
-const DEFAULT_MODE: u32 = 0o644;
-const MAX_MODE: u32 = 0o777;
 
 /// Volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,6 +35,25 @@ pub enum VolumeKind {
     Secret(Vec<KeyedFile>),
     /// `hostPath`
     HostPath(HostPathVolume),
+    /// `projected`
+    Projected,
+    /// `downwardAPI`
+    DownwardApi,
+    /// `image`, with the image's name.
+    Image(String),
+    /// Volume that a plugin mounts on the node.
+    Plugin(PluginVolume),
+}
+
+/// Volume that a plugin mounts on the node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PluginVolume {
+    /// Key of its source, such as `persistentVolumeClaim`.
+    pub source: &'static str,
+    /// Directory name of the plugin, such as `kubernetes.io~csi`.
+    pub plugin: &'static str,
+    /// Set if the volume is read-only in every container.
+    pub read_only: bool,
 }
 
 /// Path of the node.
@@ -78,56 +93,85 @@ impl Volume {
             VolumeKind::EmptyDir { .. } => "kubernetes.io~empty-dir",
             VolumeKind::ConfigMap(_) => "kubernetes.io~configmap",
             VolumeKind::Secret(_) => "kubernetes.io~secret",
+            VolumeKind::Projected => "kubernetes.io~projected",
+            VolumeKind::DownwardApi => "kubernetes.io~downward-api",
+            VolumeKind::Plugin(volume) => volume.plugin,
             VolumeKind::HostPath(host) => return host.path.clone().into(),
+            // The runtime mounts the image.
+            VolumeKind::Image(_) => return std::path::PathBuf::new(),
         };
         node.pod_dir(pod).join("volumes").join(plugin).join(&self.name)
     }
 
     /// Says if containers can't write to it.
     pub(super) fn is_read_only(&self) -> bool {
-        matches!(self.kind, VolumeKind::ConfigMap(_) | VolumeKind::Secret(_))
+        match &self.kind {
+            VolumeKind::EmptyDir { .. } | VolumeKind::HostPath(_) => false,
+            VolumeKind::Plugin(volume) => volume.read_only,
+            _ => true,
+        }
     }
 
-    pub(super) fn read(field: Field<'_>, namespace: &str, sources: &Sources) -> Option<Self> {
+    /// Returns the volume of a StatefulSet's claim.
+    pub(super) fn of_claim(name: String) -> Self {
+        Self { name, kind: VolumeKind::Plugin(plugin::CLAIM) }
+    }
+
+    pub(super) fn read(
+        field: Field<'_>,
+        namespace: &str,
+        sources: &Sources,
+        purpose: Purpose,
+    ) -> Option<Self> {
         let mut table = field.table()?;
         let name = table.need("name", "a DNS name").and_then(dns_name);
         let at = table.at().to_owned();
         let report = table.report();
-        let given = ["emptyDir", "configMap", "secret", "hostPath"]
-            .iter()
-            .filter(|key| table.has(key))
-            .count();
-        let kinds = [
-            table.take("emptyDir").and_then(Field::table).map(empty_dir),
-            table
-                .take("configMap")
-                .and_then(Field::table)
-                .and_then(|table| sources.files("ConfigMap", "name", namespace, table))
-                .map(VolumeKind::ConfigMap),
-            table
-                .take("secret")
-                .and_then(Field::table)
-                .and_then(|table| sources.files("Secret", "secretName", namespace, table))
-                .map(VolumeKind::Secret),
-            table.take("hostPath").and_then(Field::table).and_then(host_path),
-        ];
-        table.finish();
-        if given != 1 {
-            report.add(Problem::new(
-                at,
-                "is invalid; allowed: emptyDir, configMap, secret, hostPath",
-            ));
+        // The API server takes a volume without a source for an emptyDir.
+        let none = VolumeKind::EmptyDir { memory: false, size_limit: None };
+        let mut kinds = Vec::new();
+        let mut given = plugin::count(&table);
+        for key in ["emptyDir", "configMap", "secret", "hostPath"] {
+            let Some(table) = table.take(key).and_then(|field| {
+                given += 1;
+                field.table()
+            }) else {
+                continue;
+            };
+            kinds.extend(match key {
+                "emptyDir" => Some(empty_dir(table, purpose)),
+                "configMap" => sources
+                    .files("ConfigMap", "name", namespace, table, purpose)
+                    .map(VolumeKind::ConfigMap),
+                "secret" => sources
+                    .files("Secret", "secretName", namespace, table, purpose)
+                    .map(VolumeKind::Secret),
+                _ => host_path(table),
+            });
         }
-        let kind = kinds.into_iter().flatten().next()?;
+        kinds.extend(plugin::read(&mut table, purpose));
+        table.finish();
+        if given > 1 {
+            report.add(Problem::new(at, "has several sources; allowed: one"));
+        }
+        let kind = if given == 0 { none } else { kinds.into_iter().next()? };
         Some(Self { name: name?, kind })
     }
 }
 
-fn empty_dir(mut table: Table<'_>) -> VolumeKind {
-    let memory = table
-        .take("medium")
-        .and_then(|field| field.choice(&[("", false), ("Memory", true)]))
-        .unwrap_or_default();
+fn empty_dir(mut table: Table<'_>, purpose: Purpose) -> VolumeKind {
+    // Huge pages are memory.
+    let media: &[_] = match purpose {
+        Purpose::Run => &[("", false), ("Memory", true)],
+        Purpose::Explain => &[
+            ("", false),
+            ("Memory", true),
+            ("HugePages", true),
+            ("HugePages-2Mi", true),
+            ("HugePages-1Gi", true),
+        ],
+    };
+    let memory = table.take("medium").and_then(|field| field.choice(media)).unwrap_or_default();
     let size_limit = table
         .take("sizeLimit")
         .and_then(|field| quantity(field, "a quantity of bytes such as 1Gi"))
@@ -143,144 +187,4 @@ fn host_path(mut table: Table<'_>) -> Option<VolumeKind> {
     let kind = table.take("type").and_then(Field::text).unwrap_or_default();
     table.finish();
     Some(VolumeKind::HostPath(HostPathVolume { path: path?, kind }))
-}
-
-/// ConfigMaps and Secrets of a file.
-#[derive(Debug, Default)]
-pub(super) struct Sources(BTreeMap<Name, BTreeMap<String, Content>>);
-
-/// Kind, namespace and name.
-type Name = (String, String, String);
-
-impl Sources {
-    /// Adds an object.
-    pub(super) fn read(&mut self, kind: &str, mut table: Table<'_>) {
-        let metadata = Metadata::read(&mut table);
-        let secret = kind == "Secret";
-        let (plain, encoded) = if secret { ("stringData", "data") } else { ("data", "binaryData") };
-        let mut keys = BTreeMap::new();
-        for (key, field) in table
-            .take(encoded)
-            .map(|field| if secret { field.secret() } else { field }.entries())
-            .unwrap_or_default()
-        {
-            let content =
-                field.read("a text in base64", |text| BASE64_STANDARD.decode(text.trim()).ok());
-            keys.extend(content.map(|content| (key, Content(content))));
-        }
-        for (key, field) in table
-            .take(plain)
-            .map(|field| if secret { field.secret() } else { field }.entries())
-            .unwrap_or_default()
-        {
-            keys.extend(field.text().map(|text| (key, Content(text.into_bytes()))));
-        }
-        // For the API server.
-        table.take("immutable");
-        if secret {
-            table.take("type");
-        }
-        let (at, report) = (table.at().to_owned(), table.report());
-        table.finish();
-        let name = (kind.to_owned(), metadata.namespace, metadata.name);
-        if self.0.contains_key(&name) {
-            report.add(Problem::new(
-                at,
-                format!("is another {kind} {}/{}; allowed: one", name.1, name.2),
-            ));
-        }
-        self.0.insert(name, keys);
-    }
-
-    /// Returns the files of a volume.
-    fn files(
-        &self,
-        kind: &str,
-        name_key: &'static str,
-        namespace: &str,
-        mut table: Table<'_>,
-    ) -> Option<Vec<KeyedFile>> {
-        let name = table.need(name_key, "the name of one in this file").and_then(dns_name);
-        let optional = table.take("optional").and_then(Field::flag).unwrap_or_default();
-        let default_mode = table.take("defaultMode").and_then(mode).unwrap_or(DEFAULT_MODE);
-        let items = table.take("items").map(|field| {
-            field
-                .items()
-                .into_iter()
-                .filter_map(|item| item.table().and_then(read_item))
-                .collect::<Vec<_>>()
-        });
-        let (at, report) = (table.at().to_owned(), table.report());
-        table.finish();
-        let name = name?;
-        let Some(keys) = self.0.get(&(kind.to_owned(), namespace.to_owned(), name.clone())) else {
-            if optional {
-                return Some(Vec::new());
-            }
-            report.add(Problem::with_value(
-                format!("{at}.{name_key}"),
-                name,
-                format!(
-                    "is invalid; allowed: the name of a {kind} in this file, in namespace \
-                         {namespace}"
-                ),
-            ));
-            return None;
-        };
-        let Some(items) = items else {
-            return Some(
-                keys.iter()
-                    .map(|(key, content)| KeyedFile {
-                        path: key.clone(),
-                        mode: default_mode,
-                        content: content.clone(),
-                    })
-                    .collect(),
-            );
-        };
-        let mut files = Vec::new();
-        for item in items {
-            match keys.get(&item.key) {
-                Some(content) => files.push(KeyedFile {
-                    path: item.path,
-                    mode: item.mode.unwrap_or(default_mode),
-                    content: content.clone(),
-                }),
-                None if optional => {}
-                None => report.add(Problem::with_value(
-                    format!("{at}.items"),
-                    item.key,
-                    format!("is invalid; allowed: a key of {kind} {name}"),
-                )),
-            }
-        }
-        Some(files)
-    }
-}
-
-struct Item {
-    key: String,
-    path: String,
-    mode: Option<u32>,
-}
-
-fn read_item(mut table: Table<'_>) -> Option<Item> {
-    let key = table.need("key", "a key of it").and_then(Field::text);
-    let plain = |text: &str| {
-        let fits = !text.is_empty()
-            && !text.starts_with("..")
-            && text.split('/').all(|part| !part.is_empty() && part != "..");
-        fits.then(|| text.to_owned())
-    };
-    let path = table
-        .need("path", "a relative path")
-        .and_then(|field| field.read("a relative path that does not start with \"..\"", plain));
-    let mode = table.take("mode").and_then(mode);
-    table.finish();
-    Some(Item { key: key?, path: path?, mode })
-}
-
-/// Reads permissions; YAML reads `0o644`, and by YAML 1.1 `0644`, as octal.
-fn mode(field: Field<'_>) -> Option<u32> {
-    field.number(0..=MAX_MODE)
 }

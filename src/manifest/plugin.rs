@@ -1,0 +1,66 @@
+//! Volumes that are not the kubelet's own files: claims, plugins, images, projections.
+
+use super::{PluginVolume, Purpose, VolumeKind};
+use crate::problems::{Field, Table};
+
+/// Plugin of almost all claims, and of the drivers that replaced those in the kubelet.
+const CSI: &str = "kubernetes.io~csi";
+
+/// Volume of a StatefulSet's claim.
+pub(super) const CLAIM: PluginVolume =
+    PluginVolume { source: "persistentVolumeClaim", plugin: CSI, read_only: false };
+
+/// Keys of sources that a plugin mounts on the node, with the plugin's directory name.
+const PLUGINS: [(&str, &str); 23] = [
+    ("awsElasticBlockStore", CSI),
+    ("azureDisk", CSI),
+    ("azureFile", CSI),
+    ("cephfs", "kubernetes.io~cephfs"),
+    ("cinder", CSI),
+    ("csi", CSI),
+    ("ephemeral", CSI),
+    ("fc", "kubernetes.io~fc"),
+    ("flexVolume", "kubernetes.io~flexvolume"),
+    ("flocker", "kubernetes.io~flocker"),
+    ("gcePersistentDisk", CSI),
+    ("gitRepo", "kubernetes.io~git-repo"),
+    ("glusterfs", "kubernetes.io~glusterfs"),
+    ("iscsi", "kubernetes.io~iscsi"),
+    ("nfs", "kubernetes.io~nfs"),
+    (CLAIM.source, CSI),
+    ("photonPersistentDisk", "kubernetes.io~photon-pd"),
+    ("portworxVolume", CSI),
+    ("quobyte", "kubernetes.io~quobyte"),
+    ("rbd", "kubernetes.io~rbd"),
+    ("scaleIO", "kubernetes.io~scaleio"),
+    ("storageos", "kubernetes.io~storageos"),
+    ("vsphereVolume", CSI),
+];
+
+/// Counts the sources of a volume that only explaining accepts.
+pub(super) fn count(table: &Table<'_>) -> usize {
+    let keys = PLUGINS.iter().map(|(key, _)| *key).chain(["projected", "downwardAPI", "image"]);
+    keys.filter(|key| table.has(key)).count()
+}
+
+/// Reads these sources.
+pub(super) fn read(table: &mut Table<'_>, purpose: Purpose) -> Vec<VolumeKind> {
+    let mut kinds = Vec::new();
+    for (source, plugin) in PLUGINS {
+        // The plugin knows the other fields.
+        let given = purpose.take(table, source).and_then(Field::table);
+        kinds.extend(given.map(|mut given| {
+            let read_only = given.take("readOnly").and_then(Field::flag).unwrap_or_default();
+            VolumeKind::Plugin(PluginVolume { source, plugin, read_only })
+        }));
+    }
+    kinds.extend(purpose.take(table, "projected").map(|_| VolumeKind::Projected));
+    kinds.extend(purpose.take(table, "downwardAPI").map(|_| VolumeKind::DownwardApi));
+    if let Some(mut image) = purpose.take(table, "image").and_then(Field::table) {
+        let reference = image.take("reference").and_then(Field::text);
+        image.take("pullPolicy");
+        image.finish();
+        kinds.push(VolumeKind::Image(reference.unwrap_or_default()));
+    }
+    kinds
+}

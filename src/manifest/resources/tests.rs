@@ -1,0 +1,96 @@
+use crate::manifest::{File, Pod, Purpose, QosClass, parse_files};
+
+fn explained(spec: &str) -> Result<Pod, String> {
+    let text = format!("apiVersion: v1\nkind: Pod\nmetadata: {{name: p}}\nspec:\n{spec}");
+    let file = File { name: "m".into(), text };
+    parse_files(&[file], Purpose::Explain)
+        .map(|mut manifest| manifest.pods.remove(0))
+        .map_err(|problems| problems.to_string())
+}
+
+fn container(name: &str, resources: &str) -> String {
+    format!("  - {{name: {name}, image: i, resources: {{{resources}}}}}\n")
+}
+
+fn with(resources: &str) -> Result<Pod, String> {
+    explained(&format!("  containers:\n{}", container("c", resources)))
+}
+
+/// Verifies M7.
+#[test]
+fn extended_resources_are_summed_and_never_overcommitted() {
+    let limits = "limits: {nvidia.com/gpu: 1, hugepages-2Mi: 4Mi}";
+    let same = "requests: {nvidia.com/gpu: \"2\"}, limits: {nvidia.com/gpu: 2000m}";
+    let pod = explained(&format!(
+        "  initContainers:\n{}  containers:\n{}{}",
+        container("i", "limits: {nvidia.com/gpu: 2, x.y/z: 1}"),
+        container("c", limits),
+        container("d", same),
+    ))
+    .unwrap();
+    let extended: Vec<_> = pod.resources().extended.into_iter().collect();
+    let expected = [("hugepages-2Mi", 4 << 20), ("nvidia.com/gpu", 3), ("x.y/z", 1)];
+    assert_eq!(extended, expected.map(|(name, amount)| (name.to_owned(), amount)));
+    for (resources, problem) in [
+        (
+            "requests: {nvidia.com/gpu: 1}",
+            "resources.requests.nvidia.com/gpu = 1: differs from its limit; allowed: the same \
+             limit, which is missing",
+        ),
+        (
+            "requests: {nvidia.com/gpu: 1}, limits: {nvidia.com/gpu: 2}",
+            "resources.requests.nvidia.com/gpu = 1: differs from its limit; allowed: 2",
+        ),
+        (
+            "limits: {nvidia.com/gpu: 500m}",
+            "resources.limits.nvidia.com/gpu = \"500m\": is invalid; allowed: a whole number",
+        ),
+        ("limits: {nvidia.com/gpu: -1}", "is invalid; allowed: a whole number, not negative"),
+        ("limits: {gpu: 1}", "resources.limits.gpu: is an unknown key; allowed: cpu, memory,"),
+    ] {
+        let error = with(resources).unwrap_err();
+        assert!(error.contains(problem), "{error}");
+    }
+}
+
+/// Verifies M7.
+#[test]
+fn extended_resources_of_a_list_are_limited() {
+    let many = |count: usize| {
+        let list: Vec<_> = (0..count).map(|number| format!("a.b/c{number}: 1")).collect();
+        with(&format!("limits: {{{}}}", list.join(", ")))
+    };
+    assert_eq!(many(100).unwrap().resources().extended.len(), 100);
+    assert!(many(101).unwrap_err().contains("101 extended resources: has too many; allowed: 100"));
+}
+
+/// Verifies M7.
+#[test]
+fn ephemeral_storage_is_read_and_does_not_decide_the_class() {
+    let pod = with("limits: {ephemeral-storage: 1Gi}").unwrap();
+    let resources = pod.resources();
+    assert_eq!(
+        (resources.storage_request, resources.storage_limit),
+        (Some(1 << 30), Some(1 << 30))
+    );
+    assert_eq!(pod.qos_class(), QosClass::BestEffort);
+    assert_eq!(with("limits: {nvidia.com/gpu: 1}").unwrap().qos_class(), QosClass::BestEffort);
+}
+
+/// Verifies M1.
+#[test]
+fn resources_of_a_pod_win_over_those_of_its_containers() {
+    let with_own = |own: &str| {
+        let containers = container("c", "requests: {cpu: 1, memory: 1Gi}, limits: {cpu: 8}");
+        explained(&format!("  resources: {{{own}}}\n  containers:\n{containers}")).unwrap()
+    };
+    let pod = with_own("limits: {cpu: 4, memory: 2Gi}");
+    let resources = pod.resources();
+    assert_eq!((resources.cpu_request, resources.cpu_limit), (Some(1000), Some(4000)));
+    assert_eq!((resources.memory_request, resources.memory_limit), (Some(1 << 30), Some(2 << 30)));
+    assert_eq!(pod.qos_class(), QosClass::Burstable);
+    let same = "{cpu: 4, memory: 2Gi}";
+    let pod = with_own(&format!("requests: {same}, limits: {same}"));
+    assert_eq!(pod.resources().cpu_request, Some(4000));
+    assert_eq!(pod.qos_class(), QosClass::Guaranteed);
+}

@@ -1,0 +1,106 @@
+//! Workloads, and the pods that their controllers make of their templates.
+
+use std::fmt;
+
+use super::{Metadata, Pod, Purpose, Volume, metadata::GENERATED, sources::Sources};
+use crate::problems::Table;
+
+mod labels;
+mod spec;
+
+use spec::Spec;
+
+/// Kind of a workload.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WorkloadKind {
+    /// `CronJob` of `batch/v1`.
+    CronJob,
+    /// `DaemonSet` of `apps/v1`.
+    DaemonSet,
+    /// `Deployment` of `apps/v1`.
+    Deployment,
+    /// `Job` of `batch/v1`.
+    Job,
+    /// `PodTemplate` of `v1`.
+    PodTemplate,
+    /// `ReplicaSet` of `apps/v1`.
+    ReplicaSet,
+    /// `ReplicationController` of `v1`.
+    ReplicationController,
+    /// `StatefulSet` of `apps/v1`.
+    StatefulSet,
+}
+
+/// Workload that makes a pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Workload {
+    /// Kind.
+    pub kind: WorkloadKind,
+    /// Name.
+    pub name: String,
+    /// Pods at the same time. A DaemonSet has one a node.
+    pub pods: u32,
+}
+
+impl WorkloadKind {
+    /// All kinds, with their names and versions.
+    pub(super) const ALL: [(Self, &'static str, &'static str); 8] = [
+        (Self::CronJob, "CronJob", "batch/v1"),
+        (Self::DaemonSet, "DaemonSet", "apps/v1"),
+        (Self::Deployment, "Deployment", "apps/v1"),
+        (Self::Job, "Job", "batch/v1"),
+        (Self::PodTemplate, "PodTemplate", "v1"),
+        (Self::ReplicaSet, "ReplicaSet", "apps/v1"),
+        (Self::ReplicationController, "ReplicationController", "v1"),
+        (Self::StatefulSet, "StatefulSet", "apps/v1"),
+    ];
+
+    /// Returns the field with the number of its pods.
+    pub fn count_key(self) -> &'static str {
+        match self {
+            Self::CronJob | Self::Job => "parallelism",
+            _ => "replicas",
+        }
+    }
+}
+
+impl fmt::Display for WorkloadKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = Self::ALL.iter().find(|(kind, ..)| kind == self).map_or("", |(_, name, _)| name);
+        f.write_str(name)
+    }
+}
+
+/// Reads a workload as the pod that it makes. Its pods differ by name only, so that the first
+/// explains all.
+pub(super) fn read(kind: WorkloadKind, mut document: Table<'_>, sources: &Sources) -> Option<Pod> {
+    let own = Metadata::read(&mut document, Purpose::Explain);
+    let spec = Spec::read(kind, &mut document);
+    document.take("status");
+    document.finish();
+    let spec = spec?;
+    let mut template = spec.template?.table()?;
+    let name = match kind {
+        WorkloadKind::StatefulSet => format!("{}-{}", own.name, spec.first_ordinal),
+        WorkloadKind::Job | WorkloadKind::CronJob if spec.is_indexed => {
+            format!("{}-0-{GENERATED}", own.name)
+        }
+        _ => format!("{}-{GENERATED}", own.name),
+    };
+    let mut metadata = Metadata::read_template(&mut template, name, own.namespace.clone());
+    labels::add(&mut metadata, kind, &own, spec.is_indexed);
+    let pod_spec = template.need("spec", "a table with containers");
+    template.finish();
+    let claimed = spec.claims.into_iter().map(Volume::of_claim).collect();
+    let mut pod = Pod::read_spec(metadata, pod_spec?, claimed, sources, Purpose::Explain)?;
+    match kind {
+        WorkloadKind::StatefulSet => pod.hostname = Some(pod.metadata.name.clone()),
+        WorkloadKind::Job if spec.is_indexed => pod.hostname = Some(format!("{}-0", own.name)),
+        _ => {}
+    }
+    pod.workload = Some(Workload { kind, name: own.name, pods: spec.pods });
+    Some(pod)
+}
+
+#[cfg(test)]
+mod tests;
