@@ -5,7 +5,7 @@
 
 use std::{
     ffi::OsString,
-    io::{self, Read, Write},
+    io::{self, Write},
     path::{Path, PathBuf},
     process::ExitCode,
 };
@@ -13,9 +13,13 @@ use std::{
 use clap::{Parser, Subcommand};
 use kiyot_link::core_dump;
 
-use crate::{app, config, manifest};
+use crate::{
+    app, config,
+    manifest::{self, Purpose},
+};
 
 mod explain;
+mod manifest_files;
 mod simulate;
 mod summary;
 mod telemetry;
@@ -28,9 +32,6 @@ const EXIT_USAGE: u8 = 64;
 
 /// Default path of the configuration.
 const DEFAULT_CONFIG: &str = "/etc/kiyot/kiyot.toml";
-
-/// File name of the standard input.
-const STDIN: &str = "-";
 
 /// A CRI endpoint that gives annotated pods a cell of their own.
 #[derive(Debug, Parser)]
@@ -67,9 +68,10 @@ enum Command {
         /// Path of the configuration.
         #[arg(long, default_value = DEFAULT_CONFIG)]
         config: PathBuf,
-        /// Kubernetes YAML of one or more pods; "-" is the standard input.
-        #[arg(short, long)]
-        filename: PathBuf,
+        /// Kubernetes YAML or JSON with pods or their workloads: a file, a directory with *.yaml,
+        /// *.yml and *.json, or "-" for the standard input. Can be repeated.
+        #[arg(short, long, required = true)]
+        filename: Vec<PathBuf>,
     },
     /// Simulates a day of cells in a cloud with faults, and reports violations of invariants (exit
     /// code 1). Needs no daemon. The same seed makes the same trace.
@@ -146,10 +148,8 @@ fn execute(command: Command) -> Result<Output, UsageError> {
         Command::CheckConfig { config } => Ok(summary::of(&config, &load(&config)?).into()),
         Command::Explain { config, filename } => {
             let config = load(&config)?;
-            let name = filename.display().to_string();
-            let yaml = read(&filename)
-                .map_err(|error| UsageError(format!("{name}: can't be read: {error}")))?;
-            let manifest = manifest::parse(&name, &yaml)
+            let files = manifest_files::read(&filename, &mut io::stdin()).map_err(UsageError)?;
+            let manifest = manifest::parse_files(&files, Purpose::Explain)
                 .map_err(|problems| UsageError(problems.to_string()))?;
             Ok(explain::explain(&config, &manifest))
         }
@@ -160,18 +160,6 @@ fn execute(command: Command) -> Result<Output, UsageError> {
 
 fn load(path: &Path) -> Result<config::Config, UsageError> {
     config::load(path).map_err(|problems| UsageError(problems.to_string()))
-}
-
-fn read(path: &Path) -> io::Result<String> {
-    let mut text = String::new();
-    // The parser reports an input with one byte too many.
-    let limit = manifest::MAX_BYTES as u64 + 1;
-    if path == Path::new(STDIN) {
-        io::stdin().take(limit).read_to_string(&mut text)?;
-    } else {
-        std::fs::File::open(path)?.take(limit).read_to_string(&mut text)?;
-    }
-    Ok(text)
 }
 
 /// Formats an error with its sources.

@@ -10,13 +10,16 @@ use super::Output;
 use crate::{
     annotations::{CellRequest, HealthyTimeout, InstanceType, KEYS},
     backends::{BackendName, Declared, milpa, milpa::policy},
-    config::{BackendConfig, Config, HostPath, MilpaBackend, ProviderKind},
-    manifest::{Manifest, Node, Pod, VolumeKind},
+    config::{BackendConfig, Config, MilpaBackend, ProviderKind},
+    manifest::{Manifest, Node, Pod},
     proxy::{
         peek,
         routing::{self, Decision, Reason},
     },
 };
+
+mod resources;
+mod volumes;
 
 /// Explanation of a pod.
 #[derive(Default)]
@@ -45,14 +48,23 @@ pub(super) fn explain(config: &Config, manifest: &Manifest) -> Output {
         if lines.refused {
             code = ExitCode::FAILURE;
         }
-        text += &format!(
-            "Pod {}/{}\n  {}\n",
-            pod.metadata.namespace,
-            pod.metadata.name,
-            lines.facts.join("\n  ")
-        );
+        text += &format!("{}\n  {}\n", heading(pod), lines.facts.join("\n  "));
+    }
+    for skipped in &manifest.skipped {
+        text += &format!("note: {skipped}\n");
     }
     Output { text, code }
+}
+
+/// Returns the name of a pod, or of its workload with the pods that it makes.
+fn heading(pod: &Pod) -> String {
+    let (namespace, name) = (&pod.metadata.namespace, &pod.metadata.name);
+    let Some(workload) = &pod.workload else { return format!("Pod {namespace}/{name}") };
+    let mut heading = format!("{} {namespace}/{}\n  pod: {name}", workload.kind, workload.name);
+    if workload.pods != 1 {
+        heading += &format!("\n  {}: {}", workload.kind.count_key(), workload.pods);
+    }
+    heading
 }
 
 fn explain_pod(config: &Config, pod: &Pod) -> Lines {
@@ -163,7 +175,7 @@ fn explain_cell(
     for what in policy::granted(&rules, &sandbox) {
         lines.say(format!("note: it {what}"));
     }
-    for container in pod.init_containers.iter().chain(&pod.containers) {
+    for container in pod.all_containers() {
         let config = pod.container_config(container, node, &sandbox, &container.image, 0);
         if let Err(refusal) = policy::check_container(&rules, &config) {
             lines.refuse(refusal.to_string());
@@ -171,30 +183,9 @@ fn explain_cell(
         if let Some(what) = policy::granted_kernel_access(&rules, &config) {
             lines.say(format!("note: it {what}"));
         }
-        for mount in &container.mounts {
-            let volume = pod.volumes.iter().find(|volume| volume.name == mount.name);
-            let Some(VolumeKind::HostPath(host)) = volume.map(|volume| &volume.kind) else {
-                continue;
-            };
-            let (name, path) = (&container.name, &host.path);
-            match milpa.policy.host_path {
-                HostPath::Refuse => lines.refuse(format!(
-                    "container {name:?} mounts {path} of the \
-                    node, and policy.host_path is \"refuse\""
-                )),
-                HostPath::CopyReadOnly if !mount.read_only => {
-                    lines.refuse(format!(
-                        "container {name:?} mounts {path} of the node writable, \
-                                          and policy.host_path allows read-only copies"
-                    ));
-                }
-                HostPath::CopyReadOnly => lines.say(format!(
-                    "note: container {name:?} gets a copy \
-                    of {path}, made with the container"
-                )),
-            }
-        }
+        volumes::explain(lines, milpa, pod, container);
     }
+    resources::note(lines, pod);
     for key in CellRequest::unknown_keys(&pod.metadata.annotations) {
         lines.say(format!("note: unknown annotation {key}; known: {}", KEYS.join(", ")));
     }
@@ -290,3 +281,6 @@ fn note_unused_annotations(lines: &mut Lines, pod: &Pod) {
         lines.say("note: its annotations for cells have no effect on the node");
     }
 }
+
+#[cfg(test)]
+mod tests;

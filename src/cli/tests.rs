@@ -67,7 +67,10 @@ fn all_problems_of_a_configuration_are_reported_at_once() {
 
 fn explained(config: &str, manifest: &str) -> (String, bool) {
     let config = config::parse("config", config, []).unwrap();
-    let output = explain::explain(&config, &manifest::parse("manifest", manifest).unwrap());
+    let file = manifest::File { name: "manifest".into(), text: manifest.into() };
+    let manifest = manifest::parse_files(&[file], Purpose::Explain)
+        .unwrap_or_else(|problems| panic!("{problems}"));
+    let output = explain::explain(&config, &manifest);
     (output.text, output.code == ExitCode::SUCCESS)
 }
 

@@ -1,0 +1,46 @@
+//! Explanation of resources that a cell's pod requests outside of the CRI request.
+
+use super::Lines;
+use crate::{annotations::VOLUME_SIZE, manifest::Pod};
+
+/// Annotation that chooses a cell with GPUs.
+const GPU: &str = "pod.elotl.co/gpu";
+/// Prefix of huge pages.
+const HUGE_PAGES: &str = "hugepages-";
+
+/// Notes resources that don't choose the cell, with the annotation that does.
+pub(super) fn note(lines: &mut Lines, pod: &Pod) {
+    let resources = pod.resources();
+    let has = |key: &str| pod.metadata.annotations.contains_key(key);
+    for name in resources.extended.iter().filter(|(_, amount)| **amount > 0).map(|(name, _)| name) {
+        if name.starts_with(HUGE_PAGES) {
+            lines.say(format!("note: {name} is in the CRI request, and chooses no cell"));
+        } else if !is_gpu(name) {
+            lines.say(format!("note: {name} is not in the CRI request, and chooses no cell"));
+        } else if !has(GPU) {
+            lines.say(format!(
+                "note: {name} is not in the CRI request; the annotation {GPU} chooses a cell with \
+                 GPUs"
+            ));
+        }
+    }
+    if (resources.storage_request > Some(0) || resources.storage_limit > Some(0))
+        && !has(VOLUME_SIZE)
+    {
+        lines.say(format!(
+            "note: ephemeral-storage is not in the CRI request; the annotation {VOLUME_SIZE} \
+             chooses the size of the cell's disk"
+        ));
+    }
+    if !pod.claims.is_empty() {
+        lines.say(format!(
+            "note: its resource claims ({}) are not in a cell, which refuses their devices",
+            pod.claims.join(", ")
+        ));
+    }
+}
+
+/// Says if an extended resource is GPUs or parts of them, such as `nvidia.com/mig-1g.5gb`.
+fn is_gpu(name: &str) -> bool {
+    name.contains("gpu") || name.starts_with("nvidia.com/")
+}

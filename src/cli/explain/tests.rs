@@ -1,0 +1,135 @@
+use super::*;
+use crate::{
+    config,
+    manifest::{self, File, Purpose},
+};
+
+const OPT_IN: &str = include_str!("../../../examples/opt-in.toml");
+const OPT_OUT: &str = include_str!("../../../examples/opt-out.toml");
+const CRON_JOB: &str = include_str!("../../manifest/samples/cronjob.yaml");
+const DAEMON_SET: &str = include_str!("../../manifest/samples/daemonset.yaml");
+const DEPLOYMENT: &str = include_str!("../../manifest/samples/deployment.yaml");
+const EVERY_FIELD: &str = include_str!("../../manifest/samples/every-field.yaml");
+const GPU_JOB: &str = include_str!("../../manifest/samples/gpu-job.yaml");
+const LIST: &str = include_str!("../../manifest/samples/list.json");
+const STATEFUL_SET: &str = include_str!("../../manifest/samples/statefulset.yaml");
+
+fn explained(config: &str, text: &str) -> (String, bool) {
+    let config = config::parse("config", config, []).unwrap();
+    let file = File { name: "manifest".into(), text: text.into() };
+    let manifest = manifest::parse_files(&[file], Purpose::Explain)
+        .unwrap_or_else(|problems| panic!("{problems}"));
+    let output = explain(&config, &manifest);
+    (output.text, output.code == ExitCode::SUCCESS)
+}
+
+/// Verifies C7, M5, M6.
+#[test]
+fn daemon_set_is_routed_by_its_controllers_labels() {
+    let (text, fine) = explained(OPT_OUT, DAEMON_SET);
+    let expected = "DaemonSet kube-system/kube-proxy\n  pod: kube-proxy-<generated>\n  goes to \
+                    containerd: rule daemonsets-stay matches first\nnote: ServiceAccount \
+                    kube-system/kube-proxy skipped: it has no pod\nnote: ClusterRoleBinding \
+                    kubeadm:node-proxier skipped: it has no pod\n";
+    assert_eq!((text.as_str(), fine), (expected, true));
+    // Without its controller's labels the pod would go to a cell.
+    let deployment = DAEMON_SET
+        .replace("kind: DaemonSet", "kind: Deployment")
+        .replace("updateStrategy", "strategy")
+        .replace("  namespace: kube-system\n", "");
+    let (text, _) = explained(OPT_OUT, &deployment);
+    assert!(text.contains("goes to containerd instead of milpa: it asks for"), "{text}");
+}
+
+/// Verifies M5.
+#[test]
+fn pods_of_a_workload_are_counted() {
+    let (text, fine) = explained(OPT_OUT, DEPLOYMENT);
+    let start = "Deployment shop/web\n  pod: web-<generated>\n  replicas: 3\n  goes to milpa: no \
+                 rule matches";
+    assert!(fine && text.starts_with(start), "{text}");
+    let (text, fine) = explained(OPT_IN, CRON_JOB);
+    let start =
+        "CronJob default/backup\n  pod: backup-<generated>\n  goes to milpa: its annotation";
+    assert!(fine && text.starts_with(start), "{text}");
+    let (text, fine) = explained(OPT_IN, GPU_JOB);
+    let start = "Job research/train\n  pod: train-0-<generated>\n  parallelism: 4\n  goes to milpa";
+    assert!(fine && text.starts_with(start), "{text}");
+}
+
+/// Verifies M6, M8.
+#[test]
+fn list_of_mixed_kinds_is_explained_item_by_item() {
+    let (text, fine) = explained(OPT_IN, LIST);
+    let expected = "Pod shop/debug-<generated>\n  goes to containerd: no rule matches; this is \
+                    routing.default\nReplicationController default/old\n  pod: old-<generated>\n  \
+                    replicas: 0\n  goes to containerd: no rule matches; this is \
+                    routing.default\nnote: Namespace shop skipped: it has no pod\nnote: \
+                    Certificate shop/web skipped: its kind is no workload of Kubernetes\n";
+    assert_eq!((text.as_str(), fine), (expected, true));
+}
+
+/// Verifies M7.
+#[test]
+fn resources_outside_the_request_are_noted_for_cells_alone() {
+    let gpu = "note: nvidia.com/gpu is not in the CRI request; the annotation pod.elotl.co/gpu \
+               chooses a cell with GPUs";
+    let storage = "note: ephemeral-storage is not in the CRI request; the annotation \
+                   pod.elotl.co/volume-size chooses the size of the cell's disk";
+    let (text, _) = explained(OPT_IN, GPU_JOB);
+    for note in [gpu, storage, "note: hugepages-2Mi is in the CRI request, and chooses no cell"] {
+        assert!(text.contains(note), "{text}");
+    }
+    let target = "kubernetes.io/target-runtime: kiyot";
+    let annotated = format!("{target}, pod.elotl.co/gpu: \"1\", pod.elotl.co/volume-size: 40Gi");
+    let in_one_line = GPU_JOB.replace(&format!("\n        {target}"), &format!(" {{{annotated}}}"));
+    let (text, _) = explained(OPT_IN, &in_one_line);
+    assert!(!text.contains("nvidia.com/gpu") && !text.contains("ephemeral-storage"), "{text}");
+    let on_the_node = GPU_JOB.replace(target, "a: b");
+    let (text, _) = explained(OPT_IN, &on_the_node);
+    assert!(text.contains("goes to containerd") && !text.contains("note:"), "{text}");
+    let none = GPU_JOB.replace("nvidia.com/gpu: 1", "nvidia.com/gpu: 0");
+    assert!(!explained(OPT_IN, &none).0.contains("nvidia.com/gpu"));
+    let other = GPU_JOB.replace("nvidia.com/gpu: 1", "smarter-devices/fuse: 1");
+    let (text, _) = explained(OPT_IN, &other);
+    let note = "note: smarter-devices/fuse is not in the CRI request, and chooses no cell";
+    assert!(text.contains(note), "{text}");
+}
+
+/// Verifies C7, M9.
+#[test]
+fn volumes_of_plugins_are_explained_as_paths_of_the_node() {
+    let what = "container \"postgres\" mounts the volume \"data\" (persistentVolumeClaim) of the \
+                node";
+    let (text, fine) = explained(OPT_IN, STATEFUL_SET);
+    let refused = format!("refused: {what}, and policy.host_path is \"refuse\"");
+    assert!(!fine && text.contains(&refused), "{text}");
+    let image = "note: container \"postgres\" mounts the image \"ghcr.io/example/seed:1\", which \
+                 needs containerd 2.1 in the cell";
+    assert!(text.contains(image), "{text}");
+    let copying = format!("{OPT_IN}[backends.milpa.policy]\nhost_path = \"copy-read-only\"\n");
+    let (text, fine) = explained(&copying, STATEFUL_SET);
+    let writable = format!("refused: {what} writable, and policy.host_path allows read-only");
+    assert!(!fine && text.contains(&writable), "{text}");
+    let read_only = STATEFUL_SET
+        .replace("          subPathExpr", "          readOnly: true\n          subPathExpr");
+    let (text, fine) = explained(&copying, &read_only);
+    assert!(fine && text.contains("gets a copy of the volume \"data\""), "{text}");
+}
+
+/// Verifies C7, M9.
+#[test]
+fn every_field_of_kubernetes_is_explained() {
+    let (text, fine) = explained(OPT_IN, EVERY_FIELD);
+    for part in [
+        "refused: container \"c\" asks for the device",
+        "at \"/dev/x\" (a device or a block volume, which no policy gives)",
+        "mounts the volume \"csi\" (csi) of the node, and policy.host_path is \"refuse\"",
+        "note: container \"c\" mounts /a recursively read-only, which needs containerd 2.0",
+        "note: its resource claims (gpu) are not in a cell, which refuses their devices",
+    ] {
+        assert!(!fine && text.contains(part), "{part} is not in {text}");
+    }
+    // The volumes that are not mounted.
+    assert!(!text.contains("nfs") && !text.contains("hostPath"), "{text}");
+}

@@ -1,0 +1,143 @@
+//! Files that `-f` names: files, directories and the standard input, as in kubectl.
+
+use std::{
+    fs,
+    io::{self, Read},
+    path::{Path, PathBuf},
+};
+
+use crate::manifest::{self, File};
+
+/// File name of the standard input.
+const STDIN: &str = "-";
+/// Endings of the files of a directory that are read.
+const EXTENSIONS: [&str; 3] = ["json", "yaml", "yml"];
+/// Most files.
+const MAX_FILES: usize = 1000;
+/// Most bytes of all files together.
+const MAX_TOTAL_BYTES: usize = 64 << 20;
+
+/// Reads files, in order. `stdin` is the standard input.
+pub(super) fn read(names: &[PathBuf], stdin: &mut dyn Read) -> Result<Vec<File>, String> {
+    let mut paths = Vec::new();
+    for name in names {
+        if name != Path::new(STDIN) && name.is_dir() {
+            paths.extend(files_of(name)?);
+        } else {
+            paths.push(name.clone());
+        }
+    }
+    if paths.len() > MAX_FILES {
+        return Err(format!("-f names {} files; allowed: {MAX_FILES}", paths.len()));
+    }
+    let mut files = Vec::new();
+    let mut bytes = 0;
+    for path in paths {
+        let text = read_file(&path, stdin).map_err(|error| unreadable(&path, &error))?;
+        bytes += text.len();
+        if bytes > MAX_TOTAL_BYTES {
+            return Err(format!("-f names more than {MAX_TOTAL_BYTES} bytes; allowed: as many"));
+        }
+        files.push(File { name: path.display().to_string(), text });
+    }
+    Ok(files)
+}
+
+fn unreadable(path: &Path, error: &io::Error) -> String {
+    format!("{}: can't be read: {error}", path.display())
+}
+
+/// Returns the files of a directory but not of those below it, sorted by name.
+fn files_of(directory: &Path) -> Result<Vec<PathBuf>, String> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(directory).map_err(|error| unreadable(directory, &error))? {
+        let path = entry.map_err(|error| unreadable(directory, &error))?.path();
+        let extension = path.extension().and_then(|extension| extension.to_str());
+        if extension.is_some_and(|extension| EXTENSIONS.contains(&extension)) && !path.is_dir() {
+            files.push(path);
+        }
+        if files.len() > MAX_FILES {
+            break;
+        }
+    }
+    if files.is_empty() {
+        return Err(format!(
+            "{}: has no file to read; allowed: a directory with *.json, *.yaml or *.yml",
+            directory.display()
+        ));
+    }
+    files.sort();
+    Ok(files)
+}
+
+fn read_file(path: &Path, stdin: &mut dyn Read) -> io::Result<String> {
+    let mut text = String::new();
+    // The parser reports an input with one byte too many.
+    let limit = manifest::MAX_BYTES as u64 + 1;
+    if path == Path::new(STDIN) {
+        stdin.take(limit).read_to_string(&mut text)?;
+    } else {
+        fs::File::open(path)?.take(limit).read_to_string(&mut text)?;
+    }
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(names: &[PathBuf]) -> Result<Vec<File>, String> {
+        super::read(names, &mut "stdin".as_bytes())
+    }
+
+    fn names(read: &[File], directory: &Path) -> Vec<String> {
+        let name = |file: &File| {
+            Path::new(&file.name).strip_prefix(directory).unwrap().display().to_string()
+        };
+        read.iter().map(name).collect()
+    }
+
+    /// Verifies M8.
+    #[test]
+    fn directory_is_read_by_ending_and_not_below() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path();
+        fs::create_dir_all(path.join("below.yaml")).unwrap();
+        for name in ["b.yml", "a.yaml", "c.json", "d.txt", "below.yaml/e.yaml"] {
+            fs::write(path.join(name), name).unwrap();
+        }
+        let read_names = |names_of: &[PathBuf]| names(&read(names_of).unwrap(), path);
+        assert_eq!(read_names(&[path.to_owned()]), ["a.yaml", "b.yml", "c.json"]);
+        // A file that is named is read whatever its ending is.
+        assert_eq!(read_names(&[path.join("d.txt"), path.join("a.yaml")]), ["d.txt", "a.yaml"]);
+        assert!(read(&[path.join("absent")]).unwrap_err().contains("absent: can't be read"));
+        let empty = tempfile::tempdir().unwrap();
+        let error = read(&[empty.path().to_owned()]).unwrap_err();
+        assert!(error.contains("has no file to read; allowed"), "{error}");
+    }
+
+    /// Verifies M8.
+    #[test]
+    fn standard_input_is_read_by_its_name() {
+        let read = read(&["-".into()]).unwrap();
+        assert_eq!(read, [File { name: "-".into(), text: "stdin".into() }]);
+    }
+
+    /// Verifies M8.
+    #[test]
+    fn files_above_the_limits_are_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("a.yaml");
+        fs::write(&file, "").unwrap();
+        assert_eq!(read(&vec![file.clone(); MAX_FILES]).unwrap().len(), MAX_FILES);
+        let error = read(&vec![file.clone(); MAX_FILES + 1]).unwrap_err();
+        assert_eq!(error, "-f names 1001 files; allowed: 1000");
+        fs::write(&file, "#".repeat(manifest::MAX_BYTES + 9)).unwrap();
+        assert_eq!(
+            read(std::slice::from_ref(&file)).unwrap()[0].text.len(),
+            manifest::MAX_BYTES + 1
+        );
+        let error = read(&vec![file; MAX_TOTAL_BYTES / manifest::MAX_BYTES]).unwrap_err();
+        assert!(error.contains("more than 67108864 bytes"), "{error}");
+    }
+}
