@@ -125,13 +125,21 @@ pub fn config(data: &[u8]) {
     }
 }
 
-/// Parses a manifest, and peeks at its requests.
+/// Parses a manifest, and peeks at its requests. Pods that may run may be explained.
 pub fn manifest(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
-    if let Ok(manifest) = manifest::parse("fuzz", text) {
+    let file = manifest::File { name: "fuzz".into(), text: text.into() };
+    let explained = manifest::parse_files(&[file], manifest::Purpose::Explain);
+    assert!(explained.is_ok() || manifest::parse("fuzz", text).is_err());
+    if let Ok(manifest) = explained {
+        let node = manifest::Node::default();
         for pod in &manifest.pods {
-            let request = pod.run_pod_sandbox(&manifest::Node::default(), 0).encode_to_vec();
-            peek(&request);
+            let request = pod.run_pod_sandbox(&node, 0);
+            peek(&request.encode_to_vec());
+            let sandbox = request.config.unwrap_or_default();
+            for container in pod.all_containers() {
+                pod.container_config(container, &node, &sandbox, &container.image, 0);
+            }
         }
     }
 }
