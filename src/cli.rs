@@ -18,6 +18,7 @@ use crate::{
     manifest::{self, Purpose},
 };
 
+mod catalogues;
 mod explain;
 mod manifest_files;
 mod simulate;
@@ -72,6 +73,10 @@ enum Command {
         /// *.yml and *.json, or "-" for the standard input. Can be repeated.
         #[arg(short, long, required = true)]
         filename: Vec<PathBuf>,
+        /// Names the instance of each pod in a cell and its price, whatever the provider is:
+        /// "ec2-us-east-1" is built in, anything else is a file (docs/catalogue.md).
+        #[arg(long)]
+        catalogue: Option<PathBuf>,
     },
     /// Simulates a day of cells in a cloud with faults, and reports violations of invariants (exit
     /// code 1). Needs no daemon. The same seed makes the same trace.
@@ -146,12 +151,19 @@ fn execute(command: Command) -> Result<Output, UsageError> {
             }
         }
         Command::CheckConfig { config } => Ok(summary::of(&config, &load(&config)?).into()),
-        Command::Explain { config, filename } => {
+        Command::Explain { config, filename, catalogue } => {
             let config = load(&config)?;
+            let named = catalogue.as_deref();
+            let catalogue = named.map(catalogues::read).transpose()?;
             let files = manifest_files::read(&filename, &mut io::stdin()).map_err(UsageError)?;
             let manifest = manifest::parse_files(&files, Purpose::Explain)
                 .map_err(|problems| UsageError(problems.to_string()))?;
-            Ok(explain::explain(&config, &manifest))
+            let prices = catalogue.as_ref().map(|file| &file.catalogue);
+            let mut output = explain::explain(&config, &manifest, prices);
+            if let (Some(name), Some(file)) = (named, &catalogue) {
+                output.text += &catalogues::notes(name, &file.set_aside);
+            }
+            Ok(output)
         }
         Command::Simulate(arguments) => simulate::run(&arguments),
         Command::Version => Ok(format!("kiyot {}, CRI v1\n", env!("CARGO_PKG_VERSION")).into()),

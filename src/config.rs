@@ -18,6 +18,7 @@ mod cidr;
 mod diff;
 mod milpa;
 mod netns;
+mod placement;
 mod read;
 mod routing;
 mod server;
@@ -31,6 +32,7 @@ pub use milpa::{
     HostAccessPolicy, HostPath, MilpaBackend, NodeResolver, Policy, Privileged, ProviderKind,
 };
 pub use netns::Netns;
+pub use placement::Placement;
 pub use routing::{Routing, Rule};
 pub use server::Server;
 

@@ -13,6 +13,22 @@ pub enum Architecture {
     Arm64,
 }
 
+impl Architecture {
+    /// Returns the architecture of this machine.
+    pub const fn of_node() -> Self {
+        if cfg!(target_arch = "aarch64") { Self::Arm64 } else { Self::Amd64 }
+    }
+
+    /// Returns the architecture with this name, in images or of the kernel.
+    pub fn named(name: &str) -> Option<Self> {
+        match name {
+            "amd64" | "x86_64" => Some(Self::Amd64),
+            "arm64" | "aarch64" => Some(Self::Arm64),
+            _ => None,
+        }
+    }
+}
+
 impl fmt::Display for Architecture {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -24,9 +40,5 @@ impl fmt::Display for Architecture {
 
 /// Reads the name in images, or that of the kernel.
 pub(super) fn architecture(field: Field<'_>) -> Option<Architecture> {
-    field.read("amd64 (or x86_64), arm64 (or aarch64)", |text| match text {
-        "amd64" | "x86_64" => Some(Architecture::Amd64),
-        "arm64" | "aarch64" => Some(Architecture::Arm64),
-        _ => None,
-    })
+    field.read("amd64 (or x86_64), arm64 (or aarch64)", Architecture::named)
 }

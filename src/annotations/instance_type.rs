@@ -1,5 +1,7 @@
 //! Instance types, exact and by pattern.
 
+use std::fmt;
+
 use super::text::is_name;
 use crate::problems::Field;
 
@@ -13,6 +15,13 @@ pub enum InstanceType {
     Exact(String),
     /// The cheapest fitting type whose name matches (`*`, `?`).
     Glob(String),
+}
+
+impl fmt::Display for InstanceType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (Self::Exact(text) | Self::Glob(text)) = self;
+        f.write_str(text)
+    }
 }
 
 impl InstanceType {

@@ -30,6 +30,7 @@ pub mod id;
 pub mod images;
 pub mod logs;
 mod mailbox;
+pub mod placement;
 mod pods;
 pub mod policy;
 pub mod providers;
@@ -143,6 +144,7 @@ impl Milpa {
                 fingerprint: ca.sha256(),
             },
             take_over,
+            rules: placement::Rules::of(&config.placement),
             ..CellsConfig::default()
         };
         let cells = Cells::start(cells_config, store.clone(), provider).await.map_err(of_store)?;

@@ -9,7 +9,13 @@ use prost::Message;
 use super::Output;
 use crate::{
     annotations::{CellRequest, HealthyTimeout, InstanceType, KEYS},
-    backends::{BackendName, Declared, milpa, milpa::policy},
+    backends::{
+        BackendName, Declared, milpa,
+        milpa::{
+            placement::{self, Catalogue},
+            policy,
+        },
+    },
     config::{BackendConfig, Config, MilpaBackend, ProviderKind},
     manifest::{Manifest, Node, Pod},
     proxy::{
@@ -18,6 +24,7 @@ use crate::{
     },
 };
 
+mod choice;
 mod resources;
 mod volumes;
 
@@ -39,12 +46,17 @@ impl Lines {
     }
 }
 
-/// Explains all pods. The exit code is 1 if a pod would be refused.
-pub(super) fn explain(config: &Config, manifest: &Manifest) -> Output {
+/// Explains all pods, with their instances by a catalogue. The exit code is 1 if a pod would be
+/// refused.
+pub(super) fn explain(
+    config: &Config,
+    manifest: &Manifest,
+    catalogue: Option<&Catalogue>,
+) -> Output {
     let mut text = String::new();
     let mut code = ExitCode::SUCCESS;
     for pod in &manifest.pods {
-        let lines = explain_pod(config, pod);
+        let lines = explain_pod(config, catalogue, pod);
         if lines.refused {
             code = ExitCode::FAILURE;
         }
@@ -67,7 +79,7 @@ fn heading(pod: &Pod) -> String {
     heading
 }
 
-fn explain_pod(config: &Config, pod: &Pod) -> Lines {
+fn explain_pod(config: &Config, catalogue: Option<&Catalogue>, pod: &Pod) -> Lines {
     let mut lines = Lines::default();
     let node = node(config);
     let request = pod.run_pod_sandbox(&node, 0);
@@ -90,8 +102,7 @@ fn explain_pod(config: &Config, pod: &Pod) -> Lines {
         Ok(decision) => match config.backends.get(decision.backend) {
             Some(BackendConfig::Milpa(milpa)) => explain_cell(
                 &mut lines,
-                milpa,
-                &decision,
+                &Target { milpa, catalogue, decision: &decision },
                 node_backend.as_str(),
                 pod,
                 &node,
@@ -137,15 +148,22 @@ fn why(decision: &Decision<'_>, pod: &Pod) -> String {
     }
 }
 
+/// The backend of a pod in a cell.
+struct Target<'a> {
+    milpa: &'a MilpaBackend,
+    catalogue: Option<&'a Catalogue>,
+    decision: &'a Decision<'a>,
+}
+
 fn explain_cell(
     lines: &mut Lines,
-    milpa: &MilpaBackend,
-    decision: &Decision<'_>,
+    target: &Target<'_>,
     node_backend: &str,
     pod: &Pod,
     node: &Node,
     request: &cri::RunPodSandboxRequest,
 ) {
+    let Target { milpa, catalogue, decision } = *target;
     let sandbox = request.config.clone().unwrap_or_default();
     let rules = policy::Rules::of(milpa);
     if let Some(what) = policy::keeps_local(&rules, &sandbox) {
@@ -166,7 +184,13 @@ fn explain_cell(
     }
     lines.say(format!("goes to {}: {}", decision.backend, why(decision, pod)));
     match CellRequest::parse(&pod.metadata.annotations) {
-        Ok(request) => describe_cell(lines, milpa, &request, &sandbox),
+        Ok(request) => {
+            describe_cell(lines, milpa, &request, &sandbox);
+            if let Some(catalogue) = catalogue {
+                let rules = placement::Rules::of(&milpa.placement);
+                choice::explain(lines, catalogue, &rules, &request, &sandbox);
+            }
+        }
         Err(problems) => problems.list.iter().for_each(|problem| lines.refuse(problem)),
     }
     if let Err(refusal) = policy::check_sandbox(&rules, &sandbox) {

@@ -84,6 +84,7 @@ impl Diff {
                         registry_config_dir => restart,
                         kubelet_dir => restart,
                         policy => Vec::new(),
+                        placement => restart,
                         netns => restart,
                     });
                     fields!(&old.policy, &new.policy, format!("{at}.policy"), Policy {

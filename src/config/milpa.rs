@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use super::{Netns, backends::CONTAINERD_SOCKET, read};
+use super::{Netns, Placement, backends::CONTAINERD_SOCKET, read};
 use crate::problems::{Field, Table};
 
 const STATE_DIR: &str = "/var/lib/kiyot";
@@ -61,6 +61,8 @@ pub struct MilpaBackend {
     pub kubelet_dir: PathBuf,
     /// Policy of host access.
     pub policy: Policy,
+    /// Choice of instances for pods.
+    pub placement: Placement,
     /// Settings of the provider `netns`.
     pub netns: Netns,
 }
@@ -173,6 +175,7 @@ impl Default for MilpaBackend {
             registry_config_dir: None,
             kubelet_dir: KUBELET_DIR.into(),
             policy: Policy::default(),
+            placement: Placement::default(),
             netns: Netns::default(),
         }
     }
@@ -211,6 +214,9 @@ impl MilpaBackend {
         table.set("kubelet_dir", &mut backend.kubelet_dir, read::path);
         if let Some(policy) = table.take("policy").and_then(|field| field.table()) {
             backend.policy = Policy::read(policy);
+        }
+        if let Some(placement) = table.take("placement").and_then(|field| field.table()) {
+            backend.placement = Placement::read(placement);
         }
         if let Some(netns) = table.take("netns").and_then(|field| field.table()) {
             backend.netns = Netns::read(netns);

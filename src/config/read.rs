@@ -34,18 +34,26 @@ fn words(duration: Duration) -> String {
 
 /// Reads a number of bytes such as "20Gi".
 pub(super) fn bytes(field: Field<'_>) -> Option<u64> {
-    const UNITS: [(&str, u32); 4] = [("Ki", 10), ("Mi", 20), ("Gi", 30), ("Ti", 40)];
-    let allowed = "a number of bytes, such as \"0\", \"500Mi\" or \"20Gi\"";
-    field.read(allowed, |text| {
-        let (number, power) = UNITS
-            .iter()
-            .find_map(|(unit, power)| text.strip_suffix(unit).map(|number| (number, *power)))
-            .unwrap_or((text, 0));
-        if !number.bytes().all(|byte| byte.is_ascii_digit()) {
-            return None;
-        }
-        number.parse::<u64>().ok()?.checked_mul(1 << power)
+    field.read("a number of bytes, such as \"0\", \"500Mi\" or \"20Gi\"", number_of_bytes)
+}
+
+/// Reads a number of bytes such as "512Mi", in a range.
+pub(super) fn bytes_in(field: Field<'_>, allowed: &str, range: RangeInclusive<u64>) -> Option<u64> {
+    field.read(&format!("a number of bytes, {allowed}"), |text| {
+        number_of_bytes(text).filter(|bytes| range.contains(bytes))
     })
+}
+
+fn number_of_bytes(text: &str) -> Option<u64> {
+    const UNITS: [(&str, u32); 4] = [("Ki", 10), ("Mi", 20), ("Gi", 30), ("Ti", 40)];
+    let (number, power) = UNITS
+        .iter()
+        .find_map(|(unit, power)| text.strip_suffix(unit).map(|number| (number, *power)))
+        .unwrap_or((text, 0));
+    if !number.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    number.parse::<u64>().ok()?.checked_mul(1 << power)
 }
 
 /// Reads an absolute path without `.` or `..`.

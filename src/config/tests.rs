@@ -436,7 +436,8 @@ fn every_key() -> Vec<&'static str> {
     let table = "[WHERE]\n\"\" = 1\n";
     let odd = format!(
         "{}{}{}[backends.c]\ntype = \"cri\"\n\"\" = 1\n[backends.m]\ntype = \"milpa\"\n\"\" = 1\n\
-         [[routing.rule]]\n\"\" = 1\n[backends.m.policy]\n\"\" = 1\n",
+         [[routing.rule]]\n\"\" = 1\n[backends.m.policy]\n\"\" = 1\n\
+         [backends.m.placement]\n\"\" = 1\n",
         table.replace("WHERE", "server"),
         table.replace("WHERE", "routing"),
         table.replace("WHERE", "backends.m.netns"),
@@ -449,7 +450,7 @@ fn every_key() -> Vec<&'static str> {
     assert!(all.len() > 40, "{all:?}");
     // Tables, which are headings in the file.
     all.into_iter()
-        .filter(|key| !["policy", "netns", "rule"].contains(&key.as_str()))
+        .filter(|key| !["placement", "policy", "netns", "rule"].contains(&key.as_str()))
         .map(|key| &*key.leak())
         .collect()
 }
@@ -476,6 +477,7 @@ proptest! {
             "backends.milpa",
             "backends.milpa.netns",
             "backends.milpa.policy",
+            "backends.milpa.placement",
         ] {
             let head = format!("[{section}]\n");
             let others = WITH_CELLS.replace(&head, &format!("{head}{key}x = 1\n"));

@@ -19,9 +19,10 @@ use kiyot::{
     backends::milpa::{
         gateway::{CellLink, ControlChannel},
         id::{CellId, SandboxId},
+        placement::Offering,
         providers::{
-            Attachment, Instance, InstanceId, LaunchSpec, Offering, Provider, ProviderError,
-            Termination, netns::Netns,
+            Attachment, Instance, InstanceId, LaunchSpec, Provider, ProviderError, Termination,
+            netns::Netns,
         },
     },
     config::MilpaBackend,
@@ -177,7 +178,7 @@ impl Bench {
     }
 
     pub(crate) async fn launch(&self) -> Launched {
-        let candidates = self.provider.offerings().await.unwrap();
+        let candidates = self.provider.catalogue().await.unwrap().offerings().collect();
         let spec = launch_spec(CellId::mint().unwrap(), candidates);
         let instance = self.provider.launch(&spec, "token").await.unwrap();
         let sandbox = SandboxId::mint().unwrap().to_string();

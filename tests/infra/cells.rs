@@ -7,6 +7,7 @@ use kiyot::backends::milpa::{
     cells::{BoundCell, CellError, CellEvent, Cells, CellsConfig, LaunchOrder, Links},
     gateway::{Admission, CellLink},
     id::{CellId, SandboxId},
+    placement::Needs,
     providers::{
         Attachment, InstanceId, Provider,
         netns::{Netns, boot_id},
@@ -67,6 +68,7 @@ fn order(bench: &Bench) -> LaunchOrder {
         attempt: 0,
         identity: String::new(),
         attachment,
+        needs: Needs::default(),
         labels: BTreeMap::new(),
         deadline: None,
     }

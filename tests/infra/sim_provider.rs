@@ -11,8 +11,9 @@ use std::{
 use async_trait::async_trait;
 use kiyot::backends::milpa::{
     id::CellId,
+    placement::Catalogue,
     providers::{
-        Attachment, Capabilities, ErrorClass, Instance, InstanceId, LaunchSpec, Offering, Provider,
+        Attachment, Capabilities, ErrorClass, Instance, InstanceId, LaunchSpec, Provider,
         ProviderError, Termination, Terminations,
         sim::{CAPABILITIES, SimCloud},
     },
@@ -206,8 +207,8 @@ impl Provider for SimProvider {
         }
     }
 
-    async fn offerings(&self) -> Result<Vec<Offering>, ProviderError> {
-        Ok(SimCloud::offerings())
+    async fn catalogue(&self) -> Result<Catalogue, ProviderError> {
+        Ok(SimCloud::catalogue())
     }
 
     async fn launch(&self, spec: &LaunchSpec, token: &str) -> Result<Instance, ProviderError> {

@@ -20,7 +20,9 @@ const PARTS: &[Part] = &[
             "backends",
             "backends::milpa",
             "backends::milpa::policy",
+            "backends::milpa::placement",
             "backends::milpa::simulator",
+            "backends::milpa::placement",
             "manifest",
             "annotations",
             "config",
@@ -44,6 +46,7 @@ const PARTS: &[Part] = &[
         path: "backends::milpa",
         may: &[
             &["backends", "backends::milpa::cri", "backends::milpa::policy"],
+            &["backends::milpa::placement"],
             RESOURCES,
             CELLS,
             RECORDS,
@@ -59,6 +62,7 @@ const PARTS: &[Part] = &[
         path: "backends::milpa::cri",
         may: &[
             &["backends", "backends::milpa::sync", "backends::milpa::policy"],
+            &["backends::milpa::placement"],
             POD_MODEL,
             RESOURCES,
             CELLS,
@@ -103,7 +107,12 @@ const PARTS: &[Part] = &[
     Part {
         path: "backends::milpa::cells",
         may: &[
-            &["backends::milpa::gateway", "backends::milpa::providers"],
+            &[
+                "backends::milpa::gateway",
+                "backends::milpa::placement",
+                "backends::milpa::providers",
+            ],
+            &["annotations"],
             RECORDS,
             WAITING,
             &["config"],
@@ -111,10 +120,20 @@ const PARTS: &[Part] = &[
     },
     Part {
         path: "backends::milpa::simulator",
-        may: &[&["backends::milpa::cells", "backends::milpa::providers"], RECORDS],
+        may: &[
+            &["backends::milpa::cells", "backends::milpa::placement", "backends::milpa::providers"],
+            RECORDS,
+        ],
     },
     Part { path: "backends::milpa::gateway", may: &[RECORDS, &["config"]] },
-    Part { path: "backends::milpa::providers", may: &[&["backends::milpa::id", "config"]] },
+    Part {
+        path: "backends::milpa::providers",
+        may: &[
+            &["backends::milpa::id", "backends::milpa::placement"],
+            &["annotations", "config", "price"],
+        ],
+    },
+    Part { path: "backends::milpa::placement", may: &[&["annotations", "config", "price"]] },
     Part { path: "backends::milpa::store", may: &[&["backends::milpa::id"]] },
     Part { path: "backends::milpa::clock", may: &[] },
     Part { path: "backends::milpa::error_chain", may: &[] },

@@ -15,9 +15,10 @@ use std::{
 use async_trait::async_trait;
 use kiyot::backends::milpa::{
     id::CellId,
+    placement::{Catalogue, Market, Offering},
     providers::{
         Attachment, Capabilities, ErrorClass, Instance, InstanceId, InstanceState, LaunchSpec,
-        Market, Offering, Provider, ProviderError, Termination, Terminations, netns,
+        Provider, ProviderError, Termination, Terminations, netns,
     },
 };
 use kiyot_cell::uplink::Uplink;
@@ -32,8 +33,14 @@ pub(crate) struct FakeProvider {
     dir: PathBuf,
     cells: Mutex<HashMap<CellId, Running>>,
     launched: Mutex<Vec<CellId>>,
+    /// The instance types: by default one that fits every pod.
+    pub(crate) catalogue: Mutex<Catalogue>,
     /// Tags of the last launch.
     pub(crate) tags: Mutex<BTreeMap<String, String>>,
+    /// Candidates of the last launch.
+    pub(crate) candidates: Mutex<Vec<Offering>>,
+    /// Offerings without capacity.
+    pub(crate) full: Mutex<Vec<Offering>>,
     /// Permits of launches.
     pub(crate) gate: tokio::sync::Semaphore,
     /// Permits of terminations.
@@ -63,7 +70,10 @@ impl FakeProvider {
             dir,
             cells: Mutex::default(),
             launched: Mutex::default(),
+            catalogue: Mutex::new(Catalogue::any_size(offering())),
             tags: Mutex::default(),
+            candidates: Mutex::default(),
+            full: Mutex::default(),
             gate: open(),
             way_out: open(),
             most: AtomicUsize::new(0),
@@ -149,12 +159,20 @@ impl Provider for FakeProvider {
         }
     }
 
-    async fn offerings(&self) -> Result<Vec<Offering>, ProviderError> {
-        Ok(vec![offering()])
+    async fn catalogue(&self) -> Result<Catalogue, ProviderError> {
+        Ok(self.catalogue.lock().unwrap().clone())
     }
 
     async fn launch(&self, spec: &LaunchSpec, _: &str) -> Result<Instance, ProviderError> {
         self.gate.acquire().await.unwrap().forget();
+        self.candidates.lock().unwrap().clone_from(&spec.candidates);
+        let full = self.full.lock().unwrap().clone();
+        if spec.candidates.iter().all(|candidate| full.contains(candidate)) {
+            return Err(ProviderError {
+                refused: spec.candidates.clone(),
+                ..ProviderError::without_cause(ErrorClass::Capacity, "launch an instance")
+            });
+        }
         let private = self.dir.join(spec.cell.as_str());
         let home = Uplink::new(spec.bootstrap.clone(), &private, "fake").unwrap();
         let ways = Options { ids: self.ids.clone(), heartbeat: None };

@@ -20,9 +20,12 @@ use kiyot_proto::{
 use ring::rand::{SecureRandom, SystemRandom};
 use tokio::sync::{broadcast, oneshot};
 
+use crate::annotations::CellRequest;
+
 use super::{
     gateway::{CellLink, Gateway},
     id::{CellId, NoRandomness, SandboxId},
+    placement::{self, Catalogue, Needs, NoFit, Offering, Requested, Rules},
     providers::{Attachment, InstanceId, Owner, Provider, ProviderError},
     store::{Batch, Store, StoreError, Table},
 };
@@ -30,6 +33,7 @@ use super::{
 mod admission;
 pub(crate) mod engine;
 mod listing;
+mod prices;
 mod provider_calls;
 mod shared;
 
@@ -44,8 +48,6 @@ use shared::{Shared, now};
 
 /// Bounds the time in which an agent ends all containers.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(60);
-/// Bounds the time in which a provider returns its offerings.
-const OFFERINGS_TIMEOUT: Duration = Duration::from_secs(10);
 /// The cells that are launched for an order at most, one after the other.
 const MAX_LAUNCHES: u32 = 3;
 
@@ -73,6 +75,8 @@ pub struct LaunchOrder {
     pub attachment: Attachment,
     /// The labels of the pod, which become tags of its instance.
     pub labels: BTreeMap<String, String>,
+    /// The size and the kind of the cell.
+    pub needs: Needs,
     /// The caller's deadline.
     pub deadline: Option<Instant>,
 }
@@ -124,6 +128,22 @@ pub enum CellError {
     /// The order was replaced by another of the pod.
     #[error("{0}")]
     Replaced(&'static str),
+    /// No instance type fits the pod.
+    #[error(transparent)]
+    NoFit(#[from] NoFit),
+    /// All offerings that fit the pod were refused lately.
+    #[error(
+        "no capacity: all {offerings} offerings that fit the pod were refused lately, as {first}; \
+         the next is tried in {seconds} s"
+    )]
+    NoCapacity {
+        /// The cheapest offering.
+        first: Offering,
+        /// The number of offerings, as far as a launch tries them.
+        offerings: usize,
+        /// The time after which an offering is tried again.
+        seconds: u64,
+    },
     /// The limit `max_cells` is reached.
     #[error("{0} cells are running, and max_cells allows no more")]
     Full(usize),
@@ -179,6 +199,10 @@ pub struct CellsConfig {
     pub owner: Owner,
     /// True to end instances of the same owner that another daemon launched.
     pub take_over: bool,
+    /// The limits of the choice of offerings.
+    pub rules: Rules,
+    /// The time for which an offering without capacity is avoided.
+    pub refusal_pause: Duration,
     /// The pause after a failed termination.
     pub retry_pause: Duration,
 }
@@ -193,6 +217,8 @@ impl Default for CellsConfig {
             boot_id: String::new(),
             owner: Owner::default(),
             take_over: false,
+            rules: Rules::default(),
+            refusal_pause: Duration::from_secs(180),
             retry_pause: Duration::from_secs(3),
         }
     }
@@ -269,6 +295,7 @@ impl Seams for DaemonSeams {
 #[derive(Debug)]
 pub struct Cells {
     shared: Arc<Shared>,
+    rules: Rules,
 }
 
 impl Cells {
@@ -287,6 +314,7 @@ impl Cells {
             max_launches: if capabilities.awaits_ends() { 1 } else { MAX_LAUNCHES },
             token_ttl: config.token_ttl,
             boot_id: config.boot_id.clone(),
+            refusal_pause: config.refusal_pause,
             retry_pause: config.retry_pause,
             orphan_timeout: config.orphan_timeout + ORPHAN_GRACE,
             owner: config.owner,
@@ -319,7 +347,7 @@ impl Cells {
         }
         let shared = Arc::new(Shared::new(store, provider, links, engine));
         shared.commit(&changes).await?;
-        Ok(Arc::new(Self { shared }))
+        Ok(Arc::new(Self { shared, rules: config.rules }))
     }
 
     /// Sets the limit of cells for further launches.
@@ -368,19 +396,23 @@ impl Cells {
         if shared.links.get().is_none() || shared.stop.is_cancelled() {
             return Err(CellError::Starting);
         }
-        let candidates = tokio::time::timeout(OFFERINGS_TIMEOUT, shared.provider.offerings())
-            .await
-            .unwrap_or_else(|_| Err(ProviderError::too_slow("list offerings", OFFERINGS_TIMEOUT)))
-            .map_err(CellError::Provider)?;
+        let catalogue = shared.prices.current(&*shared.provider).await;
+        let catalogue = catalogue.map_err(CellError::Provider)?;
         let (pod, namespace) =
             (order.attachment.pod_name.clone(), order.attachment.pod_namespace.clone());
+        let key = OrderKey {
+            pod_uid: order.attachment.pod_uid.clone(),
+            namespace: namespace.clone(),
+            name: pod.clone(),
+            attempt: order.attempt,
+        };
+        let candidates = match self.candidates(&catalogue, &order.needs) {
+            // Other offerings or prices don't end a launch that is going on.
+            Err(_) if shared.core().engine.has_order(&key, &order.identity) => Vec::new(),
+            candidates => candidates?,
+        };
         let spec = OrderSpec {
-            key: OrderKey {
-                pod_uid: order.attachment.pod_uid.clone(),
-                namespace: namespace.clone(),
-                name: pod.clone(),
-                attempt: order.attempt,
-            },
+            key,
             identity: order.identity,
             sandbox: order.sandbox,
             attachment: order.attachment,
@@ -402,6 +434,31 @@ impl Cells {
         let ended = "it ended when it was bound".to_owned();
         let cell = self.get(&cell).ok_or(CellError::Ended(cell, ended))?;
         Ok(BoundCell { cell, sandbox, addresses })
+    }
+
+    /// Returns the needs of a pod, by its annotations and its CRI request.
+    pub fn needs(&self, request: &CellRequest, requested: &Requested) -> Needs {
+        Needs::new(request, requested, &self.rules.defaults)
+    }
+
+    /// Returns the offerings that fit a pod and were not refused lately, the preferred first.
+    fn candidates(&self, catalogue: &Catalogue, needs: &Needs) -> Result<Vec<Offering>, CellError> {
+        let refusals = self.shared.core().engine.refusals().clone();
+        let at = now().boot;
+        let ranked = placement::rank(catalogue, needs, &self.rules, &refusals.at(at));
+        if !ranked.is_empty() {
+            return Ok(ranked.into_iter().map(|candidate| candidate.offering).collect());
+        }
+        let refused = placement::rank(catalogue, needs, &self.rules, &());
+        let offerings = || refused.iter().map(|candidate| &candidate.offering);
+        match (offerings().next(), refusals.next_end(offerings())) {
+            (Some(first), Some(until)) => Err(CellError::NoCapacity {
+                first: first.clone(),
+                offerings: refused.len(),
+                seconds: until.saturating_sub(at).as_secs() + 1,
+            }),
+            _ => Err(CellError::NoFit(NoFit::new(catalogue, needs, &self.rules))),
+        }
     }
 
     /// Ends the launch for a sandbox if other annotations choose its machine now and its cell is

@@ -10,20 +10,21 @@ use async_trait::async_trait;
 use kiyot_link::bootstrap::Bootstrap;
 use serde::{Deserialize, Serialize};
 
-use super::id::CellId;
+use super::{
+    id::CellId,
+    placement::{Catalogue, Offering},
+};
 
 mod capabilities;
 mod error;
 mod instance;
 pub mod netns;
-mod offering;
 pub mod owner;
 pub mod sim;
 
 pub use capabilities::Capabilities;
 pub use error::{ErrorClass, ProviderError};
 pub use instance::{Instance, InstanceId, InstanceState};
-pub use offering::{Market, Offering};
 pub use owner::{Owner, PodTags};
 
 /// The parameters of a launch. A replay of the launch has exactly the same.
@@ -154,8 +155,8 @@ pub type Terminations = BTreeMap<InstanceId, Result<Termination, ProviderError>>
 pub trait Provider: fmt::Debug + Send + Sync + 'static {
     /// Returns the provider's capabilities, which never change.
     fn capabilities(&self) -> Capabilities;
-    /// Returns all offerings that can be launched now.
-    async fn offerings(&self) -> Result<Vec<Offering>, ProviderError>;
+    /// Returns the instance types that can be launched, with their current prices.
+    async fn catalogue(&self) -> Result<Catalogue, ProviderError>;
     /// Launches an instance of the first candidate that has capacity. With the token of an earlier
     /// launch it returns the instance of that launch. An error has every offering that was refused.
     async fn launch(&self, spec: &LaunchSpec, token: &str) -> Result<Instance, ProviderError>;

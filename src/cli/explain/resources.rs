@@ -1,10 +1,11 @@
 //! Explanation of resources that a cell's pod requests outside of the CRI request.
 
 use super::Lines;
-use crate::{annotations::VOLUME_SIZE, manifest::Pod};
+use crate::{
+    annotations::{GPU, VOLUME_SIZE},
+    manifest::Pod,
+};
 
-/// Annotation that chooses a cell with GPUs.
-const GPU: &str = "pod.elotl.co/gpu";
 /// Prefix of huge pages.
 const HUGE_PAGES: &str = "hugepages-";
 

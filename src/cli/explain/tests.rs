@@ -1,5 +1,6 @@
 use super::*;
 use crate::{
+    backends::milpa::placement::CatalogueFile,
     config,
     manifest::{self, File, Purpose},
 };
@@ -19,7 +20,7 @@ fn explained(config: &str, text: &str) -> (String, bool) {
     let file = File { name: "manifest".into(), text: text.into() };
     let manifest = manifest::parse_files(&[file], Purpose::Explain)
         .unwrap_or_else(|problems| panic!("{problems}"));
-    let output = explain(&config, &manifest);
+    let output = explain(&config, &manifest, None);
     (output.text, output.code == ExitCode::SUCCESS)
 }
 
@@ -132,4 +133,49 @@ fn every_field_of_kubernetes_is_explained() {
     }
     // The volumes that are not mounted.
     assert!(!text.contains("nfs") && !text.contains("hostPath"), "{text}");
+}
+
+fn priced(config: &str, annotations: &str) -> (String, bool) {
+    let config = config::parse("config", config, []).unwrap();
+    let spec = "{containers: [{name: main, image: web, resources: {requests: {cpu: 500m}, limits: \
+                {memory: 1Gi}}}]}";
+    let metadata = "metadata:\n  name: web\n  annotations:\n    ";
+    let target = "kubernetes.io/target-runtime: kiyot";
+    let text =
+        format!("apiVersion: v1\nkind: Pod\n{metadata}{target}\n{annotations}spec: {spec}\n");
+    let manifest =
+        manifest::parse_files(&[File { name: "pod".into(), text }], Purpose::Explain).unwrap();
+    let catalogue = CatalogueFile::built_in().catalogue;
+    let output = explain(&config, &manifest, Some(&catalogue));
+    (output.text, output.code == ExitCode::SUCCESS)
+}
+
+/// Verifies A10.
+#[test]
+fn instance_is_named_with_its_price_and_those_beside_it() {
+    let (text, fine) = priced(OPT_IN, "    pod.elotl.co/architecture: amd64\n");
+    for line in [
+        "its needs: 0.5 CPU (requests), 1024 MiB of memory (limits) and 96 MiB for the cell, amd64",
+        "its instance: c7a.medium (On-Demand) at $0.05132 an hour",
+        "next: c8a.medium (On-Demand) at $0.05389 an hour | m7a.medium (On-Demand) at $0.05796",
+        "left out: t3a.small has 0.4 CPU all the time, and 0.5 is needed, at $0.0188 an hour",
+    ] {
+        assert!(fine && text.contains(line), "{text}");
+    }
+    let (text, fine) = priced(OPT_IN, "    pod.elotl.co/launch-type: spot\n");
+    assert!(fine && text.contains("(Spot) at most $0."), "{text}");
+}
+
+/// Verifies A12.
+#[test]
+fn pod_that_fits_no_instance_is_refused_with_the_nearest() {
+    let (text, fine) = priced(
+        OPT_IN,
+        "    pod.elotl.co/max-price: \"0.01\"\n    pod.elotl.co/architecture: amd64\n",
+    );
+    let refusal = "refused: no instance type fits the pod, which needs 0.5 CPU (requests), 1024 \
+                   MiB of memory (limits) and 96 MiB for the cell, amd64, On-Demand, at most \
+                   $0.0100 an hour; nearest: ";
+    assert!(!fine && text.contains(refusal), "{text}");
+    assert_eq!(text.matches(" | ").count(), 2, "{text}");
 }

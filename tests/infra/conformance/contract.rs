@@ -17,7 +17,8 @@ use super::{
 };
 
 async fn spec(provider: &dyn Provider) -> LaunchSpec {
-    launch_spec(CellId::mint().unwrap(), provider.offerings().await.unwrap())
+    let catalogue = provider.catalogue().await.unwrap();
+    launch_spec(CellId::mint().unwrap(), catalogue.offerings().collect())
 }
 
 async fn listed(provider: &dyn Provider, cell: &CellId) -> Vec<Instance> {

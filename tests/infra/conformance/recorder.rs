@@ -7,9 +7,12 @@ use std::{
 };
 
 use async_trait::async_trait;
-use kiyot::backends::milpa::providers::{
-    Attachment, Capabilities, ErrorClass, Instance, InstanceId, LaunchSpec, Offering, Provider,
-    ProviderError, Terminations,
+use kiyot::backends::milpa::{
+    placement::Catalogue,
+    providers::{
+        Attachment, Capabilities, ErrorClass, Instance, InstanceId, LaunchSpec, Provider,
+        ProviderError, Terminations,
+    },
 };
 
 /// A call, with its outcome.
@@ -73,8 +76,8 @@ impl Provider for Recorder {
         self.inner.capabilities()
     }
 
-    async fn offerings(&self) -> Result<Vec<Offering>, ProviderError> {
-        self.inner.offerings().await
+    async fn catalogue(&self) -> Result<Catalogue, ProviderError> {
+        self.inner.catalogue().await
     }
 
     async fn launch(&self, spec: &LaunchSpec, token: &str) -> Result<Instance, ProviderError> {

@@ -13,6 +13,7 @@ use kiyot::backends::milpa::{
     cells::{BoundCell, CellError, Cells, CellsConfig, LaunchOrder, Links},
     gateway::{Admission, CellLink},
     id::{CellId, SandboxId},
+    placement::Needs,
     providers::{Attachment, ErrorClass, InstanceId, netns::boot_id},
     store::{Batch, Store, Table},
 };
@@ -118,6 +119,7 @@ impl<S: Subject> World<S> {
             attempt: 0,
             identity: String::new(),
             attachment,
+            needs: Needs::default(),
             labels: BTreeMap::new(),
             deadline: Some(Instant::now() + timeout),
         };
@@ -220,6 +222,7 @@ async fn serve<S: Subject>(
     let config = CellsConfig {
         boot_id: boot_id(),
         launch_timeout: LIMIT,
+        refusal_pause: Duration::from_millis(10),
         retry_pause: Duration::from_millis(10),
         ..CellsConfig::default()
     };

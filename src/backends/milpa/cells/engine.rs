@@ -16,6 +16,7 @@ use kiyot_link::{bootstrap::Bootstrap, certificate::sha256};
 use super::{
     super::{
         id::{CellId, NoRandomness, SandboxId},
+        placement::Refusals,
         providers::{Capabilities, ErrorClass, InstanceId, Owner, ProviderError, Termination},
     },
     CellError,
@@ -73,6 +74,8 @@ pub(crate) struct EngineConfig {
     pub(crate) token_ttl: Duration,
     /// The boot id of the node.
     pub(crate) boot_id: String,
+    /// The time for which a refused offering is avoided.
+    pub(crate) refusal_pause: Duration,
     /// The pause after a failed call.
     pub(crate) retry_pause: Duration,
     /// The time without contact after which a cell has certainly stopped its pod: the agent's
@@ -106,6 +109,8 @@ pub(crate) struct Engine {
     timers: Timers,
     evidence: Evidence,
     tombstones: Tombstones,
+    /// The offerings that were refused lately.
+    refusals: Refusals,
     /// The last changes of ended cells that could not be written yet.
     unwritten: VecDeque<(CellId, Vec<Change>)>,
     effects: Effects,
@@ -127,6 +132,7 @@ impl Engine {
             timers: Timers::default(),
             evidence: Evidence::default(),
             tombstones: Tombstones::default(),
+            refusals: Refusals::default(),
             unwritten: VecDeque::new(),
             effects: Effects::new(),
         }
@@ -184,6 +190,11 @@ impl Engine {
             self.on_timer(timer, now);
         }
         std::mem::take(&mut self.effects)
+    }
+
+    /// Returns the offerings that were refused lately, by [`Now::boot`].
+    pub(crate) fn refusals(&self) -> &Refusals {
+        &self.refusals
     }
 
     /// Returns the time of the next timer, by [`Now::boot`].
@@ -343,6 +354,10 @@ impl Engine {
             }
             Err(error) => error,
         };
+        if error.class == ErrorClass::Capacity {
+            let until = now.boot + self.config.refusal_pause;
+            self.refusals.add(&error.refused, now.boot, until);
+        }
         let is_local = self.capabilities.awaits_ends();
         cell.may_be_launched |= error.class == ErrorClass::Unanswered;
         let is_refusal = matches!(

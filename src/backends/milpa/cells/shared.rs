@@ -28,6 +28,7 @@ use super::{
     },
     CellError, CellEvent, Links,
     engine::{Change, ClaimRefusal, CommitOf, Effect, Effects, Engine, Event, Notice, Now},
+    prices::Prices,
     provider_calls,
 };
 
@@ -44,6 +45,7 @@ type Bound = (CellId, Vec<IpAddr>);
 pub(super) struct Shared {
     pub(super) store: Store,
     pub(super) provider: Arc<dyn Provider>,
+    pub(super) prices: Prices,
     pub(super) links: Arc<OnceLock<Arc<dyn Links>>>,
     pub(super) core: Mutex<Core>,
     pub(super) events: broadcast::Sender<CellEvent>,
@@ -103,6 +105,7 @@ impl Shared {
         Self {
             store,
             provider,
+            prices: Prices::default(),
             links,
             core: Mutex::new(Core::new(engine)),
             events: broadcast::channel(EVENT_CAPACITY).0,

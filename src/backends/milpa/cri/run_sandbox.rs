@@ -18,6 +18,7 @@ use crate::{
         clock,
         error_chain::error_chain,
         id::SandboxId,
+        placement::Requested,
         pods::Sandbox,
         policy,
         providers::Attachment,
@@ -165,6 +166,10 @@ impl CriService {
                 .map(|linux| linux.cgroup_parent.clone())
                 .unwrap_or_default(),
         };
+        let config = request.config.clone().unwrap_or_default();
+        let wanted = CellRequest::parse(&config.annotations)
+            .map_err(|error| Status::invalid_argument(error_chain(&error)))?;
+        let needs = self.cells.needs(&wanted, &Requested::of_sandbox(&config));
         let pod = format!("{}/{}", attachment.pod_namespace, attachment.pod_name);
         let unknown: Vec<&str> = request
             .config
@@ -183,6 +188,7 @@ impl CriService {
             identity: identity_of(request),
             attachment,
             labels,
+            needs,
             deadline: None,
         };
         let bound = self.cells.launch(order).await.map_err(|error| status_code::of_cell(&error))?;

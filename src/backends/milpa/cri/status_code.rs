@@ -71,7 +71,8 @@ pub(super) fn of_cell(error: &CellError) -> Status {
             ErrorClass::Invalid => Code::InvalidArgument,
             ErrorClass::NotFound => Code::Internal,
         },
-        CellError::Full(_) => Code::ResourceExhausted,
+        CellError::NoFit(_) => Code::InvalidArgument,
+        CellError::NoCapacity { .. } | CellError::Full(_) => Code::ResourceExhausted,
         CellError::Silent { .. }
         | CellError::Ended(..)
         | CellError::Blocked { .. }

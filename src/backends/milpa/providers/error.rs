@@ -2,7 +2,7 @@
 
 use std::{error::Error, io, sync::Arc, time::Duration};
 
-use super::Offering;
+use crate::backends::milpa::placement::Offering;
 
 /// The class of a provider's error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

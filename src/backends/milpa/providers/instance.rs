@@ -2,8 +2,7 @@
 
 use std::{fmt, net::IpAddr, time::Duration};
 
-use super::Offering;
-use crate::backends::milpa::id::CellId;
+use crate::backends::milpa::{id::CellId, placement::Offering};
 
 /// The provider's id of an instance.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]

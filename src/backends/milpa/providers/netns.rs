@@ -18,10 +18,16 @@ use ring::digest::{SHA256, digest};
 use tokio::{process::Command, task::spawn_blocking};
 
 use super::{
-    Attachment, Capabilities, ErrorClass, Instance, InstanceId, InstanceState, LaunchSpec, Market,
-    Offering, Provider, ProviderError, RegistryConfig, Termination, Terminations,
+    Attachment, Capabilities, ErrorClass, Instance, InstanceId, InstanceState, LaunchSpec,
+    Provider, ProviderError, RegistryConfig, Termination, Terminations,
 };
-use crate::{backends::milpa::id::CellId, config::MilpaBackend};
+use crate::{
+    backends::milpa::{
+        id::CellId,
+        placement::{Catalogue, Market, Offering},
+    },
+    config::MilpaBackend,
+};
 
 mod cgroup;
 mod command;
@@ -235,8 +241,8 @@ impl Provider for Netns {
         CAPABILITIES
     }
 
-    async fn offerings(&self) -> Result<Vec<Offering>, ProviderError> {
-        Ok(vec![offering()])
+    async fn catalogue(&self) -> Result<Catalogue, ProviderError> {
+        Ok(Catalogue::any_size(offering()))
     }
 
     async fn launch(&self, spec: &LaunchSpec, token: &str) -> Result<Instance, ProviderError> {

@@ -8,8 +8,13 @@ use std::{
 };
 
 use super::{
-    Capabilities, ErrorClass, Instance, InstanceId, InstanceState, LaunchSpec, Market, Offering,
-    ProviderError, Termination,
+    Capabilities, ErrorClass, Instance, InstanceId, InstanceState, LaunchSpec, ProviderError,
+    Termination,
+};
+use crate::{
+    annotations::Architecture,
+    backends::milpa::placement::{Catalogue, Entry, InstanceType, Market, Offer, Offering},
+    price::Price,
 };
 
 /// The capabilities of the simulated cloud.
@@ -113,6 +118,35 @@ impl SimCloud {
             }
         }
         offerings
+    }
+
+    /// Returns the instance types: each has twice the size and the price of the previous.
+    pub fn catalogue() -> Catalogue {
+        let entries = INSTANCE_TYPES.into_iter().zip(0..).map(|(name, doublings)| {
+            let offer = |zone: &str, market, micros: u64| Offer {
+                zone: zone.to_owned(),
+                market,
+                price: Price::from_micros(micros << doublings),
+                is_at_most: false,
+            };
+            let offers = ZONES.into_iter().flat_map(|zone| {
+                [offer(zone, Market::OnDemand, 10_000), offer(zone, Market::Spot, 3000)]
+            });
+            Entry {
+                offers: offers.collect(),
+                instance_type: InstanceType {
+                    name: name.to_owned(),
+                    milli_cpus: 1000 << doublings,
+                    memory_mib: 2048 << doublings,
+                    architectures: vec![Architecture::Amd64, Architecture::Arm64],
+                    baseline_milli_cpus: None,
+                    gpus: None,
+                    is_bare_metal: false,
+                    is_current: true,
+                },
+            }
+        });
+        Catalogue::new(entries.collect())
     }
 
     /// Sets the capacity of an offering.

@@ -6,7 +6,8 @@ use super::world::{Happening, World};
 use crate::backends::milpa::{
     cells::engine::{Event, Launch},
     id::{CellId, SandboxId},
-    providers::{ErrorClass, Offering},
+    placement::Offering,
+    providers::ErrorClass,
 };
 
 /// The period at which capacities change.

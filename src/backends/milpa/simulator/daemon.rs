@@ -88,6 +88,7 @@ impl World<'_> {
             max_launches: 3,
             token_ttl: Duration::from_secs(600),
             boot_id: "simulated".to_owned(),
+            refusal_pause: Duration::from_secs(180),
             retry_pause: Duration::from_secs(3),
             orphan_timeout: ORPHAN_TIMEOUT + Duration::from_secs(120),
             owner: Owner { fingerprint: FINGERPRINT.to_owned(), ..Owner::default() },

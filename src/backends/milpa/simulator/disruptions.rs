@@ -6,7 +6,10 @@ use super::{
     rng::Quantiles,
     world::{Happening, World},
 };
-use crate::backends::milpa::providers::{InstanceId, Market, sim::ZONES};
+use crate::backends::milpa::{
+    placement::Market,
+    providers::{InstanceId, sim::ZONES},
+};
 
 /// The time from a launch to a disruption, in seconds.
 const DISRUPTED_AFTER: (u64, u64) = (1, 1800);

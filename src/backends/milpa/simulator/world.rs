@@ -14,8 +14,9 @@ use super::{
 use crate::backends::milpa::{
     cells::engine::{Event, JournalSandbox},
     id::{CellId, SandboxId},
+    placement::Offering,
     providers::{
-        Capabilities, InstanceId, Offering,
+        Capabilities, InstanceId,
         sim::{self, SimCloud},
     },
 };

@@ -5,7 +5,8 @@ use kiyot_proto::store;
 
 use crate::backends::milpa::{
     id::CellId,
-    providers::{LaunchSpec, Market, Offering},
+    placement::{Market, Offering},
+    providers::LaunchSpec,
 };
 
 /// A launch: every parameter of the call, so that a replay has the same. Holds secrets.

@@ -16,7 +16,8 @@ use super::{
 use crate::backends::milpa::{
     cells::CellError,
     id::{CellId, SandboxId},
-    providers::{Attachment, ErrorClass, LaunchSpec, Offering, PodTags, ProviderError},
+    placement::Offering,
+    providers::{Attachment, ErrorClass, LaunchSpec, PodTags, ProviderError},
 };
 
 /// The identity of a pod sandbox: the fields of its CRI metadata.
@@ -179,6 +180,11 @@ impl Engine {
         self.handle(super::Event::Tick, now)
     }
 
+    /// Returns true if a sandbox has an order that a call with this identity joins.
+    pub(crate) fn has_order(&self, key: &OrderKey, identity: &str) -> bool {
+        self.orders.values().any(|order| order.key == *key && order.identity == identity)
+    }
+
     /// Returns the cell of an order.
     pub(crate) fn cell_of_order(&self, sandbox: &SandboxId) -> Option<&CellId> {
         self.orders.get(sandbox)?.state.cell()
@@ -197,7 +203,9 @@ impl Engine {
         attachment.sandbox = sandbox.as_str().to_owned();
         order.attachment = Some(Box::new(attachment));
         order.labels = spec.labels;
-        order.candidates = spec.candidates;
+        if !spec.candidates.is_empty() {
+            order.candidates = spec.candidates;
+        }
         order.deadline = deadline;
         self.timers.set(Timer::Deadline(sandbox.clone()), deadline);
         let cell = order.state.cell().cloned();

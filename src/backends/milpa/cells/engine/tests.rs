@@ -2,8 +2,9 @@ use kiyot_link::bootstrap::GatewayAddress;
 use kiyot_proto::store::{self, CellPhase};
 
 use super::*;
-use crate::backends::milpa::providers::{
-    Attachment, Instance, InstanceState, Market, Offering, netns, sim,
+use crate::backends::milpa::{
+    placement::{Market, Offering},
+    providers::{Attachment, Instance, InstanceState, netns, sim},
 };
 
 mod clock;
@@ -45,6 +46,7 @@ fn config() -> EngineConfig {
         max_launches: 3,
         token_ttl: TTL,
         boot_id: "now".into(),
+        refusal_pause: Duration::from_secs(180),
         retry_pause: Duration::from_secs(3),
         orphan_timeout: Duration::from_secs(1000),
         owner: Owner { fingerprint: "ours".into(), ..Owner::default() },

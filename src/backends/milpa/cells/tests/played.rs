@@ -23,9 +23,10 @@ use crate::backends::milpa::{
     cells::{BoundCell, Cells, CellsConfig, LaunchOrder, Links},
     gateway::{Admission, CellLink, ControlChannel},
     id::{CellId, SandboxId},
+    placement::{Catalogue, Market, Needs, Offering},
     providers::{
         Attachment, Capabilities, ErrorClass, Instance, InstanceId, InstanceState, LaunchSpec,
-        Market, Offering, Provider, ProviderError, Termination, Terminations, netns,
+        Provider, ProviderError, Termination, Terminations, netns,
     },
     store::{Batch, Store, Table},
 };
@@ -138,8 +139,8 @@ impl Provider for Played {
         }
     }
 
-    async fn offerings(&self) -> Result<Vec<Offering>, ProviderError> {
-        Ok(vec![offering()])
+    async fn catalogue(&self) -> Result<Catalogue, ProviderError> {
+        Ok(Catalogue::any_size(offering()))
     }
 
     async fn launch(&self, spec: &LaunchSpec, _token: &str) -> Result<Instance, ProviderError> {
@@ -258,6 +259,7 @@ pub(super) fn order(sandbox: &SandboxId, pod_uid: &str) -> LaunchOrder {
             sandbox: sandbox.to_string(),
             ..Attachment::default()
         },
+        needs: Needs::default(),
         labels: BTreeMap::new(),
         deadline: None,
     }

@@ -25,7 +25,7 @@ impl fmt::Display for Market {
 pub struct Offering {
     /// The instance type, by the provider's name.
     pub instance_type: String,
-    /// The zone, by the provider's name.
+    /// The zone, by the provider's name; empty if the zones are not known.
     pub zone: String,
     /// The market.
     pub market: Market,
@@ -33,6 +33,10 @@ pub struct Offering {
 
 impl fmt::Display for Offering {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} in {} ({})", self.instance_type, self.zone, self.market)
+        f.write_str(&self.instance_type)?;
+        if !self.zone.is_empty() {
+            write!(f, " in {}", self.zone)?;
+        }
+        write!(f, " ({})", self.market)
     }
 }

@@ -1,0 +1,68 @@
+//! The provider's catalogue, which is read again from time to time.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use tokio::{sync::Mutex, time::timeout};
+
+use crate::backends::milpa::{
+    placement::Catalogue,
+    providers::{Provider, ProviderError},
+};
+
+/// Bounds the time in which a provider returns its catalogue.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// The age at which a catalogue is read again: spot prices change by the hour.
+const MAX_AGE: Duration = Duration::from_secs(300);
+/// The pause after a failed reading while an older catalogue is used.
+const RETRY_PAUSE: Duration = Duration::from_secs(30);
+
+/// The last catalogue.
+#[derive(Debug, Default)]
+pub(super) struct Prices {
+    last: Mutex<Option<Last>>,
+}
+
+#[derive(Debug)]
+struct Last {
+    catalogue: Arc<Catalogue>,
+    /// The time from which on it is read again.
+    until: Instant,
+}
+
+impl Prices {
+    /// Returns the provider's catalogue, not older than five minutes. While the provider does not
+    /// answer, an older one is used; an error is returned only if there was none.
+    pub(super) async fn current(
+        &self,
+        provider: &dyn Provider,
+    ) -> Result<Arc<Catalogue>, ProviderError> {
+        let mut last = self.last.lock().await;
+        let fresh = last.as_ref().filter(|last| Instant::now() < last.until);
+        if let Some(last) = fresh {
+            return Ok(Arc::clone(&last.catalogue));
+        }
+        let read = timeout(TIMEOUT, provider.catalogue())
+            .await
+            .unwrap_or_else(|_| Err(ProviderError::too_slow("read the catalogue", TIMEOUT)));
+        match (read, last.as_mut()) {
+            (Ok(catalogue), _) => {
+                let catalogue = Arc::new(catalogue);
+                let until = Instant::now() + MAX_AGE;
+                *last = Some(Last { catalogue: Arc::clone(&catalogue), until });
+                Ok(catalogue)
+            }
+            (Err(error), Some(last)) => {
+                tracing::warn!(
+                    error = &error as &dyn std::error::Error,
+                    "catalogue not read, using the previous one"
+                );
+                last.until = Instant::now() + RETRY_PAUSE;
+                Ok(Arc::clone(&last.catalogue))
+            }
+            (Err(error), None) => Err(error),
+        }
+    }
+}

@@ -1,0 +1,32 @@
+//! Placement: which offering a pod gets. Pure functions over data.
+//!
+//! A [`Catalogue`] has the instance types of a provider and their prices. [`Needs`] are a pod's,
+//! from its annotations and its CRI request. [`rank`] orders the offerings that fit, the cheapest
+//! first, and [`misses`] says why the others do not fit.
+
+mod catalogue;
+mod catalogue_file;
+mod fit;
+mod instance_type;
+mod misses;
+mod needs;
+mod no_fit;
+mod offering;
+mod ranking;
+mod refusals;
+mod rules;
+
+#[cfg(test)]
+mod tests;
+
+pub use catalogue::{Catalogue, Entry, Offer};
+pub use catalogue_file::{CatalogueError, CatalogueFile, SetAside};
+pub use fit::{Cpus, Reason};
+pub use instance_type::{Gpus, InstanceType};
+pub use misses::{Miss, misses};
+pub use needs::{Amount, Needs, Requested, Source};
+pub use no_fit::NoFit;
+pub use offering::{Market, Offering};
+pub use ranking::{Candidate, MAX_CANDIDATES, rank};
+pub use refusals::{Refusals, Refused, RefusedAt};
+pub use rules::{Defaults, Rules};

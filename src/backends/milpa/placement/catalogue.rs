@@ -1,0 +1,85 @@
+//! The catalogue: instance types and the prices of their offerings.
+
+use super::{InstanceType, Market, Offering};
+use crate::price::Price;
+
+/// The instance types of a provider, with their offers. Never changed: newer data is another
+/// catalogue.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Catalogue {
+    entries: Vec<Entry>,
+    any_size: Option<Offering>,
+}
+
+/// An instance type with its offers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    /// The instance type.
+    pub instance_type: InstanceType,
+    /// Its offers; empty if no price is known.
+    pub offers: Vec<Offer>,
+}
+
+/// The price of an instance type in a zone and a market.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Offer {
+    /// The zone; empty if the zones are not known.
+    pub zone: String,
+    /// The market.
+    pub market: Market,
+    /// The price of an instance.
+    pub price: Price,
+    /// True if the price is not known, and is this at most.
+    pub is_at_most: bool,
+}
+
+impl Catalogue {
+    /// Returns a catalogue of these types. Of entries with the same name the first is taken.
+    pub fn new(mut entries: Vec<Entry>) -> Self {
+        entries.sort_by(|one, other| one.instance_type.name.cmp(&other.instance_type.name));
+        entries.dedup_by(|later, first| later.instance_type.name == first.instance_type.name);
+        Self { entries, any_size: None }
+    }
+
+    /// Returns the catalogue of a provider that makes instances as large as their pods need,
+    /// without a price.
+    pub fn any_size(offering: Offering) -> Self {
+        Self { entries: Vec::new(), any_size: Some(offering) }
+    }
+
+    /// Returns the only offering of a provider whose instances are as large as their pods need.
+    pub fn any_size_offering(&self) -> Option<&Offering> {
+        self.any_size.as_ref()
+    }
+
+    /// Returns the instance types, sorted by name.
+    pub fn entries(&self) -> &[Entry] {
+        &self.entries
+    }
+
+    /// Returns all offerings.
+    pub fn offerings(&self) -> impl Iterator<Item = Offering> {
+        let of_types = self
+            .entries
+            .iter()
+            .flat_map(|entry| entry.offers.iter().map(|offer| entry.offering(offer)));
+        self.any_size.iter().cloned().chain(of_types)
+    }
+
+    /// Returns the instance type with a name.
+    pub fn named(&self, name: &str) -> Option<&Entry> {
+        let key = |entry: &Entry| entry.instance_type.name.as_str().cmp(name);
+        self.entries.binary_search_by(key).ok().map(|index| &self.entries[index])
+    }
+}
+
+impl Entry {
+    /// Returns the offering of one of the offers.
+    pub fn offering(&self, offer: &Offer) -> Offering {
+        Offering {
+            instance_type: self.instance_type.name.clone(),
+            zone: offer.zone.clone(),
+            market: offer.market,
+        }
+    }
+}

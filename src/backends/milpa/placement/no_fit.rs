@@ -1,0 +1,27 @@
+//! The error of a pod that no offering fits.
+
+use super::{Catalogue, Needs, Rules, misses};
+
+/// The near misses that an error names.
+const NAMED_MISSES: usize = 3;
+
+/// No offering fits a pod.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("no instance type fits the pod, which needs {needs}; {nearest}")]
+pub struct NoFit {
+    needs: String,
+    nearest: String,
+}
+
+impl NoFit {
+    /// Returns the error with the nearest misses of a catalogue.
+    pub fn new(catalogue: &Catalogue, needs: &Needs, rules: &Rules) -> Self {
+        let near = misses(catalogue, needs, rules, None, NAMED_MISSES);
+        let named: Vec<String> = near.iter().map(ToString::to_string).collect();
+        let nearest = match named.as_slice() {
+            [] => "the catalogue has no instance type".to_owned(),
+            named => format!("nearest: {}", named.join(" | ")),
+        };
+        Self { needs: needs.to_string(), nearest }
+    }
+}

@@ -1,0 +1,83 @@
+//! The ranking of the offerings that fit a pod.
+
+use super::{Catalogue, Market, Needs, Offer, Offering, Refused, Rules, catalogue::Entry, fit};
+use crate::{annotations::LaunchType, price::Price};
+
+/// Bounds the candidates of a launch.
+pub const MAX_CANDIDATES: usize = 16;
+
+/// An offering that fits a pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Candidate {
+    /// The offering.
+    pub offering: Offering,
+    /// The price for the pod, with its sustained CPU.
+    pub price: Price,
+    /// True if the price is not known, and is this at most.
+    pub is_at_most: bool,
+}
+
+/// Returns the markets of a launch type, the preferred first.
+pub(super) fn markets(launch_type: LaunchType) -> &'static [Market] {
+    match launch_type {
+        LaunchType::OnDemand => &[Market::OnDemand],
+        LaunchType::Spot => &[Market::Spot],
+        LaunchType::SpotPreferred => &[Market::Spot, Market::OnDemand],
+    }
+}
+
+/// Returns the offerings that fit a pod and were not refused lately, the preferred market first,
+/// and in a market the cheapest first.
+///
+/// Of equal prices the larger memory is first, then the order of names and zones. At most
+/// [`MAX_CANDIDATES`], in equal parts of each market.
+pub fn rank(
+    catalogue: &Catalogue,
+    needs: &Needs,
+    rules: &Rules,
+    refused: &impl Refused,
+) -> Vec<Candidate> {
+    if let Some(offering) = catalogue.any_size_offering() {
+        let offering = offering.clone();
+        return vec![Candidate { offering, price: Price::FREE, is_at_most: false }];
+    }
+    let fitting: Vec<&Entry> = catalogue
+        .entries()
+        .iter()
+        .filter(|entry| fit::fits(&entry.instance_type, needs, rules))
+        .collect();
+    let markets = markets(needs.launch_type);
+    let most = MAX_CANDIDATES / markets.len();
+    markets.iter().flat_map(|market| cheapest(&fitting, needs, *market, refused, most)).collect()
+}
+
+/// Returns the cheapest offers of a market.
+fn cheapest(
+    entries: &[&Entry],
+    needs: &Needs,
+    market: Market,
+    refused: &impl Refused,
+    most: usize,
+) -> Vec<Candidate> {
+    let mut offers = Vec::new();
+    for (index, entry) in entries.iter().enumerate() {
+        let instance_type = &entry.instance_type;
+        for offer in entry.offers.iter().filter(|offer| offer.market == market) {
+            let price = fit::price(instance_type, offer, needs);
+            let is_allowed = needs.max_price.is_none_or(|cap| price <= cap);
+            if is_allowed && !refused.is_refused(&instance_type.name, &offer.zone, market) {
+                let memory = u64::MAX - instance_type.memory_mib;
+                offers.push(((price, memory, index, offer.zone.as_str()), offer));
+            }
+        }
+    }
+    if offers.len() > most {
+        offers.select_nth_unstable_by(most, |(one, _), (other, _)| one.cmp(other));
+        offers.truncate(most);
+    }
+    offers.sort_unstable_by_key(|(order, _)| *order);
+    let candidate = |((price, _, index, _), offer): ((Price, u64, usize, &str), &Offer)| {
+        Candidate { offering: entries[index].offering(offer), price, is_at_most: offer.is_at_most }
+    };
+    offers.into_iter().map(candidate).collect()
+}

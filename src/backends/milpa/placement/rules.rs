@@ -1,0 +1,43 @@
+//! The configured rules of the choice.
+
+use crate::{
+    annotations::{Architecture, InstanceType as TypeChoice},
+    config::Placement,
+};
+
+/// The rules of the choice.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Rules {
+    /// The needs of pods that say nothing.
+    pub defaults: Defaults,
+    /// Instance types that no pod gets.
+    pub exclude: Vec<TypeChoice>,
+}
+
+/// The needs of pods that say nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Defaults {
+    /// Thousandths of a CPU.
+    pub milli_cpus: u64,
+    /// Memory in MiB; not 0.
+    pub memory_mib: u64,
+    /// The architecture of cells.
+    pub architecture: Architecture,
+}
+
+impl Default for Defaults {
+    fn default() -> Self {
+        Self { milli_cpus: 0, memory_mib: 512, architecture: Architecture::of_node() }
+    }
+}
+
+impl Rules {
+    /// Returns the rules of a configuration.
+    pub fn of(config: &Placement) -> Self {
+        let memory_mib = config.default_memory.div_ceil(1 << 20);
+        Self {
+            defaults: Defaults { memory_mib, ..Defaults::default() },
+            exclude: config.exclude.iter().cloned().map(TypeChoice::Glob).collect(),
+        }
+    }
+}

@@ -1,0 +1,519 @@
+//! Tests of the choice, against a choice by brute force.
+
+use std::{sync::LazyLock, time::Duration};
+
+use kiyot_proto::cri;
+use proptest::{collection::vec, option, prelude::*, sample::select};
+
+use super::{
+    Amount, Candidate, Catalogue, CatalogueError, CatalogueFile, Defaults, Entry, Gpus,
+    InstanceType, MAX_CANDIDATES, Market, Needs, Offer, Offering, Reason, Refusals, Requested,
+    Rules, Source, misses, rank, ranking::markets,
+};
+use crate::{
+    annotations::{Architecture, CellRequest, GpuRequest, InstanceType as TypeChoice, LaunchType},
+    price::Price,
+};
+
+static EC2: LazyLock<Catalogue> = LazyLock::new(|| CatalogueFile::built_in().catalogue);
+
+static RULES: LazyLock<Rules> = LazyLock::new(|| Rules {
+    defaults: Defaults { architecture: Architecture::Amd64, ..Defaults::default() },
+    exclude: Vec::new(),
+});
+
+/// Returns the needs of a pod with these annotations, each without its prefix.
+fn annotated(annotations: &[(&str, &str)]) -> Needs {
+    let annotations: Vec<(String, String)> = annotations
+        .iter()
+        .map(|(key, value)| (format!("pod.elotl.co/{key}"), (*value).to_owned()))
+        .collect();
+    let pairs = annotations.iter().map(|(key, value)| (key, value));
+    let request = CellRequest::parse(pairs).unwrap();
+    Needs::new(&request, &Requested::default(), &RULES.defaults)
+}
+
+fn candidates(needs: &Needs) -> Vec<String> {
+    let ranked = rank(&EC2, needs, &RULES, &());
+    ranked.iter().map(|candidate| candidate.offering.to_string()).collect()
+}
+
+fn first(annotations: &[(&str, &str)]) -> Option<String> {
+    candidates(&annotated(annotations)).into_iter().next()
+}
+
+/// Verifies A8.
+#[test]
+fn built_in_catalogue_has_every_row() {
+    let file = CatalogueFile::built_in();
+    assert_eq!((file.catalogue.entries().len(), file.set_aside), (1239, vec![]));
+}
+
+/// Verifies A10.
+#[test]
+fn cheapest_offering_that_fits_is_first() {
+    for (annotations, expected) in [
+        (&[][..], "t3a.micro (On-Demand)"),
+        (&[("launch-type", "Spot")], "t3a.micro (Spot)"),
+        (&[("architecture", "arm64")], "t4g.micro (On-Demand)"),
+        (&[("architecture", "arm64"), ("memory", "300Mi")], "t4g.nano (On-Demand)"),
+        // 2 CPUs all the time: burstable types have 0.6 of them.
+        (&[("cpu", "2"), ("memory", "1Gi")], "c6a.large (On-Demand)"),
+        (&[("cpu", "2"), ("memory", "1Gi"), ("sustained-cpu", "true")], "c6a.large (On-Demand)"),
+        // 0.1 vCPU above its baseline costs less than the 0.3 of t3a.micro.
+        (&[("cpu", "500m"), ("sustained-cpu", "true")], "t3a.small (On-Demand)"),
+        (&[("gpu", "1")], "g4ad.xlarge (On-Demand)"),
+        (&[("gpu", "1 nvidia")], "g4dn.xlarge (On-Demand)"),
+        (&[("gpu", "1 l4")], "g6.xlarge (On-Demand)"),
+        (&[("instance-type", "c5*")], "c5a.large (On-Demand)"),
+        (&[("instance-type", "m5.large")], "m5.large (On-Demand)"),
+        (&[("instance-type", "*.metal"), ("architecture", "arm64")], "a1.metal (On-Demand)"),
+    ] {
+        assert_eq!(first(annotations).as_deref(), Some(expected), "{annotations:?}");
+    }
+}
+
+/// Verifies A10.
+#[test]
+fn preferred_market_is_before_the_other() {
+    let needs = annotated(&[("launch-type", "spot-preferred")]);
+    let ranked = rank(&EC2, &needs, &RULES, &());
+    let (spot, on_demand) = ranked.split_at(MAX_CANDIDATES / 2);
+    assert!(spot.iter().all(|candidate| candidate.offering.market == Market::Spot));
+    // The file has no spot prices.
+    assert!(spot.iter().all(|candidate| candidate.is_at_most));
+    assert!(on_demand.iter().all(|candidate| candidate.offering.market == Market::OnDemand));
+    assert_eq!(on_demand.len(), MAX_CANDIDATES / 2);
+}
+
+/// Verifies A11.
+#[test]
+fn exact_type_overrides_requests_and_not_annotations() {
+    let config = cri::PodSandboxConfig {
+        linux: Some(cri::LinuxPodSandboxConfig {
+            resources: Some(cri::LinuxContainerResources {
+                memory_limit_in_bytes: 64 << 30,
+                cpu_shares: 32 * 1024,
+                ..Default::default()
+            }),
+            ..Default::default()
+        }),
+        ..Default::default()
+    };
+    let needs = |annotations: &[(&str, &str)]| {
+        let needs = annotated(annotations);
+        let requested = Requested::of_sandbox(&config);
+        Needs {
+            milli_cpus: requested.milli_cpus.unwrap(),
+            memory_mib: match needs.memory_mib.source {
+                Source::Annotation => needs.memory_mib,
+                _ => requested.memory_mib.unwrap(),
+            },
+            ..needs
+        }
+    };
+    assert_eq!(candidates(&needs(&[("instance-type", "t3.nano")])), ["t3.nano (On-Demand)"]);
+    let contradiction = needs(&[("instance-type", "t3.nano"), ("memory", "1Gi")]);
+    assert!(candidates(&contradiction).is_empty());
+    let nearest = misses(&EC2, &contradiction, &RULES, None, 1).remove(0);
+    assert_eq!(nearest.instance_type.name, "t3.nano");
+    let text = nearest.reasons[0].to_string();
+    assert_eq!(text, "has 459 MiB for processes, and 1024 + 96 for the cell is needed");
+}
+
+/// Verifies A12.
+#[test]
+fn request_that_nothing_fits_has_three_near_misses() {
+    for (annotations, expected) in [
+        (
+            &[("max-price", "0.001")][..],
+            "t3a.micro costs $0.0094 an hour, and $0.0010 is the highest allowed",
+        ),
+        (
+            &[("gpu", "1 t5")],
+            "g4ad.xlarge has 1 GPU (AMD Radeon Pro V520), and 1 GPU (t5) is needed",
+        ),
+        (&[("instance-type", "m5.largee")], "m5.large is not m5.largee"),
+        (
+            &[("instance-type", "t2.nano"), ("launch-type", "Spot")],
+            "t2.nano is not offered as Spot",
+        ),
+    ] {
+        let needs = annotated(annotations);
+        assert!(candidates(&needs).is_empty(), "{annotations:?}");
+        let near = misses(&EC2, &needs, &RULES, None, 3);
+        let shown: Vec<String> = near.iter().map(ToString::to_string).collect();
+        assert_eq!((shown.len(), shown[0].as_str()), (3, expected), "{shown:?}");
+    }
+}
+
+#[test]
+fn excluded_types_are_not_chosen() {
+    let rules = Rules { exclude: vec![TypeChoice::Glob("t*".into())], ..RULES.clone() };
+    let ranked = rank(&EC2, &annotated(&[]), &rules, &());
+    assert!(ranked.iter().all(|candidate| !candidate.offering.instance_type.starts_with('t')));
+    let exact = annotated(&[("instance-type", "t3.micro")]);
+    assert_eq!(rank(&EC2, &exact, &rules, &()), []);
+}
+
+#[test]
+fn provider_without_types_fits_every_pod() {
+    let offering =
+        Offering { instance_type: "vm".into(), zone: "node".into(), market: Market::OnDemand };
+    let catalogue = Catalogue::any_size(offering.clone());
+    let needs = annotated(&[("launch-type", "Spot"), ("memory", "1Ti"), ("gpu", "8")]);
+    let only = Candidate { offering, price: Price::FREE, is_at_most: false };
+    assert_eq!(rank(&catalogue, &needs, &RULES, &()), [only]);
+}
+
+/// Verifies A9.
+#[test]
+fn size_is_that_of_the_cri_request() {
+    let of = |period, quota, shares, memory, overhead| {
+        let resources = cri::LinuxContainerResources {
+            cpu_period: period,
+            cpu_quota: quota,
+            cpu_shares: shares,
+            memory_limit_in_bytes: memory,
+            ..Default::default()
+        };
+        let overhead =
+            cri::LinuxContainerResources { memory_limit_in_bytes: overhead, ..Default::default() };
+        let requested = Requested::of_sandbox(&cri::PodSandboxConfig {
+            linux: Some(cri::LinuxPodSandboxConfig {
+                resources: Some(resources),
+                overhead: Some(overhead),
+                ..Default::default()
+            }),
+            ..Default::default()
+        });
+        let needs = Needs::new(&CellRequest::default(), &requested, &RULES.defaults);
+        let pair = |amount: Amount| (amount.value, amount.source);
+        (pair(needs.milli_cpus), pair(needs.memory_mib), needs.overhead_mib)
+    };
+    let (limits, requests, default) = (Source::Limits, Source::Requests, Source::Default);
+    // A pod without requests: the kubelet sends the least shares and a period.
+    assert_eq!(of(100_000, 0, 2, 0, 0), ((0, default), (512, default), 96));
+    assert_eq!(of(100_000, 0, 102, 0, 0), ((100, requests), (512, default), 96));
+    assert_eq!(of(100_000, 150_000, 102, 1 << 30, 0), ((1500, limits), (1024, limits), 96));
+    assert_eq!(of(100_000, 50_000, 2048, 1, 0), ((2000, requests), (1, limits), 96));
+    assert_eq!(of(0, 50_000, 0, -1, 300 << 20), ((0, default), (512, default), 300));
+    assert_eq!(of(-1, i64::MAX, i64::MAX, i64::MAX, i64::MIN).2, 96);
+}
+
+/// Verifies A8.
+#[test]
+fn broken_rows_are_set_aside_with_their_line() {
+    let header = "instance_type,vcpus,memory_mib,architectures,burstable,baseline_vcpus,gpus,\
+                  usage_classes,on_demand_usd_per_hour,zones,spot_usd_per_hour\n";
+    let rows = [
+        ("good,2,4096,arm64|x86_64,,,,on-demand|spot,0.1,a|b,0.03", None),
+        ("good,2,4096,x86_64,,,,,0.1,,", Some("repeats line 2")),
+        ("b d,2,4096,x86_64,,,,,0.1,,", Some("instance_type")),
+        ("none,0,4096,x86_64,,,,,0.1,,", Some("vcpus")),
+        ("much,2,99999999999999,x86_64,,,,,0.1,,", Some("memory_mib")),
+        ("old,2,4096,i386,,,,,0.1,,", Some("architectures")),
+        ("burst,2,4096,x86_64,True,,,,0.1,,", Some("baseline_vcpus")),
+        ("maybe,2,4096,x86_64,yes,,,,0.1,,", Some("burstable")),
+        ("gpus,2,4096,x86_64,,,-1,,0.1,,", Some("gpus")),
+        ("paid,2,4096,x86_64,,,,,-0.1,,", Some("on_demand_usd_per_hour = \"-0.1\" is invalid")),
+        ("zones,2,4096,x86_64,,,,,0.1,a||b,", Some("zones")),
+        ("short,2", Some("fields")),
+        ("unpriced,2,4096,x86_64,,,,,,,", None),
+    ];
+    let text: String = rows.iter().map(|(row, _)| format!("{row}\n")).collect();
+    let file = CatalogueFile::parse(format!("{header}{text}").as_bytes()).unwrap();
+    let broken: Vec<_> = rows
+        .iter()
+        .enumerate()
+        .filter_map(|(index, (_, reason))| reason.map(|reason| (index as u64 + 2, reason)))
+        .collect();
+    assert_eq!(file.set_aside.len(), broken.len(), "{:?}", file.set_aside);
+    for (row, (line, reason)) in file.set_aside.iter().zip(broken) {
+        assert_eq!(row.line, line);
+        assert!(row.reason.contains(reason), "{row}");
+    }
+    let good = file.catalogue.named("good").unwrap();
+    let offers: Vec<_> = good
+        .offers
+        .iter()
+        .map(|offer| (offer.zone.as_str(), offer.market, offer.price.micros(), offer.is_at_most))
+        .collect();
+    assert_eq!(
+        offers,
+        [
+            ("a", Market::OnDemand, 100_000, false),
+            ("a", Market::Spot, 30_000, false),
+            ("b", Market::OnDemand, 100_000, false),
+            ("b", Market::Spot, 30_000, false),
+        ]
+    );
+    assert_eq!(file.catalogue.named("unpriced").unwrap().offers, []);
+}
+
+#[test]
+fn unusable_files_are_refused() {
+    let parse = |text: &[u8]| CatalogueFile::parse(text).unwrap_err();
+    assert_eq!(parse(b""), CatalogueError::NoColumn("instance_type"));
+    assert_eq!(parse(b"instance_type,vcpus\n"), CatalogueError::NoColumn("memory_mib"));
+    let header = b"instance_type,vcpus,memory_mib,architectures\n";
+    assert_eq!(parse(header), CatalogueError::Empty(None));
+    let row = [&header[..], b"a,1,x,arm64\n"].concat();
+    let text = parse(&row).to_string();
+    assert!(text.contains("no instance type that can be used; line 2: memory_mib"), "{text}");
+    assert_eq!(parse(&vec![b'a'; 17 << 20]), CatalogueError::TooLarge(17 << 20));
+}
+
+/// Verifies A13.
+#[test]
+fn refused_offering_is_avoided_until_its_time() {
+    let needs = annotated(&[]);
+    let rules = &*RULES;
+    let mut refusals = Refusals::default();
+    let at = Duration::from_secs;
+    let all = rank(&EC2, &needs, rules, &refusals.at(at(0)));
+    refusals.add([&all[0].offering], at(10), at(190));
+    assert_eq!(rank(&EC2, &needs, rules, &refusals.at(at(189)))[0], all[1]);
+    assert_eq!(rank(&EC2, &needs, rules, &refusals.at(at(190)))[0], all[0]);
+    assert_eq!(refusals.next_end([&all[0].offering, &all[1].offering]), Some(at(190)));
+    // The same type is still had in the other market.
+    let spot = annotated(&[("launch-type", "Spot")]);
+    let first = &rank(&EC2, &spot, rules, &refusals.at(at(20)))[0];
+    assert_eq!(first.offering.instance_type, all[0].offering.instance_type);
+}
+
+fn instance_types() -> impl Strategy<Value = InstanceType> {
+    let architectures = select(vec![
+        vec![Architecture::Amd64],
+        vec![Architecture::Arm64],
+        vec![Architecture::Amd64, Architecture::Arm64],
+    ]);
+    let gpus = (0..4_u32, select(vec!["NVIDIA", "AMD"]), select(vec!["T4", "L4"]));
+    (
+        select(vec!["a.large", "a.metal", "b.large", "b.small", "c.nano", "c.huge", "d.x"]),
+        1..16_u64,
+        1..64_u64,
+        architectures,
+        option::of(0..4000_u64),
+        gpus,
+        any::<bool>(),
+    )
+        .prop_map(
+            |(name, cpus, memory, architectures, baseline, (count, maker, gpu), current)| {
+                InstanceType {
+                    name: name.to_owned(),
+                    milli_cpus: cpus * 1000,
+                    memory_mib: memory * 256,
+                    architectures,
+                    baseline_milli_cpus: baseline.map(|baseline| baseline.min(cpus * 1000)),
+                    gpus: (count > 0).then(|| Gpus {
+                        count,
+                        manufacturer: maker.to_owned(),
+                        name: gpu.to_owned(),
+                    }),
+                    is_bare_metal: name.ends_with("metal"),
+                    is_current: current,
+                }
+            },
+        )
+}
+
+fn catalogues() -> impl Strategy<Value = Catalogue> {
+    let offer = (select(vec!["", "z1", "z2"]), any::<bool>(), 0..40_u64).prop_map(
+        |(zone, is_spot, price)| Offer {
+            zone: zone.to_owned(),
+            market: if is_spot { Market::Spot } else { Market::OnDemand },
+            price: Price::from_micros(price * 5000),
+            is_at_most: is_spot,
+        },
+    );
+    let entry = (instance_types(), vec(offer, 0..5))
+        .prop_map(|(instance_type, offers)| Entry { instance_type, offers });
+    vec(entry, 0..12).prop_map(Catalogue::new)
+}
+
+fn needs() -> impl Strategy<Value = Needs> {
+    let amount = |most: u64| {
+        let source = select(vec![Source::Annotation, Source::Limits, Source::Default]);
+        (0..most, source).prop_map(|(value, source)| Amount { value, source })
+    };
+    let choice = select(vec![
+        TypeChoice::Exact("b.large".into()),
+        TypeChoice::Glob("*.large".into()),
+        TypeChoice::Glob("?.m*".into()),
+        TypeChoice::Glob("a.metal*".into()),
+        TypeChoice::Glob("*".into()),
+    ]);
+    let gpus = (1..3_u32, option::of(select(vec!["nvidia", "L4", "none"])))
+        .prop_map(|(count, name)| GpuRequest { count, name: name.map(str::to_owned) });
+    let launch_type =
+        select(vec![LaunchType::OnDemand, LaunchType::Spot, LaunchType::SpotPreferred]);
+    (
+        (amount(8000), amount(8000), 0..200_u64),
+        option::weighted(0.3, gpus),
+        select(vec![Architecture::Amd64, Architecture::Arm64]),
+        option::weighted(0.5, choice),
+        launch_type,
+        option::weighted(0.5, 0..50_u64),
+        any::<bool>(),
+    )
+        .prop_map(|(size, gpus, architecture, instance_type, launch_type, cap, sustained)| {
+            Needs {
+                milli_cpus: size.0,
+                memory_mib: size.1,
+                overhead_mib: size.2,
+                gpus,
+                architecture,
+                instance_type,
+                launch_type,
+                max_price: cap.map(|cap| Price::from_micros(cap * 5000)),
+                is_sustained: sustained,
+            }
+        })
+}
+
+/// The price of an offer if it fits: the rules once more, in one expression.
+fn price_if_fits(entry: &Entry, offer: &Offer, needs: &Needs, rules: &Rules) -> Option<u64> {
+    let of_type = &entry.instance_type;
+    let is_exact = matches!(needs.instance_type, Some(TypeChoice::Exact(_)));
+    let decides = |amount: Amount| !is_exact || amount.source == Source::Annotation;
+    let baseline = of_type.baseline_milli_cpus.unwrap_or(of_type.milli_cpus);
+    let cpus = if needs.is_sustained { of_type.milli_cpus } else { baseline };
+    let above = needs.milli_cpus.value.saturating_sub(baseline);
+    let is_burstable = of_type.baseline_milli_cpus.is_some();
+    let credits =
+        if needs.is_sustained && is_burstable { (above * 50_000).div_ceil(1000) } else { 0 };
+    let price = offer.price.micros() + credits;
+    let named = match &needs.instance_type {
+        Some(choice) => choice.matches(&of_type.name),
+        None => true,
+    };
+    let may_be_metal = is_exact
+        || matches!(&needs.instance_type, Some(TypeChoice::Glob(glob)) if glob.contains("metal"));
+    let has_gpus = match (&needs.gpus, &of_type.gpus) {
+        (None, _) => true,
+        (Some(_), None) => false,
+        (Some(wanted), Some(gpus)) => {
+            gpus.count >= wanted.count
+                && wanted.name.as_ref().is_none_or(|name| {
+                    let name = name.to_lowercase();
+                    gpus.manufacturer.to_lowercase() == name || gpus.name.to_lowercase() == name
+                })
+        }
+    };
+    let fits = named
+        && (may_be_metal || !of_type.is_bare_metal)
+        && (of_type.is_current || needs.instance_type.is_some())
+        && !rules.exclude.iter().any(|choice| choice.matches(&of_type.name))
+        && of_type.architectures.contains(&needs.architecture)
+        && (!decides(needs.milli_cpus) || cpus >= needs.milli_cpus.value)
+        && (!decides(needs.memory_mib)
+            || of_type.usable_mib() >= needs.memory_mib.value + needs.overhead_mib)
+        && has_gpus
+        && needs.max_price.is_none_or(|cap| price <= cap.micros());
+    fits.then_some(price)
+}
+
+proptest! {
+    /// Verifies A10.
+    #[test]
+    fn choice_is_that_of_brute_force(
+        catalogue in catalogues(),
+        needs in needs(),
+        exclude in option::weighted(0.2, select(vec!["c.*", "b.large"])),
+    ) {
+        let exclude = exclude.map(|glob| TypeChoice::Glob(glob.into())).into_iter().collect();
+        let rules = Rules { exclude, ..RULES.clone() };
+        let ranked = rank(&catalogue, &needs, &rules, &());
+        let (mut rest, markets) = (ranked.as_slice(), markets(needs.launch_type));
+        for market in markets {
+            let mut prices: Vec<u64> = catalogue
+                .entries()
+                .iter()
+                .flat_map(|entry| entry.offers.iter().map(move |offer| (entry, offer)))
+                .filter(|(_, offer)| offer.market == *market)
+                .filter_map(|(entry, offer)| price_if_fits(entry, offer, &needs, &rules))
+                .collect();
+            prices.sort_unstable();
+            prices.truncate(MAX_CANDIDATES / markets.len());
+            let (of_market, others) = rest.split_at(prices.len().min(rest.len()));
+            rest = others;
+            let chosen: Vec<u64> =
+                of_market.iter().map(|candidate| candidate.price.micros()).collect();
+            prop_assert_eq!(chosen, prices);
+            for candidate in of_market {
+                let entry = catalogue.named(&candidate.offering.instance_type).unwrap();
+                prop_assert_eq!(candidate.offering.market, *market);
+                let price = Some(candidate.price.micros());
+                let has_offer = entry.offers.iter().any(|offer| {
+                    offer.zone == candidate.offering.zone
+                        && price_if_fits(entry, offer, &needs, &rules) == price
+                });
+                prop_assert!(has_offer, "{:?}", candidate);
+            }
+        }
+        prop_assert!(rest.is_empty());
+        // Every type either fits or has a reason.
+        let missed = misses(&catalogue, &needs, &rules, None, usize::MAX);
+        for entry in catalogue.entries() {
+            let fits = entry.offers.iter().any(|offer| {
+                markets.contains(&offer.market)
+                    && price_if_fits(entry, offer, &needs, &rules).is_some()
+            });
+            let name = &entry.instance_type.name;
+            let is_missed = missed.iter().any(|miss| &miss.instance_type.name == name);
+            prop_assert_eq!(fits, !is_missed, "{}", name);
+        }
+        prop_assert!(missed.iter().all(|miss| !miss.reasons.is_empty()));
+    }
+
+    #[test]
+    fn arbitrary_bytes_are_parsed_without_panic(text in vec(any::<u8>(), 0..400)) {
+        let _ = CatalogueFile::parse(&text);
+    }
+
+    #[test]
+    fn arbitrary_rows_are_parsed_without_panic(
+        rows in vec("[a-z.]{0,4},[-0-9.]{0,6},[0-9]{0,30},(arm64|x86_64|)", 0..6),
+    ) {
+        let text = format!("instance_type,vcpus,memory_mib,architectures\n{}", rows.join("\n"));
+        let _ = CatalogueFile::parse(text.as_bytes());
+    }
+
+    #[test]
+    fn arbitrary_sizes_of_a_request_do_not_overflow(
+        period in any::<i64>(),
+        quota in any::<i64>(),
+        shares in any::<i64>(),
+        memory in any::<i64>(),
+    ) {
+        let resources = cri::LinuxContainerResources {
+            cpu_period: period,
+            cpu_quota: quota,
+            cpu_shares: shares,
+            memory_limit_in_bytes: memory,
+            ..Default::default()
+        };
+        let config = cri::PodSandboxConfig {
+            linux: Some(cri::LinuxPodSandboxConfig {
+                resources: Some(resources),
+                ..Default::default()
+            }),
+            ..Default::default()
+        };
+        let needs =
+            Needs::new(&CellRequest::default(), &Requested::of_sandbox(&config), &RULES.defaults);
+        let _ = rank(&EC2, &needs, &RULES, &());
+        let _ = misses(&EC2, &needs, &RULES, None, 3);
+    }
+}
+
+/// A reason is not silently dropped by the distance.
+#[test]
+fn nearer_types_are_named_first() {
+    let needs = annotated(&[("memory", "64Ti")]);
+    let near = misses(&EC2, &needs, &RULES, None, 3);
+    let memories: Vec<u64> = near.iter().map(|miss| miss.instance_type.memory_mib).collect();
+    assert!(memories.is_sorted_by(|one, other| one >= other), "{memories:?}");
+    assert!(matches!(near[0].reasons[..], [Reason::Memory(..)]), "{near:?}");
+}

@@ -1,0 +1,47 @@
+//! Explanation of the choice of an instance.
+
+use kiyot_proto::cri;
+
+use super::Lines;
+use crate::{
+    annotations::CellRequest,
+    backends::milpa::placement::{
+        Candidate, Catalogue, Needs, NoFit, Requested, Rules, misses, rank,
+    },
+};
+
+/// Candidates that are named after the first.
+const NAMED_NEXT: usize = 3;
+/// Cheaper types that are named with the reason why they do not fit.
+const NAMED_MISSES: usize = 3;
+
+/// Explains which instance a pod gets by a catalogue, what it costs, and what comes next.
+pub(super) fn explain(
+    lines: &mut Lines,
+    catalogue: &Catalogue,
+    rules: &Rules,
+    request: &CellRequest,
+    sandbox: &cri::PodSandboxConfig,
+) {
+    let needs = Needs::new(request, &Requested::of_sandbox(sandbox), &rules.defaults);
+    let ranked = rank(catalogue, &needs, rules, &());
+    let Some((first, next)) = ranked.split_first() else {
+        lines.refuse(NoFit::new(catalogue, &needs, rules));
+        return;
+    };
+    lines.say(format!("its needs: {needs}"));
+    lines.say(format!("its instance: {}", priced(first)));
+    let named: Vec<String> = next.iter().take(NAMED_NEXT).map(priced).collect();
+    if !named.is_empty() {
+        lines.say(format!("next: {}", named.join(" | ")));
+    }
+    for miss in misses(catalogue, &needs, rules, Some(first.price), NAMED_MISSES) {
+        let price = miss.price.map(|price| format!(", at {price} an hour")).unwrap_or_default();
+        lines.say(format!("left out: {miss}{price}"));
+    }
+}
+
+fn priced(candidate: &Candidate) -> String {
+    let bound = if candidate.is_at_most { "at most" } else { "at" };
+    format!("{} {bound} {} an hour", candidate.offering, candidate.price)
+}

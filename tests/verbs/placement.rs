@@ -1,0 +1,84 @@
+//! The offerings that a pod's cell is launched of.
+
+use kiyot::{
+    annotations::{ARCHITECTURE, MAX_PRICE, MEMORY},
+    backends::{
+        Method,
+        milpa::placement::{CatalogueFile, Market, Offering},
+    },
+};
+use kiyot_proto::cri;
+use tonic::{Code, Status};
+
+use crate::kit::Fixture;
+
+/// Returns a daemon whose provider has these instance types, a name with a price each.
+async fn with_types(types: &[(&str, &str)]) -> Fixture {
+    let kiyot = Fixture::start().await;
+    let header = "instance_type,vcpus,memory_mib,architectures,on_demand_usd_per_hour\n";
+    let rows = types.iter().map(|(name, price)| format!("{name},2,4096,x86_64,{price}\n"));
+    let text = header.to_owned() + &rows.collect::<String>();
+    *kiyot.provider.catalogue.lock().unwrap() =
+        CatalogueFile::parse(text.as_bytes()).unwrap().catalogue;
+    kiyot
+}
+
+async fn run(kiyot: &Fixture, annotations: &[(&str, &str)]) -> Result<(), Status> {
+    let mut request = kiyot.sandbox_request("web");
+    let own = &mut request.config.as_mut().unwrap().annotations;
+    own.insert(ARCHITECTURE.to_owned(), "amd64".to_owned());
+    own.extend(annotations.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())));
+    let ran = kiyot.call::<cri::RunPodSandboxResponse>(Method::RunPodSandbox, request);
+    ran.await.map(|_| ())
+}
+
+fn candidates(kiyot: &Fixture) -> Vec<Offering> {
+    kiyot.provider.candidates.lock().unwrap().clone()
+}
+
+fn names(kiyot: &Fixture) -> Vec<String> {
+    candidates(kiyot).into_iter().map(|offering| offering.instance_type).collect()
+}
+
+/// Verifies A10.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn launch_has_the_cheapest_offerings_that_fit() {
+    let kiyot = with_types(&[("b", "0.2"), ("c", "0.3"), ("a", "0.4")]).await;
+    run(&kiyot, &[(MEMORY, "1Gi")]).await.unwrap();
+    assert_eq!(names(&kiyot), ["b", "c", "a"]);
+}
+
+/// Verifies A12.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pod_that_fits_nothing_is_an_invalid_argument() {
+    let kiyot = with_types(&[("a", "0.2"), ("b", "0.3"), ("c", "0.4"), ("d", "0.5")]).await;
+    let refused = run(&kiyot, &[(MAX_PRICE, "0.1")]).await.unwrap_err();
+    assert_eq!(refused.code(), Code::InvalidArgument);
+    let nearest = "nearest: a costs $0.2000 an hour, and $0.1000 is the highest allowed | b costs \
+                   $0.3000 an hour, and $0.1000 is the highest allowed | c costs";
+    assert!(refused.message().contains(nearest), "{}", refused.message());
+    assert_eq!((kiyot.provider.launched(), kiyot.daemon.cells.all().len()), (0, 0));
+}
+
+/// Verifies A13.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn offering_without_capacity_is_not_tried_again_at_once() {
+    let kiyot = with_types(&[("a", "0.2"), ("b", "0.3")]).await;
+    let only_a = [(MAX_PRICE, "0.2")];
+    kiyot.provider.full.lock().unwrap().push(Offering {
+        instance_type: "a".to_owned(),
+        zone: String::new(),
+        market: Market::OnDemand,
+    });
+    let refused = run(&kiyot, &only_a).await.unwrap_err();
+    assert_eq!((refused.code(), names(&kiyot)), (Code::ResourceExhausted, vec!["a".to_owned()]));
+    // Without a call of the provider.
+    kiyot.provider.candidates.lock().unwrap().clear();
+    let refused = run(&kiyot, &only_a).await.unwrap_err();
+    assert_eq!((refused.code(), candidates(&kiyot)), (Code::ResourceExhausted, vec![]));
+    let message = "no capacity: all 1 offerings that fit the pod were refused lately, as a \
+                   (On-Demand); the next is tried in 1";
+    assert!(refused.message().contains(message), "{}", refused.message());
+    run(&kiyot, &[]).await.unwrap();
+    assert_eq!(names(&kiyot), ["b"]);
+}
