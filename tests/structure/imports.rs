@@ -112,7 +112,7 @@ const PARTS: &[Part] = &[
                 "backends::milpa::placement",
                 "backends::milpa::providers",
             ],
-            &["annotations"],
+            &["annotations", "backends::milpa::error_chain"],
             RECORDS,
             WAITING,
             &["config"],

@@ -76,8 +76,8 @@ async fn offering_without_capacity_is_not_tried_again_at_once() {
     kiyot.provider.candidates.lock().unwrap().clear();
     let refused = run(&kiyot, &only_a).await.unwrap_err();
     assert_eq!((refused.code(), candidates(&kiyot)), (Code::ResourceExhausted, vec![]));
-    let message = "no capacity: all 1 offerings that fit the pod were refused lately, as a \
-                   (On-Demand); the next is tried in 1";
+    let message = "every offering that fits the pod was refused lately (1 of them); a (On-Demand) \
+                   is tried again in 1";
     assert!(refused.message().contains(message), "{}", refused.message());
     run(&kiyot, &[]).await.unwrap();
     assert_eq!(names(&kiyot), ["b"]);

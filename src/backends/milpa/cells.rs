@@ -101,6 +101,22 @@ pub enum CellError {
     /// The record could not be written.
     #[error("the record of cell {0}")]
     Store(CellId, #[source] Arc<StoreError>),
+    /// Several launches failed, one after the other.
+    #[error("{} launches failed: {}", .causes.len(), numbered(.causes))]
+    Launches {
+        /// The causes, in order.
+        causes: Vec<String>,
+        /// The last cause.
+        last: Box<CellError>,
+    },
+    /// The provider does not permit launches.
+    #[error("no cell is launched for {seconds} s, because the last launch was not permitted")]
+    Denied {
+        /// The time after which a launch is tried again, in seconds.
+        seconds: u64,
+        /// The error of that launch.
+        source: ProviderError,
+    },
     /// The agent did not connect in time.
     #[error("cell {cell} did not connect within {seconds} s; its console ends: {console}")]
     Silent {
@@ -133,14 +149,16 @@ pub enum CellError {
     NoFit(#[from] NoFit),
     /// All offerings that fit the pod were refused lately.
     #[error(
-        "no capacity: all {offerings} offerings that fit the pod were refused lately, as {first}; \
-         the next is tried in {seconds} s"
+        "every offering that fits the pod was refused lately ({offerings} of them); {first} is \
+         tried again in {seconds} s, and was refused: {reason}"
     )]
-    NoCapacity {
-        /// The cheapest offering.
-        first: Offering,
+    AllRefused {
         /// The number of offerings, as far as a launch tries them.
         offerings: usize,
+        /// The offering that is tried again first.
+        first: Offering,
+        /// The provider's reason.
+        reason: Arc<str>,
         /// The time after which an offering is tried again.
         seconds: u64,
     },
@@ -162,6 +180,11 @@ pub enum CellError {
     /// The system returned no random bytes.
     #[error(transparent)]
     Randomness(#[from] NoRandomness),
+}
+
+fn numbered(causes: &[String]) -> String {
+    let causes = causes.iter().zip(1..).map(|(cause, number)| format!("({number}) {cause}"));
+    causes.collect::<Vec<_>>().join("; ")
 }
 
 fn named(cell: &Option<CellId>) -> String {
@@ -451,13 +474,14 @@ impl Cells {
         }
         let refused = placement::rank(catalogue, needs, &self.rules, &());
         let offerings = || refused.iter().map(|candidate| &candidate.offering);
-        match (offerings().next(), refusals.next_end(offerings())) {
-            (Some(first), Some(until)) => Err(CellError::NoCapacity {
-                first: first.clone(),
+        match refusals.first_end(offerings()) {
+            Some((first, refusal)) => Err(CellError::AllRefused {
                 offerings: refused.len(),
-                seconds: until.saturating_sub(at).as_secs() + 1,
+                first: first.clone(),
+                reason: Arc::clone(&refusal.reason),
+                seconds: refusal.until.saturating_sub(at).as_secs() + 1,
             }),
-            _ => Err(CellError::NoFit(NoFit::new(catalogue, needs, &self.rules))),
+            None => Err(CellError::NoFit(NoFit::new(catalogue, needs, &self.rules))),
         }
     }
 

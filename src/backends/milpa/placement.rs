@@ -28,5 +28,5 @@ pub use needs::{Amount, Needs, Requested, Source};
 pub use no_fit::NoFit;
 pub use offering::{Market, Offering};
 pub use ranking::{Candidate, MAX_CANDIDATES, rank};
-pub use refusals::{Refusals, Refused, RefusedAt};
+pub use refusals::{Refusal, Refusals, Refused, RefusedAt};
 pub use rules::{Defaults, Rules};

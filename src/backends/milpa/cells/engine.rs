@@ -16,7 +16,7 @@ use kiyot_link::{bootstrap::Bootstrap, certificate::sha256};
 use super::{
     super::{
         id::{CellId, NoRandomness, SandboxId},
-        placement::Refusals,
+        placement::{Refusal, Refusals},
         providers::{Capabilities, ErrorClass, InstanceId, Owner, ProviderError, Termination},
     },
     CellError,
@@ -111,6 +111,8 @@ pub(crate) struct Engine {
     tombstones: Tombstones,
     /// The offerings that were refused lately.
     refusals: Refusals,
+    /// The last launch that was not permitted, and the time until which no other is tried.
+    denied: Option<(Duration, ProviderError)>,
     /// The last changes of ended cells that could not be written yet.
     unwritten: VecDeque<(CellId, Vec<Change>)>,
     effects: Effects,
@@ -133,6 +135,7 @@ impl Engine {
             evidence: Evidence::default(),
             tombstones: Tombstones::default(),
             refusals: Refusals::default(),
+            denied: None,
             unwritten: VecDeque::new(),
             effects: Effects::new(),
         }
@@ -354,9 +357,14 @@ impl Engine {
             }
             Err(error) => error,
         };
-        if error.class == ErrorClass::Capacity {
-            let until = now.boot + self.config.refusal_pause;
-            self.refusals.add(&error.refused, now.boot, until);
+        let until = now.boot + self.config.refusal_pause;
+        match error.class {
+            ErrorClass::Capacity | ErrorClass::Quota => {
+                let refusal = Refusal { until, reason: reason_of(&error) };
+                self.refusals.add(&error.refused, now.boot, &refusal);
+            }
+            ErrorClass::Auth => self.denied = Some((until, error.clone())),
+            _ => {}
         }
         let is_local = self.capabilities.awaits_ends();
         cell.may_be_launched |= error.class == ErrorClass::Unanswered;

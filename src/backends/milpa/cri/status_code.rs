@@ -61,7 +61,13 @@ pub(super) fn of_refusal(refusal: Refusal) -> Status {
 
 /// Returns the status of a cell that could not be launched or ended.
 pub(super) fn of_cell(error: &CellError) -> Status {
-    let code = match error {
+    Status::new(code_of_cell(error), error_chain(error))
+}
+
+fn code_of_cell(error: &CellError) -> Code {
+    match error {
+        CellError::Launches { last, .. } => code_of_cell(last),
+        CellError::Denied { .. } => Code::PermissionDenied,
         CellError::Provider(ProviderError { class, .. }) => match class {
             ErrorClass::Capacity | ErrorClass::Quota => Code::ResourceExhausted,
             ErrorClass::Throttled | ErrorClass::Transient | ErrorClass::Unanswered => {
@@ -72,7 +78,7 @@ pub(super) fn of_cell(error: &CellError) -> Status {
             ErrorClass::NotFound => Code::Internal,
         },
         CellError::NoFit(_) => Code::InvalidArgument,
-        CellError::NoCapacity { .. } | CellError::Full(_) => Code::ResourceExhausted,
+        CellError::AllRefused { .. } | CellError::Full(_) => Code::ResourceExhausted,
         CellError::Silent { .. }
         | CellError::Ended(..)
         | CellError::Blocked { .. }
@@ -81,8 +87,7 @@ pub(super) fn of_cell(error: &CellError) -> Status {
         | CellError::Stopping => Code::Unavailable,
         CellError::Foreign(_) => Code::FailedPrecondition,
         CellError::Store(..) | CellError::Randomness(_) => Code::Internal,
-    };
-    Status::new(code, error_chain(error))
+    }
 }
 
 /// Returns the status of a sandbox that could not be stopped or removed.

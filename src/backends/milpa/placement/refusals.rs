@@ -1,6 +1,6 @@
 //! Refused offerings, which are avoided for a while.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use super::{Market, Offering};
 
@@ -20,10 +20,19 @@ impl Refused for () {
     }
 }
 
-/// Memory of the offerings that were refused for capacity.
+/// Memory of the offerings that were refused.
 #[derive(Debug, Clone, Default)]
 pub struct Refusals {
-    until: BTreeMap<Offering, Duration>,
+    refused: BTreeMap<Offering, Refusal>,
+}
+
+/// The refusal of an offering.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusal {
+    /// The time until which it is avoided.
+    pub until: Duration,
+    /// The provider's reason.
+    pub reason: Arc<str>,
 }
 
 /// The refusals at a time.
@@ -34,17 +43,17 @@ pub struct RefusedAt<'a> {
 }
 
 impl Refusals {
-    /// Records that offerings were refused now, and are avoided until a time.
+    /// Records that offerings were refused now.
     pub fn add<'a>(
         &mut self,
         offerings: impl IntoIterator<Item = &'a Offering>,
         now: Duration,
-        until: Duration,
+        refusal: &Refusal,
     ) {
-        self.until.retain(|_, until| *until > now);
+        self.refused.retain(|_, refusal| refusal.until > now);
         for offering in offerings {
-            if self.until.len() < MAX_REFUSED || self.until.contains_key(offering) {
-                self.until.insert(offering.clone(), until);
+            if self.refused.len() < MAX_REFUSED || self.refused.contains_key(offering) {
+                self.refused.insert(offering.clone(), refusal.clone());
             }
         }
     }
@@ -54,22 +63,24 @@ impl Refusals {
         RefusedAt { refusals: self, now }
     }
 
-    /// Returns the time at which the next of these offerings is not avoided any more.
-    pub fn next_end<'a>(
+    /// Returns the refusal of one of these offerings that ends first.
+    pub fn first_end<'a>(
         &self,
         offerings: impl IntoIterator<Item = &'a Offering>,
-    ) -> Option<Duration> {
-        offerings.into_iter().filter_map(|offering| self.until.get(offering)).min().copied()
+    ) -> Option<(&Offering, &Refusal)> {
+        let refused =
+            offerings.into_iter().filter_map(|offering| self.refused.get_key_value(offering));
+        refused.min_by_key(|(_, refusal)| refusal.until)
     }
 }
 
 impl Refused for RefusedAt<'_> {
     fn is_refused(&self, instance_type: &str, zone: &str, market: Market) -> bool {
-        if self.refusals.until.is_empty() {
+        if self.refusals.refused.is_empty() {
             return false;
         }
         let offering =
             Offering { instance_type: instance_type.to_owned(), zone: zone.to_owned(), market };
-        self.refusals.until.get(&offering).is_some_and(|until| *until > self.now)
+        self.refusals.refused.get(&offering).is_some_and(|refusal| refusal.until > self.now)
     }
 }

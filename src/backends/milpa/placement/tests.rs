@@ -7,8 +7,8 @@ use proptest::{collection::vec, option, prelude::*, sample::select};
 
 use super::{
     Amount, Candidate, Catalogue, CatalogueError, CatalogueFile, Defaults, Entry, Gpus,
-    InstanceType, MAX_CANDIDATES, Market, Needs, Offer, Offering, Reason, Refusals, Requested,
-    Rules, Source, misses, rank, ranking::markets,
+    InstanceType, MAX_CANDIDATES, Market, Needs, Offer, Offering, Reason, Refusal, Refusals,
+    Requested, Rules, Source, misses, rank, ranking::markets,
 };
 use crate::{
     annotations::{Architecture, CellRequest, GpuRequest, InstanceType as TypeChoice, LaunchType},
@@ -272,10 +272,11 @@ fn refused_offering_is_avoided_until_its_time() {
     let mut refusals = Refusals::default();
     let at = Duration::from_secs;
     let all = rank(&EC2, &needs, rules, &refusals.at(at(0)));
-    refusals.add([&all[0].offering], at(10), at(190));
+    refusals.add([&all[0].offering], at(10), &Refusal { until: at(190), reason: "full".into() });
     assert_eq!(rank(&EC2, &needs, rules, &refusals.at(at(189)))[0], all[1]);
     assert_eq!(rank(&EC2, &needs, rules, &refusals.at(at(190)))[0], all[0]);
-    assert_eq!(refusals.next_end([&all[0].offering, &all[1].offering]), Some(at(190)));
+    let (first, refusal) = refusals.first_end([&all[1].offering, &all[0].offering]).unwrap();
+    assert_eq!((first, refusal.until), (&all[0].offering, at(190)));
     // The same type is still had in the other market.
     let spot = annotated(&[("launch-type", "Spot")]);
     let first = &rank(&EC2, &spot, rules, &refusals.at(at(20)))[0];

@@ -15,10 +15,14 @@ use super::{
 };
 use crate::backends::milpa::{
     cells::CellError,
+    error_chain::error_chain,
     id::{CellId, SandboxId},
     placement::Offering,
     providers::{Attachment, ErrorClass, LaunchSpec, PodTags, ProviderError},
 };
+
+/// Bounds the text of a failed launch in the error of its order, in characters.
+const MAX_CAUSE_CHARS: usize = 1000;
 
 /// The identity of a pod sandbox: the fields of its CRI metadata.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -75,6 +79,8 @@ pub(super) struct Order {
     pub(super) state: OrderState,
     /// The number of cells that were launched for it.
     pub(super) launches: u32,
+    /// The errors of its failed launches.
+    pub(super) causes: Vec<String>,
     /// The time at which the first call began, and at which the last call gives up.
     pub(super) began: Duration,
     pub(super) deadline: Duration,
@@ -145,6 +151,7 @@ impl Engine {
                     candidates: spec.candidates,
                     state: OrderState::Waiting,
                     launches: 0,
+                    causes: Vec::new(),
                     began: now.boot,
                     deadline,
                 };
@@ -264,6 +271,11 @@ impl Engine {
             let error = CellError::Foreign(instance.clone());
             return self.answer_order(None, sandbox, Err(error));
         }
+        if let Some((until, error)) = self.denied.as_ref().filter(|(until, _)| now.boot < *until) {
+            let seconds = until.saturating_sub(now.boot).as_secs() + 1;
+            let error = CellError::Denied { seconds, source: error.clone() };
+            return self.answer_order(None, sandbox, Err(error));
+        }
         if let Err(error) = self.launch(sandbox, now) {
             self.answer_order(None, sandbox, Err(error));
         }
@@ -346,6 +358,7 @@ impl Engine {
             return;
         }
         let error = failure_of(&mut cell, Some(order));
+        order.causes.push(cause_of(&error));
         if let CellError::Provider(refusal) = &error {
             order.candidates.retain(|candidate| !refusal.refused.contains(candidate));
         }
@@ -436,7 +449,8 @@ impl Engine {
         sandbox: &SandboxId,
         outcome: Result<Vec<IpAddr>, CellError>,
     ) {
-        if self.orders.remove(sandbox).is_some() {
+        if let Some(order) = self.orders.remove(sandbox) {
+            let outcome = outcome.map_err(|last| with_causes(order.causes, last));
             self.timers.clear(&Timer::Deadline(sandbox.clone()));
             self.effects.push((cell.cloned(), Effect::AnswerOrder(sandbox.clone(), outcome)));
         }
@@ -456,6 +470,23 @@ impl Engine {
         }
         self.handle(super::Event::Tick, now)
     }
+}
+
+/// Returns the error of an order, with those of its earlier launches.
+fn with_causes(mut causes: Vec<String>, last: CellError) -> CellError {
+    let cause = cause_of(&last);
+    if causes.last() != Some(&cause) {
+        causes.push(cause);
+    }
+    if causes.len() < 2 {
+        return last;
+    }
+    CellError::Launches { causes, last: Box::new(last) }
+}
+
+/// Returns the text of an error, shortened: the error of an order has those of several launches.
+fn cause_of(error: &CellError) -> String {
+    error_chain(error).chars().take(MAX_CAUSE_CHARS).collect()
 }
 
 /// Returns true if a cell was launched for a pod with this uid.

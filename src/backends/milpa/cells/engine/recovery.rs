@@ -227,6 +227,7 @@ impl Engine {
             candidates: launch.map(|launch| launch.spec.candidates.clone()).unwrap_or_default(),
             state: OrderState::Placed(cell.clone()),
             launches: record.launches,
+            causes: Vec::new(),
             began: now.boot,
             deadline,
         };

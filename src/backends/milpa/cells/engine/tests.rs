@@ -3,6 +3,7 @@ use kiyot_proto::store::{self, CellPhase};
 
 use super::*;
 use crate::backends::milpa::{
+    error_chain::error_chain,
     placement::{Market, Offering},
     providers::{Attachment, Instance, InstanceState, netns, sim},
 };
@@ -265,6 +266,54 @@ fn refused_launch_is_placed_again_without_the_refused_offering() {
     assert_ne!(first, second);
     assert_eq!(launch.spec.candidates, [offering("b")]);
     assert!(!engine.contains(&first));
+}
+
+/// Returns the launches among effects, and the answer of an order.
+fn outcome(effects: &Effects) -> (Vec<CellId>, Option<String>) {
+    let (mut launches, mut answer) = (Vec::new(), None);
+    for (cell, effect) in effects {
+        match effect {
+            Effect::Launch(_) => launches.extend(cell.clone()),
+            Effect::AnswerOrder(_, Err(error)) => answer = Some(error_chain(error)),
+            _ => {}
+        }
+    }
+    (launches, answer)
+}
+
+/// Verifies A14.
+#[test]
+fn error_after_the_last_launch_names_those_of_all() {
+    let mut engine = engine(sim::CAPABILITIES);
+    let (mut cell, _) = launched(&mut engine, "pod", at(1));
+    let mut answer = None;
+    for (number, refused) in [vec![offering("a")], vec![offering("b")]].into_iter().enumerate() {
+        assert_eq!(answer, None);
+        let error = ProviderError::without_cause(ErrorClass::Capacity, format!("try {number}"));
+        let error = ProviderError { refused, ..error };
+        let (launches, error) =
+            outcome(&engine.handle(Event::Launched(cell.clone(), Err(error)), at(2)));
+        cell = launches.into_iter().next().unwrap_or(cell);
+        answer = error;
+    }
+    let expected = "2 launches failed: (1) the provider of cells: try 0; (2) the provider of \
+                    cells: try 1";
+    assert_eq!(answer.as_deref(), Some(expected));
+}
+
+/// Verifies A15.
+#[test]
+fn launch_that_was_not_permitted_is_not_repeated_for_a_while() {
+    let mut engine = engine(sim::CAPABILITIES);
+    let (cell, _) = launched(&mut engine, "pod", at(1));
+    let denied = ProviderError::without_cause(ErrorClass::Auth, "launch: UnauthorizedOperation");
+    let (launches, answer) = outcome(&engine.handle(Event::Launched(cell, Err(denied)), at(2)));
+    assert_eq!((launches.len(), answer.is_some()), (0, true));
+    let (launches, answer) = outcome(&engine.order(spec("other"), at(181)).1);
+    let expected = "no cell is launched for 2 s, because the last launch was not permitted: \
+                    launch: UnauthorizedOperation";
+    assert_eq!((launches.len(), answer.as_deref()), (0, Some(expected)));
+    assert_eq!(outcome(&engine.order(spec("other"), at(182)).1).0.len(), 1);
 }
 
 #[test]
