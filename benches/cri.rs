@@ -14,6 +14,7 @@ mod cri {
     pub(crate) mod forwarders;
     pub(crate) mod loaded_link;
     pub(crate) mod logs;
+    pub(crate) mod placement;
     pub(crate) mod startup;
     pub(crate) mod streams;
     pub(crate) mod volumes;
@@ -26,7 +27,7 @@ struct Options {
     #[arg(
         long,
         value_delimiter = ',',
-        default_value = "calls,cells,logs,streams,busy,volumes,density"
+        default_value = "placement,calls,cells,logs,streams,busy,volumes,density"
     )]
     parts: Vec<Part>,
     /// Rounds of the measurements of calls, logs and streams.
@@ -74,6 +75,7 @@ struct Options {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Part {
+    Placement,
     Calls,
     Cells,
     Logs,
@@ -92,6 +94,13 @@ async fn main() {
     {
         return cri::density::agents::run(spool, cells, count).await;
     }
+    if options.parts.contains(&Part::Placement) {
+        cri::placement::measure();
+    }
+    let measured_apart = [Part::Placement, Part::Calls];
+    if options.parts.iter().all(|part| *part == Part::Placement) {
+        return;
+    }
     let node = Node::start_for_long().await;
     if options.parts.contains(&Part::Calls) {
         let mut kubelet = node.kubelet(&node.socket()).await.unwrap();
@@ -105,7 +114,7 @@ async fn main() {
         kubelet.stop_and_remove(&running).await.expect("a pod ends");
     }
     let this_build = PathBuf::from(env!("CARGO_BIN_EXE_kiyot"));
-    for part in options.parts.iter().filter(|part| **part != Part::Calls) {
+    for part in options.parts.iter().filter(|part| !measured_apart.contains(part)) {
         for program in std::iter::once(&this_build).chain(&options.baseline) {
             if options.baseline.is_some() {
                 println!("\n{}:", program.display());
@@ -120,7 +129,7 @@ async fn main() {
 /// Measures a part of a build of the daemon.
 async fn measure(part: Part, options: &Options, node: &Node, program: &Path) {
     match part {
-        Part::Calls => {}
+        Part::Placement | Part::Calls => {}
         Part::Cells => cri::startup::measure(node, program, options.cells).await,
         Part::Logs => cri::logs::measure(node, program, options.rounds, options.mib).await,
         Part::Streams => cri::streams::measure(node, program, options.rounds, options.mib).await,
