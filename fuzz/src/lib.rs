@@ -12,7 +12,10 @@ use std::path::Path;
 use kiyot::{
     annotations::{self, CellRequest, InstanceType, KEYS},
     backends::milpa::{
-        fuzzing as cells, logs, providers::netns as provider, streaming, volumes as copies,
+        fuzzing as cells, logs,
+        placement::{CatalogueFile, Needs, Rules, misses, rank},
+        providers::netns as provider,
+        streaming, volumes as copies,
     },
     config, manifest,
     proxy::{fuzzing, peek},
@@ -33,7 +36,7 @@ pub mod seeds;
 pub type Target = fn(&[u8]);
 
 /// All targets, by name.
-pub const TARGETS: [(&str, Target); 15] = [
+pub const TARGETS: [(&str, Target); 16] = [
     ("peek", peek),
     ("merge", merge),
     ("frame", frame),
@@ -43,6 +46,7 @@ pub const TARGETS: [(&str, Target); 15] = [
     ("config", config),
     ("manifest", manifest),
     ("annotations", annotations),
+    ("catalogue", catalogue),
     ("events", events),
     ("answers", answers),
     ("log", log),
@@ -168,6 +172,25 @@ pub fn annotations(data: &[u8]) {
         Ok(_) => {}
         Err(problems) => assert!(problems.list.len() <= 2 * KEYS.len(), "{problems}"),
     }
+}
+
+/// Parses a catalogue, and chooses from it for a pod without annotations.
+pub fn catalogue(data: &[u8]) {
+    let Ok(CatalogueFile { catalogue, set_aside }) = CatalogueFile::parse(data) else { return };
+    let lines = data.iter().filter(|byte| matches!(byte, b'\n' | b'\r')).count() as u64 + 1;
+    for row in &set_aside {
+        assert!((1..=lines).contains(&row.line) && row.reason.len() < 1000, "{row:?}");
+    }
+    assert!(!catalogue.entries().is_empty());
+    let (needs, rules) = (Needs::default(), Rules::default());
+    let ranked = rank(&catalogue, &needs, &rules, &());
+    assert!(ranked.is_sorted_by_key(|candidate| candidate.price));
+    for candidate in &ranked {
+        assert!(catalogue.offerings().any(|offering| offering == candidate.offering));
+    }
+    let missed = misses(&catalogue, &needs, &rules, None, usize::MAX);
+    assert!(missed.iter().all(|miss| !miss.reasons.is_empty()));
+    assert_eq!(ranked.is_empty(), missed.len() == catalogue.entries().len());
 }
 
 /// Decodes and applies an agent's reports. A decodable message can be sized before.

@@ -89,6 +89,13 @@ pub fn of(target: &str) -> Vec<Vec<u8>> {
              pod.elotl.co/sustained-cpu=true\n",
             "pod.elotl.co/lunch-type=Spot\npods.elotl.co/cpu=1\npod.elotl.co/zone=a\n",
         ]),
+        "catalogue" => texts(&[
+            "instance_type,vcpus,memory_mib,architectures,burstable,baseline_vcpus,gpus,\
+             gpu_manufacturer,usage_classes,on_demand_usd_per_hour,zones,spot_usd_per_hour\n\
+             a.large,2,8192,x86_64|arm64,True,0.6,0,,on-demand|spot,0.0752,a|b,0.03\n\
+             b.metal,96,393216,x86_64,,,8,NVIDIA,spot,4.6,,\n",
+            "instance_type,vcpus,memory_mib,architectures\n\"a\",1,512,arm64\nb,0,1,x\na,2\n",
+        ]),
         "events" => vec![told().iter().flat_map(Message::encode_length_delimited_to_vec).collect()],
         "answers" => answers(),
         "log" => log(),
