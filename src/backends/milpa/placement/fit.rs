@@ -157,11 +157,11 @@ impl fmt::Display for Reason<'_> {
                     Some(gpus) => {
                         let (count, maker, name) = (gpus.count, &gpus.manufacturer, &gpus.name);
                         let plural = if count == 1 { "" } else { "s" };
-                        write!(f, "has {count} GPU{plural} ({maker} {name})")?;
+                        write!(f, "has {count} GPU{plural} of {maker} {name}")?;
                     }
                 }
                 match &needs.gpus {
-                    Some(wanted) => write!(f, ", and {wanted} is needed"),
+                    Some(wanted) => write!(f, " (needed: {wanted})"),
                     None => Ok(()),
                 }
             }
