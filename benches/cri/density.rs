@@ -33,6 +33,8 @@ const CONTAINERS_PER_POD: usize = 3;
 const SETTLE_TIME: Duration = Duration::from_secs(45);
 /// Open files of the daemon: sockets and logs.
 const MAX_OPEN_FILES: u64 = 1 << 16;
+/// The name of the daemon of this part, which shares no state with the other parts.
+const NAME: &str = "density";
 
 /// Starts this many cells, measures `times` lists, and prints tables.
 pub(crate) async fn measure(node: &Node, program: &Path, cells: usize, times: usize) {
@@ -40,7 +42,10 @@ pub(crate) async fn measure(node: &Node, program: &Path, cells: usize, times: us
     let files = Some(maximum.map_or(MAX_OPEN_FILES, |maximum| maximum.min(MAX_OPEN_FILES)));
     rustix::process::setrlimit(Resource::Nofile, Rlimit { current: files, maximum }).unwrap();
     let setup = Setup::prepare(node.directory());
+    // Another build, which was measured before, has left its cells: a daemon would end them all.
+    let _absent = fs::remove_dir_all(node.directory().join(NAME));
     let options = KiyotOptions {
+        name: NAME,
         log: "warn".to_owned(),
         milpa: format!("max_cells = {}\nlaunch_timeout = \"10m\"", cells + CONCURRENT_STARTS),
         netns: format!("cell_binary = \"{}\"", setup.program.display()),
@@ -106,7 +111,7 @@ struct Setup {
 
 impl Setup {
     fn prepare(dir: &Path) -> Self {
-        let dir = dir.join("density");
+        let dir = dir.join("density-setup");
         // Of another build, which was measured before.
         let _absent = fs::remove_dir_all(&dir);
         let (spool, network, never) = (dir.join("spool"), dir.join("network"), dir.join("never"));
