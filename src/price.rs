@@ -1,6 +1,6 @@
-//! Prices, in US dollars an hour.
+//! Prices, in US dollars an hour, and what is paid at them.
 
-use std::{fmt, ops::Add, str::FromStr};
+use std::{fmt, ops::Add, str::FromStr, time::Duration};
 
 /// Millionths of a dollar.
 const MICROS: u64 = 1_000_000;
@@ -16,6 +16,12 @@ const MAX_CHARS: usize = 32;
 /// Price in US dollars an hour, exact to a millionth of a dollar.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Price {
+    micros: u64,
+}
+
+/// Paid money in US dollars, exact to a millionth of a dollar.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Cost {
     micros: u64,
 }
 
@@ -42,6 +48,36 @@ impl Price {
     pub fn of_milli(self, milli: u64) -> Self {
         let micros = (u128::from(self.micros) * u128::from(milli)).div_ceil(1000);
         Self { micros: u64::try_from(micros).unwrap_or(u64::MAX) }
+    }
+}
+
+impl Price {
+    /// Returns the cost of some time at this price, rounded up.
+    pub fn over(self, time: Duration) -> Cost {
+        const MILLIS_OF_HOUR: u128 = 3_600_000;
+        let micros =
+            u128::from(self.micros).saturating_mul(time.as_millis()).div_ceil(MILLIS_OF_HOUR);
+        Cost { micros: u64::try_from(micros).unwrap_or(u64::MAX) }
+    }
+}
+
+impl Cost {
+    /// Returns a cost of so many millionths of a dollar.
+    pub const fn from_micros(micros: u64) -> Self {
+        Self { micros }
+    }
+
+    /// Returns the millionths of a dollar.
+    pub const fn micros(self) -> u64 {
+        self.micros
+    }
+}
+
+impl Add for Cost {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self { micros: self.micros.saturating_add(other.micros) }
     }
 }
 
@@ -77,10 +113,20 @@ fn read(text: &str) -> Option<u64> {
 
 impl fmt::Display for Price {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let fraction = format!("{:0DECIMALS$}", self.micros % MICROS);
-        let significant = fraction.trim_end_matches('0').len().max(MIN_SHOWN_DECIMALS);
-        write!(f, "${}.{}", self.micros / MICROS, &fraction[..significant])
+        write_dollars(self.micros, f)
     }
+}
+
+impl fmt::Display for Cost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write_dollars(self.micros, f)
+    }
+}
+
+fn write_dollars(micros: u64, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    let fraction = format!("{:0DECIMALS$}", micros % MICROS);
+    let significant = fraction.trim_end_matches('0').len().max(MIN_SHOWN_DECIMALS);
+    write!(f, "${}.{}", micros / MICROS, &fraction[..significant])
 }
 
 #[cfg(test)]
@@ -117,6 +163,17 @@ mod tests {
         let parts = [0, 1, 500, 1000, 3_800].map(|milli| price.of_milli(milli).micros());
         assert_eq!(parts, [0, 50, 25_000, 50_000, 190_000]);
         assert_eq!(Price::from_micros(1).of_milli(1).micros(), 1);
+    }
+
+    #[test]
+    fn cost_of_time_is_rounded_up() {
+        let price = Price::from_micros(3_600_000);
+        let costs = [0, 1, 1000, 3_600_000]
+            .map(|millis| price.over(Duration::from_millis(millis)).micros());
+        assert_eq!(costs, [0, 1, 1000, 3_600_000]);
+        assert_eq!(Price::from_micros(1).over(Duration::from_millis(1)).micros(), 1);
+        assert_eq!(Price::from_micros(u64::MAX).over(Duration::MAX).micros(), u64::MAX);
+        assert_eq!(price.over(Duration::from_secs(90)).to_string(), "$0.0900");
     }
 
     proptest! {

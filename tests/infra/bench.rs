@@ -19,7 +19,7 @@ use kiyot::{
     backends::milpa::{
         gateway::{CellLink, ControlChannel},
         id::{CellId, SandboxId},
-        placement::Offering,
+        placement::{Candidate, Offering},
         providers::{
             Attachment, Instance, InstanceId, LaunchSpec, Provider, ProviderError, Termination,
             netns::Netns,
@@ -66,6 +66,7 @@ pub(crate) struct Bench {
 /// Returns the parameters of a launch.
 pub(crate) fn launch_spec(cell: CellId, candidates: Vec<Offering>) -> LaunchSpec {
     let bootstrap = bootstrap(&cell, "secret");
+    let candidates = candidates.into_iter().map(Candidate::free).collect();
     LaunchSpec { cell, candidates, tags: BTreeMap::new(), bootstrap, parameters: BTreeMap::new() }
 }
 

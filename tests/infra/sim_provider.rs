@@ -221,7 +221,7 @@ impl Provider for SimProvider {
             }
             if state.plays(Fault::RefusedLaunch) {
                 let mut error = ProviderError::without_cause(ErrorClass::Capacity, "launch");
-                error.refused.clone_from(&spec.candidates);
+                error.refused = spec.offerings().cloned().collect();
                 return Err(error);
             }
             let id = state.cloud.launch(spec, token, "", now, VISIBLE)?;

@@ -115,7 +115,7 @@ const PARTS: &[Part] = &[
             &["annotations", "backends::milpa::error_chain"],
             RECORDS,
             WAITING,
-            &["config"],
+            &["config", "price"],
         ],
     },
     Part {
@@ -123,6 +123,7 @@ const PARTS: &[Part] = &[
         may: &[
             &["backends::milpa::cells", "backends::milpa::placement", "backends::milpa::providers"],
             RECORDS,
+            &["price"],
         ],
     },
     Part { path: "backends::milpa::gateway", may: &[RECORDS, &["config"]] },

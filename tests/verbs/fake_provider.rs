@@ -165,14 +165,16 @@ impl Provider for FakeProvider {
 
     async fn launch(&self, spec: &LaunchSpec, _: &str) -> Result<Instance, ProviderError> {
         self.gate.acquire().await.unwrap().forget();
-        self.candidates.lock().unwrap().clone_from(&spec.candidates);
+        let candidates: Vec<Offering> = spec.offerings().cloned().collect();
+        self.candidates.lock().unwrap().clone_from(&candidates);
         let full = self.full.lock().unwrap().clone();
-        if spec.candidates.iter().all(|candidate| full.contains(candidate)) {
+        let chosen = candidates.iter().find(|candidate| !full.contains(candidate)).cloned();
+        let Some(offering) = chosen else {
             return Err(ProviderError {
-                refused: spec.candidates.clone(),
+                refused: candidates,
                 ..ProviderError::without_cause(ErrorClass::Capacity, "launch an instance")
             });
-        }
+        };
         let private = self.dir.join(spec.cell.as_str());
         let home = Uplink::new(spec.bootstrap.clone(), &private, "fake").unwrap();
         let ways = Options { ids: self.ids.clone(), heartbeat: None };
@@ -188,7 +190,7 @@ impl Provider for FakeProvider {
         let mut cells = self.cells.lock().unwrap();
         cells.insert(spec.cell.clone(), Running { cell, end, task });
         self.most.fetch_max(cells.len(), Ordering::SeqCst);
-        Ok(instance(&spec.cell, true))
+        Ok(Instance { offering, ..instance(&spec.cell, true) })
     }
 
     async fn attach(&self, _: &InstanceId, _: &Attachment) -> Result<Vec<IpAddr>, ProviderError> {

@@ -60,6 +60,29 @@ async fn pod_that_fits_nothing_is_an_invalid_argument() {
     assert_eq!((kiyot.provider.launched(), kiyot.daemon.cells.all().len()), (0, 0));
 }
 
+/// Verifies A16 and A17.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn verbose_status_has_price_cost_and_timeline_of_the_cell() {
+    let kiyot = with_types(&[("a", "0.2"), ("b", "0.3")]).await;
+    run(&kiyot, &[]).await.unwrap();
+    let listed: cri::ListPodSandboxResponse =
+        kiyot.call(Method::ListPodSandbox, cri::ListPodSandboxRequest::default()).await.unwrap();
+    let pod_sandbox_id = listed.items[0].id.clone();
+    let request = cri::PodSandboxStatusRequest { pod_sandbox_id, verbose: true };
+    let status: cri::PodSandboxStatusResponse =
+        kiyot.call(Method::PodSandboxStatus, request).await.unwrap();
+    let info: serde_json::Value = serde_json::from_str(&status.info["info"]).unwrap();
+    let instance = &info["instance"];
+    assert_eq!((&instance["type"], &instance["market"]), (&"a".into(), &"On-Demand".into()));
+    assert_eq!(instance["pricePerHour"], "$0.2000");
+    assert!(instance["cost"].as_str().is_some_and(|cost| cost > "$0.0000"), "{instance}");
+    for step in ["launchedMs", "enrolledMs", "boundMs"] {
+        assert!(info["start"][step].is_u64(), "{step} in {info}");
+    }
+    assert_eq!(info["namespace"]["cells"], 1);
+    assert_eq!(info["namespace"]["pricePerHour"], "$0.2000");
+}
+
 /// Verifies A13.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn offering_without_capacity_is_not_tried_again_at_once() {

@@ -25,7 +25,7 @@ use crate::annotations::CellRequest;
 use super::{
     gateway::{CellLink, Gateway},
     id::{CellId, NoRandomness, SandboxId},
-    placement::{self, Catalogue, Needs, NoFit, Offering, Requested, Rules},
+    placement::{self, Candidate, Catalogue, Needs, NoFit, Offering, Requested, Rules},
     providers::{Attachment, InstanceId, Owner, Provider, ProviderError},
     store::{Batch, Store, StoreError, Table},
 };
@@ -40,7 +40,7 @@ mod shared;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use engine::OrderKey;
+pub(crate) use engine::{Account, OrderKey, Step};
 use engine::{
     Effects, Engine, EngineConfig, Event, Journal, JournalSandbox, OrderSpec, Seams, Unusable,
 };
@@ -348,6 +348,7 @@ impl Cells {
             cells: store.load(Table::Cells).await?,
             orders: store.load(Table::Orders).await?,
             sandboxes: sandboxes.into_iter().map(journal_sandbox).collect(),
+            costs: store.load(Table::Costs).await?,
         };
         let links = Arc::new(OnceLock::new());
         let seams = DaemonSeams { random: SystemRandom::new(), links: Arc::clone(&links) };
@@ -465,12 +466,16 @@ impl Cells {
     }
 
     /// Returns the offerings that fit a pod and were not refused lately, the preferred first.
-    fn candidates(&self, catalogue: &Catalogue, needs: &Needs) -> Result<Vec<Offering>, CellError> {
+    fn candidates(
+        &self,
+        catalogue: &Catalogue,
+        needs: &Needs,
+    ) -> Result<Vec<Candidate>, CellError> {
         let refusals = self.shared.core().engine.refusals().clone();
         let at = now().boot;
         let ranked = placement::rank(catalogue, needs, &self.rules, &refusals.at(at));
         if !ranked.is_empty() {
-            return Ok(ranked.into_iter().map(|candidate| candidate.offering).collect());
+            return Ok(ranked);
         }
         let refused = placement::rank(catalogue, needs, &self.rules, &());
         let offerings = || refused.iter().map(|candidate| &candidate.offering);
@@ -496,6 +501,17 @@ impl Cells {
     pub fn get(&self, id: &CellId) -> Option<Cell> {
         let link = self.shared.core().links.get(id)?.clone();
         Some(Cell { id: id.clone(), link })
+    }
+
+    /// Returns the account of a cell: instance, price, cost and the steps of its start. `None` once
+    /// its end is confirmed.
+    pub(super) fn account(&self, id: &CellId) -> Option<Account> {
+        self.shared.core().engine.account(id, now())
+    }
+
+    /// Takes a step of the start of a cell's pod; a repeated step is ignored.
+    pub(super) fn reached(&self, id: &CellId, step: Step) {
+        self.shared.handle(Event::Reached(id.clone(), step));
     }
 
     /// Returns the ids of all cells whose end is not confirmed.

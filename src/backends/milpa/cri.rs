@@ -29,6 +29,7 @@ use super::{
 use crate::config::Policy;
 
 mod cached_reads;
+mod cell_info;
 mod create_container;
 mod dispatch;
 mod exec;

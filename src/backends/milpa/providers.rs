@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     id::CellId,
-    placement::{Catalogue, Offering},
+    placement::{Candidate, Catalogue, Offering},
 };
 
 mod capabilities;
@@ -33,13 +33,20 @@ pub struct LaunchSpec {
     /// The cell of the instance.
     pub cell: CellId,
     /// The offerings that may be launched, the preferred first. Not empty.
-    pub candidates: Vec<Offering>,
+    pub candidates: Vec<Candidate>,
     /// The tags of the instance, its owner's and its pod's ([`Owner::tags`]).
     pub tags: BTreeMap<String, String>,
     /// The boot data, with which the agent connects to the gateway. Secret.
     pub bootstrap: Bootstrap,
     /// The provider's own parameters, as image or volume size.
     pub parameters: BTreeMap<String, String>,
+}
+
+impl LaunchSpec {
+    /// Returns the offerings of the candidates, the preferred first.
+    pub fn offerings(&self) -> impl Iterator<Item = &Offering> {
+        self.candidates.iter().map(|candidate| &candidate.offering)
+    }
 }
 
 /// The registry configuration of new cells.

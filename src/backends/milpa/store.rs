@@ -46,6 +46,8 @@ pub enum Table {
     Runtime,
     /// `CertificateAuthority` by a fixed key.
     Node,
+    /// `NamespaceCost` by namespace.
+    Costs,
 }
 
 impl Table {
@@ -60,6 +62,7 @@ impl Table {
             Self::ContainerStatuses => "container_statuses",
             Self::Runtime => "runtime",
             Self::Node => "node",
+            Self::Costs => "costs",
         }
     }
 }

@@ -17,12 +17,13 @@ use super::{
     super::{
         id::{CellId, NoRandomness, SandboxId},
         placement::{Refusal, Refusals},
-        providers::{Capabilities, ErrorClass, InstanceId, Owner, ProviderError, Termination},
+        providers::{Capabilities, ErrorClass, Instance, Owner, ProviderError, Termination},
     },
     CellError,
 };
 
 mod cell;
+mod costs;
 mod effect;
 mod evidence;
 mod launch;
@@ -30,19 +31,23 @@ mod order;
 mod recovery;
 mod state;
 mod time;
+mod timeline;
 mod timers;
 mod tombstones;
 
 #[cfg(test)]
 mod tests;
 
+pub(crate) use costs::Account;
 pub(crate) use effect::{Change, ClaimNumber, ClaimRefusal, CommitOf, Effect, Event, Notice};
 pub(crate) use launch::Launch;
 pub(crate) use order::{OrderKey, OrderSpec};
 pub(crate) use recovery::{Journal, JournalSandbox, Unusable};
 pub(crate) use time::Now;
+pub(crate) use timeline::{Step, Timeline};
 
 use cell::Cell;
+use costs::Costs;
 use evidence::Evidence;
 use order::Order;
 use state::{CellEffect, CellEvent, EndStep, LaunchCall, State};
@@ -109,6 +114,7 @@ pub(crate) struct Engine {
     timers: Timers,
     evidence: Evidence,
     tombstones: Tombstones,
+    costs: Costs,
     /// The offerings that were refused lately.
     refusals: Refusals,
     /// The last launch that was not permitted, and the time until which no other is tried.
@@ -134,6 +140,7 @@ impl Engine {
             timers: Timers::default(),
             evidence: Evidence::default(),
             tombstones: Tombstones::default(),
+            costs: Costs::default(),
             refusals: Refusals::default(),
             denied: None,
             unwritten: VecDeque::new(),
@@ -186,6 +193,7 @@ impl Engine {
             Event::Claim { cell, token_sha256, key_sha256, claim } => {
                 self.on_claim(&cell, &token_sha256, key_sha256, claim, now);
             }
+            Event::Reached(cell, step) => self.on_reached(&cell, step, now),
             Event::Terminate { cell, reason } => self.on_terminate(&cell, reason, now),
             Event::Tick => {}
         }
@@ -222,10 +230,13 @@ impl Engine {
         let Some(cell) = self.cells.get_mut(id) else { return };
         match effect {
             CellEffect::Record => {
-                cell.was_bound |= matches!(cell.state, State::Bound { .. });
-                self.commit(id, CommitOf::State);
+                if matches!(cell.state, State::Bound { .. }) {
+                    cell.was_bound = true;
+                    cell.timeline.reach(Step::Bound, now.unix);
+                }
+                self.commit(id, CommitOf::State, now);
             }
-            CellEffect::RecordIfPossible => self.commit(id, CommitOf::Information),
+            CellEffect::RecordIfPossible => self.commit(id, CommitOf::Information, now),
             CellEffect::Launch => {
                 if let Some(launch) = cell.launch.clone() {
                     self.emit(id, Effect::Launch(launch));
@@ -322,7 +333,8 @@ impl Engine {
             Timer::Token(cell) => self.apply(&cell, CellEvent::TokenExpired, now),
             Timer::Orphan(cell) => self.apply(&cell, CellEvent::OrphanTimeout, now),
             Timer::Rewrite => {
-                for (cell, changes) in std::mem::take(&mut self.unwritten) {
+                for (cell, mut changes) in std::mem::take(&mut self.unwritten) {
+                    self.costs.refresh(&mut changes);
                     self.emit(&cell, Effect::Commit { changes, of: CommitOf::Information });
                 }
             }
@@ -348,13 +360,9 @@ impl Engine {
         self.timers.set(Timer::Rewrite, now.boot + self.config.retry_pause);
     }
 
-    fn on_launched(&mut self, id: &CellId, outcome: Result<InstanceId, ProviderError>, now: Now) {
-        let Some(cell) = self.cells.get_mut(id) else { return };
+    fn on_launched(&mut self, id: &CellId, outcome: Result<Instance, ProviderError>, now: Now) {
         let error = match outcome {
-            Ok(instance) => {
-                cell.instance_known = Some(now.boot);
-                return self.apply(id, CellEvent::Launched(instance), now);
-            }
+            Ok(instance) => return self.on_instance(id, &instance, now),
             Err(error) => error,
         };
         let until = now.boot + self.config.refusal_pause;
@@ -367,6 +375,7 @@ impl Engine {
             _ => {}
         }
         let is_local = self.capabilities.awaits_ends();
+        let Some(cell) = self.cells.get_mut(id) else { return };
         cell.may_be_launched |= error.class == ErrorClass::Unanswered;
         let is_refusal = matches!(
             error.class,
@@ -388,6 +397,30 @@ impl Engine {
         let event =
             if is_local { CellEvent::LaunchFailed(reason) } else { CellEvent::NothingLaunched };
         self.apply(id, event, now);
+    }
+
+    /// Takes the instance of a launch: the provider's answer or its list has it.
+    fn on_instance(&mut self, id: &CellId, instance: &Instance, now: Now) {
+        let Some(cell) = self.cells.get_mut(id) else { return };
+        cell.instance_known = Some(now.boot);
+        cell.launched(&instance.offering, now);
+        self.apply(id, CellEvent::Launched(instance.id.clone()), now);
+    }
+
+    /// Takes a step of a pod's start. The first container ends the timeline, and records it.
+    fn on_reached(&mut self, id: &CellId, step: Step, now: Now) {
+        let Some(cell) = self.cells.get_mut(id) else { return };
+        let is_started = cell.timeline.at(Step::FirstContainer).is_some();
+        // The cell of an older daemon has no timeline.
+        if is_started || cell.timeline.at(Step::Bound).is_none() {
+            return;
+        }
+        cell.timeline.reach(step, now.unix);
+        if step == Step::FirstContainer {
+            let steps = cell.timeline.since(cell.created_unix_nanos).collect();
+            self.emit(id, Effect::Log(Notice::Started(steps)));
+            self.commit(id, CommitOf::Information, now);
+        }
     }
 
     fn on_terminated(
@@ -447,7 +480,8 @@ impl Engine {
             && cell.key_sha256.is_empty()
         {
             cell.key_sha256 = key_sha256;
-            self.commit(id, CommitOf::Claim(claim));
+            cell.timeline.reach(Step::Enrolled, now.unix);
+            self.commit(id, CommitOf::Claim(claim), now);
         }
         self.emit(id, Effect::AnswerClaim(claim, Ok(())));
     }
@@ -517,9 +551,11 @@ impl Engine {
     }
 
     /// Commits the records of a cell and of its order.
-    fn commit(&mut self, id: &CellId, of: CommitOf) {
+    fn commit(&mut self, id: &CellId, of: CommitOf, now: Now) {
+        let is_ended = self.cells.get(id).is_some_and(|cell| cell.state.is_ended());
+        let cost = is_ended.then(|| self.settle_cost(id, now)).flatten();
+        let mut changes: Vec<Change> = cost.into_iter().collect();
         let Some(cell) = self.cells.get(id) else { return };
-        let mut changes = Vec::new();
         match &cell.state {
             State::Ended { .. } if !cell.was_bound => changes.push(Change::Cell(id.clone(), None)),
             State::Ended { reason } => {

@@ -24,7 +24,7 @@ const MAX_CONSOLE_BYTES: usize = 4096;
 pub(super) async fn launch(provider: Arc<dyn Provider>, launch: Arc<Launch>) -> Event {
     let call = provider.launch(&launch.spec, &launch.token);
     let launched = bounded("launch a cell", call).await;
-    Event::Launched(launch.spec.cell.clone(), launched.map(|instance| instance.id))
+    Event::Launched(launch.spec.cell.clone(), launched)
 }
 
 /// Attaches an instance to its pod's network.

@@ -267,6 +267,7 @@ impl Shared {
                     batch.put(Table::Orders, id.as_str(), record.as_ref())
                 }
                 Change::Order(id, None) => batch.remove(Table::Orders, id.as_str()),
+                Change::Cost(namespace, cost) => batch.put(Table::Costs, namespace, cost),
             };
         }
         self.store.commit(batch).await
@@ -436,6 +437,11 @@ fn log(cell: Option<&CellId>, notice: &Notice) {
             );
         }
         Notice::Resumed => tracing::info!(cell, "launch of a cell resumed after a restart"),
+        Notice::Started(steps) => {
+            let steps = steps.iter().map(|(step, millis)| format!("{step}={millis}ms"));
+            let steps = steps.collect::<Vec<_>>().join(" ");
+            tracing::info!(cell, steps, "first container of a cell started");
+        }
         Notice::Outage { absent, expected } => {
             tracing::warn!(absent, expected, "many instances not found, taken for an outage");
         }

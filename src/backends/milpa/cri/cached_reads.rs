@@ -7,7 +7,7 @@ use kiyot_proto::cri;
 use prost::Message;
 use tonic::Status;
 
-use super::CriService;
+use super::{CriService, cell_info};
 use crate::backends::{
     Method,
     milpa::pods::{filter, response},
@@ -86,12 +86,17 @@ impl CriService {
         let meta = sandbox.meta();
         let status = response::sandbox_status(&meta, sandbox.ready);
         let info = if request.verbose {
-            info(&serde_json::json!({
+            let mut entries = serde_json::json!({
                 "cell": meta.cell,
                 "cellSandbox": meta.cell_sandbox,
                 "addresses": meta.addresses,
                 "ephemeralStorageBytes": sandbox.ephemeral_storage,
-            }))
+            });
+            let account = self.cells.account(&sandbox.cell);
+            if let (Some(account), Some(entries)) = (account, entries.as_object_mut()) {
+                entries.extend(cell_info::entries(&account));
+            }
+            info(&entries)
         } else {
             HashMap::new()
         };

@@ -12,7 +12,7 @@ use tonic::{Code, Status};
 use super::{CriService, not_running, request as requests, single_flight::Joined, status_code};
 use crate::backends::milpa::{
     cell_client::{self, CALL_TIMEOUT, CellClient, checked_id, discard_container},
-    cells::Cell,
+    cells::{Cell, Step},
     clock,
     failure::Failure,
     id::ContainerId,
@@ -153,6 +153,7 @@ impl CriService {
         let image = checked_id(
             self.images.ensure(cell, &config.image.clone().unwrap_or_default(), current).await?,
         )?;
+        self.cells.reached(&cell.id, Step::ImageReady);
         let logs = requests::log_paths(&sandbox_config, &config, id.as_str());
         if let Some(logs) = &logs {
             self.make_log_dir(cell, &logs.in_pod_dir).await?;

@@ -11,7 +11,7 @@ use tonic::Status;
 use super::{CriService, not_running, request::Addressed, status_code};
 use crate::backends::milpa::{
     cell_client::{CALL_TIMEOUT, CellClient, OPTIONAL_CALL_TIMEOUT},
-    cells::Cell,
+    cells::{Cell, Step},
     error_chain::error_chain,
     pods::{Container, container_state},
 };
@@ -65,6 +65,7 @@ impl CriService {
             }
             return Err(container.restored(&failure).into());
         }
+        self.cells.reached(&cell.id, Step::FirstContainer);
         self.record_start(&cell, &container).await?;
         Ok(cri::StartContainerResponse {})
     }

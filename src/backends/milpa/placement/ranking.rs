@@ -17,6 +17,13 @@ pub struct Candidate {
     pub is_at_most: bool,
 }
 
+impl Candidate {
+    /// Returns the candidate of an offering that costs nothing.
+    pub fn free(offering: Offering) -> Self {
+        Self { offering, price: Price::FREE, is_at_most: false }
+    }
+}
+
 /// Returns the markets of a launch type, the preferred first.
 pub(super) fn markets(launch_type: LaunchType) -> &'static [Market] {
     match launch_type {
@@ -38,8 +45,7 @@ pub fn rank(
     refused: &impl Refused,
 ) -> Vec<Candidate> {
     if let Some(offering) = catalogue.any_size_offering() {
-        let offering = offering.clone();
-        return vec![Candidate { offering, price: Price::FREE, is_at_most: false }];
+        return vec![Candidate::free(offering.clone())];
     }
     let fitting: Vec<&Entry> = catalogue
         .entries()

@@ -74,7 +74,7 @@ impl SimInstance {
         }
     }
 
-    fn described(&self, id: &InstanceId, now: Duration) -> Instance {
+    pub(crate) fn described(&self, id: &InstanceId, now: Duration) -> Instance {
         Instance {
             id: id.clone(),
             cell: self.spec.cell.clone(),
@@ -204,13 +204,11 @@ impl SimCloud {
         if let Some((id, _)) = earlier {
             return Ok(id.clone());
         }
-        let most = self.max_tried.unwrap_or(usize::MAX).min(spec.candidates.len());
-        let tried = &spec.candidates[..most];
-        let Some(offering) = tried.iter().find(|offering| self.has_room(offering, now)).cloned()
-        else {
+        let tried = || spec.offerings().take(self.max_tried.unwrap_or(usize::MAX));
+        let Some(offering) = tried().find(|offering| self.has_room(offering, now)).cloned() else {
             let mut error =
                 ProviderError::without_cause(ErrorClass::Capacity, "launch: no capacity");
-            error.refused = tried.to_vec();
+            error.refused = tried().cloned().collect();
             return Err(error);
         };
         self.launches += 1;

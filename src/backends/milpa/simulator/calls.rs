@@ -6,7 +6,7 @@ use super::world::{FINGERPRINT, Happening, World};
 use crate::backends::milpa::{
     cells::engine::{Event, Launch},
     id::CellId,
-    providers::{ErrorClass, InstanceId, ProviderError, Termination, sim},
+    providers::{ErrorClass, Instance, InstanceId, ProviderError, Termination, sim},
 };
 
 /// The time after which a call without an answer is given up.
@@ -108,7 +108,7 @@ impl World<'_> {
         }
     }
 
-    fn launch(&mut self, launch: &Launch) -> Result<InstanceId, ProviderError> {
+    fn launch(&mut self, launch: &Launch) -> Result<Instance, ProviderError> {
         let cell = &launch.spec.cell;
         let (before, now) = (self.cloud.instances().len(), self.now);
         let visible = self.rng.long_tailed(Duration::from_secs(4), Duration::from_secs(60));
@@ -139,7 +139,10 @@ impl World<'_> {
                 self.agents.retain(|id, _| cloud.instances().contains_key(id));
             }
         }
-        launched
+        launched.map(|id| {
+            let instance = &self.cloud.instances()[&id];
+            instance.described(&id, now)
+        })
     }
 
     fn terminate(&mut self, instance: &InstanceId) -> Result<Termination, ProviderError> {

@@ -79,7 +79,7 @@ impl World<'_> {
         let refused: Option<&BTreeSet<Offering>> =
             self.order_of(cell).and_then(|order| self.refused.get(&order));
         let again = refused.and_then(|refused| {
-            launch.spec.candidates.iter().find(|candidate| refused.contains(candidate))
+            launch.spec.offerings().find(|offering| refused.contains(offering))
         });
         if let Some(offering) = again {
             let text = format!("{cell} requests {offering}, which its order was refused");

@@ -105,6 +105,7 @@ impl World<'_> {
             cells: self.cells.iter().map(|(id, cell)| (id.to_string(), cell.clone())).collect(),
             orders: self.orders.iter().map(|(id, order)| (id.to_string(), order.clone())).collect(),
             sandboxes: self.sandboxes.values().cloned().collect(),
+            costs: self.costs.clone().into_iter().collect(),
         };
         let seams = Box::new(SimSeams(random));
         let (mut engine, changes, unusable) =
@@ -299,6 +300,9 @@ impl World<'_> {
                 }
                 Change::Order(id, None) => {
                     self.orders.remove(&id);
+                }
+                Change::Cost(namespace, cost) => {
+                    self.costs.insert(namespace, cost);
                 }
             }
         }

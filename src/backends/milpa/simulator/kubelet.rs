@@ -6,14 +6,20 @@ use super::{
     daemon,
     world::{Happening, World},
 };
-use crate::backends::milpa::{
-    cells::engine::{Event, JournalSandbox, OrderKey, OrderSpec},
-    id::{CellId, SandboxId},
-    providers::Attachment,
+use crate::{
+    backends::milpa::{
+        cells::engine::{Event, JournalSandbox, OrderKey, OrderSpec},
+        id::{CellId, SandboxId},
+        placement::{Candidate, Offering},
+        providers::Attachment,
+    },
+    price::Price,
 };
 
 /// The time after which the kubelet repeats a stop that is not answered.
 const STOP_TIMEOUT: Duration = Duration::from_secs(120);
+/// The price of all offerings.
+const PRICE: Price = Price::from_micros(100_000);
 /// The time after which the kubelet repeats a run that is not answered.
 const RUN_TIMEOUT: Duration = Duration::from_secs(240);
 
@@ -40,6 +46,11 @@ enum PodState {
     Running(CellId, SandboxId),
     Stopping(CellId, SandboxId),
     Done,
+}
+
+/// Returns the candidate of an offering at the price of all offerings.
+fn priced(offering: &Offering) -> Candidate {
+    Candidate { offering: offering.clone(), price: PRICE, is_at_most: false }
 }
 
 impl Pod {
@@ -100,7 +111,7 @@ impl World<'_> {
         }
         let Some(pod) = self.pods.get_mut(number) else { return };
         let candidates =
-            pod.candidates.iter().filter_map(|number| self.offerings.get(*number).cloned());
+            pod.candidates.iter().filter_map(|number| self.offerings.get(*number).map(priced));
         pod.state = PodState::Starting(now.as_millis() as u64);
         let spec = OrderSpec {
             key: OrderKey {

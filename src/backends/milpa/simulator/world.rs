@@ -98,6 +98,7 @@ pub(super) struct World<'a> {
     /// All cells that were ever recorded.
     pub(super) recorded: BTreeSet<CellId>,
     pub(super) orders: BTreeMap<SandboxId, store::Order>,
+    pub(super) costs: BTreeMap<String, store::NamespaceCost>,
     pub(super) sandboxes: BTreeMap<SandboxId, JournalSandbox>,
     pub(super) daemon: Option<Daemon>,
     /// The number of the daemon's run.
@@ -135,6 +136,7 @@ impl<'a> World<'a> {
             cells: BTreeMap::new(),
             recorded: BTreeSet::new(),
             orders: BTreeMap::new(),
+            costs: BTreeMap::new(),
             sandboxes: BTreeMap::new(),
             daemon: None,
             run: 0,

@@ -4,10 +4,14 @@ use std::{sync::Arc, time::Duration};
 
 use kiyot_proto::store;
 
-use super::{Engine, State, launch::Launch};
+use super::{
+    Engine, State, Timeline,
+    launch::{self, Launch},
+};
 use crate::backends::milpa::{
     cells::CellError,
     id::{CellId, SandboxId},
+    placement::Candidate,
     providers::ProviderError,
 };
 
@@ -24,8 +28,14 @@ pub(super) struct Cell {
     pub(super) order_record: Option<SandboxId>,
     pub(super) sandbox: String,
     pub(super) pod_uid: String,
+    pub(super) namespace: String,
     pub(super) boot_id: String,
     pub(super) created_unix_nanos: i64,
+    /// The offering of its instance, once the launch is answered.
+    pub(super) offering: Option<Candidate>,
+    pub(super) timeline: Timeline,
+    /// The time from its launch until this daemon began.
+    pub(super) ran_before: Duration,
     pub(super) token_sha256: String,
     pub(super) token_expires_unix: i64,
     /// The expiry of its tokens, by [`super::Now::boot`].
@@ -61,8 +71,12 @@ impl Cell {
             order_record: None,
             sandbox: String::new(),
             pod_uid: String::new(),
+            namespace: String::new(),
             boot_id: String::new(),
             created_unix_nanos: 0,
+            offering: None,
+            timeline: Timeline::default(),
+            ran_before: Duration::ZERO,
             token_sha256: String::new(),
             token_expires_unix: 0,
             token_deadline: Duration::ZERO,
@@ -109,6 +123,9 @@ impl Cell {
                 .filter(|_| self.state.has_open_launch())
                 .map(|launch| launch.stored()),
             containers_ended: self.state.containers_ended(),
+            offering: self.offering.as_ref().map(launch::stored_candidate),
+            timeline: Some(self.timeline.stored()),
+            namespace: self.namespace.clone(),
         }
     }
 }

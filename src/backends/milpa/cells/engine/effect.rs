@@ -4,7 +4,7 @@ use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use kiyot_proto::store;
 
-use super::launch::Launch;
+use super::{launch::Launch, timeline::Step};
 use crate::backends::milpa::{
     cells::CellError,
     id::{CellId, SandboxId},
@@ -30,7 +30,7 @@ pub(crate) enum Event {
         error: Arc<StoreError>,
     },
     /// The provider answered a launch.
-    Launched(CellId, Result<InstanceId, ProviderError>),
+    Launched(CellId, Result<Instance, ProviderError>),
     /// The provider answered an attachment.
     Attached(CellId, Result<Vec<IpAddr>, ProviderError>),
     /// The agent answered a shutdown: true if all containers have ended.
@@ -70,6 +70,8 @@ pub(crate) enum Event {
         /// The number of the claim.
         claim: ClaimNumber,
     },
+    /// The pod of a cell has reached a step of its start.
+    Reached(CellId, Step),
     /// The cell must end, because its pod ends.
     Terminate {
         /// The cell.
@@ -99,6 +101,8 @@ pub(crate) enum Change {
     Cell(CellId, Option<Box<store::Cell>>),
     /// Writes or removes the record of an order.
     Order(SandboxId, Option<Box<store::Order>>),
+    /// Writes the cost of the ended cells of a namespace.
+    Cost(String, store::NamespaceCost),
 }
 
 /// The refusal of a claim.
@@ -174,6 +178,8 @@ pub(crate) enum Notice {
     Waits(SandboxId),
     /// A launch goes on that was begun by a previous daemon.
     Resumed,
+    /// The first container of a cell runs: the milliseconds of each step since the cell's creation.
+    Started(Vec<(&'static str, i64)>),
     /// Many instances are not found at once, which is taken for an outage of the provider.
     Outage {
         /// The instances that were not found.

@@ -77,14 +77,14 @@ impl Engine {
         let age = self.capabilities.not_found_believed_after;
         // A request may arrive late, and a list may be partial.
         let enough = if age.is_zero() { 1 } else { MIN_ABSENT_LISTINGS };
-        let open: Vec<(CellId, Option<InstanceId>, bool)> = self
+        let open: Vec<(CellId, Option<&Instance>, bool)> = self
             .cells
             .values()
             .filter(|cell| cell.state.has_open_launch())
             .map(|cell| {
                 let found = instances.iter().find(|instance| is_of_launch(instance, cell));
                 let is_searching = cell.state.is_searching();
-                (cell.id.clone(), found.map(|instance| instance.id.clone()), is_searching)
+                (cell.id.clone(), found, is_searching)
             })
             .collect();
         let open_ids: BTreeSet<&CellId> = open.iter().map(|(id, ..)| id).collect();
@@ -93,12 +93,7 @@ impl Engine {
             match found {
                 // A launch with a pending call is answered by the call.
                 _ if !is_searching => {}
-                Some(instance) => {
-                    if let Some(cell) = self.cells.get_mut(&id) {
-                        cell.instance_known = Some(now.boot);
-                    }
-                    self.apply(&id, CellEvent::Launched(instance), now);
-                }
+                Some(instance) => self.on_instance(&id, instance, now),
                 None => {
                     let (first, absences) =
                         self.evidence.not_listed.entry(id.clone()).or_insert((began, 0));

@@ -3,10 +3,13 @@
 use kiyot_link::bootstrap::Bootstrap;
 use kiyot_proto::store;
 
-use crate::backends::milpa::{
-    id::CellId,
-    placement::{Market, Offering},
-    providers::LaunchSpec,
+use crate::{
+    backends::milpa::{
+        id::CellId,
+        placement::{Candidate, Market, Offering},
+        providers::LaunchSpec,
+    },
+    price::Price,
 };
 
 /// A launch: every parameter of the call, so that a replay has the same. Holds secrets.
@@ -23,7 +26,7 @@ impl Launch {
     pub(super) fn stored(&self) -> store::Launch {
         store::Launch {
             token: self.token.clone(),
-            candidates: self.spec.candidates.iter().map(stored_offering).collect(),
+            candidates: self.spec.candidates.iter().map(stored_candidate).collect(),
             tags: self.spec.tags.clone().into_iter().collect(),
             // Bootstrap has no part whose encoding can fail.
             bootstrap_json: serde_json::to_vec(&self.spec.bootstrap).unwrap_or_default().into(),
@@ -34,7 +37,7 @@ impl Launch {
     /// Returns the launch of a record; `None` if it can't be replayed.
     pub(super) fn from_stored(cell: &CellId, stored: &store::Launch) -> Option<Self> {
         let bootstrap: Bootstrap = serde_json::from_slice(&stored.bootstrap_json).ok()?;
-        let candidates: Vec<Offering> = stored.candidates.iter().map(offering).collect();
+        let candidates: Vec<Candidate> = stored.candidates.iter().map(candidate).collect();
         let spec = LaunchSpec {
             cell: cell.clone(),
             candidates,
@@ -49,18 +52,25 @@ impl Launch {
     }
 }
 
-fn stored_offering(offering: &Offering) -> store::Offering {
+/// Returns the record of a priced offering.
+pub(super) fn stored_candidate(candidate: &Candidate) -> store::Offering {
+    let Candidate { offering, price, is_at_most } = candidate;
     store::Offering {
         instance_type: offering.instance_type.clone(),
         zone: offering.zone.clone(),
         spot: offering.market == Market::Spot,
+        price_micros: price.micros(),
+        price_is_at_most: *is_at_most,
     }
 }
 
-fn offering(stored: &store::Offering) -> Offering {
-    Offering {
+/// Returns the priced offering of a record.
+pub(super) fn candidate(stored: &store::Offering) -> Candidate {
+    let offering = Offering {
         instance_type: stored.instance_type.clone(),
         zone: stored.zone.clone(),
         market: if stored.spot { Market::Spot } else { Market::OnDemand },
-    }
+    };
+    let price = Price::from_micros(stored.price_micros);
+    Candidate { offering, price, is_at_most: stored.price_is_at_most }
 }

@@ -11,13 +11,13 @@ use kiyot_proto::store;
 
 use super::{
     CellEvent, CommitOf, Effect, Engine, LaunchCall, Notice, Now, SILENT, State, cell::Cell,
-    launch::Launch, sha256, timers::Timer,
+    launch::Launch, sha256, timeline, timers::Timer,
 };
 use crate::backends::milpa::{
     cells::CellError,
     error_chain::error_chain,
     id::{CellId, SandboxId},
-    placement::Offering,
+    placement::Candidate,
     providers::{Attachment, ErrorClass, LaunchSpec, PodTags, ProviderError},
 };
 
@@ -52,7 +52,7 @@ pub(crate) struct OrderSpec {
     /// The labels of the pod, for the tags of its instance.
     pub(crate) labels: BTreeMap<String, String>,
     /// The offerings that suit the pod, the preferred first.
-    pub(crate) candidates: Vec<Offering>,
+    pub(crate) candidates: Vec<Candidate>,
     /// The time that the caller has; bounded by `launch_timeout`.
     pub(crate) timeout: Option<Duration>,
 }
@@ -75,7 +75,7 @@ pub(super) struct Order {
     pub(super) attachment: Option<Box<Attachment>>,
     /// The labels of the pod; empty until then.
     pub(super) labels: BTreeMap<String, String>,
-    pub(super) candidates: Vec<Offering>,
+    pub(super) candidates: Vec<Candidate>,
     pub(super) state: OrderState,
     /// The number of cells that were launched for it.
     pub(super) launches: u32,
@@ -302,8 +302,9 @@ impl Engine {
             order_record: Some(sandbox.clone()),
             sandbox: sandbox.as_str().to_owned(),
             pod_uid: order.key.pod_uid.clone(),
+            namespace: order.key.namespace.clone(),
             boot_id: self.config.boot_id.clone(),
-            created_unix_nanos: i64::try_from(now.unix.as_nanos()).unwrap_or(i64::MAX),
+            created_unix_nanos: timeline::nanos(now.unix),
             token_sha256: sha256(enrolment.as_bytes()),
             token_expires_unix: i64::try_from(expires.as_secs()).unwrap_or(i64::MAX),
             token_deadline: now.boot + self.config.token_ttl,
@@ -329,7 +330,7 @@ impl Engine {
         if order.and_then(|order| self.orders.get(order)).is_some_and(Order::is_wanted) {
             self.apply(id, CellEvent::Bind, now);
         } else {
-            self.commit(id, CommitOf::State);
+            self.commit(id, CommitOf::State, now);
         }
     }
 
@@ -360,7 +361,7 @@ impl Engine {
         let error = failure_of(&mut cell, Some(order));
         order.causes.push(cause_of(&error));
         if let CellError::Provider(refusal) = &error {
-            order.candidates.retain(|candidate| !refusal.refused.contains(candidate));
+            order.candidates.retain(|candidate| !refusal.refused.contains(&candidate.offering));
         }
         let may_retry = match &error {
             CellError::Provider(refusal) => {

@@ -10,8 +10,10 @@ use kiyot_proto::store::{self, CellPhase};
 
 use super::{
     Capabilities, Change, EndStep, Engine, EngineConfig, LaunchCall, Now, OrderKey, Seams, State,
+    Timeline,
     cell::Cell,
-    launch::Launch,
+    costs::{self, Costs},
+    launch::{self, Launch},
     order::{Order, OrderState},
     state::StopStep,
     timers::Timer,
@@ -55,6 +57,8 @@ pub(crate) struct Journal {
     pub(crate) orders: Vec<(String, store::Order)>,
     /// The sandboxes.
     pub(crate) sandboxes: Vec<JournalSandbox>,
+    /// The costs of ended cells by namespace.
+    pub(crate) costs: Vec<(String, store::NamespaceCost)>,
 }
 
 /// A record that is not usable, for the log.
@@ -80,7 +84,8 @@ impl Engine {
     ) -> (Self, Vec<Change>, Vec<Unusable>) {
         let mut engine = Self::new(config, capabilities, seams);
         let (mut changes, mut unusable) = (Vec::new(), Vec::new());
-        let Journal { cells, orders, sandboxes } = journal;
+        let Journal { cells, orders, sandboxes, costs } = journal;
+        engine.costs = Costs::from_stored(costs);
         let known: BTreeSet<&str> = cells.iter().map(|(key, _)| key.as_str()).collect();
         for sandbox in sandboxes.iter().filter(|sandbox| !known.contains(sandbox.cell.as_str())) {
             // Without its record its agent can't connect. The pod keeps its state until the cell's
@@ -184,14 +189,19 @@ impl Engine {
             self.resume_order(sandbox.clone(), &id, order, launch.as_ref(), now);
             sandbox
         });
+        let timeline = record.timeline.as_ref().map(Timeline::from_stored).unwrap_or_default();
         Cell {
             launch: launch.map(Arc::new),
             order_record: order.clone(),
             order,
             sandbox: record.sandbox.clone(),
             pod_uid: record.pod_uid.clone(),
+            namespace: record.namespace.clone(),
             boot_id: record.boot_id.clone(),
             created_unix_nanos: record.created_unix_nanos,
+            offering: record.offering.as_ref().map(launch::candidate),
+            timeline,
+            ran_before: costs::since_launch(&timeline, now),
             token_sha256: record.token_sha256.clone(),
             token_expires_unix: record.token_expires_unix,
             token_deadline: now.boot + left,

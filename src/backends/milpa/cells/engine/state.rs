@@ -475,6 +475,11 @@ impl State {
         )
     }
 
+    /// Returns true once the end is proven.
+    pub(crate) fn is_ended(&self) -> bool {
+        matches!(self, Self::Ended { .. })
+    }
+
     /// Returns true while the proof of an accepted termination is pending.
     pub(crate) fn is_confirming(&self) -> bool {
         matches!(self, Self::Terminating { step: EndStep::Confirming, .. })

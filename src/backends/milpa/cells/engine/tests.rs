@@ -4,11 +4,13 @@ use kiyot_proto::store::{self, CellPhase};
 use super::*;
 use crate::backends::milpa::{
     error_chain::error_chain,
-    placement::{Market, Offering},
-    providers::{Attachment, Instance, InstanceState, netns, sim},
+    placement::{Candidate, Market, Offering},
+    providers::{Attachment, InstanceId, InstanceState, netns, sim},
 };
+use crate::price::Price;
 
 mod clock;
+mod costs;
 mod properties;
 
 /// Seams that count.
@@ -64,6 +66,12 @@ fn offering(zone: &str) -> Offering {
     Offering { instance_type: "small".into(), zone: zone.into(), market: Market::Spot }
 }
 
+const PRICE: Price = Price::from_micros(3_600_000);
+
+fn candidate(zone: &str) -> Candidate {
+    Candidate { offering: offering(zone), price: PRICE, is_at_most: false }
+}
+
 fn spec(pod: &str) -> OrderSpec {
     OrderSpec {
         key: OrderKey {
@@ -76,7 +84,7 @@ fn spec(pod: &str) -> OrderSpec {
         sandbox: SandboxId::mint().unwrap(),
         attachment: Attachment::default(),
         labels: BTreeMap::new(),
-        candidates: vec![offering("a"), offering("b")],
+        candidates: ["a", "b"].map(candidate).to_vec(),
         timeout: None,
     }
 }
@@ -100,8 +108,7 @@ fn launched(engine: &mut Engine, pod: &str, now: Now) -> (CellId, Arc<Launch>) {
 /// Binds a cell to its pod.
 fn bound(engine: &mut Engine, pod: &str, instance: &str) -> CellId {
     let (cell, launch) = launched(engine, pod, at(1));
-    let id = InstanceId(instance.into());
-    engine.handle(Event::Launched(cell.clone(), Ok(id)), at(1));
+    engine.handle(Event::Launched(cell.clone(), Ok(launched_as(instance, &cell))), at(1));
     claim(engine, &cell, &launch, at(1)).unwrap();
     engine.handle(Event::Connected(cell.clone()), at(1));
     engine.handle(Event::Attached(cell.clone(), Ok(Vec::new())), at(1));
@@ -136,6 +143,11 @@ fn instance(id: &str, cell: &CellId, fingerprint: &str) -> Instance {
         fingerprint: fingerprint.into(),
         ..Instance::new(InstanceId(id.into()), cell.clone(), offering("a"), InstanceState::Running)
     }
+}
+
+/// Returns the instance of a launch's answer.
+fn launched_as(id: &str, cell: &CellId) -> Instance {
+    instance(id, cell, "ours")
 }
 
 fn listed(engine: &mut Engine, seconds: u64, instances: &[Instance]) -> Effects {
@@ -247,7 +259,7 @@ fn launch_round_trips_through_the_journal() {
     let (cell, launch) = launched(&mut engine, "pod", at(1));
     let record = engine.cells[&cell].stored();
     assert_eq!(Launch::from_stored(&cell, &record.launch.unwrap()).as_ref(), Some(&*launch));
-    engine.handle(Event::Launched(cell.clone(), Ok(InstanceId("i".into()))), at(2));
+    engine.handle(Event::Launched(cell.clone(), Ok(launched_as("i", &cell))), at(2));
     assert_eq!(engine.cells[&cell].stored().launch, None, "its secrets are not kept");
 }
 
@@ -264,7 +276,7 @@ fn refused_launch_is_placed_again_without_the_refused_offering() {
     });
     let (second, launch) = again.unwrap();
     assert_ne!(first, second);
-    assert_eq!(launch.spec.candidates, [offering("b")]);
+    assert_eq!(launch.spec.candidates, [candidate("b")]);
     assert!(!engine.contains(&first));
 }
 

@@ -27,7 +27,7 @@ fn take(engine: &mut Engine, (kind, which, ..): Step, order: &OrderSpec, now: No
     };
     let id = InstanceId(format!("i-{cell}"));
     let event = match kind {
-        1 | 2 => Event::Launched(cell, Ok(id)),
+        1 | 2 => Event::Launched(cell.clone(), Ok(launched_as(&id.0, &cell))),
         3 => Event::Launched(cell, failed(ErrorClass::Unanswered)),
         4 => Event::Launched(cell, failed(ErrorClass::Capacity)),
         5 => Event::Connected(cell),
@@ -62,6 +62,7 @@ fn without_times(mut effects: Effects) -> String {
         for change in changes {
             if let Change::Cell(_, Some(record)) = change {
                 (record.created_unix_nanos, record.token_expires_unix) = (0, 0);
+                record.timeline = None;
                 record.launch.iter_mut().for_each(|launch| launch.tags.clear());
             }
         }

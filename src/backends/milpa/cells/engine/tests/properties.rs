@@ -110,6 +110,7 @@ struct Harness {
     models: BTreeMap<CellId, Model>,
     cells: BTreeMap<CellId, store::Cell>,
     orders: BTreeMap<SandboxId, store::Order>,
+    costs: BTreeMap<String, store::NamespaceCost>,
     /// The listings that showed a stray.
     sightings: u32,
     fails_commits: bool,
@@ -125,6 +126,7 @@ impl Harness {
             models: BTreeMap::new(),
             cells: BTreeMap::new(),
             orders: BTreeMap::new(),
+            costs: BTreeMap::new(),
             sightings: 0,
             fails_commits: false,
         }
@@ -190,7 +192,7 @@ impl Harness {
                 let instance = InstanceId(format!("i-{id}"));
                 model.known = self.now.boot;
                 model.instance = Some(instance.clone());
-                Event::Launched(id, Ok(instance))
+                Event::Launched(id.clone(), Ok(launched_as(&instance.0, &id)))
             }
             Kind::Launched(Some(class)) => Event::Launched(id, Err(error(class))),
             Kind::Attached(true) => Event::Attached(id, Ok(Vec::new())),
@@ -270,6 +272,7 @@ impl Harness {
                     created_unix_nanos: 0,
                 })
                 .collect(),
+            costs: self.costs.clone().into_iter().collect(),
         };
         let seams = Box::new(Counting(self.restarts << 32));
         let (engine, changes, unusable) =
@@ -299,6 +302,10 @@ impl Harness {
                 Change::Cell(id, None) => drop(self.cells.remove(&id)),
                 Change::Order(id, Some(record)) => drop(self.orders.insert(id, *record)),
                 Change::Order(id, None) => drop(self.orders.remove(&id)),
+                Change::Cost(namespace, cost) => {
+                    let before = self.costs.insert(namespace, cost);
+                    assert!(before.is_none_or(|before| before.micros <= cost.micros));
+                }
             }
         }
     }

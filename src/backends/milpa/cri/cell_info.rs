@@ -1,0 +1,37 @@
+//! The account of a pod's cell, for `crictl inspectp`.
+
+use serde_json::{Map, Value, json};
+
+use crate::backends::milpa::cells::Account;
+
+/// Returns the entries of a cell: its instance with price and cost, the steps of its start, and the
+/// cells of its namespace on this node.
+pub(super) fn entries(account: &Account) -> Map<String, Value> {
+    let mut instance = Map::from_iter([("id".to_owned(), account.instance.as_str().into())]);
+    if let Some(candidate) = &account.offering {
+        let offering = &candidate.offering;
+        instance.insert("type".to_owned(), offering.instance_type.as_str().into());
+        instance.insert("zone".to_owned(), offering.zone.as_str().into());
+        instance.insert("market".to_owned(), offering.market.to_string().into());
+        instance.insert("pricePerHour".to_owned(), candidate.price.to_string().into());
+        instance.insert("priceIsAtMost".to_owned(), candidate.is_at_most.into());
+        instance.insert("cost".to_owned(), account.cost.to_string().into());
+    }
+    let steps = account.timeline.since(account.created_unix_nanos);
+    let start: Map<String, Value> =
+        steps.map(|(step, millis)| (format!("{step}Ms"), millis.into())).collect();
+    let namespace = account.namespace;
+    Map::from_iter([
+        ("instance".to_owned(), instance.into()),
+        ("createdUnixNanos".to_owned(), account.created_unix_nanos.into()),
+        ("start".to_owned(), start.into()),
+        (
+            "namespace".to_owned(),
+            json!({
+                "cells": namespace.cells,
+                "pricePerHour": namespace.price.to_string(),
+                "cost": namespace.cost.to_string(),
+            }),
+        ),
+    ])
+}
