@@ -60,7 +60,7 @@ async fn pod_that_fits_nothing_is_an_invalid_argument() {
     assert_eq!((kiyot.provider.launched(), kiyot.daemon.cells.all().len()), (0, 0));
 }
 
-/// Verifies A16 and A17.
+/// Verifies A16, A17.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn verbose_status_has_price_cost_and_timeline_of_the_cell() {
     let kiyot = with_types(&[("a", "0.2"), ("b", "0.3")]).await;

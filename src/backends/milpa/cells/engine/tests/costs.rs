@@ -98,8 +98,11 @@ fn timeline_has_each_step_of_a_start_once() {
         ("imageReady", 2000),
         ("firstContainer", 4000),
     ];
-    let is_notice = |(_, effect): &(_, Effect)| matches!(effect, Effect::Log(Notice::Started(found)) if *found == steps);
-    assert!(effects.iter().any(is_notice), "{effects:?}");
+    let notices = effects.iter().filter_map(|(_, effect)| match effect {
+        Effect::Log(Notice::Started(found)) => Some(found.as_slice()),
+        _ => None,
+    });
+    assert_eq!(notices.collect::<Vec<_>>(), [steps]);
     assert_eq!(commits(&effects).len(), 1);
     for step in [Step::ImageReady, Step::FirstContainer] {
         assert!(reached(&mut engine, &cell, step, 9).is_empty());
