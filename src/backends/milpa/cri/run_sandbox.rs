@@ -18,7 +18,7 @@ use crate::{
         clock,
         error_chain::error_chain,
         id::SandboxId,
-        placement::Requested,
+        placement::{Needs, Requested},
         pods::Sandbox,
         policy,
         providers::Attachment,
@@ -50,8 +50,9 @@ impl CriService {
             .as_ref()
             .ok_or_else(|| Status::invalid_argument("RunPodSandbox without a config.metadata"))?;
         policy::check_sandbox(&self.rules(), config).map_err(status_code::of_refusal)?;
-        CellRequest::parse(&config.annotations)
+        let wanted = CellRequest::parse(&config.annotations)
             .map_err(|error| Status::invalid_argument(error_chain(&error)))?;
+        let needs = self.cells.needs(&wanted, &Requested::of_sandbox(config));
         let key = OrderKey {
             pod_uid: metadata.uid.clone(),
             namespace: metadata.namespace.clone(),
@@ -60,7 +61,7 @@ impl CriService {
         };
         let identity = annotations::identity(&config.annotations);
         loop {
-            let (service, name) = (Arc::clone(self), key.clone());
+            let (service, name, needs) = (Arc::clone(self), key.clone(), needs.clone());
             let joined = self.launches.join(
                 &self.tasks,
                 key.clone(),
@@ -69,7 +70,9 @@ impl CriService {
                 |launched, request| {
                     requests::same_sandbox(launched, request) && identity_of(launched) == identity
                 },
-                |request| Box::pin(async move { service.existing_or_new(&name, &request).await }),
+                |request| {
+                    Box::pin(async move { service.existing_or_new(&name, &request, needs).await })
+                },
             );
             match joined {
                 Joined::Same(waiter) => {
@@ -97,6 +100,7 @@ impl CriService {
         self: Arc<Self>,
         key: &OrderKey,
         request: &cri::RunPodSandboxRequest,
+        needs: Needs,
     ) -> Result<SandboxId, Status> {
         if let Some(existing) = self.sandbox_named(key) {
             let meta = existing.meta();
@@ -135,7 +139,7 @@ impl CriService {
                 stopped.map_err(status_code::of_teardown)?;
             }
         }
-        Box::pin(self.launch(request)).await
+        Box::pin(self.launch(request, needs)).await
     }
 
     fn sandbox_named(&self, key: &OrderKey) -> Option<Sandbox> {
@@ -149,6 +153,7 @@ impl CriService {
     async fn launch(
         self: Arc<Self>,
         request: &cri::RunPodSandboxRequest,
+        needs: Needs,
     ) -> Result<SandboxId, Status> {
         let id = SandboxId::mint().map_err(status_code::of_randomness)?;
         let metadata = request.config.clone().unwrap_or_default().metadata.unwrap_or_default();
@@ -166,10 +171,6 @@ impl CriService {
                 .map(|linux| linux.cgroup_parent.clone())
                 .unwrap_or_default(),
         };
-        let config = request.config.clone().unwrap_or_default();
-        let wanted = CellRequest::parse(&config.annotations)
-            .map_err(|error| Status::invalid_argument(error_chain(&error)))?;
-        let needs = self.cells.needs(&wanted, &Requested::of_sandbox(&config));
         let pod = format!("{}/{}", attachment.pod_namespace, attachment.pod_name);
         let unknown: Vec<&str> = request
             .config
