@@ -20,10 +20,11 @@ impl Refused for () {
     }
 }
 
-/// Memory of the offerings that were refused.
+/// Memory of the offerings that were refused. A clone is cheap and does not change.
 #[derive(Debug, Clone, Default)]
 pub struct Refusals {
-    refused: BTreeMap<Offering, Refusal>,
+    /// Copied on a write while a clone is in use.
+    refused: Arc<BTreeMap<Offering, Refusal>>,
 }
 
 /// The refusal of an offering.
@@ -50,10 +51,11 @@ impl Refusals {
         now: Duration,
         refusal: &Refusal,
     ) {
-        self.refused.retain(|_, refusal| refusal.until > now);
+        let refused = Arc::make_mut(&mut self.refused);
+        refused.retain(|_, refusal| refusal.until > now);
         for offering in offerings {
-            if self.refused.len() < MAX_REFUSED || self.refused.contains_key(offering) {
-                self.refused.insert(offering.clone(), refusal.clone());
+            if refused.len() < MAX_REFUSED || refused.contains_key(offering) {
+                refused.insert(offering.clone(), refusal.clone());
             }
         }
     }
