@@ -20,8 +20,6 @@ use kiyot_proto::{
 use ring::rand::{SecureRandom, SystemRandom};
 use tokio::sync::{broadcast, oneshot};
 
-use crate::annotations::CellRequest;
-
 use super::{
     gateway::{CellLink, Gateway},
     id::{CellId, NoRandomness, SandboxId},
@@ -29,6 +27,7 @@ use super::{
     providers::{Attachment, InstanceId, Owner, Provider, ProviderError},
     store::{Batch, Store, StoreError, Table},
 };
+use crate::annotations::CellRequest;
 
 mod admission;
 pub(crate) mod engine;
@@ -471,6 +470,7 @@ impl Cells {
         catalogue: &Catalogue,
         needs: &Needs,
     ) -> Result<Vec<Candidate>, CellError> {
+        // Ranked without the lock.
         let refusals = self.shared.core().engine.refusals().clone();
         let at = now().boot;
         let ranked = placement::rank(catalogue, needs, &self.rules, &refusals.at(at));
