@@ -9,6 +9,7 @@ pub mod app;
 pub mod backends;
 pub mod cli;
 pub mod config;
+mod decimal;
 pub mod manifest;
 pub mod price;
 pub mod problems;

@@ -2,6 +2,8 @@
 
 use std::{fmt, ops::Add, str::FromStr, time::Duration};
 
+use crate::decimal::{self, Rounding};
+
 /// Millionths of a dollar.
 const MICROS: u64 = 1_000_000;
 /// Decimals of a price that are kept; finer parts are rounded up.
@@ -98,17 +100,11 @@ impl FromStr for Price {
 }
 
 fn read(text: &str) -> Option<u64> {
-    let (whole, fraction) = text.split_once('.').unwrap_or((text, "0"));
-    let is_number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
-    if text.len() > MAX_CHARS || !is_number(whole) || !is_number(fraction) {
+    if text.len() > MAX_CHARS {
         return None;
     }
-    let (kept, finer) = fraction.split_at(fraction.len().min(DECIMALS));
-    let micros: u64 = format!("{kept:0<DECIMALS$}").parse().ok()?;
-    let rounding = u64::from(finer.bytes().any(|digit| digit != b'0'));
-    let dollars: u64 = whole.parse().ok()?;
-    let price = dollars.checked_mul(MICROS)? + micros + rounding;
-    (price <= MAX_DOLLARS * MICROS).then_some(price)
+    let micros = decimal::parse(text, MICROS.into(), Rounding::Up)?;
+    u64::try_from(micros).ok().filter(|micros| *micros <= MAX_DOLLARS * MICROS)
 }
 
 impl fmt::Display for Price {

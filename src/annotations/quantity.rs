@@ -2,6 +2,8 @@
 
 use std::str::FromStr;
 
+use crate::decimal::{self, Rounding};
+
 /// Resolution: parts of a unit.
 const NANO: u128 = 1_000_000_000;
 
@@ -61,16 +63,10 @@ fn read(text: &str) -> Option<u128> {
     let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, suffix) = text.split_at(end);
     let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
-    if whole.len() + fraction.len() == 0 || fraction.contains('.') {
+    if whole.len() + fraction.len() == 0 {
         return None;
     }
-    let fraction = fraction.trim_end_matches('0');
-    let digits: u128 = match format!("{whole}{fraction}").trim_start_matches('0') {
-        "" => 0,
-        digits => digits.parse().ok()?,
-    };
-    let scale = 10_u128.checked_pow(u32::try_from(fraction.len()).ok()?)?;
-    let nanos = digits.checked_mul(unit(suffix)?)?.div_ceil(scale);
+    let nanos = decimal::from_parts(whole, fraction, unit(suffix)?, Rounding::Up)?;
     // Kubernetes keeps quantities in 63 bits.
     (nanos <= u128::from(i64::MAX.unsigned_abs()) * NANO).then_some(nanos)
 }

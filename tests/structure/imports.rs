@@ -134,7 +134,10 @@ const PARTS: &[Part] = &[
             &["annotations", "config", "price"],
         ],
     },
-    Part { path: "backends::milpa::placement", may: &[&["annotations", "config", "price"]] },
+    Part {
+        path: "backends::milpa::placement",
+        may: &[&["annotations", "config", "decimal", "price"]],
+    },
     Part { path: "backends::milpa::store", may: &[&["backends::milpa::id"]] },
     Part { path: "backends::milpa::clock", may: &[] },
     Part { path: "backends::milpa::error_chain", may: &[] },
@@ -143,9 +146,10 @@ const PARTS: &[Part] = &[
     Part { path: "backends::milpa::mailbox", may: &[] },
     Part { path: "backends::milpa::tasks", may: &[] },
     Part { path: "manifest", may: &[&["annotations", "problems"]] },
-    Part { path: "annotations", may: &[&["config", "price", "problems"]] },
+    Part { path: "annotations", may: &[&["config", "decimal", "price", "problems"]] },
     Part { path: "config", may: &[&["problems"]] },
-    Part { path: "price", may: &[] },
+    Part { path: "decimal", may: &[] },
+    Part { path: "price", may: &[&["decimal"]] },
     Part { path: "problems", may: &[] },
 ];
 

@@ -6,7 +6,11 @@
 use std::{collections::HashMap, fmt, num::NonZeroU64};
 
 use super::{Catalogue, Gpus, InstanceType, Market, catalogue::Entry, catalogue::Offer};
-use crate::{annotations::Architecture, price::Price};
+use crate::{
+    annotations::Architecture,
+    decimal::{self, Rounding},
+    price::Price,
+};
 
 /// Bounds the number of rows: EC2 has some 1,250 instance types.
 const MAX_ROWS: usize = 20_000;
@@ -200,7 +204,9 @@ impl<'a> Row<'a> {
             return Ok(None);
         }
         let text = self.text("baseline_vcpus").unwrap_or_default();
-        let milli = decimal_milli(text).filter(|milli| *milli <= MAX_CPUS * 1000);
+        let milli = decimal::parse(text, 1000, Rounding::Down)
+            .and_then(|milli| u64::try_from(milli).ok())
+            .filter(|milli| *milli <= MAX_CPUS * 1000);
         let allowed = "the vCPUs that a burstable type has all the time, such as 0.4";
         milli.map(Some).ok_or_else(|| wrong("baseline_vcpus", text, allowed))
     }
@@ -263,15 +269,4 @@ impl<'a> Row<'a> {
 fn wrong(column: &str, value: &str, allowed: &str) -> String {
     let shown: String = value.chars().take(MAX_TEXT_BYTES).collect();
     format!("{column} = {shown:?}; allowed: {allowed}")
-}
-
-/// Parses a decimal number in thousandths, rounded down: `0.4` is 400.
-fn decimal_milli(text: &str) -> Option<u64> {
-    let (whole, fraction) = text.split_once('.').unwrap_or((text, "0"));
-    let is_number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
-    if !is_number(whole) || !is_number(fraction) {
-        return None;
-    }
-    let thousandths: String = fraction.chars().chain("000".chars()).take(3).collect();
-    whole.parse::<u64>().ok()?.checked_mul(1000)?.checked_add(thousandths.parse().ok()?)
 }
