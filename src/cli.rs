@@ -18,6 +18,7 @@ use crate::{
     manifest::{self, Purpose},
 };
 
+mod bounded;
 mod catalogues;
 mod explain;
 mod manifest_files;

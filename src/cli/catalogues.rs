@@ -6,7 +6,7 @@ use std::{
     path::Path,
 };
 
-use super::UsageError;
+use super::{UsageError, bounded::bounded};
 use crate::backends::milpa::placement::{CatalogueFile, SetAside};
 
 /// The name of the catalogue that is built into the program.
@@ -26,8 +26,7 @@ pub(super) fn read(name: &Path) -> Result<CatalogueFile, UsageError> {
 
 fn read_file(path: &Path) -> io::Result<Vec<u8>> {
     let mut text = Vec::new();
-    // The parser reports an input with one byte too many.
-    File::open(path)?.take(CatalogueFile::MAX_BYTES as u64 + 1).read_to_end(&mut text)?;
+    bounded(File::open(path)?, CatalogueFile::MAX_BYTES).read_to_end(&mut text)?;
     Ok(text)
 }
 

@@ -6,6 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use super::bounded::bounded;
 use crate::manifest::{self, File};
 
 /// File name of the standard input.
@@ -71,15 +72,10 @@ fn files_of(directory: &Path) -> Result<Vec<PathBuf>, String> {
 }
 
 fn read_file(path: &Path, stdin: &mut dyn Read) -> io::Result<String> {
-    let mut text = String::new();
-    // The parser reports an input with one byte too many.
-    let limit = manifest::MAX_BYTES as u64 + 1;
     if path == Path::new(STDIN) {
-        stdin.take(limit).read_to_string(&mut text)?;
-    } else {
-        fs::File::open(path)?.take(limit).read_to_string(&mut text)?;
+        return io::read_to_string(bounded(stdin, manifest::MAX_BYTES));
     }
-    Ok(text)
+    io::read_to_string(bounded(fs::File::open(path)?, manifest::MAX_BYTES))
 }
 
 #[cfg(test)]
