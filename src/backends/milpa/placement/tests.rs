@@ -33,6 +33,16 @@ fn annotated(annotations: &[(&str, &str)]) -> Needs {
     Needs::new(&request, &Requested::default(), &RULES.defaults)
 }
 
+/// Returns the request of a sandbox with these resources.
+fn requested(
+    resources: cri::LinuxContainerResources,
+    overhead: Option<cri::LinuxContainerResources>,
+) -> Requested {
+    let linux =
+        cri::LinuxPodSandboxConfig { resources: Some(resources), overhead, ..Default::default() };
+    Requested::of_sandbox(&cri::PodSandboxConfig { linux: Some(linux), ..Default::default() })
+}
+
 fn candidates(needs: &Needs) -> Vec<String> {
     let ranked = rank(&EC2, needs, &RULES, &());
     ranked.iter().map(|candidate| candidate.offering.to_string()).collect()
@@ -89,20 +99,16 @@ fn preferred_market_is_before_the_other() {
 /// Verifies A11.
 #[test]
 fn exact_type_overrides_requests_and_not_annotations() {
-    let config = cri::PodSandboxConfig {
-        linux: Some(cri::LinuxPodSandboxConfig {
-            resources: Some(cri::LinuxContainerResources {
-                memory_limit_in_bytes: 64 << 30,
-                cpu_shares: 32 * 1024,
-                ..Default::default()
-            }),
+    let requested = requested(
+        cri::LinuxContainerResources {
+            memory_limit_in_bytes: 64 << 30,
+            cpu_shares: 32 * 1024,
             ..Default::default()
-        }),
-        ..Default::default()
-    };
+        },
+        None,
+    );
     let needs = |annotations: &[(&str, &str)]| {
         let needs = annotated(annotations);
-        let requested = Requested::of_sandbox(&config);
         Needs {
             milli_cpus: requested.milli_cpus.unwrap(),
             memory_mib: match needs.memory_mib.source {
@@ -176,14 +182,7 @@ fn size_is_that_of_the_cri_request() {
         };
         let overhead =
             cri::LinuxContainerResources { memory_limit_in_bytes: overhead, ..Default::default() };
-        let requested = Requested::of_sandbox(&cri::PodSandboxConfig {
-            linux: Some(cri::LinuxPodSandboxConfig {
-                resources: Some(resources),
-                overhead: Some(overhead),
-                ..Default::default()
-            }),
-            ..Default::default()
-        });
+        let requested = requested(resources, Some(overhead));
         let needs = Needs::new(&CellRequest::default(), &requested, &RULES.defaults);
         let pair = |amount: Amount| (amount.value, amount.source);
         (pair(needs.milli_cpus), pair(needs.memory_mib), needs.overhead_mib)
@@ -492,15 +491,8 @@ proptest! {
             memory_limit_in_bytes: memory,
             ..Default::default()
         };
-        let config = cri::PodSandboxConfig {
-            linux: Some(cri::LinuxPodSandboxConfig {
-                resources: Some(resources),
-                ..Default::default()
-            }),
-            ..Default::default()
-        };
-        let needs =
-            Needs::new(&CellRequest::default(), &Requested::of_sandbox(&config), &RULES.defaults);
+        let requested = requested(resources, None);
+        let needs = Needs::new(&CellRequest::default(), &requested, &RULES.defaults);
         let _ = rank(&EC2, &needs, &RULES, &());
         let _ = misses(&EC2, &needs, &RULES, None, 3);
     }
