@@ -9,11 +9,25 @@ use super::super::command::{CommandError, output_of, run, succeed};
 
 /// The time for which `iptables` waits for its lock, in seconds.
 const TABLES_WAIT: &str = "10";
-/// The exit code of `iptables` after a lock timeout or if the kernel has no memory
-/// (`RESOURCE_PROBLEM` of xtables.h).
-const RESOURCE_PROBLEM: i32 = 4;
-/// The message with the same exit code if the kernel has no such tables (iptables, nft.c).
-const NO_TABLES: &str = "Could not fetch rule set generation id";
+/// The exit code of `iptables` and `iptables-restore` if the kernel refuses a command
+/// (`OTHER_PROBLEM` of xtables.h).
+const OTHER_PROBLEM: i32 = 1;
+/// The answers of `iptables` that mean absence: exit codes with a part of the message. The codes
+/// alone do not: 1 is also an exhausted kernel, 2 a wrong command line, 3 a lack of rights and 4 a
+/// lock timeout. iptables does not translate its messages.
+const ABSENT: [(i32, &str); 8] = [
+    (OTHER_PROBLEM, "No chain/target/match by that name"),
+    (OTHER_PROBLEM, "does a matching rule exist in that chain"),
+    // iptables-nft of an absent chain: up to 1.8.9, and in 1.8.10. Without a chain, the first
+    // message is of a table that it can't read.
+    (OTHER_PROBLEM, "' in table `"),
+    (OTHER_PROBLEM, "Incompatible with this kernel"),
+    // A kernel without netfilter's netlink, without a table, without IPv6, or without nf_tables.
+    (OTHER_PROBLEM, "Failed to initialize nft: Protocol not supported"),
+    (3, "do you need to insmod?"),
+    (3, "Address family not supported by protocol"),
+    (4, "Could not fetch rule set generation id: Invalid argument"),
+];
 
 /// The line number of the first command of a transaction, after the line of the table.
 const FIRST_LINE: usize = 2;
@@ -108,11 +122,14 @@ impl Rules {
     pub(super) async fn ensure(&self, dir: Option<&Path>) -> Result<(), RuleError> {
         let mut transaction = Transaction::new(self.family, self.table);
         for chain in &self.chains {
-            if !self.has_chain(chain, dir).await? {
+            let is_present = self.has_chain(chain, dir).await?;
+            if !is_present {
                 transaction.push("-N", std::slice::from_ref(&chain.name))?;
             }
             for rule in chain.content.iter().chain(&chain.jumps) {
-                if !self.has("-C", rule, dir).await? {
+                // Nothing jumps to an absent chain. `-C` of such a jump would exit as for a wrong
+                // command line.
+                if !is_present || !self.has("-C", rule, dir).await? {
                     transaction.push("-A", rule)?;
                 }
             }
@@ -131,7 +148,7 @@ impl Rules {
         match self.removal(&present)?.commit(dir).await {
             // A daemon of an older version, which changed rules one by one, may have been killed in
             // between.
-            Err(RuleError::Refused { error, .. }) if says_no(&error) => {}
+            Err(RuleError::Refused { error, .. }) if exit_code(&error) == Some(OTHER_PROBLEM) => {}
             result => return result,
         }
         for (_, jumps) in &mut present {
@@ -287,14 +304,20 @@ fn refused_line(said: &str) -> Option<usize> {
     digits.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
 }
 
+fn exit_code(error: &CommandError) -> Option<i32> {
+    match error {
+        CommandError::Refused { status, .. } => status.code(),
+        _ => None,
+    }
+}
+
 /// Returns true if a read-only program reports absence. A program that was killed, could not be
-/// started or did not get the lock has not looked.
+/// started or could not read the rules has not looked.
 fn says_no(error: &CommandError) -> bool {
     match error {
-        CommandError::Refused { status, said, .. } => match status.code() {
-            Some(RESOURCE_PROBLEM) => said.contains(NO_TABLES),
-            code => code.is_some(),
-        },
+        CommandError::Refused { status, said, .. } => ABSENT
+            .iter()
+            .any(|(code, message)| status.code() == Some(*code) && said.contains(message)),
         // Without the program there are no rules of it.
         CommandError::Io { source, .. } => source.kind() == io::ErrorKind::NotFound,
         CommandError::Cgroup { .. }
@@ -400,10 +423,16 @@ mod tests {
         for no in [
             "echo 'iptables: No chain/target/match by that name.' >&2; exit 1",
             "echo 'iptables: Bad rule (does a matching rule exist in that chain?).' >&2; exit 1",
-            "echo 'iptables v1.8.9 (legacy): Couldn'\\''t load target `KIYOT-HP-x'\\'':No such \
-             file or directory' >&2; exit 2",
+            "echo 'iptables v1.8.9 (nf_tables): chain `KIYOT-HP-x'\\'' in table `nat'\\'' is \
+             incompatible, use '\\''nft'\\'' tool.' >&2; exit 1",
+            "echo 'iptables: Incompatible with this kernel.' >&2; exit 1",
+            "echo 'iptables/1.8.9 Failed to initialize nft: Protocol not supported' >&2; exit 1",
             "echo 'ip6tables v1.8.9 (legacy): can'\\''t initialize ip6tables table `nat'\\'': \
-             Table does not exist' >&2; exit 3",
+             Table does not exist (do you need to insmod?)' >&2; exit 3",
+            "echo 'iptables v1.8.9 (legacy): can'\\''t initialize iptables table `nat'\\'': \
+             iptables who? (do you need to insmod?)' >&2; exit 3",
+            "echo 'ip6tables v1.8.9 (legacy): can'\\''t initialize ip6tables table `nat'\\'': \
+             Address family not supported by protocol' >&2; exit 3",
             "echo 'iptables v1.8.9 (nf_tables): Could not fetch rule set generation \
              id: Invalid argument' >&2; exit 4",
         ] {
@@ -414,9 +443,24 @@ mod tests {
              the -w option?' >&2; exit 4",
             "echo 'iptables v1.8.9 (nf_tables):  RULE_CHECK failed (Resource temporarily \
              unavailable): rule in chain OUTPUT' >&2; exit 4",
+            "echo 'iptables: Memory allocation problem.' >&2; exit 1",
+            "echo 'iptables/1.8.9 Failed to initialize nft: Too many open files' >&2; exit 1",
+            "echo 'iptables v1.8.9 (nf_tables): table `nat'\\'' is incompatible, use \
+             '\\''nft'\\'' tool.' >&2; exit 1",
+            "echo 'iptables v1.8.9 (nf_tables): unknown option \"--frob\"' >&2; exit 2",
+            "echo 'iptables v1.8.9 (legacy): Couldn'\\''t load match `addrtype'\\'':No such \
+             file or directory' >&2; exit 2",
+            "echo 'iptables v1.8.9 (legacy): can'\\''t initialize iptables table `nat'\\'': \
+             Permission denied (you must be root)' >&2; exit 3",
+            "echo 'iptables v1.8.9 (nf_tables): Could not fetch rule set generation id: \
+             Permission denied (you must be root)' >&2; exit 4",
+            "echo 'iptables: error while loading shared libraries: libxtables.so.12: cannot \
+             open shared object file: Error 24' >&2; exit 127",
             "kill -KILL $$",
         ] {
-            assert!(!says_no(&failure(unknown).await), "{unknown}");
+            let error = failure(unknown).await;
+            assert!(!says_no(&error), "{unknown}");
+            assert!(error.to_string().contains("/bin/sh -c"), "{error}");
         }
         let io = |kind: io::ErrorKind| CommandError::Io {
             program: "iptables".to_owned(),
