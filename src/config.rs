@@ -16,6 +16,7 @@ mod backends;
 mod checks;
 mod cidr;
 mod diff;
+mod limits;
 mod milpa;
 mod netns;
 mod placement;
@@ -28,6 +29,7 @@ mod source;
 pub use backends::{BackendConfig, CriBackend};
 pub use cidr::{Cidr, NotACidr};
 pub use diff::{Change, Diff};
+pub use limits::Limits;
 pub use milpa::{
     HostAccessPolicy, HostPath, MilpaBackend, NodeResolver, Policy, Privileged, ProviderKind,
 };

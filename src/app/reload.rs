@@ -29,7 +29,7 @@ impl App {
         for milpa in &self.milpas {
             if let Some(BackendConfig::Milpa(config)) = reloaded.backends.get(milpa.name().as_str())
             {
-                milpa.set_max_cells(config.max_cells);
+                milpa.set_limits(config);
                 milpa.set_policy(config.policy);
             }
         }

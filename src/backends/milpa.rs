@@ -80,6 +80,16 @@ pub enum StartError {
 }
 
 /// Returns the name of the node in Kubernetes, unless the kubelet is told another.
+/// Returns the limits of a configuration.
+fn limits(config: &MilpaBackend) -> cells::Limits {
+    cells::Limits {
+        max_cells: config.max_cells,
+        boots: config.limits.boots,
+        price: config.limits.price_per_hour,
+        namespace_price: config.limits.namespace_price_per_hour,
+    }
+}
+
 fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().to_lowercase()
 }
@@ -133,7 +143,7 @@ impl Milpa {
             );
         }
         let cells_config = CellsConfig {
-            max_cells: config.max_cells,
+            limits: limits(config),
             launch_timeout: config.launch_timeout,
             token_ttl: config.token_ttl,
             orphan_timeout: config.orphan_timeout,
@@ -208,9 +218,9 @@ impl Milpa {
         }
     }
 
-    /// Sets the limit of cells. Running cells go on, even above a lower limit.
-    pub fn set_max_cells(&self, max_cells: usize) {
-        self.cells.set_max_cells(max_cells);
+    /// Sets the limits of cells. Running cells go on, even above a lower limit.
+    pub fn set_limits(&self, config: &MilpaBackend) {
+        self.cells.set_limits(limits(config));
     }
 
     /// Ends all tasks. Pods go on, and the next start recovers them.

@@ -5,7 +5,9 @@ use std::{
     fmt,
 };
 
-use super::{BackendConfig, Config, CriBackend, MilpaBackend, Policy, Routing, Rule, Server};
+use super::{
+    BackendConfig, Config, CriBackend, Limits, MilpaBackend, Policy, Routing, Rule, Server,
+};
 use crate::problems::{Problem, Problems, Report};
 
 /// Changed key.
@@ -85,7 +87,13 @@ impl Diff {
                         kubelet_dir => restart,
                         policy => Vec::new(),
                         placement => restart,
+                        limits => Vec::new(),
                         netns => restart,
+                    });
+                    fields!(&old.limits, &new.limits, format!("{at}.limits"), Limits {
+                        boots => live,
+                        price_per_hour => live,
+                        namespace_price_per_hour => live,
                     });
                     fields!(&old.policy, &new.policy, format!("{at}.policy"), Policy {
                         host_path => live,
@@ -179,6 +187,7 @@ impl Config {
                 (backend, new.backends.get(name))
             {
                 old.max_cells = new.max_cells;
+                old.limits = new.limits;
                 old.policy = new.policy;
             }
         }

@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use super::{Netns, Placement, backends::CONTAINERD_SOCKET, read};
+use super::{Limits, Netns, Placement, backends::CONTAINERD_SOCKET, read};
 use crate::problems::{Field, Table};
 
 const STATE_DIR: &str = "/var/lib/kiyot";
@@ -61,6 +61,8 @@ pub struct MilpaBackend {
     pub kubelet_dir: PathBuf,
     /// Policy of host access.
     pub policy: Policy,
+    /// Limits of boots and prices.
+    pub limits: Limits,
     /// Choice of instances for pods.
     pub placement: Placement,
     /// Settings of the provider `netns`.
@@ -175,6 +177,7 @@ impl Default for MilpaBackend {
             registry_config_dir: None,
             kubelet_dir: KUBELET_DIR.into(),
             policy: Policy::default(),
+            limits: Limits::default(),
             placement: Placement::default(),
             netns: Netns::default(),
         }
@@ -214,6 +217,9 @@ impl MilpaBackend {
         table.set("kubelet_dir", &mut backend.kubelet_dir, read::path);
         if let Some(policy) = table.take("policy").and_then(|field| field.table()) {
             backend.policy = Policy::read(policy);
+        }
+        if let Some(limits) = table.take("limits").and_then(|field| field.table()) {
+            backend.limits = Limits::read(limits);
         }
         if let Some(placement) = table.take("placement").and_then(|field| field.table()) {
             backend.placement = Placement::read(placement);

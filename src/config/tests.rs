@@ -437,7 +437,7 @@ fn every_key() -> Vec<&'static str> {
     let odd = format!(
         "{}{}{}[backends.c]\ntype = \"cri\"\n\"\" = 1\n[backends.m]\ntype = \"milpa\"\n\"\" = 1\n\
          [[routing.rule]]\n\"\" = 1\n[backends.m.policy]\n\"\" = 1\n\
-         [backends.m.placement]\n\"\" = 1\n",
+         [backends.m.placement]\n\"\" = 1\n[backends.m.limits]\n\"\" = 1\n",
         table.replace("WHERE", "server"),
         table.replace("WHERE", "routing"),
         table.replace("WHERE", "backends.m.netns"),
@@ -450,7 +450,7 @@ fn every_key() -> Vec<&'static str> {
     assert!(all.len() > 40, "{all:?}");
     // Tables, which are headings in the file.
     all.into_iter()
-        .filter(|key| !["placement", "policy", "netns", "rule"].contains(&key.as_str()))
+        .filter(|key| !["limits", "placement", "policy", "netns", "rule"].contains(&key.as_str()))
         .map(|key| &*key.leak())
         .collect()
 }
@@ -466,7 +466,7 @@ proptest! {
     #[test]
     fn arbitrary_value_of_any_key_is_read_or_reported(
         value in r#"("[a-z0-9./:-]{0,20}"|-?[0-9]{1,19}|true|\["a", 1\]|\{ a = 1 \})"#,
-        index in 0_usize..45,
+        index in 0_usize..48,
     ) {
         let keys = every_key();
         let key = keys[index % keys.len()];
@@ -478,6 +478,7 @@ proptest! {
             "backends.milpa.netns",
             "backends.milpa.policy",
             "backends.milpa.placement",
+            "backends.milpa.limits",
         ] {
             let head = format!("[{section}]\n");
             let others = WITH_CELLS.replace(&head, &format!("{head}{key}x = 1\n"));

@@ -147,7 +147,7 @@ const PARTS: &[Part] = &[
     Part { path: "backends::milpa::tasks", may: &[] },
     Part { path: "manifest", may: &[&["annotations", "problems"]] },
     Part { path: "annotations", may: &[&["config", "decimal", "price", "problems"]] },
-    Part { path: "config", may: &[&["problems"]] },
+    Part { path: "config", may: &[&["price", "problems"]] },
     Part { path: "decimal", may: &[] },
     Part { path: "price", may: &[&["decimal"]] },
     Part { path: "problems", may: &[] },

@@ -43,6 +43,7 @@ pub(crate) use engine::{Account, OrderKey, Step};
 use engine::{
     Effects, Engine, EngineConfig, Event, Journal, JournalSandbox, OrderSpec, Seams, Unusable,
 };
+pub use engine::{Limits, OverBudget};
 use shared::{Shared, now};
 
 /// Bounds the time in which an agent ends all containers.
@@ -161,6 +162,22 @@ pub enum CellError {
         /// The time after which an offering is tried again.
         seconds: u64,
     },
+    /// A price limit is reached.
+    #[error(transparent)]
+    OverBudget(#[from] OverBudget),
+    /// The limit of boots was reached all the time.
+    #[error(
+        "no cell was launched for {seconds} s, because {boots} cells boot and limits.boots allows \
+         no more; {orders} pods wait in turn"
+    )]
+    Queued {
+        /// The limit.
+        boots: usize,
+        /// The time since the pod's first order, in seconds.
+        seconds: u64,
+        /// The number of waiting orders.
+        orders: usize,
+    },
     /// The limit `max_cells` is reached.
     #[error("{0} cells are running, and max_cells allows no more")]
     Full(usize),
@@ -207,8 +224,8 @@ pub enum CellEvent {
 /// The configuration of all cells.
 #[derive(Debug, Clone)]
 pub struct CellsConfig {
-    /// Bounds the number of cells, terminating cells included.
-    pub max_cells: usize,
+    /// The limits of launches.
+    pub limits: Limits,
     /// Bounds the time from the order until the cell is bound to its pod.
     pub launch_timeout: Duration,
     /// The validity of a cell's tokens.
@@ -232,7 +249,7 @@ pub struct CellsConfig {
 impl Default for CellsConfig {
     fn default() -> Self {
         Self {
-            max_cells: 250,
+            limits: Limits::default(),
             launch_timeout: Duration::from_secs(120),
             token_ttl: Duration::from_secs(600),
             orphan_timeout: Duration::from_secs(900),
@@ -330,7 +347,7 @@ impl Cells {
     ) -> Result<Arc<Self>, StoreError> {
         let capabilities = provider.capabilities();
         let engine_config = EngineConfig {
-            max_cells: config.max_cells,
+            limits: config.limits,
             launch_timeout: config.launch_timeout,
             // The kubelet's retry of a local launch costs nothing, and has a fresh deadline.
             max_launches: if capabilities.awaits_ends() { 1 } else { MAX_LAUNCHES },
@@ -373,9 +390,9 @@ impl Cells {
         Ok(Arc::new(Self { shared, rules: config.rules }))
     }
 
-    /// Sets the limit of cells for further launches.
-    pub fn set_max_cells(&self, most: usize) {
-        self.shared.core().engine.set_max_cells(most);
+    /// Sets the limits of further launches. Cells go on, even above a lower limit.
+    pub fn set_limits(&self, limits: Limits) {
+        self.shared.with_core(|core, now| ((), core.engine.set_limits(limits, now)));
     }
 
     /// Starts all tasks with a gateway. Further calls do nothing.

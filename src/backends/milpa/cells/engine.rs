@@ -27,6 +27,7 @@ mod costs;
 mod effect;
 mod evidence;
 mod launch;
+mod limits;
 mod order;
 mod recovery;
 mod state;
@@ -41,6 +42,7 @@ mod tests;
 pub(crate) use costs::Account;
 pub(crate) use effect::{Change, ClaimNumber, ClaimRefusal, CommitOf, Effect, Event, Notice};
 pub(crate) use launch::Launch;
+pub use limits::{Limits, OverBudget};
 pub(crate) use order::{OrderKey, OrderSpec};
 pub(crate) use recovery::{Journal, JournalSandbox, Unusable};
 pub(crate) use time::Now;
@@ -49,6 +51,7 @@ pub(crate) use timeline::{Step, Timeline};
 use cell::Cell;
 use costs::Costs;
 use evidence::Evidence;
+use limits::Places;
 use order::Order;
 use state::{CellEffect, CellEvent, EndStep, LaunchCall, State};
 use timers::{Timer, Timers};
@@ -69,8 +72,8 @@ const MAX_UNWRITTEN: usize = 1000;
 /// The configuration of the engine.
 #[derive(Debug, Clone)]
 pub(crate) struct EngineConfig {
-    /// Bounds the number of cells, terminating cells included.
-    pub(crate) max_cells: usize,
+    /// The limits of launches.
+    pub(crate) limits: Limits,
     /// Bounds the time from an order until a cell is bound to its pod.
     pub(crate) launch_timeout: Duration,
     /// Bounds the cells that are launched for an order, one after the other.
@@ -115,6 +118,7 @@ pub(crate) struct Engine {
     evidence: Evidence,
     tombstones: Tombstones,
     costs: Costs,
+    places: Places,
     /// The offerings that were refused lately.
     refusals: Refusals,
     /// The last launch that was not permitted, and the time until which no other is tried.
@@ -141,6 +145,7 @@ impl Engine {
             evidence: Evidence::default(),
             tombstones: Tombstones::default(),
             costs: Costs::default(),
+            places: Places::default(),
             refusals: Refusals::default(),
             denied: None,
             unwritten: VecDeque::new(),
@@ -290,7 +295,7 @@ impl Engine {
             }
             CellEffect::PublishConnected => self.emit(id, Effect::PublishConnected),
             CellEffect::ReportIdle => self.on_idle(id, now),
-            CellEffect::AnswerBound => self.on_bound(id),
+            CellEffect::AnswerBound => self.on_bound(id, now),
             CellEffect::AnswerNotTerminated => self.on_not_terminated(id),
             CellEffect::PublishEnded => self.on_ended(id, now),
         }

@@ -176,7 +176,11 @@ async fn termination_during_launch_fails_the_launch() {
 
 #[tokio::test]
 async fn launch_beyond_max_cells_is_refused() {
-    let world = World::new(CellsConfig { max_cells: 1, ..config() }).await;
+    let world = World::new(CellsConfig {
+        limits: Limits { max_cells: 1, ..Limits::default() },
+        ..config()
+    })
+    .await;
     let cell = world.bound().await;
     let other = order(&SandboxId::mint().unwrap(), "another pod");
     assert!(matches!(world.cells.launch(other).await, Err(CellError::Full(1))));

@@ -78,7 +78,10 @@ fn code_of_cell(error: &CellError) -> Code {
             ErrorClass::NotFound => Code::Internal,
         },
         CellError::NoFit(_) => Code::InvalidArgument,
-        CellError::AllRefused { .. } | CellError::Full(_) => Code::ResourceExhausted,
+        CellError::AllRefused { .. }
+        | CellError::Full(_)
+        | CellError::OverBudget(_)
+        | CellError::Queued { .. } => Code::ResourceExhausted,
         CellError::Silent { .. }
         | CellError::Ended(..)
         | CellError::Blocked { .. }

@@ -17,8 +17,8 @@ use super::{
 };
 use crate::backends::milpa::{
     cells::engine::{
-        Change, CommitOf, Effect, Effects, Engine, EngineConfig, Event, Journal, Notice, Now,
-        OrderSpec, Seams,
+        Change, CommitOf, Effect, Effects, Engine, EngineConfig, Event, Journal, Limits, Notice,
+        Now, OrderSpec, Seams,
     },
     id::{CellId, NoRandomness, SandboxId},
     providers::{ErrorClass, InstanceId, Owner, ProviderError},
@@ -83,7 +83,7 @@ impl World<'_> {
         let run = self.run;
         self.log(format_args!("daemon starts"));
         let config = EngineConfig {
-            max_cells: 1000,
+            limits: Limits { max_cells: 1000, ..Limits::default() },
             launch_timeout: Duration::from_secs(300),
             max_launches: 3,
             token_ttl: Duration::from_secs(600),

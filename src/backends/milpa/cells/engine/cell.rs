@@ -156,9 +156,4 @@ impl Engine {
     pub(crate) fn forget_gone(&mut self, keep: impl Fn(&CellId) -> bool) -> Vec<CellId> {
         self.tombstones.retain(keep)
     }
-
-    /// Sets the limit of cells for further orders.
-    pub(crate) fn set_max_cells(&mut self, most: usize) {
-        self.config.max_cells = most;
-    }
 }

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use kiyot_proto::store;
 
-use super::{Change, Engine, Now, State, Step, Timeline, cell::Cell};
+use super::{Change, Engine, Now, Step, Timeline, cell::Cell};
 use crate::{
     backends::milpa::{
         id::CellId,
@@ -93,14 +93,6 @@ pub(super) fn since_launch(timeline: &Timeline, now: Now) -> Duration {
 }
 
 impl Cell {
-    /// Returns the price while an instance may run: until its end is proven.
-    pub(super) fn price(&self) -> Price {
-        match &self.state {
-            State::Requested | State::Ended { .. } => Price::FREE,
-            _ => self.offering.as_ref().map_or(Price::FREE, |offering| offering.price),
-        }
-    }
-
     /// Takes the answer of its launch. An offering that was not requested is taken to cost what the
     /// most expensive requested one does.
     pub(super) fn launched(&mut self, offering: &Offering, now: Now) {
@@ -144,7 +136,7 @@ impl Engine {
         let ended = NamespaceAccount { cost: self.costs.of(namespace), ..Default::default() };
         cells.fold(ended, |sum, cell| NamespaceAccount {
             cells: sum.cells + 1,
-            price: sum.price + cell.price(),
+            price: sum.price + cell.limited_price(),
             cost: sum.cost + cell.cost(now),
         })
     }

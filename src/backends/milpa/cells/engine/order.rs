@@ -83,6 +83,8 @@ pub(super) struct Order {
     pub(super) causes: Vec<String>,
     /// The time at which the first call began, and at which the last call gives up.
     pub(super) began: Duration,
+    /// The time since which its pod waits for a cell.
+    pub(super) queued_since: Duration,
     pub(super) deadline: Duration,
 }
 
@@ -143,6 +145,7 @@ impl Engine {
                     self.replace(&replaced, now);
                 }
                 let sandbox = spec.sandbox.clone();
+                let queued_since = self.places.take(&spec.key.pod_uid, now.boot);
                 let order = Order {
                     key: spec.key,
                     identity: spec.identity,
@@ -153,6 +156,7 @@ impl Engine {
                     launches: 0,
                     causes: Vec::new(),
                     began: now.boot,
+                    queued_since,
                     deadline,
                 };
                 self.orders.insert(sandbox.clone(), order);
@@ -252,7 +256,7 @@ impl Engine {
     }
 
     /// Launches a cell for an order, unless another cell of the pod may run containers.
-    fn place(&mut self, sandbox: &SandboxId, now: Now) {
+    pub(super) fn place(&mut self, sandbox: &SandboxId, now: Now) {
         let Some(order) = self.orders.get(sandbox) else { return };
         if order.state != OrderState::Waiting || !order.is_wanted() {
             return;
@@ -264,7 +268,7 @@ impl Engine {
         if self.capabilities.awaits_ends() && self.evidence.may_run_in_stray(&order.key.pod_uid) {
             return;
         }
-        if self.cells.len() >= self.config.max_cells {
+        if self.cells.len() >= self.config.limits.max_cells {
             return self.answer_order(None, sandbox, Err(CellError::Full(self.cells.len())));
         }
         if let Some(instance) = self.evidence.foreign() {
@@ -276,12 +280,24 @@ impl Engine {
             let error = CellError::Denied { seconds, source: error.clone() };
             return self.answer_order(None, sandbox, Err(error));
         }
-        if let Err(error) = self.launch(sandbox, now) {
+        if !self.may_boot() {
+            return;
+        }
+        let launched = self
+            .affordable(&order.key.namespace, &order.candidates)
+            .map_err(CellError::OverBudget)
+            .and_then(|candidates| self.launch(sandbox, candidates, now));
+        if let Err(error) = launched {
             self.answer_order(None, sandbox, Err(error));
         }
     }
 
-    fn launch(&mut self, sandbox: &SandboxId, now: Now) -> Result<(), CellError> {
+    fn launch(
+        &mut self,
+        sandbox: &SandboxId,
+        candidates: Vec<Candidate>,
+        now: Now,
+    ) -> Result<(), CellError> {
         let id = self.cell_id()?;
         let (token, enrolment) = (self.token()?, self.token()?);
         let bootstrap = self.seams.bootstrap(&id, &enrolment).ok_or(CellError::Starting)?;
@@ -290,7 +306,7 @@ impl Engine {
         order.state = OrderState::Placed(id.clone());
         let spec = LaunchSpec {
             cell: id.clone(),
-            candidates: order.candidates.clone(),
+            candidates,
             tags: self.config.owner.tags(&id, &order.pod_tags()),
             bootstrap,
             parameters: BTreeMap::new(),
@@ -334,7 +350,7 @@ impl Engine {
         }
     }
 
-    pub(super) fn on_bound(&mut self, id: &CellId) {
+    pub(super) fn on_bound(&mut self, id: &CellId, now: Now) {
         let Some(cell) = self.cells.get_mut(id) else { return };
         let State::Bound { addresses, .. } = &cell.state else { return };
         let (addresses, order) = (addresses.clone(), cell.order.take());
@@ -342,6 +358,7 @@ impl Engine {
         if let Some(order) = order {
             self.answer_order(Some(id), &order, Ok(addresses));
         }
+        self.wake_waiting_orders(now);
     }
 
     /// Answers the order of a cell whose launch has failed and whose termination is not confirmed.
@@ -391,6 +408,10 @@ impl Engine {
         let Some(order) = self.orders.get(sandbox) else { return };
         let Some(id) = order.state.cell().cloned() else {
             let waited = order.deadline.saturating_sub(order.began).as_secs();
+            if let Some(error) = self.queue_timeout(sandbox, now) {
+                return self.answer_order(None, sandbox, Err(error));
+            }
+            let Some(order) = self.orders.get(sandbox) else { return };
             let blocking = self.blocking_cell(&order.key.pod_uid).cloned();
             let error = CellError::Blocked { cell: blocking, seconds: waited };
             return self.answer_order(None, sandbox, Err(error));
@@ -428,14 +449,7 @@ impl Engine {
         }
     }
 
-    /// Places all waiting orders that nothing keeps waiting any more.
-    pub(super) fn wake_waiting_orders(&mut self, now: Now) {
-        for sandbox in self.waiting_orders(|_| true) {
-            self.place(&sandbox, now);
-        }
-    }
-
-    fn waiting_orders(&self, wanted: impl Fn(&Order) -> bool) -> Vec<SandboxId> {
+    pub(super) fn waiting_orders(&self, wanted: impl Fn(&Order) -> bool) -> Vec<SandboxId> {
         self.orders
             .iter()
             .filter(|(_, order)| order.state == OrderState::Waiting && wanted(order))

@@ -239,6 +239,7 @@ impl Engine {
             launches: record.launches,
             causes: Vec::new(),
             began: now.boot,
+            queued_since: now.boot,
             deadline,
         };
         self.orders.insert(sandbox, order);

@@ -11,6 +11,7 @@ use crate::price::Price;
 
 mod clock;
 mod costs;
+mod limits;
 mod properties;
 
 /// Seams that count.
@@ -44,7 +45,7 @@ const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
 
 fn config() -> EngineConfig {
     EngineConfig {
-        max_cells: 10,
+        limits: Limits { max_cells: 10, ..Limits::default() },
         launch_timeout: TTL * 10,
         max_launches: 3,
         token_ttl: TTL,

@@ -20,7 +20,7 @@ use ring::digest::{SHA256, digest};
 use tokio::sync::Semaphore;
 
 use crate::backends::milpa::{
-    cells::{BoundCell, Cells, CellsConfig, LaunchOrder, Links},
+    cells::{BoundCell, Cells, CellsConfig, LaunchOrder, Limits, Links},
     gateway::{Admission, CellLink, ControlChannel},
     id::{CellId, SandboxId},
     placement::{Catalogue, Market, Needs, Offering},
@@ -268,7 +268,7 @@ pub(super) fn order(sandbox: &SandboxId, pod_uid: &str) -> LaunchOrder {
 /// A configuration without long waits.
 pub(super) fn config() -> CellsConfig {
     CellsConfig {
-        max_cells: 3,
+        limits: Limits { max_cells: 3, ..Limits::default() },
         launch_timeout: PATIENCE,
         token_ttl: PATIENCE,
         orphan_timeout: PATIENCE,

@@ -1,0 +1,226 @@
+//! Limits of a node's cells, and the queue of the orders that wait for a boot.
+//!
+//! An order over a limit of cells or money is refused, and the kubelet tries again. An order over
+//! the limit of boots waits: the namespace with the fewest boots is next, and in it the order that
+//! has waited longest.
+
+use std::{collections::BTreeMap, fmt, time::Duration};
+
+use super::{Engine, Now, cell::Cell, order::OrderState};
+use crate::{
+    backends::milpa::{
+        cells::CellError,
+        id::{CellId, SandboxId},
+        placement::Candidate,
+    },
+    price::Price,
+};
+
+/// Bounds the cells that the error of a reached limit names.
+const MAX_NAMED_HOLDERS: usize = 3;
+/// The time for which a pod keeps its place in the queue after its order has timed out: the kubelet
+/// tries again within it, also after the longest backoff.
+const KEEPS_PLACE: Duration = Duration::from_secs(600);
+/// Bounds the pods without an order that keep their place.
+const MAX_PLACES: usize = 1000;
+
+/// Limits of a node's cells.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Bounds the number of cells, terminating cells included.
+    pub max_cells: usize,
+    /// Bounds the cells that boot at the same time.
+    pub boots: Option<usize>,
+    /// Bounds the price of all cells.
+    pub price: Option<Price>,
+    /// Bounds the price of the cells of each namespace.
+    pub namespace_price: Option<Price>,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { max_cells: 250, boots: None, price: None, namespace_price: None }
+    }
+}
+
+/// The error of an order over a price limit.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{budget} may cost {limit} an hour, and the cheapest offering for the pod costs {cheapest}; \
+     held by {cells} cells: {held} an hour{}", named(.holders)
+)]
+pub struct OverBudget {
+    /// The limited cells.
+    pub budget: Budget,
+    /// The limit.
+    pub limit: Price,
+    /// The price of the cells.
+    pub held: Price,
+    /// Their number.
+    pub cells: usize,
+    /// The most expensive of them.
+    pub holders: Vec<(CellId, Price)>,
+    /// The price of the cheapest offering for the pod.
+    pub cheapest: Price,
+}
+
+/// Cells with a price limit.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Budget {
+    /// All cells of the node.
+    Node,
+    /// The cells of a namespace on the node.
+    Namespace(String),
+}
+
+impl fmt::Display for Budget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Node => f.write_str("the cells of the node"),
+            Self::Namespace(namespace) => write!(f, "the cells of namespace {namespace}"),
+        }
+    }
+}
+
+fn named(holders: &[(CellId, Price)]) -> String {
+    let shown = holders.iter().map(|(cell, price)| format!("{cell} {price}"));
+    let shown = shown.collect::<Vec<_>>().join(", ");
+    if shown.is_empty() { shown } else { format!(" (the most expensive: {shown})") }
+}
+
+/// The places of pods whose orders have timed out in the queue.
+#[derive(Debug, Default)]
+pub(super) struct Places {
+    /// By the pod's uid: the time since which it waits, and the end of its place.
+    by_pod: BTreeMap<String, (Duration, Duration)>,
+}
+
+impl Places {
+    /// Keeps the place of a pod.
+    fn keep(&mut self, pod_uid: &str, since: Duration, now: Duration) {
+        self.by_pod.retain(|_, (_, until)| now < *until);
+        if self.by_pod.len() < MAX_PLACES {
+            self.by_pod.insert(pod_uid.to_owned(), (since, now + KEEPS_PLACE));
+        }
+    }
+
+    /// Returns the time since which a pod waits that has an order now.
+    pub(super) fn take(&mut self, pod_uid: &str, now: Duration) -> Duration {
+        let place = self.by_pod.remove(pod_uid).filter(|(_, until)| now < *until);
+        place.map_or(now, |(since, _)| since)
+    }
+}
+
+impl Cell {
+    /// Returns true from the order until the cell is bound or must end.
+    pub(super) fn boots(&self) -> bool {
+        self.state.is_unbound()
+    }
+
+    /// Returns the price that counts for limits: before the launch is answered, that of the most
+    /// expensive candidate.
+    pub(super) fn limited_price(&self) -> Price {
+        if self.state.is_ended() {
+            return Price::FREE;
+        }
+        let requested = self.launch.iter().flat_map(|launch| &launch.spec.candidates);
+        let most = requested.map(|candidate| candidate.price).max();
+        self.offering.as_ref().map(|offering| offering.price).or(most).unwrap_or(Price::FREE)
+    }
+}
+
+impl Engine {
+    /// Sets the limits for further launches.
+    pub(crate) fn set_limits(&mut self, limits: Limits, now: Now) -> super::Effects {
+        self.config.limits = limits;
+        self.wake_waiting_orders(now);
+        self.handle(super::Event::Tick, now)
+    }
+
+    /// Returns true if a further cell may boot.
+    pub(super) fn may_boot(&self) -> bool {
+        self.config.limits.boots.is_none_or(|most| self.boots() < most)
+    }
+
+    fn boots(&self) -> usize {
+        self.cells.values().filter(|cell| cell.boots()).count()
+    }
+
+    /// Returns the candidates whose price the limits allow.
+    pub(super) fn affordable(
+        &self,
+        namespace: &str,
+        candidates: &[Candidate],
+    ) -> Result<Vec<Candidate>, OverBudget> {
+        let limits = &self.config.limits;
+        let budgets = [
+            (Budget::Node, limits.price),
+            (Budget::Namespace(namespace.to_owned()), limits.namespace_price),
+        ];
+        let mut affordable = candidates.to_vec();
+        for (budget, limit) in budgets {
+            let Some(limit) = limit else { continue };
+            let cells = || {
+                let is_counted = |cell: &&Cell| match &budget {
+                    Budget::Node => true,
+                    Budget::Namespace(namespace) => cell.namespace == *namespace,
+                };
+                self.cells.values().filter(is_counted)
+            };
+            let held = cells().fold(Price::FREE, |sum, cell| sum + cell.limited_price());
+            let cheapest = affordable.iter().map(|candidate| candidate.price).min();
+            // What costs nothing is within every limit.
+            let fits = |price: Price| price == Price::FREE || held + price <= limit;
+            affordable.retain(|candidate| fits(candidate.price));
+            if let Some(cheapest) = cheapest.filter(|_| affordable.is_empty()) {
+                let mut holders: Vec<(CellId, Price)> =
+                    cells().map(|cell| (cell.id.clone(), cell.limited_price())).collect();
+                let number = holders.len();
+                holders.sort_by_key(|(_, price)| std::cmp::Reverse(*price));
+                holders.truncate(MAX_NAMED_HOLDERS);
+                return Err(OverBudget { budget, limit, held, cells: number, holders, cheapest });
+            }
+        }
+        Ok(affordable)
+    }
+
+    /// Returns the error of an order that waits for a boot, and keeps the place of its pod.
+    pub(super) fn queue_timeout(&mut self, sandbox: &SandboxId, now: Now) -> Option<CellError> {
+        let order = self.orders.get(sandbox)?;
+        let boots = self.config.limits.boots?;
+        let is_queued = order.state == OrderState::Waiting && self.boots() >= boots;
+        if !is_queued || self.blocking_cell(&order.key.pod_uid).is_some() {
+            return None;
+        }
+        let (pod, since) = (order.key.pod_uid.clone(), order.queued_since);
+        let waiting = self.orders.values().filter(|order| order.state == OrderState::Waiting);
+        let orders = waiting.count();
+        self.places.keep(&pod, since, now.boot);
+        let seconds = now.boot.saturating_sub(since).as_secs();
+        Some(CellError::Queued { boots, seconds, orders })
+    }
+
+    /// Places waiting orders while cells may boot, in turn by namespace.
+    pub(super) fn wake_waiting_orders(&mut self, now: Now) {
+        let mut waiting = self.waiting_orders(|_| true);
+        if self.config.limits.boots.is_none() {
+            waiting.iter().for_each(|sandbox| self.place(sandbox, now));
+            return;
+        }
+        while self.may_boot() && !waiting.is_empty() {
+            let mut boots: BTreeMap<&str, usize> = BTreeMap::new();
+            for cell in self.cells.values().filter(|cell| cell.boots()) {
+                *boots.entry(cell.namespace.as_str()).or_default() += 1;
+            }
+            let turn = |sandbox: &SandboxId| {
+                let order = self.orders.get(sandbox)?;
+                let of_namespace = boots.get(order.key.namespace.as_str());
+                Some((of_namespace.copied().unwrap_or_default(), order.queued_since))
+            };
+            let next = waiting.iter().enumerate().min_by_key(|(_, sandbox)| turn(sandbox));
+            let Some(index) = next.map(|(index, _)| index) else { return };
+            let sandbox = waiting.swap_remove(index);
+            self.place(&sandbox, now);
+        }
+    }
+}
