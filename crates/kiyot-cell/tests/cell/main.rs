@@ -32,6 +32,9 @@ use tonic::{Code, Streaming};
 
 use fixture::{AgentLink, Cell};
 
+/// Upper bound on the wake-ups of an idle containerd in a second.
+const MAX_IDLE_WAKE_UPS: u64 = 100;
+
 #[tokio::test]
 async fn cell_has_its_own_namespaces_and_ends_with_its_launcher() {
     let _watchdog = Watchdog::start(|| {});
@@ -60,6 +63,41 @@ async fn cell_has_its_own_namespaces_and_ends_with_its_launcher() {
     .await;
     let left = cell.processes();
     assert!(left.is_empty(), "{left:?}");
+}
+
+/// Thousands of idle cells share a node. By default containerd's garbage collector wakes hundreds
+/// of times a second where its metadata is in memory.
+#[tokio::test]
+async fn idle_containerd_seldom_wakes() {
+    let _watchdog = Watchdog::start(|| {});
+    let cell = Cell::launch(3600);
+    let containerd = cell.containerd().await;
+    AgentLink::new(&cell, cell.init().await)
+        .await
+        .runtime()
+        .version(VersionRequest::default())
+        .await
+        .unwrap();
+    wait_until("containerd is idle", LIMIT, async || {
+        let before = wake_ups(containerd);
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        (wake_ups(containerd).abs_diff(before) < MAX_IDLE_WAKE_UPS).then_some(())
+    })
+    .await;
+}
+
+/// Returns how often the threads of a process have slept and woken.
+fn wake_ups(pid: u32) -> u64 {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    let status = |thread: std::fs::DirEntry| std::fs::read_to_string(thread.path().join("status"));
+    threads
+        .flatten()
+        .filter_map(|thread| status(thread).ok())
+        .filter_map(|status| {
+            let line = status.lines().find(|line| line.starts_with("voluntary_ctxt_switches:"))?;
+            line.split_whitespace().nth(1)?.parse::<u64>().ok()
+        })
+        .sum()
 }
 
 #[tokio::test]
