@@ -67,6 +67,8 @@ fn special_values_are_read() {
     let one = |key, value| request(&[(key, value)]).unwrap();
     assert_eq!(one(INSTANCE_TYPE, "c5*").instance_type, Some(InstanceType::Glob("c5*".into())));
     assert_eq!(one(HEALTHY_TIMEOUT, "0").healthy_timeout, Some(HealthyTimeout::Never));
+    let shortest = one(HEALTHY_TIMEOUT, "1").healthy_timeout;
+    assert_eq!(shortest, Some(HealthyTimeout::After(Duration::from_secs(5))));
     assert_eq!(one(SPOT_INSTANCE, "true").launch_type, LaunchType::Spot);
     assert_eq!(one(SPOT_INSTANCE, "false").launch_type, LaunchType::OnDemand);
     assert_eq!(one(LAUNCH_TYPE, "on-demand").launch_type, LaunchType::OnDemand);

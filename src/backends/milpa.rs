@@ -147,6 +147,7 @@ impl Milpa {
             launch_timeout: config.launch_timeout,
             token_ttl: config.token_ttl,
             orphan_timeout: config.orphan_timeout,
+            healthy_timeout: config.healthy_limit(),
             boot_id: netns::boot_id(),
             owner: Owner {
                 cluster: config.cluster.clone().unwrap_or_default(),
@@ -221,6 +222,11 @@ impl Milpa {
     /// Sets the limits of cells. Running cells go on, even above a lower limit.
     pub fn set_limits(&self, config: &MilpaBackend) {
         self.cells.set_limits(limits(config));
+    }
+
+    /// Sets the time for which the agent of a cell may be silent; `None` is no limit.
+    pub fn set_healthy_timeout(&self, limit: Option<Duration>) {
+        self.cells.set_healthy_timeout(limit);
     }
 
     /// Ends all tasks. Pods go on, and the next start recovers them.

@@ -272,9 +272,9 @@ fn describe_cell(
         request.instance_profile.as_ref().map(|profile| format!("instance profile {profile}")),
     );
     wishes.extend(request.healthy_timeout.map(|timeout| match timeout {
-        HealthyTimeout::Never => "no limit of unhealthy time".to_owned(),
+        HealthyTimeout::Never => "no limit of its agent's silence".to_owned(),
         HealthyTimeout::After(duration) => {
-            format!("unhealthy for at most {} s", duration.as_secs())
+            format!("its agent silent for at most {} s", duration.as_secs())
         }
     }));
     wishes.extend((!request.cloud_routes.is_empty()).then(|| {
@@ -290,7 +290,7 @@ fn describe_cell(
         lines.say(format!("its resources: {} CPU shares; {memory}", resources.cpu_shares));
     }
     match milpa.provider {
-        ProviderKind::Netns if *request != CellRequest::default() => {
+        ProviderKind::Netns if has_wishes_for_instances(request) => {
             lines.say(
                 "note: cells of the provider \"netns\" are parts of this node; annotations \
                        for instances have no effect",
@@ -298,6 +298,12 @@ fn describe_cell(
         }
         ProviderKind::Netns => {}
     }
+}
+
+/// Returns true if an annotation chooses an instance. The limit of silence is for all cells.
+fn has_wishes_for_instances(request: &CellRequest) -> bool {
+    let none = CellRequest { healthy_timeout: request.healthy_timeout, ..CellRequest::default() };
+    *request != none
 }
 
 fn note_unused_annotations(lines: &mut Lines, pod: &Pod) {

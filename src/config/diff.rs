@@ -71,6 +71,7 @@ impl Diff {
                 (Some(BackendConfig::Milpa(old)), Some(BackendConfig::Milpa(new))) => {
                     fields!(&**old, &**new, &at, MilpaBackend {
                         max_cells => live,
+                        healthy_timeout => live,
                         ephemeral_storage_limit => restart,
                         state_dir => restart,
                         provider => restart,
@@ -188,6 +189,7 @@ impl Config {
             {
                 old.max_cells = new.max_cells;
                 old.limits = new.limits;
+                old.healthy_timeout = new.healthy_timeout;
                 old.policy = new.policy;
             }
         }
@@ -237,7 +239,8 @@ mod tests {
                 "[server]\nlisten = \"/run/other.sock\"\nclient_timeout = \"5s\"\n\
                  max_concurrent_calls = 7\n\
                  [backends.containerd]\ntype = \"cri\"\nsocket = \"/run/elsewhere.sock\"\n\
-                 [backends.milpa]\ntype = \"milpa\"\nmax_cells = 3\nstate_dir = \"/srv/kiyot\"\n\
+                 [backends.milpa]\ntype = \"milpa\"\nmax_cells = 3\n\
+                 healthy_timeout = \"0s\"\nstate_dir = \"/srv/kiyot\"\n\
                  [routing]\ndefault = \"milpa\"\n{}",
                 rules(&[("b", "containerd"), ("d", "milpa"), ("c", "milpa"), ("e", "milpa")])
             ),
@@ -251,6 +254,7 @@ mod tests {
                 "server.client_timeout",
                 "server.max_concurrent_calls",
                 "backends.milpa.max_cells",
+                "backends.milpa.healthy_timeout",
                 "routing.default",
                 "routing.rule \"b\"",
                 "routing.rule \"e\"",

@@ -10,12 +10,16 @@ const MAX_CELLS: usize = 250;
 /// Highest value of `max_cells`.
 const MAX_CELLS_LIMIT: usize = 10_000;
 const ORPHAN_TIMEOUT: Duration = Duration::from_secs(15 * 60);
+const HEALTHY_TIMEOUT: Duration = Duration::from_secs(90);
 const LAUNCH_TIMEOUT: Duration = Duration::from_secs(2 * 60);
 const TOKEN_TTL: Duration = Duration::from_secs(10 * 60);
 const IMAGE_PULL_PROGRESS_TIMEOUT: Duration = Duration::from_secs(5 * 60);
-/// Range of all durations above.
+/// Range of all durations above but `healthy_timeout`.
 const MIN_TIMEOUT: Duration = Duration::from_secs(1);
 const MAX_TIMEOUT: Duration = Duration::from_secs(7 * 24 * 60 * 60);
+/// Shortest `healthy_timeout`: an agent that was killed, or that looks for a restarted daemon, is
+/// back within this time.
+const MIN_HEALTHY_TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest name of a cluster or a node, that of a Kubernetes node.
 const MAX_OWNER_NAME_BYTES: usize = 253;
 /// Namespace of containerd's CRI plugin.
@@ -41,6 +45,8 @@ pub struct MilpaBackend {
     pub ephemeral_storage_limit: u64,
     /// Time without contact to the daemon after which a cell ends itself.
     pub orphan_timeout: Duration,
+    /// Time for which a cell's agent may be silent before the cell is lost. Zero is no limit.
+    pub healthy_timeout: Duration,
     /// Time from a cell's launch to its enrolment.
     pub launch_timeout: Duration,
     /// Validity of a launch's one-time token.
@@ -168,6 +174,7 @@ impl Default for MilpaBackend {
             max_cells: MAX_CELLS,
             ephemeral_storage_limit: 0,
             orphan_timeout: ORPHAN_TIMEOUT,
+            healthy_timeout: HEALTHY_TIMEOUT,
             launch_timeout: LAUNCH_TIMEOUT,
             token_ttl: TOKEN_TTL,
             image_pull_progress_timeout: IMAGE_PULL_PROGRESS_TIMEOUT,
@@ -185,6 +192,11 @@ impl Default for MilpaBackend {
 }
 
 impl MilpaBackend {
+    /// Returns the time for which a cell's agent may be silent, if it is limited.
+    pub fn healthy_limit(&self) -> Option<Duration> {
+        (!self.healthy_timeout.is_zero()).then_some(self.healthy_timeout)
+    }
+
     pub(super) fn read(mut table: Table<'_>) -> Self {
         // An empty path means absent, until `checks::complete` sets the node backend's.
         let mut backend = Self { node_containerd: PathBuf::new(), ..Self::default() };
@@ -204,6 +216,9 @@ impl MilpaBackend {
         ] {
             table.set(key, target, |field| read::duration(field, MIN_TIMEOUT..=MAX_TIMEOUT));
         }
+        table.set("healthy_timeout", &mut backend.healthy_timeout, |field| {
+            read::duration_or_zero(field, MIN_HEALTHY_TIMEOUT..=MAX_TIMEOUT)
+        });
         table.set("node_containerd", &mut backend.node_containerd, read::socket);
         table.set("node_namespace", &mut backend.node_namespace, |field| {
             word(field, "a namespace of containerd, such as \"k8s.io\"")

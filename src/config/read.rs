@@ -15,15 +15,28 @@ pub(super) const SOCKET_PATH_BYTES: usize = 107;
 
 /// Reads a duration such as "1m 30s", in a range.
 pub(super) fn duration(field: Field<'_>, range: RangeInclusive<Duration>) -> Option<Duration> {
-    let allowed = format!(
-        "a duration such as \"10s\" or \"2m\", from {} to {}",
-        words(*range.start()),
-        words(*range.end())
-    );
+    let allowed = allowed_durations(&range);
+    field.read(&allowed, |text| parsed(text).filter(|duration| range.contains(duration)))
+}
+
+/// Reads a duration in a range, or "0s".
+pub(super) fn duration_or_zero(
+    field: Field<'_>,
+    range: RangeInclusive<Duration>,
+) -> Option<Duration> {
+    let allowed = format!("\"0s\" (never), or {}", allowed_durations(&range));
     field.read(&allowed, |text| {
-        let duration = Duration::try_from(text.parse::<SignedDuration>().ok()?).ok()?;
-        range.contains(&duration).then_some(duration)
+        parsed(text).filter(|duration| duration.is_zero() || range.contains(duration))
     })
+}
+
+fn allowed_durations(range: &RangeInclusive<Duration>) -> String {
+    let (from, to) = (words(*range.start()), words(*range.end()));
+    format!("a duration such as \"10s\" or \"2m\", from {from} to {to}")
+}
+
+fn parsed(text: &str) -> Option<Duration> {
+    Duration::try_from(text.parse::<SignedDuration>().ok()?).ok()
 }
 
 /// Formats a duration such as "1m30s".

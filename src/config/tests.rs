@@ -431,6 +431,19 @@ fn shipped_file_has_every_key_with_a_comment() {
     }
 }
 
+/// Verifies C1.
+#[test]
+fn healthy_timeout_is_zero_or_in_its_range() {
+    let with = |value: &str| {
+        let head = "[backends.milpa]\n";
+        WITH_CELLS.replace(head, &format!("{head}healthy_timeout = \"{value}\"\n"))
+    };
+    let limit = |value| milpa(&parsed(&with(value))).healthy_limit();
+    assert_eq!((limit("0s"), limit("5s")), (None, Some(Duration::from_secs(5))));
+    let problem = problems(&with("4s"));
+    assert!(problem[0].contains("\"0s\" (never), or a duration such as"), "{problem:?}");
+}
+
 /// Lists every known key, from the problem of an unknown one.
 fn every_key() -> Vec<&'static str> {
     let table = "[WHERE]\n\"\" = 1\n";

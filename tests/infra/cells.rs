@@ -69,6 +69,7 @@ fn order(bench: &Bench) -> LaunchOrder {
         identity: String::new(),
         attachment,
         needs: Needs::default(),
+        healthy_timeout: None,
         labels: BTreeMap::new(),
         deadline: None,
     }

@@ -17,6 +17,7 @@ mod faults;
 mod filters;
 mod forwards;
 mod freezes;
+mod health;
 mod hostile_processes;
 mod image_volumes;
 mod images;

@@ -121,6 +121,7 @@ const PARTS: &[Part] = &[
     Part {
         path: "backends::milpa::simulator",
         may: &[
+            &["annotations"],
             &["backends::milpa::cells", "backends::milpa::placement", "backends::milpa::providers"],
             RECORDS,
             &["price"],

@@ -27,7 +27,7 @@ use super::{
     providers::{Attachment, InstanceId, Owner, Provider, ProviderError},
     store::{Batch, Store, StoreError, Table},
 };
-use crate::annotations::CellRequest;
+use crate::annotations::{CellRequest, HealthyTimeout};
 
 mod admission;
 pub(crate) mod engine;
@@ -77,6 +77,8 @@ pub struct LaunchOrder {
     pub labels: BTreeMap<String, String>,
     /// The size and the kind of the cell.
     pub needs: Needs,
+    /// The time for which the cell's agent may be silent, if the pod has a limit of its own.
+    pub healthy_timeout: Option<HealthyTimeout>,
     /// The caller's deadline.
     pub deadline: Option<Instant>,
 }
@@ -232,6 +234,8 @@ pub struct CellsConfig {
     pub token_ttl: Duration,
     /// The time without contact after which an agent stops its pod.
     pub orphan_timeout: Duration,
+    /// The time for which the agent of a bound cell may be silent; `None` is no limit.
+    pub healthy_timeout: Option<Duration>,
     /// The boot id of the node.
     pub boot_id: String,
     /// The owner of the instances.
@@ -253,6 +257,7 @@ impl Default for CellsConfig {
             launch_timeout: Duration::from_secs(120),
             token_ttl: Duration::from_secs(600),
             orphan_timeout: Duration::from_secs(900),
+            healthy_timeout: Some(Duration::from_secs(90)),
             boot_id: String::new(),
             owner: Owner::default(),
             take_over: false,
@@ -356,6 +361,7 @@ impl Cells {
             refusal_pause: config.refusal_pause,
             retry_pause: config.retry_pause,
             orphan_timeout: config.orphan_timeout + ORPHAN_GRACE,
+            healthy_timeout: config.healthy_timeout,
             owner: config.owner,
             take_over: config.take_over,
         };
@@ -393,6 +399,12 @@ impl Cells {
     /// Sets the limits of further launches. Cells go on, even above a lower limit.
     pub fn set_limits(&self, limits: Limits) {
         self.shared.with_core(|core, now| ((), core.engine.set_limits(limits, now)));
+    }
+
+    /// Sets the limit of silence of cells whose pod has none of its own, of running cells too;
+    /// `None` is no limit.
+    pub fn set_healthy_timeout(&self, limit: Option<Duration>) {
+        self.shared.with_core(|core, now| ((), core.engine.set_healthy_timeout(limit, now)));
     }
 
     /// Starts all tasks with a gateway. Further calls do nothing.
@@ -458,6 +470,7 @@ impl Cells {
             attachment: order.attachment,
             labels: order.labels,
             candidates,
+            healthy_timeout: order.healthy_timeout,
             timeout: order
                 .deadline
                 .map(|deadline| deadline.saturating_duration_since(Instant::now())),

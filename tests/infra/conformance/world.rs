@@ -120,6 +120,7 @@ impl<S: Subject> World<S> {
             identity: String::new(),
             attachment,
             needs: Needs::default(),
+            healthy_timeout: None,
             labels: BTreeMap::new(),
             deadline: Some(Instant::now() + timeout),
         };

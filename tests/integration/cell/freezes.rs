@@ -11,10 +11,10 @@ use super::{
 
 /// Cell whose cgroup is frozen until this is dropped: without a thaw, a failed test could not end
 /// its processes.
-struct FrozenCell(String);
+pub(super) struct FrozenCell(String);
 
 impl FrozenCell {
-    fn new(cell: &str) -> Self {
+    pub(super) fn new(cell: &str) -> Self {
         let frozen = Self(cell.to_owned());
         frozen.set("FROZEN", "1").unwrap();
         frozen

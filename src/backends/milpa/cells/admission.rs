@@ -48,6 +48,7 @@ impl Admission for Cells {
         if hello.is_some() {
             self.shared.handle(Event::Connected(cell.clone()));
         } else {
+            self.shared.handle(Event::Disconnected(cell.clone()));
             // The instance may have ended, which only the provider knows.
             self.shared.list_now.notify_one();
         }

@@ -26,6 +26,7 @@ mod cell;
 mod costs;
 mod effect;
 mod evidence;
+mod health;
 mod launch;
 mod limits;
 mod order;
@@ -51,6 +52,7 @@ pub(crate) use timeline::{Step, Timeline};
 use cell::Cell;
 use costs::Costs;
 use evidence::Evidence;
+use health::Health;
 use limits::Places;
 use order::Order;
 use state::{CellEffect, CellEvent, EndStep, LaunchCall, State};
@@ -89,6 +91,8 @@ pub(crate) struct EngineConfig {
     /// The time without contact after which a cell has certainly stopped its pod: the agent's
     /// limit, the time in which it notices, and the time in which containers end.
     pub(crate) orphan_timeout: Duration,
+    /// The time for which the agent of a bound cell may be silent; `None` is no limit.
+    pub(crate) healthy_timeout: Option<Duration>,
     /// The owner of the instances.
     pub(crate) owner: Owner,
     /// True if instances of this owner with another fingerprint are strays.
@@ -116,6 +120,7 @@ pub(crate) struct Engine {
     orders: BTreeMap<SandboxId, Order>,
     timers: Timers,
     evidence: Evidence,
+    health: Health,
     tombstones: Tombstones,
     costs: Costs,
     places: Places,
@@ -143,6 +148,7 @@ impl Engine {
             orders: BTreeMap::new(),
             timers: Timers::default(),
             evidence: Evidence::default(),
+            health: Health::default(),
             tombstones: Tombstones::default(),
             costs: Costs::default(),
             places: Places::default(),
@@ -191,10 +197,18 @@ impl Engine {
             Event::Terminated { cell, outcome, console } => {
                 self.on_terminated(&cell, outcome, console, now);
             }
-            Event::Described(cell, outcome) => self.on_described(&cell, outcome, now),
+            Event::Described(cell, outcome) => {
+                let probe = outcome.clone();
+                self.on_described(&cell, outcome, now);
+                self.on_probed(&cell, &probe, now);
+            }
             Event::Listed { began, instances } => self.on_listed(began, instances, now),
             Event::StraysEnded(instances) => self.evidence.strays_ended(&instances),
-            Event::Connected(cell) => self.apply(&cell, CellEvent::Connected, now),
+            Event::Connected(cell) => {
+                self.on_connected(&cell, now);
+                self.apply(&cell, CellEvent::Connected, now);
+            }
+            Event::Disconnected(cell) => self.on_disconnected(&cell, now),
             Event::Claim { cell, token_sha256, key_sha256, claim } => {
                 self.on_claim(&cell, &token_sha256, key_sha256, claim, now);
             }
@@ -309,6 +323,8 @@ impl Engine {
         } else {
             self.timers.clear(&Timer::Token(id.clone()));
         }
+        self.settle_health(id, now);
+        let Some(cell) = self.cells.get(id) else { return };
         let awaits_ends = self.capabilities.awaits_ends();
         if cell.state.is_confirming() {
             let at = now.boot + self.capabilities.listing_period;
@@ -337,6 +353,7 @@ impl Engine {
             Timer::Retry(cell) => self.apply(&cell, CellEvent::RetryDue, now),
             Timer::Token(cell) => self.apply(&cell, CellEvent::TokenExpired, now),
             Timer::Orphan(cell) => self.apply(&cell, CellEvent::OrphanTimeout, now),
+            Timer::Health => self.check_health(now),
             Timer::Rewrite => {
                 for (cell, mut changes) in std::mem::take(&mut self.unwritten) {
                     self.costs.refresh(&mut changes);
@@ -520,6 +537,7 @@ impl Engine {
         let Some(mut cell) = self.cells.remove(id) else { return };
         let reason: Arc<str> = cell.state.reason().cloned().unwrap_or_else(|| "".into());
         self.timers.clear_cell(id);
+        self.forget_health(id, now);
         self.emit(id, Effect::PublishEnded(Arc::clone(&reason)));
         self.emit(id, Effect::AnswerEnd(Ok(())));
         if let Some(order) = cell.order.take() {

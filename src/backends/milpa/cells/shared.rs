@@ -445,6 +445,21 @@ fn log(cell: Option<&CellId>, notice: &Notice) {
         Notice::Outage { absent, expected } => {
             tracing::warn!(absent, expected, "many instances not found, taken for an outage");
         }
+        Notice::Lost { seconds } => {
+            tracing::warn!(
+                cell,
+                silent_s = seconds,
+                "cell agent silent for too long, cell is lost"
+            );
+        }
+        Notice::CutOff { silent, bound } => {
+            tracing::warn!(
+                silent,
+                bound,
+                "many cells silent, taken for a node that is cut off, no cell is lost"
+            );
+        }
+        Notice::CutOffOver => tracing::info!("no longer are many cells silent"),
         Notice::Foreign(instance) => {
             tracing::error!(
                 %instance,

@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use kiyot_link::certificate::sha256;
 
-use super::world::{Happening, World};
+use super::{
+    daemon::HEALTHY_TIMEOUT,
+    world::{Happening, World},
+};
 use crate::backends::milpa::{
     cells::engine::{ClaimRefusal, Event},
     id::CellId,
@@ -21,6 +24,11 @@ const REDIAL: Duration = Duration::from_secs(5);
 const REFUSED_REDIAL: Duration = Duration::from_secs(30);
 /// The time within which the daemon awaits the confirmation of a shutdown.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(60);
+/// The time in which the daemon notices that an agent has no network, in seconds.
+const KEEPALIVE: (u64, u64) = (15, 20);
+/// The time beyond its limit in which a silent cell is lost, with repeated probes.
+const SILENCE_LIMIT: Duration = Duration::from_secs(600);
+
 /// An agent.
 #[derive(Debug)]
 pub(super) struct Agent {
@@ -31,6 +39,10 @@ pub(super) struct Agent {
     keys: u32,
     enrolled: bool,
     connected: bool,
+    /// The number of its connections.
+    connection: u64,
+    /// The time from which on the daemon knows that it is silent.
+    silent_since: Option<Duration>,
     /// The pod whose containers run.
     containers: Option<usize>,
     /// True while it ends its containers.
@@ -55,6 +67,8 @@ impl Agent {
             keys: 0,
             enrolled: false,
             connected: false,
+            connection: 0,
+            silent_since: None,
             containers: None,
             stops: false,
             started,
@@ -138,6 +152,8 @@ impl World<'_> {
             self.log(format_args!("{instance} connects"));
             if let Some(agent) = self.agents.get_mut(instance) {
                 agent.connected = true;
+                agent.connection += 1;
+                agent.silent_since = None;
                 agent.last_contact = self.now;
             }
             self.handle(Event::Connected(cell.clone()));
@@ -182,8 +198,101 @@ impl World<'_> {
         if let Some(agent) = self.agents.get_mut(instance)
             && agent.lose_contact(now)
         {
+            let noticed = self.rng.seconds(KEEPALIVE.0, KEEPALIVE.1);
+            self.link_ends(instance, noticed);
             let wait = self.rng.seconds(1, 5);
             self.after(wait, Happening::AgentDials(instance.clone()));
+        }
+    }
+
+    /// Has the daemon notice, after some time, that a connection has ended.
+    pub(super) fn link_ends(&mut self, instance: &InstanceId, noticed: Duration) {
+        if let Some(agent) = self.agents.get(instance) {
+            let (run, connection) = (self.run, agent.connection);
+            let ends = Happening::LinkEnds { run, instance: instance.clone(), connection };
+            self.after(noticed, ends);
+        }
+    }
+
+    pub(super) fn link_ended(&mut self, instance: &InstanceId, connection: u64) {
+        let Some(agent) = self.agents.get_mut(instance) else { return };
+        if agent.connected || agent.connection != connection || agent.silent_since.is_some() {
+            return;
+        }
+        agent.silent_since = Some(self.now);
+        let cell = agent.cell.clone();
+        self.log(format_args!("{instance} of {cell} is silent"));
+        self.handle(Event::Disconnected(cell));
+    }
+
+    /// Counts the silence of all agents from now on: the daemon starts.
+    pub(super) fn agents_are_silent(&mut self) {
+        let now = self.now;
+        for agent in self.agents.values_mut() {
+            agent.silent_since = (!agent.connected).then_some(now);
+        }
+    }
+
+    /// Returns the limit of the silence of a cell, if there is one.
+    fn silence_limit(&self, cell: &CellId) -> Option<Duration> {
+        let pod = self.pods_in_cells.get(cell).and_then(|pod| self.pods.get(*pod));
+        match pod.and_then(|pod| pod.healthy_timeout) {
+            Some(own) => own.limit(),
+            None => Some(HEALTHY_TIMEOUT),
+        }
+    }
+
+    /// Checks that a cell that the engine takes for lost is silent, by itself.
+    pub(super) fn check_lost(&mut self, cell: &CellId) {
+        let Some(daemon) = &self.daemon else { return };
+        let is_silent = |cell: &CellId| {
+            let mut of_cell = self.agents.values().filter(|agent| agent.cell == *cell);
+            of_cell.all(|agent| agent.silent_since.is_some())
+        };
+        let (silent, all) =
+            daemon.engine.bound_cells().chain([cell]).fold((0, 0), |(silent, all), cell| {
+                (silent + usize::from(is_silent(cell)), all + 1)
+            });
+        let of_cell = self.agents.values().find(|agent| agent.cell == *cell);
+        let since = of_cell.and_then(|agent| agent.silent_since);
+        let limit = self.silence_limit(cell);
+        let silence = since.map(|since| self.now - since);
+        self.log(format_args!("{cell} is lost, silent for {silence:?}"));
+        if silence.zip(limit).is_none_or(|(silence, limit)| silence < limit) {
+            self.violation(format!("{cell} is lost after {silence:?}, and its limit is {limit:?}"));
+        }
+        if silent >= 3 && silent * 3 >= all {
+            self.violation(format!("{cell} is lost, and {silent} of {all} are silent"));
+        }
+        self.lost.insert(cell.clone());
+    }
+
+    /// Checks that the engine takes no connected cell for silent, and that a pod does not read as
+    /// running for long after its cell fell silent.
+    pub(super) fn check_silence(&mut self) {
+        let Some(daemon) = &self.daemon else { return };
+        if daemon.engine.is_cut_off() {
+            self.last_cut_off = self.now;
+        }
+        let can_tell = daemon.started.max(self.last_outage).max(self.last_cut_off);
+        let mut violations = Vec::new();
+        for (instance, agent) in &self.agents {
+            let cell = &agent.cell;
+            if agent.connected && daemon.engine.is_silent(cell) && self.runs(instance) {
+                violations.push(format!("{cell} counts as silent, and its agent is connected"));
+            }
+            let (Some(since), Some(limit)) = (agent.silent_since, self.silence_limit(cell)) else {
+                continue;
+            };
+            let is_ready = self.pods_in_cells.contains_key(cell) && !self.lost.contains(cell);
+            let is_bound = daemon.engine.bound_cells().any(|bound| bound == cell);
+            let silence = self.now.saturating_sub(since.max(can_tell));
+            if is_ready && is_bound && !self.outage && silence > limit + SILENCE_LIMIT {
+                violations.push(format!("a pod runs in {cell}, silent since {since:?}"));
+            }
+        }
+        for violation in violations {
+            self.violation(violation);
         }
     }
 
@@ -296,6 +405,7 @@ impl World<'_> {
     }
 
     pub(super) fn agent_off(&mut self, instance: &InstanceId) {
+        self.link_ends(instance, Duration::from_millis(50));
         if let Some(agent) = self.agents.get_mut(instance) {
             agent.containers = None;
             agent.connected = false;

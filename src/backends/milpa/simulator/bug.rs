@@ -26,11 +26,15 @@ pub enum Bug {
     OrphanTimeoutIsProof,
     /// A refused offering is requested again.
     RefusedIsKept,
+    /// A connection that ends is not noticed.
+    SilenceIsIgnored,
+    /// A silent cell that connects again is not noticed.
+    ReconnectIsIgnored,
 }
 
 impl Bug {
     /// All bugs.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 10] = [
         Self::LaunchBeforeRecord,
         Self::NewTokenOnReplay,
         Self::UnansweredIsFailure,
@@ -39,6 +43,8 @@ impl Bug {
         Self::AbsenceIsEnd,
         Self::OrphanTimeoutIsProof,
         Self::RefusedIsKept,
+        Self::SilenceIsIgnored,
+        Self::ReconnectIsIgnored,
     ];
 
     /// Changes the provider's capabilities on their way to the engine.
@@ -56,8 +62,13 @@ impl Bug {
     }
 
     /// Changes an event on its way to the engine.
-    pub(super) fn on_event(self, event: &mut Event) {
+    /// `is_silent` says that the cell of a connection was silent.
+    pub(super) fn on_event(self, event: &mut Event, is_silent: bool) {
         match (self, event) {
+            (Self::SilenceIsIgnored, event @ Event::Disconnected(_)) => *event = Event::Tick,
+            (Self::ReconnectIsIgnored, event @ Event::Connected(_)) if is_silent => {
+                *event = Event::Tick;
+            }
             (Self::UnansweredIsFailure, Event::Launched(_, Err(error)))
                 if error.class == ErrorClass::Unanswered =>
             {

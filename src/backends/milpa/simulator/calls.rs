@@ -29,6 +29,7 @@ impl World<'_> {
         let run = self.run;
         let began = self.now;
         self.look_for_rest();
+        self.check_silence();
         self.call(Call::List(began));
         self.after(sim::CAPABILITIES.listing_period, Happening::List { run });
     }

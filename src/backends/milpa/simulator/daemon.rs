@@ -28,6 +28,9 @@ use crate::backends::milpa::{
 /// The date of the beginning of a simulation.
 const EPOCH: Duration = Duration::from_secs(1_800_000_000);
 
+/// The limit of silence of pods without a limit of their own.
+pub(super) const HEALTHY_TIMEOUT: Duration = Duration::from_secs(90);
+
 /// A run of the daemon.
 #[derive(Debug)]
 pub(super) struct Daemon {
@@ -91,6 +94,7 @@ impl World<'_> {
             refusal_pause: Duration::from_secs(180),
             retry_pause: Duration::from_secs(3),
             orphan_timeout: ORPHAN_TIMEOUT + Duration::from_secs(120),
+            healthy_timeout: Some(HEALTHY_TIMEOUT),
             owner: Owner { fingerprint: FINGERPRINT.to_owned(), ..Owner::default() },
             take_over: false,
         };
@@ -114,6 +118,7 @@ impl World<'_> {
             self.violation(format!("records can't be used: {unusable:?}"));
         }
         self.write(changes);
+        self.agents_are_silent();
         let effects = engine.start(self.time());
         self.daemon = Some(Daemon {
             engine,
@@ -156,11 +161,18 @@ impl World<'_> {
     pub(super) fn handle(&mut self, mut event: Event) {
         let refusal = Self::refusal(&event);
         if let Some(bug) = self.options.bug {
-            bug.on_event(&mut event);
+            let is_silent = match (&event, &self.daemon) {
+                (Event::Connected(cell), Some(daemon)) => daemon.engine.is_silent(cell),
+                _ => false,
+            };
+            bug.on_event(&mut event, is_silent);
         }
         let time = self.time();
         let Some(daemon) = &mut self.daemon else { return };
         let effects = daemon.engine.handle(event, time);
+        if daemon.engine.is_cut_off() {
+            self.last_cut_off = self.now;
+        }
         // Another launch of the order may follow.
         let refusal = refusal.filter(|(cell, _)| !daemon.engine.contains(cell));
         self.dispatch(effects);
@@ -189,6 +201,11 @@ impl World<'_> {
         let Some(daemon) = &mut self.daemon else { return };
         daemon.event += 1;
         let event = daemon.event;
+        let is_lost = |effect: &Effect| matches!(effect, Effect::Log(Notice::Lost { .. }));
+        let lost: Vec<CellId> = effects
+            .iter()
+            .filter_map(|(cell, effect)| cell.clone().filter(|_| is_lost(effect)))
+            .collect();
         let (mut at_once, mut begin) = (Vec::new(), BTreeSet::new());
         for (cell, effect) in effects {
             let Some(cell) = cell else {
@@ -207,6 +224,9 @@ impl World<'_> {
             .filter(|next| daemon.timer.is_none_or(|queued| *next < queued));
         if next.is_some() {
             daemon.timer = next;
+        }
+        for cell in lost {
+            self.check_lost(&cell);
         }
         for cell in begin {
             let wait = self.rng.millis(1, 3);

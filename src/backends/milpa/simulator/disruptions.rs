@@ -19,6 +19,8 @@ const INTERRUPTION: Quantiles = Quantiles::new(1, 30, 120, 180, 300);
 const PAUSE: Quantiles = Quantiles::new(30, 900, 3600, 7200, 10_800);
 /// The duration for which an instance has no network.
 const NETWORK_CUT: Quantiles = Quantiles::new(20, 300, 1500, 3000, 3600);
+/// The duration for which the node has no network, in seconds.
+const NODE_CUT: (u64, u64) = (120, 600);
 /// The duration of a zone's outage, in seconds.
 const ZONE_OUTAGE: (u64, u64) = (600, 3000);
 /// The time in which the instances of a zone without power end, in seconds.
@@ -144,6 +146,7 @@ impl World<'_> {
             return;
         }
         agent.kill(instance, now);
+        self.link_ends(instance, Duration::from_millis(50));
         self.count("killed_agent");
         if self.capabilities.pods_control_agent && self.rng.once_in(2) {
             self.log(format_args!("the agent of {instance} is killed for good"));
@@ -169,12 +172,30 @@ impl World<'_> {
     pub(super) fn plan_zone_outages(&mut self) {
         let hours = self.options.duration.as_secs() / 3600;
         for hour in 0..hours {
+            if self.rng.once_in(self.options.faults.node_cut) {
+                let begin = Duration::from_secs(hour * 3600) + self.rng.seconds(0, 3000);
+                let lasts = self.rng.seconds(NODE_CUT.0, NODE_CUT.1);
+                self.after(begin, Happening::NodeCutOff { lasts });
+            }
             if self.rng.once_in(self.options.faults.zone_outage) {
                 let begin = Duration::from_secs(hour * 3600) + self.rng.seconds(0, 1800);
                 let lasts = self.rng.seconds(ZONE_OUTAGE.0, ZONE_OUTAGE.1);
                 let zone = ZONES.get(self.rng.below(ZONES.len())).copied().unwrap_or_default();
                 self.after(begin, Happening::ZoneFails { zone, lasts });
             }
+        }
+    }
+
+    /// Cuts the network of the node: it reaches neither agents nor the provider.
+    pub(super) fn cut_node_off(&mut self, lasts: Duration) {
+        self.count("node_cut");
+        self.log(format_args!("the node has no network for {} s", lasts.as_secs()));
+        (self.outage, self.last_outage) = (true, self.now);
+        self.after(lasts, Happening::Outage(false));
+        let until = self.now + lasts;
+        let instances: Vec<InstanceId> = self.agents.keys().cloned().collect();
+        for instance in instances {
+            self.cut_network(&instance, until);
         }
     }
 

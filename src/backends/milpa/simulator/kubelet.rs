@@ -7,6 +7,7 @@ use super::{
     world::{Happening, World},
 };
 use crate::{
+    annotations::HealthyTimeout,
     backends::milpa::{
         cells::engine::{Event, JournalSandbox, OrderKey, OrderSpec},
         id::{CellId, SandboxId},
@@ -32,6 +33,8 @@ pub(super) struct Pod {
     identity: String,
     /// The offerings that suit it, by their numbers.
     candidates: Vec<usize>,
+    /// The limit of its agent's silence, if it has its own.
+    pub(super) healthy_timeout: Option<HealthyTimeout>,
     /// The time at which it is deleted.
     deleted: Duration,
     state: PodState,
@@ -65,11 +68,18 @@ impl World<'_> {
             let created = self.rng.between(Duration::ZERO, self.options.duration);
             let life = self.rng.long_tailed(Duration::from_secs(1200), Duration::from_secs(5400));
             let candidates = self.candidates();
+            let healthy_timeout = match self.rng.below(6) {
+                0 => Some(HealthyTimeout::Never),
+                1 => Some(HealthyTimeout::of_secs(30)),
+                2 => Some(HealthyTimeout::of_secs(600)),
+                _ => None,
+            };
             self.pods.push(Pod {
                 uid: format!("pod-{number}"),
                 attempt: 0,
                 identity: "first".to_owned(),
                 candidates,
+                healthy_timeout,
                 deleted: created + life,
                 state: PodState::Waiting,
             });
@@ -129,6 +139,7 @@ impl World<'_> {
             labels: BTreeMap::new(),
             sandbox,
             candidates: candidates.collect(),
+            healthy_timeout: pod.healthy_timeout,
             timeout: None,
         };
         self.log(format_args!("pod-{number} is run"));

@@ -67,6 +67,10 @@ pub(super) enum Happening {
     ZoneFails { zone: &'static str, lasts: Duration },
     /// An outage of a zone ends.
     ZoneRecovers(&'static str),
+    /// The daemon notices that a connection has ended.
+    LinkEnds { run: u64, instance: InstanceId, connection: u64 },
+    /// The node loses its network.
+    NodeCutOff { lasts: Duration },
     /// The capacities of offerings change.
     CapacityChanges,
     /// The pod of an ended instance must not read as running any more.
@@ -94,6 +98,10 @@ pub(super) struct World<'a> {
     pub(super) outage: bool,
     /// The end of the last outage.
     pub(super) last_outage: Duration,
+    /// The last time at which the engine took the node for cut off.
+    pub(super) last_cut_off: Duration,
+    /// The cells that were lost.
+    pub(super) lost: BTreeSet<CellId>,
     pub(super) cells: BTreeMap<CellId, store::Cell>,
     /// All cells that were ever recorded.
     pub(super) recorded: BTreeSet<CellId>,
@@ -133,6 +141,8 @@ impl<'a> World<'a> {
             refused: BTreeMap::new(),
             outage: false,
             last_outage: Duration::ZERO,
+            last_cut_off: Duration::ZERO,
+            lost: BTreeSet::new(),
             cells: BTreeMap::new(),
             recorded: BTreeSet::new(),
             orders: BTreeMap::new(),
@@ -244,10 +254,15 @@ impl<'a> World<'a> {
             Happening::Deliver { run, event } if run == self.run => self.handle(*event),
             Happening::List { run } if run == self.run => self.list(),
             Happening::Timer { run } if run == self.run => self.timer(),
+            Happening::LinkEnds { run, instance, connection } if run == self.run => {
+                self.link_ended(&instance, connection);
+            }
             Happening::Effect { .. }
             | Happening::Deliver { .. }
             | Happening::List { .. }
-            | Happening::Timer { .. } => {}
+            | Happening::Timer { .. }
+            | Happening::LinkEnds { .. } => {}
+            Happening::NodeCutOff { lasts } => self.cut_node_off(lasts),
             Happening::DaemonStarts => self.start_daemon(),
             Happening::Arrives { run, call, replies } => self.arrive(run, *call, replies),
             Happening::Outage(begins) => {

@@ -8,11 +8,14 @@ use super::{
     Engine, State, Timeline,
     launch::{self, Launch},
 };
-use crate::backends::milpa::{
-    cells::CellError,
-    id::{CellId, SandboxId},
-    placement::Candidate,
-    providers::ProviderError,
+use crate::{
+    annotations::HealthyTimeout,
+    backends::milpa::{
+        cells::CellError,
+        id::{CellId, SandboxId},
+        placement::Candidate,
+        providers::ProviderError,
+    },
 };
 
 /// A cell.
@@ -42,6 +45,8 @@ pub(super) struct Cell {
     pub(super) token_deadline: Duration,
     /// The digest of the key that spent the token; empty while it is unspent.
     pub(super) key_sha256: String,
+    /// The time for which its agent may be silent, if its pod has a limit of its own.
+    pub(super) healthy_timeout: Option<HealthyTimeout>,
     /// True once it was bound.
     pub(super) was_bound: bool,
     /// True if a call of its launch has no answer: it may have made an instance.
@@ -81,6 +86,7 @@ impl Cell {
             token_expires_unix: 0,
             token_deadline: Duration::ZERO,
             key_sha256: String::new(),
+            healthy_timeout: None,
             was_bound: false,
             may_be_launched: false,
             replays: 0,
@@ -126,6 +132,7 @@ impl Cell {
             offering: self.offering.as_ref().map(launch::stored_candidate),
             timeline: Some(self.timeline.stored()),
             namespace: self.namespace.clone(),
+            healthy_timeout_secs: self.healthy_timeout.map(HealthyTimeout::as_secs),
         }
     }
 }

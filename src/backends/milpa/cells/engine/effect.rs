@@ -59,6 +59,8 @@ pub(crate) enum Event {
     StraysEnded(Vec<InstanceId>),
     /// The cell's control connection was established, perhaps again.
     Connected(CellId),
+    /// The cell's control connection has ended, and no other is established.
+    Disconnected(CellId),
     /// The agent spends its token for a key.
     Claim {
         /// The cell.
@@ -187,6 +189,20 @@ pub(crate) enum Notice {
         /// The instances that are expected.
         expected: usize,
     },
+    /// The agent of a cell was silent for too long: the cell ends.
+    Lost {
+        /// The silence, in seconds.
+        seconds: u64,
+    },
+    /// Many cells are silent at once, which is taken for a node that is cut off: no cell is lost.
+    CutOff {
+        /// The bound cells that are silent.
+        silent: usize,
+        /// All bound cells.
+        bound: usize,
+    },
+    /// No longer are many cells silent at once.
+    CutOffOver,
     /// An instance of the same owner was launched by a daemon with another certificate authority.
     Foreign(InstanceId),
 }

@@ -13,12 +13,15 @@ use super::{
     CellEvent, CommitOf, Effect, Engine, LaunchCall, Notice, Now, SILENT, State, cell::Cell,
     launch::Launch, sha256, timeline, timers::Timer,
 };
-use crate::backends::milpa::{
-    cells::CellError,
-    error_chain::error_chain,
-    id::{CellId, SandboxId},
-    placement::Candidate,
-    providers::{Attachment, ErrorClass, LaunchSpec, PodTags, ProviderError},
+use crate::{
+    annotations::HealthyTimeout,
+    backends::milpa::{
+        cells::CellError,
+        error_chain::error_chain,
+        id::{CellId, SandboxId},
+        placement::Candidate,
+        providers::{Attachment, ErrorClass, LaunchSpec, PodTags, ProviderError},
+    },
 };
 
 /// Bounds the text of a failed launch in the error of its order, in characters.
@@ -53,6 +56,8 @@ pub(crate) struct OrderSpec {
     pub(crate) labels: BTreeMap<String, String>,
     /// The offerings that suit the pod, the preferred first.
     pub(crate) candidates: Vec<Candidate>,
+    /// The time for which the pod's agent may be silent, if the pod has a limit of its own.
+    pub(crate) healthy_timeout: Option<HealthyTimeout>,
     /// The time that the caller has; bounded by `launch_timeout`.
     pub(crate) timeout: Option<Duration>,
 }
@@ -76,6 +81,7 @@ pub(super) struct Order {
     /// The labels of the pod; empty until then.
     pub(super) labels: BTreeMap<String, String>,
     pub(super) candidates: Vec<Candidate>,
+    pub(super) healthy_timeout: Option<HealthyTimeout>,
     pub(super) state: OrderState,
     /// The number of cells that were launched for it.
     pub(super) launches: u32,
@@ -152,6 +158,7 @@ impl Engine {
                     attachment: Some(Box::new(spec.attachment)),
                     labels: spec.labels,
                     candidates: spec.candidates,
+                    healthy_timeout: spec.healthy_timeout,
                     state: OrderState::Waiting,
                     launches: 0,
                     causes: Vec::new(),
@@ -324,6 +331,7 @@ impl Engine {
             token_sha256: sha256(enrolment.as_bytes()),
             token_expires_unix: i64::try_from(expires.as_secs()).unwrap_or(i64::MAX),
             token_deadline: now.boot + self.config.token_ttl,
+            healthy_timeout: order.healthy_timeout,
             ..Cell::new(id.clone(), State::Requested)
         };
         self.cells.insert(id.clone(), cell);
@@ -473,6 +481,7 @@ impl Engine {
 
     /// Continues the launches of a previous daemon.
     pub(crate) fn start(&mut self, now: Now) -> super::Effects {
+        self.start_health(now);
         let cells: Vec<CellId> = self.cells.keys().cloned().collect();
         for cell in cells {
             let is_launching = self.cells.get(&cell).is_some_and(|cell| {

@@ -18,9 +18,12 @@ use super::{
     state::StopStep,
     timers::Timer,
 };
-use crate::backends::milpa::{
-    id::{CellId, SandboxId},
-    providers::InstanceId,
+use crate::{
+    annotations::HealthyTimeout,
+    backends::milpa::{
+        id::{CellId, SandboxId},
+        providers::InstanceId,
+    },
 };
 
 /// Bounds the time in which the kubelet's retry joins the launch of a previous daemon. A kubelet
@@ -147,6 +150,7 @@ impl Engine {
         // The clock may have been set: it can only shorten a token.
         let left = u64::try_from(record.token_expires_unix).unwrap_or_default();
         let left = Duration::from_secs(left).saturating_sub(now.unix).min(self.config.token_ttl);
+        let healthy_timeout = record.healthy_timeout_secs.map(HealthyTimeout::of_secs);
         let is_expired = left.is_zero();
         let rebooted = self.capabilities.ends_with_node && record.boot_id != self.config.boot_id;
         let to_end = |reason: &str| State::Terminating {
@@ -187,6 +191,9 @@ impl Engine {
         };
         let order = order.filter(|_| state.is_unbound()).map(|(sandbox, order)| {
             self.resume_order(sandbox.clone(), &id, order, launch.as_ref(), now);
+            if let Some(order) = self.orders.get_mut(&sandbox) {
+                order.healthy_timeout = healthy_timeout;
+            }
             sandbox
         });
         let timeline = record.timeline.as_ref().map(Timeline::from_stored).unwrap_or_default();
@@ -206,6 +213,7 @@ impl Engine {
             token_expires_unix: record.token_expires_unix,
             token_deadline: now.boot + left,
             key_sha256: record.key_sha256.clone(),
+            healthy_timeout,
             was_bound: has_sandbox,
             // The call of the previous daemon may be on its way.
             may_be_launched: true,
@@ -234,6 +242,7 @@ impl Engine {
             identity: record.identity.clone(),
             attachment: None,
             labels: BTreeMap::new(),
+            healthy_timeout: None,
             candidates: launch.map(|launch| launch.spec.candidates.clone()).unwrap_or_default(),
             state: OrderState::Placed(cell.clone()),
             launches: record.launches,

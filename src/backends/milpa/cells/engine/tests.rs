@@ -11,6 +11,7 @@ use crate::price::Price;
 
 mod clock;
 mod costs;
+mod health;
 mod limits;
 mod properties;
 
@@ -53,6 +54,7 @@ fn config() -> EngineConfig {
         refusal_pause: Duration::from_secs(180),
         retry_pause: Duration::from_secs(3),
         orphan_timeout: Duration::from_secs(1000),
+        healthy_timeout: Some(Duration::from_secs(90)),
         owner: Owner { fingerprint: "ours".into(), ..Owner::default() },
         take_over: false,
     }
@@ -86,6 +88,7 @@ fn spec(pod: &str) -> OrderSpec {
         attachment: Attachment::default(),
         labels: BTreeMap::new(),
         candidates: ["a", "b"].map(candidate).to_vec(),
+        healthy_timeout: None,
         timeout: None,
     }
 }

@@ -22,6 +22,8 @@ pub(super) enum Timer {
     Token(CellId),
     /// The time after which a cell without contact has stopped its pod.
     Orphan(CellId),
+    /// The next check of silent cells.
+    Health,
 }
 
 /// All timers.
@@ -46,6 +48,13 @@ impl Timers {
             self.set(timer, at);
         }
         is_new
+    }
+
+    /// Sets a timer, unless it is set for an earlier time.
+    pub(super) fn set_earlier(&mut self, timer: Timer, at: Duration) {
+        if self.times.get(&timer).is_none_or(|before| at < *before) {
+            self.set(timer, at);
+        }
     }
 
     pub(super) fn clear(&mut self, timer: &Timer) {

@@ -260,6 +260,7 @@ pub(super) fn order(sandbox: &SandboxId, pod_uid: &str) -> LaunchOrder {
             ..Attachment::default()
         },
         needs: Needs::default(),
+        healthy_timeout: None,
         labels: BTreeMap::new(),
         deadline: None,
     }

@@ -26,6 +26,7 @@ enum Kind {
     Terminated(Result<Termination, ErrorClass>),
     Described(Result<InstanceState, ErrorClass>),
     Connected,
+    Disconnected,
     Claim,
     Terminate,
 }
@@ -46,6 +47,7 @@ fn kinds() -> impl Strategy<Value = Kind> {
         3 => Just(Kind::Launched(None)),
         2 => classes().prop_map(|class| Kind::Launched(Some(class))),
         3 => Just(Kind::Connected),
+        2 => Just(Kind::Disconnected),
         1 => Just(Kind::Claim),
         3 => prop::bool::weighted(0.8).prop_map(Kind::Attached),
         2 => any::<bool>().prop_map(Kind::ShutDown),
@@ -99,6 +101,8 @@ struct Model {
     /// The calls without an answer.
     pending: BTreeSet<Call>,
     disconnected: Option<Duration>,
+    /// The end of its control connection, or the start of the daemon.
+    silent_since: Option<Duration>,
 }
 
 /// The engine beside the model of its cells, its journal and the time.
@@ -156,16 +160,24 @@ impl Harness {
                 self.list(absent, terminated.as_ref(), *strays, *foreign);
             }
             Step::Pass(seconds) => {
-                self.now.boot += Duration::from_secs(*seconds);
-                for model in self.models.values_mut() {
-                    let orphaned = |since| self.now.boot >= since + config().orphan_timeout;
-                    model.may_run &= !model.disconnected.is_some_and(orphaned);
+                let until = self.now.boot + Duration::from_secs(*seconds);
+                while let Some(next) = self.engine.next_timer().filter(|next| *next < until) {
+                    self.pass(next.max(self.now.boot));
                 }
-                self.handle(Event::Tick);
+                self.pass(until);
             }
             Step::Restart => self.restart(),
         }
         self.now.unix = NOON + self.now.boot;
+    }
+
+    fn pass(&mut self, until: Duration) {
+        self.now.boot = until;
+        for model in self.models.values_mut() {
+            let orphaned = |since| until >= since + config().orphan_timeout;
+            model.may_run &= !model.disconnected.is_some_and(orphaned);
+        }
+        self.handle(Event::Tick);
     }
 
     fn event(&mut self, id: CellId, kind: Kind) {
@@ -176,7 +188,11 @@ impl Harness {
             Kind::ShutDown(_) => Some(Call::ShutDown),
             Kind::Detached(_) => Some(Call::Detach),
             Kind::Terminated(_) => Some(Call::Terminate),
-            Kind::Described(_) | Kind::Connected | Kind::Claim | Kind::Terminate => None,
+            Kind::Described(_)
+            | Kind::Connected
+            | Kind::Disconnected
+            | Kind::Claim
+            | Kind::Terminate => None,
         };
         if call.is_some_and(|call| !model.pending.remove(&call)) {
             return;
@@ -221,7 +237,14 @@ impl Harness {
                 let outcome = outcome.map(described).map_err(error);
                 Event::Described(id, outcome)
             }
-            Kind::Connected => Event::Connected(id),
+            Kind::Connected => {
+                model.silent_since = None;
+                Event::Connected(id)
+            }
+            Kind::Disconnected => {
+                model.silent_since.get_or_insert(self.now.boot);
+                Event::Disconnected(id)
+            }
             Kind::Claim => {
                 let token_sha256 = self.cells.get(&id).map(|record| record.token_sha256.clone());
                 let (token_sha256, key_sha256) = (token_sha256.unwrap_or_default(), "key".into());
@@ -284,6 +307,7 @@ impl Harness {
         for model in self.models.values_mut() {
             // The timer of the previous daemon is forgotten.
             model.disconnected = None;
+            model.silent_since = Some(self.now.boot);
             model.pending.clear();
         }
         let effects = self.engine.start(self.now);
@@ -371,6 +395,10 @@ impl Harness {
                 let now = self.now.boot;
                 self.model(id).disconnected.get_or_insert(now);
             }
+            Effect::Log(Notice::Lost { .. }) => {
+                let since = self.models[id].silent_since.expect("a connected cell is lost");
+                assert!(self.now.boot >= since + config().healthy_timeout.unwrap());
+            }
             Effect::AnswerEnd(Ok(())) | Effect::PublishEnded(_) => {
                 let may_run = self.models.get(id).is_some_and(|model| model.may_run);
                 assert!(!may_run, "the end of {id} is answered without proof");
@@ -398,7 +426,7 @@ impl Harness {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1000))]
 
-    /// Verifies P15, P17.
+    /// Verifies P15, P17, P19.
     #[test]
     fn no_sequence_of_events_breaks_an_invariant(
         steps in prop::collection::vec((steps(), prop::bool::weighted(0.05)), 1..80),
