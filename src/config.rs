@@ -25,6 +25,7 @@ mod routing;
 mod server;
 mod sockets;
 mod source;
+mod warm;
 
 pub use backends::{BackendConfig, CriBackend};
 pub use cidr::{Cidr, NotACidr};
@@ -37,6 +38,7 @@ pub use netns::Netns;
 pub use placement::Placement;
 pub use routing::{Routing, Rule};
 pub use server::Server;
+pub use warm::{WarmKind, WarmLaunchType, WarmPool};
 
 /// Configuration of the daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]

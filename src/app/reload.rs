@@ -30,6 +30,7 @@ impl App {
             if let Some(BackendConfig::Milpa(config)) = reloaded.backends.get(milpa.name().as_str())
             {
                 milpa.set_limits(config);
+                milpa.set_warm(config);
                 milpa.set_healthy_timeout(config.healthy_limit());
                 milpa.set_policy(config.policy);
             }

@@ -79,7 +79,6 @@ pub enum StartError {
     Streaming(BackendName, #[source] io::Error),
 }
 
-/// Returns the name of the node in Kubernetes, unless the kubelet is told another.
 /// Returns the limits of a configuration.
 fn limits(config: &MilpaBackend) -> cells::Limits {
     cells::Limits {
@@ -90,6 +89,7 @@ fn limits(config: &MilpaBackend) -> cells::Limits {
     }
 }
 
+/// Returns the name of the node in Kubernetes, unless the kubelet is told another.
 fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().to_lowercase()
 }
@@ -156,6 +156,7 @@ impl Milpa {
             },
             take_over,
             rules: placement::Rules::of(&config.placement),
+            warm: config.warm.clone(),
             ..CellsConfig::default()
         };
         let cells = Cells::start(cells_config, store.clone(), provider).await.map_err(of_store)?;
@@ -222,6 +223,11 @@ impl Milpa {
     /// Sets the limits of cells. Running cells go on, even above a lower limit.
     pub fn set_limits(&self, config: &MilpaBackend) {
         self.cells.set_limits(limits(config));
+    }
+
+    /// Sets the warm pools. Cells of other pools end.
+    pub fn set_warm(&self, config: &MilpaBackend) {
+        self.cells.set_warm(&config.warm);
     }
 
     /// Sets the time for which the agent of a cell may be silent; `None` is no limit.

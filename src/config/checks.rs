@@ -58,6 +58,11 @@ pub(super) fn check(config: &Config, real: &dyn Fn(&Path) -> PathBuf, report: &R
             ));
         }
     }
+    for (name, backend) in &config.backends {
+        if let BackendConfig::Milpa(milpa) = backend {
+            check_warm(name, milpa, report);
+        }
+    }
     let milpas: Vec<_> = config
         .backends
         .iter()
@@ -69,6 +74,29 @@ pub(super) fn check(config: &Config, real: &dyn Fn(&Path) -> PathBuf, report: &R
             "backends",
             format!("has several of type \"milpa\" ({}); allowed: one", milpas.join(", ")),
         ));
+    }
+}
+
+/// Reports equal pools, and pools that are larger than the limits.
+fn check_warm(name: &str, milpa: &MilpaBackend, report: &Report) {
+    let at = |index: usize, key: &str| format!("backends.{name}.warm[{index}]{key}");
+    let mut cells = 0_usize;
+    for (index, pool) in milpa.warm.iter().enumerate() {
+        let identity = pool.to_string();
+        if milpa.warm[..index].iter().any(|earlier| earlier.to_string() == identity) {
+            let rule = format!("is a second pool of {identity}; allowed: one");
+            report.add(Problem::new(at(index, ""), rule));
+        }
+        cells = cells.saturating_add(pool.count);
+        if cells > milpa.max_cells {
+            let rule = format!(
+                "makes {cells} cells of all pools; allowed: at most max_cells ({})",
+                milpa.max_cells
+            );
+            let count = pool.count.to_string();
+            report.add(Problem::with_value(at(index, ".count"), count, rule));
+            return;
+        }
     }
 }
 

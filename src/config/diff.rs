@@ -88,6 +88,7 @@ impl Diff {
                         kubelet_dir => restart,
                         policy => Vec::new(),
                         placement => restart,
+                        warm => live,
                         limits => Vec::new(),
                         netns => restart,
                     });
@@ -189,6 +190,7 @@ impl Config {
             {
                 old.max_cells = new.max_cells;
                 old.limits = new.limits;
+                old.warm.clone_from(&new.warm);
                 old.healthy_timeout = new.healthy_timeout;
                 old.policy = new.policy;
             }

@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use super::{Limits, Netns, Placement, backends::CONTAINERD_SOCKET, read};
+use super::{Limits, Netns, Placement, WarmPool, backends::CONTAINERD_SOCKET, read};
 use crate::problems::{Field, Table};
 
 const STATE_DIR: &str = "/var/lib/kiyot";
@@ -71,6 +71,8 @@ pub struct MilpaBackend {
     pub limits: Limits,
     /// Choice of instances for pods.
     pub placement: Placement,
+    /// Pools of cells that wait for pods.
+    pub warm: Vec<WarmPool>,
     /// Settings of the provider `netns`.
     pub netns: Netns,
 }
@@ -186,6 +188,7 @@ impl Default for MilpaBackend {
             policy: Policy::default(),
             limits: Limits::default(),
             placement: Placement::default(),
+            warm: Vec::new(),
             netns: Netns::default(),
         }
     }
@@ -239,6 +242,10 @@ impl MilpaBackend {
         if let Some(placement) = table.take("placement").and_then(|field| field.table()) {
             backend.placement = Placement::read(placement);
         }
+        table.set("warm", &mut backend.warm, |field| {
+            let pools = field.items().into_iter().filter_map(|item| item.table());
+            Some(pools.map(WarmPool::read).collect())
+        });
         if let Some(netns) = table.take("netns").and_then(|field| field.table()) {
             backend.netns = Netns::read(netns);
         }

@@ -444,13 +444,63 @@ fn healthy_timeout_is_zero_or_in_its_range() {
     assert!(problem[0].contains("\"0s\" (never), or a duration such as"), "{problem:?}");
 }
 
+/// Verifies C1.
+#[test]
+fn warm_pools_are_read_and_checked() {
+    let with = |pools: &str| format!("{WITH_CELLS}max_cells = 4\n{pools}");
+    let pool = "[[backends.milpa.warm]]\n";
+    let config = parsed(&with(&format!(
+        "{pool}offering = \"t3.small\"\ncount = 2\nlaunch_type = \"Spot\"\nttl = \"5m\"\n\
+         {pool}size = {{ cpu = \"500m\", memory = \"1Gi\" }}\ncount = 1\n{pool}count = 1\n"
+    )));
+    let expected = [
+        WarmPool {
+            kind: WarmKind::Offering("t3.small".into()),
+            launch_type: WarmLaunchType::Spot,
+            count: 2,
+            ttl: Duration::from_secs(300),
+        },
+        WarmPool {
+            kind: WarmKind::Size { milli_cpus: 500, memory: 1 << 30 },
+            count: 1,
+            ..WarmPool::default()
+        },
+        WarmPool { count: 1, ..WarmPool::default() },
+    ];
+    assert_eq!(milpa(&config).warm, expected);
+    for (pools, problem) in [
+        (format!("{pool}count = 5\n"), "warm[0].count"),
+        (format!("{pool}count = 3\n{pool}count = 2\noffering = \"a\"\n"), "warm[1].count"),
+        (format!("{pool}count = 1\n{pool}count = 1\n"), "second pool of default size, On-Demand"),
+        (format!("{pool}count = -1\n"), "warm[0].count"),
+        (pool.to_owned(), "warm[0].count"),
+        (format!("{pool}count = 1\noffering = \"t3.*\"\n"), "warm[0].offering"),
+        (format!("{pool}count = 1\nttl = \"1s\"\n"), "from 1m to 168h"),
+        (
+            format!("{pool}count = 1\nsize = {{ cpu = \"0\", memory = \"1Gi\" }}\n"),
+            "warm[0].size.cpu",
+        ),
+        (format!("{pool}count = 1\nsize = {{ cpu = \"1\" }}\n"), "warm[0].size.memory"),
+        (
+            format!(
+                "{pool}count = 1\noffering = \"a\"\nsize = {{ cpu = \"1\", memory = \"1Gi\" }}\n"
+            ),
+            "stands beside offering",
+        ),
+    ] {
+        let problems = problems(&with(&pools));
+        assert!(problems.len() == 1 && problems[0].contains(problem), "{pools}: {problems:?}");
+    }
+}
+
 /// Lists every known key, from the problem of an unknown one.
 fn every_key() -> Vec<&'static str> {
     let table = "[WHERE]\n\"\" = 1\n";
     let odd = format!(
         "{}{}{}[backends.c]\ntype = \"cri\"\n\"\" = 1\n[backends.m]\ntype = \"milpa\"\n\"\" = 1\n\
          [[routing.rule]]\n\"\" = 1\n[backends.m.policy]\n\"\" = 1\n\
-         [backends.m.placement]\n\"\" = 1\n[backends.m.limits]\n\"\" = 1\n",
+         [backends.m.placement]\n\"\" = 1\n[backends.m.limits]\n\"\" = 1\n\
+         [[backends.m.warm]]\n\"\" = 1\nsize = {{ \"\" = 1 }}\n",
         table.replace("WHERE", "server"),
         table.replace("WHERE", "routing"),
         table.replace("WHERE", "backends.m.netns"),
@@ -461,11 +511,9 @@ fn every_key() -> Vec<&'static str> {
     let all: Vec<String> =
         keys.flat_map(|keys| keys.split(", ").map(str::to_owned).collect::<Vec<_>>()).collect();
     assert!(all.len() > 40, "{all:?}");
-    // Tables, which are headings in the file.
-    all.into_iter()
-        .filter(|key| !["limits", "placement", "policy", "netns", "rule"].contains(&key.as_str()))
-        .map(|key| &*key.leak())
-        .collect()
+    // Tables, which are headings in the file, and the keys of a table in a line.
+    let tables = ["limits", "placement", "policy", "netns", "rule", "warm", "cpu", "memory"];
+    all.into_iter().filter(|key| !tables.contains(&key.as_str())).map(|key| &*key.leak()).collect()
 }
 
 proptest! {

@@ -62,6 +62,7 @@ mod volume_contents;
 mod volume_sources;
 mod volume_updates;
 mod volumes;
+mod warm;
 mod wire;
 
 /// Returns the options of the daemon under test, with cells.

@@ -18,16 +18,19 @@ use kiyot_proto::{
     store::SandboxMeta,
 };
 use ring::rand::{SecureRandom, SystemRandom};
-use tokio::sync::{broadcast, oneshot};
+use tokio::sync::{broadcast, oneshot, watch};
 
 use super::{
     gateway::{CellLink, Gateway},
     id::{CellId, NoRandomness, SandboxId},
-    placement::{self, Candidate, Catalogue, Needs, NoFit, Offering, Requested, Rules},
+    placement::{self, Candidate, Catalogue, Choice, Needs, NoFit, Offering, Requested, Rules},
     providers::{Attachment, InstanceId, Owner, Provider, ProviderError},
     store::{Batch, Store, StoreError, Table},
 };
-use crate::annotations::{CellRequest, HealthyTimeout};
+use crate::{
+    annotations::{CellRequest, HealthyTimeout},
+    config::WarmPool,
+};
 
 mod admission;
 pub(crate) mod engine;
@@ -35,6 +38,7 @@ mod listing;
 mod prices;
 mod provider_calls;
 mod shared;
+mod warm;
 
 #[cfg(test)]
 mod tests;
@@ -244,6 +248,8 @@ pub struct CellsConfig {
     pub take_over: bool,
     /// The limits of the choice of offerings.
     pub rules: Rules,
+    /// The pools of cells that wait for pods.
+    pub warm: Vec<WarmPool>,
     /// The time for which an offering without capacity is avoided.
     pub refusal_pause: Duration,
     /// The pause after a failed termination.
@@ -262,6 +268,7 @@ impl Default for CellsConfig {
             owner: Owner::default(),
             take_over: false,
             rules: Rules::default(),
+            warm: Vec::new(),
             refusal_pause: Duration::from_secs(180),
             retry_pause: Duration::from_secs(3),
         }
@@ -339,7 +346,8 @@ impl Seams for DaemonSeams {
 #[derive(Debug)]
 pub struct Cells {
     shared: Arc<Shared>,
-    rules: Rules,
+    rules: Arc<Rules>,
+    warm: watch::Sender<Vec<WarmPool>>,
 }
 
 impl Cells {
@@ -393,7 +401,8 @@ impl Cells {
         }
         let shared = Arc::new(Shared::new(store, provider, links, engine));
         shared.commit(&changes).await?;
-        Ok(Arc::new(Self { shared, rules: config.rules }))
+        let warm = watch::Sender::new(config.warm);
+        Ok(Arc::new(Self { shared, rules: Arc::new(config.rules), warm }))
     }
 
     /// Sets the limits of further launches. Cells go on, even above a lower limit.
@@ -405,6 +414,15 @@ impl Cells {
     /// `None` is no limit.
     pub fn set_healthy_timeout(&self, limit: Option<Duration>) {
         self.shared.with_core(|core, now| ((), core.engine.set_healthy_timeout(limit, now)));
+    }
+
+    /// Sets the warm pools. Cells of other pools end.
+    pub fn set_warm(&self, pools: &[WarmPool]) {
+        self.warm.send_if_modified(|warm| {
+            let is_changed = warm != pools;
+            *warm = pools.to_vec();
+            is_changed
+        });
     }
 
     /// Starts all tasks with a gateway. Further calls do nothing.
@@ -423,6 +441,8 @@ impl Cells {
         });
         shared.tasks.spawn(listing::run(Arc::clone(shared)));
         shared.tasks.spawn(Arc::clone(shared).run_timers());
+        let warm = self.warm.subscribe();
+        shared.tasks.spawn(warm::run(Arc::clone(shared), Arc::clone(&self.rules), warm));
     }
 
     /// Ends all tasks and waits for them. Cells continue to run, and the next start continues
@@ -458,11 +478,9 @@ impl Cells {
             name: pod.clone(),
             attempt: order.attempt,
         };
-        let candidates = match self.candidates(&catalogue, &order.needs) {
-            // Other offerings or prices don't end a launch that is going on.
-            Err(_) if shared.core().engine.has_order(&key, &order.identity) => Vec::new(),
-            candidates => candidates?,
-        };
+        let candidates = self.candidates(&catalogue, &order.needs);
+        let choice =
+            Choice { catalogue, needs: Arc::new(order.needs), rules: Arc::clone(&self.rules) };
         let spec = OrderSpec {
             key,
             identity: order.identity,
@@ -470,6 +488,7 @@ impl Cells {
             attachment: order.attachment,
             labels: order.labels,
             candidates,
+            choice: Some(choice),
             healthy_timeout: order.healthy_timeout,
             timeout: order
                 .deadline
@@ -477,12 +496,20 @@ impl Cells {
         };
         let (answer, answered) = oneshot::channel();
         let sandbox = shared.with_core(|core, now| {
+            // Other offerings or prices don't end a launch that is going on, and don't matter to a
+            // cell that runs already.
+            if let Err(error) = &spec.candidates
+                && !core.engine.has_order(&spec.key, &spec.identity)
+                && !core.engine.has_warm_cell(&spec)
+            {
+                return (Err(error.clone()), Effects::new());
+            }
             let (sandbox, effects) = core.engine.order(spec, now);
             core.orders.entry(sandbox.clone()).or_default().push(answer);
             let cell = core.engine.cell_of_order(&sandbox).map(tracing::field::display);
             tracing::info!(cell, %sandbox, pod, namespace, "cell launch started");
-            (sandbox, effects)
-        });
+            (Ok(sandbox), effects)
+        })?;
         let (cell, addresses) = answered.await.unwrap_or(Err(CellError::Stopping))?;
         let ended = "it ended when it was bound".to_owned();
         let cell = self.get(&cell).ok_or(CellError::Ended(cell, ended))?;

@@ -6,6 +6,7 @@
 
 mod catalogue;
 mod catalogue_file;
+mod choice;
 mod fit;
 mod instance_type;
 mod misses;
@@ -21,6 +22,7 @@ mod tests;
 
 pub use catalogue::{Catalogue, Entry, Offer};
 pub use catalogue_file::{CatalogueError, CatalogueFile, SetAside};
+pub use choice::Choice;
 pub use fit::{Cpus, Reason};
 pub use instance_type::{Gpus, InstanceType};
 pub use misses::{Miss, misses};

@@ -322,6 +322,42 @@ async fn kill_while_idle_is_joined_by_the_retry() {
     assert_nothing_left(node);
 }
 
+/// Verifies A22.
+#[tokio::test]
+async fn kill_while_a_warm_cell_is_bound_ends_it_before_the_retry_gets_another() {
+    let node = Node::start().await;
+    let (holds, options) = Holds::new(&node);
+    let options = KiyotOptions {
+        // So that the pool is not filled again.
+        milpa: "max_cells = 1\n".to_owned(),
+        sections: "[[backends.milpa.warm]]\ncount = 1\n".to_owned(),
+        ..options
+    };
+    let mut kiyot = Kiyot::start(&node, options).await;
+    wait_until("the cell is warm", LIMIT, async || {
+        kiyot.log().contains("cell waits in its warm pool").then_some(())
+    })
+    .await;
+    let cells = kiyot.cells();
+    let spec = pod("held", WAIT);
+    holds.set(Hold::Attach);
+    let cut = run_sandbox(&kiyot.kubelet().await, &spec);
+    holds.wait_until_held(Hold::Attach).await;
+    assert_eq!(kiyot.cells(), cells);
+    kill_in(&mut kiyot, CellPhase::Enrolled).await;
+    cut.await.unwrap();
+    kiyot.start_again().await;
+    let retried = run_sandbox(&kiyot.kubelet().await, &spec);
+    holds.release(Hold::Attach);
+    run_again(&kiyot, &spec).await;
+    retried.await.unwrap();
+    assert_ne!(kiyot.cells(), cells, "a cell that was once taken is not taken again");
+    kiyot.reload("count = 1", "count = 0").await;
+    remove(&kiyot, &node, &spec, cells).await;
+    drop(kiyot);
+    assert_nothing_left(node);
+}
+
 /// Verifies X1, P5.
 #[tokio::test]
 async fn kill_of_a_bound_cell_keeps_its_pod() {

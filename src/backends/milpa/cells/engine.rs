@@ -30,6 +30,7 @@ mod health;
 mod launch;
 mod limits;
 mod order;
+mod pools;
 mod recovery;
 mod state;
 mod time;
@@ -45,6 +46,7 @@ pub(crate) use effect::{Change, ClaimNumber, ClaimRefusal, CommitOf, Effect, Eve
 pub(crate) use launch::Launch;
 pub use limits::{Limits, OverBudget};
 pub(crate) use order::{OrderKey, OrderSpec};
+pub(crate) use pools::Pool;
 pub(crate) use recovery::{Journal, JournalSandbox, Unusable};
 pub(crate) use time::Now;
 pub(crate) use timeline::{Step, Timeline};
@@ -55,6 +57,7 @@ use evidence::Evidence;
 use health::Health;
 use limits::Places;
 use order::Order;
+use pools::Pools;
 use state::{CellEffect, CellEvent, EndStep, LaunchCall, State};
 use timers::{Timer, Timers};
 use tombstones::Tombstones;
@@ -124,6 +127,7 @@ pub(crate) struct Engine {
     tombstones: Tombstones,
     costs: Costs,
     places: Places,
+    pools: Pools,
     /// The offerings that were refused lately.
     refusals: Refusals,
     /// The last launch that was not permitted, and the time until which no other is tried.
@@ -152,6 +156,7 @@ impl Engine {
             tombstones: Tombstones::default(),
             costs: Costs::default(),
             places: Places::default(),
+            pools: Pools::default(),
             refusals: Refusals::default(),
             denied: None,
             unwritten: VecDeque::new(),
@@ -219,6 +224,7 @@ impl Engine {
         while let Some(timer) = self.timers.pop_due(now.boot) {
             self.on_timer(timer, now);
         }
+        self.fill_pools(now);
         std::mem::take(&mut self.effects)
     }
 
@@ -354,6 +360,9 @@ impl Engine {
             Timer::Token(cell) => self.apply(&cell, CellEvent::TokenExpired, now),
             Timer::Orphan(cell) => self.apply(&cell, CellEvent::OrphanTimeout, now),
             Timer::Health => self.check_health(now),
+            Timer::Warm(cell) => self.on_warm_timer(&cell, now),
+            // The pools are filled after each event.
+            Timer::Pools => {}
             Timer::Rewrite => {
                 for (cell, mut changes) in std::mem::take(&mut self.unwritten) {
                     self.costs.refresh(&mut changes);
@@ -425,6 +434,7 @@ impl Engine {
     fn on_instance(&mut self, id: &CellId, instance: &Instance, now: Now) {
         let Some(cell) = self.cells.get_mut(id) else { return };
         cell.instance_known = Some(now.boot);
+        cell.billed_from = Some(now.boot);
         cell.launched(&instance.offering, now);
         self.apply(id, CellEvent::Launched(instance.id.clone()), now);
     }
@@ -540,8 +550,9 @@ impl Engine {
         self.forget_health(id, now);
         self.emit(id, Effect::PublishEnded(Arc::clone(&reason)));
         self.emit(id, Effect::AnswerEnd(Ok(())));
-        if let Some(order) = cell.order.take() {
-            self.on_cell_of_order_ended(&order, cell, now);
+        match cell.order.take() {
+            Some(order) => self.on_cell_of_order_ended(&order, cell, now),
+            None => self.on_cell_of_pool_ended(cell, now),
         }
         self.wake_waiting_orders(now);
     }
@@ -578,6 +589,8 @@ impl Engine {
         let is_ended = self.cells.get(id).is_some_and(|cell| cell.state.is_ended());
         let cost = is_ended.then(|| self.settle_cost(id, now)).flatten();
         let mut changes: Vec<Change> = cost.into_iter().collect();
+        let settled = self.cells.get_mut(id).and_then(|cell| cell.settled.take());
+        changes.extend(settled);
         let Some(cell) = self.cells.get(id) else { return };
         match &cell.state {
             State::Ended { .. } if !cell.was_bound => changes.push(Change::Cell(id.clone(), None)),

@@ -303,7 +303,12 @@ impl Shared {
                     }
                 });
             }
-            (Effect::Log(notice), cell) => log(cell, &notice),
+            (Effect::Log(notice), cell) => {
+                if let (Notice::Taken { .. }, Some(cell)) = (&notice, cell) {
+                    core.launched.insert(cell.clone(), Instant::now());
+                }
+                log(cell, &notice);
+            }
             (Effect::Launch(launch), Some(cell)) => {
                 self.ensure_link(core, cell);
                 core.launched.entry(cell.clone()).or_insert_with(Instant::now);
@@ -435,6 +440,13 @@ fn log(cell: Option<&CellId>, notice: &Notice) {
                 sandbox = %order,
                 "cell launch waits for the end of the pod's previous cell"
             );
+        }
+        Notice::Warm(pool) => tracing::info!(cell, %pool, "cell waits in its warm pool"),
+        Notice::Taken { sandbox, pool } => {
+            tracing::info!(cell, %sandbox, %pool, "pod takes a cell of a warm pool");
+        }
+        Notice::PoolFailed { pool, reason, seconds } => {
+            tracing::warn!(cell, %pool, reason, retry_s = seconds, "warm pool not filled");
         }
         Notice::Resumed => tracing::info!(cell, "launch of a cell resumed after a restart"),
         Notice::Started(steps) => {

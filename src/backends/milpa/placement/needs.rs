@@ -7,6 +7,7 @@ use kiyot_proto::cri;
 use super::{Defaults, fit::Cpus};
 use crate::{
     annotations::{Architecture, CellRequest, GpuRequest, InstanceType as TypeChoice, LaunchType},
+    config::{WarmKind, WarmLaunchType, WarmPool},
     price::Price,
 };
 
@@ -154,6 +155,29 @@ impl Default for Needs {
 }
 
 impl Needs {
+    /// Returns the needs of the cells of a warm pool.
+    pub fn of_pool(pool: &WarmPool, defaults: &Defaults) -> Self {
+        let mut request = CellRequest {
+            launch_type: match pool.launch_type {
+                WarmLaunchType::OnDemand => LaunchType::OnDemand,
+                WarmLaunchType::Spot => LaunchType::Spot,
+                WarmLaunchType::SpotPreferred => LaunchType::SpotPreferred,
+            },
+            ..CellRequest::default()
+        };
+        match &pool.kind {
+            WarmKind::Default => {}
+            WarmKind::Offering(name) => {
+                request.instance_type = Some(TypeChoice::Exact(name.clone()));
+            }
+            WarmKind::Size { milli_cpus, memory } => {
+                request.milli_cpus = Some(*milli_cpus);
+                request.memory_bytes = Some(*memory);
+            }
+        }
+        Self::new(&request, &Requested::default(), defaults)
+    }
+
     /// Returns the needs of a pod: its annotations, otherwise the resources of its containers,
     /// otherwise the defaults.
     pub fn new(request: &CellRequest, requested: &Requested, defaults: &Defaults) -> Self {

@@ -1,12 +1,15 @@
 //! Tests of the choice, against a choice by brute force.
 
-use std::{sync::LazyLock, time::Duration};
+use std::{
+    sync::{Arc, LazyLock},
+    time::Duration,
+};
 
 use kiyot_proto::cri;
 use proptest::{collection::vec, option, prelude::*, sample::select};
 
 use super::{
-    Amount, Candidate, Catalogue, CatalogueError, CatalogueFile, Defaults, Entry, Gpus,
+    Amount, Candidate, Catalogue, CatalogueError, CatalogueFile, Choice, Defaults, Entry, Gpus,
     InstanceType, MAX_CANDIDATES, Market, Needs, Offer, Offering, Reason, Refusal, Refusals,
     Requested, Rules, Source, misses, rank, ranking::markets,
 };
@@ -506,4 +509,40 @@ fn nearer_types_are_named_first() {
     let memories: Vec<u64> = near.iter().map(|miss| miss.instance_type.memory_mib).collect();
     assert!(memories.is_sorted_by(|one, other| one >= other), "{memories:?}");
     assert!(matches!(near[0].reasons[..], [Reason::Memory(..)]), "{near:?}");
+}
+
+proptest! {
+    /// Verifies A20.
+    #[test]
+    fn running_instance_suits_a_pod_if_its_offering_fits(
+        catalogue in catalogues(),
+        needs in needs(),
+    ) {
+        let catalogue = Arc::new(catalogue);
+        let (needs, rules) = (Arc::new(needs), Arc::new(RULES.clone()));
+        let choice = Choice {
+            catalogue: Arc::clone(&catalogue),
+            needs: Arc::clone(&needs),
+            rules: Arc::clone(&rules),
+        };
+        for entry in catalogue.entries() {
+            let keeps_gpus = entry.instance_type.gpus.is_none() || needs.gpus.is_some();
+            for offer in &entry.offers {
+                let offering = entry.offering(offer);
+                let is_at_most = offer.is_at_most;
+                let running = Candidate { offering, price: offer.price, is_at_most };
+                let expected = price_if_fits(entry, offer, &needs, &rules)
+                    .filter(|_| keeps_gpus && markets(needs.launch_type).contains(&offer.market));
+                let suited = choice.suited(&running);
+                prop_assert_eq!(suited.as_ref().map(|suited| suited.price.micros()), expected);
+                prop_assert!(suited.is_none_or(|suited| suited.offering == running.offering));
+            }
+        }
+        let gone = offering_of_no_catalogue();
+        prop_assert_eq!(choice.suited(&Candidate::free(gone)), None);
+    }
+}
+
+fn offering_of_no_catalogue() -> Offering {
+    Offering { instance_type: "gone".into(), zone: String::new(), market: Market::OnDemand }
 }

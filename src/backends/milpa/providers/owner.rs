@@ -8,6 +8,8 @@ use crate::backends::milpa::id::CellId;
 pub const RESERVED_PREFIX: &str = "kiyot:";
 /// The tag that the console of EC2 shows as the name: namespace and name of the pod.
 pub const NAME: &str = "Name";
+/// That name while an instance waits in a warm pool.
+const WARM_NAME: &str = "kiyot warm";
 /// The tag with the name of the cluster.
 pub const CLUSTER: &str = "kiyot:cluster";
 /// The tag with the name of the node.
@@ -55,7 +57,10 @@ impl Owner {
     /// Returns the tags of an instance: the pod's labels, and above them those of the owner. Labels
     /// that are too long for a tag, or too many, are left out.
     pub fn tags(&self, cell: &CellId, pod: &PodTags) -> BTreeMap<String, String> {
-        let mut name = format!("{}/{}", pod.namespace, pod.name);
+        let mut name = match pod.name.as_str() {
+            "" => WARM_NAME.to_owned(),
+            pod_name => format!("{}/{pod_name}", pod.namespace),
+        };
         name.truncate(name.floor_char_boundary(MAX_VALUE_BYTES));
         let own = [
             (NAME, name.as_str()),

@@ -138,7 +138,8 @@ impl World<'_> {
             },
             labels: BTreeMap::new(),
             sandbox,
-            candidates: candidates.collect(),
+            candidates: Ok(candidates.collect()),
+            choice: None,
             healthy_timeout: pod.healthy_timeout,
             timeout: None,
         };

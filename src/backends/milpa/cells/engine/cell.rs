@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use kiyot_proto::store;
 
 use super::{
-    Engine, State, Timeline,
+    Change, Engine, State, Timeline,
     launch::{self, Launch},
 };
 use crate::{
@@ -29,6 +29,9 @@ pub(super) struct Cell {
     pub(super) order: Option<SandboxId>,
     /// The order whose record is written and removed with that of the cell.
     pub(super) order_record: Option<SandboxId>,
+    /// The identity of the warm pool that it was launched for; empty without one.
+    pub(super) pool: Arc<str>,
+    /// The id of the pod's sandbox; empty while it is of a pool.
     pub(super) sandbox: String,
     pub(super) pod_uid: String,
     pub(super) namespace: String,
@@ -39,6 +42,10 @@ pub(super) struct Cell {
     pub(super) timeline: Timeline,
     /// The time from its launch until this daemon began.
     pub(super) ran_before: Duration,
+    /// The time from which on this daemon counts its cost: of its launch, or of its pod's order.
+    pub(super) billed_from: Option<Duration>,
+    /// The cost of its time in a pool, until its next commit.
+    pub(super) settled: Option<Change>,
     pub(super) token_sha256: String,
     pub(super) token_expires_unix: i64,
     /// The expiry of its tokens, by [`super::Now::boot`].
@@ -74,6 +81,7 @@ impl Cell {
             launch: None,
             order: None,
             order_record: None,
+            pool: "".into(),
             sandbox: String::new(),
             pod_uid: String::new(),
             namespace: String::new(),
@@ -82,6 +90,8 @@ impl Cell {
             offering: None,
             timeline: Timeline::default(),
             ran_before: Duration::ZERO,
+            billed_from: None,
+            settled: None,
             token_sha256: String::new(),
             token_expires_unix: 0,
             token_deadline: Duration::ZERO,
@@ -101,6 +111,11 @@ impl Cell {
     /// Returns true if agents may enrol and connect.
     pub(super) fn admits_agents(&self) -> bool {
         !matches!(self.state, State::Requested | State::Terminating { .. } | State::Ended { .. })
+    }
+
+    /// Returns true while it waits in a warm pool, or is launched for one.
+    pub(super) fn is_warm(&self) -> bool {
+        !self.pool.is_empty() && self.sandbox.is_empty() && self.state.is_unbound()
     }
 
     /// Returns the record.
@@ -133,6 +148,7 @@ impl Cell {
             timeline: Some(self.timeline.stored()),
             namespace: self.namespace.clone(),
             healthy_timeout_secs: self.healthy_timeout.map(HealthyTimeout::as_secs),
+            pool: self.pool.to_string(),
         }
     }
 }

@@ -111,8 +111,8 @@ impl Cell {
     fn cost(&self, now: Now) -> Cost {
         let price = self.offering.as_ref().map_or(Price::FREE, |offering| offering.price);
         // A clock that is set while the daemon runs changes nothing.
-        let known = self.instance_known.map(|known| now.boot.saturating_sub(known));
-        price.over(self.ran_before + known.unwrap_or_default())
+        let billed = self.billed_from.map(|from| now.boot.saturating_sub(from));
+        price.over(self.ran_before + billed.unwrap_or_default())
     }
 }
 

@@ -178,6 +178,24 @@ pub(crate) enum Notice {
     Joined(SandboxId),
     /// An order waits for the end of another cell of its pod.
     Waits(SandboxId),
+    /// A cell waits in its warm pool.
+    Warm(Arc<str>),
+    /// A pod takes a cell of a warm pool.
+    Taken {
+        /// The id of the pod's sandbox.
+        sandbox: SandboxId,
+        /// The pool.
+        pool: Arc<str>,
+    },
+    /// A cell of a warm pool was not launched, or has ended.
+    PoolFailed {
+        /// The pool.
+        pool: Arc<str>,
+        /// The reason.
+        reason: String,
+        /// The time until the pool is filled again, in seconds.
+        seconds: u64,
+    },
     /// A launch goes on that was begun by a previous daemon.
     Resumed,
     /// The first container of a cell runs: the milliseconds of each step since the cell's creation.

@@ -193,10 +193,13 @@ impl Engine {
         silence.zip(self.silence_limit(id)).is_some_and(|(silence, limit)| silence.counted >= limit)
     }
 
-    /// Returns the limit of silence of a bound cell. Other states have limits of their own: the
-    /// launch has a deadline, and the agent powers the instance off after a stop.
+    /// Returns the limit of silence of a bound or warm cell. Other states have limits of their own:
+    /// the launch has a deadline, and the agent powers the instance off after a stop.
     fn silence_limit(&self, id: &CellId) -> Option<Duration> {
-        let cell = self.cells.get(id).filter(|cell| is_bound(cell))?;
+        let is_watched = |cell: &&Cell| {
+            is_bound(cell) || (cell.is_warm() && matches!(cell.state, State::Idle { .. }))
+        };
+        let cell = self.cells.get(id).filter(is_watched)?;
         match cell.healthy_timeout {
             Some(own) => own.limit(),
             None => self.config.healthy_timeout,

@@ -6,7 +6,7 @@
 
 use std::{collections::BTreeMap, fmt, time::Duration};
 
-use super::{Engine, Now, cell::Cell, order::OrderState};
+use super::{Engine, Now, State, cell::Cell, order::OrderState};
 use crate::{
     backends::milpa::{
         cells::CellError,
@@ -112,9 +112,10 @@ impl Places {
 }
 
 impl Cell {
-    /// Returns true from the order until the cell is bound or must end.
+    /// Returns true from the order until the cell is bound, or idle in a warm pool, or must end.
     pub(super) fn boots(&self) -> bool {
-        self.state.is_unbound()
+        let waits = self.is_warm() && matches!(self.state, State::Idle { .. });
+        self.state.is_unbound() && !waits
     }
 
     /// Returns the price that counts for limits: before the launch is answered, that of the most
@@ -146,17 +147,16 @@ impl Engine {
         self.cells.values().filter(|cell| cell.boots()).count()
     }
 
-    /// Returns the candidates whose price the limits allow.
+    /// Returns the candidates whose price the limits allow, for a pod of a namespace or for a pool.
     pub(super) fn affordable(
         &self,
-        namespace: &str,
+        namespace: Option<&str>,
         candidates: &[Candidate],
     ) -> Result<Vec<Candidate>, OverBudget> {
         let limits = &self.config.limits;
-        let budgets = [
-            (Budget::Node, limits.price),
-            (Budget::Namespace(namespace.to_owned()), limits.namespace_price),
-        ];
+        let of_namespace =
+            namespace.map(|name| (Budget::Namespace(name.to_owned()), limits.namespace_price));
+        let budgets = [(Budget::Node, limits.price)].into_iter().chain(of_namespace);
         let mut affordable = candidates.to_vec();
         for (budget, limit) in budgets {
             let Some(limit) = limit else { continue };
@@ -182,6 +182,14 @@ impl Engine {
             }
         }
         Ok(affordable)
+    }
+
+    /// Returns true if the limit of a namespace allows a cell of this price that runs already.
+    pub(super) fn namespace_affords(&self, namespace: &str, price: Price) -> bool {
+        let Some(limit) = self.config.limits.namespace_price else { return true };
+        let cells = self.cells.values().filter(|cell| cell.namespace == namespace);
+        let held = cells.fold(Price::FREE, |sum, cell| sum + cell.limited_price());
+        price == Price::FREE || held + price <= limit
     }
 
     /// Returns the error of an order that waits for a boot, and keeps the place of its pod.

@@ -19,7 +19,7 @@ use crate::{
         cells::CellError,
         error_chain::error_chain,
         id::{CellId, SandboxId},
-        placement::Candidate,
+        placement::{Candidate, Choice},
         providers::{Attachment, ErrorClass, LaunchSpec, PodTags, ProviderError},
     },
 };
@@ -54,8 +54,10 @@ pub(crate) struct OrderSpec {
     pub(crate) attachment: Attachment,
     /// The labels of the pod, for the tags of its instance.
     pub(crate) labels: BTreeMap<String, String>,
-    /// The offerings that suit the pod, the preferred first.
-    pub(crate) candidates: Vec<Candidate>,
+    /// The offerings that suit the pod, the preferred first, or why there are none.
+    pub(crate) candidates: Result<Vec<Candidate>, CellError>,
+    /// The choice among the instances that run already; `None` for none of them.
+    pub(crate) choice: Option<Choice>,
     /// The time for which the pod's agent may be silent, if the pod has a limit of its own.
     pub(crate) healthy_timeout: Option<HealthyTimeout>,
     /// The time that the caller has; bounded by `launch_timeout`.
@@ -81,6 +83,9 @@ pub(super) struct Order {
     /// The labels of the pod; empty until then.
     pub(super) labels: BTreeMap<String, String>,
     pub(super) candidates: Vec<Candidate>,
+    /// The reason for which a call had no candidates.
+    pub(super) no_candidates: Option<CellError>,
+    pub(super) choice: Option<Choice>,
     pub(super) healthy_timeout: Option<HealthyTimeout>,
     pub(super) state: OrderState,
     /// The number of cells that were launched for it.
@@ -157,7 +162,9 @@ impl Engine {
                     identity: spec.identity,
                     attachment: Some(Box::new(spec.attachment)),
                     labels: spec.labels,
-                    candidates: spec.candidates,
+                    no_candidates: spec.candidates.as_ref().err().cloned(),
+                    candidates: spec.candidates.unwrap_or_default(),
+                    choice: spec.choice,
                     healthy_timeout: spec.healthy_timeout,
                     state: OrderState::Waiting,
                     launches: 0,
@@ -221,8 +228,10 @@ impl Engine {
         attachment.sandbox = sandbox.as_str().to_owned();
         order.attachment = Some(Box::new(attachment));
         order.labels = spec.labels;
-        if !spec.candidates.is_empty() {
-            order.candidates = spec.candidates;
+        order.choice = spec.choice;
+        match spec.candidates {
+            Ok(candidates) => order.candidates = candidates,
+            Err(error) => order.no_candidates = Some(error),
         }
         order.deadline = deadline;
         self.timers.set(Timer::Deadline(sandbox.clone()), deadline);
@@ -275,12 +284,22 @@ impl Engine {
         if self.capabilities.awaits_ends() && self.evidence.may_run_in_stray(&order.key.pod_uid) {
             return;
         }
-        if self.cells.len() >= self.config.limits.max_cells {
-            return self.answer_order(None, sandbox, Err(CellError::Full(self.cells.len())));
-        }
         if let Some(instance) = self.evidence.foreign() {
             let error = CellError::Foreign(instance.clone());
             return self.answer_order(None, sandbox, Err(error));
+        }
+        if self.take_warm_cell(sandbox, now) {
+            return;
+        }
+        let Some(order) = self.orders.get(sandbox) else { return };
+        if let Some(error) = order.no_candidates.clone().filter(|_| order.candidates.is_empty()) {
+            return self.answer_order(None, sandbox, Err(error));
+        }
+        if self.cells.len() >= self.config.limits.max_cells {
+            if self.give_way(now) {
+                return;
+            }
+            return self.answer_order(None, sandbox, Err(CellError::Full(self.cells.len())));
         }
         if let Some((until, error)) = self.denied.as_ref().filter(|(until, _)| now.boot < *until) {
             let seconds = until.saturating_sub(now.boot).as_secs() + 1;
@@ -290,8 +309,11 @@ impl Engine {
         if !self.may_boot() {
             return;
         }
-        let launched = self
-            .affordable(&order.key.namespace, &order.candidates)
+        let affordable = self.affordable(Some(&order.key.namespace), &order.candidates);
+        if affordable.is_err() && self.give_way(now) {
+            return;
+        }
+        let launched = affordable
             .map_err(CellError::OverBudget)
             .and_then(|candidates| self.launch(sandbox, candidates, now));
         if let Err(error) = launched {
@@ -305,38 +327,59 @@ impl Engine {
         candidates: Vec<Candidate>,
         now: Now,
     ) -> Result<(), CellError> {
-        let id = self.cell_id()?;
-        let (token, enrolment) = (self.token()?, self.token()?);
-        let bootstrap = self.seams.bootstrap(&id, &enrolment).ok_or(CellError::Starting)?;
+        let Some(order) = self.orders.get(sandbox) else { return Ok(()) };
+        let tags = order.pod_tags();
+        let cell = self.new_cell(candidates, &tags, now)?;
         let Some(order) = self.orders.get_mut(sandbox) else { return Ok(()) };
         order.launches += 1;
-        order.state = OrderState::Placed(id.clone());
-        let spec = LaunchSpec {
-            cell: id.clone(),
-            candidates,
-            tags: self.config.owner.tags(&id, &order.pod_tags()),
-            bootstrap,
-            parameters: BTreeMap::new(),
-        };
-        let expires = now.unix + self.config.token_ttl;
+        order.state = OrderState::Placed(cell.id.clone());
         let cell = Cell {
-            launch: Some(Arc::new(Launch { token, spec })),
             order: Some(sandbox.clone()),
             order_record: Some(sandbox.clone()),
             sandbox: sandbox.as_str().to_owned(),
             pod_uid: order.key.pod_uid.clone(),
             namespace: order.key.namespace.clone(),
+            healthy_timeout: order.healthy_timeout,
+            ..cell
+        };
+        self.begin(cell, now);
+        Ok(())
+    }
+
+    /// Returns a cell that is not launched yet.
+    pub(super) fn new_cell(
+        &mut self,
+        candidates: Vec<Candidate>,
+        pod: &PodTags,
+        now: Now,
+    ) -> Result<Cell, CellError> {
+        let id = self.cell_id()?;
+        let (token, enrolment) = (self.token()?, self.token()?);
+        let bootstrap = self.seams.bootstrap(&id, &enrolment).ok_or(CellError::Starting)?;
+        let spec = LaunchSpec {
+            cell: id.clone(),
+            candidates,
+            tags: self.config.owner.tags(&id, pod),
+            bootstrap,
+            parameters: BTreeMap::new(),
+        };
+        let expires = now.unix + self.config.token_ttl;
+        Ok(Cell {
+            launch: Some(Arc::new(Launch { token, spec })),
             boot_id: self.config.boot_id.clone(),
             created_unix_nanos: timeline::nanos(now.unix),
             token_sha256: sha256(enrolment.as_bytes()),
             token_expires_unix: i64::try_from(expires.as_secs()).unwrap_or(i64::MAX),
             token_deadline: now.boot + self.config.token_ttl,
-            healthy_timeout: order.healthy_timeout,
-            ..Cell::new(id.clone(), State::Requested)
-        };
+            ..Cell::new(id, State::Requested)
+        })
+    }
+
+    /// Launches a new cell.
+    pub(super) fn begin(&mut self, cell: Cell, now: Now) {
+        let id = cell.id.clone();
         self.cells.insert(id.clone(), cell);
         self.apply(&id, CellEvent::Created, now);
-        Ok(())
     }
 
     /// Returns a cell in which containers of a pod may run, or that holds parts of the node for it.
@@ -355,6 +398,7 @@ impl Engine {
             self.apply(id, CellEvent::Bind, now);
         } else {
             self.commit(id, CommitOf::State, now);
+            self.on_warm(id, now);
         }
     }
 
@@ -420,8 +464,12 @@ impl Engine {
                 return self.answer_order(None, sandbox, Err(error));
             }
             let Some(order) = self.orders.get(sandbox) else { return };
-            let blocking = self.blocking_cell(&order.key.pod_uid).cloned();
-            let error = CellError::Blocked { cell: blocking, seconds: waited };
+            let error = match self.blocking_cell(&order.key.pod_uid).cloned() {
+                None if self.cells.len() >= self.config.limits.max_cells => {
+                    CellError::Full(self.cells.len())
+                }
+                blocking => CellError::Blocked { cell: blocking, seconds: waited },
+            };
             return self.answer_order(None, sandbox, Err(error));
         };
         let is_wanted = order.is_wanted();
@@ -482,6 +530,7 @@ impl Engine {
     /// Continues the launches of a previous daemon.
     pub(crate) fn start(&mut self, now: Now) -> super::Effects {
         self.start_health(now);
+        self.start_pools(now);
         let cells: Vec<CellId> = self.cells.keys().cloned().collect();
         for cell in cells {
             let is_launching = self.cells.get(&cell).is_some_and(|cell| {

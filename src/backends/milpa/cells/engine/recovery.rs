@@ -152,6 +152,8 @@ impl Engine {
         let left = Duration::from_secs(left).saturating_sub(now.unix).min(self.config.token_ttl);
         let healthy_timeout = record.healthy_timeout_secs.map(HealthyTimeout::of_secs);
         let is_expired = left.is_zero();
+        // A pool's cell without a pod goes on without an order.
+        let is_wanted = order.is_some() || (!record.pool.is_empty() && record.sandbox.is_empty());
         let rebooted = self.capabilities.ends_with_node && record.boot_id != self.config.boot_id;
         let to_end = |reason: &str| State::Terminating {
             instance: instance.clone(),
@@ -179,12 +181,12 @@ impl Engine {
                 reason: record.reason.as_str().into(),
                 step: if record.containers_ended { StopStep::Backoff } else { StopStep::Shutdown },
             },
-            (CellPhase::Launching, None) if launch.is_some() && order.is_some() => {
+            (CellPhase::Launching, None) if launch.is_some() && is_wanted => {
                 let call = if is_expired { LaunchCall::Searching } else { LaunchCall::Pending };
                 State::Launching { connected: false, call }
             }
             // An idle cell's agent connects again.
-            (CellPhase::Booting | CellPhase::Idle, Some(instance)) if order.is_some() => {
+            (CellPhase::Booting | CellPhase::Idle, Some(instance)) if is_wanted => {
                 State::Booting { instance: instance.clone() }
             }
             _ => to_end(UNFINISHED),
@@ -201,6 +203,7 @@ impl Engine {
             launch: launch.map(Arc::new),
             order_record: order.clone(),
             order,
+            pool: record.pool.as_str().into(),
             sandbox: record.sandbox.clone(),
             pod_uid: record.pod_uid.clone(),
             namespace: record.namespace.clone(),
@@ -209,6 +212,7 @@ impl Engine {
             offering: record.offering.as_ref().map(launch::candidate),
             timeline,
             ran_before: costs::since_launch(&timeline, now),
+            billed_from: Some(now.boot),
             token_sha256: record.token_sha256.clone(),
             token_expires_unix: record.token_expires_unix,
             token_deadline: now.boot + left,
@@ -243,6 +247,8 @@ impl Engine {
             attachment: None,
             labels: BTreeMap::new(),
             healthy_timeout: None,
+            no_candidates: None,
+            choice: None,
             candidates: launch.map(|launch| launch.spec.candidates.clone()).unwrap_or_default(),
             state: OrderState::Placed(cell.clone()),
             launches: record.launches,
@@ -270,6 +276,7 @@ fn lost(id: CellId, sandbox: &JournalSandbox, now: Now) -> Cell {
         was_bound: true,
         may_be_launched: true,
         instance_known: Some(now.boot),
+        billed_from: Some(now.boot),
         ..Cell::new(id, state)
     }
 }

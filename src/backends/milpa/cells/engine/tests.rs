@@ -13,6 +13,7 @@ mod clock;
 mod costs;
 mod health;
 mod limits;
+mod pools;
 mod properties;
 
 /// Seams that count.
@@ -87,7 +88,8 @@ fn spec(pod: &str) -> OrderSpec {
         sandbox: SandboxId::mint().unwrap(),
         attachment: Attachment::default(),
         labels: BTreeMap::new(),
-        candidates: ["a", "b"].map(candidate).to_vec(),
+        candidates: Ok(["a", "b"].map(candidate).to_vec()),
+        choice: None,
         healthy_timeout: None,
         timeout: None,
     }

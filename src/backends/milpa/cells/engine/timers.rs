@@ -24,6 +24,10 @@ pub(super) enum Timer {
     Orphan(CellId),
     /// The next check of silent cells.
     Health,
+    /// The limit of a warm cell's launch, or of its age.
+    Warm(CellId),
+    /// The next attempt to fill the warm pools.
+    Pools,
 }
 
 /// All timers.
@@ -65,7 +69,7 @@ impl Timers {
 
     /// Clears all timers of a cell.
     pub(super) fn clear_cell(&mut self, cell: &CellId) {
-        for timer in [Timer::Retry, Timer::Confirm, Timer::Token, Timer::Orphan] {
+        for timer in [Timer::Retry, Timer::Confirm, Timer::Token, Timer::Orphan, Timer::Warm] {
             self.clear(&timer(cell.clone()));
         }
     }

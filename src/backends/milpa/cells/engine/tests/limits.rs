@@ -19,10 +19,10 @@ fn limited(limits: Limits) -> Engine {
 fn priced(namespace: &str, pod: &str, prices: &[u64]) -> OrderSpec {
     let mut spec = spec(pod);
     spec.key.namespace = namespace.into();
-    spec.candidates = prices
+    let candidates = prices
         .iter()
-        .map(|price| Candidate { price: dollars(*price), ..candidate(&price.to_string()) })
-        .collect();
+        .map(|price| Candidate { price: dollars(*price), ..candidate(&price.to_string()) });
+    spec.candidates = Ok(candidates.collect());
     spec
 }
 

@@ -5,12 +5,13 @@ use std::collections::BTreeSet;
 
 use proptest::{prelude::*, sample::Index};
 
-use super::*;
+use super::{pools::taking, *};
 
 /// A step of a sequence. An index chooses a cell that was ever launched.
 #[derive(Debug, Clone)]
 enum Step {
-    Order { pod: u8, attempt: u32, identity: bool },
+    Order { pod: u8, attempt: u32, identity: bool, takes: bool },
+    Pool(usize),
     Cell(Index, Kind),
     List { absent: Vec<Index>, terminated: Option<Index>, strays: bool, foreign: bool },
     Pass(u64),
@@ -64,8 +65,10 @@ fn kinds() -> impl Strategy<Value = Kind> {
 
 fn steps() -> impl Strategy<Value = Step> {
     prop_oneof![
-        4 => (0..2_u8, 0..2_u32, any::<bool>())
-            .prop_map(|(pod, attempt, identity)| Step::Order { pod, attempt, identity }),
+        4 => (0..2_u8, 0..2_u32, any::<bool>(), any::<bool>()).prop_map(
+            |(pod, attempt, identity, takes)| Step::Order { pod, attempt, identity, takes }
+        ),
+        1 => (0..3_usize).prop_map(Step::Pool),
         16 => (any::<Index>(), kinds()).prop_map(|(cell, kind)| Step::Cell(cell, kind)),
         2 => (
             prop::collection::vec(any::<Index>(), 0..3),
@@ -118,6 +121,8 @@ struct Harness {
     /// The listings that showed a stray.
     sightings: u32,
     fails_commits: bool,
+    /// The count of the warm pool.
+    pool: usize,
 }
 
 impl Harness {
@@ -133,7 +138,16 @@ impl Harness {
             costs: BTreeMap::new(),
             sightings: 0,
             fails_commits: false,
+            pool: 0,
         }
+    }
+
+    fn set_pool(&mut self) {
+        let candidates = Some(["a", "b"].map(candidate).to_vec());
+        let ttl = Duration::from_secs(900);
+        let pool = Pool { name: "warm".into(), count: self.pool, ttl, candidates };
+        let effects = self.engine.set_pools(vec![pool], self.now);
+        self.perform(effects);
     }
 
     fn cell(&self, index: &Index) -> Option<CellId> {
@@ -144,8 +158,13 @@ impl Harness {
     fn step(&mut self, step: &Step) {
         self.now.boot += Duration::from_millis(100);
         match step {
-            Step::Order { pod, attempt, identity } => {
-                let mut spec = spec(&format!("pod-{pod}"));
+            Step::Pool(count) => {
+                self.pool = *count;
+                self.set_pool();
+            }
+            Step::Order { pod, attempt, identity, takes } => {
+                let pod = format!("pod-{pod}");
+                let mut spec = if *takes { taking(&pod) } else { spec(&pod) };
                 spec.key.attempt = *attempt;
                 spec.identity = identity.to_string();
                 let (_, effects) = self.engine.order(spec, self.now);
@@ -312,6 +331,7 @@ impl Harness {
         }
         let effects = self.engine.start(self.now);
         self.perform(effects);
+        self.set_pool();
     }
 
     fn handle(&mut self, event: Event) {
@@ -387,7 +407,14 @@ impl Harness {
                 self.assert_no_other_runs(id, &pod);
                 self.model(id).may_run = true;
             }
-            Effect::Attach(..) => self.call(id, Call::Attach),
+            Effect::Attach(..) => {
+                // A cell of a pool has its pod from now on.
+                let pod = self.cells[id].pod_uid.clone();
+                let model = self.model(id);
+                assert!(model.pod.is_empty() || model.pod == pod, "{id} has two pods");
+                model.pod = pod;
+                self.call(id, Call::Attach);
+            }
             Effect::ShutDown => self.call(id, Call::ShutDown),
             Effect::Detach(_) => self.call(id, Call::Detach),
             Effect::Terminate { .. } => self.call(id, Call::Terminate),
@@ -441,6 +468,8 @@ proptest! {
         for (step, fails_commits) in &steps {
             harness.fails_commits = *fails_commits;
             harness.step(step);
+            let warm = harness.engine.cells.values().filter(|cell| cell.is_warm()).count();
+            prop_assert!(warm <= harness.pool, "{} warm cells of {}", warm, harness.pool);
         }
     }
 }

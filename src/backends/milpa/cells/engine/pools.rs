@@ -1,0 +1,317 @@
+//! Warm pools: cells that are launched before a pod needs them, and wait for their order idle.
+//!
+//! After each event the pools are filled, as far as the limits allow and no pod waits for a cell.
+//! An order takes the cheapest idle cell that suits its pod. A pod that finds a limit reached makes
+//! an idle cell end. A cell that was ever taken does not return to its pool.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use super::{
+    CellEvent, Effect, Effects, Engine, Event, Notice, Now, OrderSpec, SILENT, State,
+    cell::Cell,
+    order::OrderState,
+    timeline::{self, Step, Timeline},
+    timers::Timer,
+};
+use crate::backends::milpa::{
+    cells::CellError,
+    error_chain::error_chain,
+    id::{CellId, SandboxId},
+    placement::{Candidate, Choice, Refused},
+    providers::PodTags,
+};
+
+/// The longest pause after failed launches of a pool.
+const MAX_PAUSE: Duration = Duration::from_secs(180);
+/// Bounds the doublings of the pause.
+const MAX_DOUBLINGS: u32 = 10;
+/// Bounds the cells of pools that boot at the same time, and while a pod waits for its cell.
+const MAX_BOOTS: usize = 4;
+const MAX_BOOTS_BESIDE_PODS: usize = 1;
+
+/// The reason of a cell whose pool is not configured any more, or smaller.
+const DRAINED: &str = "its warm pool is smaller now";
+/// The reason of a cell that makes room for a pod.
+const GAVE_WAY: &str = "a limit was reached, and a pod needed another cell";
+/// The reason of a cell that was idle for too long.
+const TOO_OLD: &str = "it was in its warm pool for longer than ttl";
+
+/// A warm pool.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Pool {
+    /// The identity, by which records of cells name it.
+    pub(crate) name: Arc<str>,
+    /// The cells that wait, idle or booting.
+    pub(crate) count: usize,
+    /// The age at which an idle cell is replaced.
+    pub(crate) ttl: Duration,
+    /// The offerings of its cells, the preferred first; `None` for those that it had.
+    pub(crate) candidates: Option<Vec<Candidate>>,
+}
+
+/// The warm pools.
+#[derive(Debug, Default)]
+pub(super) struct Pools {
+    pub(super) by_name: BTreeMap<Arc<str>, Filling>,
+}
+
+/// A pool with its failures.
+#[derive(Debug, Default)]
+pub(super) struct Filling {
+    count: usize,
+    ttl: Duration,
+    candidates: Vec<Candidate>,
+    /// The failures since a cell was idle last.
+    pub(super) failures: u32,
+    /// The time until which it is not filled.
+    not_before: Duration,
+}
+
+/// The reason for which a pool gets no cell now.
+#[derive(Debug)]
+enum Missing {
+    /// A limit, or a pod that waits: an event will change it.
+    Room,
+    /// Something that is over at this time.
+    Until(Duration),
+}
+
+impl Engine {
+    /// Sets the pools. Cells of other pools end, and those that are too many.
+    pub(crate) fn set_pools(&mut self, pools: Vec<Pool>, now: Now) -> Effects {
+        let mut before = std::mem::take(&mut self.pools.by_name);
+        for Pool { name, count, ttl, candidates } in pools {
+            let mut filling = before.remove(&name).unwrap_or_default();
+            (filling.count, filling.ttl) = (count, ttl);
+            filling.candidates = candidates.unwrap_or(filling.candidates);
+            self.pools.by_name.insert(name, filling);
+        }
+        self.drain_pools(now);
+        self.handle(Event::Tick, now)
+    }
+
+    /// Limits the launches of the warm cells of a previous daemon.
+    pub(super) fn start_pools(&mut self, now: Now) {
+        for cell in self.cells.values().filter(|cell| cell.is_warm()) {
+            let at = now.boot + self.config.launch_timeout;
+            self.timers.set(Timer::Warm(cell.id.clone()), at);
+        }
+    }
+
+    /// Ends cells beyond the counts of the pools: first those that boot, then the oldest.
+    fn drain_pools(&mut self, now: Now) {
+        let mut kept: BTreeMap<Arc<str>, usize> = BTreeMap::new();
+        let mut warm: Vec<&Cell> = self.cells.values().filter(|cell| cell.is_warm()).collect();
+        warm.sort_by_key(|cell| (!is_idle(cell), std::cmp::Reverse(cell.created_unix_nanos)));
+        let mut ended = Vec::new();
+        for cell in warm {
+            let most = self.pools.by_name.get(&cell.pool).map_or(0, |filling| filling.count);
+            let kept = kept.entry(Arc::clone(&cell.pool)).or_default();
+            if *kept < most {
+                *kept += 1;
+            } else {
+                ended.push(cell.id.clone());
+            }
+        }
+        for cell in ended {
+            self.apply(&cell, CellEvent::End(DRAINED.into()), now);
+        }
+    }
+
+    /// Launches the cells that the pools lack.
+    pub(super) fn fill_pools(&mut self, now: Now) {
+        let mut next: Option<Duration> = None;
+        let names: Vec<Arc<str>> = self.pools.by_name.keys().cloned().collect();
+        for name in names {
+            while let Some(filling) = self.pools.by_name.get(&name) {
+                let warm = self.cells.values().filter(|cell| cell.is_warm() && cell.pool == name);
+                if warm.count() >= filling.count {
+                    break;
+                }
+                match self.launch_warm(&name, now) {
+                    Ok(()) => {}
+                    Err(Missing::Room) => break,
+                    Err(Missing::Until(at)) => {
+                        next = Some(next.map_or(at, |next| next.min(at)));
+                        break;
+                    }
+                }
+            }
+        }
+        match next {
+            Some(at) => self.timers.set(Timer::Pools, at),
+            None => self.timers.clear(&Timer::Pools),
+        }
+    }
+
+    fn launch_warm(&mut self, name: &Arc<str>, now: Now) -> Result<(), Missing> {
+        let filling = self.pools.by_name.get(name).ok_or(Missing::Room)?;
+        if filling.not_before > now.boot {
+            return Err(Missing::Until(filling.not_before));
+        }
+        let booting = self.cells.values().filter(|cell| cell.is_warm() && !is_idle(cell)).count();
+        let most = if self.orders.is_empty() { MAX_BOOTS } else { MAX_BOOTS_BESIDE_PODS };
+        let is_full = self.cells.len() >= self.config.limits.max_cells;
+        let is_behind = self.orders.values().any(|order| order.state == OrderState::Waiting);
+        if booting >= most
+            || is_full
+            || is_behind
+            || !self.may_boot()
+            || self.evidence.foreign().is_some()
+        {
+            return Err(Missing::Room);
+        }
+        if let Some((until, _)) = self.denied.as_ref().filter(|(until, _)| now.boot < *until) {
+            return Err(Missing::Until(*until));
+        }
+        let refused = self.refusals.at(now.boot);
+        let mut candidates = filling.candidates.clone();
+        candidates.retain(|Candidate { offering, .. }| {
+            !refused.is_refused(&offering.instance_type, &offering.zone, offering.market)
+        });
+        if candidates.is_empty() {
+            let all = filling.candidates.iter().map(|candidate| &candidate.offering);
+            let until = self.refusals.first_end(all).map(|(_, refusal)| refusal.until);
+            let until = until.filter(|until| *until > now.boot);
+            return Err(until.map_or(Missing::Room, Missing::Until));
+        }
+        let candidates = self.affordable(None, &candidates).map_err(|_| Missing::Room)?;
+        match self.new_cell(candidates, &PodTags::default(), now) {
+            Ok(cell) => {
+                let at = now.boot + self.config.launch_timeout;
+                self.timers.set(Timer::Warm(cell.id.clone()), at);
+                self.begin(Cell { pool: Arc::clone(name), ..cell }, now);
+                Ok(())
+            }
+            // The daemon starts or stops.
+            Err(_) => Err(Missing::Until(now.boot + self.config.retry_pause)),
+        }
+    }
+
+    /// Begins to wait with an idle cell of a pool.
+    pub(super) fn on_warm(&mut self, id: &CellId, now: Now) {
+        let Some(cell) = self.cells.get(id).filter(|cell| cell.is_warm()) else { return };
+        let Some(filling) = self.pools.by_name.get_mut(&cell.pool) else { return };
+        filling.failures = 0;
+        let left = filling.ttl.saturating_sub(cell.ran_before);
+        let notice = Notice::Warm(Arc::clone(&cell.pool));
+        self.emit(id, Effect::Log(notice));
+        self.timers.set(Timer::Warm(id.clone()), now.boot + left);
+        self.wake_waiting_orders(now);
+    }
+
+    /// Ends a warm cell whose launch takes too long, or that is too old. Of a pool, one is replaced
+    /// after the other.
+    pub(super) fn on_warm_timer(&mut self, id: &CellId, now: Now) {
+        let Some(cell) = self.cells.get(id).filter(|cell| cell.is_warm()) else { return };
+        if !is_idle(cell) {
+            let seconds = self.config.launch_timeout.as_secs();
+            let console = String::new();
+            self.fail(id, CellError::Silent { cell: id.clone(), seconds, console });
+            return self.apply(id, CellEvent::End(SILENT.into()), now);
+        }
+        let count = self.pools.by_name.get(&cell.pool).map_or(0, |filling| filling.count);
+        let idle = self
+            .cells
+            .values()
+            .filter(|other| other.is_warm() && other.pool == cell.pool && is_idle(other));
+        if idle.count() < count {
+            return self.timers.set(Timer::Warm(id.clone()), now.boot + self.config.retry_pause);
+        }
+        self.apply(id, CellEvent::End(TOO_OLD.into()), now);
+    }
+
+    /// Waits before a pool is filled again whose cell could not be launched, or has ended.
+    pub(super) fn on_cell_of_pool_ended(&mut self, mut cell: Cell, now: Now) {
+        let Some(failure) = cell.failure.take() else { return };
+        let Some(filling) = self.pools.by_name.get_mut(&cell.pool) else { return };
+        if !cell.sandbox.is_empty() {
+            return;
+        }
+        filling.failures = filling.failures.saturating_add(1);
+        let doublings = filling.failures.saturating_sub(1).min(MAX_DOUBLINGS);
+        let pause = self.config.retry_pause.saturating_mul(1 << doublings);
+        let pause = pause.min(MAX_PAUSE.max(self.config.retry_pause));
+        filling.not_before = now.boot + pause;
+        let notice = Notice::PoolFailed {
+            pool: Arc::clone(&cell.pool),
+            reason: error_chain(&failure),
+            seconds: pause.as_secs(),
+        };
+        self.emit(&cell.id, Effect::Log(notice));
+    }
+
+    /// Returns true if an idle cell suits the pod of an order.
+    pub(crate) fn has_warm_cell(&self, spec: &OrderSpec) -> bool {
+        let choice = spec.choice.as_ref();
+        choice.is_some_and(|choice| self.warm_cell(choice, &spec.key.namespace).is_some())
+    }
+
+    /// Returns the cheapest idle cell that suits a pod, of equal ones the oldest, with its offering
+    /// at the price for the pod.
+    fn warm_cell(&self, choice: &Choice, namespace: &str) -> Option<(CellId, Candidate)> {
+        // An agent that is silent now may be gone.
+        let idle = |cell: &&Cell| cell.is_warm() && is_idle(cell) && !self.is_silent(&cell.id);
+        let suited = self
+            .cells
+            .values()
+            .filter(idle)
+            .filter_map(|cell| Some((choice.suited(cell.offering.as_ref()?)?, cell)))
+            .filter(|(suited, _)| self.namespace_affords(namespace, suited.price));
+        let cheapest = suited.min_by_key(|(suited, cell)| (suited.price, cell.created_unix_nanos));
+        cheapest.map(|(suited, cell)| (cell.id.clone(), suited))
+    }
+
+    /// Gives an order the cheapest idle cell that suits its pod. Returns false if there is none.
+    pub(super) fn take_warm_cell(&mut self, sandbox: &SandboxId, now: Now) -> bool {
+        let Some(order) = self.orders.get(sandbox) else { return false };
+        let Some(choice) = &order.choice else { return false };
+        let Some((id, suited)) = self.warm_cell(choice, &order.key.namespace) else {
+            return false;
+        };
+        // The time in the pool is not at the namespace's cost.
+        let cost = self.settle_cost(&id, now);
+        let (Some(order), Some(cell)) = (self.orders.get_mut(sandbox), self.cells.get_mut(&id))
+        else {
+            return false;
+        };
+        cell.settled = cost;
+        cell.ran_before = Duration::ZERO;
+        cell.billed_from = Some(now.boot);
+        cell.created_unix_nanos = timeline::nanos(now.unix);
+        cell.timeline = Timeline::default();
+        cell.timeline.reach(Step::Launched, now.unix);
+        cell.timeline.reach(Step::Enrolled, now.unix);
+        cell.offering = Some(suited);
+        cell.order = Some(sandbox.clone());
+        cell.order_record = Some(sandbox.clone());
+        cell.sandbox = sandbox.as_str().to_owned();
+        cell.pod_uid = order.key.pod_uid.clone();
+        cell.namespace = order.key.namespace.clone();
+        cell.healthy_timeout = order.healthy_timeout;
+        let pool = Arc::clone(&cell.pool);
+        order.state = OrderState::Placed(id.clone());
+        self.timers.clear(&Timer::Warm(id.clone()));
+        self.emit(&id, Effect::Log(Notice::Taken { sandbox: sandbox.clone(), pool }));
+        self.apply(&id, CellEvent::Bind, now);
+        true
+    }
+
+    /// Makes a warm cell end, because a pod has reached a limit. Returns false if there is none.
+    /// The pod waits for the end of one cell after the other.
+    pub(super) fn give_way(&mut self, now: Now) -> bool {
+        let of_pools = || self.cells.values().filter(|cell| !cell.pool.is_empty());
+        if of_pools().any(|cell| cell.sandbox.is_empty() && !cell.is_warm()) {
+            return true;
+        }
+        let warm = of_pools().filter(|cell| cell.is_warm());
+        let dearest = warm.max_by_key(|cell| (is_idle(cell), cell.limited_price()));
+        let Some(id) = dearest.map(|cell| cell.id.clone()) else { return false };
+        self.apply(&id, CellEvent::End(GAVE_WAY.into()), now);
+        true
+    }
+}
+
+fn is_idle(cell: &Cell) -> bool {
+    matches!(cell.state, State::Idle { .. })
+}

@@ -1,0 +1,324 @@
+//! Warm pools.
+
+use super::*;
+use crate::backends::milpa::placement::{Catalogue, Choice, Needs, Rules};
+
+fn seconds(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+fn pool(name: &str, count: usize) -> Pool {
+    let candidates = Some(["a", "b"].map(candidate).to_vec());
+    Pool { name: name.into(), count, ttl: seconds(3600), candidates }
+}
+
+/// Returns an engine with one pool.
+fn pooled(count: usize) -> (Engine, Effects) {
+    let mut engine = engine(sim::CAPABILITIES);
+    let effects = engine.set_pools(vec![pool("small", count)], at(1));
+    (engine, effects)
+}
+
+/// Returns the needs of a pod that takes cells of offering `a`.
+pub(super) fn taking(pod: &str) -> OrderSpec {
+    let choice = Choice {
+        catalogue: Arc::new(Catalogue::any_size(offering("a"))),
+        needs: Arc::new(Needs::default()),
+        rules: Arc::new(Rules::default()),
+    };
+    OrderSpec { choice: Some(choice), ..spec(pod) }
+}
+
+fn launches(effects: &Effects) -> Vec<CellId> {
+    let launch = |effect: &Effect| matches!(effect, Effect::Launch(_));
+    effects.iter().filter(|(_, effect)| launch(effect)).filter_map(|(id, _)| id.clone()).collect()
+}
+
+fn attaches(effects: &Effects) -> Vec<CellId> {
+    let attach = |effect: &Effect| matches!(effect, Effect::Attach(..));
+    effects.iter().filter(|(_, effect)| attach(effect)).filter_map(|(id, _)| id.clone()).collect()
+}
+
+fn errors(effects: &Effects) -> Vec<String> {
+    let errors = effects.iter().filter_map(|(_, effect)| match effect {
+        Effect::AnswerOrder(_, Err(error)) => Some(error_chain(error)),
+        _ => None,
+    });
+    errors.collect()
+}
+
+/// Answers the launch of a cell, whose agent connects.
+fn warm(engine: &mut Engine, cell: &CellId, now: u64) -> Effects {
+    let instance = launched_as(&format!("i-{cell}"), cell);
+    let mut effects = engine.handle(Event::Launched(cell.clone(), Ok(instance)), at(now));
+    effects.extend(engine.handle(Event::Connected(cell.clone()), at(now)));
+    effects
+}
+
+fn terminated(engine: &mut Engine, cell: &CellId, now: u64) -> Effects {
+    let outcome = Ok(Termination::Confirmed);
+    let event = Event::Terminated { cell: cell.clone(), outcome, console: String::new() };
+    engine.handle(event, at(now))
+}
+
+/// Verifies A20.
+#[test]
+fn order_takes_an_idle_cell_and_another_is_launched() {
+    let (mut engine, effects) = pooled(2);
+    let cells = launches(&effects);
+    assert_eq!(cells.len(), 2);
+    assert_eq!(launches(&warm(&mut engine, &cells[0], 5)).len(), 0);
+    let (sandbox, effects) = engine.order(taking("pod"), at(1000));
+    assert_eq!(attaches(&effects), [cells[0].clone()]);
+    assert_eq!(engine.cell_of_order(&sandbox), Some(&cells[0]));
+    // The pod's part of the cost and of the timeline begins with its order.
+    let account = engine.account(&cells[0], at(1010)).unwrap();
+    assert_eq!(account.cost, PRICE.over(seconds(10)));
+    assert_eq!(account.created_unix_nanos, timeline::nanos(at(1000).unix));
+    let steps: Vec<_> = account.timeline.since(account.created_unix_nanos).collect();
+    assert_eq!(steps, [("launched", 0), ("enrolled", 0)]);
+    let settled = engine.account(&cells[1], at(1010)).unwrap().namespace.cost;
+    assert_eq!(settled, PRICE.over(seconds(995)));
+    let effects = engine.handle(Event::Attached(cells[0].clone(), Ok(Vec::new())), at(1001));
+    let bound = effects.iter().any(|(_, effect)| matches!(effect, Effect::AnswerOrder(_, Ok(_))));
+    assert!(bound, "{effects:?}");
+    assert_eq!(launches(&effects).len(), 1, "the pool is filled again");
+}
+
+/// Verifies A20.
+#[test]
+fn cell_that_does_not_suit_or_is_silent_is_not_taken() {
+    let (mut engine, effects) = pooled(1);
+    let cell = launches(&effects).remove(0);
+    warm(&mut engine, &cell, 2);
+    // The pod of no choice, as after a restart.
+    let (_, effects) = engine.order(spec("other"), at(3));
+    assert_eq!((launches(&effects).len(), attaches(&effects).len()), (1, 0));
+    engine.handle(Event::Disconnected(cell.clone()), at(4));
+    let (_, effects) = engine.order(taking("pod"), at(5));
+    assert_eq!((launches(&effects).len(), attaches(&effects).len()), (1, 0));
+    // A warm cell that stays silent is ended, and replaced.
+    let mut effects = Effects::new();
+    for second in (10..110).step_by(5) {
+        effects.extend(engine.handle(Event::Tick, at(second)));
+    }
+    let described = effects
+        .iter()
+        .any(|(id, effect)| id.as_ref() == Some(&cell) && matches!(effect, Effect::Describe(_)));
+    assert!(described, "{effects:?}");
+    let alive = Event::Described(cell.clone(), Ok(launched_as("i", &cell)));
+    engine.handle(alive, at(110));
+    assert!(matches!(engine.cells[&cell].state, State::Terminating { .. }));
+}
+
+/// Verifies A21.
+#[test]
+fn smaller_pool_is_drained_and_a_larger_one_filled() {
+    let (mut engine, effects) = pooled(2);
+    let cells = launches(&effects);
+    warm(&mut engine, &cells[1], 2);
+    // Booting cells end first.
+    engine.set_pools(vec![pool("small", 1)], at(3));
+    assert!(matches!(engine.cells[&cells[0]].state, State::Terminating { .. }));
+    assert!(matches!(engine.cells[&cells[1]].state, State::Idle { .. }));
+    // Without candidates a pool keeps those that it had.
+    let unknown = Pool { candidates: None, ..pool("small", 3) };
+    assert_eq!(launches(&engine.set_pools(vec![unknown], at(4))).len(), 2);
+    let effects = engine.set_pools(vec![pool("other", 1)], at(5));
+    assert!(engine.cells.values().filter(|cell| &*cell.pool == "small").all(|c| !c.is_warm()));
+    assert_eq!(launches(&effects).len(), 1);
+    engine.set_pools(Vec::new(), at(6));
+    assert!(engine.cells.values().all(|cell| !cell.is_warm()));
+}
+
+/// Verifies A21.
+#[test]
+fn pool_gives_way_to_a_pod_at_a_limit() {
+    for limits in [
+        Limits { max_cells: 2, ..Limits::default() },
+        Limits { price: Some(PRICE + PRICE), ..Limits::default() },
+    ] {
+        let (mut engine, effects) = pooled(2);
+        let cells = launches(&effects);
+        for cell in &cells {
+            warm(&mut engine, cell, 2);
+        }
+        engine.set_limits(limits, at(3));
+        // It suits none of the idle cells.
+        let (sandbox, effects) = engine.order(spec("pod"), at(4));
+        assert_eq!((launches(&effects).len(), errors(&effects)), (0, Vec::new()));
+        let warm = |engine: &Engine| engine.cells.values().filter(|cell| cell.is_warm()).count();
+        assert_eq!(warm(&engine), 1);
+        // One after the other.
+        engine.handle(Event::Tick, at(5));
+        assert_eq!(warm(&engine), 1);
+        let ending = cells.iter().find(|cell| !engine.cells[*cell].is_warm()).unwrap().clone();
+        let effects = terminated(&mut engine, &ending, 6);
+        assert_eq!(launches(&effects), [engine.cell_of_order(&sandbox).unwrap().clone()]);
+        assert_eq!(warm(&engine), 1, "the pool is not filled above a limit");
+    }
+}
+
+/// Verifies A21.
+#[test]
+fn pool_keeps_to_limits() {
+    for limits in [
+        Limits { max_cells: 1, ..Limits::default() },
+        Limits { boots: Some(1), ..Limits::default() },
+        Limits { price: Some(PRICE), ..Limits::default() },
+        // The limit of a namespace does not count cells without one.
+        Limits { max_cells: 1, namespace_price: Some(Price::FREE), ..Limits::default() },
+    ] {
+        let mut engine = engine(sim::CAPABILITIES);
+        engine.set_limits(limits, at(0));
+        let effects = engine.set_pools(vec![pool("small", 3)], at(1));
+        assert_eq!(launches(&effects).len(), 1, "{limits:?}");
+    }
+    let mut engine = engine(sim::CAPABILITIES);
+    engine.set_limits(Limits { price: Some(Price::FREE), ..Limits::default() }, at(0));
+    assert_eq!(launches(&engine.set_pools(vec![pool("small", 3)], at(1))).len(), 0);
+    let effects = engine.set_limits(Limits::default(), at(2));
+    assert_eq!(launches(&effects).len(), 3);
+}
+
+/// Verifies A21.
+#[test]
+fn failed_launch_of_a_pool_is_repeated_after_growing_pauses() {
+    let (mut engine, effects) = pooled(1);
+    let mut cell = launches(&effects).remove(0);
+    let mut now = 1;
+    for pause in [3, 6, 12] {
+        let error = ProviderError::without_cause(ErrorClass::Invalid, "wrong image");
+        let effects = engine.handle(Event::Launched(cell.clone(), Err(error)), at(now));
+        let failed = effects.iter().find_map(|(_, effect)| match effect {
+            Effect::Log(Notice::PoolFailed { reason, seconds, .. }) => Some((reason, *seconds)),
+            _ => None,
+        });
+        let (reason, seconds) = failed.unwrap();
+        assert!(reason.contains("wrong image") && seconds == pause, "{reason} {seconds}");
+        assert_eq!(launches(&engine.handle(Event::Tick, at(now + pause - 1))).len(), 0);
+        now += pause;
+        assert_eq!(engine.next_timer(), Some(at(now).boot));
+        cell = launches(&engine.handle(Event::Tick, at(now))).remove(0);
+    }
+    // An idle cell ends the series.
+    warm(&mut engine, &cell, now);
+    assert_eq!(engine.pools.by_name["small"].failures, 0);
+}
+
+/// Verifies A21.
+#[test]
+fn refused_offering_of_a_pool_is_avoided() {
+    let (mut engine, effects) = pooled(1);
+    let cell = launches(&effects).remove(0);
+    let error = ProviderError {
+        refused: vec![offering("a"), offering("b")],
+        ..ProviderError::without_cause(ErrorClass::Capacity, "none left")
+    };
+    engine.handle(Event::Launched(cell, Err(error)), at(1));
+    assert_eq!(launches(&engine.handle(Event::Tick, at(100))).len(), 0);
+    assert_eq!(engine.next_timer(), Some(at(181).boot));
+    assert_eq!(launches(&engine.handle(Event::Tick, at(181))).len(), 1);
+}
+
+/// Verifies A21.
+#[test]
+fn old_cells_are_replaced_one_after_the_other() {
+    let (mut engine, effects) = pooled(2);
+    let cells = launches(&effects);
+    for cell in &cells {
+        warm(&mut engine, cell, 10);
+    }
+    engine.handle(Event::Tick, at(3609));
+    assert!(engine.cells.values().all(is_idle));
+    let effects = engine.handle(Event::Tick, at(3610));
+    let next = launches(&effects);
+    let ended = cells.iter().filter(|cell| !engine.cells[*cell].is_warm()).count();
+    assert_eq!((next.len(), ended), (1, 1));
+    engine.handle(Event::Tick, at(3620));
+    assert_eq!(cells.iter().filter(|cell| !engine.cells[*cell].is_warm()).count(), 1);
+    warm(&mut engine, &next[0], 3621);
+    engine.handle(Event::Tick, at(3630));
+    assert_eq!(cells.iter().filter(|cell| !engine.cells[*cell].is_warm()).count(), 2);
+}
+
+fn is_idle(cell: &Cell) -> bool {
+    matches!(cell.state, State::Idle { .. })
+}
+
+/// Verifies A21.
+#[test]
+fn warm_cell_whose_agent_stays_away_ends() {
+    let (mut engine, effects) = pooled(1);
+    let cell = launches(&effects).remove(0);
+    engine.handle(Event::Launched(cell.clone(), Ok(launched_as("i", &cell))), at(2));
+    let limit = config().launch_timeout.as_secs();
+    engine.handle(Event::Tick, at(limit));
+    assert!(engine.cells[&cell].is_warm());
+    engine.handle(Event::Tick, at(limit + 1));
+    assert!(!engine.cells[&cell].is_warm());
+    let effects = terminated(&mut engine, &cell, limit + 1);
+    let failed = |effect: &Effect| matches!(effect, Effect::Log(Notice::PoolFailed { .. }));
+    assert!(effects.iter().any(|(_, effect)| failed(effect)), "{effects:?}");
+}
+
+/// Verifies A22.
+#[test]
+fn warm_cells_survive_a_restart_and_others_end() {
+    let record = |phase, pool: &str, sandbox: &str| store::Cell {
+        pool: pool.into(),
+        sandbox: sandbox.into(),
+        offering: Some(launch::stored_candidate(&candidate("a"))),
+        ..stored(phase)
+    };
+    for (phase, pool_name, sandbox, stays) in [
+        (CellPhase::Idle, "small", "", true),
+        (CellPhase::Booting, "small", "", true),
+        // It was being bound: its pod's order is gone.
+        (CellPhase::Enrolled, "small", "sandbox", false),
+        (CellPhase::Idle, "", "", false),
+        (CellPhase::Idle, "other", "", false),
+    ] {
+        let (mut engine, cell) = recovered(record(phase, pool_name, sandbox), false, at(1));
+        engine.start(at(1));
+        engine.set_pools(vec![Pool { candidates: None, ..pool("small", 1) }], at(1));
+        assert_eq!(engine.cells[&cell].is_warm(), stays, "{phase:?} of {pool_name:?}");
+        if stays {
+            engine.handle(Event::Connected(cell.clone()), at(2));
+            let began = at(2).boot;
+            engine.handle(Event::Listed { began, instances: Vec::new() }, at(2));
+            let (_, effects) = engine.order(taking("pod"), at(3));
+            assert_eq!(attaches(&effects), [cell]);
+        }
+    }
+}
+
+/// Verifies A20.
+#[test]
+fn pod_whose_warm_cell_is_not_attached_gets_another() {
+    let (mut engine, effects) = pooled(1);
+    let cell = launches(&effects).remove(0);
+    warm(&mut engine, &cell, 2);
+    let (sandbox, _) = engine.order(taking("pod"), at(3));
+    let error = ProviderError::without_cause(ErrorClass::Transient, "no address");
+    engine.handle(Event::Attached(cell.clone(), Err(error)), at(4));
+    let effects = terminated(&mut engine, &cell, 5);
+    let next = engine.cell_of_order(&sandbox).unwrap();
+    assert!(next != &cell && launches(&effects).contains(next), "{effects:?}");
+}
+
+/// Verifies A20.
+#[test]
+fn pod_without_any_offering_takes_a_warm_cell_or_gets_the_reason() {
+    let (mut engine, effects) = pooled(1);
+    let cell = launches(&effects).remove(0);
+    warm(&mut engine, &cell, 2);
+    let refused = || OrderSpec { candidates: Err(CellError::Starting), ..taking("pod") };
+    assert!(engine.has_warm_cell(&refused()));
+    let (_, effects) = engine.order(refused(), at(3));
+    assert_eq!(attaches(&effects), [cell]);
+    assert!(!engine.has_warm_cell(&refused()));
+    let other = OrderSpec { candidates: Err(CellError::Starting), ..taking("other") };
+    let (_, effects) = engine.order(other, at(4));
+    assert_eq!(errors(&effects).len(), 1);
+}

@@ -1,0 +1,101 @@
+//! The configured warm pools, with the offerings of the provider's catalogue.
+
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
+
+use tokio::{sync::watch, time::sleep};
+
+use super::{engine::Pool, shared::Shared};
+use crate::{
+    backends::milpa::placement::{self, Candidate, Catalogue, Needs, NoFit, Rules},
+    config::WarmPool,
+};
+
+/// The period in which the offerings of pools are chosen again: prices change by the hour.
+const PERIOD: Duration = Duration::from_secs(300);
+/// The pause after a catalogue that could not be read.
+const RETRY_PAUSE: Duration = Duration::from_secs(10);
+
+/// Keeps the engine's pools as configured, until the daemon stops.
+pub(super) async fn run(
+    shared: Arc<Shared>,
+    rules: Arc<Rules>,
+    mut configured: watch::Receiver<Vec<WarmPool>>,
+) {
+    let mut unfit = BTreeSet::new();
+    loop {
+        let pools = configured.borrow_and_update().clone();
+        // Before the catalogue is known: cells of other pools end, and those of a previous daemon
+        // can be taken.
+        set(&shared, &pools, |_| None);
+        let mut wait = None;
+        if !pools.is_empty() {
+            let read = shared.prices.current(&*shared.provider);
+            wait = match shared.stop.run_until_cancelled(read).await {
+                None => return,
+                Some(Ok(catalogue)) => {
+                    let candidates =
+                        |pool: &WarmPool| Some(candidates(&catalogue, &rules, pool, &mut unfit));
+                    set(&shared, &pools, candidates);
+                    Some(PERIOD)
+                }
+                Some(Err(error)) => {
+                    let error = &error as &dyn std::error::Error;
+                    tracing::warn!(error, "catalogue not read, warm pools are not filled");
+                    Some(RETRY_PAUSE)
+                }
+            };
+        }
+        let again = async {
+            match wait {
+                Some(wait) => sleep(wait).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = shared.stop.cancelled() => return,
+            changed = configured.changed() => {
+                if changed.is_err() {
+                    return;
+                }
+            }
+            () = again => {}
+        }
+    }
+}
+
+/// Passes the pools to the engine; `None` keeps the offerings that a pool has.
+fn set(
+    shared: &Arc<Shared>,
+    pools: &[WarmPool],
+    mut candidates: impl FnMut(&WarmPool) -> Option<Vec<Candidate>>,
+) {
+    let pools: Vec<Pool> = pools
+        .iter()
+        .map(|pool| Pool {
+            name: pool.to_string().into(),
+            count: pool.count,
+            ttl: pool.ttl,
+            candidates: candidates(pool),
+        })
+        .collect();
+    shared.with_core(|core, now| ((), core.engine.set_pools(pools, now)));
+}
+
+/// Returns the offerings of a pool. A pool that no offering fits is logged once.
+fn candidates(
+    catalogue: &Catalogue,
+    rules: &Rules,
+    pool: &WarmPool,
+    unfit: &mut BTreeSet<String>,
+) -> Vec<Candidate> {
+    let needs = Needs::of_pool(pool, &rules.defaults);
+    let ranked = placement::rank(catalogue, &needs, rules, &());
+    let name = pool.to_string();
+    if !ranked.is_empty() {
+        unfit.remove(&name);
+    } else if unfit.insert(name) {
+        let error = NoFit::new(catalogue, &needs, rules);
+        tracing::error!(%pool, error = &error as &dyn std::error::Error, "warm pool stays empty");
+    }
+    ranked
+}
