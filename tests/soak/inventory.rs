@@ -9,7 +9,10 @@ use std::{
 use kiyot_testkit::{Kiyot, Leftovers, Node};
 use redb::{ReadableDatabase, ReadableTableMetadata, TableHandle};
 
-use crate::chains::{ChainOwners, Owner};
+use crate::{
+    chains::{ChainOwners, Owner},
+    shims::ShimSockets,
+};
 
 /// The state of the daemon and the host at one moment.
 #[derive(Debug, Clone, Default)]
@@ -72,7 +75,7 @@ impl Inventory {
 ///
 /// A call that a killed daemon has cut may still run in containerd when that is killed. containerd
 /// 1.6 then forgets the task: its shim stays, with the control groups, mounts and files that name
-/// its id. A CNI plugin that is cut leaves the chain of its sandbox. Both happen without kiyot too.
+/// its id, or only the shim's socket. A CNI plugin that is cut leaves the chain of its sandbox. Both happen without kiyot too.
 /// Differences of cells stay: their shims have another socket, and their ids another form.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Remains {
@@ -82,11 +85,18 @@ pub(crate) struct Remains {
     pub(crate) tasks: usize,
     /// The number of its sandboxes with chains.
     pub(crate) chains: usize,
+    /// The number of sockets of its shims.
+    pub(crate) sockets: usize,
 }
 
 impl Remains {
     /// Returns the remains in some differences.
-    pub(crate) fn of(node: &Path, owners: &ChainOwners, differences: Vec<String>) -> Self {
+    pub(crate) fn of(
+        node: &Path,
+        owners: &ChainOwners,
+        shims: &ShimSockets,
+        differences: Vec<String>,
+    ) -> Self {
         let socket = format!("-address {}/containerd.sock", node.display());
         let of_shim = |line: &str| {
             let id = line.starts_with("+ process") && line.contains(&socket);
@@ -109,7 +119,8 @@ impl Remains {
             stranded.iter().any(|line| line.starts_with(&beneath))
         };
         let socket_of_shim =
-            |line: &String| tasks > 0 && line.starts_with("+ run /run/containerd/s/");
+            |line: &String| line.strip_prefix("+ run ").is_some_and(|path| shims.contains(path));
+        let sockets = others.iter().filter(|line| socket_of_shim(line)).count();
         let with_owner = |line: String| match owners.owner_in(&line) {
             Some((_, owner)) => format!("{line} ({owner:?})"),
             None => line,
@@ -119,7 +130,7 @@ impl Remains {
             .filter(|line| !is_parent(line) && !socket_of_shim(line))
             .map(with_owner)
             .collect();
-        Self { differences, tasks, chains: sandboxes.len() }
+        Self { differences, tasks, chains: sandboxes.len(), sockets }
     }
 }
 
@@ -204,6 +215,11 @@ fn open_files(pid: u32) -> BTreeMap<String, usize> {
 mod tests {
     use super::*;
 
+    /// The arguments of a shim, with its socket.
+    const SHIM: &str = "-namespace k8s.io -address /n/containerd.sock -id 12ab start";
+    const SOCKET: &str = "+ run /run/containerd/s/\
+                          ddd860fec9a3fd8aab85ea4ccc9f702324b33748e319c15c931ada8c9c60bacf";
+
     fn look(lines: &[&str], files: &[(&str, usize)]) -> Inventory {
         Inventory {
             lines: lines.iter().map(|line| (*line).to_owned()).collect(),
@@ -233,15 +249,21 @@ mod tests {
             left("+ control group /sys/fs/cgroup/kubepods/pod1"),
             left("+ control group /sys/fs/cgroup/kubepods/pod1/12ab"),
             left("+ control group /sys/fs/cgroup/kiyot/cell-x"),
+            left(SOCKET),
             left("+ run /run/containerd/s/77"),
             left(
                 "+ process/usr/bin/containerd-shim-runc-v2 -id 34cd \
                  -address /cell/containerd.sock [x]",
             ),
         ];
-        let remains = Remains::of(Path::new("/n"), &ChainOwners::default(), all.clone());
-        let differences = vec![all[3].clone(), all[5].clone()];
-        assert_eq!(remains, Remains { differences, tasks: 1, chains: 0 });
+        let (node, owners) = (Path::new("/n"), ChainOwners::default());
+        let shims = ShimSockets::of(SHIM);
+        let remains = Remains::of(node, &owners, &shims, all.clone());
+        let differences = vec![all[3].clone(), all[5].clone(), all[6].clone()];
+        assert_eq!(remains, Remains { differences, tasks: 1, chains: 0, sockets: 1 });
+        // Also without the shim, which may have been killed.
+        let remains = Remains::of(node, &owners, &shims, vec![all[4].clone()]);
+        assert_eq!(remains, Remains { sockets: 1, ..Remains::default() });
     }
 
     #[test]
@@ -249,16 +271,22 @@ mod tests {
         let owners = ChainOwners::of("test", ["1234", "milpa5"].into_iter());
         let of_node = ["+ rule nat :CNI-2bbe0c48b91a7d1b8a6753a8 -".to_owned()];
         let ignored = Remains { chains: 1, ..Remains::default() };
-        assert_eq!(Remains::of(Path::new("/n"), &owners, of_node.to_vec()), ignored);
+        assert_eq!(
+            Remains::of(Path::new("/n"), &owners, &ShimSockets::default(), of_node.to_vec()),
+            ignored
+        );
         let of_cell = ["+ rule nat :CNI-accead878188a66b5220ca99 -".to_owned()];
         let named = Remains {
             differences: vec![format!("{} (Cell(\"milpa5\"))", of_cell[0])],
             ..Remains::default()
         };
-        assert_eq!(Remains::of(Path::new("/n"), &owners, of_cell.to_vec()), named);
+        assert_eq!(
+            Remains::of(Path::new("/n"), &owners, &ShimSockets::default(), of_cell.to_vec()),
+            named
+        );
         let unknown = vec!["+ rule nat :CNI-0000000000000000000000ab -".to_owned()];
         let kept = Remains { differences: unknown.clone(), ..Remains::default() };
-        assert_eq!(Remains::of(Path::new("/n"), &owners, unknown), kept);
+        assert_eq!(Remains::of(Path::new("/n"), &owners, &ShimSockets::default(), unknown), kept);
     }
 
     #[test]
@@ -271,6 +299,7 @@ mod tests {
     fn differences_without_stranded_tasks_are_kept() {
         let all = vec!["+ run /run/containerd/s/77".to_owned(), "+ mount /x".to_owned()];
         let kept = Remains { differences: all.clone(), ..Remains::default() };
-        assert_eq!(Remains::of(Path::new("/n"), &ChainOwners::default(), all), kept);
+        let (owners, shims) = (ChainOwners::default(), ShimSockets::default());
+        assert_eq!(Remains::of(Path::new("/n"), &owners, &shims, all), kept);
     }
 }

@@ -28,6 +28,7 @@ use caller::Caller;
 use chains::NetworkRecorder;
 use inventory::{Inventory, Remains, records, resident};
 use plan::{CALLERS, Kill, Place, Plan, Target};
+use shims::ShimRecorder;
 use state::SoakState;
 
 mod caller;
@@ -35,6 +36,7 @@ mod chains;
 mod inventory;
 mod plan;
 mod shape;
+mod shims;
 mod state;
 mod watcher;
 mod witness;
@@ -49,6 +51,9 @@ const INVENTORY_PERIOD: Duration = Duration::from_secs(1);
 const CALLERS_LIMIT: Duration = Duration::from_secs(900);
 /// Bounds the growth of the daemon's memory after the warm-up, in KiB.
 const MAX_GROWTH_KIB: u64 = 32 * 1024;
+/// The count of the warm pool during the kills, and without them.
+const WARM: &str = "count = 2";
+const NOT_WARM: &str = "count = 0";
 /// Bounds the log file of a daemon, in bytes.
 const MAX_LOG_BYTES: u64 = 64 << 20;
 
@@ -81,9 +86,11 @@ struct Memory {
 impl Soak {
     async fn run(&self, length: Duration) {
         let node = Node::start_for_long().await;
+        let shims = ShimRecorder::prepare(&node);
         let networks = NetworkRecorder::start(&node).await;
         let mut options = KiyotOptions::new(env!("CARGO_BIN_EXE_kiyot"));
         options.network = Some(NetworkRecorder::directory(&node));
+        options.sections = format!("[[backends.milpa.warm]]\n{NOT_WARM}\n");
         let mut kiyot = Kiyot::start(&node, options).await;
         self.warm_up(&kiyot.kubelet().await).await;
         assert!(kiyot.stop().await.success(), "the daemon stops");
@@ -93,6 +100,7 @@ impl Soak {
         let witness = witness::Witness::start(&self.shared, kubelet.clone()).await;
         self.warm_up(&kubelet).await;
         let before = settled(&node, &kiyot).await;
+        kiyot.reload(NOT_WARM, WARM).await;
         let mut memory = Memory { warm: resident(kiyot.pid()), ..Memory::default() };
 
         let watcher = tokio::spawn(watcher::watch(Arc::clone(&self.shared), kiyot.kubelet().await));
@@ -116,7 +124,8 @@ impl Soak {
         watcher.abort();
         self.assert_no_findings();
 
-        let remains = remains_of(&node, &kiyot, &networks, &before).await;
+        kiyot.reload(WARM, NOT_WARM).await;
+        let remains = remains_of(&node, &kiyot, (&networks, &shims), &before).await;
         memory.last = resident(kiyot.pid());
         memory.most = memory.most.max(memory.last);
         witness.finish(&self.shared).await;
@@ -247,10 +256,12 @@ impl Soak {
         let _ = writeln!(text, "  resident, KiB: {memory:?}");
         let _ = writeln!(
             text,
-            "  left: {}; left by the node's containerd: {} tasks, chains of {} sandboxes",
+            "  left: {}; left by the node's containerd: {} tasks, chains of {} sandboxes, \
+             {} sockets",
             remains.differences.len(),
             remains.tasks,
-            remains.chains
+            remains.chains,
+            remains.sockets
         );
         eprint!("{text}");
     }
@@ -285,14 +296,15 @@ async fn settled(node: &Node, kiyot: &Kiyot<'_>) -> Inventory {
 async fn remains_of(
     node: &Node,
     kiyot: &Kiyot<'_>,
-    networks: &NetworkRecorder,
+    (networks, shims): (&NetworkRecorder, &ShimRecorder),
     before: &Inventory,
 ) -> Remains {
     let begun = Instant::now();
     loop {
         tokio::time::sleep(INVENTORY_PERIOD).await;
         let differences = before.differences(&Inventory::of(node, kiyot));
-        let remains = Remains::of(node.directory(), &networks.owners(), differences);
+        let remains =
+            Remains::of(node.directory(), &networks.owners(), &shims.sockets(), differences);
         if remains.differences.is_empty() || begun.elapsed() >= LIMIT {
             return remains;
         }

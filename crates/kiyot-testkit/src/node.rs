@@ -26,6 +26,9 @@ mod configuration;
 
 pub use crate::image::{BUSYBOX_IMAGE, PAUSE_IMAGE};
 
+/// The directory of programs for containerd, in that of the node.
+const PROGRAMS: &str = "programs";
+
 /// Number of the next node's network in this process.
 static NETWORKS: AtomicU8 = AtomicU8::new(0);
 
@@ -234,6 +237,11 @@ impl Node {
         command::run("ctr", &[&["--address", &socket, "--namespace", "k8s.io"], arguments].concat())
     }
 
+    /// Returns the directory of programs that containerd runs instead of those on its path.
+    pub fn programs(&self) -> PathBuf {
+        self.directory.join(PROGRAMS)
+    }
+
     /// Kills containerd and starts it again; its pods keep running.
     pub async fn restart_containerd(&self) {
         self.kill_containerd();
@@ -298,7 +306,7 @@ fn spawn(directory: &Path) -> Child {
     Command::new("containerd")
         .arg("--config")
         .arg(directory.join("containerd.toml"))
-        .env("PATH", PATH)
+        .env("PATH", format!("{}:{PATH}", directory.join(PROGRAMS).display()))
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(log)
