@@ -1,15 +1,31 @@
-//! Time from RunPodSandbox to the first log line on the node: of a pod in a cold cell, and of a pod
-//! on the node.
+//! Time from RunPodSandbox to the first log line on the node: of a pod on the node, in a cold cell,
+//! and in a warm cell.
 
 use std::{
     path::Path,
     time::{Duration, Instant},
 };
 
-use kiyot_testkit::{Container, Kiyot, KiyotOptions, Kubelet, LIMIT, Node, Pod, poll_until};
+use kiyot_testkit::{
+    Container, Kiyot, KiyotOptions, Kubelet, LIMIT, Node, Pod, poll_until, wait_until,
+};
 
 /// Period of the checks of the log, finer than the measured times.
 const POLL_PERIOD: Duration = Duration::from_millis(1);
+
+/// Sizes of the warm pool.
+const NOT_WARM: &str = "count = 0";
+const WARM: &str = "count = 1";
+/// Log line of a cell that has come into the pool.
+const IS_WARM: &str = "cell waits in its warm pool";
+
+/// Place of a pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    Node,
+    ColdCell,
+    WarmCell,
+}
 
 /// Times of one start, from the call of RunPodSandbox on.
 #[derive(Debug, Clone, Copy)]
@@ -22,7 +38,11 @@ struct Start {
 
 /// Starts pods one after another, and prints a table of the medians.
 pub(crate) async fn measure(node: &Node, program: &Path, times: usize) {
-    let options = KiyotOptions { log: "info".to_owned(), ..KiyotOptions::new(program) };
+    let options = KiyotOptions {
+        log: "info".to_owned(),
+        sections: format!("[[backends.milpa.warm]]\n{NOT_WARM}\n"),
+        ..KiyotOptions::new(program)
+    };
     let kiyot = Kiyot::start(node, options).await;
     let mut kubelet = kiyot.kubelet().await;
     println!(
@@ -30,15 +50,33 @@ pub(crate) async fn measure(node: &Node, program: &Path, times: usize) {
          | first log line max |"
     );
     println!("| --- | --- | --- | --- | --- | --- | --- |");
-    for (name, in_cell) in [("on the node", false), ("in a cold cell", true)] {
+    let places = [
+        ("on the node", Place::Node),
+        ("in a cold cell", Place::ColdCell),
+        ("in a warm cell", Place::WarmCell),
+    ];
+    for (name, place) in places {
+        if place == Place::WarmCell {
+            kiyot.reload(NOT_WARM, WARM).await;
+        }
         let mut starts = Vec::new();
         for at in 0..times {
-            let pod = Pod::new(&format!("cold-{at}"))
+            if place == Place::WarmCell {
+                wait_until("a cell is warm", LIMIT, async || {
+                    (kiyot.log().matches(IS_WARM).count() > at).then_some(())
+                })
+                .await;
+            }
+            let pod = Pod::new(&format!("start-{at}"))
                 .container(Container::script("main", "echo up; sleep 100000"));
-            starts.push(start(&mut kubelet, if in_cell { pod.in_cell() } else { pod }).await);
+            let pod = if place == Place::Node { pod } else { pod.in_cell() };
+            starts.push(start(&mut kubelet, pod).await);
         }
         print(name, &starts);
     }
+    // A cell that boots now would still be there when the daemon stops.
+    kiyot.reload(WARM, NOT_WARM).await;
+    wait_until("the pool is empty", LIMIT, async || kiyot.cells().is_empty().then_some(())).await;
 }
 
 async fn start(kubelet: &mut Kubelet, pod: Pod) -> Start {
