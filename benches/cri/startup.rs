@@ -16,8 +16,8 @@ const POLL_PERIOD: Duration = Duration::from_millis(1);
 /// Sizes of the warm pool.
 const NOT_WARM: &str = "count = 0";
 const WARM: &str = "count = 1";
-/// Log line of a cell that has come into the pool.
-const IS_WARM: &str = "cell waits in its warm pool";
+/// Log line of a cell of the pool that is prepared.
+const IS_WARM: &str = "warm cell has its pause image";
 
 /// Place of a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,7 +39,7 @@ struct Start {
 /// Starts pods one after another, and prints a table of the medians.
 pub(crate) async fn measure(node: &Node, program: &Path, times: usize) {
     let options = KiyotOptions {
-        log: "info".to_owned(),
+        log: "info,kiyot::backends::milpa::sync=debug".to_owned(),
         sections: format!("[[backends.milpa.warm]]\n{NOT_WARM}\n"),
         ..KiyotOptions::new(program)
     };

@@ -28,6 +28,10 @@ async fn pod_takes_a_cell_of_the_pool_that_survived_a_restart() {
     let node = Node::start().await;
     let mut kiyot = Kiyot::start(&node, with_pool(2)).await;
     wait_until_warm(&kiyot, 2).await;
+    wait_until("the cells are prepared", LIMIT, async || {
+        (kiyot.log().matches("warm cell has its pause image").count() >= 2).then_some(())
+    })
+    .await;
     let warm: BTreeSet<String> = kiyot.cells().into_iter().collect();
     assert_eq!(warm.len(), 2);
 

@@ -352,6 +352,7 @@ impl Shared {
             (Effect::PublishConnected, Some(cell)) => {
                 self.publish(CellEvent::Connected(cell.clone()));
             }
+            (Effect::PublishWarm, Some(cell)) => self.publish(CellEvent::Warm(cell.clone())),
             (Effect::PublishEnded(reason), Some(cell)) => {
                 tracing::info!(%cell, %reason, "cell ended");
                 core.links.remove(cell);

@@ -2,7 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::sync::broadcast::{Receiver, error::RecvError};
+use tokio::{
+    sync::broadcast::{Receiver, error::RecvError},
+    time::timeout,
+};
 
 use super::{CellSync, teardown::POD_STOPPED};
 use crate::backends::milpa::{
@@ -11,6 +14,8 @@ use crate::backends::milpa::{
 
 /// Delay after a failed attempt of a step that must be done.
 const RETRY_DELAY: Duration = Duration::from_secs(2);
+/// Time limit of the preparation of a warm cell.
+const PREPARE_TIMEOUT: Duration = Duration::from_secs(120);
 
 impl CellSync {
     /// Follows the events of all cells. All pods are compared with their cells at the start, and
@@ -20,6 +25,7 @@ impl CellSync {
         loop {
             match events.recv().await {
                 Ok(CellEvent::Connected(cell)) => self.watch(&cell),
+                Ok(CellEvent::Warm(cell)) => self.prepare(cell),
                 Ok(CellEvent::Gone { cell, reason }) => self.cell_ended(cell, Some(reason)),
                 Err(RecvError::Lagged(missed)) => {
                     tracing::warn!(missed, "events of cells missed, comparing all pods");
@@ -55,6 +61,26 @@ impl CellSync {
                 });
             }
         }
+    }
+
+    /// Gives a warm cell what every pod needs. A pod that takes the cell meanwhile waits for the same
+    /// copy of the image, and after a failure has its own.
+    fn prepare(self: &Arc<Self>, id: CellId) {
+        let Some(cell) = self.cells.get(&id) else { return };
+        let sync = Arc::clone(self);
+        self.tasks.spawn(async move {
+            match timeout(PREPARE_TIMEOUT, sync.images.ensure_pause(&cell)).await {
+                Ok(Ok(())) => tracing::debug!(cell = %id, "warm cell has its pause image"),
+                Ok(Err(failure)) => {
+                    let status = failure.message();
+                    tracing::warn!(cell = %id, status, "warm cell has no pause image yet");
+                }
+                Err(_) => {
+                    let seconds = PREPARE_TIMEOUT.as_secs();
+                    tracing::warn!(cell = %id, seconds, "warm cell has no pause image in time");
+                }
+            }
+        });
     }
 
     /// Ends the pod of a cell whose end is certain.

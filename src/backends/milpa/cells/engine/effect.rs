@@ -163,6 +163,8 @@ pub(crate) enum Effect {
     AnswerEnd(Result<(), ProviderError>),
     /// Publishes that the control connection is established.
     PublishConnected,
+    /// Publishes that the cell waits for a pod in its warm pool.
+    PublishWarm,
     /// Publishes the end of the cell, which the engine does not know any more.
     PublishEnded(Arc<str>),
     /// Logs a notice.

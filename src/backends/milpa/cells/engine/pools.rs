@@ -29,6 +29,10 @@ const MAX_DOUBLINGS: u32 = 10;
 const MAX_BOOTS: usize = 4;
 const MAX_BOOTS_BESIDE_PODS: usize = 1;
 
+/// The pause after a pod has taken a cell, in which the pod starts: the launch of the next cell may
+/// need the same processors.
+const REFILL_PAUSE: Duration = Duration::from_secs(1);
+
 /// The reason of a cell whose pool is not configured any more, or smaller.
 const DRAINED: &str = "its warm pool is smaller now";
 /// The reason of a cell that makes room for a pod.
@@ -196,6 +200,7 @@ impl Engine {
         let left = filling.ttl.saturating_sub(cell.ran_before);
         let notice = Notice::Warm(Arc::clone(&cell.pool));
         self.emit(id, Effect::Log(notice));
+        self.emit(id, Effect::PublishWarm);
         self.timers.set(Timer::Warm(id.clone()), now.boot + left);
         self.wake_waiting_orders(now);
     }
@@ -290,6 +295,12 @@ impl Engine {
         cell.namespace = order.key.namespace.clone();
         cell.healthy_timeout = order.healthy_timeout;
         let pool = Arc::clone(&cell.pool);
+        if let Some(filling) = self.pools.by_name.get_mut(&pool) {
+            // Only the first of several pods delays the next launch.
+            if filling.not_before <= now.boot {
+                filling.not_before = now.boot + REFILL_PAUSE;
+            }
+        }
         order.state = OrderState::Placed(id.clone());
         self.timers.clear(&Timer::Warm(id.clone()));
         self.emit(&id, Effect::Log(Notice::Taken { sandbox: sandbox.clone(), pool }));

@@ -85,6 +85,29 @@ fn order_takes_an_idle_cell_and_another_is_launched() {
     assert_eq!(launches(&effects).len(), 1, "the pool is filled again");
 }
 
+/// Verifies A21.
+#[test]
+fn taken_cells_are_replaced_a_second_after_the_first_of_them() {
+    let (mut engine, effects) = pooled(2);
+    let cells = launches(&effects);
+    for cell in &cells {
+        warm(&mut engine, cell, 2);
+    }
+    let mut attached = Effects::new();
+    let half = |halves: u32| Now { boot: seconds(1) * halves / 2, ..at(10) };
+    for (order, now) in [("first", 20), ("second", 21)] {
+        let (_, effects) = engine.order(taking(order), half(now));
+        assert_eq!(launches(&effects), []);
+        for cell in attaches(&effects) {
+            let event = Event::Attached(cell, Ok(Vec::new()));
+            attached.extend(engine.handle(event, half(now)));
+        }
+    }
+    assert_eq!(launches(&attached), []);
+    assert_eq!(engine.next_timer(), Some(at(11).boot));
+    assert_eq!(launches(&engine.handle(Event::Tick, at(11))).len(), 2);
+}
+
 /// Verifies A20.
 #[test]
 fn cell_that_does_not_suit_or_is_silent_is_not_taken() {
