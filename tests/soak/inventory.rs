@@ -75,8 +75,9 @@ impl Inventory {
 ///
 /// A call that a killed daemon has cut may still run in containerd when that is killed. containerd
 /// 1.6 then forgets the task: its shim stays, with the control groups, mounts and files that name
-/// its id, or only the shim's socket. A CNI plugin that is cut leaves the chain of its sandbox. Both happen without kiyot too.
-/// Differences of cells stay: their shims have another socket, and their ids another form.
+/// its id, or only the shim's socket. A CNI plugin that is cut leaves the chain of its sandbox.
+/// Both happen without kiyot too. Differences of cells stay: their shims have another socket, and
+/// their ids another form.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Remains {
     /// The differences, with the sandboxes of chains.

@@ -218,7 +218,7 @@ fn named(cell: &Option<CellId>) -> String {
 pub enum CellEvent {
     /// Its control connection is (again) established: start another watch.
     Connected(CellId),
-    /// It waits for a pod in its warm pool.
+    /// Waits for a pod in its warm pool.
     Warm(CellId),
     /// Its end is confirmed.
     Gone {

@@ -63,8 +63,8 @@ impl CellSync {
         }
     }
 
-    /// Gives a warm cell what every pod needs. A pod that takes the cell meanwhile waits for the same
-    /// copy of the image, and after a failure has its own.
+    /// Gives a warm cell what every pod needs. A pod that takes the cell meanwhile waits for the
+    /// same copy of the image, and after a failure has its own.
     fn prepare(self: &Arc<Self>, id: CellId) {
         let Some(cell) = self.cells.get(&id) else { return };
         let sync = Arc::clone(self);
