@@ -12,7 +12,7 @@ use std::{
 use clap::{Args, ValueEnum, value_parser};
 
 use super::{Output, UsageError};
-use crate::backends::milpa::simulator::{Faults, SimulationOptions, SimulationReport, simulate};
+use crate::backends::milpa::simulator::{Faults, SimulationOptions, SimulationReport, Workload, simulate};
 
 /// The most pods of a simulation.
 const MAX_PODS: u32 = 1_000_000;
@@ -61,8 +61,10 @@ enum FaultsArgument {
 pub(super) fn run(arguments: &SimulateArguments) -> Result<Output, UsageError> {
     let options = SimulationOptions {
         seed: arguments.seed,
-        pods: arguments.pods,
-        duration: Duration::from_secs(u64::from(arguments.hours) * 3600),
+        workload: Workload::Random {
+            pods: arguments.pods,
+            duration: Duration::from_secs(u64::from(arguments.hours) * 3600),
+        },
         faults: match arguments.faults {
             FaultsArgument::None => Faults::NONE,
             FaultsArgument::Usual => Faults::USUAL,

@@ -5,7 +5,7 @@
 //! the same trace. Invariants are checked as the events happen, and at the end, when the faults
 //! have stopped and nothing may be left.
 
-use std::{collections::BTreeMap, io, time::Duration};
+use std::{collections::BTreeMap, io, sync::Arc, time::Duration};
 
 mod agent;
 mod bug;
@@ -16,8 +16,12 @@ mod disruptions;
 mod faults;
 mod instance;
 mod kubelet;
+mod node;
+mod pools;
 mod rng;
 mod trace;
+mod usage;
+mod workload;
 mod world;
 
 #[cfg(test)]
@@ -25,6 +29,9 @@ mod tests;
 
 pub use bug::Bug;
 pub use faults::Faults;
+pub use node::NodeOptions;
+pub use usage::{Percentiles, Usage, Share};
+pub use workload::{WorkloadError, WorkloadPod, read_workload};
 
 use trace::Trace;
 use world::World;
@@ -35,13 +42,43 @@ pub struct SimulationOptions {
     /// The seed of all random decisions.
     pub seed: u64,
     /// The pods that are created.
-    pub pods: u32,
-    /// The time in which they are created.
-    pub duration: Duration,
+    pub workload: Workload,
     /// The faults of the world.
     pub faults: Faults,
     /// A bug of the engine, to prove that the simulation finds it.
     pub bug: Option<Bug>,
+}
+
+/// The pods of a simulation, and the node on which they run.
+#[derive(Debug, Clone)]
+pub enum Workload {
+    /// Random pods on a node with random pools and limits.
+    Random {
+        /// The pods that are created.
+        pods: u32,
+        /// The time in which they are created.
+        duration: Duration,
+    },
+    /// Known pods on a configured node.
+    Known {
+        /// The pods.
+        pods: Arc<[WorkloadPod]>,
+        /// The node.
+        node: Arc<NodeOptions>,
+    },
+}
+
+impl Workload {
+    /// Returns the time in which pods are created and, if their lives are known, run.
+    fn duration(&self) -> Duration {
+        match self {
+            Self::Random { duration, .. } => *duration,
+            Self::Known { pods, .. } => {
+                let ends = pods.iter().map(|pod| pod.arrival + pod.duration);
+                ends.max().unwrap_or_default()
+            }
+        }
+    }
 }
 
 /// The result of a simulation.
@@ -59,6 +96,8 @@ pub struct SimulationReport {
     pub events: u64,
     /// The numbers of faults that were played, by their names.
     pub faults: BTreeMap<&'static str, u64>,
+    /// What the pods and their instances took.
+    pub usage: Usage,
     /// The violations of invariants; empty for a sound engine.
     pub violations: Vec<String>,
     /// The digest of the trace.

@@ -465,10 +465,10 @@ fn log(cell: Option<&CellId>, notice: &Notice) {
                 "cell agent silent for too long, cell is lost"
             );
         }
-        Notice::CutOff { silent, bound } => {
+        Notice::CutOff { silent, all } => {
             tracing::warn!(
                 silent,
-                bound,
+                all,
                 "many cells silent, taken for a node that is cut off, no cell is lost"
             );
         }

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     annotations::Architecture,
-    backends::milpa::placement::{Catalogue, Entry, InstanceType, Market, Offer, Offering},
+    backends::milpa::placement::{Candidate, Catalogue, Entry, InstanceType, Market, Offer, Offering},
     price::Price,
 };
 
@@ -118,6 +118,20 @@ impl SimCloud {
             }
         }
         offerings
+    }
+
+    /// Returns the offerings with their prices.
+    pub fn candidates() -> Vec<Candidate> {
+        let catalogue = Self::catalogue();
+        let candidate = |entry: &Entry, offer: &Offer| Candidate {
+            offering: entry.offering(offer),
+            price: offer.price,
+            is_at_most: offer.is_at_most,
+        };
+        let of_type = |entry: &Entry| -> Vec<Candidate> {
+            entry.offers.iter().map(|offer| candidate(entry, offer)).collect()
+        };
+        catalogue.entries().iter().flat_map(of_type).collect()
     }
 
     /// Returns the instance types: each has twice the size and the price of the previous.
@@ -277,9 +291,14 @@ impl SimCloud {
         }
     }
 
-    /// Removes instances that are not listed any more. Bounds the memory of long simulations.
-    pub fn forget_old(&mut self, now: Duration) {
-        self.instances.retain(|_, instance| !is_forgotten(instance, now));
+    /// Removes instances that are not listed any more, and returns them. Bounds the memory of long
+    /// simulations.
+    pub fn forget_old(&mut self, now: Duration) -> Vec<SimInstance> {
+        let all = std::mem::take(&mut self.instances);
+        let (old, kept): (BTreeMap<_, _>, BTreeMap<_, _>) =
+            all.into_iter().partition(|(_, instance)| is_forgotten(instance, now));
+        self.instances = kept;
+        old.into_values().collect()
     }
 }
 

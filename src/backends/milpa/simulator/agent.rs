@@ -4,10 +4,7 @@ use std::time::Duration;
 
 use kiyot_link::certificate::sha256;
 
-use super::{
-    daemon::HEALTHY_TIMEOUT,
-    world::{Happening, World},
-};
+use super::world::{Happening, World};
 use crate::backends::milpa::{
     cells::engine::{ClaimRefusal, Event},
     id::CellId,
@@ -238,7 +235,7 @@ impl World<'_> {
         let pod = self.pods_in_cells.get(cell).and_then(|pod| self.pods.get(*pod));
         match pod.and_then(|pod| pod.healthy_timeout) {
             Some(own) => own.limit(),
-            None => Some(HEALTHY_TIMEOUT),
+            None => self.node.healthy_timeout,
         }
     }
 
@@ -250,7 +247,7 @@ impl World<'_> {
             of_cell.all(|agent| agent.silent_since.is_some())
         };
         let (silent, all) =
-            daemon.engine.bound_cells().chain([cell]).fold((0, 0), |(silent, all), cell| {
+            daemon.engine.watched_cells().chain([cell]).fold((0, 0), |(silent, all), cell| {
                 (silent + usize::from(is_silent(cell)), all + 1)
             });
         let of_cell = self.agents.values().find(|agent| agent.cell == *cell);
@@ -285,7 +282,7 @@ impl World<'_> {
                 continue;
             };
             let is_ready = self.pods_in_cells.contains_key(cell) && !self.lost.contains(cell);
-            let is_bound = daemon.engine.bound_cells().any(|bound| bound == cell);
+            let is_bound = daemon.engine.watched_cells().any(|bound| bound == cell);
             let silence = self.now.saturating_sub(since.max(can_tell));
             if is_ready && is_bound && !self.outage && silence > limit + SILENCE_LIMIT {
                 violations.push(format!("a pod runs in {cell}, silent since {since:?}"));

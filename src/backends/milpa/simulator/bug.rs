@@ -1,10 +1,15 @@
 //! Bugs that are planted between the engine and its world, to prove that the simulation finds them.
 
-use std::time::Duration;
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
-use crate::backends::milpa::{
-    cells::engine::{Change, Effect, Effects, Event},
-    providers::{Capabilities, ErrorClass, Termination},
+use crate::{
+    annotations::{CellRequest, LaunchType},
+    backends::milpa::{
+        cells::engine::{Change, Effect, Effects, Event, OrderSpec},
+        id::CellId,
+        placement::{Needs, Requested},
+        providers::{Capabilities, ErrorClass, Termination},
+    },
 };
 
 /// A planted bug.
@@ -30,11 +35,15 @@ pub enum Bug {
     SilenceIsIgnored,
     /// A silent cell that connects again is not noticed.
     ReconnectIsIgnored,
+    /// A warm cell is given to a pod without a look at the pod's needs.
+    UnsuitedIsTaken,
+    /// A warm cell is attached before it is recorded whose it is.
+    TakenIsNotRecorded,
 }
 
 impl Bug {
     /// All bugs.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 12] = [
         Self::LaunchBeforeRecord,
         Self::NewTokenOnReplay,
         Self::UnansweredIsFailure,
@@ -45,7 +54,20 @@ impl Bug {
         Self::RefusedIsKept,
         Self::SilenceIsIgnored,
         Self::ReconnectIsIgnored,
+        Self::UnsuitedIsTaken,
+        Self::TakenIsNotRecorded,
     ];
+
+    /// Changes an order on its way to the engine.
+    pub(super) fn on_order(self, spec: &mut OrderSpec) {
+        if self == Self::UnsuitedIsTaken
+            && let Some(choice) = &mut spec.choice
+        {
+            let request = CellRequest { launch_type: LaunchType::SpotPreferred, ..Default::default() };
+            let (requested, defaults) = (Requested::default(), &choice.rules.defaults);
+            choice.needs = Arc::new(Needs::new(&request, &requested, defaults));
+        }
+    }
 
     /// Changes the provider's capabilities on their way to the engine.
     pub(super) fn on_capabilities(self, capabilities: &mut Capabilities) {
@@ -104,9 +126,20 @@ impl Bug {
                     if let Effect::Launch(launch) = effect {
                         let mut other = launch.as_ref().clone();
                         other.token = format!("{}-{number}", other.token);
-                        *launch = std::sync::Arc::new(other);
+                        *launch = Arc::new(other);
                     }
                 }
+            }
+            Self::TakenIsNotRecorded => {
+                let attached: BTreeSet<CellId> = effects
+                    .iter()
+                    .filter(|(_, effect)| matches!(effect, Effect::Attach(..)))
+                    .filter_map(|(cell, _)| cell.clone())
+                    .collect();
+                effects.retain(|(cell, effect)| {
+                    !matches!(effect, Effect::Commit { .. })
+                        || cell.as_ref().is_none_or(|cell| !attached.contains(cell))
+                });
             }
             _ => {}
         }

@@ -135,7 +135,9 @@ impl World<'_> {
                 self.boot(&instance.clone());
             }
             if self.instances.is_multiple_of(256) {
-                self.cloud.forget_old(now);
+                for old in self.cloud.forget_old(now) {
+                    self.meter.add(&old, now);
+                }
                 let cloud = &self.cloud;
                 self.agents.retain(|id, _| cloud.instances().contains_key(id));
             }

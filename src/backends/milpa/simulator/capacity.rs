@@ -14,8 +14,6 @@ use crate::backends::milpa::{
 const PERIOD: Duration = Duration::from_secs(600);
 /// The most instances that a scarce offering has room for.
 const MAX_SCARCE: usize = 2;
-/// The least and the most offerings that suit a pod.
-const CANDIDATES: (usize, usize) = (2, 6);
 /// The most candidates that a launch tries, in a world where it does not try all.
 const MAX_TRIED: usize = 3;
 
@@ -45,15 +43,6 @@ impl World<'_> {
         if !self.is_calm() {
             self.after(PERIOD, Happening::CapacityChanges);
         }
-    }
-
-    /// Returns the offerings that suit a pod, by their numbers, the preferred first.
-    pub(super) fn candidates(&mut self) -> Vec<usize> {
-        let mut numbers: Vec<usize> = (0..self.offerings.len()).collect();
-        self.rng.shuffle(&mut numbers);
-        let (least, most) = CANDIDATES;
-        numbers.truncate(least + self.rng.below(most - least + 1));
-        numbers
     }
 
     /// Returns the cell and the offerings of a refusal.

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::backends::milpa::{
     cells::engine::{
-        Change, CommitOf, Effect, Effects, Engine, EngineConfig, Event, Journal, Limits, Notice,
+        Change, CommitOf, Effect, Effects, Engine, EngineConfig, Event, Journal, Notice,
         Now, OrderSpec, Seams,
     },
     id::{CellId, NoRandomness, SandboxId},
@@ -77,7 +77,7 @@ pub(super) fn unix(now: Duration) -> Duration {
 }
 
 impl World<'_> {
-    fn time(&self) -> Now {
+    pub(super) fn time(&self) -> Now {
         Now { boot: self.now, unix: unix(self.now) }
     }
 
@@ -86,15 +86,15 @@ impl World<'_> {
         let run = self.run;
         self.log(format_args!("daemon starts"));
         let config = EngineConfig {
-            limits: Limits { max_cells: 1000, ..Limits::default() },
-            launch_timeout: Duration::from_secs(300),
+            limits: self.node.limits,
+            launch_timeout: self.node.launch_timeout,
             max_launches: 3,
             token_ttl: Duration::from_secs(600),
             boot_id: "simulated".to_owned(),
             refusal_pause: Duration::from_secs(180),
             retry_pause: Duration::from_secs(3),
             orphan_timeout: ORPHAN_TIMEOUT + Duration::from_secs(120),
-            healthy_timeout: Some(HEALTHY_TIMEOUT),
+            healthy_timeout: self.node.healthy_timeout,
             owner: Owner { fingerprint: FINGERPRINT.to_owned(), ..Owner::default() },
             take_over: false,
         };
@@ -132,6 +132,7 @@ impl World<'_> {
             enders: BTreeMap::new(),
         });
         self.dispatch(effects);
+        self.start_pools();
         self.after(Duration::from_millis(10), Happening::List { run });
         self.relist();
     }
@@ -181,9 +182,17 @@ impl World<'_> {
         }
     }
 
+    /// Returns the pod that waits for an order.
+    pub(super) fn pod_of_order(&self, sandbox: &SandboxId) -> Option<usize> {
+        self.daemon.as_ref().and_then(|daemon| daemon.orders.get(sandbox)).copied()
+    }
+
     /// Passes an order to the engine.
-    pub(super) fn order(&mut self, pod: usize, spec: OrderSpec) {
+    pub(super) fn order(&mut self, pod: usize, mut spec: OrderSpec) {
         let time = self.time();
+        if let Some(bug) = self.options.bug {
+            bug.on_order(&mut spec);
+        }
         let Some(daemon) = &mut self.daemon else { return };
         let (sandbox, effects) = daemon.engine.order(spec, time);
         daemon.orders.insert(sandbox.clone(), pod);
@@ -192,7 +201,7 @@ impl World<'_> {
         self.dispatch(effects);
     }
 
-    fn dispatch(&mut self, mut effects: Effects) {
+    pub(super) fn dispatch(&mut self, mut effects: Effects) {
         let run = self.run;
         let number = self.trace.lines;
         if let Some(bug) = self.options.bug {
@@ -308,11 +317,14 @@ impl World<'_> {
             match change {
                 Change::Cell(id, Some(record)) => {
                     self.log(format_args!("record {id} {:?}", record.phase()));
-                    self.recorded.insert(id.clone());
+                    if self.recorded.insert(id.clone()) {
+                        self.check_limit(&id);
+                    }
                     self.cells.insert(id, *record);
                 }
                 Change::Cell(id, None) => {
                     self.log(format_args!("remove {id}"));
+                    self.attached.remove(&id);
                     self.cells.remove(&id);
                 }
                 Change::Order(id, Some(record)) => {
@@ -351,7 +363,8 @@ impl World<'_> {
                 self.call(Call::EndStrays(instances));
             }
             // The node's own parts need no network.
-            (Effect::Attach(..), Some(cell)) => {
+            (Effect::Attach(_, attachment), Some(cell)) => {
+                self.check_attached(cell, &attachment.pod_uid);
                 let outcome = if self.strikes("failed", self.faults().failed) {
                     self.log(format_args!("{cell}: attach fails"));
                     Err(ProviderError::without_cause(ErrorClass::Transient, "attach"))
@@ -392,6 +405,9 @@ impl World<'_> {
                 if let (true, Ok(_), Some(cell)) = (was_refused, &outcome, cell) {
                     self.log(format_args!("{cell} has its next candidate"));
                 }
+                if let Some(error) = error {
+                    self.meter.error = error;
+                }
                 if let Some(pod) = pod {
                     let bound = outcome.ok().and_then(|_| Some((cell?.clone(), sandbox)));
                     self.ran(pod, bound);
@@ -407,6 +423,10 @@ impl World<'_> {
                 self.log(format_args!("{cell} has ended: {reason}"));
                 self.check_ended(cell, &reason);
                 self.cell_ended(cell);
+            }
+            (Effect::Log(Notice::Taken { sandbox, pool }), Some(cell)) => {
+                self.log(format_args!("{cell} of {pool} is taken"));
+                self.check_taken(cell, &sandbox);
             }
             (Effect::Log(Notice::InstanceEnded), Some(cell)) => {
                 self.log(format_args!("the instance of {cell} has ended"));

@@ -170,7 +170,7 @@ impl World<'_> {
     }
 
     pub(super) fn plan_zone_outages(&mut self) {
-        let hours = self.options.duration.as_secs() / 3600;
+        let hours = self.duration.as_secs() / 3600;
         for hour in 0..hours {
             if self.rng.once_in(self.options.faults.node_cut) {
                 let begin = Duration::from_secs(hour * 3600) + self.rng.seconds(0, 3000);

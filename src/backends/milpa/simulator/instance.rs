@@ -26,11 +26,12 @@ impl World<'_> {
         let Some(launched) = self.cloud.instances().get(instance) else { return };
         let (cell, token) = (launched.spec.cell.clone(), launched.spec.bootstrap.token.clone());
         let faults = self.faults();
-        let (_, usual) = BOOT
+        let (_, of_type) = BOOT
             .iter()
             .find(|(name, _)| *name == launched.offering.instance_type)
             .unwrap_or(&BOOT[BOOT.len() - 1]);
-        let mut boot = self.rng.time_of(usual);
+        let usual = self.node.boot.unwrap_or(*of_type);
+        let mut boot = self.rng.time_of(&usual);
         if self.strikes("slow_boot", faults.slow_boot) {
             boot = self.rng.time_of(&SLOW_BOOT);
             self.log(format_args!("{instance} boots for {} s", boot.as_secs()));

@@ -1,28 +1,34 @@
 //! The kubelet of the simulated world: it runs, stops and replaces pods, and retries.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use super::{
-    daemon,
+    Workload, WorkloadPod, daemon,
+    pools::Kind,
     world::{Happening, World},
 };
 use crate::{
-    annotations::HealthyTimeout,
+    annotations::{Architecture, CellRequest, HealthyTimeout, LaunchType},
     backends::milpa::{
         cells::engine::{Event, JournalSandbox, OrderKey, OrderSpec},
+        error_chain::error_chain,
         id::{CellId, SandboxId},
-        placement::{Candidate, Offering},
-        providers::Attachment,
+        placement::{Candidate, Choice, Market, Needs, NoFit, Requested, rank},
+        providers::{Attachment, sim::SimCloud},
     },
-    price::Price,
 };
 
 /// The time after which the kubelet repeats a stop that is not answered.
 const STOP_TIMEOUT: Duration = Duration::from_secs(120);
-/// The price of all offerings.
-const PRICE: Price = Price::from_micros(100_000);
 /// The time after which the kubelet repeats a run that is not answered.
 const RUN_TIMEOUT: Duration = Duration::from_secs(240);
+
+/// The namespace of random pods.
+const DEFAULT_NAMESPACE: &str = "default";
+/// The time for which known pods without a cell are run again after the last of them has come.
+const PATIENCE: Duration = Duration::from_secs(4 * 3600);
+/// The least and the most offerings that suit a random pod.
+const CANDIDATES: (usize, usize) = (2, 6);
 
 /// A pod.
 #[derive(Debug)]
@@ -31,12 +37,20 @@ pub(super) struct Pod {
     attempt: u32,
     /// The digest of its annotations.
     identity: String,
-    /// The offerings that suit it, by their numbers.
-    candidates: Vec<usize>,
+    namespace: String,
+    needs: Arc<Needs>,
+    /// The offerings that it accepts; `None` for all that fit its needs.
+    candidates: Option<Vec<Candidate>>,
+    /// The kind of a random pod.
+    pub(super) kind: Option<Kind>,
     /// The limit of its agent's silence, if it has its own.
     pub(super) healthy_timeout: Option<HealthyTimeout>,
     /// The time at which it is deleted.
     deleted: Duration,
+    /// The time for which it runs, if that is known.
+    life: Option<Duration>,
+    /// The time of its creation, until it has run.
+    created: Option<Duration>,
     state: PodState,
 }
 
@@ -51,11 +65,6 @@ enum PodState {
     Done,
 }
 
-/// Returns the candidate of an offering at the price of all offerings.
-fn priced(offering: &Offering) -> Candidate {
-    Candidate { offering: offering.clone(), price: PRICE, is_at_most: false }
-}
-
 impl Pod {
     pub(super) fn is_done(&self) -> bool {
         self.state == PodState::Done
@@ -64,10 +73,50 @@ impl Pod {
 
 impl World<'_> {
     pub(super) fn create_pods(&mut self) {
-        for number in 0..self.options.pods {
-            let created = self.rng.between(Duration::ZERO, self.options.duration);
+        match self.options.workload.clone() {
+            Workload::Random { pods, duration } => self.create_random_pods(pods, duration),
+            Workload::Known { pods, .. } => self.create_known_pods(&pods),
+        }
+    }
+
+    /// Creates known pods, apart from those that no offering fits.
+    fn create_known_pods(&mut self, pods: &[WorkloadPod]) {
+        for pod in pods {
+            let defaults = &self.node.rules.defaults;
+            let needs = Needs::new(&pod.request, &Requested::default(), defaults);
+            let (catalogue, rules) = (&self.node.catalogue, &self.node.rules);
+            if rank(catalogue, &needs, rules, &()).is_empty() {
+                if self.meter.unplaced.0 == 0 {
+                    self.meter.unplaced.1 = error_chain(&NoFit::new(catalogue, &needs, rules));
+                }
+                self.meter.unplaced.0 += 1;
+                continue;
+            }
+            let number = self.pods.len();
+            self.pods.push(Pod {
+                uid: format!("pod-{number}"),
+                attempt: 0,
+                identity: "first".to_owned(),
+                namespace: pod.namespace.clone(),
+                needs: Arc::new(needs),
+                candidates: None,
+                kind: None,
+                healthy_timeout: None,
+                deleted: self.duration + PATIENCE,
+                life: Some(pod.duration),
+                created: Some(pod.arrival),
+                state: PodState::Waiting,
+            });
+            self.after(pod.arrival, Happening::RunSandbox(number));
+        }
+    }
+
+    fn create_random_pods(&mut self, pods: u32, duration: Duration) {
+        for number in 0..pods {
+            let created = self.rng.between(Duration::ZERO, duration);
             let life = self.rng.long_tailed(Duration::from_secs(1200), Duration::from_secs(5400));
-            let candidates = self.candidates();
+            let (kind, needs) = self.random_kind();
+            let candidates = Some(self.random_candidates(kind));
             let healthy_timeout = match self.rng.below(6) {
                 0 => Some(HealthyTimeout::Never),
                 1 => Some(HealthyTimeout::of_secs(30)),
@@ -78,13 +127,58 @@ impl World<'_> {
                 uid: format!("pod-{number}"),
                 attempt: 0,
                 identity: "first".to_owned(),
+                namespace: DEFAULT_NAMESPACE.to_owned(),
+                needs: Arc::new(needs),
                 candidates,
+                kind: Some(kind),
                 healthy_timeout,
                 deleted: created + life,
+                life: None,
+                created: Some(created),
                 state: PodState::Waiting,
             });
             self.after(created, Happening::RunSandbox(number as usize));
         }
+    }
+
+    /// Returns the kind of a random pod, with its needs.
+    fn random_kind(&mut self) -> (Kind, Needs) {
+        let (launch_type, markets): (_, &[Market]) = match self.rng.below(3) {
+            0 => (LaunchType::OnDemand, &[Market::OnDemand]),
+            1 => (LaunchType::Spot, &[Market::Spot]),
+            _ => (LaunchType::SpotPreferred, &[Market::OnDemand, Market::Spot]),
+        };
+        let size = self.rng.below(3);
+        let request = CellRequest {
+            launch_type,
+            milli_cpus: Some(1000 << size),
+            architecture: Some(Architecture::Amd64),
+            ..CellRequest::default()
+        };
+        let defaults = &self.node.rules.defaults;
+        (Kind { size, markets }, Needs::new(&request, &Requested::default(), defaults))
+    }
+
+    /// Returns some of the offerings that suit a pod, the preferred first.
+    fn random_candidates(&mut self, kind: Kind) -> Vec<Candidate> {
+        let mut candidates = SimCloud::candidates();
+        candidates.retain(|candidate| kind.suits(&candidate.offering));
+        self.rng.shuffle(&mut candidates);
+        let (least, most) = CANDIDATES;
+        candidates.truncate(least + self.rng.below(most - least + 1));
+        candidates
+    }
+
+    /// Returns the offerings of a pod that were not refused lately, the preferred first.
+    fn candidates(&self, number: usize) -> Vec<Candidate> {
+        let (Some(pod), Some(daemon)) = (self.pods.get(number), &self.daemon) else {
+            return Vec::new();
+        };
+        if let Some(candidates) = &pod.candidates {
+            return candidates.clone();
+        }
+        let refusals = daemon.engine.refusals().at(self.now);
+        rank(&self.node.catalogue, &pod.needs, &self.node.rules, &refusals)
     }
 
     fn retry_run(&mut self, pod: usize) {
@@ -107,6 +201,7 @@ impl World<'_> {
         }
         if pod.deleted <= now {
             pod.state = PodState::Done;
+            self.meter.unstarted += u64::from(pod.life.is_some());
             return self.log(format_args!("pod-{number} is deleted before it ran"));
         }
         if self.daemon.is_none() {
@@ -114,19 +209,23 @@ impl World<'_> {
         }
         if self.strikes("changed_pod", self.faults().changed_pod) {
             self.log(format_args!("pod-{number} is changed"));
-            let candidates = self.candidates();
+            let kind = self.pods.get(number).and_then(|pod| pod.kind);
+            let changed = kind.map(|kind| self.random_candidates(kind));
             let Some(pod) = self.pods.get_mut(number) else { return };
             pod.identity = format!("changed at {}", now.as_secs());
-            pod.candidates = candidates;
+            pod.candidates = changed.or(pod.candidates.take());
+        }
+        let candidates = self.candidates(number);
+        if candidates.is_empty() {
+            self.log(format_args!("pod-{number} is refused all offerings"));
+            return self.retry_run(number);
         }
         let Some(pod) = self.pods.get_mut(number) else { return };
-        let candidates =
-            pod.candidates.iter().filter_map(|number| self.offerings.get(*number).map(priced));
         pod.state = PodState::Starting(now.as_millis() as u64);
         let spec = OrderSpec {
             key: OrderKey {
                 pod_uid: pod.uid.clone(),
-                namespace: "default".to_owned(),
+                namespace: pod.namespace.clone(),
                 name: pod.uid.clone(),
                 attempt: pod.attempt,
             },
@@ -138,8 +237,12 @@ impl World<'_> {
             },
             labels: BTreeMap::new(),
             sandbox,
-            candidates: Ok(candidates.collect()),
-            choice: None,
+            candidates: Ok(candidates),
+            choice: Some(Choice {
+                catalogue: Arc::clone(&self.node.catalogue),
+                needs: Arc::clone(&pod.needs),
+                rules: Arc::clone(&self.node.rules),
+            }),
             healthy_timeout: pod.healthy_timeout,
             timeout: None,
         };
@@ -171,6 +274,13 @@ impl World<'_> {
             created_unix_nanos: i64::try_from(daemon::unix(self.now).as_nanos()).unwrap_or(0),
         };
         pod.state = PodState::Running(cell.clone(), sandbox.clone());
+        if let Some(life) = pod.life {
+            pod.deleted = self.now + life;
+        }
+        if let Some(created) = pod.created.take() {
+            self.meter.started(&cell, self.now.saturating_sub(created));
+        }
+        self.meter.bound(&cell, self.now);
         let life = pod.deleted.saturating_sub(self.now).max(Duration::from_secs(1));
         self.sandboxes.insert(sandbox, record);
         self.pods_in_cells.insert(cell.clone(), number);

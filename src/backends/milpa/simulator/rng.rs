@@ -5,16 +5,35 @@ use std::{cell::RefCell, rc::Rc, time::Duration};
 /// The unit of probabilities.
 const PPM: u64 = 1_000_000;
 
-/// A distribution of times by its quantiles: probabilities in parts per million, and seconds. Times
-/// between two quantiles are equally likely. Integers alone, so that every machine draws the same.
+/// A distribution of times by its quantiles: probabilities in parts per million, and milliseconds.
+/// Times between two quantiles are equally likely. Integers alone, so that every machine draws the same.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Quantiles([(u64, u64); 5]);
 
 impl Quantiles {
+    /// Returns a distribution of boots by their median, of at most an hour.
+    pub(super) fn of_boots(median: Duration) -> Self {
+        let median = u64::try_from(median.as_millis()).unwrap_or(u64::MAX).min(3_600_000);
+        let part = |percent: u64| median * percent / 100;
+        Self([
+            (0, part(60)),
+            (PPM / 2, median),
+            (PPM / 10 * 9, part(150)),
+            (PPM / 100 * 99, part(250)),
+            (PPM, part(500)),
+        ])
+    }
+
     /// Returns a distribution by its shortest time, median, 90th and 99th percentile and longest
     /// time, in seconds.
     pub(super) const fn new(least: u64, p50: u64, p90: u64, p99: u64, most: u64) -> Self {
-        Self([(0, least), (PPM / 2, p50), (PPM / 10 * 9, p90), (PPM / 100 * 99, p99), (PPM, most)])
+        Self([
+            (0, least * 1000),
+            (PPM / 2, p50 * 1000),
+            (PPM / 10 * 9, p90 * 1000),
+            (PPM / 100 * 99, p99 * 1000),
+            (PPM, most * 1000),
+        ])
     }
 }
 
@@ -58,12 +77,12 @@ impl Rng {
         for &upper in &distribution.0 {
             if draw < upper.0 {
                 let (width, height) = (upper.0 - lower.0, upper.1 - lower.1);
-                let above = height * 1000 * (draw - lower.0) / width;
-                return Duration::from_millis(lower.1 * 1000 + above);
+                let above = height * (draw - lower.0) / width;
+                return Duration::from_millis(lower.1 + above);
             }
             lower = upper;
         }
-        Duration::from_secs(lower.1)
+        Duration::from_millis(lower.1)
     }
 
     /// Returns a number from 0 to a limit, which is excluded.

@@ -6,8 +6,7 @@ use super::*;
 fn dense(seed: u64) -> SimulationOptions {
     SimulationOptions {
         seed,
-        pods: 12,
-        duration: Duration::from_secs(2 * 3600),
+        workload: Workload::Random { pods: 12, duration: Duration::from_secs(2 * 3600) },
         faults: Faults::DENSE,
         bug: None,
     }
@@ -15,10 +14,28 @@ fn dense(seed: u64) -> SimulationOptions {
 
 #[test]
 fn world_without_faults_runs_every_pod_once() {
-    let options = SimulationOptions { faults: Faults::NONE, ..dense(1) };
-    let report = simulate(&options, None);
-    assert_eq!(report.violations, Vec::<String>::new());
-    assert_eq!((report.pods_run, report.instances, report.crashes), (12, 12, 0));
+    let (mut warm_starts, mut without_pools) = (0, 0);
+    for seed in 0..20 {
+        let options = SimulationOptions { faults: Faults::NONE, ..dense(seed) };
+        let report = simulate(&options, None);
+        assert_eq!(report.violations, Vec::<String>::new());
+        assert_eq!((report.pods_run, report.crashes), (12, 0));
+        warm_starts += report.usage.warm_starts;
+        without_pools += u64::from(report.instances == 12);
+    }
+    assert!(warm_starts > 20 && without_pools > 2, "{warm_starts} {without_pools}");
+}
+
+#[test]
+fn cost_of_instances_is_what_the_daemon_counts() {
+    for seed in 0..20 {
+        let options = SimulationOptions { faults: Faults::NONE, ..dense(seed) };
+        let usage = simulate(&options, None).usage;
+        let counted: u64 = usage.namespaces.values().map(|cost| cost.micros()).sum();
+        // Answers of launches and the evidence of ends arrive some time later.
+        let difference = usage.cost.micros().abs_diff(counted) as f64;
+        assert!(difference < usage.cost.micros() as f64 * 0.1, "seed {seed}: {usage:?}");
+    }
 }
 
 #[test]

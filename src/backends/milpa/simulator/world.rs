@@ -9,7 +9,8 @@ use kiyot_proto::store;
 
 use super::{
     SimulationOptions, SimulationReport, agent::Agent, calls::Call, daemon::Daemon,
-    disruptions::Disruption, faults::Faults, kubelet::Pod, rng::Rng, trace::Trace,
+    disruptions::Disruption, faults::Faults, kubelet::Pod, node::Node, rng::Rng, trace::Trace,
+    usage::Meter,
 };
 use crate::backends::milpa::{
     cells::engine::{Event, JournalSandbox},
@@ -53,6 +54,10 @@ pub(super) enum Happening {
     Arrives { run: u64, call: Box<Call>, replies: bool },
     /// An outage of the provider begins or ends.
     Outage(bool),
+    /// The daemon has read the offerings of its pools.
+    PoolsRead { run: u64 },
+    /// The configured pools change.
+    PoolsChange,
     /// An agent enrols or connects.
     AgentDials(InstanceId),
     /// An agent stops its pod after a shutdown.
@@ -87,8 +92,12 @@ pub(super) struct World<'a> {
     queue: BTreeMap<(Duration, u64), Happening>,
     sequence: u64,
     pub(super) cloud: SimCloud,
+    /// The node with its daemon's configuration.
+    pub(super) node: Node,
     /// The offerings of the provider.
     pub(super) offerings: Vec<Offering>,
+    /// The time in which pods are created.
+    pub(super) duration: Duration,
     /// The capabilities of the provider.
     pub(super) capabilities: Capabilities,
     /// The zones that fail, with the ends of their outages.
@@ -112,12 +121,15 @@ pub(super) struct World<'a> {
     /// The number of the daemon's run.
     pub(super) run: u64,
     pub(super) pods: Vec<Pod>,
+    /// The pods to which cells were attached.
+    pub(super) attached: BTreeMap<CellId, String>,
     /// The pods that read as running, by their cells.
     pub(super) pods_in_cells: BTreeMap<CellId, usize>,
     pub(super) agents: BTreeMap<InstanceId, Agent>,
     pub(super) pods_run: u64,
     pub(super) instances: u64,
     pub(super) most_instances: u64,
+    pub(super) meter: Meter,
     /// The time from which on nothing is left at the end.
     nothing_left: Option<Duration>,
     /// The numbers of faults that were played.
@@ -127,15 +139,20 @@ pub(super) struct World<'a> {
 
 impl<'a> World<'a> {
     pub(super) fn new(options: &SimulationOptions, trace: Trace<'a>) -> Self {
+        let rng = Rng::new(options.seed);
+        let node = Node::of(&options.workload, &rng);
+        let duration = options.workload.duration();
         Self {
             options: options.clone(),
-            rng: Rng::new(options.seed),
+            rng,
             trace,
             now: Duration::from_secs(1),
             queue: BTreeMap::new(),
             sequence: 0,
             cloud: SimCloud::default(),
-            offerings: SimCloud::offerings(),
+            offerings: node.catalogue.offerings().collect(),
+            node,
+            duration,
             capabilities: sim::CAPABILITIES,
             failed_zones: BTreeMap::new(),
             refused: BTreeMap::new(),
@@ -151,11 +168,13 @@ impl<'a> World<'a> {
             daemon: None,
             run: 0,
             pods: Vec::new(),
+            attached: BTreeMap::new(),
             pods_in_cells: BTreeMap::new(),
             agents: BTreeMap::new(),
             pods_run: 0,
             instances: 0,
             most_instances: 0,
+            meter: Meter::new(duration),
             nothing_left: None,
             played: BTreeMap::new(),
             violations: Vec::new(),
@@ -169,9 +188,10 @@ impl<'a> World<'a> {
         self.create_pods();
         self.plan_outages();
         self.plan_zone_outages();
+        self.plan_pools();
         self.after(Duration::ZERO, Happening::CapacityChanges);
         self.after(Duration::ZERO, Happening::DaemonStarts);
-        let end = self.options.duration + CALM;
+        let end = self.duration + CALM;
         while let Some(((at, _), happening)) = self.queue.pop_first() {
             if at > end || self.is_over() {
                 break;
@@ -182,6 +202,7 @@ impl<'a> World<'a> {
         for left in self.left() {
             self.violation(left);
         }
+        let usage = self.usage();
         SimulationReport {
             pods_run: self.pods_run,
             instances: self.instances,
@@ -189,6 +210,7 @@ impl<'a> World<'a> {
             crashes: self.played.get("crash").copied().unwrap_or_default(),
             events: self.trace.lines,
             faults: self.played,
+            usage,
             violations: self.violations,
             trace_sha256: self.trace.sha256(),
         }
@@ -201,7 +223,7 @@ impl<'a> World<'a> {
 
     /// Returns true at the end, when no fault strikes any more.
     pub(super) fn is_calm(&self) -> bool {
-        self.now > self.options.duration
+        self.now > self.duration
     }
 
     /// Returns true if a fault strikes, once in so many times.
@@ -236,7 +258,7 @@ impl<'a> World<'a> {
     }
 
     fn plan_outages(&mut self) {
-        let hours = self.options.duration.as_secs() / 3600;
+        let hours = self.duration.as_secs() / 3600;
         for hour in 0..hours {
             if self.rng.once_in(self.options.faults.outage) {
                 let begin = Duration::from_secs(hour * 3600) + self.rng.seconds(0, 1800);
@@ -254,6 +276,7 @@ impl<'a> World<'a> {
             Happening::Deliver { run, event } if run == self.run => self.handle(*event),
             Happening::List { run } if run == self.run => self.list(),
             Happening::Timer { run } if run == self.run => self.timer(),
+            Happening::PoolsRead { run } if run == self.run => self.pools_read(),
             Happening::LinkEnds { run, instance, connection } if run == self.run => {
                 self.link_ended(&instance, connection);
             }
@@ -261,8 +284,10 @@ impl<'a> World<'a> {
             | Happening::Deliver { .. }
             | Happening::List { .. }
             | Happening::Timer { .. }
+            | Happening::PoolsRead { .. }
             | Happening::LinkEnds { .. } => {}
             Happening::NodeCutOff { lasts } => self.cut_node_off(lasts),
+            Happening::PoolsChange => self.pools_change(),
             Happening::DaemonStarts => self.start_daemon(),
             Happening::Arrives { run, call, replies } => self.arrive(run, *call, replies),
             Happening::Outage(begins) => {

@@ -216,10 +216,10 @@ pub(crate) enum Notice {
     },
     /// Many cells are silent at once, which is taken for a node that is cut off: no cell is lost.
     CutOff {
-        /// The bound cells that are silent.
+        /// The bound and warm cells that are silent.
         silent: usize,
-        /// All bound cells.
-        bound: usize,
+        /// All bound and warm cells.
+        all: usize,
     },
     /// No longer are many cells silent at once.
     CutOffOver,

@@ -22,14 +22,14 @@ const MAX_COUNTED_STEP: Duration = Duration::from_secs(10);
 const PROBE_PAUSE: Duration = Duration::from_secs(30);
 /// The silent cells from which on the node may be cut off.
 const MIN_CUT_OFF: usize = 3;
-/// The part of the bound cells, as a divisor, from which on the node may be cut off.
+/// The part of the bound and warm cells, as a divisor, from which on the node may be cut off.
 const CUT_OFF_PART: usize = 3;
 
 /// The cells without a control connection.
 #[derive(Debug, Default)]
 pub(super) struct Health {
     silent: BTreeMap<CellId, Silence>,
-    /// True while so many bound cells are silent that the node may be cut off.
+    /// True while so many bound and warm cells are silent that the node may be cut off.
     is_cut_off: bool,
     /// True if that was logged, because it kept a cell from being lost.
     is_logged: bool,
@@ -97,7 +97,7 @@ impl Engine {
         }
     }
 
-    /// Adapts to a new state of a cell: only the silence of bound cells counts.
+    /// Adapts to a new state of a cell: only the silence of bound and warm cells counts.
     pub(super) fn settle_health(&mut self, id: &CellId, now: Now) {
         self.update_cut_off(now);
         if self.health.silent.contains_key(id) {
@@ -133,8 +133,8 @@ impl Engine {
             self.health.silent.keys().filter(|id| self.is_overdue(id)).cloned().collect();
         if !due.is_empty() && self.health.is_cut_off {
             if !std::mem::replace(&mut self.health.is_logged, true) {
-                let (silent, bound) = self.silent_cells();
-                self.effects.push((None, Effect::Log(Notice::CutOff { silent, bound })));
+                let (silent, all) = self.silent_cells();
+                self.effects.push((None, Effect::Log(Notice::CutOff { silent, all })));
             }
             return self.schedule_check(now);
         }
@@ -196,10 +196,7 @@ impl Engine {
     /// Returns the limit of silence of a bound or warm cell. Other states have limits of their own:
     /// the launch has a deadline, and the agent powers the instance off after a stop.
     fn silence_limit(&self, id: &CellId) -> Option<Duration> {
-        let is_watched = |cell: &&Cell| {
-            is_bound(cell) || (cell.is_warm() && matches!(cell.state, State::Idle { .. }))
-        };
-        let cell = self.cells.get(id).filter(is_watched)?;
+        let cell = self.cells.get(id).filter(|cell| is_watched(cell))?;
         match cell.healthy_timeout {
             Some(own) => own.limit(),
             None => self.config.healthy_timeout,
@@ -211,19 +208,20 @@ impl Engine {
         self.health.silent.contains_key(id)
     }
 
-    /// Returns true while so many bound cells are silent that the node may be cut off.
+    /// Returns true while so many bound and warm cells are silent that the node may be cut off.
     pub(crate) fn is_cut_off(&self) -> bool {
         self.health.is_cut_off
     }
 
-    /// Returns the cells that are bound to their pods.
-    pub(crate) fn bound_cells(&self) -> impl Iterator<Item = &CellId> {
-        self.cells.values().filter(|cell| is_bound(cell)).map(|cell| &cell.id)
+    /// Returns the cells whose silence counts: those that are bound to their pods, and those that
+    /// wait in warm pools.
+    pub(crate) fn watched_cells(&self) -> impl Iterator<Item = &CellId> {
+        self.cells.values().filter(|cell| is_watched(cell)).map(|cell| &cell.id)
     }
 
-    /// Returns the number of silent cells and of all cells, of those that are bound.
+    /// Returns the number of silent cells and of all cells, of those whose silence counts.
     fn silent_cells(&self) -> (usize, usize) {
-        self.bound_cells().fold((0, 0), |(silent, all), cell| {
+        self.watched_cells().fold((0, 0), |(silent, all), cell| {
             (silent + usize::from(self.is_silent(cell)), all + 1)
         })
     }
@@ -234,8 +232,8 @@ impl Engine {
         if self.health.silent.len() < MIN_CUT_OFF && !self.health.is_cut_off {
             return;
         }
-        let (silent, bound) = self.silent_cells();
-        let is_cut_off = silent >= MIN_CUT_OFF && silent.saturating_mul(CUT_OFF_PART) >= bound;
+        let (silent, all) = self.silent_cells();
+        let is_cut_off = silent >= MIN_CUT_OFF && silent.saturating_mul(CUT_OFF_PART) >= all;
         if self.health.is_cut_off && !is_cut_off {
             for silence in self.health.silent.values_mut() {
                 (silence.counted, silence.checked) = (Duration::ZERO, now.boot);
@@ -248,6 +246,10 @@ impl Engine {
     }
 }
 
-fn is_bound(cell: &Cell) -> bool {
-    matches!(cell.state, State::Bound { .. })
+fn is_watched(cell: &Cell) -> bool {
+    match cell.state {
+        State::Bound { .. } => true,
+        State::Idle { .. } => cell.is_warm(),
+        _ => false,
+    }
 }

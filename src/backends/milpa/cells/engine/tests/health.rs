@@ -172,7 +172,7 @@ fn no_cell_is_lost_while_a_third_is_silent() {
         let effects = pass(&mut engine, seconds(1000));
         let expected = if may_be_lost { silent } else { 0 };
         assert_eq!(probed(&effects).len(), expected, "{silent} of {all}");
-        let cut_off = Notice::CutOff { silent, bound: all };
+        let cut_off = Notice::CutOff { silent, all };
         let expected = if may_be_lost { vec![] } else { vec![cut_off] };
         assert_eq!(notices(&effects), expected, "logged once");
     }

@@ -345,3 +345,24 @@ fn pod_without_any_offering_takes_a_warm_cell_or_gets_the_reason() {
     let (_, effects) = engine.order(other, at(4));
     assert_eq!(errors(&effects).len(), 1);
 }
+
+/// Verifies P21.
+#[test]
+fn warm_cells_tell_a_node_that_is_cut_off() {
+    for (silent, is_cut_off) in [(2, false), (3, true)] {
+        let (mut engine, effects) = pooled(2);
+        let mut cells = launches(&effects);
+        for cell in &cells {
+            warm(&mut engine, cell, 2);
+        }
+        cells.push(bound(&mut engine, "pod", "i-pod"));
+        for cell in cells.iter().rev().take(silent) {
+            engine.handle(Event::Disconnected(cell.clone()), at(10));
+        }
+        let ticks = (10..200).step_by(5).map(|second| engine.handle(Event::Tick, at(second)));
+        let effects: Effects = ticks.flatten().collect();
+        let probes = |(_, effect): &&(_, Effect)| matches!(effect, Effect::Describe(_));
+        let expected = if is_cut_off { 0 } else { silent };
+        assert_eq!(effects.iter().filter(probes).count(), expected, "{silent} of 3");
+    }
+}
