@@ -7,7 +7,7 @@ compile_error!(
      cargo-fuzz sets it"
 );
 
-use std::path::Path;
+use std::{path::Path, time::Duration};
 
 use kiyot::{
     annotations::{self, CellRequest, InstanceType, KEYS},
@@ -15,6 +15,7 @@ use kiyot::{
         fuzzing as cells, logs,
         placement::{CatalogueFile, Needs, Rules, misses, rank},
         providers::netns as provider,
+        simulator::{WorkloadError, WorkloadPod, read_workload},
         streaming, volumes as copies,
     },
     config, manifest,
@@ -36,7 +37,7 @@ pub mod seeds;
 pub type Target = fn(&[u8]);
 
 /// All targets, by name.
-pub const TARGETS: [(&str, Target); 16] = [
+pub const TARGETS: [(&str, Target); 17] = [
     ("peek", peek),
     ("merge", merge),
     ("frame", frame),
@@ -47,6 +48,7 @@ pub const TARGETS: [(&str, Target); 16] = [
     ("manifest", manifest),
     ("annotations", annotations),
     ("catalogue", catalogue),
+    ("workload", workload),
     ("events", events),
     ("answers", answers),
     ("log", log),
@@ -171,6 +173,25 @@ pub fn annotations(data: &[u8]) {
         }
         Ok(_) => {}
         Err(problems) => assert!(problems.list.len() <= 2 * KEYS.len(), "{problems}"),
+    }
+}
+
+/// Parses the pods of a simulation.
+pub fn workload(data: &[u8]) {
+    match read_workload(data) {
+        Ok(pods) => {
+            assert!(!pods.is_empty());
+            let month = Duration::from_secs(31 * 24 * 3600);
+            for WorkloadPod { arrival, duration, namespace, .. } in pods {
+                assert!(arrival <= month && duration <= month);
+                assert!((1..=63).contains(&namespace.len()));
+            }
+        }
+        Err(WorkloadError::Rows { named, all }) => {
+            assert!(!named.is_empty() && named.len() <= all);
+            assert!(named.iter().all(|row| row.line > 0 && !row.reason.is_empty()));
+        }
+        Err(_) => {}
     }
 }
 

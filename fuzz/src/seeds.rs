@@ -96,6 +96,11 @@ pub fn of(target: &str) -> Vec<Vec<u8>> {
              b.metal,96,393216,x86_64,,,8,NVIDIA,spot,4.6,,\n",
             "instance_type,vcpus,memory_mib,architectures\n\"a\",1,512,arm64\nb,0,1,x\na,2\n",
         ]),
+        "workload" => texts(&[
+            "arrival_s,cpu,memory,duration_s,launch_type,namespace\n\
+             0.5,500m,1Gi,60,Spot,web\n7,,,0,,\n",
+            "duration_s,arrival_s\n-1,2\n1,2678401\n\"1\n",
+        ]),
         "events" => vec![told().iter().flat_map(Message::encode_length_delimited_to_vec).collect()],
         "answers" => answers(),
         "log" => log(),

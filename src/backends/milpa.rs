@@ -79,16 +79,6 @@ pub enum StartError {
     Streaming(BackendName, #[source] io::Error),
 }
 
-/// Returns the limits of a configuration.
-fn limits(config: &MilpaBackend) -> cells::Limits {
-    cells::Limits {
-        max_cells: config.max_cells,
-        boots: config.limits.boots,
-        price: config.limits.price_per_hour,
-        namespace_price: config.limits.namespace_price_per_hour,
-    }
-}
-
 /// Returns the name of the node in Kubernetes, unless the kubelet is told another.
 fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().to_lowercase()
@@ -143,7 +133,7 @@ impl Milpa {
             );
         }
         let cells_config = CellsConfig {
-            limits: limits(config),
+            limits: cells::Limits::of(config),
             launch_timeout: config.launch_timeout,
             token_ttl: config.token_ttl,
             orphan_timeout: config.orphan_timeout,
@@ -222,7 +212,7 @@ impl Milpa {
 
     /// Sets the limits of cells. Running cells go on, even above a lower limit.
     pub fn set_limits(&self, config: &MilpaBackend) {
-        self.cells.set_limits(limits(config));
+        self.cells.set_limits(cells::Limits::of(config));
     }
 
     /// Sets the warm pools. Cells of other pools end.

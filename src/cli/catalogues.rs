@@ -10,7 +10,7 @@ use super::{UsageError, bounded::bounded};
 use crate::backends::milpa::placement::{CatalogueFile, SetAside};
 
 /// The name of the catalogue that is built into the program.
-const BUILT_IN: &str = "ec2-us-east-1";
+pub(super) const BUILT_IN: &str = "ec2-us-east-1";
 /// Rows that are named of those that can't be used.
 const NAMED_ROWS: usize = 8;
 

@@ -3,21 +3,33 @@
 use std::{
     fmt::Write as _,
     fs::File,
-    io::{BufWriter, Write},
-    path::PathBuf,
+    io::{self, BufWriter, Read, Write},
+    path::{Path, PathBuf},
     process::ExitCode,
+    sync::Arc,
     time::Duration,
 };
 
 use clap::{Args, ValueEnum, value_parser};
 
-use super::{Output, UsageError};
-use crate::backends::milpa::simulator::{Faults, SimulationOptions, SimulationReport, Workload, simulate};
+use super::{Output, UsageError, bounded::bounded, catalogues};
+use crate::{
+    backends::milpa::simulator::{
+        Faults, NodeOptions, SimulationOptions, SimulationReport, Workload, WorkloadPod,
+        read_workload, simulate,
+    },
+    config::{BackendConfig, Config, MilpaBackend},
+};
+
+mod chart;
+mod comparison;
 
 /// The most pods of a simulation.
 const MAX_PODS: u32 = 1_000_000;
 /// The longest simulated time, in hours: a month.
 const MAX_HOURS: u32 = 31 * 24;
+/// The configurations that are compared at most.
+const MAX_CONFIGS: usize = 2;
 
 /// Arguments of `simulate`.
 #[derive(Debug, Args)]
@@ -25,7 +37,7 @@ pub(super) struct SimulateArguments {
     /// Seed of all random decisions.
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Pods that are created.
+    /// Random pods that are created.
     #[arg(
         long,
         default_value_t = 10_000,
@@ -39,12 +51,32 @@ pub(super) struct SimulateArguments {
         value_parser = value_parser!(u32).range(1..=i64::from(MAX_HOURS))
     )]
     hours: u32,
-    /// Faults of the world.
-    #[arg(long, value_enum, default_value = "usual")]
-    faults: FaultsArgument,
-    /// File for the trace, a line per event.
-    #[arg(long)]
+    /// Faults of the world; by default "usual", with --trace "none".
+    #[arg(long, value_enum)]
+    faults: Option<FaultsArgument>,
+    /// File for the events, a line each.
+    #[arg(long, conflicts_with = "trace")]
+    events: Option<PathBuf>,
+    /// Path of the configuration whose warm pools, limits and placement are simulated. A second one
+    /// is shown beside the first.
+    #[arg(long, requires = "trace")]
+    config: Vec<PathBuf>,
+    /// Pods instead of random ones: comma-separated values with the columns arrival_s, duration_s,
+    /// cpu, memory, launch_type and namespace (docs/simulator.md).
+    #[arg(long, requires = "config", conflicts_with_all = ["pods", "hours"])]
     trace: Option<PathBuf>,
+    /// Prices of instances: "ec2-us-east-1" is built in, anything else is a file
+    /// (docs/catalogue.md).
+    #[arg(long, default_value = catalogues::BUILT_IN, requires = "trace")]
+    catalogue: PathBuf,
+    /// Median time in seconds from the launch of an instance until its agent connects.
+    #[arg(
+        long,
+        default_value_t = 35,
+        requires = "trace",
+        value_parser = value_parser!(u32).range(1..=3600)
+    )]
+    boot_seconds: u32,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -57,39 +89,114 @@ enum FaultsArgument {
     Dense,
 }
 
+impl FaultsArgument {
+    fn faults(self) -> Faults {
+        match self {
+            Self::None => Faults::NONE,
+            Self::Usual => Faults::USUAL,
+            Self::Dense => Faults::DENSE,
+        }
+    }
+}
+
 /// Runs a simulation.
 pub(super) fn run(arguments: &SimulateArguments) -> Result<Output, UsageError> {
+    match &arguments.trace {
+        Some(trace) => run_trace(arguments, trace),
+        None => run_random(arguments),
+    }
+}
+
+fn run_random(arguments: &SimulateArguments) -> Result<Output, UsageError> {
     let options = SimulationOptions {
         seed: arguments.seed,
         workload: Workload::Random {
             pods: arguments.pods,
             duration: Duration::from_secs(u64::from(arguments.hours) * 3600),
         },
-        faults: match arguments.faults {
-            FaultsArgument::None => Faults::NONE,
-            FaultsArgument::Usual => Faults::USUAL,
-            FaultsArgument::Dense => Faults::DENSE,
-        },
+        faults: arguments.faults.unwrap_or(FaultsArgument::Usual).faults(),
         bug: None,
     };
-    let Some(path) = &arguments.trace else {
+    let Some(path) = &arguments.events else {
         return Ok(output(&simulate(&options, None)));
     };
     let failed = |error| UsageError(format!("{}: can't be written: {error}", path.display()));
-    let mut trace = BufWriter::new(File::create(path).map_err(failed)?);
-    let report = simulate(&options, Some(&mut trace));
-    trace.flush().map_err(failed)?;
+    let mut events = BufWriter::new(File::create(path).map_err(failed)?);
+    let report = simulate(&options, Some(&mut events));
+    events.flush().map_err(failed)?;
     Ok(output(&report))
+}
+
+/// Simulates the pods of a trace by each configuration.
+fn run_trace(arguments: &SimulateArguments, trace: &Path) -> Result<Output, UsageError> {
+    if arguments.config.len() > MAX_CONFIGS {
+        let given = arguments.config.len();
+        return Err(UsageError(format!(
+            "--config is given {given} times; allowed: once, or twice to compare"
+        )));
+    }
+    let of_trace =
+        |error: &dyn std::fmt::Display| UsageError(format!("{}: {error}", trace.display()));
+    let text = read(trace).map_err(|error| of_trace(&format!("can't be read: {error}")))?;
+    let pods: Arc<[WorkloadPod]> = read_workload(&text).map_err(|error| of_trace(&error))?.into();
+    let file = catalogues::read(&arguments.catalogue)?;
+    let catalogue = Arc::new(file.catalogue);
+    let boot = Duration::from_secs(arguments.boot_seconds.into());
+    let mut reports = Vec::new();
+    for path in &arguments.config {
+        let config = super::load(path)?;
+        let milpa = milpa(&config).ok_or_else(|| {
+            UsageError(format!("{}: has no backend with type = \"milpa\"", path.display()))
+        })?;
+        let node = Arc::new(NodeOptions::of(milpa, Arc::clone(&catalogue), boot));
+        let options = SimulationOptions {
+            seed: arguments.seed,
+            workload: Workload::Known { pods: Arc::clone(&pods), node },
+            faults: arguments.faults.unwrap_or(FaultsArgument::None).faults(),
+            bug: None,
+        };
+        reports.push((path.display().to_string(), simulate(&options, None)));
+    }
+    let mut text = comparison::table(pods.len(), &reports);
+    for (name, report) in &reports {
+        let _ = write!(text, "\n{}", chart::chart(name, &report.usage, most(&reports)));
+    }
+    text += &catalogues::notes(&arguments.catalogue, &file.set_aside);
+    let is_sound = reports.iter().all(|(_, report)| report.violations.is_empty());
+    Ok(Output { text, code: if is_sound { ExitCode::SUCCESS } else { ExitCode::FAILURE } })
+}
+
+fn read(path: &Path) -> io::Result<Vec<u8>> {
+    let mut text = Vec::new();
+    bounded(File::open(path)?, WorkloadPod::MAX_FILE_BYTES).read_to_end(&mut text)?;
+    Ok(text)
+}
+
+fn milpa(config: &Config) -> Option<&MilpaBackend> {
+    config.backends.values().find_map(|backend| match backend {
+        BackendConfig::Milpa(milpa) => Some(&**milpa),
+        BackendConfig::Cri(_) => None,
+    })
+}
+
+/// Returns the most instances of all reports in a part of the time, in thousandths: their charts
+/// have the same scale.
+fn most(reports: &[(String, SimulationReport)]) -> u64 {
+    let shares = reports.iter().flat_map(|(_, report)| &report.usage.shares);
+    shares.map(|share| share.with_pod + share.without_pod).max().unwrap_or_default()
 }
 
 fn output(report: &SimulationReport) -> Output {
     let mut text = String::new();
-    let SimulationReport { pods_run, instances, most_instances, crashes, events, .. } = report;
+    let SimulationReport { pods_run, instances, most_instances, crashes, events, usage, .. } =
+        report;
     // A String never fails.
     let _ = writeln!(
         text,
-        "pods run: {pods_run}\ninstances: {instances}, {most_instances} at most at a time\n\
-         kills of the daemon: {crashes}\nevents: {events}\ntrace: sha256 {}\nviolations: {}",
+        "pods run: {pods_run}, {} of them first in a warm cell\n\
+         instances: {instances}, {most_instances} at most at a time\n\
+         kills of the daemon: {crashes}\nevents: {events}, sha256 {}\nviolations: {}",
+        usage.warm_starts,
         report.trace_sha256,
         report.violations.len()
     );

@@ -367,3 +367,74 @@ fn error_is_printed_with_its_sources() {
     struct Outer(#[source] io::Error);
     assert_eq!(chain(&Outer(io::Error::other("inner"))), "outer: inner");
 }
+
+fn simulated(arguments: &[&str]) -> Result<String, UsageError> {
+    execute_line(&[&["kiyot", "simulate"], arguments].concat())
+}
+
+#[test]
+fn two_configurations_of_a_trace_are_shown_side_by_side() {
+    let (cold, warm) = (file("examples/opt-in.toml"), file("examples/warm-pool.toml"));
+    let trace = file("examples/bursty-day.csv");
+    let arguments = ["--config", &cold, "--config", &warm, "--trace", &trace];
+    let text = simulated(&arguments).unwrap();
+    let row = |label: &str| -> Vec<&str> {
+        let line = text.lines().find(|line| line.starts_with(label));
+        line.unwrap_or_else(|| panic!("{label}: {text}"))[label.len()..]
+            .split_whitespace()
+            .collect()
+    };
+    assert_eq!(row("pods "), ["240", "240"]);
+    assert_eq!(row("started  "), ["240", "240"]);
+    let warm_starts = row("started in a warm cell");
+    assert_eq!(warm_starts[..3], ["0", "(0", "%)"]);
+    assert!(warm_starts[3].parse::<u32>().unwrap() > 100, "{text}");
+    let seconds = row("start p50");
+    let median = |at: usize| seconds[at].parse::<f64>().unwrap();
+    assert!(median(0) > 20.0 && median(2) < 5.0, "{text}");
+    for part in ["cost of no pod", "cost of batch", "cost of web", "8.2 h\n"] {
+        assert!(text.contains(part), "{part} is not in {text}");
+    }
+    assert_eq!(text, simulated(&arguments).unwrap(), "the same seed has the same result");
+}
+
+#[test]
+fn unusable_trace_is_a_usage_error() {
+    let config = file("examples/opt-in.toml");
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str, text: &str| {
+        let path = dir.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.display().to_string()
+    };
+    let good = path("good.csv", "arrival_s,duration_s,cpu\n0,1,1\n");
+    let huge = path("huge.csv", "arrival_s,duration_s,cpu\n0,1,5000\n");
+    let bad = path("bad.csv", "arrival_s,duration_s,cpu\nsoon,1,1\n");
+    let local = path("local.toml", "[backends.containerd]\ntype = \"cri\"\n");
+    for (arguments, reason) in [
+        (["--config", &config, "--trace", "/nonexistent.csv"], "/nonexistent.csv: can't be read"),
+        (["--config", &config, "--trace", &bad], "bad.csv: line 2: arrival_s \"soon\" is no time"),
+        (["--config", &local, "--trace", &good], "local.toml: has no backend with type"),
+        (["--config", "/nonexistent.toml", "--trace", &good], "/nonexistent.toml"),
+    ] {
+        let Err(UsageError(text)) = simulated(&arguments) else { panic!("{arguments:?}") };
+        assert!(text.contains(reason), "{text}");
+    }
+    let thrice = ["--config", &config, "--config", &config, "--config", &config, "--trace", &good];
+    let Err(UsageError(text)) = simulated(&thrice) else { panic!() };
+    assert!(text.contains("--config is given 3 times"), "{text}");
+    let text = simulated(&["--config", &config, "--trace", &huge]).unwrap();
+    assert!(text.contains("1 pods are left out, the first because"), "{text}");
+    // Longer than the launch timeout.
+    let slow = ["--boot-seconds", "600", "--config", &config, "--trace", &good];
+    let text = simulated(&slow).unwrap();
+    assert!(text.contains("1 pods never started, the last error was: cell"), "{text}");
+    for line in [
+        ["kiyot", "simulate", "--trace", "pods.csv"],
+        ["kiyot", "simulate", "--config", "kiyot.toml"],
+        ["kiyot", "simulate", "--boot-seconds", "20"],
+        ["kiyot", "simulate", "--pods", "0"],
+    ] {
+        assert!(Arguments::try_parse_from(line).is_err(), "{line:?}");
+    }
+}

@@ -123,8 +123,9 @@ const PARTS: &[Part] = &[
         may: &[
             &["annotations"],
             &["backends::milpa::cells", "backends::milpa::placement", "backends::milpa::providers"],
+            &["backends::milpa::error_chain"],
             RECORDS,
-            &["price"],
+            &["config", "decimal", "price"],
         ],
     },
     Part { path: "backends::milpa::gateway", may: &[RECORDS, &["config"]] },

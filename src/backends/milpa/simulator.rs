@@ -30,7 +30,7 @@ mod tests;
 pub use bug::Bug;
 pub use faults::Faults;
 pub use node::NodeOptions;
-pub use usage::{Percentiles, Usage, Share};
+pub use usage::{Percentiles, Share, Usage};
 pub use workload::{WorkloadError, WorkloadPod, read_workload};
 
 use trace::Trace;
@@ -96,7 +96,7 @@ pub struct SimulationReport {
     pub events: u64,
     /// The numbers of faults that were played, by their names.
     pub faults: BTreeMap<&'static str, u64>,
-    /// What the pods and their instances took.
+    /// The times, instances and cost of the pods.
     pub usage: Usage,
     /// The violations of invariants; empty for a sound engine.
     pub violations: Vec<String>,

@@ -13,7 +13,9 @@ use super::{
 };
 use crate::{
     annotations::Architecture,
-    backends::milpa::placement::{Candidate, Catalogue, Entry, InstanceType, Market, Offer, Offering},
+    backends::milpa::placement::{
+        Candidate, Catalogue, Entry, InstanceType, Market, Offer, Offering,
+    },
     price::Price,
 };
 

@@ -63,7 +63,8 @@ impl Bug {
         if self == Self::UnsuitedIsTaken
             && let Some(choice) = &mut spec.choice
         {
-            let request = CellRequest { launch_type: LaunchType::SpotPreferred, ..Default::default() };
+            let request =
+                CellRequest { launch_type: LaunchType::SpotPreferred, ..Default::default() };
             let (requested, defaults) = (Requested::default(), &choice.rules.defaults);
             choice.needs = Arc::new(Needs::new(&request, &requested, defaults));
         }

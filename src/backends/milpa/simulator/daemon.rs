@@ -17,8 +17,8 @@ use super::{
 };
 use crate::backends::milpa::{
     cells::engine::{
-        Change, CommitOf, Effect, Effects, Engine, EngineConfig, Event, Journal, Notice,
-        Now, OrderSpec, Seams,
+        Change, CommitOf, Effect, Effects, Engine, EngineConfig, Event, Journal, Notice, Now,
+        OrderSpec, Seams,
     },
     id::{CellId, NoRandomness, SandboxId},
     providers::{ErrorClass, InstanceId, Owner, ProviderError},

@@ -35,6 +35,8 @@ const CANDIDATES: (usize, usize) = (2, 6);
 pub(super) struct Pod {
     pub(super) uid: String,
     attempt: u32,
+    /// The number of its next planned run.
+    call: u64,
     /// The digest of its annotations.
     identity: String,
     namespace: String,
@@ -58,8 +60,8 @@ pub(super) struct Pod {
 enum PodState {
     /// Without a sandbox.
     Waiting,
-    /// A call runs its sandbox; the number tells its calls apart.
-    Starting(u64),
+    /// A call runs its sandbox.
+    Starting,
     Running(CellId, SandboxId),
     Stopping(CellId, SandboxId),
     Done,
@@ -96,6 +98,7 @@ impl World<'_> {
             self.pods.push(Pod {
                 uid: format!("pod-{number}"),
                 attempt: 0,
+                call: 0,
                 identity: "first".to_owned(),
                 namespace: pod.namespace.clone(),
                 needs: Arc::new(needs),
@@ -107,7 +110,7 @@ impl World<'_> {
                 created: Some(pod.arrival),
                 state: PodState::Waiting,
             });
-            self.after(pod.arrival, Happening::RunSandbox(number));
+            self.plan_run(number, pod.arrival);
         }
     }
 
@@ -126,6 +129,7 @@ impl World<'_> {
             self.pods.push(Pod {
                 uid: format!("pod-{number}"),
                 attempt: 0,
+                call: 0,
                 identity: "first".to_owned(),
                 namespace: DEFAULT_NAMESPACE.to_owned(),
                 needs: Arc::new(needs),
@@ -137,7 +141,7 @@ impl World<'_> {
                 created: Some(created),
                 state: PodState::Waiting,
             });
-            self.after(created, Happening::RunSandbox(number as usize));
+            self.plan_run(number as usize, created);
         }
     }
 
@@ -181,22 +185,24 @@ impl World<'_> {
         rank(&self.node.catalogue, &pod.needs, &self.node.rules, &refusals)
     }
 
-    fn retry_run(&mut self, pod: usize) {
-        let wait = self.rng.seconds(10, 15);
-        self.after(wait, Happening::RunSandbox(pod));
+    /// Plans the next run of a pod's sandbox, instead of an earlier one.
+    fn plan_run(&mut self, number: usize, wait: Duration) {
+        let Some(pod) = self.pods.get_mut(number) else { return };
+        pod.call += 1;
+        let call = pod.call;
+        self.after(wait, Happening::RunSandbox { pod: number, call });
     }
 
-    pub(super) fn run_sandbox(&mut self, number: usize) {
+    fn retry_run(&mut self, pod: usize) {
+        let wait = self.rng.seconds(10, 15);
+        self.plan_run(pod, wait);
+    }
+
+    pub(super) fn run_sandbox(&mut self, number: usize, call: u64) {
         let (now, sandbox) = (self.now, self.sandbox_id());
         let Some(pod) = self.pods.get_mut(number) else { return };
-        let again = match pod.state {
-            PodState::Waiting => true,
-            PodState::Starting(began) => {
-                now.as_millis() as u64 - began >= RUN_TIMEOUT.as_millis() as u64
-            }
-            _ => false,
-        };
-        if !again {
+        let is_wanted = matches!(pod.state, PodState::Waiting | PodState::Starting);
+        if !is_wanted || pod.call != call {
             return;
         }
         if pod.deleted <= now {
@@ -221,7 +227,7 @@ impl World<'_> {
             return self.retry_run(number);
         }
         let Some(pod) = self.pods.get_mut(number) else { return };
-        pod.state = PodState::Starting(now.as_millis() as u64);
+        pod.state = PodState::Starting;
         let spec = OrderSpec {
             key: OrderKey {
                 pod_uid: pod.uid.clone(),
@@ -247,7 +253,7 @@ impl World<'_> {
             timeout: None,
         };
         self.log(format_args!("pod-{number} is run"));
-        self.after(RUN_TIMEOUT, Happening::RunSandbox(number));
+        self.plan_run(number, RUN_TIMEOUT);
         self.order(number, spec);
     }
 
@@ -261,7 +267,7 @@ impl World<'_> {
     pub(super) fn ran(&mut self, number: usize, bound: Option<(CellId, SandboxId)>) {
         let Some(pod) = self.pods.get_mut(number) else { return };
         let Some((cell, sandbox)) = bound else {
-            if matches!(pod.state, PodState::Starting(_)) {
+            if pod.state == PodState::Starting {
                 pod.state = PodState::Waiting;
                 self.retry_run(number);
             }
@@ -355,12 +361,12 @@ impl World<'_> {
         self.log(format_args!("pod-{number} has lost {cell}"));
         self.check_stopped(number);
         let wait = self.rng.seconds(1, 3);
-        self.after(wait, Happening::RunSandbox(number));
+        self.plan_run(number, wait);
     }
 
     /// Continues after the end of the daemon: all open calls have failed.
     pub(super) fn daemon_crashed(&mut self) {
-        let is_starting = |pod: &Pod| matches!(pod.state, PodState::Starting(_));
+        let is_starting = |pod: &Pod| pod.state == PodState::Starting;
         let starting: Vec<usize> = (0..self.pods.len())
             .filter(|number| self.pods.get(*number).is_some_and(is_starting))
             .collect();

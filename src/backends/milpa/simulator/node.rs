@@ -9,14 +9,17 @@ use crate::{
         placement::{Candidate, Catalogue, Needs, Rules, rank},
         providers::sim::SimCloud,
     },
-    config::WarmPool,
+    config::{MilpaBackend, WarmPool},
 };
 
 /// The time from an order until a cell is bound, on a random node.
 const LAUNCH_TIMEOUT: Duration = Duration::from_secs(300);
-/// The limits of cells and boots of a random node that has limits.
+/// The least limits of cells and boots of a random node that has limits.
 const FEW_CELLS: usize = 8;
 const FEW_BOOTS: usize = 2;
+/// The pods of a random day for each cell and each boot at a time that these limits allow.
+const PODS_OF_A_CELL: usize = 80;
+const PODS_OF_A_BOOT: usize = 1500;
 /// The most pools of a random node.
 const MAX_POOLS: usize = 2;
 /// The most cells of a random pool.
@@ -45,6 +48,21 @@ pub struct NodeOptions {
     pub boot: Duration,
 }
 
+impl NodeOptions {
+    /// Returns the node of a configured backend.
+    pub fn of(config: &MilpaBackend, catalogue: Arc<Catalogue>, boot: Duration) -> Self {
+        Self {
+            catalogue,
+            rules: Arc::new(Rules::of(&config.placement)),
+            limits: Limits::of(config),
+            launch_timeout: config.launch_timeout,
+            healthy_timeout: config.healthy_limit(),
+            pools: config.warm.clone(),
+            boot,
+        }
+    }
+}
+
 /// The node of a simulation.
 #[derive(Debug)]
 pub(super) struct Node {
@@ -62,12 +80,12 @@ impl Node {
     /// Returns the node of a workload.
     pub(super) fn of(workload: &Workload, rng: &Rng) -> Self {
         match workload {
-            Workload::Random { .. } => Self::random(rng),
+            Workload::Random { pods, .. } => Self::random(*pods as usize, rng),
             Workload::Known { node, .. } => Self::configured(node),
         }
     }
 
-    fn random(rng: &Rng) -> Self {
+    fn random(pods: usize, rng: &Rng) -> Self {
         let catalogue = SimCloud::catalogue();
         let offerings = SimCloud::candidates();
         let pools = (0..rng.below(MAX_POOLS + 1)).map(|number| {
@@ -83,8 +101,8 @@ impl Node {
             }
         });
         let pools = pools.collect();
-        let max_cells = if rng.once_in(3) { FEW_CELLS } else { 1000 };
-        let boots = rng.once_in(3).then_some(FEW_BOOTS);
+        let max_cells = if rng.once_in(3) { FEW_CELLS.max(pods / PODS_OF_A_CELL) } else { 1000 };
+        let boots = rng.once_in(3).then_some(FEW_BOOTS.max(pods / PODS_OF_A_BOOT));
         Self {
             catalogue: Arc::new(catalogue),
             rules: Arc::default(),

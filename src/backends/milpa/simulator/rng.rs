@@ -6,7 +6,8 @@ use std::{cell::RefCell, rc::Rc, time::Duration};
 const PPM: u64 = 1_000_000;
 
 /// A distribution of times by its quantiles: probabilities in parts per million, and milliseconds.
-/// Times between two quantiles are equally likely. Integers alone, so that every machine draws the same.
+/// Times between two quantiles are equally likely. Integers alone, so that every machine draws the
+/// same.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Quantiles([(u64, u64); 5]);
 

@@ -26,6 +26,18 @@ fn world_without_faults_runs_every_pod_once() {
     assert!(warm_starts > 20 && without_pools > 2, "{warm_starts} {without_pools}");
 }
 
+/// A pod that is refused has one planned run at a time.
+#[test]
+fn pods_of_a_full_node_are_run_at_the_pace_of_the_kubelet() {
+    for seed in 0..6 {
+        let workload = Workload::Random { pods: 300, duration: Duration::from_secs(3600) };
+        let options = SimulationOptions { workload, faults: Faults::NONE, ..dense(seed) };
+        let report = simulate(&options, None);
+        assert_eq!(report.violations, Vec::<String>::new());
+        assert!(report.events < 300 * 200, "seed {seed}: {} events", report.events);
+    }
+}
+
 #[test]
 fn cost_of_instances_is_what_the_daemon_counts() {
     for seed in 0..20 {

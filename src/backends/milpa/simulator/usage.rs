@@ -1,4 +1,4 @@
-//! What pods and instances took: the times of starts, the cost, and the numbers over time.
+//! Usage: the times of starts, the cost of instances, and their number over time.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,9 +14,11 @@ use crate::{
 /// The parts into which the time is divided.
 const SLOTS: u32 = 72;
 
-/// What the pods and their instances took.
+/// Times, instances and cost of a simulation's pods.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Usage {
+    /// The pods that started.
+    pub started: u64,
     /// The times from the first call of a pod until a cell is bound to it; `None` without a pod.
     pub starts: Option<Percentiles>,
     /// The pods that began in a warm cell.
@@ -84,12 +86,7 @@ impl Percentiles {
     fn of(mut times: Vec<Duration>) -> Option<Self> {
         times.sort_unstable();
         let at = |percent: usize| times.get((times.len() * percent).div_ceil(100).max(1) - 1);
-        Some(Self {
-            p50: *at(50)?,
-            p90: *at(90)?,
-            p99: *at(99)?,
-            most: *times.last()?,
-        })
+        Some(Self { p50: *at(50)?, p90: *at(90)?, p99: *at(99)?, most: *times.last()? })
     }
 }
 
@@ -165,6 +162,7 @@ impl World<'_> {
             (name.clone(), Cost::from_micros(record.micros))
         };
         Usage {
+            started: meter.starts.len() as u64,
             starts: Percentiles::of(std::mem::take(&mut meter.starts)),
             warm_starts: meter.warm_starts,
             unplaced: std::mem::take(&mut meter.unplaced),

@@ -59,7 +59,7 @@ pub enum WorkloadError {
     #[error("the header has no column {0}")]
     NoColumn(&'static str),
     /// The header has a column that is not known.
-    #[error("the header has the unknown column {0:?}; allowed: {columns}", columns = COLUMNS.join(", "))]
+    #[error("the header has the unknown column {0:?}; allowed: {all}", all = COLUMNS.join(", "))]
     UnknownColumn(String),
     /// The header has a column twice.
     #[error("the header has the column {0} twice")]
@@ -164,9 +164,8 @@ fn pod(
     columns: &BTreeMap<&'static str, usize>,
     values: &csv::StringRecord,
 ) -> Result<WorkloadPod, String> {
-    let value = |name: &str| {
-        columns.get(name).and_then(|place| values.get(*place)).unwrap_or_default()
-    };
+    let value =
+        |name: &str| columns.get(name).and_then(|place| values.get(*place)).unwrap_or_default();
     let annotations: BTreeMap<String, String> = ANNOTATED
         .into_iter()
         .filter(|(column, _)| !value(column).is_empty())

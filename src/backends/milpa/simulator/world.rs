@@ -36,8 +36,8 @@ const MAX_VIOLATIONS: usize = 20;
 /// Something that happens.
 #[derive(Debug, Clone)]
 pub(super) enum Happening {
-    /// The kubelet runs the sandbox of a pod, perhaps again.
-    RunSandbox(usize),
+    /// The kubelet runs the sandbox of a pod, perhaps again, unless another call was planned since.
+    RunSandbox { pod: usize, call: u64 },
     /// The kubelet stops the sandbox of a pod, perhaps again.
     StopSandbox(usize),
     /// The daemon carries out the next effect of a cell.
@@ -270,7 +270,7 @@ impl<'a> World<'a> {
 
     fn happen(&mut self, happening: Happening) {
         match happening {
-            Happening::RunSandbox(pod) => self.run_sandbox(pod),
+            Happening::RunSandbox { pod, call } => self.run_sandbox(pod, call),
             Happening::StopSandbox(pod) => self.stop_sandbox(pod),
             Happening::Effect { run, cell } if run == self.run => self.next_effect(&cell),
             Happening::Deliver { run, event } if run == self.run => self.handle(*event),

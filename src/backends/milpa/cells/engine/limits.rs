@@ -13,6 +13,7 @@ use crate::{
         id::{CellId, SandboxId},
         placement::Candidate,
     },
+    config::MilpaBackend,
     price::Price,
 };
 
@@ -35,6 +36,18 @@ pub struct Limits {
     pub price: Option<Price>,
     /// Bounds the price of the cells of each namespace.
     pub namespace_price: Option<Price>,
+}
+
+impl Limits {
+    /// Returns the limits of a configured backend.
+    pub fn of(config: &MilpaBackend) -> Self {
+        Self {
+            max_cells: config.max_cells,
+            boots: config.limits.boots,
+            price: config.limits.price_per_hour,
+            namespace_price: config.limits.namespace_price_per_hour,
+        }
+    }
 }
 
 impl Default for Limits {
