@@ -181,7 +181,7 @@ impl Shared {
     fn spawn(&self, cell: &CellId, work: impl Future<Output = ()> + Send + 'static) {
         let (stop, work) = (self.stop.clone(), Box::pin(work));
         // At the level of debugging: at the others, events name the cell themselves.
-        let span = tracing::debug_span!("cell", %cell);
+        let span = tracing::debug_span!(parent: None, "cell", %cell);
         let task = async move {
             stop.run_until_cancelled_owned(work).await;
         };

@@ -1,4 +1,4 @@
-use std::sync::atomic::Ordering;
+use std::sync::{Mutex, atomic::Ordering};
 
 use super::{
     super::{
@@ -250,6 +250,53 @@ async fn failed_termination_is_resumed_after_a_restart() {
     assert_eq!(world.stored().await.remove(0).phase(), CellPhase::Gone);
     world.restart().await;
     assert_eq!(world.cells.gone_reason(&cell).as_deref(), Some("stopped"));
+}
+
+/// The work of a cell begins more work of it, for as long as the cell lives: a chain of spans would
+/// grow with each retry.
+#[tokio::test]
+async fn log_names_a_cell_once_however_long_it_lives() {
+    let log = Log::default();
+    let subscriber = tracing_subscriber::fmt()
+        .with_max_level(tracing::Level::DEBUG)
+        .with_ansi(false)
+        .with_writer(log.clone())
+        .finish();
+    let _guard = tracing::subscriber::set_default(subscriber);
+    let world = World::new(config()).await;
+    let mut events = world.cells.events();
+    let cell = world.bound().await;
+    world.provider.act("terminate", &[Act::Fail; 5]);
+    world.cells.terminate(&cell, "stopped").await.unwrap_err();
+    assert_eq!(next_gone(&mut events).await, (cell.clone(), "stopped".to_owned()));
+    let text = String::from_utf8(locked(&log.0).clone()).unwrap();
+    let span = format!("cell{{cell={cell}}}");
+    let names = |line: &&str| line.matches(&span).count() > 1;
+    // Tests beside this one, without a log, may have switched the spans off.
+    assert_eq!(text.lines().filter(names).count(), 0, "{text}");
+}
+
+/// A log in memory.
+#[derive(Debug, Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl std::io::Write for Log {
+    fn write(&mut self, text: &[u8]) -> std::io::Result<usize> {
+        locked(&self.0).extend_from_slice(text);
+        Ok(text.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+impl tracing_subscriber::fmt::MakeWriter<'_> for Log {
+    type Writer = Self;
+
+    fn make_writer(&self) -> Self {
+        self.clone()
+    }
 }
 
 /// Verifies P6.
