@@ -69,7 +69,15 @@ impl World<'_> {
     /// Ends an instance by itself. Its containers may run until then.
     pub(super) fn end_by_itself(&mut self, instance: &InstanceId, takes: Duration) {
         self.cloud.end_within(instance, self.now, takes);
+        self.after(takes, Happening::InstanceEnded(instance.clone()));
         self.after(takes + READY_LIMIT, Happening::CheckReady(instance.clone()));
+    }
+
+    /// Ends the agent of an ended instance: the daemon notices it by the missing keepalive.
+    pub(super) fn instance_ended(&mut self, instance: &InstanceId) {
+        if !self.runs(instance) {
+            self.lose_contact(instance);
+        }
     }
 
     /// Checks that no pod reads as running on an ended instance.

@@ -66,6 +66,8 @@ pub(super) enum Happening {
     Disrupts(InstanceId, Disruption),
     /// A paused instance goes on.
     Resumes(InstanceId),
+    /// An instance has ended by itself, and with it the connection of its agent.
+    InstanceEnded(InstanceId),
     /// An instance without an agent powers off.
     PowersOff(InstanceId),
     /// An outage of a zone begins.
@@ -304,6 +306,7 @@ impl<'a> World<'a> {
             }
             Happening::Disrupts(instance, disruption) => self.disrupt(&instance, disruption),
             Happening::Resumes(instance) => self.resume(&instance),
+            Happening::InstanceEnded(instance) => self.instance_ended(&instance),
             Happening::PowersOff(instance) => self.power_off_unsupervised(&instance),
             Happening::ZoneFails { zone, lasts } => self.zone_fails(zone, lasts),
             Happening::ZoneRecovers(zone) => self.zone_recovers(zone),

@@ -369,6 +369,14 @@ impl State {
                 Self::Terminating { instance, reason, step: EndStep::Backoff, stopped },
                 vec![F::AnswerNotTerminated, F::StartRetryTimer],
             ),
+            // A record failed that the end has overtaken: its termination may have been skipped.
+            (
+                Self::Terminating { instance, reason, step: EndStep::Pending, stopped },
+                E::RecordFailed,
+            ) => (
+                Self::Terminating { instance, reason, step: EndStep::Backoff, stopped },
+                vec![F::StartRetryTimer],
+            ),
             (
                 Self::Terminating { instance, reason, step: EndStep::Backoff, stopped },
                 E::RetryDue | E::End(_) | E::Stop(_) | E::Resumed,

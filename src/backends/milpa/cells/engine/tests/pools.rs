@@ -366,3 +366,32 @@ fn warm_cells_tell_a_node_that_is_cut_off() {
         assert_eq!(effects.iter().filter(probes).count(), expected, "{silent} of 3");
     }
 }
+
+/// A cell that is too old when its agent connects ends in the same step: if its record fails then,
+/// the daemon skips the termination.
+#[test]
+fn old_cell_whose_record_fails_is_terminated_later() {
+    let (mut engine, effects) = pooled(1);
+    let cell = launches(&effects).remove(0);
+    let instance = launched_as("i", &cell);
+    engine.handle(Event::Launched(cell.clone(), Ok(instance)), at(2));
+    engine.cells.get_mut(&cell).unwrap().ran_before = seconds(3600);
+    let effects = engine.handle(Event::Connected(cell.clone()), at(3));
+    let changes = effects.iter().find_map(|(_, effect)| match effect {
+        Effect::Commit { changes, of: CommitOf::State } => Some(changes.clone()),
+        _ => None,
+    });
+    let error = Arc::new(crate::backends::milpa::store::StoreError::closed());
+    let event = Event::CommitFailed {
+        cell: cell.clone(),
+        of: CommitOf::State,
+        changes: changes.unwrap(),
+        error,
+    };
+    engine.handle(event, at(3));
+    let effects = engine.handle(Event::Tick, at(60));
+    let ends = |(id, effect): &(Option<CellId>, Effect)| {
+        id.as_ref() == Some(&cell) && matches!(effect, Effect::Terminate { .. })
+    };
+    assert!(effects.iter().any(ends), "{effects:?}");
+}
