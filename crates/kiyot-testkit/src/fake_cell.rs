@@ -481,8 +481,11 @@ impl State {
             }
             "StopContainer" => {
                 let id = cri::StopContainerRequest::decode(message).unwrap().container_id;
-                self.container(&id)?;
-                self.exit(&id, 143);
+                // containerd leaves a container that has exited as it is.
+                let exited = cri::ContainerState::ContainerExited;
+                if self.container(&id)?.state() != exited {
+                    self.exit(&id, 143);
+                }
                 encoded(cri::StopContainerResponse {})
             }
             "RemoveContainer" => {
