@@ -146,8 +146,8 @@ async fn bound_cell_outlives_the_daemon_and_its_later_end_is_detected() {
     });
     let id = running_instance(&bench, &cells).await;
     enrol(&bench, &cells, &id).await;
-    let BoundCell { cell, addresses, .. } = launch.await.unwrap().unwrap();
-    assert_eq!((cell.id.as_str(), addresses.len()), (id.0.as_str(), 1));
+    let BoundCell { cell, attached, .. } = launch.await.unwrap().unwrap();
+    assert_eq!((cell.id.as_str(), attached.addresses.len()), (id.0.as_str(), 1));
     let mut batch = Batch::default();
     batch.put(
         Table::Sandboxes,

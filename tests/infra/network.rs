@@ -12,7 +12,8 @@ async fn cni_gives_a_cell_an_address_of_the_nodes_network() {
     let mut bench = Bench::new();
     bench.configure_cni("");
     let cell = bench.launch().await;
-    let addresses = bench.provider.attach(&cell.instance.id, &cell.attachment).await.unwrap();
+    let addresses =
+        bench.provider.attach(&cell.instance.id, &cell.attachment).await.unwrap().addresses;
     assert_eq!(addresses.len(), 1);
     let subnet: kiyot::config::Cidr = bench.cni_subnet().parse().unwrap();
     assert!(subnet.contains(addresses[0]), "{addresses:?}");
@@ -23,13 +24,13 @@ async fn cni_gives_a_cell_an_address_of_the_nodes_network() {
         bench.resources()
     );
     assert_eq!(
-        bench.provider.attach(&cell.instance.id, &cell.attachment).await.unwrap(),
+        bench.provider.attach(&cell.instance.id, &cell.attachment).await.unwrap().addresses,
         addresses,
         "a second attach returns the same addresses"
     );
     bench.restart();
     assert_eq!(
-        bench.provider.attach(&cell.instance.id, &cell.attachment).await.unwrap(),
+        bench.provider.attach(&cell.instance.id, &cell.attachment).await.unwrap().addresses,
         addresses,
         "after a restart too"
     );
@@ -52,7 +53,8 @@ async fn plugin_receives_pod_arguments_and_the_previous_result() {
     );
     bench.add_plugin("recorder", &script);
     let cell = bench.launch().await;
-    let addresses = bench.provider.attach(&cell.instance.id, &cell.attachment).await.unwrap();
+    let addresses =
+        bench.provider.attach(&cell.instance.id, &cell.attachment).await.unwrap().addresses;
     assert_eq!(
         addresses,
         ["10.1.2.3".parse::<std::net::IpAddr>().unwrap()],
@@ -204,10 +206,18 @@ async fn failed_add_leaves_nothing() {
 async fn without_cni_cells_share_a_bridge_that_ends_with_the_last_cell() {
     let bench = Bench::new();
     let (first_cell, second_cell) = (bench.launch().await, bench.launch().await);
-    let first =
-        bench.provider.attach(&first_cell.instance.id, &first_cell.attachment).await.unwrap();
-    let second =
-        bench.provider.attach(&second_cell.instance.id, &second_cell.attachment).await.unwrap();
+    let first = bench
+        .provider
+        .attach(&first_cell.instance.id, &first_cell.attachment)
+        .await
+        .unwrap()
+        .addresses;
+    let second = bench
+        .provider
+        .attach(&second_cell.instance.id, &second_cell.attachment)
+        .await
+        .unwrap()
+        .addresses;
     assert_ne!(first, second);
     for (cell, addresses) in [(&first_cell, &first), (&second_cell, &second)] {
         assert!(bench.config.netns.subnet.contains(addresses[0]), "{addresses:?}");
@@ -219,7 +229,12 @@ async fn without_cni_cells_share_a_bridge_that_ends_with_the_last_cell() {
         bench.resources()
     );
     assert_eq!(
-        bench.provider.attach(&first_cell.instance.id, &first_cell.attachment).await.unwrap(),
+        bench
+            .provider
+            .attach(&first_cell.instance.id, &first_cell.attachment)
+            .await
+            .unwrap()
+            .addresses,
         first,
         "a second attach returns the same addresses"
     );

@@ -3,7 +3,6 @@
 
 use std::{
     collections::BTreeSet,
-    net::IpAddr,
     sync::{Mutex, MutexGuard},
     time::{Duration, Instant},
 };
@@ -13,7 +12,7 @@ use kiyot::backends::milpa::{
     id::CellId,
     placement::Catalogue,
     providers::{
-        Attachment, Capabilities, ErrorClass, Instance, InstanceId, LaunchSpec, Provider,
+        Attached, Attachment, Capabilities, ErrorClass, Instance, InstanceId, LaunchSpec, Provider,
         ProviderError, Termination, Terminations,
         sim::{CAPABILITIES, SimCloud},
     },
@@ -235,8 +234,8 @@ impl Provider for SimProvider {
         &self,
         _instance: &InstanceId,
         _to: &Attachment,
-    ) -> Result<Vec<IpAddr>, ProviderError> {
-        Ok(Vec::new())
+    ) -> Result<Attached, ProviderError> {
+        Ok(Attached::default())
     }
 
     async fn detach(&self, _instance: &InstanceId) -> Result<(), ProviderError> {

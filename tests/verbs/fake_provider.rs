@@ -3,7 +3,6 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    net::IpAddr,
     path::PathBuf,
     sync::{
         Arc, Mutex,
@@ -17,8 +16,8 @@ use kiyot::backends::milpa::{
     id::CellId,
     placement::{Catalogue, Market, Offering},
     providers::{
-        Attachment, Capabilities, ErrorClass, Instance, InstanceId, InstanceState, LaunchSpec,
-        Provider, ProviderError, Termination, Terminations, netns,
+        Attached, Attachment, Capabilities, ErrorClass, Instance, InstanceId, InstanceState,
+        LaunchSpec, Provider, ProviderError, Termination, Terminations, netns,
     },
 };
 use kiyot_cell::uplink::Uplink;
@@ -193,8 +192,8 @@ impl Provider for FakeProvider {
         Ok(Instance { offering, ..instance(&spec.cell, true) })
     }
 
-    async fn attach(&self, _: &InstanceId, _: &Attachment) -> Result<Vec<IpAddr>, ProviderError> {
-        Ok(vec!["10.200.0.2".parse().unwrap()])
+    async fn attach(&self, _: &InstanceId, _: &Attachment) -> Result<Attached, ProviderError> {
+        Ok(Attached::already_made(vec!["10.200.0.2".parse().unwrap()]))
     }
 
     async fn list_owned(&self) -> Result<Vec<Instance>, ProviderError> {

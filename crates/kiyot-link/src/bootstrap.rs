@@ -2,7 +2,7 @@
 
 use std::{
     fmt, io,
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     path::{Path, PathBuf},
 };
 
@@ -80,6 +80,34 @@ pub struct CellFile {
     /// containerd's `restrict_oom_score_adj`: needed where the cell may not lower its OOM score.
     #[serde(default)]
     pub restrict_oom_score_adj: bool,
+    /// The machine, if it is the cell's own; `None` for a cell in namespaces of the node.
+    #[serde(default)]
+    pub machine: Option<Machine>,
+}
+
+/// A machine of the cell's own: it has no other kernel, and ends when its init does.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Machine {
+    /// The hardware address of the device that becomes the pod's, in the form
+    /// `02:00:5e:00:53:01`; `None` if the machine has a single device.
+    #[serde(default)]
+    pub pod_mac: Option<String>,
+    /// The device of the link, if the link has one of its own, which the pod doesn't see.
+    #[serde(default)]
+    pub link: Option<LinkDevice>,
+    /// The time from boot without enrolment, in seconds, after which the machine powers off.
+    pub power_off_after_secs: u64,
+}
+
+/// The network device of the link.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LinkDevice {
+    /// Its hardware address, by which it is found.
+    pub mac: String,
+    /// Its address.
+    pub address: IpAddr,
+    /// The length of its network's prefix, in bits.
+    pub prefix_len: u8,
 }
 
 /// An error of reading or writing a cell file. Never quotes the content.
@@ -152,6 +180,7 @@ mod tests {
             pause_image: "registry.k8s.io/pause:3.9".to_owned(),
             registry_config_dir: None,
             restrict_oom_score_adj: true,
+            machine: None,
         }
     }
 

@@ -6,7 +6,6 @@
 
 use std::{
     collections::BTreeMap,
-    net::IpAddr,
     sync::{Arc, OnceLock},
     time::{Duration, Instant},
 };
@@ -24,7 +23,7 @@ use super::{
     gateway::{CellLink, Gateway},
     id::{CellId, NoRandomness, SandboxId},
     placement::{self, Candidate, Catalogue, Choice, Needs, NoFit, Offering, Requested, Rules},
-    providers::{Attachment, InstanceId, Owner, Provider, ProviderError},
+    providers::{Attached, Attachment, InstanceId, Owner, Provider, ProviderError},
     store::{Batch, Store, StoreError, Table},
 };
 use crate::{
@@ -94,8 +93,8 @@ pub struct BoundCell {
     pub cell: Cell,
     /// The id of the pod's sandbox: that of the order, or of the earlier order that it joined.
     pub sandbox: SandboxId,
-    /// The pod's addresses, the pod's first.
-    pub addresses: Vec<IpAddr>,
+    /// The attachment to the pod's network.
+    pub attached: Attached,
 }
 
 /// An error of the launch or the termination of a cell. Cheap to clone.
@@ -512,10 +511,10 @@ impl Cells {
             tracing::info!(cell, %sandbox, pod, namespace, "cell launch started");
             (Ok(sandbox), effects)
         })?;
-        let (cell, addresses) = answered.await.unwrap_or(Err(CellError::Stopping))?;
+        let (cell, attached) = answered.await.unwrap_or(Err(CellError::Stopping))?;
         let ended = "it ended when it was bound".to_owned();
         let cell = self.get(&cell).ok_or(CellError::Ended(cell, ended))?;
-        Ok(BoundCell { cell, sandbox, addresses })
+        Ok(BoundCell { cell, sandbox, attached })
     }
 
     /// Returns the needs of a pod, by its annotations and its CRI request.

@@ -19,12 +19,14 @@ mod capabilities;
 mod error;
 mod instance;
 pub mod netns;
+mod network;
 pub mod owner;
 pub mod sim;
 
 pub use capabilities::Capabilities;
 pub use error::{ErrorClass, ProviderError};
 pub use instance::{Instance, InstanceId, InstanceState};
+pub use network::{Attached, DeviceAddress, MacAddress, PodNetwork, Route};
 pub use owner::{Owner, PodTags};
 
 /// The parameters of a launch. A replay of the launch has exactly the same.
@@ -167,13 +169,12 @@ pub trait Provider: fmt::Debug + Send + Sync + 'static {
     /// Launches an instance of the first candidate that has capacity. With the token of an earlier
     /// launch it returns the instance of that launch. An error has every offering that was refused.
     async fn launch(&self, spec: &LaunchSpec, token: &str) -> Result<Instance, ProviderError>;
-    /// Attaches an instance to the pod's network and returns its addresses, the pod's first. A
-    /// repeated call returns the same addresses.
+    /// Attaches an instance to the pod's network. A repeated call has the same outcome.
     async fn attach(
         &self,
         instance: &InstanceId,
         to: &Attachment,
-    ) -> Result<Vec<IpAddr>, ProviderError>;
+    ) -> Result<Attached, ProviderError>;
     /// Releases the parts of the node that an attached instance shares: host ports, routes. Does
     /// nothing for an unknown instance, and where the termination releases them.
     async fn detach(&self, instance: &InstanceId) -> Result<(), ProviderError>;

@@ -2,7 +2,6 @@
 
 use std::{
     collections::BTreeSet,
-    net::IpAddr,
     sync::{Arc, Mutex},
 };
 
@@ -10,7 +9,7 @@ use async_trait::async_trait;
 use kiyot::backends::milpa::{
     placement::Catalogue,
     providers::{
-        Attachment, Capabilities, ErrorClass, Instance, InstanceId, LaunchSpec, Provider,
+        Attached, Attachment, Capabilities, ErrorClass, Instance, InstanceId, LaunchSpec, Provider,
         ProviderError, Terminations,
     },
 };
@@ -90,7 +89,7 @@ impl Provider for Recorder {
         &self,
         instance: &InstanceId,
         to: &Attachment,
-    ) -> Result<Vec<IpAddr>, ProviderError> {
+    ) -> Result<Attached, ProviderError> {
         self.inner.attach(instance, to).await
     }
 

@@ -185,6 +185,7 @@ mod tests {
             pause_image: "registry.example/pause:1".into(),
             registry_config_dir: Some("/etc/certs \"d\"".into()),
             restrict_oom_score_adj: true,
+            machine: None,
         }
     }
 

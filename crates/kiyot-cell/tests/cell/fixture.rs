@@ -75,6 +75,7 @@ impl Cell {
             pause_image: image::PAUSE.into(),
             registry_config_dir: None,
             restrict_oom_score_adj: Node::restricts_oom_score(),
+            machine: None,
         };
         file.write(&dir.path().join("cell.json")).unwrap();
         let mut launcher = Command::new(env!("CARGO_BIN_EXE_kiyot-cell"))

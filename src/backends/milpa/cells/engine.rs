@@ -17,7 +17,9 @@ use super::{
     super::{
         id::{CellId, NoRandomness, SandboxId},
         placement::{Refusal, Refusals},
-        providers::{Capabilities, ErrorClass, Instance, Owner, ProviderError, Termination},
+        providers::{
+            Attached, Capabilities, ErrorClass, Instance, Owner, ProviderError, Termination,
+        },
     },
     CellError,
 };
@@ -182,7 +184,10 @@ impl Engine {
                 CommitOf::Information => self.write_later(&cell, changes, now),
             },
             Event::Launched(cell, outcome) => self.on_launched(&cell, outcome, now),
-            Event::Attached(cell, Ok(addresses)) => {
+            Event::Attached(cell, Ok(Attached { addresses, network })) => {
+                if let Some(cell) = self.cells.get_mut(&cell) {
+                    cell.network = network;
+                }
                 self.apply(&cell, CellEvent::Attached(addresses), now);
             }
             Event::Attached(cell, Err(error)) => {

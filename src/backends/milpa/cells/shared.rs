@@ -6,7 +6,6 @@
 
 use std::{
     collections::{HashMap, VecDeque},
-    net::IpAddr,
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
@@ -23,7 +22,7 @@ use super::{
     super::{
         gateway::CellLink,
         id::{CellId, SandboxId},
-        providers::Provider,
+        providers::{Attached, Provider},
         store::{Batch, Store, StoreError, Table},
     },
     CellError, CellEvent, Links,
@@ -37,8 +36,8 @@ const EVENT_CAPACITY: usize = 1024;
 
 /// Callers that wait for an outcome.
 type Waiters<T> = Vec<oneshot::Sender<Result<T, CellError>>>;
-/// A bound cell, with the pod's addresses.
-type Bound = (CellId, Vec<IpAddr>);
+/// A bound cell, with its attachment to the pod's network.
+type Bound = (CellId, Attached);
 
 /// State that all tasks of cells share.
 #[derive(Debug)]
@@ -372,10 +371,10 @@ impl Shared {
         core: &mut Core,
         cell: Option<&CellId>,
         order: &SandboxId,
-        outcome: &Result<Vec<IpAddr>, CellError>,
+        outcome: &Result<Attached, CellError>,
     ) {
         let waiters = core.orders.remove(order).unwrap_or_default();
-        if let (Ok(addresses), Some(cell)) = (outcome, cell) {
+        if let (Ok(Attached { addresses, .. }), Some(cell)) = (outcome, cell) {
             let elapsed = core.launched.remove(cell).map(|launched| launched.elapsed());
             let elapsed_ms = elapsed.unwrap_or_default().as_millis();
             tracing::info!(%cell, ?addresses, elapsed_ms, "cell bound");
@@ -385,7 +384,7 @@ impl Shared {
         }
         for waiter in waiters {
             let outcome = match (outcome, cell) {
-                (Ok(addresses), Some(cell)) => Ok((cell.clone(), addresses.clone())),
+                (Ok(attached), Some(cell)) => Ok((cell.clone(), attached.clone())),
                 (Ok(_), None) => continue,
                 (Err(error), _) => Err(error.clone()),
             };

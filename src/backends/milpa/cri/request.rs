@@ -12,7 +12,7 @@ use kiyot_proto::{
     cri::{self, security_profile::ProfileType},
 };
 
-use crate::backends::milpa::providers::CGROUP_BENEATH_SLICE;
+use crate::backends::milpa::providers::{CGROUP_BENEATH_SLICE, PodNetwork};
 
 /// Sysctls that containerd sets in a pod's network namespace, and not in the host's.
 const DEFAULT_SYSCTLS: [(&str, &str); 2] =
@@ -56,7 +56,11 @@ addressed! {
 }
 
 /// Returns the bind of a cell to a pod, whose `resolvers` the daemon queries.
-pub(super) fn bind(config: &cri::PodSandboxConfig, resolvers: &[String]) -> BindRequest {
+pub(super) fn bind(
+    config: &cri::PodSandboxConfig,
+    resolvers: &[String],
+    network: Option<&PodNetwork>,
+) -> BindRequest {
     let requested =
         config.linux.iter().flat_map(|linux| &linux.sysctls).filter(|(name, _)| of_network(name));
     let default = DEFAULT_SYSCTLS.map(|(name, value)| (name.to_owned(), value.to_owned()));
@@ -68,6 +72,7 @@ pub(super) fn bind(config: &cri::PodSandboxConfig, resolvers: &[String]) -> Bind
             .chain(requested.map(|(name, value)| (name.clone(), value.clone())))
             .collect(),
         resolvers: u32::try_from(resolvers.len()).unwrap_or(u32::MAX),
+        network: network.map(Into::into),
     }
 }
 

@@ -1,7 +1,6 @@
 //! `RunPodSandbox`: a single cell for a pod, however often it is called.
 
 use std::{
-    net::IpAddr,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -21,7 +20,7 @@ use crate::{
         placement::{Needs, Requested},
         pods::Sandbox,
         policy,
-        providers::Attachment,
+        providers::{Attached, Attachment},
         store::{Batch, Table},
     },
 };
@@ -199,9 +198,10 @@ impl CriService {
         };
         let bound = self.cells.launch(order).await.map_err(|error| status_code::of_cell(&error))?;
         // That of an earlier call, if the daemon was restarted during the launch.
-        let BoundCell { cell, sandbox: id, addresses } = bound;
-        match Box::pin(self.set_up_cell(&id, &cell, &addresses, request, &pod)).await {
+        let BoundCell { cell, sandbox: id, attached } = bound;
+        match Box::pin(self.set_up_cell(&id, &cell, &attached, request, &pod)).await {
             Ok(()) => {
+                let addresses = &attached.addresses;
                 tracing::info!(sandbox = %id, cell = %cell.id, pod, ?addresses, "sandbox created");
                 for granted in
                     request.config.iter().flat_map(|config| policy::granted(&self.rules(), config))
@@ -241,7 +241,7 @@ impl CriService {
         &self,
         id: &SandboxId,
         cell: &Cell,
-        addresses: &[IpAddr],
+        attached: &Attached,
         request: &cri::RunPodSandboxRequest,
         pod: &str,
     ) -> Result<(), Status> {
@@ -251,7 +251,7 @@ impl CriService {
         // The policy may have changed since the call began.
         policy::check_sandbox(&rules, &config).map_err(status_code::of_refusal)?;
         let resolvers = policy::forwarded_resolvers(&rules.policy, &config);
-        let bind = requests::bind(&config, &resolvers);
+        let bind = requests::bind(&config, &resolvers, attached.network.as_ref());
         let client = CellClient::new(cell);
         client.bind(BIND_TIMEOUT, bind).await?;
         self.images.ensure_pause(cell).await?;
@@ -266,7 +266,7 @@ impl CriService {
             config: Some(config),
             runtime_handler: request.runtime_handler.clone(),
             created_unix_nanos: clock::now_after(latest),
-            addresses: addresses.iter().map(ToString::to_string).collect(),
+            addresses: attached.addresses.iter().map(ToString::to_string).collect(),
             resolvers,
             current_annotations: Default::default(),
         };

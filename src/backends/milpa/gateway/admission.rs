@@ -1,6 +1,9 @@
 //! Admission of connections with a client certificate, and their service until they end.
 
-use std::sync::Arc;
+use std::{
+    sync::Arc,
+    time::{SystemTime, UNIX_EPOCH},
+};
 
 use kiyot_link::{
     certificate::{Certificate, InvalidCertificate},
@@ -137,7 +140,16 @@ fn hello_request(shared: &Shared) -> HelloRequest {
     HelloRequest {
         build_id: shared.build_id.clone(),
         ephemeral_storage_limit: shared.limits.ephemeral_storage,
+        unix_nanos: unix_nanos(shared.enrolment.clock.now()),
     }
+}
+
+/// Returns a time in nanoseconds since 1970; 0, which sets no clock, if it can't be expressed.
+fn unix_nanos(time: SystemTime) -> i64 {
+    time.duration_since(UNIX_EPOCH)
+        .ok()
+        .and_then(|since| i64::try_from(since.as_nanos()).ok())
+        .unwrap_or(0)
 }
 
 async fn call_hello(connection: &Connection, shared: &Shared) -> Result<HelloReply, tonic::Status> {

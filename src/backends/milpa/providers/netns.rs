@@ -18,8 +18,8 @@ use ring::digest::{SHA256, digest};
 use tokio::{process::Command, task::spawn_blocking};
 
 use super::{
-    Attachment, Capabilities, ErrorClass, Instance, InstanceId, InstanceState, LaunchSpec,
-    Provider, ProviderError, RegistryConfig, Termination, Terminations,
+    Attached, Attachment, Capabilities, ErrorClass, Instance, InstanceId, InstanceState,
+    LaunchSpec, Provider, ProviderError, RegistryConfig, Termination, Terminations,
 };
 use crate::{
     backends::milpa::{
@@ -184,6 +184,7 @@ impl Netns {
             pause_image,
             registry_config_dir,
             restrict_oom_score_adj,
+            machine: None,
         };
         file.write(&home.cell_file()).map_err(|error| ProviderError::transient(doing(), error))?;
         let hierarchies =
@@ -265,7 +266,7 @@ impl Provider for Netns {
         &self,
         instance: &InstanceId,
         to: &Attachment,
-    ) -> Result<Vec<IpAddr>, ProviderError> {
+    ) -> Result<Attached, ProviderError> {
         let home = self.home(instance)?;
         let _alone = self.alone(home.id()).await;
         let there = home.dir().try_exists();
@@ -278,7 +279,7 @@ impl Provider for Netns {
         let hierarchies = cgroup::hierarchies()
             .map_err(|error| ProviderError::transient("read the cgroup hierarchies", error))?;
         slice::keep_controllers(&home, &hierarchies, &to.cgroup_parent).await?;
-        Ok(addresses)
+        Ok(Attached::already_made(addresses))
     }
 
     async fn detach(&self, _instance: &InstanceId) -> Result<(), ProviderError> {

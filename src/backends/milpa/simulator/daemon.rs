@@ -21,7 +21,7 @@ use crate::backends::milpa::{
         OrderSpec, Seams,
     },
     id::{CellId, NoRandomness, SandboxId},
-    providers::{ErrorClass, InstanceId, Owner, ProviderError},
+    providers::{Attached, ErrorClass, InstanceId, Owner, ProviderError},
     store::StoreError,
 };
 
@@ -369,7 +369,7 @@ impl World<'_> {
                     self.log(format_args!("{cell}: attach fails"));
                     Err(ProviderError::without_cause(ErrorClass::Transient, "attach"))
                 } else {
-                    Ok(Vec::new())
+                    Ok(Attached::default())
                 };
                 let event = Box::new(Event::Attached(cell.clone(), outcome));
                 let wait = self.rng.millis(50, 300);

@@ -14,7 +14,7 @@ use crate::{
         cells::CellError,
         id::{CellId, SandboxId},
         placement::Candidate,
-        providers::ProviderError,
+        providers::{PodNetwork, ProviderError},
     },
 };
 
@@ -62,6 +62,8 @@ pub(super) struct Cell {
     pub(super) replays: u32,
     /// The time from which on its instance is known.
     pub(super) instance_known: Option<Duration>,
+    /// The network that its agent configures, from its attachment until its order is answered.
+    pub(super) network: Option<PodNetwork>,
     /// The cause of its failed launch.
     pub(super) failure: Option<CellError>,
     /// The error of its last termination.
@@ -101,6 +103,7 @@ impl Cell {
             may_be_launched: false,
             replays: 0,
             instance_known: None,
+            network: None,
             failure: None,
             refusal: None,
             console: String::new(),

@@ -1,6 +1,6 @@
 //! Events that the engine handles, and the effects that it asks for.
 
-use std::{net::IpAddr, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use kiyot_proto::store;
 
@@ -8,7 +8,7 @@ use super::{launch::Launch, timeline::Step};
 use crate::backends::milpa::{
     cells::CellError,
     id::{CellId, SandboxId},
-    providers::{Attachment, Instance, InstanceId, ProviderError, Termination},
+    providers::{Attached, Attachment, Instance, InstanceId, ProviderError, Termination},
     store::StoreError,
 };
 
@@ -32,7 +32,7 @@ pub(crate) enum Event {
     /// The provider answered a launch.
     Launched(CellId, Result<Instance, ProviderError>),
     /// The provider answered an attachment.
-    Attached(CellId, Result<Vec<IpAddr>, ProviderError>),
+    Attached(CellId, Result<Attached, ProviderError>),
     /// The agent answered a shutdown: true if all containers have ended.
     ShutDown(CellId, bool),
     /// The provider answered a detachment.
@@ -158,7 +158,7 @@ pub(crate) enum Effect {
     /// Answers a claim.
     AnswerClaim(ClaimNumber, Result<(), ClaimRefusal>),
     /// Answers an order.
-    AnswerOrder(SandboxId, Result<Vec<IpAddr>, CellError>),
+    AnswerOrder(SandboxId, Result<Attached, CellError>),
     /// Answers the callers that wait for the end of the pod.
     AnswerEnd(Result<(), ProviderError>),
     /// Publishes that the control connection is established.

@@ -5,7 +5,7 @@
 //! call of the kubelet that is repeated joins the order of the first call, even after a restart of
 //! the daemon.
 
-use std::{collections::BTreeMap, net::IpAddr, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use kiyot_proto::store;
 
@@ -20,7 +20,7 @@ use crate::{
         error_chain::error_chain,
         id::{CellId, SandboxId},
         placement::{Candidate, Choice},
-        providers::{Attachment, ErrorClass, LaunchSpec, PodTags, ProviderError},
+        providers::{Attached, Attachment, ErrorClass, LaunchSpec, PodTags, ProviderError},
     },
 };
 
@@ -405,10 +405,11 @@ impl Engine {
     pub(super) fn on_bound(&mut self, id: &CellId, now: Now) {
         let Some(cell) = self.cells.get_mut(id) else { return };
         let State::Bound { addresses, .. } = &cell.state else { return };
-        let (addresses, order) = (addresses.clone(), cell.order.take());
+        let attached = Attached { addresses: addresses.clone(), network: cell.network.take() };
+        let order = cell.order.take();
         cell.launch = None;
         if let Some(order) = order {
-            self.answer_order(Some(id), &order, Ok(addresses));
+            self.answer_order(Some(id), &order, Ok(attached));
         }
         self.wake_waiting_orders(now);
     }
@@ -518,7 +519,7 @@ impl Engine {
         &mut self,
         cell: Option<&CellId>,
         sandbox: &SandboxId,
-        outcome: Result<Vec<IpAddr>, CellError>,
+        outcome: Result<Attached, CellError>,
     ) {
         if let Some(order) = self.orders.remove(sandbox) {
             let outcome = outcome.map_err(|last| with_causes(order.causes, last));

@@ -5,7 +5,7 @@ use super::*;
 use crate::backends::milpa::{
     error_chain::error_chain,
     placement::{Candidate, Market, Offering},
-    providers::{Attachment, InstanceId, InstanceState, netns, sim},
+    providers::{Attached, Attachment, InstanceId, InstanceState, netns, sim},
 };
 use crate::price::Price;
 
@@ -117,7 +117,7 @@ fn bound(engine: &mut Engine, pod: &str, instance: &str) -> CellId {
     engine.handle(Event::Launched(cell.clone(), Ok(launched_as(instance, &cell))), at(1));
     claim(engine, &cell, &launch, at(1)).unwrap();
     engine.handle(Event::Connected(cell.clone()), at(1));
-    engine.handle(Event::Attached(cell.clone(), Ok(Vec::new())), at(1));
+    engine.handle(Event::Attached(cell.clone(), Ok(Attached::default())), at(1));
     assert!(engine.orders.is_empty());
     cell
 }

@@ -25,8 +25,8 @@ use crate::backends::milpa::{
     id::{CellId, SandboxId},
     placement::{Catalogue, Market, Needs, Offering},
     providers::{
-        Attachment, Capabilities, ErrorClass, Instance, InstanceId, InstanceState, LaunchSpec,
-        Provider, ProviderError, Termination, Terminations, netns,
+        Attached, Attachment, Capabilities, ErrorClass, Instance, InstanceId, InstanceState,
+        LaunchSpec, Provider, ProviderError, Termination, Terminations, netns,
     },
     store::{Batch, Store, Table},
 };
@@ -156,9 +156,9 @@ impl Provider for Played {
         &self,
         _instance: &InstanceId,
         _to: &Attachment,
-    ) -> Result<Vec<IpAddr>, ProviderError> {
+    ) -> Result<Attached, ProviderError> {
         self.called("attach", || {}).await?;
-        Ok(vec![IpAddr::from([10, 0, 0, 7])])
+        Ok(Attached::already_made(vec![IpAddr::from([10, 0, 0, 7])]))
     }
 
     async fn list_owned(&self) -> Result<Vec<Instance>, ProviderError> {
@@ -351,7 +351,7 @@ impl World {
         self.comes_home(&cell).await;
         let bound = launch.await.unwrap().unwrap();
         assert_eq!((&bound.cell.id, bound.sandbox), (&cell, sandbox.clone()));
-        assert_eq!(bound.addresses, [IpAddr::from([10, 0, 0, 7])]);
+        assert_eq!(bound.attached.addresses, [IpAddr::from([10, 0, 0, 7])]);
         let mut batch = Batch::default();
         batch.put(
             Table::Sandboxes,

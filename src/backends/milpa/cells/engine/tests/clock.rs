@@ -35,7 +35,7 @@ fn take(engine: &mut Engine, (kind, which, ..): Step, order: &OrderSpec, now: No
             let token = engine.cells[&cell].token_sha256.clone();
             Event::Claim { cell, token_sha256: token, key_sha256: "key".into(), claim: 1 }
         }
-        7 => Event::Attached(cell, Ok(Vec::new())),
+        7 => Event::Attached(cell, Ok(Attached::default())),
         8 => Event::Terminate { cell, reason: "stopped".into() },
         9 => Event::ShutDown(cell, which % 2 == 0),
         10 => Event::Terminated {

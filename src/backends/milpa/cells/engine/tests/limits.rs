@@ -58,7 +58,8 @@ fn answer(engine: &mut Engine, cell: &CellId, price: u64, seconds: u64) {
 /// Binds a cell whose launch is answered. Returns the effects.
 fn bind(engine: &mut Engine, cell: &CellId, seconds: u64) -> Effects {
     let mut effects = engine.handle(Event::Connected(cell.clone()), at(seconds));
-    effects.extend(engine.handle(Event::Attached(cell.clone(), Ok(Vec::new())), at(seconds)));
+    effects
+        .extend(engine.handle(Event::Attached(cell.clone(), Ok(Attached::default())), at(seconds)));
     effects
 }
 

@@ -79,7 +79,8 @@ fn order_takes_an_idle_cell_and_another_is_launched() {
     assert_eq!(steps, [("launched", 0), ("enrolled", 0)]);
     let settled = engine.account(&cells[1], at(1010)).unwrap().namespace.cost;
     assert_eq!(settled, PRICE.over(seconds(995)));
-    let effects = engine.handle(Event::Attached(cells[0].clone(), Ok(Vec::new())), at(1001));
+    let effects =
+        engine.handle(Event::Attached(cells[0].clone(), Ok(Attached::default())), at(1001));
     let bound = effects.iter().any(|(_, effect)| matches!(effect, Effect::AnswerOrder(_, Ok(_))));
     assert!(bound, "{effects:?}");
     assert_eq!(launches(&effects).len(), 1, "the pool is filled again");
@@ -99,7 +100,7 @@ fn taken_cells_are_replaced_a_second_after_the_first_of_them() {
         let (_, effects) = engine.order(taking(order), half(now));
         assert_eq!(launches(&effects), []);
         for cell in attaches(&effects) {
-            let event = Event::Attached(cell, Ok(Vec::new()));
+            let event = Event::Attached(cell, Ok(Attached::default()));
             attached.extend(engine.handle(event, half(now)));
         }
     }

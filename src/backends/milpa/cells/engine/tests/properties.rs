@@ -230,7 +230,7 @@ impl Harness {
                 Event::Launched(id.clone(), Ok(launched_as(&instance.0, &id)))
             }
             Kind::Launched(Some(class)) => Event::Launched(id, Err(error(class))),
-            Kind::Attached(true) => Event::Attached(id, Ok(Vec::new())),
+            Kind::Attached(true) => Event::Attached(id, Ok(Attached::default())),
             Kind::Attached(false) => Event::Attached(id, Err(error(ErrorClass::Transient))),
             Kind::ShutDown(ended) => {
                 model.may_run &= !ended;
