@@ -3,12 +3,14 @@
 
 pub mod bind;
 pub mod blobs;
+pub mod clock;
 pub mod ephemeral_storage;
 pub mod files;
 pub mod forward;
 pub mod logs;
 pub mod metrics;
 pub mod network;
+pub mod pod_network;
 pub mod pulls;
 pub mod resolver;
 pub mod runtime;
@@ -39,6 +41,7 @@ use self::{
 use crate::{
     dirs::{CellDir, DirError},
     init::POWER_OFF_EXIT_CODE,
+    machine,
     namespaces::{Namespaces, OwnNamespaces},
     uplink::{Outcome, Uplink, UplinkError},
 };
@@ -76,6 +79,7 @@ pub struct AgentContext {
     cell: String,
     dir: CellDir,
     own: OwnNamespaces,
+    owns_machine: bool,
     runtime: Runtime,
     files: Arc<Files>,
     state: Arc<CellState>,
@@ -133,6 +137,8 @@ pub struct AgentParts {
     pub dir: CellDir,
     /// Namespaces that the cell doesn't share with the host.
     pub own: OwnNamespaces,
+    /// True if the machine is the cell's: its network and its clock are the agent's to set.
+    pub owns_machine: bool,
     /// Socket of the cell's containerd.
     pub socket: PathBuf,
     /// Loopback port of containerd's streaming server.
@@ -147,7 +153,8 @@ impl AgentContext {
     /// Starts the tasks that follow containerd, logs and disk usage. They end when the context is
     /// dropped.
     pub fn start(parts: AgentParts) -> io::Result<Arc<Self>> {
-        let AgentParts { cell, dir, own, socket, stream_port, bulk, power_off } = parts;
+        let AgentParts { cell, dir, own, owns_machine, socket, stream_port, bulk, power_off } =
+            parts;
         let runtime = Runtime::new(socket);
         let state = Arc::new(CellState::default());
         let files = Arc::new(Files::open(&dir.pod(), &dir.memory())?);
@@ -171,6 +178,7 @@ impl AgentContext {
         Ok(Arc::new(Self {
             cell,
             own,
+            owns_machine,
             runtime,
             files,
             state,
@@ -218,14 +226,21 @@ async fn live(dir: &Path, stream_port: u16) -> Result<i32, AgentError> {
     let cell = file.bootstrap.cell.clone();
     let current = Namespaces::current()
         .map_err(|source| AgentError::Step("read the agent's namespaces", source))?;
-    let own = OwnNamespaces::compare(Namespaces::read(&dir.host_namespaces()).ok(), current);
-    let uplink = Uplink::new(file.bootstrap, &dir.agent(), BUILD_ID)?;
+    let own = match &file.machine {
+        Some(_) => OwnNamespaces { uts: true, net: true },
+        None => OwnNamespaces::compare(Namespaces::read(&dir.host_namespaces()).ok(), current),
+    };
+    let mut uplink = Uplink::new(file.bootstrap, &dir.agent(), BUILD_ID)?;
+    if file.machine.as_ref().is_some_and(|machine| machine.link.is_some()) {
+        uplink = uplink.from_namespace(machine::LINK_NAMESPACE.into());
+    }
     let handle = uplink.handle();
     let power_off = CancellationToken::new();
     let context = AgentContext::start(AgentParts {
         cell: cell.clone(),
         dir,
         own,
+        owns_machine: file.machine.is_some(),
         socket: PathBuf::from(crate::init::containerd::SOCKET),
         stream_port,
         bulk: OpenBulk::new(move || handle.open_bulk()),

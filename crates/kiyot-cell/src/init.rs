@@ -6,18 +6,13 @@ pub mod containerd;
 pub mod loopback;
 pub mod mounts;
 pub mod root;
+pub mod services;
 pub mod supervisor;
 
 use std::{
     io,
-    net::{Ipv4Addr, TcpListener},
-    os::unix::{
-        fs::{DirBuilderExt, PermissionsExt},
-        process::CommandExt,
-    },
+    os::unix::fs::{DirBuilderExt, PermissionsExt},
     path::Path,
-    process::Command,
-    time::Duration,
 };
 
 use kiyot_link::bootstrap::{CellFile, CellFileError};
@@ -28,11 +23,7 @@ use rustix::{
 
 use crate::{
     dirs::{CellDir, DirError},
-    init::{
-        bounded_log::BoundedLog,
-        containerd::Settings,
-        supervisor::{Service, Supervisor},
-    },
+    init::bounded_log::BoundedLog,
 };
 
 /// Upper bound on a log file of init, agent and containerd, in bytes. The previous file is kept
@@ -60,6 +51,9 @@ pub enum InitError {
     /// A mount failed.
     #[error(transparent)]
     Mount(#[from] mounts::MountError),
+    /// The services can't be started.
+    #[error(transparent)]
+    Services(#[from] services::ServicesError),
     /// A step of the start failed; the message names the step.
     #[error("cannot {0}")]
     Step(&'static str, #[source] io::Error),
@@ -77,41 +71,9 @@ pub fn run(dir: &Path) -> Result<i32, InitError> {
     make_dirs(&dir).map_err(step("create the cell's directories"))?;
     mounts::prepare(&dir, &file)?;
     loopback::up().map_err(step("bring up the loopback"))?;
-    let overlay = containerd::supports_overlay(&dir);
-    let stream_port =
-        free_port().map_err(step("find a free port for containerd's streaming server"))?;
-    let settings = Settings { file: &file, dir: &dir, stream_port, overlay };
-    std::fs::write(dir.containerd_toml(), settings.render())
-        .map_err(step("write containerd's configuration"))?;
-
-    let mut supervisor = Supervisor::start().map_err(step("start the reaper"))?;
     let console =
         BoundedLog::open(dir.console_log(), MAX_LOG_BYTES).map_err(step("open the console log"))?;
-    let containerd_log = BoundedLog::open(dir.containerd_log(), MAX_LOG_BYTES)
-        .map_err(step("open containerd's log"))?;
-
-    let mut containerd = Command::new(&file.containerd);
-    containerd.arg("--config").arg(dir.containerd_toml());
-    supervisor.add(
-        Service::new("containerd", containerd, None, &containerd_log)
-            .map_err(step("prepare containerd"))?,
-    );
-
-    let mut agent = Command::new("/proc/self/exe");
-    // Name in the process list.
-    agent
-        .arg0("kiyot-cell")
-        .arg("agent")
-        .arg("--dir")
-        .arg(dir.path())
-        .arg("--stream-port")
-        .arg(stream_port.to_string());
-    let agent = Service::new("agent", agent, Some(POWER_OFF_EXIT_CODE), &console)
-        .map_err(step("prepare the agent"))?;
-    // An agent that can't run can't enforce the orphan timeout, so init does.
-    supervisor.add(agent.with_max_failing(Duration::from_secs(file.bootstrap.orphan_timeout_secs)));
-
-    supervisor.run(&console);
+    services::run(&dir, &file, &console)?;
     Ok(0)
 }
 
@@ -132,7 +94,8 @@ fn follow_parent() -> Result<(), InitError> {
     }
 }
 
-fn make_dirs(dir: &CellDir) -> io::Result<()> {
+/// Creates the directories of a cell.
+pub(crate) fn make_dirs(dir: &CellDir) -> io::Result<()> {
     let mut builder = std::fs::DirBuilder::new();
     builder.recursive(true).mode(0o700);
     for path in [
@@ -151,9 +114,4 @@ fn make_dirs(dir: &CellDir) -> io::Result<()> {
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755))?;
     }
     Ok(())
-}
-
-/// Returns a free port. Nothing else runs in the network namespace yet, so it stays free.
-fn free_port() -> io::Result<u16> {
-    Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
 }

@@ -1,9 +1,11 @@
-//! Programs of a cell: launch, init (PID 1) and agent.
+//! Programs of a cell: launch, init (PID 1 of a cell on its node), machine (PID 1 of a machine of
+//! its own) and agent.
 
 pub mod agent;
 pub mod dirs;
 pub mod init;
 pub mod launch;
+pub mod machine;
 pub mod namespaces;
 pub mod uplink;
 

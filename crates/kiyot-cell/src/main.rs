@@ -1,9 +1,9 @@
-//! `kiyot-cell`: launches a cell, and runs in it as init and as agent.
+//! `kiyot-cell`: launches a cell, and runs in it as PID 1 and as agent.
 
 use std::{error::Error, path::PathBuf, process::ExitCode};
 
 use clap::{Parser, Subcommand};
-use kiyot_cell::{agent, init, launch};
+use kiyot_cell::{agent, init, launch, machine};
 use kiyot_link::core_dump;
 
 /// Launches a cell, or runs in it as init or agent.
@@ -34,6 +34,8 @@ enum Role {
         #[arg(long)]
         dir: PathBuf,
     },
+    /// Runs as PID 1 of a machine of the cell's own.
+    Machine,
     /// Runs the agent of a cell.
     Agent {
         /// Directory of the cell.
@@ -49,7 +51,9 @@ fn main() -> ExitCode {
     let role = Arguments::parse().role;
     // The core dump limit of containerd and the containers is the one that launch inherited.
     let cores = match role {
-        Role::Init { .. } => core_dump::forbid().and_then(|()| core_dump::allow_children()),
+        Role::Init { .. } | Role::Machine => {
+            core_dump::forbid().and_then(|()| core_dump::allow_children())
+        }
         Role::Launch { .. } | Role::Agent { .. } => core_dump::forbid(),
     };
     if let Err(error) = cores {
@@ -61,6 +65,7 @@ fn main() -> ExitCode {
             launch::run(&dir, &netns, cgroup.as_deref()).map_err(Box::<dyn Error>::from)
         }
         Role::Init { dir } => init::run(&dir).map_err(Box::<dyn Error>::from),
+        Role::Machine => machine::run().map_err(Box::<dyn Error>::from),
         Role::Agent { dir, stream_port } => {
             agent::run(&dir, stream_port).map_err(Box::<dyn Error>::from)
         }

@@ -4,7 +4,7 @@
 use std::{
     error::Error,
     fmt,
-    path::Path,
+    path::{Path, PathBuf},
     sync::{Arc, atomic::AtomicU64},
     time::Duration,
 };
@@ -20,7 +20,7 @@ use tonic::body::Body;
 use self::{
     backoff::Backoff,
     bulk::BulkTrigger,
-    dial::{DialError, Dialler},
+    dial::{DialError, Dialler, Endpoint},
     identity::{Credentials, IdentityError},
     link_state::LinkMonitor,
 };
@@ -34,6 +34,7 @@ mod enrol;
 mod identity;
 mod link_state;
 
+pub(crate) use identity::CERTIFICATE_FILE;
 pub use link_state::LinkState;
 
 /// Timeout of a connection attempt: dial, TLS handshake, and the gateway's first call.
@@ -108,6 +109,7 @@ pub enum Outcome {
 
 /// The agent's side of the link to the gateway.
 pub struct Uplink {
+    endpoint: Endpoint,
     bootstrap: Bootstrap,
     build_id: String,
     credentials: Credentials,
@@ -164,6 +166,7 @@ impl Uplink {
             link_monitor: LinkMonitor::new(private_dir, orphan_timeout),
             bulk_trigger: BulkTrigger::default(),
             incarnation: hex::encode(random).into(),
+            endpoint: Endpoint { address: bootstrap.gateway.clone(), namespace: None },
             bootstrap,
             clock: Clock::default(),
         })
@@ -173,6 +176,13 @@ impl Uplink {
     #[must_use]
     pub fn by_clock(self, clock: Clock) -> Self {
         Self { clock, ..self }
+    }
+
+    /// Dials from another network namespace than the agent's own.
+    #[must_use]
+    pub fn from_namespace(mut self, namespace: PathBuf) -> Self {
+        self.endpoint.namespace = Some(namespace);
+        self
     }
 
     /// Returns a handle to the uplink.
@@ -221,7 +231,8 @@ impl Uplink {
                 backoff.wait().await;
                 continue;
             };
-            let dialler = match Dialler::new(&self.bootstrap, identity, &self.clock) {
+            let dialler = match Dialler::new(&self.endpoint, &self.bootstrap, identity, &self.clock)
+            {
                 Ok(dialler) => dialler,
                 Err(error) => {
                     tracing::error!(error = &error as &dyn Error, "certificate unusable, retrying");
@@ -278,17 +289,15 @@ impl Uplink {
         tracing::info!("renewing certificate");
     }
 
-    /// Requests a certificate with the token or, once the token is spent, with the key that it was
-    /// spent for.
+    /// Requests a certificate.
     async fn enrol(
         &self,
         end: &CancellationToken,
         tasks: &TaskTracker,
     ) -> Result<(), enrol::EnrolError> {
-        let token = if self.credentials.has_certificate() { "" } else { &self.bootstrap.token };
         let enrolled = enrol::enrol(
+            &self.endpoint,
             &self.bootstrap,
-            token,
             &self.credentials,
             &self.build_id,
             &self.clock,

@@ -14,6 +14,8 @@ use rustix::net::{
 
 /// `NLM_F_CREATE | NLM_F_EXCL`: fails if the object exists.
 pub const NLM_F_NEW: u16 = 0x400 | 0x200;
+/// `NLM_F_CREATE | NLM_F_REPLACE`: creates the object, or replaces it.
+pub const NLM_F_SET: u16 = 0x400 | 0x100;
 const NLM_F_REQUEST: u16 = 1;
 const NLM_F_ACK: u16 = 4;
 const NLM_F_DUMP: u16 = 0x300;

@@ -6,8 +6,8 @@ use super::resolver;
 
 /// Interface counters of the cell's network namespace.
 const NET_DEV: &str = "/proc/self/net/dev";
-/// Name of a pod's default interface, by convention of the kubelet and CNI.
-const DEFAULT_INTERFACE: &str = "eth0";
+/// Name of a pod's device, by convention of the kubelet and CNI.
+pub(crate) const POD_DEVICE: &str = "eth0";
 /// Upper bound on reported interfaces.
 const MAX_INTERFACES: usize = 64;
 
@@ -47,9 +47,7 @@ fn parse_net_dev(table: &str) -> Vec<Interface> {
         |interface: &Interface| interface.name != "lo" && interface.name != resolver::DEVICE;
     let mut interfaces: Vec<_> =
         table.lines().filter_map(interface).filter(of_pod).take(MAX_INTERFACES).collect();
-    if let Some(default) =
-        interfaces.iter().position(|interface| interface.name == DEFAULT_INTERFACE)
-    {
+    if let Some(default) = interfaces.iter().position(|interface| interface.name == POD_DEVICE) {
         interfaces[..=default].rotate_right(1);
     }
     interfaces

@@ -27,7 +27,8 @@ use tonic::{Request, Response, Status, Streaming, body::Body};
 use tower::{BoxError, Service};
 
 use super::{
-    AgentContext, bind, blobs, forward, logs, pulls, runtime::MAX_MESSAGE_BYTES, shutdown, tunnel,
+    AgentContext, bind, blobs, clock, forward, logs, pod_network, pulls,
+    runtime::MAX_MESSAGE_BYTES, shutdown, tunnel,
 };
 use crate::uplink::ConnectionInfo;
 
@@ -111,6 +112,9 @@ impl Agent for Calls {
     async fn hello(&self, request: Request<HelloRequest>) -> Result<Response<HelloReply>, Status> {
         let context = &self.context;
         context.ephemeral_storage.set_limit(request.get_ref().ephemeral_storage_limit);
+        if context.owns_machine {
+            clock::follow(request.get_ref().unix_nanos);
+        }
         Ok(Response::new(HelloReply {
             cell: context.cell.clone(),
             build_id: super::BUILD_ID.to_owned(),
@@ -126,8 +130,12 @@ impl Agent for Calls {
 
     async fn bind(&self, request: Request<BindRequest>) -> Result<Response<BindReply>, Status> {
         let (own, resolver) = (self.context.own, Arc::clone(&self.context.resolver));
+        let owns_machine = self.context.owns_machine;
         let made = spawn_blocking(move || {
             bind::bind(own, request.get_ref())?;
+            if let Some(network) = &request.get_ref().network {
+                pod_network::configure(owns_machine, network)?;
+            }
             resolver.ensure(request.get_ref().resolvers)
         });
         made.await.map_err(join_error)??;

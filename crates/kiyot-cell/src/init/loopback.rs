@@ -2,12 +2,12 @@
 
 use std::io;
 
-use kiyot_linux::netlink::{RTM_NEWLINK, Request, link_message, route_socket};
+use kiyot_linux::{link, netlink::route_socket};
 
 /// The loopback is the first interface of each namespace.
 const LOOPBACK_INDEX: u32 = 1;
 
 /// Brings up `lo` in the caller's network namespace.
 pub fn up() -> io::Result<()> {
-    Request::new(RTM_NEWLINK, 0, &link_message(LOOPBACK_INDEX, true)).execute(route_socket()?)
+    link::set_up(route_socket()?, LOOPBACK_INDEX)
 }

@@ -16,7 +16,7 @@ use crate::dirs::CellDir;
 
 /// Bounds the tmpfs of containerd's metadata, which has some hundred bytes per blob, snapshot and
 /// container of a single pod.
-const METADATA_TMPFS_OPTIONS: &CStr = c"mode=0700,size=256m";
+pub(crate) const METADATA_TMPFS_OPTIONS: &CStr = c"mode=0700,size=256m";
 
 /// A mount failed.
 #[derive(Debug, thiserror::Error)]

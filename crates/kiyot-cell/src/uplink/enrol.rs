@@ -8,7 +8,7 @@ use kiyot_proto::cell::{EnrolRequest, enrolment_client::EnrolmentClient};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
-    dial::{self, DialError},
+    dial::{self, DialError, Endpoint},
     identity::{Credentials, IdentityError},
 };
 
@@ -26,19 +26,21 @@ pub(super) enum EnrolError {
 }
 
 /// Makes an enrolment attempt, with the token, or with an empty one for a key that the cell is
-/// bound to. The caller sets a timeout.
+/// bound to (a renewal). The caller sets a timeout.
 pub(super) async fn enrol(
+    endpoint: &Endpoint,
     bootstrap: &Bootstrap,
-    token: &str,
     credentials: &Credentials,
     build_id: &str,
     clock: &Clock,
     end: &CancellationToken,
     tasks: &TaskTracker,
 ) -> Result<Vec<u8>, EnrolError> {
+    // Once a certificate is stored, the token is spent for its key.
+    let token = if credentials.has_certificate() { "" } else { &bootstrap.token };
     let end = end.child_token();
     let _cut = end.clone().drop_guard();
-    let stream = dial::to_enrol(bootstrap, clock).await?;
+    let stream = dial::to_enrol(endpoint, bootstrap, clock).await?;
     let connection =
         Connection::open(stream, Profile::ENROL, &end, tasks).await.map_err(DialError::Http2)?;
     let request = EnrolRequest {

@@ -17,7 +17,8 @@ use rcgen::{CertificateParams, KeyPair, PKCS_ECDSA_P256_SHA256, PublicKeyData};
 use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 
 const KEY_FILE: &str = "key.der";
-const CERTIFICATE_FILE: &str = "certificate.der";
+/// File of the certificate, in the agent's directory.
+pub(crate) const CERTIFICATE_FILE: &str = "certificate.der";
 
 /// Errors of creating or storing the key and the certificate.
 #[derive(Debug, thiserror::Error)]

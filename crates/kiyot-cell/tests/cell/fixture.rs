@@ -218,6 +218,7 @@ impl AgentLink {
         wait_until("containerd listens", LIMIT, async || socket.exists().then_some(())).await;
         let power_off = CancellationToken::new();
         let context = AgentContext::start(AgentParts {
+            owns_machine: false,
             cell: cell.name.clone(),
             dir: CellDir::open(Path::new(cell.dir.path())).unwrap(),
             own: OwnNamespaces { uts: false, net: false },

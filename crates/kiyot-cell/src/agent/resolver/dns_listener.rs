@@ -13,7 +13,10 @@ use std::{
 };
 
 use kiyot_link::resolver::{CELL_ADDRESS, PREFIX_LEN, address};
-use kiyot_linux::netlink::{self, NLM_F_NEW, RTM_NEWLINK, Request, attribute, link_message};
+use kiyot_linux::{
+    link,
+    netlink::{self, NLM_F_NEW, RTM_NEWLINK, Request, attribute, link_message},
+};
 use nix::sched::{CloneFlags, unshare};
 use rustix::net::netdevice::name_to_index;
 
@@ -24,18 +27,14 @@ const INNER: &str = "dns";
 /// DNS port.
 const PORT: u16 = 53;
 
-/// Constants of linux/rtnetlink.h, linux/if_link.h, linux/if_addr.h and linux/veth.h.
+/// Constants of linux/rtnetlink.h, linux/if_link.h and linux/veth.h.
 const RTM_DELLINK: u16 = 17;
-const RTM_NEWADDR: u16 = 20;
 const IFLA_IFNAME: u16 = 3;
 const IFLA_LINKINFO: u16 = 18;
 const IFLA_NET_NS_FD: u16 = 28;
 const IFLA_INFO_KIND: u16 = 1;
 const IFLA_INFO_DATA: u16 = 2;
 const VETH_INFO_PEER: u16 = 1;
-const IFA_ADDRESS: u16 = 1;
-const IFA_LOCAL: u16 = 2;
-const AF_INET: u8 = 2;
 
 /// Sockets of a name server.
 #[derive(Debug)]
@@ -82,8 +81,7 @@ fn open_in_new_namespace(servers: usize) -> io::Result<Vec<DnsListener>> {
         .with(IFLA_LINKINFO, &veth)
         .execute(&inner_socket)?;
     for (socket, device) in [(&cell_socket, DEVICE), (&inner_socket, INNER)] {
-        Request::new(RTM_NEWLINK, 0, &link_message(name_to_index(socket, device)?, true))
-            .execute(socket)?;
+        link::set_up(socket, name_to_index(socket, device)?)?;
     }
     add_address(&cell_socket, DEVICE, CELL_ADDRESS)?;
 
@@ -105,11 +103,5 @@ fn c_name(device: &str) -> Vec<u8> {
 /// Adds an address to a link.
 fn add_address(socket: impl AsFd, device: &str, address: Ipv4Addr) -> io::Result<()> {
     let index = name_to_index(&socket, device)?;
-    // An `ifaddrmsg`: family, prefix length, flags, scope, link index.
-    let body = [&[AF_INET, PREFIX_LEN, 0, 0][..], &index.to_ne_bytes()].concat();
-    let octets = address.octets();
-    Request::new(RTM_NEWADDR, NLM_F_NEW, &body)
-        .with(IFA_LOCAL, &octets)
-        .with(IFA_ADDRESS, &octets)
-        .execute(&socket)
+    link::add_address(socket, index, address.into(), PREFIX_LEN)
 }

@@ -1,0 +1,197 @@
+//! The pod's network on a machine of the cell's own: device, addresses, routes, and the name
+//! servers of the cell's containerd.
+
+use std::{fs, io, net::IpAddr, path::Path};
+
+use kiyot_linux::{link, netlink::route_socket};
+use kiyot_proto::cell::PodNetwork;
+use rustix::net::netdevice::name_to_index;
+use tonic::Status;
+
+use super::network::POD_DEVICE;
+
+/// Upper bound on the addresses of a pod, and on its routes, its name servers and search domains.
+const MAX_ENTRIES: usize = 64;
+/// Smallest MTU of IPv4, and the largest of Linux.
+const MTU_BYTES: std::ops::RangeInclusive<u32> = 68..=65_536;
+/// File to which the image's /etc/resolv.conf links.
+const RESOLV_CONF: &str = "/run/resolv.conf";
+
+/// A validated network.
+#[derive(Debug, PartialEq, Eq)]
+struct Settings {
+    mac: [u8; 6],
+    mtu: u32,
+    addresses: Vec<(IpAddr, u8)>,
+    routes: Vec<((IpAddr, u8), Option<IpAddr>)>,
+    resolv_conf: String,
+}
+
+/// Configures the pod's network. A repeated call changes nothing. Validates the whole request
+/// before it changes anything.
+pub fn configure(owns_machine: bool, network: &PodNetwork) -> Result<(), Status> {
+    if !owns_machine {
+        return Err(Status::failed_precondition(
+            "pod network: can't be configured, the network of the cell is made by its provider",
+        ));
+    }
+    let settings = Settings::parse(network)?;
+    settings
+        .apply(Path::new(RESOLV_CONF))
+        .map_err(|(doing, error)| Status::internal(format!("cannot {doing}: {error}")))
+}
+
+impl Settings {
+    fn parse(network: &PodNetwork) -> Result<Self, Status> {
+        let PodNetwork { mac, mtu, addresses, routes, name_servers, search } = network;
+        let invalid = |what: &str, value: &str, allowed: &str| {
+            Status::invalid_argument(format!("{what} {value:?}: invalid; allowed: {allowed}"))
+        };
+        for (what, entries) in [
+            ("addresses", addresses.len()),
+            ("routes", routes.len()),
+            ("name servers", name_servers.len()),
+            ("search domains", search.len()),
+        ] {
+            if entries > MAX_ENTRIES {
+                let allowed = format!("at most {MAX_ENTRIES}");
+                return Err(invalid(what, &entries.to_string(), &allowed));
+            }
+        }
+        if !MTU_BYTES.contains(mtu) {
+            let allowed = format!("{} to {} bytes", MTU_BYTES.start(), MTU_BYTES.end());
+            return Err(invalid("MTU", &mtu.to_string(), &allowed));
+        }
+        let network_of = |what: &str, text: &str| {
+            parse_network(text).ok_or_else(|| invalid(what, text, "as 10.1.2.3/24"))
+        };
+        let address_of =
+            |what: &str, text: &str| text.parse().map_err(|_| invalid(what, text, "an IP address"));
+        let addresses =
+            addresses.iter().map(|text| network_of("address", text)).collect::<Result<_, _>>()?;
+        let route = |route: &kiyot_proto::cell::Route| {
+            let gateway = (!route.gateway.is_empty())
+                .then(|| address_of("gateway", &route.gateway))
+                .transpose()?;
+            Ok((network_of("route", &route.destination)?, gateway))
+        };
+        let routes = routes.iter().map(route).collect::<Result<_, Status>>()?;
+        let mut resolv_conf = String::new();
+        for server in name_servers {
+            let address: IpAddr = address_of("name server", server)?;
+            resolv_conf.push_str(&format!("nameserver {address}\n"));
+        }
+        if let Some(domain) = search.iter().find(|domain| !is_domain(domain)) {
+            return Err(invalid(
+                "search domain",
+                domain,
+                "letters, digits, \".\", \"-\" and \"_\"",
+            ));
+        }
+        if !search.is_empty() {
+            resolv_conf.push_str(&format!("search {}\n", search.join(" ")));
+        }
+        let mac = parse_mac(mac).ok_or_else(|| invalid("MAC address", mac, "six bytes"))?;
+        Ok(Self { mac, mtu: *mtu, addresses, routes, resolv_conf })
+    }
+
+    fn apply(&self, resolv_conf: &Path) -> Result<(), (&'static str, io::Error)> {
+        let step = |doing| move |error| (doing, error);
+        let socket = route_socket().map_err(step("open netlink"))?;
+        let index = name_to_index(&socket, POD_DEVICE)
+            .map_err(|error| ("find the pod's device", error.into()))?;
+        link::configure(&socket, index, self.mac, self.mtu)
+            .map_err(step("set the pod's device up"))?;
+        for (address, prefix_len) in &self.addresses {
+            link::set_address(&socket, index, *address, *prefix_len)
+                .map_err(step("set the pod's address"))?;
+        }
+        for (destination, gateway) in &self.routes {
+            link::set_route(&socket, index, *destination, *gateway)
+                .map_err(step("set a route of the pod"))?;
+        }
+        fs::write(resolv_conf, &self.resolv_conf).map_err(step("write resolv.conf"))
+    }
+}
+
+fn parse_network(text: &str) -> Option<(IpAddr, u8)> {
+    let (address, prefix_len) = text.split_once('/')?;
+    let address: IpAddr = address.parse().ok()?;
+    let prefix_len: u8 = prefix_len.parse().ok()?;
+    (prefix_len <= if address.is_ipv4() { 32 } else { 128 }).then_some((address, prefix_len))
+}
+
+fn parse_mac(text: &str) -> Option<[u8; 6]> {
+    let bytes = text.split(':').map(|part| u8::from_str_radix(part, 16).ok());
+    bytes.collect::<Option<Vec<u8>>>()?.try_into().ok()
+}
+
+fn is_domain(text: &str) -> bool {
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    (1..=253).contains(&text.len()) && text.bytes().all(allowed)
+}
+
+#[cfg(test)]
+mod tests {
+    use kiyot_proto::cell::Route;
+    use tonic::Code;
+
+    use super::*;
+
+    fn network() -> PodNetwork {
+        PodNetwork {
+            mac: "02:00:5e:00:53:01".into(),
+            mtu: 1450,
+            addresses: vec!["10.1.2.3/24".into(), "fd00::3/64".into()],
+            routes: vec![
+                Route { destination: "169.254.1.1/32".into(), gateway: String::new() },
+                Route { destination: "0.0.0.0/0".into(), gateway: "169.254.1.1".into() },
+            ],
+            name_servers: vec!["10.0.0.10".into()],
+            search: vec!["example.org".into()],
+        }
+    }
+
+    #[test]
+    fn network_is_read() {
+        let settings = Settings::parse(&network()).unwrap();
+        assert_eq!(settings.mac, [2, 0, 0x5e, 0, 0x53, 1]);
+        assert_eq!(settings.addresses.len(), 2);
+        let gateway = IpAddr::from([169, 254, 1, 1]);
+        assert_eq!(
+            settings.routes,
+            [((gateway, 32), None), ((IpAddr::from([0, 0, 0, 0]), 0), Some(gateway))]
+        );
+        assert_eq!(settings.resolv_conf, "nameserver 10.0.0.10\nsearch example.org\n");
+    }
+
+    #[test]
+    fn invalid_network_is_refused_by_name() {
+        type Change = fn(&mut PodNetwork);
+        let changes: [(Change, &str); 7] = [
+            (|network| network.mac = "02:00".into(), "MAC address"),
+            (|network| network.mtu = 0, "MTU"),
+            (|network| network.addresses = vec!["10.1.2.3".into()], "address"),
+            (|network| network.addresses = vec!["10.1.2.3/33".into()], "address"),
+            (|network| network.routes[1].gateway = "there".into(), "gateway"),
+            (|network| network.name_servers = vec!["a b".into()], "name server"),
+            (|network| network.search = vec!["a\nb".into()], "search domain"),
+        ];
+        for (change, what) in changes {
+            let mut changed = network();
+            change(&mut changed);
+            let status = Settings::parse(&changed).unwrap_err();
+            assert_eq!(status.code(), Code::InvalidArgument);
+            assert!(status.message().starts_with(what), "{status}");
+        }
+        let mut many = network();
+        many.addresses = vec!["10.1.2.3/24".into(); 65];
+        assert!(Settings::parse(&many).unwrap_err().message().contains("at most 64"));
+    }
+
+    #[test]
+    fn network_of_the_provider_is_not_configured() {
+        let status = configure(false, &network()).unwrap_err();
+        assert_eq!(status.code(), Code::FailedPrecondition);
+    }
+}

@@ -1,0 +1,69 @@
+//! Services of a cell: containerd and the agent.
+
+use std::{
+    io,
+    net::{Ipv4Addr, TcpListener},
+    os::unix::process::CommandExt,
+    process::Command,
+    time::Duration,
+};
+
+use kiyot_link::bootstrap::CellFile;
+
+use super::{
+    MAX_LOG_BYTES, POWER_OFF_EXIT_CODE,
+    bounded_log::BoundedLog,
+    containerd::{self, Settings},
+    supervisor::{Service, Supervisor},
+};
+use crate::dirs::CellDir;
+
+/// A step of the start of the services failed; the message names the step.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {0}")]
+pub struct ServicesError(&'static str, #[source] io::Error);
+
+/// Runs containerd and the agent until the cell is to power off. The cell's directories and mounts
+/// exist, and its loopback is up.
+pub fn run(dir: &CellDir, file: &CellFile, console: &BoundedLog) -> Result<(), ServicesError> {
+    let step = |what| move |source| ServicesError(what, source);
+    let overlay = containerd::supports_overlay(dir);
+    let stream_port =
+        free_port().map_err(step("find a free port for containerd's streaming server"))?;
+    let settings = Settings { file, dir, stream_port, overlay };
+    std::fs::write(dir.containerd_toml(), settings.render())
+        .map_err(step("write containerd's configuration"))?;
+
+    let mut supervisor = Supervisor::start().map_err(step("start the reaper"))?;
+    let containerd_log = BoundedLog::open(dir.containerd_log(), MAX_LOG_BYTES)
+        .map_err(step("open containerd's log"))?;
+
+    let mut containerd = Command::new(&file.containerd);
+    containerd.arg("--config").arg(dir.containerd_toml());
+    supervisor.add(
+        Service::new("containerd", containerd, None, &containerd_log)
+            .map_err(step("prepare containerd"))?,
+    );
+
+    let mut agent = Command::new("/proc/self/exe");
+    // Name in the process list.
+    agent
+        .arg0("kiyot-cell")
+        .arg("agent")
+        .arg("--dir")
+        .arg(dir.path())
+        .arg("--stream-port")
+        .arg(stream_port.to_string());
+    let agent = Service::new("agent", agent, Some(POWER_OFF_EXIT_CODE), console)
+        .map_err(step("prepare the agent"))?;
+    // An agent that can't run can't enforce the orphan timeout, so init does.
+    supervisor.add(agent.with_max_failing(Duration::from_secs(file.bootstrap.orphan_timeout_secs)));
+
+    supervisor.run(console);
+    Ok(())
+}
+
+/// Returns a free port. Nothing else runs in the network namespace yet, so it stays free.
+fn free_port() -> io::Result<u16> {
+    Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
+}

@@ -1,0 +1,121 @@
+//! Network devices of the machine: the pod's, and the link's in a network namespace of its own,
+//! which the pod doesn't see and can't cut.
+
+use std::{
+    fs::{self, File},
+    io,
+    os::fd::AsFd,
+    path::Path,
+    thread,
+    time::{Duration, Instant},
+};
+
+use kiyot_link::bootstrap::LinkDevice;
+use kiyot_linux::{
+    link::{self, Link},
+    netlink::route_socket,
+};
+use nix::sched::{CloneFlags, unshare};
+use rustix::mount::mount_bind;
+
+use crate::agent::network::POD_DEVICE;
+
+/// File of the link's network namespace.
+pub const LINK_NAMESPACE: &str = "/run/kiyot/link-ns";
+/// Name of the link's device.
+const LINK_DEVICE: &str = "link";
+/// Time within which the kernel finds all devices.
+const MAX_WAIT: Duration = Duration::from_secs(60);
+/// Interval of the search.
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
+
+/// A device can't be found or configured.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {doing} the network device with the address {mac:?}")]
+pub struct DeviceError {
+    doing: &'static str,
+    mac: String,
+    #[source]
+    source: io::Error,
+}
+
+fn failed(doing: &'static str, mac: &str) -> impl FnOnce(io::Error) -> DeviceError {
+    let mac = mac.to_owned();
+    move |source| DeviceError { doing, mac, source }
+}
+
+/// Gives the device with a hardware address the name that a pod's device has.
+pub(super) fn name_pod_device(mac: &str) -> Result<(), DeviceError> {
+    let socket = route_socket().map_err(failed("open netlink for", mac))?;
+    let device = find(&socket, mac)?;
+    if device.name == POD_DEVICE {
+        return Ok(());
+    }
+    // The link's device may have the name.
+    let links = link::list(&socket).map_err(failed("list devices for", mac))?;
+    if let Some(other) = links.iter().find(|other| other.name == POD_DEVICE) {
+        link::rename(&socket, other.index, LINK_DEVICE).map_err(failed("free the name of", mac))?;
+    }
+    link::rename(&socket, device.index, POD_DEVICE).map_err(failed("rename", mac))
+}
+
+/// Moves the link's device to a network namespace of its own, and sets it up.
+pub(super) fn isolate(device: &LinkDevice) -> Result<(), DeviceError> {
+    let mac = device.mac.clone();
+    let device = device.clone();
+    // unshare(2) affects this thread only, which ends with the call.
+    let isolating = thread::spawn(move || isolate_in_thread(&device));
+    isolating
+        .join()
+        .unwrap_or_else(|_| Err(failed("isolate", &mac)(io::Error::other("its thread panicked"))))
+}
+
+fn isolate_in_thread(device: &LinkDevice) -> Result<(), DeviceError> {
+    let mac = device.mac.as_str();
+    let outer = route_socket().map_err(failed("open netlink for", mac))?;
+    let found = find(&outer, mac)?;
+    unshare(CloneFlags::CLONE_NEWNET)
+        .map_err(|error| failed("create a namespace for", mac)(error.into()))?;
+    let namespace =
+        File::open("/proc/thread-self/ns/net").map_err(failed("open the namespace of", mac))?;
+    keep_namespace(Path::new(LINK_NAMESPACE)).map_err(failed("keep the namespace of", mac))?;
+    link::move_to(&outer, found.index, namespace.as_fd()).map_err(failed("move", mac))?;
+    let inner = route_socket().map_err(failed("open netlink for", mac))?;
+    // The index may have changed.
+    let moved = find(&inner, mac)?;
+    link::set_address(&inner, moved.index, device.address, device.prefix_len)
+        .map_err(failed("set the address of", mac))?;
+    link::set_up(&inner, moved.index).map_err(failed("bring up", mac))
+}
+
+/// Keeps the namespace of the calling thread alive by a mount.
+fn keep_namespace(path: &Path) -> io::Result<()> {
+    if let Some(parent) = path.parent() {
+        fs::create_dir_all(parent)?;
+    }
+    File::create(path)?;
+    Ok(mount_bind("/proc/thread-self/ns/net", path)?)
+}
+
+/// Returns the device with a hardware address. Waits until the kernel has found it.
+fn find(socket: impl AsFd, mac: &str) -> Result<Link, DeviceError> {
+    let begin = Instant::now();
+    loop {
+        let links = link::list(&socket).map_err(failed("find", mac))?;
+        if let Some(found) = links.iter().find(|link| text(link).as_deref() == Some(mac)) {
+            return Ok(found.clone());
+        }
+        if begin.elapsed() > MAX_WAIT {
+            let names: Vec<_> = links.iter().map(|link| link.name.as_str()).collect();
+            let message = format!("not there after {} s; found: {names:?}", MAX_WAIT.as_secs());
+            return Err(failed("find", mac)(io::Error::other(message)));
+        }
+        thread::sleep(POLL_INTERVAL);
+    }
+}
+
+/// Returns the hardware address of a device as text.
+fn text(link: &Link) -> Option<String> {
+    let mac = link.mac?;
+    Some(mac.map(|byte| format!("{byte:02x}")).join(":"))
+}

@@ -1,0 +1,202 @@
+//! Network devices with their addresses and routes (rtnetlink(7)).
+//!
+//! All functions act in the network namespace of their socket, see [`netlink::route_socket`].
+
+use std::{
+    io,
+    net::IpAddr,
+    os::fd::{AsFd, AsRawFd, BorrowedFd},
+};
+
+use crate::netlink::{NLM_F_NEW, NLM_F_SET, RTM_NEWLINK, Request, attributes, link_message};
+
+/// Message types of linux/rtnetlink.h.
+const RTM_GETLINK: u16 = 18;
+const RTM_NEWADDR: u16 = 20;
+const RTM_NEWROUTE: u16 = 24;
+/// Attributes of linux/if_link.h.
+const IFLA_ADDRESS: u16 = 1;
+const IFLA_IFNAME: u16 = 3;
+const IFLA_MTU: u16 = 4;
+const IFLA_NET_NS_FD: u16 = 28;
+/// Attributes and flags of linux/if_addr.h.
+const IFA_ADDRESS: u16 = 1;
+const IFA_LOCAL: u16 = 2;
+const IFA_FLAGS: u16 = 8;
+const IFA_F_NODAD: u32 = 2;
+/// Attributes and values of linux/rtnetlink.h.
+const RTA_DST: u16 = 1;
+const RTA_OIF: u16 = 4;
+const RTA_GATEWAY: u16 = 5;
+const RT_TABLE_MAIN: u8 = 254;
+const RTPROT_STATIC: u8 = 4;
+const RT_SCOPE_UNIVERSE: u8 = 0;
+const RT_SCOPE_LINK: u8 = 253;
+const RTN_UNICAST: u8 = 1;
+const AF_INET: u8 = 2;
+const AF_INET6: u8 = 10;
+
+/// Size of an `ifinfomsg`, which precedes the attributes of a link.
+const LINK_MESSAGE_BYTES: usize = 16;
+
+/// A network device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Link {
+    /// The index, unique in its network namespace.
+    pub index: u32,
+    /// The name.
+    pub name: String,
+    /// The hardware address; `None` for devices that have another kind or none.
+    pub mac: Option<[u8; 6]>,
+}
+
+/// Returns the network devices.
+pub fn list(socket: impl AsFd) -> io::Result<Vec<Link>> {
+    let mut links = Vec::new();
+    Request::new(RTM_GETLINK, 0, &link_message(0, false)).dump(socket, |kind, body| {
+        if kind == RTM_NEWLINK {
+            links.extend(parse(body));
+        }
+    })?;
+    Ok(links)
+}
+
+fn parse(body: &[u8]) -> Option<Link> {
+    let index = u32::from_ne_bytes(*body.get(4..8)?.first_chunk()?);
+    let mut link = Link { index, name: String::new(), mac: None };
+    for attribute in attributes(body.get(LINK_MESSAGE_BYTES..)?) {
+        match attribute.kind {
+            IFLA_IFNAME => {
+                let name = attribute.value.split(|byte| *byte == 0).next().unwrap_or_default();
+                link.name = String::from_utf8_lossy(name).into_owned();
+            }
+            IFLA_ADDRESS => link.mac = attribute.value.try_into().ok(),
+            _ => {}
+        }
+    }
+    Some(link)
+}
+
+/// Sets a device up.
+pub fn set_up(socket: impl AsFd, index: u32) -> io::Result<()> {
+    Request::new(RTM_NEWLINK, 0, &link_message(index, true)).execute(socket)
+}
+
+/// Renames a device, which must be down.
+pub fn rename(socket: impl AsFd, index: u32, name: &str) -> io::Result<()> {
+    Request::new(RTM_NEWLINK, 0, &link_message(index, false))
+        .with(IFLA_IFNAME, &[name.as_bytes(), b"\0"].concat())
+        .execute(socket)
+}
+
+/// Sets hardware address and MTU of a device, and sets it up.
+pub fn configure(socket: impl AsFd, index: u32, mac: [u8; 6], mtu: u32) -> io::Result<()> {
+    Request::new(RTM_NEWLINK, 0, &link_message(index, true))
+        .with(IFLA_ADDRESS, &mac)
+        .with(IFLA_MTU, &mtu.to_ne_bytes())
+        .execute(socket)
+}
+
+/// Moves a device to another network namespace, where it is down.
+pub fn move_to(socket: impl AsFd, index: u32, namespace: BorrowedFd<'_>) -> io::Result<()> {
+    Request::new(RTM_NEWLINK, 0, &link_message(index, false))
+        .with(IFLA_NET_NS_FD, &namespace.as_raw_fd().to_ne_bytes())
+        .execute(socket)
+}
+
+/// Adds an address to a device. Fails if the device has it.
+pub fn add_address(
+    socket: impl AsFd,
+    index: u32,
+    address: IpAddr,
+    prefix_len: u8,
+) -> io::Result<()> {
+    address_request(NLM_F_NEW, index, address, prefix_len).execute(socket)
+}
+
+/// Gives a device an address, unless it has it. IPv6 does not look for duplicates, which CNI
+/// plugins do where they choose an address.
+pub fn set_address(
+    socket: impl AsFd,
+    index: u32,
+    address: IpAddr,
+    prefix_len: u8,
+) -> io::Result<()> {
+    address_request(NLM_F_SET, index, address, prefix_len)
+        .with(IFA_FLAGS, &IFA_F_NODAD.to_ne_bytes())
+        .execute(socket)
+}
+
+fn address_request(flags: u16, index: u32, address: IpAddr, prefix_len: u8) -> Request {
+    let (family, octets) = octets(address);
+    // An `ifaddrmsg`: family, prefix length, flags, scope, link index.
+    let body = [&[family, prefix_len, 0, 0][..], &index.to_ne_bytes()].concat();
+    Request::new(RTM_NEWADDR, flags, &body).with(IFA_LOCAL, &octets).with(IFA_ADDRESS, &octets)
+}
+
+/// Sets a route through a device: to a network, by a gateway or on the link.
+pub fn set_route(
+    socket: impl AsFd,
+    index: u32,
+    (destination, prefix_len): (IpAddr, u8),
+    gateway: Option<IpAddr>,
+) -> io::Result<()> {
+    let (family, octets) = octets(destination);
+    let scope = if gateway.is_some() { RT_SCOPE_UNIVERSE } else { RT_SCOPE_LINK };
+    // An `rtmsg`: family, lengths of destination and source, TOS, table, protocol, scope, type,
+    // flags.
+    let header =
+        [family, prefix_len, 0, 0, RT_TABLE_MAIN, RTPROT_STATIC, scope, RTN_UNICAST, 0, 0, 0, 0];
+    let mut request = Request::new(RTM_NEWROUTE, NLM_F_SET, &header);
+    if prefix_len > 0 {
+        request = request.with(RTA_DST, &octets);
+    }
+    if let Some(gateway) = gateway {
+        request = request.with(RTA_GATEWAY, &self::octets(gateway).1);
+    }
+    request.with(RTA_OIF, &index.to_ne_bytes()).execute(socket)
+}
+
+fn octets(address: IpAddr) -> (u8, Vec<u8>) {
+    match address {
+        IpAddr::V4(address) => (AF_INET, address.octets().to_vec()),
+        IpAddr::V6(address) => (AF_INET6, address.octets().to_vec()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::netlink::{attribute, route_socket};
+
+    #[test]
+    fn loopback_is_listed() {
+        let links = list(route_socket().unwrap()).unwrap();
+        assert!(links.iter().any(|link| link.name == "lo"), "{links:?}");
+    }
+
+    #[test]
+    fn link_has_index_name_and_hardware_address() {
+        let mac = [2, 0, 0x5e, 0, 0x53, 1];
+        let message = [
+            link_message(7, true),
+            attribute(IFLA_IFNAME, b"eth0\0"),
+            attribute(IFLA_ADDRESS, &mac),
+        ]
+        .concat();
+        let expected = Link { index: 7, name: "eth0".to_owned(), mac: Some(mac) };
+        assert_eq!(parse(&message), Some(expected));
+        assert_eq!(parse(&message[..10]), None);
+    }
+
+    proptest! {
+        #[test]
+        fn arbitrary_message_is_parsed_without_panic(
+            bytes in prop::collection::vec(any::<u8>(), 0..100)
+        ) {
+            let _ = parse(&bytes);
+        }
+    }
+}
