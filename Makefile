@@ -4,13 +4,18 @@ export CARGO_INCREMENTAL ?= 0
 export CARGO_TERM_COLOR ?= never
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
-.PHONY: demo test test-node soak bench fmt lint deny clean
+.PHONY: cell-image demo test test-node soak bench fmt lint deny clean
 
 # Runs the pods of examples/, on the node and in a cell.
 demo:
 	@scripts/setup
 	@cargo build --quiet --workspace --bins --example demo
 	@cargo run --quiet --example demo
+
+# Builds the image of cells with a kernel of their own in target/cell-image/, if its inputs have changed.
+cell-image:
+	@scripts/setup
+	@scripts/cell-image target/cell-image
 
 # Checks everything that must hold before a change is merged. Ends with "N passed, N failed".
 test: lint

@@ -8,6 +8,7 @@ mod examples;
 mod imports;
 mod lexer;
 mod manifests;
+mod scripts;
 mod service;
 mod sizes;
 mod source;
