@@ -48,7 +48,7 @@ pub(crate) async fn measure(node: &Node, program: &Path, cells: usize, times: us
         name: NAME,
         log: "warn".to_owned(),
         milpa: format!("max_cells = {}\nlaunch_timeout = \"10m\"", cells + CONCURRENT_STARTS),
-        netns: format!("cell_binary = \"{}\"", setup.program.display()),
+        of_provider: format!("cell_binary = \"{}\"", setup.program.display()),
         network: Some(setup.network.clone()),
         ..KiyotOptions::new(program)
     };

@@ -166,9 +166,8 @@ impl Milpa {
             .await
             .map_err(|error| StartError::Gateway(name.clone(), error))?;
         cells.serve(Arc::new(gateway.clone()));
-        let credentials = registries.credentials();
-        let learning =
-            AbortOnDropHandle::new(tokio::spawn(async move { registries.learn().await }));
+        let learned = Arc::clone(&registries);
+        let learning = AbortOnDropHandle::new(tokio::spawn(async move { learned.learn().await }));
         let parts = Parts {
             store: store.clone(),
             cells: Arc::clone(&cells),
@@ -176,7 +175,7 @@ impl Milpa {
                 node,
                 config.pause_image.clone(),
                 config.image_pull_progress_timeout,
-                credentials,
+                registries,
             ),
             volumes: Volumes::new(vec![config.kubelet_dir.clone()], config.policy.host_path),
             logs: Logs::new(),

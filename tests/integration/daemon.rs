@@ -147,7 +147,10 @@ async fn missing_cell_binary_is_logged_at_start_and_pods_of_the_node_run() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(
         &node,
-        KiyotOptions { netns: "cell_binary = \"/nonexistent/kiyot-cell\"".to_owned(), ..options() },
+        KiyotOptions {
+            of_provider: "cell_binary = \"/nonexistent/kiyot-cell\"".to_owned(),
+            ..options()
+        },
     )
     .await;
     let mut kubelet = kiyot.kubelet().await;

@@ -14,7 +14,7 @@ use kiyot::{
             cells::{Cells, CellsConfig},
             cri::{CriService, Parts},
             gateway::{Gateway, GatewayConfig, Limits, ca::Ca},
-            images::{Images, NodeImages},
+            images::{Images, NodeImages, Registries},
             logs::Logs,
             policy::Rules,
             providers::{Owner, Provider},
@@ -262,10 +262,11 @@ impl Daemon {
         cells.serve(Arc::new(gateway.clone()));
         let node =
             NodeImages { socket: dir.join("no-containerd.sock"), namespace: "k8s.io".to_owned() };
+        let registries = Registries::new(node.clone(), None, dir);
         let parts = Parts {
             store: store.clone(),
             cells: Arc::clone(&cells),
-            images: Images::new(node, "pause", LIMIT, Arc::default()),
+            images: Images::new(node, "pause", LIMIT, registries),
             volumes: Volumes::new(vec![dir.join("kubelet")], HostPath::Refuse),
             logs: Logs::new(),
             streaming: Arc::new(Streaming::start().await.unwrap()),

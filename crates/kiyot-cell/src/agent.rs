@@ -12,6 +12,7 @@ pub mod metrics;
 pub mod network;
 pub mod pod_network;
 pub mod pulls;
+pub mod registries;
 pub mod resolver;
 pub mod runtime;
 pub mod runtime_watch;

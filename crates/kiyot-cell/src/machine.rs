@@ -16,6 +16,7 @@ use std::{io, path::Path};
 use kiyot_link::bootstrap::{CellFile, CellFileError, Machine};
 
 use crate::{
+    agent,
     dirs::{CellDir, DirError},
     init::{self, bounded_log::BoundedLog, loopback, services},
 };
@@ -84,7 +85,8 @@ fn serve() -> Result<(), MachineError> {
     mounts::early()?;
     modules::load_all(Path::new(modules::LIST))?;
     let boot_data = boot_data::read()?;
-    let file = CellFile::parse(Path::new(boot_data::NAME), &boot_data)?;
+    let mut file = CellFile::parse(Path::new(boot_data::NAME), &boot_data)?;
+    file.registry_config_dir = Some(agent::registries::config_path());
     let machine = file.machine.clone().ok_or(MachineError::NoMachine)?;
     power_off.set_deadline(machine.power_off_after_secs);
     mounts::root(&disks::find("root")?, &disks::find("disk")?)?;

@@ -17,6 +17,57 @@ use crate::{
     sweep, wait_until,
 };
 
+/// Provider of cells.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Provider {
+    /// Namespaces of the node.
+    Netns,
+    /// Virtual machines, with the image of [`cell_image`].
+    Qemu,
+}
+
+impl Provider {
+    /// Returns the provider that the environment variable `PROVIDER` names: with `qemu`, tests that
+    /// are written for any cell run with virtual machines.
+    fn of_environment() -> Self {
+        match std::env::var("PROVIDER").as_deref() {
+            Ok("qemu") => Self::Qemu,
+            Ok("netns") | Err(_) => Self::Netns,
+            Ok(other) => panic!("PROVIDER={other}: allowed: netns, qemu"),
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Netns => "netns",
+            Self::Qemu => "qemu",
+        }
+    }
+
+    /// Returns the keys of its table that depend on the machine.
+    fn keys(self) -> String {
+        match self {
+            Self::Netns => format!("restrict_oom_score_adj = {}", Node::restricts_oom_score()),
+            Self::Qemu => format!("image_dir = \"{}\"\naccel = \"tcg\"", cell_image().display()),
+        }
+    }
+}
+
+/// Returns the directory of the cell image.
+///
+/// # Panics
+/// If it was not built.
+pub fn cell_image() -> PathBuf {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/cell-image");
+    let directory = directory.canonicalize().unwrap_or(directory);
+    assert!(
+        directory.join("image.json").exists(),
+        "{} has no image: build it first by `make cell-image`",
+        directory.display()
+    );
+    directory
+}
+
 /// Options of the daemon.
 #[derive(Debug, Clone)]
 pub struct KiyotOptions {
@@ -28,8 +79,10 @@ pub struct KiyotOptions {
     pub server: String,
     /// Additional keys of `[backends.milpa]`, TOML.
     pub milpa: String,
-    /// Additional keys of `[backends.milpa.netns]`, TOML.
-    pub netns: String,
+    /// Provider of cells.
+    pub provider: Provider,
+    /// Additional keys of the provider's table, TOML.
+    pub of_provider: String,
     /// CRI socket of the backend `containerd`; `None` for that of the node's containerd.
     pub containerd: Option<PathBuf>,
     /// CNI network of cells: a directory with configuration in `net.d` and plugins in `bin`; `None`
@@ -57,7 +110,8 @@ impl KiyotOptions {
             cells: true,
             server: String::new(),
             milpa: String::new(),
-            netns: String::new(),
+            provider: Provider::of_environment(),
+            of_provider: String::new(),
             containerd: None,
             network: None,
             sections: String::new(),
@@ -88,21 +142,22 @@ impl KiyotOptions {
                 "[backends.milpa]\n\
                  type = \"milpa\"\n\
                  state_dir = \"{at}/state\"\n\
-                 provider = \"netns\"\n\
+                 provider = \"{provider}\"\n\
                  pause_image = \"{PAUSE_IMAGE}\"\n\
                  kubelet_dir = \"{}\"\n\
                  {}\n\n\
-                 [backends.milpa.netns]\n\
+                 [backends.milpa.{provider}]\n\
                  cni_conf_dir = \"{}\"\n\
                  cni_bin_dirs = [\"{}\"]\n\
-                 restrict_oom_score_adj = {}\n\
+                 {}\n\
                  {}\n",
                 node.kubelet_directory().display(),
                 self.milpa,
                 networks.display(),
                 plugins.display(),
-                Node::restricts_oom_score(),
-                self.netns
+                self.provider.keys(),
+                self.of_provider,
+                provider = self.provider.name(),
             );
         }
         let _ = writeln!(toml, "[routing]\ndefault = \"containerd\"\n");

@@ -26,7 +26,7 @@ pub mod websocket;
 
 pub use command::output;
 pub use fake_cell::FakeCell;
-pub use kiyot::{Kiyot, KiyotOptions};
+pub use kiyot::{Kiyot, KiyotOptions, Provider, cell_image};
 pub use kiyot_proto::cri;
 pub use kubelet::{
     Container, Kubelet, LogLine, Pod, RunningContainer, RunningPod, Volume, volumes::Source,

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use kiyot_proto::cri;
+use kiyot_proto::{cell::RegistryFile, cri};
 
 pub(super) use self::reference::normalized;
 use self::{
@@ -56,21 +56,24 @@ pub struct Images {
     /// Credentials by pod UID and reference. Never logged, never on disk.
     credentials: BoundedMap<(String, String), cri::AuthConfig>,
     node_credentials: Arc<NodeCredentials>,
+    /// Registry configuration of the node.
+    registries: Option<Arc<Registries>>,
     image_locks: KeyLocks<(CellId, String)>,
 }
 
 impl Images {
     /// Creates the images of cells. `pause_image` is the name in the configuration of the cells'
     /// containerd. `progress_timeout` bounds the time without progress of a copied blob and of a
-    /// pull. `node_credentials` are for pulls without credentials of their own.
+    /// pull. `registries` has the credentials for pulls without credentials of their own.
     pub fn new(
         node: NodeImages,
         pause_image: impl Into<String>,
         progress_timeout: Duration,
-        node_credentials: Arc<NodeCredentials>,
+        registries: Arc<Registries>,
     ) -> Arc<Self> {
         Arc::new(Self {
-            node_credentials,
+            node_credentials: registries.credentials(),
+            registries: Some(registries),
             ..Self::of(Box::new(Containerd::new(node)), pause_image.into(), progress_timeout)
         })
     }
@@ -83,7 +86,16 @@ impl Images {
             reported: Reports::default(),
             credentials: BoundedMap::new(MAX_CREDENTIALS),
             node_credentials: Arc::default(),
+            registries: None,
             image_locks: KeyLocks::default(),
+        }
+    }
+
+    /// Returns the files of the registry configuration, for a cell that doesn't share the node's.
+    pub async fn registry_files(&self) -> Vec<RegistryFile> {
+        match &self.registries {
+            Some(registries) => registries.files().await,
+            None => Vec::new(),
         }
     }
 

@@ -27,7 +27,7 @@ impl PausableRunc {
         fs::write(&program, script).unwrap();
         fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
         let options = KiyotOptions {
-            netns: format!("runc = {:?}\n", program.display().to_string()),
+            of_provider: format!("runc = {:?}\n", program.display().to_string()),
             ..options()
         };
         (Self(directory), options)

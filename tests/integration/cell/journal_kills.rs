@@ -101,7 +101,7 @@ impl Holds {
         fs::write(network.join("net.d/10-test.conflist"), conflist.to_string()).unwrap();
         let options = KiyotOptions {
             network: Some(network),
-            netns: format!(
+            of_provider: format!(
                 "cell_binary = \"{0}/kiyot-cell\"\nrunc = \"{0}/runc\"\n",
                 holds.0.display()
             ),

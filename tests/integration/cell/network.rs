@@ -376,7 +376,7 @@ async fn host_ports_work_on_the_bridge_of_cells() {
     let node = Node::start().await;
     fs::remove_file(node.cni_configuration().join("10-test.conflist")).unwrap();
     let mut options = options();
-    options.netns = format!("bridge = \"b{}\"\nsubnet = \"10.201.7.0/24\"", node.name());
+    options.of_provider = format!("bridge = \"b{}\"\nsubnet = \"10.201.7.0/24\"", node.name());
     let kiyot = Kiyot::start(&node, options).await;
     let mut kubelet = kiyot.kubelet().await;
     let running = kubelet.run_pod(&server("bridged", 18082)).await.unwrap();

@@ -86,7 +86,7 @@ async fn programs_on_a_file_system_of_their_own_run_in_a_cell() {
     let link = node.directory().join("the-containerd");
     symlink("programs/bin/containerd", &link).unwrap();
     let options =
-        KiyotOptions { netns: format!("containerd = \"{}\"", link.display()), ..options() };
+        KiyotOptions { of_provider: format!("containerd = \"{}\"", link.display()), ..options() };
     let kiyot = Kiyot::start(&node, options).await;
     let mut kubelet = kiyot.kubelet().await;
     let running = kubelet.run_pod(&pod("elsewhere", WAIT)).await.unwrap();

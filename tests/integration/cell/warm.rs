@@ -86,7 +86,8 @@ async fn warm_cell_whose_instance_ends_is_replaced() {
 async fn pods_run_while_the_pool_can_not_be_filled() {
     let node = Node::start().await;
     let binary = node.directory().join("kiyot-cell");
-    let options = KiyotOptions { netns: format!("cell_binary = {binary:?}\n"), ..with_pool(1) };
+    let options =
+        KiyotOptions { of_provider: format!("cell_binary = {binary:?}\n"), ..with_pool(1) };
     let kiyot = Kiyot::start(&node, options).await;
     wait_until("the pool has failed twice", LIMIT, async || {
         (kiyot.log().matches("warm pool not filled").count() >= 2).then_some(())

@@ -27,7 +27,7 @@ use tonic::{Request, Response, Status, Streaming, body::Body};
 use tower::{BoxError, Service};
 
 use super::{
-    AgentContext, bind, blobs, clock, forward, logs, pod_network, pulls,
+    AgentContext, bind, blobs, clock, forward, logs, pod_network, pulls, registries,
     runtime::MAX_MESSAGE_BYTES, shutdown, tunnel,
 };
 use crate::uplink::ConnectionInfo;
@@ -136,6 +136,7 @@ impl Agent for Calls {
             if let Some(network) = &request.get_ref().network {
                 pod_network::configure(owns_machine, network)?;
             }
+            registries::replace(owns_machine, &request.get_ref().registries)?;
             resolver.ensure(request.get_ref().resolvers)
         });
         made.await.map_err(join_error)??;

@@ -73,6 +73,7 @@ pub(super) fn bind(
             .collect(),
         resolvers: u32::try_from(resolvers.len()).unwrap_or(u32::MAX),
         network: network.map(Into::into),
+        registries: Vec::new(),
     }
 }
 

@@ -251,7 +251,10 @@ impl CriService {
         // The policy may have changed since the call began.
         policy::check_sandbox(&rules, &config).map_err(status_code::of_refusal)?;
         let resolvers = policy::forwarded_resolvers(&rules.policy, &config);
-        let bind = requests::bind(&config, &resolvers, attached.network.as_ref());
+        let mut bind = requests::bind(&config, &resolvers, attached.network.as_ref());
+        if rules.capabilities.own_kernel {
+            bind.registries = self.images.registry_files().await;
+        }
         let client = CellClient::new(cell);
         client.bind(BIND_TIMEOUT, bind).await?;
         self.images.ensure_pause(cell).await?;

@@ -12,16 +12,20 @@ use std::{
 };
 
 use async_trait::async_trait;
-use kiyot_proto::cri::{self, StatusRequest, runtime_service_client::RuntimeServiceClient};
+use kiyot_proto::{
+    cell::RegistryFile,
+    cri::{self, StatusRequest, runtime_service_client::RuntimeServiceClient},
+};
 use tokio::{sync, time::Instant};
 
-use self::{configured::Configured, hosts::Plan};
+use self::{bundle::Bundle, configured::Configured, hosts::Plan};
 use super::node::{Containerd, NodeImages};
 use crate::backends::milpa::{
     failure::{Class, Failure},
     providers::RegistryConfig,
 };
 
+mod bundle;
 mod configured;
 mod directory;
 mod hosts;
@@ -230,6 +234,31 @@ impl RegistryConfig for Registries {
             self.refresh(&mut known).await;
         }
         if known.has_answered { known.config_path.clone() } else { self.configured.clone() }
+    }
+}
+
+impl Registries {
+    /// Returns the files of the configuration, for cells that don't share the node's. Logs each
+    /// problem once.
+    pub async fn files(&self) -> Vec<RegistryFile> {
+        let Some(config_path) = self.config_path().await else { return Vec::new() };
+        let reading = tokio::task::spawn_blocking(move || Bundle::read(&config_path, &read));
+        let bundle =
+            reading.await.map_err(io::Error::other).flatten().unwrap_or_else(|error| Bundle {
+                problems: [format!("registry configuration can't be read: {error}")].into(),
+                ..Bundle::default()
+            });
+        let mut known = self.known.lock().await;
+        for problem in bundle.problems {
+            if known.warnings.insert(problem.clone()) {
+                tracing::warn!(problem, "registry configuration of cells incomplete");
+            }
+        }
+        let file = |(path, content): (PathBuf, Vec<u8>)| RegistryFile {
+            path: path.to_string_lossy().into_owned(),
+            content: content.into(),
+        };
+        bundle.files.into_iter().map(file).collect()
     }
 }
 

@@ -1,0 +1,70 @@
+//! Life of a pod in a virtual machine.
+
+use std::fs;
+
+use kiyot_testkit::{Kiyot, LIMIT, Node, Source, cri, wait_until};
+
+use super::{WAIT, options, pod};
+
+/// Verifies V1, V2, V3.
+#[tokio::test]
+async fn pod_in_a_vm_lives_as_one_on_the_node() {
+    let node = Node::start().await;
+    let mut kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let spec = pod("first", &format!("echo hello from $(hostname); cat /settings/colour; {WAIT}"))
+        .volume("settings", Source::ConfigMap(Source::files(&[("colour", "blue\n")])));
+    let mut spec = spec;
+    spec.containers[0] = spec.containers[0].clone().mount("settings", "/settings");
+    let running = kubelet.run_pod(&spec).await.unwrap();
+    let main = running.container("main").clone();
+    kubelet.logged(&main, "hello from first").await;
+    kubelet.logged(&main, "blue").await;
+
+    // A kernel of its own, and a single device beside the loopback: the link is not the pod's.
+    let run = async |kubelet: &mut kiyot_testkit::Kubelet, script: &str| {
+        let output = kubelet.exec_sync(&main.id, &["sh", "-c", script]).await.unwrap();
+        assert_eq!(output.code, 0, "{script}: {}", output.stderr);
+        output.stdout
+    };
+    let kernel = fs::read_to_string("/proc/version").unwrap();
+    assert_ne!(run(&mut kubelet, "cat /proc/version").await, kernel);
+    let devices = run(&mut kubelet, "ls /sys/class/net").await;
+    assert_eq!(devices.split_whitespace().collect::<Vec<_>>(), ["eth0", "lo"]);
+
+    // The pod's address is one of the node's CNI network, and is reached from the node.
+    let status = kubelet.sandbox_status(&running.sandbox).await.unwrap();
+    assert_eq!(status.state(), cri::PodSandboxState::SandboxReady);
+    let ip = status.network.unwrap().ip;
+    assert!(ip.starts_with("10.88."), "{ip}");
+    let addresses = run(&mut kubelet, "ip -4 addr show eth0").await;
+    assert!(addresses.contains(&format!("inet {ip}/")), "{addresses}");
+    run(
+        &mut kubelet,
+        "mkdir -p /tmp/www; echo served > /tmp/www/index.html; httpd -p 8080 -h /tmp/www",
+    )
+    .await;
+    let page = wait_until("the pod serves", LIMIT, async || {
+        kiyot_testkit::output(
+            "busybox",
+            &["wget", "-q", "-T", "5", "-O", "-", &format!("http://{ip}:8080/")],
+        )
+        .ok()
+    })
+    .await;
+    assert_eq!(page.trim(), "served");
+
+    kubelet.update_volume(&spec, "settings", &Source::files(&[("colour", "red")]));
+    wait_until("the volume is updated", LIMIT, async || {
+        let output = kubelet.exec_sync(&main.id, &["cat", "/settings/colour"]).await.ok()?;
+        (output.stdout == "red").then_some(())
+    })
+    .await;
+
+    kubelet.stop_and_remove(&running).await.unwrap();
+    assert_eq!(kiyot.cells(), Vec::<String>::new(), "a stopped pod has no cell");
+    assert!(kiyot.stop().await.success());
+    drop(kiyot);
+    let left = node.stop();
+    assert!(left.is_empty(), "leftovers:\n{left}");
+}

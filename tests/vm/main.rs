@@ -1,0 +1,23 @@
+//! Pods in virtual machines, called as a kubelet calls. QEMU emulates the processor, so that these
+//! are few: `PROVIDER=qemu cargo test --test integration` runs those of all cells, by hand.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "test code")]
+
+mod faults;
+mod life;
+
+use kiyot_testkit::{Container, KiyotOptions, Pod, Provider};
+
+/// Returns the options of the daemon under test.
+fn options() -> KiyotOptions {
+    let mut options = KiyotOptions::new(env!("CARGO_BIN_EXE_kiyot"));
+    options.provider = Provider::Qemu;
+    options
+}
+
+/// Returns a pod in a cell with one container, `main`.
+fn pod(name: &str, script: &str) -> Pod {
+    Pod::new(name).in_cell().container(Container::script("main", script))
+}
+
+/// Script of a container that runs until SIGTERM.
+const WAIT: &str = "trap 'exit 0' TERM; while :; do sleep 0.5; done";
