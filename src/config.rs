@@ -17,6 +17,7 @@ mod checks;
 mod cidr;
 mod diff;
 mod limits;
+mod local_network;
 mod milpa;
 mod netns;
 mod placement;
@@ -31,6 +32,7 @@ pub use backends::{BackendConfig, CriBackend};
 pub use cidr::{Cidr, NotACidr};
 pub use diff::{Change, Diff};
 pub use limits::Limits;
+pub use local_network::LocalNetwork;
 pub use milpa::{
     HostAccessPolicy, HostPath, MilpaBackend, NodeResolver, Policy, Privileged, ProviderKind,
 };

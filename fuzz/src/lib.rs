@@ -14,7 +14,7 @@ use kiyot::{
     backends::milpa::{
         fuzzing as cells, logs,
         placement::{CatalogueFile, Needs, Rules, misses, rank},
-        providers::netns as provider,
+        providers::local as provider,
         simulator::{WorkloadError, WorkloadPod, read_workload},
         streaming, volumes as copies,
     },

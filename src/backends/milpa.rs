@@ -50,7 +50,7 @@ use id::PREFIX;
 use images::{Images, NodeImages, Registries};
 use logs::Logs;
 use policy::Rules;
-use providers::{Owner, Provider, netns};
+use providers::{Owner, Provider, local, netns};
 use store::{Store, StoreError};
 use streaming::Streaming;
 use volumes::Volumes;
@@ -138,7 +138,7 @@ impl Milpa {
             token_ttl: config.token_ttl,
             orphan_timeout: config.orphan_timeout,
             healthy_timeout: config.healthy_limit(),
-            boot_id: netns::boot_id(),
+            boot_id: local::boot_id(),
             owner: Owner {
                 cluster: config.cluster.clone().unwrap_or_default(),
                 node: config.node.clone().unwrap_or_else(host_name),

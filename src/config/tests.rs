@@ -55,9 +55,9 @@ fn file_sets_every_kind_of_value() {
         milpa(&config).policy,
         Policy { host_path: HostPath::CopyReadOnly, ..Policy::default() }
     );
-    assert_eq!(milpa(&config).netns.subnet.to_string(), "10.9.0.0/24");
+    assert_eq!(milpa(&config).netns.network.subnet.to_string(), "10.9.0.0/24");
     assert!(milpa(&config).netns.restrict_oom_score_adj);
-    assert_eq!(milpa(&config).netns.cni_bin_dirs.len(), 2);
+    assert_eq!(milpa(&config).netns.network.cni_bin_dirs.len(), 2);
     assert_eq!(config.server.drain_timeout, Duration::from_millis(250));
     let rule = &config.routing.rules[0];
     assert_eq!(
@@ -86,7 +86,10 @@ fn environment_overrides_the_file() {
     )
     .unwrap();
     assert_eq!(config.server.drain_timeout, Duration::from_secs(3));
-    assert_eq!((milpa(&config).netns.bridge.as_str(), milpa(&config).max_cells), ("br7", 7));
+    assert_eq!(
+        (milpa(&config).netns.network.bridge.as_str(), milpa(&config).max_cells),
+        ("br7", 7)
+    );
 }
 
 /// Verifies C4.
@@ -211,15 +214,15 @@ fn contradicting_keys_are_reported() {
         ),
         (
             format!("{WITH_CELLS}[backends.milpa.netns]\nsubnet = \"fd00::/64\""),
-            "backends.milpa.netns.subnet = \"fd00::/64\": is invalid; allowed: an IPv4 network",
+            "backends.milpa.netns.network.subnet = \"fd00::/64\": is invalid; allowed: an IPv4 network",
         ),
         (
             format!("{WITH_CELLS}[backends.milpa.netns]\nbridge = \"a-name-too-long-for-linux\""),
-            "backends.milpa.netns.bridge = ",
+            "backends.milpa.netns.network.bridge = ",
         ),
         (
             format!("{WITH_CELLS}[backends.milpa.netns]\nbridge = \"br+\""),
-            "backends.milpa.netns.bridge = \"br+\": is invalid; allowed: the name of a network \
+            "backends.milpa.netns.network.bridge = \"br+\": is invalid; allowed: the name of a network \
              device",
         ),
         (

@@ -118,9 +118,9 @@ impl Bench {
         fs::write(&program, CELL_STUB).unwrap();
         fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
         config.netns.cell_binary = Some(program);
-        config.netns.cni_conf_dir = dir.path().join("net.d");
-        config.netns.bridge = format!("b{name}");
-        config.netns.subnet =
+        config.netns.network.cni_conf_dir = dir.path().join("net.d");
+        config.netns.network.bridge = format!("b{name}");
+        config.netns.network.subnet =
             format!("172.{}.{}.0/24", 16 + subnet.0 % 16, subnet.0 / 16 * 16 + number % 16)
                 .parse()
                 .unwrap();
@@ -147,7 +147,7 @@ impl Bench {
 
     /// Writes a CNI configuration with bridge, portmap and these further plugins.
     pub(crate) fn configure_cni(&mut self, more: &str) {
-        fs::create_dir_all(&self.config.netns.cni_conf_dir).unwrap();
+        fs::create_dir_all(&self.config.netns.network.cni_conf_dir).unwrap();
         let (name, bridge, subnet, data) =
             (&self.name, self.cni_bridge(), self.cni_subnet(), self.cni_data());
         let list = format!(
@@ -157,7 +157,7 @@ impl Bench {
                 {{"type": "portmap", "capabilities": {{"portMappings": true}}}}{more}]}}"#,
             data.display()
         );
-        fs::write(self.config.netns.cni_conf_dir.join("10-test.conflist"), list).unwrap();
+        fs::write(self.config.netns.network.cni_conf_dir.join("10-test.conflist"), list).unwrap();
     }
 
     /// Adds a CNI plugin, in a directory that is searched first.
@@ -167,8 +167,8 @@ impl Bench {
         let path = dir.join(name);
         fs::write(&path, script).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
-        if self.config.netns.cni_bin_dirs.first() != Some(&dir) {
-            self.config.netns.cni_bin_dirs.insert(0, dir);
+        if self.config.netns.network.cni_bin_dirs.first() != Some(&dir) {
+            self.config.netns.network.cni_bin_dirs.insert(0, dir);
         }
         self.provider = Netns::new(&self.config, Arc::new(None::<PathBuf>));
     }
@@ -235,12 +235,12 @@ impl Bench {
                 .lines()
                 .filter(|link| {
                     link.contains(&format!("master {} ", self.cni_bridge()))
-                        || link.contains(&self.config.netns.bridge)
+                        || link.contains(&self.config.netns.network.bridge)
                 })
                 .map(|link| format!("link {link}")),
         );
         let rules = run("iptables-save", &[]);
-        let network = self.config.netns.subnet.address.to_string();
+        let network = self.config.netns.network.subnet.address.to_string();
         let ours = [self.name.as_str(), network.as_str()];
         held.extend(
             rules

@@ -8,10 +8,7 @@ use kiyot::backends::milpa::{
     gateway::{Admission, CellLink},
     id::{CellId, SandboxId},
     placement::Needs,
-    providers::{
-        Attachment, InstanceId, Provider,
-        netns::{Netns, boot_id},
-    },
+    providers::{Attachment, InstanceId, Provider, local::boot_id, netns::Netns},
     store::{Batch, Store, Table},
 };
 use kiyot_link::bootstrap::Bootstrap;

@@ -35,7 +35,7 @@ async fn cni_gives_a_cell_an_address_of_the_nodes_network() {
         "after a restart too"
     );
     // DEL uses the configuration by which the network was created.
-    fs::remove_dir_all(&bench.config.netns.cni_conf_dir).unwrap();
+    fs::remove_dir_all(&bench.config.netns.network.cni_conf_dir).unwrap();
     bench.end(&cell.instance.id).await.unwrap();
     bench.assert_clean(&cell.instance.id);
 }
@@ -220,7 +220,7 @@ async fn without_cni_cells_share_a_bridge_that_ends_with_the_last_cell() {
         .addresses;
     assert_ne!(first, second);
     for (cell, addresses) in [(&first_cell, &first), (&second_cell, &second)] {
-        assert!(bench.config.netns.subnet.contains(addresses[0]), "{addresses:?}");
+        assert!(bench.config.netns.network.subnet.contains(addresses[0]), "{addresses:?}");
         assert_reachable(&cell.instance.id, addresses[0]);
     }
     assert!(

@@ -18,6 +18,7 @@ use super::{
 mod capabilities;
 mod error;
 mod instance;
+pub mod local;
 pub mod netns;
 mod network;
 pub mod owner;

@@ -14,7 +14,7 @@ use kiyot::backends::milpa::{
     gateway::{Admission, CellLink},
     id::{CellId, SandboxId},
     placement::Needs,
-    providers::{Attachment, ErrorClass, InstanceId, netns::boot_id},
+    providers::{Attachment, ErrorClass, InstanceId, local::boot_id},
     store::{Batch, Store, Table},
 };
 use kiyot_link::bootstrap::Bootstrap;

@@ -37,7 +37,7 @@ const BENEATH_LIMIT: usize = 20_000;
 
 /// A mounted cgroup hierarchy.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Hierarchy {
+pub(in super::super) struct Hierarchy {
     /// The mount point.
     pub(super) mount: PathBuf,
     /// The directory of the hierarchy that is mounted there.
@@ -62,7 +62,7 @@ impl Hierarchy {
 }
 
 /// Returns the mounted hierarchies.
-pub(super) fn hierarchies() -> io::Result<Vec<Hierarchy>> {
+pub(in super::super) fn hierarchies() -> io::Result<Vec<Hierarchy>> {
     Ok(parse_hierarchies(&fs::read("/proc/self/mountinfo")?))
 }
 

@@ -8,7 +8,7 @@ use tokio::task::spawn_blocking;
 
 use super::{
     super::ProviderError,
-    Netns, cgroup,
+    Instances, cgroup,
     instance::{Home, Known},
     mounts,
     network::namespace,
@@ -22,7 +22,7 @@ const ROUNDS: usize = 100;
 
 /// Ends an instance. After `Ok` nothing of it is left but files that are being removed in the
 /// background.
-pub(super) async fn sweep(netns: &Netns, home: &Home) -> Result<(), ProviderError> {
+pub(super) async fn sweep(instances: &Instances, home: &Home) -> Result<(), ProviderError> {
     let cell = home.cell();
     // An unreadable disk proves nothing about processes.
     if !home.dir().try_exists().map_err(|error| {
@@ -33,9 +33,9 @@ pub(super) async fn sweep(netns: &Netns, home: &Home) -> Result<(), ProviderErro
     let hierarchies = cgroup::hierarchies()
         .map_err(|error| ProviderError::transient("read the cgroup hierarchies", error))?;
     let known = end_processes(home, &hierarchies).await?;
-    let plan = netns.networks.plan_of(home, &known)?;
+    let plan = instances.networks.plan_of(home, &known)?;
     if let Some(plan) = &plan {
-        netns.networks.detach(home, plan).await?;
+        instances.networks.detach(home, plan).await?;
     }
     if let Some(attachment) = &known.attachment {
         slice::release(home, &hierarchies, &attachment.cgroup_parent).await?;
@@ -46,7 +46,7 @@ pub(super) async fn sweep(netns: &Netns, home: &Home) -> Result<(), ProviderErro
         .await
         .map_err(|error| ProviderError::transient(format!("clean up after {cell}"), error))?
         .map_err(|error| ProviderError::transient(format!("clean up after {cell}"), error))?;
-    netns
+    instances
         .removal
         .remove(home)
         .await
@@ -131,10 +131,10 @@ fn remove(
 
 #[cfg(test)]
 mod tests {
-    use std::{fs, path::PathBuf, sync::Arc};
+    use std::fs;
 
     use super::{
-        super::super::{super::id::CellId, InstanceId, Provider},
+        super::super::{super::id::CellId, InstanceId},
         *,
     };
     use crate::config::MilpaBackend;
@@ -143,15 +143,13 @@ mod tests {
     #[tokio::test]
     async fn unreadable_instance_has_not_ended() {
         let dir = tempfile::tempdir().unwrap();
-        let netns = Netns::new(
-            &MilpaBackend { state_dir: dir.path().to_owned(), ..MilpaBackend::default() },
-            Arc::new(None::<PathBuf>),
-        );
+        let config = MilpaBackend { state_dir: dir.path().to_owned(), ..MilpaBackend::default() };
+        let instances = Instances::new(&config, &config.netns.network, None, "any");
         let instance = InstanceId(CellId::mint().unwrap().as_str().to_owned());
-        assert!(netns.terminate(std::slice::from_ref(&instance)).await[&instance].is_ok());
+        assert!(instances.terminate(std::slice::from_ref(&instance)).await[&instance].is_ok());
         // Like a failing disk: no directory, but another error than "not found".
         fs::write(dir.path().join("cells"), "").unwrap();
-        let outcomes = netns.terminate(std::slice::from_ref(&instance)).await;
+        let outcomes = instances.terminate(std::slice::from_ref(&instance)).await;
         let error = outcomes[&instance].as_ref().unwrap_err();
         assert!(error.doing.contains(&instance.0), "{error}");
     }

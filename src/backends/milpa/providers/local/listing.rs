@@ -11,9 +11,18 @@ use std::{
 };
 
 use super::{
-    super::{super::id::CellId, Instance, InstanceState},
+    super::{super::id::CellId, InstanceState},
     instance::{Home, Launcher},
 };
+
+/// A listed instance.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Listed {
+    pub(super) home: Home,
+    pub(super) instance_type: String,
+    pub(super) pod_uid: String,
+    pub(super) state: InstanceState,
+}
 
 /// The result of the previous list.
 #[derive(Debug, Default)]
@@ -33,6 +42,7 @@ struct Found {
 struct Read {
     stamp: Stamp,
     launcher: Launcher,
+    instance_type: String,
     pod_uid: String,
 }
 
@@ -57,7 +67,7 @@ impl Stamp {
 
 impl Listing {
     /// Returns the instances in the directory of all cells. Blocking.
-    pub(super) fn list(&self, cells: &Path) -> io::Result<Vec<Instance>> {
+    pub(super) fn list(&self, cells: &Path) -> io::Result<Vec<Listed>> {
         let (homes, strays) = Home::all(cells)?;
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         for name in last.met(cells, strays) {
@@ -73,22 +83,23 @@ impl Listing {
             let cell = home.id().clone();
             // Taken before the file is read: a change in between is read the next time.
             let stamp = Stamp::of(&home.known_file());
-            let (launcher, pod_uid) = match (stamp, last.instances.remove(&cell)) {
+            let (launcher, instance_type, pod_uid) = match (stamp, last.instances.remove(&cell)) {
                 (Some(stamp), Some(before)) if before.stamp == stamp => {
-                    (before.launcher, before.pod_uid)
+                    (before.launcher, before.instance_type, before.pod_uid)
                 }
                 _ => {
                     let known = home.known()?;
-                    let pod_uid = known.attachment.as_ref().map(|to| to.pod_uid.clone());
-                    (known.launcher(), pod_uid.unwrap_or_default())
+                    let launcher = known.launcher();
+                    let pod_uid = known.attachment.map(|to| to.pod_uid);
+                    (launcher, known.instance_type, pod_uid.unwrap_or_default())
                 }
             };
+            let state = super::state_of(launcher.runs(&cell)?);
             if let Some(stamp) = stamp {
-                read.insert(cell.clone(), Read { stamp, launcher, pod_uid: pod_uid.clone() });
+                let (instance_type, pod_uid) = (instance_type.clone(), pod_uid.clone());
+                read.insert(cell, Read { stamp, launcher, instance_type, pod_uid });
             }
-            let running = launcher.runs(&cell)?;
-            let state = if running { InstanceState::Running } else { InstanceState::Stopped };
-            instances.push(Instance { pod_uid, ..super::instance_of(&cell, state) });
+            instances.push(Listed { home, instance_type, pod_uid, state });
         }
         last.instances = read;
         Ok(instances)
@@ -125,7 +136,7 @@ mod tests {
                 .list(dir.path())
                 .unwrap()
                 .iter()
-                .map(|instance| (instance.cell == *home.id(), instance.state.is_alive()))
+                .map(|instance| (instance.home == home, instance.state.is_alive()))
                 .collect::<Vec<_>>()
         };
         assert_eq!(running(), [(true, false)], "nothing is known of it yet");

@@ -27,7 +27,7 @@ const CONSOLE_TAIL: u64 = 16 * 1024;
 
 /// The directory of one instance.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Home {
+pub(in super::super) struct Home {
     dir: PathBuf,
     cell: CellId,
 }
@@ -41,6 +41,9 @@ pub(super) struct Known {
     pub(super) boot_id: String,
     /// `kiyot-cell launch`.
     pub(super) launcher: Option<Identity>,
+    /// The instance type; empty if the provider has only one.
+    #[serde(default)]
+    pub(super) instance_type: String,
     /// The cgroups of its containers, recorded at its end.
     #[serde(default)]
     pub(super) cgroups: BTreeSet<PathBuf>,
@@ -113,12 +116,12 @@ impl Home {
         Ok((homes, strays))
     }
 
-    pub(super) fn dir(&self) -> &Path {
+    pub(in super::super) fn dir(&self) -> &Path {
         &self.dir
     }
 
     /// Returns the cell's id.
-    pub(super) fn cell(&self) -> &str {
+    pub(in super::super) fn cell(&self) -> &str {
         self.cell.as_str()
     }
 
@@ -136,7 +139,7 @@ impl Home {
     }
 
     /// Returns the path of the bootstrap file.
-    pub(super) fn cell_file(&self) -> PathBuf {
+    pub(in super::super) fn cell_file(&self) -> PathBuf {
         self.dir.join("cell.json")
     }
 
@@ -261,6 +264,7 @@ mod tests {
             token_sha256: "t".into(),
             boot_id: "b".into(),
             launcher: Some(Identity { pid: 7, start: 9 }),
+            instance_type: "2cpu-640mib".into(),
             cgroups: ["/a".into()].into(),
             attachment: Some(Attachment { pod_uid: "u".into(), ..Attachment::default() }),
             is_unreadable: false,

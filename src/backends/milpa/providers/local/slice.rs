@@ -51,7 +51,7 @@ const PROPERTIES: [&str; 17] = [
 ];
 
 /// Keeps the controllers of a pod's slice, before it has containers. Repeatable.
-pub(super) async fn keep_controllers(
+pub(in super::super) async fn keep_controllers(
     home: &Home,
     hierarchies: &[Hierarchy],
     cgroup_parent: &str,

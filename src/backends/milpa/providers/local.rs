@@ -1,0 +1,422 @@
+//! Instances on this node, as the providers `netns` and `qemu` make them.
+//!
+//! A local instance is a launcher process with its descendants, in a cgroup and a network namespace
+//! of the cell; its id is the cell's id. Everything that is known of it is in its directory: see
+//! `instance`. A provider adds the files that its launcher reads, and what it does once the network
+//! of the pod is attached.
+
+use std::{
+    collections::HashMap,
+    io::{self, PipeWriter, Write},
+    net::{IpAddr, Ipv4Addr},
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, OnceLock, PoisonError},
+};
+
+use kiyot_link::bootstrap::GO;
+use ring::digest::{SHA256, digest};
+use tokio::{
+    process::Command,
+    sync::{Mutex as AsyncMutex, OwnedMutexGuard},
+    task::spawn_blocking,
+};
+
+use super::{
+    Attachment, ErrorClass, Instance, InstanceId, InstanceState, LaunchSpec, ProviderError,
+    Termination, Terminations,
+};
+use crate::{
+    backends::milpa::{
+        id::CellId,
+        placement::{Market, Offering},
+    },
+    config::{LocalNetwork, MilpaBackend},
+};
+
+pub(super) mod cgroup;
+mod command;
+#[doc(hidden)]
+pub mod fuzzing;
+mod instance;
+mod listing;
+mod mounts;
+mod network;
+mod process;
+mod removal;
+mod shortage;
+pub(super) mod slice;
+mod sweep;
+
+pub(super) use instance::Home;
+
+use instance::Known;
+use listing::Listing;
+use network::{Networks, bridge::Bridge, namespace};
+use process::Identity;
+use removal::Removal;
+
+/// The path of the cells' program, if it is not beside the daemon's.
+const CELL_BINARY: &str = "/usr/libexec/kiyot/kiyot-cell";
+/// The file name of the cells' program.
+const CELL_NAME: &str = "kiyot-cell";
+/// The zone of all local offerings.
+const ZONE: &str = "node";
+
+/// The instances of a local provider.
+#[derive(Debug)]
+pub(super) struct Instances {
+    /// The parent of the instances' directories.
+    cells: PathBuf,
+    /// The cells' program, which has the launchers.
+    program: PathBuf,
+    /// The instance type of records without one.
+    default_type: &'static str,
+    networks: Networks,
+    listing: Arc<Listing>,
+    removal: Removal,
+    /// Serialises the calls for each instance.
+    busy: Mutex<HashMap<CellId, Arc<AsyncMutex<()>>>>,
+}
+
+/// The exclusive use of an instance.
+#[derive(Debug)]
+pub(super) struct Alone {
+    home: Home,
+    _guard: OwnedMutexGuard<()>,
+}
+
+/// A launch whose directory exists and whose files are the provider's to write.
+#[derive(Debug)]
+pub(super) struct Draft {
+    alone: Alone,
+    token_sha256: String,
+}
+
+/// The state of a launch.
+#[derive(Debug)]
+pub(super) enum Launch {
+    /// The instance of this token runs.
+    Running(Instance),
+    /// The instance is to be made.
+    New(Draft),
+}
+
+/// Returns the node's boot id, which changes at each boot; empty if the kernel has none. Read once:
+/// later there may be no free file descriptor to read it.
+pub fn boot_id() -> String {
+    static READ: OnceLock<String> = OnceLock::new();
+    READ.get_or_init(|| {
+        std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
+            .map(|id| id.trim().to_owned())
+            .unwrap_or_default()
+    })
+    .clone()
+}
+
+impl Alone {
+    /// Returns the directory of the instance.
+    pub(super) fn home(&self) -> &Home {
+        &self.home
+    }
+}
+
+impl Draft {
+    /// Returns the directory of the instance.
+    pub(super) fn home(&self) -> &Home {
+        &self.alone.home
+    }
+}
+
+impl Instances {
+    /// Returns the instances below the configured state directory. Has no side effects.
+    pub(super) fn new(
+        config: &MilpaBackend,
+        network: &LocalNetwork,
+        program: Option<&Path>,
+        default_type: &'static str,
+    ) -> Self {
+        // The configuration allows IPv4 networks only.
+        let subnet = if let IpAddr::V4(address) = network.subnet.address {
+            address
+        } else {
+            Ipv4Addr::new(10, 200, 0, 0)
+        };
+        Self {
+            cells: config.state_dir.join("cells"),
+            program: program.map_or_else(found_program, Path::to_owned),
+            default_type,
+            networks: Networks {
+                cni_conf_dir: network.cni_conf_dir.clone(),
+                cni_bin_dirs: network.cni_bin_dirs.clone(),
+                bridge: Bridge {
+                    device: network.bridge.clone(),
+                    network: subnet,
+                    prefix: network.subnet.prefix,
+                    addresses: config.state_dir.join("addresses"),
+                },
+                bridge_lock: AsyncMutex::default(),
+                ports_lock: AsyncMutex::default(),
+            },
+            listing: Arc::default(),
+            removal: Removal::new(config.state_dir.join("removed")),
+            busy: Mutex::default(),
+        }
+    }
+
+    /// Returns the directory of an instance; an error for an id that is not of this provider.
+    fn home(&self, instance: &InstanceId) -> Result<Home, ProviderError> {
+        let cell = CellId::parse(&instance.0).map_err(|error| {
+            ProviderError::new(ErrorClass::NotFound, "look up an instance", error)
+        })?;
+        Ok(Home::new(&self.cells, &cell))
+    }
+
+    /// Waits until no other call uses an instance.
+    async fn alone(&self, home: Home) -> Alone {
+        let lock = {
+            let mut busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
+            busy.retain(|_, lock| Arc::strong_count(lock) > 1);
+            Arc::clone(busy.entry(home.id().clone()).or_default())
+        };
+        Alone { home, _guard: lock.lock_owned().await }
+    }
+
+    /// Begins a launch: removes the remains of an unfinished launch or of a launch with another
+    /// token, and creates the directory.
+    pub(super) async fn begin(
+        &self,
+        spec: &LaunchSpec,
+        token: &str,
+    ) -> Result<Launch, ProviderError> {
+        let alone = self.alone(Home::new(&self.cells, &spec.cell)).await;
+        let home = alone.home();
+        let token_sha256 = hex::encode(digest(&SHA256, token.as_bytes()));
+        let looked = home.known().and_then(|known| Ok((known.launcher().runs(&spec.cell)?, known)));
+        let (running, known) = looked.map_err(|error| {
+            ProviderError::transient(format!("look at the instance of {}", home.cell()), error)
+        })?;
+        if running && known.token_sha256 == token_sha256 {
+            let instance = self.instance_of(home, &known.instance_type, InstanceState::Running);
+            return Ok(Launch::Running(instance));
+        }
+        sweep::sweep(self, home).await?;
+        home.make()
+            .and_then(|()| self.removal.prepare())
+            .map_err(|error| ProviderError::transient(making(home), error))?;
+        Ok(Launch::New(Draft { alone, token_sha256 }))
+    }
+
+    /// Creates the instance of a launch: its cgroup, its network namespace and its launcher, which
+    /// is a subcommand of the cells' program.
+    pub(super) async fn start(
+        &self,
+        draft: Draft,
+        launcher: &str,
+        instance_type: &str,
+    ) -> Result<Instance, ProviderError> {
+        let home = draft.home();
+        cgroup::hierarchies()
+            .and_then(|hierarchies| cgroup::make(&hierarchies, home.cell()))
+            .map_err(|error| ProviderError::transient(making(home), error))?;
+        namespace::make(&home.netns_name(), home.dir())
+            .await
+            .map_err(|error| ProviderError::transient(making(home), error))?;
+        let (launcher, go) = self.spawn(home, launcher)?;
+        let instance_type = if instance_type == self.default_type {
+            String::new()
+        } else {
+            instance_type.to_owned()
+        };
+        let instance = self.instance_of(home, &instance_type, InstanceState::Running);
+        home.keep(&Known {
+            token_sha256: draft.token_sha256.clone(),
+            boot_id: boot_id(),
+            launcher,
+            instance_type,
+            ..Known::default()
+        })?;
+        // The launcher waits for this, so that it has no effect before it is recorded. If it has
+        // exited, the list of instances shows it.
+        let _ = (&go).write_all(GO);
+        Ok(instance)
+    }
+
+    /// Starts a launcher, which waits for [`GO`] from the returned pipe. It outlives the daemon,
+    /// unless the pipe closes before.
+    fn spawn(
+        &self,
+        home: &Home,
+        launcher: &str,
+    ) -> Result<(Option<Identity>, PipeWriter), ProviderError> {
+        let failed = |error| {
+            ProviderError::new(
+                ErrorClass::Invalid,
+                format!("start {}", self.program.display()),
+                error,
+            )
+        };
+        let console = home.open_console().map_err(failed)?;
+        let mut command = Command::new(&self.program);
+        command
+            .arg(launcher)
+            .arg("--dir")
+            .arg(home.dir())
+            .arg("--netns")
+            .arg(home.netns_path())
+            .arg("--cgroup")
+            .arg(cgroup::name(home.cell()));
+        command.current_dir("/").process_group(0);
+        let (gate, go) = io::pipe().map_err(failed)?;
+        command.stdin(gate).stdout(console.try_clone().map_err(failed)?).stderr(console);
+        // The dropped child is reaped by the runtime.
+        let child = command.kill_on_drop(false).spawn().map_err(failed)?;
+        let launcher = child
+            .id()
+            .and_then(|id| i32::try_from(id).ok())
+            .map_or(Ok(None), Identity::of)
+            .map_err(failed)?;
+        Ok((launcher, go))
+    }
+
+    /// Attaches an instance to the network of a pod. Returns its exclusive use and its addresses.
+    pub(super) async fn attach(
+        &self,
+        instance: &InstanceId,
+        to: &Attachment,
+    ) -> Result<(Alone, Vec<IpAddr>), ProviderError> {
+        let alone = self.alone(self.home(instance)?).await;
+        let home = alone.home();
+        let there = home.dir().try_exists();
+        if !there.map_err(|error| {
+            ProviderError::transient(format!("look for the instance of {}", home.cell()), error)
+        })? {
+            return Err(not_found("attach", home));
+        }
+        let addresses = self.networks.attach(home, to).await?;
+        Ok((alone, addresses))
+    }
+
+    /// Lists all instances.
+    pub(super) async fn list(&self) -> Result<Vec<Instance>, ProviderError> {
+        // The first list finds the remains of the previous daemon's instances.
+        self.removal.wake();
+        let (cells, listing) = (self.cells.clone(), Arc::clone(&self.listing));
+        let listing = spawn_blocking(move || listing.list(&cells));
+        let failed =
+            |error| ProviderError::transient(format!("list {}", self.cells.display()), error);
+        let listed = listing.await.map_err(io::Error::other).map_err(failed)?.map_err(failed)?;
+        Ok(listed
+            .into_iter()
+            .map(|listed| Instance {
+                pod_uid: listed.pod_uid,
+                ..self.instance_of(&listed.home, &listed.instance_type, listed.state)
+            })
+            .collect())
+    }
+
+    /// Returns an instance by its id.
+    pub(super) fn describe(&self, id: &InstanceId) -> Result<Instance, ProviderError> {
+        let home = self.home(id)?;
+        let looked_up = home.dir().try_exists().and_then(|exists| {
+            if !exists {
+                return Ok(None);
+            }
+            let known = home.known()?;
+            Ok(Some((known.launcher().runs(home.id())?, known.instance_type)))
+        });
+        match looked_up {
+            Ok(Some((runs, instance_type))) => {
+                Ok(self.instance_of(&home, &instance_type, state_of(runs)))
+            }
+            Ok(None) => Err(not_found("describe", &home)),
+            Err(error) => Err(ProviderError::transient(format!("describe {}", home.cell()), error)),
+        }
+    }
+
+    /// Ends instances and removes everything that they held.
+    pub(super) async fn terminate(&self, instances: &[InstanceId]) -> Terminations {
+        let mut outcomes = Terminations::new();
+        for instance in instances {
+            let outcome = match self.home(instance) {
+                // No instance of this provider has such an id.
+                Err(_) => Ok(Termination::Confirmed),
+                Ok(home) => {
+                    let alone = self.alone(home).await;
+                    sweep::sweep(self, alone.home()).await.map(|()| Termination::Confirmed)
+                }
+            };
+            outcomes.insert(instance.clone(), outcome);
+        }
+        outcomes
+    }
+
+    /// Returns the end of an instance's console output.
+    pub(super) fn console(&self, instance: &InstanceId) -> Result<String, ProviderError> {
+        let home = self.home(instance)?;
+        home.console().map_err(|error| {
+            ProviderError::transient(format!("read the console of {}", home.cell()), error)
+        })
+    }
+
+    /// Checks whether a launch can succeed with these programs beside its own; the error names what
+    /// is missing.
+    pub(super) fn check(&self, programs: &[&Path]) -> Result<(), ProviderError> {
+        for program in [&*self.program, Path::new("ip")].iter().chain(programs) {
+            if !is_program(program) {
+                let doing = format!("find the program {}", program.display());
+                return Err(ProviderError::without_cause(ErrorClass::Invalid, doing));
+            }
+        }
+        cgroup::hierarchies()
+            .map_err(|error| ProviderError::transient("read the cgroup hierarchies", error))?;
+        self.networks.check()
+    }
+
+    /// Returns an instance. A record of its own is not needed: its id is the cell's.
+    fn instance_of(&self, home: &Home, instance_type: &str, state: InstanceState) -> Instance {
+        let instance_type =
+            if instance_type.is_empty() { self.default_type } else { instance_type };
+        let (id, cell) = (InstanceId(home.cell().to_owned()), home.id().clone());
+        Instance::new(id, cell, offering(instance_type), state)
+    }
+}
+
+/// Returns the offering of an instance type on this node.
+pub(super) fn offering(instance_type: &str) -> Offering {
+    Offering {
+        instance_type: instance_type.to_owned(),
+        zone: ZONE.to_owned(),
+        market: Market::OnDemand,
+    }
+}
+
+fn state_of(runs: bool) -> InstanceState {
+    if runs { InstanceState::Running } else { InstanceState::Stopped }
+}
+
+fn making(home: &Home) -> String {
+    format!("make the instance of {}", home.cell())
+}
+
+fn not_found(doing: &str, home: &Home) -> ProviderError {
+    let doing = format!("{doing} {}: there is no such instance", home.cell());
+    ProviderError::without_cause(ErrorClass::NotFound, doing)
+}
+
+/// Returns the path of the cells' program: beside the daemon's, otherwise the packaged path.
+fn found_program() -> PathBuf {
+    let beside = std::env::current_exe()
+        .ok()
+        .map(|path| path.with_file_name(CELL_NAME))
+        .filter(|path| path.is_file());
+    beside.unwrap_or_else(|| CELL_BINARY.into())
+}
+
+/// Returns true if a path, or a name on PATH, is an executable.
+fn is_program(program: &Path) -> bool {
+    if program.components().count() > 1 {
+        return program.is_file();
+    }
+    std::env::var_os("PATH")
+        .is_some_and(|path| std::env::split_paths(&path).any(|dir| dir.join(program).is_file()))
+}
