@@ -16,6 +16,7 @@ mod offering;
 mod ranking;
 mod refusals;
 mod rules;
+mod size;
 
 #[cfg(test)]
 mod tests;
@@ -32,3 +33,4 @@ pub use offering::{Market, Offering};
 pub use ranking::{Candidate, MAX_CANDIDATES, rank};
 pub use refusals::{Refusal, Refusals, Refused, RefusedAt};
 pub use rules::{Defaults, Rules};
+pub use size::Size;

@@ -1,7 +1,7 @@
 //! The catalogue: instance types and the prices of their offerings.
 
-use super::{InstanceType, Market, Offering};
-use crate::price::Price;
+use super::{InstanceType, Market, Offering, Size};
+use crate::{annotations::Architecture, price::Price};
 
 /// The instance types of a provider, with their offers. Never changed: newer data is another
 /// catalogue.
@@ -9,6 +9,8 @@ use crate::price::Price;
 pub struct Catalogue {
     entries: Vec<Entry>,
     any_size: Option<Offering>,
+    /// True if instances are made for their pods, and the only entry is the largest that fits.
+    is_sized: bool,
 }
 
 /// An instance type with its offers.
@@ -38,13 +40,31 @@ impl Catalogue {
     pub fn new(mut entries: Vec<Entry>) -> Self {
         entries.sort_by(|one, other| one.instance_type.name.cmp(&other.instance_type.name));
         entries.dedup_by(|later, first| later.instance_type.name == first.instance_type.name);
-        Self { entries, any_size: None }
+        Self { entries, any_size: None, is_sized: false }
     }
 
     /// Returns the catalogue of a provider that makes instances as large as their pods need,
     /// without a price.
     pub fn any_size(offering: Offering) -> Self {
-        Self { entries: Vec::new(), any_size: Some(offering) }
+        Self { any_size: Some(offering), ..Self::default() }
+    }
+
+    /// Returns the catalogue of a provider that makes an instance of the [`Size`] that its pod
+    /// needs, up to a largest one, without a price. A pod that needs more fits none.
+    pub fn sized(name: &str, zone: &str, largest: Size, architecture: Architecture) -> Self {
+        let offer = Offer {
+            zone: zone.to_owned(),
+            market: Market::OnDemand,
+            price: Price::FREE,
+            is_at_most: false,
+        };
+        let instance_type = largest.instance_type(name.to_owned(), architecture);
+        Self { is_sized: true, ..Self::new(vec![Entry { instance_type, offers: vec![offer] }]) }
+    }
+
+    /// Returns true if instances have the [`Size`] that their pods need.
+    pub fn is_sized(&self) -> bool {
+        self.is_sized
     }
 
     /// Returns the only offering of a provider whose instances are as large as their pods need.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Candidate, Catalogue, Needs, Offer, Rules, fit, ranking};
+use super::{Candidate, Catalogue, Needs, Offer, Rules, Size, fit, ranking};
 
 /// A pod's needs beside the types that they are compared with. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -22,6 +22,13 @@ impl Choice {
         let Candidate { offering, price, is_at_most } = running;
         if let Some(any_size) = self.catalogue.any_size_offering() {
             return (any_size == offering).then(|| running.clone());
+        }
+        if self.catalogue.is_sized() {
+            let size = Size::parse(&offering.instance_type)?;
+            let architecture = self.needs.architecture;
+            let instance_type = size.instance_type(offering.instance_type.clone(), architecture);
+            return fit::fits(&instance_type, &self.needs.of_size(), &self.rules)
+                .then(|| running.clone());
         }
         let instance_type = &self.catalogue.named(&offering.instance_type)?.instance_type;
         let keeps_gpus = instance_type.gpus.is_none() || self.needs.gpus.is_some();

@@ -42,6 +42,13 @@ pub struct Gpus {
 }
 
 impl InstanceType {
+    /// Returns the least memory of a type whose processes have so much, in MiB.
+    pub fn memory_for(usable_mib: u64) -> u64 {
+        let with_kernel = usable_mib.saturating_add(KERNEL_MIB);
+        // The share is one of the whole: `KERNEL_PART - 1` parts are left of `KERNEL_PART`.
+        with_kernel.saturating_add(with_kernel.div_ceil(KERNEL_PART - 1))
+    }
+
     /// Returns the memory that processes have, in MiB.
     pub fn usable_mib(&self) -> u64 {
         self.memory_mib.saturating_sub(KERNEL_MIB + self.memory_mib.div_ceil(KERNEL_PART))

@@ -16,7 +16,9 @@ pub struct NoFit {
 impl NoFit {
     /// Returns the error with the nearest misses of a catalogue.
     pub fn new(catalogue: &Catalogue, needs: &Needs, rules: &Rules) -> Self {
-        let near = misses(catalogue, needs, rules, None, NAMED_MISSES);
+        let of_size = needs.of_size();
+        let compared = if catalogue.is_sized() { &of_size } else { needs };
+        let near = misses(catalogue, compared, rules, None, NAMED_MISSES);
         let named: Vec<String> = near.iter().map(ToString::to_string).collect();
         let nearest = match named.as_slice() {
             [] => "the catalogue has no instance type".to_owned(),

@@ -1,6 +1,8 @@
 //! The ranking of the offerings that fit a pod.
 
-use super::{Catalogue, Market, Needs, Offer, Offering, Refused, Rules, catalogue::Entry, fit};
+use super::{
+    Catalogue, Market, Needs, Offer, Offering, Refused, Rules, Size, catalogue::Entry, fit,
+};
 use crate::{annotations::LaunchType, price::Price};
 
 /// Bounds the candidates of a launch.
@@ -47,6 +49,9 @@ pub fn rank(
     if let Some(offering) = catalogue.any_size_offering() {
         return vec![Candidate::free(offering.clone())];
     }
+    if catalogue.is_sized() {
+        return sized(catalogue, needs, rules);
+    }
     let fitting: Vec<&Entry> = catalogue
         .entries()
         .iter()
@@ -55,6 +60,20 @@ pub fn rank(
     let markets = markets(needs.launch_type);
     let most = MAX_CANDIDATES / markets.len();
     markets.iter().flat_map(|market| cheapest(&fitting, needs, *market, refused, most)).collect()
+}
+
+/// Returns the offering of the size that a pod needs, if it fits into the largest.
+fn sized(catalogue: &Catalogue, needs: &Needs, rules: &Rules) -> Vec<Candidate> {
+    let needs = needs.of_size();
+    let fitting =
+        catalogue.entries().iter().filter(|entry| fit::fits(&entry.instance_type, &needs, rules));
+    let offers = fitting.flat_map(|entry| entry.offers.iter().map(|offer| entry.offering(offer)));
+    let instance_type = Size::of(&needs).to_string();
+    offers
+        .map(|offering| {
+            Candidate::free(Offering { instance_type: instance_type.clone(), ..offering })
+        })
+        .collect()
 }
 
 /// Returns the cheapest offers of a market.

@@ -10,8 +10,8 @@ use proptest::{collection::vec, option, prelude::*, sample::select};
 
 use super::{
     Amount, Candidate, Catalogue, CatalogueError, CatalogueFile, Choice, Defaults, Entry, Gpus,
-    InstanceType, MAX_CANDIDATES, Market, Needs, Offer, Offering, Reason, Refusal, Refusals,
-    Requested, Rules, Source, misses, rank, ranking::markets,
+    InstanceType, MAX_CANDIDATES, Market, Needs, NoFit, Offer, Offering, Reason, Refusal, Refusals,
+    Requested, Rules, Size, Source, fit, misses, rank, ranking::markets,
 };
 use crate::{
     annotations::{Architecture, CellRequest, GpuRequest, InstanceType as TypeChoice, LaunchType},
@@ -170,6 +170,77 @@ fn provider_without_types_fits_every_pod() {
     let needs = annotated(&[("launch-type", "Spot"), ("memory", "1Ti"), ("gpu", "8")]);
     let only = Candidate { offering, price: Price::FREE, is_at_most: false };
     assert_eq!(rank(&catalogue, &needs, &RULES, &()), [only]);
+}
+
+/// A node of four CPUs and 8 GiB that makes instances of any size.
+fn sized_catalogue() -> Catalogue {
+    Catalogue::sized("node", "node", Size::within(4, 8191), Architecture::Amd64)
+}
+
+#[test]
+fn size_of_an_instance_is_that_of_its_pod() {
+    let name = |pairs: &[(&str, &str)]| {
+        let ranked = rank(&sized_catalogue(), &annotated(pairs), &RULES, &());
+        ranked.into_iter().map(|candidate| candidate.offering.instance_type).collect::<Vec<_>>()
+    };
+    assert_eq!(name(&[]), ["1cpu-704mib"]);
+    assert_eq!(name(&[("cpu", "1001m"), ("memory", "1Gi")]), ["2cpu-1216mib"]);
+    assert_eq!(name(&[("cpu", "4"), ("memory", "7Gi")]), ["4cpu-7552mib"]);
+    // Neither type nor market nor price are the provider's.
+    assert_eq!(name(&[("instance-type", "t3.micro"), ("launch-type", "Spot")]), ["1cpu-704mib"]);
+}
+
+#[test]
+fn pod_larger_than_the_node_fits_no_size() {
+    let refused = |pairs: &[(&str, &str)]| {
+        let (catalogue, needs) = (sized_catalogue(), annotated(pairs));
+        assert_eq!(rank(&catalogue, &needs, &RULES, &()), [], "{pairs:?}");
+        NoFit::new(&catalogue, &needs, &RULES).to_string()
+    };
+    assert!(refused(&[("cpu", "4001m")]).contains("node has 4 CPU, and 4.001 is needed"));
+    assert!(refused(&[("memory", "8Gi")]).contains("node has 7884 MiB for processes"));
+    assert!(refused(&[("gpu", "1")]).contains("node has no GPU"));
+}
+
+#[test]
+fn running_size_suits_pods_that_need_no_more() {
+    let suits = |size: &str, pairs: &[(&str, &str)]| {
+        let choice = Choice {
+            catalogue: Arc::new(sized_catalogue()),
+            needs: Arc::new(annotated(pairs)),
+            rules: Arc::new(RULES.clone()),
+        };
+        let offering =
+            Offering { instance_type: size.into(), zone: "node".into(), market: Market::OnDemand };
+        choice.suited(&Candidate::free(offering)).is_some()
+    };
+    assert!(suits("1cpu-704mib", &[]));
+    assert!(suits("2cpu-1216mib", &[("cpu", "2"), ("memory", "1Gi"), ("launch-type", "Spot")]));
+    assert!(!suits("1cpu-1216mib", &[("cpu", "2"), ("memory", "1Gi")]));
+    assert!(!suits("2cpu-704mib", &[("cpu", "2"), ("memory", "1Gi")]));
+    assert!(!suits("netns", &[]));
+}
+
+proptest! {
+    #[test]
+    fn pod_fits_its_size_and_no_smaller_one(milli in 0_u64..1_000_000, memory in 0_u64..1 << 40) {
+        let amount = |value| Amount { value, source: Source::Limits };
+        let needs = Needs {
+            milli_cpus: amount(milli),
+            memory_mib: amount(memory),
+            ..Needs::default()
+        };
+        let size = Size::of(&needs);
+        prop_assert_eq!(Size::parse(&size.to_string()), Some(size));
+        let fits = |size: Size| {
+            fit::fits(&size.instance_type("any".into(), needs.architecture), &needs, &RULES)
+        };
+        prop_assert!(fits(size));
+        let less_memory = Size { memory_mib: size.memory_mib.saturating_sub(64), ..size };
+        prop_assert!(!fits(less_memory));
+        let fewer_cpus = Size { cpus: size.cpus - 1, ..size };
+        prop_assert!(size.cpus == 1 || !fits(fewer_cpus));
+    }
 }
 
 /// Verifies A9.
