@@ -40,6 +40,22 @@ impl CellDir {
         self.0.join("cell.json")
     }
 
+    /// Returns the path of the description of a virtual machine, a
+    /// [`kiyot_link::vm_file::VmFile`].
+    pub fn vm_file(&self) -> PathBuf {
+        self.0.join("vm.json")
+    }
+
+    /// Returns the path of a virtual machine's disk.
+    pub fn vm_disk(&self) -> PathBuf {
+        self.0.join("disk.img")
+    }
+
+    /// Returns the directory of the socket on which QEMU takes commands.
+    pub fn qmp(&self) -> PathBuf {
+        self.0.join("qmp")
+    }
+
     /// Returns the path of the log of init and agent.
     pub fn console_log(&self) -> PathBuf {
         self.0.join("console.log")

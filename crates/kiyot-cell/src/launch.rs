@@ -28,7 +28,8 @@ use crate::{
 };
 
 /// `PATH` of the cell if the environment has none.
-const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+pub(crate) const DEFAULT_PATH: &str =
+    "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 /// Variables passed to the cell beside `PATH`: proxies for image pulls, and settings for debugging.
 const PASSED_VARIABLES: [&str; 8] = [
     "HTTP_PROXY",

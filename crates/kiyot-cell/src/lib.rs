@@ -5,6 +5,7 @@ pub mod agent;
 pub mod dirs;
 pub mod init;
 pub mod launch;
+pub mod launch_vm;
 pub mod machine;
 pub mod namespaces;
 pub mod uplink;

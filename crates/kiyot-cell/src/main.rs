@@ -3,7 +3,7 @@
 use std::{error::Error, path::PathBuf, process::ExitCode};
 
 use clap::{Parser, Subcommand};
-use kiyot_cell::{agent, init, launch, machine};
+use kiyot_cell::{agent, init, launch, launch_vm, machine};
 use kiyot_link::core_dump;
 
 /// Launches a cell, or runs in it as init or agent.
@@ -27,6 +27,30 @@ enum Role {
         /// Cgroup of the cell's own processes, relative to the root of the hierarchy.
         #[arg(long)]
         cgroup: Option<String>,
+    },
+    /// Creates a virtual machine with its devices and waits for it.
+    LaunchVm {
+        /// Directory of the cell, with vm.json and cell.json.
+        #[arg(long)]
+        dir: PathBuf,
+        /// File of the network namespace for the virtual machine.
+        #[arg(long)]
+        netns: PathBuf,
+        /// Cgroup of the virtual machine, relative to the root of the hierarchy.
+        #[arg(long)]
+        cgroup: Option<String>,
+    },
+    /// Becomes QEMU with the least rights. Only for launch-vm and probe-vm.
+    RunVm {
+        /// Directory of the cell.
+        #[arg(long)]
+        dir: PathBuf,
+    },
+    /// Boots a virtual machine until its kernel prints, or a time limit.
+    ProbeVm {
+        /// Directory with vm.json.
+        #[arg(long)]
+        dir: PathBuf,
     },
     /// Runs as PID 1 of a cell.
     Init {
@@ -54,7 +78,11 @@ fn main() -> ExitCode {
         Role::Init { .. } | Role::Machine => {
             core_dump::forbid().and_then(|()| core_dump::allow_children())
         }
-        Role::Launch { .. } | Role::Agent { .. } => core_dump::forbid(),
+        Role::Launch { .. }
+        | Role::LaunchVm { .. }
+        | Role::RunVm { .. }
+        | Role::ProbeVm { .. }
+        | Role::Agent { .. } => core_dump::forbid(),
     };
     if let Err(error) = cores {
         eprintln!("kiyot-cell: cannot disable core dumps: {error}");
@@ -64,6 +92,11 @@ fn main() -> ExitCode {
         Role::Launch { dir, netns, cgroup } => {
             launch::run(&dir, &netns, cgroup.as_deref()).map_err(Box::<dyn Error>::from)
         }
+        Role::LaunchVm { dir, netns, cgroup } => {
+            launch_vm::run(&dir, &netns, cgroup.as_deref()).map_err(Box::<dyn Error>::from)
+        }
+        Role::RunVm { dir } => launch_vm::jail::run(&dir).map_err(Box::<dyn Error>::from),
+        Role::ProbeVm { dir } => launch_vm::probe::run(&dir).map_err(Box::<dyn Error>::from),
         Role::Init { dir } => init::run(&dir).map_err(Box::<dyn Error>::from),
         Role::Machine => machine::run().map_err(Box::<dyn Error>::from),
         Role::Agent { dir, stream_port } => {

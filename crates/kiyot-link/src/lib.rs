@@ -17,4 +17,5 @@ pub mod private_file;
 pub mod resolver;
 pub mod stream;
 pub mod tls;
+pub mod vm_file;
 pub mod watch;

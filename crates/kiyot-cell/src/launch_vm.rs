@@ -1,0 +1,177 @@
+//! Launch of a virtual machine (`kiyot-cell launch-vm`): creates its network devices, starts QEMU,
+//! and relays the link to the gateway.
+//!
+//! QEMU runs as `kiyot-cell run-vm` prepares it (`jail`), and ends with this process by the
+//! parent-death signal.
+
+pub mod jail;
+pub mod network;
+pub mod probe;
+pub mod qemu;
+pub mod relay;
+
+use std::{
+    env,
+    fs::File,
+    io::{self, PipeReader, Read},
+    os::unix::process::{CommandExt, ExitStatusExt},
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Stdio},
+    thread,
+};
+
+use kiyot_link::{
+    bootstrap::GO,
+    vm_file::{VmFile, VmFileError},
+};
+use nix::sched::{CloneFlags, setns, unshare};
+use rustix::fs::Mode;
+use tokio::sync::oneshot;
+
+use crate::{
+    dirs::{CellDir, DirError},
+    init::{MAX_LOG_BYTES, bounded_log::BoundedLog},
+    launch::{DEFAULT_PATH, cgroup},
+};
+
+/// Errors of a launch.
+#[derive(Debug, thiserror::Error)]
+pub enum VmError {
+    /// The cell's directory can't be used.
+    #[error(transparent)]
+    Dir(#[from] DirError),
+    /// The description of the machine can't be read.
+    #[error(transparent)]
+    File(#[from] VmFileError),
+    /// The network namespace can't be opened.
+    #[error("network namespace {0:?}")]
+    Netns(PathBuf, #[source] io::Error),
+    /// Standard input ended without [`GO`].
+    #[error("launch cancelled: the provider ended before it recorded this launch")]
+    Cancelled,
+    /// The cgroup can't be joined.
+    #[error(transparent)]
+    Cgroup(#[from] cgroup::CgroupError),
+    /// The network can't be prepared.
+    #[error(transparent)]
+    Network(#[from] network::NetworkError),
+    /// A path can't be used.
+    #[error("cannot {0} {1:?}")]
+    Path(&'static str, PathBuf, #[source] io::Error),
+    /// A step of the launch failed; the message names the step.
+    #[error("cannot {0}")]
+    Step(&'static str, #[source] io::Error),
+    /// The process that started this one has ended.
+    #[error("the launch process of this virtual machine has ended")]
+    Orphaned,
+}
+
+/// Returns a function that names the step in which an error occurred.
+fn step<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> VmError {
+    move |error| VmError::Step(what, error.into())
+}
+
+/// Waits for [`GO`] on standard input, launches a virtual machine and waits for its end. Returns
+/// the exit code of QEMU, or 128 + n if signal n ended it.
+pub fn run(dir: &Path, netns: &Path, cgroup: Option<&str>) -> Result<i32, VmError> {
+    let dir = CellDir::open(dir)?;
+    let console =
+        BoundedLog::open(dir.console_log(), MAX_LOG_BYTES).map_err(step("open the console log"))?;
+    let outcome = launch(&dir, netns, cgroup, &console);
+    if let Err(error) = &outcome {
+        // The provider reads the reason from the console when the cell doesn't enrol.
+        console.write(format!("launch failed: {}\n", crate::with_sources(error)).as_bytes());
+    }
+    outcome
+}
+
+fn launch(
+    dir: &CellDir,
+    netns: &Path,
+    cgroup: Option<&str>,
+    console: &BoundedLog,
+) -> Result<i32, VmError> {
+    let mut go = [0; GO.len()];
+    io::stdin().read_exact(&mut go).map_err(|_| VmError::Cancelled)?;
+    // The working directory would keep a mount of the host busy.
+    env::set_current_dir("/").map_err(step("leave the working directory"))?;
+    let file = VmFile::read(&dir.vm_file())?;
+    let netns = File::open(netns).map_err(|source| VmError::Netns(netns.to_owned(), source))?;
+    if let Some(name) = cgroup {
+        cgroup::join(Path::new(cgroup::ROOT), name)?;
+    }
+    rustix::process::umask(Mode::from_raw_mode(0o022));
+    // Fails for a process group leader, which is as good.
+    let _ = rustix::process::setsid();
+    setns(&netns, CloneFlags::CLONE_NEWNET).map_err(step("join the network namespace"))?;
+    drop(netns);
+    let link = match &file.network {
+        Some(vm) => {
+            network::prepare(&file, vm)?;
+            let listener = relay::listen().map_err(step("listen on the link"))?;
+            Some((listener, vm.gateway.clone()))
+        }
+        None => None,
+    };
+    let (machine, output) = Machine::start(dir)?;
+    console.drain(output).map_err(step("read the console"))?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(step("start the relay"))?;
+    let status = runtime.block_on(async {
+        let ended = machine.ended()?;
+        match link {
+            Some((listener, gateway)) => tokio::select! {
+                status = ended => status.map_err(io::Error::other)?,
+                failed = relay::serve(listener, &gateway) => failed,
+            },
+            None => ended.await.map_err(io::Error::other)?,
+        }
+    });
+    let status: ExitStatus = status.map_err(step("wait for the virtual machine"))?;
+    Ok(status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0)))
+}
+
+/// A virtual machine that runs. Its process is the first of a PID namespace.
+#[derive(Debug)]
+pub struct Machine(Child);
+
+impl Machine {
+    /// Starts the virtual machine of a directory. Returns its output: the console and the messages
+    /// of QEMU. Called on the main thread before any other thread runs, because the parent-death
+    /// signal follows the thread, and a thread can't start while children get another namespace.
+    pub fn start(dir: &CellDir) -> Result<(Self, PipeReader), VmError> {
+        let (output, writer) = io::pipe().map_err(step("create the pipe of the console"))?;
+        let copy = writer.try_clone().map_err(step("duplicate the pipe of the console"))?;
+        let own = File::open("/proc/self/ns/pid").map_err(step("open the PID namespace"))?;
+        let mut command = Command::new("/proc/self/exe");
+        command.arg0("kiyot-cell").arg("run-vm").arg("--dir").arg(dir.path()).current_dir("/");
+        // The settings of the daemon are not for QEMU.
+        command.env_clear().env("PATH", env::var_os("PATH").unwrap_or_else(|| DEFAULT_PATH.into()));
+        command.stdin(Stdio::piped()).stdout(writer).stderr(copy);
+        unshare(CloneFlags::CLONE_NEWPID).map_err(step("create the PID namespace"))?;
+        let spawned = command.spawn();
+        setns(&own, CloneFlags::CLONE_NEWPID).map_err(step("return to the PID namespace"))?;
+        Ok((Self(spawned.map_err(step("start the virtual machine"))?), output))
+    }
+
+    /// Returns a receiver of the exit status, from a thread that waits for it.
+    fn ended(mut self) -> io::Result<oneshot::Receiver<io::Result<ExitStatus>>> {
+        let (sender, receiver) = oneshot::channel();
+        // The process takes the end of its standard input for the end of this one.
+        let guard = self.0.stdin.take();
+        thread::Builder::new().name("wait".into()).spawn(move || {
+            let status = self.0.wait();
+            drop(guard);
+            let _unless_dropped = sender.send(status);
+        })?;
+        Ok(receiver)
+    }
+
+    /// Kills the virtual machine, and waits for its end.
+    pub fn kill(mut self) -> io::Result<ExitStatus> {
+        self.0.kill()?;
+        self.0.wait()
+    }
+}
