@@ -21,6 +21,7 @@ mod local_network;
 mod milpa;
 mod netns;
 mod placement;
+mod qemu;
 mod read;
 mod routing;
 mod server;
@@ -38,6 +39,7 @@ pub use milpa::{
 };
 pub use netns::Netns;
 pub use placement::Placement;
+pub use qemu::{AcceleratorChoice, Qemu};
 pub use routing::{Routing, Rule};
 pub use server::Server;
 pub use warm::{WarmKind, WarmLaunchType, WarmPool};

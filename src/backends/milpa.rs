@@ -50,7 +50,7 @@ use id::PREFIX;
 use images::{Images, NodeImages, Registries};
 use logs::Logs;
 use policy::Rules;
-use providers::{Owner, Provider, local, netns};
+use providers::{Owner, Provider, local, netns, qemu};
 use store::{Store, StoreError};
 use streaming::Streaming;
 use volumes::Volumes;
@@ -119,6 +119,7 @@ impl Milpa {
             ProviderKind::Netns => {
                 Arc::new(netns::Netns::new(config, Arc::clone(&registries) as _))
             }
+            ProviderKind::Qemu => Arc::new(qemu::Qemu::new(config)),
         };
         let rules = Rules { policy: config.policy, capabilities: provider.capabilities() };
         for unmet in rules.unmet() {

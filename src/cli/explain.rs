@@ -296,7 +296,13 @@ fn describe_cell(
                        for instances have no effect",
             );
         }
-        ProviderKind::Netns => {}
+        ProviderKind::Qemu if has_wishes_for_instances(request) => {
+            lines.say(
+                "note: cells of the provider \"qemu\" are virtual machines of this node; of the \
+                       annotations for instances only cpu and memory have an effect",
+            );
+        }
+        ProviderKind::Netns | ProviderKind::Qemu => {}
     }
 }
 

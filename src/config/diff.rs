@@ -91,6 +91,7 @@ impl Diff {
                         warm => live,
                         limits => Vec::new(),
                         netns => restart,
+                        qemu => restart,
                     });
                     fields!(&old.limits, &new.limits, format!("{at}.limits"), Limits {
                         boots => live,

@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use super::{Limits, Netns, Placement, WarmPool, backends::CONTAINERD_SOCKET, read};
+use super::{Limits, Netns, Placement, Qemu, WarmPool, backends::CONTAINERD_SOCKET, read};
 use crate::problems::{Field, Table};
 
 const STATE_DIR: &str = "/var/lib/kiyot";
@@ -75,6 +75,8 @@ pub struct MilpaBackend {
     pub warm: Vec<WarmPool>,
     /// Settings of the provider `netns`.
     pub netns: Netns,
+    /// Settings of the provider `qemu`.
+    pub qemu: Qemu,
 }
 
 /// Provider of cells.
@@ -82,6 +84,8 @@ pub struct MilpaBackend {
 pub enum ProviderKind {
     /// `netns`: namespaces of this node.
     Netns,
+    /// `qemu`: virtual machines of this node.
+    Qemu,
 }
 
 /// Policy for pods that request access to their host.
@@ -190,6 +194,7 @@ impl Default for MilpaBackend {
             placement: Placement::default(),
             warm: Vec::new(),
             netns: Netns::default(),
+            qemu: Qemu::default(),
         }
     }
 }
@@ -205,7 +210,7 @@ impl MilpaBackend {
         let mut backend = Self { node_containerd: PathBuf::new(), ..Self::default() };
         table.set("state_dir", &mut backend.state_dir, read::path);
         table.set("provider", &mut backend.provider, |field| {
-            field.choice(&[("netns", ProviderKind::Netns)])
+            field.choice(&[("netns", ProviderKind::Netns), ("qemu", ProviderKind::Qemu)])
         });
         table.set("cluster", &mut backend.cluster, |field| owner_name(field).map(Some));
         table.set("node", &mut backend.node, |field| owner_name(field).map(Some));
@@ -248,6 +253,9 @@ impl MilpaBackend {
         });
         if let Some(netns) = table.take("netns").and_then(|field| field.table()) {
             backend.netns = Netns::read(netns);
+        }
+        if let Some(qemu) = table.take("qemu").and_then(|field| field.table()) {
+            backend.qemu = Qemu::read(qemu);
         }
         table.finish();
         backend

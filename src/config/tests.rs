@@ -190,7 +190,7 @@ fn contradicting_keys_are_reported() {
         (format!("{WITH_CELLS}state_dir = \"{long}\""), "backends.milpa.state_dir = "),
         (
             format!("{WITH_CELLS}provider = \"sim\""),
-            "backends.milpa.provider = \"sim\": is invalid; allowed: \"netns\"",
+            "backends.milpa.provider = \"sim\": is invalid; allowed: \"netns\", \"qemu\"",
         ),
         (
             format!("{WITH_CELLS}node = \"worker 1\""),
@@ -214,15 +214,15 @@ fn contradicting_keys_are_reported() {
         ),
         (
             format!("{WITH_CELLS}[backends.milpa.netns]\nsubnet = \"fd00::/64\""),
-            "backends.milpa.netns.network.subnet = \"fd00::/64\": is invalid; allowed: an IPv4 network",
+            "backends.milpa.netns.subnet = \"fd00::/64\": is invalid; allowed: an IPv4 network",
         ),
         (
             format!("{WITH_CELLS}[backends.milpa.netns]\nbridge = \"a-name-too-long-for-linux\""),
-            "backends.milpa.netns.network.bridge = ",
+            "backends.milpa.netns.bridge = ",
         ),
         (
             format!("{WITH_CELLS}[backends.milpa.netns]\nbridge = \"br+\""),
-            "backends.milpa.netns.network.bridge = \"br+\": is invalid; allowed: the name of a network \
+            "backends.milpa.netns.bridge = \"br+\": is invalid; allowed: the name of a network \
              device",
         ),
         (
@@ -344,7 +344,7 @@ fn malformed_files_are_problems() {
         (
             b"[backends.c]\ntype = \"cri\"\n[backends.m]\ntype = \"milpa\"\nprovider = \"ec2\"\n\
               [routing]\ndefault = \"c\"\n",
-            "backends.m.provider = \"ec2\": is invalid; allowed: \"netns\"",
+            "backends.m.provider = \"ec2\": is invalid; allowed: \"netns\", \"qemu\"",
         ),
     ] {
         let reported = reported(content);
@@ -500,13 +500,14 @@ fn warm_pools_are_read_and_checked() {
 fn every_key() -> Vec<&'static str> {
     let table = "[WHERE]\n\"\" = 1\n";
     let odd = format!(
-        "{}{}{}[backends.c]\ntype = \"cri\"\n\"\" = 1\n[backends.m]\ntype = \"milpa\"\n\"\" = 1\n\
+        "{}{}{}{}[backends.c]\ntype = \"cri\"\n\"\" = 1\n[backends.m]\ntype = \"milpa\"\n\"\" = 1\n\
          [[routing.rule]]\n\"\" = 1\n[backends.m.policy]\n\"\" = 1\n\
          [backends.m.placement]\n\"\" = 1\n[backends.m.limits]\n\"\" = 1\n\
          [[backends.m.warm]]\n\"\" = 1\nsize = {{ \"\" = 1 }}\n",
         table.replace("WHERE", "server"),
         table.replace("WHERE", "routing"),
         table.replace("WHERE", "backends.m.netns"),
+        table.replace("WHERE", "backends.m.qemu"),
     );
     let keys = problems(&odd).into_iter().filter_map(|problem| {
         problem.split_once("is an unknown key; allowed: ").map(|(_, keys)| keys.to_owned())
@@ -515,7 +516,8 @@ fn every_key() -> Vec<&'static str> {
         keys.flat_map(|keys| keys.split(", ").map(str::to_owned).collect::<Vec<_>>()).collect();
     assert!(all.len() > 40, "{all:?}");
     // Tables, which are headings in the file, and the keys of a table in a line.
-    let tables = ["limits", "placement", "policy", "netns", "rule", "warm", "cpu", "memory"];
+    let tables =
+        ["limits", "placement", "policy", "netns", "qemu", "rule", "warm", "cpu", "memory"];
     all.into_iter().filter(|key| !tables.contains(&key.as_str())).map(|key| &*key.leak()).collect()
 }
 
@@ -530,7 +532,7 @@ proptest! {
     #[test]
     fn arbitrary_value_of_any_key_is_read_or_reported(
         value in r#"("[a-z0-9./:-]{0,20}"|-?[0-9]{1,19}|true|\["a", 1\]|\{ a = 1 \})"#,
-        index in 0_usize..48,
+        index in 0_usize..60,
     ) {
         let keys = every_key();
         let key = keys[index % keys.len()];
@@ -540,6 +542,7 @@ proptest! {
             "backends.containerd",
             "backends.milpa",
             "backends.milpa.netns",
+            "backends.milpa.qemu",
             "backends.milpa.policy",
             "backends.milpa.placement",
             "backends.milpa.limits",

@@ -39,9 +39,10 @@ pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 /// process or in a PID namespace whose init has a child.
 const CELL_STUB: &str = r#"#!/bin/sh
 set -e
-[ "$1 $2 $4 $6" = "launch --dir --netns --cgroup" ]
+[ "${1%-vm} $2 $4 $6" = "launch --dir --netns --cgroup" ]
 dir=$3 netns=$5 cgroup=$7
 read -r go
+[ "$1" = launch ] || nsenter --net="$netns" ip tuntap add dev tap-pod mode tap
 for mount in $(awk '$0 ~ / - cgroup2? /{print $5}' /proc/self/mountinfo); do
     echo $$ > "$mount/$cgroup/cgroup.procs"
 done

@@ -17,11 +17,13 @@ mod contract;
 pub(crate) mod fault;
 mod netns;
 mod outcomes;
+mod qemu;
 mod recorder;
 mod world;
 
 use fault::{Fault, Gate, reason_without_meaning};
 use netns::NetnsSubject;
+use qemu::QemuSubject;
 
 /// The time for which an API is down in the cases of an outage.
 const OUTAGE: Duration = Duration::from_secs(30 * 60);
@@ -123,6 +125,10 @@ macro_rules! conformance {
             use super::*;
             $(conformance!(case "netns", NetnsSubject::new(), $module $case $($fault)?);)*
         }
+        mod of_qemu {
+            use super::*;
+            $(conformance!(case "qemu", QemuSubject::new(), $module $case $($fault)?);)*
+        }
         mod of_sim {
             use super::*;
             $(conformance!(case "sim", SimSubject::new(), $module $case $($fault)?);)*
@@ -177,8 +183,8 @@ conformance! {
 
 /// Returns the table of all cases, in Markdown.
 fn table() -> String {
-    let providers = ["netns", "sim"];
-    let mut text = format!("| case | {} |\n| --- |{}\n", providers.join(" | "), " --- |".repeat(2));
+    let providers = ["netns", "qemu", "sim"];
+    let mut text = format!("| case | {} |\n| --- |{}\n", providers.join(" | "), " --- |".repeat(3));
     for (case, fault) in CASES {
         let results = providers.map(|provider| {
             let reason = fault.and_then(|fault| reason_without_meaning(provider, fault));

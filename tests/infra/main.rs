@@ -8,6 +8,7 @@ mod cells;
 mod conformance;
 mod network;
 mod processes;
+mod qemu;
 mod sim_provider;
 mod store;
 mod trees;

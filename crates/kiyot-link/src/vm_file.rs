@@ -4,7 +4,6 @@ use std::{
     fmt, io,
     net::Ipv4Addr,
     path::{Path, PathBuf},
-    str::FromStr,
 };
 
 use serde::{Deserialize, Serialize};
@@ -57,10 +56,10 @@ pub struct VmFile {
 /// The network devices of a virtual machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VmNetwork {
-    /// The address of the device for the pod, until it takes that of the pod.
-    pub pod_mac: MacAddress,
-    /// The address of the link's device.
-    pub link_mac: MacAddress,
+    /// The hardware address of the device for the pod, until it takes that of the pod.
+    pub pod_mac: String,
+    /// The hardware address of the link's device.
+    pub link_mac: String,
     /// The gateway's unix socket, to which connections over the link are relayed.
     pub gateway: PathBuf,
 }
@@ -88,62 +87,6 @@ impl Accelerator {
 impl fmt::Display for Accelerator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
-    }
-}
-
-/// An address of an Ethernet device.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
-pub struct MacAddress(pub [u8; 6]);
-
-/// A text that is not the address of an Ethernet device.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is not a MAC address; allowed: six bytes in hexadecimal with colons between them")]
-pub struct NotAMacAddress(String);
-
-impl MacAddress {
-    /// Returns a locally administered unicast address with these five bytes.
-    pub fn local(rest: [u8; 5]) -> Self {
-        let [a, b, c, d, e] = rest;
-        Self([2, a, b, c, d, e])
-    }
-}
-
-impl fmt::Display for MacAddress {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [first, rest @ ..] = self.0;
-        write!(f, "{first:02x}")?;
-        rest.iter().try_for_each(|byte| write!(f, ":{byte:02x}"))
-    }
-}
-
-impl FromStr for MacAddress {
-    type Err = NotAMacAddress;
-
-    fn from_str(text: &str) -> Result<Self, NotAMacAddress> {
-        let byte = |part: &str| {
-            let plain = part.len() == 2 && part.bytes().all(|byte| byte.is_ascii_hexdigit());
-            plain.then(|| u8::from_str_radix(part, 16).ok()).flatten()
-        };
-        let bytes: Option<Vec<u8>> = text.split(':').map(byte).collect();
-        bytes
-            .and_then(|bytes| bytes.try_into().ok())
-            .map(Self)
-            .ok_or_else(|| NotAMacAddress(text.chars().take(32).collect()))
-    }
-}
-
-impl TryFrom<String> for MacAddress {
-    type Error = NotAMacAddress;
-
-    fn try_from(text: String) -> Result<Self, NotAMacAddress> {
-        text.parse()
-    }
-}
-
-impl From<MacAddress> for String {
-    fn from(address: MacAddress) -> Self {
-        address.to_string()
     }
 }
 
@@ -202,8 +145,8 @@ mod tests {
             user: 65521,
             group: 65521,
             network: Some(VmNetwork {
-                pod_mac: MacAddress::local([1, 2, 3, 4, 5]),
-                link_mac: MacAddress([0xfe, 0, 0, 0, 0, 0xff]),
+                pod_mac: "02:00:5e:00:53:01".into(),
+                link_mac: "02:00:5e:00:53:02".into(),
                 gateway: "/var/lib/kiyot/gateway.sock".into(),
             }),
         };
@@ -211,16 +154,5 @@ mod tests {
         assert_eq!(VmFile::read(&path).unwrap(), file);
         std::fs::write(&path, "{}").unwrap();
         assert!(VmFile::read(&path).is_err());
-    }
-
-    #[test]
-    fn mac_address_is_six_bytes() {
-        assert_eq!("02:aB:00:01:02:ff".parse(), Ok(MacAddress([2, 0xab, 0, 1, 2, 0xff])));
-        assert_eq!(MacAddress::local([0xab, 0, 1, 2, 0xff]).to_string(), "02:ab:00:01:02:ff");
-        for text in
-            ["", "02:ab:00:01:02", "02:ab:00:01:02:ff:00", "2:ab:00:01:02:ff", "+2:ab:0:1:2:f"]
-        {
-            assert!(text.parse::<MacAddress>().is_err(), "{text:?}");
-        }
     }
 }

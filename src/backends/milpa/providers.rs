@@ -22,6 +22,7 @@ pub mod local;
 pub mod netns;
 mod network;
 pub mod owner;
+pub mod qemu;
 pub mod sim;
 
 pub use capabilities::Capabilities;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use kiyot::backends::milpa::{
     id::CellId,
+    placement::{Needs, Rules, rank},
     providers::{
         Attachment, ErrorClass, Instance, InstanceId, InstanceState, LaunchSpec, Provider,
         ProviderError, Termination,
@@ -18,7 +19,9 @@ use super::{
 
 async fn spec(provider: &dyn Provider) -> LaunchSpec {
     let catalogue = provider.catalogue().await.unwrap();
-    launch_spec(CellId::mint().unwrap(), catalogue.offerings().collect())
+    let ranked = rank(&catalogue, &Needs::default(), &Rules::default(), &());
+    let offerings = ranked.into_iter().map(|candidate| candidate.offering).collect();
+    launch_spec(CellId::mint().unwrap(), offerings)
 }
 
 async fn listed(provider: &dyn Provider, cell: &CellId) -> Vec<Instance> {

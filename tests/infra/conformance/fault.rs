@@ -47,6 +47,14 @@ pub(crate) const WITHOUT_MEANING: &[(&str, Fault, &str)] = &[
     ("netns", Fault::OtherAuthority, "instances in a state directory are of a single daemon"),
     ("netns", Fault::Denied, "calls need no permission of others"),
     ("netns", Fault::Throttled, "calls are not counted"),
+    ("qemu", Fault::LateLaunch, "a call goes no further than its caller"),
+    ("qemu", Fault::UnseenInstance, "an instance is found from the first step of its launch on"),
+    ("qemu", Fault::StaleList, "each list reads the node itself"),
+    ("qemu", Fault::HeldShutdown, "the end of a pod is that of its instance"),
+    ("qemu", Fault::Twin, "the id of an instance is that of its cell"),
+    ("qemu", Fault::OtherAuthority, "instances in a state directory are of a single daemon"),
+    ("qemu", Fault::Denied, "calls need no permission of others"),
+    ("qemu", Fault::Throttled, "calls are not counted"),
 ];
 
 /// Returns the reason for which a fault has no meaning for a provider.

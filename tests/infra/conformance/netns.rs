@@ -48,7 +48,7 @@ impl RegistryConfig for Registries {
 
 /// The netns provider under test.
 pub(super) struct NetnsSubject {
-    bench: Bench,
+    pub(super) bench: Bench,
     registries: Arc<Registries>,
 }
 
@@ -61,7 +61,7 @@ impl NetnsSubject {
         Self { bench, registries: Arc::default() }
     }
 
-    fn cells(&self) -> PathBuf {
+    pub(super) fn cells(&self) -> PathBuf {
         self.bench.config.state_dir.join("cells")
     }
 

@@ -86,7 +86,7 @@ fn devices(file: &VmFile, network: &VmNetwork) -> String {
     // The stack answers no ARP requests there.
     lines.push(format!("link set {POD_TAP} arp off"));
     lines.push(format!("address add {LINK_HOST}/{LINK_PREFIX} dev {LINK_TAP}"));
-    let mac = network.link_mac;
+    let mac = &network.link_mac;
     lines.push(format!("neighbour add {LINK_GUEST} lladdr {mac} dev {LINK_TAP} nud permanent"));
     lines.join("\n") + "\n"
 }

@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 
-use kiyot_link::vm_file::{Accelerator, LINK_TAP, MacAddress, POD_TAP, VmFile};
+use kiyot_link::vm_file::{Accelerator, LINK_TAP, POD_TAP, VmFile};
 
 /// Paths in the jail, which `jail` makes.
 pub mod paths {
@@ -57,8 +57,8 @@ pub fn arguments(file: &VmFile) -> Vec<OsString> {
         line.disk("disk", &format!("file={},discard=unmap", paths::DISK));
     }
     if let Some(network) = &file.network {
-        line.network("pod", POD_TAP, network.pod_mac);
-        line.network("link", LINK_TAP, network.link_mac);
+        line.network("pod", POD_TAP, &network.pod_mac);
+        line.network("link", LINK_TAP, &network.link_mac);
         line.set("-fw_cfg", &format!("name={FW_CFG_NAME},file={}", paths::CELL_FILE));
     }
     line.0
@@ -83,7 +83,7 @@ impl Line {
         self.set("-device", &format!("virtio-blk-pci,drive={name},serial={name}"));
     }
 
-    fn network(&mut self, name: &str, tap: &str, mac: MacAddress) {
+    fn network(&mut self, name: &str, tap: &str, mac: &str) {
         self.set("-netdev", &format!("tap,id={name},ifname={tap},script=no,downscript=no"));
         // Without a ROM the firmware does not try to boot from the network.
         self.set("-device", &format!("virtio-net-pci,netdev={name},mac={mac},romfile="));

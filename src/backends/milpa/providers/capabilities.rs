@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::netns;
+use super::{netns, qemu};
 use crate::config::ProviderKind;
 
 /// The capabilities of a provider's instances, which decide what a pod may do in a cell, and which
@@ -45,6 +45,7 @@ impl Capabilities {
     pub fn of(provider: ProviderKind) -> Self {
         match provider {
             ProviderKind::Netns => netns::CAPABILITIES,
+            ProviderKind::Qemu => qemu::CAPABILITIES,
         }
     }
 

@@ -34,7 +34,7 @@ use crate::{
 };
 
 pub(super) mod cgroup;
-mod command;
+pub(super) mod command;
 #[doc(hidden)]
 pub mod fuzzing;
 mod instance;
@@ -48,6 +48,7 @@ pub(super) mod slice;
 mod sweep;
 
 pub(super) use instance::Home;
+pub(super) use network::DEVICE;
 
 use instance::Known;
 use listing::Listing;
@@ -68,7 +69,7 @@ pub(super) struct Instances {
     /// The parent of the instances' directories.
     cells: PathBuf,
     /// The cells' program, which has the launchers.
-    program: PathBuf,
+    pub(super) program: PathBuf,
     /// The instance type of records without one.
     default_type: &'static str,
     networks: Networks,
@@ -206,6 +207,11 @@ impl Instances {
         Ok(Launch::New(Draft { alone, token_sha256 }))
     }
 
+    /// Removes what a launch that is refused has made.
+    pub(super) async fn discard(&self, draft: Draft) -> Result<(), ProviderError> {
+        sweep::sweep(self, draft.home()).await
+    }
+
     /// Creates the instance of a launch: its cgroup, its network namespace and its launcher, which
     /// is a subcommand of the cells' program.
     pub(super) async fn start(
@@ -314,6 +320,22 @@ impl Instances {
             .collect())
     }
 
+    /// Returns the sizes of all instances that run, with the memory that their processes have
+    /// touched, in bytes. Blocking.
+    pub(super) fn resident(&self) -> io::Result<Vec<(CellId, String, u64)>> {
+        let hierarchies = cgroup::hierarchies()?;
+        let listed = self.listing.list(&self.cells)?;
+        let running = listed.into_iter().filter(|listed| listed.state.is_alive());
+        running
+            .map(|listed| {
+                let processes = cgroup::processes(&hierarchies, listed.home.cell())?;
+                let resident = processes.into_iter().map(process::resident_bytes);
+                let resident = resident.sum::<io::Result<u64>>()?;
+                Ok((listed.home.id().clone(), listed.instance_type, resident))
+            })
+            .collect()
+    }
+
     /// Returns an instance by its id.
     pub(super) fn describe(&self, id: &InstanceId) -> Result<Instance, ProviderError> {
         let home = self.home(id)?;
@@ -362,7 +384,7 @@ impl Instances {
     /// is missing.
     pub(super) fn check(&self, programs: &[&Path]) -> Result<(), ProviderError> {
         for program in [&*self.program, Path::new("ip")].iter().chain(programs) {
-            if !is_program(program) {
+            if path_of(program).is_none() {
                 let doing = format!("find the program {}", program.display());
                 return Err(ProviderError::without_cause(ErrorClass::Invalid, doing));
             }
@@ -412,11 +434,11 @@ fn found_program() -> PathBuf {
     beside.unwrap_or_else(|| CELL_BINARY.into())
 }
 
-/// Returns true if a path, or a name on PATH, is an executable.
-fn is_program(program: &Path) -> bool {
+/// Returns the path of a program: itself, or that of a name on PATH; `None` if there is no file.
+pub(super) fn path_of(program: &Path) -> Option<PathBuf> {
     if program.components().count() > 1 {
-        return program.is_file();
+        return program.is_file().then(|| program.to_owned());
     }
-    std::env::var_os("PATH")
-        .is_some_and(|path| std::env::split_paths(&path).any(|dir| dir.join(program).is_file()))
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path).map(|dir| dir.join(program)).find(|program| program.is_file())
 }

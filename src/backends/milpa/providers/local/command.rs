@@ -26,7 +26,7 @@ const ERROR_LIMIT: u64 = 16 * 1024;
 
 /// An error of a program.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum CommandError {
+pub(in super::super) enum CommandError {
     /// The program could not be started or read.
     #[error("{program}")]
     Io {
@@ -58,10 +58,10 @@ pub(super) enum CommandError {
 
 /// The exit status and output of a program.
 #[derive(Debug)]
-pub(super) struct Ended {
-    pub(super) status: std::process::ExitStatus,
-    pub(super) stdout: Vec<u8>,
-    pub(super) stderr: String,
+pub(in super::super) struct Ended {
+    pub(in super::super) status: std::process::ExitStatus,
+    pub(in super::super) stdout: Vec<u8>,
+    pub(in super::super) stderr: String,
 }
 
 /// Kills a program with its process group on drop, unless it has exited.
@@ -77,7 +77,7 @@ impl Drop for Group {
 
 /// Runs a program and returns its exit. With an instance's directory, the program gets its input
 /// once it is in the cell's cgroup.
-pub(super) async fn run(
+pub(in super::super) async fn run(
     program: &Path,
     arguments: &[&OsStr],
     instance: Option<&Path>,
@@ -164,7 +164,7 @@ async fn run_within(
 
 /// Runs `ip -batch` with these lines for an instance, in the named network namespace or in the
 /// daemon's, up to the first error.
-pub(super) async fn ip(
+pub(in super::super) async fn ip(
     netns: Option<&str>,
     lines: &[&[&str]],
     instance: &Path,
@@ -194,7 +194,7 @@ pub(super) async fn ip(
 }
 
 /// Runs a program that must succeed.
-pub(super) async fn succeed(
+pub(in super::super) async fn succeed(
     program: &str,
     arguments: &[&str],
     instance: Option<&Path>,
@@ -203,7 +203,7 @@ pub(super) async fn succeed(
 }
 
 /// Runs a program that must succeed and returns its stdout.
-pub(super) async fn output_of(
+pub(in super::super) async fn output_of(
     program: &str,
     arguments: &[&str],
     instance: Option<&Path>,

@@ -130,7 +130,7 @@ impl Home {
     }
 
     /// Returns the name of the cell's network namespace.
-    pub(super) fn netns_name(&self) -> String {
+    pub(in super::super) fn netns_name(&self) -> String {
         format!("kiyot-{}", self.cell)
     }
 
@@ -141,6 +141,11 @@ impl Home {
     /// Returns the path of the bootstrap file.
     pub(in super::super) fn cell_file(&self) -> PathBuf {
         self.dir.join("cell.json")
+    }
+
+    /// Returns the path of a file of the provider.
+    pub(in super::super) fn file(&self, name: &str) -> PathBuf {
+        self.dir.join(name)
     }
 
     pub(super) fn network_file(&self) -> PathBuf {

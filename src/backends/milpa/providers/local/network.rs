@@ -29,7 +29,7 @@ mod rules;
 use ports::{PortError, Ports};
 
 /// The pod's device in the cell.
-pub(super) const DEVICE: &str = "eth0";
+pub(in super::super) const DEVICE: &str = "eth0";
 
 /// The content of an instance's `network.json`.
 #[derive(Debug, Clone, Serialize, Deserialize)]

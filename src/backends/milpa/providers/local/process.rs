@@ -96,6 +96,19 @@ impl Identity {
     }
 }
 
+/// Returns the memory of a process that no other shares, in bytes; 0 if it has exited.
+pub(super) fn resident_bytes(pid: i32) -> io::Result<u64> {
+    let text = read(pid, "statm")?.unwrap_or_default();
+    let mut pages = std::str::from_utf8(&text)
+        .unwrap_or_default()
+        .split_ascii_whitespace()
+        .map(|field| field.parse::<u64>().unwrap_or_default());
+    // Total, resident, and resident shared with files.
+    let (_, resident, shared) = (pages.next(), pages.next(), pages.next());
+    let own = resident.unwrap_or_default().saturating_sub(shared.unwrap_or_default());
+    Ok(own.saturating_mul(rustix::param::page_size() as u64))
+}
+
 /// A snapshot of the running processes by PID.
 #[derive(Debug, Default)]
 struct Table(BTreeMap<i32, (Identity, i32)>);

@@ -1,0 +1,395 @@
+//! The qemu provider: cells that are virtual machines on this node.
+//!
+//! The instance of a cell is a process `kiyot-cell launch-vm` with its QEMU: see `local`. The
+//! virtual machine has a device for the network of its pod, which `network` joins with that of the
+//! cell's network namespace, and another for the link, which the pod can't cut.
+
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use kiyot_link::{
+    bootstrap::{CellFile, GatewayAddress, LinkDevice, Machine},
+    vm_file::{Accelerator, LINK_GUEST, LINK_HOST, LINK_PORT, LINK_PREFIX, VmFile, VmNetwork},
+};
+use ring::digest::{SHA256, digest};
+use tokio::task::spawn_blocking;
+
+use super::{
+    Attached, Attachment, Capabilities, ErrorClass, Instance, InstanceId, LaunchSpec, MacAddress,
+    Provider, ProviderError, Terminations,
+    local::{Draft, Home, Instances, Launch, command, offering, path_of},
+};
+use crate::{
+    annotations::Architecture,
+    backends::milpa::placement::{Catalogue, Size},
+    config::MilpaBackend,
+};
+
+mod accelerator;
+mod memory;
+mod network;
+mod routes;
+
+use accelerator::Probe;
+use memory::{Memory, NodeMemory};
+
+/// The launcher of cells.
+const LAUNCHER: &str = "launch-vm";
+/// The instance type of records without one, and the name of the node in errors.
+const NODE: &str = "node";
+/// The command line of the kernel. What follows `--` are the arguments of the first process.
+const COMMAND_LINE: &str = "console=ttyS0 panic=-1 quiet -- machine";
+/// The label of a cell's disk.
+const DISK_LABEL: &str = "kiyot";
+/// The programs of the cell's image.
+const CONTAINERD: &str = "containerd";
+/// See [`CONTAINERD`].
+const RUNC: &str = "runc";
+/// The first byte of a locally administered unicast address.
+const LOCAL_MAC: u8 = 2;
+
+/// The capabilities of qemu cells. Kernel, users and devices are the machine's own. Root in it has
+/// power over the agent, and the node may pause it.
+pub const CAPABILITIES: Capabilities = Capabilities {
+    provider: "qemu",
+    own_kernel: true,
+    own_users: true,
+    own_devices: true,
+    separate_link: true,
+    can_be_paused: true,
+    pods_control_agent: true,
+    ends_with_node: true,
+    ends_confirmed_within: Duration::from_secs(10),
+    not_found_believed_after: Duration::ZERO,
+    listing_period: Duration::from_secs(2),
+    tags_at_launch_only: true,
+};
+
+/// The provider of cells that are virtual machines of this node.
+#[derive(Debug)]
+pub struct Qemu {
+    instances: Arc<Instances>,
+    settings: Settings,
+    accelerator: Probe,
+    memory: Memory,
+}
+
+/// The node's configuration for cells.
+#[derive(Debug, Clone)]
+struct Settings {
+    program: PathBuf,
+    kernel: PathBuf,
+    initramfs: PathBuf,
+    root: PathBuf,
+    disk_bytes: u64,
+    user: u32,
+    group: u32,
+    gateway: PathBuf,
+    pause_image: String,
+    /// The time after which a machine that has not enrolled powers off: its token has expired.
+    power_off_after: Duration,
+}
+
+impl Qemu {
+    /// Returns the configured provider. Has no side effects.
+    pub fn new(config: &MilpaBackend) -> Self {
+        let qemu = &config.qemu;
+        let instances = Instances::new(config, &qemu.network, qemu.cell_binary.as_deref(), NODE);
+        let settings = Settings {
+            program: qemu.program.clone(),
+            kernel: qemu.image_dir.join("kernel"),
+            initramfs: qemu.image_dir.join("initramfs"),
+            root: qemu.image_dir.join("root.squashfs"),
+            disk_bytes: qemu.disk_size,
+            user: qemu.user,
+            group: qemu.group,
+            gateway: config.state_dir.join("gateway.sock"),
+            pause_image: config.pause_image.clone(),
+            power_off_after: config.token_ttl,
+        };
+        let probe_dir = config.state_dir.join("probe");
+        Self {
+            accelerator: Probe::new(qemu.accel, instances.program.clone(), probe_dir),
+            instances: Arc::new(instances),
+            settings,
+            memory: Memory::default(),
+        }
+    }
+
+    /// Returns the description of a machine without disks and network.
+    fn bare(&self) -> Result<VmFile, ProviderError> {
+        let Settings { program, kernel, user, group, .. } = &self.settings;
+        Ok(VmFile {
+            program: path_of(program).ok_or_else(|| missing("program", program))?,
+            accelerator: Accelerator::Tcg,
+            kernel: kernel.clone(),
+            initramfs: None,
+            root: None,
+            disk_bytes: None,
+            command_line: COMMAND_LINE.to_owned(),
+            cpus: 1,
+            memory_mib: accelerator::MEMORY_MIB,
+            user: *user,
+            group: *group,
+            network: None,
+        })
+    }
+
+    /// Writes the files of a machine, and makes its disk.
+    async fn prepare(
+        &self,
+        home: &Home,
+        spec: &LaunchSpec,
+        machine: VmFile,
+    ) -> Result<(), ProviderError> {
+        let [pod_mac, link_mac] = mac_addresses(home.cell());
+        let link = LinkDevice {
+            mac: link_mac.to_string(),
+            address: LINK_GUEST.into(),
+            prefix_len: LINK_PREFIX,
+        };
+        let mut bootstrap = spec.bootstrap.clone();
+        bootstrap.gateway = GatewayAddress::Tcp(SocketAddr::from((LINK_HOST, LINK_PORT)));
+        let cell_file = CellFile {
+            bootstrap,
+            containerd: CONTAINERD.into(),
+            runc: RUNC.into(),
+            pause_image: self.settings.pause_image.clone(),
+            registry_config_dir: None,
+            restrict_oom_score_adj: false,
+            machine: Some(Machine {
+                pod_mac: Some(pod_mac.to_string()),
+                link: Some(link),
+                power_off_after_secs: self.settings.power_off_after.as_secs(),
+            }),
+        };
+        let machine = VmFile {
+            network: Some(VmNetwork {
+                pod_mac: pod_mac.to_string(),
+                link_mac: link_mac.to_string(),
+                gateway: self.settings.gateway.clone(),
+            }),
+            initramfs: Some(self.settings.initramfs.clone()),
+            root: Some(self.settings.root.clone()),
+            disk_bytes: Some(self.settings.disk_bytes),
+            ..machine
+        };
+        let doing = || format!("make the instance of {}", home.cell());
+        cell_file
+            .write(&home.cell_file())
+            .map_err(|error| ProviderError::transient(doing(), error))?;
+        machine
+            .write(&home.file("vm.json"))
+            .map_err(|error| ProviderError::transient(doing(), error))?;
+        make_disk(home, self.settings.disk_bytes).await
+    }
+
+    /// Reserves memory, writes the files and starts the machine.
+    async fn make(
+        &self,
+        draft: Draft,
+        spec: &LaunchSpec,
+        size: Size,
+    ) -> Result<Instance, ProviderError> {
+        let bare = self.bare()?;
+        let accelerator = self.accelerator.wait(&bare).await?;
+        let machine = VmFile { accelerator, cpus: size.cpus, memory_mib: size.memory_mib, ..bare };
+        let needed = memory::needed_mib(&machine);
+        let reserved = {
+            let (instances, cell) = (Arc::clone(&self.instances), spec.cell.clone());
+            let memory = self.memory.clone();
+            spawn_blocking(move || memory.reserve(&instances, &cell, needed))
+                .await
+                .map_err(|error| ProviderError::transient("look at the node's memory", error))?
+        };
+        let reserved = match reserved {
+            Ok(reserved) => reserved,
+            Err(mut error) => {
+                if error.class == ErrorClass::Capacity {
+                    error.refused = vec![offering(&size.to_string())];
+                }
+                // Nothing runs, so that no end would remove the directory.
+                self.instances.discard(draft).await?;
+                return Err(error);
+            }
+        };
+        self.prepare(draft.home(), spec, machine).await?;
+        let instance = self.instances.start(draft, LAUNCHER, &size.to_string()).await?;
+        drop(reserved);
+        Ok(instance)
+    }
+}
+
+#[async_trait]
+impl Provider for Qemu {
+    fn capabilities(&self) -> Capabilities {
+        CAPABILITIES
+    }
+
+    async fn catalogue(&self) -> Result<Catalogue, ProviderError> {
+        let node = NodeMemory::read()
+            .map_err(|error| ProviderError::transient("look at the node's memory", error))?;
+        let cpus = std::thread::available_parallelism()
+            .map_err(|error| ProviderError::transient("count the node's CPUs", error))?;
+        let cpus = u32::try_from(cpus.get()).unwrap_or(u32::MAX);
+        let largest = Size::within(cpus, node.total_mib);
+        let zone = offering(NODE).zone;
+        Ok(Catalogue::sized(NODE, &zone, largest, Architecture::Amd64))
+    }
+
+    async fn launch(&self, spec: &LaunchSpec, token: &str) -> Result<Instance, ProviderError> {
+        let candidate = spec.offerings().next().map(|offering| offering.instance_type.as_str());
+        let size = candidate.and_then(Size::parse).ok_or_else(|| {
+            let name = candidate.unwrap_or_default();
+            let doing =
+                format!("instance type {name:?}: is no size; allowed: such as \"2cpu-704mib\"");
+            ProviderError::without_cause(ErrorClass::Invalid, doing)
+        })?;
+        match self.instances.begin(spec, token).await? {
+            Launch::Running(instance) => Ok(instance),
+            Launch::New(draft) => self.make(draft, spec, size).await,
+        }
+    }
+
+    async fn attach(
+        &self,
+        instance: &InstanceId,
+        to: &Attachment,
+    ) -> Result<Attached, ProviderError> {
+        // The containers' cgroups are the guest's.
+        let to = Attachment { cgroup_parent: String::new(), ..to.clone() };
+        let (alone, addresses) = self.instances.attach(instance, &to).await?;
+        let network = network::join(alone.home(), &addresses).await?;
+        Ok(Attached { addresses, network: Some(network) })
+    }
+
+    async fn detach(&self, _instance: &InstanceId) -> Result<(), ProviderError> {
+        // The termination is awaited, and releases everything.
+        Ok(())
+    }
+
+    async fn list_owned(&self) -> Result<Vec<Instance>, ProviderError> {
+        self.instances.list().await
+    }
+
+    async fn describe(&self, id: &InstanceId) -> Result<Instance, ProviderError> {
+        self.instances.describe(id)
+    }
+
+    async fn terminate(&self, instances: &[InstanceId]) -> Terminations {
+        self.instances.terminate(instances).await
+    }
+
+    async fn console(&self, instance: &InstanceId) -> Result<String, ProviderError> {
+        self.instances.console(instance)
+    }
+
+    async fn check(&self) -> Result<(), ProviderError> {
+        let Settings { program, kernel, initramfs, root, .. } = &self.settings;
+        let programs = ["tc", "mkfs.ext4", "iptables-restore"].map(Path::new);
+        self.instances.check(&[&[program.as_path()], &programs[..]].concat())?;
+        for file in [kernel, initramfs, root] {
+            if !file.is_file() {
+                return Err(missing("file", file));
+            }
+        }
+        if !Path::new(network::TUN).exists() {
+            return Err(missing("device", Path::new(network::TUN)));
+        }
+        // The first launch finds the result.
+        self.accelerator.begin(&self.bare()?);
+        Ok(())
+    }
+}
+
+fn missing(what: &str, path: &Path) -> ProviderError {
+    let doing = format!("find the {what} {}", path.display());
+    ProviderError::without_cause(ErrorClass::Invalid, doing)
+}
+
+/// Returns the hardware addresses of a cell's devices, the pod's first.
+fn mac_addresses(cell: &str) -> [MacAddress; 2] {
+    let hash = digest(&SHA256, cell.as_bytes());
+    let mut bytes = hash.as_ref().iter().copied();
+    [(); 2].map(|()| {
+        let mut address = [LOCAL_MAC; 6];
+        address[1..].iter_mut().zip(&mut bytes).for_each(|(to, byte)| *to = byte);
+        MacAddress(address)
+    })
+}
+
+/// Makes the disk of a cell: a sparse file with an empty file system. The cell does not outlive its
+/// node, so that a journal has no use.
+async fn make_disk(home: &Home, bytes: u64) -> Result<(), ProviderError> {
+    let path = home.file("disk.img");
+    let failed = |error: std::io::Error| {
+        ProviderError::transient(format!("make the disk of {}", home.cell()), error)
+    };
+    let file = std::fs::OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .open(&path)
+        .map_err(failed)?;
+    file.set_len(bytes).map_err(failed)?;
+    drop(file);
+    let path = path.display().to_string();
+    let options = ["-q", "-F", "-L", DISK_LABEL, "-O", "^has_journal", "-m", "0"];
+    let extended = ["-E", "lazy_itable_init=1,nodiscard", "--", &path];
+    let arguments = [&options[..], &extended[..]].concat();
+    command::succeed("mkfs.ext4", &arguments, Some(home.dir())).await.map_err(|error| {
+        ProviderError::transient(format!("make the disk of {}", home.cell()), error)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use kiyot_link::bootstrap::Bootstrap;
+
+    use super::*;
+    use crate::backends::milpa::{id::CellId, placement::Candidate};
+
+    #[test]
+    fn mac_addresses_are_local_and_differ() {
+        let [pod, link] = mac_addresses("cell-aaaaaaaaaaaa");
+        assert_eq!((pod.0[0], link.0[0]), (2, 2));
+        assert_ne!(pod, link);
+        assert_ne!(mac_addresses("cell-aaaaaaaaaaab"), [pod, link]);
+    }
+
+    #[tokio::test]
+    async fn offering_that_is_no_size_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = MilpaBackend { state_dir: dir.path().into(), ..MilpaBackend::default() };
+        let spec = LaunchSpec {
+            cell: CellId::mint().unwrap(),
+            candidates: vec![Candidate::free(offering("t3.micro"))],
+            tags: Default::default(),
+            bootstrap: Bootstrap {
+                cell: String::new(),
+                gateway: GatewayAddress::Unix("/nowhere".into()),
+                ca_sha256: String::new(),
+                token: String::new(),
+                orphan_timeout_secs: 1,
+            },
+            parameters: Default::default(),
+        };
+        let error = Qemu::new(&config).launch(&spec, "token").await.unwrap_err();
+        assert_eq!(error.class, ErrorClass::Invalid);
+        assert!(error.doing.contains("t3.micro"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn catalogue_has_the_node_as_its_largest_size() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = MilpaBackend { state_dir: dir.path().into(), ..MilpaBackend::default() };
+        let catalogue = Qemu::new(&config).catalogue().await.unwrap();
+        let [node] = catalogue.entries() else { panic!("{catalogue:?}") };
+        assert!(catalogue.is_sized() && node.instance_type.milli_cpus >= 1000);
+    }
+}

@@ -1,0 +1,89 @@
+//! `[backends.NAME.qemu]`: cells made of virtual machines of this node.
+
+use std::path::PathBuf;
+
+use super::{LocalNetwork, read};
+use crate::problems::Table;
+
+const IMAGE_DIR: &str = "/usr/share/kiyot/cell-image";
+const PROGRAM: &str = "qemu-system-x86_64";
+const DISK_SIZE: u64 = 10 << 30;
+/// Range of a disk's size: an empty file system, and the largest of ext4 with blocks of 4 KiB.
+const DISK_BYTES: std::ops::RangeInclusive<u64> = 64 << 20..=16 << 40;
+/// A number that neither distributions nor systemd assign (systemd, UIDS-GIDS.md).
+const USER: u32 = 65521;
+/// Highest user or group; the next one means none.
+const MAX_ID: u32 = u32::MAX - 1;
+
+/// Cells made of virtual machines of this node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Qemu {
+    /// Program `kiyot-cell`. By default the one beside kiyot, otherwise
+    /// `/usr/libexec/kiyot/kiyot-cell`.
+    pub cell_binary: Option<PathBuf>,
+    /// Directory of the image's `kernel`, `initramfs` and `root.squashfs`.
+    pub image_dir: PathBuf,
+    /// Program QEMU: a name on PATH or a path.
+    pub program: PathBuf,
+    /// Accelerator of the virtual machines.
+    pub accel: AcceleratorChoice,
+    /// Size of a cell's disk in bytes. The file is sparse.
+    pub disk_size: u64,
+    /// User of the QEMU processes.
+    pub user: u32,
+    /// Group of the QEMU processes.
+    pub group: u32,
+    /// Network of cells.
+    pub network: LocalNetwork,
+}
+
+/// Accelerator of virtual machines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AcceleratorChoice {
+    /// `auto`: KVM if a guest runs under it, otherwise TCG.
+    Auto,
+    /// `kvm`.
+    Kvm,
+    /// `tcg`.
+    Tcg,
+}
+
+impl Default for Qemu {
+    fn default() -> Self {
+        Self {
+            cell_binary: None,
+            image_dir: IMAGE_DIR.into(),
+            program: PROGRAM.into(),
+            accel: AcceleratorChoice::Auto,
+            disk_size: DISK_SIZE,
+            user: USER,
+            group: USER,
+            network: LocalNetwork::default(),
+        }
+    }
+}
+
+impl Qemu {
+    pub(super) fn read(mut table: Table<'_>) -> Self {
+        let mut qemu = Self::default();
+        table.set("cell_binary", &mut qemu.cell_binary, |field| read::path(field).map(Some));
+        table.set("image_dir", &mut qemu.image_dir, read::path);
+        table.set("program", &mut qemu.program, read::program);
+        table.set("accel", &mut qemu.accel, |field| {
+            field.choice(&[
+                ("auto", AcceleratorChoice::Auto),
+                ("kvm", AcceleratorChoice::Kvm),
+                ("tcg", AcceleratorChoice::Tcg),
+            ])
+        });
+        table.set("disk_size", &mut qemu.disk_size, |field| {
+            read::bytes_in(field, "from \"64Mi\" to \"16Ti\"", DISK_BYTES)
+        });
+        for (key, target) in [("user", &mut qemu.user), ("group", &mut qemu.group)] {
+            table.set(key, target, |field| field.number(1..=MAX_ID));
+        }
+        qemu.network = LocalNetwork::read(&mut table);
+        table.finish();
+        qemu
+    }
+}

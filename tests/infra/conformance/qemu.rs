@@ -1,0 +1,160 @@
+//! The qemu provider under test, with a stub in place of its machines. Its faults are those of the
+//! netns provider, because both share the instances of the node.
+
+use std::{fs, sync::Arc};
+
+use async_trait::async_trait;
+use kiyot::{
+    backends::milpa::{
+        id::CellId,
+        placement::Catalogue,
+        providers::{
+            Attached, Attachment, Capabilities, Instance, InstanceId, LaunchSpec, Provider,
+            ProviderError, Terminations,
+            qemu::{CAPABILITIES, Qemu},
+        },
+    },
+    config::AcceleratorChoice,
+};
+use tokio::{process::Command, time::timeout};
+
+use super::{
+    super::bench::LIMIT,
+    Subject,
+    fault::{Fault, Gate},
+    listings,
+    netns::NetnsSubject,
+};
+
+/// The qemu provider under test.
+pub(super) struct QemuSubject {
+    local: NetnsSubject,
+    launches: Arc<Gate>,
+}
+
+impl QemuSubject {
+    pub(super) fn new() -> Self {
+        let mut local = NetnsSubject::new();
+        let image = local.bench.path().join("image");
+        fs::create_dir(&image).unwrap();
+        for file in ["kernel", "initramfs", "root.squashfs"] {
+            fs::write(image.join(file), "").unwrap();
+        }
+        let config = &mut local.bench.config;
+        config.qemu.network = config.netns.network.clone();
+        config.qemu.cell_binary = config.netns.cell_binary.clone();
+        config.qemu.accel = AcceleratorChoice::Tcg;
+        config.qemu.image_dir = image;
+        config.qemu.disk_size = 64 << 20;
+        Self { local, launches: Arc::default() }
+    }
+}
+
+impl Subject for QemuSubject {
+    /// Returns a new provider, which knows only the files.
+    fn provider(&self) -> Arc<dyn Provider> {
+        let provider = Qemu::new(&self.local.bench.config);
+        Arc::new(Held { provider, launches: Arc::clone(&self.launches) })
+    }
+
+    fn inject(&self, fault: Fault) -> bool {
+        if fault == Fault::HeldLaunch {
+            self.launches.close();
+            return true;
+        }
+        self.local.inject(fault)
+    }
+
+    fn heal(&self) {
+        self.launches.open();
+        self.local.heal();
+    }
+
+    fn holds_launch(&self) -> bool {
+        self.launches.holds()
+    }
+
+    fn shutdowns(&self) -> Option<&Gate> {
+        None
+    }
+
+    fn settle(&self) {}
+
+    fn running(&self) -> Vec<(InstanceId, CellId)> {
+        self.local.running()
+    }
+
+    fn assert_nothing_left(&self, launched: &[InstanceId]) {
+        self.local.assert_nothing_left(launched);
+    }
+
+    fn listings_of_outage(&self) -> usize {
+        listings(CAPABILITIES.listing_period)
+    }
+}
+
+/// Waits until the stub has made the devices of a machine.
+async fn has_devices(namespace: String) {
+    loop {
+        let arguments = ["-n", &namespace, "link", "show", "tap-pod"];
+        if Command::new("ip").args(arguments).output().await.unwrap().status.success() {
+            return;
+        }
+    }
+}
+
+/// A provider whose answers to launches may be held.
+#[derive(Debug)]
+struct Held {
+    provider: Qemu,
+    launches: Arc<Gate>,
+}
+
+#[async_trait]
+impl Provider for Held {
+    fn capabilities(&self) -> Capabilities {
+        self.provider.capabilities()
+    }
+
+    async fn catalogue(&self) -> Result<Catalogue, ProviderError> {
+        self.provider.catalogue().await
+    }
+
+    async fn launch(&self, spec: &LaunchSpec, token: &str) -> Result<Instance, ProviderError> {
+        let launched = self.provider.launch(spec, token).await;
+        self.launches.pass().await;
+        launched
+    }
+
+    async fn attach(&self, id: &InstanceId, to: &Attachment) -> Result<Attached, ProviderError> {
+        // An agent that is bound has come over the devices.
+        if self.provider.describe(id).await.is_ok_and(|instance| instance.state.is_alive()) {
+            timeout(LIMIT, has_devices(format!("kiyot-{id}"))).await.unwrap();
+        }
+        self.provider.attach(id, to).await
+    }
+
+    async fn detach(&self, id: &InstanceId) -> Result<(), ProviderError> {
+        self.provider.detach(id).await
+    }
+
+    async fn list_owned(&self) -> Result<Vec<Instance>, ProviderError> {
+        self.provider.list_owned().await
+    }
+
+    async fn describe(&self, id: &InstanceId) -> Result<Instance, ProviderError> {
+        self.provider.describe(id).await
+    }
+
+    async fn terminate(&self, ids: &[InstanceId]) -> Terminations {
+        self.provider.terminate(ids).await
+    }
+
+    async fn console(&self, id: &InstanceId) -> Result<String, ProviderError> {
+        self.provider.console(id).await
+    }
+
+    async fn check(&self) -> Result<(), ProviderError> {
+        self.provider.check().await
+    }
+}

@@ -1,0 +1,300 @@
+//! The qemu provider with real virtual machines. Their guest is a shell that the gateway commands.
+
+use std::{fs, net::IpAddr, os::unix::fs::MetadataExt, path::Path, process::Command};
+
+use kiyot::{
+    backends::milpa::{
+        id::CellId,
+        placement::Size,
+        providers::{
+            Attachment, ErrorClass, Instance, InstanceState, LaunchSpec, PodNetwork, Provider,
+            Termination, qemu::Qemu,
+        },
+    },
+    config::AcceleratorChoice,
+};
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::bench::{self, Bench, launch_spec, run, wait_for};
+
+mod guest;
+
+use guest::Guest;
+
+/// The size of a guest.
+const SIZE: Size = Size { cpus: 1, memory_mib: 256 };
+
+/// A provider of virtual machines with unique names.
+struct Vms {
+    bench: Bench,
+    provider: Qemu,
+    gateway: tokio::net::UnixListener,
+}
+
+impl Vms {
+    fn new() -> Self {
+        let mut bench = Bench::new();
+        bench.configure_cni("");
+        bench.config.qemu.network = bench.config.netns.network.clone();
+        bench.config.qemu.cell_binary =
+            Some(Path::new(env!("CARGO_BIN_EXE_kiyot")).with_file_name("kiyot-cell"));
+        bench.config.qemu.accel = AcceleratorChoice::Tcg;
+        bench.config.qemu.disk_size = 64 << 20;
+        bench.config.qemu.image_dir = bench.path().join("image");
+        guest::make_image(&bench.config.qemu.image_dir);
+        let gateway =
+            tokio::net::UnixListener::bind(bench.config.state_dir.join("gateway.sock")).unwrap();
+        let provider = Qemu::new(&bench.config);
+        Self { bench, provider, gateway }
+    }
+
+    fn spec(&self, size: Size) -> LaunchSpec {
+        let zone = self.offering(size);
+        launch_spec(CellId::mint().unwrap(), vec![zone])
+    }
+
+    fn offering(&self, size: Size) -> kiyot::backends::milpa::placement::Offering {
+        kiyot::backends::milpa::placement::Offering {
+            instance_type: size.to_string(),
+            zone: "node".into(),
+            market: kiyot::backends::milpa::placement::Market::OnDemand,
+        }
+    }
+
+    async fn launch(&self) -> (LaunchSpec, Instance, Guest) {
+        let spec = self.spec(SIZE);
+        let instance = self.provider.launch(&spec, "token").await.unwrap();
+        let guest = Guest::accept(&self.gateway, || self.console(&instance)).await;
+        (spec, instance, guest)
+    }
+
+    fn console(&self, instance: &Instance) -> String {
+        let path = self.bench.instance_dir(&instance.id).join("console.log");
+        fs::read_to_string(path).unwrap_or_default()
+    }
+
+    fn attachment(&self, instance: &Instance) -> Attachment {
+        Attachment {
+            pod_name: "a-pod".into(),
+            pod_namespace: "a-namespace".into(),
+            pod_uid: format!("{}-{}", self.bench.name, instance.cell),
+            sandbox: kiyot::backends::milpa::id::SandboxId::mint().unwrap().to_string(),
+            ..Attachment::default()
+        }
+    }
+
+    async fn state(&self, instance: &Instance) -> InstanceState {
+        self.provider.describe(&instance.id).await.unwrap().state
+    }
+
+    async fn end(&self, instance: &Instance) {
+        let mut outcomes = self.provider.terminate(std::slice::from_ref(&instance.id)).await;
+        assert_eq!(outcomes.remove(&instance.id).unwrap().unwrap(), Termination::Confirmed);
+        self.bench.assert_clean(&instance.id);
+    }
+
+    /// Returns the PID of an instance's QEMU.
+    fn qemu(&self, instance: &Instance) -> i32 {
+        let launcher = self.bench.launcher(&instance.id);
+        let children = format!("/proc/{launcher}/task/{launcher}/children");
+        fs::read_to_string(children).unwrap().trim().parse().unwrap()
+    }
+}
+
+fn kill(pid: i32) {
+    kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
+}
+
+/// Gives the guest the network of its pod, as an agent does.
+async fn configure(guest: &mut Guest, network: &PodNetwork) {
+    let mut lines = vec![format!("ip link set eth0 address {}", network.mac)];
+    lines.push(format!("ip link set eth0 mtu {} up", network.mtu));
+    lines.extend(network.addresses.iter().map(|own| format!("ip address add {own} dev eth0")));
+    for route in &network.routes {
+        let via = route.gateway.map(|gateway| format!(" via {gateway}")).unwrap_or_default();
+        lines.push(format!("ip route add {}{via} dev eth0", route.destination));
+    }
+    guest.succeeds(&lines.join(" && ")).await;
+}
+
+/// Verifies N24, N25.
+#[tokio::test]
+async fn guest_is_its_pod_and_no_other() {
+    let vms = Vms::new();
+    let (_, instance, mut guest) = vms.launch().await;
+    // Before Bind it has the link alone.
+    guest.succeeds("ip link set eth0 up && ip address add 169.254.88.2/16 dev eth0").await;
+    guest.fails("arping -c 1 -w 2 -I eth0 169.254.77.1").await;
+    guest.succeeds("ip address flush dev eth0 && ip link set eth0 down").await;
+    let to = vms.attachment(&instance);
+    let attached = vms.provider.attach(&instance.id, &to).await.unwrap();
+    let network = attached.network.clone().unwrap();
+    assert_eq!(vms.provider.attach(&instance.id, &to).await.unwrap(), attached, "again");
+    configure(&mut guest, &network).await;
+    let [IpAddr::V4(own)] = attached.addresses[..] else { panic!("{attached:?}") };
+    let bridge = network.routes[0].gateway.unwrap();
+
+    guest.succeeds(&format!("ping -c 1 -W 10 {bridge}")).await;
+    run("busybox", &["ping", "-c", "1", "-W", "10", &own.to_string()]);
+    guest.succeeds(&format!("arping -c 1 -w 10 -I eth0 {bridge}")).await;
+
+    // Another address of the pod's network, with packets and in ARP.
+    let [a, b, c, _] = own.octets();
+    let other = format!("{a}.{b}.{c}.77");
+    guest.succeeds(&format!("ip address add {other}/24 dev eth0")).await;
+    guest.fails(&format!("ping -c 1 -W 2 -I {other} {bridge}")).await;
+    guest.runs(&format!("arping -c 2 -w 3 -U -I eth0 -s {other} {other}")).await;
+    guest.fails(&format!("arping -c 1 -w 2 -I eth0 -s {other} {bridge}")).await;
+    assert!(!run("ip", &["neighbour"]).contains(&other), "{}", run("ip", &["neighbour"]));
+    guest.succeeds(&format!("ip address del {other}/24 dev eth0")).await;
+
+    // Another hardware address.
+    guest.succeeds("ip link set eth0 address 02:00:5e:00:53:99").await;
+    guest.fails(&format!("ping -c 1 -W 2 {bridge}")).await;
+    let learnt = run("bridge", &["fdb", "show", "br", &vms.bench.cni_bridge()]);
+    assert!(!learnt.contains("02:00:5e:00:53:99"), "{learnt}");
+    configure_again(&mut guest, &network).await;
+    guest.succeeds(&format!("ping -c 1 -W 10 {bridge}")).await;
+
+    // The link leads to the relay and nowhere else, by no device.
+    guest.fails("ping -c 1 -W 2 169.254.77.1").await;
+    guest.fails("nc -w 2 169.254.77.1 7701 < /dev/null").await;
+    guest.succeeds(&format!("ip route add {bridge}/32 via 169.254.77.1 dev eth1")).await;
+    guest.fails(&format!("ping -c 1 -W 2 {bridge}")).await;
+
+    // A pod that cuts its network keeps the link.
+    guest.succeeds("ip link set eth0 down").await;
+    assert_eq!(vms.state(&instance).await, InstanceState::Running);
+    guest.succeeds("true").await;
+    vms.end(&instance).await;
+}
+
+async fn configure_again(guest: &mut Guest, network: &PodNetwork) {
+    guest.succeeds("ip address flush dev eth0").await;
+    configure(guest, network).await;
+}
+
+/// Verifies N26.
+#[tokio::test]
+async fn machine_is_adopted_and_ends_with_its_launcher() {
+    let mut vms = Vms::new();
+    let (spec, instance, mut guest) = vms.launch().await;
+    let (launcher, qemu) = (vms.bench.launcher(&instance.id), vms.qemu(&instance));
+
+    // QEMU has another user, no privileges, and a root without the state of other cells.
+    let status = fs::read_to_string(format!("/proc/{qemu}/status")).unwrap();
+    let user = vms.bench.config.qemu.user;
+    assert_eq!(fs::metadata(format!("/proc/{qemu}")).unwrap().uid(), user);
+    for line in ["NoNewPrivs:\t1", "Seccomp:\t2", "CapEff:\t0000000000000000"] {
+        assert!(status.contains(line), "{status}");
+    }
+    let root = format!("/proc/{qemu}/root");
+    assert!(!Path::new(&format!("{root}{}", vms.bench.config.state_dir.display())).exists());
+
+    // The boot data is read by the guest, and neither on disk nor in the command line.
+    let boot_data =
+        guest.succeeds("cat /sys/firmware/qemu_fw_cfg/by_name/opt/org.kiyot/cell.json/raw").await;
+    assert!(boot_data.contains("\"secret\""), "{boot_data}");
+    assert!(boot_data.contains("169.254.77.1:7700"), "{boot_data}");
+    assert!(!vms.bench.instance_dir(&instance.id).join("cell.json").exists());
+    let line = fs::read(format!("/proc/{qemu}/cmdline")).unwrap();
+    assert!(!String::from_utf8_lossy(&line).contains("\"secret\""));
+    guest.succeeds("mkdir /disk && mount -t ext4 /dev/vdb /disk && echo x > /disk/x").await;
+
+    // Another daemon finds it.
+    vms.provider = Qemu::new(&vms.bench.config);
+    assert_eq!(vms.state(&instance).await, InstanceState::Running);
+    let again = vms.provider.launch(&spec, "token").await.unwrap();
+    assert_eq!(
+        (again.id, again.offering),
+        (instance.id.clone(), spec.candidates[0].offering.clone())
+    );
+    assert_eq!(vms.bench.launcher(&instance.id), launcher, "it was not launched again");
+    guest.succeeds("true").await;
+
+    kill(launcher);
+    wait_for("QEMU ends with its launcher", async || {
+        !Path::new(&format!("/proc/{qemu}/exe")).exists()
+    })
+    .await;
+    assert_eq!(vms.state(&instance).await, InstanceState::Stopped);
+    vms.end(&instance).await;
+}
+
+#[tokio::test]
+async fn machine_whose_qemu_is_killed_is_stopped() {
+    let vms = Vms::new();
+    let instance = vms.provider.launch(&vms.spec(SIZE), "token").await.unwrap();
+    let qemu = wait_for_qemu(&vms, &instance).await;
+    kill(qemu);
+    wait_for("the launcher ends with QEMU", async || {
+        vms.state(&instance).await == InstanceState::Stopped
+    })
+    .await;
+    let listed = vms.provider.list_owned().await.unwrap();
+    assert_eq!((listed.len(), listed[0].state), (1, InstanceState::Stopped));
+    vms.end(&instance).await;
+}
+
+async fn wait_for_qemu(vms: &Vms, instance: &Instance) -> i32 {
+    kiyot_testkit::wait_until("QEMU runs", bench::LIMIT, async || {
+        let launcher = vms.bench.launcher(&instance.id);
+        let children = format!("/proc/{launcher}/task/{launcher}/children");
+        let pid: i32 = fs::read_to_string(children).ok()?.trim().parse().ok()?;
+        let name = fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
+        name.starts_with("qemu").then_some(pid)
+    })
+    .await
+}
+
+/// Verifies N27.
+#[tokio::test]
+async fn launch_over_the_nodes_memory_is_refused_and_leaves_nothing() {
+    let vms = Vms::new();
+    let size = Size { cpus: 1, memory_mib: 64 << 20 };
+    let spec = vms.spec(size);
+    let error = vms.provider.launch(&spec, "token").await.unwrap_err();
+    assert_eq!((error.class, error.refused), (ErrorClass::Capacity, vec![vms.offering(size)]));
+    assert!(error.doing.contains(spec.cell.as_str()), "{}", error.doing);
+    assert_eq!(vms.provider.list_owned().await.unwrap(), []);
+    assert_eq!(vms.bench.resources(), Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn check_names_what_is_missing() {
+    let mut vms = Vms::new();
+    vms.provider.check().await.unwrap();
+    fs::remove_file(vms.bench.config.qemu.image_dir.join("root.squashfs")).unwrap();
+    let error = vms.provider.check().await.unwrap_err();
+    assert!(error.doing.contains("root.squashfs"), "{}", error.doing);
+    vms.bench.config.qemu.program = "/no/such/qemu".into();
+    let error = Qemu::new(&vms.bench.config).check().await.unwrap_err();
+    assert!(error.doing.contains("/no/such/qemu"), "{}", error.doing);
+}
+
+/// Verifies N28.
+#[tokio::test]
+async fn probe_of_the_accelerator_ends_in_time_and_leaves_no_process() {
+    let vms = Vms::new();
+    let dir = vms.bench.path().join("probe");
+    fs::create_dir(&dir).unwrap();
+    let image = &vms.bench.config.qemu.image_dir;
+    let machine = |accelerator: &str| {
+        serde_json::json!({
+            "program": "/usr/bin/qemu-system-x86_64", "accelerator": accelerator,
+            "kernel": image.join("kernel"),
+            "command_line": "console=ttyS0 earlyprintk=ttyS0 panic=-1", "cpus": 1, "memory_mib": 256, "user": 65521, "group": 65521,
+        })
+    };
+    let probe = |accelerator: &str| {
+        fs::write(dir.join("vm.json"), machine(accelerator).to_string()).unwrap();
+        let program = vms.bench.config.qemu.cell_binary.as_ref().unwrap();
+        let status = Command::new(program).arg("probe-vm").arg("--dir").arg(&dir).status().unwrap();
+        status.code().unwrap()
+    };
+    // Translation runs everywhere; KVM where the node has it.
+    assert_eq!(probe("tcg"), 0);
+    assert!([0, 3].contains(&probe("kvm")));
+    let running = run("ps", &["-e", "-o", "args"]);
+    assert!(!running.contains(&format!("run-vm --dir {}", dir.display())), "{running}");
+}
