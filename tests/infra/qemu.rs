@@ -150,10 +150,15 @@ async fn guest_is_its_pod_and_no_other() {
 
     // Another hardware address.
     guest.succeeds("ip link set eth0 address 02:00:5e:00:53:99").await;
+    // Without the question for it, which is refused, too.
+    let peer = run("ip", &["-br", "link", "show", "dev", &vms.bench.cni_bridge()]);
+    let peer = peer.split_whitespace().nth(2).unwrap().to_owned();
+    guest.succeeds(&format!("arp -s {bridge} {peer}")).await;
     guest.fails(&format!("ping -c 1 -W 2 {bridge}")).await;
     let learnt = run("bridge", &["fdb", "show", "br", &vms.bench.cni_bridge()]);
     assert!(!learnt.contains("02:00:5e:00:53:99"), "{learnt}");
-    configure_again(&mut guest, &network).await;
+    guest.succeeds(&format!("arp -d {bridge} && ip address flush dev eth0")).await;
+    configure(&mut guest, &network).await;
     guest.succeeds(&format!("ping -c 1 -W 10 {bridge}")).await;
 
     // The link leads to the relay and nowhere else, by no device.
@@ -167,11 +172,6 @@ async fn guest_is_its_pod_and_no_other() {
     assert_eq!(vms.state(&instance).await, InstanceState::Running);
     guest.succeeds("true").await;
     vms.end(&instance).await;
-}
-
-async fn configure_again(guest: &mut Guest, network: &PodNetwork) {
-    guest.succeeds("ip address flush dev eth0").await;
-    configure(guest, network).await;
 }
 
 /// Verifies N26.

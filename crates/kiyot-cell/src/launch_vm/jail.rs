@@ -65,8 +65,9 @@ pub fn run(dir: &Path) -> Result<i32, VmError> {
     jail.enter()?;
     drop_privileges(&file)?;
     let mut command = Command::new(&file.program);
-    let name = file.program.file_name().unwrap_or(OsStr::new("qemu"));
-    command.arg0(name).args(qemu::arguments(&file)).env_clear();
+    let program = file.program.file_name().unwrap_or(OsStr::new("qemu"));
+    let cell = dir.path().file_name().unwrap_or_default().to_string_lossy();
+    command.arg0(program).args(qemu::arguments(&file, &cell)).env_clear();
     command.env("PATH", env::var_os("PATH").unwrap_or_default());
     // Cleared by a change of the user, and kept by exec.
     follow_parent()?;

@@ -30,9 +30,10 @@ const SANDBOX: &str = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resour
 /// Devices of the board that a cell does not use.
 const BOARD: &str = "q35,usb=off,sata=off,smbus=off,vmport=off,graphics=off,dump-guest-core=off";
 
-/// Returns the arguments of QEMU.
-pub fn arguments(file: &VmFile) -> Vec<OsString> {
+/// Returns the arguments of QEMU. The name is for people, who read it in the list of processes.
+pub fn arguments(file: &VmFile, name: &str) -> Vec<OsString> {
     let mut line = Line::default();
+    line.set("-name", &format!("guest={name}"));
     line.flag("-nodefaults").flag("-no-user-config").flag("-no-reboot");
     line.set("-sandbox", SANDBOX).set("-display", "none");
     line.set("-machine", BOARD);
@@ -112,8 +113,10 @@ mod tests {
     }
 
     fn text(file: &VmFile) -> String {
-        let arguments: Vec<String> =
-            arguments(file).into_iter().map(|argument| argument.into_string().unwrap()).collect();
+        let arguments: Vec<String> = arguments(file, "a")
+            .into_iter()
+            .map(|argument| argument.into_string().unwrap())
+            .collect();
         arguments.join("|")
     }
 
