@@ -1,6 +1,12 @@
 //! The qemu provider with real virtual machines. Their guest is a shell that the gateway commands.
 
-use std::{fs, net::IpAddr, os::unix::fs::MetadataExt, path::Path, process::Command};
+use std::{
+    fs,
+    net::{IpAddr, SocketAddr},
+    os::unix::fs::MetadataExt,
+    path::Path,
+    process::Command,
+};
 
 use kiyot::{
     backends::milpa::{
@@ -14,6 +20,7 @@ use kiyot::{
     config::AcceleratorChoice,
 };
 use rustix::process::{Pid, Signal, kill_process};
+use tokio::io::AsyncWriteExt;
 
 use super::bench::{self, Bench, launch_spec, run, wait_for};
 
@@ -138,6 +145,11 @@ async fn guest_is_its_pod_and_no_other() {
     run("busybox", &["ping", "-c", "1", "-W", "10", &own.to_string()]);
     guest.succeeds(&format!("arping -c 1 -w 10 -I eth0 {bridge}")).await;
 
+    // Larger transfers use the checksums and segments of the virtual device.
+    guest.succeeds("(while :; do nc -l -p 8080 -e /bin/cat; done) > /dev/null 2>&1 &").await;
+    let echoed = echo(SocketAddr::from((own, 8080))).await;
+    assert_eq!(echoed, ECHOED_BYTES);
+
     // Another address of the pod's network, with packets and in ARP.
     let [a, b, c, _] = own.octets();
     let other = format!("{a}.{b}.{c}.77");
@@ -172,6 +184,29 @@ async fn guest_is_its_pod_and_no_other() {
     assert_eq!(vms.state(&instance).await, InstanceState::Running);
     guest.succeeds("true").await;
     vms.end(&instance).await;
+}
+
+/// The size of a transfer of many segments.
+const ECHOED_BYTES: u64 = 1 << 20;
+
+/// Sends bytes to a port of the guest that sends them back. Returns their number.
+async fn echo(to: SocketAddr) -> u64 {
+    let connection = kiyot_testkit::wait_until("the guest listens", bench::LIMIT, async || {
+        tokio::net::TcpStream::connect(to).await.ok()
+    })
+    .await;
+    let (mut from, mut to) = connection.into_split();
+    let sending = async move {
+        to.write_all(&vec![7; usize::try_from(ECHOED_BYTES).unwrap()]).await.unwrap();
+        to.shutdown().await.unwrap();
+    };
+    let mut sink = tokio::io::sink();
+    let receiving = tokio::io::copy(&mut from, &mut sink);
+    let (_, received) =
+        tokio::time::timeout(bench::LIMIT, async { tokio::join!(sending, receiving) })
+            .await
+            .unwrap();
+    received.unwrap()
 }
 
 /// Verifies N26.
@@ -281,9 +316,14 @@ async fn probe_of_the_accelerator_ends_in_time_and_leaves_no_process() {
     let image = &vms.bench.config.qemu.image_dir;
     let machine = |accelerator: &str| {
         serde_json::json!({
-            "program": "/usr/bin/qemu-system-x86_64", "accelerator": accelerator,
+            "program": "/usr/bin/qemu-system-x86_64",
+            "accelerator": accelerator,
             "kernel": image.join("kernel"),
-            "command_line": "console=ttyS0 earlyprintk=ttyS0 panic=-1", "cpus": 1, "memory_mib": 256, "user": 65521, "group": 65521,
+            "command_line": "console=ttyS0 earlyprintk=ttyS0 panic=-1",
+            "cpus": 1,
+            "memory_mib": 256,
+            "user": 65521,
+            "group": 65521,
         })
     };
     let probe = |accelerator: &str| {
