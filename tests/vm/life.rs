@@ -45,11 +45,8 @@ async fn pod_in_a_vm_lives_as_one_on_the_node() {
     )
     .await;
     let page = wait_until("the pod serves", LIMIT, async || {
-        kiyot_testkit::output(
-            "busybox",
-            &["wget", "-q", "-T", "5", "-O", "-", &format!("http://{ip}:8080/")],
-        )
-        .ok()
+        kiyot_testkit::output("busybox", &["wget", "-q", "-O", "-", &format!("http://{ip}:8080/")])
+            .ok()
     })
     .await;
     assert_eq!(page.trim(), "served");

@@ -16,7 +16,7 @@ use super::{
     containerd::{self, Settings},
     supervisor::{Service, Supervisor},
 };
-use crate::dirs::CellDir;
+use crate::{dirs::CellDir, launch::DEFAULT_PATH};
 
 /// A step of the start of the services failed; the message names the step.
 #[derive(Debug, thiserror::Error)]
@@ -40,6 +40,10 @@ pub fn run(dir: &CellDir, file: &CellFile, console: &BoundedLog) -> Result<(), S
 
     let mut containerd = Command::new(&file.containerd);
     containerd.arg("--config").arg(dir.containerd_toml());
+    if file.machine.is_some() {
+        // The kernel gives PID 1 none.
+        containerd.env("PATH", DEFAULT_PATH);
+    }
     supervisor.add(
         Service::new("containerd", containerd, None, &containerd_log)
             .map_err(step("prepare containerd"))?,
