@@ -1,13 +1,9 @@
 //! Catalogues that the command line names.
 
-use std::{
-    fs::File,
-    io::{self, Read},
-    path::Path,
-};
+use std::path::Path;
 
-use super::{UsageError, bounded::bounded};
-use crate::backends::milpa::placement::{CatalogueFile, SetAside};
+use super::{UsageError, bounded};
+use crate::{backends::milpa::placement::CatalogueFile, csv_rows::WrongRow};
 
 /// The name of the catalogue that is built into the program.
 pub(super) const BUILT_IN: &str = "ec2-us-east-1";
@@ -19,19 +15,13 @@ pub(super) fn read(name: &Path) -> Result<CatalogueFile, UsageError> {
     if name == Path::new(BUILT_IN) {
         return Ok(CatalogueFile::built_in());
     }
-    let text = read_file(name)
+    let text = bounded::read_file(name, CatalogueFile::MAX_BYTES)
         .map_err(|error| UsageError(format!("{}: can't be read: {error}", name.display())))?;
     CatalogueFile::parse(&text).map_err(|error| UsageError(format!("{}: {error}", name.display())))
 }
 
-fn read_file(path: &Path) -> io::Result<Vec<u8>> {
-    let mut text = Vec::new();
-    bounded(File::open(path)?, CatalogueFile::MAX_BYTES).read_to_end(&mut text)?;
-    Ok(text)
-}
-
 /// Returns notes of the rows that can't be used.
-pub(super) fn notes(name: &Path, rows: &[SetAside]) -> String {
+pub(super) fn notes(name: &Path, rows: &[WrongRow]) -> String {
     let shown = rows.iter().take(NAMED_ROWS);
     let mut notes: String =
         shown.map(|row| format!("note: {}: {row}, row not used\n", name.display())).collect();
@@ -39,4 +29,26 @@ pub(super) fn notes(name: &Path, rows: &[SetAside]) -> String {
         notes += &format!("note: {}: {more} more rows not used\n", name.display());
     }
     notes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn empty_or_unreadable_catalogue_is_refused_with_its_path() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("types.csv");
+        let refused = || read(&path).unwrap_err().0;
+        assert!(refused().starts_with(&format!("{}: can't be read", path.display())));
+        let header = "instance_type,vcpus,memory_mib,architectures\n";
+        for (text, reason) in [
+            ("", "the header has no column instance_type"),
+            (header, "the file has no instance type that can be used"),
+            (&format!("{header}a,2,-1,arm64\n"), "can be used; line 2: memory_mib"),
+        ] {
+            std::fs::write(&path, text).unwrap();
+            assert!(refused().contains(reason), "{text:?}: {}", refused());
+        }
+    }
 }

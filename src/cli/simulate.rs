@@ -3,7 +3,7 @@
 use std::{
     fmt::Write as _,
     fs::File,
-    io::{self, BufWriter, Read, Write},
+    io::{BufWriter, Write},
     path::{Path, PathBuf},
     process::ExitCode,
     sync::Arc,
@@ -12,7 +12,7 @@ use std::{
 
 use clap::{Args, ValueEnum, value_parser};
 
-use super::{Output, UsageError, bounded::bounded, catalogues};
+use super::{Output, UsageError, bounded, catalogues};
 use crate::{
     backends::milpa::simulator::{
         Faults, NodeOptions, SimulationOptions, SimulationReport, Workload, WorkloadPod,
@@ -137,7 +137,8 @@ fn run_trace(arguments: &SimulateArguments, trace: &Path) -> Result<Output, Usag
     }
     let of_trace =
         |error: &dyn std::fmt::Display| UsageError(format!("{}: {error}", trace.display()));
-    let text = read(trace).map_err(|error| of_trace(&format!("can't be read: {error}")))?;
+    let text = bounded::read_file(trace, WorkloadPod::MAX_FILE_BYTES)
+        .map_err(|error| of_trace(&format!("can't be read: {error}")))?;
     let pods: Arc<[WorkloadPod]> = read_workload(&text).map_err(|error| of_trace(&error))?.into();
     let file = catalogues::read(&arguments.catalogue)?;
     let catalogue = Arc::new(file.catalogue);
@@ -163,13 +164,7 @@ fn run_trace(arguments: &SimulateArguments, trace: &Path) -> Result<Output, Usag
     }
     text += &catalogues::notes(&arguments.catalogue, &file.set_aside);
     let is_sound = reports.iter().all(|(_, report)| report.violations.is_empty());
-    Ok(Output { text, code: if is_sound { ExitCode::SUCCESS } else { ExitCode::FAILURE } })
-}
-
-fn read(path: &Path) -> io::Result<Vec<u8>> {
-    let mut text = Vec::new();
-    bounded(File::open(path)?, WorkloadPod::MAX_FILE_BYTES).read_to_end(&mut text)?;
-    Ok(text)
+    Ok(Output { text, code: code(is_sound) })
 }
 
 fn milpa(config: &Config) -> Option<&MilpaBackend> {
@@ -206,6 +201,9 @@ fn output(report: &SimulationReport) -> Output {
     for violation in &report.violations {
         let _ = writeln!(text, "  {violation}");
     }
-    let is_sound = report.violations.is_empty();
-    Output { text, code: if is_sound { ExitCode::SUCCESS } else { ExitCode::FAILURE } }
+    Output { text, code: code(report.violations.is_empty()) }
+}
+
+fn code(is_sound: bool) -> ExitCode {
+    if is_sound { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

@@ -3,15 +3,16 @@
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
 use super::{MilpaBackend, read};
-use crate::problems::{Field, Table};
+use crate::{
+    names::{MAX_LABEL_BYTES, is_label},
+    problems::{Field, Table},
+};
 
 /// Default socket of containerd.
 pub(super) const CONTAINERD_SOCKET: &str = "/run/containerd/containerd.sock";
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const MIN_CONNECT_TIMEOUT: Duration = Duration::from_millis(100);
 const MAX_CONNECT_TIMEOUT: Duration = Duration::from_secs(2 * 60);
-/// Longest name of a backend, in characters: a DNS label.
-const NAME_CHARS: usize = 63;
 
 /// Backend, by its key `type`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -46,9 +47,9 @@ enum Type {
 pub(super) fn read(field: Field<'_>) -> BTreeMap<String, BackendConfig> {
     let mut backends = BTreeMap::new();
     for (name, field) in field.entries() {
-        if !is_name(&name) {
+        if !is_label(&name) {
             field.refuse(format!(
-                "is no valid name; allowed: 1 to {NAME_CHARS} characters of a-z, \
+                "is no valid name; allowed: 1 to {MAX_LABEL_BYTES} characters of a-z, \
                                   0-9 and -, not - at either end"
             ));
         }
@@ -57,14 +58,6 @@ pub(super) fn read(field: Field<'_>) -> BTreeMap<String, BackendConfig> {
         }
     }
     backends
-}
-
-fn is_name(name: &str) -> bool {
-    let allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-    (1..=NAME_CHARS).contains(&name.len())
-        && name.bytes().all(allowed)
-        && !name.starts_with('-')
-        && !name.ends_with('-')
 }
 
 fn read_one(mut table: Table<'_>) -> Option<BackendConfig> {

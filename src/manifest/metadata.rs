@@ -5,12 +5,13 @@ use std::collections::BTreeMap;
 use ring::digest::{SHA256, digest};
 
 use super::Purpose;
-use crate::problems::{Field, Table};
+use crate::{
+    names::DEFAULT_NAMESPACE,
+    problems::{Field, Table},
+};
 
 /// Part of a name that the API server chooses.
 pub(super) const GENERATED: &str = "<generated>";
-
-const DEFAULT_NAMESPACE: &str = "default";
 
 /// Fields that the API server and controllers set.
 const OF_THE_SERVER: [&str; 9] = [

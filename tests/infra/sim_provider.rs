@@ -149,7 +149,8 @@ impl SimProvider {
             }
             Fault::OtherAuthority => {
                 let cell = CellId::mint().unwrap();
-                let spec = super::bench::launch_spec(cell, SimCloud::offerings());
+                let spec =
+                    super::bench::launch_spec(cell, SimCloud::catalogue().offerings().collect());
                 let id = state.cloud.launch(&spec, "theirs", "theirs", now, VISIBLE).unwrap();
                 state.foreign.insert(id);
             }

@@ -4,6 +4,8 @@ use std::{fmt, sync::Arc};
 
 use ring::rand::{SecureRandom, SystemRandom};
 
+use crate::names::has_label_letters;
+
 /// The prefix of sandbox and container ids. Not hexadecimal, so that no id of containerd starts
 /// with it.
 pub const PREFIX: &str = "milpa";
@@ -107,9 +109,7 @@ id!(
 );
 
 fn has_form(text: &str, prefix: &str, length: usize) -> bool {
-    text.len() == length
-        && text.starts_with(prefix)
-        && text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
+    text.len() == length && text.starts_with(prefix) && has_label_letters(text)
 }
 
 #[cfg(test)]

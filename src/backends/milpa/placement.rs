@@ -22,7 +22,7 @@ mod size;
 mod tests;
 
 pub use catalogue::{Catalogue, Entry, Offer};
-pub use catalogue_file::{CatalogueError, CatalogueFile, SetAside};
+pub use catalogue_file::{CatalogueError, CatalogueFile};
 pub use choice::Choice;
 pub use fit::{Cpus, Reason};
 pub use instance_type::{Gpus, InstanceType};

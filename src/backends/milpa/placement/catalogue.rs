@@ -1,6 +1,6 @@
 //! The catalogue: instance types and the prices of their offerings.
 
-use super::{InstanceType, Market, Offering, Size};
+use super::{Candidate, InstanceType, Market, Offering, Size};
 use crate::{annotations::Architecture, price::Price};
 
 /// The instance types of a provider, with their offers. Never changed: newer data is another
@@ -84,6 +84,19 @@ impl Catalogue {
             .iter()
             .flat_map(|entry| entry.offers.iter().map(|offer| entry.offering(offer)));
         self.any_size.iter().cloned().chain(of_types)
+    }
+
+    /// Returns the offerings of all types at their prices.
+    pub fn candidates(&self) -> impl Iterator<Item = Candidate> {
+        let candidate = |entry: &Entry, offer: &Offer| Candidate {
+            offering: entry.offering(offer),
+            price: offer.price,
+            is_at_most: offer.is_at_most,
+        };
+        let of_type = move |entry: &Entry| -> Vec<_> {
+            entry.offers.iter().map(|it| candidate(entry, it)).collect()
+        };
+        self.entries.iter().flat_map(of_type)
     }
 
     /// Returns the instance type with a name.

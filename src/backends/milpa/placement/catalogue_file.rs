@@ -3,11 +3,12 @@
 //! docs/catalogue.md describes the columns. A broken row is set aside, and the others are used: a
 //! file that one row spoils would leave a node without cells.
 
-use std::{collections::HashMap, fmt, num::NonZeroU64};
+use std::{collections::HashMap, num::NonZeroU64};
 
 use super::{Catalogue, Gpus, InstanceType, Market, catalogue::Entry, catalogue::Offer};
 use crate::{
     annotations::Architecture,
+    csv_rows::{CsvRows, WrongRow},
     decimal::{self, Rounding},
     price::Price,
 };
@@ -34,22 +35,7 @@ pub struct CatalogueFile {
     /// The catalogue of all other rows. Not empty.
     pub catalogue: Catalogue,
     /// The rows that were set aside.
-    pub set_aside: Vec<SetAside>,
-}
-
-/// A row that can't be used.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SetAside {
-    /// The number of the line, from 1.
-    pub line: u64,
-    /// The reason, with the value and what is allowed.
-    pub reason: String,
-}
-
-impl fmt::Display for SetAside {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "line {}: {}", self.line, self.reason)
-    }
+    pub set_aside: Vec<WrongRow>,
 }
 
 /// An unusable file.
@@ -66,10 +52,10 @@ pub enum CatalogueError {
     NoColumn(&'static str),
     /// No row can be used.
     #[error("the file has no instance type that can be used{}", first(.0))]
-    Empty(Option<SetAside>),
+    Empty(Option<WrongRow>),
 }
 
-fn first(row: &Option<SetAside>) -> String {
+fn first(row: &Option<WrongRow>) -> String {
     row.as_ref().map(|row| format!("; {row}")).unwrap_or_default()
 }
 
@@ -98,8 +84,8 @@ impl CatalogueFile {
         if text.len() > Self::MAX_BYTES {
             return Err(CatalogueError::TooLarge(text.len()));
         }
-        let mut reader = csv::ReaderBuilder::new().trim(csv::Trim::All).from_reader(text);
-        let header = reader.headers().cloned().unwrap_or_default();
+        let mut rows = CsvRows::new(text);
+        let header = rows.header();
         let columns: HashMap<String, usize> =
             header.iter().enumerate().map(|(index, name)| (name.to_owned(), index)).collect();
         if let Some(missing) = REQUIRED.into_iter().find(|name| !columns.contains_key(*name)) {
@@ -107,29 +93,18 @@ impl CatalogueFile {
         }
         let (mut entries, mut set_aside) = (Vec::new(), Vec::new());
         let mut lines: HashMap<String, u64> = HashMap::new();
-        for (index, record) in reader.records().enumerate() {
+        let entries_read = rows.read(|line, values| {
+            let entry = Row { columns: &columns, values }.entry()?;
+            if let Some(first) = lines.get(&entry.instance_type.name) {
+                return Err(format!("repeats line {first}"));
+            }
+            lines.insert(entry.instance_type.name.clone(), line);
+            Ok(entry)
+        });
+        for (index, entry) in entries_read.enumerate() {
             if index >= MAX_ROWS {
                 return Err(CatalogueError::TooManyRows);
             }
-            let entry = match &record {
-                Ok(values) => {
-                    let line = values.position().map_or(0, csv::Position::line);
-                    Row { columns: &columns, values }
-                        .entry()
-                        .and_then(|entry| match lines.get(&entry.instance_type.name) {
-                            Some(first) => Err(format!("repeats line {first}")),
-                            None => {
-                                lines.insert(entry.instance_type.name.clone(), line);
-                                Ok(entry)
-                            }
-                        })
-                        .map_err(|reason| SetAside { line, reason })
-                }
-                Err(error) => Err(SetAside {
-                    line: error.position().map_or(0, csv::Position::line),
-                    reason: error.to_string(),
-                }),
-            };
             match entry {
                 Ok(entry) => entries.push(entry),
                 Err(row) => set_aside.push(row),

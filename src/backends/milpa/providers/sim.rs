@@ -13,9 +13,7 @@ use super::{
 };
 use crate::{
     annotations::Architecture,
-    backends::milpa::placement::{
-        Candidate, Catalogue, Entry, InstanceType, Market, Offer, Offering,
-    },
+    backends::milpa::placement::{Catalogue, Entry, InstanceType, Market, Offer, Offering},
     price::Price,
 };
 
@@ -105,37 +103,6 @@ pub struct SimCloud {
 }
 
 impl SimCloud {
-    /// Returns the offerings, the cheapest instance type first.
-    pub fn offerings() -> Vec<Offering> {
-        let mut offerings = Vec::new();
-        for instance_type in INSTANCE_TYPES {
-            for zone in ZONES {
-                for market in [Market::OnDemand, Market::Spot] {
-                    offerings.push(Offering {
-                        instance_type: instance_type.to_owned(),
-                        zone: zone.to_owned(),
-                        market,
-                    });
-                }
-            }
-        }
-        offerings
-    }
-
-    /// Returns the offerings with their prices.
-    pub fn candidates() -> Vec<Candidate> {
-        let catalogue = Self::catalogue();
-        let candidate = |entry: &Entry, offer: &Offer| Candidate {
-            offering: entry.offering(offer),
-            price: offer.price,
-            is_at_most: offer.is_at_most,
-        };
-        let of_type = |entry: &Entry| -> Vec<Candidate> {
-            entry.offers.iter().map(|offer| candidate(entry, offer)).collect()
-        };
-        catalogue.entries().iter().flat_map(of_type).collect()
-    }
-
     /// Returns the instance types: each has twice the size and the price of the previous.
     pub fn catalogue() -> Catalogue {
         let entries = INSTANCE_TYPES.into_iter().zip(0..).map(|(name, doublings)| {

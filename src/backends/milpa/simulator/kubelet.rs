@@ -14,8 +14,9 @@ use crate::{
         error_chain::error_chain,
         id::{CellId, SandboxId},
         placement::{Candidate, Choice, Market, Needs, NoFit, Requested, rank},
-        providers::{Attachment, sim::SimCloud},
+        providers::Attachment,
     },
+    names::DEFAULT_NAMESPACE,
 };
 
 /// The time after which the kubelet repeats a stop that is not answered.
@@ -23,8 +24,8 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(120);
 /// The time after which the kubelet repeats a run that is not answered.
 const RUN_TIMEOUT: Duration = Duration::from_secs(240);
 
-/// The namespace of random pods.
-const DEFAULT_NAMESPACE: &str = "default";
+/// The most seconds after which a call leaves.
+const GIVES_UP: u64 = 120;
 /// The time for which known pods without a cell are run again after the last of them has come.
 const PATIENCE: Duration = Duration::from_secs(4 * 3600);
 /// The least and the most offerings that suit a random pod.
@@ -165,7 +166,7 @@ impl World<'_> {
 
     /// Returns some of the offerings that suit a pod, the preferred first.
     fn random_candidates(&mut self, kind: Kind) -> Vec<Candidate> {
-        let mut candidates = SimCloud::candidates();
+        let mut candidates: Vec<Candidate> = self.node.catalogue.candidates().collect();
         candidates.retain(|candidate| kind.suits(&candidate.offering));
         self.rng.shuffle(&mut candidates);
         let (least, most) = CANDIDATES;

@@ -87,7 +87,7 @@ impl Node {
 
     fn random(pods: usize, rng: &Rng) -> Self {
         let catalogue = SimCloud::catalogue();
-        let offerings = SimCloud::candidates();
+        let offerings: Vec<Candidate> = catalogue.candidates().collect();
         let pools = (0..rng.below(MAX_POOLS + 1)).map(|number| {
             let mut candidates = offerings.clone();
             rng.shuffle(&mut candidates);

@@ -133,7 +133,10 @@ impl Meter {
         self.cost = self.cost + price.over(ended.saturating_sub(instance.launched));
         let before = bound - instance.launched;
         self.cost_before_pods = self.cost_before_pods + price.over(before);
-        for (number, (with_pod, without_pod)) in (0..).zip(&mut self.slots) {
+        let slot = |time: Duration| (time.as_nanos() / self.slot.as_nanos().max(1)) as usize;
+        let touched = slot(instance.launched)..slot(ended).saturating_add(1).min(self.slots.len());
+        let slots = self.slots.get_mut(touched.clone()).unwrap_or_default();
+        for (number, (with_pod, without_pod)) in (touched.start as u32..).zip(slots) {
             let (begin, end) = (self.slot * number, self.slot * (number + 1));
             let overlap = |from: Duration, to: Duration| {
                 to.min(end).saturating_sub(from.max(begin)).as_millis()

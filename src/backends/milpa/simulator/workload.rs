@@ -3,11 +3,13 @@
 //! docs/simulator.md describes the columns. A wrong row spoils the file: a simulation without it
 //! would size a pool for another day.
 
-use std::{collections::BTreeMap, fmt, time::Duration};
+use std::{collections::BTreeMap, time::Duration};
 
 use crate::{
     annotations::{CPU, CellRequest, LAUNCH_TYPE, MEMORY},
+    csv_rows::{CsvRows, WrongRow},
     decimal::{self, Rounding},
+    names::{DEFAULT_NAMESPACE, MAX_LABEL_BYTES, is_label},
 };
 
 /// Bounds the number of pods.
@@ -18,10 +20,6 @@ const MAX_SECONDS: u64 = 31 * 24 * 3600;
 const MAX_NAMED_ROWS: usize = 8;
 /// Bounds the text of a value that is shown, in characters.
 const MAX_SHOWN_CHARS: usize = 40;
-/// Bounds the name of a namespace, as Kubernetes does.
-const MAX_NAMESPACE_BYTES: usize = 63;
-/// The namespace of pods that name none.
-const DEFAULT_NAMESPACE: &str = "default";
 
 const ARRIVAL: &str = "arrival_s";
 const DURATION: &str = "duration_s";
@@ -77,21 +75,6 @@ pub enum WorkloadError {
     },
 }
 
-/// A wrong row.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct WrongRow {
-    /// The number of the line, from 1.
-    pub line: u64,
-    /// The reason, with the value and what is allowed.
-    pub reason: String,
-}
-
-impl fmt::Display for WrongRow {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "line {}: {}", self.line, self.reason)
-    }
-}
-
 fn lines(named: &[WrongRow], all: usize) -> String {
     let mut lines: Vec<String> = named.iter().map(ToString::to_string).collect();
     if all > named.len() {
@@ -110,23 +93,13 @@ pub fn read_workload(text: &[u8]) -> Result<Vec<WorkloadPod>, WorkloadError> {
     if text.len() > WorkloadPod::MAX_FILE_BYTES {
         return Err(WorkloadError::TooLarge(text.len()));
     }
-    let mut reader = csv::ReaderBuilder::new().trim(csv::Trim::All).from_reader(text);
-    let columns = columns(&reader.headers().cloned().unwrap_or_default())?;
+    let mut rows = CsvRows::new(text);
+    let columns = columns(&rows.header())?;
     let (mut pods, mut named, mut all) = (Vec::new(), Vec::new(), 0);
-    for (index, record) in reader.records().enumerate() {
+    for (index, pod) in rows.read(|_, values| pod(&columns, values)).enumerate() {
         if index >= MAX_PODS {
             return Err(WorkloadError::TooManyPods);
         }
-        let pod = match &record {
-            Ok(values) => {
-                let line = values.position().map_or(0, csv::Position::line);
-                pod(&columns, values).map_err(|reason| WrongRow { line, reason })
-            }
-            Err(error) => Err(WrongRow {
-                line: error.position().map_or(0, csv::Position::line),
-                reason: error.to_string(),
-            }),
-        };
         match pod {
             Ok(pod) => pods.push(pod),
             Err(row) => {
@@ -174,12 +147,12 @@ fn pod(
     let request = CellRequest::parse(&annotations).map_err(|problems| problems.to_string())?;
     let namespace = match value(NAMESPACE) {
         "" => DEFAULT_NAMESPACE,
-        named if is_namespace(named) => named,
+        named if is_label(named) => named,
         other => {
             let other = shown(other);
             return Err(format!(
-                "{NAMESPACE} {other:?} is no name of a namespace; allowed: up to \
-                 {MAX_NAMESPACE_BYTES} of a-z, 0-9 and -"
+                "{NAMESPACE} {other:?} is no name of a namespace; allowed: 1 to \
+                 {MAX_LABEL_BYTES} of a-z, 0-9 and -, not - at either end"
             ));
         }
     };
@@ -199,11 +172,6 @@ fn seconds(column: &str, text: &str) -> Result<Duration, String> {
         let text = shown(text);
         format!("{column} {text:?} is no time; allowed: seconds from 0 to {MAX_SECONDS}")
     })
-}
-
-fn is_namespace(name: &str) -> bool {
-    let is_allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-    name.len() <= MAX_NAMESPACE_BYTES && name.bytes().all(is_allowed)
 }
 
 fn shown(value: &str) -> String {

@@ -1,0 +1,35 @@
+//! Names as Kubernetes has them: labels of DNS.
+
+/// Longest label, in bytes.
+pub(crate) const MAX_LABEL_BYTES: usize = 63;
+/// Namespace of objects that name none.
+pub(crate) const DEFAULT_NAMESPACE: &str = "default";
+
+/// Returns true for a label: 1 to 63 of a-z, 0-9 and -, not - at either end.
+pub(crate) fn is_label(text: &str) -> bool {
+    (1..=MAX_LABEL_BYTES).contains(&text.len())
+        && has_label_letters(text)
+        && !text.starts_with('-')
+        && !text.ends_with('-')
+}
+
+/// Returns true for a text of the letters of labels.
+pub(crate) fn has_label_letters(text: &str) -> bool {
+    text.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn label_has_its_letters_and_length_and_no_dash_at_an_end() {
+        let longest = "a".repeat(MAX_LABEL_BYTES);
+        for label in ["a", "0", "a-b", "a--b", &longest] {
+            assert!(is_label(label), "{label}");
+        }
+        for other in ["", "-", "-a", "a-", "A", "a.b", "a_b", "\u{e4}", &format!("{longest}a")] {
+            assert!(!is_label(other), "{other}");
+        }
+    }
+}
