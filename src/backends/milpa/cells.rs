@@ -32,6 +32,7 @@ use crate::{
 };
 
 mod admission;
+mod caller;
 pub(crate) mod engine;
 mod listing;
 mod prices;
@@ -463,7 +464,7 @@ impl Cells {
     /// record says what remains to be undone.
     ///
     /// The launch continues if the caller is dropped, and an equal order joins it, also after a
-    /// restart of the daemon.
+    /// restart of the daemon. A launch that no call waits for ends after three minutes.
     pub async fn launch(self: &Arc<Self>, order: LaunchOrder) -> Result<BoundCell, CellError> {
         let shared = &self.shared;
         if shared.links.get().is_none() || shared.stop.is_cancelled() {
@@ -494,6 +495,7 @@ impl Cells {
             timeout: order
                 .deadline
                 .map(|deadline| deadline.saturating_duration_since(Instant::now())),
+            is_claimed: false,
         };
         let (answer, answered) = oneshot::channel();
         let sandbox = shared.with_core(|core, now| {
@@ -505,7 +507,8 @@ impl Cells {
             {
                 return (Err(error.clone()), Effects::new());
             }
-            let (sandbox, effects) = core.engine.order(spec, now);
+            let is_claimed = core.callers.contains_key(&spec.key);
+            let (sandbox, effects) = core.engine.order(OrderSpec { is_claimed, ..spec }, now);
             core.orders.entry(sandbox.clone()).or_default().push(answer);
             let cell = core.engine.cell_of_order(&sandbox).map(tracing::field::display);
             tracing::info!(cell, %sandbox, pod, namespace, "cell launch started");
@@ -515,6 +518,11 @@ impl Cells {
         let ended = "it ended when it was bound".to_owned();
         let cell = self.get(&cell).ok_or(CellError::Ended(cell, ended))?;
         Ok(BoundCell { cell, sandbox, attached })
+    }
+
+    /// Returns the mark of a call that waits for the cell of an order.
+    pub(super) fn caller(&self, order: OrderKey) -> Caller {
+        Caller::new(&self.shared, order)
     }
 
     /// Returns the needs of a pod, by its annotations and its CRI request.

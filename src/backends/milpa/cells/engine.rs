@@ -39,6 +39,7 @@ mod time;
 mod timeline;
 mod timers;
 mod tombstones;
+mod unclaimed;
 
 #[cfg(test)]
 mod tests;
@@ -224,6 +225,8 @@ impl Engine {
             }
             Event::Reached(cell, step) => self.on_reached(&cell, step, now),
             Event::Terminate { cell, reason } => self.on_terminate(&cell, reason, now),
+            Event::Claimed(order) => self.on_claimed(&order),
+            Event::Unclaimed(order) => self.on_unclaimed(&order, now),
             Event::Tick => {}
         }
         while let Some(timer) = self.timers.pop_due(now.boot) {
@@ -361,6 +364,7 @@ impl Engine {
     fn on_timer(&mut self, timer: Timer, now: Now) {
         match timer {
             Timer::Deadline(order) => self.on_order_deadline(&order, now),
+            Timer::Unclaimed(order) => self.on_claim_timeout(&order, now),
             Timer::Retry(cell) => self.apply(&cell, CellEvent::RetryDue, now),
             Timer::Token(cell) => self.apply(&cell, CellEvent::TokenExpired, now),
             Timer::Orphan(cell) => self.apply(&cell, CellEvent::OrphanTimeout, now),

@@ -26,7 +26,9 @@ use super::{
         store::{Batch, Store, StoreError, Table},
     },
     CellError, CellEvent, Links,
-    engine::{Change, ClaimRefusal, CommitOf, Effect, Effects, Engine, Event, Notice, Now},
+    engine::{
+        Change, ClaimRefusal, CommitOf, Effect, Effects, Engine, Event, Notice, Now, OrderKey,
+    },
     prices::Prices,
     provider_calls,
 };
@@ -71,6 +73,8 @@ pub(super) struct Core {
     pub(super) orders: HashMap<SandboxId, Waiters<Bound>>,
     pub(super) enders: HashMap<CellId, Waiters<()>>,
     claims: HashMap<u64, oneshot::Sender<Result<(), ClaimRefusal>>>,
+    /// The calls that wait for the cell of an order: as many as the CRI socket admits.
+    pub(super) callers: HashMap<OrderKey, usize>,
     /// The time of each cell's launch by this daemon.
     launched: HashMap<CellId, Instant>,
 }
@@ -88,6 +92,7 @@ impl Core {
             orders: HashMap::new(),
             enders: HashMap::new(),
             claims: HashMap::new(),
+            callers: HashMap::new(),
             launched: HashMap::new(),
         }
     }
@@ -442,6 +447,9 @@ fn log(cell: Option<&CellId>, notice: &Notice) {
             );
         }
         Notice::Warm(pool) => tracing::info!(cell, %pool, "cell waits in its warm pool"),
+        Notice::JoinedPool(pool) => {
+            tracing::info!(cell, %pool, "cell without a caller joins a warm pool");
+        }
         Notice::Taken { sandbox, pool } => {
             tracing::info!(cell, %sandbox, %pool, "pod takes a cell of a warm pool");
         }

@@ -38,6 +38,40 @@ async fn launch_binds_the_cell() {
     assert!(world.cells.get(&cell).is_some());
 }
 
+/// Verifies A23.
+#[tokio::test]
+async fn cell_whose_calls_have_left_joins_a_warm_pool() {
+    let key = || OrderKey {
+        pod_uid: "uid".into(),
+        namespace: String::new(),
+        name: String::new(),
+        attempt: 0,
+    };
+    let limits = Limits { boots: Some(1), ..config().limits };
+    for leaving in [1, 2] {
+        let world = World::new(CellsConfig { limits, ..config() }).await;
+        let mut calls = vec![world.cells.caller(key()), world.cells.caller(key())];
+        let launch = world.launch().1;
+        world.called(&["launch"]).await;
+        let cell = world.only();
+        world.cells.set_warm(&[WarmPool { count: 1, ..WarmPool::default() }]);
+        let core = || world.cells.shared.core();
+        eventually("the pool has offerings", || core().engine.pool_offerings() > 0).await;
+        calls.truncate(calls.len() - leaving);
+        world.comes_home(&cell).await;
+        let bound = launch.await.unwrap();
+        if leaving == 1 {
+            assert_eq!(bound.unwrap().cell.id, cell);
+            continue;
+        }
+        assert!(matches!(bound, Err(CellError::Ended(ended, _)) if ended == cell));
+        assert_eq!((world.only(), world.provider.calls()), (cell.clone(), vec!["launch".into()]));
+        let next = world.launch().1.await.unwrap().unwrap();
+        assert_eq!(next.cell.id, cell);
+        assert!(world.stored_orders().await.is_empty());
+    }
+}
+
 #[tokio::test]
 async fn termination_leaves_only_the_reason() {
     let world = World::new(config()).await;
@@ -344,7 +378,8 @@ async fn launch_of_a_previous_daemon_that_no_call_joins_ends() {
     world.stored_phase(CellPhase::Idle).await;
     let (gone, reason) = next_gone(&mut events).await;
     assert_eq!((gone, reason.as_str()), (cell, "no call of the kubelet joined its launch"));
-    assert_eq!(world.provider.calls(), ["launch", "console", "terminate"]);
+    // No caller would get the console.
+    assert_eq!(world.provider.calls(), ["launch", "terminate"]);
     assert!(world.stored().await.is_empty() && world.stored_orders().await.is_empty());
 }
 

@@ -59,6 +59,8 @@ impl CriService {
             attempt: metadata.attempt,
         };
         let identity = annotations::identity(&config.annotations);
+        // Dropped with the call: the launch may end sooner that no call waits for.
+        let _caller = self.cells.caller(key.clone());
         loop {
             let (service, name, needs) = (Arc::clone(self), key.clone(), needs.clone());
             let joined = self.launches.join(

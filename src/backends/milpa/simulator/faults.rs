@@ -75,4 +75,6 @@ faults! {
     deaf_agent: 8, 300;
     /// A pod that is changed before its sandbox is run again, by runs.
     changed_pod: 12, 300;
+    /// A call that leaves before its pod's sandbox runs, by runs.
+    given_up: 6, 200;
 }

@@ -72,6 +72,15 @@ impl Pod {
     pub(super) fn is_done(&self) -> bool {
         self.state == PodState::Done
     }
+
+    fn key(&self) -> OrderKey {
+        OrderKey {
+            pod_uid: self.uid.clone(),
+            namespace: self.namespace.clone(),
+            name: self.uid.clone(),
+            attempt: self.attempt,
+        }
+    }
 }
 
 impl World<'_> {
@@ -230,12 +239,7 @@ impl World<'_> {
         let Some(pod) = self.pods.get_mut(number) else { return };
         pod.state = PodState::Starting;
         let spec = OrderSpec {
-            key: OrderKey {
-                pod_uid: pod.uid.clone(),
-                namespace: pod.namespace.clone(),
-                name: pod.uid.clone(),
-                attempt: pod.attempt,
-            },
+            key: pod.key(),
             identity: pod.identity.clone(),
             attachment: Attachment {
                 pod_uid: pod.uid.clone(),
@@ -252,10 +256,32 @@ impl World<'_> {
             }),
             healthy_timeout: pod.healthy_timeout,
             timeout: None,
+            is_claimed: true,
         };
         self.log(format_args!("pod-{number} is run"));
         self.plan_run(number, RUN_TIMEOUT);
+        if self.strikes("given_up", self.faults().given_up) {
+            let wait = self.rng.seconds(1, GIVES_UP);
+            self.after(wait, Happening::GivesUp { pod: number, call: call + 1 });
+        }
         self.order(number, spec);
+    }
+
+    /// Leaves the call that runs a sandbox: the pod is deleted, or run again.
+    pub(super) fn give_up(&mut self, number: usize, call: u64) {
+        let (now, is_deleted) = (self.now, self.rng.once_in(2));
+        let Some(pod) = self.pods.get_mut(number) else { return };
+        if pod.state != PodState::Starting || pod.call != call {
+            return;
+        }
+        pod.state = PodState::Waiting;
+        if is_deleted {
+            pod.deleted = pod.deleted.min(now);
+        }
+        let key = pod.key();
+        self.log(format_args!("the call of pod-{number} leaves"));
+        self.retry_run(number);
+        self.handle(Event::Unclaimed(key));
     }
 
     fn sandbox_id(&self) -> SandboxId {

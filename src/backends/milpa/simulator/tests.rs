@@ -102,6 +102,18 @@ fn scarce_world_launches_the_next_candidate() {
     assert!(next > 0, "no launch was repeated without what was refused");
 }
 
+#[test]
+fn cell_that_no_pod_wants_joins_a_pool_on_one_of_many_days() {
+    let joins = |seed: &u64| {
+        let mut trace = Vec::new();
+        simulate(&dense(*seed), Some(&mut trace));
+        String::from_utf8(trace).unwrap().contains("JoinedPool")
+    };
+    let seed = (0..400).find(joins);
+    println!("a cell joins a pool in the world of seed {seed:?}");
+    assert!(seed.is_some(), "no cell joined a pool");
+}
+
 /// The environment variable `SEEDS` changes the number of days.
 #[test]
 fn thousand_dense_days_have_no_leak_no_double_and_no_dead_cell() {

@@ -38,6 +38,8 @@ const MAX_VIOLATIONS: usize = 20;
 pub(super) enum Happening {
     /// The kubelet runs the sandbox of a pod, perhaps again, unless another call was planned since.
     RunSandbox { pod: usize, call: u64 },
+    /// The call that runs the sandbox of a pod leaves, unless another was planned since.
+    GivesUp { pod: usize, call: u64 },
     /// The kubelet stops the sandbox of a pod, perhaps again.
     StopSandbox(usize),
     /// The daemon carries out the next effect of a cell.
@@ -273,6 +275,7 @@ impl<'a> World<'a> {
     fn happen(&mut self, happening: Happening) {
         match happening {
             Happening::RunSandbox { pod, call } => self.run_sandbox(pod, call),
+            Happening::GivesUp { pod, call } => self.give_up(pod, call),
             Happening::StopSandbox(pod) => self.stop_sandbox(pod),
             Happening::Effect { run, cell } if run == self.run => self.next_effect(&cell),
             Happening::Deliver { run, event } if run == self.run => self.handle(*event),

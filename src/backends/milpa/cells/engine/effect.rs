@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use kiyot_proto::store;
 
-use super::{launch::Launch, timeline::Step};
+use super::{launch::Launch, order::OrderKey, timeline::Step};
 use crate::backends::milpa::{
     cells::CellError,
     id::{CellId, SandboxId},
@@ -81,6 +81,10 @@ pub(crate) enum Event {
         /// The reason.
         reason: Arc<str>,
     },
+    /// A call waits for the cell of an order.
+    Claimed(OrderKey),
+    /// No call waits for the cell of an order any more.
+    Unclaimed(OrderKey),
     /// Time has passed: timers may be due.
     Tick,
 }
@@ -189,6 +193,8 @@ pub(crate) enum Notice {
         /// The pool.
         pool: Arc<str>,
     },
+    /// A cell that no pod claims joins a warm pool.
+    JoinedPool(Arc<str>),
     /// A cell of a warm pool was not launched, or has ended.
     PoolFailed {
         /// The pool.

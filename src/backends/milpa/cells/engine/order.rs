@@ -62,6 +62,8 @@ pub(crate) struct OrderSpec {
     pub(crate) healthy_timeout: Option<HealthyTimeout>,
     /// The time that the caller has; bounded by `launch_timeout`.
     pub(crate) timeout: Option<Duration>,
+    /// True while a call waits for the cell.
+    pub(crate) is_claimed: bool,
 }
 
 /// The state of an order.
@@ -97,6 +99,8 @@ pub(super) struct Order {
     /// The time since which its pod waits for a cell.
     pub(super) queued_since: Duration,
     pub(super) deadline: Duration,
+    /// True while a call waits for the cell.
+    pub(super) is_claimed: bool,
 }
 
 impl OrderState {
@@ -109,7 +113,7 @@ impl OrderState {
 }
 
 impl Order {
-    /// Returns true if a call waits for the cell.
+    /// Returns true if the pod's network is known: a call of this daemon has ordered the cell.
     fn is_wanted(&self) -> bool {
         self.attachment.is_some()
     }
@@ -172,9 +176,11 @@ impl Engine {
                     began: now.boot,
                     queued_since,
                     deadline,
+                    is_claimed: spec.is_claimed,
                 };
                 self.orders.insert(sandbox.clone(), order);
                 self.timers.set(Timer::Deadline(sandbox.clone()), deadline);
+                self.limit_claim(&sandbox, now);
                 self.end_unordered_cells_of(&sandbox, now);
                 self.place(&sandbox, now);
                 if let Some(blocking) = self.waited_for(&sandbox) {
@@ -234,8 +240,10 @@ impl Engine {
             Err(error) => order.no_candidates = Some(error),
         }
         order.deadline = deadline;
+        order.is_claimed = spec.is_claimed;
         self.timers.set(Timer::Deadline(sandbox.clone()), deadline);
         let cell = order.state.cell().cloned();
+        self.limit_claim(sandbox, now);
         self.effects.push((cell.clone(), Effect::Log(Notice::Joined(sandbox.clone()))));
         if let Some(cell) = cell {
             self.apply(&cell, CellEvent::Bind, now);
@@ -248,12 +256,10 @@ impl Engine {
         let Some(cell) = self.cell_of_order(sandbox).cloned() else {
             return self.answer_order(None, sandbox, Err(CellError::Replaced(REASON)));
         };
-        let error = CellError::Ended(cell.clone(), REASON.to_owned());
-        self.answer_order(Some(&cell), sandbox, Err(error));
-        self.apply(&cell, CellEvent::End(REASON.into()), now);
+        self.release(&cell, REASON, now);
     }
 
-    /// Ends cells of the pod that no order wants and that are not bound, and retries the
+    /// Releases cells of the pod that no order wants and that are not bound, and retries the
     /// termination of others.
     fn end_unordered_cells_of(&mut self, sandbox: &SandboxId, now: Now) {
         let Some(order) = self.orders.get(sandbox) else { return };
@@ -267,7 +273,12 @@ impl Engine {
             .map(|cell| cell.id.clone())
             .collect();
         for cell in others {
-            self.apply(&cell, CellEvent::End("its pod gets another cell".into()), now);
+            const REASON: &str = "its pod gets another cell";
+            if self.lacking_pool(&cell).is_some() {
+                self.release(&cell, REASON, now);
+            } else {
+                self.apply(&cell, CellEvent::End(REASON.into()), now);
+            }
         }
     }
 
@@ -391,10 +402,16 @@ impl Engine {
             .map(|cell| &cell.id)
     }
 
-    /// Binds an idle cell, if a call waits for it.
+    /// Binds an idle cell to the pod of its order. If no call waits for it, a warm pool that lacks
+    /// a cell gets it: a later call takes it from there.
     pub(super) fn on_idle(&mut self, id: &CellId, now: Now) {
         let order = self.cells.get(id).and_then(|cell| cell.order.as_ref());
-        if order.and_then(|order| self.orders.get(order)).is_some_and(Order::is_wanted) {
+        let order = order.and_then(|order| self.orders.get(order));
+        let order = order.filter(|order| order.is_wanted());
+        if let Some(order) = order {
+            if !order.is_claimed && self.lacking_pool(id).is_some() {
+                return self.release(id, "no call waits for the cell", now);
+            }
             self.apply(id, CellEvent::Bind, now);
         } else {
             self.commit(id, CommitOf::State, now);
@@ -473,13 +490,11 @@ impl Engine {
             };
             return self.answer_order(None, sandbox, Err(error));
         };
-        let is_wanted = order.is_wanted();
+        if !order.is_wanted() {
+            return self.release(&id, "no call of the kubelet joined its launch", now);
+        }
         let seconds = order.deadline.saturating_sub(order.began).as_secs();
         let (error, reason) = match self.cells.get(&id).map(|cell| &cell.state) {
-            _ if !is_wanted => {
-                let reason = "no call of the kubelet joined its launch";
-                (CellError::Ended(id.clone(), reason.to_owned()), reason)
-            }
             Some(State::Binding { .. }) => {
                 let reason = "its network was not made in time";
                 (CellError::Ended(id.clone(), reason.to_owned()), reason)
@@ -524,6 +539,7 @@ impl Engine {
         if let Some(order) = self.orders.remove(sandbox) {
             let outcome = outcome.map_err(|last| with_causes(order.causes, last));
             self.timers.clear(&Timer::Deadline(sandbox.clone()));
+            self.timers.clear(&Timer::Unclaimed(sandbox.clone()));
             self.effects.push((cell.cloned(), Effect::AnswerOrder(sandbox.clone(), outcome)));
         }
     }

@@ -62,9 +62,9 @@ pub(super) struct Pools {
 /// A pool with its failures.
 #[derive(Debug, Default)]
 pub(super) struct Filling {
-    count: usize,
+    pub(super) count: usize,
     ttl: Duration,
-    candidates: Vec<Candidate>,
+    pub(super) candidates: Vec<Candidate>,
     /// The failures since a cell was idle last.
     pub(super) failures: u32,
     /// The time until which it is not filled.
@@ -128,8 +128,7 @@ impl Engine {
         let names: Vec<Arc<str>> = self.pools.by_name.keys().cloned().collect();
         for name in names {
             while let Some(filling) = self.pools.by_name.get(&name) {
-                let warm = self.cells.values().filter(|cell| cell.is_warm() && cell.pool == name);
-                if warm.count() >= filling.count {
+                if self.warm_cells(&name) >= filling.count {
                     break;
                 }
                 match self.launch_warm(&name, now) {
@@ -146,6 +145,11 @@ impl Engine {
             Some(at) => self.timers.set(Timer::Pools, at),
             None => self.timers.clear(&Timer::Pools),
         }
+    }
+
+    /// Returns the number of a pool's cells, booting cells included.
+    pub(super) fn warm_cells(&self, pool: &Arc<str>) -> usize {
+        self.cells.values().filter(|cell| cell.is_warm() && cell.pool == *pool).count()
     }
 
     fn launch_warm(&mut self, name: &Arc<str>, now: Now) -> Result<(), Missing> {
@@ -244,6 +248,12 @@ impl Engine {
             seconds: pause.as_secs(),
         };
         self.emit(&cell.id, Effect::Log(notice));
+    }
+
+    /// Returns the number of offerings of all pools.
+    #[cfg(test)]
+    pub(crate) fn pool_offerings(&self) -> usize {
+        self.pools.by_name.values().map(|filling| filling.candidates.len()).sum()
     }
 
     /// Returns true if an idle cell suits the pod of an order.

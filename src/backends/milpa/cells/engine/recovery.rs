@@ -256,6 +256,7 @@ impl Engine {
             began: now.boot,
             queued_since: now.boot,
             deadline,
+            is_claimed: true,
         };
         self.orders.insert(sandbox, order);
     }

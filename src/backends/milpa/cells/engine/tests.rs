@@ -15,6 +15,7 @@ mod health;
 mod limits;
 mod pools;
 mod properties;
+mod unclaimed;
 
 /// Seams that count.
 #[derive(Debug, Default)]
@@ -92,6 +93,7 @@ fn spec(pod: &str) -> OrderSpec {
         choice: None,
         healthy_timeout: None,
         timeout: None,
+        is_claimed: true,
     }
 }
 

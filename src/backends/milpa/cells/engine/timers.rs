@@ -14,6 +14,8 @@ pub(super) enum Timer {
     Rewrite,
     /// The deadline of an order.
     Deadline(SandboxId),
+    /// The time until which a call must claim an order.
+    Unclaimed(SandboxId),
     /// The pause of a cell before a retry.
     Retry(CellId),
     /// The next look at a terminated instance.

@@ -3,11 +3,11 @@
 use super::*;
 use crate::backends::milpa::placement::{Catalogue, Choice, Needs, Rules};
 
-fn seconds(seconds: u64) -> Duration {
+pub(super) fn seconds(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
-fn pool(name: &str, count: usize) -> Pool {
+pub(super) fn pool(name: &str, count: usize) -> Pool {
     let candidates = Some(["a", "b"].map(candidate).to_vec());
     Pool { name: name.into(), count, ttl: seconds(3600), candidates }
 }
@@ -29,17 +29,17 @@ pub(super) fn taking(pod: &str) -> OrderSpec {
     OrderSpec { choice: Some(choice), ..spec(pod) }
 }
 
-fn launches(effects: &Effects) -> Vec<CellId> {
+pub(super) fn launches(effects: &Effects) -> Vec<CellId> {
     let launch = |effect: &Effect| matches!(effect, Effect::Launch(_));
     effects.iter().filter(|(_, effect)| launch(effect)).filter_map(|(id, _)| id.clone()).collect()
 }
 
-fn attaches(effects: &Effects) -> Vec<CellId> {
+pub(super) fn attaches(effects: &Effects) -> Vec<CellId> {
     let attach = |effect: &Effect| matches!(effect, Effect::Attach(..));
     effects.iter().filter(|(_, effect)| attach(effect)).filter_map(|(id, _)| id.clone()).collect()
 }
 
-fn errors(effects: &Effects) -> Vec<String> {
+pub(super) fn errors(effects: &Effects) -> Vec<String> {
     let errors = effects.iter().filter_map(|(_, effect)| match effect {
         Effect::AnswerOrder(_, Err(error)) => Some(error_chain(error)),
         _ => None,
@@ -48,7 +48,7 @@ fn errors(effects: &Effects) -> Vec<String> {
 }
 
 /// Answers the launch of a cell, whose agent connects.
-fn warm(engine: &mut Engine, cell: &CellId, now: u64) -> Effects {
+pub(super) fn warm(engine: &mut Engine, cell: &CellId, now: u64) -> Effects {
     let instance = launched_as(&format!("i-{cell}"), cell);
     let mut effects = engine.handle(Event::Launched(cell.clone(), Ok(instance)), at(now));
     effects.extend(engine.handle(Event::Connected(cell.clone()), at(now)));

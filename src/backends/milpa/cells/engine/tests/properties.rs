@@ -12,6 +12,7 @@ use super::{pools::taking, *};
 enum Step {
     Order { pod: u8, attempt: u32, identity: bool, takes: bool },
     Pool(usize),
+    Call { pod: u8, attempt: u32, waits: bool },
     Cell(Index, Kind),
     List { absent: Vec<Index>, terminated: Option<Index>, strays: bool, foreign: bool },
     Pass(u64),
@@ -69,6 +70,9 @@ fn steps() -> impl Strategy<Value = Step> {
             |(pod, attempt, identity, takes)| Step::Order { pod, attempt, identity, takes }
         ),
         1 => (0..3_usize).prop_map(Step::Pool),
+        2 => (0..2_u8, 0..2_u32, any::<bool>()).prop_map(
+            |(pod, attempt, waits)| Step::Call { pod, attempt, waits }
+        ),
         16 => (any::<Index>(), kinds()).prop_map(|(cell, kind)| Step::Cell(cell, kind)),
         2 => (
             prop::collection::vec(any::<Index>(), 0..3),
@@ -96,7 +100,9 @@ enum Call {
 /// The knowledge of a cell beside the engine.
 #[derive(Debug, Default)]
 struct Model {
+    /// The pod that it was launched for, and later attached to.
     pod: String,
+    is_attached: bool,
     instance: Option<InstanceId>,
     known: Duration,
     /// True from the answer of its order until it is proven that no container runs.
@@ -169,6 +175,10 @@ impl Harness {
                 spec.identity = identity.to_string();
                 let (_, effects) = self.engine.order(spec, self.now);
                 self.perform(effects);
+            }
+            Step::Call { pod, attempt, waits } => {
+                let key = OrderKey { attempt: *attempt, ..spec(&format!("pod-{pod}")).key };
+                self.handle(if *waits { Event::Claimed(key) } else { Event::Unclaimed(key) });
             }
             Step::Cell(index, kind) => {
                 if let Some(cell) = self.cell(index) {
@@ -408,11 +418,11 @@ impl Harness {
                 self.model(id).may_run = true;
             }
             Effect::Attach(..) => {
-                // A cell of a pool has its pod from now on.
+                // A cell of a pool, which it may have joined, has its pod from now on.
                 let pod = self.cells[id].pod_uid.clone();
                 let model = self.model(id);
-                assert!(model.pod.is_empty() || model.pod == pod, "{id} has two pods");
-                model.pod = pod;
+                assert!(!model.is_attached || model.pod == pod, "{id} has two pods");
+                (model.pod, model.is_attached) = (pod, true);
                 self.call(id, Call::Attach);
             }
             Effect::ShutDown => self.call(id, Call::ShutDown),
