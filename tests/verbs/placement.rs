@@ -78,7 +78,11 @@ async fn verbose_status_has_price_cost_and_timeline_of_the_cell() {
     assert!(instance["cost"].as_str().is_some_and(|cost| cost > "$0.0000"), "{instance}");
     for step in ["launchedMs", "enrolledMs", "boundMs"] {
         assert!(info["start"][step].is_u64(), "{step} in {info}");
+        let times = &info["starts"]["steps"][step];
+        assert_eq!((&times["count"], &times["le"]["+Inf"]), (&1.into(), &1.into()), "{step}");
     }
+    assert_eq!(info["starts"]["cells"], "a (cold)");
+    assert_eq!(info["starts"]["steps"]["firstContainerMs"]["count"], 0);
     assert_eq!(info["namespace"]["cells"], 1);
     assert_eq!(info["namespace"]["pricePerHour"], "$0.2000");
 }

@@ -43,7 +43,8 @@ mod warm;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use engine::{Account, OrderKey, Step};
+pub(super) use caller::Caller;
+pub(crate) use engine::{Account, Histogram, OrderKey, Step};
 use engine::{
     Effects, Engine, EngineConfig, Event, Journal, JournalSandbox, OrderSpec, Seams, Unusable,
 };

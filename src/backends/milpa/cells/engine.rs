@@ -29,11 +29,13 @@ mod costs;
 mod effect;
 mod evidence;
 mod health;
+mod histogram;
 mod launch;
 mod limits;
 mod order;
 mod pools;
 mod recovery;
+mod starts;
 mod state;
 mod time;
 mod timeline;
@@ -46,6 +48,7 @@ mod tests;
 
 pub(crate) use costs::Account;
 pub(crate) use effect::{Change, ClaimNumber, ClaimRefusal, CommitOf, Effect, Event, Notice};
+pub(crate) use histogram::Histogram;
 pub(crate) use launch::Launch;
 pub use limits::{Limits, OverBudget};
 pub(crate) use order::{OrderKey, OrderSpec};
@@ -61,6 +64,7 @@ use health::Health;
 use limits::Places;
 use order::Order;
 use pools::Pools;
+use starts::AllStarts;
 use state::{CellEffect, CellEvent, EndStep, LaunchCall, State};
 use timers::{Timer, Timers};
 use tombstones::Tombstones;
@@ -129,6 +133,7 @@ pub(crate) struct Engine {
     health: Health,
     tombstones: Tombstones,
     costs: Costs,
+    starts: AllStarts,
     places: Places,
     pools: Pools,
     /// The offerings that were refused lately.
@@ -158,6 +163,7 @@ impl Engine {
             health: Health::default(),
             tombstones: Tombstones::default(),
             costs: Costs::default(),
+            starts: AllStarts::default(),
             places: Places::default(),
             pools: Pools::default(),
             refusals: Refusals::default(),
@@ -265,7 +271,7 @@ impl Engine {
             CellEffect::Record => {
                 if matches!(cell.state, State::Bound { .. }) {
                     cell.was_bound = true;
-                    cell.timeline.reach(Step::Bound, now.unix);
+                    self.reach(id, Step::Bound, now);
                 }
                 self.commit(id, CommitOf::State, now);
             }
@@ -444,7 +450,8 @@ impl Engine {
         let Some(cell) = self.cells.get_mut(id) else { return };
         cell.instance_known = Some(now.boot);
         cell.billed_from = Some(now.boot);
-        cell.launched(&instance.offering, now);
+        cell.launched(&instance.offering);
+        self.reach(id, Step::Launched, now);
         self.apply(id, CellEvent::Launched(instance.id.clone()), now);
     }
 
@@ -456,8 +463,9 @@ impl Engine {
         if is_started || cell.timeline.at(Step::Bound).is_none() {
             return;
         }
-        cell.timeline.reach(step, now.unix);
+        self.reach(id, step, now);
         if step == Step::FirstContainer {
+            let Some(cell) = self.cells.get(id) else { return };
             let steps = cell.timeline.since(cell.created_unix_nanos).collect();
             self.emit(id, Effect::Log(Notice::Started(steps)));
             self.commit(id, CommitOf::Information, now);
@@ -521,7 +529,7 @@ impl Engine {
             && cell.key_sha256.is_empty()
         {
             cell.key_sha256 = key_sha256;
-            cell.timeline.reach(Step::Enrolled, now.unix);
+            self.reach(id, Step::Enrolled, now);
             self.commit(id, CommitOf::Claim(claim), now);
         }
         self.emit(id, Effect::AnswerClaim(claim, Ok(())));

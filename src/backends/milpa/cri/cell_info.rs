@@ -2,10 +2,11 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::backends::milpa::cells::Account;
+use crate::backends::milpa::cells::{Account, Histogram};
 
-/// Returns the entries of a cell: its instance with price and cost, the steps of its start, and the
-/// cells of its namespace on this node.
+/// Returns the entries of a cell: its instance with price and cost, the steps of its start, the
+/// starts of all cells of its kind since the daemon began, and the cells of its namespace on this
+/// node.
 pub(super) fn entries(account: &Account) -> Map<String, Value> {
     let mut instance = Map::from_iter([("id".to_owned(), account.instance.as_str().into())]);
     if let Some(candidate) = &account.offering {
@@ -20,11 +21,22 @@ pub(super) fn entries(account: &Account) -> Map<String, Value> {
     let steps = account.timeline.since(account.created_unix_nanos);
     let start: Map<String, Value> =
         steps.map(|(step, millis)| (format!("{step}Ms"), millis.into())).collect();
+    let (kind, starts) = &account.starts;
+    let steps: Map<String, Value> =
+        starts.steps().map(|(step, times)| (format!("{step}Ms"), histogram(times))).collect();
     let namespace = account.namespace;
     Map::from_iter([
         ("instance".to_owned(), instance.into()),
         ("createdUnixNanos".to_owned(), account.created_unix_nanos.into()),
         ("start".to_owned(), start.into()),
+        (
+            "starts".to_owned(),
+            json!({
+                "cells": kind.to_string(),
+                "steps": steps,
+                "costMicros": histogram(starts.cost()),
+            }),
+        ),
         (
             "namespace".to_owned(),
             json!({
@@ -34,4 +46,12 @@ pub(super) fn entries(account: &Account) -> Map<String, Value> {
             }),
         ),
     ])
+}
+
+/// Returns a histogram, with the number of values up to each bound.
+fn histogram(histogram: &Histogram) -> Value {
+    let bound = |bound: Option<u64>| bound.map_or("+Inf".to_owned(), |bound| bound.to_string());
+    let buckets: Map<String, Value> =
+        histogram.buckets().map(|(le, count)| (bound(le), count.into())).collect();
+    json!({ "count": histogram.count(), "sum": histogram.sum(), "le": buckets })
 }

@@ -37,6 +37,8 @@ pub(super) struct Cell {
     pub(super) namespace: String,
     pub(super) boot_id: String,
     pub(super) created_unix_nanos: i64,
+    /// The same time by [`super::Now::boot`]; `None` for a cell of a previous daemon.
+    pub(super) requested: Option<Duration>,
     /// The offering of its instance, once the launch is answered.
     pub(super) offering: Option<Candidate>,
     pub(super) timeline: Timeline,
@@ -89,6 +91,7 @@ impl Cell {
             namespace: String::new(),
             boot_id: String::new(),
             created_unix_nanos: 0,
+            requested: None,
             offering: None,
             timeline: Timeline::default(),
             ran_before: Duration::ZERO,

@@ -4,7 +4,11 @@ use std::{collections::BTreeMap, time::Duration};
 
 use kiyot_proto::store;
 
-use super::{Change, Engine, Now, Step, Timeline, cell::Cell};
+use super::{
+    Change, Engine, Now, Step, Timeline,
+    cell::Cell,
+    starts::{Kind, Starts},
+};
 use crate::{
     backends::milpa::{
         id::CellId,
@@ -32,6 +36,8 @@ pub(crate) struct Account {
     pub(crate) cost: Cost,
     /// The cells of its namespace.
     pub(crate) namespace: NamespaceAccount,
+    /// The kind of the cell, and the starts and costs of cells of this kind.
+    pub(crate) starts: (Kind, Starts),
 }
 
 /// The account of a namespace on this node.
@@ -95,8 +101,7 @@ pub(super) fn since_launch(timeline: &Timeline, now: Now) -> Duration {
 impl Cell {
     /// Takes the answer of its launch. An offering that was not requested is taken to cost what the
     /// most expensive requested one does.
-    pub(super) fn launched(&mut self, offering: &Offering, now: Now) {
-        self.timeline.reach(Step::Launched, now.unix);
+    pub(super) fn launched(&mut self, offering: &Offering) {
         let Some(launch) = &self.launch else { return };
         let requested = &launch.spec.candidates;
         let found = requested.iter().find(|candidate| candidate.offering == *offering);
@@ -128,6 +133,7 @@ impl Engine {
             timeline: cell.timeline,
             cost: cell.cost(now),
             namespace: self.namespace_account(&cell.namespace, now),
+            starts: (cell.kind(), self.starts_of(&cell.kind())),
         })
     }
 
@@ -144,7 +150,10 @@ impl Engine {
     /// Adds the cost of a cell that has just ended. Returns the change of the journal.
     pub(super) fn settle_cost(&mut self, id: &CellId, now: Now) -> Option<Change> {
         let cell = self.cells.get(id)?;
-        let (namespace, cost) = (cell.namespace.clone(), cell.cost(now));
+        let (namespace, cost, kind) = (cell.namespace.clone(), cell.cost(now), cell.kind());
+        if cell.billed_from.is_some() {
+            self.count_cost(kind, cost);
+        }
         self.costs.add(&namespace, cost)
     }
 }

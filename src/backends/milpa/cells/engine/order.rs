@@ -379,6 +379,7 @@ impl Engine {
             launch: Some(Arc::new(Launch { token, spec })),
             boot_id: self.config.boot_id.clone(),
             created_unix_nanos: timeline::nanos(now.unix),
+            requested: Some(now.boot),
             token_sha256: sha256(enrolment.as_bytes()),
             token_expires_unix: i64::try_from(expires.as_secs()).unwrap_or(i64::MAX),
             token_deadline: now.boot + self.config.token_ttl,

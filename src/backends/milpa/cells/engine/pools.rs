@@ -294,6 +294,7 @@ impl Engine {
         cell.ran_before = Duration::ZERO;
         cell.billed_from = Some(now.boot);
         cell.created_unix_nanos = timeline::nanos(now.unix);
+        cell.requested = Some(now.boot);
         cell.timeline = Timeline::default();
         cell.timeline.reach(Step::Launched, now.unix);
         cell.timeline.reach(Step::Enrolled, now.unix);

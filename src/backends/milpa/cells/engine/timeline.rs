@@ -26,7 +26,7 @@ pub(crate) struct Timeline {
 }
 
 impl Timeline {
-    const STEPS: [(Step, &'static str); 5] = [
+    pub(super) const STEPS: [(Step, &'static str); 5] = [
         (Step::Launched, "launched"),
         (Step::Enrolled, "enrolled"),
         (Step::Bound, "bound"),

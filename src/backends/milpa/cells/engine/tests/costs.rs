@@ -1,6 +1,6 @@
 //! Costs and timelines of cells.
 
-use super::*;
+use super::{starts::Kind, *};
 
 /// Takes a step of a start, in seconds.
 fn reached(engine: &mut Engine, cell: &CellId, step: Step, seconds: u64) -> Effects {
