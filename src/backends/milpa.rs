@@ -147,6 +147,7 @@ impl Milpa {
             },
             take_over,
             rules: placement::Rules::of(&config.placement),
+            spot_deadline: config.placement.spot_deadline,
             warm: config.warm.clone(),
             ..CellsConfig::default()
         };

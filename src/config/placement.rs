@@ -1,5 +1,7 @@
 //! Choice of instances for pods.
 
+use std::time::Duration;
+
 use super::read;
 use crate::problems::{Field, Table};
 

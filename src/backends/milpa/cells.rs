@@ -251,6 +251,8 @@ pub struct CellsConfig {
     pub take_over: bool,
     /// The limits of the choice of offerings.
     pub rules: Rules,
+    /// The time for which a pod that prefers spot waits for it.
+    pub spot_deadline: Duration,
     /// The pools of cells that wait for pods.
     pub warm: Vec<WarmPool>,
     /// The time for which an offering without capacity is avoided.
@@ -271,6 +273,7 @@ impl Default for CellsConfig {
             owner: Owner::default(),
             take_over: false,
             rules: Rules::default(),
+            spot_deadline: Duration::from_secs(60),
             warm: Vec::new(),
             refusal_pause: Duration::from_secs(180),
             retry_pause: Duration::from_secs(3),
@@ -371,6 +374,7 @@ impl Cells {
             boot_id: config.boot_id.clone(),
             refusal_pause: config.refusal_pause,
             retry_pause: config.retry_pause,
+            spot_deadline: config.spot_deadline,
             orphan_timeout: config.orphan_timeout + ORPHAN_GRACE,
             healthy_timeout: config.healthy_timeout,
             owner: config.owner,

@@ -32,6 +32,7 @@ mod health;
 mod histogram;
 mod launch;
 mod limits;
+mod market;
 mod order;
 mod pools;
 mod recovery;
@@ -98,6 +99,8 @@ pub(crate) struct EngineConfig {
     pub(crate) refusal_pause: Duration,
     /// The pause after a failed call.
     pub(crate) retry_pause: Duration,
+    /// The time for which a pod that prefers spot waits for it, before its launches are on-demand.
+    pub(crate) spot_deadline: Duration,
     /// The time without contact after which a cell has certainly stopped its pod: the agent's
     /// limit, the time in which it notices, and the time in which containers end.
     pub(crate) orphan_timeout: Duration,
@@ -135,6 +138,8 @@ pub(crate) struct Engine {
     costs: Costs,
     starts: AllStarts,
     places: Places,
+    /// The pods that wait for spot since an earlier order.
+    spot_waits: Places,
     pools: Pools,
     /// The offerings that were refused lately.
     refusals: Refusals,
@@ -165,6 +170,7 @@ impl Engine {
             costs: Costs::default(),
             starts: AllStarts::default(),
             places: Places::default(),
+            spot_waits: Places::default(),
             pools: Pools::default(),
             refusals: Refusals::default(),
             denied: None,

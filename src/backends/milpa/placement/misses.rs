@@ -75,7 +75,7 @@ fn miss<'a>(entry: &'a Entry, needs: &'a Needs, rules: &'a Rules) -> Option<Miss
     let mut reasons = Vec::new();
     fit::check(instance_type, needs, rules, |reason| reasons.push(reason));
     let markets = markets(needs.launch_type);
-    reasons.extend(fit::check_offers(entry, needs, markets));
+    reasons.extend(fit::check_offers(entry, needs, rules, markets));
     let offers = entry.offers.iter().filter(|offer| markets.contains(&offer.market));
     let price = offers.map(|offer| fit::price(instance_type, offer, needs)).min();
     (!reasons.is_empty()).then_some(Miss { instance_type, price, reasons })

@@ -76,7 +76,7 @@ fn sized(catalogue: &Catalogue, needs: &Needs, rules: &Rules) -> Vec<Candidate> 
         .collect()
 }
 
-/// Returns the cheapest offers of a market.
+/// Returns the cheapest offers that may be taken.
 fn cheapest(
     entries: &[&Entry],
     needs: &Needs,

@@ -62,7 +62,7 @@ impl World<'_> {
         }
     }
 
-    /// Checks that a launch requests nothing that its order was refused.
+    /// Checks that a launch requests offerings of one market, and none that its order was refused.
     pub(super) fn check_candidates(&mut self, launch: &Launch) {
         let cell = &launch.spec.cell;
         let refused: Option<&BTreeSet<Offering>> =
@@ -70,9 +70,15 @@ impl World<'_> {
         let again = refused.and_then(|refused| {
             launch.spec.offerings().find(|offering| refused.contains(offering))
         });
+        let mut markets = launch.spec.offerings().map(|offering| offering.market);
+        let first = markets.next();
+        let is_mixed = markets.any(|market| Some(market) != first);
         if let Some(offering) = again {
             let text = format!("{cell} requests {offering}, which its order was refused");
             self.violation(text);
+        }
+        if is_mixed {
+            self.violation(format!("{cell} requests offerings of two markets"));
         }
     }
 

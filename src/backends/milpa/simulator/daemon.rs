@@ -93,6 +93,7 @@ impl World<'_> {
             boot_id: "simulated".to_owned(),
             refusal_pause: Duration::from_secs(180),
             retry_pause: Duration::from_secs(3),
+            spot_deadline: self.node.spot_deadline,
             orphan_timeout: ORPHAN_TIMEOUT + Duration::from_secs(120),
             healthy_timeout: self.node.healthy_timeout,
             owner: Owner { fingerprint: FINGERPRINT.to_owned(), ..Owner::default() },

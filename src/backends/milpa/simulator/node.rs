@@ -20,6 +20,8 @@ const FEW_BOOTS: usize = 2;
 /// The pods of a random day for each cell and each boot at a time that these limits allow.
 const PODS_OF_A_CELL: usize = 80;
 const PODS_OF_A_BOOT: usize = 1500;
+/// The least and the most seconds for which pods of a random node wait for spot.
+const SPOT_DEADLINE: (u64, u64) = (0, 120);
 /// The most pools of a random node.
 const MAX_POOLS: usize = 2;
 /// The most cells of a random pool.
@@ -42,6 +44,8 @@ pub struct NodeOptions {
     pub launch_timeout: Duration,
     /// The time for which an agent may be silent; `None` is no limit.
     pub healthy_timeout: Option<Duration>,
+    /// The time for which a pod that prefers spot waits for it.
+    pub spot_deadline: Duration,
     /// The pools of cells that wait for pods.
     pub pools: Vec<WarmPool>,
     /// The median time from a launch until the agent connects.
@@ -57,6 +61,7 @@ impl NodeOptions {
             limits: Limits::of(config),
             launch_timeout: config.launch_timeout,
             healthy_timeout: config.healthy_limit(),
+            spot_deadline: config.placement.spot_deadline,
             pools: config.warm.clone(),
             boot,
         }
@@ -71,6 +76,7 @@ pub(super) struct Node {
     pub(super) limits: Limits,
     pub(super) launch_timeout: Duration,
     pub(super) healthy_timeout: Option<Duration>,
+    pub(super) spot_deadline: Duration,
     pub(super) pools: Vec<Pool>,
     /// The boot times of all instances; `None` for those of their types.
     pub(super) boot: Option<Quantiles>,
@@ -109,14 +115,15 @@ impl Node {
             limits: Limits { max_cells, boots, ..Limits::default() },
             launch_timeout: LAUNCH_TIMEOUT,
             healthy_timeout: Some(HEALTHY_TIMEOUT),
+            spot_deadline: rng.seconds(SPOT_DEADLINE.0, SPOT_DEADLINE.1),
             pools,
             boot: None,
         }
     }
 
     fn configured(options: &NodeOptions) -> Self {
-        let NodeOptions { catalogue, rules, limits, launch_timeout, healthy_timeout, .. } =
-            options.clone();
+        let NodeOptions { catalogue, rules, limits, .. } = options.clone();
+        let NodeOptions { launch_timeout, healthy_timeout, spot_deadline, .. } = *options;
         let pool = |pool: &WarmPool| Pool {
             name: pool.to_string().into(),
             count: pool.count,
@@ -131,6 +138,7 @@ impl Node {
             limits,
             launch_timeout,
             healthy_timeout,
+            spot_deadline,
         }
     }
 }

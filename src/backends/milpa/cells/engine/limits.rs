@@ -101,7 +101,8 @@ fn named(holders: &[(CellId, Price)]) -> String {
     if shown.is_empty() { shown } else { format!(" (the most expensive: {shown})") }
 }
 
-/// The places of pods whose orders have timed out in the queue.
+/// The times since which pods wait whose orders have ended without a cell: their places in the
+/// queue.
 #[derive(Debug, Default)]
 pub(super) struct Places {
     /// By the pod's uid: the time since which it waits, and the end of its place.
@@ -110,7 +111,7 @@ pub(super) struct Places {
 
 impl Places {
     /// Keeps the place of a pod.
-    fn keep(&mut self, pod_uid: &str, since: Duration, now: Duration) {
+    pub(super) fn keep(&mut self, pod_uid: &str, since: Duration, now: Duration) {
         self.by_pod.retain(|_, (_, until)| now < *until);
         if self.by_pod.len() < MAX_PLACES {
             self.by_pod.insert(pod_uid.to_owned(), (since, now + KEEPS_PLACE));

@@ -98,6 +98,8 @@ pub(super) struct Order {
     pub(super) began: Duration,
     /// The time since which its pod waits for a cell.
     pub(super) queued_since: Duration,
+    /// The time since which its pod waits, if it prefers spot.
+    pub(super) spot_since: Duration,
     pub(super) deadline: Duration,
     /// True while a call waits for the cell.
     pub(super) is_claimed: bool,
@@ -161,6 +163,7 @@ impl Engine {
                 }
                 let sandbox = spec.sandbox.clone();
                 let queued_since = self.places.take(&spec.key.pod_uid, now.boot);
+                let spot_since = self.spot_waits.take(&spec.key.pod_uid, now.boot);
                 let order = Order {
                     key: spec.key,
                     identity: spec.identity,
@@ -175,6 +178,7 @@ impl Engine {
                     causes: Vec::new(),
                     began: now.boot,
                     queued_since,
+                    spot_since,
                     deadline,
                     is_claimed: spec.is_claimed,
                 };
@@ -320,7 +324,8 @@ impl Engine {
         if !self.may_boot() {
             return;
         }
-        let affordable = self.affordable(Some(&order.key.namespace), &order.candidates);
+        let candidates = self.of_market(&order.candidates, order.spot_since, now);
+        let affordable = self.affordable(Some(&order.key.namespace), &candidates);
         if affordable.is_err() && self.give_way(now) {
             return;
         }
@@ -538,6 +543,9 @@ impl Engine {
         outcome: Result<Attached, CellError>,
     ) {
         if let Some(order) = self.orders.remove(sandbox) {
+            if outcome.is_err() {
+                self.keep_spot_wait(&order);
+            }
             let outcome = outcome.map_err(|last| with_causes(order.causes, last));
             self.timers.clear(&Timer::Deadline(sandbox.clone()));
             self.timers.clear(&Timer::Unclaimed(sandbox.clone()));

@@ -69,6 +69,8 @@ pub(super) struct Filling {
     pub(super) failures: u32,
     /// The time until which it is not filled.
     not_before: Duration,
+    /// The time since which its launches fail.
+    failing_since: Option<Duration>,
 }
 
 /// The reason for which a pool gets no cell now.
@@ -183,6 +185,8 @@ impl Engine {
             let until = until.filter(|until| *until > now.boot);
             return Err(until.map_or(Missing::Room, Missing::Until));
         }
+        let candidates =
+            self.of_market(&candidates, filling.failing_since.unwrap_or(now.boot), now);
         let candidates = self.affordable(None, &candidates).map_err(|_| Missing::Room)?;
         match self.new_cell(candidates, &PodTags::default(), now) {
             Ok(cell) => {
@@ -201,6 +205,7 @@ impl Engine {
         let Some(cell) = self.cells.get(id).filter(|cell| cell.is_warm()) else { return };
         let Some(filling) = self.pools.by_name.get_mut(&cell.pool) else { return };
         filling.failures = 0;
+        filling.failing_since = None;
         let left = filling.ttl.saturating_sub(cell.ran_before);
         let notice = Notice::Warm(Arc::clone(&cell.pool));
         self.emit(id, Effect::Log(notice));
@@ -238,6 +243,7 @@ impl Engine {
             return;
         }
         filling.failures = filling.failures.saturating_add(1);
+        filling.failing_since.get_or_insert(now.boot);
         let doublings = filling.failures.saturating_sub(1).min(MAX_DOUBLINGS);
         let pause = self.config.retry_pause.saturating_mul(1 << doublings);
         let pause = pause.min(MAX_PAUSE.max(self.config.retry_pause));

@@ -255,6 +255,7 @@ impl Engine {
             causes: Vec::new(),
             began: now.boot,
             queued_since: now.boot,
+            spot_since: now.boot,
             deadline,
             is_claimed: true,
         };

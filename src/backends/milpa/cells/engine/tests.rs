@@ -13,6 +13,7 @@ mod clock;
 mod costs;
 mod health;
 mod limits;
+mod market;
 mod pools;
 mod properties;
 mod unclaimed;
@@ -55,6 +56,7 @@ fn config() -> EngineConfig {
         boot_id: "now".into(),
         refusal_pause: Duration::from_secs(180),
         retry_pause: Duration::from_secs(3),
+        spot_deadline: Duration::from_secs(60),
         orphan_timeout: Duration::from_secs(1000),
         healthy_timeout: Some(Duration::from_secs(90)),
         owner: Owner { fingerprint: "ours".into(), ..Owner::default() },
