@@ -186,9 +186,10 @@ fn explain_cell(
     match CellRequest::parse(&pod.metadata.annotations) {
         Ok(request) => {
             describe_cell(lines, milpa, &request, &sandbox);
-            if let Some(catalogue) = catalogue {
-                let rules = placement::Rules::of(&milpa.placement);
-                choice::explain(lines, catalogue, &rules, &request, &sandbox);
+            let rules = placement::Rules::of(&milpa.placement);
+            match catalogue {
+                Some(catalogue) => choice::explain(lines, catalogue, &rules, &request, &sandbox),
+                None => choice::check(lines, milpa.provider, &rules, &request, &sandbox),
             }
         }
         Err(problems) => problems.list.iter().for_each(|problem| lines.refuse(problem)),

@@ -232,6 +232,22 @@ fn contradicting_keys_are_reported() {
             ),
             "backends.Bad_Name = a table: is no valid name",
         ),
+        (
+            format!("{WITH_CELLS}[backends.milpa.placement]\nexclude = [\"\"]"),
+            "backends.milpa.placement.exclude[0] = \"\": is invalid; allowed: an instance type",
+        ),
+        (
+            format!("{WITH_CELLS}[backends.milpa.placement]\nzones = [\"a\", \"b c\"]"),
+            "backends.milpa.placement.zones[1] = \"b c\": is invalid; allowed: the name of a zone",
+        ),
+        (
+            format!("{WITH_CELLS}[backends.milpa.placement]\nspot_deadline = \"11m\""),
+            "backends.milpa.placement.spot_deadline = \"11m\": is invalid; allowed: a duration",
+        ),
+        (
+            format!("{WITH_CELLS}[backends.milpa.limits]\nprice_per_hour = \"-1\""),
+            "backends.milpa.limits.price_per_hour = \"-1\": is invalid; allowed: dollars",
+        ),
         ("not toml".to_owned(), "the text: is no TOML"),
     ];
     for (text, start) in cases {

@@ -60,7 +60,57 @@ async fn pod_that_fits_nothing_is_an_invalid_argument() {
     assert_eq!((kiyot.provider.launched(), kiyot.daemon.cells.all().len()), (0, 0));
 }
 
-/// Verifies A16, A17.
+/// Verifies A2, A7, A11, A12.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn wrong_annotation_is_an_invalid_argument_and_launches_nothing() {
+    let kiyot = with_types(&[("a", "0.2"), ("b", "0.3")]).await;
+    for (annotations, problem) in [
+        (&[(CPU, "two")][..], "pod.elotl.co/cpu = \"two\": is invalid; allowed: a quantity"),
+        (&[(MAX_PRICE, "-0.1")], "pod.elotl.co/max-price = \"-0.1\": is invalid; allowed: dollars"),
+        (&[(INSTANCE_TYPE, "")], "pod.elotl.co/instance-type: is empty; allowed: an instance type"),
+        (&[(INSTANCE_TYPE, "x9*")], "nearest: a is not x9* | b is not x9*"),
+        (&[(MAX_PRICE, "0")], "a costs $0.2000 an hour, and $0.0000 is the highest allowed"),
+        // An exact type that is smaller than another annotation wants.
+        (&[(INSTANCE_TYPE, "a"), (MEMORY, "64Gi")], "nearest: a has 3953 MiB for processes"),
+        (&[(SPOT_INSTANCE, "true"), (LAUNCH_TYPE, "On-Demand")], "pod.elotl.co/spot-instance"),
+        (&[(LAUNCH_TYPE, "Spot")], "a is not offered as Spot"),
+        (&[(ARCHITECTURE, "arm64")], "a is amd64, and arm64 is needed"),
+    ] {
+        let refused = run(&kiyot, annotations).await.unwrap_err();
+        assert_eq!(refused.code(), Code::InvalidArgument, "{annotations:?}");
+        assert!(refused.message().contains(problem), "{annotations:?}: {}", refused.message());
+    }
+    assert_eq!((kiyot.provider.launched(), kiyot.daemon.cells.all().len()), (0, 0));
+}
+
+/// Verifies A12, A26.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pod_of_an_architecture_without_an_image_of_cells_is_an_invalid_argument() {
+    // Its only offering fits every size.
+    let kiyot = Fixture::start().await;
+    let of_node = Architecture::of_node();
+    let other = [Architecture::Amd64, Architecture::Arm64].into_iter().find(|it| *it != of_node);
+    let other = other.unwrap().to_string();
+    let refused = run(&kiyot, &[(ARCHITECTURE, &other)]).await.unwrap_err();
+    assert_eq!(refused.code(), Code::InvalidArgument);
+    let problem = format!("cells have an image for {of_node}, and {other} is needed");
+    assert!(refused.message().contains(&problem), "{}", refused.message());
+    assert_eq!(kiyot.provider.launched(), 0);
+    run(&kiyot, &[(ARCHITECTURE, &of_node.to_string())]).await.unwrap();
+}
+
+/// Verifies A12.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pod_is_refused_while_the_provider_offers_nothing() {
+    let kiyot = Fixture::start().await;
+    *kiyot.provider.catalogue.lock().unwrap() = Catalogue::default();
+    let refused = run(&kiyot, &[]).await.unwrap_err();
+    assert_eq!(refused.code(), Code::InvalidArgument);
+    let problem = "the catalogue has no instance type";
+    assert!(refused.message().ends_with(problem), "{}", refused.message());
+}
+
+/// Verifies A16, A17, A24.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn verbose_status_has_price_cost_and_timeline_of_the_cell() {
     let kiyot = with_types(&[("a", "0.2"), ("b", "0.3")]).await;

@@ -6,14 +6,33 @@ use super::Lines;
 use crate::{
     annotations::CellRequest,
     backends::milpa::placement::{
-        Candidate, Catalogue, Needs, NoFit, Requested, Rules, misses, rank,
+        Candidate, Catalogue, Market, Needs, NoFit, Offering, Requested, Rules, misses, rank,
     },
+    config::ProviderKind,
 };
 
 /// Candidates that are named after the first.
 const NAMED_NEXT: usize = 3;
 /// Cheaper types that are named with the reason why they do not fit.
 const NAMED_MISSES: usize = 3;
+
+/// Checks that a provider without a catalogue in a file can make a cell for a pod.
+pub(super) fn check(
+    lines: &mut Lines,
+    provider: ProviderKind,
+    rules: &Rules,
+    request: &CellRequest,
+    sandbox: &cri::PodSandboxConfig,
+) {
+    let ProviderKind::Netns = provider;
+    let (instance_type, zone) = ("netns".to_owned(), String::new());
+    let offering = Offering { instance_type, zone, market: Market::OnDemand };
+    let catalogue = Catalogue::any_size(offering);
+    let needs = Needs::new(request, &Requested::of_sandbox(sandbox), &rules.defaults);
+    if rank(&catalogue, &needs, rules, &()).is_empty() {
+        lines.refuse(NoFit::new(&catalogue, &needs, rules));
+    }
+}
 
 /// Explains which instance a pod gets by a catalogue, what it costs, and what comes next.
 pub(super) fn explain(

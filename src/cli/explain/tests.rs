@@ -1,5 +1,6 @@
 use super::*;
 use crate::{
+    annotations::Architecture,
     backends::milpa::placement::CatalogueFile,
     config,
     manifest::{self, File, Purpose},
@@ -136,6 +137,10 @@ fn every_field_of_kubernetes_is_explained() {
 }
 
 fn priced(config: &str, annotations: &str) -> (String, bool) {
+    placed(config, annotations, Some(&CatalogueFile::built_in().catalogue))
+}
+
+fn placed(config: &str, annotations: &str, catalogue: Option<&Catalogue>) -> (String, bool) {
     let config = config::parse("config", config, []).unwrap();
     let spec = "{containers: [{name: main, image: web, resources: {requests: {cpu: 500m}, limits: \
                 {memory: 1Gi}}}]}";
@@ -145,8 +150,7 @@ fn priced(config: &str, annotations: &str) -> (String, bool) {
         format!("apiVersion: v1\nkind: Pod\n{metadata}{target}\n{annotations}spec: {spec}\n");
     let manifest =
         manifest::parse_files(&[File { name: "pod".into(), text }], Purpose::Explain).unwrap();
-    let catalogue = CatalogueFile::built_in().catalogue;
-    let output = explain(&config, &manifest, Some(&catalogue));
+    let output = explain(&config, &manifest, catalogue);
     (output.text, output.code == ExitCode::SUCCESS)
 }
 
@@ -178,4 +182,22 @@ fn pod_that_fits_no_instance_is_refused_with_the_nearest() {
                    $0.0100 an hour; nearest: ";
     assert!(!fine && text.contains(refusal), "{text}");
     assert_eq!(text.matches(" | ").count(), 2, "{text}");
+}
+
+/// Verifies A26.
+#[test]
+fn architecture_and_zone_that_the_provider_lacks_are_refused() {
+    let (has, needed) = match Architecture::of_node() {
+        Architecture::Amd64 => ("amd64", "arm64"),
+        Architecture::Arm64 => ("arm64", "amd64"),
+    };
+    let of = |name: &str| format!("    pod.elotl.co/architecture: {name}\n");
+    let (text, fine) = placed(OPT_IN, &of(needed), None);
+    let refusal = format!("cells have an image for {has}, and {needed} is needed");
+    assert!(!fine && text.contains(&refusal), "{text}");
+    assert!(placed(OPT_IN, &of(has), None).1);
+    let zones = format!("{OPT_IN}\n[backends.milpa.placement]\nzones = [\"us-east-1a\"]\n");
+    let (text, fine) = priced(&zones, &of("amd64"));
+    let refusal = "has no known zone, and zone us-east-1a is needed";
+    assert!(!fine && text.contains(refusal), "{text}");
 }

@@ -11,6 +11,8 @@ pub struct Catalogue {
     any_size: Option<Offering>,
     /// True if instances are made for their pods, and the only entry is the largest that fits.
     is_sized: bool,
+    /// The architectures of which the provider has an image of cells; empty for all.
+    images: Vec<Architecture>,
 }
 
 /// An instance type with its offers.
@@ -40,13 +42,14 @@ impl Catalogue {
     pub fn new(mut entries: Vec<Entry>) -> Self {
         entries.sort_by(|one, other| one.instance_type.name.cmp(&other.instance_type.name));
         entries.dedup_by(|later, first| later.instance_type.name == first.instance_type.name);
-        Self { entries, any_size: None, is_sized: false }
+        Self { entries, ..Self::default() }
     }
 
-    /// Returns the catalogue of a provider that makes instances as large as their pods need,
-    /// without a price.
+    /// Returns the catalogue of a provider that makes instances as large as their pods need, parts
+    /// of the node without a price.
     pub fn any_size(offering: Offering) -> Self {
-        Self { any_size: Some(offering), ..Self::default() }
+        let images = vec![Architecture::of_node()];
+        Self { any_size: Some(offering), images, ..Self::default() }
     }
 
     /// Returns the catalogue of a provider that makes an instance of the [`Size`] that its pod
@@ -59,12 +62,28 @@ impl Catalogue {
             is_at_most: false,
         };
         let instance_type = largest.instance_type(name.to_owned(), architecture);
-        Self { is_sized: true, ..Self::new(vec![Entry { instance_type, offers: vec![offer] }]) }
+        let entries = vec![Entry { instance_type, offers: vec![offer] }];
+        Self { is_sized: true, images: vec![architecture], ..Self::new(entries) }
     }
 
     /// Returns true if instances have the [`Size`] that their pods need.
     pub fn is_sized(&self) -> bool {
         self.is_sized
+    }
+
+    /// Returns the catalogue of a provider that has images of cells of these architectures alone.
+    pub fn with_images(self, images: Vec<Architecture>) -> Self {
+        Self { images, ..self }
+    }
+
+    /// Returns the architectures of which the provider has an image of cells; empty for all.
+    pub fn images(&self) -> &[Architecture] {
+        &self.images
+    }
+
+    /// Returns true if the provider has an image of cells of an architecture.
+    pub(super) fn has_image(&self, architecture: Architecture) -> bool {
+        self.images.is_empty() || self.images.contains(&architecture)
     }
 
     /// Returns the only offering of a provider whose instances are as large as their pods need.

@@ -20,6 +20,9 @@ impl Choice {
     /// An instance with GPUs suits only pods that want some.
     pub fn suited(&self, running: &Candidate) -> Option<Candidate> {
         let Candidate { offering, price, is_at_most } = running;
+        if !self.catalogue.has_image(self.needs.architecture) {
+            return None;
+        }
         if let Some(any_size) = self.catalogue.any_size_offering() {
             return (any_size == offering).then(|| running.clone());
         }
@@ -33,7 +36,8 @@ impl Choice {
         let instance_type = &self.catalogue.named(&offering.instance_type)?.instance_type;
         let keeps_gpus = instance_type.gpus.is_none() || self.needs.gpus.is_some();
         let has_market = ranking::markets(self.needs.launch_type).contains(&offering.market);
-        if !keeps_gpus || !has_market || !fit::fits(instance_type, &self.needs, &self.rules) {
+        let is_taken = has_market && self.rules.has_zone(&offering.zone);
+        if !keeps_gpus || !is_taken || !fit::fits(instance_type, &self.needs, &self.rules) {
             return None;
         }
         let offer = Offer {

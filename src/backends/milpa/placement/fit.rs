@@ -37,6 +37,8 @@ pub enum Reason<'a> {
     NoPrice,
     /// No offer in the pod's market.
     Market(Market),
+    /// No offer in the configured zones, with the zones; true if the zones of the offers are known.
+    Zone(&'a [String], bool),
     /// A price above the highest that the pod's owner pays.
     Price(Price, Price),
 }
@@ -114,15 +116,23 @@ pub(super) fn price(instance_type: &InstanceType, offer: &Offer, needs: &Needs) 
 pub(super) fn check_offers<'a>(
     entry: &'a Entry,
     needs: &'a Needs,
+    rules: &'a Rules,
     markets: &[Market],
 ) -> Option<Reason<'a>> {
     if entry.offers.is_empty() {
         return Some(Reason::NoPrice);
     }
-    let offers = entry.offers.iter().filter(|offer| markets.contains(&offer.market));
+    let of_markets = || entry.offers.iter().filter(|offer| markets.contains(&offer.market));
+    if of_markets().next().is_none() {
+        return Some(Reason::Market(markets[0]));
+    }
+    let offers = of_markets().filter(|offer| rules.has_zone(&offer.zone));
     let cheapest = offers.map(|offer| price(&entry.instance_type, offer, needs)).min();
     match (cheapest, needs.max_price) {
-        (None, _) => Some(Reason::Market(markets[0])),
+        (None, _) => {
+            let is_known = of_markets().any(|offer| !offer.zone.is_empty());
+            Some(Reason::Zone(&rules.zones, is_known))
+        }
         (Some(cheapest), Some(cap)) if cheapest > cap => Some(Reason::Price(cheapest, cap)),
         _ => None,
     }
@@ -167,6 +177,12 @@ impl fmt::Display for Reason<'_> {
             }
             Self::NoPrice => f.write_str("has no known price"),
             Self::Market(market) => write!(f, "is not offered as {market}"),
+            Self::Zone(zones, true) => {
+                write!(f, "is not offered in zone {}", zones.join(" or "))
+            }
+            Self::Zone(zones, false) => {
+                write!(f, "has no known zone, and zone {} is needed", zones.join(" or "))
+            }
             Self::Price(price, cap) => {
                 write!(f, "costs {price} an hour, and {cap} is the highest allowed")
             }

@@ -16,6 +16,15 @@ pub struct NoFit {
 impl NoFit {
     /// Returns the error with the nearest misses of a catalogue.
     pub fn new(catalogue: &Catalogue, needs: &Needs, rules: &Rules) -> Self {
+        if !catalogue.has_image(needs.architecture) {
+            let images: Vec<String> = catalogue.images().iter().map(ToString::to_string).collect();
+            let nearest = format!(
+                "cells have an image for {}, and {} is needed",
+                images.join(" and "),
+                needs.architecture
+            );
+            return Self { needs: needs.to_string(), nearest };
+        }
         let of_size = needs.of_size();
         let compared = if catalogue.is_sized() { &of_size } else { needs };
         let near = misses(catalogue, compared, rules, None, NAMED_MISSES);

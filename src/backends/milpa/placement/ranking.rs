@@ -46,6 +46,9 @@ pub fn rank(
     rules: &Rules,
     refused: &impl Refused,
 ) -> Vec<Candidate> {
+    if !catalogue.has_image(needs.architecture) {
+        return Vec::new();
+    }
     if let Some(offering) = catalogue.any_size_offering() {
         return vec![Candidate::free(offering.clone())];
     }
@@ -59,7 +62,11 @@ pub fn rank(
         .collect();
     let markets = markets(needs.launch_type);
     let most = MAX_CANDIDATES / markets.len();
-    markets.iter().flat_map(|market| cheapest(&fitting, needs, *market, refused, most)).collect()
+    let of_market = |market: &Market| {
+        let is_taken = |offer: &Offer| offer.market == *market && rules.has_zone(&offer.zone);
+        cheapest(&fitting, needs, is_taken, refused, most)
+    };
+    markets.iter().flat_map(of_market).collect()
 }
 
 /// Returns the offering of the size that a pod needs, if it fits into the largest.
@@ -80,17 +87,17 @@ fn sized(catalogue: &Catalogue, needs: &Needs, rules: &Rules) -> Vec<Candidate> 
 fn cheapest(
     entries: &[&Entry],
     needs: &Needs,
-    market: Market,
+    is_taken: impl Fn(&Offer) -> bool,
     refused: &impl Refused,
     most: usize,
 ) -> Vec<Candidate> {
     let mut offers = Vec::new();
     for (index, entry) in entries.iter().enumerate() {
         let instance_type = &entry.instance_type;
-        for offer in entry.offers.iter().filter(|offer| offer.market == market) {
+        for offer in entry.offers.iter().filter(|offer| is_taken(offer)) {
             let price = fit::price(instance_type, offer, needs);
             let is_allowed = needs.max_price.is_none_or(|cap| price <= cap);
-            if is_allowed && !refused.is_refused(&instance_type.name, &offer.zone, market) {
+            if is_allowed && !refused.is_refused(&instance_type.name, &offer.zone, offer.market) {
                 let memory = u64::MAX - instance_type.memory_mib;
                 offers.push(((price, memory, index, offer.zone.as_str()), offer));
             }

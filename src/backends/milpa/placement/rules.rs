@@ -12,6 +12,8 @@ pub struct Rules {
     pub defaults: Defaults,
     /// Instance types that no pod gets.
     pub exclude: Vec<TypeChoice>,
+    /// The zones of offerings; empty for all.
+    pub zones: Vec<String>,
 }
 
 /// The needs of pods that say nothing.
@@ -32,12 +34,18 @@ impl Default for Defaults {
 }
 
 impl Rules {
+    /// Returns true if offerings of a zone may be taken. An unknown zone is none of the configured.
+    pub(super) fn has_zone(&self, zone: &str) -> bool {
+        self.zones.is_empty() || self.zones.iter().any(|allowed| allowed == zone)
+    }
+
     /// Returns the rules of a configuration.
     pub fn of(config: &Placement) -> Self {
         let memory_mib = config.default_memory.div_ceil(1 << 20);
         Self {
             defaults: Defaults { memory_mib, ..Defaults::default() },
             exclude: config.exclude.iter().cloned().map(TypeChoice::Glob).collect(),
+            zones: config.zones.clone(),
         }
     }
 }

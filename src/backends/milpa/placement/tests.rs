@@ -162,12 +162,62 @@ fn excluded_types_are_not_chosen() {
     assert_eq!(rank(&EC2, &exact, &rules, &()), []);
 }
 
+/// Verifies A12, A26.
+#[test]
+fn offering_in_no_configured_zone_is_not_chosen_and_says_so() {
+    let row = "instance_type,vcpus,memory_mib,architectures,on_demand_usd_per_hour,zones\n";
+    let rows =
+        "near,2,4096,x86_64,0.2,a|b\nfar,2,4096,x86_64,0.1,c\nsomewhere,2,4096,x86_64,0.1,\n";
+    let catalogue = CatalogueFile::parse([row, rows].concat().as_bytes()).unwrap().catalogue;
+    let of_zones = |zones: &[&str]| {
+        let zones = zones.iter().map(|zone| (*zone).to_owned()).collect();
+        let rules = Rules { zones, ..RULES.clone() };
+        let ranked = rank(&catalogue, &annotated(&[]), &rules, &());
+        let names = ranked.iter().map(|candidate| candidate.offering.to_string());
+        (names.collect::<Vec<_>>(), NoFit::new(&catalogue, &annotated(&[]), &rules).to_string())
+    };
+    let (names, left_out) = of_zones(&["b", "d"]);
+    assert_eq!(names, ["near in b (On-Demand)"]);
+    assert!(left_out.contains("far is not offered in zone b or d"), "{left_out}");
+    assert!(left_out.contains("somewhere has no known zone, and zone b or d"), "{left_out}");
+    assert_eq!(of_zones(&["d"]).0, Vec::<String>::new());
+    assert_eq!(of_zones(&[]).0.len(), 4);
+}
+
+/// Verifies A12, A26.
+#[test]
+fn architecture_without_an_image_of_cells_fits_nothing_and_says_so() {
+    let other = match Architecture::of_node() {
+        Architecture::Amd64 => Architecture::Arm64,
+        Architecture::Arm64 => Architecture::Amd64,
+    };
+    let node = Catalogue::any_size(offering_of_no_catalogue());
+    for catalogue in [node, EC2.clone().with_images(vec![Architecture::of_node()])] {
+        let of = |architecture| Needs { architecture, ..annotated(&[]) };
+        assert!(!rank(&catalogue, &of(Architecture::of_node()), &RULES, &()).is_empty());
+        assert_eq!(rank(&catalogue, &of(other), &RULES, &()), []);
+        let error = NoFit::new(&catalogue, &of(other), &RULES).to_string();
+        let (has, needed) = (Architecture::of_node(), other);
+        let expected = format!("cells have an image for {has}, and {needed} is needed");
+        assert!(error.ends_with(&expected), "{error}");
+        let choice = Choice {
+            needs: Arc::new(of(other)),
+            rules: Arc::new(RULES.clone()),
+            catalogue: Arc::new(catalogue.clone()),
+        };
+        let all: Vec<Offering> = catalogue.offerings().collect();
+        assert!(all.iter().all(|of| choice.suited(&Candidate::free(of.clone())).is_none()));
+    }
+}
+
 #[test]
 fn provider_without_types_fits_every_pod() {
     let offering =
         Offering { instance_type: "vm".into(), zone: "node".into(), market: Market::OnDemand };
     let catalogue = Catalogue::any_size(offering.clone());
+    let architecture = Architecture::of_node();
     let needs = annotated(&[("launch-type", "Spot"), ("memory", "1Ti"), ("gpu", "8")]);
+    let needs = Needs { architecture, ..needs };
     let only = Candidate { offering, price: Price::FREE, is_at_most: false };
     assert_eq!(rank(&catalogue, &needs, &RULES, &()), [only]);
 }
@@ -443,6 +493,11 @@ fn needs() -> impl Strategy<Value = Needs> {
         })
 }
 
+fn zones() -> impl Strategy<Value = Vec<String>> {
+    let zone = select(vec!["z1", "z2", "z3"]).prop_map(str::to_owned);
+    prop_oneof![Just(Vec::new()), vec(zone, 1..3)]
+}
+
 /// The price of an offer if it fits: the rules once more, in one expression.
 fn price_if_fits(entry: &Entry, offer: &Offer, needs: &Needs, rules: &Rules) -> Option<u64> {
     let of_type = &entry.instance_type;
@@ -481,6 +536,7 @@ fn price_if_fits(entry: &Entry, offer: &Offer, needs: &Needs, rules: &Rules) -> 
         && (!decides(needs.memory_mib)
             || of_type.usable_mib() >= needs.memory_mib.value + needs.overhead_mib)
         && has_gpus
+        && (rules.zones.is_empty() || rules.zones.contains(&offer.zone))
         && needs.max_price.is_none_or(|cap| price <= cap.micros());
     fits.then_some(price)
 }
@@ -492,9 +548,10 @@ proptest! {
         catalogue in catalogues(),
         needs in needs(),
         exclude in option::weighted(0.2, select(vec!["c.*", "b.large"])),
+        zones in zones(),
     ) {
         let exclude = exclude.map(|glob| TypeChoice::Glob(glob.into())).into_iter().collect();
-        let rules = Rules { exclude, ..RULES.clone() };
+        let rules = Rules { exclude, zones, ..RULES.clone() };
         let ranked = rank(&catalogue, &needs, &rules, &());
         let (mut rest, markets) = (ranked.as_slice(), markets(needs.launch_type));
         for market in markets {
@@ -588,9 +645,10 @@ proptest! {
     fn running_instance_suits_a_pod_if_its_offering_fits(
         catalogue in catalogues(),
         needs in needs(),
+        zones in zones(),
     ) {
         let catalogue = Arc::new(catalogue);
-        let (needs, rules) = (Arc::new(needs), Arc::new(RULES.clone()));
+        let (needs, rules) = (Arc::new(needs), Arc::new(Rules { zones, ..RULES.clone() }));
         let choice = Choice {
             catalogue: Arc::clone(&catalogue),
             needs: Arc::clone(&needs),

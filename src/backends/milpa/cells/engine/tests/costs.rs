@@ -109,6 +109,51 @@ fn timeline_has_each_step_of_a_start_once() {
     }
 }
 
+/// Verifies A24.
+#[test]
+fn launch_fills_the_histogram_of_each_step_and_of_the_cost() {
+    let mut engine = engine(netns::CAPABILITIES);
+    let cell = bound(&mut engine, "pod", "i-1");
+    reached(&mut engine, &cell, Step::ImageReady, 3);
+    reached(&mut engine, &cell, Step::FirstContainer, 5);
+    reached(&mut engine, &cell, Step::FirstContainer, 9);
+    engine.handle(Event::Terminate { cell: cell.clone(), reason: "".into() }, at(20));
+    let (kind, starts) = engine.account(&cell, at(20)).unwrap().starts;
+    assert_eq!((kind.to_string().as_str(), starts.cost().count()), ("small (cold)", 0));
+    let steps: Vec<_> = starts.steps().map(|(name, it)| (name, it.count(), it.sum())).collect();
+    let expected = [
+        ("launched", 1, 0),
+        ("enrolled", 1, 0),
+        ("bound", 1, 0),
+        ("imageReady", 1, 2000),
+        ("firstContainer", 1, 4000),
+    ];
+    assert_eq!(steps, expected);
+    let ended = Event::Terminated {
+        cell: cell.clone(),
+        outcome: Ok(Termination::Confirmed),
+        console: String::new(),
+    };
+    engine.handle(ended, at(41));
+    let cost = engine.starts_of(&kind).cost().clone();
+    assert_eq!((cost.count(), cost.sum()), (1, 40_000));
+}
+
+/// Verifies A24.
+#[test]
+fn families_of_instance_types_are_bounded_in_the_histograms() {
+    let mut engine = engine(netns::CAPABILITIES);
+    for number in 0..10_000 {
+        let family = number.to_string();
+        engine.count_cost(Kind { family, is_warm: false }, crate::price::Cost::default());
+    }
+    let of = |family: &str| {
+        let kind = Kind { family: family.into(), is_warm: false };
+        engine.starts_of(&kind).cost().count()
+    };
+    assert_eq!((of("0"), of("99"), of("100"), of("")), (1, 1, 0, 9_900));
+}
+
 #[test]
 fn container_of_a_cell_without_a_timeline_adds_no_steps() {
     let record = store::Cell { timeline: None, ..stored(CellPhase::Bound) };
