@@ -1,10 +1,13 @@
 //! The offerings that a pod's cell is launched of.
 
 use kiyot::{
-    annotations::{ARCHITECTURE, MAX_PRICE, MEMORY},
+    annotations::{
+        ARCHITECTURE, Architecture, CPU, INSTANCE_TYPE, LAUNCH_TYPE, MAX_PRICE, MEMORY,
+        SPOT_INSTANCE,
+    },
     backends::{
         Method,
-        milpa::placement::{CatalogueFile, Market, Offering},
+        milpa::placement::{Catalogue, CatalogueFile, Market, Offering},
     },
 };
 use kiyot_proto::cri;
@@ -67,7 +70,7 @@ async fn wrong_annotation_is_an_invalid_argument_and_launches_nothing() {
     for (annotations, problem) in [
         (&[(CPU, "two")][..], "pod.elotl.co/cpu = \"two\": is invalid; allowed: a quantity"),
         (&[(MAX_PRICE, "-0.1")], "pod.elotl.co/max-price = \"-0.1\": is invalid; allowed: dollars"),
-        (&[(INSTANCE_TYPE, "")], "pod.elotl.co/instance-type: is empty; allowed: an instance type"),
+        (&[(INSTANCE_TYPE, "")], "pod.elotl.co/instance-type = \"\": is empty; allowed:"),
         (&[(INSTANCE_TYPE, "x9*")], "nearest: a is not x9* | b is not x9*"),
         (&[(MAX_PRICE, "0")], "a costs $0.2000 an hour, and $0.0000 is the highest allowed"),
         // An exact type that is smaller than another annotation wants.

@@ -61,8 +61,9 @@ impl Amount {
 
 /// The resources of a pod's containers, as far as they are known.
 ///
-/// CRI carries CPU requests and limits, and memory limits without the containers that have none
-/// (`LinuxPodSandboxConfig.resources`); the Kubernetes API has all of them.
+/// The seam between [`Needs`] and the sources of a pod's size. CRI carries CPU requests and limits,
+/// and memory limits without the containers that have none (`LinuxPodSandboxConfig.resources`). The
+/// Kubernetes API has all of them: a reader of it would return the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Requested {
     /// Thousandths of a CPU.

@@ -22,7 +22,7 @@ static EC2: LazyLock<Catalogue> = LazyLock::new(|| CatalogueFile::built_in().cat
 
 static RULES: LazyLock<Rules> = LazyLock::new(|| Rules {
     defaults: Defaults { architecture: Architecture::Amd64, ..Defaults::default() },
-    exclude: Vec::new(),
+    ..Rules::default()
 });
 
 /// Returns the needs of a pod with these annotations, each without its prefix.

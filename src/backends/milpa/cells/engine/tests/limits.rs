@@ -114,6 +114,29 @@ fn price_limit_of_namespaces_counts_each_alone_until_the_proven_end() {
     assert_eq!(launches(&effects).len(), 1);
 }
 
+/// Verifies A18, A27.
+#[test]
+fn waiting_order_is_launched_at_the_prices_of_its_last_call() {
+    let mut engine =
+        limited(Limits { boots: Some(0), price: Some(dollars(5)), ..Limits::default() });
+    let (sandbox, _) = engine.order(priced("web", "pod", &[1, 3]), at(1));
+    // Dearer now: one of them is over the limit.
+    let (joined, effects) = engine.order(priced("web", "pod", &[4, 6]), at(2));
+    assert_eq!((joined, launches(&effects)), (sandbox.clone(), vec![]));
+    // A call that nothing fits any more leaves the order as it was.
+    let none = OrderSpec { candidates: Err(CellError::Starting), ..priced("web", "pod", &[]) };
+    engine.order(none, at(3));
+    let limits = Limits { price: Some(dollars(5)), ..Limits::default() };
+    let effects = engine.set_limits(limits, at(4));
+    assert_eq!(launches(&effects)[0].1, [4]);
+
+    let mut engine = limited(Limits { boots: Some(0), ..Limits::default() });
+    engine.order(priced("web", "pod", &[1]), at(1));
+    engine.order(priced("web", "pod", &[6]), at(2));
+    let refused = refusals(&engine.set_limits(limits, at(3)));
+    assert!(refused[0].contains("the cheapest offering for the pod costs $6.0000"), "{refused:?}");
+}
+
 /// Verifies A18.
 #[test]
 fn price_limit_of_zero_allows_only_what_costs_nothing() {
