@@ -24,9 +24,12 @@ pub(super) fn check(
     request: &CellRequest,
     sandbox: &cri::PodSandboxConfig,
 ) {
-    let ProviderKind::Netns = provider;
-    let (instance_type, zone) = ("netns".to_owned(), String::new());
-    let offering = Offering { instance_type, zone, market: Market::OnDemand };
+    // The largest size of a virtual machine is that of the node, which may be another machine.
+    let instance_type = match provider {
+        ProviderKind::Netns => "netns".to_owned(),
+        ProviderKind::Qemu => "qemu".to_owned(),
+    };
+    let offering = Offering { instance_type, zone: String::new(), market: Market::OnDemand };
     let catalogue = Catalogue::any_size(offering);
     let needs = Needs::new(request, &Requested::of_sandbox(sandbox), &rules.defaults);
     if rank(&catalogue, &needs, rules, &()).is_empty() {
