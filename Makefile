@@ -4,7 +4,7 @@ export CARGO_INCREMENTAL ?= 0
 export CARGO_TERM_COLOR ?= never
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
-.PHONY: cell-image demo test test-node soak bench fmt lint deny clean
+.PHONY: cell-image demo demo-vm test test-node soak bench fmt lint deny clean
 
 # Runs the pods of examples/, on the node and in a cell.
 demo:
@@ -12,13 +12,18 @@ demo:
 	@cargo build --quiet --workspace --bins --example demo
 	@cargo run --quiet --example demo
 
+# The same with the cell in a virtual machine, which has a kernel of its own.
+demo-vm: cell-image
+	@cargo build --quiet --workspace --bins --example demo
+	@PROVIDER=qemu cargo run --quiet --example demo
+
 # Builds the image of cells with a kernel of their own in target/cell-image/, if its inputs have changed.
 cell-image:
 	@scripts/setup
 	@scripts/cell-image target/cell-image
 
 # Checks everything that must hold before a change is merged. Ends with "N passed, N failed".
-test: lint
+test: lint cell-image
 	@scripts/count cargo test --workspace --no-fail-fast
 
 # Runs all tests of a real node, a VM in QEMU, in half an hour. `make test` includes the short ones.

@@ -68,7 +68,7 @@ async fn main() {
                 &[
                     "sh",
                     "-c",
-                    "echo \"I am $(hostname), with $(ls /proc | grep -c '^[0-9]') processes\"",
+                    "echo \"I am $(hostname), with $(ls /proc | grep -c '^[0-9]') processes on $(uname -a)\"",
                 ],
             )
             .await;

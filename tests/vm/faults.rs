@@ -4,7 +4,7 @@ use kiyot_testkit::{Kiyot, LIMIT, Node, cri, kill_all, processes, wait_until};
 
 use super::{WAIT, options, pod};
 
-/// Verifies V4, V5.
+/// Verifies V3, V4.
 #[tokio::test]
 async fn vm_outlives_its_daemon_and_ends_its_pod_when_killed() {
     let node = Node::start().await;

@@ -6,7 +6,7 @@ use kiyot_testkit::{Kiyot, LIMIT, Node, Source, cri, wait_until};
 
 use super::{WAIT, options, pod};
 
-/// Verifies V1, V2, V3.
+/// Verifies V1, V2.
 #[tokio::test]
 async fn pod_in_a_vm_lives_as_one_on_the_node() {
     let node = Node::start().await;

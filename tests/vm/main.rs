@@ -4,6 +4,7 @@
 
 mod faults;
 mod life;
+mod power_off;
 
 use kiyot_testkit::{Container, KiyotOptions, Pod, Provider};
 

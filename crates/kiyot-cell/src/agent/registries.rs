@@ -91,6 +91,7 @@ mod tests {
         assert_eq!(fs::read(dir.join("0/c/hosts.toml")).unwrap(), b"0/c/hosts.toml");
     }
 
+    /// Verifies V6.
     #[test]
     fn path_outside_of_the_directory_is_refused() {
         let dir = tempfile::tempdir().unwrap();

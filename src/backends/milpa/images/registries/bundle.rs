@@ -172,6 +172,7 @@ mod tests {
         Bundle::read(path, &|path| fs::read(path)).unwrap()
     }
 
+    /// Verifies V6.
     #[test]
     fn hosts_keep_their_order_and_get_files_beside_them() {
         let dir = tempfile::tempdir().unwrap();
