@@ -307,9 +307,14 @@ fn describe_cell(
     }
 }
 
-/// Returns true if an annotation chooses an instance. The limit of silence is for all cells.
+/// Returns true if an annotation chooses an instance. The limit of silence and the architecture are
+/// for all cells.
 fn has_wishes_for_instances(request: &CellRequest) -> bool {
-    let none = CellRequest { healthy_timeout: request.healthy_timeout, ..CellRequest::default() };
+    let none = CellRequest {
+        healthy_timeout: request.healthy_timeout,
+        architecture: request.architecture,
+        ..CellRequest::default()
+    };
     *request != none
 }
 

@@ -4,9 +4,9 @@ use kiyot_proto::cri;
 
 use super::Lines;
 use crate::{
-    annotations::CellRequest,
+    annotations::{Architecture, CellRequest},
     backends::milpa::placement::{
-        Candidate, Catalogue, Market, Needs, NoFit, Offering, Requested, Rules, misses, rank,
+        Candidate, Catalogue, Market, Needs, NoFit, Offering, Requested, Rules, Size, misses, rank,
     },
     config::ProviderKind,
 };
@@ -16,6 +16,9 @@ const NAMED_NEXT: usize = 3;
 /// Cheaper types that are named with the reason why they do not fit.
 const NAMED_MISSES: usize = 3;
 
+/// The size of a node that is not known: the command may run on any machine.
+const ANY_NODE: Size = Size { cpus: u32::MAX, memory_mib: u64::MAX / 2 };
+
 /// Checks that a provider without a catalogue in a file can make a cell for a pod.
 pub(super) fn check(
     lines: &mut Lines,
@@ -24,13 +27,13 @@ pub(super) fn check(
     request: &CellRequest,
     sandbox: &cri::PodSandboxConfig,
 ) {
-    // The largest size of a virtual machine is that of the node, which may be another machine.
-    let instance_type = match provider {
-        ProviderKind::Netns => "netns".to_owned(),
-        ProviderKind::Qemu => "qemu".to_owned(),
+    let catalogue = match provider {
+        ProviderKind::Netns => {
+            let (instance_type, zone) = ("netns".to_owned(), String::new());
+            Catalogue::any_size(Offering { instance_type, zone, market: Market::OnDemand })
+        }
+        ProviderKind::Qemu => Catalogue::sized("node", "node", ANY_NODE, Architecture::Amd64),
     };
-    let offering = Offering { instance_type, zone: String::new(), market: Market::OnDemand };
-    let catalogue = Catalogue::any_size(offering);
     let needs = Needs::new(request, &Requested::of_sandbox(sandbox), &rules.defaults);
     if rank(&catalogue, &needs, rules, &()).is_empty() {
         lines.refuse(NoFit::new(&catalogue, &needs, rules));
