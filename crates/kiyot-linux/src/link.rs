@@ -1,6 +1,6 @@
 //! Network devices with their addresses and routes (rtnetlink(7)).
 //!
-//! All functions act in the network namespace of their socket, see [`netlink::route_socket`].
+//! All functions act in the network namespace of their socket ([`crate::netlink::route_socket`]).
 
 use std::{
     io,
