@@ -68,7 +68,8 @@ async fn main() {
                 &[
                     "sh",
                     "-c",
-                    "echo \"I am $(hostname), with $(ls /proc | grep -c '^[0-9]') processes on $(uname -a)\"",
+                    "echo \"I am $(hostname), with $(ls /proc | grep -c '^[0-9]') processes \
+                     on $(uname -a)\"",
                 ],
             )
             .await;

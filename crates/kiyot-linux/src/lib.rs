@@ -1,5 +1,5 @@
-//! Kernel interfaces that both the daemon and the agent use: mountinfo, netlink with network devices,
-//! and inotify.
+//! Kernel interfaces that both the daemon and the agent use: mountinfo, netlink with network
+//! devices, and inotify.
 //!
 //! Existing crates don't fit. `procfs` reads mountinfo as UTF-8, but a mount point may have any
 //! bytes, and a line that can't be read must not hide the others. The netlink crates are several,

@@ -16,7 +16,10 @@ const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// No disk has the serial number.
 #[derive(Debug, thiserror::Error)]
-#[error("no disk has the serial number {serial:?} after {} s; found: {found:?}", MAX_WAIT.as_secs())]
+#[error(
+    "no disk has the serial number {serial:?} after {} s; found: {found:?}",
+    MAX_WAIT.as_secs()
+)]
 pub struct DiskError {
     serial: &'static str,
     found: Vec<String>,
