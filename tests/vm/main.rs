@@ -5,6 +5,7 @@
 mod faults;
 mod life;
 mod power_off;
+mod privileges;
 
 use kiyot_testkit::{Container, KiyotOptions, Pod, Provider};
 
