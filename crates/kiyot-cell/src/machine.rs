@@ -10,6 +10,7 @@ mod link_namespace;
 mod modules;
 mod mounts;
 mod power_off;
+mod wait;
 
 use std::{io, path::Path};
 
@@ -104,7 +105,7 @@ fn serve() -> Result<(), MachineError> {
 }
 
 fn prepare_devices(machine: &Machine) -> Result<(), MachineError> {
-    if let Some(mac) = &machine.pod_mac {
+    if let Some(mac) = machine.pod_mac {
         link_namespace::name_pod_device(mac)?;
     }
     if let Some(device) = &machine.link {

@@ -8,6 +8,8 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
+use crate::mac_address::MacAddress;
+
 /// The most bytes of a cell file. A longer file is not read.
 const MAX_FILE_BYTES: u64 = 1024 * 1024;
 
@@ -88,10 +90,10 @@ pub struct CellFile {
 /// A machine of the cell's own: it has no other kernel, and ends when its init does.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Machine {
-    /// The hardware address of the device that becomes the pod's, in the form
-    /// `02:00:5e:00:53:01`; `None` if the machine has a single device.
+    /// The hardware address of the device that becomes the pod's; `None` if the machine has a
+    /// single device.
     #[serde(default)]
-    pub pod_mac: Option<String>,
+    pub pod_mac: Option<MacAddress>,
     /// The device of the link, if the link has one of its own, which the pod doesn't see.
     #[serde(default)]
     pub link: Option<LinkDevice>,
@@ -103,7 +105,7 @@ pub struct Machine {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LinkDevice {
     /// Its hardware address, by which it is found.
-    pub mac: String,
+    pub mac: MacAddress,
     /// Its address.
     pub address: IpAddr,
     /// The length of its network's prefix, in bits.

@@ -2,6 +2,7 @@
 //! TLS, framing, and calls over connections that the agent dialled.
 
 pub mod alpn;
+pub mod bind_limits;
 pub mod bootstrap;
 pub mod certificate;
 pub mod channel;
@@ -13,6 +14,7 @@ pub mod http2;
 pub mod keepalive;
 pub mod link_connection;
 pub mod log_limit;
+pub mod mac_address;
 pub mod private_file;
 pub mod resolver;
 pub mod stream;

@@ -8,6 +8,8 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
+use crate::mac_address::MacAddress;
+
 /// The most bytes of a file. A longer one is not read.
 const MAX_FILE_BYTES: u64 = 1024 * 1024;
 
@@ -23,6 +25,13 @@ pub const LINK_GUEST: Ipv4Addr = Ipv4Addr::new(169, 254, 77, 2);
 pub const LINK_PREFIX: u8 = 30;
 /// The port on which the launcher relays connections to the gateway.
 pub const LINK_PORT: u16 = 7700;
+
+/// The cache of translated code in MiB, beside the guest's memory. By default QEMU's may grow to a
+/// GiB.
+pub const TCG_CACHE_MIB: u64 = 128;
+
+/// The exit status of a probe (`kiyot-cell probe-vm`) under whose accelerator no kernel prints.
+pub const NOT_USABLE: i32 = 3;
 
 /// A virtual machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -57,9 +66,9 @@ pub struct VmFile {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VmNetwork {
     /// The hardware address of the device for the pod, until it takes that of the pod.
-    pub pod_mac: String,
+    pub pod_mac: MacAddress,
     /// The hardware address of the link's device.
-    pub link_mac: String,
+    pub link_mac: MacAddress,
     /// The gateway's unix socket, to which connections over the link are relayed.
     pub gateway: PathBuf,
 }
@@ -145,8 +154,8 @@ mod tests {
             user: 65521,
             group: 65521,
             network: Some(VmNetwork {
-                pod_mac: "02:00:5e:00:53:01".into(),
-                link_mac: "02:00:5e:00:53:02".into(),
+                pod_mac: MacAddress([2, 0, 0x5e, 0, 0x53, 1]),
+                link_mac: MacAddress([2, 0, 0x5e, 0, 0x53, 2]),
                 gateway: "/var/lib/kiyot/gateway.sock".into(),
             }),
         };

@@ -28,7 +28,7 @@ pub mod sim;
 pub use capabilities::Capabilities;
 pub use error::{ErrorClass, ProviderError};
 pub use instance::{Instance, InstanceId, InstanceState};
-pub use network::{Attached, DeviceAddress, MacAddress, PodNetwork, Route};
+pub use network::{Attached, DeviceAddress, PodNetwork, Route};
 pub use owner::{Owner, PodTags};
 
 /// The parameters of a launch. A replay of the launch has exactly the same.

@@ -3,6 +3,10 @@
 
 use std::{fs, io, net::IpAddr, path::Path};
 
+use kiyot_link::{
+    bind_limits::{MAX_ENTRIES, MAX_ROUTES},
+    mac_address::MacAddress,
+};
 use kiyot_linux::{link, netlink::route_socket};
 use kiyot_proto::cell::PodNetwork;
 use rustix::net::netdevice::name_to_index;
@@ -10,8 +14,6 @@ use tonic::Status;
 
 use super::network::POD_DEVICE;
 
-/// Upper bound on the addresses of a pod, and on its routes, its name servers and search domains.
-const MAX_ENTRIES: usize = 64;
 /// Smallest MTU of IPv4, and the largest of Linux.
 const MTU_BYTES: std::ops::RangeInclusive<u32> = 68..=65_536;
 /// File to which the image's /etc/resolv.conf links.
@@ -20,7 +22,7 @@ const RESOLV_CONF: &str = "/run/resolv.conf";
 /// A validated network.
 #[derive(Debug, PartialEq, Eq)]
 struct Settings {
-    mac: [u8; 6],
+    mac: MacAddress,
     mtu: u32,
     addresses: Vec<(IpAddr, u8)>,
     routes: Vec<((IpAddr, u8), Option<IpAddr>)>,
@@ -47,14 +49,14 @@ impl Settings {
         let invalid = |what: &str, value: &str, allowed: &str| {
             Status::invalid_argument(format!("{what} {value:?}: invalid; allowed: {allowed}"))
         };
-        for (what, entries) in [
-            ("addresses", addresses.len()),
-            ("routes", routes.len()),
-            ("name servers", name_servers.len()),
-            ("search domains", search.len()),
+        for (what, entries, most) in [
+            ("addresses", addresses.len(), MAX_ENTRIES),
+            ("routes", routes.len(), MAX_ROUTES),
+            ("name servers", name_servers.len(), MAX_ENTRIES),
+            ("search domains", search.len(), MAX_ENTRIES),
         ] {
-            if entries > MAX_ENTRIES {
-                let allowed = format!("at most {MAX_ENTRIES}");
+            if entries > most {
+                let allowed = format!("at most {most}");
                 return Err(invalid(what, &entries.to_string(), &allowed));
             }
         }
@@ -91,7 +93,7 @@ impl Settings {
         if !search.is_empty() {
             resolv_conf.push_str(&format!("search {}\n", search.join(" ")));
         }
-        let mac = parse_mac(mac).ok_or_else(|| invalid("MAC address", mac, "six bytes"))?;
+        let mac = mac.parse().map_err(|_| invalid("MAC address", mac, "six bytes"))?;
         Ok(Self { mac, mtu: *mtu, addresses, routes, resolv_conf })
     }
 
@@ -100,7 +102,7 @@ impl Settings {
         let socket = route_socket().map_err(step("open netlink"))?;
         let index = name_to_index(&socket, POD_DEVICE)
             .map_err(|error| ("find the pod's device", error.into()))?;
-        link::configure(&socket, index, self.mac, self.mtu)
+        link::configure(&socket, index, self.mac.0, self.mtu)
             .map_err(step("set the pod's device up"))?;
         for (address, prefix_len) in &self.addresses {
             link::set_address(&socket, index, *address, *prefix_len)
@@ -119,11 +121,6 @@ fn parse_network(text: &str) -> Option<(IpAddr, u8)> {
     let address: IpAddr = address.parse().ok()?;
     let prefix_len: u8 = prefix_len.parse().ok()?;
     (prefix_len <= if address.is_ipv4() { 32 } else { 128 }).then_some((address, prefix_len))
-}
-
-fn parse_mac(text: &str) -> Option<[u8; 6]> {
-    let bytes = text.split(':').map(|part| u8::from_str_radix(part, 16).ok());
-    bytes.collect::<Option<Vec<u8>>>()?.try_into().ok()
 }
 
 fn is_domain(text: &str) -> bool {
@@ -155,7 +152,7 @@ mod tests {
     #[test]
     fn network_is_read() {
         let settings = Settings::parse(&network()).unwrap();
-        assert_eq!(settings.mac, [2, 0, 0x5e, 0, 0x53, 1]);
+        assert_eq!(settings.mac, MacAddress([2, 0, 0x5e, 0, 0x53, 1]));
         assert_eq!(settings.addresses.len(), 2);
         let gateway = IpAddr::from([169, 254, 1, 1]);
         assert_eq!(
@@ -185,8 +182,14 @@ mod tests {
             assert!(status.message().starts_with(what), "{status}");
         }
         let mut many = network();
-        many.addresses = vec!["10.1.2.3/24".into(); 65];
+        many.addresses = vec!["10.1.2.3/24".into(); MAX_ENTRIES + 1];
         assert!(Settings::parse(&many).unwrap_err().message().contains("at most 64"));
+        let mut many = network();
+        let route = many.routes[0].clone();
+        many.routes = vec![route.clone(); MAX_ROUTES];
+        assert_eq!(Settings::parse(&many).unwrap().routes.len(), MAX_ROUTES);
+        many.routes.push(route);
+        assert!(Settings::parse(&many).unwrap_err().message().contains("at most 256"));
     }
 
     #[test]

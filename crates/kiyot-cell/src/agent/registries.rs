@@ -6,20 +6,20 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
-use kiyot_link::private_file;
+use kiyot_link::{
+    bind_limits::{MAX_REGISTRY_DIRS, MAX_REGISTRY_FILES},
+    private_file,
+};
 use kiyot_proto::cell::RegistryFile;
 use tonic::Status;
 
 /// Parent of the directories, on a tmpfs: some files are keys.
 const DIR: &str = "/run/kiyot/registries";
-/// Directories of containerd's `config_path`.
-const MAX_ROOTS: u32 = 4;
-/// Upper bound on the files.
-const MAX_FILES: usize = 1024;
 
 /// Returns containerd's `config_path`. Directories that are absent have no hosts.
 pub fn config_path() -> PathBuf {
-    let roots: Vec<String> = (0..MAX_ROOTS).map(|number| format!("{DIR}/{number}")).collect();
+    let roots: Vec<String> =
+        (0..MAX_REGISTRY_DIRS).map(|number| format!("{DIR}/{number}")).collect();
     roots.join(":").into()
 }
 
@@ -37,9 +37,9 @@ pub fn replace(owns_machine: bool, files: &[RegistryFile]) -> Result<(), Status>
 }
 
 fn write(dir: &Path, files: &[RegistryFile]) -> Result<(), Status> {
-    if files.len() > MAX_FILES {
+    if files.len() > MAX_REGISTRY_FILES {
         return Err(Status::invalid_argument(format!(
-            "{} files of registries: too many; allowed: at most {MAX_FILES}",
+            "{} files of registries: too many; allowed: at most {MAX_REGISTRY_FILES}",
             files.len()
         )));
     }
@@ -99,7 +99,7 @@ mod tests {
             let status = write(dir.path(), &[file(path)]).unwrap_err();
             assert_eq!(status.code(), Code::InvalidArgument, "{path}");
         }
-        let many = vec![file("0/a/b"); MAX_FILES + 1];
+        let many = vec![file("0/a/b"); MAX_REGISTRY_FILES + 1];
         assert_eq!(write(dir.path(), &many).unwrap_err().code(), Code::InvalidArgument);
     }
 

@@ -3,6 +3,8 @@
 
 use std::{io::Read, path::Path, sync::mpsc, thread, time::Duration};
 
+use kiyot_link::vm_file::NOT_USABLE;
+
 use super::{Machine, VmError, step};
 use crate::dirs::CellDir;
 
@@ -13,7 +15,8 @@ const SIGN: &[u8] = b"Linux version";
 /// Bounds the output that is searched, in bytes.
 const MAX_OUTPUT_BYTES: u64 = 64 * 1024;
 
-/// Boots the virtual machine of a directory. Returns 0 if its kernel printed in time, otherwise 3.
+/// Boots the virtual machine of a directory. Returns 0 if its kernel printed in time, otherwise
+/// [`NOT_USABLE`].
 pub fn run(dir: &Path) -> Result<i32, VmError> {
     let dir = CellDir::open(dir)?;
     let (machine, output) = Machine::start(&dir)?;
@@ -28,9 +31,6 @@ pub fn run(dir: &Path) -> Result<i32, VmError> {
     machine.kill().map_err(step("end the virtual machine"))?;
     Ok(if printed { 0 } else { NOT_USABLE })
 }
-
-/// The exit code for an accelerator under which no kernel prints.
-pub const NOT_USABLE: i32 = 3;
 
 /// Reads output until it has the first line of a kernel, or ends.
 fn has_sign(output: impl Read) -> bool {

@@ -2,7 +2,10 @@
 
 use std::ffi::OsString;
 
-use kiyot_link::vm_file::{Accelerator, LINK_TAP, POD_TAP, VmFile};
+use kiyot_link::{
+    mac_address::MacAddress,
+    vm_file::{Accelerator, LINK_TAP, POD_TAP, TCG_CACHE_MIB, VmFile},
+};
 
 /// Paths in the jail, which `jail` makes.
 pub mod paths {
@@ -22,9 +25,6 @@ pub mod paths {
 
 /// The name under which the guest finds the boot data (QEMU, docs/specs/fw_cfg).
 const FW_CFG_NAME: &str = "opt/org.kiyot/cell.json";
-/// The cache of translated code in MiB, beside the guest's memory. By default it may grow to a
-/// GiB.
-pub const TCG_CACHE_MIB: u64 = 128;
 /// System calls that QEMU does without.
 const SANDBOX: &str = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny";
 /// Devices of the board that a cell does not use.
@@ -58,8 +58,8 @@ pub fn arguments(file: &VmFile, name: &str) -> Vec<OsString> {
         line.disk("disk", &format!("file={},discard=unmap", paths::DISK));
     }
     if let Some(network) = &file.network {
-        line.network("pod", POD_TAP, &network.pod_mac);
-        line.network("link", LINK_TAP, &network.link_mac);
+        line.network("pod", POD_TAP, network.pod_mac);
+        line.network("link", LINK_TAP, network.link_mac);
         line.set("-fw_cfg", &format!("name={FW_CFG_NAME},file={}", paths::CELL_FILE));
     }
     line.0
@@ -84,7 +84,7 @@ impl Line {
         self.set("-device", &format!("virtio-blk-pci,drive={name},serial={name}"));
     }
 
-    fn network(&mut self, name: &str, tap: &str, mac: &str) {
+    fn network(&mut self, name: &str, tap: &str, mac: MacAddress) {
         self.set("-netdev", &format!("tap,id={name},ifname={tap},script=no,downscript=no"));
         // Without a ROM the firmware does not try to boot from the network.
         self.set("-device", &format!("virtio-net-pci,netdev={name},mac={mac},romfile="));

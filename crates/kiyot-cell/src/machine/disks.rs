@@ -3,22 +3,18 @@
 use std::{
     fs,
     path::{Path, PathBuf},
-    thread,
-    time::{Duration, Instant},
 };
+
+use super::wait;
 
 /// Directory of block devices in sysfs.
 const BLOCK_DEVICES: &str = "/sys/block";
-/// Time within which the kernel finds all disks.
-const MAX_WAIT: Duration = Duration::from_secs(60);
-/// Interval of the search.
-const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// No disk has the serial number.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "no disk has the serial number {serial:?} after {} s; found: {found:?}",
-    MAX_WAIT.as_secs()
+    wait::LIMIT.as_secs()
 )]
 pub struct DiskError {
     serial: &'static str,
@@ -27,18 +23,16 @@ pub struct DiskError {
 
 /// Returns the device of the disk with a serial number. Waits until the kernel has found it.
 pub(super) fn find(serial: &'static str) -> Result<PathBuf, DiskError> {
-    let begin = Instant::now();
-    loop {
+    wait::until(|is_last| {
         let disks = list(Path::new(BLOCK_DEVICES));
-        if let Some((name, _)) = disks.iter().find(|(_, found)| found == serial) {
-            return Ok(Path::new("/dev").join(name));
+        match disks.iter().find(|(_, found)| found == serial) {
+            None if is_last => {
+                let found = disks.into_iter().map(|(name, serial)| format!("{name}={serial}"));
+                Err(DiskError { serial, found: found.collect() })
+            }
+            found => Ok(found.map(|(name, _)| Path::new("/dev").join(name))),
         }
-        if begin.elapsed() > MAX_WAIT {
-            let found = disks.into_iter().map(|(name, serial)| format!("{name}={serial}"));
-            return Err(DiskError { serial, found: found.collect() });
-        }
-        thread::sleep(POLL_INTERVAL);
-    }
+    })
 }
 
 /// Returns the names and serial numbers of all disks that have one.

@@ -7,10 +7,9 @@ use std::{
     os::fd::AsFd,
     path::Path,
     thread,
-    time::{Duration, Instant},
 };
 
-use kiyot_link::bootstrap::LinkDevice;
+use kiyot_link::{bootstrap::LinkDevice, mac_address::MacAddress};
 use kiyot_linux::{
     link::{self, Link},
     netlink::route_socket,
@@ -18,34 +17,30 @@ use kiyot_linux::{
 use nix::sched::{CloneFlags, unshare};
 use rustix::mount::mount_bind;
 
+use super::wait;
 use crate::agent::network::POD_DEVICE;
 
 /// File of the link's network namespace.
 pub const LINK_NAMESPACE: &str = "/run/kiyot/link-ns";
 /// Name of the link's device.
 const LINK_DEVICE: &str = "link";
-/// Time within which the kernel finds all devices.
-const MAX_WAIT: Duration = Duration::from_secs(60);
-/// Interval of the search.
-const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// A device can't be found or configured.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot {doing} the network device with the address {mac:?}")]
+#[error("cannot {doing} the network device with the address {mac}")]
 pub struct DeviceError {
     doing: &'static str,
-    mac: String,
+    mac: MacAddress,
     #[source]
     source: io::Error,
 }
 
-fn failed(doing: &'static str, mac: &str) -> impl FnOnce(io::Error) -> DeviceError {
-    let mac = mac.to_owned();
+fn failed(doing: &'static str, mac: MacAddress) -> impl FnOnce(io::Error) -> DeviceError {
     move |source| DeviceError { doing, mac, source }
 }
 
 /// Gives the device with a hardware address the name that a pod's device has.
-pub(super) fn name_pod_device(mac: &str) -> Result<(), DeviceError> {
+pub(super) fn name_pod_device(mac: MacAddress) -> Result<(), DeviceError> {
     let socket = route_socket().map_err(failed("open netlink for", mac))?;
     let device = find(&socket, mac)?;
     if device.name == POD_DEVICE {
@@ -61,17 +56,17 @@ pub(super) fn name_pod_device(mac: &str) -> Result<(), DeviceError> {
 
 /// Moves the link's device to a network namespace of its own, and sets it up.
 pub(super) fn isolate(device: &LinkDevice) -> Result<(), DeviceError> {
-    let mac = device.mac.clone();
+    let mac = device.mac;
     let device = device.clone();
     // unshare(2) affects this thread only, which ends with the call.
     let isolating = thread::spawn(move || isolate_in_thread(&device));
     isolating
         .join()
-        .unwrap_or_else(|_| Err(failed("isolate", &mac)(io::Error::other("its thread panicked"))))
+        .unwrap_or_else(|_| Err(failed("isolate", mac)(io::Error::other("its thread panicked"))))
 }
 
 fn isolate_in_thread(device: &LinkDevice) -> Result<(), DeviceError> {
-    let mac = device.mac.as_str();
+    let mac = device.mac;
     let outer = route_socket().map_err(failed("open netlink for", mac))?;
     let found = find(&outer, mac)?;
     unshare(CloneFlags::CLONE_NEWNET)
@@ -98,24 +93,17 @@ fn keep_namespace(path: &Path) -> io::Result<()> {
 }
 
 /// Returns the device with a hardware address. Waits until the kernel has found it.
-fn find(socket: impl AsFd, mac: &str) -> Result<Link, DeviceError> {
-    let begin = Instant::now();
-    loop {
+fn find(socket: impl AsFd, mac: MacAddress) -> Result<Link, DeviceError> {
+    wait::until(|is_last| {
         let links = link::list(&socket).map_err(failed("find", mac))?;
-        if let Some(found) = links.iter().find(|link| text(link).as_deref() == Some(mac)) {
-            return Ok(found.clone());
+        match links.iter().find(|link| link.mac == Some(mac.0)) {
+            None if is_last => {
+                let names: Vec<_> = links.iter().map(|link| link.name.as_str()).collect();
+                let secs = wait::LIMIT.as_secs();
+                let message = format!("not there after {secs} s; found: {names:?}");
+                Err(failed("find", mac)(io::Error::other(message)))
+            }
+            found => Ok(found.cloned()),
         }
-        if begin.elapsed() > MAX_WAIT {
-            let names: Vec<_> = links.iter().map(|link| link.name.as_str()).collect();
-            let message = format!("not there after {} s; found: {names:?}", MAX_WAIT.as_secs());
-            return Err(failed("find", mac)(io::Error::other(message)));
-        }
-        thread::sleep(POLL_INTERVAL);
-    }
-}
-
-/// Returns the hardware address of a device as text.
-fn text(link: &Link) -> Option<String> {
-    let mac = link.mac?;
-    Some(mac.map(|byte| format!("{byte:02x}")).join(":"))
+    })
 }

@@ -85,6 +85,18 @@ struct Known {
     config_path: Option<PathBuf>,
     /// Warnings that were logged.
     warnings: BTreeSet<String>,
+    /// The files, as old as `refreshed`.
+    files: Option<Files>,
+}
+
+/// Files of a registry configuration. Some are keys, so that `Debug` omits them.
+#[derive(Clone)]
+struct Files(Vec<RegistryFile>);
+
+impl fmt::Debug for Files {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Files").field(&self.0.len()).finish()
+    }
 }
 
 impl Registries {
@@ -122,6 +134,7 @@ impl Registries {
     async fn refresh(&self, known: &mut Known) {
         let answer = tokio::time::timeout(CONTAINERD_TIMEOUT, status(&self.node)).await;
         known.refreshed = Some(Instant::now());
+        known.files = None;
         let warnings = match answer
             .unwrap_or_else(|_| Err(Failure::node(Class::DeadlineExceeded, "no response in time")))
         {
@@ -242,13 +255,16 @@ impl Registries {
     /// problem once.
     pub async fn files(&self) -> Vec<RegistryFile> {
         let Some(config_path) = self.config_path().await else { return Vec::new() };
+        let mut known = self.known.lock().await;
+        if let Some(Files(files)) = &known.files {
+            return files.clone();
+        }
         let reading = tokio::task::spawn_blocking(move || Bundle::read(&config_path, &read));
         let bundle =
             reading.await.map_err(io::Error::other).flatten().unwrap_or_else(|error| Bundle {
                 problems: [format!("registry configuration can't be read: {error}")].into(),
                 ..Bundle::default()
             });
-        let mut known = self.known.lock().await;
         for problem in bundle.problems {
             if known.warnings.insert(problem.clone()) {
                 tracing::warn!(problem, "registry configuration of cells incomplete");
@@ -258,7 +274,9 @@ impl Registries {
             path: path.to_string_lossy().into_owned(),
             content: content.into(),
         };
-        bundle.files.into_iter().map(file).collect()
+        let files: Vec<_> = bundle.files.into_iter().map(file).collect();
+        known.files = Some(Files(files.clone()));
+        files
     }
 }
 

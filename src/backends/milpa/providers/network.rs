@@ -1,7 +1,8 @@
 //! The network of a pod, as its cell gets it.
 
-use std::{fmt, net::IpAddr, str::FromStr};
+use std::{fmt, net::IpAddr};
 
+use kiyot_link::mac_address::MacAddress;
 use kiyot_proto::cell;
 
 /// The outcome of an attachment.
@@ -55,36 +56,6 @@ pub struct Route {
     pub gateway: Option<IpAddr>,
 }
 
-/// A hardware address of a device (IEEE 802 MAC-48).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct MacAddress(pub [u8; 6]);
-
-impl fmt::Display for MacAddress {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [a, b, c, d, e, g] = self.0;
-        write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
-    }
-}
-
-/// Text that is no hardware address.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("invalid hardware address; allowed: six bytes such as \"02:00:5e:00:53:01\"")]
-pub struct NotAMac;
-
-impl FromStr for MacAddress {
-    type Err = NotAMac;
-
-    fn from_str(text: &str) -> Result<Self, NotAMac> {
-        let mut bytes = [0; 6];
-        let mut parts = text.split(':');
-        for byte in &mut bytes {
-            let part = parts.next().filter(|part| part.len() == 2).ok_or(NotAMac)?;
-            *byte = u8::from_str_radix(part, 16).map_err(|_| NotAMac)?;
-        }
-        if parts.next().is_some() { Err(NotAMac) } else { Ok(Self(bytes)) }
-    }
-}
-
 impl fmt::Display for DeviceAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.address, self.prefix_len)
@@ -105,30 +76,6 @@ impl From<&PodNetwork> for cell::PodNetwork {
             routes: routes.iter().map(route).collect(),
             name_servers: name_servers.iter().map(ToString::to_string).collect(),
             search: search.clone(),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    #[test]
-    fn text_that_is_no_mac_is_refused() {
-        for text in
-            ["", "02:00:5e:00:53", "02:00:5e:00:53:01:02", "02:00:5e:00:53:1", "02-00-5e-00-53-01"]
-        {
-            assert_eq!(text.parse::<MacAddress>(), Err(NotAMac), "{text}");
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn mac_round_trips(bytes: [u8; 6]) {
-            let mac = MacAddress(bytes);
-            prop_assert_eq!(mac.to_string().parse(), Ok(mac));
         }
     }
 }

@@ -14,14 +14,15 @@ use std::{
 use async_trait::async_trait;
 use kiyot_link::{
     bootstrap::{CellFile, GatewayAddress, LinkDevice, Machine},
+    mac_address::MacAddress,
     vm_file::{Accelerator, LINK_GUEST, LINK_HOST, LINK_PORT, LINK_PREFIX, VmFile, VmNetwork},
 };
 use ring::digest::{SHA256, digest};
 use tokio::task::spawn_blocking;
 
 use super::{
-    Attached, Attachment, Capabilities, ErrorClass, Instance, InstanceId, LaunchSpec, MacAddress,
-    Provider, ProviderError, Terminations,
+    Attached, Attachment, Capabilities, ErrorClass, Instance, InstanceId, LaunchSpec, Provider,
+    ProviderError, Terminations,
     local::{Draft, Home, Instances, Launch, command, offering, path_of},
 };
 use crate::{
@@ -148,11 +149,8 @@ impl Qemu {
         machine: VmFile,
     ) -> Result<(), ProviderError> {
         let [pod_mac, link_mac] = mac_addresses(home.cell());
-        let link = LinkDevice {
-            mac: link_mac.to_string(),
-            address: LINK_GUEST.into(),
-            prefix_len: LINK_PREFIX,
-        };
+        let link =
+            LinkDevice { mac: link_mac, address: LINK_GUEST.into(), prefix_len: LINK_PREFIX };
         let mut bootstrap = spec.bootstrap.clone();
         bootstrap.gateway = GatewayAddress::Tcp(SocketAddr::from((LINK_HOST, LINK_PORT)));
         let cell_file = CellFile {
@@ -163,17 +161,13 @@ impl Qemu {
             registry_config_dir: None,
             restrict_oom_score_adj: false,
             machine: Some(Machine {
-                pod_mac: Some(pod_mac.to_string()),
+                pod_mac: Some(pod_mac),
                 link: Some(link),
                 power_off_after_secs: self.settings.power_off_after.as_secs(),
             }),
         };
         let machine = VmFile {
-            network: Some(VmNetwork {
-                pod_mac: pod_mac.to_string(),
-                link_mac: link_mac.to_string(),
-                gateway: self.settings.gateway.clone(),
-            }),
+            network: Some(VmNetwork { pod_mac, link_mac, gateway: self.settings.gateway.clone() }),
             initramfs: Some(self.settings.initramfs.clone()),
             root: Some(self.settings.root.clone()),
             disk_bytes: Some(self.settings.disk_bytes),

@@ -3,16 +3,16 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs, io,
+    io,
     path::{Component, Path, PathBuf},
 };
 
+use kiyot_link::bind_limits::{MAX_REGISTRY_DIRS, MAX_REGISTRY_FILES};
 use toml_edit::{DocumentMut, Item, TableLike, Value};
 
-/// Most directories of a `config_path`; in a cell each is the directory of its number.
-const MAX_ROOTS: usize = 4;
-/// Most files, and most bytes of all.
-const MAX_FILES: usize = 512;
+use super::directory::entries;
+
+/// Most bytes of all files.
 const MAX_BYTES: usize = 4 << 20;
 /// File that says how a host is reached.
 const HOSTS_FILE: &str = "hosts.toml";
@@ -34,13 +34,13 @@ impl Bundle {
     ) -> io::Result<Self> {
         let mut bundle = Self::default();
         let roots: Vec<PathBuf> = std::env::split_paths(config_path).collect();
-        if roots.len() > MAX_ROOTS {
+        if roots.len() > MAX_REGISTRY_DIRS {
             let count = roots.len();
             bundle.problems.insert(format!(
-                "registry configuration has {count} directories; allowed: at most {MAX_ROOTS}"
+                "registry configuration has {count} directories; allowed: at most {MAX_REGISTRY_DIRS}"
             ));
         }
-        for (number, root) in roots.iter().enumerate().take(MAX_ROOTS) {
+        for (number, root) in roots.iter().enumerate().take(MAX_REGISTRY_DIRS) {
             for host in entries(root)?.into_iter().filter(|host| host.is_dir()) {
                 let Some(name) = host.file_name() else { continue };
                 let of_host = Path::new(&number.to_string()).join(name);
@@ -79,9 +79,9 @@ impl Bundle {
 
     fn add(&mut self, path: PathBuf, content: Vec<u8>) {
         let bytes: usize = self.files.values().map(Vec::len).sum();
-        if self.files.len() >= MAX_FILES || bytes + content.len() > MAX_BYTES {
+        if self.files.len() >= MAX_REGISTRY_FILES || bytes + content.len() > MAX_BYTES {
             self.problems.insert(format!(
-                "registry configuration has more than {MAX_FILES} files or {MAX_BYTES} bytes; the \
+                "registry configuration has more than {MAX_REGISTRY_FILES} files or {MAX_BYTES} bytes; the \
                  rest is left out"
             ));
         } else {
@@ -152,20 +152,10 @@ fn each_string(value: &mut Value, of_string: &mut dyn FnMut(&mut Value)) {
     }
 }
 
-/// Returns the sorted paths in a directory; none if it is absent.
-fn entries(directory: &Path) -> io::Result<Vec<PathBuf>> {
-    let entries = match fs::read_dir(directory) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        entries => entries?,
-    };
-    let mut paths: Vec<PathBuf> =
-        entries.map(|entry| Ok(entry?.path())).collect::<io::Result<_>>()?;
-    paths.sort();
-    Ok(paths)
-}
-
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     fn bundle(path: &Path) -> Bundle {
@@ -216,7 +206,7 @@ mod tests {
         fs::write(host.join("b.pem"), "more").unwrap();
         let large = bundle(dir.path());
         assert_eq!((large.files.len(), large.problems.len()), (1, 1));
-        let many = std::env::join_paths(vec![dir.path(); MAX_ROOTS + 1]).unwrap();
+        let many = std::env::join_paths(vec![dir.path(); MAX_REGISTRY_DIRS + 1]).unwrap();
         assert_eq!(bundle(Path::new(&many)).problems.len(), 2);
     }
 

@@ -37,8 +37,16 @@ pub(super) fn make(directory: &Path, files: &BTreeMap<PathBuf, Vec<u8>>) -> io::
     Ok(())
 }
 
-fn entries(directory: &Path) -> io::Result<Vec<PathBuf>> {
-    fs::read_dir(directory)?.map(|entry| entry.map(|entry| entry.path())).collect()
+/// Returns the sorted paths in a directory; none if it is absent.
+pub(super) fn entries(directory: &Path) -> io::Result<Vec<PathBuf>> {
+    let entries = match fs::read_dir(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries?,
+    };
+    let mut paths: Vec<PathBuf> =
+        entries.map(|entry| Ok(entry?.path())).collect::<io::Result<_>>()?;
+    paths.sort();
+    Ok(paths)
 }
 
 #[cfg(test)]

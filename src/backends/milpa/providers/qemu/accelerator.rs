@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use kiyot_link::vm_file::{Accelerator, VmFile};
+use kiyot_link::vm_file::{Accelerator, NOT_USABLE, VmFile};
 use tokio::{process::Command, sync::watch, time::timeout};
 use tokio_util::task::AbortOnDropHandle;
 
@@ -125,9 +125,6 @@ async fn find(
         }
     }
 }
-
-/// The exit code of the subcommand for an accelerator under which no kernel prints.
-const NOT_USABLE: i32 = 3;
 
 fn is_absent(error: &io::Error) -> bool {
     use rustix::io::Errno;

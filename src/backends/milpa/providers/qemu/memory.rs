@@ -7,15 +7,13 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use kiyot_link::vm_file::{Accelerator, VmFile};
+use kiyot_link::vm_file::{Accelerator, TCG_CACHE_MIB, VmFile};
 
 use super::super::{ErrorClass, ProviderError, local::Instances};
 use crate::backends::milpa::{id::CellId, placement::Size};
 
 /// The memory of a QEMU process and its launcher beside that of the guest, in MiB.
 const PROCESS_MIB: u64 = 64;
-/// The memory of translated code, in MiB, as the launcher limits it.
-const TCG_CACHE_MIB: u64 = 128;
 /// A byte count in MiB.
 const MIB: u64 = 1 << 20;
 

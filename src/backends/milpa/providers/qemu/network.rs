@@ -11,10 +11,10 @@ use std::{
     path::Path,
 };
 
-use kiyot_link::vm_file::POD_TAP;
+use kiyot_link::{mac_address::MacAddress, vm_file::POD_TAP};
 
 use super::{
-    super::{ErrorClass, MacAddress, PodNetwork, ProviderError},
+    super::{ErrorClass, PodNetwork, ProviderError},
     command::{self, CommandError},
     routes::{self, Device},
 };

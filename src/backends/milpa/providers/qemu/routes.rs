@@ -2,12 +2,11 @@
 
 use std::net::IpAddr;
 
+use kiyot_link::{bind_limits::MAX_ROUTES, mac_address::MacAddress};
 use serde::Deserialize;
 
-use super::super::{DeviceAddress, MacAddress, PodNetwork, Route};
+use super::super::{DeviceAddress, PodNetwork, Route};
 
-/// Bounds the routes of a pod.
-const MAX_ROUTES: usize = 256;
 /// Bounds the name servers of a cell, as the C library does (`MAXNS`).
 const MAX_NAME_SERVERS: usize = 3;
 /// Bounds the search domains of a cell, as Kubernetes does (`MaxDNSSearchPaths`).

@@ -1,0 +1,10 @@
+//! Limits of Bind, by which the daemon makes a request and the agent checks it.
+
+/// Most routes of a pod. Nodes with overlay networks have one per node of the cluster.
+pub const MAX_ROUTES: usize = 256;
+/// Most addresses of a pod, name servers, and search domains.
+pub const MAX_ENTRIES: usize = 64;
+/// Most directories of a registry configuration (containerd's `registry.config_path`).
+pub const MAX_REGISTRY_DIRS: usize = 4;
+/// Most files of a registry configuration.
+pub const MAX_REGISTRY_FILES: usize = 512;
