@@ -37,7 +37,8 @@ impl Bundle {
         if roots.len() > MAX_REGISTRY_DIRS {
             let count = roots.len();
             bundle.problems.insert(format!(
-                "registry configuration has {count} directories; allowed: at most {MAX_REGISTRY_DIRS}"
+                "registry configuration has {count} directories; allowed: at most \
+                 {MAX_REGISTRY_DIRS}"
             ));
         }
         for (number, root) in roots.iter().enumerate().take(MAX_REGISTRY_DIRS) {
@@ -81,8 +82,8 @@ impl Bundle {
         let bytes: usize = self.files.values().map(Vec::len).sum();
         if self.files.len() >= MAX_REGISTRY_FILES || bytes + content.len() > MAX_BYTES {
             self.problems.insert(format!(
-                "registry configuration has more than {MAX_REGISTRY_FILES} files or {MAX_BYTES} bytes; the \
-                 rest is left out"
+                "registry configuration has more than {MAX_REGISTRY_FILES} files or {MAX_BYTES} \
+                 bytes; the rest is left out"
             ));
         } else {
             self.files.insert(path, content);
