@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::{Parser, ValueEnum};
-use kiyot_testkit::{Container, Node, Pod};
+use kiyot_testkit::{Container, Node, Pod, Provider};
 
 mod cri {
     pub(crate) mod calls;
@@ -17,6 +17,7 @@ mod cri {
     pub(crate) mod placement;
     pub(crate) mod startup;
     pub(crate) mod streams;
+    pub(crate) mod vms;
     pub(crate) mod volumes;
 }
 
@@ -27,7 +28,7 @@ struct Options {
     #[arg(
         long,
         value_delimiter = ',',
-        default_value = "placement,calls,cells,logs,streams,busy,volumes,density"
+        default_value = "placement,calls,cells,logs,streams,busy,volumes,density,vms"
     )]
     parts: Vec<Part>,
     /// Rounds of the measurements of calls, logs and streams.
@@ -42,6 +43,12 @@ struct Options {
     /// Forwarders to compare.
     #[arg(long, value_delimiter = ',', default_value = "direct,kiyot,nginx,haproxy,socat")]
     only: Vec<cri::forwarders::Kind>,
+    /// Virtual machines that are started, one after another.
+    #[arg(long, default_value_t = 5)]
+    vms: usize,
+    /// Idle virtual machines whose memory is measured.
+    #[arg(long, default_value_t = 20)]
+    idle_vms: usize,
     /// Another build of the daemon, with its `kiyot-cell` beside it. The part `calls` measures both
     /// in interleaved rounds, the other parts one after the other.
     #[arg(long)]
@@ -84,6 +91,7 @@ enum Part {
     Volumes,
     #[value(alias = "crowd")]
     Density,
+    Vms,
 }
 
 #[tokio::main(flavor = "current_thread")]
@@ -130,13 +138,19 @@ async fn main() {
 async fn measure(part: Part, options: &Options, node: &Node, program: &Path) {
     match part {
         Part::Placement | Part::Calls => {}
-        Part::Cells => cri::startup::measure(node, program, options.cells).await,
+        Part::Cells => {
+            cri::startup::measure(node, program, Provider::Netns, options.cells).await;
+        }
         Part::Logs => cri::logs::measure(node, program, options.rounds, options.mib).await,
         Part::Streams => cri::streams::measure(node, program, options.rounds, options.mib).await,
         Part::Busy => cri::loaded_link::measure(node, program, options.execs).await,
         Part::Volumes => cri::volumes::measure(node, program, options.updates).await,
         Part::Density => {
             cri::density::measure(node, program, options.density, options.lists).await;
+        }
+        Part::Vms => {
+            cri::startup::measure(node, program, Provider::Qemu, options.vms).await;
+            cri::vms::measure(node, program, options.idle_vms).await;
         }
     }
 }

@@ -7,7 +7,7 @@ use std::{
 };
 
 use kiyot_testkit::{
-    Container, Kiyot, KiyotOptions, Kubelet, LIMIT, Node, Pod, poll_until, wait_until,
+    Container, Kiyot, KiyotOptions, Kubelet, LIMIT, Node, Pod, Provider, poll_until, wait_until,
 };
 
 /// Period of the checks of the log, finer than the measured times.
@@ -17,7 +17,7 @@ const POLL_PERIOD: Duration = Duration::from_millis(1);
 const NOT_WARM: &str = "count = 0";
 const WARM: &str = "count = 1";
 /// Log line of a cell of the pool that is prepared.
-const IS_WARM: &str = "warm cell has its pause image";
+pub(crate) const IS_WARM: &str = "warm cell has its pause image";
 
 /// Place of a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,11 +36,12 @@ struct Start {
     logged: Duration,
 }
 
-/// Starts pods one after another, and prints a table of the medians.
-pub(crate) async fn measure(node: &Node, program: &Path, times: usize) {
+/// Starts pods one after another with cells of a provider, and prints a table of the medians.
+pub(crate) async fn measure(node: &Node, program: &Path, provider: Provider, times: usize) {
     let options = KiyotOptions {
         log: "info,kiyot::backends::milpa::sync=debug".to_owned(),
         sections: format!("[[backends.milpa.warm]]\n{NOT_WARM}\n"),
+        provider,
         ..KiyotOptions::new(program)
     };
     let kiyot = Kiyot::start(node, options).await;
@@ -50,12 +51,15 @@ pub(crate) async fn measure(node: &Node, program: &Path, times: usize) {
          | first log line max |"
     );
     println!("| --- | --- | --- | --- | --- | --- | --- |");
-    let places = [
-        ("on the node", Place::Node),
-        ("in a cold cell", Place::ColdCell),
-        ("in a warm cell", Place::WarmCell),
-    ];
-    for (name, place) in places {
+    let places: &[_] = match provider {
+        Provider::Netns => &[
+            ("on the node", Place::Node),
+            ("in a cold cell", Place::ColdCell),
+            ("in a warm cell", Place::WarmCell),
+        ],
+        Provider::Qemu => &[("in a cold VM", Place::ColdCell), ("in a warm VM", Place::WarmCell)],
+    };
+    for &(name, place) in places {
         if place == Place::WarmCell {
             kiyot.reload(NOT_WARM, WARM).await;
         }
