@@ -17,7 +17,7 @@ const POLL_PERIOD: Duration = Duration::from_millis(1);
 const NOT_WARM: &str = "count = 0";
 const WARM: &str = "count = 1";
 /// Log line of a cell of the pool that is prepared.
-pub(crate) const IS_WARM: &str = "warm cell has its pause image";
+pub(crate) const IS_WARM: &str = "warm cell is prepared";
 
 /// Place of a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -84,15 +84,18 @@ runtime_calls! {
     container_status(ContainerStatusRequest) -> ContainerStatusResponse, "ContainerStatus";
     create_container(CreateContainerRequest) -> CreateContainerResponse, "CreateContainer";
     exec(ExecRequest) -> ExecResponse, "Exec";
+    list_pod_sandbox(ListPodSandboxRequest) -> ListPodSandboxResponse, "ListPodSandbox";
     list_containers(ListContainersRequest) -> ListContainersResponse, "ListContainers";
     pod_sandbox_stats(PodSandboxStatsRequest) -> PodSandboxStatsResponse, "PodSandboxStats";
     pod_sandbox_status(PodSandboxStatusRequest) -> PodSandboxStatusResponse, "PodSandboxStatus";
     port_forward(PortForwardRequest) -> PortForwardResponse, "PortForward";
     remove_container(RemoveContainerRequest) -> RemoveContainerResponse, "RemoveContainer";
+    remove_pod_sandbox(RemovePodSandboxRequest) -> RemovePodSandboxResponse, "RemovePodSandbox";
     run_pod_sandbox(RunPodSandboxRequest) -> RunPodSandboxResponse, "RunPodSandbox";
     start_container(StartContainerRequest) -> StartContainerResponse, "StartContainer";
     status(StatusRequest) -> StatusResponse, "Status";
     stop_container(StopContainerRequest) -> StopContainerResponse, "StopContainer";
+    stop_pod_sandbox(StopPodSandboxRequest) -> StopPodSandboxResponse, "StopPodSandbox";
     update_container_resources(UpdateContainerResourcesRequest)
         -> UpdateContainerResourcesResponse, "UpdateContainerResources";
     version(VersionRequest) -> VersionResponse, "Version";

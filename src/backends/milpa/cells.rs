@@ -574,6 +574,11 @@ impl Cells {
         Some(Cell { id: id.clone(), link })
     }
 
+    /// Returns true while a cell waits in a warm pool, and no pod has taken it.
+    pub(super) fn is_warm(&self, id: &CellId) -> bool {
+        self.shared.core().engine.is_warm(id)
+    }
+
     /// Returns the account of a cell: instance, price, cost and the steps of its start. `None` once
     /// its end is confirmed.
     pub(super) fn account(&self, id: &CellId) -> Option<Account> {

@@ -32,6 +32,7 @@ mod metrics_subscription;
 mod orphan_gc;
 mod records;
 mod recovery;
+mod rehearsal;
 mod runtime_features;
 mod stale_attempts;
 mod teardown;
@@ -44,6 +45,7 @@ use creations::Creations;
 use metrics_subscription::MetricsSubscription;
 use orphan_gc::Unclaimed;
 use records::Records;
+use rehearsal::Rehearsals;
 use runtime_features::RuntimeFeatures;
 pub(crate) use stale_attempts::AttemptError;
 pub(crate) use teardown::TeardownError;
@@ -89,6 +91,7 @@ pub(crate) struct CellSync {
     pub(crate) creations: Creations,
     metrics: MetricsSubscription,
     unclaimed: Unclaimed,
+    rehearsals: Rehearsals,
     /// The watches of cells.
     watches: Mutex<HashMap<CellId, Watch>>,
     resolver: Resolver,
@@ -120,6 +123,7 @@ impl CellSync {
             creations: Creations::default(),
             metrics: MetricsSubscription::default(),
             unclaimed: Unclaimed::default(),
+            rehearsals: Rehearsals::default(),
             watches: Mutex::default(),
             resolver: Resolver::default(),
         });

@@ -22,14 +22,14 @@ async fn wait_until_warm(kiyot: &Kiyot<'_>, times: usize) {
     .await;
 }
 
-/// Verifies A20, A21, A22.
+/// Verifies A20, A21, A22, A28.
 #[tokio::test]
 async fn pod_takes_a_cell_of_the_pool_that_survived_a_restart() {
     let node = Node::start().await;
     let mut kiyot = Kiyot::start(&node, with_pool(2)).await;
     wait_until_warm(&kiyot, 2).await;
     wait_until("the cells are prepared", LIMIT, async || {
-        (kiyot.log().matches("warm cell has its pause image").count() >= 2).then_some(())
+        (kiyot.log().matches("warm cell is prepared").count() >= 2).then_some(())
     })
     .await;
     let warm: BTreeSet<String> = kiyot.cells().into_iter().collect();
@@ -39,6 +39,15 @@ async fn pod_takes_a_cell_of_the_pool_that_survived_a_restart() {
     kiyot.start_again().await;
     wait_until_warm(&kiyot, 4).await;
     assert_eq!(kiyot.cells().into_iter().collect::<BTreeSet<_>>(), warm);
+
+    wait_until("the cells are prepared again", LIMIT, async || {
+        (kiyot.log().matches("warm cell is prepared").count() >= 4).then_some(())
+    })
+    .await;
+    wait_until("no sandbox of a rehearsal is left", LIMIT, async || {
+        super::faults::processes(&["containerd-shim"]).is_empty().then_some(())
+    })
+    .await;
 
     let mut kubelet = kiyot.kubelet().await;
     let running = kubelet.run_pod(&pod("taken", WAIT)).await.unwrap();

@@ -258,6 +258,7 @@ impl CriService {
             bind.registries = self.images.registry_files().await;
         }
         let client = CellClient::new(cell);
+        self.sync.rehearsal_ended(&cell.id).await;
         client.bind(BIND_TIMEOUT, bind).await?;
         self.images.ensure_pause(cell).await?;
         let cell_request = requests::run_sandbox(&config, &hello.pod_dir, &resolvers);

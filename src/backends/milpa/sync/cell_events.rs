@@ -63,21 +63,25 @@ impl CellSync {
         }
     }
 
-    /// Gives a warm cell what every pod needs. A pod that takes the cell meanwhile waits for the
-    /// same copy of the image, and after a failure has its own.
+    /// Gives a warm cell what every pod needs, and rehearses. A pod that takes the cell meanwhile
+    /// waits for the same copy of the image, and after a failure has its own.
     fn prepare(self: &Arc<Self>, id: CellId) {
         let Some(cell) = self.cells.get(&id) else { return };
         let sync = Arc::clone(self);
         self.tasks.spawn(async move {
-            match timeout(PREPARE_TIMEOUT, sync.images.ensure_pause(&cell)).await {
-                Ok(Ok(())) => tracing::debug!(cell = %id, "warm cell has its pause image"),
+            let prepare = async {
+                sync.images.ensure_pause(&cell).await?;
+                sync.rehearse(&cell).await
+            };
+            match timeout(PREPARE_TIMEOUT, prepare).await {
+                Ok(Ok(())) => tracing::debug!(cell = %id, "warm cell is prepared"),
                 Ok(Err(failure)) => {
                     let status = failure.message();
-                    tracing::warn!(cell = %id, status, "warm cell has no pause image yet");
+                    tracing::warn!(cell = %id, status, "warm cell not prepared");
                 }
                 Err(_) => {
                     let seconds = PREPARE_TIMEOUT.as_secs();
-                    tracing::warn!(cell = %id, seconds, "warm cell has no pause image in time");
+                    tracing::warn!(cell = %id, seconds, "warm cell not prepared in time");
                 }
             }
         });

@@ -32,6 +32,8 @@ const MAX_BOOTS_BESIDE_PODS: usize = 1;
 /// The pause after a pod has taken a cell, in which the pod starts: the launch of the next cell may
 /// need the same processors.
 const REFILL_PAUSE: Duration = Duration::from_secs(1);
+/// The same where cells boot a kernel on the node, which takes seconds of a processor.
+const REFILL_PAUSE_OF_MACHINES: Duration = Duration::from_secs(5);
 
 /// The reason of a cell whose pool is not configured any more, or smaller.
 const DRAINED: &str = "its warm pool is smaller now";
@@ -200,6 +202,11 @@ impl Engine {
         }
     }
 
+    /// Returns true while a cell is of a pool, and no pod has taken it.
+    pub(crate) fn is_warm(&self, id: &CellId) -> bool {
+        self.cells.get(id).is_some_and(Cell::is_warm)
+    }
+
     /// Begins to wait with an idle cell of a pool.
     pub(super) fn on_warm(&mut self, id: &CellId, now: Now) {
         let Some(cell) = self.cells.get(id).filter(|cell| cell.is_warm()) else { return };
@@ -315,7 +322,9 @@ impl Engine {
         if let Some(filling) = self.pools.by_name.get_mut(&pool) {
             // Only the first of several pods delays the next launch.
             if filling.not_before <= now.boot {
-                filling.not_before = now.boot + REFILL_PAUSE;
+                let boots_here = self.capabilities.ends_with_node && self.capabilities.own_kernel;
+                let pause = if boots_here { REFILL_PAUSE_OF_MACHINES } else { REFILL_PAUSE };
+                filling.not_before = now.boot + pause;
             }
         }
         order.state = OrderState::Placed(id.clone());

@@ -1,0 +1,136 @@
+//! Rehearsal of a warm cell: a sandbox that is run and removed before any pod needs the cell.
+//!
+//! The first sandbox of a cell takes twice as long as the second: the pause image is unpacked, and
+//! the programs of its runtime are read, in a virtual machine without KVM translated too.
+
+use std::{
+    collections::HashMap,
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use kiyot_proto::cri;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use super::CellSync;
+use crate::backends::milpa::{
+    cell_client::{CellClient, checked_id, found},
+    cells::Cell,
+    failure::Failure,
+    id::CellId,
+};
+
+/// Time limit of each call of a rehearsal.
+const REHEARSAL_CALL_TIMEOUT: Duration = Duration::from_secs(30);
+/// Name and namespace of its sandbox in the cell. No kubelet and no list ever sees it.
+const NAME: &str = "rehearsal";
+/// Its name server, which nothing asks.
+const LOOPBACK: &str = "127.0.0.1";
+
+/// Cells with a rehearsal that has not ended.
+#[derive(Debug, Default)]
+pub(super) struct Rehearsals(Mutex<HashMap<CellId, CancellationToken>>);
+
+impl Rehearsals {
+    /// Records a rehearsal until the guard is dropped.
+    fn begin(&self, cell: &CellId) -> Ended<'_> {
+        let ended = CancellationToken::new();
+        let mut running = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        running.insert(cell.clone(), ended.clone());
+        Ended { rehearsals: self, cell: cell.clone(), _ended: ended.drop_guard() }
+    }
+
+    fn running(&self, cell: &CellId) -> Option<CancellationToken> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(cell).cloned()
+    }
+}
+
+/// A guard that ends the record of a rehearsal.
+#[derive(Debug)]
+struct Ended<'a> {
+    rehearsals: &'a Rehearsals,
+    cell: CellId,
+    _ended: DropGuard,
+}
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        let mut running = self.rehearsals.0.lock().unwrap_or_else(PoisonError::into_inner);
+        running.remove(&self.cell);
+    }
+}
+
+impl CellSync {
+    /// Runs a sandbox in a warm cell that has its pause image, and removes it; does nothing once a
+    /// pod has taken the cell. After an error nothing of it is left, as far as the cell answers.
+    pub(super) async fn rehearse(&self, cell: &Cell) -> Result<(), Failure> {
+        let _ended = self.rehearsals.begin(&cell.id);
+        // Asked after the record: a pod that takes the cell from now on waits for its end.
+        if !self.cells.is_warm(&cell.id) {
+            return Ok(());
+        }
+        let client = CellClient::new(cell);
+        // A daemon that was killed may have left one.
+        self.remove_rehearsals(&client).await?;
+        let request = cri::RunPodSandboxRequest {
+            config: Some(config(&cell.id)),
+            runtime_handler: String::new(),
+        };
+        let ran = client.run_pod_sandbox(REHEARSAL_CALL_TIMEOUT, request).await;
+        let removed = self.remove_rehearsals(&client).await;
+        ran.map(drop).and(removed)
+    }
+
+    async fn remove_rehearsals(&self, client: &CellClient) -> Result<(), Failure> {
+        let request = cri::ListPodSandboxRequest::default();
+        let listed = client.list_pod_sandbox(REHEARSAL_CALL_TIMEOUT, request).await?;
+        let is_rehearsal = |sandbox: &cri::PodSandbox| {
+            sandbox.metadata.as_ref().is_some_and(|metadata| metadata.namespace == NAME)
+        };
+        for sandbox in listed.items.into_iter().filter(is_rehearsal) {
+            let pod_sandbox_id = checked_id(sandbox.id)?;
+            let request = cri::StopPodSandboxRequest { pod_sandbox_id: pod_sandbox_id.clone() };
+            found(client.stop_pod_sandbox(REHEARSAL_CALL_TIMEOUT, request).await)?;
+            let request = cri::RemovePodSandboxRequest { pod_sandbox_id };
+            found(client.remove_pod_sandbox(REHEARSAL_CALL_TIMEOUT, request).await)?;
+        }
+        Ok(())
+    }
+
+    /// Waits until no rehearsal runs in a cell, so that a pod's sandbox is the only one.
+    pub(crate) async fn rehearsal_ended(&self, cell: &CellId) {
+        if let Some(running) = self.rehearsals.running(cell) {
+            running.cancelled().await;
+        }
+    }
+}
+
+/// Returns the config of the sandbox, which has the namespaces of a usual pod's.
+fn config(cell: &CellId) -> cri::PodSandboxConfig {
+    let options = cri::NamespaceOption {
+        network: cri::NamespaceMode::Node.into(),
+        pid: cri::NamespaceMode::Container.into(),
+        ..cri::NamespaceOption::default()
+    };
+    cri::PodSandboxConfig {
+        metadata: Some(cri::PodSandboxMetadata {
+            name: NAME.to_owned(),
+            uid: cell.as_str().to_owned(),
+            namespace: NAME.to_owned(),
+            attempt: 0,
+        }),
+        // Without name servers containerd copies the cell's, which a machine has once it is bound.
+        dns_config: Some(cri::DnsConfig {
+            servers: vec![LOOPBACK.to_owned()],
+            ..cri::DnsConfig::default()
+        }),
+        linux: Some(cri::LinuxPodSandboxConfig {
+            security_context: Some(cri::LinuxSandboxSecurityContext {
+                namespace_options: Some(options),
+                ..Default::default()
+            }),
+            ..Default::default()
+        }),
+        ..Default::default()
+    }
+}
