@@ -4,10 +4,12 @@
 
 mod faults;
 mod life;
+mod name_server;
+mod network;
 mod power_off;
 mod privileges;
 
-use kiyot_testkit::{Container, KiyotOptions, Pod, Provider};
+use kiyot_testkit::{Container, KiyotOptions, Kubelet, Pod, Provider};
 
 /// Returns the options of the daemon under test.
 fn options() -> KiyotOptions {
@@ -23,3 +25,10 @@ fn pod(name: &str, script: &str) -> Pod {
 
 /// Script of a container that runs until SIGTERM.
 const WAIT: &str = "trap 'exit 0' TERM; while :; do sleep 0.5; done";
+
+/// Runs a script in a container, which must succeed, and returns its standard output.
+async fn run(kubelet: &mut Kubelet, container: &str, script: &str) -> String {
+    let output = kubelet.exec_sync(container, &["sh", "-c", script]).await.unwrap();
+    assert_eq!(output.code, 0, "{script}: {}{}", output.stdout, output.stderr);
+    output.stdout
+}
