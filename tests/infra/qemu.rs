@@ -301,7 +301,8 @@ async fn check_names_what_is_missing() {
     vms.provider.check().await.unwrap();
     fs::remove_file(vms.bench.config.qemu.image_dir.join("root.squashfs")).unwrap();
     let error = vms.provider.check().await.unwrap_err();
-    assert!(error.doing.contains("root.squashfs"), "{}", error.doing);
+    let source = error.source.as_ref().unwrap().to_string();
+    assert!(source.contains("root.squashfs"), "{error}: {source}");
     vms.bench.config.qemu.program = "/no/such/qemu".into();
     let error = Qemu::new(&vms.bench.config).check().await.unwrap_err();
     assert!(error.doing.contains("/no/such/qemu"), "{}", error.doing);

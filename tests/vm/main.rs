@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "test code")]
 
 mod faults;
+mod images;
 mod life;
 mod name_server;
 mod network;

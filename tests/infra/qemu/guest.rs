@@ -5,6 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use ring::digest::{SHA256, digest};
 use tokio::{
     io::{AsyncBufReadExt, AsyncWriteExt, BufReader},
     net::{UnixListener, UnixStream},
@@ -46,6 +47,20 @@ pub(super) fn make_image(dir: &Path) {
     add(&mut initramfs, "init", 0o100_755, INIT.as_bytes());
     add(&mut initramfs, "TRAILER!!!", 0, b"");
     fs::write(dir.join("initramfs"), initramfs).unwrap();
+    list(dir);
+}
+
+/// Writes the list of an image's files.
+fn list(dir: &Path) {
+    let listed = |name: &str| {
+        let content = fs::read(dir.join(name)).unwrap();
+        let sha256 = hex::encode(digest(&SHA256, &content));
+        (name.to_owned(), serde_json::json!({ "sha256": sha256, "size": content.len() }))
+    };
+    let files: serde_json::Map<_, _> =
+        ["kernel", "initramfs", "root.squashfs"].map(listed).into_iter().collect();
+    let list = serde_json::json!({ "files": files });
+    fs::write(dir.join("image.json"), list.to_string()).unwrap();
 }
 
 /// Adds a file to an archive (Linux, driver-api/early-userspace/buffer-format).

@@ -32,12 +32,14 @@ use crate::{
 };
 
 mod accelerator;
+mod image;
 mod memory;
 mod network;
 mod routes;
 
 use accelerator::Probe;
-use memory::{Memory, NodeMemory};
+use image::{Image, ImageError};
+use memory::{Memory, NodeMemory, Reserved};
 
 /// The launcher of cells.
 const LAUNCHER: &str = "launch-vm";
@@ -84,9 +86,7 @@ pub struct Qemu {
 #[derive(Debug, Clone)]
 struct Settings {
     program: PathBuf,
-    kernel: PathBuf,
-    initramfs: PathBuf,
-    root: PathBuf,
+    image: Image,
     disk_bytes: u64,
     user: u32,
     group: u32,
@@ -103,9 +103,7 @@ impl Qemu {
         let instances = Instances::new(config, &qemu.network, qemu.cell_binary.as_deref(), NODE);
         let settings = Settings {
             program: qemu.program.clone(),
-            kernel: qemu.image_dir.join("kernel"),
-            initramfs: qemu.image_dir.join("initramfs"),
-            root: qemu.image_dir.join("root.squashfs"),
+            image: Image::new(&qemu.image_dir),
             disk_bytes: qemu.disk_size,
             user: qemu.user,
             group: qemu.group,
@@ -124,11 +122,11 @@ impl Qemu {
 
     /// Returns the description of a machine without disks and network.
     fn bare(&self) -> Result<VmFile, ProviderError> {
-        let Settings { program, kernel, user, group, .. } = &self.settings;
+        let Settings { program, image, user, group, .. } = &self.settings;
         Ok(VmFile {
             program: path_of(program).ok_or_else(|| missing("program", program))?,
             accelerator: Accelerator::Tcg,
-            kernel: kernel.clone(),
+            kernel: image.kernel(),
             initramfs: None,
             root: None,
             disk_bytes: None,
@@ -142,7 +140,7 @@ impl Qemu {
     }
 
     /// Writes the files of a machine, and makes its disk.
-    async fn prepare(
+    async fn write(
         &self,
         home: &Home,
         spec: &LaunchSpec,
@@ -168,8 +166,8 @@ impl Qemu {
         };
         let machine = VmFile {
             network: Some(VmNetwork { pod_mac, link_mac, gateway: self.settings.gateway.clone() }),
-            initramfs: Some(self.settings.initramfs.clone()),
-            root: Some(self.settings.root.clone()),
+            initramfs: Some(self.settings.image.initramfs()),
+            root: Some(self.settings.image.root()),
             disk_bytes: Some(self.settings.disk_bytes),
             ..machine
         };
@@ -190,32 +188,58 @@ impl Qemu {
         spec: &LaunchSpec,
         size: Size,
     ) -> Result<Instance, ProviderError> {
+        match self.prepare(draft.home(), spec, size).await {
+            Ok(_reserved) => self.instances.start(draft, LAUNCHER, &size.to_string()).await,
+            Err(error) => {
+                // Nothing runs, so that no end would remove the directory.
+                if let Err(error) = self.instances.discard(draft).await {
+                    tracing::warn!(cell = %spec.cell, %error, "refused launch not removed");
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Returns the memory that is reserved for a machine, once everything is there that it is
+    /// started from.
+    async fn prepare(
+        &self,
+        home: &Home,
+        spec: &LaunchSpec,
+        size: Size,
+    ) -> Result<Reserved, ProviderError> {
+        self.check_image().await?;
         let bare = self.bare()?;
         let accelerator = self.accelerator.wait(&bare).await?;
         let machine = VmFile { accelerator, cpus: size.cpus, memory_mib: size.memory_mib, ..bare };
         let needed = memory::needed_mib(&machine);
-        let reserved = {
-            let (instances, cell) = (Arc::clone(&self.instances), spec.cell.clone());
-            let memory = self.memory.clone();
-            spawn_blocking(move || memory.reserve(&instances, &cell, needed))
-                .await
-                .map_err(|error| ProviderError::transient("look at the node's memory", error))?
-        };
-        let reserved = match reserved {
-            Ok(reserved) => reserved,
-            Err(mut error) => {
-                if error.class == ErrorClass::Capacity {
-                    error.refused = vec![offering(&size.to_string())];
-                }
-                // Nothing runs, so that no end would remove the directory.
-                self.instances.discard(draft).await?;
-                return Err(error);
+        let (instances, cell) = (Arc::clone(&self.instances), spec.cell.clone());
+        let memory = self.memory.clone();
+        let reserved = spawn_blocking(move || memory.reserve(&instances, &cell, needed))
+            .await
+            .map_err(|error| ProviderError::transient("look at the node's memory", error))?;
+        let reserved = reserved.map_err(|mut error| {
+            if error.class == ErrorClass::Capacity {
+                error.refused = vec![offering(&size.to_string())];
             }
+            error
+        })?;
+        self.write(home, spec, machine).await?;
+        Ok(reserved)
+    }
+
+    /// Compares the image with its list.
+    async fn check_image(&self) -> Result<(), ProviderError> {
+        let image = self.settings.image.clone();
+        let failed = |error: ImageError| {
+            let class =
+                if error.is_transient() { ErrorClass::Transient } else { ErrorClass::Invalid };
+            ProviderError::new(class, "check the image of cells", error)
         };
-        self.prepare(draft.home(), spec, machine).await?;
-        let instance = self.instances.start(draft, LAUNCHER, &size.to_string()).await?;
-        drop(reserved);
-        Ok(instance)
+        spawn_blocking(move || image.check())
+            .await
+            .map_err(|error| ProviderError::transient("check the image of cells", error))?
+            .map_err(failed)
     }
 }
 
@@ -284,14 +308,10 @@ impl Provider for Qemu {
     }
 
     async fn check(&self) -> Result<(), ProviderError> {
-        let Settings { program, kernel, initramfs, root, .. } = &self.settings;
+        let program = &self.settings.program;
         let programs = ["tc", "mkfs.ext4", "iptables-restore"].map(Path::new);
         self.instances.check(&[&[program.as_path()], &programs[..]].concat())?;
-        for file in [kernel, initramfs, root] {
-            if !file.is_file() {
-                return Err(missing("file", file));
-            }
-        }
+        self.check_image().await?;
         if !Path::new(network::TUN).exists() {
             return Err(missing("device", Path::new(network::TUN)));
         }
