@@ -39,6 +39,7 @@ pub(super) mod command;
 pub mod fuzzing;
 mod instance;
 mod listing;
+mod memory_limit;
 mod mounts;
 mod network;
 mod process;
@@ -212,18 +213,22 @@ impl Instances {
         sweep::sweep(self, draft.home()).await
     }
 
-    /// Creates the instance of a launch: its cgroup, its network namespace and its launcher, which
-    /// is a subcommand of the cells' program.
+    /// Creates the instance of a launch: its cgroup, with a limit of its memory in bytes, its
+    /// network namespace and its launcher, which is a subcommand of the cells' program.
     pub(super) async fn start(
         &self,
         draft: Draft,
         launcher: &str,
         instance_type: &str,
+        memory_limit: Option<u64>,
     ) -> Result<Instance, ProviderError> {
         let home = draft.home();
-        cgroup::hierarchies()
-            .and_then(|hierarchies| cgroup::make(&hierarchies, home.cell()))
-            .map_err(|error| ProviderError::transient(making(home), error))?;
+        let limited = || {
+            let hierarchies = cgroup::hierarchies()?;
+            cgroup::make(&hierarchies, home.cell())?;
+            memory_limit.map_or(Ok(()), |limit| memory_limit::set(&hierarchies, home.cell(), limit))
+        };
+        limited().map_err(|error| ProviderError::transient(making(home), error))?;
         namespace::make(&home.netns_name(), home.dir())
             .await
             .map_err(|error| ProviderError::transient(making(home), error))?;

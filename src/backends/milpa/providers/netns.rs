@@ -111,7 +111,7 @@ impl Provider for Netns {
         self.cell_file(spec).await.write(&home.cell_file()).map_err(|error| {
             ProviderError::transient(format!("make the instance of {}", home.cell()), error)
         })?;
-        self.instances.start(draft, LAUNCHER, INSTANCE_TYPE).await
+        self.instances.start(draft, LAUNCHER, INSTANCE_TYPE, None).await
     }
 
     async fn attach(

@@ -189,7 +189,9 @@ impl Qemu {
         size: Size,
     ) -> Result<Instance, ProviderError> {
         match self.prepare(draft.home(), spec, size).await {
-            Ok(_reserved) => self.instances.start(draft, LAUNCHER, &size.to_string()).await,
+            Ok((_reserved, limit)) => {
+                self.instances.start(draft, LAUNCHER, &size.to_string(), Some(limit)).await
+            }
             Err(error) => {
                 // Nothing runs, so that no end would remove the directory.
                 if let Err(error) = self.instances.discard(draft).await {
@@ -200,19 +202,20 @@ impl Qemu {
         }
     }
 
-    /// Returns the memory that is reserved for a machine, once everything is there that it is
-    /// started from.
+    /// Returns the memory that is reserved for a machine, and the limit of its processes in bytes,
+    /// once everything is there that it is started from.
     async fn prepare(
         &self,
         home: &Home,
         spec: &LaunchSpec,
         size: Size,
-    ) -> Result<Reserved, ProviderError> {
+    ) -> Result<(Reserved, u64), ProviderError> {
         self.check_image().await?;
         let bare = self.bare()?;
         let accelerator = self.accelerator.wait(&bare).await?;
         let machine = VmFile { accelerator, cpus: size.cpus, memory_mib: size.memory_mib, ..bare };
         let needed = memory::needed_mib(&machine);
+        let limit = memory::limit_bytes(&machine);
         let (instances, cell) = (Arc::clone(&self.instances), spec.cell.clone());
         let memory = self.memory.clone();
         let reserved = spawn_blocking(move || memory.reserve(&instances, &cell, needed))
@@ -225,7 +228,7 @@ impl Qemu {
             error
         })?;
         self.write(home, spec, machine).await?;
-        Ok(reserved)
+        Ok((reserved, limit))
     }
 
     /// Compares the image with its list.

@@ -25,7 +25,7 @@ use super::{
 };
 
 /// The parent of all cells' cgroups, in each hierarchy.
-const PARENT: &str = "kiyot";
+pub(super) const PARENT: &str = "kiyot";
 /// Bounds the time for which a cgroup may stay busy after the end of its last process.
 const BUSY_LIMIT: Duration = Duration::from_secs(10);
 /// The pause before another attempt.
@@ -50,6 +50,11 @@ pub(in super::super) struct Hierarchy {
 impl Hierarchy {
     pub(super) fn is_v2(&self) -> bool {
         self.controllers.is_empty()
+    }
+
+    /// Returns whether a hierarchy of version 1 has a controller.
+    pub(super) fn has(&self, controller: &str) -> bool {
+        self.controllers.iter().any(|own| own == controller)
     }
 
     /// Returns the directory of a path from `/proc/<pid>/cgroup`.
@@ -119,7 +124,7 @@ pub(super) fn make(hierarchies: &[Hierarchy], cell: &str) -> io::Result<()> {
             made = fs::create_dir_all(&dir);
         }
         made.map_err(|error| named(&dir, error))?;
-        if hierarchy.controllers.iter().any(|controller| controller == "cpuset") {
+        if hierarchy.has("cpuset") {
             inherit_cpuset(&hierarchy.mount, &parent)?;
             inherit_cpuset(&parent, &dir)?;
         }
@@ -292,9 +297,7 @@ fn children(dir: &Path) -> impl Iterator<Item = PathBuf> {
 /// Thaws frozen cgroups of version 1, so that their processes can exit. In version 2 a killed
 /// process exits from a frozen cgroup.
 pub(super) fn thaw(hierarchies: &[Hierarchy], cell: &str, containers: &BTreeSet<PathBuf>) {
-    for hierarchy in hierarchies.iter().filter(|hierarchy| {
-        !hierarchy.is_v2() && hierarchy.controllers.iter().any(|controller| controller == "freezer")
-    }) {
+    for hierarchy in hierarchies.iter().filter(|hierarchy| hierarchy.has("freezer")) {
         let own = hierarchy.mount.join(name(cell));
         let mut open: Vec<_> = containers
             .iter()

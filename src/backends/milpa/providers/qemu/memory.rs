@@ -14,6 +14,9 @@ use crate::backends::milpa::{id::CellId, placement::Size};
 
 /// The memory of a QEMU process and its launcher beside that of the guest, in MiB.
 const PROCESS_MIB: u64 = 64;
+/// The memory above [`needed_mib`] that the processes of a machine get before the kernel ends them:
+/// buffers of the node's kernel for them, and the part of the disk that is being written.
+const LIMIT_MARGIN_MIB: u64 = 128;
 /// A byte count in MiB.
 const MIB: u64 = 1 << 20;
 
@@ -24,6 +27,12 @@ pub(super) fn needed_mib(machine: &VmFile) -> u64 {
         Accelerator::Tcg => TCG_CACHE_MIB,
     };
     machine.memory_mib.saturating_add(PROCESS_MIB + cache)
+}
+
+/// Returns the limit of a machine's processes, in bytes. They need less: a guest that takes over
+/// its QEMU can't take the node's memory.
+pub(super) fn limit_bytes(machine: &VmFile) -> u64 {
+    needed_mib(machine).saturating_add(LIMIT_MARGIN_MIB).saturating_mul(MIB)
 }
 
 /// The memory of the node.
