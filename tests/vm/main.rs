@@ -2,6 +2,7 @@
 //! are few: `PROVIDER=qemu cargo test --test integration` runs those of all cells, by hand.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "test code")]
 
+mod disks;
 mod faults;
 mod images;
 mod life;
@@ -10,7 +11,9 @@ mod network;
 mod power_off;
 mod privileges;
 
-use kiyot_testkit::{Container, KiyotOptions, Kubelet, Pod, Provider};
+use std::fs;
+
+use kiyot_testkit::{Container, Kiyot, KiyotOptions, Kubelet, Pod, Provider};
 
 /// Returns the options of the daemon under test.
 fn options() -> KiyotOptions {
@@ -32,4 +35,11 @@ async fn run(kubelet: &mut Kubelet, container: &str, script: &str) -> String {
     let output = kubelet.exec_sync(container, &["sh", "-c", script]).await.unwrap();
     assert_eq!(output.code, 0, "{script}: {}{}", output.stdout, output.stderr);
     output.stdout
+}
+
+/// Returns the console of a cell's machine.
+fn console(kiyot: &Kiyot<'_>, cell: &str) -> String {
+    let path = kiyot.state().join("cells").join(cell).join("console.log");
+    let content = fs::read(path).unwrap_or_default();
+    String::from_utf8_lossy(&content).into_owned()
 }

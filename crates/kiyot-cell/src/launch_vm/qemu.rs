@@ -78,9 +78,13 @@ impl Line {
         self.flag(option).flag(value)
     }
 
-    /// Adds a disk that the guest knows by a serial number.
+    /// Adds a disk that the guest knows by a serial number. A write for which the node has no space
+    /// fails in the guest: by default QEMU would pause the machine, for good.
     fn disk(&mut self, name: &str, options: &str) {
-        self.set("-drive", &format!("if=none,id={name},format=raw,{options}"));
+        self.set(
+            "-drive",
+            &format!("if=none,id={name},format=raw,werror=report,rerror=report,{options}"),
+        );
         self.set("-device", &format!("virtio-blk-pci,drive={name},serial={name}"));
     }
 
