@@ -6,6 +6,7 @@ mod disks;
 mod faults;
 mod images;
 mod life;
+mod memory;
 mod name_server;
 mod network;
 mod power_off;

@@ -18,6 +18,11 @@ use super::{
 };
 use crate::{dirs::CellDir, launch::DEFAULT_PATH};
 
+/// Score of containerd and the agent on a machine of the cell's own, as systemd's unit of
+/// containerd sets it: when the machine's memory is short, the kernel ends a container. Containers
+/// have scores of their own.
+const MACHINE_OOM_SCORE_ADJ: i32 = -999;
+
 /// A step of the start of the services failed; the message names the step.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {0}")]
@@ -44,10 +49,13 @@ pub fn run(dir: &CellDir, file: &CellFile, console: &BoundedLog) -> Result<(), S
         // The kernel gives PID 1 none.
         containerd.env("PATH", DEFAULT_PATH);
     }
-    supervisor.add(
-        Service::new("containerd", containerd, None, &containerd_log)
-            .map_err(step("prepare containerd"))?,
-    );
+    let protected = |service: Service| match file.machine {
+        Some(_) => service.with_oom_score_adj(MACHINE_OOM_SCORE_ADJ),
+        None => service,
+    };
+    let containerd = Service::new("containerd", containerd, None, &containerd_log)
+        .map_err(step("prepare containerd"))?;
+    supervisor.add(protected(containerd));
 
     let mut agent = Command::new("/proc/self/exe");
     // Name in the process list.
@@ -61,7 +69,8 @@ pub fn run(dir: &CellDir, file: &CellFile, console: &BoundedLog) -> Result<(), S
     let agent = Service::new("agent", agent, Some(POWER_OFF_EXIT_CODE), console)
         .map_err(step("prepare the agent"))?;
     // An agent that can't run can't enforce the orphan timeout, so init does.
-    supervisor.add(agent.with_max_failing(Duration::from_secs(file.bootstrap.orphan_timeout_secs)));
+    let max_failing = Duration::from_secs(file.bootstrap.orphan_timeout_secs);
+    supervisor.add(protected(agent.with_max_failing(max_failing)));
 
     supervisor.run(console);
     Ok(())

@@ -2,7 +2,7 @@
 
 use std::{
     collections::HashMap,
-    fmt, io,
+    fmt, fs, io,
     io::PipeWriter,
     process::{Command, Stdio},
     sync::{
@@ -61,6 +61,7 @@ pub struct Service {
     command: Command,
     power_off_code: Option<i32>,
     max_failing: Option<Duration>,
+    oom_score_adj: Option<i32>,
     failing_since: Option<Instant>,
     backoff: Backoff,
     state: ServiceState,
@@ -92,6 +93,7 @@ impl Service {
             command,
             power_off_code,
             max_failing: None,
+            oom_score_adj: None,
             failing_since: None,
             backoff,
             state: ServiceState::Due(Instant::now()),
@@ -103,6 +105,13 @@ impl Service {
     #[must_use]
     pub fn with_max_failing(mut self, max_failing: Duration) -> Self {
         self.max_failing = Some(max_failing);
+        self
+    }
+
+    /// Sets the service's score for the kernel's choice of a process to end when memory is short.
+    #[must_use]
+    pub fn with_oom_score_adj(mut self, oom_score_adj: i32) -> Self {
+        self.oom_score_adj = Some(oom_score_adj);
         self
     }
 
@@ -247,7 +256,18 @@ fn start(service: &mut Service, spawn_lock: &Mutex<()>, console: &BoundedLog) ->
         .spawn()
         .and_then(|child| i32::try_from(child.id()).map_err(io::Error::other));
     match pid {
-        Ok(pid) => service.state = ServiceState::Running(Pid::from_raw(pid), now),
+        Ok(pid) => {
+            if let Some(score) = service.oom_score_adj
+                && let Err(error) =
+                    fs::write(format!("/proc/{pid}/oom_score_adj"), score.to_string())
+            {
+                log_event(
+                    console,
+                    &format!("OOM score not set service={} error=\"{error}\"", service.name),
+                );
+            }
+            service.state = ServiceState::Running(Pid::from_raw(pid), now);
+        }
         Err(error) => {
             let Some(delay) = service.restart_delay(Duration::ZERO, now) else {
                 log_event(
@@ -314,6 +334,21 @@ mod tests {
             (0..8).map(|_| backoff.after(Duration::from_secs(1)).as_millis()).collect();
         assert_eq!(waits, [100, 200, 400, 800, 1600, 3200, 5000, 5000]);
         assert_eq!(backoff.after(STABLE_RUN), INITIAL_DELAY);
+    }
+
+    #[test]
+    fn service_has_its_oom_score() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("log");
+        let log = BoundedLog::open(path.clone(), 100).unwrap();
+        let mut command = Command::new("sh");
+        // Reads it once it is set: without privileges a score can be raised only.
+        let script = "until grep -x 500 /proc/self/oom_score_adj; do sleep 0.01; done; exit 7";
+        command.args(["-c", script]);
+        let service = Service::new("it", command, Some(7), &log).unwrap().with_oom_score_adj(500);
+        let mut supervisor = Supervisor::start().unwrap();
+        supervisor.add(service);
+        supervisor.run(&log);
     }
 
     #[test]
