@@ -1,8 +1,10 @@
 //! Faults of virtual machines and of the daemon.
 
+use std::os::unix::net::UnixStream;
+
 use kiyot_testkit::{Kiyot, LIMIT, Node, cri, kill_all, processes, wait_until};
 
-use super::{WAIT, options, pod};
+use super::{WAIT, console, options, pod, run, strong, strong_options};
 
 /// Verifies V3, V4.
 #[tokio::test]
@@ -34,6 +36,45 @@ async fn vm_outlives_its_daemon_and_ends_its_pod_when_killed() {
         (container.state() == cri::ContainerState::ContainerExited).then_some(())
     })
     .await;
+    kubelet.stop_and_remove(&running).await.unwrap();
+    assert_eq!(kiyot.cells(), Vec::<String>::new());
+}
+
+/// Verifies V17.
+#[tokio::test]
+#[ignore = "takes long without KVM; make test-vm"]
+async fn services_killed_in_the_machine_are_restarted_and_its_monitor_is_not_needed() {
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, strong_options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let spec = strong(pod("kept", &format!("echo up; {WAIT}")));
+    let running = kubelet.run_pod(&spec).await.unwrap();
+    let main = running.container("main").clone();
+    kubelet.logged(&main, "up").await;
+    let cell = kiyot.cells().remove(0);
+    for (times, service) in ["kiyot-cell agent", "containerd --config"].iter().enumerate() {
+        let (first, rest) = service.split_at(1);
+        let kill = format!("kill -9 $(ps | grep '[{first}]{rest}' | awk '{{print $1}}')");
+        // The answer may be lost with the agent.
+        let _ = kubelet.exec_sync(&main.id, &["sh", "-c", &kill]).await;
+        wait_until(format!("init has seen the end of {service}"), LIMIT, async || {
+            let exits = console(&kiyot, &cell).matches("service exited").count();
+            (exits > times).then_some(())
+        })
+        .await;
+        wait_until(format!("the cell answers without its first {service}"), LIMIT, async || {
+            let output = kubelet.exec_sync(&main.id, &["echo", "there"]).await.ok()?;
+            (output.stdout == "there\n").then_some(())
+        })
+        .await;
+        let container = kubelet.container_status(&main.id).await.unwrap();
+        assert_eq!(container.state(), cri::ContainerState::ContainerRunning, "{service}");
+    }
+    assert!(run(&mut kubelet, &main.id, "ps").await.contains("sleep"));
+
+    // QEMU serves a single client of its monitor, which is silent.
+    let monitor = kiyot.state().join("cells").join(&cell).join("qmp/qmp.sock");
+    let _held = UnixStream::connect(&monitor).unwrap();
     kubelet.stop_and_remove(&running).await.unwrap();
     assert_eq!(kiyot.cells(), Vec::<String>::new());
 }

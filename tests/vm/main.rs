@@ -9,8 +9,11 @@ mod life;
 mod memory;
 mod name_server;
 mod network;
+mod pauses;
 mod power_off;
 mod privileges;
+mod reboot;
+mod warm;
 
 use std::fs;
 
@@ -43,4 +46,19 @@ fn console(kiyot: &Kiyot<'_>, cell: &str) -> String {
     let path = kiyot.state().join("cells").join(cell).join("console.log");
     let content = fs::read(path).unwrap_or_default();
     String::from_utf8_lossy(&content).into_owned()
+}
+
+/// Makes a pod one that has all power over its machine. [`strong_options`] allow it.
+fn strong(mut pod: Pod) -> Pod {
+    pod.host_pid = true;
+    for container in &mut pod.containers {
+        container.privileged = true;
+    }
+    pod
+}
+
+/// Returns options of a daemon that gives pods all power over their machine.
+fn strong_options() -> KiyotOptions {
+    let sections = "[backends.milpa.policy]\nprivileged = \"cell\"\nhost_pid = \"cell\"\n";
+    KiyotOptions { sections: sections.to_owned(), ..options() }
 }
