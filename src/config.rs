@@ -16,6 +16,7 @@ mod backends;
 mod checks;
 mod cidr;
 mod diff;
+mod gateway;
 mod limits;
 mod local_network;
 mod milpa;
@@ -32,6 +33,7 @@ mod warm;
 pub use backends::{BackendConfig, CriBackend};
 pub use cidr::{Cidr, NotACidr};
 pub use diff::{Change, Diff};
+pub use gateway::{Advertise, GatewayListen};
 pub use limits::Limits;
 pub use local_network::LocalNetwork;
 pub use milpa::{

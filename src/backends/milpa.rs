@@ -9,7 +9,7 @@ use std::{
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures::stream::BoxStream;
-use kiyot_link::{bootstrap::GatewayAddress, clock::Clock};
+use kiyot_link::clock::Clock;
 use tokio_util::task::AbortOnDropHandle;
 use tonic::Status;
 
@@ -45,7 +45,7 @@ pub mod volumes;
 use cells::{Cells, CellsConfig};
 use cri::{CriService, Parts};
 use gateway::ca::{Ca, CaError};
-use gateway::{Gateway, GatewayConfig, GatewayError, Limits};
+use gateway::{Gateway, GatewayConfig, GatewayError, Limits, TcpEndpoint};
 use id::PREFIX;
 use images::{Images, NodeImages, Registries};
 use logs::Logs;
@@ -121,8 +121,9 @@ impl Milpa {
             }
             ProviderKind::Qemu => Arc::new(qemu::Qemu::new(config)),
         };
-        let rules = Rules { policy: config.policy, capabilities: provider.capabilities() };
-        for unmet in rules.unmet() {
+        let capabilities = provider.capabilities();
+        let rules = Rules { policy: config.policy, capabilities };
+        for unmet in rules.unmet().into_iter().chain(config.gateway.warning()) {
             tracing::warn!(backend = %name, "{unmet}");
         }
         // Missing programs may be installed later, and pods on the node don't need them.
@@ -153,14 +154,20 @@ impl Milpa {
         };
         let cells = Cells::start(cells_config, store.clone(), provider).await.map_err(of_store)?;
         let gateway_config = GatewayConfig {
-            listen: GatewayAddress::Unix(config.state_dir.join("gateway.sock")),
-            advertise: None,
+            socket: config.state_dir.join("gateway.sock"),
+            tcp: config
+                .gateway
+                .listen
+                .map(|listen| TcpEndpoint { listen, advertise: config.gateway.advertised() }),
+            cells_are_remote: capabilities.remote,
             ca,
             build_id: env!("CARGO_PKG_VERSION").to_owned(),
             orphan_timeout: config.orphan_timeout,
             clock: Clock::default(),
             limits: Limits {
                 ephemeral_storage: config.ephemeral_storage_limit,
+                unauthenticated_per_peer: config.gateway.max_unauthenticated_per_peer,
+                ipv6_peer_bits: config.gateway.ipv6_peer_bits,
                 ..Limits::default()
             },
         };

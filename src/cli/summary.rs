@@ -31,6 +31,7 @@ pub(super) fn of(path: &Path, config: &Config) -> String {
                 let notes: String = rules
                     .unmet()
                     .into_iter()
+                    .chain(milpa.gateway.warning())
                     .map(|unmet| format!("\n  note: backend {name}: {unmet}"))
                     .collect();
                 writeln!(

@@ -61,6 +61,8 @@ pub(super) fn check(config: &Config, real: &dyn Fn(&Path) -> PathBuf, report: &R
     for (name, backend) in &config.backends {
         if let BackendConfig::Milpa(milpa) = backend {
             check_warm(name, milpa, report);
+            let at = format!("backends.{name}.gateway");
+            milpa.gateway.check(&at, milpa.provider.has_remote_cells(), report);
         }
     }
     let milpas: Vec<_> = config

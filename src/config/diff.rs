@@ -6,7 +6,8 @@ use std::{
 };
 
 use super::{
-    BackendConfig, Config, CriBackend, Limits, MilpaBackend, Policy, Routing, Rule, Server,
+    BackendConfig, Config, CriBackend, GatewayListen, Limits, MilpaBackend, Policy, Routing, Rule,
+    Server,
 };
 use crate::problems::{Problem, Problems, Report};
 
@@ -90,6 +91,7 @@ impl Diff {
                         placement => restart,
                         warm => live,
                         limits => Vec::new(),
+                        gateway => Vec::new(),
                         netns => restart,
                         qemu => restart,
                     });
@@ -97,6 +99,12 @@ impl Diff {
                         boots => live,
                         price_per_hour => live,
                         namespace_price_per_hour => live,
+                    });
+                    fields!(&old.gateway, &new.gateway, format!("{at}.gateway"), GatewayListen {
+                        listen => restart,
+                        advertise => restart,
+                        max_unauthenticated_per_peer => restart,
+                        ipv6_peer_bits => restart,
                     });
                     fields!(&old.policy, &new.policy, format!("{at}.policy"), Policy {
                         host_path => live,

@@ -2,7 +2,9 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use super::{Limits, Netns, Placement, Qemu, WarmPool, backends::CONTAINERD_SOCKET, read};
+use super::{
+    GatewayListen, Limits, Netns, Placement, Qemu, WarmPool, backends::CONTAINERD_SOCKET, read,
+};
 use crate::problems::{Field, Table};
 
 const STATE_DIR: &str = "/var/lib/kiyot";
@@ -73,6 +75,8 @@ pub struct MilpaBackend {
     pub placement: Placement,
     /// Pools of cells that wait for pods.
     pub warm: Vec<WarmPool>,
+    /// TCP port that cells on other machines dial.
+    pub gateway: GatewayListen,
     /// Settings of the provider `netns`.
     pub netns: Netns,
     /// Settings of the provider `qemu`.
@@ -86,6 +90,15 @@ pub enum ProviderKind {
     Netns,
     /// `qemu`: virtual machines of this node.
     Qemu,
+}
+
+impl ProviderKind {
+    /// Returns whether its cells are on other machines than the daemon.
+    pub fn has_remote_cells(self) -> bool {
+        match self {
+            Self::Netns | Self::Qemu => false,
+        }
+    }
 }
 
 /// Policy for pods that request access to their host.
@@ -193,6 +206,7 @@ impl Default for MilpaBackend {
             limits: Limits::default(),
             placement: Placement::default(),
             warm: Vec::new(),
+            gateway: GatewayListen::default(),
             netns: Netns::default(),
             qemu: Qemu::default(),
         }
@@ -251,6 +265,9 @@ impl MilpaBackend {
             let pools = field.items().into_iter().filter_map(|item| item.table());
             Some(pools.map(WarmPool::read).collect())
         });
+        if let Some(gateway) = table.take("gateway").and_then(|field| field.table()) {
+            backend.gateway = GatewayListen::read(gateway);
+        }
         if let Some(netns) = table.take("netns").and_then(|field| field.table()) {
             backend.netns = Netns::read(netns);
         }

@@ -516,7 +516,8 @@ fn warm_pools_are_read_and_checked() {
 fn every_key() -> Vec<&'static str> {
     let table = "[WHERE]\n\"\" = 1\n";
     let odd = format!(
-        "{}{}{}{}[backends.c]\ntype = \"cri\"\n\"\" = 1\n[backends.m]\ntype = \"milpa\"\n\"\" = 1\n\
+        "{}{}{}{}{}[backends.c]\ntype = \"cri\"\n\"\" = 1\n\
+         [backends.m]\ntype = \"milpa\"\n\"\" = 1\n\
          [[routing.rule]]\n\"\" = 1\n[backends.m.policy]\n\"\" = 1\n\
          [backends.m.placement]\n\"\" = 1\n[backends.m.limits]\n\"\" = 1\n\
          [[backends.m.warm]]\n\"\" = 1\nsize = {{ \"\" = 1 }}\n",
@@ -524,6 +525,7 @@ fn every_key() -> Vec<&'static str> {
         table.replace("WHERE", "routing"),
         table.replace("WHERE", "backends.m.netns"),
         table.replace("WHERE", "backends.m.qemu"),
+        table.replace("WHERE", "backends.m.gateway"),
     );
     let keys = problems(&odd).into_iter().filter_map(|problem| {
         problem.split_once("is an unknown key; allowed: ").map(|(_, keys)| keys.to_owned())
@@ -532,8 +534,18 @@ fn every_key() -> Vec<&'static str> {
         keys.flat_map(|keys| keys.split(", ").map(str::to_owned).collect::<Vec<_>>()).collect();
     assert!(all.len() > 40, "{all:?}");
     // Tables, which are headings in the file, and the keys of a table in a line.
-    let tables =
-        ["limits", "placement", "policy", "netns", "qemu", "rule", "warm", "cpu", "memory"];
+    let tables = [
+        "limits",
+        "placement",
+        "policy",
+        "gateway",
+        "netns",
+        "qemu",
+        "rule",
+        "warm",
+        "cpu",
+        "memory",
+    ];
     all.into_iter().filter(|key| !tables.contains(&key.as_str())).map(|key| &*key.leak()).collect()
 }
 

@@ -9,7 +9,9 @@ use kiyot_testkit::wait_for;
 
 use tokio::io::AsyncReadExt;
 
-use crate::kit::{FakeAgent, Fixture, ManualAgent, TOKEN, assert_refused, dial, limits, within};
+use crate::kit::{
+    Endpoints, FakeAgent, Fixture, ManualAgent, TOKEN, assert_refused, dial, limits, within,
+};
 
 fn hello(cell: &CellId, kind: ConnectionKind, incarnation: &str, generation: u64) -> HelloReply {
     HelloReply {
@@ -89,12 +91,12 @@ async fn cell_without_a_link_is_refused() {
 #[tokio::test]
 async fn foreign_or_expired_certificate_is_refused() {
     let dir = tempfile::tempdir().unwrap();
-    let listen = kiyot_link::bootstrap::GatewayAddress::Unix(dir.path().join("gateway.sock"));
+    let endpoints = Endpoints::unix(&dir);
     let ca = Ca::new().unwrap();
     let key = ManualAgent::new();
     let cell = CellId::mint().unwrap();
     let expired = key.certificate_by(&ca, &cell, Duration::ZERO);
-    let fixture = Fixture::with_ca(dir, listen, limits(), ca).await;
+    let fixture = Fixture::with_ca(dir, endpoints, limits(), ca).await;
     let bootstrap = fixture.bootstrap();
     let cell_tls =
         |certificate| tls::cell_client(&bootstrap.ca_sha256, key.identity(certificate)).unwrap();

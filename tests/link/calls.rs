@@ -2,9 +2,8 @@
 
 use std::{sync::atomic::Ordering, time::Duration};
 
-use kiyot::backends::milpa::gateway::ca::Ca;
 use kiyot_cell::uplink::{LinkState, Outcome};
-use kiyot_link::{bootstrap::GatewayAddress, channel::Channel};
+use kiyot_link::channel::Channel;
 use kiyot_proto::cell::{
     BindRequest, GetFileRequest, ReadLogRequest, TrimLogRequest, agent_client::AgentClient,
 };
@@ -52,14 +51,7 @@ async fn cell_enrols_connects_and_answers() {
 
 #[tokio::test]
 async fn cell_enrols_connects_and_answers_over_tcp() {
-    let dir = tempfile::tempdir().unwrap();
-    let fixture = Fixture::with_ca(
-        dir,
-        GatewayAddress::Tcp("127.0.0.1:0".parse().unwrap()),
-        limits(),
-        Ca::new().unwrap(),
-    )
-    .await;
+    let fixture = Fixture::over_tcp(limits()).await;
     let _agent = fixture.agent();
     echo(&fixture.link.bulk, "hello").await;
     assert!(fixture.link.control.watch().await.unwrap().next().await.unwrap().is_some());

@@ -9,12 +9,11 @@ use std::{
 };
 
 use kiyot::backends::milpa::{gateway::ca::Ca, store::Store};
-use kiyot_link::bootstrap::GatewayAddress;
 use kiyot_link::{bootstrap::Bootstrap, clock::Clock};
 
 use crate::{
     calls::echo,
-    kit::{Fixture, RunningAgent, Wire, limits, start_gateway_with_clock},
+    kit::{Endpoints, Fixture, RunningAgent, Wire, limits, start_gateway_with_clock},
 };
 
 const YEAR: i64 = 365 * 24 * 3600;
@@ -52,9 +51,10 @@ struct Setup {
 impl Setup {
     async fn start(gateway: &TestClock, agent: &TestClock) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let listen = GatewayAddress::Unix(dir.path().join("gateway.sock"));
+        let endpoints = Endpoints::unix(&dir);
         let fixture =
-            Fixture::with_clock(gateway.clock(), dir, listen, limits(), Ca::new().unwrap()).await;
+            Fixture::with_clock(gateway.clock(), dir, endpoints, limits(), Ca::new().unwrap())
+                .await;
         let wire = Wire::start(fixture.dir.path().join("wire.sock"), fixture.gateway.address());
         let bootstrap = Bootstrap { gateway: wire.address.clone(), ..fixture.bootstrap() };
         let agent = RunningAgent::start_with_clock(agent.clock(), bootstrap, fixture.private_dir());
@@ -113,9 +113,9 @@ async fn clock_skew_from_the_start_prevents_no_link() {
 async fn cells_reconnect_to_a_daemon_restarted_with_another_clock() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::open(dir.path()).await.unwrap();
-    let listen = GatewayAddress::Unix(dir.path().join("gateway.sock"));
+    let endpoints = Endpoints::unix(&dir);
     let mut fixture =
-        Fixture::with_ca(dir, listen.clone(), limits(), Ca::load_or_make(&store).await.unwrap())
+        Fixture::with_ca(dir, endpoints.clone(), limits(), Ca::load_or_make(&store).await.unwrap())
             .await;
     let _agent = fixture.agent();
     echo(&fixture.link.bulk, "before").await;
@@ -126,7 +126,7 @@ async fn cells_reconnect_to_a_daemon_restarted_with_another_clock() {
         fixture.gateway = start_gateway_with_clock(
             TestClock::with_offset(jump).clock(),
             &fixture.admission,
-            listen.clone(),
+            endpoints.clone(),
             limits(),
             ca,
         )

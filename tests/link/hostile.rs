@@ -10,7 +10,10 @@ use std::{
 use kiyot::backends::milpa::gateway::Limits;
 use kiyot_link::{
     alpn,
-    bootstrap::GatewayAddress,
+    bootstrap::{Bootstrap, GatewayAddress},
+    channel::Channel,
+    connection::Connection,
+    http2::Profile,
     log_limit::{MAX_LINES, PERIOD},
     stream::Stream,
     tls,
@@ -64,16 +67,9 @@ async fn enrolment_connection_offers_no_other_service() {
     let fixture = Fixture::start().await;
     let bootstrap = fixture.bootstrap();
     let stream = dial(&bootstrap, tls::enrol_client(&bootstrap.ca_sha256).unwrap()).await.unwrap();
-    let profile = kiyot_link::http2::Profile::ENROL;
-    let connection = kiyot_link::connection::Connection::open(
-        stream,
-        profile,
-        &CancellationToken::new(),
-        &TaskTracker::new(),
-    )
-    .await
-    .unwrap();
-    let mut client = AgentClient::new(kiyot_link::channel::Channel::over(connection));
+    let (end, tasks) = (CancellationToken::new(), TaskTracker::new());
+    let connection = Connection::open(stream, Profile::ENROL, &end, &tasks).await.unwrap();
+    let mut client = AgentClient::new(Channel::over(connection));
     assert_eq!(
         client.hello(timed(HelloRequest::default(), LIMIT)).await.unwrap_err().code(),
         Code::Unimplemented
@@ -240,6 +236,44 @@ async fn malformed_message_closes_the_connection_and_the_cell_may_reconnect() {
     fixture.wait_linked().await;
 }
 
+/// The most enrolments on a connection.
+const MAX_ENROLMENTS: usize = 16;
+
+async fn enrolment_connection(bootstrap: &Bootstrap) -> Connection {
+    let stream = dial(bootstrap, tls::enrol_client(&bootstrap.ca_sha256).unwrap()).await.unwrap();
+    let (end, tasks) = (CancellationToken::new(), TaskTracker::new());
+    Connection::open(stream, Profile::ENROL, &end, &tasks).await.unwrap()
+}
+
+async fn enrolment_client(bootstrap: &Bootstrap) -> EnrolmentClient<Channel> {
+    EnrolmentClient::new(Channel::over(enrolment_connection(bootstrap).await))
+}
+
+/// Verifies L20.
+#[tokio::test]
+async fn connection_with_many_enrolments_is_closed() {
+    let fixture = Fixture::start().await;
+    let (bootstrap, key) = (fixture.bootstrap(), ManualAgent::new());
+    let connection = enrolment_connection(&bootstrap).await;
+    let mut client = EnrolmentClient::new(Channel::over(connection.clone()));
+    let mut enrol = async || {
+        let request = EnrolRequest {
+            cell: fixture.cell.to_string(),
+            token: "guess".to_owned(),
+            csr_der: key.request().into(),
+            build_id: String::new(),
+        };
+        client.enrol(timed(request, LIMIT)).await.unwrap_err().code()
+    };
+    for _ in 0..MAX_ENROLMENTS {
+        assert_eq!(enrol().await, Code::PermissionDenied);
+    }
+    // The end of the connection may overtake the response.
+    assert!(matches!(enrol().await, Code::ResourceExhausted | Code::Unavailable));
+    within("the end of the connection", connection.ended()).await;
+    key.enrol(&bootstrap).await.unwrap();
+}
+
 /// Verifies L17.
 #[tokio::test]
 async fn refused_attempts_write_a_bounded_number_of_log_lines() {
@@ -257,20 +291,11 @@ async fn refused_attempts_write_a_bounded_number_of_log_lines() {
     let (bootstrap, own, other) = (fixture.bootstrap(), ManualAgent::new(), ManualAgent::new());
     let identity = own.enrol(&bootstrap).await.unwrap();
     // Enrolments of unknown cells, with wrong tokens, and with a token that another key has spent.
-    let stream = dial(&bootstrap, tls::enrol_client(&bootstrap.ca_sha256).unwrap()).await.unwrap();
-    let profile = kiyot_link::http2::Profile::ENROL;
-    let tasks = TaskTracker::new();
-    let connection = kiyot_link::connection::Connection::open(
-        stream,
-        profile,
-        &CancellationToken::new(),
-        &tasks,
-    )
-    .await
-    .unwrap();
-    let channel = kiyot_link::channel::Channel::over(connection);
-    let mut client = EnrolmentClient::new(channel);
+    let mut client = enrolment_client(&bootstrap).await;
     for n in 0..ENROLMENTS {
+        if n % MAX_ENROLMENTS == 0 {
+            client = enrolment_client(&bootstrap).await;
+        }
         let (cell, token) = match n % 3 {
             0 => (format!("cell-{n}-{}", "x".repeat(4_000)), "token".to_owned()),
             1 => (fixture.cell.to_string(), format!("token-{n}")),

@@ -1,16 +1,13 @@
 //! Fixtures of the tests of the link.
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use kiyot::backends::milpa::{
-    gateway::{CellLink, Gateway, GatewayConfig, Limits, ca::Ca},
+    gateway::{CellLink, Gateway, GatewayConfig, Limits, TcpEndpoint, ca::Ca},
     id::CellId,
 };
 use kiyot_cell::uplink::{Outcome, Uplink, UplinkHandle};
-use kiyot_link::{
-    bootstrap::{Bootstrap, GatewayAddress},
-    clock::Clock,
-};
+use kiyot_link::{bootstrap::Bootstrap, clock::Clock};
 use kiyot_proto::cell::agent_server::AgentServer;
 use kiyot_testkit::wait_for;
 use tempfile::TempDir;
@@ -43,7 +40,33 @@ pub(crate) async fn within<T>(what: &str, future: impl Future<Output = T>) -> T 
 
 /// Returns limits that a slow machine does not reach by chance.
 pub(crate) fn limits() -> Limits {
-    Limits { handshake: LIMIT, enrolment: LIMIT, bulk_idle: LIMIT..=LIMIT, ..Limits::default() }
+    Limits {
+        handshake: LIMIT,
+        enrolment: LIMIT,
+        bulk_idle: LIMIT..=LIMIT,
+        cooldown: Duration::ZERO,
+        ..Limits::default()
+    }
+}
+
+/// The addresses on which a gateway listens.
+#[derive(Debug, Clone)]
+pub(crate) struct Endpoints {
+    pub(crate) socket: PathBuf,
+    pub(crate) tcp: Option<TcpEndpoint>,
+}
+
+impl Endpoints {
+    /// Returns a socket, for a cell on this node.
+    pub(crate) fn unix(dir: &TempDir) -> Self {
+        Self { socket: dir.path().join("gateway.sock"), tcp: None }
+    }
+
+    /// Returns a socket and any port, for a cell on another machine.
+    pub(crate) fn tcp(dir: &TempDir) -> Self {
+        let tcp = TcpEndpoint { listen: SocketAddr::from(([127, 0, 0, 1], 0)), advertise: None };
+        Self { tcp: Some(tcp), ..Self::unix(dir) }
+    }
 }
 
 /// A gateway with a cell that may enrol.
@@ -62,28 +85,35 @@ impl Fixture {
 
     pub(crate) async fn with_limits(limits: Limits) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let listen = GatewayAddress::Unix(dir.path().join("gateway.sock"));
-        Self::with_ca(dir, listen, limits, Ca::new().unwrap()).await
+        let endpoints = Endpoints::unix(&dir);
+        Self::with_ca(dir, endpoints, limits, Ca::new().unwrap()).await
+    }
+
+    /// Starts a gateway whose cell is on another machine.
+    pub(crate) async fn over_tcp(limits: Limits) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let endpoints = Endpoints::tcp(&dir);
+        Self::with_ca(dir, endpoints, limits, Ca::new().unwrap()).await
     }
 
     pub(crate) async fn with_ca(
         dir: TempDir,
-        listen: GatewayAddress,
+        endpoints: Endpoints,
         limits: Limits,
         ca: Ca,
     ) -> Self {
-        Self::with_clock(Clock::default(), dir, listen, limits, ca).await
+        Self::with_clock(Clock::default(), dir, endpoints, limits, ca).await
     }
 
     pub(crate) async fn with_clock(
         clock: Clock,
         dir: TempDir,
-        listen: GatewayAddress,
+        endpoints: Endpoints,
         limits: Limits,
         ca: Ca,
     ) -> Self {
         let admission = Arc::new(TestAdmission::default());
-        let gateway = start_gateway_with_clock(clock, &admission, listen, limits, ca).await;
+        let gateway = start_gateway_with_clock(clock, &admission, endpoints, limits, ca).await;
         let cell = CellId::mint().unwrap();
         admission.expect(&cell, TOKEN);
         let link = gateway.link(&cell);
@@ -120,23 +150,24 @@ impl Fixture {
 
 pub(crate) async fn start_gateway(
     admission: &Arc<TestAdmission>,
-    listen: GatewayAddress,
+    endpoints: Endpoints,
     limits: Limits,
     ca: Ca,
 ) -> Gateway {
-    start_gateway_with_clock(Clock::default(), admission, listen, limits, ca).await
+    start_gateway_with_clock(Clock::default(), admission, endpoints, limits, ca).await
 }
 
 pub(crate) async fn start_gateway_with_clock(
     clock: Clock,
     admission: &Arc<TestAdmission>,
-    listen: GatewayAddress,
+    endpoints: Endpoints,
     limits: Limits,
     ca: Ca,
 ) -> Gateway {
     let config = GatewayConfig {
-        listen,
-        advertise: None,
+        socket: endpoints.socket,
+        cells_are_remote: endpoints.tcp.is_some(),
+        tcp: endpoints.tcp,
         ca,
         build_id: "daemon".to_owned(),
         orphan_timeout: Duration::from_secs(900),

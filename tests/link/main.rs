@@ -16,3 +16,4 @@ mod enrolment;
 mod hostile;
 mod memory;
 mod reconnect;
+mod strangers;

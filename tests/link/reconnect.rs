@@ -17,7 +17,7 @@ use tonic::Code;
 
 use crate::{
     calls::echo,
-    kit::{Fixture, LIMIT, Wire, limits, start_gateway, timed, within},
+    kit::{Endpoints, Fixture, LIMIT, Wire, limits, start_gateway, timed, within},
 };
 
 /// Verifies L3.
@@ -82,9 +82,9 @@ async fn silent_connection_is_detected_on_both_sides() {
 async fn cells_reconnect_to_a_restarted_gateway() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::open(dir.path()).await.unwrap();
-    let listen = GatewayAddress::Unix(dir.path().join("gateway.sock"));
+    let endpoints = Endpoints::unix(&dir);
     let mut fixture =
-        Fixture::with_ca(dir, listen.clone(), limits(), Ca::load_or_make(&store).await.unwrap())
+        Fixture::with_ca(dir, endpoints.clone(), limits(), Ca::load_or_make(&store).await.unwrap())
             .await;
     let agent = fixture.agent();
     echo(&fixture.link.bulk, "before").await;
@@ -95,7 +95,7 @@ async fn cells_reconnect_to_a_restarted_gateway() {
         [Some(1)],
         "the end of the daemon is not the end of a link"
     );
-    assert!(!socket_exists(&listen), "the gateway removes its socket");
+    assert!(!endpoints.socket.exists(), "the gateway removes its socket");
     let mut state = agent.handle.state();
     within("the agent notices", state.wait_for(|state| matches!(state, LinkState::Unlinked(_))))
         .await
@@ -105,7 +105,7 @@ async fn cells_reconnect_to_a_restarted_gateway() {
     fixture.admission.expire(&fixture.cell);
     fixture.gateway = start_gateway(
         &fixture.admission,
-        listen,
+        endpoints,
         limits(),
         Ca::load_or_make(&store).await.unwrap(),
     )
@@ -131,10 +131,6 @@ async fn expired_certificate_is_renewed_with_its_key() {
     fixture.wait_unlinked().await;
     echo(&fixture.link.bulk, "after").await;
     assert!(fixture.admission.alarms().is_empty());
-}
-
-fn socket_exists(address: &GatewayAddress) -> bool {
-    matches!(address, GatewayAddress::Unix(path) if path.exists())
 }
 
 #[tokio::test]

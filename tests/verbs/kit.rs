@@ -25,7 +25,7 @@ use kiyot::{
     },
     config::{HostPath, Policy},
 };
-use kiyot_link::{bootstrap::GatewayAddress, clock::Clock};
+use kiyot_link::clock::Clock;
 use kiyot_proto::cri;
 use kiyot_testkit::wait_for;
 use prost::Message;
@@ -248,10 +248,10 @@ impl Daemon {
             bulk_idle: LIMIT..=LIMIT,
             ..Limits::default()
         };
-        let listen = GatewayAddress::Unix(state.join("gateway.sock"));
         let config = GatewayConfig {
-            listen,
-            advertise: None,
+            socket: state.join("gateway.sock"),
+            tcp: None,
+            cells_are_remote: false,
             ca,
             build_id: "test".to_owned(),
             orphan_timeout: Duration::from_secs(900),

@@ -4,14 +4,25 @@ use std::{
     io,
     pin::Pin,
     task::{Context, Poll},
+    time::Duration,
 };
 
+use rustix::net::sockopt::set_tcp_user_timeout;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpStream, UnixStream},
 };
 
-use crate::bootstrap::GatewayAddress;
+use crate::{
+    bootstrap::GatewayAddress,
+    http2::{AGENT_PING_INTERVAL, AGENT_PING_TIMEOUT},
+};
+
+/// The time for which the kernel keeps bytes that a peer does not acknowledge: that after which the
+/// slower side's pings have ended a silent connection. It adds no detection of a lost peer, but
+/// ends the retransmissions of a connection that was closed with bytes left, which otherwise last
+/// for up to a quarter of an hour.
+const TCP_USER_TIMEOUT: Duration = AGENT_PING_INTERVAL.saturating_add(AGENT_PING_TIMEOUT);
 
 /// A byte stream between an agent and its gateway.
 #[derive(Debug)]
@@ -27,13 +38,18 @@ impl Stream {
     pub async fn dial(address: &GatewayAddress) -> io::Result<Self> {
         match address {
             GatewayAddress::Unix(path) => UnixStream::connect(path).await.map(Self::Unix),
-            GatewayAddress::Tcp(address) => {
-                let stream = TcpStream::connect(address).await?;
-                // Small frames must not wait for the peer's acknowledgement.
-                stream.set_nodelay(true)?;
-                Ok(Self::Tcp(stream))
-            }
+            GatewayAddress::Tcp(address) => Self::over_tcp(TcpStream::connect(address).await?),
         }
+    }
+
+    /// Sets the options of a TCP connection that was dialled or accepted.
+    pub fn over_tcp(stream: TcpStream) -> io::Result<Self> {
+        // Small frames must not wait for the peer's acknowledgement.
+        stream.set_nodelay(true)?;
+        // Without keepalive probes: pings of the link are answered by the agent, not by its kernel.
+        let timeout = u32::try_from(TCP_USER_TIMEOUT.as_millis()).unwrap_or(u32::MAX);
+        set_tcp_user_timeout(&stream, timeout)?;
+        Ok(Self::Tcp(stream))
     }
 }
 
@@ -88,6 +104,30 @@ impl AsyncWrite for Stream {
         match self.get_mut() {
             Self::Unix(stream) => Pin::new(stream).poll_shutdown(context),
             Self::Tcp(stream) => Pin::new(stream).poll_shutdown(context),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::net::sockopt::tcp_user_timeout;
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    /// Verifies L18.
+    #[tokio::test]
+    async fn both_ends_send_small_frames_at_once_and_give_up_a_vanished_peer() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = GatewayAddress::Tcp(listener.local_addr().unwrap());
+        let (dialled, accepted) = tokio::join!(Stream::dial(&address), listener.accept());
+        for stream in [dialled.unwrap(), Stream::over_tcp(accepted.unwrap().0).unwrap()] {
+            let Stream::Tcp(stream) = stream else { panic!("not TCP") };
+            assert!(stream.nodelay().unwrap());
+            assert_eq!(
+                u128::from(tcp_user_timeout(&stream).unwrap()),
+                TCP_USER_TIMEOUT.as_millis()
+            );
         }
     }
 }

@@ -3,7 +3,8 @@
 
 use std::{
     fmt, io,
-    ops::RangeInclusive,
+    net::SocketAddr,
+    path::PathBuf,
     sync::{Arc, atomic::AtomicU64},
     time::Duration,
 };
@@ -36,13 +37,16 @@ mod conn_limit;
 mod connections;
 mod control;
 mod enrol;
+mod handshake;
 mod idle_policy;
+mod limits;
 mod listener;
 mod peer;
 mod refusal_log;
 mod shared;
 
 pub use control::{ControlChannel, ControlConnection, EventStream};
+pub use limits::Limits;
 
 /// The reason why a cell is refused.
 #[derive(Debug, thiserror::Error)]
@@ -99,10 +103,13 @@ pub struct CellLink {
 /// Configuration of a gateway.
 #[derive(Debug)]
 pub struct GatewayConfig {
-    /// The address to listen on. Port 0: the kernel chooses.
-    pub listen: GatewayAddress,
-    /// The address that cells dial, if it differs from the bound one.
-    pub advertise: Option<GatewayAddress>,
+    /// The unix socket, for cells on this node.
+    pub socket: PathBuf,
+    /// The TCP endpoint, for cells on other machines; `None` opens no port.
+    pub tcp: Option<TcpEndpoint>,
+    /// Puts the TCP endpoint into the boot data of cells, and not the socket: they are on other
+    /// machines.
+    pub cells_are_remote: bool,
     /// The authority that issues certificates for cells.
     pub ca: Ca,
     /// The daemon's build, sent to agents.
@@ -115,49 +122,27 @@ pub struct GatewayConfig {
     pub limits: Limits,
 }
 
-/// The limits of a gateway. Admitted connections are limited by the cells that have a link: two per
-/// cell.
-#[derive(Debug, Clone)]
-pub struct Limits {
-    /// The most connections that are not admitted yet, or enrol.
-    pub unauthenticated: usize,
-    /// The most such connections per peer: an IP address; on a unix socket, a network namespace
-    /// other than the daemon's (a cell's), or a process in the daemon's.
-    pub unauthenticated_per_peer: usize,
-    /// The timeout of the TLS handshake, and of the agent's reply to Hello.
-    pub handshake: Duration,
-    /// The timeout of a connection for enrolment.
-    pub enrolment: Duration,
-    /// The idle timeout of a bulk connection: at first, and at most for periodic calls.
-    pub bulk_idle: RangeInclusive<Duration>,
-    /// The lifetime of a cell's certificate.
-    pub certificate: Duration,
-    /// The bytes that a pod may use of its cell's disk, sent to agents; 0: no limit.
-    pub ephemeral_storage: u64,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Self {
-            unauthenticated: 512,
-            unauthenticated_per_peer: 16,
-            handshake: Duration::from_secs(5),
-            enrolment: Duration::from_secs(30),
-            // Longer than the time for which an agent ignores requests for a connection that it has
-            // just dialled (`FRESH` of kiyot-cell).
-            bulk_idle: Duration::from_secs(6)..=Duration::from_secs(60),
-            certificate: ca::CELL_CERTIFICATE_LIFETIME,
-            ephemeral_storage: 0,
-        }
-    }
+/// The TCP endpoint of a gateway.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TcpEndpoint {
+    /// The address to listen on. Port 0: the kernel chooses.
+    pub listen: SocketAddr,
+    /// The address that cells dial, if it differs from the bound one.
+    pub advertise: Option<SocketAddr>,
 }
 
 /// An error of starting the gateway.
 #[derive(Debug, thiserror::Error)]
 pub enum GatewayError {
-    /// The address could not be bound.
-    #[error("gateway address {0}")]
-    Listen(GatewayAddress, #[source] io::Error),
+    /// The unix socket could not be bound.
+    #[error("socket {0:?}")]
+    Socket(PathBuf, #[source] io::Error),
+    /// The TCP address could not be bound.
+    #[error("gateway.listen = \"{0}\": can't listen on this address")]
+    Listen(SocketAddr, #[source] io::Error),
+    /// Cells on other machines have no address to dial.
+    #[error("gateway.listen: is missing; cells on other machines dial it")]
+    NoTcpEndpoint,
     /// Its certificate could not be issued.
     #[error("certificate of the gateway")]
     Certificate(#[source] CaError),
@@ -173,7 +158,7 @@ pub struct Gateway(Arc<Inner>);
 struct Inner {
     shared: Arc<Shared>,
     address: GatewayAddress,
-    advertised: GatewayAddress,
+    tcp_address: Option<SocketAddr>,
     ca_sha256: String,
     orphan_timeout: Duration,
 }
@@ -193,12 +178,24 @@ impl Gateway {
     ) -> Result<Self, GatewayError> {
         let ca = Arc::new(config.ca);
         let identity = ca.gateway_identity().map_err(GatewayError::Certificate)?;
-        let listener = Listener::bind(&config.listen)
-            .await
-            .map_err(|error| GatewayError::Listen(config.listen.clone(), error))?;
-        let address = listener
-            .address()
-            .map_err(|error| GatewayError::Listen(config.listen.clone(), error))?;
+        // Before the socket, which replaces that of another daemon.
+        let tcp = match config.tcp {
+            Some(endpoint) => {
+                let (listener, bound) = Listener::tcp(endpoint.listen)
+                    .await
+                    .map_err(|error| GatewayError::Listen(endpoint.listen, error))?;
+                Some((listener, endpoint.advertise.unwrap_or(bound)))
+            }
+            None => None,
+        };
+        let tcp_address = tcp.as_ref().map(|(_, advertised)| *advertised);
+        let address = if config.cells_are_remote {
+            GatewayAddress::Tcp(tcp_address.ok_or(GatewayError::NoTcpEndpoint)?)
+        } else {
+            GatewayAddress::Unix(config.socket.clone())
+        };
+        let socket = Listener::unix(&config.socket)
+            .map_err(|error| GatewayError::Socket(config.socket, error))?;
         let (shutdown, tasks) = (CancellationToken::new(), TaskTracker::new());
         let clock = config.clock;
         let log = Arc::<RefusalLog>::default();
@@ -207,10 +204,6 @@ impl Gateway {
                 config.limits.bulk_idle.clone(),
                 shutdown.clone(),
                 tasks.clone(),
-            ),
-            conn_limit: ConnLimit::new(
-                config.limits.unauthenticated,
-                config.limits.unauthenticated_per_peer,
             ),
             enrolment: Enrolment {
                 ca: ca.clone(),
@@ -232,13 +225,16 @@ impl Gateway {
             shutdown,
             tasks,
         });
-        tracing::info!(%address, "gateway listens");
-        shared.tasks.spawn(listener::run(listener, shared.clone()));
-        let advertised = config.advertise.unwrap_or_else(|| address.clone());
+        let Limits { unauthenticated, unauthenticated_per_peer, cooldown, .. } = shared.limits;
+        for listener in [Some(socket), tcp.map(|(listener, _)| listener)].into_iter().flatten() {
+            let limit = ConnLimit::new(unauthenticated, unauthenticated_per_peer, cooldown);
+            shared.tasks.spawn(listener::run(listener, limit, shared.clone()));
+        }
+        tracing::info!(%address, tcp_address = ?tcp_address, "gateway listens");
         Ok(Self(Arc::new(Inner {
             shared,
             address,
-            advertised,
+            tcp_address,
             ca_sha256: ca.sha256(),
             orphan_timeout: config.orphan_timeout,
         })))
@@ -259,16 +255,21 @@ impl Gateway {
     pub fn bootstrap(&self, cell: &CellId, token: &str) -> Bootstrap {
         Bootstrap {
             cell: cell.to_string(),
-            gateway: self.0.advertised.clone(),
+            gateway: self.0.address.clone(),
             ca_sha256: self.0.ca_sha256.clone(),
             token: token.to_owned(),
             orphan_timeout_secs: self.0.orphan_timeout.as_secs(),
         }
     }
 
-    /// Returns the bound address.
+    /// Returns the address that its cells dial.
     pub fn address(&self) -> &GatewayAddress {
         &self.0.address
+    }
+
+    /// Returns the address that cells on other machines dial.
+    pub fn tcp_address(&self) -> Option<SocketAddr> {
+        self.0.tcp_address
     }
 
     /// Aborts all connections, fails all calls, and waits for all tasks. Cells keep running, and

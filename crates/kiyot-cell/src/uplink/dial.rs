@@ -55,9 +55,7 @@ impl Endpoint {
             return Stream::dial(&self.address).await;
         };
         let socket = socket_in(namespace, address.is_ipv4())?;
-        let stream = socket.connect(*address).await?;
-        stream.set_nodelay(true)?;
-        Ok(Stream::Tcp(stream))
+        Stream::over_tcp(socket.connect(*address).await?)
     }
 }
 

@@ -1,13 +1,19 @@
 //! The limit for unauthenticated connections.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, VecDeque},
     sync::{Arc, Mutex, PoisonError},
+    time::Duration,
 };
+
+use tokio::time::Instant;
 
 use super::peer::Peer;
 
 /// A limit for connections that are not admitted yet: in all, and per peer. Cheap to clone.
+///
+/// A permit stays taken for a while after its connection has ended, so that the rate of handshakes
+/// is limited as well.
 #[derive(Debug, Clone)]
 pub(super) struct ConnLimit(Arc<Inner>);
 
@@ -15,6 +21,7 @@ pub(super) struct ConnLimit(Arc<Inner>);
 struct Inner {
     max_total: usize,
     max_per_peer: usize,
+    cooldown: Duration,
     counts: Mutex<Counts>,
 }
 
@@ -22,16 +29,35 @@ struct Inner {
 struct Counts {
     total: usize,
     by_peer: HashMap<Peer, usize>,
+    /// Permits that were returned, with the time from which they are free; counted as taken.
+    cooling: VecDeque<(Instant, Peer)>,
+}
+
+impl Counts {
+    /// Frees a permit.
+    fn free(&mut self, peer: &Peer) {
+        self.total -= 1;
+        if let Some(of_peer) = self.by_peer.get_mut(peer) {
+            *of_peer -= 1;
+            if *of_peer == 0 {
+                self.by_peer.remove(peer);
+            }
+        }
+    }
 }
 
 impl ConnLimit {
-    pub(super) fn new(max_total: usize, max_per_peer: usize) -> Self {
-        Self(Arc::new(Inner { max_total, max_per_peer, counts: Mutex::default() }))
+    pub(super) fn new(max_total: usize, max_per_peer: usize, cooldown: Duration) -> Self {
+        Self(Arc::new(Inner { max_total, max_per_peer, cooldown, counts: Mutex::default() }))
     }
 
     /// Returns a permit for a connection of a peer, or `None` if a limit is reached.
-    pub(super) fn acquire(&self, peer: Peer) -> Option<ConnPermit> {
+    pub(super) fn acquire(&self, peer: Peer, now: Instant) -> Option<ConnPermit> {
         let mut counts = self.0.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        // Permits are returned in the order of their times.
+        while let Some((_, cooled)) = counts.cooling.pop_front_if(|(free_at, _)| *free_at <= now) {
+            counts.free(&cooled);
+        }
         let of_peer = counts.by_peer.get(&peer).copied().unwrap_or_default();
         if counts.total >= self.0.max_total || of_peer >= self.0.max_per_peer {
             return None;
@@ -51,13 +77,13 @@ pub(super) struct ConnPermit {
 
 impl Drop for ConnPermit {
     fn drop(&mut self) {
-        let mut counts = self.limit.0.counts.lock().unwrap_or_else(PoisonError::into_inner);
-        counts.total -= 1;
-        if let Some(of_peer) = counts.by_peer.get_mut(&self.peer) {
-            *of_peer -= 1;
-            if *of_peer == 0 {
-                counts.by_peer.remove(&self.peer);
-            }
+        let Inner { cooldown, counts, .. } = &*self.limit.0;
+        let mut counts = counts.lock().unwrap_or_else(PoisonError::into_inner);
+        if cooldown.is_zero() {
+            counts.free(&self.peer);
+        } else {
+            // Behind the lock, so that the queue is in the order of the times.
+            counts.cooling.push_back((Instant::now() + *cooldown, self.peer.clone()));
         }
     }
 }
@@ -69,18 +95,40 @@ mod tests {
     /// Verifies L14.
     #[test]
     fn connections_above_either_limit_get_no_permit_until_others_end() {
-        let limit = ConnLimit::new(3, 2);
+        let limit = ConnLimit::new(3, 2, Duration::ZERO);
+        let now = Instant::now();
         let (first, second) =
             (Peer::Address("192.0.2.1".parse().unwrap()), Peer::Network("net:[2]".into()));
-        let permit = limit.acquire(first.clone()).unwrap();
-        let _second = limit.acquire(first.clone()).unwrap();
-        assert!(limit.acquire(first.clone()).is_none(), "the limit of the peer");
-        let _third = limit.acquire(second.clone()).unwrap();
-        assert!(limit.acquire(second).is_none(), "the limit in all");
-        assert!(limit.acquire(Peer::Unknown).is_none());
+        let permit = limit.acquire(first.clone(), now).unwrap();
+        let _second = limit.acquire(first.clone(), now).unwrap();
+        assert!(limit.acquire(first.clone(), now).is_none(), "the limit of the peer");
+        let _third = limit.acquire(second.clone(), now).unwrap();
+        assert!(limit.acquire(second, now).is_none(), "the limit in all");
+        assert!(limit.acquire(Peer::Unknown, now).is_none());
         drop(permit);
-        let _fourth = limit.acquire(first).unwrap();
-        assert!(limit.acquire(Peer::Unknown).is_none());
+        let _fourth = limit.acquire(first, now).unwrap();
+        assert!(limit.acquire(Peer::Unknown, now).is_none());
         assert_eq!(limit.0.counts.lock().unwrap().by_peer.len(), 2, "a refused peer has no entry");
+    }
+
+    /// Verifies L21.
+    #[tokio::test(start_paused = true)]
+    async fn returned_permit_stays_taken_for_its_cooldown() {
+        let cooldown = Duration::from_millis(100);
+        let limit = ConnLimit::new(2, 1, cooldown);
+        let peer = Peer::Address("192.0.2.1".parse().unwrap());
+        let returned = Instant::now();
+        drop(limit.acquire(peer.clone(), returned).unwrap());
+        for (after, is_free) in [(0, false), (99, false), (100, true)] {
+            let now = returned + Duration::from_millis(after);
+            assert_eq!(limit.acquire(peer.clone(), now).is_some(), is_free, "after {after} ms");
+        }
+        // Those of other peers are free meanwhile.
+        assert!(limit.acquire(Peer::Unknown, returned + cooldown).is_some());
+        let later = returned + 10 * cooldown;
+        tokio::time::advance(10 * cooldown).await;
+        let _permit = limit.acquire(peer, later).unwrap();
+        let counts = limit.0.counts.lock().unwrap();
+        assert_eq!((counts.total, counts.by_peer.len(), counts.cooling.len()), (1, 1, 0));
     }
 }

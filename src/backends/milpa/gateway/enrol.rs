@@ -1,12 +1,19 @@
 //! Enrolment: a cell exchanges its one-time token for a certificate, and renews the certificate
 //! with its key alone.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use async_trait::async_trait;
 use kiyot_link::{certificate::sha256, clock::Clock};
 use kiyot_proto::cell::{EnrolReply, EnrolRequest, enrolment_server};
 use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
 use super::{
@@ -18,6 +25,9 @@ use super::{
 /// The most bytes of an `Enrol` request.
 pub(super) const MAX_REQUEST_BYTES: usize = 16 * 1024;
 
+/// The most requests on a connection, which is closed at the next one. An agent sends a single one;
+/// each costs a check of a signature.
+const MAX_REQUESTS_PER_CONNECTION: usize = 16;
 /// The most bytes of a cell's name.
 const MAX_CELL_BYTES: usize = 80;
 /// The most characters of an agent's build id in the log.
@@ -26,7 +36,7 @@ const MAX_LOGGED_BUILD_ID_CHARS: usize = 80;
 /// The time within which a token must be spent.
 const CLAIM_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The gRPC service on connections for enrolment.
+/// The parts that all connections for enrolment share.
 #[derive(Clone)]
 pub(super) struct Enrolment {
     pub(super) ca: Arc<Ca>,
@@ -36,16 +46,39 @@ pub(super) struct Enrolment {
     pub(super) log: Arc<RefusalLog>,
 }
 
+/// The gRPC service on a connection for enrolment.
+pub(super) struct EnrolmentService {
+    shared: Enrolment,
+    requests: AtomicUsize,
+    /// Closes the connection.
+    end: CancellationToken,
+}
+
 impl Enrolment {
-    pub(super) fn service(self) -> enrolment_server::EnrolmentServer<Self> {
-        enrolment_server::EnrolmentServer::new(self).max_decoding_message_size(MAX_REQUEST_BYTES)
+    /// Returns the service of a connection, which `end` closes.
+    pub(super) fn service(
+        self,
+        end: CancellationToken,
+    ) -> enrolment_server::EnrolmentServer<EnrolmentService> {
+        let service = EnrolmentService { shared: self, requests: AtomicUsize::new(0), end };
+        enrolment_server::EnrolmentServer::new(service).max_decoding_message_size(MAX_REQUEST_BYTES)
     }
 }
 
 #[async_trait]
-impl enrolment_server::Enrolment for Enrolment {
+impl enrolment_server::Enrolment for EnrolmentService {
     async fn enrol(&self, request: Request<EnrolRequest>) -> Result<Response<EnrolReply>, Status> {
-        let EnrolRequest { cell, token, csr_der, build_id } = request.into_inner();
+        if self.requests.fetch_add(1, Ordering::Relaxed) >= MAX_REQUESTS_PER_CONNECTION {
+            self.end.cancel();
+            return Err(Status::resource_exhausted("too many requests on a connection"));
+        }
+        self.shared.enrol(request.into_inner()).await
+    }
+}
+
+impl Enrolment {
+    async fn enrol(&self, request: EnrolRequest) -> Result<Response<EnrolReply>, Status> {
+        let EnrolRequest { cell, token, csr_der, build_id } = request;
         let key = ProvenKey::from_request(&csr_der)
             .map_err(|error| Status::invalid_argument(error.to_string()))?;
         let key_sha256 = key.sha256();
@@ -88,9 +121,7 @@ impl enrolment_server::Enrolment for Enrolment {
             ca_der: self.ca.certificate_der().to_vec().into(),
         }))
     }
-}
 
-impl Enrolment {
     /// Logs a refusal and returns the caller's status, which tells whether a retry can succeed, but
     /// not which part of a guess was right.
     fn refused(&self, refusal: &Refusal, key_sha256: &str) -> Status {

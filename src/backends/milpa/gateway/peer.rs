@@ -5,7 +5,7 @@
 
 use std::{
     fs,
-    net::IpAddr,
+    net::{IpAddr, Ipv6Addr},
     path::{Path, PathBuf},
 };
 
@@ -14,7 +14,8 @@ use tokio::net::UnixStream;
 /// The peer of a connection.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) enum Peer {
-    /// An IP address, over TCP.
+    /// An IP address, over TCP; of an IPv6 address its first bits, because a machine has all
+    /// addresses of a network.
     Address(IpAddr),
     /// A network namespace other than the daemon's, which is a cell's, whichever of its processes
     /// dials. In the form of the link `/proc/<pid>/ns/net`.
@@ -29,6 +30,18 @@ impl Peer {
     /// Returns the peer of a unix socket connection, by `SO_PEERCRED`.
     pub(super) fn of(stream: &UnixStream) -> Self {
         Self::of_process(Path::new("/proc"), stream.peer_cred().ok().and_then(|cred| cred.pid()))
+    }
+
+    /// Returns the peer of a TCP connection. Peers differ in the first bits of an IPv6 address.
+    pub(super) fn at(address: IpAddr, ipv6_peer_bits: u8) -> Self {
+        Self::Address(match address.to_canonical() {
+            IpAddr::V6(address) => {
+                let shift = 128_u32.saturating_sub(ipv6_peer_bits.into());
+                let mask = u128::MAX.checked_shl(shift).unwrap_or(0);
+                Ipv6Addr::from_bits(address.to_bits() & mask).into()
+            }
+            v4 => v4,
+        })
     }
 
     /// Returns the peer that is this process. A PID outside of the daemon's PID namespace is 0.
@@ -81,6 +94,19 @@ mod tests {
             (of(9), of(0), Peer::of_process(proc.path(), None)),
             (Peer::Unknown, Peer::Unknown, Peer::Unknown)
         );
+    }
+
+    /// Verifies L21.
+    #[test]
+    fn addresses_of_an_ipv6_network_are_a_single_peer_and_of_ipv4_separate() {
+        let at = |address: &str, bits| Peer::at(address.parse().unwrap(), bits);
+        assert_eq!(at("2001:db8::1", 64), at("2001:db8::ffff:2", 64));
+        assert_ne!(at("2001:db8::1", 64), at("2001:db8:0:1::1", 64));
+        assert_ne!(at("2001:db8::1", 128), at("2001:db8::2", 128));
+        assert_eq!(at("2001:db8::1", 0), at("fd00::1", 0));
+        assert_ne!(at("192.0.2.1", 64), at("192.0.2.2", 64));
+        // As a socket for both families reports an IPv4 address.
+        assert_eq!(at("::ffff:192.0.2.1", 64), at("192.0.2.1", 64));
     }
 
     #[tokio::test]

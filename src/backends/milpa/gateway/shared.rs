@@ -6,8 +6,7 @@ use rustls::ServerConfig;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
-    Admission, Limits, conn_limit::ConnLimit, connections::Connections, enrol::Enrolment,
-    refusal_log::RefusalLog,
+    Admission, Limits, connections::Connections, enrol::Enrolment, refusal_log::RefusalLog,
 };
 
 /// State that all connections share.
@@ -19,7 +18,6 @@ pub(super) struct Shared {
     pub(super) enrolment: Enrolment,
     pub(super) enrol_tls: Arc<ServerConfig>,
     pub(super) cell_tls: Arc<ServerConfig>,
-    pub(super) conn_limit: ConnLimit,
     pub(super) log: Arc<RefusalLog>,
     /// Numbers the accepted connections.
     pub(super) sequence: AtomicU64,

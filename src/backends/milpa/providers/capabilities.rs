@@ -17,6 +17,8 @@ pub struct Capabilities {
     pub own_users: bool,
     /// The cell has its own devices.
     pub own_devices: bool,
+    /// The cell is on another machine than the daemon: its agent dials the gateway over TCP.
+    pub remote: bool,
     /// The link to the agent is a channel that the pod can't cut.
     pub separate_link: bool,
     /// An instance may be paused and go on later, with an agent whose clock stood still.
@@ -62,5 +64,18 @@ impl Capabilities {
     /// Returns true if an agent without contact stops its pod in time, whatever the pod does.
     pub fn orphan_timeout_is_proof(&self) -> bool {
         !self.can_be_paused && !self.pods_control_agent
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Verifies C10.
+    #[test]
+    fn check_of_the_configuration_knows_providers_with_remote_cells() {
+        for provider in [ProviderKind::Netns, ProviderKind::Qemu] {
+            assert_eq!(Capabilities::of(provider).remote, provider.has_remote_cells());
+        }
     }
 }

@@ -28,6 +28,7 @@ pub const CAPABILITIES: Capabilities = Capabilities {
     own_kernel: false,
     own_users: false,
     own_devices: false,
+    remote: false,
     separate_link: false,
     can_be_paused: true,
     pods_control_agent: true,

@@ -63,6 +63,7 @@ pub const CAPABILITIES: Capabilities = Capabilities {
     own_kernel: true,
     own_users: true,
     own_devices: true,
+    remote: false,
     separate_link: true,
     can_be_paused: true,
     pods_control_agent: true,

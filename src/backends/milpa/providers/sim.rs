@@ -23,6 +23,7 @@ pub const CAPABILITIES: Capabilities = Capabilities {
     own_kernel: true,
     own_users: true,
     own_devices: true,
+    remote: true,
     separate_link: false,
     can_be_paused: false,
     pods_control_agent: false,

@@ -1,0 +1,134 @@
+//! The begin of a connection: the TLS handshake, and then enrolment or admission, by ALPN and SNI.
+
+use std::io;
+
+use kiyot_link::{alpn, http2, stream::Stream};
+use kiyot_proto::cell::ConnectionKind;
+use rustls::server::Acceptor;
+use tokio::time::timeout;
+use tokio_rustls::{LazyConfigAcceptor, server::TlsStream};
+
+use super::{
+    admission::{self, Admitted},
+    conn_limit::ConnPermit,
+    shared::Shared,
+};
+
+/// The use of a connection, by ALPN and SNI.
+enum Purpose {
+    Enrolment,
+    Link(ConnectionKind),
+}
+
+/// Performs the handshake of a connection, and then enrols the cell or admits the connection.
+pub(super) async fn establish(
+    stream: Stream,
+    permit: ConnPermit,
+    sequence: u64,
+    shared: &Shared,
+) -> Option<Admitted> {
+    let (purpose, stream) = handshake(stream, shared).await?;
+    match purpose {
+        Purpose::Enrolment => {
+            serve_enrolment(stream, shared).await;
+            None
+        }
+        Purpose::Link(kind) => {
+            let admitted = admit(stream, kind, sequence, shared).await;
+            drop(permit);
+            admitted
+        }
+    }
+}
+
+/// Performs the TLS handshake. Logs an error and returns `None`.
+async fn handshake(stream: Stream, shared: &Shared) -> Option<(Purpose, TlsStream<Stream>)> {
+    let handshake = async {
+        let start = LazyConfigAcceptor::new(Acceptor::default(), stream).await?;
+        let hello = start.client_hello();
+        let kind = match hello.server_name() {
+            Some(alpn::BULK_NAME) => ConnectionKind::Bulk,
+            _ => ConnectionKind::Control,
+        };
+        let offers_cell =
+            hello.alpn().map(|mut protocols| protocols.any(|protocol| protocol == alpn::CELL));
+        let (purpose, config) = match offers_cell {
+            // The stricter protocol, if both are offered.
+            Some(true) => (Purpose::Link(kind), shared.cell_tls.clone()),
+            // Unknown protocols get TLS's alert no_application_protocol.
+            Some(false) => (Purpose::Enrolment, shared.enrol_tls.clone()),
+            None => return Err(io::Error::new(io::ErrorKind::InvalidData, "no ALPN")),
+        };
+        Ok((purpose, start.into_stream(config).await?))
+    };
+    match timeout(shared.limits.handshake, handshake).await {
+        Ok(Ok(established)) => Some(established),
+        Ok(Err(error)) => {
+            if is_outside_validity(&error) {
+                if let Some(suppressed) = shared.log.expiry.admit() {
+                    tracing::warn!(
+                        %error,
+                        suppressed,
+                        "certificate of a cell has expired by this node's clock, its key gets a \
+                         new one; was the clock set?"
+                    );
+                }
+            } else if let Some(suppressed) = shared.log.handshake.admit() {
+                tracing::debug!(%error, suppressed, "TLS handshake failed");
+            }
+            None
+        }
+        Err(_) => {
+            if let Some(suppressed) = shared.log.handshake.admit() {
+                tracing::debug!(suppressed, "TLS handshake timed out");
+            }
+            None
+        }
+    }
+}
+
+async fn serve_enrolment(stream: TlsStream<Stream>, shared: &Shared) {
+    let end = shared.shutdown.child_token();
+    let service = shared.enrolment.clone().service(end.clone());
+    let served = http2::serve(stream, http2::Profile::ENROL, service, end, shared.tasks.clone());
+    if timeout(shared.limits.enrolment, served).await.is_err()
+        && let Some(suppressed) = shared.log.handshake.admit()
+    {
+        tracing::debug!(suppressed, "connection for enrolment timed out");
+    }
+}
+
+/// Admits a connection. Logs an error and returns `None`.
+async fn admit(
+    stream: TlsStream<Stream>,
+    kind: ConnectionKind,
+    sequence: u64,
+    shared: &Shared,
+) -> Option<Admitted> {
+    // Twice the limit: HTTP/2 and the reply to Hello, which has the same limit of its own.
+    let limit = shared.limits.handshake * 2;
+    match timeout(limit, admission::admit(stream, kind, sequence, shared)).await {
+        Ok(Ok(admitted)) => Some(admitted),
+        Ok(Err(error)) => {
+            if let Some(suppressed) = shared.log.admission.admit() {
+                let error = &error as &dyn std::error::Error;
+                tracing::info!(error, suppressed, "connection with a certificate not admitted");
+            }
+            None
+        }
+        Err(_) => {
+            if let Some(suppressed) = shared.log.admission.admit() {
+                tracing::info!(suppressed, "connection with a certificate timed out");
+            }
+            None
+        }
+    }
+}
+
+/// Returns whether a handshake failed because the certificate is not valid at this time.
+fn is_outside_validity(error: &io::Error) -> bool {
+    let error = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
+    let Some(rustls::Error::InvalidCertificate(problem)) = error else { return false };
+    use rustls::CertificateError::{Expired, ExpiredContext, NotValidYet, NotValidYetContext};
+    matches!(problem, Expired | ExpiredContext { .. } | NotValidYet | NotValidYetContext { .. })
+}

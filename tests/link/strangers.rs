@@ -1,0 +1,293 @@
+//! Strangers at the TCP port: each is bounded, and keeps no cell out.
+
+use std::{
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
+
+use kiyot::backends::milpa::{
+    gateway::{Gateway, GatewayConfig, GatewayError, Limits, ca::Ca},
+    id::CellId,
+};
+use kiyot_link::{
+    alpn,
+    bootstrap::{Bootstrap, GatewayAddress},
+    clock::Clock,
+    tls,
+};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpSocket, TcpStream},
+    task::JoinSet,
+    time::sleep,
+};
+use tokio_rustls::TlsConnector;
+
+use crate::{
+    calls::echo,
+    kit::{Endpoints, Fixture, LIMIT, RunningAgent, TOKEN, TestAdmission, limits, within},
+};
+
+/// The address of a stranger. Cells dial from 127.0.0.1.
+const STRANGER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
+/// The time after which a handshake is cut, where a test waits for that.
+const HANDSHAKE: Duration = Duration::from_millis(500);
+
+fn address(fixture: &Fixture) -> SocketAddr {
+    fixture.gateway.tcp_address().unwrap()
+}
+
+async fn dial_from(from: impl Into<IpAddr>, to: SocketAddr) -> std::io::Result<TcpStream> {
+    let socket = TcpSocket::new_v4()?;
+    socket.bind(SocketAddr::new(from.into(), 0))?;
+    socket.connect(to).await
+}
+
+/// Reads until the gateway has closed a connection, which may be by a reset.
+async fn closed(stream: &mut TcpStream) -> Vec<u8> {
+    let mut received = Vec::new();
+    let _reset = within("the end of the connection", stream.read_to_end(&mut received)).await;
+    received
+}
+
+fn config(endpoints: Endpoints, cells_are_remote: bool) -> GatewayConfig {
+    GatewayConfig {
+        socket: endpoints.socket,
+        tcp: endpoints.tcp,
+        cells_are_remote,
+        ca: Ca::new().unwrap(),
+        build_id: "daemon".to_owned(),
+        orphan_timeout: Duration::from_secs(900),
+        clock: Clock::default(),
+        limits: limits(),
+    }
+}
+
+/// Verifies L18.
+#[tokio::test]
+async fn socket_and_port_serve_cells_at_the_same_time() {
+    let fixture = Fixture::over_tcp(limits()).await;
+    let _remote = fixture.agent();
+    echo(&fixture.link.bulk, "over TCP").await;
+    let cell = CellId::mint().unwrap();
+    fixture.admission.expect(&cell, TOKEN);
+    let link = fixture.gateway.link(&cell);
+    let socket = fixture.dir.path().join("gateway.sock");
+    let bootstrap = Bootstrap {
+        gateway: GatewayAddress::Unix(socket),
+        ..fixture.gateway.bootstrap(&cell, TOKEN)
+    };
+    let local = RunningAgent::start(bootstrap, fixture.dir.path().join("local"));
+    echo(&link.bulk, "over the socket").await;
+    drop(local);
+}
+
+/// Verifies L18.
+#[tokio::test]
+async fn boot_data_has_the_address_that_the_provider_needs() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut endpoints = Endpoints::tcp(&dir);
+    endpoints.tcp.as_mut().unwrap().advertise = Some("192.0.2.1:443".parse().unwrap());
+    let cell = CellId::mint().unwrap();
+    for (cells_are_remote, expected) in [
+        (true, GatewayAddress::Tcp("192.0.2.1:443".parse().unwrap())),
+        (false, GatewayAddress::Unix(endpoints.socket.clone())),
+    ] {
+        let admission = Arc::<TestAdmission>::default();
+        let gateway =
+            Gateway::start(config(endpoints.clone(), cells_are_remote), admission).await.unwrap();
+        assert_eq!(gateway.bootstrap(&cell, "token").gateway, expected);
+        gateway.shutdown().await;
+    }
+}
+
+/// Verifies C11.
+#[tokio::test]
+async fn port_in_use_fails_the_start_by_address_and_key() {
+    let dir = tempfile::tempdir().unwrap();
+    let taken = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let mut endpoints = Endpoints::tcp(&dir);
+    endpoints.tcp.as_mut().unwrap().listen = taken.local_addr().unwrap();
+    std::fs::write(&endpoints.socket, "of another daemon").unwrap();
+    let started = Gateway::start(config(endpoints.clone(), true), Arc::<TestAdmission>::default());
+    let error = started.await.unwrap_err();
+    let text = error.to_string();
+    let address = taken.local_addr().unwrap().to_string();
+    assert!(text.contains("gateway.listen") && text.contains(&address), "{text}");
+    assert!(matches!(error, GatewayError::Listen(_, _)));
+    assert!(endpoints.socket.exists(), "the socket is not replaced");
+}
+
+/// Verifies C10.
+#[tokio::test]
+async fn remote_cells_without_a_port_fail_the_start_by_key() {
+    let dir = tempfile::tempdir().unwrap();
+    let started =
+        Gateway::start(config(Endpoints::unix(&dir), true), Arc::<TestAdmission>::default());
+    let text = started.await.unwrap_err().to_string();
+    assert!(text.starts_with("gateway.listen: is missing"), "{text}");
+}
+
+/// Verifies L19.
+#[tokio::test]
+async fn flood_from_an_address_keeps_no_cell_at_another_out() {
+    const PER_PEER: usize = 4;
+    let fixture =
+        Fixture::over_tcp(Limits { unauthenticated_per_peer: PER_PEER, ..limits() }).await;
+    let to = address(&fixture);
+    let mut held = JoinSet::new();
+    for _ in 0..PER_PEER * 5 {
+        let mut stream = dial_from(STRANGER, to).await.unwrap();
+        held.spawn(async move { closed(&mut stream).await });
+    }
+    while held.len() > PER_PEER {
+        within("the end of a connection above the limit", held.join_next()).await;
+    }
+    // It goes on while the cell enrols.
+    let flood = tokio::spawn(async move {
+        loop {
+            if let Ok(mut stream) = dial_from(STRANGER, to).await {
+                let _ = stream.write_all(b"GET / HTTP/1.1\r\n\r\n").await;
+                closed(&mut stream).await;
+            }
+        }
+    });
+    let _agent = fixture.agent();
+    echo(&fixture.link.bulk, "admitted").await;
+    assert_eq!(held.len(), PER_PEER, "it still holds its connections");
+    assert!(!flood.is_finished());
+    flood.abort();
+}
+
+/// Verifies L19.
+#[tokio::test]
+async fn flood_over_tcp_keeps_no_cell_of_the_node_out() {
+    const UNAUTHENTICATED: usize = 8;
+    let fixture = Fixture::over_tcp(Limits { unauthenticated: UNAUTHENTICATED, ..limits() }).await;
+    let mut held = JoinSet::new();
+    for host in 0..UNAUTHENTICATED as u8 * 2 {
+        let from = Ipv4Addr::new(127, 0, 1, host);
+        let mut stream = dial_from(from, address(&fixture)).await.unwrap();
+        held.spawn(async move { closed(&mut stream).await });
+    }
+    while held.len() > UNAUTHENTICATED {
+        within("the end of a connection above the limit", held.join_next()).await;
+    }
+    let bootstrap = Bootstrap {
+        gateway: GatewayAddress::Unix(fixture.dir.path().join("gateway.sock")),
+        ..fixture.bootstrap()
+    };
+    let _agent = fixture.agent_with(bootstrap);
+    echo(&fixture.link.bulk, "admitted").await;
+    assert_eq!(held.len(), UNAUTHENTICATED);
+}
+
+/// Verifies L19.
+#[tokio::test]
+async fn peer_that_dials_again_and_again_is_slowed_down() {
+    const PER_PEER: usize = 2;
+    let fixture = Fixture::over_tcp(Limits {
+        unauthenticated_per_peer: PER_PEER,
+        cooldown: LIMIT,
+        ..limits()
+    })
+    .await;
+    // Each handshake costs the gateway a signature.
+    let tls = tls::enrol_client(&fixture.bootstrap().ca_sha256).unwrap();
+    let handshake = async || {
+        let stream = dial_from(STRANGER, address(&fixture)).await.unwrap();
+        let name = alpn::GATEWAY_NAME.try_into().unwrap();
+        TlsConnector::from(Arc::new(tls.clone())).connect(name, stream).await
+    };
+    for _ in 0..PER_PEER {
+        within("a handshake", handshake()).await.unwrap();
+    }
+    assert!(within("the refusal", handshake()).await.is_err());
+}
+
+/// Verifies L20.
+#[tokio::test]
+async fn bytes_that_are_no_client_hello_are_cut() {
+    let fixture = Fixture::over_tcp(limits()).await;
+    for bytes in [
+        &b"GET / HTTP/1.1\r\nHost: gateway\r\n\r\n"[..],
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"SSH-2.0-OpenSSH_9.2\r\n",
+        &[0; 4096],
+        &[0xff; 4096],
+        // A record of application data, and a handshake record that is longer than TLS allows.
+        &[0x17, 3, 3, 0, 1, 0],
+        &[0x16, 3, 1, 0xff, 0xff, 1, 0, 0xff, 0xff],
+    ] {
+        let mut stream = dial_from(STRANGER, address(&fixture)).await.unwrap();
+        let _reset = stream.write_all(bytes).await;
+        let received = closed(&mut stream).await;
+        assert!(received.len() < 64, "an alert at most: {} bytes", received.len());
+    }
+}
+
+/// Verifies L20.
+#[tokio::test]
+async fn client_hello_above_64_kib_is_cut_before_it_is_whole() {
+    let fixture = Fixture::over_tcp(limits()).await;
+    let mut stream = dial_from(STRANGER, address(&fixture)).await.unwrap();
+    // A ClientHello of 16 MiB, in records of 16 KiB.
+    let mut record = vec![0x16, 3, 1, 0x40, 0, 1, 0xff, 0xff, 0xff];
+    record.resize(5 + 0x4000, 0);
+    let mut sent = 0;
+    let sending = async {
+        while sent < 16 << 20 {
+            if stream.write_all(&record).await.is_err() {
+                return;
+            }
+            sent += record.len();
+            record[5..9].fill(0);
+        }
+    };
+    within("the end of the connection", sending).await;
+    // The kernel's buffers take some more than the gateway reads.
+    assert!(sent < 16 << 20, "{sent} bytes were taken");
+}
+
+/// Verifies L20.
+#[tokio::test]
+async fn handshake_byte_by_byte_is_cut() {
+    let fixture = Fixture::over_tcp(Limits { handshake: HANDSHAKE, ..limits() }).await;
+    let mut stream = dial_from(STRANGER, address(&fixture)).await.unwrap();
+    let slow = tokio::spawn(async move {
+        let mut byte = [0x16, 3, 1, 0x02, 0].into_iter().chain(std::iter::repeat(1));
+        // Ends when the gateway has closed the connection.
+        while stream.write_all(&[byte.next().unwrap()]).await.is_ok() {
+            sleep(Duration::from_millis(20)).await;
+        }
+    });
+    within("the end of the connection", slow).await.unwrap();
+}
+
+/// Verifies L20.
+#[tokio::test]
+async fn handshake_without_alpn_or_with_an_unknown_one_is_refused_over_tcp() {
+    let fixture = Fixture::over_tcp(limits()).await;
+    let mut tls = tls::enrol_client(&fixture.bootstrap().ca_sha256).unwrap();
+    for protocols in [vec![], vec![b"h2".to_vec()], vec![vec![b'x'; 255]; 200]] {
+        tls.alpn_protocols = protocols;
+        let stream = dial_from(STRANGER, address(&fixture)).await.unwrap();
+        let name = alpn::GATEWAY_NAME.try_into().unwrap();
+        let connected = TlsConnector::from(Arc::new(tls.clone())).connect(name, stream);
+        assert!(within("the handshake", connected).await.is_err());
+    }
+}
+
+/// Verifies L18.
+#[tokio::test]
+async fn connection_that_is_reset_delays_no_other() {
+    let fixture = Fixture::over_tcp(limits()).await;
+    for _ in 0..100 {
+        let stream = dial_from(STRANGER, address(&fixture)).await.unwrap();
+        // A reset in place of FIN.
+        rustix::net::sockopt::set_socket_linger(&stream, Some(Duration::ZERO)).unwrap();
+    }
+    let _agent = fixture.agent();
+    echo(&fixture.link.bulk, "admitted").await;
+}
