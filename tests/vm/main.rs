@@ -4,6 +4,7 @@
 
 mod disks;
 mod faults;
+mod hostile;
 mod images;
 mod life;
 mod memory;
@@ -13,6 +14,7 @@ mod pauses;
 mod power_off;
 mod privileges;
 mod reboot;
+mod stolen;
 mod warm;
 
 use std::fs;
