@@ -12,6 +12,7 @@ mod name_server;
 mod network;
 mod pauses;
 mod power_off;
+mod powers;
 mod privileges;
 mod reboot;
 mod stolen;

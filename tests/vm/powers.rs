@@ -1,0 +1,131 @@
+//! Powers of pods that an own kernel gives, compared with the same pod on the node.
+
+use kiyot_testkit::{Container, Kiyot, KiyotOptions, Kubelet, Node, Pod, RunningPod, cri};
+
+use super::{WAIT, options, run};
+
+/// Sysctls of a pod, the unsafe ones of Kubernetes among them.
+const SYSCTLS: [(&str, &str); 6] = [
+    ("kernel.shm_rmid_forced", "1"),
+    ("kernel.msgmax", "4096"),
+    ("fs.mqueue.msg_max", "20"),
+    ("net.core.somaxconn", "777"),
+    ("net.ipv4.tcp_syncookies", "0"),
+    ("net.ipv4.ip_local_port_range", "20000\t30000"),
+];
+/// Powers of a privileged container, each with a script that succeeds.
+const POWERS: [&str; 6] = [
+    "mkdir -p /mnt && mount -t tmpfs none /mnt && umount /mnt",
+    "mknod /tmp/block b 7 99 && mknod /tmp/char c 1 3 && echo x > /tmp/char",
+    "unshare -n ip link add dummy9 type bridge",
+    "test -c /dev/kmsg && test -w /proc/sys/kernel/core_pattern",
+    "grep -q 'NoNewPrivs:.*0' /proc/self/status && grep -q 'Seccomp:.*0' /proc/self/status",
+    "mount -o remount,rw /sys && mount -t proc proc /proc",
+];
+/// Powers of a container without privileges.
+const PLAIN_POWERS: [&str; 1] = ["mknod /tmp/char c 1 3 && echo x > /tmp/char"];
+
+/// Runs a pod that asks for users of its own. In a machine, containers without privileges have
+/// AppArmor's default profile.
+async fn run_pod(kubelet: &mut Kubelet, spec: &Pod) -> RunningPod {
+    let mapping = cri::IdMapping { host_id: 165_536, container_id: 0, length: 65_536 };
+    let users = cri::UserNamespace {
+        mode: cri::NamespaceMode::Pod.into(),
+        uids: vec![mapping],
+        gids: vec![mapping],
+    };
+    let mut config = kubelet.prepare(spec);
+    let set = |options: &mut Option<cri::NamespaceOption>| {
+        options.as_mut().unwrap().userns_options = Some(users.clone());
+    };
+    let linux = config.linux.as_mut().unwrap();
+    set(&mut linux.security_context.as_mut().unwrap().namespace_options);
+    let sandbox = kubelet.run_sandbox(&config, "").await.unwrap();
+    let mut running = kubelet.running(spec, config, sandbox);
+    for container in &spec.containers {
+        let created = kubelet
+            .create_container_with(&running, container, 0, |config| {
+                let linux = config.linux.as_mut().unwrap();
+                let context = linux.security_context.as_mut().unwrap();
+                set(&mut context.namespace_options);
+                // The kernel of the node that runs the test may have none.
+                if !spec.annotations.is_empty() && !context.privileged {
+                    context.apparmor = Some(cri::SecurityProfile::default());
+                }
+            })
+            .await
+            .unwrap();
+        kubelet.start_container(&created.id).await.unwrap();
+        running.containers.insert(container.name.clone(), created);
+    }
+    running
+}
+
+/// Returns the sysctls that a pod sees, and its map of users.
+async fn settings(kubelet: &mut Kubelet, pod: &RunningPod) -> String {
+    let paths = SYSCTLS.map(|(name, _)| format!("/proc/sys/{}", name.replace('.', "/")));
+    let script = format!("cat {} /proc/self/uid_map", paths.join(" "));
+    run(kubelet, &pod.container("plain").id, &script).await
+}
+
+/// Returns those of some scripts that succeed in a container.
+async fn powers(kubelet: &mut Kubelet, container: &str, scripts: &[&'static str]) -> Vec<String> {
+    let mut powers = Vec::new();
+    for script in scripts {
+        let ended = kubelet.exec_sync(container, &["sh", "-c", script]).await.unwrap();
+        if ended.code == 0 {
+            powers.push((*script).to_owned());
+        }
+    }
+    powers
+}
+
+/// Verifies V20.
+#[tokio::test]
+#[ignore = "takes long without KVM; make test-vm"]
+async fn powers_of_a_pod_in_a_machine_are_those_of_the_node() {
+    let node = Node::start().await;
+    let sections = "[backends.milpa.policy]\nprivileged = \"cell\"\nhost_users = \"cell\"\n";
+    let options = KiyotOptions { sections: sections.to_owned(), ..options() };
+    let kiyot = Kiyot::start(&node, options).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let spec = |name: &str| {
+        let mut strong = Container::script("strong", WAIT);
+        strong.privileged = true;
+        let mut spec = Pod::new(name).container(Container::script("plain", WAIT)).container(strong);
+        spec.sysctls = SYSCTLS.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+        spec
+    };
+    let local = run_pod(&mut kubelet, &spec("local")).await;
+    let machine = run_pod(&mut kubelet, &spec("machine").in_cell()).await;
+
+    let set: String = SYSCTLS.map(|(_, value)| format!("{value}\n")).concat();
+    let (of_local, of_machine) =
+        (settings(&mut kubelet, &local).await, settings(&mut kubelet, &machine).await);
+    assert!(of_machine.starts_with(&set), "{of_machine}");
+    assert_eq!(of_machine, of_local, "sysctls and users");
+
+    for (name, scripts) in [("strong", &POWERS[..]), ("plain", &PLAIN_POWERS[..])] {
+        let on_node = powers(&mut kubelet, &local.container(name).id, scripts).await;
+        let in_machine = powers(&mut kubelet, &machine.container(name).id, scripts).await;
+        let all: Vec<_> = scripts.iter().map(|script| (*script).to_owned()).collect();
+        assert_eq!(in_machine, all, "{name}; on the node: {on_node:?}");
+    }
+    let denied = powers(&mut kubelet, &machine.container("plain").id, &POWERS[..5]).await;
+    assert_eq!(denied, powers(&mut kubelet, &local.container("plain").id, &POWERS[..5]).await);
+
+    // All capabilities of the machine's kernel, where the node itself may lack some.
+    let all = "last=$(cat /proc/sys/kernel/cap_last_cap); cap=$(grep CapEff /proc/self/status | \
+               cut -f 2); printf '%x %x' 0x$cap $(( (1 << (last + 1)) - 1 ))";
+    let capabilities = run(&mut kubelet, &machine.container("strong").id, all).await;
+    let (own, full) = capabilities.split_once(' ').unwrap();
+    assert_eq!(own, full, "capabilities");
+
+    let confined = "cat /proc/self/attr/current; cat /sys/module/apparmor/parameters/enabled";
+    let apparmor = run(&mut kubelet, &machine.container("plain").id, confined).await;
+    assert_eq!(apparmor, "cri-containerd.apparmor.d (enforce)\nY\n", "AppArmor of its kernel");
+    for pod in [&local, &machine] {
+        kubelet.stop_and_remove(pod).await.unwrap();
+    }
+    assert_eq!(kiyot.cells(), Vec::<String>::new());
+}
