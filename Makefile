@@ -4,7 +4,7 @@ export CARGO_INCREMENTAL ?= 0
 export CARGO_TERM_COLOR ?= never
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
-.PHONY: cell-image demo demo-vm test test-node soak bench fmt lint deny clean
+.PHONY: cell-image demo demo-vm test test-node test-vm soak bench fmt lint deny clean
 
 # Runs the pods of examples/, on the node and in a cell.
 demo:
@@ -31,6 +31,12 @@ test-node:
 	@scripts/setup
 	cargo test --workspace --no-run
 	@scripts/count cargo test --test node -- --include-ignored
+
+# Runs all tests of cells in virtual machines, one after the other, in a quarter of an hour without KVM. `make test`
+# includes the short ones.
+test-vm: cell-image
+	cargo build --workspace --bins
+	@scripts/count cargo test --test vm -- --include-ignored --test-threads 1
 
 # Runs random pods under random kills, and checks that nothing is left: SECONDS=7200 SEED=random
 soak:
