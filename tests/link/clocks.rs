@@ -10,10 +10,11 @@ use std::{
 
 use kiyot::backends::milpa::{gateway::ca::Ca, store::Store};
 use kiyot_link::{bootstrap::Bootstrap, clock::Clock};
+use kiyot_testkit::Relay;
 
 use crate::{
     calls::echo,
-    kit::{Endpoints, Fixture, RunningAgent, Wire, limits, start_gateway_with_clock},
+    kit::{Endpoints, Fixture, RunningAgent, limits, start_gateway_with_clock},
 };
 
 const YEAR: i64 = 365 * 24 * 3600;
@@ -44,7 +45,7 @@ impl TestClock {
 /// A gateway and an agent with separate clocks, and a proxy between them.
 struct Setup {
     fixture: Fixture,
-    wire: Wire,
+    relay: Relay,
     _agent: RunningAgent,
 }
 
@@ -55,18 +56,18 @@ impl Setup {
         let fixture =
             Fixture::with_clock(gateway.clock(), dir, endpoints, limits(), Ca::new().unwrap())
                 .await;
-        let wire = Wire::start(fixture.dir.path().join("wire.sock"), fixture.gateway.address());
-        let bootstrap = Bootstrap { gateway: wire.address.clone(), ..fixture.bootstrap() };
+        let relay = fixture.relay();
+        let bootstrap = Bootstrap { gateway: relay.address.clone(), ..fixture.bootstrap() };
         let agent = RunningAgent::start_with_clock(agent.clock(), bootstrap, fixture.private_dir());
         echo(&fixture.link.bulk, "before").await;
         // Without a valid token, the agent has only its key.
         fixture.admission.expire(&fixture.cell);
-        Self { fixture, wire, _agent: agent }
+        Self { fixture, relay, _agent: agent }
     }
 
     /// Cuts the connections, and waits until calls work again.
     async fn reconnects(&self, when: &str) {
-        self.wire.cut();
+        self.relay.cut();
         self.fixture.wait_unlinked().await;
         echo(&self.fixture.link.bulk, when).await;
         echo(&self.fixture.link.bulk, when).await;

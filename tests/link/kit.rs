@@ -7,9 +7,15 @@ use kiyot::backends::milpa::{
     id::CellId,
 };
 use kiyot_cell::uplink::{Outcome, Uplink, UplinkHandle};
-use kiyot_link::{bootstrap::Bootstrap, clock::Clock};
+use kiyot_link::{
+    bootstrap::{Bootstrap, GatewayAddress},
+    clock::Clock,
+};
 use kiyot_proto::cell::agent_server::AgentServer;
-use kiyot_testkit::wait_for;
+use kiyot_testkit::{
+    relay::{Rate, Relay},
+    wait_for,
+};
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -17,13 +23,11 @@ use tokio_util::sync::CancellationToken;
 mod admission;
 mod agent;
 mod manual_agent;
-mod wire;
 
 pub(crate) use admission::TestAdmission;
 pub(crate) use agent::{TestAgent, timed};
 pub(crate) use kiyot_testkit::LIMIT;
 pub(crate) use manual_agent::{FakeAgent, ManualAgent, assert_refused, dial, dial_as};
-pub(crate) use wire::Wire;
 
 /// The token of every cell.
 pub(crate) const TOKEN: &str = "open-sesame";
@@ -118,6 +122,20 @@ impl Fixture {
         admission.expect(&cell, TOKEN);
         let link = gateway.link(&cell);
         Self { dir, admission, gateway, cell, link }
+    }
+
+    /// Starts a relay in front of the gateway that has no limits.
+    pub(crate) fn relay(&self) -> Relay {
+        self.relay_with(Rate::UNLIMITED, Rate::UNLIMITED)
+    }
+
+    pub(crate) fn relay_with(&self, up: Rate, down: Rate) -> Relay {
+        let gateway = self.gateway.address();
+        let listen = match gateway {
+            GatewayAddress::Unix(_) => GatewayAddress::Unix(self.dir.path().join("relay.sock")),
+            GatewayAddress::Tcp(_) => GatewayAddress::Tcp(SocketAddr::from(([127, 0, 0, 1], 0))),
+        };
+        Relay::start(&listen, gateway, up, down)
     }
 
     pub(crate) fn bootstrap(&self) -> Bootstrap {

@@ -16,4 +16,5 @@ mod enrolment;
 mod hostile;
 mod memory;
 mod reconnect;
+mod slow;
 mod strangers;

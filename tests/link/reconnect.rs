@@ -17,16 +17,16 @@ use tonic::Code;
 
 use crate::{
     calls::echo,
-    kit::{Endpoints, Fixture, LIMIT, Wire, limits, start_gateway, timed, within},
+    kit::{Endpoints, Fixture, LIMIT, limits, start_gateway, timed, within},
 };
 
 /// Verifies L3.
 #[tokio::test]
 async fn disconnect_fails_running_calls_and_the_next_call_reconnects() {
     let fixture = Fixture::start().await;
-    let wire = Wire::start(fixture.dir.path().join("wire.sock"), fixture.gateway.address());
+    let relay = fixture.relay();
     let agent =
-        fixture.agent_with(Bootstrap { gateway: wire.address.clone(), ..fixture.bootstrap() });
+        fixture.agent_with(Bootstrap { gateway: relay.address.clone(), ..fixture.bootstrap() });
     for round in 1..=3 {
         echo(&fixture.link.bulk, "before").await;
         let calls = fixture.link.bulk.clone();
@@ -37,7 +37,7 @@ async fn disconnect_fails_running_calls_and_the_next_call_reconnects() {
         let mut events = fixture.link.control.watch().await.unwrap();
         assert!(events.next().await.unwrap().is_some());
 
-        wire.cut();
+        relay.cut();
         assert_eq!(
             within("the running call", running).await.unwrap().unwrap_err().code(),
             Code::Unavailable
@@ -57,15 +57,15 @@ async fn disconnect_fails_running_calls_and_the_next_call_reconnects() {
 #[tokio::test]
 async fn silent_connection_is_detected_on_both_sides() {
     let fixture = Fixture::start().await;
-    let wire = Wire::start(fixture.dir.path().join("wire.sock"), fixture.gateway.address());
+    let relay = fixture.relay();
     let agent =
-        fixture.agent_with(Bootstrap { gateway: wire.address.clone(), ..fixture.bootstrap() });
+        fixture.agent_with(Bootstrap { gateway: relay.address.clone(), ..fixture.bootstrap() });
     fixture.wait_linked().await;
     let mut state = agent.handle.state();
     within("the agent knows", state.wait_for(|state| matches!(state, LinkState::Linked(_))))
         .await
         .unwrap();
-    wire.silence();
+    relay.vanish();
     // Gateway and agent both ping; neither gets an answer.
     let agent_side = within(
         "the agent notices",
@@ -120,14 +120,14 @@ async fn cells_reconnect_to_a_restarted_gateway() {
 async fn expired_certificate_is_renewed_with_its_key() {
     let lifetime = Duration::from_secs(4);
     let fixture = Fixture::with_limits(Limits { certificate: lifetime, ..limits() }).await;
-    let wire = Wire::start(fixture.dir.path().join("wire.sock"), fixture.gateway.address());
+    let relay = fixture.relay();
     let _agent =
-        fixture.agent_with(Bootstrap { gateway: wire.address.clone(), ..fixture.bootstrap() });
+        fixture.agent_with(Bootstrap { gateway: relay.address.clone(), ..fixture.bootstrap() });
     echo(&fixture.link.bulk, "before").await;
     fixture.admission.expire(&fixture.cell);
     let expired = SystemTime::now() + lifetime + Duration::from_secs(1);
     wait_for("the certificate has expired", || SystemTime::now() > expired).await;
-    wire.cut();
+    relay.cut();
     fixture.wait_unlinked().await;
     echo(&fixture.link.bulk, "after").await;
     assert!(fixture.admission.alarms().is_empty());

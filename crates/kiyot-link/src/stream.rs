@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use rustix::net::sockopt::set_tcp_user_timeout;
+use socket2::SockRef;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpStream, UnixStream},
@@ -23,6 +23,11 @@ use crate::{
 /// ends the retransmissions of a connection that was closed with bytes left, which otherwise last
 /// for up to a quarter of an hour.
 const TCP_USER_TIMEOUT: Duration = AGENT_PING_INTERVAL.saturating_add(AGENT_PING_TIMEOUT);
+
+/// The most bytes that the kernel holds before it can send them (TCP_NOTSENT_LOWAT). Its buffer may
+/// grow to megabytes, which a slow link carries in minutes: a response would wait for the windows
+/// of all streams before it. HTTP/2 keeps the rest, and lets streams take turns.
+const MAX_UNSENT_BYTES: u32 = 64 * 1024;
 
 /// A byte stream between an agent and its gateway.
 #[derive(Debug)]
@@ -47,8 +52,9 @@ impl Stream {
         // Small frames must not wait for the peer's acknowledgement.
         stream.set_nodelay(true)?;
         // Without keepalive probes: pings of the link are answered by the agent, not by its kernel.
-        let timeout = u32::try_from(TCP_USER_TIMEOUT.as_millis()).unwrap_or(u32::MAX);
-        set_tcp_user_timeout(&stream, timeout)?;
+        let socket = SockRef::from(&stream);
+        socket.set_tcp_user_timeout(Some(TCP_USER_TIMEOUT))?;
+        socket.set_tcp_notsent_lowat(MAX_UNSENT_BYTES)?;
         Ok(Self::Tcp(stream))
     }
 }
@@ -110,7 +116,6 @@ impl AsyncWrite for Stream {
 
 #[cfg(test)]
 mod tests {
-    use rustix::net::sockopt::tcp_user_timeout;
     use tokio::net::TcpListener;
 
     use super::*;
@@ -124,10 +129,9 @@ mod tests {
         for stream in [dialled.unwrap(), Stream::over_tcp(accepted.unwrap().0).unwrap()] {
             let Stream::Tcp(stream) = stream else { panic!("not TCP") };
             assert!(stream.nodelay().unwrap());
-            assert_eq!(
-                u128::from(tcp_user_timeout(&stream).unwrap()),
-                TCP_USER_TIMEOUT.as_millis()
-            );
+            let socket = SockRef::from(&stream);
+            assert_eq!(socket.tcp_user_timeout().unwrap(), Some(TCP_USER_TIMEOUT));
+            assert_eq!(socket.tcp_notsent_lowat().unwrap(), MAX_UNSENT_BYTES);
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::{
     pin::Pin,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
@@ -12,6 +12,7 @@ use std::{
 use futures::{Stream, StreamExt, stream};
 use kiyot_cell::uplink::{ConnectionInfo, UplinkHandle};
 use kiyot_proto::cell::*;
+use ring::digest::{Context, SHA256};
 use tonic::{Request, Response, Status, Streaming};
 
 type Reply<T> = Result<Response<T>, Status>;
@@ -35,6 +36,8 @@ pub(crate) struct TestAgent {
     pub(crate) bind_calls: Arc<AtomicUsize>,
     /// The number of `OpenBulk` calls.
     pub(crate) open_bulk_calls: Arc<AtomicUsize>,
+    /// Digests of the blobs that were put, as they arrived.
+    pub(crate) blobs: Arc<Mutex<Vec<String>>>,
     /// The number of bulk connections on which the gateway has called `Hello`.
     pub(crate) bulk_connections: Arc<AtomicUsize>,
 }
@@ -47,6 +50,7 @@ impl TestAgent {
             info: None,
             bind_calls: Arc::default(),
             open_bulk_calls: Arc::default(),
+            blobs: Arc::default(),
             bulk_connections: Arc::default(),
         }
     }
@@ -134,8 +138,14 @@ impl agent_server::Agent for TestAgent {
         Err(Status::unimplemented("not implemented"))
     }
 
-    async fn put_blob(&self, _: Request<Streaming<BlobPart>>) -> Reply<PutBlobReply> {
-        Err(Status::unimplemented("not implemented"))
+    async fn put_blob(&self, request: Request<Streaming<BlobPart>>) -> Reply<PutBlobReply> {
+        let mut parts = request.into_inner();
+        let mut digest = Context::new(&SHA256);
+        while let Some(part) = parts.message().await? {
+            digest.update(&part.content);
+        }
+        self.blobs.lock().unwrap().push(hex::encode(digest.finish()));
+        Ok(Response::new(PutBlobReply {}))
     }
 
     async fn put_image(&self, _: Request<PutImageRequest>) -> Reply<PutImageReply> {
