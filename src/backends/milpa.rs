@@ -10,6 +10,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use futures::stream::BoxStream;
 use kiyot_link::clock::Clock;
+use tokio::task::spawn_blocking;
 use tokio_util::task::AbortOnDropHandle;
 use tonic::Status;
 
@@ -45,7 +46,7 @@ pub mod volumes;
 use cells::{Cells, CellsConfig};
 use cri::{CriService, Parts};
 use gateway::ca::{Ca, CaError};
-use gateway::{Gateway, GatewayConfig, GatewayError, Limits, TcpEndpoint};
+use gateway::{AgentProgram, Gateway, GatewayConfig, GatewayError, Limits, TcpEndpoint};
 use id::PREFIX;
 use images::{Images, NodeImages, Registries};
 use logs::Logs;
@@ -82,6 +83,25 @@ pub enum StartError {
 /// Returns the name of the node in Kubernetes, unless the kubelet is told another.
 fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().to_lowercase()
+}
+
+/// Opens the program that cells on other machines download. Cells of other images and pods on the
+/// node don't need it, so that an error is logged.
+async fn agent_program(name: &BackendName, config: &MilpaBackend) -> Option<AgentProgram> {
+    config.gateway.listen?;
+    let path = config.gateway.agent.clone().unwrap_or_else(local::found_program);
+    let opened = spawn_blocking(move || AgentProgram::open(&path)).await;
+    match opened.ok()? {
+        Ok(program) => Some(program),
+        Err(error) => {
+            tracing::error!(
+                backend = %name,
+                error = &error as &dyn std::error::Error,
+                "agent program can't be served to cells (gateway.agent)"
+            );
+            None
+        }
+    }
 }
 
 /// The backend of pods in cells.
@@ -160,6 +180,7 @@ impl Milpa {
                 .listen
                 .map(|listen| TcpEndpoint { listen, advertise: config.gateway.advertised() }),
             cells_are_remote: capabilities.remote,
+            agent: agent_program(name, config).await,
             ca,
             build_id: env!("CARGO_PKG_VERSION").to_owned(),
             orphan_timeout: config.orphan_timeout,

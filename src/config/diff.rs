@@ -105,6 +105,7 @@ impl Diff {
                         advertise => restart,
                         max_unauthenticated_per_peer => restart,
                         ipv6_peer_bits => restart,
+                        agent => restart,
                     });
                     fields!(&old.policy, &new.policy, format!("{at}.policy"), Policy {
                         host_path => live,

@@ -1,7 +1,11 @@
 //! `[backends.NAME.gateway]`: the TCP port that cells on other machines dial.
 
-use std::net::{IpAddr, SocketAddr};
+use std::{
+    net::{IpAddr, SocketAddr},
+    path::PathBuf,
+};
 
+use super::read;
 use crate::problems::{Field, Problem, Report, Table};
 
 const MAX_UNAUTHENTICATED_PER_PEER: usize = 16;
@@ -20,6 +24,9 @@ pub struct GatewayListen {
     pub max_unauthenticated_per_peer: usize,
     /// First bits of an IPv6 address by which peers differ.
     pub ipv6_peer_bits: u8,
+    /// Program `kiyot-cell` that cells download. By default the one beside kiyot, otherwise
+    /// `/usr/libexec/kiyot/kiyot-cell`.
+    pub agent: Option<PathBuf>,
 }
 
 /// Address that cells dial.
@@ -38,6 +45,7 @@ impl Default for GatewayListen {
             advertise: None,
             max_unauthenticated_per_peer: MAX_UNAUTHENTICATED_PER_PEER,
             ipv6_peer_bits: IPV6_PEER_BITS,
+            agent: None,
         }
     }
 }
@@ -53,6 +61,7 @@ impl GatewayListen {
             |field| field.number(1..=MAX_UNAUTHENTICATED_PER_PEER_LIMIT),
         );
         table.set("ipv6_peer_bits", &mut gateway.ipv6_peer_bits, |field| field.number(32..=128));
+        table.set("agent", &mut gateway.agent, |field| read::path(field).map(Some));
         table.finish();
         gateway
     }

@@ -79,6 +79,7 @@ pub(crate) fn bootstrap(cell: &CellId, token: &str) -> Bootstrap {
         ca_sha256: String::new(),
         token: token.to_owned(),
         orphan_timeout_secs: 900,
+        agent: None,
     }
 }
 

@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use kiyot::backends::milpa::{
-    gateway::{CellLink, Gateway, GatewayConfig, Limits, TcpEndpoint, ca::Ca},
+    gateway::{AgentProgram, CellLink, Gateway, GatewayConfig, Limits, TcpEndpoint, ca::Ca},
     id::CellId,
 };
 use kiyot_cell::uplink::{Outcome, Uplink, UplinkHandle};
@@ -58,12 +58,14 @@ pub(crate) fn limits() -> Limits {
 pub(crate) struct Endpoints {
     pub(crate) socket: PathBuf,
     pub(crate) tcp: Option<TcpEndpoint>,
+    /// The agent's program that is served.
+    pub(crate) agent: Option<PathBuf>,
 }
 
 impl Endpoints {
     /// Returns a socket, for a cell on this node.
     pub(crate) fn unix(dir: &TempDir) -> Self {
-        Self { socket: dir.path().join("gateway.sock"), tcp: None }
+        Self { socket: dir.path().join("gateway.sock"), tcp: None, agent: None }
     }
 
     /// Returns a socket and any port, for a cell on another machine.
@@ -186,6 +188,7 @@ pub(crate) async fn start_gateway_with_clock(
         socket: endpoints.socket,
         cells_are_remote: endpoints.tcp.is_some(),
         tcp: endpoints.tcp,
+        agent: endpoints.agent.map(|path| AgentProgram::open(&path).unwrap()),
         ca,
         build_id: "daemon".to_owned(),
         orphan_timeout: Duration::from_secs(900),

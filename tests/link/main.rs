@@ -12,6 +12,7 @@ mod admission;
 mod bulk;
 mod calls;
 mod clocks;
+mod downloads;
 mod enrolment;
 mod hostile;
 mod memory;

@@ -56,6 +56,7 @@ fn config(endpoints: Endpoints, cells_are_remote: bool) -> GatewayConfig {
         socket: endpoints.socket,
         tcp: endpoints.tcp,
         cells_are_remote,
+        agent: None,
         ca: Ca::new().unwrap(),
         build_id: "daemon".to_owned(),
         orphan_timeout: Duration::from_secs(900),

@@ -252,6 +252,7 @@ impl Daemon {
             socket: state.join("gateway.sock"),
             tcp: None,
             cells_are_remote: false,
+            agent: None,
             ca,
             build_id: "test".to_owned(),
             orphan_timeout: Duration::from_secs(900),

@@ -9,6 +9,10 @@ pub const ENROL: &[u8] = b"kiyot-enrol/1";
 /// HTTP/2 on both.
 pub const CELL: &[u8] = b"kiyot-cell/2";
 
+/// Downloads of the agent's program: TLS without a client certificate, and a request of HTTP/1.1 as
+/// curl on any image makes it.
+pub const DOWNLOAD: &[u8] = b"http/1.1";
+
 /// The DNS name in the gateway's certificate, wherever the gateway is. As SNI it selects enrolment
 /// or a control connection.
 pub const GATEWAY_NAME: &str = "gateway.kiyot.internal";

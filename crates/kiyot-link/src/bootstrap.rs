@@ -51,6 +51,21 @@ pub struct Bootstrap {
     /// The time without contact to the gateway, in seconds, after which the cell stops its pod and
     /// powers off.
     pub orphan_timeout_secs: u64,
+    /// The agent's program, for a cell on another machine; `None` if the gateway serves none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub agent: Option<AgentPin>,
+}
+
+/// The agent's program that the gateway serves at `https://gateway.kiyot.internal:PORT/agent`, to
+/// the cell as user and its token as password.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AgentPin {
+    /// SHA-256 in hexadecimal.
+    pub sha256: String,
+    /// The size in bytes.
+    pub size_bytes: u64,
+    /// The certificate of the authority in PEM form, for a client that can't pin its digest.
+    pub ca_pem: String,
 }
 
 impl fmt::Debug for Bootstrap {
@@ -176,6 +191,7 @@ mod tests {
                 ca_sha256: "00".repeat(32),
                 token: "open-sesame".to_owned(),
                 orphan_timeout_secs: 900,
+                agent: None,
             },
             containerd: "containerd".into(),
             runc: "/usr/sbin/runc".into(),

@@ -87,12 +87,20 @@ fn client(mut config: ClientConfig, protocol: &[u8]) -> ClientConfig {
 /// Returns the gateway's configuration for [`alpn::ENROL`]. The chain must include the authority's
 /// certificate.
 pub fn enrol_server(identity: Identity) -> Result<ServerConfig, Error> {
+    anonymous_server(identity, alpn::ENROL)
+}
+
+/// Returns the gateway's configuration for [`alpn::DOWNLOAD`].
+pub fn download_server(identity: Identity) -> Result<ServerConfig, Error> {
+    anonymous_server(identity, alpn::DOWNLOAD)
+}
+
+/// Returns a configuration that requires no client certificate.
+fn anonymous_server(identity: Identity, protocol: &[u8]) -> Result<ServerConfig, Error> {
     let config =
         ServerConfig::builder_with_provider(provider()).with_protocol_versions(&[&TLS13])?;
-    Ok(server(
-        config.with_no_client_auth().with_single_cert(identity.chain, identity.key)?,
-        alpn::ENROL,
-    ))
+    let config = config.with_no_client_auth().with_single_cert(identity.chain, identity.key)?;
+    Ok(server(config, protocol))
 }
 
 /// Returns the gateway's configuration for [`alpn::CELL`]: requires a client certificate that this

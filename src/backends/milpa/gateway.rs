@@ -11,7 +11,7 @@ use std::{
 
 use async_trait::async_trait;
 use kiyot_link::{
-    bootstrap::{Bootstrap, GatewayAddress},
+    bootstrap::{AgentPin, Bootstrap, GatewayAddress},
     channel::Channel,
     clock::Clock,
     log_limit::LogLimit,
@@ -24,6 +24,7 @@ use self::{
     ca::{Ca, CaError},
     conn_limit::ConnLimit,
     connections::Connections,
+    downloads::Downloads,
     enrol::Enrolment,
     listener::Listener,
     refusal_log::RefusalLog,
@@ -32,10 +33,12 @@ use self::{
 use super::id::CellId;
 
 mod admission;
+mod agent_program;
 pub mod ca;
 mod conn_limit;
 mod connections;
 mod control;
+mod downloads;
 mod enrol;
 mod handshake;
 mod idle_policy;
@@ -45,6 +48,7 @@ mod peer;
 mod refusal_log;
 mod shared;
 
+pub use agent_program::{AgentProgram, AgentProgramError};
 pub use control::{ControlChannel, ControlConnection, EventStream};
 pub use limits::Limits;
 
@@ -82,6 +86,9 @@ pub trait Admission: Send + Sync + 'static {
         token_sha256: &str,
         key_sha256: &str,
     ) -> Result<CellId, Refusal>;
+    /// Returns the id of a cell whose token this is, without spending it. A token that was spent is
+    /// valid until it expires.
+    fn expects(&self, cell: &str, token_sha256: &str) -> Result<CellId, Refusal>;
     /// Returns the id of a cell that may connect now with a certificate for this key.
     fn admits(&self, cell: &str, key_sha256: &str) -> Result<CellId, Refusal>;
     /// Records that a cell's control connection was established, or has ended (`None`). Called in
@@ -110,6 +117,8 @@ pub struct GatewayConfig {
     /// Puts the TCP endpoint into the boot data of cells, and not the socket: they are on other
     /// machines.
     pub cells_are_remote: bool,
+    /// The agent's program, for cells on other machines; `None` serves none.
+    pub agent: Option<AgentProgram>,
     /// The authority that issues certificates for cells.
     pub ca: Ca,
     /// The daemon's build, sent to agents.
@@ -160,6 +169,8 @@ struct Inner {
     address: GatewayAddress,
     tcp_address: Option<SocketAddr>,
     ca_sha256: String,
+    /// In the boot data of cells on other machines.
+    agent: Option<AgentPin>,
     orphan_timeout: Duration,
 }
 
@@ -196,6 +207,19 @@ impl Gateway {
         };
         let socket = Listener::unix(&config.socket)
             .map_err(|error| GatewayError::Socket(config.socket, error))?;
+        let program = config.agent.filter(|_| tcp.is_some());
+        let agent = program.as_ref().filter(|_| config.cells_are_remote).map(|program| AgentPin {
+            sha256: program.sha256().to_owned(),
+            size_bytes: program.size(),
+            ca_pem: ca.certificate_pem(),
+        });
+        let downloads = match program {
+            Some(program) => {
+                let tls = tls::download_server(identity.clone()).map_err(GatewayError::Tls)?;
+                Some(Downloads::new(program, tls))
+            }
+            None => None,
+        };
         let (shutdown, tasks) = (CancellationToken::new(), TaskTracker::new());
         let clock = config.clock;
         let log = Arc::<RefusalLog>::default();
@@ -213,6 +237,7 @@ impl Gateway {
                 log: log.clone(),
             },
             log,
+            downloads,
             enrol_tls: Arc::new(tls::enrol_server(identity.clone()).map_err(GatewayError::Tls)?),
             cell_tls: Arc::new(
                 tls::cell_server(identity, ca.certificate_der(), clock)
@@ -236,6 +261,7 @@ impl Gateway {
             address,
             tcp_address,
             ca_sha256: ca.sha256(),
+            agent,
             orphan_timeout: config.orphan_timeout,
         })))
     }
@@ -259,6 +285,7 @@ impl Gateway {
             ca_sha256: self.0.ca_sha256.clone(),
             token: token.to_owned(),
             orphan_timeout_secs: self.0.orphan_timeout.as_secs(),
+            agent: self.0.agent.clone(),
         }
     }
 

@@ -86,6 +86,16 @@ impl Admission for TestAdmission {
         Ok(id)
     }
 
+    fn expects(&self, cell: &str, token_sha256: &str) -> Result<CellId, Refusal> {
+        let id = CellId::parse(cell).map_err(|_| Refusal::Unknown(cell.to_owned()))?;
+        match self.cells().get(&id) {
+            None => Err(Refusal::Unknown(cell.to_owned())),
+            Some(entry) if entry.token_sha256 != token_sha256 => Err(Refusal::WrongToken(id)),
+            Some(entry) if entry.expired => Err(Refusal::Expired(id)),
+            Some(_) => Ok(id),
+        }
+    }
+
     fn admits(&self, cell: &str, key_sha256: &str) -> Result<CellId, Refusal> {
         let id = CellId::parse(cell).map_err(|_| Refusal::Unknown(cell.to_owned()))?;
         match self.cells().get(&id) {

@@ -179,6 +179,7 @@ mod tests {
                 ca_sha256: String::new(),
                 token: "secret-token".into(),
                 orphan_timeout_secs: 1,
+                agent: None,
             },
             containerd: "containerd".into(),
             runc: "/usr/sbin/runc".into(),

@@ -69,6 +69,7 @@ impl Cell {
                 ca_sha256: "00".repeat(32),
                 token: "token".into(),
                 orphan_timeout_secs,
+                agent: None,
             },
             containerd: "containerd".into(),
             runc: "runc".into(),

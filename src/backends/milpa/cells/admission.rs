@@ -10,6 +10,7 @@ use super::{
     },
     Cells,
     engine::{ClaimRefusal, Event},
+    shared::now,
 };
 
 /// The most characters of an unknown id in a refusal.
@@ -27,13 +28,16 @@ impl Admission for Cells {
         let claimed = self.shared.claim(id.clone(), token_sha256.to_owned(), key_sha256.to_owned());
         match claimed.await {
             Ok(()) => Ok(id),
-            Err(ClaimRefusal::Unknown) if self.has_ended(&id) => Err(Refusal::Ended(id)),
-            Err(ClaimRefusal::Unknown) => Err(unknown(cell)),
-            Err(ClaimRefusal::WrongToken) => Err(Refusal::WrongToken(id)),
-            Err(ClaimRefusal::Expired) => Err(Refusal::Expired(id)),
-            // The gateway logs it, within its limits.
-            Err(ClaimRefusal::OtherKey) => Err(Refusal::OtherKey(id)),
-            Err(ClaimRefusal::Store(error)) => Err(Refusal::Store(id, error)),
+            Err(refusal) => Err(self.refusal(id, refusal)),
+        }
+    }
+
+    fn expects(&self, cell: &str, token_sha256: &str) -> Result<CellId, Refusal> {
+        let id = CellId::parse(cell).map_err(|_| unknown(cell))?;
+        let checked = self.shared.core().engine.check_token(&id, token_sha256, now());
+        match checked {
+            Ok(()) => Ok(id),
+            Err(refusal) => Err(self.refusal(id, refusal)),
         }
     }
 
@@ -56,6 +60,18 @@ impl Admission for Cells {
 }
 
 impl Cells {
+    fn refusal(&self, id: CellId, refusal: ClaimRefusal) -> Refusal {
+        match refusal {
+            ClaimRefusal::Unknown if self.has_ended(&id) => Refusal::Ended(id),
+            ClaimRefusal::Unknown => unknown(id.as_str()),
+            ClaimRefusal::WrongToken => Refusal::WrongToken(id),
+            ClaimRefusal::Expired => Refusal::Expired(id),
+            // The gateway logs it, within its limits.
+            ClaimRefusal::OtherKey => Refusal::OtherKey(id),
+            ClaimRefusal::Store(error) => Refusal::Store(id, error),
+        }
+    }
+
     /// Returns true for a known cell that admits no agent any more. The agent of an interrupted
     /// launch may dial for the first time while its cell is being ended.
     fn has_ended(&self, id: &CellId) -> bool {

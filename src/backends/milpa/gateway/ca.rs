@@ -5,6 +5,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use base64::{Engine, prelude::BASE64_STANDARD};
 use kiyot_link::{
     alpn,
     certificate::{Certificate, InvalidCertificate, sha256},
@@ -39,6 +40,9 @@ const NOT_BEFORE: SystemTime = SystemTime::UNIX_EPOCH;
 /// to that, and a wrong clock of the node or of a cell must not separate them. The gateway's
 /// certificate is issued at each start of the daemon.
 const NO_EXPIRY: Duration = Duration::from_secs(253_402_300_799);
+
+/// The length of a line of base64 in PEM form.
+const PEM_LINE_CHARS: usize = 64;
 
 /// The default lifetime of a cell's certificate.
 pub const CELL_CERTIFICATE_LIFETIME: Duration = Duration::from_secs(30 * 24 * 3600);
@@ -162,6 +166,21 @@ impl Ca {
     /// Returns the certificate in DER form.
     pub fn certificate_der(&self) -> &[u8] {
         &self.certificate_der
+    }
+
+    /// Returns the certificate in PEM form (RFC 7468), as curl and openssl read it.
+    pub fn certificate_pem(&self) -> String {
+        let encoded = BASE64_STANDARD.encode(&self.certificate_der);
+        let mut pem = "-----BEGIN CERTIFICATE-----\n".to_owned();
+        let mut rest = encoded.as_str();
+        while !rest.is_empty() {
+            let (line, next) = rest.split_at(rest.len().min(PEM_LINE_CHARS));
+            pem.push_str(line);
+            pem.push('\n');
+            rest = next;
+        }
+        pem.push_str("-----END CERTIFICATE-----\n");
+        pem
     }
 
     /// Issues a certificate for a cell: for TLS clients only, with the cell's id as common name.

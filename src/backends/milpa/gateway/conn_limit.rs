@@ -1,7 +1,8 @@
-//! The limit for unauthenticated connections.
+//! Limits for connections, in all and per peer.
 
 use std::{
     collections::{HashMap, VecDeque},
+    hash::Hash,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
@@ -10,32 +11,38 @@ use tokio::time::Instant;
 
 use super::peer::Peer;
 
-/// A limit for connections that are not admitted yet: in all, and per peer. Cheap to clone.
+/// A limit for connections: in all, and per peer. Cheap to clone.
 ///
 /// A permit stays taken for a while after its connection has ended, so that the rate of handshakes
 /// is limited as well.
-#[derive(Debug, Clone)]
-pub(super) struct ConnLimit(Arc<Inner>);
+#[derive(Debug)]
+pub(super) struct ConnLimit<K: Eq + Hash + Clone = Peer>(Arc<Inner<K>>);
+
+impl<K: Eq + Hash + Clone> Clone for ConnLimit<K> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
 
 #[derive(Debug)]
-struct Inner {
+struct Inner<K> {
     max_total: usize,
     max_per_peer: usize,
     cooldown: Duration,
-    counts: Mutex<Counts>,
+    counts: Mutex<Counts<K>>,
 }
 
-#[derive(Debug, Default)]
-struct Counts {
+#[derive(Debug)]
+struct Counts<K> {
     total: usize,
-    by_peer: HashMap<Peer, usize>,
+    by_peer: HashMap<K, usize>,
     /// Permits that were returned, with the time from which they are free; counted as taken.
-    cooling: VecDeque<(Instant, Peer)>,
+    cooling: VecDeque<(Instant, K)>,
 }
 
-impl Counts {
+impl<K: Eq + Hash> Counts<K> {
     /// Frees a permit.
-    fn free(&mut self, peer: &Peer) {
+    fn free(&mut self, peer: &K) {
         self.total -= 1;
         if let Some(of_peer) = self.by_peer.get_mut(peer) {
             *of_peer -= 1;
@@ -46,13 +53,14 @@ impl Counts {
     }
 }
 
-impl ConnLimit {
+impl<K: Eq + Hash + Clone> ConnLimit<K> {
     pub(super) fn new(max_total: usize, max_per_peer: usize, cooldown: Duration) -> Self {
-        Self(Arc::new(Inner { max_total, max_per_peer, cooldown, counts: Mutex::default() }))
+        let counts = Counts { total: 0, by_peer: HashMap::new(), cooling: VecDeque::new() };
+        Self(Arc::new(Inner { max_total, max_per_peer, cooldown, counts: Mutex::new(counts) }))
     }
 
     /// Returns a permit for a connection of a peer, or `None` if a limit is reached.
-    pub(super) fn acquire(&self, peer: Peer, now: Instant) -> Option<ConnPermit> {
+    pub(super) fn acquire(&self, peer: K, now: Instant) -> Option<ConnPermit<K>> {
         let mut counts = self.0.counts.lock().unwrap_or_else(PoisonError::into_inner);
         // Permits are returned in the order of their times.
         while let Some((_, cooled)) = counts.cooling.pop_front_if(|(free_at, _)| *free_at <= now) {
@@ -68,14 +76,14 @@ impl ConnLimit {
     }
 }
 
-/// A permit for an unauthenticated connection, returned to the limit when it is dropped.
+/// A permit for a connection, returned to the limit when it is dropped.
 #[derive(Debug)]
-pub(super) struct ConnPermit {
-    limit: ConnLimit,
-    peer: Peer,
+pub(super) struct ConnPermit<K: Eq + Hash + Clone = Peer> {
+    limit: ConnLimit<K>,
+    peer: K,
 }
 
-impl Drop for ConnPermit {
+impl<K: Eq + Hash + Clone> Drop for ConnPermit<K> {
     fn drop(&mut self) {
         let Inner { cooldown, counts, .. } = &*self.limit.0;
         let mut counts = counts.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,4 +1,5 @@
-//! The begin of a connection: the TLS handshake, and then enrolment or admission, by ALPN and SNI.
+//! The begin of a connection: the TLS handshake, and then enrolment, download or admission, by
+//! ALPN and SNI.
 
 use std::io;
 
@@ -11,16 +12,19 @@ use tokio_rustls::{LazyConfigAcceptor, server::TlsStream};
 use super::{
     admission::{self, Admitted},
     conn_limit::ConnPermit,
+    downloads::Downloads,
     shared::Shared,
 };
 
 /// The use of a connection, by ALPN and SNI.
-enum Purpose {
+enum Purpose<'a> {
     Enrolment,
+    Download(&'a Downloads),
     Link(ConnectionKind),
 }
 
-/// Performs the handshake of a connection, and then enrols the cell or admits the connection.
+/// Performs the handshake of a connection, and then enrols the cell, serves a download or admits
+/// the connection.
 pub(super) async fn establish(
     stream: Stream,
     permit: ConnPermit,
@@ -29,6 +33,12 @@ pub(super) async fn establish(
 ) -> Option<Admitted> {
     let (purpose, stream) = handshake(stream, shared).await?;
     match purpose {
+        Purpose::Download(downloads) => {
+            // Boxed, because few connections need room for it.
+            let served = Box::pin(downloads.serve(stream, permit, shared));
+            served.await;
+            None
+        }
         Purpose::Enrolment => {
             serve_enrolment(stream, shared).await;
             None
@@ -42,7 +52,9 @@ pub(super) async fn establish(
 }
 
 /// Performs the TLS handshake. Logs an error and returns `None`.
-async fn handshake(stream: Stream, shared: &Shared) -> Option<(Purpose, TlsStream<Stream>)> {
+async fn handshake(stream: Stream, shared: &Shared) -> Option<(Purpose<'_>, TlsStream<Stream>)> {
+    // Cells on the node have the program.
+    let downloads = shared.downloads.as_ref().filter(|_| matches!(stream, Stream::Tcp(_)));
     let handshake = async {
         let start = LazyConfigAcceptor::new(Acceptor::default(), stream).await?;
         let hello = start.client_hello();
@@ -50,14 +62,19 @@ async fn handshake(stream: Stream, shared: &Shared) -> Option<(Purpose, TlsStrea
             Some(alpn::BULK_NAME) => ConnectionKind::Bulk,
             _ => ConnectionKind::Control,
         };
-        let offers_cell =
-            hello.alpn().map(|mut protocols| protocols.any(|protocol| protocol == alpn::CELL));
-        let (purpose, config) = match offers_cell {
-            // The stricter protocol, if both are offered.
-            Some(true) => (Purpose::Link(kind), shared.cell_tls.clone()),
+        let offers = |wanted: &[u8]| {
+            hello.alpn().is_some_and(|mut protocols| protocols.any(|protocol| protocol == wanted))
+        };
+        let (purpose, config) = if hello.alpn().is_none() {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "no ALPN"));
+        } else if offers(alpn::CELL) {
+            // The strictest protocol, if several are offered.
+            (Purpose::Link(kind), shared.cell_tls.clone())
+        } else if let Some(downloads) = downloads.filter(|_| offers(alpn::DOWNLOAD)) {
+            (Purpose::Download(downloads), downloads.tls.clone())
+        } else {
             // Unknown protocols get TLS's alert no_application_protocol.
-            Some(false) => (Purpose::Enrolment, shared.enrol_tls.clone()),
-            None => return Err(io::Error::new(io::ErrorKind::InvalidData, "no ALPN")),
+            (Purpose::Enrolment, shared.enrol_tls.clone())
         };
         Ok((purpose, start.into_stream(config).await?))
     };

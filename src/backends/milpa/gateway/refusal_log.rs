@@ -19,6 +19,8 @@ pub(super) struct RefusalLog {
     pub(super) admission: LogLimit,
     /// Enrolments that were refused.
     pub(super) enrolment: LogLimit,
+    /// Downloads of the agent program with a wrong token.
+    pub(super) download: LogLimit,
     /// Enrolments of cells that have ended or are being ended.
     pub(super) ended: LogLimit,
     /// Enrolments that failed in the store or the certificate authority.

@@ -6,7 +6,8 @@ use rustls::ServerConfig;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
-    Admission, Limits, connections::Connections, enrol::Enrolment, refusal_log::RefusalLog,
+    Admission, Limits, connections::Connections, downloads::Downloads, enrol::Enrolment,
+    refusal_log::RefusalLog,
 };
 
 /// State that all connections share.
@@ -18,6 +19,8 @@ pub(super) struct Shared {
     pub(super) enrolment: Enrolment,
     pub(super) enrol_tls: Arc<ServerConfig>,
     pub(super) cell_tls: Arc<ServerConfig>,
+    /// `None` without a program or without TCP.
+    pub(super) downloads: Option<Downloads>,
     pub(super) log: Arc<RefusalLog>,
     /// Numbers the accepted connections.
     pub(super) sequence: AtomicU64,

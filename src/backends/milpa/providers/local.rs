@@ -431,7 +431,7 @@ fn not_found(doing: &str, home: &Home) -> ProviderError {
 }
 
 /// Returns the path of the cells' program: beside the daemon's, otherwise the packaged path.
-fn found_program() -> PathBuf {
+pub fn found_program() -> PathBuf {
     let beside = std::env::current_exe()
         .ok()
         .map(|path| path.with_file_name(CELL_NAME))

@@ -394,6 +394,7 @@ mod tests {
                 ca_sha256: String::new(),
                 token: String::new(),
                 orphan_timeout_secs: 1,
+                agent: None,
             },
             parameters: Default::default(),
         };

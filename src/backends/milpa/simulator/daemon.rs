@@ -67,6 +67,7 @@ impl Seams for SimSeams {
             ca_sha256: FINGERPRINT.to_owned(),
             token: token.to_owned(),
             orphan_timeout_secs: ORPHAN_TIMEOUT.as_secs(),
+            agent: None,
         })
     }
 }

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use kiyot_proto::store;
 
 use super::{
-    Change, Engine, State, Timeline,
+    Change, ClaimRefusal, Engine, Now, State, Timeline,
     launch::{self, Launch},
 };
 use crate::{
@@ -174,6 +174,22 @@ impl Engine {
     pub(crate) fn admitted_key(&self, id: &CellId) -> Option<&str> {
         let cell = self.cells.get(id)?;
         (cell.admits_agents() && !cell.key_sha256.is_empty()).then_some(cell.key_sha256.as_str())
+    }
+
+    /// Checks the token of a cell without spending it.
+    pub(crate) fn check_token(
+        &self,
+        id: &CellId,
+        token_sha256: &str,
+        now: Now,
+    ) -> Result<(), ClaimRefusal> {
+        match self.cells.get(id) {
+            Some(cell) if cell.admits_agents() && cell.token_sha256 == token_sha256 => {
+                if now.boot < cell.token_deadline { Ok(()) } else { Err(ClaimRefusal::Expired) }
+            }
+            Some(cell) if cell.admits_agents() => Err(ClaimRefusal::WrongToken),
+            _ => Err(ClaimRefusal::Unknown),
+        }
     }
 
     /// Returns the reason of a cell's end, while its tombstone is kept.

@@ -39,6 +39,7 @@ impl Seams for Counting {
             ca_sha256: String::new(),
             token: token.to_owned(),
             orphan_timeout_secs: 900,
+            agent: None,
         })
     }
 }
@@ -180,6 +181,24 @@ fn clock_jump_neither_ends_nor_prolongs_a_token() {
         let after = Now { boot: TTL + Duration::from_secs(1), unix };
         assert!(matches!(claim(&mut engine, &cell, &launch, after), Err(ClaimRefusal::Expired)));
     }
+}
+
+/// Verifies L24.
+#[test]
+fn token_is_checked_without_being_spent_until_it_expires() {
+    let mut engine = engine(netns::CAPABILITIES);
+    let (cell, launch) = launched(&mut engine, "pod", at(1));
+    let token = sha256(launch.spec.bootstrap.token.as_bytes());
+    let (before, after) = (at(2), Now { boot: TTL + Duration::from_secs(1), unix: NOON });
+    let check = |engine: &Engine, token: &str, now| engine.check_token(&cell, token, now);
+    assert!(check(&engine, &token, before).is_ok());
+    assert!(matches!(check(&engine, "guess", before), Err(ClaimRefusal::WrongToken)));
+    assert!(matches!(check(&engine, &token, after), Err(ClaimRefusal::Expired)));
+    let unknown = CellId::mint().unwrap();
+    assert!(matches!(engine.check_token(&unknown, &token, before), Err(ClaimRefusal::Unknown)));
+    // Not spent: any key may still claim it, and then it is still valid.
+    claim(&mut engine, &cell, &launch, before).unwrap();
+    assert!(check(&engine, &token, before).is_ok());
 }
 
 #[test]

@@ -223,6 +223,7 @@ impl Links for PlayedLinks {
             ca_sha256: String::new(),
             token: token.to_owned(),
             orphan_timeout_secs: 1,
+            agent: None,
         }
     }
 

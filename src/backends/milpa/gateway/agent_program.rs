@@ -1,0 +1,130 @@
+//! The agent's program, for cells whose image has none.
+
+use std::{
+    fs::File,
+    io,
+    os::unix::fs::FileExt,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use bytes::Bytes;
+use futures::stream;
+use http_body_util::StreamBody;
+use hyper::body::Frame;
+use ring::digest::{Context, SHA256};
+use tokio::task::spawn_blocking;
+
+/// The most bytes of a program. A build with debug information has a quarter of it.
+const MAX_PROGRAM_BYTES: u64 = 1 << 30;
+/// The bytes that are read, and hashed or sent, at once.
+const PART_BYTES: usize = 64 * 1024;
+
+/// The agent's program as it was when it was opened: its file stays open, so that an upgrade that
+/// replaces the file changes nothing. A cell checks the digest, so that it detects other changes.
+#[derive(Debug, Clone)]
+pub struct AgentProgram {
+    file: Arc<File>,
+    size: u64,
+    sha256: String,
+}
+
+/// An error of opening the agent's program.
+#[derive(Debug, thiserror::Error)]
+pub enum AgentProgramError {
+    /// The file could not be read.
+    #[error("agent program {0:?}")]
+    Io(PathBuf, #[source] io::Error),
+    /// The file is no program.
+    #[error("agent program {0:?}: {1} bytes; allowed: a file of 1 to {MAX_PROGRAM_BYTES} bytes")]
+    Size(PathBuf, u64),
+}
+
+impl AgentProgram {
+    /// Opens and hashes a program. Blocks.
+    pub fn open(path: &Path) -> Result<Self, AgentProgramError> {
+        let io = |error| AgentProgramError::Io(path.to_owned(), error);
+        // Before the file is opened, which would wait for the writer of a pipe.
+        let metadata = std::fs::metadata(path).map_err(io)?;
+        if !metadata.is_file() {
+            return Err(io(io::Error::other("not a regular file")));
+        }
+        let file = File::open(path).map_err(io)?;
+        let size = file.metadata().map_err(io)?.len();
+        if !(1..=MAX_PROGRAM_BYTES).contains(&size) {
+            return Err(AgentProgramError::Size(path.to_owned(), size));
+        }
+        let mut digest = Context::new(&SHA256);
+        let mut position = 0;
+        while position < size {
+            let part = read_part(&file, position, size).map_err(io)?;
+            position += part.len() as u64;
+            digest.update(&part);
+        }
+        Ok(Self { file: Arc::new(file), size, sha256: hex::encode(digest.finish()) })
+    }
+
+    /// Returns the SHA-256 digest in lower-case hexadecimal.
+    pub fn sha256(&self) -> &str {
+        &self.sha256
+    }
+
+    /// Returns the size in bytes.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Returns the content as the body of a response. Fails where the file has become shorter.
+    pub(super) fn body(
+        &self,
+    ) -> StreamBody<impl futures::Stream<Item = io::Result<Frame<Bytes>>> + use<>> {
+        let (file, size) = (self.file.clone(), self.size);
+        StreamBody::new(stream::try_unfold(0, move |position| {
+            let file = file.clone();
+            async move {
+                if position == size {
+                    return Ok(None);
+                }
+                let part = spawn_blocking(move || read_part(&file, position, size))
+                    .await
+                    .map_err(io::Error::other)??;
+                let next = position + part.len() as u64;
+                Ok(Some((Frame::data(Bytes::from(part)), next)))
+            }
+        }))
+    }
+}
+
+fn read_part(file: &File, position: u64, size: u64) -> io::Result<Vec<u8>> {
+    let left = usize::try_from(size - position).unwrap_or(usize::MAX);
+    let mut part = vec![0; left.min(PART_BYTES)];
+    file.read_exact_at(&mut part, position)?;
+    Ok(part)
+}
+
+#[cfg(test)]
+mod tests {
+    use kiyot_link::certificate::sha256;
+
+    use super::*;
+
+    #[test]
+    fn program_is_hashed_whole_and_its_size_is_checked() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("kiyot-cell");
+        for size in [1, PART_BYTES, PART_BYTES + 1, 3 * PART_BYTES] {
+            let content = vec![7; size];
+            std::fs::write(&path, &content).unwrap();
+            let program = AgentProgram::open(&path).unwrap();
+            assert_eq!((program.size(), program.sha256()), (size as u64, &*sha256(&content)));
+        }
+        std::fs::write(&path, "").unwrap();
+        assert!(matches!(AgentProgram::open(&path), Err(AgentProgramError::Size(_, 0))));
+        File::options().write(true).open(&path).unwrap().set_len(MAX_PROGRAM_BYTES + 1).unwrap();
+        assert!(matches!(AgentProgram::open(&path), Err(AgentProgramError::Size(..))));
+        for absent in [dir.path(), &dir.path().join("absent")] {
+            let error = AgentProgram::open(absent).unwrap_err().to_string();
+            assert!(error.starts_with(&format!("agent program {absent:?}")), "{error}");
+        }
+    }
+}
