@@ -6,6 +6,7 @@
 mod bench;
 mod cells;
 mod conformance;
+mod link_mtu;
 mod network;
 mod processes;
 mod qemu;
