@@ -14,7 +14,10 @@ use kiyot_link::{
     stream::Stream,
     tls,
 };
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    time::sleep,
+};
 use tokio_rustls::client::TlsStream;
 
 use crate::{
@@ -187,10 +190,19 @@ async fn downloads_of_a_cell_are_limited_and_leave_other_cells_theirs() {
 async fn download_takes_no_unauthenticated_connection() {
     let (fixture, _) =
         serving(Limits { unauthenticated: 1, unauthenticated_per_peer: 1, ..limits() }).await;
-    let (_download, head) = begin(&fixture.bootstrap()).await;
+    let (mut stream, head) = begin(&fixture.bootstrap()).await;
     assert_eq!(head, "HTTP/1.1 200");
+    // So slowly that it lasts, and without a stop, after which the kernel cuts it.
+    let download = tokio::spawn(async move {
+        let mut part = vec![0; 64 << 10];
+        while let Ok(1..) = stream.read(&mut part).await {
+            sleep(Duration::from_millis(100)).await;
+        }
+    });
     let _agent = fixture.agent();
     echo(&fixture.link.bulk, "enrolled").await;
+    assert!(!download.is_finished(), "the cell had to wait for the end of the download");
+    download.abort();
 }
 
 /// Verifies L24.
