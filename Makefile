@@ -32,7 +32,7 @@ test-node:
 	cargo test --workspace --no-run
 	@scripts/count cargo test --test node -- --include-ignored
 
-# Runs all tests of cells in virtual machines, one after the other, in a quarter of an hour without KVM. `make test`
+# Runs all tests of cells in virtual machines, one after the other, in twenty minutes without KVM. `make test`
 # includes the short ones.
 test-vm: cell-image
 	cargo build --workspace --bins
