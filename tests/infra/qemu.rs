@@ -24,7 +24,7 @@ use tokio::io::AsyncWriteExt;
 
 use super::bench::{self, Bench, launch_spec, run, wait_for};
 
-mod guest;
+pub(crate) mod guest;
 
 use guest::Guest;
 

@@ -19,7 +19,7 @@ use kiyot::{
 use tokio::{process::Command, time::timeout};
 
 use super::{
-    super::bench::LIMIT,
+    super::{bench::LIMIT, qemu::guest},
     Subject,
     fault::{Fault, Gate},
     listings,
@@ -40,6 +40,7 @@ impl QemuSubject {
         for file in ["kernel", "initramfs", "root.squashfs"] {
             fs::write(image.join(file), "").unwrap();
         }
+        guest::list(&image);
         let config = &mut local.bench.config;
         config.qemu.network = config.netns.network.clone();
         config.qemu.cell_binary = config.netns.cell_binary.clone();

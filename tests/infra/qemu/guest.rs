@@ -51,7 +51,7 @@ pub(super) fn make_image(dir: &Path) {
 }
 
 /// Writes the list of an image's files.
-fn list(dir: &Path) {
+pub(crate) fn list(dir: &Path) {
     let listed = |name: &str| {
         let content = fs::read(dir.join(name)).unwrap();
         let sha256 = hex::encode(digest(&SHA256, &content));
