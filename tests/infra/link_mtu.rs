@@ -108,7 +108,7 @@ impl Chain {
 
 impl Drop for Chain {
     fn drop(&mut self) {
-        // At once, with its peer and its routes: what is in a namespace is deleted some time after it.
+        // At once, with its peer and routes: what is in a namespace is deleted some time after it.
         run("ip", &["link", "delete", "mtu-n0"]);
         for name in &self.namespaces {
             run("ip", &["netns", "delete", name]);
