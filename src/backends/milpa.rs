@@ -51,7 +51,7 @@ use id::PREFIX;
 use images::{Images, NodeImages, Registries};
 use logs::Logs;
 use policy::Rules;
-use providers::{Owner, Provider, local, netns, qemu};
+use providers::{Owner, Provider, ec2, local, netns, qemu};
 use store::{Store, StoreError};
 use streaming::Streaming;
 use volumes::Volumes;
@@ -75,6 +75,12 @@ pub enum StartError {
     /// The gateway of its cells failed.
     #[error("the gateway of backend {0}")]
     Gateway(BackendName, #[source] GatewayError),
+    /// The program was built without the provider `ec2`.
+    #[error(
+        "the provider of backend {0}: this program was built without \"ec2\" (cargo build \
+         --features ec2)"
+    )]
+    NoEc2(BackendName),
     /// The listener for exec, attach and port-forward failed.
     #[error("the streaming server of backend {0}")]
     Streaming(BackendName, #[source] io::Error),
@@ -83,6 +89,34 @@ pub enum StartError {
 /// Returns the name of the node in Kubernetes, unless the kubelet is told another.
 fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().to_lowercase()
+}
+
+/// Returns a client of EC2; `None` if this program has none.
+#[cfg(feature = "ec2")]
+async fn ec2_api(config: &MilpaBackend) -> Option<Arc<dyn kiyot_ec2::Ec2Api>> {
+    use kiyot_ec2::sdk::{Client, ClientConfig};
+    let config = ClientConfig {
+        region: config.ec2.region.clone(),
+        endpoint_url: config.ec2.endpoint_url.clone(),
+    };
+    Some(Arc::new(Client::new(&config).await))
+}
+
+#[cfg(not(feature = "ec2"))]
+async fn ec2_api(_config: &MilpaBackend) -> Option<Arc<dyn kiyot_ec2::Ec2Api>> {
+    None
+}
+
+/// Logs what keeps a provider from making cells. It may be repaired later, and pods on the node
+/// don't need it, so that the start of the backend does not wait.
+async fn check(name: BackendName, provider: Arc<dyn Provider>) {
+    if let Err(error) = provider.check().await {
+        tracing::error!(
+            backend = %name,
+            error = &error as &dyn std::error::Error,
+            "provider can't make cells, pods on the node are not affected"
+        );
+    }
 }
 
 /// Opens the program that cells on other machines download. Cells of other images and pods on the
@@ -113,6 +147,7 @@ pub struct Milpa {
     cells: Arc<Cells>,
     gateway: Gateway,
     store: Store,
+    _checking: AbortOnDropHandle<()>,
     _learning: AbortOnDropHandle<()>,
 }
 
@@ -135,25 +170,27 @@ impl Milpa {
         };
         let registries =
             Registries::new(node.clone(), config.registry_config_dir.clone(), &config.state_dir);
+        let owner = Owner {
+            cluster: config.cluster.clone().unwrap_or_default(),
+            node: config.node.clone().unwrap_or_else(host_name),
+            fingerprint: ca.sha256(),
+        };
         let provider: Arc<dyn Provider> = match config.provider {
             ProviderKind::Netns => {
                 Arc::new(netns::Netns::new(config, Arc::clone(&registries) as _))
             }
             ProviderKind::Qemu => Arc::new(qemu::Qemu::new(config)),
+            ProviderKind::Ec2 => {
+                let api = ec2_api(config).await.ok_or_else(|| StartError::NoEc2(name.clone()))?;
+                Arc::new(ec2::Ec2::new(config, owner.clone(), api))
+            }
         };
         let capabilities = provider.capabilities();
         let rules = Rules { policy: config.policy, capabilities };
         for unmet in rules.unmet().into_iter().chain(config.gateway.warning()) {
             tracing::warn!(backend = %name, "{unmet}");
         }
-        // Missing programs may be installed later, and pods on the node don't need them.
-        if let Err(error) = provider.check().await {
-            tracing::error!(
-                backend = %name,
-                error = &error as &dyn std::error::Error,
-                "provider can't make cells, pods on the node are not affected"
-            );
-        }
+        let checking = AbortOnDropHandle::new(tokio::spawn(check(name.clone(), provider.clone())));
         let cells_config = CellsConfig {
             limits: cells::Limits::of(config),
             launch_timeout: config.launch_timeout,
@@ -161,11 +198,7 @@ impl Milpa {
             orphan_timeout: config.orphan_timeout,
             healthy_timeout: config.healthy_limit(),
             boot_id: local::boot_id(),
-            owner: Owner {
-                cluster: config.cluster.clone().unwrap_or_default(),
-                node: config.node.clone().unwrap_or_else(host_name),
-                fingerprint: ca.sha256(),
-            },
+            owner,
             take_over,
             rules: placement::Rules::of(&config.placement),
             spot_deadline: config.placement.spot_deadline,
@@ -228,6 +261,7 @@ impl Milpa {
             cells,
             gateway,
             store,
+            _checking: checking,
             _learning: learning,
         }))
     }

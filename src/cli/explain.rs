@@ -303,7 +303,7 @@ fn describe_cell(
                        annotations for instances only cpu and memory have an effect",
             );
         }
-        ProviderKind::Netns | ProviderKind::Qemu => {}
+        ProviderKind::Netns | ProviderKind::Qemu | ProviderKind::Ec2 => {}
     }
 }
 

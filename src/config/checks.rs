@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{BackendConfig, Config, MilpaBackend, read::SOCKET_PATH_BYTES, sockets};
+use super::{BackendConfig, Config, MilpaBackend, ProviderKind, read::SOCKET_PATH_BYTES, sockets};
 use crate::problems::{Problem, Report};
 
 /// Path of the gateway's socket in a state directory.
@@ -63,6 +63,9 @@ pub(super) fn check(config: &Config, real: &dyn Fn(&Path) -> PathBuf, report: &R
             check_warm(name, milpa, report);
             let at = format!("backends.{name}.gateway");
             milpa.gateway.check(&at, milpa.provider.has_remote_cells(), report);
+            if milpa.provider == ProviderKind::Ec2 {
+                milpa.ec2.check(&format!("backends.{name}.ec2"), report);
+            }
         }
     }
     let milpas: Vec<_> = config

@@ -94,6 +94,7 @@ impl Diff {
                         gateway => Vec::new(),
                         netns => restart,
                         qemu => restart,
+                        ec2 => restart,
                     });
                     fields!(&old.limits, &new.limits, format!("{at}.limits"), Limits {
                         boots => live,

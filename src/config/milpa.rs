@@ -3,7 +3,7 @@
 use std::{path::PathBuf, time::Duration};
 
 use super::{
-    GatewayListen, Limits, Netns, Placement, Qemu, WarmPool, backends::CONTAINERD_SOCKET, read,
+    Ec2, GatewayListen, Limits, Netns, Placement, Qemu, WarmPool, backends::CONTAINERD_SOCKET, read,
 };
 use crate::problems::{Field, Table};
 
@@ -15,6 +15,9 @@ const ORPHAN_TIMEOUT: Duration = Duration::from_secs(15 * 60);
 const HEALTHY_TIMEOUT: Duration = Duration::from_secs(90);
 const LAUNCH_TIMEOUT: Duration = Duration::from_secs(2 * 60);
 const TOKEN_TTL: Duration = Duration::from_secs(10 * 60);
+/// Both of these for instances of a cloud, which boot in minutes and may install packages.
+const CLOUD_LAUNCH_TIMEOUT: Duration = Duration::from_secs(10 * 60);
+const CLOUD_TOKEN_TTL: Duration = Duration::from_secs(20 * 60);
 const IMAGE_PULL_PROGRESS_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 /// Range of all durations above but `healthy_timeout`.
 const MIN_TIMEOUT: Duration = Duration::from_secs(1);
@@ -28,6 +31,14 @@ const MAX_OWNER_NAME_BYTES: usize = 253;
 const NODE_NAMESPACE: &str = "k8s.io";
 const PAUSE_IMAGE: &str = "registry.k8s.io/pause:3.9";
 const KUBELET_DIR: &str = "/var/lib/kubelet";
+
+/// Providers of this program, by name.
+const PROVIDERS: &[(&str, ProviderKind)] = &[
+    ("netns", ProviderKind::Netns),
+    ("qemu", ProviderKind::Qemu),
+    #[cfg(feature = "ec2")]
+    ("ec2", ProviderKind::Ec2),
+];
 
 /// Pods in cells.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -81,6 +92,8 @@ pub struct MilpaBackend {
     pub netns: Netns,
     /// Settings of the provider `qemu`.
     pub qemu: Qemu,
+    /// Settings of the provider `ec2`.
+    pub ec2: Ec2,
 }
 
 /// Provider of cells.
@@ -90,6 +103,8 @@ pub enum ProviderKind {
     Netns,
     /// `qemu`: virtual machines of this node.
     Qemu,
+    /// `ec2`: instances of Amazon EC2.
+    Ec2,
 }
 
 impl ProviderKind {
@@ -97,6 +112,7 @@ impl ProviderKind {
     pub fn has_remote_cells(self) -> bool {
         match self {
             Self::Netns | Self::Qemu => false,
+            Self::Ec2 => true,
         }
     }
 }
@@ -209,6 +225,7 @@ impl Default for MilpaBackend {
             gateway: GatewayListen::default(),
             netns: Netns::default(),
             qemu: Qemu::default(),
+            ec2: Ec2::default(),
         }
     }
 }
@@ -223,9 +240,11 @@ impl MilpaBackend {
         // An empty path means absent, until `checks::complete` sets the node backend's.
         let mut backend = Self { node_containerd: PathBuf::new(), ..Self::default() };
         table.set("state_dir", &mut backend.state_dir, read::path);
-        table.set("provider", &mut backend.provider, |field| {
-            field.choice(&[("netns", ProviderKind::Netns), ("qemu", ProviderKind::Qemu)])
-        });
+        table.set("provider", &mut backend.provider, |field| field.choice(PROVIDERS));
+        if backend.provider == ProviderKind::Ec2 {
+            backend.launch_timeout = CLOUD_LAUNCH_TIMEOUT;
+            backend.token_ttl = CLOUD_TOKEN_TTL;
+        }
         table.set("cluster", &mut backend.cluster, |field| owner_name(field).map(Some));
         table.set("node", &mut backend.node, |field| owner_name(field).map(Some));
         table.set("max_cells", &mut backend.max_cells, |field| field.number(1..=MAX_CELLS_LIMIT));
@@ -273,6 +292,9 @@ impl MilpaBackend {
         }
         if let Some(qemu) = table.take("qemu").and_then(|field| field.table()) {
             backend.qemu = Qemu::read(qemu);
+        }
+        if let Some(ec2) = table.take("ec2").and_then(|field| field.table()) {
+            backend.ec2 = Ec2::read(ec2);
         }
         table.finish();
         backend

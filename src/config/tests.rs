@@ -358,9 +358,9 @@ fn malformed_files_are_problems() {
             allowed: a table",
         ),
         (
-            b"[backends.c]\ntype = \"cri\"\n[backends.m]\ntype = \"milpa\"\nprovider = \"ec2\"\n\
+            b"[backends.c]\ntype = \"cri\"\n[backends.m]\ntype = \"milpa\"\nprovider = \"gce\"\n\
               [routing]\ndefault = \"c\"\n",
-            "backends.m.provider = \"ec2\": is invalid; allowed: \"netns\", \"qemu\"",
+            "backends.m.provider = \"gce\": is invalid; allowed: \"netns\", \"qemu\"",
         ),
     ] {
         let reported = reported(content);
@@ -516,7 +516,7 @@ fn warm_pools_are_read_and_checked() {
 fn every_key() -> Vec<&'static str> {
     let table = "[WHERE]\n\"\" = 1\n";
     let odd = format!(
-        "{}{}{}{}{}[backends.c]\ntype = \"cri\"\n\"\" = 1\n\
+        "{}{}{}{}{}{}[backends.c]\ntype = \"cri\"\n\"\" = 1\n\
          [backends.m]\ntype = \"milpa\"\n\"\" = 1\n\
          [[routing.rule]]\n\"\" = 1\n[backends.m.policy]\n\"\" = 1\n\
          [backends.m.placement]\n\"\" = 1\n[backends.m.limits]\n\"\" = 1\n\
@@ -526,6 +526,7 @@ fn every_key() -> Vec<&'static str> {
         table.replace("WHERE", "backends.m.netns"),
         table.replace("WHERE", "backends.m.qemu"),
         table.replace("WHERE", "backends.m.gateway"),
+        table.replace("WHERE", "backends.m.ec2"),
     );
     let keys = problems(&odd).into_iter().filter_map(|problem| {
         problem.split_once("is an unknown key; allowed: ").map(|(_, keys)| keys.to_owned())
@@ -541,6 +542,7 @@ fn every_key() -> Vec<&'static str> {
         "gateway",
         "netns",
         "qemu",
+        "ec2",
         "rule",
         "warm",
         "cpu",

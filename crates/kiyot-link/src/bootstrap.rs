@@ -114,6 +114,9 @@ pub struct Machine {
     pub link: Option<LinkDevice>,
     /// The time from boot without enrolment, in seconds, after which the machine powers off.
     pub power_off_after_secs: u64,
+    /// Addresses that the pod may not reach, such as those of the cloud's metadata service.
+    #[serde(default)]
+    pub closed_addresses: Vec<IpAddr>,
 }
 
 /// The network device of the link.

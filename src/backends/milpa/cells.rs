@@ -26,10 +26,7 @@ use super::{
     providers::{Attached, Attachment, InstanceId, Owner, Provider, ProviderError},
     store::{Batch, Store, StoreError, Table},
 };
-use crate::{
-    annotations::{CellRequest, HealthyTimeout},
-    config::WarmPool,
-};
+use crate::{annotations::CellRequest, config::WarmPool};
 
 mod admission;
 mod caller;
@@ -82,8 +79,8 @@ pub struct LaunchOrder {
     pub labels: BTreeMap<String, String>,
     /// The size and the kind of the cell.
     pub needs: Needs,
-    /// The time for which the cell's agent may be silent, if the pod has a limit of its own.
-    pub healthy_timeout: Option<HealthyTimeout>,
+    /// The pod's annotations, from which the provider takes its own parameters.
+    pub request: CellRequest,
     /// The caller's deadline.
     pub deadline: Option<Instant>,
 }
@@ -486,8 +483,14 @@ impl Cells {
             attempt: order.attempt,
         };
         let candidates = self.candidates(&catalogue, &order.needs);
-        let choice =
-            Choice { catalogue, needs: Arc::new(order.needs), rules: Arc::clone(&self.rules) };
+        let parameters = self.parameters(&order.request).await?;
+        // Warm cells have the parameters of a pod without annotations.
+        let is_usual = parameters == self.parameters(&CellRequest::default()).await?;
+        let choice = is_usual.then(|| Choice {
+            catalogue,
+            needs: Arc::new(order.needs),
+            rules: Arc::clone(&self.rules),
+        });
         let spec = OrderSpec {
             key,
             identity: order.identity,
@@ -495,8 +498,9 @@ impl Cells {
             attachment: order.attachment,
             labels: order.labels,
             candidates,
-            choice: Some(choice),
-            healthy_timeout: order.healthy_timeout,
+            parameters,
+            choice,
+            healthy_timeout: order.request.healthy_timeout,
             timeout: order
                 .deadline
                 .map(|deadline| deadline.saturating_duration_since(Instant::now())),
@@ -523,6 +527,13 @@ impl Cells {
         let ended = "it ended when it was bound".to_owned();
         let cell = self.get(&cell).ok_or(CellError::Ended(cell, ended))?;
         Ok(BoundCell { cell, sandbox, attached })
+    }
+
+    async fn parameters(
+        &self,
+        request: &CellRequest,
+    ) -> Result<BTreeMap<String, String>, CellError> {
+        self.shared.provider.parameters(request).await.map_err(CellError::Provider)
     }
 
     /// Returns the mark of a call that waits for the cell of an order.

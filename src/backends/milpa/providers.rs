@@ -14,8 +14,10 @@ use super::{
     id::CellId,
     placement::{Candidate, Catalogue, Offering},
 };
+use crate::annotations::CellRequest;
 
 mod capabilities;
+pub mod ec2;
 mod error;
 mod instance;
 pub mod local;
@@ -168,8 +170,18 @@ pub trait Provider: fmt::Debug + Send + Sync + 'static {
     fn capabilities(&self) -> Capabilities;
     /// Returns the instance types that can be launched, with their current prices.
     async fn catalogue(&self) -> Result<Catalogue, ProviderError>;
-    /// Launches an instance of the first candidate that has capacity. With the token of an earlier
-    /// launch it returns the instance of that launch. An error has every offering that was refused.
+    /// Returns the provider's own parameters of a launch for a pod with these annotations
+    /// ([`LaunchSpec::parameters`]). A pod whose parameters differ from those of a pod without
+    /// annotations gets no warm cell.
+    async fn parameters(
+        &self,
+        _request: &CellRequest,
+    ) -> Result<BTreeMap<String, String>, ProviderError> {
+        Ok(BTreeMap::new())
+    }
+    /// Launches an instance of the first candidate that has capacity, or of the first alone. With
+    /// the token of an earlier launch it returns the instance of that launch. An error has every
+    /// offering that was refused.
     async fn launch(&self, spec: &LaunchSpec, token: &str) -> Result<Instance, ProviderError>;
     /// Attaches an instance to the pod's network. A repeated call has the same outcome.
     async fn attach(

@@ -6,7 +6,8 @@ use super::Lines;
 use crate::{
     annotations::{Architecture, CellRequest},
     backends::milpa::placement::{
-        Candidate, Catalogue, Market, Needs, NoFit, Offering, Requested, Rules, Size, misses, rank,
+        Candidate, Catalogue, CatalogueFile, Market, Needs, NoFit, Offering, Requested, Rules,
+        Size, misses, rank,
     },
     config::ProviderKind,
 };
@@ -33,6 +34,10 @@ pub(super) fn check(
             Catalogue::any_size(Offering { instance_type, zone, market: Market::OnDemand })
         }
         ProviderKind::Qemu => Catalogue::sized("node", "node", ANY_NODE, Architecture::Amd64),
+        ProviderKind::Ec2 => {
+            // The command makes no call: zones and spot prices are not known.
+            return explain(lines, &CatalogueFile::built_in().catalogue, rules, request, sandbox);
+        }
     };
     let needs = Needs::new(request, &Requested::of_sandbox(sandbox), &rules.defaults);
     if rank(&catalogue, &needs, rules, &()).is_empty() {

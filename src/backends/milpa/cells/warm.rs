@@ -1,12 +1,23 @@
 //! The configured warm pools, with the offerings of the provider's catalogue.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use tokio::{sync::watch, time::sleep};
 
-use super::{engine::Pool, shared::Shared};
+use super::{
+    engine::{Effects, Pool},
+    shared::Shared,
+};
 use crate::{
-    backends::milpa::placement::{self, Candidate, Catalogue, Needs, NoFit, Rules},
+    annotations::CellRequest,
+    backends::milpa::{
+        placement::{self, Candidate, Catalogue, Needs, NoFit, Rules},
+        providers::ProviderError,
+    },
     config::WarmPool,
 };
 
@@ -29,10 +40,12 @@ pub(super) async fn run(
         set(&shared, &pools, |_| None);
         let mut wait = None;
         if !pools.is_empty() {
-            let read = shared.prices.current(&*shared.provider);
-            wait = match shared.stop.run_until_cancelled(read).await {
+            wait = match shared.stop.run_until_cancelled(read(&shared)).await {
                 None => return,
-                Some(Ok(catalogue)) => {
+                Some(Ok((catalogue, parameters))) => {
+                    shared.with_core(|core, _| {
+                        (core.engine.set_pool_parameters(parameters), Effects::new())
+                    });
                     let candidates =
                         |pool: &WarmPool| Some(candidates(&catalogue, &rules, pool, &mut unfit));
                     set(&shared, &pools, candidates);
@@ -61,6 +74,15 @@ pub(super) async fn run(
             () = again => {}
         }
     }
+}
+
+/// Returns the catalogue and the provider's parameters of a pod without annotations.
+async fn read(
+    shared: &Shared,
+) -> Result<(Arc<Catalogue>, BTreeMap<String, String>), ProviderError> {
+    let catalogue = shared.prices.current(&*shared.provider).await?;
+    let parameters = shared.provider.parameters(&CellRequest::default()).await?;
+    Ok((catalogue, parameters))
 }
 
 /// Passes the pools to the engine; `None` keeps the offerings that a pool has.

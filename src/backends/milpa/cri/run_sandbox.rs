@@ -183,10 +183,11 @@ impl CriService {
             tracing::warn!(sandbox = %id, pod, keys, "annotations with unknown keys ignored");
         }
         let labels = request.config.iter().flat_map(|config| config.labels.clone()).collect();
-        let healthy_timeout = request
+        let wishes = request
             .config
             .as_ref()
-            .and_then(|config| CellRequest::parse(&config.annotations).ok()?.healthy_timeout);
+            .and_then(|config| CellRequest::parse(&config.annotations).ok())
+            .unwrap_or_default();
         // Without the caller's deadline: a retry joins the launch, which `launch_timeout` bounds.
         let order = LaunchOrder {
             sandbox: id,
@@ -195,7 +196,7 @@ impl CriService {
             attachment,
             labels,
             needs,
-            healthy_timeout,
+            request: wishes,
             deadline: None,
         };
         let bound = self.cells.launch(order).await.map_err(|error| status_code::of_cell(&error))?;

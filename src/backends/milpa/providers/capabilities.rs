@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{netns, qemu};
+use super::{ec2, netns, qemu};
 use crate::config::ProviderKind;
 
 /// The capabilities of a provider's instances, which decide what a pod may do in a cell, and which
@@ -48,6 +48,7 @@ impl Capabilities {
         match provider {
             ProviderKind::Netns => netns::CAPABILITIES,
             ProviderKind::Qemu => qemu::CAPABILITIES,
+            ProviderKind::Ec2 => ec2::CAPABILITIES,
         }
     }
 
@@ -74,7 +75,7 @@ mod tests {
     /// Verifies C10.
     #[test]
     fn check_of_the_configuration_knows_providers_with_remote_cells() {
-        for provider in [ProviderKind::Netns, ProviderKind::Qemu] {
+        for provider in [ProviderKind::Netns, ProviderKind::Qemu, ProviderKind::Ec2] {
             assert_eq!(Capabilities::of(provider).remote, provider.has_remote_cells());
         }
     }

@@ -163,6 +163,7 @@ impl Qemu {
                 pod_mac: Some(pod_mac),
                 link: Some(link),
                 power_off_after_secs: self.settings.power_off_after.as_secs(),
+                closed_addresses: Vec::new(),
             }),
         };
         let machine = VmFile {

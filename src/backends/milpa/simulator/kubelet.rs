@@ -249,6 +249,7 @@ impl World<'_> {
             labels: BTreeMap::new(),
             sandbox,
             candidates: Ok(candidates),
+            parameters: BTreeMap::new(),
             choice: Some(Choice {
                 catalogue: Arc::clone(&self.node.catalogue),
                 needs: Arc::clone(&pod.needs),

@@ -56,6 +56,8 @@ pub(crate) struct OrderSpec {
     pub(crate) labels: BTreeMap<String, String>,
     /// The offerings that suit the pod, the preferred first, or why there are none.
     pub(crate) candidates: Result<Vec<Candidate>, CellError>,
+    /// The provider's own parameters of a launch.
+    pub(crate) parameters: BTreeMap<String, String>,
     /// The choice among the instances that run already; `None` for none of them.
     pub(crate) choice: Option<Choice>,
     /// The time for which the pod's agent may be silent, if the pod has a limit of its own.
@@ -85,6 +87,8 @@ pub(super) struct Order {
     /// The labels of the pod; empty until then.
     pub(super) labels: BTreeMap<String, String>,
     pub(super) candidates: Vec<Candidate>,
+    /// The provider's own parameters of its launches.
+    pub(super) parameters: BTreeMap<String, String>,
     /// The reason for which a call had no candidates.
     pub(super) no_candidates: Option<CellError>,
     pub(super) choice: Option<Choice>,
@@ -171,6 +175,7 @@ impl Engine {
                     labels: spec.labels,
                     no_candidates: spec.candidates.as_ref().err().cloned(),
                     candidates: spec.candidates.unwrap_or_default(),
+                    parameters: spec.parameters,
                     choice: spec.choice,
                     healthy_timeout: spec.healthy_timeout,
                     state: OrderState::Waiting,
@@ -238,6 +243,7 @@ impl Engine {
         attachment.sandbox = sandbox.as_str().to_owned();
         order.attachment = Some(Box::new(attachment));
         order.labels = spec.labels;
+        order.parameters = spec.parameters;
         order.choice = spec.choice;
         match spec.candidates {
             Ok(candidates) => order.candidates = candidates,
@@ -344,8 +350,8 @@ impl Engine {
         now: Now,
     ) -> Result<(), CellError> {
         let Some(order) = self.orders.get(sandbox) else { return Ok(()) };
-        let tags = order.pod_tags();
-        let cell = self.new_cell(candidates, &tags, now)?;
+        let (tags, parameters) = (order.pod_tags(), order.parameters.clone());
+        let cell = self.new_cell(candidates, parameters, &tags, now)?;
         let Some(order) = self.orders.get_mut(sandbox) else { return Ok(()) };
         order.launches += 1;
         order.state = OrderState::Placed(cell.id.clone());
@@ -366,6 +372,7 @@ impl Engine {
     pub(super) fn new_cell(
         &mut self,
         candidates: Vec<Candidate>,
+        parameters: BTreeMap<String, String>,
         pod: &PodTags,
         now: Now,
     ) -> Result<Cell, CellError> {
@@ -377,7 +384,7 @@ impl Engine {
             candidates,
             tags: self.config.owner.tags(&id, pod),
             bootstrap,
-            parameters: BTreeMap::new(),
+            parameters,
         };
         let expires = now.unix + self.config.token_ttl;
         Ok(Cell {
@@ -453,9 +460,12 @@ impl Engine {
         }
         let error = failure_of(&mut cell, Some(order));
         order.causes.push(cause_of(&error));
+        let before = order.candidates.len();
         if let CellError::Provider(refusal) = &error {
             order.candidates.retain(|candidate| !refusal.refused.contains(&candidate.offering));
         }
+        // A refusal leaves fewer offerings to try, which bounds these launches.
+        let has_fewer = order.candidates.len() < before;
         let may_retry = match &error {
             CellError::Provider(refusal) => {
                 matches!(refusal.class, ErrorClass::Capacity | ErrorClass::Transient)
@@ -468,7 +478,7 @@ impl Engine {
         let places_again = may_retry
             && !cell.has_enders
             && order.is_wanted()
-            && order.launches < self.config.max_launches
+            && (has_fewer || order.launches < self.config.max_launches)
             && !order.candidates.is_empty()
             && now.boot < order.deadline;
         if places_again {

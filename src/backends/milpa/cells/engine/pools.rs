@@ -59,6 +59,8 @@ pub(crate) struct Pool {
 #[derive(Debug, Default)]
 pub(super) struct Pools {
     pub(super) by_name: BTreeMap<Arc<str>, Filling>,
+    /// The provider's own parameters of their launches, those of a pod without annotations.
+    parameters: BTreeMap<String, String>,
 }
 
 /// A pool with its failures.
@@ -96,6 +98,11 @@ impl Engine {
         }
         self.drain_pools(now);
         self.handle(Event::Tick, now)
+    }
+
+    /// Sets the provider's own parameters of further warm cells.
+    pub(crate) fn set_pool_parameters(&mut self, parameters: BTreeMap<String, String>) {
+        self.pools.parameters = parameters;
     }
 
     /// Limits the launches of the warm cells of a previous daemon.
@@ -190,7 +197,8 @@ impl Engine {
         let candidates =
             self.of_market(&candidates, filling.failing_since.unwrap_or(now.boot), now);
         let candidates = self.affordable(None, &candidates).map_err(|_| Missing::Room)?;
-        match self.new_cell(candidates, &PodTags::default(), now) {
+        let parameters = self.pools.parameters.clone();
+        match self.new_cell(candidates, parameters, &PodTags::default(), now) {
             Ok(cell) => {
                 let at = now.boot + self.config.launch_timeout;
                 self.timers.set(Timer::Warm(cell.id.clone()), at);

@@ -250,6 +250,7 @@ impl Engine {
             no_candidates: None,
             choice: None,
             candidates: launch.map(|launch| launch.spec.candidates.clone()).unwrap_or_default(),
+            parameters: launch.map(|launch| launch.spec.parameters.clone()).unwrap_or_default(),
             state: OrderState::Placed(cell.clone()),
             launches: record.launches,
             causes: Vec::new(),

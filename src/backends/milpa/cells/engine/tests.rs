@@ -93,6 +93,7 @@ fn spec(pod: &str) -> OrderSpec {
         attachment: Attachment::default(),
         labels: BTreeMap::new(),
         candidates: Ok(["a", "b"].map(candidate).to_vec()),
+        parameters: BTreeMap::new(),
         choice: None,
         healthy_timeout: None,
         timeout: None,
@@ -307,6 +308,27 @@ fn refused_launch_is_placed_again_without_the_refused_offering() {
     assert_ne!(first, second);
     assert_eq!(launch.spec.candidates, [candidate("b")]);
     assert!(!engine.contains(&first));
+}
+
+/// Verifies A14.
+#[test]
+fn refused_offerings_are_tried_one_after_the_other_until_one_has_capacity() {
+    let mut engine = engine(sim::CAPABILITIES);
+    let zones = ["a", "b", "c", "d", "e", "f"];
+    assert!(u32::try_from(zones.len()).unwrap() > config().max_launches + 1);
+    let order = OrderSpec { candidates: Ok(zones.map(candidate).to_vec()), ..spec("pod") };
+    let (_, mut effects) = engine.order(order, at(1));
+    for zone in &zones[..zones.len() - 1] {
+        let (launches, answer) = outcome(&effects);
+        assert_eq!((launches.len(), answer), (1, None), "before {zone}");
+        let error = ProviderError::without_cause(ErrorClass::Capacity, "launch");
+        let error = ProviderError { refused: vec![offering(zone)], ..error };
+        effects = engine.handle(Event::Launched(launches[0].clone(), Err(error)), at(2));
+    }
+    let (launches, _) = outcome(&effects);
+    let launched = engine.cells[&launches[0]].stored().launch.unwrap();
+    assert_eq!(launched.candidates.len(), 1);
+    assert_eq!(launched.candidates[0].zone, "f");
 }
 
 /// Returns the launches among effects, and the answer of an order.

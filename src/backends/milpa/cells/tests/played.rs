@@ -19,16 +19,19 @@ use kiyot_proto::{cell::HelloReply, store};
 use ring::digest::{SHA256, digest};
 use tokio::sync::Semaphore;
 
-use crate::backends::milpa::{
-    cells::{BoundCell, Cells, CellsConfig, LaunchOrder, Limits, Links},
-    gateway::{Admission, CellLink, ControlChannel},
-    id::{CellId, SandboxId},
-    placement::{Catalogue, Market, Needs, Offering},
-    providers::{
-        Attached, Attachment, Capabilities, ErrorClass, Instance, InstanceId, InstanceState,
-        LaunchSpec, Provider, ProviderError, Termination, Terminations, netns,
+use crate::{
+    annotations::CellRequest,
+    backends::milpa::{
+        cells::{BoundCell, Cells, CellsConfig, LaunchOrder, Limits, Links},
+        gateway::{Admission, CellLink, ControlChannel},
+        id::{CellId, SandboxId},
+        placement::{Catalogue, Market, Needs, Offering},
+        providers::{
+            Attached, Attachment, Capabilities, ErrorClass, Instance, InstanceId, InstanceState,
+            LaunchSpec, Provider, ProviderError, Termination, Terminations, netns,
+        },
+        store::{Batch, Store, Table},
     },
-    store::{Batch, Store, Table},
 };
 
 pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -261,7 +264,7 @@ pub(super) fn order(sandbox: &SandboxId, pod_uid: &str) -> LaunchOrder {
             ..Attachment::default()
         },
         needs: Needs::default(),
-        healthy_timeout: None,
+        request: CellRequest::default(),
         labels: BTreeMap::new(),
         deadline: None,
     }

@@ -1,0 +1,59 @@
+//! The interface of EC2.
+
+use std::{collections::BTreeMap, fmt};
+
+use async_trait::async_trait;
+
+use super::{
+    CallError, Image, ImageFilter, InstanceDescription, InstanceStateName, RunInstances, SpotPrice,
+    Subnet, TypeInZone,
+};
+
+/// The instances to describe. A description by id fails if one of the ids is unknown.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum InstanceFilter {
+    /// Instances with these ids.
+    Ids(Vec<String>),
+    /// Instances with all of these tags.
+    Tags(BTreeMap<String, String>),
+    /// The instance of the launch with this client token.
+    ClientToken(String),
+}
+
+/// The calls of EC2 that kiyot makes. Every call has a time limit. Lists are complete: all pages
+/// are read.
+#[async_trait]
+pub trait Ec2Api: fmt::Debug + Send + Sync + 'static {
+    /// Launches an instance (RunInstances). A dry run launches none, and fails as the launch would.
+    async fn run_instances(
+        &self,
+        request: &RunInstances,
+        dry_run: bool,
+    ) -> Result<InstanceDescription, CallError>;
+    /// Describes instances (DescribeInstances), terminated ones of the last hour included.
+    async fn describe_instances(
+        &self,
+        filter: &InstanceFilter,
+    ) -> Result<Vec<InstanceDescription>, CallError>;
+    /// Terminates instances (TerminateInstances), all or none. Returns their states.
+    async fn terminate_instances(
+        &self,
+        ids: &[String],
+    ) -> Result<BTreeMap<String, InstanceStateName>, CallError>;
+    /// Sets tags of instances (CreateTags).
+    async fn create_tags(
+        &self,
+        ids: &[String],
+        tags: &BTreeMap<String, String>,
+    ) -> Result<(), CallError>;
+    /// Returns the last console output of an instance (GetConsoleOutput), decoded.
+    async fn console_output(&self, id: &str) -> Result<String, CallError>;
+    /// Lists the zones of all instance types (DescribeInstanceTypeOfferings).
+    async fn types_in_zones(&self) -> Result<Vec<TypeInZone>, CallError>;
+    /// Lists the current spot prices of Linux (DescribeSpotPriceHistory).
+    async fn spot_prices(&self) -> Result<Vec<SpotPrice>, CallError>;
+    /// Describes subnets (DescribeSubnets).
+    async fn subnets(&self, ids: &[String]) -> Result<Vec<Subnet>, CallError>;
+    /// Lists images (DescribeImages).
+    async fn images(&self, filter: &ImageFilter) -> Result<Vec<Image>, CallError>;
+}

@@ -1,0 +1,23 @@
+//! The calls of Amazon EC2 that kiyot makes, with the fields that it uses.
+//!
+//! [`Ec2Api`] is the interface; [`sdk`] implements it by AWS's SDK, and is the only module that
+//! names it. Neither retries: the engine of cells decides about retries, because it records a
+//! launch before it is made.
+
+mod api;
+mod call_error;
+mod image;
+mod instance;
+mod offering;
+mod run_instances;
+#[cfg(feature = "sdk")]
+pub mod sdk;
+mod subnet;
+
+pub use api::{Ec2Api, InstanceFilter};
+pub use call_error::{CallError, Failure};
+pub use image::{Image, ImageFilter};
+pub use instance::{InstanceDescription, InstanceStateName};
+pub use offering::{SpotPrice, TypeInZone};
+pub use run_instances::{CpuCredits, RunInstances, VolumeType};
+pub use subnet::Subnet;

@@ -1,0 +1,94 @@
+//! The request of a launch.
+
+use std::{collections::BTreeMap, fmt};
+
+/// The request of a launch (RunInstances) of one instance. Equal requests are equal on the wire, so
+/// that a repeated one has the parameters that belong to its client token.
+///
+/// Every launch has these settings: metadata service version 2 with a hop limit of 1 and without
+/// tags, termination at shutdown, and an encrypted root volume that ends with the instance.
+/// Volumes and network interfaces get the instance's tags.
+#[derive(Clone, PartialEq, Eq)]
+pub struct RunInstances {
+    /// The token by which EC2 recognises a repeated launch: at most 64 ASCII characters.
+    pub client_token: String,
+    /// The image.
+    pub image: String,
+    /// The device of the image's root volume.
+    pub root_device: String,
+    /// The instance type.
+    pub instance_type: String,
+    /// The subnet, which decides the zone.
+    pub subnet: String,
+    /// The security groups.
+    pub security_groups: Vec<String>,
+    /// True for a spot instance, which is not requested again when it ends.
+    pub is_spot: bool,
+    /// True if the instance gets a public address.
+    pub public_address: bool,
+    /// The name or the ARN of an instance profile.
+    pub instance_profile: Option<String>,
+    /// The name of a key pair.
+    pub key_name: Option<String>,
+    /// The size of the root volume in GiB.
+    pub volume_gib: i32,
+    /// The type of the root volume.
+    pub volume_type: VolumeType,
+    /// The credits of a burstable type; `None` for other types, which refuse the option.
+    pub credits: Option<CpuCredits>,
+    /// The tags of instance, volume and network interface.
+    pub tags: BTreeMap<String, String>,
+    /// The user data. Holds a secret.
+    pub user_data: String,
+}
+
+impl fmt::Debug for RunInstances {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RunInstances")
+            .field("image", &self.image)
+            .field("instance_type", &self.instance_type)
+            .field("subnet", &self.subnet)
+            .field("is_spot", &self.is_spot)
+            .field("tags", &self.tags)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The type of a volume.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum VolumeType {
+    /// General purpose, third generation.
+    #[default]
+    Gp3,
+    /// General purpose, second generation.
+    Gp2,
+}
+
+impl VolumeType {
+    /// Returns the name of the API.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Gp3 => "gp3",
+            Self::Gp2 => "gp2",
+        }
+    }
+}
+
+/// The credits of a burstable instance type.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CpuCredits {
+    /// The processor is slowed to the baseline when the earned credits are used up.
+    Standard,
+    /// Further credits cost money.
+    Unlimited,
+}
+
+impl CpuCredits {
+    /// Returns the name of the API.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Standard => "standard",
+            Self::Unlimited => "unlimited",
+        }
+    }
+}

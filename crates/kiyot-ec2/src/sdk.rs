@@ -1,0 +1,8 @@
+//! EC2 by AWS's SDK.
+
+mod client;
+mod error;
+mod launch;
+mod response;
+
+pub use client::{Client, ClientConfig};

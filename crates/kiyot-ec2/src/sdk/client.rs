@@ -1,0 +1,249 @@
+//! The client.
+
+use std::{
+    collections::BTreeMap,
+    time::{Duration, SystemTime},
+};
+
+use async_trait::async_trait;
+use aws_config::{
+    BehaviorVersion, Region, retry::RetryConfig, stalled_stream_protection, timeout::TimeoutConfig,
+};
+use aws_sdk_ec2::{
+    Client as Sdk,
+    types::{Filter, LocationType, Tag},
+};
+use aws_smithy_http_client::{
+    Builder,
+    tls::{Provider, rustls_provider::CryptoMode},
+};
+
+use super::{
+    error::{call_error, incomplete},
+    launch, response,
+};
+use crate::{
+    CallError, Ec2Api, Failure, Image, ImageFilter, InstanceDescription, InstanceFilter,
+    InstanceStateName, RunInstances, SpotPrice, Subnet, TypeInZone,
+};
+
+/// Bounds the time of a call, or of a page of a list.
+const CALL_TIMEOUT: Duration = Duration::from_secs(30);
+/// Bounds the time in which a connection is made.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// The instances of a page of DescribeInstances, the most that EC2 accepts.
+const PAGE_INSTANCES: i32 = 1000;
+/// The entries of a page of other lists, the most that EC2 accepts.
+const PAGE_ENTRIES: i32 = 1000;
+/// Bounds the pages of a list: a hundred times those of the longest.
+const MAX_PAGES: usize = 1000;
+/// The operating system of spot prices.
+const LINUX: &str = "Linux/UNIX";
+
+/// The settings of a client.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClientConfig {
+    /// The region, such as `us-east-1`.
+    pub region: String,
+    /// The URL of the endpoint; by default that of the region.
+    pub endpoint_url: Option<String>,
+}
+
+/// A client of EC2. Credentials are those of the SDK's default chain: environment, profile, web
+/// identity, container, instance profile.
+#[derive(Debug, Clone)]
+pub struct Client {
+    sdk: Sdk,
+}
+
+impl Client {
+    /// Returns a client. Reads the environment and files of the user, and makes no call.
+    pub async fn new(config: &ClientConfig) -> Self {
+        let http = Builder::new().tls_provider(Provider::Rustls(CryptoMode::Ring)).build_https();
+        let timeouts = TimeoutConfig::builder()
+            .connect_timeout(CONNECT_TIMEOUT)
+            .operation_timeout(CALL_TIMEOUT)
+            .build();
+        let mut loader = aws_config::defaults(BehaviorVersion::latest())
+            .http_client(http)
+            .region(Region::new(config.region.clone()))
+            // The caller decides about retries: it has recorded what it does.
+            .retry_config(RetryConfig::disabled())
+            .timeout_config(timeouts)
+            .stalled_stream_protection(
+                stalled_stream_protection::StalledStreamProtectionConfig::disabled(),
+            );
+        if let Some(url) = &config.endpoint_url {
+            loader = loader.endpoint_url(url);
+        }
+        Self { sdk: Sdk::new(&loader.load().await) }
+    }
+}
+
+#[async_trait]
+impl Ec2Api for Client {
+    async fn run_instances(
+        &self,
+        request: &RunInstances,
+        dry_run: bool,
+    ) -> Result<InstanceDescription, CallError> {
+        const NAME: &str = "RunInstances";
+        let call = launch::call(self.sdk.run_instances(), request).dry_run(dry_run);
+        let output = call.send().await.map_err(|error| call_error(NAME, error))?;
+        let instance = output.instances.unwrap_or_default().into_iter().next();
+        let instance = instance.ok_or_else(|| incomplete(NAME, "instance"))?;
+        response::instance(NAME, instance)
+    }
+
+    async fn describe_instances(
+        &self,
+        filter: &InstanceFilter,
+    ) -> Result<Vec<InstanceDescription>, CallError> {
+        const NAME: &str = "DescribeInstances";
+        let mut call = self.sdk.describe_instances();
+        call = match filter {
+            // A call by id has no pages.
+            InstanceFilter::Ids(ids) => call.set_instance_ids(Some(ids.clone())),
+            InstanceFilter::Tags(tags) => call.max_results(PAGE_INSTANCES).set_filters(Some(
+                tags.iter().map(|(key, value)| tag_filter(key, value)).collect(),
+            )),
+            InstanceFilter::ClientToken(token) => {
+                call.max_results(PAGE_INSTANCES).filters(named_filter("client-token", token))
+            }
+        };
+        let mut pages = call.into_paginator().send();
+        let mut instances = Vec::new();
+        let mut read = 0;
+        while let Some(page) = pages.next().await {
+            let page = page.map_err(|error| call_error(NAME, error))?;
+            for reservation in page.reservations.unwrap_or_default() {
+                for instance in reservation.instances.unwrap_or_default() {
+                    instances.push(response::instance(NAME, instance)?);
+                }
+            }
+            read += 1;
+            bound_pages(NAME, read)?;
+        }
+        Ok(instances)
+    }
+
+    async fn terminate_instances(
+        &self,
+        ids: &[String],
+    ) -> Result<BTreeMap<String, InstanceStateName>, CallError> {
+        const NAME: &str = "TerminateInstances";
+        let call = self.sdk.terminate_instances().set_instance_ids(Some(ids.to_vec()));
+        let output = call.send().await.map_err(|error| call_error(NAME, error))?;
+        let changes = output.terminating_instances.unwrap_or_default().into_iter();
+        changes.map(|change| response::state_change(NAME, change)).collect()
+    }
+
+    async fn create_tags(
+        &self,
+        ids: &[String],
+        tags: &BTreeMap<String, String>,
+    ) -> Result<(), CallError> {
+        let tag = |(key, value): (&String, &String)| Tag::builder().key(key).value(value).build();
+        let call = self
+            .sdk
+            .create_tags()
+            .set_resources(Some(ids.to_vec()))
+            .set_tags(Some(tags.iter().map(tag).collect()));
+        call.send().await.map(drop).map_err(|error| call_error("CreateTags", error))
+    }
+
+    async fn console_output(&self, id: &str) -> Result<String, CallError> {
+        const NAME: &str = "GetConsoleOutput";
+        let call = self.sdk.get_console_output().instance_id(id);
+        let output = call.send().await.map_err(|error| call_error(NAME, error))?;
+        let encoded = output.output.unwrap_or_default();
+        let bytes = aws_smithy_types::base64::decode(encoded.trim())
+            .map_err(|_| incomplete(NAME, "output"))?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    async fn types_in_zones(&self) -> Result<Vec<TypeInZone>, CallError> {
+        const NAME: &str = "DescribeInstanceTypeOfferings";
+        let call = self
+            .sdk
+            .describe_instance_type_offerings()
+            .location_type(LocationType::AvailabilityZone)
+            .max_results(PAGE_ENTRIES);
+        let mut pages = call.into_paginator().send();
+        let mut entries = Vec::new();
+        let mut read = 0;
+        while let Some(page) = pages.next().await {
+            let page = page.map_err(|error| call_error(NAME, error))?;
+            let listed = page.instance_type_offerings.unwrap_or_default().into_iter();
+            entries.extend(listed.filter_map(response::type_in_zone));
+            read += 1;
+            bound_pages(NAME, read)?;
+        }
+        Ok(entries)
+    }
+
+    async fn spot_prices(&self) -> Result<Vec<SpotPrice>, CallError> {
+        const NAME: &str = "DescribeSpotPriceHistory";
+        // With this start the history has the current prices alone.
+        let call = self
+            .sdk
+            .describe_spot_price_history()
+            .start_time(SystemTime::now().into())
+            .product_descriptions(LINUX)
+            .max_results(PAGE_ENTRIES);
+        let mut pages = call.into_paginator().send();
+        let mut prices = Vec::new();
+        let mut read = 0;
+        while let Some(page) = pages.next().await {
+            let page = page.map_err(|error| call_error(NAME, error))?;
+            let listed = page.spot_price_history.unwrap_or_default().into_iter();
+            prices.extend(listed.filter_map(response::spot_price));
+            read += 1;
+            bound_pages(NAME, read)?;
+        }
+        Ok(prices)
+    }
+
+    async fn subnets(&self, ids: &[String]) -> Result<Vec<Subnet>, CallError> {
+        const NAME: &str = "DescribeSubnets";
+        let call = self.sdk.describe_subnets().set_subnet_ids(Some(ids.to_vec()));
+        let output = call.send().await.map_err(|error| call_error(NAME, error))?;
+        let listed = output.subnets.unwrap_or_default().into_iter();
+        listed
+            .map(|subnet| response::subnet(subnet).ok_or_else(|| incomplete(NAME, "subnet")))
+            .collect()
+    }
+
+    async fn images(&self, filter: &ImageFilter) -> Result<Vec<Image>, CallError> {
+        const NAME: &str = "DescribeImages";
+        let call = match filter {
+            ImageFilter::Id(id) => self.sdk.describe_images().image_ids(id),
+            ImageFilter::Named { owner, name } => self
+                .sdk
+                .describe_images()
+                .owners(owner)
+                .filters(named_filter("name", name))
+                .filters(named_filter("state", "available")),
+        };
+        let output = call.send().await.map_err(|error| call_error(NAME, error))?;
+        Ok(output.images.unwrap_or_default().into_iter().filter_map(response::image).collect())
+    }
+}
+
+/// Fails if a list has more pages than any list of EC2.
+fn bound_pages(operation: &'static str, read: usize) -> Result<(), CallError> {
+    if read < MAX_PAGES {
+        return Ok(());
+    }
+    Err(CallError { operation, failure: Failure::Incomplete("end of the list") })
+}
+
+fn tag_filter(key: &str, value: &str) -> Filter {
+    named_filter(&format!("tag:{key}"), value)
+}
+
+/// Returns a filter by a value. EC2 takes `*` and `?` in a value for wildcards, except after a
+/// backslash.
+fn named_filter(name: &str, value: &str) -> Filter {
+    Filter::builder().name(name).values(value).build()
+}

@@ -1,0 +1,95 @@
+//! Answers of EC2.
+
+use std::time::Duration;
+
+use aws_sdk_ec2::types;
+
+use super::error::incomplete;
+use crate::{
+    CallError, Image, InstanceDescription, InstanceStateName, SpotPrice, Subnet, TypeInZone,
+};
+
+/// Returns an instance. Only id and state are indispensable.
+pub(super) fn instance(
+    operation: &'static str,
+    instance: types::Instance,
+) -> Result<InstanceDescription, CallError> {
+    let address = |text: Option<String>| text.and_then(|text| text.parse().ok());
+    let launched = instance.launch_time.and_then(|time| u64::try_from(time.secs()).ok());
+    let tags = instance.tags.unwrap_or_default().into_iter();
+    Ok(InstanceDescription {
+        id: instance.instance_id.ok_or_else(|| incomplete(operation, "instanceId"))?,
+        client_token: instance.client_token.unwrap_or_default(),
+        instance_type: text(instance.instance_type.as_ref().map(types::InstanceType::as_str)),
+        zone: instance
+            .placement
+            .and_then(|placement| placement.availability_zone)
+            .unwrap_or_default(),
+        is_spot: instance.instance_lifecycle == Some(types::InstanceLifecycleType::Spot),
+        state: state(operation, instance.state)?,
+        private_address: address(instance.private_ip_address),
+        public_address: address(instance.public_ip_address),
+        launched: launched.map(Duration::from_secs),
+        tags: tags.filter_map(|tag| Some((tag.key?, tag.value.unwrap_or_default()))).collect(),
+    })
+}
+
+/// Returns the id and the new state of a terminated instance.
+pub(super) fn state_change(
+    operation: &'static str,
+    change: types::InstanceStateChange,
+) -> Result<(String, InstanceStateName), CallError> {
+    let id = change.instance_id.ok_or_else(|| incomplete(operation, "instanceId"))?;
+    Ok((id, state(operation, change.current_state)?))
+}
+
+fn state(
+    operation: &'static str,
+    state: Option<types::InstanceState>,
+) -> Result<InstanceStateName, CallError> {
+    let name = state.and_then(|state| state.name);
+    let state = name.as_ref().and_then(|name| InstanceStateName::named(name.as_str()));
+    state.ok_or_else(|| incomplete(operation, "state"))
+}
+
+/// Returns an entry of the instance types by zone.
+pub(super) fn type_in_zone(entry: types::InstanceTypeOffering) -> Option<TypeInZone> {
+    Some(TypeInZone {
+        instance_type: entry.instance_type?.as_str().to_owned(),
+        zone: entry.location?,
+    })
+}
+
+/// Returns a spot price.
+pub(super) fn spot_price(price: types::SpotPrice) -> Option<SpotPrice> {
+    Some(SpotPrice {
+        instance_type: price.instance_type?.as_str().to_owned(),
+        zone: price.availability_zone?,
+        price: price.spot_price?,
+    })
+}
+
+/// Returns a subnet.
+pub(super) fn subnet(subnet: types::Subnet) -> Option<Subnet> {
+    Some(Subnet {
+        id: subnet.subnet_id?,
+        vpc: subnet.vpc_id?,
+        zone: subnet.availability_zone?,
+        network: subnet.cidr_block?,
+    })
+}
+
+/// Returns an image.
+pub(super) fn image(image: types::Image) -> Option<Image> {
+    Some(Image {
+        id: image.image_id?,
+        name: image.name.unwrap_or_default(),
+        architecture: text(image.architecture.as_ref().map(types::ArchitectureValues::as_str)),
+        created: image.creation_date.unwrap_or_default(),
+        root_device: image.root_device_name?,
+    })
+}
+
+fn text(text: Option<&str>) -> String {
+    text.unwrap_or_default().to_owned()
+}

@@ -1,0 +1,428 @@
+//! The ec2 provider: cells that are instances of Amazon EC2.
+//!
+//! A launch is one RunInstances with the launch's token. Its request is a pure function of the
+//! record (`launch`, `parameters`), so that a replay is the same request. Everything else that EC2
+//! knows is read by lists, for all cells at once.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use kiyot_ec2::{
+    CallError, CpuCredits, Ec2Api, Image, ImageFilter, InstanceDescription, InstanceFilter,
+    InstanceStateName, SpotPrice, TypeInZone,
+};
+
+use super::{
+    Attached, Attachment, Capabilities, ErrorClass, Instance, InstanceId, InstanceState,
+    LaunchSpec, Owner, Provider, ProviderError, owner,
+};
+use crate::{
+    annotations::{Architecture, CellRequest},
+    backends::milpa::{
+        id::CellId,
+        placement::{Catalogue, CatalogueFile, Market, Offering},
+    },
+    config,
+};
+
+mod cached;
+mod error_codes;
+mod launch;
+mod market_data;
+mod pacing;
+mod parameters;
+mod terminations;
+mod user_data;
+
+use cached::Cached;
+use error_codes::{Refused, classify};
+use pacing::{Action, Pacing};
+use parameters::{BootImage, Parameters};
+use terminations::Terminations;
+
+/// The capabilities of EC2 cells. A privileged pod has power over the agent. EC2 may not know an
+/// instance for minutes after its launch ("Eventual consistency in the Amazon EC2 API").
+pub const CAPABILITIES: Capabilities = Capabilities {
+    provider: "ec2",
+    own_kernel: true,
+    own_users: true,
+    own_devices: true,
+    remote: true,
+    separate_link: false,
+    can_be_paused: false,
+    pods_control_agent: true,
+    ends_with_node: false,
+    ends_confirmed_within: Duration::from_secs(600),
+    not_found_believed_after: Duration::from_secs(600),
+    listing_period: Duration::from_secs(30),
+    tags_at_launch_only: false,
+};
+
+/// The addresses of the metadata service of an instance, IPv4 and IPv6.
+const METADATA_ADDRESSES: [IpAddr; 2] = [
+    IpAddr::V4(Ipv4Addr::new(169, 254, 169, 254)),
+    IpAddr::V6(Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254)),
+];
+
+/// The time after which instance types and zones are read again.
+const ZONES_MAX_AGE: Duration = Duration::from_secs(12 * 3600);
+/// The time after which spot prices are read again.
+const SPOT_MAX_AGE: Duration = Duration::from_secs(30 * 60);
+/// The time after which subnets and the newest image are read again.
+const NETWORK_MAX_AGE: Duration = Duration::from_secs(3600);
+/// Bytes of a GiB, the unit of volumes.
+const GIB: u64 = 1 << 30;
+/// The code of a launch whose token belongs to other parameters.
+const PARAMETER_MISMATCH: &str = "IdempotentParameterMismatch";
+
+/// The subnets and images of launches.
+#[derive(Debug)]
+struct Resources {
+    /// The subnets, by their zone.
+    subnets: BTreeMap<String, String>,
+    images: BTreeMap<Architecture, BootImage>,
+}
+
+/// The provider of cells that are instances of EC2.
+#[derive(Debug)]
+pub struct Ec2 {
+    api: Arc<dyn Ec2Api>,
+    config: config::Ec2,
+    owner: Owner,
+    pause_image: String,
+    power_off_after: Duration,
+    /// Sizes and on-demand prices.
+    types: Catalogue,
+    pacing: Arc<Pacing>,
+    terminations: Terminations,
+    resources: Cached<Resources>,
+    in_zones: Cached<Vec<TypeInZone>>,
+    spot: Cached<Vec<SpotPrice>>,
+    /// The private addresses of the instances that were launched or listed.
+    addresses: Mutex<BTreeMap<String, IpAddr>>,
+}
+
+impl Ec2 {
+    /// Returns the configured provider. Makes no call.
+    pub fn new(config: &config::MilpaBackend, owner: Owner, api: Arc<dyn Ec2Api>) -> Self {
+        let pacing = Arc::new(Pacing::default());
+        Self {
+            terminations: Terminations::new(Arc::clone(&api), Arc::clone(&pacing)),
+            api,
+            config: config.ec2.clone(),
+            owner,
+            pause_image: config.pause_image.clone(),
+            power_off_after: config.token_ttl,
+            types: CatalogueFile::built_in().catalogue,
+            pacing,
+            resources: Cached::new("subnets and images", NETWORK_MAX_AGE),
+            in_zones: Cached::new("instance types by zone", ZONES_MAX_AGE),
+            spot: Cached::new("spot prices", SPOT_MAX_AGE),
+            addresses: Mutex::default(),
+        }
+    }
+
+    async fn resources(&self) -> Result<Arc<Resources>, CallError> {
+        self.resources.get(|| self.read_resources()).await
+    }
+
+    async fn read_resources(&self) -> Result<Resources, CallError> {
+        self.pacing.wait(Action::Describe).await;
+        let described = self.api.subnets(&self.config.subnets).await?;
+        let mut subnets = BTreeMap::new();
+        // In the order of the configuration: the first of a zone is taken.
+        for id in &self.config.subnets {
+            if let Some(subnet) = described.iter().find(|subnet| subnet.id == *id) {
+                subnets.entry(subnet.zone.clone()).or_insert_with(|| id.clone());
+            }
+        }
+        let filter = self.config.image.clone().unwrap_or(ImageFilter::Id(String::new()));
+        self.pacing.wait(Action::Describe).await;
+        let images = newest(self.api.images(&filter).await?);
+        Ok(Resources { subnets, images })
+    }
+
+    /// Returns the instance of an earlier launch with a token.
+    async fn launched_with(&self, token: &str) -> Result<Option<Instance>, CallError> {
+        self.pacing.wait(Action::Describe).await;
+        let filter = InstanceFilter::ClientToken(token.to_owned());
+        let found = self.api.describe_instances(&filter).await?;
+        Ok(found.into_iter().find_map(|described| self.instance(described)))
+    }
+
+    /// Returns an instance of this owner; `None` for one without the tag of a cell.
+    fn instance(&self, described: InstanceDescription) -> Option<Instance> {
+        let tag = |key: &str| described.tags.get(key).cloned().unwrap_or_default();
+        let cell = CellId::parse(&tag(owner::CELL)).ok()?;
+        if let Some(address) = described.private_address {
+            self.known_addresses().insert(described.id.clone(), address);
+        }
+        let market = if described.is_spot { Market::Spot } else { Market::OnDemand };
+        let addresses = [described.private_address, described.public_address];
+        Some(Instance {
+            token: described.client_token.clone(),
+            fingerprint: tag(owner::FINGERPRINT),
+            pod_uid: String::new(),
+            addresses: addresses.into_iter().flatten().collect(),
+            state: state(described.state),
+            since: described.launched,
+            offering: Offering {
+                instance_type: described.instance_type,
+                zone: described.zone,
+                market,
+            },
+            id: InstanceId(described.id),
+            cell,
+        })
+    }
+
+    fn known_addresses(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, IpAddr>> {
+        self.addresses.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the error of a launch, with the offerings that it refuses.
+    fn launch_error(spec: &LaunchSpec, error: CallError) -> ProviderError {
+        let (class, refused) = classify(&error);
+        let Some(tried) = spec.offerings().next() else {
+            return ProviderError::new(class, format!("launch {}", spec.cell), error);
+        };
+        let is_refused = |offering: &&Offering| match refused {
+            Refused::None => false,
+            Refused::Offering => *offering == tried,
+            Refused::Zone => offering.zone == tried.zone,
+            Refused::Market => offering.market == tried.market,
+        };
+        let refused = spec.offerings().filter(is_refused).cloned().collect();
+        let error = ProviderError::new(class, format!("launch {tried}"), error);
+        ProviderError { refused, ..error }
+    }
+}
+
+#[async_trait]
+impl Provider for Ec2 {
+    fn capabilities(&self) -> Capabilities {
+        CAPABILITIES
+    }
+
+    async fn catalogue(&self) -> Result<Catalogue, ProviderError> {
+        let failed = |error: CallError| {
+            ProviderError::new(classify(&error).0, "read the instance types of the region", error)
+        };
+        let resources = self.resources().await.map_err(failed)?;
+        let in_zones = self
+            .in_zones
+            .get(|| async {
+                self.pacing.wait(Action::Describe).await;
+                self.api.types_in_zones().await
+            })
+            .await
+            .map_err(failed)?;
+        let spot = self
+            .spot
+            .get(|| async {
+                self.pacing.wait(Action::Describe).await;
+                self.api.spot_prices().await
+            })
+            .await;
+        // Without prices, spot counts as on-demand at most.
+        let spot = spot.unwrap_or_else(|error| {
+            let error = &error as &dyn std::error::Error;
+            tracing::warn!(error, "spot prices not read, on-demand prices are used");
+            Arc::default()
+        });
+        let zones: BTreeSet<String> = resources.subnets.keys().cloned().collect();
+        let images = resources.images.keys().copied().collect();
+        Ok(market_data::catalogue(&self.types, &in_zones, &spot, &zones, images))
+    }
+
+    async fn parameters(
+        &self,
+        request: &CellRequest,
+    ) -> Result<BTreeMap<String, String>, ProviderError> {
+        let resources = self.resources().await.map_err(|error| {
+            ProviderError::new(classify(&error).0, "read subnets and images", error)
+        })?;
+        let mut security_groups = self.config.security_groups.clone();
+        let further = request.security_groups.iter().filter(|id| !security_groups.contains(id));
+        let further: Vec<String> = further.cloned().collect();
+        security_groups.extend(further);
+        if security_groups.len() > config::MAX_SECURITY_GROUPS {
+            let what = format!(
+                "{} security groups, {} of the configuration and {} of the pod; allowed: {}",
+                security_groups.len(),
+                self.config.security_groups.len(),
+                request.security_groups.len(),
+                config::MAX_SECURITY_GROUPS
+            );
+            return Err(ProviderError::without_cause(ErrorClass::Invalid, what));
+        }
+        let volume_gib = self.config.volume_size.div_ceil(GIB);
+        let volume_gib = volume_gib.max(request.volume_size_gib.unwrap_or_default());
+        let volume_gib = i32::try_from(volume_gib).map_err(|_| {
+            let what = format!("volume of {volume_gib} GiB; allowed: at most {} GiB", i32::MAX);
+            ProviderError::without_cause(ErrorClass::Invalid, what)
+        })?;
+        let profile = request.instance_profile.clone();
+        let parameters = Parameters {
+            images: resources.images.clone(),
+            subnets: resources.subnets.clone(),
+            security_groups,
+            instance_profile: profile.or_else(|| self.config.instance_profile.clone()),
+            key_name: self.config.key_name.clone(),
+            volume_gib,
+            volume_type: self.config.volume_type,
+            public_address: self.config.public_address && !request.private_ip_only,
+            credits: match request.sustained_cpu {
+                true => CpuCredits::Unlimited,
+                false => CpuCredits::Standard,
+            },
+            tags: self.config.tags.clone(),
+            image_has_agent: self.config.image_has_agent,
+            pause_image: self.pause_image.clone(),
+            power_off_after_secs: self.power_off_after.as_secs(),
+        };
+        Ok(parameters.stored())
+    }
+
+    async fn launch(&self, spec: &LaunchSpec, token: &str) -> Result<Instance, ProviderError> {
+        let name = spec.offerings().next().map(|offering| offering.instance_type.clone());
+        let entry = name.as_deref().and_then(|name| self.types.named(name));
+        let architectures = entry.map(|entry| entry.instance_type.architectures.clone());
+        let is_burstable =
+            entry.is_some_and(|entry| entry.instance_type.baseline_milli_cpus.is_some());
+        let architectures = architectures.unwrap_or_default();
+        let request = launch::request(spec, token, &architectures, is_burstable)?;
+        self.pacing.wait(Action::Launch).await;
+        let launched = match self.api.run_instances(&request, false).await {
+            Ok(launched) => launched,
+            // EC2 has a launch with this token, by a daemon of another version or configuration.
+            Err(error) if error.code() == Some(PARAMETER_MISMATCH) => {
+                let found = self.launched_with(token).await;
+                let unknown = |cause: CallError| {
+                    let doing = format!("find the instance of {}", spec.cell);
+                    ProviderError::new(ErrorClass::Unanswered, doing, cause)
+                };
+                return found.map_err(unknown)?.ok_or_else(|| unknown(error));
+            }
+            Err(error) => return Err(Self::launch_error(spec, error)),
+        };
+        let id = launched.id.clone();
+        self.instance(launched).ok_or_else(|| {
+            let what = format!("launch {}: instance {id} has no tag of a cell", spec.cell);
+            ProviderError::without_cause(ErrorClass::Unanswered, what)
+        })
+    }
+
+    async fn attach(
+        &self,
+        instance: &InstanceId,
+        to: &Attachment,
+    ) -> Result<Attached, ProviderError> {
+        if let Some(port) = to.ports.first() {
+            let what = format!("{port}: is not forwarded to cells of the provider \"ec2\" yet");
+            return Err(ProviderError::without_cause(ErrorClass::Invalid, what));
+        }
+        let known = self.known_addresses().get(&instance.0).copied();
+        let address = match known {
+            Some(address) => Some(address),
+            None => self.describe(instance).await?.addresses.first().copied(),
+        };
+        let address = address.ok_or_else(|| {
+            let what = format!("instance {instance} has no private address");
+            ProviderError::without_cause(ErrorClass::Transient, what)
+        })?;
+        Ok(Attached::already_made(vec![address]))
+    }
+
+    async fn detach(&self, _instance: &InstanceId) -> Result<(), ProviderError> {
+        // The instance shares nothing with the node.
+        Ok(())
+    }
+
+    async fn list_owned(&self) -> Result<Vec<Instance>, ProviderError> {
+        let tags = [
+            (owner::CLUSTER.to_owned(), self.owner.cluster.clone()),
+            (owner::NODE.to_owned(), self.owner.node.clone()),
+        ];
+        self.pacing.wait(Action::Describe).await;
+        let filter = InstanceFilter::Tags(tags.into());
+        let described = self.api.describe_instances(&filter).await.map_err(|error| {
+            ProviderError::new(classify(&error).0, "list the instances of this node", error)
+        })?;
+        let listed: Vec<Instance> =
+            described.into_iter().filter_map(|described| self.instance(described)).collect();
+        let ids: BTreeSet<&str> = listed.iter().map(|instance| instance.id.0.as_str()).collect();
+        self.known_addresses().retain(|id, _| ids.contains(id.as_str()));
+        Ok(listed)
+    }
+
+    async fn describe(&self, instance: &InstanceId) -> Result<Instance, ProviderError> {
+        self.pacing.wait(Action::Describe).await;
+        let filter = InstanceFilter::Ids(vec![instance.0.clone()]);
+        let described = self.api.describe_instances(&filter).await.map_err(|error| {
+            ProviderError::new(classify(&error).0, format!("describe instance {instance}"), error)
+        })?;
+        described.into_iter().find_map(|described| self.instance(described)).ok_or_else(|| {
+            let what = format!("instance {instance} does not exist");
+            ProviderError::without_cause(ErrorClass::NotFound, what)
+        })
+    }
+
+    async fn terminate(&self, instances: &[InstanceId]) -> super::Terminations {
+        self.terminations.terminate(instances).await
+    }
+
+    async fn console(&self, instance: &InstanceId) -> Result<String, ProviderError> {
+        self.pacing.wait(Action::Describe).await;
+        self.api.console_output(&instance.0).await.map_err(|error| {
+            let doing = format!("read the console of instance {instance}");
+            ProviderError::new(classify(&error).0, doing, error)
+        })
+    }
+
+    async fn check(&self) -> Result<(), ProviderError> {
+        let resources = self.resources().await.map_err(|error| {
+            ProviderError::new(classify(&error).0, "read subnets and images", error)
+        })?;
+        let what = match () {
+            () if resources.subnets.is_empty() => "ec2.subnets: EC2 knows none of them",
+            () if resources.images.is_empty() => {
+                "ec2.image: EC2 has no available image of this id or name"
+            }
+            () => return Ok(()),
+        };
+        Err(ProviderError::without_cause(ErrorClass::Invalid, what))
+    }
+}
+
+/// Returns the newest image of each architecture.
+fn newest(images: Vec<Image>) -> BTreeMap<Architecture, BootImage> {
+    let mut newest: BTreeMap<Architecture, Image> = BTreeMap::new();
+    for image in images {
+        let Some(architecture) = Architecture::named(&image.architecture) else { continue };
+        let key = |image: &Image| (image.created.clone(), image.id.clone());
+        let is_newer = newest.get(&architecture).is_none_or(|other| key(&image) > key(other));
+        if is_newer {
+            newest.insert(architecture, image);
+        }
+    }
+    let boot = |image: Image| BootImage { id: image.id, root_device: image.root_device };
+    newest.into_iter().map(|(architecture, image)| (architecture, boot(image))).collect()
+}
+
+/// Returns the state of an instance. A stopped one never runs its pod again.
+fn state(name: InstanceStateName) -> InstanceState {
+    match name {
+        InstanceStateName::Pending => InstanceState::Pending,
+        InstanceStateName::Running => InstanceState::Running,
+        InstanceStateName::ShuttingDown
+        | InstanceStateName::Stopping
+        | InstanceStateName::Stopped => InstanceState::Stopped,
+        InstanceStateName::Terminated => InstanceState::Terminated,
+    }
+}

@@ -1,0 +1,190 @@
+//! The provider's own parameters of a launch, as the journal keeps them. Everything that a replay
+//! of RunInstances needs is in them, so that a changed configuration changes no replay.
+
+use std::collections::BTreeMap;
+
+use kiyot_ec2::{CpuCredits, VolumeType};
+
+use super::super::{ErrorClass, ProviderError};
+use crate::annotations::Architecture;
+
+const IMAGE: &str = "image:";
+const ROOT_DEVICE: &str = "root-device:";
+const SUBNET: &str = "subnet:";
+const TAG: &str = "tag:";
+const SECURITY_GROUPS: &str = "security-groups";
+const INSTANCE_PROFILE: &str = "instance-profile";
+const KEY_NAME: &str = "key-name";
+const VOLUME_GIB: &str = "volume-gib";
+const VOLUME_TYPE: &str = "volume-type";
+const PUBLIC_ADDRESS: &str = "public-address";
+const CREDITS: &str = "credits";
+const HAS_AGENT: &str = "image-has-agent";
+const PAUSE_IMAGE: &str = "pause-image";
+const POWER_OFF_AFTER: &str = "power-off-after-secs";
+
+/// An image with the device of its root volume.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct BootImage {
+    pub(super) id: String,
+    pub(super) root_device: String,
+}
+
+/// The provider's own parameters of a launch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Parameters {
+    /// The images, by the architecture of the instance type.
+    pub(super) images: BTreeMap<Architecture, BootImage>,
+    /// The subnets, by their zone.
+    pub(super) subnets: BTreeMap<String, String>,
+    pub(super) security_groups: Vec<String>,
+    pub(super) instance_profile: Option<String>,
+    pub(super) key_name: Option<String>,
+    pub(super) volume_gib: i32,
+    pub(super) volume_type: VolumeType,
+    pub(super) public_address: bool,
+    /// The credits of burstable types.
+    pub(super) credits: CpuCredits,
+    /// The tags of all instances.
+    pub(super) tags: BTreeMap<String, String>,
+    /// True if the image has the agent.
+    pub(super) image_has_agent: bool,
+    /// The image of pod sandboxes.
+    pub(super) pause_image: String,
+    /// The time from boot without enrolment, in seconds, after which the instance powers off.
+    pub(super) power_off_after_secs: u64,
+}
+
+impl Parameters {
+    /// Returns the form of the journal.
+    pub(super) fn stored(&self) -> BTreeMap<String, String> {
+        let mut stored = BTreeMap::new();
+        let mut put = |key: String, value: &str| stored.insert(key, value.to_owned());
+        for (architecture, image) in &self.images {
+            put(format!("{IMAGE}{architecture}"), &image.id);
+            put(format!("{ROOT_DEVICE}{architecture}"), &image.root_device);
+        }
+        for (zone, subnet) in &self.subnets {
+            put(format!("{SUBNET}{zone}"), subnet);
+        }
+        for (key, value) in &self.tags {
+            put(format!("{TAG}{key}"), value);
+        }
+        put(SECURITY_GROUPS.into(), &self.security_groups.join(","));
+        if let Some(profile) = &self.instance_profile {
+            put(INSTANCE_PROFILE.into(), profile);
+        }
+        if let Some(key_name) = &self.key_name {
+            put(KEY_NAME.into(), key_name);
+        }
+        put(VOLUME_GIB.into(), &self.volume_gib.to_string());
+        put(VOLUME_TYPE.into(), self.volume_type.name());
+        put(PUBLIC_ADDRESS.into(), &self.public_address.to_string());
+        put(CREDITS.into(), self.credits.name());
+        put(HAS_AGENT.into(), &self.image_has_agent.to_string());
+        put(PAUSE_IMAGE.into(), &self.pause_image);
+        put(POWER_OFF_AFTER.into(), &self.power_off_after_secs.to_string());
+        stored
+    }
+
+    /// Returns the parameters of a journal; an error names the key that is missing or invalid.
+    pub(super) fn from_stored(stored: &BTreeMap<String, String>) -> Result<Self, ProviderError> {
+        let wrong = |key: &str| {
+            let doing = format!("parameter {key:?} of the recorded launch is missing or invalid");
+            ProviderError::without_cause(ErrorClass::Invalid, doing)
+        };
+        let get = |key: &str| stored.get(key).ok_or_else(|| wrong(key));
+        let prefixed = |prefix: &'static str| {
+            stored.iter().filter_map(move |(key, value)| {
+                Some((key.strip_prefix(prefix)?.to_owned(), value.clone()))
+            })
+        };
+        let mut images = BTreeMap::new();
+        for (name, id) in prefixed(IMAGE) {
+            let architecture = Architecture::named(&name).ok_or_else(|| wrong(IMAGE))?;
+            let root_device = get(&format!("{ROOT_DEVICE}{name}"))?.clone();
+            images.insert(architecture, BootImage { id, root_device });
+        }
+        let flag = |key: &str| get(key)?.parse().map_err(|_| wrong(key));
+        Ok(Self {
+            images,
+            subnets: prefixed(SUBNET).collect(),
+            security_groups: get(SECURITY_GROUPS)?.split(',').map(ToOwned::to_owned).collect(),
+            instance_profile: stored.get(INSTANCE_PROFILE).cloned(),
+            key_name: stored.get(KEY_NAME).cloned(),
+            volume_gib: get(VOLUME_GIB)?.parse().map_err(|_| wrong(VOLUME_GIB))?,
+            volume_type: [VolumeType::Gp3, VolumeType::Gp2]
+                .into_iter()
+                .find(|it| stored.get(VOLUME_TYPE).is_some_and(|name| name == it.name()))
+                .ok_or_else(|| wrong(VOLUME_TYPE))?,
+            public_address: flag(PUBLIC_ADDRESS)?,
+            credits: [CpuCredits::Standard, CpuCredits::Unlimited]
+                .into_iter()
+                .find(|it| stored.get(CREDITS).is_some_and(|name| name == it.name()))
+                .ok_or_else(|| wrong(CREDITS))?,
+            tags: prefixed(TAG).collect(),
+            image_has_agent: flag(HAS_AGENT)?,
+            pause_image: get(PAUSE_IMAGE)?.clone(),
+            power_off_after_secs: get(POWER_OFF_AFTER)?
+                .parse()
+                .map_err(|_| wrong(POWER_OFF_AFTER))?,
+        })
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    pub(in super::super) fn parameters() -> Parameters {
+        Parameters {
+            images: [(
+                Architecture::Amd64,
+                BootImage { id: "ami-1".into(), root_device: "/dev/xvda".into() },
+            )]
+            .into(),
+            subnets: [("us-east-1a".to_owned(), "subnet-a".to_owned())].into(),
+            security_groups: vec!["sg-1".into(), "sg-2".into()],
+            instance_profile: Some("cells".into()),
+            key_name: Some("ops".into()),
+            volume_gib: 10,
+            volume_type: VolumeType::Gp3,
+            public_address: false,
+            credits: CpuCredits::Standard,
+            tags: [("team".to_owned(), "web".to_owned())].into(),
+            image_has_agent: false,
+            pause_image: "registry.k8s.io/pause:3.9".into(),
+            power_off_after_secs: 1200,
+        }
+    }
+
+    #[test]
+    fn parameters_survive_the_journal() {
+        let least = Parameters {
+            instance_profile: None,
+            key_name: None,
+            volume_type: VolumeType::Gp2,
+            credits: CpuCredits::Unlimited,
+            public_address: true,
+            image_has_agent: true,
+            tags: BTreeMap::new(),
+            ..parameters()
+        };
+        for parameters in [parameters(), least] {
+            assert_eq!(Parameters::from_stored(&parameters.stored()).unwrap(), parameters);
+        }
+    }
+
+    #[test]
+    fn missing_and_invalid_parameters_are_named() {
+        for key in [SECURITY_GROUPS, VOLUME_GIB, VOLUME_TYPE, CREDITS, HAS_AGENT, PAUSE_IMAGE] {
+            let mut stored = parameters().stored();
+            stored.remove(key);
+            let error = Parameters::from_stored(&stored).unwrap_err().text();
+            assert!(error.contains(key), "{error}");
+        }
+        let mut stored = parameters().stored();
+        stored.insert(VOLUME_GIB.into(), "many".into());
+        assert!(Parameters::from_stored(&stored).unwrap_err().text().contains(VOLUME_GIB));
+    }
+}

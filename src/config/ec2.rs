@@ -1,0 +1,364 @@
+//! `[backends.NAME.ec2]`: cells that are instances of Amazon EC2.
+
+use std::collections::BTreeMap;
+
+use kiyot_ec2::{ImageFilter, VolumeType};
+
+use super::read;
+use crate::problems::{Field, Problem, Report, Table};
+
+/// Subnets that are read: a region has six zones at most.
+const MAX_SUBNETS: usize = 32;
+/// Security groups of an interface: EC2's limit, unless it is raised.
+pub const MAX_SECURITY_GROUPS: usize = 5;
+/// Longest text of a key, in bytes.
+const MAX_TEXT_BYTES: usize = 255;
+/// Longest URL, in bytes.
+const MAX_URL_BYTES: usize = 2048;
+/// Tags of the configuration; EC2 allows 50 on an instance in all.
+const MAX_TAGS: usize = 20;
+/// Longest key of a tag, in bytes; EC2 allows 127 characters.
+const MAX_TAG_KEY_BYTES: usize = 127;
+/// Globs of labels that become tags.
+const MAX_LABEL_GLOBS: usize = 64;
+const VOLUME_SIZE: u64 = 10 << 30;
+/// Range of a root volume: at least an image of a distribution, and the largest volume of EBS.
+const VOLUME_BYTES: std::ops::RangeInclusive<u64> = 1 << 30..=16 << 40;
+
+/// Cells that are instances of Amazon EC2.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ec2 {
+    /// Region; empty if it is not set, which only other providers accept.
+    pub region: String,
+    /// Subnets; cells are launched in their zones. The first of a zone is taken.
+    pub subnets: Vec<String>,
+    /// Security groups of every cell.
+    pub security_groups: Vec<String>,
+    /// Image of cells; the newest of several.
+    pub image: Option<ImageFilter>,
+    /// Set if the image has the agent and its service; otherwise cells install it at their boot.
+    pub image_has_agent: bool,
+    /// Name or ARN of the instance profile of cells whose pod has none.
+    pub instance_profile: Option<String>,
+    /// Name of a key pair.
+    pub key_name: Option<String>,
+    /// Size of the root volume in bytes.
+    pub volume_size: u64,
+    /// Type of the root volume.
+    pub volume_type: VolumeType,
+    /// Set if cells get a public address, unless their pod refuses it.
+    pub public_address: bool,
+    /// Tags of all instances.
+    pub tags: BTreeMap<String, String>,
+    /// Globs of the pods' labels that become tags.
+    pub label_tags: Vec<String>,
+    /// URL of the endpoint; by default that of the region.
+    pub endpoint_url: Option<String>,
+}
+
+impl Default for Ec2 {
+    fn default() -> Self {
+        Self {
+            region: String::new(),
+            subnets: Vec::new(),
+            security_groups: Vec::new(),
+            image: None,
+            image_has_agent: false,
+            instance_profile: None,
+            key_name: None,
+            volume_size: VOLUME_SIZE,
+            volume_type: VolumeType::default(),
+            public_address: false,
+            tags: BTreeMap::new(),
+            label_tags: vec!["*".to_owned()],
+            endpoint_url: None,
+        }
+    }
+}
+
+impl Ec2 {
+    pub(super) fn read(mut table: Table<'_>) -> Self {
+        let mut ec2 = Self::default();
+        table.set("region", &mut ec2.region, |field| {
+            field.read("the name of a region, such as \"us-east-1\"", |text| {
+                let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
+                (is_text(text) && text.bytes().all(is_allowed)).then(|| text.to_owned())
+            })
+        });
+        table.set("subnets", &mut ec2.subnets, |field| {
+            ids(field, "subnet-", MAX_SUBNETS, "the id of a subnet such as \"subnet-0123456789\"")
+        });
+        table.set("security_groups", &mut ec2.security_groups, |field| {
+            let allowed = "the id of a security group such as \"sg-0123456789\"";
+            ids(field, "sg-", MAX_SECURITY_GROUPS, allowed)
+        });
+        table.set("image", &mut ec2.image, |field| field.table().and_then(image).map(Some));
+        table.set("image_has_agent", &mut ec2.image_has_agent, Field::flag);
+        table.set("instance_profile", &mut ec2.instance_profile, |field| {
+            name(field, "the name or the ARN of an instance profile").map(Some)
+        });
+        table.set("key_name", &mut ec2.key_name, |field| {
+            name(field, "the name of a key pair").map(Some)
+        });
+        table.set("volume_size", &mut ec2.volume_size, |field| {
+            read::bytes_in(field, "from 1Gi to 16Ti", VOLUME_BYTES)
+        });
+        table.set("volume_type", &mut ec2.volume_type, |field| {
+            field.choice(&[("gp3", VolumeType::Gp3), ("gp2", VolumeType::Gp2)])
+        });
+        table.set("public_address", &mut ec2.public_address, Field::flag);
+        table.set("tags", &mut ec2.tags, |field| Some(tags(field)));
+        table.set("label_tags", &mut ec2.label_tags, |field| {
+            bounded(field.items(), MAX_LABEL_GLOBS)?
+                .into_iter()
+                .map(|item| name(item, "a glob of label keys, such as \"app.kubernetes.io/*\""))
+                .collect()
+        });
+        table.set("endpoint_url", &mut ec2.endpoint_url, |field| {
+            let allowed = "a URL that begins with \"https://\" or \"http://\"";
+            field
+                .read(allowed, |text| {
+                    let rest = text.strip_prefix("https://").or(text.strip_prefix("http://"))?;
+                    let fits = text.len() <= MAX_URL_BYTES
+                        && !rest.is_empty()
+                        && !rest
+                            .contains(|c: char| c.is_whitespace() || c.is_control() || c == '@');
+                    fits.then(|| text.to_owned())
+                })
+                .map(Some)
+        });
+        table.finish();
+        ec2
+    }
+
+    /// Reports keys that the provider needs. `at` is the table's path.
+    pub(super) fn check(&self, at: &str, report: &Report) {
+        let missing = [
+            ("region", self.region.is_empty(), "a region, such as \"us-east-1\""),
+            ("subnets", self.subnets.is_empty(), "ids of subnets, one or more"),
+            ("security_groups", self.security_groups.is_empty(), "ids of security groups"),
+            (
+                "image",
+                self.image.is_none(),
+                "{ id = \"ami-…\" }, or { owner = \"…\", name = \"…\" }",
+            ),
+        ];
+        for (key, _, allowed) in missing.into_iter().filter(|(_, is_missing, _)| *is_missing) {
+            report.add(Problem::new(
+                format!("{at}.{key}"),
+                format!("is missing; the provider \"ec2\" needs {allowed}"),
+            ));
+        }
+    }
+}
+
+/// Reads an image: an id, or an owner with a name.
+fn image(mut table: Table<'_>) -> Option<ImageFilter> {
+    let id = table.take("id");
+    let (owner, named) = (table.take("owner"), table.take("name"));
+    let filter = match (id, owner, named) {
+        (Some(id), None, None) => {
+            let allowed = "the id of an image such as \"ami-0123456789\"";
+            id.read(allowed, |text| is_id(text, "ami-").then(|| text.to_owned()))
+                .map(ImageFilter::Id)
+        }
+        (None, Some(owner), Some(named)) => {
+            let allowed = "the id of an account, \"self\" or \"amazon\"";
+            let owner = name(owner, allowed);
+            let named = name(named, "the name of an image, with * and ?");
+            owner.zip(named).map(|(owner, name)| ImageFilter::Named { owner, name })
+        }
+        _ => {
+            let rule = "is incomplete; allowed: { id = \"ami-…\" }, or both owner and name";
+            table.report().add(Problem::new(table.at(), rule));
+            None
+        }
+    };
+    table.finish();
+    filter
+}
+
+/// Reads ids of resources. Each is different, so that EC2 does not refuse the launches.
+fn ids(field: Field<'_>, prefix: &str, most: usize, allowed: &str) -> Option<Vec<String>> {
+    let mut seen: Vec<String> = Vec::new();
+    for item in bounded(field.items(), most)? {
+        let id = item.read(&format!("{allowed}, each once"), |text| {
+            let is_new = !seen.iter().any(|earlier| earlier == text);
+            (is_id(text, prefix) && is_new).then(|| text.to_owned())
+        })?;
+        seen.push(id);
+    }
+    Some(seen)
+}
+
+fn bounded(mut items: Vec<Field<'_>>, most: usize) -> Option<Vec<Field<'_>>> {
+    if items.len() > most {
+        let given = items.len();
+        items.swap_remove(0).refuse(format!("is one of {given}; allowed: {most}"));
+        return None;
+    }
+    Some(items)
+}
+
+/// Reads tags. The keys of the daemon's own and EC2's reserved ones are refused.
+fn tags(field: Field<'_>) -> BTreeMap<String, String> {
+    let Some(entries) = bounded_entries(field) else { return BTreeMap::new() };
+    let mut tags = BTreeMap::new();
+    for (key, value) in entries {
+        let lower = key.to_ascii_lowercase();
+        let is_reserved = ["aws:", "kiyot:"].iter().any(|prefix| lower.starts_with(prefix));
+        if key.is_empty() || key.len() > MAX_TAG_KEY_BYTES || is_reserved || key == "Name" {
+            let rule = format!(
+                "has a key that is not allowed; allowed: 1 to {MAX_TAG_KEY_BYTES} bytes, not \
+                 \"Name\", and none that begins with \"aws:\" or \"kiyot:\""
+            );
+            value.refuse(rule);
+            continue;
+        }
+        if let Some(value) =
+            value.read(&format!("a text of at most {MAX_TEXT_BYTES} bytes"), |text| {
+                (text.len() <= MAX_TEXT_BYTES && !text.contains(char::is_control))
+                    .then(|| text.to_owned())
+            })
+        {
+            tags.insert(key, value);
+        }
+    }
+    tags
+}
+
+fn bounded_entries(field: Field<'_>) -> Option<Vec<(String, Field<'_>)>> {
+    let mut entries = field.entries();
+    if entries.len() > MAX_TAGS {
+        let given = entries.len();
+        entries.swap_remove(0).1.refuse(format!("is one of {given} tags; allowed: {MAX_TAGS}"));
+        return None;
+    }
+    Some(entries)
+}
+
+fn name(field: Field<'_>, allowed: &str) -> Option<String> {
+    field.read(allowed, |text| is_text(text).then(|| text.to_owned()))
+}
+
+fn is_text(text: &str) -> bool {
+    (1..=MAX_TEXT_BYTES).contains(&text.len())
+        && !text.contains(|c: char| c.is_whitespace() || c.is_control())
+}
+
+fn is_id(text: &str, prefix: &str) -> bool {
+    let digits = text.strip_prefix(prefix).unwrap_or_default();
+    (1..=MAX_TEXT_BYTES).contains(&digits.len())
+        && digits.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
+}
+
+#[cfg(all(test, feature = "ec2"))]
+mod tests {
+    use super::*;
+    use crate::config::{BackendConfig, Config, MilpaBackend, ProviderKind, parse};
+
+    const HEAD: &str = "[backends.containerd]\ntype = \"cri\"\n[backends.milpa]\n\
+                        type = \"milpa\"\nprovider = \"ec2\"\n\
+                        [backends.milpa.gateway]\nlisten = \"10.0.0.5:7700\"\n\
+                        [backends.milpa.ec2]\n";
+    const LEAST: &str = "region = \"us-east-1\"\nsubnets = [\"subnet-1\"]\n\
+                         security_groups = [\"sg-1\"]\nimage = { id = \"ami-1\" }\n";
+
+    fn parsed(keys: &str) -> Result<Config, Vec<String>> {
+        parse("test.toml", &format!("{HEAD}{keys}"), [])
+            .map_err(|problems| problems.list.iter().map(ToString::to_string).collect())
+    }
+
+    fn milpa(keys: &str) -> MilpaBackend {
+        let config = parsed(keys).unwrap();
+        let Some(BackendConfig::Milpa(milpa)) = config.backends.get("milpa") else {
+            panic!("no milpa in {config:?}")
+        };
+        (**milpa).clone()
+    }
+
+    #[test]
+    fn least_configuration_has_the_defaults_of_instances() {
+        let milpa = milpa(LEAST);
+        assert_eq!(milpa.provider, ProviderKind::Ec2);
+        assert_eq!(milpa.launch_timeout.as_secs(), 600);
+        assert!(milpa.token_ttl >= milpa.launch_timeout);
+        let expected = Ec2 {
+            region: "us-east-1".into(),
+            subnets: vec!["subnet-1".into()],
+            security_groups: vec!["sg-1".into()],
+            image: Some(ImageFilter::Id("ami-1".into())),
+            ..Ec2::default()
+        };
+        assert_eq!(milpa.ec2, expected);
+    }
+
+    #[test]
+    fn every_key_is_read() {
+        let keys = "region = \"eu-west-1\"\nsubnets = [\"subnet-a\", \"subnet-b\"]\n\
+                    security_groups = [\"sg-a\", \"sg-b\"]\n\
+                    image = { owner = \"self\", name = \"cell-*\" }\nimage_has_agent = true\n\
+                    instance_profile = \"cells\"\nkey_name = \"ops\"\nvolume_size = \"20Gi\"\n\
+                    volume_type = \"gp2\"\npublic_address = true\nlabel_tags = [\"app\"]\n\
+                    endpoint_url = \"http://127.0.0.1:5000\"\n\
+                    [backends.milpa.ec2.tags]\nteam = \"web\"\n";
+        let ec2 = milpa(keys).ec2;
+        let expected = Ec2 {
+            region: "eu-west-1".into(),
+            subnets: vec!["subnet-a".into(), "subnet-b".into()],
+            security_groups: vec!["sg-a".into(), "sg-b".into()],
+            image: Some(ImageFilter::Named { owner: "self".into(), name: "cell-*".into() }),
+            image_has_agent: true,
+            instance_profile: Some("cells".into()),
+            key_name: Some("ops".into()),
+            volume_size: 20 << 30,
+            volume_type: VolumeType::Gp2,
+            public_address: true,
+            tags: [("team".to_owned(), "web".to_owned())].into(),
+            label_tags: vec!["app".into()],
+            endpoint_url: Some("http://127.0.0.1:5000".into()),
+        };
+        assert_eq!(ec2, expected);
+    }
+
+    #[test]
+    fn missing_keys_are_named_together() {
+        let found = parsed("").unwrap_err();
+        for key in ["region", "subnets", "security_groups", "image"] {
+            let problem = format!("backends.milpa.ec2.{key}: is missing");
+            assert!(found.iter().any(|found| found.starts_with(&problem)), "{key}: {found:#?}");
+        }
+        assert_eq!(found.len(), 4);
+    }
+
+    #[test]
+    fn wrong_values_are_problems_by_key_and_value() {
+        let six = "security_groups = [\"sg-1\", \"sg-2\", \"sg-3\", \"sg-4\", \"sg-5\", \"sg-6\"]";
+        for (from, to, problem) in [
+            ("us-east-1", "us east", "region = \"us east\": is invalid"),
+            ("subnet-1", "vpc-1", "subnets[0] = \"vpc-1\": is invalid; allowed: the id of a"),
+            ("[\"subnet-1\"]", "[\"subnet-1\", \"subnet-1\"]", "subnets[1] = \"subnet-1\""),
+            ("security_groups = [\"sg-1\"]", six, "security_groups[0] = \"sg-1\": is one of 6"),
+            ("id = \"ami-1\"", "name = \"x\"", "image: is incomplete"),
+            ("id = \"ami-1\"", "id = \"x\"", "image.id = \"x\": is invalid"),
+        ] {
+            let found = parsed(&LEAST.replace(from, to)).unwrap_err();
+            let problem = format!("backends.milpa.ec2.{problem}");
+            assert!(found.iter().any(|found| found.starts_with(&problem)), "{problem}: {found:#?}");
+        }
+        for (key, problem) in [
+            ("volume_size = \"1Mi\"", "volume_size = \"1Mi\": is invalid; allowed: a number of"),
+            (
+                "volume_type = \"io2\"",
+                "volume_type = \"io2\": is invalid; allowed: \"gp3\", \"gp2\"",
+            ),
+            ("endpoint_url = \"ftp://x\"", "endpoint_url = \"ftp://x\": is invalid"),
+            ("tags = { \"AWS:x\" = \"y\" }", "tags.AWS:x = \"y\": has a key that is not allowed"),
+            ("tags = { Name = \"y\" }", "tags.Name = \"y\": has a key that is not allowed"),
+        ] {
+            let found = parsed(&format!("{LEAST}{key}\n")).unwrap_err();
+            let problem = format!("backends.milpa.ec2.{problem}");
+            assert!(found.len() == 1 && found[0].starts_with(&problem), "{problem}: {found:#?}");
+        }
+    }
+}
