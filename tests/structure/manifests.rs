@@ -17,8 +17,8 @@ fn dependencies(manifest: &str, table: &str) -> Vec<String> {
 }
 
 /// Crates that a crate must not depend on, by its manifest.
-const FORBIDDEN: [(&str, &[&str]); 7] = [
-    ("Cargo.toml", &["kiyot-cell", "kiyot-testkit"]),
+const FORBIDDEN: [(&str, &[&str]); 8] = [
+    ("Cargo.toml", &["kiyot-cell", "kiyot-testcloud", "kiyot-testkit"]),
     ("crates/kiyot-proto/Cargo.toml", &["kiyot", "kiyot-cell", "kiyot-link", "kiyot-testkit"]),
     ("crates/kiyot-link/Cargo.toml", &["kiyot", "kiyot-cell", "kiyot-testkit", "redb"]),
     ("crates/kiyot-cell/Cargo.toml", &["kiyot", "kiyot-testkit", "redb"]),
@@ -35,6 +35,7 @@ const FORBIDDEN: [(&str, &[&str]); 7] = [
         ],
     ),
     ("crates/kiyot-testkit/Cargo.toml", &["kiyot", "redb"]),
+    ("crates/kiyot-testcloud/Cargo.toml", &["kiyot", "redb"]),
     (
         "crates/kiyot-tree/Cargo.toml",
         &["kiyot", "kiyot-cell", "kiyot-link", "kiyot-proto", "kiyot-testkit", "redb"],

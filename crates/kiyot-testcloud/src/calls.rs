@@ -1,0 +1,47 @@
+//! Record of the API's calls.
+
+use std::{collections::BTreeMap, time::Instant};
+
+use crate::query::Query;
+
+/// Calls that are kept; the oldest are dropped beyond.
+pub(crate) const MAX_CALLS: usize = 100_000;
+
+/// Outcome of a call.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// In progress, or cancelled by its caller.
+    Pending,
+    /// Success.
+    Ok,
+    /// Error with its code.
+    Error(String),
+    /// The call had its effect, and its reply was lost.
+    Lost,
+    /// The connection was closed, and the call had no effect.
+    Reset,
+}
+
+/// A call that the API received.
+#[derive(Debug, Clone)]
+pub struct Call {
+    /// Action.
+    pub action: String,
+    /// Parameters without `Version`.
+    pub parameters: BTreeMap<String, String>,
+    /// Time of arrival.
+    pub time: Instant,
+    /// Outcome.
+    pub outcome: Outcome,
+}
+
+impl Call {
+    pub(crate) fn new(query: &Query) -> Self {
+        Self {
+            action: query.action.clone(),
+            parameters: query.parameters.clone(),
+            time: Instant::now(),
+            outcome: Outcome::Pending,
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! Faults of the API, set by a test.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, PoisonError},
+    time::Duration,
+};
+
+use crate::shared::Shared;
+
+/// Market of a launch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Market {
+    /// On-Demand.
+    OnDemand,
+    /// Spot.
+    Spot,
+}
+
+/// Refusal of all calls for their credentials.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Credentials {
+    /// `AuthFailure`: the key or the signature is wrong.
+    Wrong,
+    /// `RequestExpired`: temporary credentials or the signature's time have expired.
+    Expired,
+    /// `InvalidClientTokenId`: the key is unknown.
+    Unknown,
+}
+
+/// An API that is down.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outage {
+    /// Connections are refused, and open connections closed.
+    Refused,
+    /// Connections are closed before a reply, and the call has no effect.
+    Reset,
+    /// 503 `Unavailable`, and the call has no effect.
+    Unavailable,
+    /// 500 `InternalError`, and the call has no effect.
+    InternalError,
+    /// No reply until the outage ends, and the call has no effect.
+    Hang,
+}
+
+/// Present faults.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct FaultSet {
+    pub(crate) visible_after: Duration,
+    pub(crate) pending_for: Duration,
+    pub(crate) shutting_down_for: Duration,
+    pub(crate) console_after: Duration,
+    pub(crate) no_capacity: BTreeSet<(String, String, Market)>,
+    pub(crate) not_offered: BTreeSet<(String, String)>,
+    pub(crate) full_subnets: BTreeSet<String>,
+    pub(crate) vcpu_limit: Option<u32>,
+    pub(crate) spot_limit: Option<usize>,
+    pub(crate) denied: BTreeSet<String>,
+    pub(crate) credentials: Option<Credentials>,
+    pub(crate) throttled: bool,
+    pub(crate) outage: Option<Outage>,
+    pub(crate) lost_replies: BTreeMap<String, usize>,
+    pub(crate) delays: BTreeMap<String, Duration>,
+    pub(crate) failures: BTreeMap<String, (u16, String, usize)>,
+}
+
+/// Sets and clears the faults of a cloud. [`Duration::MAX`] is for ever.
+#[derive(Debug, Clone)]
+pub struct Faults(pub(crate) Arc<Shared>);
+
+impl Faults {
+    fn change(&self, change: impl FnOnce(&mut FaultSet)) {
+        change(&mut self.0.state.lock().unwrap_or_else(PoisonError::into_inner).faults);
+        self.0.changed.notify_waiters();
+    }
+
+    /// Ends all faults.
+    pub fn clear(&self) {
+        self.change(|faults| *faults = FaultSet::default());
+    }
+
+    /// Shows instances this long after their launch; until then they are absent from lists and
+    /// `InvalidInstanceID.NotFound` by id.
+    pub fn set_visible_after(&self, delay: Duration) {
+        self.change(|faults| faults.visible_after = delay);
+    }
+
+    /// Keeps instances launched from now on `pending` for this long.
+    pub fn set_pending_for(&self, time: Duration) {
+        self.change(|faults| faults.pending_for = time);
+    }
+
+    /// Keeps instances ended from now on `shutting-down` for this long.
+    pub fn set_shutting_down_for(&self, time: Duration) {
+        self.change(|faults| faults.shutting_down_for = time);
+    }
+
+    /// Shows console output this long after the launch.
+    pub fn set_console_after(&self, delay: Duration) {
+        self.change(|faults| faults.console_after = delay);
+    }
+
+    /// Sets or clears the lack of capacity for a type in a zone and a market; `*` is each type or
+    /// each zone.
+    pub fn set_no_capacity(&self, instance_type: &str, zone: &str, market: Market, lacks: bool) {
+        let key = (instance_type.to_owned(), zone.to_owned(), market);
+        self.change(|faults| {
+            if lacks {
+                faults.no_capacity.insert(key);
+            } else {
+                faults.no_capacity.remove(&key);
+            }
+        });
+    }
+
+    /// Withdraws a type from a zone's offerings.
+    pub fn set_not_offered(&self, instance_type: &str, zone: &str) {
+        let key = (instance_type.to_owned(), zone.to_owned());
+        self.change(|faults| faults.not_offered.extend([key]));
+    }
+
+    /// Sets or clears the lack of free addresses in a subnet.
+    pub fn set_subnet_full(&self, subnet: &str, full: bool) {
+        self.change(|faults| {
+            if full {
+                faults.full_subnets.insert(subnet.to_owned());
+            } else {
+                faults.full_subnets.remove(subnet);
+            }
+        });
+    }
+
+    /// Limits the virtual CPUs of present On-Demand instances.
+    pub fn set_vcpu_limit(&self, limit: Option<u32>) {
+        self.change(|faults| faults.vcpu_limit = limit);
+    }
+
+    /// Limits the number of present spot instances.
+    pub fn set_spot_limit(&self, limit: Option<usize>) {
+        self.change(|faults| faults.spot_limit = limit);
+    }
+
+    /// Allows or denies an action; `*` is each action.
+    pub fn set_denied(&self, action: &str, denied: bool) {
+        self.change(|faults| {
+            if denied {
+                faults.denied.insert(action.to_owned());
+            } else {
+                faults.denied.remove(action);
+            }
+        });
+    }
+
+    /// Refuses all calls for their credentials, or accepts them.
+    pub fn set_credentials(&self, refusal: Option<Credentials>) {
+        self.change(|faults| faults.credentials = refusal);
+    }
+
+    /// Applies the documented request limits, or none.
+    pub fn set_throttled(&self, throttled: bool) {
+        self.change(|faults| faults.throttled = throttled);
+    }
+
+    /// Takes the API down, or up again.
+    pub fn set_outage(&self, outage: Option<Outage>) {
+        self.change(|faults| faults.outage = outage);
+    }
+
+    /// Loses the replies of the next calls of an action, which have their effect.
+    pub fn lose_replies(&self, action: &str, count: usize) {
+        self.change(|faults| faults.lost_replies.extend([(action.to_owned(), count)]));
+    }
+
+    /// Delays the replies of an action, whose effect is not delayed.
+    pub fn set_reply_delay(&self, action: &str, delay: Duration) {
+        self.change(|faults| faults.delays.extend([(action.to_owned(), delay)]));
+    }
+
+    /// Answers the next calls of an action with this status and error code, without effect.
+    pub fn fail(&self, action: &str, status: u16, code: &str, count: usize) {
+        let failure = (status, code.to_owned(), count);
+        self.change(|faults| faults.failures.extend([(action.to_owned(), failure)]));
+    }
+}

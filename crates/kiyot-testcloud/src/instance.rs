@@ -1,0 +1,112 @@
+//! Instances as the API shows them.
+
+use std::time::Instant;
+
+/// State of an instance.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    /// Launched or started, not yet booted.
+    Pending,
+    /// Booted.
+    Running,
+    /// Its end was requested.
+    ShuttingDown,
+    /// Ended for ever.
+    Terminated,
+    /// Its stop was requested.
+    Stopping,
+    /// Stopped; it can be started again.
+    Stopped,
+}
+
+impl State {
+    /// Returns EC2's name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Pending => "pending",
+            Self::Running => "running",
+            Self::ShuttingDown => "shutting-down",
+            Self::Terminated => "terminated",
+            Self::Stopping => "stopping",
+            Self::Stopped => "stopped",
+        }
+    }
+
+    /// Returns EC2's code.
+    pub fn code(self) -> u8 {
+        match self {
+            Self::Pending => 0,
+            Self::Running => 16,
+            Self::ShuttingDown => 32,
+            Self::Terminated => 48,
+            Self::Stopping => 64,
+            Self::Stopped => 80,
+        }
+    }
+
+    /// Returns true if the instance has ended or is about to end for ever.
+    pub fn is_ended(self) -> bool {
+        matches!(self, Self::ShuttingDown | Self::Terminated)
+    }
+}
+
+/// An instance and what moto doesn't keep of its launch.
+#[derive(Debug, Clone)]
+pub struct Instance {
+    /// Instance id.
+    pub id: String,
+    /// State at the last look.
+    pub state: State,
+    /// Private address.
+    pub address: String,
+    /// MAC address of its interface.
+    pub mac: String,
+    /// Subnet id.
+    pub subnet: String,
+    /// Availability zone.
+    pub zone: String,
+    /// Instance type.
+    pub instance_type: String,
+    /// Set for the spot market.
+    pub spot: bool,
+    /// Shutdown behaviour: stop instead of terminate.
+    pub stops_on_shutdown: bool,
+    /// Client token of its launch; empty without.
+    pub client_token: String,
+    /// User-data in base64, as it was given.
+    pub user_data: String,
+    /// Fields of `MetadataOptions` with their values.
+    pub metadata_options: Vec<(String, String)>,
+    /// Code and message of the state's reason.
+    pub reason: (String, String),
+    /// Boots so far; user-data runs at the first.
+    pub boots: u32,
+    /// Time of the launch.
+    pub launched: Instant,
+    /// Time from which the API shows it; `None` is never.
+    pub(crate) visible: Option<Instant>,
+    /// Time at which a passing state ends; `None` is never.
+    pub(crate) settles: Option<Instant>,
+    /// A namespace has to boot or end before the state passes.
+    pub(crate) held: bool,
+}
+
+impl Instance {
+    /// Passes to the next state if its time has come.
+    pub(crate) fn settle(&mut self, now: Instant) {
+        if self.held || self.settles.is_none_or(|time| time > now) {
+            return;
+        }
+        self.state = match self.state {
+            State::Pending => State::Running,
+            State::ShuttingDown => State::Terminated,
+            State::Stopping => State::Stopped,
+            settled => settled,
+        };
+    }
+
+    /// Returns true if the API shows it.
+    pub(crate) fn is_visible(&self, now: Instant) -> bool {
+        self.visible.is_some_and(|time| time <= now)
+    }
+}

@@ -1,0 +1,285 @@
+//! RunInstances: client tokens, capacity, quotas and the parameters that moto ignores.
+
+use std::time::Instant;
+
+use base64::{Engine, engine::general_purpose::STANDARD};
+
+use super::{ApiError, dry_run, is_dry_run, lists, ok, pass_document};
+use crate::{
+    client::Reply,
+    faults::Market,
+    instance::{Instance, State},
+    query::Query,
+    shared::{Launch, Mutable, Shared},
+    xml::Element,
+};
+
+/// Bytes of user-data before it is encoded.
+const MAX_USER_DATA_BYTES: usize = 16 * 1024;
+
+/// Instance type of a request without.
+const DEFAULT_TYPE: &str = "m1.small";
+
+/// Offering and subnet of a request.
+struct Target {
+    instance_type: String,
+    subnet: String,
+    zone: String,
+    market: Market,
+    count: u32,
+}
+
+pub(super) async fn run(
+    query: &Query,
+    signed: Option<&str>,
+    shared: &Shared,
+) -> Result<Reply, ApiError> {
+    let _launching = shared.launching.lock().await;
+    let token = query.get("ClientToken").to_owned();
+    let mut parameters = query.parameters.clone();
+    parameters.remove("DryRun");
+    if let Some(reply) = repeated(&token, &parameters, &mut shared.lock())? {
+        return Ok(reply);
+    }
+    let target = target(query, signed, shared).await?;
+    validate_image(query, signed, shared).await?;
+    check_limits(&target, shared)?;
+    if is_dry_run(query) {
+        return Err(dry_run());
+    }
+    let mut root = match pass_document(query, signed, shared).await? {
+        Ok(root) => root,
+        Err(reply) => return Ok(reply),
+    };
+    let now = Instant::now();
+    let mut state = shared.lock();
+    let mut ids = Vec::new();
+    let saved = root.clone();
+    if let Some(set) = root.child_mut("instancesSet") {
+        for item in &mut set.children {
+            let instance = launched(query, item, &target, shared.boots, &state, now);
+            lists::overlay(item, &instance);
+            ids.push(instance.id.clone());
+            state.instances.insert(instance.id.clone(), instance);
+        }
+    }
+    if !token.is_empty() {
+        state.launches.insert(token, Launch { parameters, reply: saved, instances: ids });
+    }
+    drop(state);
+    shared.changed.notify_waiters();
+    Ok(ok(&root))
+}
+
+/// Returns the reply to a repeated launch, with the present state of its instances.
+fn repeated(
+    token: &str,
+    parameters: &std::collections::BTreeMap<String, String>,
+    state: &mut Mutable,
+) -> Result<Option<Reply>, ApiError> {
+    let Some(launch) = state.launches.get(token).cloned() else { return Ok(None) };
+    if launch.parameters != *parameters {
+        return Err(ApiError::client(
+            "IdempotentParameterMismatch",
+            "Arguments on this idempotent request are inconsistent with arguments used in \
+             previous request(s).",
+        ));
+    }
+    let instances: Vec<_> =
+        launch.instances.iter().filter_map(|id| state.instance(id).cloned()).collect();
+    if instances.iter().all(|instance| instance.state.is_ended()) {
+        return Err(ApiError::client(
+            "IdempotentInstanceTerminated",
+            "The client token was used to launch an instance that has been terminated.",
+        ));
+    }
+    let mut root = launch.reply;
+    if let Some(set) = root.child_mut("instancesSet") {
+        for item in &mut set.children {
+            let id = item.at("instanceId").to_owned();
+            if let Some(instance) = instances.iter().find(|instance| instance.id == id) {
+                lists::overlay(item, instance);
+            }
+        }
+    }
+    Ok(Some(ok(&root)))
+}
+
+async fn target(query: &Query, signed: Option<&str>, shared: &Shared) -> Result<Target, ApiError> {
+    let or = |value: &str, other: &str| {
+        if value.is_empty() { other.to_owned() } else { value.to_owned() }
+    };
+    let instance_type = or(query.get("InstanceType"), DEFAULT_TYPE);
+    if !shared.types.contains_key(&instance_type) {
+        return Err(ApiError::client(
+            "InvalidParameterValue",
+            format!("Invalid value '{instance_type}' for InstanceType."),
+        ));
+    }
+    let encoded = query.get("UserData");
+    let user_data = STANDARD.decode(encoded).map_err(|_| {
+        ApiError::client("InvalidUserData.Malformed", "Invalid BASE64 encoding of user data.")
+    })?;
+    if user_data.len() > MAX_USER_DATA_BYTES {
+        return Err(ApiError::client(
+            "InvalidParameterValue",
+            format!("User data is limited to {MAX_USER_DATA_BYTES} bytes"),
+        ));
+    }
+    let subnet = or(query.get("SubnetId"), query.get("NetworkInterface.1.SubnetId"));
+    let zone = if subnet.is_empty() {
+        or(query.get("Placement.AvailabilityZone"), "us-east-1a")
+    } else {
+        let call = Query::new("DescribeSubnets", &[("SubnetId.1", &subnet)]);
+        let found = pass_document(&call, signed, shared).await?.map_err(|_| {
+            ApiError::client(
+                "InvalidSubnetID.NotFound",
+                format!("The subnet ID '{subnet}' does not exist"),
+            )
+        })?;
+        found.all("availabilityZone").first().map_or_else(String::new, |zone| zone.text.clone())
+    };
+    let spot = query.get("InstanceMarketOptions.MarketType") == "spot";
+    Ok(Target {
+        instance_type,
+        subnet,
+        zone,
+        market: if spot { Market::Spot } else { Market::OnDemand },
+        count: query.get("MaxCount").parse().unwrap_or(1),
+    })
+}
+
+/// Refuses an unknown image.
+async fn validate_image(
+    query: &Query,
+    signed: Option<&str>,
+    shared: &Shared,
+) -> Result<(), ApiError> {
+    let image = query.get("ImageId");
+    let call = Query::new("DescribeImages", &[("ImageId.1", image)]);
+    let known = match pass_document(&call, signed, shared).await? {
+        Ok(root) => !root.items("imagesSet").is_empty(),
+        Err(_) => false,
+    };
+    if known {
+        return Ok(());
+    }
+    let code =
+        if image.starts_with("ami-") { "InvalidAMIID.NotFound" } else { "InvalidAMIID.Malformed" };
+    Err(ApiError::client(code, format!("The image id '[{image}]' does not exist")))
+}
+
+/// Applies offerings, addresses, quotas and capacity, in this order.
+fn check_limits(target: &Target, shared: &Shared) -> Result<(), ApiError> {
+    let mut state = shared.lock();
+    let (kind, zone) = (&target.instance_type, &target.zone);
+    if state.faults.not_offered.contains(&(kind.clone(), zone.clone())) {
+        return Err(ApiError::client(
+            "Unsupported",
+            format!(
+                "Your requested instance type ({kind}) is not supported in your requested \
+                 Availability Zone ({zone})."
+            ),
+        ));
+    }
+    if state.faults.full_subnets.contains(&target.subnet) {
+        return Err(ApiError::client(
+            "InsufficientFreeAddressesInSubnet",
+            format!("There are not enough free addresses in subnet '{}'", target.subnet),
+        ));
+    }
+    let now = Instant::now();
+    state.instances.values_mut().for_each(|instance| instance.settle(now));
+    let present: Vec<_> = state
+        .instances
+        .values()
+        .filter(|instance| matches!(instance.state, State::Pending | State::Running))
+        .collect();
+    let vcpus = |name: &str| shared.types.get(name).map_or(0, |found| found.vcpus);
+    let used: u32 = present
+        .iter()
+        .filter(|instance| !instance.spot)
+        .map(|instance| vcpus(&instance.instance_type))
+        .sum();
+    let spots = present.iter().filter(|instance| instance.spot).count() as u64;
+    match target.market {
+        Market::OnDemand => {
+            let needed = used + vcpus(kind) * target.count;
+            if let Some(limit) = state.faults.vcpu_limit.filter(|limit| needed > *limit) {
+                return Err(ApiError::client(
+                    "VcpuLimitExceeded",
+                    format!(
+                        "You have requested more vCPU capacity than your current vCPU limit of \
+                         {limit} allows for the instance bucket that the specified instance type \
+                         belongs to."
+                    ),
+                ));
+            }
+        }
+        Market::Spot => {
+            let needed = spots + u64::from(target.count);
+            if state.faults.spot_limit.is_some_and(|limit| needed > limit as u64) {
+                return Err(ApiError::client(
+                    "MaxSpotInstanceCountExceeded",
+                    "Max spot instance count exceeded",
+                ));
+            }
+        }
+    }
+    let lacks = |kind: &str, zone: &str| {
+        state.faults.no_capacity.contains(&(kind.to_owned(), zone.to_owned(), target.market))
+    };
+    if lacks(kind, zone) || lacks("*", zone) || lacks(kind, "*") || lacks("*", "*") {
+        return Err(ApiError::with_status(
+            500,
+            "InsufficientInstanceCapacity",
+            format!(
+                "We currently do not have sufficient {kind} capacity in the Availability Zone you \
+                 requested ({zone})."
+            ),
+        ));
+    }
+    Ok(())
+}
+
+fn launched(
+    query: &Query,
+    item: &Element,
+    target: &Target,
+    boots: bool,
+    state: &Mutable,
+    now: Instant,
+) -> Instance {
+    let metadata = [
+        ("HttpTokens", "httpTokens", "optional"),
+        ("HttpPutResponseHopLimit", "httpPutResponseHopLimit", "1"),
+        ("HttpEndpoint", "httpEndpoint", "enabled"),
+        ("InstanceMetadataTags", "instanceMetadataTags", "disabled"),
+    ];
+    let metadata_options = metadata.iter().map(|(key, field, default)| {
+        let value = query.get(&format!("MetadataOptions.{key}"));
+        ((*field).to_owned(), if value.is_empty() { *default } else { value }.to_owned())
+    });
+    let zone = item.at("placement/availabilityZone");
+    let mac = item.all("macAddress").first().map_or_else(String::new, |mac| mac.text.clone());
+    Instance {
+        id: item.at("instanceId").to_owned(),
+        state: State::Pending,
+        address: item.at("privateIpAddress").to_owned(),
+        mac,
+        subnet: item.at("subnetId").to_owned(),
+        zone: if zone.is_empty() { target.zone.clone() } else { zone.to_owned() },
+        instance_type: target.instance_type.clone(),
+        spot: target.market == Market::Spot,
+        stops_on_shutdown: query.get("InstanceInitiatedShutdownBehavior") != "terminate",
+        client_token: query.get("ClientToken").to_owned(),
+        user_data: query.get("UserData").to_owned(),
+        metadata_options: metadata_options.collect(),
+        reason: (String::new(), String::new()),
+        boots: 0,
+        launched: now,
+        visible: now.checked_add(state.faults.visible_after),
+        settles: now.checked_add(state.faults.pending_for),
+        held: boots,
+    }
+}

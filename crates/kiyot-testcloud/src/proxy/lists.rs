@@ -1,0 +1,122 @@
+//! Lists of instances and offerings, and console output.
+
+use base64::{Engine, engine::general_purpose::STANDARD};
+
+use super::{ApiError, ok, pass_document};
+use crate::{
+    client::Reply,
+    instance::{Instance, State},
+    query::Query,
+    shared::Shared,
+    xml::Element,
+};
+
+/// Writes an instance's state and the options that moto ignores into its description.
+pub(super) fn overlay(item: &mut Element, instance: &Instance) {
+    item.set(state_element("instanceState", instance.state));
+    item.set(Element::text("clientToken", instance.client_token.as_str()));
+    let (code, message) = &instance.reason;
+    if code.is_empty() {
+        item.remove("stateReason");
+    } else {
+        let reason =
+            vec![Element::text("code", code.as_str()), Element::text("message", message.as_str())];
+        item.set(Element::parent("stateReason", reason));
+    }
+    if instance.spot {
+        item.set(Element::text("instanceLifecycle", "spot"));
+    } else {
+        item.remove("instanceLifecycle");
+    }
+    let mut options = vec![Element::text("state", "applied")];
+    let given = instance.metadata_options.iter();
+    options.extend(given.map(|(field, value)| Element::text(field, value.as_str())));
+    item.set(Element::parent("metadataOptions", options));
+    if instance.state == State::Terminated {
+        for name in ["privateIpAddress", "ipAddress", "subnetId", "vpcId"] {
+            item.remove(name);
+        }
+        for name in ["networkInterfaceSet", "blockDeviceMapping"] {
+            item.set(Element::parent(name, Vec::new()));
+        }
+    }
+}
+
+pub(super) fn state_element(name: &str, state: State) -> Element {
+    let fields =
+        vec![Element::text("code", state.code().to_string()), Element::text("name", state.name())];
+    Element::parent(name, fields)
+}
+
+pub(super) async fn instances(
+    query: &Query,
+    signed: Option<&str>,
+    shared: &Shared,
+) -> Result<Reply, ApiError> {
+    let names = query.filter("instance-state-name");
+    let codes = query.filter("instance-state-code");
+    let tokens = query.filter("client-token");
+    let passed =
+        query.without_filters(&["instance-state-name", "instance-state-code", "client-token"]);
+    let mut root = match pass_document(&passed, signed, shared).await? {
+        Ok(root) => root,
+        Err(reply) => return Ok(reply),
+    };
+    let mut state = shared.lock();
+    if let Some(reservations) = root.child_mut("reservationSet") {
+        for reservation in &mut reservations.children {
+            let Some(set) = reservation.child_mut("instancesSet") else { continue };
+            set.children.retain_mut(|item| {
+                let id = item.at("instanceId").to_owned();
+                let Some(instance) = state.visible(&id) else { return false };
+                overlay(item, instance);
+                let name = instance.state.name();
+                let code = instance.state.code().to_string();
+                names.as_ref().is_none_or(|names| names.contains(&name))
+                    && codes.as_ref().is_none_or(|codes| codes.contains(&code.as_str()))
+                    && tokens
+                        .as_ref()
+                        .is_none_or(|tokens| tokens.contains(&instance.client_token.as_str()))
+            });
+        }
+        reservations.children.retain(|reservation| !reservation.items("instancesSet").is_empty());
+    }
+    Ok(ok(&root))
+}
+
+pub(super) async fn offerings(
+    query: &Query,
+    signed: Option<&str>,
+    shared: &Shared,
+) -> Result<Reply, ApiError> {
+    let mut root = match pass_document(query, signed, shared).await? {
+        Ok(root) => root,
+        Err(reply) => return Ok(reply),
+    };
+    let withdrawn = shared.lock().faults.not_offered.clone();
+    if let Some(set) = root.child_mut("instanceTypeOfferingSet") {
+        set.children.retain(|item| {
+            let offering = (item.at("instanceType").to_owned(), item.at("location").to_owned());
+            !withdrawn.contains(&offering)
+        });
+    }
+    Ok(ok(&root))
+}
+
+pub(super) fn console(query: &Query, shared: &Shared) -> Reply {
+    let id = query.get("InstanceId");
+    let shown = {
+        let mut state = shared.lock();
+        let delay = state.faults.console_after;
+        state.instance(id).is_some_and(|instance| instance.launched.elapsed() >= delay)
+    };
+    let mut fields = vec![
+        Element::text("requestId", "test-cloud"),
+        Element::text("instanceId", id),
+        Element::text("timestamp", jiff::Timestamp::now().to_string()),
+    ];
+    if shown {
+        fields.push(Element::text("output", STANDARD.encode(shared.console_tail(id))));
+    }
+    ok(&Element::response("GetConsoleOutputResponse", fields))
+}

@@ -1,0 +1,135 @@
+//! State that the proxy, the instances and a test's handles share.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    io::{Read, Seek, SeekFrom},
+    net::SocketAddr,
+    path::PathBuf,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Instant,
+};
+
+use tokio::sync::Notify;
+
+use crate::{
+    calls::{Call, MAX_CALLS, Outcome},
+    catalogue::InstanceType,
+    client::Reply,
+    faults::FaultSet,
+    instance::Instance,
+    query::Query,
+    throttle::Buckets,
+    xml::Element,
+};
+
+/// Bytes of console output that the API returns.
+const MAX_CONSOLE_BYTES: u64 = 64 * 1024;
+
+/// A launch by its client token.
+#[derive(Debug, Clone)]
+pub(crate) struct Launch {
+    pub(crate) parameters: BTreeMap<String, String>,
+    pub(crate) reply: Element,
+    pub(crate) instances: Vec<String>,
+}
+
+/// Everything that changes.
+#[derive(Debug, Default)]
+pub(crate) struct Mutable {
+    pub(crate) faults: FaultSet,
+    pub(crate) instances: BTreeMap<String, Instance>,
+    pub(crate) launches: BTreeMap<String, Launch>,
+    pub(crate) buckets: Buckets,
+    calls: BTreeMap<u64, Call>,
+    next_call: u64,
+}
+
+impl Mutable {
+    /// Returns an instance in its present state.
+    pub(crate) fn instance(&mut self, id: &str) -> Option<&mut Instance> {
+        let instance = self.instances.get_mut(id)?;
+        instance.settle(Instant::now());
+        Some(instance)
+    }
+
+    /// Returns an instance that the API shows.
+    pub(crate) fn visible(&mut self, id: &str) -> Option<&mut Instance> {
+        self.instance(id).filter(|instance| instance.is_visible(Instant::now()))
+    }
+
+    /// Records a call and returns its number.
+    pub(crate) fn record(&mut self, query: &Query) -> u64 {
+        let number = self.next_call;
+        self.next_call += 1;
+        self.calls.insert(number, Call::new(query));
+        if self.calls.len() > MAX_CALLS {
+            self.calls.pop_first();
+        }
+        number
+    }
+
+    /// Records the outcome of a call.
+    pub(crate) fn finish(&mut self, number: u64, outcome: Outcome) {
+        if let Some(call) = self.calls.get_mut(&number) {
+            call.outcome = outcome;
+        }
+    }
+
+    /// Returns the recorded calls in order.
+    pub(crate) fn calls(&self) -> Vec<Call> {
+        self.calls.values().cloned().collect()
+    }
+
+    /// Forgets the recorded calls.
+    pub(crate) fn clear_calls(&mut self) {
+        self.calls.clear();
+    }
+}
+
+/// State of a cloud.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    /// Address of moto.
+    pub(crate) moto: SocketAddr,
+    /// Directory of the cloud's files.
+    pub(crate) directory: PathBuf,
+    /// Instance types by name.
+    pub(crate) types: BTreeMap<String, InstanceType>,
+    /// Set if namespaces are made for instances.
+    pub(crate) boots: bool,
+    pub(crate) state: Mutex<Mutable>,
+    /// Notified when faults or instances change.
+    pub(crate) changed: Notify,
+    /// Held during a launch, so that a client token is used once.
+    pub(crate) launching: tokio::sync::Mutex<()>,
+}
+
+impl Shared {
+    /// Locks the state.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Mutable> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sends a call to moto.
+    pub(crate) async fn moto(&self, query: &Query, signed: Option<&str>) -> Result<Reply, String> {
+        crate::client::send(self.moto, query.form(), signed).await
+    }
+
+    /// Returns the file of an instance's console.
+    pub(crate) fn console(&self, id: &str) -> PathBuf {
+        self.directory.join(format!("{id}.console"))
+    }
+
+    /// Reads the end of an instance's console.
+    pub(crate) fn console_tail(&self, id: &str) -> Vec<u8> {
+        let mut tail = Vec::new();
+        let read = fs::File::open(self.console(id)).and_then(|mut file| {
+            let length = file.metadata()?.len();
+            file.seek(SeekFrom::Start(length.saturating_sub(MAX_CONSOLE_BYTES)))?;
+            file.take(MAX_CONSOLE_BYTES).read_to_end(&mut tail)
+        });
+        // A console without output has no file.
+        read.map_or_else(|_| Vec::new(), |_| tail)
+    }
+}
