@@ -24,7 +24,7 @@ cell-image:
 
 # Checks everything that must hold before a change is merged. Ends with "N passed, N failed".
 test: lint cell-image
-	@scripts/count cargo test --workspace --no-fail-fast
+	@scripts/count cargo test --workspace --features ec2 --no-fail-fast
 
 # Runs all tests of a real node, a VM in QEMU, in half an hour. `make test` includes the short ones.
 test-node:

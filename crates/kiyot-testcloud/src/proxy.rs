@@ -268,6 +268,7 @@ async fn effect(query: &Query, signed: Option<&str>, shared: &Shared) -> Result<
         "ModifyInstanceAttribute" => power::modify(query, signed, shared).await,
         "DescribeInstances" => lists::instances(query, signed, shared).await,
         "DescribeInstanceTypeOfferings" => lists::offerings(query, signed, shared).await,
+        "DescribeImages" => lists::images(query, signed, shared).await,
         "GetConsoleOutput" => Ok(lists::console(query, shared)),
         "DescribeSpotPriceHistory" => Ok(prices::history(query, shared)),
         _ => pass(query, signed, shared).await,

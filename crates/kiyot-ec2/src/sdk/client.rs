@@ -7,8 +7,10 @@ use std::{
 
 use async_trait::async_trait;
 use aws_config::{
-    BehaviorVersion, Region, retry::RetryConfig, stalled_stream_protection, timeout::TimeoutConfig,
+    BehaviorVersion, ConfigLoader, Region, retry::RetryConfig, stalled_stream_protection,
+    timeout::TimeoutConfig,
 };
+use aws_credential_types::Credentials;
 use aws_sdk_ec2::{
     Client as Sdk,
     types::{Filter, LocationType, Tag},
@@ -59,25 +61,40 @@ pub struct Client {
 impl Client {
     /// Returns a client. Reads the environment and files of the user, and makes no call.
     pub async fn new(config: &ClientConfig) -> Self {
-        let http = Builder::new().tls_provider(Provider::Rustls(CryptoMode::Ring)).build_https();
-        let timeouts = TimeoutConfig::builder()
-            .connect_timeout(CONNECT_TIMEOUT)
-            .operation_timeout(CALL_TIMEOUT)
+        Self { sdk: Sdk::new(&loader(config).load().await) }
+    }
+
+    /// Returns a client with credentials of its own.
+    pub async fn with_credentials(config: &ClientConfig, key_id: &str, secret: &str) -> Self {
+        let credentials = Credentials::builder()
+            .access_key_id(key_id)
+            .secret_access_key(secret)
+            .provider_name("static")
             .build();
-        let mut loader = aws_config::defaults(BehaviorVersion::latest())
-            .http_client(http)
-            .region(Region::new(config.region.clone()))
-            // The caller decides about retries: it has recorded what it does.
-            .retry_config(RetryConfig::disabled())
-            .timeout_config(timeouts)
-            .stalled_stream_protection(
-                stalled_stream_protection::StalledStreamProtectionConfig::disabled(),
-            );
-        if let Some(url) = &config.endpoint_url {
-            loader = loader.endpoint_url(url);
-        }
+        let loader = loader(config).credentials_provider(credentials);
         Self { sdk: Sdk::new(&loader.load().await) }
     }
+}
+
+fn loader(config: &ClientConfig) -> ConfigLoader {
+    let http = Builder::new().tls_provider(Provider::Rustls(CryptoMode::Ring)).build_https();
+    let timeouts = TimeoutConfig::builder()
+        .connect_timeout(CONNECT_TIMEOUT)
+        .operation_timeout(CALL_TIMEOUT)
+        .build();
+    let mut loader = aws_config::defaults(BehaviorVersion::latest())
+        .http_client(http)
+        .region(Region::new(config.region.clone()))
+        // The caller decides about retries: it has recorded what it does.
+        .retry_config(RetryConfig::disabled())
+        .timeout_config(timeouts)
+        .stalled_stream_protection(
+            stalled_stream_protection::StalledStreamProtectionConfig::disabled(),
+        );
+    if let Some(url) = &config.endpoint_url {
+        loader = loader.endpoint_url(url);
+    }
+    loader
 }
 
 #[async_trait]

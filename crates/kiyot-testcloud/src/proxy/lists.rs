@@ -103,6 +103,26 @@ pub(super) async fn offerings(
     Ok(ok(&root))
 }
 
+/// Adds the architecture of registered images, which moto forgets.
+pub(super) async fn images(
+    query: &Query,
+    signed: Option<&str>,
+    shared: &Shared,
+) -> Result<Reply, ApiError> {
+    let mut root = match pass_document(query, signed, shared).await? {
+        Ok(root) => root,
+        Err(reply) => return Ok(reply),
+    };
+    if let Some(set) = root.child_mut("imagesSet") {
+        for item in &mut set.children {
+            if item.at("architecture").is_empty() {
+                item.set(Element::text("architecture", "x86_64"));
+            }
+        }
+    }
+    Ok(ok(&root))
+}
+
 pub(super) fn console(query: &Query, shared: &Shared) -> Reply {
     let id = query.get("InstanceId");
     let shown = {

@@ -1,0 +1,173 @@
+//! Launches: one instance a token, with the settings of every cell.
+
+use kiyot::{
+    annotations::CellRequest,
+    backends::milpa::{
+        placement::Market,
+        providers::{Attachment, ErrorClass, HostPort, InstanceState, Protocol, Provider},
+    },
+};
+
+use crate::world::{NANO, World};
+
+#[tokio::test]
+async fn launch_that_succeeds_at_once_is_one_call_and_its_replay_the_same_instance() {
+    let world = World::new().await;
+    let spec = world.spec(&[world.offering(0, Market::OnDemand)]).await;
+    world.cloud.clear_calls();
+    let launched = world.provider.launch(&spec, "token").await.unwrap();
+    assert_eq!(world.cloud.calls().len(), 1);
+    assert_eq!(
+        (launched.cell, launched.token.as_str(), launched.fingerprint.as_str()),
+        (spec.cell.clone(), "token", "0123")
+    );
+    assert_eq!(launched.offering, world.offering(0, Market::OnDemand));
+    assert!(launched.since.is_some());
+    let replayed = world.provider.launch(&spec, "token").await.unwrap();
+    assert_eq!(replayed.id, launched.id);
+    assert_eq!(world.cloud.instances().len(), 1);
+}
+
+#[tokio::test]
+async fn replay_with_other_parameters_finds_the_instance_of_the_token() {
+    let world = World::new().await;
+    let spec = world.spec(&[world.offering(0, Market::OnDemand)]).await;
+    let launched = world.provider.launch(&spec, "token").await.unwrap();
+    let mut changed = spec.clone();
+    changed.tags.insert("team".into(), "web".into());
+    let found = world.provider.launch(&changed, "token").await.unwrap();
+    assert_eq!((found.id, found.cell), (launched.id, spec.cell));
+    assert_eq!(world.cloud.instances().len(), 1);
+}
+
+#[tokio::test]
+async fn lost_reply_of_a_launch_is_unanswered_and_its_replay_finds_the_instance() {
+    let world = World::new().await;
+    let spec = world.spec(&[world.offering(0, Market::Spot)]).await;
+    world.cloud.faults().lose_replies("RunInstances", 1);
+    let error = world.provider.launch(&spec, "token").await.unwrap_err();
+    assert_eq!(error.class, ErrorClass::Unanswered, "{}", error.text());
+    let launched = world.provider.launch(&spec, "token").await.unwrap();
+    assert_eq!(launched.offering.market, Market::Spot);
+    assert_eq!(world.cloud.instances().len(), 1);
+}
+
+#[tokio::test]
+async fn terminated_instance_of_a_token_is_no_instance_of_its_replay() {
+    let world = World::new().await;
+    let spec = world.spec(&[world.offering(0, Market::OnDemand)]).await;
+    let launched = world.provider.launch(&spec, "token").await.unwrap();
+    world.provider.terminate(std::slice::from_ref(&launched.id)).await;
+    let error = world.provider.launch(&spec, "token").await.unwrap_err();
+    assert_eq!(error.class, ErrorClass::Transient, "{}", error.text());
+    assert!(error.text().contains("IdempotentInstanceTerminated"), "{}", error.text());
+}
+
+#[tokio::test]
+async fn launched_instance_has_the_settings_of_every_cell() {
+    let world = World::new().await;
+    world.launch("token").await;
+    let call = world.cloud.calls_of("RunInstances").remove(0);
+    for (key, value) in [
+        ("ClientToken", "token"),
+        ("MinCount", "1"),
+        ("MaxCount", "1"),
+        ("InstanceType", NANO),
+        ("InstanceInitiatedShutdownBehavior", "terminate"),
+        ("MetadataOptions.HttpTokens", "required"),
+        ("MetadataOptions.HttpPutResponseHopLimit", "1"),
+        ("MetadataOptions.HttpEndpoint", "enabled"),
+        ("BlockDeviceMapping.1.Ebs.Encrypted", "true"),
+        ("BlockDeviceMapping.1.Ebs.DeleteOnTermination", "true"),
+        ("BlockDeviceMapping.1.Ebs.VolumeSize", "10"),
+        ("BlockDeviceMapping.1.Ebs.VolumeType", "gp3"),
+        ("CreditSpecification.CpuCredits", "standard"),
+        ("NetworkInterface.1.AssociatePublicIpAddress", "false"),
+        ("NetworkInterface.1.DeleteOnTermination", "true"),
+    ] {
+        assert_eq!(call.parameters.get(key).map(String::as_str), Some(value), "{key}");
+    }
+    for (number, resource) in [(1, "instance"), (2, "volume"), (3, "network-interface")] {
+        let of = |key: &str| &call.parameters[&format!("TagSpecification.{number}.{key}")];
+        assert_eq!(of("ResourceType"), resource);
+        let tags: Vec<(&str, &str)> = (1..=8)
+            .map(|tag| (of(&format!("Tag.{tag}.Key")).as_str(), tag))
+            .map(|(key, tag)| (key, of(&format!("Tag.{tag}.Value")).as_str()))
+            .collect();
+        for tag in [
+            ("Name", "default/web-0"),
+            ("app", "web"),
+            ("kiyot:cluster", "production"),
+            ("kiyot:node", "worker-1"),
+            ("kiyot:pod", "web-0"),
+        ] {
+            assert!(tags.contains(&tag), "{tag:?} is not in {tags:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn annotations_of_a_pod_choose_its_instance() {
+    let world = World::new().await;
+    let request = CellRequest {
+        security_groups: vec!["sg-of-the-pod".into()],
+        volume_size_gib: Some(42),
+        sustained_cpu: true,
+        ..CellRequest::default()
+    };
+    let offering = world.offering(1, Market::Spot);
+    let spec = world.spec_for(std::slice::from_ref(&offering), &request).await.unwrap();
+    // The cloud may not know the group; what counts is the request.
+    let _ = world.provider.launch(&spec, "token").await;
+    let call = world.cloud.calls_of("RunInstances").remove(0);
+    let subnet = &world.cloud.setup().subnets[1].id;
+    for (key, value) in [
+        ("NetworkInterface.1.SubnetId", subnet.as_str()),
+        ("NetworkInterface.1.SecurityGroupId.1", &world.cloud.setup().security_group),
+        ("NetworkInterface.1.SecurityGroupId.2", "sg-of-the-pod"),
+        ("BlockDeviceMapping.1.Ebs.VolumeSize", "42"),
+        ("CreditSpecification.CpuCredits", "unlimited"),
+        ("InstanceMarketOptions.MarketType", "spot"),
+        ("InstanceMarketOptions.SpotOptions.SpotInstanceType", "one-time"),
+    ] {
+        assert_eq!(call.parameters.get(key).map(String::as_str), Some(value), "{key}");
+    }
+    let groups = (0..5).map(|number| format!("sg-{number}")).collect();
+    let request = CellRequest { security_groups: groups, ..CellRequest::default() };
+    let error = world.spec_for(&[offering], &request).await.unwrap_err();
+    assert_eq!(error.class, ErrorClass::Invalid);
+    assert!(error.text().contains("6 security groups"), "{}", error.text());
+}
+
+#[tokio::test]
+async fn address_of_a_cell_is_the_private_one_of_its_instance() {
+    let world = World::new().await;
+    let launched = world.launch("token").await;
+    let address = world.cloud.instance(&launched.id.0).unwrap().address;
+    world.cloud.clear_calls();
+    let attached = world.provider.attach(&launched.id, &Attachment::default()).await.unwrap();
+    assert_eq!(attached.addresses, [address.parse::<std::net::IpAddr>().unwrap()]);
+    assert_eq!(attached.network, None);
+    assert!(world.cloud.calls().is_empty(), "the address of a launch is known");
+    let port =
+        HostPort { protocol: Protocol::Tcp, host_ip: None, host_port: 8080, container_port: 80 };
+    let with_port = Attachment { ports: vec![port], ..Attachment::default() };
+    let error = world.provider.attach(&launched.id, &with_port).await.unwrap_err();
+    assert_eq!(error.class, ErrorClass::Invalid);
+    assert!(error.text().contains("8080"), "{}", error.text());
+}
+
+#[tokio::test]
+async fn instance_ends_and_an_unknown_one_spoils_no_termination() {
+    let world = World::new().await;
+    let launched = world.launch("token").await;
+    let unknown = kiyot::backends::milpa::providers::InstanceId("i-0123456789abcdef0".into());
+    let outcomes = world.provider.terminate(&[unknown.clone(), launched.id.clone()]).await;
+    assert_eq!(outcomes[&unknown].as_ref().unwrap_err().class, ErrorClass::NotFound);
+    outcomes[&launched.id].as_ref().unwrap();
+    world.cloud.settle(&launched.id.0);
+    let described = world.provider.describe(&launched.id).await.unwrap();
+    assert_eq!(described.state, InstanceState::Terminated);
+    let error = world.provider.describe(&unknown).await.unwrap_err();
+    assert_eq!(error.class, ErrorClass::NotFound);
+}

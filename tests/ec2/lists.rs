@@ -1,0 +1,90 @@
+//! What the provider reads: instances of its owner, offerings with prices, consoles.
+
+use kiyot::backends::milpa::{
+    placement::Market,
+    providers::{InstanceState, Provider},
+};
+
+use crate::world::{NANO, World};
+
+#[tokio::test]
+async fn list_has_the_instances_of_the_owner_in_one_call() {
+    let world = World::new().await;
+    let mut launched = Vec::new();
+    for number in 0..5 {
+        launched.push(world.launch(&format!("token-{number}")).await.id);
+    }
+    let other = world.of_other_node().await;
+    assert_eq!(other.list_owned().await.unwrap(), []);
+    world.cloud.clear_calls();
+    let mut listed = world.provider.list_owned().await.unwrap();
+    assert_eq!(world.cloud.calls().len(), 1);
+    listed.sort_by(|one, other| one.id.cmp(&other.id));
+    launched.sort();
+    let ids: Vec<_> = listed.iter().map(|instance| instance.id.clone()).collect();
+    assert_eq!(ids, launched);
+    for instance in listed {
+        assert!(instance.state.is_alive());
+        assert!(instance.token.starts_with("token-"));
+        assert_eq!(instance.addresses.len(), 1);
+    }
+}
+
+#[tokio::test]
+async fn instance_stopped_from_the_console_is_not_alive() {
+    let world = World::new().await;
+    let launched = world.launch("token").await;
+    let stop = [("InstanceId.1", launched.id.0.as_str())];
+    world.cloud.call("StopInstances", &stop).await.unwrap();
+    world.cloud.settle(&launched.id.0);
+    let listed = world.provider.list_owned().await.unwrap();
+    assert_eq!(listed[0].state, InstanceState::Stopped);
+}
+
+#[tokio::test]
+async fn catalogue_has_the_zones_of_the_subnets_and_live_spot_prices() {
+    let world = World::new().await;
+    let catalogue = world.provider.catalogue().await.unwrap();
+    let entry = catalogue.named(NANO).unwrap();
+    for zone in 0..3 {
+        let price = |market| {
+            let offer =
+                entry.offers.iter().find(|it| it.zone == world.zone(zone) && it.market == market);
+            offer.unwrap_or_else(|| panic!("no {market} in zone {zone}")).clone()
+        };
+        let (on_demand, spot) = (price(Market::OnDemand), price(Market::Spot));
+        assert!(spot.price < on_demand.price && !spot.is_at_most, "{spot:?}");
+    }
+    assert!(catalogue.entries().len() > 500);
+    // Prices and zones are kept: reading the catalogue again calls nothing.
+    world.cloud.clear_calls();
+    assert_eq!(world.provider.catalogue().await.unwrap(), catalogue);
+    assert!(world.cloud.calls().is_empty());
+}
+
+#[tokio::test]
+async fn spot_counts_as_on_demand_while_its_prices_are_not_readable() {
+    let world = World::new().await;
+    world.cloud.faults().set_denied("DescribeSpotPriceHistory", true);
+    let catalogue = world.provider.catalogue().await.unwrap();
+    let entry = catalogue.named(NANO).unwrap();
+    assert!(entry.offers.iter().all(|it| (it.market == Market::Spot) == it.is_at_most));
+}
+
+#[tokio::test]
+async fn console_is_the_output_of_the_instance() {
+    let world = World::new().await;
+    let launched = world.launch("token").await;
+    world.cloud.set_console(&launched.id.0, b"kernel panic\n");
+    assert!(world.provider.console(&launched.id).await.unwrap().contains("kernel panic"));
+}
+
+#[tokio::test]
+async fn check_names_what_ec2_does_not_know() {
+    let world = World::new().await;
+    world.provider.check().await.unwrap();
+    let image = world.cloud.setup().image.clone();
+    world.cloud.call("DeregisterImage", &[("ImageId", &image)]).await.unwrap();
+    let fresh = world.of_other_node().await;
+    assert!(fresh.check().await.is_err());
+}

@@ -1,0 +1,127 @@
+//! A provider over a cloud of its own.
+
+use std::sync::Arc;
+
+use kiyot::{
+    annotations::CellRequest,
+    backends::milpa::{
+        id::CellId,
+        placement::{Candidate, Market, Offering},
+        providers::{Instance, LaunchSpec, Owner, PodTags, Provider, ProviderError, ec2::Ec2},
+    },
+    config::{self, MilpaBackend},
+    price::Price,
+};
+use kiyot_ec2::{
+    ImageFilter,
+    sdk::{Client, ClientConfig},
+};
+use kiyot_link::bootstrap::{AgentPin, Bootstrap, GatewayAddress};
+use kiyot_testcloud::Cloud;
+
+/// The region of the cloud.
+const REGION: &str = "us-east-1";
+/// An instance type that the cloud has.
+pub(crate) const NANO: &str = "t3.nano";
+
+/// A cloud with a provider.
+pub(crate) struct World {
+    pub(crate) cloud: Cloud,
+    pub(crate) provider: Ec2,
+    owner: Owner,
+}
+
+impl World {
+    pub(crate) async fn new() -> Self {
+        let cloud = Cloud::start().await;
+        let owner = Owner {
+            cluster: "production".into(),
+            node: "worker-1".into(),
+            fingerprint: "0123".into(),
+        };
+        let provider = provider(&cloud, &owner).await;
+        Self { cloud, provider, owner }
+    }
+
+    /// Returns a provider of another node of the cluster.
+    pub(crate) async fn of_other_node(&self) -> Ec2 {
+        let owner = Owner { node: "worker-2".into(), ..self.owner.clone() };
+        provider(&self.cloud, &owner).await
+    }
+
+    /// Returns the zone of a subnet, by its number.
+    pub(crate) fn zone(&self, number: usize) -> String {
+        self.cloud.setup().subnets[number].zone.clone()
+    }
+
+    /// Returns the offering of a type in a zone, by its number.
+    pub(crate) fn offering(&self, zone: usize, market: Market) -> Offering {
+        Offering { instance_type: NANO.into(), zone: self.zone(zone), market }
+    }
+
+    /// Returns the parameters of a launch with these candidates.
+    pub(crate) async fn spec(&self, offerings: &[Offering]) -> LaunchSpec {
+        self.spec_for(offerings, &CellRequest::default()).await.unwrap()
+    }
+
+    pub(crate) async fn spec_for(
+        &self,
+        offerings: &[Offering],
+        request: &CellRequest,
+    ) -> Result<LaunchSpec, ProviderError> {
+        let cell = CellId::mint().unwrap();
+        let pod = PodTags {
+            namespace: "default".into(),
+            name: "web-0".into(),
+            labels: [("app".to_owned(), "web".to_owned())].into(),
+        };
+        let candidate = |offering: &Offering| Candidate {
+            offering: offering.clone(),
+            price: Price::FREE,
+            is_at_most: false,
+        };
+        Ok(LaunchSpec {
+            candidates: offerings.iter().map(candidate).collect(),
+            tags: self.owner.tags(&cell, &pod),
+            bootstrap: Bootstrap {
+                cell: cell.to_string(),
+                gateway: GatewayAddress::Tcp("10.77.0.5:7700".parse().unwrap()),
+                ca_sha256: "00".repeat(32),
+                token: "open-sesame".into(),
+                orphan_timeout_secs: 900,
+                agent: Some(AgentPin {
+                    sha256: "11".repeat(32),
+                    size_bytes: 1,
+                    ca_pem: "-".into(),
+                }),
+            },
+            parameters: self.provider.parameters(request).await?,
+            cell,
+        })
+    }
+
+    /// Launches an instance on demand in the first zone.
+    pub(crate) async fn launch(&self, token: &str) -> Instance {
+        let spec = self.spec(&[self.offering(0, Market::OnDemand)]).await;
+        self.provider.launch(&spec, token).await.unwrap()
+    }
+}
+
+async fn provider(cloud: &Cloud, owner: &Owner) -> Ec2 {
+    let setup = cloud.setup();
+    let config = MilpaBackend {
+        ec2: config::Ec2 {
+            region: REGION.into(),
+            subnets: setup.subnets.iter().map(|subnet| subnet.id.clone()).collect(),
+            security_groups: vec![setup.security_group.clone()],
+            image: Some(ImageFilter::Id(setup.image.clone())),
+            image_has_agent: true,
+            ..config::Ec2::default()
+        },
+        ..MilpaBackend::default()
+    };
+    let client = ClientConfig { region: REGION.into(), endpoint_url: Some(cloud.endpoint()) };
+    // moto does not check signatures.
+    let client = Client::with_credentials(&client, "AKIATEST", "secret").await;
+    Ec2::new(&config, owner.clone(), Arc::new(client))
+}
