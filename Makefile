@@ -56,7 +56,7 @@ fmt:
 lint:
 	@scripts/setup
 	cargo fmt --all --check
-	cargo clippy --workspace --all-targets -- -D warnings
+	cargo clippy --workspace --all-targets --features ec2 -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --quiet --workspace --no-deps --lib
 
 # Checks licences, sources, banned crates and advisories of dependencies.

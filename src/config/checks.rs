@@ -63,6 +63,11 @@ pub(super) fn check(config: &Config, real: &dyn Fn(&Path) -> PathBuf, report: &R
             check_warm(name, milpa, report);
             let at = format!("backends.{name}.gateway");
             milpa.gateway.check(&at, milpa.provider.has_remote_cells(), report);
+            if milpa.provider.has_remote_cells() && milpa.cluster.is_none() {
+                let rule = "is missing; the provider's instances are found by their owner, which \
+                            is this name and the node's: a name such as \"production\"";
+                report.add(Problem::new(format!("backends.{name}.cluster"), rule));
+            }
             if milpa.provider == ProviderKind::Ec2 {
                 milpa.ec2.check(&format!("backends.{name}.ec2"), report);
             }

@@ -19,8 +19,6 @@ const MAX_URL_BYTES: usize = 2048;
 const MAX_TAGS: usize = 20;
 /// Longest key of a tag, in bytes; EC2 allows 127 characters.
 const MAX_TAG_KEY_BYTES: usize = 127;
-/// Globs of labels that become tags.
-const MAX_LABEL_GLOBS: usize = 64;
 const VOLUME_SIZE: u64 = 10 << 30;
 /// Range of a root volume: at least an image of a distribution, and the largest volume of EBS.
 const VOLUME_BYTES: std::ops::RangeInclusive<u64> = 1 << 30..=16 << 40;
@@ -50,8 +48,6 @@ pub struct Ec2 {
     pub public_address: bool,
     /// Tags of all instances.
     pub tags: BTreeMap<String, String>,
-    /// Globs of the pods' labels that become tags.
-    pub label_tags: Vec<String>,
     /// URL of the endpoint; by default that of the region.
     pub endpoint_url: Option<String>,
 }
@@ -70,7 +66,6 @@ impl Default for Ec2 {
             volume_type: VolumeType::default(),
             public_address: false,
             tags: BTreeMap::new(),
-            label_tags: vec!["*".to_owned()],
             endpoint_url: None,
         }
     }
@@ -108,12 +103,6 @@ impl Ec2 {
         });
         table.set("public_address", &mut ec2.public_address, Field::flag);
         table.set("tags", &mut ec2.tags, |field| Some(tags(field)));
-        table.set("label_tags", &mut ec2.label_tags, |field| {
-            bounded(field.items(), MAX_LABEL_GLOBS)?
-                .into_iter()
-                .map(|item| name(item, "a glob of label keys, such as \"app.kubernetes.io/*\""))
-                .collect()
-        });
         table.set("endpoint_url", &mut ec2.endpoint_url, |field| {
             let allowed = "a URL that begins with \"https://\" or \"http://\"";
             field
@@ -252,13 +241,14 @@ fn is_id(text: &str, prefix: &str) -> bool {
         && digits.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
 }
 
-#[cfg(all(test, feature = "ec2"))]
+#[cfg(test)]
+#[cfg(feature = "ec2")]
 mod tests {
     use super::*;
     use crate::config::{BackendConfig, Config, MilpaBackend, ProviderKind, parse};
 
     const HEAD: &str = "[backends.containerd]\ntype = \"cri\"\n[backends.milpa]\n\
-                        type = \"milpa\"\nprovider = \"ec2\"\n\
+                        type = \"milpa\"\nprovider = \"ec2\"\ncluster = \"test\"\n\
                         [backends.milpa.gateway]\nlisten = \"10.0.0.5:7700\"\n\
                         [backends.milpa.ec2]\n";
     const LEAST: &str = "region = \"us-east-1\"\nsubnets = [\"subnet-1\"]\n\
@@ -299,7 +289,7 @@ mod tests {
                     security_groups = [\"sg-a\", \"sg-b\"]\n\
                     image = { owner = \"self\", name = \"cell-*\" }\nimage_has_agent = true\n\
                     instance_profile = \"cells\"\nkey_name = \"ops\"\nvolume_size = \"20Gi\"\n\
-                    volume_type = \"gp2\"\npublic_address = true\nlabel_tags = [\"app\"]\n\
+                    volume_type = \"gp2\"\npublic_address = true\n\
                     endpoint_url = \"http://127.0.0.1:5000\"\n\
                     [backends.milpa.ec2.tags]\nteam = \"web\"\n";
         let ec2 = milpa(keys).ec2;
@@ -315,7 +305,6 @@ mod tests {
             volume_type: VolumeType::Gp2,
             public_address: true,
             tags: [("team".to_owned(), "web".to_owned())].into(),
-            label_tags: vec!["app".into()],
             endpoint_url: Some("http://127.0.0.1:5000".into()),
         };
         assert_eq!(ec2, expected);
@@ -329,6 +318,16 @@ mod tests {
             assert!(found.iter().any(|found| found.starts_with(&problem)), "{key}: {found:#?}");
         }
         assert_eq!(found.len(), 4);
+    }
+
+    #[test]
+    fn cluster_is_needed_to_find_instances() {
+        let text = format!("{HEAD}{LEAST}").replace("cluster = \"test\"\n", "");
+        let problems = parse("test.toml", &text, []).unwrap_err().to_string();
+        assert!(
+            problems.starts_with("test.toml: backends.milpa.cluster: is missing"),
+            "{problems}"
+        );
     }
 
     #[test]

@@ -10,6 +10,7 @@ use kiyot::{
 
 use crate::world::{NANO, World};
 
+/// Verifies A29.
 #[tokio::test]
 async fn launch_that_succeeds_at_once_is_one_call_and_its_replay_the_same_instance() {
     let world = World::new().await;
@@ -40,6 +41,7 @@ async fn replay_with_other_parameters_finds_the_instance_of_the_token() {
     assert_eq!(world.cloud.instances().len(), 1);
 }
 
+/// Verifies A29.
 #[tokio::test]
 async fn lost_reply_of_a_launch_is_unanswered_and_its_replay_finds_the_instance() {
     let world = World::new().await;

@@ -1,4 +1,4 @@
-//! What the provider reads: instances of its owner, offerings with prices, consoles.
+//! Lists of the provider: instances of its owner, offerings with prices, consoles.
 
 use kiyot::backends::milpa::{
     placement::Market,

@@ -3,13 +3,16 @@
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 
 use async_trait::async_trait;
-use kiyot::backends::milpa::{
-    cells::{BoundCell, CellError, CellEvent, Cells, CellsConfig, LaunchOrder, Links},
-    gateway::{Admission, CellLink},
-    id::{CellId, SandboxId},
-    placement::Needs,
-    providers::{Attachment, InstanceId, Provider, local::boot_id, netns::Netns},
-    store::{Batch, Store, Table},
+use kiyot::{
+    annotations::CellRequest,
+    backends::milpa::{
+        cells::{BoundCell, CellError, CellEvent, Cells, CellsConfig, LaunchOrder, Links},
+        gateway::{Admission, CellLink},
+        id::{CellId, SandboxId},
+        placement::Needs,
+        providers::{Attachment, InstanceId, Provider, local::boot_id, netns::Netns},
+        store::{Batch, Store, Table},
+    },
 };
 use kiyot_link::bootstrap::Bootstrap;
 use kiyot_proto::{cell::HelloReply, store::SandboxMeta};
@@ -66,7 +69,7 @@ fn order(bench: &Bench) -> LaunchOrder {
         identity: String::new(),
         attachment,
         needs: Needs::default(),
-        healthy_timeout: None,
+        request: CellRequest::default(),
         labels: BTreeMap::new(),
         deadline: None,
     }

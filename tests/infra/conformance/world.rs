@@ -9,13 +9,16 @@ use std::{
 };
 
 use async_trait::async_trait;
-use kiyot::backends::milpa::{
-    cells::{BoundCell, CellError, Cells, CellsConfig, LaunchOrder, Links},
-    gateway::{Admission, CellLink},
-    id::{CellId, SandboxId},
-    placement::Needs,
-    providers::{Attachment, ErrorClass, InstanceId, local::boot_id},
-    store::{Batch, Store, Table},
+use kiyot::{
+    annotations::CellRequest,
+    backends::milpa::{
+        cells::{BoundCell, CellError, Cells, CellsConfig, LaunchOrder, Links},
+        gateway::{Admission, CellLink},
+        id::{CellId, SandboxId},
+        placement::Needs,
+        providers::{Attachment, ErrorClass, InstanceId, local::boot_id},
+        store::{Batch, Store, Table},
+    },
 };
 use kiyot_link::bootstrap::Bootstrap;
 use kiyot_proto::{
@@ -120,7 +123,7 @@ impl<S: Subject> World<S> {
             identity: String::new(),
             attachment,
             needs: Needs::default(),
-            healthy_timeout: None,
+            request: CellRequest::default(),
             labels: BTreeMap::new(),
             deadline: Some(Instant::now() + timeout),
         };

@@ -310,7 +310,7 @@ fn refused_launch_is_placed_again_without_the_refused_offering() {
     assert!(!engine.contains(&first));
 }
 
-/// Verifies A14.
+/// Verifies A13.
 #[test]
 fn refused_offerings_are_tried_one_after_the_other_until_one_has_capacity() {
     let mut engine = engine(sim::CAPABILITIES);

@@ -148,6 +148,25 @@ mod tests {
         assert_eq!(names.len(), CODES.len(), "a code has two rows");
     }
 
+    /// Verifies A29.
+    #[test]
+    fn documented_table_is_that_of_the_code() {
+        let rows: String = CODES
+            .iter()
+            .map(|(code, class, refused)| {
+                let refused = match refused {
+                    Refused::None => "",
+                    Refused::Offering => "the offering",
+                    Refused::Zone => "its zone",
+                    Refused::Market => "its market",
+                };
+                format!("| `{code}` | {class:?} | {refused} |\n")
+            })
+            .collect();
+        let document = include_str!("../../../../../docs/ec2.md");
+        assert!(document.contains(&rows), "docs/ec2.md lacks the table:\n{rows}");
+    }
+
     #[test]
     fn only_capacity_refuses_offerings() {
         for (code, of, offerings) in CODES {
