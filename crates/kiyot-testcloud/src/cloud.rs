@@ -10,7 +10,12 @@ use std::{
 };
 
 use tempfile::TempDir;
-use tokio::{net::TcpListener, runtime, sync::oneshot};
+use tokio::{
+    net::TcpListener,
+    runtime,
+    sync::{oneshot, watch},
+    task::JoinSet,
+};
 
 use crate::{
     calls::Call,
@@ -18,14 +23,19 @@ use crate::{
     client::{self, Reply},
     faults::Faults,
     instance::Instance,
+    machine, metadata,
     moto::Moto,
     proxy,
     query::Query,
     shared::{Mutable, Shared},
+    vpc::{METADATA_ADDRESS, Vpc},
 };
 
 /// Zones of the default subnets.
 const ZONES: [&str; 3] = ["us-east-1a", "us-east-1b", "us-east-1c"];
+
+/// Port of the metadata service.
+const METADATA_PORT: u16 = 80;
 
 /// Time that tasks of a cloud get to end.
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
@@ -54,12 +64,26 @@ pub struct Setup {
     pub image: String,
 }
 
+/// The host of the test, an instance of the VPC.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Host {
+    /// Instance id.
+    pub id: String,
+    /// Private address, on the bridge of its subnet.
+    pub address: String,
+    /// Subnet id.
+    pub subnet: String,
+    /// Id of its network interface.
+    pub interface: String,
+}
+
 /// EC2 on this machine. Dropping it ends all its processes.
 #[derive(Debug)]
 pub struct Cloud {
     shared: Arc<Shared>,
     address: SocketAddr,
     setup: Setup,
+    host: Option<Host>,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
     _directory: TempDir,
@@ -71,6 +95,24 @@ impl Cloud {
     /// # Panics
     /// If moto does not start.
     pub async fn start() -> Self {
+        Self::start_with(false).await
+    }
+
+    /// Starts a cloud whose instances are namespaces that run their user-data, and whose VPC this
+    /// host is in. A second waits until the first is dropped.
+    ///
+    /// # Panics
+    /// Without root and own namespaces, or if moto does not start.
+    pub async fn start_with_instances() -> Self {
+        assert!(
+            std::env::var_os("OWN_NAMESPACES").is_some(),
+            "this needs root and its own namespaces: run it by `cargo test`, whose runner is \
+             scripts/runner"
+        );
+        Self::start_with(true).await
+    }
+
+    async fn start_with(boots: bool) -> Self {
         let directory = tempfile::Builder::new()
             .prefix("testcloud")
             .tempdir()
@@ -84,20 +126,27 @@ impl Cloud {
                 .enable_all()
                 .build()
                 .expect("a runtime can be made");
-            runtime.block_on(run(&path, ready, stopped));
+            runtime.block_on(run(&path, boots, ready, stopped));
             runtime.shutdown_timeout(STOP_TIMEOUT);
         });
-        let Ok((shared, address, setup)) = started.await else {
+        let Ok(Started { shared, address, setup, host }) = started.await else {
             panic!("the test cloud does not start: its thread panicked");
         };
         Self {
             shared,
             address,
             setup,
+            host,
             stop: Some(stop),
             thread: Some(thread),
             _directory: directory,
         }
+    }
+
+    /// Returns the word in the names of its processes and mounts.
+    pub fn name(&self) -> String {
+        let name = self.shared.directory.file_name().unwrap_or_default();
+        name.to_string_lossy().into_owned()
     }
 
     /// Returns the URL of the API.
@@ -113,6 +162,16 @@ impl Cloud {
     /// Returns the ids of the resources that exist from the start.
     pub fn setup(&self) -> &Setup {
         &self.setup
+    }
+
+    /// Returns this host's place in the VPC; `None` without instances.
+    pub fn host(&self) -> Option<&Host> {
+        self.host.as_ref()
+    }
+
+    /// Returns the console output of an instance, without the API's delay.
+    pub fn console(&self, id: &str) -> String {
+        String::from_utf8_lossy(&self.shared.console_tail(id)).into_owned()
     }
 
     /// Returns the switches of faults.
@@ -177,10 +236,20 @@ impl Drop for Cloud {
     }
 }
 
-/// Runs moto and the proxy until the handle of the cloud is dropped.
+/// Parts of a started cloud.
+#[derive(Debug)]
+struct Started {
+    shared: Arc<Shared>,
+    address: SocketAddr,
+    setup: Setup,
+    host: Option<Host>,
+}
+
+/// Runs moto, the proxy and the instances until the handle of the cloud is dropped.
 async fn run(
     directory: &Path,
-    ready: oneshot::Sender<(Arc<Shared>, SocketAddr, Setup)>,
+    boots: bool,
+    ready: oneshot::Sender<Started>,
     stopped: oneshot::Receiver<()>,
 ) {
     let moto = Moto::start(directory).await;
@@ -189,20 +258,62 @@ async fn run(
         moto: moto.address,
         directory: directory.to_owned(),
         types: catalogue::read(),
-        boots: false,
+        boots,
         state: Mutable::default().into(),
         changed: tokio::sync::Notify::new(),
         launching: tokio::sync::Mutex::new(()),
     });
     let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("the loopback link has ports");
     let address = listener.local_addr().expect("a bound socket has an address");
-    if ready.send((Arc::clone(&shared), address, setup)).is_err() {
-        return;
+    let (close, closing) = watch::channel(false);
+    let (mut tasks, mut machines) = (JoinSet::new(), JoinSet::new());
+    tasks.spawn(proxy::serve(listener, Arc::clone(&shared)));
+    let mut host = None;
+    if boots {
+        let vpc = Vpc::make(&setup.subnets, directory.join("roots")).await;
+        let vpc = Arc::new(vpc.expect("bridges can be made"));
+        let metadata = TcpListener::bind((METADATA_ADDRESS, METADATA_PORT)).await;
+        let metadata = metadata.expect("the metadata service's address is free");
+        tasks.spawn(metadata::serve(metadata, Arc::clone(&shared)));
+        host = Some(add_host(&setup, &shared, &vpc).await.expect("this host joins the VPC"));
+        machines.spawn(machine::run(Arc::clone(&shared), vpc, closing));
     }
-    tokio::select! {
-        () = proxy::serve(listener, shared) => {}
-        _ = stopped => {}
+    if ready.send(Started { shared, address, setup, host }).is_ok() {
+        let _ = stopped.await;
     }
+    // The tasks of instances end and remove them before the VPC goes.
+    let _ = close.send(true);
+    while machines.join_next().await.is_some() {}
+    tasks.shutdown().await;
+}
+
+/// Makes an instance for this host, and gives the host its address.
+async fn add_host(setup: &Setup, shared: &Shared, vpc: &Vpc) -> Result<Host, String> {
+    let subnet = setup.subnets.first().ok_or("no subnet")?;
+    let launch = Query::new(
+        "RunInstances",
+        &[
+            ("ImageId", setup.image.as_str()),
+            ("InstanceType", "t3.large"),
+            ("MinCount", "1"),
+            ("MaxCount", "1"),
+            ("SubnetId", &subnet.id),
+        ],
+    );
+    let root = shared.moto(&launch, None).await?.root();
+    let item = root.items("instancesSet").first().ok_or("RunInstances: no instance")?;
+    let mut instance = proxy::launch::launched(&launch, item, subnet, shared);
+    instance.held = false;
+    let interface = item.all("networkInterfaceId").first().map(|id| id.text.clone());
+    let host = Host {
+        id: instance.id.clone(),
+        address: instance.address.clone(),
+        subnet: subnet.id.clone(),
+        interface: interface.ok_or("RunInstances: no interface")?,
+    };
+    vpc.add_host(&subnet.id, &host.address)?;
+    shared.lock().instances.insert(instance.id.clone(), instance);
+    Ok(host)
 }
 
 /// Makes the default resources in moto.

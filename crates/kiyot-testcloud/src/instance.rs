@@ -89,6 +89,8 @@ pub struct Instance {
     pub(crate) settles: Option<Instant>,
     /// A namespace has to boot or end before the state passes.
     pub(crate) held: bool,
+    /// A namespace exists or is being made.
+    pub(crate) booting: bool,
 }
 
 impl Instance {

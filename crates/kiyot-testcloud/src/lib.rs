@@ -1,5 +1,5 @@
 //! EC2 on this machine, for tests: moto keeps the resources, a proxy before it applies faults and
-//! adds what moto lacks.
+//! adds what moto lacks, and namespaces are its instances.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -12,15 +12,18 @@ pub mod client;
 mod cloud;
 pub mod faults;
 pub mod instance;
+mod machine;
+mod metadata;
 mod moto;
 mod proxy;
 pub mod query;
 mod shared;
 pub mod throttle;
+mod vpc;
 pub mod xml;
 
 pub use calls::{Call, Outcome};
 pub use client::Reply;
-pub use cloud::{Cloud, Setup, Subnet};
+pub use cloud::{Cloud, Host, Setup, Subnet};
 pub use faults::{Credentials, Faults, Market, Outage};
 pub use instance::{Instance, State};

@@ -60,6 +60,8 @@ impl Moto {
         let child = Command::new("setpriv")
             .args(["--pdeathsig", "KILL"])
             .arg(program())
+            // The interpreter ignores this option, by which a test recognises the process.
+            .args(["-X", &format!("cloud={}", directory.display())])
             .args(["-m", "moto.server", "-H", "127.0.0.1", "-p", &address.port().to_string()])
             .env("PATH", command::PATH)
             .env("MOTO_EC2_LOAD_DEFAULT_AMIS", "false")

@@ -23,7 +23,7 @@ use crate::{
     xml::Element,
 };
 
-mod launch;
+pub(crate) mod launch;
 mod lists;
 mod power;
 mod prices;

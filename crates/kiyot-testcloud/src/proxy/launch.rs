@@ -7,7 +7,8 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 use super::{ApiError, dry_run, is_dry_run, lists, ok, pass_document};
 use crate::{
     client::Reply,
-    faults::Market,
+    cloud::Subnet,
+    faults::{FaultSet, Market},
     instance::{Instance, State},
     query::Query,
     shared::{Launch, Mutable, Shared},
@@ -51,13 +52,12 @@ pub(super) async fn run(
         Ok(root) => root,
         Err(reply) => return Ok(reply),
     };
-    let now = Instant::now();
     let mut state = shared.lock();
     let mut ids = Vec::new();
     let saved = root.clone();
     if let Some(set) = root.child_mut("instancesSet") {
         for item in &mut set.children {
-            let instance = launched(query, item, &target, shared.boots, &state, now);
+            let instance = make(query, item, &target.zone, shared.boots, &state.faults);
             lists::overlay(item, &instance);
             ids.push(instance.id.clone());
             state.instances.insert(instance.id.clone(), instance);
@@ -242,14 +242,18 @@ fn check_limits(target: &Target, shared: &Shared) -> Result<(), ApiError> {
     Ok(())
 }
 
-fn launched(
+/// Makes the instance of a launch that moto has carried out.
+pub(crate) fn launched(
     query: &Query,
     item: &Element,
-    target: &Target,
-    boots: bool,
-    state: &Mutable,
-    now: Instant,
+    subnet: &Subnet,
+    shared: &Shared,
 ) -> Instance {
+    make(query, item, &subnet.zone, shared.boots, &shared.lock().faults)
+}
+
+fn make(query: &Query, item: &Element, zone: &str, boots: bool, faults: &FaultSet) -> Instance {
+    let now = Instant::now();
     let metadata = [
         ("HttpTokens", "httpTokens", "optional"),
         ("HttpPutResponseHopLimit", "httpPutResponseHopLimit", "1"),
@@ -260,7 +264,6 @@ fn launched(
         let value = query.get(&format!("MetadataOptions.{key}"));
         ((*field).to_owned(), if value.is_empty() { *default } else { value }.to_owned())
     });
-    let zone = item.at("placement/availabilityZone");
     let mac = item.all("macAddress").first().map_or_else(String::new, |mac| mac.text.clone());
     Instance {
         id: item.at("instanceId").to_owned(),
@@ -268,9 +271,9 @@ fn launched(
         address: item.at("privateIpAddress").to_owned(),
         mac,
         subnet: item.at("subnetId").to_owned(),
-        zone: if zone.is_empty() { target.zone.clone() } else { zone.to_owned() },
-        instance_type: target.instance_type.clone(),
-        spot: target.market == Market::Spot,
+        zone: zone.to_owned(),
+        instance_type: item.at("instanceType").to_owned(),
+        spot: query.get("InstanceMarketOptions.MarketType") == "spot",
         stops_on_shutdown: query.get("InstanceInitiatedShutdownBehavior") != "terminate",
         client_token: query.get("ClientToken").to_owned(),
         user_data: query.get("UserData").to_owned(),
@@ -278,8 +281,9 @@ fn launched(
         reason: (String::new(), String::new()),
         boots: 0,
         launched: now,
-        visible: now.checked_add(state.faults.visible_after),
-        settles: now.checked_add(state.faults.pending_for),
+        visible: now.checked_add(faults.visible_after),
+        settles: now.checked_add(faults.pending_for),
         held: boots,
+        booting: false,
     }
 }

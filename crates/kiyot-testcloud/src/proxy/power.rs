@@ -40,7 +40,7 @@ pub(super) async fn change(
                 if before != State::ShuttingDown {
                     instance.settles = now.checked_add(ending);
                     // A stopped instance has no namespace to end.
-                    instance.held = shared.boots && before != State::Stopped;
+                    instance.held = instance.booting || before == State::Pending && shared.boots;
                 }
                 instance.state = State::ShuttingDown;
                 set_reason(instance, "Client.UserInitiatedShutdown", "User initiated shutdown");
@@ -48,7 +48,7 @@ pub(super) async fn change(
             "StopInstances" if matches!(before, State::Pending | State::Running) => {
                 instance.state = State::Stopping;
                 instance.settles = Some(now);
-                instance.held = shared.boots;
+                instance.held = instance.booting || before == State::Pending && shared.boots;
                 set_reason(instance, "Client.UserInitiatedShutdown", "User initiated shutdown");
             }
             "StartInstances" if before == State::Stopped => {

@@ -3,3 +3,4 @@
 #![allow(clippy::unwrap_used, reason = "a failed setup fails the test at its place")]
 
 mod api;
+mod instances;

@@ -1,0 +1,295 @@
+//! Instances made from namespaces: a root of its own over the host's, an interface in the VPC, and
+//! the user-data that a launch gives.
+
+use std::{
+    fs, io,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    process::Stdio,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use base64::{Engine, engine::general_purpose::STANDARD};
+use kiyot_testkit::{command, output};
+use tokio::{
+    process::{Child, Command},
+    sync::watch,
+    task::{self, JoinSet},
+    time::{sleep, timeout},
+};
+
+use crate::{
+    instance::{Instance, State},
+    query::Query,
+    shared::Shared,
+    vpc::Vpc,
+};
+
+/// Programs of an instance, by their names.
+const GUEST: [(&str, &str); 4] = [
+    ("boot", include_str!("machine/guest/boot")),
+    ("init", include_str!("machine/guest/init")),
+    ("run-unit", include_str!("machine/guest/run-unit")),
+    ("systemctl", include_str!("machine/guest/systemctl")),
+];
+
+/// Period of looks at an instance's state.
+const STATE_POLL_PERIOD: Duration = Duration::from_millis(20);
+
+/// Time that the kernel gets to free the cgroups of ended processes.
+const CGROUP_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Boots and ends machines as the states of instances demand, until `closing` is set.
+pub(crate) async fn run(shared: Arc<Shared>, vpc: Arc<Vpc>, closing: watch::Receiver<bool>) {
+    let mut machines = JoinSet::new();
+    while !*closing.borrow() {
+        while let Some(ended) = machines.try_join_next() {
+            if let Err(error) = ended {
+                eprintln!("machine of an instance: {error}");
+            }
+        }
+        for instance in to_boot(&shared) {
+            machines.spawn(live(instance, Arc::clone(&shared), Arc::clone(&vpc), closing.clone()));
+        }
+        let _ = timeout(STATE_POLL_PERIOD, shared.changed.notified()).await;
+    }
+    while machines.join_next().await.is_some() {}
+}
+
+/// Takes the instances that wait for their boot.
+fn to_boot(shared: &Shared) -> Vec<Instance> {
+    let mut state = shared.lock();
+    let waiting = state
+        .instances
+        .values_mut()
+        .filter(|instance| instance.state == State::Pending && instance.held && !instance.booting);
+    waiting
+        .map(|instance| {
+            instance.booting = true;
+            instance.clone()
+        })
+        .collect()
+}
+
+/// Boots a machine, and ends it when its instance ends or stops.
+async fn live(
+    instance: Instance,
+    shared: Arc<Shared>,
+    vpc: Arc<Vpc>,
+    mut closing: watch::Receiver<bool>,
+) {
+    let machine = Machine::new(&instance, &shared);
+    let prepared = {
+        let (machine, instance, vpc) = (machine.clone(), instance.clone(), Arc::clone(&vpc));
+        task::spawn_blocking(move || machine.prepare(&instance, &vpc)).await
+    };
+    let child = match prepared {
+        Ok(Ok(())) => machine.boot(&shared),
+        Ok(Err(error)) => Err(error),
+        Err(error) => Err(error.to_string()),
+    };
+    match child {
+        Ok(mut child) => {
+            with(&shared, &instance.id, |instance| {
+                if instance.state == State::Pending {
+                    instance.held = false;
+                }
+                instance.boots += 1;
+            });
+            tokio::select! {
+                _ = child.wait() => {}
+                () = end_requested(&instance.id, &shared) => {}
+                _ = closing.wait_for(|closing| *closing) => {}
+            }
+            // The kernel ends everything in the PID namespace with its init.
+            let _ = child.kill().await;
+        }
+        Err(error) => {
+            let _ = fs::write(shared.console(&instance.id), format!("no boot: {error}\n"));
+            eprintln!("instance {}: {error}", instance.id);
+        }
+    }
+    let keeps_root = ended(&instance.id, &shared).await;
+    let removed = machine.clone();
+    let _ = task::spawn_blocking(move || removed.remove(keeps_root)).await;
+    with(&shared, &instance.id, |instance| {
+        instance.held = false;
+        instance.booting = false;
+    });
+}
+
+fn with(shared: &Shared, id: &str, change: impl FnOnce(&mut Instance)) {
+    if let Some(instance) = shared.lock().instances.get_mut(id) {
+        change(instance);
+    }
+    shared.changed.notify_waiters();
+}
+
+async fn end_requested(id: &str, shared: &Shared) {
+    let ending = [State::ShuttingDown, State::Stopping];
+    while shared.lock().instance(id).is_some_and(|instance| !ending.contains(&instance.state)) {
+        sleep(STATE_POLL_PERIOD).await;
+    }
+}
+
+/// Takes the end of a machine for a shutdown from within, unless it was requested. Returns true if
+/// the instance can be started again.
+async fn ended(id: &str, shared: &Shared) -> bool {
+    let action = {
+        let mut state = shared.lock();
+        let delay = state.faults.shutting_down_for;
+        let Some(instance) = state.instance(id) else { return false };
+        let action = match instance.state {
+            State::Pending | State::Running if instance.stops_on_shutdown => {
+                instance.state = State::Stopping;
+                instance.settles = Some(Instant::now());
+                Some("StopInstances")
+            }
+            State::Pending | State::Running => {
+                instance.state = State::ShuttingDown;
+                instance.settles = Instant::now().checked_add(delay);
+                Some("TerminateInstances")
+            }
+            _ => None,
+        };
+        if action.is_some() {
+            instance.held = true;
+            let code = "Client.InstanceInitiatedShutdown";
+            let message = format!("{code}: Instance initiated shutdown");
+            instance.reason = (code.to_owned(), message);
+        }
+        action
+    };
+    if let Some(action) = action
+        && let Err(error) = shared.moto(&Query::new(action, &[("InstanceId.1", id)]), None).await
+    {
+        eprintln!("{action} {id}: moto: {error}");
+    }
+    shared.lock().instance(id).is_some_and(|instance| instance.state == State::Stopping)
+}
+
+/// Files and names of a machine.
+#[derive(Debug, Clone)]
+struct Machine {
+    id: String,
+    directory: PathBuf,
+    host_name: String,
+    link: String,
+}
+
+impl Machine {
+    fn new(instance: &Instance, shared: &Shared) -> Self {
+        // Names of links have 15 characters at most.
+        let tail = instance.id.trim_start_matches("i-");
+        Self {
+            id: instance.id.clone(),
+            directory: shared.directory.join("roots").join(&instance.id),
+            host_name: format!("ip-{}", instance.address.replace('.', "-")),
+            link: format!("ve{}", &tail[..tail.len().min(12)]),
+        }
+    }
+
+    /// Makes the directories of the root and the interface.
+    fn prepare(&self, instance: &Instance, vpc: &Vpc) -> Result<(), String> {
+        let files = || -> io::Result<()> {
+            for name in ["root", "upper", "work", "tmp", "lib", "systemd/system", "guest"] {
+                fs::create_dir_all(self.directory.join(name))?;
+            }
+            fs::set_permissions(self.directory.join("tmp"), fs::Permissions::from_mode(0o1777))?;
+            for (name, text) in GUEST {
+                let path = self.directory.join("guest").join(name);
+                fs::write(&path, text)?;
+                fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
+            }
+            let user_data = STANDARD.decode(&instance.user_data).unwrap_or_default();
+            if instance.boots == 0 && user_data.starts_with(b"#!") {
+                let path = self.directory.join("user-data");
+                fs::write(&path, user_data)?;
+                fs::set_permissions(&path, fs::Permissions::from_mode(0o700))?;
+            }
+            Ok(())
+        };
+        files().map_err(|error| format!("{}: {error}", self.directory.display()))?;
+        let subnet = vpc
+            .subnet(&instance.subnet)
+            .ok_or_else(|| format!("subnet {}: not of the VPC", instance.subnet))?;
+        let (id, link) = (self.id.as_str(), self.link.as_str());
+        let address = format!("{}/{}", instance.address, subnet.prefix);
+        ip(&["netns", "add", id])?;
+        ip(&["link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", id])?;
+        ip(&["link", "set", link, "master", &subnet.bridge, "up"])?;
+        ip(&["-n", id, "link", "set", "eth0", "address", &instance.mac, "up"])?;
+        ip(&["-n", id, "address", "add", &address, "dev", "eth0"])?;
+        ip(&["-n", id, "route", "add", "default", "via", &subnet.gateway])
+    }
+
+    fn boot(&self, shared: &Shared) -> Result<Child, String> {
+        let console = fs::File::options()
+            .create(true)
+            .append(true)
+            .open(shared.console(&self.id))
+            .map_err(|error| error.to_string())?;
+        let copy = console.try_clone().map_err(|error| error.to_string())?;
+        Command::new("setpriv")
+            .args(["--pdeathsig", "KILL", "nsenter"])
+            .arg(format!("--net=/run/netns/{}", self.id))
+            .args(["unshare", "--mount", "--pid", "--uts", "--ipc", "--fork", "--kill-child", "sh"])
+            .arg(self.directory.join("guest/boot"))
+            .args([&self.id, &self.directory.display().to_string(), &self.host_name])
+            .env_clear()
+            .env("PATH", command::PATH)
+            .env("HOME", "/root")
+            .current_dir("/")
+            .stdin(Stdio::null())
+            .stdout(copy)
+            .stderr(console)
+            .kill_on_drop(true)
+            .spawn()
+            .map_err(|error| format!("setpriv: {error}"))
+    }
+
+    /// Removes the interface, the cgroups, and the root unless it is kept.
+    fn remove(&self, keeps_root: bool) {
+        let _ = ip(&["link", "delete", &self.link]);
+        let _ = ip(&["netns", "delete", &self.id]);
+        let begun = Instant::now();
+        for group in cgroups(&self.id) {
+            while let Err(error) = remove_cgroup(&group) {
+                if begun.elapsed() > CGROUP_TIMEOUT {
+                    eprintln!("{}: {error}", group.display());
+                    break;
+                }
+                std::thread::sleep(STATE_POLL_PERIOD);
+            }
+        }
+        if !keeps_root && let Err(error) = fs::remove_dir_all(&self.directory) {
+            eprintln!("{}: {error}", self.directory.display());
+        }
+    }
+}
+
+pub(crate) fn ip(arguments: &[&str]) -> Result<(), String> {
+    output("ip", arguments).map(drop)
+}
+
+/// Lists the present cgroups of an instance in all hierarchies.
+fn cgroups(id: &str) -> Vec<PathBuf> {
+    let root = Path::new("/sys/fs/cgroup");
+    let hierarchies = fs::read_dir(root).into_iter().flatten().flatten().map(|entry| entry.path());
+    hierarchies
+        .chain([root.to_owned()])
+        .map(|hierarchy| hierarchy.join(format!("kiyot-testcloud-{id}")))
+        .filter(|group| group.is_dir())
+        .collect()
+}
+
+/// Removes a cgroup and those in it.
+fn remove_cgroup(group: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(group)?.flatten() {
+        if entry.file_type()?.is_dir() {
+            remove_cgroup(&entry.path())?;
+        }
+    }
+    fs::remove_dir(group)
+}
