@@ -40,6 +40,17 @@ impl CellDir {
         self.0.join("cell.json")
     }
 
+    /// Returns the path of the boot data that a script on a stock image writes, a
+    /// [`kiyot_link::bootstrap::CellFile`].
+    pub fn boot_data(&self) -> PathBuf {
+        self.0.join("boot-data.json")
+    }
+
+    /// Returns the path of the record of the machine's only boot as a cell.
+    pub fn boot_record(&self) -> PathBuf {
+        self.0.join("booted")
+    }
+
     /// Returns the path of the description of a virtual machine, a
     /// [`kiyot_link::vm_file::VmFile`].
     pub fn vm_file(&self) -> PathBuf {

@@ -1,5 +1,5 @@
 //! Programs of a cell: launch, init (PID 1 of a cell on its node), machine (PID 1 of a machine of
-//! its own) and agent.
+//! its own), service (unit of systemd on such a machine) and agent.
 
 pub mod agent;
 pub mod dirs;
@@ -8,6 +8,7 @@ pub mod launch;
 pub mod launch_vm;
 pub mod machine;
 pub mod namespaces;
+pub mod service;
 pub mod uplink;
 
 /// Returns an error with all its sources in one line.

@@ -8,9 +8,9 @@ mod boot_data;
 mod disks;
 mod link_namespace;
 mod modules;
-mod mounts;
-mod power_off;
-mod wait;
+pub(crate) mod mounts;
+pub(crate) mod power_off;
+pub(crate) mod wait;
 
 use std::{io, path::Path};
 

@@ -1,9 +1,9 @@
-//! `kiyot-cell`: launches a cell, and runs in it as PID 1 and as agent.
+//! `kiyot-cell`: launches a cell, and runs in it as PID 1, as service and as agent.
 
 use std::{error::Error, path::PathBuf, process::ExitCode};
 
 use clap::{Parser, Subcommand};
-use kiyot_cell::{agent, init, launch, launch_vm, machine};
+use kiyot_cell::{agent, init, launch, launch_vm, machine, service};
 use kiyot_link::core_dump;
 
 /// Launches a cell, or runs in it as init or agent.
@@ -60,6 +60,12 @@ enum Role {
     },
     /// Runs as PID 1 of a machine of the cell's own.
     Machine,
+    /// Runs as a unit of systemd on a machine of the cell's own, which powers off at its end.
+    Service {
+        /// Directory of the cell.
+        #[arg(long, default_value = machine::CELL_DIR)]
+        dir: PathBuf,
+    },
     /// Runs the agent of a cell.
     Agent {
         /// Directory of the cell.
@@ -75,7 +81,7 @@ fn main() -> ExitCode {
     let role = Arguments::parse().role;
     // The core dump limit of containerd and the containers is the one that launch inherited.
     let cores = match role {
-        Role::Init { .. } | Role::Machine => {
+        Role::Init { .. } | Role::Machine | Role::Service { .. } => {
             core_dump::forbid().and_then(|()| core_dump::allow_children())
         }
         Role::Launch { .. }
@@ -99,6 +105,7 @@ fn main() -> ExitCode {
         Role::ProbeVm { dir } => launch_vm::probe::run(&dir).map_err(Box::<dyn Error>::from),
         Role::Init { dir } => init::run(&dir).map_err(Box::<dyn Error>::from),
         Role::Machine => machine::run().map_err(Box::<dyn Error>::from),
+        Role::Service { dir } => service::run(&dir).map_err(Box::<dyn Error>::from),
         Role::Agent { dir, stream_port } => {
             agent::run(&dir, stream_port).map_err(Box::<dyn Error>::from)
         }

@@ -33,6 +33,7 @@ const RTPROT_STATIC: u8 = 4;
 const RT_SCOPE_UNIVERSE: u8 = 0;
 const RT_SCOPE_LINK: u8 = 253;
 const RTN_UNICAST: u8 = 1;
+const RTN_UNREACHABLE: u8 = 7;
 const AF_INET: u8 = 2;
 const AF_INET6: u8 = 10;
 
@@ -141,20 +142,27 @@ pub fn set_route(
     (destination, prefix_len): (IpAddr, u8),
     gateway: Option<IpAddr>,
 ) -> io::Result<()> {
-    let (family, octets) = octets(destination);
     let scope = if gateway.is_some() { RT_SCOPE_UNIVERSE } else { RT_SCOPE_LINK };
-    // An `rtmsg`: family, lengths of destination and source, TOS, table, protocol, scope, type,
-    // flags.
-    let header =
-        [family, prefix_len, 0, 0, RT_TABLE_MAIN, RTPROT_STATIC, scope, RTN_UNICAST, 0, 0, 0, 0];
-    let mut request = Request::new(RTM_NEWROUTE, NLM_F_SET, &header);
-    if prefix_len > 0 {
-        request = request.with(RTA_DST, &octets);
-    }
+    let mut request = route_request((destination, prefix_len), scope, RTN_UNICAST);
     if let Some(gateway) = gateway {
         request = request.with(RTA_GATEWAY, &self::octets(gateway).1);
     }
     request.with(RTA_OIF, &index.to_ne_bytes()).execute(socket)
+}
+
+/// Makes an address unreachable: connections to it fail at once.
+pub fn close_address(socket: impl AsFd, address: IpAddr) -> io::Result<()> {
+    let prefix_len = if address.is_ipv4() { 32 } else { 128 };
+    route_request((address, prefix_len), RT_SCOPE_UNIVERSE, RTN_UNREACHABLE).execute(socket)
+}
+
+fn route_request((destination, prefix_len): (IpAddr, u8), scope: u8, kind: u8) -> Request {
+    let (family, octets) = octets(destination);
+    // An `rtmsg`: family, lengths of destination and source, TOS, table, protocol, scope, type,
+    // flags.
+    let header = [family, prefix_len, 0, 0, RT_TABLE_MAIN, RTPROT_STATIC, scope, kind, 0, 0, 0, 0];
+    let request = Request::new(RTM_NEWROUTE, NLM_F_SET, &header);
+    if prefix_len > 0 { request.with(RTA_DST, &octets) } else { request }
 }
 
 fn octets(address: IpAddr) -> (u8, Vec<u8>) {

@@ -24,6 +24,8 @@ pub enum Provider {
     Netns,
     /// Virtual machines, with the image of [`cell_image`].
     Qemu,
+    /// Instances of EC2, with the keys in [`KiyotOptions::of_provider`].
+    Ec2,
 }
 
 impl Provider {
@@ -41,6 +43,7 @@ impl Provider {
         match self {
             Self::Netns => "netns",
             Self::Qemu => "qemu",
+            Self::Ec2 => "ec2",
         }
     }
 
@@ -49,7 +52,13 @@ impl Provider {
         match self {
             Self::Netns => format!("restrict_oom_score_adj = {}", Node::restricts_oom_score()),
             Self::Qemu => format!("image_dir = \"{}\"\naccel = \"tcg\"", cell_image().display()),
+            Self::Ec2 => String::new(),
         }
+    }
+
+    /// Returns true if its cells are in the node's CNI network.
+    fn has_node_network(self) -> bool {
+        self != Self::Ec2
     }
 }
 
@@ -137,6 +146,14 @@ impl KiyotOptions {
                 .network
                 .as_ref()
                 .map_or_else(of_node, |own| (own.join("net.d"), own.join("bin")));
+            let network = match self.provider.has_node_network() {
+                true => format!(
+                    "cni_conf_dir = \"{}\"\ncni_bin_dirs = [\"{}\"]",
+                    networks.display(),
+                    plugins.display()
+                ),
+                false => String::new(),
+            };
             let _ = writeln!(
                 toml,
                 "[backends.milpa]\n\
@@ -147,14 +164,11 @@ impl KiyotOptions {
                  kubelet_dir = \"{}\"\n\
                  {}\n\n\
                  [backends.milpa.{provider}]\n\
-                 cni_conf_dir = \"{}\"\n\
-                 cni_bin_dirs = [\"{}\"]\n\
+                 {network}\n\
                  {}\n\
                  {}\n",
                 node.kubelet_directory().display(),
                 self.milpa,
-                networks.display(),
-                plugins.display(),
                 self.provider.keys(),
                 self.of_provider,
                 provider = self.provider.name(),

@@ -6,6 +6,8 @@ use super::resolver;
 
 /// Interface counters of the cell's network namespace.
 const NET_DEV: &str = "/proc/self/net/dev";
+/// IPv4 routes of that namespace.
+const ROUTES: &str = "/proc/self/net/route";
 /// Name of a pod's device, by convention of the kubelet and CNI.
 pub(crate) const POD_DEVICE: &str = "eth0";
 /// Upper bound on reported interfaces.
@@ -37,17 +39,31 @@ pub struct Interface {
 
 /// Returns the pod's interfaces, the default interface first; empty if they can't be read.
 pub fn interfaces() -> Vec<Interface> {
-    // A file of procfs: reading it doesn't block.
-    fs::read_to_string(NET_DEV).map(|table| parse_net_dev(&table)).unwrap_or_default()
+    // Files of procfs: reading them doesn't block.
+    let routes = fs::read_to_string(ROUTES).unwrap_or_default();
+    let default = default_device(&routes).unwrap_or(POD_DEVICE);
+    fs::read_to_string(NET_DEV).map(|table| parse_net_dev(&table, default)).unwrap_or_default()
+}
+
+/// Returns the device of the default route. A machine's own device has its distribution's name, as
+/// `ens5`.
+fn default_device(routes: &str) -> Option<&str> {
+    let mut rows = routes.lines().map(str::split_whitespace);
+    rows.find_map(|mut row| {
+        let (device, destination) = (row.next()?, row.next()?);
+        // The mask, five columns further, tells 0.0.0.0/0 from 0.0.0.0/8.
+        let mask = row.nth(5)?;
+        (destination == "00000000" && mask == "00000000").then_some(device)
+    })
 }
 
 /// Parses `/proc/net/dev`, without the loopback and the link to the agent's DNS listeners.
-fn parse_net_dev(table: &str) -> Vec<Interface> {
+fn parse_net_dev(table: &str, default: &str) -> Vec<Interface> {
     let of_pod =
         |interface: &Interface| interface.name != "lo" && interface.name != resolver::DEVICE;
     let mut interfaces: Vec<_> =
         table.lines().filter_map(interface).filter(of_pod).take(MAX_INTERFACES).collect();
-    if let Some(default) = interfaces.iter().position(|interface| interface.name == POD_DEVICE) {
+    if let Some(default) = interfaces.iter().position(|interface| interface.name == default) {
         interfaces[..=default].rotate_right(1);
     }
     interfaces
@@ -85,7 +101,7 @@ kiyot-dns:   7       1    0    0    0     0          0         0        8       
 
     #[test]
     fn default_interface_comes_first() {
-        let interfaces = parse_net_dev(TABLE);
+        let interfaces = parse_net_dev(TABLE, "eth0");
         assert_eq!(
             interfaces.iter().map(|interface| interface.name.as_str()).collect::<Vec<_>>(),
             ["eth0", "net1", "net2"]
@@ -93,13 +109,23 @@ kiyot-dns:   7       1    0    0    0     0          0         0        8       
         let eth0 = &interfaces[0];
         assert_eq!(eth0.received, Counters { bytes: 1234, packets: 12, errors: 3, dropped: 4 });
         assert_eq!(eth0.sent, Counters { bytes: 5678, packets: 34, errors: 5, dropped: 6 });
-        assert_eq!(parse_net_dev(""), []);
+        assert_eq!(parse_net_dev("", "eth0"), []);
+    }
+
+    #[test]
+    fn default_device_is_that_of_the_default_route() {
+        let head = "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\n";
+        let link = "ens5\t0000000A\t00000000\t0001\t0\t0\t0\t00F0FFFF\t0\t0\t0\n";
+        let default = "ens5\t00000000\t0100000A\t0003\t0\t0\t100\t00000000\t0\t0\t0\n";
+        assert_eq!(default_device(&format!("{head}{link}{default}")), Some("ens5"));
+        assert_eq!(default_device(&format!("{head}{link}")), None);
     }
 
     proptest::proptest! {
         #[test]
         fn arbitrary_table_is_parsed_without_panic(table in "([a-z0-9: -]{0,20}\n?){0,8}") {
-            let _ = parse_net_dev(&table);
+            let _ = parse_net_dev(&table, "eth0");
+            let _ = default_device(&table);
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::{
     fs::{File, OpenOptions},
     io::{self, PipeReader, Read, Write},
-    os::unix::fs::OpenOptionsExt,
+    os::{fd::AsFd, unix::fs::OpenOptionsExt},
     path::PathBuf,
     sync::{Arc, Mutex, PoisonError},
     thread,
@@ -30,6 +30,13 @@ impl BoundedLog {
         let file = open(&path)?;
         let size = file.metadata()?.len();
         Ok(Self(Arc::new(Mutex::new(LogFile { path, limit, file, size }))))
+    }
+
+    /// Returns a log on standard error, whose reader bounds it.
+    pub fn stderr() -> io::Result<Self> {
+        let file = io::stderr().as_fd().try_clone_to_owned()?.into();
+        let log = LogFile { path: PathBuf::new(), limit: u64::MAX, file, size: 0 };
+        Ok(Self(Arc::new(Mutex::new(log))))
     }
 
     /// Appends to the file. Errors are ignored, as there is no place to report them.

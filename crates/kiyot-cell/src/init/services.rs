@@ -21,7 +21,7 @@ use crate::{dirs::CellDir, launch::DEFAULT_PATH};
 /// Score of containerd and the agent on a machine of the cell's own, as systemd's unit of
 /// containerd sets it: when the machine's memory is short, the kernel ends a container. Containers
 /// have scores of their own.
-const MACHINE_OOM_SCORE_ADJ: i32 = -999;
+pub(crate) const MACHINE_OOM_SCORE_ADJ: i32 = -999;
 
 /// A step of the start of the services failed; the message names the step.
 #[derive(Debug, thiserror::Error)]

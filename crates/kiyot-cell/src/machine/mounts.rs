@@ -104,6 +104,11 @@ pub(super) fn cell(dir: &CellDir) -> Result<(), MountError> {
     add("mqueue", "/dev/mqueue", PLAIN | MountFlags::NOEXEC, None)?;
     add("cgroup2", "/sys/fs/cgroup", PLAIN | MountFlags::NOEXEC, None)?;
     add("securityfs", "/sys/kernel/security", PLAIN | MountFlags::NOEXEC, None)?;
+    private(dir)
+}
+
+/// Mounts memory on the directories of the cell that hold secrets, and shares all mounts.
+pub(crate) fn private(dir: &CellDir) -> Result<(), MountError> {
     add_at(&dir.memory(), Some(c"mode=0755"))?;
     add_at(&dir.containerd_metadata(), Some(METADATA_TMPFS_OPTIONS))?;
     // Containers may request mount propagation, which needs shared mounts in the cell.
