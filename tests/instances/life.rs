@@ -1,32 +1,44 @@
 //! Life of a pod on an instance.
 
-use kiyot_testcloud::{Cloud, State};
+use kiyot_testcloud::State;
 use kiyot_testkit::{Kiyot, LIMIT, Node, Source, cri, wait_until};
 
-use super::{Consoles, WAIT, options, pod};
+use super::{TestCloud, WAIT, pod, run};
 
+/// Verifies V23.
 #[tokio::test]
 async fn pod_on_an_instance_lives_as_one_on_the_node() {
-    let cloud = Cloud::start_with_instances().await;
-    let _consoles = Consoles(&cloud);
+    let cloud = TestCloud::start().await;
     let node = Node::start().await;
-    let mut kiyot = Kiyot::start(&node, options(&cloud)).await;
+    let mut kiyot = Kiyot::start(&node, cloud.options()).await;
     let mut kubelet = kiyot.kubelet().await;
-    let mut spec =
-        pod("first", &format!("echo hello from $(hostname); cat /settings/colour; {WAIT}"))
-            .volume("settings", Source::ConfigMap(Source::files(&[("colour", "blue\n")])));
+    let script = format!("echo hello from $(hostname); cat /settings/colour; {WAIT}");
+    let mut spec = pod("first", &script)
+        .volume("settings", Source::ConfigMap(Source::files(&[("colour", "blue\n")])));
     spec.containers[0] = spec.containers[0].clone().mount("settings", "/settings");
     let running = kubelet.run_pod(&spec).await.unwrap();
     let main = running.container("main").clone();
     kubelet.logged(&main, "hello from first").await;
     kubelet.logged(&main, "blue").await;
 
-    let instances = cloud.instances();
     let status = kubelet.sandbox_status(&running.sandbox).await.unwrap();
     assert_eq!(status.state(), cri::PodSandboxState::SandboxReady);
     let ip = status.network.unwrap().ip;
-    let instance = instances.iter().find(|instance| instance.address == ip).unwrap();
-    let id = instance.id.clone();
+    let cells = cloud.cells();
+    assert_eq!(cells.len(), 1, "{cells:?}");
+    assert_eq!(cells[0].address, ip);
+    run(
+        &mut kubelet,
+        &main.id,
+        "mkdir -p /tmp/www; echo served > /tmp/www/index.html; httpd -p 8080 -h /tmp/www",
+    )
+    .await;
+    let url = format!("http://{ip}:8080/");
+    let page = wait_until("the pod serves", LIMIT, async || {
+        kiyot_testkit::output("busybox", &["wget", "-q", "-O", "-", &url]).ok()
+    })
+    .await;
+    assert_eq!(page.trim(), "served");
 
     kubelet.update_volume(&spec, "settings", &Source::files(&[("colour", "red")]));
     wait_until("the volume is updated", LIMIT, async || {
@@ -36,9 +48,58 @@ async fn pod_on_an_instance_lives_as_one_on_the_node() {
     .await;
 
     kubelet.stop_and_remove(&running).await.unwrap();
-    wait_until("the instance is terminated", LIMIT, async || {
-        (cloud.instance(&id).unwrap().state == State::Terminated).then_some(())
-    })
-    .await;
+    cloud.reaches(&cells[0].id, State::Terminated).await;
     assert!(kiyot.stop().await.success());
+    drop(kiyot);
+    let left = node.stop();
+    assert!(left.is_empty(), "leftovers:\n{left}");
+}
+
+/// Verifies V22.
+#[tokio::test]
+async fn metadata_service_is_closed_to_a_pod_without_an_instance_profile() {
+    let cloud = TestCloud::start().await;
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, cloud.options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    // A read without a token is refused by the service itself: a status proves that it is reached.
+    let script = "wget -S -O - http://169.254.169.254/latest/meta-data/ 2>&1; true";
+    let closed = kubelet.run_pod(&pod("closed", WAIT)).await.unwrap();
+    let output = run(&mut kubelet, &closed.container("main").id, script).await;
+    assert!(output.contains("No route to host"), "{output}");
+    let profile = "arn:aws:iam::123456789012:instance-profile/reader";
+    let open = pod("open", WAIT).annotation("pod.elotl.co/instance-profile", profile);
+    let open = kubelet.run_pod(&open).await.unwrap();
+    let output = run(&mut kubelet, &open.container("main").id, script).await;
+    assert!(output.contains("HTTP/1.1 401"), "{output}");
+    for running in [&closed, &open] {
+        kubelet.stop_and_remove(running).await.unwrap();
+    }
+    cloud.has_no_cells().await;
+}
+
+/// Verifies V24.
+#[tokio::test]
+async fn pod_needs_one_call_at_its_start_and_none_for_its_status() {
+    let cloud = TestCloud::start().await;
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, cloud.options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    // The first reads subnets, images, types and prices.
+    let first = kubelet.run_pod(&pod("first", WAIT)).await.unwrap();
+    cloud.clear_calls();
+    let second = kubelet.run_pod(&pod("second", WAIT)).await.unwrap();
+    for _ in 0..20 {
+        kubelet.sandbox_status(&second.sandbox).await.unwrap();
+        kubelet.containers().await.unwrap();
+        kubelet.exec_sync(&second.container("main").id, &["true"]).await.unwrap();
+    }
+    let calls: Vec<_> = cloud.calls().into_iter().map(|call| call.action).collect();
+    // Lists of all cells have a period of their own.
+    let of_pod: Vec<_> = calls.iter().filter(|action| *action != "DescribeInstances").collect();
+    assert_eq!(of_pod, ["RunInstances"], "{calls:?}");
+    for running in [&first, &second] {
+        kubelet.stop_and_remove(running).await.unwrap();
+    }
+    cloud.has_no_cells().await;
 }

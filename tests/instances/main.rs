@@ -2,53 +2,118 @@
 //! cloud (crates/kiyot-testcloud), which run the user data that the daemon launches them with.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "test code")]
 
+mod ends;
+mod faults;
+mod launches;
 mod life;
 
-use kiyot_testcloud::Cloud;
-use kiyot_testkit::{Container, KiyotOptions, Pod, Provider};
+use kiyot_testcloud::{Cloud, Instance, State};
+use kiyot_testkit::{Container, KiyotOptions, Kubelet, LIMIT, Pod, Provider, cri, wait_until};
 
 /// Script of a container that runs until SIGTERM.
 const WAIT: &str = "trap 'exit 0' TERM; while :; do sleep 0.5; done";
 
-/// Returns the options of a daemon whose cells are instances of a cloud.
-fn options(cloud: &Cloud) -> KiyotOptions {
-    let setup = cloud.setup();
-    let subnets: Vec<_> = setup.subnets.iter().map(|subnet| format!("{:?}", subnet.id)).collect();
-    let of_provider = format!(
-        "region = \"us-east-1\"\nsubnets = [{}]\nsecurity_groups = [\"{}\"]\n\
-         image = {{ id = \"{}\" }}\nendpoint_url = \"{}\"\n",
-        subnets.join(", "),
-        setup.security_group,
-        setup.image,
-        cloud.endpoint()
-    );
-    let host = cloud.host().expect("a cloud with instances");
-    let credentials = [("AWS_ACCESS_KEY_ID", "AKIATEST"), ("AWS_SECRET_ACCESS_KEY", "secret")];
-    let mut options = KiyotOptions::new(env!("CARGO_BIN_EXE_kiyot"));
-    options.provider = Provider::Ec2;
-    options.milpa = "cluster = \"test\"\nnode = \"worker-1\"\n".to_owned();
-    options.of_provider = of_provider;
-    options.sections = format!("[backends.milpa.gateway]\nlisten = \"{}:7700\"\n", host.address);
-    options.environment =
-        credentials.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
-    options
+/// A cloud whose consoles are printed if the test panics.
+struct TestCloud(Cloud);
+
+impl std::ops::Deref for TestCloud {
+    type Target = Cloud;
+
+    fn deref(&self) -> &Cloud {
+        &self.0
+    }
 }
 
-/// Prints the consoles of all instances if the test panics.
-struct Consoles<'a>(&'a Cloud);
-
-impl Drop for Consoles<'_> {
+impl Drop for TestCloud {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            for instance in self.0.instances() {
+            for instance in self.cells() {
                 let (id, state) = (&instance.id, instance.state);
-                eprintln!("console of {id} ({state:?}):\n{}", self.0.console(id));
+                eprintln!("console of {id} ({state:?}):\n{}", self.console(id));
             }
         }
+    }
+}
+
+impl TestCloud {
+    async fn start() -> Self {
+        Self(Cloud::start_with_instances().await)
+    }
+
+    /// Returns the options of a daemon whose cells are instances of the cloud.
+    fn options(&self) -> KiyotOptions {
+        let setup = self.setup();
+        let subnets: Vec<_> =
+            setup.subnets.iter().map(|subnet| format!("{:?}", subnet.id)).collect();
+        let of_provider = format!(
+            "region = \"us-east-1\"\nsubnets = [{}]\nsecurity_groups = [\"{}\"]\n\
+             image = {{ id = \"{}\" }}\nendpoint_url = \"{}\"\n",
+            subnets.join(", "),
+            setup.security_group,
+            setup.image,
+            self.endpoint()
+        );
+        let host = self.host().expect("the host of a cloud with instances");
+        let credentials = [("AWS_ACCESS_KEY_ID", "AKIATEST"), ("AWS_SECRET_ACCESS_KEY", "secret")];
+        let mut options = KiyotOptions::new(env!("CARGO_BIN_EXE_kiyot"));
+        options.provider = Provider::Ec2;
+        options.milpa = "cluster = \"test\"\nnode = \"worker-1\"\n".to_owned();
+        options.of_provider = of_provider;
+        options.sections =
+            format!("[backends.milpa.gateway]\nlisten = \"{}:7700\"\n", host.address);
+        options.environment =
+            credentials.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+        options
+    }
+
+    /// Returns all instances that the daemon has launched.
+    fn cells(&self) -> Vec<Instance> {
+        let host = self.host().map(|host| host.id.clone());
+        self.instances().into_iter().filter(|it| Some(&it.id) != host.as_ref()).collect()
+    }
+
+    /// Returns the launched instances that have not ended.
+    fn running(&self) -> Vec<Instance> {
+        self.cells().into_iter().filter(|instance| !instance.state.is_ended()).collect()
+    }
+
+    /// Makes a call with an instance, as the console of EC2 does.
+    async fn change(&self, action: &str, id: &str) {
+        let reply = self.call(action, &[("InstanceId.1", id)]).await.unwrap();
+        assert_eq!(reply.status, 200, "{}", reply.body);
+    }
+
+    async fn reaches(&self, id: &str, state: State) {
+        wait_until(format!("{id} is {state:?}"), LIMIT, async || {
+            (self.instance(id)?.state == state).then_some(())
+        })
+        .await;
+    }
+
+    /// Waits until all launched instances are terminated.
+    async fn has_no_cells(&self) {
+        wait_until("no instance is left", LIMIT, async || self.running().is_empty().then_some(()))
+            .await;
     }
 }
 
 /// Returns a pod in a cell with one container, `main`.
 fn pod(name: &str, script: &str) -> Pod {
     Pod::new(name).in_cell().container(Container::script("main", script))
+}
+
+/// Runs a script in a container, which must succeed, and returns its standard output.
+async fn run(kubelet: &mut Kubelet, container: &str, script: &str) -> String {
+    let output = kubelet.exec_sync(container, &["sh", "-c", script]).await.unwrap();
+    assert_eq!(output.code, 0, "{script}: {}{}", output.stdout, output.stderr);
+    output.stdout
+}
+
+/// Waits until a sandbox is not ready.
+async fn sandbox_ends(kubelet: &mut Kubelet, sandbox: &str) {
+    wait_until("the sandbox has ended", LIMIT, async || {
+        let status = kubelet.sandbox_status(sandbox).await.ok()?;
+        (status.state() == cri::PodSandboxState::SandboxNotready).then_some(())
+    })
+    .await;
 }
