@@ -208,10 +208,11 @@ impl Milpa {
         let cells = Cells::start(cells_config, store.clone(), provider).await.map_err(of_store)?;
         let gateway_config = GatewayConfig {
             socket: config.state_dir.join("gateway.sock"),
-            tcp: config
-                .gateway
-                .listen
-                .map(|listen| TcpEndpoint { listen, advertise: config.gateway.advertised() }),
+            tcp: config.gateway.listen.map(|listen| TcpEndpoint {
+                listen,
+                advertise: config.gateway.advertised(),
+                is_forwarded: config.gateway.is_forwarded(),
+            }),
             cells_are_remote: capabilities.remote,
             agent: agent_program(name, config).await,
             ca,

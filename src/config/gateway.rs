@@ -76,6 +76,11 @@ impl GatewayListen {
         }
     }
 
+    /// Returns true if cells dial a forwarder.
+    pub fn is_forwarded(&self) -> bool {
+        matches!(self.advertise, Some(Advertise::Endpoint(_)))
+    }
+
     /// Returns a warning if only this machine can dial the advertised address.
     pub fn warning(&self) -> Option<String> {
         let advertised = self.advertised().filter(|advertised| advertised.ip().is_loopback())?;

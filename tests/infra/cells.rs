@@ -1,6 +1,6 @@
 //! Cells on top of the netns provider.
 
-use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
+use std::{collections::BTreeMap, net::IpAddr, path::PathBuf, sync::Arc};
 
 use async_trait::async_trait;
 use kiyot::{
@@ -33,6 +33,10 @@ impl Links for NoGateway {
 
     fn bootstrap(&self, cell: &CellId, token: &str) -> Bootstrap {
         bench::bootstrap(cell, token)
+    }
+
+    fn peer_address(&self, _cell: &CellId) -> Option<IpAddr> {
+        None
     }
 
     fn forget(&self, _cell: &CellId) {}

@@ -127,7 +127,11 @@ async fn assert_works_over(mtus: &[u32]) {
     let (chain, dir) = (Chain::new(mtus), tempfile::tempdir().unwrap());
     let config = GatewayConfig {
         socket: dir.path().join("gateway.sock"),
-        tcp: Some(TcpEndpoint { listen: SocketAddr::from((NODE, 0)), advertise: None }),
+        tcp: Some(TcpEndpoint {
+            listen: SocketAddr::from((NODE, 0)),
+            advertise: None,
+            is_forwarded: false,
+        }),
         cells_are_remote: true,
         agent: None,
         ca: Ca::new().unwrap(),

@@ -70,7 +70,11 @@ impl Endpoints {
 
     /// Returns a socket and any port, for a cell on another machine.
     pub(crate) fn tcp(dir: &TempDir) -> Self {
-        let tcp = TcpEndpoint { listen: SocketAddr::from(([127, 0, 0, 1], 0)), advertise: None };
+        let tcp = TcpEndpoint {
+            listen: SocketAddr::from(([127, 0, 0, 1], 0)),
+            advertise: None,
+            is_forwarded: false,
+        };
         Self { tcp: Some(tcp), ..Self::unix(dir) }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::{
     io,
+    net::IpAddr,
     pin::Pin,
     task::{Context, Poll},
     time::Duration,
@@ -56,6 +57,14 @@ impl Stream {
         socket.set_tcp_user_timeout(Some(TCP_USER_TIMEOUT))?;
         socket.set_tcp_notsent_lowat(MAX_UNSENT_BYTES)?;
         Ok(Self::Tcp(stream))
+    }
+
+    /// Returns the IP address of the peer of a TCP connection.
+    pub fn peer_ip(&self) -> Option<IpAddr> {
+        match self {
+            Self::Unix(_) => None,
+            Self::Tcp(stream) => stream.peer_addr().ok().map(|peer| peer.ip().to_canonical()),
+        }
     }
 }
 

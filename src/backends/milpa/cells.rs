@@ -6,6 +6,7 @@
 
 use std::{
     collections::BTreeMap,
+    net::IpAddr,
     sync::{Arc, OnceLock},
     time::{Duration, Instant},
 };
@@ -289,6 +290,8 @@ pub trait Links: std::fmt::Debug + Send + Sync + 'static {
     fn link(&self, cell: &CellId) -> CellLink;
     /// Returns the data with which a cell's agent connects to the gateway.
     fn bootstrap(&self, cell: &CellId, token: &str) -> Bootstrap;
+    /// Returns the address of the cell's agent when it connected last, if it is known.
+    fn peer_address(&self, cell: &CellId) -> Option<IpAddr>;
     /// Closes and removes the link to a cell.
     fn forget(&self, cell: &CellId);
     /// Has the agent end all containers and power off. Returns true once it has confirmed that no
@@ -304,6 +307,10 @@ impl Links for Gateway {
 
     fn bootstrap(&self, cell: &CellId, token: &str) -> Bootstrap {
         Self::bootstrap(self, cell, token)
+    }
+
+    fn peer_address(&self, cell: &CellId) -> Option<IpAddr> {
+        Self::peer_address(self, cell)
     }
 
     fn forget(&self, cell: &CellId) {

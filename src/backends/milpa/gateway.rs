@@ -3,7 +3,7 @@
 
 use std::{
     fmt, io,
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     path::PathBuf,
     sync::{Arc, atomic::AtomicU64},
     time::Duration,
@@ -138,6 +138,8 @@ pub struct TcpEndpoint {
     pub listen: SocketAddr,
     /// The address that cells dial, if it differs from the bound one.
     pub advertise: Option<SocketAddr>,
+    /// True if that is a forwarder's, so that the addresses of peers are not those of cells.
+    pub is_forwarded: bool,
 }
 
 /// An error of starting the gateway.
@@ -168,6 +170,7 @@ struct Inner {
     shared: Arc<Shared>,
     address: GatewayAddress,
     tcp_address: Option<SocketAddr>,
+    is_forwarded: bool,
     ca_sha256: String,
     /// In the boot data of cells on other machines.
     agent: Option<AgentPin>,
@@ -189,6 +192,7 @@ impl Gateway {
     ) -> Result<Self, GatewayError> {
         let ca = Arc::new(config.ca);
         let identity = ca.gateway_identity().map_err(GatewayError::Certificate)?;
+        let is_forwarded = config.tcp.is_some_and(|endpoint| endpoint.is_forwarded);
         // Before the socket, which replaces that of another daemon.
         let tcp = match config.tcp {
             Some(endpoint) => {
@@ -260,6 +264,7 @@ impl Gateway {
             shared,
             address,
             tcp_address,
+            is_forwarded,
             ca_sha256: ca.sha256(),
             agent,
             orphan_timeout: config.orphan_timeout,
@@ -275,6 +280,15 @@ impl Gateway {
     /// [`Admission::linked`].
     pub fn forget(&self, cell: &CellId) {
         self.0.shared.connections.forget(cell);
+    }
+
+    /// Returns the address of the cell's agent when it connected last; `None` over the unix socket
+    /// and through a forwarder.
+    pub fn peer_address(&self, cell: &CellId) -> Option<IpAddr> {
+        if self.0.is_forwarded {
+            return None;
+        }
+        self.0.shared.connections.get(cell)?.peer()
     }
 
     /// Returns the data that a cell needs to enrol.

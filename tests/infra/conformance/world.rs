@@ -4,6 +4,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
+    net::IpAddr,
     sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
@@ -59,6 +60,10 @@ impl<S: Subject> Links for Gateway<S> {
     fn bootstrap(&self, cell: &CellId, token: &str) -> Bootstrap {
         self.tokens.lock().unwrap().insert(cell.clone(), token.to_owned());
         bench::bootstrap(cell, token)
+    }
+
+    fn peer_address(&self, _cell: &CellId) -> Option<IpAddr> {
+        None
     }
 
     fn forget(&self, _cell: &CellId) {}

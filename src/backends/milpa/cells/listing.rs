@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep_until, timeout};
 
 use super::{
     engine::Event,
@@ -12,19 +12,68 @@ use super::{
 /// Bounds a listing of the provider's instances.
 const LIST_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Lists the provider's instances at each period, and at once when a link breaks, until the daemon
-/// stops.
+/// Listings that follow a change of instances at short pauses: a broken link, a termination.
+const SOON_LISTINGS: u32 = 6;
+/// Fraction of the period that is a short pause.
+const SOON_DIVISOR: u32 = 6;
+
+/// Pauses between listings: a period at rest, and short after a change.
+#[derive(Debug)]
+struct Schedule {
+    period: Duration,
+    soon: u32,
+}
+
+impl Schedule {
+    fn new(period: Duration) -> Self {
+        Self { period, soon: 0 }
+    }
+
+    /// Makes the next pauses short.
+    fn hasten(&mut self) {
+        self.soon = SOON_LISTINGS;
+    }
+
+    /// Returns the short pause.
+    fn short(&self) -> Duration {
+        self.period / SOON_DIVISOR
+    }
+
+    /// Returns the pause until the next listing.
+    fn pause(&mut self) -> Duration {
+        match self.soon.checked_sub(1) {
+            Some(left) => {
+                self.soon = left;
+                self.short()
+            }
+            None => self.period,
+        }
+    }
+}
+
+/// Lists the provider's instances at each period, at once when a link breaks, and soon after a
+/// termination, until the daemon stops.
 pub(super) async fn run(shared: Arc<Shared>) {
-    let period = shared.provider.capabilities().listing_period;
+    let mut schedule = Schedule::new(shared.provider.capabilities().listing_period);
     loop {
         tokio::select! {
             () = shared.stop.cancelled() => return,
             () = list(&shared) => {}
         }
-        tokio::select! {
-            () = shared.stop.cancelled() => return,
-            () = shared.list_now.notified() => {}
-            () = tokio::time::sleep(period) => {}
+        let mut due = Instant::now() + schedule.pause();
+        loop {
+            tokio::select! {
+                () = shared.stop.cancelled() => return,
+                () = shared.list_now.notified() => {
+                    schedule.hasten();
+                    break;
+                }
+                () = shared.list_soon.notified() => {
+                    schedule.hasten();
+                    due = due.min(Instant::now() + schedule.short());
+                }
+                () = sleep_until(due) => break,
+            }
         }
     }
 }
@@ -41,5 +90,22 @@ async fn list(shared: &Arc<Shared>) {
             seconds = LIST_TIMEOUT.as_secs(),
             "listing of provider instances timed out"
         ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_are_short_after_a_change_and_then_the_period() {
+        let period = Duration::from_secs(30);
+        let mut schedule = Schedule::new(period);
+        assert_eq!(schedule.pause(), period);
+        schedule.hasten();
+        for _ in 0..SOON_LISTINGS {
+            assert_eq!(schedule.pause(), Duration::from_secs(5));
+        }
+        assert_eq!(schedule.pause(), period);
     }
 }

@@ -1,6 +1,6 @@
 //! Calls to the provider: each has a time limit, and its outcome is an event of the engine.
 
-use std::{future::Future, sync::Arc, time::Duration};
+use std::{future::Future, net::IpAddr, sync::Arc, time::Duration};
 
 use kiyot_link::channel::is_unsafe_control;
 use tokio::time::timeout;
@@ -8,7 +8,7 @@ use tokio::time::timeout;
 use super::{
     super::{
         id::CellId,
-        providers::{Attachment, InstanceId, Provider, ProviderError, Termination},
+        providers::{Attachment, ErrorClass, InstanceId, Provider, ProviderError, Termination},
     },
     engine::{Event, Launch},
 };
@@ -27,15 +27,30 @@ pub(super) async fn launch(provider: Arc<dyn Provider>, launch: Arc<Launch>) -> 
     Event::Launched(launch.spec.cell.clone(), launched)
 }
 
-/// Attaches an instance to its pod's network.
+/// Attaches an instance to its pod's network. `peer` is the address of the agent, which must be the
+/// instance's: whoever else reads the token of a launch could dial before the agent does.
 pub(super) async fn attach(
     provider: Arc<dyn Provider>,
     cell: CellId,
     instance: InstanceId,
     attachment: Box<Attachment>,
+    peer: Option<IpAddr>,
 ) -> Event {
     let call = provider.attach(&instance, &attachment);
-    Event::Attached(cell, bounded("attach a cell to its network", call).await)
+    let attached = bounded("attach a cell to its network", call).await;
+    let attached = attached.and_then(|attached| match peer {
+        Some(peer) if !attached.addresses.contains(&peer) => {
+            let what = format!(
+                "agent of {cell} dials from {peer}; allowed: an address of instance {instance}, \
+                 {:?}",
+                attached.addresses
+            );
+            tracing::error!(%cell, %peer, "agent is not on the cell's instance");
+            Err(ProviderError::without_cause(ErrorClass::Invalid, what))
+        }
+        _ => Ok(attached),
+    });
+    Event::Attached(cell, attached)
 }
 
 /// Releases the parts of the node that an instance shares.

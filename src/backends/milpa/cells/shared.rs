@@ -22,7 +22,7 @@ use super::{
     super::{
         gateway::CellLink,
         id::{CellId, SandboxId},
-        providers::{Attached, Provider},
+        providers::{Attached, Provider, Termination},
         store::{Batch, Store, StoreError, Table},
     },
     CellError, CellEvent, Links,
@@ -52,6 +52,8 @@ pub(super) struct Shared {
     pub(super) events: broadcast::Sender<CellEvent>,
     /// Requests a listing of the provider's instances before its period is over.
     pub(super) list_now: Notify,
+    /// Requests listings soon: instances are ending.
+    pub(super) list_soon: Notify,
     /// Signals that the next timer has changed.
     timers_changed: Notify,
     pub(super) tasks: TaskTracker,
@@ -114,6 +116,7 @@ impl Shared {
             core: Mutex::new(Core::new(engine)),
             events: broadcast::channel(EVENT_CAPACITY).0,
             list_now: Notify::new(),
+            list_soon: Notify::new(),
             timers_changed: Notify::new(),
             tasks: TaskTracker::new(),
             stop: CancellationToken::new(),
@@ -126,6 +129,9 @@ impl Shared {
 
     /// Passes an event to the engine, and starts its effects.
     pub(super) fn handle(self: &Arc<Self>, event: Event) {
+        if let Event::Terminated { outcome: Ok(Termination::Accepted), .. } = &event {
+            self.list_soon.notify_one();
+        }
         self.with_core(|core, now| ((), core.engine.handle(event, now)));
     }
 
@@ -319,7 +325,9 @@ impl Shared {
                 self.call(cell, provider_calls::launch(provider(), launch));
             }
             (Effect::Attach(instance, attachment), Some(cell)) => {
-                let call = provider_calls::attach(provider(), cell.clone(), instance, attachment);
+                let peer = self.links.get().and_then(|links| links.peer_address(cell));
+                let call =
+                    provider_calls::attach(provider(), cell.clone(), instance, attachment, peer);
                 self.call(cell, call);
             }
             (Effect::Detach(instance), Some(cell)) => {

@@ -141,6 +141,26 @@ async fn failed_attach_terminates_the_cell() {
     assert!(world.stored().await.is_empty());
 }
 
+/// Verifies V29.
+#[tokio::test]
+async fn agent_on_another_machine_than_its_instance_gets_no_pod() {
+    for (peer, is_bound) in [([10, 0, 0, 7], true), ([10, 0, 0, 8], false)] {
+        let world = World::new(config()).await;
+        *locked(&world.links.peer) = Some(peer.into());
+        let launch = world.launch().1;
+        world.called(&["launch"]).await;
+        world.comes_home(&world.only()).await;
+        match launch.await.unwrap() {
+            Ok(_) => assert!(is_bound),
+            Err(error) => {
+                let CellError::Provider(error) = error else { panic!("{error}") };
+                assert!(!is_bound && error.doing.contains("dials from 10.0.0.8"), "{error}");
+                assert!(world.cells.all().is_empty());
+            }
+        }
+    }
+}
+
 #[tokio::test]
 async fn launch_timeout_ends_the_cell_and_quotes_its_console() {
     let world =

@@ -77,12 +77,10 @@ pub(super) async fn admit(
     sequence: u64,
     shared: &Shared,
 ) -> Result<Admitted, AdmitError> {
-    let certificate = stream
-        .get_ref()
-        .1
-        .peer_certificates()
-        .and_then(|chain| chain.first())
-        .ok_or(AdmitError::NoCertificate)?;
+    let (transport, tls) = stream.get_ref();
+    let peer = transport.peer_ip();
+    let certificate =
+        tls.peer_certificates().and_then(|chain| chain.first()).ok_or(AdmitError::NoCertificate)?;
     let certificate = Certificate::read(certificate).map_err(AdmitError::Certificate)?;
     let cell = shared
         .admission
@@ -128,6 +126,7 @@ pub(super) async fn admit(
         }),
         Transport::Control(connection, _) => admitted.connections.control_opened(
             Offer { connection: connection.clone(), incarnation, generation, sequence },
+            peer,
             &*shared.admission,
         ),
     }

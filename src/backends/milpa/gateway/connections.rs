@@ -2,6 +2,7 @@
 
 use std::{
     collections::HashMap,
+    net::IpAddr,
     ops::RangeInclusive,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -47,6 +48,8 @@ pub(super) struct CellConnections {
     idle_policy: Mutex<IdlePolicy>,
     /// Locked while [`Admission::linked`] is called, so that its calls are in order.
     linked: Mutex<()>,
+    /// The address of the agent that connected last, over TCP.
+    peer: Mutex<Option<IpAddr>>,
     /// Set while a task asks the agent for a bulk connection.
     is_opening_bulk: AtomicBool,
 }
@@ -65,6 +68,7 @@ impl CellConnections {
             lines: Arc::default(),
             idle_policy: Mutex::new(IdlePolicy::new(bulk_idle)),
             linked: Mutex::new(()),
+            peer: Mutex::default(),
             is_opening_bulk: AtomicBool::new(false),
         });
         let (weak, shutdown, tasks) =
@@ -126,13 +130,20 @@ impl CellConnections {
     pub(super) fn control_opened(
         &self,
         offer: Offer<ControlConnection>,
+        peer: Option<IpAddr>,
         admission: &dyn Admission,
     ) -> Result<(), OfferError> {
         let _linked = self.linked.lock().unwrap_or_else(PoisonError::into_inner);
         let hello = offer.connection.hello().clone();
         self.control.offer(offer)?;
+        *self.peer.lock().unwrap_or_else(PoisonError::into_inner) = peer;
         admission.linked(&self.cell, Some(hello));
         Ok(())
+    }
+
+    /// Returns the address of the agent that connected last, over TCP.
+    pub(super) fn peer(&self) -> Option<IpAddr> {
+        *self.peer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Removes a control connection that has ended.

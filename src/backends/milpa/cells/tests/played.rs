@@ -206,6 +206,7 @@ impl Provider for Played {
 pub(super) struct PlayedLinks {
     pub(super) tokens: Mutex<BTreeMap<CellId, String>>,
     pub(super) forgotten: Mutex<Vec<CellId>>,
+    pub(super) peer: Mutex<Option<IpAddr>>,
 }
 
 #[async_trait]
@@ -228,6 +229,10 @@ impl Links for PlayedLinks {
             orphan_timeout_secs: 1,
             agent: None,
         }
+    }
+
+    fn peer_address(&self, _cell: &CellId) -> Option<IpAddr> {
+        *locked(&self.peer)
     }
 
     fn forget(&self, cell: &CellId) {
