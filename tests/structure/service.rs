@@ -1,4 +1,4 @@
-//! The unit file `config/kiyot.service`.
+//! The unit files `config/kiyot.service` and `config/kiyot-cell.service`.
 
 use std::collections::BTreeMap;
 
@@ -8,9 +8,13 @@ use crate::tree;
 type Unit = BTreeMap<(String, String), Vec<String>>;
 
 fn unit() -> Unit {
+    read("config/kiyot.service")
+}
+
+fn read(path: &str) -> Unit {
     let mut unit = Unit::new();
     let mut section = String::new();
-    for (number, line) in tree::text("config/kiyot.service").lines().enumerate() {
+    for (number, line) in tree::text(path).lines().enumerate() {
         if line.is_empty() || line.starts_with('#') {
         } else if let Some(name) = line.strip_prefix('[') {
             section = name.strip_suffix(']').unwrap().to_owned();
@@ -60,9 +64,27 @@ fn service_starts_between_runtime_and_kubelet_and_stops_no_cell() {
     assert_eq!(words(&unit, "Install", "WantedBy"), ["multi-user.target"]);
 }
 
+/// Verifies V21.
+#[test]
+fn service_of_a_cell_is_started_again_to_power_its_machine_off() {
+    let unit = read("config/kiyot-cell.service");
+    for (key, value) in [
+        ("Restart", "always"),
+        ("KillMode", "control-group"),
+        ("Delegate", "yes"),
+        ("TasksMax", "infinity"),
+        ("LimitCORE", "0:infinity"),
+        ("StandardError", "journal+console"),
+    ] {
+        assert_eq!(words(&unit, "Service", key), [value], "{key}");
+    }
+    assert_eq!(words(&unit, "Unit", "StartLimitIntervalSec"), ["0"]);
+    assert_eq!(words(&unit, "Install", "WantedBy"), ["multi-user.target"]);
+}
+
 /// Verifies C6.
 #[test]
-fn service_is_verified_by_systemd_without_a_warning() {
+fn services_are_verified_by_systemd_without_a_warning() {
     let dir = tempfile::tempdir().unwrap();
     let unit = dir.path().join("kiyot.service");
     let verify = |text: &str| {
@@ -80,6 +102,8 @@ fn service_is_verified_by_systemd_without_a_warning() {
         let of_unit = stderr.lines().filter(|line| line.contains("kiyot.service"));
         (output.status.success(), of_unit.map(str::to_owned).collect::<Vec<_>>())
     };
+    let of_cell = tree::text("config/kiyot-cell.service");
+    assert_eq!(verify(&of_cell), (true, Vec::new()));
     let text = tree::text("config/kiyot.service");
     assert_eq!(verify(&text), (true, Vec::new()));
     // Unknown values and keys, which would have no effect, do cause a warning.

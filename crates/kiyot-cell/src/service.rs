@@ -97,7 +97,8 @@ fn serve(dir: &Path) -> Result<(), ServiceError> {
     Ok(())
 }
 
-/// Returns false on a machine that is a container itself, whose processes may not lower their score.
+/// Returns false on a machine that is a container itself, whose processes may not lower their
+/// score.
 fn may_lower_oom_score() -> bool {
     let score = services::MACHINE_OOM_SCORE_ADJ.to_string();
     fs::write("/proc/self/oom_score_adj", score).is_ok()

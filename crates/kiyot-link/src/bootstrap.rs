@@ -112,8 +112,8 @@ pub struct Machine {
     /// The device of the link, if the link has one of its own, which the pod doesn't see.
     #[serde(default)]
     pub link: Option<LinkDevice>,
-    /// The time from the agent's start without enrolment, in seconds, after which the machine powers
-    /// off.
+    /// The time from the start of init or service without enrolment, in seconds, after which the
+    /// machine powers off.
     pub power_off_after_secs: u64,
     /// Addresses that the pod may not reach, such as those of the cloud's metadata service.
     #[serde(default)]
