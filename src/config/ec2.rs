@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use kiyot_ec2::{ImageFilter, VolumeType};
 
-use super::read;
+use super::{Cidr, read};
 use crate::problems::{Field, Problem, Report, Table};
 
 /// Subnets that are read: a region has six zones at most.
@@ -15,6 +15,8 @@ pub const MAX_SECURITY_GROUPS: usize = 5;
 const MAX_TEXT_BYTES: usize = 255;
 /// Longest URL, in bytes.
 const MAX_URL_BYTES: usize = 2048;
+/// Networks of the cluster that are read: services and pods in both address families.
+const MAX_CLUSTER_NETWORKS: usize = 8;
 /// Tags of the configuration; EC2 allows 50 on an instance in all.
 const MAX_TAGS: usize = 20;
 /// Longest key of a tag, in bytes; EC2 allows 127 characters.
@@ -48,6 +50,9 @@ pub struct Ec2 {
     pub public_address: bool,
     /// Tags of all instances.
     pub tags: BTreeMap<String, String>,
+    /// Networks of the cluster that cells reach by the node: those of services and of pods that
+    /// the VPC does not route.
+    pub cluster_networks: Vec<Cidr>,
     /// URL of the endpoint; by default that of the region.
     pub endpoint_url: Option<String>,
 }
@@ -66,6 +71,7 @@ impl Default for Ec2 {
             volume_type: VolumeType::default(),
             public_address: false,
             tags: BTreeMap::new(),
+            cluster_networks: Vec::new(),
             endpoint_url: None,
         }
     }
@@ -103,6 +109,11 @@ impl Ec2 {
         });
         table.set("public_address", &mut ec2.public_address, Field::flag);
         table.set("tags", &mut ec2.tags, |field| Some(tags(field)));
+        table.set("cluster_networks", &mut ec2.cluster_networks, |field| {
+            let allowed = "a network such as 10.96.0.0/12, without host bits";
+            let items = bounded(field.items(), MAX_CLUSTER_NETWORKS)?;
+            items.into_iter().map(|item| item.read(allowed, |text| text.parse().ok())).collect()
+        });
         table.set("endpoint_url", &mut ec2.endpoint_url, |field| {
             let allowed = "a URL that begins with \"https://\" or \"http://\"";
             field
@@ -291,6 +302,7 @@ mod tests {
                     instance_profile = \"cells\"\nkey_name = \"ops\"\nvolume_size = \"20Gi\"\n\
                     volume_type = \"gp2\"\npublic_address = true\n\
                     endpoint_url = \"http://127.0.0.1:5000\"\n\
+                    cluster_networks = [\"10.96.0.0/12\"]\n\
                     [backends.milpa.ec2.tags]\nteam = \"web\"\n";
         let ec2 = milpa(keys).ec2;
         let expected = Ec2 {
@@ -305,6 +317,7 @@ mod tests {
             volume_type: VolumeType::Gp2,
             public_address: true,
             tags: [("team".to_owned(), "web".to_owned())].into(),
+            cluster_networks: vec!["10.96.0.0/12".parse().unwrap()],
             endpoint_url: Some("http://127.0.0.1:5000".into()),
         };
         assert_eq!(ec2, expected);
@@ -350,6 +363,10 @@ mod tests {
             (
                 "volume_type = \"io2\"",
                 "volume_type = \"io2\": is invalid; allowed: \"gp3\", \"gp2\"",
+            ),
+            (
+                "cluster_networks = [\"10.96.0.1/12\"]",
+                "cluster_networks[0] = \"10.96.0.1/12\": is invalid; allowed: a network such as",
             ),
             ("endpoint_url = \"ftp://x\"", "endpoint_url = \"ftp://x\": is invalid"),
             ("tags = { \"AWS:x\" = \"y\" }", "tags.AWS:x = \"y\": has a key that is not allowed"),

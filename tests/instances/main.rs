@@ -6,6 +6,7 @@ mod ends;
 mod faults;
 mod launches;
 mod life;
+mod network;
 
 use kiyot_testcloud::{Cloud, Instance, State};
 use kiyot_testkit::{Container, KiyotOptions, Kubelet, LIMIT, Pod, Provider, cri, wait_until};

@@ -11,11 +11,12 @@ mod metadata;
 
 use std::{env, fs, io, net::IpAddr, os::unix::fs::DirBuilderExt, path::Path};
 
-use kiyot_link::bootstrap::{CellFileError, Machine};
+use kiyot_link::bootstrap::{CellFileError, GatewayAddress, Machine};
 use kiyot_linux::{link, netlink::route_socket};
+use rustix::net::netdevice::name_to_index;
 
 use crate::{
-    agent,
+    agent::{self, network},
     dirs::{CellDir, DirError},
     init::{self, bounded_log::BoundedLog, services},
     machine::{mounts, power_off},
@@ -92,6 +93,7 @@ fn serve(dir: &Path) -> Result<(), ServiceError> {
     init::make_dirs(&dir).map_err(step("create the cell's directories"))?;
     mounts::private(&dir)?;
     close_addresses(&machine)?;
+    route_by_node(&machine, &file.bootstrap.gateway)?;
     let console = BoundedLog::stderr().map_err(step("duplicate standard error"))?;
     services::run(&dir, &file, &console)?;
     Ok(())
@@ -112,6 +114,28 @@ fn close_addresses(machine: &Machine) -> Result<(), ServiceError> {
             // A kernel without IPv6 reaches no such address.
             Err(error) if address.is_ipv6() && has_no_family(&error) => {}
             closed => closed.map_err(|source| ServiceError::Address(*address, source))?,
+        }
+    }
+    Ok(())
+}
+
+/// Sets the routes to the networks that are reached by the node. On a machine that is not in the
+/// node's subnet they can't be set, and the networks stay unreachable.
+fn route_by_node(machine: &Machine, gateway: &GatewayAddress) -> Result<(), ServiceError> {
+    let GatewayAddress::Tcp(gateway) = gateway else { return Ok(()) };
+    let socket = route_socket().map_err(|source| ServiceError::Step("open netlink", source))?;
+    let routes = fs::read_to_string(network::ROUTES).unwrap_or_default();
+    let device = network::default_device(&routes).unwrap_or(network::POD_DEVICE);
+    let index = name_to_index(&socket, device)
+        .map_err(|error| ServiceError::Step("find the default device", error.into()))?;
+    for &(address, prefix_len) in &machine.node_networks {
+        let destination = (address, prefix_len);
+        if let Err(error) = link::set_route(&socket, index, destination, Some(gateway.ip())) {
+            eprintln!(
+                "kiyot-cell: network not reachable by the node network={address}/{prefix_len} \
+                 node={} error=\"{error}\"",
+                gateway.ip()
+            );
         }
     }
     Ok(())

@@ -118,6 +118,10 @@ pub struct Machine {
     /// Addresses that the pod may not reach, such as those of the cloud's metadata service.
     #[serde(default)]
     pub closed_addresses: Vec<IpAddr>,
+    /// Networks that are reached by the node, at the gateway's address: address and length of the
+    /// prefix.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub node_networks: Vec<(IpAddr, u8)>,
 }
 
 /// The network device of the link.

@@ -7,7 +7,7 @@ use super::resolver;
 /// Interface counters of the cell's network namespace.
 const NET_DEV: &str = "/proc/self/net/dev";
 /// IPv4 routes of that namespace.
-const ROUTES: &str = "/proc/self/net/route";
+pub(crate) const ROUTES: &str = "/proc/self/net/route";
 /// Name of a pod's device, by convention of the kubelet and CNI.
 pub(crate) const POD_DEVICE: &str = "eth0";
 /// Upper bound on reported interfaces.
@@ -47,7 +47,7 @@ pub fn interfaces() -> Vec<Interface> {
 
 /// Returns the device of the default route. A machine's own device has its distribution's name, as
 /// `ens5`.
-fn default_device(routes: &str) -> Option<&str> {
+pub(crate) fn default_device(routes: &str) -> Option<&str> {
     let mut rows = routes.lines().map(str::split_whitespace);
     rows.find_map(|mut row| {
         let (device, destination) = (row.next()?, row.next()?);

@@ -19,7 +19,7 @@ use kiyot_ec2::{
 
 use super::{
     Attached, Attachment, Capabilities, ErrorClass, Instance, InstanceId, InstanceState,
-    LaunchSpec, Owner, Provider, ProviderError, owner,
+    LaunchSpec, Owner, Provider, ProviderError, local::Forwarding, owner,
 };
 use crate::{
     annotations::{Architecture, CellRequest},
@@ -103,6 +103,7 @@ pub struct Ec2 {
     resources: Cached<Resources>,
     in_zones: Cached<Vec<TypeInZone>>,
     spot: Cached<Vec<SpotPrice>>,
+    forwarding: Forwarding,
     /// The private addresses of the instances that were launched or listed.
     addresses: Mutex<BTreeMap<String, IpAddr>>,
 }
@@ -123,6 +124,7 @@ impl Ec2 {
             resources: Cached::new("subnets and images", NETWORK_MAX_AGE),
             in_zones: Cached::new("instance types by zone", ZONES_MAX_AGE),
             spot: Cached::new("spot prices", SPOT_MAX_AGE),
+            forwarding: Forwarding::new(!config.ec2.cluster_networks.is_empty()),
             addresses: Mutex::default(),
         }
     }
@@ -285,6 +287,7 @@ impl Provider for Ec2 {
             image_has_agent: self.config.image_has_agent,
             pause_image: self.pause_image.clone(),
             power_off_after_secs: self.power_off_after.as_secs(),
+            cluster_networks: self.config.cluster_networks.clone(),
         };
         Ok(parameters.stored())
     }
@@ -323,10 +326,6 @@ impl Provider for Ec2 {
         instance: &InstanceId,
         to: &Attachment,
     ) -> Result<Attached, ProviderError> {
-        if let Some(port) = to.ports.first() {
-            let what = format!("{port}: is not forwarded to cells of the provider \"ec2\" yet");
-            return Err(ProviderError::without_cause(ErrorClass::Invalid, what));
-        }
         let known = self.known_addresses().get(&instance.0).copied();
         let address = match known {
             Some(address) => Some(address),
@@ -336,12 +335,12 @@ impl Provider for Ec2 {
             let what = format!("instance {instance} has no private address");
             ProviderError::without_cause(ErrorClass::Transient, what)
         })?;
+        self.forwarding.open(instance, address, &to.ports).await?;
         Ok(Attached::already_made(vec![address]))
     }
 
-    async fn detach(&self, _instance: &InstanceId) -> Result<(), ProviderError> {
-        // The instance shares nothing with the node.
-        Ok(())
+    async fn detach(&self, instance: &InstanceId) -> Result<(), ProviderError> {
+        self.forwarding.close(instance).await
     }
 
     async fn list_owned(&self) -> Result<Vec<Instance>, ProviderError> {

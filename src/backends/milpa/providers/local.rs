@@ -49,7 +49,7 @@ pub(super) mod slice;
 mod sweep;
 
 pub(super) use instance::Home;
-pub(super) use network::DEVICE;
+pub(super) use network::{DEVICE, remote::Forwarding};
 
 use instance::Known;
 use listing::Listing;

@@ -164,6 +164,7 @@ impl Qemu {
                 link: Some(link),
                 power_off_after_secs: self.settings.power_off_after.as_secs(),
                 closed_addresses: Vec::new(),
+                node_networks: Vec::new(),
             }),
         };
         let machine = VmFile {

@@ -81,6 +81,11 @@ fn cell_file(spec: &LaunchSpec, parameters: &Parameters) -> CellFile {
             link: None,
             power_off_after_secs: parameters.power_off_after_secs,
             closed_addresses,
+            node_networks: parameters
+                .cluster_networks
+                .iter()
+                .map(|network| (network.address, network.prefix))
+                .collect(),
         }),
     }
 }

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use kiyot_ec2::{CpuCredits, VolumeType};
 
 use super::super::{ErrorClass, ProviderError};
-use crate::annotations::Architecture;
+use crate::{annotations::Architecture, config::Cidr};
 
 const IMAGE: &str = "image:";
 const ROOT_DEVICE: &str = "root-device:";
@@ -22,6 +22,7 @@ const CREDITS: &str = "credits";
 const HAS_AGENT: &str = "image-has-agent";
 const PAUSE_IMAGE: &str = "pause-image";
 const POWER_OFF_AFTER: &str = "power-off-after-secs";
+const CLUSTER_NETWORKS: &str = "cluster-networks";
 
 /// An image with the device of its root volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,6 +54,8 @@ pub(super) struct Parameters {
     pub(super) pause_image: String,
     /// The time from boot without enrolment, in seconds, after which the instance powers off.
     pub(super) power_off_after_secs: u64,
+    /// The networks that the cell reaches by the node.
+    pub(super) cluster_networks: Vec<Cidr>,
 }
 
 impl Parameters {
@@ -84,6 +87,11 @@ impl Parameters {
         put(HAS_AGENT.into(), &self.image_has_agent.to_string());
         put(PAUSE_IMAGE.into(), &self.pause_image);
         put(POWER_OFF_AFTER.into(), &self.power_off_after_secs.to_string());
+        if !self.cluster_networks.is_empty() {
+            let networks: Vec<String> =
+                self.cluster_networks.iter().map(ToString::to_string).collect();
+            put(CLUSTER_NETWORKS.into(), &networks.join(","));
+        }
         stored
     }
 
@@ -128,6 +136,12 @@ impl Parameters {
             power_off_after_secs: get(POWER_OFF_AFTER)?
                 .parse()
                 .map_err(|_| wrong(POWER_OFF_AFTER))?,
+            cluster_networks: stored
+                .get(CLUSTER_NETWORKS)
+                .into_iter()
+                .flat_map(|networks| networks.split(','))
+                .map(|network| network.parse().map_err(|_| wrong(CLUSTER_NETWORKS)))
+                .collect::<Result<_, _>>()?,
         })
     }
 }
@@ -155,6 +169,7 @@ pub(super) mod tests {
             image_has_agent: false,
             pause_image: "registry.k8s.io/pause:3.9".into(),
             power_off_after_secs: 1200,
+            cluster_networks: vec!["10.96.0.0/12".parse().unwrap(), "fd00::/108".parse().unwrap()],
         }
     }
 
@@ -168,6 +183,7 @@ pub(super) mod tests {
             public_address: true,
             image_has_agent: true,
             tags: BTreeMap::new(),
+            cluster_networks: Vec::new(),
             ..parameters()
         };
         for parameters in [parameters(), least] {

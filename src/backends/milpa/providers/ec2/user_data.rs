@@ -115,6 +115,7 @@ mod tests {
                 link: None,
                 power_off_after_secs: 1200,
                 closed_addresses: super::super::METADATA_ADDRESSES.into(),
+                node_networks: vec![("10.96.0.0".parse().unwrap(), 12)],
             }),
         }
     }

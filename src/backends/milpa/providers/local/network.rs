@@ -24,6 +24,7 @@ pub(super) mod cni;
 mod conntrack;
 pub(super) mod namespace;
 mod ports;
+pub(super) mod remote;
 mod rules;
 
 use ports::{PortError, Ports};

@@ -4,12 +4,18 @@
 //! cell's address of the same family. Traffic to 127.0.0.0/8 is not: that would need
 //! `route_localnet`, by which every cell could reach services on the node's loopback.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    path::Path,
+};
 
 use serde_json::{Value, json};
 
 use super::{
-    super::{super::HostPort, instance::Home},
+    super::{
+        super::{HostPort, InstanceId},
+        instance::Home,
+    },
     conntrack,
     rules::{Chain, Family, RuleError, Rules, words},
 };
@@ -19,6 +25,8 @@ use super::{
 pub(in super::super) enum PortError {
     #[error("{port} is taken by pod {pod} in {cell}; allowed is a port that no other pod has")]
     Taken { port: HostPort, pod: String, cell: String },
+    #[error("{port} is taken by instance {cell}; allowed is a port that no other pod has")]
+    TakenByInstance { port: HostPort, cell: String },
     #[error(
         "{0}: without a CNI plugin that maps ports, allowed are addresses of the node, and none of \
          127.0.0.0/8 or ::1"
@@ -36,13 +44,21 @@ pub(in super::super) enum PortError {
 /// The host ports of a cell.
 #[derive(Debug)]
 pub(super) struct Ports<'a> {
-    home: &'a Home,
+    /// The name of the cell or of its instance, at most 19 bytes: chains have no longer names.
+    name: &'a str,
+    /// The directory of an instance on this node.
+    dir: Option<&'a Path>,
     ports: &'a [HostPort],
 }
 
 impl<'a> Ports<'a> {
     pub(super) fn new(home: &'a Home, ports: &'a [HostPort]) -> Self {
-        Self { home, ports }
+        Self { name: home.cell(), dir: Some(home.dir()), ports }
+    }
+
+    /// Returns the host ports of an instance on another machine.
+    pub(super) fn of_remote(instance: &'a InstanceId, ports: &'a [HostPort]) -> Self {
+        Self { name: &instance.0, dir: None, ports }
     }
 
     /// Checks whether the host ports can be mapped.
@@ -73,7 +89,7 @@ impl<'a> Ports<'a> {
             let Some(address) = address.filter(|_| self.of(family).next().is_some()) else {
                 continue;
             };
-            self.rules(*address, subnets).create(Some(self.home.dir())).await?;
+            self.rules(*address, subnets).create(self.dir).await?;
         }
         self.forget_flows().await;
         Ok(())
@@ -91,34 +107,52 @@ impl<'a> Ports<'a> {
     pub(super) async fn forget_flows(&self) {
         let ports = self.ports.to_vec();
         match tokio::task::spawn_blocking(move || conntrack::forget(&ports)).await {
-            Ok(Ok(flows)) => tracing::debug!(
-                cell = self.home.cell(),
-                flows,
-                "conntrack entries of host ports deleted"
-            ),
+            Ok(Ok(flows)) => {
+                tracing::debug!(cell = self.name, flows, "conntrack entries of host ports deleted")
+            }
             Ok(Err(error)) => {
                 tracing::warn!(
-                    cell = self.home.cell(),
+                    cell = self.name,
                     %error,
                     "conntrack entries of host ports not deleted"
                 )
             }
             Err(error) => {
-                tracing::error!(cell = self.home.cell(), %error, "conntrack thread panicked")
+                tracing::error!(cell = self.name, %error, "conntrack thread panicked")
             }
         }
     }
 
     /// Removes the mapping. May be repeated.
     pub(super) async fn close(&self) -> Result<(), PortError> {
-        if !self.ports.is_empty() {
-            // The content of the chains is not needed, and may be unknown after a crash.
-            for any in [IpAddr::from(Ipv4Addr::UNSPECIFIED), Ipv6Addr::UNSPECIFIED.into()] {
-                self.rules(any, &[]).remove(Some(self.home.dir())).await?;
-            }
-            // Otherwise flows would continue to the next cell with this address.
-            self.forget_flows().await;
+        if self.ports.is_empty() { Ok(()) } else { self.remove().await }
+    }
+
+    /// Removes the mapping, whatever it is. May be repeated.
+    pub(super) async fn remove(&self) -> Result<(), PortError> {
+        // The content of the chains is not needed, and may be unknown after a crash.
+        for any in [IpAddr::from(Ipv4Addr::UNSPECIFIED), Ipv6Addr::UNSPECIFIED.into()] {
+            self.rules(any, &[]).remove(self.dir).await?;
         }
+        // Otherwise flows would continue to the next cell with this address.
+        self.forget_flows().await;
+        Ok(())
+    }
+
+    /// Masquerades what the node's own rules send to the address of a cell on another machine, as
+    /// those of kube-proxy do: an answer to the client itself would come from an address that it
+    /// did not call.
+    pub(super) async fn open_remote(&self, address: IpAddr) -> Result<(), PortError> {
+        if let Some(port) = self
+            .ports
+            .iter()
+            .find(|port| port.host_ip.is_some_and(|ip| Family::of(&ip) != Family::of(&address)))
+        {
+            return Err(PortError::NoAddress(port.clone()));
+        }
+        let everywhere = ["0.0.0.0/0".to_owned(), "::/0".to_owned()];
+        self.rules(address, &everywhere).create(self.dir).await?;
+        self.forget_flows().await;
         Ok(())
     }
 
@@ -126,8 +160,7 @@ impl<'a> Ports<'a> {
     fn rules(&self, address: IpAddr, subnets: &[String]) -> Rules {
         let family = Family::of(&address);
         let loopback = if family == Family::V4 { "127.0.0.0/8" } else { "::1/128" };
-        let (to, back) =
-            (format!("KIYOT-HP-{}", self.home.cell()), format!("KIYOT-HB-{}", self.home.cell()));
+        let (to, back) = (format!("KIYOT-HP-{}", self.name), format!("KIYOT-HB-{}", self.name));
         let mapped = self.of(family).map(|port| {
             let at = port.host_ip.map(|ip| format!(" -d {ip}")).unwrap_or_default();
             let (protocol, from, into) = (

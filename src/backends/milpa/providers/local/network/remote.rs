@@ -1,0 +1,119 @@
+//! The node's part in the network of cells on other machines: their host ports, and the way back of
+//! connections that the node's rules send to them.
+
+use std::{
+    collections::BTreeMap,
+    net::IpAddr,
+    sync::{Mutex, PoisonError},
+};
+
+use super::{
+    super::super::{ErrorClass, HostPort, InstanceId, ProviderError},
+    ports::{PortError, Ports},
+};
+
+/// The forwarding of the node's connections to cells on other machines. The rules outlive the
+/// daemon, and not a reboot of the node.
+#[derive(Debug)]
+pub(in super::super::super) struct Forwarding {
+    /// True if cells reach networks of the cluster by the node, whose services may lead to cells.
+    serves_cluster: bool,
+    /// The host ports of the cells that this daemon has attached.
+    ports: Mutex<BTreeMap<InstanceId, Vec<HostPort>>>,
+}
+
+impl Forwarding {
+    /// Returns the forwarding of a node.
+    pub(in super::super::super) fn new(serves_cluster: bool) -> Self {
+        Self { serves_cluster, ports: Mutex::default() }
+    }
+
+    /// Forwards the host ports of a pod to its cell. May be repeated.
+    pub(in super::super::super) async fn open(
+        &self,
+        instance: &InstanceId,
+        address: IpAddr,
+        ports: &[HostPort],
+    ) -> Result<(), ProviderError> {
+        let doing = || format!("forward the ports of {instance}");
+        let opened = Ports::of_remote(instance, ports);
+        opened.check().map_err(|error| ProviderError::new(ErrorClass::Invalid, doing(), error))?;
+        if !self.reserve(instance, ports).map_err(|error| {
+            // The other pod may be terminating: the kubelet retries.
+            ProviderError::transient(doing(), error)
+        })? {
+            return Ok(());
+        }
+        if ports.is_empty() && !self.serves_cluster {
+            return Ok(());
+        }
+        let result = opened.open_remote(address).await;
+        if result.is_err() {
+            self.entries().remove(instance);
+        }
+        result.map_err(|error| ProviderError::transient(doing(), error))
+    }
+
+    /// Ends the forwarding to a cell. May be repeated.
+    pub(in super::super::super) async fn close(
+        &self,
+        instance: &InstanceId,
+    ) -> Result<(), ProviderError> {
+        let known = self.entries().get(instance).cloned();
+        if known.as_ref().is_some_and(Vec::is_empty) && !self.serves_cluster {
+            self.entries().remove(instance);
+            return Ok(());
+        }
+        // An earlier daemon may have forwarded ports to an unknown instance.
+        Ports::of_remote(instance, &known.unwrap_or_default()).remove().await.map_err(|error| {
+            ProviderError::transient(format!("end the ports of {instance}"), error)
+        })?;
+        self.entries().remove(instance);
+        Ok(())
+    }
+
+    /// Notes the ports of an instance. Returns false if they are noted.
+    fn reserve(&self, instance: &InstanceId, ports: &[HostPort]) -> Result<bool, PortError> {
+        let mut entries = self.entries();
+        if entries.contains_key(instance) {
+            return Ok(false);
+        }
+        for (other, taken) in &*entries {
+            let overlaps = |port: &&HostPort| taken.iter().any(|taken| taken.overlaps(port));
+            if let Some(port) = ports.iter().find(overlaps) {
+                let cell = other.to_string();
+                return Err(PortError::TakenByInstance { port: port.clone(), cell });
+            }
+        }
+        entries.insert(instance.clone(), ports.to_vec());
+        Ok(true)
+    }
+
+    fn entries(&self) -> std::sync::MutexGuard<'_, BTreeMap<InstanceId, Vec<HostPort>>> {
+        self.ports.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backends::milpa::providers::Protocol;
+
+    #[test]
+    fn port_of_another_cell_is_refused_until_that_has_ended() {
+        let forwarding = Forwarding::new(false);
+        let port = |number| HostPort {
+            protocol: Protocol::Tcp,
+            host_ip: None,
+            host_port: number,
+            container_port: 80,
+        };
+        let (first, second) = (InstanceId("i-1".into()), InstanceId("i-2".into()));
+        assert!(forwarding.reserve(&first, &[port(1), port(2)]).unwrap());
+        assert!(!forwarding.reserve(&first, &[port(1), port(2)]).unwrap());
+        let error = forwarding.reserve(&second, &[port(3), port(2)]).unwrap_err().to_string();
+        assert!(error.contains("hostPort 2/tcp") && error.contains("i-1"), "{error}");
+        forwarding.entries().remove(&first);
+        assert!(forwarding.reserve(&second, &[port(3), port(2)]).unwrap());
+    }
+}
