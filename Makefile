@@ -4,7 +4,7 @@ export CARGO_INCREMENTAL ?= 0
 export CARGO_TERM_COLOR ?= never
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
-.PHONY: cell-image demo demo-vm test test-node test-vm soak bench fmt lint deny clean
+.PHONY: cell-image demo demo-ec2 demo-vm test test-node test-vm soak bench fmt lint deny clean
 
 # Runs the pods of examples/, on the node and in a cell.
 demo:
@@ -16,6 +16,12 @@ demo:
 demo-vm: cell-image
 	@cargo build --quiet --workspace --bins --example demo
 	@PROVIDER=qemu cargo run --quiet --example demo
+
+# The same with instances of EC2 in a test cloud on this machine. AWS's SDK takes minutes to build, once.
+demo-ec2:
+	@scripts/setup
+	@cargo build --quiet --workspace --bins --features ec2 --example demo
+	@PROVIDER=ec2 cargo run --quiet --features ec2 --example demo
 
 # Builds the image of cells with a kernel of their own in target/cell-image/, if its inputs have changed.
 cell-image:

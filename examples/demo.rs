@@ -1,14 +1,17 @@
 //! `make demo`: runs the pods of examples/ on a private containerd behind kiyot, shows where each
 //! runs, a line of its log and an ExecSync in it, then stops them and checks that nothing is left.
-//! Prints a line for each step, with its duration.
+//! Prints a line for each step, with its duration. With PROVIDER=ec2 cells are instances of a test
+//! cloud, whose tags, price and boot it prints too.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a failed step ends the demo")]
 
 use std::{fs, path::Path, time::Instant};
 
 use kiyot::manifest;
-use kiyot_testkit::{Kiyot, KiyotOptions, LIMIT, Node, image::ImageSpec, wait_until};
+use kiyot_testcloud::Cloud;
+use kiyot_testkit::{Kiyot, KiyotOptions, LIMIT, Node, Provider, image::ImageSpec, wait_until};
 
 mod demo {
+    pub(crate) mod instance;
     pub(crate) mod kubelet;
 }
 
@@ -39,7 +42,18 @@ async fn main() {
     node.image(IMAGE, &ImageSpec { cmd: vec!["sh".to_owned()], ..ImageSpec::default() }).await;
     steps.done(&format!("the image {IMAGE} is built and imported"));
 
-    let kiyot = Kiyot::start(&node, KiyotOptions::new(binary())).await;
+    let cloud = match Provider::of_environment() {
+        Provider::Ec2 => Some(Cloud::start_with_instances().await),
+        Provider::Netns | Provider::Qemu => None,
+    };
+    if let Some(cloud) = &cloud {
+        steps.done(&format!("a test cloud runs, its API is {}", cloud.endpoint()));
+    }
+    let options = match &cloud {
+        Some(cloud) => cloud.daemon_options(binary()),
+        None => KiyotOptions::new(binary()),
+    };
+    let kiyot = Kiyot::start(&node, options).await;
     steps.done("kiyot runs in front of it");
 
     let mut kubelet = DemoKubelet::new(&node, kiyot.kubelet().await);
@@ -49,12 +63,22 @@ async fn main() {
         let started = Box::pin(kubelet.run(pod)).await;
         let place = match kiyot.cells().into_iter().find(|cell| !known.contains(cell)) {
             Some(cell) => format!("in the cell {cell}"),
+            None if cloud.is_some() && kubelet.cell(&started).await.is_some() => {
+                "on an instance".to_owned()
+            }
             None => "on the node".to_owned(),
         };
         steps.done(&format!(
             "{} runs {place}, IP {}, sandbox {:.12}",
             pod.metadata.name, started.address, started.sandbox
         ));
+        if let Some(cloud) = &cloud
+            && let Some(cell) = kubelet.cell(&started).await
+        {
+            for line in demo::instance::lines(cloud, &cell).await {
+                println!("{:>11}{line}", "");
+            }
+        }
         running.push(started);
     }
     for (pod, started) in pods.iter().zip(&running) {
@@ -79,8 +103,16 @@ async fn main() {
         kubelet.stop_and_remove(pod, started).await;
         steps.done(&format!("{} is stopped and removed", pod.metadata.name));
     }
-    wait_until("no cell is left", LIMIT, async || kiyot.cells().is_empty().then_some(())).await;
+    wait_until("no cell is left", LIMIT, async || {
+        let is_left = cloud.as_ref().is_some_and(|cloud| !cloud.running().is_empty());
+        (!is_left && kiyot.cells().is_empty()).then_some(())
+    })
+    .await;
+    if let Some(cloud) = &cloud {
+        steps.done(&format!("no instance is left; calls: {}", demo::instance::calls(cloud)));
+    }
     drop(kiyot);
+    drop(cloud);
     let left = node.stop();
     assert!(left.is_empty(), "left on the host:\n{left}");
     steps.done(

@@ -13,7 +13,7 @@ async fn instance_terminated_from_the_console_ends_its_pod() {
     let kiyot = Kiyot::start(&node, cloud.options()).await;
     let mut kubelet = kiyot.kubelet().await;
     let ended = kubelet.run_pod(&pod("ended", WAIT)).await.unwrap();
-    let id = cloud.cells().remove(0).id;
+    let id = cloud.launched().remove(0).id;
     let other = kubelet.run_pod(&pod("other", WAIT)).await.unwrap();
     cloud.change("TerminateInstances", &id).await;
     sandbox_ends(&mut kubelet, &ended.sandbox).await;
@@ -34,7 +34,7 @@ async fn instance_stopped_and_started_from_the_console_never_resumes_its_pod() {
     let mut kiyot = Kiyot::start(&node, cloud.options()).await;
     let mut kubelet = kiyot.kubelet().await;
     let running = kubelet.run_pod(&pod("stopped", WAIT)).await.unwrap();
-    let id = cloud.cells().remove(0).id;
+    let id = cloud.launched().remove(0).id;
     // Without the daemon, which would terminate a stopped instance.
     kiyot.kill9();
     cloud.change("StopInstances", &id).await;
@@ -58,7 +58,7 @@ async fn killed_service_powers_its_instance_off() {
     let kiyot = Kiyot::start(&node, cloud.options()).await;
     let mut kubelet = kiyot.kubelet().await;
     let running = kubelet.run_pod(&pod("crashed", WAIT)).await.unwrap();
-    let id = cloud.cells().remove(0).id;
+    let id = cloud.launched().remove(0).id;
     let service = processes(&["/usr/local/bin/kiyot-cell service"]);
     assert!(!service.is_empty(), "no service runs");
     kill_all(&service);

@@ -65,7 +65,7 @@ async fn refused_credentials_are_the_reason_of_a_pod_and_end_no_other() {
     let error = kubelet.run_pod(&pod("refused", WAIT)).await.unwrap_err();
     assert!(error.message().contains("RequestExpired"), "{error}");
     kubelet.exec_sync(&running.container("main").id, &["true"]).await.unwrap();
-    assert_eq!(cloud.cells().len(), 1);
+    assert_eq!(cloud.launched().len(), 1);
     cloud.faults().clear();
     kubelet.stop_and_remove(&running).await.unwrap();
     cloud.has_no_cells().await;

@@ -19,7 +19,7 @@ async fn daemon_killed_during_the_launch_joins_it() {
     let mut early = kiyot.kubelet().await;
     let config = kubelet.prepare(&spec);
     let calling = tokio::spawn(async move { early.run_sandbox(&config, "").await });
-    wait_until("the launch is under way", LIMIT, async || cloud.cells().pop()).await;
+    wait_until("the launch is under way", LIMIT, async || cloud.launched().pop()).await;
     kiyot.kill9();
     calling.await.unwrap().unwrap_err();
     cloud.faults().clear();
@@ -27,7 +27,7 @@ async fn daemon_killed_during_the_launch_joins_it() {
     let mut kubelet = kiyot.kubelet().await;
     let running =
         wait_until("the pod runs", LIMIT, async || kubelet.run_pod(&spec).await.ok()).await;
-    assert_eq!(cloud.running().len(), 1, "{:?}", cloud.cells());
+    assert_eq!(cloud.running().len(), 1, "{:?}", cloud.launched());
     kubelet.stop_and_remove(&running).await.unwrap();
     cloud.has_no_cells().await;
 }
@@ -41,7 +41,7 @@ async fn lost_reply_of_a_launch_makes_one_instance() {
     let mut kubelet = kiyot.kubelet().await;
     cloud.faults().lose_replies("RunInstances", 1);
     let running = kubelet.run_pod(&pod("lost", WAIT)).await.unwrap();
-    assert_eq!(cloud.cells().len(), 1, "{:?}", cloud.cells());
+    assert_eq!(cloud.launched().len(), 1, "{:?}", cloud.launched());
     kubelet.stop_and_remove(&running).await.unwrap();
     cloud.has_no_cells().await;
 }

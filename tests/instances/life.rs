@@ -24,7 +24,7 @@ async fn pod_on_an_instance_lives_as_one_on_the_node() {
     let status = kubelet.sandbox_status(&running.sandbox).await.unwrap();
     assert_eq!(status.state(), cri::PodSandboxState::SandboxReady);
     let ip = status.network.unwrap().ip;
-    let cells = cloud.cells();
+    let cells = cloud.launched();
     assert_eq!(cells.len(), 1, "{cells:?}");
     assert_eq!(cells[0].address, ip);
     run(

@@ -8,8 +8,8 @@ mod launches;
 mod life;
 mod network;
 
-use kiyot_testcloud::{Cloud, Instance, State};
-use kiyot_testkit::{Container, KiyotOptions, Kubelet, LIMIT, Pod, Provider, cri, wait_until};
+use kiyot_testcloud::{Cloud, State};
+use kiyot_testkit::{Container, KiyotOptions, Kubelet, LIMIT, Pod, cri, wait_until};
 
 /// Script of a container that runs until SIGTERM.
 const WAIT: &str = "trap 'exit 0' TERM; while :; do sleep 0.5; done";
@@ -28,7 +28,7 @@ impl std::ops::Deref for TestCloud {
 impl Drop for TestCloud {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            for instance in self.cells() {
+            for instance in self.launched() {
                 let (id, state) = (&instance.id, instance.state);
                 eprintln!("console of {id} ({state:?}):\n{}", self.console(id));
             }
@@ -41,41 +41,9 @@ impl TestCloud {
         Self(Cloud::start_with_instances().await)
     }
 
-    /// Returns the options of a daemon whose cells are instances of the cloud.
+    /// Returns the options of the daemon under test.
     fn options(&self) -> KiyotOptions {
-        let setup = self.setup();
-        let subnets: Vec<_> =
-            setup.subnets.iter().map(|subnet| format!("{:?}", subnet.id)).collect();
-        let of_provider = format!(
-            "region = \"us-east-1\"\nsubnets = [{}]\nsecurity_groups = [\"{}\"]\n\
-             image = {{ id = \"{}\" }}\nendpoint_url = \"{}\"\n",
-            subnets.join(", "),
-            setup.security_group,
-            setup.image,
-            self.endpoint()
-        );
-        let host = self.host().expect("the host of a cloud with instances");
-        let credentials = [("AWS_ACCESS_KEY_ID", "AKIATEST"), ("AWS_SECRET_ACCESS_KEY", "secret")];
-        let mut options = KiyotOptions::new(env!("CARGO_BIN_EXE_kiyot"));
-        options.provider = Provider::Ec2;
-        options.milpa = "cluster = \"test\"\nnode = \"worker-1\"\n".to_owned();
-        options.of_provider = of_provider;
-        options.sections =
-            format!("[backends.milpa.gateway]\nlisten = \"{}:7700\"\n", host.address);
-        options.environment =
-            credentials.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
-        options
-    }
-
-    /// Returns all instances that the daemon has launched.
-    fn cells(&self) -> Vec<Instance> {
-        let host = self.host().map(|host| host.id.clone());
-        self.instances().into_iter().filter(|it| Some(&it.id) != host.as_ref()).collect()
-    }
-
-    /// Returns the launched instances that have not ended.
-    fn running(&self) -> Vec<Instance> {
-        self.cells().into_iter().filter(|instance| !instance.state.is_ended()).collect()
+        self.daemon_options(env!("CARGO_BIN_EXE_kiyot"))
     }
 
     /// Makes a call with an instance, as the console of EC2 does.

@@ -10,6 +10,7 @@ pub mod calls;
 mod catalogue;
 pub mod client;
 mod cloud;
+mod daemon;
 pub mod faults;
 pub mod instance;
 mod machine;

@@ -31,11 +31,15 @@ pub enum Provider {
 impl Provider {
     /// Returns the provider that the environment variable `PROVIDER` names: with `qemu`, tests that
     /// are written for any cell run with virtual machines.
-    fn of_environment() -> Self {
+    ///
+    /// # Panics
+    /// If it names no provider.
+    pub fn of_environment() -> Self {
         match std::env::var("PROVIDER").as_deref() {
             Ok("qemu") => Self::Qemu,
+            Ok("ec2") => Self::Ec2,
             Ok("netns") | Err(_) => Self::Netns,
-            Ok(other) => panic!("PROVIDER={other}: allowed: netns, qemu"),
+            Ok(other) => panic!("PROVIDER={other}: allowed: netns, qemu, ec2"),
         }
     }
 

@@ -1,0 +1,53 @@
+//! Options of a daemon whose cells are instances of a cloud.
+
+use std::path::PathBuf;
+
+use kiyot_testkit::{KiyotOptions, Provider};
+
+use crate::{Cloud, Instance};
+
+/// Port on which its gateway listens.
+const GATEWAY_PORT: u16 = 7700;
+
+impl Cloud {
+    /// Returns the options of a daemon on this host, whose cells are instances of the cloud.
+    ///
+    /// # Panics
+    /// Without instances.
+    pub fn daemon_options(&self, binary: impl Into<PathBuf>) -> KiyotOptions {
+        let setup = self.setup();
+        let subnets: Vec<_> =
+            setup.subnets.iter().map(|subnet| format!("{:?}", subnet.id)).collect();
+        let of_provider = format!(
+            "region = \"us-east-1\"\nsubnets = [{}]\nsecurity_groups = [\"{}\"]\n\
+             image = {{ id = \"{}\" }}\nendpoint_url = \"{}\"\n",
+            subnets.join(", "),
+            setup.security_group,
+            setup.image,
+            self.endpoint()
+        );
+        let host = self.host().expect("the host of a cloud with instances");
+        // moto does not check signatures.
+        let credentials = [("AWS_ACCESS_KEY_ID", "AKIATEST"), ("AWS_SECRET_ACCESS_KEY", "secret")];
+        let mut options = KiyotOptions::new(binary);
+        options.provider = Provider::Ec2;
+        options.milpa = "cluster = \"test\"\nnode = \"worker-1\"\n".to_owned();
+        options.of_provider = of_provider;
+        options.sections =
+            format!("[backends.milpa.gateway]\nlisten = \"{}:{GATEWAY_PORT}\"\n", host.address);
+        options.environment =
+            credentials.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+        options
+    }
+
+    /// Returns all instances that were launched through the API.
+    pub fn launched(&self) -> Vec<Instance> {
+        let host = self.host().map(|host| host.id.clone());
+        self.instances().into_iter().filter(|it| Some(&it.id) != host.as_ref()).collect()
+    }
+
+    /// Returns the launched instances that have not ended.
+    pub fn running(&self) -> Vec<Instance> {
+        self.launched().into_iter().filter(|instance| !instance.state.is_ended()).collect()
+    }
+}
