@@ -58,6 +58,9 @@ pub(crate) async fn measure(node: &Node, program: &Path, provider: Provider, tim
             ("in a warm cell", Place::WarmCell),
         ],
         Provider::Qemu => &[("in a cold VM", Place::ColdCell), ("in a warm VM", Place::WarmCell)],
+        Provider::Ec2 => {
+            &[("on a cold instance", Place::ColdCell), ("on a warm instance", Place::WarmCell)]
+        }
     };
     for &(name, place) in places {
         if place == Place::WarmCell {
