@@ -4,7 +4,7 @@ use kiyot::{
     annotations::CellRequest,
     backends::milpa::{
         placement::Market,
-        providers::{Attachment, ErrorClass, HostPort, InstanceState, Protocol, Provider},
+        providers::{Attachment, ErrorClass, InstanceState, Provider},
     },
 };
 
@@ -151,12 +151,6 @@ async fn address_of_a_cell_is_the_private_one_of_its_instance() {
     assert_eq!(attached.addresses, [address.parse::<std::net::IpAddr>().unwrap()]);
     assert_eq!(attached.network, None);
     assert!(world.cloud.calls().is_empty(), "the address of a launch is known");
-    let port =
-        HostPort { protocol: Protocol::Tcp, host_ip: None, host_port: 8080, container_port: 80 };
-    let with_port = Attachment { ports: vec![port], ..Attachment::default() };
-    let error = world.provider.attach(&launched.id, &with_port).await.unwrap_err();
-    assert_eq!(error.class, ErrorClass::Invalid);
-    assert!(error.text().contains("8080"), "{}", error.text());
 }
 
 #[tokio::test]
