@@ -4,4 +4,5 @@
 mod faults;
 mod launches;
 mod lists;
+mod permissions;
 mod world;

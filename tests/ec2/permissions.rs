@@ -1,0 +1,47 @@
+//! The calls that the provider makes, and the policy of docs/iam.md.
+
+use std::collections::BTreeSet;
+
+use kiyot::backends::milpa::{
+    placement::Market,
+    providers::{Attachment, Provider},
+};
+use serde_json::Value;
+
+use crate::world::World;
+
+/// Returns the actions of the policy, without the service.
+fn documented() -> BTreeSet<String> {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/iam.md");
+    let page = std::fs::read_to_string(path).unwrap();
+    let policy = page.split("```json\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
+    let policy: Value = serde_json::from_str(policy).unwrap();
+    let mut actions = BTreeSet::new();
+    for statement in policy["Statement"].as_array().unwrap() {
+        let listed = match &statement["Action"] {
+            Value::Array(actions) => actions.clone(),
+            action => vec![action.clone()],
+        };
+        let names = listed.iter().map(|action| action.as_str().unwrap().to_owned());
+        actions.extend(names.map(|action| action.strip_prefix("ec2:").unwrap().to_owned()));
+    }
+    actions
+}
+
+#[tokio::test]
+async fn policy_has_the_actions_of_a_cell_s_life_and_no_other() {
+    let world = World::new().await;
+    world.provider.check().await.unwrap();
+    world.provider.catalogue().await.unwrap();
+    let spec = world.spec(&[world.offering(0, Market::OnDemand)]).await;
+    let launched = world.provider.launch(&spec, "token").await.unwrap();
+    world.provider.list_owned().await.unwrap();
+    world.provider.console(&launched.id).await.unwrap();
+    world.provider.attach(&launched.id, &Attachment::default()).await.unwrap();
+    world.provider.terminate(std::slice::from_ref(&launched.id)).await;
+    let mut called: BTreeSet<String> =
+        world.cloud.calls().into_iter().map(|call| call.action).collect();
+    // Tags in a launch need the permission to create them.
+    called.insert("CreateTags".to_owned());
+    assert_eq!(documented(), called);
+}
