@@ -11,6 +11,7 @@ pub mod cli;
 pub mod config;
 mod csv_rows;
 mod decimal;
+mod glob;
 pub mod manifest;
 mod names;
 pub mod price;

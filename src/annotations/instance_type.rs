@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::text::is_name;
-use crate::problems::Field;
+use crate::{glob, problems::Field};
 
 /// Values that are allowed.
 const ALLOWED: &str = "allowed: an instance type such as p3.2xlarge, or a glob such as c5*";
@@ -29,37 +29,9 @@ impl InstanceType {
     pub fn matches(&self, name: &str) -> bool {
         match self {
             Self::Exact(exact) => exact == name,
-            Self::Glob(glob) => glob_matches(glob.as_bytes(), name.as_bytes()),
+            Self::Glob(pattern) => glob::matches(pattern, name),
         }
     }
-}
-
-/// Compares a name with a glob: `*` is any text, `?` any byte (names of instance types are ASCII).
-///
-/// After a mismatch only the last `*` is extended: a longer text of an earlier one can't help,
-/// since the last may take it too. So the steps are at most the product of the lengths.
-fn glob_matches(glob: &[u8], name: &[u8]) -> bool {
-    let (mut in_glob, mut in_name) = (0, 0);
-    // Positions after the last `*` and of the end of its text.
-    let mut last_star = None;
-    while let Some(byte) = name.get(in_name) {
-        match glob.get(in_glob) {
-            Some(b'*') => {
-                in_glob += 1;
-                last_star = Some((in_glob, in_name));
-            }
-            Some(expected) if *expected == b'?' || expected == byte => {
-                in_glob += 1;
-                in_name += 1;
-            }
-            _ => {
-                let Some((after, end)) = last_star else { return false };
-                (in_glob, in_name) = (after, end + 1);
-                last_star = Some((after, in_name));
-            }
-        }
-    }
-    glob[in_glob..].iter().all(|byte| *byte == b'*')
 }
 
 /// Reads a type or a glob.

@@ -4,9 +4,8 @@ use super::peek::{Malformed, Pod};
 use crate::{
     backends::{BackendName, Declared},
     config::{Routing, Rule},
+    glob,
 };
-
-mod glob;
 
 /// Annotation by which a pod requests a backend.
 pub const TARGET_RUNTIME: &str = "kubernetes.io/target-runtime";

@@ -40,7 +40,7 @@ const PARTS: &[Part] = &[
             &["config", "problems"],
         ],
     },
-    Part { path: "proxy", may: &[&["backends", "backends::cri", "config"]] },
+    Part { path: "proxy", may: &[&["backends", "backends::cri", "config", "glob"]] },
     Part { path: "backends", may: &[&["backends::cri", "config"]] },
     Part { path: "backends::cri", may: &[&["backends", "config"]] },
     Part {
@@ -134,7 +134,7 @@ const PARTS: &[Part] = &[
         path: "backends::milpa::providers",
         may: &[
             &["backends::milpa::id", "backends::milpa::placement"],
-            &["annotations", "config", "price"],
+            &["annotations", "config", "glob", "price"],
         ],
     },
     Part {
@@ -149,10 +149,11 @@ const PARTS: &[Part] = &[
     Part { path: "backends::milpa::mailbox", may: &[] },
     Part { path: "backends::milpa::tasks", may: &[] },
     Part { path: "manifest", may: &[&["annotations", "names", "problems"]] },
-    Part { path: "annotations", may: &[&["config", "decimal", "price", "problems"]] },
+    Part { path: "annotations", may: &[&["config", "decimal", "glob", "price", "problems"]] },
     Part { path: "config", may: &[&["names", "price", "problems"]] },
     Part { path: "csv_rows", may: &[] },
     Part { path: "decimal", may: &[] },
+    Part { path: "glob", may: &[] },
     Part { path: "names", may: &[] },
     Part { path: "price", may: &[&["decimal"]] },
     Part { path: "problems", may: &[] },
