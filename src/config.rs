@@ -29,6 +29,7 @@ mod routing;
 mod server;
 mod sockets;
 mod source;
+mod tags;
 mod warm;
 
 pub use backends::{BackendConfig, CriBackend};
@@ -46,6 +47,10 @@ pub use placement::Placement;
 pub use qemu::{AcceleratorChoice, Qemu};
 pub use routing::{Routing, Rule};
 pub use server::Server;
+pub use tags::{
+    AWS_TAG_PREFIX, MAX_CONFIGURED_TAGS, MAX_TAG_KEY_BYTES, MAX_TAG_VALUE_BYTES, MAX_TAGS,
+    NAME_TAG, OWN_TAG_PREFIX, TagFault, check_tag_key, check_tag_value,
+};
 pub use warm::{WarmKind, WarmLaunchType, WarmPool};
 
 /// Configuration of the daemon.

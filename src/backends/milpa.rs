@@ -51,7 +51,7 @@ use id::PREFIX;
 use images::{Images, NodeImages, Registries};
 use logs::Logs;
 use policy::Rules;
-use providers::{Owner, Provider, ec2, local, netns, qemu};
+use providers::{Owner, Provider, TagRules, ec2, local, netns, qemu};
 use store::{Store, StoreError};
 use streaming::Streaming;
 use volumes::Volumes;
@@ -199,6 +199,7 @@ impl Milpa {
             healthy_timeout: config.healthy_limit(),
             boot_id: local::boot_id(),
             owner,
+            tag_rules: TagRules::of(config),
             take_over,
             rules: placement::Rules::of(&config.placement),
             spot_deadline: config.placement.spot_deadline,

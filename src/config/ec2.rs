@@ -4,7 +4,13 @@ use std::collections::BTreeMap;
 
 use kiyot_ec2::{ImageFilter, VolumeType};
 
-use super::{Cidr, read};
+use super::{
+    Cidr, read,
+    tags::{
+        AWS_TAG_PREFIX, MAX_CONFIGURED_TAGS, MAX_TAG_KEY_BYTES, MAX_TAG_VALUE_BYTES, MAX_TAGS,
+        NAME_TAG, OWN_TAG_PREFIX, check_tag_key, check_tag_value,
+    },
+};
 use crate::problems::{Field, Problem, Report, Table};
 
 /// Subnets that are read: a region has six zones at most.
@@ -17,10 +23,8 @@ const MAX_TEXT_BYTES: usize = 255;
 const MAX_URL_BYTES: usize = 2048;
 /// Networks of the cluster that are read: services and pods in both address families.
 const MAX_CLUSTER_NETWORKS: usize = 8;
-/// Tags of the configuration; EC2 allows 50 on an instance in all.
-const MAX_TAGS: usize = 20;
-/// Longest key of a tag, in bytes; EC2 allows 127 characters.
-const MAX_TAG_KEY_BYTES: usize = 127;
+/// Globs of labels: as many as an instance has tags.
+const MAX_LABEL_GLOBS: usize = MAX_TAGS;
 const VOLUME_SIZE: u64 = 10 << 30;
 /// Range of a root volume: at least an image of a distribution, and the largest volume of EBS.
 const VOLUME_BYTES: std::ops::RangeInclusive<u64> = 1 << 30..=16 << 40;
@@ -53,6 +57,8 @@ pub struct Ec2 {
     /// Networks of the cluster that cells reach by the node: those of services and of pods that
     /// the VPC does not route.
     pub cluster_networks: Vec<Cidr>,
+    /// Globs of labels of pods that become tags; the labels of the first are the first.
+    pub label_tags: Vec<String>,
     /// URL of the endpoint; by default that of the region.
     pub endpoint_url: Option<String>,
 }
@@ -72,6 +78,7 @@ impl Default for Ec2 {
             public_address: false,
             tags: BTreeMap::new(),
             cluster_networks: Vec::new(),
+            label_tags: vec!["*".to_owned()],
             endpoint_url: None,
         }
     }
@@ -114,6 +121,7 @@ impl Ec2 {
             let items = bounded(field.items(), MAX_CLUSTER_NETWORKS)?;
             items.into_iter().map(|item| item.read(allowed, |text| text.parse().ok())).collect()
         });
+        table.set("label_tags", &mut ec2.label_tags, label_globs);
         table.set("endpoint_url", &mut ec2.endpoint_url, |field| {
             let allowed = "a URL that begins with \"https://\" or \"http://\"";
             field
@@ -205,23 +213,19 @@ fn tags(field: Field<'_>) -> BTreeMap<String, String> {
     let Some(entries) = bounded_entries(field) else { return BTreeMap::new() };
     let mut tags = BTreeMap::new();
     for (key, value) in entries {
-        let lower = key.to_ascii_lowercase();
-        let is_reserved = ["aws:", "kiyot:"].iter().any(|prefix| lower.starts_with(prefix));
-        if key.is_empty() || key.len() > MAX_TAG_KEY_BYTES || is_reserved || key == "Name" {
+        if check_tag_key(&key).is_err() {
             let rule = format!(
                 "has a key that is not allowed; allowed: 1 to {MAX_TAG_KEY_BYTES} bytes, not \
-                 \"Name\", and none that begins with \"aws:\" or \"kiyot:\""
+                 {NAME_TAG:?}, and none that begins with {AWS_TAG_PREFIX:?} or {OWN_TAG_PREFIX:?}"
             );
             value.refuse(rule);
             continue;
         }
-        if let Some(value) =
-            value.read(&format!("a text of at most {MAX_TEXT_BYTES} bytes"), |text| {
-                (text.len() <= MAX_TEXT_BYTES && !text.contains(char::is_control))
-                    .then(|| text.to_owned())
-            })
-        {
-            tags.insert(key, value);
+        let allowed = format!("a text of at most {MAX_TAG_VALUE_BYTES} bytes");
+        let text =
+            value.read(&allowed, |text| check_tag_value(text).ok().map(|()| text.to_owned()));
+        if let Some(text) = text {
+            tags.insert(key, text);
         }
     }
     tags
@@ -229,12 +233,27 @@ fn tags(field: Field<'_>) -> BTreeMap<String, String> {
 
 fn bounded_entries(field: Field<'_>) -> Option<Vec<(String, Field<'_>)>> {
     let mut entries = field.entries();
-    if entries.len() > MAX_TAGS {
+    if entries.len() > MAX_CONFIGURED_TAGS {
         let given = entries.len();
-        entries.swap_remove(0).1.refuse(format!("is one of {given} tags; allowed: {MAX_TAGS}"));
+        let rule = format!("is one of {given} tags; allowed: {MAX_CONFIGURED_TAGS}");
+        entries.swap_remove(0).1.refuse(rule);
         return None;
     }
     Some(entries)
+}
+
+/// Reads globs of labels; without any, no label becomes a tag.
+fn label_globs(field: Field<'_>) -> Option<Vec<String>> {
+    let allowed = "the key of a label such as \"app\", or a glob such as \"app.kubernetes.io/*\"";
+    let globs = bounded(field.items(), MAX_LABEL_GLOBS)?.into_iter();
+    let read = |item: Field<'_>| {
+        item.read(allowed, |text| {
+            let may_have = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./*?".contains(&byte);
+            let fits = (1..=MAX_TEXT_BYTES).contains(&text.len()) && text.bytes().all(may_have);
+            fits.then(|| text.to_owned())
+        })
+    };
+    Some(globs.filter_map(read).collect())
 }
 
 fn name(field: Field<'_>, allowed: &str) -> Option<String> {
@@ -303,6 +322,7 @@ mod tests {
                     volume_type = \"gp2\"\npublic_address = true\n\
                     endpoint_url = \"http://127.0.0.1:5000\"\n\
                     cluster_networks = [\"10.96.0.0/12\"]\n\
+                    label_tags = [\"app\", \"app.kubernetes.io/*\"]\n\
                     [backends.milpa.ec2.tags]\nteam = \"web\"\n";
         let ec2 = milpa(keys).ec2;
         let expected = Ec2 {
@@ -318,6 +338,7 @@ mod tests {
             public_address: true,
             tags: [("team".to_owned(), "web".to_owned())].into(),
             cluster_networks: vec!["10.96.0.0/12".parse().unwrap()],
+            label_tags: vec!["app".into(), "app.kubernetes.io/*".into()],
             endpoint_url: Some("http://127.0.0.1:5000".into()),
         };
         assert_eq!(ec2, expected);
@@ -370,6 +391,10 @@ mod tests {
             ),
             ("endpoint_url = \"ftp://x\"", "endpoint_url = \"ftp://x\": is invalid"),
             ("tags = { \"AWS:x\" = \"y\" }", "tags.AWS:x = \"y\": has a key that is not allowed"),
+            (
+                "label_tags = [\"app\", \"a b\"]",
+                "label_tags[1] = \"a b\": is invalid; allowed: the key",
+            ),
             ("tags = { Name = \"y\" }", "tags.Name = \"y\": has a key that is not allowed"),
         ] {
             let found = parsed(&format!("{LEAST}{key}\n")).unwrap_err();

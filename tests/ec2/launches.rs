@@ -92,7 +92,7 @@ async fn launched_instance_has_the_settings_of_every_cell() {
     for (number, resource) in [(1, "instance"), (2, "volume"), (3, "network-interface")] {
         let of = |key: &str| &call.parameters[&format!("TagSpecification.{number}.{key}")];
         assert_eq!(of("ResourceType"), resource);
-        let tags: Vec<(&str, &str)> = (1..=8)
+        let tags: Vec<(&str, &str)> = (1..=10)
             .map(|tag| (of(&format!("Tag.{tag}.Key")).as_str(), tag))
             .map(|(key, tag)| (key, of(&format!("Tag.{tag}.Value")).as_str()))
             .collect();
@@ -102,6 +102,8 @@ async fn launched_instance_has_the_settings_of_every_cell() {
             ("kiyot:cluster", "production"),
             ("kiyot:node", "worker-1"),
             ("kiyot:pod", "web-0"),
+            ("kiyot:pod-uid", "1-2-3"),
+            ("team", "checkout"),
         ] {
             assert!(tags.contains(&tag), "{tag:?} is not in {tags:?}");
         }

@@ -5,4 +5,5 @@ mod faults;
 mod launches;
 mod lists;
 mod permissions;
+mod tags;
 mod world;

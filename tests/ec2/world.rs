@@ -1,13 +1,15 @@
 //! A provider over a cloud of its own.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use kiyot::{
     annotations::CellRequest,
     backends::milpa::{
         id::CellId,
         placement::{Candidate, Market, Offering},
-        providers::{Instance, LaunchSpec, Owner, PodTags, Provider, ProviderError, ec2::Ec2},
+        providers::{
+            Instance, LaunchSpec, Owner, PodTags, Provider, ProviderError, TagRules, ec2::Ec2,
+        },
     },
     config::{self, MilpaBackend},
     price::Price,
@@ -29,6 +31,7 @@ pub(crate) struct World {
     pub(crate) cloud: Cloud,
     pub(crate) provider: Ec2,
     owner: Owner,
+    tag_rules: TagRules,
 }
 
 impl World {
@@ -40,7 +43,7 @@ impl World {
             fingerprint: "0123".into(),
         };
         let provider = provider(&cloud, &owner).await;
-        Self { cloud, provider, owner }
+        Self { cloud, provider, owner, tag_rules: tag_rules() }
     }
 
     /// Returns a provider of another node of the cluster.
@@ -70,11 +73,6 @@ impl World {
         request: &CellRequest,
     ) -> Result<LaunchSpec, ProviderError> {
         let cell = CellId::mint().unwrap();
-        let pod = PodTags {
-            namespace: "default".into(),
-            name: "web-0".into(),
-            labels: [("app".to_owned(), "web".to_owned())].into(),
-        };
         let candidate = |offering: &Offering| Candidate {
             offering: offering.clone(),
             price: Price::FREE,
@@ -82,7 +80,7 @@ impl World {
         };
         Ok(LaunchSpec {
             candidates: offerings.iter().map(candidate).collect(),
-            tags: self.owner.tags(&cell, &pod),
+            tags: self.tags(&cell, &pod()),
             bootstrap: Bootstrap {
                 cell: cell.to_string(),
                 gateway: GatewayAddress::Tcp("10.77.0.5:7700".parse().unwrap()),
@@ -100,10 +98,51 @@ impl World {
         })
     }
 
+    /// Returns the tags of an instance.
+    pub(crate) fn tags(&self, cell: &CellId, pod: &PodTags) -> BTreeMap<String, String> {
+        self.owner.tags(&self.tag_rules, cell, pod).tags
+    }
+
     /// Launches an instance on demand in the first zone.
     pub(crate) async fn launch(&self, token: &str) -> Instance {
         let spec = self.spec(&[self.offering(0, Market::OnDemand)]).await;
         self.provider.launch(&spec, token).await.unwrap()
+    }
+
+    /// Launches an instance for a warm pool.
+    pub(crate) async fn launch_warm(&self, token: &str) -> Instance {
+        let spec = self.spec(&[self.offering(0, Market::OnDemand)]).await;
+        let tags = self.tags(&spec.cell, &PodTags::default());
+        self.provider.launch(&LaunchSpec { tags, ..spec }, token).await.unwrap()
+    }
+
+    /// Returns the tags that the API shows, by the ids of instances, volumes and interfaces.
+    pub(crate) async fn shown_tags(&self) -> BTreeMap<String, BTreeMap<String, String>> {
+        let reply = self.cloud.call("DescribeTags", &[]).await.unwrap();
+        let root = reply.root();
+        let mut shown: BTreeMap<String, BTreeMap<String, String>> = BTreeMap::new();
+        for item in root.items("tagSet") {
+            let text = |name: &str| item.child(name).map_or("", |child| &child.text).to_owned();
+            shown.entry(text("resourceId")).or_default().insert(text("key"), text("value"));
+        }
+        shown
+    }
+}
+
+/// Returns a pod with a label.
+pub(crate) fn pod() -> PodTags {
+    PodTags {
+        namespace: "default".into(),
+        name: "web-0".into(),
+        uid: "1-2-3".into(),
+        labels: [("app".to_owned(), "web".to_owned())].into(),
+    }
+}
+
+fn tag_rules() -> TagRules {
+    TagRules {
+        configured: [("team".to_owned(), "checkout".to_owned())].into(),
+        ..TagRules::default()
     }
 }
 

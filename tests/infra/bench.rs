@@ -191,8 +191,7 @@ impl Bench {
             pod_namespace: "a-namespace".into(),
             pod_uid,
             sandbox,
-            ports: Vec::new(),
-            cgroup_parent: String::new(),
+            ..Attachment::default()
         };
         Launched { spec, attachment, instance }
     }

@@ -64,8 +64,7 @@ fn order(bench: &Bench) -> LaunchOrder {
         pod_namespace: "n".into(),
         pod_uid: bench.name.clone(),
         sandbox: sandbox.to_string(),
-        ports: Vec::new(),
-        cgroup_parent: String::new(),
+        ..Attachment::default()
     };
     LaunchOrder {
         sandbox,

@@ -40,7 +40,7 @@ pub trait Ec2Api: fmt::Debug + Send + Sync + 'static {
         &self,
         ids: &[String],
     ) -> Result<BTreeMap<String, InstanceStateName>, CallError>;
-    /// Sets tags of instances (CreateTags).
+    /// Sets tags of instances, volumes and network interfaces (CreateTags), of all or of none.
     async fn create_tags(
         &self,
         ids: &[String],

@@ -23,6 +23,10 @@ pub struct InstanceDescription {
     pub public_address: Option<IpAddr>,
     /// The time of its launch since 1970 (`LaunchTime`).
     pub launched: Option<Duration>,
+    /// The ids of its volumes; absent in the answer to a launch.
+    pub volumes: Vec<String>,
+    /// The ids of its network interfaces.
+    pub interfaces: Vec<String>,
     /// The tags.
     pub tags: BTreeMap<String, String>,
 }

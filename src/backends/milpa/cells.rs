@@ -24,7 +24,7 @@ use super::{
     gateway::{CellLink, Gateway},
     id::{CellId, NoRandomness, SandboxId},
     placement::{self, Candidate, Catalogue, Choice, Needs, NoFit, Offering, Requested, Rules},
-    providers::{Attached, Attachment, InstanceId, Owner, Provider, ProviderError},
+    providers::{Attached, Attachment, InstanceId, Owner, Provider, ProviderError, TagRules},
     store::{Batch, Store, StoreError, Table},
 };
 use crate::{annotations::CellRequest, config::WarmPool};
@@ -245,6 +245,8 @@ pub struct CellsConfig {
     pub boot_id: String,
     /// The owner of the instances.
     pub owner: Owner,
+    /// The tags of instances beside their owner's.
+    pub tag_rules: TagRules,
     /// True to end instances of the same owner that another daemon launched.
     pub take_over: bool,
     /// The limits of the choice of offerings.
@@ -269,6 +271,7 @@ impl Default for CellsConfig {
             healthy_timeout: Some(Duration::from_secs(90)),
             boot_id: String::new(),
             owner: Owner::default(),
+            tag_rules: TagRules::default(),
             take_over: false,
             rules: Rules::default(),
             spot_deadline: Duration::from_secs(60),
@@ -382,6 +385,7 @@ impl Cells {
             orphan_timeout: config.orphan_timeout + ORPHAN_GRACE,
             healthy_timeout: config.healthy_timeout,
             owner: config.owner,
+            tag_rules: config.tag_rules,
             take_over: config.take_over,
         };
         let sandboxes = store.load::<SandboxMeta>(Table::Sandboxes).await?;

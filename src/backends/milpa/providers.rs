@@ -26,12 +26,14 @@ mod network;
 pub mod owner;
 pub mod qemu;
 pub mod sim;
+mod tags;
 
 pub use capabilities::Capabilities;
 pub use error::{ErrorClass, ProviderError};
 pub use instance::{Instance, InstanceId, InstanceState};
 pub use network::{Attached, DeviceAddress, PodNetwork, Route};
-pub use owner::{Owner, PodTags};
+pub use owner::Owner;
+pub use tags::{InstanceTags, LeftOut, LeftOutReason, PodTags, TagRules};
 
 /// The parameters of a launch. A replay of the launch has exactly the same.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,7 +42,7 @@ pub struct LaunchSpec {
     pub cell: CellId,
     /// The offerings that may be launched, the preferred first. Not empty.
     pub candidates: Vec<Candidate>,
-    /// The tags of the instance, its owner's and its pod's ([`Owner::tags`]).
+    /// The tags of the instance, of its volumes and network interfaces ([`Owner::tags`]).
     pub tags: BTreeMap<String, String>,
     /// The boot data, with which the agent connects to the gateway. Secret.
     pub bootstrap: Bootstrap,
@@ -87,6 +89,11 @@ pub struct Attachment {
     /// The pod's `cgroup_parent` in the kubelet's form.
     #[serde(default)]
     pub cgroup_parent: String,
+    /// The tags of the pod that the instance lacks, because it was launched for a warm pool. The
+    /// provider sets them in the background: without them the pod runs too. Empty unless
+    /// [`Capabilities::has_tags`].
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub tags: BTreeMap<String, String>,
 }
 
 /// The cgroup of a cell's containers beneath a pod's slice. containerd takes a `cgroup_parent` that

@@ -16,6 +16,8 @@ pub(super) fn instance(
 ) -> Result<InstanceDescription, CallError> {
     let address = |text: Option<String>| text.and_then(|text| text.parse().ok());
     let launched = instance.launch_time.and_then(|time| u64::try_from(time.secs()).ok());
+    let devices = instance.block_device_mappings.unwrap_or_default().into_iter();
+    let interfaces = instance.network_interfaces.unwrap_or_default().into_iter();
     let tags = instance.tags.unwrap_or_default().into_iter();
     Ok(InstanceDescription {
         id: instance.instance_id.ok_or_else(|| incomplete(operation, "instanceId"))?,
@@ -30,6 +32,8 @@ pub(super) fn instance(
         private_address: address(instance.private_ip_address),
         public_address: address(instance.public_ip_address),
         launched: launched.map(Duration::from_secs),
+        volumes: devices.filter_map(|device| device.ebs?.volume_id).collect(),
+        interfaces: interfaces.filter_map(|interface| interface.network_interface_id).collect(),
         tags: tags.filter_map(|tag| Some((tag.key?, tag.value.unwrap_or_default()))).collect(),
     })
 }

@@ -18,7 +18,8 @@ use super::{
         id::{CellId, NoRandomness, SandboxId},
         placement::{Refusal, Refusals},
         providers::{
-            Attached, Capabilities, ErrorClass, Instance, Owner, ProviderError, Termination,
+            Attached, Capabilities, ErrorClass, Instance, Owner, ProviderError, TagRules,
+            Termination,
         },
     },
     CellError,
@@ -38,6 +39,7 @@ mod pools;
 mod recovery;
 mod starts;
 mod state;
+mod tags;
 mod time;
 mod timeline;
 mod timers;
@@ -67,6 +69,7 @@ use order::Order;
 use pools::Pools;
 use starts::AllStarts;
 use state::{CellEffect, CellEvent, EndStep, LaunchCall, State};
+use tags::ReportedPods;
 use timers::{Timer, Timers};
 use tombstones::Tombstones;
 
@@ -108,6 +111,8 @@ pub(crate) struct EngineConfig {
     pub(crate) healthy_timeout: Option<Duration>,
     /// The owner of the instances.
     pub(crate) owner: Owner,
+    /// The tags of instances beside their owner's.
+    pub(crate) tag_rules: TagRules,
     /// True if instances of this owner with another fingerprint are strays.
     pub(crate) take_over: bool,
 }
@@ -141,6 +146,8 @@ pub(crate) struct Engine {
     /// The pods that wait for spot since an earlier order.
     spot_waits: Places,
     pools: Pools,
+    /// The pods whose labels that are no tags were reported.
+    reported: ReportedPods,
     /// The offerings that were refused lately.
     refusals: Refusals,
     /// The last launch that was not permitted, and the time until which no other is tried.
@@ -172,6 +179,7 @@ impl Engine {
             places: Places::default(),
             spot_waits: Places::default(),
             pools: Pools::default(),
+            reported: ReportedPods::default(),
             refusals: Refusals::default(),
             denied: None,
             unwritten: VecDeque::new(),
@@ -288,14 +296,13 @@ impl Engine {
                 }
             }
             CellEffect::Attach => {
-                let attachment = cell
-                    .order
-                    .as_ref()
-                    .and_then(|order| self.orders.get(order))
-                    .and_then(|order| order.attachment.clone());
-                if let (Some(instance), Some(attachment)) =
+                let Some(sandbox) = cell.order.clone() else { return };
+                let order = self.orders.get(&sandbox);
+                let attachment = order.and_then(|order| order.attachment.clone());
+                if let (Some(instance), Some(mut attachment)) =
                     (cell.state.instance().cloned(), attachment)
                 {
+                    attachment.tags = self.tags_at_bind(id, &sandbox);
                     self.emit(id, Effect::Attach(instance, attachment));
                 }
             }

@@ -488,6 +488,9 @@ fn log(cell: Option<&CellId>, notice: &Notice) {
             );
         }
         Notice::CutOffOver => tracing::info!("no longer are many cells silent"),
+        Notice::LabelsLeftOut { pod, left_out } => {
+            tracing::warn!(cell, pod, labels = %left_out, "labels left out of the cell's tags");
+        }
         Notice::Foreign(instance) => {
             tracing::error!(
                 %instance,

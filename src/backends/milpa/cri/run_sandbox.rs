@@ -171,6 +171,7 @@ impl CriService {
                 .and_then(|config| config.linux.as_ref())
                 .map(|linux| linux.cgroup_parent.clone())
                 .unwrap_or_default(),
+            ..Attachment::default()
         };
         let pod = format!("{}/{}", attachment.pod_namespace, attachment.pod_name);
         let unknown: Vec<&str> = request

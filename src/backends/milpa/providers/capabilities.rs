@@ -35,8 +35,8 @@ pub struct Capabilities {
     pub not_found_believed_after: Duration,
     /// The period at which a listing of all instances is worthwhile.
     pub listing_period: Duration,
-    /// Tags can be set at the launch only.
-    pub tags_at_launch_only: bool,
+    /// Instances have tags, which can also be set after the launch.
+    pub has_tags: bool,
 }
 
 impl Capabilities {

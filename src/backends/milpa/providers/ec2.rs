@@ -32,10 +32,13 @@ use crate::{
 
 mod cached;
 mod error_codes;
+#[cfg(test)]
+mod fake_api;
 mod launch;
 mod market_data;
 mod pacing;
 mod parameters;
+mod tagging;
 mod terminations;
 mod user_data;
 
@@ -43,6 +46,7 @@ use cached::Cached;
 use error_codes::{Refused, classify};
 use pacing::{Action, Pacing};
 use parameters::{BootImage, Parameters};
+use tagging::{Tagged, Tagging};
 use terminations::Terminations;
 
 /// The capabilities of EC2 cells. A privileged pod has power over the agent. EC2 may not know an
@@ -60,7 +64,7 @@ pub const CAPABILITIES: Capabilities = Capabilities {
     ends_confirmed_within: Duration::from_secs(600),
     not_found_believed_after: Duration::from_secs(600),
     listing_period: Duration::from_secs(30),
-    tags_at_launch_only: false,
+    has_tags: true,
 };
 
 /// The addresses of the metadata service of an instance, IPv4 and IPv6.
@@ -88,6 +92,14 @@ struct Resources {
     images: BTreeMap<Architecture, BootImage>,
 }
 
+/// The last description of an instance, as far as it is used again.
+#[derive(Debug, Clone, Default)]
+struct Seen {
+    /// The private address.
+    address: Option<IpAddr>,
+    tagged: Tagged,
+}
+
 /// The provider of cells that are instances of EC2.
 #[derive(Debug)]
 pub struct Ec2 {
@@ -100,12 +112,13 @@ pub struct Ec2 {
     types: Catalogue,
     pacing: Arc<Pacing>,
     terminations: Terminations,
+    tagging: Tagging,
     resources: Cached<Resources>,
     in_zones: Cached<Vec<TypeInZone>>,
     spot: Cached<Vec<SpotPrice>>,
     forwarding: Forwarding,
-    /// The private addresses of the instances that were launched or listed.
-    addresses: Mutex<BTreeMap<String, IpAddr>>,
+    /// The instances that were launched or listed.
+    seen: Mutex<BTreeMap<String, Seen>>,
 }
 
 impl Ec2 {
@@ -114,6 +127,7 @@ impl Ec2 {
         let pacing = Arc::new(Pacing::default());
         Self {
             terminations: Terminations::new(Arc::clone(&api), Arc::clone(&pacing)),
+            tagging: Tagging::new(Arc::clone(&api), Arc::clone(&pacing)),
             api,
             config: config.ec2.clone(),
             owner,
@@ -125,7 +139,7 @@ impl Ec2 {
             in_zones: Cached::new("instance types by zone", ZONES_MAX_AGE),
             spot: Cached::new("spot prices", SPOT_MAX_AGE),
             forwarding: Forwarding::new(!config.ec2.cluster_networks.is_empty()),
-            addresses: Mutex::default(),
+            seen: Mutex::default(),
         }
     }
 
@@ -161,14 +175,17 @@ impl Ec2 {
     fn instance(&self, described: InstanceDescription) -> Option<Instance> {
         let tag = |key: &str| described.tags.get(key).cloned().unwrap_or_default();
         let cell = CellId::parse(&tag(owner::CELL)).ok()?;
-        if let Some(address) = described.private_address {
-            self.known_addresses().insert(described.id.clone(), address);
-        }
+        let tagged = Tagged::of(&described);
+        let mut seen = self.seen();
+        let before = seen.entry(described.id.clone()).or_default();
+        *before = Seen { address: described.private_address.or(before.address), tagged };
+        drop(seen);
         let market = if described.is_spot { Market::Spot } else { Market::OnDemand };
         let addresses = [described.private_address, described.public_address];
         Some(Instance {
             token: described.client_token.clone(),
             fingerprint: tag(owner::FINGERPRINT),
+            // Needed of providers whose ends are awaited.
             pod_uid: String::new(),
             addresses: addresses.into_iter().flatten().collect(),
             state: state(described.state),
@@ -183,8 +200,8 @@ impl Ec2 {
         })
     }
 
-    fn known_addresses(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, IpAddr>> {
-        self.addresses.lock().unwrap_or_else(PoisonError::into_inner)
+    fn seen(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, Seen>> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the error of a launch, with the offerings that it refuses.
@@ -283,7 +300,6 @@ impl Provider for Ec2 {
                 true => CpuCredits::Unlimited,
                 false => CpuCredits::Standard,
             },
-            tags: self.config.tags.clone(),
             image_has_agent: self.config.image_has_agent,
             pause_image: self.pause_image.clone(),
             power_off_after_secs: self.power_off_after.as_secs(),
@@ -326,8 +342,8 @@ impl Provider for Ec2 {
         instance: &InstanceId,
         to: &Attachment,
     ) -> Result<Attached, ProviderError> {
-        let known = self.known_addresses().get(&instance.0).copied();
-        let address = match known {
+        let seen = self.seen().get(&instance.0).cloned();
+        let address = match seen.as_ref().and_then(|seen| seen.address) {
             Some(address) => Some(address),
             None => self.describe(instance).await?.addresses.first().copied(),
         };
@@ -336,6 +352,9 @@ impl Provider for Ec2 {
             ProviderError::without_cause(ErrorClass::Transient, what)
         })?;
         self.forwarding.open(instance, address, &to.ports).await?;
+        if !to.tags.is_empty() {
+            self.tagging.begin(instance, seen.map(|seen| seen.tagged), to.tags.clone());
+        }
         Ok(Attached::already_made(vec![address]))
     }
 
@@ -356,7 +375,7 @@ impl Provider for Ec2 {
         let listed: Vec<Instance> =
             described.into_iter().filter_map(|described| self.instance(described)).collect();
         let ids: BTreeSet<&str> = listed.iter().map(|instance| instance.id.0.as_str()).collect();
-        self.known_addresses().retain(|id, _| ids.contains(id.as_str()));
+        self.seen().retain(|id, _| ids.contains(id.as_str()));
         Ok(listed)
     }
 

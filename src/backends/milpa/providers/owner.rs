@@ -1,13 +1,13 @@
 //! Owners of instances, and the tags that name them.
 
-use std::collections::BTreeMap;
+use super::tags::{InstanceTags, PodTags, TagRules};
+use crate::{
+    backends::milpa::id::CellId,
+    config::{MAX_TAG_VALUE_BYTES, NAME_TAG},
+};
 
-use crate::backends::milpa::id::CellId;
-
-/// The start of the tags that say whose an instance is. No label of a pod becomes such a tag.
-pub const RESERVED_PREFIX: &str = "kiyot:";
 /// The tag that the console of EC2 shows as the name: namespace and name of the pod.
-pub const NAME: &str = "Name";
+pub const NAME: &str = NAME_TAG;
 /// That name while an instance waits in a warm pool.
 const WARM_NAME: &str = "kiyot warm";
 /// The tag with the name of the cluster.
@@ -22,13 +22,8 @@ pub const CELL: &str = "kiyot:cell";
 pub const NAMESPACE: &str = "kiyot:namespace";
 /// The tag with the name of the pod.
 pub const POD: &str = "kiyot:pod";
-
-/// Bounds the tags of an instance, as EC2 does.
-pub const MAX_TAGS: usize = 50;
-/// Bounds the key of a tag, as EC2 does.
-pub const MAX_KEY_BYTES: usize = 127;
-/// Bounds the value of a tag, as EC2 does.
-pub const MAX_VALUE_BYTES: usize = 255;
+/// The tag with `metadata.uid` of the pod.
+pub const POD_UID: &str = "kiyot:pod-uid";
 
 /// The owner of instances: a node of a cluster, and the authority that its cells trust. Instances
 /// of the same node with another authority were launched by another daemon.
@@ -42,26 +37,14 @@ pub struct Owner {
     pub fingerprint: String,
 }
 
-/// The parts of a pod that its instance's tags show.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct PodTags {
-    /// The namespace of the pod.
-    pub namespace: String,
-    /// The name of the pod.
-    pub name: String,
-    /// The labels of the pod.
-    pub labels: BTreeMap<String, String>,
-}
-
 impl Owner {
-    /// Returns the tags of an instance: the pod's labels, and above them those of the owner. Labels
-    /// that are too long for a tag, or too many, are left out.
-    pub fn tags(&self, cell: &CellId, pod: &PodTags) -> BTreeMap<String, String> {
-        let mut name = match pod.name.as_str() {
+    /// Returns the tags of an instance: the owner's, those of the configuration, and labels of the
+    /// pod. Labels that are not allowed, or too many, are left out.
+    pub fn tags(&self, rules: &TagRules, cell: &CellId, pod: &PodTags) -> InstanceTags {
+        let name = match pod.name.as_str() {
             "" => WARM_NAME.to_owned(),
             pod_name => format!("{}/{pod_name}", pod.namespace),
         };
-        name.truncate(name.floor_char_boundary(MAX_VALUE_BYTES));
         let own = [
             (NAME, name.as_str()),
             (CLUSTER, &self.cluster),
@@ -70,80 +53,67 @@ impl Owner {
             (CELL, cell.as_str()),
             (NAMESPACE, &pod.namespace),
             (POD, &pod.name),
+            (POD_UID, &pod.uid),
         ];
-        let own = own.into_iter().filter(|(_, value)| !value.is_empty());
-        let mut tags: BTreeMap<String, String> =
-            own.map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
-        let labels = pod.labels.iter().filter(|(key, value)| may_be_tag(key, value));
-        for (key, value) in labels.take(MAX_TAGS.saturating_sub(tags.len())) {
-            tags.entry(key.clone()).or_insert_with(|| value.clone());
-        }
-        tags
+        let own = own.into_iter().filter(|(_, value)| !value.is_empty()).map(|(key, value)| {
+            let end = value.floor_char_boundary(MAX_TAG_VALUE_BYTES);
+            (key.to_owned(), value[..end].to_owned())
+        });
+        rules.add(own.collect(), &pod.labels)
     }
-}
-
-/// Returns true if a label may be a tag. EC2 reserves the prefix `aws:` in every case of letters.
-fn may_be_tag(key: &str, value: &str) -> bool {
-    let has_prefix = |prefix: &str| {
-        key.get(..prefix.len()).is_some_and(|start| start.eq_ignore_ascii_case(prefix))
-    };
-    !key.is_empty()
-        && key.len() <= MAX_KEY_BYTES
-        && value.len() <= MAX_VALUE_BYTES
-        && !has_prefix(RESERVED_PREFIX)
-        && !has_prefix("aws:")
 }
 
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
+    use std::collections::BTreeMap;
 
     use super::*;
+    use crate::config::{MAX_TAGS, OWN_TAG_PREFIX};
 
     fn owner() -> Owner {
         Owner { cluster: "production".into(), node: "worker-1".into(), fingerprint: "0123".into() }
     }
 
-    proptest! {
-        #[test]
-        fn labels_of_a_pod_never_change_the_tags_of_its_owner(
-            labels in prop::collection::btree_map(
-                "(kiyot:|KIYOT:|aws:)?(Name|cluster|node|fingerprint|cell|pod|[a-z]{0,140})",
-                ".{0,300}",
-                0..80,
-            ),
-        ) {
-            let cell = CellId::mint().unwrap();
-            let without =
-                PodTags { namespace: "a".into(), name: "b".into(), ..PodTags::default() };
-            let with = PodTags { labels: labels.clone(), ..without.clone() };
-            let (own, tags) = (owner().tags(&cell, &without), owner().tags(&cell, &with));
-            prop_assert_eq!(own.len(), 7);
-            for (key, value) in &own {
-                prop_assert_eq!(&tags[key], value);
-            }
-            prop_assert!(tags.len() <= MAX_TAGS);
-            for (key, value) in tags.iter().filter(|(key, _)| !own.contains_key(*key)) {
-                prop_assert_eq!(&labels[key], value);
-                prop_assert!(key.len() <= MAX_KEY_BYTES && value.len() <= MAX_VALUE_BYTES);
-                prop_assert!(!key.to_lowercase().starts_with(RESERVED_PREFIX));
-            }
+    fn pod() -> PodTags {
+        PodTags {
+            namespace: "default".into(),
+            name: "web-0".into(),
+            uid: "1-2-3".into(),
+            labels: BTreeMap::new(),
         }
     }
 
     #[test]
     fn labels_of_a_pod_become_tags() {
         let labels = BTreeMap::from([("app".to_owned(), "web".to_owned())]);
-        let pod = PodTags { labels, namespace: "default".into(), name: "web-0".into() };
         let cell = CellId::mint().unwrap();
-        let tags = owner().tags(&cell, &pod);
+        let tags = owner().tags(&TagRules::default(), &cell, &PodTags { labels, ..pod() }).tags;
         assert_eq!((tags["app"].as_str(), tags[POD].as_str()), ("web", "web-0"));
+        assert_eq!((tags[NAME].as_str(), tags[POD_UID].as_str()), ("default/web-0", "1-2-3"));
+    }
+
+    #[test]
+    fn labels_and_configured_tags_never_change_the_tags_of_the_owner() {
+        let cell = CellId::mint().unwrap();
+        let own = owner().tags(&TagRules::default(), &cell, &pod()).tags;
+        assert_eq!(own.len(), 8);
+        assert!(own.keys().all(|key| key == NAME || key.starts_with(OWN_TAG_PREFIX)));
+        let forged: BTreeMap<String, String> =
+            own.keys().map(|key| (key.clone(), "forged".to_owned())).collect();
+        let many = (0..80).map(|number| (number.to_string(), String::new()));
+        let rules = TagRules { configured: forged.clone(), ..TagRules::default() };
+        let labels = forged.into_iter().chain(many).collect();
+        let tags = owner().tags(&rules, &cell, &PodTags { labels, ..pod() }).tags;
+        assert_eq!(tags.len(), MAX_TAGS);
+        for (key, value) in &own {
+            assert_eq!(&tags[key], value);
+        }
     }
 
     #[test]
     fn owner_without_a_cluster_has_no_empty_tag() {
         let cell = CellId::mint().unwrap();
-        let tags = Owner::default().tags(&cell, &PodTags::default());
+        let tags = Owner::default().tags(&TagRules::default(), &cell, &PodTags::default()).tags;
         assert_eq!(tags.keys().map(String::as_str).collect::<Vec<_>>(), [NAME, CELL]);
     }
 }

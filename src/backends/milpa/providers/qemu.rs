@@ -71,7 +71,7 @@ pub const CAPABILITIES: Capabilities = Capabilities {
     ends_confirmed_within: Duration::from_secs(10),
     not_found_believed_after: Duration::ZERO,
     listing_period: Duration::from_secs(2),
-    tags_at_launch_only: true,
+    has_tags: false,
 };
 
 /// The provider of cells that are virtual machines of this node.

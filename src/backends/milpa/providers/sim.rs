@@ -31,7 +31,7 @@ pub const CAPABILITIES: Capabilities = Capabilities {
     ends_confirmed_within: Duration::from_secs(600),
     not_found_believed_after: Duration::from_secs(120),
     listing_period: Duration::from_secs(60),
-    tags_at_launch_only: false,
+    has_tags: true,
 };
 
 /// The instance types, the cheapest first.

@@ -21,7 +21,7 @@ use crate::backends::milpa::{
         OrderSpec, Seams,
     },
     id::{CellId, NoRandomness, SandboxId},
-    providers::{Attached, ErrorClass, InstanceId, Owner, ProviderError},
+    providers::{Attached, ErrorClass, InstanceId, Owner, ProviderError, TagRules},
     store::StoreError,
 };
 
@@ -98,6 +98,7 @@ impl World<'_> {
             orphan_timeout: ORPHAN_TIMEOUT + Duration::from_secs(120),
             healthy_timeout: self.node.healthy_timeout,
             owner: Owner { fingerprint: FINGERPRINT.to_owned(), ..Owner::default() },
+            tag_rules: TagRules::default(),
             take_over: false,
         };
         let mut seed = [0_u8; 8];

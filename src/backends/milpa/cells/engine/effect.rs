@@ -8,7 +8,7 @@ use super::{launch::Launch, order::OrderKey, timeline::Step};
 use crate::backends::milpa::{
     cells::CellError,
     id::{CellId, SandboxId},
-    providers::{Attached, Attachment, Instance, InstanceId, ProviderError, Termination},
+    providers::{Attached, Attachment, Instance, InstanceId, LeftOut, ProviderError, Termination},
     store::StoreError,
 };
 
@@ -229,6 +229,13 @@ pub(crate) enum Notice {
     },
     /// No longer are many cells silent at once.
     CutOffOver,
+    /// Labels of a pod are no tags of its instance.
+    LabelsLeftOut {
+        /// The namespace and the name of the pod.
+        pod: String,
+        /// The labels, with the reasons.
+        left_out: LeftOut,
+    },
     /// An instance of the same owner was launched by a daemon with another certificate authority.
     Foreign(InstanceId),
 }

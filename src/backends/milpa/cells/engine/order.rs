@@ -124,14 +124,6 @@ impl Order {
         self.attachment.is_some()
     }
 
-    fn pod_tags(&self) -> PodTags {
-        PodTags {
-            namespace: self.key.namespace.clone(),
-            name: self.key.name.clone(),
-            labels: self.labels.clone(),
-        }
-    }
-
     /// Returns the record.
     pub(super) fn stored(&self, sandbox: &SandboxId) -> store::Order {
         store::Order {
@@ -379,13 +371,8 @@ impl Engine {
         let id = self.cell_id()?;
         let (token, enrolment) = (self.token()?, self.token()?);
         let bootstrap = self.seams.bootstrap(&id, &enrolment).ok_or(CellError::Starting)?;
-        let spec = LaunchSpec {
-            cell: id.clone(),
-            candidates,
-            tags: self.config.owner.tags(&id, pod),
-            bootstrap,
-            parameters,
-        };
+        let tags = self.tags_for(&id, pod);
+        let spec = LaunchSpec { cell: id.clone(), candidates, tags, bootstrap, parameters };
         let expires = now.unix + self.config.token_ttl;
         Ok(Cell {
             launch: Some(Arc::new(Launch { token, spec })),

@@ -16,6 +16,7 @@ mod limits;
 mod market;
 mod pools;
 mod properties;
+mod tags;
 mod unclaimed;
 
 /// Seams that count.
@@ -61,6 +62,7 @@ fn config() -> EngineConfig {
         orphan_timeout: Duration::from_secs(1000),
         healthy_timeout: Some(Duration::from_secs(90)),
         owner: Owner { fingerprint: "ours".into(), ..Owner::default() },
+        tag_rules: TagRules::default(),
         take_over: false,
     }
 }

@@ -1,7 +1,5 @@
 //! The request of a launch: a pure function of its record.
 
-use std::collections::BTreeMap;
-
 use kiyot_ec2::RunInstances;
 use kiyot_link::bootstrap::{CellFile, Machine};
 
@@ -57,7 +55,7 @@ pub(super) fn request(
         volume_gib: parameters.volume_gib,
         volume_type: parameters.volume_type,
         credits: is_burstable.then_some(parameters.credits),
-        tags: tags(&spec.tags, parameters.tags),
+        tags: spec.tags.clone(),
         user_data,
     })
 }
@@ -88,17 +86,6 @@ fn cell_file(spec: &LaunchSpec, parameters: &Parameters) -> CellFile {
                 .collect(),
         }),
     }
-}
-
-/// Returns the tags of the launch with those of the configuration, which give way: the record's are
-/// the owner's and the pod's.
-fn tags(
-    recorded: &BTreeMap<String, String>,
-    configured: BTreeMap<String, String>,
-) -> BTreeMap<String, String> {
-    let mut tags = configured;
-    tags.extend(recorded.iter().map(|(key, value)| (key.clone(), value.clone())));
-    tags
 }
 
 #[cfg(test)]
@@ -153,8 +140,7 @@ mod tests {
             ("token", "subnet-a", true)
         );
         assert_eq!(request.credits, Some(CpuCredits::Standard));
-        assert_eq!(request.tags["team"], "web");
-        assert_eq!(request.tags["kiyot:cell"], spec.cell.to_string());
+        assert_eq!(request.tags, spec.tags);
         assert!(!format!("{request:?}").contains("one-time"));
     }
 

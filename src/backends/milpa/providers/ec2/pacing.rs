@@ -16,6 +16,8 @@ pub(super) enum Action {
     Terminate,
     /// Describe calls.
     Describe,
+    /// CreateTags.
+    Tag,
 }
 
 /// The bucket of an action.
@@ -35,6 +37,7 @@ impl Action {
             Self::Launch => (5, 500),
             Self::Terminate => (20, 200),
             Self::Describe => (50, 100),
+            Self::Tag => (20, 200),
         };
         Rate { burst, period: Duration::from_millis(millis) }
     }
@@ -44,7 +47,7 @@ impl Action {
 #[derive(Debug, Default)]
 pub(super) struct Pacing {
     /// The time at which each bucket is full again.
-    full: [Mutex<Option<Instant>>; 3],
+    full: [Mutex<Option<Instant>>; 4],
 }
 
 impl Pacing {

@@ -11,7 +11,6 @@ use crate::{annotations::Architecture, config::Cidr};
 const IMAGE: &str = "image:";
 const ROOT_DEVICE: &str = "root-device:";
 const SUBNET: &str = "subnet:";
-const TAG: &str = "tag:";
 const SECURITY_GROUPS: &str = "security-groups";
 const INSTANCE_PROFILE: &str = "instance-profile";
 const KEY_NAME: &str = "key-name";
@@ -46,8 +45,6 @@ pub(super) struct Parameters {
     pub(super) public_address: bool,
     /// The credits of burstable types.
     pub(super) credits: CpuCredits,
-    /// The tags of all instances.
-    pub(super) tags: BTreeMap<String, String>,
     /// True if the image has the agent.
     pub(super) image_has_agent: bool,
     /// The image of pod sandboxes.
@@ -69,9 +66,6 @@ impl Parameters {
         }
         for (zone, subnet) in &self.subnets {
             put(format!("{SUBNET}{zone}"), subnet);
-        }
-        for (key, value) in &self.tags {
-            put(format!("{TAG}{key}"), value);
         }
         put(SECURITY_GROUPS.into(), &self.security_groups.join(","));
         if let Some(profile) = &self.instance_profile {
@@ -130,7 +124,6 @@ impl Parameters {
                 .into_iter()
                 .find(|it| stored.get(CREDITS).is_some_and(|name| name == it.name()))
                 .ok_or_else(|| wrong(CREDITS))?,
-            tags: prefixed(TAG).collect(),
             image_has_agent: flag(HAS_AGENT)?,
             pause_image: get(PAUSE_IMAGE)?.clone(),
             power_off_after_secs: get(POWER_OFF_AFTER)?
@@ -165,7 +158,6 @@ pub(super) mod tests {
             volume_type: VolumeType::Gp3,
             public_address: false,
             credits: CpuCredits::Standard,
-            tags: [("team".to_owned(), "web".to_owned())].into(),
             image_has_agent: false,
             pause_image: "registry.k8s.io/pause:3.9".into(),
             power_off_after_secs: 1200,
@@ -182,7 +174,6 @@ pub(super) mod tests {
             credits: CpuCredits::Unlimited,
             public_address: true,
             image_has_agent: true,
-            tags: BTreeMap::new(),
             cluster_networks: Vec::new(),
             ..parameters()
         };

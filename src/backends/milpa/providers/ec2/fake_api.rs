@@ -1,0 +1,93 @@
+//! An API for unit tests.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    sync::Mutex,
+};
+
+use async_trait::async_trait;
+use kiyot_ec2::{
+    CallError, Ec2Api, Failure, Image, ImageFilter, InstanceDescription, InstanceFilter,
+    InstanceStateName, RunInstances, SpotPrice, Subnet, TypeInZone,
+};
+
+/// The code of the error that names unknown ids.
+const NOT_FOUND: &str = "InvalidInstanceID.NotFound";
+
+/// An API that knows some instances, and records terminations and tags.
+#[derive(Debug, Default)]
+pub(super) struct FakeApi {
+    pub(super) known: BTreeSet<String>,
+    /// The ids of each TerminateInstances.
+    pub(super) calls: Mutex<Vec<Vec<String>>>,
+    /// The failure of all terminations.
+    pub(super) failure: Option<Failure>,
+    /// The ids of each CreateTags.
+    pub(super) tag_calls: Mutex<Vec<Vec<String>>>,
+    /// The failures of the next CreateTags.
+    pub(super) tag_failures: Mutex<VecDeque<Failure>>,
+}
+
+fn not_called<T>(operation: &'static str) -> Result<T, CallError> {
+    Err(CallError { operation, failure: Failure::NotSent("not expected".into()) })
+}
+
+#[async_trait]
+impl Ec2Api for FakeApi {
+    async fn run_instances(
+        &self,
+        _: &RunInstances,
+        _: bool,
+    ) -> Result<InstanceDescription, CallError> {
+        not_called("RunInstances")
+    }
+    async fn describe_instances(
+        &self,
+        _: &InstanceFilter,
+    ) -> Result<Vec<InstanceDescription>, CallError> {
+        not_called("DescribeInstances")
+    }
+    async fn terminate_instances(
+        &self,
+        ids: &[String],
+    ) -> Result<BTreeMap<String, InstanceStateName>, CallError> {
+        self.calls.lock().unwrap().push(ids.to_vec());
+        let operation = "TerminateInstances";
+        if let Some(failure) = self.failure.clone() {
+            return Err(CallError { operation, failure });
+        }
+        let unknown: Vec<&str> =
+            ids.iter().filter(|id| !self.known.contains(*id)).map(String::as_str).collect();
+        if unknown.is_empty() {
+            let ending = |id: &String| (id.clone(), InstanceStateName::ShuttingDown);
+            return Ok(ids.iter().map(ending).collect());
+        }
+        let message = format!("The instance IDs '{}' do not exist", unknown.join(", "));
+        let failure = Failure::Refused { code: NOT_FOUND.into(), message };
+        Err(CallError { operation, failure })
+    }
+    async fn create_tags(
+        &self,
+        ids: &[String],
+        _: &BTreeMap<String, String>,
+    ) -> Result<(), CallError> {
+        self.tag_calls.lock().unwrap().push(ids.to_vec());
+        let failure = self.tag_failures.lock().unwrap().pop_front();
+        failure.map_or(Ok(()), |failure| Err(CallError { operation: "CreateTags", failure }))
+    }
+    async fn console_output(&self, _: &str) -> Result<String, CallError> {
+        not_called("GetConsoleOutput")
+    }
+    async fn types_in_zones(&self) -> Result<Vec<TypeInZone>, CallError> {
+        not_called("DescribeInstanceTypeOfferings")
+    }
+    async fn spot_prices(&self) -> Result<Vec<SpotPrice>, CallError> {
+        not_called("DescribeSpotPriceHistory")
+    }
+    async fn subnets(&self, _: &[String]) -> Result<Vec<Subnet>, CallError> {
+        not_called("DescribeSubnets")
+    }
+    async fn images(&self, _: &ImageFilter) -> Result<Vec<Image>, CallError> {
+        not_called("DescribeImages")
+    }
+}
