@@ -163,8 +163,9 @@ async fn agent_on_another_machine_than_its_instance_gets_no_pod() {
 
 #[tokio::test]
 async fn launch_timeout_ends_the_cell_and_quotes_its_console() {
+    // Long enough for the launch: an instance that is not known has no console.
     let world =
-        World::new(CellsConfig { launch_timeout: Duration::from_millis(50), ..config() }).await;
+        World::new(CellsConfig { launch_timeout: Duration::from_secs(2), ..config() }).await;
     let error = world.launch().1.await.unwrap().unwrap_err();
     assert!(
         matches!(&error, CellError::Silent { console, .. } if console.ends_with("kernel panic")),
