@@ -12,6 +12,8 @@ pub(crate) const MAX_CALLS: usize = 100_000;
 pub enum Outcome {
     /// In progress, or cancelled by its caller.
     Pending,
+    /// Waits until its [`Hold`](crate::Hold) ends.
+    Held,
     /// Success.
     Ok,
     /// Error with its code.

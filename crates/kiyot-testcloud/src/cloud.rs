@@ -6,7 +6,7 @@ use std::{
     path::Path,
     sync::Arc,
     thread::{self, JoinHandle},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use tempfile::TempDir;
@@ -211,11 +211,28 @@ impl Cloud {
         self.shared.lock().instance(id).cloned()
     }
 
-    /// Ends a passing state (`pending`, `shutting-down`) now.
+    /// Shows an instance, and ends its passing state (`pending`, `shutting-down`), now.
     pub fn settle(&self, id: &str) {
         if let Some(instance) = self.shared.lock().instance(id) {
-            instance.settles = Some(std::time::Instant::now());
+            let now = Instant::now();
+            (instance.visible, instance.settles) = (Some(now), Some(now));
         }
+    }
+
+    /// Ends an instance without a call, as EC2 does when it reclaims spot capacity.
+    ///
+    /// # Panics
+    /// If moto can't terminate it.
+    pub async fn interrupt(&self, id: &str) {
+        let query = Query::new("TerminateInstances", &[("InstanceId.1", id)]);
+        let removed = proxy::power::remove(&query, None, &self.shared).await;
+        removed.expect("moto terminates an instance once");
+        if let Some(instance) = self.shared.lock().instance(id) {
+            let message = "Spot instance interrupted";
+            let code = "Server.SpotInstanceTermination";
+            instance.end(Some(Instant::now()), self.shared.boots, code, message);
+        }
+        self.shared.changed.notify_waiters();
     }
 
     /// Replaces the console output of an instance.
@@ -262,6 +279,7 @@ async fn run(
         state: Mutable::default().into(),
         changed: tokio::sync::Notify::new(),
         launching: tokio::sync::Mutex::new(()),
+        terminating: tokio::sync::Mutex::new(()),
     });
     let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("the loopback link has ports");
     let address = listener.local_addr().expect("a bound socket has an address");

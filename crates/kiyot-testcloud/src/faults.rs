@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use crate::shared::Shared;
+use crate::{instance::Instance, shared::Shared};
 
 /// Market of a launch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -43,6 +43,33 @@ pub enum Outage {
     Hang,
 }
 
+/// A part of a call that waits until a test ends the hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Hold {
+    /// The connection is closed without a reply, and the effect waits.
+    Effect,
+    /// The call has its effect, and the reply waits.
+    Reply,
+}
+
+/// Lists of instances that are not current. Calls that name an instance know it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lists {
+    /// Lists show the instances as they are when the fault begins.
+    Stale,
+    /// Every second instance is absent from lists, beginning with the first.
+    Partial,
+}
+
+/// The instances of lists that are not current.
+#[derive(Debug, Clone)]
+pub(crate) enum Listed {
+    /// The visible instances when the fault began.
+    Stale(BTreeMap<String, Instance>),
+    /// Every second instance.
+    Partial,
+}
+
 /// Present faults.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct FaultSet {
@@ -62,6 +89,8 @@ pub(crate) struct FaultSet {
     pub(crate) lost_replies: BTreeMap<String, usize>,
     pub(crate) delays: BTreeMap<String, Duration>,
     pub(crate) failures: BTreeMap<String, (u16, String, usize)>,
+    pub(crate) holds: BTreeMap<String, Hold>,
+    pub(crate) lists: Option<Listed>,
 }
 
 /// Sets and clears the faults of a cloud. [`Duration::MAX`] is for ever.
@@ -180,5 +209,23 @@ impl Faults {
     pub fn fail(&self, action: &str, status: u16, code: &str, count: usize) {
         let failure = (status, code.to_owned(), count);
         self.change(|faults| faults.failures.extend([(action.to_owned(), failure)]));
+    }
+
+    /// Holds the calls of an action, or releases them. Held calls have the outcome
+    /// [`Held`](crate::Outcome::Held).
+    pub fn set_hold(&self, action: &str, hold: Option<Hold>) {
+        self.change(|faults| match hold {
+            Some(hold) => drop(faults.holds.insert(action.to_owned(), hold)),
+            None => drop(faults.holds.remove(action)),
+        });
+    }
+
+    /// Makes lists of instances stale or partial, or current again.
+    pub fn set_lists(&self, fault: Option<Lists>) {
+        let mut state = self.0.lock();
+        state.faults.lists = fault.map(|fault| match fault {
+            Lists::Stale => Listed::Stale(state.all_visible()),
+            Lists::Partial => Listed::Partial,
+        });
     }
 }

@@ -1,6 +1,6 @@
 //! Instances as the API shows them.
 
-use std::time::Instant;
+use std::{collections::BTreeMap, time::Instant};
 
 /// State of an instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,6 +73,8 @@ pub struct Instance {
     pub stops_on_shutdown: bool,
     /// Client token of its launch; empty without.
     pub client_token: String,
+    /// Tags that its launch gave it.
+    pub tags: BTreeMap<String, String>,
     /// User-data in base64, as it was given.
     pub user_data: String,
     /// Fields of `MetadataOptions` with their values.
@@ -91,6 +93,8 @@ pub struct Instance {
     pub(crate) held: bool,
     /// A namespace exists or is being made.
     pub(crate) booting: bool,
+    /// moto has terminated it, which it does once.
+    pub(crate) is_removed: bool,
 }
 
 impl Instance {
@@ -105,6 +109,22 @@ impl Instance {
             State::Stopping => State::Stopped,
             settled => settled,
         };
+    }
+
+    /// Begins its end, unless it has begun.
+    pub(crate) fn end(&mut self, settles: Option<Instant>, boots: bool, code: &str, message: &str) {
+        if self.state.is_ended() {
+            return;
+        }
+        self.settles = settles;
+        // A stopped instance has no namespace to end.
+        self.held = self.booting || self.state == State::Pending && boots;
+        self.state = State::ShuttingDown;
+        self.set_reason(code, message);
+    }
+
+    pub(crate) fn set_reason(&mut self, code: &str, message: &str) {
+        self.reason = (code.to_owned(), format!("{code}: {message}"));
     }
 
     /// Returns true if the API shows it.

@@ -26,5 +26,5 @@ pub mod xml;
 pub use calls::{Call, Outcome};
 pub use client::Reply;
 pub use cloud::{Cloud, Host, Setup, Subnet};
-pub use faults::{Credentials, Faults, Market, Outage};
+pub use faults::{Credentials, Faults, Hold, Lists, Market, Outage};
 pub use instance::{Instance, State};

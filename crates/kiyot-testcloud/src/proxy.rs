@@ -16,7 +16,7 @@ use tokio::{
 use crate::{
     calls::Outcome,
     client::Reply,
-    faults::{Credentials, Outage},
+    faults::{Credentials, Hold, Outage},
     query::{MAX_FORM_BYTES, Query},
     shared::Shared,
     throttle::Rate,
@@ -25,7 +25,7 @@ use crate::{
 
 pub(crate) mod launch;
 mod lists;
-mod power;
+pub(crate) mod power;
 mod prices;
 
 /// Period of looks at faults that have an end.
@@ -132,7 +132,16 @@ async fn respond(
     let reply = match query {
         Some(query) => {
             let number = shared.lock().record(&query);
-            let (reply, outcome) = answer(&query, signed.as_deref(), &shared).await;
+            if shared.lock().faults.holds.get(&query.action) == Some(&Hold::Effect) {
+                shared.lock().finish(number, Outcome::Held);
+                tokio::spawn(async move {
+                    released(&query, &shared).await;
+                    let (_, outcome) = answer(number, &query, signed.as_deref(), &shared).await;
+                    shared.lock().finish(number, outcome);
+                });
+                return Err(Dropped);
+            }
+            let (reply, outcome) = answer(number, &query, signed.as_deref(), &shared).await;
             shared.lock().finish(number, outcome);
             reply.ok_or(Dropped)?
         }
@@ -146,8 +155,20 @@ async fn respond(
     response.map_err(|_| Dropped)
 }
 
+/// Waits until no call of the action is held.
+async fn released(query: &Query, shared: &Shared) {
+    while shared.lock().faults.holds.contains_key(&query.action) {
+        sleep(FAULT_POLL_PERIOD).await;
+    }
+}
+
 /// Answers a call; without a reply the connection is closed.
-async fn answer(query: &Query, signed: Option<&str>, shared: &Shared) -> (Option<Reply>, Outcome) {
+async fn answer(
+    number: u64,
+    query: &Query,
+    signed: Option<&str>,
+    shared: &Shared,
+) -> (Option<Reply>, Outcome) {
     loop {
         let outage = shared.lock().faults.outage;
         let error = match outage {
@@ -181,6 +202,10 @@ async fn answer(query: &Query, signed: Option<&str>, shared: &Shared) -> (Option
     };
     if !delay.is_zero() {
         sleep(delay).await;
+    }
+    if shared.lock().faults.holds.get(&query.action) == Some(&Hold::Reply) {
+        shared.lock().finish(number, Outcome::Held);
+        released(query, shared).await;
     }
     if lost {
         return (None, Outcome::Lost);

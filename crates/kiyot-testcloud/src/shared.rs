@@ -58,6 +58,12 @@ impl Mutable {
         self.instance(id).filter(|instance| instance.is_visible(Instant::now()))
     }
 
+    /// Returns all instances that the API shows.
+    pub(crate) fn all_visible(&mut self) -> BTreeMap<String, Instance> {
+        let ids: Vec<String> = self.instances.keys().cloned().collect();
+        ids.into_iter().filter_map(|id| Some((id.clone(), self.visible(&id)?.clone()))).collect()
+    }
+
     /// Records a call and returns its number.
     pub(crate) fn record(&mut self, query: &Query) -> u64 {
         let number = self.next_call;
@@ -103,6 +109,8 @@ pub(crate) struct Shared {
     pub(crate) changed: Notify,
     /// Held during a launch, so that a client token is used once.
     pub(crate) launching: tokio::sync::Mutex<()>,
+    /// Held during a termination, so that moto gets each once.
+    pub(crate) terminating: tokio::sync::Mutex<()>,
 }
 
 impl Shared {

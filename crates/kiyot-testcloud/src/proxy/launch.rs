@@ -1,6 +1,6 @@
 //! RunInstances: client tokens, capacity, quotas and the parameters that moto ignores.
 
-use std::time::Instant;
+use std::{collections::BTreeMap, time::Instant};
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 
@@ -77,7 +77,7 @@ pub(super) async fn run(
 /// Returns the reply to a repeated launch, with the present state of its instances.
 fn repeated(
     token: &str,
-    parameters: &std::collections::BTreeMap<String, String>,
+    parameters: &BTreeMap<String, String>,
     state: &mut Mutable,
 ) -> Result<Option<Reply>, ApiError> {
     let Some(launch) = state.launches.get(token).cloned() else { return Ok(None) };
@@ -279,6 +279,7 @@ fn make(query: &Query, item: &Element, zone: &str, boots: bool, faults: &FaultSe
         spot: query.get("InstanceMarketOptions.MarketType") == "spot",
         stops_on_shutdown: query.get("InstanceInitiatedShutdownBehavior") != "terminate",
         client_token: query.get("ClientToken").to_owned(),
+        tags: tags(query),
         user_data: query.get("UserData").to_owned(),
         metadata_options: metadata_options.collect(),
         reason: (String::new(), String::new()),
@@ -288,5 +289,21 @@ fn make(query: &Query, item: &Element, zone: &str, boots: bool, faults: &FaultSe
         settles: now.checked_add(faults.pending_for),
         held: boots,
         booting: false,
+        is_removed: false,
     }
+}
+
+/// Returns the tags that a launch gives its instances.
+fn tags(query: &Query) -> BTreeMap<String, String> {
+    let specification = |number: &usize| format!("TagSpecification.{number}");
+    let resource = |number: &usize| query.get(&format!("{}.ResourceType", specification(number)));
+    let numbers = (1..).take_while(|number| !resource(number).is_empty());
+    let tags = numbers.filter(|number| resource(number) == "instance").flat_map(|number| {
+        let tag = move |tag: usize, part| {
+            query.get(&format!("{}.Tag.{tag}.{part}", specification(&number))).to_owned()
+        };
+        let pairs = (1..).map(move |number| (tag(number, "Key"), tag(number, "Value")));
+        pairs.take_while(|(key, _)| !key.is_empty())
+    });
+    tags.collect()
 }

@@ -5,6 +5,7 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 use super::{ApiError, ok, pass_document};
 use crate::{
     client::Reply,
+    faults::Listed,
     instance::{Instance, State},
     query::Query,
     shared::Shared,
@@ -63,20 +64,30 @@ pub(super) async fn instances(
         Err(reply) => return Ok(reply),
     };
     let mut state = shared.lock();
+    let names_instances = !query.list("InstanceId").is_empty();
+    let fault = state.faults.lists.clone().filter(|_| !names_instances);
+    let mut shown = 0_usize;
     if let Some(reservations) = root.child_mut("reservationSet") {
         for reservation in &mut reservations.children {
             let Some(set) = reservation.child_mut("instancesSet") else { continue };
             set.children.retain_mut(|item| {
                 let id = item.at("instanceId").to_owned();
-                let Some(instance) = state.visible(&id) else { return false };
+                let instance = match &fault {
+                    Some(Listed::Stale(instances)) => instances.get(&id),
+                    _ => state.visible(&id).map(|instance| &*instance),
+                };
+                let Some(instance) = instance else { return false };
                 overlay(item, instance);
                 let name = instance.state.name();
                 let code = instance.state.code().to_string();
-                names.as_ref().is_none_or(|names| names.contains(&name))
+                let is_wanted = names.as_ref().is_none_or(|names| names.contains(&name))
                     && codes.as_ref().is_none_or(|codes| codes.contains(&code.as_str()))
                     && tokens
                         .as_ref()
-                        .is_none_or(|tokens| tokens.contains(&instance.client_token.as_str()))
+                        .is_none_or(|tokens| tokens.contains(&instance.client_token.as_str()));
+                shown += usize::from(is_wanted);
+                let is_absent = matches!(fault, Some(Listed::Partial)) && !shown.is_multiple_of(2);
+                is_wanted && !is_absent
             });
         }
         reservations.children.retain(|reservation| !reservation.items("instancesSet").is_empty());

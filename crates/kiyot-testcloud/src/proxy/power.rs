@@ -3,13 +3,12 @@
 use std::time::Instant;
 
 use super::{ApiError, lists::state_element, ok, pass};
-use crate::{
-    client::Reply,
-    instance::{Instance, State},
-    query::Query,
-    shared::Shared,
-    xml::Element,
-};
+use crate::{client::Reply, instance::State, query::Query, shared::Shared, xml::Element};
+
+/// Code of the reason of instances that a call ends or stops.
+const USER_CODE: &str = "Client.UserInitiatedShutdown";
+/// See [`USER_CODE`].
+const USER_MESSAGE: &str = "User initiated shutdown";
 
 pub(super) async fn change(
     query: &Query,
@@ -24,16 +23,13 @@ pub(super) async fn change(
         ));
     }
     check_states(query, &ids, shared)?;
-    // moto fails when it terminates an instance again.
-    let passed = match query.action.as_str() {
-        "TerminateInstances" => without_ended(query, &ids, shared),
-        _ => query.clone(),
+    let failed = if query.action == "TerminateInstances" {
+        remove(query, signed, shared).await?
+    } else {
+        Some(pass(query, signed, shared).await?).filter(|reply| reply.status != 200)
     };
-    if !passed.list("InstanceId").is_empty() {
-        let reply = pass(&passed, signed, shared).await?;
-        if reply.status != 200 {
-            return Ok(reply);
-        }
+    if let Some(reply) = failed {
+        return Ok(reply);
     }
     let now = Instant::now();
     let mut items = Vec::new();
@@ -43,20 +39,14 @@ pub(super) async fn change(
         let Some(instance) = state.instance(id) else { continue };
         let before = instance.state;
         match query.action.as_str() {
-            "TerminateInstances" if before != State::Terminated => {
-                if before != State::ShuttingDown {
-                    instance.settles = now.checked_add(ending);
-                    // A stopped instance has no namespace to end.
-                    instance.held = instance.booting || before == State::Pending && shared.boots;
-                }
-                instance.state = State::ShuttingDown;
-                set_reason(instance, "Client.UserInitiatedShutdown", "User initiated shutdown");
+            "TerminateInstances" => {
+                instance.end(now.checked_add(ending), shared.boots, USER_CODE, USER_MESSAGE);
             }
             "StopInstances" if matches!(before, State::Pending | State::Running) => {
                 instance.state = State::Stopping;
                 instance.settles = Some(now);
                 instance.held = instance.booting || before == State::Pending && shared.boots;
-                set_reason(instance, "Client.UserInitiatedShutdown", "User initiated shutdown");
+                instance.set_reason(USER_CODE, USER_MESSAGE);
             }
             "StartInstances" if before == State::Stopped => {
                 instance.state = State::Pending;
@@ -82,18 +72,35 @@ pub(super) async fn change(
     Ok(ok(&Element::response(&format!("{}Response", query.action), fields)))
 }
 
-/// Returns the query without the instances that have ended or are ending.
-fn without_ended(query: &Query, ids: &[&str], shared: &Shared) -> Query {
+/// Has moto terminate the instances that it has not terminated yet, with their volumes and
+/// interfaces: it fails for others, for which EC2 succeeds. Returns the reply of a failure.
+pub(crate) async fn remove(
+    query: &Query,
+    signed: Option<&str>,
+    shared: &Shared,
+) -> Result<Option<Reply>, ApiError> {
+    let _terminating = shared.terminating.lock().await;
+    let mut ids = query.list("InstanceId");
+    ids.retain(|id| !shared.lock().instance(id).is_some_and(|instance| instance.is_removed));
+    if ids.is_empty() {
+        return Ok(None);
+    }
+    let mut left = query.clone();
+    left.parameters.retain(|key, _| !key.starts_with("InstanceId."));
+    let numbered = ids.iter().zip(1..);
+    let numbered = numbered.map(|(id, number)| (format!("InstanceId.{number}"), (*id).to_owned()));
+    left.parameters.extend(numbered);
+    let reply = pass(&left, signed, shared).await?;
+    if reply.status != 200 {
+        return Ok(Some(reply));
+    }
     let mut state = shared.lock();
-    let mut kept = query.clone();
-    kept.parameters.retain(|key, _| !key.starts_with("InstanceId."));
-    for (index, id) in ids.iter().enumerate() {
-        let ended = |instance: &mut Instance| instance.state.is_ended();
-        if !state.instance(id).is_some_and(ended) {
-            kept.parameters.insert(format!("InstanceId.{}", index + 1), (*id).to_owned());
+    for id in ids {
+        if let Some(instance) = state.instance(id) {
+            instance.is_removed = true;
         }
     }
-    kept
+    Ok(None)
 }
 
 /// Refuses to stop or start an instance whose state does not allow it.
@@ -116,10 +123,6 @@ fn check_states(query: &Query, ids: &[&str], shared: &Shared) -> Result<(), ApiE
         }
     }
     Ok(())
-}
-
-fn set_reason(instance: &mut Instance, code: &str, message: &str) {
-    instance.reason = (code.to_owned(), format!("{code}: {message}"));
 }
 
 pub(super) async fn modify(

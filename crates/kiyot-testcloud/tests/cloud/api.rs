@@ -6,7 +6,7 @@ use kiyot_testcloud::{Cloud, Credentials, Market, Outage, Outcome, Reply, State}
 use kiyot_testkit::{LIMIT, wait_until};
 
 /// Calls RunInstances in the first subnet, with parameters beside the needed.
-async fn run(cloud: &Cloud, more: &[(&str, &str)]) -> Result<Reply, String> {
+pub(crate) async fn run(cloud: &Cloud, more: &[(&str, &str)]) -> Result<Reply, String> {
     let setup = cloud.setup();
     let needed = [
         ("ImageId", setup.image.as_str()),
@@ -23,13 +23,13 @@ async fn run(cloud: &Cloud, more: &[(&str, &str)]) -> Result<Reply, String> {
     cloud.call("RunInstances", &parameters).await
 }
 
-fn id_of(reply: &Reply) -> String {
+pub(crate) fn id_of(reply: &Reply) -> String {
     let root = reply.root();
     let ids = root.all("instanceId");
     ids.first().unwrap_or_else(|| panic!("{}", reply.body)).text.clone()
 }
 
-async fn launch(cloud: &Cloud) -> String {
+pub(crate) async fn launch(cloud: &Cloud) -> String {
     id_of(&run(cloud, &[]).await.unwrap())
 }
 
@@ -38,7 +38,7 @@ async fn describe(cloud: &Cloud, id: &str) -> Reply {
 }
 
 /// Returns the state that the API shows, or the error's code.
-async fn state(cloud: &Cloud, id: &str) -> String {
+pub(crate) async fn state(cloud: &Cloud, id: &str) -> String {
     let reply = describe(cloud, id).await;
     reply.error().unwrap_or_else(|| reply.root().all("instanceState")[0].at("name").to_owned())
 }
@@ -50,11 +50,11 @@ async fn wait_for_state(cloud: &Cloud, id: &str, wanted: &str) {
     .await;
 }
 
-async fn terminate(cloud: &Cloud, id: &str) -> Reply {
+pub(crate) async fn terminate(cloud: &Cloud, id: &str) -> Reply {
     cloud.call("TerminateInstances", &[("InstanceId.1", id)]).await.unwrap()
 }
 
-fn error(reply: Result<Reply, String>) -> String {
+pub(crate) fn error(reply: Result<Reply, String>) -> String {
     reply.unwrap().error().unwrap_or_default()
 }
 

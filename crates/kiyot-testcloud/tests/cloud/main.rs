@@ -3,4 +3,5 @@
 #![allow(clippy::unwrap_used, reason = "a failed setup fails the test at its place")]
 
 mod api;
+mod faults;
 mod instances;
