@@ -1,5 +1,7 @@
 //! Launches: one instance a token, with the settings of every cell.
 
+use std::time::Duration;
+
 use kiyot::{
     annotations::CellRequest,
     backends::milpa::{
@@ -153,6 +155,16 @@ async fn address_of_a_cell_is_the_private_one_of_its_instance() {
     assert_eq!(attached.addresses, [address.parse::<std::net::IpAddr>().unwrap()]);
     assert_eq!(attached.network, None);
     assert!(world.cloud.calls().is_empty(), "the address of a launch is known");
+}
+
+#[tokio::test]
+async fn address_of_a_launch_is_known_while_lists_do_not_show_its_instance() {
+    let world = World::new().await;
+    world.cloud.faults().set_visible_after(Duration::MAX);
+    let launched = world.launch("token").await;
+    assert_eq!(world.provider.list_owned().await.unwrap(), []);
+    let attached = world.provider.attach(&launched.id, &Attachment::default()).await.unwrap();
+    assert_eq!(attached.addresses, launched.addresses);
 }
 
 #[tokio::test]

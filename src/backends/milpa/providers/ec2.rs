@@ -16,6 +16,7 @@ use kiyot_ec2::{
     CallError, CpuCredits, Ec2Api, Image, ImageFilter, InstanceDescription, InstanceFilter,
     InstanceStateName, SpotPrice, TypeInZone,
 };
+use tokio::time::Instant;
 
 use super::{
     Attached, Attachment, Capabilities, ErrorClass, Instance, InstanceId, InstanceState,
@@ -98,6 +99,8 @@ struct Seen {
     /// The private address.
     address: Option<IpAddr>,
     tagged: Tagged,
+    /// The time at which EC2 last showed it.
+    shown: Option<Instant>,
 }
 
 /// The provider of cells that are instances of EC2.
@@ -178,7 +181,8 @@ impl Ec2 {
         let tagged = Tagged::of(&described);
         let mut seen = self.seen();
         let before = seen.entry(described.id.clone()).or_default();
-        *before = Seen { address: described.private_address.or(before.address), tagged };
+        let address = described.private_address.or(before.address);
+        *before = Seen { address, tagged, shown: Some(Instant::now()) };
         drop(seen);
         let market = if described.is_spot { Market::Spot } else { Market::OnDemand };
         let addresses = [described.private_address, described.public_address];
@@ -375,7 +379,12 @@ impl Provider for Ec2 {
         let listed: Vec<Instance> =
             described.into_iter().filter_map(|described| self.instance(described)).collect();
         let ids: BTreeSet<&str> = listed.iter().map(|instance| instance.id.0.as_str()).collect();
-        self.seen().retain(|id, _| ids.contains(id.as_str()));
+        // A list may not show a new instance yet, nor a description find it.
+        let is_young = |seen: &Seen| {
+            let believed_after = CAPABILITIES.not_found_believed_after;
+            seen.shown.is_some_and(|shown| shown.elapsed() < believed_after)
+        };
+        self.seen().retain(|id, seen| ids.contains(id.as_str()) || is_young(seen));
         Ok(listed)
     }
 
