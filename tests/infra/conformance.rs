@@ -8,12 +8,14 @@ use std::{sync::Arc, time::Duration};
 
 use kiyot::backends::milpa::{
     id::CellId,
-    providers::{InstanceId, Provider},
+    providers::{Capabilities, InstanceId, Owner, Provider},
 };
 
 use super::sim_provider::SimProvider;
 
 mod contract;
+#[cfg(feature = "ec2")]
+mod ec2;
 pub(crate) mod fault;
 mod netns;
 mod outcomes;
@@ -32,6 +34,19 @@ const OUTAGE: Duration = Duration::from_secs(30 * 60);
 trait Subject: Send + Sync + 'static {
     /// Returns the provider, as a daemon that starts now has it.
     fn provider(&self) -> Arc<dyn Provider>;
+    /// Returns the capabilities with which the daemon's cells run: the provider's, but for times
+    /// that are too long for a test.
+    fn capabilities(&self) -> Capabilities {
+        self.provider().capabilities()
+    }
+    /// Returns the owner of the instances.
+    fn owner(&self) -> Owner {
+        Owner::default()
+    }
+    /// Returns the id of an instance that never was.
+    fn unknown(&self) -> InstanceId {
+        InstanceId(CellId::mint().unwrap().to_string())
+    }
     /// Begins a fault. Returns false if it has no meaning for the provider.
     fn inject(&self, fault: Fault) -> bool;
     /// Ends all faults.
@@ -121,6 +136,11 @@ macro_rules! conformance {
         const CASES: &[(&str, Option<Fault>)] =
             &[$((stringify!($case), conformance!(fault $($fault)?))),*];
 
+        #[cfg(feature = "ec2")]
+        mod of_ec2 {
+            use super::{ec2::Ec2Subject, *};
+            $(conformance!(case "ec2", Ec2Subject::new().await, $module $case $($fault)?);)*
+        }
         mod of_netns {
             use super::*;
             $(conformance!(case "netns", NetnsSubject::new(), $module $case $($fault)?);)*
@@ -183,8 +203,9 @@ conformance! {
 
 /// Returns the table of all cases, in Markdown.
 fn table() -> String {
-    let providers = ["netns", "qemu", "sim"];
-    let mut text = format!("| case | {} |\n| --- |{}\n", providers.join(" | "), " --- |".repeat(3));
+    let providers = ["ec2", "netns", "qemu", "sim"];
+    let rule = " --- |".repeat(providers.len());
+    let mut text = format!("| case | {} |\n| --- |{rule}\n", providers.join(" | "));
     for (case, fault) in CASES {
         let results = providers.map(|provider| {
             let reason = fault.and_then(|fault| reason_without_meaning(provider, fault));

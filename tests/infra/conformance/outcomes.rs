@@ -76,6 +76,10 @@ pub(super) async fn refused_launch_leaves_nothing(subject: Arc<impl Subject>) {
     let world = World::start(&subject).await;
     subject.inject(Fault::RefusedLaunch);
     let error = world.launch("pod", LIMIT).await.unwrap().unwrap_err();
+    let error = match error {
+        CellError::Launches { last, .. } => *last,
+        error => error,
+    };
     assert!(matches!(error, CellError::Provider(_)), "{error:?}");
     wait_for("the cell has ended", async || world.cells.all().is_empty()).await;
     assert_eq!(subject.running(), []);

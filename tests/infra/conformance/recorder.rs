@@ -1,16 +1,19 @@
 //! A provider that records the calls to another.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex},
 };
 
 use async_trait::async_trait;
-use kiyot::backends::milpa::{
-    placement::Catalogue,
-    providers::{
-        Attached, Attachment, Capabilities, ErrorClass, Instance, InstanceId, LaunchSpec, Provider,
-        ProviderError, Terminations,
+use kiyot::{
+    annotations::CellRequest,
+    backends::milpa::{
+        placement::Catalogue,
+        providers::{
+            Attached, Attachment, Capabilities, ErrorClass, Instance, InstanceId, LaunchSpec,
+            Provider, ProviderError, Terminations,
+        },
     },
 };
 
@@ -50,12 +53,13 @@ impl Calls {
 #[derive(Debug)]
 pub(super) struct Recorder {
     inner: Arc<dyn Provider>,
+    capabilities: Capabilities,
     calls: Calls,
 }
 
 impl Recorder {
-    pub(super) fn new(inner: Arc<dyn Provider>, calls: Calls) -> Self {
-        Self { inner, calls }
+    pub(super) fn new(inner: Arc<dyn Provider>, capabilities: Capabilities, calls: Calls) -> Self {
+        Self { inner, capabilities, calls }
     }
 
     fn record<T>(
@@ -72,11 +76,18 @@ impl Recorder {
 #[async_trait]
 impl Provider for Recorder {
     fn capabilities(&self) -> Capabilities {
-        self.inner.capabilities()
+        self.capabilities
     }
 
     async fn catalogue(&self) -> Result<Catalogue, ProviderError> {
         self.inner.catalogue().await
+    }
+
+    async fn parameters(
+        &self,
+        request: &CellRequest,
+    ) -> Result<BTreeMap<String, String>, ProviderError> {
+        self.inner.parameters(request).await
     }
 
     async fn launch(&self, spec: &LaunchSpec, token: &str) -> Result<Instance, ProviderError> {

@@ -227,15 +227,17 @@ async fn serve<S: Subject>(
     calls: &Calls,
     gateway: &Arc<Gateway<S>>,
 ) -> (Arc<Cells>, JoinHandle<()>) {
-    let provider = Arc::new(Recorder::new(gateway.subject.provider(), calls.clone()));
+    let subject = &gateway.subject;
+    let recorder = Recorder::new(subject.provider(), subject.capabilities(), calls.clone());
     let config = CellsConfig {
+        owner: subject.owner(),
         boot_id: boot_id(),
         launch_timeout: LIMIT,
         refusal_pause: Duration::from_millis(10),
         retry_pause: Duration::from_millis(10),
         ..CellsConfig::default()
     };
-    let cells = Cells::start(config, store.clone(), provider).await.unwrap();
+    let cells = Cells::start(config, store.clone(), Arc::new(recorder)).await.unwrap();
     cells.serve(Arc::clone(gateway) as _);
     let agents = tokio::spawn(run_agents(Arc::clone(&cells), Arc::clone(gateway)));
     (cells, agents)
