@@ -9,7 +9,7 @@ use kiyot::{
         placement::{Needs, Rules, rank},
         providers::{
             Attachment, ErrorClass, Instance, InstanceId, InstanceState, LaunchSpec, PodTags,
-            Provider, ProviderError, Termination,
+            Provider, ProviderError, TagRules, Termination,
         },
     },
 };
@@ -26,7 +26,7 @@ async fn spec(subject: &impl Subject, provider: &dyn Provider) -> LaunchSpec {
     let offerings = ranked.into_iter().map(|candidate| candidate.offering).collect();
     let cell = CellId::mint().unwrap();
     LaunchSpec {
-        tags: subject.owner().tags(&cell, &PodTags::default()),
+        tags: subject.owner().tags(&TagRules::default(), &cell, &PodTags::default()).tags,
         parameters: provider.parameters(&CellRequest::default()).await.unwrap(),
         ..launch_spec(cell, offerings)
     }
