@@ -21,6 +21,7 @@ use tokio::{
 
 use crate::{
     instance::{Instance, State},
+    proxy::power,
     query::Query,
     shared::Shared,
     vpc::Vpc,
@@ -161,10 +162,15 @@ async fn ended(id: &str, shared: &Shared) -> bool {
         }
         action
     };
-    if let Some(action) = action
-        && let Err(error) = shared.moto(&Query::new(action, &[("InstanceId.1", id)]), None).await
-    {
-        eprintln!("{action} {id}: moto: {error}");
+    if let Some(action) = action {
+        let query = Query::new(action, &[("InstanceId.1", id)]);
+        let failed = match action {
+            "TerminateInstances" => power::remove(&query, None, shared).await.err().map(drop),
+            _ => shared.moto(&query, None).await.err().map(drop),
+        };
+        if failed.is_some() {
+            eprintln!("{action} {id}: moto does not answer");
+        }
     }
     shared.lock().instance(id).is_some_and(|instance| instance.state == State::Stopping)
 }
