@@ -54,7 +54,8 @@ impl Schedule {
 /// Lists the provider's instances at each period, at once when a link breaks, and soon after a
 /// termination, until the daemon stops.
 pub(super) async fn run(shared: Arc<Shared>) {
-    let mut schedule = Schedule::new(shared.provider.capabilities().listing_period);
+    let capabilities = shared.provider.capabilities();
+    let mut schedule = Schedule::new(capabilities.listing_period);
     loop {
         tokio::select! {
             () = shared.stop.cancelled() => return,
@@ -65,7 +66,10 @@ pub(super) async fn run(shared: Arc<Shared>) {
             tokio::select! {
                 () = shared.stop.cancelled() => return,
                 () = shared.list_now.notified() => {
-                    schedule.hasten();
+                    // An instance that ends by itself takes its time, except on this node.
+                    if !capabilities.awaits_ends() {
+                        schedule.hasten();
+                    }
                     break;
                 }
                 () = shared.list_soon.notified() => {
