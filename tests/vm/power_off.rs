@@ -56,5 +56,5 @@ async fn machine_that_does_not_enrol_powers_off() {
             .await;
     let console = fs::read_to_string(path("console")).unwrap_or_default();
     assert!(ended.success(), "{ended}\n{console}");
-    assert!(console.contains("of the boot, powering off"), "{console}");
+    assert!(console.contains("kiyot-cell: not enrolled within"), "{console}");
 }
