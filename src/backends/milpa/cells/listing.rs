@@ -12,6 +12,8 @@ use super::{
 /// Bounds a listing of the provider's instances.
 const LIST_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// The pause between listings of instances on other machines, however many links break.
+const MIN_PAUSE: Duration = Duration::from_secs(1);
 /// Listings that follow a change of instances at short pauses: a broken link, a termination.
 const SOON_LISTINGS: u32 = 6;
 /// Fraction of the period that is a short pause.
@@ -21,17 +23,25 @@ const SOON_DIVISOR: u32 = 6;
 #[derive(Debug)]
 struct Schedule {
     period: Duration,
+    /// The pause after the begin of a listing, even if a link breaks.
+    min_pause: Duration,
     soon: u32,
 }
 
 impl Schedule {
-    fn new(period: Duration) -> Self {
-        Self { period, soon: 0 }
+    fn new(period: Duration, min_pause: Duration) -> Self {
+        Self { period, min_pause, soon: 0 }
     }
 
     /// Makes the next pauses short.
     fn hasten(&mut self) {
         self.soon = SOON_LISTINGS;
+    }
+
+    /// Returns the time at which a broken link has the instances listed, after a listing that began
+    /// at `began`: at once if that is not recent.
+    fn after_a_break(&self, began: Instant, now: Instant) -> Instant {
+        now.max(began + self.min_pause)
     }
 
     /// Returns the short pause.
@@ -55,8 +65,11 @@ impl Schedule {
 /// termination, until the daemon stops.
 pub(super) async fn run(shared: Arc<Shared>) {
     let capabilities = shared.provider.capabilities();
-    let mut schedule = Schedule::new(capabilities.listing_period);
+    // A list of instances on this node costs no call of an API, and reads each end at once.
+    let min_pause = if capabilities.remote { MIN_PAUSE } else { Duration::ZERO };
+    let mut schedule = Schedule::new(capabilities.listing_period, min_pause);
     loop {
+        let began = Instant::now();
         tokio::select! {
             () = shared.stop.cancelled() => return,
             () = list(&shared) => {}
@@ -70,7 +83,7 @@ pub(super) async fn run(shared: Arc<Shared>) {
                     if !capabilities.awaits_ends() {
                         schedule.hasten();
                     }
-                    break;
+                    due = due.min(schedule.after_a_break(began, Instant::now()));
                 }
                 () = shared.list_soon.notified() => {
                     schedule.hasten();
@@ -104,12 +117,26 @@ mod tests {
     #[test]
     fn pauses_are_short_after_a_change_and_then_the_period() {
         let period = Duration::from_secs(30);
-        let mut schedule = Schedule::new(period);
+        let mut schedule = Schedule::new(period, MIN_PAUSE);
         assert_eq!(schedule.pause(), period);
         schedule.hasten();
         for _ in 0..SOON_LISTINGS {
             assert_eq!(schedule.pause(), Duration::from_secs(5));
         }
         assert_eq!(schedule.pause(), period);
+    }
+
+    /// Verifies V52.
+    #[test]
+    fn links_that_break_together_share_a_listing() {
+        let schedule = Schedule::new(Duration::from_secs(30), MIN_PAUSE);
+        let began = Instant::now();
+        let at = |millis| began + Duration::from_millis(millis);
+        // After a rest, the first link that breaks has a listing at once.
+        assert_eq!(schedule.after_a_break(began, at(9_000)), at(9_000));
+        // Those that break after it have the next, all at the same time.
+        for millis in [0, 1, 20, 999] {
+            assert_eq!(schedule.after_a_break(began, at(millis)), at(1_000));
+        }
     }
 }
