@@ -1,5 +1,6 @@
 //! Host ports, and networks of the cluster that cells reach by the node.
 
+use kiyot_testcloud::Hold;
 use kiyot_testkit::{Kiyot, LIMIT, Node, cri, output, wait_until};
 
 use super::{TestCloud, WAIT, pod, run};
@@ -20,6 +21,12 @@ async fn page(url: &str) -> String {
     page.trim().to_owned()
 }
 
+/// Returns a pod that serves on port 18080 of the node.
+fn server(name: &str) -> kiyot_testkit::Pod {
+    let port = cri::PortMapping { container_port: 8080, host_port: 18080, ..Default::default() };
+    kiyot_testkit::Pod { ports: vec![port], ..pod(name, SERVE) }
+}
+
 fn nat_rules() -> String {
     output("iptables", &["-w", "10", "-t", "nat", "-S"]).unwrap()
 }
@@ -31,10 +38,7 @@ async fn host_port_of_a_pod_leads_to_its_instance() {
     let node = Node::start().await;
     let mut kiyot = Kiyot::start(&node, cloud.options()).await;
     let mut kubelet = kiyot.kubelet().await;
-    let port = cri::PortMapping { container_port: 8080, host_port: 18080, ..Default::default() };
-    let mut server = pod("server", SERVE);
-    server.ports = vec![port];
-    let server = kubelet.run_pod(&server).await.unwrap();
+    let server = kubelet.run_pod(&server("server")).await.unwrap();
     let client = kubelet.run_pod(&pod("client", WAIT)).await.unwrap();
     let url = format!("http://{}:18080/", cloud.host().unwrap().address);
     assert_eq!(page(&url).await, "server");
@@ -53,6 +57,112 @@ async fn host_port_of_a_pod_leads_to_its_instance() {
     cloud.has_no_cells().await;
     wait_until("no rule is left", LIMIT, async || (!nat_rules().contains("KIYOT")).then_some(()))
         .await;
+}
+
+/// Returns the rules of the node in an order that does not depend on that of their creation.
+fn sorted_nat_rules() -> Vec<String> {
+    let mut rules: Vec<_> = nat_rules().lines().map(ToOwned::to_owned).collect();
+    rules.sort();
+    rules
+}
+
+/// Deletes all rules of the node, as a reboot does.
+fn delete_nat_rules() {
+    for action in ["-F", "-X"] {
+        output("iptables", &["-w", "10", "-t", "nat", action]).unwrap();
+    }
+}
+
+/// Verifies V51.
+#[tokio::test]
+async fn host_port_leads_to_its_instance_again_after_a_reboot_of_the_node() {
+    let cloud = TestCloud::start().await;
+    let node = Node::start().await;
+    let mut options = cloud.options();
+    // With it, pods without host ports have rules too.
+    options.of_provider.push_str("cluster_networks = [\"10.96.0.0/12\"]\n");
+    let mut kiyot = Kiyot::start(&node, options).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let server = kubelet.run_pod(&server("server")).await.unwrap();
+    let client = kubelet.run_pod(&pod("client", WAIT)).await.unwrap();
+    let url = format!("http://{}:18080/", cloud.host().unwrap().address);
+    assert_eq!(page(&url).await, "server");
+    let before = sorted_nat_rules();
+    kiyot.kill9();
+    delete_nat_rules();
+    kiyot.start_again().await;
+    wait_until("all rules are there again", LIMIT, async || {
+        (sorted_nat_rules() == before).then_some(())
+    })
+    .await;
+    assert_eq!(page(&url).await, "server");
+    let mut kubelet = kiyot.kubelet().await;
+    let fetch = format!("timeout 5 wget -q -O - {url}");
+    let fetched = run(&mut kubelet, &client.container("main").id, &fetch).await;
+    assert_eq!(fetched.trim(), "server");
+    // Rules that are there stay as they are.
+    kiyot.restart().await;
+    assert_eq!(page(&url).await, "server");
+    let mut kubelet = kiyot.kubelet().await;
+    for running in [&server, &client] {
+        kubelet.stop_and_remove(running).await.unwrap();
+    }
+    cloud.has_no_cells().await;
+    wait_until("no rule is left", LIMIT, async || (!nat_rules().contains("KIYOT")).then_some(()))
+        .await;
+    let log = kiyot.log();
+    assert_eq!(log.matches("rules of an instance restored").count(), 2, "{log}");
+}
+
+/// Verifies V30.
+#[tokio::test]
+async fn rules_of_a_daemon_that_was_killed_in_the_attachment_do_not_fail_it() {
+    let cloud = TestCloud::start().await;
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, cloud.options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    cloud.faults().set_hold("RunInstances", Some(Hold::Reply));
+    let mut caller = kubelet.clone();
+    let running = tokio::spawn(async move { caller.run_pod(&server("server")).await });
+    let launched =
+        wait_until("an instance is launched", LIMIT, async || cloud.launched().into_iter().next())
+            .await;
+    let chain = format!("KIYOT-HP-{}", launched.id);
+    output("iptables", &["-w", "10", "-t", "nat", "-N", &chain]).unwrap();
+    cloud.faults().set_hold("RunInstances", None);
+    let running = running.await.unwrap().unwrap();
+    assert_eq!(page(&format!("http://{}:18080/", cloud.host().unwrap().address)).await, "server");
+    assert_eq!(cloud.launched().len(), 1, "{:?}", cloud.launched());
+    kubelet.stop_and_remove(&running).await.unwrap();
+    cloud.has_no_cells().await;
+}
+
+/// Verifies V50.
+#[tokio::test]
+async fn host_port_of_another_pod_is_refused_before_an_instance_is_launched() {
+    let cloud = TestCloud::start().await;
+    let node = Node::start().await;
+    let mut kiyot = Kiyot::start(&node, cloud.options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let first = kubelet.run_pod(&server("first")).await.unwrap();
+    for is_restarted in [false, true] {
+        if is_restarted {
+            kiyot.kill9();
+            kiyot.start_again().await;
+            kubelet = kiyot.kubelet().await;
+        }
+        let refused = kubelet.run_pod(&server("second")).await.unwrap_err();
+        let message = refused.message();
+        assert_eq!(refused.code(), tonic::Code::Unavailable, "{message}");
+        assert!(message.contains("hostPort 18080/tcp is taken by pod default/first"), "{message}");
+    }
+    assert_eq!(cloud.launched().len(), 1, "{:?}", cloud.launched());
+    kubelet.stop_and_remove(&first).await.unwrap();
+    let second = kubelet.run_pod(&server("second")).await.unwrap();
+    let url = format!("http://{}:18080/", cloud.host().unwrap().address);
+    assert_eq!(page(&url).await, "second");
+    kubelet.stop_and_remove(&second).await.unwrap();
+    cloud.has_no_cells().await;
 }
 
 /// Verifies V31.

@@ -24,7 +24,10 @@ use super::{
     gateway::{CellLink, Gateway},
     id::{CellId, NoRandomness, SandboxId},
     placement::{self, Candidate, Catalogue, Choice, Needs, NoFit, Offering, Requested, Rules},
-    providers::{Attached, Attachment, InstanceId, Owner, Provider, ProviderError, TagRules},
+    providers::{
+        Attached, Attachment, HostPort, InstanceId, MAX_HOST_PORTS, Owner, Provider, ProviderError,
+        TagRules,
+    },
     store::{Batch, Store, StoreError, Table},
 };
 use crate::{annotations::CellRequest, config::WarmPool};
@@ -35,6 +38,7 @@ pub(crate) mod engine;
 mod listing;
 mod prices;
 mod provider_calls;
+mod restoration;
 mod shared;
 mod warm;
 
@@ -44,9 +48,10 @@ mod tests;
 pub(super) use caller::Caller;
 pub(crate) use engine::{Account, Histogram, OrderKey, Step};
 use engine::{
-    Effects, Engine, EngineConfig, Event, Journal, JournalSandbox, OrderSpec, Seams, Unusable,
+    Effects, Engine, EngineConfig, Event, Journal, JournalSandbox, OrderSpec, PodPorts, Seams,
+    Unusable,
 };
-pub use engine::{Limits, OverBudget};
+pub use engine::{Limits, OverBudget, PortTaken};
 use shared::{Shared, now};
 
 /// Bounds the time in which an agent ends all containers.
@@ -183,6 +188,9 @@ pub enum CellError {
         /// The number of waiting orders.
         orders: usize,
     },
+    /// A host port of the pod is that of another pod.
+    #[error(transparent)]
+    PortTaken(#[from] PortTaken),
     /// The limit `max_cells` is reached.
     #[error("{0} cells are running, and max_cells allows no more")]
     Full(usize),
@@ -452,8 +460,10 @@ impl Cells {
             for cell in cells {
                 shared.ensure_link(core, &cell);
             }
+            shared.provider.adopt(core.engine.held());
             ((), core.engine.start(now))
         });
+        shared.tasks.spawn(restoration::run(Arc::clone(shared)));
         shared.tasks.spawn(listing::run(Arc::clone(shared)));
         shared.tasks.spawn(Arc::clone(shared).run_timers());
         let warm = self.warm.subscribe();
@@ -519,6 +529,10 @@ impl Cells {
         };
         let (answer, answered) = oneshot::channel();
         let sandbox = shared.with_core(|core, now| {
+            // Before a cell is launched: the kubelet retries until the other pod has ended.
+            if let Some(taken) = core.engine.taken_port(&spec.key, &spec.attachment.ports) {
+                return (Err(taken.into()), Effects::new());
+            }
             // Other offerings or prices don't end a launch that is going on, and don't matter to a
             // cell that runs already.
             if let Err(error) = &spec.candidates
@@ -666,8 +680,15 @@ impl Drop for Cells {
 }
 
 fn journal_sandbox((id, sandbox): (String, SandboxMeta)) -> JournalSandbox {
-    let metadata = sandbox.config.and_then(|config| config.metadata).unwrap_or_default();
+    let config = sandbox.config.unwrap_or_default();
+    let metadata = config.metadata.unwrap_or_default();
+    let requested = config.port_mappings.iter().filter(|mapping| mapping.host_port > 0);
+    // Mappings that are not valid were refused before the record was made.
+    let ports: Vec<HostPort> =
+        requested.take(MAX_HOST_PORTS).flat_map(HostPort::of_mapping).collect();
+    let pod = format!("{}/{}", metadata.namespace, metadata.name);
     JournalSandbox {
+        ports: (!ports.is_empty()).then(|| Box::new(PodPorts { pod, ports })),
         id,
         cell: sandbox.cell,
         pod_uid: metadata.uid,

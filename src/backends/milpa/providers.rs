@@ -19,6 +19,7 @@ use crate::annotations::CellRequest;
 mod capabilities;
 pub mod ec2;
 mod error;
+mod host_port;
 mod instance;
 pub mod local;
 pub mod netns;
@@ -30,6 +31,7 @@ mod tags;
 
 pub use capabilities::Capabilities;
 pub use error::{ErrorClass, ProviderError};
+pub use host_port::{HostPort, MAX_HOST_PORTS, Protocol};
 pub use instance::{Instance, InstanceId, InstanceState};
 pub use network::{Attached, DeviceAddress, PodNetwork, Route};
 pub use owner::Owner;
@@ -101,60 +103,15 @@ pub struct Attachment {
 /// reads the usage of a pod only from a clean path (containerd/cgroups, `VerifyGroupPath`).
 pub const CGROUP_BENEATH_SLICE: &str = "kiyot";
 
-/// Bounds the host ports of a pod: they are one firewall transaction, and are compared with the
-/// ports of every other cell.
-pub const MAX_HOST_PORTS: usize = 1000;
-
-/// A host port of a pod (`hostPort`).
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct HostPort {
-    /// The protocol of both ports.
-    pub protocol: Protocol,
-    /// The address on the node; `None` for all addresses.
-    pub host_ip: Option<IpAddr>,
-    /// The port on the node, not 0.
-    pub host_port: u16,
-    /// The port in the pod, not 0.
-    pub container_port: u16,
-}
-
-/// The protocol of a port.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Protocol {
-    /// TCP.
-    Tcp,
-    /// UDP.
-    Udp,
-    /// SCTP.
-    Sctp,
-}
-
-impl Protocol {
-    /// Returns the name that CNI plugins and `iptables` use.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Tcp => "tcp",
-            Self::Udp => "udp",
-            Self::Sctp => "sctp",
-        }
-    }
-}
-
-impl HostPort {
-    /// Returns true if a packet can match both ports.
-    pub fn overlaps(&self, other: &Self) -> bool {
-        let same_address =
-            self.host_ip.is_none() || other.host_ip.is_none() || self.host_ip == other.host_ip;
-        self.protocol == other.protocol && self.host_port == other.host_port && same_address
-    }
-}
-
-impl fmt::Display for HostPort {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "hostPort {}/{}", self.host_port, self.protocol.name())?;
-        self.host_ip.map_or(Ok(()), |ip| write!(f, " of {ip}"))
-    }
+/// An attachment that a previous daemon made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Held {
+    /// The instance.
+    pub instance: InstanceId,
+    /// The addresses of the pod.
+    pub addresses: Vec<IpAddr>,
+    /// The host ports of the pod.
+    pub ports: Vec<HostPort>,
 }
 
 /// The progress of a termination.
@@ -199,6 +156,13 @@ pub trait Provider: fmt::Debug + Send + Sync + 'static {
     /// Releases the parts of the node that an attached instance shares: host ports, routes. Does
     /// nothing for an unknown instance, and where the termination releases them.
     async fn detach(&self, instance: &InstanceId) -> Result<(), ProviderError>;
+    /// Takes over the attachments that a previous daemon made. Called before any other call.
+    fn adopt(&self, _held: Vec<Held>) {}
+    /// Makes again the parts of the node that adopted attachments lack: the node was rebooted. Does
+    /// nothing for an instance that was detached since. May be repeated.
+    async fn restore(&self) -> Result<(), ProviderError> {
+        Ok(())
+    }
     /// Lists all instances of this daemon's owner, by their tags. The list may be some time old.
     async fn list_owned(&self) -> Result<Vec<Instance>, ProviderError>;
     /// Returns an instance by its id; [`ErrorClass::NotFound`] if the provider does not know it.

@@ -36,6 +36,7 @@ mod limits;
 mod market;
 mod order;
 mod pools;
+mod ports;
 mod recovery;
 mod starts;
 mod state;
@@ -56,6 +57,8 @@ pub(crate) use launch::Launch;
 pub use limits::{Limits, OverBudget};
 pub(crate) use order::{OrderKey, OrderSpec};
 pub(crate) use pools::Pool;
+pub(crate) use ports::PodPorts;
+pub use ports::PortTaken;
 pub(crate) use recovery::{Journal, JournalSandbox, Unusable};
 pub(crate) use time::Now;
 pub(crate) use timeline::{Step, Timeline};
@@ -303,6 +306,10 @@ impl Engine {
                     (cell.state.instance().cloned(), attachment)
                 {
                     attachment.tags = self.tags_at_bind(id, &sandbox);
+                    let ports = self.orders.get(&sandbox).and_then(Order::pod_ports);
+                    if let Some(cell) = self.cells.get_mut(id) {
+                        cell.ports = ports.map(Box::new);
+                    }
                     self.emit(id, Effect::Attach(instance, attachment));
                 }
             }

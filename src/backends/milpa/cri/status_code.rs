@@ -86,6 +86,7 @@ fn code_of_cell(error: &CellError) -> Code {
         | CellError::Ended(..)
         | CellError::Blocked { .. }
         | CellError::Replaced(_)
+        | CellError::PortTaken(_)
         | CellError::Starting
         | CellError::Stopping => Code::Unavailable,
         CellError::Foreign(_) => Code::FailedPrecondition,

@@ -19,7 +19,7 @@ use kiyot_ec2::{
 use tokio::time::Instant;
 
 use super::{
-    Attached, Attachment, Capabilities, ErrorClass, Instance, InstanceId, InstanceState,
+    Attached, Attachment, Capabilities, ErrorClass, Held, Instance, InstanceId, InstanceState,
     LaunchSpec, Owner, Provider, ProviderError, local::Forwarding, owner,
 };
 use crate::{
@@ -364,6 +364,14 @@ impl Provider for Ec2 {
 
     async fn detach(&self, instance: &InstanceId) -> Result<(), ProviderError> {
         self.forwarding.close(instance).await
+    }
+
+    fn adopt(&self, held: Vec<Held>) {
+        self.forwarding.adopt(held);
+    }
+
+    async fn restore(&self) -> Result<(), ProviderError> {
+        self.forwarding.restore().await
     }
 
     async fn list_owned(&self) -> Result<Vec<Instance>, ProviderError> {

@@ -305,6 +305,7 @@ impl World<'_> {
             id: sandbox.to_string(),
             cell: cell.to_string(),
             pod_uid: pod.uid.clone(),
+            ports: None,
             created_unix_nanos: i64::try_from(daemon::unix(self.now).as_nanos()).unwrap_or(0),
         };
         pod.state = PodState::Running(cell.clone(), sandbox.clone());

@@ -7,6 +7,7 @@ use kiyot_proto::store;
 use super::{
     Change, ClaimRefusal, Engine, Now, State, Timeline,
     launch::{self, Launch},
+    ports::PodPorts,
 };
 use crate::{
     annotations::HealthyTimeout,
@@ -66,6 +67,8 @@ pub(super) struct Cell {
     pub(super) instance_known: Option<Duration>,
     /// The network that its agent configures, from its attachment until its order is answered.
     pub(super) network: Option<PodNetwork>,
+    /// The host ports of its pod, from its attachment until its end.
+    pub(super) ports: Option<Box<PodPorts>>,
     /// The cause of its failed launch.
     pub(super) failure: Option<CellError>,
     /// The error of its last termination.
@@ -107,6 +110,7 @@ impl Cell {
             replays: 0,
             instance_known: None,
             network: None,
+            ports: None,
             failure: None,
             refusal: None,
             console: String::new(),

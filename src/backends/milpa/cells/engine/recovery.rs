@@ -15,6 +15,7 @@ use super::{
     costs::{self, Costs},
     launch::{self, Launch},
     order::{Order, OrderState},
+    ports::PodPorts,
     state::StopStep,
     timers::Timer,
 };
@@ -47,6 +48,8 @@ pub(crate) struct JournalSandbox {
     pub(crate) cell: String,
     /// `metadata.uid` of its pod.
     pub(crate) pod_uid: String,
+    /// The host ports of its pod; `None` without any.
+    pub(crate) ports: Option<Box<PodPorts>>,
     /// The time of its creation.
     pub(crate) created_unix_nanos: i64,
 }
@@ -98,8 +101,8 @@ impl Engine {
                 engine.cells.insert(id.clone(), lost(id, sandbox, now));
             }
         }
-        let with_sandbox: BTreeSet<&str> =
-            sandboxes.iter().map(|sandbox| sandbox.cell.as_str()).collect();
+        let with_sandbox: BTreeMap<&str, &JournalSandbox> =
+            sandboxes.iter().map(|sandbox| (sandbox.cell.as_str(), sandbox)).collect();
         let mut gone = Vec::new();
         for (key, record) in &cells {
             let Ok(id) = CellId::parse(key) else {
@@ -109,8 +112,9 @@ impl Engine {
             let order = orders.iter().find(|(_, order)| order.cell == *key);
             let order =
                 order.and_then(|(sandbox, order)| Some((SandboxId::parse(sandbox).ok()?, order)));
-            let cell =
-                engine.resumed(id.clone(), record, order, with_sandbox.contains(key.as_str()), now);
+            let sandbox = with_sandbox.get(key.as_str());
+            let cell = engine.resumed(id.clone(), record, order, sandbox.is_some(), now);
+            let cell = Cell { ports: sandbox.and_then(|sandbox| sandbox.ports.clone()), ..cell };
             match &cell.state {
                 State::Ended { reason } if cell.was_bound => {
                     gone.push((cell.created_unix_nanos, id, reason.to_string()));
@@ -275,6 +279,7 @@ fn lost(id: CellId, sandbox: &JournalSandbox, now: Now) -> Cell {
     Cell {
         sandbox: sandbox.id.clone(),
         pod_uid: sandbox.pod_uid.clone(),
+        ports: sandbox.ports.clone(),
         created_unix_nanos: sandbox.created_unix_nanos,
         was_bound: true,
         may_be_launched: true,

@@ -15,6 +15,7 @@ mod health;
 mod limits;
 mod market;
 mod pools;
+mod ports;
 mod properties;
 mod tags;
 mod unclaimed;
@@ -235,6 +236,7 @@ fn recovered(record: store::Cell, has_sandbox: bool, now: Now) -> (Engine, CellI
         id: "sandbox".into(),
         cell: cell.to_string(),
         pod_uid: String::new(),
+        ports: None,
         created_unix_nanos: 1,
     };
     let journal = Journal {

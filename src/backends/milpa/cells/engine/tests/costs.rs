@@ -58,6 +58,7 @@ fn cost_survives_a_restart() {
         id: record.sandbox.clone(),
         cell: cell.to_string(),
         pod_uid: "pod".into(),
+        ports: None,
         created_unix_nanos: 1,
     };
     let journal = Journal {

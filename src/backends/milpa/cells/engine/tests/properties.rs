@@ -321,6 +321,7 @@ impl Harness {
                     id: "sandbox".into(),
                     cell: id.to_string(),
                     pod_uid: model.pod.clone(),
+                    ports: None,
                     created_unix_nanos: 0,
                 })
                 .collect(),

@@ -150,8 +150,25 @@ impl<'a> Ports<'a> {
         {
             return Err(PortError::NoAddress(port.clone()));
         }
-        let everywhere = ["0.0.0.0/0".to_owned(), "::/0".to_owned()];
-        self.rules(address, &everywhere).create(self.dir).await?;
+        let rules = self.rules(address, &everywhere());
+        match rules.create(self.dir).await {
+            // A daemon that was killed before it recorded the attachment has made them.
+            Err(RuleError::Refused { .. }) => rules.ensure(self.dir).await?,
+            outcome => outcome?,
+        }
+        self.forget_flows().await;
+        Ok(())
+    }
+
+    /// Makes the rules of [`open_remote`](Self::open_remote) that are absent.
+    pub(super) async fn restore_remote(&self, address: IpAddr) -> Result<(), PortError> {
+        let rules = self.rules(address, &everywhere());
+        // Present chains were made whole, in one transaction.
+        if rules.are_present(self.dir).await? {
+            return Ok(());
+        }
+        rules.ensure(self.dir).await?;
+        tracing::info!(instance = self.name, %address, "rules of an instance restored");
         self.forget_flows().await;
         Ok(())
     }
@@ -192,6 +209,11 @@ impl<'a> Ports<'a> {
             ],
         }
     }
+}
+
+/// Returns the subnets of all neighbours of a cell on another machine.
+fn everywhere() -> [String; 2] {
+    ["0.0.0.0/0".to_owned(), "::/0".to_owned()]
 }
 
 /// Returns the `portMappings` argument of CNI plugins (CNI conventions).

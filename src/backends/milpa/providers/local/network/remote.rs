@@ -8,24 +8,67 @@ use std::{
 };
 
 use super::{
-    super::super::{ErrorClass, HostPort, InstanceId, ProviderError},
+    super::super::{ErrorClass, Held, HostPort, InstanceId, ProviderError},
     ports::{PortError, Ports},
 };
 
 /// The forwarding of the node's connections to cells on other machines. The rules outlive the
-/// daemon, and not a reboot of the node.
+/// daemon, and not a reboot of the node, after which [`restore`](Self::restore) makes them again.
 #[derive(Debug)]
 pub(in super::super::super) struct Forwarding {
     /// True if cells reach networks of the cluster by the node, whose services may lead to cells.
     serves_cluster: bool,
     /// The host ports of the cells that this daemon has attached.
     ports: Mutex<BTreeMap<InstanceId, Vec<HostPort>>>,
+    /// The cells of a previous daemon whose rules may be absent, with their addresses.
+    adopted: Mutex<BTreeMap<InstanceId, IpAddr>>,
+    /// Serialises changes of rules: a restoration must not follow the end of its cell.
+    changes: tokio::sync::Mutex<()>,
 }
 
 impl Forwarding {
     /// Returns the forwarding of a node.
     pub(in super::super::super) fn new(serves_cluster: bool) -> Self {
-        Self { serves_cluster, ports: Mutex::default() }
+        Self {
+            serves_cluster,
+            ports: Mutex::default(),
+            adopted: Mutex::default(),
+            changes: tokio::sync::Mutex::default(),
+        }
+    }
+
+    /// Takes over the cells that a previous daemon attached.
+    pub(in super::super::super) fn adopt(&self, held: Vec<Held>) {
+        let (mut entries, mut adopted) = (self.entries(), self.adopted());
+        for Held { instance, addresses, ports } in held {
+            let has_rules = !ports.is_empty() || self.serves_cluster;
+            entries.insert(instance.clone(), ports);
+            if let Some(address) = addresses.first().filter(|_| has_rules) {
+                adopted.insert(instance, *address);
+            }
+        }
+    }
+
+    /// Makes the absent rules of adopted cells. Returns the last error, after all were tried.
+    pub(in super::super::super) async fn restore(&self) -> Result<(), ProviderError> {
+        let mut outcome = Ok(());
+        let adopted = self.adopted().clone();
+        for (instance, address) in adopted {
+            let _alone = self.changes.lock().await;
+            // It may have been closed since.
+            if !self.adopted().contains_key(&instance) {
+                continue;
+            }
+            let ports = self.entries().get(&instance).cloned().unwrap_or_default();
+            match Ports::of_remote(&instance, &ports).restore_remote(address).await {
+                Ok(()) => drop(self.adopted().remove(&instance)),
+                Err(error) => {
+                    let doing = format!("restore the ports of {instance}");
+                    outcome = Err(ProviderError::transient(doing, error));
+                }
+            }
+        }
+        outcome
     }
 
     /// Forwards the host ports of a pod to its cell. May be repeated.
@@ -47,6 +90,7 @@ impl Forwarding {
         if ports.is_empty() && !self.serves_cluster {
             return Ok(());
         }
+        let _alone = self.changes.lock().await;
         let result = opened.open_remote(address).await;
         if result.is_err() {
             self.entries().remove(instance);
@@ -64,6 +108,8 @@ impl Forwarding {
             self.entries().remove(instance);
             return Ok(());
         }
+        let _alone = self.changes.lock().await;
+        self.adopted().remove(instance);
         // An earlier daemon may have forwarded ports to an unknown instance.
         Ports::of_remote(instance, &known.unwrap_or_default()).remove().await.map_err(|error| {
             ProviderError::transient(format!("end the ports of {instance}"), error)
@@ -87,6 +133,10 @@ impl Forwarding {
         }
         entries.insert(instance.clone(), ports.to_vec());
         Ok(true)
+    }
+
+    fn adopted(&self) -> std::sync::MutexGuard<'_, BTreeMap<InstanceId, IpAddr>> {
+        self.adopted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn entries(&self) -> std::sync::MutexGuard<'_, BTreeMap<InstanceId, Vec<HostPort>>> {

@@ -118,6 +118,21 @@ impl Rules {
         Ok(transaction)
     }
 
+    /// Returns true if all chains exist, and the first jump to each.
+    pub(super) async fn are_present(&self, dir: Option<&Path>) -> Result<bool, RuleError> {
+        for chain in &self.chains {
+            if !self.has_chain(chain, dir).await? {
+                return Ok(false);
+            }
+            if let Some(jump) = chain.jumps.first()
+                && !self.has("-C", jump, dir).await?
+            {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     /// Creates the missing chains and jumps.
     pub(super) async fn ensure(&self, dir: Option<&Path>) -> Result<(), RuleError> {
         let mut transaction = Transaction::new(self.family, self.table);

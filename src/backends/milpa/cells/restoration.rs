@@ -1,0 +1,43 @@
+//! The node's parts of cells that outlived a reboot of the node, such as rules of host ports.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::time::{sleep, timeout};
+
+use super::shared::Shared;
+
+/// Bounds a restoration: a transaction of the firewall for each cell.
+const RESTORATION_TIMEOUT: Duration = Duration::from_secs(300);
+/// The pause after the first failure; it doubles with each.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+/// The longest pause.
+const MAX_PAUSE: Duration = Duration::from_secs(60);
+/// Bounds the attempts: about half an hour.
+const MAX_ATTEMPTS: u32 = 35;
+
+/// Restores the attachments of a previous daemon, until the daemon stops.
+pub(super) async fn run(shared: Arc<Shared>) {
+    shared.stop.run_until_cancelled(restore(&shared)).await;
+}
+
+async fn restore(shared: &Shared) {
+    let mut pause = FIRST_PAUSE;
+    for attempt in 1..=MAX_ATTEMPTS {
+        match timeout(RESTORATION_TIMEOUT, shared.provider.restore()).await {
+            Ok(Ok(())) => return,
+            Ok(Err(error)) => tracing::warn!(
+                attempt,
+                error = &error as &dyn std::error::Error,
+                "attachments of cells not restored"
+            ),
+            Err(_) => tracing::warn!(
+                attempt,
+                seconds = RESTORATION_TIMEOUT.as_secs(),
+                "restoration of attachments timed out"
+            ),
+        }
+        sleep(pause).await;
+        pause = (pause * 2).min(MAX_PAUSE);
+    }
+    tracing::error!(attempts = MAX_ATTEMPTS, "attachments of cells stay without restoration");
+}
