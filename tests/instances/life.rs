@@ -39,6 +39,8 @@ async fn pod_on_an_instance_lives_as_one_on_the_node() {
     })
     .await;
     assert_eq!(page.trim(), "served");
+    // The user data has a tight umask, with which only root could run a program in a container.
+    assert_eq!(run(&mut kubelet, &main.id, "stat -c %a /").await.trim(), "755");
 
     kubelet.update_volume(&spec, "settings", &Source::files(&[("colour", "red")]));
     wait_until("the volume is updated", LIMIT, async || {

@@ -13,7 +13,7 @@ use std::{env, fs, io, net::IpAddr, os::unix::fs::DirBuilderExt, path::Path};
 
 use kiyot_link::bootstrap::{CellFileError, GatewayAddress, Machine};
 use kiyot_linux::{link, netlink::route_socket};
-use rustix::net::netdevice::name_to_index;
+use rustix::{fs::Mode, net::netdevice::name_to_index};
 
 use crate::{
     agent::{self, network},
@@ -66,6 +66,9 @@ pub fn run(dir: &Path) -> Result<i32, ServiceError> {
     if env::var_os(SYSTEMD_VARIABLE).is_none() {
         return Err(ServiceError::NoUnit);
     }
+    // Roots of containers get it from containerd: with a tighter mask, users but root can't run a
+    // program. Units of systemd have it, unless an image sets another.
+    rustix::process::umask(Mode::from_raw_mode(0o022));
     if let Err(error) = serve(dir) {
         // The provider shows the end of the console when the cell doesn't enrol.
         eprintln!("kiyot-cell: {}", crate::with_sources(&error));
