@@ -14,13 +14,16 @@ use clap::{Parser, Subcommand};
 use kiyot_link::core_dump;
 
 use crate::{
-    app, config,
+    app,
+    backends::milpa::live_check::NoLiveCheck,
+    config,
     manifest::{self, Purpose},
 };
 
 mod bounded;
 mod catalogues;
 mod explain;
+mod live_check;
 mod manifest_files;
 mod simulate;
 mod summary;
@@ -63,6 +66,10 @@ enum Command {
         /// Path of the configuration.
         #[arg(long, default_value = DEFAULT_CONFIG)]
         config: PathBuf,
+        /// Also proves ids and permissions over the API of the provider "ec2", by lists and dry
+        /// runs within 30 s (exit code 1 if a check fails). Prints the missing part of the policy.
+        #[arg(long)]
+        live: bool,
     },
     /// Explains where the pods of a manifest would go and why, or why they would be refused (exit
     /// code 1). Needs no daemon.
@@ -151,7 +158,15 @@ fn execute(command: Command) -> Result<Output, UsageError> {
                 },
             }
         }
-        Command::CheckConfig { config } => Ok(summary::of(&config, &load(&config)?).into()),
+        // Without the feature the provider "ec2" is an invalid value, which says nothing of builds.
+        Command::CheckConfig { live: true, .. } if !cfg!(feature = "ec2") => {
+            Ok(live_check::refusal(&NoLiveCheck::NoEc2.to_string()))
+        }
+        Command::CheckConfig { config, live } => {
+            let loaded = load(&config)?;
+            let summary = summary::of(&config, &loaded);
+            Ok(if live { live_check::run(&loaded, summary) } else { summary.into() })
+        }
         Command::Explain { config, filename, catalogue } => {
             let config = load(&config)?;
             let named = catalogue.as_deref();

@@ -29,6 +29,7 @@ pub mod fuzzing;
 pub mod gateway;
 pub mod id;
 pub mod images;
+pub mod live_check;
 pub mod logs;
 mod mailbox;
 pub mod placement;

@@ -4,7 +4,7 @@ use std::{fmt::Write, path::Path};
 
 use crate::{
     backends::milpa::policy::Rules,
-    config::{BackendConfig, Config},
+    config::{BackendConfig, Config, ProviderKind},
 };
 
 /// Summarises a configuration in a few lines.
@@ -32,6 +32,11 @@ pub(super) fn of(path: &Path, config: &Config) -> String {
                     .unmet()
                     .into_iter()
                     .chain(milpa.gateway.warning())
+                    .chain(
+                        (milpa.provider == ProviderKind::Ec2)
+                            .then(|| milpa.ec2.warning())
+                            .flatten(),
+                    )
                     .map(|unmet| format!("\n  note: backend {name}: {unmet}"))
                     .collect();
                 writeln!(

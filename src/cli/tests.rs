@@ -23,6 +23,20 @@ fn valid_configuration_is_summarised() {
     }
 }
 
+/// Verifies V43.
+#[test]
+fn live_check_of_another_provider_or_build_is_refused_with_the_reason() {
+    let path = file("examples/opt-out.toml");
+    let line = ["kiyot", "check-config", "--live", "--config", &path];
+    let output = execute(Arguments::try_parse_from(line).unwrap().command).unwrap();
+    let reason = match cfg!(feature = "ec2") {
+        true => "check-config --live: backend milpa: has no live check; allowed: the provider",
+        false => "check-config --live: this program was built without \"ec2\"",
+    };
+    assert!(output.text.contains(reason), "{}", output.text);
+    assert_eq!(output.code, ExitCode::FAILURE);
+}
+
 /// Verifies C5.
 #[test]
 fn invalid_configuration_is_a_usage_error() {

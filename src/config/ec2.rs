@@ -139,6 +139,17 @@ impl Ec2 {
         ec2
     }
 
+    /// Returns a warning if some cells can't reach the networks of the cluster.
+    pub fn warning(&self) -> Option<String> {
+        let (networks, subnets) = (self.cluster_networks.len(), self.subnets.len());
+        (networks > 0 && subnets > 1).then(|| {
+            format!(
+                "ec2.subnets: of {subnets} subnets only that of the node reaches \
+                 cluster_networks; cells in the others don't"
+            )
+        })
+    }
+
     /// Reports keys that the provider needs. `at` is the table's path.
     pub(super) fn check(&self, at: &str, report: &Report) {
         let missing = [
@@ -342,6 +353,15 @@ mod tests {
             endpoint_url: Some("http://127.0.0.1:5000".into()),
         };
         assert_eq!(ec2, expected);
+    }
+
+    #[test]
+    fn several_subnets_with_cluster_networks_are_a_warning() {
+        assert_eq!(milpa(LEAST).ec2.warning(), None);
+        let several = LEAST.replace("[\"subnet-1\"]", "[\"subnet-1\", \"subnet-2\"]");
+        assert_eq!(milpa(&several).ec2.warning(), None);
+        let both = format!("{several}cluster_networks = [\"10.96.0.0/12\"]\n");
+        assert!(milpa(&both).ec2.warning().unwrap().starts_with("ec2.subnets: of 2 subnets"));
     }
 
     #[test]

@@ -4,6 +4,7 @@
 mod faults;
 mod launches;
 mod lists;
+mod live_check;
 mod permissions;
 mod tags;
 mod world;

@@ -20,6 +20,17 @@ pub enum InstanceFilter {
     ClientToken(String),
 }
 
+/// A call for EC2 to check, without effect (`DryRun`). RunInstances has a dry run of its own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum DryRun {
+    /// TerminateInstances of an instance.
+    Terminate(String),
+    /// CreateTags of an instance.
+    Tag(String, BTreeMap<String, String>),
+    /// GetConsoleOutput of an instance.
+    Console(String),
+}
+
 /// The calls of EC2 that kiyot makes. Every call has a time limit. Lists are complete: all pages
 /// are read.
 #[async_trait]
@@ -56,4 +67,6 @@ pub trait Ec2Api: fmt::Debug + Send + Sync + 'static {
     async fn subnets(&self, ids: &[String]) -> Result<Vec<Subnet>, CallError>;
     /// Lists images (DescribeImages).
     async fn images(&self, filter: &ImageFilter) -> Result<Vec<Image>, CallError>;
+    /// Checks a call without effect. Fails as the call would.
+    async fn dry_run(&self, call: &DryRun) -> Result<(), CallError>;
 }

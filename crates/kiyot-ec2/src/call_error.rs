@@ -2,6 +2,9 @@
 
 use std::{fmt, time::Duration};
 
+/// The code of the error of a dry run whose call would have succeeded.
+pub const DRY_RUN_SUCCEEDED: &str = "DryRunOperation";
+
 /// The error of a call.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{operation}: {failure}")]

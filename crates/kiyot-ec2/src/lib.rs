@@ -14,8 +14,8 @@ mod run_instances;
 pub mod sdk;
 mod subnet;
 
-pub use api::{Ec2Api, InstanceFilter};
-pub use call_error::{CallError, Failure};
+pub use api::{DryRun, Ec2Api, InstanceFilter};
+pub use call_error::{CallError, DRY_RUN_SUCCEEDED, Failure};
 pub use image::{Image, ImageFilter};
 pub use instance::{InstanceDescription, InstanceStateName};
 pub use offering::{SpotPrice, TypeInZone};

@@ -242,12 +242,21 @@ fn admit(query: &Query, shared: &Shared) -> Result<(), ApiError> {
         *count -= 1;
         return Err(ApiError::with_status(*status, code, "set by the test"));
     }
-    if ["*", &query.action].iter().any(|action| state.faults.denied.contains(*action)) {
-        return Err(ApiError::with_status(
-            403,
-            "UnauthorizedOperation",
-            "You are not authorized to perform this operation.",
-        ));
+    // Tags in a launch need the permission to create them.
+    let tags =
+        query.action == "RunInstances" && !query.get("TagSpecification.1.ResourceType").is_empty();
+    let mut needed = ["*", &query.action].into_iter().chain(tags.then_some("CreateTags"));
+    let denied = needed.rfind(|action| state.faults.denied.contains(*action));
+    if let Some(denied) = denied {
+        let action = if denied == "*" { &query.action } else { denied };
+        let message = format!(
+            "You are not authorized to perform this operation. User: arn:aws:sts::123456789012:\
+             assumed-role/node/i-0 is not authorized to perform: ec2:{action} on resource: \
+             arn:aws:ec2:us-east-1:123456789012:* because no identity-based policy allows the \
+             ec2:{action} action. Encoded authorization failure message: {}",
+            "A".repeat(600)
+        );
+        return Err(ApiError::with_status(403, "UnauthorizedOperation", message));
     }
     if query.action == "RunInstances" {
         return Ok(());

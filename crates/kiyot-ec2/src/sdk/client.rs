@@ -25,8 +25,8 @@ use super::{
     launch, response,
 };
 use crate::{
-    CallError, Ec2Api, Failure, Image, ImageFilter, InstanceDescription, InstanceFilter,
-    InstanceStateName, RunInstances, SpotPrice, Subnet, TypeInZone,
+    CallError, DRY_RUN_SUCCEEDED, DryRun, Ec2Api, Failure, Image, ImageFilter, InstanceDescription,
+    InstanceFilter, InstanceStateName, RunInstances, SpotPrice, Subnet, TypeInZone,
 };
 
 /// Bounds the time of a call, or of a page of a list.
@@ -160,12 +160,8 @@ impl Ec2Api for Client {
         ids: &[String],
         tags: &BTreeMap<String, String>,
     ) -> Result<(), CallError> {
-        let tag = |(key, value): (&String, &String)| Tag::builder().key(key).value(value).build();
-        let call = self
-            .sdk
-            .create_tags()
-            .set_resources(Some(ids.to_vec()))
-            .set_tags(Some(tags.iter().map(tag).collect()));
+        let call =
+            self.sdk.create_tags().set_resources(Some(ids.to_vec())).set_tags(Some(sdk_tags(tags)));
         call.send().await.map(drop).map_err(|error| call_error("CreateTags", error))
     }
 
@@ -245,6 +241,32 @@ impl Ec2Api for Client {
         let output = call.send().await.map_err(|error| call_error(NAME, error))?;
         Ok(output.images.unwrap_or_default().into_iter().filter_map(response::image).collect())
     }
+
+    async fn dry_run(&self, call: &DryRun) -> Result<(), CallError> {
+        let outcome = match call {
+            DryRun::Terminate(id) => {
+                let call = self.sdk.terminate_instances().instance_ids(id).dry_run(true);
+                call.send().await.map(drop).map_err(|error| call_error("TerminateInstances", error))
+            }
+            DryRun::Tag(id, tags) => {
+                let call = self
+                    .sdk
+                    .create_tags()
+                    .resources(id)
+                    .set_tags(Some(sdk_tags(tags)))
+                    .dry_run(true);
+                call.send().await.map(drop).map_err(|error| call_error("CreateTags", error))
+            }
+            DryRun::Console(id) => {
+                let call = self.sdk.get_console_output().instance_id(id).dry_run(true);
+                call.send().await.map(drop).map_err(|error| call_error("GetConsoleOutput", error))
+            }
+        };
+        match outcome {
+            Err(error) if error.code() == Some(DRY_RUN_SUCCEEDED) => Ok(()),
+            outcome => outcome,
+        }
+    }
 }
 
 /// Fails if a list has more pages than any list of EC2.
@@ -253,6 +275,10 @@ fn bound_pages(operation: &'static str, read: usize) -> Result<(), CallError> {
         return Ok(());
     }
     Err(CallError { operation, failure: Failure::Incomplete("end of the list") })
+}
+
+fn sdk_tags(tags: &BTreeMap<String, String>) -> Vec<Tag> {
+    tags.iter().map(|(key, value)| Tag::builder().key(key).value(value).build()).collect()
 }
 
 fn tag_filter(key: &str, value: &str) -> Filter {

@@ -5,7 +5,7 @@ use std::error::Error;
 use aws_credential_types::provider::error::CredentialsError;
 use aws_sdk_ec2::{
     config::http::HttpResponse,
-    error::{DisplayErrorContext, ProvideErrorMetadata, SdkError},
+    error::{ProvideErrorMetadata, SdkError},
 };
 
 use crate::{CallError, Failure};
@@ -60,6 +60,13 @@ fn is_refused(error: &(dyn Error + 'static)) -> bool {
     false
 }
 
+/// Returns an error with its causes.
 fn text(error: &(dyn Error + 'static)) -> String {
-    DisplayErrorContext(error).to_string()
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
 }

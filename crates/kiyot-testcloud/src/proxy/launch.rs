@@ -44,6 +44,7 @@ pub(super) async fn run(
     }
     let target = target(query, signed, shared).await?;
     validate_image(query, signed, shared).await?;
+    validate_names(query, signed, shared).await?;
     check_limits(&target, shared)?;
     if is_dry_run(query) {
         return Err(dry_run());
@@ -170,6 +171,31 @@ async fn validate_image(
     let code =
         if image.starts_with("ami-") { "InvalidAMIID.NotFound" } else { "InvalidAMIID.Malformed" };
     Err(ApiError::client(code, format!("The image id '[{image}]' does not exist")))
+}
+
+/// Refuses unknown security groups and key pairs, which moto ignores.
+async fn validate_names(
+    query: &Query,
+    signed: Option<&str>,
+    shared: &Shared,
+) -> Result<(), ApiError> {
+    let groups = ["SecurityGroupId", "NetworkInterface.1.SecurityGroupId"];
+    for group in groups.iter().flat_map(|key| query.list(key)) {
+        let call = Query::new("DescribeSecurityGroups", &[("GroupId.1", group)]);
+        pass_document(&call, signed, shared).await?.map_err(|_| {
+            let message = format!("The security group '{group}' does not exist");
+            ApiError::client("InvalidGroup.NotFound", message)
+        })?;
+    }
+    let key = query.get("KeyName");
+    if key.is_empty() {
+        return Ok(());
+    }
+    let call = Query::new("DescribeKeyPairs", &[("KeyName.1", key)]);
+    pass_document(&call, signed, shared).await?.map(drop).map_err(|_| {
+        let message = format!("The key pair '{key}' does not exist");
+        ApiError::client("InvalidKeyPair.NotFound", message)
+    })
 }
 
 /// Applies offerings, addresses, quotas and capacity, in this order.

@@ -14,7 +14,7 @@ use std::{
 use async_trait::async_trait;
 use kiyot_ec2::{
     CallError, CpuCredits, Ec2Api, Image, ImageFilter, InstanceDescription, InstanceFilter,
-    InstanceStateName, SpotPrice, TypeInZone,
+    InstanceStateName, RunInstances, SpotPrice, Subnet, TypeInZone,
 };
 use tokio::time::Instant;
 
@@ -36,6 +36,7 @@ mod error_codes;
 #[cfg(test)]
 mod fake_api;
 mod launch;
+pub mod live_check;
 mod market_data;
 mod pacing;
 mod parameters;
@@ -152,18 +153,72 @@ impl Ec2 {
 
     async fn read_resources(&self) -> Result<Resources, CallError> {
         self.pacing.wait(Action::Describe).await;
-        let described = self.api.subnets(&self.config.subnets).await?;
-        let mut subnets = BTreeMap::new();
-        // In the order of the configuration: the first of a zone is taken.
-        for id in &self.config.subnets {
-            if let Some(subnet) = described.iter().find(|subnet| subnet.id == *id) {
-                subnets.entry(subnet.zone.clone()).or_insert_with(|| id.clone());
-            }
-        }
-        let filter = self.config.image.clone().unwrap_or(ImageFilter::Id(String::new()));
+        let subnets = by_zone(&self.config.subnets, &self.api.subnets(&self.config.subnets).await?);
         self.pacing.wait(Action::Describe).await;
-        let images = newest(self.api.images(&filter).await?);
+        let images = newest(self.api.images(&self.image()).await?);
         Ok(Resources { subnets, images })
+    }
+
+    /// Returns the configured image.
+    fn image(&self) -> ImageFilter {
+        self.config.image.clone().unwrap_or(ImageFilter::Id(String::new()))
+    }
+
+    /// Returns the parameters of a launch for a pod with these annotations.
+    fn parameters_with(
+        &self,
+        resources: &Resources,
+        request: &CellRequest,
+    ) -> Result<Parameters, ProviderError> {
+        let mut security_groups = self.config.security_groups.clone();
+        let further = request.security_groups.iter().filter(|id| !security_groups.contains(id));
+        let further: Vec<String> = further.cloned().collect();
+        security_groups.extend(further);
+        if security_groups.len() > config::MAX_SECURITY_GROUPS {
+            let what = format!(
+                "{} security groups, {} of the configuration and {} of the pod; allowed: {}",
+                security_groups.len(),
+                self.config.security_groups.len(),
+                request.security_groups.len(),
+                config::MAX_SECURITY_GROUPS
+            );
+            return Err(ProviderError::without_cause(ErrorClass::Invalid, what));
+        }
+        let volume_gib = self.config.volume_size.div_ceil(GIB);
+        let volume_gib = volume_gib.max(request.volume_size_gib.unwrap_or_default());
+        let volume_gib = i32::try_from(volume_gib).map_err(|_| {
+            let what = format!("volume of {volume_gib} GiB; allowed: at most {} GiB", i32::MAX);
+            ProviderError::without_cause(ErrorClass::Invalid, what)
+        })?;
+        let profile = request.instance_profile.clone();
+        Ok(Parameters {
+            images: resources.images.clone(),
+            subnets: resources.subnets.clone(),
+            security_groups,
+            instance_profile: profile.or_else(|| self.config.instance_profile.clone()),
+            key_name: self.config.key_name.clone(),
+            volume_gib,
+            volume_type: self.config.volume_type,
+            public_address: self.config.public_address && !request.private_ip_only,
+            credits: match request.sustained_cpu {
+                true => CpuCredits::Unlimited,
+                false => CpuCredits::Standard,
+            },
+            image_has_agent: self.config.image_has_agent,
+            pause_image: self.pause_image.clone(),
+            power_off_after_secs: self.power_off_after.as_secs(),
+            cluster_networks: self.config.cluster_networks.clone(),
+        })
+    }
+
+    /// Returns the request of a launch of the first candidate.
+    fn request(&self, spec: &LaunchSpec, token: &str) -> Result<RunInstances, ProviderError> {
+        let name = spec.offerings().next().map(|offering| offering.instance_type.clone());
+        let entry = name.as_deref().and_then(|name| self.types.named(name));
+        let architectures = entry.map(|entry| entry.instance_type.architectures.clone());
+        let is_burstable =
+            entry.is_some_and(|entry| entry.instance_type.baseline_milli_cpus.is_some());
+        launch::request(spec, token, &architectures.unwrap_or_default(), is_burstable)
     }
 
     /// Returns the instance of an earlier launch with a token.
@@ -270,56 +325,11 @@ impl Provider for Ec2 {
         let resources = self.resources().await.map_err(|error| {
             ProviderError::new(classify(&error).0, "read subnets and images", error)
         })?;
-        let mut security_groups = self.config.security_groups.clone();
-        let further = request.security_groups.iter().filter(|id| !security_groups.contains(id));
-        let further: Vec<String> = further.cloned().collect();
-        security_groups.extend(further);
-        if security_groups.len() > config::MAX_SECURITY_GROUPS {
-            let what = format!(
-                "{} security groups, {} of the configuration and {} of the pod; allowed: {}",
-                security_groups.len(),
-                self.config.security_groups.len(),
-                request.security_groups.len(),
-                config::MAX_SECURITY_GROUPS
-            );
-            return Err(ProviderError::without_cause(ErrorClass::Invalid, what));
-        }
-        let volume_gib = self.config.volume_size.div_ceil(GIB);
-        let volume_gib = volume_gib.max(request.volume_size_gib.unwrap_or_default());
-        let volume_gib = i32::try_from(volume_gib).map_err(|_| {
-            let what = format!("volume of {volume_gib} GiB; allowed: at most {} GiB", i32::MAX);
-            ProviderError::without_cause(ErrorClass::Invalid, what)
-        })?;
-        let profile = request.instance_profile.clone();
-        let parameters = Parameters {
-            images: resources.images.clone(),
-            subnets: resources.subnets.clone(),
-            security_groups,
-            instance_profile: profile.or_else(|| self.config.instance_profile.clone()),
-            key_name: self.config.key_name.clone(),
-            volume_gib,
-            volume_type: self.config.volume_type,
-            public_address: self.config.public_address && !request.private_ip_only,
-            credits: match request.sustained_cpu {
-                true => CpuCredits::Unlimited,
-                false => CpuCredits::Standard,
-            },
-            image_has_agent: self.config.image_has_agent,
-            pause_image: self.pause_image.clone(),
-            power_off_after_secs: self.power_off_after.as_secs(),
-            cluster_networks: self.config.cluster_networks.clone(),
-        };
-        Ok(parameters.stored())
+        Ok(self.parameters_with(&resources, request)?.stored())
     }
 
     async fn launch(&self, spec: &LaunchSpec, token: &str) -> Result<Instance, ProviderError> {
-        let name = spec.offerings().next().map(|offering| offering.instance_type.clone());
-        let entry = name.as_deref().and_then(|name| self.types.named(name));
-        let architectures = entry.map(|entry| entry.instance_type.architectures.clone());
-        let is_burstable =
-            entry.is_some_and(|entry| entry.instance_type.baseline_milli_cpus.is_some());
-        let architectures = architectures.unwrap_or_default();
-        let request = launch::request(spec, token, &architectures, is_burstable)?;
+        let request = self.request(spec, token)?;
         self.pacing.wait(Action::Launch).await;
         let launched = match self.api.run_instances(&request, false).await {
             Ok(launched) => launched,
@@ -433,6 +443,17 @@ impl Provider for Ec2 {
         };
         Err(ProviderError::without_cause(ErrorClass::Invalid, what))
     }
+}
+
+/// Returns the first of these subnets in each zone.
+fn by_zone(ids: &[String], described: &[Subnet]) -> BTreeMap<String, String> {
+    let mut subnets = BTreeMap::new();
+    for id in ids {
+        if let Some(subnet) = described.iter().find(|subnet| subnet.id == *id) {
+            subnets.entry(subnet.zone.clone()).or_insert_with(|| id.clone());
+        }
+    }
+    subnets
 }
 
 /// Returns the newest image of each architecture.

@@ -7,7 +7,7 @@ use std::{
 
 use async_trait::async_trait;
 use kiyot_ec2::{
-    CallError, Ec2Api, Failure, Image, ImageFilter, InstanceDescription, InstanceFilter,
+    CallError, DryRun, Ec2Api, Failure, Image, ImageFilter, InstanceDescription, InstanceFilter,
     InstanceStateName, RunInstances, SpotPrice, Subnet, TypeInZone,
 };
 
@@ -89,5 +89,8 @@ impl Ec2Api for FakeApi {
     }
     async fn images(&self, _: &ImageFilter) -> Result<Vec<Image>, CallError> {
         not_called("DescribeImages")
+    }
+    async fn dry_run(&self, _: &DryRun) -> Result<(), CallError> {
+        not_called("DryRun")
     }
 }

@@ -1,0 +1,35 @@
+//! The live check of a backend's configuration, for `check-config --live`.
+
+use super::{ec2_api, host_name};
+use crate::{
+    backends::milpa::providers::{Owner, ec2::live_check},
+    config::{MilpaBackend, ProviderKind},
+};
+
+pub use live_check::LiveReport;
+
+/// A configuration that has no live check.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum NoLiveCheck {
+    /// The provider makes no calls over a network.
+    #[error("has no live check; allowed: the provider \"ec2\"")]
+    OtherProvider,
+    /// The program was built without the provider `ec2`.
+    #[error("this program was built without \"ec2\" (cargo build --features ec2)")]
+    NoEc2,
+}
+
+/// Checks ids and permissions of a configuration over the API of its provider, without effect.
+pub async fn check_live(config: &MilpaBackend) -> Result<LiveReport, NoLiveCheck> {
+    if config.provider != ProviderKind::Ec2 {
+        return Err(NoLiveCheck::OtherProvider);
+    }
+    let api = ec2_api(config).await.ok_or(NoLiveCheck::NoEc2)?;
+    let owner = Owner {
+        cluster: config.cluster.clone().unwrap_or_default(),
+        node: config.node.clone().unwrap_or_else(host_name),
+        // That of the authority, which only the daemon may read.
+        fingerprint: "0".repeat(64),
+    };
+    Ok(live_check::check(config, owner, api).await)
+}

@@ -1,0 +1,338 @@
+//! The live check of a configuration: its ids and permissions, proved by calls without effect.
+//!
+//! Lists are read as the daemon reads them. Calls that change something are dry runs, the launches
+//! with the parameters that the daemon would send. A call that needs an instance is tried on one
+//! of the node's own, because a policy may permit only instances with the cluster's tag.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use kiyot_ec2::{
+    CallError, DRY_RUN_SUCCEEDED, DryRun, Ec2Api, ImageFilter, InstanceDescription, InstanceFilter,
+    InstanceStateName, RunInstances, SpotPrice, Subnet, TypeInZone,
+};
+use kiyot_link::bootstrap::{AgentPin, Bootstrap, GatewayAddress};
+
+use super::{
+    super::{InstanceId, LaunchSpec, Owner, PodTags, ProviderError, TagRules, owner},
+    Architecture, BootImage, CellId, CellRequest, Ec2, Market, Resources, by_zone, market_data,
+    newest,
+};
+use crate::{
+    annotations::LaunchType,
+    backends::milpa::placement::{Candidate, Catalogue, Needs, Requested, Rules, rank},
+    config::MilpaBackend,
+};
+
+mod caller;
+mod network;
+mod policy;
+mod report;
+
+use caller::Caller;
+pub use report::LiveReport;
+use report::Outcome;
+
+/// An instance id that EC2 never assigns.
+const NO_INSTANCE: &str = "i-00000000000000000";
+/// The code of a call that names an unknown instance: EC2 has permitted it before.
+const UNKNOWN_INSTANCE: &str = "InvalidInstanceID.NotFound";
+/// The root device of an image that can't be described; a dry run does not use it.
+const ANY_ROOT_DEVICE: &str = "/dev/xvda";
+/// The bytes of the certificate in the user data of a real launch.
+const CA_PEM_BYTES: usize = 700;
+
+/// Checks a configuration over the API, without effect.
+pub async fn check(config: &MilpaBackend, owner: Owner, api: Arc<dyn Ec2Api>) -> LiveReport {
+    let ec2 = Ec2::new(config, owner, Arc::clone(&api));
+    let mut check = LiveCheck {
+        caller: Caller::new(LiveReport::new(&config.ec2.region, &ec2.owner.cluster)),
+        ec2,
+        config,
+        api,
+    };
+    check.run().await;
+    check.caller.report
+}
+
+/// A live check that runs.
+#[derive(Debug)]
+struct LiveCheck<'a> {
+    caller: Caller,
+    ec2: Ec2,
+    config: &'a MilpaBackend,
+    api: Arc<dyn Ec2Api>,
+}
+
+impl LiveCheck<'_> {
+    async fn run(&mut self) {
+        let subnets = self.subnets().await;
+        let images = self.images().await;
+        let in_zones = self.types_in_zones().await;
+        let spot = self.spot_prices().await;
+        let instances = self.instances().await;
+        match (subnets, images) {
+            (Some(subnets), Some(images)) => {
+                let resources = Resources { subnets, images };
+                self.launches(&resources, in_zones, &spot.unwrap_or_default()).await;
+            }
+            _ => self.caller.skip("RunInstances", "it needs the subnets and the image"),
+        }
+        self.calls_of_an_instance(&instances.unwrap_or_default()).await;
+        self.caller.finish();
+    }
+
+    /// Reads the subnets, by their zone. Without the permission the zones are not known: each
+    /// subnet then has a zone of its own.
+    async fn subnets(&mut self) -> Option<BTreeMap<String, String>> {
+        let ids = self.config.ec2.subnets.clone();
+        let called = self.caller.call("DescribeSubnets", self.api.subnets(&ids)).await;
+        let described = match called {
+            Ok(described) => described,
+            Err(failed) => {
+                return failed
+                    .is_denied
+                    .then(|| ids.iter().map(|id| (id.clone(), id.clone())).collect());
+            }
+        };
+        let subnets = by_zone(&ids, &described);
+        let text = |subnet: &Subnet| format!("{} in {}", subnet.id, subnet.zone);
+        let known: Vec<String> = described.iter().map(text).collect();
+        let unknown: Vec<&str> = ids
+            .iter()
+            .filter(|id| !described.iter().any(|subnet| subnet.id == **id))
+            .map(String::as_str)
+            .collect();
+        if unknown.is_empty() {
+            self.caller.add(Outcome::Ok, "DescribeSubnets", &known.join(", "));
+        } else {
+            let text = format!("EC2 does not show {}", unknown.join(", "));
+            self.caller.add(Outcome::Failed, "DescribeSubnets", &text);
+        }
+        for warning in network::warnings(self.config, &described, &subnets) {
+            self.caller.add(Outcome::Warning, "network", &warning);
+        }
+        (!subnets.is_empty()).then_some(subnets)
+    }
+
+    async fn images(&mut self) -> Option<BTreeMap<Architecture, BootImage>> {
+        let filter = self.ec2.image();
+        let images = match self.caller.call("DescribeImages", self.api.images(&filter)).await {
+            Ok(images) => newest(images),
+            Err(failed) => {
+                let ImageFilter::Id(id) = filter else { return None };
+                let root_device = ANY_ROOT_DEVICE.to_owned();
+                let image = BootImage { id, root_device };
+                return failed.is_denied.then(|| [(Architecture::of_node(), image)].into());
+            }
+        };
+        if images.is_empty() {
+            let text = "EC2 has no available image of this id or name (ec2.image)";
+            self.caller.add(Outcome::Failed, "DescribeImages", text);
+            return None;
+        }
+        let found =
+            images.iter().map(|(architecture, image)| format!("{} {architecture}", image.id));
+        self.caller.add(Outcome::Ok, "DescribeImages", &found.collect::<Vec<_>>().join(", "));
+        Some(images)
+    }
+
+    async fn types_in_zones(&mut self) -> Option<Vec<TypeInZone>> {
+        const NAME: &str = "DescribeInstanceTypeOfferings";
+        let listed = self.caller.call(NAME, self.api.types_in_zones()).await.ok()?;
+        let text = format!("{} instance types and zones", listed.len());
+        self.caller.add(Outcome::Ok, NAME, &text);
+        Some(listed)
+    }
+
+    async fn spot_prices(&mut self) -> Option<Vec<SpotPrice>> {
+        const NAME: &str = "DescribeSpotPriceHistory";
+        let prices = self.caller.call(NAME, self.api.spot_prices()).await.ok()?;
+        self.caller.add(Outcome::Ok, NAME, &format!("{} spot prices", prices.len()));
+        Some(prices)
+    }
+
+    async fn instances(&mut self) -> Option<Vec<InstanceDescription>> {
+        const NAME: &str = "DescribeInstances";
+        let tags = [
+            (owner::CLUSTER.to_owned(), self.ec2.owner.cluster.clone()),
+            (owner::NODE.to_owned(), self.ec2.owner.node.clone()),
+        ];
+        let filter = InstanceFilter::Tags(tags.into());
+        let listed = self.caller.call(NAME, self.api.describe_instances(&filter)).await.ok()?;
+        let text = format!("{} instances of node {}", listed.len(), self.ec2.owner.node);
+        self.caller.add(Outcome::Ok, NAME, &text);
+        Some(listed)
+    }
+
+    /// Tries a launch on demand in each zone, and a spot launch in the first that has an offer.
+    async fn launches(
+        &mut self,
+        resources: &Resources,
+        in_zones: Option<Vec<TypeInZone>>,
+        spot: &[SpotPrice],
+    ) {
+        let zones = resources.subnets.keys().cloned().collect();
+        let in_zones = in_zones
+            .filter(|listed| listed.iter().any(|entry| resources.subnets.contains_key(&entry.zone)))
+            .unwrap_or_else(|| self.all_types_in(resources));
+        let images = resources.images.keys().copied().collect();
+        let catalogue = market_data::catalogue(&self.ec2.types, &in_zones, spot, &zones, images);
+        let mut spot_is_tried = false;
+        for (zone, subnet) in &resources.subnets {
+            for (market, launch_type) in
+                [(Market::OnDemand, LaunchType::OnDemand), (Market::Spot, LaunchType::Spot)]
+            {
+                if market == Market::Spot && spot_is_tried {
+                    continue;
+                }
+                let place =
+                    if zone == subnet { subnet.clone() } else { format!("{subnet}, {zone}") };
+                let name = format!("RunInstances ({market}, {place})");
+                match self.candidate(&catalogue, zone, launch_type) {
+                    Err(why) => self.caller.add(Outcome::Warning, &name, &why),
+                    Ok(candidate) => {
+                        spot_is_tried |= market == Market::Spot;
+                        self.launch(&name, resources, candidate).await;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Returns all known types, for zones whose types are not known.
+    fn all_types_in(&self, resources: &Resources) -> Vec<TypeInZone> {
+        let names = self.ec2.types.entries().iter().map(|entry| &entry.instance_type.name);
+        let of_zone = |zone: &String| {
+            let in_zone =
+                |name: &String| TypeInZone { instance_type: name.clone(), zone: zone.clone() };
+            names.clone().map(in_zone).collect::<Vec<_>>()
+        };
+        resources.subnets.keys().flat_map(of_zone).collect()
+    }
+
+    /// Returns the offering of a zone for a pod without annotations; an error says why there is
+    /// no offering.
+    fn candidate(
+        &self,
+        catalogue: &Catalogue,
+        zone: &str,
+        launch_type: LaunchType,
+    ) -> Result<Candidate, String> {
+        let mut rules = Rules::of(&self.config.placement);
+        // Without the permission to describe subnets, zones are not known.
+        let zone_is_known = !self.config.ec2.subnets.iter().any(|subnet| subnet == zone);
+        if zone_is_known && !rules.zones.is_empty() && !rules.zones.iter().any(|it| it == zone) {
+            return Err("never launched: placement.zones has not this zone".to_owned());
+        }
+        rules.zones = vec![zone.to_owned()];
+        let request = CellRequest { launch_type, ..CellRequest::default() };
+        let needs = Needs::new(&request, &Requested::default(), &rules.defaults);
+        rank(catalogue, &needs, &rules, &()).into_iter().next().ok_or_else(|| {
+            format!("no instance type of the zone fits a pod without annotations: {needs}")
+        })
+    }
+
+    async fn launch(&mut self, name: &str, resources: &Resources, candidate: Candidate) {
+        let text = candidate.offering.instance_type.clone();
+        let request = match self.request(resources, candidate) {
+            Ok(request) => request,
+            Err(error) => {
+                return self.caller.add(Outcome::Failed, name, &error.text());
+            }
+        };
+        let api = Arc::clone(&self.api);
+        let tried = self.caller.call(name, dry_run_of_launch(&*api, &request)).await;
+        if tried.is_ok() {
+            self.caller.add(Outcome::Ok, name, &text);
+        }
+    }
+
+    /// Returns the request that the daemon would make for a pod without annotations. What only
+    /// the daemon has (token, certificate, agent) is replaced by values of the same form.
+    fn request(
+        &self,
+        resources: &Resources,
+        candidate: Candidate,
+    ) -> Result<RunInstances, ProviderError> {
+        let parameters = self.ec2.parameters_with(resources, &CellRequest::default())?;
+        let cell = CellId::mint().map_err(|error| {
+            ProviderError::new(super::ErrorClass::Transient, "make the id of a cell", error)
+        })?;
+        let gateway = self.config.gateway.advertised().or(self.config.gateway.listen);
+        let spec = LaunchSpec {
+            candidates: vec![candidate],
+            tags: self.tags(&cell),
+            bootstrap: Bootstrap {
+                cell: cell.to_string(),
+                gateway: GatewayAddress::Tcp(gateway.unwrap_or_else(|| ([0, 0, 0, 0], 0).into())),
+                ca_sha256: "0".repeat(64),
+                token: "0".repeat(64),
+                orphan_timeout_secs: self.config.orphan_timeout.as_secs(),
+                agent: Some(AgentPin {
+                    sha256: "0".repeat(64),
+                    size_bytes: 1,
+                    ca_pem: "0".repeat(CA_PEM_BYTES),
+                }),
+            },
+            parameters: parameters.stored(),
+            cell: cell.clone(),
+        };
+        self.ec2.request(&spec, cell.as_str())
+    }
+
+    fn tags(&self, cell: &CellId) -> BTreeMap<String, String> {
+        let pod = PodTags {
+            namespace: "default".into(),
+            name: "check-config".into(),
+            ..PodTags::default()
+        };
+        self.ec2.owner.tags(&TagRules::of(self.config), cell, &pod).tags
+    }
+
+    /// Tries the calls that name an instance.
+    async fn calls_of_an_instance(&mut self, instances: &[InstanceDescription]) {
+        let lives =
+            |instance: &&InstanceDescription| instance.state != InstanceStateName::Terminated;
+        let own = instances.iter().find(lives).map(|instance| InstanceId(instance.id.clone()));
+        let id = own.as_ref().map_or(NO_INSTANCE, |own| &own.0);
+        let tag = (owner::CLUSTER.to_owned(), self.ec2.owner.cluster.clone());
+        for (name, call) in [
+            ("TerminateInstances", DryRun::Terminate(id.to_owned())),
+            ("CreateTags", DryRun::Tag(id.to_owned(), [tag].into())),
+            ("GetConsoleOutput", DryRun::Console(id.to_owned())),
+        ] {
+            let api = Arc::clone(&self.api);
+            let trial = async {
+                match api.dry_run(&call).await {
+                    Err(error) if own.is_none() && error.code() == Some(UNKNOWN_INSTANCE) => Ok(()),
+                    tried => tried,
+                }
+            };
+            let trial_without = "tried on an id that does not exist, because the node has no \
+                                 instance: a policy that permits tagged instances alone may \
+                                 refuse it; check again when a pod runs in a cell";
+            match (self.caller.call(name, trial).await, &own) {
+                (Ok(()), Some(own)) => {
+                    self.caller.add(Outcome::Ok, name, &format!("dry run on {}", own.0));
+                }
+                (Ok(()), None) => {
+                    self.caller.add(Outcome::Ok, name, "dry run on an id that does not exist");
+                }
+                (Err(failed), None) if failed.is_denied => {
+                    self.caller.add(Outcome::Warning, name, trial_without);
+                }
+                (Err(_), _) => {}
+            }
+        }
+    }
+}
+
+/// Makes a dry run of a launch.
+async fn dry_run_of_launch(api: &dyn Ec2Api, request: &RunInstances) -> Result<(), CallError> {
+    match api.run_instances(request, true).await {
+        Err(error) if error.code() == Some(DRY_RUN_SUCCEEDED) => Ok(()),
+        Err(error) => Err(error),
+        // A dry run never launches.
+        Ok(_) => Ok(()),
+    }
+}

@@ -1,0 +1,234 @@
+//! The calls of a live check: bounded in time, and ended by the first that shows an API that is
+//! down, so that it is reported once.
+
+use std::{collections::BTreeSet, future::Future, time::Duration};
+
+use kiyot_ec2::{CallError, Failure};
+use tokio::time::{Instant, timeout_at};
+
+use super::{
+    super::{super::ErrorClass, error_codes::classify},
+    policy,
+    report::{LiveReport, Outcome},
+};
+
+/// Bounds the time of a call.
+const CALL_TIMEOUT: Duration = Duration::from_secs(10);
+/// Bounds the time of all calls.
+const TOTAL_TIMEOUT: Duration = Duration::from_secs(30);
+/// Bounds a message, in characters.
+const MAX_MESSAGE_CHARS: usize = 600;
+/// Begins the part of a message that only `aws sts decode-authorization-message` reads.
+const ENCODED: &str = "Encoded authorization failure message";
+/// The codes of calls whose credentials are accepted and whose action is not permitted.
+const DENIED: [&str; 3] = ["UnauthorizedOperation", "AccessDenied", "AccessDeniedException"];
+
+/// A call that failed, or that was not made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Failed {
+    /// Set if the policy does not permit it.
+    pub(super) is_denied: bool,
+}
+
+/// Makes calls one after the other, and reports their failures.
+#[derive(Debug)]
+pub(super) struct Caller {
+    pub(super) report: LiveReport,
+    ends: Instant,
+    /// The reason why no further call is made.
+    stopped: Option<&'static str>,
+    not_made: BTreeSet<String>,
+}
+
+/// The meaning of a failure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Verdict {
+    /// The policy does not permit the action.
+    Denied,
+    /// No other call would succeed, for this reason.
+    Stop(&'static str),
+    /// The offering has no room at present, which is no error of the configuration.
+    NoRoom,
+    /// Another error.
+    Failed,
+}
+
+impl Caller {
+    pub(super) fn new(report: LiveReport) -> Self {
+        let ends = Instant::now() + TOTAL_TIMEOUT;
+        Self { report, ends, stopped: None, not_made: BTreeSet::new() }
+    }
+
+    /// Makes a call and reports its failure. The caller reports a success.
+    pub(super) async fn call<T>(
+        &mut self,
+        name: &str,
+        call: impl Future<Output = Result<T, CallError>>,
+    ) -> Result<T, Failed> {
+        if self.stopped.is_some() {
+            self.not_made.insert(action(name).to_owned());
+            return Err(Failed { is_denied: false });
+        }
+        let started = Instant::now();
+        let called = timeout_at(self.ends.min(started + CALL_TIMEOUT), call).await;
+        let error = match called {
+            Ok(Ok(answer)) => return Ok(answer),
+            Ok(Err(error)) => error,
+            Err(_) => {
+                let failure = Failure::TooSlow(started.elapsed());
+                CallError { operation: "call", failure }
+            }
+        };
+        let verdict = verdict(&error);
+        let text = message(&error);
+        match verdict {
+            Verdict::NoRoom => self.add(Outcome::Warning, name, &format!("no room now: {text}")),
+            _ => self.add(Outcome::Failed, name, &text),
+        }
+        match verdict {
+            Verdict::Denied => {
+                let denied =
+                    policy::denied_action(&text).unwrap_or_else(|| format!("ec2:{}", action(name)));
+                self.report.deny(denied);
+            }
+            Verdict::Stop(why) => self.stopped = Some(why),
+            Verdict::NoRoom | Verdict::Failed => {}
+        }
+        Err(Failed { is_denied: verdict == Verdict::Denied })
+    }
+
+    /// Reports a check.
+    pub(super) fn add(&mut self, outcome: Outcome, name: &str, text: &str) {
+        self.report.add(outcome, name, text);
+    }
+
+    /// Reports a check that was not made.
+    pub(super) fn skip(&mut self, name: &str, why: &str) {
+        if self.stopped.is_some() {
+            self.not_made.insert(name.to_owned());
+        } else {
+            self.add(Outcome::NotChecked, name, why);
+        }
+    }
+
+    /// Reports the calls that were not made, in a line.
+    pub(super) fn finish(&mut self) {
+        if let Some(why) = self.stopped {
+            let names: Vec<&str> = self.not_made.iter().map(String::as_str).collect();
+            let text = format!("{why}; not called: {}", names.join(", "));
+            self.report.add(Outcome::NotChecked, "everything else", &text);
+        }
+    }
+}
+
+/// Returns the action of a check, such as `RunInstances` of `RunInstances (Spot, subnet-1)`.
+fn action(name: &str) -> &str {
+    name.split(' ').next().unwrap_or(name)
+}
+
+fn verdict(error: &CallError) -> Verdict {
+    if error.code().is_some_and(|code| DENIED.contains(&code)) {
+        return Verdict::Denied;
+    }
+    match (&error.failure, classify(error).0) {
+        (Failure::NotSent(_) | Failure::Unanswered(_) | Failure::TooSlow(_), _) => {
+            Verdict::Stop("EC2 was not reached")
+        }
+        (_, ErrorClass::Auth) => Verdict::Stop("EC2 refuses the credentials"),
+        (_, ErrorClass::Unanswered) => Verdict::Stop("EC2 does not work now"),
+        (_, ErrorClass::Throttled) => Verdict::Stop("EC2 limits the rate of calls now"),
+        (_, ErrorClass::Capacity) if error.code() != Some("Unsupported") => Verdict::NoRoom,
+        _ => Verdict::Failed,
+    }
+}
+
+/// Returns code and message on a line, without the encoded part, which is long.
+fn message(error: &CallError) -> String {
+    let text = error.failure.to_string();
+    let text = text.split(ENCODED).next().unwrap_or_default();
+    let plain = text.chars().map(|char| if char.is_control() { ' ' } else { char });
+    let plain: String = plain.take(MAX_MESSAGE_CHARS).collect();
+    plain.trim().trim_end_matches(':').to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(code: &str, message: &str) -> CallError {
+        let failure = Failure::Refused { code: code.into(), message: message.into() };
+        CallError { operation: "RunInstances", failure }
+    }
+
+    fn caller() -> Caller {
+        Caller::new(LiveReport::new("us-east-1", "production"))
+    }
+
+    async fn failing(caller: &mut Caller, name: &str, error: CallError) -> Failed {
+        caller.call(name, async { Err::<(), _>(error) }).await.unwrap_err()
+    }
+
+    #[tokio::test]
+    async fn denied_action_is_that_of_the_message_or_of_the_call() {
+        let mut caller = caller();
+        let named = "You are not authorized to perform this operation. User: u is not authorized \
+                     to perform: iam:PassRole on resource: r. Encoded authorization failure \
+                     message: AAAA";
+        let error = refused("UnauthorizedOperation", named);
+        assert!(failing(&mut caller, "RunInstances (Spot, s)", error).await.is_denied);
+        let error = refused("UnauthorizedOperation", "no");
+        assert!(failing(&mut caller, "CreateTags", error).await.is_denied);
+        let text = caller.report.to_string();
+        assert!(text.contains("iam:PassRole") && text.contains("ec2:CreateTags"), "{text}");
+        assert!(!text.contains("AAAA") && !text.contains("ec2:RunInstances"), "{text}");
+        assert!(!caller.report.is_fine());
+    }
+
+    #[tokio::test]
+    async fn api_that_is_down_is_reported_once() {
+        for failure in [
+            Failure::NotSent("refused".into()),
+            Failure::Unanswered("reset".into()),
+            Failure::Failed { code: "Unavailable".into(), message: String::new() },
+            Failure::Refused { code: "AuthFailure".into(), message: String::new() },
+            Failure::Refused { code: "RequestLimitExceeded".into(), message: String::new() },
+        ] {
+            let mut caller = caller();
+            let error = CallError { operation: "DescribeSubnets", failure };
+            failing(&mut caller, "DescribeSubnets", error).await;
+            for name in ["DescribeImages", "RunInstances (Spot, a)", "RunInstances (Spot, b)"] {
+                let next = caller.call(name, async { Ok(()) }).await;
+                assert_eq!(next, Err(Failed { is_denied: false }));
+            }
+            caller.finish();
+            let text = caller.report.to_string();
+            assert_eq!(text.lines().count(), 2, "{text}");
+            assert!(text.ends_with("not called: DescribeImages, RunInstances\n"), "{text}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn call_without_an_answer_ends_within_its_time() {
+        let mut caller = caller();
+        let started = Instant::now();
+        let never = std::future::pending::<Result<(), CallError>>();
+        assert!(caller.call("DescribeSubnets", never).await.is_err());
+        assert_eq!(started.elapsed(), CALL_TIMEOUT);
+        assert!(caller.report.to_string().contains("not answered within 10 s"));
+    }
+
+    #[tokio::test]
+    async fn missing_capacity_is_a_warning_and_an_unsupported_type_a_failure() {
+        let mut caller = caller();
+        failing(&mut caller, "RunInstances", refused("InsufficientInstanceCapacity", "none")).await;
+        assert!(caller.report.is_fine());
+        failing(&mut caller, "RunInstances", refused("Unsupported", "no such type")).await;
+        assert!(!caller.report.is_fine());
+    }
+
+    #[test]
+    fn messages_are_a_line_of_bounded_length() {
+        let text = message(&refused("Code", &format!("a\n\u{1b}[31m{}", "x".repeat(5000))));
+        assert!(text.starts_with("Code: a  [31mxxx") && text.len() <= MAX_MESSAGE_CHARS, "{text}");
+    }
+}

@@ -1,0 +1,167 @@
+//! The policy of the node's role, and the part of it with some actions.
+
+use std::collections::BTreeSet;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// The policy, as docs/iam.md has it.
+const POLICY: &str = include_str!("../../../../../../config/iam-policy.json");
+/// The statement for cells with an instance profile.
+const PASS_ROLE: &str = include_str!("../../../../../../config/iam-pass-role.json");
+/// Begins the action in EC2's message about a denied call.
+const MARK: &str = "not authorized to perform: ";
+
+/// A policy of IAM.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Policy {
+    version: String,
+    statement: Vec<Statement>,
+}
+
+/// A statement, with its keys in the order of the documentation.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Statement {
+    sid: String,
+    effect: String,
+    action: Actions,
+    resource: Value,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    condition: Option<Value>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+enum Actions {
+    One(String),
+    Several(Vec<String>),
+}
+
+impl Actions {
+    /// Returns those of a set.
+    fn of(self, wanted: &BTreeSet<String>) -> Option<Self> {
+        match self {
+            Self::One(action) => wanted.contains(&action).then_some(Self::One(action)),
+            Self::Several(mut actions) => {
+                actions.retain(|action| wanted.contains(action));
+                match actions.len() {
+                    0 => None,
+                    1 => actions.pop().map(Self::One),
+                    _ => Some(Self::Several(actions)),
+                }
+            }
+        }
+    }
+}
+
+/// Returns the part of the policy with these actions, as JSON. Actions that the policy does not
+/// know are named beneath it.
+pub(super) fn part(actions: &BTreeSet<String>, region: &str, cluster: &str) -> String {
+    let read = serde_json::from_str(POLICY).and_then(|policy: Policy| {
+        let pass_role: Statement = serde_json::from_str(PASS_ROLE)?;
+        Ok((policy, pass_role))
+    });
+    let (policy, pass_role) = match read {
+        Ok(read) => read,
+        // A test reads both; without them the actions are named.
+        Err(_) => return names(actions.iter()),
+    };
+    let statements = policy.statement.into_iter().chain([pass_role]);
+    let statement: Vec<Statement> = statements
+        .filter_map(|statement| {
+            let action = statement.action.of(actions)?;
+            Some(Statement { action, ..statement })
+        })
+        .collect();
+    let is_known = |action: &&String| {
+        let wanted = BTreeSet::from([(*action).clone()]);
+        statement.iter().any(|statement| statement.action.clone().of(&wanted).is_some())
+    };
+    let unknown: Vec<&String> = actions.iter().filter(|action| !is_known(action)).collect();
+    let policy = Policy { version: policy.version, statement };
+    let json = serde_json::to_string_pretty(&policy).unwrap_or_default();
+    let json = json.replace("REGION", region).replace("CLUSTER", cluster);
+    match unknown.is_empty() {
+        true => json,
+        false => format!("{json}\nAlso: {}", names(unknown.into_iter())),
+    }
+}
+
+fn names<'a>(actions: impl Iterator<Item = &'a String>) -> String {
+    actions.map(String::as_str).collect::<Vec<_>>().join(", ")
+}
+
+/// Returns the action that EC2's message about a denied call names, such as `iam:PassRole`.
+pub(super) fn denied_action(message: &str) -> Option<String> {
+    let (_, rest) = message.split_once(MARK)?;
+    let action = rest.split(|char: char| char.is_whitespace() || char == ',').next()?;
+    let action = action.trim_end_matches('.');
+    let (service, name) = action.split_once(':')?;
+    let is_word = |word: &str| !word.is_empty() && word.bytes().all(|b| b.is_ascii_alphanumeric());
+    (is_word(service) && is_word(name)).then(|| action.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn set(actions: &[&str]) -> BTreeSet<String> {
+        actions.iter().map(|action| (*action).to_owned()).collect()
+    }
+
+    fn sids(text: &str) -> Vec<String> {
+        let policy: Policy = serde_json::from_str(text).unwrap();
+        policy.statement.into_iter().map(|statement| statement.sid).collect()
+    }
+
+    #[test]
+    fn documented_policies_are_those_of_the_program() {
+        let page = include_str!("../../../../../../docs/iam.md");
+        assert!(page.contains(&format!("```json\n{POLICY}```\n")), "docs/iam.md: {POLICY}");
+        assert!(page.contains(&format!("```json\n{PASS_ROLE}```\n")), "docs/iam.md: {PASS_ROLE}");
+    }
+
+    #[test]
+    fn part_has_the_wanted_actions_alone() {
+        let policy: Policy = serde_json::from_str(POLICY).unwrap();
+        let part = |actions: &[&str]| part(&set(actions), "eu-west-1", "production");
+        let text = part(&["ec2:DescribeImages"]);
+        assert_eq!(sids(&text), ["Read"]);
+        assert!(text.contains("\"Action\": \"ec2:DescribeImages\""), "{text}");
+        let text = part(&["ec2:RunInstances"]);
+        assert_eq!(sids(&text), ["LaunchTagged", "LaunchWith"]);
+        assert!(text.contains("arn:aws:ec2:eu-west-1:ACCOUNT:subnet/*"), "{text}");
+        assert!(text.contains("\"aws:RequestTag/kiyot:cluster\": \"production\""), "{text}");
+        assert_eq!(sids(&part(&["ec2:CreateTags"])), ["TagAtLaunch", "OwnInstances"]);
+        assert_eq!(sids(&part(&["iam:PassRole"])), ["PassRole"]);
+        let all: Vec<String> = policy
+            .statement
+            .iter()
+            .flat_map(|statement| match statement.action.clone() {
+                Actions::One(action) => vec![action],
+                Actions::Several(actions) => actions,
+            })
+            .collect();
+        let all: Vec<&str> = all.iter().map(String::as_str).collect();
+        let whole: Policy = serde_json::from_str(&part(&all)).unwrap();
+        assert_eq!(whole.statement.len(), policy.statement.len());
+    }
+
+    #[test]
+    fn unknown_action_is_named_beneath_the_policy() {
+        let text = part(&set(&["kms:CreateGrant"]), "r", "c");
+        assert!(text.ends_with("Also: kms:CreateGrant"), "{text}");
+    }
+
+    #[test]
+    fn action_is_read_from_the_message_of_ec2() {
+        let found = |text: &str| denied_action(text);
+        let text = "You are not authorized to perform this operation. User: arn:aws:iam::1:user/u \
+                    is not authorized to perform: ec2:RunInstances on resource: arn:aws:ec2:…";
+        assert_eq!(found(text).as_deref(), Some("ec2:RunInstances"));
+        assert_eq!(found("You are not authorized to perform this operation."), None);
+        assert_eq!(found("is not authorized to perform: \"];x y"), None);
+    }
+}

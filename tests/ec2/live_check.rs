@@ -1,0 +1,204 @@
+//! `kiyot check-config --live` over the test cloud.
+
+use std::{process::Stdio, time::Duration};
+
+use kiyot_testcloud::{Credentials, Outage};
+use tokio::process::Command;
+
+use crate::{permissions::documented, world::World};
+
+/// Bounds a check, with the time of a slow machine: its calls end within 30 s.
+const CHECK_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// The outcome of a check.
+struct Checked {
+    text: String,
+    code: Option<i32>,
+}
+
+impl Checked {
+    /// Returns the lines that begin with an outcome.
+    fn lines(&self, outcome: &str) -> Vec<&str> {
+        self.text.lines().filter(|line| line.starts_with(&format!("{outcome:<11}  "))).collect()
+    }
+
+    /// Returns the actions of the printed policy.
+    fn missing(&self) -> Vec<String> {
+        let start = self.text.find("\n{\n").unwrap_or_else(|| panic!("{}", self.text));
+        let mut actions: Vec<String> = documented(&self.text[start..]).into_iter().collect();
+        actions.sort();
+        actions
+    }
+}
+
+/// A configuration of a world. A change replaces a text of it.
+fn configuration(world: &World, change: (&str, &str)) -> String {
+    let setup = world.cloud.setup();
+    let subnets: Vec<&str> = setup.subnets.iter().map(|subnet| subnet.id.as_str()).collect();
+    let (from, to) = change;
+    let text = format!(
+        "[backends.containerd]\ntype = \"cri\"\n[backends.milpa]\ntype = \"milpa\"\n\
+         provider = \"ec2\"\ncluster = \"production\"\nnode = \"worker-1\"\n\
+         [backends.milpa.gateway]\nlisten = \"10.77.0.5:7700\"\n[backends.milpa.ec2]\n\
+         region = \"us-east-1\"\nsubnets = {subnets:?}\nsecurity_groups = [\"{}\"]\n\
+         image = {{ id = \"{}\" }}\nendpoint_url = \"{}\"\n",
+        setup.security_group,
+        setup.image,
+        world.cloud.endpoint(),
+    );
+    assert!(text.contains(from), "{from} is not in {text}");
+    text.replacen(from, to, 1)
+}
+
+async fn check(world: &World, change: (&str, &str)) -> Checked {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), configuration(world, change)).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kiyot"));
+    command
+        .args(["check-config", "--live", "--config"])
+        .arg(file.path())
+        .env("AWS_ACCESS_KEY_ID", "AKIATEST")
+        .env("AWS_SECRET_ACCESS_KEY", "secret")
+        .stdin(Stdio::null())
+        .kill_on_drop(true);
+    let ended = tokio::time::timeout(CHECK_TIMEOUT, command.output()).await;
+    let output = ended.unwrap().unwrap();
+    let text =
+        String::from_utf8(output.stdout).unwrap() + &String::from_utf8(output.stderr).unwrap();
+    Checked { text, code: output.status.code() }
+}
+
+const UNCHANGED: (&str, &str) = ("", "");
+
+/// Verifies V40.
+#[tokio::test]
+async fn right_configuration_passes_without_an_effect() {
+    let world = World::new().await;
+    // The calls that name an instance are tried on one of the node's own.
+    let own = world.launch("token").await;
+    world.cloud.clear_calls();
+    let checked = check(&world, UNCHANGED).await;
+    assert_eq!(checked.code, Some(0), "{}", checked.text);
+    assert_eq!(checked.lines("ok").len(), 5 + 3 + 1 + 3, "{}", checked.text);
+    assert_eq!(checked.text.matches(&format!("dry run on {}", own.id)).count(), 3);
+    let calls = world.cloud.calls();
+    for call in &calls {
+        let is_dry = call.parameters.get("DryRun").is_some_and(|dry| dry == "true");
+        assert!(is_dry || call.action.starts_with("Describe"), "{call:?}");
+    }
+    let dry: std::collections::BTreeSet<String> =
+        calls.iter().map(|call| call.action.clone()).collect();
+    let page = crate::permissions::page();
+    assert_eq!(dry, documented(&page), "the check proves the whole policy");
+    assert_eq!(world.cloud.instances().len(), 1);
+    assert!(!world.cloud.instance(&own.id.0).unwrap().state.is_ended());
+}
+
+/// Verifies V40.
+#[tokio::test]
+async fn node_without_instances_is_checked_with_an_id_that_does_not_exist() {
+    let world = World::new().await;
+    let checked = check(&world, UNCHANGED).await;
+    assert_eq!(checked.code, Some(0), "{}", checked.text);
+    assert_eq!(checked.text.matches("dry run on an id that does not exist").count(), 3);
+    assert!(world.cloud.instances().is_empty());
+}
+
+/// Verifies V40.
+#[tokio::test]
+async fn wrong_subnet_group_image_and_key_are_named() {
+    let world = World::new().await;
+    let setup = world.cloud.setup();
+    let (subnet, group, image) =
+        (setup.subnets[0].id.clone(), setup.security_group.clone(), setup.image.clone());
+    let key = ("image =", "key_name = \"nobody-s\"\nimage =");
+    for (change, name, code) in [
+        ((subnet.as_str(), "subnet-0badbad"), "DescribeSubnets", "InvalidSubnetID.NotFound"),
+        ((group.as_str(), "sg-0badbad"), "RunInstances", "InvalidGroup.NotFound"),
+        ((image.as_str(), "ami-0badbad"), "DescribeImages", "InvalidAMIID.NotFound"),
+        (key, "RunInstances", "InvalidKeyPair.NotFound"),
+    ] {
+        let checked = check(&world, change).await;
+        assert_eq!(checked.code, Some(1), "{change:?}: {}", checked.text);
+        let failed = checked.lines("failed");
+        let is_named = |line: &&str| line.contains(name) && line.contains(code);
+        assert!(!failed.is_empty() && failed.iter().all(is_named), "{change:?}: {}", checked.text);
+        // Everything else is still checked.
+        assert!(checked.text.contains("ok           DescribeInstances:"), "{}", checked.text);
+        assert!(!checked.text.contains("\"Statement\""), "{}", checked.text);
+    }
+}
+
+/// Verifies V41.
+#[tokio::test]
+async fn each_denied_action_is_the_missing_part_of_the_policy() {
+    let world = World::new().await;
+    let faults = world.cloud.faults();
+    for action in documented(&crate::permissions::page()) {
+        faults.set_denied(&action, true);
+        let checked = check(&world, UNCHANGED).await;
+        faults.clear();
+        assert_eq!(checked.code, Some(1), "{action}: {}", checked.text);
+        assert_eq!(checked.missing(), [action.as_str()], "{}", checked.text);
+        let failed = checked.lines("failed");
+        let is_denial = |line: &&str| line.contains("UnauthorizedOperation");
+        assert!(!failed.is_empty() && failed.iter().all(is_denial), "{action}: {}", checked.text);
+        assert!(!checked.text.contains("AAAA"), "{}", checked.text);
+    }
+    faults.set_denied("*", true);
+    let checked = check(&world, UNCHANGED).await;
+    let all: Vec<String> = documented(&crate::permissions::page()).into_iter().collect();
+    assert_eq!(checked.missing(), all, "{}", checked.text);
+}
+
+/// Verifies V42.
+#[tokio::test]
+async fn api_that_is_down_or_refuses_the_credentials_is_a_single_failure() {
+    let world = World::new().await;
+    let faults = world.cloud.faults();
+    for (credentials, code) in [
+        (Credentials::Wrong, "AuthFailure"),
+        (Credentials::Expired, "RequestExpired"),
+        (Credentials::Unknown, "InvalidClientTokenId"),
+    ] {
+        faults.set_credentials(Some(credentials));
+        let checked = check(&world, UNCHANGED).await;
+        faults.clear();
+        assert_eq!(checked.code, Some(1), "{}", checked.text);
+        let [failed] = checked.lines("failed")[..] else { panic!("{}", checked.text) };
+        assert!(failed.contains(code), "{failed}");
+        assert!(checked.text.contains("EC2 refuses the credentials; not called: "));
+    }
+    for (outage, reason) in [
+        (Outage::Unavailable, "Unavailable"),
+        (Outage::InternalError, "InternalError"),
+        (Outage::Reset, "not answered: "),
+        (Outage::Hang, "not answered within 10 s"),
+        (Outage::Refused, "not sent: "),
+    ] {
+        faults.set_outage(Some(outage));
+        let checked = check(&world, UNCHANGED).await;
+        assert_eq!(checked.code, Some(1), "{}", checked.text);
+        let [failed] = checked.lines("failed")[..] else { panic!("{}", checked.text) };
+        assert!(failed.contains(reason), "{outage:?}: {failed}");
+        assert_eq!(checked.lines("not checked").len(), 1, "{}", checked.text);
+        faults.set_outage(None);
+    }
+}
+
+/// Verifies V44.
+#[tokio::test]
+async fn networks_that_cells_don_t_reach_are_warnings() {
+    let world = World::new().await;
+    let change = ("image =", "cluster_networks = [\"10.96.0.0/12\"]\nimage =");
+    let checked = check(&world, change).await;
+    assert_eq!(checked.code, Some(0), "{}", checked.text);
+    let subnets = &world.cloud.setup().subnets;
+    let others = format!("cells in {}, {} don't reach", subnets[1].id, subnets[2].id);
+    assert!(checked.text.contains(&others), "{}", checked.text);
+    assert!(checked.text.contains("note: backend milpa: ec2.subnets: of 3 subnets only"));
+    let checked = check(&world, ("10.77.0.5:7700", "192.168.7.5:7700")).await;
+    assert_eq!(checked.code, Some(0), "{}", checked.text);
+    let [warning] = checked.lines("warning")[..] else { panic!("{}", checked.text) };
+    assert!(warning.contains("192.168.7.5 is in no network of the subnets"), "{warning}");
+}
