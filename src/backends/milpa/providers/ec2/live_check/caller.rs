@@ -18,6 +18,8 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 const TOTAL_TIMEOUT: Duration = Duration::from_secs(30);
 /// Bounds a message, in characters.
 const MAX_MESSAGE_CHARS: usize = 600;
+/// Replaces the text of an error that is that of the check before.
+const SAME_ERROR: &str = "the same error";
 /// Begins the part of a message that only `aws sts decode-authorization-message` reads.
 const ENCODED: &str = "Encoded authorization failure message";
 /// The codes of calls whose credentials are accepted and whose action is not permitted.
@@ -38,6 +40,8 @@ pub(super) struct Caller {
     /// The reason why no further call is made.
     stopped: Option<&'static str>,
     not_made: BTreeSet<String>,
+    /// The text of the last failure.
+    last_failure: String,
 }
 
 /// The meaning of a failure.
@@ -56,7 +60,7 @@ enum Verdict {
 impl Caller {
     pub(super) fn new(report: LiveReport) -> Self {
         let ends = Instant::now() + TOTAL_TIMEOUT;
-        Self { report, ends, stopped: None, not_made: BTreeSet::new() }
+        Self { report, ends, stopped: None, not_made: BTreeSet::new(), last_failure: String::new() }
     }
 
     /// Makes a call and reports its failure. The caller reports a success.
@@ -83,8 +87,11 @@ impl Caller {
         let text = message(&error);
         match verdict {
             Verdict::NoRoom => self.add(Outcome::Warning, name, &format!("no room now: {text}")),
+            // Launches in other zones often fail for the same reason.
+            _ if text == self.last_failure => self.add(Outcome::Failed, name, SAME_ERROR),
             _ => self.add(Outcome::Failed, name, &text),
         }
+        self.last_failure.clone_from(&text);
         match verdict {
             Verdict::Denied => {
                 let denied =

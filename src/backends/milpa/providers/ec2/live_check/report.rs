@@ -75,7 +75,7 @@ impl fmt::Display for LiveReport {
         }
         writeln!(
             f,
-            "\nThe policy of the node's role lacks this (replace ACCOUNT and ROLE; docs/iam.md):\n{}",
+            "\nThe policy of the node's role lacks this (docs/iam.md):\n{}",
             policy::part(&self.denied, &self.region, &self.cluster)
         )
     }
