@@ -1,6 +1,6 @@
 //! `[backends.NAME.ec2]`: cells that are instances of Amazon EC2.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use kiyot_ec2::{ImageFilter, VolumeType};
 
@@ -25,6 +25,10 @@ const MAX_URL_BYTES: usize = 2048;
 const MAX_CLUSTER_NETWORKS: usize = 8;
 /// Globs of labels: as many as an instance has tags.
 const MAX_LABEL_GLOBS: usize = MAX_TAGS;
+const LISTING_PERIOD: Duration = Duration::from_secs(30);
+/// Range of the period of lists.
+const LISTING_PERIODS: std::ops::RangeInclusive<Duration> =
+    Duration::from_secs(1)..=Duration::from_secs(10 * 60);
 const VOLUME_SIZE: u64 = 10 << 30;
 /// Range of a root volume: at least an image of a distribution, and the largest volume of EBS.
 const VOLUME_BYTES: std::ops::RangeInclusive<u64> = 1 << 30..=16 << 40;
@@ -59,6 +63,8 @@ pub struct Ec2 {
     pub cluster_networks: Vec<Cidr>,
     /// Globs of labels of pods that become tags; the labels of the first are the first.
     pub label_tags: Vec<String>,
+    /// Period of the lists that show the state of all instances.
+    pub listing_period: Duration,
     /// URL of the endpoint; by default that of the region.
     pub endpoint_url: Option<String>,
 }
@@ -79,6 +85,7 @@ impl Default for Ec2 {
             tags: BTreeMap::new(),
             cluster_networks: Vec::new(),
             label_tags: vec!["*".to_owned()],
+            listing_period: LISTING_PERIOD,
             endpoint_url: None,
         }
     }
@@ -122,6 +129,9 @@ impl Ec2 {
             items.into_iter().map(|item| item.read(allowed, |text| text.parse().ok())).collect()
         });
         table.set("label_tags", &mut ec2.label_tags, label_globs);
+        table.set("listing_period", &mut ec2.listing_period, |field| {
+            read::duration(field, LISTING_PERIODS)
+        });
         table.set("endpoint_url", &mut ec2.endpoint_url, |field| {
             let allowed = "a URL that begins with \"https://\" or \"http://\"";
             field
@@ -331,7 +341,7 @@ mod tests {
                     image = { owner = \"self\", name = \"cell-*\" }\nimage_has_agent = true\n\
                     instance_profile = \"cells\"\nkey_name = \"ops\"\nvolume_size = \"20Gi\"\n\
                     volume_type = \"gp2\"\npublic_address = true\n\
-                    endpoint_url = \"http://127.0.0.1:5000\"\n\
+                    endpoint_url = \"http://127.0.0.1:5000\"\nlisting_period = \"1m\"\n\
                     cluster_networks = [\"10.96.0.0/12\"]\n\
                     label_tags = [\"app\", \"app.kubernetes.io/*\"]\n\
                     [backends.milpa.ec2.tags]\nteam = \"web\"\n";
@@ -350,6 +360,7 @@ mod tests {
             tags: [("team".to_owned(), "web".to_owned())].into(),
             cluster_networks: vec!["10.96.0.0/12".parse().unwrap()],
             label_tags: vec!["app".into(), "app.kubernetes.io/*".into()],
+            listing_period: Duration::from_secs(60),
             endpoint_url: Some("http://127.0.0.1:5000".into()),
         };
         assert_eq!(ec2, expected);

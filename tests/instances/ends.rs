@@ -1,21 +1,19 @@
 //! Ends of instances that the daemon did not order.
 
 use kiyot_testcloud::State;
-use kiyot_testkit::{Kiyot, LIMIT, Node, kill_all, processes, wait_until};
+use kiyot_testkit::{LIMIT, kill_all, processes, wait_until};
 
-use super::{TestCloud, WAIT, pod, sandbox_ends};
+use super::{WAIT, World, pod, sandbox_ends};
 
 /// Verifies V25.
 #[tokio::test]
 async fn instance_terminated_from_the_console_ends_its_pod() {
-    let cloud = TestCloud::start().await;
-    let node = Node::start().await;
-    let kiyot = Kiyot::start(&node, cloud.options()).await;
-    let mut kubelet = kiyot.kubelet().await;
+    let world = World::start().await;
+    let (_kiyot, mut kubelet) = world.daemon(world.options()).await;
     let ended = kubelet.run_pod(&pod("ended", WAIT)).await.unwrap();
-    let id = cloud.launched().remove(0).id;
+    let id = world.launched().remove(0).id;
     let other = kubelet.run_pod(&pod("other", WAIT)).await.unwrap();
-    cloud.change("TerminateInstances", &id).await;
+    world.change("TerminateInstances", &id).await;
     sandbox_ends(&mut kubelet, &ended.sandbox).await;
     let status = kubelet.container_status(&ended.container("main").id).await.unwrap();
     assert_eq!(status.exit_code, 137, "{status:?}");
@@ -23,46 +21,42 @@ async fn instance_terminated_from_the_console_ends_its_pod() {
     for running in [&ended, &other] {
         kubelet.stop_and_remove(running).await.unwrap();
     }
-    cloud.has_no_cells().await;
+    world.has_no_cells().await;
 }
 
 /// Verifies V21, V25.
 #[tokio::test]
 async fn instance_stopped_and_started_from_the_console_never_resumes_its_pod() {
-    let cloud = TestCloud::start().await;
-    let node = Node::start().await;
-    let mut kiyot = Kiyot::start(&node, cloud.options()).await;
-    let mut kubelet = kiyot.kubelet().await;
+    let world = World::start().await;
+    let (mut kiyot, mut kubelet) = world.daemon(world.options()).await;
     let running = kubelet.run_pod(&pod("stopped", WAIT)).await.unwrap();
-    let id = cloud.launched().remove(0).id;
+    let id = world.launched().remove(0).id;
     // Without the daemon, which would terminate a stopped instance.
     kiyot.kill9();
-    cloud.change("StopInstances", &id).await;
-    cloud.reaches(&id, State::Stopped).await;
-    cloud.change("StartInstances", &id).await;
-    cloud.reaches(&id, State::Terminated).await;
-    let console = cloud.console(&id);
+    world.change("StopInstances", &id).await;
+    world.reaches(&id, State::Stopped).await;
+    world.change("StartInstances", &id).await;
+    world.reaches(&id, State::Terminated).await;
+    let console = world.console(&id);
     assert!(console.contains("machine has run its cell before"), "{console}");
     kiyot.start_again().await;
     let mut kubelet = kiyot.kubelet().await;
     sandbox_ends(&mut kubelet, &running.sandbox).await;
     kubelet.stop_and_remove(&running).await.unwrap();
-    cloud.has_no_cells().await;
+    world.has_no_cells().await;
 }
 
 /// Verifies V21.
 #[tokio::test]
 async fn killed_service_powers_its_instance_off() {
-    let cloud = TestCloud::start().await;
-    let node = Node::start().await;
-    let kiyot = Kiyot::start(&node, cloud.options()).await;
-    let mut kubelet = kiyot.kubelet().await;
+    let world = World::start().await;
+    let (_kiyot, mut kubelet) = world.daemon(world.options()).await;
     let running = kubelet.run_pod(&pod("crashed", WAIT)).await.unwrap();
-    let id = cloud.launched().remove(0).id;
+    let id = world.launched().remove(0).id;
     let service = processes(&["/usr/local/bin/kiyot-cell service"]);
     assert!(!service.is_empty(), "no service runs");
     kill_all(&service);
-    cloud.reaches(&id, State::Terminated).await;
+    world.reaches(&id, State::Terminated).await;
     sandbox_ends(&mut kubelet, &running.sandbox).await;
     kubelet.stop_and_remove(&running).await.unwrap();
 }
@@ -70,10 +64,8 @@ async fn killed_service_powers_its_instance_off() {
 /// Verifies V25.
 #[tokio::test]
 async fn daemon_that_is_killed_finds_its_pods_again() {
-    let cloud = TestCloud::start().await;
-    let node = Node::start().await;
-    let mut kiyot = Kiyot::start(&node, cloud.options()).await;
-    let mut kubelet = kiyot.kubelet().await;
+    let world = World::start().await;
+    let (mut kiyot, mut kubelet) = world.daemon(world.options()).await;
     let script = "i=0; while :; do i=$((i+1)); echo line $i; sleep 0.2; done";
     let running = kubelet.run_pod(&pod("counter", script)).await.unwrap();
     let main = running.container("main").clone();
@@ -94,7 +86,7 @@ async fn daemon_that_is_killed_finds_its_pods_again() {
     for (at, line) in lines.iter().enumerate() {
         assert_eq!(line.text, format!("line {}", at + 1), "no line is lost or doubled");
     }
-    assert_eq!(cloud.running().len(), 1);
+    assert_eq!(world.running().len(), 1);
     kubelet.stop_and_remove(&running).await.unwrap();
-    cloud.has_no_cells().await;
+    world.has_no_cells().await;
 }

@@ -1,89 +1,81 @@
 //! Faults of the API and of instances, as a kubelet sees them.
 
 use kiyot_testcloud::{Cloud, Credentials, Outage};
-use kiyot_testkit::{Container, Kiyot, LIMIT, Node, Pod, wait_until};
+use kiyot_testkit::{Container, LIMIT, Pod, wait_until};
 
-use super::{TestCloud, WAIT, pod};
+use super::{WAIT, World, pod};
 
 /// Verifies V27.
 #[tokio::test]
 async fn agent_that_never_starts_fails_its_pod_with_the_console() {
-    let cloud = TestCloud::start().await;
-    let node = Node::start().await;
-    let mut options = cloud.options();
+    let world = World::start().await;
+    let mut options = world.options();
     // A program without the command `service`.
     options.sections.push_str("agent = \"/bin/true\"\n");
     options.milpa.push_str("launch_timeout = \"5s\"\n");
-    let kiyot = Kiyot::start(&node, options).await;
-    let mut kubelet = kiyot.kubelet().await;
+    let (_kiyot, mut kubelet) = world.daemon(options).await;
     let error = kubelet.run_pod(&pod("silent", WAIT)).await.unwrap_err();
     let message = error.message();
     assert!(message.contains("did not connect within 5 s"), "{message}");
     assert!(message.contains("its console ends: user-data ended with status 0"), "{message}");
-    cloud.has_no_cells().await;
+    world.has_no_cells().await;
 }
 
 /// Verifies V28.
 #[tokio::test]
 async fn api_that_is_down_delays_cells_alone() {
-    let cloud = TestCloud::start().await;
-    let node = Node::start().await;
-    let mut options = cloud.options();
+    let world = World::start().await;
+    let mut options = world.options();
     options.milpa.push_str("launch_timeout = \"20s\"\n");
-    cloud.faults().set_outage(Some(Outage::Hang));
-    let kiyot = Kiyot::start(&node, options).await;
-    let mut kubelet = kiyot.kubelet().await;
+    world.faults().set_outage(Some(Outage::Hang));
+    let (_kiyot, mut kubelet) = world.daemon(options).await;
     let local = Pod::new("local").container(Container::script("main", WAIT));
     let local = kubelet.run_pod(&local).await.unwrap();
     let spec = pod("waits", WAIT);
     let error = kubelet.run_pod(&spec).await.unwrap_err();
     assert!(error.message().contains("the provider of cells: read the catalogue"), "{error}");
-    cloud.faults().clear();
+    world.faults().clear();
     let running =
         wait_until("the pod runs", LIMIT, async || kubelet.run_pod(&spec).await.ok()).await;
     for outage in [Outage::Refused, Outage::Reset, Outage::Unavailable, Outage::InternalError] {
-        cloud.faults().set_outage(Some(outage));
+        world.faults().set_outage(Some(outage));
         kubelet.exec_sync(&running.container("main").id, &["true"]).await.unwrap();
         kubelet.exec_sync(&local.container("main").id, &["true"]).await.unwrap();
     }
-    cloud.faults().clear();
+    world.faults().clear();
     for running in [&running, &local] {
         kubelet.stop_and_remove(running).await.unwrap();
     }
-    cloud.has_no_cells().await;
+    world.has_no_cells().await;
 }
 
 /// Verifies V28.
 #[tokio::test]
 async fn refused_credentials_are_the_reason_of_a_pod_and_end_no_other() {
-    let cloud = TestCloud::start().await;
-    let node = Node::start().await;
-    let kiyot = Kiyot::start(&node, cloud.options()).await;
-    let mut kubelet = kiyot.kubelet().await;
+    let world = World::start().await;
+    let (_kiyot, mut kubelet) = world.daemon(world.options()).await;
     let running = kubelet.run_pod(&pod("running", WAIT)).await.unwrap();
-    cloud.faults().set_credentials(Some(Credentials::Expired));
+    world.faults().set_credentials(Some(Credentials::Expired));
     let error = kubelet.run_pod(&pod("refused", WAIT)).await.unwrap_err();
     assert!(error.message().contains("RequestExpired"), "{error}");
     kubelet.exec_sync(&running.container("main").id, &["true"]).await.unwrap();
-    assert_eq!(cloud.launched().len(), 1);
-    cloud.faults().clear();
+    assert_eq!(world.launched().len(), 1);
+    world.faults().clear();
     kubelet.stop_and_remove(&running).await.unwrap();
-    cloud.has_no_cells().await;
+    world.has_no_cells().await;
 }
 
 /// Verifies V28.
 #[tokio::test]
 async fn another_endpoint_proves_no_end() {
-    let cloud = TestCloud::start().await;
+    let world = World::start().await;
     let other = Cloud::start().await;
-    let node = Node::start().await;
-    let mut kiyot = Kiyot::start(&node, cloud.options()).await;
-    let mut kubelet = kiyot.kubelet().await;
+    let (mut kiyot, mut kubelet) = world.daemon(world.options()).await;
     let running = kubelet.run_pod(&pod("elsewhere", WAIT)).await.unwrap();
     let main = running.container("main").id.clone();
     kiyot.stop().await;
     let configuration = std::fs::read_to_string(kiyot.configuration()).unwrap();
-    let changed = configuration.replace(&cloud.endpoint(), &other.endpoint());
+    let changed = configuration.replace(&world.endpoint(), &other.endpoint());
     std::fs::write(kiyot.configuration(), changed).unwrap();
     kiyot.start_again().await;
     let mut kubelet = kiyot.kubelet().await;
@@ -98,5 +90,5 @@ async fn another_endpoint_proves_no_end() {
     kiyot.start_again().await;
     let mut kubelet = kiyot.kubelet().await;
     kubelet.stop_and_remove(&running).await.unwrap();
-    cloud.has_no_cells().await;
+    world.has_no_cells().await;
 }

@@ -1,17 +1,15 @@
 //! Life of a pod on an instance.
 
 use kiyot_testcloud::State;
-use kiyot_testkit::{Kiyot, LIMIT, Node, Source, cri, wait_until};
+use kiyot_testkit::{LIMIT, Source, cri, wait_until};
 
-use super::{TestCloud, WAIT, pod, run};
+use super::{WAIT, World, pod, run};
 
 /// Verifies V23.
 #[tokio::test]
 async fn pod_on_an_instance_lives_as_one_on_the_node() {
-    let cloud = TestCloud::start().await;
-    let node = Node::start().await;
-    let mut kiyot = Kiyot::start(&node, cloud.options()).await;
-    let mut kubelet = kiyot.kubelet().await;
+    let world = World::start().await;
+    let (mut kiyot, mut kubelet) = world.daemon(world.options()).await;
     let script = format!("echo hello from $(hostname); cat /settings/colour; {WAIT}");
     let mut spec = pod("first", &script)
         .volume("settings", Source::ConfigMap(Source::files(&[("colour", "blue\n")])));
@@ -24,7 +22,7 @@ async fn pod_on_an_instance_lives_as_one_on_the_node() {
     let status = kubelet.sandbox_status(&running.sandbox).await.unwrap();
     assert_eq!(status.state(), cri::PodSandboxState::SandboxReady);
     let ip = status.network.unwrap().ip;
-    let cells = cloud.launched();
+    let cells = world.launched();
     assert_eq!(cells.len(), 1, "{cells:?}");
     assert_eq!(cells[0].address, ip);
     run(
@@ -50,20 +48,18 @@ async fn pod_on_an_instance_lives_as_one_on_the_node() {
     .await;
 
     kubelet.stop_and_remove(&running).await.unwrap();
-    cloud.reaches(&cells[0].id, State::Terminated).await;
+    world.reaches(&cells[0].id, State::Terminated).await;
     assert!(kiyot.stop().await.success());
     drop(kiyot);
-    let left = node.stop();
+    let left = world.node.stop();
     assert!(left.is_empty(), "leftovers:\n{left}");
 }
 
 /// Verifies V22.
 #[tokio::test]
 async fn metadata_service_is_closed_to_a_pod_without_an_instance_profile() {
-    let cloud = TestCloud::start().await;
-    let node = Node::start().await;
-    let kiyot = Kiyot::start(&node, cloud.options()).await;
-    let mut kubelet = kiyot.kubelet().await;
+    let world = World::start().await;
+    let (_kiyot, mut kubelet) = world.daemon(world.options()).await;
     // A read without a token is refused by the service itself: a status proves that it is reached.
     let script = "wget -S -O - http://169.254.169.254/latest/meta-data/ 2>&1; true";
     let closed = kubelet.run_pod(&pod("closed", WAIT)).await.unwrap();
@@ -77,31 +73,29 @@ async fn metadata_service_is_closed_to_a_pod_without_an_instance_profile() {
     for running in [&closed, &open] {
         kubelet.stop_and_remove(running).await.unwrap();
     }
-    cloud.has_no_cells().await;
+    world.has_no_cells().await;
 }
 
 /// Verifies V24.
 #[tokio::test]
 async fn pod_needs_one_call_at_its_start_and_none_for_its_status() {
-    let cloud = TestCloud::start().await;
-    let node = Node::start().await;
-    let kiyot = Kiyot::start(&node, cloud.options()).await;
-    let mut kubelet = kiyot.kubelet().await;
+    let world = World::start().await;
+    let (_kiyot, mut kubelet) = world.daemon(world.options()).await;
     // The first reads subnets, images, types and prices.
     let first = kubelet.run_pod(&pod("first", WAIT)).await.unwrap();
-    cloud.clear_calls();
+    world.clear_calls();
     let second = kubelet.run_pod(&pod("second", WAIT)).await.unwrap();
     for _ in 0..20 {
         kubelet.sandbox_status(&second.sandbox).await.unwrap();
         kubelet.containers().await.unwrap();
         kubelet.exec_sync(&second.container("main").id, &["true"]).await.unwrap();
     }
-    let calls: Vec<_> = cloud.calls().into_iter().map(|call| call.action).collect();
+    let calls: Vec<_> = world.calls().into_iter().map(|call| call.action).collect();
     // Lists of all cells have a period of their own.
     let of_pod: Vec<_> = calls.iter().filter(|action| *action != "DescribeInstances").collect();
     assert_eq!(of_pod, ["RunInstances"], "{calls:?}");
     for running in [&first, &second] {
         kubelet.stop_and_remove(running).await.unwrap();
     }
-    cloud.has_no_cells().await;
+    world.has_no_cells().await;
 }

@@ -4,15 +4,31 @@
 
 mod ends;
 mod faults;
+mod kills;
 mod launches;
 mod life;
 mod network;
+mod outages;
+mod refusals;
+mod strays;
+mod terminations;
+mod throttling;
 
-use kiyot_testcloud::{Cloud, State};
-use kiyot_testkit::{Container, KiyotOptions, Kubelet, LIMIT, Pod, cri, wait_until};
+use std::time::Duration;
+
+use kiyot_testcloud::{Cloud, Instance, State};
+use kiyot_testkit::{
+    Container, Kiyot, KiyotOptions, Kubelet, LIMIT, Node, Pod, RunningPod, allowed, cri, wait_until,
+};
+use tokio::time::timeout;
 
 /// Script of a container that runs until SIGTERM.
 const WAIT: &str = "trap 'exit 0' TERM; while :; do sleep 0.5; done";
+
+/// Key of a period of lists that is short, for tests of what lists show.
+const SHORT_LISTING_PERIOD: &str = "listing_period = \"1s\"\n";
+/// Time in which the node answers for its own pods, whatever the cloud does.
+const LOCAL_LIMIT: Duration = Duration::from_secs(1);
 
 /// A cloud whose consoles are printed if the test panics.
 struct TestCloud(Cloud);
@@ -36,14 +52,52 @@ impl Drop for TestCloud {
     }
 }
 
-impl TestCloud {
+/// The machines of a test: a cloud, and the node in its VPC. Declared in the order of their ends.
+struct World {
+    node: Node,
+    cloud: TestCloud,
+}
+
+impl std::ops::Deref for World {
+    type Target = Cloud;
+
+    fn deref(&self) -> &Cloud {
+        &self.cloud
+    }
+}
+
+impl World {
+    /// Starts the cloud and the node.
     async fn start() -> Self {
-        Self(Cloud::start_with_instances().await)
+        let cloud = TestCloud(Cloud::start_with_instances().await);
+        Self { node: Node::start().await, cloud }
     }
 
     /// Returns the options of the daemon under test.
     fn options(&self) -> KiyotOptions {
         self.daemon_options(env!("CARGO_BIN_EXE_kiyot"))
+    }
+
+    /// Starts the daemon, and connects the node's kubelet to it.
+    async fn daemon(&self, options: KiyotOptions) -> (Kiyot<'_>, Kubelet) {
+        let kiyot = Kiyot::start(&self.node, options).await;
+        let kubelet = kiyot.kubelet().await;
+        (kiyot, kubelet)
+    }
+
+    /// Returns the present instance of a pod, by its tags.
+    fn instance_of(&self, pod: &str) -> Instance {
+        let mut of_pod = self.running();
+        of_pod.retain(|instance| instance.tags.get("kiyot:pod").is_some_and(|name| name == pod));
+        assert_eq!(of_pod.len(), 1, "{pod}: {of_pod:?}");
+        of_pod.remove(0)
+    }
+
+    /// Returns the instances of which something is left.
+    fn left(&self) -> Vec<Instance> {
+        let mut left = self.launched();
+        left.retain(|instance| instance.state != State::Terminated);
+        left
     }
 
     /// Makes a call with an instance, as the console of EC2 does.
@@ -76,6 +130,35 @@ async fn run(kubelet: &mut Kubelet, container: &str, script: &str) -> String {
     let output = kubelet.exec_sync(container, &["sh", "-c", script]).await.unwrap();
     assert_eq!(output.code, 0, "{script}: {}{}", output.stdout, output.stderr);
     output.stdout
+}
+
+/// Returns a pod on the node with one container, `main`.
+fn local_pod() -> Pod {
+    Pod::new("local").container(Container::script("main", WAIT))
+}
+
+/// Runs a pod as a kubelet does, which repeats a failed call.
+async fn run_in_the_end(kubelet: &mut Kubelet, spec: &Pod) -> RunningPod {
+    wait_until(format!("the pod {} runs", spec.name), LIMIT, async || {
+        kubelet.run_pod(spec).await.ok()
+    })
+    .await
+}
+
+/// Checks that pods have the same containers, which run, and that the node answers at once.
+async fn are_unharmed(kubelet: &mut Kubelet, pods: &[&RunningPod]) {
+    let listed = timeout(allowed(LOCAL_LIMIT), kubelet.containers()).await;
+    let listed = listed.expect("the node lists containers at once").unwrap();
+    for pod in pods {
+        let status = timeout(allowed(LOCAL_LIMIT), kubelet.sandbox_status(&pod.sandbox)).await;
+        let status = status.expect("the node answers at once").unwrap();
+        assert_eq!(status.state(), cri::PodSandboxState::SandboxReady, "{}", pod.spec.name);
+        let main = &pod.container("main").id;
+        let of_pod = listed.iter().filter(|container| container.pod_sandbox_id == pod.sandbox);
+        let of_pod: Vec<_> = of_pod.map(|container| (&container.id, container.state())).collect();
+        assert_eq!(of_pod, [(main, cri::ContainerState::ContainerRunning)], "{}", pod.spec.name);
+        run(kubelet, main, "true").await;
+    }
 }
 
 /// Waits until a sandbox is not ready.

@@ -1,9 +1,9 @@
 //! Host ports, and networks of the cluster that cells reach by the node.
 
 use kiyot_testcloud::Hold;
-use kiyot_testkit::{Kiyot, LIMIT, Node, cri, output, wait_until};
+use kiyot_testkit::{LIMIT, cri, output, wait_until};
 
-use super::{TestCloud, WAIT, pod, run};
+use super::{WAIT, World, pod, run};
 
 /// Script of a container that serves a page with its host name on port 8080.
 const SERVE: &str = "mkdir -p /tmp/www; hostname > /tmp/www/index.html; \
@@ -34,13 +34,11 @@ fn nat_rules() -> String {
 /// Verifies V30.
 #[tokio::test]
 async fn host_port_of_a_pod_leads_to_its_instance() {
-    let cloud = TestCloud::start().await;
-    let node = Node::start().await;
-    let mut kiyot = Kiyot::start(&node, cloud.options()).await;
-    let mut kubelet = kiyot.kubelet().await;
+    let world = World::start().await;
+    let (mut kiyot, mut kubelet) = world.daemon(world.options()).await;
     let server = kubelet.run_pod(&server("server")).await.unwrap();
     let client = kubelet.run_pod(&pod("client", WAIT)).await.unwrap();
-    let url = format!("http://{}:18080/", cloud.host().unwrap().address);
+    let url = format!("http://{}:18080/", world.host().unwrap().address);
     assert_eq!(page(&url).await, "server");
     let fetched =
         run(&mut kubelet, &client.container("main").id, &format!("timeout 5 wget -q -O - {url}"))
@@ -54,7 +52,7 @@ async fn host_port_of_a_pod_leads_to_its_instance() {
     for running in [&server, &client] {
         kubelet.stop_and_remove(running).await.unwrap();
     }
-    cloud.has_no_cells().await;
+    world.has_no_cells().await;
     wait_until("no rule is left", LIMIT, async || (!nat_rules().contains("KIYOT")).then_some(()))
         .await;
 }
@@ -76,16 +74,14 @@ fn delete_nat_rules() {
 /// Verifies V51.
 #[tokio::test]
 async fn host_port_leads_to_its_instance_again_after_a_reboot_of_the_node() {
-    let cloud = TestCloud::start().await;
-    let node = Node::start().await;
-    let mut options = cloud.options();
+    let world = World::start().await;
+    let mut options = world.options();
     // With it, pods without host ports have rules too.
     options.of_provider.push_str("cluster_networks = [\"10.96.0.0/12\"]\n");
-    let mut kiyot = Kiyot::start(&node, options).await;
-    let mut kubelet = kiyot.kubelet().await;
+    let (mut kiyot, mut kubelet) = world.daemon(options).await;
     let server = kubelet.run_pod(&server("server")).await.unwrap();
     let client = kubelet.run_pod(&pod("client", WAIT)).await.unwrap();
-    let url = format!("http://{}:18080/", cloud.host().unwrap().address);
+    let url = format!("http://{}:18080/", world.host().unwrap().address);
     assert_eq!(page(&url).await, "server");
     let before = sorted_nat_rules();
     kiyot.kill9();
@@ -107,7 +103,7 @@ async fn host_port_leads_to_its_instance_again_after_a_reboot_of_the_node() {
     for running in [&server, &client] {
         kubelet.stop_and_remove(running).await.unwrap();
     }
-    cloud.has_no_cells().await;
+    world.has_no_cells().await;
     wait_until("no rule is left", LIMIT, async || (!nat_rules().contains("KIYOT")).then_some(()))
         .await;
     let log = kiyot.log();
@@ -117,33 +113,29 @@ async fn host_port_leads_to_its_instance_again_after_a_reboot_of_the_node() {
 /// Verifies V30.
 #[tokio::test]
 async fn rules_of_a_daemon_that_was_killed_in_the_attachment_do_not_fail_it() {
-    let cloud = TestCloud::start().await;
-    let node = Node::start().await;
-    let kiyot = Kiyot::start(&node, cloud.options()).await;
-    let mut kubelet = kiyot.kubelet().await;
-    cloud.faults().set_hold("RunInstances", Some(Hold::Reply));
+    let world = World::start().await;
+    let (_kiyot, mut kubelet) = world.daemon(world.options()).await;
+    world.faults().set_hold("RunInstances", Some(Hold::Reply));
     let mut caller = kubelet.clone();
     let running = tokio::spawn(async move { caller.run_pod(&server("server")).await });
     let launched =
-        wait_until("an instance is launched", LIMIT, async || cloud.launched().into_iter().next())
+        wait_until("an instance is launched", LIMIT, async || world.launched().into_iter().next())
             .await;
     let chain = format!("KIYOT-HP-{}", launched.id);
     output("iptables", &["-w", "10", "-t", "nat", "-N", &chain]).unwrap();
-    cloud.faults().set_hold("RunInstances", None);
+    world.faults().set_hold("RunInstances", None);
     let running = running.await.unwrap().unwrap();
-    assert_eq!(page(&format!("http://{}:18080/", cloud.host().unwrap().address)).await, "server");
-    assert_eq!(cloud.launched().len(), 1, "{:?}", cloud.launched());
+    assert_eq!(page(&format!("http://{}:18080/", world.host().unwrap().address)).await, "server");
+    assert_eq!(world.launched().len(), 1, "{:?}", world.launched());
     kubelet.stop_and_remove(&running).await.unwrap();
-    cloud.has_no_cells().await;
+    world.has_no_cells().await;
 }
 
 /// Verifies V50.
 #[tokio::test]
 async fn host_port_of_another_pod_is_refused_before_an_instance_is_launched() {
-    let cloud = TestCloud::start().await;
-    let node = Node::start().await;
-    let mut kiyot = Kiyot::start(&node, cloud.options()).await;
-    let mut kubelet = kiyot.kubelet().await;
+    let world = World::start().await;
+    let (mut kiyot, mut kubelet) = world.daemon(world.options()).await;
     let first = kubelet.run_pod(&server("first")).await.unwrap();
     for is_restarted in [false, true] {
         if is_restarted {
@@ -156,36 +148,34 @@ async fn host_port_of_another_pod_is_refused_before_an_instance_is_launched() {
         assert_eq!(refused.code(), tonic::Code::Unavailable, "{message}");
         assert!(message.contains("hostPort 18080/tcp is taken by pod default/first"), "{message}");
     }
-    assert_eq!(cloud.launched().len(), 1, "{:?}", cloud.launched());
+    assert_eq!(world.launched().len(), 1, "{:?}", world.launched());
     kubelet.stop_and_remove(&first).await.unwrap();
     let second = kubelet.run_pod(&server("second")).await.unwrap();
-    let url = format!("http://{}:18080/", cloud.host().unwrap().address);
+    let url = format!("http://{}:18080/", world.host().unwrap().address);
     assert_eq!(page(&url).await, "second");
     kubelet.stop_and_remove(&second).await.unwrap();
-    cloud.has_no_cells().await;
+    world.has_no_cells().await;
 }
 
 /// Verifies V31.
 #[tokio::test]
 async fn service_of_the_cluster_is_reached_from_a_cell_by_the_node() {
-    let cloud = TestCloud::start().await;
-    let node = Node::start().await;
-    let mut options = cloud.options();
+    let world = World::start().await;
+    let mut options = world.options();
     options.of_provider.push_str("cluster_networks = [\"10.96.0.0/12\"]\n");
-    let subnet = cloud.setup().subnets[0].id.clone();
+    let subnet = world.setup().subnets[0].id.clone();
     // In the node's subnet.
     let all = options.of_provider.clone();
     let line = all.lines().find(|line| line.starts_with("subnets")).unwrap();
     options.of_provider = all.replace(line, &format!("subnets = [\"{subnet}\"]"));
-    let kiyot = Kiyot::start(&node, options).await;
-    let mut kubelet = kiyot.kubelet().await;
+    let (_kiyot, mut kubelet) = world.daemon(options).await;
     let server = kubelet.run_pod(&pod("server", SERVE)).await.unwrap();
     let address = kubelet.sandbox_status(&server.sandbox).await.unwrap().network.unwrap().ip;
     let client = kubelet.run_pod(&pod("client", WAIT)).await.unwrap();
     let client_id = client.container("main").id.clone();
 
     let route = run(&mut kubelet, &client_id, &format!("ip route get {SERVICE}")).await;
-    let by_node = format!("via {}", cloud.host().unwrap().address);
+    let by_node = format!("via {}", world.host().unwrap().address);
     assert!(route.contains(&by_node), "{route}");
     // A rule of kube-proxy to another cell, in the same subnet as the client.
     let endpoint = format!("{address}:8080");
@@ -214,5 +204,5 @@ async fn service_of_the_cluster_is_reached_from_a_cell_by_the_node() {
     for running in [&server, &client, &local] {
         kubelet.stop_and_remove(running).await.unwrap();
     }
-    cloud.has_no_cells().await;
+    world.has_no_cells().await;
 }

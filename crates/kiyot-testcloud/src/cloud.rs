@@ -27,7 +27,7 @@ use crate::{
     moto::Moto,
     proxy,
     query::Query,
-    shared::{Mutable, Shared},
+    shared::{ImageFile, Mutable, Shared},
     vpc::{METADATA_ADDRESS, Vpc},
 };
 
@@ -233,6 +233,13 @@ impl Cloud {
             instance.end(Some(Instant::now()), self.shared.boots, code, message);
         }
         self.shared.changed.notify_waiters();
+    }
+
+    /// Adds a file to the root of instances that are launched from now on, as their image would have
+    /// it.
+    pub fn add_to_images(&self, path: &str, content: &[u8], mode: u32) {
+        let file = ImageFile { path: path.to_owned(), content: content.to_owned(), mode };
+        self.shared.lock().image_files.push(file);
     }
 
     /// Replaces the console output of an instance.

@@ -23,7 +23,7 @@ use crate::{
     instance::{Instance, State},
     proxy::power,
     query::Query,
-    shared::Shared,
+    shared::{ImageFile, Shared},
     vpc::Vpc,
 };
 
@@ -182,6 +182,7 @@ struct Machine {
     directory: PathBuf,
     host_name: String,
     link: String,
+    files: Vec<ImageFile>,
 }
 
 impl Machine {
@@ -193,6 +194,7 @@ impl Machine {
             directory: shared.directory.join("roots").join(&instance.id),
             host_name: format!("ip-{}", instance.address.replace('.', "-")),
             link: format!("ve{}", &tail[..tail.len().min(12)]),
+            files: shared.lock().image_files.clone(),
         }
     }
 
@@ -207,6 +209,9 @@ impl Machine {
                 let path = self.directory.join("guest").join(name);
                 fs::write(&path, text)?;
                 fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
+            }
+            if instance.boots == 0 {
+                self.files.iter().try_for_each(|file| self.add(file))?;
             }
             let user_data = STANDARD.decode(&instance.user_data).unwrap_or_default();
             if instance.boots == 0 && user_data.starts_with(b"#!") {
@@ -228,6 +233,17 @@ impl Machine {
         ip(&["-n", id, "link", "set", "eth0", "address", &instance.mac, "up"])?;
         ip(&["-n", id, "address", "add", &address, "dev", "eth0"])?;
         ip(&["-n", id, "route", "add", "default", "via", &subnet.gateway])
+    }
+
+    /// Writes a file of the image into the layer of the root that its path belongs to.
+    fn add(&self, file: &ImageFile) -> io::Result<()> {
+        let path = match file.path.strip_prefix("/etc/systemd/") {
+            Some(path) => self.directory.join("systemd").join(path),
+            None => self.directory.join("upper").join(file.path.trim_start_matches('/')),
+        };
+        fs::create_dir_all(path.parent().unwrap_or(&self.directory))?;
+        fs::write(&path, &file.content)?;
+        fs::set_permissions(&path, fs::Permissions::from_mode(file.mode))
     }
 
     fn boot(&self, shared: &Shared) -> Result<Child, String> {

@@ -34,6 +34,15 @@ pub(crate) struct Launch {
     pub(crate) instances: Vec<String>,
 }
 
+/// A file of all images.
+#[derive(Debug, Clone)]
+pub(crate) struct ImageFile {
+    /// Absolute path in the root of an instance.
+    pub(crate) path: String,
+    pub(crate) content: Vec<u8>,
+    pub(crate) mode: u32,
+}
+
 /// Everything that changes.
 #[derive(Debug, Default)]
 pub(crate) struct Mutable {
@@ -41,6 +50,7 @@ pub(crate) struct Mutable {
     pub(crate) instances: BTreeMap<String, Instance>,
     pub(crate) launches: BTreeMap<String, Launch>,
     pub(crate) buckets: Buckets,
+    pub(crate) image_files: Vec<ImageFile>,
     calls: BTreeMap<u64, Call>,
     next_call: u64,
 }

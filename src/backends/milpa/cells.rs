@@ -127,6 +127,16 @@ pub enum CellError {
         /// The error of that launch.
         source: ProviderError,
     },
+    /// The launch was repeated until the time for it was over.
+    #[error("cell {cell} was not launched within {seconds} s")]
+    NotLaunched {
+        /// The cell.
+        cell: CellId,
+        /// The time limit, in seconds.
+        seconds: u64,
+        /// The error of the last call.
+        source: ProviderError,
+    },
     /// The agent did not connect in time.
     #[error("cell {cell} did not connect within {seconds} s; its console ends: {console}")]
     Silent {

@@ -12,6 +12,7 @@ use std::{
 };
 
 use kiyot_link::{bootstrap::Bootstrap, certificate::sha256};
+use kiyot_proto::store::CellPhase;
 
 use super::{
     super::{
@@ -358,6 +359,11 @@ impl Engine {
     /// Sets and clears what depends on a cell's state, after each event.
     fn settle(&mut self, id: &CellId, now: Now) {
         let Some(cell) = self.cells.get(id) else { return };
+        // No call of the launch had an effect: a replay would make an instance for nothing.
+        let is_unanswered = cell.state.awaits_replay() || cell.state.is_searching();
+        if is_unanswered && cell.state.reason().is_some() && !cell.may_be_launched {
+            return self.apply(id, CellEvent::NothingLaunched, now);
+        }
         if cell.state.awaits_replay() {
             self.timers.set_once(Timer::Token(id.clone()), cell.token_deadline);
         } else {
@@ -418,6 +424,11 @@ impl Engine {
         if self.cells.contains_key(id) {
             return;
         }
+        let mut changes = changes;
+        // A later commit, of the end, has overtaken these.
+        if changes.iter().any(|change| is_before_the_end(change, id)) {
+            changes.retain(|change| matches!(change, Change::Cost(..)));
+        }
         if self.unwritten.len() >= MAX_UNWRITTEN {
             // The next start removes the record.
             self.unwritten.pop_front();
@@ -443,6 +454,7 @@ impl Engine {
         let is_local = self.capabilities.awaits_ends();
         let Some(cell) = self.cells.get_mut(id) else { return };
         cell.may_be_launched |= error.class == ErrorClass::Unanswered;
+        cell.launch_error = Some(error.clone());
         let is_refusal = matches!(
             error.class,
             ErrorClass::Capacity | ErrorClass::Quota | ErrorClass::Auth | ErrorClass::Invalid
@@ -662,6 +674,12 @@ impl Engine {
         self.seams.random(&mut bytes)?;
         Ok(hex::encode(bytes))
     }
+}
+
+/// Returns true for the record of a cell that has not ended.
+fn is_before_the_end(change: &Change, id: &CellId) -> bool {
+    let Change::Cell(cell, Some(record)) = change else { return false };
+    cell == id && record.phase() != CellPhase::Gone
 }
 
 fn reason_of(error: &ProviderError) -> Arc<str> {

@@ -182,7 +182,10 @@ async fn earlier_deadline_of_the_caller_bounds_the_launch() {
     eventually("instances are listed", || world.provider.lists.load(Ordering::SeqCst) > 1).await;
     let order =
         LaunchOrder { deadline: Some(Instant::now()), ..order(&SandboxId::mint().unwrap(), "uid") };
-    assert!(matches!(world.cells.launch(order).await, Err(CellError::Silent { seconds: 0, .. })));
+    assert!(matches!(
+        world.cells.launch(order).await,
+        Err(CellError::NotLaunched { seconds: 0, .. })
+    ));
 }
 
 #[tokio::test]

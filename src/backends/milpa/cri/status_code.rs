@@ -68,7 +68,8 @@ fn code_of_cell(error: &CellError) -> Code {
     match error {
         CellError::Launches { last, .. } => code_of_cell(last),
         CellError::Denied { .. } => Code::PermissionDenied,
-        CellError::Provider(ProviderError { class, .. }) => match class {
+        CellError::Provider(ProviderError { class, .. })
+        | CellError::NotLaunched { source: ProviderError { class, .. }, .. } => match class {
             ErrorClass::Capacity | ErrorClass::Quota => Code::ResourceExhausted,
             ErrorClass::Throttled | ErrorClass::Transient | ErrorClass::Unanswered => {
                 Code::Unavailable

@@ -284,7 +284,7 @@ impl Ec2 {
 #[async_trait]
 impl Provider for Ec2 {
     fn capabilities(&self) -> Capabilities {
-        CAPABILITIES
+        Capabilities { listing_period: self.config.listing_period, ..CAPABILITIES }
     }
 
     async fn catalogue(&self) -> Result<Catalogue, ProviderError> {

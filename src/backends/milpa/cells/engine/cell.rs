@@ -61,6 +61,8 @@ pub(super) struct Cell {
     pub(super) was_bound: bool,
     /// True if a call of its launch has no answer: it may have made an instance.
     pub(super) may_be_launched: bool,
+    /// The error of its last launch that may succeed when it is repeated.
+    pub(super) launch_error: Option<ProviderError>,
     /// The number of replays of its launch.
     pub(super) replays: u32,
     /// The time from which on its instance is known.
@@ -107,6 +109,7 @@ impl Cell {
             healthy_timeout: None,
             was_bound: false,
             may_be_launched: false,
+            launch_error: None,
             replays: 0,
             instance_known: None,
             network: None,

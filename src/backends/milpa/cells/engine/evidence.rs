@@ -117,32 +117,40 @@ impl Engine {
         now: Now,
     ) {
         let (mut ended, mut absent, mut expected) = (Vec::new(), Vec::new(), 0);
+        // On the node, the end of an instance leaves parts that only its termination removes.
+        let is_remote = !self.capabilities.awaits_ends();
         for cell in self.cells.values() {
             // An instance that became known during the listing may be absent from it.
             let is_known = cell.instance_known.is_some_and(|known| known <= began);
             let is_confirming = cell.state.is_confirming();
             let Some(instance) = cell.state.instance() else { continue };
+            let state = listed.get(instance).map(|listed| listed.state);
+            if is_remote
+                && cell.state.awaits_termination()
+                && state == Some(InstanceState::Terminated)
+            {
+                ended.push((cell.id.clone(), CellEvent::InstanceTerminated));
+            }
             if !is_known || !(cell.state.expects_instance() || is_confirming) {
                 continue;
             }
             expected += 1;
-            match listed.get(instance).map(|listed| listed.state) {
+            match state {
                 Some(InstanceState::Terminated) if is_confirming => {
-                    ended.push((cell.id.clone(), true));
+                    ended.push((cell.id.clone(), CellEvent::Terminated));
                 }
                 Some(state) if !state.is_alive() && !is_confirming => {
-                    ended.push((cell.id.clone(), false));
+                    ended.push((cell.id.clone(), CellEvent::End(INSTANCE_ENDED.into())));
                 }
                 Some(_) => {}
                 None if !is_confirming => absent.push((cell.id.clone(), instance.clone())),
                 None => {}
             }
         }
-        for (id, is_proof) in ended {
-            if is_proof {
-                self.apply(&id, CellEvent::Terminated, now);
-            } else {
-                self.instance_ended(&id, now);
+        for (id, event) in ended {
+            match event {
+                CellEvent::End(_) => self.instance_ended(&id, now),
+                proof => self.apply(&id, proof, now),
             }
         }
         if self.is_outage(absent.len(), expected) {

@@ -24,6 +24,8 @@ use crate::{
     },
 };
 
+/// The reason of a cell whose launch the provider did not carry out.
+const NOT_LAUNCHED: &str = "its launch failed until the time for it was over";
 /// Bounds the text of a failed launch in the error of its order, in characters.
 const MAX_CAUSE_CHARS: usize = 1000;
 
@@ -497,8 +499,16 @@ impl Engine {
             return self.release(&id, "no call of the kubelet joined its launch", now);
         }
         let seconds = order.deadline.saturating_sub(order.began).as_secs();
-        let (error, reason) = match self.cells.get(&id).map(|cell| &cell.state) {
-            Some(State::Binding { .. }) => {
+        let cell = self.cells.get(&id);
+        let launch_error = cell.and_then(|cell| cell.launch_error.clone());
+        let (error, reason) = match (cell.map(|cell| &cell.state), launch_error) {
+            (Some(State::Launching { .. }), source) => {
+                let source = source.unwrap_or_else(|| {
+                    ProviderError::without_cause(ErrorClass::Unanswered, "launch: no answer yet")
+                });
+                (CellError::NotLaunched { cell: id.clone(), seconds, source }, NOT_LAUNCHED)
+            }
+            (Some(State::Binding { .. }), _) => {
                 let reason = "its network was not made in time";
                 (CellError::Ended(id.clone(), reason.to_owned()), reason)
             }

@@ -108,6 +108,9 @@ pub(crate) enum EndStep {
     Backoff,
     /// The provider has accepted the termination; the proof is pending.
     Confirming,
+    /// The end of the instance is proven, and the release of the shared parts of the node is
+    /// pending.
+    Detach,
 }
 
 /// An event of a cell.
@@ -157,6 +160,8 @@ pub(crate) enum CellEvent {
     TerminationAccepted,
     /// The provider could not terminate the instance.
     TerminationFailed,
+    /// The instance has ended, whatever becomes of its termination.
+    InstanceTerminated,
     /// The pause before a retry is over.
     RetryDue,
 }
@@ -342,7 +347,7 @@ impl State {
                 Self::Terminating {
                     instance: None,
                     reason,
-                    step: EndStep::Searching | EndStep::AwaitCall,
+                    step: EndStep::Searching | EndStep::AwaitCall | EndStep::AwaitReplay,
                     ..
                 },
                 E::NothingLaunched,
@@ -365,6 +370,24 @@ impl State {
             (
                 Self::Terminating { instance, reason, step: EndStep::Pending, stopped },
                 E::TerminationFailed,
+            ) => (
+                Self::Terminating { instance, reason, step: EndStep::Backoff, stopped },
+                vec![F::AnswerNotTerminated, F::StartRetryTimer],
+            ),
+            // The provider ends nothing now, and the shared parts may not be released yet.
+            (
+                Self::Terminating { instance, reason, step: EndStep::Backoff, stopped },
+                E::InstanceTerminated,
+            ) => (
+                Self::Terminating { instance, reason, step: EndStep::Detach, stopped },
+                vec![F::Record, F::Detach],
+            ),
+            (Self::Terminating { reason, step: EndStep::Detach, .. }, E::Detached) => {
+                (Self::Ended { reason }, vec![F::RecordIfPossible, F::PublishEnded])
+            }
+            (
+                Self::Terminating { instance, reason, step: EndStep::Detach, stopped },
+                E::DetachFailed | E::RecordFailed,
             ) => (
                 Self::Terminating { instance, reason, step: EndStep::Backoff, stopped },
                 vec![F::AnswerNotTerminated, F::StartRetryTimer],
@@ -491,6 +514,11 @@ impl State {
     /// Returns true while the proof of an accepted termination is pending.
     pub(crate) fn is_confirming(&self) -> bool {
         matches!(self, Self::Terminating { step: EndStep::Confirming, .. })
+    }
+
+    /// Returns true while a failed termination waits for its retry.
+    pub(crate) fn awaits_termination(&self) -> bool {
+        matches!(self, Self::Terminating { step: EndStep::Backoff, .. })
     }
 
     /// Returns true if it is proven that no container of the pod runs, for the record.

@@ -1,5 +1,5 @@
 use kiyot_link::bootstrap::GatewayAddress;
-use kiyot_proto::store::{self, CellPhase};
+use kiyot_proto::store;
 
 use super::*;
 use crate::backends::milpa::{
@@ -478,7 +478,7 @@ fn order_with_a_launch_without_an_answer_is_answered_at_its_deadline() {
         let (cell, _) = launched(&mut engine, "pod", at(1));
         let deadline = 1 + config().launch_timeout.as_secs();
         let is_answer = |(_, effect): &(_, Effect)| {
-            matches!(effect, Effect::AnswerOrder(_, Err(CellError::Silent { .. })))
+            matches!(effect, Effect::AnswerOrder(_, Err(CellError::NotLaunched { .. })))
         };
         assert!(!engine.handle(Event::Tick, at(deadline - 1)).iter().any(is_answer));
         assert!(engine.handle(Event::Tick, at(deadline)).iter().any(is_answer));
@@ -488,6 +488,48 @@ fn order_with_a_launch_without_an_answer_is_answered_at_its_deadline() {
         assert_eq!(is_launched, !capabilities.awaits_ends());
         assert!(engine.contains(&cell));
     }
+}
+
+/// Verifies V32.
+#[test]
+fn launch_without_effect_ends_with_its_order_and_names_the_reason() {
+    for (class, stays) in [(ErrorClass::Transient, false), (ErrorClass::Unanswered, true)] {
+        let mut engine = engine(sim::CAPABILITIES);
+        engine.config.launch_timeout = Duration::from_secs(2);
+        let (cell, _) = launched(&mut engine, "pod", at(1));
+        let error = ProviderError::without_cause(class, "the connection is refused");
+        engine.handle(Event::Launched(cell.clone(), Err(error)), at(1));
+        let effects = engine.handle(Event::Tick, at(3));
+        let error = outcome(&effects).1.unwrap();
+        assert!(error.ends_with("the connection is refused"), "{error}");
+        assert_eq!(engine.contains(&cell), stays, "{class:?}");
+    }
+}
+
+/// Verifies V35.
+#[test]
+fn listed_end_of_an_instance_ends_the_cell_whose_termination_is_refused() {
+    let mut engine = engine(sim::CAPABILITIES);
+    let cell = bound(&mut engine, "pod", "i-1");
+    let ended = Instance { state: InstanceState::Terminated, ..instance("i-1", &cell, "ours") };
+    listed(&mut engine, 100, std::slice::from_ref(&ended));
+    let refused = ProviderError::without_cause(ErrorClass::Auth, "terminate");
+    let refuse = Event::Terminated {
+        cell: cell.clone(),
+        outcome: Err(refused.clone()),
+        console: String::new(),
+    };
+    engine.handle(refuse.clone(), at(101));
+    for failed in [true, false] {
+        assert!(engine.contains(&cell));
+        let effects = listed(&mut engine, 102, std::slice::from_ref(&ended));
+        // The node's parts of the pod go with it.
+        let detaches = |(_, effect): &(_, Effect)| matches!(effect, Effect::Detach(_));
+        assert!(effects.iter().any(detaches), "{effects:?}");
+        let outcome = if failed { Err(refused.clone()) } else { Ok(()) };
+        engine.handle(Event::Detached(cell.clone(), outcome), at(103));
+    }
+    assert!(!engine.contains(&cell));
 }
 
 /// Verifies P15.

@@ -27,6 +27,7 @@ fn events() -> impl Strategy<Value = CellEvent> {
         Just(E::Terminated),
         Just(E::TerminationAccepted),
         Just(E::TerminationFailed),
+        Just(E::InstanceTerminated),
         Just(E::RetryDue),
     ]
 }
@@ -64,6 +65,8 @@ proptest! {
                 let is_proof = match event {
                     CellEvent::Terminated => matches!(before, State::Terminating { .. }),
                     CellEvent::NothingLaunched => before.has_open_launch(),
+                    // The end of its instance is proven.
+                    CellEvent::Detached => matches!(before, State::Terminating { .. }),
                     // The launch was not called yet.
                     CellEvent::RecordFailed => matches!(before, State::Launching { .. }),
                     CellEvent::End(_) | CellEvent::Stop(_) => before == State::Requested,
@@ -107,7 +110,9 @@ proptest! {
             state = state.on(event.clone()).0;
             has_proof |= match event {
                 CellEvent::Shutdown => matches!(before, State::Stopping { .. }),
-                CellEvent::Terminated | CellEvent::OrphanTimeout => {
+                CellEvent::Terminated
+                | CellEvent::InstanceTerminated
+                | CellEvent::OrphanTimeout => {
                     matches!(before, State::Terminating { .. })
                 }
                 _ => false,
@@ -129,6 +134,7 @@ proptest! {
             CellEvent::LaunchFailed("x".into()),
             CellEvent::AttachFailed("x".into()),
             CellEvent::Terminated,
+            CellEvent::Detached,
         ] {
             state = state.on(event).0;
         }
@@ -236,6 +242,7 @@ fn drawing() -> String {
         E::Terminated,
         E::TerminationAccepted,
         E::TerminationFailed,
+        E::InstanceTerminated,
         E::RetryDue,
     ];
     let mut edges: BTreeMap<(String, String), BTreeSet<String>> = BTreeMap::new();

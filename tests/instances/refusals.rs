@@ -1,0 +1,80 @@
+//! Launches that can't succeed: the reason is in the pod's error.
+
+use kiyot_testkit::wait_for;
+
+use super::{SHORT_LISTING_PERIOD, WAIT, World, pod};
+
+/// Image that does not exist.
+const NO_IMAGE: &str = "ami-0123456789abcdef0";
+/// Stand-in for curl that downloads something else.
+const OTHER_PROGRAM: &str = "#!/bin/sh\n\
+    while [ $# -gt 0 ]; do [ \"$1\" != --output ] || echo other > \"$2\"; shift; done\n";
+
+/// Verifies V38.
+#[tokio::test]
+async fn full_subnet_moves_the_launch_to_another_zone_until_all_are_full() {
+    let world = World::start().await;
+    let (_kiyot, mut kubelet) = world.daemon(world.options()).await;
+    let subnets = world.setup().subnets.clone();
+    for subnet in &subnets[..2] {
+        world.faults().set_subnet_full(&subnet.id, true);
+    }
+    let running = kubelet.run_pod(&pod("elsewhere", WAIT)).await.unwrap();
+    assert_eq!(world.instance_of("elsewhere").zone, subnets[2].zone);
+    world.clear_calls();
+    world.faults().set_subnet_full(&subnets[2].id, true);
+    for _ in 0..2 {
+        let error = kubelet.run_pod(&pod("nowhere", WAIT)).await.unwrap_err();
+        let reason = "not enough free addresses in subnet";
+        assert!(error.message().contains(reason), "{error}");
+    }
+    // A call for each zone at most.
+    let calls = world.calls_of("RunInstances");
+    assert!(calls.len() <= 2 * subnets.len(), "{calls:?}");
+    kubelet.stop_and_remove(&running).await.unwrap();
+    world.has_no_cells().await;
+}
+
+/// Verifies V38.
+#[tokio::test]
+async fn unknown_image_is_named_in_the_error_of_its_pod() {
+    let world = World::start().await;
+    let mut options = world.options();
+    let image = world.setup().image.clone();
+    options.of_provider = options.of_provider.replace(&image, NO_IMAGE);
+    let (_kiyot, mut kubelet) = world.daemon(options).await;
+    let error = kubelet.run_pod(&pod("imageless", WAIT)).await.unwrap_err();
+    assert!(error.message().contains(NO_IMAGE), "{error}");
+    assert!(world.launched().is_empty());
+}
+
+/// Verifies V38.
+#[tokio::test]
+async fn image_that_is_deregistered_in_mid_run_is_named_in_the_error_of_the_next_pod() {
+    let world = World::start().await;
+    let (_kiyot, mut kubelet) = world.daemon(world.options()).await;
+    let running = kubelet.run_pod(&pod("running", WAIT)).await.unwrap();
+    let image = world.setup().image.clone();
+    let reply = world.call("DeregisterImage", &[("ImageId", &image)]).await.unwrap();
+    assert_eq!(reply.status, 200, "{}", reply.body);
+    let error = kubelet.run_pod(&pod("imageless", WAIT)).await.unwrap_err();
+    assert!(error.message().contains("InvalidAMIID.NotFound"), "{error}");
+    assert!(error.message().contains(&image), "{error}");
+    kubelet.stop_and_remove(&running).await.unwrap();
+    world.has_no_cells().await;
+}
+
+/// Verifies V38.
+#[tokio::test]
+async fn agent_with_another_digest_ends_its_instance_and_the_console_is_in_the_error() {
+    let world = World::start().await;
+    world.add_to_images("/usr/local/sbin/curl", OTHER_PROGRAM.as_bytes(), 0o755);
+    let mut options = world.options();
+    options.of_provider.push_str(SHORT_LISTING_PERIOD);
+    let (_kiyot, mut kubelet) = world.daemon(options).await;
+    let error = kubelet.run_pod(&pod("other", WAIT)).await.unwrap_err();
+    let message = error.message();
+    assert!(message.contains("1 computed checksum did NOT match"), "{message}");
+    assert!(message.contains("the cell is not installed (status 1)"), "{message}");
+    wait_for("the instances have ended", || world.left().is_empty()).await;
+}

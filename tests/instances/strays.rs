@@ -1,0 +1,96 @@
+//! Instances that belong to no cell of this daemon.
+
+use kiyot_testcloud::{Instance, State};
+use kiyot_testkit::{LIMIT, wait_until};
+
+use super::{SHORT_LISTING_PERIOD, WAIT, World, are_unharmed, pod, run_in_the_end};
+
+/// Launches an instance as a pod's was, with some values changed. Without user data it runs no
+/// cell.
+async fn launch_like(world: &World, instance: &Instance, changed: &[(&str, &str)]) -> String {
+    let token = instance.client_token.as_str();
+    let mut launches = world.calls_of("RunInstances");
+    launches.retain(|call| call.parameters.get("ClientToken").is_some_and(|its| its == token));
+    let parameters = launches.remove(0).parameters;
+    let other = format!("like-{token}-{}", changed.len());
+    let parameters = parameters.iter().filter(|(key, _)| *key != "UserData").map(|(key, value)| {
+        let new = changed.iter().find(|(old, _)| value == old).map(|(_, new)| *new);
+        (key.as_str(), if value == token { other.as_str() } else { new.unwrap_or(value) })
+    });
+    let reply = world.call("RunInstances", &parameters.collect::<Vec<_>>()).await.unwrap();
+    assert_eq!(reply.status, 200, "{}", reply.body);
+    reply.root().all("instanceId")[0].text.clone()
+}
+
+/// Verifies V37.
+#[tokio::test]
+async fn stray_is_ended_and_instances_of_others_are_not_touched() {
+    let world = World::start().await;
+    let mut options = world.options();
+    options.of_provider.push_str(SHORT_LISTING_PERIOD);
+    let (kiyot, mut kubelet) = world.daemon(options).await;
+    let running = kubelet.run_pod(&pod("running", WAIT)).await.unwrap();
+    let own = world.instance_of("running");
+    let (cell, fingerprint) =
+        (own.tags["kiyot:cell"].clone(), own.tags["kiyot:fingerprint"].clone());
+    let unknown = (cell.as_str(), "cell-aaaaaaaaaaaa");
+    let stray = launch_like(&world, &own, &[unknown]).await;
+    let of_other_node = launch_like(&world, &own, &[unknown, ("worker-1", "worker-2")]).await;
+    let others = (fingerprint.as_str(), "of another daemon");
+    let of_other_daemon = launch_like(&world, &own, &[unknown, others, ("", "")]).await;
+    let lists = || world.calls_of("DescribeInstances").len();
+    let before = lists();
+    world.reaches(&stray, State::Terminated).await;
+    assert!(lists() >= before + 2, "the stray was ended before its second sighting");
+    for untouched in [&of_other_node, &of_other_daemon, &own.id] {
+        assert_eq!(world.instance(untouched).unwrap().state, State::Running, "{untouched}");
+    }
+    let log = kiyot.log();
+    let is_named = |line: &str| line.contains(&of_other_daemon) && line.contains("ERROR");
+    assert!(log.lines().any(is_named), "{log}");
+    assert!(!log.contains(&of_other_node), "{log}");
+    let spec = pod("waits", WAIT);
+    let error = kubelet.run_pod(&spec).await.unwrap_err();
+    assert!(error.message().contains(&of_other_daemon), "{error}");
+    are_unharmed(&mut kubelet, &[&running]).await;
+    world.change("TerminateInstances", &of_other_daemon).await;
+    let waited = run_in_the_end(&mut kubelet, &spec).await;
+    for running in [&running, &waited] {
+        kubelet.stop_and_remove(running).await.unwrap();
+    }
+    wait_until("the cells have ended", LIMIT, async || {
+        let left = world.running();
+        (left.len() == 1 && left[0].id == of_other_node).then_some(())
+    })
+    .await;
+}
+
+/// Verifies V37.
+#[tokio::test]
+async fn replaced_node_waits_until_the_cells_of_the_earlier_have_ended_by_themselves() {
+    let world = World::start().await;
+    let mut options = world.options();
+    options.milpa.push_str("orphan_timeout = \"3s\"\n");
+    options.of_provider.push_str(SHORT_LISTING_PERIOD);
+    let (mut kiyot, mut kubelet) = world.daemon(options.clone()).await;
+    let earlier = kubelet.run_pod(&pod("earlier", WAIT)).await.unwrap();
+    let instance = world.instance_of("earlier").id;
+    kiyot.kill9();
+    // Another state directory has another certificate authority.
+    options.name = "replaced";
+    let (replaced, mut kubelet) = world.daemon(options).await;
+    let log = || replaced.log();
+    wait_until("the earlier instance is noticed", LIMIT, async || {
+        log().contains(&instance).then_some(())
+    })
+    .await;
+    let spec = pod("later", WAIT);
+    let error = kubelet.run_pod(&spec).await.unwrap_err();
+    assert!(error.message().contains(&instance), "{error}");
+    world.reaches(&instance, State::Terminated).await;
+    assert_eq!(world.calls_of("TerminateInstances").len(), 0);
+    let later = run_in_the_end(&mut kubelet, &spec).await;
+    kubelet.stop_and_remove(&later).await.unwrap();
+    world.has_no_cells().await;
+    kubelet.forget(&earlier.spec);
+}

@@ -1,0 +1,111 @@
+//! Terminations that EC2 refuses.
+
+use kiyot_testkit::{LIMIT, wait_until};
+
+use super::{
+    SHORT_LISTING_PERIOD, WAIT, World, are_unharmed, local_pod, pod, run_in_the_end, sandbox_ends,
+};
+
+/// Terminations that are refused before they are permitted again.
+const REFUSED: usize = 2;
+
+/// Verifies V35.
+#[tokio::test]
+async fn pod_of_a_reclaimed_instance_ends_although_terminations_are_denied() {
+    let world = World::start().await;
+    let mut options = world.options();
+    options.of_provider.push_str(SHORT_LISTING_PERIOD);
+    let (_kiyot, mut kubelet) = world.daemon(options).await;
+    let kept = kubelet.run_pod(&pod("kept", WAIT)).await.unwrap();
+    let spec = pod("reclaimed", WAIT);
+    let reclaimed = kubelet.run_pod(&spec).await.unwrap();
+    world.faults().set_denied("TerminateInstances", true);
+    world.interrupt(&world.instance_of("reclaimed").id).await;
+    sandbox_ends(&mut kubelet, &reclaimed.sandbox).await;
+    are_unharmed(&mut kubelet, &[&kept]).await;
+    kubelet.stop_and_remove(&reclaimed).await.unwrap();
+    // The next attempt of the pod runs.
+    let mut spec = spec;
+    spec.attempt = 1;
+    let next = run_in_the_end(&mut kubelet, &spec).await;
+    are_unharmed(&mut kubelet, &[&kept, &next]).await;
+    world.faults().clear();
+    for running in [&kept, &next] {
+        kubelet.stop_and_remove(running).await.unwrap();
+    }
+    world.has_no_cells().await;
+}
+
+/// Verifies V33.
+#[tokio::test]
+async fn denied_termination_is_repeated_until_it_is_permitted() {
+    let world = World::start().await;
+    let mut options = world.options();
+    // A program without the command `service`: the instance does not end by itself.
+    options.sections.push_str("agent = \"/bin/true\"\n");
+    options.milpa.push_str("launch_timeout = \"2s\"\n");
+    let (_kiyot, mut kubelet) = world.daemon(options).await;
+    world.faults().set_denied("TerminateInstances", true);
+    let error = kubelet.run_pod(&pod("silent", WAIT)).await.unwrap_err();
+    assert!(error.message().contains("did not connect within 2 s"), "{error}");
+    wait_until("the termination is repeated", LIMIT, async || {
+        (world.calls_of("TerminateInstances").len() >= REFUSED).then_some(())
+    })
+    .await;
+    assert_eq!(world.running().len(), 1);
+    world.faults().clear();
+    world.has_no_cells().await;
+}
+
+/// Verifies V32, V33.
+#[tokio::test]
+async fn denied_launch_is_the_reason_of_its_pod_and_harms_no_other() {
+    let world = World::start().await;
+    let (mut kiyot, mut kubelet) = world.daemon(world.options()).await;
+    let local = kubelet.run_pod(&local_pod()).await.unwrap();
+    let kept = kubelet.run_pod(&pod("kept", WAIT)).await.unwrap();
+    world.faults().set_denied("RunInstances", true);
+    let spec = pod("denied", WAIT);
+    for reason in ["UnauthorizedOperation", "no cell is launched for"] {
+        let error = kubelet.run_pod(&spec).await.unwrap_err();
+        assert!(error.message().contains(reason), "{error}");
+        assert!(error.message().contains("UnauthorizedOperation"), "{error}");
+        are_unharmed(&mut kubelet, &[&kept, &local]).await;
+    }
+    // The second pod was not tried.
+    assert_eq!(world.calls_of("RunInstances").len(), 2);
+    world.faults().clear();
+    // Stands for the pause of three minutes after a launch that was not permitted.
+    kiyot.restart().await;
+    let mut kubelet = kiyot.kubelet().await;
+    let running = run_in_the_end(&mut kubelet, &spec).await;
+    for running in [&kept, &local, &running] {
+        kubelet.stop_and_remove(running).await.unwrap();
+    }
+    world.has_no_cells().await;
+}
+
+/// Verifies V33.
+#[tokio::test]
+async fn denied_tags_keep_no_pod_from_its_warm_cell() {
+    let world = World::start().await;
+    let mut options = world.options();
+    options.sections.push_str("[[backends.milpa.warm]]\ncount = 1\n");
+    world.faults().set_denied("CreateTags", true);
+    let (kiyot, mut kubelet) = world.daemon(options).await;
+    wait_until("a cell is warm", LIMIT, async || {
+        kiyot.log().contains("cell waits in its warm pool").then_some(())
+    })
+    .await;
+    let warm = world.running().remove(0);
+    let running = kubelet.run_pod(&pod("taken", WAIT)).await.unwrap();
+    let status = kubelet.sandbox_status(&running.sandbox).await.unwrap();
+    assert_eq!(status.network.unwrap().ip, warm.address);
+    wait_until("the tags are denied", LIMIT, async || {
+        (!world.calls_of("CreateTags").is_empty()).then_some(())
+    })
+    .await;
+    are_unharmed(&mut kubelet, &[&running]).await;
+    kubelet.stop_and_remove(&running).await.unwrap();
+    world.reaches(&warm.id, kiyot_testcloud::State::Terminated).await;
+}
