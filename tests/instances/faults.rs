@@ -1,6 +1,6 @@
 //! Faults of the API and of instances, as a kubelet sees them.
 
-use kiyot_testcloud::{Cloud, Credentials, Outage};
+use kiyot_testcloud::{Cloud, Outage};
 use kiyot_testkit::{Container, LIMIT, Pod, wait_until};
 
 use super::{WAIT, World, pod};
@@ -46,22 +46,6 @@ async fn api_that_is_down_delays_cells_alone() {
     for running in [&running, &local] {
         kubelet.stop_and_remove(running).await.unwrap();
     }
-    world.has_no_cells().await;
-}
-
-/// Verifies V28.
-#[tokio::test]
-async fn refused_credentials_are_the_reason_of_a_pod_and_end_no_other() {
-    let world = World::start().await;
-    let (_kiyot, mut kubelet) = world.daemon(world.options()).await;
-    let running = kubelet.run_pod(&pod("running", WAIT)).await.unwrap();
-    world.faults().set_credentials(Some(Credentials::Expired));
-    let error = kubelet.run_pod(&pod("refused", WAIT)).await.unwrap_err();
-    assert!(error.message().contains("RequestExpired"), "{error}");
-    kubelet.exec_sync(&running.container("main").id, &["true"]).await.unwrap();
-    assert_eq!(world.launched().len(), 1);
-    world.faults().clear();
-    kubelet.stop_and_remove(&running).await.unwrap();
     world.has_no_cells().await;
 }
 

@@ -4,9 +4,13 @@
 
 mod ends;
 mod faults;
+mod images;
 mod kills;
 mod launches;
 mod life;
+#[path = "../vm/name_server.rs"]
+mod name_server;
+mod names;
 mod network;
 mod outages;
 mod refusals;

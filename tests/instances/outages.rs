@@ -1,12 +1,19 @@
 //! An API that is down, or refuses the daemon, while pods run.
 
-use kiyot_testcloud::{Outage, State};
-use kiyot_testkit::{LIMIT, wait_until};
+use kiyot_testcloud::{Credentials, Outage, State};
+use kiyot_testkit::{Kiyot, wait_for};
 
 use super::{SHORT_LISTING_PERIOD, WAIT, World, are_unharmed, local_pod, pod, run_in_the_end};
 
 /// Lists that fail in each part of an outage.
 const FAILED_LISTS: usize = 3;
+
+/// Waits until several lists have failed.
+async fn lists_fail(kiyot: &Kiyot<'_>) {
+    let failed = || kiyot.log().matches("provider instances not listed").count();
+    let before = failed();
+    wait_for("lists fail", || failed() >= before + FAILED_LISTS).await;
+}
 
 /// An outage of half an hour is stood for by what it changes: several lists fail, a launch and a
 /// termination fail and are repeated, and the time for the launch passes.
@@ -30,12 +37,7 @@ async fn outage_in_mid_run_harms_no_running_pod() {
         kubelet.stop_and_remove(&ended).await.unwrap();
         for outage in [Outage::Refused, Outage::Unavailable] {
             world.faults().set_outage(Some(outage));
-            let failed = || kiyot.log().matches("provider instances not listed").count();
-            let before = failed();
-            wait_until("lists fail", LIMIT, async || {
-                (failed() >= before + FAILED_LISTS).then_some(())
-            })
-            .await;
+            lists_fail(&kiyot).await;
             are_unharmed(&mut kubelet, &[&kept, &local]).await;
         }
     };
@@ -48,6 +50,36 @@ async fn outage_in_mid_run_harms_no_running_pod() {
     let new = run_in_the_end(&mut kubelet, &new).await;
     are_unharmed(&mut kubelet, &[&kept, &local, &new]).await;
     for running in [&kept, &local, &new] {
+        kubelet.stop_and_remove(running).await.unwrap();
+    }
+    world.has_no_cells().await;
+}
+
+/// Verifies V28, V33.
+#[tokio::test]
+async fn credentials_that_expire_in_mid_run_harm_no_running_pod() {
+    let world = World::start().await;
+    let mut options = world.options();
+    options.of_provider.push_str(SHORT_LISTING_PERIOD);
+    let (mut kiyot, mut kubelet) = world.daemon(options).await;
+    let local = kubelet.run_pod(&local_pod()).await.unwrap();
+    let kept = kubelet.run_pod(&pod("kept", WAIT)).await.unwrap();
+    let spec = pod("refused", WAIT);
+    world.faults().set_credentials(Some(Credentials::Expired));
+    let error = kubelet.run_pod(&spec).await.unwrap_err();
+    assert!(error.message().contains("RequestExpired"), "{error}");
+    for refusal in [Credentials::Expired, Credentials::Unknown] {
+        world.faults().set_credentials(Some(refusal));
+        lists_fail(&kiyot).await;
+        are_unharmed(&mut kubelet, &[&kept, &local]).await;
+    }
+    assert_eq!(world.launched().len(), 1);
+    world.faults().clear();
+    // Stands for the pause of three minutes after a launch that was not permitted.
+    kiyot.restart().await;
+    let mut kubelet = kiyot.kubelet().await;
+    let running = run_in_the_end(&mut kubelet, &spec).await;
+    for running in [&kept, &local, &running] {
         kubelet.stop_and_remove(running).await.unwrap();
     }
     world.has_no_cells().await;
