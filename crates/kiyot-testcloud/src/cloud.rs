@@ -235,8 +235,7 @@ impl Cloud {
         self.shared.changed.notify_waiters();
     }
 
-    /// Adds a file to the root of instances that are launched from now on, as their image would have
-    /// it.
+    /// Adds a file to the root of instances that are launched from now on, as an image has it.
     pub fn add_to_images(&self, path: &str, content: &[u8], mode: u32) {
         let file = ImageFile { path: path.to_owned(), content: content.to_owned(), mode };
         self.shared.lock().image_files.push(file);
