@@ -49,7 +49,7 @@ pub(super) async fn late_reply_of_a_launch_leaves_nothing(subject: Arc<impl Subj
     let first = world.cells.all().remove(0);
     subject.heal();
     let error = late.await.unwrap().unwrap_err();
-    assert!(matches!(error, CellError::Silent { .. }), "{error:?}");
+    assert!(matches!(error, CellError::NotLaunched { .. }), "{error:?}");
     world.ends(&first).await;
     let cell = world.run("pod").await;
     world.assert_lives(&cell);
