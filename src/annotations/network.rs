@@ -5,8 +5,8 @@ use crate::{config::Cidr, problems::Field};
 
 /// Security groups of an interface, without the cell's own: EC2's limit.
 const MAX_SECURITY_GROUPS: usize = 5;
-/// Routes of a cell: a VPC's route table has 50 by default.
-const MAX_CLOUD_ROUTES: usize = 50;
+/// Routes of a cell: a VPC's route table has 50 by default, for all cells together.
+const MAX_CLOUD_ROUTES: usize = 5;
 
 /// Reads a comma list of different groups.
 pub(super) fn security_groups(field: Field<'_>) -> Option<Vec<String>> {

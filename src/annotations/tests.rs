@@ -153,7 +153,7 @@ fn invalid_value_is_reported_with_key_and_allowed_values() {
         (INSTANCE_PROFILE, "arn:aws:iam::123456789012:role/x", "ARN"),
         (HEALTHY_TIMEOUT, "90s", "whole seconds from 0 (never) to 604800"),
         (HEALTHY_TIMEOUT, "-1", "whole seconds"),
-        (CLOUD_ROUTE, "", "1 to 50 networks"),
+        (CLOUD_ROUTE, "", "1 to 5 networks"),
         (CLOUD_ROUTE, "10.0.0.1/8", "without host bits"),
     ];
     for (key, value, allowed) in bad {

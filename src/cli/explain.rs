@@ -186,6 +186,11 @@ fn explain_cell(
     match CellRequest::parse(&pod.metadata.annotations) {
         Ok(request) => {
             describe_cell(lines, milpa, &request, &sandbox);
+            if milpa.provider == ProviderKind::Ec2
+                && let Err(refused) = milpa.ec2.check_cloud_routes(&request.cloud_routes)
+            {
+                lines.refuse(refused.to_string());
+            }
             let rules = placement::Rules::of(&milpa.placement);
             match catalogue {
                 Some(catalogue) => choice::explain(lines, catalogue, &rules, &request, &sandbox),

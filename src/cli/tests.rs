@@ -452,3 +452,25 @@ fn unusable_trace_is_a_usage_error() {
         assert!(Arguments::try_parse_from(line).is_err(), "{line:?}");
     }
 }
+
+/// Verifies C7.
+#[cfg(feature = "ec2")]
+#[test]
+fn network_that_no_pod_may_have_routed_is_explained_as_refused() {
+    let config = format!(
+        "{OPT_IN}[backends.milpa.gateway]\nlisten = \"10.0.0.5:7700\"\n[backends.milpa.ec2]\n\
+         region = \"us-east-1\"\nsubnets = [\"subnet-1\"]\nsecurity_groups = [\"sg-1\"]\n\
+         image = {{ id = \"ami-1\" }}\ncloud_routes = [\"10.8.0.0/16\"]\n"
+    );
+    let config = config.replace(
+        "type = \"milpa\"",
+        "type = \"milpa\"\nprovider = \"ec2\"\ncluster = \"production\"",
+    );
+    let routed =
+        |network: &str| pod(&format!("{IN_A_CELL}, pod.elotl.co/cloud-route: {network}"), "");
+    let (text, fine) = explained(&config, &routed("10.8.1.0/24"));
+    assert!(fine && text.contains("routes for 10.8.1.0/24"), "{text}");
+    let (text, fine) = explained(&config, &routed("10.9.0.0/16"));
+    let why = "refused: pod.elotl.co/cloud-route = 10.9.0.0/16: is not allowed";
+    assert!(!fine && text.contains(why), "{text}");
+}

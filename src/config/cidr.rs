@@ -31,6 +31,16 @@ impl Cidr {
         address.is_ipv4() == self.address.is_ipv4()
             && host_bits(address, self.prefix).0 == host_bits(self.address, self.prefix).0
     }
+
+    /// Says if the network contains all addresses of another.
+    pub fn covers(&self, other: &Self) -> bool {
+        self.prefix <= other.prefix && self.contains(other.address)
+    }
+
+    /// Says if the networks have an address in common.
+    pub fn overlaps(&self, other: &Self) -> bool {
+        self.covers(other) || other.covers(self)
+    }
 }
 
 /// Returns the network bits and the host bits of an address.
@@ -105,6 +115,16 @@ mod tests {
         assert!(network.contains("10.200.255.1".parse().unwrap()));
         assert!(!network.contains("10.201.0.0".parse().unwrap()));
         assert!(!network.contains("::a:c8:0:0".parse().unwrap()));
+    }
+
+    #[test]
+    fn networks_overlap_if_either_covers_the_other() {
+        let network = |text: &str| text.parse::<Cidr>().unwrap();
+        let (wide, narrow) = (network("10.8.0.0/16"), network("10.8.3.0/24"));
+        assert!(wide.covers(&narrow) && !narrow.covers(&wide) && wide.covers(&wide));
+        assert!(wide.overlaps(&narrow) && narrow.overlaps(&wide));
+        assert!(!wide.overlaps(&network("10.9.0.0/16")));
+        assert!(!network("0.0.0.0/0").overlaps(&network("::/0")));
     }
 
     proptest! {

@@ -23,6 +23,10 @@ const MAX_TEXT_BYTES: usize = 255;
 const MAX_URL_BYTES: usize = 2048;
 /// Networks of the cluster that are read: services and pods in both address families.
 const MAX_CLUSTER_NETWORKS: usize = 8;
+/// Networks of `cloud_routes` that are read.
+const MAX_CLOUD_ROUTES: usize = 16;
+/// Shortest prefix of a network in `cloud_routes`: a pod never draws a default route to itself.
+const MIN_CLOUD_ROUTE_PREFIX: u8 = 8;
 /// Globs of labels: as many as an instance has tags.
 const MAX_LABEL_GLOBS: usize = MAX_TAGS;
 const LISTING_PERIOD: Duration = Duration::from_secs(30);
@@ -61,12 +65,33 @@ pub struct Ec2 {
     /// Networks of the cluster that cells reach by the node: those of services and of pods that
     /// the VPC does not route.
     pub cluster_networks: Vec<Cidr>,
+    /// Networks that pods may have routed to their instances; empty for none.
+    pub cloud_routes: Vec<Cidr>,
     /// Globs of labels of pods that become tags; the labels of the first are the first.
     pub label_tags: Vec<String>,
     /// Period of the lists that show the state of all instances.
     pub listing_period: Duration,
     /// URL of the endpoint; by default that of the region.
     pub endpoint_url: Option<String>,
+}
+
+/// A network that no pod may have routed to its instance.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "pod.elotl.co/cloud-route = {network}: is not allowed; allowed: networks in ec2.cloud_routes \
+     ({})",
+    shown(allowed)
+)]
+pub struct RefusedRoute {
+    network: Cidr,
+    allowed: Vec<Cidr>,
+}
+
+fn shown(allowed: &[Cidr]) -> String {
+    match allowed {
+        [] => "empty".to_owned(),
+        allowed => allowed.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
+    }
 }
 
 impl Default for Ec2 {
@@ -84,6 +109,7 @@ impl Default for Ec2 {
             public_address: false,
             tags: BTreeMap::new(),
             cluster_networks: Vec::new(),
+            cloud_routes: Vec::new(),
             label_tags: vec!["*".to_owned()],
             listing_period: LISTING_PERIOD,
             endpoint_url: None,
@@ -128,6 +154,18 @@ impl Ec2 {
             let items = bounded(field.items(), MAX_CLUSTER_NETWORKS)?;
             items.into_iter().map(|item| item.read(allowed, |text| text.parse().ok())).collect()
         });
+        table.set("cloud_routes", &mut ec2.cloud_routes, |field| {
+            let allowed = "an IPv4 network of at least 8 bits such as 10.8.0.0/16, without host \
+                           bits";
+            let items = bounded(field.items(), MAX_CLOUD_ROUTES)?;
+            let read = |text: &str| {
+                let network: Cidr = text.parse().ok()?;
+                let is_allowed =
+                    network.address.is_ipv4() && network.prefix >= MIN_CLOUD_ROUTE_PREFIX;
+                is_allowed.then_some(network)
+            };
+            items.into_iter().map(|item| item.read(allowed, read)).collect()
+        });
         table.set("label_tags", &mut ec2.label_tags, label_globs);
         table.set("listing_period", &mut ec2.listing_period, |field| {
             read::duration(field, LISTING_PERIODS)
@@ -147,6 +185,17 @@ impl Ec2 {
         });
         table.finish();
         ec2
+    }
+
+    /// Checks the networks that a pod wants to have routed to its instance.
+    pub fn check_cloud_routes(&self, wanted: &[Cidr]) -> Result<(), RefusedRoute> {
+        let is_allowed = |wanted: &Cidr| self.cloud_routes.iter().any(|it| it.covers(wanted));
+        match wanted.iter().find(|wanted| !is_allowed(wanted)) {
+            Some(network) => {
+                Err(RefusedRoute { network: *network, allowed: self.cloud_routes.clone() })
+            }
+            None => Ok(()),
+        }
     }
 
     /// Returns a warning if some cells can't reach the networks of the cluster.
@@ -177,6 +226,15 @@ impl Ec2 {
                 format!("{at}.{key}"),
                 format!("is missing; the provider \"ec2\" needs {allowed}"),
             ));
+        }
+        for (index, network) in self.cloud_routes.iter().enumerate() {
+            if let Some(other) = self.cluster_networks.iter().find(|it| it.overlaps(network)) {
+                report.add(Problem::with_value(
+                    format!("{at}.cloud_routes[{index}]"),
+                    format!("\"{network}\""),
+                    format!("overlaps {other} of cluster_networks, which lead to the node"),
+                ));
+            }
         }
     }
 }
@@ -343,6 +401,7 @@ mod tests {
                     volume_type = \"gp2\"\npublic_address = true\n\
                     endpoint_url = \"http://127.0.0.1:5000\"\nlisting_period = \"1m\"\n\
                     cluster_networks = [\"10.96.0.0/12\"]\n\
+                    cloud_routes = [\"10.8.0.0/16\"]\n\
                     label_tags = [\"app\", \"app.kubernetes.io/*\"]\n\
                     [backends.milpa.ec2.tags]\nteam = \"web\"\n";
         let ec2 = milpa(keys).ec2;
@@ -359,6 +418,7 @@ mod tests {
             public_address: true,
             tags: [("team".to_owned(), "web".to_owned())].into(),
             cluster_networks: vec!["10.96.0.0/12".parse().unwrap()],
+            cloud_routes: vec!["10.8.0.0/16".parse().unwrap()],
             label_tags: vec!["app".into(), "app.kubernetes.io/*".into()],
             listing_period: Duration::from_secs(60),
             endpoint_url: Some("http://127.0.0.1:5000".into()),
@@ -373,6 +433,26 @@ mod tests {
         assert_eq!(milpa(&several).ec2.warning(), None);
         let both = format!("{several}cluster_networks = [\"10.96.0.0/12\"]\n");
         assert!(milpa(&both).ec2.warning().unwrap().starts_with("ec2.subnets: of 2 subnets"));
+    }
+
+    #[test]
+    fn cloud_route_outside_the_configured_networks_is_refused() {
+        let networks = |list: &[&str]| -> Vec<Cidr> {
+            list.iter().map(|text| text.parse().unwrap()).collect()
+        };
+        let none = milpa(LEAST).ec2;
+        let error = none.check_cloud_routes(&networks(&["10.8.0.0/16"])).unwrap_err().to_string();
+        assert!(error.ends_with("ec2.cloud_routes (empty)"), "{error}");
+        let some = milpa(&format!("{LEAST}cloud_routes = [\"10.8.0.0/16\"]\n")).ec2;
+        for allowed in ["10.8.0.0/16", "10.8.3.0/24"] {
+            assert_eq!(some.check_cloud_routes(&networks(&[allowed])), Ok(()), "{allowed}");
+        }
+        for refused in ["10.9.0.0/16", "10.0.0.0/8", "0.0.0.0/0", "::/0"] {
+            let error = some.check_cloud_routes(&networks(&["10.8.1.0/24", refused]));
+            let error = error.unwrap_err().to_string();
+            assert!(error.contains(&format!("cloud-route = {refused}: is not allowed")), "{error}");
+            assert!(error.ends_with("(10.8.0.0/16)"), "{error}");
+        }
     }
 
     #[test]
@@ -419,6 +499,18 @@ mod tests {
             (
                 "cluster_networks = [\"10.96.0.1/12\"]",
                 "cluster_networks[0] = \"10.96.0.1/12\": is invalid; allowed: a network such as",
+            ),
+            (
+                "cloud_routes = [\"0.0.0.0/0\"]",
+                "cloud_routes[0] = \"0.0.0.0/0\": is invalid; allowed: an IPv4 network of at least",
+            ),
+            (
+                "cloud_routes = [\"fd00::/16\"]",
+                "cloud_routes[0] = \"fd00::/16\": is invalid; allowed: an IPv4 network",
+            ),
+            (
+                "cluster_networks = [\"10.96.0.0/12\"]\ncloud_routes = [\"10.0.0.0/8\"]",
+                "cloud_routes[0] = \"10.0.0.0/8\": overlaps 10.96.0.0/12 of cluster_networks",
             ),
             ("endpoint_url = \"ftp://x\"", "endpoint_url = \"ftp://x\": is invalid"),
             ("tags = { \"AWS:x\" = \"y\" }", "tags.AWS:x = \"y\": has a key that is not allowed"),

@@ -208,3 +208,17 @@ async fn networks_that_cells_don_t_reach_are_warnings() {
     let [warning] = checked.lines("warning")[..] else { panic!("{}", checked.text) };
     assert!(warning.contains("192.168.7.5 is in no network of the subnets"), "{warning}");
 }
+
+/// Verifies V41.
+#[tokio::test]
+async fn route_tables_are_read_if_pods_may_have_routes() {
+    let world = World::new().await;
+    let change = ("image =", "cloud_routes = [\"10.8.0.0/16\"]\nimage =");
+    let checked = check(&world, change).await;
+    assert_eq!(checked.code, Some(0), "{}", checked.text);
+    assert!(checked.text.contains("ok           DescribeRouteTables: "), "{}", checked.text);
+    world.cloud.faults().set_denied("DescribeRouteTables", true);
+    let checked = check(&world, change).await;
+    assert_eq!((checked.code, checked.missing()), (Some(1), vec!["DescribeRouteTables".into()]));
+    assert!(checked.text.contains("\"Sid\": \"ReadRoutes\""), "{}", checked.text);
+}

@@ -11,7 +11,7 @@ use kiyot::{
             Instance, LaunchSpec, Owner, PodTags, Provider, ProviderError, TagRules, ec2::Ec2,
         },
     },
-    config::{self, MilpaBackend},
+    config::{self, GatewayListen, MilpaBackend},
     price::Price,
 };
 use kiyot_ec2::{
@@ -36,20 +36,30 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) async fn new() -> Self {
+        Self::with_cloud_routes(&[]).await
+    }
+
+    /// Makes a world whose pods may have routes to these networks.
+    pub(crate) async fn with_cloud_routes(networks: &[&str]) -> Self {
         let cloud = Cloud::start().await;
         let owner = Owner {
             cluster: "production".into(),
             node: "worker-1".into(),
             fingerprint: "0123".into(),
         };
-        let provider = provider(&cloud, &owner).await;
+        let provider = provider(&cloud, &owner, networks).await;
         Self { cloud, provider, owner, tag_rules: tag_rules() }
     }
 
     /// Returns a provider of another node of the cluster.
     pub(crate) async fn of_other_node(&self) -> Ec2 {
         let owner = Owner { node: "worker-2".into(), ..self.owner.clone() };
-        provider(&self.cloud, &owner).await
+        provider(&self.cloud, &owner, &[]).await
+    }
+
+    /// Returns the provider of a restarted daemon, whose pods may have routes to these networks.
+    pub(crate) async fn restarted(&self, networks: &[&str]) -> Ec2 {
+        provider(&self.cloud, &self.owner, networks).await
     }
 
     /// Returns the zone of a subnet, by its number.
@@ -146,7 +156,7 @@ fn tag_rules() -> TagRules {
     }
 }
 
-async fn provider(cloud: &Cloud, owner: &Owner) -> Ec2 {
+async fn provider(cloud: &Cloud, owner: &Owner, networks: &[&str]) -> Ec2 {
     let setup = cloud.setup();
     let config = MilpaBackend {
         ec2: config::Ec2 {
@@ -155,7 +165,12 @@ async fn provider(cloud: &Cloud, owner: &Owner) -> Ec2 {
             security_groups: vec![setup.security_group.clone()],
             image: Some(ImageFilter::Id(setup.image.clone())),
             image_has_agent: true,
+            cloud_routes: networks.iter().map(|network| network.parse().unwrap()).collect(),
             ..config::Ec2::default()
+        },
+        gateway: GatewayListen {
+            listen: Some("10.77.0.5:7700".parse().unwrap()),
+            ..GatewayListen::default()
         },
         ..MilpaBackend::default()
     };

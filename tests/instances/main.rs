@@ -2,6 +2,7 @@
 //! cloud (crates/kiyot-testcloud), which run the user data that the daemon launches them with.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "test code")]
 
+mod cloud_routes;
 mod ends;
 mod faults;
 mod images;

@@ -5,8 +5,8 @@ use std::{collections::BTreeMap, fmt};
 use async_trait::async_trait;
 
 use super::{
-    CallError, Image, ImageFilter, InstanceDescription, InstanceStateName, RunInstances, SpotPrice,
-    Subnet, TypeInZone,
+    CallError, Image, ImageFilter, InstanceDescription, InstanceStateName, RouteTable,
+    RouteTableFilter, RunInstances, SpotPrice, Subnet, TypeInZone,
 };
 
 /// The instances to describe. A description by id fails if one of the ids is unknown.
@@ -69,4 +69,17 @@ pub trait Ec2Api: fmt::Debug + Send + Sync + 'static {
     async fn images(&self, filter: &ImageFilter) -> Result<Vec<Image>, CallError>;
     /// Checks a call without effect. Fails as the call would.
     async fn dry_run(&self, call: &DryRun) -> Result<(), CallError>;
+    /// Lists route tables (DescribeRouteTables).
+    async fn route_tables(&self, filter: &RouteTableFilter) -> Result<Vec<RouteTable>, CallError>;
+    /// Adds a route to an instance (CreateRoute). Fails if the table has one for the network.
+    async fn create_route(
+        &self,
+        table: &str,
+        network: &str,
+        instance: &str,
+    ) -> Result<(), CallError>;
+    /// Removes the route of a network, whatever its target is (DeleteRoute).
+    async fn delete_route(&self, table: &str, network: &str) -> Result<(), CallError>;
+    /// Lets an instance receive and send packets of other addresses (ModifyInstanceAttribute).
+    async fn disable_source_dest_check(&self, instance: &str) -> Result<(), CallError>;
 }

@@ -17,6 +17,10 @@ pub struct InstanceDescription {
     pub is_spot: bool,
     /// The state.
     pub state: InstanceStateName,
+    /// The subnet, until it is terminated; otherwise empty.
+    pub subnet: String,
+    /// The VPC, until it is terminated; otherwise empty.
+    pub vpc: String,
     /// The private address, until it is terminated.
     pub private_address: Option<IpAddr>,
     /// The public address.

@@ -303,6 +303,7 @@ async fn effect(query: &Query, signed: Option<&str>, shared: &Shared) -> Result<
         "DescribeInstances" => lists::instances(query, signed, shared).await,
         "DescribeInstanceTypeOfferings" => lists::offerings(query, signed, shared).await,
         "DescribeImages" => lists::images(query, signed, shared).await,
+        "DescribeRouteTables" => lists::route_tables(query, signed, shared).await,
         "GetConsoleOutput" => Ok(lists::console(query, shared)),
         "DescribeSpotPriceHistory" => Ok(prices::history(query, shared)),
         _ => pass(query, signed, shared).await,

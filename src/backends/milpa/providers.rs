@@ -91,6 +91,9 @@ pub struct Attachment {
     /// The pod's `cgroup_parent` in the kubelet's form.
     #[serde(default)]
     pub cgroup_parent: String,
+    /// The networks that the pod wants to have routed to its instance.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cloud_routes: Vec<String>,
     /// The tags of the pod that the instance lacks, because it was launched for a warm pool. The
     /// provider sets them in the background: without them the pod runs too. Empty unless
     /// [`Capabilities::has_tags`].

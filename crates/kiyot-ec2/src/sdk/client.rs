@@ -13,7 +13,7 @@ use aws_config::{
 use aws_credential_types::Credentials;
 use aws_sdk_ec2::{
     Client as Sdk,
-    types::{Filter, LocationType, Tag},
+    types::{AttributeBooleanValue, Filter, LocationType, Tag},
 };
 use aws_smithy_http_client::{
     Builder,
@@ -26,7 +26,8 @@ use super::{
 };
 use crate::{
     CallError, DRY_RUN_SUCCEEDED, DryRun, Ec2Api, Failure, Image, ImageFilter, InstanceDescription,
-    InstanceFilter, InstanceStateName, RunInstances, SpotPrice, Subnet, TypeInZone,
+    InstanceFilter, InstanceStateName, RouteTable, RouteTableFilter, RunInstances, SpotPrice,
+    Subnet, TypeInZone,
 };
 
 /// Bounds the time of a call, or of a page of a list.
@@ -37,6 +38,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const PAGE_INSTANCES: i32 = 1000;
 /// The entries of a page of other lists, the most that EC2 accepts.
 const PAGE_ENTRIES: i32 = 1000;
+/// The tables of a page of DescribeRouteTables, the most that EC2 accepts.
+const PAGE_TABLES: i32 = 100;
 /// Bounds the pages of a list: a hundred times those of the longest.
 const MAX_PAGES: usize = 1000;
 /// The operating system of spot prices.
@@ -240,6 +243,53 @@ impl Ec2Api for Client {
         };
         let output = call.send().await.map_err(|error| call_error(NAME, error))?;
         Ok(output.images.unwrap_or_default().into_iter().filter_map(response::image).collect())
+    }
+
+    async fn route_tables(&self, filter: &RouteTableFilter) -> Result<Vec<RouteTable>, CallError> {
+        const NAME: &str = "DescribeRouteTables";
+        let filter = match filter {
+            RouteTableFilter::Vpc(vpc) => named_filter("vpc-id", vpc),
+            RouteTableFilter::Target(instance) => named_filter("route.instance-id", instance),
+        };
+        let call = self.sdk.describe_route_tables().filters(filter).max_results(PAGE_TABLES);
+        let mut pages = call.into_paginator().send();
+        let mut tables = Vec::new();
+        let mut read = 0;
+        while let Some(page) = pages.next().await {
+            let page = page.map_err(|error| call_error(NAME, error))?;
+            let listed = page.route_tables.unwrap_or_default().into_iter();
+            tables.extend(listed.filter_map(response::route_table));
+            read += 1;
+            bound_pages(NAME, read)?;
+        }
+        Ok(tables)
+    }
+
+    async fn create_route(
+        &self,
+        table: &str,
+        network: &str,
+        instance: &str,
+    ) -> Result<(), CallError> {
+        let call = self
+            .sdk
+            .create_route()
+            .route_table_id(table)
+            .destination_cidr_block(network)
+            .instance_id(instance);
+        call.send().await.map(drop).map_err(|error| call_error("CreateRoute", error))
+    }
+
+    async fn delete_route(&self, table: &str, network: &str) -> Result<(), CallError> {
+        let call = self.sdk.delete_route().route_table_id(table).destination_cidr_block(network);
+        call.send().await.map(drop).map_err(|error| call_error("DeleteRoute", error))
+    }
+
+    async fn disable_source_dest_check(&self, instance: &str) -> Result<(), CallError> {
+        let off = AttributeBooleanValue::builder().value(false).build();
+        let call =
+            self.sdk.modify_instance_attribute().instance_id(instance).source_dest_check(off);
+        call.send().await.map(drop).map_err(|error| call_error("ModifyInstanceAttribute", error))
     }
 
     async fn dry_run(&self, call: &DryRun) -> Result<(), CallError> {

@@ -6,7 +6,8 @@ use aws_sdk_ec2::types;
 
 use super::error::incomplete;
 use crate::{
-    CallError, Image, InstanceDescription, InstanceStateName, SpotPrice, Subnet, TypeInZone,
+    CallError, Image, InstanceDescription, InstanceStateName, Route, RouteTable, SpotPrice, Subnet,
+    TypeInZone,
 };
 
 /// Returns an instance. Only id and state are indispensable.
@@ -29,6 +30,8 @@ pub(super) fn instance(
             .unwrap_or_default(),
         is_spot: instance.instance_lifecycle == Some(types::InstanceLifecycleType::Spot),
         state: state(operation, instance.state)?,
+        subnet: instance.subnet_id.unwrap_or_default(),
+        vpc: instance.vpc_id.unwrap_or_default(),
         private_address: address(instance.private_ip_address),
         public_address: address(instance.public_ip_address),
         launched: launched.map(Duration::from_secs),
@@ -81,6 +84,33 @@ pub(super) fn subnet(subnet: types::Subnet) -> Option<Subnet> {
         zone: subnet.availability_zone?,
         network: subnet.cidr_block?,
     })
+}
+
+/// Returns a route table, with its IPv4 routes.
+pub(super) fn route_table(table: types::RouteTable) -> Option<RouteTable> {
+    let associations = table.associations.unwrap_or_default();
+    Some(RouteTable {
+        id: table.route_table_id?,
+        is_main: associations.iter().any(|it| it.main == Some(true)),
+        subnets: associations.into_iter().filter_map(|it| it.subnet_id).collect(),
+        routes: table.routes.unwrap_or_default().into_iter().filter_map(route).collect(),
+    })
+}
+
+fn route(route: types::Route) -> Option<Route> {
+    let network = route.destination_cidr_block?;
+    // EC2 shows the instance of a route, and its interface too.
+    let target = route
+        .instance_id
+        .or(route.gateway_id)
+        .or(route.nat_gateway_id)
+        .or(route.transit_gateway_id)
+        .or(route.vpc_peering_connection_id)
+        .or(route.network_interface_id)
+        .or(route.local_gateway_id)
+        .or(route.carrier_gateway_id)
+        .or(route.core_network_arn);
+    Some(Route { network, target: target.unwrap_or_default() })
 }
 
 /// Returns an image.

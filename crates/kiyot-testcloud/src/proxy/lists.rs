@@ -114,6 +114,28 @@ pub(super) async fn offerings(
     Ok(ok(&root))
 }
 
+/// Applies the filter by the instances of routes, which moto lacks.
+pub(super) async fn route_tables(
+    query: &Query,
+    signed: Option<&str>,
+    shared: &Shared,
+) -> Result<Reply, ApiError> {
+    const FILTER: &str = "route.instance-id";
+    let wanted = query.filter(FILTER);
+    let passed = query.without_filters(&[FILTER]);
+    let mut root = match pass_document(&passed, signed, shared).await? {
+        Ok(root) => root,
+        Err(reply) => return Ok(reply),
+    };
+    if let (Some(wanted), Some(set)) = (wanted, root.child_mut("routeTableSet")) {
+        set.children.retain(|table| {
+            let mut routes = table.items("routeSet").iter();
+            routes.any(|route| wanted.contains(&route.at("instanceId")))
+        });
+    }
+    Ok(ok(&root))
+}
+
 /// Adds the architecture of registered images, which moto forgets.
 pub(super) async fn images(
     query: &Query,

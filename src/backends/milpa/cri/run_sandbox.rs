@@ -158,6 +158,11 @@ impl CriService {
     ) -> Result<SandboxId, Status> {
         let id = SandboxId::mint().map_err(status_code::of_randomness)?;
         let metadata = request.config.clone().unwrap_or_default().metadata.unwrap_or_default();
+        let wishes = request
+            .config
+            .as_ref()
+            .and_then(|config| CellRequest::parse(&config.annotations).ok())
+            .unwrap_or_default();
         let attachment = Attachment {
             pod_name: metadata.name,
             pod_namespace: metadata.namespace,
@@ -171,6 +176,7 @@ impl CriService {
                 .and_then(|config| config.linux.as_ref())
                 .map(|linux| linux.cgroup_parent.clone())
                 .unwrap_or_default(),
+            cloud_routes: wishes.cloud_routes.iter().map(ToString::to_string).collect(),
             ..Attachment::default()
         };
         let pod = format!("{}/{}", attachment.pod_namespace, attachment.pod_name);
@@ -184,11 +190,6 @@ impl CriService {
             tracing::warn!(sandbox = %id, pod, keys, "annotations with unknown keys ignored");
         }
         let labels = request.config.iter().flat_map(|config| config.labels.clone()).collect();
-        let wishes = request
-            .config
-            .as_ref()
-            .and_then(|config| CellRequest::parse(&config.annotations).ok())
-            .unwrap_or_default();
         // Without the caller's deadline: a retry joins the launch, which `launch_timeout` bounds.
         let order = LaunchOrder {
             sandbox: id,

@@ -32,6 +32,7 @@ use crate::{
 };
 
 mod cached;
+mod cloud_routes;
 mod error_codes;
 #[cfg(test)]
 mod fake_api;
@@ -45,6 +46,7 @@ mod terminations;
 mod user_data;
 
 use cached::Cached;
+use cloud_routes::CloudRoutes;
 use error_codes::{Refused, classify};
 use pacing::{Action, Pacing};
 use parameters::{BootImage, Parameters};
@@ -89,6 +91,8 @@ const PARAMETER_MISMATCH: &str = "IdempotentParameterMismatch";
 /// The subnets and images of launches.
 #[derive(Debug)]
 struct Resources {
+    /// The VPC of the subnets.
+    vpc: String,
     /// The subnets, by their zone.
     subnets: BTreeMap<String, String>,
     images: BTreeMap<Architecture, BootImage>,
@@ -121,6 +125,7 @@ pub struct Ec2 {
     in_zones: Cached<Vec<TypeInZone>>,
     spot: Cached<Vec<SpotPrice>>,
     forwarding: Forwarding,
+    routes: CloudRoutes,
     /// The instances that were launched or listed.
     seen: Mutex<BTreeMap<String, Seen>>,
 }
@@ -132,6 +137,12 @@ impl Ec2 {
         Self {
             terminations: Terminations::new(Arc::clone(&api), Arc::clone(&pacing)),
             tagging: Tagging::new(Arc::clone(&api), Arc::clone(&pacing)),
+            routes: CloudRoutes::new(
+                Arc::clone(&api),
+                Arc::clone(&pacing),
+                !config.ec2.cloud_routes.is_empty(),
+                config.gateway.advertised().map(|gateway| gateway.ip()),
+            ),
             api,
             config: config.ec2.clone(),
             owner,
@@ -153,10 +164,12 @@ impl Ec2 {
 
     async fn read_resources(&self) -> Result<Resources, CallError> {
         self.pacing.wait(Action::Describe).await;
-        let subnets = by_zone(&self.config.subnets, &self.api.subnets(&self.config.subnets).await?);
+        let described = self.api.subnets(&self.config.subnets).await?;
+        let vpc = described.first().map(|subnet| subnet.vpc.clone()).unwrap_or_default();
+        let subnets = by_zone(&self.config.subnets, &described);
         self.pacing.wait(Action::Describe).await;
         let images = newest(self.api.images(&self.image()).await?);
-        Ok(Resources { subnets, images })
+        Ok(Resources { vpc, subnets, images })
     }
 
     /// Returns the configured image.
@@ -208,6 +221,7 @@ impl Ec2 {
             pause_image: self.pause_image.clone(),
             power_off_after_secs: self.power_off_after.as_secs(),
             cluster_networks: self.config.cluster_networks.clone(),
+            cloud_routes: request.cloud_routes.clone(),
         })
     }
 
@@ -325,6 +339,14 @@ impl Provider for Ec2 {
         let resources = self.resources().await.map_err(|error| {
             ProviderError::new(classify(&error).0, "read subnets and images", error)
         })?;
+        self.config.check_cloud_routes(&request.cloud_routes).map_err(|refused| {
+            ProviderError::without_cause(ErrorClass::Invalid, refused.to_string())
+        })?;
+        if !request.cloud_routes.is_empty() {
+            let subnets = resources.subnets.values();
+            let is_own = |id: &str| self.seen().contains_key(id);
+            self.routes.check(&resources.vpc, subnets, &request.cloud_routes, is_own).await?;
+        }
         Ok(self.parameters_with(&resources, request)?.stored())
     }
 
@@ -366,6 +388,7 @@ impl Provider for Ec2 {
             ProviderError::without_cause(ErrorClass::Transient, what)
         })?;
         self.forwarding.open(instance, address, &to.ports).await?;
+        self.routes.open(instance, &to.cloud_routes).await?;
         if !to.tags.is_empty() {
             self.tagging.begin(instance, seen.map(|seen| seen.tagged), to.tags.clone());
         }
@@ -373,6 +396,7 @@ impl Provider for Ec2 {
     }
 
     async fn detach(&self, instance: &InstanceId) -> Result<(), ProviderError> {
+        self.routes.close(instance).await?;
         self.forwarding.close(instance).await
     }
 
@@ -419,6 +443,13 @@ impl Provider for Ec2 {
     }
 
     async fn terminate(&self, instances: &[InstanceId]) -> super::Terminations {
+        // Those of a cell are removed already; an instance without a cell may have some.
+        for instance in instances {
+            if let Err(error) = self.routes.close(instance).await {
+                let error = &error as &dyn std::error::Error;
+                tracing::warn!(%instance, error, "routes of an ended instance may be left");
+            }
+        }
         self.terminations.terminate(instances).await
     }
 

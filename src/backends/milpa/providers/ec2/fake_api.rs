@@ -8,7 +8,7 @@ use std::{
 use async_trait::async_trait;
 use kiyot_ec2::{
     CallError, DryRun, Ec2Api, Failure, Image, ImageFilter, InstanceDescription, InstanceFilter,
-    InstanceStateName, RunInstances, SpotPrice, Subnet, TypeInZone,
+    InstanceStateName, RouteTable, RouteTableFilter, RunInstances, SpotPrice, Subnet, TypeInZone,
 };
 
 /// The code of the error that names unknown ids.
@@ -92,5 +92,17 @@ impl Ec2Api for FakeApi {
     }
     async fn dry_run(&self, _: &DryRun) -> Result<(), CallError> {
         not_called("DryRun")
+    }
+    async fn route_tables(&self, _: &RouteTableFilter) -> Result<Vec<RouteTable>, CallError> {
+        not_called("DescribeRouteTables")
+    }
+    async fn create_route(&self, _: &str, _: &str, _: &str) -> Result<(), CallError> {
+        not_called("CreateRoute")
+    }
+    async fn delete_route(&self, _: &str, _: &str) -> Result<(), CallError> {
+        not_called("DeleteRoute")
+    }
+    async fn disable_source_dest_check(&self, _: &str) -> Result<(), CallError> {
+        not_called("ModifyInstanceAttribute")
     }
 }

@@ -8,7 +8,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use kiyot_ec2::{
     CallError, DRY_RUN_SUCCEEDED, DryRun, Ec2Api, ImageFilter, InstanceDescription, InstanceFilter,
-    InstanceStateName, RunInstances, SpotPrice, Subnet, TypeInZone,
+    InstanceStateName, RouteTableFilter, RunInstances, SpotPrice, Subnet, TypeInZone,
 };
 use kiyot_link::bootstrap::{AgentPin, Bootstrap, GatewayAddress};
 
@@ -70,9 +70,12 @@ impl LiveCheck<'_> {
         let in_zones = self.types_in_zones().await;
         let spot = self.spot_prices().await;
         let instances = self.instances().await;
+        if !self.config.ec2.cloud_routes.is_empty() {
+            self.route_tables().await;
+        }
         match (subnets, images) {
             (Some(subnets), Some(images)) => {
-                let resources = Resources { subnets, images };
+                let resources = Resources { vpc: String::new(), subnets, images };
                 self.launches(&resources, in_zones, &spot.unwrap_or_default()).await;
             }
             _ => self.caller.skip("RunInstances", "it needs the subnets and the image"),
@@ -162,6 +165,15 @@ impl LiveCheck<'_> {
         let text = format!("{} instances of node {}", listed.len(), self.ec2.owner.node);
         self.caller.add(Outcome::Ok, NAME, &text);
         Some(listed)
+    }
+
+    async fn route_tables(&mut self) {
+        const NAME: &str = "DescribeRouteTables";
+        let filter = RouteTableFilter::Target(NO_INSTANCE.to_owned());
+        if self.caller.call(NAME, self.api.route_tables(&filter)).await.is_ok() {
+            let text = "needed by cloud_routes; their other actions are not tried";
+            self.caller.add(Outcome::Ok, NAME, text);
+        }
     }
 
     /// Tries a launch on demand in each zone, and a spot launch in the first that has an offer.

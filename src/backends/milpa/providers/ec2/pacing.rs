@@ -18,6 +18,8 @@ pub(super) enum Action {
     Describe,
     /// CreateTags.
     Tag,
+    /// CreateRoute, DeleteRoute, ModifyInstanceAttribute.
+    Route,
 }
 
 /// The bucket of an action.
@@ -38,6 +40,7 @@ impl Action {
             Self::Terminate => (20, 200),
             Self::Describe => (50, 100),
             Self::Tag => (20, 200),
+            Self::Route => (20, 200),
         };
         Rate { burst, period: Duration::from_millis(millis) }
     }
@@ -47,7 +50,7 @@ impl Action {
 #[derive(Debug, Default)]
 pub(super) struct Pacing {
     /// The time at which each bucket is full again.
-    full: [Mutex<Option<Instant>>; 4],
+    full: [Mutex<Option<Instant>>; 5],
 }
 
 impl Pacing {

@@ -22,6 +22,7 @@ const HAS_AGENT: &str = "image-has-agent";
 const PAUSE_IMAGE: &str = "pause-image";
 const POWER_OFF_AFTER: &str = "power-off-after-secs";
 const CLUSTER_NETWORKS: &str = "cluster-networks";
+const CLOUD_ROUTES: &str = "cloud-routes";
 
 /// An image with the device of its root volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,6 +54,8 @@ pub(super) struct Parameters {
     pub(super) power_off_after_secs: u64,
     /// The networks that the cell reaches by the node.
     pub(super) cluster_networks: Vec<Cidr>,
+    /// The networks that the VPC routes to the instance, so that no warm cell has the parameters.
+    pub(super) cloud_routes: Vec<Cidr>,
 }
 
 impl Parameters {
@@ -81,10 +84,13 @@ impl Parameters {
         put(HAS_AGENT.into(), &self.image_has_agent.to_string());
         put(PAUSE_IMAGE.into(), &self.pause_image);
         put(POWER_OFF_AFTER.into(), &self.power_off_after_secs.to_string());
-        if !self.cluster_networks.is_empty() {
-            let networks: Vec<String> =
-                self.cluster_networks.iter().map(ToString::to_string).collect();
-            put(CLUSTER_NETWORKS.into(), &networks.join(","));
+        for (key, networks) in
+            [(CLUSTER_NETWORKS, &self.cluster_networks), (CLOUD_ROUTES, &self.cloud_routes)]
+        {
+            if !networks.is_empty() {
+                let networks: Vec<String> = networks.iter().map(ToString::to_string).collect();
+                put(key.into(), &networks.join(","));
+            }
         }
         stored
     }
@@ -107,6 +113,10 @@ impl Parameters {
             let root_device = get(&format!("{ROOT_DEVICE}{name}"))?.clone();
             images.insert(architecture, BootImage { id, root_device });
         }
+        let networks = |key: &str| -> Result<Vec<Cidr>, ProviderError> {
+            let listed = stored.get(key).into_iter().flat_map(|networks| networks.split(','));
+            listed.map(|network| network.parse().map_err(|_| wrong(key))).collect()
+        };
         let flag = |key: &str| get(key)?.parse().map_err(|_| wrong(key));
         Ok(Self {
             images,
@@ -129,12 +139,8 @@ impl Parameters {
             power_off_after_secs: get(POWER_OFF_AFTER)?
                 .parse()
                 .map_err(|_| wrong(POWER_OFF_AFTER))?,
-            cluster_networks: stored
-                .get(CLUSTER_NETWORKS)
-                .into_iter()
-                .flat_map(|networks| networks.split(','))
-                .map(|network| network.parse().map_err(|_| wrong(CLUSTER_NETWORKS)))
-                .collect::<Result<_, _>>()?,
+            cluster_networks: networks(CLUSTER_NETWORKS)?,
+            cloud_routes: networks(CLOUD_ROUTES)?,
         })
     }
 }
@@ -162,6 +168,7 @@ pub(super) mod tests {
             pause_image: "registry.k8s.io/pause:3.9".into(),
             power_off_after_secs: 1200,
             cluster_networks: vec!["10.96.0.0/12".parse().unwrap(), "fd00::/108".parse().unwrap()],
+            cloud_routes: vec!["10.8.0.0/16".parse().unwrap()],
         }
     }
 
@@ -175,6 +182,7 @@ pub(super) mod tests {
             public_address: true,
             image_has_agent: true,
             cluster_networks: Vec::new(),
+            cloud_routes: Vec::new(),
             ..parameters()
         };
         for parameters in [parameters(), least] {

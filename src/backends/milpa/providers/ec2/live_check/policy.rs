@@ -9,6 +9,8 @@ use serde_json::Value;
 const POLICY: &str = include_str!("../../../../../../config/iam-policy.json");
 /// The statement for cells with an instance profile.
 const PASS_ROLE: &str = include_str!("../../../../../../config/iam-pass-role.json");
+/// The statements for cloud routes.
+const CLOUD_ROUTES: &str = include_str!("../../../../../../config/iam-cloud-routes.json");
 /// Begins the action in EC2's message about a denied call.
 const MARK: &str = "not authorized to perform: ";
 
@@ -60,15 +62,16 @@ impl Actions {
 /// know are named beneath it.
 pub(super) fn part(actions: &BTreeSet<String>, region: &str, cluster: &str) -> String {
     let read = serde_json::from_str(POLICY).and_then(|policy: Policy| {
-        let pass_role: Statement = serde_json::from_str(PASS_ROLE)?;
-        Ok((policy, pass_role))
+        let mut others: Vec<Statement> = serde_json::from_str(CLOUD_ROUTES)?;
+        others.push(serde_json::from_str(PASS_ROLE)?);
+        Ok((policy, others))
     });
-    let (policy, pass_role) = match read {
+    let (policy, others) = match read {
         Ok(read) => read,
         // A test reads both; without them the actions are named.
         Err(_) => return names(actions.iter()),
     };
-    let statements = policy.statement.into_iter().chain([pass_role]);
+    let statements = policy.statement.into_iter().chain(others);
     let statement: Vec<Statement> = statements
         .filter_map(|statement| {
             let action = statement.action.of(actions)?;
@@ -121,6 +124,8 @@ mod tests {
         let page = include_str!("../../../../../../docs/iam.md");
         assert!(page.contains(&format!("```json\n{POLICY}```\n")), "docs/iam.md: {POLICY}");
         assert!(page.contains(&format!("```json\n{PASS_ROLE}```\n")), "docs/iam.md: {PASS_ROLE}");
+        let routes = format!("```json\n{CLOUD_ROUTES}```\n");
+        assert!(page.contains(&routes), "docs/iam.md: {CLOUD_ROUTES}");
     }
 
     #[test]
@@ -136,6 +141,7 @@ mod tests {
         assert!(text.contains("\"aws:RequestTag/kiyot:cluster\": \"production\""), "{text}");
         assert_eq!(sids(&part(&["ec2:CreateTags"])), ["TagAtLaunch", "OwnInstances"]);
         assert_eq!(sids(&part(&["iam:PassRole"])), ["PassRole"]);
+        assert_eq!(sids(&part(&["ec2:DeleteRoute"])), ["CloudRoutes"]);
         let all: Vec<String> = policy
             .statement
             .iter()

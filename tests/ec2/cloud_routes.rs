@@ -1,0 +1,238 @@
+//! Routes of the VPC to instances (`pod.elotl.co/cloud-route`).
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use kiyot::{
+    annotations::CellRequest,
+    backends::milpa::{
+        placement::Market,
+        providers::{Attachment, ErrorClass, Instance, Provider, ProviderError},
+    },
+};
+use kiyot_testcloud::Outage;
+use serde_json::Value;
+
+use crate::world::World;
+
+/// The networks that pods of these tests may have.
+const ALLOWED: [&str; 2] = ["10.8.0.0/16", "10.9.0.0/16"];
+
+fn request(networks: &[&str]) -> CellRequest {
+    CellRequest {
+        cloud_routes: networks.iter().map(|network| network.parse().unwrap()).collect(),
+        ..CellRequest::default()
+    }
+}
+
+fn attachment(networks: &[&str]) -> Attachment {
+    Attachment {
+        cloud_routes: networks.iter().map(|network| (*network).to_owned()).collect(),
+        ..Attachment::default()
+    }
+}
+
+/// Launches an instance of a pod with routes.
+async fn launch(world: &World, token: &str, networks: &[&str]) -> Instance {
+    let offering = world.offering(0, Market::OnDemand);
+    let spec = world.spec_for(&[offering], &request(networks)).await.unwrap();
+    world.provider.launch(&spec, token).await.unwrap()
+}
+
+async fn refused(world: &World, networks: &[&str]) -> ProviderError {
+    world.provider.parameters(&request(networks)).await.unwrap_err()
+}
+
+/// Returns the routes that the API shows, by table: networks with their instances.
+async fn routes(world: &World) -> BTreeMap<String, BTreeMap<String, String>> {
+    let reply = world.cloud.call("DescribeRouteTables", &[]).await.unwrap();
+    let mut shown: BTreeMap<String, BTreeMap<String, String>> = BTreeMap::new();
+    for table in reply.root().items("routeTableSet") {
+        let routes =
+            table.items("routeSet").iter().filter(|route| !route.at("instanceId").is_empty());
+        let routes = routes.map(|route| {
+            (route.at("destinationCidrBlock").to_owned(), route.at("instanceId").to_owned())
+        });
+        shown.entry(table.at("routeTableId").to_owned()).or_default().extend(routes);
+    }
+    shown.retain(|_, routes| !routes.is_empty());
+    shown
+}
+
+/// Returns the routes of the only table that has some.
+async fn only_routes(world: &World) -> BTreeMap<String, String> {
+    let mut shown = routes(world).await;
+    assert!(shown.len() <= 1, "{shown:?}");
+    shown.pop_first().map(|(_, routes)| routes).unwrap_or_default()
+}
+
+/// Returns the id of the VPC's main table.
+async fn main_table(world: &World) -> String {
+    let vpc = world.cloud.setup().vpc.clone();
+    let filters = [
+        ("Filter.1.Name", "vpc-id"),
+        ("Filter.1.Value.1", vpc.as_str()),
+        ("Filter.2.Name", "association.main"),
+        ("Filter.2.Value.1", "true"),
+    ];
+    let reply = world.cloud.call("DescribeRouteTables", &filters).await.unwrap();
+    reply.root().items("routeTableSet")[0].at("routeTableId").to_owned()
+}
+
+/// Verifies V45.
+#[tokio::test]
+async fn routes_of_a_pod_lead_to_its_instance_until_it_ends() {
+    let world = World::with_cloud_routes(&ALLOWED).await;
+    let networks = ["10.8.0.0/16", "10.9.4.0/24"];
+    let launched = launch(&world, "token", &networks).await;
+    // A repeated attachment changes nothing.
+    for _ in 0..2 {
+        world.provider.attach(&launched.id, &attachment(&networks)).await.unwrap();
+    }
+    let expected = networks.map(|network| (network.to_owned(), launched.id.0.clone()));
+    assert_eq!(only_routes(&world).await, expected.into());
+    assert!(routes(&world).await.contains_key(&main_table(&world).await));
+    assert_eq!(world.cloud.calls_of("CreateRoute").len(), 2);
+    let id = [("InstanceId", launched.id.0.as_str()), ("Attribute", "sourceDestCheck")];
+    let reply = world.cloud.call("DescribeInstanceAttribute", &id).await.unwrap();
+    assert_eq!(reply.root().all("value")[0].text, "false", "{}", reply.body);
+    world.provider.detach(&launched.id).await.unwrap();
+    assert_eq!(only_routes(&world).await, BTreeMap::new());
+    world.cloud.clear_calls();
+    world.provider.detach(&launched.id).await.unwrap();
+    assert_eq!(world.cloud.calls().len(), 0, "an instance without routes is looked up again");
+}
+
+/// Verifies V45.
+#[tokio::test]
+async fn pods_without_routes_need_no_call() {
+    for world in [World::new().await, World::with_cloud_routes(&ALLOWED).await] {
+        let launched = launch(&world, "token", &[]).await;
+        world.cloud.clear_calls();
+        world.provider.attach(&launched.id, &Attachment::default()).await.unwrap();
+        world.provider.detach(&launched.id).await.unwrap();
+        assert_eq!(world.cloud.calls().len(), 0, "{:?}", world.cloud.calls());
+    }
+}
+
+/// Verifies V45.
+#[tokio::test]
+async fn table_that_is_associated_with_the_subnet_gets_the_routes() {
+    let world = World::with_cloud_routes(&ALLOWED).await;
+    let vpc = world.cloud.setup().vpc.clone();
+    let made = world.cloud.call("CreateRouteTable", &[("VpcId", &vpc)]).await.unwrap();
+    let table = made.root().all("routeTableId")[0].text.clone();
+    let subnet = world.cloud.setup().subnets[0].id.clone();
+    let association = [("RouteTableId", table.as_str()), ("SubnetId", &subnet)];
+    world.cloud.call("AssociateRouteTable", &association).await.unwrap();
+    let launched = launch(&world, "token", &["10.8.0.0/16"]).await;
+    // A network that is named twice is a single route.
+    let twice = attachment(&["10.8.0.0/16", "10.8.0.0/16"]);
+    world.provider.attach(&launched.id, &twice).await.unwrap();
+    assert_eq!(world.cloud.calls_of("CreateRoute").len(), 1);
+    let shown = routes(&world).await;
+    assert_eq!(shown.keys().collect::<Vec<_>>(), [&table]);
+}
+
+/// Verifies V46.
+#[tokio::test]
+async fn network_that_leads_elsewhere_is_refused_and_left_alone() {
+    let world = World::with_cloud_routes(&ALLOWED).await;
+    let first = launch(&world, "first", &["10.8.0.0/16"]).await;
+    let second = launch(&world, "second", &["10.8.0.0/16"]).await;
+    world.provider.attach(&first.id, &attachment(&["10.8.0.0/16"])).await.unwrap();
+    let taken = attachment(&["10.8.0.0/16", "10.9.0.0/16"]);
+    let error = world.provider.attach(&second.id, &taken).await.unwrap_err();
+    assert_eq!(error.class, ErrorClass::Invalid);
+    let why = format!("pod.elotl.co/cloud-route = 10.8.0.0/16: leads to {} already", first.id);
+    assert!(error.text().contains(&why), "{}", error.text());
+    // The end of an instance without routes removes no other's, of which the daemon knows nothing.
+    let restarted = world.restarted(&ALLOWED).await;
+    restarted.detach(&second.id).await.unwrap();
+    let expected = BTreeMap::from([("10.8.0.0/16".to_owned(), first.id.0.clone())]);
+    assert_eq!(only_routes(&world).await, expected);
+    // Before a launch: another daemon does not launch an instance for it. The owner's own does,
+    // because the route may be that of an earlier call for the same pod.
+    let error = restarted.parameters(&request(&["10.8.0.0/16"])).await.unwrap_err();
+    assert_eq!(error.class, ErrorClass::Invalid);
+    assert!(error.text().contains(&why), "{}", error.text());
+    world.provider.parameters(&request(&["10.8.0.0/16"])).await.unwrap();
+    assert_eq!(world.cloud.calls_of("ReplaceRoute").len(), 0);
+}
+
+/// Verifies V47.
+#[tokio::test]
+async fn networks_that_are_not_allowed_are_refused_before_a_launch() {
+    let world = World::new().await;
+    let error = refused(&world, &["10.8.0.0/16"]).await;
+    assert_eq!(error.class, ErrorClass::Invalid);
+    assert!(error.text().contains("networks in ec2.cloud_routes (empty)"), "{}", error.text());
+    // The configuration allows the VPC's network and the node's address here.
+    let world = World::with_cloud_routes(&["10.0.0.0/8"]).await;
+    for (network, why) in [
+        ("192.168.0.0/16", "10.0.0.0/8"),
+        ("0.0.0.0/0", "is not allowed"),
+        ("10.77.64.0/24", "overlaps 10.77.0.0/16, a network of the VPC itself"),
+        ("10.77.0.0/24", "has the node's address"),
+    ] {
+        let error = refused(&world, &["10.8.0.0/16", network]).await;
+        assert_eq!(error.class, ErrorClass::Invalid, "{network}");
+        let at = format!("pod.elotl.co/cloud-route = {network}: ");
+        assert!(error.text().contains(&at) && error.text().contains(why), "{}", error.text());
+    }
+    assert!(world.cloud.instances().is_empty());
+}
+
+/// Verifies V48.
+#[tokio::test]
+async fn routes_of_an_instance_that_ended_alone_are_removed_by_a_restarted_daemon() {
+    let world = World::with_cloud_routes(&ALLOWED).await;
+    let launched = launch(&world, "token", &["10.8.0.0/16"]).await;
+    world.provider.attach(&launched.id, &attachment(&["10.8.0.0/16"])).await.unwrap();
+    world.cloud.interrupt(&launched.id.0).await;
+    assert_eq!(only_routes(&world).await.len(), 1);
+    let restarted = world.restarted(&ALLOWED).await;
+    world.cloud.faults().set_outage(Some(Outage::Unavailable));
+    let error = restarted.detach(&launched.id).await.unwrap_err();
+    assert_eq!(error.class, ErrorClass::Unanswered);
+    world.cloud.faults().clear();
+    restarted.detach(&launched.id).await.unwrap();
+    assert_eq!(only_routes(&world).await, BTreeMap::new());
+}
+
+/// Verifies V48.
+#[tokio::test]
+async fn denied_removal_keeps_no_instance_from_its_end() {
+    let world = World::with_cloud_routes(&ALLOWED).await;
+    let launched = launch(&world, "token", &["10.8.0.0/16"]).await;
+    world.provider.attach(&launched.id, &attachment(&["10.8.0.0/16"])).await.unwrap();
+    world.cloud.faults().set_denied("DeleteRoute", true);
+    world.provider.detach(&launched.id).await.unwrap();
+    world.cloud.faults().clear();
+    world.provider.detach(&launched.id).await.unwrap();
+    assert_eq!(only_routes(&world).await, BTreeMap::new());
+}
+
+#[tokio::test]
+async fn documented_policy_of_routes_has_the_actions_that_are_called() {
+    let world = World::with_cloud_routes(&ALLOWED).await;
+    world.provider.check().await.unwrap();
+    world.cloud.clear_calls();
+    let launched = launch(&world, "token", &["10.8.0.0/16"]).await;
+    world.provider.attach(&launched.id, &attachment(&["10.8.0.0/16"])).await.unwrap();
+    world.provider.detach(&launched.id).await.unwrap();
+    let mut called: BTreeSet<String> =
+        world.cloud.calls().into_iter().map(|call| format!("ec2:{}", call.action)).collect();
+    assert!(called.remove("ec2:RunInstances") && called.remove("ec2:DescribeInstances"));
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/iam.md");
+    let page = std::fs::read_to_string(path).unwrap();
+    let section = page.split("## Cloud routes").nth(1).unwrap();
+    let policy = section.split("```json\n").nth(1).and_then(|rest| rest.split("```").next());
+    let statements: Vec<Value> = serde_json::from_str(policy.unwrap()).unwrap();
+    let documented = statements.iter().flat_map(|statement| match &statement["Action"] {
+        Value::Array(actions) => actions.clone(),
+        action => vec![action.clone()],
+    });
+    let documented: BTreeSet<String> =
+        documented.map(|action| action.as_str().unwrap().to_owned()).collect();
+    assert_eq!(documented, called);
+}

@@ -1,0 +1,74 @@
+//! Routes of the VPC to instances (`pod.elotl.co/cloud-route`).
+
+use std::collections::BTreeMap;
+
+use kiyot_testkit::{Kiyot, LIMIT, Node, Pod, wait_until};
+
+use super::{State, TestCloud, WAIT, pod, sandbox_ends};
+
+/// Returns a pod with a route.
+fn routed(name: &str, network: &str) -> Pod {
+    let mut pod = pod(name, WAIT);
+    pod.annotations.insert("pod.elotl.co/cloud-route".to_owned(), network.to_owned());
+    pod
+}
+
+/// Returns the networks that the API routes to instances.
+async fn routes(cloud: &TestCloud) -> BTreeMap<String, String> {
+    let reply = cloud.call("DescribeRouteTables", &[]).await.unwrap();
+    let root = reply.root();
+    let routes = root.items("routeTableSet").iter().flat_map(|table| table.items("routeSet"));
+    let pairs = routes.map(|route| {
+        (route.at("destinationCidrBlock").to_owned(), route.at("instanceId").to_owned())
+    });
+    pairs.filter(|(_, instance)| !instance.is_empty()).collect()
+}
+
+/// Verifies V45, V47, V48.
+#[tokio::test]
+async fn route_of_a_pod_outlives_the_daemon_and_no_instance() {
+    let cloud = TestCloud::start().await;
+    let node = Node::start().await;
+    let mut options = cloud.options();
+    options.of_provider.push_str("cloud_routes = [\"10.8.0.0/16\"]\n");
+    let mut kiyot = Kiyot::start(&node, options).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let error = kubelet.run_pod(&routed("wrong", "10.9.0.0/16")).await.unwrap_err();
+    assert_eq!(error.code(), tonic::Code::InvalidArgument, "{error}");
+    assert!(error.message().contains("cloud-route = 10.9.0.0/16: is not allowed"), "{error}");
+    assert!(cloud.launched().is_empty());
+
+    let stays = kubelet.run_pod(&routed("stays", "10.8.1.0/24")).await.unwrap();
+    let first = cloud.running()[0].id.clone();
+    let ends = kubelet.run_pod(&routed("ends", "10.8.2.0/24")).await.unwrap();
+    let second = cloud.running().into_iter().find(|it| it.id != first).unwrap().id;
+    let both = BTreeMap::from([
+        ("10.8.1.0/24".to_owned(), first.clone()),
+        ("10.8.2.0/24".to_owned(), second.clone()),
+    ]);
+    assert_eq!(routes(&cloud).await, both);
+
+    // An instance that is terminated from the console while no daemon runs leaves its route.
+    kiyot.kill9();
+    cloud.change("TerminateInstances", &second).await;
+    cloud.reaches(&second, State::Terminated).await;
+    assert_eq!(routes(&cloud).await, both);
+    kiyot.start_again().await;
+    let mut kubelet = kiyot.kubelet().await;
+    sandbox_ends(&mut kubelet, &ends.sandbox).await;
+    wait_until("its route is removed", LIMIT, async || {
+        (!routes(&cloud).await.contains_key("10.8.2.0/24")).then_some(())
+    })
+    .await;
+    assert_eq!(routes(&cloud).await, BTreeMap::from([("10.8.1.0/24".to_owned(), first)]));
+
+    wait_until("the other pod answers again", LIMIT, async || {
+        kubelet.exec_sync(&stays.container("main").id, &["true"]).await.ok()
+    })
+    .await;
+    for running in [&stays, &ends] {
+        kubelet.stop_and_remove(running).await.unwrap();
+    }
+    cloud.has_no_cells().await;
+    assert_eq!(routes(&cloud).await, BTreeMap::new());
+}
