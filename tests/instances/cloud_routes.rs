@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use kiyot_testkit::{Kiyot, LIMIT, Node, Pod, wait_until};
+use kiyot_testcloud::Cloud;
+use kiyot_testkit::{LIMIT, Pod, wait_until};
 
-use super::{State, TestCloud, WAIT, pod, sandbox_ends};
+use super::{State, WAIT, World, pod, sandbox_ends};
 
 /// Returns a pod with a route.
 fn routed(name: &str, network: &str) -> Pod {
@@ -14,7 +15,7 @@ fn routed(name: &str, network: &str) -> Pod {
 }
 
 /// Returns the networks that the API routes to instances.
-async fn routes(cloud: &TestCloud) -> BTreeMap<String, String> {
+async fn routes(cloud: &Cloud) -> BTreeMap<String, String> {
     let reply = cloud.call("DescribeRouteTables", &[]).await.unwrap();
     let root = reply.root();
     let routes = root.items("routeTableSet").iter().flat_map(|table| table.items("routeSet"));
@@ -27,40 +28,38 @@ async fn routes(cloud: &TestCloud) -> BTreeMap<String, String> {
 /// Verifies V45, V47, V48.
 #[tokio::test]
 async fn route_of_a_pod_outlives_the_daemon_and_no_instance() {
-    let cloud = TestCloud::start().await;
-    let node = Node::start().await;
-    let mut options = cloud.options();
+    let world = World::start().await;
+    let mut options = world.options();
     options.of_provider.push_str("cloud_routes = [\"10.8.0.0/16\"]\n");
-    let mut kiyot = Kiyot::start(&node, options).await;
-    let mut kubelet = kiyot.kubelet().await;
+    let (mut kiyot, mut kubelet) = world.daemon(options).await;
     let error = kubelet.run_pod(&routed("wrong", "10.9.0.0/16")).await.unwrap_err();
     assert_eq!(error.code(), tonic::Code::InvalidArgument, "{error}");
     assert!(error.message().contains("cloud-route = 10.9.0.0/16: is not allowed"), "{error}");
-    assert!(cloud.launched().is_empty());
+    assert!(world.launched().is_empty());
 
     let stays = kubelet.run_pod(&routed("stays", "10.8.1.0/24")).await.unwrap();
-    let first = cloud.running()[0].id.clone();
+    let first = world.running()[0].id.clone();
     let ends = kubelet.run_pod(&routed("ends", "10.8.2.0/24")).await.unwrap();
-    let second = cloud.running().into_iter().find(|it| it.id != first).unwrap().id;
+    let second = world.running().into_iter().find(|it| it.id != first).unwrap().id;
     let both = BTreeMap::from([
         ("10.8.1.0/24".to_owned(), first.clone()),
         ("10.8.2.0/24".to_owned(), second.clone()),
     ]);
-    assert_eq!(routes(&cloud).await, both);
+    assert_eq!(routes(&world).await, both);
 
     // An instance that is terminated from the console while no daemon runs leaves its route.
     kiyot.kill9();
-    cloud.change("TerminateInstances", &second).await;
-    cloud.reaches(&second, State::Terminated).await;
-    assert_eq!(routes(&cloud).await, both);
+    world.change("TerminateInstances", &second).await;
+    world.reaches(&second, State::Terminated).await;
+    assert_eq!(routes(&world).await, both);
     kiyot.start_again().await;
     let mut kubelet = kiyot.kubelet().await;
     sandbox_ends(&mut kubelet, &ends.sandbox).await;
     wait_until("its route is removed", LIMIT, async || {
-        (!routes(&cloud).await.contains_key("10.8.2.0/24")).then_some(())
+        (!routes(&world).await.contains_key("10.8.2.0/24")).then_some(())
     })
     .await;
-    assert_eq!(routes(&cloud).await, BTreeMap::from([("10.8.1.0/24".to_owned(), first)]));
+    assert_eq!(routes(&world).await, BTreeMap::from([("10.8.1.0/24".to_owned(), first)]));
 
     wait_until("the other pod answers again", LIMIT, async || {
         kubelet.exec_sync(&stays.container("main").id, &["true"]).await.ok()
@@ -69,6 +68,6 @@ async fn route_of_a_pod_outlives_the_daemon_and_no_instance() {
     for running in [&stays, &ends] {
         kubelet.stop_and_remove(running).await.unwrap();
     }
-    cloud.has_no_cells().await;
-    assert_eq!(routes(&cloud).await, BTreeMap::new());
+    world.has_no_cells().await;
+    assert_eq!(routes(&world).await, BTreeMap::new());
 }
