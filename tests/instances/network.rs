@@ -57,9 +57,10 @@ async fn host_port_of_a_pod_leads_to_its_instance() {
         .await;
 }
 
-/// Returns the rules of the node in an order that does not depend on that of their creation.
-fn sorted_nat_rules() -> Vec<String> {
-    let mut rules: Vec<_> = nat_rules().lines().map(ToOwned::to_owned).collect();
+/// Returns the daemon's rules in an order that does not depend on that of their creation.
+fn sorted_rules() -> Vec<String> {
+    let of_daemon = |rule: &&str| rule.contains("KIYOT");
+    let mut rules: Vec<_> = nat_rules().lines().filter(of_daemon).map(ToOwned::to_owned).collect();
     rules.sort();
     rules
 }
@@ -83,12 +84,12 @@ async fn host_port_leads_to_its_instance_again_after_a_reboot_of_the_node() {
     let client = kubelet.run_pod(&pod("client", WAIT)).await.unwrap();
     let url = format!("http://{}:18080/", world.host().unwrap().address);
     assert_eq!(page(&url).await, "server");
-    let before = sorted_nat_rules();
+    let before = sorted_rules();
     kiyot.kill9();
     delete_nat_rules();
     kiyot.start_again().await;
     wait_until("all rules are there again", LIMIT, async || {
-        (sorted_nat_rules() == before).then_some(())
+        (sorted_rules() == before).then_some(())
     })
     .await;
     assert_eq!(page(&url).await, "server");
