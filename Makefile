@@ -4,7 +4,7 @@ export CARGO_INCREMENTAL ?= 0
 export CARGO_TERM_COLOR ?= never
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
-.PHONY: cell-image demo demo-ec2 demo-vm test test-node test-vm soak bench fmt lint deny clean
+.PHONY: cell-image demo demo-ec2 demo-vm test test-node test-vm soak bench bench-ec2 fmt lint deny clean
 
 # Runs the pods of examples/, on the node and in a cell.
 demo:
@@ -55,6 +55,12 @@ bench:
 	@scripts/setup bench
 	cargo build --release --workspace --bins
 	cargo bench --bench cri -- $(ARGS)
+
+# The same of instances of EC2, in a test cloud on this machine: ARGS="--together 50 --density 1000"
+bench-ec2:
+	@scripts/setup
+	cargo build --release --workspace --bins --features ec2
+	cargo bench --bench cri --features ec2 -- --parts instances,ec2-density $(ARGS)
 
 fmt:
 	cargo fmt --all

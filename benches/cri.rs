@@ -12,6 +12,7 @@ mod cri {
     pub(crate) mod client;
     pub(crate) mod density;
     pub(crate) mod forwarders;
+    pub(crate) mod instances;
     pub(crate) mod loaded_link;
     pub(crate) mod logs;
     pub(crate) mod placement;
@@ -21,6 +22,13 @@ mod cri {
     pub(crate) mod volumes;
 }
 
+/// The parts of a build: those of EC2 need its SDK.
+const DEFAULT_PARTS: &str = if cfg!(feature = "ec2") {
+    "placement,calls,cells,logs,streams,busy,volumes,density,vms,instances,ec2-density"
+} else {
+    "placement,calls,cells,logs,streams,busy,volumes,density,vms"
+};
+
 /// Options of the benchmark.
 #[derive(Debug, Parser)]
 struct Options {
@@ -28,7 +36,7 @@ struct Options {
     #[arg(
         long,
         value_delimiter = ',',
-        default_value = "placement,calls,cells,logs,streams,busy,volumes,density,vms"
+        default_value = DEFAULT_PARTS
     )]
     parts: Vec<Part>,
     /// Rounds of the measurements of calls, logs and streams.
@@ -49,6 +57,9 @@ struct Options {
     /// Idle virtual machines whose memory is measured.
     #[arg(long, default_value_t = 20)]
     idle_vms: usize,
+    /// Pods that start together on instances of EC2.
+    #[arg(long, default_value_t = 50)]
+    together: usize,
     /// Another build of the daemon, with its `kiyot-cell` beside it. The part `calls` measures both
     /// in interleaved rounds, the other parts one after the other.
     #[arg(long)]
@@ -62,10 +73,10 @@ struct Options {
     /// Measured updates of a volume.
     #[arg(long, default_value_t = 50)]
     updates: usize,
-    /// Cells of the part `density`.
+    /// Cells of the parts `density` and `ec2-density`.
     #[arg(long, alias = "crowd", default_value_t = 1000)]
     density: usize,
-    /// Lists of a measurement of the part `density`.
+    /// Lists of a measurement of these parts.
     #[arg(long, default_value_t = 400)]
     lists: usize,
     /// Runs this process as the agents of so many cells in these directories.
@@ -92,6 +103,8 @@ enum Part {
     #[value(alias = "crowd")]
     Density,
     Vms,
+    Instances,
+    Ec2Density,
 }
 
 #[tokio::main(flavor = "current_thread")]
@@ -146,7 +159,15 @@ async fn measure(part: Part, options: &Options, node: &Node, program: &Path) {
         Part::Busy => cri::loaded_link::measure(node, program, options.execs).await,
         Part::Volumes => cri::volumes::measure(node, program, options.updates).await,
         Part::Density => {
-            cri::density::measure(node, program, options.density, options.lists).await;
+            let world = cri::density::World::of_netns(node, program);
+            cri::density::measure(node, world, options.density, options.lists).await;
+        }
+        Part::Instances => {
+            cri::instances::measure(node, program, options.cells, options.together).await;
+        }
+        Part::Ec2Density => {
+            let world = cri::density::World::of_ec2(node, program).await;
+            cri::density::measure(node, world, options.density, options.lists).await;
         }
         Part::Vms => {
             cri::startup::measure(node, program, Provider::Qemu, options.vms).await;

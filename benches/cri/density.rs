@@ -10,6 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use kiyot_testcloud::Cloud;
 use kiyot_testkit::{Container, Kiyot, KiyotOptions, Kubelet, Node, Pod, command, cri};
 use rustix::process::{Resource, Rlimit};
 use tokio::{task::JoinSet, time::sleep};
@@ -21,8 +22,10 @@ use super::{
 
 pub(crate) mod agents;
 mod idle;
+mod instances;
 
 use agents::Agents;
+use instances::Instances;
 
 /// Pods that are started concurrently, as a busy kubelet does.
 const CONCURRENT_STARTS: usize = 8;
@@ -33,31 +36,34 @@ const CONTAINERS_PER_POD: usize = 3;
 const SETTLE_TIME: Duration = Duration::from_secs(45);
 /// Open files of the daemon: sockets and logs.
 const MAX_OPEN_FILES: u64 = 1 << 16;
+/// Address of the gateway for agents of instances.
+const GATEWAY: &str = "127.0.0.1:7700";
 /// The name of the daemon of this part, which shares no state with the other parts.
 const NAME: &str = "density";
 
 /// Starts this many cells, measures `times` lists, and prints tables.
-pub(crate) async fn measure(node: &Node, program: &Path, cells: usize, times: usize) {
+pub(crate) async fn measure(node: &Node, world: World, cells: usize, times: usize) {
     let maximum = rustix::process::getrlimit(Resource::Nofile).maximum;
     let files = Some(maximum.map_or(MAX_OPEN_FILES, |maximum| maximum.min(MAX_OPEN_FILES)));
     rustix::process::setrlimit(Resource::Nofile, Rlimit { current: files, maximum }).unwrap();
-    let setup = Setup::prepare(node.directory());
     // Another build, which was measured before, has left its cells: a daemon would end them all.
     let _absent = fs::remove_dir_all(node.directory().join(NAME));
     let options = KiyotOptions {
         name: NAME,
         log: "warn".to_owned(),
-        milpa: format!("max_cells = {}\nlaunch_timeout = \"10m\"", cells + CONCURRENT_STARTS),
-        of_provider: format!("cell_binary = \"{}\"", setup.program.display()),
-        network: Some(setup.network.clone()),
-        ..KiyotOptions::new(program)
+        milpa: format!(
+            "{}max_cells = {}\nlaunch_timeout = \"10m\"",
+            world.options.milpa,
+            cells + CONCURRENT_STARTS
+        ),
+        ..world.options.clone()
     };
     let kiyot = Kiyot::start(node, options).await;
-    let of_daemon = kiyot.state().join("cells");
+    let of_daemon = world.boot_data.clone().unwrap_or_else(|| kiyot.state().join("cells"));
     let half = cells.div_ceil(2);
     let (frozen, _others) = (
-        Agents::start(&setup.spool, &of_daemon, half),
-        Agents::start(&setup.spool, &of_daemon, cells - half),
+        Agents::start(&world.spool, &of_daemon, half),
+        Agents::start(&world.spool, &of_daemon, cells - half),
     );
     let mut memory = vec![Memory::of(0, kiyot.pid())];
     let mut at_rest = idle::rows(0, kiyot.pid()).await;
@@ -102,27 +108,31 @@ pub(crate) async fn measure(node: &Node, program: &Path, cells: usize, times: us
     }
 }
 
-/// Replacements of the cells' program and of their CNI plugin.
-struct Setup {
-    program: PathBuf,
+/// Cells without programs: where they come from, and where their agents find them.
+#[derive(Debug)]
+pub(crate) struct World {
+    options: KiyotOptions,
+    /// A file for each cell whose agent has to be started.
     spool: PathBuf,
-    network: PathBuf,
+    /// Directories of cells with their boot data; `None` for those of the daemon.
+    boot_data: Option<PathBuf>,
+    /// The instances, whose user data is given to the agents.
+    _instances: Option<Instances>,
 }
 
-impl Setup {
-    fn prepare(dir: &Path) -> Self {
-        let dir = dir.join("density-setup");
-        // Of another build, which was measured before.
-        let _absent = fs::remove_dir_all(&dir);
+impl World {
+    /// Replaces the program of netns cells, and their CNI plugin.
+    pub(crate) fn of_netns(node: &Node, program: &Path) -> Self {
+        let dir = directory(node);
         let (spool, network, never) = (dir.join("spool"), dir.join("network"), dir.join("never"));
         for dir in [&spool, &network.join("net.d"), &network.join("bin")] {
             fs::create_dir_all(dir).unwrap();
         }
         command::run("mkfifo", &[&never.display().to_string()]);
         // The arguments are `launch --dir D --netns N --cgroup C`. The pipe never gets a writer.
-        let program = dir.join("cell");
+        let cell = dir.join("cell");
         script(
-            &program,
+            &cell,
             &format!(
                 ": > \"{}/${{3##*/}}\"\nread -r line < {}\n",
                 spool.display(),
@@ -141,8 +151,37 @@ impl Setup {
             r#"{"cniVersion":"0.4.0","name":"fake","type":"fake"}"#,
         )
         .unwrap();
-        Self { program, spool, network }
+        let options = KiyotOptions {
+            of_provider: format!("cell_binary = \"{}\"", cell.display()),
+            network: Some(network),
+            ..KiyotOptions::new(program)
+        };
+        Self { options, spool, boot_data: None, _instances: None }
     }
+
+    /// Takes instances of a cloud that boot nothing. Their agents have the address of this host,
+    /// as those behind a forwarder.
+    pub(crate) async fn of_ec2(node: &Node, program: &Path) -> Self {
+        let dir = directory(node);
+        let (spool, boot_data) = (dir.join("spool"), dir.join("boot"));
+        for dir in [&spool, &boot_data] {
+            fs::create_dir_all(dir).unwrap();
+        }
+        let cloud = Cloud::start().await;
+        let gateway = format!("listen = \"{GATEWAY}\"\nadvertise = \"{GATEWAY}\"");
+        let mut options = cloud.daemon_options_with(program, &gateway);
+        options.of_provider.push_str("image_has_agent = true\n");
+        let instances = Instances::start(cloud, spool.clone(), boot_data.clone());
+        Self { options, spool, boot_data: Some(boot_data), _instances: Some(instances) }
+    }
+}
+
+/// Returns an empty directory for the files of this part.
+fn directory(node: &Node) -> PathBuf {
+    let dir = node.directory().join("density-setup");
+    // Of another build, which was measured before.
+    let _absent = fs::remove_dir_all(&dir);
+    dir
 }
 
 fn script(path: &Path, text: &str) {

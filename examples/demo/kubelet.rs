@@ -147,13 +147,8 @@ impl DemoKubelet {
 
     /// Returns the account of the pod's cell, as `crictl inspectp` shows it; `None` on the node.
     pub(crate) async fn cell(&mut self, started: &DemoPod) -> Option<serde_json::Value> {
-        let request =
-            cri::PodSandboxStatusRequest { pod_sandbox_id: started.sandbox.clone(), verbose: true };
-        let status = self.kubelet.runtime.pod_sandbox_status(request).await;
-        let status = status.unwrap_or_else(|status| panic!("PodSandboxStatus: {status}"));
-        let info = status.into_inner().info;
-        let account: serde_json::Value = serde_json::from_str(info.get("info")?).ok()?;
-        account.get("cell").is_some().then_some(account)
+        let account = self.kubelet.cell_account(&started.sandbox).await;
+        account.unwrap_or_else(|status| panic!("PodSandboxStatus: {status}"))
     }
 
     /// Runs a command in the first container, and returns its output.

@@ -15,6 +15,13 @@ impl Cloud {
     /// # Panics
     /// Without instances.
     pub fn daemon_options(&self, binary: impl Into<PathBuf>) -> KiyotOptions {
+        let host = self.host().expect("the host of a cloud with instances");
+        self.daemon_options_with(binary, &format!("listen = \"{}:{GATEWAY_PORT}\"", host.address))
+    }
+
+    /// Returns the options of a daemon whose cells are instances of the cloud. `gateway` has the
+    /// keys of the table `backends.milpa.gateway`.
+    pub fn daemon_options_with(&self, binary: impl Into<PathBuf>, gateway: &str) -> KiyotOptions {
         let setup = self.setup();
         let subnets: Vec<_> =
             setup.subnets.iter().map(|subnet| format!("{:?}", subnet.id)).collect();
@@ -26,15 +33,13 @@ impl Cloud {
             setup.image,
             self.endpoint()
         );
-        let host = self.host().expect("the host of a cloud with instances");
         // moto does not check signatures.
         let credentials = [("AWS_ACCESS_KEY_ID", "AKIATEST"), ("AWS_SECRET_ACCESS_KEY", "secret")];
         let mut options = KiyotOptions::new(binary);
         options.provider = Provider::Ec2;
         options.milpa = "cluster = \"test\"\nnode = \"worker-1\"\n".to_owned();
         options.of_provider = of_provider;
-        options.sections =
-            format!("[backends.milpa.gateway]\nlisten = \"{}:{GATEWAY_PORT}\"\n", host.address);
+        options.sections = format!("[backends.milpa.gateway]\n{gateway}\n");
         options.environment =
             credentials.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
         options

@@ -98,6 +98,20 @@ impl Kubelet {
         response.status.ok_or_else(|| Status::internal("the response has no status"))
     }
 
+    /// Returns the account of a pod's cell, as `crictl inspectp` shows it; `None` on the node.
+    pub async fn cell_account(
+        &mut self,
+        sandbox: &str,
+    ) -> Result<Option<serde_json::Value>, Status> {
+        let request = with_deadline(cri::PodSandboxStatusRequest {
+            pod_sandbox_id: sandbox.to_owned(),
+            verbose: true,
+        });
+        let info = self.runtime.pod_sandbox_status(request).await?.into_inner().info;
+        let account = info.get("info").and_then(|info| serde_json::from_str(info).ok());
+        Ok(account.filter(|account: &serde_json::Value| account.get("cell").is_some()))
+    }
+
     /// Calls ListPodSandbox without a filter, as PLEG does each second.
     pub async fn sandboxes(&mut self) -> Result<Vec<cri::PodSandbox>, Status> {
         Ok(self
