@@ -12,6 +12,7 @@ use super::{CriService, status_code};
 use crate::backends::milpa::{
     cell_client::{self, CellClient},
     cells::Cell,
+    failure::Class,
     pods::Container,
 };
 
@@ -48,19 +49,20 @@ impl CriService {
         let cell = self.cells.get(&container.cell);
         match &cell {
             Some(cell) if cell_client::is_connected(cell) => {
-                CellClient::new(cell).remove_known_container(container).await?
+                match CellClient::new(cell).remove_known_container(container).await {
+                    // The cell of a stopped pod disconnects.
+                    Err(failure) if failure.class() == Class::Unavailable && container.exited() => {
+                        is_left(container);
+                    }
+                    removed => removed?,
+                }
             }
             Some(cell) if !container.exited() => {
                 let sandbox = self.pods.sandbox(container.sandbox.as_str())?;
                 cell_client::connected(cell, &sandbox.pod, None).await?;
                 CellClient::new(cell).remove_known_container(container).await?;
             }
-            // What is left in the cell ends with the cell, and hinders nothing until then.
-            Some(_) => tracing::debug!(
-                container = %container.id,
-                cell = %container.cell,
-                "container record removed while its cell was unreachable"
-            ),
+            Some(_) => is_left(container),
             // The cell has ended: its pod was stopped, as before every ordinary removal.
             None => {}
         }
@@ -91,4 +93,14 @@ impl CriService {
             ),
         }
     }
+}
+
+/// Logs that an exited container stays in its cell. It ends with the cell, and hinders nothing until
+/// then.
+fn is_left(container: &Container) {
+    tracing::debug!(
+        container = %container.id,
+        cell = %container.cell,
+        "container record removed while its cell was unreachable"
+    );
 }
