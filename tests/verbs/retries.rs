@@ -204,7 +204,7 @@ async fn removal_of_a_container_that_may_be_starting_is_unavailable() {
     kiyot.exited(&done).await;
     kiyot.provider.silence();
     let remove = |id: &str| cri::RemoveContainerRequest { container_id: id.to_owned() };
-    // It has exited, so that its record goes, also before the daemon knows that the agent has ended.
+    // It has exited, so that its record is removed, before the daemon knows the agent's end too.
     kiyot
         .call::<cri::RemoveContainerResponse>(Method::RemoveContainer, remove(&done))
         .await

@@ -95,8 +95,8 @@ impl CriService {
     }
 }
 
-/// Logs that an exited container stays in its cell. It ends with the cell, and hinders nothing until
-/// then.
+/// Logs that an exited container stays in its cell. It ends with the cell, and hinders nothing
+/// until then.
 fn is_left(container: &Container) {
     tracing::debug!(
         container = %container.id,
