@@ -177,6 +177,15 @@ impl Ec2 {
         self.config.image.clone().unwrap_or(ImageFilter::Id(String::new()))
     }
 
+    /// Returns the filter of the node's instances.
+    fn own_instances(&self) -> InstanceFilter {
+        let tags = [
+            (owner::CLUSTER.to_owned(), self.owner.cluster.clone()),
+            (owner::NODE.to_owned(), self.owner.node.clone()),
+        ];
+        InstanceFilter::Tags(tags.into())
+    }
+
     /// Returns the parameters of a launch for a pod with these annotations.
     fn parameters_with(
         &self,
@@ -409,15 +418,11 @@ impl Provider for Ec2 {
     }
 
     async fn list_owned(&self) -> Result<Vec<Instance>, ProviderError> {
-        let tags = [
-            (owner::CLUSTER.to_owned(), self.owner.cluster.clone()),
-            (owner::NODE.to_owned(), self.owner.node.clone()),
-        ];
         self.pacing.wait(Action::Describe).await;
-        let filter = InstanceFilter::Tags(tags.into());
-        let described = self.api.describe_instances(&filter).await.map_err(|error| {
-            ProviderError::new(classify(&error).0, "list the instances of this node", error)
-        })?;
+        let described =
+            self.api.describe_instances(&self.own_instances()).await.map_err(|error| {
+                ProviderError::new(classify(&error).0, "list the instances of this node", error)
+            })?;
         let listed: Vec<Instance> =
             described.into_iter().filter_map(|described| self.instance(described)).collect();
         let ids: BTreeSet<&str> = listed.iter().map(|instance| instance.id.0.as_str()).collect();

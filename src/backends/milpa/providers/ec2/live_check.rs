@@ -7,7 +7,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use kiyot_ec2::{
-    CallError, DRY_RUN_SUCCEEDED, DryRun, Ec2Api, ImageFilter, InstanceDescription, InstanceFilter,
+    CallError, DRY_RUN_SUCCEEDED, DryRun, Ec2Api, ImageFilter, InstanceDescription,
     InstanceStateName, RouteTableFilter, RunInstances, SpotPrice, Subnet, TypeInZone,
 };
 use kiyot_link::bootstrap::{AgentPin, Bootstrap, GatewayAddress};
@@ -16,6 +16,7 @@ use super::{
     super::{InstanceId, LaunchSpec, Owner, PodTags, ProviderError, TagRules, owner},
     Architecture, BootImage, CellId, CellRequest, Ec2, Market, Resources, by_zone, market_data,
     newest,
+    terminations::NOT_FOUND,
 };
 use crate::{
     annotations::LaunchType,
@@ -34,8 +35,6 @@ use report::Outcome;
 
 /// An instance id that EC2 never assigns.
 const NO_INSTANCE: &str = "i-00000000000000000";
-/// The code of a call that names an unknown instance: EC2 has permitted it before.
-const UNKNOWN_INSTANCE: &str = "InvalidInstanceID.NotFound";
 /// The root device of an image that can't be described; a dry run does not use it.
 const ANY_ROOT_DEVICE: &str = "/dev/xvda";
 /// The bytes of the certificate in the user data of a real launch.
@@ -156,11 +155,7 @@ impl LiveCheck<'_> {
 
     async fn instances(&mut self) -> Option<Vec<InstanceDescription>> {
         const NAME: &str = "DescribeInstances";
-        let tags = [
-            (owner::CLUSTER.to_owned(), self.ec2.owner.cluster.clone()),
-            (owner::NODE.to_owned(), self.ec2.owner.node.clone()),
-        ];
-        let filter = InstanceFilter::Tags(tags.into());
+        let filter = self.ec2.own_instances();
         let listed = self.caller.call(NAME, self.api.describe_instances(&filter)).await.ok()?;
         let text = format!("{} instances of node {}", listed.len(), self.ec2.owner.node);
         self.caller.add(Outcome::Ok, NAME, &text);
@@ -316,7 +311,8 @@ impl LiveCheck<'_> {
             let api = Arc::clone(&self.api);
             let trial = async {
                 match api.dry_run(&call).await {
-                    Err(error) if own.is_none() && error.code() == Some(UNKNOWN_INSTANCE) => Ok(()),
+                    // EC2 has permitted the action before it looks for the instance.
+                    Err(error) if own.is_none() && error.code() == Some(NOT_FOUND) => Ok(()),
                     tried => tried,
                 }
             };

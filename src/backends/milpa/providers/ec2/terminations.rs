@@ -20,7 +20,7 @@ const COLLECT: Duration = Duration::from_millis(200);
 /// Bounds the ids of a call, as EC2 advises.
 const MAX_IDS: usize = 50;
 /// The code of the error that names unknown ids.
-const NOT_FOUND: &str = "InvalidInstanceID.NotFound";
+pub(super) const NOT_FOUND: &str = "InvalidInstanceID.NotFound";
 
 type Outcome = Result<Termination, ProviderError>;
 
