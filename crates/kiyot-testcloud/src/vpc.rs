@@ -59,8 +59,8 @@ impl Vpc {
         let _absent = std::fs::write("/proc/sys/net/bridge/bridge-nf-call-iptables", "0");
         ip(&["address", "add", &format!("{METADATA_ADDRESS}/32"), "dev", "lo"])?;
         for (index, subnet) in vpc.subnets.iter().enumerate() {
-            // Without an address of its own a bridge takes the lowest of its ports': it would change
-            // with each instance, and others would send to the old address while it is cached.
+            // Without an address of its own a bridge takes the lowest of its ports, which changes
+            // with each instance, and others send to the old address while it is cached.
             let address = format!("02:00:00:00:ff:{index:02x}");
             ip(&["link", "add", &subnet.bridge, "address", &address, "type", "bridge"])?;
             let gateway = format!("{}/{}", subnet.gateway, subnet.prefix);
