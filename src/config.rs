@@ -35,7 +35,7 @@ mod warm;
 pub use backends::{BackendConfig, CriBackend};
 pub use cidr::{Cidr, NotACidr};
 pub use diff::{Change, Diff};
-pub use ec2::{Ec2, MAX_SECURITY_GROUPS, RefusedRoute};
+pub use ec2::{Ec2, MAX_SECURITY_GROUPS, PriceSource, RefusedRoute};
 pub use gateway::{Advertise, GatewayListen};
 pub use limits::Limits;
 pub use local_network::LocalNetwork;

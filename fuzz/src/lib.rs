@@ -14,11 +14,12 @@ use kiyot::{
     backends::milpa::{
         fuzzing as cells, logs,
         placement::{CatalogueFile, Needs, Rules, misses, rank},
-        providers::local as provider,
+        providers::{ec2::price_list::Listed, local as provider},
         simulator::{WorkloadError, WorkloadPod, read_workload},
         streaming, volumes as copies,
     },
     config, manifest,
+    price::Price,
     proxy::{fuzzing, peek},
 };
 use kiyot_http2::fuzzing as http2;
@@ -37,7 +38,7 @@ pub mod seeds;
 pub type Target = fn(&[u8]);
 
 /// All targets, by name.
-pub const TARGETS: [(&str, Target); 17] = [
+pub const TARGETS: [(&str, Target); 18] = [
     ("peek", peek),
     ("merge", merge),
     ("frame", frame),
@@ -48,6 +49,7 @@ pub const TARGETS: [(&str, Target); 17] = [
     ("manifest", manifest),
     ("annotations", annotations),
     ("catalogue", catalogue),
+    ("product", product),
     ("workload", workload),
     ("events", events),
     ("answers", answers),
@@ -212,6 +214,20 @@ pub fn catalogue(data: &[u8]) {
     let missed = misses(&catalogue, &needs, &rules, None, usize::MAX);
     assert!(missed.iter().all(|miss| !miss.reasons.is_empty()));
     assert_eq!(ranked.is_empty(), missed.len() == catalogue.entries().len());
+}
+
+/// Parses a product of AWS's price list.
+pub fn product(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    match Listed::parse(text, "us-east-1") {
+        Ok(listed) => {
+            assert!(listed.price > Price::FREE && text.contains("us-east-1"), "{listed:?}");
+            let fits = |c: char| c.is_ascii_alphanumeric() || ['.', '-', '_'].contains(&c);
+            let name = &listed.instance_type;
+            assert!((1..=64).contains(&name.len()) && name.chars().all(fits), "{name:?}");
+        }
+        Err(unusable) => assert!(unusable.to_string().len() < 200),
+    }
 }
 
 /// Decodes and applies an agent's reports. A decodable message can be sized before.

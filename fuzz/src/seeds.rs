@@ -96,6 +96,21 @@ pub fn of(target: &str) -> Vec<Vec<u8>> {
              b.metal,96,393216,x86_64,,,8,NVIDIA,spot,4.6,,\n",
             "instance_type,vcpus,memory_mib,architectures\n\"a\",1,512,arm64\nb,0,1,x\na,2\n",
         ]),
+        "product" => {
+            let attributes = "\"instanceType\":\"t3.nano\",\"regionCode\":\"us-east-1\",\
+                              \"operatingSystem\":\"Linux\",\"tenancy\":\"Shared\",\
+                              \"preInstalledSw\":\"NA\",\"capacitystatus\":\"Used\"";
+            let dimension = "{\"unit\":\"Hrs\",\"pricePerUnit\":{\"USD\":\"0.0052000000\"}}";
+            let product = |terms: &str| {
+                format!("{{\"product\":{{\"attributes\":{{{attributes}}}}},\"terms\":{terms}}}")
+            };
+            let term = format!("{{\"A\":{{\"priceDimensions\":{{\"B\":{dimension}}}}}}}");
+            texts(&[
+                &product(&format!("{{\"OnDemand\":{term},\"Reserved\":{{}}}}")),
+                &product(&format!("{{\"OnDemand\":{{}},\"Reserved\":{term}}}")),
+                &product("{\"OnDemand\":[]}"),
+            ])
+        }
         "workload" => texts(&[
             "arrival_s,cpu,memory,duration_s,launch_type,namespace\n\
              0.5,500m,1Gi,60,Spot,web\n7,,,0,,\n",

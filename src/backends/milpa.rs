@@ -99,6 +99,7 @@ async fn ec2_api(config: &MilpaBackend) -> Option<Arc<dyn kiyot_ec2::Ec2Api>> {
     let config = ClientConfig {
         region: config.ec2.region.clone(),
         endpoint_url: config.ec2.endpoint_url.clone(),
+        pricing_endpoint_url: config.ec2.pricing_endpoint_url.clone(),
     };
     Some(Arc::new(Client::new(&config).await))
 }

@@ -194,7 +194,7 @@ fn explain_cell(
             let rules = placement::Rules::of(&milpa.placement);
             match catalogue {
                 Some(catalogue) => choice::explain(lines, catalogue, &rules, &request, &sandbox),
-                None => choice::check(lines, milpa.provider, &rules, &request, &sandbox),
+                None => choice::check(lines, milpa, &rules, &request, &sandbox),
             }
         }
         Err(problems) => problems.list.iter().for_each(|problem| lines.refuse(problem)),

@@ -73,6 +73,20 @@ pub struct Ec2 {
     pub listing_period: Duration,
     /// URL of the endpoint; by default that of the region.
     pub endpoint_url: Option<String>,
+    /// Source of on-demand prices.
+    pub prices: PriceSource,
+    /// URL of the endpoint of the price list; by default that of the nearest region with one.
+    pub pricing_endpoint_url: Option<String>,
+}
+
+/// Source of on-demand prices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum PriceSource {
+    /// AWS's price list; the built-in prices until it is read, and for types that it lacks.
+    #[default]
+    Live,
+    /// The built-in prices.
+    BuiltIn,
 }
 
 /// A network that no pod may have routed to its instance.
@@ -113,6 +127,8 @@ impl Default for Ec2 {
             label_tags: vec!["*".to_owned()],
             listing_period: LISTING_PERIOD,
             endpoint_url: None,
+            prices: PriceSource::default(),
+            pricing_endpoint_url: None,
         }
     }
 }
@@ -170,19 +186,11 @@ impl Ec2 {
         table.set("listing_period", &mut ec2.listing_period, |field| {
             read::duration(field, LISTING_PERIODS)
         });
-        table.set("endpoint_url", &mut ec2.endpoint_url, |field| {
-            let allowed = "a URL that begins with \"https://\" or \"http://\"";
-            field
-                .read(allowed, |text| {
-                    let rest = text.strip_prefix("https://").or(text.strip_prefix("http://"))?;
-                    let fits = text.len() <= MAX_URL_BYTES
-                        && !rest.is_empty()
-                        && !rest
-                            .contains(|c: char| c.is_whitespace() || c.is_control() || c == '@');
-                    fits.then(|| text.to_owned())
-                })
-                .map(Some)
+        table.set("endpoint_url", &mut ec2.endpoint_url, url);
+        table.set("prices", &mut ec2.prices, |field| {
+            field.choice(&[("live", PriceSource::Live), ("built-in", PriceSource::BuiltIn)])
         });
+        table.set("pricing_endpoint_url", &mut ec2.pricing_endpoint_url, url);
         table.finish();
         ec2
     }
@@ -263,6 +271,21 @@ fn image(mut table: Table<'_>) -> Option<ImageFilter> {
     };
     table.finish();
     filter
+}
+
+/// Reads the URL of an endpoint.
+#[expect(clippy::option_option, reason = "the URL of a key that may be absent")]
+fn url(field: Field<'_>) -> Option<Option<String>> {
+    let allowed = "a URL that begins with \"https://\" or \"http://\"";
+    field
+        .read(allowed, |text| {
+            let rest = text.strip_prefix("https://").or(text.strip_prefix("http://"))?;
+            let fits = text.len() <= MAX_URL_BYTES
+                && !rest.is_empty()
+                && !rest.contains(|c: char| c.is_whitespace() || c.is_control() || c == '@');
+            fits.then(|| text.to_owned())
+        })
+        .map(Some)
 }
 
 /// Reads ids of resources. Each is different, so that EC2 does not refuse the launches.
@@ -399,7 +422,8 @@ mod tests {
                     image = { owner = \"self\", name = \"cell-*\" }\nimage_has_agent = true\n\
                     instance_profile = \"cells\"\nkey_name = \"ops\"\nvolume_size = \"20Gi\"\n\
                     volume_type = \"gp2\"\npublic_address = true\n\
-                    endpoint_url = \"http://127.0.0.1:5000\"\nlisting_period = \"1m\"\n\
+                    endpoint_url = \"http://127.0.0.1:5000\"\nprices = \"built-in\"\n\
+                    pricing_endpoint_url = \"http://127.0.0.1:5001\"\nlisting_period = \"1m\"\n\
                     cluster_networks = [\"10.96.0.0/12\"]\n\
                     cloud_routes = [\"10.8.0.0/16\"]\n\
                     label_tags = [\"app\", \"app.kubernetes.io/*\"]\n\
@@ -422,6 +446,8 @@ mod tests {
             label_tags: vec!["app".into(), "app.kubernetes.io/*".into()],
             listing_period: Duration::from_secs(60),
             endpoint_url: Some("http://127.0.0.1:5000".into()),
+            prices: PriceSource::BuiltIn,
+            pricing_endpoint_url: Some("http://127.0.0.1:5001".into()),
         };
         assert_eq!(ec2, expected);
     }
@@ -513,6 +539,8 @@ mod tests {
                 "cloud_routes[0] = \"10.0.0.0/8\": overlaps 10.96.0.0/12 of cluster_networks",
             ),
             ("endpoint_url = \"ftp://x\"", "endpoint_url = \"ftp://x\": is invalid"),
+            ("pricing_endpoint_url = \"x\"", "pricing_endpoint_url = \"x\": is invalid"),
+            ("prices = \"dear\"", "prices = \"dear\": is invalid"),
             ("tags = { \"AWS:x\" = \"y\" }", "tags.AWS:x = \"y\": has a key that is not allowed"),
             (
                 "label_tags = [\"app\", \"a b\"]",

@@ -6,6 +6,8 @@ mod faults;
 mod launches;
 mod lists;
 mod live_check;
+mod over_cloud;
 mod permissions;
+mod prices;
 mod tags;
 mod world;

@@ -6,6 +6,7 @@ use kiyot::backends::milpa::{
     placement::Market,
     providers::{Attachment, Provider},
 };
+use kiyot_testkit::{LIMIT, wait_until};
 use serde_json::Value;
 
 use crate::world::World;
@@ -27,8 +28,12 @@ pub(crate) fn documented(policy: &str) -> BTreeSet<String> {
             Value::Array(actions) => actions.clone(),
             action => vec![action.clone()],
         };
-        let names = listed.iter().map(|action| action.as_str().unwrap().to_owned());
-        actions.extend(names.map(|action| action.strip_prefix("ec2:").unwrap().to_owned()));
+        let names = listed.iter().map(|action| action.as_str().unwrap().split_once(':').unwrap());
+        actions.extend(names.map(|(service, action)| {
+            let expected = if action == "GetProducts" { "pricing" } else { "ec2" };
+            assert_eq!(service, expected, "{action}");
+            action.to_owned()
+        }));
     }
     actions
 }
@@ -44,6 +49,11 @@ async fn policy_has_the_actions_of_a_cell_s_life_and_no_other() {
     world.provider.console(&launched.id).await.unwrap();
     world.provider.attach(&launched.id, &Attachment::default()).await.unwrap();
     world.provider.terminate(std::slice::from_ref(&launched.id)).await;
+    // Prices are read in the background.
+    wait_until("the price list is read", LIMIT, async || {
+        world.cloud.calls_of("GetProducts").into_iter().next()
+    })
+    .await;
     let mut called: BTreeSet<String> =
         world.cloud.calls().into_iter().map(|call| call.action).collect();
     // Tags in a launch need the permission to create them.

@@ -6,23 +6,19 @@ use kiyot::{
     annotations::CellRequest,
     backends::milpa::{
         id::CellId,
-        placement::{Candidate, Market, Offering},
+        placement::{Accuracy, Candidate, Market, Offering},
         providers::{
             Instance, LaunchSpec, Owner, PodTags, Provider, ProviderError, TagRules, ec2::Ec2,
         },
     },
-    config::{self, GatewayListen, MilpaBackend},
+    config::{self, GatewayListen, MilpaBackend, PriceSource},
     price::Price,
-};
-use kiyot_ec2::{
-    ImageFilter,
-    sdk::{Client, ClientConfig},
 };
 use kiyot_link::bootstrap::{AgentPin, Bootstrap, GatewayAddress};
 use kiyot_testcloud::Cloud;
 
-/// The region of the cloud.
-const REGION: &str = "us-east-1";
+use crate::over_cloud;
+
 /// An instance type that the cloud has.
 pub(crate) const NANO: &str = "t3.nano";
 
@@ -62,6 +58,18 @@ impl World {
         provider(&self.cloud, &self.owner, networks).await
     }
 
+    /// Returns a provider of another region, which the cloud plays under its name.
+    pub(crate) async fn in_region(&self, region: &str) -> Ec2 {
+        let ec2 = config::Ec2 { region: region.into(), ..over_cloud::config(&self.cloud) };
+        provider_with(&self.cloud, &self.owner, ec2).await
+    }
+
+    /// Returns a provider with on-demand prices of this source.
+    pub(crate) async fn with_prices(&self, prices: PriceSource) -> Ec2 {
+        let ec2 = config::Ec2 { prices, ..over_cloud::config(&self.cloud) };
+        provider_with(&self.cloud, &self.owner, ec2).await
+    }
+
     /// Returns the zone of a subnet, by its number.
     pub(crate) fn zone(&self, number: usize) -> String {
         self.cloud.setup().subnets[number].zone.clone()
@@ -86,7 +94,7 @@ impl World {
         let candidate = |offering: &Offering| Candidate {
             offering: offering.clone(),
             price: Price::FREE,
-            is_at_most: false,
+            accuracy: Accuracy::Exact,
         };
         Ok(LaunchSpec {
             candidates: offerings.iter().map(candidate).collect(),
@@ -157,25 +165,20 @@ fn tag_rules() -> TagRules {
 }
 
 async fn provider(cloud: &Cloud, owner: &Owner, networks: &[&str]) -> Ec2 {
-    let setup = cloud.setup();
+    let ec2 = over_cloud::config(cloud);
+    let cloud_routes = networks.iter().map(|network| network.parse().unwrap()).collect();
+    provider_with(cloud, owner, config::Ec2 { cloud_routes, ..ec2 }).await
+}
+
+async fn provider_with(cloud: &Cloud, owner: &Owner, ec2: config::Ec2) -> Ec2 {
+    let client = over_cloud::client(cloud, &ec2.region).await;
     let config = MilpaBackend {
-        ec2: config::Ec2 {
-            region: REGION.into(),
-            subnets: setup.subnets.iter().map(|subnet| subnet.id.clone()).collect(),
-            security_groups: vec![setup.security_group.clone()],
-            image: Some(ImageFilter::Id(setup.image.clone())),
-            image_has_agent: true,
-            cloud_routes: networks.iter().map(|network| network.parse().unwrap()).collect(),
-            ..config::Ec2::default()
-        },
+        ec2,
         gateway: GatewayListen {
             listen: Some("10.77.0.5:7700".parse().unwrap()),
             ..GatewayListen::default()
         },
         ..MilpaBackend::default()
     };
-    let client = ClientConfig { region: REGION.into(), endpoint_url: Some(cloud.endpoint()) };
-    // moto does not check signatures.
-    let client = Client::with_credentials(&client, "AKIATEST", "secret").await;
     Ec2::new(&config, owner.clone(), Arc::new(client))
 }

@@ -60,3 +60,16 @@ async fn launch_goes_where_capacity_is() {
     kubelet.stop_and_remove(&running).await.unwrap();
     world.has_no_cells().await;
 }
+
+/// Verifies V73.
+#[tokio::test]
+async fn pod_starts_at_the_built_in_price_if_the_price_list_is_denied() {
+    let world = World::start().await;
+    world.faults().set_denied("GetProducts", true);
+    let (_kiyot, mut kubelet) = world.daemon(world.options()).await;
+    let running = kubelet.run_pod(&pod("priced", WAIT)).await.unwrap();
+    let calls = world.calls_of("GetProducts");
+    assert_eq!(calls.len(), 1, "{calls:?}");
+    kubelet.stop_and_remove(&running).await.unwrap();
+    world.has_no_cells().await;
+}

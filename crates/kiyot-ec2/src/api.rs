@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fmt};
 use async_trait::async_trait;
 
 use super::{
-    CallError, Image, ImageFilter, InstanceDescription, InstanceStateName, RouteTable,
+    CallError, Image, ImageFilter, InstanceDescription, InstanceStateName, ProductPage, RouteTable,
     RouteTableFilter, RunInstances, SpotPrice, Subnet, TypeInZone,
 };
 
@@ -63,6 +63,9 @@ pub trait Ec2Api: fmt::Debug + Send + Sync + 'static {
     async fn types_in_zones(&self) -> Result<Vec<TypeInZone>, CallError>;
     /// Lists the current spot prices of Linux (DescribeSpotPriceHistory).
     async fn spot_prices(&self) -> Result<Vec<SpotPrice>, CallError>;
+    /// Returns a page of the region's on-demand products of Linux in the price list (GetProducts):
+    /// the first, or that of a token.
+    async fn products(&self, page: Option<String>) -> Result<ProductPage, CallError>;
     /// Describes subnets (DescribeSubnets).
     async fn subnets(&self, ids: &[String]) -> Result<Vec<Subnet>, CallError>;
     /// Lists images (DescribeImages).

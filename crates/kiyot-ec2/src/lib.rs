@@ -9,6 +9,7 @@ mod call_error;
 mod image;
 mod instance;
 mod offering;
+mod product;
 mod route;
 mod run_instances;
 #[cfg(feature = "sdk")]
@@ -20,6 +21,7 @@ pub use call_error::{CallError, DRY_RUN_SUCCEEDED, Failure};
 pub use image::{Image, ImageFilter};
 pub use instance::{InstanceDescription, InstanceStateName};
 pub use offering::{SpotPrice, TypeInZone};
+pub use product::ProductPage;
 pub use route::{LOCAL_TARGET, Route, RouteTable, RouteTableFilter};
 pub use run_instances::{CpuCredits, RunInstances, VolumeType};
 pub use subnet::Subnet;

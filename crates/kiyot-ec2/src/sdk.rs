@@ -3,6 +3,7 @@
 mod client;
 mod error;
 mod launch;
+mod prices;
 mod response;
 
 pub use client::{Client, ClientConfig};

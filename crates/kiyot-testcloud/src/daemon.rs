@@ -25,13 +25,14 @@ impl Cloud {
         let setup = self.setup();
         let subnets: Vec<_> =
             setup.subnets.iter().map(|subnet| format!("{:?}", subnet.id)).collect();
+        let endpoint = self.endpoint();
         let of_provider = format!(
             "region = \"us-east-1\"\nsubnets = [{}]\nsecurity_groups = [\"{}\"]\n\
-             image = {{ id = \"{}\" }}\nendpoint_url = \"{}\"\n",
+             image = {{ id = \"{}\" }}\nendpoint_url = \"{endpoint}\"\n\
+             pricing_endpoint_url = \"{endpoint}\"\n",
             subnets.join(", "),
             setup.security_group,
             setup.image,
-            self.endpoint()
         );
         // moto does not check signatures.
         let credentials = [("AWS_ACCESS_KEY_ID", "AKIATEST"), ("AWS_SECRET_ACCESS_KEY", "secret")];

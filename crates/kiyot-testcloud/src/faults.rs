@@ -91,6 +91,8 @@ pub(crate) struct FaultSet {
     pub(crate) failures: BTreeMap<String, (u16, String, usize)>,
     pub(crate) holds: BTreeMap<String, Hold>,
     pub(crate) lists: Option<Listed>,
+    pub(crate) prices: BTreeMap<String, String>,
+    pub(crate) broken_products: usize,
 }
 
 /// Sets and clears the faults of a cloud. [`Duration::MAX`] is for ever.
@@ -218,6 +220,17 @@ impl Faults {
             Some(hold) => drop(faults.holds.insert(action.to_owned(), hold)),
             None => drop(faults.holds.remove(action)),
         });
+    }
+
+    /// Sets the on-demand price of a type in the price list: a text of dollars an hour.
+    pub fn set_price(&self, instance_type: &str, price: &str) {
+        let price = (instance_type.to_owned(), price.to_owned());
+        self.change(|faults| faults.prices.extend([price]));
+    }
+
+    /// Adds products that no caller can use to the front of the price list.
+    pub fn set_broken_products(&self, count: usize) {
+        self.change(|faults| faults.broken_products = count);
     }
 
     /// Makes lists of instances stale or partial, or current again.

@@ -1,4 +1,5 @@
-//! Endpoint of the EC2 API: applies faults, adds what moto lacks and passes the rest to moto.
+//! Endpoint of the EC2 API and of the price list: applies faults, adds what moto lacks and passes
+//! the rest to moto.
 
 use std::{fmt, sync::Arc, time::Instant};
 
@@ -27,6 +28,7 @@ pub(crate) mod launch;
 mod lists;
 pub(crate) mod power;
 mod prices;
+mod products;
 
 /// Period of looks at faults that have an end.
 const FAULT_POLL_PERIOD: Duration = Duration::from_millis(20);
@@ -127,8 +129,13 @@ async fn respond(
 ) -> Result<Response<Full<Bytes>>, Dropped> {
     let signed = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
     let signed = signed.map(str::to_owned);
+    let target = request.headers().get("x-amz-target").and_then(|value| value.to_str().ok());
+    let target = target.map(str::to_owned);
     let body = Limited::new(request.into_body(), MAX_FORM_BYTES).collect().await;
-    let query = body.ok().and_then(|body| Query::parse(&body.to_bytes()));
+    let query = body.ok().and_then(|body| match &target {
+        Some(target) => products::query(target, &body.to_bytes()),
+        None => Query::parse(&body.to_bytes()),
+    });
     let reply = match query {
         Some(query) => {
             let number = shared.lock().record(&query);
@@ -148,9 +155,13 @@ async fn respond(
         None => ApiError::client("MalformedQueryString", "the request is no form with an action")
             .reply(),
     };
+    let (reply, content_type) = match target {
+        Some(_) => (products::reply(reply), "application/x-amz-json-1.1"),
+        None => (reply, "text/xml;charset=UTF-8"),
+    };
     let response = Response::builder()
         .status(reply.status)
-        .header(header::CONTENT_TYPE, "text/xml;charset=UTF-8")
+        .header(header::CONTENT_TYPE, content_type)
         .body(Full::new(Bytes::from(reply.body)));
     response.map_err(|_| Dropped)
 }
@@ -305,6 +316,7 @@ async fn effect(query: &Query, signed: Option<&str>, shared: &Shared) -> Result<
         "DescribeImages" => lists::images(query, signed, shared).await,
         "DescribeRouteTables" => lists::route_tables(query, signed, shared).await,
         "GetConsoleOutput" => Ok(lists::console(query, shared)),
+        products::ACTION => products::page(query, shared),
         "DescribeSpotPriceHistory" => Ok(prices::history(query, shared)),
         _ => pass(query, signed, shared).await,
     }

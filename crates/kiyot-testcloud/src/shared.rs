@@ -129,9 +129,11 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sends a call to moto.
+    /// Sends a call to moto, which has the resources in a single region, whatever region the caller
+    /// takes the cloud for.
     pub(crate) async fn moto(&self, query: &Query, signed: Option<&str>) -> Result<Reply, String> {
-        crate::client::send(self.moto, query.form(), signed).await
+        let signed = signed.map(in_region_of_moto);
+        crate::client::send(self.moto, query.form(), signed.as_deref()).await
     }
 
     /// Returns the file of an instance's console.
@@ -150,4 +152,13 @@ impl Shared {
         // A console without output has no file.
         read.map_or_else(|_| Vec::new(), |_| tail)
     }
+}
+
+/// Replaces the region in the scope of a signature, `KEY/DATE/REGION/ec2/aws4_request`.
+fn in_region_of_moto(signed: &str) -> String {
+    let Some((before, after)) = signed.split_once("/ec2/aws4_request") else {
+        return signed.to_owned();
+    };
+    let Some((before, _)) = before.rsplit_once('/') else { return signed.to_owned() };
+    format!("{before}/us-east-1/ec2/aws4_request{after}")
 }

@@ -4,6 +4,7 @@
 //! from its annotations and its CRI request. [`rank`] orders the offerings that fit, the cheapest
 //! first, and [`misses`] says why the others do not fit.
 
+mod accuracy;
 mod catalogue;
 mod catalogue_file;
 mod choice;
@@ -21,6 +22,7 @@ mod size;
 #[cfg(test)]
 mod tests;
 
+pub use accuracy::Accuracy;
 pub use catalogue::{Catalogue, Entry, Offer};
 pub use catalogue_file::{CatalogueError, CatalogueFile};
 pub use choice::Choice;

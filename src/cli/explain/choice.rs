@@ -6,10 +6,10 @@ use super::Lines;
 use crate::{
     annotations::{Architecture, CellRequest},
     backends::milpa::placement::{
-        Candidate, Catalogue, CatalogueFile, Market, Needs, NoFit, Offering, Requested, Rules,
-        Size, misses, rank,
+        Accuracy, Candidate, Catalogue, CatalogueFile, Market, Needs, NoFit, Offering, Requested,
+        Rules, Size, misses, rank,
     },
-    config::ProviderKind,
+    config::{MilpaBackend, ProviderKind},
 };
 
 /// Candidates that are named after the first.
@@ -23,20 +23,21 @@ const ANY_NODE: Size = Size { cpus: u32::MAX, memory_mib: u64::MAX / 2 };
 /// Checks that a provider without a catalogue in a file can make a cell for a pod.
 pub(super) fn check(
     lines: &mut Lines,
-    provider: ProviderKind,
+    milpa: &MilpaBackend,
     rules: &Rules,
     request: &CellRequest,
     sandbox: &cri::PodSandboxConfig,
 ) {
-    let catalogue = match provider {
+    let catalogue = match milpa.provider {
         ProviderKind::Netns => {
             let (instance_type, zone) = ("netns".to_owned(), String::new());
             Catalogue::any_size(Offering { instance_type, zone, market: Market::OnDemand })
         }
         ProviderKind::Qemu => Catalogue::sized("node", "node", ANY_NODE, Architecture::Amd64),
         ProviderKind::Ec2 => {
-            // The command makes no call: zones and spot prices are not known.
-            return explain(lines, &CatalogueFile::built_in().catalogue, rules, request, sandbox);
+            // The command makes no call: zones and live prices are not known.
+            let catalogue = CatalogueFile::built_in_for(&milpa.ec2.region);
+            return explain(lines, &catalogue, rules, request, sandbox);
         }
     };
     let needs = Needs::new(request, &Requested::of_sandbox(sandbox), &rules.defaults);
@@ -65,6 +66,9 @@ pub(super) fn explain(
     if !named.is_empty() {
         lines.say(format!("next: {}", named.join(" | ")));
     }
+    if ranked.iter().any(|candidate| candidate.accuracy == Accuracy::Estimate) {
+        lines.say("prices are estimates, those of us-east-1: the daemon reads those of the region");
+    }
     for miss in misses(catalogue, &needs, rules, Some(first.price), NAMED_MISSES) {
         let price = miss.price.map(|price| format!(", at {price} an hour")).unwrap_or_default();
         lines.say(format!("left out: {miss}{price}"));
@@ -72,6 +76,6 @@ pub(super) fn explain(
 }
 
 fn priced(candidate: &Candidate) -> String {
-    let bound = if candidate.is_at_most { "at most" } else { "at" };
-    format!("{} {bound} {} an hour", candidate.offering, candidate.price)
+    let Candidate { offering, price, accuracy } = candidate;
+    format!("{offering} {accuracy} {price} an hour")
 }

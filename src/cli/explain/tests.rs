@@ -170,6 +170,29 @@ fn instance_is_named_with_its_price_and_those_beside_it() {
     assert!(fine && text.contains("(Spot) at most $0."), "{text}");
 }
 
+/// Verifies V71.
+#[cfg(feature = "ec2")]
+#[test]
+fn built_in_prices_are_estimates_in_another_region() {
+    let config = |region: &str| {
+        format!(
+            "[backends.containerd]\ntype = \"cri\"\n[backends.milpa]\ntype = \"milpa\"\n\
+             provider = \"ec2\"\ncluster = \"test\"\n[backends.milpa.gateway]\n\
+             listen = \"10.0.0.5:7700\"\n[backends.milpa.ec2]\nregion = \"{region}\"\n\
+             subnets = [\"subnet-1\"]\nsecurity_groups = [\"sg-1\"]\n\
+             image = {{ id = \"ami-1\" }}\n"
+        )
+    };
+    let amd64 = "    pod.elotl.co/architecture: amd64\n";
+    let (text, fine) = placed(&config("eu-west-1"), amd64, None);
+    let estimate = "its instance: c7a.medium (On-Demand) at about $0.05132 an hour";
+    assert!(fine && text.contains(estimate), "{text}");
+    assert!(text.contains("prices are estimates, those of us-east-1"), "{text}");
+    let (text, fine) = placed(&config("us-east-1"), amd64, None);
+    let exact = "its instance: c7a.medium (On-Demand) at $0.05132 an hour";
+    assert!(fine && text.contains(exact) && !text.contains("estimate"), "{text}");
+}
+
 /// Verifies A12.
 #[test]
 fn pod_that_fits_no_instance_is_refused_with_the_nearest() {

@@ -16,12 +16,9 @@ use kiyot::{
             owner,
         },
     },
-    config::{self, MilpaBackend},
+    config::MilpaBackend,
 };
-use kiyot_ec2::{
-    ImageFilter,
-    sdk::{Client, ClientConfig},
-};
+use kiyot_ec2::sdk::Client;
 use kiyot_testcloud::{Cloud, Hold, Instance, Lists, Outage, Outcome, Reply, State};
 
 use kiyot_testkit::wait_until;
@@ -34,8 +31,9 @@ use super::{
     listings,
 };
 
-/// The region of the cloud.
-const REGION: &str = "us-east-1";
+#[path = "../../ec2/over_cloud.rs"]
+mod over_cloud;
+
 /// The period of listings. The provider's pace is ten calls a second.
 const LISTING_PERIOD: Duration = Duration::from_millis(200);
 /// The calls that the provider makes for instances.
@@ -54,21 +52,9 @@ pub(super) struct Ec2Subject {
 impl Ec2Subject {
     pub(super) async fn new() -> Self {
         let cloud = Cloud::start().await;
-        let setup = cloud.setup();
-        let config = MilpaBackend {
-            ec2: config::Ec2 {
-                region: REGION.into(),
-                subnets: setup.subnets.iter().map(|subnet| subnet.id.clone()).collect(),
-                security_groups: vec![setup.security_group.clone()],
-                image: Some(ImageFilter::Id(setup.image.clone())),
-                image_has_agent: true,
-                ..config::Ec2::default()
-            },
-            ..MilpaBackend::default()
-        };
-        let client = ClientConfig { region: REGION.into(), endpoint_url: Some(cloud.endpoint()) };
-        // moto does not check signatures.
-        let client = Client::with_credentials(&client, "AKIATEST", "secret").await;
+        let ec2 = over_cloud::config(&cloud);
+        let client = over_cloud::client(&cloud, &ec2.region).await;
+        let config = MilpaBackend { ec2, ..MilpaBackend::default() };
         Self { cloud, config, client, shutdowns: Gate::default(), foreign: Mutex::default() }
     }
 

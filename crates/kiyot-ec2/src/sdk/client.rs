@@ -7,8 +7,8 @@ use std::{
 
 use async_trait::async_trait;
 use aws_config::{
-    BehaviorVersion, ConfigLoader, Region, retry::RetryConfig, stalled_stream_protection,
-    timeout::TimeoutConfig,
+    BehaviorVersion, ConfigLoader, Region, SdkConfig, retry::RetryConfig,
+    stalled_stream_protection, timeout::TimeoutConfig,
 };
 use aws_credential_types::Credentials;
 use aws_sdk_ec2::{
@@ -22,12 +22,12 @@ use aws_smithy_http_client::{
 
 use super::{
     error::{call_error, incomplete},
-    launch, response,
+    launch, prices, response,
 };
 use crate::{
     CallError, DRY_RUN_SUCCEEDED, DryRun, Ec2Api, Failure, Image, ImageFilter, InstanceDescription,
-    InstanceFilter, InstanceStateName, RouteTable, RouteTableFilter, RunInstances, SpotPrice,
-    Subnet, TypeInZone,
+    InstanceFilter, InstanceStateName, ProductPage, RouteTable, RouteTableFilter, RunInstances,
+    SpotPrice, Subnet, TypeInZone,
 };
 
 /// Bounds the time of a call, or of a page of a list.
@@ -52,6 +52,9 @@ pub struct ClientConfig {
     pub region: String,
     /// The URL of the endpoint; by default that of the region.
     pub endpoint_url: Option<String>,
+    /// The URL of the endpoint of the price list; by default that of the nearest region which has
+    /// an endpoint.
+    pub pricing_endpoint_url: Option<String>,
 }
 
 /// A client of EC2. Credentials are those of the SDK's default chain: environment, profile, web
@@ -59,12 +62,14 @@ pub struct ClientConfig {
 #[derive(Debug, Clone)]
 pub struct Client {
     sdk: Sdk,
+    prices: aws_sdk_pricing::Client,
+    region: String,
 }
 
 impl Client {
     /// Returns a client. Reads the environment and files of the user, and makes no call.
     pub async fn new(config: &ClientConfig) -> Self {
-        Self { sdk: Sdk::new(&loader(config).load().await) }
+        Self::of(config, &loader(&config.region).load().await)
     }
 
     /// Returns a client with credentials of its own.
@@ -74,30 +79,37 @@ impl Client {
             .secret_access_key(secret)
             .provider_name("static")
             .build();
-        let loader = loader(config).credentials_provider(credentials);
-        Self { sdk: Sdk::new(&loader.load().await) }
+        Self::of(config, &loader(&config.region).credentials_provider(credentials).load().await)
+    }
+
+    fn of(config: &ClientConfig, shared: &SdkConfig) -> Self {
+        let mut builder = aws_sdk_ec2::config::Builder::from(shared);
+        if let Some(url) = &config.endpoint_url {
+            builder = builder.endpoint_url(url);
+        }
+        Self {
+            sdk: Sdk::from_conf(builder.build()),
+            prices: prices::client(shared, &config.region, config.pricing_endpoint_url.as_deref()),
+            region: config.region.clone(),
+        }
     }
 }
 
-fn loader(config: &ClientConfig) -> ConfigLoader {
+fn loader(region: &str) -> ConfigLoader {
     let http = Builder::new().tls_provider(Provider::Rustls(CryptoMode::Ring)).build_https();
     let timeouts = TimeoutConfig::builder()
         .connect_timeout(CONNECT_TIMEOUT)
         .operation_timeout(CALL_TIMEOUT)
         .build();
-    let mut loader = aws_config::defaults(BehaviorVersion::latest())
+    aws_config::defaults(BehaviorVersion::latest())
         .http_client(http)
-        .region(Region::new(config.region.clone()))
+        .region(Region::new(region.to_owned()))
         // The caller decides about retries: it has recorded what it does.
         .retry_config(RetryConfig::disabled())
         .timeout_config(timeouts)
         .stalled_stream_protection(
             stalled_stream_protection::StalledStreamProtectionConfig::disabled(),
-        );
-    if let Some(url) = &config.endpoint_url {
-        loader = loader.endpoint_url(url);
-    }
-    loader
+        )
 }
 
 #[async_trait]
@@ -218,6 +230,10 @@ impl Ec2Api for Client {
             bound_pages(NAME, read)?;
         }
         Ok(prices)
+    }
+
+    async fn products(&self, page: Option<String>) -> Result<ProductPage, CallError> {
+        prices::products(&self.prices, &self.region, page).await
     }
 
     async fn subnets(&self, ids: &[String]) -> Result<Vec<Subnet>, CallError> {

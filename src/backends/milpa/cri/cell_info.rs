@@ -2,7 +2,10 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::backends::milpa::cells::{Account, Histogram};
+use crate::backends::milpa::{
+    cells::{Account, Histogram},
+    placement::Accuracy,
+};
 
 /// Returns the entries of a cell: its instance with price and cost, the steps of its start, the
 /// starts of all cells of its kind since the daemon began, and the cells of its namespace on this
@@ -11,11 +14,13 @@ pub(super) fn entries(account: &Account) -> Map<String, Value> {
     let mut instance = Map::from_iter([("id".to_owned(), account.instance.as_str().into())]);
     if let Some(candidate) = &account.offering {
         let offering = &candidate.offering;
+        let is = |accuracy| candidate.accuracy == accuracy;
         instance.insert("type".to_owned(), offering.instance_type.as_str().into());
         instance.insert("zone".to_owned(), offering.zone.as_str().into());
         instance.insert("market".to_owned(), offering.market.to_string().into());
         instance.insert("pricePerHour".to_owned(), candidate.price.to_string().into());
-        instance.insert("priceIsAtMost".to_owned(), candidate.is_at_most.into());
+        instance.insert("priceIsAtMost".to_owned(), is(Accuracy::AtMost).into());
+        instance.insert("priceIsEstimate".to_owned(), is(Accuracy::Estimate).into());
         instance.insert("cost".to_owned(), account.cost.to_string().into());
     }
     let steps = account.timeline.since(account.created_unix_nanos);

@@ -1,6 +1,6 @@
 //! The catalogue: instance types and the prices of their offerings.
 
-use super::{Candidate, InstanceType, Market, Offering, Size};
+use super::{Accuracy, Candidate, InstanceType, Market, Offering, Size};
 use crate::{annotations::Architecture, price::Price};
 
 /// The instance types of a provider, with their offers. Never changed: newer data is another
@@ -33,8 +33,8 @@ pub struct Offer {
     pub market: Market,
     /// The price of an instance.
     pub price: Price,
-    /// True if the price is not known, and is this at most.
-    pub is_at_most: bool,
+    /// The accuracy of the price.
+    pub accuracy: Accuracy,
 }
 
 impl Catalogue {
@@ -59,7 +59,7 @@ impl Catalogue {
             zone: zone.to_owned(),
             market: Market::OnDemand,
             price: Price::FREE,
-            is_at_most: false,
+            accuracy: Accuracy::Exact,
         };
         let instance_type = largest.instance_type(name.to_owned(), architecture);
         let entries = vec![Entry { instance_type, offers: vec![offer] }];
@@ -74,6 +74,14 @@ impl Catalogue {
     /// Returns the catalogue of a provider that has images of cells of these architectures alone.
     pub fn with_images(self, images: Vec<Architecture>) -> Self {
         Self { images, ..self }
+    }
+
+    /// Returns the catalogue with all prices as estimates.
+    pub fn with_estimates(mut self) -> Self {
+        for offer in self.entries.iter_mut().flat_map(|entry| &mut entry.offers) {
+            offer.accuracy = Accuracy::Estimate;
+        }
+        self
     }
 
     /// Returns the architectures of which the provider has an image of cells; empty for all.
@@ -110,7 +118,7 @@ impl Catalogue {
         let candidate = |entry: &Entry, offer: &Offer| Candidate {
             offering: entry.offering(offer),
             price: offer.price,
-            is_at_most: offer.is_at_most,
+            accuracy: offer.accuracy,
         };
         let of_type = move |entry: &Entry| -> Vec<_> {
             entry.offers.iter().map(|it| candidate(entry, it)).collect()

@@ -5,7 +5,7 @@
 
 use std::{collections::HashMap, num::NonZeroU64};
 
-use super::{Catalogue, Gpus, InstanceType, Market, catalogue::Entry, catalogue::Offer};
+use super::{Accuracy, Catalogue, Gpus, InstanceType, Market, catalogue::Entry, catalogue::Offer};
 use crate::{
     annotations::Architecture,
     csv_rows::{CsvRows, WrongRow},
@@ -28,6 +28,9 @@ const MAX_GPUS: u32 = 1024;
 
 /// The instance types of EC2's region us-east-1 with the prices of 2026-07-20.
 const EC2_US_EAST_1: &str = include_str!("../../../../config/ec2-us-east-1.csv");
+
+/// The region of the built-in catalogue.
+const BUILT_IN_REGION: &str = "us-east-1";
 
 /// A catalogue that was read, with the rows that could not be used.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -77,6 +80,12 @@ impl CatalogueFile {
         // A test reads it.
         Self::parse(EC2_US_EAST_1.as_bytes())
             .unwrap_or_else(|_| Self { catalogue: Catalogue::default(), set_aside: Vec::new() })
+    }
+
+    /// Returns the built-in catalogue for a region. The prices of another region are estimates.
+    pub fn built_in_for(region: &str) -> Catalogue {
+        let built_in = Self::built_in().catalogue;
+        if region == BUILT_IN_REGION { built_in } else { built_in.with_estimates() }
     }
 
     /// Parses a file. Broken rows are set aside.
@@ -225,16 +234,17 @@ impl<'a> Row<'a> {
         let spot = self.price("spot_usd_per_hour")?;
         let mut offers = Vec::new();
         for zone in self.zones()? {
-            let mut offer = |market, price: Option<Price>, is_at_most| {
+            let mut offer = |market, price: Option<Price>, accuracy| {
                 let zone = zone.clone();
-                offers.extend(price.map(|price| Offer { zone, market, price, is_at_most }));
+                offers.extend(price.map(|price| Offer { zone, market, price, accuracy }));
             };
             if has("on-demand") {
-                offer(Market::OnDemand, on_demand, false);
+                offer(Market::OnDemand, on_demand, Accuracy::Exact);
             }
             if has("spot") {
                 // EC2 never asks more for spot than for on-demand.
-                offer(Market::Spot, spot.or(on_demand), spot.is_none());
+                let accuracy = spot.map_or(Accuracy::AtMost, |_| Accuracy::Exact);
+                offer(Market::Spot, spot.or(on_demand), accuracy);
             }
         }
         Ok(offers)

@@ -19,7 +19,7 @@ impl Choice {
     /// Returns an instance's offering at its price for the pod; `None` if it does not suit the pod.
     /// An instance with GPUs suits only pods that want some.
     pub fn suited(&self, running: &Candidate) -> Option<Candidate> {
-        let Candidate { offering, price, is_at_most } = running;
+        let Candidate { offering, price, accuracy } = running;
         if !self.catalogue.has_image(self.needs.architecture) {
             return None;
         }
@@ -44,7 +44,7 @@ impl Choice {
             zone: offering.zone.clone(),
             market: offering.market,
             price: *price,
-            is_at_most: *is_at_most,
+            accuracy: *accuracy,
         };
         let price = fit::price(instance_type, &offer, &self.needs);
         let is_allowed = self.needs.max_price.is_none_or(|cap| price <= cap);

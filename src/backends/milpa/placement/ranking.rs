@@ -1,7 +1,8 @@
 //! The ranking of the offerings that fit a pod.
 
 use super::{
-    Catalogue, Market, Needs, Offer, Offering, Refused, Rules, Size, catalogue::Entry, fit,
+    Accuracy, Catalogue, Market, Needs, Offer, Offering, Refused, Rules, Size, catalogue::Entry,
+    fit,
 };
 use crate::{annotations::LaunchType, price::Price};
 
@@ -15,14 +16,14 @@ pub struct Candidate {
     pub offering: Offering,
     /// The price for the pod, with its sustained CPU.
     pub price: Price,
-    /// True if the price is not known, and is this at most.
-    pub is_at_most: bool,
+    /// The accuracy of the price.
+    pub accuracy: Accuracy,
 }
 
 impl Candidate {
     /// Returns the candidate of an offering that costs nothing.
     pub fn free(offering: Offering) -> Self {
-        Self { offering, price: Price::FREE, is_at_most: false }
+        Self { offering, price: Price::FREE, accuracy: Accuracy::Exact }
     }
 }
 
@@ -109,7 +110,7 @@ fn cheapest(
     }
     offers.sort_unstable_by_key(|(order, _)| *order);
     let candidate = |((price, _, index, _), offer): ((Price, u64, usize, &str), &Offer)| {
-        Candidate { offering: entries[index].offering(offer), price, is_at_most: offer.is_at_most }
+        Candidate { offering: entries[index].offering(offer), price, accuracy: offer.accuracy }
     };
     offers.into_iter().map(candidate).collect()
 }

@@ -9,9 +9,9 @@ use kiyot_proto::cri;
 use proptest::{collection::vec, option, prelude::*, sample::select};
 
 use super::{
-    Amount, Candidate, Catalogue, CatalogueError, CatalogueFile, Choice, Defaults, Entry, Gpus,
-    InstanceType, MAX_CANDIDATES, Market, Needs, NoFit, Offer, Offering, Reason, Refusal, Refusals,
-    Requested, Rules, Size, Source, fit, misses, rank, ranking::markets,
+    Accuracy, Amount, Candidate, Catalogue, CatalogueError, CatalogueFile, Choice, Defaults, Entry,
+    Gpus, InstanceType, MAX_CANDIDATES, Market, Needs, NoFit, Offer, Offering, Reason, Refusal,
+    Refusals, Requested, Rules, Size, Source, fit, misses, rank, ranking::markets,
 };
 use crate::{
     annotations::{Architecture, CellRequest, GpuRequest, InstanceType as TypeChoice, LaunchType},
@@ -94,7 +94,7 @@ fn preferred_market_is_before_the_other() {
     let (spot, on_demand) = ranked.split_at(MAX_CANDIDATES / 2);
     assert!(spot.iter().all(|candidate| candidate.offering.market == Market::Spot));
     // The file has no spot prices.
-    assert!(spot.iter().all(|candidate| candidate.is_at_most));
+    assert!(spot.iter().all(|candidate| candidate.accuracy == Accuracy::AtMost));
     assert!(on_demand.iter().all(|candidate| candidate.offering.market == Market::OnDemand));
     assert_eq!(on_demand.len(), MAX_CANDIDATES / 2);
 }
@@ -218,7 +218,7 @@ fn provider_without_types_fits_every_pod() {
     let architecture = Architecture::of_node();
     let needs = annotated(&[("launch-type", "Spot"), ("memory", "1Ti"), ("gpu", "8")]);
     let needs = Needs { architecture, ..needs };
-    let only = Candidate { offering, price: Price::FREE, is_at_most: false };
+    let only = Candidate { offering, price: Price::FREE, accuracy: Accuracy::Exact };
     assert_eq!(rank(&catalogue, &needs, &RULES, &()), [only]);
 }
 
@@ -357,7 +357,14 @@ fn broken_rows_are_set_aside_with_their_line() {
     let offers: Vec<_> = good
         .offers
         .iter()
-        .map(|offer| (offer.zone.as_str(), offer.market, offer.price.micros(), offer.is_at_most))
+        .map(|offer| {
+            (
+                offer.zone.as_str(),
+                offer.market,
+                offer.price.micros(),
+                offer.accuracy == Accuracy::AtMost,
+            )
+        })
         .collect();
     assert_eq!(
         offers,
@@ -445,7 +452,7 @@ fn catalogues() -> impl Strategy<Value = Catalogue> {
             zone: zone.to_owned(),
             market: if is_spot { Market::Spot } else { Market::OnDemand },
             price: Price::from_micros(price * 5000),
-            is_at_most: is_spot,
+            accuracy: if is_spot { Accuracy::AtMost } else { Accuracy::Exact },
         },
     );
     let entry = (instance_types(), vec(offer, 0..5))
@@ -658,8 +665,8 @@ proptest! {
             let keeps_gpus = entry.instance_type.gpus.is_none() || needs.gpus.is_some();
             for offer in &entry.offers {
                 let offering = entry.offering(offer);
-                let is_at_most = offer.is_at_most;
-                let running = Candidate { offering, price: offer.price, is_at_most };
+                let accuracy = offer.accuracy;
+                let running = Candidate { offering, price: offer.price, accuracy };
                 let expected = price_if_fits(entry, offer, &needs, &rules)
                     .filter(|_| keeps_gpus && markets(needs.launch_type).contains(&offer.market));
                 let suited = choice.suited(&running);

@@ -39,8 +39,10 @@ mod fake_api;
 mod launch;
 pub mod live_check;
 mod market_data;
+mod on_demand;
 mod pacing;
 mod parameters;
+pub mod price_list;
 mod tagging;
 mod terminations;
 mod user_data;
@@ -48,6 +50,7 @@ mod user_data;
 use cached::Cached;
 use cloud_routes::CloudRoutes;
 use error_codes::{Refused, classify};
+use on_demand::OnDemand;
 use pacing::{Action, Pacing};
 use parameters::{BootImage, Parameters};
 use tagging::{Tagged, Tagging};
@@ -116,7 +119,7 @@ pub struct Ec2 {
     owner: Owner,
     pause_image: String,
     power_off_after: Duration,
-    /// Sizes and on-demand prices.
+    /// Sizes and built-in prices.
     types: Catalogue,
     pacing: Arc<Pacing>,
     terminations: Terminations,
@@ -124,6 +127,7 @@ pub struct Ec2 {
     resources: Cached<Resources>,
     in_zones: Cached<Vec<TypeInZone>>,
     spot: Cached<Vec<SpotPrice>>,
+    on_demand: OnDemand,
     forwarding: Forwarding,
     routes: CloudRoutes,
     /// The instances that were launched or listed.
@@ -143,12 +147,18 @@ impl Ec2 {
                 !config.ec2.cloud_routes.is_empty(),
                 config.gateway.advertised().map(|gateway| gateway.ip()),
             ),
+            on_demand: OnDemand::new(
+                Arc::clone(&api),
+                Arc::clone(&pacing),
+                config.ec2.prices,
+                &config.ec2.region,
+            ),
             api,
             config: config.ec2.clone(),
             owner,
             pause_image: config.pause_image.clone(),
             power_off_after: config.token_ttl,
-            types: CatalogueFile::built_in().catalogue,
+            types: CatalogueFile::built_in_for(&config.ec2.region),
             pacing,
             resources: Cached::new("subnets and images", NETWORK_MAX_AGE),
             in_zones: Cached::new("instance types by zone", ZONES_MAX_AGE),
@@ -336,9 +346,11 @@ impl Provider for Ec2 {
             tracing::warn!(error, "spot prices not read, on-demand prices are used");
             Arc::default()
         });
+        let on_demand = self.on_demand.current();
         let zones: BTreeSet<String> = resources.subnets.keys().cloned().collect();
         let images = resources.images.keys().copied().collect();
-        Ok(market_data::catalogue(&self.types, &in_zones, &spot, &zones, images))
+        let on_demand = on_demand.as_deref();
+        Ok(market_data::catalogue(&self.types, on_demand, &in_zones, &spot, &zones, images))
     }
 
     async fn parameters(
@@ -467,6 +479,8 @@ impl Provider for Ec2 {
     }
 
     async fn check(&self) -> Result<(), ProviderError> {
+        // The daemon calls this at its start: the sooner the prices are read, the better.
+        let _ = self.on_demand.current();
         let resources = self.resources().await.map_err(|error| {
             ProviderError::new(classify(&error).0, "read subnets and images", error)
         })?;

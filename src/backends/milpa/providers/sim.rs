@@ -13,7 +13,9 @@ use super::{
 };
 use crate::{
     annotations::Architecture,
-    backends::milpa::placement::{Catalogue, Entry, InstanceType, Market, Offer, Offering},
+    backends::milpa::placement::{
+        Accuracy, Catalogue, Entry, InstanceType, Market, Offer, Offering,
+    },
     price::Price,
 };
 
@@ -111,7 +113,7 @@ impl SimCloud {
                 zone: zone.to_owned(),
                 market,
                 price: Price::from_micros(micros << doublings),
-                is_at_most: false,
+                accuracy: Accuracy::Exact,
             };
             let offers = ZONES.into_iter().flat_map(|zone| {
                 [offer(zone, Market::OnDemand, 10_000), offer(zone, Market::Spot, 3000)]

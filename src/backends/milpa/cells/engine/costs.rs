@@ -12,7 +12,7 @@ use super::{
 use crate::{
     backends::milpa::{
         id::CellId,
-        placement::{Candidate, Offering},
+        placement::{Accuracy, Candidate, Offering},
     },
     price::{Cost, Price},
 };
@@ -108,7 +108,7 @@ impl Cell {
         self.offering = Some(found.cloned().unwrap_or_else(|| {
             let price = requested.iter().map(|candidate| candidate.price).max();
             let price = price.unwrap_or(Price::FREE);
-            Candidate { offering: offering.clone(), price, is_at_most: true }
+            Candidate { offering: offering.clone(), price, accuracy: Accuracy::AtMost }
         }));
     }
 

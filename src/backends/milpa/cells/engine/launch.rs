@@ -6,7 +6,7 @@ use kiyot_proto::store;
 use crate::{
     backends::milpa::{
         id::CellId,
-        placement::{Candidate, Market, Offering},
+        placement::{Accuracy, Candidate, Market, Offering},
         providers::LaunchSpec,
     },
     price::Price,
@@ -54,13 +54,14 @@ impl Launch {
 
 /// Returns the record of a priced offering.
 pub(super) fn stored_candidate(candidate: &Candidate) -> store::Offering {
-    let Candidate { offering, price, is_at_most } = candidate;
+    let Candidate { offering, price, accuracy } = candidate;
     store::Offering {
         instance_type: offering.instance_type.clone(),
         zone: offering.zone.clone(),
         spot: offering.market == Market::Spot,
         price_micros: price.micros(),
-        price_is_at_most: *is_at_most,
+        price_is_at_most: *accuracy == Accuracy::AtMost,
+        price_is_estimate: *accuracy == Accuracy::Estimate,
     }
 }
 
@@ -72,5 +73,10 @@ pub(super) fn candidate(stored: &store::Offering) -> Candidate {
         market: if stored.spot { Market::Spot } else { Market::OnDemand },
     };
     let price = Price::from_micros(stored.price_micros);
-    Candidate { offering, price, is_at_most: stored.price_is_at_most }
+    let accuracy = match stored {
+        stored if stored.price_is_estimate => Accuracy::Estimate,
+        stored if stored.price_is_at_most => Accuracy::AtMost,
+        _ => Accuracy::Exact,
+    };
+    Candidate { offering, price, accuracy }
 }

@@ -4,7 +4,7 @@ use kiyot_proto::store;
 use super::*;
 use crate::backends::milpa::{
     error_chain::error_chain,
-    placement::{Candidate, Market, Offering},
+    placement::{Accuracy, Candidate, Market, Offering},
     providers::{Attached, Attachment, InstanceId, InstanceState, netns, sim},
 };
 use crate::price::Price;
@@ -80,7 +80,7 @@ fn offering(zone: &str) -> Offering {
 const PRICE: Price = Price::from_micros(3_600_000);
 
 fn candidate(zone: &str) -> Candidate {
-    Candidate { offering: offering(zone), price: PRICE, is_at_most: false }
+    Candidate { offering: offering(zone), price: PRICE, accuracy: Accuracy::Exact }
 }
 
 fn spec(pod: &str) -> OrderSpec {

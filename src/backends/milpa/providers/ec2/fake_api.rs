@@ -8,7 +8,8 @@ use std::{
 use async_trait::async_trait;
 use kiyot_ec2::{
     CallError, DryRun, Ec2Api, Failure, Image, ImageFilter, InstanceDescription, InstanceFilter,
-    InstanceStateName, RouteTable, RouteTableFilter, RunInstances, SpotPrice, Subnet, TypeInZone,
+    InstanceStateName, ProductPage, RouteTable, RouteTableFilter, RunInstances, SpotPrice, Subnet,
+    TypeInZone,
 };
 
 /// The code of the error that names unknown ids.
@@ -83,6 +84,9 @@ impl Ec2Api for FakeApi {
     }
     async fn spot_prices(&self) -> Result<Vec<SpotPrice>, CallError> {
         not_called("DescribeSpotPriceHistory")
+    }
+    async fn products(&self, _: Option<String>) -> Result<ProductPage, CallError> {
+        not_called("GetProducts")
     }
     async fn subnets(&self, _: &[String]) -> Result<Vec<Subnet>, CallError> {
         not_called("DescribeSubnets")

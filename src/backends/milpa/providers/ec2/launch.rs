@@ -97,7 +97,7 @@ mod tests {
     use crate::{
         backends::milpa::{
             id::CellId,
-            placement::{Candidate, Offering},
+            placement::{Accuracy, Candidate, Offering},
         },
         price::Price,
     };
@@ -108,7 +108,7 @@ mod tests {
             Offering { instance_type: "t3.nano".into(), zone: "us-east-1a".into(), market };
         LaunchSpec {
             cell: cell.clone(),
-            candidates: vec![Candidate { offering, price: Price::FREE, is_at_most: false }],
+            candidates: vec![Candidate { offering, price: Price::FREE, accuracy: Accuracy::Exact }],
             tags: [("kiyot:cell".to_owned(), cell.to_string())].into(),
             bootstrap: Bootstrap {
                 cell: cell.to_string(),

@@ -16,12 +16,13 @@ use super::{
     super::{InstanceId, LaunchSpec, Owner, PodTags, ProviderError, TagRules, owner},
     Architecture, BootImage, CellId, CellRequest, Ec2, Market, Resources, by_zone, market_data,
     newest,
+    price_list::Listed,
     terminations::NOT_FOUND,
 };
 use crate::{
     annotations::LaunchType,
     backends::milpa::placement::{Candidate, Catalogue, Needs, Requested, Rules, rank},
-    config::MilpaBackend,
+    config::{MilpaBackend, PriceSource},
 };
 
 mod caller;
@@ -80,6 +81,9 @@ impl LiveCheck<'_> {
             _ => self.caller.skip("RunInstances", "it needs the subnets and the image"),
         }
         self.calls_of_an_instance(&instances.unwrap_or_default()).await;
+        if self.config.ec2.prices == PriceSource::Live {
+            self.products().await;
+        }
         self.caller.finish();
     }
 
@@ -162,6 +166,19 @@ impl LiveCheck<'_> {
         Some(listed)
     }
 
+    /// Reads a page of the price list. Cells run without it, at the built-in prices.
+    async fn products(&mut self) {
+        const NAME: &str = "GetProducts";
+        let Some(page) = self.caller.call_optional(NAME, self.api.products(None)).await else {
+            return;
+        };
+        let region = &self.config.ec2.region;
+        let usable = page.products.iter().filter(|it| Listed::parse(it, region).is_ok()).count();
+        let text = format!("{usable} of {} products of a page have a price", page.products.len());
+        let outcome = if usable > 0 { Outcome::Ok } else { Outcome::Warning };
+        self.caller.add(outcome, NAME, &text);
+    }
+
     async fn route_tables(&mut self) {
         const NAME: &str = "DescribeRouteTables";
         let filter = RouteTableFilter::Target(NO_INSTANCE.to_owned());
@@ -183,7 +200,8 @@ impl LiveCheck<'_> {
             .filter(|listed| listed.iter().any(|entry| resources.subnets.contains_key(&entry.zone)))
             .unwrap_or_else(|| self.all_types_in(resources));
         let images = resources.images.keys().copied().collect();
-        let catalogue = market_data::catalogue(&self.ec2.types, &in_zones, spot, &zones, images);
+        let catalogue =
+            market_data::catalogue(&self.ec2.types, None, &in_zones, spot, &zones, images);
         let mut spot_is_tried = false;
         for (zone, subnet) in &resources.subnets {
             for (market, launch_type) in

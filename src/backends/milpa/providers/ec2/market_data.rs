@@ -4,16 +4,19 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use kiyot_ec2::{SpotPrice, TypeInZone};
 
+use super::on_demand::Prices;
 use crate::{
     annotations::Architecture,
-    backends::milpa::placement::{Catalogue, Entry, Market, Offer},
+    backends::milpa::placement::{Accuracy, Catalogue, Entry, Market, Offer},
     price::Price,
 };
 
 /// Returns the instance types that the zones of the subnets have, with their prices. `types` has
-/// sizes and on-demand prices. Spot counts as on-demand where its price is not known.
+/// sizes and built-in prices, in whose place the live ones of `on_demand` stand. Spot counts as
+/// on-demand at most where its price is not known.
 pub(super) fn catalogue(
     types: &Catalogue,
+    on_demand: Option<&Prices>,
     in_zones: &[TypeInZone],
     spot: &[SpotPrice],
     zones: &BTreeSet<String>,
@@ -33,8 +36,10 @@ pub(super) fn catalogue(
     let entries = types.entries().iter().filter_map(|entry| {
         let name = entry.instance_type.name.as_str();
         let zones = zones_of.get(name)?;
+        let on_demand = on_demand.and_then(|live| live.get(name)).copied();
+        let priced = with_on_demand(&entry.offers, on_demand);
         let offers = zones.iter().flat_map(|zone| {
-            entry.offers.iter().map(|offer| {
+            priced.iter().map(|offer| {
                 let live = (offer.market == Market::Spot)
                     .then(|| prices.get(&(name, *zone)).copied())
                     .flatten();
@@ -42,13 +47,32 @@ pub(super) fn catalogue(
                     zone: (*zone).to_owned(),
                     market: offer.market,
                     price: live.unwrap_or(offer.price),
-                    is_at_most: offer.is_at_most && live.is_none(),
+                    accuracy: live.map_or(offer.accuracy, |_| Accuracy::Exact),
                 }
             })
         });
         Some(Entry { instance_type: entry.instance_type.clone(), offers: offers.collect() })
     });
     Catalogue::new(entries.collect()).with_images(images)
+}
+
+/// Returns the offers of a type with its live on-demand price, which is the most that spot costs.
+/// A type without a built-in price gets an offer.
+fn with_on_demand(offers: &[Offer], live: Option<Price>) -> Vec<Offer> {
+    let Some(price) = live else { return offers.to_vec() };
+    let priced = |market| Offer {
+        zone: String::new(),
+        market,
+        price,
+        accuracy: match market {
+            Market::OnDemand => Accuracy::Exact,
+            Market::Spot => Accuracy::AtMost,
+        },
+    };
+    match offers {
+        [] => vec![priced(Market::OnDemand)],
+        offers => offers.iter().map(|offer| priced(offer.market)).collect(),
+    }
 }
 
 #[cfg(test)]
@@ -87,15 +111,39 @@ mod tests {
             },
         ];
         let zones = ["us-east-1a", "us-east-1b"].map(str::to_owned).into();
-        let catalogue = catalogue(&types, &in_zones, &spot, &zones, vec![Architecture::Amd64]);
+        let catalogue =
+            catalogue(&types, None, &in_zones, &spot, &zones, vec![Architecture::Amd64]);
         assert_eq!(catalogue.entries().len(), 1);
         assert_eq!(catalogue.images(), [Architecture::Amd64]);
         let live = offer(&catalogue, "t3.nano", "us-east-1a", Market::Spot).unwrap();
-        assert_eq!((live.price, live.is_at_most), (Price::from_micros(1700), false));
+        assert_eq!((live.price, live.accuracy), (Price::from_micros(1700), Accuracy::Exact));
         let unknown = offer(&catalogue, "t3.nano", "us-east-1b", Market::Spot).unwrap();
-        assert_eq!((unknown.price, unknown.is_at_most), (Price::from_micros(5200), true));
+        assert_eq!((unknown.price, unknown.accuracy), (Price::from_micros(5200), Accuracy::AtMost));
         let fixed = offer(&catalogue, "t3.nano", "us-east-1b", Market::OnDemand).unwrap();
-        assert_eq!((fixed.price, fixed.is_at_most), (Price::from_micros(5200), false));
+        assert_eq!((fixed.price, fixed.accuracy), (Price::from_micros(5200), Accuracy::Exact));
         assert_eq!(offer(&catalogue, "t3.nano", "us-east-1e", Market::OnDemand), None);
+    }
+
+    /// Verifies V70, V71.
+    #[test]
+    fn live_on_demand_prices_replace_the_estimates_of_another_region() {
+        let types = CatalogueFile::built_in_for("eu-west-1");
+        let in_zones = ["t3.nano", "t3.micro"].map(|name| in_zone(name, "eu-west-1a"));
+        let spot = [SpotPrice {
+            instance_type: "t3.micro".into(),
+            zone: "eu-west-1a".into(),
+            price: "0.0034".into(),
+        }];
+        let zones = ["eu-west-1a".to_owned()].into();
+        let live = Prices::from([("t3.nano".to_owned(), Price::from_micros(5700))]);
+        let catalogue = catalogue(&types, Some(&live), &in_zones, &spot, &zones, Vec::new());
+        let offers = |name: &str| {
+            [Market::OnDemand, Market::Spot].map(|market| {
+                let offer = offer(&catalogue, name, "eu-west-1a", market).unwrap();
+                (offer.price.micros(), offer.accuracy)
+            })
+        };
+        assert_eq!(offers("t3.nano"), [(5700, Accuracy::Exact), (5700, Accuracy::AtMost)]);
+        assert_eq!(offers("t3.micro"), [(10_400, Accuracy::Estimate), (3400, Accuracy::Exact)]);
     }
 }

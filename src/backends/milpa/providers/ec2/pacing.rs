@@ -20,6 +20,8 @@ pub(super) enum Action {
     Tag,
     /// CreateRoute, DeleteRoute, ModifyInstanceAttribute.
     Route,
+    /// GetProducts, of an account's other limit.
+    Prices,
 }
 
 /// The bucket of an action.
@@ -41,6 +43,7 @@ impl Action {
             Self::Describe => (50, 100),
             Self::Tag => (20, 200),
             Self::Route => (20, 200),
+            Self::Prices => (5, 200),
         };
         Rate { burst, period: Duration::from_millis(millis) }
     }
@@ -50,7 +53,7 @@ impl Action {
 #[derive(Debug, Default)]
 pub(super) struct Pacing {
     /// The time at which each bucket is full again.
-    full: [Mutex<Option<Instant>>; 5],
+    full: [Mutex<Option<Instant>>; 6],
 }
 
 impl Pacing {

@@ -80,7 +80,8 @@ fn offering_that_was_not_requested_costs_what_the_dearest_does() {
     let other = Instance { offering: offering("elsewhere"), ..launched_as("i", &cell) };
     engine.handle(Event::Launched(cell.clone(), Ok(other)), at(1));
     let account = engine.account(&cell, at(1)).unwrap();
-    let expected = Candidate { offering: offering("elsewhere"), price: PRICE, is_at_most: true };
+    let expected =
+        Candidate { offering: offering("elsewhere"), price: PRICE, accuracy: Accuracy::AtMost };
     assert_eq!(account.offering, Some(expected));
 }
 

@@ -20,6 +20,8 @@ const TOTAL_TIMEOUT: Duration = Duration::from_secs(30);
 const MAX_MESSAGE_CHARS: usize = 600;
 /// Replaces the text of an error that is that of the check before.
 const SAME_ERROR: &str = "the same error";
+/// Begins the warning about the price list.
+const BUILT_IN_PRICES: &str = "the built-in on-demand prices are used (ec2.prices)";
 /// Begins the part of a message that only `aws sts decode-authorization-message` reads.
 const ENCODED: &str = "Encoded authorization failure message";
 /// The codes of calls whose credentials are accepted and whose action is not permitted.
@@ -102,6 +104,31 @@ impl Caller {
             Verdict::NoRoom | Verdict::Failed => {}
         }
         Err(Failed { is_denied: verdict == Verdict::Denied })
+    }
+
+    /// Makes a call of the price list, whose failure is a warning and says nothing of EC2.
+    pub(super) async fn call_optional<T>(
+        &mut self,
+        name: &str,
+        call: impl Future<Output = Result<T, CallError>>,
+    ) -> Option<T> {
+        if self.stopped.is_some() {
+            self.not_made.insert(action(name).to_owned());
+            return None;
+        }
+        let ends = self.ends.min(Instant::now() + CALL_TIMEOUT);
+        let failure = match timeout_at(ends, call).await {
+            Ok(Ok(answer)) => return Some(answer),
+            Ok(Err(error)) => {
+                if verdict(&error) == Verdict::Denied {
+                    self.report.deny(format!("pricing:{}", action(name)));
+                }
+                message(&error)
+            }
+            Err(_) => "not answered in time".to_owned(),
+        };
+        self.add(Outcome::Warning, name, &format!("{BUILT_IN_PRICES}: {failure}"));
+        None
     }
 
     /// Reports a check.
