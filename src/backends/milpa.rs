@@ -17,6 +17,7 @@ use tonic::Status;
 use super::{Backend, BackendName, CallPath, Declared, DecodedBackend, Features, Method};
 use crate::config::{MilpaBackend, Policy, ProviderKind};
 
+mod cached;
 mod cell_client;
 pub mod cells;
 mod clock;

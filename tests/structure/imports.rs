@@ -109,6 +109,7 @@ const PARTS: &[Part] = &[
         path: "backends::milpa::cells",
         may: &[
             &[
+                "backends::milpa::cached",
                 "backends::milpa::gateway",
                 "backends::milpa::placement",
                 "backends::milpa::providers",
@@ -133,7 +134,7 @@ const PARTS: &[Part] = &[
     Part {
         path: "backends::milpa::providers",
         may: &[
-            &["backends::milpa::id", "backends::milpa::placement"],
+            &["backends::milpa::cached", "backends::milpa::id", "backends::milpa::placement"],
             &["annotations", "config", "glob", "price"],
         ],
     },
@@ -141,6 +142,7 @@ const PARTS: &[Part] = &[
         path: "backends::milpa::placement",
         may: &[&["annotations", "config", "csv_rows", "decimal", "price"]],
     },
+    Part { path: "backends::milpa::cached", may: &[] },
     Part { path: "backends::milpa::store", may: &[&["backends::milpa::id"]] },
     Part { path: "backends::milpa::clock", may: &[] },
     Part { path: "backends::milpa::error_chain", may: &[] },

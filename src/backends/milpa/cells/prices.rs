@@ -1,13 +1,11 @@
 //! The provider's catalogue, which is read again from time to time.
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{sync::Arc, time::Duration};
 
-use tokio::{sync::Mutex, time::timeout};
+use tokio::time::timeout;
 
 use crate::backends::milpa::{
+    cached::Cached,
     placement::Catalogue,
     providers::{Provider, ProviderError},
 };
@@ -20,16 +18,15 @@ const MAX_AGE: Duration = Duration::from_secs(300);
 const RETRY_PAUSE: Duration = Duration::from_secs(30);
 
 /// The last catalogue.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Prices {
-    last: Mutex<Option<Last>>,
+    last: Cached<Catalogue>,
 }
 
-#[derive(Debug)]
-struct Last {
-    catalogue: Arc<Catalogue>,
-    /// The time from which on it is read again.
-    until: Instant,
+impl Default for Prices {
+    fn default() -> Self {
+        Self { last: Cached::new("catalogue", MAX_AGE, RETRY_PAUSE) }
+    }
 }
 
 impl Prices {
@@ -46,31 +43,12 @@ impl Prices {
     where
         R: Future<Output = Result<Catalogue, ProviderError>>,
     {
-        let mut last = self.last.lock().await;
-        let fresh = last.as_ref().filter(|last| Instant::now() < last.until);
-        if let Some(last) = fresh {
-            return Ok(Arc::clone(&last.catalogue));
-        }
-        let read = timeout(TIMEOUT, read())
-            .await
-            .unwrap_or_else(|_| Err(ProviderError::too_slow("read the catalogue", TIMEOUT)));
-        match (read, last.as_mut()) {
-            (Ok(catalogue), _) => {
-                let catalogue = Arc::new(catalogue);
-                let until = Instant::now() + MAX_AGE;
-                *last = Some(Last { catalogue: Arc::clone(&catalogue), until });
-                Ok(catalogue)
-            }
-            (Err(error), Some(last)) => {
-                tracing::warn!(
-                    error = &error as &dyn std::error::Error,
-                    "catalogue not read, using the previous one"
-                );
-                last.until = Instant::now() + RETRY_PAUSE;
-                Ok(Arc::clone(&last.catalogue))
-            }
-            (Err(error), None) => Err(error),
-        }
+        let bounded = || async {
+            timeout(TIMEOUT, read())
+                .await
+                .unwrap_or_else(|_| Err(ProviderError::too_slow("read the catalogue", TIMEOUT)))
+        };
+        self.last.get(bounded).await
     }
 }
 
@@ -97,25 +75,32 @@ mod tests {
     }
 
     /// Makes the catalogue so old that it is read again.
-    async fn age(prices: &Prices) {
-        prices.last.lock().await.as_mut().unwrap().until = Instant::now();
+    async fn age() {
+        tokio::time::advance(MAX_AGE).await;
     }
 
     /// Verifies A27.
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn unreadable_catalogue_is_an_error_at_the_start_and_later_the_last_one_is_used() {
         let prices = Prices::default();
         assert!(read(&prices, None).await.unwrap_err().text().contains("no catalogue"));
         assert_eq!(*read(&prices, Some(named("one"))).await.unwrap(), named("one"));
         // Not read again yet.
         assert_eq!(*read(&prices, Some(named("two"))).await.unwrap(), named("one"));
-        age(&prices).await;
+        age().await;
         assert_eq!(*read(&prices, None).await.unwrap(), named("one"));
-        age(&prices).await;
+        age().await;
         assert_eq!(*read(&prices, Some(named("two"))).await.unwrap(), named("two"));
-        age(&prices).await;
+        age().await;
         // An empty one is an answer: the provider offers nothing.
         let empty = read(&prices, Some(Catalogue::default())).await.unwrap();
         assert_eq!(*empty, Catalogue::default());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn catalogue_of_a_hanging_provider_is_an_error_within_its_time() {
+        let started = tokio::time::Instant::now();
+        let error = Prices::default().read(std::future::pending).await.unwrap_err();
+        assert_eq!((error.class, started.elapsed()), (ErrorClass::Unanswered, TIMEOUT));
     }
 }

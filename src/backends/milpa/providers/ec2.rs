@@ -25,13 +25,13 @@ use super::{
 use crate::{
     annotations::{Architecture, CellRequest},
     backends::milpa::{
+        cached::Cached,
         id::CellId,
         placement::{Catalogue, CatalogueFile, Market, Offering},
     },
     config,
 };
 
-mod cached;
 mod cloud_routes;
 mod error_codes;
 #[cfg(test)]
@@ -47,7 +47,6 @@ mod tagging;
 mod terminations;
 mod user_data;
 
-use cached::Cached;
 use cloud_routes::CloudRoutes;
 use error_codes::{Refused, classify};
 use on_demand::OnDemand;
@@ -86,6 +85,8 @@ const ZONES_MAX_AGE: Duration = Duration::from_secs(12 * 3600);
 const SPOT_MAX_AGE: Duration = Duration::from_secs(30 * 60);
 /// The time after which subnets and the newest image are read again.
 const NETWORK_MAX_AGE: Duration = Duration::from_secs(3600);
+/// The pause after a failed reading of these.
+const RETRY_PAUSE: Duration = Duration::from_secs(60);
 /// Bytes of a GiB, the unit of volumes.
 const GIB: u64 = 1 << 30;
 /// The code of a launch whose token belongs to other parameters.
@@ -160,9 +161,9 @@ impl Ec2 {
             power_off_after: config.token_ttl,
             types: CatalogueFile::built_in_for(&config.ec2.region),
             pacing,
-            resources: Cached::new("subnets and images", NETWORK_MAX_AGE),
-            in_zones: Cached::new("instance types by zone", ZONES_MAX_AGE),
-            spot: Cached::new("spot prices", SPOT_MAX_AGE),
+            resources: Cached::new("subnets and images", NETWORK_MAX_AGE, RETRY_PAUSE),
+            in_zones: Cached::new("instance types by zone", ZONES_MAX_AGE, RETRY_PAUSE),
+            spot: Cached::new("spot prices", SPOT_MAX_AGE, RETRY_PAUSE),
             forwarding: Forwarding::new(!config.ec2.cluster_networks.is_empty()),
             seen: Mutex::default(),
         }
