@@ -31,6 +31,16 @@ const BIND_TIMEOUT: Duration = Duration::from_secs(30);
 /// from disk.
 const RUN_TIMEOUT: Duration = Duration::from_secs(120);
 
+/// A pod's annotations, read once in a call.
+#[derive(Debug, Clone)]
+struct Wanted {
+    request: CellRequest,
+    /// The needs of the pod, by its annotations and its CRI request.
+    needs: Needs,
+    /// See [`annotations::identity`].
+    identity: String,
+}
+
 impl CriService {
     /// Runs a sandbox, or returns the one of this name and attempt that another call began.
     ///
@@ -49,30 +59,34 @@ impl CriService {
             .as_ref()
             .ok_or_else(|| Status::invalid_argument("RunPodSandbox without a config.metadata"))?;
         policy::check_sandbox(&self.rules(), config).map_err(status_code::of_refusal)?;
-        let wanted = CellRequest::parse(&config.annotations)
+        let cell_request = CellRequest::parse(&config.annotations)
             .map_err(|error| Status::invalid_argument(error_chain(&error)))?;
-        let needs = self.cells.needs(&wanted, &Requested::of_sandbox(config));
+        let wanted = Wanted {
+            needs: self.cells.needs(&cell_request, &Requested::of_sandbox(config)),
+            identity: annotations::identity(&config.annotations),
+            request: cell_request,
+        };
         let key = OrderKey {
             pod_uid: metadata.uid.clone(),
             namespace: metadata.namespace.clone(),
             name: metadata.name.clone(),
             attempt: metadata.attempt,
         };
-        let identity = annotations::identity(&config.annotations);
         // Dropped with the call: the launch may end sooner that no call waits for.
         let _caller = self.cells.caller(key.clone());
         loop {
-            let (service, name, needs) = (Arc::clone(self), key.clone(), needs.clone());
+            let (service, name, own) = (Arc::clone(self), key.clone(), wanted.clone());
             let joined = self.launches.join(
                 &self.tasks,
                 key.clone(),
                 request.clone(),
                 // Annotations choose the machine while it is launched; afterwards they may change.
                 |launched, request| {
-                    requests::same_sandbox(launched, request) && identity_of(launched) == identity
+                    requests::same_sandbox(launched, request)
+                        && identity_of(launched) == wanted.identity
                 },
                 |request| {
-                    Box::pin(async move { service.existing_or_new(&name, &request, needs).await })
+                    Box::pin(async move { service.existing_or_new(&name, &request, own).await })
                 },
             );
             match joined {
@@ -85,7 +99,7 @@ impl CriService {
                 }
                 // The pod changed while it was started: the next round replaces the other sandbox.
                 Joined::Other(waiter) => {
-                    self.cells.end_changed_launch(&key, &identity);
+                    self.cells.end_changed_launch(&key, &wanted.identity);
                     match waiter.outcome(deadline, "RunPodSandbox with another config").await {
                         Err(status) if status.code() == Code::DeadlineExceeded => {
                             return Err(status);
@@ -101,7 +115,7 @@ impl CriService {
         self: Arc<Self>,
         key: &OrderKey,
         request: &cri::RunPodSandboxRequest,
-        needs: Needs,
+        wanted: Wanted,
     ) -> Result<SandboxId, Status> {
         if let Some(existing) = self.sandbox_named(key) {
             let meta = existing.meta();
@@ -140,7 +154,7 @@ impl CriService {
                 stopped.map_err(status_code::of_teardown)?;
             }
         }
-        Box::pin(self.launch(request, needs)).await
+        Box::pin(self.launch(request, wanted)).await
     }
 
     fn sandbox_named(&self, key: &OrderKey) -> Option<Sandbox> {
@@ -154,15 +168,10 @@ impl CriService {
     async fn launch(
         self: Arc<Self>,
         request: &cri::RunPodSandboxRequest,
-        needs: Needs,
+        Wanted { request: wishes, needs, identity }: Wanted,
     ) -> Result<SandboxId, Status> {
         let id = SandboxId::mint().map_err(status_code::of_randomness)?;
         let metadata = request.config.clone().unwrap_or_default().metadata.unwrap_or_default();
-        let wishes = request
-            .config
-            .as_ref()
-            .and_then(|config| CellRequest::parse(&config.annotations).ok())
-            .unwrap_or_default();
         let attachment = Attachment {
             pod_name: metadata.name,
             pod_namespace: metadata.namespace,
@@ -194,7 +203,7 @@ impl CriService {
         let order = LaunchOrder {
             sandbox: id,
             attempt: metadata.attempt,
-            identity: identity_of(request),
+            identity,
             attachment,
             labels,
             needs,
