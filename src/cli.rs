@@ -14,9 +14,7 @@ use clap::{Parser, Subcommand};
 use kiyot_link::core_dump;
 
 use crate::{
-    app,
-    backends::milpa::live_check::NoLiveCheck,
-    config,
+    app, config,
     manifest::{self, Purpose},
 };
 
@@ -157,10 +155,6 @@ fn execute(command: Command) -> Result<Output, UsageError> {
                     Err(error) => ended(ExitCode::FAILURE, &chain(&*error)),
                 },
             }
-        }
-        // Without the feature the provider "ec2" is an invalid value, which says nothing of builds.
-        Command::CheckConfig { live: true, .. } if !cfg!(feature = "ec2") => {
-            Ok(live_check::refusal(&NoLiveCheck::NoEc2.to_string()))
         }
         Command::CheckConfig { config, live } => {
             let loaded = load(&config)?;

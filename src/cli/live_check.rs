@@ -12,9 +12,9 @@ use crate::{
 
 /// Checks the backend with cells, and adds the report to the summary of the configuration.
 pub(super) fn run(config: &Config, summary: String) -> Output {
-    let failed = |why: &str| {
-        let Output { text, code } = refusal(why);
-        Output { text: format!("{summary}\n{text}"), code }
+    let failed = |why: &str| Output {
+        text: format!("{summary}\ncheck-config --live: {why}\n"),
+        code: ExitCode::FAILURE,
     };
     let milpa = config.backends.iter().find_map(|(name, backend)| match backend {
         BackendConfig::Milpa(milpa) => Some((name, milpa)),
@@ -34,9 +34,4 @@ pub(super) fn run(config: &Config, summary: String) -> Output {
         }
         Err(error) => failed(&format!("backend {name}: {error}")),
     }
-}
-
-/// Says why there is no live check.
-pub(super) fn refusal(why: &str) -> Output {
-    Output { text: format!("check-config --live: {why}\n"), code: ExitCode::FAILURE }
 }

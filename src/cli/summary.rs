@@ -3,7 +3,7 @@
 use std::{fmt::Write, path::Path};
 
 use crate::{
-    backends::milpa::policy::Rules,
+    backends::milpa::{live_check::NoLiveCheck, policy::Rules},
     config::{BackendConfig, Config, ProviderKind},
 };
 
@@ -36,6 +36,10 @@ pub(super) fn of(path: &Path, config: &Config) -> String {
                         (milpa.provider == ProviderKind::Ec2)
                             .then(|| milpa.ec2.warning())
                             .flatten(),
+                    )
+                    .chain(
+                        (milpa.provider == ProviderKind::Ec2 && !cfg!(feature = "ec2"))
+                            .then(|| NoLiveCheck::NoEc2.to_string()),
                     )
                     .map(|unmet| format!("\n  note: backend {name}: {unmet}"))
                     .collect();

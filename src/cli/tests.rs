@@ -25,16 +25,45 @@ fn valid_configuration_is_summarised() {
 
 /// Verifies V43.
 #[test]
-fn live_check_of_another_provider_or_build_is_refused_with_the_reason() {
+fn live_check_of_another_provider_is_refused_with_the_reason() {
     let path = file("examples/opt-out.toml");
     let line = ["kiyot", "check-config", "--live", "--config", &path];
     let output = execute(Arguments::try_parse_from(line).unwrap().command).unwrap();
-    let reason = match cfg!(feature = "ec2") {
-        true => "check-config --live: backend milpa: has no live check; allowed: the provider",
-        false => "check-config --live: this program was built without \"ec2\"",
-    };
+    let reason = "check-config --live: backend milpa: has no live check; allowed: the provider";
     assert!(output.text.contains(reason), "{}", output.text);
     assert_eq!(output.code, ExitCode::FAILURE);
+}
+
+/// Verifies V43.
+#[cfg(not(feature = "ec2"))]
+#[test]
+fn build_without_the_configured_provider_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("kiyot.toml");
+    let text = format!(
+        "[server]\nlisten = \"{dir}/kiyot.sock\"\n[backends.containerd]\ntype = \"cri\"\n\
+         [backends.milpa]\ntype = \"milpa\"\nprovider = \"ec2\"\ncluster = \"test\"\n\
+         state_dir = \"{dir}/state\"\n[backends.milpa.gateway]\nlisten = \"127.0.0.1:7700\"\n\
+         [backends.milpa.ec2]\nregion = \"us-east-1\"\nsubnets = [\"subnet-1\"]\n\
+         security_groups = [\"sg-1\"]\nimage = {{ id = \"ami-1\" }}\n",
+        dir = dir.path().display()
+    );
+    std::fs::write(&path, &text).unwrap();
+    let reason = "this program was built without \"ec2\" (cargo build --features ec2)";
+    let path = path.display().to_string();
+    for (line, code) in [
+        (vec!["kiyot", "check-config", "--config", &path], ExitCode::SUCCESS),
+        (vec!["kiyot", "check-config", "--live", "--config", &path], ExitCode::FAILURE),
+    ] {
+        let output = execute(Arguments::try_parse_from(line).unwrap().command).unwrap();
+        assert!(output.text.contains(reason), "{}", output.text);
+        assert_eq!(output.code, code, "{}", output.text);
+    }
+    let config = config::parse("kiyot.toml", &text, []).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let started = runtime.block_on(app::App::start(&config, false));
+    let error = started.err().unwrap().to_string();
+    assert_eq!(error, format!("the provider of backend milpa: {reason}"));
 }
 
 /// Verifies C5.
@@ -454,7 +483,6 @@ fn unusable_trace_is_a_usage_error() {
 }
 
 /// Verifies C7.
-#[cfg(feature = "ec2")]
 #[test]
 fn network_that_no_pod_may_have_routed_is_explained_as_refused() {
     let config = format!(

@@ -374,7 +374,6 @@ fn is_id(text: &str, prefix: &str) -> bool {
 }
 
 #[cfg(test)]
-#[cfg(feature = "ec2")]
 mod tests {
     use super::*;
     use crate::config::{BackendConfig, Config, MilpaBackend, ProviderKind, parse};

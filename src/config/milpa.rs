@@ -32,13 +32,9 @@ const NODE_NAMESPACE: &str = "k8s.io";
 const PAUSE_IMAGE: &str = "registry.k8s.io/pause:3.9";
 const KUBELET_DIR: &str = "/var/lib/kubelet";
 
-/// Providers of this program, by name.
-const PROVIDERS: &[(&str, ProviderKind)] = &[
-    ("netns", ProviderKind::Netns),
-    ("qemu", ProviderKind::Qemu),
-    #[cfg(feature = "ec2")]
-    ("ec2", ProviderKind::Ec2),
-];
+/// Providers by name. A program that was built without one says so when it starts.
+const PROVIDERS: &[(&str, ProviderKind)] =
+    &[("netns", ProviderKind::Netns), ("qemu", ProviderKind::Qemu), ("ec2", ProviderKind::Ec2)];
 
 /// Pods in cells.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -171,7 +171,6 @@ fn instance_is_named_with_its_price_and_those_beside_it() {
 }
 
 /// Verifies V71.
-#[cfg(feature = "ec2")]
 #[test]
 fn built_in_prices_are_estimates_in_another_region() {
     let config = |region: &str| {
