@@ -111,6 +111,39 @@ async fn host_port_leads_to_its_instance_again_after_a_reboot_of_the_node() {
     assert_eq!(log.matches("rules of an instance restored").count(), 2, "{log}");
 }
 
+/// Verifies V76.
+#[tokio::test]
+async fn cgroup_of_a_running_pod_is_there_again_after_a_reboot_of_the_node() {
+    let world = World::start().await;
+    let (mut kiyot, mut kubelet) = world.daemon(world.options()).await;
+    let spec = pod("running", WAIT);
+    let linux = kubelet.prepare(&spec).linux.unwrap();
+    let running = kubelet.run_pod(&spec).await.unwrap();
+    let ended = kubelet.run_pod(&pod("ended", WAIT)).await.unwrap();
+    kubelet.stop_and_remove(&ended).await.unwrap();
+    // The test's kubelet leaves this to the runtime, as if the node had been rebooted since.
+    let absent = || {
+        let mut controllers = ["cpu", "cpuset", "memory", "pids", "systemd"].into_iter();
+        controllers.find(|name| !is_cgroup(&format!("{name}{}", linux.cgroup_parent)))
+    };
+    assert!(absent().is_some());
+    kiyot.kill9();
+    kiyot.start_again().await;
+    // The daemon makes it before it answers.
+    assert_eq!(absent(), None, "{}", kiyot.log());
+    let cpus = format!("/sys/fs/cgroup/cpuset{}/cpuset.cpus", linux.cgroup_parent);
+    assert_ne!(std::fs::read_to_string(cpus).unwrap().trim(), "");
+    assert_eq!(kiyot.log().matches("cgroups of running pods made again").count(), 1);
+    let mut kubelet = kiyot.kubelet().await;
+    kubelet.stop_and_remove(&running).await.unwrap();
+    world.has_no_cells().await;
+}
+
+/// Returns true if a cgroup of version 1 exists.
+fn is_cgroup(path: &str) -> bool {
+    std::path::Path::new("/sys/fs/cgroup").join(path).is_dir()
+}
+
 /// Verifies V30.
 #[tokio::test]
 async fn rules_of_a_daemon_that_was_killed_in_the_attachment_do_not_fail_it() {

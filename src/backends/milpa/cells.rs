@@ -480,6 +480,14 @@ impl Cells {
         shared.tasks.spawn(warm::run(Arc::clone(shared), Arc::clone(&self.rules), warm));
     }
 
+    /// Makes the absent cgroups of running pods, by their `cgroup_parent`, if their cells outlive a
+    /// reboot of the node.
+    pub(super) async fn restore_cgroups(&self, parents: &[String]) {
+        if !parents.is_empty() {
+            restoration::cgroups(&self.shared, parents).await;
+        }
+    }
+
     /// Ends all tasks and waits for them. Cells continue to run, and the next start continues
     /// unfinished launches.
     pub async fn shutdown(&self) {

@@ -166,6 +166,11 @@ pub trait Provider: fmt::Debug + Send + Sync + 'static {
     async fn restore(&self) -> Result<(), ProviderError> {
         Ok(())
     }
+    /// Makes the absent cgroups of running pods on the node, by their `cgroup_parent`: the kubelet
+    /// kills a running pod without its own. Does nothing where instances end with the node.
+    async fn restore_cgroups(&self, _parents: &[String]) -> Result<(), ProviderError> {
+        Ok(())
+    }
     /// Lists all instances of this daemon's owner, by their tags. The list may be some time old.
     async fn list_owned(&self) -> Result<Vec<Instance>, ProviderError>;
     /// Returns an instance by its id; [`ErrorClass::NotFound`] if the provider does not know it.

@@ -106,7 +106,8 @@ impl CellSync {
         logs.set_base_store(keeper);
         // Subscribed first: events during the recovery are not missed.
         let events = cells.events();
-        recovery::recover(&store, &cells, &pods).await?;
+        let cgroup_parents = recovery::recover(&store, &cells, &pods).await?;
+        cells.restore_cgroups(&cgroup_parents).await;
         let features = RuntimeFeatures::load(store).await?;
         let container_logs = ContainerLogs::new(&logs, &cells, &records, &pods, &tasks);
         let sync = Arc::new(Self {

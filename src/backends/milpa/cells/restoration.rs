@@ -8,6 +8,8 @@ use super::shared::Shared;
 
 /// Bounds a restoration: a transaction of the firewall for each cell.
 const RESTORATION_TIMEOUT: Duration = Duration::from_secs(300);
+/// Bounds the time in which cgroups are made: a call of systemd for each pod.
+const CGROUPS_TIMEOUT: Duration = Duration::from_secs(30);
 /// The pause after the first failure; it doubles with each.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 /// The longest pause.
@@ -18,6 +20,22 @@ const MAX_ATTEMPTS: u32 = 35;
 /// Restores the attachments of a previous daemon, until the daemon stops.
 pub(super) async fn run(shared: Arc<Shared>) {
     shared.stop.run_until_cancelled(restore(&shared)).await;
+}
+
+/// Makes the cgroups of running pods again, before the kubelet sees the pods. A failure is logged:
+/// the node's pods must not wait for it.
+pub(super) async fn cgroups(shared: &Shared, parents: &[String]) {
+    match timeout(CGROUPS_TIMEOUT, shared.provider.restore_cgroups(parents)).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => tracing::warn!(
+            error = &error as &dyn std::error::Error,
+            "cgroups of running pods absent, the kubelet may restart the pods"
+        ),
+        Err(_) => tracing::warn!(
+            seconds = CGROUPS_TIMEOUT.as_secs(),
+            "cgroups of running pods not made in time, the kubelet may restart the pods"
+        ),
+    }
 }
 
 async fn restore(shared: &Shared) {

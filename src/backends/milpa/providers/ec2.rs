@@ -20,7 +20,9 @@ use tokio::time::Instant;
 
 use super::{
     Attached, Attachment, Capabilities, ErrorClass, Held, Instance, InstanceId, InstanceState,
-    LaunchSpec, Owner, Provider, ProviderError, local::Forwarding, owner,
+    LaunchSpec, Owner, Provider, ProviderError,
+    local::{Forwarding, pod_cgroup},
+    owner,
 };
 use crate::{
     annotations::{Architecture, CellRequest},
@@ -428,6 +430,10 @@ impl Provider for Ec2 {
 
     async fn restore(&self) -> Result<(), ProviderError> {
         self.forwarding.restore().await
+    }
+
+    async fn restore_cgroups(&self, parents: &[String]) -> Result<(), ProviderError> {
+        pod_cgroup::restore(parents).await
     }
 
     async fn list_owned(&self) -> Result<Vec<Instance>, ProviderError> {

@@ -42,6 +42,7 @@ mod listing;
 mod memory_limit;
 mod mounts;
 mod network;
+pub(super) mod pod_cgroup;
 mod process;
 mod removal;
 mod shortage;

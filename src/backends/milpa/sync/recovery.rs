@@ -22,7 +22,13 @@ use crate::backends::milpa::{
 ///
 /// A container whose status was set aside, as a status of a later version after a rollback, reads
 /// CREATED until its cell reports more: if it read EXITED, its next attempt would run beside it.
-pub(super) async fn recover(store: &Store, cells: &Cells, pods: &Pods) -> Result<(), StoreError> {
+///
+/// Returns the `cgroup_parent` of each running sandbox.
+pub(super) async fn recover(
+    store: &Store,
+    cells: &Cells,
+    pods: &Pods,
+) -> Result<Vec<String>, StoreError> {
     let sandboxes: Vec<(String, records::SandboxMeta)> = store.load(Table::Sandboxes).await?;
     let mut statuses: HashMap<String, records::SandboxStatus> =
         store.load(Table::SandboxStatuses).await?.into_iter().collect();
@@ -32,12 +38,17 @@ pub(super) async fn recover(store: &Store, cells: &Cells, pods: &Pods) -> Result
 
     let mut batch = Batch::default();
     let mut running: HashSet<SandboxId> = HashSet::new();
+    let mut cgroup_parents = Vec::new();
     // Stopped sandboxes whose cells can still report the exits of their containers.
     let mut stopped_in_cells: HashSet<String> = HashSet::new();
     for (key, meta) in sandboxes {
         let ready = statuses.remove(&key).is_some_and(|status| status.ready);
         match pods.insert_sandbox(&meta, ready) {
-            Ok(id) if ready => drop(running.insert(id)),
+            Ok(id) if ready => {
+                running.insert(id);
+                let linux = meta.config.and_then(|config| config.linux);
+                cgroup_parents.extend(linux.map(|linux| linux.cgroup_parent));
+            }
             Ok(_) => {
                 let cell = CellId::parse(&meta.cell).ok();
                 if cell.is_some_and(|cell| cells.get(&cell).is_some()) {
@@ -83,5 +94,5 @@ pub(super) async fn recover(store: &Store, cells: &Cells, pods: &Pods) -> Result
     }
     store.commit(batch).await?;
     pods.expect_usage(running);
-    Ok(())
+    Ok(cgroup_parents)
 }

@@ -48,6 +48,14 @@ pub(in super::super) struct Hierarchy {
 }
 
 impl Hierarchy {
+    /// Returns a hierarchy of plain directories, which behave like empty cgroups with regard to
+    /// names and removal.
+    #[cfg(test)]
+    pub(super) fn played(dir: &Path, controllers: &[&str]) -> Self {
+        let controllers = controllers.iter().map(|&name| name.to_owned()).collect();
+        Self { mount: dir.to_owned(), root: "/".into(), controllers }
+    }
+
     pub(super) fn is_v2(&self) -> bool {
         self.controllers.is_empty()
     }
@@ -193,7 +201,7 @@ pub(super) fn kill(hierarchies: &[Hierarchy], cell: &str) {
 }
 
 /// Copies CPUs and memory nodes from the parent, without which a version 1 cpuset takes no process.
-fn inherit_cpuset(from: &Path, to: &Path) -> io::Result<()> {
+pub(super) fn inherit_cpuset(from: &Path, to: &Path) -> io::Result<()> {
     for file in ["cpuset.cpus", "cpuset.mems"] {
         let own = to.join(file);
         if fs::read_to_string(&own).map_err(|error| named(&own, error))?.trim().is_empty() {
@@ -415,7 +423,7 @@ fn remove_beneath(top: OwnedFd) -> Result<bool, Errno> {
     }
 }
 
-fn named(path: &Path, error: io::Error) -> io::Error {
+pub(super) fn named(path: &Path, error: io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("{}: {error}", path.display()))
 }
 

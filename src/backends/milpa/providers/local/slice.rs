@@ -59,13 +59,29 @@ pub(in super::super) async fn keep_controllers(
     let Some(holder) = holder(cgroup_parent).filter(|_| needs_holder(hierarchies)) else {
         return Ok(());
     };
+    start_unit(&holder, Some(home.dir())).await
+}
+
+/// Makes the slice of a pod, with the controllers of its parents. A present one is fine, and other
+/// cgroups need no slice.
+pub(super) async fn start(
+    hierarchies: &[Hierarchy],
+    cgroup_parent: &str,
+) -> Result<(), ProviderError> {
+    match slice(cgroup_parent).filter(|_| needs_holder(hierarchies)) {
+        Some(slice) => start_unit(&format!("{slice}.slice"), None).await,
+        None => Ok(()),
+    }
+}
+
+async fn start_unit(unit: &str, instance: Option<&Path>) -> Result<(), ProviderError> {
     let mut arguments = MANAGER.to_vec();
-    arguments.extend(["StartTransientUnit", "ssa(sv)a(sa(sv))", &holder, "replace"]);
+    arguments.extend(["StartTransientUnit", "ssa(sv)a(sa(sv))", unit, "replace"]);
     arguments.extend(PROPERTIES);
     arguments.push("0");
-    match command::succeed("busctl", &arguments, Some(home.dir())).await {
+    match command::succeed("busctl", &arguments, instance).await {
         Err(error) if !says(&error, "already loaded") => {
-            Err(ProviderError::transient(format!("make the slice {holder}"), error))
+            Err(ProviderError::transient(format!("make the slice {unit}"), error))
         }
         _ => Ok(()),
     }
@@ -96,11 +112,16 @@ fn needs_holder(hierarchies: &[Hierarchy]) -> bool {
 
 /// Returns the name of our slice beneath that of a pod, if the pod has one.
 fn holder(cgroup_parent: &str) -> Option<String> {
+    slice(cgroup_parent).map(|slice| format!("{slice}{SUFFIX}"))
+}
+
+/// Returns the name of a pod's slice without its suffix, if the pod has one and our slice beneath
+/// it has a name.
+fn slice(cgroup_parent: &str) -> Option<&str> {
     let slice = cgroup_parent.trim_end_matches('/').rsplit('/').next()?.strip_suffix(".slice")?;
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b":_.\\-@".contains(&byte);
-    let name = format!("{slice}{SUFFIX}");
     let good = !slice.is_empty() && !slice.starts_with('-') && slice.bytes().all(plain);
-    (good && name.len() <= MAX_NAME_BYTES).then_some(name)
+    (good && slice.len() + SUFFIX.len() <= MAX_NAME_BYTES).then_some(slice)
 }
 
 fn says(error: &CommandError, text: &str) -> bool {

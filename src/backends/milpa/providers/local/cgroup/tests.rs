@@ -73,9 +73,8 @@ fn cgroup_line_of_any_bytes_hides_no_other_line() {
     assert_eq!(container_dirs(&hierarchies, &text), [expected]);
 }
 
-/// Plain directories behave like empty cgroups with regard to names and removal.
 fn played(dir: &Path) -> Vec<Hierarchy> {
-    vec![Hierarchy { mount: dir.to_owned(), root: "/".into(), controllers: vec!["pids".into()] }]
+    vec![Hierarchy::played(dir, &["pids"])]
 }
 
 #[test]
