@@ -58,6 +58,7 @@ mod tests {
     }
 
     proptest! {
+        /// Verifies A5.
         #[test]
         fn match_agrees_with_its_definition(pattern in "[ab*?]{0,8}", text in "[ab]{0,8}") {
             let chars = |text: &str| text.chars().collect::<Vec<_>>();
