@@ -19,12 +19,18 @@ use crate::{
         registry::{Registry, RegistryError},
     },
     config::{BackendConfig, Config},
+    metrics::{Exposition, Process, Source},
     proxy::{self, CriServer, RunningServer},
 };
 
 mod clock;
+mod health;
+mod metrics_server;
 mod reload;
 mod systemd;
+
+use health::Health;
+use metrics_server::MetricsServer;
 
 /// Threads of the main runtime. Its tasks wait for cells, not for processors.
 const WORKER_THREADS: usize = 2;
@@ -57,6 +63,7 @@ pub enum AppError {
 pub struct App {
     front: RunningServer,
     milpas: Vec<Arc<Milpa>>,
+    _metrics: Option<MetricsServer>,
 }
 
 impl App {
@@ -92,8 +99,16 @@ impl App {
             .or(only_cri)
             .ok_or(AppError::NoNodeBackend)?;
         let registry = Registry::new(backends, &node)?;
-        let front = CriServer::start(&config.server, config.routing.clone(), registry)?;
-        Ok(Self { front, milpas })
+        let calls = config.metrics.listen.map(|_| proxy::cri_calls(&registry));
+        let front =
+            CriServer::start(&config.server, config.routing.clone(), registry, calls.clone())?;
+        let metrics = config.metrics.listen.zip(calls).map(|(listen, calls)| {
+            let mut sources: Vec<Arc<dyn Source>> = vec![calls, Arc::new(Process)];
+            sources.extend(milpas.iter().flat_map(|milpa| milpa.metrics()));
+            let health = Health::new(front.watchdog.clone(), front.address.clone());
+            MetricsServer::start(listen, Exposition::new(sources), health)
+        });
+        Ok(Self { front, milpas, _metrics: metrics })
     }
 
     /// Returns the path of the CRI socket.

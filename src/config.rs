@@ -20,6 +20,7 @@ mod ec2;
 mod gateway;
 mod limits;
 mod local_network;
+mod metrics;
 mod milpa;
 mod netns;
 mod placement;
@@ -39,6 +40,7 @@ pub use ec2::{Ec2, MAX_SECURITY_GROUPS, PriceSource, RefusedRoute};
 pub use gateway::{Advertise, GatewayListen};
 pub use limits::Limits;
 pub use local_network::LocalNetwork;
+pub use metrics::Metrics;
 pub use milpa::{
     HostAccessPolicy, HostPath, MilpaBackend, NodeResolver, Policy, Privileged, ProviderKind,
 };
@@ -58,6 +60,8 @@ pub use warm::{WarmKind, WarmLaunchType, WarmPool};
 pub struct Config {
     /// CRI socket and its limits.
     pub server: Server,
+    /// Page of metrics and health.
+    pub metrics: Metrics,
     /// Backends, by name.
     pub backends: BTreeMap<String, BackendConfig>,
     /// Rules that choose a pod's backend.
@@ -96,6 +100,11 @@ fn read_all(
     let mut table = Table::new("", fields, &report);
     let server =
         table.take("server").and_then(|field| field.table()).map(Server::read).unwrap_or_default();
+    let metrics = table
+        .take("metrics")
+        .and_then(|field| field.table())
+        .map(Metrics::read)
+        .unwrap_or_default();
     let backends = match table.take("backends") {
         Some(field) => backends::read(field),
         None => BTreeMap::new(),
@@ -106,7 +115,7 @@ fn read_all(
         .map(Routing::read)
         .unwrap_or_default();
     table.finish();
-    let mut config = Config { server, backends, routing };
+    let mut config = Config { server, metrics, backends, routing };
     if config.backends.is_empty() {
         report.add(Problem::new(
             "backends",

@@ -13,6 +13,7 @@ mod csv_rows;
 mod decimal;
 mod glob;
 pub mod manifest;
+pub mod metrics;
 mod names;
 pub mod price;
 pub mod problems;

@@ -22,8 +22,9 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    backends::registry::Registry,
+    backends::{Method, registry::Registry},
     config::{Routing, Server},
+    metrics::CriCalls,
 };
 
 mod call;
@@ -81,6 +82,12 @@ pub enum StartError {
     Thread(#[source] io::Error),
 }
 
+/// Returns counters of the calls to the backends of a registry.
+pub fn cri_calls(registry: &Registry) -> Arc<CriCalls> {
+    let methods = Method::ALL.iter().map(|method| method.name());
+    CriCalls::new(methods, registry.names().map(|name| name.as_str().to_owned()))
+}
+
 /// The CRI server.
 #[derive(Debug)]
 pub struct CriServer;
@@ -118,11 +125,13 @@ pub struct DrainHandle {
 }
 
 impl CriServer {
-    /// Starts a server. The current tokio runtime will answer decoded calls.
+    /// Starts a server. The current tokio runtime will answer decoded calls. `calls` are those of
+    /// [`cri_calls`]; without them no call is counted.
     pub fn start(
         config: &Server,
         routing: Routing,
         registry: Registry,
+        calls: Option<Arc<CriCalls>>,
     ) -> Result<RunningServer, StartError> {
         let (shutdown, ended) = (Shutdown::default(), CancellationToken::new());
         let state = ServerState {
@@ -130,6 +139,7 @@ impl CriServer {
             id_cache: IdCache::default(),
             main: Handle::try_current()?,
             open_calls: AtomicUsize::new(0),
+            calls,
             drain: shutdown.drain.clone(),
         };
         // Before the thread's runtime is made, because a runtime can't be dropped within another.

@@ -15,7 +15,10 @@ use tokio_util::task::AbortOnDropHandle;
 use tonic::Status;
 
 use super::{Backend, BackendName, CallPath, Declared, DecodedBackend, Features, Method};
-use crate::config::{MilpaBackend, Policy, ProviderKind};
+use crate::{
+    config::{MilpaBackend, Policy, ProviderKind},
+    metrics::Source,
+};
 
 mod cached;
 mod cell_client;
@@ -269,6 +272,11 @@ impl Milpa {
             _checking: checking,
             _learning: learning,
         }))
+    }
+
+    /// Returns the sources of this backend's metrics.
+    pub fn metrics(&self) -> Vec<Arc<dyn Source>> {
+        vec![Arc::new(self.cells.metrics())]
     }
 
     /// Sets the policy on host access.

@@ -117,6 +117,23 @@ impl Registry {
         self.raw().position(|(raw, _)| raw.as_str() == name)
     }
 
+    /// Returns the index of a runtime's upstream.
+    pub fn index_of_upstream(&self, upstream: &Upstream) -> usize {
+        self.raw().position(|(_, raw)| std::ptr::eq(raw, upstream)).unwrap_or_default()
+    }
+
+    /// Returns the index of a decoded backend: its position after all container runtimes.
+    pub fn index_of_decoded(&self, backend: &Arc<dyn DecodedBackend>) -> usize {
+        let position = self.decoded().position(|decoded| Arc::ptr_eq(decoded, backend));
+        self.raw.len() + position.unwrap_or_default()
+    }
+
+    /// Returns the names of all backends, by index: the container runtimes, then the others.
+    pub fn names(&self) -> impl Iterator<Item = &BackendName> {
+        let raw = self.raw().map(|(name, _)| name);
+        raw.chain(self.decoded.iter().map(|index| self.backends[*index].name()))
+    }
+
     /// Returns the upstream of an index, or the node's if the index is unknown.
     pub fn upstream(&self, index: usize) -> &Upstream {
         self.raw().nth(index).map_or_else(|| self.node(), |(_, upstream)| upstream)

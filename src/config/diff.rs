@@ -6,8 +6,8 @@ use std::{
 };
 
 use super::{
-    BackendConfig, Config, CriBackend, GatewayListen, Limits, MilpaBackend, Policy, Routing, Rule,
-    Server,
+    BackendConfig, Config, CriBackend, GatewayListen, Limits, Metrics, MilpaBackend, Policy,
+    Routing, Rule, Server,
 };
 use crate::problems::{Problem, Problems, Report};
 
@@ -60,6 +60,7 @@ impl Diff {
             max_concurrent_calls => live,
             node_backend => restart,
         });
+        fields!(&old.metrics, &new.metrics, "metrics", Metrics { listen => restart });
         for name in old.backends.keys().chain(new.backends.keys()).collect::<BTreeSet<_>>() {
             let at = format!("backends.{name}");
             match (old.backends.get(name), new.backends.get(name)) {

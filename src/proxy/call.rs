@@ -18,7 +18,10 @@ use super::{
     plan::{self, Plan},
     server_state::{ServerState, Settings},
 };
-use crate::backends::{DecodedBackend, Method, cri::MAX_MESSAGE_BYTES};
+use crate::{
+    backends::{DecodedBackend, Method, cri::MAX_MESSAGE_BYTES},
+    metrics::FIRST_BACKEND,
+};
 
 /// Serves a call in a span of its own. Dropping the future cancels the call on all sides.
 pub(super) fn serve(
@@ -45,7 +48,7 @@ async fn serve_in(
     request: Request<RecvStream>,
     respond: SendResponse,
 ) {
-    let caller = Caller::new(respond, settings.client_timeout);
+    let mut caller = Caller::new(respond, settings.client_timeout, server.record(method));
     let Some(_open) = server.open_call(settings.max_calls) else {
         let message = format!(
             "{0} calls are open; allowed are at most {0} (server.max_concurrent_calls)",
@@ -61,6 +64,7 @@ async fn serve_in(
         if route == Route::WholeNodeOnly && !server.registry.has_one_backend() {
             return caller.send_status(&plan::whole_node_only(incoming.head.uri.path()));
         }
+        caller.set_backend(FIRST_BACKEND);
         // The messages of an unknown method are unknown: the body is copied as it is received.
         if incoming.read_available().await.is_ok() {
             forward::forward(server.registry.node(), incoming, deadline, caller).await;
@@ -89,10 +93,12 @@ async fn serve_in(
         }
     };
     let Some((message, is_only)) = message else {
+        caller.set_backend(FIRST_BACKEND);
         return forward::forward(server.registry.node(), incoming, deadline, caller).await;
     };
     let plan = plan::for_call(&server, &settings, method, route, &message);
     plan.record(&span, route, &message);
+    caller.set_backend(plan.backend_label(&server.registry));
     if matches!(
         plan,
         Plan::Forward(_) | Plan::ForwardAndLearn(_) | Plan::FindRuntime(_) | Plan::NodeInstead(_)
@@ -159,7 +165,9 @@ async fn find_and_forward(
         Ok(Ok(Err(status)) | Err(status)) => return caller.send_status(&status),
         Err(_cancelled) => return,
     };
-    match plan::for_runtime(server, method, index) {
+    let plan = plan::for_runtime(server, method, index);
+    caller.set_backend(plan.backend_label(&server.registry));
+    match plan {
         Plan::ForwardAndLearn(index) => {
             fan_out::forward_and_learn(server, method, index, incoming, message, deadline, caller)
                 .await

@@ -11,13 +11,14 @@ use std::{
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Response, header::CONTENT_TYPE, response};
-use kiyot_http2::{Reason, SendStream, server::SendResponse};
+use kiyot_http2::{Reason, server::SendResponse};
 use tonic::{Code, Status};
 
 use super::{
-    copy_body::{CallerSink, CopyError},
+    copy_body::{BodySink, CallerSink, CopyError},
     frame,
 };
+use crate::metrics::CallRecord;
 
 const GRPC_CONTENT_TYPE: HeaderValue = HeaderValue::from_static("application/grpc");
 /// Header of a response's status, in its trailers.
@@ -32,6 +33,7 @@ pub(super) struct Caller {
     respond: SendResponse,
     /// Limit on the time that the caller leaves a response unread.
     limit: Duration,
+    record: CallRecord,
 }
 
 /// A caller that has reset the call, or whose connection has ended.
@@ -40,8 +42,13 @@ pub(super) struct Cancelled;
 
 impl Caller {
     /// Wraps the response handle of a request.
-    pub(super) fn new(respond: SendResponse, limit: Duration) -> Self {
-        Self { respond, limit }
+    pub(super) fn new(respond: SendResponse, limit: Duration, record: CallRecord) -> Self {
+        Self { respond, limit, record }
+    }
+
+    /// Sets the backend by which the call is counted.
+    pub(super) fn set_backend(&mut self, backend: u8) {
+        self.record.set_backend(backend);
     }
 
     /// Completes when the caller cancels.
@@ -62,16 +69,21 @@ impl Caller {
     /// Sends the head of a response. Returns `None` if the response is complete or the caller has
     /// cancelled.
     pub(super) fn send_response(
-        self,
+        mut self,
         head: &response::Parts,
         end_of_stream: bool,
     ) -> Option<CallerSink> {
         let stream = self.respond.send_response(head, end_of_stream).ok()?;
-        (!end_of_stream).then(|| CallerSink::new(stream, Some(self.limit)))
+        if end_of_stream {
+            self.record.set_code(code_of(&head.headers));
+            return None;
+        }
+        Some(CallerSink::new(stream, Some(self.limit), self.record))
     }
 
     /// Resets the stream.
-    pub(super) fn reset(self, reason: Reason) {
+    pub(super) fn reset(mut self, reason: Reason) {
+        self.record.set_code(None);
         self.respond.send_reset(reason);
     }
 
@@ -115,7 +127,7 @@ impl Caller {
                 Err(_) => return,
             }
         }
-        sink.stream.finish(trailers);
+        sink.end(trailers);
     }
 }
 
@@ -127,10 +139,15 @@ pub(super) fn grpc_head() -> response::Parts {
 }
 
 /// Ends a response with a status, after its head was sent.
-pub(super) fn finish_with_status(stream: &mut SendStream, status: &Status) {
+pub(super) fn finish_with_status(sink: &mut CallerSink, status: &Status) {
     let mut trailers = HeaderMap::new();
     insert_status(status, &mut trailers);
-    stream.finish(Some(trailers));
+    sink.end(Some(trailers));
+}
+
+/// Returns the code of a response's headers or trailers; `None` without a readable code.
+pub(super) fn code_of(headers: &HeaderMap) -> Option<u8> {
+    headers.get(GRPC_STATUS)?.to_str().ok()?.parse().ok()
 }
 
 fn insert_status(status: &Status, headers: &mut HeaderMap) {

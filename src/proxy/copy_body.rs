@@ -8,9 +8,10 @@ use std::{
 
 use bytes::Bytes;
 use http::HeaderMap;
-use kiyot_http2::{Error, RecvStream, SendStream};
+use kiyot_http2::{Error, Reason, RecvStream, SendStream};
 
-use super::idle_timeout::IdleTimeout;
+use super::{caller::code_of, idle_timeout::IdleTimeout};
+use crate::metrics::CallRecord;
 
 /// A body that was not copied to its end.
 #[derive(Debug)]
@@ -56,12 +57,19 @@ pub(super) struct CallerSink {
     /// Unsent bytes at the last poll.
     unsent: usize,
     idle: IdleTimeout,
+    record: CallRecord,
 }
 
 impl CallerSink {
     /// Wraps a stream whose receiver may leave data unread for at most `limit`.
-    pub(super) fn new(stream: SendStream, limit: Option<Duration>) -> Self {
-        Self { stream, unsent: 0, idle: IdleTimeout::new(limit) }
+    pub(super) fn new(stream: SendStream, limit: Option<Duration>, record: CallRecord) -> Self {
+        Self { stream, unsent: 0, idle: IdleTimeout::new(limit), record }
+    }
+
+    /// Resets the stream as the runtime did.
+    pub(super) fn reset(&mut self, reason: Reason) {
+        self.record.set_code(None);
+        self.stream.send_reset(reason);
     }
 
     /// Sends a whole part.
@@ -93,6 +101,7 @@ impl BodySink for CallerSink {
     }
 
     fn end(&mut self, trailers: Option<HeaderMap>) {
+        self.record.set_code(trailers.as_ref().and_then(code_of));
         self.stream.finish(trailers);
     }
 }

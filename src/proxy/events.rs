@@ -27,7 +27,7 @@ use tonic::{Code, Status};
 
 use super::{
     caller::{Caller, GRPC_ACCEPT_ENCODING, finish_with_status, grpc_head, status_from_error},
-    copy_body::{CallerSink, CopyError},
+    copy_body::{BodySink, CallerSink, CopyError},
     deadline::Deadline,
     decoded::too_large,
     frame::{self, Frame, HEADER_BYTES},
@@ -142,11 +142,11 @@ fn finish(mut sink: CallerSink, end: StreamEnd) {
     match end {
         StreamEnd::Head(mut head) => {
             head.headers.remove(CONTENT_TYPE);
-            sink.stream.finish(Some(head.headers));
+            sink.end(Some(head.headers));
         }
-        StreamEnd::Trailers(trailers) => sink.stream.finish(trailers),
-        StreamEnd::Reset(reason) => sink.stream.send_reset(reason),
-        StreamEnd::Status(status) => finish_with_status(&mut sink.stream, &status),
+        StreamEnd::Trailers(trailers) => sink.end(trailers),
+        StreamEnd::Reset(reason) => sink.reset(reason),
+        StreamEnd::Status(status) => finish_with_status(&mut sink, &status),
     }
 }
 

@@ -148,14 +148,14 @@ async fn copy_response(
     match result {
         Ok(()) | Err(CopyError::SinkClosed) => {}
         Err(CopyError::Source(error)) => match error.reset_reason() {
-            Some(reason) => download.to.stream.send_reset(reason),
+            Some(reason) => download.to.reset(reason),
             None => finish_with_status(
-                &mut download.to.stream,
+                &mut download.to,
                 &status_from_error(Code::Unavailable, &upstream.connection_lost(error)),
             ),
         },
         Err(CopyError::SourceIdle(after)) => {
-            finish_with_status(&mut download.to.stream, &request_idle(after))
+            finish_with_status(&mut download.to, &request_idle(after))
         }
         Err(CopyError::SinkIdle(after)) => {
             tracing::debug!(?after, "caller left its response unread");

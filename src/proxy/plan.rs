@@ -14,8 +14,9 @@ use super::{
     server_state::{ServerState, Settings},
 };
 use crate::{
-    backends::{CallPath, DecodedBackend, Method, cri::Upstream},
+    backends::{CallPath, DecodedBackend, Method, cri::Upstream, registry::Registry},
     config::Routing,
+    metrics::{BACKEND_ALL, BACKEND_KIYOT, FIRST_BACKEND},
 };
 
 /// The backends that answer a call, and how their responses are used.
@@ -63,6 +64,22 @@ impl Plan<'_> {
             Self::NodeImage(_) => "node_image",
             Self::Respond(_) => "respond",
             Self::Refuse(_) => "refuse",
+        }
+    }
+
+    /// Returns the index of the backend by which the call is counted. The container runtimes come
+    /// first, by their index, then the decoded backends ([`Registry::names`]).
+    pub(super) fn backend_label(&self, registry: &Registry) -> u8 {
+        let label = |index: usize| {
+            u8::try_from(index).map_or(BACKEND_KIYOT, |index| index.saturating_add(FIRST_BACKEND))
+        };
+        match self {
+            Self::Forward(upstream) => label(registry.index_of_upstream(upstream)),
+            Self::ForwardAndLearn(index) => label(*index),
+            Self::NodeInstead(_) | Self::Status | Self::NodeImage(_) => FIRST_BACKEND,
+            Self::Decoded(backend) => label(registry.index_of_decoded(backend)),
+            Self::FindRuntime(_) | Self::List | Self::Metrics | Self::Events => BACKEND_ALL,
+            Self::Respond(_) | Self::Refuse(_) => BACKEND_KIYOT,
         }
     }
 

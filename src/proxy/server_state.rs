@@ -13,8 +13,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::id_cache::IdCache;
 use crate::{
-    backends::registry::Registry,
+    backends::{Method, registry::Registry},
     config::{Routing, Server},
+    metrics::{CallRecord, CriCalls},
 };
 
 /// Settings that a reload changes. A call keeps the settings with which it began.
@@ -44,6 +45,8 @@ pub(super) struct ServerState {
     /// The tokio runtime on which decoded calls are answered.
     pub(super) main: Handle,
     pub(super) open_calls: AtomicUsize,
+    /// Counters of calls; `None` counts nothing.
+    pub(super) calls: Option<Arc<CriCalls>>,
     /// Cancelled when no new calls are accepted. Streams without an end of their own end then.
     pub(super) drain: CancellationToken,
 }
@@ -58,6 +61,12 @@ impl ServerState {
         let before = self.open_calls.fetch_add(1, Ordering::Relaxed);
         let open = OpenCall(self.clone());
         (before < max_calls).then_some(open)
+    }
+
+    /// Begins to measure a call; `None` is a method that CRI doesn't have.
+    pub(super) fn record(&self, method: Option<Method>) -> CallRecord {
+        let begin = |calls: &Arc<CriCalls>| calls.begin(method.map(|method| method as usize));
+        self.calls.as_ref().map_or_else(CallRecord::off, begin)
     }
 }
 

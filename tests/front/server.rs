@@ -5,7 +5,8 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 use kiyot::{
     backends::{Backend, BackendName, cri::CriBackend, registry::Registry},
     config::{Routing, Server},
-    proxy::{CriServer, RunningServer},
+    metrics::Exposition,
+    proxy::{CriServer, RunningServer, cri_calls},
 };
 
 use crate::{
@@ -17,6 +18,8 @@ pub(crate) struct TestServer {
     pub(crate) dir: tempfile::TempDir,
     pub(crate) running: RunningServer,
     pub(crate) cells: Arc<FakeCells>,
+    /// The metrics of all calls.
+    pub(crate) calls: Exposition,
 }
 
 /// Options of a test.
@@ -65,8 +68,10 @@ impl Setup {
             node_backend: Some(self.node.into()),
             ..Server::default()
         };
-        let running = CriServer::start(&config, self.routing, registry).unwrap();
-        TestServer { dir, running, cells }
+        let calls = cri_calls(&registry);
+        let running =
+            CriServer::start(&config, self.routing, registry, Some(calls.clone())).unwrap();
+        TestServer { dir, running, cells, calls: Exposition::new(vec![calls]) }
     }
 }
 

@@ -6,4 +6,5 @@ mod cell;
 mod daemon;
 mod kit;
 mod local;
+mod metrics;
 mod runtimes;

@@ -37,10 +37,10 @@ const PARTS: &[Part] = &[
             RESOURCES,
             CELLS,
             RECORDS,
-            &["config", "problems"],
+            &["config", "metrics", "problems"],
         ],
     },
-    Part { path: "proxy", may: &[&["backends", "backends::cri", "config", "glob"]] },
+    Part { path: "proxy", may: &[&["backends", "backends::cri", "config", "glob", "metrics"]] },
     Part { path: "backends", may: &[&["backends::cri", "config"]] },
     Part { path: "backends::cri", may: &[&["backends", "config"]] },
     Part {
@@ -51,7 +51,7 @@ const PARTS: &[Part] = &[
             RESOURCES,
             CELLS,
             RECORDS,
-            &["annotations", "config"],
+            &["annotations", "config", "metrics"],
         ],
     },
     // Fuzz targets look at everything that they fuzz.
@@ -117,7 +117,7 @@ const PARTS: &[Part] = &[
             &["annotations", "backends::milpa::error_chain"],
             RECORDS,
             WAITING,
-            &["config", "price"],
+            &["config", "metrics", "price"],
         ],
     },
     Part {
@@ -156,6 +156,7 @@ const PARTS: &[Part] = &[
     Part { path: "csv_rows", may: &[] },
     Part { path: "decimal", may: &[] },
     Part { path: "glob", may: &[] },
+    Part { path: "metrics", may: &[] },
     Part { path: "names", may: &[] },
     Part { path: "price", may: &[&["decimal"]] },
     Part { path: "problems", may: &[] },

@@ -88,6 +88,8 @@ pub struct KiyotOptions {
     pub binary: PathBuf,
     /// Configures a milpa backend.
     pub cells: bool,
+    /// Serves metrics, on a free port of the loopback.
+    pub metrics: bool,
     /// Additional keys of `[server]`, TOML.
     pub server: String,
     /// Additional keys of `[backends.milpa]`, TOML.
@@ -122,6 +124,7 @@ impl KiyotOptions {
             binary: binary.into(),
             cells: true,
             server: String::new(),
+            metrics: false,
             milpa: String::new(),
             provider: Provider::of_environment(),
             of_provider: String::new(),
@@ -139,6 +142,9 @@ impl KiyotOptions {
         let at = directory.display();
         let containerd = self.containerd.clone().unwrap_or_else(|| node.socket());
         let mut toml = format!("[server]\nlisten = \"{at}/kiyot.sock\"\n{}\n", self.server);
+        // Many daemons run at a time.
+        let listen = if self.metrics { "127.0.0.1:0" } else { "off" };
+        let _ = writeln!(toml, "[metrics]\nlisten = \"{listen}\"\n");
         let _ = writeln!(
             toml,
             "[backends.containerd]\ntype = \"cri\"\nsocket = \"{}\"\n",
@@ -196,6 +202,7 @@ fn node_variables(node: &Node, directory: &Path) -> Vec<(&'static str, String)> 
     let text = |path: &Path| format!("{:?}", path.display().to_string());
     vec![
         ("KIYOT_SERVER__LISTEN", text(&directory.join("kiyot.sock"))),
+        ("KIYOT_METRICS__LISTEN", "\"off\"".to_owned()),
         ("KIYOT_BACKENDS__CONTAINERD__SOCKET", text(&node.socket())),
         ("KIYOT_BACKENDS__MILPA__STATE_DIR", text(&directory.join("state"))),
         ("KIYOT_BACKENDS__MILPA__PAUSE_IMAGE", format!("{PAUSE_IMAGE:?}")),

@@ -36,6 +36,7 @@ mod admission;
 mod caller;
 pub(crate) mod engine;
 mod listing;
+mod metrics;
 mod prices;
 mod provider_calls;
 mod restoration;
@@ -436,6 +437,11 @@ impl Cells {
         shared.commit(&changes).await?;
         let warm = watch::Sender::new(config.warm);
         Ok(Arc::new(Self { shared, rules: Arc::new(config.rules), warm }))
+    }
+
+    /// Returns the source of the cells' metrics.
+    pub(super) fn metrics(&self) -> metrics::CellMetrics {
+        metrics::CellMetrics::new(Arc::clone(&self.shared))
     }
 
     /// Sets the limits of further launches. Cells go on, even above a lower limit.

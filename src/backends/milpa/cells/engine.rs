@@ -35,6 +35,7 @@ mod histogram;
 mod launch;
 mod limits;
 mod market;
+mod metrics;
 mod order;
 mod pools;
 mod ports;
@@ -56,6 +57,7 @@ pub(crate) use effect::{Change, ClaimNumber, ClaimRefusal, CommitOf, Effect, Eve
 pub(crate) use histogram::Histogram;
 pub(crate) use launch::Launch;
 pub use limits::{Limits, OverBudget};
+pub(crate) use metrics::Metrics;
 pub(crate) use order::{OrderKey, OrderSpec};
 pub(crate) use pools::Pool;
 pub(crate) use ports::PodPorts;

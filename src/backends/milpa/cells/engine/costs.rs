@@ -51,6 +51,15 @@ pub(crate) struct NamespaceAccount {
     pub(crate) cost: Cost,
 }
 
+impl NamespaceAccount {
+    /// Adds a cell that has not ended.
+    pub(super) fn add(&mut self, cell: &Cell, now: Now) {
+        self.cells += 1;
+        self.price = self.price + cell.limited_price();
+        self.cost = self.cost + cell.cost(now);
+    }
+}
+
 /// The cost of ended cells by namespace.
 #[derive(Debug, Default)]
 pub(super) struct Costs {
@@ -84,6 +93,12 @@ impl Costs {
                 record.micros = self.of(namespace).micros();
             }
         }
+    }
+
+    /// Returns an account of each namespace with the cost of its ended cells.
+    pub(super) fn accounts(&self) -> BTreeMap<String, NamespaceAccount> {
+        let account = |cost: &Cost| NamespaceAccount { cost: *cost, ..Default::default() };
+        self.ended.iter().map(|(namespace, cost)| (namespace.clone(), account(cost))).collect()
     }
 
     fn of(&self, namespace: &str) -> Cost {
@@ -140,10 +155,9 @@ impl Engine {
     fn namespace_account(&self, namespace: &str, now: Now) -> NamespaceAccount {
         let cells = self.cells.values().filter(|cell| cell.namespace == namespace);
         let ended = NamespaceAccount { cost: self.costs.of(namespace), ..Default::default() };
-        cells.fold(ended, |sum, cell| NamespaceAccount {
-            cells: sum.cells + 1,
-            price: sum.price + cell.limited_price(),
-            cost: sum.cost + cell.cost(now),
+        cells.fold(ended, |mut sum, cell| {
+            sum.add(cell, now);
+            sum
         })
     }
 

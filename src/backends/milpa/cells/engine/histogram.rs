@@ -35,6 +35,21 @@ impl Histogram {
         self.sum
     }
 
+    /// Returns each upper bound with the number of values between it and the bound before; `None`
+    /// is no bound.
+    pub(crate) fn counts(&self) -> impl Iterator<Item = (Option<u64>, u64)> {
+        let bounds = self.bounds.iter().copied().map(Some).chain([None]);
+        bounds.zip(self.counts.iter().copied())
+    }
+
+    /// Adds the values of another histogram with the same bounds.
+    pub(super) fn add(&mut self, other: &Self) {
+        for (count, more) in self.counts.iter_mut().zip(&other.counts) {
+            *count = count.saturating_add(*more);
+        }
+        self.sum = self.sum.saturating_add(other.sum);
+    }
+
     /// Returns each upper bound with the number of values up to it (`le`); `None` is no bound.
     pub(crate) fn buckets(&self) -> impl Iterator<Item = (Option<u64>, u64)> {
         let bounds = self.bounds.iter().copied().map(Some).chain([None]);

@@ -357,6 +357,6 @@ impl Engine {
     }
 }
 
-fn is_idle(cell: &Cell) -> bool {
+pub(super) fn is_idle(cell: &Cell) -> bool {
     matches!(cell.state, State::Idle { .. })
 }

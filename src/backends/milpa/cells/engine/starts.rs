@@ -77,6 +77,27 @@ impl AllStarts {
     }
 }
 
+impl AllStarts {
+    /// Returns the time to each step, of all cold and all warm starts, with names for the steps.
+    pub(super) fn by_step(
+        &self,
+        names: [&'static str; Timeline::STEPS.len()],
+    ) -> Vec<(&'static str, &'static str, Histogram)> {
+        let mut sums = Vec::with_capacity(2 * names.len());
+        for (start, is_warm) in [("cold", false), ("warm", true)] {
+            let of_start = |(kind, _): &(&Kind, &Starts)| kind.is_warm == is_warm;
+            for (index, name) in names.into_iter().enumerate() {
+                let mut sum = Histogram::new(MILLIS);
+                for (_, starts) in self.by_kind.iter().filter(of_start) {
+                    sum.add(&starts.steps[index]);
+                }
+                sums.push((name, start, sum));
+            }
+        }
+        sums
+    }
+}
+
 impl Cell {
     /// Returns the kind by which it is counted.
     pub(super) fn kind(&self) -> Kind {

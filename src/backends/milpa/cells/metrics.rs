@@ -1,0 +1,88 @@
+//! Metrics of cells: the engine is asked at each scrape.
+
+use std::{fmt, sync::Arc};
+
+use super::{
+    engine::Metrics,
+    shared::{Shared, now},
+};
+use crate::metrics::{
+    BOOTS, BOOTS_LIMIT, CELL_START, CELLS, CELLS_LIMIT, COST, ORDERS_WAITING, POOL_CELLS,
+    POOL_CELLS_WANTED, PRICE, PRICE_LIMIT, Page, Source, StableLabels,
+};
+
+/// Bounds the namespaces that are shown on their own.
+const MAX_NAMESPACES: usize = 50;
+/// The label of cells that no pod has.
+const POOLS: &str = "(pools)";
+
+/// The source.
+#[derive(Debug)]
+pub(crate) struct CellMetrics {
+    shared: Arc<Shared>,
+    namespaces: StableLabels,
+}
+
+impl CellMetrics {
+    pub(super) fn new(shared: Arc<Shared>) -> Self {
+        Self { shared, namespaces: StableLabels::new(MAX_NAMESPACES) }
+    }
+}
+
+impl Source for CellMetrics {
+    fn write(&self, page: &mut Page<'_>) -> fmt::Result {
+        // Written without the lock.
+        let metrics = self.shared.core().engine.metrics(now());
+        let Metrics { cells, limits, boots, orders_waiting, pools, namespaces, starts } = metrics;
+        let mut family = page.family(&CELLS)?;
+        for (state, count) in cells {
+            family.gauge(&[state], count as f64)?;
+        }
+        page.family(&CELLS_LIMIT)?.gauge(&[], limits.max_cells as f64)?;
+        page.family(&BOOTS)?.gauge(&[], boots as f64)?;
+        if let Some(limit) = limits.boots {
+            page.family(&BOOTS_LIMIT)?.gauge(&[], limit as f64)?;
+        }
+        page.family(&ORDERS_WAITING)?.gauge(&[], orders_waiting as f64)?;
+        let mut family = page.family(&POOL_CELLS)?;
+        family.gauge(&["idle"], pools.idle as f64)?;
+        family.gauge(&["booting"], pools.booting as f64)?;
+        page.family(&POOL_CELLS_WANTED)?.gauge(&[], pools.wanted as f64)?;
+        let mut family = page.family(&PRICE_LIMIT)?;
+        for (of, limit) in [("node", limits.price), ("namespace", limits.namespace_price)] {
+            if let Some(limit) = limit {
+                family.gauge(&[of], dollars(limit.micros()))?;
+            }
+        }
+        let shown =
+            |namespace: &str| if namespace.is_empty() { POOLS } else { namespace }.to_owned();
+        let names: Vec<String> = namespaces.iter().map(|(name, _)| shown(name)).collect();
+        let labels = self.namespaces.admit(names.iter().map(String::as_str));
+        let mut sums = std::collections::BTreeMap::<&str, (u64, u64)>::new();
+        for (label, (_, account)) in labels.into_iter().zip(&namespaces) {
+            let (price, cost) = sums.entry(label).or_default();
+            *price = price.saturating_add(account.price.micros());
+            *cost = cost.saturating_add(account.cost.micros());
+        }
+        let mut family = page.family(&PRICE)?;
+        for (namespace, (price, _)) in &sums {
+            family.gauge(&[namespace], dollars(*price))?;
+        }
+        let mut family = page.family(&COST)?;
+        for (namespace, (_, cost)) in &sums {
+            family.counter_f64(&[namespace], dollars(*cost))?;
+        }
+        let mut family = page.family(&CELL_START)?;
+        for (step, start, histogram) in starts {
+            let buckets = histogram.counts().map(|(bound, count)| {
+                (bound.map_or(f64::INFINITY, |millis| millis as f64 / 1e3), count)
+            });
+            family.histogram(&[step, start], histogram.sum() as f64 / 1e3, buckets.collect())?;
+        }
+        Ok(())
+    }
+}
+
+fn dollars(micros: u64) -> f64 {
+    micros as f64 / 1e6
+}
