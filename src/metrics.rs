@@ -1,6 +1,6 @@
 //! Metrics: their definitions, the handles into which other parts count, and the page of a scrape.
 //!
-//! Each part counts into handles that it is given; nothing is global. A scrape reads the handles,
+//! Each part has its counters, or is given them; nothing is global. A scrape reads the counters,
 //! and asks other sources, such as the engine of cells. Every label has a bounded number of values.
 
 mod api_calls;
@@ -9,11 +9,11 @@ mod cri_calls;
 pub mod definition;
 mod definitions;
 mod document;
-mod handles;
 mod labels;
 mod launches;
 mod page;
 mod process;
+mod traffic;
 
 pub use api_calls::ApiCalls;
 pub use byte_counter::ByteCounter;
@@ -21,8 +21,8 @@ pub use cri_calls::{BACKEND_ALL, BACKEND_KIYOT, CallRecord, CriCalls, FIRST_BACK
 pub use definition::{Definition, Kind, Label};
 pub use definitions::*;
 pub use document::document;
-pub use handles::{Handles, Traffic};
 pub use labels::StableLabels;
 pub use launches::{LaunchLabels, Launches};
 pub use page::{Exposition, Family, Page, Source};
 pub use process::Process;
+pub use traffic::Traffic;

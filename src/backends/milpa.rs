@@ -17,7 +17,7 @@ use tonic::Status;
 use super::{Backend, BackendName, CallPath, Declared, DecodedBackend, Features, Method};
 use crate::{
     config::{MilpaBackend, Policy, ProviderKind},
-    metrics::Source,
+    metrics::{ApiCalls, Source, Traffic},
 };
 
 mod cached;
@@ -153,6 +153,7 @@ pub struct Milpa {
     cells: Arc<Cells>,
     gateway: Gateway,
     store: Store,
+    metrics: Vec<Arc<dyn Source>>,
     _checking: AbortOnDropHandle<()>,
     _learning: AbortOnDropHandle<()>,
 }
@@ -181,6 +182,7 @@ impl Milpa {
             node: config.node.clone().unwrap_or_else(host_name),
             fingerprint: ca.sha256(),
         };
+        let api_calls = Arc::<ApiCalls>::default();
         let provider: Arc<dyn Provider> = match config.provider {
             ProviderKind::Netns => {
                 Arc::new(netns::Netns::new(config, Arc::clone(&registries) as _))
@@ -188,6 +190,7 @@ impl Milpa {
             ProviderKind::Qemu => Arc::new(qemu::Qemu::new(config)),
             ProviderKind::Ec2 => {
                 let api = ec2_api(config).await.ok_or_else(|| StartError::NoEc2(name.clone()))?;
+                let api = ec2::CountedApi::new(api, Arc::clone(&api_calls));
                 Arc::new(ec2::Ec2::new(config, owner.clone(), api))
             }
         };
@@ -239,17 +242,32 @@ impl Milpa {
         cells.serve(Arc::new(gateway.clone()));
         let learned = Arc::clone(&registries);
         let learning = AbortOnDropHandle::new(tokio::spawn(async move { learned.learn().await }));
+        let images = Images::new(
+            node,
+            config.pause_image.clone(),
+            config.image_pull_progress_timeout,
+            registries,
+        );
+        let volumes = Volumes::new(vec![config.kubelet_dir.clone()], config.policy.host_path);
+        let logs = Logs::new();
+        let (link_received, link_sent) = gateway.bytes();
+        let (logs_bytes, volumes_bytes, images_bytes) =
+            (logs.bytes(), volumes.bytes(), images.bytes());
+        let traffic = Traffic {
+            link_received,
+            link_sent,
+            logs: logs_bytes,
+            volumes: volumes_bytes,
+            images: images_bytes,
+        };
+        let metrics: Vec<Arc<dyn Source>> =
+            vec![Arc::new(cells.metrics()), api_calls, Arc::new(traffic)];
         let parts = Parts {
             store: store.clone(),
             cells: Arc::clone(&cells),
-            images: Images::new(
-                node,
-                config.pause_image.clone(),
-                config.image_pull_progress_timeout,
-                registries,
-            ),
-            volumes: Volumes::new(vec![config.kubelet_dir.clone()], config.policy.host_path),
-            logs: Logs::new(),
+            images,
+            volumes,
+            logs,
             streaming: Arc::new(
                 Streaming::start()
                     .await
@@ -269,6 +287,7 @@ impl Milpa {
             cells,
             gateway,
             store,
+            metrics,
             _checking: checking,
             _learning: learning,
         }))
@@ -276,7 +295,7 @@ impl Milpa {
 
     /// Returns the sources of this backend's metrics.
     pub fn metrics(&self) -> Vec<Arc<dyn Source>> {
-        vec![Arc::new(self.cells.metrics())]
+        self.metrics.clone()
     }
 
     /// Sets the policy on host access.

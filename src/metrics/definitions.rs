@@ -77,8 +77,8 @@ pub const LAUNCHES: Definition = Definition {
     name: "kiyot_launches",
     kind: Kind::Counter,
     unit: None,
-    help: "Launches by the provider, those of warm pools included; of a refused launch each \
-           refused offering",
+    help: "Calls of the provider to launch a cell, repeated calls and those for warm pools \
+           included; of a refused launch each refused offering",
     labels: &[
         Label { name: "provider", values: "`netns`, `qemu`, `ec2`, `sim`" },
         INSTANCE_TYPE,
@@ -294,7 +294,9 @@ pub const ALL: &[&Definition] = &[
     &CRI_CALLS_OPEN,
     &CELLS,
     &CELLS_LIMIT,
+    &LAUNCHES,
     &CELL_START,
+    &POOL_TAKES,
     &POOL_CELLS,
     &POOL_CELLS_WANTED,
     &ORDERS_WAITING,
@@ -303,6 +305,12 @@ pub const ALL: &[&Definition] = &[
     &PRICE,
     &PRICE_LIMIT,
     &COST,
+    &LINK_BYTES,
+    &LOG_BYTES,
+    &VOLUME_BYTES,
+    &IMAGE_BYTES,
+    &API_CALLS,
+    &API_CALL_DURATION,
     &BUILD,
     &PROCESS_CPU,
     &PROCESS_MEMORY,

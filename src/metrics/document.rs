@@ -9,7 +9,7 @@ const HEAD: &str = "\
 # Metrics
 
 Served at `/metrics` in the text format of OpenMetrics; [operating.md](operating.md#metrics) says
-where. This page is generated from the code: `UPDATE_DOCUMENTS=1 cargo test --lib metrics` writes it.
+where. This page is generated: `UPDATE_DOCUMENTS=1 cargo test --lib metrics` writes it.
 
 Every label has a bounded number of values. A combination of labels may be absent until its first
 event. Counters begin at 0 when the daemon starts, but for the cost, which is on disk.

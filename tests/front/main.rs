@@ -13,6 +13,7 @@ mod faults;
 mod forwarding;
 mod limits;
 mod lists;
+mod metrics;
 mod newer;
 mod rules;
 mod runtimes;

@@ -109,6 +109,9 @@ async fn metrics_of_a_pod_in_a_cell_and_health_are_served_over_http() {
         page.contains(started).then_some(page)
     })
     .await;
+    let launches = page.lines().filter(|line| line.starts_with("kiyot_launches_total{"));
+    let launched = "provider=\"netns\"";
+    assert!(launches.clone().count() == 1 && page.contains(launched), "{page}");
     assert!(page.ends_with("# EOF\n"), "{page}");
     let found = samples(&page);
     for (sample, least) in [
@@ -116,6 +119,9 @@ async fn metrics_of_a_pod_in_a_cell_and_health_are_served_over_http() {
         ("kiyot_cri_calls_total{method=\"Version\",backend=\"containerd\",code=\"OK\"}", 1.0),
         ("kiyot_cells{state=\"bound\"}", 1.0),
         ("kiyot_cells_limit", 1.0),
+        ("kiyot_link_bytes_total{direction=\"received\"}", 1e3),
+        ("kiyot_link_bytes_total{direction=\"sent\"}", 1e3),
+        ("kiyot_images_bytes_total", 1e3),
         ("process_resident_memory_bytes", 1e6),
         ("process_cpu_seconds_total", 0.01),
     ] {

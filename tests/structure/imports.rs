@@ -87,15 +87,15 @@ const PARTS: &[Part] = &[
     },
     Part {
         path: "backends::milpa::images",
-        may: &[CELL_CLIENT, FAILURES, CELLS, RECORDS, &["config"]],
+        may: &[CELL_CLIENT, FAILURES, CELLS, RECORDS, &["config", "metrics"]],
     },
     Part {
         path: "backends::milpa::volumes",
-        may: &[CELL_CLIENT, FAILURES, CELLS, RECORDS, &["config"]],
+        may: &[CELL_CLIENT, FAILURES, CELLS, RECORDS, &["config", "metrics"]],
     },
     Part {
         path: "backends::milpa::logs",
-        may: &[CELL_CLIENT, FAILURES, CELLS, RECORDS, WAITING, &["config"]],
+        may: &[CELL_CLIENT, FAILURES, CELLS, RECORDS, WAITING, &["config", "metrics"]],
     },
     Part {
         path: "backends::milpa::streaming",
@@ -130,12 +130,12 @@ const PARTS: &[Part] = &[
             &["config", "csv_rows", "decimal", "names", "price"],
         ],
     },
-    Part { path: "backends::milpa::gateway", may: &[RECORDS, &["config"]] },
+    Part { path: "backends::milpa::gateway", may: &[RECORDS, &["config", "metrics"]] },
     Part {
         path: "backends::milpa::providers",
         may: &[
             &["backends::milpa::cached", "backends::milpa::id", "backends::milpa::placement"],
-            &["annotations", "config", "glob", "price"],
+            &["annotations", "config", "glob", "metrics", "price"],
         ],
     },
     Part {

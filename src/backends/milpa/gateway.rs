@@ -24,6 +24,7 @@ use self::{
     ca::{Ca, CaError},
     conn_limit::ConnLimit,
     connections::Connections,
+    counted_stream::LinkBytes,
     downloads::Downloads,
     enrol::Enrolment,
     listener::Listener,
@@ -31,6 +32,7 @@ use self::{
     shared::Shared,
 };
 use super::id::CellId;
+use crate::metrics::ByteCounter;
 
 mod admission;
 mod agent_program;
@@ -38,6 +40,7 @@ pub mod ca;
 mod conn_limit;
 mod connections;
 mod control;
+mod counted_stream;
 mod downloads;
 mod enrol;
 mod handshake;
@@ -249,6 +252,7 @@ impl Gateway {
             ),
             admission,
             limits: config.limits,
+            bytes: LinkBytes::default(),
             build_id: config.build_id,
             sequence: AtomicU64::new(1),
             shutdown,
@@ -269,6 +273,12 @@ impl Gateway {
             agent,
             orphan_timeout: config.orphan_timeout,
         })))
+    }
+
+    /// Returns the counters of the bytes that are received and sent on all connections.
+    pub fn bytes(&self) -> (ByteCounter, ByteCounter) {
+        let LinkBytes { received, sent } = self.0.shared.bytes.clone();
+        (received, sent)
     }
 
     /// Returns the link to a cell. The cell may connect from the first call on.

@@ -26,6 +26,7 @@ use super::{
     failure::{Class, Failure, Side},
     id::CellId,
 };
+use crate::metrics::ByteCounter;
 
 mod copy;
 mod manifest;
@@ -59,6 +60,8 @@ pub struct Images {
     /// Registry configuration of the node.
     registries: Option<Arc<Registries>>,
     image_locks: KeyLocks<(CellId, String)>,
+    /// Bytes that were copied to cells.
+    bytes: ByteCounter,
 }
 
 impl Images {
@@ -88,7 +91,17 @@ impl Images {
             node_credentials: Arc::default(),
             registries: None,
             image_locks: KeyLocks::default(),
+            bytes: ByteCounter::default(),
         }
+    }
+
+    /// Returns the counter of the bytes that are copied from the node to cells.
+    pub fn bytes(&self) -> ByteCounter {
+        self.bytes.clone()
+    }
+
+    fn receiver(&self, cell: &Cell) -> CellReceiver {
+        CellReceiver(CellClient::new(cell), self.bytes.clone())
     }
 
     /// Returns the files of the registry configuration, for a cell that doesn't share the node's.
@@ -109,7 +122,7 @@ impl Images {
         cell: &Cell,
         request: cri::PullImageRequest,
     ) -> Result<cri::PullImageResponse, Failure> {
-        Box::pin(self.pull_in(&cell.id, &CellReceiver(CellClient::new(cell)), request)).await
+        Box::pin(self.pull_in(&cell.id, &self.receiver(cell), request)).await
     }
 
     async fn pull_in(
@@ -147,8 +160,7 @@ impl Images {
         request: cri::ImageStatusRequest,
         deadline: Option<Instant>,
     ) -> Result<cri::ImageStatusResponse, Failure> {
-        Box::pin(self.status_in(&cell.id, &CellReceiver(CellClient::new(cell)), request, deadline))
-            .await
+        Box::pin(self.status_in(&cell.id, &self.receiver(cell), request, deadline)).await
     }
 
     async fn status_in(
@@ -199,7 +211,7 @@ impl Images {
         sandbox: &cri::PodSandboxConfig,
     ) -> Result<String, Failure> {
         let uid = sandbox.metadata.as_ref().map_or("", |metadata| &metadata.uid);
-        Box::pin(self.ensure_in(&cell.id, &CellReceiver(CellClient::new(cell)), image, uid)).await
+        Box::pin(self.ensure_in(&cell.id, &self.receiver(cell), image, uid)).await
     }
 
     async fn ensure_in(
@@ -221,7 +233,7 @@ impl Images {
     /// containerd. It belongs to the cell, not to the pod, so it is not reported unless a container
     /// of the pod has the same image.
     pub async fn ensure_pause(&self, cell: &Cell) -> Result<(), Failure> {
-        Box::pin(self.ensure_pause_in(&cell.id, &CellReceiver(CellClient::new(cell)))).await
+        Box::pin(self.ensure_pause_in(&cell.id, &self.receiver(cell))).await
     }
 
     async fn ensure_pause_in(&self, cell: &CellId, receiver: &dyn Receiver) -> Result<(), Failure> {

@@ -24,6 +24,7 @@ use super::{
     id::{CellId, ContainerId},
     mailbox::{Sender, mailbox},
 };
+use crate::metrics::ByteCounter;
 
 mod file;
 #[cfg(any(test, fuzzing, debug_assertions))]
@@ -65,6 +66,8 @@ pub trait BaseStore: Send + Sync + 'static {
 pub struct Logs {
     routes: Mutex<Routes>,
     bases: Bases,
+    /// Bytes that were written to files of the node.
+    bytes: ByteCounter,
 }
 
 /// Recipient of new bases, once it is set.
@@ -116,6 +119,11 @@ impl Logs {
     /// Creates an instance without logs.
     pub fn new() -> Arc<Self> {
         Arc::default()
+    }
+
+    /// Returns the counter of the bytes that are written to files of the node.
+    pub fn bytes(&self) -> ByteCounter {
+        self.bytes.clone()
     }
 
     /// Sets the recipient of new bases; only the first call counts.
@@ -200,6 +208,7 @@ impl Logs {
             self.bases.clone(),
             Arc::clone(&cell_log),
             receiver,
+            self.bytes.clone(),
         ));
         routes.by_path.insert((cell.clone(), route.cell_path.clone()), route.container.clone());
         let writer = AbortOnDropHandle::new(tokio::spawn(writer.run()));

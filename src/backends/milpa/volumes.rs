@@ -27,7 +27,7 @@ use super::{
     failure::{Class, Failure},
     id::{CellId, ContainerId},
 };
-use crate::config::HostPath;
+use crate::{config::HostPath, metrics::ByteCounter};
 
 #[cfg(any(test, fuzzing, debug_assertions))]
 mod disk;
@@ -60,6 +60,8 @@ pub struct Volumes {
     /// Inotify watcher, started with the first pod; `None` if the kernel has no instance left.
     watcher: OnceLock<Option<Arc<Watcher>>>,
     pods: Mutex<HashMap<CellId, PodEntry>>,
+    /// Bytes of files that were sent to cells.
+    bytes: ByteCounter,
 }
 
 /// Volumes of a pod and the task that keeps them in sync.
@@ -78,7 +80,17 @@ impl Volumes {
             host_path: RwLock::new(host_path),
             watcher: OnceLock::new(),
             pods: Mutex::default(),
+            bytes: ByteCounter::default(),
         })
+    }
+
+    /// Returns the counter of the bytes of files that are sent to cells.
+    pub fn bytes(&self) -> ByteCounter {
+        self.bytes.clone()
+    }
+
+    fn files(&self, cell: &Cell) -> LinkFiles {
+        LinkFiles(cell.link.clone(), self.bytes.clone())
     }
 
     /// Sets the policy for node paths that containers mount from now on. Existing copies stay.
@@ -98,13 +110,7 @@ impl Volumes {
         sandbox: &cri::PodSandboxConfig,
         container: &cri::ContainerConfig,
     ) -> Result<Vec<cri::Mount>, Failure> {
-        Box::pin(self.prepare_in(
-            &cell.id,
-            Arc::new(LinkFiles(cell.link.clone())),
-            sandbox,
-            container,
-        ))
-        .await
+        Box::pin(self.prepare_in(&cell.id, Arc::new(self.files(cell)), sandbox, container)).await
     }
 
     async fn prepare_in(
@@ -142,7 +148,7 @@ impl Volumes {
         id: &ContainerId,
         container: &cri::ContainerConfig,
     ) {
-        self.copy_termination_message(&LinkFiles(cell.link.clone()), id, container).await;
+        self.copy_termination_message(&self.files(cell), id, container).await;
     }
 
     /// Removes the files of a container that its next attempt doesn't use. Absent files are fine.
@@ -155,7 +161,7 @@ impl Volumes {
         cell_log: &str,
     ) -> Result<(), Failure> {
         let changes = self.removals(container, cell_log);
-        if changes.is_empty() { Ok(()) } else { LinkFiles(cell.link.clone()).change(changes).await }
+        if changes.is_empty() { Ok(()) } else { self.files(cell).change(changes).await }
     }
 
     fn removals(&self, container: &cri::ContainerConfig, cell_log: &str) -> Vec<FileChange> {
@@ -225,7 +231,7 @@ impl Volumes {
         sandbox: &cri::PodSandboxConfig,
         container: &cri::ContainerConfig,
     ) {
-        self.keep_in(&cell.id, Arc::new(LinkFiles(cell.link.clone())), sandbox, container);
+        self.keep_in(&cell.id, Arc::new(self.files(cell)), sandbox, container);
     }
 
     fn keep_in(

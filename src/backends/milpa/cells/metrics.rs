@@ -8,7 +8,7 @@ use super::{
 };
 use crate::metrics::{
     BOOTS, BOOTS_LIMIT, CELL_START, CELLS, CELLS_LIMIT, COST, ORDERS_WAITING, POOL_CELLS,
-    POOL_CELLS_WANTED, PRICE, PRICE_LIMIT, Page, Source, StableLabels,
+    POOL_CELLS_WANTED, POOL_TAKES, PRICE, PRICE_LIMIT, Page, Source, StableLabels,
 };
 
 /// Bounds the namespaces that are shown on their own.
@@ -31,6 +31,7 @@ impl CellMetrics {
 
 impl Source for CellMetrics {
     fn write(&self, page: &mut Page<'_>) -> fmt::Result {
+        self.shared.launches.write(page)?;
         // Written without the lock.
         let metrics = self.shared.core().engine.metrics(now());
         let Metrics { cells, limits, boots, orders_waiting, pools, namespaces, starts } = metrics;
@@ -47,6 +48,9 @@ impl Source for CellMetrics {
         let mut family = page.family(&POOL_CELLS)?;
         family.gauge(&["idle"], pools.idle as f64)?;
         family.gauge(&["booting"], pools.booting as f64)?;
+        let mut family = page.family(&POOL_TAKES)?;
+        family.counter(&["hit"], pools.hits)?;
+        family.counter(&["miss"], pools.misses)?;
         page.family(&POOL_CELLS_WANTED)?.gauge(&[], pools.wanted as f64)?;
         let mut family = page.family(&PRICE_LIMIT)?;
         for (of, limit) in [("node", limits.price), ("namespace", limits.namespace_price)] {

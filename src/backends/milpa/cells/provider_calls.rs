@@ -8,10 +8,12 @@ use tokio::time::timeout;
 use super::{
     super::{
         id::CellId,
+        placement::Offering,
         providers::{Attachment, ErrorClass, InstanceId, Provider, ProviderError, Termination},
     },
     engine::{Event, Launch},
 };
+use crate::metrics::{LaunchLabels, Launches};
 
 /// Bounds a provider call, beyond the provider's own limits.
 const CALL_TIMEOUT: Duration = Duration::from_secs(300);
@@ -20,10 +22,26 @@ const CONSOLE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Bounds the part of a console that an error quotes.
 const MAX_CONSOLE_BYTES: usize = 4096;
 
-/// Launches the instance of a cell.
-pub(super) async fn launch(provider: Arc<dyn Provider>, launch: Arc<Launch>) -> Event {
+/// Launches the instance of a cell, and counts it.
+pub(super) async fn launch(
+    provider: Arc<dyn Provider>,
+    launch: Arc<Launch>,
+    launches: Arc<Launches>,
+) -> Event {
     let call = provider.launch(&launch.spec, &launch.token);
     let launched = bounded("launch a cell", call).await;
+    let (outcome, offerings) = match &launched {
+        Ok(instance) => ("launched", vec![&instance.offering]),
+        Err(error) if error.refused.is_empty() => {
+            (error.class.name(), launch.spec.offerings().take(1).collect())
+        }
+        Err(error) => (error.class.name(), error.refused.iter().collect()),
+    };
+    let provider = provider.capabilities().provider;
+    for Offering { instance_type, market, .. } in offerings {
+        let (instance_type, market) = (instance_type.clone(), market.label());
+        launches.count(LaunchLabels { provider, instance_type, market, outcome });
+    }
     Event::Launched(launch.spec.cell.clone(), launched)
 }
 

@@ -32,6 +32,7 @@ use super::{
     prices::Prices,
     provider_calls,
 };
+use crate::metrics::Launches;
 
 /// The capacity of the event channel, in events; a slower receiver lags and reads all again.
 const EVENT_CAPACITY: usize = 1024;
@@ -47,6 +48,8 @@ pub(super) struct Shared {
     pub(super) store: Store,
     pub(super) provider: Arc<dyn Provider>,
     pub(super) prices: Prices,
+    /// Counters of launches.
+    pub(super) launches: Arc<Launches>,
     pub(super) links: Arc<OnceLock<Arc<dyn Links>>>,
     pub(super) core: Mutex<Core>,
     pub(super) events: broadcast::Sender<CellEvent>,
@@ -112,6 +115,7 @@ impl Shared {
             store,
             provider,
             prices: Prices::default(),
+            launches: Arc::default(),
             links,
             core: Mutex::new(Core::new(engine)),
             events: broadcast::channel(EVENT_CAPACITY).0,
@@ -322,7 +326,8 @@ impl Shared {
             (Effect::Launch(launch), Some(cell)) => {
                 self.ensure_link(core, cell);
                 core.launched.entry(cell.clone()).or_insert_with(Instant::now);
-                self.call(cell, provider_calls::launch(provider(), launch));
+                let launches = Arc::clone(&self.launches);
+                self.call(cell, provider_calls::launch(provider(), launch, launches));
             }
             (Effect::Attach(instance, attachment), Some(cell)) => {
                 let peer = self.links.get().and_then(|links| links.peer_address(cell));

@@ -12,7 +12,6 @@ use kiyot_link::{
     frames::Frames,
     http2::Profile,
     link_connection::LinkConnection,
-    stream::Stream,
 };
 use kiyot_proto::{
     bounds,
@@ -24,6 +23,7 @@ use super::{
     Refusal,
     connections::CellConnections,
     control::{ControlConnection, ControlError},
+    counted_stream::CountedStream,
     shared::Shared,
 };
 
@@ -65,14 +65,14 @@ pub(super) struct Admitted {
 }
 
 enum Transport {
-    Control(ControlConnection, Frames<Box<TlsStream<Stream>>>),
+    Control(ControlConnection, Frames<Box<TlsStream<CountedStream>>>),
     Bulk(Connection),
 }
 
 /// Admits a connection: verifies certificate and Hello, and makes it its cell's current one. The
 /// caller sets a timeout.
 pub(super) async fn admit(
-    stream: TlsStream<Stream>,
+    stream: TlsStream<CountedStream>,
     kind: ConnectionKind,
     sequence: u64,
     shared: &Shared,

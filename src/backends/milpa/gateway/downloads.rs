@@ -17,7 +17,7 @@ use http::{HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt, Empty, combinators::UnsyncBoxBody};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use kiyot_link::{certificate::sha256, stream::Stream};
+use kiyot_link::certificate::sha256;
 use rustls::ServerConfig;
 use tokio::time::{Instant, timeout};
 use tokio_rustls::server::TlsStream;
@@ -26,6 +26,7 @@ use super::{
     Admission, Refusal,
     agent_program::AgentProgram,
     conn_limit::{ConnLimit, ConnPermit},
+    counted_stream::CountedStream,
     shared::Shared,
 };
 use crate::backends::milpa::id::CellId;
@@ -66,7 +67,7 @@ impl Downloads {
     /// has shown a token.
     pub(super) async fn serve(
         &self,
-        stream: TlsStream<Stream>,
+        stream: TlsStream<CountedStream>,
         permit: ConnPermit,
         shared: &Shared,
     ) {

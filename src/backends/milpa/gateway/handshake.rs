@@ -12,6 +12,7 @@ use tokio_rustls::{LazyConfigAcceptor, server::TlsStream};
 use super::{
     admission::{self, Admitted},
     conn_limit::ConnPermit,
+    counted_stream::CountedStream,
     downloads::Downloads,
     shared::Shared,
 };
@@ -31,6 +32,7 @@ pub(super) async fn establish(
     sequence: u64,
     shared: &Shared,
 ) -> Option<Admitted> {
+    let stream = CountedStream::new(stream, shared.bytes.clone());
     let (purpose, stream) = handshake(stream, shared).await?;
     match purpose {
         Purpose::Download(downloads) => {
@@ -52,9 +54,12 @@ pub(super) async fn establish(
 }
 
 /// Performs the TLS handshake. Logs an error and returns `None`.
-async fn handshake(stream: Stream, shared: &Shared) -> Option<(Purpose<'_>, TlsStream<Stream>)> {
+async fn handshake(
+    stream: CountedStream,
+    shared: &Shared,
+) -> Option<(Purpose<'_>, TlsStream<CountedStream>)> {
     // Cells on the node have the program.
-    let downloads = shared.downloads.as_ref().filter(|_| matches!(stream, Stream::Tcp(_)));
+    let downloads = shared.downloads.as_ref().filter(|_| stream.is_tcp());
     let handshake = async {
         let start = LazyConfigAcceptor::new(Acceptor::default(), stream).await?;
         let hello = start.client_hello();
@@ -104,7 +109,7 @@ async fn handshake(stream: Stream, shared: &Shared) -> Option<(Purpose<'_>, TlsS
     }
 }
 
-async fn serve_enrolment(stream: TlsStream<Stream>, shared: &Shared) {
+async fn serve_enrolment(stream: TlsStream<CountedStream>, shared: &Shared) {
     let end = shared.shutdown.child_token();
     let service = shared.enrolment.clone().service(end.clone());
     let served = http2::serve(stream, http2::Profile::ENROL, service, end, shared.tasks.clone());
@@ -117,7 +122,7 @@ async fn serve_enrolment(stream: TlsStream<Stream>, shared: &Shared) {
 
 /// Admits a connection. Logs an error and returns `None`.
 async fn admit(
-    stream: TlsStream<Stream>,
+    stream: TlsStream<CountedStream>,
     kind: ConnectionKind,
     sequence: u64,
     shared: &Shared,

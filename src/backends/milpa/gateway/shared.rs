@@ -6,8 +6,8 @@ use rustls::ServerConfig;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
-    Admission, Limits, connections::Connections, downloads::Downloads, enrol::Enrolment,
-    refusal_log::RefusalLog,
+    Admission, Limits, connections::Connections, counted_stream::LinkBytes, downloads::Downloads,
+    enrol::Enrolment, refusal_log::RefusalLog,
 };
 
 /// State that all connections share.
@@ -15,6 +15,7 @@ pub(super) struct Shared {
     pub(super) admission: Arc<dyn Admission>,
     pub(super) connections: Connections,
     pub(super) limits: Limits,
+    pub(super) bytes: LinkBytes,
     pub(super) build_id: String,
     pub(super) enrolment: Enrolment,
     pub(super) enrol_tls: Arc<ServerConfig>,

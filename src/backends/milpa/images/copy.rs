@@ -160,8 +160,12 @@ pub(super) async fn put(
             let mut bytes = bytes?;
             while open && !bytes.is_empty() {
                 let content = bytes.split_to(bytes.len().min(MAX_PART_BYTES));
+                let length = content.len();
                 let part = BlobPart { content, ..BlobPart::default() };
                 open = timeout(stall, sender.send(part)).await.map_err(|_| stalled())?.is_ok();
+                if open {
+                    cell.count(length);
+                }
             }
         }
         Ok::<_, CopyError>(())

@@ -10,7 +10,10 @@ use kiyot_proto::{
 };
 use tokio::sync::mpsc;
 
-use crate::backends::milpa::{cell_client::CellClient, failure::Failure};
+use crate::{
+    backends::milpa::{cell_client::CellClient, failure::Failure},
+    metrics::ByteCounter,
+};
 
 /// Calls to a cell. Tests have their own implementation.
 #[async_trait]
@@ -36,13 +39,17 @@ pub(super) trait Receiver: Send + Sync {
     async fn missing(&self, digests: Vec<String>) -> Result<Vec<String>, Failure>;
     /// Sends a blob.
     async fn put_blob(&self, parts: mpsc::Receiver<BlobPart>) -> Result<(), Failure>;
+    /// Counts bytes of a blob that were sent.
+    fn count(&self, bytes: usize) {
+        let _ = bytes;
+    }
     /// Names an image.
     async fn put_image(&self, request: PutImageRequest) -> Result<(), Failure>;
 }
 
 /// Images of a cell over its link.
 #[derive(Debug)]
-pub(super) struct CellReceiver(pub(super) CellClient);
+pub(super) struct CellReceiver(pub(super) CellClient, pub(super) ByteCounter);
 
 #[async_trait]
 impl Receiver for CellReceiver {
@@ -75,6 +82,10 @@ impl Receiver for CellReceiver {
 
     async fn put_blob(&self, parts: mpsc::Receiver<BlobPart>) -> Result<(), Failure> {
         self.0.put_blob(parts).await
+    }
+
+    fn count(&self, bytes: usize) {
+        self.1.add(bytes);
     }
 
     async fn put_image(&self, request: PutImageRequest) -> Result<(), Failure> {

@@ -21,9 +21,12 @@ use super::{
     gap,
     source::{Part, Source},
 };
-use crate::backends::milpa::{
-    failure::{Class, Failure},
-    mailbox::Receiver,
+use crate::{
+    backends::milpa::{
+        failure::{Class, Failure},
+        mailbox::Receiver,
+    },
+    metrics::ByteCounter,
 };
 
 /// First and longest pause after a failure of the disk or the cell; doubled in between.
@@ -95,6 +98,7 @@ pub(super) struct Writer {
     cell_log: Arc<Watch<CellLog>>,
     seen: Seen,
     commands: Receiver<Command>,
+    bytes: ByteCounter,
     drains: Vec<oneshot::Sender<()>>,
     /// True if the file ends within a line.
     mid_line: bool,
@@ -116,6 +120,7 @@ impl Writer {
         bases: Bases,
         cell_log: Arc<Watch<CellLog>>,
         commands: Receiver<Command>,
+        bytes: ByteCounter,
     ) -> Self {
         let base = route.base;
         let (drains, read) = (Vec::new(), (0, 0));
@@ -129,6 +134,7 @@ impl Writer {
             cell_log,
             seen: Seen::default(),
             commands,
+            bytes,
             drains,
             mid_line: false,
             pending_reopen: None,
@@ -347,6 +353,7 @@ impl Writer {
         let length = bytes.len() as u64;
         self.mid_line = bytes.last() != Some(&b'\n');
         self.file.append(bytes).await?;
+        self.bytes.add(usize::try_from(length).unwrap_or_default());
         let position = self.at().saturating_add(length);
         self.position = Some(position);
         if position.saturating_sub(self.trimmed) >= TRIM_INTERVAL_BYTES

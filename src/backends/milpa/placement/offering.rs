@@ -11,6 +11,16 @@ pub enum Market {
     Spot,
 }
 
+impl Market {
+    /// Returns the value of labels of metrics.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::OnDemand => "on-demand",
+            Self::Spot => "spot",
+        }
+    }
+}
+
 impl fmt::Display for Market {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

@@ -35,6 +35,7 @@ use crate::{
 };
 
 mod cloud_routes;
+mod counted_api;
 mod error_codes;
 #[cfg(test)]
 mod fake_api;
@@ -50,6 +51,7 @@ mod terminations;
 mod user_data;
 
 use cloud_routes::CloudRoutes;
+pub use counted_api::CountedApi;
 use error_codes::{Refused, classify};
 use on_demand::OnDemand;
 use pacing::{Action, Pacing};

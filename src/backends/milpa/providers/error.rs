@@ -25,6 +25,22 @@ pub enum ErrorClass {
     Unanswered,
 }
 
+impl ErrorClass {
+    /// Returns the name in metrics.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Capacity => "capacity",
+            Self::Throttled => "throttled",
+            Self::Quota => "quota",
+            Self::Auth => "auth",
+            Self::Invalid => "invalid",
+            Self::NotFound => "not_found",
+            Self::Transient => "transient",
+            Self::Unanswered => "unanswered",
+        }
+    }
+}
+
 /// An error of a provider. Cheap to clone.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("{doing}")]

@@ -4,13 +4,16 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use kiyot_proto::cell::{FileChange, GetFileRequest, Root};
+use kiyot_proto::cell::{FileChange, GetFileRequest, Root, file_change};
 
 use super::plan::CellPath;
-use crate::backends::milpa::{
-    cell_client::{CHANGE_FILES_TIMEOUT, CellClient},
-    failure::{Class, Failure},
-    gateway::CellLink,
+use crate::{
+    backends::milpa::{
+        cell_client::{CHANGE_FILES_TIMEOUT, CellClient},
+        failure::{Class, Failure},
+        gateway::CellLink,
+    },
+    metrics::ByteCounter,
 };
 
 /// Longest wait for a cell that is not connected.
@@ -30,12 +33,15 @@ pub(super) trait CellFiles: Send + Sync + 'static {
 
 /// Files of a cell over its link.
 #[derive(Debug)]
-pub(super) struct LinkFiles(pub(super) CellLink);
+pub(super) struct LinkFiles(pub(super) CellLink, pub(super) ByteCounter);
 
 #[async_trait]
 impl CellFiles for LinkFiles {
     async fn change(&self, changes: Vec<FileChange>) -> Result<(), Failure> {
-        CellClient::over(&self.0).change_files(CHANGE_FILES_TIMEOUT, changes).await
+        let bytes = changes.iter().map(content_bytes).sum();
+        CellClient::over(&self.0).change_files(CHANGE_FILES_TIMEOUT, changes).await?;
+        self.1.add(bytes);
+        Ok(())
     }
 
     async fn get(
@@ -65,5 +71,14 @@ impl CellFiles for LinkFiles {
             return Err(Failure::cell(Class::Internal, "the cell did not say where its files are"));
         }
         Ok(format!("{}/{}", directory.trim_end_matches('/'), place.path))
+    }
+}
+
+/// Returns the bytes of a change that are content of a file.
+fn content_bytes(change: &FileChange) -> usize {
+    match &change.change {
+        Some(file_change::Change::WriteFile(file)) => file.content.len(),
+        Some(file_change::Change::Append(content)) => content.len(),
+        _ => 0,
     }
 }

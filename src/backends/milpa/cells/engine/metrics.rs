@@ -37,6 +37,10 @@ pub(crate) struct PoolMetrics {
     pub(crate) booting: usize,
     /// The cells that the pools should have.
     pub(crate) wanted: usize,
+    /// The orders that got a cell of a pool.
+    pub(crate) hits: u64,
+    /// The orders that got a cell of their own, while there were pools.
+    pub(crate) misses: u64,
 }
 
 /// The states, each with its name.
@@ -63,6 +67,8 @@ impl Engine {
         let mut cells: BTreeMap<_, _> = STATES.into_iter().map(|state| (state, 0)).collect();
         let mut pools = PoolMetrics {
             wanted: self.pools.by_name.values().map(|filling| filling.count).sum(),
+            hits: self.pools.hits,
+            misses: self.pools.misses,
             ..PoolMetrics::default()
         };
         let mut namespaces: BTreeMap<String, NamespaceAccount> = self.costs.accounts();

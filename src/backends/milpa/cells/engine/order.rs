@@ -332,8 +332,9 @@ impl Engine {
         let launched = affordable
             .map_err(CellError::OverBudget)
             .and_then(|candidates| self.launch(sandbox, candidates, now));
-        if let Err(error) = launched {
-            self.answer_order(None, sandbox, Err(error));
+        match launched {
+            Ok(()) => self.pools.misses += u64::from(!self.pools.by_name.is_empty()),
+            Err(error) => self.answer_order(None, sandbox, Err(error)),
         }
     }
 

@@ -61,6 +61,10 @@ pub(super) struct Pools {
     pub(super) by_name: BTreeMap<Arc<str>, Filling>,
     /// The provider's own parameters of their launches, those of a pod without annotations.
     parameters: BTreeMap<String, String>,
+    /// The orders that got a cell of a pool.
+    pub(super) hits: u64,
+    /// The orders that got a cell of their own, while there were pools.
+    pub(super) misses: u64,
 }
 
 /// A pool with its failures.
@@ -336,6 +340,7 @@ impl Engine {
             }
         }
         order.state = OrderState::Placed(id.clone());
+        self.pools.hits += 1;
         self.timers.clear(&Timer::Warm(id.clone()));
         self.emit(&id, Effect::Log(Notice::Taken { sandbox: sandbox.clone(), pool }));
         self.apply(&id, CellEvent::Bind, now);

@@ -1,21 +1,8 @@
-//! The handles of the parts below the CRI service.
+//! Bytes to and from cells.
 
-use std::{fmt, sync::Arc};
+use std::fmt;
 
-use super::{
-    ApiCalls, ByteCounter, IMAGE_BYTES, LINK_BYTES, LOG_BYTES, Launches, Page, Source, VOLUME_BYTES,
-};
-
-/// The handles into which a milpa backend counts.
-#[derive(Debug, Clone, Default)]
-pub struct Handles {
-    /// Launches of its cells.
-    pub launches: Arc<Launches>,
-    /// Calls of the cloud's API.
-    pub api_calls: Arc<ApiCalls>,
-    /// Bytes to and from its cells.
-    pub traffic: Traffic,
-}
+use super::{ByteCounter, IMAGE_BYTES, LINK_BYTES, LOG_BYTES, Page, Source, VOLUME_BYTES};
 
 /// Bytes to and from cells.
 #[derive(Debug, Clone, Default)]
@@ -30,17 +17,6 @@ pub struct Traffic {
     pub volumes: ByteCounter,
     /// Content of images that are copied from the node.
     pub images: ByteCounter,
-}
-
-impl Handles {
-    /// Returns the sources of all handles.
-    pub fn sources(&self) -> Vec<Arc<dyn Source>> {
-        vec![
-            Arc::clone(&self.launches) as _,
-            Arc::clone(&self.api_calls) as _,
-            Arc::new(self.traffic.clone()),
-        ]
-    }
 }
 
 impl Source for Traffic {

@@ -1,0 +1,147 @@
+//! EC2's API with counted calls.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use async_trait::async_trait;
+use kiyot_ec2::{
+    CallError, DryRun, Ec2Api, Image, ImageFilter, InstanceDescription, InstanceFilter,
+    InstanceStateName, RouteTable, RouteTableFilter, RunInstances, SpotPrice, Subnet, TypeInZone,
+};
+use tokio::time::Instant;
+
+use super::error_codes::classify;
+use crate::metrics::ApiCalls;
+
+/// The API of which each call is counted by its operation and outcome.
+#[derive(Debug)]
+pub struct CountedApi {
+    api: Arc<dyn Ec2Api>,
+    calls: Arc<ApiCalls>,
+}
+
+impl CountedApi {
+    /// Counts the calls of an API.
+    pub fn new(api: Arc<dyn Ec2Api>, calls: Arc<ApiCalls>) -> Arc<Self> {
+        Arc::new(Self { api, calls })
+    }
+
+    async fn count<T>(
+        &self,
+        operation: &'static str,
+        call: impl Future<Output = Result<T, CallError>>,
+    ) -> Result<T, CallError> {
+        let begun = Instant::now();
+        let answered = call.await;
+        let outcome = match &answered {
+            Ok(_) => "ok",
+            Err(error) => classify(error).0.name(),
+        };
+        self.calls.count(operation, outcome, begun.elapsed());
+        answered
+    }
+}
+
+#[async_trait]
+impl Ec2Api for CountedApi {
+    async fn run_instances(
+        &self,
+        request: &RunInstances,
+        dry_run: bool,
+    ) -> Result<InstanceDescription, CallError> {
+        self.count("RunInstances", self.api.run_instances(request, dry_run)).await
+    }
+
+    async fn describe_instances(
+        &self,
+        filter: &InstanceFilter,
+    ) -> Result<Vec<InstanceDescription>, CallError> {
+        self.count("DescribeInstances", self.api.describe_instances(filter)).await
+    }
+
+    async fn terminate_instances(
+        &self,
+        ids: &[String],
+    ) -> Result<BTreeMap<String, InstanceStateName>, CallError> {
+        self.count("TerminateInstances", self.api.terminate_instances(ids)).await
+    }
+
+    async fn create_tags(
+        &self,
+        ids: &[String],
+        tags: &BTreeMap<String, String>,
+    ) -> Result<(), CallError> {
+        self.count("CreateTags", self.api.create_tags(ids, tags)).await
+    }
+
+    async fn console_output(&self, id: &str) -> Result<String, CallError> {
+        self.count("GetConsoleOutput", self.api.console_output(id)).await
+    }
+
+    async fn types_in_zones(&self) -> Result<Vec<TypeInZone>, CallError> {
+        self.count("DescribeInstanceTypeOfferings", self.api.types_in_zones()).await
+    }
+
+    async fn spot_prices(&self) -> Result<Vec<SpotPrice>, CallError> {
+        self.count("DescribeSpotPriceHistory", self.api.spot_prices()).await
+    }
+
+    async fn subnets(&self, ids: &[String]) -> Result<Vec<Subnet>, CallError> {
+        self.count("DescribeSubnets", self.api.subnets(ids)).await
+    }
+
+    async fn images(&self, filter: &ImageFilter) -> Result<Vec<Image>, CallError> {
+        self.count("DescribeImages", self.api.images(filter)).await
+    }
+
+    async fn dry_run(&self, call: &DryRun) -> Result<(), CallError> {
+        // The daemon makes none.
+        self.api.dry_run(call).await
+    }
+
+    async fn route_tables(&self, filter: &RouteTableFilter) -> Result<Vec<RouteTable>, CallError> {
+        self.count("DescribeRouteTables", self.api.route_tables(filter)).await
+    }
+
+    async fn create_route(
+        &self,
+        table: &str,
+        network: &str,
+        instance: &str,
+    ) -> Result<(), CallError> {
+        self.count("CreateRoute", self.api.create_route(table, network, instance)).await
+    }
+
+    async fn delete_route(&self, table: &str, network: &str) -> Result<(), CallError> {
+        self.count("DeleteRoute", self.api.delete_route(table, network)).await
+    }
+
+    async fn disable_source_dest_check(&self, instance: &str) -> Result<(), CallError> {
+        let call = self.api.disable_source_dest_check(instance);
+        self.count("ModifyInstanceAttribute", call).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::{backends::milpa::providers::ec2::fake_api::FakeApi, metrics::Exposition};
+
+    /// Verifies O3.
+    #[tokio::test]
+    async fn call_is_counted_by_operation_and_class_of_its_error() {
+        let fake = FakeApi { known: BTreeSet::from(["i-1".to_owned()]), ..FakeApi::default() };
+        let calls = Arc::<ApiCalls>::default();
+        let api = CountedApi::new(Arc::new(fake), Arc::clone(&calls));
+        for ids in [["i-1"], ["i-1"], ["i-2"]] {
+            let _outcome = api.terminate_instances(&ids.map(str::to_owned)).await;
+        }
+        let text = Exposition::new(vec![calls]).text();
+        for (outcome, count) in [("ok", 2), ("not_found", 1)] {
+            let labels = format!("operation=\"TerminateInstances\",outcome=\"{outcome}\"");
+            let line = format!("kiyot_api_calls_total{{{labels}}} {count}");
+            assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
+        }
+    }
+}
