@@ -3,6 +3,7 @@
 #![allow(clippy::expect_used, reason = "a failed setup fails the test at its place")]
 #![expect(clippy::unwrap_used, reason = "a test fails by a panic")]
 
+mod deploy;
 mod documents;
 mod examples;
 mod imports;
