@@ -49,7 +49,11 @@ struct Options {
     #[arg(long, default_value_t = 10)]
     cells: usize,
     /// Forwarders to compare.
-    #[arg(long, value_delimiter = ',', default_value = "direct,kiyot,nginx,haproxy,socat")]
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "direct,kiyot,metrics-off,nginx,haproxy,socat"
+    )]
     only: Vec<cri::forwarders::Kind>,
     /// Virtual machines that are started, one after another.
     #[arg(long, default_value_t = 5)]

@@ -18,6 +18,8 @@ pub(crate) enum Kind {
     Direct,
     /// The daemon of this project.
     Kiyot,
+    /// The daemon without metrics.
+    MetricsOff,
     /// Another build of it, see `--baseline`.
     #[value(skip)]
     Baseline,
@@ -90,15 +92,18 @@ pub(crate) async fn start<'a>(
     kinds: &[Kind],
     baseline: Option<&Path>,
 ) -> Vec<Forwarder<'a>> {
+    let own = Path::new(env!("CARGO_BIN_EXE_kiyot"));
     let mut forwarders = Vec::new();
     for kind in kinds.iter().chain(baseline.map(|_| &Kind::Baseline)) {
         let forwarder = match kind {
             Kind::Direct => {
                 Forwarder { name: "direct", socket: node.socket(), process: Process::None }
             }
-            Kind::Kiyot => kiyot(node, "kiyot", Path::new(env!("CARGO_BIN_EXE_kiyot"))).await,
+            Kind::Kiyot => kiyot(node, "kiyot", own, Some("127.0.0.1:0")).await,
+            Kind::MetricsOff => kiyot(node, "metrics-off", own, Some("off")).await,
             Kind::Baseline => match baseline {
-                Some(program) => kiyot(node, "baseline", program).await,
+                // It may know no metrics.
+                Some(program) => kiyot(node, "baseline", program, None).await,
                 None => continue,
             },
             Kind::Nginx => spawn(node, "nginx", &nginx(node), |file| {
@@ -128,8 +133,14 @@ pub(crate) async fn start<'a>(
     forwarders
 }
 
-async fn kiyot<'a>(node: &'a Node, name: &'static str, program: &Path) -> Forwarder<'a> {
-    let options = KiyotOptions { log: "warn".to_owned(), name, ..KiyotOptions::new(program) };
+async fn kiyot<'a>(
+    node: &'a Node,
+    name: &'static str,
+    program: &Path,
+    metrics: Option<&'static str>,
+) -> Forwarder<'a> {
+    let options = KiyotOptions::new(program);
+    let options = KiyotOptions { log: "warn".to_owned(), name, metrics, ..options };
     let kiyot = Kiyot::start(node, options).await;
     Forwarder { name, socket: kiyot.socket(), process: Process::Kiyot(Box::new(kiyot)) }
 }

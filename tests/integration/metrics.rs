@@ -95,7 +95,8 @@ fn daemon_without_runtime(directory: &Path, listen: SocketAddr) -> (Daemon, impl
 #[tokio::test]
 async fn metrics_of_a_pod_in_a_cell_and_health_are_served_over_http() {
     let node = Node::start().await;
-    let options = KiyotOptions { metrics: true, ..KiyotOptions::new(env!("CARGO_BIN_EXE_kiyot")) };
+    let options = KiyotOptions::new(env!("CARGO_BIN_EXE_kiyot"));
+    let options = KiyotOptions { metrics: Some("127.0.0.1:0"), ..options };
     let mut kiyot = Kiyot::start(&node, options).await;
     let listen = address(|| kiyot.log()).await;
     let mut kubelet = kiyot.kubelet().await;

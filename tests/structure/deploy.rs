@@ -96,9 +96,13 @@ fn words(tokens: &[Token]) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Returns the metrics of an expression with the labels of their selectors, and the groupings:
-/// their labels with the metrics to which they apply.
-fn parse(tokens: &[Token]) -> (Vec<(String, Labels)>, Vec<(Labels, Vec<String>)>) {
+/// Metrics with the labels of their selectors.
+type Selectors = Vec<(String, Labels)>;
+/// Labels of groupings, with the metrics to which they apply; without metrics to all.
+type Groupings = Vec<(Labels, Vec<String>)>;
+
+/// Returns the metrics and the groupings of an expression.
+fn parse(tokens: &[Token]) -> (Selectors, Groupings) {
     let (mut metrics, mut groupings, mut at) = (Vec::new(), Vec::new(), 0);
     let owned = |tokens: &[Token]| words(tokens).map(str::to_owned).collect::<Labels>();
     while at < tokens.len() {

@@ -88,8 +88,9 @@ pub struct KiyotOptions {
     pub binary: PathBuf,
     /// Configures a milpa backend.
     pub cells: bool,
-    /// Serves metrics, on a free port of the loopback.
-    pub metrics: bool,
+    /// Key `listen` of `[metrics]`, by default off, because many daemons run at a time; `None`
+    /// writes no section, for older builds.
+    pub metrics: Option<&'static str>,
     /// Additional keys of `[server]`, TOML.
     pub server: String,
     /// Additional keys of `[backends.milpa]`, TOML.
@@ -124,7 +125,7 @@ impl KiyotOptions {
             binary: binary.into(),
             cells: true,
             server: String::new(),
-            metrics: false,
+            metrics: Some("off"),
             milpa: String::new(),
             provider: Provider::of_environment(),
             of_provider: String::new(),
@@ -142,9 +143,9 @@ impl KiyotOptions {
         let at = directory.display();
         let containerd = self.containerd.clone().unwrap_or_else(|| node.socket());
         let mut toml = format!("[server]\nlisten = \"{at}/kiyot.sock\"\n{}\n", self.server);
-        // Many daemons run at a time.
-        let listen = if self.metrics { "127.0.0.1:0" } else { "off" };
-        let _ = writeln!(toml, "[metrics]\nlisten = \"{listen}\"\n");
+        if let Some(listen) = self.metrics {
+            let _ = writeln!(toml, "[metrics]\nlisten = \"{listen}\"\n");
+        }
         let _ = writeln!(
             toml,
             "[backends.containerd]\ntype = \"cri\"\nsocket = \"{}\"\n",

@@ -60,7 +60,7 @@ impl Source for CellMetrics {
         }
         let shown =
             |namespace: &str| if namespace.is_empty() { POOLS } else { namespace }.to_owned();
-        let names: Vec<String> = namespaces.iter().map(|(name, _)| shown(name)).collect();
+        let names: Vec<String> = namespaces.keys().map(|name| shown(name)).collect();
         let labels = self.namespaces.admit(names.iter().map(String::as_str));
         let mut sums = std::collections::BTreeMap::<&str, (u64, u64)>::new();
         for (label, (_, account)) in labels.into_iter().zip(&namespaces) {
