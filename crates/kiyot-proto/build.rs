@@ -9,15 +9,23 @@ use prost_types::{
 };
 
 /// The packages whose messages come from other programs, with the modules of their Rust types.
-const PACKAGES: [(&str, &str); 2] =
-    [("runtime.v1", "crate::cri"), ("kiyot.cell.v1", "crate::cell")];
+const PACKAGES: [(&str, &str); 3] = [
+    ("runtime.v1", "crate::cri"),
+    ("kiyot.cell.v1", "crate::cell"),
+    ("kiyot.admin.v1", "crate::admin"),
+];
 
 fn main() -> Result<(), Box<dyn Error>> {
     let out = PathBuf::from(env::var("OUT_DIR")?);
     let root = PathBuf::from(env::var("CARGO_MANIFEST_DIR")?).join("../../proto");
     println!("cargo:rerun-if-changed={}", root.display());
-    let files = ["cri/v1/runtime.proto", "cell/v1/cell.proto", "store/v1/store.proto"]
-        .map(|file| root.join(file));
+    let files = [
+        "cri/v1/runtime.proto",
+        "cell/v1/cell.proto",
+        "store/v1/store.proto",
+        "admin/v1/admin.proto",
+    ]
+    .map(|file| root.join(file));
     tonic_prost_build::configure()
         .bytes(".kiyot")
         .codec_path("crate::codec::Codec")

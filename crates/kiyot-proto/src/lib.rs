@@ -1,7 +1,7 @@
 //! The messages and services of `proto/`, with limits for decoding them.
 #![allow(missing_docs, unreachable_pub, missing_debug_implementations, rustdoc::all, clippy::all)]
 
-pub use kiyot::{cell::v1 as cell, store::v1 as store};
+pub use kiyot::{admin::v1 as admin, cell::v1 as cell, store::v1 as store};
 pub use runtime::v1 as cri;
 
 pub mod bounds;
@@ -24,6 +24,13 @@ pub mod kiyot {
         /// Version 1.
         pub mod v1 {
             tonic::include_proto!("kiyot.cell.v1");
+        }
+    }
+    /// The admin API, which milpactl calls.
+    pub mod admin {
+        /// Version 1.
+        pub mod v1 {
+            tonic::include_proto!("kiyot.admin.v1");
         }
     }
     /// The daemon's records on disk.
