@@ -9,18 +9,21 @@ use std::{
 use tokio::{
     runtime::Builder,
     signal::unix::{SignalKind, signal},
+    sync::watch,
 };
 
 use crate::{
+    admin::{self, AdminApi},
     backends::{
         Backend, BackendName,
         cri::CriBackend,
-        milpa::{self, Milpa},
+        milpa::{self, Milpa, inventory::Inventory},
         registry::{Registry, RegistryError},
     },
     config::{BackendConfig, Config},
     metrics::{Exposition, Process, Source},
     proxy::{self, CriServer, RunningServer},
+    recent_log::RecentLog,
 };
 
 mod clock;
@@ -64,13 +67,20 @@ pub struct App {
     front: RunningServer,
     milpas: Vec<Arc<Milpa>>,
     _metrics: Option<MetricsServer>,
+    admin: AdminApi,
+    /// The running configuration, for the support bundle.
+    shown_config: watch::Sender<String>,
 }
 
 impl App {
     /// Starts all parts, the CRI socket last, so that all recovered pods are known to the first
     /// call. Called on the main runtime. `take_over` ends instances of this node that a daemon with
     /// another state directory launched.
-    pub async fn start(config: &Config, take_over: bool) -> Result<Self, AppError> {
+    pub async fn start(
+        config: &Config,
+        take_over: bool,
+        recent_log: RecentLog,
+    ) -> Result<Self, AppError> {
         let (mut backends, mut milpas): (Vec<Arc<dyn Backend>>, _) = (Vec::new(), Vec::new());
         let mut only_cri = None;
         for (name, backend) in &config.backends {
@@ -108,7 +118,18 @@ impl App {
             let health = Health::new(front.watchdog.clone(), front.address.clone());
             MetricsServer::start(listen, Exposition::new(sources), health)
         });
-        Ok(Self { front, milpas, _metrics: metrics })
+        let shown_config = watch::Sender::new(shown(config));
+        let runtimes = config.backends.iter().filter_map(|(name, backend)| {
+            Inventory::summary_of_runtime(name, backend, name == node.as_str())
+        });
+        let parts = admin::Parts {
+            milpas: milpas.clone(),
+            runtimes: runtimes.collect(),
+            config: shown_config.subscribe(),
+            recent_log,
+        };
+        let admin = AdminApi::start(&config.admin, parts);
+        Ok(Self { front, milpas, _metrics: metrics, admin, shown_config })
     }
 
     /// Returns the path of the CRI socket.
@@ -122,6 +143,7 @@ impl App {
             tracing::warn!(drain_timeout = ?config.server.drain_timeout, "calls reset after \
                 drain_timeout");
         }
+        self.admin.shutdown().await;
         for milpa in self.milpas {
             milpa.shutdown().await;
         }
@@ -133,6 +155,7 @@ pub fn run(
     path: &Path,
     config: Config,
     take_over: bool,
+    recent_log: RecentLog,
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let runtime = Builder::new_multi_thread()
         .worker_threads(WORKER_THREADS)
@@ -140,10 +163,20 @@ pub fn run(
         .enable_all()
         .build()
         .map_err(AppError::Runtime)?;
-    Ok(runtime.block_on(serve(path, config, take_over))?)
+    Ok(runtime.block_on(serve(path, config, take_over, recent_log))?)
 }
 
-async fn serve(path: &Path, mut config: Config, take_over: bool) -> Result<(), AppError> {
+/// Returns the text of a configuration. No key of it has a secret.
+fn shown(config: &Config) -> String {
+    format!("{config:#?}")
+}
+
+async fn serve(
+    path: &Path,
+    mut config: Config,
+    take_over: bool,
+    recent_log: RecentLog,
+) -> Result<(), AppError> {
     // Installed before the start, so that a signal during the start ends the daemon right after it.
     let mut terminate = signal(SignalKind::terminate()).map_err(AppError::Runtime)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(AppError::Runtime)?;
@@ -156,7 +189,7 @@ async fn serve(path: &Path, mut config: Config, take_over: bool) -> Result<(), A
         default = config.routing.default,
         "daemon starting"
     );
-    let app = App::start(&config, take_over).await?;
+    let app = App::start(&config, take_over, recent_log).await?;
     systemd::ready();
     let watchdog = app.front.watchdog.clone();
     let mut watchdog_feed = std::pin::pin!(systemd::feed_watchdog(&watchdog));

@@ -12,6 +12,7 @@ use std::{
 pub use crate::problems::Problems;
 use crate::problems::{Problem, Report, Table};
 
+mod admin;
 mod backends;
 mod checks;
 mod cidr;
@@ -33,6 +34,7 @@ mod source;
 mod tags;
 mod warm;
 
+pub use admin::Admin;
 pub use backends::{BackendConfig, CriBackend};
 pub use cidr::{Cidr, NotACidr};
 pub use diff::{Change, Diff};
@@ -62,6 +64,8 @@ pub struct Config {
     pub server: Server,
     /// Page of metrics and health.
     pub metrics: Metrics,
+    /// Socket of the admin API.
+    pub admin: Admin,
     /// Backends, by name.
     pub backends: BTreeMap<String, BackendConfig>,
     /// Rules that choose a pod's backend.
@@ -105,6 +109,8 @@ fn read_all(
         .and_then(|field| field.table())
         .map(Metrics::read)
         .unwrap_or_default();
+    let admin =
+        table.take("admin").and_then(|field| field.table()).map(Admin::read).unwrap_or_default();
     let backends = match table.take("backends") {
         Some(field) => backends::read(field),
         None => BTreeMap::new(),
@@ -115,7 +121,7 @@ fn read_all(
         .map(Routing::read)
         .unwrap_or_default();
     table.finish();
-    let mut config = Config { server, metrics, backends, routing };
+    let mut config = Config { server, metrics, admin, backends, routing };
     if config.backends.is_empty() {
         report.add(Problem::new(
             "backends",

@@ -4,6 +4,7 @@
 //! Imports run in one direction: `app` wires `proxy` (the CRI socket), `backends` (container
 //! runtimes) and `backends::milpa` (pods in cells). See ARCHITECTURE.md.
 
+pub mod admin;
 pub mod annotations;
 pub mod app;
 pub mod backends;
@@ -18,3 +19,5 @@ mod names;
 pub mod price;
 pub mod problems;
 pub mod proxy;
+pub mod recent_log;
+mod unix_listener;

@@ -25,6 +25,7 @@ use crate::{
     backends::{Method, registry::Registry},
     config::{Routing, Server},
     metrics::CriCalls,
+    unix_listener::{self, Listener},
 };
 
 mod call;
@@ -44,7 +45,6 @@ pub mod fuzzing;
 mod id_cache;
 mod idle_timeout;
 mod incoming;
-mod listener;
 mod lookup;
 mod merge;
 pub mod methods;
@@ -54,10 +54,9 @@ pub mod routing;
 mod server_state;
 mod watchdog;
 
+pub use crate::unix_listener::ListenError;
 use connection::Shutdown;
 use id_cache::IdCache;
-pub use listener::ListenError;
-use listener::Listener;
 use server_state::{ServerState, Settings};
 pub use watchdog::Watchdog;
 
@@ -143,7 +142,7 @@ impl CriServer {
             drain: shutdown.drain.clone(),
         };
         // Before the thread's runtime is made, because a runtime can't be dropped within another.
-        let listener = listener::listen_on(&config.listen)?;
+        let listener = unix_listener::listen_on(&config.listen, None)?;
         let socket = listener.socket.try_clone().map_err(StartError::Thread)?;
         let runtime =
             Builder::new_current_thread().enable_all().build().map_err(StartError::Thread)?;

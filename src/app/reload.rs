@@ -37,6 +37,7 @@ impl App {
         }
         self.front.settings.replace(&reloaded.server, reloaded.routing.clone());
         *running = reloaded;
+        self.shown_config.send_replace(super::shown(running));
         for change in &diff.live {
             tracing::info!(%change, "configuration changed");
         }

@@ -33,6 +33,7 @@ pub mod fuzzing;
 pub mod gateway;
 pub mod id;
 pub mod images;
+pub mod inventory;
 pub mod live_check;
 pub mod logs;
 mod mailbox;
@@ -54,6 +55,7 @@ use gateway::ca::{Ca, CaError};
 use gateway::{AgentProgram, Gateway, GatewayConfig, GatewayError, Limits, TcpEndpoint};
 use id::PREFIX;
 use images::{Images, NodeImages, Registries};
+use inventory::Inventory;
 use logs::Logs;
 use policy::Rules;
 use providers::{Owner, Provider, TagRules, ec2, local, netns, qemu};
@@ -151,6 +153,7 @@ pub struct Milpa {
     answers: Arc<dyn DecodedBackend>,
     cri: Arc<CriService>,
     cells: Arc<Cells>,
+    inventory: Inventory,
     gateway: Gateway,
     store: Store,
     metrics: Vec<Arc<dyn Source>>,
@@ -177,9 +180,10 @@ impl Milpa {
         };
         let registries =
             Registries::new(node.clone(), config.registry_config_dir.clone(), &config.state_dir);
+        let node_name = config.node.clone().unwrap_or_else(host_name);
         let owner = Owner {
             cluster: config.cluster.clone().unwrap_or_default(),
-            node: config.node.clone().unwrap_or_else(host_name),
+            node: node_name.clone(),
             fingerprint: ca.sha256(),
         };
         let api_calls = Arc::<ApiCalls>::default();
@@ -280,11 +284,19 @@ impl Milpa {
         };
         let cri = CriService::start(parts).await.map_err(of_store)?;
         let answers = Arc::new(Answers(Arc::clone(&cri)));
+        let inventory = Inventory::new(
+            name.clone(),
+            node_name,
+            config.provider,
+            Arc::clone(&cells),
+            Arc::clone(cri.pods()),
+        );
         Ok(Arc::new(Self {
             name: name.clone(),
             answers,
             cri,
             cells,
+            inventory,
             gateway,
             store,
             metrics,
@@ -296,6 +308,21 @@ impl Milpa {
     /// Returns the sources of this backend's metrics.
     pub fn metrics(&self) -> Vec<Arc<dyn Source>> {
         self.metrics.clone()
+    }
+
+    /// Returns the inventory of the backend.
+    pub fn inventory(&self) -> &Inventory {
+        &self.inventory
+    }
+
+    /// Answers a call of CRI whose response is a message, as if a kubelet had called.
+    pub async fn call(
+        &self,
+        method: Method,
+        message: Bytes,
+        deadline: Option<Instant>,
+    ) -> Result<Bytes, Status> {
+        self.answers.call(method, message, deadline).await
     }
 
     /// Sets the policy on host access.

@@ -5,6 +5,8 @@ use std::io::{self, IsTerminal};
 use clap::ValueEnum;
 use tracing_subscriber::{EnvFilter, fmt};
 
+use crate::recent_log::RecentLog;
+
 /// Variable with the log filter.
 const FILTER: &str = "KIYOT_LOG";
 
@@ -21,8 +23,8 @@ pub(super) enum LogFormat {
     Json,
 }
 
-/// Starts logging. Fails for a malformed filter in the variable.
-pub(super) fn init(format: LogFormat) -> Result<(), String> {
+/// Starts logging, and returns the recent lines. Fails for a malformed filter in the variable.
+pub(super) fn init(format: LogFormat) -> Result<RecentLog, String> {
     let filter = std::env::var(FILTER).unwrap_or_else(|_| DEFAULT_FILTER.to_owned());
     let filter = EnvFilter::try_new(&filter).map_err(|error| {
         format!(
@@ -30,10 +32,13 @@ pub(super) fn init(format: LogFormat) -> Result<(), String> {
                  info, or a list such as warn,kiyot=debug"
         )
     })?;
-    let lines = fmt().with_env_filter(filter).with_writer(io::stderr);
+    let recent = RecentLog::default();
+    let tee = recent.clone();
+    let lines = fmt().with_env_filter(filter).with_writer(move || tee.tee());
     let begun = match format {
         LogFormat::Text => lines.with_ansi(io::stderr().is_terminal()).try_init(),
         LogFormat::Json => lines.json().try_init(),
     };
-    begun.map_err(|error| format!("the log: {error}"))
+    begun.map_err(|error| format!("the log: {error}"))?;
+    Ok(recent)
 }

@@ -14,6 +14,7 @@ const GATEWAY_SOCKET: &str = "/gateway.sock";
 /// Sets defaults that follow from other keys: the node's backend if only one has the type `cri`,
 /// and the containerd that images are copied from.
 pub(super) fn complete(config: &mut Config) {
+    config.admin.complete(&config.server);
     let cri: Vec<_> = config
         .backends
         .iter()

@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::{
-    BackendConfig, Config, CriBackend, GatewayListen, Limits, Metrics, MilpaBackend, Policy,
+    Admin, BackendConfig, Config, CriBackend, GatewayListen, Limits, Metrics, MilpaBackend, Policy,
     Routing, Rule, Server,
 };
 use crate::problems::{Problem, Problems, Report};
@@ -61,6 +61,7 @@ impl Diff {
             node_backend => restart,
         });
         fields!(&old.metrics, &new.metrics, "metrics", Metrics { listen => restart });
+        fields!(&old.admin, &new.admin, "admin", Admin { listen => restart, group => restart });
         for name in old.backends.keys().chain(new.backends.keys()).collect::<BTreeSet<_>>() {
             let at = format!("backends.{name}");
             match (old.backends.get(name), new.backends.get(name)) {
@@ -281,6 +282,8 @@ mod tests {
             listed(&diff.restart),
             [
                 "server.listen",
+                // Beside the other, by default.
+                "admin.listen",
                 "backends.containerd.socket",
                 "backends.milpa.state_dir",
                 "backends.milpa.node_containerd"

@@ -14,6 +14,15 @@ const MOST_LINKS: u32 = 40;
 /// Reports sockets with several uses. `real` resolves a path.
 pub(super) fn check(config: &Config, real: &dyn Fn(&Path) -> PathBuf, report: &Report) {
     let own = real(&config.server.listen);
+    let admin = real(&config.admin.listen);
+    if admin == own {
+        let rule = "is the socket of server.listen too; allowed: a path of its own";
+        report.add(Problem::with_value(
+            "admin.listen",
+            describe(&config.admin.listen, &admin),
+            rule,
+        ));
+    }
     let mut seen: Vec<(String, PathBuf)> = Vec::new();
     for (name, backend) in &config.backends {
         let (key, socket) = match backend {
@@ -23,13 +32,16 @@ pub(super) fn check(config: &Config, real: &dyn Fn(&Path) -> PathBuf, report: &R
             BackendConfig::Milpa(milpa) => ("node_containerd", &milpa.node_containerd),
         };
         let (at, leads_to) = (format!("backends.{name}.{key}"), real(socket));
-        if leads_to == own {
-            let what = describe(&config.server.listen, &own);
-            report.add(Problem::with_value(
-                "server.listen",
-                what,
-                format!("is the socket of {at} too; allowed: a path of its own"),
-            ));
+        for (key, path, listens) in
+            [("server", &config.server.listen, &own), ("admin", &config.admin.listen, &admin)]
+        {
+            if leads_to == *listens {
+                report.add(Problem::with_value(
+                    format!("{key}.listen"),
+                    describe(path, listens),
+                    format!("is the socket of {at} too; allowed: a path of its own"),
+                ));
+            }
         }
         // Images come from a runtime that is a backend too.
         if key == "node_containerd" {

@@ -28,6 +28,7 @@ const PARTS: &[Part] = &[
             "config",
             "csv_rows",
             "problems",
+            "recent_log",
         ]],
     },
     Part {
@@ -37,21 +38,41 @@ const PARTS: &[Part] = &[
             RESOURCES,
             CELLS,
             RECORDS,
-            &["config", "metrics", "problems"],
+            &["admin", "backends::milpa::inventory", "config", "metrics", "problems"],
+            &["recent_log"],
         ],
     },
-    Part { path: "proxy", may: &[&["backends", "backends::cri", "config", "glob", "metrics"]] },
+    Part {
+        path: "admin",
+        may: &[
+            &["backends", "backends::milpa", "backends::milpa::inventory", "backends::milpa::id"],
+            &["config", "glob", "recent_log", "unix_listener"],
+        ],
+    },
+    Part {
+        path: "proxy",
+        may: &[&["backends", "backends::cri", "config", "glob", "metrics", "unix_listener"]],
+    },
     Part { path: "backends", may: &[&["backends::cri", "config"]] },
     Part { path: "backends::cri", may: &[&["backends", "config"]] },
     Part {
         path: "backends::milpa",
         may: &[
             &["backends", "backends::milpa::cri", "backends::milpa::policy"],
-            &["backends::milpa::placement"],
+            &["backends::milpa::inventory", "backends::milpa::placement"],
             RESOURCES,
             CELLS,
             RECORDS,
             &["annotations", "config", "metrics"],
+        ],
+    },
+    Part {
+        path: "backends::milpa::inventory",
+        may: &[
+            &["backends", "backends::milpa::pods", "backends::milpa::placement"],
+            CELLS,
+            RECORDS,
+            &["annotations", "config"],
         ],
     },
     // Fuzz targets look at everything that they fuzz.
@@ -114,7 +135,7 @@ const PARTS: &[Part] = &[
                 "backends::milpa::placement",
                 "backends::milpa::providers",
             ],
-            &["annotations", "backends::milpa::error_chain"],
+            &["annotations", "backends::milpa::clock", "backends::milpa::error_chain"],
             RECORDS,
             WAITING,
             &["config", "metrics", "price"],
@@ -158,6 +179,8 @@ const PARTS: &[Part] = &[
     Part { path: "glob", may: &[] },
     Part { path: "metrics", may: &[] },
     Part { path: "names", may: &[] },
+    Part { path: "recent_log", may: &[] },
+    Part { path: "unix_listener", may: &[] },
     Part { path: "price", may: &[&["decimal"]] },
     Part { path: "problems", may: &[] },
 ];

@@ -15,12 +15,13 @@ use async_trait::async_trait;
 use kiyot_link::bootstrap::Bootstrap;
 use kiyot_proto::{
     cell::{ShutdownRequest, agent_client::AgentClient},
-    store::SandboxMeta,
+    store::{Cordon, SandboxMeta},
 };
 use ring::rand::{SecureRandom, SystemRandom};
 use tokio::sync::{broadcast, oneshot, watch};
 
 use super::{
+    error_chain::error_chain,
     gateway::{CellLink, Gateway},
     id::{CellId, NoRandomness, SandboxId},
     placement::{self, Candidate, Catalogue, Choice, Needs, NoFit, Offering, Requested, Rules},
@@ -35,8 +36,10 @@ use crate::{annotations::CellRequest, config::WarmPool};
 mod admission;
 mod caller;
 pub(crate) mod engine;
+mod history;
 mod listing;
 mod metrics;
+mod operator;
 mod prices;
 mod provider_calls;
 mod restoration;
@@ -47,12 +50,15 @@ mod warm;
 mod tests;
 
 pub(super) use caller::Caller;
-pub(crate) use engine::{Account, Histogram, OrderKey, Step};
+pub(crate) use engine::{
+    Account, CellView, Histogram, OrderKey, OrderView, PoolView, State, Step, Timeline,
+};
 use engine::{
     Effects, Engine, EngineConfig, Event, Journal, JournalSandbox, OrderSpec, PodPorts, Seams,
     Unusable,
 };
 pub use engine::{Limits, OverBudget, PortTaken};
+pub(crate) use history::{Occurrence, Subject};
 use shared::{Shared, now};
 
 /// Bounds the time in which an agent ends all containers.
@@ -211,6 +217,9 @@ pub enum CellError {
          no cell is launched until it has ended, or the daemon is started with --take-over"
     )]
     Foreign(InstanceId),
+    /// An operator wants that no cell is launched.
+    #[error("no cell is launched until the node's cells are uncordoned (milpactl uncordon)")]
+    Cordoned,
     /// The daemon is starting or stopping.
     #[error("no cell is launched while the daemon is starting or stopping")]
     Starting,
@@ -414,9 +423,10 @@ impl Cells {
             sandboxes: sandboxes.into_iter().map(journal_sandbox).collect(),
             costs: store.load(Table::Costs).await?,
         };
+        let is_cordoned = !store.load::<Cordon>(Table::Cordon).await?.is_empty();
         let links = Arc::new(OnceLock::new());
         let seams = DaemonSeams { random: SystemRandom::new(), links: Arc::clone(&links) };
-        let (engine, changes, unusable) =
+        let (mut engine, changes, unusable) =
             Engine::recover(engine_config, capabilities, Box::new(seams), journal, now());
         for record in unusable {
             match record {
@@ -432,6 +442,10 @@ impl Cells {
                     store.commit(batch).await?;
                 }
             }
+        }
+        if is_cordoned {
+            tracing::warn!("no cell is launched until the node's cells are uncordoned");
+            let _no_cell_yet = engine.set_cordoned(true, now());
         }
         let shared = Arc::new(Shared::new(store, provider, links, engine));
         shared.commit(&changes).await?;
@@ -553,6 +567,9 @@ impl Cells {
         };
         let (answer, answered) = oneshot::channel();
         let sandbox = shared.with_core(|core, now| {
+            if core.engine.is_cordoned() && !core.engine.has_order(&spec.key, &spec.identity) {
+                return (Err(CellError::Cordoned), Effects::new());
+            }
             // Before a cell is launched: the kubelet retries until the other pod has ended.
             if let Some(taken) = core.engine.taken_port(&spec.key, &spec.attachment.ports) {
                 return (Err(taken.into()), Effects::new());
@@ -570,9 +587,16 @@ impl Cells {
             core.orders.entry(sandbox.clone()).or_default().push(answer);
             let cell = core.engine.cell_of_order(&sandbox).map(tracing::field::display);
             tracing::info!(cell, %sandbox, pod, namespace, "cell launch started");
+            let wanted = Subject::Pod(format!("{namespace}/{pod}"));
+            shared.history.add(wanted, "Ordered", &format!("sandbox {sandbox}"));
             (Ok(sandbox), effects)
         })?;
-        let (cell, attached) = answered.await.unwrap_or(Err(CellError::Stopping))?;
+        let answer = answered.await.unwrap_or(Err(CellError::Stopping));
+        if let Err(error) = &answer {
+            let failed = Subject::Pod(format!("{namespace}/{pod}"));
+            shared.history.add(failed, "NoCell", &error_chain(error));
+        }
+        let (cell, attached) = answer?;
         let ended = "it ended when it was bound".to_owned();
         let cell = self.get(&cell).ok_or(CellError::Ended(cell, ended))?;
         Ok(BoundCell { cell, sandbox, attached })

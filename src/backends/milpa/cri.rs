@@ -168,6 +168,11 @@ impl CriService {
         if is_new { rules.unmet() } else { Vec::new() }
     }
 
+    /// Returns the read model.
+    pub(super) fn pods(&self) -> &Arc<Pods> {
+        &self.pods
+    }
+
     /// Ends all tasks. Pods go on; the next start resumes or cleans up unfinished work.
     pub async fn shutdown(&self) {
         if let Err(tasks) = self.tasks.shutdown(SHUTDOWN_TIMEOUT).await {

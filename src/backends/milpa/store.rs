@@ -48,6 +48,8 @@ pub enum Table {
     Node,
     /// `NamespaceCost` by namespace.
     Costs,
+    /// `Cordon` by a fixed key.
+    Cordon,
 }
 
 impl Table {
@@ -63,6 +65,7 @@ impl Table {
             Self::Runtime => "runtime",
             Self::Node => "node",
             Self::Costs => "costs",
+            Self::Cordon => "cordon",
         }
     }
 }

@@ -47,12 +47,14 @@ mod time;
 mod timeline;
 mod timers;
 mod tombstones;
+mod type_usage;
 mod unclaimed;
+mod view;
 
 #[cfg(test)]
 mod tests;
 
-pub(crate) use costs::Account;
+pub(crate) use costs::{Account, NamespaceAccount};
 pub(crate) use effect::{Change, ClaimNumber, ClaimRefusal, CommitOf, Effect, Event, Notice};
 pub(crate) use histogram::Histogram;
 pub(crate) use launch::Launch;
@@ -63,8 +65,11 @@ pub(crate) use pools::Pool;
 pub(crate) use ports::PodPorts;
 pub use ports::PortTaken;
 pub(crate) use recovery::{Journal, JournalSandbox, Unusable};
+pub(crate) use state::State;
 pub(crate) use time::Now;
 pub(crate) use timeline::{Step, Timeline};
+pub(crate) use type_usage::{TypeKey, TypeUsage};
+pub(crate) use view::{CellView, OrderView, PoolView, Totals};
 
 use cell::Cell;
 use costs::Costs;
@@ -74,10 +79,11 @@ use limits::Places;
 use order::Order;
 use pools::Pools;
 use starts::AllStarts;
-use state::{CellEffect, CellEvent, EndStep, LaunchCall, State};
+use state::{CellEffect, CellEvent, EndStep, LaunchCall};
 use tags::ReportedPods;
 use timers::{Timer, Timers};
 use tombstones::Tombstones;
+use type_usage::EndedTypes;
 
 /// The reason of a cell whose instance has ended.
 const INSTANCE_ENDED: &str = "its instance ended";
@@ -147,11 +153,14 @@ pub(crate) struct Engine {
     health: Health,
     tombstones: Tombstones,
     costs: Costs,
+    ended_types: EndedTypes,
     starts: AllStarts,
     places: Places,
     /// The pods that wait for spot since an earlier order.
     spot_waits: Places,
     pools: Pools,
+    /// True while no cell is launched, because an operator wants it.
+    is_cordoned: bool,
     /// The pods whose labels that are no tags were reported.
     reported: ReportedPods,
     /// The offerings that were refused lately.
@@ -181,10 +190,12 @@ impl Engine {
             health: Health::default(),
             tombstones: Tombstones::default(),
             costs: Costs::default(),
+            ended_types: EndedTypes::default(),
             starts: AllStarts::default(),
             places: Places::default(),
             spot_waits: Places::default(),
             pools: Pools::default(),
+            is_cordoned: false,
             reported: ReportedPods::default(),
             refusals: Refusals::default(),
             denied: None,

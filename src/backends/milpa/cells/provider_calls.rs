@@ -9,7 +9,9 @@ use super::{
     super::{
         id::CellId,
         placement::Offering,
-        providers::{Attachment, ErrorClass, InstanceId, Provider, ProviderError, Termination},
+        providers::{
+            Attachment, ErrorClass, Instance, InstanceId, Provider, ProviderError, Termination,
+        },
     },
     engine::{Event, Launch},
 };
@@ -144,6 +146,23 @@ pub(super) async fn end_strays(provider: Arc<dyn Provider>, instances: Vec<Insta
     Event::StraysEnded(instances)
 }
 
+/// Returns the end of an instance's console without control characters.
+pub(super) async fn console(
+    provider: &dyn Provider,
+    instance: &InstanceId,
+) -> Result<String, ProviderError> {
+    let read = timeout(CONSOLE_TIMEOUT, provider.console(instance));
+    let too_slow = |_| Err(ProviderError::too_slow("read a console", CONSOLE_TIMEOUT));
+    Ok(without_controls(&read.await.unwrap_or_else(too_slow)?))
+}
+
+/// Returns the instances that the provider lists.
+pub(super) async fn list_owned(provider: &dyn Provider) -> Result<Vec<Instance>, ProviderError> {
+    let listed = timeout(CONSOLE_TIMEOUT, provider.list_owned());
+    let too_slow = |_| Err(ProviderError::too_slow("list instances", CONSOLE_TIMEOUT));
+    listed.await.unwrap_or_else(too_slow)
+}
+
 /// Logs the failure of a call.
 pub(super) fn log(event: &Event) {
     let (cell, doing, error) = match event {
@@ -178,5 +197,9 @@ async fn read_console(provider: &dyn Provider, instances: &[InstanceId]) -> Opti
     let text = text.trim_end();
     let begin = (text.len().saturating_sub(MAX_CONSOLE_BYTES)..=text.len())
         .find(|at| text.is_char_boundary(*at))?;
-    Some(text.get(begin..)?.chars().filter(|character| !is_unsafe_control(*character)).collect())
+    Some(without_controls(text.get(begin..)?))
+}
+
+fn without_controls(text: &str) -> String {
+    text.chars().filter(|character| !is_unsafe_control(*character)).collect()
 }

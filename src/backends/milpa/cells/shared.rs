@@ -29,6 +29,7 @@ use super::{
     engine::{
         Change, ClaimRefusal, CommitOf, Effect, Effects, Engine, Event, Notice, Now, OrderKey,
     },
+    history::History,
     prices::Prices,
     provider_calls,
 };
@@ -53,6 +54,8 @@ pub(super) struct Shared {
     pub(super) links: Arc<OnceLock<Arc<dyn Links>>>,
     pub(super) core: Mutex<Core>,
     pub(super) events: broadcast::Sender<CellEvent>,
+    /// The recent events, for operators.
+    pub(super) history: History,
     /// Requests a listing of the provider's instances before its period is over.
     pub(super) list_now: Notify,
     /// Requests listings soon: instances are ending.
@@ -119,6 +122,7 @@ impl Shared {
             links,
             core: Mutex::new(Core::new(engine)),
             events: broadcast::channel(EVENT_CAPACITY).0,
+            history: History::default(),
             list_now: Notify::new(),
             list_soon: Notify::new(),
             timers_changed: Notify::new(),
@@ -208,6 +212,7 @@ impl Shared {
         self.spawn(cell, async move {
             let event = call.await;
             provider_calls::log(&event);
+            shared.history.of_outcome(&event);
             shared.handle(event);
         });
     }
@@ -321,10 +326,12 @@ impl Shared {
                 if let (Notice::Taken { .. }, Some(cell)) = (&notice, cell) {
                     core.launched.insert(cell.clone(), Instant::now());
                 }
+                self.history.of_notice(cell, &notice);
                 log(cell, &notice);
             }
             (Effect::Launch(launch), Some(cell)) => {
                 self.ensure_link(core, cell);
+                self.history.of_cell(cell, "Launching", "");
                 core.launched.entry(cell.clone()).or_insert_with(Instant::now);
                 let launches = Arc::clone(&self.launches);
                 self.call(cell, provider_calls::launch(provider(), launch, launches));
@@ -367,11 +374,13 @@ impl Shared {
                 }
             }
             (Effect::PublishConnected, Some(cell)) => {
+                self.history.of_cell(cell, "Connected", "");
                 self.publish(CellEvent::Connected(cell.clone()));
             }
             (Effect::PublishWarm, Some(cell)) => self.publish(CellEvent::Warm(cell.clone())),
             (Effect::PublishEnded(reason), Some(cell)) => {
                 tracing::info!(%cell, %reason, "cell ended");
+                self.history.of_cell(cell, "Ended", &reason);
                 core.links.remove(cell);
                 core.launched.remove(cell);
                 if let Some(links) = self.links.get() {
@@ -396,6 +405,8 @@ impl Shared {
             let elapsed = core.launched.remove(cell).map(|launched| launched.elapsed());
             let elapsed_ms = elapsed.unwrap_or_default().as_millis();
             tracing::info!(%cell, ?addresses, elapsed_ms, "cell bound");
+            let named: Vec<_> = addresses.iter().map(ToString::to_string).collect();
+            self.history.of_cell(cell, "Bound", &named.join(", "));
             if waiters.iter().all(oneshot::Sender::is_closed) {
                 tracing::info!(%cell, "cell bound without a caller");
             }

@@ -83,7 +83,8 @@ fn code_of_cell(error: &CellError) -> Code {
         | CellError::Full(_)
         | CellError::OverBudget(_)
         | CellError::Queued { .. } => Code::ResourceExhausted,
-        CellError::Silent { .. }
+        CellError::Cordoned
+        | CellError::Silent { .. }
         | CellError::Ended(..)
         | CellError::Blocked { .. }
         | CellError::Replaced(_)

@@ -65,6 +65,12 @@ impl Refusals {
         RefusedAt { refusals: self, now }
     }
 
+    /// Returns the reason of an offering that is avoided at a time.
+    pub fn reason(&self, offering: &Offering, now: Duration) -> Option<Arc<str>> {
+        let refusal = self.refused.get(offering).filter(|refusal| refusal.until > now)?;
+        Some(Arc::clone(&refusal.reason))
+    }
+
     /// Returns the refusal of one of these offerings that ends first.
     pub fn first_end<'a>(
         &self,

@@ -1,6 +1,6 @@
 //! Lookup of sandboxes and containers: by id or unique prefix, by pod, and by cell.
 
-use std::{borrow::Borrow, collections::BTreeMap, ops::Bound, time::Duration};
+use std::{borrow::Borrow, collections::BTreeMap, ops::Bound, sync::Arc, time::Duration};
 
 use kiyot_proto::cri;
 
@@ -108,6 +108,18 @@ impl Pods {
             pods.container(id.as_str()).map_or(true, |now| now.exited()).then_some(())
         });
         exited.await.is_some()
+    }
+
+    /// Returns the latest sandbox of each pod, with namespace/name and creation time.
+    pub(crate) fn latest_sandboxes(&self) -> Vec<(SandboxId, Arc<str>, i64)> {
+        let cache = self.read();
+        let latest = |ids: &Vec<SandboxId>| {
+            let sandboxes = ids.iter().filter_map(|id| cache.sandboxes.get(id));
+            let created = |sandbox: &&Sandbox| sandbox.item().created_at;
+            let latest = sandboxes.max_by_key(created)?;
+            Some((latest.id.clone(), Arc::clone(&latest.pod), created(&latest)))
+        };
+        cache.by_uid.values().filter_map(latest).collect()
     }
 
     /// Returns all sandboxes.

@@ -65,6 +65,10 @@ pub(super) struct Cell {
     pub(super) launch_error: Option<ProviderError>,
     /// The number of replays of its launch.
     pub(super) replays: u32,
+    /// The number of cells that failed before it, for the same order.
+    pub(super) earlier_failures: u32,
+    /// True if one of them was for spot.
+    pub(super) spot_failed: bool,
     /// The time from which on its instance is known.
     pub(super) instance_known: Option<Duration>,
     /// The network that its agent configures, from its attachment until its order is answered.
@@ -111,6 +115,8 @@ impl Cell {
             may_be_launched: false,
             launch_error: None,
             replays: 0,
+            earlier_failures: 0,
+            spot_failed: false,
             instance_known: None,
             network: None,
             ports: None,

@@ -101,6 +101,11 @@ impl Costs {
         self.ended.iter().map(|(namespace, cost)| (namespace.clone(), account(cost))).collect()
     }
 
+    /// Returns the namespaces of ended cells.
+    pub(super) fn namespaces(&self) -> impl Iterator<Item = &str> {
+        self.ended.keys().map(String::as_str)
+    }
+
     fn of(&self, namespace: &str) -> Cost {
         self.ended.get(namespace).copied().unwrap_or_default()
     }
@@ -128,11 +133,16 @@ impl Cell {
     }
 
     /// Returns the cost since the launch was answered.
-    fn cost(&self, now: Now) -> Cost {
+    pub(super) fn cost(&self, now: Now) -> Cost {
         let price = self.offering.as_ref().map_or(Price::FREE, |offering| offering.price);
+        price.over(self.billed_time(now))
+    }
+
+    /// Returns the time since the launch was answered.
+    pub(super) fn billed_time(&self, now: Now) -> Duration {
         // A clock that is set while the daemon runs changes nothing.
         let billed = self.billed_from.map(|from| now.boot.saturating_sub(from));
-        price.over(self.ran_before + billed.unwrap_or_default())
+        self.ran_before + billed.unwrap_or_default()
     }
 }
 
@@ -152,7 +162,7 @@ impl Engine {
         })
     }
 
-    fn namespace_account(&self, namespace: &str, now: Now) -> NamespaceAccount {
+    pub(super) fn namespace_account(&self, namespace: &str, now: Now) -> NamespaceAccount {
         let cells = self.cells.values().filter(|cell| cell.namespace == namespace);
         let ended = NamespaceAccount { cost: self.costs.of(namespace), ..Default::default() };
         cells.fold(ended, |mut sum, cell| {
@@ -164,6 +174,7 @@ impl Engine {
     /// Adds the cost of a cell that has just ended. Returns the change of the journal.
     pub(super) fn settle_cost(&mut self, id: &CellId, now: Now) -> Option<Change> {
         let cell = self.cells.get(id)?;
+        self.ended_types.add(cell, now);
         let (namespace, cost, kind) = (cell.namespace.clone(), cell.cost(now), cell.kind());
         if cell.billed_from.is_some() {
             self.count_cost(kind, cost);

@@ -5,13 +5,22 @@
 
 use std::time::Duration;
 
-use super::{Engine, Now, order::Order};
+use super::{Engine, Now, cell::Cell, order::Order};
 use crate::backends::milpa::placement::{Candidate, Market};
 
 impl Order {
     /// Returns true if it prefers spot and accepts on-demand.
     fn has_choice_of_market(&self) -> bool {
         has(&self.candidates, Market::Spot) && has(&self.candidates, Market::OnDemand)
+    }
+}
+
+impl Cell {
+    /// Returns true if its launch was for spot, or is spot.
+    pub(super) fn was_for_spot(&self) -> bool {
+        let requested = self.launch.iter().flat_map(|launch| launch.spec.offerings());
+        let own = self.offering.iter().map(|candidate| &candidate.offering);
+        requested.chain(own).any(|offering| offering.market == Market::Spot)
     }
 }
 

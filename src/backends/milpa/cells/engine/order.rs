@@ -100,6 +100,8 @@ pub(super) struct Order {
     pub(super) launches: u32,
     /// The errors of its failed launches.
     pub(super) causes: Vec<String>,
+    /// True if a launch failed that could have been on spot.
+    pub(super) spot_failed: bool,
     /// The time at which the first call began, and at which the last call gives up.
     pub(super) began: Duration,
     /// The time since which its pod waits for a cell.
@@ -175,6 +177,7 @@ impl Engine {
                     state: OrderState::Waiting,
                     launches: 0,
                     causes: Vec::new(),
+                    spot_failed: false,
                     began: now.boot,
                     queued_since,
                     spot_since,
@@ -344,6 +347,7 @@ impl Engine {
         candidates: Vec<Candidate>,
         now: Now,
     ) -> Result<(), CellError> {
+        self.count_miss(sandbox);
         let Some(order) = self.orders.get(sandbox) else { return Ok(()) };
         let (tags, parameters) = (order.pod_tags(), order.parameters.clone());
         let cell = self.new_cell(candidates, parameters, &tags, now)?;
@@ -357,6 +361,8 @@ impl Engine {
             pod_uid: order.key.pod_uid.clone(),
             namespace: order.key.namespace.clone(),
             healthy_timeout: order.healthy_timeout,
+            earlier_failures: u32::try_from(order.causes.len()).unwrap_or(u32::MAX),
+            spot_failed: order.spot_failed,
             ..cell
         };
         self.begin(cell, now);
@@ -450,6 +456,7 @@ impl Engine {
         }
         let error = failure_of(&mut cell, Some(order));
         order.causes.push(cause_of(&error));
+        order.spot_failed |= cell.was_for_spot();
         let before = order.candidates.len();
         if let CellError::Provider(refusal) = &error {
             order.candidates.retain(|candidate| !refusal.refused.contains(&candidate.offering));

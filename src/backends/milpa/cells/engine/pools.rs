@@ -79,6 +79,10 @@ pub(super) struct Filling {
     not_before: Duration,
     /// The time since which its launches fail.
     failing_since: Option<Duration>,
+    /// The pods that took a cell of it.
+    pub(super) taken: u64,
+    /// The pods that suited it when it had no idle cell.
+    pub(super) missed: u64,
 }
 
 /// The reason for which a pool gets no cell now.
@@ -139,6 +143,9 @@ impl Engine {
 
     /// Launches the cells that the pools lack.
     pub(super) fn fill_pools(&mut self, now: Now) {
+        if self.is_cordoned {
+            return;
+        }
         let mut next: Option<Duration> = None;
         let names: Vec<Arc<str>> = self.pools.by_name.keys().cloned().collect();
         for name in names {
@@ -332,6 +339,7 @@ impl Engine {
         cell.healthy_timeout = order.healthy_timeout;
         let pool = Arc::clone(&cell.pool);
         if let Some(filling) = self.pools.by_name.get_mut(&pool) {
+            filling.taken += 1;
             // Only the first of several pods delays the next launch.
             if filling.not_before <= now.boot {
                 let boots_here = self.capabilities.ends_with_node && self.capabilities.own_kernel;
@@ -345,6 +353,17 @@ impl Engine {
         self.emit(&id, Effect::Log(Notice::Taken { sandbox: sandbox.clone(), pool }));
         self.apply(&id, CellEvent::Bind, now);
         true
+    }
+
+    /// Counts a pod that gets a cell of its own though it suits a pool, whose cells are all taken.
+    pub(super) fn count_miss(&mut self, sandbox: &SandboxId) {
+        let choice = self.orders.get(sandbox).and_then(|order| order.choice.as_ref());
+        let Some(choice) = choice else { return };
+        for filling in self.pools.by_name.values_mut() {
+            if filling.candidates.iter().any(|candidate| choice.suited(candidate).is_some()) {
+                filling.missed += 1;
+            }
+        }
     }
 
     /// Makes a warm cell end, because a pod has reached a limit. Returns false if there is none.

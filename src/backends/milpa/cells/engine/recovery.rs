@@ -258,6 +258,7 @@ impl Engine {
             state: OrderState::Placed(cell.clone()),
             launches: record.launches,
             causes: Vec::new(),
+            spot_failed: false,
             began: now.boot,
             queued_since: now.boot,
             spot_since: now.boot,

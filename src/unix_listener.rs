@@ -1,4 +1,4 @@
-//! The listening CRI socket.
+//! Listening unix sockets, whose paths outlive a killed daemon.
 
 use std::{
     fs, io,
@@ -7,7 +7,7 @@ use std::{
 };
 
 use rustix::{
-    fs::{AtFlags, CWD, Mode, chmodat},
+    fs::{AtFlags, CWD, Gid, Mode, chmodat, chownat},
     net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with},
 };
 
@@ -40,14 +40,15 @@ pub enum ListenError {
 
 /// A bound socket, whose path is removed on drop unless it is another's by then.
 #[derive(Debug)]
-pub(super) struct Listener {
-    pub(super) socket: UnixListener,
+pub(crate) struct Listener {
+    pub(crate) socket: UnixListener,
     path: PathBuf,
     inode: Option<(u64, u64)>,
 }
 
-/// Binds a socket with mode 0600. A stale socket is replaced, a live one is not.
-pub(super) fn listen_on(path: &Path) -> Result<Listener, ListenError> {
+/// Binds a socket with mode 0600, or with mode 0660 for a group. A stale socket is replaced, a live
+/// one is not.
+pub(crate) fn listen_on(path: &Path, group: Option<Gid>) -> Result<Listener, ListenError> {
     let failed = |step, path: &Path| {
         let path = path.to_path_buf();
         move |source: io::Error| ListenError::Io { step, path, source }
@@ -65,7 +66,12 @@ pub(super) fn listen_on(path: &Path) -> Result<Listener, ListenError> {
         )?;
         bind(&socket, &SocketAddrUnix::new(path)?)?;
         // Connections are refused before `listen`, so that none is accepted with a wider mode.
-        chmodat(CWD, path, Mode::RUSR | Mode::WUSR, AtFlags::empty())?;
+        let mut mode = Mode::RUSR | Mode::WUSR;
+        if group.is_some() {
+            chownat(CWD, path, None, group, AtFlags::empty())?;
+            mode |= Mode::RGRP | Mode::WGRP;
+        }
+        chmodat(CWD, path, mode, AtFlags::empty())?;
         listen(&socket, MAX_BACKLOG)?;
         Ok(UnixListener::from(socket))
     };
@@ -127,7 +133,7 @@ mod tests {
     fn socket_has_mode_0600_and_is_removed_with_its_listener() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("made/on/the/way/cri.sock");
-        let listener = listen_on(&path).unwrap();
+        let listener = listen_on(&path, None).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         std::os::unix::net::UnixStream::connect(&path).unwrap();
         drop(listener);
@@ -139,8 +145,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("cri.sock");
         drop(UnixListener::bind(&path).unwrap());
-        let listener = listen_on(&path).unwrap();
-        let refused = listen_on(&path).unwrap_err();
+        let listener = listen_on(&path, None).unwrap();
+        let refused = listen_on(&path, None).unwrap_err();
         assert_eq!(
             refused.to_string(),
             format!("{} is in use: another process listens there", path.display())
@@ -154,7 +160,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("cri.sock");
         fs::write(&path, "precious").unwrap();
-        assert!(matches!(listen_on(&path), Err(ListenError::NotASocket(_))));
+        assert!(matches!(listen_on(&path, None), Err(ListenError::NotASocket(_))));
         assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
     }
 
@@ -162,7 +168,7 @@ mod tests {
     fn socket_of_another_daemon_stays() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("cri.sock");
-        let listener = listen_on(&path).unwrap();
+        let listener = listen_on(&path, None).unwrap();
         fs::remove_file(&path).unwrap();
         let successor = UnixListener::bind(&path).unwrap();
         drop(listener);

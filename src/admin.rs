@@ -1,0 +1,160 @@
+//! The admin API on a unix socket, which milpactl calls.
+//!
+//! It runs beside the calls of CRI, on the main runtime, and reads what they read. A socket that
+//! can't be opened is logged: pods need no operator.
+
+use std::{path::PathBuf, sync::Arc, time::Duration};
+
+use kiyot_link::http2::{self, Profile};
+use kiyot_proto::admin::admin_server::AdminServer;
+use nix::unistd::Group;
+use tokio::{
+    net::{UnixListener, UnixStream},
+    sync::Semaphore,
+    time::sleep,
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use crate::{
+    config::Admin,
+    unix_listener::{self, Listener},
+};
+
+mod access;
+mod deadlines;
+mod dump;
+mod lists;
+mod node_log;
+mod parts;
+mod service;
+mod streaming;
+
+use access::Access;
+pub use parts::Parts;
+use service::AdminService;
+
+/// Bounds the connections; further ones wait.
+const MAX_CONNECTIONS: usize = 64;
+/// Bounds the memory and the calls of a connection.
+const PROFILE: Profile = Profile {
+    stream_window: 64 * 1024,
+    connection_window: 256 * 1024,
+    send_buffer: 256 * 1024,
+    max_streams: 32,
+};
+/// Bounds a request in bytes: the longest has the command of an exec.
+const MAX_REQUEST_BYTES: usize = 256 * 1024;
+/// Pause after a failed accept, as for want of file descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Time in which all tasks have to end.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The running server of the admin API.
+#[derive(Debug)]
+pub struct AdminApi {
+    stop: CancellationToken,
+    tasks: TaskTracker,
+}
+
+impl AdminApi {
+    /// Starts the server. Called on the main runtime.
+    pub fn start(config: &Admin, parts: Parts) -> Self {
+        let api = Self { stop: CancellationToken::new(), tasks: TaskTracker::new() };
+        match open(config) {
+            Ok((listener, socket)) => {
+                let accepting =
+                    accept(listener, socket, Arc::new(parts), api.stop.clone(), api.tasks.clone());
+                api.tasks.spawn(accepting);
+                let socket: PathBuf = config.listen.clone();
+                tracing::info!(socket = %socket.display(), "listening for milpactl");
+            }
+            Err(error) => {
+                tracing::error!(
+                    error = &*error as &dyn std::error::Error,
+                    "admin API can't be served, pods are not affected"
+                );
+            }
+        }
+        api.tasks.close();
+        api
+    }
+
+    /// Ends all connections and tasks.
+    pub async fn shutdown(&self) {
+        self.stop.cancel();
+        if tokio::time::timeout(SHUTDOWN_TIMEOUT, self.tasks.wait()).await.is_err() {
+            tracing::warn!(timeout = ?SHUTDOWN_TIMEOUT, "tasks of the admin API did not end");
+        }
+    }
+}
+
+impl Drop for AdminApi {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+fn open(
+    config: &Admin,
+) -> Result<(Listener, UnixListener), Box<dyn std::error::Error + Send + Sync>> {
+    let group = config.group.as_ref().and_then(|name| match Group::from_name(name) {
+        Ok(Some(group)) => Some(rustix::fs::Gid::from_raw(group.gid.as_raw())),
+        Ok(None) => {
+            tracing::error!(group = name, "group of admin.group is unknown, only root may read");
+            None
+        }
+        Err(error) => {
+            tracing::error!(group = name, %error, "group of admin.group not read");
+            None
+        }
+    });
+    let listener = unix_listener::listen_on(&config.listen, group)?;
+    let socket = UnixListener::from_std(listener.socket.try_clone()?)?;
+    Ok((listener, socket))
+}
+
+async fn accept(
+    listener: Listener,
+    socket: UnixListener,
+    parts: Arc<Parts>,
+    stop: CancellationToken,
+    tasks: TaskTracker,
+) {
+    let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    loop {
+        let accepting = async {
+            let permit = Arc::clone(&permits).acquire_owned().await.ok()?;
+            Some((permit, socket.accept().await))
+        };
+        let Some(Some((permit, accepted))) = stop.run_until_cancelled(accepting).await else {
+            break;
+        };
+        match accepted {
+            Ok((stream, _)) => {
+                let serving = serve(stream, Arc::clone(&parts), stop.clone(), tasks.clone());
+                tasks.spawn(async move {
+                    serving.await;
+                    drop(permit);
+                });
+            }
+            Err(error) => {
+                tracing::warn!(%error, "connection to the admin API not accepted");
+                stop.run_until_cancelled(sleep(ACCEPT_PAUSE)).await;
+            }
+        }
+    }
+    drop((socket, listener));
+}
+
+async fn serve(stream: UnixStream, parts: Arc<Parts>, stop: CancellationToken, tasks: TaskTracker) {
+    let access = match stream.peer_cred() {
+        Ok(peer) => Access::of(peer.uid()),
+        Err(error) => return tracing::warn!(%error, "caller of the admin API is not known"),
+    };
+    let service = AdminServer::new(AdminService { parts, access })
+        .max_decoding_message_size(MAX_REQUEST_BYTES);
+    let serving = Box::pin(http2::serve(stream, PROFILE, service, stop, tasks));
+    if let Err(error) = serving.await {
+        tracing::debug!(%error, "connection to the admin API ended");
+    }
+}

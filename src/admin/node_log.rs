@@ -1,0 +1,306 @@
+//! The log of a container on the node, in the format of CRI logs: `TIME STREAM TAG TEXT`, where the
+//! tag is `F` for a whole line and `P` for a part of it.
+
+use std::{
+    fs::{File, OpenOptions},
+    io::{self, Read, Seek, SeekFrom},
+    os::unix::fs::{MetadataExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+};
+
+use jiff::Timestamp;
+use kiyot_proto::admin::ReadLogResponse;
+
+/// Bytes of a read.
+const READ_BYTES: usize = 64 * 1024;
+/// Bounds a line: the daemon writes at most 16 KiB of text, after 40 bytes of time and tag.
+const MAX_LINE_BYTES: usize = 32 * 1024;
+/// Bounds the last lines that are looked for.
+const MAX_TAIL_BYTES: u64 = 64 * 1024 * 1024;
+
+/// The wanted part of a log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Wanted {
+    /// The last lines; `None` for all.
+    pub(super) lines: Option<u64>,
+    /// The time of the first line, in nanoseconds since 1970; 0 for all.
+    pub(super) since_unix_nanos: i64,
+}
+
+/// Text of one of the streams.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Part {
+    is_stderr: bool,
+    text: Vec<u8>,
+}
+
+impl From<Part> for ReadLogResponse {
+    fn from(part: Part) -> Self {
+        let (text, none) = (part.text.into(), Default::default());
+        if part.is_stderr {
+            Self { stdout: none, stderr: text }
+        } else {
+            Self { stdout: text, stderr: none }
+        }
+    }
+}
+
+/// A reader of a log, through its rotations.
+#[derive(Debug)]
+pub(super) struct NodeLog {
+    path: PathBuf,
+    file: File,
+    wanted: Wanted,
+    /// Bytes of a line whose end was not read yet.
+    rest: Vec<u8>,
+}
+
+impl NodeLog {
+    /// Opens a log at the first wanted line.
+    pub(super) fn open(path: &Path, wanted: Wanted) -> io::Result<Self> {
+        let mut file = open(path)?;
+        if let Some(lines) = wanted.lines {
+            let begin = begin_of_last(&mut file, lines)?;
+            file.seek(SeekFrom::Start(begin))?;
+        }
+        Ok(Self { path: path.to_owned(), file, wanted, rest: Vec::new() })
+    }
+
+    /// Reads the next part; `None` at the end for now. After a rotation it goes on with the new
+    /// file.
+    pub(super) fn next_part(&mut self) -> io::Result<Option<Vec<Part>>> {
+        let mut buffer = vec![0; READ_BYTES];
+        loop {
+            let read = self.file.read(&mut buffer)?;
+            if read > 0 {
+                return Ok(Some(self.take(&buffer[..read])));
+            }
+            if !self.is_rotated() {
+                return Ok(None);
+            }
+            // What was written until the rotation was read: nothing is added to the old file, as
+            // the daemon has opened the new one.
+            let read = self.file.read(&mut buffer)?;
+            if read > 0 {
+                return Ok(Some(self.take(&buffer[..read])));
+            }
+            self.file = open(&self.path)?;
+        }
+    }
+
+    fn is_rotated(&self) -> bool {
+        let id = |metadata: std::fs::Metadata| (metadata.dev(), metadata.ino());
+        let named = std::fs::symlink_metadata(&self.path).map(id);
+        matches!((named, self.file.metadata().map(id)), (Ok(named), Ok(own)) if named != own)
+    }
+
+    /// Takes bytes of the file, and returns the text of the lines that are whole.
+    fn take(&mut self, bytes: &[u8]) -> Vec<Part> {
+        self.rest.extend_from_slice(bytes);
+        let mut parts = Vec::new();
+        let mut begin = 0;
+        while let Some(length) = self.rest[begin..].iter().position(|byte| *byte == b'\n') {
+            let line = &self.rest[begin..begin + length];
+            begin += length + 1;
+            if let Some(entry) = Entry::parse(line)
+                && entry.is_since(self.wanted.since_unix_nanos)
+            {
+                entry.append_to(&mut parts);
+            }
+        }
+        self.rest.drain(..begin);
+        if self.rest.len() > MAX_LINE_BYTES {
+            // No line of the daemon.
+            self.rest.clear();
+        }
+        parts
+    }
+}
+
+fn open(path: &Path) -> io::Result<File> {
+    let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
+    let file = OpenOptions::new().read(true).custom_flags(flags.bits().cast_signed()).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+    }
+    Ok(file)
+}
+
+/// Returns the offset of the last lines, of the last 64 MiB at most.
+fn begin_of_last(file: &mut File, lines: u64) -> io::Result<u64> {
+    let end = file.metadata()?.len();
+    let limit = end.saturating_sub(MAX_TAIL_BYTES);
+    let mut buffer = vec![0; READ_BYTES];
+    let (mut at, mut found) = (end, 0);
+    while at > limit {
+        let begin = at.saturating_sub(READ_BYTES as u64).max(limit);
+        let length = usize::try_from(at - begin).unwrap_or(READ_BYTES);
+        file.seek(SeekFrom::Start(begin))?;
+        file.read_exact(&mut buffer[..length])?;
+        for (index, _) in
+            buffer[..length].iter().enumerate().rev().filter(|(_, byte)| **byte == b'\n')
+        {
+            let after = begin + index as u64 + 1;
+            // The last line end begins no line.
+            if after < end {
+                found += 1;
+            }
+            if found == lines.max(1) {
+                return Ok(if lines == 0 { end } else { after });
+            }
+        }
+        at = begin;
+    }
+    Ok(if lines == 0 { end } else { limit })
+}
+
+/// A line of a log.
+#[derive(Debug, PartialEq, Eq)]
+struct Entry<'a> {
+    time: &'a [u8],
+    is_stderr: bool,
+    /// The text, of a part of a line only.
+    text: &'a [u8],
+    is_partial: bool,
+}
+
+impl<'a> Entry<'a> {
+    fn parse(line: &'a [u8]) -> Option<Self> {
+        let mut fields = line.splitn(4, |byte| *byte == b' ');
+        let (time, stream, tag) = (fields.next()?, fields.next()?, fields.next()?);
+        let is_stderr = match stream {
+            b"stdout" => false,
+            b"stderr" => true,
+            _ => return None,
+        };
+        let is_partial = tag.split(|byte| *byte == b':').next() == Some(b"P");
+        Some(Self { time, is_stderr, text: fields.next().unwrap_or_default(), is_partial })
+    }
+
+    fn is_since(&self, unix_nanos: i64) -> bool {
+        if unix_nanos <= 0 {
+            return true;
+        }
+        let time = std::str::from_utf8(self.time).ok();
+        let time = time.and_then(|time| time.parse::<Timestamp>().ok());
+        time.is_none_or(|time| time.as_nanosecond() >= i128::from(unix_nanos))
+    }
+
+    /// Appends the text to the last part if that has the same stream.
+    fn append_to(&self, parts: &mut Vec<Part>) {
+        if parts.last().is_none_or(|part| part.is_stderr != self.is_stderr) {
+            parts.push(Part { is_stderr: self.is_stderr, text: Vec::new() });
+        }
+        let Some(part) = parts.last_mut() else { return };
+        part.text.extend_from_slice(self.text);
+        if !self.is_partial {
+            part.text.push(b'\n');
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Returns the texts of standard output and standard error.
+    fn text(parts: &[Part]) -> Vec<(String, String)> {
+        let text = |part: &Part| {
+            let text = String::from_utf8(part.text.clone()).unwrap();
+            if part.is_stderr { (String::new(), text) } else { (text, String::new()) }
+        };
+        parts.iter().map(text).collect()
+    }
+
+    fn file(lines: &str) -> (tempfile::TempDir, PathBuf) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("0.log");
+        std::fs::write(&path, lines).unwrap();
+        (dir, path)
+    }
+
+    const LINES: &str = "2026-11-25T10:00:00.000000001Z stdout F one\n\
+                         2026-11-25T10:00:01.5Z stdout P tw\n\
+                         2026-11-25T10:00:01.5Z stdout F o\n\
+                         2026-11-25T10:00:02Z stderr F three\n";
+
+    #[test]
+    fn streams_stay_in_order_and_parts_of_a_line_are_joined() {
+        let (_dir, path) = file(LINES);
+        let mut log = NodeLog::open(&path, Wanted::default()).unwrap();
+        let expected =
+            vec![("one\ntwo\n".to_owned(), String::new()), (String::new(), "three\n".to_owned())];
+        assert_eq!(text(&log.next_part().unwrap().unwrap()), expected);
+        assert!(log.next_part().unwrap().is_none());
+    }
+
+    #[test]
+    fn only_lines_since_a_time_are_read() {
+        let (_dir, path) = file(LINES);
+        let since: Timestamp = "2026-11-25T10:00:01.6Z".parse().unwrap();
+        let nanos = i64::try_from(since.as_nanosecond()).unwrap();
+        let wanted = Wanted { since_unix_nanos: nanos, ..Wanted::default() };
+        let mut log = NodeLog::open(&path, wanted).unwrap();
+        let parts = log.next_part().unwrap().unwrap();
+        assert_eq!(text(&parts), [(String::new(), "three\n".to_owned())]);
+    }
+
+    #[test]
+    fn reader_goes_on_with_the_file_of_a_rotation() {
+        let (dir, path) = file("t stdout F one\nt stdout F tw");
+        let mut log = NodeLog::open(&path, Wanted::default()).unwrap();
+        assert_eq!(text(&log.next_part().unwrap().unwrap())[0].0, "one\n");
+        assert!(log.next_part().unwrap().is_none());
+        let rotated = dir.path().join("0.log.1");
+        std::fs::rename(&path, &rotated).unwrap();
+        let mut old = OpenOptions::new().append(true).open(&rotated).unwrap();
+        old.write_all(b"o\n").unwrap();
+        std::fs::write(&path, "t stdout F three\n").unwrap();
+        assert_eq!(text(&log.next_part().unwrap().unwrap())[0].0, "two\n");
+        assert_eq!(text(&log.next_part().unwrap().unwrap())[0].0, "three\n");
+        assert!(log.next_part().unwrap().is_none());
+    }
+
+    #[test]
+    fn link_in_place_of_a_log_is_refused() {
+        let (dir, path) = file(LINES);
+        let link = dir.path().join("link.log");
+        std::os::unix::fs::symlink(path, &link).unwrap();
+        NodeLog::open(&link, Wanted::default()).unwrap_err();
+    }
+
+    proptest! {
+        /// The last lines are those of the whole text, for every number of lines and every length.
+        #[test]
+        fn last_lines_are_the_end_of_the_log(
+            lines in proptest::collection::vec(0..3000_usize, 0..120),
+            wanted in 0..130_u64,
+        ) {
+            let all: Vec<String> = lines
+                .iter()
+                .enumerate()
+                .map(|(number, length)| format!("{number}{}", "x".repeat(*length)))
+                .collect();
+            let written: String = all.iter().map(|line| format!("t stdout F {line}\n")).collect();
+            let (_dir, path) = file(&written);
+            let wanted_lines = Wanted { lines: Some(wanted), ..Wanted::default() };
+            let mut log = NodeLog::open(&path, wanted_lines).unwrap();
+            let mut read = String::new();
+            while let Some(parts) = log.next_part().unwrap() {
+                read.extend(text(&parts).into_iter().map(|(stdout, _)| stdout));
+            }
+            let first = all.len().saturating_sub(usize::try_from(wanted).unwrap());
+            let expected: String = all[first..].iter().map(|line| format!("{line}\n")).collect();
+            prop_assert_eq!(read, expected);
+        }
+
+        #[test]
+        fn any_line_is_parsed_or_refused(line: Vec<u8>) {
+            let _ = Entry::parse(&line).map(|entry| entry.is_since(1));
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! The parts of the daemon that operators ask about.
+
+use std::sync::Arc;
+
+use kiyot_proto::admin;
+use tokio::sync::watch;
+use tonic::Status;
+
+use crate::{
+    backends::milpa::{Milpa, id::CellId, inventory::PodKey},
+    recent_log::RecentLog,
+};
+
+/// The parts of the daemon that operators ask about.
+#[derive(Debug)]
+pub struct Parts {
+    /// The backends of pods in cells.
+    pub milpas: Vec<Arc<Milpa>>,
+    /// The container runtimes.
+    pub runtimes: Vec<admin::Backend>,
+    /// The running configuration, as text.
+    pub config: watch::Receiver<String>,
+    /// The recent lines of the daemon's log.
+    pub recent_log: RecentLog,
+}
+
+impl Parts {
+    /// Returns a pod by namespace and name, uid or sandbox; the namespace may be empty if the name
+    /// is in no other.
+    pub(super) fn find_pod(
+        &self,
+        namespace: &str,
+        name: &str,
+    ) -> Result<(&Arc<Milpa>, PodKey), Status> {
+        if name.is_empty() {
+            return Err(Status::invalid_argument("no pod is named; allowed: the name of a pod"));
+        }
+        let mut found = Vec::new();
+        for milpa in &self.milpas {
+            let keys = milpa.inventory().pod_keys().into_iter();
+            found.extend(keys.filter(|key| key.is_of(namespace, name)).map(|key| (milpa, key)));
+        }
+        match (found.pop(), found.is_empty()) {
+            (Some(only), true) => Ok(only),
+            (Some(last), false) => {
+                let all = found.iter().map(|(_, key)| key).chain([&last.1]);
+                let names: Vec<_> = all.map(PodKey::name).collect();
+                Err(Status::invalid_argument(format!(
+                    "pod {name:?} is not unique: {}; allowed: namespace/name",
+                    names.join(", ")
+                )))
+            }
+            (None, _) => {
+                let place = if namespace.is_empty() {
+                    "any namespace".to_owned()
+                } else {
+                    format!("namespace {namespace:?}")
+                };
+                Err(Status::not_found(format!("no pod {name:?} in a cell of {place}")))
+            }
+        }
+    }
+
+    /// Returns a cell by its id, and its backend.
+    pub(super) fn find_cell(&self, id: &str) -> Result<(&Arc<Milpa>, CellId), Status> {
+        let cell = CellId::parse(id).map_err(|error| {
+            Status::invalid_argument(format!("cell {id:?}: {error}; allowed: the id of a cell"))
+        })?;
+        let has_cell = |milpa: &&Arc<Milpa>| milpa.inventory().cell_ids().contains(&cell);
+        match self.milpas.iter().find(has_cell) {
+            Some(milpa) => Ok((milpa, cell)),
+            None => Err(Status::not_found(format!("no cell {cell}"))),
+        }
+    }
+
+    /// Returns the name of the node in Kubernetes.
+    pub(super) fn node(&self) -> String {
+        let node = self.milpas.first().map(|milpa| milpa.inventory().node().to_owned());
+        node.unwrap_or_default()
+    }
+}

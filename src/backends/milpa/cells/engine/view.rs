@@ -1,0 +1,230 @@
+//! Cells, orders and pools as operators see them.
+
+use std::{net::IpAddr, sync::Arc};
+
+use super::{
+    Engine, Now, State, Timeline,
+    cell::Cell,
+    costs::NamespaceAccount,
+    order::{Order, OrderState},
+    timeline,
+};
+use crate::{
+    backends::milpa::{
+        cells::Limits,
+        error_chain::error_chain,
+        id::{CellId, SandboxId},
+        placement::Candidate,
+    },
+    price::Cost,
+};
+
+/// A cell whose end is not proven.
+#[derive(Debug, Clone)]
+pub(crate) struct CellView {
+    /// The cell.
+    pub(crate) id: CellId,
+    /// Its state.
+    pub(crate) state: State,
+    /// The offering of its instance, once the launch is answered.
+    pub(crate) offering: Option<Candidate>,
+    /// The pod's addresses, while the cell is bound.
+    pub(crate) addresses: Vec<IpAddr>,
+    /// The time of its creation, in nanoseconds since 1970.
+    pub(crate) created_unix_nanos: i64,
+    /// The steps of its start.
+    pub(crate) timeline: Timeline,
+    /// The namespace of its pod; empty in a warm pool.
+    pub(crate) namespace: String,
+    /// The uid of its pod; empty in a warm pool.
+    pub(crate) pod_uid: String,
+    /// The sandbox of its pod; empty in a warm pool.
+    pub(crate) sandbox: String,
+    /// The warm pool that it was launched for; empty without one.
+    pub(crate) pool: Arc<str>,
+    /// The error of its last launch or termination; empty without one.
+    pub(crate) error: String,
+    /// The number of replays of its launch.
+    pub(crate) replays: u32,
+    /// The number of cells that failed before it, for the same order.
+    pub(crate) earlier_failures: u32,
+    /// True if one of them was for spot.
+    pub(crate) spot_failed: bool,
+    /// The end of its console, if it was read.
+    pub(crate) console: String,
+    /// The cost since its launch.
+    pub(crate) cost: Cost,
+}
+
+/// A pod that waits for its cell.
+#[derive(Debug, Clone)]
+pub(crate) struct OrderView {
+    /// The id of the pod's sandbox.
+    pub(crate) sandbox: SandboxId,
+    /// The name of the pod.
+    pub(crate) name: String,
+    /// The namespace of the pod.
+    pub(crate) namespace: String,
+    /// The uid of the pod.
+    pub(crate) pod_uid: String,
+    /// `metadata.attempt` of the sandbox.
+    pub(crate) attempt: u32,
+    /// The cell that is launched for it; `None` while it waits for a place.
+    pub(crate) cell: Option<CellId>,
+    /// The time since which the pod waits, in nanoseconds since 1970.
+    pub(crate) since_unix_nanos: i64,
+    /// The number of launches that failed.
+    pub(crate) failures: u32,
+    /// True if a launch on spot failed.
+    pub(crate) spot_failed: bool,
+    /// The error of the last launch that failed; empty without one.
+    pub(crate) last_error: String,
+}
+
+/// A warm pool.
+#[derive(Debug, Clone)]
+pub(crate) struct PoolView {
+    /// Its identity.
+    pub(crate) name: Arc<str>,
+    /// The cells that it should have.
+    pub(crate) wanted: usize,
+    /// The cells that wait for a pod.
+    pub(crate) idle: usize,
+    /// The cells that boot.
+    pub(crate) starting: usize,
+    /// The pods that took a cell of it since the daemon started.
+    pub(crate) taken: u64,
+    /// The pods that suited it when it had no idle cell.
+    pub(crate) missed: u64,
+}
+
+/// The cells and orders in sum.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Totals {
+    /// The cells whose end is not proven.
+    pub(crate) cells: usize,
+    /// Those that boot.
+    pub(crate) booting: usize,
+    /// The orders that wait for a place.
+    pub(crate) waiting: usize,
+    /// The limits.
+    pub(crate) limits: Limits,
+    /// True while no cell is launched.
+    pub(crate) is_cordoned: bool,
+}
+
+impl Cell {
+    fn view(&self, now: Now) -> CellView {
+        let addresses = match &self.state {
+            State::Bound { addresses, .. } => addresses.clone(),
+            _ => Vec::new(),
+        };
+        let launch_error = self.launch_error.as_ref().filter(|_| self.state.has_open_launch());
+        let error = match (&self.failure, self.refusal.as_ref().or(launch_error)) {
+            (Some(failure), _) => error_chain(failure),
+            (None, Some(error)) => error.text(),
+            (None, None) => String::new(),
+        };
+        CellView {
+            id: self.id.clone(),
+            state: self.state.clone(),
+            offering: self.offering.clone(),
+            addresses,
+            created_unix_nanos: self.created_unix_nanos,
+            timeline: self.timeline,
+            namespace: self.namespace.clone(),
+            pod_uid: self.pod_uid.clone(),
+            sandbox: self.sandbox.clone(),
+            pool: Arc::clone(&self.pool),
+            error,
+            replays: self.replays,
+            earlier_failures: self.earlier_failures,
+            spot_failed: self.spot_failed,
+            console: self.console.clone(),
+            cost: self.cost(now),
+        }
+    }
+}
+
+impl Order {
+    fn view(&self, sandbox: &SandboxId, now: Now) -> OrderView {
+        let waits = now.boot.saturating_sub(self.queued_since);
+        OrderView {
+            sandbox: sandbox.clone(),
+            name: self.key.name.clone(),
+            namespace: self.key.namespace.clone(),
+            pod_uid: self.key.pod_uid.clone(),
+            attempt: self.key.attempt,
+            cell: self.state.cell().cloned(),
+            since_unix_nanos: timeline::nanos(now.unix.saturating_sub(waits)),
+            failures: u32::try_from(self.causes.len()).unwrap_or(u32::MAX),
+            spot_failed: self.spot_failed,
+            last_error: self.causes.last().cloned().unwrap_or_default(),
+        }
+    }
+}
+
+impl Engine {
+    /// Returns a cell.
+    pub(crate) fn cell_view(&self, id: &CellId, now: Now) -> Option<CellView> {
+        self.cells.get(id).map(|cell| cell.view(now))
+    }
+
+    /// Returns the pods that wait for their cells.
+    pub(crate) fn order_views(&self, now: Now) -> Vec<OrderView> {
+        self.orders.iter().map(|(sandbox, order)| order.view(sandbox, now)).collect()
+    }
+
+    /// Returns the warm pools.
+    pub(crate) fn pool_views(&self) -> Vec<PoolView> {
+        let view = |(name, filling): (&Arc<str>, &super::pools::Filling)| {
+            let of_pool = || {
+                let cells = self.cells.values();
+                cells.filter(|cell| cell.is_warm() && cell.pool == *name)
+            };
+            let idle = of_pool().filter(|cell| matches!(cell.state, State::Idle { .. })).count();
+            PoolView {
+                name: Arc::clone(name),
+                wanted: filling.count,
+                idle,
+                starting: of_pool().count() - idle,
+                taken: filling.taken,
+                missed: filling.missed,
+            }
+        };
+        self.pools.by_name.iter().map(view).collect()
+    }
+
+    /// Returns the sums of all cells and orders.
+    pub(crate) fn totals(&self) -> Totals {
+        let waiting = self.orders.values().filter(|order| order.state == OrderState::Waiting);
+        Totals {
+            cells: self.cells.len(),
+            booting: self.cells.values().filter(|cell| cell.boots()).count(),
+            waiting: waiting.count(),
+            limits: self.config.limits,
+            is_cordoned: self.is_cordoned,
+        }
+    }
+
+    /// Returns the accounts of all namespaces with a cell or with costs. Warm cells have none.
+    pub(crate) fn namespace_accounts(&self, now: Now) -> Vec<(String, NamespaceAccount)> {
+        let running = self.cells.values().map(|cell| cell.namespace.as_str());
+        let mut names: Vec<&str> = running.chain(self.costs.namespaces()).collect();
+        names.sort_unstable();
+        names.dedup();
+        let account = |name: &str| (name.to_owned(), self.namespace_account(name, now));
+        names.into_iter().map(account).collect()
+    }
+
+    /// Stops launches, or permits them again. Launches that have begun go on.
+    pub(crate) fn set_cordoned(&mut self, is_cordoned: bool, now: Now) -> super::Effects {
+        self.is_cordoned = is_cordoned;
+        self.handle(super::Event::Tick, now)
+    }
+
+    /// Returns true while no cell is launched.
+    pub(crate) fn is_cordoned(&self) -> bool {
+        self.is_cordoned
+    }
+}

@@ -1,0 +1,112 @@
+//! Cells as operators see them, and the cordon.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use kiyot_proto::store::Cordon;
+
+use super::{
+    Cells,
+    engine::{CellView, NamespaceAccount, OrderView, PoolView, Totals, TypeKey, TypeUsage},
+    history::{History, Subject},
+    provider_calls,
+    shared::now,
+};
+use crate::backends::milpa::{
+    clock,
+    id::CellId,
+    placement::{Catalogue, Offering},
+    providers::{Instance, ProviderError},
+    store::{Batch, StoreError, Table},
+};
+
+impl Cells {
+    /// Returns the cells of these ids that have not ended, and whether their agents are connected.
+    pub(crate) fn views(&self, ids: &[CellId]) -> Vec<(CellView, bool)> {
+        let core = self.shared.core();
+        let now = now();
+        let view = |id: &CellId| {
+            let link = core.links.get(id);
+            let is_connected = link.is_some_and(|link| link.control.is_connected());
+            Some((core.engine.cell_view(id, now)?, is_connected))
+        };
+        ids.iter().filter_map(view).collect()
+    }
+
+    /// Returns the pods that wait for their cells.
+    pub(crate) fn orders(&self) -> Vec<OrderView> {
+        self.shared.core().engine.order_views(now())
+    }
+
+    /// Returns the warm pools.
+    pub(crate) fn pools(&self) -> Vec<PoolView> {
+        self.shared.core().engine.pool_views()
+    }
+
+    /// Returns the sums of all cells and orders.
+    pub(crate) fn totals(&self) -> Totals {
+        self.shared.core().engine.totals()
+    }
+
+    /// Returns the accounts of all namespaces.
+    pub(crate) fn namespaces(&self) -> Vec<(String, NamespaceAccount)> {
+        self.shared.core().engine.namespace_accounts(now())
+    }
+
+    /// Returns the use of each instance type in each market, since the daemon started.
+    pub(crate) fn type_usage(&self) -> BTreeMap<TypeKey, TypeUsage> {
+        self.shared.core().engine.type_usage(now())
+    }
+
+    /// Returns the recent events.
+    pub(crate) fn history(&self) -> &History {
+        &self.shared.history
+    }
+
+    /// Returns the provider's catalogue with the prices of now, and the reason for each offering
+    /// that was refused lately.
+    pub(crate) async fn catalogue(
+        &self,
+    ) -> Result<(Arc<Catalogue>, impl Fn(&Offering) -> Option<Arc<str>>), ProviderError> {
+        let catalogue = self.shared.prices.current(&*self.shared.provider).await?;
+        let refusals = self.shared.core().engine.refusals().clone();
+        let at = now().boot;
+        Ok((catalogue, move |offering: &Offering| refusals.reason(offering, at)))
+    }
+
+    /// Returns the end of the console of a cell's instance; empty for an unknown cell, and before
+    /// the launch is answered.
+    pub(crate) async fn console(&self, id: &CellId) -> Result<String, ProviderError> {
+        let view = self.shared.core().engine.cell_view(id, now());
+        match view.as_ref().and_then(|view| view.state.instance()) {
+            Some(instance) => provider_calls::console(&*self.shared.provider, instance).await,
+            None => Ok(view.map(|view| view.console).unwrap_or_default()),
+        }
+    }
+
+    /// Returns the instances of this owner that the provider lists.
+    pub(crate) async fn list_owned(&self) -> Result<Vec<Instance>, ProviderError> {
+        provider_calls::list_owned(&*self.shared.provider).await
+    }
+
+    /// Stops launches of cells until they are permitted again, also after a restart. Returns the
+    /// number of cells that go on.
+    pub(crate) async fn cordon(&self, is_cordoned: bool) -> Result<usize, StoreError> {
+        const KEY: &str = "cells";
+        let mut batch = Batch::default();
+        if is_cordoned {
+            batch.put(Table::Cordon, KEY, &Cordon { since_unix_nanos: clock::now() });
+        } else {
+            batch.remove(Table::Cordon, KEY);
+        }
+        // Recorded first: what was answered outlives the daemon.
+        self.shared.store.commit(batch).await?;
+        let cells = self.shared.with_core(|core, now| {
+            let effects = core.engine.set_cordoned(is_cordoned, now);
+            (core.engine.totals().cells, effects)
+        });
+        tracing::warn!(is_cordoned, cells, "launches of cells stopped or permitted by an operator");
+        let status = if is_cordoned { "Cordoned" } else { "Uncordoned" };
+        self.shared.history.add(Subject::Backend, status, &format!("{cells} cells run"));
+        Ok(cells)
+    }
+}

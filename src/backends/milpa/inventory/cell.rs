@@ -1,0 +1,80 @@
+//! Cells.
+
+use std::collections::HashMap;
+
+use kiyot_proto::admin;
+
+use super::{Inventory, offering};
+use crate::backends::milpa::{
+    cells::{CellView, State, Step, Timeline},
+    id::CellId,
+};
+
+impl Inventory {
+    /// Returns the cells of ids. Those that have ended since are left out.
+    pub fn cells(&self, ids: &[CellId]) -> Vec<admin::Cell> {
+        let views = self.cells.views(ids);
+        let mut waiting = HashMap::new();
+        if views.iter().any(|(view, _)| self.pods.sandbox_of_cell(&view.id).is_none()) {
+            let orders = self.cells.orders();
+            waiting.extend(orders.into_iter().map(|order| (order.sandbox.to_string(), order.name)));
+        }
+        let name = |view: &CellView| match self.pods.sandbox_of_cell(&view.id) {
+            Some(sandbox) => {
+                sandbox.pod.split_once('/').map(|(_, name)| name.to_owned()).unwrap_or_default()
+            }
+            None => waiting.get(&view.sandbox).cloned().unwrap_or_default(),
+        };
+        views.iter().map(|(view, connected)| self.cell(view, name(view), *connected)).collect()
+    }
+
+    fn cell(&self, view: &CellView, pod_name: String, connected: bool) -> admin::Cell {
+        let instance = view.state.instance().map(ToString::to_string).unwrap_or_default();
+        admin::Cell {
+            id: view.id.to_string(),
+            backend: self.backend.to_string(),
+            node: self.node.clone(),
+            phase: phase(&view.state).into(),
+            instance,
+            offering: view.offering.as_ref().map(offering::priced),
+            addresses: view.addresses.iter().map(ToString::to_string).collect(),
+            created_unix_nanos: view.created_unix_nanos,
+            timeline: Some(timeline(&view.timeline)),
+            pod_namespace: view.namespace.clone(),
+            pod_name,
+            pod_uid: view.pod_uid.clone(),
+            pool: view.pool.to_string(),
+            connected,
+            reason: view.state.reason().map(ToString::to_string).unwrap_or_default(),
+            error: view.error.clone(),
+            replays: view.replays,
+            console: view.console.clone(),
+            cost_micros: view.cost.micros(),
+        }
+    }
+}
+
+/// Returns the phase of a state.
+fn phase(state: &State) -> admin::CellPhase {
+    match state {
+        State::Requested => admin::CellPhase::CellRequested,
+        State::Launching { .. } => admin::CellPhase::CellLaunching,
+        State::Booting { .. } => admin::CellPhase::CellBooting,
+        State::Idle { .. } => admin::CellPhase::CellIdle,
+        State::Binding { .. } => admin::CellPhase::CellBinding,
+        State::Bound { .. } => admin::CellPhase::CellBound,
+        State::Stopping { .. } => admin::CellPhase::CellStopping,
+        State::Terminating { .. } | State::Ended { .. } => admin::CellPhase::CellTerminating,
+    }
+}
+
+fn timeline(timeline: &Timeline) -> admin::Timeline {
+    let at = |step| timeline.at(step).unwrap_or_default();
+    admin::Timeline {
+        launched: at(Step::Launched),
+        enrolled: at(Step::Enrolled),
+        bound: at(Step::Bound),
+        image_ready: at(Step::ImageReady),
+        first_container: at(Step::FirstContainer),
+    }
+}

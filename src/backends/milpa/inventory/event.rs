@@ -1,0 +1,45 @@
+//! Recent events.
+
+use std::sync::Arc;
+
+use futures::{StreamExt, stream::BoxStream};
+use kiyot_proto::admin;
+use tokio_stream::wrappers::BroadcastStream;
+
+use super::Inventory;
+use crate::backends::{
+    BackendName,
+    milpa::cells::{Occurrence, Subject},
+};
+
+impl Inventory {
+    /// Returns the events that are kept, and a stream of all later ones. A reader that is too slow
+    /// misses events.
+    pub fn events(&self) -> (Vec<admin::Event>, BoxStream<'static, admin::Event>) {
+        let (kept, new) = self.cells.history().follow();
+        let backend = self.backend.clone();
+        let kept = kept.iter().map(|event| message(event, &backend)).collect();
+        let new = BroadcastStream::new(new).filter_map(move |event: Result<Arc<_>, _>| {
+            let message = event.ok().map(|event| message(&event, &backend));
+            async move { message }
+        });
+        (kept, new.boxed())
+    }
+}
+
+fn message(event: &Occurrence, backend: &BackendName) -> admin::Event {
+    let (kind, name) = match &event.subject {
+        Subject::Cell(cell) => ("Cell", cell.to_string()),
+        Subject::Pod(pod) => ("Pod", pod.clone()),
+        Subject::Backend => ("Backend", backend.to_string()),
+    };
+    admin::Event {
+        number: event.number,
+        unix_nanos: event.unix_nanos,
+        name,
+        kind: kind.to_owned(),
+        status: event.status.to_owned(),
+        source: backend.to_string(),
+        message: event.message.clone(),
+    }
+}

@@ -1,0 +1,77 @@
+//! Where the log of a container is.
+
+use std::path::PathBuf;
+
+use super::{Inventory, PodItem, PodKey};
+use crate::backends::milpa::{id::CellId, providers::ProviderError};
+
+/// The log of a container, on the node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LogSource {
+    /// The id of the container.
+    pub container: String,
+    /// The file that the daemon writes, and the kubelet rotates.
+    pub path: PathBuf,
+}
+
+/// A pod without the log of this name.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NoLog {
+    /// The pod waits for its cell.
+    #[error("pod {0} waits for its cell, and has no containers yet")]
+    Waiting(String),
+    /// The pod has no container of this name.
+    #[error("pod {pod} has no container {name:?}; allowed: {}", .known.join(", "))]
+    NoContainer {
+        /// Namespace/name of the pod.
+        pod: String,
+        /// The wanted name; empty for the first.
+        name: String,
+        /// The names of its containers.
+        known: Vec<String>,
+    },
+}
+
+impl Inventory {
+    /// Returns the latest container of a name, or the first with the name "".
+    pub fn unit(&self, key: &PodKey, name: &str) -> Result<LogSource, NoLog> {
+        let PodItem::Sandbox(sandbox) = &key.item else {
+            return Err(NoLog::Waiting(key.name.clone()));
+        };
+        let mut containers = self.pods.containers_of(sandbox);
+        containers.sort_by_key(|container| container.sequence);
+        let named = containers
+            .iter()
+            .map(|container| (container.item().metadata.unwrap_or_default().name, container));
+        let named: Vec<_> = named.collect();
+        let first = named.first().map(|(first, _)| first.clone()).unwrap_or_default();
+        let wanted = if name.is_empty() { first.as_str() } else { name };
+        let found = named.iter().rev().find(|(name, _)| name == wanted);
+        let Some((_, container)) = found else {
+            let mut known: Vec<String> = named.iter().map(|(name, _)| name.clone()).collect();
+            known.sort_unstable();
+            known.dedup();
+            return Err(NoLog::NoContainer { pod: key.name.clone(), name: name.to_owned(), known });
+        };
+        let path = container.meta().log_path.into();
+        Ok(LogSource { container: container.id.to_string(), path })
+    }
+
+    /// Returns true if no line follows in the log of a container.
+    pub fn has_whole_log(&self, container: &str) -> bool {
+        self.pods.container(container).map_or(true, |container| container.status.log_whole)
+    }
+
+    /// Returns the sandbox of a pod; `None` while it waits for its cell.
+    pub fn sandbox(&self, key: &PodKey) -> Option<String> {
+        match &key.item {
+            PodItem::Sandbox(sandbox) => Some(sandbox.to_string()),
+            PodItem::Waiting(_) => None,
+        }
+    }
+
+    /// Returns the end of the console of a cell's instance.
+    pub async fn console(&self, cell: &CellId) -> Result<String, ProviderError> {
+        self.cells.console(cell).await
+    }
+}

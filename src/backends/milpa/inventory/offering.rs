@@ -1,0 +1,54 @@
+//! Offerings and their prices.
+
+use kiyot_proto::admin;
+
+use super::Inventory;
+use crate::backends::milpa::{
+    placement::{Candidate, Entry, Market, Offer},
+    providers::ProviderError,
+};
+
+impl Inventory {
+    /// Returns the catalogue's offerings with the prices of now.
+    pub async fn offerings(&self) -> Result<Vec<admin::CatalogueOffering>, ProviderError> {
+        let (catalogue, reason) = self.cells.catalogue().await?;
+        let message = |entry: &Entry, offer: &Offer| {
+            let kind = &entry.instance_type;
+            let offering = crate::backends::milpa::placement::Offering {
+                instance_type: kind.name.clone(),
+                zone: offer.zone.clone(),
+                market: offer.market,
+            };
+            let refused = reason(&offering).map(|reason| reason.to_string()).unwrap_or_default();
+            let priced = Candidate { offering, price: offer.price, is_at_most: offer.is_at_most };
+            let architectures: Vec<_> =
+                kind.architectures.iter().map(ToString::to_string).collect();
+            admin::CatalogueOffering {
+                offering: Some(self::priced(&priced)),
+                cpu_millis: kind.milli_cpus,
+                memory_bytes: kind.memory_mib.saturating_mul(1 << 20),
+                architecture: architectures.join(","),
+                gpus: kind.gpus.as_ref().map_or(0, |gpus| gpus.count),
+                refused,
+                backend: self.backend.to_string(),
+            }
+        };
+        let offers = |entry: &Entry| {
+            let messages: Vec<_> = entry.offers.iter().map(|offer| message(entry, offer)).collect();
+            messages
+        };
+        Ok(catalogue.entries().iter().flat_map(offers).collect())
+    }
+}
+
+/// Returns the message of an offering with its price.
+pub(super) fn priced(candidate: &Candidate) -> admin::Offering {
+    let Candidate { offering, price, is_at_most } = candidate;
+    admin::Offering {
+        instance_type: offering.instance_type.clone(),
+        zone: offering.zone.clone(),
+        spot: offering.market == Market::Spot,
+        price_micros: price.micros(),
+        price_is_at_most: *is_at_most,
+    }
+}
