@@ -20,7 +20,7 @@ use crate::{
     glob::matches,
 };
 
-/// The number of methods' revisions: incremented with each added method.
+/// The revision of the API, incremented with each added method.
 const REVISION: u32 = 1;
 /// The commit that the program was built from, if the build said so.
 const GIT_COMMIT: Option<&str> = option_env!("KIYOT_GIT_COMMIT");

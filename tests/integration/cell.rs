@@ -5,6 +5,7 @@ use kiyot_testkit::{
     wait_until,
 };
 
+mod admin;
 mod attempts;
 mod clocks;
 mod contexts;

@@ -1,0 +1,269 @@
+//! The admin API of a daemon with cells.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    os::unix::fs::{MetadataExt, PermissionsExt},
+    os::unix::net::UnixListener,
+};
+
+use futures::StreamExt;
+use hyper_util::rt::TokioIo;
+use kiyot_proto::admin::{self, admin_client::AdminClient};
+use kiyot_testkit::{Container, Kiyot, KiyotOptions, LIMIT, Node, Pod, wait_until};
+use tokio::net::UnixStream;
+use tonic::{
+    Code,
+    transport::{Channel, Endpoint, Uri},
+};
+use tower::service_fn;
+
+use super::{options, pod, remove_and_assert_clean};
+
+/// Connects to the admin socket of a daemon.
+async fn admin(kiyot: &Kiyot<'_>) -> AdminClient<Channel> {
+    let socket = kiyot.socket().with_file_name("admin.sock");
+    let connector = service_fn(move |_: Uri| {
+        let socket = socket.clone();
+        async move { UnixStream::connect(socket).await.map(TokioIo::new) }
+    });
+    let endpoint = Endpoint::from_static("http://localhost");
+    AdminClient::new(endpoint.connect_with_connector(connector).await.unwrap())
+}
+
+/// Collects a stream of lists.
+async fn all<P, I>(
+    stream: tonic::Response<tonic::Streaming<P>>,
+    items: impl Fn(P) -> Vec<I>,
+) -> Vec<I> {
+    let parts: Vec<_> = stream.into_inner().collect().await;
+    parts.into_iter().flat_map(|part| items(part.unwrap())).collect()
+}
+
+async fn pods(client: &mut AdminClient<Channel>) -> Vec<admin::Pod> {
+    let request = admin::ListPodsRequest::default();
+    all(client.list_pods(request).await.unwrap(), |part| part.pods).await
+}
+
+async fn cells(client: &mut AdminClient<Channel>) -> Vec<admin::Cell> {
+    let request = admin::ListCellsRequest::default();
+    all(client.list_cells(request).await.unwrap(), |part| part.cells).await
+}
+
+async fn events(client: &mut AdminClient<Channel>) -> Vec<admin::Event> {
+    let request = admin::ListEventsRequest::default();
+    all(client.list_events(request).await.unwrap(), |part| part.events).await
+}
+
+fn log_of(pod: &str) -> admin::ReadLogRequest {
+    admin::ReadLogRequest { pod: pod.to_owned(), ..Default::default() }
+}
+
+/// Returns standard output and standard error of a log.
+async fn log(
+    client: &mut AdminClient<Channel>,
+    request: admin::ReadLogRequest,
+) -> (String, String) {
+    let parts = client.read_log(request).await.unwrap();
+    let parts = all(parts, |part| vec![part]).await;
+    let text = |bytes: Vec<&[u8]>| String::from_utf8(bytes.concat()).unwrap();
+    (
+        text(parts.iter().map(|part| &*part.stdout).collect()),
+        text(parts.iter().map(|part| &*part.stderr).collect()),
+    )
+}
+
+/// Verifies O20, O21.
+#[tokio::test]
+async fn operator_sees_a_pod_with_its_cell_events_and_log() {
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let script =
+        "echo one; echo two >&2; echo three; trap 'exit 0' TERM; while :; do sleep 0.2; done";
+    let wanted = Pod::new("seen")
+        .in_cell()
+        .label("app", "web")
+        .annotation("example.com/note", "private")
+        .container(Container::script("main", script).env("WORD", "sesame"));
+    let running = kubelet.run_pod(&wanted).await.unwrap();
+    // The streams reach the log one after the other.
+    for line in ["two", "three"] {
+        kubelet.logged(running.container("main"), line).await;
+    }
+
+    let mut client = admin(&kiyot).await;
+    let version = client.version(admin::VersionRequest {}).await.unwrap().into_inner();
+    assert_eq!(version.version, env!("CARGO_PKG_VERSION"));
+
+    let listed = pods(&mut client).await;
+    let [seen] = &*listed else { panic!("{listed:?}") };
+    assert_eq!((seen.name.as_str(), seen.phase()), ("seen", admin::PodPhase::Running));
+    assert_eq!(seen.labels.get("app").map(String::as_str), Some("web"));
+    assert!(seen.other_annotations.contains(&"example.com/note".to_owned()), "{seen:?}");
+    assert!(!seen.annotations.contains_key("example.com/note"), "{seen:?}");
+    assert_eq!(seen.addresses.len(), 1);
+    let [unit] = &*seen.units else { panic!("{:?}", seen.units) };
+    assert_eq!((unit.name.as_str(), unit.state()), ("main", admin::UnitState::UnitRunning));
+    assert!(unit.env.contains(&"WORD".to_owned()), "{unit:?}");
+    assert!(unit.started_unix_nanos >= unit.created_unix_nanos, "{unit:?}");
+
+    let listed = cells(&mut client).await;
+    let [cell] = &*listed else { panic!("{listed:?}") };
+    assert_eq!(
+        (&cell.id, cell.phase(), cell.connected),
+        (&seen.cell, admin::CellPhase::CellBound, true)
+    );
+    assert_eq!((cell.pod_name.as_str(), &cell.pod_uid), ("seen", &seen.uid));
+    let timeline = cell.timeline.unwrap();
+    assert!(timeline.launched > 0 && timeline.launched <= timeline.enrolled, "{timeline:?}");
+    assert!(timeline.enrolled <= timeline.bound && timeline.first_container > 0, "{timeline:?}");
+
+    let happened: Vec<_> = events(&mut client).await;
+    let of_cell = happened.iter().filter(|event| event.name == cell.id);
+    let of_cell: Vec<_> = of_cell.map(|event| event.status.as_str()).collect();
+    for status in ["Launching", "Launched", "Connected", "Bound", "Started"] {
+        assert!(of_cell.contains(&status), "{status} is not in {of_cell:?}");
+    }
+
+    let whole = log(&mut client, log_of("seen")).await;
+    assert_eq!(whole, ("one\nthree\n".to_owned(), "two\n".to_owned()));
+    let last = admin::ReadLogRequest { lines: Some(1), ..log_of("seen") };
+    let (stdout, stderr) = log(&mut client, last).await;
+    assert_eq!((stdout + &stderr).lines().count(), 1);
+    let refused = client.read_log(log_of("unseen")).await.unwrap_err();
+    assert_eq!(refused.code(), Code::NotFound, "{refused:?}");
+    let unit = admin::ReadLogRequest { unit: "side".to_owned(), ..log_of("seen") };
+    let refused = client.read_log(unit).await.unwrap_err();
+    assert!(refused.message().contains("allowed: main"), "{refused:?}");
+
+    let request = admin::ExecRequest {
+        pod: "seen".to_owned(),
+        command: vec!["true".to_owned()],
+        ..Default::default()
+    };
+    let url = client.exec(request).await.unwrap().into_inner().url;
+    assert!(url.starts_with("http://127.0.0.1:"), "{url}");
+
+    let backends = client.list_backends(admin::ListBackendsRequest {}).await.unwrap().into_inner();
+    let counted: BTreeMap<_, _> =
+        backends.backends.iter().map(|backend| (backend.name.as_str(), backend.cells)).collect();
+    assert_eq!(counted, BTreeMap::from([("containerd", 0), ("milpa", 1)]));
+
+    // A follower gets the rest of the log, and its end.
+    let following = admin::ReadLogRequest { follow: true, ..log_of("seen") };
+    let mut follower = client.clone();
+    let followed = tokio::spawn(async move { log(&mut follower, following).await });
+    kubelet.stop_pod(&running).await.unwrap();
+    assert_eq!(followed.await.unwrap(), whole);
+    let ended = pods(&mut client).await;
+    assert_eq!(ended[0].phase(), admin::PodPhase::Succeeded, "{ended:?}");
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
+    assert_eq!((pods(&mut client).await, cells(&mut client).await), (Vec::new(), Vec::new()));
+}
+
+/// Verifies O22.
+#[tokio::test]
+async fn cordon_outlives_the_daemon_and_ended_cell_fails_its_pod() {
+    let node = Node::start().await;
+    let mut kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let running = kubelet.run_pod(&pod("first", "sleep 1000")).await.unwrap();
+    let mut client = admin(&kiyot).await;
+    let answer = client.cordon(admin::CordonRequest {}).await.unwrap().into_inner();
+    assert_eq!(answer.cells, 1);
+    kiyot.kill9();
+    kiyot.start_again().await;
+
+    let mut kubelet = kiyot.kubelet().await;
+    let refused = kubelet.run_pod(&pod("second", "sleep 1000")).await.unwrap_err();
+    assert_eq!(refused.code(), Code::Unavailable);
+    assert!(refused.message().contains("milpactl uncordon"), "{refused:?}");
+    let mut client = admin(&kiyot).await;
+    let cell = cells(&mut client).await.pop().unwrap().id;
+    client.end_cell(admin::EndCellRequest { cell: cell.clone() }).await.unwrap();
+    wait_until("the pod has failed", LIMIT, async || {
+        let listed = pods(&mut client).await;
+        (listed.first()?.phase() == admin::PodPhase::Failed).then_some(())
+    })
+    .await;
+    let missing = client.end_cell(admin::EndCellRequest { cell }).await.unwrap_err();
+    assert_eq!(missing.code(), Code::NotFound, "{missing:?}");
+
+    client.uncordon(admin::UncordonRequest {}).await.unwrap();
+    let second = kubelet.run_pod(&pod("third", "sleep 1000")).await.unwrap();
+    kubelet.stop_and_remove(&second).await.unwrap();
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
+}
+
+/// Verifies O23.
+#[tokio::test]
+async fn support_bundle_has_no_secret() {
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let secrets = ["hush-env-1", "hush-annotation-2", "hush-argument-3", "hush-password-4"];
+    let wanted =
+        Pod::new("secretive").in_cell().annotation("example.com/body", secrets[1]).container(
+            Container::script("main", &format!("true {}; sleep 1000", secrets[2]))
+                .env("PASSWORD", secrets[0]),
+        );
+    let running = kubelet.run_pod(&wanted).await.unwrap();
+    let auth = kiyot_testkit::cri::AuthConfig {
+        username: "someone".to_owned(),
+        password: secrets[3].to_owned(),
+        ..Default::default()
+    };
+    let absent = "registry.invalid/absent:1";
+    kubelet.pull(&wanted, &running.config, absent, Some(auth)).await.unwrap_err();
+
+    let mut client = admin(&kiyot).await;
+    let parts = client.dump(admin::DumpRequest {}).await.unwrap();
+    let mut files: BTreeMap<String, Vec<u8>> = BTreeMap::new();
+    let mut current = String::new();
+    for part in all(parts, |part| vec![part]).await {
+        if !part.file.is_empty() {
+            current.clone_from(&part.file);
+        }
+        files.entry(current.clone()).or_default().extend_from_slice(&part.content);
+    }
+    let text = |file: &str| String::from_utf8_lossy(&files[file]).into_owned();
+    assert!(text("pods.txt").contains("secretive") && text("pods.txt").contains("PASSWORD"));
+    assert!(text("config.txt").contains("state_dir"));
+    assert!(text("log.txt").contains("daemon starting"));
+    assert!(text("cells.txt").contains("CellBound"), "{}", text("cells.txt"));
+    assert!(text("provider.txt").contains("Running"), "{}", text("provider.txt"));
+    let found: Vec<_> = files
+        .iter()
+        .flat_map(|(file, content)| {
+            let content = String::from_utf8_lossy(content).into_owned();
+            secrets
+                .iter()
+                .filter(move |secret| content.contains(**secret))
+                .map(move |secret| (file, secret))
+        })
+        .collect();
+    assert_eq!(found, []);
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
+}
+
+/// Verifies O24.
+#[tokio::test]
+async fn socket_is_for_root_and_the_group_and_a_taken_one_keeps_no_pod_from_running() {
+    let node = Node::start().await;
+    let with_group =
+        KiyotOptions { sections: "[admin]\ngroup = \"daemon\"\n".to_owned(), ..options() };
+    let mut kiyot = Kiyot::start(&node, with_group).await;
+    let path = kiyot.socket().with_file_name("admin.sock");
+    let metadata = fs::metadata(&path).unwrap();
+    assert_eq!((metadata.permissions().mode() & 0o777, metadata.gid()), (0o660, 1));
+    kiyot.stop().await;
+    assert!(!path.exists());
+
+    let _other = UnixListener::bind(&path).unwrap();
+    kiyot.start_again().await;
+    let mut kubelet = kiyot.kubelet().await;
+    let running = kubelet.run_pod(&pod("unaffected", "sleep 1000")).await.unwrap();
+    assert!(kiyot.log().contains("admin API can't be served"), "{}", kiyot.log());
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
+}
