@@ -214,7 +214,8 @@ async fn support_bundle_has_no_secret() {
         password: secrets[3].to_owned(),
         ..Default::default()
     };
-    let absent = "registry.invalid/absent:1";
+    // Nothing listens there.
+    let absent = "127.0.0.1:1/absent:1";
     kubelet.pull(&wanted, &running.config, absent, Some(auth)).await.unwrap_err();
 
     let mut client = admin(&kiyot).await;
