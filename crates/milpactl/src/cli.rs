@@ -1,0 +1,242 @@
+//! Arguments.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
+
+use crate::output::Format;
+
+/// Default path of the socket.
+const DEFAULT_SOCKET: &str = "/run/kiyot/admin.sock";
+
+/// Exit codes, for the help.
+const EXIT_CODES: &str = "Exit codes: 0; 1 failure; 64 wrong arguments; 66 unknown or ambiguous name; \
+    69 no daemon answers; 76 the daemon is of another version; 77 not permitted; exec has that of the command.";
+
+/// Looks at pods in cells and at their instances, and works on them.
+#[derive(Debug, Parser)]
+#[command(name = "milpactl", version, arg_required_else_help = true, after_help = EXIT_CODES)]
+pub(crate) struct Arguments {
+    /// Socket of the daemon (`admin.listen`).
+    #[arg(long, global = true, env = "MILPACTL_SOCKET", default_value = DEFAULT_SOCKET)]
+    pub(crate) socket: PathBuf,
+    #[command(subcommand)]
+    pub(crate) verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Verb {
+    /// Prints the version of the daemon.
+    Version,
+    /// Lists pods, cells (nodes), events, metrics, usage, backends, offerings or pools.
+    Get(Get),
+    /// Prints everything about a pod or a cell.
+    Describe(Describe),
+    /// Prints the log of a unit (container) of a pod, or the end of the console of a cell.
+    Logs(Logs),
+    /// Stops launches of cells, also after a restart of the daemon.
+    Cordon,
+    /// Permits launches of cells again.
+    Uncordon,
+    /// Stops launches of cells, and waits for the end of those that run.
+    Drain(Drain),
+    /// Shows what waits in the warm pools.
+    Pool(Listing),
+    /// Shows cells with their usage, prices and start times.
+    Top(Top),
+    /// Collects a support bundle without secrets.
+    Dump(Dump),
+    /// Prints a script of completions for a shell.
+    Completion {
+        /// The shell.
+        shell: Shell,
+    },
+    /// Prints the manual page.
+    Man,
+    /// Says what is used instead: kiyot has no such objects.
+    #[command(hide = true)]
+    Deploy(Rest),
+    /// Says what is used instead: kiyot has no such objects.
+    #[command(hide = true)]
+    Update(Rest),
+}
+
+/// Arguments that are not looked at.
+#[derive(Debug, Args)]
+pub(crate) struct Rest {
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    _rest: Vec<String>,
+}
+
+/// A kind of objects.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Kind {
+    /// Pods in cells.
+    #[value(alias = "pod", alias = "po")]
+    Pods,
+    /// Cells; the original called them nodes.
+    #[value(alias = "cell", alias = "node", alias = "nodes", alias = "cl")]
+    Cells,
+    /// Recent events of pods and cells.
+    #[value(alias = "event", alias = "ev")]
+    Events,
+    /// CPU, memory and disk of pods.
+    Metrics,
+    /// Hours and cost by instance type.
+    Usage,
+    /// Backends with their limits.
+    #[value(alias = "backend")]
+    Backends,
+    /// Instance types with prices.
+    #[value(alias = "offering")]
+    Offerings,
+    /// Warm pools.
+    #[value(alias = "pool")]
+    Pools,
+    /// Says what is used instead.
+    #[value(hide = true, alias = "service")]
+    Services,
+    /// Says what is used instead.
+    #[value(hide = true, alias = "secret")]
+    Secrets,
+}
+
+/// What a list shows.
+#[derive(Debug, Args)]
+pub(crate) struct Listing {
+    /// Format of the output.
+    #[arg(short, long, value_enum, default_value_t)]
+    pub(crate) output: Format,
+    /// Leaves out the line of column names.
+    #[arg(long)]
+    pub(crate) no_headers: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Get {
+    /// The kind.
+    #[arg(value_enum)]
+    pub(crate) kind: Kind,
+    /// A name, or the begin of an id; all without it.
+    pub(crate) name: Option<String>,
+    /// Namespace of pods; all without it.
+    #[arg(short, long)]
+    pub(crate) namespace: Option<String>,
+    /// Labels of pods, such as `app=web,tier in (a,b),!canary`.
+    #[arg(short = 'l', long)]
+    pub(crate) selector: Option<String>,
+    /// Prints objects again when they change.
+    #[arg(short, long)]
+    pub(crate) watch: bool,
+    #[command(flatten)]
+    pub(crate) listing: Listing,
+}
+
+/// A kind that can be described.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Described {
+    /// A pod in a cell.
+    #[value(alias = "pods", alias = "po")]
+    Pod,
+    /// A cell.
+    #[value(alias = "cells", alias = "node", alias = "cl")]
+    Cell,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Describe {
+    /// The kind.
+    #[arg(value_enum)]
+    pub(crate) kind: Described,
+    /// The name, or the begin of an id.
+    pub(crate) name: String,
+    /// Namespace of the pod.
+    #[arg(short, long)]
+    pub(crate) namespace: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Logs {
+    /// A pod or a cell.
+    pub(crate) name: String,
+    /// The unit (container); the pod's first without it.
+    #[arg(short, long, visible_alias = "container")]
+    pub(crate) unit: Option<String>,
+    /// Namespace of the pod.
+    #[arg(short, long)]
+    pub(crate) namespace: Option<String>,
+    /// Follows the log until the unit has ended.
+    #[arg(short, long)]
+    pub(crate) follow: bool,
+    /// The last lines only.
+    #[arg(long, visible_alias = "tail")]
+    pub(crate) lines: Option<u64>,
+    /// Lines since a time, such as `10m` ago or `2026-01-31T10:00:00Z`.
+    #[arg(long)]
+    pub(crate) since: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Drain {
+    /// Ends the cells that run, instead of waiting for the end of their pods.
+    #[arg(long)]
+    pub(crate) end: bool,
+    /// Time for all of it, such as `90s` or `10m`.
+    #[arg(long, default_value = "10m")]
+    pub(crate) timeout: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Top {
+    /// Refreshes every two seconds until it is interrupted. The default on a terminal.
+    #[arg(long, overrides_with = "once")]
+    pub(crate) watch: bool,
+    /// Prints once. The default elsewhere.
+    #[arg(long)]
+    pub(crate) once: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Dump {
+    /// The parts.
+    #[arg(value_enum)]
+    pub(crate) parts: DumpParts,
+    /// Writes a tar archive of the texts; to the standard output as text without it.
+    #[arg(long)]
+    pub(crate) output: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum DumpParts {
+    /// Everything.
+    All,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    fn parsed(line: &str) -> Verb {
+        Arguments::try_parse_from(line.split(' ')).unwrap().verb
+    }
+
+    #[test]
+    fn arguments_are_consistent() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn forms_of_the_original_are_read() {
+        let Verb::Get(get) = parsed("milpactl get pod web -ojson -n shop") else { panic!() };
+        assert_eq!((get.kind, get.listing.output), (Kind::Pods, Format::Json));
+        assert_eq!((get.name.as_deref(), get.namespace.as_deref()), (Some("web"), Some("shop")));
+        let Verb::Get(get) = parsed("milpactl get nodes") else { panic!() };
+        assert_eq!(get.kind, Kind::Cells);
+        let Verb::Logs(logs) = parsed("milpactl logs web -u main -f --lines 5") else { panic!() };
+        assert_eq!((logs.unit.as_deref(), logs.follow, logs.lines), (Some("main"), true, Some(5)));
+        assert!(matches!(parsed("milpactl deploy -f x.yaml"), Verb::Deploy(_)));
+    }
+}

@@ -1,0 +1,52 @@
+//! milpactl: the command-line client of the daemon's admin API.
+//!
+//! A command walks from `cli` (its arguments) to a file of `verbs`, which calls the daemon through
+//! `client`, finds what a name means by `names`, and prints through `output`. See docs/milpactl.md.
+
+use std::{ffi::OsString, io, process::ExitCode};
+
+use clap::Parser;
+
+mod age;
+mod cli;
+mod client;
+mod error;
+mod money;
+mod names;
+mod output;
+mod pod_object;
+mod selector;
+mod verbs;
+
+use cli::Arguments;
+use error::Error;
+
+/// Runs a command with the arguments of a process, and returns its exit code.
+pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let arguments = match Arguments::try_parse_from(arguments) {
+        Ok(arguments) => arguments,
+        Err(help) => {
+            // A closed output keeps no one from anything.
+            let _ = help.print();
+            return if help.use_stderr() {
+                ExitCode::from(error::USAGE)
+            } else {
+                ExitCode::SUCCESS
+            };
+        }
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let ended = match runtime {
+        Ok(runtime) => runtime.block_on(verbs::run(arguments)),
+        Err(error) => Err(Error::Output(error)),
+    };
+    match ended {
+        Ok(code) => code,
+        // As `head` closes it.
+        Err(Error::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("milpactl: {}", error.text());
+            ExitCode::from(error.exit_code())
+        }
+    }
+}

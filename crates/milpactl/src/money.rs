@@ -1,0 +1,67 @@
+//! Prices, costs, sizes and shares as columns show them.
+
+/// Millionths of a dollar.
+const MICROS: u64 = 1_000_000;
+
+/// Returns dollars with four digits after the point, rounded up: a cent fraction is never shown as
+/// nothing.
+pub(crate) fn dollars(micros: u64) -> String {
+    let hundredths = micros.div_ceil(100);
+    format!("{}.{:04}", hundredths / (MICROS / 100), hundredths % (MICROS / 100))
+}
+
+/// Returns a price, with `<=` if it is known as a bound only.
+pub(crate) fn price(micros: u64, is_at_most: bool) -> String {
+    let bound = if is_at_most { "<=" } else { "" };
+    format!("{bound}{}", dollars(micros))
+}
+
+/// Returns bytes as kubectl top shows them.
+pub(crate) fn bytes(bytes: u64) -> String {
+    const UNITS: [(&str, u64); 3] = [("Gi", 1 << 30), ("Mi", 1 << 20), ("Ki", 1 << 10)];
+    let unit = UNITS.iter().find(|(_, size)| bytes >= 10 * size);
+    match unit {
+        Some((unit, size)) => format!("{}{unit}", bytes / size),
+        None if bytes >= 1 << 10 => format!("{}Ki", bytes.div_ceil(1 << 10)),
+        None => bytes.to_string(),
+    }
+}
+
+/// Returns thousandths of a CPU as kubectl top shows them.
+pub(crate) fn cpu(nanocores: u64) -> String {
+    format!("{}m", nanocores.div_ceil(1_000_000))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dollars_are_never_rounded_to_nothing() {
+        for (micros, expected) in [
+            (0, "0.0000"),
+            (1, "0.0001"),
+            (5_200, "0.0052"),
+            (1_000_000, "1.0000"),
+            (MICROS * 12 + 340_000, "12.3400"),
+        ] {
+            assert_eq!(dollars(micros), expected);
+        }
+        assert_eq!(price(5_200, true), "<=0.0052");
+    }
+
+    #[test]
+    fn bytes_have_at_least_two_digits_of_their_unit() {
+        for (size, expected) in [
+            (0, "0"),
+            (1023, "1023"),
+            (1025, "2Ki"),
+            (10 << 20, "10Mi"),
+            (9 << 20, "9216Ki"),
+            (64 << 30, "64Gi"),
+        ] {
+            assert_eq!(bytes(size), expected);
+        }
+        assert_eq!(cpu(1_500_000), "2m");
+    }
+}

@@ -1,0 +1,130 @@
+//! `cordon`, `uncordon` and `drain`.
+
+use std::{
+    io::{self, Write},
+    time::Duration,
+};
+
+use futures::{StreamExt, stream};
+use jiff::SignedDuration;
+use kiyot_proto::admin::{Cell, CordonRequest, EndCellRequest, UncordonRequest};
+use tokio::time::{Instant, sleep, timeout_at};
+
+use super::sought;
+use crate::{
+    cli::Drain,
+    client::{Client, END_TIMEOUT},
+    error::Error,
+};
+
+/// The cells that end at the same time.
+const PARALLEL_ENDS: usize = 8;
+/// The pause between two looks at the cells.
+const POLL_PERIOD: Duration = Duration::from_secs(1);
+/// Bounds the time of a drain.
+const MAX_TIMEOUT: Duration = Duration::from_secs(7 * 86_400);
+/// Bounds the cells that an error names.
+const MAX_NAMED: usize = 5;
+
+pub(super) async fn cordon(client: &Client) -> Result<(), Error> {
+    let answer = client.call(async |mut admin| admin.cordon(CordonRequest {}).await).await?;
+    writeln!(
+        io::stdout(),
+        "no cell is launched until `milpactl uncordon`; {} cells go on",
+        answer.cells
+    )?;
+    Ok(())
+}
+
+pub(super) async fn uncordon(client: &Client) -> Result<(), Error> {
+    client.call(async |mut admin| admin.uncordon(UncordonRequest {}).await).await?;
+    writeln!(io::stdout(), "cells are launched again")?;
+    Ok(())
+}
+
+pub(super) async fn drain(client: &Client, drain: &Drain) -> Result<(), Error> {
+    let limit = limit(&drain.timeout)?;
+    let deadline = Instant::now() + limit;
+    cordon(client).await?;
+    let draining = async {
+        if drain.end {
+            end_all(client).await?;
+        }
+        loop {
+            let cells = sought::cells(client).await?;
+            if cells.is_empty() {
+                return Ok::<(), Error>(());
+            }
+            sleep(POLL_PERIOD).await;
+        }
+    };
+    match timeout_at(deadline, draining).await {
+        Ok(drained) => {
+            drained?;
+            writeln!(io::stdout(), "no cell is left")?;
+            Ok(())
+        }
+        Err(_) => {
+            let cells = sought::cells(client).await?;
+            Err(Error::Failed(format!(
+                "{} cells are left after {}: {}; still cordoned",
+                cells.len(),
+                drain.timeout,
+                named(&cells)
+            )))
+        }
+    }
+}
+
+async fn end_all(client: &Client) -> Result<(), Error> {
+    let cells = sought::cells(client).await?;
+    let ends = cells.into_iter().map(|cell| async move {
+        let request = EndCellRequest { cell: cell.id.clone() };
+        let ended =
+            client.call_within(END_TIMEOUT, async |mut admin| admin.end_cell(request).await);
+        (cell, ended.await)
+    });
+    let mut ends = stream::iter(ends).buffer_unordered(PARALLEL_ENDS);
+    let mut failed = Vec::new();
+    while let Some((cell, ended)) = ends.next().await {
+        match ended {
+            Ok(_) => writeln!(io::stdout(), "{} ended", cell.id)?,
+            // It has ended by itself.
+            Err(Error::Daemon(status)) if status.code() == tonic::Code::NotFound => {}
+            Err(error) => failed.push(format!("{}: {}", cell.id, error.text())),
+        }
+    }
+    if failed.is_empty() {
+        return Ok(());
+    }
+    let text = failed.iter().take(MAX_NAMED).cloned().collect::<Vec<_>>().join("; ");
+    Err(Error::Failed(format!("{} cells were not ended: {text}", failed.len())))
+}
+
+fn named(cells: &[Cell]) -> String {
+    let shown = cells.iter().take(MAX_NAMED).map(|cell| match cell.pod_name.as_str() {
+        "" => cell.id.clone(),
+        name => format!("{} ({}/{name})", cell.id, cell.pod_namespace),
+    });
+    shown.collect::<Vec<_>>().join(", ")
+}
+
+fn limit(text: &str) -> Result<Duration, Error> {
+    let parsed = text.parse::<SignedDuration>().ok().and_then(|it| Duration::try_from(it).ok());
+    parsed.filter(|limit| !limit.is_zero() && *limit <= MAX_TIMEOUT).ok_or_else(|| {
+        Error::Usage(format!("timeout {text:?} is invalid; allowed: such as 90s or 10m, up to 7d"))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn timeout_is_a_duration_within_a_week() {
+        assert_eq!(limit("90s").unwrap(), Duration::from_secs(90));
+        for text in ["", "0s", "-1s", "200h 1000h", "soon"] {
+            assert_eq!(limit(text).unwrap_err().exit_code(), 64, "{text}");
+        }
+    }
+}

@@ -1,0 +1,39 @@
+//! `version`: the line of the original.
+
+use std::io::{self, Write};
+
+use serde_json::json;
+
+use crate::{client::Client, error::Error};
+
+pub(super) async fn run(client: &Client) -> Result<(), Error> {
+    let version = client.version().await?;
+    writeln!(io::stdout(), "{}", line(&version.version, &version.git_commit))?;
+    Ok(())
+}
+
+fn line(version: &str, commit: &str) -> String {
+    let mut parts = version.split('.');
+    let mut part = || json!(parts.next().unwrap_or("0")).to_string();
+    let (major, minor) = (part(), part());
+    format!(
+        "Milpa server version: {{\"Major\": {major}, \"Minor\": {minor}, \"GitVersion\": {}, \
+         \"GitCommit\": {}}}",
+        json!(format!("v{version}")),
+        json!(commit)
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn line_is_that_of_the_original() {
+        assert_eq!(
+            line("1.0.3", "abc"),
+            "Milpa server version: {\"Major\": \"1\", \"Minor\": \"0\", \"GitVersion\": \
+             \"v1.0.3\", \"GitCommit\": \"abc\"}"
+        );
+    }
+}
