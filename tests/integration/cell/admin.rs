@@ -5,13 +5,14 @@ use std::{
     fs,
     os::unix::fs::{MetadataExt, PermissionsExt},
     os::unix::net::UnixListener,
+    path::Path,
 };
 
 use futures::StreamExt;
 use hyper_util::rt::TokioIo;
 use kiyot_proto::admin::{self, admin_client::AdminClient};
 use kiyot_testkit::{Container, Kiyot, KiyotOptions, LIMIT, Node, Pod, wait_until};
-use tokio::net::UnixStream;
+use tokio::{net::UnixStream, process::Command};
 use tonic::{
     Code,
     transport::{Channel, Endpoint, Uri},
@@ -245,6 +246,63 @@ async fn support_bundle_has_no_secret() {
         })
         .collect();
     assert_eq!(found, []);
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
+}
+
+/// Runs milpactl as a user, and returns its output and exit code.
+async fn milpactl(kiyot: &Kiyot<'_>, user: Option<(u32, u32)>, line: &str) -> (String, i32) {
+    let program = Path::new(env!("CARGO_BIN_EXE_kiyot")).with_file_name("milpactl");
+    assert!(program.exists(), "{} is missing: cargo build --workspace --bins", program.display());
+    let mut command = Command::new(program);
+    command.arg("--socket").arg(kiyot.socket().with_file_name("admin.sock"));
+    command.args(line.split(' '));
+    if let Some((user, group)) = user {
+        command.uid(user).gid(group);
+    }
+    let output = command.output().await.unwrap();
+    let text = [output.stdout, output.stderr].concat();
+    let text = String::from_utf8(text).unwrap();
+    println!("$ milpactl {line}\n{text}");
+    (text, output.status.code().unwrap())
+}
+
+/// Verifies O20, O24.
+#[tokio::test]
+async fn milpactl_shows_the_pods_of_a_daemon_by_the_rights_of_its_user() {
+    let node = Node::start().await;
+    let with_group =
+        KiyotOptions { sections: "[admin]\ngroup = \"daemon\"\n".to_owned(), ..options() };
+    let kiyot = Kiyot::start(&node, with_group).await;
+    // A user in the group can pass the directory, as in /run/kiyot.
+    let directory = kiyot.socket().parent().unwrap().to_owned();
+    for directory in [directory.parent().unwrap(), directory.as_path()] {
+        fs::set_permissions(directory, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    let mut kubelet = kiyot.kubelet().await;
+    let script = "echo ready; while :; do sleep 1; done";
+    let wanted =
+        Pod::new("web").in_cell().label("app", "web").container(Container::script("main", script));
+    let running = kubelet.run_pod(&wanted).await.unwrap();
+    kubelet.logged(running.container("main"), "ready").await;
+
+    for line in ["version", "get pods", "get pod web -oyaml", "get cells -o wide", "get backends"] {
+        assert_eq!(milpactl(&kiyot, None, line).await.1, 0, "{line}");
+    }
+    for line in ["get events", "get metrics", "get usage", "get offerings", "pool", "top"] {
+        assert_eq!(milpactl(&kiyot, None, line).await.1, 0, "{line}");
+    }
+    let (text, code) = milpactl(&kiyot, None, "describe pod web").await;
+    assert!(code == 0 && text.contains("first container") && text.contains("Bound"), "{text}");
+    assert_eq!(milpactl(&kiyot, None, "logs web --lines 1").await, ("ready\n".to_owned(), 0));
+    assert_eq!(milpactl(&kiyot, None, "get pod wep").await.1, 66);
+
+    let reader = Some((65_534, 1));
+    assert_eq!(milpactl(&kiyot, reader, "get pods -o name").await, ("pod/default/web\n".into(), 0));
+    for line in ["logs web", "dump all", "cordon", "drain --end"] {
+        let (text, code) = milpactl(&kiyot, reader, line).await;
+        assert!(code == 77 && text.contains("is for root"), "{line}: {code} {text}");
+    }
+    assert_eq!(milpactl(&kiyot, Some((65_534, 65_534)), "get pods").await.1, 77);
     remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }
 

@@ -24,7 +24,7 @@ const PART: usize = 128;
 
 /// What the daemon does.
 #[derive(Debug, Clone)]
-pub struct Behaviour {
+pub(crate) struct Behaviour {
     /// The number of pods, each with a cell.
     pub pods: usize,
     /// The list of pods stops after its first part until [`Daemon::release`].
@@ -55,7 +55,7 @@ struct Shared {
 
 /// The daemon. Dropping it closes its socket.
 #[derive(Debug)]
-pub struct Daemon {
+pub(crate) struct Daemon {
     shared: Arc<Shared>,
     socket: PathBuf,
     _runtime: Runtime,
@@ -64,7 +64,7 @@ pub struct Daemon {
 
 impl Daemon {
     /// Starts a daemon.
-    pub fn start(behaviour: Behaviour) -> Self {
+    pub(crate) fn start(behaviour: Behaviour) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let socket = directory.path().join("admin.sock");
         let shared = Arc::new(Shared {
@@ -89,24 +89,24 @@ impl Daemon {
     }
 
     /// Returns the path of its socket.
-    pub fn socket(&self) -> &Path {
+    pub(crate) fn socket(&self) -> &Path {
         &self.socket
     }
 
     /// Sends the rest of the list.
-    pub fn release(&self) {
+    pub(crate) fn release(&self) {
         self.shared.released.notify_one();
     }
 
     /// Returns the cells that were ended, sorted.
-    pub fn ended(&self) -> Vec<String> {
+    pub(crate) fn ended(&self) -> Vec<String> {
         let mut ended = self.shared.ended.lock().unwrap().clone();
         ended.sort();
         ended
     }
 
     /// Returns the last request for a log.
-    pub fn last_log(&self) -> Option<admin::ReadLogRequest> {
+    pub(crate) fn last_log(&self) -> Option<admin::ReadLogRequest> {
         self.shared.last_log.lock().unwrap().clone()
     }
 }
