@@ -1,5 +1,7 @@
 //! Prices, costs, sizes and shares as columns show them.
 
+use kiyot_proto::admin::Offering;
+
 /// Millionths of a dollar.
 const MICROS: u64 = 1_000_000;
 
@@ -10,10 +12,15 @@ pub(crate) fn dollars(micros: u64) -> String {
     format!("{}.{:04}", hundredths / (MICROS / 100), hundredths % (MICROS / 100))
 }
 
-/// Returns a price, with `<=` if it is known as a bound only.
-pub(crate) fn price(micros: u64, is_at_most: bool) -> String {
-    let bound = if is_at_most { "<=" } else { "" };
-    format!("{bound}{}", dollars(micros))
+/// Returns the price of an offering, with `<=` if it is known as a bound only, and `~` if that of
+/// another region stands for it.
+pub(crate) fn price(offering: &Offering) -> String {
+    let mark = match (offering.price_is_at_most, offering.price_is_estimate) {
+        (true, _) => "<=",
+        (_, true) => "~",
+        _ => "",
+    };
+    format!("{mark}{}", dollars(offering.price_micros))
 }
 
 /// Returns bytes as kubectl top shows them.
@@ -47,7 +54,10 @@ mod tests {
         ] {
             assert_eq!(dollars(micros), expected);
         }
-        assert_eq!(price(5_200, true), "<=0.0052");
+        let exact = Offering { price_micros: 5_200, ..Default::default() };
+        assert_eq!(price(&exact), "0.0052");
+        assert_eq!(price(&Offering { price_is_at_most: true, ..exact.clone() }), "<=0.0052");
+        assert_eq!(price(&Offering { price_is_estimate: true, ..exact }), "~0.0052");
     }
 
     #[test]

@@ -64,6 +64,7 @@ pub(crate) fn of(pod: &Pod) -> Value {
             "sandbox": pod.sandbox,
             "pricePerHourMicros": offering.price_micros,
             "priceIsAtMost": offering.price_is_at_most,
+            "priceIsEstimate": offering.price_is_estimate,
             "otherAnnotations": pod.other_annotations,
         },
     })

@@ -314,7 +314,7 @@ pub(super) fn offering(entry: &CatalogueOffering) -> Item {
             money::bytes(entry.memory_bytes),
             or_none(&entry.architecture),
             entry.gpus.to_string(),
-            money::price(offering.price_micros, offering.price_is_at_most),
+            money::price(&offering),
             or_none(&entry.refused),
         ],
         object: json!({
@@ -367,6 +367,7 @@ fn offering_object(offering: &Offering) -> Value {
         "spot": offering.spot,
         "pricePerHourMicros": offering.price_micros,
         "priceIsAtMost": offering.price_is_at_most,
+        "priceIsEstimate": offering.price_is_estimate,
     })
 }
 
@@ -382,7 +383,7 @@ fn type_name(name: &str, is_spot: bool) -> String {
 
 /// Returns the price of an offering an hour.
 pub(super) fn price_of(offering: Option<&Offering>) -> String {
-    offering.map_or_else(|| or_none(""), |it| money::price(it.price_micros, it.price_is_at_most))
+    offering.map_or_else(|| or_none(""), money::price)
 }
 
 /// Returns a text, or `<none>` as kubectl shows an empty one.

@@ -4,7 +4,7 @@ use kiyot_proto::admin;
 
 use super::Inventory;
 use crate::backends::milpa::{
-    placement::{Candidate, Entry, Market, Offer},
+    placement::{Accuracy, Candidate, Entry, Market, Offer},
     providers::ProviderError,
 };
 
@@ -20,7 +20,7 @@ impl Inventory {
                 market: offer.market,
             };
             let refused = reason(&offering).map(|reason| reason.to_string()).unwrap_or_default();
-            let priced = Candidate { offering, price: offer.price, is_at_most: offer.is_at_most };
+            let priced = Candidate { offering, price: offer.price, accuracy: offer.accuracy };
             let architectures: Vec<_> =
                 kind.architectures.iter().map(ToString::to_string).collect();
             admin::CatalogueOffering {
@@ -43,12 +43,13 @@ impl Inventory {
 
 /// Returns the message of an offering with its price.
 pub(super) fn priced(candidate: &Candidate) -> admin::Offering {
-    let Candidate { offering, price, is_at_most } = candidate;
+    let Candidate { offering, price, accuracy } = candidate;
     admin::Offering {
         instance_type: offering.instance_type.clone(),
         zone: offering.zone.clone(),
         spot: offering.market == Market::Spot,
         price_micros: price.micros(),
-        price_is_at_most: *is_at_most,
+        price_is_at_most: *accuracy == Accuracy::AtMost,
+        price_is_estimate: *accuracy == Accuracy::Estimate,
     }
 }

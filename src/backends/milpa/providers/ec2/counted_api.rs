@@ -5,7 +5,8 @@ use std::{collections::BTreeMap, sync::Arc};
 use async_trait::async_trait;
 use kiyot_ec2::{
     CallError, DryRun, Ec2Api, Image, ImageFilter, InstanceDescription, InstanceFilter,
-    InstanceStateName, RouteTable, RouteTableFilter, RunInstances, SpotPrice, Subnet, TypeInZone,
+    InstanceStateName, ProductPage, RouteTable, RouteTableFilter, RunInstances, SpotPrice, Subnet,
+    TypeInZone,
 };
 use tokio::time::Instant;
 
@@ -83,6 +84,10 @@ impl Ec2Api for CountedApi {
 
     async fn spot_prices(&self) -> Result<Vec<SpotPrice>, CallError> {
         self.count("DescribeSpotPriceHistory", self.api.spot_prices()).await
+    }
+
+    async fn products(&self, page: Option<String>) -> Result<ProductPage, CallError> {
+        self.count("GetProducts", self.api.products(page)).await
     }
 
     async fn subnets(&self, ids: &[String]) -> Result<Vec<Subnet>, CallError> {
