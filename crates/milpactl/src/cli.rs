@@ -11,8 +11,8 @@ use crate::output::Format;
 const DEFAULT_SOCKET: &str = "/run/kiyot/admin.sock";
 
 /// Exit codes, for the help.
-const EXIT_CODES: &str = "Exit codes: 0; 1 failure; 64 wrong arguments; 66 unknown or ambiguous name; \
-    69 no daemon answers; 76 the daemon is of another version; 77 not permitted; exec has that of the command.";
+const EXIT_CODES: &str = "Exit codes: 0; 1 failure; 64 wrong arguments; 66 unknown or ambiguous \
+    name; 69 no daemon answers; 76 the daemon is of another version; 77 not permitted.";
 
 /// Looks at pods in cells and at their instances, and works on them.
 #[derive(Debug, Parser)]
@@ -102,7 +102,7 @@ pub(crate) enum Kind {
     Secrets,
 }
 
-/// What a list shows.
+/// Form of a list.
 #[derive(Debug, Args)]
 pub(crate) struct Listing {
     /// Format of the output.

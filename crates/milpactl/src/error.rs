@@ -28,7 +28,8 @@ pub(crate) enum Error {
     Name(String),
     /// The socket does not answer.
     #[error(
-        "no daemon answers at {socket}: {cause}; is kiyot running, and is --socket its admin.listen?"
+        "no daemon answers at {socket}: {cause}; is kiyot running, and is --socket its \
+         admin.listen?"
     )]
     Unreachable {
         /// The path of the socket.

@@ -7,7 +7,7 @@ const GOOD: [&str; 6] = ["Running", "Succeeded", "Bound", "Warm", "Ready", "Idle
 /// Words of states that an operator looks for.
 const BAD: [&str; 5] = ["Failed", "Lost", "Silent", "Cordoned", "Refused"];
 
-/// Whether states get a colour.
+/// Use of colours for states.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Colour {
     /// States get a colour.

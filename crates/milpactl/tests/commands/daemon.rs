@@ -22,7 +22,7 @@ use tonic::{Request, Response, Status, transport::Server};
 /// The pods of a part.
 const PART: usize = 128;
 
-/// What the daemon does.
+/// Behaviour of the daemon.
 #[derive(Debug, Clone)]
 pub(crate) struct Behaviour {
     /// The number of pods, each with a cell.
