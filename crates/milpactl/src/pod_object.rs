@@ -91,7 +91,10 @@ fn sorted(map: &std::collections::HashMap<String, String>) -> Map<String, Value>
 fn cpu(millis: u64) -> String {
     match millis {
         0 => String::new(),
-        millis => format!("{}.{:02}", millis / 1000, millis % 1000 / 10),
+        millis => {
+            let hundredths = millis.div_ceil(10);
+            format!("{}.{:02}", hundredths / 100, hundredths % 100)
+        }
     }
 }
 
