@@ -108,7 +108,9 @@ async fn pods_without_routes_need_no_call() {
     for world in [World::new().await, World::with_cloud_routes(&ALLOWED).await] {
         let launched = launch(&world, "token", &[]).await;
         world.cloud.clear_calls();
-        world.provider.attach(&launched.id, &Attachment::default()).await.unwrap();
+        // Its metadata service stays open.
+        let to = Attachment { has_instance_profile: true, ..Attachment::default() };
+        world.provider.attach(&launched.id, &to).await.unwrap();
         world.provider.detach(&launched.id).await.unwrap();
         assert_eq!(world.cloud.calls().len(), 0, "{:?}", world.cloud.calls());
     }
@@ -224,7 +226,9 @@ async fn documented_policy_of_routes_has_the_actions_that_are_called() {
         world.cloud.calls().into_iter().map(|call| format!("ec2:{}", call.action)).collect();
     // Prices are read in the background.
     called.remove("ec2:GetProducts");
-    assert!(called.remove("ec2:RunInstances") && called.remove("ec2:DescribeInstances"));
+    for of_every_pod in ["RunInstances", "DescribeInstances", "ModifyInstanceMetadataOptions"] {
+        assert!(called.remove(&format!("ec2:{of_every_pod}")), "{of_every_pod}");
+    }
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/iam.md");
     let page = std::fs::read_to_string(path).unwrap();
     let section = page.split("## Cloud routes").nth(1).unwrap();

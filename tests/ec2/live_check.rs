@@ -82,8 +82,8 @@ async fn right_configuration_passes_without_an_effect() {
     world.cloud.clear_calls();
     let checked = check(&world, UNCHANGED).await;
     assert_eq!(checked.code, Some(0), "{}", checked.text);
-    assert_eq!(checked.lines("ok").len(), 5 + 3 + 1 + 3 + 1, "{}", checked.text);
-    assert_eq!(checked.text.matches(&format!("dry run on {}", own.id)).count(), 3);
+    assert_eq!(checked.lines("ok").len(), 5 + 3 + 1 + 4 + 1, "{}", checked.text);
+    assert_eq!(checked.text.matches(&format!("dry run on {}", own.id)).count(), 4);
     let calls = world.cloud.calls();
     for call in &calls {
         let is_dry = call.parameters.get("DryRun").is_some_and(|dry| dry == "true");
@@ -104,7 +104,7 @@ async fn node_without_instances_is_checked_with_an_id_that_does_not_exist() {
     let world = World::new().await;
     let checked = check(&world, UNCHANGED).await;
     assert_eq!(checked.code, Some(0), "{}", checked.text);
-    assert_eq!(checked.text.matches("dry run on an id that does not exist").count(), 3);
+    assert_eq!(checked.text.matches("dry run on an id that does not exist").count(), 4);
     assert!(world.cloud.instances().is_empty());
 }
 

@@ -1,7 +1,7 @@
 //! Life of a pod on an instance.
 
 use kiyot_testcloud::State;
-use kiyot_testkit::{LIMIT, Source, cri, wait_until};
+use kiyot_testkit::{LIMIT, Source, cri, output, wait_until};
 
 use super::{WAIT, World, pod, run};
 
@@ -33,7 +33,7 @@ async fn pod_on_an_instance_lives_as_one_on_the_node() {
     .await;
     let url = format!("http://{ip}:8080/");
     let page = wait_until("the pod serves", LIMIT, async || {
-        kiyot_testkit::output("busybox", &["wget", "-q", "-O", "-", &url]).ok()
+        output("busybox", &["wget", "-q", "-O", "-", &url]).ok()
     })
     .await;
     assert_eq!(page.trim(), "served");
@@ -55,6 +55,20 @@ async fn pod_on_an_instance_lives_as_one_on_the_node() {
     assert!(left.is_empty(), "leftovers:\n{left}");
 }
 
+/// Returns the status with which the metadata service answers a process in the network of a pod
+/// whose socket is bound to the device: it passes every route, and needs no capability.
+fn status_past_the_route(world: &World, pod: &str) -> String {
+    let instance = world.instance_of(pod).id;
+    let powerless = ["setpriv", "--bounding-set=-all", "--reuid=65534", "--clear-groups"];
+    let request =
+        ["curl", "--silent", "--show-error", "--max-time", "10", "--interface", "if!eth0"];
+    let status = ["--output", "/dev/null", "--write-out", "%{http_code}"];
+    let url = ["http://169.254.169.254/latest/meta-data/"];
+    let in_network = ["netns", "exec", &instance];
+    let command = [&in_network[..], &powerless, &request, &status, &url].concat();
+    output("ip", &command).unwrap()
+}
+
 /// Verifies V22.
 #[tokio::test]
 async fn metadata_service_is_closed_to_a_pod_without_an_instance_profile() {
@@ -63,13 +77,16 @@ async fn metadata_service_is_closed_to_a_pod_without_an_instance_profile() {
     // A read without a token is refused by the service itself: a status proves that it is reached.
     let script = "wget -S -O - http://169.254.169.254/latest/meta-data/ 2>&1; true";
     let closed = kubelet.run_pod(&pod("closed", WAIT)).await.unwrap();
-    let output = run(&mut kubelet, &closed.container("main").id, script).await;
-    assert!(output.contains("No route to host"), "{output}");
+    let read = run(&mut kubelet, &closed.container("main").id, script).await;
+    assert!(read.contains("No route to host"), "{read}");
+    assert_eq!(status_past_the_route(&world, "closed"), "403");
     let profile = "arn:aws:iam::123456789012:instance-profile/reader";
-    let open = pod("open", WAIT).annotation("pod.elotl.co/instance-profile", profile);
+    let open = pod("open", WAIT);
+    let open = open.annotation("pod.elotl.co/instance-profile", profile);
     let open = kubelet.run_pod(&open).await.unwrap();
-    let output = run(&mut kubelet, &open.container("main").id, script).await;
-    assert!(output.contains("HTTP/1.1 401"), "{output}");
+    let read = run(&mut kubelet, &open.container("main").id, script).await;
+    assert!(read.contains("HTTP/1.1 401"), "{read}");
+    assert_eq!(status_past_the_route(&world, "open"), "401");
     for running in [&closed, &open] {
         kubelet.stop_and_remove(running).await.unwrap();
     }
@@ -78,7 +95,7 @@ async fn metadata_service_is_closed_to_a_pod_without_an_instance_profile() {
 
 /// Verifies V24.
 #[tokio::test]
-async fn pod_needs_one_call_at_its_start_and_none_for_its_status() {
+async fn pod_needs_two_calls_at_its_start_and_none_for_its_status() {
     let world = World::start().await;
     let (_kiyot, mut kubelet) = world.daemon(world.options()).await;
     // The first reads subnets, images, types and prices.
@@ -94,7 +111,7 @@ async fn pod_needs_one_call_at_its_start_and_none_for_its_status() {
     // Lists of all cells have a period of their own, and the price list is read in the background.
     let is_of_pod = |action: &&String| !["DescribeInstances", "GetProducts"].contains(&&***action);
     let of_pod: Vec<_> = calls.iter().filter(is_of_pod).collect();
-    assert_eq!(of_pod, ["RunInstances"], "{calls:?}");
+    assert_eq!(of_pod, ["RunInstances", "ModifyInstanceMetadataOptions"], "{calls:?}");
     for running in [&first, &second] {
         kubelet.stop_and_remove(running).await.unwrap();
     }

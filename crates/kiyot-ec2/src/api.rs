@@ -20,27 +20,37 @@ pub enum InstanceFilter {
     ClientToken(String),
 }
 
-/// A call for EC2 to check, without effect (`DryRun`). RunInstances has a dry run of its own.
+/// A call for EC2 to check, without effect (`DryRun`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DryRun {
+    /// RunInstances.
+    Launch(Box<RunInstances>),
     /// TerminateInstances of an instance.
     Terminate(String),
     /// CreateTags of an instance.
     Tag(String, BTreeMap<String, String>),
     /// GetConsoleOutput of an instance.
     Console(String),
+    /// ModifyInstanceMetadataOptions of an instance.
+    Metadata(String),
+}
+
+/// The state of changed metadata options (`InstanceMetadataOptions.State`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MetadataOptionsState {
+    /// The instance's metadata service still has the earlier options.
+    Pending,
+    /// The instance's metadata service has the options.
+    Applied,
 }
 
 /// The calls of EC2 that kiyot makes. Every call has a time limit. Lists are complete: all pages
 /// are read.
 #[async_trait]
 pub trait Ec2Api: fmt::Debug + Send + Sync + 'static {
-    /// Launches an instance (RunInstances). A dry run launches none, and fails as the launch would.
-    async fn run_instances(
-        &self,
-        request: &RunInstances,
-        dry_run: bool,
-    ) -> Result<InstanceDescription, CallError>;
+    /// Launches an instance (RunInstances).
+    async fn run_instances(&self, request: &RunInstances)
+    -> Result<InstanceDescription, CallError>;
     /// Describes instances (DescribeInstances), terminated ones of the last hour included.
     async fn describe_instances(
         &self,
@@ -85,4 +95,7 @@ pub trait Ec2Api: fmt::Debug + Send + Sync + 'static {
     async fn delete_route(&self, table: &str, network: &str) -> Result<(), CallError>;
     /// Lets an instance receive and send packets of other addresses (ModifyInstanceAttribute).
     async fn disable_source_dest_check(&self, instance: &str) -> Result<(), CallError>;
+    /// Closes the metadata service of an instance (ModifyInstanceMetadataOptions). Fails if the
+    /// answer has it open.
+    async fn disable_metadata(&self, instance: &str) -> Result<MetadataOptionsState, CallError>;
 }

@@ -5,6 +5,9 @@ use std::{fmt, time::Duration};
 /// The code of the error of a dry run whose call would have succeeded.
 pub const DRY_RUN_SUCCEEDED: &str = "DryRunOperation";
 
+/// The codes of a call whose credentials are accepted and whose action is not permitted.
+const DENIED: [&str; 3] = ["UnauthorizedOperation", "AccessDenied", "AccessDeniedException"];
+
 /// The error of a call.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{operation}: {failure}")]
@@ -49,6 +52,11 @@ impl CallError {
             Failure::Refused { code, .. } | Failure::Failed { code, .. } => Some(code),
             _ => None,
         }
+    }
+
+    /// Returns true if EC2 knows the caller, whose policy does not permit the action.
+    pub fn is_denied(&self) -> bool {
+        self.code().is_some_and(|code| DENIED.contains(&code))
     }
 }
 

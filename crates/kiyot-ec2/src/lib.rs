@@ -16,7 +16,7 @@ mod run_instances;
 pub mod sdk;
 mod subnet;
 
-pub use api::{DryRun, Ec2Api, InstanceFilter};
+pub use api::{DryRun, Ec2Api, InstanceFilter, MetadataOptionsState};
 pub use call_error::{CallError, DRY_RUN_SUCCEEDED, Failure};
 pub use image::{Image, ImageFilter};
 pub use instance::{InstanceDescription, InstanceStateName};

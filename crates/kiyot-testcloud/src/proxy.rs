@@ -26,6 +26,7 @@ use crate::{
 
 pub(crate) mod launch;
 mod lists;
+mod metadata_options;
 pub(crate) mod power;
 mod prices;
 mod products;
@@ -311,6 +312,7 @@ async fn effect(query: &Query, signed: Option<&str>, shared: &Shared) -> Result<
             power::change(query, signed, shared).await
         }
         "ModifyInstanceAttribute" => power::modify(query, signed, shared).await,
+        "ModifyInstanceMetadataOptions" => metadata_options::modify(query, shared),
         "DescribeInstances" => lists::instances(query, signed, shared).await,
         "DescribeInstanceTypeOfferings" => lists::offerings(query, signed, shared).await,
         "DescribeImages" => lists::images(query, signed, shared).await,

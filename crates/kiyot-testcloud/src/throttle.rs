@@ -17,7 +17,7 @@ impl Rate {
         let (bucket, per_second) = match action {
             "RunInstances" | "StartInstances" => (5.0, 2.0),
             "TerminateInstances" => (100.0, 5.0),
-            "CreateTags" => (100.0, 10.0),
+            "CreateTags" | "ModifyInstanceMetadataOptions" => (100.0, 10.0),
             _ if action.starts_with("Describe") && narrowed => (100.0, 20.0),
             _ if action.starts_with("Describe") => (50.0, 10.0),
             _ => (50.0, 5.0),

@@ -94,6 +94,10 @@ pub struct Attachment {
     /// The networks that the pod wants to have routed to its instance.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub cloud_routes: Vec<String>,
+    /// True if the pod asked for an instance profile, whose credentials it gets from the metadata
+    /// service.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub has_instance_profile: bool,
     /// The tags of the pod that the instance lacks, because it was launched for a warm pool. The
     /// provider sets them in the background: without them the pod runs too. Empty unless
     /// [`Capabilities::has_tags`].

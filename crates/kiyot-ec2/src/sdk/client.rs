@@ -13,7 +13,10 @@ use aws_config::{
 use aws_credential_types::Credentials;
 use aws_sdk_ec2::{
     Client as Sdk,
-    types::{AttributeBooleanValue, Filter, LocationType, Tag},
+    types::{
+        AttributeBooleanValue, Filter, InstanceMetadataEndpointState, InstanceMetadataOptionsState,
+        LocationType, Tag,
+    },
 };
 use aws_smithy_http_client::{
     Builder,
@@ -26,8 +29,8 @@ use super::{
 };
 use crate::{
     CallError, DRY_RUN_SUCCEEDED, DryRun, Ec2Api, Failure, Image, ImageFilter, InstanceDescription,
-    InstanceFilter, InstanceStateName, ProductPage, RouteTable, RouteTableFilter, RunInstances,
-    SpotPrice, Subnet, TypeInZone,
+    InstanceFilter, InstanceStateName, MetadataOptionsState, ProductPage, RouteTable,
+    RouteTableFilter, RunInstances, SpotPrice, Subnet, TypeInZone,
 };
 
 /// Bounds the time of a call, or of a page of a list.
@@ -117,10 +120,9 @@ impl Ec2Api for Client {
     async fn run_instances(
         &self,
         request: &RunInstances,
-        dry_run: bool,
     ) -> Result<InstanceDescription, CallError> {
         const NAME: &str = "RunInstances";
-        let call = launch::call(self.sdk.run_instances(), request).dry_run(dry_run);
+        let call = launch::call(self.sdk.run_instances(), request);
         let output = call.send().await.map_err(|error| call_error(NAME, error))?;
         let instance = output.instances.unwrap_or_default().into_iter().next();
         let instance = instance.ok_or_else(|| incomplete(NAME, "instance"))?;
@@ -308,8 +310,40 @@ impl Ec2Api for Client {
         call.send().await.map(drop).map_err(|error| call_error("ModifyInstanceAttribute", error))
     }
 
+    async fn disable_metadata(&self, instance: &str) -> Result<MetadataOptionsState, CallError> {
+        const NAME: &str = "ModifyInstanceMetadataOptions";
+        let call = self
+            .sdk
+            .modify_instance_metadata_options()
+            .instance_id(instance)
+            .http_endpoint(InstanceMetadataEndpointState::Disabled);
+        let output = call.send().await.map_err(|error| call_error(NAME, error))?;
+        let options = output
+            .instance_metadata_options
+            .filter(|it| it.http_endpoint == Some(InstanceMetadataEndpointState::Disabled))
+            .ok_or_else(|| incomplete(NAME, "httpEndpoint"))?;
+        Ok(match options.state {
+            Some(InstanceMetadataOptionsState::Applied) => MetadataOptionsState::Applied,
+            _ => MetadataOptionsState::Pending,
+        })
+    }
+
     async fn dry_run(&self, call: &DryRun) -> Result<(), CallError> {
         let outcome = match call {
+            DryRun::Launch(request) => {
+                let call = launch::call(self.sdk.run_instances(), request).dry_run(true);
+                call.send().await.map(drop).map_err(|error| call_error("RunInstances", error))
+            }
+            DryRun::Metadata(id) => {
+                let call = self
+                    .sdk
+                    .modify_instance_metadata_options()
+                    .instance_id(id)
+                    .http_endpoint(InstanceMetadataEndpointState::Disabled)
+                    .dry_run(true);
+                let name = "ModifyInstanceMetadataOptions";
+                call.send().await.map(drop).map_err(|error| call_error(name, error))
+            }
             DryRun::Terminate(id) => {
                 let call = self.sdk.terminate_instances().instance_ids(id).dry_run(true);
                 call.send().await.map(drop).map_err(|error| call_error("TerminateInstances", error))

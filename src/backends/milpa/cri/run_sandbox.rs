@@ -186,6 +186,7 @@ impl CriService {
                 .map(|linux| linux.cgroup_parent.clone())
                 .unwrap_or_default(),
             cloud_routes: wishes.cloud_routes.iter().map(ToString::to_string).collect(),
+            has_instance_profile: wishes.instance_profile.is_some(),
             ..Attachment::default()
         };
         let pod = format!("{}/{}", attachment.pod_namespace, attachment.pod_name);

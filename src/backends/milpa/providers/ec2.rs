@@ -42,6 +42,7 @@ mod fake_api;
 mod launch;
 pub mod live_check;
 mod market_data;
+mod metadata_fence;
 mod on_demand;
 mod pacing;
 mod parameters;
@@ -53,6 +54,7 @@ mod user_data;
 use cloud_routes::CloudRoutes;
 pub use counted_api::CountedApi;
 use error_codes::{Refused, classify};
+use metadata_fence::MetadataFence;
 use on_demand::OnDemand;
 use pacing::{Action, Pacing};
 use parameters::{BootImage, Parameters};
@@ -135,6 +137,7 @@ pub struct Ec2 {
     on_demand: OnDemand,
     forwarding: Forwarding,
     routes: CloudRoutes,
+    metadata: MetadataFence,
     /// The instances that were launched or listed.
     seen: Mutex<BTreeMap<String, Seen>>,
 }
@@ -158,6 +161,7 @@ impl Ec2 {
                 config.ec2.prices,
                 &config.ec2.region,
             ),
+            metadata: MetadataFence::new(Arc::clone(&api), Arc::clone(&pacing)),
             api,
             config: config.ec2.clone(),
             owner,
@@ -379,7 +383,7 @@ impl Provider for Ec2 {
     async fn launch(&self, spec: &LaunchSpec, token: &str) -> Result<Instance, ProviderError> {
         let request = self.request(spec, token)?;
         self.pacing.wait(Action::Launch).await;
-        let launched = match self.api.run_instances(&request, false).await {
+        let launched = match self.api.run_instances(&request).await {
             Ok(launched) => launched,
             // EC2 has a launch with this token, by a daemon of another version or configuration.
             Err(error) if error.code() == Some(PARAMETER_MISMATCH) => {
@@ -413,8 +417,19 @@ impl Provider for Ec2 {
             let what = format!("instance {instance} has no private address");
             ProviderError::without_cause(ErrorClass::Transient, what)
         })?;
-        self.forwarding.open(instance, address, &to.ports).await?;
-        self.routes.open(instance, &to.cloud_routes).await?;
+        let ways = async {
+            self.forwarding.open(instance, address, &to.ports).await?;
+            self.routes.open(instance, &to.cloud_routes).await
+        };
+        let metadata = async {
+            match to.has_instance_profile || self.config.instance_profile.is_some() {
+                true => Ok(()),
+                false => self.metadata.close(instance).await,
+            }
+        };
+        // Both end before a failure is reported, after which the instance is detached.
+        let (ways, metadata) = tokio::join!(ways, metadata);
+        ways.and(metadata)?;
         if !to.tags.is_empty() {
             self.tagging.begin(instance, seen.map(|seen| seen.tagged), to.tags.clone());
         }

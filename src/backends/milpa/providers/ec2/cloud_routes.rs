@@ -20,8 +20,6 @@ use crate::config::Cidr;
 
 /// The code of the removal of a route that does not exist.
 const NO_ROUTE: &str = "InvalidRoute.NotFound";
-/// The codes of a call that the policy does not permit.
-const DENIED: [&str; 2] = ["UnauthorizedOperation", "AccessDenied"];
 /// Bounds the instances that are known to have no route; others are looked up again.
 const MAX_KNOWN: usize = 10_000;
 
@@ -139,7 +137,7 @@ impl CloudRoutes {
         match self.remove(instance).await {
             Ok(()) => self.remember(instance),
             // The instance ends all the same, because it costs money.
-            Err(error) if error.code().is_some_and(|code| DENIED.contains(&code)) => {
+            Err(error) if error.is_denied() => {
                 let error = &error as &dyn std::error::Error;
                 tracing::error!(%instance, error, "routes not removed, the policy denies it");
             }

@@ -8,8 +8,8 @@ use std::{
 use async_trait::async_trait;
 use kiyot_ec2::{
     CallError, DryRun, Ec2Api, Failure, Image, ImageFilter, InstanceDescription, InstanceFilter,
-    InstanceStateName, ProductPage, RouteTable, RouteTableFilter, RunInstances, SpotPrice, Subnet,
-    TypeInZone,
+    InstanceStateName, MetadataOptionsState, ProductPage, RouteTable, RouteTableFilter,
+    RunInstances, SpotPrice, Subnet, TypeInZone,
 };
 
 /// The code of the error that names unknown ids.
@@ -27,6 +27,10 @@ pub(super) struct FakeApi {
     pub(super) tag_calls: Mutex<Vec<Vec<String>>>,
     /// The failures of the next CreateTags.
     pub(super) tag_failures: Mutex<VecDeque<Failure>>,
+    /// The ids of each ModifyInstanceMetadataOptions.
+    pub(super) metadata_calls: Mutex<Vec<String>>,
+    /// The failures of the next ModifyInstanceMetadataOptions.
+    pub(super) metadata_failures: Mutex<VecDeque<Failure>>,
 }
 
 fn not_called<T>(operation: &'static str) -> Result<T, CallError> {
@@ -35,11 +39,7 @@ fn not_called<T>(operation: &'static str) -> Result<T, CallError> {
 
 #[async_trait]
 impl Ec2Api for FakeApi {
-    async fn run_instances(
-        &self,
-        _: &RunInstances,
-        _: bool,
-    ) -> Result<InstanceDescription, CallError> {
+    async fn run_instances(&self, _: &RunInstances) -> Result<InstanceDescription, CallError> {
         not_called("RunInstances")
     }
     async fn describe_instances(
@@ -108,5 +108,13 @@ impl Ec2Api for FakeApi {
     }
     async fn disable_source_dest_check(&self, _: &str) -> Result<(), CallError> {
         not_called("ModifyInstanceAttribute")
+    }
+    async fn disable_metadata(&self, id: &str) -> Result<MetadataOptionsState, CallError> {
+        self.metadata_calls.lock().unwrap().push(id.to_owned());
+        let operation = "ModifyInstanceMetadataOptions";
+        let failure = self.metadata_failures.lock().unwrap().pop_front();
+        failure.map_or(Ok(MetadataOptionsState::Pending), |failure| {
+            Err(CallError { operation, failure })
+        })
     }
 }

@@ -7,8 +7,8 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use kiyot_ec2::{
-    CallError, DRY_RUN_SUCCEEDED, DryRun, Ec2Api, ImageFilter, InstanceDescription,
-    InstanceStateName, RouteTableFilter, RunInstances, SpotPrice, Subnet, TypeInZone,
+    DryRun, Ec2Api, ImageFilter, InstanceDescription, InstanceStateName, RouteTableFilter,
+    RunInstances, SpotPrice, Subnet, TypeInZone,
 };
 use kiyot_link::bootstrap::{AgentPin, Bootstrap, GatewayAddress};
 
@@ -266,7 +266,8 @@ impl LiveCheck<'_> {
             }
         };
         let api = Arc::clone(&self.api);
-        let tried = self.caller.call(name, dry_run_of_launch(&*api, &request)).await;
+        let call = DryRun::Launch(Box::new(request));
+        let tried = self.caller.call(name, api.dry_run(&call)).await;
         if tried.is_ok() {
             self.caller.add(Outcome::Ok, name, &text);
         }
@@ -325,6 +326,7 @@ impl LiveCheck<'_> {
             ("TerminateInstances", DryRun::Terminate(id.to_owned())),
             ("CreateTags", DryRun::Tag(id.to_owned(), [tag].into())),
             ("GetConsoleOutput", DryRun::Console(id.to_owned())),
+            ("ModifyInstanceMetadataOptions", DryRun::Metadata(id.to_owned())),
         ] {
             let api = Arc::clone(&self.api);
             let trial = async {
@@ -350,15 +352,5 @@ impl LiveCheck<'_> {
                 (Err(_), _) => {}
             }
         }
-    }
-}
-
-/// Makes a dry run of a launch.
-async fn dry_run_of_launch(api: &dyn Ec2Api, request: &RunInstances) -> Result<(), CallError> {
-    match api.run_instances(request, true).await {
-        Err(error) if error.code() == Some(DRY_RUN_SUCCEEDED) => Ok(()),
-        Err(error) => Err(error),
-        // A dry run never launches.
-        Ok(_) => Ok(()),
     }
 }

@@ -22,6 +22,8 @@ pub(super) enum Action {
     Route,
     /// GetProducts, of an account's other limit.
     Prices,
+    /// ModifyInstanceMetadataOptions.
+    Metadata,
 }
 
 /// The bucket of an action.
@@ -44,6 +46,7 @@ impl Action {
             Self::Tag => (20, 200),
             Self::Route => (20, 200),
             Self::Prices => (5, 200),
+            Self::Metadata => (50, 100),
         };
         Rate { burst, period: Duration::from_millis(millis) }
     }

@@ -24,8 +24,6 @@ const SAME_ERROR: &str = "the same error";
 const BUILT_IN_PRICES: &str = "the built-in on-demand prices are used (ec2.prices)";
 /// Begins the part of a message that only `aws sts decode-authorization-message` reads.
 const ENCODED: &str = "Encoded authorization failure message";
-/// The codes of calls whose credentials are accepted and whose action is not permitted.
-const DENIED: [&str; 3] = ["UnauthorizedOperation", "AccessDenied", "AccessDeniedException"];
 
 /// A call that failed, or that was not made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -161,7 +159,7 @@ fn action(name: &str) -> &str {
 }
 
 fn verdict(error: &CallError) -> Verdict {
-    if error.code().is_some_and(|code| DENIED.contains(&code)) {
+    if error.is_denied() {
         return Verdict::Denied;
     }
     match (&error.failure, classify(error).0) {
