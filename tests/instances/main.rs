@@ -4,6 +4,8 @@
 
 mod cloud_routes;
 mod ends;
+#[path = "../vm/enrolment.rs"]
+mod enrolment;
 mod faults;
 mod images;
 mod kills;
@@ -18,6 +20,7 @@ mod refusals;
 mod strays;
 mod terminations;
 mod throttling;
+mod tokens;
 
 use std::time::Duration;
 

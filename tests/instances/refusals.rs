@@ -6,9 +6,17 @@ use super::{SHORT_LISTING_PERIOD, WAIT, World, pod};
 
 /// Image that does not exist.
 const NO_IMAGE: &str = "ami-0123456789abcdef0";
+/// The call that closes the metadata service of an instance.
+const CLOSE_METADATA: &str = "ModifyInstanceMetadataOptions";
 /// Stand-in for curl that downloads something else.
 const OTHER_PROGRAM: &str = "#!/bin/sh\n\
     while [ $# -gt 0 ]; do [ \"$1\" != --output ] || echo other > \"$2\"; shift; done\n";
+
+/// Stand-in for curl that shows another token to the gateway.
+const OTHER_TOKEN: &str = "#!/bin/sh\nsed 's/:[^:]*\"$/:other\"/' | exec /usr/bin/curl \"$@\"\n";
+/// Stand-in for apt-get whose repositories have no package.
+const NO_PACKAGES: &str = "#!/bin/sh\n\
+    case \"$*\" in *install*) echo \"E: Unable to locate package containerd\" >&2; exit 100 ;; esac\n";
 
 /// Verifies V38.
 #[tokio::test]
@@ -77,4 +85,59 @@ async fn agent_with_another_digest_ends_its_instance_and_the_console_is_in_the_e
     assert!(message.contains("1 computed checksum did NOT match"), "{message}");
     assert!(message.contains("the cell is not installed (status 1)"), "{message}");
     wait_for("the instances have ended", || world.left().is_empty()).await;
+}
+
+/// Verifies V38.
+#[tokio::test]
+async fn package_that_can_t_be_installed_ends_its_instance_and_the_console_is_in_the_error() {
+    let world = World::start().await;
+    // A program that can't be run is absent.
+    world.add_to_images("/usr/bin/curl", b"", 0o644);
+    world.add_to_images("/usr/local/sbin/apt-get", NO_PACKAGES.as_bytes(), 0o755);
+    let mut options = world.options();
+    options.of_provider.push_str(SHORT_LISTING_PERIOD);
+    let (_kiyot, mut kubelet) = world.daemon(options).await;
+    let error = kubelet.run_pod(&pod("unpackaged", WAIT)).await.unwrap_err();
+    let message = error.message();
+    assert!(message.contains("E: Unable to locate package containerd"), "{message}");
+    assert!(message.contains("the cell is not installed (status 100)"), "{message}");
+    wait_for("the instances have ended", || world.left().is_empty()).await;
+}
+
+/// Verifies V38.
+#[tokio::test]
+async fn download_that_the_gateway_refuses_fails_the_pod_with_the_console() {
+    let world = World::start().await;
+    world.add_to_images("/usr/local/sbin/curl", OTHER_TOKEN.as_bytes(), 0o755);
+    let mut options = world.options();
+    options.milpa.push_str("launch_timeout = \"10s\"\n");
+    let (kiyot, mut kubelet) = world.daemon(options).await;
+    let error = kubelet.run_pod(&pod("tokenless", WAIT)).await.unwrap_err();
+    let message = error.message();
+    assert!(message.contains("did not connect within 10 s"), "{message}");
+    assert!(message.contains("The requested URL returned error: 401"), "{message}");
+    assert!(!kiyot.log().contains("certificate issued"), "{}", kiyot.log());
+    world.has_no_cells().await;
+}
+
+/// Verifies V60.
+#[tokio::test]
+async fn pod_whose_metadata_service_stays_open_is_refused_and_a_throttled_call_is_repeated() {
+    let world = World::start().await;
+    let (_kiyot, mut kubelet) = world.daemon(world.options()).await;
+    world.faults().set_denied(CLOSE_METADATA, true);
+    let error = kubelet.run_pod(&pod("open", WAIT)).await.unwrap_err();
+    let message = error.message();
+    assert!(message.contains("close the metadata service of instance i-"), "{message}");
+    assert!(message.contains("UnauthorizedOperation"), "{message}");
+    assert!(message.contains(CLOSE_METADATA), "{message}");
+    world.has_no_cells().await;
+
+    world.faults().clear();
+    world.clear_calls();
+    world.faults().fail(CLOSE_METADATA, 503, "RequestLimitExceeded", 2);
+    let running = kubelet.run_pod(&pod("closed", WAIT)).await.unwrap();
+    assert_eq!(world.calls_of(CLOSE_METADATA).len(), 3);
+    kubelet.stop_and_remove(&running).await.unwrap();
+    world.has_no_cells().await;
 }

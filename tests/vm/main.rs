@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "test code")]
 
 mod disks;
+mod enrolment;
 mod faults;
 mod hostile;
 mod images;

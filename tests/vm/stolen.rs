@@ -1,35 +1,22 @@
 //! Credentials of a cell in the hands of its pod, and what it can try with them at the gateway. The
 //! launcher of a machine copies the bytes of its link, so that the gateway's socket stands for it.
 
-use std::{path::PathBuf, sync::Arc};
+use std::path::PathBuf;
 
 use kiyot_link::{
-    alpn,
     bootstrap::{Bootstrap, CellFile, GatewayAddress},
-    channel::Channel,
-    connection::Connection,
     frames::Frames,
-    http2::Profile,
-    stream::Stream,
     tls::{self, Identity},
 };
-use kiyot_proto::cell::{
-    EnrolRequest, FromCell, HelloReply, ToCell, enrolment_client::EnrolmentClient, from_cell,
-    to_cell,
-};
+use kiyot_proto::cell::{FromCell, HelloReply, ToCell, from_cell, to_cell};
 use kiyot_testkit::{Kubelet, LIMIT};
 use prost::Message;
-use rcgen::{CertificateParams, KeyPair, PKCS_ECDSA_P256_SHA256};
-use rustls::{
-    ClientConfig,
-    pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer, ServerName},
-};
+use rcgen::{KeyPair, PKCS_ECDSA_P256_SHA256};
+use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 use tokio::time::timeout;
-use tokio_rustls::{TlsConnector, client::TlsStream};
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
-use tonic::{Code, Request};
+use tonic::Code;
 
-use super::run;
+use super::{enrolment, run};
 
 /// The boot data, which stay readable for root of the machine.
 const BOOT_DATA: &str = "/proc/1/root/sys/firmware/qemu_fw_cfg/by_name/opt/org.kiyot/cell.json/raw";
@@ -79,19 +66,7 @@ impl Stolen {
 
     /// Enrols as a cell. Returns the code of the response.
     pub(crate) async fn enrol(&self, cell: &str, token: &str, key: &KeyPair) -> Code {
-        let stream = self.dial(tls::enrol_client(&self.bootstrap.ca_sha256).unwrap()).await;
-        let (end, tasks) = (CancellationToken::new(), TaskTracker::new());
-        let connection = Connection::open(stream, Profile::ENROL, &end, &tasks).await.unwrap();
-        let csr = CertificateParams::default().serialize_request(key).unwrap();
-        let mut request = Request::new(EnrolRequest {
-            cell: cell.to_owned(),
-            token: token.to_owned(),
-            csr_der: csr.der().to_vec().into(),
-            build_id: "stolen".to_owned(),
-        });
-        request.set_timeout(LIMIT);
-        let reply = EnrolmentClient::new(Channel::over(connection)).enrol(request).await;
-        reply.map_or_else(|status| status.code(), |_| Code::Ok)
+        enrolment::enrol(&self.bootstrap, cell, token, key).await
     }
 
     /// Connects with the cell's certificate, says that it is another cell, and waits until the
@@ -99,7 +74,8 @@ impl Stolen {
     pub(crate) async fn claim_to_be(&self, cell: &str) -> usize {
         let identity = Identity::new(vec![self.certificate.clone()], self.key.clone());
         let tls = tls::cell_client(&self.bootstrap.ca_sha256, identity).unwrap();
-        let mut frames = Frames::new(self.dial(tls).await, MAX_MESSAGE_BYTES);
+        let mut frames =
+            Frames::new(enrolment::dial(&self.bootstrap, tls).await, MAX_MESSAGE_BYTES);
         let hello = HelloReply {
             cell: cell.to_owned(),
             build_id: "stolen".to_owned(),
@@ -121,11 +97,5 @@ impl Stolen {
         };
         timeout(LIMIT, cut).await.expect("the gateway cuts a connection with a forged Hello");
         others
-    }
-
-    async fn dial(&self, tls: ClientConfig) -> TlsStream<Stream> {
-        let stream = Stream::dial(&self.bootstrap.gateway).await.unwrap();
-        let name = ServerName::try_from(alpn::GATEWAY_NAME).unwrap();
-        TlsConnector::from(Arc::new(tls)).connect(name, stream).await.unwrap()
     }
 }
