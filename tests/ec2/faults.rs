@@ -48,6 +48,7 @@ async fn subnet_without_addresses_refuses_its_zone() {
     assert_eq!(error.class, ErrorClass::Capacity);
     let zone = [Market::Spot, Market::OnDemand].map(|market| world.offering(0, market));
     assert_eq!(error.refused, zone);
+    assert_eq!(error.refused_zone, Some(world.zone(0)));
 }
 
 #[tokio::test]

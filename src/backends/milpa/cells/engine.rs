@@ -460,6 +460,9 @@ impl Engine {
             ErrorClass::Capacity | ErrorClass::Quota => {
                 let refusal = Refusal { until, reason: reason_of(&error) };
                 self.refusals.add(&error.refused, now.boot, &refusal);
+                if let Some(zone) = &error.refused_zone {
+                    self.refusals.add_zone(zone, now.boot, &refusal);
+                }
             }
             ErrorClass::Auth => self.denied = Some((until, error.clone())),
             _ => {}

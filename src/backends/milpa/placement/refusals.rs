@@ -6,6 +6,8 @@ use super::{Market, Offering};
 
 /// Bounds the refused offerings that are kept: more than EC2 has in a region.
 const MAX_REFUSED: usize = 20_000;
+/// Bounds the refused zones that are kept: more than a region has.
+const MAX_REFUSED_ZONES: usize = 100;
 
 /// Offerings that are avoided now.
 pub trait Refused {
@@ -25,6 +27,8 @@ impl Refused for () {
 pub struct Refusals {
     /// Copied on a write while a clone is in use.
     refused: Arc<BTreeMap<Offering, Refusal>>,
+    /// Zones that refuse every offering, copied likewise.
+    zones: Arc<BTreeMap<String, Refusal>>,
 }
 
 /// The refusal of an offering.
@@ -60,6 +64,21 @@ impl Refusals {
         }
     }
 
+    /// Records that every offering of a zone was refused now.
+    pub fn add_zone(&mut self, zone: &str, now: Duration, refusal: &Refusal) {
+        let zones = Arc::make_mut(&mut self.zones);
+        zones.retain(|_, refusal| refusal.until > now);
+        if zones.len() < MAX_REFUSED_ZONES || zones.contains_key(zone) {
+            zones.insert(zone.to_owned(), refusal.clone());
+        }
+    }
+
+    /// Returns the refusal of an offering, its own or that of its zone: the one that ends last.
+    fn refusal(&self, offering: &Offering) -> Option<&Refusal> {
+        let of_zone = self.zones.get(&offering.zone);
+        self.refused.get(offering).into_iter().chain(of_zone).max_by_key(|it| it.until)
+    }
+
     /// Returns the offerings that are avoided at a time.
     pub fn at(&self, now: Duration) -> RefusedAt<'_> {
         RefusedAt { refusals: self, now }
@@ -73,22 +92,21 @@ impl Refusals {
 
     /// Returns the refusal of one of these offerings that ends first.
     pub fn first_end<'a>(
-        &self,
+        &'a self,
         offerings: impl IntoIterator<Item = &'a Offering>,
-    ) -> Option<(&Offering, &Refusal)> {
-        let refused =
-            offerings.into_iter().filter_map(|offering| self.refused.get_key_value(offering));
+    ) -> Option<(&'a Offering, &'a Refusal)> {
+        let refused = offerings.into_iter().filter_map(|it| Some((it, self.refusal(it)?)));
         refused.min_by_key(|(_, refusal)| refusal.until)
     }
 }
 
 impl Refused for RefusedAt<'_> {
     fn is_refused(&self, instance_type: &str, zone: &str, market: Market) -> bool {
-        if self.refusals.refused.is_empty() {
+        if self.refusals.refused.is_empty() && self.refusals.zones.is_empty() {
             return false;
         }
         let offering =
             Offering { instance_type: instance_type.to_owned(), zone: zone.to_owned(), market };
-        self.refusals.refused.get(&offering).is_some_and(|refusal| refusal.until > self.now)
+        self.refusals.refusal(&offering).is_some_and(|refusal| refusal.until > self.now)
     }
 }

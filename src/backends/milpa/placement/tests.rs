@@ -410,6 +410,24 @@ fn refused_offering_is_avoided_until_its_time() {
     assert_eq!(first.offering.instance_type, all[0].offering.instance_type);
 }
 
+/// Verifies V62.
+#[test]
+fn refused_zone_is_avoided_for_every_type_and_market_until_its_time() {
+    let needs = annotated(&[]);
+    let rules = &*RULES;
+    let mut refusals = Refusals::default();
+    let at = Duration::from_secs;
+    let all = rank(&EC2, &needs, rules, &());
+    let zone = &all[0].offering.zone;
+    refusals.add_zone(zone, at(10), &Refusal { until: at(190), reason: "full".into() });
+    let left = rank(&EC2, &needs, rules, &refusals.at(at(189)));
+    let expected: Vec<_> = all.iter().filter(|it| it.offering.zone != *zone).cloned().collect();
+    assert_eq!(left, expected);
+    assert_eq!(rank(&EC2, &needs, rules, &refusals.at(at(190))), all);
+    let (_, refusal) = refusals.first_end([&all[0].offering]).unwrap();
+    assert_eq!((refusal.until, &*refusal.reason), (at(190), "full"));
+}
+
 fn instance_types() -> impl Strategy<Value = InstanceType> {
     let architectures = select(vec![
         vec![Architecture::Amd64],

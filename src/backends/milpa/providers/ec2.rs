@@ -317,9 +317,10 @@ impl Ec2 {
             Refused::Zone => offering.zone == tried.zone,
             Refused::Market => offering.market == tried.market,
         };
+        let refused_zone = (refused == Refused::Zone).then(|| tried.zone.clone());
         let refused = spec.offerings().filter(is_refused).cloned().collect();
         let error = ProviderError::new(class, format!("launch {tried}"), error);
-        ProviderError { refused, ..error }
+        ProviderError { refused, refused_zone, ..error }
     }
 }
 

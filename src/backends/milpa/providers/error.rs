@@ -51,6 +51,8 @@ pub struct ProviderError {
     pub doing: String,
     /// The offerings that a launch was refused for.
     pub refused: Vec<Offering>,
+    /// The zone that has no room for any instance type.
+    pub refused_zone: Option<String>,
     /// The cause.
     #[source]
     pub source: Option<Arc<dyn Error + Send + Sync>>,
@@ -68,7 +70,7 @@ impl ProviderError {
 
     /// Returns an error whose text says everything.
     pub fn without_cause(class: ErrorClass, doing: impl Into<String>) -> Self {
-        Self { class, doing: doing.into(), refused: Vec::new(), source: None }
+        Self { class, doing: doing.into(), refused: Vec::new(), refused_zone: None, source: None }
     }
 
     /// Returns the error of a call that exceeded its time limit. Its outcome is unknown.

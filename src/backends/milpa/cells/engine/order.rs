@@ -459,7 +459,10 @@ impl Engine {
         order.spot_failed |= cell.was_for_spot();
         let before = order.candidates.len();
         if let CellError::Provider(refusal) = &error {
-            order.candidates.retain(|candidate| !refusal.refused.contains(&candidate.offering));
+            order.candidates.retain(|Candidate { offering, .. }| {
+                !refusal.refused.contains(offering)
+                    && refusal.refused_zone.as_ref() != Some(&offering.zone)
+            });
         }
         // A refusal leaves fewer offerings to try, which bounds these launches.
         let has_fewer = order.candidates.len() < before;
