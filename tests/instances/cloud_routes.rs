@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use kiyot_testcloud::Cloud;
-use kiyot_testkit::{LIMIT, Pod, wait_until};
+use kiyot_testkit::{Kubelet, LIMIT, Pod, wait_until};
 
 use super::{State, WAIT, World, pod, sandbox_ends};
 
@@ -25,7 +25,14 @@ async fn routes(cloud: &Cloud) -> BTreeMap<String, String> {
     pairs.filter(|(_, instance)| !instance.is_empty()).collect()
 }
 
-/// Verifies V45, V47, V48.
+/// Checks that a network of the pod `stays` is refused to another pod.
+async fn is_taken(kubelet: &mut Kubelet) {
+    let refused = kubelet.run_pod(&routed("second", "10.8.1.0/24")).await.unwrap_err();
+    let taken = "cloud-route 10.8.1.0/24 is taken by pod default/stays";
+    assert!(refused.message().contains(taken), "{refused}");
+}
+
+/// Verifies V45, V47, V48, V63.
 #[tokio::test]
 async fn route_of_a_pod_outlives_the_daemon_and_no_instance() {
     let world = World::start().await;
@@ -39,6 +46,7 @@ async fn route_of_a_pod_outlives_the_daemon_and_no_instance() {
 
     let stays = kubelet.run_pod(&routed("stays", "10.8.1.0/24")).await.unwrap();
     let first = world.running()[0].id.clone();
+    is_taken(&mut kubelet).await;
     let ends = kubelet.run_pod(&routed("ends", "10.8.2.0/24")).await.unwrap();
     let second = world.running().into_iter().find(|it| it.id != first).unwrap().id;
     let both = BTreeMap::from([
@@ -65,9 +73,9 @@ async fn route_of_a_pod_outlives_the_daemon_and_no_instance() {
         kubelet.exec_sync(&stays.container("main").id, &["true"]).await.ok()
     })
     .await;
-    for running in [&stays, &ends] {
-        kubelet.stop_and_remove(running).await.unwrap();
-    }
-    world.has_no_cells().await;
+    let launched = world.launched().len();
+    is_taken(&mut kubelet).await;
+    assert_eq!(world.launched().len(), launched);
+    world.ends(&mut kubelet, &[&stays, &ends]).await;
     assert_eq!(routes(&world).await, BTreeMap::new());
 }

@@ -205,7 +205,7 @@ pub enum CellError {
         /// The number of waiting orders.
         orders: usize,
     },
-    /// A host port of the pod is that of another pod.
+    /// A host port or a network of the pod is that of another pod.
     #[error(transparent)]
     PortTaken(#[from] PortTaken),
     /// The limit `max_cells` is reached.
@@ -571,7 +571,7 @@ impl Cells {
                 return (Err(CellError::Cordoned), Effects::new());
             }
             // Before a cell is launched: the kubelet retries until the other pod has ended.
-            if let Some(taken) = core.engine.taken_port(&spec.key, &spec.attachment.ports) {
+            if let Some(taken) = core.engine.taken_port(&spec.key, &spec.attachment) {
                 return (Err(taken.into()), Effects::new());
             }
             // Other offerings or prices don't end a launch that is going on, and don't matter to a
@@ -735,8 +735,11 @@ fn journal_sandbox((id, sandbox): (String, SandboxMeta)) -> JournalSandbox {
     let ports: Vec<HostPort> =
         requested.take(MAX_HOST_PORTS).flat_map(HostPort::of_mapping).collect();
     let pod = format!("{}/{}", metadata.namespace, metadata.name);
+    let request = CellRequest::parse(&config.annotations).unwrap_or_default();
+    let networks = request.cloud_routes.iter().map(ToString::to_string).collect();
+    let held = PodPorts { pod, ports, networks };
     JournalSandbox {
-        ports: (!ports.is_empty()).then(|| Box::new(PodPorts { pod, ports })),
+        ports: (!held.is_empty()).then(|| Box::new(held)),
         id,
         cell: sandbox.cell,
         pod_uid: metadata.uid,

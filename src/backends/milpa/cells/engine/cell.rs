@@ -73,7 +73,7 @@ pub(super) struct Cell {
     pub(super) instance_known: Option<Duration>,
     /// The network that its agent configures, from its attachment until its order is answered.
     pub(super) network: Option<PodNetwork>,
-    /// The host ports of its pod, from its attachment until its end.
+    /// The host ports and networks of its pod, from its attachment until its end.
     pub(super) ports: Option<Box<PodPorts>>,
     /// The cause of its failed launch.
     pub(super) failure: Option<CellError>,

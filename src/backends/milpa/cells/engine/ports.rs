@@ -1,27 +1,56 @@
-//! Host ports of pods in cells: a pod with a port that another has gets no cell.
+//! Host ports and networks of pods in cells: a pod gets no cell for those that another pod has.
+
+use std::fmt;
 
 use super::{Engine, OrderKey, State, order::Order};
-use crate::backends::milpa::providers::{Held, HostPort};
+use crate::backends::milpa::providers::{Attachment, Held, HostPort};
 
-/// The host ports of the pod that a cell is bound to.
+/// The host ports and networks of the pod that a cell is bound to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PodPorts {
     /// Namespace and name of the pod.
     pub(crate) pod: String,
-    /// The ports. Not empty.
+    /// The ports.
     pub(crate) ports: Vec<HostPort>,
+    /// The networks that the cloud routes to its cell.
+    pub(crate) networks: Vec<String>,
 }
 
-/// A host port that another pod has.
+impl PodPorts {
+    /// Returns true without any.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.ports.is_empty() && self.networks.is_empty()
+    }
+}
+
+/// A host port or a network that another pod has.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{port} is taken by pod {pod}{}; allowed is a port that no other pod has", in_cell(.cell))]
+#[error("{taken} is taken by pod {pod}{}; allowed: what no other pod has", in_cell(.cell))]
 pub struct PortTaken {
-    /// The port.
-    pub port: HostPort,
+    /// The port or the network.
+    pub taken: Taken,
     /// Namespace and name of the other pod.
     pub pod: String,
     /// Its cell; empty before its launch.
     pub cell: String,
+}
+
+/// A host port or a network.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Taken {
+    /// A port of the node.
+    Port(HostPort),
+    /// A network of `pod.elotl.co/cloud-route`.
+    Network(String),
+}
+
+impl fmt::Display for Taken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Port(port) => port.fmt(f),
+            Self::Network(network) => write!(f, "cloud-route {network}"),
+        }
+    }
 }
 
 fn in_cell(cell: &str) -> String {
@@ -29,15 +58,19 @@ fn in_cell(cell: &str) -> String {
 }
 
 impl Engine {
-    /// Returns the first of a pod's host ports that another pod has, whose cell is ordered or may
-    /// hold the port.
-    pub(crate) fn taken_port(&self, pod: &OrderKey, wanted: &[HostPort]) -> Option<PortTaken> {
-        if wanted.is_empty() {
+    /// Returns the first of a pod's host ports and networks that another pod has, whose cell is
+    /// ordered or may hold it.
+    pub(crate) fn taken_port(&self, pod: &OrderKey, wanted: &Attachment) -> Option<PortTaken> {
+        if wanted.ports.is_empty() && wanted.cloud_routes.is_empty() {
             return None;
         }
-        let overlapping = |taken: &[HostPort]| {
-            let mut wanted = wanted.iter();
-            wanted.find(|port| taken.iter().any(|taken| taken.overlaps(port))).cloned()
+        let common = |of: &PodPorts| {
+            let is_taken = |port: &&HostPort| of.ports.iter().any(|taken| taken.overlaps(port));
+            let port = wanted.ports.iter().find(is_taken).cloned().map(Taken::Port);
+            let mut networks = wanted.cloud_routes.iter();
+            port.or_else(|| {
+                networks.find(|it| of.networks.contains(it)).cloned().map(Taken::Network)
+            })
         };
         let ordered = self.orders.values().filter(|order| order.key.pod_uid != pod.pod_uid);
         let ordered = ordered.filter_map(|order| {
@@ -52,9 +85,9 @@ impl Engine {
             let ports = cell.ports.as_deref()?.clone();
             Some((ports, cell.id.to_string()))
         });
-        bound.chain(ordered).find_map(|(PodPorts { pod, ports }, cell)| {
-            Some(PortTaken { port: overlapping(&ports)?, pod, cell })
-        })
+        bound
+            .chain(ordered)
+            .find_map(|(of, cell)| Some(PortTaken { taken: common(&of)?, pod: of.pod, cell }))
     }
 
     /// Returns the attachments that a previous daemon made.
@@ -69,10 +102,14 @@ impl Engine {
 }
 
 impl Order {
-    /// Returns the host ports of its pod; `None` without any.
+    /// Returns the host ports and networks of its pod; `None` without any.
     pub(super) fn pod_ports(&self) -> Option<PodPorts> {
-        let ports = &self.attachment.as_ref()?.ports;
-        let pod = || format!("{}/{}", self.key.namespace, self.key.name);
-        (!ports.is_empty()).then(|| PodPorts { pod: pod(), ports: ports.clone() })
+        let attachment = self.attachment.as_ref()?;
+        let held = PodPorts {
+            pod: format!("{}/{}", self.key.namespace, self.key.name),
+            ports: attachment.ports.clone(),
+            networks: attachment.cloud_routes.clone(),
+        };
+        (!held.is_empty()).then_some(held)
     }
 }

@@ -48,7 +48,7 @@ pub(crate) struct JournalSandbox {
     pub(crate) cell: String,
     /// `metadata.uid` of its pod.
     pub(crate) pod_uid: String,
-    /// The host ports of its pod; `None` without any.
+    /// The host ports and networks of its pod; `None` without any.
     pub(crate) ports: Option<Box<PodPorts>>,
     /// The time of its creation.
     pub(crate) created_unix_nanos: i64,
