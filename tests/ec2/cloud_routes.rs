@@ -203,6 +203,23 @@ async fn routes_of_an_instance_that_ended_alone_are_removed_by_a_restarted_daemo
 
 /// Verifies V48.
 #[tokio::test]
+async fn routes_of_instances_that_are_terminated_together_are_found_by_one_list() {
+    let world = World::with_cloud_routes(&ALLOWED).await;
+    let mut ids = Vec::new();
+    for (token, network) in [("first", "10.8.0.0/16"), ("second", "10.9.0.0/16")] {
+        let launched = launch(&world, token, &[network]).await;
+        world.provider.attach(&launched.id, &attachment(&[network])).await.unwrap();
+        ids.push(launched.id);
+    }
+    assert_eq!(only_routes(&world).await.len(), 2);
+    world.cloud.clear_calls();
+    world.restarted(&ALLOWED).await.terminate(&ids).await;
+    assert_eq!(world.cloud.calls_of("DescribeRouteTables").len(), 1);
+    assert_eq!(only_routes(&world).await, BTreeMap::new());
+}
+
+/// Verifies V48.
+#[tokio::test]
 async fn denied_removal_keeps_no_instance_from_its_end() {
     let world = World::with_cloud_routes(&ALLOWED).await;
     let launched = launch(&world, "token", &["10.8.0.0/16"]).await;

@@ -18,10 +18,7 @@ async fn instance_terminated_from_the_console_ends_its_pod() {
     let status = kubelet.container_status(&ended.container("main").id).await.unwrap();
     assert_eq!(status.exit_code, 137, "{status:?}");
     kubelet.exec_sync(&other.container("main").id, &["true"]).await.unwrap();
-    for running in [&ended, &other] {
-        kubelet.stop_and_remove(running).await.unwrap();
-    }
-    world.has_no_cells().await;
+    world.ends(&mut kubelet, &[&ended, &other]).await;
 }
 
 /// Verifies V21, V25.
@@ -42,8 +39,7 @@ async fn instance_stopped_and_started_from_the_console_never_resumes_its_pod() {
     kiyot.start_again().await;
     let mut kubelet = kiyot.kubelet().await;
     sandbox_ends(&mut kubelet, &running.sandbox).await;
-    kubelet.stop_and_remove(&running).await.unwrap();
-    world.has_no_cells().await;
+    world.ends(&mut kubelet, &[&running]).await;
 }
 
 /// Verifies V21.
@@ -87,6 +83,5 @@ async fn daemon_that_is_killed_finds_its_pods_again() {
         assert_eq!(line.text, format!("line {}", at + 1), "no line is lost or doubled");
     }
     assert_eq!(world.running().len(), 1);
-    kubelet.stop_and_remove(&running).await.unwrap();
-    world.has_no_cells().await;
+    world.ends(&mut kubelet, &[&running]).await;
 }

@@ -43,10 +43,7 @@ async fn api_that_is_down_delays_cells_alone() {
         kubelet.exec_sync(&local.container("main").id, &["true"]).await.unwrap();
     }
     world.faults().clear();
-    for running in [&running, &local] {
-        kubelet.stop_and_remove(running).await.unwrap();
-    }
-    world.has_no_cells().await;
+    world.ends(&mut kubelet, &[&running, &local]).await;
 }
 
 /// Verifies V28.
@@ -73,6 +70,5 @@ async fn another_endpoint_proves_no_end() {
     std::fs::write(kiyot.configuration(), configuration).unwrap();
     kiyot.start_again().await;
     let mut kubelet = kiyot.kubelet().await;
-    kubelet.stop_and_remove(&running).await.unwrap();
-    world.has_no_cells().await;
+    world.ends(&mut kubelet, &[&running]).await;
 }

@@ -25,6 +25,5 @@ async fn image_with_the_agent_boots_from_the_metadata_service() {
     let script = "wget -S -O - http://169.254.169.254/latest/meta-data/ 2>&1; true";
     let output = run(&mut kubelet, main, script).await;
     assert!(output.contains("No route to host"), "{output}");
-    kubelet.stop_and_remove(&running).await.unwrap();
-    world.has_no_cells().await;
+    world.ends(&mut kubelet, &[&running]).await;
 }

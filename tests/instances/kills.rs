@@ -83,8 +83,7 @@ async fn goes_on(world: &World, kiyot: &mut Kiyot<'_>, spec: &Pod) {
     kiyot.start_again().await;
     let mut kubelet = kiyot.kubelet().await;
     let running = runs_on_one_instance(world, &mut kubelet, spec).await;
-    kubelet.stop_and_remove(&running).await.unwrap();
-    world.has_no_cells().await;
+    world.ends(&mut kubelet, &[&running]).await;
 }
 
 /// Verifies V36.
@@ -103,8 +102,7 @@ async fn daemon_killed_before_its_launch_reaches_the_cloud_makes_one_instance() 
     world.faults().clear();
     let running = runs_on_one_instance(&world, &mut kubelet, &spec).await;
     assert_eq!(world.launched().len(), 1, "{:?}", world.launched());
-    kubelet.stop_and_remove(&running).await.unwrap();
-    world.has_no_cells().await;
+    world.ends(&mut kubelet, &[&running]).await;
 }
 
 /// Verifies V36.

@@ -26,8 +26,7 @@ async fn daemon_killed_during_the_launch_joins_it() {
     let running =
         wait_until("the pod runs", LIMIT, async || kubelet.run_pod(&spec).await.ok()).await;
     assert_eq!(world.running().len(), 1, "{:?}", world.launched());
-    kubelet.stop_and_remove(&running).await.unwrap();
-    world.has_no_cells().await;
+    world.ends(&mut kubelet, &[&running]).await;
 }
 
 /// Verifies V26.
@@ -38,8 +37,7 @@ async fn lost_reply_of_a_launch_makes_one_instance() {
     world.faults().lose_replies("RunInstances", 1);
     let running = kubelet.run_pod(&pod("lost", WAIT)).await.unwrap();
     assert_eq!(world.launched().len(), 1, "{:?}", world.launched());
-    kubelet.stop_and_remove(&running).await.unwrap();
-    world.has_no_cells().await;
+    world.ends(&mut kubelet, &[&running]).await;
 }
 
 /// Verifies V26.
@@ -57,8 +55,7 @@ async fn launch_goes_where_capacity_is() {
     let spec = pod("elsewhere", WAIT).annotation("pod.elotl.co/instance-type", kind);
     let running = kubelet.run_pod(&spec).await.unwrap();
     assert_eq!(world.running()[0].zone, setup.subnets[2].zone);
-    kubelet.stop_and_remove(&running).await.unwrap();
-    world.has_no_cells().await;
+    world.ends(&mut kubelet, &[&running]).await;
 }
 
 /// Verifies V73.

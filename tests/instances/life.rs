@@ -87,10 +87,7 @@ async fn metadata_service_is_closed_to_a_pod_without_an_instance_profile() {
     let read = run(&mut kubelet, &open.container("main").id, script).await;
     assert!(read.contains("HTTP/1.1 401"), "{read}");
     assert_eq!(status_past_the_route(&world, "open"), "401");
-    for running in [&closed, &open] {
-        kubelet.stop_and_remove(running).await.unwrap();
-    }
-    world.has_no_cells().await;
+    world.ends(&mut kubelet, &[&closed, &open]).await;
 }
 
 /// Verifies V24.
@@ -112,8 +109,5 @@ async fn pod_needs_two_calls_at_its_start_and_none_for_its_status() {
     let is_of_pod = |action: &&String| !["DescribeInstances", "GetProducts"].contains(&&***action);
     let of_pod: Vec<_> = calls.iter().filter(is_of_pod).collect();
     assert_eq!(of_pod, ["RunInstances", "ModifyInstanceMetadataOptions"], "{calls:?}");
-    for running in [&first, &second] {
-        kubelet.stop_and_remove(running).await.unwrap();
-    }
-    world.has_no_cells().await;
+    world.ends(&mut kubelet, &[&first, &second]).await;
 }

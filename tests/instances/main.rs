@@ -122,6 +122,14 @@ impl World {
         .await;
     }
 
+    /// Stops and removes pods, and waits until no instance is left.
+    async fn ends(&self, kubelet: &mut Kubelet, pods: &[&RunningPod]) {
+        for running in pods {
+            kubelet.stop_and_remove(running).await.unwrap();
+        }
+        self.has_no_cells().await;
+    }
+
     /// Waits until all launched instances are terminated.
     async fn has_no_cells(&self) {
         wait_until("no instance is left", LIMIT, async || self.running().is_empty().then_some(()))

@@ -49,10 +49,7 @@ async fn host_port_of_a_pod_leads_to_its_instance() {
     assert_eq!(page(&url).await, "server");
     kiyot.start_again().await;
     let mut kubelet = kiyot.kubelet().await;
-    for running in [&server, &client] {
-        kubelet.stop_and_remove(running).await.unwrap();
-    }
-    world.has_no_cells().await;
+    world.ends(&mut kubelet, &[&server, &client]).await;
     wait_until("no rule is left", LIMIT, async || (!nat_rules().contains("KIYOT")).then_some(()))
         .await;
 }
@@ -101,10 +98,7 @@ async fn host_port_leads_to_its_instance_again_after_a_reboot_of_the_node() {
     kiyot.restart().await;
     assert_eq!(page(&url).await, "server");
     let mut kubelet = kiyot.kubelet().await;
-    for running in [&server, &client] {
-        kubelet.stop_and_remove(running).await.unwrap();
-    }
-    world.has_no_cells().await;
+    world.ends(&mut kubelet, &[&server, &client]).await;
     wait_until("no rule is left", LIMIT, async || (!nat_rules().contains("KIYOT")).then_some(()))
         .await;
     let log = kiyot.log();
@@ -161,8 +155,7 @@ async fn rules_of_a_daemon_that_was_killed_in_the_attachment_do_not_fail_it() {
     let running = running.await.unwrap().unwrap();
     assert_eq!(page(&format!("http://{}:18080/", world.host().unwrap().address)).await, "server");
     assert_eq!(world.launched().len(), 1, "{:?}", world.launched());
-    kubelet.stop_and_remove(&running).await.unwrap();
-    world.has_no_cells().await;
+    world.ends(&mut kubelet, &[&running]).await;
 }
 
 /// Verifies V50.
@@ -187,8 +180,7 @@ async fn host_port_of_another_pod_is_refused_before_an_instance_is_launched() {
     let second = kubelet.run_pod(&server("second")).await.unwrap();
     let url = format!("http://{}:18080/", world.host().unwrap().address);
     assert_eq!(page(&url).await, "second");
-    kubelet.stop_and_remove(&second).await.unwrap();
-    world.has_no_cells().await;
+    world.ends(&mut kubelet, &[&second]).await;
 }
 
 /// Verifies V31.
@@ -235,8 +227,5 @@ async fn service_of_the_cluster_is_reached_from_a_cell_by_the_node() {
     })
     .await;
     assert_eq!(fetched.trim(), "local");
-    for running in [&server, &client, &local] {
-        kubelet.stop_and_remove(running).await.unwrap();
-    }
-    world.has_no_cells().await;
+    world.ends(&mut kubelet, &[&server, &client, &local]).await;
 }

@@ -49,10 +49,7 @@ async fn outage_in_mid_run_harms_no_running_pod() {
     world.reaches(&instance, State::Terminated).await;
     let new = run_in_the_end(&mut kubelet, &new).await;
     are_unharmed(&mut kubelet, &[&kept, &local, &new]).await;
-    for running in [&kept, &local, &new] {
-        kubelet.stop_and_remove(running).await.unwrap();
-    }
-    world.has_no_cells().await;
+    world.ends(&mut kubelet, &[&kept, &local, &new]).await;
 }
 
 /// Verifies V28, V33.
@@ -79,8 +76,5 @@ async fn credentials_that_expire_in_mid_run_harm_no_running_pod() {
     kiyot.restart().await;
     let mut kubelet = kiyot.kubelet().await;
     let running = run_in_the_end(&mut kubelet, &spec).await;
-    for running in [&kept, &local, &running] {
-        kubelet.stop_and_remove(running).await.unwrap();
-    }
-    world.has_no_cells().await;
+    world.ends(&mut kubelet, &[&kept, &local, &running]).await;
 }

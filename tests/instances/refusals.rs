@@ -29,6 +29,12 @@ async fn full_subnet_moves_the_launch_to_another_zone_until_all_are_full() {
     }
     let running = kubelet.run_pod(&pod("elsewhere", WAIT)).await.unwrap();
     assert_eq!(world.instance_of("elsewhere").zone, subnets[2].zone);
+    // Full zones are remembered for types that the first launch did not try.
+    world.clear_calls();
+    let other = pod("other-type", WAIT).annotation("pod.elotl.co/instance-type", "c6i.32xlarge");
+    let other = kubelet.run_pod(&other).await.unwrap();
+    assert_eq!(world.calls_of("RunInstances").len(), 1);
+    kubelet.stop_and_remove(&other).await.unwrap();
     world.clear_calls();
     world.faults().set_subnet_full(&subnets[2].id, true);
     for _ in 0..2 {
@@ -39,8 +45,7 @@ async fn full_subnet_moves_the_launch_to_another_zone_until_all_are_full() {
     // A call for each zone at most.
     let calls = world.calls_of("RunInstances");
     assert!(calls.len() <= 2 * subnets.len(), "{calls:?}");
-    kubelet.stop_and_remove(&running).await.unwrap();
-    world.has_no_cells().await;
+    world.ends(&mut kubelet, &[&running]).await;
 }
 
 /// Verifies V38.
@@ -68,8 +73,7 @@ async fn image_that_is_deregistered_in_mid_run_is_named_in_the_error_of_the_next
     let error = kubelet.run_pod(&pod("imageless", WAIT)).await.unwrap_err();
     assert!(error.message().contains("InvalidAMIID.NotFound"), "{error}");
     assert!(error.message().contains(&image), "{error}");
-    kubelet.stop_and_remove(&running).await.unwrap();
-    world.has_no_cells().await;
+    world.ends(&mut kubelet, &[&running]).await;
 }
 
 /// Verifies V38.
@@ -138,6 +142,5 @@ async fn pod_whose_metadata_service_stays_open_is_refused_and_a_throttled_call_i
     world.faults().fail(CLOSE_METADATA, 503, "RequestLimitExceeded", 2);
     let running = kubelet.run_pod(&pod("closed", WAIT)).await.unwrap();
     assert_eq!(world.calls_of(CLOSE_METADATA).len(), 3);
-    kubelet.stop_and_remove(&running).await.unwrap();
-    world.has_no_cells().await;
+    world.ends(&mut kubelet, &[&running]).await;
 }

@@ -104,8 +104,7 @@ async fn replaced_node_waits_until_the_cells_of_the_earlier_have_ended_by_themse
     world.reaches(&instance, State::Terminated).await;
     assert_eq!(world.calls_of("TerminateInstances").len(), 0);
     let later = run_in_the_end(&mut kubelet, &spec).await;
-    kubelet.stop_and_remove(&later).await.unwrap();
-    world.has_no_cells().await;
+    world.ends(&mut kubelet, &[&later]).await;
     kubelet.forget(&earlier.spec);
 }
 
@@ -128,6 +127,5 @@ async fn token_that_is_shown_again_is_refused_and_logged_and_its_pod_is_unharmed
     assert_eq!(kiyot.log().matches("certificate issued").count(), 1, "{}", kiyot.log());
     are_unharmed(&mut kubelet, &[&running]).await;
     world.change("TerminateInstances", &thief).await;
-    kubelet.stop_and_remove(&running).await.unwrap();
-    world.has_no_cells().await;
+    world.ends(&mut kubelet, &[&running]).await;
 }

@@ -30,10 +30,7 @@ async fn pod_of_a_reclaimed_instance_ends_although_terminations_are_denied() {
     let next = run_in_the_end(&mut kubelet, &spec).await;
     are_unharmed(&mut kubelet, &[&kept, &next]).await;
     world.faults().clear();
-    for running in [&kept, &next] {
-        kubelet.stop_and_remove(running).await.unwrap();
-    }
-    world.has_no_cells().await;
+    world.ends(&mut kubelet, &[&kept, &next]).await;
 }
 
 /// Verifies V33.
@@ -79,10 +76,7 @@ async fn denied_launch_is_the_reason_of_its_pod_and_harms_no_other() {
     kiyot.restart().await;
     let mut kubelet = kiyot.kubelet().await;
     let running = run_in_the_end(&mut kubelet, &spec).await;
-    for running in [&kept, &local, &running] {
-        kubelet.stop_and_remove(running).await.unwrap();
-    }
-    world.has_no_cells().await;
+    world.ends(&mut kubelet, &[&kept, &local, &running]).await;
 }
 
 /// Verifies V33.

@@ -42,6 +42,5 @@ async fn token_that_the_pod_shows_again_is_an_alarm_and_leaves_the_pod_untouched
     let alarm = "spent token presented with a second key";
     assert_eq!(kiyot.log().matches(alarm).count(), 1, "{}", kiyot.log());
     are_unharmed(&mut kubelet, &[&running]).await;
-    kubelet.stop_and_remove(&running).await.unwrap();
-    world.has_no_cells().await;
+    world.ends(&mut kubelet, &[&running]).await;
 }

@@ -5,8 +5,9 @@
 pub enum RouteTableFilter {
     /// All tables of a VPC.
     Vpc(String),
-    /// Tables with a route whose target is this instance, which may have ended.
-    Target(String),
+    /// Tables with a route whose target is one of these instances, which may have ended. EC2 takes
+    /// 200 values of a filter at most.
+    Targets(Vec<String>),
 }
 
 /// A route table.

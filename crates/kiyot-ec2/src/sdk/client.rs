@@ -267,7 +267,10 @@ impl Ec2Api for Client {
         const NAME: &str = "DescribeRouteTables";
         let filter = match filter {
             RouteTableFilter::Vpc(vpc) => named_filter("vpc-id", vpc),
-            RouteTableFilter::Target(instance) => named_filter("route.instance-id", instance),
+            RouteTableFilter::Targets(instances) => {
+                let filter = Filter::builder().name("route.instance-id");
+                filter.set_values(Some(instances.clone())).build()
+            }
         };
         let call = self.sdk.describe_route_tables().filters(filter).max_results(PAGE_TABLES);
         let mut pages = call.into_paginator().send();

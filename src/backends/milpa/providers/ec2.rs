@@ -438,7 +438,7 @@ impl Provider for Ec2 {
     }
 
     async fn detach(&self, instance: &InstanceId) -> Result<(), ProviderError> {
-        self.routes.close(instance).await?;
+        self.routes.close(std::slice::from_ref(instance)).await?;
         self.forwarding.close(instance).await
     }
 
@@ -486,11 +486,9 @@ impl Provider for Ec2 {
 
     async fn terminate(&self, instances: &[InstanceId]) -> super::Terminations {
         // Those of a cell are removed already; an instance without a cell may have some.
-        for instance in instances {
-            if let Err(error) = self.routes.close(instance).await {
-                let error = &error as &dyn std::error::Error;
-                tracing::warn!(%instance, error, "routes of an ended instance may be left");
-            }
+        if let Err(error) = self.routes.close(instances).await {
+            let error = &error as &dyn std::error::Error;
+            tracing::warn!(?instances, error, "routes of ended instances may be left");
         }
         self.terminations.terminate(instances).await
     }

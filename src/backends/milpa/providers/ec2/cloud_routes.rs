@@ -22,6 +22,8 @@ use crate::config::Cidr;
 const NO_ROUTE: &str = "InvalidRoute.NotFound";
 /// Bounds the instances that are known to have no route; others are looked up again.
 const MAX_KNOWN: usize = 10_000;
+/// Bounds the instances of a list, as EC2 bounds the values of a filter.
+const MAX_TARGETS: usize = 200;
 
 /// The routes to instances.
 #[derive(Debug)]
@@ -129,38 +131,51 @@ impl CloudRoutes {
         Ok(())
     }
 
-    /// Removes the routes whose target is an instance.
-    pub(super) async fn close(&self, instance: &InstanceId) -> Result<(), ProviderError> {
-        if !self.is_enabled || self.known().contains(instance) {
+    /// Removes the routes whose targets are these instances, which one list shows for all.
+    pub(super) async fn close(&self, instances: &[InstanceId]) -> Result<(), ProviderError> {
+        if !self.is_enabled {
             return Ok(());
         }
-        match self.remove(instance).await {
-            Ok(()) => self.remember(instance),
-            // The instance ends all the same, because it costs money.
-            Err(error) if error.is_denied() => {
-                let error = &error as &dyn std::error::Error;
-                tracing::error!(%instance, error, "routes not removed, the policy denies it");
+        let unknown: Vec<&InstanceId> = {
+            let known = self.known();
+            instances.iter().filter(|instance| !known.contains(*instance)).collect()
+        };
+        for instances in unknown.chunks(MAX_TARGETS) {
+            match self.remove(instances).await {
+                Ok(()) => instances.iter().for_each(|instance| self.remember(instance)),
+                // The instances end all the same, because they cost money.
+                Err(error) if error.is_denied() => {
+                    let error = &error as &dyn std::error::Error;
+                    tracing::error!(?instances, error, "routes not removed, the policy denies it");
+                }
+                Err(error) => return Err(failed("remove the routes of an instance")(error)),
             }
-            Err(error) => return Err(failed("remove the routes of an instance")(error)),
         }
         Ok(())
     }
 
-    async fn remove(&self, instance: &InstanceId) -> Result<(), CallError> {
+    /// Removes all routes that can be removed, and returns the first error.
+    async fn remove(&self, instances: &[&InstanceId]) -> Result<(), CallError> {
         self.pacing.wait(Action::Describe).await;
-        let filter = RouteTableFilter::Target(instance.0.clone());
-        for table in self.api.route_tables(&filter).await? {
-            for route in table.routes.iter().filter(|route| route.target == instance.0) {
+        let targets = instances.iter().map(|instance| instance.0.clone()).collect();
+        let mut removed = Ok(());
+        for table in self.api.route_tables(&RouteTableFilter::Targets(targets)).await? {
+            for route in &table.routes {
+                let target = instances.iter().find(|instance| instance.0 == route.target);
+                let Some(instance) = target else { continue };
                 self.pacing.wait(Action::Route).await;
                 match self.api.delete_route(&table.id, &route.network).await {
-                    Err(error) if error.code() != Some(NO_ROUTE) => return Err(error),
-                    _ => {}
+                    Err(error) if error.code() != Some(NO_ROUTE) => {
+                        removed = removed.and(Err(error))
+                    }
+                    _ => {
+                        let (network, table) = (&route.network, &table.id);
+                        tracing::info!(%instance, network, table, "route removed");
+                    }
                 }
-                let (network, table) = (&route.network, &table.id);
-                tracing::info!(%instance, network, table, "route removed");
             }
         }
-        Ok(())
+        removed
     }
 
     async fn tables(&self, filter: RouteTableFilter) -> Result<Vec<RouteTable>, ProviderError> {

@@ -181,7 +181,7 @@ impl LiveCheck<'_> {
 
     async fn route_tables(&mut self) {
         const NAME: &str = "DescribeRouteTables";
-        let filter = RouteTableFilter::Target(NO_INSTANCE.to_owned());
+        let filter = RouteTableFilter::Targets(vec![NO_INSTANCE.to_owned()]);
         if self.caller.call(NAME, self.api.route_tables(&filter)).await.is_ok() {
             let text = "needed by cloud_routes; their other actions are not tried";
             self.caller.add(Outcome::Ok, NAME, text);
