@@ -49,7 +49,7 @@ impl MetadataFence {
                     if calls >= MAX_CALLS || !may_succeed(&error) {
                         break error;
                     }
-                    tracing::debug!(%instance, error = &error as &dyn std::error::Error, "repeated");
+                    tracing::debug!(%instance, %error, "metadata service not closed yet");
                     sleep(pause).await;
                     pause *= 2;
                 }
