@@ -14,9 +14,9 @@ const OTHER_PROGRAM: &str = "#!/bin/sh\n\
 
 /// Stand-in for curl that shows another token to the gateway.
 const OTHER_TOKEN: &str = "#!/bin/sh\nsed 's/:[^:]*\"$/:other\"/' | exec /usr/bin/curl \"$@\"\n";
-/// Stand-in for apt-get whose repositories have no package.
+/// Stand-in for apt-get and dnf whose repositories have no package.
 const NO_PACKAGES: &str = "#!/bin/sh\n\
-    case \"$*\" in *install*) echo \"E: Unable to locate package containerd\" >&2; exit 100 ;; esac\n";
+    case \"$*\" in *install*) echo \"${0##*/}: no package containerd\"; exit 100 ;; esac\n";
 
 /// Verifies V38.
 #[tokio::test]
@@ -97,15 +97,21 @@ async fn package_that_can_t_be_installed_ends_its_instance_and_the_console_is_in
     let world = World::start().await;
     // A program that can't be run is absent.
     world.add_to_images("/usr/bin/curl", b"", 0o644);
-    world.add_to_images("/usr/local/sbin/apt-get", NO_PACKAGES.as_bytes(), 0o755);
     let mut options = world.options();
     options.of_provider.push_str(SHORT_LISTING_PERIOD);
     let (_kiyot, mut kubelet) = world.daemon(options).await;
-    let error = kubelet.run_pod(&pod("unpackaged", WAIT)).await.unwrap_err();
-    let message = error.message();
-    assert!(message.contains("E: Unable to locate package containerd"), "{message}");
-    assert!(message.contains("the cell is not installed (status 100)"), "{message}");
-    wait_for("the instances have ended", || world.left().is_empty()).await;
+    for (program, absent) in [("apt-get", "dnf"), ("dnf", "apt-get")] {
+        world.add_to_images(&format!("/usr/local/sbin/{program}"), NO_PACKAGES.as_bytes(), 0o755);
+        for directory in ["/usr/bin", "/usr/local/sbin"] {
+            world.add_to_images(&format!("{directory}/{absent}"), b"", 0o644);
+        }
+        let error = kubelet.run_pod(&pod(program, WAIT)).await.unwrap_err();
+        let message = error.message();
+        let reason = format!("{program}: no package containerd");
+        assert!(message.contains(&reason), "{message}");
+        assert!(message.contains("the cell is not installed (status 100)"), "{message}");
+        wait_for("the instances have ended", || world.left().is_empty()).await;
+    }
 }
 
 /// Verifies V38.

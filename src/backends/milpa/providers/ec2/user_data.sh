@@ -40,8 +40,11 @@ if ! has containerd || ! has runc || ! has curl; then
         apt-get $options -qq update
         # shellcheck disable=SC2086
         apt-get $options -qq -y install --no-install-recommends containerd runc curl ca-certificates
-    else
+    elif has dnf; then
+        # curl is in the image, as the package curl-minimal.
         dnf -q -y install containerd runc
+    else
+        yum -q -y install containerd runc
     fi
 fi
 
