@@ -5,8 +5,8 @@ use std::{collections::BTreeMap, sync::Arc};
 use async_trait::async_trait;
 use kiyot_ec2::{
     CallError, DryRun, Ec2Api, Image, ImageFilter, InstanceDescription, InstanceFilter,
-    InstanceStateName, ProductPage, RouteTable, RouteTableFilter, RunInstances, SpotPrice, Subnet,
-    TypeInZone,
+    InstanceStateName, MetadataOptionsState, ProductPage, RouteTable, RouteTableFilter,
+    RunInstances, SpotPrice, Subnet, TypeInZone,
 };
 use tokio::time::Instant;
 
@@ -47,9 +47,12 @@ impl Ec2Api for CountedApi {
     async fn run_instances(
         &self,
         request: &RunInstances,
-        dry_run: bool,
     ) -> Result<InstanceDescription, CallError> {
-        self.count("RunInstances", self.api.run_instances(request, dry_run)).await
+        self.count("RunInstances", self.api.run_instances(request)).await
+    }
+
+    async fn disable_metadata(&self, id: &str) -> Result<MetadataOptionsState, CallError> {
+        self.count("ModifyInstanceMetadataOptions", self.api.disable_metadata(id)).await
     }
 
     async fn describe_instances(
