@@ -36,6 +36,9 @@ struct Rate {
 }
 
 impl Action {
+    /// The number of actions: the last one's index and one more.
+    const COUNT: usize = Self::Metadata as usize + 1;
+
     /// Returns the rate: EC2's documented one of an account ("Request throttling for the Amazon EC2
     /// API"), of which others use a part.
     fn rate(self) -> Rate {
@@ -56,7 +59,7 @@ impl Action {
 #[derive(Debug, Default)]
 pub(super) struct Pacing {
     /// The time at which each bucket is full again.
-    full: [Mutex<Option<Instant>>; 6],
+    full: [Mutex<Option<Instant>>; Action::COUNT],
 }
 
 impl Pacing {
