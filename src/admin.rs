@@ -1,6 +1,6 @@
 //! The admin API on a unix socket, which milpactl calls.
 //!
-//! It runs beside the calls of CRI, on the main runtime, and reads what they read. A socket that
+//! Its calls run beside those of CRI, on the main runtime, and read what they read. A socket that
 //! can't be opened is logged: pods need no operator.
 
 use std::{path::PathBuf, sync::Arc, time::Duration};

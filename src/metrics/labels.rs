@@ -23,7 +23,7 @@ impl StableLabels {
     }
 
     /// Admits values in order as long as there is room, and returns for each the value to show:
-    /// itself or [`OTHER`].
+    /// itself or `other`.
     pub fn admit<'a>(&self, values: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
         let mut admitted = self.admitted.lock().unwrap_or_else(PoisonError::into_inner);
         let mut admit = |value: &'a str| {

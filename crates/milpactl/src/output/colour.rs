@@ -29,9 +29,9 @@ impl Colour {
         let begins = |word: &&str| text.starts_with(*word);
         let code = if self == Self::Off {
             None
-        } else if GOOD.iter().any(|word| begins(&word)) {
+        } else if GOOD.iter().any(begins) {
             Some("32")
-        } else if BAD.iter().any(|word| begins(&word)) {
+        } else if BAD.iter().any(begins) {
             Some("31")
         } else {
             Some("33")
