@@ -74,6 +74,8 @@ pub(crate) enum Listed {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct FaultSet {
     pub(crate) visible_after: Duration,
+    /// Actions that change an instance know it before it is visible.
+    pub(crate) changes_unseen: bool,
     pub(crate) pending_for: Duration,
     pub(crate) shutting_down_for: Duration,
     pub(crate) console_after: Duration,
@@ -114,6 +116,12 @@ impl Faults {
     /// `InvalidInstanceID.NotFound` by id.
     pub fn set_visible_after(&self, delay: Duration) {
         self.change(|faults| faults.visible_after = delay);
+    }
+
+    /// Lets actions that change an instance know it before it is visible: EC2's consistency is that
+    /// of each action.
+    pub fn set_changes_unseen(&self, does: bool) {
+        self.change(|faults| faults.changes_unseen = does);
     }
 
     /// Keeps instances launched from now on `pending` for this long.

@@ -275,8 +275,9 @@ fn admit(query: &Query, shared: &Shared) -> Result<(), ApiError> {
     }
     let ids = ["InstanceId", "ResourceId"].iter().flat_map(|key| query.list(key));
     let ids = ids.chain([query.get("InstanceId"), query.get("ResourceId")]);
+    let knows_unseen = state.faults.changes_unseen && query.action.starts_with("Modify");
     let unknown: Vec<_> = ids
-        .filter(|id| id.starts_with("i-") && state.visible(id).is_none())
+        .filter(|id| id.starts_with("i-") && !knows_unseen && state.visible(id).is_none())
         .map(str::to_owned)
         .collect();
     match unknown.as_slice() {

@@ -137,7 +137,11 @@ impl Subject for Ec2Subject {
                     faults.set_subnet_full(&subnet.id, true);
                 }
             }
-            Fault::UnseenInstance => faults.set_visible_after(Duration::MAX),
+            Fault::UnseenInstance => {
+                faults.set_visible_after(Duration::MAX);
+                // No pod is bound before its metadata service is closed.
+                faults.set_changes_unseen(true);
+            }
             Fault::StaleList => faults.set_lists(Some(Lists::Stale)),
             Fault::PartialList => faults.set_lists(Some(Lists::Partial)),
             Fault::HeldShutdown => self.shutdowns.close(),
