@@ -69,6 +69,7 @@ lint:
 	@scripts/setup
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --features ec2 -- -D warnings
+	cargo clippy --lib --tests -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --quiet --workspace --no-deps --lib
 
 # Checks licences, sources, banned crates and advisories of dependencies.

@@ -10,7 +10,6 @@ use kiyot_proto::admin::admin_server::AdminServer;
 use nix::unistd::Group;
 use tokio::{
     net::{UnixListener, UnixStream},
-    sync::Semaphore,
     time::sleep,
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -21,6 +20,7 @@ use crate::{
 };
 
 mod access;
+mod connection_limits;
 mod deadlines;
 mod dump;
 mod lists;
@@ -30,11 +30,14 @@ mod service;
 mod streaming;
 
 use access::Access;
+use connection_limits::ConnectionLimits;
 pub use parts::Parts;
 use service::AdminService;
 
-/// Bounds the connections; further ones wait.
-const MAX_CONNECTIONS: usize = 64;
+/// Bounds the connections of readers and of root, each on its own: readers can't keep root out.
+/// Further connections are closed.
+const MAX_READER_CONNECTIONS: usize = 48;
+const MAX_ROOT_CONNECTIONS: usize = 16;
 /// Bounds the memory and the calls of a connection.
 const PROFILE: Profile = Profile {
     stream_window: 64 * 1024,
@@ -120,37 +123,44 @@ async fn accept(
     stop: CancellationToken,
     tasks: TaskTracker,
 ) {
-    let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let limits = ConnectionLimits::new(MAX_READER_CONNECTIONS, MAX_ROOT_CONNECTIONS);
     loop {
-        let accepting = async {
-            let permit = Arc::clone(&permits).acquire_owned().await.ok()?;
-            Some((permit, socket.accept().await))
-        };
-        let Some(Some((permit, accepted))) = stop.run_until_cancelled(accepting).await else {
-            break;
-        };
-        match accepted {
-            Ok((stream, _)) => {
-                let serving = serve(stream, Arc::clone(&parts), stop.clone(), tasks.clone());
-                tasks.spawn(async move {
-                    serving.await;
-                    drop(permit);
-                });
-            }
+        let Some(accepted) = stop.run_until_cancelled(socket.accept()).await else { break };
+        let stream = match accepted {
+            Ok((stream, _)) => stream,
             Err(error) => {
                 tracing::warn!(%error, "connection to the admin API not accepted");
                 stop.run_until_cancelled(sleep(ACCEPT_PAUSE)).await;
+                continue;
             }
-        }
+        };
+        let access = match stream.peer_cred() {
+            Ok(peer) => Access::of(peer.uid()),
+            Err(error) => {
+                tracing::warn!(%error, "caller of the admin API is not known");
+                continue;
+            }
+        };
+        let Some(permit) = limits.admit(access) else {
+            tracing::debug!(?access, "connection limit of the admin API reached");
+            continue;
+        };
+        let serving = serve(stream, access, Arc::clone(&parts), stop.clone(), tasks.clone());
+        tasks.spawn(async move {
+            serving.await;
+            drop(permit);
+        });
     }
     drop((socket, listener));
 }
 
-async fn serve(stream: UnixStream, parts: Arc<Parts>, stop: CancellationToken, tasks: TaskTracker) {
-    let access = match stream.peer_cred() {
-        Ok(peer) => Access::of(peer.uid()),
-        Err(error) => return tracing::warn!(%error, "caller of the admin API is not known"),
-    };
+async fn serve(
+    stream: UnixStream,
+    access: Access,
+    parts: Arc<Parts>,
+    stop: CancellationToken,
+    tasks: TaskTracker,
+) {
     let service = AdminServer::new(AdminService { parts, access })
         .max_decoding_message_size(MAX_REQUEST_BYTES);
     let serving = Box::pin(http2::serve(stream, PROFILE, service, stop, tasks));

@@ -15,6 +15,7 @@ use kiyot_link::core_dump;
 
 use crate::{
     app, config,
+    error_chain::error_chain,
     manifest::{self, Purpose},
 };
 
@@ -152,7 +153,7 @@ fn execute(command: Command) -> Result<Output, UsageError> {
                 Err(problems) => ended(ExitCode::from(EXIT_USAGE), &problems.to_string()),
                 Ok(loaded) => match app::run(&config, loaded, take_over, recent_log) {
                     Ok(()) => Ok(String::new().into()),
-                    Err(error) => ended(ExitCode::FAILURE, &chain(&*error)),
+                    Err(error) => ended(ExitCode::FAILURE, &error_chain(&*error)),
                 },
             }
         }
@@ -182,17 +183,6 @@ fn execute(command: Command) -> Result<Output, UsageError> {
 
 fn load(path: &Path) -> Result<config::Config, UsageError> {
     config::load(path).map_err(|problems| UsageError(problems.to_string()))
-}
-
-/// Formats an error with its sources.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text = format!("{text}: {cause}");
-        source = cause.source();
-    }
-    text
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ pub mod cli;
 pub mod config;
 mod csv_rows;
 mod decimal;
+mod error_chain;
 mod glob;
 pub mod manifest;
 pub mod metrics;

@@ -17,6 +17,7 @@ use super::{
 };
 use crate::{
     backends::milpa::{Milpa, id::CellId, inventory::PodKey},
+    error_chain::error_chain,
     glob::matches,
 };
 
@@ -65,7 +66,7 @@ impl AdminService {
         let mut all = 0;
         for milpa in &self.parts.milpas {
             let cells = milpa.inventory().cordon(is_cordoned).await;
-            all += cells.map_err(|error| Status::internal(error_text(&error)))?;
+            all += cells.map_err(|error| Status::internal(error_chain(&error)))?;
         }
         Ok(u32::try_from(all).unwrap_or(u32::MAX))
     }
@@ -272,7 +273,7 @@ impl Admin for AdminService {
         tracing::warn!(%cell, "cell ended by an operator");
         let ending = async {
             let ended = milpa.inventory().end_cell(&cell).await;
-            ended.map_err(|error| Status::unavailable(error_text(&error)))
+            ended.map_err(|error| Status::unavailable(error_chain(&error)))
         };
         within(END_OF_CELL, "EndCell", ending).await?;
         Ok(Response::new(admin::EndCellResponse {}))
@@ -366,11 +367,6 @@ fn last_lines(text: &str, lines: Option<u64>) -> &str {
     let ends = text.trim_end_matches('\n').rmatch_indices('\n');
     let begin = ends.map(|(at, _)| at + 1).nth(lines.saturating_sub(1));
     if lines == 0 { "" } else { &text[begin.unwrap_or_default()..] }
-}
-
-fn error_text(error: &dyn std::error::Error) -> String {
-    let sources = std::iter::successors(Some(error), |error| error.source());
-    sources.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
 /// Runs a short step that reads the disk.

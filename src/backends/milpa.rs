@@ -25,7 +25,6 @@ mod cell_client;
 pub mod cells;
 mod clock;
 pub mod cri;
-mod error_chain;
 pub mod failure;
 #[cfg(any(test, fuzzing, debug_assertions))]
 #[doc(hidden)]

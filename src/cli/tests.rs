@@ -61,7 +61,7 @@ fn build_without_the_configured_provider_says_so() {
     }
     let config = config::parse("kiyot.toml", &text, []).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let started = runtime.block_on(app::App::start(&config, false));
+    let started = runtime.block_on(app::App::start(&config, false, Default::default()));
     let error = started.err().unwrap().to_string();
     assert_eq!(error, format!("the provider of backend milpa: {reason}"));
 }
@@ -401,14 +401,6 @@ fn exit_code_separates_usage_errors() {
     ] {
         assert_eq!(run(line.iter().map(Into::into)), code, "{line:?}");
     }
-}
-
-#[test]
-fn error_is_printed_with_its_sources() {
-    #[derive(Debug, thiserror::Error)]
-    #[error("outer")]
-    struct Outer(#[source] io::Error);
-    assert_eq!(chain(&Outer(io::Error::other("inner"))), "outer: inner");
 }
 
 fn simulated(arguments: &[&str]) -> Result<String, UsageError> {

@@ -110,7 +110,7 @@ pub const POOL_TAKES: Definition = Definition {
     name: "kiyot_warm_pool_orders",
     kind: Kind::Counter,
     unit: None,
-    help: "Cells for pods while warm pools are configured: taken from a pool or launched",
+    help: "Cells for pods that a warm pool suits: taken from it, or launched as none was idle",
     labels: &[Label { name: "result", values: "`hit`, `miss`" }],
 };
 /// Cells of warm pools.
@@ -143,6 +143,14 @@ pub const CELLS_LIMIT: Definition = Definition {
     kind: Kind::Gauge,
     unit: None,
     help: "Limit of cells (max_cells)",
+    labels: &[],
+};
+/// Cordon of cells.
+pub const CORDONED: Definition = Definition {
+    name: "kiyot_cordoned",
+    kind: Kind::Gauge,
+    unit: None,
+    help: "1 while an operator has stopped launches of cells (milpactl cordon)",
     labels: &[],
 };
 /// Booting cells.
@@ -294,6 +302,7 @@ pub const ALL: &[&Definition] = &[
     &CRI_CALLS_OPEN,
     &CELLS,
     &CELLS_LIMIT,
+    &CORDONED,
     &LAUNCHES,
     &CELL_START,
     &POOL_TAKES,

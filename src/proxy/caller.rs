@@ -2,7 +2,6 @@
 
 use std::{
     error::Error,
-    fmt::Write,
     future::{Future, poll_fn},
     pin::pin,
     task::Poll,
@@ -18,7 +17,7 @@ use super::{
     copy_body::{BodySink, CallerSink, CopyError},
     frame,
 };
-use crate::metrics::CallRecord;
+use crate::{error_chain::error_chain, metrics::CallRecord};
 
 const GRPC_CONTENT_TYPE: HeaderValue = HeaderValue::from_static("application/grpc");
 /// Header of a response's status, in its trailers.
@@ -159,12 +158,5 @@ fn insert_status(status: &Status, headers: &mut HeaderMap) {
 
 /// Returns a status with an error and its sources as the message.
 pub(super) fn status_from_error(code: Code, error: &dyn Error) -> Status {
-    let mut message = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        // Writing to a String does not fail.
-        let _ = write!(message, ": {error}");
-        source = error.source();
-    }
-    Status::new(code, message)
+    Status::new(code, error_chain(error))
 }

@@ -27,6 +27,7 @@ const PARTS: &[Part] = &[
             "annotations",
             "config",
             "csv_rows",
+            "error_chain",
             "problems",
             "recent_log",
         ]],
@@ -46,12 +47,15 @@ const PARTS: &[Part] = &[
         path: "admin",
         may: &[
             &["backends", "backends::milpa", "backends::milpa::inventory", "backends::milpa::id"],
-            &["config", "glob", "recent_log", "unix_listener"],
+            &["config", "error_chain", "glob", "recent_log", "unix_listener"],
         ],
     },
     Part {
         path: "proxy",
-        may: &[&["backends", "backends::cri", "config", "glob", "metrics", "unix_listener"]],
+        may: &[
+            &["backends", "backends::cri", "config", "error_chain", "glob", "metrics"],
+            &["unix_listener"],
+        ],
     },
     Part { path: "backends", may: &[&["backends::cri", "config"]] },
     Part { path: "backends::cri", may: &[&["backends", "config"]] },
@@ -135,7 +139,7 @@ const PARTS: &[Part] = &[
                 "backends::milpa::placement",
                 "backends::milpa::providers",
             ],
-            &["annotations", "backends::milpa::clock", "backends::milpa::error_chain"],
+            &["annotations", "backends::milpa::clock", "error_chain"],
             RECORDS,
             WAITING,
             &["config", "metrics", "price"],
@@ -146,7 +150,7 @@ const PARTS: &[Part] = &[
         may: &[
             &["annotations"],
             &["backends::milpa::cells", "backends::milpa::placement", "backends::milpa::providers"],
-            &["backends::milpa::error_chain"],
+            &["error_chain"],
             RECORDS,
             &["config", "csv_rows", "decimal", "names", "price"],
         ],
@@ -156,7 +160,7 @@ const PARTS: &[Part] = &[
         path: "backends::milpa::providers",
         may: &[
             &["backends::milpa::cached", "backends::milpa::id", "backends::milpa::placement"],
-            &["annotations", "config", "glob", "metrics", "price"],
+            &["annotations", "config", "error_chain", "glob", "metrics", "price"],
         ],
     },
     Part {
@@ -166,7 +170,6 @@ const PARTS: &[Part] = &[
     Part { path: "backends::milpa::cached", may: &[] },
     Part { path: "backends::milpa::store", may: &[&["backends::milpa::id"]] },
     Part { path: "backends::milpa::clock", may: &[] },
-    Part { path: "backends::milpa::error_chain", may: &[] },
     Part { path: "backends::milpa::failure", may: &[] },
     Part { path: "backends::milpa::id", may: &[&["names"]] },
     Part { path: "backends::milpa::mailbox", may: &[] },
@@ -176,6 +179,7 @@ const PARTS: &[Part] = &[
     Part { path: "config", may: &[&["names", "price", "problems"]] },
     Part { path: "csv_rows", may: &[] },
     Part { path: "decimal", may: &[] },
+    Part { path: "error_chain", may: &[] },
     Part { path: "glob", may: &[] },
     Part { path: "metrics", may: &[] },
     Part { path: "names", may: &[] },
@@ -209,7 +213,7 @@ const FAILURES: &[&str] = &["backends::milpa::failure"];
 /// Helpers without imports.
 const LEAVES: &[&str] = &[
     "backends::milpa::clock",
-    "backends::milpa::error_chain",
+    "error_chain",
     "backends::milpa::failure",
     "backends::milpa::tasks",
 ];

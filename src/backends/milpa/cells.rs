@@ -21,7 +21,6 @@ use ring::rand::{SecureRandom, SystemRandom};
 use tokio::sync::{broadcast, oneshot, watch};
 
 use super::{
-    error_chain::error_chain,
     gateway::{CellLink, Gateway},
     id::{CellId, NoRandomness, SandboxId},
     placement::{self, Candidate, Catalogue, Choice, Needs, NoFit, Offering, Requested, Rules},
@@ -31,7 +30,7 @@ use super::{
     },
     store::{Batch, Store, StoreError, Table},
 };
-use crate::{annotations::CellRequest, config::WarmPool};
+use crate::{annotations::CellRequest, config::WarmPool, error_chain::error_chain};
 
 mod admission;
 mod caller;

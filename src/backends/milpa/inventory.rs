@@ -102,7 +102,7 @@ impl Inventory {
 
     /// Returns the summary of the backend.
     pub fn summary(&self) -> admin::Backend {
-        let totals = self.cells.totals();
+        let numbers = self.cells.numbers();
         let number = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
         let provider = match self.provider {
             ProviderKind::Netns => "netns",
@@ -114,12 +114,12 @@ impl Inventory {
             r#type: "milpa".to_owned(),
             provider: provider.to_owned(),
             socket: String::new(),
-            cells: number(totals.cells),
-            max_cells: number(totals.limits.max_cells),
-            booting: number(totals.booting),
-            max_booting: totals.limits.boots.map_or(0, number),
-            waiting: number(totals.waiting),
-            cordoned: totals.is_cordoned,
+            cells: u32::try_from(numbers.cells.values().sum::<u64>()).unwrap_or(u32::MAX),
+            max_cells: number(numbers.limits.max_cells),
+            booting: number(numbers.boots),
+            max_booting: numbers.limits.boots.map_or(0, number),
+            waiting: number(numbers.orders_waiting),
+            cordoned: numbers.is_cordoned,
             is_node_backend: false,
         }
     }
@@ -149,9 +149,9 @@ impl Inventory {
             backend: self.backend.to_string(),
             wanted: number(pool.wanted),
             idle: number(pool.idle),
-            starting: number(pool.starting),
-            taken: pool.taken,
-            missed: pool.missed,
+            booting: number(pool.booting),
+            hits: pool.hits,
+            misses: pool.misses,
         };
         pools.map(message).collect()
     }

@@ -78,7 +78,7 @@ pub(super) const OFFERINGS: Columns = Columns {
 };
 
 pub(super) const POOLS: Columns = Columns {
-    names: &["NAME", "WANTED", "IDLE", "STARTING", "TAKEN", "MISSED", "HITS", "BACKEND"],
+    names: &["NAME", "WANTED", "IDLE", "BOOTING", "HITS", "MISSES", "HIT%", "BACKEND"],
     usual: 7,
     status: None,
 };
@@ -332,18 +332,18 @@ pub(super) fn offering(entry: &CatalogueOffering) -> Item {
 }
 
 pub(super) fn pool(pool: &Pool) -> Item {
-    let all = pool.taken.saturating_add(pool.missed);
-    let hits = pool.taken.saturating_mul(100).checked_div(all);
+    let all = pool.hits.saturating_add(pool.misses);
+    let rate = pool.hits.saturating_mul(100).checked_div(all);
     Item {
         name: format!("pool/{}", pool.name),
         columns: vec![
             pool.name.clone(),
             pool.wanted.to_string(),
             pool.idle.to_string(),
-            pool.starting.to_string(),
-            pool.taken.to_string(),
-            pool.missed.to_string(),
-            hits.map_or_else(|| or_none(""), |hits| format!("{hits}%")),
+            pool.booting.to_string(),
+            pool.hits.to_string(),
+            pool.misses.to_string(),
+            rate.map_or_else(|| or_none(""), |rate| format!("{rate}%")),
             pool.backend.clone(),
         ],
         object: json!({
@@ -353,9 +353,9 @@ pub(super) fn pool(pool: &Pool) -> Item {
             "backend": pool.backend,
             "wanted": pool.wanted,
             "idle": pool.idle,
-            "starting": pool.starting,
-            "taken": pool.taken,
-            "missed": pool.missed,
+            "booting": pool.booting,
+            "hits": pool.hits,
+            "misses": pool.misses,
         }),
     }
 }
@@ -428,7 +428,7 @@ mod tests {
     #[test]
     fn hit_rate_of_a_pool_needs_a_pod() {
         let rate =
-            |taken, missed| pool(&Pool { taken, missed, ..Default::default() }).columns[6].clone();
+            |hits, misses| pool(&Pool { hits, misses, ..Default::default() }).columns[6].clone();
         assert_eq!((rate(0, 0), rate(3, 1)), ("<none>".to_owned(), "75%".to_owned()));
     }
 }

@@ -42,7 +42,7 @@ fn lists_have_the_columns_of_the_original() {
         ("get metrics", "NAME TIMESTAMP CPU MEMORY DISK WINDOW"),
         ("get usage", "USAGE TYPE HOURS"),
         ("get backends", "NAME TYPE PROVIDER STATUS CELLS BOOTING WAITING"),
-        ("pool", "NAME WANTED IDLE STARTING TAKEN MISSED HITS"),
+        ("pool", "NAME WANTED IDLE BOOTING HITS MISSES HIT%"),
     ] {
         let (text, error, code) = run(&daemon, line);
         let names: Vec<_> = text.lines().next().unwrap_or_default().split_whitespace().collect();

@@ -54,7 +54,7 @@ mod view;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use costs::{Account, NamespaceAccount};
+pub(crate) use costs::Account;
 pub(crate) use effect::{Change, ClaimNumber, ClaimRefusal, CommitOf, Effect, Event, Notice};
 pub(crate) use histogram::Histogram;
 pub(crate) use launch::Launch;
@@ -69,7 +69,7 @@ pub(crate) use state::State;
 pub(crate) use time::Now;
 pub(crate) use timeline::{Step, Timeline};
 pub(crate) use type_usage::{TypeKey, TypeUsage};
-pub(crate) use view::{CellView, OrderView, PoolView, Totals};
+pub(crate) use view::{CellView, OrderView, PoolView};
 
 use cell::Cell;
 use costs::Costs;

@@ -7,7 +7,7 @@ use super::{
     shared::{Shared, now},
 };
 use crate::metrics::{
-    BOOTS, BOOTS_LIMIT, CELL_START, CELLS, CELLS_LIMIT, COST, ORDERS_WAITING, POOL_CELLS,
+    BOOTS, BOOTS_LIMIT, CELL_START, CELLS, CELLS_LIMIT, CORDONED, COST, ORDERS_WAITING, POOL_CELLS,
     POOL_CELLS_WANTED, POOL_TAKES, PRICE, PRICE_LIMIT, Page, Source, StableLabels,
 };
 
@@ -34,17 +34,18 @@ impl Source for CellMetrics {
         self.shared.launches.write(page)?;
         // Written without the lock.
         let metrics = self.shared.core().engine.metrics(now());
-        let Metrics { cells, limits, boots, orders_waiting, pools, namespaces, starts } = metrics;
+        let Metrics { limits, pools, namespaces, .. } = &metrics;
         let mut family = page.family(&CELLS)?;
-        for (state, count) in cells {
-            family.gauge(&[state], count as f64)?;
+        for (state, count) in &metrics.cells {
+            family.gauge(&[state], *count as f64)?;
         }
+        page.family(&CORDONED)?.gauge(&[], f64::from(u8::from(metrics.is_cordoned)))?;
         page.family(&CELLS_LIMIT)?.gauge(&[], limits.max_cells as f64)?;
-        page.family(&BOOTS)?.gauge(&[], boots as f64)?;
+        page.family(&BOOTS)?.gauge(&[], metrics.boots as f64)?;
         if let Some(limit) = limits.boots {
             page.family(&BOOTS_LIMIT)?.gauge(&[], limit as f64)?;
         }
-        page.family(&ORDERS_WAITING)?.gauge(&[], orders_waiting as f64)?;
+        page.family(&ORDERS_WAITING)?.gauge(&[], metrics.orders_waiting as f64)?;
         let mut family = page.family(&POOL_CELLS)?;
         family.gauge(&["idle"], pools.idle as f64)?;
         family.gauge(&["booting"], pools.booting as f64)?;
@@ -63,7 +64,7 @@ impl Source for CellMetrics {
         let names: Vec<String> = namespaces.keys().map(|name| shown(name)).collect();
         let labels = self.namespaces.admit(names.iter().map(String::as_str));
         let mut sums = std::collections::BTreeMap::<&str, (u64, u64)>::new();
-        for (label, (_, account)) in labels.into_iter().zip(&namespaces) {
+        for (label, (_, account)) in labels.into_iter().zip(namespaces) {
             let (price, cost) = sums.entry(label).or_default();
             *price = price.saturating_add(account.price.micros());
             *cost = cost.saturating_add(account.cost.micros());
@@ -77,7 +78,7 @@ impl Source for CellMetrics {
             family.counter_f64(&[namespace], dollars(*cost))?;
         }
         let mut family = page.family(&CELL_START)?;
-        for (step, start, histogram) in starts {
+        for (step, start, histogram) in metrics.starts {
             let buckets = histogram.counts().map(|(bound, count)| {
                 (bound.map_or(f64::INFINITY, |millis| millis as f64 / 1e3), count)
             });

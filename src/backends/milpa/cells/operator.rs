@@ -6,7 +6,7 @@ use kiyot_proto::store::Cordon;
 
 use super::{
     Cells,
-    engine::{CellView, NamespaceAccount, OrderView, PoolView, Totals, TypeKey, TypeUsage},
+    engine::{CellView, Metrics, OrderView, PoolView, TypeKey, TypeUsage},
     history::{History, Subject},
     provider_calls,
     shared::now,
@@ -42,14 +42,9 @@ impl Cells {
         self.shared.core().engine.pool_views()
     }
 
-    /// Returns the sums of all cells and orders.
-    pub(crate) fn totals(&self) -> Totals {
-        self.shared.core().engine.totals()
-    }
-
-    /// Returns the accounts of all namespaces.
-    pub(crate) fn namespaces(&self) -> Vec<(String, NamespaceAccount)> {
-        self.shared.core().engine.namespace_accounts(now())
+    /// Returns the numbers of all cells and orders.
+    pub(crate) fn numbers(&self) -> Metrics {
+        self.shared.core().engine.metrics(now())
     }
 
     /// Returns the use of each instance type in each market, since the daemon started.
@@ -102,7 +97,7 @@ impl Cells {
         self.shared.store.commit(batch).await?;
         let cells = self.shared.with_core(|core, now| {
             let effects = core.engine.set_cordoned(is_cordoned, now);
-            (core.engine.totals().cells, effects)
+            (core.engine.ids().count(), effects)
         });
         tracing::warn!(is_cordoned, cells, "launches of cells stopped or permitted by an operator");
         let status = if is_cordoned { "Cordoned" } else { "Uncordoned" };

@@ -15,7 +15,6 @@ use crate::{
         cell_client::{self, CellClient, OPTIONAL_CALL_TIMEOUT},
         cells::{BoundCell, Cell, LaunchOrder, OrderKey},
         clock,
-        error_chain::error_chain,
         id::SandboxId,
         placement::{Needs, Requested},
         pods::Sandbox,
@@ -23,6 +22,7 @@ use crate::{
         providers::{Attached, Attachment},
         store::{Batch, Table},
     },
+    error_chain::error_chain,
 };
 
 /// Time limit of the agent for the bind of its cell to the pod.

@@ -2,16 +2,18 @@
 
 use tonic::{Code, Status};
 
-use crate::backends::milpa::{
-    cells::CellError,
+use crate::{
+    backends::milpa::{
+        cells::CellError,
+        failure::{Class, Failure},
+        id::{InvalidId, NoRandomness},
+        pods::{EventLost, LookupError},
+        policy::Refusal,
+        providers::{ErrorClass, ProviderError},
+        store::StoreError,
+        sync::{AttemptError, ReopenError, TeardownError},
+    },
     error_chain::error_chain,
-    failure::{Class, Failure},
-    id::{InvalidId, NoRandomness},
-    pods::{EventLost, LookupError},
-    policy::Refusal,
-    providers::{ErrorClass, ProviderError},
-    store::StoreError,
-    sync::{AttemptError, ReopenError, TeardownError},
 };
 
 impl From<Failure> for Status {

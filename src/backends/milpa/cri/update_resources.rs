@@ -6,8 +6,8 @@ use kiyot_proto::cri;
 use tonic::Status;
 
 use super::{CriService, request::Addressed};
-use crate::backends::milpa::{
-    cell_client::{CALL_TIMEOUT, CellClient, time_left},
+use crate::{
+    backends::milpa::cell_client::{CALL_TIMEOUT, CellClient, time_left},
     error_chain::error_chain,
 };
 

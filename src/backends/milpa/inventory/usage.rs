@@ -43,7 +43,7 @@ impl Inventory {
             cost_micros: usage.cost.micros(),
             cells: usage.cells,
         });
-        let namespaces = self.cells.namespaces().into_iter();
+        let namespaces = self.cells.numbers().namespaces.into_iter();
         let namespaces = namespaces.map(|(namespace, account)| admin::NamespaceCost {
             namespace,
             cells: u32::try_from(account.cells).unwrap_or(u32::MAX),

@@ -2,7 +2,7 @@
 
 use std::{error::Error, io, sync::Arc, time::Duration};
 
-use crate::backends::milpa::placement::Offering;
+use crate::{backends::milpa::placement::Offering, error_chain::error_chain};
 
 /// The class of a provider's error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -89,14 +89,7 @@ impl ProviderError {
 
     /// Returns the error with its causes as text.
     pub fn text(&self) -> String {
-        let mut text = self.doing.clone();
-        let mut source = self.source.as_deref().map(|source| source as &dyn Error);
-        while let Some(cause) = source {
-            text.push_str(": ");
-            text.push_str(&cause.to_string());
-            source = cause.source();
-        }
-        text
+        error_chain(self)
     }
 
     /// Returns true if a full disk is the cause.

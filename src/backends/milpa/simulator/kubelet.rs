@@ -11,11 +11,11 @@ use crate::{
     annotations::{Architecture, CellRequest, HealthyTimeout, LaunchType},
     backends::milpa::{
         cells::engine::{Event, JournalSandbox, OrderKey, OrderSpec},
-        error_chain::error_chain,
         id::{CellId, SandboxId},
         placement::{Candidate, Choice, Market, Needs, NoFit, Requested, rank},
         providers::Attachment,
     },
+    error_chain::error_chain,
     names::DEFAULT_NAMESPACE,
 };
 

@@ -8,8 +8,9 @@ use tokio::{
 };
 
 use super::{CellSync, teardown::POD_STOPPED};
-use crate::backends::milpa::{
-    cells::CellEvent, error_chain::error_chain, id::CellId, pods::container_state::Termination,
+use crate::{
+    backends::milpa::{cells::CellEvent, id::CellId, pods::container_state::Termination},
+    error_chain::error_chain,
 };
 
 /// Delay after a failed attempt of a step that must be done.

@@ -6,12 +6,12 @@ use std::{sync::Arc, time::Duration};
 use kiyot_proto::store as records;
 
 use super::CellSync;
-use crate::backends::milpa::{
-    error_chain::error_chain,
-    pods::{
+use crate::{
+    backends::milpa::pods::{
         Container,
         container_state::{self, Termination},
     },
+    error_chain::error_chain,
 };
 
 /// Time limit of the rest of a log.

@@ -5,12 +5,14 @@ use std::{sync::Arc, time::Duration};
 use kiyot_proto::cri;
 
 use super::CellSync;
-use crate::backends::milpa::{
-    cell_client::CellClient,
-    cells::Cell,
+use crate::{
+    backends::milpa::{
+        cell_client::CellClient,
+        cells::Cell,
+        failure::{Class, Failure},
+        pods::{Container, container_state},
+    },
     error_chain::error_chain,
-    failure::{Class, Failure},
-    pods::{Container, container_state},
 };
 
 /// Time limit of a cell's response about a container or a sandbox.

@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::CellSync;
-use crate::backends::milpa::{error_chain::error_chain, id::SandboxId};
+use crate::{backends::milpa::id::SandboxId, error_chain::error_chain};
 
 /// Interval between two collections.
 const COLLECTION_INTERVAL: Duration = Duration::from_secs(5);

@@ -8,16 +8,18 @@ use std::{
 
 use kiyot_proto::{cri, store as records};
 
-use crate::backends::milpa::{
-    cells::Cells,
-    error_chain::error_chain,
-    id::{CellId, ContainerId, SandboxId},
-    images::Images,
-    pods::{
-        Container, Pods, Sandbox,
-        container_state::{self, Termination},
+use crate::{
+    backends::milpa::{
+        cells::Cells,
+        id::{CellId, ContainerId, SandboxId},
+        images::Images,
+        pods::{
+            Container, Pods, Sandbox,
+            container_state::{self, Termination},
+        },
+        store::{Batch, Store, StoreError, Table},
     },
-    store::{Batch, Store, StoreError, Table},
+    error_chain::error_chain,
 };
 
 /// Changes records and publishes them.

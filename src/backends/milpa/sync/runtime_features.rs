@@ -9,11 +9,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use kiyot_proto::{cri, store as records};
 use tokio::sync::Mutex;
 
-use crate::backends::milpa::{
-    cell_client::{CellClient, OPTIONAL_CALL_TIMEOUT},
-    cells::Cell,
+use crate::{
+    backends::milpa::{
+        cell_client::{CellClient, OPTIONAL_CALL_TIMEOUT},
+        cells::Cell,
+        store::{Batch, Store, StoreError, Table},
+    },
     error_chain::error_chain,
-    store::{Batch, Store, StoreError, Table},
 };
 
 /// Key of the record in [`Table::Runtime`].

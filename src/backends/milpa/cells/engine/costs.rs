@@ -101,11 +101,6 @@ impl Costs {
         self.ended.iter().map(|(namespace, cost)| (namespace.clone(), account(cost))).collect()
     }
 
-    /// Returns the namespaces of ended cells.
-    pub(super) fn namespaces(&self) -> impl Iterator<Item = &str> {
-        self.ended.keys().map(String::as_str)
-    }
-
     fn of(&self, namespace: &str) -> Cost {
         self.ended.get(namespace).copied().unwrap_or_default()
     }

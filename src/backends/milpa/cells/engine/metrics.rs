@@ -20,6 +20,8 @@ pub(crate) struct Metrics {
     pub(crate) boots: usize,
     /// The orders that wait for a launch.
     pub(crate) orders_waiting: usize,
+    /// True while no cell is launched.
+    pub(crate) is_cordoned: bool,
     /// The warm pools.
     pub(crate) pools: PoolMetrics,
     /// The accounts of the namespaces, by name; the empty name is of cells that no pod has.
@@ -39,7 +41,7 @@ pub(crate) struct PoolMetrics {
     pub(crate) wanted: usize,
     /// The orders that got a cell of a pool.
     pub(crate) hits: u64,
-    /// The orders that got a cell of their own, while there were pools.
+    /// The orders that suit a pool, and that got a cell of their own for want of an idle cell.
     pub(crate) misses: u64,
 }
 
@@ -93,6 +95,7 @@ impl Engine {
             limits: self.config.limits,
             boots,
             orders_waiting: waiting.count(),
+            is_cordoned: self.is_cordoned,
             pools,
             namespaces,
             starts: self.starts.by_step(STEPS),

@@ -17,11 +17,11 @@ use crate::{
     annotations::HealthyTimeout,
     backends::milpa::{
         cells::CellError,
-        error_chain::error_chain,
         id::{CellId, SandboxId},
         placement::{Candidate, Choice},
         providers::{Attached, Attachment, ErrorClass, LaunchSpec, PodTags, ProviderError},
     },
+    error_chain::error_chain,
 };
 
 /// The reason of a cell whose launch the provider did not carry out.
@@ -335,9 +335,8 @@ impl Engine {
         let launched = affordable
             .map_err(CellError::OverBudget)
             .and_then(|candidates| self.launch(sandbox, candidates, now));
-        match launched {
-            Ok(()) => self.pools.misses += u64::from(!self.pools.by_name.is_empty()),
-            Err(error) => self.answer_order(None, sandbox, Err(error)),
+        if let Err(error) = launched {
+            self.answer_order(None, sandbox, Err(error));
         }
     }
 
@@ -347,10 +346,10 @@ impl Engine {
         candidates: Vec<Candidate>,
         now: Now,
     ) -> Result<(), CellError> {
-        self.count_miss(sandbox);
         let Some(order) = self.orders.get(sandbox) else { return Ok(()) };
         let (tags, parameters) = (order.pod_tags(), order.parameters.clone());
         let cell = self.new_cell(candidates, parameters, &tags, now)?;
+        self.count_miss(sandbox);
         let Some(order) = self.orders.get_mut(sandbox) else { return Ok(()) };
         order.launches += 1;
         order.state = OrderState::Placed(cell.id.clone());

@@ -13,12 +13,14 @@ use super::{
     timeline::{self, Step, Timeline},
     timers::Timer,
 };
-use crate::backends::milpa::{
-    cells::CellError,
+use crate::{
+    backends::milpa::{
+        cells::CellError,
+        id::{CellId, SandboxId},
+        placement::{Candidate, Choice, Refused},
+        providers::PodTags,
+    },
     error_chain::error_chain,
-    id::{CellId, SandboxId},
-    placement::{Candidate, Choice, Refused},
-    providers::PodTags,
 };
 
 /// The longest pause after failed launches of a pool.
@@ -63,7 +65,7 @@ pub(super) struct Pools {
     parameters: BTreeMap<String, String>,
     /// The orders that got a cell of a pool.
     pub(super) hits: u64,
-    /// The orders that got a cell of their own, while there were pools.
+    /// The orders that suit a pool, and that got a cell of their own for want of an idle cell.
     pub(super) misses: u64,
 }
 
@@ -79,10 +81,10 @@ pub(super) struct Filling {
     not_before: Duration,
     /// The time since which its launches fail.
     failing_since: Option<Duration>,
-    /// The pods that took a cell of it.
-    pub(super) taken: u64,
-    /// The pods that suited it when it had no idle cell.
-    pub(super) missed: u64,
+    /// The orders that got a cell of it.
+    pub(super) hits: u64,
+    /// The orders that it suits, and that got a cell of their own.
+    pub(super) misses: u64,
 }
 
 /// The reason for which a pool gets no cell now.
@@ -339,7 +341,7 @@ impl Engine {
         cell.healthy_timeout = order.healthy_timeout;
         let pool = Arc::clone(&cell.pool);
         if let Some(filling) = self.pools.by_name.get_mut(&pool) {
-            filling.taken += 1;
+            filling.hits += 1;
             // Only the first of several pods delays the next launch.
             if filling.not_before <= now.boot {
                 let boots_here = self.capabilities.ends_with_node && self.capabilities.own_kernel;
@@ -355,15 +357,19 @@ impl Engine {
         true
     }
 
-    /// Counts a pod that gets a cell of its own though it suits a pool, whose cells are all taken.
+    /// Counts an order that gets a cell of its own though a pool suits it.
     pub(super) fn count_miss(&mut self, sandbox: &SandboxId) {
         let choice = self.orders.get(sandbox).and_then(|order| order.choice.as_ref());
         let Some(choice) = choice else { return };
-        for filling in self.pools.by_name.values_mut() {
-            if filling.candidates.iter().any(|candidate| choice.suited(candidate).is_some()) {
-                filling.missed += 1;
-            }
+        let suits = |filling: &Filling| {
+            filling.candidates.iter().any(|candidate| choice.suited(candidate).is_some())
+        };
+        let mut is_miss = false;
+        for filling in self.pools.by_name.values_mut().filter(|filling| suits(filling)) {
+            filling.misses += 1;
+            is_miss = true;
         }
+        self.pools.misses += u64::from(is_miss);
     }
 
     /// Makes a warm cell end, because a pod has reached a limit. Returns false if there is none.

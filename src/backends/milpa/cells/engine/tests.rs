@@ -2,12 +2,14 @@ use kiyot_link::bootstrap::GatewayAddress;
 use kiyot_proto::store;
 
 use super::*;
-use crate::backends::milpa::{
-    error_chain::error_chain,
-    placement::{Accuracy, Candidate, Market, Offering},
-    providers::{Attached, Attachment, InstanceId, InstanceState, netns, sim},
-};
 use crate::price::Price;
+use crate::{
+    backends::milpa::{
+        placement::{Accuracy, Candidate, Market, Offering},
+        providers::{Attached, Attachment, InstanceId, InstanceState, netns, sim},
+    },
+    error_chain::error_chain,
+};
 
 mod clock;
 mod costs;

@@ -1,21 +1,14 @@
 //! Cells, orders and pools as operators see them.
 
-use std::{net::IpAddr, sync::Arc};
+use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
-use super::{
-    Engine, Now, State, Timeline,
-    cell::Cell,
-    costs::NamespaceAccount,
-    order::{Order, OrderState},
-    timeline,
-};
+use super::{Engine, Now, State, Timeline, cell::Cell, order::Order, pools, timeline};
 use crate::{
     backends::milpa::{
-        cells::Limits,
-        error_chain::error_chain,
         id::{CellId, SandboxId},
         placement::Candidate,
     },
+    error_chain::error_chain,
     price::Cost,
 };
 
@@ -91,26 +84,11 @@ pub(crate) struct PoolView {
     /// The cells that wait for a pod.
     pub(crate) idle: usize,
     /// The cells that boot.
-    pub(crate) starting: usize,
-    /// The pods that took a cell of it since the daemon started.
-    pub(crate) taken: u64,
-    /// The pods that suited it when it had no idle cell.
-    pub(crate) missed: u64,
-}
-
-/// The cells and orders in sum.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Totals {
-    /// The cells whose end is not proven.
-    pub(crate) cells: usize,
-    /// Those that boot.
     pub(crate) booting: usize,
-    /// The orders that wait for a place.
-    pub(crate) waiting: usize,
-    /// The limits.
-    pub(crate) limits: Limits,
-    /// True while no cell is launched.
-    pub(crate) is_cordoned: bool,
+    /// The orders that got a cell of it since the daemon started.
+    pub(crate) hits: u64,
+    /// The orders that it suits, and that got a cell of their own for want of an idle cell.
+    pub(crate) misses: u64,
 }
 
 impl Cell {
@@ -175,46 +153,26 @@ impl Engine {
         self.orders.iter().map(|(sandbox, order)| order.view(sandbox, now)).collect()
     }
 
-    /// Returns the warm pools.
+    /// Returns the warm pools, by one walk over the cells.
     pub(crate) fn pool_views(&self) -> Vec<PoolView> {
-        let view = |(name, filling): (&Arc<str>, &super::pools::Filling)| {
-            let of_pool = || {
-                let cells = self.cells.values();
-                cells.filter(|cell| cell.is_warm() && cell.pool == *name)
-            };
-            let idle = of_pool().filter(|cell| matches!(cell.state, State::Idle { .. })).count();
-            PoolView {
+        let mut pools = BTreeMap::new();
+        for (name, filling) in &self.pools.by_name {
+            let pool = PoolView {
                 name: Arc::clone(name),
                 wanted: filling.count,
-                idle,
-                starting: of_pool().count() - idle,
-                taken: filling.taken,
-                missed: filling.missed,
-            }
-        };
-        self.pools.by_name.iter().map(view).collect()
-    }
-
-    /// Returns the sums of all cells and orders.
-    pub(crate) fn totals(&self) -> Totals {
-        let waiting = self.orders.values().filter(|order| order.state == OrderState::Waiting);
-        Totals {
-            cells: self.cells.len(),
-            booting: self.cells.values().filter(|cell| cell.boots()).count(),
-            waiting: waiting.count(),
-            limits: self.config.limits,
-            is_cordoned: self.is_cordoned,
+                idle: 0,
+                booting: 0,
+                hits: filling.hits,
+                misses: filling.misses,
+            };
+            pools.insert(name, pool);
         }
-    }
-
-    /// Returns the accounts of all namespaces with a cell or with costs. Warm cells have none.
-    pub(crate) fn namespace_accounts(&self, now: Now) -> Vec<(String, NamespaceAccount)> {
-        let running = self.cells.values().map(|cell| cell.namespace.as_str());
-        let mut names: Vec<&str> = running.chain(self.costs.namespaces()).collect();
-        names.sort_unstable();
-        names.dedup();
-        let account = |name: &str| (name.to_owned(), self.namespace_account(name, now));
-        names.into_iter().map(account).collect()
+        for cell in self.cells.values().filter(|cell| cell.is_warm()) {
+            let Some(pool) = pools.get_mut(&cell.pool) else { continue };
+            let count = if pools::is_idle(cell) { &mut pool.idle } else { &mut pool.booting };
+            *count += 1;
+        }
+        pools.into_values().collect()
     }
 
     /// Stops launches, or permits them again. Launches that have begun go on.

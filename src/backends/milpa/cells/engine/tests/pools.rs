@@ -396,3 +396,27 @@ fn old_cell_whose_record_fails_is_terminated_later() {
     };
     assert!(effects.iter().any(ends), "{effects:?}");
 }
+
+#[test]
+fn miss_is_an_order_with_a_suitable_pool_without_an_idle_cell() {
+    let mut engine = engine(sim::CAPABILITIES);
+    let effects = engine.set_pools(vec![pool("one", 1), pool("other", 1)], at(1));
+    warm(&mut engine, &launches(&effects)[0], 2);
+    let mut other_size = taking("unsuited");
+    if let Some(choice) = &mut other_size.choice {
+        choice.catalogue = Arc::new(Catalogue::any_size(offering("c")));
+    }
+    for (order, sums, pools) in [
+        (taking("hit"), (1, 0), [(1, 0), (0, 0)]),
+        (taking("miss"), (1, 1), [(1, 1), (0, 1)]),
+        // No pool has its offering.
+        (other_size, (1, 1), [(1, 1), (0, 1)]),
+    ] {
+        let name = order.key.name.clone();
+        engine.order(order, at(10));
+        let metrics = engine.metrics(at(10)).pools;
+        assert_eq!((metrics.hits, metrics.misses), sums, "{name}");
+        let views = engine.pool_views().into_iter().map(|pool| (pool.hits, pool.misses));
+        assert_eq!(views.collect::<Vec<_>>(), pools, "{name}");
+    }
+}
