@@ -23,7 +23,6 @@ mod bounded;
 mod catalogues;
 mod explain;
 mod live_check;
-mod manifest_files;
 mod simulate;
 mod summary;
 mod telemetry;
@@ -166,7 +165,8 @@ fn execute(command: Command) -> Result<Output, UsageError> {
             let config = load(&config)?;
             let named = catalogue.as_deref();
             let catalogue = named.map(catalogues::read).transpose()?;
-            let files = manifest_files::read(&filename, &mut io::stdin()).map_err(UsageError)?;
+            let files =
+                kiyot_manifest_files::read(&filename, &mut io::stdin()).map_err(UsageError)?;
             let manifest = manifest::parse_files(&files, Purpose::Explain)
                 .map_err(|problems| UsageError(problems.to_string()))?;
             let prices = catalogue.as_ref().map(|file| &file.catalogue);

@@ -39,6 +39,8 @@ struct Wanted {
     needs: Needs,
     /// See [`annotations::identity`].
     identity: String,
+    /// True if the daemon runs the pod itself.
+    is_standalone: bool,
 }
 
 impl CriService {
@@ -49,6 +51,7 @@ impl CriService {
         self: &Arc<Self>,
         request: cri::RunPodSandboxRequest,
         deadline: Option<Instant>,
+        is_standalone: bool,
     ) -> Result<cri::RunPodSandboxResponse, Status> {
         let config = request
             .config
@@ -65,6 +68,7 @@ impl CriService {
             needs: self.cells.needs(&cell_request, &Requested::of_sandbox(config)),
             identity: annotations::identity(&config.annotations),
             request: cell_request,
+            is_standalone,
         };
         let key = OrderKey {
             pod_uid: metadata.uid.clone(),
@@ -168,7 +172,7 @@ impl CriService {
     async fn launch(
         self: Arc<Self>,
         request: &cri::RunPodSandboxRequest,
-        Wanted { request: wishes, needs, identity }: Wanted,
+        Wanted { request: wishes, needs, identity, is_standalone }: Wanted,
     ) -> Result<SandboxId, Status> {
         let id = SandboxId::mint().map_err(status_code::of_randomness)?;
         let metadata = request.config.clone().unwrap_or_default().metadata.unwrap_or_default();
@@ -214,7 +218,8 @@ impl CriService {
         let bound = self.cells.launch(order).await.map_err(|error| status_code::of_cell(&error))?;
         // That of an earlier call, if the daemon was restarted during the launch.
         let BoundCell { cell, sandbox: id, attached } = bound;
-        match Box::pin(self.set_up_cell(&id, &cell, &attached, request, &pod)).await {
+        let made = self.set_up_cell(&id, &cell, &attached, request, &pod, is_standalone);
+        match Box::pin(made).await {
             Ok(()) => {
                 let addresses = &attached.addresses;
                 tracing::info!(sandbox = %id, cell = %cell.id, pod, ?addresses, "sandbox created");
@@ -259,6 +264,7 @@ impl CriService {
         attached: &Attached,
         request: &cri::RunPodSandboxRequest,
         pod: &str,
+        is_standalone: bool,
     ) -> Result<(), Status> {
         let config = request.config.clone().unwrap_or_default();
         let hello = cell_client::connected(cell, pod, None).await?;
@@ -288,6 +294,7 @@ impl CriService {
             addresses: attached.addresses.iter().map(ToString::to_string).collect(),
             resolvers,
             current_annotations: Default::default(),
+            standalone: is_standalone,
         };
         let mut batch = Batch::default();
         batch.put(Table::Sandboxes, id.as_str(), &meta);
