@@ -16,7 +16,7 @@ use tonic::Status;
 
 use super::{Backend, BackendName, CallPath, Declared, DecodedBackend, Features, Method};
 use crate::{
-    config::{MilpaBackend, Policy, ProviderKind},
+    config::{ImageSource, MilpaBackend, Policy, ProviderKind},
     manifest::File,
     metrics::{ApiCalls, Source, Traffic},
 };
@@ -254,6 +254,11 @@ impl Milpa {
             config.pause_image.clone(),
             config.image_pull_progress_timeout,
             registries,
+            match config.image_source {
+                ImageSource::Auto => capabilities.remote,
+                ImageSource::Node => false,
+                ImageSource::Registry => true,
+            },
         );
         let standalone_dir = config.state_dir.join("standalone");
         let volumes = Volumes::new(
