@@ -191,6 +191,8 @@ impl Standalone {
         let _creating = self.creating.lock().await;
         self.check_room(&manifest.pods)?;
         let (mut batch, mut created) = (Batch::default(), Vec::new());
+        // Annotations have the time, by which the pod of an ImageStatus is found.
+        let mut latest = 0;
         for pod in manifest.pods {
             let uid = random_uid()
                 .map_err(|error: NoRandomness| Status::internal(error_chain(&error)))?;
@@ -198,9 +200,10 @@ impl Standalone {
                 namespace: pod.metadata.namespace.clone(),
                 name: pod.metadata.name.clone(),
                 manifest: texts.clone(),
-                created_unix_nanos: clock::now(),
+                created_unix_nanos: clock::now_after(latest),
                 end_grace_seconds: None,
             };
+            latest = record.created_unix_nanos;
             let pod = with_uid(pod, &uid);
             let node = node::node(&self.parts.dir, record.created_unix_nanos);
             self.parts.cri.check_standalone(&runner::sandbox_config(&pod, &node, 0)).map_err(

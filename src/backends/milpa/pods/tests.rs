@@ -183,6 +183,10 @@ async fn standalone_pod_is_in_no_list_and_no_event_and_found_by_id() {
     assert!(all.unwrap().containers.iter().all(|listed| listed.id != container.id));
     let metrics = cri::ListPodSandboxMetricsResponse::decode(pods.list_metrics(&[], now)).unwrap();
     assert!(metrics.pod_metrics.iter().all(|pod| pod.pod_sandbox_id != hidden.as_str()));
+    let annotations = meta.config.as_ref().unwrap().annotations.clone();
+    let query = cri::ImageSpec { annotations, ..Default::default() };
+    assert_eq!(pods.sandbox_of_annotations(&query).unwrap().id, hidden);
+    assert!(pods.sandboxes_like(&query).iter().all(|like| like.id != hidden));
     // The first event is of the next change of a kubelet's pod.
     pods.remove_sandbox(&hidden);
     pods.set_ready(&two, false);
