@@ -9,6 +9,7 @@ compile_error!(
 
 use std::{path::Path, time::Duration};
 
+use bytes::BytesMut;
 use kiyot::{
     annotations::{self, CellRequest, InstanceType, KEYS},
     backends::milpa::{
@@ -28,6 +29,7 @@ use kiyot_proto::{
     bounds::{Bounded, BoundsError},
     cell, cri,
 };
+use kiyot_spdy::{Decoder, Frame, FrameError, MAX_CONTROL_BYTES};
 use prost::Message;
 use tokio::runtime::{Builder, Runtime};
 
@@ -38,13 +40,14 @@ pub mod seeds;
 pub type Target = fn(&[u8]);
 
 /// All targets, by name.
-pub const TARGETS: [(&str, Target); 18] = [
+pub const TARGETS: [(&str, Target); 19] = [
     ("peek", peek),
     ("merge", merge),
     ("frame", frame),
     ("runtime", runtime),
     ("kubelet", kubelet),
     ("head", head),
+    ("spdy", spdy),
     ("config", config),
     ("manifest", manifest),
     ("annotations", annotations),
@@ -122,6 +125,39 @@ pub fn head(data: &[u8]) {
     streaming::fuzzing::request(data);
     streaming::fuzzing::response(data);
     streaming::fuzzing::url(data);
+}
+
+/// Decodes frames of a streaming server, whole and in parts of a few bytes.
+pub fn spdy(data: &[u8]) {
+    let whole = spdy_frames(data, data.len());
+    assert_eq!(spdy_frames(data, 1), whole);
+    assert_eq!(spdy_frames(data, 7), whole);
+    assert!(whole.1 <= data.len());
+}
+
+/// Returns the frames without their data, the number of the data's bytes, and the violation.
+fn spdy_frames(data: &[u8], part: usize) -> (Vec<Frame>, usize, Option<FrameError>) {
+    let (mut decoder, mut buffer) = (Decoder::default(), BytesMut::new());
+    let (mut frames, mut bytes_of_data) = (Vec::new(), 0);
+    for part in data.chunks(part.max(1)) {
+        buffer.extend_from_slice(part);
+        loop {
+            match decoder.next(&mut buffer) {
+                Ok(Some(Frame::Data { stream, bytes, end })) => {
+                    assert!(end || !bytes.is_empty());
+                    bytes_of_data += bytes.len();
+                    if end {
+                        frames.push(Frame::Data { stream, bytes: Default::default(), end });
+                    }
+                }
+                Ok(Some(frame)) => frames.push(frame),
+                Ok(None) => break,
+                Err(error) => return (frames, bytes_of_data, Some(error)),
+            }
+        }
+        assert!(buffer.len() < 8 + MAX_CONTROL_BYTES);
+    }
+    (frames, bytes_of_data, None)
 }
 
 /// Parses a configuration.

@@ -62,6 +62,15 @@ pub fn of(target: &str) -> Vec<Vec<u8>> {
             "http://127.0.0.1:34567/exec/abc?x=y",
             "http://h:1/\u{e4}",
         ]),
+        // An accepted stream, data and its end, a ping, a reset and the end of the connection.
+        "spdy" => vec![
+            b"\x80\x03\0\x02\0\0\0\x04\0\0\0\x01\0\0\0\x01\0\0\0\x05hello\0\0\0\x01\x01\0\0\0"
+                .to_vec(),
+            b"\x80\x03\0\x06\0\0\0\x04\0\0\0\x02\x80\x03\0\x03\0\0\0\x08\0\0\0\x03\0\0\0\x05\
+              \x80\x03\0\x04\0\0\0\0\x80\x03\0\x07\0\0\0\0"
+                .to_vec(),
+            b"\x80\x02\0\x02\0\0\0\x04\0\0\0\x01".to_vec(),
+        ],
         "config" => vec![
             include_bytes!("../../config/kiyot.toml").to_vec(),
             include_bytes!("../../examples/opt-in.toml").to_vec(),
