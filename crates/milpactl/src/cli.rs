@@ -12,7 +12,8 @@ const DEFAULT_SOCKET: &str = "/run/kiyot/admin.sock";
 
 /// Exit codes, for the help.
 const EXIT_CODES: &str = "Exit codes: 0; 1 failure; 64 wrong arguments; 66 unknown or ambiguous \
-    name; 69 no daemon answers; 76 the daemon is of another version; 77 not permitted.";
+    name; 69 no daemon answers; 76 the daemon is of another version; 77 not permitted; for exec, \
+    else that of the command.";
 
 /// Looks at pods in cells and at their instances, and works on them.
 #[derive(Debug, Parser)]
@@ -39,6 +40,12 @@ pub(crate) enum Verb {
     Create(Create),
     /// Ends pods that `create` made.
     Delete(Delete),
+    /// Runs a command in a unit (container) of a pod; its exit code is that of milpactl.
+    Exec(Exec),
+    /// Attaches to the streams of a unit (container) of a pod.
+    Attach(Attach),
+    /// Forwards local ports to ports of a pod, until the pod ends.
+    PortForward(PortForward),
     /// Stops launches of cells, also after a restart of the daemon.
     Cordon,
     /// Permits launches of cells again.
@@ -181,6 +188,57 @@ pub(crate) struct Logs {
     pub(crate) since: Option<String>,
 }
 
+/// A unit of a pod, and the local streams that it gets.
+#[derive(Debug, Args)]
+pub(crate) struct UnitStreams {
+    /// Passes the standard input.
+    #[arg(short = 'i', long)]
+    pub(crate) stdin: bool,
+    /// Uses a terminal; with -i only.
+    #[arg(short, long)]
+    pub(crate) tty: bool,
+    /// The unit (container); the pod's first without it.
+    #[arg(short, long, visible_short_alias = 'c', visible_alias = "container")]
+    pub(crate) unit: Option<String>,
+    /// Namespace of the pod.
+    #[arg(short, long)]
+    pub(crate) namespace: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Exec {
+    /// A pod.
+    pub(crate) name: String,
+    #[command(flatten)]
+    pub(crate) streams: UnitStreams,
+    /// The program and its arguments.
+    #[arg(last = true, required = true)]
+    pub(crate) command: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Attach {
+    /// A pod.
+    pub(crate) name: String,
+    #[command(flatten)]
+    pub(crate) streams: UnitStreams,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PortForward {
+    /// A pod.
+    pub(crate) name: String,
+    /// Ports as REMOTE, LOCAL:REMOTE, or :REMOTE for any free local port.
+    #[arg(required = true)]
+    pub(crate) ports: Vec<String>,
+    /// Local addresses, separated by commas; localhost is 127.0.0.1 and, if it is there, ::1.
+    #[arg(long, value_delimiter = ',', default_value = "localhost")]
+    pub(crate) address: Vec<String>,
+    /// Namespace of the pod.
+    #[arg(short, long)]
+    pub(crate) namespace: Option<String>,
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct Create {
     /// A manifest with Pods, and the ConfigMaps and Secrets that they mount: a file, a directory,
@@ -265,6 +323,17 @@ mod tests {
         assert_eq!(get.kind, Kind::Cells);
         let Verb::Logs(logs) = parsed("milpactl logs web -u main -f --lines 5") else { panic!() };
         assert_eq!((logs.unit.as_deref(), logs.follow, logs.lines), (Some("main"), true, Some(5)));
+        let Verb::Exec(exec) = parsed("milpactl exec -it web -u main -- sh -c ls") else {
+            panic!()
+        };
+        assert!(exec.streams.stdin && exec.streams.tty);
+        assert_eq!(exec.command, ["sh", "-c", "ls"]);
+        let Verb::Attach(attach) = parsed("milpactl attach web -c main") else { panic!() };
+        assert_eq!(attach.streams.unit.as_deref(), Some("main"));
+        let Verb::PortForward(forward) = parsed("milpactl port-forward web 80 :81") else {
+            panic!()
+        };
+        assert_eq!((forward.ports.len(), forward.address), (2, vec!["localhost".to_owned()]));
         assert!(matches!(parsed("milpactl deploy -f x.yaml"), Verb::Deploy(_)));
     }
 }

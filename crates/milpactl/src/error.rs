@@ -2,6 +2,7 @@
 
 use std::io;
 
+use kiyot_spdy::UpgradeError;
 use tonic::{Code, Status};
 
 /// Wrong arguments (`EX_USAGE` of sysexits.h).
@@ -15,7 +16,7 @@ const OTHER_VERSION: u8 = 76;
 /// The caller has no rights (`EX_NOPERM`).
 const NOT_PERMITTED: u8 = 77;
 /// Everything else.
-const FAILURE: u8 = 1;
+pub(crate) const FAILURE: u8 = 1;
 
 /// The failure of a command.
 #[derive(Debug, thiserror::Error)]
@@ -66,6 +67,17 @@ pub(crate) enum Error {
     /// The command did not do what it should.
     #[error("{0}")]
     Failed(String),
+    /// The streams of a pod were not opened.
+    #[error("{0}")]
+    Streams(#[from] UpgradeError),
+    /// The streams of a pod have ended, and the daemon can't be asked for the reason.
+    #[error("connection to {pod} lost: {cause}")]
+    Lost {
+        /// The pod, as namespace/name.
+        pod: String,
+        /// The failure of the daemon.
+        cause: Box<Error>,
+    },
     /// Standard output, or a file, can't be written.
     #[error("output: {0}")]
     Output(#[from] io::Error),
@@ -89,7 +101,9 @@ impl Error {
                 _ => FAILURE,
             },
             Self::TooSlow(_) => UNAVAILABLE,
-            Self::Failed(_) | Self::Output(_) => FAILURE,
+            Self::Streams(UpgradeError::Io(_) | UpgradeError::TimedOut(_)) => UNAVAILABLE,
+            Self::Lost { cause, .. } => cause.exit_code(),
+            Self::Streams(_) | Self::Failed(_) | Self::Output(_) => FAILURE,
         }
     }
 

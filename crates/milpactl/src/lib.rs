@@ -15,7 +15,11 @@ mod money;
 mod names;
 mod output;
 mod pod_object;
+mod ports;
 mod selector;
+mod session;
+mod signals;
+mod terminal;
 mod verbs;
 
 use cli::Arguments;
@@ -37,7 +41,12 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let ended = match runtime {
-        Ok(runtime) => runtime.block_on(verbs::run(arguments)),
+        Ok(runtime) => {
+            let ended = runtime.block_on(verbs::run(arguments));
+            // A write to a pipe that is full and not read may still block a thread.
+            runtime.shutdown_background();
+            ended
+        }
         Err(error) => Err(Error::Output(error)),
     };
     match ended {

@@ -18,10 +18,13 @@ mod create;
 mod delete;
 mod describe;
 mod dump;
+mod forwarder;
 mod get;
 mod kinds;
 mod logs;
+mod port_forward;
 mod sought;
+mod streams;
 mod top;
 mod version;
 
@@ -39,6 +42,15 @@ pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Error> {
         Verb::Logs(logs) => logs::run(&connect().await?, logs).await?,
         Verb::Create(create) => create::run(connect, create).await?,
         Verb::Delete(delete) => delete::run(&connect().await?, delete).await?,
+        Verb::Exec(exec) => {
+            return streams::exec(&arguments.socket, &connect().await?, exec).await;
+        }
+        Verb::Attach(attach) => {
+            return streams::attach(&arguments.socket, &connect().await?, attach).await;
+        }
+        Verb::PortForward(forward) => {
+            return port_forward::run(&arguments.socket, connect, forward).await;
+        }
         Verb::Cordon => cordon::cordon(&connect().await?).await?,
         Verb::Uncordon => cordon::uncordon(&connect().await?).await?,
         Verb::Drain(drain) => cordon::drain(&connect().await?, &drain).await?,

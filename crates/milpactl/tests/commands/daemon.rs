@@ -19,6 +19,8 @@ use tokio::{net::UnixListener, runtime::Runtime, sync::Notify};
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{Request, Response, Status, transport::Server};
 
+use super::spdy_server;
+
 /// The pods of a part.
 const PART: usize = 128;
 
@@ -36,11 +38,20 @@ pub(crate) struct Behaviour {
     pub is_older: bool,
     /// The caller has no rights.
     pub denies: bool,
+    /// Units have an input and a terminal.
+    pub unit_has_terminal: bool,
 }
 
 impl Default for Behaviour {
     fn default() -> Self {
-        Self { pods: 3, holds_the_end: false, ends_after: None, is_older: false, denies: false }
+        Self {
+            pods: 3,
+            holds_the_end: false,
+            ends_after: None,
+            is_older: false,
+            denies: false,
+            unit_has_terminal: false,
+        }
     }
 }
 
@@ -51,6 +62,8 @@ struct Shared {
     lists: AtomicUsize,
     ended: Mutex<Vec<String>>,
     last_log: Mutex<Option<admin::ReadLogRequest>>,
+    last_exec: Mutex<Option<admin::ExecRequest>>,
+    last_attach: Mutex<Option<admin::AttachRequest>>,
 }
 
 /// The daemon. Dropping it closes its socket.
@@ -73,6 +86,8 @@ impl Daemon {
             lists: AtomicUsize::new(0),
             ended: Mutex::default(),
             last_log: Mutex::default(),
+            last_exec: Mutex::default(),
+            last_attach: Mutex::default(),
         });
         let runtime = Runtime::new().unwrap();
         let listener = {
@@ -103,6 +118,16 @@ impl Daemon {
         let mut ended = self.shared.ended.lock().unwrap().clone();
         ended.sort();
         ended
+    }
+
+    /// Returns the last request for an exec.
+    pub(crate) fn last_exec(&self) -> Option<admin::ExecRequest> {
+        self.shared.last_exec.lock().unwrap().clone()
+    }
+
+    /// Returns the last request for an attach.
+    pub(crate) fn last_attach(&self) -> Option<admin::AttachRequest> {
+        self.shared.last_attach.lock().unwrap().clone()
     }
 
     /// Returns the last request for a log.
@@ -211,7 +236,12 @@ impl Admin for Service {
             (Some(_), 0) => admin::PodPhase::Dispatching,
             _ => admin::PodPhase::Running,
         };
-        let pods: Vec<_> = (0..if has_none { 0 } else { pods }).map(|it| pod(it, phase)).collect();
+        let mut pods: Vec<_> =
+            (0..if has_none { 0 } else { pods }).map(|it| pod(it, phase)).collect();
+        let has_terminal = self.0.behaviour.unit_has_terminal;
+        for unit in pods.iter_mut().flat_map(|pod| &mut pod.units) {
+            (unit.stdin, unit.tty) = (has_terminal, has_terminal);
+        }
         let parts: Vec<_> = pods.chunks(PART).map(<[_]>::to_vec).collect();
         let shared = Arc::clone(&self.0);
         let parts = stream::iter(parts.into_iter().enumerate()).then(move |(number, pods)| {
@@ -284,23 +314,32 @@ impl Admin for Service {
 
     async fn exec(
         &self,
-        _: Request<admin::ExecRequest>,
+        request: Request<admin::ExecRequest>,
     ) -> Result<Response<admin::StreamingUrl>, Status> {
-        Err(Status::unimplemented("not played"))
+        self.check()?;
+        let request = request.into_inner();
+        *self.0.last_exec.lock().unwrap() = Some(request.clone());
+        Ok(Response::new(admin::StreamingUrl { url: spdy_server::exec(request.command).await }))
     }
 
     async fn attach(
         &self,
-        _: Request<admin::AttachRequest>,
+        request: Request<admin::AttachRequest>,
     ) -> Result<Response<admin::StreamingUrl>, Status> {
-        Err(Status::unimplemented("not played"))
+        self.check()?;
+        let request = request.into_inner();
+        let played = if request.tty { "terminal" } else { "exit 7" };
+        *self.0.last_attach.lock().unwrap() = Some(request);
+        let words = played.split(' ').map(str::to_owned).collect();
+        Ok(Response::new(admin::StreamingUrl { url: spdy_server::exec(words).await }))
     }
 
     async fn port_forward(
         &self,
         _: Request<admin::PortForwardRequest>,
     ) -> Result<Response<admin::StreamingUrl>, Status> {
-        Err(Status::unimplemented("not played"))
+        self.check()?;
+        Ok(Response::new(admin::StreamingUrl { url: spdy_server::port_forward().await }))
     }
 
     async fn cordon(

@@ -2,6 +2,9 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a failed setup fails its test")]
 
 mod daemon;
+mod spdy_server;
+mod streams;
+mod terminal;
 
 use std::{
     fs::Permissions,

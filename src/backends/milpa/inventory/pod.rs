@@ -229,6 +229,8 @@ fn unit(container: &Container) -> admin::Unit {
         restarts: metadata.attempt,
         working_dir: config.working_dir,
         start_failure: status.reason == "StartError",
+        stdin: config.stdin,
+        tty: config.tty,
     }
 }
 
