@@ -6,6 +6,7 @@ use kiyot_testkit::{
 };
 
 mod admin;
+mod admin_streams;
 mod attempts;
 mod clocks;
 mod contexts;

@@ -21,6 +21,7 @@ pub mod relay;
 pub mod rng;
 pub mod spdy;
 pub mod sweep;
+pub mod terminal;
 pub mod wait;
 pub mod watchdog;
 pub mod websocket;
@@ -38,4 +39,5 @@ pub use processes::{command_line, kill_all, peak_resident_kib, processes, reside
 pub use registry::{Access, Pace, Registry};
 pub use relay::Relay;
 pub use rng::{SeededRng, seed};
+pub use terminal::Terminal;
 pub use wait::{LIMIT, allowed, poll_until, wait_for, wait_until};

@@ -14,6 +14,7 @@ use kiyot_proto::admin::{
     self,
     admin_server::{Admin, AdminServer},
 };
+use kiyot_testkit::watchdog::Watchdog;
 use tempfile::TempDir;
 use tokio::{net::UnixListener, runtime::Runtime, sync::Notify};
 use tokio_stream::wrappers::UnixListenerStream;
@@ -72,6 +73,7 @@ pub(crate) struct Daemon {
     shared: Arc<Shared>,
     socket: PathBuf,
     _runtime: Runtime,
+    _watchdog: Watchdog,
     _directory: TempDir,
 }
 
@@ -100,7 +102,8 @@ impl Daemon {
                 .add_service(service)
                 .serve_with_incoming(UnixListenerStream::new(listener)),
         );
-        Self { shared, socket, _runtime: runtime, _directory: directory }
+        let watchdog = Watchdog::start(|| ());
+        Self { shared, socket, _runtime: runtime, _watchdog: watchdog, _directory: directory }
     }
 
     /// Returns the path of its socket.

@@ -4,7 +4,6 @@
 mod daemon;
 mod spdy_server;
 mod streams;
-mod terminal;
 
 use std::{
     fs::Permissions,

@@ -6,12 +6,12 @@ use std::{
     process::{Child, Stdio},
 };
 
+use kiyot_testkit::{LIMIT, Terminal};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::{
     daemon::{Behaviour, Daemon},
     milpactl, run,
-    terminal::{LIMIT, Terminal},
 };
 
 fn spawn(daemon: &Daemon, line: &str) -> Child {

@@ -6,7 +6,7 @@ use std::{
     process::{Command, Stdio},
     sync::mpsc::{Receiver, channel},
     thread,
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use rustix::{
@@ -14,11 +14,11 @@ use rustix::{
     termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize},
 };
 
-/// Bounds each wait.
-pub(crate) const LIMIT: Duration = Duration::from_secs(30);
+use crate::wait::LIMIT;
 
 /// The master side of a pseudo-terminal, and the slave side, which keeps it open.
-pub(crate) struct Terminal {
+#[derive(Debug)]
+pub struct Terminal {
     master: File,
     slave: File,
     output: Receiver<Vec<u8>>,
@@ -27,7 +27,7 @@ pub(crate) struct Terminal {
 
 impl Terminal {
     /// Opens a terminal.
-    pub(crate) fn open() -> Self {
+    pub fn open() -> Self {
         let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
         grantpt(&master).unwrap();
         unlockpt(&master).unwrap();
@@ -48,24 +48,27 @@ impl Terminal {
     }
 
     /// Gives a command this terminal.
-    pub(crate) fn give<'a>(&self, command: &'a mut Command) -> &'a mut Command {
+    pub fn give<'a>(&self, command: &'a mut Command) -> &'a mut Command {
         let side = || Stdio::from(self.slave.try_clone().unwrap());
         command.stdin(side()).stdout(side()).stderr(side())
     }
 
     /// Sets columns and rows.
-    pub(crate) fn resize(&self, columns: u16, rows: u16) {
+    pub fn resize(&self, columns: u16, rows: u16) {
         let size = Winsize { ws_col: columns, ws_row: rows, ws_xpixel: 0, ws_ypixel: 0 };
         tcsetwinsize(&self.master, size).unwrap();
     }
 
     /// Presses keys.
-    pub(crate) fn press(&mut self, keys: &str) {
+    pub fn press(&mut self, keys: &str) {
         self.master.write_all(keys.as_bytes()).unwrap();
     }
 
     /// Waits for a text on the screen, and returns all that was shown until it.
-    pub(crate) fn wait_for(&mut self, text: &str) -> String {
+    ///
+    /// # Panics
+    /// If the text is not shown in time.
+    pub fn wait_for(&mut self, text: &str) -> String {
         let deadline = Instant::now() + LIMIT;
         loop {
             if let Some(at) = self.seen.find(text) {
@@ -80,7 +83,7 @@ impl Terminal {
     }
 
     /// Returns true if the terminal edits lines, as it does outside raw mode.
-    pub(crate) fn edits_lines(&self) -> bool {
+    pub fn edits_lines(&self) -> bool {
         let modes = tcgetattr(&self.slave).unwrap().local_modes;
         modes.contains(LocalModes::ICANON | LocalModes::ECHO | LocalModes::ISIG)
     }
