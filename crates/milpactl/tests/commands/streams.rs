@@ -6,8 +6,13 @@ use std::{
     process::{Child, Stdio},
 };
 
-use kiyot_testkit::{LIMIT, Terminal};
-use rustix::process::{Pid, Signal, kill_process};
+use kiyot_testkit::{LIMIT, Terminal, wait_for};
+use rustix::{
+    io::ioctl_fionread,
+    pipe::fcntl_getpipe_size,
+    process::{Pid, Signal, kill_process},
+};
+use tokio::runtime::Builder;
 
 use super::{
     daemon::{Behaviour, Daemon},
@@ -116,17 +121,17 @@ fn signal_ends_a_stream_also_while_its_output_is_not_read() {
         assert_eq!(ended(child), (Some(code), String::new()), "{signal:?}");
     }
     let mut child = spawn(&daemon, "exec web-0 -- yes");
-    let mut stdout = child.stdout.take().unwrap();
-    let mut some = [0; 1 << 17];
-    // More than a pipe holds: it is full again, or soon will be.
-    stdout.read_exact(&mut some).unwrap();
+    let stdout = child.stdout.take().unwrap();
+    let room = fcntl_getpipe_size(&stdout).unwrap() as u64;
+    let is_full = wait_for("the pipe is full", || ioctl_fionread(&stdout).unwrap() == room);
+    Builder::new_current_thread().enable_time().build().unwrap().block_on(is_full);
     send(&child, Signal::INT);
     assert_eq!(child.wait().unwrap().code(), Some(130));
     drop(stdout);
     // The other end of its output has left.
     let mut child = spawn(&daemon, "exec web-0 -- yes");
     let mut stdout = child.stdout.take().unwrap();
-    stdout.read_exact(&mut some).unwrap();
+    stdout.read_exact(&mut [0; 1 << 12]).unwrap();
     drop(stdout);
     assert_eq!(ended(child), (Some(0), String::new()));
 }
