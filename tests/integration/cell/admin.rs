@@ -11,7 +11,7 @@ use std::{
 use futures::StreamExt;
 use hyper_util::rt::TokioIo;
 use kiyot_proto::admin::{self, admin_client::AdminClient};
-use kiyot_testkit::{Container, Kiyot, KiyotOptions, LIMIT, Node, Pod, wait_until};
+use kiyot_testkit::{Container, Kiyot, KiyotOptions, LIMIT, Node, Pod, wait_for, wait_until};
 use tokio::{net::UnixStream, process::Command};
 use tonic::{
     Code,
@@ -314,8 +314,12 @@ async fn socket_is_for_root_and_the_group_and_a_taken_one_keeps_no_pod_from_runn
         KiyotOptions { sections: "[admin]\ngroup = \"daemon\"\n".to_owned(), ..options() };
     let mut kiyot = Kiyot::start(&node, with_group).await;
     let path = kiyot.socket().with_file_name("admin.sock");
-    let metadata = fs::metadata(&path).unwrap();
-    assert_eq!((metadata.permissions().mode() & 0o777, metadata.gid()), (0o660, 1));
+    // The daemon serves the kubelet before it opens this socket.
+    wait_for("the socket is open for the group", || {
+        let metadata = fs::metadata(&path);
+        metadata.is_ok_and(|found| (found.mode() & 0o777, found.gid()) == (0o660, 1))
+    })
+    .await;
     kiyot.stop().await;
     assert!(!path.exists());
 
