@@ -27,6 +27,7 @@ mod dump;
 mod lists;
 mod node_log;
 mod parts;
+mod plan;
 mod service;
 mod standalone;
 mod streaming;

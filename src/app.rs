@@ -68,8 +68,8 @@ pub struct App {
     milpas: Vec<Arc<Milpa>>,
     _metrics: Option<MetricsServer>,
     admin: AdminApi,
-    /// The running configuration, for the support bundle.
-    shown_config: watch::Sender<String>,
+    /// The running configuration, for the admin API.
+    current_config: watch::Sender<Arc<Config>>,
 }
 
 impl App {
@@ -118,18 +118,19 @@ impl App {
             let health = Health::new(front.watchdog.clone(), front.address.clone());
             MetricsServer::start(listen, Exposition::new(sources), health)
         });
-        let shown_config = watch::Sender::new(shown(config));
+        let current_config = watch::Sender::new(Arc::new(config.clone()));
         let runtimes = config.backends.iter().filter_map(|(name, backend)| {
             Inventory::summary_of_runtime(name, backend, name == node.as_str())
         });
         let parts = admin::Parts {
             milpas: milpas.clone(),
             runtimes: runtimes.collect(),
-            config: shown_config.subscribe(),
+            config: current_config.subscribe(),
+            plans: admin::Parts::plans(),
             recent_log,
         };
         let admin = AdminApi::start(&config.admin, parts);
-        Ok(Self { front, milpas, _metrics: metrics, admin, shown_config })
+        Ok(Self { front, milpas, _metrics: metrics, admin, current_config })
     }
 
     /// Returns the path of the CRI socket.
@@ -164,11 +165,6 @@ pub fn run(
         .build()
         .map_err(AppError::Runtime)?;
     Ok(runtime.block_on(serve(path, config, take_over, recent_log))?)
-}
-
-/// Returns the text of a configuration. No key of it has a secret.
-fn shown(config: &Config) -> String {
-    format!("{config:#?}")
 }
 
 async fn serve(

@@ -16,12 +16,12 @@ use kiyot_link::core_dump;
 use crate::{
     app, config,
     error_chain::error_chain,
+    explain::{self, Explanation, Prices},
     manifest::{self, Purpose},
 };
 
 mod bounded;
 mod catalogues;
-mod explain;
 mod live_check;
 mod simulate;
 mod summary;
@@ -100,6 +100,15 @@ struct Output {
     code: ExitCode,
 }
 
+/// Fails if a pod would be refused.
+impl From<Explanation> for Output {
+    fn from(explained: Explanation) -> Self {
+        let is_refused = explained.pods.iter().any(|pod| pod.is_refused);
+        let code = if is_refused { ExitCode::FAILURE } else { ExitCode::SUCCESS };
+        Self { text: explained.to_string(), code }
+    }
+}
+
 impl From<String> for Output {
     fn from(text: String) -> Self {
         Self { text, code: ExitCode::SUCCESS }
@@ -173,8 +182,11 @@ fn execute(command: Command) -> Result<Output, UsageError> {
                 kiyot_manifest_files::read(&filename, &mut io::stdin()).map_err(UsageError)?;
             let manifest = manifest::parse_files(&files, Purpose::Explain)
                 .map_err(|problems| UsageError(problems.to_string()))?;
-            let prices = catalogue.as_ref().map(|file| &file.catalogue);
-            let mut output = explain::explain(&config, &manifest, prices);
+            let prices = match &catalogue {
+                Some(file) => Prices::Catalogue(&file.catalogue),
+                None => Prices::BuiltIn,
+            };
+            let mut output = Output::from(explain::explain(&config, &manifest, prices));
             if let (Some(name), Some(file)) = (named, &catalogue) {
                 output.text += &catalogues::notes(name, &file.set_aside);
             }

@@ -13,6 +13,7 @@ pub mod config;
 mod csv_rows;
 mod decimal;
 mod error_chain;
+pub mod explain;
 mod glob;
 pub mod manifest;
 pub mod metrics;

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use kiyot_proto::admin;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tonic::Status;
 
 use crate::{
     backends::milpa::{Milpa, id::CellId, inventory::PodKey},
+    config::Config,
     recent_log::RecentLog,
 };
 
@@ -18,8 +19,10 @@ pub struct Parts {
     pub milpas: Vec<Arc<Milpa>>,
     /// The container runtimes.
     pub runtimes: Vec<admin::Backend>,
-    /// The running configuration, as text.
-    pub config: watch::Receiver<String>,
+    /// The running configuration.
+    pub config: watch::Receiver<Arc<Config>>,
+    /// Turns of plans, of [`Parts::plans`].
+    pub plans: Arc<Semaphore>,
     /// The recent lines of the daemon's log.
     pub recent_log: RecentLog,
 }

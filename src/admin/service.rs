@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// The revision of the API, incremented with each added method.
-const REVISION: u32 = 2;
+const REVISION: u32 = 3;
 /// The commit that the program was built from, if the build said so.
 const GIT_COMMIT: Option<&str> = option_env!("KIYOT_GIT_COMMIT");
 /// The offerings of a response.
@@ -182,6 +182,14 @@ impl Admin for AdminService {
         _request: Request<admin::ListPoolsRequest>,
     ) -> Result<Response<admin::ListPoolsResponse>, Status> {
         Ok(Response::new(admin::ListPoolsResponse { pools: pools(&self.parts) }))
+    }
+
+    async fn plan(
+        &self,
+        request: Request<admin::PlanRequest>,
+    ) -> Result<Response<admin::PlanResponse>, Status> {
+        let planned = Box::pin(self.parts.plan(request.into_inner()));
+        within(SHORT, "Plan", planned).await.map(Response::new)
     }
 
     async fn read_log(

@@ -1,6 +1,6 @@
 //! Reload of the configuration by SIGHUP: all changes or none.
 
-use std::path::Path;
+use std::{path::Path, sync::Arc};
 
 use super::App;
 use crate::{
@@ -37,7 +37,7 @@ impl App {
         }
         self.front.settings.replace(&reloaded.server, reloaded.routing.clone());
         *running = reloaded;
-        self.shown_config.send_replace(super::shown(running));
+        self.current_config.send_replace(Arc::new(running.clone()));
         for change in &diff.live {
             tracing::info!(%change, "configuration changed");
         }

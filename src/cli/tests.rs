@@ -113,7 +113,7 @@ fn explained(config: &str, manifest: &str) -> (String, bool) {
     let file = manifest::File { name: "manifest".into(), text: manifest.into() };
     let manifest = manifest::parse_files(&[file], Purpose::Explain)
         .unwrap_or_else(|problems| panic!("{problems}"));
-    let output = explain::explain(&config, &manifest, None);
+    let output = Output::from(explain::explain(&config, &manifest, Prices::BuiltIn));
     (output.text, output.code == ExitCode::SUCCESS)
 }
 

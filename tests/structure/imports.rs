@@ -23,6 +23,7 @@ const PARTS: &[Part] = &[
             "backends::milpa::placement",
             "backends::milpa::simulator",
             "backends::milpa::placement",
+            "explain",
             "manifest",
             "annotations",
             "config",
@@ -44,10 +45,17 @@ const PARTS: &[Part] = &[
         ],
     },
     Part {
+        path: "explain",
+        may: &[
+            &["proxy", "backends", "backends::milpa", "backends::milpa::policy"],
+            &["backends::milpa::placement", "manifest", "annotations", "config"],
+        ],
+    },
+    Part {
         path: "admin",
         may: &[
             &["backends", "backends::milpa", "backends::milpa::inventory", "backends::milpa::id"],
-            &["backends::milpa::standalone", "manifest"],
+            &["backends::milpa::standalone", "explain", "manifest"],
             &["config", "error_chain", "glob", "recent_log", "unix_listener"],
         ],
     },

@@ -36,6 +36,8 @@ pub(crate) enum Verb {
     Describe(Describe),
     /// Prints the log of a unit (container) of a pod, or the end of the console of a cell.
     Logs(Logs),
+    /// Explains where the pods of Kubernetes manifests would go, and what they would cost.
+    Plan(Plan),
     /// Creates pods of Kubernetes manifests, which the daemon runs without a kubelet.
     Create(Create),
     /// Ends pods that `create` made.
@@ -237,6 +239,13 @@ pub(crate) struct PortForward {
     /// Namespace of the pod.
     #[arg(short, long)]
     pub(crate) namespace: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Plan {
+    /// A manifest with Pods or workloads: a file, a directory, or `-` for the standard input.
+    #[arg(short, long, required = true)]
+    pub(crate) filename: Vec<PathBuf>,
 }
 
 #[derive(Debug, Args)]

@@ -22,6 +22,7 @@ mod forwarder;
 mod get;
 mod kinds;
 mod logs;
+mod plan;
 mod port_forward;
 mod sought;
 mod streams;
@@ -40,6 +41,7 @@ pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Error> {
         Verb::Get(get) => get::run(connect, get).await?,
         Verb::Describe(describe) => describe::run(&connect().await?, describe).await?,
         Verb::Logs(logs) => logs::run(&connect().await?, logs).await?,
+        Verb::Plan(plan) => return plan::run(connect, plan).await,
         Verb::Create(create) => create::run(connect, create).await?,
         Verb::Delete(delete) => delete::run(&connect().await?, delete).await?,
         Verb::Exec(exec) => {

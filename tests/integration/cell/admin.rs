@@ -266,7 +266,7 @@ async fn milpactl(kiyot: &Kiyot<'_>, user: Option<(u32, u32)>, line: &str) -> (S
     (text, output.status.code().unwrap())
 }
 
-/// Verifies O20, O24.
+/// Verifies O20, O24, O34.
 #[tokio::test]
 async fn milpactl_shows_the_pods_of_a_daemon_by_the_rights_of_its_user() {
     let node = Node::start().await;
@@ -298,6 +298,20 @@ async fn milpactl_shows_the_pods_of_a_daemon_by_the_rights_of_its_user() {
 
     let reader = Some((65_534, 1));
     assert_eq!(milpactl(&kiyot, reader, "get pods -o name").await, ("pod/default/web\n".into(), 0));
+    let manifest = directory.join("planned.yaml");
+    let wanted = "apiVersion: v1\nkind: Pod\nmetadata:\n  name: planned\n  annotations:\n    \
+                  kubernetes.io/target-runtime: kiyot\nspec:\n  containers:\n  - name: main\n    \
+                  image: web\n";
+    fs::write(&manifest, wanted).unwrap();
+    let plan = format!("plan -f {}", manifest.display());
+    let (text, code) = milpactl(&kiyot, reader, &plan).await;
+    for part in ["Pod default/planned", "goes to milpa", "its instance: netns", "its backend: 1 of"]
+    {
+        assert!(code == 0 && text.contains(part), "{part} is not in {text}");
+    }
+    fs::write(&manifest, wanted.replace("spec:", "spoc:")).unwrap();
+    let (text, code) = milpactl(&kiyot, reader, &plan).await;
+    assert!(code == 64 && text.contains("spoc"), "{code}: {text}");
     for line in ["logs web", "dump all", "cordon", "drain --end"] {
         let (text, code) = milpactl(&kiyot, reader, line).await;
         assert!(code == 77 && text.contains("is for root"), "{line}: {code} {text}");

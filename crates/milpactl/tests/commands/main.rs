@@ -263,3 +263,20 @@ fn pods_of_manifests_are_created_and_deleted_by_name() {
     assert_eq!((text.as_str(), code), ("pod/default/other deleted\n", 1));
     assert!(error.contains("kubelets: it is the kubelet's pod"), "{error}");
 }
+
+#[test]
+fn plan_prints_what_the_daemon_explains_and_fails_for_a_refused_pod() {
+    let daemon = Daemon::start(Behaviour::default());
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("pod.yaml");
+    let line = format!("plan -f {}", path.display());
+    assert_eq!(run(&daemon, &line).2, 64, "the file is absent");
+    for (text, code) in [("good", 0), ("bad", 1)] {
+        std::fs::write(&path, text).unwrap();
+        let (out, error, found) = run(&daemon, &line);
+        let expected = format!("Pod default/web\n  goes to milpa: {text} \nnote: a Role\n");
+        assert_eq!((out, found), (expected, code), "{error}");
+    }
+    let older = Daemon::start(Behaviour { is_older: true, ..Behaviour::default() });
+    assert_eq!(run(&older, &line).2, 76);
+}

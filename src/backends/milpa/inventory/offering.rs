@@ -1,20 +1,36 @@
 //! Offerings and their prices.
 
+use std::sync::Arc;
+
 use kiyot_proto::admin;
 
 use super::Inventory;
 use crate::backends::milpa::{
-    placement::{Accuracy, Candidate, Entry, Market, Offer},
+    placement::{Accuracy, Candidate, Catalogue, Entry, Market, Offer, Offering},
     providers::ProviderError,
 };
 
+/// Offerings with the reasons why they were refused.
+type Refused = Vec<(Offering, String)>;
+
 impl Inventory {
+    /// Returns the catalogue with the prices of now, and the offerings that were refused lately.
+    pub async fn catalogue(&self) -> Result<(Arc<Catalogue>, Refused), ProviderError> {
+        let (catalogue, reason) = self.cells.catalogue().await?;
+        let refused = catalogue.offerings().filter_map(|offering| {
+            let reason = reason(&offering)?.to_string();
+            Some((offering, reason))
+        });
+        let refused = refused.collect();
+        Ok((catalogue, refused))
+    }
+
     /// Returns the catalogue's offerings with the prices of now.
     pub async fn offerings(&self) -> Result<Vec<admin::CatalogueOffering>, ProviderError> {
         let (catalogue, reason) = self.cells.catalogue().await?;
         let message = |entry: &Entry, offer: &Offer| {
             let kind = &entry.instance_type;
-            let offering = crate::backends::milpa::placement::Offering {
+            let offering = Offering {
                 instance_type: kind.name.clone(),
                 zone: offer.zone.clone(),
                 market: offer.market,

@@ -6,23 +6,26 @@ use crate::{
     manifest::{self, File, Purpose},
 };
 
-const OPT_IN: &str = include_str!("../../../examples/opt-in.toml");
-const OPT_OUT: &str = include_str!("../../../examples/opt-out.toml");
-const CRON_JOB: &str = include_str!("../../manifest/samples/cronjob.yaml");
-const DAEMON_SET: &str = include_str!("../../manifest/samples/daemonset.yaml");
-const DEPLOYMENT: &str = include_str!("../../manifest/samples/deployment.yaml");
-const EVERY_FIELD: &str = include_str!("../../manifest/samples/every-field.yaml");
-const GPU_JOB: &str = include_str!("../../manifest/samples/gpu-job.yaml");
-const LIST: &str = include_str!("../../manifest/samples/list.json");
-const STATEFUL_SET: &str = include_str!("../../manifest/samples/statefulset.yaml");
+const OPT_IN: &str = include_str!("../../examples/opt-in.toml");
+const OPT_OUT: &str = include_str!("../../examples/opt-out.toml");
+const CRON_JOB: &str = include_str!("../manifest/samples/cronjob.yaml");
+const DAEMON_SET: &str = include_str!("../manifest/samples/daemonset.yaml");
+const DEPLOYMENT: &str = include_str!("../manifest/samples/deployment.yaml");
+const EVERY_FIELD: &str = include_str!("../manifest/samples/every-field.yaml");
+const GPU_JOB: &str = include_str!("../manifest/samples/gpu-job.yaml");
+const LIST: &str = include_str!("../manifest/samples/list.json");
+const STATEFUL_SET: &str = include_str!("../manifest/samples/statefulset.yaml");
 
 fn explained(config: &str, text: &str) -> (String, bool) {
     let config = config::parse("config", config, []).unwrap();
     let file = File { name: "manifest".into(), text: text.into() };
     let manifest = manifest::parse_files(&[file], Purpose::Explain)
         .unwrap_or_else(|problems| panic!("{problems}"));
-    let output = explain(&config, &manifest, None);
-    (output.text, output.code == ExitCode::SUCCESS)
+    of(&explain(&config, &manifest, Prices::BuiltIn))
+}
+
+fn of(explained: &Explanation) -> (String, bool) {
+    (explained.to_string(), explained.pods.iter().all(|pod| !pod.is_refused))
 }
 
 /// Verifies C7, M5, M6.
@@ -137,10 +140,10 @@ fn every_field_of_kubernetes_is_explained() {
 }
 
 fn priced(config: &str, annotations: &str) -> (String, bool) {
-    placed(config, annotations, Some(&CatalogueFile::built_in().catalogue))
+    placed(config, annotations, Prices::Catalogue(&CatalogueFile::built_in().catalogue))
 }
 
-fn placed(config: &str, annotations: &str, catalogue: Option<&Catalogue>) -> (String, bool) {
+fn placed(config: &str, annotations: &str, prices: Prices<'_>) -> (String, bool) {
     let config = config::parse("config", config, []).unwrap();
     let spec = "{containers: [{name: main, image: web, resources: {requests: {cpu: 500m}, limits: \
                 {memory: 1Gi}}}]}";
@@ -150,8 +153,7 @@ fn placed(config: &str, annotations: &str, catalogue: Option<&Catalogue>) -> (St
         format!("apiVersion: v1\nkind: Pod\n{metadata}{target}\n{annotations}spec: {spec}\n");
     let manifest =
         manifest::parse_files(&[File { name: "pod".into(), text }], Purpose::Explain).unwrap();
-    let output = explain(&config, &manifest, catalogue);
-    (output.text, output.code == ExitCode::SUCCESS)
+    of(&explain(&config, &manifest, prices))
 }
 
 /// Verifies A10.
@@ -183,11 +185,11 @@ fn built_in_prices_are_estimates_in_another_region() {
         )
     };
     let amd64 = "    pod.elotl.co/architecture: amd64\n";
-    let (text, fine) = placed(&config("eu-west-1"), amd64, None);
+    let (text, fine) = placed(&config("eu-west-1"), amd64, Prices::BuiltIn);
     let estimate = "its instance: c7a.medium (On-Demand) at about $0.05132 an hour";
     assert!(fine && text.contains(estimate), "{text}");
     assert!(text.contains("prices are estimates, those of us-east-1"), "{text}");
-    let (text, fine) = placed(&config("us-east-1"), amd64, None);
+    let (text, fine) = placed(&config("us-east-1"), amd64, Prices::BuiltIn);
     let exact = "its instance: c7a.medium (On-Demand) at $0.05132 an hour";
     assert!(fine && text.contains(exact) && !text.contains("estimate"), "{text}");
 }
@@ -214,12 +216,39 @@ fn architecture_and_zone_that_the_provider_lacks_are_refused() {
         Architecture::Arm64 => ("arm64", "amd64"),
     };
     let of = |name: &str| format!("    pod.elotl.co/architecture: {name}\n");
-    let (text, fine) = placed(OPT_IN, &of(needed), None);
+    let (text, fine) = placed(OPT_IN, &of(needed), Prices::BuiltIn);
     let refusal = format!("cells have an image for {has}, and {needed} is needed");
     assert!(!fine && text.contains(&refusal), "{text}");
-    assert!(placed(OPT_IN, &of(has), None).1);
+    assert!(placed(OPT_IN, &of(has), Prices::BuiltIn).1);
     let zones = format!("{OPT_IN}\n[backends.milpa.placement]\nzones = [\"us-east-1a\"]\n");
     let (text, fine) = priced(&zones, &of("amd64"));
     let refusal = "has no known zone, and zone us-east-1a is needed";
     assert!(!fine && text.contains(refusal), "{text}");
+}
+
+/// Verifies O34.
+#[test]
+fn running_daemon_avoids_refused_offerings_and_tells_its_limits() {
+    let catalogue = Some(Arc::new(CatalogueFile::built_in().catalogue));
+    let offering = catalogue.iter().flat_map(|known| known.offerings());
+    let refused = offering.filter(|offering| {
+        offering.instance_type == "c7a.medium" && offering.market == Market::OnDemand
+    });
+    let refused = refused.map(|offering| (offering, "no capacity".to_owned())).collect();
+    let limits = vec!["its backend: 3 of 9 cells".to_owned()];
+    let live = Live { catalogue, refused, limits: limits.clone() };
+    let amd64 = "    pod.elotl.co/architecture: amd64\n";
+    let backends = BTreeMap::from([("milpa".to_owned(), live)]);
+    let (text, fine) = placed(OPT_IN, amd64, Prices::Live(&backends));
+    for line in [
+        "its instance: c8a.medium (On-Demand) at $0.05389 an hour",
+        "avoided for now: c7a.medium (On-Demand) at $0.05132 an hour: no capacity",
+        "its backend: 3 of 9 cells",
+    ] {
+        assert!(fine && text.contains(line), "{line} is not in {text}");
+    }
+    // Without the provider's catalogue, as the provider is configured.
+    let backends = BTreeMap::from([("milpa".to_owned(), Live { limits, ..Live::default() })]);
+    let (text, fine) = placed(OPT_IN, amd64, Prices::Live(&backends));
+    assert!(fine && text.contains("3 of 9") && !text.contains("its instance"), "{text}");
 }

@@ -1,18 +1,17 @@
 //! Explanation of a manifest: where its pods go, why, and what is refused, by the daemon's own
 //! functions.
 
-use std::process::ExitCode;
+use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use kiyot_proto::cri;
 use prost::Message;
 
-use super::Output;
 use crate::{
     annotations::{CellRequest, HealthyTimeout, InstanceType, KEYS},
     backends::{
         BackendName, Declared, milpa,
         milpa::{
-            placement::{self, Catalogue},
+            placement::{self, Catalogue, Market, Offering, Refused},
             policy,
         },
     },
@@ -28,7 +27,65 @@ mod choice;
 mod resources;
 mod volumes;
 
-/// Explanation of a pod.
+/// Explanation of a manifest.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Explanation {
+    /// The pods, in order.
+    pub pods: Vec<ExplainedPod>,
+    /// Remarks on documents without pods.
+    pub notes: Vec<String>,
+}
+
+/// Explanation of a pod, or of a workload's pods.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ExplainedPod {
+    /// Kind and name; the pods of a workload in further lines.
+    pub heading: String,
+    /// Facts, a line each.
+    pub facts: Vec<String>,
+    /// The pod would be refused.
+    pub is_refused: bool,
+}
+
+impl fmt::Display for Explanation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for ExplainedPod { heading, facts, .. } in &self.pods {
+            writeln!(f, "{heading}\n  {}", facts.join("\n  "))?;
+        }
+        self.notes.iter().try_for_each(|note| writeln!(f, "note: {note}"))
+    }
+}
+
+/// Sources of instances and prices.
+#[derive(Debug, Clone, Copy)]
+pub enum Prices<'a> {
+    /// The catalogue that is built in for the provider, or its limits.
+    BuiltIn,
+    /// A catalogue for all backends.
+    Catalogue(&'a Catalogue),
+    /// The state of each backend of a running daemon.
+    Live(&'a BTreeMap<String, Live>),
+}
+
+/// State of a backend of a running daemon.
+#[derive(Debug, Clone, Default)]
+pub struct Live {
+    /// The catalogue with the prices of now; `None` if the provider does not return it.
+    pub catalogue: Option<Arc<Catalogue>>,
+    /// Offerings that were refused lately, with the reasons.
+    pub refused: BTreeMap<Offering, String>,
+    /// Limits, and what has used them up.
+    pub limits: Vec<String>,
+}
+
+impl Refused for Live {
+    fn is_refused(&self, instance_type: &str, zone: &str, market: Market) -> bool {
+        let (instance_type, zone) = (instance_type.to_owned(), zone.to_owned());
+        self.refused.contains_key(&Offering { instance_type, zone, market })
+    }
+}
+
+/// Facts of a pod.
 #[derive(Default)]
 struct Lines {
     facts: Vec<String>,
@@ -46,26 +103,14 @@ impl Lines {
     }
 }
 
-/// Explains all pods, with their instances by a catalogue. The exit code is 1 if a pod would be
-/// refused.
-pub(super) fn explain(
-    config: &Config,
-    manifest: &Manifest,
-    catalogue: Option<&Catalogue>,
-) -> Output {
-    let mut text = String::new();
-    let mut code = ExitCode::SUCCESS;
-    for pod in &manifest.pods {
-        let lines = explain_pod(config, catalogue, pod);
-        if lines.refused {
-            code = ExitCode::FAILURE;
-        }
-        text += &format!("{}\n  {}\n", heading(pod), lines.facts.join("\n  "));
-    }
-    for skipped in &manifest.skipped {
-        text += &format!("note: {skipped}\n");
-    }
-    Output { text, code }
+/// Explains all pods.
+pub fn explain(config: &Config, manifest: &Manifest, prices: Prices<'_>) -> Explanation {
+    let pod = |pod: &Pod| {
+        let Lines { facts, refused } = explain_pod(config, prices, pod);
+        ExplainedPod { heading: heading(pod), facts, is_refused: refused }
+    };
+    let notes = manifest.skipped.iter().map(ToString::to_string);
+    Explanation { pods: manifest.pods.iter().map(pod).collect(), notes: notes.collect() }
 }
 
 /// Returns the name of a pod, or of its workload with the pods that it makes.
@@ -79,7 +124,7 @@ fn heading(pod: &Pod) -> String {
     heading
 }
 
-fn explain_pod(config: &Config, catalogue: Option<&Catalogue>, pod: &Pod) -> Lines {
+fn explain_pod(config: &Config, prices: Prices<'_>, pod: &Pod) -> Lines {
     let mut lines = Lines::default();
     let node = node(config);
     let request = pod.run_pod_sandbox(&node, 0);
@@ -102,7 +147,7 @@ fn explain_pod(config: &Config, catalogue: Option<&Catalogue>, pod: &Pod) -> Lin
         Ok(decision) => match config.backends.get(decision.backend) {
             Some(BackendConfig::Milpa(milpa)) => explain_cell(
                 &mut lines,
-                &Target { milpa, catalogue, decision: &decision },
+                &Target { milpa, prices, decision: &decision },
                 node_backend.as_str(),
                 pod,
                 &node,
@@ -151,7 +196,7 @@ fn why(decision: &Decision<'_>, pod: &Pod) -> String {
 /// The backend of a pod in a cell.
 struct Target<'a> {
     milpa: &'a MilpaBackend,
-    catalogue: Option<&'a Catalogue>,
+    prices: Prices<'a>,
     decision: &'a Decision<'a>,
 }
 
@@ -163,7 +208,7 @@ fn explain_cell(
     node: &Node,
     request: &cri::RunPodSandboxRequest,
 ) {
-    let Target { milpa, catalogue, decision } = *target;
+    let Target { milpa, prices, decision } = *target;
     let sandbox = request.config.clone().unwrap_or_default();
     let rules = policy::Rules::of(milpa);
     if let Some(what) = policy::keeps_local(&rules, &sandbox) {
@@ -192,10 +237,21 @@ fn explain_cell(
                 lines.refuse(refused.to_string());
             }
             let rules = placement::Rules::of(&milpa.placement);
-            match catalogue {
-                Some(catalogue) => choice::explain(lines, catalogue, &rules, &request, &sandbox),
-                None => choice::check(lines, milpa, &rules, &request, &sandbox),
+            let live = match prices {
+                Prices::Live(backends) => backends.get(decision.backend),
+                Prices::BuiltIn | Prices::Catalogue(_) => None,
+            };
+            let catalogue = live.and_then(|live| live.catalogue.as_deref());
+            match (prices, live, catalogue) {
+                (Prices::Catalogue(catalogue), ..) => {
+                    choice::explain(lines, catalogue, &rules, &request, &sandbox);
+                }
+                (_, Some(live), Some(catalogue)) => {
+                    choice::explain_live(lines, (catalogue, live), &rules, &request, &sandbox);
+                }
+                _ => choice::check(lines, milpa, &rules, &request, &sandbox),
             }
+            live.into_iter().flat_map(|live| &live.limits).for_each(|limit| lines.say(limit));
         }
         Err(problems) => problems.list.iter().for_each(|problem| lines.refuse(problem)),
     }

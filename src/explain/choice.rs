@@ -2,12 +2,12 @@
 
 use kiyot_proto::cri;
 
-use super::Lines;
+use super::{Lines, Live};
 use crate::{
     annotations::{Architecture, CellRequest},
     backends::milpa::placement::{
-        Accuracy, Candidate, Catalogue, CatalogueFile, Market, Needs, NoFit, Offering, Requested,
-        Rules, Size, misses, rank,
+        Accuracy, Candidate, Catalogue, CatalogueFile, Market, Needs, NoFit, Offering, Refused,
+        Requested, Rules, Size, misses, rank,
     },
     config::{MilpaBackend, ProviderKind},
 };
@@ -55,10 +55,45 @@ pub(super) fn explain(
     sandbox: &cri::PodSandboxConfig,
 ) {
     let needs = Needs::new(request, &Requested::of_sandbox(sandbox), &rules.defaults);
-    let ranked = rank(catalogue, &needs, rules, &());
+    if is_estimated(lines, catalogue, &needs, rules, &()) {
+        lines.say("prices are estimates, those of us-east-1: the daemon reads those of the region");
+    }
+    name_misses(lines, catalogue, &needs, rules);
+}
+
+/// Explains the choice of a running daemon, which avoids offerings that were refused lately.
+pub(super) fn explain_live(
+    lines: &mut Lines,
+    (catalogue, live): (&Catalogue, &Live),
+    rules: &Rules,
+    request: &CellRequest,
+    sandbox: &cri::PodSandboxConfig,
+) {
+    let needs = Needs::new(request, &Requested::of_sandbox(sandbox), &rules.defaults);
+    let preferred = rank(catalogue, &needs, rules, &());
+    if is_estimated(lines, catalogue, &needs, rules, live) {
+        lines.say("prices are estimates, those of us-east-1");
+    }
+    let avoided = preferred.iter().filter_map(|candidate| {
+        let reason = live.refused.get(&candidate.offering)?;
+        Some(format!("avoided for now: {}: {reason}", priced(candidate)))
+    });
+    avoided.take(NAMED_NEXT).for_each(|line| lines.say(line));
+    name_misses(lines, catalogue, &needs, rules);
+}
+
+/// Names the candidates. Returns true if a price is an estimate.
+fn is_estimated(
+    lines: &mut Lines,
+    catalogue: &Catalogue,
+    needs: &Needs,
+    rules: &Rules,
+    refused: &impl Refused,
+) -> bool {
+    let ranked = rank(catalogue, needs, rules, refused);
     let Some((first, next)) = ranked.split_first() else {
-        lines.refuse(NoFit::new(catalogue, &needs, rules));
-        return;
+        lines.refuse(NoFit::new(catalogue, needs, rules));
+        return false;
     };
     lines.say(format!("its needs: {needs}"));
     lines.say(format!("its instance: {}", priced(first)));
@@ -66,10 +101,14 @@ pub(super) fn explain(
     if !named.is_empty() {
         lines.say(format!("next: {}", named.join(" | ")));
     }
-    if ranked.iter().any(|candidate| candidate.accuracy == Accuracy::Estimate) {
-        lines.say("prices are estimates, those of us-east-1: the daemon reads those of the region");
-    }
-    for miss in misses(catalogue, &needs, rules, Some(first.price), NAMED_MISSES) {
+    ranked.iter().any(|candidate| candidate.accuracy == Accuracy::Estimate)
+}
+
+/// Names the cheaper types that do not fit.
+fn name_misses(lines: &mut Lines, catalogue: &Catalogue, needs: &Needs, rules: &Rules) {
+    let ranked = rank(catalogue, needs, rules, &());
+    let Some(first) = ranked.first() else { return };
+    for miss in misses(catalogue, needs, rules, Some(first.price), NAMED_MISSES) {
         let price = miss.price.map(|price| format!(", at {price} an hour")).unwrap_or_default();
         lines.say(format!("left out: {miss}{price}"));
     }

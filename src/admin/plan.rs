@@ -1,0 +1,88 @@
+//! Explanation of a manifest with the prices and limits of now.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use kiyot_proto::admin;
+use tokio::{sync::Semaphore, task::spawn_blocking};
+use tonic::Status;
+
+use super::parts::Parts;
+use crate::{
+    backends::{
+        Backend,
+        milpa::{Milpa, standalone::MAX_MANIFEST_BYTES},
+    },
+    explain::{ExplainedPod, Live, Prices, explain},
+    manifest::{self, File, Purpose},
+};
+
+/// Plans at a time; others wait. Readers may ask for them, and a manifest takes memory to parse.
+const MAX_PLANS: usize = 1;
+/// Bounds the refused offerings of an answer's reasons.
+const MAX_REFUSED: usize = 1000;
+
+impl Parts {
+    /// Returns the turns of plans.
+    pub fn plans() -> Arc<Semaphore> {
+        Arc::new(Semaphore::new(MAX_PLANS))
+    }
+
+    /// Explains where the pods of a manifest would go, on which instances, and at which prices.
+    pub(super) async fn plan(
+        &self,
+        request: admin::PlanRequest,
+    ) -> Result<admin::PlanResponse, Status> {
+        let file = |file: admin::ManifestFile| File { name: file.name, text: file.text };
+        let files: Vec<File> = request.files.into_iter().map(file).collect();
+        let bytes: usize = files.iter().map(|file| file.text.len()).sum();
+        if bytes > MAX_MANIFEST_BYTES {
+            let error = format!("manifest of {bytes} bytes; allowed: {MAX_MANIFEST_BYTES}");
+            return Err(Status::invalid_argument(error));
+        }
+        let mut backends = BTreeMap::new();
+        for milpa in &self.milpas {
+            backends.insert(milpa.name().to_string(), live(milpa).await);
+        }
+        let config = Arc::clone(&self.config.borrow());
+        let turn = Arc::clone(&self.plans).acquire_owned().await;
+        let explained = spawn_blocking(move || {
+            // The turn ends with the work, also if the caller has left.
+            let _turn = turn;
+            let manifest = manifest::parse_files(&files, Purpose::Explain);
+            let manifest = manifest.map_err(|problems| problems.to_string())?;
+            Ok::<_, String>(explain(&config, &manifest, Prices::Live(&backends)))
+        });
+        let explained = explained.await.map_err(|error| Status::internal(error.to_string()))?;
+        let explained = explained.map_err(Status::invalid_argument)?;
+        let message = |pod: ExplainedPod| {
+            let ExplainedPod { heading, facts, is_refused } = pod;
+            admin::PlannedPod { heading, facts, refused: is_refused }
+        };
+        Ok(admin::PlanResponse {
+            pods: explained.pods.into_iter().map(message).collect(),
+            notes: explained.notes,
+        })
+    }
+}
+
+/// Returns the state of a backend. A provider that does not answer leaves its catalogue out.
+async fn live(milpa: &Milpa) -> Live {
+    let summary = milpa.inventory().summary();
+    let admin::Backend { cells, max_cells, booting, waiting, cordoned, .. } = summary;
+    let mut limits = vec![format!(
+        "its backend: {cells} of {max_cells} cells, {booting} boot, {waiting} pods wait"
+    )];
+    if cordoned {
+        limits.push("note: no cell is launched until `milpactl uncordon`".to_owned());
+    }
+    match milpa.inventory().catalogue().await {
+        Ok((catalogue, refused)) => {
+            let refused = refused.into_iter().take(MAX_REFUSED).collect();
+            Live { catalogue: Some(catalogue), refused, limits }
+        }
+        Err(error) => {
+            limits.push(format!("note: the provider does not return its prices: {}", error.text()));
+            Live { limits, ..Live::default() }
+        }
+    }
+}
