@@ -8,9 +8,11 @@ use serde_json::Value;
 use crate::error::Error;
 
 mod colour;
+mod progress;
 mod table;
 
 pub(crate) use colour::Colour;
+pub(crate) use progress::Progress;
 use table::Table;
 
 /// A format.

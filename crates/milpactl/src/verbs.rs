@@ -22,6 +22,7 @@ mod forwarder;
 mod get;
 mod kinds;
 mod logs;
+mod manifest_files;
 mod plan;
 mod port_forward;
 mod sought;

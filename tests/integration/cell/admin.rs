@@ -291,6 +291,8 @@ async fn milpactl_shows_the_pods_of_a_daemon_by_the_rights_of_its_user() {
     for line in ["get events", "get metrics", "get usage", "get offerings", "pool", "top"] {
         assert_eq!(milpactl(&kiyot, None, line).await.1, 0, "{line}");
     }
+    let (text, code) = milpactl(&kiyot, None, "get offerings").await;
+    assert!(code == 0 && text.contains("netns") && text.contains("any"), "{text}");
     let (text, code) = milpactl(&kiyot, None, "describe pod web").await;
     assert!(code == 0 && text.contains("first container") && text.contains("Bound"), "{text}");
     assert_eq!(milpactl(&kiyot, None, "logs web --lines 1").await, ("ready\n".to_owned(), 0));

@@ -15,6 +15,7 @@ use crate::{
     cli::Drain,
     client::{Client, END_TIMEOUT},
     error::Error,
+    output::Progress,
 };
 
 /// The cells that end at the same time.
@@ -46,19 +47,23 @@ pub(super) async fn drain(client: &Client, drain: &Drain) -> Result<(), Error> {
     let limit = limit(&drain.timeout)?;
     let deadline = Instant::now() + limit;
     cordon(client).await?;
+    let progress = Progress::begin("listing cells");
     let draining = async {
         if drain.end {
-            end_all(client).await?;
+            end_all(client, &progress).await?;
         }
         loop {
             let cells = sought::cells(client).await?;
             if cells.is_empty() {
                 return Ok::<(), Error>(());
             }
+            progress.set(format!("waiting for the end of {} cells", cells.len()));
             sleep(POLL_PERIOD).await;
         }
     };
-    match timeout_at(deadline, draining).await {
+    let drained = timeout_at(deadline, draining).await;
+    drop(progress);
+    match drained {
         Ok(drained) => {
             drained?;
             writeln!(io::stdout(), "no cell is left")?;
@@ -76,8 +81,9 @@ pub(super) async fn drain(client: &Client, drain: &Drain) -> Result<(), Error> {
     }
 }
 
-async fn end_all(client: &Client) -> Result<(), Error> {
+async fn end_all(client: &Client, progress: &Progress) -> Result<(), Error> {
     let cells = sought::cells(client).await?;
+    let mut left = cells.len();
     let ends = cells.into_iter().map(|cell| async move {
         let request = EndCellRequest { cell: cell.id.clone() };
         let ended =
@@ -86,9 +92,12 @@ async fn end_all(client: &Client) -> Result<(), Error> {
     });
     let mut ends = stream::iter(ends).buffer_unordered(PARALLEL_ENDS);
     let mut failed = Vec::new();
+    progress.set(format!("ending {left} cells"));
     while let Some((cell, ended)) = ends.next().await {
+        left -= 1;
+        progress.set(format!("ending {left} cells"));
         match ended {
-            Ok(_) => writeln!(io::stdout(), "{} ended", cell.id)?,
+            Ok(_) => progress.pause(|| writeln!(io::stdout(), "{} ended", cell.id))?,
             // It has ended by itself.
             Err(Error::Daemon(status)) if status.code() == tonic::Code::NotFound => {}
             Err(error) => failed.push(format!("{}: {}", cell.id, error.text())),

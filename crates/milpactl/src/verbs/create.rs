@@ -2,8 +2,9 @@
 
 use std::io::{self, Write};
 
-use kiyot_proto::admin::{CreatePodsRequest, ManifestFile};
+use kiyot_proto::admin::CreatePodsRequest;
 
+use super::manifest_files;
 use crate::{cli::Create, client::Client, error::Error};
 
 pub(super) async fn run(
@@ -11,10 +12,8 @@ pub(super) async fn run(
     create: Create,
 ) -> Result<(), Error> {
     // First: a file that can't be read is found without a daemon.
-    let files = kiyot_manifest_files::read(&create.filename, &mut io::stdin());
-    let file = |file: kiyot_manifest_files::File| ManifestFile { name: file.name, text: file.text };
     let request = CreatePodsRequest {
-        files: files.map_err(Error::Usage)?.into_iter().map(file).collect(),
+        files: manifest_files::read(&create.filename)?,
         backend: create.backend.unwrap_or_default(),
     };
     let client = connect().await?;

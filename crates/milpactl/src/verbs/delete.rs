@@ -12,6 +12,7 @@ use crate::{
     cli::Delete,
     client::{Client, END_TIMEOUT},
     error::Error,
+    output::Progress,
 };
 
 /// Time beyond the grace period in which a pod has to end.
@@ -24,8 +25,11 @@ pub(super) async fn run(client: &Client, delete: Delete) -> Result<(), Error> {
     let limit = grace.unwrap_or(LONGEST_GRACE).saturating_add(MARGIN);
     let mut failed = Vec::new();
     for pod in &delete.pods {
+        let progress = Progress::begin(format!("waiting for the end of pod {pod}"));
         let ended = tokio::time::timeout(limit, end(client, &delete, pod));
-        match ended.await.unwrap_or(Err(Error::TooSlow(limit.as_secs()))) {
+        let ended = ended.await;
+        drop(progress);
+        match ended.unwrap_or(Err(Error::TooSlow(limit.as_secs()))) {
             Ok(name) => writeln!(io::stdout(), "pod/{name} deleted")?,
             Err(error) if delete.pods.len() == 1 => return Err(error),
             Err(error) => failed.push(format!("{pod}: {}", error.text())),

@@ -10,7 +10,7 @@ use std::{
 use futures::StreamExt;
 use kiyot_proto::admin::DumpRequest;
 
-use crate::{age, cli::Dump, client::Client, error::Error};
+use crate::{age, cli::Dump, client::Client, error::Error, output::Progress};
 
 /// Bounds a text of the bundle.
 const MAX_FILE_BYTES: usize = 256 << 20;
@@ -18,8 +18,13 @@ const MAX_FILE_BYTES: usize = 256 << 20;
 pub(super) async fn run(client: &Client, dump: Dump) -> Result<(), Error> {
     let mut parts = client.list(async |mut admin| admin.dump(DumpRequest {}).await).await?;
     let mut archive = dump.output.as_deref().map(Archive::create).transpose()?;
+    // Without a file the text itself is the progress.
+    let progress = dump.output.is_some().then(|| Progress::begin("waiting for the daemon"));
     while let Some(part) = parts.next().await {
         let part = part?;
+        if let Some(progress) = progress.as_ref().filter(|_| !part.file.is_empty()) {
+            progress.set(format!("writing {}", part.file));
+        }
         match &mut archive {
             Some(archive) => archive.add(&part.file, &part.content)?,
             None => {

@@ -304,14 +304,16 @@ pub(super) fn backend(backend: &Backend) -> Item {
 pub(super) fn offering(entry: &CatalogueOffering) -> Item {
     let offering = entry.offering.clone().unwrap_or_default();
     let market = if offering.spot { "spot" } else { "on-demand" };
+    // A provider without sizes gives a pod what it needs.
+    let any_or = |amount: u64, text: String| if amount == 0 { "any".to_owned() } else { text };
     Item {
         name: format!("offering/{}", type_name(&offering.instance_type, offering.spot)),
         columns: vec![
             offering.instance_type.clone(),
             or_none(&offering.zone),
             market.to_owned(),
-            format!("{}m", entry.cpu_millis),
-            money::bytes(entry.memory_bytes),
+            any_or(entry.cpu_millis, format!("{}m", entry.cpu_millis)),
+            any_or(entry.memory_bytes, money::bytes(entry.memory_bytes)),
             or_none(&entry.architecture),
             entry.gpus.to_string(),
             money::price(&offering),

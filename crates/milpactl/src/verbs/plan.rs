@@ -5,8 +5,9 @@ use std::{
     process::ExitCode,
 };
 
-use kiyot_proto::admin::{ManifestFile, PlanRequest};
+use kiyot_proto::admin::PlanRequest;
 
+use super::manifest_files;
 use crate::{cli::Plan, client::Client, error, error::Error, output::plain};
 
 pub(super) async fn run(
@@ -14,9 +15,7 @@ pub(super) async fn run(
     plan: Plan,
 ) -> Result<ExitCode, Error> {
     // First: a file that can't be read is found without a daemon.
-    let files = kiyot_manifest_files::read(&plan.filename, &mut io::stdin());
-    let file = |file: kiyot_manifest_files::File| ManifestFile { name: file.name, text: file.text };
-    let files = files.map_err(Error::Usage)?.into_iter().map(file).collect();
+    let files = manifest_files::read(&plan.filename)?;
     let client = connect().await?;
     let planned = client.call(async |mut admin| admin.plan(PlanRequest { files }).await).await?;
     let mut stdout = io::stdout();

@@ -14,6 +14,7 @@ use std::{
 };
 
 use daemon::{Behaviour, Daemon};
+use kiyot_testkit::Terminal;
 use serde_json::Value;
 
 fn milpactl(daemon: &Daemon) -> Command {
@@ -279,4 +280,23 @@ fn plan_prints_what_the_daemon_explains_and_fails_for_a_refused_pod() {
     }
     let older = Daemon::start(Behaviour { is_older: true, ..Behaviour::default() });
     assert_eq!(run(&older, &line).2, 76);
+}
+
+#[test]
+fn progress_of_a_drain_is_shown_on_a_terminal_alone_and_goes_away() {
+    let daemon = Daemon::start(Behaviour::default());
+    let (text, error, code) = run(&daemon, "drain --end");
+    assert_eq!((code, error.as_str()), (0, ""), "{text}");
+    assert!(!text.contains("ending"), "{text}");
+
+    let daemon = Daemon::start(Behaviour::default());
+    let mut terminal = Terminal::open();
+    terminal.resize(120, 24);
+    let mut command = milpactl(&daemon);
+    let mut child = terminal.give(command.args(["drain", "--end"])).spawn().unwrap();
+    terminal.wait_for("ending 3 cells");
+    let until_end = terminal.wait_for("no cell is left");
+    // The line is erased before the last line is written.
+    assert!(until_end.contains("cell-0 ended") && until_end.contains("\u{1b}[2K"), "{until_end:?}");
+    assert!(child.wait().unwrap().success());
 }

@@ -5,9 +5,13 @@ use std::sync::Arc;
 use kiyot_proto::admin;
 
 use super::Inventory;
-use crate::backends::milpa::{
-    placement::{Accuracy, Candidate, Catalogue, Entry, Market, Offer, Offering},
-    providers::ProviderError,
+use crate::{
+    annotations::Architecture,
+    backends::milpa::{
+        placement::{Accuracy, Candidate, Catalogue, Entry, Market, Offer, Offering},
+        providers::ProviderError,
+    },
+    price::Price,
 };
 
 /// Offerings with the reasons why they were refused.
@@ -25,7 +29,8 @@ impl Inventory {
         Ok((catalogue, refused))
     }
 
-    /// Returns the catalogue's offerings with the prices of now.
+    /// Returns the catalogue's offerings with the prices of now. That of a provider without sizes
+    /// has neither CPU nor memory.
     pub async fn offerings(&self) -> Result<Vec<admin::CatalogueOffering>, ProviderError> {
         let (catalogue, reason) = self.cells.catalogue().await?;
         let message = |entry: &Entry, offer: &Offer| {
@@ -53,7 +58,20 @@ impl Inventory {
             let messages: Vec<_> = entry.offers.iter().map(|offer| message(entry, offer)).collect();
             messages
         };
-        Ok(catalogue.entries().iter().flat_map(offers).collect())
+        let any_size = catalogue.any_size_offering().map(|offering| {
+            let refused = reason(offering).map(|reason| reason.to_string()).unwrap_or_default();
+            let (offering, price) = (offering.clone(), Price::FREE);
+            let priced = Candidate { offering, price, accuracy: Accuracy::Exact };
+            admin::CatalogueOffering {
+                offering: Some(self::priced(&priced)),
+                architecture: Architecture::of_node().to_string(),
+                refused,
+                backend: self.backend.to_string(),
+                ..admin::CatalogueOffering::default()
+            }
+        });
+        let of_types = catalogue.entries().iter().flat_map(offers);
+        Ok(any_size.into_iter().chain(of_types).collect())
     }
 }
 
