@@ -21,6 +21,7 @@ use crate::{
         registry::{Registry, RegistryError},
     },
     config::{BackendConfig, Config},
+    kubernetes::Kubernetes,
     metrics::{Exposition, Process, Source},
     proxy::{self, CriServer, RunningServer},
     recent_log::RecentLog,
@@ -68,6 +69,7 @@ pub struct App {
     milpas: Vec<Arc<Milpa>>,
     _metrics: Option<MetricsServer>,
     admin: AdminApi,
+    kubernetes: Option<Kubernetes>,
     /// The running configuration, for the support bundle.
     shown_config: watch::Sender<String>,
 }
@@ -129,7 +131,8 @@ impl App {
             recent_log,
         };
         let admin = AdminApi::start(&config.admin, parts);
-        Ok(Self { front, milpas, _metrics: metrics, admin, shown_config })
+        let kubernetes = Kubernetes::start(&config.kubernetes, &milpas);
+        Ok(Self { front, milpas, _metrics: metrics, admin, kubernetes, shown_config })
     }
 
     /// Returns the path of the CRI socket.
@@ -144,6 +147,7 @@ impl App {
                 drain_timeout");
         }
         self.admin.shutdown().await;
+        drop(self.kubernetes);
         for milpa in self.milpas {
             milpa.shutdown().await;
         }

@@ -14,6 +14,7 @@ mod csv_rows;
 mod decimal;
 mod error_chain;
 mod glob;
+mod kubernetes;
 pub mod manifest;
 pub mod metrics;
 mod names;

@@ -40,7 +40,14 @@ const PARTS: &[Part] = &[
             CELLS,
             RECORDS,
             &["admin", "backends::milpa::inventory", "config", "metrics", "problems"],
-            &["recent_log"],
+            &["kubernetes", "recent_log"],
+        ],
+    },
+    Part {
+        path: "kubernetes",
+        may: &[
+            &["backends::milpa", "backends::milpa::inventory", "backends::milpa::id"],
+            &["config"],
         ],
     },
     Part {

@@ -1,0 +1,125 @@
+//! Calls of the API, as data: all that this crate makes are in this file, and `deploy/rbac.yaml`
+//! permits them.
+
+use http::Method;
+use serde_json::{Value, json};
+
+use crate::{
+    label::{NODE_LABEL, node_value},
+    object::{Cell, GROUP, VERSION},
+};
+
+/// Name by which the API server knows the fields that kiyot sets.
+pub const FIELD_MANAGER: &str = "kiyot";
+/// Most objects of a part of a list.
+const LIST_LIMIT: usize = 250;
+/// Content type of server-side apply. JSON is YAML.
+const APPLY: &str = "application/apply-patch+yaml";
+const JSON: &str = "application/json";
+
+/// A call of the API.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Call {
+    /// Method of HTTP.
+    pub method: Method,
+    /// Path and query.
+    pub path: String,
+    /// Type of the body.
+    pub content_type: &'static str,
+    /// Body; `None` for none.
+    pub body: Option<Value>,
+}
+
+impl Call {
+    fn get(path: String) -> Self {
+        Self { method: Method::GET, path, content_type: JSON, body: None }
+    }
+
+    /// Applies name, labels and spec of a cell; creates an absent object.
+    pub fn apply_cell(cell: &Cell) -> Self {
+        let body = json!({
+            "apiVersion": cell.api_version,
+            "kind": cell.kind,
+            "metadata": { "name": cell.metadata.name, "labels": cell.metadata.labels },
+            "spec": cell.spec,
+        });
+        Self::apply(cells_path(&cell.metadata.name), body)
+    }
+
+    /// Applies the status of a cell, whose object exists.
+    pub fn apply_cell_status(cell: &Cell) -> Self {
+        let body = json!({
+            "apiVersion": cell.api_version,
+            "kind": cell.kind,
+            "metadata": { "name": cell.metadata.name },
+            "status": cell.status,
+        });
+        Self::apply(format!("{}/status", cells_path(&cell.metadata.name)), body)
+    }
+
+    /// The fields are kiyot's alone: those that somebody changed are set again.
+    fn apply(path: String, body: Value) -> Self {
+        let path = format!("{path}?fieldManager={FIELD_MANAGER}&force=true");
+        Self { method: Method::PATCH, path, content_type: APPLY, body: Some(body) }
+    }
+
+    /// Lists a part of the cells of a node, from a position; empty for the first part.
+    pub fn list_cells(node: &str, position: &str) -> Self {
+        let selector = format!("{NODE_LABEL}={}", node_value(node));
+        let mut path =
+            format!("{}?labelSelector={}&limit={LIST_LIMIT}", cells_path(""), encoded(&selector));
+        if !position.is_empty() {
+            path.push_str(&format!("&continue={}", encoded(position)));
+        }
+        Self::get(path)
+    }
+
+    /// Deletes a cell's object, unless its name belongs to another object by now.
+    pub fn delete_cell(name: &str, uid: &str) -> Self {
+        Self::delete(cells_path(name), json!({ "uid": uid }))
+    }
+
+    fn delete(path: String, preconditions: Value) -> Self {
+        let body = json!({
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "preconditions": preconditions,
+        });
+        Self { method: Method::DELETE, path, content_type: JSON, body: Some(body) }
+    }
+}
+
+fn cells_path(name: &str) -> String {
+    let separator = if name.is_empty() { "" } else { "/" };
+    format!("/apis/{GROUP}/{VERSION}/cells{separator}{}", encoded(name))
+}
+
+/// Percent-encodes a text for a part of a path or of a query.
+fn encoded(text: &str) -> String {
+    let byte = |byte: u8| match byte {
+        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => {
+            char::from(byte).to_string()
+        }
+        other => format!("%{other:02X}"),
+    };
+    text.bytes().map(byte).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_positions_can_not_change_the_path() {
+        let call = Call::list_cells("worker 1", "a&b=c/../d");
+        assert_eq!(
+            call.path,
+            format!(
+                "/apis/kiyot.elotl.co/v1/cells?labelSelector=kiyot.elotl.co%2Fnode%3D{}&limit=250\
+                 &continue=a%26b%3Dc%2F..%2Fd",
+                node_value("worker 1")
+            )
+        );
+        assert_eq!(Call::delete_cell("a/b?c", "u").path, "/apis/kiyot.elotl.co/v1/cells/a%2Fb%3Fc");
+    }
+}

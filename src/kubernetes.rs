@@ -1,0 +1,103 @@
+//! The Kubernetes API's view of the daemon: gives its cells and events to `kiyot-kubernetes`.
+//!
+//! Its task runs on the main runtime, and reads what the admin API reads. A failure is logged: pods
+//! need no API server.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use async_trait::async_trait;
+use futures::stream::BoxStream;
+use kiyot_kubernetes::{Access, Options, Publisher, ShownCell, Source};
+use kiyot_proto::admin;
+
+use crate::{
+    backends::milpa::{
+        Milpa,
+        id::CellId,
+        inventory::{Inventory, OfPod},
+    },
+    config,
+};
+
+/// Cells that are read at a time, between which other tasks run.
+const PART_CELLS: usize = 128;
+
+/// The running tasks. Dropping them ends them.
+#[derive(Debug)]
+pub(crate) struct Kubernetes {
+    _publisher: Option<Publisher>,
+}
+
+impl Kubernetes {
+    /// Starts the tasks; `None` without access, or without a backend that has cells.
+    pub(crate) fn start(config: &config::Kubernetes, milpas: &[Arc<Milpa>]) -> Option<Self> {
+        let access = match config.kubeconfig.as_ref()? {
+            config::KubernetesAccess::Kubeconfig(path) => Access::Kubeconfig(path.clone()),
+            config::KubernetesAccess::InCluster => Access::InCluster,
+        };
+        // The configuration's checks allow a single backend of cells.
+        let milpa = milpas.first()?;
+        let options = Options { access, node: milpa.inventory().node().to_owned() };
+        let source = Arc::new(Cells { milpa: Arc::clone(milpa), of_pods: Mutex::default() });
+        let publisher = config.cells.then(|| Publisher::start(options, source));
+        Some(Self { _publisher: publisher })
+    }
+}
+
+/// The cells of a backend.
+struct Cells {
+    milpa: Arc<Milpa>,
+    /// What cells show of their pods, which is read from their records once.
+    of_pods: Mutex<HashMap<String, OfPod>>,
+}
+
+impl Cells {
+    fn shown(&self, inventory: &Inventory, ids: &[CellId]) -> Vec<ShownCell> {
+        let earlier = inventory.earlier_launches(ids);
+        let mut of_pods = self.of_pods.lock().unwrap_or_else(PoisonError::into_inner);
+        let shown = |cell: admin::Cell| {
+            let earlier = earlier.get(&cell.id).copied().unwrap_or_default();
+            let of_pod = of_pods.get(&cell.id).cloned().or_else(|| {
+                let of_pod = inventory.of_pod(&CellId::parse(&cell.id).ok()?)?;
+                of_pods.insert(cell.id.clone(), of_pod.clone());
+                Some(of_pod)
+            });
+            let OfPod { labels, is_named_type } = of_pod.unwrap_or_default();
+            ShownCell {
+                cell,
+                labels,
+                is_named_type,
+                earlier_failures: earlier.failures,
+                spot_failed: earlier.spot_failed,
+            }
+        };
+        inventory.cells(ids).into_iter().map(shown).collect()
+    }
+}
+
+#[async_trait]
+impl Source for Cells {
+    async fn cells(&self) -> Vec<ShownCell> {
+        let inventory = self.milpa.inventory();
+        let ids = inventory.cell_ids();
+        let mut cells = Vec::with_capacity(ids.len());
+        for part in ids.chunks(PART_CELLS) {
+            cells.extend(self.shown(inventory, part));
+            tokio::task::yield_now().await;
+        }
+        let mut of_pods = self.of_pods.lock().unwrap_or_else(PoisonError::into_inner);
+        if of_pods.len() > cells.len() {
+            let listed: HashMap<&str, ()> =
+                cells.iter().map(|shown| (shown.cell.id.as_str(), ())).collect();
+            of_pods.retain(|cell, _| listed.contains_key(cell.as_str()));
+        }
+        cells
+    }
+
+    fn events(&self) -> BoxStream<'static, admin::Event> {
+        self.milpa.inventory().events().1
+    }
+}
