@@ -10,7 +10,7 @@ use std::{
 
 use async_trait::async_trait;
 use futures::stream::BoxStream;
-use kiyot_kubernetes::{Access, Options, Publisher, ShownCell, Source};
+use kiyot_kubernetes::{Access, Options, Periods, Publisher, ShownCell, Source};
 use kiyot_proto::admin;
 
 use crate::{
@@ -24,6 +24,8 @@ use crate::{
 
 /// Cells that are read at a time, between which other tasks run.
 const PART_CELLS: usize = 128;
+/// Cells whose pods are remembered.
+const MAX_REMEMBERED: usize = 4096;
 
 /// The running tasks. Dropping them ends them.
 #[derive(Debug)]
@@ -40,9 +42,16 @@ impl Kubernetes {
         };
         // The configuration's checks allow a single backend of cells.
         let milpa = milpas.first()?;
-        let options = Options { access, node: milpa.inventory().node().to_owned() };
+        let options = Options {
+            access,
+            node: milpa.inventory().node().to_owned(),
+            cells: config.cells,
+            events: config.events,
+            lease_namespace: config.lease_namespace.clone(),
+            periods: Periods::default(),
+        };
         let source = Arc::new(Cells { milpa: Arc::clone(milpa), of_pods: Mutex::default() });
-        let publisher = config.cells.then(|| Publisher::start(options, source));
+        let publisher = (config.cells || config.events).then(|| Publisher::start(options, source));
         Some(Self { _publisher: publisher })
     }
 }
@@ -62,6 +71,9 @@ impl Cells {
             let earlier = earlier.get(&cell.id).copied().unwrap_or_default();
             let of_pod = of_pods.get(&cell.id).cloned().or_else(|| {
                 let of_pod = inventory.of_pod(&CellId::parse(&cell.id).ok()?)?;
+                if of_pods.len() >= MAX_REMEMBERED {
+                    of_pods.clear();
+                }
                 of_pods.insert(cell.id.clone(), of_pod.clone());
                 Some(of_pod)
             });
@@ -95,6 +107,11 @@ impl Source for Cells {
             of_pods.retain(|cell, _| listed.contains_key(cell.as_str()));
         }
         cells
+    }
+
+    async fn cell(&self, id: &str) -> Option<ShownCell> {
+        let id = CellId::parse(id).ok()?;
+        self.shown(self.milpa.inventory(), std::slice::from_ref(&id)).pop()
     }
 
     fn events(&self) -> BoxStream<'static, admin::Event> {

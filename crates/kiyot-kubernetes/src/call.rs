@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::{
     label::{NODE_LABEL, node_value},
-    object::{Cell, GROUP, VERSION},
+    object::{Cell, GROUP, Metadata, VERSION},
 };
 
 /// Name by which the API server knows the fields that kiyot sets.
@@ -16,6 +16,7 @@ const LIST_LIMIT: usize = 250;
 /// Content type of server-side apply. JSON is YAML.
 const APPLY: &str = "application/apply-patch+yaml";
 const JSON: &str = "application/json";
+const MERGE_PATCH: &str = "application/merge-patch+json";
 
 /// A call of the API.
 #[derive(Debug, Clone, PartialEq)]
@@ -79,6 +80,41 @@ impl Call {
         Self::delete(cells_path(name), json!({ "uid": uid }))
     }
 
+    /// Applies a lease; creates an absent one.
+    pub fn apply_lease(namespace: &str, lease: &Value) -> Self {
+        let name = lease["metadata"]["name"].as_str().unwrap_or_default();
+        Self::apply(leases_path(namespace, name), lease.clone())
+    }
+
+    /// Lists a part of the leases of all nodes, from a position; empty for the first part.
+    pub fn list_leases(namespace: &str, position: &str) -> Self {
+        let selector = encoded(NODE_LABEL);
+        let path = leases_path(namespace, "");
+        let mut path = format!("{path}?labelSelector={selector}&limit={LIST_LIMIT}");
+        if !position.is_empty() {
+            path.push_str(&format!("&continue={}", encoded(position)));
+        }
+        Self::get(path)
+    }
+
+    /// Deletes a lease, unless it was renewed since it was read.
+    pub fn delete_lease(namespace: &str, lease: &Metadata) -> Self {
+        let preconditions = json!({ "uid": lease.uid, "resourceVersion": lease.resource_version });
+        Self::delete(leases_path(namespace, &lease.name), preconditions)
+    }
+
+    /// Creates an event.
+    pub fn create_event(namespace: &str, event: Value) -> Self {
+        let path = events_path(namespace, "");
+        Self { method: Method::POST, path, content_type: JSON, body: Some(event) }
+    }
+
+    /// Changes the count of an event.
+    pub fn patch_event(namespace: &str, name: &str, patch: Value) -> Self {
+        let path = events_path(namespace, name);
+        Self { method: Method::PATCH, path, content_type: MERGE_PATCH, body: Some(patch) }
+    }
+
     fn delete(path: String, preconditions: Value) -> Self {
         let body = json!({
             "apiVersion": "v1",
@@ -92,6 +128,20 @@ impl Call {
 fn cells_path(name: &str) -> String {
     let separator = if name.is_empty() { "" } else { "/" };
     format!("/apis/{GROUP}/{VERSION}/cells{separator}{}", encoded(name))
+}
+
+fn leases_path(namespace: &str, name: &str) -> String {
+    let separator = if name.is_empty() { "" } else { "/" };
+    format!(
+        "/apis/coordination.k8s.io/v1/namespaces/{}/leases{separator}{}",
+        encoded(namespace),
+        encoded(name)
+    )
+}
+
+fn events_path(namespace: &str, name: &str) -> String {
+    let separator = if name.is_empty() { "" } else { "/" };
+    format!("/api/v1/namespaces/{}/events{separator}{}", encoded(namespace), encoded(name))
 }
 
 /// Percent-encodes a text for a part of a path or of a query.

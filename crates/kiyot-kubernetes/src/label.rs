@@ -35,9 +35,11 @@ pub fn labels(of_pod: &BTreeMap<String, String>, node: &str) -> BTreeMap<String,
 /// Returns a node's name as the value of a label. Names are longer than values may be: the end of
 /// a longer one is replaced by a hash of the whole.
 pub fn node_value(node: &str) -> String {
-    if is_value(node) {
-        return node.to_owned();
-    }
+    if is_value(node) { node.to_owned() } else { hashed(node) }
+}
+
+/// Returns the begin of a text in letters, digits and dashes, and a hash of the whole.
+pub(crate) fn hashed(node: &str) -> String {
     // FNV-1a, which is the same in every version of the daemon, as the standard hasher is not.
     let hash = node.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)

@@ -11,13 +11,16 @@ mod client;
 pub mod failure;
 pub mod gate;
 pub mod label;
+pub mod lease;
 pub mod object;
 pub mod pace;
 pub mod plan;
+pub mod pod_events;
 pub mod publisher;
+pub mod recorder;
 pub mod source;
 mod time;
 
 pub use client::{Access, Client, ClientError};
-pub use publisher::{Options, Publisher};
+pub use publisher::{Options, Periods, Publisher};
 pub use source::{ShownCell, Source};

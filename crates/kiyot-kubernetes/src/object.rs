@@ -42,7 +42,7 @@ pub struct Cell {
 
 /// The metadata of an object, as far as kiyot sets or reads it.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", default)]
 pub struct Metadata {
     /// Name: the id of the cell.
     pub name: String,

@@ -1,17 +1,16 @@
-//! The task that keeps the objects of this node's cells current.
+//! The task that keeps the objects of this node's cells current, and reports events of pods.
 //!
-//! It makes a call at a time, each with a deadline, and writes at a bounded pace. It reads the
+//! It makes a call at a time, each with a deadline, and all its writes share a pace. It reads the
 //! cells as the admin API does, and nothing waits for it.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeSet, VecDeque},
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use futures::StreamExt;
+use futures::{StreamExt, stream::BoxStream};
 use kiyot_proto::admin;
-use serde::Deserialize;
 use tokio::time::sleep_until;
 use tokio_util::task::AbortOnDropHandle;
 
@@ -19,22 +18,25 @@ use crate::{
     call::Call,
     client::{Access, Connection},
     failure::Failure,
-    gate::Gate,
-    object::{self, Cell},
+    gate::{FIRST_PAUSE, Gate},
+    lease::Observed,
+    object,
     pace::{MAX_WRITES_PER_SECOND, Pace},
-    plan::{Plan, Write},
+    plan::Plan,
+    pod_events::PodEvents,
+    recorder::Recorder,
     source::Source,
     time,
 };
+
+mod cells;
+mod events;
+mod leases;
 
 /// Period of reading the cells, for changes without an event.
 const REFRESH_INTERVAL: Duration = Duration::from_secs(5);
 /// Time from an event to reading the cells: events come in groups.
 const REFRESH_DELAY: Duration = Duration::from_millis(300);
-/// Period of listing this node's objects, which somebody may have changed or deleted.
-const LIST_INTERVAL: Duration = Duration::from_secs(600);
-/// Most parts of a list.
-const MAX_PARTS: usize = 100;
 /// Status of the event of a cell whose agent was given up.
 const LOST: &str = "Lost";
 
@@ -45,6 +47,41 @@ pub struct Options {
     pub access: Access,
     /// Name of this node.
     pub node: String,
+    /// Shows cells as objects, and holds the node's lease.
+    pub cells: bool,
+    /// Reports events of pods.
+    pub events: bool,
+    /// Namespace of the leases.
+    pub lease_namespace: String,
+    /// Periods.
+    pub periods: Periods,
+}
+
+/// The periods of the publisher.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Periods {
+    /// Period of listing this node's objects, which somebody may have changed or deleted.
+    pub list: Duration,
+    /// Time after which a lease has run out without a renewal.
+    pub lease: Duration,
+    /// Period of renewing the lease.
+    pub renewal: Duration,
+    /// Period of looking at the leases of all nodes.
+    pub sweep: Duration,
+    /// Pause after a first failure.
+    pub first_pause: Duration,
+}
+
+impl Default for Periods {
+    fn default() -> Self {
+        Self {
+            list: Duration::from_secs(600),
+            lease: Duration::from_secs(300),
+            renewal: Duration::from_secs(60),
+            sweep: Duration::from_secs(180),
+            first_pause: FIRST_PAUSE,
+        }
+    }
 }
 
 /// The running publisher. Dropping it ends its task.
@@ -54,187 +91,209 @@ pub struct Publisher(#[allow(dead_code, reason = "held for its drop")] AbortOnDr
 impl Publisher {
     /// Starts the task. Called on a runtime of tokio.
     pub fn start(options: Options, source: Arc<dyn Source>) -> Self {
+        let now = Instant::now();
+        let lane = |meaning| Lane::new(meaning, options.periods.first_pause);
+        let (cells_lane, lease_lane, events_lane) = (
+            lane("cells are not shown in the Kubernetes API"),
+            lane("lease of the node is not renewed"),
+            lane("events of pods are not reported"),
+        );
         let task = Task {
-            connection: Connection::new(options.access),
-            node: options.node,
+            connection: Connection::new(options.access.clone()),
+            recorder: Recorder::new(options.node.clone()),
             source,
             plan: Plan::default(),
             pace: Pace::per_second(MAX_WRITES_PER_SECOND),
-            gate: Gate::default(),
+            pod_events: PodEvents::new(time::now()),
             lost: BTreeSet::new(),
-            refresh_at: Instant::now(),
-            list_at: Instant::now(),
+            observed: Observed::default(),
+            removals: VecDeque::new(),
+            refresh_at: now,
+            list_at: now,
+            renew_at: now,
+            renewed_at: None,
+            // The nodes of a cluster that starts look at different times.
+            sweep_at: now + options.periods.sweep.mul_f64(fastrand::f64()),
+            cells_lane,
+            lease_lane,
+            events_lane,
+            is_event_turn: false,
+            options,
         };
-        Self(AbortOnDropHandle::new(tokio::spawn(task.run())))
+        // Before the task runs, so that no later event is missed.
+        let events = task.source.events();
+        Self(AbortOnDropHandle::new(tokio::spawn(task.run(events))))
+    }
+}
+
+/// The calls of a kind, which fail together.
+#[derive(Debug)]
+struct Lane {
+    gate: Gate,
+    meaning: &'static str,
+}
+
+impl Lane {
+    fn new(meaning: &'static str, first_pause: Duration) -> Self {
+        Self { gate: Gate::new(first_pause), meaning }
+    }
+
+    /// Returns the time from which a call may be made that is due at `due`.
+    fn open(&self, due: Instant) -> Instant {
+        self.gate.open_at().map_or(due, |open| open.max(due))
+    }
+
+    fn note(&mut self, outcome: &Result<(), Failure>) {
+        match outcome {
+            Ok(()) => {
+                if self.gate.succeeded() {
+                    tracing::info!("Kubernetes API answers again, no longer: {}", self.meaning);
+                }
+            }
+            Err(failure) => {
+                if self.gate.failed(failure, Instant::now(), fastrand::f64()) {
+                    tracing::warn!(error = %failure, "{}, pods are not affected", self.meaning);
+                }
+            }
+        }
     }
 }
 
 struct Task {
+    options: Options,
     connection: Connection,
-    node: String,
     source: Arc<dyn Source>,
     plan: Plan,
     pace: Pace,
-    gate: Gate,
+    pod_events: PodEvents,
+    recorder: Recorder,
     /// The cells whose agents were given up, until they end.
     lost: BTreeSet<String>,
+    observed: Observed,
+    /// The deletions of objects of dead nodes, each node's lease the last.
+    removals: VecDeque<Call>,
     refresh_at: Instant,
     list_at: Instant,
+    renew_at: Instant,
+    renewed_at: Option<Instant>,
+    sweep_at: Instant,
+    cells_lane: Lane,
+    lease_lane: Lane,
+    events_lane: Lane,
+    /// Events and cells take turns.
+    is_event_turn: bool,
+}
+
+/// A step, by its kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Step {
+    List,
+    Write,
+    Renew,
+    Sweep,
+    Remove,
+    Event,
 }
 
 impl Task {
-    async fn run(mut self) {
-        let mut events = self.source.events();
+    async fn run(mut self, mut events: BoxStream<'static, admin::Event>) {
         loop {
             if self.refresh_at <= Instant::now() {
                 self.refresh().await;
             }
-            self.step().await;
-            let wake = self.wake().into();
+            if let Some((step, at)) = self.next_step()
+                && at <= Instant::now()
+            {
+                self.step(step).await;
+            }
+            let wake = self.next_step().map_or(self.refresh_at, |(_, at)| at.min(self.refresh_at));
             tokio::select! {
-                () = sleep_until(wake) => {}
-                Some(event) = events.next() => self.happened(&event),
+                // Events first, or else they are missed while there is always a call to make.
+                biased;
+                Some(event) = events.next() => self.happened(&event).await,
+                () = sleep_until(wake.into()) => {}
             }
         }
     }
 
-    /// Returns the time of the next step.
-    fn wake(&self) -> Instant {
+    /// Returns the step that is due first, and its time.
+    fn next_step(&mut self) -> Option<(Step, Instant)> {
         let now = Instant::now();
-        let open = self.gate.open_at().unwrap_or(now);
-        let mut wake = self.refresh_at.min(self.list_at.max(open));
-        if self.plan.waiting() > 0 {
-            wake = wake.min(self.pace.next().unwrap_or(now).max(open));
+        let paced = self.pace.next().unwrap_or(now);
+        let mut steps = Vec::with_capacity(6);
+        if self.options.cells {
+            steps.push((Step::Renew, self.lease_lane.open(self.renew_at.max(paced))));
+            steps.push((Step::List, self.cells_lane.open(self.list_at)));
+            steps.push((Step::Sweep, self.lease_lane.open(self.sweep_at)));
+            if self.plan.next(now).is_some() {
+                steps.push((Step::Write, self.cells_lane.open(paced)));
+            } else if !self.removals.is_empty() {
+                steps.push((Step::Remove, self.lease_lane.open(paced)));
+            }
         }
-        wake
+        if !self.recorder.is_empty() {
+            steps.push((Step::Event, self.events_lane.open(paced)));
+        }
+        let order = |(step, at): &(Step, Instant)| {
+            let is_turn = (*step == Step::Event) == self.is_event_turn;
+            ((*at).max(now), !is_turn)
+        };
+        steps.into_iter().min_by_key(order)
     }
 
-    fn happened(&mut self, event: &admin::Event) {
-        if event.status == LOST {
-            self.lost.insert(event.name.clone());
+    async fn step(&mut self, step: Step) {
+        self.is_event_turn = step == Step::Write;
+        let outcome = match step {
+            Step::List => self.list().await,
+            Step::Write => self.write().await,
+            Step::Renew => self.renew().await,
+            Step::Sweep => self.sweep().await,
+            Step::Remove => self.remove().await,
+            Step::Event => self.report().await,
+        };
+        if let Err(failure) = &outcome {
+            self.connection.failed(failure);
         }
+        match step {
+            Step::List | Step::Write => {
+                if outcome.is_err() {
+                    // Somebody may have changed objects meanwhile.
+                    self.list_at = Instant::now();
+                }
+                self.cells_lane.note(&outcome);
+            }
+            Step::Renew | Step::Sweep | Step::Remove => self.lease_lane.note(&outcome),
+            Step::Event => self.events_lane.note(&outcome),
+        }
+    }
+
+    async fn happened(&mut self, event: &admin::Event) {
         self.refresh_at = self.refresh_at.min(Instant::now() + REFRESH_DELAY);
+        if event.kind == "Cell" {
+            if event.status == LOST {
+                self.lost.insert(event.name.clone());
+            }
+            if let Some(shown) = self.source.cell(&event.name).await {
+                self.pod_events.remember(shown);
+            }
+        }
+        if self.options.events {
+            for event in self.pod_events.of(event) {
+                self.recorder.add(event, Instant::now(), time::now());
+            }
+        }
     }
 
     /// Reads the cells.
     async fn refresh(&mut self) {
-        let shown = self.source.cells().await;
         let now = Instant::now();
+        self.refresh_at = now + REFRESH_INTERVAL;
+        if !self.options.cells {
+            return;
+        }
+        let shown = self.source.cells().await;
         self.lost.retain(|lost| shown.iter().any(|shown| shown.cell.id == *lost));
         let render = |shown| object::render(shown, self.lost.contains(&shown.cell.id));
         self.plan.want(shown.iter().map(render).collect(), now, time::now());
-        self.refresh_at = now + REFRESH_INTERVAL;
     }
-
-    /// Makes a call that is due.
-    async fn step(&mut self) {
-        let now = Instant::now();
-        if self.gate.open_at().is_some_and(|open| open > now) {
-            return;
-        }
-        let outcome = if self.list_at <= now {
-            self.list().await
-        } else if self.pace.next().is_none_or(|next| next <= now) {
-            match self.plan.next(now) {
-                Some(write) => self.write(write).await,
-                None => return,
-            }
-        } else {
-            return;
-        };
-        match outcome {
-            Ok(()) => {
-                if self.gate.succeeded() {
-                    tracing::info!("cells are shown in the Kubernetes API again");
-                }
-            }
-            Err(failure) => self.failed(&failure),
-        }
-    }
-
-    fn failed(&mut self, failure: &Failure) {
-        self.connection.failed(failure);
-        // Somebody may have deleted objects meanwhile.
-        self.list_at = Instant::now();
-        if self.gate.failed(failure, Instant::now(), fastrand::f64()) {
-            tracing::warn!(
-                error = %failure,
-                "cells are not shown in the Kubernetes API, pods are not affected"
-            );
-        }
-    }
-
-    /// Lists this node's objects: those without a cell are deleted.
-    async fn list(&mut self) -> Result<(), Failure> {
-        let client = self.connection.client().await?;
-        let mut cells = Vec::new();
-        let mut position = String::new();
-        for _ in 0..MAX_PARTS {
-            let call = Call::list_cells(&self.node, &position);
-            let part: CellList = match client.object(&call).await {
-                // The list begins again.
-                Err(Failure::Expired(_)) if !position.is_empty() => {
-                    cells.clear();
-                    position.clear();
-                    continue;
-                }
-                part => part?,
-            };
-            let own = |cell: &Cell| cell.spec.node_name == self.node;
-            cells.extend(part.items.into_iter().filter(own));
-            position = part.metadata.r#continue;
-            if position.is_empty() {
-                break;
-            }
-        }
-        let now = Instant::now();
-        self.plan.listed(cells, now);
-        self.list_at = now + LIST_INTERVAL;
-        Ok(())
-    }
-
-    async fn write(&mut self, write: Write) -> Result<(), Failure> {
-        let client = self.connection.client().await?;
-        let call = match &write {
-            Write::Apply(cell) => Call::apply_cell(cell),
-            Write::ApplyStatus(cell) => Call::apply_cell_status(cell),
-            Write::Delete { name, uid } => Call::delete_cell(name, uid),
-        };
-        let outcome = match &write {
-            Write::Delete { .. } => client.call(&call).await.map(|_| None),
-            _ => client.object::<Cell>(&call).await.map(Some),
-        };
-        let now = Instant::now();
-        self.pace.wrote(now);
-        match outcome {
-            Ok(response) => self.plan.written(write, response.as_ref(), now),
-            Err(Failure::NotFound(_)) if !matches!(write, Write::Apply(_)) => {
-                self.plan.absent(&write);
-            }
-            Err(Failure::Invalid(reason)) => {
-                tracing::warn!(cell = write.name(), reason, "object of a cell was refused");
-                self.plan.refused(write);
-            }
-            Err(failure) => {
-                self.plan.postpone();
-                return Err(failure);
-            }
-        }
-        Ok(())
-    }
-}
-
-/// A part of a list of cells.
-#[derive(Debug, Deserialize)]
-struct CellList {
-    #[serde(default)]
-    metadata: ListMetadata,
-    #[serde(default)]
-    items: Vec<Cell>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-struct ListMetadata {
-    #[serde(default)]
-    r#continue: String,
 }

@@ -27,6 +27,9 @@ pub trait Source: Send + Sync + 'static {
     /// Returns all cells whose end is not proven.
     async fn cells(&self) -> Vec<ShownCell>;
 
+    /// Returns a cell; `None` if its end is proven.
+    async fn cell(&self, id: &str) -> Option<ShownCell>;
+
     /// Returns a stream of all events from now on. A reader that is too slow misses events.
     fn events(&self) -> BoxStream<'static, admin::Event>;
 }

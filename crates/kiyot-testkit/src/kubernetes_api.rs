@@ -35,6 +35,8 @@ type Body = UnsyncBoxBody<Bytes, Infallible>;
 /// A fault that requests meet.
 #[derive(Debug, Clone)]
 pub enum ApiFault {
+    /// The response that the request has without a fault, so that a later request meets one.
+    Passed,
     /// The status, with this header `Retry-After`.
     Status(u16, Option<u32>),
     /// A denial, as RBAC writes it.
@@ -105,6 +107,11 @@ impl ApiServer {
         std::fs::write(server.kubeconfig(), server.kubeconfig_text()).unwrap();
         server.serve(listener);
         server
+    }
+
+    /// Adds a CustomResourceDefinition.
+    pub fn define(&self, definition: &Value) {
+        self.state().objects.define(definition);
     }
 
     /// Returns the path of a kubeconfig that leads to the server.
@@ -250,7 +257,7 @@ async fn answer(
             tokio::time::sleep(pause).await;
             respond(&shared, &parsed, &head, &body)
         }
-        None => respond(&shared, &parsed, &head, &body),
+        Some(ApiFault::Passed) | None => respond(&shared, &parsed, &head, &body),
     };
     shared.state().recorded[index].status = response.status().as_u16();
     Ok(response)

@@ -359,12 +359,17 @@ fn is_selected(request: &ApiRequest, object: &Value) -> bool {
     };
     let has_label =
         |(key, value): (String, String)| object["metadata"]["labels"][&key] == json!(value);
+    // A key alone selects the objects that have it.
+    let has_key = |key: &&str| !object["metadata"]["labels"][*key].is_null();
+    let keys = request.query("labelSelector").split(',');
+    let mut keys = keys.filter(|part| !part.is_empty() && !part.contains('='));
     let has_field = |(path, value): (String, String)| {
         let field = path.split('.').try_fold(object, |value, key| value.get(key));
         field == Some(&json!(value))
     };
     (request.namespace.is_empty() || object["metadata"]["namespace"] == json!(request.namespace))
         && pairs(request.query("labelSelector")).into_iter().all(has_label)
+        && keys.all(|key| has_key(&key))
         && pairs(request.query("fieldSelector")).into_iter().all(has_field)
 }
 
