@@ -10,7 +10,7 @@ use std::{
 
 use async_trait::async_trait;
 use futures::stream::BoxStream;
-use kiyot_kubernetes::{Access, Options, Periods, Publisher, ShownCell, Source};
+use kiyot_kubernetes::{Access, Options, Periods, PodInformer, Publisher, ShownCell, Source};
 use kiyot_proto::admin;
 
 use crate::{
@@ -18,6 +18,7 @@ use crate::{
         Milpa,
         id::CellId,
         inventory::{Inventory, OfPod},
+        placement::{ApiRequests, PodRequests, REQUESTS_TIMEOUT},
     },
     config,
 };
@@ -33,6 +34,23 @@ pub(crate) struct Kubernetes {
     _publisher: Option<Publisher>,
 }
 
+/// The requests of the node's pods.
+#[derive(Debug)]
+struct Requests(PodInformer);
+
+#[async_trait]
+impl PodRequests for Requests {
+    async fn of_pod(&self, uid: &str) -> Option<ApiRequests> {
+        let requests = self.0.requests(uid, REQUESTS_TIMEOUT).await?;
+        Some(ApiRequests {
+            milli_cpu_request: requests.milli_cpus.request,
+            milli_cpu_limit: requests.milli_cpus.limit,
+            memory_request: requests.memory.request,
+            memory_limit: requests.memory.limit,
+        })
+    }
+}
+
 impl Kubernetes {
     /// Starts the tasks; `None` without access, or without a backend that has cells.
     pub(crate) fn start(config: &config::Kubernetes, milpas: &[Arc<Milpa>]) -> Option<Self> {
@@ -42,9 +60,14 @@ impl Kubernetes {
         };
         // The configuration's checks allow a single backend of cells.
         let milpa = milpas.first()?;
+        let node = milpa.inventory().node().to_owned();
+        if config.requests {
+            let informer = PodInformer::start(access.clone(), node.clone(), None);
+            milpa.set_pod_requests(Arc::new(Requests(informer)));
+        }
         let options = Options {
             access,
-            node: milpa.inventory().node().to_owned(),
+            node,
             cells: config.cells,
             events: config.events,
             lease_namespace: config.lease_namespace.clone(),

@@ -47,7 +47,7 @@ const PARTS: &[Part] = &[
         path: "kubernetes",
         may: &[
             &["backends::milpa", "backends::milpa::inventory", "backends::milpa::id"],
-            &["config"],
+            &["backends::milpa::placement", "config"],
         ],
     },
     Part {

@@ -17,7 +17,7 @@ fn dependencies(manifest: &str, table: &str) -> Vec<String> {
 }
 
 /// Crates that a crate must not depend on, by its manifest.
-const FORBIDDEN: [(&str, &[&str]); 8] = [
+const FORBIDDEN: [(&str, &[&str]); 9] = [
     ("Cargo.toml", &["kiyot-cell", "kiyot-testcloud", "kiyot-testkit"]),
     ("crates/kiyot-proto/Cargo.toml", &["kiyot", "kiyot-cell", "kiyot-link", "kiyot-testkit"]),
     ("crates/kiyot-link/Cargo.toml", &["kiyot", "kiyot-cell", "kiyot-testkit", "redb"]),
@@ -34,7 +34,11 @@ const FORBIDDEN: [(&str, &[&str]); 8] = [
             "redb",
         ],
     ),
-    ("crates/kiyot-testkit/Cargo.toml", &["kiyot", "redb"]),
+    (
+        "crates/kiyot-kubernetes/Cargo.toml",
+        &["kiyot", "kiyot-cell", "kiyot-link", "kiyot-testkit", "redb"],
+    ),
+    ("crates/kiyot-testkit/Cargo.toml", &["kiyot", "kiyot-kubernetes", "redb"]),
     ("crates/kiyot-testcloud/Cargo.toml", &["kiyot", "redb"]),
     (
         "crates/kiyot-tree/Cargo.toml",

@@ -13,6 +13,8 @@ use crate::{
 pub const FIELD_MANAGER: &str = "kiyot";
 /// Most objects of a part of a list.
 const LIST_LIMIT: usize = 250;
+/// Time after which the API server ends a watch, in seconds.
+pub(crate) const WATCH_SECONDS: u64 = 300;
 /// Content type of server-side apply. JSON is YAML.
 const APPLY: &str = "application/apply-patch+yaml";
 const JSON: &str = "application/json";
@@ -115,6 +117,25 @@ impl Call {
         Self { method: Method::PATCH, path, content_type: MERGE_PATCH, body: Some(patch) }
     }
 
+    /// Lists a part of the pods of a node, from a position; empty for the first part.
+    pub fn list_pods(node: &str, position: &str) -> Self {
+        let mut path = format!("{}&limit={LIST_LIMIT}", pods_path(node));
+        if !position.is_empty() {
+            path.push_str(&format!("&continue={}", encoded(position)));
+        }
+        Self::get(path)
+    }
+
+    /// Streams the changes of the pods of a node since a position.
+    pub fn watch_pods(node: &str, position: &str) -> Self {
+        Self::get(format!(
+            "{}&watch=true&allowWatchBookmarks=true&timeoutSeconds={WATCH_SECONDS}\
+             &resourceVersion={}",
+            pods_path(node),
+            encoded(position)
+        ))
+    }
+
     fn delete(path: String, preconditions: Value) -> Self {
         let body = json!({
             "apiVersion": "v1",
@@ -142,6 +163,10 @@ fn leases_path(namespace: &str, name: &str) -> String {
 fn events_path(namespace: &str, name: &str) -> String {
     let separator = if name.is_empty() { "" } else { "/" };
     format!("/api/v1/namespaces/{}/events{separator}{}", encoded(namespace), encoded(name))
+}
+
+fn pods_path(node: &str) -> String {
+    format!("/api/v1/pods?fieldSelector={}", encoded(&format!("spec.nodeName={node}")))
 }
 
 /// Percent-encodes a text for a part of a path or of a query.

@@ -25,6 +25,7 @@ mod request;
 mod schema;
 mod store;
 mod table;
+mod tls;
 
 pub use request::{ApiRequest, Verb};
 use store::{Objects, Refusal};
@@ -79,6 +80,7 @@ pub struct ApiServer {
     at: SocketAddr,
     tasks: Option<JoinSet<()>>,
     directory: tempfile::TempDir,
+    tls: Option<tls::Authority>,
 }
 
 struct Shared {
@@ -96,6 +98,15 @@ impl std::fmt::Debug for ApiServer {
 impl ApiServer {
     /// Starts an API server that has these CustomResourceDefinitions.
     pub async fn start(definitions: &[Value]) -> Self {
+        Self::start_with(definitions, None).await
+    }
+
+    /// Starts an API server over TLS, with a certificate of an authority of its own.
+    pub async fn start_tls(definitions: &[Value]) -> Self {
+        Self::start_with(definitions, Some(tls::Authority::new())).await
+    }
+
+    async fn start_with(definitions: &[Value], tls: Option<tls::Authority>) -> Self {
         let mut objects = Objects::default();
         definitions.iter().for_each(|definition| objects.define(definition));
         let state = State { objects, ..State::default() };
@@ -103,7 +114,10 @@ impl ApiServer {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let at = listener.local_addr().unwrap();
         let directory = tempfile::tempdir().unwrap();
-        let mut server = Self { shared, at, tasks: None, directory };
+        let mut server = Self { shared, at, tasks: None, directory, tls };
+        if let Some(tls) = &server.tls {
+            std::fs::write(server.authority(), &tls.certificate).unwrap();
+        }
         std::fs::write(server.kubeconfig(), server.kubeconfig_text()).unwrap();
         server.serve(listener);
         server
@@ -119,12 +133,23 @@ impl ApiServer {
         self.directory.path().join("kubeconfig")
     }
 
+    fn authority(&self) -> PathBuf {
+        self.directory.path().join("ca.crt")
+    }
+
     fn kubeconfig_text(&self) -> String {
+        let cluster = match &self.tls {
+            None => json!({ "server": format!("http://{}", self.at) }),
+            Some(_) => json!({
+                "server": format!("https://{}", self.at),
+                "certificate-authority": self.authority(),
+            }),
+        };
         let text = json!({
             "apiVersion": "v1",
             "kind": "Config",
             "current-context": "played",
-            "clusters": [{ "name": "played", "cluster": { "server": format!("http://{}", self.at) } }],
+            "clusters": [{ "name": "played", "cluster": cluster }],
             "users": [{ "name": "node", "user": { "token": "played-token" } }],
             "contexts": [{ "name": "played", "context": { "cluster": "played", "user": "node" } }],
         });
@@ -139,15 +164,21 @@ impl ApiServer {
     fn serve(&mut self, listener: TcpListener) {
         let mut tasks = JoinSet::new();
         let shared = Arc::clone(&self.shared);
+        let acceptor = self.tls.as_ref().map(tls::Authority::acceptor);
         tasks.spawn(async move {
             let mut connections = JoinSet::new();
             loop {
                 let Ok((stream, _)) = listener.accept().await else { return };
-                let shared = Arc::clone(&shared);
+                let (shared, acceptor) = (Arc::clone(&shared), acceptor.clone());
                 connections.spawn(async move {
-                    let service = service_fn(|request| answer(Arc::clone(&shared), request));
-                    let _ended =
-                        http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
+                    match acceptor {
+                        None => serve(shared, stream).await,
+                        Some(acceptor) => {
+                            if let Ok(stream) = acceptor.accept(stream).await {
+                                serve(shared, stream).await;
+                            }
+                        }
+                    }
                 });
                 while connections.try_join_next().is_some() {}
             }
@@ -217,6 +248,14 @@ impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+async fn serve(
+    shared: Arc<Shared>,
+    stream: impl tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
+) {
+    let service = service_fn(|request| answer(Arc::clone(&shared), request));
+    let _ended = http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
 }
 
 async fn answer(

@@ -6,7 +6,7 @@ use kiyot_proto::admin::CellPhase::{CellBooting, CellBound};
 use kiyot_testkit::{ApiFault, ApiServer, LIMIT, Recorded, Verb, wait_for, wait_until};
 use serde_json::json;
 
-use crate::world::{Daemon, definition, id, publish, wait_for_cells, writes};
+use crate::world::{Daemon, definition, id, options, publish, wait_for_cells, writes};
 
 /// Waits until the API server has received another two lists.
 async fn wait_for_lists(api: &ApiServer) {
@@ -204,4 +204,26 @@ async fn object_that_is_refused_keeps_no_other_from_being_shown() {
     assert!(again.len() <= 1, "{again:?}");
     daemon.set(0, CellBooting);
     wait_for_cells(&api, &[(0, "Booting"), (1, "Bound")]).await;
+}
+
+/// Verifies K2.
+#[tokio::test]
+async fn api_server_is_reached_over_tls_by_the_authority_of_the_kubeconfig() {
+    let api = ApiServer::start_tls(&[definition()]).await;
+    let daemon = Daemon::new();
+    daemon.set(0, CellBound);
+    let publisher = publish(&api, &daemon);
+    wait_for_cells(&api, &[(0, "Bound")]).await;
+    drop(publisher);
+    // Another authority's server is not trusted.
+    let foreign = ApiServer::start_tls(&[definition()]).await;
+    let file = std::fs::read_to_string(foreign.kubeconfig()).unwrap();
+    let directory = |api: &ApiServer| api.directory().display().to_string();
+    let crossed = file.replace(&directory(&foreign), &directory(&api));
+    std::fs::write(foreign.kubeconfig(), crossed).unwrap();
+    let client = kiyot_kubernetes::Client::new(&options(&foreign).access).await.unwrap();
+    let failure = client.call(&kiyot_kubernetes::call::Call::list_cells("worker-1", "")).await;
+    let failure = failure.unwrap_err().to_string();
+    assert!(failure.contains("unreachable"), "{failure}");
+    assert!(foreign.recorded().is_empty());
 }
