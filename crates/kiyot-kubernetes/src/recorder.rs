@@ -172,7 +172,7 @@ impl Recorder {
     }
 
     /// Returns the next event to write; it stays the next until its outcome is noted.
-    pub fn next(&mut self) -> Option<Record> {
+    pub fn next_record(&mut self) -> Option<Record> {
         loop {
             let event = self.waiting.front()?;
             if let Some((record, _)) = self.seen.get(event) {

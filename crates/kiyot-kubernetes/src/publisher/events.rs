@@ -8,7 +8,7 @@ use crate::{call::Call, failure::Failure};
 impl Task {
     /// Writes the next event.
     pub(super) async fn report(&mut self) -> Result<(), Failure> {
-        let Some(record) = self.recorder.next() else { return Ok(()) };
+        let Some(record) = self.recorder.next_record() else { return Ok(()) };
         let client = self.connection.client().await?;
         let (namespace, name) = (record.namespace(), record.name());
         let call = if record.is_known() {

@@ -18,7 +18,7 @@ fn event(pod: &str, message: &str) -> PodEvent {
 /// Writes all waiting events. Returns their messages and counts.
 fn write_all(recorder: &mut Recorder) -> Vec<(String, u32)> {
     let mut written = Vec::new();
-    while let Some(record) = recorder.next() {
+    while let Some(record) = recorder.next_record() {
         written.push((record.event.message.clone(), record.count));
         recorder.written(&record);
     }
@@ -30,21 +30,21 @@ fn write_all(recorder: &mut Recorder) -> Vec<(String, u32)> {
 fn equal_events_are_counted_in_one_object() {
     let (now, mut recorder) = (Instant::now(), Recorder::new("worker-1".to_owned()));
     recorder.add(event("web", "no capacity"), now, 1_000_000_000);
-    let first = recorder.next().unwrap();
+    let first = recorder.next_record().unwrap();
     assert!(!first.is_known());
     recorder.written(&first);
     recorder.add(event("web", "no capacity"), now, 3_000_000_000);
     recorder.add(event("web", "no capacity"), now, 4_000_000_000);
-    let again = recorder.next().unwrap();
+    let again = recorder.next_record().unwrap();
     assert_eq!((again.name(), again.count, again.is_known()), (first.name(), 3, true));
     assert_eq!(again.patch(), json!({ "count": 3, "lastTimestamp": "1970-01-01T00:00:04Z" }));
     recorder.written(&again);
     assert!(recorder.is_empty());
     // The API server forgets events after an hour.
     recorder.add(event("web", "no capacity"), now, 5_000_000_000);
-    let later = recorder.next().unwrap();
+    let later = recorder.next_record().unwrap();
     recorder.expired(&later);
-    assert!(!recorder.next().unwrap().is_known());
+    assert!(!recorder.next_record().unwrap().is_known());
 }
 
 /// Verifies K8.
@@ -84,10 +84,10 @@ fn tables_and_queue_are_bounded() {
     }
     assert_eq!(recorder.waiting.len(), MAX_WAITING);
     assert!(recorder.seen.len() <= MAX_ENTRIES && recorder.buckets.len() <= MAX_ENTRIES);
-    let record = recorder.next().unwrap();
+    let record = recorder.next_record().unwrap();
     assert_eq!(record.event.message.len(), MAX_MESSAGE_CHARS);
     let long = event(&"p".repeat(253), "x");
     let mut recorder = Recorder::new("worker-1".to_owned());
     recorder.add(long, begin, i64::MAX);
-    assert!(recorder.next().unwrap().name().len() <= 253);
+    assert!(recorder.next_record().unwrap().name().len() <= 253);
 }
