@@ -9,13 +9,18 @@ use std::{
 use bytes::Bytes;
 use http::{HeaderValue, Request, Response, header};
 use http_body_util::{BodyExt, Limited};
+use hyper_util::{
+    client::legacy::{self, connect::HttpConnector},
+    rt::TokioExecutor,
+};
 use kube::{
     Config,
-    client::Body,
+    client::{Body, ConfigExt},
     config::{KubeConfigOptions, Kubeconfig},
 };
 use serde::de::DeserializeOwned;
 use tokio::time::timeout;
+use tower::{BoxError, ServiceBuilder};
 
 use crate::{
     call::Call,
@@ -78,10 +83,9 @@ impl Client {
                 Config::incluster().map_err(|error| ClientError::InCluster(chain(&error)))?
             }
         };
+        // Calls are repeated by their callers, which know what else waits.
         config.default_retry = false;
-        config.connect_timeout = Some(CONNECT_TIMEOUT);
-        let client = kube::Client::try_from(config);
-        client.map(Self).map_err(|error| ClientError::Client(chain(&error)))
+        connected(&config).map(Self).map_err(|error| ClientError::Client(chain(&error)))
     }
 
     /// Makes a call, and returns the body of its response.
@@ -126,6 +130,23 @@ impl Client {
     }
 }
 
+/// Returns a client with the address, the credentials and the certificates of a configuration.
+///
+/// The default of kube also logs every failed call as an error; here failures are logged once.
+fn connected(config: &Config) -> Result<kube::Client, kube::Error> {
+    let mut http = HttpConnector::new();
+    http.enforce_http(false);
+    http.set_connect_timeout(Some(CONNECT_TIMEOUT));
+    let https = config.rustls_https_connector_with_connector(http)?;
+    let service = ServiceBuilder::new()
+        .layer(config.base_uri_layer())
+        .option_layer(config.auth_layer()?)
+        .layer(config.extra_headers_layer()?)
+        .map_err(BoxError::from)
+        .service(legacy::Client::builder(TokioExecutor::new()).build::<_, Body>(https));
+    Ok(kube::Client::new(service, config.default_namespace.clone()))
+}
+
 async fn of_kubeconfig(path: &Path) -> Result<Config, ClientError> {
     let refused = |reason: String| ClientError::Kubeconfig { path: path.to_owned(), reason };
     let file = path.to_owned();
@@ -142,8 +163,12 @@ async fn of_kubeconfig(path: &Path) -> Result<Config, ClientError> {
 fn chain(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(Some(error), |error| error.source());
     let mut texts: Vec<String> = causes.map(ToString::to_string).collect();
-    // Many errors of libraries repeat their cause.
-    texts.dedup();
+    // Many errors of libraries have the text of their cause.
+    for at in (1..texts.len()).rev() {
+        if texts[at - 1].ends_with(&texts[at]) {
+            texts.remove(at);
+        }
+    }
     shown(&texts.join(": "))
 }
 

@@ -147,7 +147,7 @@ impl Lane {
         match outcome {
             Ok(()) => {
                 if self.gate.succeeded() {
-                    tracing::info!("Kubernetes API answers again, no longer: {}", self.meaning);
+                    tracing::info!(until_now = self.meaning, "Kubernetes API answers again");
                 }
             }
             Err(failure) => {

@@ -1,7 +1,7 @@
 //! Cells in the Kubernetes API, by a daemon before a played API server.
 
 use kiyot_testkit::{ApiServer, Kiyot, KiyotOptions, LIMIT, Node, table, wait_until};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::{WAIT, options, pod, remove_and_assert_clean};
 
@@ -17,6 +17,16 @@ fn with_access(api: &ApiServer) -> KiyotOptions {
     KiyotOptions { sections, milpa: "node = \"worker-1\"".to_owned(), ..options() }
 }
 
+/// Returns the object of an ended cell.
+fn stale(node: &str) -> Value {
+    json!({
+        "apiVersion": "kiyot.elotl.co/v1",
+        "kind": "Cell",
+        "metadata": { "name": "cell-stale", "labels": { "kiyot.elotl.co/node": node } },
+        "spec": { "nodeName": node, "backend": "milpa" },
+    })
+}
+
 /// Waits until a cell of this phase is shown, and returns its object.
 async fn shown(api: &ApiServer, phase: &str) -> Value {
     wait_until(format!("a cell is shown as {phase}"), LIMIT, async || {
@@ -26,10 +36,12 @@ async fn shown(api: &ApiServer, phase: &str) -> Value {
     .await
 }
 
-/// Verifies K2, K3, K4.
+/// Verifies K2, K3, K4, K8.
 #[tokio::test]
 async fn cell_of_a_pod_is_shown_with_its_columns_and_removed_with_it() {
-    let api = ApiServer::start(&[definition()]).await;
+    let api = ApiServer::start_tls(&[definition()]).await;
+    // The daemon's last run had a cell that has ended since.
+    api.put("cells", stale("worker-1"));
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, with_access(&api)).await;
     let mut kubelet = kiyot.kubelet().await;
@@ -41,7 +53,7 @@ async fn cell_of_a_pod_is_shown_with_its_columns_and_removed_with_it() {
     })
     .await;
     let wide = table(&definition(), [&cell], true, "3s");
-    println!("{wide}");
+    println!("{}\n{wide}", table(&definition(), [&cell], false, "3s"));
     let header: Vec<_> = wide.lines().next().unwrap().split("   ").map(str::trim).collect();
     let header: Vec<_> = header.into_iter().filter(|name| !name.is_empty()).collect();
     assert_eq!(
@@ -77,7 +89,38 @@ async fn cell_of_a_pod_is_shown_with_its_columns_and_removed_with_it() {
         .collect();
     assert_eq!(conditions, ["Launched=True", "Enrolled=True", "PodBound=True", "Lost=False"]);
 
+    let reasons = wait_until("events of the pod are reported", LIMIT, async || {
+        let events = api.objects("events");
+        let reasons = events.values().map(|event| event["reason"].as_str().unwrap().to_owned());
+        let reasons: std::collections::BTreeSet<String> = reasons.collect();
+        (reasons.len() == 3).then_some(reasons)
+    })
+    .await;
+    assert_eq!(Vec::from_iter(reasons), ["CellEnrolled", "CellLaunched", "OfferingChosen"]);
+    assert!(api.objects("leases").contains_key("kiyot/kiyot-worker-1"));
+
     remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
     wait_until("no cell is shown", LIMIT, async || api.objects("cells").is_empty().then_some(()))
         .await;
+}
+
+/// Verifies K6.
+#[tokio::test]
+async fn daemon_without_its_api_server_runs_pods_says_so_once_and_shows_them_later() {
+    let mut api = ApiServer::start(&[definition()]).await;
+    api.stop().await;
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, with_access(&api)).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let running = kubelet.run_pod(&pod("web", WAIT)).await.unwrap();
+    let said = |text: &str| kiyot.log().lines().filter(|line| line.contains(text)).count();
+    let not_shown = "cells are not shown in the Kubernetes API, pods are not affected";
+    wait_until("the outage is logged", LIMIT, async || (said(not_shown) > 0).then_some(())).await;
+    api.restart().await;
+    shown(&api, "Bound").await;
+    assert_eq!(said(not_shown), 1, "{}", kiyot.log());
+    assert_eq!(said("Kubernetes API answers again until_now=\"cells"), 1, "{}", kiyot.log());
+    let of_libraries = kiyot.log().lines().filter(|line| line.contains("kube_client")).count();
+    assert_eq!(of_libraries, 0, "{}", kiyot.log());
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }
