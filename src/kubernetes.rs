@@ -82,7 +82,7 @@ impl Kubernetes {
 /// The cells of a backend.
 struct Cells {
     milpa: Arc<Milpa>,
-    /// What cells show of their pods, which is read from their records once.
+    /// The parts of objects that pods give, which are read from their records once.
     of_pods: Mutex<HashMap<String, OfPod>>,
 }
 

@@ -60,7 +60,7 @@ impl Call {
         Self::apply(format!("{}/status", cells_path(&cell.metadata.name)), body)
     }
 
-    /// The fields are kiyot's alone: those that somebody changed are set again.
+    /// The fields are kiyot's alone: what another client changed is set again.
     fn apply(path: String, body: Value) -> Self {
         let path = format!("{path}?fieldManager={FIELD_MANAGER}&force=true");
         Self { method: Method::PATCH, path, content_type: APPLY, body: Some(body) }

@@ -15,7 +15,7 @@ pub struct Pace {
 impl Pace {
     /// Returns a pace of this many writes a second.
     pub fn per_second(writes: u32) -> Self {
-        // A millisecond more than the share: timers are of milliseconds, and may be early by a part.
+        // More than the share, because timers are of milliseconds, and may be early by a part.
         let share = Duration::from_secs(1) / writes.max(1);
         Self { interval: share + Duration::from_millis(2), next: None }
     }

@@ -40,7 +40,7 @@ impl Write {
     }
 }
 
-/// What is known of an object of the API server.
+/// An object of the API server, as far as it is known.
 #[derive(Debug, Clone)]
 struct Known {
     /// The object, as it was applied or listed.
@@ -89,7 +89,7 @@ impl Plan {
         for cell in cells {
             let (name, uid) = (cell.metadata.name.clone(), cell.metadata.uid.clone());
             let version = cell.metadata.resource_version.clone();
-            // An older schema drops fields of ours: what was applied counts, while nobody wrote.
+            // An older schema drops fields: what was applied counts, while no other client writes.
             let own = self.known.remove(&name);
             let own = own.filter(|own| own.resource_version == version && own.uid == uid);
             let listed = || Known {

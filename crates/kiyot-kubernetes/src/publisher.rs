@@ -60,7 +60,7 @@ pub struct Options {
 /// The periods of the publisher.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Periods {
-    /// Period of listing this node's objects, which somebody may have changed or deleted.
+    /// Period of listing this node's objects, which other clients may have changed or deleted.
     pub list: Duration,
     /// Time after which a lease has run out without a renewal.
     pub lease: Duration,
@@ -147,7 +147,10 @@ impl Lane {
         match outcome {
             Ok(()) => {
                 if self.gate.succeeded() {
-                    tracing::info!(until_now = self.meaning, "Kubernetes API answers again");
+                    tracing::info!(
+                        until_now = self.meaning,
+                        "calls of the Kubernetes API succeed again"
+                    );
                 }
             }
             Err(failure) => {
@@ -257,7 +260,7 @@ impl Task {
         match step {
             Step::List | Step::Write => {
                 if outcome.is_err() {
-                    // Somebody may have changed objects meanwhile.
+                    // Other clients may have changed objects meanwhile.
                     self.list_at = Instant::now();
                 }
                 self.cells_lane.note(&outcome);

@@ -67,7 +67,7 @@ pub struct Record {
     is_known: bool,
 }
 
-/// What similar events have in common: all but the message.
+/// The common parts of similar events: all but the message.
 type Similar = (PodRef, bool, &'static str);
 
 #[derive(Debug)]

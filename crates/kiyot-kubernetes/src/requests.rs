@@ -102,8 +102,8 @@ impl Resource {
         let most = |(request, limit): Total, (other, other_limit): Total| -> Total {
             (request.max(other), limit.zip(other_limit).map(|(limit, other)| limit.max(other)))
         };
-        let none = (0, Some(0));
-        let (mut sidecars, mut init) = (none, none);
+        let zero = (0, Some(0));
+        let (mut sidecars, mut init) = (zero, zero);
         for container in spec.init_containers.iter().take(MAX_CONTAINERS) {
             let own = plus(self.of_container(container), sidecars);
             if container.restart_policy.as_deref() == Some("Always") {
@@ -146,7 +146,10 @@ mod tests {
     /// Verifies K10.
     #[test]
     fn requests_and_limits_are_summed_as_the_scheduler_sums_them() {
-        let both = |cpu: &str, memory: &str| json!({ "resources": { "requests": { "cpu": cpu, "memory": memory } } });
+        let both = |cpu: &str, memory: &str| {
+            let requests = json!({ "cpu": cpu, "memory": memory });
+            json!({ "resources": { "requests": requests } })
+        };
         let summed = requests(json!({ "containers": [both("100m", "64Mi"), both("1", "1Gi")] }));
         assert_eq!(summed.milli_cpus, Sum { request: 1100, limit: None });
         assert_eq!(summed.memory.request, (64 << 20) + (1 << 30));

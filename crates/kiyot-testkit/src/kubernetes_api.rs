@@ -63,7 +63,7 @@ pub struct Recorded {
     pub request: ApiRequest,
     /// Its time.
     pub at: Instant,
-    /// The status of its response; 0 if none was sent.
+    /// The status of its response; 0 without a response.
     pub status: u16,
 }
 

@@ -119,7 +119,12 @@ async fn daemon_without_its_api_server_runs_pods_says_so_once_and_shows_them_lat
     api.restart().await;
     shown(&api, "Bound").await;
     assert_eq!(said(not_shown), 1, "{}", kiyot.log());
-    assert_eq!(said("Kubernetes API answers again until_now=\"cells"), 1, "{}", kiyot.log());
+    assert_eq!(
+        said("calls of the Kubernetes API succeed again until_now=\"cells"),
+        1,
+        "{}",
+        kiyot.log()
+    );
     let of_libraries = kiyot.log().lines().filter(|line| line.contains("kube_client")).count();
     assert_eq!(of_libraries, 0, "{}", kiyot.log());
     remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;

@@ -135,7 +135,7 @@ fn fields_that_an_older_schema_drops_are_not_written_again() {
     listed.metadata.resource_version = "2".to_owned();
     plan.listed(vec![listed.clone()], now);
     assert_eq!(plan.next(now), None);
-    // Another version says that somebody wrote.
+    // Another version says that another client wrote.
     listed.metadata.resource_version = "3".to_owned();
     plan.listed(vec![listed], now);
     assert!(matches!(plan.next(now), Some(Write::ApplyStatus(_))));

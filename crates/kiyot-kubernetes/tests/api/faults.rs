@@ -127,7 +127,7 @@ async fn own_stale_objects_are_removed_at_the_start_and_others_are_kept() {
 
 /// Verifies K2.
 #[tokio::test]
-async fn object_that_somebody_deletes_or_changes_is_restored() {
+async fn object_that_another_client_deletes_or_changes_is_restored() {
     let api = ApiServer::start(&[definition()]).await;
     let daemon = Daemon::new();
     daemon.set(0, CellBound);

@@ -45,9 +45,9 @@ pub struct ApiRequest {
     pub group: String,
     /// Resource, as "cells".
     pub resource: String,
-    /// Subresource, as "status"; "" for none.
+    /// Subresource, as "status"; empty without one.
     pub subresource: String,
-    /// Namespace; "" for none.
+    /// Namespace; empty without one.
     pub namespace: String,
     /// Name; "" for all objects.
     pub name: String,
