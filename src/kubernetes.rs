@@ -1,17 +1,21 @@
 //! The Kubernetes API's view of the daemon: gives its cells and events to `kiyot-kubernetes`.
 //!
-//! Its task runs on the main runtime, and reads what the admin API reads. A failure is logged: pods
-//! need no API server.
+//! Its tasks have a thread of their own, and read what the admin API reads. A failure is logged:
+//! pods need no API server.
 
 use std::{
     collections::HashMap,
+    convert::Infallible,
+    io,
     sync::{Arc, Mutex, PoisonError},
+    thread,
 };
 
 use async_trait::async_trait;
 use futures::stream::BoxStream;
 use kiyot_kubernetes::{Access, Options, Periods, PodInformer, Publisher, ShownCell, Source};
 use kiyot_proto::admin;
+use tokio::{runtime::Builder, sync::oneshot};
 
 use crate::{
     backends::milpa::{
@@ -28,10 +32,13 @@ const PART_CELLS: usize = 128;
 /// Cells whose pods are remembered.
 const MAX_REMEMBERED: usize = 4096;
 
-/// The running tasks. Dropping them ends them.
+/// Name of the thread.
+const THREAD: &str = "kiyot-kube-api";
+
+/// The running thread. Dropping it ends its tasks.
 #[derive(Debug)]
 pub(crate) struct Kubernetes {
-    _publisher: Option<Publisher>,
+    _running: oneshot::Sender<Infallible>,
 }
 
 /// The requests of the node's pods.
@@ -53,30 +60,61 @@ impl PodRequests for Requests {
 
 impl Kubernetes {
     /// Starts the tasks; `None` without access, or without a backend that has cells.
+    ///
+    /// They have a thread of their own: a kubeconfig may name a program for credentials, for which
+    /// kube's client blocks its thread.
     pub(crate) fn start(config: &config::Kubernetes, milpas: &[Arc<Milpa>]) -> Option<Self> {
         let access = match config.kubeconfig.as_ref()? {
             config::KubernetesAccess::Kubeconfig(path) => Access::Kubeconfig(path.clone()),
             config::KubernetesAccess::InCluster => Access::InCluster,
         };
         // The configuration's checks allow a single backend of cells.
-        let milpa = milpas.first()?;
-        let node = milpa.inventory().node().to_owned();
-        if config.requests {
-            let informer = PodInformer::start(access.clone(), node.clone(), None);
-            milpa.set_pod_requests(Arc::new(Requests(informer)));
+        let milpa = Arc::clone(milpas.first()?);
+        let (running, stopped) = oneshot::channel();
+        let config = config.clone();
+        let spawned = thread::Builder::new().name(THREAD.to_owned()).spawn(move || {
+            let runtime = match Builder::new_current_thread().enable_all().build() {
+                Ok(runtime) => runtime,
+                Err(error) => return not_started(&error),
+            };
+            runtime.block_on(serve(access, &config, milpa, stopped));
+            runtime.shutdown_background();
+        });
+        if let Err(error) = spawned {
+            not_started(&error);
         }
-        let options = Options {
-            access,
-            node,
-            cells: config.cells,
-            events: config.events,
-            lease_namespace: config.lease_namespace.clone(),
-            periods: Periods::default(),
-        };
-        let source = Arc::new(Cells { milpa: Arc::clone(milpa), of_pods: Mutex::default() });
-        let publisher = (config.cells || config.events).then(|| Publisher::start(options, source));
-        Some(Self { _publisher: publisher })
+        Some(Self { _running: running })
     }
+}
+
+fn not_started(error: &io::Error) {
+    tracing::error!(%error, "tasks of the Kubernetes API not started, pods are not affected");
+}
+
+/// Runs the tasks until the sender is dropped.
+async fn serve(
+    access: Access,
+    config: &config::Kubernetes,
+    milpa: Arc<Milpa>,
+    stopped: oneshot::Receiver<Infallible>,
+) {
+    let node = milpa.inventory().node().to_owned();
+    if config.requests {
+        let informer = PodInformer::start(access.clone(), node.clone(), None);
+        milpa.set_pod_requests(Arc::new(Requests(informer)));
+    }
+    let options = Options {
+        access,
+        node,
+        cells: config.cells,
+        events: config.events,
+        lease_namespace: config.lease_namespace.clone(),
+        periods: Periods::default(),
+    };
+    let source = Arc::new(Cells { milpa, of_pods: Mutex::default() });
+    let _publisher = (config.cells || config.events).then(|| Publisher::start(options, source));
+    // Ends with an error, as nothing is ever sent.
+    let _closed = stopped.await;
 }
 
 /// The cells of a backend.

@@ -20,6 +20,7 @@ use kube::{
 };
 use serde::de::DeserializeOwned;
 use tokio::time::timeout;
+use tokio_util::task::AbortOnDropHandle;
 use tower::{BoxError, ServiceBuilder};
 
 use crate::{
@@ -85,7 +86,10 @@ impl Client {
         };
         // Calls are repeated by their callers, which know what else waits.
         config.default_retry = false;
-        connected(&config).map(Self).map_err(|error| ClientError::Client(chain(&error)))
+        // A program for credentials is run without a bound of its own, and blocks.
+        let made = tokio::task::spawn_blocking(move || connected(&config)).await;
+        let made = made.map_err(|error| ClientError::Client(error.to_string()))?;
+        made.map(Self).map_err(|error| ClientError::Client(chain(&error)))
     }
 
     /// Makes a call, and returns the body of its response.
@@ -154,8 +158,7 @@ async fn of_kubeconfig(path: &Path) -> Result<Config, ClientError> {
     let read = read.await.map_err(|error| refused(error.to_string()))?;
     let kubeconfig = read.map_err(|error| refused(chain(&error)))?;
     let options = KubeConfigOptions::default();
-    let loaded = timeout(LOAD_TIMEOUT, Config::from_custom_kubeconfig(kubeconfig, &options)).await;
-    let loaded = loaded.map_err(|_| refused(format!("not loaded within {LOAD_TIMEOUT:?}")))?;
+    let loaded = Config::from_custom_kubeconfig(kubeconfig, &options).await;
     loaded.map_err(|error| refused(chain(&error)))
 }
 
@@ -177,11 +180,13 @@ fn chain(error: &dyn std::error::Error) -> String {
 pub(crate) struct Connection {
     access: Access,
     client: Option<Arc<Client>>,
+    /// The client that is being made. At most one, however long its credentials take.
+    making: Option<AbortOnDropHandle<Result<Client, ClientError>>>,
 }
 
 impl Connection {
     pub(crate) fn new(access: Access) -> Self {
-        Self { access, client: None }
+        Self { access, client: None, making: None }
     }
 
     /// Returns the client.
@@ -189,7 +194,14 @@ impl Connection {
         if let Some(client) = &self.client {
             return Ok(Arc::clone(client));
         }
-        let made = Client::new(&self.access).await;
+        let access = self.access.clone();
+        let making = self.making.get_or_insert_with(|| {
+            AbortOnDropHandle::new(tokio::spawn(async move { Client::new(&access).await }))
+        });
+        let made = timeout(LOAD_TIMEOUT, making).await;
+        let made = made.map_err(|_| Failure::TimedOut(LOAD_TIMEOUT))?;
+        self.making = None;
+        let made = made.map_err(|error| Failure::Unreachable(error.to_string()))?;
         let made = Arc::new(made.map_err(|error| Failure::Unreachable(error.to_string()))?);
         self.client = Some(Arc::clone(&made));
         Ok(made)

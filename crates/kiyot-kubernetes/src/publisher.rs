@@ -118,6 +118,7 @@ impl Publisher {
             lease_lane,
             events_lane,
             is_event_turn: false,
+            is_older_logged: false,
             options,
         };
         // Before the task runs, so that no later event is missed.
@@ -185,6 +186,8 @@ struct Task {
     events_lane: Lane,
     /// Events and cells take turns.
     is_event_turn: bool,
+    /// True after the log line of a definition that drops fields.
+    is_older_logged: bool,
 }
 
 /// A step, by its kind.

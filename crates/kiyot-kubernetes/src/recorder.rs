@@ -118,6 +118,7 @@ impl Recorder {
             None => {
                 *names += 1;
                 let pod: String = event.pod.name.chars().take(MAX_NAME_BYTES).collect();
+                let pod = pod.trim_end_matches(['-', '.']);
                 // The number keeps events of the same nanosecond apart.
                 let name = format!("{pod}.{:x}", unix_nanos.unsigned_abs().wrapping_add(*names));
                 Record {

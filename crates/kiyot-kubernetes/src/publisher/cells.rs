@@ -37,7 +37,10 @@ impl Task {
         let now = Instant::now();
         self.pace.wrote(now);
         match outcome {
-            Ok(response) => self.plan.written(write, response.as_ref(), now),
+            Ok(response) => {
+                self.compare(&write, response.as_ref());
+                self.plan.written(write, response.as_ref(), now);
+            }
             Err(Failure::NotFound(_)) if !matches!(write, Write::Apply(_)) => {
                 self.plan.absent(&write);
             }
@@ -51,6 +54,19 @@ impl Task {
             }
         }
         Ok(())
+    }
+}
+
+impl Task {
+    /// Logs once that the API server keeps less than what was written.
+    fn compare(&mut self, write: &Write, response: Option<&Cell>) {
+        let (Write::ApplyStatus(cell), Some(response)) = (write, response) else { return };
+        if !self.is_older_logged && response.status != cell.status {
+            self.is_older_logged = true;
+            tracing::warn!(
+                "kind Cell of the API server drops fields: apply deploy/crds of this version"
+            );
+        }
     }
 }
 
