@@ -14,9 +14,9 @@ use crate::world::{Daemon, definition, id, options, publish, wait_for_cells};
 async fn objects_of_a_dead_node_are_removed_after_its_lease_and_those_of_living_nodes_kept() {
     let api = ApiServer::start(&[definition()]).await;
     let periods = Periods {
-        lease: Duration::from_secs(1),
-        renewal: Duration::from_millis(200),
-        sweep: Duration::from_millis(300),
+        lease: Duration::from_secs(2),
+        renewal: Duration::from_millis(500),
+        sweep: Duration::from_millis(500),
         ..options(&api).periods
     };
     let node = |name: &str, number: usize| {
