@@ -30,7 +30,7 @@ cell-image:
 
 # Checks everything that must hold before a change is merged. Ends with "N passed, N failed".
 test: lint cell-image
-	@scripts/count cargo test --workspace --features ec2 --no-fail-fast
+	@scripts/count cargo test --workspace --features ec2,otel --no-fail-fast
 
 # Runs all tests of a real node, a VM in QEMU, in half an hour. `make test` includes the short ones.
 test-node:
@@ -68,7 +68,7 @@ fmt:
 lint:
 	@scripts/setup
 	cargo fmt --all --check
-	cargo clippy --workspace --all-targets --features ec2 -- -D warnings
+	cargo clippy --workspace --all-targets --features ec2,otel -- -D warnings
 	cargo clippy --lib --tests -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --quiet --workspace --no-deps --lib
 

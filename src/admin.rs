@@ -15,6 +15,7 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
+    backends::milpa::standalone::MAX_MANIFEST_BYTES,
     config::Admin,
     unix_listener::{self, Listener},
 };
@@ -27,6 +28,7 @@ mod lists;
 mod node_log;
 mod parts;
 mod service;
+mod standalone;
 mod streaming;
 
 use access::Access;
@@ -45,8 +47,8 @@ const PROFILE: Profile = Profile {
     send_buffer: 256 * 1024,
     max_streams: 32,
 };
-/// Bounds a request in bytes: the longest has the command of an exec.
-const MAX_REQUEST_BYTES: usize = 256 * 1024;
+/// Bounds a request in bytes: the longest has a manifest.
+const MAX_REQUEST_BYTES: usize = MAX_MANIFEST_BYTES + 64 * 1024;
 /// Pause after a failed accept, as for want of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Time in which all tasks have to end.

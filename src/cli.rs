@@ -23,10 +23,11 @@ mod bounded;
 mod catalogues;
 mod explain;
 mod live_check;
-mod manifest_files;
 mod simulate;
 mod summary;
 mod telemetry;
+#[cfg(feature = "otel")]
+mod trace_export;
 
 use simulate::SimulateArguments;
 use telemetry::LogFormat;
@@ -139,7 +140,7 @@ fn print(text: &str, code: ExitCode) -> ExitCode {
 fn execute(command: Command) -> Result<Output, UsageError> {
     match command {
         Command::Serve { config, log_format, take_over } => {
-            let recent_log = telemetry::init(log_format).map_err(UsageError)?;
+            let telemetry = telemetry::init(log_format).map_err(UsageError)?;
             // The daemon's memory has the CA's key and credentials of registries.
             if let Err(error) = core_dump::forbid() {
                 tracing::warn!(%error, "core dumps not disabled");
@@ -151,10 +152,12 @@ fn execute(command: Command) -> Result<Output, UsageError> {
             };
             match config::load(&config) {
                 Err(problems) => ended(ExitCode::from(EXIT_USAGE), &problems.to_string()),
-                Ok(loaded) => match app::run(&config, loaded, take_over, recent_log) {
-                    Ok(()) => Ok(String::new().into()),
-                    Err(error) => ended(ExitCode::FAILURE, &error_chain(&*error)),
-                },
+                Ok(loaded) => {
+                    match app::run(&config, loaded, take_over, telemetry.recent_log.clone()) {
+                        Ok(()) => Ok(String::new().into()),
+                        Err(error) => ended(ExitCode::FAILURE, &error_chain(&*error)),
+                    }
+                }
             }
         }
         Command::CheckConfig { config, live } => {
@@ -166,7 +169,8 @@ fn execute(command: Command) -> Result<Output, UsageError> {
             let config = load(&config)?;
             let named = catalogue.as_deref();
             let catalogue = named.map(catalogues::read).transpose()?;
-            let files = manifest_files::read(&filename, &mut io::stdin()).map_err(UsageError)?;
+            let files =
+                kiyot_manifest_files::read(&filename, &mut io::stdin()).map_err(UsageError)?;
             let manifest = manifest::parse_files(&files, Purpose::Explain)
                 .map_err(|problems| UsageError(problems.to_string()))?;
             let prices = catalogue.as_ref().map(|file| &file.catalogue);

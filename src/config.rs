@@ -46,7 +46,8 @@ pub use limits::Limits;
 pub use local_network::LocalNetwork;
 pub use metrics::Metrics;
 pub use milpa::{
-    HostAccessPolicy, HostPath, MilpaBackend, NodeResolver, Policy, Privileged, ProviderKind,
+    HostAccessPolicy, HostPath, ImageSource, MilpaBackend, NodeResolver, Policy, Privileged,
+    ProviderKind,
 };
 pub use netns::Netns;
 pub use placement::Placement;

@@ -22,4 +22,5 @@ pub mod price;
 pub mod problems;
 pub mod proxy;
 pub mod recent_log;
+mod resolv_conf;
 mod unix_listener;

@@ -15,6 +15,7 @@ mod document;
 mod env;
 mod expand;
 mod files;
+mod make_files;
 mod metadata;
 mod mount;
 mod node;
@@ -34,6 +35,7 @@ pub use dns::{Dns, DnsPolicy};
 pub use document::Skipped;
 pub use expand::expand;
 pub use files::Entry;
+pub use kiyot_manifest_files::File;
 pub use metadata::Metadata;
 pub use mount::{VolumeDevice, VolumeMount};
 pub use node::{CgroupDriver, Node};
@@ -47,7 +49,7 @@ pub use workload::{Workload, WorkloadKind};
 use document::{Documents, Kind};
 
 /// Largest file, in bytes.
-pub const MAX_BYTES: usize = 4 * 1024 * 1024;
+pub const MAX_BYTES: usize = kiyot_manifest_files::MAX_FILE_BYTES;
 
 /// Contents of a manifest.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -56,15 +58,6 @@ pub struct Manifest {
     pub pods: Vec<Pod>,
     /// Documents of kinds without pods, in order. [`Purpose::Run`] reports them instead.
     pub skipped: Vec<Skipped>,
-}
-
-/// File of a manifest.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct File {
-    /// Name in problems.
-    pub name: String,
-    /// YAML or JSON.
-    pub text: String,
 }
 
 /// Parses a file of pods to run, which problems call `name`.

@@ -52,6 +52,7 @@ pub mod peek;
 mod plan;
 pub mod routing;
 mod server_state;
+mod trace_context;
 mod watchdog;
 
 pub use crate::unix_listener::ListenError;

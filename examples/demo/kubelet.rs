@@ -1,12 +1,7 @@
 //! A kubelet for pods from YAML: it creates the files that the manifest plans, and sends the
 //! messages that the manifest generates.
 
-use std::{
-    fs,
-    net::IpAddr,
-    os::unix::fs::{PermissionsExt, symlink},
-    path::PathBuf,
-};
+use std::{fs, net::IpAddr, path::PathBuf};
 
 use kiyot::manifest::{CgroupDriver, Entry, Node as NodeFacts, Pod};
 use kiyot_testkit::{
@@ -63,7 +58,7 @@ impl DemoKubelet {
 
     /// Runs a pod: files, sandbox, containers.
     pub(crate) async fn run(&mut self, pod: &Pod) -> DemoPod {
-        pod.files(&self.facts, 1).iter().for_each(create);
+        pod.files(&self.facts, 1).iter().for_each(make);
         // Pods differ in the time at which the kubelet saw them.
         let facts = NodeFacts {
             seen: format!("{} {}", self.facts.seen, pod.metadata.uid),
@@ -94,7 +89,7 @@ impl DemoKubelet {
         for container in &pod.containers {
             pod.container_files(container, &facts, address.parse::<IpAddr>().ok(), 0)
                 .iter()
-                .for_each(create);
+                .for_each(make);
             let image = self.image(&container.image, &config).await;
             let request = pod.create_container(container, &facts, &sandbox, &config, &image, 0);
             let created = self
@@ -187,25 +182,8 @@ impl DemoKubelet {
     }
 }
 
-/// Creates an entry of a plan.
-fn create(entry: &Entry) {
-    let mode = |path: &PathBuf, mode: u32| {
-        fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("a mode can be set")
-    };
-    match entry {
-        Entry::Directory { path, mode: bits } => {
-            fs::create_dir_all(path).expect("a directory can be made");
-            mode(path, *bits);
-        }
-        Entry::File { path, mode: bits, content } => {
-            fs::write(path, &content.0).expect("a file can be written");
-            mode(path, *bits);
-        }
-        Entry::Link { path, target } => {
-            let beside = path.with_added_extension("beside");
-            symlink(target, &beside)
-                .unwrap_or_else(|error| panic!("{} can't be made: {error}", beside.display()));
-            fs::rename(beside, path).expect("a link can be renamed");
-        }
-    }
+fn make(entry: &Entry) {
+    entry
+        .make()
+        .unwrap_or_else(|error| panic!("{} can't be made: {error}", entry.path().display()));
 }

@@ -16,7 +16,8 @@ use tonic::Status;
 
 use super::{Backend, BackendName, CallPath, Declared, DecodedBackend, Features, Method};
 use crate::{
-    config::{MilpaBackend, Policy, ProviderKind},
+    config::{ImageSource, MilpaBackend, Policy, ProviderKind},
+    manifest::File,
     metrics::{ApiCalls, Source, Traffic},
 };
 
@@ -42,6 +43,7 @@ pub mod policy;
 pub mod providers;
 pub mod resolver;
 pub mod simulator;
+pub mod standalone;
 pub mod store;
 pub mod streaming;
 mod sync;
@@ -58,6 +60,7 @@ use inventory::Inventory;
 use logs::Logs;
 use policy::Rules;
 use providers::{Owner, Provider, TagRules, ec2, local, netns, qemu};
+use standalone::{Created, Standalone};
 use store::{Store, StoreError};
 use streaming::Streaming;
 use volumes::Volumes;
@@ -154,6 +157,7 @@ pub struct Milpa {
     cells: Arc<Cells>,
     inventory: Inventory,
     gateway: Gateway,
+    standalone: Arc<Standalone>,
     store: Store,
     metrics: Vec<Arc<dyn Source>>,
     _checking: AbortOnDropHandle<()>,
@@ -250,8 +254,17 @@ impl Milpa {
             config.pause_image.clone(),
             config.image_pull_progress_timeout,
             registries,
+            match config.image_source {
+                ImageSource::Auto => capabilities.remote,
+                ImageSource::Node => false,
+                ImageSource::Registry => true,
+            },
         );
-        let volumes = Volumes::new(vec![config.kubelet_dir.clone()], config.policy.host_path);
+        let standalone_dir = config.state_dir.join("standalone");
+        let volumes = Volumes::new(
+            vec![config.kubelet_dir.clone(), standalone_dir.clone()],
+            config.policy.host_path,
+        );
         let logs = Logs::new();
         let (link_received, link_sent) = gateway.bytes();
         let (logs_bytes, volumes_bytes, images_bytes) =
@@ -283,12 +296,20 @@ impl Milpa {
         };
         let cri = CriService::start(parts).await.map_err(of_store)?;
         let answers = Arc::new(Answers(Arc::clone(&cri)));
+        let standalone = Standalone::start(standalone::Parts {
+            store: store.clone(),
+            cri: Arc::clone(&cri),
+            cells: Arc::clone(&cells),
+            dir: standalone_dir,
+        });
+        let standalone = standalone.await.map_err(of_store)?;
         let inventory = Inventory::new(
             name.clone(),
             node_name,
             config.provider,
             Arc::clone(&cells),
             Arc::clone(cri.pods()),
+            Arc::clone(&standalone),
         );
         Ok(Arc::new(Self {
             name: name.clone(),
@@ -297,6 +318,7 @@ impl Milpa {
             cells,
             inventory,
             gateway,
+            standalone,
             store,
             metrics,
             _checking: checking,
@@ -322,6 +344,16 @@ impl Milpa {
         deadline: Option<Instant>,
     ) -> Result<Bytes, Status> {
         self.answers.call(method, message, deadline).await
+    }
+
+    /// Creates the pods of a manifest, which the daemon runs without a kubelet.
+    pub async fn create_pods(&self, files: Vec<File>) -> Result<Vec<Created>, Status> {
+        self.standalone.create(files).await
+    }
+
+    /// Ends a pod that [`Self::create_pods`] created. Returns once nothing is left of it.
+    pub async fn delete_pod(&self, uid: &str, grace: Option<i64>) -> Result<(), Status> {
+        self.standalone.delete(uid, grace).await
     }
 
     /// Sets the policy on host access.
@@ -353,6 +385,7 @@ impl Milpa {
 
     /// Ends all tasks. Pods go on, and the next start recovers them.
     pub async fn shutdown(&self) {
+        self.standalone.shutdown().await;
         self.cri.shutdown().await;
         let rest = async {
             self.gateway.shutdown().await;

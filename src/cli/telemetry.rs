@@ -3,7 +3,20 @@
 use std::io::{self, IsTerminal};
 
 use clap::ValueEnum;
-use tracing_subscriber::{EnvFilter, fmt};
+#[cfg(feature = "otel")]
+use tracing::Level;
+use tracing::Subscriber;
+#[cfg(feature = "otel")]
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::{
+    EnvFilter, Layer, fmt,
+    layer::SubscriberExt,
+    registry::LookupSpan,
+    util::{SubscriberInitExt, TryInitError},
+};
+
+#[cfg(feature = "otel")]
+use super::trace_export::TraceExport;
 
 use crate::recent_log::RecentLog;
 
@@ -23,8 +36,18 @@ pub(super) enum LogFormat {
     Json,
 }
 
-/// Starts logging, and returns the recent lines. Fails for a malformed filter in the variable.
-pub(super) fn init(format: LogFormat) -> Result<RecentLog, String> {
+/// The log, and the export of traces while it lives.
+#[derive(Debug)]
+pub(super) struct Telemetry {
+    /// The recent lines of the log.
+    pub(super) recent_log: RecentLog,
+    #[cfg(feature = "otel")]
+    _traces: Option<TraceExport>,
+}
+
+/// Starts logging and, if variables ask for it, the export of traces. Fails for a malformed filter
+/// in the variable.
+pub(super) fn init(format: LogFormat) -> Result<Telemetry, String> {
     let filter = std::env::var(FILTER).unwrap_or_else(|_| DEFAULT_FILTER.to_owned());
     let filter = EnvFilter::try_new(&filter).map_err(|error| {
         format!(
@@ -32,13 +55,46 @@ pub(super) fn init(format: LogFormat) -> Result<RecentLog, String> {
                  info, or a list such as warn,kiyot=debug"
         )
     })?;
-    let recent = RecentLog::default();
-    let tee = recent.clone();
-    let lines = fmt().with_env_filter(filter).with_writer(move || tee.tee());
-    let begun = match format {
-        LogFormat::Text => lines.with_ansi(io::stderr().is_terminal()).try_init(),
-        LogFormat::Json => lines.json().try_init(),
+    let recent_log = RecentLog::default();
+    #[cfg(feature = "otel")]
+    let traces = TraceExport::start()?;
+    #[cfg(feature = "otel")]
+    let begun = match &traces {
+        Some(traces) => {
+            // Spans are at the level of debugging, whatever the log shows.
+            let spans = Targets::new().with_target("kiyot", Level::DEBUG);
+            let exported = tracing_opentelemetry::layer().with_tracer(traces.tracer());
+            let layers = lines(format, &recent_log)
+                .with_filter(filter)
+                .and_then(exported.with_filter(spans));
+            tracing_subscriber::registry().with(layers).try_init()
+        }
+        None => begin(filter, format, &recent_log),
     };
+    #[cfg(not(feature = "otel"))]
+    let begun = begin(filter, format, &recent_log);
     begun.map_err(|error| format!("the log: {error}"))?;
-    Ok(recent)
+    Ok(Telemetry {
+        recent_log,
+        #[cfg(feature = "otel")]
+        _traces: traces,
+    })
+}
+
+/// Begins to log with one filter for all: a span that no line shows costs nothing.
+fn begin(filter: EnvFilter, format: LogFormat, recent_log: &RecentLog) -> Result<(), TryInitError> {
+    tracing_subscriber::registry().with(filter).with(lines(format, recent_log)).try_init()
+}
+
+/// Returns the layer that writes lines to the standard error.
+fn lines<S>(format: LogFormat, recent_log: &RecentLog) -> Box<dyn Layer<S> + Send + Sync>
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+{
+    let tee = recent_log.clone();
+    let lines = fmt::layer().with_writer(move || tee.tee());
+    match format {
+        LogFormat::Text => lines.with_ansi(io::stderr().is_terminal()).boxed(),
+        LogFormat::Json => lines.json().boxed(),
+    }
 }

@@ -91,6 +91,7 @@ impl Diff {
                         launch_timeout => restart,
                         token_ttl => restart,
                         image_pull_progress_timeout => restart,
+                        image_source => restart,
                         node_containerd => restart,
                         node_namespace => restart,
                         pause_image => restart,

@@ -62,6 +62,8 @@ pub struct MilpaBackend {
     pub token_ttl: Duration,
     /// Time without progress after which a pull of an image fails.
     pub image_pull_progress_timeout: Duration,
+    /// Source of the images of cells.
+    pub image_source: ImageSource,
     /// Socket of the node's containerd, which images are copied from. By default that of the node's
     /// backend.
     pub node_containerd: PathBuf,
@@ -130,6 +132,17 @@ pub struct Policy {
     pub privileged: Privileged,
     /// Name servers that only the node reaches.
     pub node_resolver: NodeResolver,
+}
+
+/// Source of the images of cells.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ImageSource {
+    /// `auto`: the registry for cells on other machines, the node for cells on it.
+    Auto,
+    /// `node`: the node sends the images and layers that it has, the registry has the rest.
+    Node,
+    /// `registry`: cells pull, and the node sends an image that can't be pulled.
+    Registry,
 }
 
 /// Treatment of a mounted path of the node that is no volume of the pod.
@@ -209,6 +222,7 @@ impl Default for MilpaBackend {
             launch_timeout: LAUNCH_TIMEOUT,
             token_ttl: TOKEN_TTL,
             image_pull_progress_timeout: IMAGE_PULL_PROGRESS_TIMEOUT,
+            image_source: ImageSource::Auto,
             node_containerd: CONTAINERD_SOCKET.into(),
             node_namespace: NODE_NAMESPACE.into(),
             pause_image: PAUSE_IMAGE.into(),
@@ -255,6 +269,13 @@ impl MilpaBackend {
         }
         table.set("healthy_timeout", &mut backend.healthy_timeout, |field| {
             read::duration_or_zero(field, MIN_HEALTHY_TIMEOUT..=MAX_TIMEOUT)
+        });
+        table.set("image_source", &mut backend.image_source, |field| {
+            field.choice(&[
+                ("auto", ImageSource::Auto),
+                ("node", ImageSource::Node),
+                ("registry", ImageSource::Registry),
+            ])
         });
         table.set("node_containerd", &mut backend.node_containerd, read::socket);
         table.set("node_namespace", &mut backend.node_namespace, |field| {

@@ -17,6 +17,7 @@ use super::{
     methods::{self, Route},
     plan::{self, Plan},
     server_state::{ServerState, Settings},
+    trace_context,
 };
 use crate::{
     backends::{DecodedBackend, Method, cri::MAX_MESSAGE_BYTES},
@@ -35,8 +36,10 @@ pub(super) fn serve(
         "cri_call",
         method = method.map_or(request.uri().path(), |method| method.name()),
         plan = Empty,
-        id = Empty
+        id = Empty,
+        code = Empty
     );
+    trace_context::adopt(&span, request.headers());
     serve_in(span.clone(), server, settings, method, request, respond).instrument(span)
 }
 

@@ -15,7 +15,7 @@ use tonic::{Code, Status};
 
 use super::{
     copy_body::{BodySink, CallerSink, CopyError},
-    frame,
+    frame, trace_context,
 };
 use crate::{error_chain::error_chain, metrics::CallRecord};
 
@@ -74,7 +74,9 @@ impl Caller {
     ) -> Option<CallerSink> {
         let stream = self.respond.send_response(head, end_of_stream).ok()?;
         if end_of_stream {
-            self.record.set_code(code_of(&head.headers));
+            let code = code_of(&head.headers);
+            trace_context::record_code(code);
+            self.record.set_code(code);
             return None;
         }
         Some(CallerSink::new(stream, Some(self.limit), self.record))

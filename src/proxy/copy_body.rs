@@ -10,7 +10,7 @@ use bytes::Bytes;
 use http::HeaderMap;
 use kiyot_http2::{Error, Reason, RecvStream, SendStream};
 
-use super::{caller::code_of, idle_timeout::IdleTimeout};
+use super::{caller::code_of, idle_timeout::IdleTimeout, trace_context};
 use crate::metrics::CallRecord;
 
 /// A body that was not copied to its end.
@@ -101,7 +101,9 @@ impl BodySink for CallerSink {
     }
 
     fn end(&mut self, trailers: Option<HeaderMap>) {
-        self.record.set_code(trailers.as_ref().and_then(code_of));
+        let code = trailers.as_ref().and_then(code_of);
+        trace_context::record_code(code);
+        self.record.set_code(code);
         self.stream.finish(trailers);
     }
 }

@@ -57,14 +57,13 @@ async fn pod_on_an_instance_lives_as_one_on_the_node() {
 
 /// Returns the status with which the metadata service answers a process in the network of a pod
 /// whose socket is bound to the device: it passes every route, and needs no capability.
-fn status_past_the_route(world: &World, pod: &str) -> String {
-    let instance = world.instance_of(pod).id;
+fn status_past_the_route(instance: &str) -> String {
     let powerless = ["setpriv", "--bounding-set=-all", "--reuid=65534", "--clear-groups"];
     let request =
         ["curl", "--silent", "--show-error", "--max-time", "10", "--interface", "if!eth0"];
     let status = ["--output", "/dev/null", "--write-out", "%{http_code}"];
     let url = ["http://169.254.169.254/latest/meta-data/"];
-    let in_network = ["netns", "exec", &instance];
+    let in_network = ["netns", "exec", instance];
     let command = [&in_network[..], &powerless, &request, &status, &url].concat();
     output("ip", &command).unwrap()
 }
@@ -79,15 +78,35 @@ async fn metadata_service_is_closed_to_a_pod_without_an_instance_profile() {
     let closed = kubelet.run_pod(&pod("closed", WAIT)).await.unwrap();
     let read = run(&mut kubelet, &closed.container("main").id, script).await;
     assert!(read.contains("No route to host"), "{read}");
-    assert_eq!(status_past_the_route(&world, "closed"), "403");
+    assert_eq!(status_past_the_route(&world.instance_of("closed").id), "403");
     let profile = "arn:aws:iam::123456789012:instance-profile/reader";
     let open = pod("open", WAIT);
     let open = open.annotation("pod.elotl.co/instance-profile", profile);
     let open = kubelet.run_pod(&open).await.unwrap();
     let read = run(&mut kubelet, &open.container("main").id, script).await;
     assert!(read.contains("HTTP/1.1 401"), "{read}");
-    assert_eq!(status_past_the_route(&world, "open"), "401");
+    assert_eq!(status_past_the_route(&world.instance_of("open").id), "401");
     world.ends(&mut kubelet, &[&closed, &open]).await;
+}
+
+/// Verifies V22.
+#[tokio::test]
+async fn metadata_service_of_a_warm_cell_is_closed_when_a_pod_takes_it() {
+    let world = World::start().await;
+    let mut options = world.options();
+    options.sections.push_str("[[backends.milpa.warm]]\ncount = 1\n");
+    let (kiyot, mut kubelet) = world.daemon(options).await;
+    wait_until("a cell is warm", LIMIT, async || {
+        kiyot.log().contains("cell waits in its warm pool").then_some(())
+    })
+    .await;
+    let warm = world.running().remove(0).id;
+    assert_eq!(status_past_the_route(&warm), "401", "no pod can read it yet");
+    let taken = kubelet.run_pod(&pod("taken", WAIT)).await.unwrap();
+    assert_eq!(world.instance_of("taken").id, warm);
+    assert_eq!(status_past_the_route(&warm), "403");
+    kubelet.stop_and_remove(&taken).await.unwrap();
+    world.reaches(&warm, State::Terminated).await;
 }
 
 /// Verifies V24.

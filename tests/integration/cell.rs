@@ -51,6 +51,7 @@ mod restart;
 mod retries;
 mod secrets;
 mod slow_link;
+mod standalone;
 mod stops;
 mod storage_limit;
 mod streams;

@@ -8,3 +8,5 @@ mod kit;
 mod local;
 mod metrics;
 mod runtimes;
+#[cfg(feature = "otel")]
+mod traces;

@@ -38,7 +38,9 @@ impl Cloud {
         let credentials = [("AWS_ACCESS_KEY_ID", "AKIATEST"), ("AWS_SECRET_ACCESS_KEY", "secret")];
         let mut options = KiyotOptions::new(binary);
         options.provider = Provider::Ec2;
-        options.milpa = "cluster = \"test\"\nnode = \"worker-1\"\n".to_owned();
+        // Instances of the cloud reach no registry.
+        options.milpa =
+            "cluster = \"test\"\nnode = \"worker-1\"\nimage_source = \"node\"\n".to_owned();
         options.of_provider = of_provider;
         options.sections = format!("[backends.milpa.gateway]\n{gateway}\n");
         options.environment =

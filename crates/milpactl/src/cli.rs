@@ -35,6 +35,10 @@ pub(crate) enum Verb {
     Describe(Describe),
     /// Prints the log of a unit (container) of a pod, or the end of the console of a cell.
     Logs(Logs),
+    /// Creates pods of Kubernetes manifests, which the daemon runs without a kubelet.
+    Create(Create),
+    /// Ends pods that `create` made.
+    Delete(Delete),
     /// Stops launches of cells, also after a restart of the daemon.
     Cordon,
     /// Permits launches of cells again.
@@ -175,6 +179,30 @@ pub(crate) struct Logs {
     /// Lines since a time, such as `10m` ago or `2026-01-31T10:00:00Z`.
     #[arg(long)]
     pub(crate) since: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Create {
+    /// A manifest with Pods, and the ConfigMaps and Secrets that they mount: a file, a directory,
+    /// or `-` for the standard input.
+    #[arg(short, long, required = true)]
+    pub(crate) filename: Vec<PathBuf>,
+    /// The backend that runs the pods; the first that has cells without it.
+    #[arg(long)]
+    pub(crate) backend: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Delete {
+    /// Pods, by name or uid.
+    #[arg(required = true)]
+    pub(crate) pods: Vec<String>,
+    /// Namespace of the pods.
+    #[arg(short, long)]
+    pub(crate) namespace: Option<String>,
+    /// Seconds that the containers have to end; those of the manifest without it.
+    #[arg(long)]
+    pub(crate) grace_period: Option<u32>,
 }
 
 #[derive(Debug, Args)]

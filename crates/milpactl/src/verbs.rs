@@ -14,6 +14,8 @@ use crate::{
 };
 
 mod cordon;
+mod create;
+mod delete;
 mod describe;
 mod dump;
 mod get;
@@ -35,6 +37,8 @@ pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Error> {
         Verb::Get(get) => get::run(connect, get).await?,
         Verb::Describe(describe) => describe::run(&connect().await?, describe).await?,
         Verb::Logs(logs) => logs::run(&connect().await?, logs).await?,
+        Verb::Create(create) => create::run(connect, create).await?,
+        Verb::Delete(delete) => delete::run(&connect().await?, delete).await?,
         Verb::Cordon => cordon::cordon(&connect().await?).await?,
         Verb::Uncordon => cordon::uncordon(&connect().await?).await?,
         Verb::Drain(drain) => cordon::drain(&connect().await?, &drain).await?,

@@ -31,6 +31,17 @@ pub struct InvalidId {
 #[error("no random bytes from the kernel")]
 pub struct NoRandomness;
 
+/// Returns a random uid in the API server's form (RFC 9562, version 4).
+pub(crate) fn random_uid() -> Result<String, NoRandomness> {
+    let mut random = [0_u8; 16];
+    SystemRandom::new().fill(&mut random).map_err(|_| NoRandomness)?;
+    random[6] = random[6] & 0x0f | 0x40;
+    random[8] = random[8] & 0x3f | 0x80;
+    let text = hex::encode(random);
+    let groups = [&text[..8], &text[8..12], &text[12..16], &text[16..20], &text[20..]];
+    Ok(groups.join("-"))
+}
+
 macro_rules! id {
     ($(#[$doc:meta])* $name:ident, $what:literal, $allowed:literal, $prefix:expr, $length:expr) => {
         $(#[$doc])*

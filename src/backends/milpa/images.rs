@@ -6,6 +6,7 @@ use std::{
 };
 
 use kiyot_proto::{cell::RegistryFile, cri};
+use tokio::sync::Semaphore;
 
 pub(super) use self::reference::normalized;
 use self::{
@@ -43,6 +44,10 @@ mod tests;
 /// Most credentials in memory; each may take a few KiB.
 const MAX_CREDENTIALS: usize = 1_024;
 
+/// Most images that are copied at the same time to cells that pull by themselves: the copies leave
+/// the node by its network.
+const MAX_COPIES: usize = 4;
+
 /// Most names that an image gets in a cell.
 const MAX_NAMES: usize = 64;
 
@@ -60,6 +65,9 @@ pub struct Images {
     /// Registry configuration of the node.
     registries: Option<Arc<Registries>>,
     image_locks: KeyLocks<(CellId, String)>,
+    /// Permits for copies of images to cells that pull by themselves; `None` if the node comes
+    /// first.
+    copies: Option<Semaphore>,
     /// Bytes that were copied to cells.
     bytes: ByteCounter,
 }
@@ -68,13 +76,16 @@ impl Images {
     /// Creates the images of cells. `pause_image` is the name in the configuration of the cells'
     /// containerd. `progress_timeout` bounds the time without progress of a copied blob and of a
     /// pull. `registries` has the credentials for pulls without credentials of their own.
+    /// `pulls_first`: the node sends only images that can't be pulled.
     pub fn new(
         node: NodeImages,
         pause_image: impl Into<String>,
         progress_timeout: Duration,
         registries: Arc<Registries>,
+        pulls_first: bool,
     ) -> Arc<Self> {
         Arc::new(Self {
+            copies: pulls_first.then(|| Semaphore::new(MAX_COPIES)),
             node_credentials: registries.credentials(),
             registries: Some(registries),
             ..Self::of(Box::new(Containerd::new(node)), pause_image.into(), progress_timeout)
@@ -91,6 +102,7 @@ impl Images {
             node_credentials: Arc::default(),
             registries: None,
             image_locks: KeyLocks::default(),
+            copies: None,
             bytes: ByteCounter::default(),
         }
     }
@@ -259,9 +271,32 @@ impl Images {
         if let Some(found) = cell_image(receiver, wanted).await? {
             return Ok((found.id.clone(), Some(found)));
         }
-        if let Some(copied) = self.copy_from_node(cell, receiver, wanted).await? {
-            return Ok((copied.id.clone(), Some(copied)));
+        if self.copies.is_none() || *wanted == self.pause_image {
+            let copied = self.copy_from_node(cell, receiver, wanted).await?;
+            return match copied {
+                Some(copied) => Ok((copied.id.clone(), Some(copied))),
+                None => self.pull_present(cell, receiver, image, uid).await,
+            };
         }
+        let failure = match self.pull_present(cell, receiver, image, uid).await {
+            Err(failure) => failure,
+            pulled => return pulled,
+        };
+        match self.copy_from_node(cell, receiver, wanted).await? {
+            Some(copied) => Ok((copied.id.clone(), Some(copied))),
+            None => Err(failure),
+        }
+    }
+
+    /// Pulls an image in a cell. Returns its id and the cell's status of it.
+    async fn pull_present(
+        &self,
+        cell: &CellId,
+        receiver: &dyn Receiver,
+        image: &cri::ImageSpec,
+        uid: &str,
+    ) -> Result<(String, Option<cri::Image>), Failure> {
+        let wanted = &image.image;
         let reference = if is_id(wanted) { &image.user_specified_image } else { wanted };
         if reference.is_empty() || is_id(reference) {
             return Err(Failure::request(
@@ -336,6 +371,11 @@ impl Images {
         wanted: &str,
     ) -> Result<Option<String>, CopyError> {
         let node = &*self.node;
+        // Never closed.
+        let _permit = match &self.copies {
+            Some(copies) => copies.acquire().await.ok(),
+            None => None,
+        };
         let Some(manifest) = copy::resolve(node, &normalized(wanted)).await? else {
             return Ok(None);
         };
@@ -376,7 +416,8 @@ impl Images {
         // Like the node's containerd, configured credentials are for pulls without their own.
         let auth = auth.or_else(|| self.node_credentials.of(&normalized(reference)));
         let request = cri::PullImageRequest { image: Some(image), auth, sandbox_config: None };
-        let pulled = pull::pull(&*self.node, receiver, &request, self.progress_timeout).await?;
+        let supplier = self.copies.is_none().then_some(&*self.node);
+        let pulled = pull::pull(supplier, receiver, &request, self.progress_timeout).await?;
         if let (layers @ 1.., bytes) = pulled.from_node {
             tracing::info!(
                 %cell,

@@ -3,7 +3,7 @@
 //! Only what an operator may see: no values of environment variables, no annotations that kiyot
 //! doesn't read, no tokens and keys.
 
-use std::sync::Arc;
+use std::{collections::HashSet, sync::Arc};
 
 use kiyot_proto::admin;
 
@@ -12,6 +12,7 @@ use super::{
     id::{CellId, SandboxId},
     pods::Pods,
     providers::ProviderError,
+    standalone::{Standalone, View},
     store::StoreError,
 };
 use crate::{
@@ -38,6 +39,7 @@ pub struct Inventory {
     provider: ProviderKind,
     cells: Arc<Cells>,
     pods: Arc<Pods>,
+    standalone: Arc<Standalone>,
 }
 
 /// A pod of a list.
@@ -53,6 +55,8 @@ pub struct PodKey {
 enum PodItem {
     Waiting(Box<OrderView>),
     Sandbox(SandboxId),
+    /// A standalone pod without a sandbox and without an order.
+    Standalone(Box<View>),
 }
 
 impl Inventory {
@@ -63,8 +67,9 @@ impl Inventory {
         provider: ProviderKind,
         cells: Arc<Cells>,
         pods: Arc<Pods>,
+        standalone: Arc<Standalone>,
     ) -> Self {
-        Self { backend, node, provider, cells, pods }
+        Self { backend, node, provider, cells, pods, standalone }
     }
 
     /// Returns the name of the node.
@@ -72,7 +77,8 @@ impl Inventory {
         &self.node
     }
 
-    /// Returns the pods, sorted: the latest sandbox of each, or the order of its cell.
+    /// Returns the pods, sorted: the latest sandbox of each, or the order of its cell, or the
+    /// standalone pod before both.
     pub fn pod_keys(&self) -> Vec<PodKey> {
         let waiting = self.cells.orders().into_iter().map(|order| PodKey {
             name: format!("{}/{}", order.namespace, order.name),
@@ -86,6 +92,16 @@ impl Inventory {
             item: PodItem::Sandbox(id),
         });
         let mut keys: Vec<PodKey> = waiting.chain(sandboxes).collect();
+        let standalone = self.standalone.views();
+        if !standalone.is_empty() {
+            let names: HashSet<String> = keys.iter().map(|key| key.name.clone()).collect();
+            let pending = standalone.into_iter().map(|view| PodKey {
+                name: format!("{}/{}", view.namespace, view.name),
+                created_unix_nanos: view.created_unix_nanos,
+                item: PodItem::Standalone(Box::new(view)),
+            });
+            keys.extend(pending.filter(|key| !names.contains(&key.name)));
+        }
         keys.sort_by(|one, other| {
             (&one.name, one.created_unix_nanos).cmp(&(&other.name, other.created_unix_nanos))
         });

@@ -50,6 +50,8 @@ pub enum Table {
     Costs,
     /// `Cordon` by a fixed key.
     Cordon,
+    /// `StandalonePod` by the pod's uid.
+    StandalonePods,
 }
 
 impl Table {
@@ -66,6 +68,7 @@ impl Table {
             Self::Node => "node",
             Self::Costs => "costs",
             Self::Cordon => "cordon",
+            Self::StandalonePods => "standalone_pods",
         }
     }
 }

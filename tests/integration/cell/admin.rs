@@ -22,7 +22,7 @@ use tower::service_fn;
 use super::{options, pod, remove_and_assert_clean};
 
 /// Connects to the admin socket of a daemon.
-async fn admin(kiyot: &Kiyot<'_>) -> AdminClient<Channel> {
+pub(super) async fn admin(kiyot: &Kiyot<'_>) -> AdminClient<Channel> {
     let socket = kiyot.socket().with_file_name("admin.sock");
     let connector = service_fn(move |_: Uri| {
         let socket = socket.clone();
@@ -41,27 +41,27 @@ async fn all<P, I>(
     parts.into_iter().flat_map(|part| items(part.unwrap())).collect()
 }
 
-async fn pods(client: &mut AdminClient<Channel>) -> Vec<admin::Pod> {
+pub(super) async fn pods(client: &mut AdminClient<Channel>) -> Vec<admin::Pod> {
     let request = admin::ListPodsRequest::default();
     all(client.list_pods(request).await.unwrap(), |part| part.pods).await
 }
 
-async fn cells(client: &mut AdminClient<Channel>) -> Vec<admin::Cell> {
+pub(super) async fn cells(client: &mut AdminClient<Channel>) -> Vec<admin::Cell> {
     let request = admin::ListCellsRequest::default();
     all(client.list_cells(request).await.unwrap(), |part| part.cells).await
 }
 
-async fn events(client: &mut AdminClient<Channel>) -> Vec<admin::Event> {
+pub(super) async fn events(client: &mut AdminClient<Channel>) -> Vec<admin::Event> {
     let request = admin::ListEventsRequest::default();
     all(client.list_events(request).await.unwrap(), |part| part.events).await
 }
 
-fn log_of(pod: &str) -> admin::ReadLogRequest {
+pub(super) fn log_of(pod: &str) -> admin::ReadLogRequest {
     admin::ReadLogRequest { pod: pod.to_owned(), ..Default::default() }
 }
 
 /// Returns standard output and standard error of a log.
-async fn log(
+pub(super) async fn log(
     client: &mut AdminClient<Channel>,
     request: admin::ReadLogRequest,
 ) -> (String, String) {

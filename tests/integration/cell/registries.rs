@@ -289,6 +289,36 @@ async fn image_pulled_by_the_node_is_pulled_by_no_cell() {
     kubelet.stop_and_remove(&local).await.unwrap();
 }
 
+/// Verifies I22.
+#[tokio::test]
+async fn cells_with_the_registry_as_source_pull_and_get_the_rest_from_the_node() {
+    let node = Node::start().await;
+    let registry = Registry::start(&node, Access::Basic("violet".into(), "sesame".into()));
+    let (name, _) = registry.image("app:1", &image_with_word("once"));
+    let with_mirrors = with_mirrors(&node);
+    let milpa = format!("{}image_source = \"registry\"\n", with_mirrors.milpa);
+    let kiyot = Kiyot::start(&node, KiyotOptions { milpa, ..with_mirrors }).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let local = Pod::new("local");
+    let credentials = auth("violet", "sesame");
+    let config = kubelet.prepare(&local);
+    kubelet.pull(&local, &config, &name, Some(credentials.clone())).await.unwrap();
+    registry.asked();
+
+    let pod = run_sandbox(&mut kubelet, "with-credentials").await;
+    kubelet.pull(&pod.spec, &pod.config, &name, Some(credentials)).await.unwrap();
+    assert_eq!(blob_requests(&registry.asked()).len(), 2, "the cell pulls it");
+    remove_and_assert_clean(&mut kubelet, &kiyot, &pod).await;
+
+    // The registry refuses the cell, and for IfNotPresent the image is present.
+    let mut pod = run_sandbox(&mut kubelet, "without-credentials").await;
+    run_until_word(&mut kubelet, &mut pod, "main", &name, "once").await;
+    assert_eq!(blob_requests(&registry.asked()), BTreeSet::new(), "the node sends it");
+    assert!(kiyot.log().contains("image copied from the node"), "{}", kiyot.log());
+    remove_and_assert_clean(&mut kubelet, &kiyot, &pod).await;
+    kubelet.forget(&local);
+}
+
 /// Verifies I5.
 #[tokio::test]
 async fn layers_that_the_node_discarded_are_pulled() {

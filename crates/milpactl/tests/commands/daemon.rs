@@ -327,6 +327,42 @@ impl Admin for Service {
         Ok(Response::new(admin::EndCellResponse {}))
     }
 
+    async fn create_pods(
+        &self,
+        request: Request<admin::CreatePodsRequest>,
+    ) -> Result<Response<admin::CreatePodsResponse>, Status> {
+        self.check()?;
+        let created = |file: admin::ManifestFile| admin::CreatedPod {
+            namespace: "default".to_owned(),
+            name: file.text.trim().to_owned(),
+            uid: "uid".to_owned(),
+        };
+        let pods = request.into_inner().files.into_iter().map(created).collect();
+        Ok(Response::new(admin::CreatePodsResponse { pods }))
+    }
+
+    async fn delete_pod(
+        &self,
+        request: Request<admin::DeletePodRequest>,
+    ) -> Result<Response<admin::DeletePodResponse>, Status> {
+        self.check()?;
+        let admin::DeletePodRequest { name, .. } = request.into_inner();
+        let mut ended = self.0.ended.lock().unwrap();
+        match name.as_str() {
+            // Its end takes longer than a call.
+            "slow" if !ended.contains(&name) => {
+                ended.push(name);
+                Err(Status::deadline_exceeded("DeletePod takes longer"))
+            }
+            "slow" => Err(Status::not_found("no pod")),
+            "kubelets" => Err(Status::failed_precondition("it is the kubelet's pod")),
+            _ => {
+                let namespace = "default".to_owned();
+                Ok(Response::new(admin::DeletePodResponse { namespace, name }))
+            }
+        }
+    }
+
     async fn dump(
         &self,
         _: Request<admin::DumpRequest>,

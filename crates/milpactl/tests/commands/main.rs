@@ -237,3 +237,27 @@ fn completions_and_the_manual_need_no_daemon() {
         assert!(output.status.success() && output.stdout.len() > 500, "{line:?}");
     }
 }
+
+#[test]
+fn pods_of_manifests_are_created_and_deleted_by_name() {
+    let daemon = Daemon::start(Behaviour::default());
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["first", "second"] {
+        std::fs::write(dir.path().join(format!("{name}.yaml")), name).unwrap();
+    }
+    let (text, error, code) = run(&daemon, &format!("create -f {}", dir.path().display()));
+    assert_eq!(
+        (text.as_str(), code),
+        ("pod/default/first created\npod/default/second created\n", 0),
+        "{error}"
+    );
+    let (_, error, code) = run(&daemon, "create -f /nowhere.yaml");
+    assert_eq!(code, 64);
+    assert!(error.contains("/nowhere.yaml"), "{error}");
+
+    let (text, ..) = run(&daemon, "delete first slow --grace-period 1");
+    assert_eq!(text, "pod/default/first deleted\npod/slow deleted\n");
+    let (text, error, code) = run(&daemon, "delete kubelets other");
+    assert_eq!((text.as_str(), code), ("pod/default/other deleted\n", 1));
+    assert!(error.contains("kubelets: it is the kubelet's pod"), "{error}");
+}

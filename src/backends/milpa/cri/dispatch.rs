@@ -8,8 +8,12 @@ use kiyot_proto::cri;
 use prost::Message;
 use tonic::Status;
 
-use super::CriService;
-use crate::backends::{Features, Method, milpa::policy};
+use super::{CriService, status_code};
+use crate::{
+    annotations::CellRequest,
+    backends::{Features, Method, milpa::policy},
+    error_chain::error_chain,
+};
 
 impl CriService {
     /// Answers a call from memory, without waiting; `None` if it needs [`Self::call`].
@@ -47,6 +51,34 @@ impl CriService {
         }))
     }
 
+    /// Runs the sandbox of a pod that the daemon runs itself, which no list of CRI has.
+    pub(crate) async fn run_standalone_sandbox(
+        self: &Arc<Self>,
+        request: cri::RunPodSandboxRequest,
+    ) -> Result<String, Status> {
+        let response = Box::pin(self.run_sandbox(request, None, true)).await?;
+        Ok(response.pod_sandbox_id)
+    }
+
+    /// Returns true while a sandbox of a pod is made.
+    pub(crate) fn makes_sandbox_of(&self, uid: &str) -> bool {
+        self.launches.any(|key| key.pod_uid == uid)
+    }
+
+    /// Returns why a standalone pod can't run in a cell: its annotations, or the policy.
+    pub(crate) fn check_standalone(&self, config: &cri::PodSandboxConfig) -> Result<(), Status> {
+        let rules = self.rules();
+        policy::check_sandbox(&rules, config).map_err(status_code::of_refusal)?;
+        CellRequest::parse(&config.annotations)
+            .map_err(|error| Status::invalid_argument(error_chain(&error)))?;
+        match policy::keeps_local(&rules, config) {
+            Some(reason) => {
+                Err(Status::failed_precondition(format!("it {reason}: only a kubelet runs it")))
+            }
+            None => Ok(()),
+        }
+    }
+
     /// Answers a call.
     pub async fn call(
         self: &Arc<Self>,
@@ -79,7 +111,8 @@ impl CriService {
     ) -> Result<Bytes, Status> {
         match method {
             Method::RunPodSandbox => {
-                typed(&message, |request| Box::pin(self.run_sandbox(request, deadline))).await
+                typed(&message, |request| Box::pin(self.run_sandbox(request, deadline, false)))
+                    .await
             }
             Method::StopPodSandbox => {
                 typed(&message, |request| self.stop_pod_sandbox(request, deadline)).await

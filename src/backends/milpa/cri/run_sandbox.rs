@@ -44,6 +44,8 @@ struct Wanted {
     needs: Needs,
     /// See [`annotations::identity`].
     identity: String,
+    /// True if the daemon runs the pod itself.
+    is_standalone: bool,
 }
 
 impl CriService {
@@ -69,6 +71,7 @@ impl CriService {
         self: &Arc<Self>,
         request: cri::RunPodSandboxRequest,
         deadline: Option<Instant>,
+        is_standalone: bool,
     ) -> Result<cri::RunPodSandboxResponse, Status> {
         let config = request
             .config
@@ -85,6 +88,7 @@ impl CriService {
             needs: self.cells.needs(&cell_request, &self.requested(config).await),
             identity: annotations::identity(&config.annotations),
             request: cell_request,
+            is_standalone,
         };
         let key = OrderKey {
             pod_uid: metadata.uid.clone(),
@@ -188,7 +192,7 @@ impl CriService {
     async fn launch(
         self: Arc<Self>,
         request: &cri::RunPodSandboxRequest,
-        Wanted { request: wishes, needs, identity }: Wanted,
+        Wanted { request: wishes, needs, identity, is_standalone }: Wanted,
     ) -> Result<SandboxId, Status> {
         let id = SandboxId::mint().map_err(status_code::of_randomness)?;
         let metadata = request.config.clone().unwrap_or_default().metadata.unwrap_or_default();
@@ -234,7 +238,8 @@ impl CriService {
         let bound = self.cells.launch(order).await.map_err(|error| status_code::of_cell(&error))?;
         // That of an earlier call, if the daemon was restarted during the launch.
         let BoundCell { cell, sandbox: id, attached } = bound;
-        match Box::pin(self.set_up_cell(&id, &cell, &attached, request, &pod)).await {
+        let made = self.set_up_cell(&id, &cell, &attached, request, &pod, is_standalone);
+        match Box::pin(made).await {
             Ok(()) => {
                 let addresses = &attached.addresses;
                 tracing::info!(sandbox = %id, cell = %cell.id, pod, ?addresses, "sandbox created");
@@ -279,6 +284,7 @@ impl CriService {
         attached: &Attached,
         request: &cri::RunPodSandboxRequest,
         pod: &str,
+        is_standalone: bool,
     ) -> Result<(), Status> {
         let config = request.config.clone().unwrap_or_default();
         let hello = cell_client::connected(cell, pod, None).await?;
@@ -308,6 +314,7 @@ impl CriService {
             addresses: attached.addresses.iter().map(ToString::to_string).collect(),
             resolvers,
             current_annotations: Default::default(),
+            standalone: is_standalone,
         };
         let mut batch = Batch::default();
         batch.put(Table::Sandboxes, id.as_str(), &meta);

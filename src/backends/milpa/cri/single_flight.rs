@@ -57,6 +57,11 @@ where
         self.flights.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Returns true if a flight's key satisfies a condition.
+    pub(super) fn any(&self, condition: impl Fn(&K) -> bool) -> bool {
+        self.lock().keys().any(condition)
+    }
+
     /// Joins the flight of a key, or begins one. `work` runs in a task to its end, even if no
     /// caller waits.
     pub(super) fn join<W, F>(

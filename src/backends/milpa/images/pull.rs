@@ -70,13 +70,14 @@ pub(super) struct Pulled {
     pub(super) from_node: (usize, u64),
 }
 
-/// Pulls an image in a cell. `stall` bounds the time without progress.
+/// Pulls an image in a cell. `stall` bounds the time without progress. Without `node` all layers
+/// come from the registry.
 ///
 /// Once the manifest has come, and so the registry has given it to this pod, the layers that the
 /// node has are sent to the cell, and the pull is restarted: it keeps its content and fetches the
 /// rest. No other blob of the node is sent. A failure to send does not fail the pull.
 pub(super) async fn pull(
-    node: &dyn Node,
+    node: Option<&dyn Node>,
     cell: &dyn Receiver,
     request: &cri::PullImageRequest,
     stall: Duration,
@@ -85,13 +86,14 @@ pub(super) async fn pull(
     let mut interrupted = Vec::new();
     loop {
         // More than one, because another pull's manifest may have been taken for this one's.
-        let supplier = (interrupted.len() < MAX_INTERRUPTIONS).then_some(node);
+        let supplier = node.filter(|_| interrupted.len() < MAX_INTERRUPTIONS);
         let (manifest, layers) = match attempt(supplier, &interrupted, cell, request, stall).await?
         {
             Outcome::Pulled(id) => return Ok(Pulled { id, from_node }),
             Outcome::Interrupted(manifest, layers) => (manifest, layers),
         };
         interrupted.push(manifest.target.digest.clone());
+        let Some(node) = node else { continue };
         for layer in layers {
             match send_layer(node, cell, &manifest, &layer, stall).await {
                 Ok(()) => from_node = (from_node.0 + 1, from_node.1 + layer.size),

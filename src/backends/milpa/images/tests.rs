@@ -561,6 +561,61 @@ async fn layers_come_from_the_node_after_the_registry_gave_the_manifest() {
     assert_eq!(scene.node.0.lock().unwrap().held, 0);
 }
 
+/// Verifies I22.
+#[tokio::test]
+async fn cell_that_pulls_first_gets_from_the_node_what_the_registry_lacks() {
+    let mut scene = Scene::new();
+    scene.images.copies = Some(Semaphore::new(1));
+    let id = scene.node.image(NAME);
+    assert_eq!(scene.status(NAME).await.as_ref(), Some(&id), "the node can give it");
+    scene.in_registry(NAME, &id);
+    assert_eq!(scene.ensure(&id, NAME).await.unwrap(), id);
+    assert_eq!((*scene.cell.puts.lock().unwrap(), scene.cell.pulls.lock().unwrap().len()), (0, 1));
+
+    // The registry has another image by this name, or none.
+    for in_registry in [true, false] {
+        scene.cell = FakeCell::default();
+        if in_registry {
+            scene.in_registry(NAME, &sha256(b"a later image"));
+        }
+        assert_eq!(scene.ensure(&id, NAME).await.unwrap(), id);
+        assert!(*scene.cell.puts.lock().unwrap() > 0, "the node has sent it");
+    }
+    let absent = sha256(b"absent");
+    let failure = scene.ensure(&absent, "absent:1").await.unwrap_err();
+    assert!(failure.to_string().contains("RegistryUnavailable"), "{failure}");
+
+    // The pause image is the node's.
+    let pause = scene.node.image(PAUSE);
+    scene.cell = FakeCell::default();
+    scene.in_registry(PAUSE, &pause);
+    scene.images.ensure_pause_in(&scene.id, &scene.cell).await.unwrap();
+    assert_eq!(scene.cell.pulls.lock().unwrap().len(), 0);
+}
+
+/// Verifies I22.
+#[tokio::test(start_paused = true)]
+async fn pull_of_a_cell_that_pulls_first_is_not_interrupted_for_layers_of_the_node() {
+    let (mut scene, id, _) = pulling();
+    scene.images.copies = Some(Semaphore::new(1));
+    *scene.cell.pull_hangs.lock().unwrap() = false;
+    assert_eq!(scene.pull(NAME, auth()).await.unwrap(), id);
+    assert_eq!((*scene.cell.puts.lock().unwrap(), scene.cell.pulls.lock().unwrap().len()), (0, 1));
+}
+
+/// Verifies I22.
+#[tokio::test(start_paused = true)]
+async fn copies_to_cells_that_pull_first_wait_for_one_another() {
+    let mut scene = Scene::new();
+    scene.images.copies = Some(Semaphore::new(1));
+    let id = scene.node.image(NAME);
+    let held = scene.images.copies.as_ref().unwrap().acquire().await.unwrap();
+    let waits = tokio::time::timeout(Duration::from_secs(1), scene.ensure(&id, NAME)).await;
+    assert!(waits.is_err(), "another copy is under way");
+    drop(held);
+    assert_eq!(scene.ensure(&id, NAME).await.unwrap(), id);
+}
+
 /// Verifies I13.
 #[tokio::test(start_paused = true)]
 async fn pull_waits_for_its_watch_by_full_name() {

@@ -66,7 +66,7 @@ impl Inventory {
     pub fn sandbox(&self, key: &PodKey) -> Option<String> {
         match &key.item {
             PodItem::Sandbox(sandbox) => Some(sandbox.to_string()),
-            PodItem::Waiting(_) => None,
+            PodItem::Waiting(_) | PodItem::Standalone(_) => None,
         }
     }
 

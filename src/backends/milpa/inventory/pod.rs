@@ -11,6 +11,7 @@ use crate::{
         cells::{CellView, OrderView, Step},
         id::CellId,
         pods::{Container, Sandbox},
+        standalone::View,
     },
 };
 
@@ -27,6 +28,7 @@ impl PodKey {
         let sandbox = match &self.item {
             PodItem::Waiting(order) => order.sandbox.as_str(),
             PodItem::Sandbox(id) => id.as_str(),
+            PodItem::Standalone(view) => view.uid.as_str(),
         };
         (namespace.is_empty() || own_namespace == namespace)
             && (name.is_empty() || own_name == name || sandbox == name)
@@ -34,10 +36,12 @@ impl PodKey {
 }
 
 impl Inventory {
-    pub(super) fn pod(&self, key: &PodKey) -> Option<admin::Pod> {
+    /// Returns a pod; `None` if it was removed since.
+    pub fn pod(&self, key: &PodKey) -> Option<admin::Pod> {
         match &key.item {
             PodItem::Waiting(order) => Some(self.waiting(order)),
             PodItem::Sandbox(id) => Some(self.placed(&self.pods.sandbox(id.as_str()).ok()?)),
+            PodItem::Standalone(view) => Some(self.pending(view)),
         }
     }
 
@@ -60,8 +64,28 @@ impl Inventory {
             start_failures: order.failures,
             spot_failure: order.spot_failed,
             message: order.last_error.clone(),
+            is_standalone: self.standalone.has(&order.pod_uid),
             cell: order.cell.as_ref().map(ToString::to_string).unwrap_or_default(),
             ..self.with_cell(cell.as_ref())
+        }
+    }
+
+    /// Returns a standalone pod whose sandbox is not ordered yet.
+    fn pending(&self, view: &View) -> admin::Pod {
+        let phase = match view.is_ending {
+            true => admin::PodPhase::Terminated,
+            false => admin::PodPhase::Waiting,
+        };
+        admin::Pod {
+            namespace: view.namespace.clone(),
+            name: view.name.clone(),
+            uid: view.uid.clone(),
+            phase: phase.into(),
+            phase_since_unix_nanos: view.created_unix_nanos,
+            created_unix_nanos: view.created_unix_nanos,
+            message: view.error.clone(),
+            is_standalone: true,
+            ..self.with_cell(None)
         }
     }
 
@@ -101,7 +125,11 @@ impl Inventory {
             addresses: addresses.collect(),
             cell: meta.cell,
             resources: config.linux.and_then(|linux| linux.resources).map(|own| resources(&own)),
-            message: containers.iter().find_map(lost).unwrap_or_default(),
+            message: containers
+                .iter()
+                .find_map(lost)
+                .unwrap_or_else(|| self.standalone.error_of(&sandbox.uid)),
+            is_standalone: meta.standalone,
             runtime_handler: meta.runtime_handler,
             ..self.with_cell(view.as_ref())
         }

@@ -18,7 +18,8 @@ impl Pods {
         cache
             .sandbox_list
             .get_or_insert_with(|| {
-                shared_list(cache.sandboxes.values_mut().map(|sandbox| &mut sandbox.item))
+                let listed = cache.sandboxes.values_mut().filter(|sandbox| !sandbox.is_standalone);
+                shared_list(listed.map(|sandbox| &mut sandbox.item))
             })
             .clone()
     }
@@ -37,14 +38,16 @@ impl Pods {
         cache
             .container_list
             .get_or_insert_with(|| {
-                shared_list(cache.containers.values_mut().map(|container| &mut container.item))
+                let listed = cache.containers.values_mut();
+                let listed = listed.filter(|container| !container.is_standalone);
+                shared_list(listed.map(|container| &mut container.item))
             })
             .clone()
     }
 }
 
 impl Cache {
-    /// Returns the sandboxes that match a filter.
+    /// Returns the sandboxes that match a filter, without standalone ones.
     pub(super) fn sandboxes_by<'a>(
         &'a self,
         filter: &'a filter::Sandboxes,
@@ -53,14 +56,15 @@ impl Cache {
         let one = (!id.is_empty()).then(|| self.sandboxes.get(id).into_iter());
         let all = one.is_none().then(|| self.sandboxes.values());
         one.into_iter().flatten().chain(all.into_iter().flatten()).filter(|sandbox| {
-            filter.ready.is_none_or(|ready| ready == sandbox.ready)
+            !sandbox.is_standalone
+                && filter.ready.is_none_or(|ready| ready == sandbox.ready)
                 && filter::may_select(&filter.labels, &sandbox.item)
                 && (filter.labels.is_empty()
                     || filter::selects(&filter.labels, &sandbox.item().labels))
         })
     }
 
-    /// Returns the containers that match a filter.
+    /// Returns the containers that match a filter, without those of standalone sandboxes.
     pub(super) fn containers_by<'a>(
         &'a self,
         filter: &'a filter::Containers,
@@ -82,7 +86,8 @@ impl Cache {
             .chain(of_one.into_iter().flatten())
             .chain(all.into_iter().flatten())
             .filter(move |container| {
-                (sandbox.is_empty() || container.sandbox.as_str() == sandbox)
+                !container.is_standalone
+                    && (sandbox.is_empty() || container.sandbox.as_str() == sandbox)
                     && filter.state.is_none_or(|state| state == container.state())
                     && filter::may_select(&filter.labels, &container.item)
                     && (filter.labels.is_empty()

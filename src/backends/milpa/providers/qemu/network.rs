@@ -18,15 +18,13 @@ use super::{
     command::{self, CommandError},
     routes::{self, Device},
 };
-use crate::backends::milpa::providers::local::{DEVICE, Home};
+use crate::{
+    backends::milpa::providers::local::{DEVICE, Home},
+    resolv_conf::ResolvConf,
+};
 
 /// The device file of tap devices.
 pub(super) const TUN: &str = "/dev/net/tun";
-/// The files of the node's name servers, in the order of preference: a stub on loopback is no name
-/// server of a cell (systemd-resolved(8)).
-const RESOLV_CONFS: [&str; 2] = ["/etc/resolv.conf", "/run/systemd/resolve/resolv.conf"];
-/// Bounds what is read of a file of name servers, in bytes.
-const MAX_RESOLV_CONF_BYTES: u64 = 64 * 1024;
 
 /// Joins the device of a machine with the pod's, and returns the network for its agent. May be
 /// repeated.
@@ -46,7 +44,8 @@ pub(super) async fn join(home: &Home, addresses: &[IpAddr]) -> Result<PodNetwork
     command::ip(Some(&namespace), &[&["link", "set", POD_TAP, "mtu", &mtu, "up"]], home.dir())
         .await
         .map_err(failed)?;
-    (network.name_servers, network.search) = name_servers();
+    let resolv_conf = ResolvConf::of_node();
+    (network.name_servers, network.search) = (resolv_conf.servers, resolv_conf.searches);
     Ok(network)
 }
 
@@ -207,25 +206,6 @@ fn words_at(offset: usize, bytes: [u8; 16]) -> String {
 fn link_local(mac: MacAddress) -> Ipv6Addr {
     let [a, b, c, d, e, f] = mac.0;
     Ipv6Addr::from([0xfe, 0x80, 0, 0, 0, 0, 0, 0, a ^ 2, b, c, 0xff, 0xfe, d, e, f])
-}
-
-/// Returns the node's name servers and search domains.
-fn name_servers() -> (Vec<IpAddr>, Vec<String>) {
-    let mut found = (Vec::new(), Vec::new());
-    for path in RESOLV_CONFS {
-        let content = std::fs::File::open(path).and_then(|file| {
-            let mut content = String::new();
-            let mut file = std::io::Read::take(file, MAX_RESOLV_CONF_BYTES);
-            std::io::Read::read_to_string(&mut file, &mut content).map(|_| content)
-        });
-        if let Ok(content) = content {
-            found = routes::resolv_conf(&content);
-            if !found.0.is_empty() {
-                break;
-            }
-        }
-    }
-    found
 }
 
 #[cfg(test)]

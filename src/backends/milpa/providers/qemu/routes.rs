@@ -7,13 +7,6 @@ use serde::Deserialize;
 
 use super::super::{DeviceAddress, PodNetwork, Route};
 
-/// Bounds the name servers of a cell, as the C library does (`MAXNS`).
-const MAX_NAME_SERVERS: usize = 3;
-/// Bounds the search domains of a cell, as Kubernetes does (`MaxDNSSearchPaths`).
-const MAX_SEARCH: usize = 32;
-/// Bounds a search domain, in bytes (RFC 1035).
-const MAX_DOMAIN_BYTES: usize = 253;
-
 /// An error of reading a pod's network.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum RouteError {
@@ -141,28 +134,6 @@ fn address(text: &str) -> Result<IpAddr, RouteError> {
     text.parse().map_err(|_| RouteError::Address(text.to_owned()))
 }
 
-/// Reads name servers and search domains, without servers that only the node reaches.
-pub(super) fn resolv_conf(content: &str) -> (Vec<IpAddr>, Vec<String>) {
-    let (mut servers, mut search) = (Vec::new(), Vec::new());
-    for line in content.lines() {
-        let mut words = line.split_ascii_whitespace();
-        match words.next() {
-            Some("nameserver") => {
-                let server = words.next().and_then(|word| word.parse::<IpAddr>().ok());
-                servers.extend(server.filter(|server| !server.is_loopback()));
-            }
-            // The last one counts.
-            Some("search" | "domain") => {
-                let plain = |word: &&str| word.len() <= MAX_DOMAIN_BYTES;
-                search = words.filter(plain).take(MAX_SEARCH).map(str::to_owned).collect();
-            }
-            _ => {}
-        }
-    }
-    servers.truncate(MAX_NAME_SERVERS);
-    (servers, search)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -212,13 +183,5 @@ mod tests {
     fn default_route_has_the_family_of_its_gateway() {
         let routes = parse(br#"[{"dst":"default","gateway":"fd00::1","protocol":"static"}]"#);
         assert_eq!(routes.unwrap()[0].destination.to_string(), "::/0");
-    }
-
-    #[test]
-    fn name_servers_of_the_node_alone_are_left_out() {
-        let text = "# c\nnameserver 127.0.0.53\nnameserver 10.0.0.2\nsearch a.b c\nnameserver x\n";
-        let (servers, search) = resolv_conf(text);
-        assert_eq!(servers, ["10.0.0.2".parse::<IpAddr>().unwrap()]);
-        assert_eq!(search, ["a.b", "c"]);
     }
 }

@@ -1,14 +1,15 @@
 //! Files that `-f` names: files, directories and the standard input, as in kubectl.
 
+#![cfg_attr(test, allow(clippy::unwrap_used, reason = "a failed setup fails its test"))]
+
 use std::{
     fs,
     io::{self, Read},
     path::{Path, PathBuf},
 };
 
-use super::bounded::bounded;
-use crate::manifest::{self, File};
-
+/// Largest file, in bytes. A longer one is returned with a byte more, which its parser reports.
+pub const MAX_FILE_BYTES: usize = 4 * 1024 * 1024;
 /// File name of the standard input.
 const STDIN: &str = "-";
 /// Endings of the files of a directory that are read.
@@ -18,8 +19,18 @@ const MAX_FILES: usize = 1000;
 /// Most bytes of all files together.
 const MAX_TOTAL_BYTES: usize = 64 << 20;
 
-/// Reads files, in order. `stdin` is the standard input.
-pub(super) fn read(names: &[PathBuf], stdin: &mut dyn Read) -> Result<Vec<File>, String> {
+/// File of a manifest.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct File {
+    /// Path, by which problems name it.
+    pub name: String,
+    /// YAML or JSON.
+    pub text: String,
+}
+
+/// Reads files, in order. `stdin` is the standard input. The error names the file, and what is
+/// allowed.
+pub fn read(names: &[PathBuf], stdin: &mut dyn Read) -> Result<Vec<File>, String> {
     let mut paths = Vec::new();
     for name in names {
         if name != Path::new(STDIN) && name.is_dir() {
@@ -73,9 +84,9 @@ fn files_of(directory: &Path) -> Result<Vec<PathBuf>, String> {
 
 fn read_file(path: &Path, stdin: &mut dyn Read) -> io::Result<String> {
     if path == Path::new(STDIN) {
-        return io::read_to_string(bounded(stdin, manifest::MAX_BYTES));
+        return io::read_to_string(stdin.take(MAX_FILE_BYTES as u64 + 1));
     }
-    io::read_to_string(bounded(fs::File::open(path)?, manifest::MAX_BYTES))
+    io::read_to_string(fs::File::open(path)?.take(MAX_FILE_BYTES as u64 + 1))
 }
 
 #[cfg(test)]
@@ -128,12 +139,9 @@ mod tests {
         assert_eq!(read(&vec![file.clone(); MAX_FILES]).unwrap().len(), MAX_FILES);
         let error = read(&vec![file.clone(); MAX_FILES + 1]).unwrap_err();
         assert_eq!(error, "-f names 1001 files; allowed: 1000");
-        fs::write(&file, "#".repeat(manifest::MAX_BYTES + 9)).unwrap();
-        assert_eq!(
-            read(std::slice::from_ref(&file)).unwrap()[0].text.len(),
-            manifest::MAX_BYTES + 1
-        );
-        let error = read(&vec![file; MAX_TOTAL_BYTES / manifest::MAX_BYTES]).unwrap_err();
+        fs::write(&file, "#".repeat(MAX_FILE_BYTES + 9)).unwrap();
+        assert_eq!(read(std::slice::from_ref(&file)).unwrap()[0].text.len(), MAX_FILE_BYTES + 1);
+        let error = read(&vec![file; MAX_TOTAL_BYTES / MAX_FILE_BYTES]).unwrap_err();
         assert!(error.contains("more than 67108864 bytes"), "{error}");
     }
 }

@@ -1,0 +1,27 @@
+//! `create`.
+
+use std::io::{self, Write};
+
+use kiyot_proto::admin::{CreatePodsRequest, ManifestFile};
+
+use crate::{cli::Create, client::Client, error::Error};
+
+pub(super) async fn run(
+    connect: impl AsyncFnOnce() -> Result<Client, Error>,
+    create: Create,
+) -> Result<(), Error> {
+    // First: a file that can't be read is found without a daemon.
+    let files = kiyot_manifest_files::read(&create.filename, &mut io::stdin());
+    let file = |file: kiyot_manifest_files::File| ManifestFile { name: file.name, text: file.text };
+    let request = CreatePodsRequest {
+        files: files.map_err(Error::Usage)?.into_iter().map(file).collect(),
+        backend: create.backend.unwrap_or_default(),
+    };
+    let client = connect().await?;
+    let created = client.call(async |mut admin| admin.create_pods(request).await).await?;
+    let mut stdout = io::stdout();
+    for pod in created.pods {
+        writeln!(stdout, "pod/{}/{} created", pod.namespace, pod.name)?;
+    }
+    Ok(())
+}

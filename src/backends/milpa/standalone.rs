@@ -1,0 +1,374 @@
+//! Standalone pods: pods that an operator creates, and that the daemon runs without a kubelet.
+//!
+//! A pod is recorded with its manifest before anything is made of it. Its task compares what the
+//! manifest wants with what runs, and takes a step at a time, by the calls of CRI that a kubelet
+//! would send. The calls are idempotent, so that a restarted daemon goes on where the previous run
+//! ended. No list of CRI has the pods: a kubelet would end them.
+//!
+//! The daemon does not probe the containers, and runs no lifecycle hooks.
+
+use std::{
+    collections::{BTreeMap, HashSet},
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use kiyot_proto::store::StandalonePod;
+use tokio_util::sync::CancellationToken;
+use tonic::Status;
+
+use super::{
+    cells::{Cells, Subject},
+    clock,
+    cri::CriService,
+    id::{NoRandomness, random_uid},
+    store::{Batch, Store, StoreError, Table},
+    tasks::Tasks,
+};
+use crate::{
+    error_chain::error_chain,
+    manifest::{self, File, Pod},
+};
+
+mod end;
+mod log_rotation;
+mod node;
+mod observed;
+mod plan;
+mod runner;
+
+use runner::Runner;
+
+/// Time limit of the tasks when the daemon stops.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
+/// Bounds the standalone pods of a node.
+const MAX_PODS: usize = 256;
+/// Bounds the manifest of a request in bytes, all its files in sum.
+pub const MAX_MANIFEST_BYTES: usize = 1024 * 1024;
+/// Bounds the records of a request in bytes.
+const MAX_STORED_BYTES: usize = 8 * 1024 * 1024;
+/// Bounds the files of a request.
+const MAX_FILES: usize = 64;
+
+/// A pod that was created.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Created {
+    /// The namespace.
+    pub namespace: String,
+    /// The name.
+    pub name: String,
+    /// The uid, which the daemon chooses.
+    pub uid: String,
+}
+
+/// A pod as operators see it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct View {
+    /// The namespace.
+    pub(crate) namespace: String,
+    /// The name.
+    pub(crate) name: String,
+    /// The uid.
+    pub(crate) uid: String,
+    /// The time of its creation, in nanoseconds since 1970.
+    pub(crate) created_unix_nanos: i64,
+    /// The error of its last step; empty after a step that succeeded.
+    pub(crate) error: String,
+    /// True once its end was requested.
+    pub(crate) is_ending: bool,
+}
+
+/// The parts that standalone pods need.
+#[derive(Debug)]
+pub(crate) struct Parts {
+    /// The store of records.
+    pub(crate) store: Store,
+    /// The service of CRI.
+    pub(crate) cri: Arc<CriService>,
+    /// The cells.
+    pub(crate) cells: Arc<Cells>,
+    /// The directory of volumes and logs.
+    pub(crate) dir: PathBuf,
+}
+
+/// The standalone pods of a backend.
+#[derive(Debug)]
+pub(crate) struct Standalone {
+    parts: Parts,
+    pods: Mutex<BTreeMap<String, Arc<Entry>>>,
+    /// Held during a creation, so that names stay unique.
+    creating: tokio::sync::Mutex<()>,
+    tasks: Tasks,
+}
+
+/// A pod and its task.
+#[derive(Debug)]
+struct Entry {
+    uid: String,
+    namespace: String,
+    name: String,
+    created_unix_nanos: i64,
+    error: Mutex<String>,
+    /// The seconds that its containers have to end, once its end is requested.
+    end: tokio::sync::watch::Sender<Option<i64>>,
+    /// Cancelled once nothing is left of it.
+    ended: CancellationToken,
+}
+
+impl Entry {
+    fn new(uid: String, record: &StandalonePod) -> Arc<Self> {
+        Arc::new(Self {
+            uid,
+            namespace: record.namespace.clone(),
+            name: record.name.clone(),
+            created_unix_nanos: record.created_unix_nanos,
+            error: Mutex::default(),
+            end: tokio::sync::watch::Sender::new(record.end_grace_seconds),
+            ended: CancellationToken::new(),
+        })
+    }
+
+    fn set_error(&self, error: String) {
+        *self.error.lock().unwrap_or_else(PoisonError::into_inner) = error;
+    }
+
+    /// Returns its name in events and logs.
+    fn pod(&self) -> String {
+        format!("{}/{}", self.namespace, self.name)
+    }
+}
+
+impl Standalone {
+    /// Starts the tasks of the recorded pods.
+    pub(crate) async fn start(parts: Parts) -> Result<Arc<Self>, StoreError> {
+        let records: Vec<(String, StandalonePod)> = parts.store.load(Table::StandalonePods).await?;
+        let standalone = Arc::new(Self {
+            parts,
+            pods: Mutex::default(),
+            creating: tokio::sync::Mutex::default(),
+            tasks: Tasks::default(),
+        });
+        for (uid, record) in records {
+            let pod = pod_of(&uid, &record);
+            if let Err(error) = &pod {
+                tracing::error!(
+                    pod = format!("{}/{}", record.namespace, record.name),
+                    error,
+                    "manifest of a standalone pod can't be read, it is only ended"
+                );
+            }
+            standalone.run(Entry::new(uid, &record), pod);
+        }
+        Ok(standalone)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Entry>>> {
+        self.pods.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Records the pods of a manifest, all of them or none, and starts their tasks.
+    pub(crate) async fn create(self: &Arc<Self>, files: Vec<File>) -> Result<Vec<Created>, Status> {
+        let bytes: usize = files.iter().map(|file| file.text.len()).sum();
+        if bytes > MAX_MANIFEST_BYTES || files.len() > MAX_FILES {
+            return Err(Status::invalid_argument(format!(
+                "the manifest has {bytes} bytes in {} files; allowed: {MAX_MANIFEST_BYTES} bytes \
+                 in {MAX_FILES} files",
+                files.len()
+            )));
+        }
+        let manifest = manifest::parse_files(&files, manifest::Purpose::Run)
+            .map_err(|problems| Status::invalid_argument(problems.to_string()))?;
+        let stored = bytes.saturating_mul(manifest.pods.len());
+        if stored > MAX_STORED_BYTES {
+            return Err(Status::invalid_argument(format!(
+                "the manifest has {} pods in {bytes} bytes, each recorded with all of it: {stored} \
+                 bytes; allowed: {MAX_STORED_BYTES}; create the pods in several steps",
+                manifest.pods.len()
+            )));
+        }
+        let texts: Vec<String> = files.into_iter().map(|file| file.text).collect();
+        let _creating = self.creating.lock().await;
+        self.check_room(&manifest.pods)?;
+        let (mut batch, mut created) = (Batch::default(), Vec::new());
+        // Annotations have the time, by which the pod of an ImageStatus is found.
+        let mut latest = 0;
+        for pod in manifest.pods {
+            let uid = random_uid()
+                .map_err(|error: NoRandomness| Status::internal(error_chain(&error)))?;
+            let record = StandalonePod {
+                namespace: pod.metadata.namespace.clone(),
+                name: pod.metadata.name.clone(),
+                manifest: texts.clone(),
+                created_unix_nanos: clock::now_after(latest),
+                end_grace_seconds: None,
+            };
+            latest = record.created_unix_nanos;
+            let pod = with_uid(pod, &uid);
+            let node = node::node(&self.parts.dir, record.created_unix_nanos);
+            self.parts.cri.check_standalone(&runner::sandbox_config(&pod, &node, 0)).map_err(
+                |status| {
+                    let message = status.message();
+                    Status::new(status.code(), format!("pod {}: {message}", record.name))
+                },
+            )?;
+            batch.put(Table::StandalonePods, &uid, &record);
+            created.push((Entry::new(uid, &record), pod));
+        }
+        self.parts.store.commit(batch).await.map_err(|error| {
+            Status::internal(format!("the pods are not recorded: {}", error_chain(&error)))
+        })?;
+        let mut answer = Vec::new();
+        for (entry, pod) in created {
+            answer.push(Created {
+                namespace: entry.namespace.clone(),
+                name: entry.name.clone(),
+                uid: entry.uid.clone(),
+            });
+            self.event(&entry, "Created", "by an operator, without a kubelet");
+            self.run(entry, Ok(pod));
+        }
+        Ok(answer)
+    }
+
+    /// Returns an error if the node has no room for pods, or has pods of these names.
+    fn check_room(&self, pods: &[Pod]) -> Result<(), Status> {
+        let known = self.lock().len();
+        if known + pods.len() > MAX_PODS {
+            return Err(Status::resource_exhausted(format!(
+                "{known} standalone pods and {} more; allowed: {MAX_PODS} on a node",
+                pods.len()
+            )));
+        }
+        let mut names: HashSet<String> = self.lock().values().map(|entry| entry.pod()).collect();
+        let sandboxes = self.parts.cri.pods().latest_sandboxes().into_iter();
+        names.extend(sandboxes.map(|(_, name, _)| name.to_string()));
+        let orders = self.parts.cells.orders().into_iter();
+        names.extend(orders.map(|order| format!("{}/{}", order.namespace, order.name)));
+        let mut own = HashSet::new();
+        for pod in pods {
+            let name = format!("{}/{}", pod.metadata.namespace, pod.metadata.name);
+            if names.contains(&name) {
+                return Err(Status::already_exists(format!("pod {name} exists on this node")));
+            }
+            if !own.insert(name.clone()) {
+                return Err(Status::invalid_argument(format!(
+                    "the manifest has two pods {name}; allowed: a pod of each name"
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    fn run(self: &Arc<Self>, entry: Arc<Entry>, pod: Result<Pod, String>) {
+        self.lock().insert(entry.uid.clone(), Arc::clone(&entry));
+        let standalone = Arc::clone(self);
+        self.tasks.spawn(async move {
+            let runner = Runner::new(Arc::clone(&standalone), Arc::clone(&entry), pod);
+            Box::pin(runner.run()).await;
+            standalone.lock().remove(&entry.uid);
+            entry.ended.cancel();
+        });
+    }
+
+    /// Ends a pod: its containers have the given seconds, by default those of its manifest. Returns
+    /// once nothing is left of it; a caller that leaves does not stop the end.
+    pub(crate) async fn delete(&self, uid: &str, grace: Option<i64>) -> Result<(), Status> {
+        let entry = self.lock().get(uid).cloned().ok_or_else(|| {
+            Status::failed_precondition(
+                "it is the kubelet's pod; allowed: kubectl delete, or milpactl drain for its cell",
+            )
+        })?;
+        let record: Option<StandalonePod> =
+            self.parts.store.load(Table::StandalonePods).await.ok().and_then(
+                |records: Vec<(String, StandalonePod)>| {
+                    records.into_iter().find(|(own, _)| own == uid).map(|(_, record)| record)
+                },
+            );
+        if let Some(record) = record {
+            let grace = grace.unwrap_or_else(|| grace_of(uid, &record));
+            let record = StandalonePod { end_grace_seconds: Some(grace), ..record };
+            let mut batch = Batch::default();
+            batch.put(Table::StandalonePods, uid, &record);
+            // Recorded first: what was answered outlives the daemon.
+            self.parts.store.commit(batch).await.map_err(|error| {
+                Status::internal(format!("the end is not recorded: {}", error_chain(&error)))
+            })?;
+            self.event(&entry, "Deleted", &format!("by an operator, grace period {grace} s"));
+            entry.end.send_replace(Some(grace));
+        }
+        entry.ended.cancelled().await;
+        Ok(())
+    }
+
+    /// Returns all standalone pods.
+    pub(crate) fn views(&self) -> Vec<View> {
+        let view = |entry: &Arc<Entry>| View {
+            namespace: entry.namespace.clone(),
+            name: entry.name.clone(),
+            uid: entry.uid.clone(),
+            created_unix_nanos: entry.created_unix_nanos,
+            error: entry.error.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+            is_ending: entry.end.borrow().is_some(),
+        };
+        self.lock().values().map(view).collect()
+    }
+
+    /// Returns true for the uid of a standalone pod.
+    pub(crate) fn has(&self, uid: &str) -> bool {
+        self.lock().contains_key(uid)
+    }
+
+    /// Returns the error of a pod's last step; empty without one.
+    pub(crate) fn error_of(&self, uid: &str) -> String {
+        let entry = self.lock().get(uid).cloned();
+        let error =
+            entry.map(|entry| entry.error.lock().unwrap_or_else(PoisonError::into_inner).clone());
+        error.unwrap_or_default()
+    }
+
+    /// Ends all tasks. Pods go on.
+    pub(crate) async fn shutdown(&self) {
+        if let Err(tasks) = self.tasks.shutdown(SHUTDOWN_TIMEOUT).await {
+            tracing::warn!(tasks, "tasks of standalone pods did not end in time");
+        }
+    }
+
+    fn event(&self, entry: &Entry, status: &'static str, message: &str) {
+        self.parts.cells.history().add(Subject::Pod(entry.pod()), status, message);
+    }
+
+    fn dir(&self) -> &Path {
+        &self.parts.dir
+    }
+}
+
+/// Returns the pod of a record.
+fn pod_of(uid: &str, record: &StandalonePod) -> Result<Pod, String> {
+    let file = |text: &String| File { name: "manifest".to_owned(), text: text.clone() };
+    let files: Vec<File> = record.manifest.iter().map(file).collect();
+    let manifest = manifest::parse_files(&files, manifest::Purpose::Run)
+        .map_err(|problems| problems.to_string())?;
+    let is_it =
+        |pod: &Pod| pod.metadata.namespace == record.namespace && pod.metadata.name == record.name;
+    let pod = manifest.pods.into_iter().find(is_it);
+    Ok(with_uid(pod.ok_or("its manifest has no pod of its name")?, uid))
+}
+
+/// Gives a pod the uid that the daemon chose, and the node's name servers: a node without a
+/// kubelet has no cluster.
+fn with_uid(mut pod: Pod, uid: &str) -> Pod {
+    use manifest::DnsPolicy;
+    uid.clone_into(&mut pod.metadata.uid);
+    if pod.dns_policy != DnsPolicy::None {
+        pod.dns_policy = DnsPolicy::Default;
+    }
+    pod
+}
+
+/// The grace period of a pod whose manifest can't be read, as Kubernetes has it by default.
+const DEFAULT_GRACE_SECONDS: i64 = 30;
+
+fn grace_of(uid: &str, record: &StandalonePod) -> i64 {
+    pod_of(uid, record).map_or(DEFAULT_GRACE_SECONDS, |pod| pod.grace_secs)
+}

@@ -1,0 +1,24 @@
+//! The node of standalone pods, in the place of a kubelet's.
+
+use std::path::Path;
+
+use jiff::Timestamp;
+
+use crate::{
+    manifest::{Dns, Node},
+    resolv_conf::ResolvConf,
+};
+
+/// Returns the node for a pod that was created at a time.
+pub(super) fn node(dir: &Path, created_unix_nanos: i64) -> Node {
+    let ResolvConf { servers, searches, options } = ResolvConf::of_node();
+    let servers = servers.iter().map(ToString::to_string).collect();
+    let seen = Timestamp::from_nanosecond(created_unix_nanos.into()).unwrap_or_default();
+    Node {
+        kubelet_dir: dir.to_owned(),
+        pod_logs_dir: dir.join("logs"),
+        dns: Dns { servers, searches, options },
+        seen: seen.to_string(),
+        ..Node::default()
+    }
+}

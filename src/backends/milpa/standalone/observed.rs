@@ -1,0 +1,121 @@
+//! The sandboxes and containers of a standalone pod, by the read model.
+
+use std::{collections::HashMap, time::Duration};
+
+use kiyot_proto::cri::ContainerState;
+
+use super::plan::{Run, SandboxState, Unit};
+use crate::{
+    backends::milpa::{
+        clock,
+        pods::{Container, Pods, Sandbox},
+    },
+    manifest::{Pod, RestartPolicy},
+};
+
+/// The time after which a container that ends has no failures before (the kubelet's `backOff`).
+const LASTED: Duration = Duration::from_secs(600);
+
+/// The sandboxes and containers of a pod.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Observed {
+    /// Its sandboxes, the latest last.
+    pub(super) sandboxes: Vec<Sandbox>,
+    /// The containers of all sandboxes.
+    pub(super) containers: Vec<Container>,
+}
+
+impl Observed {
+    /// Reads the pod with a uid.
+    pub(super) fn of(pods: &Pods, uid: &str) -> Self {
+        let sandboxes = pods.sandboxes_of_pod(uid);
+        let of_sandbox = |sandbox: &Sandbox| pods.containers_of(&sandbox.id);
+        let containers = sandboxes.iter().flat_map(of_sandbox).collect();
+        Self { sandboxes, containers }
+    }
+
+    /// Returns a text that differs after each change that matters to the plan.
+    pub(super) fn fingerprint(&self) -> String {
+        let sandboxes =
+            self.sandboxes.iter().map(|sandbox| format!("{}{}", sandbox.id, sandbox.ready));
+        let containers = self.containers.iter();
+        let containers =
+            containers.map(|container| format!("{}{:?}", container.id, container.state()));
+        sandboxes.chain(containers).collect()
+    }
+
+    /// Returns the current sandbox.
+    pub(super) fn sandbox(&self) -> Option<(&Sandbox, SandboxState)> {
+        let latest = self.sandboxes.last()?;
+        let attempt = latest.item().metadata.unwrap_or_default().attempt;
+        Some((latest, SandboxState { attempt, is_ready: latest.ready }))
+    }
+
+    /// Returns the latest container of a name in the current sandbox.
+    pub(super) fn latest(&self, name: &str) -> Option<&Container> {
+        let sandbox = &self.sandboxes.last()?.id;
+        let is_of = |container: &&Container| container.sandbox == *sandbox && is(container, name);
+        self.containers.iter().filter(is_of).max_by_key(|container| container.sequence)
+    }
+
+    /// Returns the attempt of the next container of a name, also after those of earlier sandboxes:
+    /// the name of its log has it.
+    pub(super) fn next_attempt(&self, name: &str) -> u32 {
+        let attempt = |container: &Container| {
+            container.item().metadata.map_or(0, |metadata| metadata.attempt.saturating_add(1))
+        };
+        self.containers
+            .iter()
+            .filter(|container| is(container, name))
+            .map(attempt)
+            .max()
+            .unwrap_or(0)
+    }
+
+    /// Returns the containers of a pod's spec with their latest runs.
+    pub(super) fn units(&self, pod: &Pod, restarts: &HashMap<String, u32>) -> Vec<Unit> {
+        let first_main = pod.init_containers.len();
+        let unit = |(index, container): (usize, &crate::manifest::Container)| {
+            let latest = self.latest(&container.name);
+            let lasted = latest.is_some_and(|container| {
+                let status = &container.status;
+                let ran = status.finished_unix_nanos.saturating_sub(status.started_unix_nanos);
+                container.exited() && nanos(ran) >= LASTED
+            });
+            let in_a_row = restarts.get(&container.name).copied().unwrap_or(0);
+            Unit {
+                restarts: match container.always_restarts {
+                    true => RestartPolicy::Always,
+                    false => pod.restart_policy,
+                },
+                is_init: index < first_main,
+                is_sidecar: index < first_main && container.always_restarts,
+                latest: latest.map(run),
+                restarts_in_a_row: if lasted { 0 } else { in_a_row },
+            }
+        };
+        pod.all_containers().enumerate().map(unit).collect()
+    }
+}
+
+/// Returns true for a container of a name.
+fn is(container: &Container, name: &str) -> bool {
+    container.item().metadata.is_some_and(|metadata| metadata.name == name)
+}
+
+fn run(container: &Container) -> Run {
+    match container.state() {
+        ContainerState::ContainerRunning => Run::Running,
+        ContainerState::ContainerExited => Run::Exited {
+            code: container.status.exit_code,
+            since: nanos(clock::now().saturating_sub(container.status.finished_unix_nanos)),
+        },
+        // A container whose state is unknown is started: it may have been already, which is an
+        // error that names it.
+        ContainerState::ContainerCreated | ContainerState::ContainerUnknown => Run::Created,
+    }
+}
+
+fn nanos(nanos: i64) -> Duration {
+    Duration::from_nanos(u64::try_from(nanos).unwrap_or(0))
+}

@@ -1,0 +1,325 @@
+//! The task of a standalone pod: it observes, plans, and takes a step, until the pod's end is
+//! requested.
+
+use std::{collections::HashMap, io, path::PathBuf, sync::Arc, time::Duration};
+
+use kiyot_proto::cri;
+use prost::Message;
+use tokio::{task::spawn_blocking, time::sleep};
+use tonic::Status;
+
+use super::{
+    Entry, Standalone, log_rotation, node,
+    observed::Observed,
+    plan::{self, Step},
+};
+use crate::{
+    backends::{Method, milpa::pods::Pods},
+    error_chain::error_chain,
+    manifest::{Container, Entry as FileEntry, Node, Pod},
+};
+
+/// The pause after a step that failed, which doubles.
+const FIRST_PAUSE: Duration = Duration::from_secs(2);
+/// The longest pause.
+const MAX_PAUSE: Duration = Duration::from_secs(300);
+/// Bounds the doublings of the pause, beyond those that reach its maximum.
+const MAX_DOUBLINGS: u32 = 10;
+/// The longest wait for a change, after which logs are looked at.
+const MAX_WAIT: Duration = Duration::from_secs(10);
+/// Time limit of calls that don't wait for a cell or an image, as the kubelet has it
+/// (`runtimeRequestTimeout`).
+const CALL_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// The task's state.
+#[derive(Debug)]
+pub(super) struct Runner {
+    pub(super) standalone: Arc<Standalone>,
+    pub(super) entry: Arc<Entry>,
+    pub(super) node: Node,
+    pod: Result<Pod, String>,
+    /// The restarts of each container since a run that lasted.
+    restarts: HashMap<String, u32>,
+    /// The steps that failed, since one that succeeded.
+    failures: u32,
+}
+
+/// Returns the config of a pod's sandbox.
+pub(super) fn sandbox_config(pod: &Pod, node: &Node, attempt: u32) -> cri::PodSandboxConfig {
+    let mut config = pod.sandbox_config(node, attempt);
+    if let Some(linux) = &mut config.linux {
+        // A kubelet ends everything in its own cgroups that it does not know.
+        linux.cgroup_parent = String::new();
+    }
+    config
+}
+
+impl Runner {
+    /// Returns the task of a pod, or of a pod whose manifest can't be read and that can only end.
+    pub(super) fn new(
+        standalone: Arc<Standalone>,
+        entry: Arc<Entry>,
+        pod: Result<Pod, String>,
+    ) -> Self {
+        let node = node::node(standalone.dir(), entry.created_unix_nanos);
+        let (restarts, failures) = (HashMap::new(), 0);
+        Self { standalone, entry, node, pod, restarts, failures }
+    }
+
+    /// Runs the pod until its end was requested, and ends it.
+    pub(super) async fn run(mut self) {
+        let mut end = self.entry.end.subscribe();
+        let requested = async move {
+            // The sender lives as long as the entry.
+            let grace = end.wait_for(Option::is_some).await.ok().and_then(|grace| *grace);
+            match grace {
+                Some(grace) => grace,
+                None => std::future::pending().await,
+            }
+        };
+        let grace = tokio::select! {
+            grace = requested => grace,
+            () = self.keep() => return,
+        };
+        self.end(grace).await;
+    }
+
+    /// Takes the steps of the pod for ever.
+    async fn keep(&mut self) {
+        let pod = match self.pod.clone() {
+            Ok(pod) => pod,
+            Err(error) => {
+                self.entry.set_error(format!("its manifest can't be read: {error}"));
+                return std::future::pending().await;
+            }
+        };
+        loop {
+            let observed = Observed::of(self.pods(), &self.entry.uid);
+            let units = observed.units(&pod, &self.restarts);
+            let sandbox = observed.sandbox().map(|(_, state)| state);
+            let step = plan::next(sandbox, pod.restart_policy, &units);
+            let is_ready = sandbox.is_some_and(|sandbox| sandbox.is_ready);
+            match step {
+                Step::Wait(pause) => self.wait(&observed, pause).await,
+                Step::Complete if !is_ready => self.wait(&observed, None).await,
+                step => match Box::pin(self.take(&pod, &observed, step)).await {
+                    Ok(()) => {
+                        self.failures = 0;
+                        self.entry.set_error(String::new());
+                    }
+                    Err(status) => self.pause(&status).await,
+                },
+            }
+        }
+    }
+
+    pub(super) fn pods(&self) -> &Pods {
+        self.standalone.parts.cri.pods()
+    }
+
+    /// Waits until something of the pod changes.
+    async fn wait(&self, observed: &Observed, pause: Option<Duration>) {
+        for container in &observed.containers {
+            if let Err(error) = self.rotate_log(container).await {
+                let pod = self.entry.pod();
+                tracing::warn!(pod, %error, "log of a standalone pod not rotated");
+            }
+        }
+        let (uid, before) = (&self.entry.uid, observed.fingerprint());
+        let changed = |pods: &Pods| (Observed::of(pods, uid).fingerprint() != before).then_some(());
+        // No output: the next round looks by itself.
+        let _ = self.pods().wait(pause.unwrap_or(MAX_WAIT).min(MAX_WAIT), changed).await;
+    }
+
+    /// Waits after a step that failed.
+    async fn pause(&mut self, status: &Status) {
+        let doublings = self.failures.min(MAX_DOUBLINGS);
+        let pause = FIRST_PAUSE.saturating_mul(1 << doublings).min(MAX_PAUSE);
+        self.failures = self.failures.saturating_add(1);
+        let error = status.message();
+        tracing::warn!(
+            pod = self.entry.pod(),
+            error,
+            retry_in_s = pause.as_secs(),
+            "step of a standalone pod failed"
+        );
+        self.entry.set_error(error.to_owned());
+        self.standalone.event(&self.entry, "StepFailed", error);
+        sleep(pause).await;
+    }
+
+    async fn take(&mut self, pod: &Pod, observed: &Observed, step: Step) -> Result<(), Status> {
+        let container = |index: usize| {
+            pod.all_containers()
+                .nth(index)
+                .ok_or_else(|| Status::internal(format!("the pod has no container {index}")))
+        };
+        match step {
+            Step::RunSandbox(attempt) => self.run_sandbox(pod, observed, attempt).await,
+            Step::Create(index) => self.create(pod, container(index)?, observed).await,
+            Step::Start(index) => {
+                let latest = observed.latest(&container(index)?.name);
+                let id = latest.map(|latest| latest.id.to_string()).unwrap_or_default();
+                let request = cri::StartContainerRequest { container_id: id };
+                let _: cri::StartContainerResponse =
+                    self.call(Method::StartContainer, &request).await?;
+                Ok(())
+            }
+            Step::Complete => {
+                let id = observed.sandbox().map(|(sandbox, _)| sandbox.id.to_string());
+                let request = cri::StopPodSandboxRequest { pod_sandbox_id: id.unwrap_or_default() };
+                let _: cri::StopPodSandboxResponse =
+                    self.call(Method::StopPodSandbox, &request).await?;
+                self.standalone.event(&self.entry, "Completed", "its containers have ended");
+                Ok(())
+            }
+            Step::Wait(_) => Ok(()),
+        }
+    }
+
+    async fn run_sandbox(
+        &mut self,
+        pod: &Pod,
+        observed: &Observed,
+        attempt: u32,
+    ) -> Result<(), Status> {
+        // The latest stays: its logs are those that an operator wants to read.
+        for earlier in observed.sandboxes.iter().rev().skip(1) {
+            self.remove_sandbox(earlier.id.as_str()).await?;
+        }
+        self.make(pod.files(&self.node, 1)).await?;
+        let mut request = pod.run_pod_sandbox(&self.node, attempt);
+        request.config = Some(sandbox_config(pod, &self.node, attempt));
+        self.standalone.parts.cri.run_standalone_sandbox(request).await.map(drop)
+    }
+
+    async fn create(
+        &mut self,
+        pod: &Pod,
+        container: &Container,
+        observed: &Observed,
+    ) -> Result<(), Status> {
+        let Some((sandbox, state)) = observed.sandbox() else { return Ok(()) };
+        let config = sandbox_config(pod, &self.node, state.attempt);
+        let attempt = observed.next_attempt(&container.name);
+        let address = sandbox.meta().addresses.first().and_then(|address| address.parse().ok());
+        self.make(pod.container_files(container, &self.node, address, attempt)).await?;
+        let image = self.image(&container.image, &config).await?;
+        let id = sandbox.id.as_str();
+        let request = pod.create_container(container, &self.node, id, &config, &image, attempt);
+        let _: cri::CreateContainerResponse = self.call(Method::CreateContainer, &request).await?;
+        if let Some(ended) = observed.latest(&container.name) {
+            let units = observed.units(pod, &self.restarts);
+            let index = pod.all_containers().position(|other| other.name == container.name);
+            let in_a_row =
+                index.and_then(|index| units.get(index)).map_or(0, |unit| unit.restarts_in_a_row);
+            self.restarts.insert(container.name.clone(), in_a_row.saturating_add(1));
+            let code = ended.status.exit_code;
+            let message = format!("container {} ended with exit code {code}", container.name);
+            self.standalone.event(&self.entry, "Restarted", &message);
+        }
+        Ok(())
+    }
+
+    /// Makes an image present in the pod's cell. Returns its id.
+    async fn image(&self, name: &str, config: &cri::PodSandboxConfig) -> Result<String, Status> {
+        let image = cri::ImageSpec {
+            image: name.to_owned(),
+            annotations: config.annotations.clone(),
+            ..Default::default()
+        };
+        let request = cri::ImageStatusRequest { image: Some(image.clone()), verbose: false };
+        let status: cri::ImageStatusResponse = self.call(Method::ImageStatus, &request).await?;
+        if let Some(found) = status.image {
+            return Ok(found.id);
+        }
+        let sandbox_config = Some(config.clone());
+        let request = cri::PullImageRequest { image: Some(image), auth: None, sandbox_config };
+        let message = request.encode_to_vec().into();
+        // Without a deadline, as the kubelet: the pull ends by itself when it makes no progress.
+        let answer = self.standalone.parts.cri.call(Method::PullImage, message, None).await?;
+        Ok(decoded::<cri::PullImageResponse>(answer)?.image_ref)
+    }
+
+    /// Removes a sandbox, which stops it if it still runs.
+    pub(super) async fn remove_sandbox(&self, id: &str) -> Result<(), Status> {
+        let pod_sandbox_id = id.to_owned();
+        let request = cri::StopPodSandboxRequest { pod_sandbox_id: pod_sandbox_id.clone() };
+        let _: cri::StopPodSandboxResponse = self.call(Method::StopPodSandbox, &request).await?;
+        let request = cri::RemovePodSandboxRequest { pod_sandbox_id };
+        let _: cri::RemovePodSandboxResponse =
+            self.call(Method::RemovePodSandbox, &request).await?;
+        Ok(())
+    }
+
+    async fn rotate_log(
+        &self,
+        container: &crate::backends::milpa::pods::Container,
+    ) -> Result<(), Status> {
+        let log = PathBuf::from(container.meta().log_path);
+        let is_running = container.state() == cri::ContainerState::ContainerRunning;
+        if !is_running || log.as_os_str().is_empty() {
+            return Ok(());
+        }
+        if blocking(move || log_rotation::rotate(&log)).await? {
+            let request = cri::ReopenContainerLogRequest { container_id: container.id.to_string() };
+            let _: cri::ReopenContainerLogResponse =
+                self.call(Method::ReopenContainerLog, &request).await?;
+        }
+        Ok(())
+    }
+
+    /// Makes directories and files of the node.
+    async fn make(&self, entries: Vec<FileEntry>) -> Result<(), Status> {
+        let dir = self.standalone.dir().to_owned();
+        blocking(move || {
+            private_dir(&dir)?;
+            entries.iter().try_for_each(|entry| {
+                entry.make().map_err(|error| {
+                    io::Error::new(error.kind(), format!("{}: {error}", entry.path().display()))
+                })
+            })
+        })
+        .await
+    }
+
+    /// Calls a method of CRI as the kubelet does.
+    pub(super) async fn call<A: Message + Default>(
+        &self,
+        method: Method,
+        request: &impl Message,
+    ) -> Result<A, Status> {
+        self.call_within(CALL_TIMEOUT, method, request).await
+    }
+
+    /// Calls a method of CRI with a time limit.
+    pub(super) async fn call_within<A: Message + Default>(
+        &self,
+        limit: Duration,
+        method: Method,
+        request: &impl Message,
+    ) -> Result<A, Status> {
+        let deadline = Some(std::time::Instant::now() + limit);
+        let message = request.encode_to_vec().into();
+        decoded(self.standalone.parts.cri.call(method, message, deadline).await?)
+    }
+}
+
+fn decoded<A: Message + Default>(answer: bytes::Bytes) -> Result<A, Status> {
+    A::decode(answer).map_err(|error| Status::internal(format!("answer: {error}")))
+}
+
+/// Makes a directory that only the daemon's user enters: volumes of Secrets are in it.
+fn private_dir(path: &std::path::Path) -> io::Result<()> {
+    use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path)?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o700))
+}
+
+/// Runs a step that reads or writes the disk.
+pub(super) async fn blocking<T: Send + 'static>(
+    step: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> Result<T, Status> {
+    let done = spawn_blocking(step).await.unwrap_or_else(|error| Err(io::Error::other(error)));
+    done.map_err(|error| Status::internal(error_chain(&error)))
+}

@@ -1,0 +1,224 @@
+//! Pods that milpactl creates, and that the daemon runs without a kubelet.
+
+use futures::StreamExt;
+use kiyot_proto::admin::{self, admin_client::AdminClient};
+use kiyot_testkit::{Kiyot, LIMIT, Node, cri, image::BUSYBOX_IMAGE, wait_until};
+use tonic::{Code, transport::Channel};
+
+use super::{
+    admin::{admin, cells, events, log, log_of, pods},
+    options, pod, remove_and_assert_clean,
+};
+
+fn created(text: &str) -> admin::CreatePodsRequest {
+    let file = admin::ManifestFile { name: "pods.yaml".to_owned(), text: text.to_owned() };
+    admin::CreatePodsRequest { files: vec![file], backend: String::new() }
+}
+
+fn deleted(name: &str, grace: i64) -> admin::DeletePodRequest {
+    let (namespace, name) = (String::new(), name.to_owned());
+    admin::DeletePodRequest { namespace, name, grace_seconds: Some(grace) }
+}
+
+/// Waits until the only pod satisfies a condition, and returns it.
+async fn pod_that(
+    client: &mut AdminClient<Channel>,
+    what: &str,
+    condition: impl Fn(&admin::Pod) -> bool,
+) -> admin::Pod {
+    wait_until(format!("the pod {what}"), LIMIT, async || {
+        let listed = pods(client).await;
+        listed.into_iter().find(|pod| condition(pod))
+    })
+    .await
+}
+
+/// Returns the manifest of a pod with a script, a ConfigMap and a Secret.
+fn manifest(name: &str, policy: &str, script: &str) -> String {
+    format!(
+        "kind: ConfigMap\napiVersion: v1\nmetadata: {{name: settings}}\n\
+         data: {{word: sesame}}\n---\n\
+         kind: Secret\napiVersion: v1\nmetadata: {{name: key}}\n\
+         stringData: {{token: hush}}\n---\n\
+         kind: Pod\napiVersion: v1\nmetadata: {{name: {name}, labels: {{app: alone}}}}\n\
+         spec:\n  restartPolicy: {policy}\n  terminationGracePeriodSeconds: 5\n\
+         \x20 volumes:\n  - {{name: settings, configMap: {{name: settings}}}}\n\
+         \x20 - {{name: key, secret: {{secretName: key}}}}\n  - {{name: shared, emptyDir: {{}}}}\n\
+         \x20 initContainers:\n  - name: first\n    image: {BUSYBOX_IMAGE}\n\
+         \x20   command: [sh, -c, \"echo begun > /shared/file\"]\n\
+         \x20   volumeMounts: [{{name: shared, mountPath: /shared}}]\n\
+         \x20 containers:\n  - name: main\n    image: {BUSYBOX_IMAGE}\n\
+         \x20   env: [{{name: WORD, value: $(OTHER)x}}]\n\
+         \x20   command: [sh, -c, \"{script}\"]\n\
+         \x20   volumeMounts:\n    - {{name: settings, mountPath: /settings}}\n\
+         \x20   - {{name: key, mountPath: /key}}\n    - {{name: shared, mountPath: /shared}}\n"
+    )
+}
+
+/// Verifies O40, O41.
+#[tokio::test]
+async fn standalone_pod_runs_through_restarts_and_no_list_of_the_kubelet_has_it() {
+    let node = Node::start().await;
+    let mut kiyot = Kiyot::start(&node, options()).await;
+    let mut client = admin(&kiyot).await;
+    let script = "cat /settings/word /key/token /shared/file; echo; echo ready; \
+                  while [ ! -e /tmp/stop ]; do sleep 0.1; done; exit 3";
+    let answer = client.create_pods(created(&manifest("alone", "Always", script))).await;
+    let answer = answer.unwrap().into_inner().pods;
+    assert_eq!((answer.len(), answer[0].name.as_str()), (1, "alone"));
+    let has_main = |pod: &admin::Pod| {
+        pod.units
+            .iter()
+            .any(|unit| unit.name == "main" && unit.state() == admin::UnitState::UnitRunning)
+    };
+    let running = pod_that(&mut client, "runs its container", has_main).await;
+    assert_eq!((&running.uid, running.is_standalone), (&answer[0].uid, true));
+    let main = |pod: &admin::Pod| pod.units.iter().find(|it| it.name == "main").unwrap().clone();
+    let of_main = || admin::ReadLogRequest { unit: "main".to_owned(), ..log_of("alone") };
+    let text = wait_until("its files are in the log", LIMIT, async || {
+        let (text, _) = log(&mut client.clone(), of_main()).await;
+        text.contains("ready").then_some(text)
+    })
+    .await;
+    assert_eq!(text, "sesamehushbegun\n\nready\n");
+
+    // The kubelet sees its own pod alone.
+    let mut kubelet = kiyot.kubelet().await;
+    let own = kubelet.run_pod(&pod("own", "sleep 1000")).await.unwrap();
+    let listed = kubelet.sandboxes().await.unwrap();
+    assert_eq!(listed.iter().map(|it| &it.id).collect::<Vec<_>>(), [&own.sandbox]);
+    let listed = kubelet.containers().await.unwrap();
+    assert_eq!(listed.iter().map(|it| &it.id).collect::<Vec<_>>(), [&own.container("main").id]);
+    let stats = cri::ListPodSandboxStatsRequest::default();
+    let stats = kubelet.runtime.list_pod_sandbox_stats(stats).await.unwrap().into_inner().stats;
+    assert!(stats.iter().all(|it| it.attributes.as_ref().unwrap().id == own.sandbox), "{stats:?}");
+
+    // A killed daemon goes on with the pod, and restarts its container with all that it had.
+    kiyot.kill9();
+    kiyot.start_again().await;
+    let mut client = admin(&kiyot).await;
+    let same = pod_that(&mut client, "is known", has_main).await;
+    let same = pods(&mut client).await.into_iter().find(|pod| pod.uid == same.uid).unwrap();
+    assert_eq!(main(&same).container, main(&running).container);
+    let mut kubelet = kiyot.kubelet().await;
+    wait_until("its cell is connected", LIMIT, async || {
+        kubelet.exec_sync(&main(&same).container, &["touch", "/tmp/stop"]).await.ok()
+    })
+    .await;
+    let restarted = |pod: &admin::Pod| {
+        has_main(pod) && pod.units.iter().any(|unit| unit.name == "main" && unit.restarts == 1)
+    };
+    pod_that(&mut client, "has restarted its container", restarted).await;
+    let text = wait_until("its files are in the new log", LIMIT, async || {
+        let (text, _) = log(&mut client.clone(), of_main()).await;
+        text.contains("ready").then_some(text)
+    })
+    .await;
+    assert_eq!(text, "sesamehushbegun\n\nready\n");
+
+    // Nothing that an operator reads has the secret.
+    let dump = client.dump(admin::DumpRequest {}).await.unwrap().into_inner();
+    let parts: Vec<_> = dump.map(|part| part.unwrap().content).collect().await;
+    let dump = String::from_utf8_lossy(&parts.concat()).into_owned();
+    assert!(dump.contains("alone") && !dump.contains("hush"), "{dump}");
+    assert!(!kiyot.log().contains("hush"), "{}", kiyot.log());
+
+    let refused = client.create_pods(created(&manifest("alone", "Always", script))).await;
+    let refused = refused.unwrap_err();
+    assert_eq!(refused.code(), Code::AlreadyExists, "{refused:?}");
+    let refused = client.delete_pod(deleted("own", 1)).await.unwrap_err();
+    assert_eq!(refused.code(), Code::FailedPrecondition, "{refused:?}");
+    assert!(refused.message().contains("kubectl delete"), "{refused:?}");
+
+    client.delete_pod(deleted("alone", 0)).await.unwrap();
+    let left: Vec<_> = pods(&mut client).await.into_iter().map(|pod| pod.name).collect();
+    assert_eq!(left, ["own"]);
+    assert_eq!(cells(&mut client).await.len(), 1);
+    let directories =
+        [kiyot.state().join("standalone/pods"), kiyot.state().join("standalone/logs")];
+    for directory in directories {
+        assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 0, "{}", directory.display());
+    }
+    remove_and_assert_clean(&mut kubelet, &kiyot, &own).await;
+}
+
+/// Verifies O42.
+#[tokio::test]
+async fn standalone_pod_that_completes_gives_its_cell_back_and_keeps_its_log() {
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut client = admin(&kiyot).await;
+    let text = manifest("job", "Never", "cat /settings/word");
+    client.create_pods(created(&text)).await.unwrap();
+    let succeeded = |pod: &admin::Pod| pod.phase() == admin::PodPhase::Succeeded;
+    pod_that(&mut client, "has succeeded", succeeded).await;
+    wait_until("its cell has ended", LIMIT, async || kiyot.cells().is_empty().then_some(())).await;
+    let of_main = admin::ReadLogRequest { unit: "main".to_owned(), ..log_of("job") };
+    assert_eq!(log(&mut client, of_main).await.0, "sesame");
+    let statuses: Vec<_> = events(&mut client).await.into_iter().map(|it| it.status).collect();
+    for status in ["Created", "Completed"] {
+        assert!(statuses.iter().any(|it| it == status), "{status} is not in {statuses:?}");
+    }
+    client.delete_pod(deleted("job", 0)).await.unwrap();
+    assert_eq!(pods(&mut client).await, Vec::new());
+}
+
+/// Verifies O40, O43.
+#[tokio::test]
+async fn standalone_pod_that_cannot_run_says_why_and_can_be_deleted() {
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut client = admin(&kiyot).await;
+    let good = manifest("good", "Never", "true");
+    for (text, expected) in [
+        ("kind: Pod\nmetadata: {name: half}\nspec:\n  contain".to_owned(), "pods.yaml"),
+        (format!("{good}---\n{}", good.rsplit("---\n").next().unwrap()), "two pods default/good"),
+        (
+            good.replace("labels:", "annotations: {pod.elotl.co/launch-typ: Spot}, labels:"),
+            "launch-typ",
+        ),
+        (good.replace("restartPolicy", "hostPID: true\n  restartPolicy"), "PID"),
+        ("x".repeat(1024 * 1024 + 1), "allowed: 1048576 bytes"),
+    ] {
+        let refused = client.create_pods(created(&text)).await.unwrap_err();
+        assert!(refused.message().contains(expected), "{expected}: {refused:?}");
+    }
+    assert_eq!(pods(&mut client).await, Vec::new(), "all of a manifest or none");
+
+    // Its image does not exist: it is tried again until it is deleted.
+    let text = good.replace(BUSYBOX_IMAGE, "127.0.0.1:1/absent:1");
+    client.create_pods(created(&text)).await.unwrap();
+    let says_why = |pod: &admin::Pod| pod.message.contains("127.0.0.1:1/absent:1");
+    let waiting = pod_that(&mut client, "says why it waits", says_why).await;
+    assert!(waiting.units.is_empty(), "{waiting:?}");
+    client.delete_pod(deleted("good", 0)).await.unwrap();
+    assert_eq!((pods(&mut client).await, kiyot.cells()), (Vec::new(), Vec::new()));
+    let refused = client.delete_pod(deleted("good", 0)).await.unwrap_err();
+    assert_eq!(refused.code(), Code::NotFound, "{refused:?}");
+}
+
+/// Verifies O40, O43.
+#[tokio::test]
+async fn standalone_pod_moves_to_another_cell_when_its_cell_ends_and_is_deleted_while_it_starts() {
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut client = admin(&kiyot).await;
+    let text = manifest("moves", "Always", "trap 'exit 0' TERM; while :; do sleep 0.1; done");
+    client.create_pods(created(&text)).await.unwrap();
+    let runs = |pod: &admin::Pod| {
+        let is_running = |unit: &admin::Unit| unit.state() == admin::UnitState::UnitRunning;
+        pod.units.iter().any(|unit| unit.name == "main" && is_running(unit))
+    };
+    let first = pod_that(&mut client, "runs", runs).await;
+    client.end_cell(admin::EndCellRequest { cell: first.cell.clone() }).await.unwrap();
+    let moved = |pod: &admin::Pod| runs(pod) && pod.cell != first.cell;
+    let second = pod_that(&mut client, "runs in another cell", moved).await;
+    assert_eq!((&second.uid, second.attempt), (&first.uid, 1));
+    let unit = second.units.iter().find(|unit| unit.name == "main").unwrap();
+    assert_eq!(unit.restarts, 1, "the log of the first run stays");
+    client.delete_pod(deleted("moves", 5)).await.unwrap();
+
+    client.create_pods(created(&text)).await.unwrap();
+    client.delete_pod(deleted("moves", 0)).await.unwrap();
+    assert_eq!((pods(&mut client).await, kiyot.cells()), (Vec::new(), Vec::new()));
+}
