@@ -21,6 +21,7 @@ use crate::{
         registry::{Registry, RegistryError},
     },
     config::{BackendConfig, Config},
+    kubernetes::Kubernetes,
     metrics::{Exposition, Process, Source},
     proxy::{self, CriServer, RunningServer},
     recent_log::RecentLog,
@@ -68,6 +69,7 @@ pub struct App {
     milpas: Vec<Arc<Milpa>>,
     _metrics: Option<MetricsServer>,
     admin: AdminApi,
+    kubernetes: Option<Kubernetes>,
     /// The running configuration, for the admin API.
     current_config: watch::Sender<Arc<Config>>,
 }
@@ -130,7 +132,8 @@ impl App {
             recent_log,
         };
         let admin = AdminApi::start(&config.admin, parts);
-        Ok(Self { front, milpas, _metrics: metrics, admin, current_config })
+        let kubernetes = Kubernetes::start(&config.kubernetes, &milpas);
+        Ok(Self { front, milpas, _metrics: metrics, admin, kubernetes, current_config })
     }
 
     /// Returns the path of the CRI socket.
@@ -145,6 +148,7 @@ impl App {
                 drain_timeout");
         }
         self.admin.shutdown().await;
+        drop(self.kubernetes);
         for milpa in self.milpas {
             milpa.shutdown().await;
         }

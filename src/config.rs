@@ -19,6 +19,7 @@ mod cidr;
 mod diff;
 mod ec2;
 mod gateway;
+mod kubernetes;
 mod limits;
 mod local_network;
 mod metrics;
@@ -40,6 +41,7 @@ pub use cidr::{Cidr, NotACidr};
 pub use diff::{Change, Diff};
 pub use ec2::{Ec2, MAX_SECURITY_GROUPS, PriceSource, RefusedRoute};
 pub use gateway::{Advertise, GatewayListen};
+pub use kubernetes::{Kubernetes, KubernetesAccess};
 pub use limits::Limits;
 pub use local_network::LocalNetwork;
 pub use metrics::Metrics;
@@ -67,6 +69,8 @@ pub struct Config {
     pub metrics: Metrics,
     /// Socket of the admin API.
     pub admin: Admin,
+    /// Access to the Kubernetes API.
+    pub kubernetes: Kubernetes,
     /// Backends, by name.
     pub backends: BTreeMap<String, BackendConfig>,
     /// Rules that choose a pod's backend.
@@ -112,6 +116,11 @@ fn read_all(
         .unwrap_or_default();
     let admin =
         table.take("admin").and_then(|field| field.table()).map(Admin::read).unwrap_or_default();
+    let kubernetes = table
+        .take("kubernetes")
+        .and_then(|field| field.table())
+        .map(Kubernetes::read)
+        .unwrap_or_default();
     let backends = match table.take("backends") {
         Some(field) => backends::read(field),
         None => BTreeMap::new(),
@@ -122,7 +131,7 @@ fn read_all(
         .map(Routing::read)
         .unwrap_or_default();
     table.finish();
-    let mut config = Config { server, metrics, admin, backends, routing };
+    let mut config = Config { server, metrics, admin, kubernetes, backends, routing };
     if config.backends.is_empty() {
         report.add(Problem::new(
             "backends",

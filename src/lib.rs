@@ -15,6 +15,7 @@ mod decimal;
 mod error_chain;
 pub mod explain;
 mod glob;
+mod kubernetes;
 pub mod manifest;
 pub mod metrics;
 mod names;

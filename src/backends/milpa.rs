@@ -363,6 +363,11 @@ impl Milpa {
         }
     }
 
+    /// Has later pods sized by the requests of the Kubernetes API, where it has them.
+    pub fn set_pod_requests(&self, requests: Arc<dyn placement::PodRequests>) {
+        self.cri.set_pod_requests(requests);
+    }
+
     /// Sets the limits of cells. Running cells go on, even above a lower limit.
     pub fn set_limits(&self, config: &MilpaBackend) {
         self.cells.set_limits(cells::Limits::of(config));

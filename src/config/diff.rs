@@ -6,8 +6,8 @@ use std::{
 };
 
 use super::{
-    Admin, BackendConfig, Config, CriBackend, GatewayListen, Limits, Metrics, MilpaBackend, Policy,
-    Routing, Rule, Server,
+    Admin, BackendConfig, Config, CriBackend, GatewayListen, Kubernetes, Limits, Metrics,
+    MilpaBackend, Policy, Routing, Rule, Server,
 };
 use crate::problems::{Problem, Problems, Report};
 
@@ -62,6 +62,13 @@ impl Diff {
         });
         fields!(&old.metrics, &new.metrics, "metrics", Metrics { listen => restart });
         fields!(&old.admin, &new.admin, "admin", Admin { listen => restart, group => restart });
+        fields!(&old.kubernetes, &new.kubernetes, "kubernetes", Kubernetes {
+            kubeconfig => restart,
+            cells => restart,
+            events => restart,
+            requests => restart,
+            lease_namespace => restart,
+        });
         for name in old.backends.keys().chain(new.backends.keys()).collect::<BTreeSet<_>>() {
             let at = format!("backends.{name}");
             match (old.backends.get(name), new.backends.get(name)) {

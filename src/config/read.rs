@@ -71,9 +71,12 @@ fn number_of_bytes(text: &str) -> Option<u64> {
 
 /// Reads an absolute path without `.` or `..`.
 pub(super) fn path(field: Field<'_>) -> Option<PathBuf> {
-    field.read("an absolute path without \".\" and \"..\"", |text| {
-        is_plain(Path::new(text)).then(|| text.into())
-    })
+    field.read("an absolute path without \".\" and \"..\"", plain_path)
+}
+
+/// Returns an absolute path without `.` or `..`.
+pub(super) fn plain_path(text: &str) -> Option<PathBuf> {
+    is_plain(Path::new(text)).then(|| text.into())
 }
 
 /// Reads an absolute path that fits a unix socket.

@@ -131,7 +131,8 @@ fn all_problems_are_reported_at_once() {
         "backends.containerd.socket = 7: is invalid; allowed: the absolute path",
         "backends.odd.type = \"docker\": is invalid; allowed: \"cri\", \"milpa\"",
         "routing.rule[0].name: is missing",
-        "surplus: is an unknown key; allowed: server, metrics, admin, backends, routing",
+        "surplus: is an unknown key; allowed: server, metrics, admin, kubernetes, backends, \
+         routing",
         "routing.default = \"nowhere\": is invalid; allowed: the name of a backend: containerd",
         "routing.rule[0]: has no condition",
     ];

@@ -26,6 +26,7 @@ mod images;
 mod journal_kills;
 mod kills;
 mod kubelet_restarts;
+mod kubernetes;
 mod life;
 mod lists;
 mod log_files;

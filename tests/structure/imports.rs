@@ -41,7 +41,14 @@ const PARTS: &[Part] = &[
             CELLS,
             RECORDS,
             &["admin", "backends::milpa::inventory", "config", "metrics", "problems"],
-            &["recent_log"],
+            &["kubernetes", "recent_log"],
+        ],
+    },
+    Part {
+        path: "kubernetes",
+        may: &[
+            &["backends::milpa", "backends::milpa::inventory", "backends::milpa::id"],
+            &["backends::milpa::placement", "config"],
         ],
     },
     Part {
@@ -87,7 +94,7 @@ const PARTS: &[Part] = &[
             &["backends::milpa::standalone"],
             CELLS,
             RECORDS,
-            &["annotations", "config"],
+            &["annotations", "config", "price"],
         ],
     },
     Part {

@@ -1,5 +1,8 @@
 //! The offerings that a pod's cell is launched of.
 
+use std::sync::Arc;
+
+use async_trait::async_trait;
 use kiyot::{
     annotations::{
         ARCHITECTURE, Architecture, CPU, INSTANCE_TYPE, LAUNCH_TYPE, MAX_PRICE, MEMORY,
@@ -7,7 +10,7 @@ use kiyot::{
     },
     backends::{
         Method,
-        milpa::placement::{Catalogue, CatalogueFile, Market, Offering},
+        milpa::placement::{ApiRequests, Catalogue, CatalogueFile, Market, Offering, PodRequests},
     },
 };
 use kiyot_proto::cri;
@@ -161,4 +164,43 @@ async fn offering_without_capacity_is_not_tried_again_at_once() {
     assert!(refused.message().contains(message), "{}", refused.message());
     run(&kiyot, &[]).await.unwrap();
     assert_eq!(names(&kiyot), ["b"]);
+}
+
+/// A played reader of the Kubernetes API, which has a pod or never answers.
+#[derive(Debug)]
+struct PlayedRequests(Option<ApiRequests>);
+
+#[async_trait]
+impl PodRequests for PlayedRequests {
+    async fn of_pod(&self, _uid: &str) -> Option<ApiRequests> {
+        match self.0 {
+            Some(known) => Some(known),
+            None => std::future::pending().await,
+        }
+    }
+}
+
+/// Verifies K10.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pod_is_sized_by_the_requests_of_the_api_where_it_has_them() {
+    let large = ApiRequests { memory_request: 64 << 30, ..ApiRequests::default() };
+    let kiyot = with_types(&[("a", "0.2")]).await;
+    kiyot.daemon.cri.set_pod_requests(Arc::new(PlayedRequests(Some(large))));
+    let refused = run(&kiyot, &[]).await.unwrap_err();
+    assert!(
+        refused.message().contains("64 GiB") || refused.message().contains("65536"),
+        "{refused}"
+    );
+    // An annotation is the word of the pod's owner.
+    run(&kiyot, &[(MEMORY, "1Gi")]).await.unwrap();
+    assert_eq!(names(&kiyot), ["a"]);
+}
+
+/// Verifies K6, K10.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn api_that_does_not_answer_keeps_no_pod_from_running() {
+    let kiyot = with_types(&[("a", "0.2")]).await;
+    kiyot.daemon.cri.set_pod_requests(Arc::new(PlayedRequests(None)));
+    run(&kiyot, &[]).await.unwrap();
+    assert_eq!(names(&kiyot), ["a"]);
 }

@@ -5,7 +5,7 @@
 
 use std::{
     future::Future,
-    sync::{Arc, PoisonError, RwLock},
+    sync::{Arc, OnceLock, PoisonError, RwLock},
     time::{Duration, Instant},
 };
 
@@ -18,6 +18,7 @@ use super::{
     id::{ContainerId, SandboxId},
     images::Images,
     logs::Logs,
+    placement::PodRequests,
     pods::{LookupError, Pods, Sandbox},
     policy::Rules,
     store::{Store, StoreError},
@@ -110,6 +111,8 @@ pub struct CriService {
     creations: Arc<SingleFlight<ContainerKey, cri::CreateContainerRequest, ContainerId>>,
     /// Pods whose next sandbox runs on the node.
     moved: MovedPods,
+    /// The requests of pods by the Kubernetes API, if the daemon has access.
+    pod_requests: OnceLock<Arc<dyn PodRequests>>,
     /// End of the wait for usage of recovered pods.
     usage_deadline: Instant,
     /// Time for which the first scrape of metrics waits for cells.
@@ -147,6 +150,7 @@ impl CriService {
             launches: Arc::new(SingleFlight::new()),
             creations: Arc::new(SingleFlight::new()),
             moved: MovedPods::default(),
+            pod_requests: OnceLock::new(),
             usage_deadline,
             metrics_timeout: parts.metrics_timeout,
             tasks,
@@ -166,6 +170,12 @@ impl CriService {
         rules.policy = policy;
         self.volumes.set_host_path(policy.host_path);
         if is_new { rules.unmet() } else { Vec::new() }
+    }
+
+    /// Has later pods sized by the requests of the Kubernetes API, where it has them.
+    pub fn set_pod_requests(&self, requests: Arc<dyn PodRequests>) {
+        // The daemon sets them once.
+        let _already_set = self.pod_requests.set(requests);
     }
 
     /// Returns the read model.

@@ -25,9 +25,11 @@ mod event;
 mod log;
 mod offering;
 mod pod;
+mod shown;
 mod usage;
 
 pub use log::{LogSource, NoLog};
+pub use shown::{EarlierLaunches, OfPod};
 
 /// The inventory of a backend.
 #[derive(Debug)]

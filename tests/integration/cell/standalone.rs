@@ -10,12 +10,12 @@ use super::{
     options, pod, remove_and_assert_clean,
 };
 
-fn created(text: &str) -> admin::CreatePodsRequest {
+pub(super) fn created(text: &str) -> admin::CreatePodsRequest {
     let file = admin::ManifestFile { name: "pods.yaml".to_owned(), text: text.to_owned() };
     admin::CreatePodsRequest { files: vec![file], backend: String::new() }
 }
 
-fn deleted(name: &str, grace: i64) -> admin::DeletePodRequest {
+pub(super) fn deleted(name: &str, grace: i64) -> admin::DeletePodRequest {
     let (namespace, name) = (String::new(), name.to_owned());
     admin::DeletePodRequest { namespace, name, grace_seconds: Some(grace) }
 }
@@ -34,7 +34,7 @@ async fn pod_that(
 }
 
 /// Returns the manifest of a pod with a script, a ConfigMap and a Secret.
-fn manifest(name: &str, policy: &str, script: &str) -> String {
+pub(super) fn manifest(name: &str, policy: &str, script: &str) -> String {
     format!(
         "kind: ConfigMap\napiVersion: v1\nmetadata: {{name: settings}}\n\
          data: {{word: sesame}}\n---\n\

@@ -6,6 +6,7 @@ use std::{
 };
 
 use kiyot_proto::{cri, store as records};
+use tokio::time::timeout;
 use tonic::{Code, Status};
 
 use super::{CriService, request as requests, single_flight::Joined, status_code};
@@ -16,7 +17,7 @@ use crate::{
         cells::{BoundCell, Cell, LaunchOrder, OrderKey},
         clock,
         id::SandboxId,
-        placement::{Needs, Requested},
+        placement::{Needs, REQUESTS_TIMEOUT, Requested},
         pods::Sandbox,
         policy,
         providers::{Attached, Attachment},
@@ -25,6 +26,10 @@ use crate::{
     error_chain::error_chain,
 };
 
+/// Annotation of the kubelet: where it has the pod from.
+const CONFIG_SOURCE: &str = "kubernetes.io/config.source";
+/// Value of pods of the API server. Static pods have others.
+const API_SOURCE: &str = "api";
 /// Time limit of the agent for the bind of its cell to the pod.
 const BIND_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time limit of a cell's containerd for the sandbox container. It has just started, and reads much
@@ -44,6 +49,21 @@ struct Wanted {
 }
 
 impl CriService {
+    /// Returns the resources of a pod: those of the Kubernetes API, or else of its CRI request.
+    async fn requested(&self, config: &cri::PodSandboxConfig) -> Requested {
+        let of_cri = Requested::of_sandbox(config);
+        // A static pod has another uid in the API.
+        let source = config.annotations.get(CONFIG_SOURCE);
+        let (Some(requests), Some(metadata)) = (self.pod_requests.get(), &config.metadata) else {
+            return of_cri;
+        };
+        if source.is_some_and(|source| source != API_SOURCE) {
+            return of_cri;
+        }
+        let waited = timeout(REQUESTS_TIMEOUT, requests.of_pod(&metadata.uid)).await;
+        waited.ok().flatten().map_or(of_cri, |of_api| of_cri.with_api(&of_api))
+    }
+
     /// Runs a sandbox, or returns the one of this name and attempt that another call began.
     ///
     /// A sandbox is never half-made: on an error its cell has ended. The work outlives its caller.
@@ -65,7 +85,7 @@ impl CriService {
         let cell_request = CellRequest::parse(&config.annotations)
             .map_err(|error| Status::invalid_argument(error_chain(&error)))?;
         let wanted = Wanted {
-            needs: self.cells.needs(&cell_request, &Requested::of_sandbox(config)),
+            needs: self.cells.needs(&cell_request, &self.requested(config).await),
             identity: annotations::identity(&config.annotations),
             request: cell_request,
             is_standalone,

@@ -1,0 +1,200 @@
+//! Calls of the API, as data: all that this crate makes are in this file, and `deploy/rbac.yaml`
+//! permits them.
+
+use http::Method;
+use serde_json::{Value, json};
+
+use crate::{
+    label::{NODE_LABEL, node_value},
+    object::{Cell, GROUP, Metadata, VERSION},
+};
+
+/// Name by which the API server knows the fields that kiyot sets.
+pub const FIELD_MANAGER: &str = "kiyot";
+/// Most objects of a part of a list.
+const LIST_LIMIT: usize = 250;
+/// Time after which the API server ends a watch, in seconds.
+pub(crate) const WATCH_SECONDS: u64 = 300;
+/// Content type of server-side apply. JSON is YAML.
+const APPLY: &str = "application/apply-patch+yaml";
+const JSON: &str = "application/json";
+const MERGE_PATCH: &str = "application/merge-patch+json";
+
+/// A call of the API.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Call {
+    /// Method of HTTP.
+    pub method: Method,
+    /// Path and query.
+    pub path: String,
+    /// Type of the body.
+    pub content_type: &'static str,
+    /// Body; `None` for none.
+    pub body: Option<Value>,
+}
+
+impl Call {
+    fn get(path: String) -> Self {
+        Self { method: Method::GET, path, content_type: JSON, body: None }
+    }
+
+    /// Applies name, labels and spec of a cell; creates an absent object.
+    pub fn apply_cell(cell: &Cell) -> Self {
+        let body = json!({
+            "apiVersion": cell.api_version,
+            "kind": cell.kind,
+            "metadata": { "name": cell.metadata.name, "labels": cell.metadata.labels },
+            "spec": cell.spec,
+        });
+        Self::apply(cells_path(&cell.metadata.name), body)
+    }
+
+    /// Applies the status of a cell, whose object exists.
+    pub fn apply_cell_status(cell: &Cell) -> Self {
+        let body = json!({
+            "apiVersion": cell.api_version,
+            "kind": cell.kind,
+            "metadata": { "name": cell.metadata.name },
+            "status": cell.status,
+        });
+        Self::apply(format!("{}/status", cells_path(&cell.metadata.name)), body)
+    }
+
+    /// The fields are kiyot's alone: what another client changed is set again.
+    fn apply(path: String, body: Value) -> Self {
+        let path = format!("{path}?fieldManager={FIELD_MANAGER}&force=true");
+        Self { method: Method::PATCH, path, content_type: APPLY, body: Some(body) }
+    }
+
+    /// Lists a part of the cells of a node, from a position; empty for the first part.
+    pub fn list_cells(node: &str, position: &str) -> Self {
+        let selector = format!("{NODE_LABEL}={}", node_value(node));
+        let mut path =
+            format!("{}?labelSelector={}&limit={LIST_LIMIT}", cells_path(""), encoded(&selector));
+        if !position.is_empty() {
+            path.push_str(&format!("&continue={}", encoded(position)));
+        }
+        Self::get(path)
+    }
+
+    /// Deletes a cell's object, unless its name belongs to another object by now.
+    pub fn delete_cell(name: &str, uid: &str) -> Self {
+        Self::delete(cells_path(name), json!({ "uid": uid }))
+    }
+
+    /// Applies a lease; creates an absent one.
+    pub fn apply_lease(namespace: &str, lease: &Value) -> Self {
+        let name = lease["metadata"]["name"].as_str().unwrap_or_default();
+        Self::apply(leases_path(namespace, name), lease.clone())
+    }
+
+    /// Lists a part of the leases of all nodes, from a position; empty for the first part.
+    pub fn list_leases(namespace: &str, position: &str) -> Self {
+        let selector = encoded(NODE_LABEL);
+        let path = leases_path(namespace, "");
+        let mut path = format!("{path}?labelSelector={selector}&limit={LIST_LIMIT}");
+        if !position.is_empty() {
+            path.push_str(&format!("&continue={}", encoded(position)));
+        }
+        Self::get(path)
+    }
+
+    /// Deletes a lease, unless it was renewed since it was read.
+    pub fn delete_lease(namespace: &str, lease: &Metadata) -> Self {
+        let preconditions = json!({ "uid": lease.uid, "resourceVersion": lease.resource_version });
+        Self::delete(leases_path(namespace, &lease.name), preconditions)
+    }
+
+    /// Creates an event.
+    pub fn create_event(namespace: &str, event: Value) -> Self {
+        let path = events_path(namespace, "");
+        Self { method: Method::POST, path, content_type: JSON, body: Some(event) }
+    }
+
+    /// Changes the count of an event.
+    pub fn patch_event(namespace: &str, name: &str, patch: Value) -> Self {
+        let path = events_path(namespace, name);
+        Self { method: Method::PATCH, path, content_type: MERGE_PATCH, body: Some(patch) }
+    }
+
+    /// Lists a part of the pods of a node, from a position; empty for the first part.
+    pub fn list_pods(node: &str, position: &str) -> Self {
+        let mut path = format!("{}&limit={LIST_LIMIT}", pods_path(node));
+        if !position.is_empty() {
+            path.push_str(&format!("&continue={}", encoded(position)));
+        }
+        Self::get(path)
+    }
+
+    /// Streams the changes of the pods of a node since a position.
+    pub fn watch_pods(node: &str, position: &str) -> Self {
+        Self::get(format!(
+            "{}&watch=true&allowWatchBookmarks=true&timeoutSeconds={WATCH_SECONDS}\
+             &resourceVersion={}",
+            pods_path(node),
+            encoded(position)
+        ))
+    }
+
+    fn delete(path: String, preconditions: Value) -> Self {
+        let body = json!({
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "preconditions": preconditions,
+        });
+        Self { method: Method::DELETE, path, content_type: JSON, body: Some(body) }
+    }
+}
+
+fn cells_path(name: &str) -> String {
+    let separator = if name.is_empty() { "" } else { "/" };
+    format!("/apis/{GROUP}/{VERSION}/cells{separator}{}", encoded(name))
+}
+
+fn leases_path(namespace: &str, name: &str) -> String {
+    let separator = if name.is_empty() { "" } else { "/" };
+    format!(
+        "/apis/coordination.k8s.io/v1/namespaces/{}/leases{separator}{}",
+        encoded(namespace),
+        encoded(name)
+    )
+}
+
+fn events_path(namespace: &str, name: &str) -> String {
+    let separator = if name.is_empty() { "" } else { "/" };
+    format!("/api/v1/namespaces/{}/events{separator}{}", encoded(namespace), encoded(name))
+}
+
+fn pods_path(node: &str) -> String {
+    format!("/api/v1/pods?fieldSelector={}", encoded(&format!("spec.nodeName={node}")))
+}
+
+/// Percent-encodes a text for a part of a path or of a query.
+fn encoded(text: &str) -> String {
+    let byte = |byte: u8| match byte {
+        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => {
+            char::from(byte).to_string()
+        }
+        other => format!("%{other:02X}"),
+    };
+    text.bytes().map(byte).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_positions_can_not_change_the_path() {
+        let call = Call::list_cells("worker 1", "a&b=c/../d");
+        assert_eq!(
+            call.path,
+            format!(
+                "/apis/kiyot.elotl.co/v1/cells?labelSelector=kiyot.elotl.co%2Fnode%3D{}&limit=250\
+                 &continue=a%26b%3Dc%2F..%2Fd",
+                node_value("worker 1")
+            )
+        );
+        assert_eq!(Call::delete_cell("a/b?c", "u").path, "/apis/kiyot.elotl.co/v1/cells/a%2Fb%3Fc");
+    }
+}

@@ -1,0 +1,216 @@
+//! The client of the API server. The only module that names the crate `kube`.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http::{HeaderValue, Request, Response, header};
+use http_body_util::{BodyExt, Limited};
+use hyper_util::{
+    client::legacy::{self, connect::HttpConnector},
+    rt::TokioExecutor,
+};
+use kube::{
+    Config,
+    client::{Body, ConfigExt},
+    config::{KubeConfigOptions, Kubeconfig},
+};
+use serde::de::DeserializeOwned;
+use tokio::time::timeout;
+use tokio_util::task::AbortOnDropHandle;
+use tower::{BoxError, ServiceBuilder};
+
+use crate::{
+    call::Call,
+    failure::{Failure, shown},
+};
+
+/// Time limit of a call.
+const CALL_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time limit of reading credentials: a kubeconfig may name a program that prints them.
+const LOAD_TIMEOUT: Duration = Duration::from_secs(30);
+/// Time limit of a connection.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Most bytes of a response.
+const MAX_RESPONSE_BYTES: usize = 16 * 1024 * 1024;
+
+/// Source of the API server's address and of credentials.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Access {
+    /// A kubeconfig file.
+    Kubeconfig(PathBuf),
+    /// The service account of the pod that the daemon runs in.
+    InCluster,
+}
+
+/// An error of making a client.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// The kubeconfig can't be read.
+    #[error("kubeconfig {path:?} can't be used: {reason}")]
+    Kubeconfig {
+        /// Its path.
+        path: PathBuf,
+        /// The reason.
+        reason: String,
+    },
+    /// The pod has no service account.
+    #[error("in-cluster credentials can't be used: {0}")]
+    InCluster(String),
+    /// The certificates can't be used.
+    #[error("client of the API server can't be made: {0}")]
+    Client(String),
+}
+
+/// A client of the API server. Retries are its caller's.
+#[derive(Clone)]
+pub struct Client(kube::Client);
+
+impl std::fmt::Debug for Client {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Client")
+    }
+}
+
+impl Client {
+    /// Reads the credentials, and returns a client. Does not connect.
+    pub async fn new(access: &Access) -> Result<Self, ClientError> {
+        let mut config = match access {
+            Access::Kubeconfig(path) => of_kubeconfig(path).await?,
+            Access::InCluster => {
+                Config::incluster().map_err(|error| ClientError::InCluster(chain(&error)))?
+            }
+        };
+        // Calls are repeated by their callers, which know what else waits.
+        config.default_retry = false;
+        // A program for credentials is run without a bound of its own, and blocks.
+        let made = tokio::task::spawn_blocking(move || connected(&config)).await;
+        let made = made.map_err(|error| ClientError::Client(error.to_string()))?;
+        made.map(Self).map_err(|error| ClientError::Client(chain(&error)))
+    }
+
+    /// Makes a call, and returns the body of its response.
+    pub async fn call(&self, call: &Call) -> Result<Bytes, Failure> {
+        let answered = timeout(CALL_TIMEOUT, async {
+            let response = self.send(call).await?;
+            let status = response.status();
+            let retry_after = response.headers().get(header::RETRY_AFTER);
+            let retry_after = retry_after.and_then(|value| value.to_str().ok()).map(str::to_owned);
+            let body = Limited::new(response.into_body(), MAX_RESPONSE_BYTES).collect().await;
+            let body = body.map_err(|error| Failure::Unreachable(shown(&error.to_string())))?;
+            let body = body.to_bytes();
+            match Failure::of_response(status, retry_after.as_deref(), &body) {
+                Some(failure) => Err(failure),
+                None => Ok(body),
+            }
+        });
+        answered.await.unwrap_or(Err(Failure::TimedOut(CALL_TIMEOUT)))
+    }
+
+    /// Makes a call, and returns the object of its response.
+    pub async fn object<T: DeserializeOwned>(&self, call: &Call) -> Result<T, Failure> {
+        let body = self.call(call).await?;
+        serde_json::from_slice(&body).map_err(|error| Failure::Server {
+            status: 200,
+            message: format!("response is not understood: {error}"),
+        })
+    }
+
+    /// Sends a call, and returns the response with its body unread.
+    pub(crate) async fn send(&self, call: &Call) -> Result<Response<Body>, Failure> {
+        let body = call.body.as_ref().map(|body| body.to_string().into_bytes());
+        let request = Request::builder()
+            .method(call.method.clone())
+            .uri(&call.path)
+            .header(header::CONTENT_TYPE, HeaderValue::from_static(call.content_type))
+            .header(header::ACCEPT, HeaderValue::from_static("application/json"))
+            .body(Body::from(body.unwrap_or_default()))
+            .map_err(|error| Failure::Invalid(error.to_string()))?;
+        let sent = self.0.send(request).await;
+        sent.map_err(|error| Failure::Unreachable(shown(&chain(&error))))
+    }
+}
+
+/// Returns a client with the address, the credentials and the certificates of a configuration.
+///
+/// The default of kube also logs every failed call as an error; here failures are logged once.
+fn connected(config: &Config) -> Result<kube::Client, kube::Error> {
+    let mut http = HttpConnector::new();
+    http.enforce_http(false);
+    http.set_connect_timeout(Some(CONNECT_TIMEOUT));
+    let https = config.rustls_https_connector_with_connector(http)?;
+    let service = ServiceBuilder::new()
+        .layer(config.base_uri_layer())
+        .option_layer(config.auth_layer()?)
+        .layer(config.extra_headers_layer()?)
+        .map_err(BoxError::from)
+        .service(legacy::Client::builder(TokioExecutor::new()).build::<_, Body>(https));
+    Ok(kube::Client::new(service, config.default_namespace.clone()))
+}
+
+async fn of_kubeconfig(path: &Path) -> Result<Config, ClientError> {
+    let refused = |reason: String| ClientError::Kubeconfig { path: path.to_owned(), reason };
+    let file = path.to_owned();
+    let read = tokio::task::spawn_blocking(move || Kubeconfig::read_from(file));
+    let read = read.await.map_err(|error| refused(error.to_string()))?;
+    let kubeconfig = read.map_err(|error| refused(chain(&error)))?;
+    let options = KubeConfigOptions::default();
+    let loaded = Config::from_custom_kubeconfig(kubeconfig, &options).await;
+    loaded.map_err(|error| refused(chain(&error)))
+}
+
+/// Returns an error with its causes.
+fn chain(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    let mut texts: Vec<String> = causes.map(ToString::to_string).collect();
+    // Many errors of libraries have the text of their cause.
+    for at in (1..texts.len()).rev() {
+        if texts[at - 1].ends_with(&texts[at]) {
+            texts.remove(at);
+        }
+    }
+    shown(&texts.join(": "))
+}
+
+/// A client that is made when it is first needed, and again after failures: credentials change.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    access: Access,
+    client: Option<Arc<Client>>,
+    /// The client that is being made. At most one, however long its credentials take.
+    making: Option<AbortOnDropHandle<Result<Client, ClientError>>>,
+}
+
+impl Connection {
+    pub(crate) fn new(access: Access) -> Self {
+        Self { access, client: None, making: None }
+    }
+
+    /// Returns the client.
+    pub(crate) async fn client(&mut self) -> Result<Arc<Client>, Failure> {
+        if let Some(client) = &self.client {
+            return Ok(Arc::clone(client));
+        }
+        let access = self.access.clone();
+        let making = self.making.get_or_insert_with(|| {
+            AbortOnDropHandle::new(tokio::spawn(async move { Client::new(&access).await }))
+        });
+        let made = timeout(LOAD_TIMEOUT, making).await;
+        let made = made.map_err(|_| Failure::TimedOut(LOAD_TIMEOUT))?;
+        self.making = None;
+        let made = made.map_err(|error| Failure::Unreachable(error.to_string()))?;
+        let made = Arc::new(made.map_err(|error| Failure::Unreachable(error.to_string()))?);
+        self.client = Some(Arc::clone(&made));
+        Ok(made)
+    }
+
+    /// Has the credentials read again if they may be the reason of a failure.
+    pub(crate) fn failed(&mut self, failure: &Failure) {
+        if matches!(failure, Failure::Denied(_) | Failure::Unreachable(_) | Failure::TimedOut(_)) {
+            self.client = None;
+        }
+    }
+}

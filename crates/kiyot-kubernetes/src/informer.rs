@@ -1,0 +1,226 @@
+//! The requests of this node's pods, kept current by a list and a watch.
+//!
+//! Memory has the sums of each pod alone. A pod that is looked up before its change has arrived is
+//! waited for, within the bound that its caller names.
+
+use std::{
+    collections::HashMap,
+    time::{Duration, Instant},
+};
+
+use bytes::BytesMut;
+use http_body_util::BodyExt;
+use serde::Deserialize;
+use tokio::{
+    sync::watch,
+    time::{sleep, timeout},
+};
+use tokio_util::task::AbortOnDropHandle;
+
+use crate::{
+    call::{Call, WATCH_SECONDS},
+    client::{Access, Connection},
+    failure::Failure,
+    gate::{FIRST_PAUSE, Gate},
+    requests::{Pod, Requests},
+};
+
+/// Most pods that are remembered: many times what a node runs.
+const MAX_PODS: usize = 4096;
+/// Most parts of a list.
+const MAX_PARTS: usize = 100;
+/// Longest change of a watch, in bytes: etcd refuses objects beyond 1.5 MiB.
+const MAX_CHANGE_BYTES: usize = 4 * 1024 * 1024;
+/// Time without a byte, beyond the watch's own end, after which the connection counts as dead.
+const WATCH_GRACE: Duration = Duration::from_secs(15);
+
+/// The pods of the node that are known.
+#[derive(Debug, Default)]
+struct Known {
+    /// False before the first list.
+    is_listed: bool,
+    pods: HashMap<String, Requests>,
+}
+
+/// The running informer. Dropping it ends its task.
+#[derive(Debug)]
+pub struct PodInformer {
+    known: watch::Receiver<Known>,
+    _task: AbortOnDropHandle<()>,
+}
+
+impl PodInformer {
+    /// Starts the task. Called on a runtime of tokio.
+    pub fn start(access: Access, node: String, first_pause: Option<Duration>) -> Self {
+        let (sender, known) = watch::channel(Known::default());
+        let task = Task {
+            connection: Connection::new(access),
+            node,
+            known: sender,
+            gate: Gate::new(first_pause.unwrap_or(FIRST_PAUSE)),
+        };
+        Self { known, _task: AbortOnDropHandle::new(tokio::spawn(task.run())) }
+    }
+
+    /// Returns the requests of a pod by its uid. An unknown pod is waited for, for `limit` at most;
+    /// not before the first list, because then the API server may be out of reach.
+    pub async fn requests(&self, uid: &str, limit: Duration) -> Option<Requests> {
+        let mut known = self.known.clone();
+        if !known.borrow().is_listed {
+            return None;
+        }
+        let found = timeout(limit, known.wait_for(|known| known.pods.contains_key(uid))).await;
+        found.ok()?.ok()?.pods.get(uid).copied()
+    }
+}
+
+struct Task {
+    connection: Connection,
+    node: String,
+    known: watch::Sender<Known>,
+    gate: Gate,
+}
+
+/// A change of a watch.
+#[derive(Debug, Deserialize)]
+struct Change {
+    r#type: String,
+    object: serde_json::Value,
+}
+
+/// A part of a list of pods.
+#[derive(Debug, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+#[derive(Default)]
+struct List {
+    metadata: ListMetadata,
+    items: Vec<Pod>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct ListMetadata {
+    r#continue: String,
+    resource_version: String,
+}
+
+impl Task {
+    async fn run(mut self) {
+        let mut position = String::new();
+        loop {
+            let outcome = if position.is_empty() {
+                self.list().await.map(|listed| position = listed)
+            } else {
+                self.watch(&mut position).await
+            };
+            match outcome {
+                Ok(()) => {
+                    if self.gate.succeeded() {
+                        tracing::info!("requests of pods are read from the Kubernetes API again");
+                    }
+                }
+                // The changes since the position are lost: the list has them.
+                Err(Failure::Expired(_)) => position.clear(),
+                Err(failure) => {
+                    self.connection.failed(&failure);
+                    if self.gate.failed(&failure, Instant::now(), fastrand::f64()) {
+                        tracing::warn!(
+                            error = %failure,
+                            "requests of pods are not read from the Kubernetes API, cells are \
+                             sized by those of CRI"
+                        );
+                    }
+                    let open = self.gate.open_at().unwrap_or_else(Instant::now);
+                    sleep(open.saturating_duration_since(Instant::now())).await;
+                }
+            }
+        }
+    }
+
+    /// Lists the pods, and returns the position of the list.
+    async fn list(&mut self) -> Result<String, Failure> {
+        let client = self.connection.client().await?;
+        let (mut pods, mut position) = (HashMap::new(), String::new());
+        for _ in 0..MAX_PARTS {
+            let part: List = client.object(&Call::list_pods(&self.node, &position)).await?;
+            let items = part.items.into_iter().take(MAX_PODS.saturating_sub(pods.len()));
+            pods.extend(items.map(|pod| (pod.metadata.uid.clone(), pod.spec.requests())));
+            position = part.metadata.r#continue;
+            if position.is_empty() {
+                self.known.send_replace(Known { is_listed: true, pods });
+                return Ok(part.metadata.resource_version);
+            }
+        }
+        let message = format!("list has more than {MAX_PARTS} parts");
+        Err(Failure::Server { status: 200, message })
+    }
+
+    /// Follows the changes from a position until the watch ends.
+    async fn watch(&mut self, position: &mut String) -> Result<(), Failure> {
+        let client = self.connection.client().await?;
+        let limit = Duration::from_secs(WATCH_SECONDS) + WATCH_GRACE;
+        let call = Call::watch_pods(&self.node, position);
+        let sent = timeout(WATCH_GRACE, client.send(&call)).await;
+        let response = sent.unwrap_or(Err(Failure::TimedOut(WATCH_GRACE)))?;
+        if let Some(failure) = Failure::of_response(response.status(), None, &[]) {
+            return Err(failure);
+        }
+        if self.gate.succeeded() {
+            tracing::info!("requests of pods are read from the Kubernetes API again");
+        }
+        let mut body = response.into_body();
+        let mut read = BytesMut::new();
+        loop {
+            let frame = timeout(limit, body.frame()).await.map_err(|_| Failure::TimedOut(limit))?;
+            let Some(frame) = frame else { return Ok(()) };
+            let frame = frame.map_err(|error| Failure::Unreachable(error.to_string()))?;
+            let Ok(data) = frame.into_data() else { continue };
+            if read.len() + data.len() > MAX_CHANGE_BYTES {
+                let message = format!("change of a watch has more than {MAX_CHANGE_BYTES} bytes");
+                position.clear();
+                return Err(Failure::Server { status: 200, message });
+            }
+            read.extend_from_slice(&data);
+            while let Some(end) = read.iter().position(|byte| *byte == b'\n') {
+                let line = read.split_to(end + 1);
+                self.changed(&line, position)?;
+            }
+        }
+    }
+
+    fn changed(&self, line: &[u8], position: &mut String) -> Result<(), Failure> {
+        let not_understood = |error: serde_json::Error| Failure::Server {
+            status: 200,
+            message: format!("change of a watch is not understood: {error}"),
+        };
+        let change: Change = serde_json::from_slice(line).map_err(not_understood)?;
+        if change.r#type == "ERROR" {
+            let message = crate::failure::shown(change.object["message"].as_str().unwrap_or(""));
+            return Err(match change.object["code"].as_u64() {
+                Some(410) => Failure::Expired(message),
+                code => {
+                    let status = code.and_then(|code| u16::try_from(code).ok());
+                    Failure::Server { status: status.unwrap_or(500), message }
+                }
+            });
+        }
+        let pod: Pod = serde_json::from_value(change.object).map_err(not_understood)?;
+        pod.metadata.resource_version.clone_into(position);
+        let uid = pod.metadata.uid;
+        match change.r#type.as_str() {
+            "ADDED" | "MODIFIED" => {
+                let requests = pod.spec.requests();
+                self.known.send_if_modified(|known| {
+                    let has_place = known.pods.len() < MAX_PODS || known.pods.contains_key(&uid);
+                    has_place && known.pods.insert(uid, requests) != Some(requests)
+                });
+            }
+            "DELETED" => {
+                self.known.send_if_modified(|known| known.pods.remove(&uid).is_some());
+            }
+            // A bookmark has the position alone.
+            _ => {}
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,30 @@
+//! Cells as objects of the Kubernetes API, events of their pods, and the requests of pods.
+//!
+//! The core is pure: [`object`] renders cells, [`plan`] finds the writes that are due, [`gate`]
+//! and [`pace`] bound them, [`lease`] says which nodes are dead, [`recorder`] correlates events,
+//! [`requests`] sums what a pod requests. `client`, [`publisher`] and [`informer`] carry out calls.
+//!
+//! Nothing in here is on the path of a CRI call, and pods run without any of it.
+
+pub mod call;
+mod client;
+pub mod failure;
+pub mod gate;
+pub mod informer;
+pub mod label;
+pub mod lease;
+pub mod object;
+pub mod pace;
+pub mod plan;
+pub mod pod_events;
+pub mod publisher;
+pub mod quantity;
+pub mod recorder;
+pub mod requests;
+pub mod source;
+mod time;
+
+pub use client::{Access, Client, ClientError};
+pub use informer::PodInformer;
+pub use publisher::{Options, Periods, Publisher};
+pub use source::{ShownCell, Source};

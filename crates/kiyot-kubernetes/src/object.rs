@@ -1,0 +1,320 @@
+//! The object `Cell`, as `deploy/crds/cells.kiyot.elotl.co.yaml` has it.
+
+use std::collections::BTreeMap;
+
+use kiyot_proto::admin::{self, CellPhase};
+use serde::{Deserialize, Serialize};
+
+use crate::{label, source::ShownCell, time};
+
+/// Group of the kind.
+pub const GROUP: &str = "kiyot.elotl.co";
+/// Version of the kind.
+pub const VERSION: &str = "v1";
+/// Kind of the objects.
+pub const KIND: &str = "Cell";
+/// Longest text of a field, in characters.
+const MAX_TEXT_CHARS: usize = 1024;
+/// Most addresses of a cell.
+const MAX_ADDRESSES: usize = 16;
+/// Launch type of an on-demand instance, as the first public version wrote it.
+const ON_DEMAND: &str = "On-Demand";
+/// Launch type of a spot instance.
+const SPOT: &str = "Spot";
+
+/// An object of the kind `Cell`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Cell {
+    /// Group and version.
+    pub api_version: String,
+    /// Kind.
+    pub kind: String,
+    /// Name and labels.
+    pub metadata: Metadata,
+    /// The cell's owner.
+    #[serde(default)]
+    pub spec: Spec,
+    /// The state of the cell.
+    #[serde(default)]
+    pub status: Status,
+}
+
+/// The metadata of an object, as far as kiyot sets or reads it.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Metadata {
+    /// Name: the id of the cell.
+    pub name: String,
+    /// Labels: those of the pod, and the node's.
+    #[serde(default)]
+    pub labels: BTreeMap<String, String>,
+    /// Identity of the object, by the API server.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub uid: String,
+    /// Version of the object, by the API server.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub resource_version: String,
+}
+
+/// The owner of a cell, which does not change.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Spec {
+    /// Node whose daemon runs the cell.
+    #[serde(default)]
+    pub node_name: String,
+    /// Backend of the daemon.
+    #[serde(default)]
+    pub backend: String,
+    /// Warm pool that the cell was launched for.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub pool: String,
+}
+
+/// The state of a cell.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Status {
+    /// State of its life.
+    pub phase: String,
+    /// Name of its pod.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub pod_name: String,
+    /// Namespace of its pod.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub pod_namespace: String,
+    /// Uid of its pod.
+    #[serde(rename = "podUID", skip_serializing_if = "String::is_empty")]
+    pub pod_uid: String,
+    /// `On-Demand` or `Spot`.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub launch_type: String,
+    /// Type of its instance.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub instance_type: String,
+    /// Id of its instance, by the provider.
+    #[serde(rename = "instanceID", skip_serializing_if = "String::is_empty")]
+    pub instance_id: String,
+    /// Zone of its instance.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub zone: String,
+    /// First address of its pod.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub ip: String,
+    /// All addresses of its pod.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub ips: Vec<String>,
+    /// Price in US dollars an hour.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub price_per_hour: String,
+    /// Reason for which its offering was chosen.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub offering_reason: String,
+    /// Time from launch to enrolment, in seconds.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub boot_seconds: String,
+    /// Cost since the launch, in US dollars, at the time of the last write.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub accrued_cost: String,
+    /// Reason of its end, or the error of its last launch or termination.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub message: String,
+    /// Steps of its start.
+    pub timeline: Timeline,
+    /// Conditions.
+    pub conditions: Vec<Condition>,
+}
+
+/// Times of the steps of a start; absent while a step is pending.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Timeline {
+    /// The provider has launched the instance.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub launched: Option<String>,
+    /// The agent has enrolled.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub enrolled: Option<String>,
+    /// The pod is bound.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bound: Option<String>,
+    /// The image of the first container is in the cell.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub image_ready: Option<String>,
+    /// The first container runs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub first_container: Option<String>,
+}
+
+/// A condition, as Kubernetes has it.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Condition {
+    /// Type.
+    pub r#type: String,
+    /// `True` or `False`.
+    pub status: String,
+    /// Time of the last change of the status.
+    pub last_transition_time: String,
+    /// Reason, a word.
+    pub reason: String,
+    /// Details.
+    pub message: String,
+}
+
+/// Returns the object of a cell. `is_lost` says that its agent was given up.
+pub fn render(shown: &ShownCell, is_lost: bool) -> Cell {
+    let ShownCell { cell, labels, .. } = shown;
+    let metadata = Metadata {
+        name: cell.id.clone(),
+        labels: label::labels(labels, &cell.node),
+        ..Metadata::default()
+    };
+    let spec = Spec {
+        node_name: cell.node.clone(),
+        backend: cell.backend.clone(),
+        pool: bounded(&cell.pool),
+    };
+    Cell {
+        api_version: format!("{GROUP}/{VERSION}"),
+        kind: KIND.to_owned(),
+        metadata,
+        spec,
+        status: status(shown, is_lost),
+    }
+}
+
+fn status(shown: &ShownCell, is_lost: bool) -> Status {
+    let ShownCell { cell, .. } = shown;
+    let steps = cell.timeline.unwrap_or_default();
+    let offering = cell.offering.as_ref();
+    let ips: Vec<String> = cell.addresses.iter().take(MAX_ADDRESSES).cloned().collect();
+    let boot = steps
+        .enrolled
+        .checked_sub(steps.launched)
+        .filter(|nanos| *nanos >= 0 && steps.enrolled > 0 && steps.launched > 0);
+    let launch_type = |offering: &admin::Offering| if offering.spot { SPOT } else { ON_DEMAND };
+    let message = if cell.reason.is_empty() { &cell.error } else { &cell.reason };
+    Status {
+        phase: phase(cell.phase()).to_owned(),
+        pod_name: cell.pod_name.clone(),
+        pod_namespace: cell.pod_namespace.clone(),
+        pod_uid: cell.pod_uid.clone(),
+        launch_type: offering.map(launch_type).unwrap_or_default().to_owned(),
+        instance_type: offering.map(|own| bounded(&own.instance_type)).unwrap_or_default(),
+        instance_id: bounded(&cell.instance),
+        zone: offering.map(|own| bounded(&own.zone)).unwrap_or_default(),
+        ip: ips.first().cloned().unwrap_or_default(),
+        ips,
+        price_per_hour: offering.map(|own| dollars(own.price_micros)).unwrap_or_default(),
+        offering_reason: offering.map(|own| reason(shown, own)).unwrap_or_default(),
+        boot_seconds: boot.map(seconds).unwrap_or_default(),
+        accrued_cost: offering.map(|_| dollars(cell.cost_micros)).unwrap_or_default(),
+        message: bounded(message),
+        timeline: Timeline {
+            launched: time::optional(steps.launched),
+            enrolled: time::optional(steps.enrolled),
+            bound: time::optional(steps.bound),
+            image_ready: time::optional(steps.image_ready),
+            first_container: time::optional(steps.first_container),
+        },
+        conditions: conditions(cell, &steps, is_lost),
+    }
+}
+
+/// Returns the word of a phase.
+fn phase(phase: CellPhase) -> &'static str {
+    match phase {
+        CellPhase::Unspecified => "Unknown",
+        CellPhase::CellRequested => "Requested",
+        CellPhase::CellLaunching => "Launching",
+        CellPhase::CellBooting => "Booting",
+        CellPhase::CellIdle => "Idle",
+        CellPhase::CellBinding => "Binding",
+        CellPhase::CellBound => "Bound",
+        CellPhase::CellStopping => "Stopping",
+        CellPhase::CellTerminating => "Terminating",
+    }
+}
+
+/// Returns the reason for which an offering was chosen.
+pub fn reason(shown: &ShownCell, offering: &admin::Offering) -> String {
+    let mut reason = match (shown.cell.pool.is_empty(), shown.is_named_type) {
+        (false, _) => format!("of warm pool {}", shown.cell.pool),
+        (true, true) => "named by the pod".to_owned(),
+        (true, false) => "cheapest that fits".to_owned(),
+    };
+    if shown.earlier_failures > 0 {
+        let of = if shown.spot_failed && !offering.spot { ", spot among them" } else { "" };
+        reason.push_str(&format!(" after {} failed launches{of}", shown.earlier_failures));
+    }
+    bounded(&reason)
+}
+
+fn conditions(cell: &admin::Cell, steps: &admin::Timeline, is_lost: bool) -> Vec<Condition> {
+    let created = time::seconds(cell.created_unix_nanos);
+    let step = |r#type: &str, at: i64, pending: &str| Condition {
+        r#type: r#type.to_owned(),
+        status: if at > 0 { "True" } else { "False" }.to_owned(),
+        last_transition_time: if at > 0 { time::seconds(at) } else { created.clone() },
+        reason: if at > 0 { r#type } else { pending }.to_owned(),
+        message: String::new(),
+    };
+    let lost = Condition {
+        r#type: "Lost".to_owned(),
+        status: if is_lost { "True" } else { "False" }.to_owned(),
+        last_transition_time: created.clone(),
+        reason: if is_lost { "AgentSilent" } else { "AgentHeard" }.to_owned(),
+        message: if is_lost { bounded(&cell.reason) } else { String::new() },
+    };
+    vec![
+        step("Launched", steps.launched, "NotLaunched"),
+        step("Enrolled", steps.enrolled, "NotEnrolled"),
+        step("PodBound", steps.bound, "NoPod"),
+        lost,
+    ]
+}
+
+/// Keeps the transition times of conditions whose status has not changed, and sets those of the
+/// others that have no step of their own.
+pub fn keep_transitions(previous: &Status, new: &mut Status, now: &str) {
+    for condition in &mut new.conditions {
+        let earlier = previous.conditions.iter().find(|earlier| earlier.r#type == condition.r#type);
+        let is_same = earlier.is_some_and(|earlier| earlier.status == condition.status);
+        match earlier {
+            Some(earlier) if is_same => {
+                condition.last_transition_time.clone_from(&earlier.last_transition_time);
+            }
+            Some(_) if condition.r#type == "Lost" => {
+                now.clone_into(&mut condition.last_transition_time)
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Returns true if two states differ in more than the accrued cost, which always grows.
+pub fn differ(one: &Status, other: &Status) -> bool {
+    let without = |status: &Status| Status { accrued_cost: String::new(), ..status.clone() };
+    without(one) != without(other)
+}
+
+/// Returns an amount of US dollars with the decimals that it needs, two at least.
+pub fn dollars(micros: u64) -> String {
+    let fraction = format!("{:06}", micros % 1_000_000);
+    let significant = fraction.trim_end_matches('0').len().max(2);
+    format!("{}.{}", micros / 1_000_000, &fraction[..significant])
+}
+
+fn seconds(nanos: i64) -> String {
+    let tenths = nanos / 100_000_000;
+    format!("{}.{}", tenths / 10, tenths % 10)
+}
+
+fn bounded(text: &str) -> String {
+    text.chars().take(MAX_TEXT_CHARS).collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,107 @@
+//! Tests of the objects.
+
+use super::*;
+
+const CREATED: i64 = 1_795_661_275_000_000_000;
+const SECOND: i64 = 1_000_000_000;
+
+fn shown() -> ShownCell {
+    let cell = admin::Cell {
+        id: "cell-abcdefghijkl".to_owned(),
+        backend: "milpa".to_owned(),
+        node: "ip-10-0-31-99.ec2.internal".to_owned(),
+        phase: CellPhase::CellBound.into(),
+        instance: "i-0123456789abcdef0".to_owned(),
+        offering: Some(admin::Offering {
+            instance_type: "c5.large".to_owned(),
+            zone: "us-east-1a".to_owned(),
+            spot: true,
+            price_micros: 31_200,
+            ..admin::Offering::default()
+        }),
+        addresses: vec!["10.0.31.7".to_owned(), "fd00::7".to_owned()],
+        created_unix_nanos: CREATED,
+        timeline: Some(admin::Timeline {
+            launched: CREATED + SECOND,
+            enrolled: CREATED + 32 * SECOND + SECOND / 2,
+            bound: CREATED + 33 * SECOND,
+            ..admin::Timeline::default()
+        }),
+        pod_namespace: "default".to_owned(),
+        pod_name: "web".to_owned(),
+        pod_uid: "uid".to_owned(),
+        cost_micros: 1_234_567,
+        ..admin::Cell::default()
+    };
+    let labels = BTreeMap::from([("app".to_owned(), "web".to_owned())]);
+    ShownCell { cell, labels, ..ShownCell::default() }
+}
+
+/// Verifies K2.
+#[test]
+fn object_of_a_cell_has_columns_steps_and_conditions() {
+    let cell = render(&shown(), false);
+    assert_eq!(cell.spec.node_name, "ip-10-0-31-99.ec2.internal");
+    assert_eq!(cell.metadata.labels["app"], "web");
+    let Status { launch_type, instance_type, ip, price_per_hour, .. } = &cell.status;
+    assert_eq!(
+        [launch_type, instance_type, ip, price_per_hour],
+        ["Spot", "c5.large", "10.0.31.7", "0.0312"]
+    );
+    assert_eq!((cell.status.boot_seconds.as_str(), cell.status.ips.len()), ("31.5", 2));
+    assert_eq!(cell.status.accrued_cost, "1.234567");
+    assert_eq!(cell.status.timeline.first_container, None);
+    let conditions: Vec<_> = cell
+        .status
+        .conditions
+        .iter()
+        .map(|own| (own.r#type.as_str(), own.status.as_str(), own.last_transition_time.as_str()))
+        .collect();
+    assert_eq!(
+        conditions,
+        [
+            ("Launched", "True", "2026-11-26T02:47:56Z"),
+            ("Enrolled", "True", "2026-11-26T02:48:27Z"),
+            ("PodBound", "True", "2026-11-26T02:48:28Z"),
+            ("Lost", "False", "2026-11-26T02:47:55Z"),
+        ]
+    );
+}
+
+/// Verifies K2.
+#[test]
+fn transition_time_of_a_condition_changes_with_its_status_alone() {
+    let before = render(&shown(), false).status;
+    let mut after = render(&shown(), true).status;
+    keep_transitions(&before, &mut after, "2026-11-26T03:00:00Z");
+    let lost = |status: &Status| status.conditions[3].last_transition_time.clone();
+    assert_eq!(lost(&after), "2026-11-26T03:00:00Z");
+    let mut later = render(&shown(), true).status;
+    keep_transitions(&after, &mut later, "2026-11-26T04:00:00Z");
+    assert_eq!(lost(&later), "2026-11-26T03:00:00Z");
+}
+
+#[test]
+fn reason_of_an_offering_says_what_was_refused() {
+    let offering = admin::Offering::default();
+    for (shown, expected) in [
+        (shown(), "cheapest that fits"),
+        (ShownCell { is_named_type: true, ..shown() }, "named by the pod"),
+        (
+            ShownCell { earlier_failures: 2, spot_failed: true, ..shown() },
+            "cheapest that fits after 2 failed launches, spot among them",
+        ),
+    ] {
+        assert_eq!(reason(&shown, &offering), expected);
+    }
+}
+
+#[test]
+fn texts_of_providers_and_agents_are_bounded() {
+    let mut shown = shown();
+    shown.cell.error = "x".repeat(100_000);
+    shown.cell.instance = "i".repeat(100_000);
+    shown.cell.addresses = vec!["10.0.0.1".to_owned(); 1000];
+    let text = serde_json::to_string(&render(&shown, false)).unwrap();
+    assert!(text.len() < 8192, "{}", text.len());
+}

@@ -1,0 +1,236 @@
+//! The writes that make the API's objects equal to the cells.
+//!
+//! The plan has the wanted objects, and what is known of those of the API server. An object whose
+//! parts differ waits in a queue, in which it is once however often it changes: what is written is
+//! its state at the time of the write.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    time::{Duration, Instant},
+};
+
+use crate::object::{self, Cell};
+
+/// Age of an accrued cost, which always grows, at which it is written without another change.
+const COST_REFRESH: Duration = Duration::from_secs(3600);
+
+/// A write that is due.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Write {
+    /// Name, labels and spec.
+    Apply(Box<Cell>),
+    /// Status.
+    ApplyStatus(Box<Cell>),
+    /// The end of an object of this name and uid.
+    Delete {
+        /// Name of the object.
+        name: String,
+        /// Uid of the object.
+        uid: String,
+    },
+}
+
+impl Write {
+    /// Returns the name of the object.
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Apply(cell) | Self::ApplyStatus(cell) => &cell.metadata.name,
+            Self::Delete { name, .. } => name,
+        }
+    }
+}
+
+/// An object of the API server, as far as it is known.
+#[derive(Debug, Clone)]
+struct Known {
+    /// The object, as it was applied or listed.
+    cell: Cell,
+    /// False before the status was written.
+    has_status: bool,
+    uid: String,
+    resource_version: String,
+    cost_written: Instant,
+}
+
+/// The wanted and the known objects.
+#[derive(Debug, Default)]
+pub struct Plan {
+    wanted: BTreeMap<String, Cell>,
+    known: BTreeMap<String, Known>,
+    /// The wanted objects that were refused, which are not written again before they change.
+    refused: BTreeMap<String, Cell>,
+    queue: VecDeque<String>,
+    queued: BTreeSet<String>,
+}
+
+impl Plan {
+    /// Sets the wanted objects. Transition times of conditions are kept.
+    pub fn want(&mut self, cells: Vec<Cell>, now: Instant, unix_nanos: i64) {
+        let written = crate::time::seconds(unix_nanos);
+        let mut wanted = BTreeMap::new();
+        for mut cell in cells {
+            let name = cell.metadata.name.clone();
+            let earlier = self.wanted.get(&name).or(self.known.get(&name).map(|own| &own.cell));
+            if let Some(earlier) = earlier {
+                object::keep_transitions(&earlier.status, &mut cell.status, &written);
+            }
+            wanted.insert(name, cell);
+        }
+        self.wanted = wanted;
+        self.refused.retain(|name, refused| {
+            self.wanted.get(name).is_some_and(|wanted| !differs(refused, wanted))
+        });
+        self.enqueue(now);
+    }
+
+    /// Sets what the API server has of this node's objects.
+    pub fn listed(&mut self, cells: Vec<Cell>, now: Instant) {
+        let mut known = BTreeMap::new();
+        for cell in cells {
+            let (name, uid) = (cell.metadata.name.clone(), cell.metadata.uid.clone());
+            let version = cell.metadata.resource_version.clone();
+            // An older schema drops fields: what was applied counts, while no other client writes.
+            let own = self.known.remove(&name);
+            let own = own.filter(|own| own.resource_version == version && own.uid == uid);
+            let listed = || Known {
+                cell,
+                has_status: true,
+                uid,
+                resource_version: version,
+                cost_written: now,
+            };
+            known.insert(name, own.unwrap_or_else(listed));
+        }
+        self.known = known;
+        self.enqueue(now);
+    }
+
+    fn enqueue(&mut self, now: Instant) {
+        let names: Vec<String> = self.wanted.keys().chain(self.known.keys()).cloned().collect();
+        for name in names {
+            if self.due(&name, now).is_some() && self.queued.insert(name.clone()) {
+                self.queue.push_back(name);
+            }
+        }
+    }
+
+    fn due(&self, name: &str, now: Instant) -> Option<Write> {
+        let Some(wanted) = self.wanted.get(name) else {
+            let known = self.known.get(name)?;
+            return Some(Write::Delete { name: name.to_owned(), uid: known.uid.clone() });
+        };
+        if self.refused.contains_key(name) {
+            return None;
+        }
+        let boxed = || Box::new(wanted.clone());
+        let Some(known) = self.known.get(name) else { return Some(Write::Apply(boxed())) };
+        let has_labels =
+            |(key, value): (&String, &String)| known.cell.metadata.labels.get(key) == Some(value);
+        if known.cell.spec != wanted.spec || !wanted.metadata.labels.iter().all(has_labels) {
+            return Some(Write::Apply(boxed()));
+        }
+        let is_old = now.saturating_duration_since(known.cost_written) >= COST_REFRESH
+            && known.cell.status.accrued_cost != wanted.status.accrued_cost;
+        let is_due =
+            !known.has_status || object::differ(&known.cell.status, &wanted.status) || is_old;
+        is_due.then(|| Write::ApplyStatus(boxed()))
+    }
+
+    /// Returns the next write; it stays the next until its outcome is noted.
+    pub fn next(&mut self, now: Instant) -> Option<Write> {
+        loop {
+            let name = self.queue.front()?;
+            if let Some(write) = self.due(name, now) {
+                return Some(write);
+            }
+            self.drop_next();
+        }
+    }
+
+    /// Returns the number of objects that wait for a write.
+    pub fn waiting(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// Puts the next write behind all others, so that a single object holds up no other.
+    pub fn postpone(&mut self) {
+        self.queue.rotate_left(usize::from(!self.queue.is_empty()));
+    }
+
+    fn drop_next(&mut self) {
+        if let Some(name) = self.queue.pop_front() {
+            self.queued.remove(&name);
+        }
+    }
+
+    /// Notes that a write succeeded. The response has uid and version of an applied object.
+    pub fn written(&mut self, write: Write, response: Option<&Cell>, now: Instant) {
+        let (uid, resource_version) = response
+            .map(|cell| (cell.metadata.uid.clone(), cell.metadata.resource_version.clone()))
+            .unwrap_or_default();
+        let name = write.name().to_owned();
+        match write {
+            Write::Delete { .. } => {
+                self.known.remove(&name);
+            }
+            Write::Apply(cell) => {
+                let earlier = self.known.remove(&name);
+                let has_status =
+                    earlier.as_ref().is_some_and(|known| known.has_status && known.uid == uid);
+                let mut cell = *cell;
+                if let Some(earlier) = &earlier {
+                    cell.status = earlier.cell.status.clone();
+                }
+                let cost_written = earlier.map_or(now, |known| known.cost_written);
+                self.known.insert(
+                    name.clone(),
+                    Known { cell, has_status, uid, resource_version, cost_written },
+                );
+            }
+            Write::ApplyStatus(cell) => {
+                if let Some(known) = self.known.get_mut(&name) {
+                    known.cell.status = cell.status;
+                    known.has_status = true;
+                    known.resource_version = resource_version;
+                    known.cost_written = now;
+                }
+            }
+        }
+        // The status of a new object follows at once: without it the row has no columns.
+        if self.due(&name, now).is_none() {
+            self.drop_next();
+        }
+    }
+
+    /// Notes that the object of a write is absent: it is made again if it is wanted.
+    pub fn absent(&mut self, write: &Write) {
+        self.known.remove(write.name());
+        if !self.wanted.contains_key(write.name()) {
+            self.drop_next();
+        }
+    }
+
+    /// Notes that a write was refused for good: it is not repeated before its object changes.
+    pub fn refused(&mut self, write: Write) {
+        let name = write.name().to_owned();
+        match write {
+            Write::Apply(cell) | Write::ApplyStatus(cell) => {
+                self.refused.insert(name, *cell);
+            }
+            Write::Delete { .. } => {
+                self.known.remove(&name);
+            }
+        }
+        self.drop_next();
+    }
+}
+
+/// Returns true if two objects differ in what is written.
+fn differs(one: &Cell, other: &Cell) -> bool {
+    one.spec != other.spec
+        || one.metadata.labels != other.metadata.labels
+        || object::differ(&one.status, &other.status)
+}
+
+#[cfg(test)]
+mod tests;

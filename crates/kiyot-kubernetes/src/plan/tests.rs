@@ -1,0 +1,165 @@
+//! Tests of the plan of writes.
+
+use kiyot_proto::admin;
+
+use super::*;
+use crate::{
+    object::render,
+    pace::{MAX_WRITES_PER_SECOND, Pace},
+    source::ShownCell,
+};
+
+const NOW: i64 = 1_795_661_275_000_000_000;
+
+fn cell(number: usize, phase: admin::CellPhase, cost: u64) -> Cell {
+    let cell = admin::Cell {
+        id: format!("cell-{number:012}"),
+        node: "worker-1".to_owned(),
+        backend: "milpa".to_owned(),
+        phase: phase.into(),
+        offering: Some(admin::Offering::default()),
+        cost_micros: cost,
+        created_unix_nanos: NOW,
+        ..admin::Cell::default()
+    };
+    render(&ShownCell { cell, ..ShownCell::default() }, false)
+}
+
+fn cells(number: usize, phase: admin::CellPhase, cost: u64) -> Vec<Cell> {
+    (0..number).map(|number| cell(number, phase, cost)).collect()
+}
+
+/// Makes all writes that are due, as the API server answers them. Returns their number.
+fn write_all(plan: &mut Plan, now: Instant) -> usize {
+    let mut writes = 0;
+    while let Some(write) = plan.next(now) {
+        writes += 1;
+        let response = match &write {
+            Write::Delete { .. } => None,
+            Write::Apply(cell) | Write::ApplyStatus(cell) => {
+                let mut response = (**cell).clone();
+                response.metadata.uid = format!("uid of {}", cell.metadata.name);
+                response.metadata.resource_version = format!("{writes}");
+                Some(response)
+            }
+        };
+        plan.written(write, response.as_ref(), now);
+    }
+    writes
+}
+
+/// Verifies K5.
+#[test]
+fn thousand_cells_are_written_at_the_pace_and_rest_when_nothing_changes() {
+    let (mut now, mut plan) = (Instant::now(), Plan::default());
+    let mut pace = Pace::per_second(MAX_WRITES_PER_SECOND);
+    plan.want(cells(1000, admin::CellPhase::CellBooting, 0), now, NOW);
+    let mut times = Vec::new();
+    while let Some(write) = plan.next(now) {
+        now = pace.next().map_or(now, |next| next.max(now));
+        times.push(now);
+        // Every cell changes all the time: it is still written once for each turn.
+        if times.len() == 500 {
+            plan.want(cells(1000, admin::CellPhase::CellBound, 0), now, NOW);
+        }
+        let response = match &write {
+            Write::Apply(cell) | Write::ApplyStatus(cell) => (**cell).clone(),
+            Write::Delete { .. } => panic!("{write:?}"),
+        };
+        plan.written(write, Some(&response), now);
+        pace.wrote(now);
+    }
+    // Each has an object and a status, and those written before the change a second status.
+    assert!((2000..=2250).contains(&times.len()), "{}", times.len());
+    assert!(times.windows(6).all(|window| window[5] - window[0] > Duration::from_secs(1)));
+    // The cost grows; it is written by the hour alone.
+    let later = now + Duration::from_secs(1800);
+    plan.want(cells(1000, admin::CellPhase::CellBound, 5000), later, NOW);
+    assert_eq!(plan.next(later), None);
+    let hour = now + Duration::from_secs(3601);
+    plan.want(cells(1000, admin::CellPhase::CellBound, 9000), hour, NOW);
+    assert_eq!(write_all(&mut plan, hour), 1000);
+}
+
+/// Verifies K2.
+#[test]
+fn objects_without_a_cell_are_deleted_by_their_uid() {
+    let (now, mut plan) = (Instant::now(), Plan::default());
+    let mut stale = cell(7, admin::CellPhase::CellBound, 0);
+    stale.metadata.uid = "uid of an earlier run".to_owned();
+    plan.want(cells(1, admin::CellPhase::CellBound, 0), now, NOW);
+    plan.listed(vec![stale], now);
+    let mut seen = Vec::new();
+    while let Some(write) = plan.next(now) {
+        if let Write::Delete { name, uid } = &write {
+            seen.push((name.clone(), uid.clone()));
+        }
+        let response = match &write {
+            Write::Apply(cell) | Write::ApplyStatus(cell) => Some((**cell).clone()),
+            Write::Delete { .. } => None,
+        };
+        plan.written(write, response.as_ref(), now);
+    }
+    assert_eq!(seen, [("cell-000000000007".to_owned(), "uid of an earlier run".to_owned())]);
+    // A cell that ended before its object was made needs no write.
+    let mut plan = Plan::default();
+    plan.want(cells(3, admin::CellPhase::CellBooting, 0), now, NOW);
+    plan.want(Vec::new(), now, NOW);
+    assert_eq!(plan.next(now), None);
+    assert_eq!(plan.waiting(), 0);
+}
+
+/// Verifies K6.
+#[test]
+fn refused_object_is_not_written_again_until_it_changes() {
+    let (now, mut plan) = (Instant::now(), Plan::default());
+    plan.want(cells(1, admin::CellPhase::CellBooting, 0), now, NOW);
+    let write = plan.next(now).unwrap();
+    plan.refused(write);
+    plan.want(cells(1, admin::CellPhase::CellBooting, 1), now, NOW);
+    plan.listed(Vec::new(), now);
+    assert_eq!(plan.next(now), None);
+    plan.want(cells(1, admin::CellPhase::CellBound, 1), now, NOW);
+    assert!(matches!(plan.next(now), Some(Write::Apply(_))));
+}
+
+/// Verifies K5.
+#[test]
+fn fields_that_an_older_schema_drops_are_not_written_again() {
+    let (now, mut plan) = (Instant::now(), Plan::default());
+    plan.want(cells(1, admin::CellPhase::CellBound, 0), now, NOW);
+    assert_eq!(write_all(&mut plan, now), 2);
+    let mut listed = cell(0, admin::CellPhase::CellBound, 0);
+    listed.status.conditions.clear();
+    listed.metadata.uid = format!("uid of {}", listed.metadata.name);
+    listed.metadata.resource_version = "2".to_owned();
+    plan.listed(vec![listed.clone()], now);
+    assert_eq!(plan.next(now), None);
+    // Another version says that another client wrote.
+    listed.metadata.resource_version = "3".to_owned();
+    plan.listed(vec![listed], now);
+    assert!(matches!(plan.next(now), Some(Write::ApplyStatus(_))));
+}
+
+#[test]
+fn object_that_fails_holds_up_no_other() {
+    let (now, mut plan) = (Instant::now(), Plan::default());
+    plan.want(cells(2, admin::CellPhase::CellBound, 0), now, NOW);
+    let first = plan.next(now).unwrap();
+    plan.postpone();
+    let second = plan.next(now).unwrap();
+    assert_ne!(first.name(), second.name());
+    assert_eq!(plan.waiting(), 2);
+}
+
+/// Verifies K2.
+#[test]
+fn absent_object_is_made_again_with_its_status() {
+    let (now, mut plan) = (Instant::now(), Plan::default());
+    plan.want(cells(1, admin::CellPhase::CellBooting, 0), now, NOW);
+    assert_eq!(write_all(&mut plan, now), 2);
+    plan.want(cells(1, admin::CellPhase::CellBound, 0), now, NOW);
+    let status = plan.next(now).unwrap();
+    plan.absent(&status);
+    assert_eq!(write_all(&mut plan, now), 2);
+}

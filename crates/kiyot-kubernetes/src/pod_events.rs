@@ -1,0 +1,230 @@
+//! Events of cells as events of their pods.
+
+use std::collections::BTreeMap;
+
+use kiyot_proto::admin;
+
+use crate::{
+    object,
+    recorder::{PodEvent, PodRef},
+    source::ShownCell,
+};
+
+/// Most cells and pods that are remembered: more than a node has.
+const MAX_REMEMBERED: usize = 4096;
+
+/// The cells and pods that events are about, which may have ended when an event is read.
+#[derive(Debug)]
+pub struct PodEvents {
+    cells: BTreeMap<String, ShownCell>,
+    /// Uids by namespace/name.
+    pods: BTreeMap<String, String>,
+    since_unix_nanos: i64,
+}
+
+impl PodEvents {
+    /// Returns a translator of the events since a time.
+    pub fn new(since_unix_nanos: i64) -> Self {
+        Self { cells: BTreeMap::new(), pods: BTreeMap::new(), since_unix_nanos }
+    }
+
+    /// Remembers a cell that has a pod.
+    pub fn remember(&mut self, shown: ShownCell) {
+        let cell = &shown.cell;
+        if cell.pod_uid.is_empty() || cell.pod_name.is_empty() {
+            return;
+        }
+        let pod = format!("{}/{}", cell.pod_namespace, cell.pod_name);
+        if self.pods.len() >= MAX_REMEMBERED {
+            self.pods.pop_first();
+        }
+        self.pods.insert(pod, cell.pod_uid.clone());
+        if self.cells.len() >= MAX_REMEMBERED {
+            self.cells.pop_first();
+        }
+        self.cells.insert(cell.id.clone(), shown);
+    }
+
+    /// Returns the events of a pod that an event means.
+    pub fn of(&mut self, event: &admin::Event) -> Vec<PodEvent> {
+        match event.kind.as_str() {
+            "Pod" => self.of_pod(event).into_iter().collect(),
+            "Cell" => {
+                let events = self.cells.get(&event.name).map(|shown| self.of_cell(shown, event));
+                if event.status == "Ended" {
+                    self.cells.remove(&event.name);
+                }
+                events.unwrap_or_default()
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    fn of_pod(&self, event: &admin::Event) -> Option<PodEvent> {
+        if event.status != "NoCell" {
+            return None;
+        }
+        let (namespace, name) = event.name.split_once('/')?;
+        let pod = PodRef {
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+            uid: self.pods.get(&event.name)?.clone(),
+        };
+        Some(PodEvent { pod, is_warning: true, reason: "NoCell", message: event.message.clone() })
+    }
+
+    fn of_cell(&self, shown: &ShownCell, event: &admin::Event) -> Vec<PodEvent> {
+        let cell = &shown.cell;
+        let pod = PodRef {
+            namespace: cell.pod_namespace.clone(),
+            name: cell.pod_name.clone(),
+            uid: cell.pod_uid.clone(),
+        };
+        let pod_event = |is_warning, reason, message: String| PodEvent {
+            pod: pod.clone(),
+            is_warning,
+            reason,
+            message,
+        };
+        let id = &cell.id;
+        match event.status.as_str() {
+            "Launched" | "Taken" => {
+                let mut events = Vec::new();
+                if let Some(offering) = &cell.offering {
+                    let reason =
+                        if shown.earlier_failures > 0 { "FellBack" } else { "OfferingChosen" };
+                    events.push(pod_event(false, reason, chosen(shown, offering)));
+                }
+                let verb = if event.status == "Taken" { "CellTaken" } else { "CellLaunched" };
+                let message = format!("Cell {id}: {}", event.message);
+                events.push(pod_event(false, verb, message));
+                events
+            }
+            "LaunchFailed" => {
+                vec![pod_event(true, "LaunchRefused", format!("Cell {id}: {}", event.message))]
+            }
+            // A cell connects again after a restart of the daemon.
+            "Connected" => {
+                let steps = cell.timeline.unwrap_or_default();
+                let is_first = steps.enrolled >= self.since_unix_nanos
+                    && event.unix_nanos.abs_diff(steps.enrolled) < 5_000_000_000;
+                let message = format!("Cell {id} enrolled");
+                is_first.then(|| pod_event(false, "CellEnrolled", message)).into_iter().collect()
+            }
+            "Lost" => vec![pod_event(true, "CellLost", format!("Cell {id}: {}", event.message))],
+            "InstanceEnded" => {
+                vec![pod_event(true, "InstanceEnded", format!("Instance of cell {id} ended"))]
+            }
+            _ => Vec::new(),
+        }
+    }
+}
+
+/// Returns the sentence of a chosen offering.
+fn chosen(shown: &ShownCell, offering: &admin::Offering) -> String {
+    let market = if offering.spot { "spot" } else { "on-demand" };
+    let accuracy = match (offering.price_is_at_most, offering.price_is_estimate) {
+        (true, _) => " at most",
+        (false, true) => " by an estimate",
+        (false, false) => "",
+    };
+    format!(
+        "{} in {}, {market}, ${} an hour{accuracy}: {}",
+        offering.instance_type,
+        offering.zone,
+        object::dollars(offering.price_micros),
+        object::reason(shown, offering),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shown() -> ShownCell {
+        ShownCell {
+            cell: admin::Cell {
+                id: "cell-abcdefghijkl".to_owned(),
+                pod_namespace: "default".to_owned(),
+                pod_name: "web".to_owned(),
+                pod_uid: "uid-web".to_owned(),
+                offering: Some(admin::Offering {
+                    instance_type: "c5.large".to_owned(),
+                    zone: "us-east-1a".to_owned(),
+                    price_micros: 85_000,
+                    ..admin::Offering::default()
+                }),
+                timeline: Some(admin::Timeline { enrolled: 50, ..admin::Timeline::default() }),
+                ..admin::Cell::default()
+            },
+            ..ShownCell::default()
+        }
+    }
+
+    fn event(kind: &str, name: &str, status: &str, message: &str) -> admin::Event {
+        admin::Event {
+            kind: kind.to_owned(),
+            name: name.to_owned(),
+            status: status.to_owned(),
+            message: message.to_owned(),
+            ..admin::Event::default()
+        }
+    }
+
+    /// Verifies K8.
+    #[test]
+    fn events_of_a_cell_are_events_of_its_pod() {
+        let mut events = PodEvents::new(10);
+        let of_cell = |status, message| event("Cell", "cell-abcdefghijkl", status, message);
+        assert_eq!(events.of(&of_cell("Launched", "")), []);
+        events.remember(shown());
+        let mut read = |event: &admin::Event| -> Vec<String> {
+            let events = events.of(event).into_iter();
+            events
+                .map(|event| {
+                    assert_eq!(event.pod.uid, "uid-web");
+                    let kind = if event.is_warning { "Warning" } else { "Normal" };
+                    format!("{kind} {} {}", event.reason, event.message)
+                })
+                .collect()
+        };
+        assert_eq!(
+            read(&of_cell("Launched", "instance i-1")),
+            [
+                "Normal OfferingChosen c5.large in us-east-1a, on-demand, $0.085 an hour: cheapest \
+                 that fits",
+                "Normal CellLaunched Cell cell-abcdefghijkl: instance i-1",
+            ]
+        );
+        assert_eq!(
+            read(&of_cell("LaunchFailed", "no capacity")),
+            ["Warning LaunchRefused Cell cell-abcdefghijkl: no capacity"]
+        );
+        assert_eq!(
+            read(&of_cell("Connected", "")),
+            ["Normal CellEnrolled Cell cell-abcdefghijkl enrolled"]
+        );
+        assert_eq!(
+            read(&of_cell("Lost", "its agent was silent for 90 s")),
+            ["Warning CellLost Cell cell-abcdefghijkl: its agent was silent for 90 s"]
+        );
+        assert!(read(&of_cell("Bound", "10.88.0.2")).is_empty());
+        let refused = event("Pod", "default/web", "NoCell", "price limit reached");
+        assert_eq!(read(&refused), ["Warning NoCell price limit reached"]);
+        assert!(read(&of_cell("Ended", "")).is_empty());
+        assert!(read(&of_cell("Lost", "")).is_empty(), "the cell is forgotten");
+        // The kubelet repeats the call of a pod whose cell has ended.
+        assert_eq!(read(&refused).len(), 1);
+    }
+
+    /// Verifies K8.
+    #[test]
+    fn another_offering_after_refusals_is_a_fallback() {
+        let mut events = PodEvents::new(0);
+        events.remember(ShownCell { earlier_failures: 2, spot_failed: true, ..shown() });
+        let launched = event("Cell", "cell-abcdefghijkl", "Launched", "instance i-2");
+        let first = events.of(&launched).remove(0);
+        assert_eq!(first.reason, "FellBack");
+        assert!(first.message.ends_with("after 2 failed launches, spot among them"), "{first:?}");
+    }
+}

@@ -1,0 +1,305 @@
+//! The task that keeps the objects of this node's cells current, and reports events of pods.
+//!
+//! It makes a call at a time, each with a deadline, and all its writes share a pace. It reads the
+//! cells as the admin API does, and nothing waits for it.
+
+use std::{
+    collections::{BTreeSet, VecDeque},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use futures::{StreamExt, stream::BoxStream};
+use kiyot_proto::admin;
+use tokio::time::sleep_until;
+use tokio_util::task::AbortOnDropHandle;
+
+use crate::{
+    call::Call,
+    client::{Access, Connection},
+    failure::Failure,
+    gate::{FIRST_PAUSE, Gate},
+    lease::Observed,
+    object,
+    pace::{MAX_WRITES_PER_SECOND, Pace},
+    plan::Plan,
+    pod_events::PodEvents,
+    recorder::Recorder,
+    source::Source,
+    time,
+};
+
+mod cells;
+mod events;
+mod leases;
+
+/// Period of reading the cells, for changes without an event.
+const REFRESH_INTERVAL: Duration = Duration::from_secs(5);
+/// Time from an event to reading the cells: events come in groups.
+const REFRESH_DELAY: Duration = Duration::from_millis(300);
+/// Status of the event of a cell whose agent was given up.
+const LOST: &str = "Lost";
+
+/// Options of the publisher.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Options {
+    /// Address and credentials.
+    pub access: Access,
+    /// Name of this node.
+    pub node: String,
+    /// Shows cells as objects, and holds the node's lease.
+    pub cells: bool,
+    /// Reports events of pods.
+    pub events: bool,
+    /// Namespace of the leases.
+    pub lease_namespace: String,
+    /// Periods.
+    pub periods: Periods,
+}
+
+/// The periods of the publisher.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Periods {
+    /// Period of listing this node's objects, which other clients may have changed or deleted.
+    pub list: Duration,
+    /// Time after which a lease has run out without a renewal.
+    pub lease: Duration,
+    /// Period of renewing the lease.
+    pub renewal: Duration,
+    /// Period of looking at the leases of all nodes.
+    pub sweep: Duration,
+    /// Pause after a first failure.
+    pub first_pause: Duration,
+}
+
+impl Default for Periods {
+    fn default() -> Self {
+        Self {
+            list: Duration::from_secs(600),
+            lease: Duration::from_secs(300),
+            renewal: Duration::from_secs(60),
+            sweep: Duration::from_secs(180),
+            first_pause: FIRST_PAUSE,
+        }
+    }
+}
+
+/// The running publisher. Dropping it ends its task.
+#[derive(Debug)]
+pub struct Publisher(#[allow(dead_code, reason = "held for its drop")] AbortOnDropHandle<()>);
+
+impl Publisher {
+    /// Starts the task. Called on a runtime of tokio.
+    pub fn start(options: Options, source: Arc<dyn Source>) -> Self {
+        let now = Instant::now();
+        let lane = |meaning| Lane::new(meaning, options.periods.first_pause);
+        let (cells_lane, lease_lane, events_lane) = (
+            lane("cells are not shown in the Kubernetes API"),
+            lane("lease of the node is not renewed"),
+            lane("events of pods are not reported"),
+        );
+        let task = Task {
+            connection: Connection::new(options.access.clone()),
+            recorder: Recorder::new(options.node.clone()),
+            source,
+            plan: Plan::default(),
+            pace: Pace::per_second(MAX_WRITES_PER_SECOND),
+            pod_events: PodEvents::new(time::now()),
+            lost: BTreeSet::new(),
+            observed: Observed::default(),
+            removals: VecDeque::new(),
+            refresh_at: now,
+            list_at: now,
+            renew_at: now,
+            renewed_at: None,
+            // The nodes of a cluster that starts look at different times.
+            sweep_at: now + options.periods.sweep.mul_f64(fastrand::f64()),
+            cells_lane,
+            lease_lane,
+            events_lane,
+            is_event_turn: false,
+            is_older_logged: false,
+            options,
+        };
+        // Before the task runs, so that no later event is missed.
+        let events = task.source.events();
+        Self(AbortOnDropHandle::new(tokio::spawn(task.run(events))))
+    }
+}
+
+/// The calls of a kind, which fail together.
+#[derive(Debug)]
+struct Lane {
+    gate: Gate,
+    meaning: &'static str,
+}
+
+impl Lane {
+    fn new(meaning: &'static str, first_pause: Duration) -> Self {
+        Self { gate: Gate::new(first_pause), meaning }
+    }
+
+    /// Returns the time from which a call may be made that is due at `due`.
+    fn open(&self, due: Instant) -> Instant {
+        self.gate.open_at().map_or(due, |open| open.max(due))
+    }
+
+    fn note(&mut self, outcome: &Result<(), Failure>) {
+        match outcome {
+            Ok(()) => {
+                if self.gate.succeeded() {
+                    tracing::info!(
+                        until_now = self.meaning,
+                        "calls of the Kubernetes API succeed again"
+                    );
+                }
+            }
+            Err(failure) => {
+                if self.gate.failed(failure, Instant::now(), fastrand::f64()) {
+                    tracing::warn!(error = %failure, "{}, pods are not affected", self.meaning);
+                }
+            }
+        }
+    }
+}
+
+struct Task {
+    options: Options,
+    connection: Connection,
+    source: Arc<dyn Source>,
+    plan: Plan,
+    pace: Pace,
+    pod_events: PodEvents,
+    recorder: Recorder,
+    /// The cells whose agents were given up, until they end.
+    lost: BTreeSet<String>,
+    observed: Observed,
+    /// The deletions of objects of dead nodes, each node's lease the last.
+    removals: VecDeque<Call>,
+    refresh_at: Instant,
+    list_at: Instant,
+    renew_at: Instant,
+    renewed_at: Option<Instant>,
+    sweep_at: Instant,
+    cells_lane: Lane,
+    lease_lane: Lane,
+    events_lane: Lane,
+    /// Events and cells take turns.
+    is_event_turn: bool,
+    /// True after the log line of a definition that drops fields.
+    is_older_logged: bool,
+}
+
+/// A step, by its kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Step {
+    List,
+    Write,
+    Renew,
+    Sweep,
+    Remove,
+    Event,
+}
+
+impl Task {
+    async fn run(mut self, mut events: BoxStream<'static, admin::Event>) {
+        loop {
+            if self.refresh_at <= Instant::now() {
+                self.refresh().await;
+            }
+            if let Some((step, at)) = self.next_step()
+                && at <= Instant::now()
+            {
+                self.step(step).await;
+            }
+            let wake = self.next_step().map_or(self.refresh_at, |(_, at)| at.min(self.refresh_at));
+            tokio::select! {
+                // Events first, or else they are missed while there is always a call to make.
+                biased;
+                Some(event) = events.next() => self.happened(&event).await,
+                () = sleep_until(wake.into()) => {}
+            }
+        }
+    }
+
+    /// Returns the step that is due first, and its time.
+    fn next_step(&mut self) -> Option<(Step, Instant)> {
+        let now = Instant::now();
+        let paced = self.pace.next().unwrap_or(now);
+        let mut steps = Vec::with_capacity(6);
+        if self.options.cells {
+            steps.push((Step::Renew, self.lease_lane.open(self.renew_at.max(paced))));
+            steps.push((Step::List, self.cells_lane.open(self.list_at)));
+            steps.push((Step::Sweep, self.lease_lane.open(self.sweep_at)));
+            if self.plan.next(now).is_some() {
+                steps.push((Step::Write, self.cells_lane.open(paced)));
+            } else if !self.removals.is_empty() {
+                steps.push((Step::Remove, self.lease_lane.open(paced)));
+            }
+        }
+        if !self.recorder.is_empty() {
+            steps.push((Step::Event, self.events_lane.open(paced)));
+        }
+        let order = |(step, at): &(Step, Instant)| {
+            let is_turn = (*step == Step::Event) == self.is_event_turn;
+            ((*at).max(now), !is_turn)
+        };
+        steps.into_iter().min_by_key(order)
+    }
+
+    async fn step(&mut self, step: Step) {
+        self.is_event_turn = step == Step::Write;
+        let outcome = match step {
+            Step::List => self.list().await,
+            Step::Write => self.write().await,
+            Step::Renew => self.renew().await,
+            Step::Sweep => self.sweep().await,
+            Step::Remove => self.remove().await,
+            Step::Event => self.report().await,
+        };
+        if let Err(failure) = &outcome {
+            self.connection.failed(failure);
+        }
+        match step {
+            Step::List | Step::Write => {
+                if outcome.is_err() {
+                    // Other clients may have changed objects meanwhile.
+                    self.list_at = Instant::now();
+                }
+                self.cells_lane.note(&outcome);
+            }
+            Step::Renew | Step::Sweep | Step::Remove => self.lease_lane.note(&outcome),
+            Step::Event => self.events_lane.note(&outcome),
+        }
+    }
+
+    async fn happened(&mut self, event: &admin::Event) {
+        self.refresh_at = self.refresh_at.min(Instant::now() + REFRESH_DELAY);
+        if event.kind == "Cell" {
+            if event.status == LOST {
+                self.lost.insert(event.name.clone());
+            }
+            if let Some(shown) = self.source.cell(&event.name).await {
+                self.pod_events.remember(shown);
+            }
+        }
+        if self.options.events {
+            for event in self.pod_events.of(event) {
+                self.recorder.add(event, Instant::now(), time::now());
+            }
+        }
+    }
+
+    /// Reads the cells.
+    async fn refresh(&mut self) {
+        let now = Instant::now();
+        self.refresh_at = now + REFRESH_INTERVAL;
+        if !self.options.cells {
+            return;
+        }
+        let shown = self.source.cells().await;
+        self.lost.retain(|lost| shown.iter().any(|shown| shown.cell.id == *lost));
+        let render = |shown| object::render(shown, self.lost.contains(&shown.cell.id));
+        self.plan.want(shown.iter().map(render).collect(), now, time::now());
+    }
+}

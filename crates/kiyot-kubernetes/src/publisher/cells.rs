@@ -1,0 +1,111 @@
+//! Objects of this node's cells.
+
+use std::time::Instant;
+
+use serde::Deserialize;
+
+use super::Task;
+use crate::{call::Call, client::Client, failure::Failure, object::Cell, plan::Write};
+
+/// Most parts of a list.
+const MAX_PARTS: usize = 100;
+
+impl Task {
+    /// Lists this node's objects: those without a cell are deleted.
+    pub(super) async fn list(&mut self) -> Result<(), Failure> {
+        let client = self.connection.client().await?;
+        let cells = cells_of(&client, &self.options.node).await?;
+        let now = Instant::now();
+        self.plan.listed(cells, now);
+        self.list_at = now + self.options.periods.list;
+        Ok(())
+    }
+
+    /// Writes the next object that is due.
+    pub(super) async fn write(&mut self) -> Result<(), Failure> {
+        let Some(write) = self.plan.next(Instant::now()) else { return Ok(()) };
+        let client = self.connection.client().await?;
+        let call = match &write {
+            Write::Apply(cell) => Call::apply_cell(cell),
+            Write::ApplyStatus(cell) => Call::apply_cell_status(cell),
+            Write::Delete { name, uid } => Call::delete_cell(name, uid),
+        };
+        let outcome = match &write {
+            Write::Delete { .. } => client.call(&call).await.map(|_| None),
+            _ => client.object::<Cell>(&call).await.map(Some),
+        };
+        let now = Instant::now();
+        self.pace.wrote(now);
+        match outcome {
+            Ok(response) => {
+                self.compare(&write, response.as_ref());
+                self.plan.written(write, response.as_ref(), now);
+            }
+            Err(Failure::NotFound(_)) if !matches!(write, Write::Apply(_)) => {
+                self.plan.absent(&write);
+            }
+            Err(Failure::Invalid(reason)) => {
+                tracing::warn!(cell = write.name(), reason, "object of a cell was refused");
+                self.plan.refused(write);
+            }
+            Err(failure) => {
+                self.plan.postpone();
+                return Err(failure);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Task {
+    /// Logs once that the API server keeps less than what was written.
+    fn compare(&mut self, write: &Write, response: Option<&Cell>) {
+        let (Write::ApplyStatus(cell), Some(response)) = (write, response) else { return };
+        if !self.is_older_logged && response.status != cell.status {
+            self.is_older_logged = true;
+            tracing::warn!(
+                "kind Cell of the API server drops fields: apply deploy/crds of this version"
+            );
+        }
+    }
+}
+
+/// Returns the objects of a node's cells.
+pub(super) async fn cells_of(client: &Client, node: &str) -> Result<Vec<Cell>, Failure> {
+    let (mut cells, mut position) = (Vec::new(), String::new());
+    for _ in 0..MAX_PARTS {
+        let part: List = match client.object(&Call::list_cells(node, &position)).await {
+            // The list begins again.
+            Err(Failure::Expired(_)) if !position.is_empty() => {
+                cells.clear();
+                position.clear();
+                continue;
+            }
+            part => part?,
+        };
+        // Names of nodes beyond 63 bytes share a part of their label.
+        cells.extend(part.items.into_iter().filter(|cell| cell.spec.node_name == node));
+        position = part.metadata.r#continue;
+        if position.is_empty() {
+            return Ok(cells);
+        }
+    }
+    // A part of the list would take what is not in it for absent.
+    Err(Failure::Server { status: 200, message: format!("list has more than {MAX_PARTS} parts") })
+}
+
+/// A part of a list of cells.
+#[derive(Debug, Deserialize)]
+struct List {
+    #[serde(default)]
+    metadata: ListMetadata,
+    #[serde(default)]
+    items: Vec<Cell>,
+}
+
+/// The metadata of a list.
+#[derive(Debug, Default, Deserialize)]
+pub(super) struct ListMetadata {
+    #[serde(default)]
+    pub(super) r#continue: String,
+}

@@ -1,0 +1,188 @@
+//! The requests and limits of a pod, as the scheduler sums them.
+//!
+//! Containers run together, and so do sidecars (init containers that restart always). An init
+//! container runs alone but for the sidecars before it. Resources of the pod itself replace sums.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+
+use crate::quantity;
+
+/// Most containers of a pod that are read.
+const MAX_CONTAINERS: usize = 1000;
+
+/// The requests and limits of a pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Requests {
+    /// CPU in thousandths.
+    pub milli_cpus: Sum,
+    /// Memory in bytes.
+    pub memory: Sum,
+}
+
+/// The sums of a resource.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Sum {
+    /// The sum of requests.
+    pub request: u64,
+    /// The sum of limits; `None` if a container has none.
+    pub limit: Option<u64>,
+}
+
+/// A pod, as far as it is read.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub struct Pod {
+    /// Its metadata.
+    pub metadata: crate::object::Metadata,
+    /// Its containers.
+    pub spec: PodSpec,
+}
+
+/// The containers of a pod.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct PodSpec {
+    containers: Vec<Container>,
+    init_containers: Vec<Container>,
+    resources: Option<Resources>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Container {
+    resources: Resources,
+    restart_policy: Option<String>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+struct Resources {
+    requests: BTreeMap<String, Quantity>,
+    limits: BTreeMap<String, Quantity>,
+}
+
+/// A quantity, which YAML also has as a number.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(untagged)]
+enum Quantity {
+    Text(String),
+    Number(u64),
+}
+
+/// A resource, with the reader of its quantities.
+#[derive(Clone, Copy)]
+struct Resource {
+    name: &'static str,
+    read: fn(&str) -> Option<u64>,
+}
+
+impl Resource {
+    fn of(self, amounts: &BTreeMap<String, Quantity>) -> Option<u64> {
+        match amounts.get(self.name)? {
+            Quantity::Text(text) => (self.read)(text),
+            Quantity::Number(number) => (self.read)(&number.to_string()),
+        }
+    }
+
+    /// Returns request and limit of a container. A limit alone is the request too.
+    fn of_container(self, container: &Container) -> (u64, Option<u64>) {
+        let limit = self.of(&container.resources.limits);
+        (self.of(&container.resources.requests).or(limit).unwrap_or_default(), limit)
+    }
+
+    fn sum(self, spec: &PodSpec) -> Sum {
+        // A sum of requests, and one of limits that is absent if a summand is.
+        type Total = (u64, Option<u64>);
+        let plus = |(request, limit): Total, (other, other_limit): Total| -> Total {
+            let limit = limit.zip(other_limit).map(|(limit, other)| limit.saturating_add(other));
+            (request.saturating_add(other), limit)
+        };
+        let most = |(request, limit): Total, (other, other_limit): Total| -> Total {
+            (request.max(other), limit.zip(other_limit).map(|(limit, other)| limit.max(other)))
+        };
+        let zero = (0, Some(0));
+        let (mut sidecars, mut init) = (zero, zero);
+        for container in spec.init_containers.iter().take(MAX_CONTAINERS) {
+            let own = plus(self.of_container(container), sidecars);
+            if container.restart_policy.as_deref() == Some("Always") {
+                sidecars = own;
+            }
+            init = most(init, own);
+        }
+        let containers = spec.containers.iter().take(MAX_CONTAINERS);
+        let main = containers.map(|container| self.of_container(container)).fold(sidecars, plus);
+        let (mut request, mut limit) = most(main, init);
+        if let Some(own) = &spec.resources {
+            let own_limit = self.of(&own.limits);
+            request = self.of(&own.requests).or(own_limit).unwrap_or(request);
+            limit = own_limit.or(limit);
+        }
+        Sum { request, limit: limit.filter(|limit| *limit > 0) }
+    }
+}
+
+impl PodSpec {
+    /// Returns the requests and limits of the pod.
+    pub fn requests(&self) -> Requests {
+        let cpu = Resource { name: "cpu", read: quantity::thousandths };
+        let memory = Resource { name: "memory", read: quantity::units };
+        Requests { milli_cpus: cpu.sum(self), memory: memory.sum(self) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn requests(spec: serde_json::Value) -> Requests {
+        let pod: Pod = serde_json::from_value(json!({ "spec": spec })).unwrap();
+        pod.spec.requests()
+    }
+
+    /// Verifies K10.
+    #[test]
+    fn requests_and_limits_are_summed_as_the_scheduler_sums_them() {
+        let both = |cpu: &str, memory: &str| {
+            let requests = json!({ "cpu": cpu, "memory": memory });
+            json!({ "resources": { "requests": requests } })
+        };
+        let summed = requests(json!({ "containers": [both("100m", "64Mi"), both("1", "1Gi")] }));
+        assert_eq!(summed.milli_cpus, Sum { request: 1100, limit: None });
+        assert_eq!(summed.memory.request, (64 << 20) + (1 << 30));
+        // An init container that is larger than all others together.
+        let with_init = requests(json!({
+            "containers": [both("100m", "64Mi")], "initContainers": [both("2", "1Mi")],
+        }));
+        assert_eq!((with_init.milli_cpus.request, with_init.memory.request), (2000, 64 << 20));
+        // A sidecar runs beside what follows it.
+        let mut sidecar = both("500m", "1Mi");
+        sidecar["restartPolicy"] = json!("Always");
+        let with_sidecar = requests(json!({
+            "containers": [both("1", "1Mi")],
+            "initContainers": [both("1800m", "1Mi"), sidecar, both("1200m", "1Mi")],
+        }));
+        assert_eq!(with_sidecar.milli_cpus.request, 1800);
+        assert_eq!(with_sidecar.memory.request, 2 << 20);
+    }
+
+    /// Verifies K10.
+    #[test]
+    fn limit_is_known_if_every_container_has_one() {
+        let limited = json!({ "resources": { "limits": { "cpu": 2, "memory": "1Gi" } } });
+        let all = requests(json!({ "containers": [limited, limited] }));
+        assert_eq!(all.milli_cpus, Sum { request: 4000, limit: Some(4000) });
+        let some = requests(json!({ "containers": [limited, {}] }));
+        assert_eq!(some.milli_cpus, Sum { request: 2000, limit: None });
+        let of_pod = requests(json!({
+            "containers": [{}],
+            "resources": { "requests": { "cpu": "3" }, "limits": { "memory": "2Gi" } },
+        }));
+        assert_eq!(of_pod.milli_cpus, Sum { request: 3000, limit: None });
+        assert_eq!(of_pod.memory, Sum { request: 2 << 30, limit: Some(2 << 30) });
+        assert_eq!(requests(json!({ "containers": [{}] })), Requests::default());
+    }
+}

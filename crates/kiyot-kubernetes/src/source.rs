@@ -1,0 +1,35 @@
+//! The cells and events that the daemon gives.
+
+use std::collections::BTreeMap;
+
+use async_trait::async_trait;
+use futures::stream::BoxStream;
+use kiyot_proto::admin;
+
+/// A cell, with what its object shows of its pod.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct ShownCell {
+    /// The cell, as the admin API shows it.
+    pub cell: admin::Cell,
+    /// The labels of its pod.
+    pub labels: BTreeMap<String, String>,
+    /// The launches that failed before it, for the same pod.
+    pub earlier_failures: u32,
+    /// True if one of them was for spot.
+    pub spot_failed: bool,
+    /// True if the pod names its instance type.
+    pub is_named_type: bool,
+}
+
+/// The daemon, as far as the Kubernetes API shows it.
+#[async_trait]
+pub trait Source: Send + Sync + 'static {
+    /// Returns all cells whose end is not proven.
+    async fn cells(&self) -> Vec<ShownCell>;
+
+    /// Returns a cell whose pod may have events; `None` if its end is proven.
+    async fn cell(&self, id: &str) -> Option<ShownCell>;
+
+    /// Returns a stream of all events from now on. A reader that is too slow misses events.
+    fn events(&self) -> BoxStream<'static, admin::Event>;
+}

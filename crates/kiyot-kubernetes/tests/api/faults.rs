@@ -1,0 +1,229 @@
+//! Failures of the API server.
+
+use std::time::Duration;
+
+use kiyot_proto::admin::CellPhase::{CellBooting, CellBound};
+use kiyot_testkit::{ApiFault, ApiServer, LIMIT, Recorded, Verb, wait_for, wait_until};
+use serde_json::json;
+
+use crate::world::{Daemon, definition, id, options, publish, wait_for_cells, writes};
+
+/// Waits until the API server has received another two lists.
+async fn wait_for_lists(api: &ApiServer) {
+    let lists = || {
+        let is_list =
+            |own: &&Recorded| own.request.verb == Verb::List && own.request.resource == "cells";
+        api.recorded().iter().filter(is_list).count()
+    };
+    let before = lists();
+    wait_for("the objects are listed again", || lists() >= before + 2).await;
+}
+
+/// Verifies K2, K4, K5.
+#[tokio::test]
+async fn changes_are_written_within_the_pace_and_nothing_is_written_at_rest() {
+    let api = ApiServer::start(&[definition()]).await;
+    let daemon = Daemon::new();
+    let _publisher = publish(&api, &daemon);
+    for number in 0..6 {
+        daemon.set(number, CellBooting);
+    }
+    let booting: Vec<_> = (0..6).map(|number| (number, "Booting")).collect();
+    wait_for_cells(&api, &booting).await;
+    let recorded = api.recorded();
+    let writes_before = writes(&recorded);
+    assert!(
+        writes_before.windows(6).all(|six| six[5].at - six[0].at >= Duration::from_millis(990)),
+        "{writes_before:?}"
+    );
+    wait_for_lists(&api).await;
+    // The cost alone has changed.
+    daemon.change(3, |shown| shown.cell.cost_micros = 77);
+    wait_for_lists(&api).await;
+    let recorded = api.recorded();
+    let written = writes(&recorded);
+    assert_eq!(written.len(), writes_before.len(), "{written:?}");
+    daemon.set(0, CellBound);
+    (1..6).for_each(|number| daemon.end(number));
+    wait_for_cells(&api, &[(0, "Bound")]).await;
+}
+
+/// Verifies K6.
+#[tokio::test]
+async fn api_server_that_is_down_slow_denying_or_full_is_waited_for() {
+    let mut api = ApiServer::start(&[definition()]).await;
+    let daemon = Daemon::new();
+    daemon.set(0, CellBooting);
+    api.stop().await;
+    let _publisher = publish(&api, &daemon);
+    api.restart().await;
+    wait_for_cells(&api, &[(0, "Booting")]).await;
+    for (fault, phase, word) in [
+        (ApiFault::Closed, CellBound, "Bound"),
+        (ApiFault::Status(500, None), CellBooting, "Booting"),
+        (ApiFault::Status(503, None), CellBound, "Bound"),
+        (ApiFault::Denied, CellBooting, "Booting"),
+        (ApiFault::Status(409, None), CellBound, "Bound"),
+        (ApiFault::Slow(Duration::from_millis(300)), CellBooting, "Booting"),
+    ] {
+        api.fail(Some(Verb::Patch), "cells", 1, fault.clone());
+        daemon.set(0, phase);
+        wait_for_cells(&api, &[(0, word)]).await;
+        api.heal();
+    }
+}
+
+/// Verifies K6.
+#[tokio::test]
+async fn throttled_write_waits_as_long_as_the_api_server_asks() {
+    let api = ApiServer::start(&[definition()]).await;
+    let daemon = Daemon::new();
+    api.fail(Some(Verb::Patch), "cells", 1, ApiFault::Status(429, Some(2)));
+    daemon.set(0, CellBooting);
+    let _publisher = publish(&api, &daemon);
+    wait_for_cells(&api, &[(0, "Booting")]).await;
+    let recorded = api.recorded();
+    let patches = recorded
+        .iter()
+        .filter(|own| own.request.verb == Verb::Patch && own.request.resource == "cells");
+    let patches: Vec<_> = patches.collect();
+    assert_eq!(patches[0].status, 429);
+    assert!(patches[1].at - patches[0].at >= Duration::from_secs(2), "{patches:?}");
+}
+
+/// Verifies K2, K6.
+#[tokio::test]
+async fn own_stale_objects_are_removed_at_the_start_and_others_are_kept() {
+    let api = ApiServer::start(&[definition()]).await;
+    let object = |name: &str, node: &str| {
+        json!({
+            "apiVersion": "kiyot.elotl.co/v1",
+            "kind": "Cell",
+            "metadata": { "name": name, "labels": { "kiyot.elotl.co/node": node } },
+            "spec": { "nodeName": node, "backend": "milpa" },
+        })
+    };
+    // More than a part of a list has.
+    for number in 0..255 {
+        api.put("cells", object(&format!("other-{number:03}"), "worker-2"));
+        api.put("cells", object(&format!("same-{number:03}"), "worker-1"));
+    }
+    // The position of the second part expires once.
+    api.fail(Some(Verb::List), "cells", 1, ApiFault::Passed);
+    api.fail(Some(Verb::List), "cells", 1, ApiFault::Status(410, None));
+    for number in 4..255 {
+        api.delete("cells", &format!("same-{number:03}"));
+    }
+    let daemon = Daemon::new();
+    daemon.set(0, CellBound);
+    let _publisher = publish(&api, &daemon);
+    wait_until("own objects alone are removed", LIMIT, async || {
+        let cells = api.objects("cells");
+        let count = |prefix: &str| cells.keys().filter(|name| name.starts_with(prefix)).count();
+        ((count("same"), count("other"), count("cell")) == (0, 255, 1)).then_some(())
+    })
+    .await;
+}
+
+/// Verifies K2.
+#[tokio::test]
+async fn object_that_another_client_deletes_or_changes_is_restored() {
+    let api = ApiServer::start(&[definition()]).await;
+    let daemon = Daemon::new();
+    daemon.set(0, CellBound);
+    let _publisher = publish(&api, &daemon);
+    wait_for_cells(&api, &[(0, "Bound")]).await;
+    api.delete("cells", &id(0));
+    wait_until("the object is there again", LIMIT, async || {
+        (api.objects("cells").get(&id(0))?["status"]["phase"] == "Bound").then_some(())
+    })
+    .await;
+    let mut changed = api.objects("cells").remove(&id(0)).unwrap();
+    changed["status"]["phase"] = json!("Terminating");
+    changed["metadata"]["labels"]["app"] = json!("other");
+    changed["metadata"]["labels"]["added"] = json!("kept");
+    api.put("cells", changed);
+    wait_until("fields are set again", LIMIT, async || {
+        let cell = api.objects("cells").remove(&id(0))?;
+        let labels = &cell["metadata"]["labels"];
+        (cell["status"]["phase"] == "Bound" && labels["app"] == "web" && labels["added"] == "kept")
+            .then_some(())
+    })
+    .await;
+}
+
+/// Verifies K4, K5.
+#[tokio::test]
+async fn definition_of_an_older_version_shows_what_it_has_without_repeated_writes() {
+    let mut older = definition();
+    let schema = &mut older["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
+    let status = schema["properties"]["status"]["properties"].as_object_mut().unwrap();
+    status.retain(|name, _| ["phase", "podName"].contains(&name.as_str()));
+    let api = ApiServer::start(&[older]).await;
+    let daemon = Daemon::new();
+    daemon.set(0, CellBound);
+    let _publisher = publish(&api, &daemon);
+    wait_for_cells(&api, &[(0, "Bound")]).await;
+    let before = writes(&api.recorded()).len();
+    wait_for_lists(&api).await;
+    assert_eq!(writes(&api.recorded()).len(), before);
+}
+
+/// Verifies K6.
+#[tokio::test]
+async fn absent_definition_and_absent_kubeconfig_are_waited_for() {
+    let api = ApiServer::start(&[]).await;
+    let daemon = Daemon::new();
+    daemon.set(0, CellBound);
+    let kubeconfig = std::fs::read(api.kubeconfig()).unwrap();
+    std::fs::remove_file(api.kubeconfig()).unwrap();
+    let _publisher = publish(&api, &daemon);
+    std::fs::write(api.kubeconfig(), kubeconfig).unwrap();
+    wait_for("the kind is missed", || {
+        api.recorded().iter().any(|own| own.request.resource == "cells" && own.status == 404)
+    })
+    .await;
+    api.define(&definition());
+    wait_for_cells(&api, &[(0, "Bound")]).await;
+}
+
+/// Verifies K6.
+#[tokio::test]
+async fn object_that_is_refused_keeps_no_other_from_being_shown() {
+    let api = ApiServer::start(&[definition()]).await;
+    let daemon = Daemon::new();
+    daemon.set(0, CellBound);
+    daemon.change(0, |shown| shown.cell.pod_namespace = "x".repeat(64));
+    daemon.set(1, CellBound);
+    let _publisher = publish(&api, &daemon);
+    wait_for_cells(&api, &[(0, ""), (1, "Bound")]).await;
+    let before = writes(&api.recorded()).len();
+    wait_for_lists(&api).await;
+    let recorded = api.recorded();
+    let again = &writes(&recorded)[before..];
+    assert!(again.len() <= 1, "{again:?}");
+    daemon.set(0, CellBooting);
+    wait_for_cells(&api, &[(0, "Booting"), (1, "Bound")]).await;
+}
+
+/// Verifies K2.
+#[tokio::test]
+async fn api_server_is_reached_over_tls_by_the_authority_of_the_kubeconfig() {
+    let api = ApiServer::start_tls(&[definition()]).await;
+    let daemon = Daemon::new();
+    daemon.set(0, CellBound);
+    let publisher = publish(&api, &daemon);
+    wait_for_cells(&api, &[(0, "Bound")]).await;
+    drop(publisher);
+    // Another authority's server is not trusted.
+    let foreign = ApiServer::start_tls(&[definition()]).await;
+    let file = std::fs::read_to_string(foreign.kubeconfig()).unwrap();
+    let directory = |api: &ApiServer| api.directory().display().to_string();
+    let crossed = file.replace(&directory(&foreign), &directory(&api));
+    std::fs::write(foreign.kubeconfig(), crossed).unwrap();
+    let client = kiyot_kubernetes::Client::new(&options(&foreign).access).await.unwrap();
+    let failure = client.call(&kiyot_kubernetes::call::Call::list_cells("worker-1", "")).await;
+    let failure = failure.unwrap_err().to_string();
+    assert!(failure.contains("unreachable"), "{failure}");
+    assert!(foreign.recorded().is_empty());
+}

@@ -1,0 +1,82 @@
+//! Leases of nodes, and events of pods.
+
+use std::{sync::Arc, time::Duration};
+
+use kiyot_kubernetes::{Options, Periods, Publisher};
+use kiyot_proto::admin::CellPhase::CellBound;
+use kiyot_testkit::{ApiServer, LIMIT, wait_until};
+use serde_json::json;
+
+use crate::world::{Daemon, definition, id, options, publish, wait_for_cells};
+
+/// Verifies K7.
+#[tokio::test]
+async fn objects_of_a_dead_node_are_removed_after_its_lease_and_those_of_living_nodes_kept() {
+    let api = ApiServer::start(&[definition()]).await;
+    let periods = Periods {
+        lease: Duration::from_secs(2),
+        renewal: Duration::from_millis(500),
+        sweep: Duration::from_millis(500),
+        ..options(&api).periods
+    };
+    let node = |name: &str, number: usize| {
+        let daemon = Daemon::new();
+        daemon.set(number, CellBound);
+        daemon.change(number, |shown| name.clone_into(&mut shown.cell.node));
+        let options = Options { node: name.to_owned(), periods, ..options(&api) };
+        let publisher = Publisher::start(options, Arc::clone(&daemon) as _);
+        (daemon, publisher)
+    };
+    let (_first, second, _third) = (node("worker-1", 1), node("worker-2", 2), node("worker-3", 3));
+    wait_for_cells(&api, &[(1, "Bound"), (2, "Bound"), (3, "Bound")]).await;
+    assert_eq!(api.objects("leases").len(), 3);
+    let lease = &api.objects("leases")["kiyot/kiyot-worker-2"];
+    assert_eq!(lease["spec"]["holderIdentity"], "worker-2");
+    drop(second);
+    wait_for_cells(&api, &[(1, "Bound"), (3, "Bound")]).await;
+    wait_until("the lease of the dead node is removed", LIMIT, async || {
+        (api.objects("leases").len() == 2).then_some(())
+    })
+    .await;
+    // The node comes back.
+    let _second = node("worker-2", 2);
+    wait_for_cells(&api, &[(1, "Bound"), (2, "Bound"), (3, "Bound")]).await;
+}
+
+/// Verifies K8.
+#[tokio::test]
+async fn events_of_a_pod_are_reported_and_counted() {
+    let api = ApiServer::start(&[definition()]).await;
+    let daemon = Daemon::new();
+    let _publisher = publish(&api, &daemon);
+    daemon.set(0, CellBound);
+    wait_for_cells(&api, &[(0, "Bound")]).await;
+    daemon.tell(0, "Launched", "instance i-1");
+    for _ in 0..3 {
+        daemon.tell(0, "LaunchFailed", "no capacity");
+    }
+    let reported = wait_until("events are reported and counted", LIMIT, async || {
+        let events = api.objects("events");
+        let is_counted = events.values().any(|event| event["count"] == 3);
+        (events.len() == 3 && is_counted).then_some(events)
+    })
+    .await;
+    for event in reported.values() {
+        assert_eq!(event["involvedObject"]["uid"], "uid-0");
+        assert_eq!(event["involvedObject"]["name"], "web-0");
+        assert_eq!(event["metadata"]["namespace"], "default");
+    }
+    let mut reasons: Vec<_> =
+        reported.values().map(|event| event["reason"].as_str().unwrap()).collect();
+    reasons.sort_unstable();
+    assert_eq!(reasons, ["CellLaunched", "LaunchRefused", "OfferingChosen"]);
+    // The API server forgets events; the next equal event is a new object.
+    reported.keys().for_each(|key| api.delete("events", key));
+    daemon.tell(0, "LaunchFailed", "no capacity");
+    wait_until("the event is reported anew", LIMIT, async || {
+        let events = api.objects("events");
+        events.values().any(|event| event["reason"] == json!("LaunchRefused")).then_some(())
+    })
+    .await;
+    assert!(api.objects("cells").contains_key(&id(0)));
+}

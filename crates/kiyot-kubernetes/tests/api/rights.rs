@@ -1,0 +1,379 @@
+//! The rights of `deploy/rbac.yaml` and the definition of `deploy/crds`, against what is called.
+
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
+
+use kiyot_kubernetes::{
+    Options, Periods, PodInformer, Publisher, ShownCell,
+    object::{self, Cell},
+};
+use kiyot_proto::admin::{self, CellPhase::CellBound};
+use kiyot_testkit::{ApiServer, LIMIT, Verb, wait_until};
+use serde_json::{Value, json};
+
+use crate::world::{Daemon, definition, options, wait_for_cells};
+
+const RBAC: &str = include_str!("../../../../deploy/rbac.yaml");
+const POLICY: &str = include_str!("../../../../deploy/admission-policy.yaml");
+
+/// A right: group, resource with its subresource, verb, and the namespace of a `Role`.
+type Right = (String, String, String, String);
+
+/// Returns the rights of the daemons' roles.
+fn granted() -> BTreeSet<Right> {
+    let documents: Vec<Value> = serde_saphyr::from_multiple(RBAC).unwrap();
+    let mut rights = BTreeSet::new();
+    for role in documents.iter().filter(|document| {
+        let kind = document["kind"].as_str().unwrap();
+        kind.ends_with("Role") && document["metadata"]["name"] == "kiyot"
+    }) {
+        let namespace = role["metadata"]["namespace"].as_str().unwrap_or_default();
+        for rule in role["rules"].as_array().unwrap() {
+            let texts = |name: &str| -> Vec<String> {
+                let texts = rule[name].as_array().unwrap().iter();
+                texts.map(|text| text.as_str().unwrap().to_owned()).collect()
+            };
+            for group in texts("apiGroups") {
+                for resource in texts("resources") {
+                    for verb in texts("verbs") {
+                        let namespace = namespace.to_owned();
+                        rights.insert((group.clone(), resource.clone(), verb, namespace));
+                    }
+                }
+            }
+        }
+    }
+    rights
+}
+
+/// Returns the rights that the recorded requests need.
+fn needed(api: &ApiServer) -> BTreeSet<Right> {
+    let mut rights = BTreeSet::new();
+    for recorded in api.recorded() {
+        let request = recorded.request;
+        let resource = match request.subresource.as_str() {
+            "" => request.resource.clone(),
+            subresource => format!("{}/{subresource}", request.resource),
+        };
+        // Events are of any namespace.
+        let namespace =
+            if request.resource == "leases" { request.namespace.clone() } else { String::new() };
+        let mut need = |verb: &str| {
+            let (group, resource) = (request.group.clone(), resource.clone());
+            rights.insert((group, resource, verb.to_owned(), namespace.clone()));
+        };
+        need(request.verb.word());
+        // A patch that makes an object needs both rights.
+        if request.verb == Verb::Patch && recorded.status == 201 {
+            need(Verb::Create.word());
+        }
+    }
+    rights
+}
+
+/// Verifies K9, K10.
+#[tokio::test]
+async fn rights_of_the_daemons_are_those_that_their_calls_need() {
+    let api = ApiServer::start(&[definition()]).await;
+    api.put("pods", pod("web", "uid-web", "2Gi"));
+    let access = options(&api).access;
+    let informer = PodInformer::start(access, "worker-1".to_owned(), None);
+    let daemon = Daemon::new();
+    let periods = Periods {
+        lease: Duration::from_secs(1),
+        renewal: Duration::from_millis(300),
+        sweep: Duration::from_millis(300),
+        ..options(&api).periods
+    };
+    let of = |node: &str| Options { node: node.to_owned(), periods, ..options(&api) };
+    let other = Daemon::new();
+    other.set(7, CellBound);
+    other.change(7, |shown| "worker-2".clone_into(&mut shown.cell.node));
+    let dead = Publisher::start(of("worker-2"), Arc::clone(&other) as _);
+    wait_for_cells(&api, &[(7, "Bound")]).await;
+    drop(dead);
+    let _publisher = Publisher::start(of("worker-1"), Arc::clone(&daemon) as _);
+    daemon.set(0, CellBound);
+    wait_for_cells(&api, &[(0, "Bound")]).await;
+    daemon.tell(0, "LaunchFailed", "no capacity");
+    wait_until("the event is reported", LIMIT, async || {
+        (api.objects("events").len() == 1).then_some(())
+    })
+    .await;
+    daemon.tell(0, "LaunchFailed", "no capacity");
+    wait_until("each right is used", LIMIT, async || (needed(&api) == granted()).then_some(()))
+        .await;
+    let requests = wait_until("requests of the pod are known", LIMIT, async || {
+        informer.requests("uid-web", Duration::from_millis(100)).await
+    })
+    .await;
+    assert_eq!(requests.memory.request, 2 << 30);
+}
+
+fn pod(name: &str, uid: &str, memory: &str) -> Value {
+    json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": { "name": name, "namespace": "default", "uid": uid },
+        "spec": {
+            "nodeName": "worker-1",
+            "containers": [{ "name": "main", "resources": { "requests": { "memory": memory } } }],
+        },
+    })
+}
+
+/// Verifies K10.
+#[tokio::test]
+async fn requests_follow_changes_expired_watches_and_restarts() {
+    let mut api = ApiServer::start(&[]).await;
+    let limit = Duration::from_millis(100);
+    let pause = Some(Duration::from_millis(20));
+    let access = options(&api).access;
+    let informer = PodInformer::start(access, "worker-1".to_owned(), pause);
+    let memory_is = async |uid: &str, expected: Option<u64>| {
+        wait_until(format!("memory of {uid} is {expected:?}"), LIMIT, async || {
+            let known = informer.requests(uid, limit).await;
+            (known.map(|known| known.memory.request >> 20) == expected).then_some(())
+        })
+        .await;
+    };
+    api.put("pods", pod("a", "uid-a", "64Mi"));
+    memory_is("uid-a", Some(64)).await;
+    let mut of_another_node = pod("b", "uid-b", "64Mi");
+    of_another_node["spec"]["nodeName"] = json!("worker-2");
+    api.put("pods", of_another_node);
+    api.put("pods", pod("a", "uid-a", "128Mi"));
+    memory_is("uid-a", Some(128)).await;
+    memory_is("uid-b", None).await;
+    // The watch expires, and its changes are lost.
+    api.delete("pods", "default/a");
+    api.compact();
+    memory_is("uid-a", None).await;
+    api.put("pods", pod("c", "uid-c", "32Mi"));
+    memory_is("uid-c", Some(32)).await;
+    api.stop().await;
+    api.put("pods", pod("d", "uid-d", "16Mi"));
+    // What was known stays known.
+    memory_is("uid-c", Some(32)).await;
+    api.restart().await;
+    memory_is("uid-d", Some(16)).await;
+}
+
+/// Verifies K10.
+#[tokio::test]
+async fn lookup_waits_no_longer_than_its_bound_and_not_at_all_without_access() {
+    let api = ApiServer::start(&[]).await;
+    let begun = std::time::Instant::now();
+    std::fs::remove_file(api.kubeconfig()).unwrap();
+    let informer = PodInformer::start(options(&api).access, "worker-1".to_owned(), None);
+    assert_eq!(informer.requests("uid", LIMIT).await, None);
+    assert!(begun.elapsed() < LIMIT);
+}
+
+/// Verifies K4.
+#[test]
+fn definition_is_structural_and_has_every_field_of_the_object() {
+    let definition = definition();
+    assert_eq!(definition["metadata"]["name"], "cells.kiyot.elotl.co");
+    assert_eq!(definition["spec"]["scope"], "Cluster");
+    assert_eq!(definition["spec"]["names"]["shortNames"], json!(["cl"]));
+    let version = &definition["spec"]["versions"][0];
+    assert_eq!((&version["name"], &version["subresources"]["status"]), (&json!("v1"), &json!({})));
+    let schema = &version["schema"]["openAPIV3Schema"];
+    let mut faults = Vec::new();
+    structural(schema, "", &mut faults);
+    assert!(faults.is_empty(), "{faults:?}");
+    let object = whole_object();
+    let mut paths = Vec::new();
+    fields(&object, "", &mut paths);
+    let unknown: Vec<_> = paths.iter().filter(|path| at(schema, path).is_none()).collect();
+    assert!(unknown.is_empty(), "fields that the schema lacks: {unknown:?}");
+    let written: BTreeSet<_> = paths.into_iter().collect();
+    let mut known = Vec::new();
+    schema_fields(schema, "", &mut known);
+    let never: Vec<_> = known.into_iter().filter(|path| !written.contains(path)).collect();
+    assert!(never.is_empty(), "fields of the schema that are never written: {never:?}");
+    for column in version["additionalPrinterColumns"].as_array().unwrap() {
+        let path = column["jsonPath"].as_str().unwrap();
+        assert!(
+            path == ".metadata.creationTimestamp" || written.contains(path),
+            "{path} is not written"
+        );
+    }
+}
+
+/// Returns an object with every field.
+fn whole_object() -> Value {
+    let cell = admin::Cell {
+        id: "cell-abcdefghijkl".to_owned(),
+        node: "worker-1".to_owned(),
+        backend: "milpa".to_owned(),
+        phase: CellBound.into(),
+        instance: "i-1".to_owned(),
+        pool: "default".to_owned(),
+        offering: Some(admin::Offering {
+            instance_type: "c5.large".to_owned(),
+            zone: "us-east-1a".to_owned(),
+            ..admin::Offering::default()
+        }),
+        addresses: vec!["10.0.0.1".to_owned()],
+        error: "error".to_owned(),
+        pod_namespace: "default".to_owned(),
+        pod_name: "web".to_owned(),
+        pod_uid: "uid".to_owned(),
+        timeline: Some(admin::Timeline {
+            launched: 1,
+            enrolled: 2,
+            bound: 3,
+            image_ready: 4,
+            first_container: 5,
+        }),
+        ..admin::Cell::default()
+    };
+    let cell: Cell = object::render(&ShownCell { cell, ..ShownCell::default() }, false);
+    let mut object = serde_json::to_value(cell).unwrap();
+    object.as_object_mut().unwrap().remove("metadata");
+    object
+}
+
+/// Collects the fields of an object; the items of a list are those of the list.
+fn fields(value: &Value, at: &str, found: &mut Vec<String>) {
+    match value {
+        Value::Object(members) => {
+            for (name, value) in members {
+                let path = format!("{at}.{name}");
+                found.push(path.clone());
+                fields(value, &path, found);
+            }
+        }
+        Value::Array(items) => items.iter().for_each(|item| fields(item, at, found)),
+        _ => {}
+    }
+}
+
+fn schema_fields(schema: &Value, at: &str, found: &mut Vec<String>) {
+    let schema = if schema["items"].is_null() { schema } else { &schema["items"] };
+    for (name, schema) in schema["properties"].as_object().into_iter().flatten() {
+        let path = format!("{at}.{name}");
+        if path != ".metadata" {
+            found.push(path.clone());
+        }
+        schema_fields(schema, &path, found);
+    }
+}
+
+fn at<'s>(schema: &'s Value, path: &str) -> Option<&'s Value> {
+    path.split('.').skip(1).try_fold(schema, |schema, name| {
+        let schema = if schema["items"].is_null() { schema } else { &schema["items"] };
+        schema["properties"].get(name)
+    })
+}
+
+/// Collects the rules of structural schemas that a schema breaks.
+fn structural(schema: &Value, at: &str, faults: &mut Vec<String>) {
+    const KNOWN: [&str; 17] = [
+        "type",
+        "description",
+        "properties",
+        "items",
+        "required",
+        "enum",
+        "format",
+        "minLength",
+        "maxLength",
+        "minItems",
+        "maxItems",
+        "minimum",
+        "maximum",
+        "x-kubernetes-validations",
+        "x-kubernetes-list-type",
+        "x-kubernetes-list-map-keys",
+        "additionalProperties",
+    ];
+    let Some(members) = schema.as_object() else {
+        return faults.push(format!("{at}: is no schema"));
+    };
+    for name in members.keys().filter(|name| !KNOWN.contains(&name.as_str())) {
+        faults.push(format!("{at}: {name} is not allowed"));
+    }
+    let kind = schema["type"].as_str().unwrap_or_default();
+    if !["object", "array", "string", "integer", "number", "boolean"].contains(&kind) {
+        faults.push(format!("{at}: type {kind:?}"));
+    }
+    if !schema["properties"].is_null() && !schema["additionalProperties"].is_null() {
+        faults.push(format!("{at}: properties and additionalProperties exclude each other"));
+    }
+    for name in schema["required"].as_array().into_iter().flatten() {
+        if schema["properties"][name.as_str().unwrap()].is_null() {
+            faults.push(format!("{at}: required {name} is no property"));
+        }
+    }
+    match kind {
+        "object" => {
+            for (name, schema) in schema["properties"].as_object().into_iter().flatten() {
+                structural(schema, &format!("{at}.{name}"), faults);
+            }
+        }
+        "array" => {
+            let keys = schema["x-kubernetes-list-map-keys"].as_array();
+            for key in keys.into_iter().flatten() {
+                let required = schema["items"]["required"].as_array();
+                if !required.is_some_and(|required| required.contains(key)) {
+                    faults.push(format!("{at}: key {key} of the list is not required"));
+                }
+            }
+            structural(&schema["items"], &format!("{at}[]"), faults);
+        }
+        // Texts are bounded, so that the cost of rules on them is.
+        "string" if schema["maxLength"].is_null() => {
+            let is_bounded = !schema["enum"].is_null() || schema["format"] == "date-time";
+            if !is_bounded && ![".apiVersion", ".kind"].contains(&at) {
+                faults.push(format!("{at}: has no maxLength"));
+            }
+        }
+        _ => {}
+    }
+}
+
+/// Verifies K9.
+#[test]
+fn admission_policies_compare_the_owner_that_objects_have() {
+    let documents: Vec<Value> = serde_saphyr::from_multiple(POLICY).unwrap();
+    let policies: Vec<_> = documents
+        .iter()
+        .filter(|document| document["kind"] == "ValidatingAdmissionPolicy")
+        .collect();
+    assert_eq!(policies.len(), 2);
+    for policy in policies {
+        let name = policy["metadata"]["name"].as_str().unwrap();
+        let is_bound = documents.iter().any(|document| {
+            document["kind"] == "ValidatingAdmissionPolicyBinding"
+                && document["spec"]["policyName"] == name
+                && document["spec"]["validationActions"] == json!(["Deny"])
+        });
+        assert!(is_bound, "{name} has no binding that denies");
+        let rule = &policy["spec"]["matchConstraints"]["resourceRules"][0];
+        assert_eq!(rule["operations"], json!(["CREATE", "UPDATE"]));
+        let text = policy["spec"]["validations"].to_string();
+        let owner = match rule["resources"][0].as_str() {
+            Some("cells") => {
+                assert_eq!(rule["resources"], json!(["cells", "cells/status"]));
+                assert!(
+                    at(
+                        &definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"],
+                        ".spec.nodeName"
+                    )
+                    .is_some()
+                );
+                "spec.nodeName"
+            }
+            _ => "spec.holderIdentity",
+        };
+        for side in ["object", "oldObject"] {
+            let compared = format!("{side}.{owner} == variables.node");
+            assert!(text.contains(&compared), "{name} lacks {compared}");
+        }
+        // The daemons' service account, as rbac.yaml has it.
+        let condition = policy["spec"]["matchConditions"][0]["expression"].as_str().unwrap();
+        assert!(condition.contains("'system:serviceaccount:kiyot:kiyot'"), "{condition}");
+    }
+}

@@ -1,0 +1,141 @@
+//! A publisher with a played daemon and a played API server.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use futures::{StreamExt, stream::BoxStream};
+use kiyot_kubernetes::{Access, Options, Periods, Publisher, ShownCell, Source};
+use kiyot_proto::admin;
+use kiyot_testkit::{ApiServer, LIMIT, Recorded, Verb, wait_until};
+use serde_json::Value;
+use tokio::sync::broadcast;
+
+const DEFINITION: &str = include_str!("../../../../deploy/crds/cells.kiyot.elotl.co.yaml");
+
+/// Returns the definition of the kind.
+pub(crate) fn definition() -> Value {
+    serde_saphyr::from_str(DEFINITION).unwrap()
+}
+
+/// A played daemon.
+pub(crate) struct Daemon {
+    cells: Mutex<BTreeMap<String, ShownCell>>,
+    events: broadcast::Sender<admin::Event>,
+}
+
+impl Daemon {
+    pub(crate) fn new() -> Arc<Self> {
+        Arc::new(Self { cells: Mutex::default(), events: broadcast::channel(64).0 })
+    }
+
+    /// Has a cell of a number in a phase.
+    pub(crate) fn set(&self, number: usize, phase: admin::CellPhase) {
+        let id = id(number);
+        let cell = admin::Cell {
+            id: id.clone(),
+            node: "worker-1".to_owned(),
+            backend: "milpa".to_owned(),
+            phase: phase.into(),
+            pod_namespace: "default".to_owned(),
+            pod_name: format!("web-{number}"),
+            pod_uid: format!("uid-{number}"),
+            offering: Some(admin::Offering {
+                instance_type: "c5.large".to_owned(),
+                price_micros: 85_000,
+                ..admin::Offering::default()
+            }),
+            ..admin::Cell::default()
+        };
+        let labels = BTreeMap::from([("app".to_owned(), "web".to_owned())]);
+        let shown = ShownCell { cell, labels, ..ShownCell::default() };
+        self.cells.lock().unwrap_or_else(PoisonError::into_inner).insert(id, shown);
+        self.tell(number, "Changed", "");
+    }
+
+    pub(crate) fn change(&self, number: usize, change: impl FnOnce(&mut ShownCell)) {
+        change(self.cells.lock().unwrap().get_mut(&id(number)).unwrap());
+        self.tell(number, "Changed", "");
+    }
+
+    pub(crate) fn end(&self, number: usize) {
+        self.cells.lock().unwrap().remove(&id(number));
+        self.tell(number, "Ended", "");
+    }
+
+    /// Has an event of a cell.
+    pub(crate) fn tell(&self, number: usize, status: &str, message: &str) {
+        let _no_reader = self.events.send(admin::Event {
+            kind: "Cell".to_owned(),
+            name: id(number),
+            status: status.to_owned(),
+            message: message.to_owned(),
+            ..admin::Event::default()
+        });
+    }
+}
+
+#[async_trait]
+impl Source for Daemon {
+    async fn cells(&self) -> Vec<ShownCell> {
+        self.cells.lock().unwrap().values().cloned().collect()
+    }
+
+    async fn cell(&self, id: &str) -> Option<ShownCell> {
+        self.cells.lock().unwrap().get(id).cloned()
+    }
+
+    fn events(&self) -> BoxStream<'static, admin::Event> {
+        let events = tokio_stream::wrappers::BroadcastStream::new(self.events.subscribe());
+        events.filter_map(async |event| event.ok()).boxed()
+    }
+}
+
+pub(crate) fn id(number: usize) -> String {
+    format!("cell-{number:012}")
+}
+
+/// Returns the options of a node, with short periods.
+pub(crate) fn options(api: &ApiServer) -> Options {
+    Options {
+        access: Access::Kubeconfig(api.kubeconfig()),
+        node: "worker-1".to_owned(),
+        cells: true,
+        events: true,
+        lease_namespace: "kiyot".to_owned(),
+        periods: Periods {
+            list: Duration::from_millis(400),
+            first_pause: Duration::from_millis(20),
+            ..Periods::default()
+        },
+    }
+}
+
+/// Starts the publisher of a daemon.
+pub(crate) fn publish(api: &ApiServer, daemon: &Arc<Daemon>) -> Publisher {
+    Publisher::start(options(api), Arc::clone(daemon) as _)
+}
+
+/// Waits until these cells are shown, each with its phase.
+pub(crate) async fn wait_for_cells(api: &ApiServer, expected: &[(usize, &str)]) {
+    let expected: Vec<(String, String)> =
+        expected.iter().map(|(number, phase)| (id(*number), (*phase).to_owned())).collect();
+    wait_until(format!("{expected:?} are shown"), LIMIT, async || {
+        let cells = api.objects("cells").into_iter();
+        let phase = |cell: &Value| cell["status"]["phase"].as_str().unwrap_or_default().to_owned();
+        let shown: Vec<_> = cells.map(|(name, cell)| (name, phase(&cell))).collect();
+        (shown == expected).then_some(())
+    })
+    .await;
+}
+
+/// Returns the writes among requests.
+pub(crate) fn writes(recorded: &[Recorded]) -> Vec<&Recorded> {
+    let is_write = |recorded: &&Recorded| {
+        !matches!(recorded.request.verb, Verb::Get | Verb::List | Verb::Watch)
+    };
+    recorded.iter().filter(is_write).collect()
+}

@@ -1,0 +1,376 @@
+//! A played API server of Kubernetes: objects with versions, server-side apply with owners of
+//! fields, lists in parts, watches that expire, and faults. Over HTTP on the loopback.
+//!
+//! Written from the documentation of the API, not from kiyot's client.
+
+use std::{
+    collections::BTreeMap,
+    convert::Infallible,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use http::{Request, Response, StatusCode, header};
+use http_body_util::{BodyExt, StreamBody, combinators::UnsyncBoxBody};
+use hyper::{body::Frame, body::Incoming, server::conn::http1, service::service_fn};
+use hyper_util::rt::TokioIo;
+use serde_json::{Value, json};
+use tokio::{net::TcpListener, sync::watch, task::JoinSet};
+
+mod apply;
+mod request;
+mod schema;
+mod store;
+mod table;
+mod tls;
+
+pub use request::{ApiRequest, Verb};
+use store::{Objects, Refusal};
+pub use table::table;
+
+type Body = UnsyncBoxBody<Bytes, Infallible>;
+
+/// A fault that requests meet.
+#[derive(Debug, Clone)]
+pub enum ApiFault {
+    /// The response that the request has without a fault, so that a later request meets one.
+    Passed,
+    /// The status, with this header `Retry-After`.
+    Status(u16, Option<u32>),
+    /// A denial, as RBAC writes it.
+    Denied,
+    /// Nothing is answered for this time.
+    Slow(Duration),
+    /// The connection is closed without a response.
+    Closed,
+}
+
+/// A fault with the requests that it meets.
+struct Rule {
+    verb: Option<Verb>,
+    resource: String,
+    times: usize,
+    fault: ApiFault,
+}
+
+/// A request that was received.
+#[derive(Debug, Clone)]
+pub struct Recorded {
+    /// The request.
+    pub request: ApiRequest,
+    /// Its time.
+    pub at: Instant,
+    /// The status of its response; 0 without a response.
+    pub status: u16,
+}
+
+#[derive(Default)]
+struct State {
+    objects: Objects,
+    rules: Vec<Rule>,
+    recorded: Vec<Recorded>,
+}
+
+/// A running API server. Dropping it stops it.
+pub struct ApiServer {
+    shared: Arc<Shared>,
+    at: SocketAddr,
+    tasks: Option<JoinSet<()>>,
+    directory: tempfile::TempDir,
+    tls: Option<tls::Authority>,
+}
+
+struct Shared {
+    state: Mutex<State>,
+    /// Incremented by each change, for watches.
+    changed: watch::Sender<u64>,
+}
+
+impl std::fmt::Debug for ApiServer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ApiServer").field("at", &self.at).finish_non_exhaustive()
+    }
+}
+
+impl ApiServer {
+    /// Starts an API server that has these CustomResourceDefinitions.
+    pub async fn start(definitions: &[Value]) -> Self {
+        Self::start_with(definitions, None).await
+    }
+
+    /// Starts an API server over TLS, with a certificate of an authority of its own.
+    pub async fn start_tls(definitions: &[Value]) -> Self {
+        Self::start_with(definitions, Some(tls::Authority::new())).await
+    }
+
+    async fn start_with(definitions: &[Value], tls: Option<tls::Authority>) -> Self {
+        let mut objects = Objects::default();
+        definitions.iter().for_each(|definition| objects.define(definition));
+        let state = State { objects, ..State::default() };
+        let shared = Arc::new(Shared { state: Mutex::new(state), changed: watch::Sender::new(0) });
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let at = listener.local_addr().unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let mut server = Self { shared, at, tasks: None, directory, tls };
+        if let Some(tls) = &server.tls {
+            std::fs::write(server.authority(), &tls.certificate).unwrap();
+        }
+        std::fs::write(server.kubeconfig(), server.kubeconfig_text()).unwrap();
+        server.serve(listener);
+        server
+    }
+
+    /// Adds a CustomResourceDefinition.
+    pub fn define(&self, definition: &Value) {
+        self.state().objects.define(definition);
+    }
+
+    /// Returns the path of a kubeconfig that leads to the server.
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.directory.path().join("kubeconfig")
+    }
+
+    fn authority(&self) -> PathBuf {
+        self.directory.path().join("ca.crt")
+    }
+
+    fn kubeconfig_text(&self) -> String {
+        let cluster = match &self.tls {
+            None => json!({ "server": format!("http://{}", self.at) }),
+            Some(_) => json!({
+                "server": format!("https://{}", self.at),
+                "certificate-authority": self.authority(),
+            }),
+        };
+        let text = json!({
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "played",
+            "clusters": [{ "name": "played", "cluster": cluster }],
+            "users": [{ "name": "node", "user": { "token": "played-token" } }],
+            "contexts": [{ "name": "played", "context": { "cluster": "played", "user": "node" } }],
+        });
+        text.to_string()
+    }
+
+    /// Returns the directory of the server's files.
+    pub fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+
+    fn serve(&mut self, listener: TcpListener) {
+        let mut tasks = JoinSet::new();
+        let shared = Arc::clone(&self.shared);
+        let acceptor = self.tls.as_ref().map(tls::Authority::acceptor);
+        tasks.spawn(async move {
+            let mut connections = JoinSet::new();
+            loop {
+                let Ok((stream, _)) = listener.accept().await else { return };
+                let (shared, acceptor) = (Arc::clone(&shared), acceptor.clone());
+                connections.spawn(async move {
+                    match acceptor {
+                        None => serve(shared, stream).await,
+                        Some(acceptor) => {
+                            if let Ok(stream) = acceptor.accept(stream).await {
+                                serve(shared, stream).await;
+                            }
+                        }
+                    }
+                });
+                while connections.try_join_next().is_some() {}
+            }
+        });
+        self.tasks = Some(tasks);
+    }
+
+    /// Stops the server: its connections break, and new ones are refused. Objects are kept.
+    pub async fn stop(&mut self) {
+        if let Some(mut tasks) = self.tasks.take() {
+            tasks.shutdown().await;
+        }
+    }
+
+    /// Starts a stopped server at the same address.
+    pub async fn restart(&mut self) {
+        let bind = async || TcpListener::bind(self.at).await.ok();
+        let listener = crate::wait_until("the address is free", crate::LIMIT, bind).await;
+        self.serve(listener);
+    }
+
+    /// Has the next requests of a verb and resource meet a fault; `None` and "" are any.
+    pub fn fail(&self, verb: Option<Verb>, resource: &str, times: usize, fault: ApiFault) {
+        let resource = resource.to_owned();
+        self.state().rules.push(Rule { verb, resource, times, fault });
+    }
+
+    /// Ends all faults.
+    pub fn heal(&self) {
+        self.state().rules.clear();
+    }
+
+    /// Returns all requests that were received.
+    pub fn recorded(&self) -> Vec<Recorded> {
+        self.state().recorded.clone()
+    }
+
+    /// Returns the objects of a resource by "namespace/name", or by the name.
+    pub fn objects(&self, resource: &str) -> BTreeMap<String, Value> {
+        self.state().objects.all(resource)
+    }
+
+    /// Creates or replaces an object, as another client would.
+    pub fn put(&self, resource: &str, object: Value) {
+        self.state().objects.put(resource, object);
+        self.shared.changed.send_modify(|version| *version += 1);
+    }
+
+    /// Deletes an object, as another client would.
+    pub fn delete(&self, resource: &str, key: &str) {
+        self.state().objects.remove(resource, key);
+        self.shared.changed.send_modify(|version| *version += 1);
+    }
+
+    /// Forgets all changes until now, as etcd does by compaction: older positions have expired.
+    pub fn compact(&self) {
+        self.state().objects.compact();
+        self.shared.changed.send_modify(|version| *version += 1);
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.shared.state()
+    }
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+async fn serve(
+    shared: Arc<Shared>,
+    stream: impl tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
+) {
+    let service = service_fn(|request| answer(Arc::clone(&shared), request));
+    let _ended = http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
+}
+
+async fn answer(
+    shared: Arc<Shared>,
+    request: Request<Incoming>,
+) -> Result<Response<Body>, std::io::Error> {
+    let (head, body) = request.into_parts();
+    let body = body.collect().await.map_err(std::io::Error::other)?.to_bytes();
+    let parsed = ApiRequest::parse(&head);
+    let Some(parsed) = parsed else {
+        return Ok(refusal(&Refusal::not_found(head.uri.path()), None));
+    };
+    let fault = {
+        let mut state = shared.state();
+        let meets = |rule: &Rule| {
+            rule.times > 0
+                && rule.verb.is_none_or(|verb| verb == parsed.verb)
+                && (rule.resource.is_empty() || rule.resource == parsed.resource)
+        };
+        let rule = state.rules.iter_mut().find(|rule| meets(rule));
+        rule.map(|rule| {
+            rule.times = rule.times.saturating_sub(1);
+            rule.fault.clone()
+        })
+    };
+    let index = {
+        let mut state = shared.state();
+        state.recorded.push(Recorded { request: parsed.clone(), at: Instant::now(), status: 0 });
+        state.recorded.len() - 1
+    };
+    let response = match fault {
+        Some(ApiFault::Closed) => return Err(std::io::Error::other("closed by a fault")),
+        Some(ApiFault::Status(code, retry_after)) => {
+            refusal(&Refusal::of(code, "InternalError", "played failure"), retry_after)
+        }
+        Some(ApiFault::Denied) => refusal(&Refusal::forbidden(&parsed), None),
+        Some(ApiFault::Slow(pause)) => {
+            tokio::time::sleep(pause).await;
+            respond(&shared, &parsed, &head, &body)
+        }
+        Some(ApiFault::Passed) | None => respond(&shared, &parsed, &head, &body),
+    };
+    shared.state().recorded[index].status = response.status().as_u16();
+    Ok(response)
+}
+
+fn respond(
+    shared: &Arc<Shared>,
+    request: &ApiRequest,
+    head: &http::request::Parts,
+    body: &Bytes,
+) -> Response<Body> {
+    if request.verb == Verb::Watch {
+        return watch(shared, request);
+    }
+    let media = head.headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    let outcome = {
+        let mut state = shared.state();
+        state.objects.handle(request, media.unwrap_or_default(), body)
+    };
+    match outcome {
+        Ok((status, object)) => {
+            shared.changed.send_modify(|version| *version += 1);
+            let status = StatusCode::from_u16(status).unwrap();
+            response(status, object.to_string())
+        }
+        Err(refused) => refusal(&refused, None),
+    }
+}
+
+/// Streams the changes since a position, until it expires.
+fn watch(shared: &Arc<Shared>, request: &ApiRequest) -> Response<Body> {
+    let position = request.query("resourceVersion").parse().unwrap_or(0);
+    if shared.state().objects.is_expired(position) {
+        return refusal(&Refusal::of(410, "Expired", "too old resource version"), None);
+    }
+    let changed = shared.changed.subscribe();
+    let begin = (Arc::clone(shared), request.clone(), changed, position, false);
+    let lines = futures::stream::unfold(
+        begin,
+        |(shared, request, mut changed, position, is_over)| async move {
+            if is_over {
+                return None;
+            }
+            loop {
+                changed.mark_unchanged();
+                let (lines, next, is_over) = {
+                    let state = shared.state();
+                    state.objects.changes(&request, position)
+                };
+                if !lines.is_empty() {
+                    let frame = Ok::<_, Infallible>(Frame::data(Bytes::from(lines)));
+                    return Some((frame, (shared, request, changed, next, is_over)));
+                }
+                changed.changed().await.ok()?;
+            }
+        },
+    );
+    let mut response = Response::new(StreamBody::new(lines).boxed_unsync());
+    response.headers_mut().insert(header::CONTENT_TYPE, "application/json".parse().unwrap());
+    response
+}
+
+fn response(status: StatusCode, text: String) -> Response<Body> {
+    let mut response = Response::new(http_body_util::Full::new(Bytes::from(text)).boxed_unsync());
+    *response.status_mut() = status;
+    response.headers_mut().insert(header::CONTENT_TYPE, "application/json".parse().unwrap());
+    response
+}
+
+fn refusal(refused: &Refusal, retry_after: Option<u32>) -> Response<Body> {
+    let status = StatusCode::from_u16(refused.code).unwrap();
+    let mut response = response(status, refused.status().to_string());
+    if let Some(seconds) = retry_after {
+        response.headers_mut().insert(header::RETRY_AFTER, seconds.into());
+    }
+    response
+}

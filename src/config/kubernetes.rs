@@ -1,0 +1,117 @@
+//! `[kubernetes]`: access to the Kubernetes API.
+
+use std::path::PathBuf;
+
+use super::read;
+use crate::{names::is_label, problems::Table};
+
+/// Value that stands for the service account of the daemon's pod.
+const IN_CLUSTER: &str = "in-cluster";
+/// Namespace of the nodes' leases, which `deploy/rbac.yaml` makes.
+const LEASE_NAMESPACE: &str = "kiyot";
+
+/// Address and credentials of the API server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum KubernetesAccess {
+    /// A kubeconfig file.
+    Kubeconfig(PathBuf),
+    /// The service account of the pod that the daemon runs in.
+    InCluster,
+}
+
+/// Access to the Kubernetes API, and what is done with it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Kubernetes {
+    /// Address and credentials; `None` makes no call.
+    pub kubeconfig: Option<KubernetesAccess>,
+    /// Shows the node's cells as objects of the kind Cell.
+    pub cells: bool,
+    /// Reports events of pods.
+    pub events: bool,
+    /// Reads the requests and limits of the node's pods, to size their cells.
+    pub requests: bool,
+    /// Namespace of the nodes' leases.
+    pub lease_namespace: String,
+}
+
+impl Default for Kubernetes {
+    fn default() -> Self {
+        Self {
+            kubeconfig: None,
+            cells: true,
+            events: true,
+            requests: true,
+            lease_namespace: LEASE_NAMESPACE.to_owned(),
+        }
+    }
+}
+
+impl Kubernetes {
+    pub(super) fn read(mut table: Table<'_>) -> Self {
+        let mut kubernetes = Self::default();
+        table.set("kubeconfig", &mut kubernetes.kubeconfig, |field| {
+            let allowed =
+                "\"in-cluster\", or the absolute path of a kubeconfig without \".\" and \"..\"";
+            field.read(allowed, |text| {
+                if text == IN_CLUSTER {
+                    return Some(Some(KubernetesAccess::InCluster));
+                }
+                let path = read::plain_path(text)?;
+                Some(Some(KubernetesAccess::Kubeconfig(path)))
+            })
+        });
+        table.set("cells", &mut kubernetes.cells, |field| field.flag());
+        table.set("events", &mut kubernetes.events, |field| field.flag());
+        table.set("requests", &mut kubernetes.requests, |field| field.flag());
+        table.set("lease_namespace", &mut kubernetes.lease_namespace, |field| {
+            field.read("the name of a namespace: 1 to 63 of a-z, 0-9 and -", |text| {
+                is_label(text).then(|| text.to_owned())
+            })
+        });
+        table.finish();
+        kubernetes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::config::parse;
+
+    const BACKEND: &str = "[backends.containerd]\ntype = \"cri\"\n";
+
+    fn kubernetes(section: &str) -> Kubernetes {
+        parse("test", &format!("[kubernetes]\n{section}{BACKEND}"), []).unwrap().kubernetes
+    }
+
+    /// Verifies K1.
+    #[test]
+    fn kubernetes_api_is_off_unless_the_configuration_has_access() {
+        assert_eq!(parse("test", BACKEND, []).unwrap().kubernetes, Kubernetes::default());
+        assert_eq!(Kubernetes::default().kubeconfig, None);
+        let in_cluster = kubernetes("kubeconfig = \"in-cluster\"\nevents = false\n");
+        assert_eq!(in_cluster.kubeconfig, Some(KubernetesAccess::InCluster));
+        assert!(in_cluster.cells && !in_cluster.events);
+        let by_file = kubernetes("kubeconfig = \"/etc/kiyot/kubeconfig\"\n");
+        let file = Path::new("/etc/kiyot/kubeconfig").to_owned();
+        assert_eq!(by_file.kubeconfig, Some(KubernetesAccess::Kubeconfig(file)));
+    }
+
+    /// Verifies K1.
+    #[test]
+    fn wrong_access_is_refused_by_key() {
+        for (section, expected) in [
+            ("kubeconfig = \"kubeconfig\"\n", "kubernetes.kubeconfig"),
+            ("kubeconfig = \"/etc/../kubeconfig\"\n", "\"in-cluster\""),
+            ("cells = \"yes\"\n", "kubernetes.cells"),
+            ("lease_namespace = \"Kube_System\"\n", "kubernetes.lease_namespace"),
+            ("token = \"x\"\n", "kubernetes.token"),
+        ] {
+            let text = format!("[kubernetes]\n{section}{BACKEND}");
+            let problems = parse("test", &text, []).unwrap_err().to_string();
+            assert!(problems.contains(expected), "{problems}");
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! The Kubernetes API's view of the daemon: gives its cells and events to `kiyot-kubernetes`.
+//!
+//! Its tasks have a thread of their own, and read what the admin API reads. A failure is logged:
+//! pods need no API server.
+
+use std::{
+    collections::HashMap,
+    convert::Infallible,
+    io,
+    sync::{Arc, Mutex, PoisonError},
+    thread,
+};
+
+use async_trait::async_trait;
+use futures::stream::BoxStream;
+use kiyot_kubernetes::{Access, Options, Periods, PodInformer, Publisher, ShownCell, Source};
+use kiyot_proto::admin;
+use tokio::{runtime::Builder, sync::oneshot};
+
+use crate::{
+    backends::milpa::{
+        Milpa,
+        id::CellId,
+        inventory::{Inventory, OfPod},
+        placement::{ApiRequests, PodRequests, REQUESTS_TIMEOUT},
+    },
+    config,
+};
+
+/// Cells that are read at a time, between which other tasks run.
+const PART_CELLS: usize = 128;
+/// Cells whose pods are remembered.
+const MAX_REMEMBERED: usize = 4096;
+
+/// Name of the thread.
+const THREAD: &str = "kiyot-kube-api";
+
+/// The running thread. Dropping it ends its tasks.
+#[derive(Debug)]
+pub(crate) struct Kubernetes {
+    _running: oneshot::Sender<Infallible>,
+}
+
+/// The requests of the node's pods.
+#[derive(Debug)]
+struct Requests(PodInformer);
+
+#[async_trait]
+impl PodRequests for Requests {
+    async fn of_pod(&self, uid: &str) -> Option<ApiRequests> {
+        let requests = self.0.requests(uid, REQUESTS_TIMEOUT).await?;
+        Some(ApiRequests {
+            milli_cpu_request: requests.milli_cpus.request,
+            milli_cpu_limit: requests.milli_cpus.limit,
+            memory_request: requests.memory.request,
+            memory_limit: requests.memory.limit,
+        })
+    }
+}
+
+impl Kubernetes {
+    /// Starts the tasks; `None` without access, or without a backend that has cells.
+    ///
+    /// They have a thread of their own: a kubeconfig may name a program for credentials, for which
+    /// kube's client blocks its thread.
+    pub(crate) fn start(config: &config::Kubernetes, milpas: &[Arc<Milpa>]) -> Option<Self> {
+        let access = match config.kubeconfig.as_ref()? {
+            config::KubernetesAccess::Kubeconfig(path) => Access::Kubeconfig(path.clone()),
+            config::KubernetesAccess::InCluster => Access::InCluster,
+        };
+        // The configuration's checks allow a single backend of cells.
+        let milpa = Arc::clone(milpas.first()?);
+        let (running, stopped) = oneshot::channel();
+        let config = config.clone();
+        let spawned = thread::Builder::new().name(THREAD.to_owned()).spawn(move || {
+            let runtime = match Builder::new_current_thread().enable_all().build() {
+                Ok(runtime) => runtime,
+                Err(error) => return not_started(&error),
+            };
+            runtime.block_on(serve(access, &config, milpa, stopped));
+            runtime.shutdown_background();
+        });
+        if let Err(error) = spawned {
+            not_started(&error);
+        }
+        Some(Self { _running: running })
+    }
+}
+
+fn not_started(error: &io::Error) {
+    tracing::error!(%error, "tasks of the Kubernetes API not started, pods are not affected");
+}
+
+/// Runs the tasks until the sender is dropped.
+async fn serve(
+    access: Access,
+    config: &config::Kubernetes,
+    milpa: Arc<Milpa>,
+    stopped: oneshot::Receiver<Infallible>,
+) {
+    let node = milpa.inventory().node().to_owned();
+    if config.requests {
+        let informer = PodInformer::start(access.clone(), node.clone(), None);
+        milpa.set_pod_requests(Arc::new(Requests(informer)));
+    }
+    let options = Options {
+        access,
+        node,
+        cells: config.cells,
+        events: config.events,
+        lease_namespace: config.lease_namespace.clone(),
+        periods: Periods::default(),
+    };
+    let source = Arc::new(Cells { milpa, of_pods: Mutex::default() });
+    let _publisher = (config.cells || config.events).then(|| Publisher::start(options, source));
+    // Ends with an error, as nothing is ever sent.
+    let _closed = stopped.await;
+}
+
+/// The cells of a backend.
+struct Cells {
+    milpa: Arc<Milpa>,
+    /// The parts of objects that pods give, which are read from their records once.
+    of_pods: Mutex<HashMap<String, OfPod>>,
+}
+
+impl Cells {
+    fn shown(&self, inventory: &Inventory, ids: &[CellId]) -> Vec<ShownCell> {
+        let earlier = inventory.earlier_launches(ids);
+        let mut of_pods = self.of_pods.lock().unwrap_or_else(PoisonError::into_inner);
+        let shown = |cell: admin::Cell| {
+            let earlier = earlier.get(&cell.id).copied().unwrap_or_default();
+            let of_pod = of_pods.get(&cell.id).cloned().or_else(|| {
+                let of_pod = inventory.of_pod(&CellId::parse(&cell.id).ok()?)?;
+                if of_pods.len() >= MAX_REMEMBERED {
+                    of_pods.clear();
+                }
+                of_pods.insert(cell.id.clone(), of_pod.clone());
+                Some(of_pod)
+            });
+            let OfPod { labels, is_named_type } = of_pod.unwrap_or_default();
+            ShownCell {
+                cell,
+                labels,
+                is_named_type,
+                earlier_failures: earlier.failures,
+                spot_failed: earlier.spot_failed,
+            }
+        };
+        inventory.cells(ids).into_iter().map(shown).collect()
+    }
+}
+
+#[async_trait]
+impl Source for Cells {
+    async fn cells(&self) -> Vec<ShownCell> {
+        let inventory = self.milpa.inventory();
+        let ids = inventory.cell_ids();
+        let mut cells = Vec::with_capacity(ids.len());
+        for part in ids.chunks(PART_CELLS) {
+            cells.extend(self.shown(inventory, part));
+            tokio::task::yield_now().await;
+        }
+        let mut of_pods = self.of_pods.lock().unwrap_or_else(PoisonError::into_inner);
+        if of_pods.len() > cells.len() {
+            let listed: HashMap<&str, ()> =
+                cells.iter().map(|shown| (shown.cell.id.as_str(), ())).collect();
+            of_pods.retain(|cell, _| listed.contains_key(cell.as_str()));
+        }
+        cells
+    }
+
+    async fn cell(&self, id: &str) -> Option<ShownCell> {
+        let (id, inventory) = (CellId::parse(id).ok()?, self.milpa.inventory());
+        let shown = self.shown(inventory, std::slice::from_ref(&id)).pop()?;
+        // The API server does not know standalone pods: they have no events there.
+        (!inventory.is_standalone(&shown.cell.pod_uid)).then_some(shown)
+    }
+
+    fn events(&self) -> BoxStream<'static, admin::Event> {
+        self.milpa.inventory().events().1
+    }
+}

@@ -1,0 +1,150 @@
+//! Cells in the Kubernetes API, by a daemon before a played API server.
+
+use kiyot_testkit::{ApiServer, Kiyot, KiyotOptions, LIMIT, Node, table, wait_until};
+use serde_json::{Value, json};
+
+use super::{
+    WAIT,
+    admin::admin,
+    options, pod, remove_and_assert_clean,
+    standalone::{created, deleted, manifest},
+};
+
+const DEFINITION: &str = include_str!("../../../deploy/crds/cells.kiyot.elotl.co.yaml");
+
+fn definition() -> Value {
+    serde_saphyr::from_str(DEFINITION).unwrap()
+}
+
+/// Returns the options of a daemon with access to an API server.
+fn with_access(api: &ApiServer) -> KiyotOptions {
+    let sections = format!("[kubernetes]\nkubeconfig = \"{}\"\n", api.kubeconfig().display());
+    KiyotOptions { sections, milpa: "node = \"worker-1\"".to_owned(), ..options() }
+}
+
+/// Returns the object of an ended cell.
+fn stale(node: &str) -> Value {
+    json!({
+        "apiVersion": "kiyot.elotl.co/v1",
+        "kind": "Cell",
+        "metadata": { "name": "cell-stale", "labels": { "kiyot.elotl.co/node": node } },
+        "spec": { "nodeName": node, "backend": "milpa" },
+    })
+}
+
+/// Waits until a cell of this phase is shown, and returns its object.
+async fn shown(api: &ApiServer, phase: &str) -> Value {
+    wait_until(format!("a cell is shown as {phase}"), LIMIT, async || {
+        let cells = api.objects("cells");
+        cells.into_values().find(|cell| cell["status"]["phase"] == phase)
+    })
+    .await
+}
+
+/// Verifies K2, K3, K4, K8.
+#[tokio::test]
+async fn cell_of_a_pod_is_shown_with_its_columns_and_removed_with_it() {
+    let api = ApiServer::start_tls(&[definition()]).await;
+    // The daemon's last run had a cell that has ended since.
+    api.put("cells", stale("worker-1"));
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, with_access(&api)).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let running = kubelet.run_pod(&pod("web", WAIT).label("app", "web")).await.unwrap();
+    let cell = wait_until("the start of the cell is shown", LIMIT, async || {
+        let cell = shown(&api, "Bound").await;
+        let is_whole = !cell["status"]["timeline"]["firstContainer"].is_null();
+        (is_whole && cell["metadata"]["labels"]["app"] == "web").then_some(cell)
+    })
+    .await;
+    let wide = table(&definition(), [&cell], true, "3s");
+    println!("{}\n{wide}", table(&definition(), [&cell], false, "3s"));
+    let header: Vec<_> = wide.lines().next().unwrap().split("   ").map(str::trim).collect();
+    let header: Vec<_> = header.into_iter().filter(|name| !name.is_empty()).collect();
+    assert_eq!(
+        header,
+        [
+            "NAME",
+            "POD NAME",
+            "POD NAMESPACE",
+            "NODE",
+            "LAUNCH TYPE",
+            "INSTANCE TYPE",
+            "INSTANCE ID",
+            "IP",
+            "STATUS",
+            "$/H",
+            "AGE",
+            "ZONE",
+            "OFFERING",
+            "BOOT SECONDS",
+            "COST",
+        ]
+    );
+    let address = super::address(&mut kubelet, &running.sandbox).await;
+    let status = &cell["status"];
+    assert_eq!(status["podName"], "web");
+    assert_eq!(status["ip"], address.as_str());
+    assert_eq!(cell["spec"]["nodeName"], "worker-1");
+    assert_eq!(vec![cell["metadata"]["name"].as_str().unwrap().to_owned()], kiyot.cells());
+    let conditions = status["conditions"].as_array().unwrap();
+    let conditions: Vec<_> = conditions
+        .iter()
+        .map(|own| format!("{}={}", own["type"].as_str().unwrap(), own["status"].as_str().unwrap()))
+        .collect();
+    assert_eq!(conditions, ["Launched=True", "Enrolled=True", "PodBound=True", "Lost=False"]);
+
+    let reasons = wait_until("events of the pod are reported", LIMIT, async || {
+        let events = api.objects("events");
+        let reasons = events.values().map(|event| event["reason"].as_str().unwrap().to_owned());
+        let reasons: std::collections::BTreeSet<String> = reasons.collect();
+        (reasons.len() == 3).then_some(reasons)
+    })
+    .await;
+    assert_eq!(Vec::from_iter(reasons), ["CellEnrolled", "CellLaunched", "OfferingChosen"]);
+    assert!(api.objects("leases").contains_key("kiyot/kiyot-worker-1"));
+
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
+    let is_empty = async || api.objects("cells").is_empty().then_some(());
+    wait_until("no cell is shown", LIMIT, is_empty).await;
+
+    // A pod that the API server does not know has a cell, and no events.
+    let mut client = admin(&kiyot).await;
+    client.create_pods(created(&manifest("alone", "Never", "sleep 1000"))).await.unwrap();
+    wait_until("its start is shown", LIMIT, async || {
+        let cell = shown(&api, "Bound").await;
+        (!cell["status"]["timeline"]["firstContainer"].is_null()).then_some(())
+    })
+    .await;
+    let events = api.objects("events").into_values();
+    let pods: Vec<_> = events.map(|event| event["involvedObject"]["name"].clone()).collect();
+    assert!(!pods.is_empty() && pods.iter().all(|pod| pod == "web"), "{pods:?}");
+    client.delete_pod(deleted("alone", 0)).await.unwrap();
+    wait_until("no cell is shown", LIMIT, is_empty).await;
+}
+
+/// Verifies K6.
+#[tokio::test]
+async fn daemon_without_its_api_server_runs_pods_says_so_once_and_shows_them_later() {
+    let mut api = ApiServer::start(&[definition()]).await;
+    api.stop().await;
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, with_access(&api)).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let running = kubelet.run_pod(&pod("web", WAIT)).await.unwrap();
+    let said = |text: &str| kiyot.log().lines().filter(|line| line.contains(text)).count();
+    let not_shown = "cells are not shown in the Kubernetes API, pods are not affected";
+    wait_until("the outage is logged", LIMIT, async || (said(not_shown) > 0).then_some(())).await;
+    api.restart().await;
+    shown(&api, "Bound").await;
+    assert_eq!(said(not_shown), 1, "{}", kiyot.log());
+    assert_eq!(
+        said("calls of the Kubernetes API succeed again until_now=\"cells"),
+        1,
+        "{}",
+        kiyot.log()
+    );
+    let of_libraries = kiyot.log().lines().filter(|line| line.contains("kube_client")).count();
+    assert_eq!(of_libraries, 0, "{}", kiyot.log());
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
+}
