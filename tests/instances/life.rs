@@ -100,13 +100,15 @@ async fn metadata_service_of_a_warm_cell_is_closed_when_a_pod_takes_it() {
         kiyot.log().contains("cell waits in its warm pool").then_some(())
     })
     .await;
-    let warm = world.running().remove(0).id;
-    assert_eq!(status_past_the_route(&warm), "401", "no pod can read it yet");
+    let warm = world.running().remove(0);
+    assert_eq!(status_past_the_route(&warm.id), "401", "no pod can read it yet");
     let taken = kubelet.run_pod(&pod("taken", WAIT)).await.unwrap();
-    assert_eq!(world.instance_of("taken").id, warm);
-    assert_eq!(status_past_the_route(&warm), "403");
+    // Its tags follow later.
+    let status = kubelet.sandbox_status(&taken.sandbox).await.unwrap();
+    assert_eq!(status.network.unwrap().ip, warm.address);
+    assert_eq!(status_past_the_route(&warm.id), "403");
     kubelet.stop_and_remove(&taken).await.unwrap();
-    world.reaches(&warm, State::Terminated).await;
+    world.reaches(&warm.id, State::Terminated).await;
 }
 
 /// Verifies V24.
