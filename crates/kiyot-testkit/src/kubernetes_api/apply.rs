@@ -69,6 +69,8 @@ fn leaves(value: &Value, path: &mut FieldPath, found: &mut BTreeMap<FieldPath, V
                 path.pop();
             }
         }
+        // Nothing is applied by an object without fields.
+        _ if path.is_empty() => {}
         leaf => {
             found.insert(path.clone(), leaf.clone());
         }
