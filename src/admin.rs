@@ -25,6 +25,7 @@ mod connection_limits;
 mod deadlines;
 mod dump;
 mod lists;
+mod manifest_files;
 mod node_log;
 mod parts;
 mod plan;

@@ -124,13 +124,12 @@ impl App {
         let runtimes = config.backends.iter().filter_map(|(name, backend)| {
             Inventory::summary_of_runtime(name, backend, name == node.as_str())
         });
-        let parts = admin::Parts {
-            milpas: milpas.clone(),
-            runtimes: runtimes.collect(),
-            config: current_config.subscribe(),
-            plans: admin::Parts::plans(),
+        let parts = admin::Parts::new(
+            milpas.clone(),
+            runtimes.collect(),
+            current_config.subscribe(),
             recent_log,
-        };
+        );
         let admin = AdminApi::start(&config.admin, parts);
         let kubernetes = Kubernetes::start(&config.kubernetes, &milpas);
         Ok(Self { front, milpas, _metrics: metrics, admin, kubernetes, current_config })

@@ -8,6 +8,8 @@ pub mod admin;
 pub mod annotations;
 pub mod app;
 pub mod backends;
+mod backoff;
+mod blocking;
 pub mod cli;
 pub mod config;
 mod csv_rows;

@@ -18,6 +18,13 @@ pub(crate) fn has_label_letters(text: &str) -> bool {
     text.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
 }
 
+/// Returns a uid in the API server's form (RFC 9562).
+pub(crate) fn uid(bytes: &[u8; 16]) -> String {
+    let text = hex::encode(bytes);
+    let groups = [&text[..8], &text[8..12], &text[12..16], &text[16..20], &text[20..]];
+    groups.join("-")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -12,22 +12,37 @@ use crate::{
     recent_log::RecentLog,
 };
 
+/// Plans at a time; others wait. Readers may ask for them, and a manifest takes memory to parse.
+const MAX_PLANS: usize = 1;
+
 /// The parts of the daemon that operators ask about.
 #[derive(Debug)]
 pub struct Parts {
     /// The backends of pods in cells.
-    pub milpas: Vec<Arc<Milpa>>,
+    pub(super) milpas: Vec<Arc<Milpa>>,
     /// The container runtimes.
-    pub runtimes: Vec<admin::Backend>,
+    pub(super) runtimes: Vec<admin::Backend>,
     /// The running configuration.
-    pub config: watch::Receiver<Arc<Config>>,
-    /// Turns of plans, of [`Parts::plans`].
-    pub plans: Arc<Semaphore>,
+    pub(super) config: watch::Receiver<Arc<Config>>,
+    /// Turns of plans.
+    pub(super) plans: Arc<Semaphore>,
     /// The recent lines of the daemon's log.
-    pub recent_log: RecentLog,
+    pub(super) recent_log: RecentLog,
 }
 
 impl Parts {
+    /// Returns the parts. `runtimes` are summaries of the container runtimes, `config` is the
+    /// running configuration.
+    pub fn new(
+        milpas: Vec<Arc<Milpa>>,
+        runtimes: Vec<admin::Backend>,
+        config: watch::Receiver<Arc<Config>>,
+        recent_log: RecentLog,
+    ) -> Self {
+        let plans = Arc::new(Semaphore::new(MAX_PLANS));
+        Self { milpas, runtimes, config, plans, recent_log }
+    }
+
     /// Returns a pod by namespace and name, uid or sandbox; the namespace may be empty if the name
     /// is in no other.
     pub(super) fn find_pod(

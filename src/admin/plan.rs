@@ -3,37 +3,29 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use kiyot_proto::admin;
-use tokio::{sync::Semaphore, task::spawn_blocking};
+use tokio::task::spawn_blocking;
 use tonic::Status;
 
-use super::parts::Parts;
+use super::{manifest_files, parts::Parts};
 use crate::{
     backends::{
         Backend,
         milpa::{Milpa, standalone::MAX_MANIFEST_BYTES},
     },
     explain::{ExplainedPod, Live, Prices, explain},
-    manifest::{self, File, Purpose},
+    manifest::{self, Purpose},
 };
 
-/// Plans at a time; others wait. Readers may ask for them, and a manifest takes memory to parse.
-const MAX_PLANS: usize = 1;
 /// Bounds the refused offerings of an answer's reasons.
 const MAX_REFUSED: usize = 1000;
 
 impl Parts {
-    /// Returns the turns of plans.
-    pub fn plans() -> Arc<Semaphore> {
-        Arc::new(Semaphore::new(MAX_PLANS))
-    }
-
     /// Explains where the pods of a manifest would go, on which instances, and at which prices.
     pub(super) async fn plan(
         &self,
         request: admin::PlanRequest,
     ) -> Result<admin::PlanResponse, Status> {
-        let file = |file: admin::ManifestFile| File { name: file.name, text: file.text };
-        let files: Vec<File> = request.files.into_iter().map(file).collect();
+        let files = manifest_files::of(request.files);
         let bytes: usize = files.iter().map(|file| file.text.len()).sum();
         if bytes > MAX_MANIFEST_BYTES {
             let error = format!("manifest of {bytes} bytes; allowed: {MAX_MANIFEST_BYTES}");

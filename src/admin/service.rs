@@ -5,7 +5,6 @@ use std::{sync::Arc, time::Duration};
 use async_trait::async_trait;
 use futures::{StreamExt, stream, stream::BoxStream};
 use kiyot_proto::admin::{self, admin_server::Admin};
-use tokio::task::spawn_blocking;
 use tonic::{Request, Response, Status};
 
 use super::{
@@ -17,6 +16,7 @@ use super::{
 };
 use crate::{
     backends::milpa::{Milpa, id::CellId, inventory::PodKey},
+    blocking::blocking,
     error_chain::error_chain,
     glob::matches,
 };
@@ -393,13 +393,6 @@ fn last_lines(text: &str, lines: Option<u64>) -> &str {
     let ends = text.trim_end_matches('\n').rmatch_indices('\n');
     let begin = ends.map(|(at, _)| at + 1).nth(lines.saturating_sub(1));
     if lines == 0 { "" } else { &text[begin.unwrap_or_default()..] }
-}
-
-/// Runs a short step that reads the disk.
-async fn blocking<T: Send + 'static>(
-    step: impl FnOnce() -> std::io::Result<T> + Send + 'static,
-) -> std::io::Result<T> {
-    spawn_blocking(step).await.unwrap_or_else(|error| Err(std::io::Error::other(error)))
 }
 
 #[cfg(test)]

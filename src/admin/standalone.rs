@@ -5,13 +5,10 @@ use std::sync::Arc;
 use kiyot_proto::admin;
 use tonic::Status;
 
-use super::parts::Parts;
-use crate::{
-    backends::{
-        Backend,
-        milpa::{Milpa, standalone::Created},
-    },
-    manifest::File,
+use super::{manifest_files, parts::Parts};
+use crate::backends::{
+    Backend,
+    milpa::{Milpa, standalone::Created},
 };
 
 impl Parts {
@@ -21,8 +18,7 @@ impl Parts {
         request: admin::CreatePodsRequest,
     ) -> Result<admin::CreatePodsResponse, Status> {
         let milpa = self.milpa(&request.backend)?;
-        let file = |file: admin::ManifestFile| File { name: file.name, text: file.text };
-        let created = milpa.create_pods(request.files.into_iter().map(file).collect()).await?;
+        let created = milpa.create_pods(manifest_files::of(request.files)).await?;
         let message = |created: Created| {
             let Created { namespace, name, uid } = created;
             admin::CreatedPod { namespace, name, uid }

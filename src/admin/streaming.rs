@@ -2,9 +2,7 @@
 
 use std::time::Instant;
 
-use bytes::Bytes;
 use kiyot_proto::{admin, cri};
-use prost::Message;
 use tonic::Status;
 
 use super::{deadlines::SHORT, parts::Parts};
@@ -24,7 +22,7 @@ impl Parts {
             // A terminal has a single output (`validateExecRequest` of containerd).
             stderr: !tty,
         };
-        let answer: cri::ExecResponse = call(milpa, Method::Exec, &message).await?;
+        let answer: cri::ExecResponse = milpa.call(Method::Exec, &message, deadline()).await?;
         Ok(answer.url)
     }
 
@@ -34,7 +32,7 @@ impl Parts {
         let (milpa, container) = self.container(&namespace, &pod, &unit)?;
         let message =
             cri::AttachRequest { container_id: container, stdin, tty, stdout: true, stderr: !tty };
-        let answer: cri::AttachResponse = call(milpa, Method::Attach, &message).await?;
+        let answer: cri::AttachResponse = milpa.call(Method::Attach, &message, deadline()).await?;
         Ok(answer.url)
     }
 
@@ -56,7 +54,8 @@ impl Parts {
             pod_sandbox_id: sandbox,
             port: request.ports.iter().map(port).collect(),
         };
-        let answer: cri::PortForwardResponse = call(milpa, Method::PortForward, &message).await?;
+        let answer: cri::PortForwardResponse =
+            milpa.call(Method::PortForward, &message, deadline()).await?;
         Ok(answer.url)
     }
 
@@ -73,13 +72,7 @@ impl Parts {
     }
 }
 
-async fn call<A: Message + Default>(
-    milpa: &Milpa,
-    method: Method,
-    message: &impl Message,
-) -> Result<A, Status> {
-    let deadline = Instant::now() + SHORT;
-    let message = Bytes::from(message.encode_to_vec());
-    let answer = milpa.call(method, message, Some(deadline)).await?;
-    A::decode(answer).map_err(|error| Status::internal(format!("answer of {method:?}: {error}")))
+/// Returns the deadline of a call that begins now.
+fn deadline() -> Option<Instant> {
+    Some(Instant::now() + SHORT)
 }

@@ -10,6 +10,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use futures::stream::BoxStream;
 use kiyot_link::clock::Clock;
+use prost::Message;
 use tokio::task::spawn_blocking;
 use tokio_util::task::AbortOnDropHandle;
 use tonic::Status;
@@ -337,13 +338,13 @@ impl Milpa {
     }
 
     /// Answers a call of CRI whose response is a message, as if a kubelet had called.
-    pub async fn call(
+    pub async fn call<A: Message + Default>(
         &self,
         method: Method,
-        message: Bytes,
+        request: &impl Message,
         deadline: Option<Instant>,
-    ) -> Result<Bytes, Status> {
-        self.answers.call(method, message, deadline).await
+    ) -> Result<A, Status> {
+        self.cri.call_with(method, request, deadline).await
     }
 
     /// Creates the pods of a manifest, which the daemon runs without a kubelet.

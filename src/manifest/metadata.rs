@@ -6,7 +6,7 @@ use ring::digest::{SHA256, digest};
 
 use super::Purpose;
 use crate::{
-    names::DEFAULT_NAMESPACE,
+    names::{DEFAULT_NAMESPACE, uid},
     problems::{Field, Table},
 };
 
@@ -111,7 +111,6 @@ pub(super) fn dns_name(field: Field<'_>) -> Option<String> {
 
 /// Returns a UID in the API server's form, the same for the same pod.
 fn uid_of(namespace: &str, name: &str) -> String {
-    let text =
-        hex::encode(&digest(&SHA256, format!("{namespace}/{name}").as_bytes()).as_ref()[..16]);
-    format!("{}-{}-{}-{}-{}", &text[..8], &text[8..12], &text[12..16], &text[16..20], &text[20..])
+    let digest = digest(&SHA256, format!("{namespace}/{name}").as_bytes());
+    digest.as_ref().first_chunk().map(uid).unwrap_or_default()
 }

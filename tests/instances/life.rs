@@ -93,14 +93,7 @@ async fn metadata_service_is_closed_to_a_pod_without_an_instance_profile() {
 #[tokio::test]
 async fn metadata_service_of_a_warm_cell_is_closed_when_a_pod_takes_it() {
     let world = World::start().await;
-    let mut options = world.options();
-    options.sections.push_str("[[backends.milpa.warm]]\ncount = 1\n");
-    let (kiyot, mut kubelet) = world.daemon(options).await;
-    wait_until("a cell is warm", LIMIT, async || {
-        kiyot.log().contains("cell waits in its warm pool").then_some(())
-    })
-    .await;
-    let warm = world.running().remove(0);
+    let (_kiyot, mut kubelet, warm) = world.warm_daemon().await;
     assert_eq!(status_past_the_route(&warm.id), "401", "no pod can read it yet");
     let taken = kubelet.run_pod(&pod("taken", WAIT)).await.unwrap();
     // Its tags follow later.

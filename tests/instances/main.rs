@@ -94,6 +94,19 @@ impl World {
         (kiyot, kubelet)
     }
 
+    /// Starts the daemon with a warm pool of one cell, and waits for it. Returns its instance too.
+    async fn warm_daemon(&self) -> (Kiyot<'_>, Kubelet, Instance) {
+        let mut options = self.options();
+        options.sections.push_str("[[backends.milpa.warm]]\ncount = 1\n");
+        let (kiyot, kubelet) = self.daemon(options).await;
+        wait_until("a cell is warm", LIMIT, async || {
+            kiyot.log().contains("cell waits in its warm pool").then_some(())
+        })
+        .await;
+        let warm = self.running().remove(0);
+        (kiyot, kubelet, warm)
+    }
+
     /// Returns the present instance of a pod, by its tags.
     fn instance_of(&self, pod: &str) -> Instance {
         let mut of_pod = self.running();

@@ -83,14 +83,7 @@ async fn denied_launch_is_the_reason_of_its_pod_and_harms_no_other() {
 #[tokio::test]
 async fn denied_tags_keep_no_pod_from_its_warm_cell() {
     let world = World::start().await;
-    let mut options = world.options();
-    options.sections.push_str("[[backends.milpa.warm]]\ncount = 1\n");
-    let (kiyot, mut kubelet) = world.daemon(options).await;
-    wait_until("a cell is warm", LIMIT, async || {
-        kiyot.log().contains("cell waits in its warm pool").then_some(())
-    })
-    .await;
-    let warm = world.running().remove(0);
+    let (_kiyot, mut kubelet, warm) = world.warm_daemon().await;
     world.faults().set_denied("CreateTags", true);
     let running = kubelet.run_pod(&pod("taken", WAIT)).await.unwrap();
     let status = kubelet.sandbox_status(&running.sandbox).await.unwrap();

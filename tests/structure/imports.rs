@@ -63,7 +63,7 @@ const PARTS: &[Part] = &[
         may: &[
             &["backends", "backends::milpa", "backends::milpa::inventory", "backends::milpa::id"],
             &["backends::milpa::standalone", "explain", "manifest"],
-            &["config", "error_chain", "glob", "recent_log", "unix_listener"],
+            &["blocking", "config", "error_chain", "glob", "recent_log", "unix_listener"],
         ],
     },
     Part {
@@ -103,7 +103,7 @@ const PARTS: &[Part] = &[
             &["backends", "backends::milpa::cells", "backends::milpa::cri"],
             &["backends::milpa::clock", "backends::milpa::pods", "backends::milpa::tasks"],
             RECORDS,
-            &["error_chain", "manifest", "resolv_conf"],
+            &["backoff", "blocking", "error_chain", "manifest", "resolv_conf"],
         ],
     },
     // Fuzz targets look at everything that they fuzz.
@@ -147,7 +147,7 @@ const PARTS: &[Part] = &[
     },
     Part {
         path: "backends::milpa::logs",
-        may: &[CELL_CLIENT, FAILURES, CELLS, RECORDS, WAITING, &["config", "metrics"]],
+        may: &[CELL_CLIENT, FAILURES, CELLS, RECORDS, WAITING, &["blocking", "config", "metrics"]],
     },
     Part {
         path: "backends::milpa::streaming",
@@ -166,7 +166,7 @@ const PARTS: &[Part] = &[
                 "backends::milpa::placement",
                 "backends::milpa::providers",
             ],
-            &["annotations", "backends::milpa::clock", "error_chain"],
+            &["annotations", "backends::milpa::clock", "backoff", "error_chain"],
             RECORDS,
             WAITING,
             &["config", "metrics", "price"],
@@ -205,6 +205,8 @@ const PARTS: &[Part] = &[
     Part { path: "manifest", may: &[&["annotations", "names", "problems"]] },
     Part { path: "annotations", may: &[&["config", "decimal", "glob", "price", "problems"]] },
     Part { path: "config", may: &[&["names", "price", "problems"]] },
+    Part { path: "backoff", may: &[] },
+    Part { path: "blocking", may: &[] },
     Part { path: "csv_rows", may: &[] },
     Part { path: "decimal", may: &[] },
     Part { path: "error_chain", may: &[] },

@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc};
 
 use ring::rand::{SecureRandom, SystemRandom};
 
-use crate::names::has_label_letters;
+use crate::names::{has_label_letters, uid};
 
 /// The prefix of sandbox and container ids. Not hexadecimal, so that no id of containerd starts
 /// with it.
@@ -37,9 +37,7 @@ pub(crate) fn random_uid() -> Result<String, NoRandomness> {
     SystemRandom::new().fill(&mut random).map_err(|_| NoRandomness)?;
     random[6] = random[6] & 0x0f | 0x40;
     random[8] = random[8] & 0x3f | 0x80;
-    let text = hex::encode(random);
-    let groups = [&text[..8], &text[8..12], &text[12..16], &text[16..20], &text[20..]];
-    Ok(groups.join("-"))
+    Ok(uid(&random))
 }
 
 macro_rules! id {

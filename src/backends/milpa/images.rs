@@ -271,20 +271,17 @@ impl Images {
         if let Some(found) = cell_image(receiver, wanted).await? {
             return Ok((found.id.clone(), Some(found)));
         }
-        if self.copies.is_none() || *wanted == self.pause_image {
-            let copied = self.copy_from_node(cell, receiver, wanted).await?;
-            return match copied {
-                Some(copied) => Ok((copied.id.clone(), Some(copied))),
-                None => self.pull_present(cell, receiver, image, uid).await,
-            };
+        let is_node_first = self.copies.is_none() || *wanted == self.pause_image;
+        if is_node_first && let Some(copied) = self.copy_from_node(cell, receiver, wanted).await? {
+            return Ok((copied.id.clone(), Some(copied)));
         }
-        let failure = match self.pull_present(cell, receiver, image, uid).await {
-            Err(failure) => failure,
-            pulled => return pulled,
-        };
+        let pulled = self.pull_present(cell, receiver, image, uid).await;
+        if is_node_first || pulled.is_ok() {
+            return pulled;
+        }
         match self.copy_from_node(cell, receiver, wanted).await? {
             Some(copied) => Ok((copied.id.clone(), Some(copied))),
-            None => Err(failure),
+            None => pulled,
         }
     }
 

@@ -8,13 +8,14 @@
 //! The daemon does not probe the containers, and runs no lifecycle hooks.
 
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet},
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
-use kiyot_proto::store::StandalonePod;
+use kiyot_proto::store::{StandaloneEnd, StandalonePod};
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
@@ -28,7 +29,7 @@ use super::{
 };
 use crate::{
     error_chain::error_chain,
-    manifest::{self, File, Pod},
+    manifest::{self, Dns, File, Node, Pod},
 };
 
 mod end;
@@ -48,6 +49,8 @@ const MAX_PODS: usize = 256;
 pub const MAX_MANIFEST_BYTES: usize = 1024 * 1024;
 /// Bounds the records of a request in bytes.
 const MAX_STORED_BYTES: usize = 8 * 1024 * 1024;
+/// The grace period of a pod whose manifest can't be read, as Kubernetes has it by default.
+const DEFAULT_GRACE_SECONDS: i64 = 30;
 /// Bounds the files of a request.
 const MAX_FILES: usize = 64;
 
@@ -109,28 +112,36 @@ struct Entry {
     namespace: String,
     name: String,
     created_unix_nanos: i64,
+    /// The seconds that its containers have to end, unless the request says otherwise.
+    grace_seconds: i64,
     error: Mutex<String>,
     /// The seconds that its containers have to end, once its end is requested.
-    end: tokio::sync::watch::Sender<Option<i64>>,
+    end: watch::Sender<Option<i64>>,
     /// Cancelled once nothing is left of it.
     ended: CancellationToken,
 }
 
 impl Entry {
-    fn new(uid: String, record: &StandalonePod) -> Arc<Self> {
+    fn new(
+        uid: String,
+        record: &StandalonePod,
+        pod: Option<&Pod>,
+        end: Option<StandaloneEnd>,
+    ) -> Arc<Self> {
         Arc::new(Self {
             uid,
             namespace: record.namespace.clone(),
             name: record.name.clone(),
             created_unix_nanos: record.created_unix_nanos,
+            grace_seconds: pod.map_or(DEFAULT_GRACE_SECONDS, |pod| pod.grace_secs),
             error: Mutex::default(),
-            end: tokio::sync::watch::Sender::new(record.end_grace_seconds),
+            end: watch::Sender::new(end.map(|end| end.grace_seconds)),
             ended: CancellationToken::new(),
         })
     }
 
-    fn set_error(&self, error: String) {
-        *self.error.lock().unwrap_or_else(PoisonError::into_inner) = error;
+    fn error(&self) -> MutexGuard<'_, String> {
+        self.error.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns its name in events and logs.
@@ -143,12 +154,15 @@ impl Standalone {
     /// Starts the tasks of the recorded pods.
     pub(crate) async fn start(parts: Parts) -> Result<Arc<Self>, StoreError> {
         let records: Vec<(String, StandalonePod)> = parts.store.load(Table::StandalonePods).await?;
+        let ends: Vec<(String, StandaloneEnd)> = parts.store.load(Table::StandaloneEnds).await?;
+        let mut ends: HashMap<_, _> = ends.into_iter().collect();
         let standalone = Arc::new(Self {
             parts,
             pods: Mutex::default(),
             creating: tokio::sync::Mutex::default(),
             tasks: Tasks::default(),
         });
+        let dns = node::dns();
         for (uid, record) in records {
             let pod = pod_of(&uid, &record);
             if let Err(error) = &pod {
@@ -158,8 +172,16 @@ impl Standalone {
                     "manifest of a standalone pod can't be read, it is only ended"
                 );
             }
-            standalone.run(Entry::new(uid, &record), pod);
+            let end = ends.remove(&uid);
+            let node = standalone.node(&dns, &record);
+            standalone.run(Entry::new(uid, &record, pod.as_ref().ok(), end), pod, node);
         }
+        // An end that was requested just when its pod had ended.
+        let mut batch = Batch::default();
+        for uid in ends.keys() {
+            batch.remove(Table::StandaloneEnds, uid);
+        }
+        standalone.parts.store.commit(batch).await?;
         Ok(standalone)
     }
 
@@ -193,6 +215,7 @@ impl Standalone {
         let (mut batch, mut created) = (Batch::default(), Vec::new());
         // Annotations have the time, by which the pod of an ImageStatus is found.
         let mut latest = 0;
+        let dns = node::dns();
         for pod in manifest.pods {
             let uid = random_uid()
                 .map_err(|error: NoRandomness| Status::internal(error_chain(&error)))?;
@@ -201,11 +224,10 @@ impl Standalone {
                 name: pod.metadata.name.clone(),
                 manifest: texts.clone(),
                 created_unix_nanos: clock::now_after(latest),
-                end_grace_seconds: None,
             };
             latest = record.created_unix_nanos;
             let pod = with_uid(pod, &uid);
-            let node = node::node(&self.parts.dir, record.created_unix_nanos);
+            let node = self.node(&dns, &record);
             self.parts.cri.check_standalone(&runner::sandbox_config(&pod, &node, 0)).map_err(
                 |status| {
                     let message = status.message();
@@ -213,20 +235,20 @@ impl Standalone {
                 },
             )?;
             batch.put(Table::StandalonePods, &uid, &record);
-            created.push((Entry::new(uid, &record), pod));
+            created.push((Entry::new(uid, &record, Some(&pod), None), pod, node));
         }
         self.parts.store.commit(batch).await.map_err(|error| {
             Status::internal(format!("the pods are not recorded: {}", error_chain(&error)))
         })?;
         let mut answer = Vec::new();
-        for (entry, pod) in created {
+        for (entry, pod, node) in created {
             answer.push(Created {
                 namespace: entry.namespace.clone(),
                 name: entry.name.clone(),
                 uid: entry.uid.clone(),
             });
             self.event(&entry, "Created", "by an operator, without a kubelet");
-            self.run(entry, Ok(pod));
+            self.run(entry, Ok(pod), node);
         }
         Ok(answer)
     }
@@ -260,11 +282,16 @@ impl Standalone {
         Ok(())
     }
 
-    fn run(self: &Arc<Self>, entry: Arc<Entry>, pod: Result<Pod, String>) {
+    /// Returns the node as a pod sees it.
+    fn node(&self, dns: &Dns, record: &StandalonePod) -> Node {
+        node::node(&self.parts.dir, dns.clone(), record.created_unix_nanos)
+    }
+
+    fn run(self: &Arc<Self>, entry: Arc<Entry>, pod: Result<Pod, String>, node: Node) {
         self.lock().insert(entry.uid.clone(), Arc::clone(&entry));
         let standalone = Arc::clone(self);
         self.tasks.spawn(async move {
-            let runner = Runner::new(Arc::clone(&standalone), Arc::clone(&entry), pod);
+            let runner = Runner::new(Arc::clone(&standalone), Arc::clone(&entry), pod, node);
             Box::pin(runner.run()).await;
             standalone.lock().remove(&entry.uid);
             entry.ended.cancel();
@@ -279,24 +306,16 @@ impl Standalone {
                 "it is the kubelet's pod; allowed: kubectl delete, or milpactl drain for its cell",
             )
         })?;
-        let record: Option<StandalonePod> =
-            self.parts.store.load(Table::StandalonePods).await.ok().and_then(
-                |records: Vec<(String, StandalonePod)>| {
-                    records.into_iter().find(|(own, _)| own == uid).map(|(_, record)| record)
-                },
-            );
-        if let Some(record) = record {
-            let grace = grace.unwrap_or_else(|| grace_of(uid, &record));
-            let record = StandalonePod { end_grace_seconds: Some(grace), ..record };
-            let mut batch = Batch::default();
-            batch.put(Table::StandalonePods, uid, &record);
-            // Recorded first: what was answered outlives the daemon.
-            self.parts.store.commit(batch).await.map_err(|error| {
-                Status::internal(format!("the end is not recorded: {}", error_chain(&error)))
-            })?;
-            self.event(&entry, "Deleted", &format!("by an operator, grace period {grace} s"));
-            entry.end.send_replace(Some(grace));
-        }
+        let grace_seconds = grace.unwrap_or(entry.grace_seconds);
+        let mut batch = Batch::default();
+        batch.put(Table::StandaloneEnds, uid, &StandaloneEnd { grace_seconds });
+        // Recorded first: what was answered outlives the daemon.
+        self.parts.store.commit(batch).await.map_err(|error| {
+            Status::internal(format!("the end is not recorded: {}", error_chain(&error)))
+        })?;
+        let message = format!("by an operator, grace period {grace_seconds} s");
+        self.event(&entry, "Deleted", &message);
+        entry.end.send_replace(Some(grace_seconds));
         entry.ended.cancelled().await;
         Ok(())
     }
@@ -308,7 +327,7 @@ impl Standalone {
             name: entry.name.clone(),
             uid: entry.uid.clone(),
             created_unix_nanos: entry.created_unix_nanos,
-            error: entry.error.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+            error: entry.error().clone(),
             is_ending: entry.end.borrow().is_some(),
         };
         self.lock().values().map(view).collect()
@@ -321,10 +340,7 @@ impl Standalone {
 
     /// Returns the error of a pod's last step; empty without one.
     pub(crate) fn error_of(&self, uid: &str) -> String {
-        let entry = self.lock().get(uid).cloned();
-        let error =
-            entry.map(|entry| entry.error.lock().unwrap_or_else(PoisonError::into_inner).clone());
-        error.unwrap_or_default()
+        self.lock().get(uid).map(|entry| entry.error().clone()).unwrap_or_default()
     }
 
     /// Ends all tasks. Pods go on.
@@ -364,11 +380,4 @@ fn with_uid(mut pod: Pod, uid: &str) -> Pod {
         pod.dns_policy = DnsPolicy::Default;
     }
     pod
-}
-
-/// The grace period of a pod whose manifest can't be read, as Kubernetes has it by default.
-const DEFAULT_GRACE_SECONDS: i64 = 30;
-
-fn grace_of(uid: &str, record: &StandalonePod) -> i64 {
-    pod_of(uid, record).map_or(DEFAULT_GRACE_SECONDS, |pod| pod.grace_secs)
 }

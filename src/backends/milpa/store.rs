@@ -52,6 +52,8 @@ pub enum Table {
     Cordon,
     /// `StandalonePod` by the pod's uid.
     StandalonePods,
+    /// `StandaloneEnd` by the pod's uid.
+    StandaloneEnds,
 }
 
 impl Table {
@@ -69,6 +71,7 @@ impl Table {
             Self::Costs => "costs",
             Self::Cordon => "cordon",
             Self::StandalonePods => "standalone_pods",
+            Self::StandaloneEnds => "standalone_ends",
         }
     }
 }

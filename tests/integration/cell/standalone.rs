@@ -33,6 +33,26 @@ async fn pod_that(
     .await
 }
 
+/// Returns the request for the log of a pod's container `main`.
+fn log_of_main(pod: &str) -> admin::ReadLogRequest {
+    admin::ReadLogRequest { unit: "main".to_owned(), ..log_of(pod) }
+}
+
+/// Waits until the log of a pod's container `main` has a text, and returns all of it.
+async fn log_with(client: &AdminClient<Channel>, pod: &str, text: &str) -> String {
+    wait_until(format!("{text} is in the log of {pod}"), LIMIT, async || {
+        let (log, _) = log(&mut client.clone(), log_of_main(pod)).await;
+        log.contains(text).then_some(log)
+    })
+    .await
+}
+
+/// Returns true if a pod's container `main` runs.
+fn has_main(pod: &admin::Pod) -> bool {
+    let is_running = |unit: &admin::Unit| unit.state() == admin::UnitState::UnitRunning;
+    pod.units.iter().any(|unit| unit.name == "main" && is_running(unit))
+}
+
 /// Returns the manifest of a pod with a script, a ConfigMap and a Secret.
 pub(super) fn manifest(name: &str, policy: &str, script: &str) -> String {
     format!(
@@ -66,21 +86,10 @@ async fn standalone_pod_runs_through_restarts_and_no_list_of_the_kubelet_has_it(
     let answer = client.create_pods(created(&manifest("alone", "Always", script))).await;
     let answer = answer.unwrap().into_inner().pods;
     assert_eq!((answer.len(), answer[0].name.as_str()), (1, "alone"));
-    let has_main = |pod: &admin::Pod| {
-        pod.units
-            .iter()
-            .any(|unit| unit.name == "main" && unit.state() == admin::UnitState::UnitRunning)
-    };
     let running = pod_that(&mut client, "runs its container", has_main).await;
     assert_eq!((&running.uid, running.is_standalone), (&answer[0].uid, true));
     let main = |pod: &admin::Pod| pod.units.iter().find(|it| it.name == "main").unwrap().clone();
-    let of_main = || admin::ReadLogRequest { unit: "main".to_owned(), ..log_of("alone") };
-    let text = wait_until("its files are in the log", LIMIT, async || {
-        let (text, _) = log(&mut client.clone(), of_main()).await;
-        text.contains("ready").then_some(text)
-    })
-    .await;
-    assert_eq!(text, "sesamehushbegun\n\nready\n");
+    assert_eq!(log_with(&client, "alone", "ready").await, "sesamehushbegun\n\nready\n");
 
     // The kubelet sees its own pod alone.
     let mut kubelet = kiyot.kubelet().await;
@@ -109,12 +118,7 @@ async fn standalone_pod_runs_through_restarts_and_no_list_of_the_kubelet_has_it(
         has_main(pod) && pod.units.iter().any(|unit| unit.name == "main" && unit.restarts == 1)
     };
     pod_that(&mut client, "has restarted its container", restarted).await;
-    let text = wait_until("its files are in the new log", LIMIT, async || {
-        let (text, _) = log(&mut client.clone(), of_main()).await;
-        text.contains("ready").then_some(text)
-    })
-    .await;
-    assert_eq!(text, "sesamehushbegun\n\nready\n");
+    assert_eq!(log_with(&client, "alone", "ready").await, "sesamehushbegun\n\nready\n");
 
     // Nothing that an operator reads has the secret.
     let dump = client.dump(admin::DumpRequest {}).await.unwrap().into_inner();
@@ -153,8 +157,7 @@ async fn standalone_pod_that_completes_gives_its_cell_back_and_keeps_its_log() {
     let succeeded = |pod: &admin::Pod| pod.phase() == admin::PodPhase::Succeeded;
     pod_that(&mut client, "has succeeded", succeeded).await;
     wait_until("its cell has ended", LIMIT, async || kiyot.cells().is_empty().then_some(())).await;
-    let of_main = admin::ReadLogRequest { unit: "main".to_owned(), ..log_of("job") };
-    assert_eq!(log(&mut client, of_main).await.0, "sesame");
+    assert_eq!(log(&mut client, log_of_main("job")).await.0, "sesame");
     let statuses: Vec<_> = events(&mut client).await.into_iter().map(|it| it.status).collect();
     for status in ["Created", "Completed"] {
         assert!(statuses.iter().any(|it| it == status), "{status} is not in {statuses:?}");
@@ -205,13 +208,9 @@ async fn standalone_pod_moves_to_another_cell_when_its_cell_ends_and_is_deleted_
     let mut client = admin(&kiyot).await;
     let text = manifest("moves", "Always", "trap 'exit 0' TERM; while :; do sleep 0.1; done");
     client.create_pods(created(&text)).await.unwrap();
-    let runs = |pod: &admin::Pod| {
-        let is_running = |unit: &admin::Unit| unit.state() == admin::UnitState::UnitRunning;
-        pod.units.iter().any(|unit| unit.name == "main" && is_running(unit))
-    };
-    let first = pod_that(&mut client, "runs", runs).await;
+    let first = pod_that(&mut client, "runs", has_main).await;
     client.end_cell(admin::EndCellRequest { cell: first.cell.clone() }).await.unwrap();
-    let moved = |pod: &admin::Pod| runs(pod) && pod.cell != first.cell;
+    let moved = |pod: &admin::Pod| has_main(pod) && pod.cell != first.cell;
     let second = pod_that(&mut client, "runs in another cell", moved).await;
     assert_eq!((&second.uid, second.attempt), (&first.uid, 1));
     let unit = second.units.iter().find(|unit| unit.name == "main").unwrap();

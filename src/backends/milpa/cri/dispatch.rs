@@ -103,6 +103,18 @@ impl CriService {
         }
     }
 
+    /// Answers a call of the daemon itself.
+    pub async fn call_with<A: Message + Default>(
+        self: &Arc<Self>,
+        method: Method,
+        request: &impl Message,
+        deadline: Option<Instant>,
+    ) -> Result<A, Status> {
+        let answer = self.call(method, request.encode_to_vec().into(), deadline).await?;
+        A::decode(answer)
+            .map_err(|error| Status::internal(format!("answer of {method:?}: {error}")))
+    }
+
     async fn act(
         self: &Arc<Self>,
         method: Method,

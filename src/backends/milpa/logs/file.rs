@@ -10,6 +10,8 @@ use std::{
 
 use bytes::Bytes;
 
+use crate::blocking::blocking;
+
 /// Open log file, for appending. Never opened through a link.
 #[derive(Debug)]
 pub(super) struct NodeFile {
@@ -121,10 +123,4 @@ pub(super) async fn length_of(path: PathBuf) -> u64 {
             .map_or(0, |metadata| metadata.len()))
     });
     length.await.unwrap_or_default()
-}
-
-async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> io::Result<T> + Send + 'static,
-) -> io::Result<T> {
-    tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| Err(io::Error::other(error)))
 }

@@ -10,7 +10,7 @@ use tonic::Status;
 
 use super::{
     observed::Observed,
-    runner::{Runner, blocking},
+    runner::{Runner, on_disk},
 };
 use crate::{
     backends::{
@@ -38,7 +38,7 @@ impl Runner {
         while let Err(status) = self.try_end(grace).await {
             let error = status.message();
             tracing::warn!(pod = self.entry.pod(), error, "standalone pod not ended yet");
-            self.entry.set_error(error.to_owned());
+            error.clone_into(&mut self.entry.error());
             sleep(RETRY_PAUSE).await;
         }
         tracing::info!(pod = self.entry.pod(), "standalone pod ended");
@@ -57,13 +57,14 @@ impl Runner {
             self.remove_sandbox(sandbox.id.as_str()).await?;
         }
         let (dir, logs) = (self.pod_dir(), self.log_dir());
-        blocking(move || {
+        on_disk(move || {
             remove_dir(&dir)?;
             remove_dir(&logs)
         })
         .await?;
         let mut batch = Batch::default();
         batch.remove(Table::StandalonePods, &self.entry.uid);
+        batch.remove(Table::StandaloneEnds, &self.entry.uid);
         let removed = self.standalone.parts.store.commit(batch).await;
         removed.map_err(|error| Status::internal(error_chain(&error)))
     }

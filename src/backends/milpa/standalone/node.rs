@@ -9,15 +9,19 @@ use crate::{
     resolv_conf::ResolvConf,
 };
 
-/// Returns the node for a pod that was created at a time.
-pub(super) fn node(dir: &Path, created_unix_nanos: i64) -> Node {
+/// Returns the node's name servers and search domains.
+pub(super) fn dns() -> Dns {
     let ResolvConf { servers, searches, options } = ResolvConf::of_node();
-    let servers = servers.iter().map(ToString::to_string).collect();
+    Dns { servers: servers.iter().map(ToString::to_string).collect(), searches, options }
+}
+
+/// Returns the node for a pod that was created at a time.
+pub(super) fn node(dir: &Path, dns: Dns, created_unix_nanos: i64) -> Node {
     let seen = Timestamp::from_nanosecond(created_unix_nanos.into()).unwrap_or_default();
     Node {
         kubelet_dir: dir.to_owned(),
         pod_logs_dir: dir.join("logs"),
-        dns: Dns { servers, searches, options },
+        dns,
         seen: seen.to_string(),
         ..Node::default()
     }

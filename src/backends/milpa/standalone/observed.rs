@@ -34,14 +34,12 @@ impl Observed {
         Self { sandboxes, containers }
     }
 
-    /// Returns a text that differs after each change that matters to the plan.
-    pub(super) fn fingerprint(&self) -> String {
-        let sandboxes =
-            self.sandboxes.iter().map(|sandbox| format!("{}{}", sandbox.id, sandbox.ready));
-        let containers = self.containers.iter();
-        let containers =
-            containers.map(|container| format!("{}{:?}", container.id, container.state()));
-        sandboxes.chain(containers).collect()
+    /// Returns true if nothing has changed that matters to the plan.
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        let sandbox = |sandbox: &Sandbox| (sandbox.id.clone(), sandbox.ready);
+        let container = |container: &Container| (container.id.clone(), container.state());
+        self.sandboxes.iter().map(sandbox).eq(other.sandboxes.iter().map(sandbox))
+            && self.containers.iter().map(container).eq(other.containers.iter().map(container))
     }
 
     /// Returns the current sandbox.

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use crate::manifest::RestartPolicy;
+use crate::{backoff::doubled, manifest::RestartPolicy};
 
 /// The pause before the second restart, which doubles (`containerBackOffPeriod` of the kubelet).
 const FIRST_PAUSE: Duration = Duration::from_secs(10);
@@ -132,15 +132,10 @@ impl Unit {
     fn pause(&self) -> Duration {
         match self.restarts_in_a_row {
             0 => Duration::ZERO,
-            restarts => {
-                FIRST_PAUSE.saturating_mul(1 << (restarts - 1).min(MAX_DOUBLINGS)).min(MAX_PAUSE)
-            }
+            restarts => doubled(FIRST_PAUSE, restarts - 1, MAX_PAUSE),
         }
     }
 }
-
-/// Bounds the doublings of the pause, beyond those that reach its maximum.
-const MAX_DOUBLINGS: u32 = 10;
 
 #[cfg(test)]
 mod tests {

@@ -1,20 +1,28 @@
 //! The task of a standalone pod: it observes, plans, and takes a step, until the pod's end is
 //! requested.
 
-use std::{collections::HashMap, io, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    io,
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use kiyot_proto::cri;
 use prost::Message;
-use tokio::{task::spawn_blocking, time::sleep};
+use tokio::time::sleep;
 use tonic::Status;
 
 use super::{
-    Entry, Standalone, log_rotation, node,
+    Entry, Standalone, log_rotation,
     observed::Observed,
-    plan::{self, Step},
+    plan::{self, Step, Unit},
 };
 use crate::{
     backends::{Method, milpa::pods::Pods},
+    backoff::doubled,
+    blocking::blocking,
     error_chain::error_chain,
     manifest::{Container, Entry as FileEntry, Node, Pod},
 };
@@ -23,8 +31,6 @@ use crate::{
 const FIRST_PAUSE: Duration = Duration::from_secs(2);
 /// The longest pause.
 const MAX_PAUSE: Duration = Duration::from_secs(300);
-/// Bounds the doublings of the pause, beyond those that reach its maximum.
-const MAX_DOUBLINGS: u32 = 10;
 /// The longest wait for a change, after which logs are looked at.
 const MAX_WAIT: Duration = Duration::from_secs(10);
 /// Time limit of calls that don't wait for a cell or an image, as the kubelet has it
@@ -60,8 +66,8 @@ impl Runner {
         standalone: Arc<Standalone>,
         entry: Arc<Entry>,
         pod: Result<Pod, String>,
+        node: Node,
     ) -> Self {
-        let node = node::node(standalone.dir(), entry.created_unix_nanos);
         let (restarts, failures) = (HashMap::new(), 0);
         Self { standalone, entry, node, pod, restarts, failures }
     }
@@ -89,7 +95,7 @@ impl Runner {
         let pod = match self.pod.clone() {
             Ok(pod) => pod,
             Err(error) => {
-                self.entry.set_error(format!("its manifest can't be read: {error}"));
+                *self.entry.error() = format!("its manifest can't be read: {error}");
                 return std::future::pending().await;
             }
         };
@@ -102,10 +108,10 @@ impl Runner {
             match step {
                 Step::Wait(pause) => self.wait(&observed, pause).await,
                 Step::Complete if !is_ready => self.wait(&observed, None).await,
-                step => match Box::pin(self.take(&pod, &observed, step)).await {
+                step => match Box::pin(self.take(&pod, &observed, &units, step)).await {
                     Ok(()) => {
                         self.failures = 0;
-                        self.entry.set_error(String::new());
+                        self.entry.error().clear();
                     }
                     Err(status) => self.pause(&status).await,
                 },
@@ -125,16 +131,15 @@ impl Runner {
                 tracing::warn!(pod, %error, "log of a standalone pod not rotated");
             }
         }
-        let (uid, before) = (&self.entry.uid, observed.fingerprint());
-        let changed = |pods: &Pods| (Observed::of(pods, uid).fingerprint() != before).then_some(());
+        let uid = &self.entry.uid;
+        let changed = |pods: &Pods| (!Observed::of(pods, uid).is_same(observed)).then_some(());
         // No output: the next round looks by itself.
         let _ = self.pods().wait(pause.unwrap_or(MAX_WAIT).min(MAX_WAIT), changed).await;
     }
 
     /// Waits after a step that failed.
     async fn pause(&mut self, status: &Status) {
-        let doublings = self.failures.min(MAX_DOUBLINGS);
-        let pause = FIRST_PAUSE.saturating_mul(1 << doublings).min(MAX_PAUSE);
+        let pause = doubled(FIRST_PAUSE, self.failures, MAX_PAUSE);
         self.failures = self.failures.saturating_add(1);
         let error = status.message();
         tracing::warn!(
@@ -143,12 +148,18 @@ impl Runner {
             retry_in_s = pause.as_secs(),
             "step of a standalone pod failed"
         );
-        self.entry.set_error(error.to_owned());
+        error.clone_into(&mut self.entry.error());
         self.standalone.event(&self.entry, "StepFailed", error);
         sleep(pause).await;
     }
 
-    async fn take(&mut self, pod: &Pod, observed: &Observed, step: Step) -> Result<(), Status> {
+    async fn take(
+        &mut self,
+        pod: &Pod,
+        observed: &Observed,
+        units: &[Unit],
+        step: Step,
+    ) -> Result<(), Status> {
         let container = |index: usize| {
             pod.all_containers()
                 .nth(index)
@@ -156,7 +167,16 @@ impl Runner {
         };
         match step {
             Step::RunSandbox(attempt) => self.run_sandbox(pod, observed, attempt).await,
-            Step::Create(index) => self.create(pod, container(index)?, observed).await,
+            Step::Create(index) => {
+                let container = container(index)?;
+                self.create(pod, container, observed).await?;
+                if let (Some(ended), Some(unit)) =
+                    (observed.latest(&container.name), units.get(index))
+                {
+                    self.restarted(container, unit, ended.status.exit_code);
+                }
+                Ok(())
+            }
             Step::Start(index) => {
                 let latest = observed.latest(&container(index)?.name);
                 let id = latest.map(|latest| latest.id.to_string()).unwrap_or_default();
@@ -194,7 +214,7 @@ impl Runner {
     }
 
     async fn create(
-        &mut self,
+        &self,
         pod: &Pod,
         container: &Container,
         observed: &Observed,
@@ -208,17 +228,15 @@ impl Runner {
         let id = sandbox.id.as_str();
         let request = pod.create_container(container, &self.node, id, &config, &image, attempt);
         let _: cri::CreateContainerResponse = self.call(Method::CreateContainer, &request).await?;
-        if let Some(ended) = observed.latest(&container.name) {
-            let units = observed.units(pod, &self.restarts);
-            let index = pod.all_containers().position(|other| other.name == container.name);
-            let in_a_row =
-                index.and_then(|index| units.get(index)).map_or(0, |unit| unit.restarts_in_a_row);
-            self.restarts.insert(container.name.clone(), in_a_row.saturating_add(1));
-            let code = ended.status.exit_code;
-            let message = format!("container {} ended with exit code {code}", container.name);
-            self.standalone.event(&self.entry, "Restarted", &message);
-        }
         Ok(())
+    }
+
+    /// Notes that a container was created again after its end with an exit code.
+    fn restarted(&mut self, container: &Container, unit: &Unit, code: i32) {
+        let in_a_row = unit.restarts_in_a_row.saturating_add(1);
+        self.restarts.insert(container.name.clone(), in_a_row);
+        let message = format!("container {} ended with exit code {code}", container.name);
+        self.standalone.event(&self.entry, "Restarted", &message);
     }
 
     /// Makes an image present in the pod's cell. Returns its id.
@@ -235,10 +253,11 @@ impl Runner {
         }
         let sandbox_config = Some(config.clone());
         let request = cri::PullImageRequest { image: Some(image), auth: None, sandbox_config };
-        let message = request.encode_to_vec().into();
         // Without a deadline, as the kubelet: the pull ends by itself when it makes no progress.
-        let answer = self.standalone.parts.cri.call(Method::PullImage, message, None).await?;
-        Ok(decoded::<cri::PullImageResponse>(answer)?.image_ref)
+        let cri = &self.standalone.parts.cri;
+        let pulled: cri::PullImageResponse =
+            cri.call_with(Method::PullImage, &request, None).await?;
+        Ok(pulled.image_ref)
     }
 
     /// Removes a sandbox, which stops it if it still runs.
@@ -261,7 +280,7 @@ impl Runner {
         if !is_running || log.as_os_str().is_empty() {
             return Ok(());
         }
-        if blocking(move || log_rotation::rotate(&log)).await? {
+        if on_disk(move || log_rotation::rotate(&log)).await? {
             let request = cri::ReopenContainerLogRequest { container_id: container.id.to_string() };
             let _: cri::ReopenContainerLogResponse =
                 self.call(Method::ReopenContainerLog, &request).await?;
@@ -272,7 +291,7 @@ impl Runner {
     /// Makes directories and files of the node.
     async fn make(&self, entries: Vec<FileEntry>) -> Result<(), Status> {
         let dir = self.standalone.dir().to_owned();
-        blocking(move || {
+        on_disk(move || {
             private_dir(&dir)?;
             entries.iter().try_for_each(|entry| {
                 entry.make().map_err(|error| {
@@ -299,14 +318,9 @@ impl Runner {
         method: Method,
         request: &impl Message,
     ) -> Result<A, Status> {
-        let deadline = Some(std::time::Instant::now() + limit);
-        let message = request.encode_to_vec().into();
-        decoded(self.standalone.parts.cri.call(method, message, deadline).await?)
+        let deadline = Some(Instant::now() + limit);
+        self.standalone.parts.cri.call_with(method, request, deadline).await
     }
-}
-
-fn decoded<A: Message + Default>(answer: bytes::Bytes) -> Result<A, Status> {
-    A::decode(answer).map_err(|error| Status::internal(format!("answer: {error}")))
 }
 
 /// Makes a directory that only the daemon's user enters: volumes of Secrets are in it.
@@ -316,10 +330,9 @@ fn private_dir(path: &std::path::Path) -> io::Result<()> {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o700))
 }
 
-/// Runs a step that reads or writes the disk.
-pub(super) async fn blocking<T: Send + 'static>(
+/// Runs a step that reads or writes the disk. Its error is that of the pod's step.
+pub(super) async fn on_disk<T: Send + 'static>(
     step: impl FnOnce() -> io::Result<T> + Send + 'static,
 ) -> Result<T, Status> {
-    let done = spawn_blocking(step).await.unwrap_or_else(|error| Err(io::Error::other(error)));
-    done.map_err(|error| Status::internal(error_chain(&error)))
+    blocking(step).await.map_err(|error| Status::internal(error_chain(&error)))
 }

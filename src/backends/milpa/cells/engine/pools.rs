@@ -20,13 +20,12 @@ use crate::{
         placement::{Candidate, Choice, Refused},
         providers::PodTags,
     },
+    backoff::doubled,
     error_chain::error_chain,
 };
 
 /// The longest pause after failed launches of a pool.
 const MAX_PAUSE: Duration = Duration::from_secs(180);
-/// Bounds the doublings of the pause.
-const MAX_DOUBLINGS: u32 = 10;
 /// Bounds the cells of pools that boot at the same time, and while a pod waits for its cell.
 const MAX_BOOTS: usize = 4;
 const MAX_BOOTS_BESIDE_PODS: usize = 1;
@@ -272,9 +271,8 @@ impl Engine {
         }
         filling.failures = filling.failures.saturating_add(1);
         filling.failing_since.get_or_insert(now.boot);
-        let doublings = filling.failures.saturating_sub(1).min(MAX_DOUBLINGS);
-        let pause = self.config.retry_pause.saturating_mul(1 << doublings);
-        let pause = pause.min(MAX_PAUSE.max(self.config.retry_pause));
+        let first = self.config.retry_pause;
+        let pause = doubled(first, filling.failures.saturating_sub(1), MAX_PAUSE.max(first));
         filling.not_before = now.boot + pause;
         let notice = Notice::PoolFailed {
             pool: Arc::clone(&cell.pool),
