@@ -4,7 +4,7 @@
 //! pods need no API server.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     convert::Infallible,
     io,
     sync::{Arc, Mutex, PoisonError},
@@ -21,7 +21,7 @@ use crate::{
     backends::milpa::{
         Milpa,
         id::CellId,
-        inventory::{Inventory, OfPod},
+        inventory::Inventory,
         placement::{ApiRequests, PodRequests, REQUESTS_TIMEOUT},
     },
     config,
@@ -111,7 +111,7 @@ async fn serve(
         lease_namespace: config.lease_namespace.clone(),
         periods: Periods::default(),
     };
-    let source = Arc::new(Cells { milpa, of_pods: Mutex::default() });
+    let source = Arc::new(Cells { milpa, labels: Mutex::default() });
     let _publisher = (config.cells || config.events).then(|| Publisher::start(options, source));
     // Ends with an error, as nothing is ever sent.
     let _closed = stopped.await;
@@ -120,32 +120,23 @@ async fn serve(
 /// The cells of a backend.
 struct Cells {
     milpa: Arc<Milpa>,
-    /// The parts of objects that pods give, which are read from their records once.
-    of_pods: Mutex<HashMap<String, OfPod>>,
+    /// The labels of pods by their cells, which are read from the pods' records once.
+    labels: Mutex<HashMap<String, BTreeMap<String, String>>>,
 }
 
 impl Cells {
     fn shown(&self, inventory: &Inventory, ids: &[CellId]) -> Vec<ShownCell> {
-        let earlier = inventory.earlier_launches(ids);
-        let mut of_pods = self.of_pods.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut remembered = self.labels.lock().unwrap_or_else(PoisonError::into_inner);
         let shown = |cell: admin::Cell| {
-            let earlier = earlier.get(&cell.id).copied().unwrap_or_default();
-            let of_pod = of_pods.get(&cell.id).cloned().or_else(|| {
-                let of_pod = inventory.of_pod(&CellId::parse(&cell.id).ok()?)?;
-                if of_pods.len() >= MAX_REMEMBERED {
-                    of_pods.clear();
+            let labels = remembered.get(&cell.id).cloned().or_else(|| {
+                let labels = inventory.labels(&CellId::parse(&cell.id).ok()?)?;
+                if remembered.len() >= MAX_REMEMBERED {
+                    remembered.clear();
                 }
-                of_pods.insert(cell.id.clone(), of_pod.clone());
-                Some(of_pod)
+                remembered.insert(cell.id.clone(), labels.clone());
+                Some(labels)
             });
-            let OfPod { labels, is_named_type } = of_pod.unwrap_or_default();
-            ShownCell {
-                cell,
-                labels,
-                is_named_type,
-                earlier_failures: earlier.failures,
-                spot_failed: earlier.spot_failed,
-            }
+            ShownCell { cell, labels: labels.unwrap_or_default() }
         };
         inventory.cells(ids).into_iter().map(shown).collect()
     }
@@ -161,11 +152,11 @@ impl Source for Cells {
             cells.extend(self.shown(inventory, part));
             tokio::task::yield_now().await;
         }
-        let mut of_pods = self.of_pods.lock().unwrap_or_else(PoisonError::into_inner);
-        if of_pods.len() > cells.len() {
+        let mut labels = self.labels.lock().unwrap_or_else(PoisonError::into_inner);
+        if labels.len() > cells.len() {
             let listed: HashMap<&str, ()> =
                 cells.iter().map(|shown| (shown.cell.id.as_str(), ())).collect();
-            of_pods.retain(|cell, _| listed.contains_key(cell.as_str()));
+            labels.retain(|cell, _| listed.contains_key(cell.as_str()));
         }
         cells
     }

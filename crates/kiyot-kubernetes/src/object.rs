@@ -208,7 +208,7 @@ fn status(shown: &ShownCell, is_lost: bool) -> Status {
         ip: ips.first().cloned().unwrap_or_default(),
         ips,
         price_per_hour: offering.map(|own| dollars(own.price_micros)).unwrap_or_default(),
-        offering_reason: offering.map(|own| reason(shown, own)).unwrap_or_default(),
+        offering_reason: offering.map(|_| reason(cell)).unwrap_or_default(),
         boot_seconds: boot.map(seconds).unwrap_or_default(),
         accrued_cost: offering.map(|_| dollars(cell.cost_micros)).unwrap_or_default(),
         message: bounded(message),
@@ -238,18 +238,14 @@ fn phase(phase: CellPhase) -> &'static str {
     }
 }
 
-/// Returns the reason for which an offering was chosen.
-pub fn reason(shown: &ShownCell, offering: &admin::Offering) -> String {
-    let mut reason = match (shown.cell.pool.is_empty(), shown.is_named_type) {
-        (false, _) => format!("of warm pool {}", shown.cell.pool),
-        (true, true) => "named by the pod".to_owned(),
-        (true, false) => "cheapest that fits".to_owned(),
+/// Returns the reason for a cell's offering, with the launches that failed before.
+pub fn reason(cell: &admin::Cell) -> String {
+    let failed = match cell.start_failures {
+        0 => String::new(),
+        1 => " after a failed launch".to_owned(),
+        several => format!(" after {several} failed launches"),
     };
-    if shown.earlier_failures > 0 {
-        let of = if shown.spot_failed && !offering.spot { ", spot among them" } else { "" };
-        reason.push_str(&format!(" after {} failed launches{of}", shown.earlier_failures));
-    }
-    bounded(&reason)
+    bounded(&format!("{}{failed}", cell.offering_reason))
 }
 
 fn conditions(cell: &admin::Cell, steps: &admin::Timeline, is_lost: bool) -> Vec<Condition> {

@@ -92,8 +92,8 @@ impl PodEvents {
                 let mut events = Vec::new();
                 if let Some(offering) = &cell.offering {
                     let reason =
-                        if shown.earlier_failures > 0 { "FellBack" } else { "OfferingChosen" };
-                    events.push(pod_event(false, reason, chosen(shown, offering)));
+                        if cell.start_failures > 0 { "FellBack" } else { "OfferingChosen" };
+                    events.push(pod_event(false, reason, chosen(cell, offering)));
                 }
                 let verb = if event.status == "Taken" { "CellTaken" } else { "CellLaunched" };
                 let message = format!("Cell {id}: {}", event.message);
@@ -121,7 +121,7 @@ impl PodEvents {
 }
 
 /// Returns the sentence of a chosen offering.
-fn chosen(shown: &ShownCell, offering: &admin::Offering) -> String {
+fn chosen(cell: &admin::Cell, offering: &admin::Offering) -> String {
     let market = if offering.spot { "spot" } else { "on-demand" };
     let accuracy = match (offering.price_is_at_most, offering.price_is_estimate) {
         (true, _) => " at most",
@@ -133,8 +133,12 @@ fn chosen(shown: &ShownCell, offering: &admin::Offering) -> String {
         offering.instance_type,
         offering.zone,
         object::dollars(offering.price_micros),
-        object::reason(shown, offering),
-    )
+        object::reason(cell),
+    ) + &cell
+        .last_failures
+        .last()
+        .map(|last| format!("; the last said: {last}"))
+        .unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -154,6 +158,7 @@ mod tests {
                     price_micros: 85_000,
                     ..admin::Offering::default()
                 }),
+                offering_reason: "cheapest of 2 candidates".to_owned(),
                 timeline: Some(admin::Timeline { enrolled: 50, ..admin::Timeline::default() }),
                 ..admin::Cell::default()
             },
@@ -192,7 +197,7 @@ mod tests {
             read(&of_cell("Launched", "instance i-1")),
             [
                 "Normal OfferingChosen c5.large in us-east-1a, on-demand, $0.085 an hour: cheapest \
-                 that fits",
+                 of 2 candidates",
                 "Normal CellLaunched Cell cell-abcdefghijkl: instance i-1",
             ]
         );
@@ -221,10 +226,16 @@ mod tests {
     #[test]
     fn another_offering_after_refusals_is_a_fallback() {
         let mut events = PodEvents::new(0);
-        events.remember(ShownCell { earlier_failures: 2, spot_failed: true, ..shown() });
+        let mut shown = shown();
+        shown.cell.start_failures = 2;
+        shown.cell.last_failures = vec!["no spot".to_owned(), "no capacity".to_owned()];
+        events.remember(shown);
         let launched = event("Cell", "cell-abcdefghijkl", "Launched", "instance i-2");
         let first = events.of(&launched).remove(0);
         assert_eq!(first.reason, "FellBack");
-        assert!(first.message.ends_with("after 2 failed launches, spot among them"), "{first:?}");
+        assert!(
+            first.message.ends_with("after 2 failed launches; the last said: no capacity"),
+            "{first:?}"
+        );
     }
 }

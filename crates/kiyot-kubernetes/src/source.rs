@@ -13,12 +13,6 @@ pub struct ShownCell {
     pub cell: admin::Cell,
     /// The labels of its pod.
     pub labels: BTreeMap<String, String>,
-    /// The launches that failed before it, for the same pod.
-    pub earlier_failures: u32,
-    /// True if one of them was for spot.
-    pub spot_failed: bool,
-    /// True if the pod names its instance type.
-    pub is_named_type: bool,
 }
 
 /// The daemon, as far as the Kubernetes API shows it.

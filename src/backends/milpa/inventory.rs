@@ -22,14 +22,13 @@ use crate::{
 
 mod cell;
 mod event;
+mod labels;
 mod log;
 mod offering;
 mod pod;
-mod shown;
 mod usage;
 
 pub use log::{LogSource, NoLog};
-pub use shown::{EarlierLaunches, OfPod};
 
 /// The inventory of a backend.
 #[derive(Debug)]

@@ -18,6 +18,7 @@ mod pod_requests;
 mod ranking;
 mod refusals;
 mod rules;
+mod selection;
 mod size;
 
 #[cfg(test)]
@@ -37,4 +38,5 @@ pub use pod_requests::{ApiRequests, PodRequests, REQUESTS_TIMEOUT};
 pub use ranking::{Candidate, MAX_CANDIDATES, rank};
 pub use refusals::{Refusal, Refusals, Refused, RefusedAt};
 pub use rules::{Defaults, Rules};
+pub use selection::Selection;
 pub use size::Size;

@@ -34,7 +34,7 @@ fn shown() -> ShownCell {
         ..admin::Cell::default()
     };
     let labels = BTreeMap::from([("app".to_owned(), "web".to_owned())]);
-    ShownCell { cell, labels, ..ShownCell::default() }
+    ShownCell { cell, labels }
 }
 
 /// Verifies K2.
@@ -82,17 +82,15 @@ fn transition_time_of_a_condition_changes_with_its_status_alone() {
 }
 
 #[test]
-fn reason_of_an_offering_says_what_was_refused() {
-    let offering = admin::Offering::default();
-    for (shown, expected) in [
-        (shown(), "cheapest that fits"),
-        (ShownCell { is_named_type: true, ..shown() }, "named by the pod"),
-        (
-            ShownCell { earlier_failures: 2, spot_failed: true, ..shown() },
-            "cheapest that fits after 2 failed launches, spot among them",
-        ),
+fn reason_of_an_offering_counts_the_launches_that_failed() {
+    for (start_failures, expected) in [
+        (0, "the only candidate"),
+        (1, "the only candidate after a failed launch"),
+        (2, "the only candidate after 2 failed launches"),
     ] {
-        assert_eq!(reason(&shown, &offering), expected);
+        let offering_reason = "the only candidate".to_owned();
+        let cell = admin::Cell { offering_reason, start_failures, ..admin::Cell::default() };
+        assert_eq!(reason(&cell), expected);
     }
 }
 

@@ -216,6 +216,7 @@ fn whole_object() -> Value {
             ..admin::Offering::default()
         }),
         addresses: vec!["10.0.0.1".to_owned()],
+        offering_reason: "the only candidate".to_owned(),
         error: "error".to_owned(),
         pod_namespace: "default".to_owned(),
         pod_name: "web".to_owned(),

@@ -51,7 +51,7 @@ impl Daemon {
             ..admin::Cell::default()
         };
         let labels = BTreeMap::from([("app".to_owned(), "web".to_owned())]);
-        let shown = ShownCell { cell, labels, ..ShownCell::default() };
+        let shown = ShownCell { cell, labels };
         self.cells.lock().unwrap_or_else(PoisonError::into_inner).insert(id, shown);
         self.tell(number, "Changed", "");
     }

@@ -123,6 +123,7 @@ fn describe_cell(cell: &Cell) -> String {
     field(out, "  Instance", &kinds::or_none(&cell.instance));
     field(out, "  Type", &kinds::type_of(offering));
     field(out, "  Zone", &kinds::or_none(offering.map(|it| it.zone.as_str()).unwrap_or_default()));
+    field(out, "  Chosen as", &kinds::or_none(&cell.offering_reason));
     field(out, "  $/H", &kinds::price_of(offering));
     field(out, "  Cost", &money::dollars(cell.cost_micros));
     field(out, "  Age", &age(cell.created_unix_nanos, now()));
@@ -131,6 +132,12 @@ fn describe_cell(cell: &Cell) -> String {
     }
     if !cell.pod_name.is_empty() {
         field(out, "  Pod", &format!("{}/{}", cell.pod_namespace, cell.pod_name));
+    }
+    if cell.start_failures > 0 {
+        field(out, "  Failed before", &cell.start_failures.to_string());
+    }
+    for failure in &cell.last_failures {
+        let _ = writeln!(out, "    {}", plain(failure));
     }
     if cell.replays > 0 {
         field(out, "  Replays", &cell.replays.to_string());
@@ -216,12 +223,24 @@ mod tests {
                 ..Default::default()
             }),
             console: "boot\nfailed".to_owned(),
+            offering_reason: "cheapest of 16 candidates".to_owned(),
+            start_failures: 1,
+            last_failures: vec!["no \u{7}hosts".to_owned()],
             ..Default::default()
         };
         let event =
             Event { status: "Bound".to_owned(), name: "cell-a".to_owned(), ..Default::default() };
         let text = describe_pod(&pod, Some(&cell), &[event]);
-        for part in ["(+250 ms)", "0.0052", "t3.nano", "    failed\n", "Bound", "two lines  [2J"] {
+        for part in [
+            "(+250 ms)",
+            "0.0052",
+            "t3.nano",
+            "    failed\n",
+            "Bound",
+            "two lines  [2J",
+            "cheapest of 16",
+            "    no  hosts\n",
+        ] {
             assert!(text.contains(part), "{part:?} is not in\n{text}");
         }
         assert!(!text.contains('\u{1b}'));

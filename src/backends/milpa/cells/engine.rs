@@ -28,6 +28,7 @@ use super::{
 
 mod cell;
 mod costs;
+mod earlier;
 mod effect;
 mod evidence;
 mod health;
@@ -498,7 +499,10 @@ impl Engine {
         let Some(cell) = self.cells.get_mut(id) else { return };
         cell.instance_known = Some(now.boot);
         cell.billed_from = Some(now.boot);
-        cell.launched(&instance.offering);
+        let order = cell.order.as_ref().and_then(|sandbox| self.orders.get(sandbox));
+        let choice = order.and_then(|order| order.choice.as_ref());
+        let types = choice.and_then(|choice| choice.needs.instance_type.as_ref());
+        cell.launched(&instance.offering, types);
         self.reach(id, Step::Launched, now);
         self.apply(id, CellEvent::Launched(instance.id.clone()), now);
     }

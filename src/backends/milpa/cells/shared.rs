@@ -140,7 +140,11 @@ impl Shared {
         if let Event::Terminated { outcome: Ok(Termination::Accepted), .. } = &event {
             self.list_soon.notify_one();
         }
-        self.with_core(|core, now| ((), core.engine.handle(event, now)));
+        self.with_core(|core, now| {
+            // Readers of the history find what it changes in the cell only with this lock.
+            self.history.of_outcome(&event);
+            ((), core.engine.handle(event, now))
+        });
     }
 
     /// Calls the engine, and starts the effects under the same lock, so that the effects of a cell
@@ -212,7 +216,6 @@ impl Shared {
         self.spawn(cell, async move {
             let event = call.await;
             provider_calls::log(&event);
-            shared.history.of_outcome(&event);
             shared.handle(event);
         });
     }

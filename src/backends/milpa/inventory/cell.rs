@@ -50,6 +50,9 @@ impl Inventory {
             replays: view.replays,
             console: view.console.clone(),
             cost_micros: view.cost.micros(),
+            offering_reason: view.offering_reason.clone(),
+            start_failures: view.earlier.failures,
+            last_failures: view.earlier.last.clone(),
         }
     }
 }

@@ -147,8 +147,8 @@ impl Inventory {
             node: self.node.clone(),
             instance: instance.map(ToString::to_string).unwrap_or_default(),
             offering: cell.and_then(|cell| cell.offering.as_ref()).map(offering::priced),
-            start_failures: cell.map_or(0, |cell| cell.earlier_failures),
-            spot_failure: cell.is_some_and(|cell| cell.spot_failed),
+            start_failures: cell.map_or(0, |cell| cell.earlier.failures),
+            spot_failure: cell.is_some_and(|cell| cell.earlier.spot_failed),
             ..admin::Pod::default()
         }
     }

@@ -6,6 +6,7 @@ use kiyot_proto::store;
 
 use super::{
     Change, ClaimRefusal, Engine, Now, State, Timeline,
+    earlier::EarlierLaunches,
     launch::{self, Launch},
     ports::PodPorts,
 };
@@ -65,10 +66,10 @@ pub(super) struct Cell {
     pub(super) launch_error: Option<ProviderError>,
     /// The number of replays of its launch.
     pub(super) replays: u32,
-    /// The number of cells that failed before it, for the same order.
-    pub(super) earlier_failures: u32,
-    /// True if one of them was for spot.
-    pub(super) spot_failed: bool,
+    /// The reason for its offering.
+    pub(super) offering_reason: String,
+    /// The launches that failed before it, for the same order.
+    pub(super) earlier: EarlierLaunches,
     /// The time from which on its instance is known.
     pub(super) instance_known: Option<Duration>,
     /// The network that its agent configures, from its attachment until its order is answered.
@@ -115,8 +116,8 @@ impl Cell {
             may_be_launched: false,
             launch_error: None,
             replays: 0,
-            earlier_failures: 0,
-            spot_failed: false,
+            offering_reason: String::new(),
+            earlier: EarlierLaunches::default(),
             instance_known: None,
             network: None,
             ports: None,
@@ -168,6 +169,10 @@ impl Cell {
             namespace: self.namespace.clone(),
             healthy_timeout_secs: self.healthy_timeout.map(HealthyTimeout::as_secs),
             pool: self.pool.to_string(),
+            offering_reason: self.offering_reason.clone(),
+            start_failures: self.earlier.failures,
+            spot_failed: self.earlier.spot_failed,
+            last_failures: self.earlier.last.clone(),
         }
     }
 }

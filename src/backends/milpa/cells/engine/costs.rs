@@ -10,9 +10,10 @@ use super::{
     starts::{Kind, Starts},
 };
 use crate::{
+    annotations::InstanceType as TypeChoice,
     backends::milpa::{
         id::CellId,
-        placement::{Accuracy, Candidate, Offering},
+        placement::{Accuracy, Candidate, Offering, Selection},
     },
     price::{Cost, Price},
 };
@@ -115,10 +116,12 @@ pub(super) fn since_launch(timeline: &Timeline, now: Now) -> Duration {
 
 impl Cell {
     /// Takes the answer of its launch. An offering that was not requested is taken to cost what the
-    /// most expensive requested one does.
-    pub(super) fn launched(&mut self, offering: &Offering) {
+    /// most expensive requested one does. `types` are those that the pod names or accepts.
+    pub(super) fn launched(&mut self, offering: &Offering, types: Option<&TypeChoice>) {
         let Some(launch) = &self.launch else { return };
         let requested = &launch.spec.candidates;
+        let selection = Selection { candidates: requested, offering, types };
+        self.offering_reason = selection.to_string();
         let found = requested.iter().find(|candidate| candidate.offering == *offering);
         self.offering = Some(found.cloned().unwrap_or_else(|| {
             let price = requested.iter().map(|candidate| candidate.price).max();

@@ -11,7 +11,7 @@ use kiyot_proto::store;
 
 use super::{
     CellEvent, CommitOf, Effect, Engine, LaunchCall, Notice, Now, SILENT, State, cell::Cell,
-    launch::Launch, sha256, timeline, timers::Timer,
+    earlier::EarlierLaunches, launch::Launch, sha256, timeline, timers::Timer,
 };
 use crate::{
     annotations::HealthyTimeout,
@@ -360,8 +360,7 @@ impl Engine {
             pod_uid: order.key.pod_uid.clone(),
             namespace: order.key.namespace.clone(),
             healthy_timeout: order.healthy_timeout,
-            earlier_failures: u32::try_from(order.causes.len()).unwrap_or(u32::MAX),
-            spot_failed: order.spot_failed,
+            earlier: EarlierLaunches::new(&order.causes, order.spot_failed),
             ..cell
         };
         self.begin(cell, now);

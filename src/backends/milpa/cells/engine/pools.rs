@@ -330,6 +330,7 @@ impl Engine {
         cell.timeline = Timeline::default();
         cell.timeline.reach(Step::Launched, now.unix);
         cell.timeline.reach(Step::Enrolled, now.unix);
+        cell.offering_reason = format!("cheapest idle cell that fits, of warm pool {}", cell.pool);
         cell.offering = Some(suited);
         cell.order = Some(sandbox.clone());
         cell.order_record = Some(sandbox.clone());

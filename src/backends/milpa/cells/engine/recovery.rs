@@ -13,6 +13,7 @@ use super::{
     Timeline,
     cell::Cell,
     costs::{self, Costs},
+    earlier::EarlierLaunches,
     launch::{self, Launch},
     order::{Order, OrderState},
     ports::PodPorts,
@@ -195,10 +196,13 @@ impl Engine {
             }
             _ => to_end(UNFINISHED),
         };
+        let earlier = EarlierLaunches::from_stored(record);
         let order = order.filter(|_| state.is_unbound()).map(|(sandbox, order)| {
             self.resume_order(sandbox.clone(), &id, order, launch.as_ref(), now);
             if let Some(order) = self.orders.get_mut(&sandbox) {
                 order.healthy_timeout = healthy_timeout;
+                order.causes.clone_from(&earlier.last);
+                order.spot_failed = earlier.spot_failed;
             }
             sandbox
         });
@@ -214,6 +218,8 @@ impl Engine {
             boot_id: record.boot_id.clone(),
             created_unix_nanos: record.created_unix_nanos,
             offering: record.offering.as_ref().map(launch::candidate),
+            offering_reason: record.offering_reason.clone(),
+            earlier,
             timeline,
             ran_before: costs::since_launch(&timeline, now),
             billed_from: Some(now.boot),

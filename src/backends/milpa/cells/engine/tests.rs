@@ -316,6 +316,26 @@ fn refused_launch_is_placed_again_without_the_refused_offering() {
     assert!(!engine.contains(&first));
 }
 
+#[test]
+fn cell_keeps_the_reason_of_its_offering_and_the_failures_before_it_across_a_restart() {
+    let mut engine = engine(sim::CAPABILITIES);
+    let (first, _) = launched(&mut engine, "pod", at(1));
+    let refusal = ProviderError::without_cause(ErrorClass::Capacity, "launch: no hosts");
+    let refusal = ProviderError { refused: vec![offering("a")], ..refusal };
+    let (launches, _) = outcome(&engine.handle(Event::Launched(first, Err(refusal)), at(2)));
+    let second = launches.into_iter().next().unwrap();
+    let instance = Instance { offering: offering("b"), ..launched_as("i", &second) };
+    engine.handle(Event::Launched(second.clone(), Ok(instance)), at(3));
+    let before = engine.cell_view(&second, at(3)).unwrap();
+    assert_eq!(before.offering_reason, "the only candidate");
+    assert_eq!(before.earlier.failures, 1);
+    assert_eq!(before.earlier.last, ["the provider of cells: launch: no hosts"]);
+    let record = engine.cells[&second].stored();
+    let (engine, second) = recovered(store::Cell { boot_id: "now".into(), ..record }, false, at(4));
+    let after = engine.cell_view(&second, at(4)).unwrap();
+    assert_eq!((after.offering_reason, after.earlier), (before.offering_reason, before.earlier));
+}
+
 /// Verifies A13.
 #[test]
 fn refused_offerings_are_tried_one_after_the_other_until_one_has_capacity() {

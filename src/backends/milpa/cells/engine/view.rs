@@ -2,7 +2,10 @@
 
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
-use super::{Engine, Now, State, Timeline, cell::Cell, order::Order, pools, timeline};
+use super::{
+    Engine, Now, State, Timeline, cell::Cell, earlier::EarlierLaunches, order::Order, pools,
+    timeline,
+};
 use crate::{
     backends::milpa::{
         id::{CellId, SandboxId},
@@ -39,10 +42,10 @@ pub(crate) struct CellView {
     pub(crate) error: String,
     /// The number of replays of its launch.
     pub(crate) replays: u32,
-    /// The number of cells that failed before it, for the same order.
-    pub(crate) earlier_failures: u32,
-    /// True if one of them was for spot.
-    pub(crate) spot_failed: bool,
+    /// The reason for its offering.
+    pub(crate) offering_reason: String,
+    /// The launches that failed before it, for the same order.
+    pub(crate) earlier: EarlierLaunches,
     /// The end of its console, if it was read.
     pub(crate) console: String,
     /// The cost since its launch.
@@ -116,8 +119,8 @@ impl Cell {
             pool: Arc::clone(&self.pool),
             error,
             replays: self.replays,
-            earlier_failures: self.earlier_failures,
-            spot_failed: self.spot_failed,
+            offering_reason: self.offering_reason.clone(),
+            earlier: self.earlier.clone(),
             console: self.console.clone(),
             cost: self.cost(now),
         }

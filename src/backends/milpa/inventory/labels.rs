@@ -1,0 +1,19 @@
+//! Labels of a cell's pod, which the Kubernetes API shows.
+
+use std::collections::BTreeMap;
+
+use super::Inventory;
+use crate::backends::milpa::id::CellId;
+
+impl Inventory {
+    /// Returns the labels of a cell's pod; `None` before the pod is bound. They do not change.
+    pub fn labels(&self, cell: &CellId) -> Option<BTreeMap<String, String>> {
+        let config = self.pods.sandbox_of_cell(cell)?.meta().config.unwrap_or_default();
+        Some(config.labels.into_iter().collect())
+    }
+
+    /// Returns true for the uid of a pod that the daemon runs without a kubelet.
+    pub fn is_standalone(&self, uid: &str) -> bool {
+        self.standalone.has(uid)
+    }
+}
