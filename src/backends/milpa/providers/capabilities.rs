@@ -57,6 +57,11 @@ impl Capabilities {
         self.own_kernel && self.own_devices
     }
 
+    /// Returns true if the launch of an instance needs the node's processors.
+    pub fn launches_on_node(&self) -> bool {
+        !self.remote
+    }
+
     /// Returns true if the end of a pod awaits the confirmed end of its instance.
     pub fn awaits_ends(&self) -> bool {
         self.ends_confirmed_within <= Self::MAX_AWAITED_END

@@ -30,11 +30,8 @@ const MAX_PAUSE: Duration = Duration::from_secs(180);
 const MAX_BOOTS: usize = 4;
 const MAX_BOOTS_BESIDE_PODS: usize = 1;
 
-/// The pause after a pod has taken a cell, in which the pod starts: the launch of the next cell may
-/// need the same processors.
-const REFILL_PAUSE: Duration = Duration::from_secs(1);
-/// The same where cells boot a kernel on the node, which takes seconds of a processor.
-const REFILL_PAUSE_OF_MACHINES: Duration = Duration::from_secs(5);
+/// The longest time for which pods that have taken cells delay the launches of further cells.
+const MAX_REFILL_DELAY: Duration = Duration::from_secs(10);
 
 /// The reason of a cell whose pool is not configured any more, or smaller.
 const DRAINED: &str = "its warm pool is smaller now";
@@ -66,6 +63,8 @@ pub(super) struct Pools {
     pub(super) hits: u64,
     /// The orders that suit a pool, and that got a cell of their own for want of an idle cell.
     pub(super) misses: u64,
+    /// The time from which pods that start in their cells delay no launch.
+    refill_by: Duration,
 }
 
 /// A pool with its failures.
@@ -192,6 +191,9 @@ impl Engine {
         {
             return Err(Missing::Room);
         }
+        if now.boot < self.pools.refill_by && self.has_starting_pod(now) {
+            return Err(Missing::Until(self.pools.refill_by));
+        }
         if let Some((until, _)) = self.denied.as_ref().filter(|(until, _)| now.boot < *until) {
             return Err(Missing::Until(*until));
         }
@@ -220,6 +222,18 @@ impl Engine {
             // The daemon starts or stops.
             Err(_) => Err(Missing::Until(now.boot + self.config.retry_pause)),
         }
+    }
+
+    /// Returns true while a pod that has taken a cell has no container yet, and would compete with
+    /// the launch of another cell for the node's processors.
+    fn has_starting_pod(&self, now: Now) -> bool {
+        let is_starting = |cell: &Cell| {
+            let taken = cell.requested.filter(|_| !cell.pool.is_empty() && !cell.is_warm());
+            let is_recent = taken.is_some_and(|taken| now.boot < taken + MAX_REFILL_DELAY);
+            let is_live = matches!(cell.state, State::Binding { .. } | State::Bound { .. });
+            is_recent && is_live && cell.timeline.at(Step::FirstContainer).is_none()
+        };
+        self.capabilities.launches_on_node() && self.cells.values().any(is_starting)
     }
 
     /// Returns true while a cell is of a pool, and no pod has taken it.
@@ -316,6 +330,10 @@ impl Engine {
         let Some((id, suited)) = self.warm_cell(choice, &order.key.namespace) else {
             return false;
         };
+        // Only the first of several pods that start together: the delay has an end.
+        if !self.has_starting_pod(now) {
+            self.pools.refill_by = now.boot + MAX_REFILL_DELAY;
+        }
         // The time in the pool is not at the namespace's cost.
         let cost = self.settle_cost(&id, now);
         let (Some(order), Some(cell)) = (self.orders.get_mut(sandbox), self.cells.get_mut(&id))
@@ -341,12 +359,6 @@ impl Engine {
         let pool = Arc::clone(&cell.pool);
         if let Some(filling) = self.pools.by_name.get_mut(&pool) {
             filling.hits += 1;
-            // Only the first of several pods delays the next launch.
-            if filling.not_before <= now.boot {
-                let boots_here = self.capabilities.ends_with_node && self.capabilities.own_kernel;
-                let pause = if boots_here { REFILL_PAUSE_OF_MACHINES } else { REFILL_PAUSE };
-                filling.not_before = now.boot + pause;
-            }
         }
         order.state = OrderState::Placed(id.clone());
         self.pools.hits += 1;

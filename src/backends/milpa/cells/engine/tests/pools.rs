@@ -86,27 +86,95 @@ fn order_takes_an_idle_cell_and_another_is_launched() {
     assert_eq!(launches(&effects).len(), 1, "the pool is filled again");
 }
 
-/// Verifies A21.
-#[test]
-fn taken_cells_are_replaced_a_second_after_the_first_of_them() {
-    let (mut engine, effects) = pooled(2);
-    let cells = launches(&effects);
+/// Returns an engine with a pool of idle cells, which are on the node.
+fn warmed_on_node(count: usize) -> (Engine, Vec<CellId>) {
+    let mut engine = engine(netns::CAPABILITIES);
+    let cells = launches(&engine.set_pools(vec![pool("small", count)], at(1)));
     for cell in &cells {
         warm(&mut engine, cell, 2);
     }
-    let mut attached = Effects::new();
-    let half = |halves: u32| Now { boot: seconds(1) * halves / 2, ..at(10) };
-    for (order, now) in [("first", 20), ("second", 21)] {
-        let (_, effects) = engine.order(taking(order), half(now));
-        assert_eq!(launches(&effects), []);
-        for cell in attaches(&effects) {
-            let event = Event::Attached(cell, Ok(Attached::default()));
-            attached.extend(engine.handle(event, half(now)));
-        }
-    }
-    assert_eq!(launches(&attached), []);
-    assert_eq!(engine.next_timer(), Some(at(11).boot));
-    assert_eq!(launches(&engine.handle(Event::Tick, at(11))).len(), 2);
+    (engine, cells)
+}
+
+/// Gives a pod an idle cell.
+fn take(engine: &mut Engine, pod: &str, now: u64) -> (CellId, Effects) {
+    let (_, mut effects) = engine.order(taking(pod), at(now));
+    let cell = attaches(&effects).remove(0);
+    let attached = Event::Attached(cell.clone(), Ok(Attached::default()));
+    effects.extend(engine.handle(attached, at(now)));
+    (cell, effects)
+}
+
+fn started(engine: &mut Engine, cell: &CellId, now: u64) -> Effects {
+    engine.handle(Event::Reached(cell.clone(), Step::FirstContainer), at(now))
+}
+
+/// Verifies A21.
+#[test]
+fn refill_waits_until_all_pods_have_a_container() {
+    let (mut engine, _) = warmed_on_node(2);
+    let (first, effects) = take(&mut engine, "first", 10);
+    assert_eq!(launches(&effects), []);
+    let (second, effects) = take(&mut engine, "second", 12);
+    assert_eq!(launches(&effects), []);
+    let image = Event::Reached(first.clone(), Step::ImageReady);
+    assert_eq!(launches(&engine.handle(image, at(13))), []);
+    assert_eq!(launches(&started(&mut engine, &first, 14)), []);
+    assert_eq!(launches(&started(&mut engine, &second, 15)).len(), 2);
+}
+
+/// Verifies A21.
+#[test]
+fn refill_waits_ten_seconds_at_most_for_pods_that_overlap() {
+    let (mut engine, _) = warmed_on_node(3);
+    take(&mut engine, "first", 10);
+    take(&mut engine, "second", 18);
+    assert_eq!(launches(&engine.handle(Event::Tick, at(19))), []);
+    assert_eq!(engine.next_timer(), Some(at(20).boot));
+    assert_eq!(launches(&engine.handle(Event::Tick, at(20))).len(), 2);
+    // The second still starts: another pod does not prolong the delay.
+    let (_, effects) = take(&mut engine, "third", 21);
+    assert_eq!(launches(&effects).len(), 1);
+}
+
+/// Verifies A21.
+#[test]
+fn refill_waits_for_a_later_pod_while_the_first_has_no_container() {
+    let (mut engine, _) = warmed_on_node(2);
+    take(&mut engine, "never", 10);
+    let next = launches(&engine.handle(Event::Tick, at(20))).remove(0);
+    warm(&mut engine, &next, 30);
+    let (later, effects) = take(&mut engine, "later", 40);
+    assert_eq!(launches(&effects), []);
+    assert_eq!(launches(&started(&mut engine, &later, 44)).len(), 1);
+}
+
+/// Verifies A21.
+#[test]
+fn refill_begins_when_the_starting_pod_ends() {
+    let (mut engine, _) = warmed_on_node(1);
+    let (cell, _) = take(&mut engine, "pod", 10);
+    let end = Event::Terminate { cell: cell.clone(), reason: "deleted".into() };
+    assert_eq!(launches(&engine.handle(end, at(12))).len(), 1);
+}
+
+/// Verifies A21.
+#[test]
+fn refill_of_remote_cells_does_not_wait() {
+    let (mut engine, effects) = pooled(1);
+    warm(&mut engine, &launches(&effects)[0], 2);
+    let (_, effects) = take(&mut engine, "pod", 10);
+    assert_eq!(launches(&effects).len(), 1);
+}
+
+/// Verifies A21.
+#[test]
+fn pod_beside_a_starting_pod_is_launched_without_delay() {
+    let (mut engine, _) = warmed_on_node(1);
+    take(&mut engine, "first", 10);
+    let (sandbox, effects) = engine.order(taking("second"), at(11));
+    let cell = engine.cell_of_order(&sandbox).unwrap().clone();
+    assert_eq!(launches(&effects), [cell]);
 }
 
 /// Verifies A20.
