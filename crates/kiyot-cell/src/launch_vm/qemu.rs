@@ -27,6 +27,9 @@ pub mod paths {
 const FW_CFG_NAME: &str = "opt/org.kiyot/cell.json";
 /// System calls that QEMU does without.
 const SANDBOX: &str = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny";
+/// The CPU that QEMU translates. It announces no fast string instructions, with which guests copy
+/// memory by `rep movsb` instead of vectors: see the measurement in docs/performance.md.
+const TCG_CPU: &str = "max,erms=off,fsrm=off";
 /// Devices of the board that a cell does not use.
 const BOARD: &str = "q35,usb=off,sata=off,smbus=off,vmport=off,graphics=off,dump-guest-core=off";
 
@@ -40,7 +43,7 @@ pub fn arguments(file: &VmFile, name: &str) -> Vec<OsString> {
     match file.accelerator {
         Accelerator::Kvm => line.set("-accel", "kvm").set("-cpu", "host"),
         Accelerator::Tcg => {
-            line.set("-accel", &format!("tcg,tb-size={TCG_CACHE_MIB}")).set("-cpu", "max")
+            line.set("-accel", &format!("tcg,tb-size={TCG_CACHE_MIB}")).set("-cpu", TCG_CPU)
         }
     };
     line.set("-smp", &file.cpus.to_string()).set("-m", &format!("{}M", file.memory_mib));

@@ -46,7 +46,8 @@ const LAUNCHER: &str = "launch-vm";
 /// The instance type of records without one, and the name of the node in errors.
 const NODE: &str = "node";
 /// The command line of the kernel. What follows `--` are the arguments of the first process.
-const COMMAND_LINE: &str = "console=ttyS0 panic=-1 quiet -- machine";
+const COMMAND_LINE: &str =
+    "console=ttyS0 panic=-1 quiet cryptomgr.notests 8250.nr_uarts=1 -- machine";
 /// The label of a cell's disk.
 const DISK_LABEL: &str = "kiyot";
 /// The programs of the cell's image.
