@@ -4,13 +4,19 @@ export CARGO_INCREMENTAL ?= 0
 export CARGO_TERM_COLOR ?= never
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
-.PHONY: cell-image demo demo-ec2 demo-vm test test-node test-vm soak bench bench-ec2 fmt lint deny clean
+.PHONY: cell-image demo demo-ec2 demo-shell demo-vm test test-node test-vm soak bench bench-ec2 fmt lint deny clean
 
 # Runs the pods of examples/, on the node and in a cell.
 demo:
 	@scripts/setup
 	@cargo build --quiet --workspace --bins --example demo
 	@cargo run --quiet --example demo
+
+# The same, with a shell for milpactl while the pods run: make demo-shell < examples/tour.sh
+demo-shell:
+	@scripts/setup
+	@cargo build --quiet --workspace --bins --example demo
+	@DEMO_SHELL=1 cargo run --quiet --example demo
 
 # The same with the cell in a virtual machine, which has a kernel of its own.
 demo-vm: cell-image

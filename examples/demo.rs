@@ -1,7 +1,8 @@
 //! `make demo`: runs the pods of examples/ on a private containerd behind kiyot, shows where each
 //! runs, a line of its log and an ExecSync in it, then stops them and checks that nothing is left.
 //! Prints a line for each step, with its duration. With PROVIDER=ec2 cells are instances of a test
-//! cloud, whose tags, price and boot it prints too.
+//! cloud, whose tags, price and boot it prints too. `make demo-shell` (DEMO_SHELL set) runs a shell
+//! with milpactl while the pods run.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a failed step ends the demo")]
 
 use std::{fs, path::Path, time::Instant};
@@ -13,6 +14,7 @@ use kiyot_testkit::{Kiyot, KiyotOptions, LIMIT, Node, Provider, image::ImageSpec
 mod demo {
     pub(crate) mod instance;
     pub(crate) mod kubelet;
+    pub(crate) mod shell;
 }
 
 use demo::kubelet::{DemoKubelet, DemoPod};
@@ -49,10 +51,14 @@ async fn main() {
     if let Some(cloud) = &cloud {
         steps.done(&format!("a test cloud runs, its API is {}", cloud.endpoint()));
     }
-    let options = match &cloud {
+    let mut options = match &cloud {
         Some(cloud) => cloud.daemon_options(binary()),
         None => KiyotOptions::new(binary()),
     };
+    let shell = std::env::var_os("DEMO_SHELL").is_some();
+    if shell {
+        options.metrics = Some(demo::shell::METRICS);
+    }
     let kiyot = Kiyot::start(&node, options).await;
     steps.done("kiyot runs in front of it");
 
@@ -98,6 +104,10 @@ async fn main() {
             )
             .await;
         steps.done(&format!("ExecSync in {}: {}", pod.metadata.name, output.trim()));
+    }
+    if shell {
+        demo::shell::run(&kiyot);
+        steps.done("the shell has ended");
     }
     for (pod, started) in pods.iter().zip(&running) {
         kubelet.stop_and_remove(pod, started).await;

@@ -33,6 +33,7 @@ mod workload;
 pub use container::{Container, Port};
 pub use dns::{Dns, DnsPolicy};
 pub use document::Skipped;
+pub use env::{EnvValue, PodField};
 pub use expand::expand;
 pub use files::Entry;
 pub use kiyot_manifest_files::File;

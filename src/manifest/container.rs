@@ -1,7 +1,9 @@
 //! Containers of a pod.
 
 use super::{
-    ContainerSecurity, Purpose, Resources, VolumeDevice, VolumeMount, env, metadata::dns_name,
+    ContainerSecurity, Resources, VolumeDevice, VolumeMount,
+    env::{EnvValue, Origins},
+    metadata::dns_name,
 };
 use crate::problems::Field;
 
@@ -28,8 +30,9 @@ pub struct Container {
     pub args: Vec<String>,
     /// Working directory.
     pub working_dir: String,
-    /// Variables, in order; they may refer to earlier ones.
-    pub env: Vec<(String, String)>,
+    /// Variables, in order; they may refer to earlier variables. A later variable of the same
+    /// name wins.
+    pub env: Vec<(String, EnvValue)>,
     /// Requests and limits.
     pub resources: Resources,
     /// Mounted volumes.
@@ -70,7 +73,8 @@ pub struct Port {
 }
 
 impl Container {
-    pub(super) fn read(field: Field<'_>, purpose: Purpose) -> Option<Self> {
+    pub(super) fn read(field: Field<'_>, origins: Origins<'_>) -> Option<Self> {
+        let purpose = origins.purpose;
         let mut table = field.table()?;
         let texts = |field: Option<Field<'_>>| field.map(Field::texts).unwrap_or_default();
         let flag = |field: Option<Field<'_>>| field.and_then(Field::flag).unwrap_or_default();
@@ -83,7 +87,7 @@ impl Container {
             command: texts(table.take("command")),
             args: texts(table.take("args")),
             working_dir: table.take("workingDir").and_then(Field::text).unwrap_or_default(),
-            env: env::read(&mut table, purpose),
+            env: origins.read(&mut table),
             resources: table
                 .take("resources")
                 .and_then(Field::table)

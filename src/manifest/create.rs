@@ -64,12 +64,18 @@ impl Pod {
         attempt: u32,
     ) -> cri::ContainerConfig {
         let mut variables: HashMap<String, String> = HashMap::new();
-        let mut envs = Vec::new();
+        let mut names = Vec::new();
         for (name, value) in &container.env {
-            let value = expand(value, &variables);
-            envs.push(cri::KeyValue { key: name.clone(), value: value.clone().into() });
-            variables.insert(name.clone(), value);
+            let value = value.resolve(&self.metadata, &variables);
+            if variables.insert(name.clone(), value).is_none() {
+                names.push(name);
+            }
         }
+        let env = |name: &String| cri::KeyValue {
+            key: name.clone(),
+            value: variables[name].clone().into(),
+        };
+        let envs = names.into_iter().map(env).collect();
         let expanded =
             |texts: &[String]| texts.iter().map(|text| expand(text, &variables)).collect();
         let meta = &self.metadata;

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::{
     Container, Dns, DnsPolicy, Metadata, PodSecurity, Purpose, QosClass, Resources, Volume,
-    Workload, metadata::dns_name, resources, sources::Sources,
+    Workload, env::Origins, metadata::dns_name, resources, sources::Sources,
 };
 use crate::problems::{Field, Problem, Table};
 
@@ -168,9 +168,10 @@ impl Pod {
         sources: &Sources,
         purpose: Purpose,
     ) -> Self {
+        let origins = Origins { namespace: &metadata.namespace, sources, purpose };
         let containers = |field: Option<Field<'_>>| -> Vec<Container> {
             let items = field.map(Field::items).unwrap_or_default();
-            items.into_iter().filter_map(|item| Container::read(item, purpose)).collect()
+            items.into_iter().filter_map(|item| Container::read(item, origins)).collect()
         };
         let restarts = [
             ("Always", RestartPolicy::Always),

@@ -58,6 +58,16 @@ impl Sources {
         self.0.insert(name, keys);
     }
 
+    /// Returns the content of an object by key.
+    pub(super) fn keys(
+        &self,
+        kind: &str,
+        namespace: &str,
+        name: &str,
+    ) -> Option<&BTreeMap<String, Content>> {
+        self.0.get(&(kind.to_owned(), namespace.to_owned(), name.to_owned()))
+    }
+
     /// Returns the files of a volume. Explaining takes an object of the cluster for empty.
     pub(super) fn files(
         &self,
@@ -80,7 +90,7 @@ impl Sources {
         let (at, report) = (table.at().to_owned(), table.report());
         table.finish();
         let name = name?;
-        let Some(keys) = self.0.get(&(kind.to_owned(), namespace.to_owned(), name.clone())) else {
+        let Some(keys) = self.keys(kind, namespace, &name) else {
             if optional || purpose == Purpose::Explain {
                 return Some(Vec::new());
             }

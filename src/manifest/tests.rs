@@ -84,7 +84,7 @@ fn pod(yaml: &str) -> Pod {
     pods.remove(0)
 }
 
-fn problems(yaml: &str) -> Vec<String> {
+pub(super) fn problems(yaml: &str) -> Vec<String> {
     parse("pod.yaml", yaml).unwrap_err().list.iter().map(ToString::to_string).collect()
 }
 
@@ -329,14 +329,15 @@ fn every_unknown_field_is_reported() {
     )
     .replace(
         "image: i",
-        "image: i, env: [{name: A, valueFrom: {}}], volumeMounts: [{name: w, mountPath: /w}], \
+        "image: i, env: [{name: A, valueFrom: {fileKeyRef: {}}}], \
+             volumeMounts: [{name: w, mountPath: /w}], \
              lifecycle: {}, ports: [{containerPort: 0}]",
     );
     let found = problems(&yaml);
     for start in [
         "document 1.spec.hostNetwrk: is an unknown key; did you mean: hostNetwork",
-        "document 1.spec.containers[0].env[0].valueFrom: is not supported to run a pod from a \
-         manifest; allowed: absent",
+        "document 1.spec.containers[0].env[0].valueFrom.fileKeyRef: is not supported to run a \
+         pod from a manifest; allowed: absent",
         "document 1.spec.containers[0].lifecycle: is not supported",
         "document 1.spec.containers[0].ports[0].containerPort = 0: is invalid; allowed: a whole \
          number from 1 to 65535",

@@ -68,7 +68,9 @@ pub(super) fn manifest(name: &str, policy: &str, script: &str) -> String {
          \x20   command: [sh, -c, \"echo begun > /shared/file\"]\n\
          \x20   volumeMounts: [{{name: shared, mountPath: /shared}}]\n\
          \x20 containers:\n  - name: main\n    image: {BUSYBOX_IMAGE}\n\
-         \x20   env: [{{name: WORD, value: $(OTHER)x}}]\n\
+         \x20   env:\n    - {{name: WORD, value: $(OTHER)x}}\n\
+         \x20   - {{name: TOKEN, valueFrom: {{secretKeyRef: {{name: key, key: token}}}}}}\n\
+         \x20   - {{name: OWN_UID, valueFrom: {{fieldRef: {{fieldPath: metadata.uid}}}}}}\n\
          \x20   command: [sh, -c, \"{script}\"]\n\
          \x20   volumeMounts:\n    - {{name: settings, mountPath: /settings}}\n\
          \x20   - {{name: key, mountPath: /key}}\n    - {{name: shared, mountPath: /shared}}\n"
@@ -81,7 +83,7 @@ async fn standalone_pod_runs_through_restarts_and_no_list_of_the_kubelet_has_it(
     let node = Node::start().await;
     let mut kiyot = Kiyot::start(&node, options()).await;
     let mut client = admin(&kiyot).await;
-    let script = "cat /settings/word /key/token /shared/file; echo; echo ready; \
+    let script = "cat /settings/word /key/token /shared/file; echo $TOKEN $OWN_UID; echo ready; \
                   while [ ! -e /tmp/stop ]; do sleep 0.1; done; exit 3";
     let answer = client.create_pods(created(&manifest("alone", "Always", script))).await;
     let answer = answer.unwrap().into_inner().pods;
@@ -89,7 +91,8 @@ async fn standalone_pod_runs_through_restarts_and_no_list_of_the_kubelet_has_it(
     let running = pod_that(&mut client, "runs its container", has_main).await;
     assert_eq!((&running.uid, running.is_standalone), (&answer[0].uid, true));
     let main = |pod: &admin::Pod| pod.units.iter().find(|it| it.name == "main").unwrap().clone();
-    assert_eq!(log_with(&client, "alone", "ready").await, "sesamehushbegun\n\nready\n");
+    let logged = format!("sesamehushbegun\nhush {}\nready\n", running.uid);
+    assert_eq!(log_with(&client, "alone", "ready").await, logged);
 
     // The kubelet sees its own pod alone.
     let mut kubelet = kiyot.kubelet().await;
@@ -118,7 +121,7 @@ async fn standalone_pod_runs_through_restarts_and_no_list_of_the_kubelet_has_it(
         has_main(pod) && pod.units.iter().any(|unit| unit.name == "main" && unit.restarts == 1)
     };
     pod_that(&mut client, "has restarted its container", restarted).await;
-    assert_eq!(log_with(&client, "alone", "ready").await, "sesamehushbegun\n\nready\n");
+    assert_eq!(log_with(&client, "alone", "ready").await, logged);
 
     // Nothing that an operator reads has the secret.
     let dump = client.dump(admin::DumpRequest {}).await.unwrap().into_inner();

@@ -56,7 +56,7 @@ async fn events(client: &Client, names: &[String]) -> Result<Vec<Event>, Error> 
 
 fn field(text: &mut String, name: &str, value: &str) {
     // Writing to a String does not fail.
-    let _ = writeln!(text, "{:<18} {}", format!("{name}:"), plain(value));
+    let _ = writeln!(text, "{:<20} {}", format!("{name}:"), plain(value));
 }
 
 fn describe_pod(pod: &Pod, cell: Option<&Cell>, events: &[Event]) -> String {
@@ -174,7 +174,7 @@ fn listed_events(events: &[Event]) -> String {
     let mut text = "Events:\n".to_owned();
     for event in events {
         let line = format!(
-            "  {}  {:<14} {:<24} {}",
+            "  {:<30}  {:<14} {:<24} {}",
             time(event.unix_nanos),
             event.status,
             event.name,

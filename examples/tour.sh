@@ -1,0 +1,91 @@
+# Every verb of milpactl on the pods of the demo: make demo-shell < examples/tour.sh
+# docs/tour.md shows the output.
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 1
+
+# Prints a command, runs it, and prints an exit code that is not 0.
+run() {
+    printf '\n$ %s\n' "$*"
+    timeout 30 sh -c "$*" 2>&1
+    code=$?
+    [ "$code" = 0 ] || echo "(exit code $code)"
+}
+
+cat > alone.yaml <<'EOF'
+apiVersion: v1
+kind: Secret
+metadata: {name: key}
+stringData: {token: sesame}
+---
+apiVersion: v1
+kind: Pod
+metadata:
+  name: alone
+  labels: {app: alone}
+spec:
+  terminationGracePeriodSeconds: 1
+  containers:
+  - name: main
+    image: docker.io/library/busybox:1.36
+    command: ["sh", "-c", "echo \"${#TOKEN} characters for $NAME\"; exec sleep 86400"]
+    env:
+    - {name: TOKEN, valueFrom: {secretKeyRef: {name: key, key: token}}}
+    - {name: NAME, valueFrom: {fieldRef: {fieldPath: metadata.name}}}
+EOF
+
+run milpactl version
+run milpactl get pods
+run milpactl get pods -l app=example -o name
+run milpactl get cells -o wide
+run milpactl get nodes
+run milpactl get events
+run milpactl get metrics
+run milpactl get usage
+run milpactl get backends
+run milpactl get offerings
+run milpactl get pools
+run milpactl get pod pod-in-a-cell -oyaml
+cell=$(milpactl get cells -o name)
+cell=${cell#cell/}
+run milpactl describe pod pod-in-a-cell
+run milpactl describe cell "$cell"
+run milpactl logs pod-in-a-cell
+run milpactl logs "$cell" --lines 1
+run "milpactl exec pod-in-a-cell -- sh -c 'hostname; exit 3'"
+run "echo from a pipe | milpactl exec -i pod-in-a-cell -- cat"
+run "script -qec 'milpactl exec -it pod-in-a-cell -- tty' /dev/null"
+run "timeout 1 milpactl attach pod-in-a-cell"
+run "milpactl exec pod-in-a-cell -- sh -c 'cd /scratch; echo served > index.html; httpd -p 8080'"
+printf '\n$ milpactl port-forward pod-in-a-cell 18080:8080 & curl http://127.0.0.1:18080/\n'
+touch forwarded
+timeout 3 milpactl port-forward pod-in-a-cell 18080:8080 > forwarded &
+until grep -q Forwarding forwarded; do sleep 0.1; done
+curl -s http://127.0.0.1:18080/
+wait
+cat forwarded
+run milpactl plan -f alone.yaml
+run milpactl create -f alone.yaml
+until milpactl logs alone 2>/dev/null | grep -q characters; do sleep 0.2; done
+run milpactl get pods
+run milpactl logs alone
+run milpactl top --once
+run milpactl pool
+run milpactl delete alone
+run milpactl get pod pod-in-a-cel
+run milpactl get pods -o xml
+run milpactl deploy web
+run milpactl get secrets
+run milpactl --socket /run/absent.sock get pods
+run milpactl cordon
+run milpactl get backends
+run milpactl uncordon
+run milpactl dump all --output dump.tar
+run tar tvf dump.tar
+run "milpactl dump all | head -7"
+run "milpactl completion bash | head -3"
+run "milpactl man | man -l - | head -5"
+run milpactl drain --end --timeout 20s
+run milpactl get cells
+run milpactl uncordon
+run "curl -s $DEMO_METRICS | grep -v -e ' 0$' -e ' 0.0$' -e '^#' -e _bucket"
