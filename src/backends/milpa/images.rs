@@ -30,6 +30,7 @@ use super::{
 use crate::metrics::ByteCounter;
 
 mod copy;
+mod lease;
 mod manifest;
 mod memory;
 mod node;
@@ -54,7 +55,7 @@ const MAX_NAMES: usize = 64;
 /// Images of pods in cells.
 #[derive(Debug)]
 pub struct Images {
-    node: Box<dyn Node>,
+    node: Arc<dyn Node>,
     pause_image: String,
     progress_timeout: Duration,
     /// Images that cells reported, each until its cell ends.
@@ -65,6 +66,9 @@ pub struct Images {
     /// Registry configuration of the node.
     registries: Option<Arc<Registries>>,
     image_locks: KeyLocks<(CellId, String)>,
+    /// Copies to a cell follow each other: they share its link, and its agent bounds the blobs that
+    /// it takes at the same time.
+    copy_locks: KeyLocks<CellId>,
     /// Permits for copies of images to cells that pull by themselves; `None` if the node comes
     /// first.
     copies: Option<Semaphore>,
@@ -88,11 +92,11 @@ impl Images {
             copies: pulls_first.then(|| Semaphore::new(MAX_COPIES)),
             node_credentials: registries.credentials(),
             registries: Some(registries),
-            ..Self::of(Box::new(Containerd::new(node)), pause_image.into(), progress_timeout)
+            ..Self::of(Arc::new(Containerd::new(node)), pause_image.into(), progress_timeout)
         })
     }
 
-    fn of(node: Box<dyn Node>, pause_image: String, progress_timeout: Duration) -> Self {
+    fn of(node: Arc<dyn Node>, pause_image: String, progress_timeout: Duration) -> Self {
         Self {
             node,
             pause_image,
@@ -102,6 +106,7 @@ impl Images {
             node_credentials: Arc::default(),
             registries: None,
             image_locks: KeyLocks::default(),
+            copy_locks: KeyLocks::default(),
             copies: None,
             bytes: ByteCounter::default(),
         }
@@ -263,10 +268,17 @@ impl Images {
         uid: &str,
     ) -> Result<(String, Option<cri::Image>), Failure> {
         let wanted = &image.image;
-        if let Some(found) = cell_image(receiver, wanted).await? {
-            return Ok((found.id.clone(), Some(found)));
-        }
-        let _lock = self.image_locks.lock((cell.clone(), normalized(wanted))).await;
+        let key = (cell.clone(), normalized(wanted));
+        let _lock = match self.image_locks.try_lock(key.clone()) {
+            Some(lock) => lock,
+            None => {
+                // A present image does not wait for a pull of its reference.
+                if let Some(found) = cell_image(receiver, wanted).await? {
+                    return Ok((found.id.clone(), Some(found)));
+                }
+                self.image_locks.lock(key).await
+            }
+        };
         // The previous holder of the lock may have brought it.
         if let Some(found) = cell_image(receiver, wanted).await? {
             return Ok((found.id.clone(), Some(found)));
@@ -337,7 +349,7 @@ impl Images {
         receiver: &dyn Receiver,
         wanted: &str,
     ) -> Result<Option<cri::Image>, Failure> {
-        match self.copy(receiver, wanted).await {
+        match self.copy(cell, receiver, wanted).await {
             Ok(None) => Ok(None),
             Ok(Some(id)) => {
                 tracing::info!(%cell, image = wanted, id, "image copied from the node");
@@ -364,10 +376,12 @@ impl Images {
 
     async fn copy(
         &self,
+        cell: &CellId,
         receiver: &dyn Receiver,
         wanted: &str,
     ) -> Result<Option<String>, CopyError> {
         let node = &*self.node;
+        let _lock = self.copy_locks.lock(cell.clone()).await;
         // Never closed.
         let _permit = match &self.copies {
             Some(copies) => copies.acquire().await.ok(),
@@ -380,24 +394,11 @@ impl Images {
         if is_id(wanted) && id != wanted {
             return Ok(None);
         }
-        let known = node.status(status_request(&id, false)).await?.image;
-        let tags = known
-            .into_iter()
-            .flat_map(|image| image.repo_tags.into_iter().chain(image.repo_digests));
-        // CRI names each image that it manages by its id, and asks containerd for image volumes by
-        // that.
-        let mut names = vec![id.clone()];
-        for name in Some(normalized(wanted))
-            .into_iter()
-            .filter(|name| !is_id(name))
-            .chain(tags)
-            .take(MAX_NAMES - 1)
-        {
-            if !names.contains(&name) {
-                names.push(name);
-            }
-        }
-        copy::copy(node, receiver, &manifest, names, self.progress_timeout).await?;
+        let names = async {
+            let known = node.status(status_request(&id, false)).await?.image;
+            Ok(names(wanted, &id, known))
+        };
+        copy::copy(&self.node, receiver, &manifest, names, self.progress_timeout).await?;
         Ok(Some(id))
     }
 
@@ -413,7 +414,7 @@ impl Images {
         // Like the node's containerd, configured credentials are for pulls without their own.
         let auth = auth.or_else(|| self.node_credentials.of(&normalized(reference)));
         let request = cri::PullImageRequest { image: Some(image), auth, sandbox_config: None };
-        let supplier = self.copies.is_none().then_some(&*self.node);
+        let supplier = self.copies.is_none().then_some(&self.node);
         let pulled = pull::pull(supplier, receiver, &request, self.progress_timeout).await?;
         if let (layers @ 1.., bytes) = pulled.from_node {
             tracing::info!(
@@ -439,6 +440,22 @@ impl Images {
             }
         }
     }
+}
+
+/// Returns the names that an image gets in a cell, by the node's status of it.
+///
+/// CRI names each image that it manages by its id, and asks containerd for image volumes by that.
+fn names(wanted: &str, id: &str, known: Option<cri::Image>) -> Vec<String> {
+    let tags =
+        known.into_iter().flat_map(|image| image.repo_tags.into_iter().chain(image.repo_digests));
+    let wanted = Some(normalized(wanted)).into_iter().filter(|name| !is_id(name));
+    let mut names = vec![id.to_owned()];
+    for name in wanted.chain(tags).take(MAX_NAMES - 1) {
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    names
 }
 
 /// Returns the cell's status of an image.

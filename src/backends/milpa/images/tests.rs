@@ -163,6 +163,14 @@ struct FakeCell {
     busy: Mutex<usize>,
     /// Keeps the next pull from ending.
     pull_hangs: Mutex<bool>,
+    /// Statuses of images that were asked for.
+    asked: Mutex<usize>,
+    /// Blobs that must be on their way before any is taken.
+    together: Option<tokio::sync::Barrier>,
+    /// Blobs on their way, and the most at a time.
+    in_flight: Mutex<(usize, usize)>,
+    /// Keeps blobs from being taken.
+    put_hangs: bool,
     refuses: bool,
     greedy: bool,
 }
@@ -174,6 +182,7 @@ impl Receiver for FakeCell {
         request: cri::ImageStatusRequest,
         _: Option<Duration>,
     ) -> Result<cri::ImageStatusResponse, Failure> {
+        *self.asked.lock().unwrap() += 1;
         let image =
             self.images.lock().unwrap().get(&normalized(&request.image.unwrap().image)).cloned();
         let image = image.map(|id| cri::Image { id, size: 5, ..cri::Image::default() });
@@ -241,11 +250,23 @@ impl Receiver for FakeCell {
         if self.refuses {
             return Err(Failure::cell(Class::ResourceExhausted, "the disk is full"));
         }
+        if self.put_hangs {
+            return std::future::pending().await;
+        }
+        if let Some(together) = &self.together {
+            together.wait().await;
+        }
+        {
+            let mut in_flight = self.in_flight.lock().unwrap();
+            in_flight.0 += 1;
+            in_flight.1 = in_flight.1.max(in_flight.0);
+        }
         let mut bytes = Vec::new();
         while let Some(part) = parts.recv().await {
             assert!(part.content.len() <= 1 << 20);
             bytes.extend_from_slice(&part.content);
         }
+        self.in_flight.lock().unwrap().0 -= 1;
         if sha256(&bytes) != first.digest || bytes.len() as u64 != first.size {
             return Err(Failure::cell(Class::DataLoss, "other bytes"));
         }
@@ -274,7 +295,7 @@ struct Scene {
 impl Scene {
     fn new() -> Self {
         let node = FakeNode::default();
-        let images = Images::of(Box::new(node.clone()), PAUSE.into(), Duration::from_secs(120));
+        let images = Images::of(Arc::new(node.clone()), PAUSE.into(), Duration::from_secs(120));
         Self { node, images, id: CellId::mint().unwrap(), cell: FakeCell::default() }
     }
 
@@ -374,6 +395,70 @@ async fn concurrent_requests_copy_an_image_once() {
     let (one, other) = tokio::join!(scene.ensure(&id, NAME), scene.ensure(&id, NAME));
     assert_eq!((one.unwrap(), other.unwrap()), (id.clone(), id));
     assert_eq!(scene.cell.named.lock().unwrap().len(), 1);
+}
+
+/// The barrier would hold blobs that are sent one after another for ever.
+#[tokio::test(start_paused = true)]
+async fn blobs_are_sent_together() {
+    let mut scene = Scene::new();
+    let id = scene.node.image(NAME);
+    scene.cell.blobs.lock().unwrap().insert(sha256(b"small"), b"small".to_vec());
+    scene.cell.together = Some(tokio::sync::Barrier::new(3));
+    scene.ensure(&id, NAME).await.unwrap();
+    assert_eq!(scene.cell.blobs.lock().unwrap().len(), 4);
+}
+
+/// The agent refuses the ninth blob.
+#[tokio::test]
+async fn copies_of_several_images_to_a_cell_keep_to_the_limit_of_blobs() {
+    let scene = Scene::new();
+    let names = ["a", "b", "c"].map(|name| format!("registry.example/{name}:v1"));
+    names.iter().for_each(|name| drop(scene.node.image(name)));
+    let copies = names.iter().map(|name| scene.ensure(name, ""));
+    for copied in futures::future::join_all(copies).await {
+        copied.unwrap();
+    }
+    assert_eq!(scene.cell.in_flight.lock().unwrap().1, 3);
+}
+
+#[tokio::test]
+async fn present_image_is_asked_for_once() {
+    let scene = Scene::new();
+    let id = scene.node.image(NAME);
+    scene.ensure(&id, NAME).await.unwrap();
+    assert_eq!(*scene.cell.asked.lock().unwrap(), 2, "before and after the copy");
+    scene.ensure(&id, NAME).await.unwrap();
+    assert_eq!(*scene.cell.asked.lock().unwrap(), 3);
+}
+
+#[tokio::test]
+async fn cancelled_copy_releases_its_lease_and_the_next_succeeds() {
+    let mut scene = Scene::new();
+    let id = scene.node.image(NAME);
+    scene.cell.put_hangs = true;
+    {
+        let mut copied = std::pin::pin!(scene.ensure(&id, NAME));
+        assert!(futures::poll!(copied.as_mut()).is_pending());
+        assert_eq!(scene.node.0.lock().unwrap().held, 1);
+    }
+    // The task that releases it runs before this one again.
+    tokio::task::yield_now().await;
+    assert_eq!(scene.node.0.lock().unwrap().held, 0);
+    scene.cell.put_hangs = false;
+    assert_eq!(scene.ensure(&id, NAME).await.unwrap(), id);
+    assert_eq!(scene.node.0.lock().unwrap().held, 0);
+}
+
+#[tokio::test]
+async fn failed_copy_is_not_final() {
+    let mut scene = Scene::new();
+    let id = scene.node.image(NAME);
+    scene.cell.refuses = true;
+    let failure = scene.ensure(&id, NAME).await.unwrap_err();
+    assert!(failure.message().contains("the disk is full"), "{failure}");
+    assert_eq!(scene.node.0.lock().unwrap().held, 0);
+    scene.cell.refuses = false;
+    assert_eq!(scene.ensure(&id, NAME).await.unwrap(), id);
 }
 
 #[tokio::test]
