@@ -22,6 +22,8 @@ use super::{manifest::Descriptor, *};
 
 const NAME: &str = "registry.example/app:v1";
 const PAUSE: &str = "registry.example/pause:1";
+/// Turns of other tasks while a blob is taken.
+const TURNS: usize = 8;
 const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 
 fn sha256(bytes: &[u8]) -> String {
@@ -260,6 +262,10 @@ impl Receiver for FakeCell {
             let mut in_flight = self.in_flight.lock().unwrap();
             in_flight.0 += 1;
             in_flight.1 = in_flight.1.max(in_flight.0);
+        }
+        // The others begin now, if they do not wait.
+        for _ in 0..TURNS {
+            tokio::task::yield_now().await;
         }
         let mut bytes = Vec::new();
         while let Some(part) = parts.recv().await {
