@@ -30,7 +30,6 @@ use super::{
 use crate::metrics::ByteCounter;
 
 mod copy;
-mod lease;
 mod manifest;
 mod memory;
 mod node;
@@ -55,7 +54,7 @@ const MAX_NAMES: usize = 64;
 /// Images of pods in cells.
 #[derive(Debug)]
 pub struct Images {
-    node: Arc<dyn Node>,
+    node: Box<dyn Node>,
     pause_image: String,
     progress_timeout: Duration,
     /// Images that cells reported, each until its cell ends.
@@ -92,11 +91,11 @@ impl Images {
             copies: pulls_first.then(|| Semaphore::new(MAX_COPIES)),
             node_credentials: registries.credentials(),
             registries: Some(registries),
-            ..Self::of(Arc::new(Containerd::new(node)), pause_image.into(), progress_timeout)
+            ..Self::of(Box::new(Containerd::new(node)), pause_image.into(), progress_timeout)
         })
     }
 
-    fn of(node: Arc<dyn Node>, pause_image: String, progress_timeout: Duration) -> Self {
+    fn of(node: Box<dyn Node>, pause_image: String, progress_timeout: Duration) -> Self {
         Self {
             node,
             pause_image,
@@ -398,7 +397,7 @@ impl Images {
             let known = node.status(status_request(&id, false)).await?.image;
             Ok(names(wanted, &id, known))
         };
-        copy::copy(&self.node, receiver, &manifest, names, self.progress_timeout).await?;
+        copy::copy(node, receiver, &manifest, names, self.progress_timeout).await?;
         Ok(Some(id))
     }
 
@@ -414,7 +413,7 @@ impl Images {
         // Like the node's containerd, configured credentials are for pulls without their own.
         let auth = auth.or_else(|| self.node_credentials.of(&normalized(reference)));
         let request = cri::PullImageRequest { image: Some(image), auth, sandbox_config: None };
-        let supplier = self.copies.is_none().then_some(&self.node);
+        let supplier = self.copies.is_none().then_some(&*self.node);
         let pulled = pull::pull(supplier, receiver, &request, self.progress_timeout).await?;
         if let (layers @ 1.., bytes) = pulled.from_node {
             tracing::info!(

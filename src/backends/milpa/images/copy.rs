@@ -1,6 +1,6 @@
 //! Copies of images from the node to a cell.
 
-use std::{collections::HashSet, future::Future, sync::Arc, time::Duration};
+use std::{collections::HashSet, future::Future, time::Duration};
 
 use bytes::Bytes;
 use futures::{FutureExt as _, StreamExt as _, TryStreamExt as _, stream};
@@ -9,7 +9,6 @@ use ring::digest::{SHA256, digest};
 use tokio::{sync::mpsc, time::timeout};
 
 use super::{
-    lease::Lease,
     manifest::{Descriptor, Manifest, ManifestError, Parsed, architecture, parse},
     node::Node,
     receiver::Receiver,
@@ -107,9 +106,9 @@ async fn first_absent<'a>(
 }
 
 /// Copies the blobs that the cell lacks, and gives the image its names there. `stall` bounds the
-/// time without progress of a blob.
+/// time without progress of a blob. The lease of a cancelled copy expires by itself.
 pub(super) async fn copy(
-    node: &Arc<dyn Node>,
+    node: &dyn Node,
     cell: &dyn Receiver,
     manifest: &Manifest,
     names: impl Future<Output = Result<Vec<String>, Failure>> + Send,
@@ -118,20 +117,20 @@ pub(super) async fn copy(
     let blobs = manifest.blobs();
     let digests = blobs.iter().map(|blob| blob.digest.clone()).collect();
     let (lease, missing, names) =
-        tokio::join!(Lease::acquire(node, &manifest.target.digest), cell.missing(digests), names);
+        tokio::join!(node.acquire_lease(&manifest.target.digest), cell.missing(digests), names);
     let lease = lease?;
     let sent = async {
         // Only blobs of this image are sent, whatever the cell asks for.
         let missing: HashSet<String> = missing?.into_iter().collect();
         let missing: Vec<&Descriptor> =
             blobs.into_iter().filter(|blob| missing.contains(&blob.digest)).collect();
-        send(&**node, cell, manifest, &missing, stall).await?;
+        send(node, cell, manifest, &missing, stall).await?;
         Ok::<_, CopyError>(names?)
     };
     let names = match sent.await {
         Ok(names) => names,
         Err(error) => {
-            lease.release().await;
+            node.release_lease(&lease).await;
             return Err(error);
         }
     };
@@ -145,7 +144,7 @@ pub(super) async fn copy(
         labels: [(MANAGED_LABEL.0.to_owned(), MANAGED_LABEL.1.to_owned())].into(),
     };
     // The cell has all blobs: the node's are not needed any more.
-    let (put, ()) = tokio::join!(cell.put_image(request), lease.release());
+    let (put, ()) = tokio::join!(cell.put_image(request), node.release_lease(&lease));
     Ok(put?)
 }
 

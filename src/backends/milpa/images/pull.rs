@@ -1,6 +1,6 @@
 //! Pulls in cells: ended when they stall, and supplied with layers that the node has.
 
-use std::{collections::HashSet, sync::Arc, time::Duration};
+use std::{collections::HashSet, time::Duration};
 
 use futures::{
     Stream, StreamExt as _,
@@ -16,7 +16,6 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::{
     copy::{self, CopyError},
-    lease::Lease,
     manifest::{Descriptor, Manifest, Parsed, architecture, parse},
     node::Node,
     receiver::Receiver,
@@ -78,7 +77,7 @@ pub(super) struct Pulled {
 /// node has are sent to the cell, and the pull is restarted: it keeps its content and fetches the
 /// rest. No other blob of the node is sent. A failure to send does not fail the pull.
 pub(super) async fn pull(
-    node: Option<&Arc<dyn Node>>,
+    node: Option<&dyn Node>,
     cell: &dyn Receiver,
     request: &cri::PullImageRequest,
     stall: Duration,
@@ -87,7 +86,7 @@ pub(super) async fn pull(
     let mut interrupted = Vec::new();
     loop {
         // More than one, because another pull's manifest may have been taken for this one's.
-        let supplier = node.filter(|_| interrupted.len() < MAX_INTERRUPTIONS).map(|node| &**node);
+        let supplier = node.filter(|_| interrupted.len() < MAX_INTERRUPTIONS);
         let (manifest, layers) = match attempt(supplier, &interrupted, cell, request, stall).await?
         {
             Outcome::Pulled(id) => return Ok(Pulled { id, from_node }),
@@ -111,15 +110,15 @@ pub(super) async fn pull(
 }
 
 async fn send_layer(
-    node: &Arc<dyn Node>,
+    node: &dyn Node,
     cell: &dyn Receiver,
     manifest: &Manifest,
     layer: &Descriptor,
     stall: Duration,
 ) -> Result<(), CopyError> {
-    let lease = Lease::acquire(node, &layer.digest).await?;
-    let sent = copy::put(&**node, cell, manifest, layer, stall).await;
-    lease.release().await;
+    let lease = node.acquire_lease(&layer.digest).await?;
+    let sent = copy::put(node, cell, manifest, layer, stall).await;
+    node.release_lease(&lease).await;
     sent
 }
 

@@ -303,7 +303,7 @@ struct Scene {
 impl Scene {
     fn new() -> Self {
         let node = FakeNode::default();
-        let images = Images::of(Arc::new(node.clone()), PAUSE.into(), Duration::from_secs(120));
+        let images = Images::of(Box::new(node.clone()), PAUSE.into(), Duration::from_secs(120));
         Self { node, images, id: CellId::mint().unwrap(), cell: FakeCell::default() }
     }
 
