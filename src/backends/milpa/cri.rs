@@ -35,6 +35,7 @@ mod create_container;
 mod dispatch;
 mod exec;
 mod exec_sync;
+mod finish_first;
 mod image_service;
 mod metrics;
 mod moved_pods;

@@ -65,6 +65,9 @@ pub struct Images {
     /// Registry configuration of the node.
     registries: Option<Arc<Registries>>,
     image_locks: KeyLocks<(CellId, String)>,
+    /// Copies to a cell follow each other: they share its link, and its agent bounds the blobs that
+    /// it takes at the same time.
+    copy_locks: KeyLocks<CellId>,
     /// Permits for copies of images to cells that pull by themselves; `None` if the node comes
     /// first.
     copies: Option<Semaphore>,
@@ -102,6 +105,7 @@ impl Images {
             node_credentials: Arc::default(),
             registries: None,
             image_locks: KeyLocks::default(),
+            copy_locks: KeyLocks::default(),
             copies: None,
             bytes: ByteCounter::default(),
         }
@@ -263,10 +267,17 @@ impl Images {
         uid: &str,
     ) -> Result<(String, Option<cri::Image>), Failure> {
         let wanted = &image.image;
-        if let Some(found) = cell_image(receiver, wanted).await? {
-            return Ok((found.id.clone(), Some(found)));
-        }
-        let _lock = self.image_locks.lock((cell.clone(), normalized(wanted))).await;
+        let key = (cell.clone(), normalized(wanted));
+        let _lock = match self.image_locks.try_lock(key.clone()) {
+            Some(lock) => lock,
+            None => {
+                // A present image does not wait for a pull of its reference.
+                if let Some(found) = cell_image(receiver, wanted).await? {
+                    return Ok((found.id.clone(), Some(found)));
+                }
+                self.image_locks.lock(key).await
+            }
+        };
         // The previous holder of the lock may have brought it.
         if let Some(found) = cell_image(receiver, wanted).await? {
             return Ok((found.id.clone(), Some(found)));
@@ -337,7 +348,7 @@ impl Images {
         receiver: &dyn Receiver,
         wanted: &str,
     ) -> Result<Option<cri::Image>, Failure> {
-        match self.copy(receiver, wanted).await {
+        match self.copy(cell, receiver, wanted).await {
             Ok(None) => Ok(None),
             Ok(Some(id)) => {
                 tracing::info!(%cell, image = wanted, id, "image copied from the node");
@@ -364,10 +375,12 @@ impl Images {
 
     async fn copy(
         &self,
+        cell: &CellId,
         receiver: &dyn Receiver,
         wanted: &str,
     ) -> Result<Option<String>, CopyError> {
         let node = &*self.node;
+        let _lock = self.copy_locks.lock(cell.clone()).await;
         // Never closed.
         let _permit = match &self.copies {
             Some(copies) => copies.acquire().await.ok(),
@@ -380,23 +393,10 @@ impl Images {
         if is_id(wanted) && id != wanted {
             return Ok(None);
         }
-        let known = node.status(status_request(&id, false)).await?.image;
-        let tags = known
-            .into_iter()
-            .flat_map(|image| image.repo_tags.into_iter().chain(image.repo_digests));
-        // CRI names each image that it manages by its id, and asks containerd for image volumes by
-        // that.
-        let mut names = vec![id.clone()];
-        for name in Some(normalized(wanted))
-            .into_iter()
-            .filter(|name| !is_id(name))
-            .chain(tags)
-            .take(MAX_NAMES - 1)
-        {
-            if !names.contains(&name) {
-                names.push(name);
-            }
-        }
+        let names = async {
+            let known = node.status(status_request(&id, false)).await?.image;
+            Ok(names(wanted, &id, known))
+        };
         copy::copy(node, receiver, &manifest, names, self.progress_timeout).await?;
         Ok(Some(id))
     }
@@ -439,6 +439,22 @@ impl Images {
             }
         }
     }
+}
+
+/// Returns the names that an image gets in a cell, by the node's status of it.
+///
+/// CRI names each image that it manages by its id, and asks containerd for image volumes by that.
+fn names(wanted: &str, id: &str, known: Option<cri::Image>) -> Vec<String> {
+    let tags =
+        known.into_iter().flat_map(|image| image.repo_tags.into_iter().chain(image.repo_digests));
+    let wanted = Some(normalized(wanted)).into_iter().filter(|name| !is_id(name));
+    let mut names = vec![id.to_owned()];
+    for name in wanted.chain(tags).take(MAX_NAMES - 1) {
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    names
 }
 
 /// Returns the cell's status of an image.

@@ -13,7 +13,7 @@ use containerd_client::{
     },
     types::Descriptor,
 };
-use futures::{Stream, StreamExt};
+use futures::{Stream, StreamExt, TryStreamExt, future::try_join_all, stream};
 use jiff::{SignedDuration, Timestamp};
 use kiyot_proto::{
     cell::{BlobPart, PutImageRequest},
@@ -27,6 +27,8 @@ use super::runtime::{MAX_MESSAGE_BYTES, QUERY_TIMEOUT, Runtime, namespaced, with
 
 /// Upper bound on the digests in a `MissingBlobs` request.
 const MAX_DIGESTS: usize = 1024;
+/// Upper bound on the queries for blobs that containerd answers at the same time.
+const MAX_CONCURRENT_QUERIES: usize = 8;
 /// Upper bound on the names of an image.
 const MAX_IMAGE_NAMES: usize = 64;
 /// Longest wait for the next part of a blob. The daemon reads it from the node's disk.
@@ -82,19 +84,27 @@ pub async fn missing_blobs(runtime: &Runtime, digests: Vec<String>) -> Result<Ve
             digests.len()
         )));
     }
-    let mut missing = Vec::new();
-    for digest in digests {
-        check_digest(&digest)?;
-        match content(runtime)
-            .info(namespaced(with_timeout(QUERY_TIMEOUT, InfoRequest { digest: digest.clone() })))
-            .await
-        {
-            Ok(_) => {}
-            Err(status) if status.code() == Code::NotFound => missing.push(digest),
-            Err(status) => return Err(status),
-        }
+    for digest in &digests {
+        check_digest(digest)?;
     }
-    Ok(missing)
+    let queries: Vec<_> = digests
+        .into_iter()
+        .map(|digest| async move {
+            is_missing(runtime, &digest).await.map(|is_missing| is_missing.then_some(digest))
+        })
+        .collect();
+    let missing: Vec<Option<String>> =
+        stream::iter(queries).buffered(MAX_CONCURRENT_QUERIES).try_collect().await?;
+    Ok(missing.into_iter().flatten().collect())
+}
+
+async fn is_missing(runtime: &Runtime, digest: &str) -> Result<bool, Status> {
+    let request = InfoRequest { digest: digest.to_owned() };
+    match content(runtime).info(namespaced(with_timeout(QUERY_TIMEOUT, request))).await {
+        Ok(_) => Ok(false),
+        Err(status) if status.code() == Code::NotFound => Ok(true),
+        Err(status) => Err(status),
+    }
 }
 
 /// Writes a blob, whose digest containerd checks. A blob that the store has is not written again.
@@ -113,10 +123,11 @@ pub async fn put_blob(
             first.digest, first.size
         ))
     })?;
-    if missing_blobs(runtime, vec![first.digest.clone()]).await?.is_empty() {
+    let (is_missing, lease) =
+        tokio::try_join!(is_missing(runtime, &first.digest), create_lease(runtime))?;
+    if !is_missing {
         return Ok(());
     }
-    let lease = create_lease(runtime).await?;
     let reference = format!(
         "{PUSH_INGEST_PREFIX}{}-{}-{}",
         std::process::id(),
@@ -257,37 +268,40 @@ pub async fn put_image(runtime: &Runtime, request: PutImageRequest) -> Result<()
         })?,
         annotations: std::collections::HashMap::new(),
     };
-    for name in &request.names {
-        let image = Image {
-            name: name.clone(),
-            labels: request.labels.clone(),
-            target: Some(target.clone()),
-            ..Default::default()
-        };
-        let create = CreateImageRequest { image: Some(image.clone()), source_date_epoch: None };
-        let created = ImagesClient::new(runtime.channel())
-            .create(namespaced(with_timeout(QUERY_TIMEOUT, create)))
-            .await;
-        match created {
-            Ok(_) => {}
-            Err(status) if status.code() == Code::AlreadyExists => {
-                let update = UpdateImageRequest {
-                    image: Some(image),
-                    update_mask: None,
-                    source_date_epoch: None,
-                };
-                ImagesClient::new(runtime.channel())
-                    .update(namespaced(with_timeout(QUERY_TIMEOUT, update)))
-                    .await?;
-            }
-            Err(status) => return Err(status),
-        }
-    }
+    let images = request.names.iter().map(|name| Image {
+        name: name.clone(),
+        labels: request.labels.clone(),
+        target: Some(target.clone()),
+        ..Default::default()
+    });
+    try_join_all(images.map(|image| create_or_update(runtime, image))).await?;
     let deadline = Instant::now() + CRI_VISIBLE_TIMEOUT;
-    for name in request.names {
-        wait_visible_to_cri(runtime, &name, &request.image_id, deadline).await?;
+    let waits = request
+        .names
+        .iter()
+        .map(|name| wait_visible_to_cri(runtime, name, &request.image_id, deadline));
+    try_join_all(waits).await.map(drop)
+}
+
+async fn create_or_update(runtime: &Runtime, image: Image) -> Result<(), Status> {
+    let create = CreateImageRequest { image: Some(image.clone()), source_date_epoch: None };
+    let created = ImagesClient::new(runtime.channel())
+        .create(namespaced(with_timeout(QUERY_TIMEOUT, create)))
+        .await;
+    match created {
+        Err(status) if status.code() == Code::AlreadyExists => {
+            let update = UpdateImageRequest {
+                image: Some(image),
+                update_mask: None,
+                source_date_epoch: None,
+            };
+            ImagesClient::new(runtime.channel())
+                .update(namespaced(with_timeout(QUERY_TIMEOUT, update)))
+                .await
+                .map(drop)
+        }
+        created => created.map(drop),
     }
-    Ok(())
 }
 
 async fn wait_visible_to_cri(

@@ -9,7 +9,10 @@ use kiyot_proto::{
 use ring::digest::{SHA256, digest};
 use tonic::{Code, Status};
 
-use super::{CriService, not_running, request as requests, single_flight::Joined, status_code};
+use super::{
+    CriService, finish_first::finish_first, not_running, request as requests,
+    single_flight::Joined, status_code,
+};
 use crate::backends::milpa::{
     cell_client::{self, CALL_TIMEOUT, CellClient, checked_id, discard_container},
     cells::{Cell, Step},
@@ -142,23 +145,28 @@ impl CriService {
         };
         let hello = cell_client::connected(cell, &sandbox.pod, None).await?;
         self.check_mounts(cell, &config).await?;
-        let mut mounts = self.volumes.prepare(cell, current, &config).await?;
-        for (mount, recorded) in mounts.iter_mut().zip(&mut config.mounts) {
-            if let (Some(image), Some(recorded)) = (&mut mount.image, &mut recorded.image) {
-                image.image = checked_id(self.images.ensure(cell, image, current).await?)?;
+        let logs = requests::log_paths(&sandbox_config, &config, id.as_str());
+        // Images may take minutes and can be cancelled. Changes of files are short, and are not
+        // left half-made in the cell.
+        let files = async {
+            let mounts = self.volumes.prepare(cell, current, &config).await?;
+            if let Some(logs) = &logs {
+                self.make_log_dir(cell, &logs.in_pod_dir).await?;
+            }
+            Ok((mounts, copy_seccomp_profile(cell, &hello.pod_dir, &config).await?))
+        };
+        let images = self.ensure_images(cell, &config, current);
+        let ((mut mounts, profile), (image, volume_images)) = finish_first(files, images).await?;
+        for ((mount, recorded), id) in mounts.iter_mut().zip(&mut config.mounts).zip(volume_images)
+        {
+            if let (Some(image), Some(recorded), Some(id)) =
+                (&mut mount.image, &mut recorded.image, id)
+            {
+                image.image.clone_from(&id);
                 // For the container's status.
-                recorded.image_ref.clone_from(&image.image);
+                recorded.image_ref = id;
             }
         }
-        let image = checked_id(
-            self.images.ensure(cell, &config.image.clone().unwrap_or_default(), current).await?,
-        )?;
-        self.cells.reached(&cell.id, Step::ImageReady);
-        let logs = requests::log_paths(&sandbox_config, &config, id.as_str());
-        if let Some(logs) = &logs {
-            self.make_log_dir(cell, &logs.in_pod_dir).await?;
-        }
-        let profile = copy_seccomp_profile(cell, &hello.pod_dir, &config).await?;
         let cell_request = requests::create_container(
             request,
             requests::InCell {
@@ -188,6 +196,27 @@ impl CriService {
             Err(_) => discard_container(cell, &cell_container).await,
         }
         result.map(|()| id)
+    }
+
+    /// Makes a container's image and those of its image volumes present in the cell. Returns the
+    /// id of the image, and of each mount's image.
+    async fn ensure_images(
+        &self,
+        cell: &Cell,
+        config: &cri::ContainerConfig,
+        sandbox: &cri::PodSandboxConfig,
+    ) -> Result<(String, Vec<Option<String>>), Status> {
+        let mut volumes = Vec::with_capacity(config.mounts.len());
+        for mount in &config.mounts {
+            volumes.push(match &mount.image {
+                Some(image) => Some(checked_id(self.images.ensure(cell, image, sandbox).await?)?),
+                None => None,
+            });
+        }
+        let image = config.image.clone().unwrap_or_default();
+        let image = checked_id(self.images.ensure(cell, &image, sandbox).await?)?;
+        self.cells.reached(&cell.id, Step::ImageReady);
+        Ok((image, volumes))
     }
 
     /// Refuses mount options that the cell's containerd would ignore.

@@ -1,9 +1,9 @@
 //! Copies of images from the node to a cell.
 
-use std::{collections::HashSet, time::Duration};
+use std::{collections::HashSet, future::Future, time::Duration};
 
 use bytes::Bytes;
-use futures::StreamExt as _;
+use futures::{FutureExt as _, StreamExt as _, TryStreamExt as _, stream};
 use kiyot_proto::cell::{BlobPart, PutImageRequest};
 use ring::digest::{SHA256, digest};
 use tokio::{sync::mpsc, time::timeout};
@@ -26,6 +26,13 @@ const MAX_INDEXES: usize = 3;
 
 /// Most bytes of a blob's part that is sent to a cell.
 const MAX_PART_BYTES: usize = 1 << 20;
+
+/// Most blobs that are sent to a cell at the same time, as containerd's `max_concurrent_downloads`.
+/// Small ones cost round trips and not bandwidth.
+const MAX_CONCURRENT_BLOBS: usize = 3;
+
+/// Most queries for blobs that the node answers at the same time.
+const MAX_CONCURRENT_QUERIES: usize = 8;
 
 /// Most parts that wait to be sent.
 const MAX_QUEUED_PARTS: usize = 2;
@@ -80,50 +87,53 @@ pub(super) async fn resolve(node: &dyn Node, name: &str) -> Result<Option<Manife
 
 /// Returns true if all blobs of an image are on the node.
 pub(super) async fn is_whole(node: &dyn Node, manifest: &Manifest) -> Result<bool, Failure> {
-    for blob in manifest.blobs() {
-        if !node.has(&blob.digest).await? {
-            return Ok(false);
-        }
-    }
-    Ok(true)
+    Ok(first_absent(node, &manifest.blobs()).await?.is_none())
 }
 
-/// Copies the blobs that the cell lacks, and names the image there. `stall` bounds the time without
-/// progress of a blob.
+/// Returns the first of the blobs that the node lacks.
+async fn first_absent<'a>(
+    node: &dyn Node,
+    blobs: &[&'a Descriptor],
+) -> Result<Option<&'a Descriptor>, Failure> {
+    let queries: Vec<_> = blobs.iter().map(|blob| node.has(&blob.digest)).collect();
+    let mut found = stream::iter(queries).buffered(MAX_CONCURRENT_QUERIES).zip(stream::iter(blobs));
+    while let Some((found, blob)) = found.next().await {
+        if !found? {
+            return Ok(Some(blob));
+        }
+    }
+    Ok(None)
+}
+
+/// Copies the blobs that the cell lacks, and gives the image its names there. `stall` bounds the
+/// time without progress of a blob. The lease of a cancelled copy expires by itself.
 pub(super) async fn copy(
     node: &dyn Node,
     cell: &dyn Receiver,
     manifest: &Manifest,
-    names: Vec<String>,
-    stall: Duration,
-) -> Result<(), CopyError> {
-    let lease = node.acquire_lease(&manifest.target.digest).await?;
-    let copied = copy_leased(node, cell, manifest, names, stall).await;
-    node.release_lease(&lease).await;
-    copied
-}
-
-async fn copy_leased(
-    node: &dyn Node,
-    cell: &dyn Receiver,
-    manifest: &Manifest,
-    names: Vec<String>,
+    names: impl Future<Output = Result<Vec<String>, Failure>> + Send,
     stall: Duration,
 ) -> Result<(), CopyError> {
     let blobs = manifest.blobs();
     let digests = blobs.iter().map(|blob| blob.digest.clone()).collect();
-    // Only blobs of this image are sent, whatever the cell asks for.
-    let missing: HashSet<String> = cell.missing(digests).await?.into_iter().collect();
-    let missing: Vec<&Descriptor> =
-        blobs.into_iter().filter(|blob| missing.contains(&blob.digest)).collect();
-    for blob in &missing {
-        if !node.has(&blob.digest).await? {
-            return Err(CopyError::Deleted(blob.digest.clone()));
+    let (lease, missing, names) =
+        tokio::join!(node.acquire_lease(&manifest.target.digest), cell.missing(digests), names);
+    let lease = lease?;
+    let sent = async {
+        // Only blobs of this image are sent, whatever the cell asks for.
+        let missing: HashSet<String> = missing?.into_iter().collect();
+        let missing: Vec<&Descriptor> =
+            blobs.into_iter().filter(|blob| missing.contains(&blob.digest)).collect();
+        send(node, cell, manifest, &missing, stall).await?;
+        Ok::<_, CopyError>(names?)
+    };
+    let names = match sent.await {
+        Ok(names) => names,
+        Err(error) => {
+            node.release_lease(&lease).await;
+            return Err(error);
         }
-    }
-    for blob in missing {
-        put(node, cell, manifest, blob, stall).await?;
-    }
+    };
     let target = &manifest.target;
     let request = PutImageRequest {
         names,
@@ -133,7 +143,25 @@ async fn copy_leased(
         image_id: manifest.config.digest.clone(),
         labels: [(MANAGED_LABEL.0.to_owned(), MANAGED_LABEL.1.to_owned())].into(),
     };
-    Ok(cell.put_image(request).await?)
+    // The cell has all blobs: the node's are not needed any more.
+    let (put, ()) = tokio::join!(cell.put_image(request), node.release_lease(&lease));
+    Ok(put?)
+}
+
+/// Sends blobs, several at a time. The first failure ends the others.
+async fn send(
+    node: &dyn Node,
+    cell: &dyn Receiver,
+    manifest: &Manifest,
+    blobs: &[&Descriptor],
+    stall: Duration,
+) -> Result<(), CopyError> {
+    if let Some(absent) = first_absent(node, blobs).await? {
+        return Err(CopyError::Deleted(absent.digest.clone()));
+    }
+    let puts: Vec<_> =
+        blobs.iter().map(|blob| put(node, cell, manifest, blob, stall).boxed()).collect();
+    stream::iter(puts).buffer_unordered(MAX_CONCURRENT_BLOBS).try_collect().await
 }
 
 /// Sends a blob, part by part as it is read.

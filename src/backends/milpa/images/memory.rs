@@ -73,17 +73,23 @@ impl<K> Default for KeyLocks<K> {
 impl<K: Eq + Hash> KeyLocks<K> {
     /// Locks a key until the guard is dropped.
     pub(super) async fn lock(&self, key: K) -> OwnedMutexGuard<()> {
-        let lock = {
-            let mut keys = self.keys.lock().unwrap_or_else(PoisonError::into_inner);
-            keys.retain(|_, lock| lock.strong_count() > 0);
-            let known = keys.get(&key).and_then(Weak::upgrade);
-            known.unwrap_or_else(|| {
-                let lock = Arc::default();
-                keys.insert(key, Arc::downgrade(&lock));
-                lock
-            })
-        };
-        lock.lock_owned().await
+        self.of(key).lock_owned().await
+    }
+
+    /// Locks a key until the guard is dropped; `None` if it is locked.
+    pub(super) fn try_lock(&self, key: K) -> Option<OwnedMutexGuard<()>> {
+        self.of(key).try_lock_owned().ok()
+    }
+
+    fn of(&self, key: K) -> Arc<tokio::sync::Mutex<()>> {
+        let mut keys = self.keys.lock().unwrap_or_else(PoisonError::into_inner);
+        keys.retain(|_, lock| lock.strong_count() > 0);
+        let known = keys.get(&key).and_then(Weak::upgrade);
+        known.unwrap_or_else(|| {
+            let lock = Arc::default();
+            keys.insert(key, Arc::downgrade(&lock));
+            lock
+        })
     }
 }
 
@@ -108,7 +114,9 @@ mod tests {
         let first = image_locks.lock("a").await;
         let other = image_locks.lock("b").await;
         assert!(futures::FutureExt::now_or_never(image_locks.lock("a")).is_none());
+        assert!(image_locks.try_lock("a").is_none());
         drop((first, other));
+        drop(image_locks.try_lock("a").unwrap());
         drop(image_locks.lock("a").await);
         drop(image_locks.lock("c").await);
         assert_eq!(image_locks.keys.lock().unwrap().len(), 1);

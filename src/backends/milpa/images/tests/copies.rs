@@ -1,0 +1,93 @@
+//! Copies of images from the fake node to the fake cell.
+
+use super::*;
+
+#[tokio::test]
+async fn blobs_in_the_cell_are_not_sent_again() {
+    let scene = Scene::new();
+    let id = scene.node.image(NAME);
+    scene.cell.blobs.lock().unwrap().insert(sha256(b"small"), b"small".to_vec());
+    scene.ensure(&id, NAME).await.unwrap();
+    assert_eq!(*scene.cell.puts.lock().unwrap(), 3);
+}
+
+#[tokio::test]
+async fn greedy_cell_gets_only_blobs_of_its_image() {
+    let mut scene = Scene::new();
+    scene.node.blob("another image's");
+    scene.cell.greedy = true;
+    let id = scene.node.image(NAME);
+    scene.ensure(&id, NAME).await.unwrap();
+    assert!(!scene.cell.blobs.lock().unwrap().contains_key(&sha256(b"another image's")));
+}
+
+#[tokio::test]
+async fn concurrent_requests_copy_an_image_once() {
+    let scene = Scene::new();
+    let id = scene.node.image(NAME);
+    let (one, other) = tokio::join!(scene.ensure(&id, NAME), scene.ensure(&id, NAME));
+    assert_eq!((one.unwrap(), other.unwrap()), (id.clone(), id));
+    assert_eq!(scene.cell.named.lock().unwrap().len(), 1);
+}
+
+/// The barrier would hold blobs that are sent one after another for ever.
+#[tokio::test(start_paused = true)]
+async fn blobs_are_sent_together() {
+    let mut scene = Scene::new();
+    let id = scene.node.image(NAME);
+    scene.cell.blobs.lock().unwrap().insert(sha256(b"small"), b"small".to_vec());
+    scene.cell.together = Some(tokio::sync::Barrier::new(3));
+    scene.ensure(&id, NAME).await.unwrap();
+    assert_eq!(scene.cell.blobs.lock().unwrap().len(), 4);
+}
+
+/// The agent refuses the ninth blob.
+#[tokio::test]
+async fn copies_of_several_images_to_a_cell_keep_to_the_limit_of_blobs() {
+    let scene = Scene::new();
+    let names = ["a", "b", "c"].map(|name| format!("registry.example/{name}:v1"));
+    names.iter().for_each(|name| drop(scene.node.image(name)));
+    let copies = names.iter().map(|name| scene.ensure(name, ""));
+    for copied in futures::future::join_all(copies).await {
+        copied.unwrap();
+    }
+    assert_eq!(scene.cell.in_flight.lock().unwrap().1, 3);
+}
+
+#[tokio::test]
+async fn present_image_is_asked_for_once() {
+    let scene = Scene::new();
+    let id = scene.node.image(NAME);
+    scene.ensure(&id, NAME).await.unwrap();
+    assert_eq!(*scene.cell.asked.lock().unwrap(), 2, "before and after the copy");
+    scene.ensure(&id, NAME).await.unwrap();
+    assert_eq!(*scene.cell.asked.lock().unwrap(), 3);
+}
+
+#[tokio::test]
+async fn copy_after_a_cancelled_copy_succeeds() {
+    let mut scene = Scene::new();
+    let id = scene.node.image(NAME);
+    scene.cell.put_hangs = true;
+    {
+        let mut copied = std::pin::pin!(scene.ensure(&id, NAME));
+        assert!(futures::poll!(copied.as_mut()).is_pending());
+        assert_eq!(scene.node.0.lock().unwrap().held, 1);
+    }
+    scene.cell.put_hangs = false;
+    assert_eq!(scene.ensure(&id, NAME).await.unwrap(), id);
+    // That of the cancelled copy expires by itself.
+    assert_eq!(scene.node.0.lock().unwrap().held, 1);
+}
+
+#[tokio::test]
+async fn failed_copy_is_not_final() {
+    let mut scene = Scene::new();
+    let id = scene.node.image(NAME);
+    scene.cell.refuses = true;
+    let failure = scene.ensure(&id, NAME).await.unwrap_err();
+    assert!(failure.message().contains("the disk is full"), "{failure}");
+    assert_eq!(scene.node.0.lock().unwrap().held, 0);
+    scene.cell.refuses = false;
+    assert_eq!(scene.ensure(&id, NAME).await.unwrap(), id);
+}
