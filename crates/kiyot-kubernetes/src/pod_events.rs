@@ -128,17 +128,15 @@ fn chosen(cell: &admin::Cell, offering: &admin::Offering) -> String {
         (false, true) => " by an estimate",
         (false, false) => "",
     };
+    let failure = cell.last_failures.last();
+    let failure = failure.map(|last| format!("; the last said: {last}")).unwrap_or_default();
     format!(
-        "{} in {}, {market}, ${} an hour{accuracy}: {}",
+        "{} in {}, {market}, ${} an hour{accuracy}: {}{failure}",
         offering.instance_type,
         offering.zone,
         object::dollars(offering.price_micros),
         object::reason(cell),
-    ) + &cell
-        .last_failures
-        .last()
-        .map(|last| format!("; the last said: {last}"))
-        .unwrap_or_default()
+    )
 }
 
 #[cfg(test)]
