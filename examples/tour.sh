@@ -12,6 +12,11 @@ run() {
     [ "$code" = 0 ] || echo "(exit code $code)"
 }
 
+# Waits until a command succeeds, for a minute at most.
+wait_until() {
+    timeout 60 sh -c "until $*; do sleep 0.1; done" || echo "not within a minute: $*"
+}
+
 cat > alone.yaml <<'EOF'
 apiVersion: v1
 kind: Secret
@@ -60,13 +65,13 @@ run "milpactl exec pod-in-a-cell -- sh -c 'cd /scratch; echo served > index.html
 printf '\n$ milpactl port-forward pod-in-a-cell 18080:8080 & curl http://127.0.0.1:18080/\n'
 touch forwarded
 timeout 3 milpactl port-forward pod-in-a-cell 18080:8080 > forwarded &
-until grep -q Forwarding forwarded; do sleep 0.1; done
+wait_until grep -q Forwarding forwarded
 curl -s http://127.0.0.1:18080/
 wait
 cat forwarded
 run milpactl plan -f alone.yaml
 run milpactl create -f alone.yaml
-until milpactl logs alone 2>/dev/null | grep -q characters; do sleep 0.2; done
+wait_until "milpactl logs alone 2>/dev/null | grep -q characters"
 run milpactl get pods
 run milpactl logs alone
 run milpactl top --once

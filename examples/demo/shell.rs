@@ -10,8 +10,8 @@ pub(crate) const METRICS: &str = "127.0.0.1:9440";
 /// Runs the user's shell until it ends, with the daemon's milpactl and kiyot in its PATH, in the
 /// namespaces of the demo. Its standard input may be a script.
 pub(crate) fn run(kiyot: &Kiyot<'_>) {
-    let binaries = env::current_exe().expect("the demo has a path");
-    let binaries = binaries.parent().and_then(Path::parent).expect("it is in target/");
+    let daemon = crate::binary();
+    let binaries = daemon.parent().expect("the daemon is in a directory");
     let paths = env::var_os("PATH").unwrap_or_default();
     let paths = [binaries.to_owned()].into_iter().chain(env::split_paths(&paths));
     println!("milpactl works on this demo; `exit` or Ctrl-D ends the pods and everything else");
@@ -19,7 +19,7 @@ pub(crate) fn run(kiyot: &Kiyot<'_>) {
     let ended = Command::new(&shell)
         .env("PATH", env::join_paths(paths).expect("a path has no colon"))
         .env("MILPACTL_SOCKET", kiyot.socket().with_file_name("admin.sock"))
-        .env("DEMO_METRICS", format!("http://{}/metrics", METRICS))
+        .env("DEMO_METRICS", format!("http://{METRICS}/metrics"))
         .env("DEMO_CONFIG", kiyot.configuration())
         .status();
     if let Err(error) = ended {

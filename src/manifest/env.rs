@@ -1,9 +1,13 @@
 //! Environment variables of a container, as pkg/kubelet/kubelet_pods.go makes them.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
-use super::{Content, Metadata, Purpose, expand, metadata::dns_name, sources::Sources};
-use crate::problems::{Field, Problem, Table};
+use super::{
+    Content, Metadata, Purpose, expand,
+    metadata::dns_name,
+    sources::{Sources, absent_key, absent_object},
+};
+use crate::problems::{Field, Problem, Report, Table};
 
 /// Sources of a variable's value.
 const VALUE_SOURCES: [&str; 5] =
@@ -123,12 +127,7 @@ impl Origins<'_> {
             let report = object.report();
             object.finish();
             let Some(name) = name else { continue };
-            let Some(keys) = self.sources.keys(kind, self.namespace, &name) else {
-                if !is_optional {
-                    report.add(Problem::with_value(at, name, self.absent(kind)));
-                }
-                continue;
-            };
+            let Some(keys) = self.keys(kind, &name, at, is_optional, report) else { continue };
             for (key, content) in keys {
                 let variable = format!("{prefix}{key}");
                 match value(content).filter(|_| is_name(&variable)) {
@@ -193,35 +192,35 @@ impl Origins<'_> {
         let report = table.report();
         table.finish();
         let (name, key) = (name?, key?);
-        let problem = match self.sources.keys(kind, self.namespace, &name) {
-            None if is_optional => return None,
-            None => Problem::with_value(name_at, name, self.absent(kind)),
-            Some(keys) => match keys.get(&key) {
-                None if is_optional => return None,
-                None => Problem::with_value(
-                    key_at,
-                    key,
-                    format!("is invalid; allowed: a key of {kind} {name}"),
-                ),
-                Some(content) => match value(content) {
-                    Some(value) => return Some(EnvValue::Key(value)),
-                    None => Problem::with_value(
-                        key_at,
-                        key,
-                        "can't be a variable; allowed: a key with a value in UTF-8",
-                    ),
-                },
-            },
+        let keys = self.keys(kind, &name, name_at, is_optional, report)?;
+        let Some(content) = keys.get(&key) else {
+            if !is_optional {
+                report.add(absent_key(key_at, kind, &name, key));
+            }
+            return None;
         };
-        report.add(problem);
-        None
+        let value = value(content);
+        if value.is_none() {
+            let rule = "can't be a variable; allowed: a key with a value in UTF-8";
+            report.add(Problem::with_value(key_at, key, rule));
+        }
+        value.map(EnvValue::Key)
     }
 
-    fn absent(self, kind: &str) -> String {
-        format!(
-            "is invalid; allowed: the name of a {kind} in this file, in namespace {}",
-            self.namespace
-        )
+    /// Returns the content of an object by key. Reports an absent object, unless it is optional.
+    fn keys(
+        &self,
+        kind: &str,
+        name: &str,
+        at: String,
+        is_optional: bool,
+        report: &Report,
+    ) -> Option<&BTreeMap<String, Content>> {
+        let keys = self.sources.keys(kind, self.namespace, name);
+        if keys.is_none() && !is_optional {
+            report.add(absent_object(at, kind, self.namespace, name.to_owned()));
+        }
+        keys
     }
 }
 

@@ -94,14 +94,7 @@ impl Sources {
             if optional || purpose == Purpose::Explain {
                 return Some(Vec::new());
             }
-            report.add(Problem::with_value(
-                format!("{at}.{name_key}"),
-                name,
-                format!(
-                    "is invalid; allowed: the name of a {kind} in this file, in namespace \
-                         {namespace}"
-                ),
-            ));
+            report.add(absent_object(format!("{at}.{name_key}"), kind, namespace, name));
             return None;
         };
         let Some(items) = items else {
@@ -124,15 +117,23 @@ impl Sources {
                     content: content.clone(),
                 }),
                 None if optional => {}
-                None => report.add(Problem::with_value(
-                    format!("{at}.items"),
-                    item.key,
-                    format!("is invalid; allowed: a key of {kind} {name}"),
-                )),
+                None => report.add(absent_key(format!("{at}.items"), kind, &name, item.key)),
             }
         }
         Some(files)
     }
+}
+
+/// Returns the problem with a reference to an object that the manifest lacks.
+pub(super) fn absent_object(at: String, kind: &str, namespace: &str, name: String) -> Problem {
+    let rule =
+        format!("is invalid; allowed: the name of a {kind} in this file, in namespace {namespace}");
+    Problem::with_value(at, name, rule)
+}
+
+/// Returns the problem with a reference to a key that an object lacks.
+pub(super) fn absent_key(at: String, kind: &str, name: &str, key: String) -> Problem {
+    Problem::with_value(at, key, format!("is invalid; allowed: a key of {kind} {name}"))
 }
 
 struct Item {
