@@ -177,7 +177,9 @@ pub(super) async fn slow_termination_keeps_its_cell(subject: Arc<impl Subject>) 
         async move { cells.terminate(&cell, "stopped").await }
     });
     wait_for("the termination has begun", async || {
-        provider.describe(&instance).await.unwrap().state == InstanceState::Stopped
+        // An instance that has just been launched may not be found yet.
+        let described = provider.describe(&instance).await;
+        described.is_ok_and(|described| described.state == InstanceState::Stopped)
     })
     .await;
     world.listings(LISTINGS).await;

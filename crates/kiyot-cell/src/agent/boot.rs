@@ -1,0 +1,50 @@
+//! The time since the cell booted.
+
+use std::{fs, time::Duration};
+
+use rustix::{
+    param::clock_ticks_per_second,
+    time::{ClockId, clock_gettime},
+};
+
+/// The field of `/proc/<pid>/stat` with the time of the process's start, in clock ticks since boot,
+/// counted after the name of the program.
+const START_TIME: usize = 19;
+
+/// Returns the milliseconds since PID 1 of the cell began, or 0 if `/proc` does not say.
+pub fn running_millis() -> u64 {
+    let stat = fs::read_to_string("/proc/1/stat").unwrap_or_default();
+    let Some(began) = start(&stat, clock_ticks_per_second()) else { return 0 };
+    let now = clock_gettime(ClockId::Boottime);
+    let now = Duration::try_from(now).unwrap_or_default();
+    u64::try_from(now.saturating_sub(began).as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Returns the time from the kernel's boot to the start of a process.
+fn start(stat: &str, ticks_per_second: u64) -> Option<Duration> {
+    let (_, fields) = stat.rsplit_once(')')?;
+    let ticks: u64 = fields.split_ascii_whitespace().nth(START_TIME)?.parse().ok()?;
+    Some(Duration::from_millis(ticks.checked_mul(1000)?.checked_div(ticks_per_second)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn start_of_a_program_with_an_odd_name_is_parsed() {
+        let stat = "1 (a) b ) S 1 7 7 0 -1 4194560 1 0 0 0 30 12 0 0 20 0 5 0 905 1000 250 1 2";
+        assert_eq!(start(stat, 100), Some(Duration::from_millis(9050)));
+        assert_eq!(start("1 (a) S 1", 100), None);
+        assert_eq!(start("1 (a", 100), None);
+        assert_eq!(start(&stat.replace("905", &u64::MAX.to_string()), 100), None);
+    }
+
+    #[test]
+    fn this_machine_has_run_for_some_time() {
+        let stat = fs::read_to_string("/proc/self/stat").unwrap();
+        let began = start(&stat, clock_ticks_per_second()).unwrap();
+        let now = Duration::try_from(clock_gettime(ClockId::Boottime)).unwrap();
+        assert!(began <= now && running_millis() > 0);
+    }
+}
