@@ -100,7 +100,7 @@ pub const CELL_START: Definition = Definition {
     labels: &[
         Label {
             name: "step",
-            values: "`launched`, `enrolled`, `bound`, `image_ready`, `first_container`",
+            values: "`launched`, `booted`, `enrolled`, `bound`, `image_ready`, `first_container`",
         },
         Label { name: "start", values: "`cold`, `warm`" },
     ],

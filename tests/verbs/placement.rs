@@ -132,7 +132,7 @@ async fn verbose_status_has_price_cost_and_timeline_of_the_cell() {
     assert_eq!((&instance["type"], &instance["market"]), (&"a".into(), &"On-Demand".into()));
     assert_eq!(instance["pricePerHour"], "$0.2000");
     assert!(instance["cost"].as_str().is_some_and(|cost| cost > "$0.0000"), "{instance}");
-    for step in ["launchedMs", "enrolledMs", "boundMs"] {
+    for step in ["launchedMs", "bootedMs", "enrolledMs", "boundMs"] {
         assert!(info["start"][step].is_u64(), "{step} in {info}");
         let times = &info["starts"]["steps"][step];
         assert_eq!((&times["count"], &times["le"]["+Inf"]), (&1.into(), &1.into()), "{step}");

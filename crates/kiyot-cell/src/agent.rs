@@ -3,6 +3,7 @@
 
 pub mod bind;
 pub mod blobs;
+pub mod boot;
 pub mod clock;
 pub mod ephemeral_storage;
 pub mod files;

@@ -133,6 +133,9 @@ pub struct Timeline {
     /// The provider has launched the instance.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub launched: Option<String>,
+    /// The cell's PID 1 has begun.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub booted: Option<String>,
     /// The agent has enrolled.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub enrolled: Option<String>,
@@ -214,6 +217,7 @@ fn status(shown: &ShownCell, is_lost: bool) -> Status {
         message: bounded(message),
         timeline: Timeline {
             launched: time::optional(steps.launched),
+            booted: time::optional(steps.booted),
             enrolled: time::optional(steps.enrolled),
             bound: time::optional(steps.bound),
             image_ready: time::optional(steps.image_ready),

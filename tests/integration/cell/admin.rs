@@ -118,6 +118,7 @@ async fn operator_sees_a_pod_with_its_cell_events_and_log() {
     assert_eq!((cell.pod_name.as_str(), &cell.pod_uid), ("seen", &seen.uid));
     let timeline = cell.timeline.unwrap();
     assert!(timeline.launched > 0 && timeline.launched <= timeline.enrolled, "{timeline:?}");
+    assert!(timeline.booted > 0 && timeline.booted <= timeline.enrolled, "{timeline:?}");
     assert!(timeline.enrolled <= timeline.bound && timeline.first_container > 0, "{timeline:?}");
 
     let happened: Vec<_> = events(&mut client).await;

@@ -27,7 +27,7 @@ use tonic::{Request, Response, Status, Streaming, body::Body};
 use tower::{BoxError, Service};
 
 use super::{
-    AgentContext, bind, blobs, clock, forward, logs, pod_network, pulls, registries,
+    AgentContext, bind, blobs, boot, clock, forward, logs, pod_network, pulls, registries,
     runtime::MAX_MESSAGE_BYTES, shutdown, tunnel,
 };
 use crate::uplink::ConnectionInfo;
@@ -125,6 +125,7 @@ impl Agent for Calls {
             memory_dir: context.dir.memory().to_string_lossy().into_owned(),
             own_host_name: context.own.uts,
             own_network: context.own.net,
+            running_millis: boot::running_millis(),
         }))
     }
 

@@ -223,6 +223,7 @@ fn whole_object() -> Value {
         pod_uid: "uid".to_owned(),
         timeline: Some(admin::Timeline {
             launched: 1,
+            booted: 1,
             enrolled: 2,
             bound: 3,
             image_ready: 4,

@@ -151,6 +151,7 @@ fn describe_cell(cell: &Cell) -> String {
     let timeline = cell.timeline.unwrap_or_default();
     for (name, at) in [
         ("launched", timeline.launched),
+        ("booted", timeline.booted),
         ("enrolled", timeline.enrolled),
         ("bound", timeline.bound),
         ("image ready", timeline.image_ready),

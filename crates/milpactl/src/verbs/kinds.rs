@@ -153,6 +153,7 @@ pub(super) fn cell(cell: &Cell, now: i64) -> Item {
                 "addresses": cell.addresses,
                 "timeline": {
                     "launched": time(timeline.launched),
+                    "booted": time(timeline.booted),
                     "enrolled": time(timeline.enrolled),
                     "bound": time(timeline.bound),
                     "imageReady": time(timeline.image_ready),

@@ -1,5 +1,7 @@
 //! Admission: answers the gateway's questions about cells.
 
+use std::time::Duration;
+
 use async_trait::async_trait;
 use kiyot_proto::cell::HelloReply;
 
@@ -49,7 +51,11 @@ impl Admission for Cells {
     }
 
     fn linked(&self, cell: &CellId, hello: Option<HelloReply>) {
-        if hello.is_some() {
+        if let Some(hello) = hello {
+            if hello.running_millis > 0 {
+                let time = Duration::from_millis(hello.running_millis);
+                self.shared.handle(Event::Running(cell.clone(), time));
+            }
             self.shared.handle(Event::Connected(cell.clone()));
         } else {
             self.shared.handle(Event::Disconnected(cell.clone()));

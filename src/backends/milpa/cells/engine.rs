@@ -257,6 +257,7 @@ impl Engine {
                 self.on_connected(&cell, now);
                 self.apply(&cell, CellEvent::Connected, now);
             }
+            Event::Running(cell, time) => self.on_running(&cell, time, now),
             Event::Disconnected(cell) => self.on_disconnected(&cell, now),
             Event::Claim { cell, token_sha256, key_sha256, claim } => {
                 self.on_claim(&cell, &token_sha256, key_sha256, claim, now);
@@ -505,6 +506,18 @@ impl Engine {
         cell.launched(&instance.offering, types);
         self.reach(id, Step::Launched, now);
         self.apply(id, CellEvent::Launched(instance.id.clone()), now);
+    }
+
+    /// Takes the time for which a cell's PID 1 has run: from it follows when the cell booted. The
+    /// cell is not older than its order, whatever its agent says.
+    fn on_running(&mut self, id: &CellId, time: Duration, now: Now) {
+        let Some(cell) = self.cells.get(id) else { return };
+        if !cell.state.is_unbound() {
+            return;
+        }
+        let created = u64::try_from(cell.created_unix_nanos).map_or(now.unix, Duration::from_nanos);
+        let ago = time.min(now.unix.saturating_sub(created));
+        self.reach(id, Step::Booted, now.earlier(ago));
     }
 
     /// Takes a step of a pod's start. The first container ends the timeline, and records it.

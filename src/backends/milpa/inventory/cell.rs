@@ -75,6 +75,7 @@ fn timeline(timeline: &Timeline) -> admin::Timeline {
     let at = |step| timeline.at(step).unwrap_or_default();
     admin::Timeline {
         launched: at(Step::Launched),
+        booted: at(Step::Booted),
         enrolled: at(Step::Enrolled),
         bound: at(Step::Bound),
         image_ready: at(Step::ImageReady),

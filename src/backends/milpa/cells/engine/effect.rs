@@ -59,6 +59,8 @@ pub(crate) enum Event {
     StraysEnded(Vec<InstanceId>),
     /// The cell's control connection was established, perhaps again.
     Connected(CellId),
+    /// The time for which a cell's PID 1 has run, as its agent says.
+    Running(CellId, Duration),
     /// The cell's control connection has ended, and no other is established.
     Disconnected(CellId),
     /// The agent spends its token for a key.

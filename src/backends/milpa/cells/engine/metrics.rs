@@ -7,7 +7,8 @@ use super::{
 };
 
 /// The names of the steps of a start, in the order of [`super::Timeline::STEPS`].
-const STEPS: [&str; 5] = ["launched", "enrolled", "bound", "image_ready", "first_container"];
+const STEPS: [&str; 6] =
+    ["launched", "booted", "enrolled", "bound", "image_ready", "first_container"];
 
 /// Numbers of all cells and orders.
 #[derive(Debug)]

@@ -346,8 +346,9 @@ impl Engine {
         cell.created_unix_nanos = timeline::nanos(now.unix);
         cell.requested = Some(now.boot);
         cell.timeline = Timeline::default();
-        cell.timeline.reach(Step::Launched, now.unix);
-        cell.timeline.reach(Step::Enrolled, now.unix);
+        for step in [Step::Launched, Step::Booted, Step::Enrolled] {
+            cell.timeline.reach(step, now.unix);
+        }
         cell.offering_reason = format!("cheapest idle cell that fits, of warm pool {}", cell.pool);
         cell.offering = Some(suited);
         cell.order = Some(sandbox.clone());

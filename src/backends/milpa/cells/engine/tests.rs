@@ -127,6 +127,7 @@ fn bound(engine: &mut Engine, pod: &str, instance: &str) -> CellId {
     let (cell, launch) = launched(engine, pod, at(1));
     engine.handle(Event::Launched(cell.clone(), Ok(launched_as(instance, &cell))), at(1));
     claim(engine, &cell, &launch, at(1)).unwrap();
+    engine.handle(Event::Running(cell.clone(), Duration::ZERO), at(1));
     engine.handle(Event::Connected(cell.clone()), at(1));
     engine.handle(Event::Attached(cell.clone(), Ok(Attached::default())), at(1));
     assert!(engine.orders.is_empty());

@@ -11,3 +11,10 @@ pub(crate) struct Now {
     /// The time since 1970. Only for records: it may jump.
     pub(crate) unix: Duration,
 }
+
+impl Now {
+    /// Returns the time before this one.
+    pub(super) fn earlier(self, by: Duration) -> Self {
+        Self { boot: self.boot.saturating_sub(by), unix: self.unix.saturating_sub(by) }
+    }
+}

@@ -9,6 +9,8 @@ use kiyot_proto::store;
 pub(crate) enum Step {
     /// The provider has answered the launch.
     Launched,
+    /// The cell's PID 1 has begun, as its agent says.
+    Booted,
     /// The agent has spent its token.
     Enrolled,
     /// The cell is bound to its pod.
@@ -22,12 +24,13 @@ pub(crate) enum Step {
 /// The times of the steps, in nanoseconds since 1970; 0 while a step is pending.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Timeline {
-    steps: [i64; 5],
+    steps: [i64; 6],
 }
 
 impl Timeline {
-    pub(super) const STEPS: [(Step, &'static str); 5] = [
+    pub(super) const STEPS: [(Step, &'static str); 6] = [
         (Step::Launched, "launched"),
+        (Step::Booted, "booted"),
         (Step::Enrolled, "enrolled"),
         (Step::Bound, "bound"),
         (Step::ImageReady, "imageReady"),
@@ -60,14 +63,15 @@ impl Timeline {
 
     /// Returns the record.
     pub(super) fn stored(&self) -> store::Timeline {
-        let [launched, enrolled, bound, image_ready, first_container] = self.steps;
-        store::Timeline { launched, enrolled, bound, image_ready, first_container }
+        let [launched, booted, enrolled, bound, image_ready, first_container] = self.steps;
+        store::Timeline { launched, booted, enrolled, bound, image_ready, first_container }
     }
 
     /// Returns the timeline of a record.
     pub(super) fn from_stored(stored: &store::Timeline) -> Self {
-        let store::Timeline { launched, enrolled, bound, image_ready, first_container } = *stored;
-        let steps = [launched, enrolled, bound, image_ready, first_container];
+        let store::Timeline { launched, booted, enrolled, bound, image_ready, first_container } =
+            *stored;
+        let steps = [launched, booted, enrolled, bound, image_ready, first_container];
         Self { steps: steps.map(|time| time.max(0)) }
     }
 }

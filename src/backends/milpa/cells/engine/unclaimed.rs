@@ -119,7 +119,7 @@ impl Engine {
         cell.created_unix_nanos = timeline::nanos(now.unix);
         cell.requested = Some(now.boot);
         let before = std::mem::take(&mut cell.timeline);
-        for step in [Step::Launched, Step::Enrolled] {
+        for step in [Step::Launched, Step::Booted, Step::Enrolled] {
             if before.at(step).is_some() {
                 cell.timeline.reach(step, now.unix);
             }

@@ -95,6 +95,7 @@ fn timeline_has_each_step_of_a_start_once() {
     let effects = reached(&mut engine, &cell, Step::FirstContainer, 5);
     let steps = [
         ("launched", 0),
+        ("booted", 0),
         ("enrolled", 0),
         ("bound", 0),
         ("imageReady", 2000),
@@ -111,6 +112,35 @@ fn timeline_has_each_step_of_a_start_once() {
     }
 }
 
+/// Verifies A17.
+#[test]
+fn cell_booted_when_its_agent_says_but_not_before_its_order() {
+    let booted = |said: u64| {
+        let mut engine = engine(sim::CAPABILITIES);
+        let (cell, _) = launched(&mut engine, "pod", at(10));
+        let launched = Ok(launched_as("i", &cell));
+        engine.handle(Event::Launched(cell.clone(), launched), at(12));
+        engine.handle(Event::Running(cell.clone(), Duration::from_secs(said)), at(40));
+        // Its next connection, perhaps of an agent that has been started again.
+        engine.handle(Event::Running(cell.clone(), Duration::from_secs(1)), at(50));
+        let account = engine.account(&cell, at(60)).unwrap();
+        let steps: Vec<_> = account.timeline.since(account.created_unix_nanos).collect();
+        let counted = account.starts.1.steps().find(|(name, _)| *name == "booted").unwrap();
+        (steps[1], counted.1.sum())
+    };
+    assert_eq!(booted(25), (("booted", 5_000), 5_000));
+    assert_eq!(booted(0), (("booted", 30_000), 30_000));
+    assert_eq!(booted(u64::MAX), (("booted", 0), 0));
+}
+
+#[test]
+fn bound_cell_boots_no_more() {
+    let (mut engine, cell) = recovered(stored(CellPhase::Bound), true, at(1));
+    let before = engine.cells[&cell].timeline;
+    engine.handle(Event::Running(cell.clone(), Duration::from_secs(1)), at(2));
+    assert_eq!(engine.cells[&cell].timeline, before);
+}
+
 /// Verifies A24.
 #[test]
 fn launch_fills_the_histogram_of_each_step_and_of_the_cost() {
@@ -125,6 +155,7 @@ fn launch_fills_the_histogram_of_each_step_and_of_the_cost() {
     let steps: Vec<_> = starts.steps().map(|(name, it)| (name, it.count(), it.sum())).collect();
     let expected = [
         ("launched", 1, 0),
+        ("booted", 1, 0),
         ("enrolled", 1, 0),
         ("bound", 1, 0),
         ("imageReady", 1, 2000),
