@@ -26,8 +26,8 @@ const SPEED: u32 = 1000;
 const END: Duration = Duration::from_secs(60);
 /// The time in which a terminated instance ends while terminations are slow.
 const SLOW_END: Duration = Duration::from_secs(1_000_000_000);
-/// The time after which a new instance is listed and described: so long that a test which takes it for
-/// nothing fails each time, and shorter than `not_found_believed_after`.
+/// The time after which a new instance is listed and described: so long that a test that does not
+/// expect it fails each time, and shorter than `not_found_believed_after`.
 const VISIBLE: Duration = Duration::from_secs(60);
 
 /// The simulated cloud as a provider.

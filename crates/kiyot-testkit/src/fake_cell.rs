@@ -414,7 +414,7 @@ impl State {
                 memory_dir: "/cell/memory".to_owned(),
                 own_host_name: true,
                 own_network: true,
-                running_millis: 0,
+                running_millis: 1,
             }),
             "OpenBulk" => {
                 self.home.open_bulk();

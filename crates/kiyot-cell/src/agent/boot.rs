@@ -41,7 +41,7 @@ mod tests {
     }
 
     #[test]
-    fn this_machine_has_run_for_some_time() {
+    fn time_since_the_start_of_pid_1_is_known() {
         let stat = fs::read_to_string("/proc/self/stat").unwrap();
         let began = start(&stat, clock_ticks_per_second()).unwrap();
         let now = Duration::try_from(clock_gettime(ClockId::Boottime)).unwrap();
