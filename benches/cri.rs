@@ -8,8 +8,10 @@ use clap::{Parser, ValueEnum};
 use kiyot_testkit::{Container, Node, Pod, Provider};
 
 mod cri {
+    pub(crate) mod batches;
     pub(crate) mod calls;
     pub(crate) mod client;
+    pub(crate) mod concurrent;
     pub(crate) mod density;
     pub(crate) mod forwarders;
     pub(crate) mod instances;
@@ -24,9 +26,9 @@ mod cri {
 
 /// The parts of a build: those of EC2 need its SDK.
 const DEFAULT_PARTS: &str = if cfg!(feature = "ec2") {
-    "placement,calls,cells,logs,streams,busy,volumes,density,vms,instances,ec2-density"
+    "placement,calls,cells,batches,logs,streams,busy,volumes,density,vms,instances,ec2-density"
 } else {
-    "placement,calls,cells,logs,streams,busy,volumes,density,vms"
+    "placement,calls,cells,batches,logs,streams,busy,volumes,density,vms"
 };
 
 /// Options of the benchmark.
@@ -39,7 +41,7 @@ struct Options {
         default_value = DEFAULT_PARTS
     )]
     parts: Vec<Part>,
-    /// Rounds of the measurements of calls, logs and streams.
+    /// Rounds of the measurements of calls, batches, logs and streams.
     #[arg(long, default_value_t = 5)]
     rounds: usize,
     /// Calls of a measurement.
@@ -58,6 +60,12 @@ struct Options {
     /// Virtual machines that are started, one after another.
     #[arg(long, default_value_t = 5)]
     vms: usize,
+    /// Pods that start together, on the node and in cells.
+    #[arg(long, default_value_t = 30)]
+    batch: usize,
+    /// Short pods that run twelve at a time, on the node and in cells.
+    #[arg(long, default_value_t = 120)]
+    short_pods: usize,
     /// Idle virtual machines whose memory is measured.
     #[arg(long, default_value_t = 20)]
     idle_vms: usize,
@@ -100,6 +108,7 @@ enum Part {
     Placement,
     Calls,
     Cells,
+    Batches,
     Logs,
     Streams,
     Busy,
@@ -157,6 +166,14 @@ async fn measure(part: Part, options: &Options, node: &Node, program: &Path) {
         Part::Placement | Part::Calls => {}
         Part::Cells => {
             cri::startup::measure(node, program, Provider::Netns, options.cells).await;
+        }
+        Part::Batches => {
+            let batches = cri::batches::Batches {
+                together: options.batch,
+                short: options.short_pods,
+                rounds: options.rounds,
+            };
+            cri::batches::measure(node, program, batches).await;
         }
         Part::Logs => cri::logs::measure(node, program, options.rounds, options.mib).await,
         Part::Streams => cri::streams::measure(node, program, options.rounds, options.mib).await,

@@ -8,9 +8,10 @@ use std::{
 };
 
 use kiyot_testcloud::Cloud;
-use kiyot_testkit::{Container, Kiyot, Kubelet, Node, Pod, RunningPod, poll_until};
+use kiyot_testkit::{Container, Kiyot, Node, Pod, RunningPod, poll_until};
 use serde_json::Value;
-use tokio::task::JoinSet;
+
+use super::concurrent::each;
 
 /// Steps of a start, as `crictl inspectp` shows them.
 const STEPS: [&str; 4] = ["enrolledMs", "boundMs", "imageReadyMs", "firstContainerMs"];
@@ -50,14 +51,14 @@ pub(crate) async fn measure(node: &Node, program: &Path, times: usize, together:
     println!("| --- | --- | --- | --- | --- |");
     cloud.clear_calls();
     let begun = Instant::now();
-    let pods = each(&kubelet, (0..together).map(pod), |mut kubelet, pod| async move {
+    let pods = each(&kubelet, (0..together).map(pod), together, |mut kubelet, pod| async move {
         kubelet.run_pod(&pod).await.expect("a pod runs")
     })
     .await;
     print(&cloud, together, "start", begun);
     cloud.clear_calls();
     let begun = Instant::now();
-    each(&kubelet, pods, |mut kubelet, pod: RunningPod| async move {
+    each(&kubelet, pods, together, |mut kubelet, pod: RunningPod| async move {
         kubelet.stop_and_remove(&pod).await.expect("a pod ends");
     })
     .await;
@@ -69,22 +70,6 @@ fn pod(at: usize) -> Pod {
     Pod::new(&format!("instance-{at}"))
         .in_cell()
         .container(Container::script("main", "trap 'exit 0' TERM; while :; do sleep 0.5; done"))
-}
-
-/// Does the same with each pod, all concurrently.
-async fn each<P: Send + 'static, R: Send + 'static, F>(
-    kubelet: &Kubelet,
-    pods: impl IntoIterator<Item = P>,
-    action: fn(Kubelet, P) -> F,
-) -> Vec<R>
-where
-    F: Future<Output = R> + Send + 'static,
-{
-    let mut tasks: JoinSet<R> = JoinSet::new();
-    for pod in pods {
-        tasks.spawn(action(kubelet.clone(), pod));
-    }
-    tasks.join_all().await
 }
 
 async fn have_ended(cloud: &Cloud) {
