@@ -249,6 +249,29 @@ mod tests {
         assert_eq!(text(&parts), [(String::new(), "three\n".to_owned())]);
     }
 
+    /// A cell that was taken over writes what it likes.
+    #[test]
+    fn lines_beyond_the_bound_are_left_out_and_times_in_any_order_are_judged_each() {
+        let (_dir, path) = file("");
+        let mut log = std::fs::OpenOptions::new().append(true).open(&path).unwrap();
+        let since = "2026-11-25T10:00:00Z";
+        log.write_all(b"2026-11-25T10:00:01Z stdout F before\n").unwrap();
+        log.write_all(&vec![b'x'; 64 * MAX_LINE_BYTES]).unwrap();
+        let rest = "\n2026-11-25T10:00:03Z stdout F later\n2026-11-25T09:00:00Z stdout F old\n\
+                    +9999-99-99T00:00:00Z stdout F none\n2026-11-25T10:00:02Z stdout F sooner\n";
+        log.write_all(rest.as_bytes()).unwrap();
+        let since: Timestamp = since.parse().unwrap();
+        let since_unix_nanos = i64::try_from(since.as_nanosecond()).unwrap();
+        let wanted = Wanted { lines: None, since_unix_nanos };
+        let mut log = NodeLog::open(&path, wanted).unwrap();
+        let mut all = String::new();
+        while let Some(parts) = log.next_part().unwrap() {
+            all.extend(text(&parts).into_iter().map(|(stdout, _)| stdout));
+            assert!(log.rest.len() <= MAX_LINE_BYTES, "{} bytes are kept", log.rest.len());
+        }
+        assert_eq!(all, "before\nlater\nnone\nsooner\n");
+    }
+
     #[test]
     fn reader_goes_on_with_the_file_of_a_rotation() {
         let (dir, path) = file("t stdout F one\nt stdout F tw");

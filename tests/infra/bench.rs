@@ -149,13 +149,23 @@ impl Bench {
 
     /// Writes a CNI configuration with bridge, portmap and these further plugins.
     pub(crate) fn configure_cni(&mut self, more: &str) {
+        self.write_cni(&format!(r#"[{{"subnet": "{}"}}]"#, self.cni_subnet()), more);
+    }
+
+    /// Writes a CNI configuration that gives pods an address of each kind.
+    pub(crate) fn configure_dual_stack_cni(&self) {
+        let v6 = format!("fd00:5e:{:x}:{:x}::/64", self.subnet.0, self.subnet.1);
+        let ranges = format!(r#"[{{"subnet": "{}"}}], [{{"subnet": "{v6}"}}]"#, self.cni_subnet());
+        self.write_cni(&ranges, "");
+    }
+
+    fn write_cni(&self, ranges: &str, more: &str) {
         fs::create_dir_all(&self.config.netns.network.cni_conf_dir).unwrap();
-        let (name, bridge, subnet, data) =
-            (&self.name, self.cni_bridge(), self.cni_subnet(), self.cni_data());
+        let (name, bridge, data) = (&self.name, self.cni_bridge(), self.cni_data());
         let list = format!(
             r#"{{"cniVersion": "1.0.0", "name": "{name}", "plugins": [
                 {{"type": "bridge", "bridge": "{bridge}", "isGateway": true, "ipMasq": true,
-                  "ipam": {{"type": "host-local", "dataDir": "{}", "ranges": [[{{"subnet": "{subnet}"}}]], "routes": [{{"dst": "0.0.0.0/0"}}]}}}},
+                  "ipam": {{"type": "host-local", "dataDir": "{}", "ranges": [{ranges}], "routes": [{{"dst": "0.0.0.0/0"}}]}}}},
                 {{"type": "portmap", "capabilities": {{"portMappings": true}}}}{more}]}}"#,
             data.display()
         );

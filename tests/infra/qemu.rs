@@ -1,6 +1,7 @@
 //! The qemu provider with real virtual machines. Their guest is a shell that the gateway commands.
 
 use std::{
+    collections::BTreeSet,
     fs,
     net::{IpAddr, SocketAddr},
     os::unix::fs::MetadataExt,
@@ -10,8 +11,8 @@ use std::{
 
 use kiyot::{
     backends::milpa::{
-        id::CellId,
-        placement::Size,
+        id::{CellId, SandboxId},
+        placement::{Market, Offering, Size},
         providers::{
             Attachment, ErrorClass, Instance, InstanceState, LaunchSpec, PodNetwork, Provider,
             Termination, qemu::Qemu,
@@ -24,8 +25,10 @@ use tokio::io::AsyncWriteExt;
 
 use super::bench::{self, Bench, launch_spec, run, wait_for};
 
+mod frames;
 pub(crate) mod guest;
 
+use frames::{Identity, Receiver};
 use guest::Guest;
 
 /// The size of a guest.
@@ -56,16 +59,7 @@ impl Vms {
     }
 
     fn spec(&self, size: Size) -> LaunchSpec {
-        let zone = self.offering(size);
-        launch_spec(CellId::mint().unwrap(), vec![zone])
-    }
-
-    fn offering(&self, size: Size) -> kiyot::backends::milpa::placement::Offering {
-        kiyot::backends::milpa::placement::Offering {
-            instance_type: size.to_string(),
-            zone: "node".into(),
-            market: kiyot::backends::milpa::placement::Market::OnDemand,
-        }
+        launch_spec(CellId::mint().unwrap(), vec![offering(size)])
     }
 
     async fn launch(&self) -> (LaunchSpec, Instance, Guest) {
@@ -81,13 +75,7 @@ impl Vms {
     }
 
     fn attachment(&self, instance: &Instance) -> Attachment {
-        Attachment {
-            pod_name: "a-pod".into(),
-            pod_namespace: "a-namespace".into(),
-            pod_uid: format!("{}-{}", self.bench.name, instance.cell),
-            sandbox: kiyot::backends::milpa::id::SandboxId::mint().unwrap().to_string(),
-            ..Attachment::default()
-        }
+        attachment(&self.bench, instance)
     }
 
     async fn state(&self, instance: &Instance) -> InstanceState {
@@ -105,6 +93,36 @@ impl Vms {
         let launcher = self.bench.launcher(&instance.id);
         let children = format!("/proc/{launcher}/task/{launcher}/children");
         fs::read_to_string(children).unwrap().trim().parse().unwrap()
+    }
+}
+
+/// Gives a fixture's configuration a stub in place of machines.
+pub(crate) fn use_stub(bench: &mut Bench) {
+    let image = bench.path().join("image");
+    fs::create_dir(&image).unwrap();
+    for file in ["kernel", "initramfs", "root.squashfs"] {
+        fs::write(image.join(file), "").unwrap();
+    }
+    guest::list(&image);
+    let config = &mut bench.config;
+    config.qemu.network = config.netns.network.clone();
+    config.qemu.cell_binary = config.netns.cell_binary.clone();
+    config.qemu.accel = AcceleratorChoice::Tcg;
+    config.qemu.image_dir = image;
+    config.qemu.disk_size = 64 << 20;
+}
+
+fn offering(size: Size) -> Offering {
+    Offering { instance_type: size.to_string(), zone: "node".into(), market: Market::OnDemand }
+}
+
+fn attachment(bench: &Bench, instance: &Instance) -> Attachment {
+    Attachment {
+        pod_name: "a-pod".into(),
+        pod_namespace: "a-namespace".into(),
+        pod_uid: format!("{}-{}", bench.name, instance.cell),
+        sandbox: SandboxId::mint().unwrap().to_string(),
+        ..Attachment::default()
     }
 }
 
@@ -184,6 +202,67 @@ async fn guest_is_its_pod_and_no_other() {
     assert_eq!(vms.state(&instance).await, InstanceState::Running);
     guest.succeeds("true").await;
     vms.end(&instance).await;
+}
+
+/// The frames of the guest come from the test, over a device in place of the machine's.
+/// Verifies N24.
+#[tokio::test]
+async fn frames_by_which_a_guest_is_another_do_not_leave_its_cell() {
+    let mut bench = Bench::new();
+    bench.configure_dual_stack_cni();
+    use_stub(&mut bench);
+    let provider = Qemu::new(&bench.config);
+    let spec = launch_spec(CellId::mint().unwrap(), vec![offering(SIZE)]);
+    let instance = provider.launch(&spec, "token").await.unwrap();
+    let namespace = format!("kiyot-{}", instance.cell);
+    let ip = |arguments: &[&str]| run("ip", &[&["-n", &namespace], arguments].concat());
+    wait_for("the stub has made its device", async || {
+        let arguments = ["-n", &namespace, "link", "show", "tap-pod"];
+        Command::new("ip").args(arguments).output().unwrap().status.success()
+    })
+    .await;
+    ip(&["link", "set", "tap-pod", "name", "tap-unused"]);
+    ip(&["link", "add", "tap-pod", "type", "veth", "peer", "name", "guest"]);
+    ip(&["link", "set", "guest", "up"]);
+    let attached = provider.attach(&instance.id, &attachment(&bench, &instance)).await.unwrap();
+    let v4 = attached.addresses.iter().find_map(|address| match address {
+        IpAddr::V4(address) => Some(*address),
+        IpAddr::V6(_) => None,
+    });
+    let v6 = attached.addresses.iter().find_map(|address| match address {
+        IpAddr::V4(_) => None,
+        IpAddr::V6(address) => Some(*address),
+    });
+    let mac = attached.network.as_ref().unwrap().mac.0;
+    let identity = Identity { mac, v4: v4.unwrap(), v6: v6.unwrap() };
+
+    let (own, forged) = (identity.own(), identity.forged());
+    let names = |frames: &[(&'static str, _)]| -> BTreeSet<_> {
+        frames.iter().map(|(name, _)| (*name).to_owned()).collect()
+    };
+    let all: Vec<_> = forged.iter().chain(&own).map(frames::named).collect();
+    let send = || {
+        let sender = ["netns", "exec", &namespace, "python3", "-c", frames::SENDER, "guest"];
+        let arguments = sender.into_iter().chain(all.iter().map(String::as_str));
+        run("ip", &arguments.collect::<Vec<_>>());
+    };
+    let receiver = Receiver::start(names(&own));
+    send();
+    assert_eq!(receiver.names(), names(&own));
+
+    // Without the rules each of them arrives.
+    let rule = "filter add dev tap-pod parent ffff: protocol all prio 9 u32 match u8 0 0 action \
+                mirred egress redirect dev eth0";
+    let arguments = ["-n", &namespace].into_iter().chain(rule.split(' '));
+    run("tc", &arguments.collect::<Vec<_>>());
+    let everything: BTreeSet<_> = &names(&own) | &names(&forged);
+    let receiver = Receiver::start(everything.clone());
+    send();
+    assert_eq!(receiver.names(), everything);
+
+    let mut outcomes = provider.terminate(std::slice::from_ref(&instance.id)).await;
+    assert_eq!(outcomes.remove(&instance.id).unwrap().unwrap(), Termination::Confirmed);
+    bench.assert_clean(&instance.id);
 }
 
 /// The size of a transfer of many segments.
@@ -289,7 +368,7 @@ async fn launch_over_the_nodes_memory_is_refused_and_leaves_nothing() {
     let size = Size { cpus: 1, memory_mib: 64 << 20 };
     let spec = vms.spec(size);
     let error = vms.provider.launch(&spec, "token").await.unwrap_err();
-    assert_eq!((error.class, error.refused), (ErrorClass::Capacity, vec![vms.offering(size)]));
+    assert_eq!((error.class, error.refused), (ErrorClass::Capacity, vec![offering(size)]));
     assert!(error.doing.contains(spec.cell.as_str()), "{}", error.doing);
     assert_eq!(vms.provider.list_owned().await.unwrap(), []);
     assert_eq!(vms.bench.resources(), Vec::<String>::new());

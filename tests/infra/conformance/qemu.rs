@@ -1,25 +1,22 @@
 //! The qemu provider under test, with a stub in place of its machines. Its faults are those of the
 //! netns provider, because both share the instances of the node.
 
-use std::{fs, sync::Arc};
+use std::sync::Arc;
 
 use async_trait::async_trait;
-use kiyot::{
-    backends::milpa::{
-        id::CellId,
-        placement::Catalogue,
-        providers::{
-            Attached, Attachment, Capabilities, Instance, InstanceId, LaunchSpec, Provider,
-            ProviderError, Terminations,
-            qemu::{CAPABILITIES, Qemu},
-        },
+use kiyot::backends::milpa::{
+    id::CellId,
+    placement::Catalogue,
+    providers::{
+        Attached, Attachment, Capabilities, Instance, InstanceId, LaunchSpec, Provider,
+        ProviderError, Terminations,
+        qemu::{CAPABILITIES, Qemu},
     },
-    config::AcceleratorChoice,
 };
 use tokio::{process::Command, time::timeout};
 
 use super::{
-    super::{bench::LIMIT, qemu::guest},
+    super::{bench::LIMIT, qemu},
     Subject,
     fault::{Fault, Gate},
     listings,
@@ -35,18 +32,7 @@ pub(super) struct QemuSubject {
 impl QemuSubject {
     pub(super) fn new() -> Self {
         let mut local = NetnsSubject::new();
-        let image = local.bench.path().join("image");
-        fs::create_dir(&image).unwrap();
-        for file in ["kernel", "initramfs", "root.squashfs"] {
-            fs::write(image.join(file), "").unwrap();
-        }
-        guest::list(&image);
-        let config = &mut local.bench.config;
-        config.qemu.network = config.netns.network.clone();
-        config.qemu.cell_binary = config.netns.cell_binary.clone();
-        config.qemu.accel = AcceleratorChoice::Tcg;
-        config.qemu.image_dir = image;
-        config.qemu.disk_size = 64 << 20;
+        qemu::use_stub(&mut local.bench);
         Self { local, launches: Arc::default() }
     }
 }

@@ -361,6 +361,129 @@ async fn gap_after_a_partial_line_ends_it() {
     assert!(lines[2].contains(" stderr F kiyot: 3 bytes "), "{file}");
 }
 
+/// Log of a hostile cell: parts without end, at most one a second.
+struct EndlessLog {
+    part: Part,
+    reads: AtomicUsize,
+    sent: Arc<AtomicUsize>,
+}
+
+impl EndlessLog {
+    fn new(part: Part) -> Arc<Self> {
+        Arc::new(Self { part, reads: AtomicUsize::new(0), sent: Arc::default() })
+    }
+}
+
+#[async_trait]
+impl Source for EndlessLog {
+    async fn read(
+        &self,
+        _: &str,
+        _: u64,
+    ) -> Result<BoxStream<'static, Result<Part, Failure>>, Failure> {
+        self.reads.fetch_add(1, Ordering::SeqCst);
+        let (part, sent) = (self.part.clone(), Arc::clone(&self.sent));
+        let parts = stream::repeat(part).then(move |part| {
+            let sent = Arc::clone(&sent);
+            async move {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                sent.fetch_add(1, Ordering::SeqCst);
+                Ok(part)
+            }
+        });
+        Ok(parts.boxed())
+    }
+
+    async fn trim(&self, _: &str, _: u64) -> Result<(), Failure> {
+        Ok(())
+    }
+}
+
+impl EndlessLog {
+    /// Waits, with a paused clock, until it has sent parts.
+    async fn has_sent(&self, parts: usize) {
+        while self.sent.load(Ordering::SeqCst) < parts {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+    }
+}
+
+/// Verifies D44.
+#[tokio::test(start_paused = true)]
+async fn line_without_an_end_does_not_hold_rotations() {
+    let scene = Scene::new(1);
+    let endless = EndlessLog::new(Part::Bytes(Bytes::from_static(b"no end ")));
+    let source = Arc::clone(&endless) as Arc<dyn Source>;
+    scene.logs.follow_from(&scene.cell, source, scene.route(0)).await.unwrap();
+    for number in 0..3 {
+        let sent = endless.sent.load(Ordering::SeqCst);
+        endless.has_sent(sent + 2).await;
+        let old = scene.dir.path().join(format!("old.{number}"));
+        fs::rename(scene.path(), &old).unwrap();
+        let reopened = tokio::time::timeout(LIMIT, scene.logs.reopen(&scene.container)).await;
+        reopened.expect("a rotation ends within a line").unwrap();
+        assert_eq!(read(&old).replace("no end ", ""), "");
+        assert!(scene.path().is_file());
+    }
+    // It is bounded by the caller, as an endless log is never complete.
+    assert!(!scene.logs.drain(&scene.container, Duration::from_secs(60)).await);
+    assert_eq!(endless.reads.load(Ordering::SeqCst), 1);
+}
+
+/// Verifies D44.
+#[tokio::test(start_paused = true)]
+async fn gaps_without_end_write_a_bounded_number_of_notes_and_records() {
+    const MAX_GAPS: usize = 60;
+    let scene = Scene::new(1);
+    scene.keep();
+    // Each read has a few gaps, and the cell reports growth after each.
+    let cell = Arc::new(GapLog::default());
+    let source = Arc::clone(&cell) as Arc<dyn Source>;
+    scene.logs.follow_from(&scene.cell, source, scene.route(0)).await.unwrap();
+    for size in 1..1_000 {
+        scene.logs.on_growth(&scene.cell, "logs/0.log", u64::MAX - 1_000 + size);
+        scene.logs.reopen(&scene.container).await.unwrap();
+    }
+    // The writer has handled all growth when it waits for a part of the last read, or pauses.
+    let (notes, records) =
+        (read(&scene.path()).lines().count(), scene.bases.0.lock().unwrap().len());
+    assert!((1..=MAX_GAPS).contains(&notes), "{notes} notes");
+    assert!((1..=MAX_GAPS).contains(&records), "{records} records");
+    // The log goes on in the next period.
+    cell.is_honest.store(true, Ordering::SeqCst);
+    tokio::time::sleep(Duration::from_secs(61)).await;
+    scene.logs.on_growth(&scene.cell, "logs/0.log", u64::MAX);
+    while !read(&scene.path()).ends_with("line\n") {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+}
+
+/// Log of a hostile cell, of which each read has gaps only.
+#[derive(Default)]
+struct GapLog {
+    is_honest: std::sync::atomic::AtomicBool,
+}
+
+#[async_trait]
+impl Source for GapLog {
+    async fn read(
+        &self,
+        _: &str,
+        _: u64,
+    ) -> Result<BoxStream<'static, Result<Part, Failure>>, Failure> {
+        let parts = if self.is_honest.load(Ordering::SeqCst) {
+            vec![Ok(Part::Bytes(Bytes::from_static(b"line\n")))]
+        } else {
+            vec![Ok(Part::Gap(1)), Ok(Part::Gap(1)), Ok(Part::Gap(1))]
+        };
+        Ok(stream::iter(parts).boxed())
+    }
+
+    async fn trim(&self, _: &str, _: u64) -> Result<(), Failure> {
+        Ok(())
+    }
+}
+
 /// Verifies D33.
 #[tokio::test]
 async fn truncated_file_continues_with_later_bytes() {

@@ -12,7 +12,10 @@ use kiyot_link::{
     log_limit::LogLimit,
     watch::{Seen, Watch},
 };
-use tokio::{sync::oneshot, time::timeout};
+use tokio::{
+    sync::oneshot,
+    time::{Instant, sleep_until, timeout},
+};
 use tokio_util::task::AbortOnDropHandle;
 
 use super::{
@@ -38,6 +41,16 @@ const BACKOFF_RANGE: (Duration, Duration) = if cfg!(test) {
 
 /// Longest silence of a cell within a log.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Longest wait of a reopening for the end of a line, while the cell sends one without an end.
+const LINE_END_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Most gaps in each [`GAP_PERIOD`], as each writes a note and a record. A cell that discards what
+/// is not fetched makes twelve.
+const MAX_GAPS: u32 = 60;
+
+/// Time after which the count of gaps restarts.
+const GAP_PERIOD: Duration = Duration::from_secs(60);
 
 /// Bytes on the node's disk after which the cell discards its copy of them.
 const TRIM_INTERVAL_BYTES: u64 = 8 << 20;
@@ -68,6 +81,8 @@ struct PendingReopen {
     done: oneshot::Sender<Result<i64, Failure>>,
     /// True if it ends with the next read at the latest.
     last: bool,
+    /// Time at which it waits no longer.
+    deadline: Instant,
 }
 
 /// Error of following a log.
@@ -82,6 +97,9 @@ enum WriterError {
     /// The cell was silent.
     #[error("the cell was silent for {} s in the middle of the log", SILENCE_TIMEOUT.as_secs())]
     Silent,
+    /// The cell reports gaps without end.
+    #[error("more than {MAX_GAPS} gaps in {} s", GAP_PERIOD.as_secs())]
+    Gaps,
 }
 
 /// Writer of a container's log.
@@ -108,6 +126,7 @@ pub(super) struct Writer {
     read: (u64, u64),
     trimmed: u64,
     trimming: Option<AbortOnDropHandle<()>>,
+    gaps: GapLimit,
     /// Limits the log messages that the cell can cause.
     log_limit: LogLimit,
 }
@@ -141,6 +160,7 @@ impl Writer {
             read,
             trimmed: position(base, 0),
             trimming: None,
+            gaps: GapLimit::default(),
             log_limit: LogLimit::default(),
         }
     }
@@ -233,9 +253,11 @@ impl Writer {
             Err(failure) => return Err(failure.into()),
         };
         loop {
+            let deadline = self.pending_reopen.as_ref().map(|pending| pending.deadline);
             tokio::select! {
                 biased;
                 command = self.commands.recv() => self.handle_between_lines(command).await,
+                () = until(deadline) => self.finish_reopen().await,
                 part = timeout(SILENCE_TIMEOUT, parts.next()) => {
                     match part.map_err(|_| WriterError::Silent)?.transpose()? {
                         Some(Part::Bytes(bytes)) => self.append_part(bytes).await?,
@@ -312,7 +334,10 @@ impl Writer {
     }
 
     /// Continues after bytes that the cell has discarded, and notes that in the file.
-    async fn skip(&mut self, bytes: u64) -> io::Result<()> {
+    async fn skip(&mut self, bytes: u64) -> Result<(), WriterError> {
+        if !self.gaps.admits(Instant::now()) {
+            return Err(WriterError::Gaps);
+        }
         if let Some(suppressed) = self.log_limit.admit() {
             let (container, path) = (&self.route.container, self.route.node_path.display());
             tracing::warn!(
@@ -330,9 +355,7 @@ impl Writer {
         self.mid_line = false;
         let length = self.file.end().await?.length;
         self.rebase(position, length).await;
-        if let Some(pending_reopen) = self.pending_reopen.take() {
-            self.handle(Command::Reopen(pending_reopen.done)).await;
-        }
+        self.finish_reopen().await;
         Ok(())
     }
 
@@ -342,9 +365,7 @@ impl Writer {
             && let Some(end) = part.iter().position(|byte| *byte == b'\n')
         {
             self.append(part.split_to(end + 1)).await?;
-            if let Some(pending_reopen) = self.pending_reopen.take() {
-                self.handle(Command::Reopen(pending_reopen.done)).await;
-            }
+            self.finish_reopen().await;
         }
         if part.is_empty() { Ok(()) } else { self.append(part).await }
     }
@@ -381,9 +402,17 @@ impl Writer {
     async fn handle_between_lines(&mut self, command: Command) {
         match command {
             Command::Reopen(done) if self.mid_line && self.pending_reopen.is_none() => {
-                self.pending_reopen = Some(PendingReopen { done, last: false })
+                let deadline = Instant::now() + LINE_END_TIMEOUT;
+                self.pending_reopen = Some(PendingReopen { done, last: false, deadline })
             }
             command => self.handle(command).await,
+        }
+    }
+
+    /// Handles the reopening that waits for the end of a line.
+    async fn finish_reopen(&mut self) {
+        if let Some(pending_reopen) = self.pending_reopen.take() {
+            self.handle(Command::Reopen(pending_reopen.done)).await;
         }
     }
 
@@ -439,6 +468,33 @@ impl Writer {
                 command = self.commands.recv() => self.handle(command).await,
             }
         }
+    }
+}
+
+/// Count of the gaps of a log.
+#[derive(Debug, Default)]
+struct GapLimit {
+    /// Begin of the current period; `None` before the first gap.
+    began: Option<Instant>,
+    gaps: u32,
+}
+
+impl GapLimit {
+    /// Counts a gap. Returns false for more than [`MAX_GAPS`] in a period.
+    fn admits(&mut self, now: Instant) -> bool {
+        if self.began.is_none_or(|began| now.saturating_duration_since(began) >= GAP_PERIOD) {
+            (self.began, self.gaps) = (Some(now), 0);
+        }
+        self.gaps = self.gaps.saturating_add(1);
+        self.gaps <= MAX_GAPS
+    }
+}
+
+/// Waits until a time; forever without one.
+async fn until(deadline: Option<Instant>) {
+    match deadline {
+        Some(deadline) => sleep_until(deadline).await,
+        None => std::future::pending().await,
     }
 }
 

@@ -8,6 +8,7 @@
 use std::{
     ffi::OsStr,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    ops::Range,
     path::Path,
 };
 
@@ -104,7 +105,6 @@ fn redirections(mac: MacAddress, addresses: &[IpAddr]) -> String {
     }
     if has_v6 {
         rules.allow_v6(mac, link_local(mac));
-        rules.allow_duplicate_address_detection(mac);
     }
     rules.0
 }
@@ -156,11 +156,9 @@ impl Rules {
     /// fragment, and ICMPv6 but for messages of a router. What an advertisement of a neighbour says
     /// must be the address. Extension headers, behind which messages could hide, are not allowed.
     fn allow_v6(&mut self, mac: MacAddress, address: Ipv6Addr) {
-        const FRAGMENT: u8 = 44;
-        const TRANSPORTS: [u8; 3] = [6, 17, 132];
         let from = format!("match ip6 src {address}/128");
-        for header in TRANSPORTS.iter().chain(&[FRAGMENT]) {
-            self.allow("ipv6", 4, mac, &format!("{from} {}", next_header(*header)));
+        for header in TRANSPORTS {
+            self.allow("ipv6", 4, mac, &format!("{from} {}", next_header(header)));
         }
         // Errors and echoes: types 1 to 4, 128 and 129. Solicitations: 133 of routers, 135 of
         // neighbours. Advertisements: 136.
@@ -171,15 +169,49 @@ impl Rules {
         let target = words_at(48, address.octets());
         let matches = format!("{from} {} {} {target}", next_header(ICMPV6), icmp_type(136));
         self.allow("ipv6", 4, mac, &matches);
+        self.allow_fragments(mac, &from);
+        self.allow_duplicate_address_detection(mac, address);
+    }
+
+    /// Allows fragments (RFC 8200, 4.5) of packets of TCP, UDP, SCTP, and of echoes, which alone of
+    /// the messages of ICMPv6 need them: the type is in the first fragment, whose offset is 0. A
+    /// filter for each bit of the offset allows the later ones.
+    fn allow_fragments(&mut self, mac: MacAddress, from: &str) {
+        const FRAGMENT: u8 = 44;
+        const ECHOES: [u8; 2] = [128, 129];
+        const OFFSET_BITS: Range<u32> = 3..16;
+        let fragment = |header: u8| {
+            let within = format!("match u32 {:#010x} 0xff000000 at 40", u32::from(header) << 24);
+            format!("{from} {} {within}", next_header(FRAGMENT))
+        };
+        for header in TRANSPORTS {
+            self.allow("ipv6", 4, mac, &fragment(header));
+        }
+        for kind in ECHOES {
+            let first = format!(
+                "match u32 0x00000000 0x0000fff8 at 40 match u32 {:#010x} 0xff000000 at 48",
+                u32::from(kind) << 24
+            );
+            self.allow("ipv6", 4, mac, &format!("{} {first}", fragment(ICMPV6)));
+        }
+        for bit in OFFSET_BITS {
+            let later = format!("match u32 {0:#010x} {0:#010x} at 40", 1_u32 << bit);
+            self.allow("ipv6", 4, mac, &format!("{} {later}", fragment(ICMPV6)));
+        }
     }
 
     /// Allows the solicitations by which a guest looks if its address is taken (RFC 4862, 5.4.2).
-    fn allow_duplicate_address_detection(&mut self, mac: MacAddress) {
-        let matches = format!("match ip6 src ::/128 {} {}", next_header(ICMPV6), icmp_type(135));
+    /// For another's address they would say that it is.
+    fn allow_duplicate_address_detection(&mut self, mac: MacAddress, address: Ipv6Addr) {
+        let target = words_at(48, address.octets());
+        let matches =
+            format!("match ip6 src ::/128 {} {} {target}", next_header(ICMPV6), icmp_type(135));
         self.allow("ipv6", 4, mac, &matches);
     }
 }
 
+/// The numbers of the protocols TCP, UDP and SCTP.
+const TRANSPORTS: [u8; 3] = [6, 17, 132];
 /// The number of the protocol ICMPv6.
 const ICMPV6: u8 = 58;
 
