@@ -4,10 +4,10 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work" || exit 1
 
-# Prints a command, runs it, and prints an exit code that is not 0.
+# Prints a command, runs it without this script on its input, and prints an exit code that is not 0.
 run() {
     printf '\n$ %s\n' "$*"
-    timeout 30 sh -c "$*" 2>&1
+    timeout 30 sh -c "$*" 2>&1 < /dev/null
     code=$?
     [ "$code" = 0 ] || echo "(exit code $code)"
 }
