@@ -40,7 +40,7 @@ enum Icmp {
     Redirect = 137,
 }
 
-/// Who a guest is.
+/// Identity of a guest.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Identity {
     pub(super) mac: [u8; 6],
