@@ -2,14 +2,15 @@
 
 use std::{fmt, fs};
 
+use kiyot_linux::process_stat::{self, START_TIME};
+
 use super::{
     BUILD, PROCESS_CPU, PROCESS_FDS, PROCESS_MAX_FDS, PROCESS_MEMORY, PROCESS_START, Page, Source,
 };
 
-/// Fields of `/proc/self/stat` after the program's name (proc(5) counts them from 3).
+/// Indices among the [`process_stat::fields`].
 const UTIME: usize = 14 - 3;
 const STIME: usize = 15 - 3;
-const START_TIME: usize = 22 - 3;
 const RSS_PAGES: usize = 24 - 3;
 
 /// The source of the process's metrics. What can't be read is left out.
@@ -25,8 +26,7 @@ struct Stat {
 }
 
 fn parse(stat: &str) -> Option<Stat> {
-    // The program's name may have spaces and parentheses.
-    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+    let fields: Vec<&str> = process_stat::fields(stat.as_bytes())?.collect();
     let number = |index: usize| fields.get(index)?.parse::<u64>().ok();
     Some(Stat {
         cpu_ticks: number(UTIME)? + number(STIME)?,

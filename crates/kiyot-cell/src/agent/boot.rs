@@ -2,14 +2,11 @@
 
 use std::{fs, time::Duration};
 
+use kiyot_linux::process_stat::{self, START_TIME};
 use rustix::{
     param::clock_ticks_per_second,
     time::{ClockId, clock_gettime},
 };
-
-/// The field of `/proc/<pid>/stat` with the time of the process's start, in clock ticks since boot,
-/// counted after the name of the program.
-const START_TIME: usize = 19;
 
 /// Returns the milliseconds since PID 1 of the cell began, or 0 if `/proc` does not say.
 pub fn running_millis() -> u64 {
@@ -22,8 +19,7 @@ pub fn running_millis() -> u64 {
 
 /// Returns the time from the kernel's boot to the start of a process.
 fn start(stat: &str, ticks_per_second: u64) -> Option<Duration> {
-    let (_, fields) = stat.rsplit_once(')')?;
-    let ticks: u64 = fields.split_ascii_whitespace().nth(START_TIME)?.parse().ok()?;
+    let ticks: u64 = process_stat::fields(stat.as_bytes())?.nth(START_TIME)?.parse().ok()?;
     Some(Duration::from_millis(ticks.checked_mul(1000)?.checked_div(ticks_per_second)?))
 }
 

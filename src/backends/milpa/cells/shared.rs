@@ -10,6 +10,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
+use futures::future::OptionFuture;
 use rustix::time::{ClockId, clock_gettime};
 use tokio::{
     sync::{Notify, broadcast, oneshot},
@@ -433,16 +434,12 @@ impl Shared {
         loop {
             let next = self.core().engine.next_timer();
             let wait = next.map(|next| next.saturating_sub(now().boot));
-            let due = async {
-                match wait {
-                    Some(wait) => tokio::time::sleep(wait).await,
-                    None => std::future::pending().await,
-                }
-            };
             tokio::select! {
                 () = self.stop.cancelled() => return,
                 () = self.timers_changed.notified() => {}
-                () = due => self.handle(Event::Tick),
+                Some(()) = OptionFuture::from(wait.map(tokio::time::sleep)) => {
+                    self.handle(Event::Tick);
+                }
             }
         }
     }

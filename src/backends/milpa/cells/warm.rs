@@ -6,6 +6,7 @@ use std::{
     time::Duration,
 };
 
+use futures::future::OptionFuture;
 use tokio::{sync::watch, time::sleep};
 
 use super::{
@@ -58,12 +59,6 @@ pub(super) async fn run(
                 }
             };
         }
-        let again = async {
-            match wait {
-                Some(wait) => sleep(wait).await,
-                None => std::future::pending().await,
-            }
-        };
         tokio::select! {
             () = shared.stop.cancelled() => return,
             changed = configured.changed() => {
@@ -71,7 +66,7 @@ pub(super) async fn run(
                     return;
                 }
             }
-            () = again => {}
+            Some(()) = OptionFuture::from(wait.map(sleep)) => {}
         }
     }
 }

@@ -361,17 +361,11 @@ async fn gap_after_a_partial_line_ends_it() {
     assert!(lines[2].contains(" stderr F kiyot: 3 bytes "), "{file}");
 }
 
-/// Log of a hostile cell: parts without end, at most one a second.
+/// Log of a hostile cell: a line without end, of which a part is sent each second.
+#[derive(Default)]
 struct EndlessLog {
-    part: Part,
     reads: AtomicUsize,
     sent: Arc<AtomicUsize>,
-}
-
-impl EndlessLog {
-    fn new(part: Part) -> Arc<Self> {
-        Arc::new(Self { part, reads: AtomicUsize::new(0), sent: Arc::default() })
-    }
 }
 
 #[async_trait]
@@ -382,13 +376,13 @@ impl Source for EndlessLog {
         _: u64,
     ) -> Result<BoxStream<'static, Result<Part, Failure>>, Failure> {
         self.reads.fetch_add(1, Ordering::SeqCst);
-        let (part, sent) = (self.part.clone(), Arc::clone(&self.sent));
-        let parts = stream::repeat(part).then(move |part| {
+        let sent = Arc::clone(&self.sent);
+        let parts = stream::repeat(Bytes::from_static(b"no end ")).then(move |bytes| {
             let sent = Arc::clone(&sent);
             async move {
                 tokio::time::sleep(Duration::from_secs(1)).await;
                 sent.fetch_add(1, Ordering::SeqCst);
-                Ok(part)
+                Ok(Part::Bytes(bytes))
             }
         });
         Ok(parts.boxed())
@@ -412,7 +406,7 @@ impl EndlessLog {
 #[tokio::test(start_paused = true)]
 async fn line_without_an_end_does_not_hold_rotations() {
     let scene = Scene::new(1);
-    let endless = EndlessLog::new(Part::Bytes(Bytes::from_static(b"no end ")));
+    let endless = Arc::new(EndlessLog::default());
     let source = Arc::clone(&endless) as Arc<dyn Source>;
     scene.logs.follow_from(&scene.cell, source, scene.route(0)).await.unwrap();
     for number in 0..3 {

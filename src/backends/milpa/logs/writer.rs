@@ -6,6 +6,7 @@ use std::{io, sync::Arc, time::Duration};
 use bytes::Bytes;
 use futures::{
     StreamExt as _,
+    future::OptionFuture,
     stream::{self, BoxStream},
 };
 use kiyot_link::{
@@ -254,10 +255,11 @@ impl Writer {
         };
         loop {
             let deadline = self.pending_reopen.as_ref().map(|pending| pending.deadline);
+            let overdue = OptionFuture::from(deadline.map(sleep_until));
             tokio::select! {
                 biased;
                 command = self.commands.recv() => self.handle_between_lines(command).await,
-                () = until(deadline) => self.finish_reopen().await,
+                Some(()) = overdue => self.finish_reopen().await,
                 part = timeout(SILENCE_TIMEOUT, parts.next()) => {
                     match part.map_err(|_| WriterError::Silent)?.transpose()? {
                         Some(Part::Bytes(bytes)) => self.append_part(bytes).await?,
@@ -487,14 +489,6 @@ impl GapLimit {
         }
         self.gaps = self.gaps.saturating_add(1);
         self.gaps <= MAX_GAPS
-    }
-}
-
-/// Waits until a time; forever without one.
-async fn until(deadline: Option<Instant>) {
-    match deadline {
-        Some(deadline) => sleep_until(deadline).await,
-        None => std::future::pending().await,
     }
 }
 

@@ -13,6 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use kiyot_linux::process_stat;
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     fd::OwnedFd,
@@ -51,10 +52,8 @@ struct Stat {
 }
 
 impl Stat {
-    /// The command name is in parentheses and may hold any byte, parentheses included.
     fn parse(text: &[u8]) -> Option<Self> {
-        let rest = text.get(text.iter().rposition(|byte| *byte == b')')? + 1..)?;
-        let mut fields = std::str::from_utf8(rest).ok()?.split_ascii_whitespace();
+        let mut fields = process_stat::fields(text)?;
         let state = *fields.next()?.as_bytes().first()?;
         let parent = fields.next()?.parse().ok()?;
         // State is field 3 of the line, parent 4, threads 20, start time 22.
