@@ -232,8 +232,9 @@ impl FakeCell {
                     .get(usize::try_from(request.position).unwrap()..)
                     .unwrap_or_default()
                     .to_vec();
-                let part = cell::LogPart { content: rest.into(), gap: 0 }.encode_to_vec();
-                streamed(stream::iter([part]).boxed())
+                let part = (!rest.is_empty())
+                    .then(|| cell::LogPart { content: rest.into(), gap: 0 }.encode_to_vec());
+                streamed(stream::iter(part).boxed())
             }
             method => match state.unary(info, method, message) {
                 Ok(answer) => streamed(stream::iter([answer]).boxed()),

@@ -47,6 +47,7 @@ mod handshake;
 mod idle_policy;
 mod limits;
 mod listener;
+mod message_rate;
 mod peer;
 mod refusal_log;
 mod shared;

@@ -34,6 +34,8 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Status};
 
+use super::message_rate::MessageRate;
+
 /// The reason why a control connection ended, or was not established.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ControlError {
@@ -258,11 +260,17 @@ impl ControlConnection {
         waiter: &mut Option<NextWaiter>,
     ) -> Result<(), ControlError> {
         let mut keepalive = Keepalive::gateway();
+        let mut rate = MessageRate::new(Instant::now());
         loop {
+            let received = async {
+                rate.ready().await;
+                frames.next().await
+            };
             let message = tokio::select! {
-                received = frames.next() => {
+                received = received => {
                     let received = received?.ok_or(ControlError::Closed)?;
                     keepalive.received();
+                    rate.take(received.len(), Instant::now());
                     match Self::handle(bounds::decode::<FromCell>(received)?, waiter) {
                         Some(reply) => reply,
                         None => continue,

@@ -6,9 +6,12 @@ use futures::{
     StreamExt as _, TryStreamExt as _,
     stream::{self, BoxStream},
 };
-use kiyot_proto::cell::{ReadLogRequest, TrimLogRequest};
+use kiyot_proto::cell::{LogPart, ReadLogRequest, TrimLogRequest};
 
-use crate::backends::milpa::{cell_client::CellClient, failure::Failure};
+use crate::backends::milpa::{
+    cell_client::CellClient,
+    failure::{Class, Failure},
+};
 
 /// Part of a log.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,15 +48,40 @@ impl Source for CellLogs {
     ) -> Result<BoxStream<'static, Result<Part, Failure>>, Failure> {
         // The writer bounds the wait for each part.
         let parts = self.0.read_log(ReadLogRequest { path: path.to_owned(), position }).await?;
-        let parts = parts.map_ok(|part| {
-            let gap = (part.gap > 0).then_some(Part::Gap(part.gap));
-            let bytes = (!part.content.is_empty()).then_some(Part::Bytes(part.content));
-            stream::iter(gap.into_iter().chain(bytes).map(Ok))
+        let parts = parts.map(|part| {
+            part.and_then(parts_of).map(|parts| stream::iter(parts.into_iter().flatten().map(Ok)))
         });
         Ok(parts.try_flatten().boxed())
     }
 
     async fn trim(&self, path: &str, position: u64) -> Result<(), Failure> {
         self.0.trim_log(TrimLogRequest { path: path.to_owned(), position }).await
+    }
+}
+
+/// Returns the gap and the bytes of a message. An agent that sends messages without either would
+/// have its log read without end.
+fn parts_of(message: LogPart) -> Result<[Option<Part>; 2], Failure> {
+    let gap = (message.gap > 0).then_some(Part::Gap(message.gap));
+    let bytes = (!message.content.is_empty()).then_some(Part::Bytes(message.content));
+    if gap.is_none() && bytes.is_none() {
+        return Err(Failure::cell(Class::Internal, "a part of a log without gap and content"));
+    }
+    Ok([gap, bytes])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Verifies D44.
+    #[test]
+    fn message_of_a_log_has_a_gap_or_content() {
+        let message = |gap, content| LogPart { gap, content: Bytes::from_static(content) };
+        let line = || Part::Bytes(Bytes::from_static(b"line\n"));
+        assert_eq!(parts_of(message(0, b"line\n")).unwrap(), [None, Some(line())]);
+        assert_eq!(parts_of(message(7, b"")).unwrap(), [Some(Part::Gap(7)), None]);
+        assert_eq!(parts_of(message(7, b"line\n")).unwrap(), [Some(Part::Gap(7)), Some(line())]);
+        assert_eq!(parts_of(message(0, b"")).unwrap_err().class(), Class::Internal);
     }
 }

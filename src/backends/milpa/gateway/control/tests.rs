@@ -131,6 +131,21 @@ async fn event_is_delivered_on_request_to_its_own_watch() {
     assert!(third.await.unwrap().unwrap().is_some());
 }
 
+/// Verifies L27.
+#[tokio::test(start_paused = true)]
+async fn flood_of_messages_waits_for_the_rate_of_a_connection() {
+    const PINGS: u64 = 5000;
+    const AT_ONCE: u64 = 2000;
+    let mut fixture = Fixture::new();
+    let begun = Instant::now();
+    for _ in 0..PINGS {
+        fixture.send(from_cell::Message::Ping(Ping {})).await;
+        assert_eq!(fixture.receive().await, to_cell::Message::Pong(Pong {}));
+    }
+    let waited = begun.elapsed();
+    assert!(waited >= Duration::from_millis(PINGS - AT_ONCE - 1), "{waited:?}");
+}
+
 #[tokio::test]
 async fn pending_requests_of_each_kind_are_all_sent() {
     let mut fixture = Fixture::new();
