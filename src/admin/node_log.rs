@@ -4,6 +4,7 @@
 use std::{
     fs::{File, OpenOptions},
     io::{self, Read, Seek, SeekFrom},
+    mem,
     os::unix::fs::{MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
 };
@@ -53,6 +54,8 @@ pub(super) struct NodeLog {
     wanted: Wanted,
     /// Bytes of a line whose end was not read yet.
     rest: Vec<u8>,
+    /// True while the end of a line is awaited whose begin was too long and is left out.
+    skips_line: bool,
 }
 
 impl NodeLog {
@@ -63,7 +66,7 @@ impl NodeLog {
             let begin = begin_of_last(&mut file, lines)?;
             file.seek(SeekFrom::Start(begin))?;
         }
-        Ok(Self { path: path.to_owned(), file, wanted, rest: Vec::new() })
+        Ok(Self { path: path.to_owned(), file, wanted, rest: Vec::new(), skips_line: false })
     }
 
     /// Reads the next part; `None` at the end for now. After a rotation it goes on with the new
@@ -102,7 +105,9 @@ impl NodeLog {
         while let Some(length) = self.rest[begin..].iter().position(|byte| *byte == b'\n') {
             let line = &self.rest[begin..begin + length];
             begin += length + 1;
-            if let Some(entry) = Entry::parse(line)
+            if !mem::take(&mut self.skips_line)
+                && line.len() <= MAX_LINE_BYTES
+                && let Some(entry) = Entry::parse(line)
                 && entry.is_since(self.wanted.since_unix_nanos)
             {
                 entry.append_to(&mut parts);
@@ -112,6 +117,7 @@ impl NodeLog {
         if self.rest.len() > MAX_LINE_BYTES {
             // No line of the daemon.
             self.rest.clear();
+            self.skips_line = true;
         }
         parts
     }
@@ -256,7 +262,13 @@ mod tests {
         let mut log = std::fs::OpenOptions::new().append(true).open(&path).unwrap();
         let since = "2026-11-25T10:00:00Z";
         log.write_all(b"2026-11-25T10:00:01Z stdout F before\n").unwrap();
-        log.write_all(&vec![b'x'; 64 * MAX_LINE_BYTES]).unwrap();
+        // Its last read looks like a line.
+        let begun = usize::try_from(log.metadata().unwrap().len()).unwrap();
+        log.write_all(&vec![b'x'; 32 * READ_BYTES - begun]).unwrap();
+        log.write_all(b"2026-11-25T10:00:01Z stdout F forged\n").unwrap();
+        // It is in one read with its end.
+        log.write_all(b"2026-11-25T10:00:01Z stdout F ").unwrap();
+        log.write_all(&vec![b'x'; MAX_LINE_BYTES]).unwrap();
         let rest = "\n2026-11-25T10:00:03Z stdout F later\n2026-11-25T09:00:00Z stdout F old\n\
                     +9999-99-99T00:00:00Z stdout F none\n2026-11-25T10:00:02Z stdout F sooner\n";
         log.write_all(rest.as_bytes()).unwrap();

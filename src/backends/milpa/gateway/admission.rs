@@ -167,7 +167,7 @@ impl Admitted {
                 self.connections.bulk_ended(connection);
             }
             Transport::Control(connection, frames) => {
-                if let Err(error) = connection.run(frames).await {
+                if let Err(error) = connection.run(frames, self.connections.message_rate()).await {
                     tracing::debug!(
                         error = &error as &dyn std::error::Error,
                         "control connection failed"

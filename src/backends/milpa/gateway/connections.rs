@@ -23,6 +23,7 @@ use super::{
     Admission, CellLink,
     control::{ControlChannel, ControlConnection},
     idle_policy::IdlePolicy,
+    message_rate::MessageRate,
 };
 use crate::backends::milpa::id::CellId;
 
@@ -44,6 +45,8 @@ pub(super) struct CellConnections {
     control: ControlChannel,
     bulk: Slot,
     lines: Arc<LogLimit>,
+    /// The rate of messages of all control connections of the cell.
+    message_rate: MessageRate,
     /// Locked while a bulk connection is opened or closed, so that the policy sees both in order.
     idle_policy: Mutex<IdlePolicy>,
     /// Locked while [`Admission::linked`] is called, so that its calls are in order.
@@ -66,6 +69,7 @@ impl CellConnections {
             control: ControlChannel::new(format!("control connection of {cell}")),
             bulk: Slot::new(format!("bulk connection of {cell}")),
             lines: Arc::default(),
+            message_rate: MessageRate::new(Instant::now()),
             idle_policy: Mutex::new(IdlePolicy::new(bulk_idle)),
             linked: Mutex::new(()),
             peer: Mutex::default(),
@@ -92,6 +96,10 @@ impl CellConnections {
             bulk: self.bulk.channel(),
             lines: self.lines.clone(),
         }
+    }
+
+    pub(super) fn message_rate(&self) -> &MessageRate {
+        &self.message_rate
     }
 
     /// Asks the agent for a bulk connection while calls wait for it.

@@ -237,10 +237,12 @@ impl ControlConnection {
         }
     }
 
-    /// Runs the connection until it ends or is aborted. Waiters for events are woken at its end.
+    /// Runs the connection until it ends or is aborted, at the rate of its cell. Waiters for events
+    /// are woken at its end.
     pub(super) async fn run<I: AsyncRead + AsyncWrite + Unpin>(
         &self,
         frames: &mut Frames<I>,
+        rate: &MessageRate,
     ) -> Result<(), ControlError> {
         // Dropped after the guard: a waiter that is woken must find that the connection has ended.
         let mut waiter = None;
@@ -250,17 +252,17 @@ impl ControlConnection {
         tokio::select! {
             biased;
             () = self.0.end.cancelled() => Ok(()),
-            ended = self.exchange_messages(frames, &mut waiter) => ended,
+            ended = self.exchange_messages(frames, rate, &mut waiter) => ended,
         }
     }
 
     async fn exchange_messages<I: AsyncRead + AsyncWrite + Unpin>(
         &self,
         frames: &mut Frames<I>,
+        rate: &MessageRate,
         waiter: &mut Option<NextWaiter>,
     ) -> Result<(), ControlError> {
         let mut keepalive = Keepalive::gateway();
-        let mut rate = MessageRate::new(Instant::now());
         loop {
             let received = async {
                 rate.ready().await;

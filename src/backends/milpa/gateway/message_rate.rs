@@ -1,6 +1,9 @@
 //! The rate at which an agent's messages are read.
 
-use std::time::Duration;
+use std::{
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
 use tokio::time::{Instant, sleep_until};
 
@@ -12,18 +15,18 @@ const BURST: u32 = 2000;
 /// The bytes that count as a unit, beside the unit of each message.
 const UNIT_BYTES: usize = 4096;
 
-/// A limit on the rate of a connection's messages, as a token bucket. The frames of an agent that
-/// sends more are not read until the bucket has a token, so that the agent has to wait.
+/// A limit on the rate of a cell's messages, as a token bucket. The frames of an agent that sends
+/// more are not read until the bucket has a token, so that the agent has to wait.
 #[derive(Debug)]
 pub(super) struct MessageRate {
     /// The time at which the bucket is full.
-    full_at: Instant,
+    full_at: Mutex<Instant>,
 }
 
 impl MessageRate {
     /// Creates a limit with a full bucket.
     pub(super) fn new(now: Instant) -> Self {
-        Self { full_at: now }
+        Self { full_at: Mutex::new(now) }
     }
 
     /// Waits until the next message may be read.
@@ -36,13 +39,18 @@ impl MessageRate {
     }
 
     /// Takes the units of a message that was read.
-    pub(super) fn take(&mut self, bytes: usize, now: Instant) {
-        self.full_at = self.full_at.max(now) + UNIT * units(bytes);
+    pub(super) fn take(&self, bytes: usize, now: Instant) {
+        let mut full_at = self.full_at();
+        *full_at = (*full_at).max(now) + UNIT * units(bytes);
     }
 
     /// Returns the time until the next message may be read.
     fn pause(&self, now: Instant) -> Duration {
-        self.full_at.saturating_duration_since(now).saturating_sub(UNIT * BURST)
+        self.full_at().saturating_duration_since(now).saturating_sub(UNIT * BURST)
+    }
+
+    fn full_at(&self) -> MutexGuard<'_, Instant> {
+        self.full_at.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -65,7 +73,7 @@ mod tests {
             messages in vec((0..50_u64, 0..=MAX_CONTROL_FRAME_BYTES), 1..200),
         ) {
             let mut now = Instant::now();
-            let mut rate = MessageRate::new(now);
+            let rate = MessageRate::new(now);
             let mut read = Vec::new();
             for (millis, bytes) in messages {
                 now += Duration::from_millis(millis);
@@ -87,7 +95,7 @@ mod tests {
         #[test]
         fn agent_below_the_rate_never_waits(messages in vec(0..20 * UNIT_BYTES, 1..200)) {
             let mut now = Instant::now();
-            let mut rate = MessageRate::new(now);
+            let rate = MessageRate::new(now);
             for bytes in messages {
                 prop_assert_eq!(rate.pause(now), Duration::ZERO);
                 rate.take(bytes, now);

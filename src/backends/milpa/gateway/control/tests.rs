@@ -23,6 +23,11 @@ struct Fixture {
 
 impl Fixture {
     fn new() -> Self {
+        Self::of_cell(&Arc::new(MessageRate::new(Instant::now())))
+    }
+
+    /// Returns the next connection of a cell.
+    fn of_cell(rate: &Arc<MessageRate>) -> Self {
         let (near, far) = duplex(64 * 1024);
         let (control, connection) = (
             ControlChannel::new("test"),
@@ -36,11 +41,10 @@ impl Fixture {
                 sequence: 1,
             })
             .unwrap();
-        let own = connection.clone();
-        let task =
-            tokio::spawn(
-                async move { own.run(&mut Frames::new(near, MAX_CONTROL_FRAME_BYTES)).await },
-            );
+        let (own, rate) = (connection.clone(), Arc::clone(rate));
+        let task = tokio::spawn(async move {
+            own.run(&mut Frames::new(near, MAX_CONTROL_FRAME_BYTES), &rate).await
+        });
         Self { control, connection, task, agent: Frames::new(far, MAX_CONTROL_FRAME_BYTES) }
     }
 
@@ -133,17 +137,20 @@ async fn event_is_delivered_on_request_to_its_own_watch() {
 
 /// Verifies L27.
 #[tokio::test(start_paused = true)]
-async fn flood_of_messages_waits_for_the_rate_of_a_connection() {
-    const PINGS: u64 = 5000;
+async fn flood_of_messages_over_any_connections_waits_for_the_rate_of_its_cell() {
+    const CONNECTIONS: u64 = 5;
+    const PINGS: u64 = 1000;
     const AT_ONCE: u64 = 2000;
-    let mut fixture = Fixture::new();
-    let begun = Instant::now();
-    for _ in 0..PINGS {
-        fixture.send(from_cell::Message::Ping(Ping {})).await;
-        assert_eq!(fixture.receive().await, to_cell::Message::Pong(Pong {}));
+    let (begun, rate) = (Instant::now(), Arc::new(MessageRate::new(Instant::now())));
+    for _ in 0..CONNECTIONS {
+        let mut fixture = Fixture::of_cell(&rate);
+        for _ in 0..PINGS {
+            fixture.send(from_cell::Message::Ping(Ping {})).await;
+            assert_eq!(fixture.receive().await, to_cell::Message::Pong(Pong {}));
+        }
     }
     let waited = begun.elapsed();
-    assert!(waited >= Duration::from_millis(PINGS - AT_ONCE - 1), "{waited:?}");
+    assert!(waited >= Duration::from_millis(CONNECTIONS * PINGS - AT_ONCE - 1), "{waited:?}");
 }
 
 #[tokio::test]
@@ -238,7 +245,7 @@ async fn malformed_message_ends_the_connection() {
     let (near, mut far) = duplex(64);
     far.write_all(&u32::MAX.to_be_bytes()).await.unwrap();
     let ended = ControlConnection::new(HelloReply::default(), &CancellationToken::new())
-        .run(&mut Frames::new(near, MAX_CONTROL_FRAME_BYTES))
+        .run(&mut Frames::new(near, MAX_CONTROL_FRAME_BYTES), &MessageRate::new(Instant::now()))
         .await;
     assert!(matches!(ended, Err(ControlError::Io(_))));
 }
