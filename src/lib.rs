@@ -26,4 +26,5 @@ pub mod problems;
 pub mod proxy;
 pub mod recent_log;
 mod resolv_conf;
+mod token_bucket;
 mod unix_listener;

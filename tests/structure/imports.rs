@@ -182,13 +182,16 @@ const PARTS: &[Part] = &[
             &["config", "csv_rows", "decimal", "names", "price"],
         ],
     },
-    Part { path: "backends::milpa::gateway", may: &[RECORDS, &["config", "metrics"]] },
+    Part {
+        path: "backends::milpa::gateway",
+        may: &[RECORDS, &["config", "metrics", "token_bucket"]],
+    },
     Part {
         path: "backends::milpa::providers",
         may: &[
             &["backends::milpa::cached", "backends::milpa::id", "backends::milpa::placement"],
             &["annotations", "config", "error_chain", "glob", "metrics", "price"],
-            &["resolv_conf"],
+            &["resolv_conf", "token_bucket"],
         ],
     },
     Part {
@@ -215,6 +218,7 @@ const PARTS: &[Part] = &[
     Part { path: "names", may: &[] },
     Part { path: "recent_log", may: &[] },
     Part { path: "resolv_conf", may: &[] },
+    Part { path: "token_bucket", may: &[] },
     Part { path: "unix_listener", may: &[] },
     Part { path: "price", may: &[&["decimal"]] },
     Part { path: "problems", may: &[] },

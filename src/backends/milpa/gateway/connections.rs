@@ -69,7 +69,7 @@ impl CellConnections {
             control: ControlChannel::new(format!("control connection of {cell}")),
             bulk: Slot::new(format!("bulk connection of {cell}")),
             lines: Arc::default(),
-            message_rate: MessageRate::new(Instant::now()),
+            message_rate: MessageRate::default(),
             idle_policy: Mutex::new(IdlePolicy::new(bulk_idle)),
             linked: Mutex::new(()),
             peer: Mutex::default(),

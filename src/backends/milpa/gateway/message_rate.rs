@@ -7,28 +7,20 @@ use std::{
 
 use tokio::time::{Instant, sleep_until};
 
-/// The time in which a unit of messages may be read: 1,000 units in a second. An agent reports the
-/// growth of logs every 2 ms at most, and other changes less often.
-const UNIT: Duration = Duration::from_millis(1);
-/// The units that may be read at once after a pause.
-const BURST: u32 = 2000;
+use crate::token_bucket::{Rate, TokenBucket};
+
+/// The rate in units of messages: 1,000 a second. An agent reports the growth of logs every 2 ms at
+/// most, and other changes less often.
+const RATE: Rate = Rate { burst: 2000, period: Duration::from_millis(1) };
 /// The bytes that count as a unit, beside the unit of each message.
 const UNIT_BYTES: usize = 4096;
 
-/// A limit on the rate of a cell's messages, as a token bucket. The frames of an agent that sends
-/// more are not read until the bucket has a token, so that the agent has to wait.
-#[derive(Debug)]
-pub(super) struct MessageRate {
-    /// The time at which the bucket is full.
-    full_at: Mutex<Instant>,
-}
+/// A limit on the rate of a cell's messages. The frames of an agent that sends more are not read
+/// until its bucket has a token, so that the agent has to wait.
+#[derive(Debug, Default)]
+pub(super) struct MessageRate(Mutex<TokenBucket>);
 
 impl MessageRate {
-    /// Creates a limit with a full bucket.
-    pub(super) fn new(now: Instant) -> Self {
-        Self { full_at: Mutex::new(now) }
-    }
-
     /// Waits until the next message may be read.
     pub(super) async fn ready(&self) {
         let now = Instant::now();
@@ -40,17 +32,16 @@ impl MessageRate {
 
     /// Takes the units of a message that was read.
     pub(super) fn take(&self, bytes: usize, now: Instant) {
-        let mut full_at = self.full_at();
-        *full_at = (*full_at).max(now) + UNIT * units(bytes);
+        self.bucket().take(units(bytes), RATE, now);
     }
 
     /// Returns the time until the next message may be read.
     fn pause(&self, now: Instant) -> Duration {
-        self.full_at().saturating_duration_since(now).saturating_sub(UNIT * BURST)
+        self.bucket().pause(RATE, now)
     }
 
-    fn full_at(&self) -> MutexGuard<'_, Instant> {
-        self.full_at.lock().unwrap_or_else(PoisonError::into_inner)
+    fn bucket(&self) -> MutexGuard<'_, TokenBucket> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -73,7 +64,7 @@ mod tests {
             messages in vec((0..50_u64, 0..=MAX_CONTROL_FRAME_BYTES), 1..200),
         ) {
             let mut now = Instant::now();
-            let rate = MessageRate::new(now);
+            let rate = MessageRate::default();
             let mut read = Vec::new();
             for (millis, bytes) in messages {
                 now += Duration::from_millis(millis);
@@ -84,8 +75,8 @@ mod tests {
             for (first, (begin, _)) in read.iter().enumerate() {
                 let mut before = 0;
                 for (end, units) in &read[first..] {
-                    let allowed = UNIT * BURST + (*end - *begin);
-                    prop_assert!(UNIT * before <= allowed);
+                    let allowed = RATE.period * RATE.burst + (*end - *begin);
+                    prop_assert!(RATE.period * before <= allowed);
                     before += units;
                 }
             }
@@ -95,11 +86,11 @@ mod tests {
         #[test]
         fn agent_below_the_rate_never_waits(messages in vec(0..20 * UNIT_BYTES, 1..200)) {
             let mut now = Instant::now();
-            let rate = MessageRate::new(now);
+            let rate = MessageRate::default();
             for bytes in messages {
                 prop_assert_eq!(rate.pause(now), Duration::ZERO);
                 rate.take(bytes, now);
-                now += UNIT * units(bytes);
+                now += RATE.period * units(bytes);
             }
         }
     }

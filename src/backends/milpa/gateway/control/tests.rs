@@ -23,7 +23,7 @@ struct Fixture {
 
 impl Fixture {
     fn new() -> Self {
-        Self::of_cell(&Arc::new(MessageRate::new(Instant::now())))
+        Self::of_cell(&Arc::default())
     }
 
     /// Returns the next connection of a cell.
@@ -141,7 +141,7 @@ async fn flood_of_messages_over_any_connections_waits_for_the_rate_of_its_cell()
     const CONNECTIONS: u64 = 5;
     const PINGS: u64 = 1000;
     const AT_ONCE: u64 = 2000;
-    let (begun, rate) = (Instant::now(), Arc::new(MessageRate::new(Instant::now())));
+    let (begun, rate) = (Instant::now(), Arc::default());
     for _ in 0..CONNECTIONS {
         let mut fixture = Fixture::of_cell(&rate);
         for _ in 0..PINGS {
@@ -245,7 +245,7 @@ async fn malformed_message_ends_the_connection() {
     let (near, mut far) = duplex(64);
     far.write_all(&u32::MAX.to_be_bytes()).await.unwrap();
     let ended = ControlConnection::new(HelloReply::default(), &CancellationToken::new())
-        .run(&mut Frames::new(near, MAX_CONTROL_FRAME_BYTES), &MessageRate::new(Instant::now()))
+        .run(&mut Frames::new(near, MAX_CONTROL_FRAME_BYTES), &MessageRate::default())
         .await;
     assert!(matches!(ended, Err(ControlError::Io(_))));
 }

@@ -7,6 +7,8 @@ use std::{
 
 use tokio::time::{Instant, sleep};
 
+use crate::token_bucket::{Rate, TokenBucket};
+
 /// An action of the API that is paced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Action {
@@ -24,15 +26,6 @@ pub(super) enum Action {
     Prices,
     /// ModifyInstanceMetadataOptions.
     Metadata,
-}
-
-/// The bucket of an action.
-#[derive(Debug, Clone, Copy)]
-struct Rate {
-    /// The calls that may be made at once.
-    burst: u32,
-    /// The time in which one more call may be made.
-    period: Duration,
 }
 
 impl Action {
@@ -58,8 +51,7 @@ impl Action {
 /// The pace of all actions. Waiting calls go on in order.
 #[derive(Debug, Default)]
 pub(super) struct Pacing {
-    /// The time at which each bucket is full again.
-    full: [Mutex<Option<Instant>>; Action::COUNT],
+    buckets: [Mutex<TokenBucket>; Action::COUNT],
 }
 
 impl Pacing {
@@ -73,11 +65,10 @@ impl Pacing {
 
     /// Reserves a call, and returns the time to wait for it.
     fn reserve(&self, action: Action, now: Instant) -> Duration {
-        let Rate { burst, period } = action.rate();
-        let mut full = self.full[action as usize].lock().unwrap_or_else(PoisonError::into_inner);
-        let next = full.unwrap_or(now).max(now) + period;
-        *full = Some(next);
-        (next - now).saturating_sub(period * burst)
+        let bucket = &self.buckets[action as usize];
+        let mut bucket = bucket.lock().unwrap_or_else(PoisonError::into_inner);
+        bucket.take(1, action.rate(), now);
+        bucket.pause(action.rate(), now)
     }
 }
 
