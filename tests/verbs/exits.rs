@@ -84,3 +84,39 @@ async fn containers_of_a_stopped_sandbox_keep_their_codes_across_a_restart() {
     let codes = [done, lost].map(|container| kiyot.status(&container).unwrap().exit_code);
     assert_eq!(codes, [3, 4]);
 }
+
+/// A daemon was killed during a start, and the kubelet creates the next attempt while that start
+/// ends in the cell.
+/// Verifies Y4, X12.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn attempt_that_started_while_it_was_replaced_was_killed() {
+    let kiyot = Fixture::start().await;
+    let sandbox = kiyot.run("web").await;
+    let first = kiyot.create(&sandbox, "main").await;
+    let cell = kiyot.provider.only();
+    cell.with(|state| state.unanswered.push("RemoveContainer"));
+    let mut next = kiyot.container_request(&sandbox, "main");
+    next.config.as_mut().unwrap().metadata.as_mut().unwrap().attempt = 1;
+    let next = kiyot.call::<cri::CreateContainerResponse>(Method::CreateContainer, next);
+    let meanwhile = async {
+        wait_for("the removal of the first attempt", || {
+            cell.with(|state| state.waiting_calls.contains("RemoveContainer"))
+        })
+        .await;
+        cell.with(|state| {
+            let status = state.containers.get_mut("c0").unwrap();
+            status.set_state(cri::ContainerState::ContainerRunning);
+            let status = status.clone();
+            state.tell(Event::Container(status));
+            // The agent saw no exit: containerd had removed the container by then.
+            state.tell(Event::ContainerGone("c0".to_owned()));
+        });
+        let status = kiyot.exited(&first).await;
+        assert_eq!((status.exit_code, &*status.reason), (137, "Error"), "{status:?}");
+        assert!(status.message.contains("next attempt"), "{status:?}");
+        assert!(status.started_at > 0, "it read RUNNING");
+        cell.with(|state| state.unanswered.clear());
+    };
+    let (next, ()) = tokio::join!(next, meanwhile);
+    kiyot.start_container(&next.unwrap().container_id).await;
+}

@@ -23,7 +23,7 @@ use super::{
     policy::Rules,
     store::{Store, StoreError},
     streaming::Streaming,
-    sync::{CellSync, SyncParts},
+    sync::{CellSync, ContainerKey, SyncParts},
     tasks::Tasks,
     volumes::Volumes,
 };
@@ -92,9 +92,6 @@ impl Parts {
     /// The default of `metrics_timeout`: an agent reports at once, and gives its containerd 0.9 s.
     pub const METRICS_TIMEOUT: Duration = Duration::from_secs(2);
 }
-
-/// A container's sandbox and name. Its attempts are created one after the other.
-type ContainerKey = (SandboxId, String);
 
 /// The CRI service of pods in cells.
 #[derive(Debug)]

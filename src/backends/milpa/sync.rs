@@ -12,7 +12,7 @@ use std::{
 
 use super::{
     cells::Cells,
-    id::CellId,
+    id::{CellId, ContainerId, SandboxId},
     images::Images,
     logs::Logs,
     pods::Pods,
@@ -27,7 +27,7 @@ mod cell_watch;
 mod container_exit;
 mod container_logs;
 mod container_status;
-mod creations;
+mod in_progress;
 mod metrics_subscription;
 mod orphan_gc;
 mod records;
@@ -41,7 +41,7 @@ use cell_watch::Watch;
 pub(crate) use container_exit::EXIT_RECORD_TIMEOUT;
 use container_logs::ContainerLogs;
 pub(crate) use container_logs::ReopenError;
-use creations::Creations;
+use in_progress::InProgress;
 use metrics_subscription::MetricsSubscription;
 use orphan_gc::Unclaimed;
 use records::Records;
@@ -49,6 +49,9 @@ use rehearsal::Rehearsals;
 use runtime_features::RuntimeFeatures;
 pub(crate) use stale_attempts::AttemptError;
 pub(crate) use teardown::TeardownError;
+
+/// A container's sandbox and name. Attempts of a container are created one after the other.
+pub(crate) type ContainerKey = (SandboxId, String);
 
 /// The parts that the sync works with.
 #[derive(Debug)]
@@ -87,8 +90,10 @@ pub(crate) struct CellSync {
     pub(crate) container_logs: ContainerLogs,
     /// Features of the cells' runtime.
     pub(crate) features: RuntimeFeatures,
-    /// Containers that are being created.
-    pub(crate) creations: Creations,
+    /// Containers that are being created: the cell may have them before there are records.
+    pub(crate) creations: InProgress<ContainerKey>,
+    /// Containers that are being removed for their next attempt.
+    replacements: InProgress<ContainerId>,
     metrics: MetricsSubscription,
     unclaimed: Unclaimed,
     rehearsals: Rehearsals,
@@ -121,7 +126,8 @@ impl CellSync {
             records,
             container_logs,
             features,
-            creations: Creations::default(),
+            creations: InProgress::default(),
+            replacements: InProgress::default(),
             metrics: MetricsSubscription::default(),
             unclaimed: Unclaimed::default(),
             rehearsals: Rehearsals::default(),

@@ -65,7 +65,8 @@ impl CriService {
             let joined =
                 self.creations.join(&self.tasks, key.clone(), request.clone(), same, |request| {
                     Box::pin(async move {
-                        let _creation = service.sync.creations.begin(&sandbox, &metadata.name);
+                        let _creation =
+                            service.sync.creations.begin((sandbox.clone(), metadata.name.clone()));
                         service
                             .existing_or_new_container(sandbox.as_str(), &metadata, &request)
                             .await

@@ -44,6 +44,21 @@ impl Termination {
         }
     }
 
+    /// Returns the termination of a container that was removed for its next attempt. A start that
+    /// ended meanwhile may have made it read RUNNING.
+    pub(crate) fn replaced(current: &store::ContainerStatus) -> Self {
+        match state(current) {
+            cri::ContainerState::ContainerCreated => Self::absent(current),
+            _ => Self {
+                exit_code: 137,
+                reason: "Error",
+                message: "it was removed for its next attempt, which was created before its start \
+                          was reported"
+                    .to_owned(),
+            },
+        }
+    }
+
     /// Returns the termination by the stop of its sandbox.
     pub(crate) fn sandbox_stopped() -> Self {
         Self { exit_code: 137, reason: "Error", message: "its sandbox was stopped".to_owned() }

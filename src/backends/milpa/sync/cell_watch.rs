@@ -228,10 +228,9 @@ impl CellSync {
         let mut strangers = Vec::new();
         for reported in snapshot.containers {
             // In this order: a container is in the read model before its creation ends.
-            let is_being_created = reported
-                .metadata
-                .as_ref()
-                .is_some_and(|metadata| self.creations.contains(&sandbox.id, &metadata.name));
+            let is_being_created = reported.metadata.as_ref().is_some_and(|metadata| {
+                self.creations.contains(&(sandbox.id.clone(), metadata.name.clone()))
+            });
             match self.pods.container_of_cell(&cell.id, &reported.id) {
                 Some(container) => self.apply_status(cell, &container, reported).await,
                 None if is_being_created => {}

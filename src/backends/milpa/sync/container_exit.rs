@@ -41,6 +41,11 @@ impl CellSync {
         if container.exited() || !self.records.begin_exit(&container.id, reported.clone()) {
             return;
         }
+        let absent = if self.replacements.contains(&container.id) {
+            Termination::replaced
+        } else {
+            Termination::absent
+        };
         let (sync, container, times) = (Arc::clone(self), container.clone(), container.times());
         self.tasks.spawn(async move {
             if let Some(exit) = &reported {
@@ -57,7 +62,7 @@ impl CellSync {
             let decide = |current: &records::ContainerStatus| {
                 let next = match &reported {
                     Some(exit) => container_state::exited(current, exit),
-                    None => container_state::ended(current, &Termination::absent(current), times),
+                    None => container_state::ended(current, &absent(current), times),
                 };
                 next.map(|next| records::ContainerStatus { log_whole, ..next })
             };

@@ -67,6 +67,7 @@ impl CellSync {
                 // Its exit may be about to be recorded, and is the one that counts then. Until it
                 // is recorded, a start that was just answered may make it read RUNNING.
                 Ok(cri::ContainerState::ContainerCreated) => {
+                    let _replacement = self.replacements.begin(container.clone());
                     CellClient::new(cell).remove_known_container(&other).await?;
                     self.record_absence(&other);
                     if !self.pods.wait_for_exit(&other.id, EXIT_RECORD_TIMEOUT).await {
