@@ -61,12 +61,19 @@ pub(super) struct NodeLog {
 impl NodeLog {
     /// Opens a log at the first wanted line.
     pub(super) fn open(path: &Path, wanted: Wanted) -> io::Result<Self> {
+        Self::open_within(path, wanted, MAX_TAIL_BYTES)
+    }
+
+    /// Opens a log whose last lines are looked for in its last `tail` bytes.
+    fn open_within(path: &Path, wanted: Wanted, tail: u64) -> io::Result<Self> {
         let mut file = open(path)?;
+        let mut begin = Begin::default();
         if let Some(lines) = wanted.lines {
-            let begin = begin_of_last(&mut file, lines)?;
-            file.seek(SeekFrom::Start(begin))?;
+            begin = begin_of_last(&mut file, lines, tail)?;
+            file.seek(SeekFrom::Start(begin.offset))?;
         }
-        Ok(Self { path: path.to_owned(), file, wanted, rest: Vec::new(), skips_line: false })
+        let skips_line = begin.is_within_line;
+        Ok(Self { path: path.to_owned(), file, wanted, rest: Vec::new(), skips_line })
     }
 
     /// Reads the next part; `None` at the end for now. After a rotation it goes on with the new
@@ -132,10 +139,24 @@ fn open(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Returns the offset of the last lines, of the last 64 MiB at most.
-fn begin_of_last(file: &mut File, lines: u64) -> io::Result<u64> {
+/// The begin of the last lines of a log.
+#[derive(Debug, Default)]
+struct Begin {
+    offset: u64,
+    /// True if the lines begin after the next line end.
+    is_within_line: bool,
+}
+
+impl Begin {
+    fn of_line(offset: u64) -> Self {
+        Self { offset, is_within_line: false }
+    }
+}
+
+/// Returns the begin of the last lines that are whole in the last `tail` bytes.
+fn begin_of_last(file: &mut File, lines: u64, tail: u64) -> io::Result<Begin> {
     let end = file.metadata()?.len();
-    let limit = end.saturating_sub(MAX_TAIL_BYTES);
+    let limit = end.saturating_sub(tail);
     let mut buffer = vec![0; READ_BYTES];
     let (mut at, mut found) = (end, 0);
     while at > limit {
@@ -152,12 +173,16 @@ fn begin_of_last(file: &mut File, lines: u64) -> io::Result<u64> {
                 found += 1;
             }
             if found == lines.max(1) {
-                return Ok(if lines == 0 { end } else { after });
+                return Ok(Begin::of_line(if lines == 0 { end } else { after }));
             }
         }
         at = begin;
     }
-    Ok(if lines == 0 { end } else { limit })
+    if lines == 0 {
+        return Ok(Begin::of_line(end));
+    }
+    // With the byte before: it may be a line end.
+    Ok(Begin { offset: limit.saturating_sub(1), is_within_line: limit > 0 })
 }
 
 /// A line of a log.
@@ -312,23 +337,37 @@ mod tests {
         /// The last lines are those of the whole text, for every number of lines and every length.
         #[test]
         fn last_lines_are_the_end_of_the_log(
-            lines in proptest::collection::vec(0..3000_usize, 0..120),
+            lengths in prop_oneof![
+                proptest::collection::vec(0..3000_usize, 0..120),
+                proptest::collection::vec(0..3_usize, 0..120),
+            ],
             wanted in 0..130_u64,
+            tail in prop_oneof![Just(MAX_TAIL_BYTES), 0..400_000_u64, 0..3000_u64],
         ) {
-            let all: Vec<String> = lines
+            // The end of each looks like a line.
+            let all: Vec<String> = lengths
                 .iter()
                 .enumerate()
-                .map(|(number, length)| format!("{number}{}", "x".repeat(*length)))
+                .map(|(number, length)| format!("{number} stdout F {}", "x".repeat(*length)))
                 .collect();
             let written: String = all.iter().map(|line| format!("t stdout F {line}\n")).collect();
             let (_dir, path) = file(&written);
             let wanted_lines = Wanted { lines: Some(wanted), ..Wanted::default() };
-            let mut log = NodeLog::open(&path, wanted_lines).unwrap();
+            let mut log = NodeLog::open_within(&path, wanted_lines, tail).unwrap();
             let mut read = String::new();
             while let Some(parts) = log.next_part().unwrap() {
                 read.extend(text(&parts).into_iter().map(|(stdout, _)| stdout));
             }
-            let first = all.len().saturating_sub(usize::try_from(wanted).unwrap());
+            let whole = all
+                .iter()
+                .rev()
+                .scan(0, |bytes, line| {
+                    *bytes += "t stdout F \n".len() + line.len();
+                    Some(*bytes as u64)
+                })
+                .take_while(|bytes| *bytes <= tail)
+                .count();
+            let first = all.len() - whole.min(usize::try_from(wanted).unwrap());
             let expected: String = all[first..].iter().map(|line| format!("{line}\n")).collect();
             prop_assert_eq!(read, expected);
         }

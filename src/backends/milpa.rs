@@ -260,6 +260,7 @@ impl Milpa {
                 ImageSource::Node => false,
                 ImageSource::Registry => true,
             },
+            capabilities.remote.then_some(config.image_bytes_per_second),
         );
         let standalone_dir = config.state_dir.join("standalone");
         let volumes = Volumes::new(

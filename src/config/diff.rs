@@ -92,6 +92,7 @@ impl Diff {
                         token_ttl => restart,
                         image_pull_progress_timeout => restart,
                         image_source => restart,
+                        image_bytes_per_second => restart,
                         node_containerd => restart,
                         node_namespace => restart,
                         pause_image => restart,

@@ -1,6 +1,6 @@
 //! Backend of type `milpa`: pods in cells.
 
-use std::{path::PathBuf, time::Duration};
+use std::{ops::RangeInclusive, path::PathBuf, time::Duration};
 
 use super::{
     Ec2, GatewayListen, Limits, Netns, Placement, Qemu, WarmPool, backends::CONTAINERD_SOCKET, read,
@@ -19,6 +19,10 @@ const TOKEN_TTL: Duration = Duration::from_secs(10 * 60);
 const CLOUD_LAUNCH_TIMEOUT: Duration = Duration::from_secs(10 * 60);
 const CLOUD_TOKEN_TTL: Duration = Duration::from_secs(20 * 60);
 const IMAGE_PULL_PROGRESS_TIMEOUT: Duration = Duration::from_secs(5 * 60);
+/// Half of a network of a gigabit a second.
+const IMAGE_BYTES_PER_SECOND: u64 = 64 << 20;
+/// Range of a limit of these bytes.
+const IMAGE_BYTES_PER_SECOND_RANGE: RangeInclusive<u64> = (1 << 20)..=(16 << 30);
 /// Range of all durations above but `healthy_timeout`.
 const MIN_TIMEOUT: Duration = Duration::from_secs(1);
 const MAX_TIMEOUT: Duration = Duration::from_secs(7 * 24 * 60 * 60);
@@ -64,6 +68,8 @@ pub struct MilpaBackend {
     pub image_pull_progress_timeout: Duration,
     /// Source of the images of cells.
     pub image_source: ImageSource,
+    /// Bytes a second of the images that the node sends to cells on other machines. 0 is no limit.
+    pub image_bytes_per_second: u64,
     /// Socket of the node's containerd, which images are copied from. By default that of the node's
     /// backend.
     pub node_containerd: PathBuf,
@@ -223,6 +229,7 @@ impl Default for MilpaBackend {
             token_ttl: TOKEN_TTL,
             image_pull_progress_timeout: IMAGE_PULL_PROGRESS_TIMEOUT,
             image_source: ImageSource::Auto,
+            image_bytes_per_second: IMAGE_BYTES_PER_SECOND,
             node_containerd: CONTAINERD_SOCKET.into(),
             node_namespace: NODE_NAMESPACE.into(),
             pause_image: PAUSE_IMAGE.into(),
@@ -276,6 +283,9 @@ impl MilpaBackend {
                 ("node", ImageSource::Node),
                 ("registry", ImageSource::Registry),
             ])
+        });
+        table.set("image_bytes_per_second", &mut backend.image_bytes_per_second, |field| {
+            read::bytes_or_zero_in(field, "from \"1Mi\" to \"16Gi\"", IMAGE_BYTES_PER_SECOND_RANGE)
         });
         table.set("node_containerd", &mut backend.node_containerd, read::socket);
         table.set("node_namespace", &mut backend.node_namespace, |field| {

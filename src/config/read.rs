@@ -57,6 +57,17 @@ pub(super) fn bytes_in(field: Field<'_>, allowed: &str, range: RangeInclusive<u6
     })
 }
 
+/// Reads a number of bytes such as "64Mi", in a range or 0.
+pub(super) fn bytes_or_zero_in(
+    field: Field<'_>,
+    allowed: &str,
+    range: RangeInclusive<u64>,
+) -> Option<u64> {
+    field.read(&format!("a number of bytes, \"0\" or {allowed}"), |text| {
+        number_of_bytes(text).filter(|bytes| *bytes == 0 || range.contains(bytes))
+    })
+}
+
 fn number_of_bytes(text: &str) -> Option<u64> {
     const UNITS: [(&str, u32); 4] = [("Ki", 10), ("Mi", 20), ("Gi", 30), ("Ti", 40)];
     let (number, power) = UNITS

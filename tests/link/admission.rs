@@ -192,4 +192,10 @@ async fn newer_connection_replaces_an_older_one_and_never_the_reverse() {
     // A stale connection stays stale when the newer one has ended.
     connect("second", 1).await.ended().await;
     assert_eq!(fixture.admission.linked_events(), [Some(5), Some(6), Some(1), None]);
+    // An agent that names an earlier run can't be told from one that has started again.
+    let _again = connect("first", 3).await;
+    wait_for("the run of that name is linked", || {
+        fixture.admission.linked_events() == [Some(5), Some(6), Some(1), None, Some(3)]
+    })
+    .await;
 }

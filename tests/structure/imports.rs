@@ -139,7 +139,7 @@ const PARTS: &[Part] = &[
     },
     Part {
         path: "backends::milpa::images",
-        may: &[CELL_CLIENT, FAILURES, CELLS, RECORDS, &["config", "metrics"]],
+        may: &[CELL_CLIENT, FAILURES, CELLS, RECORDS, &["config", "metrics", "token_bucket"]],
     },
     Part {
         path: "backends::milpa::volumes",

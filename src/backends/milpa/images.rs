@@ -6,11 +6,11 @@ use std::{
 };
 
 use kiyot_proto::{cell::RegistryFile, cri};
-use tokio::sync::Semaphore;
 
 pub(super) use self::reference::normalized;
 use self::{
     copy::CopyError,
+    copy_limits::CopyLimits,
     memory::{BoundedMap, KeyLocks},
     node::{Containerd, Node},
     receiver::{CellReceiver, Receiver},
@@ -30,6 +30,7 @@ use super::{
 use crate::metrics::ByteCounter;
 
 mod copy;
+mod copy_limits;
 mod manifest;
 mod memory;
 mod node;
@@ -43,10 +44,6 @@ mod tests;
 
 /// Most credentials in memory; each may take a few KiB.
 const MAX_CREDENTIALS: usize = 1_024;
-
-/// Most images that are copied at the same time to cells that pull by themselves: the copies leave
-/// the node by its network.
-const MAX_COPIES: usize = 4;
 
 /// Most names that an image gets in a cell.
 const MAX_NAMES: usize = 64;
@@ -68,9 +65,10 @@ pub struct Images {
     /// Copies to a cell follow each other: they share its link, and its agent bounds the blobs that
     /// it takes at the same time.
     copy_locks: KeyLocks<CellId>,
-    /// Permits for copies of images to cells that pull by themselves; `None` if the node comes
-    /// first.
-    copies: Option<Semaphore>,
+    /// True if cells pull by themselves, and the node sends only what they can't pull.
+    pulls_first: bool,
+    /// Limits of copies; `None` for cells on the node.
+    copy_limits: Option<Arc<CopyLimits>>,
     /// Bytes that were copied to cells.
     bytes: ByteCounter,
 }
@@ -79,16 +77,19 @@ impl Images {
     /// Creates the images of cells. `pause_image` is the name in the configuration of the cells'
     /// containerd. `progress_timeout` bounds the time without progress of a copied blob and of a
     /// pull. `registries` has the credentials for pulls without credentials of their own.
-    /// `pulls_first`: the node sends only images that can't be pulled.
+    /// `pulls_first`: the node sends only images that can't be pulled. `bytes_per_second` limits
+    /// copies to cells on other machines, 0 for no limit; `None` for cells on the node.
     pub fn new(
         node: NodeImages,
         pause_image: impl Into<String>,
         progress_timeout: Duration,
         registries: Arc<Registries>,
         pulls_first: bool,
+        bytes_per_second: Option<u64>,
     ) -> Arc<Self> {
         Arc::new(Self {
-            copies: pulls_first.then(|| Semaphore::new(MAX_COPIES)),
+            pulls_first,
+            copy_limits: bytes_per_second.map(|rate| Arc::new(CopyLimits::new(rate))),
             node_credentials: registries.credentials(),
             registries: Some(registries),
             ..Self::of(Box::new(Containerd::new(node)), pause_image.into(), progress_timeout)
@@ -106,7 +107,8 @@ impl Images {
             registries: None,
             image_locks: KeyLocks::default(),
             copy_locks: KeyLocks::default(),
-            copies: None,
+            pulls_first: false,
+            copy_limits: None,
             bytes: ByteCounter::default(),
         }
     }
@@ -117,7 +119,11 @@ impl Images {
     }
 
     fn receiver(&self, cell: &Cell) -> CellReceiver {
-        CellReceiver(CellClient::new(cell), self.bytes.clone())
+        CellReceiver {
+            client: CellClient::new(cell),
+            bytes: self.bytes.clone(),
+            limits: self.copy_limits.clone(),
+        }
     }
 
     /// Returns the files of the registry configuration, for a cell that doesn't share the node's.
@@ -282,7 +288,7 @@ impl Images {
         if let Some(found) = cell_image(receiver, wanted).await? {
             return Ok((found.id.clone(), Some(found)));
         }
-        let is_node_first = self.copies.is_none() || *wanted == self.pause_image;
+        let is_node_first = !self.pulls_first || *wanted == self.pause_image;
         if is_node_first && let Some(copied) = self.copy_from_node(cell, receiver, wanted).await? {
             return Ok((copied.id.clone(), Some(copied)));
         }
@@ -379,13 +385,20 @@ impl Images {
         receiver: &dyn Receiver,
         wanted: &str,
     ) -> Result<Option<String>, CopyError> {
-        let node = &*self.node;
         let _lock = self.copy_locks.lock(cell.clone()).await;
-        // Never closed.
-        let _permit = match &self.copies {
-            Some(copies) => copies.acquire().await.ok(),
-            None => None,
-        };
+        let copy = self.copy_now(receiver, wanted);
+        match &self.copy_limits {
+            Some(limits) => limits.in_turn(copy).await,
+            None => copy.await,
+        }
+    }
+
+    async fn copy_now(
+        &self,
+        receiver: &dyn Receiver,
+        wanted: &str,
+    ) -> Result<Option<String>, CopyError> {
+        let node = &*self.node;
         let Some(manifest) = copy::resolve(node, &normalized(wanted)).await? else {
             return Ok(None);
         };
@@ -413,7 +426,7 @@ impl Images {
         // Like the node's containerd, configured credentials are for pulls without their own.
         let auth = auth.or_else(|| self.node_credentials.of(&normalized(reference)));
         let request = cri::PullImageRequest { image: Some(image), auth, sandbox_config: None };
-        let supplier = self.copies.is_none().then_some(&*self.node);
+        let supplier = (!self.pulls_first).then_some(&*self.node);
         let pulled = pull::pull(supplier, receiver, &request, self.progress_timeout).await?;
         if let (layers @ 1.., bytes) = pulled.from_node {
             tracing::info!(

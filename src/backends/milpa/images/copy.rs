@@ -190,6 +190,7 @@ pub(super) async fn put(
                 let content = bytes.split_to(bytes.len().min(MAX_PART_BYTES));
                 let length = content.len();
                 let part = BlobPart { content, ..BlobPart::default() };
+                cell.ready(length).await;
                 open = timeout(stall, sender.send(part)).await.map_err(|_| stalled())?.is_ok();
                 if open {
                     cell.count(length);

@@ -1,6 +1,6 @@
 //! Images of a cell, over its link.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use futures::stream::BoxStream;
@@ -10,6 +10,7 @@ use kiyot_proto::{
 };
 use tokio::sync::mpsc;
 
+use super::copy_limits::CopyLimits;
 use crate::{
     backends::milpa::{cell_client::CellClient, failure::Failure},
     metrics::ByteCounter,
@@ -39,6 +40,10 @@ pub(super) trait Receiver: Send + Sync {
     async fn missing(&self, digests: Vec<String>) -> Result<Vec<String>, Failure>;
     /// Sends a blob.
     async fn put_blob(&self, parts: mpsc::Receiver<BlobPart>) -> Result<(), Failure>;
+    /// Waits until bytes of a blob may be sent.
+    async fn ready(&self, bytes: usize) {
+        let _ = bytes;
+    }
     /// Counts bytes of a blob that were sent.
     fn count(&self, bytes: usize) {
         let _ = bytes;
@@ -49,7 +54,14 @@ pub(super) trait Receiver: Send + Sync {
 
 /// Images of a cell over its link.
 #[derive(Debug)]
-pub(super) struct CellReceiver(pub(super) CellClient, pub(super) ByteCounter);
+pub(super) struct CellReceiver {
+    /// Calls to the cell.
+    pub(super) client: CellClient,
+    /// Bytes that were sent to cells.
+    pub(super) bytes: ByteCounter,
+    /// Limits of copies; `None` for a cell on the node.
+    pub(super) limits: Option<Arc<CopyLimits>>,
+}
 
 #[async_trait]
 impl Receiver for CellReceiver {
@@ -58,7 +70,7 @@ impl Receiver for CellReceiver {
         request: cri::ImageStatusRequest,
         within: Option<Duration>,
     ) -> Result<cri::ImageStatusResponse, Failure> {
-        self.0.image_status(within, request).await
+        self.client.image_status(within, request).await
     }
 
     async fn pull(
@@ -66,29 +78,35 @@ impl Receiver for CellReceiver {
         request: cri::PullImageRequest,
         within: Duration,
     ) -> Result<String, Failure> {
-        Ok(self.0.pull_image(within, request).await?.image_ref)
+        Ok(self.client.pull_image(within, request).await?.image_ref)
     }
 
     async fn watch_pulls(
         &self,
         request: WatchPullsRequest,
     ) -> Result<BoxStream<'static, Result<PullNews, Failure>>, Failure> {
-        self.0.watch_pulls(request).await
+        self.client.watch_pulls(request).await
     }
 
     async fn missing(&self, digests: Vec<String>) -> Result<Vec<String>, Failure> {
-        self.0.missing_blobs(digests).await
+        self.client.missing_blobs(digests).await
     }
 
     async fn put_blob(&self, parts: mpsc::Receiver<BlobPart>) -> Result<(), Failure> {
-        self.0.put_blob(parts).await
+        self.client.put_blob(parts).await
+    }
+
+    async fn ready(&self, bytes: usize) {
+        if let Some(limits) = &self.limits {
+            limits.ready(bytes).await;
+        }
     }
 
     fn count(&self, bytes: usize) {
-        self.1.add(bytes);
+        self.bytes.add(bytes);
     }
 
     async fn put_image(&self, request: PutImageRequest) -> Result<(), Failure> {
-        self.0.put_image(request).await
+        self.client.put_image(request).await
     }
 }

@@ -177,6 +177,7 @@ struct FakeCell {
     put_hangs: bool,
     refuses: bool,
     greedy: bool,
+    limits: Option<Arc<CopyLimits>>,
 }
 
 #[async_trait]
@@ -246,6 +247,12 @@ impl Receiver for FakeCell {
             digests.push(sha256(b"another image's"));
         }
         Ok(digests)
+    }
+
+    async fn ready(&self, bytes: usize) {
+        if let Some(limits) = &self.limits {
+            limits.ready(bytes).await;
+        }
     }
 
     async fn put_blob(&self, mut parts: mpsc::Receiver<BlobPart>) -> Result<(), Failure> {
@@ -566,7 +573,7 @@ async fn layers_come_from_the_node_after_the_registry_gave_the_manifest() {
 #[tokio::test]
 async fn cell_that_pulls_first_gets_from_the_node_what_the_registry_lacks() {
     let mut scene = Scene::new();
-    scene.images.copies = Some(Semaphore::new(1));
+    scene.images.pulls_first = true;
     let id = scene.node.image(NAME);
     assert_eq!(scene.status(NAME).await.as_ref(), Some(&id), "the node can give it");
     scene.in_registry(NAME, &id);
@@ -598,23 +605,10 @@ async fn cell_that_pulls_first_gets_from_the_node_what_the_registry_lacks() {
 #[tokio::test(start_paused = true)]
 async fn pull_of_a_cell_that_pulls_first_is_not_interrupted_for_layers_of_the_node() {
     let (mut scene, id, _) = pulling();
-    scene.images.copies = Some(Semaphore::new(1));
+    scene.images.pulls_first = true;
     *scene.cell.pull_hangs.lock().unwrap() = false;
     assert_eq!(scene.pull(NAME, auth()).await.unwrap(), id);
     assert_eq!((*scene.cell.puts.lock().unwrap(), scene.cell.pulls.lock().unwrap().len()), (0, 1));
-}
-
-/// Verifies I22.
-#[tokio::test(start_paused = true)]
-async fn copies_to_cells_that_pull_first_wait_for_one_another() {
-    let mut scene = Scene::new();
-    scene.images.copies = Some(Semaphore::new(1));
-    let id = scene.node.image(NAME);
-    let held = scene.images.copies.as_ref().unwrap().acquire().await.unwrap();
-    let waits = tokio::time::timeout(Duration::from_secs(1), scene.ensure(&id, NAME)).await;
-    assert!(waits.is_err(), "another copy is under way");
-    drop(held);
-    assert_eq!(scene.ensure(&id, NAME).await.unwrap(), id);
 }
 
 /// Verifies I13.

@@ -1,5 +1,7 @@
 //! Copies of images from the fake node to the fake cell.
 
+use tokio_util::task::AbortOnDropHandle;
+
 use super::*;
 
 #[tokio::test]
@@ -90,4 +92,29 @@ async fn failed_copy_is_not_final() {
     assert_eq!(scene.node.0.lock().unwrap().held, 0);
     scene.cell.refuses = false;
     assert_eq!(scene.ensure(&id, NAME).await.unwrap(), id);
+}
+
+/// Verifies I22.
+#[tokio::test(start_paused = true)]
+async fn slow_cells_on_other_machines_delay_the_copies_to_others_by_a_turn() {
+    let mut scene = Scene::new();
+    let limits = Arc::new(CopyLimits::new(1 << 20));
+    scene.images.copy_limits = Some(Arc::clone(&limits));
+    scene.cell.limits = Some(Arc::clone(&limits));
+    let id = scene.node.image(NAME);
+    let slow = (0..10).map(|_| {
+        let limits = Arc::clone(&limits);
+        AbortOnDropHandle::new(tokio::spawn(async move {
+            limits.in_turn(std::future::pending::<()>()).await
+        }))
+    });
+    let _slow: Vec<_> = slow.collect();
+    tokio::task::yield_now().await;
+    let waits = tokio::time::timeout(Duration::from_secs(1), scene.ensure(&id, NAME)).await;
+    assert!(waits.is_err(), "others are under way");
+    let begun = tokio::time::Instant::now();
+    assert_eq!(scene.ensure(&id, NAME).await.unwrap(), id);
+    let elapsed = begun.elapsed().as_secs();
+    // The third turn of half a minute has a place for it, and it has 5 MiB.
+    assert!((63..=65).contains(&elapsed), "{elapsed} s");
 }
