@@ -147,15 +147,12 @@ struct Begin {
     is_within_line: bool,
 }
 
-impl Begin {
-    fn of_line(offset: u64) -> Self {
-        Self { offset, is_within_line: false }
-    }
-}
-
 /// Returns the begin of the last lines that are whole in the last `tail` bytes.
 fn begin_of_last(file: &mut File, lines: u64, tail: u64) -> io::Result<Begin> {
     let end = file.metadata()?.len();
+    if lines == 0 {
+        return Ok(Begin { offset: end, is_within_line: false });
+    }
     let limit = end.saturating_sub(tail);
     let mut buffer = vec![0; READ_BYTES];
     let (mut at, mut found) = (end, 0);
@@ -172,14 +169,11 @@ fn begin_of_last(file: &mut File, lines: u64, tail: u64) -> io::Result<Begin> {
             if after < end {
                 found += 1;
             }
-            if found == lines.max(1) {
-                return Ok(Begin::of_line(if lines == 0 { end } else { after }));
+            if found == lines {
+                return Ok(Begin { offset: after, is_within_line: false });
             }
         }
         at = begin;
-    }
-    if lines == 0 {
-        return Ok(Begin::of_line(end));
     }
     // With the byte before: it may be a line end.
     Ok(Begin { offset: limit.saturating_sub(1), is_within_line: limit > 0 })
