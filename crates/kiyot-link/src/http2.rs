@@ -101,7 +101,7 @@ pub(crate) fn client(
 }
 
 /// Serves calls on a connection until it ends or `end` is cancelled. Calls that still run are
-/// dropped.
+/// dropped after the connection: their callers must not take its end for a cancelled call.
 pub async fn serve<I, S>(
     io: I,
     profile: Profile,
@@ -119,11 +119,12 @@ where
     S::Future: Send + 'static,
 {
     let service = service.map_request(|request: http::Request<Incoming>| request.map(Body::new));
-    // However this ends, the tasks that hyper spawned end too.
-    let end = end.child_token();
-    let _guard = end.clone().drop_guard();
+    // However this ends, the tasks that hyper spawned end too. A task that ended before the
+    // connection would reset its call with CANCEL.
+    let calls_end = CancellationToken::new();
+    let _guard = calls_end.clone().drop_guard();
     let mut builder =
-        hyper::server::conn::http2::Builder::new(TrackedExecutor { end: end.clone(), tasks });
+        hyper::server::conn::http2::Builder::new(TrackedExecutor { end: calls_end, tasks });
     builder
         .timer(TokioTimer::new())
         .initial_stream_window_size(profile.stream_window)
@@ -143,9 +144,46 @@ where
 
 #[cfg(test)]
 mod tests {
-    use std::convert::Infallible;
+    use std::{convert::Infallible, future::pending, pin::pin};
+
+    use tokio::sync::Notify;
 
     use super::*;
+
+    /// An agent that powers off while it answers a call.
+    ///
+    /// Verifies L28.
+    #[tokio::test]
+    async fn end_of_a_connection_does_not_cancel_its_calls() {
+        let (near, far) = tokio::io::duplex(1 << 20);
+        let (mut sender, connection) = h2::client::handshake(near).await.unwrap();
+        let tasks = TaskTracker::new();
+        tasks.spawn(connection);
+        let request = http::Request::post("https://cell.test/a.B/C").body(()).unwrap();
+        let (response, _stream) = sender.send_request(request, true).unwrap();
+        let called = std::sync::Arc::new(Notify::new());
+        let notify = called.clone();
+        let service = tower::service_fn(move |_| {
+            notify.notify_one();
+            pending::<Result<http::Response<Body>, Infallible>>()
+        });
+        let end = CancellationToken::new();
+        let mut served = pin!(serve(far, Profile::BULK, service, end.clone(), tasks.clone()));
+        tokio::select! {
+            ended = &mut served => panic!("{ended:?}"),
+            () = called.notified() => {}
+        }
+        end.cancel();
+        // All other tasks run before the connection's.
+        for _ in 0..8 {
+            tokio::task::yield_now().await;
+        }
+        served.await.unwrap();
+        let error = response.await.unwrap_err();
+        assert!(!error.is_reset(), "{error}");
+        tasks.close();
+        tasks.wait().await;
+    }
 
     /// The state after a cell was frozen: calls arrived, and their callers have reset them since.
     ///
