@@ -21,8 +21,9 @@ const CLOUD_TOKEN_TTL: Duration = Duration::from_secs(20 * 60);
 const IMAGE_PULL_PROGRESS_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 /// Half of a network of a gigabit a second.
 const IMAGE_BYTES_PER_SECOND: u64 = 64 << 20;
-/// Range of a limit of these bytes.
-const IMAGE_BYTES_PER_SECOND_RANGE: RangeInclusive<u64> = (1 << 20)..=(16 << 30);
+/// Range of a limit of these bytes: a cell waits a minute for the next part of a blob, and hundreds
+/// of blobs may share the limit.
+const IMAGE_BYTES_PER_SECOND_RANGE: RangeInclusive<u64> = (8 << 20)..=(16 << 30);
 /// Range of all durations above but `healthy_timeout`.
 const MIN_TIMEOUT: Duration = Duration::from_secs(1);
 const MAX_TIMEOUT: Duration = Duration::from_secs(7 * 24 * 60 * 60);
@@ -285,7 +286,7 @@ impl MilpaBackend {
             ])
         });
         table.set("image_bytes_per_second", &mut backend.image_bytes_per_second, |field| {
-            read::bytes_or_zero_in(field, "from \"1Mi\" to \"16Gi\"", IMAGE_BYTES_PER_SECOND_RANGE)
+            read::bytes_or_zero_in(field, "from \"8Mi\" to \"16Gi\"", IMAGE_BYTES_PER_SECOND_RANGE)
         });
         table.set("node_containerd", &mut backend.node_containerd, read::socket);
         table.set("node_namespace", &mut backend.node_namespace, |field| {

@@ -11,8 +11,8 @@ use crate::problems::Field;
 const NOT_IN_THE_REQUEST: [&str; 2] = ["lifecycle", "restartPolicyRules"];
 
 /// Fields that the kubelet or the API server implements alone.
-const NOT_THE_RUNTIMES: [&str; 5] =
-    ["imagePullPolicy", "livenessProbe", "readinessProbe", "startupProbe", "resizePolicy"];
+const NOT_THE_RUNTIMES: [&str; 4] =
+    ["livenessProbe", "readinessProbe", "startupProbe", "resizePolicy"];
 
 const TERMINATION_MESSAGE_PATH: &str = "/dev/termination-log";
 const TERMINATION_MESSAGE_POLICY: &str = "File";
@@ -24,6 +24,8 @@ pub struct Container {
     pub name: String,
     /// Image, as the user names it.
     pub image: String,
+    /// `imagePullPolicy`
+    pub pull_policy: PullPolicy,
     /// Command, instead of the image's entry point.
     pub command: Vec<String>,
     /// Arguments, instead of the image's.
@@ -57,6 +59,28 @@ pub struct Container {
     pub always_restarts: bool,
 }
 
+/// `imagePullPolicy`
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum PullPolicy {
+    /// Before each run.
+    Always,
+    /// If it is absent.
+    #[default]
+    IfNotPresent,
+    /// Never.
+    Never,
+}
+
+impl PullPolicy {
+    /// Returns the API server's default: images of the tag `latest` may have changed.
+    fn of_image(image: &str) -> Self {
+        let named = image.rsplit_once('/').map_or(image, |(_, named)| named);
+        let is_latest =
+            !named.contains('@') && named.split_once(':').is_none_or(|(_, tag)| tag == "latest");
+        if is_latest { Self::Always } else { Self::IfNotPresent }
+    }
+}
+
 /// Port of a container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Port {
@@ -78,12 +102,20 @@ impl Container {
         let mut table = field.table()?;
         let texts = |field: Option<Field<'_>>| field.map(Field::texts).unwrap_or_default();
         let flag = |field: Option<Field<'_>>| field.and_then(Field::flag).unwrap_or_default();
+        let image =
+            table.need("image", "the name of an image").and_then(Field::text).unwrap_or_default();
+        let policies = [
+            ("Always", PullPolicy::Always),
+            ("IfNotPresent", PullPolicy::IfNotPresent),
+            ("Never", PullPolicy::Never),
+        ];
         let container = Self {
+            pull_policy: table
+                .take("imagePullPolicy")
+                .and_then(|field| field.choice(&policies))
+                .unwrap_or_else(|| PullPolicy::of_image(&image)),
             name: table.need("name", "a DNS name").and_then(dns_name).unwrap_or_default(),
-            image: table
-                .need("image", "the name of an image")
-                .and_then(Field::text)
-                .unwrap_or_default(),
+            image,
             command: texts(table.take("command")),
             args: texts(table.take("args")),
             working_dir: table.take("workingDir").and_then(Field::text).unwrap_or_default(),

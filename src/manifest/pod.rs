@@ -3,19 +3,18 @@
 use std::collections::BTreeSet;
 
 use super::{
-    Container, Dns, DnsPolicy, Metadata, PodSecurity, Purpose, QosClass, Resources, Volume,
-    Workload, env::Origins, metadata::dns_name, resources, sources::Sources,
+    Container, Dns, DnsPolicy, Metadata, PodSecurity, PullSecrets, Purpose, QosClass, Resources,
+    Volume, Workload, env::Origins, metadata::dns_name, resources, sources::Sources,
 };
 use crate::problems::{Field, Problem, Table};
 
 /// Fields for the scheduler, the API server or the kubelet alone.
-const NOT_THE_RUNTIMES: [&str; 20] = [
+const NOT_THE_RUNTIMES: [&str; 19] = [
     "activeDeadlineSeconds",
     "affinity",
     "automountServiceAccountToken",
     "enableServiceLinks",
     "evictionResponders",
-    "imagePullSecrets",
     "nodeName",
     "nodeSelector",
     "os",
@@ -67,6 +66,8 @@ pub struct Pod {
     pub dns_policy: DnsPolicy,
     /// `dnsConfig`
     pub dns: Dns,
+    /// `imagePullSecrets`
+    pub pull_secrets: PullSecrets,
     /// `restartPolicy`
     pub restart_policy: RestartPolicy,
     /// `terminationGracePeriodSeconds`
@@ -211,6 +212,10 @@ impl Pod {
                 .and_then(DnsPolicy::read)
                 .unwrap_or(DnsPolicy::ClusterFirst),
             dns: spec.take("dnsConfig").and_then(Field::table).map(Dns::read).unwrap_or_default(),
+            pull_secrets: spec
+                .take("imagePullSecrets")
+                .map(|field| PullSecrets::read(field, origins))
+                .unwrap_or_default(),
             restart_policy: spec
                 .take("restartPolicy")
                 .and_then(|field| field.choice(&restarts))

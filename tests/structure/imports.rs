@@ -205,7 +205,7 @@ const PARTS: &[Part] = &[
     Part { path: "backends::milpa::id", may: &[&["names"]] },
     Part { path: "backends::milpa::mailbox", may: &[] },
     Part { path: "backends::milpa::tasks", may: &[] },
-    Part { path: "manifest", may: &[&["annotations", "names", "problems"]] },
+    Part { path: "manifest", may: &[&["annotations", "glob", "names", "problems"]] },
     Part { path: "annotations", may: &[&["config", "decimal", "glob", "price", "problems"]] },
     Part { path: "config", may: &[&["names", "price", "problems"]] },
     Part { path: "backoff", may: &[] },

@@ -2,12 +2,14 @@
 
 use futures::StreamExt;
 use kiyot_proto::admin::{self, admin_client::AdminClient};
-use kiyot_testkit::{Kiyot, LIMIT, Node, cri, image::BUSYBOX_IMAGE, wait_until};
+use kiyot_testkit::{Access, Kiyot, LIMIT, Node, Registry, cri, image::BUSYBOX_IMAGE, wait_until};
 use tonic::{Code, transport::Channel};
 
 use super::{
     admin::{admin, cells, events, log, log_of, pods},
-    options, pod, remove_and_assert_clean,
+    options, pod,
+    registries::{image_with_word, with_mirrors},
+    remove_and_assert_clean,
 };
 
 pub(super) fn created(text: &str) -> admin::CreatePodsRequest {
@@ -201,6 +203,53 @@ async fn standalone_pod_that_cannot_run_says_why_and_can_be_deleted() {
     assert_eq!((pods(&mut client).await, kiyot.cells()), (Vec::new(), Vec::new()));
     let refused = client.delete_pod(deleted("good", 0)).await.unwrap_err();
     assert_eq!(refused.code(), Code::NotFound, "{refused:?}");
+}
+
+/// Verifies O44.
+#[tokio::test]
+async fn standalone_pod_pulls_with_the_secrets_that_it_names_and_by_the_policy_of_its_containers() {
+    let node = Node::start().await;
+    let registry = Registry::start(&node, Access::Basic("violet".to_owned(), "sesame".to_owned()));
+    let (image, _) = registry.image("violet/app:1", &image_with_word("opened"));
+    let host = image.split('/').next().unwrap();
+    let kiyot = Kiyot::start(&node, with_mirrors(&node)).await;
+    let mut client = admin(&kiyot).await;
+    let manifest = |auths: &str, policy: &str| {
+        format!(
+            "kind: Secret\napiVersion: v1\nmetadata: {{name: login}}\n\
+             type: kubernetes.io/dockerconfigjson\n\
+             stringData:\n  .dockerconfigjson: '{{\"auths\": {{{auths}}}}}'\n---\n\
+             kind: Pod\napiVersion: v1\nmetadata: {{name: private}}\nspec:\n\
+             \x20 imagePullSecrets: [{{name: login}}]\n  terminationGracePeriodSeconds: 1\n\
+             \x20 containers:\n  - {{name: main, image: \"{image}\", imagePullPolicy: {policy}}}\n"
+        )
+    };
+    let broken = manifest("\"r\": {\"auth\": \"c2VzYW1l\"}", "Always");
+    let refused = client.create_pods(created(&broken)).await.unwrap_err();
+    assert!(refused.message().contains("imagePullSecrets[0].name"), "{refused:?}");
+    assert!(!refused.message().contains("c2VzYW1l"), "{refused:?}");
+
+    // The narrower place is tried first, and its password is wrong.
+    let login = |place: &str, password: &str| {
+        format!("\"{place}\": {{\"username\": \"violet\", \"password\": \"{password}\"}}")
+    };
+    let auths =
+        format!("{}, {}", login(&format!("{host}/violet"), "open-up"), login(host, "sesame"));
+    client.create_pods(created(&manifest(&auths, "Never"))).await.unwrap();
+    let says_why = |pod: &admin::Pod| pod.message.contains("imagePullPolicy is Never");
+    pod_that(&mut client, "says why it waits", says_why).await;
+    client.delete_pod(deleted("private", 0)).await.unwrap();
+    assert_eq!(registry.asked(), Vec::<String>::new(), "nothing was pulled");
+    client.create_pods(created(&manifest(&auths, "Always"))).await.unwrap();
+    pod_that(&mut client, "runs", has_main).await;
+    assert_eq!(log_with(&client, "private", "opened").await, "opened\n");
+    let dump = client.dump(admin::DumpRequest {}).await.unwrap().into_inner();
+    let parts: Vec<_> = dump.map(|part| part.unwrap().content).collect().await;
+    let (dump, log) = (String::from_utf8_lossy(&parts.concat()).into_owned(), kiyot.log());
+    for secret in ["sesame", "open-up"] {
+        assert!(!dump.contains(secret) && !log.contains(secret), "{secret} is shown");
+    }
+    client.delete_pod(deleted("private", 0)).await.unwrap();
 }
 
 /// Verifies O40, O43.

@@ -24,7 +24,7 @@ use crate::{
     backoff::doubled,
     blocking::blocking,
     error_chain::error_chain,
-    manifest::{Container, Entry as FileEntry, Node, Pod},
+    manifest::{Container, Entry as FileEntry, Login, Node, Pod, PullPolicy},
 };
 
 /// The pause after a step that failed, which doubles.
@@ -224,7 +224,7 @@ impl Runner {
         let attempt = observed.next_attempt(&container.name);
         let address = sandbox.meta().addresses.first().and_then(|address| address.parse().ok());
         self.make(pod.container_files(container, &self.node, address, attempt)).await?;
-        let image = self.image(&container.image, &config).await?;
+        let image = self.image(pod, container, &config).await?;
         let id = sandbox.id.as_str();
         let request = pod.create_container(container, &self.node, id, &config, &image, attempt);
         let _: cri::CreateContainerResponse = self.call(Method::CreateContainer, &request).await?;
@@ -239,20 +239,55 @@ impl Runner {
         self.standalone.event(&self.entry, "Restarted", &message);
     }
 
-    /// Makes an image present in the pod's cell. Returns its id.
-    async fn image(&self, name: &str, config: &cri::PodSandboxConfig) -> Result<String, Status> {
+    /// Makes a container's image present in the pod's cell, by its policy and with the pod's
+    /// credentials. Returns its id.
+    async fn image(
+        &self,
+        pod: &Pod,
+        container: &Container,
+        config: &cri::PodSandboxConfig,
+    ) -> Result<String, Status> {
+        let name = &container.image;
         let image = cri::ImageSpec {
-            image: name.to_owned(),
+            image: name.clone(),
             annotations: config.annotations.clone(),
             ..Default::default()
         };
-        let request = cri::ImageStatusRequest { image: Some(image.clone()), verbose: false };
-        let status: cri::ImageStatusResponse = self.call(Method::ImageStatus, &request).await?;
-        if let Some(found) = status.image {
-            return Ok(found.id);
+        if container.pull_policy != PullPolicy::Always {
+            let request = cri::ImageStatusRequest { image: Some(image.clone()), verbose: false };
+            let status: cri::ImageStatusResponse = self.call(Method::ImageStatus, &request).await?;
+            if let Some(found) = status.image {
+                return Ok(found.id);
+            }
         }
-        let sandbox_config = Some(config.clone());
-        let request = cri::PullImageRequest { image: Some(image), auth: None, sandbox_config };
+        if container.pull_policy == PullPolicy::Never {
+            return Err(Status::failed_precondition(format!(
+                "image {name:?} is not present, and its imagePullPolicy is Never"
+            )));
+        }
+        let logins = pod.pull_secrets.logins(name);
+        let mut pulled = self.pull(&image, logins.first().copied(), config).await;
+        for login in logins.into_iter().skip(1) {
+            if pulled.is_err() {
+                pulled = self.pull(&image, Some(login), config).await;
+            }
+        }
+        pulled
+    }
+
+    async fn pull(
+        &self,
+        image: &cri::ImageSpec,
+        login: Option<&Login>,
+        config: &cri::PodSandboxConfig,
+    ) -> Result<String, Status> {
+        let auth = login.map(|login| cri::AuthConfig {
+            username: login.user.clone(),
+            password: login.password.clone(),
+            ..Default::default()
+        });
+        let (image, sandbox_config) = (Some(image.clone()), Some(config.clone()));
+        let request = cri::PullImageRequest { image, auth, sandbox_config };
         // Without a deadline, as the kubelet: the pull ends by itself when it makes no progress.
         let cri = &self.standalone.parts.cri;
         let pulled: cri::PullImageResponse =
