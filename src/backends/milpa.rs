@@ -261,6 +261,7 @@ impl Milpa {
                 ImageSource::Registry => true,
             },
             capabilities.remote.then_some(config.image_bytes_per_second),
+            capabilities.sees_node_files.then_some(&*config.state_dir),
         );
         let standalone_dir = config.state_dir.join("standalone");
         let volumes = Volumes::new(

@@ -27,6 +27,7 @@ mod journal_kills;
 mod kills;
 mod kubelet_restarts;
 mod kubernetes;
+mod layers;
 mod life;
 mod lists;
 mod log_files;

@@ -139,7 +139,13 @@ const PARTS: &[Part] = &[
     },
     Part {
         path: "backends::milpa::images",
-        may: &[CELL_CLIENT, FAILURES, CELLS, RECORDS, &["config", "metrics", "token_bucket"]],
+        may: &[
+            CELL_CLIENT,
+            FAILURES,
+            CELLS,
+            RECORDS,
+            &["blocking", "config", "metrics", "token_bucket"],
+        ],
     },
     Part {
         path: "backends::milpa::volumes",

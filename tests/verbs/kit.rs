@@ -267,7 +267,7 @@ impl Daemon {
         let parts = Parts {
             store: store.clone(),
             cells: Arc::clone(&cells),
-            images: Images::new(node, "pause", LIMIT, registries, false, None),
+            images: Images::new(node, "pause", LIMIT, registries, false, None, None),
             volumes: Volumes::new(vec![dir.join("kubelet")], HostPath::Refuse),
             logs: Logs::new(),
             streaming: Arc::new(Streaming::start().await.unwrap()),

@@ -8,6 +8,7 @@ pub mod clock;
 pub mod ephemeral_storage;
 pub mod files;
 pub mod forward;
+pub mod layers;
 pub mod logs;
 pub mod metrics;
 pub mod network;

@@ -1,6 +1,7 @@
 //! Images of pods in cells: copied from the node's containerd, or pulled in the cell.
 
 use std::{
+    path::Path,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -16,6 +17,7 @@ use self::{
     receiver::{CellReceiver, Receiver},
     reference::is_id,
     reports::Reports,
+    shared_layers::SharedLayers,
 };
 pub use self::{
     node::NodeImages,
@@ -39,8 +41,10 @@ mod receiver;
 mod reference;
 mod registries;
 mod reports;
+mod shared_layers;
 #[cfg(test)]
 mod tests;
+mod unpacked;
 
 /// Most credentials in memory; each may take a few KiB.
 const MAX_CREDENTIALS: usize = 1_024;
@@ -69,6 +73,8 @@ pub struct Images {
     pulls_first: bool,
     /// Limits of copies; `None` for cells on the node.
     copy_limits: Option<Arc<CopyLimits>>,
+    /// Unpacked layers of the node, for cells that see its files.
+    shared: Option<SharedLayers>,
     /// Bytes that were copied to cells.
     bytes: ByteCounter,
 }
@@ -78,7 +84,8 @@ impl Images {
     /// containerd. `progress_timeout` bounds the time without progress of a copied blob and of a
     /// pull. `registries` has the credentials for pulls without credentials of their own.
     /// `pulls_first`: the node sends only images that can't be pulled. `bytes_per_second` limits
-    /// copies to cells on other machines, 0 for no limit; `None` for cells on the node.
+    /// copies to cells on other machines, 0 for no limit; `None` for cells on the node. With the
+    /// daemon's state directory, cells that see the node's files mount the layers that it has.
     pub fn new(
         node: NodeImages,
         pause_image: impl Into<String>,
@@ -86,8 +93,11 @@ impl Images {
         registries: Arc<Registries>,
         pulls_first: bool,
         bytes_per_second: Option<u64>,
+        shared_with: Option<&Path>,
     ) -> Arc<Self> {
+        let owner = shared_with.map(|state_dir| state_dir.display().to_string());
         Arc::new(Self {
+            shared: owner.map(|owner| SharedLayers::new(node.clone(), owner)),
             pulls_first,
             copy_limits: bytes_per_second.map(|rate| Arc::new(CopyLimits::new(rate))),
             node_credentials: registries.credentials(),
@@ -109,6 +119,7 @@ impl Images {
             copy_locks: KeyLocks::default(),
             pulls_first: false,
             copy_limits: None,
+            shared: None,
             bytes: ByteCounter::default(),
         }
     }
@@ -346,6 +357,21 @@ impl Images {
         self.reported.forget(cell);
     }
 
+    /// Releases the layers that the node holds for an ended cell.
+    pub async fn release_layers(&self, cell: &CellId) {
+        if let Some(shared) = &self.shared {
+            shared.release(cell).await;
+        }
+    }
+
+    /// Releases the layers that the node holds for cells that are not known, which ended without
+    /// the daemon.
+    pub async fn release_unknown_layers(&self, is_known: impl Fn(&str) -> bool) {
+        if let Some(shared) = &self.shared {
+            shared.release_unknown(is_known).await;
+        }
+    }
+
     /// Copies an image from the node; `None` if it is absent or incomplete there, or the node
     /// fails.
     async fn copy_from_node(
@@ -386,7 +412,7 @@ impl Images {
         wanted: &str,
     ) -> Result<Option<String>, CopyError> {
         let _lock = self.copy_locks.lock(cell.clone()).await;
-        let copy = self.copy_now(receiver, wanted);
+        let copy = self.copy_now(cell, receiver, wanted);
         match &self.copy_limits {
             Some(limits) => limits.in_turn(copy).await,
             None => copy.await,
@@ -395,6 +421,7 @@ impl Images {
 
     async fn copy_now(
         &self,
+        cell: &CellId,
         receiver: &dyn Receiver,
         wanted: &str,
     ) -> Result<Option<String>, CopyError> {
@@ -410,7 +437,13 @@ impl Images {
             let known = node.status(status_request(&id, false)).await?.image;
             Ok(names(wanted, &id, known))
         };
-        copy::copy(node, receiver, &manifest, names, self.progress_timeout).await?;
+        let layers = async {
+            match &self.shared {
+                Some(shared) => unpacked::unpacked_layers(node, shared, cell, &manifest).await,
+                None => Vec::new(),
+            }
+        };
+        copy::copy(node, receiver, &manifest, names, layers, self.progress_timeout).await?;
         Ok(Some(id))
     }
 

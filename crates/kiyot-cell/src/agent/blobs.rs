@@ -23,7 +23,10 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Status, Streaming, metadata::MetadataValue, transport::Channel};
 
-use super::runtime::{MAX_MESSAGE_BYTES, QUERY_TIMEOUT, Runtime, namespaced, with_timeout};
+use super::{
+    layers::mount_layers,
+    runtime::{MAX_MESSAGE_BYTES, QUERY_TIMEOUT, Runtime, namespaced, with_timeout},
+};
 
 /// Upper bound on the digests in a `MissingBlobs` request.
 const MAX_DIGESTS: usize = 1024;
@@ -268,6 +271,17 @@ pub async fn put_image(runtime: &Runtime, request: PutImageRequest) -> Result<()
         })?,
         annotations: std::collections::HashMap::new(),
     };
+    if !request.layers.is_empty() {
+        let lease = create_lease(runtime).await?;
+        let mounted = mount_layers(runtime, &request.layers, &request.image_id, &lease).await;
+        if let Err(status) = mounted {
+            tracing::warn!(
+                image = request.image_id,
+                error = status.message(),
+                "layers of the node not mounted, containerd unpacks the image"
+            );
+        }
+    }
     let images = request.names.iter().map(|name| Image {
         name: name.clone(),
         labels: request.labels.clone(),

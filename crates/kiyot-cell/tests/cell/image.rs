@@ -78,6 +78,11 @@ impl Image {
         sha256(&self.config)
     }
 
+    /// Returns the digest of the layer's tar, which is not compressed.
+    pub(crate) fn layer_id(&self) -> String {
+        sha256(&self.layer)
+    }
+
     pub(crate) fn digests(&self) -> Vec<String> {
         [&self.layer, &self.config, &self.manifest].map(|blob| sha256(blob)).to_vec()
     }
@@ -118,6 +123,7 @@ impl Image {
             target_size: self.manifest.len() as u64,
             image_id: self.id(),
             labels: std::collections::HashMap::new(),
+            layers: Vec::new(),
         }
     }
 }

@@ -4,7 +4,7 @@ use std::{collections::HashSet, future::Future, time::Duration};
 
 use bytes::Bytes;
 use futures::{FutureExt as _, StreamExt as _, TryStreamExt as _, stream};
-use kiyot_proto::cell::{BlobPart, PutImageRequest};
+use kiyot_proto::cell::{BlobPart, PutImageRequest, UnpackedLayer};
 use ring::digest::{SHA256, digest};
 use tokio::{sync::mpsc, time::timeout};
 
@@ -19,7 +19,7 @@ use crate::backends::milpa::failure::{Class, Failure, Side};
 const MAX_JSON_BYTES: u64 = 4 << 20;
 
 /// Deadline for the node to return a JSON document.
-const JSON_TIMEOUT: Duration = Duration::from_secs(30);
+pub(super) const JSON_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Most indexes that lead to one another.
 const MAX_INDEXES: usize = 3;
@@ -105,19 +105,25 @@ async fn first_absent<'a>(
     Ok(None)
 }
 
-/// Copies the blobs that the cell lacks, and gives the image its names there. `stall` bounds the
-/// time without progress of a blob. The lease of a cancelled copy expires by itself.
+/// Copies the blobs that the cell lacks, and gives the image its names there, with the layers that
+/// it need not unpack. `stall` bounds the time without progress of a blob. The lease of a cancelled
+/// copy expires by itself.
 pub(super) async fn copy(
     node: &dyn Node,
     cell: &dyn Receiver,
     manifest: &Manifest,
     names: impl Future<Output = Result<Vec<String>, Failure>> + Send,
+    layers: impl Future<Output = Vec<UnpackedLayer>> + Send,
     stall: Duration,
 ) -> Result<(), CopyError> {
     let blobs = manifest.blobs();
     let digests = blobs.iter().map(|blob| blob.digest.clone()).collect();
-    let (lease, missing, names) =
-        tokio::join!(node.acquire_lease(&manifest.target.digest), cell.missing(digests), names);
+    let (lease, missing, names, layers) = tokio::join!(
+        node.acquire_lease(&manifest.target.digest),
+        cell.missing(digests),
+        names,
+        layers
+    );
     let lease = lease?;
     let sent = async {
         // Only blobs of this image are sent, whatever the cell asks for.
@@ -142,6 +148,7 @@ pub(super) async fn copy(
         target_size: target.size,
         image_id: manifest.config.digest.clone(),
         labels: [(MANAGED_LABEL.0.to_owned(), MANAGED_LABEL.1.to_owned())].into(),
+        layers,
     };
     // The cell has all blobs: the node's are not needed any more.
     let (put, ()) = tokio::join!(cell.put_image(request), node.release_lease(&lease));
@@ -212,7 +219,7 @@ pub(super) async fn put(
 }
 
 /// Reads a JSON document and checks its digest.
-async fn json(node: &dyn Node, blob: &Descriptor) -> Result<Vec<u8>, CopyError> {
+pub(super) async fn json(node: &dyn Node, blob: &Descriptor) -> Result<Vec<u8>, CopyError> {
     let damaged = || CopyError::Damaged(blob.digest.clone());
     if blob.size > MAX_JSON_BYTES {
         return Err(damaged());

@@ -19,6 +19,8 @@ pub struct Capabilities {
     pub own_devices: bool,
     /// The cell is on another machine than the daemon: its agent dials the gateway over TCP.
     pub remote: bool,
+    /// The cell sees the files of the node's root file system, at the same paths.
+    pub sees_node_files: bool,
     /// The link to the agent is a channel that the pod can't cut.
     pub separate_link: bool,
     /// An instance may be paused and go on later, with an agent whose clock stood still.

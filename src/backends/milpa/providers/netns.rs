@@ -29,6 +29,7 @@ pub const CAPABILITIES: Capabilities = Capabilities {
     own_users: false,
     own_devices: false,
     remote: false,
+    sees_node_files: true,
     separate_link: false,
     can_be_paused: true,
     pods_control_agent: true,

@@ -65,6 +65,7 @@ pub const CAPABILITIES: Capabilities = Capabilities {
     own_users: true,
     own_devices: true,
     remote: false,
+    sees_node_files: false,
     separate_link: true,
     can_be_paused: true,
     pods_control_agent: true,

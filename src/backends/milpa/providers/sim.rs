@@ -26,6 +26,7 @@ pub const CAPABILITIES: Capabilities = Capabilities {
     own_users: true,
     own_devices: true,
     remote: true,
+    sees_node_files: false,
     separate_link: false,
     can_be_paused: false,
     pods_control_agent: false,

@@ -27,7 +27,10 @@ impl CellSync {
             match events.recv().await {
                 Ok(CellEvent::Connected(cell)) => self.watch(&cell),
                 Ok(CellEvent::Warm(cell)) => self.prepare(cell),
-                Ok(CellEvent::Gone { cell, reason }) => self.cell_ended(cell, Some(reason)),
+                Ok(CellEvent::Gone { cell, reason }) => {
+                    self.release_layers(&cell);
+                    self.cell_ended(cell, Some(reason));
+                }
                 Err(RecvError::Lagged(missed)) => {
                     tracing::warn!(missed, "events of cells missed, comparing all pods");
                     self.resync();
@@ -38,6 +41,10 @@ impl CellSync {
     }
 
     fn resync(self: &Arc<Self>) {
+        let (images, cells) = (Arc::clone(&self.images), Arc::clone(&self.cells));
+        let is_known =
+            move |cell: &str| CellId::parse(cell).is_ok_and(|id| cells.get(&id).is_some());
+        self.tasks.spawn(async move { images.release_unknown_layers(is_known).await });
         for sandbox in self.pods.all_sandboxes() {
             let has_cell = self.cells.get(&sandbox.cell).is_some();
             if !has_cell {

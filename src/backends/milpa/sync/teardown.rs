@@ -10,7 +10,7 @@ use super::CellSync;
 use crate::backends::milpa::{
     cell_client::{self, CellClient},
     cells::{Cell, CellError},
-    id::SandboxId,
+    id::{CellId, SandboxId},
     pods::{Sandbox, container_state::Termination},
     store::StoreError,
 };
@@ -81,7 +81,14 @@ impl CellSync {
         if self.cells.get(&cell.id).is_none() {
             self.volumes.release(&cell.id);
             self.images.forget_cell(&cell.id);
+            self.release_layers(&cell.id);
         }
+    }
+
+    /// Releases the layers that the node holds for an ended cell.
+    pub(super) fn release_layers(&self, cell: &CellId) {
+        let (images, cell) = (Arc::clone(&self.images), cell.clone());
+        self.tasks.spawn(async move { images.release_layers(&cell).await });
     }
 
     /// Kills the containers of a sandbox and waits for their output, both with a time limit: a

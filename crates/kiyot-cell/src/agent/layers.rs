@@ -1,0 +1,223 @@
+//! Layers that are unpacked on the node, mounted in place of unpacking the cell's own copies.
+//!
+//! containerd unpacks an image when its last snapshot is absent. Here each snapshot is created as
+//! containerd would, with the node's directory mounted read-only on its own: thirty cells with the
+//! same image write its files once, not thirty times.
+
+use std::{
+    io,
+    os::fd::{AsRawFd as _, OwnedFd},
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+use containerd_client::{
+    services::v1::{
+        Info, UpdateRequest,
+        content_client::ContentClient,
+        snapshots::{
+            CommitSnapshotRequest, PrepareSnapshotRequest, RemoveSnapshotRequest,
+            StatSnapshotRequest, snapshots_client::SnapshotsClient,
+        },
+    },
+    types::Mount,
+};
+use kiyot_proto::cell::UnpackedLayer;
+use rustix::{
+    fs::{Mode, OFlags, StatVfsMountFlags, fstat, fstatvfs, open},
+    mount::{MountFlags, UnmountFlags, mount_bind, mount_remount, unmount},
+};
+use tokio::task::spawn_blocking;
+use tonic::{Code, Request, Status, metadata::MetadataValue, transport::Channel};
+
+use super::{
+    blobs::is_digest,
+    runtime::{QUERY_TIMEOUT, Runtime, namespaced, with_timeout},
+};
+
+/// The snapshotter whose snapshots are directories.
+const SNAPSHOTTER: &str = "overlayfs";
+/// Label of an image's configuration that keeps the image's last snapshot.
+const KEPT_SNAPSHOT: &str = "containerd.io/gc.ref.snapshot.overlayfs";
+/// Flag of a mount that nobody writes through.
+const READ_ONLY: StatVfsMountFlags = StatVfsMountFlags::RDONLY;
+/// Upper bound on the layers of an image; the kernel mounts fewer.
+const MAX_LAYERS: usize = 512;
+
+/// Makes the snapshots of an image from the node's layers, the lowest first, under a lease.
+/// `config` is the digest of the image's configuration.
+pub async fn mount_layers(
+    runtime: &Runtime,
+    layers: &[UnpackedLayer],
+    config: &str,
+    lease: &str,
+) -> Result<(), Status> {
+    if layers.len() > MAX_LAYERS {
+        return Err(Status::invalid_argument(format!(
+            "{} layers: too many; allowed: at most {MAX_LAYERS}",
+            layers.len()
+        )));
+    }
+    let mut parent = "";
+    for layer in layers {
+        if !is_digest(&layer.snapshot) {
+            return Err(Status::invalid_argument(format!(
+                "{:?} is no digest of a layer's chain",
+                layer.snapshot
+            )));
+        }
+        if !has_snapshot(runtime, &layer.snapshot).await? {
+            mount_layer(runtime, layer, parent, lease).await?;
+        }
+        parent = &layer.snapshot;
+    }
+    let info = Info {
+        digest: config.to_owned(),
+        labels: [(KEPT_SNAPSHOT.to_owned(), parent.to_owned())].into(),
+        ..Default::default()
+    };
+    let paths = vec![format!("labels.{KEPT_SNAPSHOT}")];
+    let update_mask = Some(prost_types::FieldMask { paths });
+    let update = UpdateRequest { info: Some(info), update_mask };
+    let mut content = ContentClient::new(runtime.channel());
+    content.update(namespaced(with_timeout(QUERY_TIMEOUT, update))).await.map(drop)
+}
+
+fn snapshots(runtime: &Runtime) -> SnapshotsClient<Channel> {
+    SnapshotsClient::new(runtime.channel())
+}
+
+async fn has_snapshot(runtime: &Runtime, name: &str) -> Result<bool, Status> {
+    let stat = StatSnapshotRequest { snapshotter: SNAPSHOTTER.to_owned(), key: name.to_owned() };
+    match snapshots(runtime).stat(namespaced(with_timeout(QUERY_TIMEOUT, stat))).await {
+        Ok(_) => Ok(true),
+        Err(status) if status.code() == Code::NotFound => Ok(false),
+        Err(status) => Err(status),
+    }
+}
+
+/// Makes the snapshot of a layer. After an error it does not exist.
+async fn mount_layer(
+    runtime: &Runtime,
+    layer: &UnpackedLayer,
+    parent: &str,
+    lease: &str,
+) -> Result<(), Status> {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let name = &layer.snapshot;
+    let key = format!("kiyot-{}-{number} {name}", std::process::id());
+    let snapshotter = SNAPSHOTTER.to_owned();
+    let prepare = PrepareSnapshotRequest {
+        snapshotter: snapshotter.clone(),
+        key: key.clone(),
+        parent: parent.to_owned(),
+        ..Default::default()
+    };
+    let prepared = snapshots(runtime).prepare(leased(prepare, lease)?).await?.into_inner();
+    let made = async {
+        let own = directory(&prepared.mounts)
+            .ok_or_else(|| Status::internal(format!("snapshot {name} has no directory")))?;
+        let (layer, to) = (layer.clone(), own.clone());
+        let directory = layer.directory.clone();
+        let failed = |error: &dyn std::fmt::Display| {
+            Status::internal(format!("cannot mount layer {directory}: {error}"))
+        };
+        spawn_blocking(move || mount_read_only(&layer, &to))
+            .await
+            .map_err(|error| failed(&error))?
+            .map_err(|error| failed(&error))?;
+        let commit = CommitSnapshotRequest {
+            snapshotter: snapshotter.clone(),
+            name: name.clone(),
+            key: key.clone(),
+            ..Default::default()
+        };
+        match snapshots(runtime).commit(leased(commit, lease)?).await {
+            Ok(_) => Ok(()),
+            Err(status) => {
+                // Best effort, as the removal below.
+                let _ = unmount(&own, UnmountFlags::DETACH);
+                Err(status)
+            }
+        }
+    };
+    let made: Result<(), Status> = made.await;
+    if made.is_err() {
+        // Best effort: containerd collects it once the lease has ended.
+        let remove = RemoveSnapshotRequest { snapshotter: snapshotter.clone(), key: key.clone() };
+        let _ = snapshots(runtime).remove(namespaced(with_timeout(QUERY_TIMEOUT, remove))).await;
+    }
+    match made {
+        // Another image has the layer.
+        Err(status) if status.code() == Code::AlreadyExists => Ok(()),
+        made => made,
+    }
+}
+
+fn leased<T>(message: T, lease: &str) -> Result<Request<T>, Status> {
+    let mut request = namespaced(with_timeout(QUERY_TIMEOUT, message));
+    let lease = MetadataValue::try_from(lease)
+        .map_err(|_| Status::internal("lease id is no metadata value"))?;
+    request.metadata_mut().insert("containerd-lease", lease);
+    Ok(request)
+}
+
+/// Returns the directory of a prepared snapshot: that of a bind mount, which has no parent, or the
+/// upper one of an overlay.
+fn directory(mounts: &[Mount]) -> Option<PathBuf> {
+    let [mount] = mounts else { return None };
+    if mount.r#type == "bind" {
+        return Some(PathBuf::from(&mount.source));
+    }
+    mount.options.iter().find_map(|option| option.strip_prefix("upperdir=")).map(PathBuf::from)
+}
+
+/// Mounts a layer. containerd deletes what it finds in a snapshot's directory, so that the layer is
+/// read-only before it is there: first on itself.
+fn mount_read_only(layer: &UnpackedLayer, to: &Path) -> io::Result<()> {
+    const DIRECTORY: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+    let open_layer = || open(layer.directory.as_str(), DIRECTORY, Mode::empty());
+    let is_read_only =
+        |from: &OwnedFd| Ok::<_, io::Error>(fstatvfs(from)?.f_flag.contains(READ_ONLY));
+    let mut from = open_layer()?;
+    if !is_read_only(&from)? {
+        mount_bind(layer.directory.as_str(), layer.directory.as_str())?;
+        let flags = MountFlags::BIND | MountFlags::RDONLY;
+        mount_remount(layer.directory.as_str(), flags, c"")?;
+        from = open_layer()?;
+        if !is_read_only(&from)? {
+            return Err(io::Error::other("it is not read-only"));
+        }
+    }
+    let found = fstat(&from)?;
+    if (found.st_dev, found.st_ino) != (layer.device, layer.inode) {
+        return Err(io::Error::other("another directory than the node's has its name here"));
+    }
+    Ok(mount_bind(format!("/proc/self/fd/{}", from.as_raw_fd()), to)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mount(kind: &str, source: &str, options: &[&str]) -> Mount {
+        Mount {
+            r#type: kind.to_owned(),
+            source: source.to_owned(),
+            options: options.iter().map(|&option| option.to_owned()).collect(),
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn directory_of_a_snapshot_is_the_one_that_is_written_to() {
+        let first = mount("bind", "/root/snapshots/1/fs", &["rw", "rbind"]);
+        assert_eq!(directory(&[first]), Some("/root/snapshots/1/fs".into()));
+        let options = ["index=off", "workdir=/w", "upperdir=/root/snapshots/2/fs", "lowerdir=/l"];
+        let second = mount("overlay", "overlay", &options);
+        assert_eq!(directory(&[second]), Some("/root/snapshots/2/fs".into()));
+        assert_eq!(directory(&[mount("overlay", "overlay", &["lowerdir=/l"])]), None);
+        assert_eq!(directory(&[]), None);
+    }
+}

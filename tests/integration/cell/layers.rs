@@ -1,0 +1,91 @@
+//! Layers that the node has unpacked, which cells of namespaces mount.
+
+use std::fs;
+
+use kiyot_linux::mountinfo;
+use kiyot_testkit::{Container, Kiyot, LIMIT, Node, Pod, image::ImageSpec, processes, wait_until};
+
+use super::{WAIT, faults::kill9, options, pod, remove_and_assert_clean, run_script};
+
+/// Returns the snapshots of the node that hold layers for cells.
+fn held(node: &Node) -> Vec<String> {
+    let snapshots = node.ctr(&["snapshots", "list"]);
+    snapshots.lines().filter(|line| line.starts_with("kiyot-")).map(str::to_owned).collect()
+}
+
+async fn nothing_is_held(node: &Node, for_cell: &str) {
+    let is_released = || held(node).iter().all(|line| !line.contains(for_cell));
+    wait_until("no layers are held", LIMIT, async || is_released().then_some(())).await;
+}
+
+/// Verifies I23.
+#[tokio::test]
+async fn cell_mounts_the_layers_of_the_node_and_changes_none() {
+    let node = Node::start().await;
+    let upper = [("/word", "upper"), ("/kept", "here")]
+        .map(|(path, text)| (path.to_owned(), 0o644, text.as_bytes().to_vec()))
+        .to_vec();
+    let image = ImageSpec { upper, ..ImageSpec::script(WAIT) };
+    node.image("kiyot.test/two-layers:1", &image).await;
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let spec = |name| {
+        let container = Container::of_image("main", "kiyot.test/two-layers:1");
+        Pod::new(name).in_cell().container(container)
+    };
+    let running = kubelet.run_pod(&spec("first")).await.unwrap();
+    let cell = kiyot.cells().remove(0);
+    let agent = processes(&["kiyot-cell agent", &cell]).remove(0);
+    let table = fs::read(format!("/proc/{agent}/mountinfo")).unwrap();
+    let mounts = mountinfo::parse(&table).into_iter().map(|mount| mount.point);
+    let snapshots: Vec<_> = mounts
+        .filter(|point| point.starts_with(kiyot.state()))
+        .filter(|point| point.ends_with("fs") && point.to_string_lossy().contains("/snapshots/"))
+        .collect();
+    // The pause image has the lower one.
+    assert_eq!(snapshots.len(), 2, "{}", String::from_utf8_lossy(&table));
+    for snapshot in snapshots {
+        let file = format!("/proc/{agent}/root{}/own", snapshot.display());
+        let refused = fs::write(file, "").unwrap_err();
+        assert_eq!(refused.kind(), std::io::ErrorKind::ReadOnlyFilesystem, "{refused}");
+    }
+    let main = running.container("main").id.clone();
+    let script = "cat /word && echo own > /word && rm /etc/passwd && cat /word /etc/passwd";
+    let output = run_script(&mut kubelet, &main, script).await;
+    assert!(output.starts_with("upperown\ncat: "), "{output}");
+    // Its layers are the image's, whatever becomes of the image on the node.
+    node.ctr(&["images", "remove", "--sync", "kiyot.test/two-layers:1"]);
+    assert_eq!(run_script(&mut kubelet, &main, "cat /kept").await, "here");
+    node.image("kiyot.test/two-layers:1", &image).await;
+    let second = kubelet.run_pod(&spec("second")).await.unwrap();
+    let main = second.container("main").id.clone();
+    let output = run_script(&mut kubelet, &main, "cat /word /etc/passwd").await;
+    assert!(output.starts_with("upperroot:"), "{output}");
+    kubelet.stop_and_remove(&second).await.unwrap();
+    assert_ne!(held(&node), Vec::<String>::new(), "those of the first cell are held");
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
+    nothing_is_held(&node, "cell-").await;
+}
+
+/// Verifies I23.
+#[tokio::test]
+async fn layers_of_a_cell_that_ended_without_the_daemon_are_released() {
+    let node = Node::start().await;
+    let mut kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let doomed = kubelet.run_pod(&pod("doomed", WAIT)).await.unwrap();
+    let cell = kiyot.cells().remove(0);
+    let other = kubelet.run_pod(&pod("other", WAIT)).await.unwrap();
+    let before = held(&node);
+    assert!(before.iter().any(|line| line.contains(&cell)), "{before:?}");
+    kiyot.kill9();
+    kill9(&processes(&["kiyot-cell launch", &cell]));
+    kiyot.start_again().await;
+    nothing_is_held(&node, &cell).await;
+    let mut kubelet = kiyot.kubelet().await;
+    kubelet.stop_and_remove(&doomed).await.unwrap();
+    let of_others: Vec<_> = before.into_iter().filter(|line| !line.contains(&cell)).collect();
+    assert_eq!(held(&node), of_others, "those of the other cell are held");
+    remove_and_assert_clean(&mut kubelet, &kiyot, &other).await;
+    nothing_is_held(&node, "cell-").await;
+}
