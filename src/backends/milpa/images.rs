@@ -437,13 +437,9 @@ impl Images {
             let known = node.status(status_request(&id, false)).await?.image;
             Ok(names(wanted, &id, known))
         };
-        let layers = async {
-            match &self.shared {
-                Some(shared) => unpacked::unpacked_layers(node, shared, cell, &manifest).await,
-                None => Vec::new(),
-            }
-        };
-        copy::copy(node, receiver, &manifest, names, layers, self.progress_timeout).await?;
+        let mounted =
+            async { unpacked::mount(node, self.shared.as_ref()?, cell, receiver, &manifest).await };
+        copy::copy(node, receiver, &manifest, names, mounted, self.progress_timeout).await?;
         Ok(Some(id))
     }
 

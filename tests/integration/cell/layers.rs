@@ -49,6 +49,19 @@ async fn cell_mounts_the_layers_of_the_node_and_changes_none() {
         let refused = fs::write(file, "").unwrap_err();
         assert_eq!(refused.kind(), std::io::ErrorKind::ReadOnlyFilesystem, "{refused}");
     }
+    // Its containerd has no blobs of them, and finds the image again when it starts.
+    let blobs = "containerd/io.containerd.content.v1.content/blobs/sha256";
+    let blobs = fs::read_dir(kiyot.state().join("cells").join(&cell).join(blobs)).unwrap();
+    let sizes: Vec<_> = blobs.map(|blob| blob.unwrap().metadata().unwrap().len()).collect();
+    assert!(!sizes.is_empty() && sizes.iter().all(|&size| size < 100_000), "{sizes:?}");
+    kill9(&processes(&["containerd", "containerd.toml", &cell]));
+    let again = Container::of_image("again", "kiyot.test/two-layers:1");
+    let again = wait_until("a container is created", LIMIT, async || {
+        kubelet.create_container(&running, &again, 0).await.ok()
+    })
+    .await;
+    kubelet.start_container(&again.id).await.unwrap();
+    assert_eq!(run_script(&mut kubelet, &again.id, "cat /word").await, "upper");
     let main = running.container("main").id.clone();
     let script = "cat /word && echo own > /word && rm /etc/passwd && cat /word /etc/passwd";
     let output = run_script(&mut kubelet, &main, script).await;

@@ -148,6 +148,10 @@ impl agent_server::Agent for TestAgent {
         Ok(Response::new(PutBlobReply {}))
     }
 
+    async fn mount_layers(&self, _: Request<MountLayersRequest>) -> Reply<MountLayersReply> {
+        Err(Status::unimplemented("not implemented"))
+    }
+
     async fn put_image(&self, _: Request<PutImageRequest>) -> Reply<PutImageReply> {
         Err(Status::unimplemented("not implemented"))
     }

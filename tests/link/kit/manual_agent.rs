@@ -286,6 +286,7 @@ mod hello_only {
         tunnel(Streaming<TunnelPart>) -> BoxStream<TunnelPart>;
         missing_blobs(MissingBlobsRequest) -> MissingBlobsReply;
         put_blob(Streaming<BlobPart>) -> PutBlobReply;
+        mount_layers(MountLayersRequest) -> MountLayersReply;
         put_image(PutImageRequest) -> PutImageReply;
         watch_pulls(WatchPullsRequest) -> BoxStream<PullNews>;
         shutdown(ShutdownRequest) -> ShutdownReply;

@@ -24,7 +24,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Status, Streaming, metadata::MetadataValue, transport::Channel};
 
 use super::{
-    layers::mount_layers,
+    layers,
     runtime::{MAX_MESSAGE_BYTES, QUERY_TIMEOUT, Runtime, namespaced, with_timeout},
 };
 
@@ -63,7 +63,7 @@ pub fn is_push_ingest(reference: &str) -> bool {
     reference.starts_with(PUSH_INGEST_PREFIX)
 }
 
-fn check_digest(digest: &str) -> Result<(), Status> {
+pub(super) fn check_digest(digest: &str) -> Result<(), Status> {
     if is_digest(digest) {
         Ok(())
     } else {
@@ -238,7 +238,7 @@ async fn response(
 
 /// Creates a lease that keeps new blobs until their image is created. There is one lease per hour,
 /// so that blobs whose image never comes are collected.
-async fn create_lease(runtime: &Runtime) -> Result<String, Status> {
+pub(super) async fn create_lease(runtime: &Runtime) -> Result<String, Status> {
     let now = Timestamp::now();
     let id = format!("kiyot-{}", now.as_second() / 3600);
     let expires = now
@@ -271,16 +271,8 @@ pub async fn put_image(runtime: &Runtime, request: PutImageRequest) -> Result<()
         })?,
         annotations: std::collections::HashMap::new(),
     };
-    if !request.layers.is_empty() {
-        let lease = create_lease(runtime).await?;
-        let mounted = mount_layers(runtime, &request.layers, &request.image_id, &lease).await;
-        if let Err(status) = mounted {
-            tracing::warn!(
-                image = request.image_id,
-                error = status.message(),
-                "layers of the node not mounted, containerd unpacks the image"
-            );
-        }
+    if !request.snapshot.is_empty() {
+        layers::keep(runtime, &request.snapshot, &request.image_id).await?;
     }
     let images = request.names.iter().map(|name| Image {
         name: name.clone(),

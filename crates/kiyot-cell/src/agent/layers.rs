@@ -31,7 +31,7 @@ use tokio::task::spawn_blocking;
 use tonic::{Code, Request, Status, metadata::MetadataValue, transport::Channel};
 
 use super::{
-    blobs::is_digest,
+    blobs::{check_digest, create_lease},
     runtime::{QUERY_TIMEOUT, Runtime, namespaced, with_timeout},
 };
 
@@ -44,36 +44,32 @@ const READ_ONLY: StatVfsMountFlags = StatVfsMountFlags::RDONLY;
 /// Upper bound on the layers of an image; the kernel mounts fewer.
 const MAX_LAYERS: usize = 512;
 
-/// Makes the snapshots of an image from the node's layers, the lowest first, under a lease.
-/// `config` is the digest of the image's configuration.
-pub async fn mount_layers(
-    runtime: &Runtime,
-    layers: &[UnpackedLayer],
-    config: &str,
-    lease: &str,
-) -> Result<(), Status> {
+/// Makes the snapshots of an image from the node's layers, the lowest first.
+pub async fn mount_layers(runtime: &Runtime, layers: &[UnpackedLayer]) -> Result<(), Status> {
     if layers.len() > MAX_LAYERS {
         return Err(Status::invalid_argument(format!(
             "{} layers: too many; allowed: at most {MAX_LAYERS}",
             layers.len()
         )));
     }
+    let lease = create_lease(runtime).await?;
     let mut parent = "";
     for layer in layers {
-        if !is_digest(&layer.snapshot) {
-            return Err(Status::invalid_argument(format!(
-                "{:?} is no digest of a layer's chain",
-                layer.snapshot
-            )));
-        }
+        check_digest(&layer.snapshot)?;
         if !has_snapshot(runtime, &layer.snapshot).await? {
-            mount_layer(runtime, layer, parent, lease).await?;
+            mount_layer(runtime, layer, parent, &lease).await?;
         }
         parent = &layer.snapshot;
     }
+    Ok(())
+}
+
+/// Keeps a snapshot for as long as an image with this configuration is there.
+pub(super) async fn keep(runtime: &Runtime, snapshot: &str, config: &str) -> Result<(), Status> {
+    check_digest(snapshot)?;
     let info = Info {
         digest: config.to_owned(),
-        labels: [(KEPT_SNAPSHOT.to_owned(), parent.to_owned())].into(),
+        labels: [(KEPT_SNAPSHOT.to_owned(), snapshot.to_owned())].into(),
         ..Default::default()
     };
     let paths = vec![format!("labels.{KEPT_SNAPSHOT}")];

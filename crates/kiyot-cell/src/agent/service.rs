@@ -17,9 +17,10 @@ use kiyot_link::{http2::Profile, resolver::MAX_TCP_CONNECTIONS};
 use kiyot_proto::cell::{
     BindReply, BindRequest, BlobPart, ChangeFilesReply, Event, FileChange, GetFileReply,
     GetFileRequest, HelloReply, HelloRequest, LogPart, MeasureReply, MeasureRequest,
-    MissingBlobsReply, MissingBlobsRequest, NameAnswer, NameQuery, OpenBulkReply, OpenBulkRequest,
-    PullNews, PutBlobReply, PutImageReply, PutImageRequest, ReadLogRequest, ShutdownReply,
-    ShutdownRequest, TrimLogReply, TrimLogRequest, TunnelPart, WatchPullsRequest, WatchRequest,
+    MissingBlobsReply, MissingBlobsRequest, MountLayersReply, MountLayersRequest, NameAnswer,
+    NameQuery, OpenBulkReply, OpenBulkRequest, PullNews, PutBlobReply, PutImageReply,
+    PutImageRequest, ReadLogRequest, ShutdownReply, ShutdownRequest, TrimLogReply, TrimLogRequest,
+    TunnelPart, WatchPullsRequest, WatchRequest,
     agent_server::{Agent, AgentServer},
 };
 use tokio::{sync::Semaphore, task::spawn_blocking};
@@ -27,7 +28,7 @@ use tonic::{Request, Response, Status, Streaming, body::Body};
 use tower::{BoxError, Service};
 
 use super::{
-    AgentContext, bind, blobs, boot, clock, forward, logs, pod_network, pulls, registries,
+    AgentContext, bind, blobs, boot, clock, forward, layers, logs, pod_network, pulls, registries,
     runtime::MAX_MESSAGE_BYTES, shutdown, tunnel,
 };
 use crate::uplink::ConnectionInfo;
@@ -283,6 +284,14 @@ impl Agent for Calls {
         let _permit = permit(&self.context.blobs, "concurrent PutBlob calls")?;
         blobs::put_blob(&self.context.runtime, request.into_inner()).await?;
         Ok(Response::new(PutBlobReply {}))
+    }
+
+    async fn mount_layers(
+        &self,
+        request: Request<MountLayersRequest>,
+    ) -> Result<Response<MountLayersReply>, Status> {
+        layers::mount_layers(&self.context.runtime, &request.into_inner().layers).await?;
+        Ok(Response::new(MountLayersReply {}))
     }
 
     async fn put_image(

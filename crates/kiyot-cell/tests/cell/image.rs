@@ -123,7 +123,7 @@ impl Image {
             target_size: self.manifest.len() as u64,
             image_id: self.id(),
             labels: std::collections::HashMap::new(),
-            layers: Vec::new(),
+            snapshot: String::new(),
         }
     }
 }

@@ -15,9 +15,9 @@ use std::{
 use futures::StreamExt;
 use kiyot_proto::{
     cell::{
-        Event, FileChange, GetFileRequest, LogGrown, MakeDir, MissingBlobsRequest, PutImageRequest,
-        ReadLogRequest, Root, ShutdownRequest, TrimLogRequest, UnpackedLayer, WatchRequest,
-        WriteFile, event::Event as Kind, file_change::Change,
+        Event, FileChange, GetFileRequest, LogGrown, MakeDir, MissingBlobsRequest,
+        MountLayersRequest, ReadLogRequest, Root, ShutdownRequest, TrimLogRequest, UnpackedLayer,
+        WatchRequest, WriteFile, event::Event as Kind, file_change::Change,
     },
     cri::{
         ContainerConfig, ContainerMetadata, ContainerState, ContainerStatus,
@@ -173,13 +173,12 @@ async fn cell_runs_a_pod() {
     let refused = agent.put_blob(tokio_stream::iter(image::corrupt())).await.unwrap_err();
     assert_ne!(refused.code(), Code::Ok);
     // Another directory than the one of these numbers: containerd unpacks the image.
-    let wrong = UnpackedLayer {
-        snapshot: image.layer_id(),
-        directory: "/etc".into(),
-        ..Default::default()
-    };
-    let request = image.request(&[image::PAUSE, image::BUSYBOX]);
-    agent.put_image(PutImageRequest { layers: vec![wrong], ..request }).await.unwrap();
+    let snapshot = image.layer_id();
+    let wrong = UnpackedLayer { snapshot, directory: "/etc".into(), ..Default::default() };
+    let request = MountLayersRequest { layers: vec![wrong] };
+    let refused = agent.mount_layers(request).await.unwrap_err();
+    assert!(refused.message().contains("another directory"), "{refused:?}");
+    agent.put_image(image.request(&[image::PAUSE, image::BUSYBOX])).await.unwrap();
 
     // Create a volume.
     let (pod_dir, stop) = (cell.pod_dir(), "volumes/v/stop");

@@ -9,7 +9,10 @@ use futures::{
 };
 use kiyot_link::channel::Channel;
 use kiyot_proto::{
-    cell::{BlobPart, MissingBlobsRequest, PullNews, PutImageRequest, WatchPullsRequest},
+    cell::{
+        BlobPart, MissingBlobsRequest, MountLayersRequest, PullNews, PutImageRequest,
+        UnpackedLayer, WatchPullsRequest,
+    },
     cri::{self, image_service_client::ImageServiceClient},
 };
 use tokio::{sync::mpsc, time::timeout};
@@ -85,6 +88,15 @@ impl CellClient {
         let mut agent = self.agent(MAX_IMAGE_RESPONSE_BYTES);
         let request = with_timeout(PUT_BLOB_TIMEOUT, ReceiverStream::new(parts));
         call(PUT_BLOB_TIMEOUT, "PutBlob", async move { agent.put_blob(request).await }).await?;
+        Ok(())
+    }
+
+    /// Mounts layers of the node in the cell.
+    pub(crate) async fn mount_layers(&self, layers: Vec<UnpackedLayer>) -> Result<(), Failure> {
+        let mut agent = self.agent(MAX_IMAGE_RESPONSE_BYTES);
+        let request = with_timeout(QUERY_TIMEOUT, MountLayersRequest { layers });
+        call(QUERY_TIMEOUT, "MountLayers", async move { agent.mount_layers(request).await })
+            .await?;
         Ok(())
     }
 

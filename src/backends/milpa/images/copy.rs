@@ -4,7 +4,7 @@ use std::{collections::HashSet, future::Future, time::Duration};
 
 use bytes::Bytes;
 use futures::{FutureExt as _, StreamExt as _, TryStreamExt as _, stream};
-use kiyot_proto::cell::{BlobPart, PutImageRequest, UnpackedLayer};
+use kiyot_proto::cell::{BlobPart, PutImageRequest};
 use ring::digest::{SHA256, digest};
 use tokio::{sync::mpsc, time::timeout};
 
@@ -105,26 +105,30 @@ async fn first_absent<'a>(
     Ok(None)
 }
 
-/// Copies the blobs that the cell lacks, and gives the image its names there, with the layers that
-/// it need not unpack. `stall` bounds the time without progress of a blob. The lease of a cancelled
-/// copy expires by itself.
+/// Copies the blobs that the cell lacks, and gives the image its names there. `mounted` returns the
+/// snapshot of the last layer if the cell has mounted the layers, whose blobs are not copied then.
+/// `stall` bounds the time without progress of a blob. The lease of a cancelled copy expires by
+/// itself.
 pub(super) async fn copy(
     node: &dyn Node,
     cell: &dyn Receiver,
     manifest: &Manifest,
     names: impl Future<Output = Result<Vec<String>, Failure>> + Send,
-    layers: impl Future<Output = Vec<UnpackedLayer>> + Send,
+    mounted: impl Future<Output = Option<String>> + Send,
     stall: Duration,
 ) -> Result<(), CopyError> {
-    let blobs = manifest.blobs();
-    let digests = blobs.iter().map(|blob| blob.digest.clone()).collect();
-    let (lease, missing, names, layers) = tokio::join!(
-        node.acquire_lease(&manifest.target.digest),
-        cell.missing(digests),
-        names,
-        layers
-    );
-    let lease = lease?;
+    let needed = async {
+        let snapshot = mounted.await;
+        let mut blobs = manifest.blobs();
+        if snapshot.is_some() {
+            blobs.retain(|blob| manifest.layers.iter().all(|layer| layer.digest != blob.digest));
+        }
+        let missing = cell.missing(blobs.iter().map(|blob| blob.digest.clone()).collect()).await;
+        (snapshot, blobs, missing)
+    };
+    let (lease, needed, names) =
+        tokio::join!(node.acquire_lease(&manifest.target.digest), needed, names);
+    let (lease, (snapshot, blobs, missing)) = (lease?, needed);
     let sent = async {
         // Only blobs of this image are sent, whatever the cell asks for.
         let missing: HashSet<String> = missing?.into_iter().collect();
@@ -148,7 +152,7 @@ pub(super) async fn copy(
         target_size: target.size,
         image_id: manifest.config.digest.clone(),
         labels: [(MANAGED_LABEL.0.to_owned(), MANAGED_LABEL.1.to_owned())].into(),
-        layers,
+        snapshot: snapshot.unwrap_or_default(),
     };
     // The cell has all blobs: the node's are not needed any more.
     let (put, ()) = tokio::join!(cell.put_image(request), node.release_lease(&lease));

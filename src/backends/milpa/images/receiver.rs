@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use async_trait::async_trait;
 use futures::stream::BoxStream;
 use kiyot_proto::{
-    cell::{BlobPart, PullNews, PutImageRequest, WatchPullsRequest},
+    cell::{BlobPart, PullNews, PutImageRequest, UnpackedLayer, WatchPullsRequest},
     cri,
 };
 use tokio::sync::mpsc;
@@ -48,6 +48,8 @@ pub(super) trait Receiver: Send + Sync {
     fn count(&self, bytes: usize) {
         let _ = bytes;
     }
+    /// Mounts layers of the node.
+    async fn mount_layers(&self, layers: Vec<UnpackedLayer>) -> Result<(), Failure>;
     /// Names an image.
     async fn put_image(&self, request: PutImageRequest) -> Result<(), Failure>;
 }
@@ -90,6 +92,10 @@ impl Receiver for CellReceiver {
 
     async fn missing(&self, digests: Vec<String>) -> Result<Vec<String>, Failure> {
         self.client.missing_blobs(digests).await
+    }
+
+    async fn mount_layers(&self, layers: Vec<UnpackedLayer>) -> Result<(), Failure> {
+        self.client.mount_layers(layers).await
     }
 
     async fn put_blob(&self, parts: mpsc::Receiver<BlobPart>) -> Result<(), Failure> {

@@ -13,7 +13,7 @@ use futures::{
 };
 use kiyot_proto::cell::{
     BlobPart, KnownManifest, KnownManifests, PullNews, PulledManifest, PutImageRequest,
-    WatchPullsRequest,
+    UnpackedLayer, WatchPullsRequest,
 };
 use ring::digest::{SHA256, digest};
 use tokio::sync::mpsc;
@@ -287,6 +287,10 @@ impl Receiver for FakeCell {
         }
         self.blobs.lock().unwrap().insert(first.digest, bytes);
         Ok(())
+    }
+
+    async fn mount_layers(&self, layers: Vec<UnpackedLayer>) -> Result<(), Failure> {
+        Err(Failure::cell(Class::Internal, format!("{layers:?} are not here")))
     }
 
     async fn put_image(&self, request: PutImageRequest) -> Result<(), Failure> {

@@ -12,6 +12,7 @@ use super::{
     copy::{CopyError, JSON_TIMEOUT, json},
     manifest::{Manifest, ManifestError},
     node::Node,
+    receiver::Receiver,
     reference::is_digest,
     shared_layers::SharedLayers,
 };
@@ -34,28 +35,38 @@ struct RootFs {
     diff_ids: Vec<String>,
 }
 
-/// Returns the unpacked layers of an image, the lowest first, which the node keeps until the cell
-/// is forgotten. Empty if the node has not unpacked it, or not into directories.
-pub(super) async fn unpacked_layers(
+/// Mounts the layers of an image that the node has unpacked in a cell. The node keeps them for the
+/// cell until it ends. Returns the snapshot of the last layer; `None` if the cell must unpack its
+/// own.
+pub(super) async fn mount(
     node: &dyn Node,
     shared: &SharedLayers,
     cell: &CellId,
+    receiver: &dyn Receiver,
     manifest: &Manifest,
-) -> Vec<UnpackedLayer> {
-    match find(node, shared, cell, manifest).await {
-        Ok(layers) => layers,
+) -> Option<String> {
+    let mounted = async {
+        let layers = find(node, shared, cell, manifest).await?;
+        let Some(last) = layers.last() else { return Ok(None) };
+        let snapshot = last.snapshot.clone();
+        receiver.mount_layers(layers).await?;
+        Ok::<_, CopyError>(Some(snapshot))
+    };
+    match mounted.await {
+        Ok(snapshot) => snapshot,
         Err(error) => {
             tracing::debug!(
                 %cell,
                 image = manifest.config.digest,
                 error = &error as &dyn std::error::Error,
-                "unpacked layers of an image not shared, its cell unpacks them"
+                "layers of the node not mounted, the cell unpacks them"
             );
-            Vec::new()
+            None
         }
     }
 }
 
+/// Returns the unpacked layers of an image, the lowest first; none if they are not directories.
 async fn find(
     node: &dyn Node,
     shared: &SharedLayers,
