@@ -437,8 +437,10 @@ impl Images {
             let known = node.status(status_request(&id, false)).await?.image;
             Ok(names(wanted, &id, known))
         };
-        let mounted =
-            async { unpacked::mount(node, self.shared.as_ref()?, cell, receiver, &manifest).await };
+        let mounted = async {
+            // Boxed: futures of calls to containerd are large.
+            Box::pin(unpacked::mount(node, self.shared.as_ref()?, cell, receiver, &manifest)).await
+        };
         copy::copy(node, receiver, &manifest, names, mounted, self.progress_timeout).await?;
         Ok(Some(id))
     }

@@ -21,11 +21,11 @@ use kiyot_proto::{
 };
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Code, Request, Status, Streaming, metadata::MetadataValue, transport::Channel};
+use tonic::{Code, Request, Status, Streaming, transport::Channel};
 
 use super::{
     layers,
-    runtime::{MAX_MESSAGE_BYTES, QUERY_TIMEOUT, Runtime, namespaced, with_timeout},
+    runtime::{MAX_MESSAGE_BYTES, QUERY_TIMEOUT, Runtime, leased, namespaced, with_timeout},
 };
 
 /// Upper bound on the digests in a `MissingBlobs` request.
@@ -184,10 +184,7 @@ async fn write_blob(
     // At most one message is in flight.
     let (sender, receiver) = mpsc::channel(1);
     send(&sender, request(WriteAction::Stat, 0, Vec::new())).await?;
-    let mut call = namespaced(Request::new(ReceiverStream::new(receiver)));
-    let lease = MetadataValue::try_from(lease)
-        .map_err(|_| Status::internal("lease id is no metadata value"))?;
-    call.metadata_mut().insert("containerd-lease", lease);
+    let call = leased(Request::new(ReceiverStream::new(receiver)), lease)?;
     let mut responses = content(runtime).write(call).await?.into_inner();
     response(&mut responses).await?;
     let mut offset = 0_i64;

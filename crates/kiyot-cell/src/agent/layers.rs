@@ -28,11 +28,11 @@ use rustix::{
     mount::{MountFlags, UnmountFlags, mount_bind, mount_remount, unmount},
 };
 use tokio::task::spawn_blocking;
-use tonic::{Code, Request, Status, metadata::MetadataValue, transport::Channel};
+use tonic::{Code, Status, transport::Channel};
 
 use super::{
     blobs::{check_digest, create_lease},
-    runtime::{QUERY_TIMEOUT, Runtime, namespaced, with_timeout},
+    runtime::{QUERY_TIMEOUT, Runtime, leased, namespaced, with_timeout},
 };
 
 /// The snapshotter whose snapshots are directories.
@@ -110,7 +110,8 @@ async fn mount_layer(
         parent: parent.to_owned(),
         ..Default::default()
     };
-    let prepared = snapshots(runtime).prepare(leased(prepare, lease)?).await?.into_inner();
+    let prepare = leased(with_timeout(QUERY_TIMEOUT, prepare), lease)?;
+    let prepared = snapshots(runtime).prepare(prepare).await?.into_inner();
     let made = async {
         let own = directory(&prepared.mounts)
             .ok_or_else(|| Status::internal(format!("snapshot {name} has no directory")))?;
@@ -129,7 +130,8 @@ async fn mount_layer(
             key: key.clone(),
             ..Default::default()
         };
-        match snapshots(runtime).commit(leased(commit, lease)?).await {
+        let commit = leased(with_timeout(QUERY_TIMEOUT, commit), lease)?;
+        match snapshots(runtime).commit(commit).await {
             Ok(_) => Ok(()),
             Err(status) => {
                 // Best effort, as the removal below.
@@ -149,14 +151,6 @@ async fn mount_layer(
         Err(status) if status.code() == Code::AlreadyExists => Ok(()),
         made => made,
     }
-}
-
-fn leased<T>(message: T, lease: &str) -> Result<Request<T>, Status> {
-    let mut request = namespaced(with_timeout(QUERY_TIMEOUT, message));
-    let lease = MetadataValue::try_from(lease)
-        .map_err(|_| Status::internal("lease id is no metadata value"))?;
-    request.metadata_mut().insert("containerd-lease", lease);
-    Ok(request)
 }
 
 /// Returns the directory of a prepared snapshot: that of a bind mount, which has no parent, or the

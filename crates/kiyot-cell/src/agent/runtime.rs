@@ -13,7 +13,7 @@ use kiyot_proto::cri::{
 };
 use tokio::net::UnixStream;
 use tonic::{
-    Request,
+    Request, Status,
     metadata::MetadataValue,
     transport::{Channel, Endpoint, Uri},
 };
@@ -115,6 +115,16 @@ pub fn with_timeout<T>(deadline: Duration, message: T) -> Request<T> {
 pub fn namespaced<T>(mut request: Request<T>) -> Request<T> {
     request.metadata_mut().insert("containerd-namespace", MetadataValue::from_static(NAMESPACE));
     request
+}
+
+/// Returns a request to containerd's own API under a lease, which keeps what it makes from garbage
+/// collection.
+pub(super) fn leased<T>(request: Request<T>, lease: &str) -> Result<Request<T>, Status> {
+    let mut request = namespaced(request);
+    let lease = MetadataValue::try_from(lease)
+        .map_err(|_| Status::internal("lease id is no metadata value"))?;
+    request.metadata_mut().insert("containerd-lease", lease);
+    Ok(request)
 }
 
 #[cfg(test)]
