@@ -25,7 +25,7 @@ use containerd_client::{
 use kiyot_proto::cell::UnpackedLayer;
 use rustix::{
     fs::{Mode, OFlags, StatVfsMountFlags, fstat, fstatvfs, open},
-    mount::{MountFlags, UnmountFlags, mount_bind, mount_remount, unmount},
+    mount::{MountFlags, mount_bind, mount_remount},
 };
 use tokio::task::spawn_blocking;
 use tonic::{Code, Status, transport::Channel};
@@ -92,7 +92,7 @@ async fn has_snapshot(runtime: &Runtime, name: &str) -> Result<bool, Status> {
     }
 }
 
-/// Makes the snapshot of a layer. After an error it does not exist.
+/// Makes the snapshot of a layer. After an error it does not exist, or is whole.
 async fn mount_layer(
     runtime: &Runtime,
     layer: &UnpackedLayer,
@@ -115,12 +115,12 @@ async fn mount_layer(
     let made = async {
         let own = directory(&prepared.mounts)
             .ok_or_else(|| Status::internal(format!("snapshot {name} has no directory")))?;
-        let (layer, to) = (layer.clone(), own.clone());
+        let layer = layer.clone();
         let directory = layer.directory.clone();
         let failed = |error: &dyn std::fmt::Display| {
             Status::internal(format!("cannot mount layer {directory}: {error}"))
         };
-        spawn_blocking(move || mount_read_only(&layer, &to))
+        spawn_blocking(move || mount_read_only(&layer, &own))
             .await
             .map_err(|error| failed(&error))?
             .map_err(|error| failed(&error))?;
@@ -131,18 +131,12 @@ async fn mount_layer(
             ..Default::default()
         };
         let commit = leased(with_timeout(QUERY_TIMEOUT, commit), lease)?;
-        match snapshots(runtime).commit(commit).await {
-            Ok(_) => Ok(()),
-            Err(status) => {
-                // Best effort, as the removal below.
-                let _ = unmount(&own, UnmountFlags::DETACH);
-                Err(status)
-            }
-        }
+        snapshots(runtime).commit(commit).await.map(drop)
     };
     let made: Result<(), Status> = made.await;
     if made.is_err() {
-        // Best effort: containerd collects it once the lease has ended.
+        // Best effort: containerd collects it once the lease has ended. The mount stays: a commit
+        // that timed out may have succeeded, and its snapshot would be empty without it.
         let remove = RemoveSnapshotRequest { snapshotter: snapshotter.clone(), key: key.clone() };
         let _ = snapshots(runtime).remove(namespaced(with_timeout(QUERY_TIMEOUT, remove))).await;
     }
