@@ -113,7 +113,10 @@ async fn mount_layer(
     let prepare = leased(with_timeout(QUERY_TIMEOUT, prepare), lease)?;
     let prepared = snapshots(runtime).prepare(prepare).await?.into_inner();
     let made = async {
-        let own = directory(&prepared.mounts)
+        let [mount] = &prepared.mounts[..] else {
+            return Err(Status::internal(format!("snapshot {name} has not one mount")));
+        };
+        let own = writable_directory(mount)
             .ok_or_else(|| Status::internal(format!("snapshot {name} has no directory")))?;
         let layer = layer.clone();
         let directory = layer.directory.clone();
@@ -147,14 +150,18 @@ async fn mount_layer(
     }
 }
 
-/// Returns the directory of a prepared snapshot: that of a bind mount, which has no parent, or the
-/// upper one of an overlay.
-fn directory(mounts: &[Mount]) -> Option<PathBuf> {
-    let [mount] = mounts else { return None };
-    if mount.r#type == "bind" {
-        return Some(PathBuf::from(&mount.source));
+/// Returns the directory that takes the writes of a mount: the upper one of an overlay, or that of
+/// a bind mount, as a layer without parents has it, and any layer of the native snapshotter.
+pub(super) fn writable_directory(mount: &Mount) -> Option<PathBuf> {
+    match mount.r#type.as_str() {
+        "overlay" => mount
+            .options
+            .iter()
+            .find_map(|option| option.strip_prefix("upperdir="))
+            .map(PathBuf::from),
+        "bind" => Some(PathBuf::from(&mount.source)),
+        _ => None,
     }
-    mount.options.iter().find_map(|option| option.strip_prefix("upperdir=")).map(PathBuf::from)
 }
 
 /// Mounts a layer. containerd deletes what it finds in a snapshot's directory, so that the layer is
@@ -185,23 +192,23 @@ fn mount_read_only(layer: &UnpackedLayer, to: &Path) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    fn mount(kind: &str, source: &str, options: &[&str]) -> Mount {
-        Mount {
+    #[test]
+    fn writable_directory_of_overlay_is_its_upperdir() {
+        let mount = |kind: &str, source: &str, options: &[&str]| Mount {
             r#type: kind.to_owned(),
             source: source.to_owned(),
-            options: options.iter().map(|&option| option.to_owned()).collect(),
+            options: options.iter().map(|option| (*option).to_owned()).collect(),
             ..Default::default()
-        }
-    }
-
-    #[test]
-    fn directory_of_a_snapshot_is_the_one_that_is_written_to() {
-        let first = mount("bind", "/root/snapshots/1/fs", &["rw", "rbind"]);
-        assert_eq!(directory(&[first]), Some("/root/snapshots/1/fs".into()));
+        };
+        let overlay = mount("overlay", "overlay", &["workdir=/w", "upperdir=/u", "lowerdir=/l"]);
+        assert_eq!(writable_directory(&overlay), Some("/u".into()));
         let options = ["index=off", "workdir=/w", "upperdir=/root/snapshots/2/fs", "lowerdir=/l"];
-        let second = mount("overlay", "overlay", &options);
-        assert_eq!(directory(&[second]), Some("/root/snapshots/2/fs".into()));
-        assert_eq!(directory(&[mount("overlay", "overlay", &["lowerdir=/l"])]), None);
-        assert_eq!(directory(&[]), None);
+        let overlay = mount("overlay", "overlay", &options);
+        assert_eq!(writable_directory(&overlay), Some("/root/snapshots/2/fs".into()));
+        assert_eq!(writable_directory(&mount("bind", "/s", &["rw", "rbind"])), Some("/s".into()));
+        let first = mount("bind", "/root/snapshots/1/fs", &["rw", "rbind"]);
+        assert_eq!(writable_directory(&first), Some("/root/snapshots/1/fs".into()));
+        assert_eq!(writable_directory(&mount("overlay", "overlay", &["lowerdir=/a:/b"])), None);
+        assert_eq!(writable_directory(&mount("other", "/s", &[])), None);
     }
 }

@@ -2,15 +2,15 @@
 
 use std::path::{Path, PathBuf};
 
-use containerd_client::{
-    services::v1::snapshots::{
-        ListSnapshotsRequest, MountsRequest, snapshots_client::SnapshotsClient,
-    },
-    types::Mount,
+use containerd_client::services::v1::snapshots::{
+    ListSnapshotsRequest, MountsRequest, snapshots_client::SnapshotsClient,
 };
 use tonic::{Code, Status};
 
-use crate::agent::runtime::{QUERY_TIMEOUT, Runtime, namespaced, with_timeout};
+use crate::agent::{
+    layers::writable_directory,
+    runtime::{QUERY_TIMEOUT, Runtime, namespaced, with_timeout},
+};
 
 /// Snapshotters that a cell's containerd is configured with.
 const SNAPSHOTTERS: [&str; 2] = ["overlayfs", "native"];
@@ -49,7 +49,7 @@ pub(super) async fn writable(runtime: &Runtime, root: &Path) -> Result<Vec<PathB
                         .into_inner()
                         .mounts
                         .iter()
-                        .filter_map(directory)
+                        .filter_map(writable_directory)
                         .filter(|directory| directory.starts_with(root)),
                 ),
                 // The container was removed in between.
@@ -63,38 +63,4 @@ pub(super) async fn writable(runtime: &Runtime, root: &Path) -> Result<Vec<PathB
 
 fn is_absent(status: &Status) -> bool {
     matches!(status.code(), Code::NotFound | Code::InvalidArgument)
-}
-
-/// Returns the directory that takes the writes of a mount.
-fn directory(mount: &Mount) -> Option<PathBuf> {
-    match mount.r#type.as_str() {
-        "overlay" => mount
-            .options
-            .iter()
-            .find_map(|option| option.strip_prefix("upperdir="))
-            .map(PathBuf::from),
-        // A layer without parents, or any layer of the native snapshotter.
-        "bind" => Some(PathBuf::from(&mount.source)),
-        _ => None,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn writable_directory_of_overlay_is_its_upperdir() {
-        let mount = |kind: &str, source: &str, options: &[&str]| Mount {
-            r#type: kind.to_owned(),
-            source: source.to_owned(),
-            options: options.iter().map(|option| (*option).to_owned()).collect(),
-            ..Default::default()
-        };
-        let overlay = mount("overlay", "overlay", &["workdir=/w", "upperdir=/u", "lowerdir=/l"]);
-        assert_eq!(directory(&overlay), Some("/u".into()));
-        assert_eq!(directory(&mount("bind", "/s", &["rw", "rbind"])), Some("/s".into()));
-        assert_eq!(directory(&mount("overlay", "overlay", &["lowerdir=/a:/b"])), None);
-        assert_eq!(directory(&mount("other", "/s", &[])), None);
-    }
 }
