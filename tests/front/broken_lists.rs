@@ -103,7 +103,7 @@ async fn truncated_or_reset_list_is_an_error() {
                 assert!(!is_a_list(&answer), "{method}, whose answer has {how}: {answer:?}");
             }
         }
-        drop(runtime);
+        runtime.stop().await;
     }
 }
 
@@ -131,7 +131,7 @@ async fn connection_loss_during_a_list_is_unavailable() {
         });
         let lost = async {
             soon(begins.recv()).await.unwrap();
-            drop(second);
+            second.stop().await;
         };
         let (answer, ()) = tokio::join!(caller.call(method, b""), lost);
         assert_eq!(answer.code(), Code::Unavailable as i32, "{method}");

@@ -320,22 +320,18 @@ async fn image_calls_are_routed_by_their_pod() {
         let image = cri::ImageSpec { image: image.into(), annotations, ..Default::default() };
         cri::ImageStatusRequest { image: Some(image), verbose: false }.encode_to_vec()
     };
-    {
-        let _runtime = FakeRuntime::named(&server.containerd());
-        assert_eq!(caller.call(Method::PullImage, &pull("ours")).await.ok(), b"cells: PullImage");
-        assert_eq!(
-            caller.call(Method::PullImage, &pull("theirs")).await.ok(),
-            b"answer to PullImage"
-        );
-        assert_eq!(
-            caller.call(Method::ImageStatus, &status(Some("ours"), "a")).await.ok(),
-            b"cells: ImageStatus"
-        );
-        assert_eq!(
-            caller.call(Method::ImageStatus, &status(Some("theirs"), "a")).await.ok(),
-            b"answer to ImageStatus"
-        );
-    }
+    let runtime = FakeRuntime::named(&server.containerd());
+    assert_eq!(caller.call(Method::PullImage, &pull("ours")).await.ok(), b"cells: PullImage");
+    assert_eq!(caller.call(Method::PullImage, &pull("theirs")).await.ok(), b"answer to PullImage");
+    assert_eq!(
+        caller.call(Method::ImageStatus, &status(Some("ours"), "a")).await.ok(),
+        b"cells: ImageStatus"
+    );
+    assert_eq!(
+        caller.call(Method::ImageStatus, &status(Some("theirs"), "a")).await.ok(),
+        b"answer to ImageStatus"
+    );
+    runtime.stop().await;
     let reported = cri::ImageStatusResponse {
         image: Some(cri::Image { id: "cell's".into(), ..Default::default() }),
         ..Default::default()
@@ -354,7 +350,7 @@ async fn image_calls_are_routed_by_their_pod() {
         ),
     ];
     for (of_node, image, expected) in answers {
-        let _runtime = FakeRuntime::constant(&server.containerd(), of_node);
+        let runtime = FakeRuntime::constant(&server.containerd(), of_node);
         let answer = soon(async {
             loop {
                 let answer = caller.call(Method::ImageStatus, &status(None, image)).await;
@@ -365,6 +361,7 @@ async fn image_calls_are_routed_by_their_pod() {
         })
         .await;
         assert_eq!(answer.ok(), expected);
+        runtime.stop().await;
     }
 }
 
