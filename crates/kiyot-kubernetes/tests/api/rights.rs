@@ -4,6 +4,7 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use kiyot_kubernetes::{
     Options, Periods, PodInformer, Publisher, ShownCell,
+    label::NODE_LABEL,
     object::{self, Cell},
 };
 use kiyot_proto::admin::{self, CellPhase::CellBound};
@@ -366,6 +367,7 @@ fn admission_policies_compare_the_owner_that_objects_have() {
                     )
                     .is_some()
                 );
+                assert!(text.contains(&format!("labels['{NODE_LABEL}'] == variables.node")));
                 "spec.nodeName"
             }
             _ => "spec.holderIdentity",
