@@ -49,11 +49,26 @@ pub async fn call(address: SocketAddr, query: &Query) -> Result<Reply, String> {
     send(address, query.form(), None).await
 }
 
+/// Drops what moto keeps.
+pub(crate) async fn reset(moto: SocketAddr) -> Result<(), String> {
+    let reply = post(moto, "/moto-api/reset", String::new(), AUTHORIZATION).await?;
+    if reply.status == 200 { Ok(()) } else { Err(reply.body) }
+}
+
 /// Sends a form with the signature of its caller.
 pub(crate) async fn send(
     address: SocketAddr,
     form: String,
     authorization: Option<&str>,
+) -> Result<Reply, String> {
+    post(address, "/", form, authorization.unwrap_or(AUTHORIZATION)).await
+}
+
+async fn post(
+    address: SocketAddr,
+    path: &str,
+    form: String,
+    authorization: &str,
 ) -> Result<Reply, String> {
     let exchange = async {
         let stream = TcpStream::connect(address).await.map_err(|error| error.to_string())?;
@@ -61,11 +76,11 @@ pub(crate) async fn send(
             hyper::client::conn::http1::handshake::<_, Full<Bytes>>(TokioIo::new(stream))
                 .await
                 .map_err(|error| error.to_string())?;
-        let request = Request::post("/")
+        let request = Request::post(path)
             .header(header::HOST, address.to_string())
             .header(header::CONNECTION, "close")
             .header(header::CONTENT_TYPE, "application/x-www-form-urlencoded")
-            .header(header::AUTHORIZATION, authorization.unwrap_or(AUTHORIZATION))
+            .header(header::AUTHORIZATION, authorization)
             .body(Full::new(Bytes::from(form)))
             .map_err(|error| error.to_string())?;
         let reply = async {

@@ -120,7 +120,6 @@ impl Cloud {
         let path = directory.path().to_owned();
         let (ready, started) = oneshot::channel();
         let (stop, stopped) = oneshot::channel();
-        // moto ends with the thread that starts it.
         let thread = thread::spawn(move || {
             let runtime = runtime::Builder::new_current_thread()
                 .enable_all()
@@ -275,10 +274,10 @@ async fn run(
     ready: oneshot::Sender<Started>,
     stopped: oneshot::Receiver<()>,
 ) {
-    let moto = Moto::start(directory).await;
-    let setup = set_up(moto.address).await.expect("moto accepts the default resources");
+    let moto = Moto::start().await;
+    let setup = set_up(&moto).await.expect("moto accepts the default resources");
     let shared = Arc::new(Shared {
-        moto: moto.address,
+        moto,
         directory: directory.to_owned(),
         types: catalogue::read(),
         boots,
@@ -341,9 +340,9 @@ async fn add_host(setup: &Setup, shared: &Shared, vpc: &Vpc) -> Result<Host, Str
 }
 
 /// Makes the default resources in moto.
-async fn set_up(moto: SocketAddr) -> Result<Setup, String> {
+async fn set_up(moto: &Moto) -> Result<Setup, String> {
     let make = async |action: &str, parameters: &[(&str, &str)], field: &str| {
-        let reply = client::call(moto, &Query::new(action, parameters)).await?;
+        let reply = moto.call(&Query::new(action, parameters), None).await?;
         let root = reply.root();
         let made = root.all(field).first().map(|found| found.text.clone());
         made.ok_or_else(|| format!("{action}: {}", reply.body))

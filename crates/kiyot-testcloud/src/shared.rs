@@ -4,7 +4,6 @@ use std::{
     collections::BTreeMap,
     fs,
     io::{Read, Seek, SeekFrom},
-    net::SocketAddr,
     path::PathBuf,
     sync::{Mutex, MutexGuard, PoisonError},
     time::Instant,
@@ -18,6 +17,7 @@ use crate::{
     client::Reply,
     faults::FaultSet,
     instance::Instance,
+    moto::Moto,
     query::Query,
     throttle::Buckets,
     xml::Element,
@@ -106,8 +106,8 @@ impl Mutable {
 /// State of a cloud.
 #[derive(Debug)]
 pub(crate) struct Shared {
-    /// Address of moto.
-    pub(crate) moto: SocketAddr,
+    /// Server with the resources.
+    pub(crate) moto: Moto,
     /// Directory of the cloud's files.
     pub(crate) directory: PathBuf,
     /// Instance types by name.
@@ -133,7 +133,7 @@ impl Shared {
     /// takes the cloud for.
     pub(crate) async fn moto(&self, query: &Query, signed: Option<&str>) -> Result<Reply, String> {
         let signed = signed.map(in_region_of_moto);
-        crate::client::send(self.moto, query.form(), signed.as_deref()).await
+        self.moto.call(query, signed.as_deref()).await
     }
 
     /// Returns the file of an instance's console.
