@@ -193,8 +193,8 @@ pub enum CellError {
     OverBudget(#[from] OverBudget),
     /// The limit of boots was reached all the time.
     #[error(
-        "no cell was launched for {seconds} s, because {boots} cells boot and limits.boots allows \
-         no more; {orders} pods wait in turn"
+        "no cell was launched for {seconds} s, because {boots} cells boot ({}) and limits.boots \
+         allows no more; {orders} pods wait in turn", listed(.holders)
     )]
     Queued {
         /// The limit.
@@ -203,13 +203,25 @@ pub enum CellError {
         seconds: u64,
         /// The number of waiting orders.
         orders: usize,
+        /// Some of the cells that boot.
+        holders: Vec<CellId>,
     },
     /// A host port or a network of the pod is that of another pod.
     #[error(transparent)]
     PortTaken(#[from] PortTaken),
     /// The limit `max_cells` is reached.
-    #[error("{0} cells are running, and max_cells allows no more")]
-    Full(usize),
+    #[error(
+        "{cells} cells have not ended, and max_cells allows no more than {limit}; most of them \
+         are of {}", by_namespace(.holders)
+    )]
+    Full {
+        /// The limit.
+        limit: usize,
+        /// The number of cells.
+        cells: usize,
+        /// The namespaces with most of them, and their numbers; "" for the warm pools.
+        holders: Vec<(String, usize)>,
+    },
     /// An instance of this owner was launched by another daemon.
     #[error(
         "instance {0} of this owner was launched by a daemon with another certificate authority; \
@@ -233,6 +245,18 @@ pub enum CellError {
 fn numbered(causes: &[String]) -> String {
     let causes = causes.iter().zip(1..).map(|(cause, number)| format!("({number}) {cause}"));
     causes.collect::<Vec<_>>().join("; ")
+}
+
+fn listed(cells: &[CellId]) -> String {
+    cells.iter().map(CellId::as_str).collect::<Vec<_>>().join(", ")
+}
+
+fn by_namespace(holders: &[(String, usize)]) -> String {
+    let named = holders.iter().map(|(namespace, cells)| match namespace.as_str() {
+        "" => format!("warm pools ({cells})"),
+        namespace => format!("namespace {namespace} ({cells})"),
+    });
+    named.collect::<Vec<_>>().join(", ")
 }
 
 fn named(cell: &Option<CellId>) -> String {
@@ -542,13 +566,8 @@ impl Cells {
         };
         let candidates = self.candidates(&catalogue, &order.needs);
         let parameters = self.parameters(&order.request).await?;
-        // Warm cells have the parameters of a pod without annotations.
-        let is_usual = parameters == self.parameters(&CellRequest::default()).await?;
-        let choice = is_usual.then(|| Choice {
-            catalogue,
-            needs: Arc::new(order.needs),
-            rules: Arc::clone(&self.rules),
-        });
+        let choice =
+            Choice { catalogue, needs: Arc::new(order.needs), rules: Arc::clone(&self.rules) };
         let spec = OrderSpec {
             key,
             identity: order.identity,
@@ -557,7 +576,7 @@ impl Cells {
             labels: order.labels,
             candidates,
             parameters,
-            choice,
+            choice: Some(choice),
             healthy_timeout: order.request.healthy_timeout,
             timeout: order
                 .deadline

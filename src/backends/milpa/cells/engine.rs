@@ -453,10 +453,19 @@ impl Engine {
     }
 
     fn on_launched(&mut self, id: &CellId, outcome: Result<Instance, ProviderError>, now: Now) {
-        let error = match outcome {
+        let mut error = match outcome {
             Ok(instance) => return self.on_instance(id, &instance, now),
             Err(error) => error,
         };
+        let launch = self.cells.get(id).and_then(|cell| cell.launch.as_ref());
+        if let Some(launch) = launch
+            && error.class == ErrorClass::Quota
+            && error.refused.is_empty()
+        {
+            // A quota is not of a single offering.
+            let candidates = launch.spec.candidates.iter();
+            error.refused = candidates.map(|candidate| candidate.offering.clone()).collect();
+        }
         let until = now.boot + self.config.refusal_pause;
         match error.class {
             ErrorClass::Capacity | ErrorClass::Quota => {
@@ -480,6 +489,7 @@ impl Engine {
         let may_be_launched = cell.may_be_launched && !is_local;
         let has_answer = match error.class {
             ErrorClass::Unanswered | ErrorClass::Throttled => false,
+            ErrorClass::Ended => true,
             _ => is_local || (is_refusal && !may_be_launched),
         };
         if !has_answer {

@@ -241,7 +241,10 @@ async fn launch_beyond_max_cells_is_refused() {
     .await;
     let cell = world.bound().await;
     let other = order(&SandboxId::mint().unwrap(), "another pod");
-    assert!(matches!(world.cells.launch(other).await, Err(CellError::Full(1))));
+    assert!(matches!(
+        world.cells.launch(other).await,
+        Err(CellError::Full { limit: 1, cells: 1, .. })
+    ));
     world.cells.terminate(&cell, "stopped").await.unwrap();
     world.bound().await;
 }

@@ -9,10 +9,7 @@ use std::{
 use futures::future::OptionFuture;
 use tokio::{sync::watch, time::sleep};
 
-use super::{
-    engine::{Effects, Pool},
-    shared::Shared,
-};
+use super::{engine::Pool, shared::Shared};
 use crate::{
     annotations::CellRequest,
     backends::milpa::{
@@ -44,8 +41,8 @@ pub(super) async fn run(
             wait = match shared.stop.run_until_cancelled(read(&shared)).await {
                 None => return,
                 Some(Ok((catalogue, parameters))) => {
-                    shared.with_core(|core, _| {
-                        (core.engine.set_pool_parameters(parameters), Effects::new())
+                    shared.with_core(|core, now| {
+                        ((), core.engine.set_pool_parameters(parameters, now))
                     });
                     let candidates =
                         |pool: &WarmPool| Some(candidates(&catalogue, &rules, pool, &mut unfit));

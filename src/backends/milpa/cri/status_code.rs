@@ -73,16 +73,17 @@ fn code_of_cell(error: &CellError) -> Code {
         CellError::Provider(ProviderError { class, .. })
         | CellError::NotLaunched { source: ProviderError { class, .. }, .. } => match class {
             ErrorClass::Capacity | ErrorClass::Quota => Code::ResourceExhausted,
-            ErrorClass::Throttled | ErrorClass::Transient | ErrorClass::Unanswered => {
-                Code::Unavailable
-            }
+            ErrorClass::Throttled
+            | ErrorClass::Ended
+            | ErrorClass::Transient
+            | ErrorClass::Unanswered => Code::Unavailable,
             ErrorClass::Auth => Code::PermissionDenied,
             ErrorClass::Invalid => Code::InvalidArgument,
             ErrorClass::NotFound => Code::Internal,
         },
         CellError::NoFit(_) => Code::InvalidArgument,
         CellError::AllRefused { .. }
-        | CellError::Full(_)
+        | CellError::Full { .. }
         | CellError::OverBudget(_)
         | CellError::Queued { .. } => Code::ResourceExhausted,
         CellError::Cordoned

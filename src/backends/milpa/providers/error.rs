@@ -19,6 +19,8 @@ pub enum ErrorClass {
     Invalid,
     /// The instance does not exist, as far as the provider knows.
     NotFound,
+    /// The instance of the launch has ended already: another launch may succeed.
+    Ended,
     /// The call failed. A retry may succeed.
     Transient,
     /// The outcome is unknown: the call may have had its effect, now or later.
@@ -35,6 +37,7 @@ impl ErrorClass {
             Self::Auth => "auth",
             Self::Invalid => "invalid",
             Self::NotFound => "not_found",
+            Self::Ended => "ended",
             Self::Transient => "transient",
             Self::Unanswered => "unanswered",
         }

@@ -15,6 +15,8 @@ use crate::backends::milpa::{
 const ENROL_LIMIT: Duration = Duration::from_secs(900);
 /// The time without contact after which an agent stops its pod.
 pub(super) const ORPHAN_TIMEOUT: Duration = Duration::from_secs(900);
+/// The time without contact after which an agent has stopped its pod.
+pub(super) const STOPPED_BY_ITSELF: Duration = Duration::from_secs(900 + 120);
 /// The pause of an agent between two attempts to connect.
 const REDIAL: Duration = Duration::from_secs(5);
 /// The pause of an agent after it was refused.
@@ -23,6 +25,8 @@ const REFUSED_REDIAL: Duration = Duration::from_secs(30);
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(60);
 /// The time in which the daemon notices that an agent has no network, in seconds.
 const KEEPALIVE: (u64, u64) = (15, 20);
+/// The time within which cells fall silent together.
+const TOGETHER: Duration = Duration::from_secs(60);
 /// The time beyond its limit in which a silent cell is lost, with repeated probes.
 const SILENCE_LIMIT: Duration = Duration::from_secs(600);
 
@@ -242,14 +246,18 @@ impl World<'_> {
     /// Checks that a cell that the engine takes for lost is silent, by itself.
     pub(super) fn check_lost(&mut self, cell: &CellId) {
         let Some(daemon) = &self.daemon else { return };
-        let is_silent = |cell: &CellId| {
-            let mut of_cell = self.agents.values().filter(|agent| agent.cell == *cell);
-            of_cell.all(|agent| agent.silent_since.is_some())
+        let silent_since = |cell: &CellId| {
+            let of_cell = self.agents.values().filter(|agent| agent.cell == *cell);
+            of_cell.map(|agent| agent.silent_since).min().unwrap_or(Some(Duration::ZERO))
         };
-        let (silent, all) =
-            daemon.engine.watched_cells().chain([cell]).fold((0, 0), |(silent, all), cell| {
-                (silent + usize::from(is_silent(cell)), all + 1)
-            });
+        let watched: Vec<_> =
+            daemon.engine.watched_cells().chain([cell]).map(silent_since).collect();
+        let since = watched.iter().flatten();
+        let together = |first: &Duration| {
+            let others = since.clone().filter(|other| **other >= *first);
+            others.filter(|other| **other - *first <= TOGETHER).count()
+        };
+        let (silent, all) = (since.clone().map(together).max().unwrap_or_default(), watched.len());
         let of_cell = self.agents.values().find(|agent| agent.cell == *cell);
         let since = of_cell.and_then(|agent| agent.silent_since);
         let limit = self.silence_limit(cell);
@@ -258,7 +266,8 @@ impl World<'_> {
         if silence.zip(limit).is_none_or(|(silence, limit)| silence < limit) {
             self.violation(format!("{cell} is lost after {silence:?}, and its limit is {limit:?}"));
         }
-        if silent >= 3 && silent * 3 >= all {
+        let has_stopped = silence.is_some_and(|silence| silence >= STOPPED_BY_ITSELF);
+        if silent >= 3 && silent * 3 >= all && !has_stopped {
             self.violation(format!("{cell} is lost, and {silent} of {all} are silent"));
         }
         self.lost.insert(cell.clone());

@@ -11,7 +11,7 @@ use kiyot_link::bootstrap::{Bootstrap, GatewayAddress};
 
 use super::{
     Bug,
-    agent::ORPHAN_TIMEOUT,
+    agent::{ORPHAN_TIMEOUT, STOPPED_BY_ITSELF},
     calls::Call,
     world::{FINGERPRINT, Happening, World},
 };
@@ -95,7 +95,7 @@ impl World<'_> {
             refusal_pause: Duration::from_secs(180),
             retry_pause: Duration::from_secs(3),
             spot_deadline: self.node.spot_deadline,
-            orphan_timeout: ORPHAN_TIMEOUT + Duration::from_secs(120),
+            orphan_timeout: STOPPED_BY_ITSELF,
             healthy_timeout: self.node.healthy_timeout,
             owner: Owner { fingerprint: FINGERPRINT.to_owned(), ..Owner::default() },
             tag_rules: TagRules::default(),

@@ -27,6 +27,8 @@ pub(super) struct Cell {
     pub(super) state: State,
     /// The parameters of its launch, until the launch is answered.
     pub(super) launch: Option<Arc<Launch>>,
+    /// The digest of the provider's own parameters of its launch; empty without any.
+    pub(super) parameters_sha256: String,
     /// The order that it was launched for, until it is bound or has ended.
     pub(super) order: Option<SandboxId>,
     /// The order whose record is written and removed with that of the cell.
@@ -93,6 +95,7 @@ impl Cell {
             id,
             state,
             launch: None,
+            parameters_sha256: String::new(),
             order: None,
             order_record: None,
             pool: "".into(),
@@ -173,6 +176,7 @@ impl Cell {
             start_failures: self.earlier.failures,
             spot_failed: self.earlier.spot_failed,
             last_failures: self.earlier.last.clone(),
+            parameters_sha256: self.parameters_sha256.clone(),
         }
     }
 }

@@ -187,7 +187,7 @@ impl Engine {
                 let believed = self.believes_not_found(id, now);
                 if believed && is_confirming {
                     self.apply(id, CellEvent::Terminated, now);
-                } else if believed && is_expected {
+                } else if believed && is_expected && !self.contradicts(id) {
                     self.instance_ended(id, now);
                 }
             }
@@ -211,6 +211,13 @@ impl Engine {
         let expected = self.cells.values().filter(|cell| cell.state.instance().is_some()).count();
         now.boot.saturating_sub(known) >= age
             && !self.is_outage(self.evidence.not_found.len(), expected)
+    }
+
+    /// Returns true while the agent of a cell is connected whose instance was not found: the
+    /// instance is there, and the provider was asked at another place. A provider whose word counts
+    /// at once is on the node.
+    fn contradicts(&self, id: &CellId) -> bool {
+        !self.capabilities.not_found_believed_after.is_zero() && self.health.is_connected(id)
     }
 
     /// A provider whose word counts at once has no outages of this kind.

@@ -3,10 +3,13 @@
 //! The heartbeat is the keepalive of the control connection. Silence begins when the connection
 //! ends, and is counted in checks while the gateway listens, so that neither a stopped daemon nor a
 //! suspended node counts. After its limit, a last probe asks the provider for the instance; then
-//! the cell ends. If many cells are silent together, the node itself is cut off, and no cell is
-//! lost.
+//! the cell ends. If many cells fall silent together, the node itself is cut off, and no cell is
+//! lost, until a cell has been silent for so long that its agent has stopped the pod by itself.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use super::{CellEvent, Effect, Engine, Notice, Now, State, cell::Cell, timers::Timer};
 use crate::backends::milpa::{
@@ -20,16 +23,20 @@ const CHECK_PERIOD: Duration = Duration::from_secs(5);
 const MAX_COUNTED_STEP: Duration = Duration::from_secs(10);
 /// The time from a probe without an answer to the next.
 const PROBE_PAUSE: Duration = Duration::from_secs(30);
+/// The time within which the connections of a node end that is cut off.
+const TOGETHER: Duration = Duration::from_secs(60);
 /// The silent cells from which on the node may be cut off.
 const MIN_CUT_OFF: usize = 3;
 /// The part of the bound and warm cells, as a divisor, from which on the node may be cut off.
 const CUT_OFF_PART: usize = 3;
 
-/// The cells without a control connection.
+/// The cells with a control connection, and those without.
 #[derive(Debug, Default)]
 pub(super) struct Health {
     silent: BTreeMap<CellId, Silence>,
-    /// True while so many bound and warm cells are silent that the node may be cut off.
+    connected: BTreeSet<CellId>,
+    /// True while so many bound and warm cells that fell silent together are silent that the node
+    /// may be cut off.
     is_cut_off: bool,
     /// True if that was logged, because it kept a cell from being lost.
     is_logged: bool,
@@ -40,23 +47,35 @@ pub(super) struct Health {
 struct Silence {
     /// The end of the connection, or the time from which on the gateway listens.
     since: Duration,
-    /// The time that counts.
+    /// The time that counts since the node was cut off last.
     counted: Duration,
+    /// The time that counts in all.
+    total: Duration,
     /// The time until which it is counted.
     checked: Duration,
     /// True while the answer of a probe is missing.
     is_probed: bool,
 }
 
+impl Health {
+    /// Returns true while the agent of a cell is connected.
+    pub(super) fn is_connected(&self, id: &CellId) -> bool {
+        self.connected.contains(id)
+    }
+}
+
 impl Silence {
     fn new(now: Now) -> Self {
-        Self { since: now.boot, counted: Duration::ZERO, checked: now.boot, is_probed: false }
+        let (counted, total) = (Duration::ZERO, Duration::ZERO);
+        Self { since: now.boot, counted, total, checked: now.boot, is_probed: false }
     }
 
     /// Counts the time until now.
     fn count(&mut self, now: Now) {
         let step = now.boot.saturating_sub(self.checked);
-        self.counted = self.counted.saturating_add(step.min(MAX_COUNTED_STEP));
+        let step = step.min(MAX_COUNTED_STEP);
+        self.counted = self.counted.saturating_add(step);
+        self.total = self.total.saturating_add(step);
         self.checked = now.boot;
     }
 }
@@ -84,12 +103,16 @@ impl Engine {
     }
 
     pub(super) fn on_connected(&mut self, id: &CellId, now: Now) {
+        if self.cells.contains_key(id) {
+            self.health.connected.insert(id.clone());
+        }
         if self.health.silent.remove(id).is_some() {
             self.update_cut_off(now);
         }
     }
 
     pub(super) fn on_disconnected(&mut self, id: &CellId, now: Now) {
+        self.health.connected.remove(id);
         if self.cells.contains_key(id) {
             self.health.silent.entry(id.clone()).or_insert_with(|| Silence::new(now));
             self.update_cut_off(now);
@@ -107,6 +130,7 @@ impl Engine {
 
     /// Forgets an ended cell.
     pub(super) fn forget_health(&mut self, id: &CellId, now: Now) {
+        self.health.connected.remove(id);
         self.health.silent.remove(id);
         self.update_cut_off(now);
     }
@@ -129,14 +153,12 @@ impl Engine {
         for silence in self.health.silent.values_mut() {
             silence.count(now);
         }
-        let due: Vec<CellId> =
+        let overdue: Vec<CellId> =
             self.health.silent.keys().filter(|id| self.is_overdue(id)).cloned().collect();
-        if !due.is_empty() && self.health.is_cut_off {
-            if !std::mem::replace(&mut self.health.is_logged, true) {
-                let (silent, all) = self.silent_cells();
-                self.effects.push((None, Effect::Log(Notice::CutOff { silent, all })));
-            }
-            return self.schedule_check(now);
+        let (kept, due): (Vec<_>, Vec<_>) = overdue.into_iter().partition(|id| self.is_kept(id));
+        if !kept.is_empty() && !std::mem::replace(&mut self.health.is_logged, true) {
+            let (silent, all) = self.silent_cells();
+            self.effects.push((None, Effect::Log(Notice::CutOff { silent, all })));
         }
         for id in due {
             let instance = self.cells.get(&id).and_then(|cell| cell.state.instance().cloned());
@@ -175,7 +197,7 @@ impl Engine {
             return self.schedule_check(now);
         }
         let seconds = now.boot.saturating_sub(silence.since).as_secs();
-        if !self.is_overdue(id) || self.health.is_cut_off {
+        if !self.is_overdue(id) || self.is_kept(id) {
             return;
         }
         self.emit(id, Effect::Log(Notice::Lost { seconds }));
@@ -191,6 +213,14 @@ impl Engine {
     fn is_overdue(&self, id: &CellId) -> bool {
         let silence = self.health.silent.get(id);
         silence.zip(self.silence_limit(id)).is_some_and(|(silence, limit)| silence.counted >= limit)
+    }
+
+    /// Returns true if a silent cell is not lost because the node may be cut off. A cell without
+    /// contact for the orphan timeout has stopped its pod, whatever became of the node.
+    fn is_kept(&self, id: &CellId) -> bool {
+        let silence = self.health.silent.get(id);
+        self.health.is_cut_off
+            && silence.is_some_and(|silence| silence.total < self.config.orphan_timeout)
     }
 
     /// Returns the limit of silence of a bound or warm cell. Other states have limits of their own:
@@ -219,11 +249,19 @@ impl Engine {
         self.cells.values().filter(|cell| is_watched(cell)).map(|cell| &cell.id)
     }
 
-    /// Returns the number of silent cells and of all cells, of those whose silence counts.
+    /// Returns the largest number of silent cells that fell silent together, and the number of all
+    /// cells, of those whose silence counts.
     fn silent_cells(&self) -> (usize, usize) {
-        self.watched_cells().fold((0, 0), |(silent, all), cell| {
-            (silent + usize::from(self.is_silent(cell)), all + 1)
-        })
+        let (mut all, mut since) = (0, Vec::new());
+        for cell in self.watched_cells() {
+            all += 1;
+            since.extend(self.health.silent.get(cell).map(|silence| silence.since));
+        }
+        since.sort_unstable();
+        let together = |(first, begin): (usize, &Duration)| {
+            since.partition_point(|other| *other <= *begin + TOGETHER) - first
+        };
+        (since.iter().enumerate().map(together).max().unwrap_or_default(), all)
     }
 
     /// Compares the number of silent cells with all. The counts begin again when enough cells are

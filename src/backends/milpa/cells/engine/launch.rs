@@ -1,8 +1,11 @@
 //! Parameters of a launch, and their form in the journal.
 
+use std::collections::BTreeMap;
+
 use kiyot_link::bootstrap::Bootstrap;
 use kiyot_proto::store;
 
+use super::sha256;
 use crate::{
     backends::milpa::{
         id::CellId,
@@ -50,6 +53,15 @@ impl Launch {
             && spec.bootstrap.cell == cell.as_str();
         is_complete.then(|| Self { token: stored.token.clone(), spec })
     }
+}
+
+/// Returns the digest of the provider's own parameters of a launch; empty without any.
+pub(super) fn parameters_digest(parameters: &BTreeMap<String, String>) -> String {
+    if parameters.is_empty() {
+        return String::new();
+    }
+    // A map of texts has no part whose encoding can fail.
+    sha256(&serde_json::to_vec(parameters).unwrap_or_default())
 }
 
 /// Returns the record of a priced offering.

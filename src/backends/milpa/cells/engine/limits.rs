@@ -167,6 +167,21 @@ impl Engine {
         namespace: Option<&str>,
         candidates: &[Candidate],
     ) -> Result<Vec<Candidate>, OverBudget> {
+        self.affordable_among(namespace, candidates, |_| true)
+    }
+
+    /// Returns true if the limits allow a pod to have a candidate once no cell is of a pool.
+    pub(super) fn affords_without_pools(&self, namespace: &str, candidates: &[Candidate]) -> bool {
+        let is_of_pod = |cell: &Cell| cell.pool.is_empty() || !cell.sandbox.is_empty();
+        self.affordable_among(Some(namespace), candidates, is_of_pod).is_ok()
+    }
+
+    fn affordable_among(
+        &self,
+        namespace: Option<&str>,
+        candidates: &[Candidate],
+        is_held: impl Fn(&Cell) -> bool,
+    ) -> Result<Vec<Candidate>, OverBudget> {
         let limits = &self.config.limits;
         let of_namespace =
             namespace.map(|name| (Budget::Namespace(name.to_owned()), limits.namespace_price));
@@ -176,7 +191,7 @@ impl Engine {
             let Some(limit) = limit else { continue };
             let cells = || {
                 let is_counted = |cell: &&Cell| match &budget {
-                    Budget::Node => true,
+                    Budget::Node => is_held(cell),
                     Budget::Namespace(namespace) => cell.namespace == *namespace,
                 };
                 self.cells.values().filter(is_counted)
@@ -198,12 +213,34 @@ impl Engine {
         Ok(affordable)
     }
 
-    /// Returns true if the limit of a namespace allows a cell of this price that runs already.
-    pub(super) fn namespace_affords(&self, namespace: &str, price: Price) -> bool {
-        let Some(limit) = self.config.limits.namespace_price else { return true };
-        let cells = self.cells.values().filter(|cell| cell.namespace == namespace);
-        let held = cells.fold(Price::FREE, |sum, cell| sum + cell.limited_price());
-        price == Price::FREE || held + price <= limit
+    /// Returns true if the limits allow a pod of a namespace to take a warm cell at this price,
+    /// which is more than the cell's own if the pod uses its processors all the time.
+    pub(super) fn affords_warm(&self, namespace: &str, cell: &Cell, price: Price) -> bool {
+        let Limits { price: of_node, namespace_price, .. } = self.config.limits;
+        let sum = |cells: &mut dyn Iterator<Item = &Cell>| {
+            cells.fold(Price::FREE, |sum, cell| sum + cell.limited_price())
+        };
+        let others = |other: &&Cell| other.id != cell.id;
+        let of_namespace = |other: &&Cell| other.namespace == namespace;
+        let all = || self.cells.values().filter(others);
+        price == Price::FREE
+            || namespace_price
+                .is_none_or(|limit| sum(&mut all().filter(of_namespace)) + price <= limit)
+                && (price <= cell.limited_price()
+                    || of_node.is_none_or(|limit| sum(&mut all()) + price <= limit))
+    }
+
+    /// Returns the error of an order over the limit of cells.
+    pub(super) fn full(&self) -> CellError {
+        let mut by_namespace: BTreeMap<&str, usize> = BTreeMap::new();
+        for cell in self.cells.values() {
+            *by_namespace.entry(cell.namespace.as_str()).or_default() += 1;
+        }
+        let mut holders: Vec<(String, usize)> =
+            by_namespace.into_iter().map(|(name, cells)| (name.to_owned(), cells)).collect();
+        holders.sort_by_key(|(_, cells)| std::cmp::Reverse(*cells));
+        holders.truncate(MAX_NAMED_HOLDERS);
+        CellError::Full { limit: self.config.limits.max_cells, cells: self.cells.len(), holders }
     }
 
     /// Returns the error of an order that waits for a boot, and keeps the place of its pod.
@@ -219,13 +256,16 @@ impl Engine {
         let orders = waiting.count();
         self.places.keep(&pod, since, now.boot);
         let seconds = now.boot.saturating_sub(since).as_secs();
-        Some(CellError::Queued { boots, seconds, orders })
+        let booting = self.cells.values().filter(|cell| cell.boots());
+        let holders = booting.take(MAX_NAMED_HOLDERS).map(|cell| cell.id.clone()).collect();
+        Some(CellError::Queued { boots, seconds, orders, holders })
     }
 
     /// Places waiting orders while cells may boot, in turn by namespace.
     pub(super) fn wake_waiting_orders(&mut self, now: Now) {
         let mut waiting = self.waiting_orders(|_| true);
         if self.config.limits.boots.is_none() {
+            waiting.sort_by_key(|sandbox| self.orders.get(sandbox).map(|order| order.queued_since));
             waiting.iter().for_each(|sandbox| self.place(sandbox, now));
             return;
         }

@@ -10,8 +10,12 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use kiyot_proto::store;
 
 use super::{
-    CellEvent, CommitOf, Effect, Engine, LaunchCall, Notice, Now, SILENT, State, cell::Cell,
-    earlier::EarlierLaunches, launch::Launch, sha256, timeline, timers::Timer,
+    CellEvent, CommitOf, Effect, Engine, LaunchCall, Notice, Now, SILENT, State,
+    cell::Cell,
+    earlier::EarlierLaunches,
+    launch::{self, Launch},
+    sha256, timeline,
+    timers::Timer,
 };
 use crate::{
     annotations::HealthyTimeout,
@@ -317,7 +321,7 @@ impl Engine {
             if self.give_way(now) {
                 return;
             }
-            return self.answer_order(None, sandbox, Err(CellError::Full(self.cells.len())));
+            return self.answer_order(None, sandbox, Err(self.full()));
         }
         if let Some((until, error)) = self.denied.as_ref().filter(|(until, _)| now.boot < *until) {
             let seconds = until.saturating_sub(now.boot).as_secs() + 1;
@@ -328,8 +332,12 @@ impl Engine {
             return;
         }
         let candidates = self.of_market(&order.candidates, order.spot_since, now);
-        let affordable = self.affordable(Some(&order.key.namespace), &candidates);
-        if affordable.is_err() && self.give_way(now) {
+        let namespace = order.key.namespace.as_str();
+        let affordable = self.affordable(Some(namespace), &candidates);
+        if affordable.is_err()
+            && self.affords_without_pools(namespace, &candidates)
+            && self.give_way(now)
+        {
             return;
         }
         let launched = affordable
@@ -379,10 +387,12 @@ impl Engine {
         let (token, enrolment) = (self.token()?, self.token()?);
         let bootstrap = self.seams.bootstrap(&id, &enrolment).ok_or(CellError::Starting)?;
         let tags = self.tags_for(&id, pod);
+        let parameters_sha256 = launch::parameters_digest(&parameters);
         let spec = LaunchSpec { cell: id.clone(), candidates, tags, bootstrap, parameters };
         let expires = now.unix + self.config.token_ttl;
         Ok(Cell {
             launch: Some(Arc::new(Launch { token, spec })),
+            parameters_sha256,
             boot_id: self.config.boot_id.clone(),
             created_unix_nanos: timeline::nanos(now.unix),
             requested: Some(now.boot),
@@ -466,7 +476,10 @@ impl Engine {
         let has_fewer = order.candidates.len() < before;
         let may_retry = match &error {
             CellError::Provider(refusal) => {
-                matches!(refusal.class, ErrorClass::Capacity | ErrorClass::Transient)
+                // Another market has a quota of its own.
+                use ErrorClass::{Capacity, Ended, Transient};
+                matches!(refusal.class, Capacity | Ended | Transient)
+                    || refusal.class == ErrorClass::Quota && has_fewer
             }
             CellError::Silent { .. } => true,
             // The instance ended while it booted: a stop would have removed the order.
@@ -497,10 +510,16 @@ impl Engine {
             }
             let Some(order) = self.orders.get(sandbox) else { return };
             let error = match self.blocking_cell(&order.key.pod_uid).cloned() {
-                None if self.cells.len() >= self.config.limits.max_cells => {
-                    CellError::Full(self.cells.len())
+                None if self.cells.len() >= self.config.limits.max_cells => self.full(),
+                blocking => {
+                    // It waits for the end of a warm cell.
+                    let candidates = self.of_market(&order.candidates, order.spot_since, now);
+                    let over = self.affordable(Some(&order.key.namespace), &candidates).err();
+                    match over.filter(|_| blocking.is_none()) {
+                        Some(over) => CellError::OverBudget(over),
+                        None => CellError::Blocked { cell: blocking, seconds: waited },
+                    }
                 }
-                blocking => CellError::Blocked { cell: blocking, seconds: waited },
             };
             return self.answer_order(None, sandbox, Err(error));
         };

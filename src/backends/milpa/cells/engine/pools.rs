@@ -9,6 +9,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use super::{
     CellEvent, Effect, Effects, Engine, Event, Notice, Now, OrderSpec, SILENT, State,
     cell::Cell,
+    launch,
     order::OrderState,
     timeline::{self, Step, Timeline},
     timers::Timer,
@@ -35,8 +36,12 @@ const MAX_REFILL_DELAY: Duration = Duration::from_secs(10);
 
 /// The reason of a cell whose pool is not configured any more, or smaller.
 const DRAINED: &str = "its warm pool is smaller now";
+/// The reason of a cell that no pod may take.
+const CORDONED: &str = "launches of cells were stopped by an operator";
 /// The reason of a cell that makes room for a pod.
 const GAVE_WAY: &str = "a limit was reached, and a pod needed another cell";
+/// The reason of a cell that was launched by an earlier configuration, or of an earlier image.
+const OTHER_PARAMETERS: &str = "cells of its warm pool are launched with other parameters now";
 /// The reason of a cell that was idle for too long.
 const TOO_OLD: &str = "it was in its warm pool for longer than ttl";
 
@@ -108,9 +113,26 @@ impl Engine {
         self.handle(Event::Tick, now)
     }
 
-    /// Sets the provider's own parameters of further warm cells.
-    pub(crate) fn set_pool_parameters(&mut self, parameters: BTreeMap<String, String>) {
+    /// Sets the provider's own parameters of further warm cells. Cells with others end.
+    pub(crate) fn set_pool_parameters(
+        &mut self,
+        parameters: BTreeMap<String, String>,
+        now: Now,
+    ) -> Effects {
+        let digest = launch::parameters_digest(&parameters);
         self.pools.parameters = parameters;
+        let is_other = |cell: &&Cell| cell.is_warm() && cell.parameters_sha256 != digest;
+        let ended: Vec<CellId> =
+            self.cells.values().filter(is_other).map(|cell| cell.id.clone()).collect();
+        for cell in ended {
+            self.apply(&cell, CellEvent::End(OTHER_PARAMETERS.into()), now);
+        }
+        self.handle(Event::Tick, now)
+    }
+
+    /// Returns true if a cell was launched as further cells of the pools are.
+    pub(super) fn has_parameters_of_pools(&self, cell: &Cell) -> bool {
+        cell.parameters_sha256 == launch::parameters_digest(&self.pools.parameters)
     }
 
     /// Limits the launches of the warm cells of a previous daemon.
@@ -121,14 +143,16 @@ impl Engine {
         }
     }
 
-    /// Ends cells beyond the counts of the pools: first those that boot, then the oldest.
-    fn drain_pools(&mut self, now: Now) {
+    /// Ends cells beyond the counts of the pools: first those that boot, then the oldest. While no
+    /// pod may take one, all of them.
+    pub(super) fn drain_pools(&mut self, now: Now) {
         let mut kept: BTreeMap<Arc<str>, usize> = BTreeMap::new();
         let mut warm: Vec<&Cell> = self.cells.values().filter(|cell| cell.is_warm()).collect();
         warm.sort_by_key(|cell| (!is_idle(cell), std::cmp::Reverse(cell.created_unix_nanos)));
         let mut ended = Vec::new();
         for cell in warm {
-            let most = self.pools.by_name.get(&cell.pool).map_or(0, |filling| filling.count);
+            let filling = self.pools.by_name.get(&cell.pool).filter(|_| !self.is_cordoned);
+            let most = filling.map_or(0, |filling| filling.count);
             let kept = kept.entry(Arc::clone(&cell.pool)).or_default();
             if *kept < most {
                 *kept += 1;
@@ -137,7 +161,8 @@ impl Engine {
             }
         }
         for cell in ended {
-            self.apply(&cell, CellEvent::End(DRAINED.into()), now);
+            let reason = if self.is_cordoned { CORDONED } else { DRAINED };
+            self.apply(&cell, CellEvent::End(reason.into()), now);
         }
     }
 
@@ -305,20 +330,28 @@ impl Engine {
     /// Returns true if an idle cell suits the pod of an order.
     pub(crate) fn has_warm_cell(&self, spec: &OrderSpec) -> bool {
         let choice = spec.choice.as_ref();
-        choice.is_some_and(|choice| self.warm_cell(choice, &spec.key.namespace).is_some())
+        let digest = launch::parameters_digest(&spec.parameters);
+        choice.is_some_and(|choice| self.warm_cell(choice, &digest, &spec.key.namespace).is_some())
     }
 
     /// Returns the cheapest idle cell that suits a pod, of equal ones the oldest, with its offering
-    /// at the price for the pod.
-    fn warm_cell(&self, choice: &Choice, namespace: &str) -> Option<(CellId, Candidate)> {
+    /// at the price for the pod. It was launched with the parameters of the pod: an instance keeps
+    /// its security groups and its role.
+    fn warm_cell(
+        &self,
+        choice: &Choice,
+        parameters_sha256: &str,
+        namespace: &str,
+    ) -> Option<(CellId, Candidate)> {
         // An agent that is silent now may be gone.
         let idle = |cell: &&Cell| cell.is_warm() && is_idle(cell) && !self.is_silent(&cell.id);
         let suited = self
             .cells
             .values()
             .filter(idle)
+            .filter(|cell| cell.parameters_sha256 == parameters_sha256)
             .filter_map(|cell| Some((choice.suited(cell.offering.as_ref()?)?, cell)))
-            .filter(|(suited, _)| self.namespace_affords(namespace, suited.price));
+            .filter(|(suited, cell)| self.affords_warm(namespace, cell, suited.price));
         let cheapest = suited.min_by_key(|(suited, cell)| (suited.price, cell.created_unix_nanos));
         cheapest.map(|(suited, cell)| (cell.id.clone(), suited))
     }
@@ -327,9 +360,9 @@ impl Engine {
     pub(super) fn take_warm_cell(&mut self, sandbox: &SandboxId, now: Now) -> bool {
         let Some(order) = self.orders.get(sandbox) else { return false };
         let Some(choice) = &order.choice else { return false };
-        let Some((id, suited)) = self.warm_cell(choice, &order.key.namespace) else {
-            return false;
-        };
+        let digest = launch::parameters_digest(&order.parameters);
+        let warm = self.warm_cell(choice, &digest, &order.key.namespace);
+        let Some((id, suited)) = warm else { return false };
         // Only the first of several pods that start together: the delay has an end.
         if !self.has_starting_pod(now) {
             self.pools.refill_by = now.boot + MAX_REFILL_DELAY;
@@ -371,8 +404,9 @@ impl Engine {
 
     /// Counts an order that gets a cell of its own though a pool suits it.
     pub(super) fn count_miss(&mut self, sandbox: &SandboxId) {
-        let choice = self.orders.get(sandbox).and_then(|order| order.choice.as_ref());
-        let Some(choice) = choice else { return };
+        let order = self.orders.get(sandbox);
+        let order = order.filter(|order| order.parameters == self.pools.parameters);
+        let Some(choice) = order.and_then(|order| order.choice.as_ref()) else { return };
         let suits = |filling: &Filling| {
             filling.candidates.iter().any(|candidate| choice.suited(candidate).is_some())
         };

@@ -209,6 +209,7 @@ impl Engine {
         let timeline = record.timeline.as_ref().map(Timeline::from_stored).unwrap_or_default();
         Cell {
             launch: launch.map(Arc::new),
+            parameters_sha256: record.parameters_sha256.clone(),
             order_record: order.clone(),
             order,
             pool: record.pool.as_str().into(),

@@ -587,7 +587,22 @@ fn absent_instance_ends_its_cell_only_by_a_description_past_the_declared_age() {
     assert!(matches!(engine.cells[&cell].state, State::Bound { .. }), "too young");
     let age = sim::CAPABILITIES.not_found_believed_after.as_secs();
     engine.handle(not_found(), at(2 + age));
+    assert!(matches!(engine.cells[&cell].state, State::Bound { .. }), "its agent is connected");
+    engine.handle(Event::Disconnected(cell.clone()), at(3 + age));
+    engine.handle(not_found(), at(3 + age));
     assert!(matches!(engine.cells[&cell].state, State::Terminating { .. }));
+}
+
+#[test]
+fn pod_gets_another_launch_if_the_instance_of_a_lost_answer_has_ended() {
+    let mut engine = engine(sim::CAPABILITIES);
+    let (cell, _) = launched(&mut engine, "pod", at(1));
+    let error = |class| Err(ProviderError::without_cause(class, "launch"));
+    engine.handle(Event::Launched(cell.clone(), error(ErrorClass::Unanswered)), at(2));
+    let effects = engine.handle(Event::Launched(cell.clone(), error(ErrorClass::Ended)), at(3));
+    assert!(!engine.cells.contains_key(&cell), "{effects:?}");
+    let other = effects.iter().find(|(_, effect)| matches!(effect, Effect::Launch(_)));
+    assert!(other.is_some_and(|(other, _)| other.as_ref() != Some(&cell)), "{effects:?}");
 }
 
 #[test]

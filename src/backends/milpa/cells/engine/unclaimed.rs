@@ -82,14 +82,19 @@ impl Engine {
     }
 
     /// Returns a pool that lacks a cell and has all offerings that the cell may be of. A cell that
-    /// was attached, or has failed, is for no pool.
+    /// was attached, has failed, or was launched with parameters of its pod is for no pool.
     pub(super) fn lacking_pool(&self, id: &CellId) -> Option<Arc<str>> {
         let cell = self.cells.get(id)?;
         let is_fresh = matches!(
             cell.state,
             State::Launching { .. } | State::Booting { .. } | State::Idle { .. }
         );
-        if !is_fresh || !cell.pool.is_empty() || cell.failure.is_some() || cell.has_enders {
+        if !is_fresh
+            || !cell.pool.is_empty()
+            || cell.failure.is_some()
+            || cell.has_enders
+            || !self.has_parameters_of_pools(cell)
+        {
             return None;
         }
         let requested = cell.launch.iter().flat_map(|launch| &launch.spec.candidates);

@@ -178,9 +178,11 @@ impl Engine {
         pools.into_values().collect()
     }
 
-    /// Stops launches, or permits them again. Launches that have begun go on.
+    /// Stops launches, or permits them again. Launches that have begun for pods go on, and cells of
+    /// warm pools end.
     pub(crate) fn set_cordoned(&mut self, is_cordoned: bool, now: Now) -> super::Effects {
         self.is_cordoned = is_cordoned;
+        self.drain_pools(now);
         self.handle(super::Event::Tick, now)
     }
 

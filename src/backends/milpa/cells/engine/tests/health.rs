@@ -180,6 +180,50 @@ fn no_cell_is_lost_while_a_third_is_silent() {
 
 /// Verifies P21.
 #[test]
+fn cells_that_fall_silent_one_after_the_other_are_lost() {
+    let mut engine = engine(netns::CAPABILITIES);
+    let cells = bound_cells(&mut engine, 4);
+    let mut lost = Vec::new();
+    for (cell, second) in cells[..3].iter().zip([10, 75, 140]) {
+        engine.handle(Event::Disconnected(cell.clone()), at(second));
+        lost.extend(probed(&pass(&mut engine, seconds(second + 64))));
+    }
+    lost.extend(probed(&pass(&mut engine, seconds(300))));
+    assert_eq!(lost, cells[..3]);
+}
+
+/// Verifies P21.
+#[test]
+fn cell_is_lost_though_another_comes_and_goes() {
+    let mut engine = engine(netns::CAPABILITIES);
+    let cells = bound_cells(&mut engine, 4);
+    for cell in &cells[..3] {
+        engine.handle(Event::Disconnected(cell.clone()), at(10));
+    }
+    let mut lost = Vec::new();
+    for second in (70..400).step_by(60) {
+        lost.extend(probed(&pass(&mut engine, seconds(second))));
+        engine.handle(Event::Connected(cells[0].clone()), at(second));
+        engine.handle(Event::Disconnected(cells[0].clone()), at(second));
+    }
+    assert_eq!(lost, cells[1..3]);
+}
+
+/// Verifies P21.
+#[test]
+fn cell_that_has_stopped_its_pod_by_itself_is_lost_also_while_the_node_is_cut_off() {
+    let mut engine = engine(netns::CAPABILITIES);
+    let cells = bound_cells(&mut engine, 3);
+    for cell in &cells {
+        engine.handle(Event::Disconnected(cell.clone()), at(10));
+    }
+    assert_eq!(probed(&pass(&mut engine, seconds(10) + config().orphan_timeout - seconds(1))), []);
+    assert_eq!(probed(&pass(&mut engine, seconds(10) + config().orphan_timeout)), cells);
+    assert!(answer(&mut engine, &cells[0], at(1010)));
+}
+
+/// Verifies P21.
+#[test]
 fn silence_is_counted_anew_when_the_node_is_no_longer_cut_off() {
     let mut engine = engine(netns::CAPABILITIES);
     let cells = bound_cells(&mut engine, 3);
@@ -229,15 +273,22 @@ struct Model {
     limit: Option<Duration>,
     is_silent: bool,
     is_lost: bool,
+    /// The time at which it fell silent.
+    since: Duration,
     /// The silence while the daemon ran and the node was not cut off.
     counted: Duration,
+    /// The silence while the daemon ran.
+    total: Duration,
 }
 
 fn is_cut_off(models: &[Model]) -> bool {
-    let left = models.iter().filter(|model| !model.is_lost);
-    let (silent, all) =
-        left.fold((0, 0), |(silent, all), model| (silent + usize::from(model.is_silent), all + 1));
-    silent >= 3 && silent * 3 >= all
+    let left: Vec<_> = models.iter().filter(|model| !model.is_lost).collect();
+    let silent = || left.iter().filter(|model| model.is_silent);
+    silent().any(|first| {
+        let window = first.since..=first.since + seconds(60);
+        let together = silent().filter(|other| window.contains(&other.since)).count();
+        together >= 3 && together * 3 >= left.len()
+    })
 }
 
 proptest! {
@@ -277,7 +328,9 @@ proptest! {
                     engine.handle(Event::Disconnected(cells[index].clone()), now);
                     if !models[index].is_silent {
                         models[index].is_silent = true;
+                        models[index].since = now.boot;
                         models[index].counted = Duration::ZERO;
+                        models[index].total = Duration::ZERO;
                     }
                 }
                 Step::Connect(index) => {
@@ -287,10 +340,14 @@ proptest! {
                 Step::Pass(length) => {
                     for _ in 0..length {
                         now.boot += STEP;
-                        models.iter_mut().for_each(|model| model.counted += STEP);
+                        for model in &mut models {
+                            model.counted += STEP;
+                            model.total += STEP;
+                        }
                         for cell in probed(&engine.handle(Event::Tick, now)) {
                             let index = cells.iter().position(|of| *of == cell).unwrap();
-                            prop_assert!(!is_cut_off(&models));
+                            let is_over = models[index].total >= config().orphan_timeout;
+                            prop_assert!(is_over || !is_cut_off(&models));
                             let cut_off = is_cut_off(&models);
                             let is_lost = answer(&mut engine, &cell, now);
                             let model = &mut models[index];
@@ -314,7 +371,10 @@ proptest! {
                     now.boot += seconds(length);
                     // What counts of it is bounded.
                     let effects = engine.handle(Event::Tick, now);
-                    models.iter_mut().for_each(|model| model.counted += seconds(10));
+                    for model in &mut models {
+                        model.counted += seconds(10);
+                        model.total += seconds(10);
+                    }
                     for cell in probed(&effects) {
                         engine.handle(Event::Connected(cell.clone()), now);
                         let index = cells.iter().position(|of| *of == cell).unwrap();

@@ -183,12 +183,50 @@ fn pod_keeps_its_place_when_its_order_times_out() {
     engine.order(short("early", 10), at(1));
     engine.order(short("late", 100), at(2));
     let refused = refusals(&engine.handle(Event::Tick, at(11))).remove(0);
-    let expected = "no cell was launched for 10 s, because 1 cells boot and limits.boots allows \
-                    no more; 2 pods wait in turn";
+    let expected = format!(
+        "no cell was launched for 10 s, because 1 cells boot ({cell}) and limits.boots allows no \
+         more; 2 pods wait in turn"
+    );
     assert_eq!(refused, expected);
     engine.order(short("early", 100), at(20));
     let next = launches(&bind(&mut engine, &cell, 21)).remove(0).0;
     assert_eq!(engine.cells[&next].pod_uid, "early");
+}
+
+/// Verifies A18.
+#[test]
+fn order_over_the_limit_of_cells_is_refused_and_names_the_limit_and_the_namespaces() {
+    let mut engine = limited(Limits::default());
+    for (namespace, pod) in [("web", "one"), ("web", "two"), ("batch", "three")] {
+        engine.order(priced(namespace, pod, &[1]), at(1));
+    }
+    engine.set_limits(Limits { max_cells: 2, ..Limits::default() }, at(2));
+    let (_, effects) = engine.order(priced("web", "four", &[1]), at(3));
+    let expected = "3 cells have not ended, and max_cells allows no more than 2; most of them are \
+                    of namespace web (2), namespace batch (1)";
+    assert_eq!(refusals(&effects), [expected]);
+}
+
+/// Verifies A13.
+#[test]
+fn quota_of_a_market_is_remembered_and_the_other_market_is_tried() {
+    let mut engine = limited(Limits::default());
+    let on_demand = |price| {
+        let offering = Offering { market: Market::OnDemand, ..offering("on-demand") };
+        Candidate { offering, price: dollars(price), accuracy: Accuracy::Exact }
+    };
+    let mut spec = priced("web", "one", &[1, 2]);
+    spec.candidates.as_mut().unwrap().push(on_demand(3));
+    let (_, effects) = engine.order(spec, at(1));
+    let (cell, prices) = launches(&effects).remove(0);
+    assert_eq!(prices, [1, 2], "one market after the other");
+    let quota = ProviderError::without_cause(ErrorClass::Quota, "no more vCPUs");
+    let effects = engine.handle(Event::Launched(cell, Err(quota)), at(2));
+    assert_eq!(launches(&effects)[0].1, [3]);
+    let refused = engine.refusals().at(at(100).boot);
+    use crate::backends::milpa::placement::Refused;
+    assert!(["1", "2"].iter().all(|zone| refused.is_refused("small", zone, Market::Spot)));
+    assert!(!refused.is_refused("small", "on-demand", Market::OnDemand));
 }
 
 /// Verifies A18.

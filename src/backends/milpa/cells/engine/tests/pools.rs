@@ -86,6 +86,39 @@ fn order_takes_an_idle_cell_and_another_is_launched() {
     assert_eq!(launches(&effects).len(), 1, "the pool is filled again");
 }
 
+fn groups(group: &str) -> BTreeMap<String, String> {
+    BTreeMap::from([("security-groups".into(), group.into())])
+}
+
+/// Verifies A20, A21.
+#[test]
+fn cell_of_other_parameters_is_taken_by_no_pod_and_is_replaced() {
+    let mut engine = engine(sim::CAPABILITIES);
+    engine.set_pool_parameters(groups("sg-1"), at(1));
+    let cells = launches(&engine.set_pools(vec![pool("small", 2)], at(1)));
+    warm(&mut engine, &cells[0], 2);
+    let ordered = |pod, group| OrderSpec { parameters: groups(group), ..taking(pod) };
+    assert!(!engine.has_warm_cell(&ordered("other", "sg-2")));
+    let (_, effects) = engine.order(ordered("other", "sg-2"), at(3));
+    assert_eq!((attaches(&effects), launches(&effects).len()), (vec![], 1));
+    let (_, effects) = engine.order(ordered("same", "sg-1"), at(4));
+    assert_eq!(attaches(&effects), [cells[0].clone()]);
+    // The other one, and the one that replaced the first, are of an earlier configuration now.
+    let effects = engine.set_pool_parameters(groups("sg-2"), at(5));
+    let replaced = launches(&effects);
+    assert!(matches!(engine.cells[&cells[1]].state, State::Terminating { .. }));
+    assert!(
+        engine
+            .cells
+            .values()
+            .filter(|cell| cell.is_warm())
+            .all(|cell| { replaced.contains(&cell.id) && engine.has_parameters_of_pools(cell) })
+    );
+    // A restart knows the parameters of its cells.
+    let record = engine.cells[&cells[0]].stored();
+    assert_eq!(record.parameters_sha256, launch::parameters_digest(&groups("sg-1")));
+}
+
 /// Returns an engine with a pool of idle cells, which are on the node.
 fn warmed_on_node(count: usize) -> (Engine, Vec<CellId>) {
     let mut engine = engine(netns::CAPABILITIES);
@@ -249,6 +282,65 @@ fn pool_gives_way_to_a_pod_at_a_limit() {
         assert_eq!(launches(&effects), [engine.cell_of_order(&sandbox).unwrap().clone()]);
         assert_eq!(warm(&engine), 1, "the pool is not filled above a limit");
     }
+}
+
+/// Verifies A21.
+#[test]
+fn pool_keeps_its_cells_if_their_end_would_not_help_the_pod() {
+    let of_namespace = Limits { namespace_price: Some(Price::from_micros(1)), ..Limits::default() };
+    let of_node = Limits { price: Some(Price::from_micros(1)), ..Limits::default() };
+    for limits in [of_namespace, of_node] {
+        let (mut engine, effects) = pooled(2);
+        for cell in launches(&effects) {
+            warm(&mut engine, &cell, 2);
+        }
+        engine.set_limits(limits, at(3));
+        let (_, effects) = engine.order(spec("pod"), at(4));
+        assert!(errors(&effects)[0].contains("may cost"), "{effects:?}");
+        assert!(engine.cells.values().all(|cell| cell.is_warm()), "{limits:?}");
+    }
+}
+
+/// Verifies A18, A21.
+#[test]
+fn order_that_waits_for_the_end_of_a_warm_cell_names_the_limit_at_its_deadline() {
+    let (mut engine, effects) = pooled(1);
+    warm(&mut engine, &launches(&effects)[0], 2);
+    engine.set_limits(Limits { price: Some(PRICE), ..Limits::default() }, at(3));
+    let short = OrderSpec { timeout: Some(seconds(10)), ..spec("pod") };
+    let (_, effects) = engine.order(short, at(4));
+    assert_eq!(errors(&effects), Vec::<String>::new());
+    let effects = engine.handle(Event::Tick, at(14));
+    assert!(errors(&effects)[0].contains("the cells of the node may cost"), "{effects:?}");
+}
+
+/// Verifies A18.
+#[test]
+fn warm_cell_that_costs_a_pod_more_is_taken_within_the_limits_alone() {
+    for (limit, is_taken) in [(PRICE + PRICE, false), (PRICE + PRICE + PRICE, true)] {
+        let (mut engine, effects) = pooled(2);
+        for cell in launches(&effects) {
+            warm(&mut engine, &cell, 2);
+        }
+        engine.set_limits(Limits { price: Some(limit), ..Limits::default() }, at(3));
+        let (_, cell) = engine.cells.first_key_value().unwrap();
+        assert_eq!(engine.affords_warm("default", cell, PRICE + PRICE), is_taken);
+        assert!(engine.affords_warm("default", cell, PRICE));
+    }
+}
+
+/// Verifies O22.
+#[test]
+fn cordon_ends_the_cells_of_pools() {
+    let (mut engine, effects) = pooled(2);
+    let cells = launches(&effects);
+    warm(&mut engine, &cells[0], 2);
+    engine.set_cordoned(true, at(3));
+    assert!(engine.cells.values().all(|cell| !cell.is_warm()));
+    // Also those of a previous daemon.
+    engine.set_cordoned(false, at(4));
+    assert_eq!(launches(&engine.handle(Event::Tick, at(200))).len(), 0);
+    assert_eq!(engine.cells.values().filter(|cell| cell.is_warm()).count(), 2);
 }
 
 /// Verifies A21.

@@ -39,6 +39,7 @@ fn classes() -> impl Strategy<Value = ErrorClass> {
         ErrorClass::Throttled,
         ErrorClass::Auth,
         ErrorClass::NotFound,
+        ErrorClass::Ended,
         ErrorClass::Transient,
         ErrorClass::Unanswered,
     ])

@@ -134,6 +134,25 @@ fn cell_of_another_offering_or_with_a_failure_joins_no_pool() {
 
 /// Verifies A23.
 #[test]
+fn cell_with_parameters_of_its_pod_joins_no_pool() {
+    let parameters = BTreeMap::from([("instance-profile".into(), "admin".into())]);
+    let (mut engine, usual, _) = launching();
+    let admin = OrderSpec { parameters, ..spec("admin") };
+    engine.set_limits(Limits { boots: Some(2), ..Limits::default() }, at(1));
+    engine.set_pools(vec![pool("small", 5)], at(1));
+    engine.set_limits(Limits { boots: Some(9), ..Limits::default() }, at(2));
+    let (sandbox, _) = engine.order(admin.clone(), at(2));
+    let cell = engine.cell_of_order(&sandbox).unwrap().clone();
+    for pod in [&spec("pod"), &admin] {
+        let changed = OrderSpec { identity: "changed".into(), ..pod.clone() };
+        engine.order(changed, at(3));
+    }
+    assert!(engine.cells[&usual].is_warm());
+    assert!(!engine.cells[&cell].is_warm(), "{:?}", engine.cells[&cell]);
+}
+
+/// Verifies A23.
+#[test]
 fn launch_of_a_previous_daemon_that_no_call_joins_joins_a_pool() {
     let record = store::Cell {
         offering: Some(launch::stored_candidate(&candidate("a"))),
