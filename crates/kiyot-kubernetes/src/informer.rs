@@ -204,6 +204,12 @@ impl Task {
                 }
             });
         }
+        // A bookmark has the position alone; its other fields are not those of a pod.
+        if change.r#type == "BOOKMARK" {
+            let version = change.object["metadata"]["resourceVersion"].as_str();
+            version.unwrap_or_default().clone_into(position);
+            return Ok(());
+        }
         let pod: Pod = serde_json::from_value(change.object).map_err(not_understood)?;
         pod.metadata.resource_version.clone_into(position);
         let uid = pod.metadata.uid;
@@ -218,7 +224,6 @@ impl Task {
             "DELETED" => {
                 self.known.send_if_modified(|known| known.pods.remove(&uid).is_some());
             }
-            // A bookmark has the position alone.
             _ => {}
         }
         Ok(())

@@ -93,9 +93,10 @@ impl Publisher {
     pub fn start(options: Options, source: Arc<dyn Source>) -> Self {
         let now = Instant::now();
         let lane = |meaning| Lane::new(meaning, options.periods.first_pause);
-        let (cells_lane, lease_lane, events_lane) = (
+        let (cells_lane, lease_lane, sweep_lane, events_lane) = (
             lane("cells are not shown in the Kubernetes API"),
             lane("lease of the node is not renewed"),
+            lane("objects of dead nodes are not removed"),
             lane("events of pods are not reported"),
         );
         let task = Task {
@@ -116,6 +117,7 @@ impl Publisher {
             sweep_at: now + options.periods.sweep.mul_f64(fastrand::f64()),
             cells_lane,
             lease_lane,
+            sweep_lane,
             events_lane,
             is_event_turn: false,
             is_older_logged: false,
@@ -183,6 +185,7 @@ struct Task {
     sweep_at: Instant,
     cells_lane: Lane,
     lease_lane: Lane,
+    sweep_lane: Lane,
     events_lane: Lane,
     /// Events and cells take turns.
     is_event_turn: bool,
@@ -230,11 +233,11 @@ impl Task {
         if self.options.cells {
             steps.push((Step::Renew, self.lease_lane.open(self.renew_at.max(paced))));
             steps.push((Step::List, self.cells_lane.open(self.list_at)));
-            steps.push((Step::Sweep, self.lease_lane.open(self.sweep_at)));
+            steps.push((Step::Sweep, self.sweep_lane.open(self.sweep_at)));
             if self.plan.next(now).is_some() {
                 steps.push((Step::Write, self.cells_lane.open(paced)));
             } else if !self.removals.is_empty() {
-                steps.push((Step::Remove, self.lease_lane.open(paced)));
+                steps.push((Step::Remove, self.sweep_lane.open(paced)));
             }
         }
         if !self.recorder.is_empty() {
@@ -268,7 +271,8 @@ impl Task {
                 }
                 self.cells_lane.note(&outcome);
             }
-            Step::Renew | Step::Sweep | Step::Remove => self.lease_lane.note(&outcome),
+            Step::Renew => self.lease_lane.note(&outcome),
+            Step::Sweep | Step::Remove => self.sweep_lane.note(&outcome),
             Step::Event => self.events_lane.note(&outcome),
         }
     }

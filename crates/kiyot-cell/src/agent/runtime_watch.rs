@@ -12,7 +12,7 @@ use std::{
 };
 
 use containerd_client::{
-    events::{ContainerCreate, ContainerDelete, TaskExit, TaskStart},
+    events::{ContainerCreate, ContainerDelete, ContainerUpdate, TaskExit, TaskStart},
     services::v1::{PublishRequest, SubscribeRequest, events_client::EventsClient},
     types::Envelope,
 };
@@ -60,6 +60,8 @@ enum Expectation {
     Started,
     Exited,
     Absent,
+    /// Other resources, which no state shows.
+    Updated,
 }
 
 /// Watches containerd across its restarts.
@@ -271,6 +273,9 @@ fn expectation(topic: &str, value: &[u8]) -> Option<(String, Expectation)> {
         "/containers/delete" => {
             Some((ContainerDelete::decode(value).ok()?.id, Expectation::Absent))
         }
+        "/containers/update" => {
+            Some((ContainerUpdate::decode(value).ok()?.id, Expectation::Updated))
+        }
         "/tasks/start" => Some((TaskStart::decode(value).ok()?.container_id, Expectation::Started)),
         "/tasks/exit" => {
             let exit = TaskExit::decode(value).ok()?;
@@ -293,6 +298,7 @@ fn is_met(
     match expected {
         Expectation::Present => present,
         Expectation::Absent => !present,
+        Expectation::Updated => false,
         Expectation::Started => {
             sandbox.is_some()
                 || container.is_some_and(|state| state != ContainerState::ContainerCreated as i32)

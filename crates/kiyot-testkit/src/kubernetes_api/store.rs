@@ -319,7 +319,23 @@ impl Objects {
         });
         let lines = new
             .map(|change| format!("{}\n", json!({ "type": change.kind, "object": change.object })));
-        (lines.collect(), self.version.max(position), false)
+        let mut lines: String = lines.collect();
+        // An API server sends bookmarks now and then: objects of zero values, but for the position.
+        if !lines.is_empty() && request.query("allowWatchBookmarks") == "true" {
+            let metadata = json!({
+                "resourceVersion": self.version.to_string(),
+                "creationTimestamp": null,
+            });
+            let object = json!({
+                "kind": "Pod",
+                "apiVersion": "v1",
+                "metadata": metadata,
+                "spec": { "containers": null },
+                "status": {},
+            });
+            lines.push_str(&format!("{}\n", json!({ "type": "BOOKMARK", "object": object })));
+        }
+        (lines, self.version.max(position), false)
     }
 }
 
