@@ -1,19 +1,36 @@
 //! Data of another service, kept for a while.
 
-use std::{error::Error, future::Future, sync::Arc, time::Duration};
+use std::{
+    error::Error,
+    future::Future,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
 use tokio::{sync::Mutex, time::Instant};
 
 /// Caches data that is read again when it is too old. While a reading fails, the previous data is
-/// used. Callers wait for a reading that is going on, and share its outcome.
+/// used. Callers wait for a reading that is going on, and share its outcome, also its error.
 #[derive(Debug)]
-pub(crate) struct Cached<T> {
+pub(crate) struct Cached<T, E> {
     /// The name of the data, for the log.
     name: &'static str,
     max_age: Duration,
     /// The pause after a failed reading while previous data is used.
     retry_pause: Duration,
-    last: Mutex<Option<Last<T>>>,
+    /// The number of readings that have ended.
+    ended: AtomicU64,
+    state: Mutex<State<T, E>>,
+}
+
+#[derive(Debug)]
+struct State<T, E> {
+    last: Option<Last<T>>,
+    /// The error of the last reading, with its number, while there is no data.
+    failure: Option<(u64, E)>,
 }
 
 #[derive(Debug)]
@@ -23,23 +40,32 @@ struct Last<T> {
     until: Instant,
 }
 
-impl<T> Cached<T> {
+impl<T, E: Error + Clone + 'static> Cached<T, E> {
     pub(crate) fn new(name: &'static str, max_age: Duration, retry_pause: Duration) -> Self {
-        Self { name, max_age, retry_pause, last: Mutex::new(None) }
+        let state = Mutex::new(State { last: None, failure: None });
+        Self { name, max_age, retry_pause, ended: AtomicU64::new(0), state }
     }
 
     /// Returns the data; an error only if there was none before.
-    pub(crate) async fn get<R, E>(&self, read: impl FnOnce() -> R) -> Result<Arc<T>, E>
+    pub(crate) async fn get<R>(&self, read: impl FnOnce() -> R) -> Result<Arc<T>, E>
     where
         R: Future<Output = Result<T, E>>,
-        E: Error + 'static,
     {
-        let mut last = self.last.lock().await;
+        let arrived = self.ended.load(Ordering::Acquire);
+        let mut state = self.state.lock().await;
+        let State { last, failure } = &mut *state;
         let fresh = last.as_ref().filter(|last| Instant::now() < last.until);
         if let Some(last) = fresh {
             return Ok(Arc::clone(&last.data));
         }
-        match (read().await, last.as_mut()) {
+        // A reading that ended while this caller waited: another would take as long.
+        if let Some((_, error)) = failure.as_ref().filter(|(number, _)| *number > arrived) {
+            return Err(error.clone());
+        }
+        let outcome = read().await;
+        let number = self.ended.fetch_add(1, Ordering::AcqRel) + 1;
+        *failure = None;
+        match (outcome, last.as_mut()) {
             (Ok(data), _) => {
                 let data = Arc::new(data);
                 let until = Instant::now() + self.max_age;
@@ -52,7 +78,10 @@ impl<T> Cached<T> {
                 last.until = Instant::now() + self.retry_pause;
                 Ok(Arc::clone(&last.data))
             }
-            (Err(error), None) => Err(error),
+            (Err(error), None) => {
+                *failure = Some((number, error.clone()));
+                Err(error)
+            }
         }
     }
 }
@@ -69,7 +98,7 @@ mod tests {
     const RETRY_PAUSE: Duration = Duration::from_secs(60);
 
     /// A failed reading.
-    #[derive(Debug)]
+    #[derive(Debug, Clone)]
     struct NotRead;
 
     impl fmt::Display for NotRead {
@@ -80,12 +109,12 @@ mod tests {
 
     impl Error for NotRead {}
 
-    fn cached() -> Cached<u32> {
+    fn cached() -> Cached<u32, NotRead> {
         Cached::new("data", MAX_AGE, RETRY_PAUSE)
     }
 
     /// Returns the data, and true if it was read.
-    async fn read(cached: &Cached<u32>, answer: Option<u32>) -> (Option<u32>, bool) {
+    async fn read(cached: &Cached<u32, NotRead>, answer: Option<u32>) -> (Option<u32>, bool) {
         let mut is_read = false;
         let reading = || {
             is_read = true;
@@ -106,6 +135,40 @@ mod tests {
         assert_eq!(read(&cached, Some(3)).await, (Some(1), false), "read again within the pause");
         tokio::time::advance(RETRY_PAUSE).await;
         assert_eq!(read(&cached, Some(3)).await, (Some(3), true));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn failure_is_shared_by_all_that_waited_for_the_reading() {
+        const SLOW: Duration = Duration::from_secs(10);
+        let (cached, began) = (cached(), Instant::now());
+        let readings = AtomicU64::new(0);
+        let failing = || {
+            cached.get(async || {
+                readings.fetch_add(1, Ordering::Relaxed);
+                tokio::time::sleep(SLOW).await;
+                Err(NotRead)
+            })
+        };
+        let outcomes = futures::future::join_all((0..5).map(|_| failing())).await;
+        assert!(outcomes.iter().all(Result::is_err));
+        assert_eq!((began.elapsed(), readings.load(Ordering::Relaxed)), (SLOW, 1));
+        // A later caller reads again.
+        failing().await.unwrap_err();
+        assert_eq!((began.elapsed(), readings.load(Ordering::Relaxed)), (SLOW * 2, 2));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn dropped_reading_is_done_by_a_caller_that_waits() {
+        let cached = cached();
+        let dropped = cached.get(std::future::pending);
+        let waiting = read(&cached, Some(1));
+        tokio::pin!(waiting);
+        {
+            tokio::pin!(dropped);
+            assert!(futures::poll!(dropped.as_mut()).is_pending());
+            assert!(futures::poll!(waiting.as_mut()).is_pending());
+        }
+        assert_eq!(waiting.await, (Some(1), true));
     }
 
     proptest! {

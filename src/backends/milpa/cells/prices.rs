@@ -10,8 +10,9 @@ use crate::backends::milpa::{
     providers::{Provider, ProviderError},
 };
 
-/// Bounds the time in which a provider returns its catalogue.
-const TIMEOUT: Duration = Duration::from_secs(10);
+/// Bounds the time in which a provider returns its catalogue. The provider bounds each of its lists
+/// by less, so that it can do without one.
+const TIMEOUT: Duration = Duration::from_secs(30);
 /// The age at which a catalogue is read again: spot prices change by the hour.
 const MAX_AGE: Duration = Duration::from_secs(300);
 /// The pause after a failed reading while an older catalogue is used.
@@ -20,7 +21,7 @@ const RETRY_PAUSE: Duration = Duration::from_secs(30);
 /// The last catalogue.
 #[derive(Debug)]
 pub(super) struct Prices {
-    last: Cached<Catalogue>,
+    last: Cached<Catalogue, ProviderError>,
 }
 
 impl Default for Prices {

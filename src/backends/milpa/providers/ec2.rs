@@ -13,10 +13,10 @@ use std::{
 
 use async_trait::async_trait;
 use kiyot_ec2::{
-    CallError, CpuCredits, Ec2Api, Image, ImageFilter, InstanceDescription, InstanceFilter,
-    InstanceStateName, RunInstances, SpotPrice, Subnet, TypeInZone,
+    CallError, CpuCredits, Ec2Api, Failure, Image, ImageFilter, InstanceDescription,
+    InstanceFilter, InstanceStateName, RunInstances, SpotPrice, Subnet, TypeInZone,
 };
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use super::{
     Attached, Attachment, Capabilities, ErrorClass, Held, Instance, InstanceId, InstanceState,
@@ -49,6 +49,8 @@ mod parameters;
 pub mod price_list;
 mod tagging;
 mod terminations;
+#[cfg(test)]
+mod tests;
 mod user_data;
 
 use cloud_routes::CloudRoutes;
@@ -94,6 +96,10 @@ const SPOT_MAX_AGE: Duration = Duration::from_secs(30 * 60);
 const NETWORK_MAX_AGE: Duration = Duration::from_secs(3600);
 /// The pause after a failed reading of these.
 const RETRY_PAUSE: Duration = Duration::from_secs(60);
+/// Bounds the time of a list without which nothing is launched, with all its pages.
+const LIST_TIMEOUT: Duration = Duration::from_secs(20);
+/// Bounds the time of the list of spot prices, in whose place on-demand prices can stand.
+const SPOT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Bytes of a GiB, the unit of volumes.
 const GIB: u64 = 1 << 30;
 /// The code of a launch whose token belongs to other parameters.
@@ -132,9 +138,9 @@ pub struct Ec2 {
     pacing: Arc<Pacing>,
     terminations: Terminations,
     tagging: Tagging,
-    resources: Cached<Resources>,
-    in_zones: Cached<Vec<TypeInZone>>,
-    spot: Cached<Vec<SpotPrice>>,
+    resources: Cached<Resources, CallError>,
+    in_zones: Cached<Vec<TypeInZone>, CallError>,
+    spot: Cached<Vec<SpotPrice>, CallError>,
     on_demand: OnDemand,
     forwarding: Forwarding,
     routes: CloudRoutes,
@@ -183,12 +189,20 @@ impl Ec2 {
     }
 
     async fn read_resources(&self) -> Result<Resources, CallError> {
-        self.pacing.wait(Action::Describe).await;
-        let described = self.api.subnets(&self.config.subnets).await?;
+        let subnets = async {
+            self.pacing.wait(Action::Describe).await;
+            let subnets = self.api.subnets(&self.config.subnets);
+            within(LIST_TIMEOUT, "DescribeSubnets", subnets).await
+        };
+        let images = async {
+            self.pacing.wait(Action::Describe).await;
+            let image = self.image();
+            within(LIST_TIMEOUT, "DescribeImages", self.api.images(&image)).await
+        };
+        let (described, images) = tokio::try_join!(subnets, images)?;
         let vpc = described.first().map(|subnet| subnet.vpc.clone()).unwrap_or_default();
         let subnets = by_zone(&self.config.subnets, &described);
-        self.pacing.wait(Action::Describe).await;
-        let images = newest(self.api.images(&self.image()).await?);
+        let images = newest(images);
         Ok(Resources { vpc, subnets, images })
     }
 
@@ -335,22 +349,17 @@ impl Provider for Ec2 {
         let failed = |error: CallError| {
             ProviderError::new(classify(&error).0, "read the instance types of the region", error)
         };
-        let resources = self.resources().await.map_err(failed)?;
-        let in_zones = self
-            .in_zones
-            .get(|| async {
-                self.pacing.wait(Action::Describe).await;
-                self.api.types_in_zones().await
-            })
-            .await
-            .map_err(failed)?;
-        let spot = self
-            .spot
-            .get(|| async {
-                self.pacing.wait(Action::Describe).await;
-                self.api.spot_prices().await
-            })
-            .await;
+        let in_zones = self.in_zones.get(|| async {
+            self.pacing.wait(Action::Describe).await;
+            let types = self.api.types_in_zones();
+            within(LIST_TIMEOUT, "DescribeInstanceTypeOfferings", types).await
+        });
+        let spot = self.spot.get(|| async {
+            self.pacing.wait(Action::Describe).await;
+            within(SPOT_TIMEOUT, "DescribeSpotPriceHistory", self.api.spot_prices()).await
+        });
+        let (resources, in_zones, spot) = tokio::join!(self.resources(), in_zones, spot);
+        let (resources, in_zones) = (resources.map_err(failed)?, in_zones.map_err(failed)?);
         // Without prices, spot counts as on-demand at most.
         let spot = spot.unwrap_or_else(|error| {
             let error = &error as &dyn std::error::Error;
@@ -517,6 +526,16 @@ impl Provider for Ec2 {
         };
         Err(ProviderError::without_cause(ErrorClass::Invalid, what))
     }
+}
+
+/// Bounds the time of a list, with all its pages.
+async fn within<T>(
+    limit: Duration,
+    operation: &'static str,
+    list: impl Future<Output = Result<T, CallError>>,
+) -> Result<T, CallError> {
+    let too_slow = |_| Err(CallError { operation, failure: Failure::TooSlow(limit) });
+    timeout(limit, list).await.unwrap_or_else(too_slow)
 }
 
 /// Returns the first of these subnets in each zone.

@@ -21,6 +21,8 @@ pub(super) struct FakeApi {
     pub(super) known: BTreeSet<String>,
     /// The ids of each TerminateInstances.
     pub(super) calls: Mutex<Vec<Vec<String>>>,
+    /// The instances that can't be terminated, with the code of the refusal.
+    pub(super) protected: BTreeMap<String, &'static str>,
     /// The failure of all terminations.
     pub(super) failure: Option<Failure>,
     /// The ids of each CreateTags.
@@ -31,6 +33,29 @@ pub(super) struct FakeApi {
     pub(super) metadata_calls: Mutex<Vec<String>>,
     /// The failures of the next ModifyInstanceMetadataOptions.
     pub(super) metadata_failures: Mutex<VecDeque<Failure>>,
+    /// The lists that are never answered.
+    pub(super) hanging: BTreeSet<&'static str>,
+    /// The lists that were read.
+    pub(super) lists: Mutex<Vec<&'static str>>,
+}
+
+/// The only subnet, image, type and zone of the lists.
+pub(super) const SUBNET: &str = "subnet-1";
+/// See [`SUBNET`].
+pub(super) const IMAGE: &str = "ami-1";
+/// See [`SUBNET`].
+pub(super) const TYPE: &str = "t3.nano";
+/// See [`SUBNET`].
+pub(super) const ZONE: &str = "us-east-1a";
+
+impl FakeApi {
+    async fn list<T>(&self, operation: &'static str, answer: T) -> Result<T, CallError> {
+        self.lists.lock().unwrap().push(operation);
+        if self.hanging.contains(operation) {
+            std::future::pending::<()>().await;
+        }
+        Ok(answer)
+    }
 }
 
 fn not_called<T>(operation: &'static str) -> Result<T, CallError> {
@@ -57,6 +82,10 @@ impl Ec2Api for FakeApi {
         if let Some(failure) = self.failure.clone() {
             return Err(CallError { operation, failure });
         }
+        if let Some(code) = ids.iter().find_map(|id| self.protected.get(id)) {
+            let failure = Failure::Refused { code: (*code).into(), message: String::new() };
+            return Err(CallError { operation, failure });
+        }
         let unknown: Vec<&str> =
             ids.iter().filter(|id| !self.known.contains(*id)).map(String::as_str).collect();
         if unknown.is_empty() {
@@ -80,19 +109,35 @@ impl Ec2Api for FakeApi {
         not_called("GetConsoleOutput")
     }
     async fn types_in_zones(&self) -> Result<Vec<TypeInZone>, CallError> {
-        not_called("DescribeInstanceTypeOfferings")
+        let listed = TypeInZone { instance_type: TYPE.into(), zone: ZONE.into() };
+        self.list("DescribeInstanceTypeOfferings", vec![listed]).await
     }
     async fn spot_prices(&self) -> Result<Vec<SpotPrice>, CallError> {
-        not_called("DescribeSpotPriceHistory")
+        let (instance_type, zone) = (TYPE.into(), ZONE.into());
+        let price = SpotPrice { instance_type, zone, price: "0.0017".into() };
+        self.list("DescribeSpotPriceHistory", vec![price]).await
     }
     async fn products(&self, _: Option<String>) -> Result<ProductPage, CallError> {
-        not_called("GetProducts")
+        self.list("GetProducts", ProductPage::default()).await
     }
     async fn subnets(&self, _: &[String]) -> Result<Vec<Subnet>, CallError> {
-        not_called("DescribeSubnets")
+        let subnet = Subnet {
+            id: SUBNET.into(),
+            vpc: "vpc-1".into(),
+            zone: ZONE.into(),
+            network: "10.77.0.0/16".into(),
+        };
+        self.list("DescribeSubnets", vec![subnet]).await
     }
     async fn images(&self, _: &ImageFilter) -> Result<Vec<Image>, CallError> {
-        not_called("DescribeImages")
+        let image = Image {
+            id: IMAGE.into(),
+            name: String::new(),
+            architecture: "x86_64".into(),
+            created: String::new(),
+            root_device: "/dev/xvda".into(),
+        };
+        self.list("DescribeImages", vec![image]).await
     }
     async fn dry_run(&self, _: &DryRun) -> Result<(), CallError> {
         not_called("DryRun")
