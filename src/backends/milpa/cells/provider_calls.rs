@@ -19,6 +19,8 @@ use crate::metrics::{LaunchLabels, Launches};
 
 /// Bounds a provider call, beyond the provider's own limits.
 const CALL_TIMEOUT: Duration = Duration::from_secs(300);
+/// Bounds the detachment before a termination: an instance costs money until it is terminated.
+const DETACH_TIMEOUT: Duration = Duration::from_secs(60);
 /// Bounds the call that reads a console.
 const CONSOLE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Bounds the part of a console that an error quotes.
@@ -92,7 +94,8 @@ pub(super) async fn describe(
 }
 
 /// Terminates a cell's instance, or, if it is unknown, all instances that the provider lists for
-/// the cell. Reads the console before, if it is wanted.
+/// the cell. Reads the console before, if it is wanted. A failed detachment is the error of the
+/// call, so that it is repeated, and keeps no instance from its termination.
 pub(super) async fn terminate(
     provider: Arc<dyn Provider>,
     cell: CellId,
@@ -118,19 +121,42 @@ pub(super) async fn terminate(
         if instances.is_empty() {
             return Ok(Termination::Confirmed);
         }
+        let mut detached = Ok(());
         for instance in &instances {
-            provider.detach(instance).await?;
+            detached = detached.and(detach_before_end(provider.as_ref(), instance).await);
         }
-        let mut progress = Termination::Confirmed;
+        let mut progress = Ok(Termination::Confirmed);
         for (_, outcome) in provider.terminate(&instances).await {
-            if outcome? == Termination::Accepted {
-                progress = Termination::Accepted;
-            }
+            progress = match (progress, outcome) {
+                (Err(error), _) | (_, Err(error)) => Err(error),
+                (Ok(Termination::Confirmed), Ok(next)) => Ok(next),
+                (Ok(Termination::Accepted), Ok(_)) => Ok(Termination::Accepted),
+            };
         }
-        Ok(progress)
+        // An absent instance is an end, which must not end the repetition.
+        match (detached, progress) {
+            (Err(error), Ok(_)) => Err(error),
+            (Err(error), Err(absent)) if absent.class == ErrorClass::NotFound => Err(error),
+            (_, progress) => progress,
+        }
     };
     let outcome = bounded("end a cell", ending).await;
     Event::Terminated { cell, outcome, console: console_end }
+}
+
+/// Detaches an instance that is terminated next, and logs a failure.
+async fn detach_before_end(
+    provider: &dyn Provider,
+    instance: &InstanceId,
+) -> Result<(), ProviderError> {
+    let doing = "detach a cell before its end";
+    let detached = timeout(DETACH_TIMEOUT, provider.detach(instance)).await;
+    let detached = detached.unwrap_or_else(|_| Err(ProviderError::too_slow(doing, DETACH_TIMEOUT)));
+    if let Err(error) = &detached {
+        let error = error as &dyn std::error::Error;
+        tracing::warn!(%instance, error, "instance is terminated before it is detached");
+    }
+    detached
 }
 
 /// Terminates instances that belong to no cell. Those that remain are listed again.

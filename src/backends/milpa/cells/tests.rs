@@ -220,6 +220,19 @@ async fn launch_continues_without_its_caller() {
 }
 
 #[tokio::test]
+async fn failed_detachment_keeps_no_instance_from_its_termination() {
+    let world = World::new(config()).await;
+    let cell = world.bound().await;
+    world.provider.act("detach", &[Act::Fail, Act::Fail]);
+    world.cells.terminate(&cell, "its pod was stopped").await.unwrap_err();
+    assert_eq!(world.provider.calls(), ["launch", "attach", "detach", "terminate"]);
+    // What is left on the node is removed by the repetition.
+    eventually("the cell has ended", || world.cells.all().is_empty()).await;
+    let expected = ["launch", "attach", "detach", "terminate", "detach", "terminate", "terminate"];
+    assert_eq!(world.provider.calls(), expected);
+}
+
+#[tokio::test]
 async fn termination_during_launch_fails_the_launch() {
     let world = World::new(config()).await;
     let launch = world.launch().1;

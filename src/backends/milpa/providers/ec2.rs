@@ -448,8 +448,10 @@ impl Provider for Ec2 {
     }
 
     async fn detach(&self, instance: &InstanceId) -> Result<(), ProviderError> {
-        self.routes.close(std::slice::from_ref(instance)).await?;
-        self.forwarding.close(instance).await
+        // Neither failure keeps the other part.
+        let routes = self.routes.close(std::slice::from_ref(instance)).await;
+        let ports = self.forwarding.close(instance).await;
+        routes.and(ports)
     }
 
     fn adopt(&self, held: Vec<Held>) {

@@ -178,7 +178,8 @@ impl Provider for Played {
     }
 
     async fn detach(&self, _instance: &InstanceId) -> Result<(), ProviderError> {
-        Ok(())
+        let has_acts = locked(&self.acts).get("detach").is_some_and(|acts| !acts.is_empty());
+        if has_acts { self.called("detach", || {}).await } else { Ok(()) }
     }
 
     async fn terminate(&self, instances: &[InstanceId]) -> Terminations {
