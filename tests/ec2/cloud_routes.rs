@@ -12,7 +12,7 @@ use kiyot::{
 use kiyot_testcloud::Outage;
 use serde_json::Value;
 
-use crate::world::World;
+use crate::world::{World, pod};
 
 /// The networks that pods of these tests may have.
 const ALLOWED: [&str; 2] = ["10.8.0.0/16", "10.9.0.0/16"];
@@ -39,7 +39,7 @@ async fn launch(world: &World, token: &str, networks: &[&str]) -> Instance {
 }
 
 async fn refused(world: &World, networks: &[&str]) -> ProviderError {
-    world.provider.parameters(&request(networks)).await.unwrap_err()
+    world.provider.parameters(&request(networks), &pod().uid).await.unwrap_err()
 }
 
 /// Returns the routes that the API shows, by table: networks with their instances.
@@ -152,12 +152,15 @@ async fn network_that_leads_elsewhere_is_refused_and_left_alone() {
     restarted.detach(&second.id).await.unwrap();
     let expected = BTreeMap::from([("10.8.0.0/16".to_owned(), first.id.0.clone())]);
     assert_eq!(only_routes(&world).await, expected);
-    // Before a launch: another daemon does not launch an instance for it. The owner's own does,
-    // because the route may be that of an earlier call for the same pod.
-    let error = restarted.parameters(&request(&["10.8.0.0/16"])).await.unwrap_err();
-    assert_eq!(error.class, ErrorClass::Invalid);
-    assert!(error.text().contains(&why), "{}", error.text());
-    world.provider.parameters(&request(&["10.8.0.0/16"])).await.unwrap();
+    // Before a launch: neither another daemon nor another pod's call launches an instance for it.
+    // A call of the same pod does, because the route may be that of an earlier one.
+    let (asked, uid) = (request(&["10.8.0.0/16"]), pod().uid);
+    for (provider, uid) in [(&restarted, uid.as_str()), (&world.provider, "another pod's")] {
+        let error = provider.parameters(&asked, uid).await.unwrap_err();
+        assert_eq!(error.class, ErrorClass::Invalid);
+        assert!(error.text().contains(&why), "{}", error.text());
+    }
+    world.provider.parameters(&asked, &uid).await.unwrap();
     assert_eq!(world.cloud.calls_of("ReplaceRoute").len(), 0);
 }
 
@@ -229,6 +232,42 @@ async fn denied_removal_keeps_no_instance_from_its_end() {
     world.cloud.faults().clear();
     world.provider.detach(&launched.id).await.unwrap();
     assert_eq!(only_routes(&world).await, BTreeMap::new());
+}
+
+/// Verifies V46, V48.
+#[tokio::test]
+async fn route_that_was_not_removed_launches_no_instance_for_the_next_call() {
+    let world = World::with_cloud_routes(&ALLOWED).await;
+    let (asked, uid) = (request(&["10.8.0.0/16"]), pod().uid);
+    let launched = launch(&world, "token", &["10.8.0.0/16"]).await;
+    world.provider.attach(&launched.id, &attachment(&["10.8.0.0/16"])).await.unwrap();
+    world.cloud.faults().set_denied("DeleteRoute", true);
+    world.provider.detach(&launched.id).await.unwrap();
+    world.provider.terminate(std::slice::from_ref(&launched.id)).await;
+    // Whatever lists show: at once, while it ends, and when it has ended.
+    for settled in [false, true] {
+        let error = world.provider.parameters(&asked, &uid).await.unwrap_err();
+        assert!(error.text().contains("leads to"), "{}", error.text());
+        world.provider.list_owned().await.unwrap();
+        if !settled {
+            world.cloud.settle(&launched.id.0);
+        }
+    }
+    assert!(world.provider.parameters(&asked, &uid).await.is_err());
+    assert_eq!(world.cloud.calls_of("RunInstances").len(), 1);
+}
+
+/// Verifies V46.
+#[tokio::test]
+async fn route_to_an_instance_that_ended_alone_is_not_that_of_a_live_cell() {
+    let world = World::with_cloud_routes(&ALLOWED).await;
+    let (asked, uid) = (request(&["10.8.0.0/16"]), pod().uid);
+    let launched = launch(&world, "token", &["10.8.0.0/16"]).await;
+    world.provider.attach(&launched.id, &attachment(&["10.8.0.0/16"])).await.unwrap();
+    world.provider.parameters(&asked, &uid).await.unwrap();
+    world.cloud.interrupt(&launched.id.0).await;
+    world.provider.list_owned().await.unwrap();
+    assert!(world.provider.parameters(&asked, &uid).await.is_err());
 }
 
 #[tokio::test]

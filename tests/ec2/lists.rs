@@ -30,6 +30,47 @@ async fn list_has_the_instances_of_the_owner_in_one_call() {
     }
 }
 
+/// Removes tags of an instance.
+async fn untag(world: &World, instance: &str, keys: &[&str]) {
+    let numbered: Vec<(String, &str)> =
+        keys.iter().zip(1..).map(|(key, number)| (format!("Tag.{number}.Key"), *key)).collect();
+    let numbered = numbered.iter().map(|(name, key)| (name.as_str(), *key));
+    let call: Vec<(&str, &str)> =
+        [("ResourceId.1", instance)].into_iter().chain(numbered).collect();
+    let reply = world.cloud.call("DeleteTags", &call).await.unwrap();
+    assert_eq!(reply.status, 200, "{}", reply.body);
+}
+
+#[tokio::test]
+async fn instance_whose_tags_were_removed_is_that_of_its_cell() {
+    let world = World::new().await;
+    let launched = world.launch("token").await;
+    untag(&world, &launched.id.0, &["kiyot:cell"]).await;
+    let listed = world.provider.list_owned().await.unwrap();
+    assert_eq!((listed.len(), &listed[0].cell), (1, &launched.cell));
+    // Without the owner's tags no list has it, and its description by id does.
+    untag(&world, &launched.id.0, &["kiyot:cluster", "kiyot:node"]).await;
+    assert_eq!(world.provider.list_owned().await.unwrap(), []);
+    let restarted = world.restarted(&[]).await;
+    for provider in [&world.provider, &restarted] {
+        let described = provider.describe(&launched.id).await.unwrap();
+        assert!(described.state.is_alive());
+        assert_eq!(described.id, launched.id);
+    }
+    world.cloud.interrupt(&launched.id.0).await;
+    let described = restarted.describe(&launched.id).await.unwrap();
+    assert!(!described.state.is_alive());
+}
+
+#[tokio::test]
+async fn instance_of_others_without_the_tag_of_a_cell_is_not_listed() {
+    let world = World::new().await;
+    let launched = world.launch("token").await;
+    untag(&world, &launched.id.0, &["kiyot:cell"]).await;
+    // To this daemon the instance may be anything: nobody ends what it does not know.
+    assert_eq!(world.restarted(&[]).await.list_owned().await.unwrap(), []);
+}
+
 #[tokio::test]
 async fn instance_stopped_from_the_console_is_not_alive() {
     let world = World::new().await;

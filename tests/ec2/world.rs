@@ -37,13 +37,21 @@ impl World {
 
     /// Makes a world whose pods may have routes to these networks.
     pub(crate) async fn with_cloud_routes(networks: &[&str]) -> Self {
+        let networks = networks.iter().map(|network| network.parse().unwrap()).collect();
+        Self::with(|ec2| ec2.cloud_routes = networks).await
+    }
+
+    /// Makes a world with a changed configuration.
+    pub(crate) async fn with(change: impl FnOnce(&mut config::Ec2)) -> Self {
         let cloud = Cloud::start().await;
         let owner = Owner {
             cluster: "production".into(),
             node: "worker-1".into(),
             fingerprint: "0123".into(),
         };
-        let provider = provider(&cloud, &owner, networks).await;
+        let mut ec2 = over_cloud::config(&cloud);
+        change(&mut ec2);
+        let provider = provider_with(&cloud, &owner, ec2).await;
         Self { cloud, provider, owner, tag_rules: tag_rules() }
     }
 
@@ -111,7 +119,7 @@ impl World {
                     ca_pem: "-".into(),
                 }),
             },
-            parameters: self.provider.parameters(request).await?,
+            parameters: self.provider.parameters(request, &pod().uid).await?,
             cell,
         })
     }

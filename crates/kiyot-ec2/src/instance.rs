@@ -1,6 +1,43 @@
 //! Instances, as EC2 describes them.
 
-use std::{collections::BTreeMap, net::IpAddr, time::Duration};
+use std::{collections::BTreeMap, fmt, net::IpAddr, time::Duration};
+
+/// Bounds the code of a reason, in bytes.
+const MAX_CODE_BYTES: usize = 100;
+/// Bounds the message of a reason, in characters.
+const MAX_MESSAGE_CHARS: usize = 300;
+
+/// The reason for the last change of an instance's state (`StateReason`).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StateReason {
+    /// The code, such as `Client.VolumeLimitExceeded`.
+    pub code: String,
+    /// EC2's message, bounded and without control characters. Often it begins with the code.
+    pub message: String,
+}
+
+impl StateReason {
+    /// Returns a reason; `None` without a valid code.
+    pub fn new(code: &str, message: &str) -> Option<Self> {
+        let fits = |byte: u8| byte.is_ascii_alphanumeric() || b".-_".contains(&byte);
+        let is_valid = (1..=MAX_CODE_BYTES).contains(&code.len()) && code.bytes().all(fits);
+        let plain = message.chars().map(|char| if char.is_control() { ' ' } else { char });
+        let message: String = plain.take(MAX_MESSAGE_CHARS).collect();
+        is_valid.then(|| Self { code: code.to_owned(), message: message.trim().to_owned() })
+    }
+}
+
+impl fmt::Display for StateReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.message.starts_with(&self.code) {
+            return f.write_str(&self.message);
+        }
+        match self.message.as_str() {
+            "" => f.write_str(&self.code),
+            message => write!(f, "{}: {message}", self.code),
+        }
+    }
+}
 
 /// An instance (`Instance` of the API).
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -17,6 +54,8 @@ pub struct InstanceDescription {
     pub is_spot: bool,
     /// The state.
     pub state: InstanceStateName,
+    /// The reason for its state.
+    pub reason: Option<StateReason>,
     /// The subnet, until it is terminated; otherwise empty.
     pub subnet: String,
     /// The VPC, until it is terminated; otherwise empty.
@@ -64,5 +103,32 @@ impl InstanceStateName {
             "stopped" => Self::Stopped,
             _ => return None,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reason_is_shown_with_its_code_once() {
+        let shown = |code, message| StateReason::new(code, message).unwrap().to_string();
+        let code = "Client.VolumeLimitExceeded";
+        let text = "Client.VolumeLimitExceeded: Volume limit exceeded";
+        assert_eq!(shown(code, text), text);
+        assert_eq!(shown(code, "Volume limit exceeded"), text);
+        assert_eq!(shown(code, ""), code);
+    }
+
+    #[test]
+    fn reason_is_bounded_and_without_control_characters() {
+        let reason = StateReason::new("Client.A", &format!("a\n\u{1b}[31m{}", "ä".repeat(5000)));
+        let message = reason.unwrap().message;
+        assert_eq!(message.chars().count(), MAX_MESSAGE_CHARS);
+        assert!(message.starts_with("a  [31mä"), "{message}");
+        let long = "A".repeat(MAX_CODE_BYTES + 1);
+        for code in ["", "a b", "a\nb", "ä", &long] {
+            assert_eq!(StateReason::new(code, "x"), None, "{code:?}");
+        }
     }
 }

@@ -223,12 +223,19 @@ impl Cloud {
     /// # Panics
     /// If moto can't terminate it.
     pub async fn interrupt(&self, id: &str) {
+        self.end(id, "Server.SpotInstanceTermination", "Spot instance interrupted").await;
+    }
+
+    /// Ends an instance without a call, with the code and the message of the reason: as EC2 does
+    /// with a launch that fails after its answer.
+    ///
+    /// # Panics
+    /// If moto can't terminate it.
+    pub async fn end(&self, id: &str, code: &str, message: &str) {
         let query = Query::new("TerminateInstances", &[("InstanceId.1", id)]);
         let removed = proxy::power::remove(&query, None, &self.shared).await;
         removed.expect("moto terminates an instance once");
         if let Some(instance) = self.shared.lock().instance(id) {
-            let message = "Spot instance interrupted";
-            let code = "Server.SpotInstanceTermination";
             instance.end(Some(Instant::now()), self.shared.boots, code, message);
         }
         self.shared.changed.notify_waiters();

@@ -565,7 +565,7 @@ impl Cells {
             attempt: order.attempt,
         };
         let candidates = self.candidates(&catalogue, &order.needs);
-        let parameters = self.parameters(&order.request).await?;
+        let parameters = self.parameters(&order.request, &key.pod_uid).await?;
         let choice =
             Choice { catalogue, needs: Arc::new(order.needs), rules: Arc::clone(&self.rules) };
         let spec = OrderSpec {
@@ -623,8 +623,9 @@ impl Cells {
     async fn parameters(
         &self,
         request: &CellRequest,
+        pod_uid: &str,
     ) -> Result<BTreeMap<String, String>, CellError> {
-        self.shared.provider.parameters(request).await.map_err(CellError::Provider)
+        self.shared.provider.parameters(request, pod_uid).await.map_err(CellError::Provider)
     }
 
     /// Returns the mark of a call that waits for the cell of an order.

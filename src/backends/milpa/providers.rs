@@ -143,10 +143,11 @@ pub trait Provider: fmt::Debug + Send + Sync + 'static {
     async fn catalogue(&self) -> Result<Catalogue, ProviderError>;
     /// Returns the provider's own parameters of a launch for a pod with these annotations
     /// ([`LaunchSpec::parameters`]). A pod whose parameters differ from those of a pod without
-    /// annotations gets no warm cell.
+    /// annotations gets no warm cell. `pod_uid` is empty for a pod that is not known yet.
     async fn parameters(
         &self,
         _request: &CellRequest,
+        _pod_uid: &str,
     ) -> Result<BTreeMap<String, String>, ProviderError> {
         Ok(BTreeMap::new())
     }

@@ -27,7 +27,7 @@ async fn spec(subject: &impl Subject, provider: &dyn Provider) -> LaunchSpec {
     let cell = CellId::mint().unwrap();
     LaunchSpec {
         tags: subject.owner().tags(&TagRules::default(), &cell, &PodTags::default()).tags,
-        parameters: provider.parameters(&CellRequest::default()).await.unwrap(),
+        parameters: provider.parameters(&CellRequest::default(), "").await.unwrap(),
         ..launch_spec(cell, offerings)
     }
 }

@@ -86,8 +86,9 @@ impl Provider for Recorder {
     async fn parameters(
         &self,
         request: &CellRequest,
+        pod_uid: &str,
     ) -> Result<BTreeMap<String, String>, ProviderError> {
-        self.inner.parameters(request).await
+        self.inner.parameters(request, pod_uid).await
     }
 
     async fn launch(&self, spec: &LaunchSpec, token: &str) -> Result<Instance, ProviderError> {

@@ -6,8 +6,8 @@ use aws_sdk_ec2::types;
 
 use super::error::incomplete;
 use crate::{
-    CallError, Image, InstanceDescription, InstanceStateName, Route, RouteTable, SpotPrice, Subnet,
-    TypeInZone,
+    CallError, Image, InstanceDescription, InstanceStateName, Route, RouteTable, SpotPrice,
+    StateReason, Subnet, TypeInZone,
 };
 
 /// Returns an instance. Only id and state are indispensable.
@@ -30,6 +30,9 @@ pub(super) fn instance(
             .unwrap_or_default(),
         is_spot: instance.instance_lifecycle == Some(types::InstanceLifecycleType::Spot),
         state: state(operation, instance.state)?,
+        reason: instance.state_reason.and_then(|reason| {
+            StateReason::new(&reason.code?, &reason.message.unwrap_or_default())
+        }),
         subnet: instance.subnet_id.unwrap_or_default(),
         vpc: instance.vpc_id.unwrap_or_default(),
         private_address: address(instance.private_ip_address),

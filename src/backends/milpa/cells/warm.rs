@@ -73,7 +73,7 @@ async fn read(
     shared: &Shared,
 ) -> Result<(Arc<Catalogue>, BTreeMap<String, String>), ProviderError> {
     let catalogue = shared.prices.current(&*shared.provider).await?;
-    let parameters = shared.provider.parameters(&CellRequest::default()).await?;
+    let parameters = shared.provider.parameters(&CellRequest::default(), "").await?;
     Ok((catalogue, parameters))
 }
 

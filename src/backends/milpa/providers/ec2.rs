@@ -121,8 +121,25 @@ struct Seen {
     /// The private address.
     address: Option<IpAddr>,
     tagged: Tagged,
+    /// The cell that it was launched for, while its tag said so.
+    cell: Option<CellId>,
+    /// `metadata.uid` of the pod that it was launched for; empty in a warm pool.
+    pod_uid: String,
+    /// True while it is pending or runs, as far as is known.
+    is_alive: bool,
+    /// True once its termination was requested.
+    is_ending: bool,
+    /// True once it was logged that its tags were removed.
+    is_untagged: bool,
     /// The time at which EC2 last showed it.
     shown: Option<Instant>,
+}
+
+impl Seen {
+    /// Returns true if a pod has the instance, or will have it.
+    fn is_live_of(&self, pod_uid: &str) -> bool {
+        self.is_alive && !self.is_ending && !pod_uid.is_empty() && self.pod_uid == pod_uid
+    }
 }
 
 /// The provider of cells that are instances of EC2.
@@ -279,23 +296,54 @@ impl Ec2 {
     }
 
     /// Returns the instance of an earlier launch with a token.
-    async fn launched_with(&self, token: &str) -> Result<Option<Instance>, CallError> {
+    async fn launched_with(
+        &self,
+        spec: &LaunchSpec,
+        token: &str,
+    ) -> Result<Option<Instance>, CallError> {
         self.pacing.wait(Action::Describe).await;
         let filter = InstanceFilter::ClientToken(token.to_owned());
         let found = self.api.describe_instances(&filter).await?;
-        Ok(found.into_iter().find_map(|described| self.instance(described)))
+        Ok(found.into_iter().next().and_then(|it| self.instance(it, Some(&spec.cell))))
     }
 
-    /// Returns an instance of this owner; `None` for one without the tag of a cell.
-    fn instance(&self, described: InstanceDescription) -> Option<Instance> {
+    /// Returns an instance of this owner. Without the tag of a cell it is that of the cell for
+    /// which it was launched or seen before, or else of `asked`; `None` if neither is known.
+    /// Whoever removes the tags of an instance does not end it.
+    fn instance(&self, described: InstanceDescription, asked: Option<&CellId>) -> Option<Instance> {
         let tag = |key: &str| described.tags.get(key).cloned().unwrap_or_default();
-        let cell = CellId::parse(&tag(owner::CELL)).ok()?;
         let tagged = Tagged::of(&described);
+        let state = state(described.state);
+        let tagged_cell = CellId::parse(&tag(owner::CELL)).ok();
+        let end_reason = match (&described.reason, state.is_alive()) {
+            (Some(reason), false) => reason.to_string(),
+            _ => String::new(),
+        };
         let mut seen = self.seen();
+        let known = seen.get(&described.id).and_then(|before| before.cell.clone());
+        let cell = tagged_cell.clone().or(known).or_else(|| asked.cloned())?;
         let before = seen.entry(described.id.clone()).or_default();
-        let address = described.private_address.or(before.address);
-        *before = Seen { address, tagged, shown: Some(Instant::now()) };
+        let (is_first, was_alive) = (before.shown.is_none(), before.is_alive);
+        before.address = described.private_address.or(before.address);
+        before.tagged = tagged;
+        before.cell = Some(cell.clone());
+        before.is_alive = state.is_alive();
+        before.shown = Some(Instant::now());
+        if let Some(pod_uid) = described.tags.get(owner::POD_UID) {
+            before.pod_uid.clone_from(pod_uid);
+        }
+        // EC2 itself removes the tags of a terminated instance after a while.
+        let lacks_tags = tagged_cell.is_none() && state.is_alive() && !is_first;
+        if lacks_tags && !std::mem::replace(&mut before.is_untagged, true) {
+            let instance = &described.id;
+            tracing::warn!(instance, %cell, "tag {} of the instance was removed", owner::CELL);
+        }
         drop(seen);
+        let is_asked_for = described.reason.as_ref().is_none_or(|it| is_requested(&it.code));
+        if was_alive && !state.is_alive() && !is_asked_for {
+            let instance = &described.id;
+            tracing::warn!(instance, %cell, reason = end_reason, "EC2 ended the instance");
+        }
         let market = if described.is_spot { Market::Spot } else { Market::OnDemand };
         let addresses = [described.private_address, described.public_address];
         Some(Instance {
@@ -304,7 +352,8 @@ impl Ec2 {
             // Needed of providers whose ends are awaited.
             pod_uid: String::new(),
             addresses: addresses.into_iter().flatten().collect(),
-            state: state(described.state),
+            state,
+            end_reason,
             since: described.launched,
             offering: Offering {
                 instance_type: described.instance_type,
@@ -376,6 +425,7 @@ impl Provider for Ec2 {
     async fn parameters(
         &self,
         request: &CellRequest,
+        pod_uid: &str,
     ) -> Result<BTreeMap<String, String>, ProviderError> {
         let resources = self.resources().await.map_err(|error| {
             ProviderError::new(classify(&error).0, "read subnets and images", error)
@@ -385,7 +435,8 @@ impl Provider for Ec2 {
         })?;
         if !request.cloud_routes.is_empty() {
             let subnets = resources.subnets.values();
-            let is_own = |id: &str| self.seen().contains_key(id);
+            let is_own =
+                |id: &str| self.seen().get(id).is_some_and(|seen| seen.is_live_of(pod_uid));
             self.routes.check(&resources.vpc, subnets, &request.cloud_routes, is_own).await?;
         }
         Ok(self.parameters_with(&resources, request)?.stored())
@@ -398,7 +449,7 @@ impl Provider for Ec2 {
             Ok(launched) => launched,
             // EC2 has a launch with this token, by a daemon of another version or configuration.
             Err(error) if error.code() == Some(PARAMETER_MISMATCH) => {
-                let found = self.launched_with(token).await;
+                let found = self.launched_with(spec, token).await;
                 let unknown = |cause: CallError| {
                     let doing = format!("find the instance of {}", spec.cell);
                     ProviderError::new(ErrorClass::Unanswered, doing, cause)
@@ -408,7 +459,7 @@ impl Provider for Ec2 {
             Err(error) => return Err(Self::launch_error(spec, error)),
         };
         let id = launched.id.clone();
-        self.instance(launched).ok_or_else(|| {
+        self.instance(launched, Some(&spec.cell)).ok_or_else(|| {
             let what = format!("launch {}: instance {id} has no tag of a cell", spec.cell);
             ProviderError::without_cause(ErrorClass::Unanswered, what)
         })
@@ -473,7 +524,7 @@ impl Provider for Ec2 {
                 ProviderError::new(classify(&error).0, "list the instances of this node", error)
             })?;
         let listed: Vec<Instance> =
-            described.into_iter().filter_map(|described| self.instance(described)).collect();
+            described.into_iter().filter_map(|described| self.instance(described, None)).collect();
         let ids: BTreeSet<&str> = listed.iter().map(|instance| instance.id.0.as_str()).collect();
         // A list may not show a new instance yet, nor a description find it.
         let is_young = |seen: &Seen| {
@@ -490,13 +541,19 @@ impl Provider for Ec2 {
         let described = self.api.describe_instances(&filter).await.map_err(|error| {
             ProviderError::new(classify(&error).0, format!("describe instance {instance}"), error)
         })?;
-        described.into_iter().find_map(|described| self.instance(described)).ok_or_else(|| {
+        let found = described.into_iter().find(|described| described.id == instance.0);
+        found.and_then(|found| self.instance(found, Some(&unknown_cell()))).ok_or_else(|| {
             let what = format!("instance {instance} does not exist");
             ProviderError::without_cause(ErrorClass::NotFound, what)
         })
     }
 
     async fn terminate(&self, instances: &[InstanceId]) -> super::Terminations {
+        for instance in instances {
+            if let Some(seen) = self.seen().get_mut(&instance.0) {
+                seen.is_ending = true;
+            }
+        }
         // Those of a cell are removed already; an instance without a cell may have some.
         if let Err(error) = self.routes.close(instances).await {
             let error = &error as &dyn std::error::Error;
@@ -564,6 +621,18 @@ fn newest(images: Vec<Image>) -> BTreeMap<Architecture, BootImage> {
     }
     let boot = |image: Image| BootImage { id: image.id, root_device: image.root_device };
     newest.into_iter().map(|(architecture, image)| (architecture, boot(image))).collect()
+}
+
+/// Returns the cell of an instance that is asked for by its id, and of which nothing else is known.
+/// No cell is minted with this id.
+fn unknown_cell() -> CellId {
+    CellId::from_random(&[0; CellId::RANDOM_BYTES])
+}
+
+/// Returns true for the reason of an end that someone has asked for: by a call, or by powering the
+/// instance off.
+fn is_requested(code: &str) -> bool {
+    matches!(code, "Client.UserInitiatedShutdown" | "Client.InstanceInitiatedShutdown")
 }
 
 /// Returns the state of an instance. A stopped one never runs its pod again.

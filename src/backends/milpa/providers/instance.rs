@@ -54,6 +54,10 @@ pub struct Instance {
     pub addresses: Vec<IpAddr>,
     /// Its state.
     pub state: InstanceState,
+    /// The provider's reason for the end, such as `Client.VolumeLimitExceeded: ...` of a launch
+    /// that failed after its answer. Short, without control characters; empty while it is alive,
+    /// and if none is known.
+    pub end_reason: String,
     /// The time of its launch by the provider's clock, since 1970; `None` if it is not kept.
     pub since: Option<Duration>,
 }
@@ -70,6 +74,7 @@ impl Instance {
             offering,
             addresses: Vec::new(),
             state,
+            end_reason: String::new(),
             since: None,
         }
     }

@@ -88,6 +88,7 @@ impl SimInstance {
             offering: self.offering.clone(),
             addresses: Vec::new(),
             state: self.state(now),
+            end_reason: String::new(),
             since: Some(self.launched),
         }
     }

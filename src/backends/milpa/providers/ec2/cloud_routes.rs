@@ -57,8 +57,9 @@ impl CloudRoutes {
         Self { api, pacing, is_enabled, node, without: Mutex::default() }
     }
 
-    /// Checks routes before an instance is launched for them. A route to an instance of this daemon
-    /// may be that of an earlier call for the same pod.
+    /// Checks routes before an instance is launched for them. A route may lead to the instance that
+    /// an earlier call for the same pod has launched, and to no other: a route that could not be
+    /// removed would otherwise launch an instance with each call.
     pub(super) async fn check(
         &self,
         vpc: &str,
