@@ -60,6 +60,55 @@ async fn limit_of_spot_instances_refuses_the_market() {
     assert_eq!(error.refused, [0, 1, 2].map(|zone| world.offering(zone, Market::Spot)));
 }
 
+/// Returns the error of a launch with one refusal of EC2, of candidates of two quotas.
+async fn refused_with(world: &World, first: Market, code: &str) -> ProviderError {
+    let second = if first == Market::Spot { Market::OnDemand } else { Market::Spot };
+    let offerings = quotas(world, &[first, second]);
+    let spec = world.spec(&offerings).await;
+    world.cloud.faults().fail("RunInstances", 400, code, 1);
+    world.provider.launch(&spec, code).await.unwrap_err()
+}
+
+/// Returns offerings of these markets: of the first zone, of another zone, and of another quota.
+fn quotas(world: &World, markets: &[Market]) -> Vec<Offering> {
+    let of_market = |market: &Market| {
+        let first = world.offering(0, *market);
+        let gpu = Offering { instance_type: "g4dn.xlarge".into(), ..first.clone() };
+        [first, world.offering(1, *market), gpu]
+    };
+    markets.iter().flat_map(of_market).collect()
+}
+
+#[tokio::test]
+async fn quotas_refuse_what_they_count() {
+    let world = World::new().await;
+    let both = [Market::OnDemand, Market::Spot];
+    for (first, code, class, refused) in [
+        (both[0], "VcpuLimitExceeded", ErrorClass::Quota, &quotas(&world, &both[..1])[..2]),
+        (
+            both[1],
+            "MaxSpotInstanceCountExceeded",
+            ErrorClass::Capacity,
+            &quotas(&world, &both[1..])[..2],
+        ),
+        (both[0], "InstanceLimitExceeded", ErrorClass::Quota, &quotas(&world, &both[..1])),
+        (both[0], "VolumeLimitExceeded", ErrorClass::Quota, &quotas(&world, &both)),
+    ] {
+        let error = refused_with(&world, first, code).await;
+        assert_eq!((error.class, &error.refused[..]), (class, refused), "{code}");
+    }
+}
+
+#[tokio::test]
+async fn account_without_the_role_of_spot_instances_refuses_spot_alone() {
+    let world = World::new().await;
+    let code = "AuthFailure.ServiceLinkedRoleCreationNotPermitted";
+    let error = refused_with(&world, Market::Spot, code).await;
+    assert_eq!(error.class, ErrorClass::Capacity, "a pod that prefers spot goes on on demand");
+    assert_eq!(error.refused, quotas(&world, &[Market::Spot]));
+    assert!(error.text().contains(code), "{}", error.text());
+}
+
 #[tokio::test]
 async fn refusals_of_the_account_have_their_class_and_launch_nothing() {
     let world = World::new().await;
@@ -69,7 +118,7 @@ async fn refusals_of_the_account_have_their_class_and_launch_nothing() {
     faults.set_vcpu_limit(Some(0));
     let spec = world.spec(&[world.offering(0, Market::OnDemand)]).await;
     let error = world.provider.launch(&spec, "token").await.unwrap_err();
-    assert_eq!((error.class, error.refused.len()), (ErrorClass::Quota, 0), "{error:?}");
+    assert_eq!(error.class, ErrorClass::Quota, "{error:?}");
     faults.clear();
     faults.set_denied("RunInstances", true);
     let error = refused(&world).await;
@@ -111,6 +160,42 @@ async fn api_that_is_down_says_nothing_about_a_launch_that_it_may_have_received(
     faults.clear();
     // The API listens again a moment later.
     wait_until("the API answers", LIMIT, async || world.provider.list_owned().await.ok()).await;
+}
+
+#[tokio::test]
+async fn launch_that_fails_after_its_answer_says_why() {
+    let world = World::new().await;
+    for (token, code, message) in [
+        ("volume", "Client.VolumeLimitExceeded", "Volume limit exceeded"),
+        (
+            "key",
+            "Client.InvalidKMSKey.InvalidState",
+            "The KMS key provided is in an incorrect state",
+        ),
+        ("capacity", "Server.InsufficientInstanceCapacity", "Insufficient capacity"),
+    ] {
+        let launched = world.launch(token).await;
+        assert_eq!(launched.end_reason, "");
+        world.cloud.end(&launched.id.0, code, message).await;
+        let listed = world.provider.list_owned().await.unwrap();
+        let listed = listed.into_iter().find(|listed| listed.id == launched.id).unwrap();
+        for found in [listed, world.provider.describe(&launched.id).await.unwrap()] {
+            assert!(!found.state.is_alive());
+            assert_eq!(found.end_reason, format!("{code}: {message}"));
+        }
+    }
+}
+
+#[tokio::test]
+async fn failed_removal_of_routes_keeps_no_instance_from_its_end() {
+    let world = World::with_cloud_routes(&["10.8.0.0/16"]).await;
+    let launched = world.launch("token").await;
+    for code in ["InvalidParameterValue", "Unavailable"] {
+        world.cloud.faults().fail("DescribeRouteTables", 503, code, 1);
+        let outcomes = world.provider.terminate(std::slice::from_ref(&launched.id)).await;
+        outcomes[&launched.id].as_ref().unwrap();
+    }
+    assert!(world.cloud.instance(&launched.id.0).unwrap().state.is_ended());
 }
 
 #[tokio::test]

@@ -7,7 +7,10 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -55,7 +58,7 @@ mod user_data;
 
 use cloud_routes::CloudRoutes;
 pub use counted_api::CountedApi;
-use error_codes::{Refused, classify};
+use error_codes::{Refused, SERVICE_LINKED_ROLE, classify, quota_family};
 use metadata_fence::MetadataFence;
 use on_demand::OnDemand;
 use pacing::{Action, Pacing};
@@ -162,6 +165,8 @@ pub struct Ec2 {
     forwarding: Forwarding,
     routes: CloudRoutes,
     metadata: MetadataFence,
+    /// True once it was logged that the account has no role for spot instances.
+    lacks_spot_role: AtomicBool,
     /// The instances that were launched or listed.
     seen: Mutex<BTreeMap<String, Seen>>,
 }
@@ -197,6 +202,7 @@ impl Ec2 {
             in_zones: Cached::new("instance types by zone", ZONES_MAX_AGE, RETRY_PAUSE),
             spot: Cached::new("spot prices", SPOT_MAX_AGE, RETRY_PAUSE),
             forwarding: Forwarding::new(!config.ec2.cluster_networks.is_empty()),
+            lacks_spot_role: AtomicBool::new(false),
             seen: Mutex::default(),
         }
     }
@@ -380,6 +386,11 @@ impl Ec2 {
             Refused::Offering => *offering == tried,
             Refused::Zone => offering.zone == tried.zone,
             Refused::Market => offering.market == tried.market,
+            Refused::Quota => {
+                let family = quota_family(&tried.instance_type);
+                offering.market == tried.market && quota_family(&offering.instance_type) == family
+            }
+            Refused::All => true,
         };
         let refused_zone = (refused == Refused::Zone).then(|| tried.zone.clone());
         let refused = spec.offerings().filter(is_refused).cloned().collect();
@@ -456,7 +467,14 @@ impl Provider for Ec2 {
                 };
                 return found.map_err(unknown)?.ok_or_else(|| unknown(error));
             }
-            Err(error) => return Err(Self::launch_error(spec, error)),
+            Err(error) => {
+                let lacks_role = error.code() == Some(SERVICE_LINKED_ROLE);
+                if lacks_role && !self.lacks_spot_role.swap(true, Ordering::Relaxed) {
+                    let error = &error as &dyn std::error::Error;
+                    tracing::error!(error, "the account has no role for spot (docs/iam.md)");
+                }
+                return Err(Self::launch_error(spec, error));
+            }
         };
         let id = launched.id.clone();
         self.instance(launched, Some(&spec.cell)).ok_or_else(|| {

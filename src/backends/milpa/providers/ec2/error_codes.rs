@@ -15,13 +15,23 @@ pub(super) enum Refused {
     Zone,
     /// All offerings of the market.
     Market,
+    /// All offerings of the market whose types have the same quota of virtual CPUs. Each market of
+    /// a region has its own.
+    Quota,
+    /// All offerings: a quota of the region that every launch needs.
+    All,
 }
+
+/// The code of the first spot launch of an account by credentials that can't create the role which
+/// spot instances need.
+pub(super) const SERVICE_LINKED_ROLE: &str = "AuthFailure.ServiceLinkedRoleCreationNotPermitted";
 
 /// The error codes by class. EC2's API reference describes them ("Error codes for the Amazon EC2
 /// API"). An unknown code of a client's error is `Invalid`, and one of a server's error means that
 /// the outcome is unknown.
 #[rustfmt::skip]
-const CODES: [(&str, ErrorClass, Refused); 79] = [
+const CODES: [(&str, ErrorClass, Refused); 90] = [
+    ("EncryptedVolumesNotSupported", ErrorClass::Capacity, Refused::Offering),
     ("InsufficientCapacity", ErrorClass::Capacity, Refused::Offering),
     ("InsufficientHostCapacity", ErrorClass::Capacity, Refused::Offering),
     ("InsufficientInstanceCapacity", ErrorClass::Capacity, Refused::Offering),
@@ -29,8 +39,12 @@ const CODES: [(&str, ErrorClass, Refused); 79] = [
     ("SpotMaxPriceTooLow", ErrorClass::Capacity, Refused::Offering),
     ("UnfulfillableCapacity", ErrorClass::Capacity, Refused::Offering),
     ("Unsupported", ErrorClass::Capacity, Refused::Offering),
+    ("InsufficientAddressCapacity", ErrorClass::Capacity, Refused::Zone),
     ("InsufficientFreeAddressesInSubnet", ErrorClass::Capacity, Refused::Zone),
-    ("MaxSpotInstanceCountExceeded", ErrorClass::Capacity, Refused::Market),
+    ("InsufficientVolumeCapacity", ErrorClass::Capacity, Refused::Zone),
+    ("VolumeTypeNotAvailableInZone", ErrorClass::Capacity, Refused::Zone),
+    ("MaxSpotInstanceCountExceeded", ErrorClass::Capacity, Refused::Quota),
+    (SERVICE_LINKED_ROLE, ErrorClass::Capacity, Refused::Market),
     ("EC2ThrottledException", ErrorClass::Throttled, Refused::None),
     ("RequestLimitExceeded", ErrorClass::Throttled, Refused::None),
     ("RequestThrottled", ErrorClass::Throttled, Refused::None),
@@ -39,14 +53,16 @@ const CODES: [(&str, ErrorClass, Refused); 79] = [
     ("Throttling", ErrorClass::Throttled, Refused::None),
     ("ThrottlingException", ErrorClass::Throttled, Refused::None),
     ("TooManyRequestsException", ErrorClass::Throttled, Refused::None),
-    ("InstanceLimitExceeded", ErrorClass::Quota, Refused::None),
-    ("MaxIOPSLimitExceeded", ErrorClass::Quota, Refused::None),
-    ("NetworkInterfaceLimitExceeded", ErrorClass::Quota, Refused::None),
-    ("PendingVerification", ErrorClass::Quota, Refused::None),
-    ("PrivateIpAddressLimitExceeded", ErrorClass::Quota, Refused::None),
-    ("ResourceCountExceeded", ErrorClass::Quota, Refused::None),
-    ("VcpuLimitExceeded", ErrorClass::Quota, Refused::None),
-    ("VolumeLimitExceeded", ErrorClass::Quota, Refused::None),
+    ("VcpuLimitExceeded", ErrorClass::Quota, Refused::Quota),
+    ("InstanceLimitExceeded", ErrorClass::Quota, Refused::Market),
+    ("AddressLimitExceeded", ErrorClass::Quota, Refused::All),
+    ("MaxIOPSLimitExceeded", ErrorClass::Quota, Refused::All),
+    ("NetworkInterfaceLimitExceeded", ErrorClass::Quota, Refused::All),
+    ("PendingVerification", ErrorClass::Quota, Refused::All),
+    ("PrivateIpAddressLimitExceeded", ErrorClass::Quota, Refused::All),
+    ("ResourceCountExceeded", ErrorClass::Quota, Refused::All),
+    ("VolumeLimitExceeded", ErrorClass::Quota, Refused::All),
+    ("RouteLimitExceeded", ErrorClass::Quota, Refused::None),
     ("AccessDenied", ErrorClass::Auth, Refused::None),
     ("AccessDeniedException", ErrorClass::Auth, Refused::None),
     ("AuthFailure", ErrorClass::Auth, Refused::None),
@@ -61,6 +77,7 @@ const CODES: [(&str, ErrorClass, Refused); 79] = [
     ("SignatureDoesNotMatch", ErrorClass::Auth, Refused::None),
     ("UnauthorizedOperation", ErrorClass::Auth, Refused::None),
     ("UnrecognizedClientException", ErrorClass::Auth, Refused::None),
+    ("CustomerKeyHasBeenRevoked", ErrorClass::Invalid, Refused::None),
     ("IdempotentParameterMismatch", ErrorClass::Invalid, Refused::None),
     ("InvalidAMIID.Malformed", ErrorClass::Invalid, Refused::None),
     ("InvalidAMIID.NotFound", ErrorClass::Invalid, Refused::None),
@@ -71,6 +88,7 @@ const CODES: [(&str, ErrorClass, Refused); 79] = [
     ("InvalidInstanceID.Malformed", ErrorClass::Invalid, Refused::None),
     ("InvalidInstanceType", ErrorClass::Invalid, Refused::None),
     ("InvalidInterface.IpAddressLimitExceeded", ErrorClass::Invalid, Refused::None),
+    ("InvalidKMSKey.InvalidState", ErrorClass::Invalid, Refused::None),
     ("InvalidKeyPair.NotFound", ErrorClass::Invalid, Refused::None),
     ("InvalidParameter", ErrorClass::Invalid, Refused::None),
     ("InvalidParameterCombination", ErrorClass::Invalid, Refused::None),
@@ -83,6 +101,7 @@ const CODES: [(&str, ErrorClass, Refused); 79] = [
     ("InvalidUserData.Malformed", ErrorClass::Invalid, Refused::None),
     ("InvalidVolume.ZoneMismatch", ErrorClass::Invalid, Refused::None),
     ("MissingParameter", ErrorClass::Invalid, Refused::None),
+    ("OperationNotPermitted", ErrorClass::Invalid, Refused::None),
     ("SecurityGroupLimitExceeded", ErrorClass::Invalid, Refused::None),
     ("SecurityGroupsPerInstanceLimitExceeded", ErrorClass::Invalid, Refused::None),
     ("SecurityGroupsPerInterfaceLimitExceeded", ErrorClass::Invalid, Refused::None),
@@ -95,6 +114,7 @@ const CODES: [(&str, ErrorClass, Refused); 79] = [
     ("IdempotentInstanceTerminated", ErrorClass::Transient, Refused::None),
     ("IncorrectInstanceState", ErrorClass::Transient, Refused::None),
     ("PriorRequestNotComplete", ErrorClass::Transient, Refused::None),
+    ("RouteAlreadyExists", ErrorClass::Transient, Refused::None),
     ("InternalError", ErrorClass::Unanswered, Refused::None),
     ("InternalFailure", ErrorClass::Unanswered, Refused::None),
     ("InternalServerError", ErrorClass::Unanswered, Refused::None),
@@ -102,6 +122,21 @@ const CODES: [(&str, ErrorClass, Refused); 79] = [
     ("ServiceUnavailable", ErrorClass::Unanswered, Refused::None),
     ("Unavailable", ErrorClass::Unanswered, Refused::None),
 ];
+
+/// Returns the family of instance types that share a quota of virtual CPUs ("Amazon EC2 instance
+/// quotas"): the standard one of A, C, D, H, I, M, R, T and Z, that of G and VT, and one of each
+/// other family.
+pub(super) fn quota_family(instance_type: &str) -> &str {
+    let end = instance_type.find(|char: char| !char.is_ascii_alphabetic());
+    match &instance_type[..end.unwrap_or(instance_type.len())] {
+        "g" | "gr" | "vt" => "g",
+        own @ ("dl" | "hpc" | "inf" | "mac" | "trn") => own,
+        standard if standard.starts_with(['a', 'c', 'd', 'h', 'i', 'm', 'r', 't', 'z']) => {
+            "standard"
+        }
+        own => own,
+    }
+}
 
 /// Returns the class of an error, and the offerings that it refuses.
 pub(super) fn classify(error: &CallError) -> (ErrorClass, Refused) {
@@ -121,70 +156,4 @@ pub(super) fn classify(error: &CallError) -> (ErrorClass, Refused) {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::{collections::BTreeSet, time::Duration};
-
-    use super::*;
-
-    fn class(failure: Failure) -> (ErrorClass, Refused) {
-        classify(&CallError { operation: "RunInstances", failure })
-    }
-
-    fn refused(code: &str) -> Failure {
-        Failure::Refused { code: code.into(), message: String::new() }
-    }
-
-    fn failed(code: &str) -> Failure {
-        Failure::Failed { code: code.into(), message: String::new() }
-    }
-
-    #[test]
-    fn every_code_has_its_class_whatever_the_http_status() {
-        for (code, of, offerings) in CODES {
-            assert_eq!(class(refused(code)), (of, offerings), "{code}");
-            assert_eq!(class(failed(code)), (of, offerings), "{code}");
-        }
-        let names: BTreeSet<_> = CODES.iter().map(|(code, ..)| code).collect();
-        assert_eq!(names.len(), CODES.len(), "a code has two rows");
-    }
-
-    /// Verifies A29.
-    #[test]
-    fn documented_table_is_that_of_the_code() {
-        let rows: String = CODES
-            .iter()
-            .map(|(code, class, refused)| {
-                let refused = match refused {
-                    Refused::None => "",
-                    Refused::Offering => "the offering",
-                    Refused::Zone => "its zone",
-                    Refused::Market => "its market",
-                };
-                format!("| `{code}` | {class:?} | {refused} |\n")
-            })
-            .collect();
-        let document = include_str!("../../../../../docs/ec2.md");
-        assert!(document.contains(&rows), "docs/ec2.md lacks the table:\n{rows}");
-    }
-
-    #[test]
-    fn only_capacity_refuses_offerings() {
-        for (code, of, offerings) in CODES {
-            assert_eq!(of == ErrorClass::Capacity, offerings != Refused::None, "{code}");
-        }
-    }
-
-    #[test]
-    fn unknown_codes_and_lost_answers_are_classed_by_what_may_have_happened() {
-        assert_eq!(class(refused("Unheard")).0, ErrorClass::Invalid);
-        assert_eq!(class(failed("Unheard")).0, ErrorClass::Unanswered);
-        assert_eq!(class(Failure::NotSent("refused".into())).0, ErrorClass::Transient);
-        for unknown in [
-            Failure::Unanswered("reset".into()),
-            Failure::TooSlow(Duration::from_secs(1)),
-            Failure::Incomplete("instance"),
-        ] {
-            assert_eq!(class(unknown).0, ErrorClass::Unanswered);
-        }
-    }
-}
+mod tests;

@@ -9,6 +9,8 @@ use serde_json::Value;
 const POLICY: &str = include_str!("../../../../../../config/iam-policy.json");
 /// The statement for cells with an instance profile.
 const PASS_ROLE: &str = include_str!("../../../../../../config/iam-pass-role.json");
+/// The statement for an account without the role of spot instances.
+const SPOT_ROLE: &str = include_str!("../../../../../../config/iam-spot-role.json");
 /// The statements for cloud routes.
 const CLOUD_ROUTES: &str = include_str!("../../../../../../config/iam-cloud-routes.json");
 /// Begins the action in EC2's message about a denied call.
@@ -64,6 +66,7 @@ pub(super) fn part(actions: &BTreeSet<String>, region: &str, cluster: &str) -> S
     let read = serde_json::from_str(POLICY).and_then(|policy: Policy| {
         let mut others: Vec<Statement> = serde_json::from_str(CLOUD_ROUTES)?;
         others.push(serde_json::from_str(PASS_ROLE)?);
+        others.push(serde_json::from_str(SPOT_ROLE)?);
         Ok((policy, others))
     });
     let (policy, others) = match read {
@@ -124,6 +127,7 @@ mod tests {
         let page = include_str!("../../../../../../docs/iam.md");
         assert!(page.contains(&format!("```json\n{POLICY}```\n")), "docs/iam.md: {POLICY}");
         assert!(page.contains(&format!("```json\n{PASS_ROLE}```\n")), "docs/iam.md: {PASS_ROLE}");
+        assert!(page.contains(&format!("```json\n{SPOT_ROLE}```\n")), "docs/iam.md: {SPOT_ROLE}");
         let routes = format!("```json\n{CLOUD_ROUTES}```\n");
         assert!(page.contains(&routes), "docs/iam.md: {CLOUD_ROUTES}");
     }
