@@ -144,7 +144,7 @@ impl LiveCheck<'_> {
 
     async fn types_in_zones(&mut self) -> Option<Vec<TypeInZone>> {
         const NAME: &str = "DescribeInstanceTypeOfferings";
-        let listed = self.caller.call(NAME, self.api.types_in_zones()).await.ok()?;
+        let listed = self.caller.list(NAME, self.api.types_in_zones()).await.ok()?;
         let text = format!("{} instance types and zones", listed.len());
         self.caller.add(Outcome::Ok, NAME, &text);
         Some(listed)
@@ -152,7 +152,7 @@ impl LiveCheck<'_> {
 
     async fn spot_prices(&mut self) -> Option<Vec<SpotPrice>> {
         const NAME: &str = "DescribeSpotPriceHistory";
-        let prices = self.caller.call(NAME, self.api.spot_prices()).await.ok()?;
+        let prices = self.caller.list(NAME, self.api.spot_prices()).await.ok()?;
         self.caller.add(Outcome::Ok, NAME, &format!("{} spot prices", prices.len()));
         Some(prices)
     }
@@ -160,7 +160,7 @@ impl LiveCheck<'_> {
     async fn instances(&mut self) -> Option<Vec<InstanceDescription>> {
         const NAME: &str = "DescribeInstances";
         let filter = self.ec2.own_instances();
-        let listed = self.caller.call(NAME, self.api.describe_instances(&filter)).await.ok()?;
+        let listed = self.caller.list(NAME, self.api.describe_instances(&filter)).await.ok()?;
         let text = format!("{} instances of node {}", listed.len(), self.ec2.owner.node);
         self.caller.add(Outcome::Ok, NAME, &text);
         Some(listed)

@@ -7,15 +7,20 @@ use kiyot_ec2::{CallError, Failure};
 use tokio::time::{Instant, timeout_at};
 
 use super::{
-    super::{super::ErrorClass, error_codes::classify},
+    super::{
+        super::ErrorClass,
+        error_codes::{SERVICE_LINKED_ROLE, classify},
+    },
     policy,
     report::{LiveReport, Outcome},
 };
 
 /// Bounds the time of a call.
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
+/// Bounds the time of a list, which has several pages.
+const LIST_TIMEOUT: Duration = Duration::from_secs(20);
 /// Bounds the time of all calls.
-const TOTAL_TIMEOUT: Duration = Duration::from_secs(30);
+const TOTAL_TIMEOUT: Duration = Duration::from_secs(60);
 /// Bounds a message, in characters.
 const MAX_MESSAGE_CHARS: usize = 600;
 /// Replaces the text of an error that is that of the check before.
@@ -39,6 +44,8 @@ pub(super) struct Caller {
     ends: Instant,
     /// The reason why no further call is made.
     stopped: Option<&'static str>,
+    /// True if the last call was a list that was not answered in time.
+    was_slow: bool,
     not_made: BTreeSet<String>,
     /// The text of the last failure.
     last_failure: String,
@@ -60,7 +67,14 @@ enum Verdict {
 impl Caller {
     pub(super) fn new(report: LiveReport) -> Self {
         let ends = Instant::now() + TOTAL_TIMEOUT;
-        Self { report, ends, stopped: None, not_made: BTreeSet::new(), last_failure: String::new() }
+        Self {
+            report,
+            ends,
+            stopped: None,
+            was_slow: false,
+            not_made: BTreeSet::new(),
+            last_failure: String::new(),
+        }
     }
 
     /// Makes a call and reports its failure. The caller reports a success.
@@ -69,12 +83,33 @@ impl Caller {
         name: &str,
         call: impl Future<Output = Result<T, CallError>>,
     ) -> Result<T, Failed> {
+        self.call_within(CALL_TIMEOUT, false, name, call).await
+    }
+
+    /// Makes the calls of a list. One that is too slow says nothing of the other calls; the second
+    /// in a row does.
+    pub(super) async fn list<T>(
+        &mut self,
+        name: &str,
+        call: impl Future<Output = Result<T, CallError>>,
+    ) -> Result<T, Failed> {
+        self.call_within(LIST_TIMEOUT, true, name, call).await
+    }
+
+    async fn call_within<T>(
+        &mut self,
+        limit: Duration,
+        is_list: bool,
+        name: &str,
+        call: impl Future<Output = Result<T, CallError>>,
+    ) -> Result<T, Failed> {
         if self.stopped.is_some() {
             self.not_made.insert(action(name).to_owned());
             return Err(Failed { is_denied: false });
         }
         let started = Instant::now();
-        let called = timeout_at(self.ends.min(started + CALL_TIMEOUT), call).await;
+        let called = timeout_at(self.ends.min(started + limit), call).await;
+        let was_slow = std::mem::replace(&mut self.was_slow, is_list && called.is_err());
         let error = match called {
             Ok(Ok(answer)) => return Ok(answer),
             Ok(Err(error)) => error,
@@ -83,7 +118,10 @@ impl Caller {
                 CallError { operation: "call", failure }
             }
         };
-        let verdict = verdict(&error);
+        let verdict = match verdict(&error) {
+            Verdict::Stop(_) if self.was_slow && !was_slow => Verdict::Failed,
+            verdict => verdict,
+        };
         let text = message(&error);
         match verdict {
             Verdict::NoRoom => self.add(Outcome::Warning, name, &format!("no room now: {text}")),
@@ -94,8 +132,11 @@ impl Caller {
         self.last_failure.clone_from(&text);
         match verdict {
             Verdict::Denied => {
-                let denied =
-                    policy::denied_action(&text).unwrap_or_else(|| format!("ec2:{}", action(name)));
+                let denied = match error.code() {
+                    Some(SERVICE_LINKED_ROLE) => "iam:CreateServiceLinkedRole".to_owned(),
+                    _ => policy::denied_action(&text)
+                        .unwrap_or_else(|| format!("ec2:{}", action(name))),
+                };
                 self.report.deny(denied);
             }
             Verdict::Stop(why) => self.stopped = Some(why),
@@ -159,7 +200,7 @@ fn action(name: &str) -> &str {
 }
 
 fn verdict(error: &CallError) -> Verdict {
-    if error.is_denied() {
+    if error.is_denied() || error.code() == Some(SERVICE_LINKED_ROLE) {
         return Verdict::Denied;
     }
     match (&error.failure, classify(error).0) {
@@ -247,6 +288,44 @@ mod tests {
         assert!(caller.call("DescribeSubnets", never).await.is_err());
         assert_eq!(started.elapsed(), CALL_TIMEOUT);
         assert!(caller.report.to_string().contains("not answered within 10 s"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn slow_list_is_a_failure_and_the_other_calls_are_made() {
+        let mut caller = caller();
+        let never = || std::future::pending::<Result<(), CallError>>();
+        let started = Instant::now();
+        assert!(caller.list("DescribeSpotPriceHistory", never()).await.is_err());
+        assert_eq!(started.elapsed(), LIST_TIMEOUT);
+        assert_eq!(caller.call("DescribeInstances", async { Ok(7) }).await, Ok(7));
+        assert!(caller.list("DescribeInstanceTypeOfferings", never()).await.is_err());
+        caller.finish();
+        let text = caller.report.to_string();
+        assert_eq!(text.matches("failed").count(), 2, "{text}");
+        assert!(!text.contains("not called"), "{text}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn second_slow_list_in_a_row_is_an_api_that_does_not_answer() {
+        let mut caller = caller();
+        for name in ["DescribeInstanceTypeOfferings", "DescribeSpotPriceHistory"] {
+            let never = std::future::pending::<Result<(), CallError>>();
+            assert!(caller.list(name, never).await.is_err());
+        }
+        assert!(caller.call("DescribeInstances", async { Ok(()) }).await.is_err());
+        caller.finish();
+        let text = caller.report.to_string();
+        assert!(text.contains("EC2 was not reached; not called: DescribeInstances"), "{text}");
+    }
+
+    #[tokio::test]
+    async fn absent_role_of_spot_instances_is_a_missing_permission() {
+        let mut caller = caller();
+        let error = refused(SERVICE_LINKED_ROLE, "no permission to create the role");
+        assert!(failing(&mut caller, "RunInstances (Spot, s)", error).await.is_denied);
+        let text = caller.report.to_string();
+        assert!(text.contains("\"iam:CreateServiceLinkedRole\""), "{text}");
+        assert!(!text.contains("no room"), "{text}");
     }
 
     #[tokio::test]
