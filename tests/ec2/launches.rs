@@ -145,6 +145,83 @@ async fn annotations_of_a_pod_choose_its_instance() {
     assert!(error.text().contains("6 security groups"), "{}", error.text());
 }
 
+/// Returns a parameter of a launch for a pod with these annotations.
+async fn launched_with(world: &World, request: &CellRequest, key: &str) -> Option<String> {
+    let spec = world.spec_for(&[world.offering(0, Market::OnDemand)], request).await.unwrap();
+    let launched = world.provider.launch(&spec, spec.cell.as_str()).await.unwrap();
+    let call = world.cloud.calls_of("RunInstances").pop().unwrap();
+    assert_eq!(call.parameters["ClientToken"], launched.token);
+    call.parameters.get(key).cloned()
+}
+
+#[tokio::test]
+async fn public_address_is_configured_and_a_pod_can_decline_it() {
+    const KEY: &str = "NetworkInterface.1.AssociatePublicIpAddress";
+    let world = World::with(|ec2| ec2.public_address = true).await;
+    let declined = CellRequest { private_ip_only: true, ..CellRequest::default() };
+    for (request, is_public) in [(CellRequest::default(), "true"), (declined.clone(), "false")] {
+        assert_eq!(launched_with(&world, &request, KEY).await.as_deref(), Some(is_public));
+    }
+    let world = World::new().await;
+    assert_eq!(launched_with(&world, &declined, KEY).await.as_deref(), Some("false"));
+}
+
+#[tokio::test]
+async fn instance_profile_is_that_of_the_pod_or_of_the_configuration() {
+    const ARN: &str = "arn:aws:iam::123456789012:instance-profile/of-the-pod";
+    const CONFIGURED: &str = "arn:aws:iam::123456789012:instance-profile/configured";
+    let of_pod = CellRequest { instance_profile: Some(ARN.into()), ..CellRequest::default() };
+    let world = World::with(|ec2| ec2.instance_profile = Some("configured".into())).await;
+    for (request, key, sent, shown) in [
+        (CellRequest::default(), "IamInstanceProfile.Name", "configured", CONFIGURED),
+        (of_pod, "IamInstanceProfile.Arn", ARN, ARN),
+    ] {
+        assert_eq!(launched_with(&world, &request, key).await.as_deref(), Some(sent));
+        let token = world.cloud.calls_of("RunInstances").pop().unwrap();
+        let filter = [
+            ("Filter.1.Name", "client-token"),
+            ("Filter.1.Value.1", &token.parameters["ClientToken"]),
+        ];
+        let reply = world.cloud.call("DescribeInstances", &filter).await.unwrap();
+        let root = reply.root();
+        let profile = root.all("iamInstanceProfile");
+        assert_eq!((profile.len(), profile[0].at("arn")), (1, shown), "{}", reply.body);
+    }
+    let world = World::new().await;
+    let without = CellRequest::default();
+    assert_eq!(launched_with(&world, &without, "IamInstanceProfile.Name").await, None);
+    assert_eq!(launched_with(&world, &without, "IamInstanceProfile.Arn").await, None);
+}
+
+#[tokio::test]
+async fn key_pair_is_that_of_the_configuration() {
+    let world = World::with(|ec2| ec2.key_name = Some("ops".into())).await;
+    let spec = world.spec(&[world.offering(0, Market::OnDemand)]).await;
+    let error = world.provider.launch(&spec, "early").await.unwrap_err();
+    assert_eq!(error.class, ErrorClass::Invalid);
+    assert!(error.text().contains("'ops' does not exist"), "{}", error.text());
+    world.cloud.call("CreateKeyPair", &[("KeyName", "ops")]).await.unwrap();
+    let key = launched_with(&world, &CellRequest::default(), "KeyName").await;
+    assert_eq!(key.as_deref(), Some("ops"));
+    let world = World::new().await;
+    assert_eq!(launched_with(&world, &CellRequest::default(), "KeyName").await, None);
+}
+
+#[tokio::test]
+async fn slowly_pending_instance_is_alive_and_can_be_attached() {
+    let world = World::new().await;
+    world.cloud.faults().set_pending_for(Duration::MAX);
+    let launched = world.launch("token").await;
+    assert_eq!(launched.state, InstanceState::Pending);
+    let listed = world.provider.list_owned().await.unwrap();
+    assert_eq!((listed.len(), listed[0].state), (1, InstanceState::Pending));
+    let attached = world.provider.attach(&launched.id, &Attachment::default()).await.unwrap();
+    assert_eq!(attached.addresses, launched.addresses);
+    world.cloud.settle(&launched.id.0);
+    let described = world.provider.describe(&launched.id).await.unwrap();
+    assert_eq!(described.state, InstanceState::Running);
+}
+
 #[tokio::test]
 async fn address_of_a_cell_is_the_private_one_of_its_instance() {
     let world = World::new().await;

@@ -79,6 +79,8 @@ pub struct Instance {
     pub user_data: String,
     /// Fields of `MetadataOptions` with their values.
     pub metadata_options: Vec<(String, String)>,
+    /// Name or ARN of its instance profile; empty without.
+    pub instance_profile: String,
     /// Code and message of the state's reason.
     pub reason: (String, String),
     /// Boots so far; user-data runs at the first.

@@ -49,7 +49,7 @@ pub(super) async fn run(
     if is_dry_run(query) {
         return Err(dry_run());
     }
-    // moto looks for the profile in IAM, which no test fills.
+    // moto looks for the profile in IAM, which no test fills: the endpoint keeps it.
     let mut passed = query.clone();
     passed.parameters.retain(|key, _| !key.starts_with("IamInstanceProfile."));
     let mut root = match pass_document(&passed, signed, shared).await? {
@@ -308,6 +308,9 @@ fn make(query: &Query, item: &Element, zone: &str, boots: bool, faults: &FaultSe
         tags: tags(query),
         user_data: query.get("UserData").to_owned(),
         metadata_options: metadata_options.collect(),
+        instance_profile: ["Arn", "Name"]
+            .map(|key| query.get(&format!("IamInstanceProfile.{key}")))
+            .concat(),
         reason: (String::new(), String::new()),
         boots: 0,
         launched: now,

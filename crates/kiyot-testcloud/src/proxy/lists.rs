@@ -29,6 +29,14 @@ pub(super) fn overlay(item: &mut Element, instance: &Instance) {
     } else {
         item.remove("instanceLifecycle");
     }
+    if !instance.instance_profile.is_empty() {
+        let arn = match instance.instance_profile.as_str() {
+            arn if arn.starts_with("arn:") => arn.to_owned(),
+            name => format!("arn:aws:iam::123456789012:instance-profile/{name}"),
+        };
+        let profile = vec![Element::text("arn", arn), Element::text("id", "AIPATEST")];
+        item.set(Element::parent("iamInstanceProfile", profile));
+    }
     let mut options = vec![Element::text("state", "applied")];
     let given = instance.metadata_options.iter();
     options.extend(given.map(|(field, value)| Element::text(field, value.as_str())));
