@@ -4,7 +4,7 @@
 //! provider says. A provider makes single calls. All of them may be repeated, each bounds its own
 //! time, and no pod on the node waits for any.
 
-use std::{collections::BTreeMap, fmt, net::IpAddr, path::PathBuf};
+use std::{collections::BTreeMap, fmt, net::IpAddr, path::PathBuf, time::Duration};
 
 use async_trait::async_trait;
 use kiyot_link::bootstrap::Bootstrap;
@@ -120,6 +120,10 @@ pub struct Held {
     /// The host ports of the pod.
     pub ports: Vec<HostPort>,
 }
+
+/// Bounds the time in which a provider returns its catalogue. The provider bounds each of its lists
+/// by less, so that it can do without one.
+pub const CATALOGUE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The progress of a termination.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

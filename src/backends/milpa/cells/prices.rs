@@ -7,12 +7,9 @@ use tokio::time::timeout;
 use crate::backends::milpa::{
     cached::Cached,
     placement::Catalogue,
-    providers::{Provider, ProviderError},
+    providers::{CATALOGUE_TIMEOUT, Provider, ProviderError},
 };
 
-/// Bounds the time in which a provider returns its catalogue. The provider bounds each of its lists
-/// by less, so that it can do without one.
-const TIMEOUT: Duration = Duration::from_secs(30);
 /// The age at which a catalogue is read again: spot prices change by the hour.
 const MAX_AGE: Duration = Duration::from_secs(300);
 /// The pause after a failed reading while an older catalogue is used.
@@ -45,9 +42,9 @@ impl Prices {
         R: Future<Output = Result<Catalogue, ProviderError>>,
     {
         let bounded = || async {
-            timeout(TIMEOUT, read())
-                .await
-                .unwrap_or_else(|_| Err(ProviderError::too_slow("read the catalogue", TIMEOUT)))
+            let too_slow =
+                |_| Err(ProviderError::too_slow("read the catalogue", CATALOGUE_TIMEOUT));
+            timeout(CATALOGUE_TIMEOUT, read()).await.unwrap_or_else(too_slow)
         };
         self.last.get(bounded).await
     }
@@ -102,6 +99,6 @@ mod tests {
     async fn catalogue_of_a_hanging_provider_is_an_error_within_its_time() {
         let started = tokio::time::Instant::now();
         let error = Prices::default().read(std::future::pending).await.unwrap_err();
-        assert_eq!((error.class, started.elapsed()), (ErrorClass::Unanswered, TIMEOUT));
+        assert_eq!((error.class, started.elapsed()), (ErrorClass::Unanswered, CATALOGUE_TIMEOUT));
     }
 }

@@ -4,7 +4,10 @@ use super::{
     fake_api::{FakeApi, IMAGE, SUBNET, TYPE, ZONE},
     *,
 };
-use crate::{backends::milpa::placement::Accuracy, config::PriceSource};
+use crate::{
+    backends::milpa::{placement::Accuracy, providers::CATALOGUE_TIMEOUT},
+    config::PriceSource,
+};
 
 const OFFERINGS: &str = "DescribeInstanceTypeOfferings";
 const SPOT_PRICES: &str = "DescribeSpotPriceHistory";
@@ -41,7 +44,7 @@ async fn hanging_price_lists_leave_a_catalogue_with_spot_as_on_demand() {
     let (_, provider) = provider(hanging(&[SPOT_PRICES, "GetProducts"]));
     let began = Instant::now();
     let catalogue = provider.catalogue().await.unwrap();
-    assert_eq!(began.elapsed(), SPOT_TIMEOUT);
+    assert!(began.elapsed() * 2 < CATALOGUE_TIMEOUT, "{:?}", began.elapsed());
     assert_eq!(accuracy(&catalogue, Market::Spot), Accuracy::AtMost);
     assert_eq!(accuracy(&catalogue, Market::OnDemand), Accuracy::Exact);
 }
@@ -52,7 +55,8 @@ async fn hanging_list_of_offerings_subnets_or_images_is_an_error_within_its_time
         let (_, provider) = provider(hanging(&[list, SPOT_PRICES]));
         let began = Instant::now();
         let error = provider.catalogue().await.unwrap_err();
-        assert_eq!((error.class, began.elapsed()), (ErrorClass::Unanswered, LIST_TIMEOUT));
+        assert_eq!(error.class, ErrorClass::Unanswered);
+        assert!(began.elapsed() < CATALOGUE_TIMEOUT, "{:?}", began.elapsed());
         assert!(error.text().contains(list), "{}", error.text());
     }
 }
