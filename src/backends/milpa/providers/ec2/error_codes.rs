@@ -111,7 +111,7 @@ const CODES: [(&str, ErrorClass, Refused); 90] = [
     ("VPCIdNotSpecified", ErrorClass::Invalid, Refused::None),
     ("InvalidInstanceID", ErrorClass::NotFound, Refused::None),
     ("InvalidInstanceID.NotFound", ErrorClass::NotFound, Refused::None),
-    ("IdempotentInstanceTerminated", ErrorClass::Transient, Refused::None),
+    ("IdempotentInstanceTerminated", ErrorClass::Ended, Refused::None),
     ("IncorrectInstanceState", ErrorClass::Transient, Refused::None),
     ("PriorRequestNotComplete", ErrorClass::Transient, Refused::None),
     ("RouteAlreadyExists", ErrorClass::Transient, Refused::None),

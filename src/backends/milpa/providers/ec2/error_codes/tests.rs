@@ -21,7 +21,7 @@ const EXPECTED: &[(&str, ErrorClass, Refused)] = &[
     ("EncryptedVolumesNotSupported", Capacity, Offering),
     ("ExpiredToken", Auth, None),
     ("ExpiredTokenException", Auth, None),
-    ("IdempotentInstanceTerminated", Transient, None),
+    ("IdempotentInstanceTerminated", Ended, None),
     ("IdempotentParameterMismatch", Invalid, None),
     ("IncompleteSignature", Auth, None),
     ("IncorrectInstanceState", Transient, None),
