@@ -1,8 +1,11 @@
 //! Containers of a pod.
 
+use std::collections::HashMap;
+
 use super::{
-    ContainerSecurity, Resources, VolumeDevice, VolumeMount,
+    ContainerSecurity, Metadata, Resources, VolumeDevice, VolumeMount,
     env::{EnvValue, Origins},
+    expand::expanded_bytes,
     metadata::dns_name,
 };
 use crate::problems::Field;
@@ -173,6 +176,22 @@ impl Container {
         table.ignore(&NOT_THE_RUNTIMES);
         table.finish();
         Some(container)
+    }
+}
+
+impl Container {
+    /// Returns the bytes of its variables, command and arguments in a pod, once each `$(NAME)` is
+    /// replaced.
+    pub(super) fn expanded_bytes(&self, pod: &Metadata) -> u64 {
+        let mut variables: HashMap<&str, u64> = HashMap::new();
+        let mut all: u64 = 0;
+        for (name, value) in &self.env {
+            let bytes = value.bytes(pod, &variables);
+            all = all.saturating_add(bytes).saturating_add(name.len() as u64);
+            variables.insert(name, bytes);
+        }
+        let texts = self.command.iter().chain(&self.args);
+        texts.fold(all, |all, text| all.saturating_add(expanded_bytes(text, &variables)))
     }
 }
 

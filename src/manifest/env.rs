@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::{
-    Content, Metadata, Purpose, expand,
+    Content, Metadata, Purpose,
+    expand::{expand, expanded_bytes},
     metadata::dns_name,
     sources::{Sources, absent_key, absent_object},
 };
@@ -23,6 +24,9 @@ const ENV_FROM: [&str; 3] = ["configMapRef", "prefix", "secretRef"];
 
 const FIELD_PATHS: &str = "metadata.name, metadata.namespace, metadata.uid, \
                            metadata.labels['KEY'], metadata.annotations['KEY']";
+
+/// Bytes of a uid in hexadecimal digits and hyphens.
+const UID_BYTES: usize = 36;
 
 /// Value of a variable.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -57,6 +61,19 @@ impl EnvValue {
             Self::Template(text) => expand(text, earlier),
             Self::Key(content) => String::from_utf8_lossy(&content.0).into_owned(),
             Self::Field(field) => field.value(pod).to_owned(),
+        }
+    }
+}
+
+impl EnvValue {
+    /// Returns the bytes of the value in a pod, after earlier variables with these bytes. The uid
+    /// may be another, of the usual length.
+    pub(super) fn bytes(&self, pod: &Metadata, earlier: &HashMap<&str, u64>) -> u64 {
+        match self {
+            Self::Template(text) => expanded_bytes(text, earlier),
+            Self::Key(content) => content.0.len() as u64,
+            Self::Field(PodField::Uid) => pod.uid.len().max(UID_BYTES) as u64,
+            Self::Field(field) => field.value(pod).len() as u64,
         }
     }
 }

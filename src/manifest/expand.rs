@@ -2,30 +2,63 @@
 
 use std::collections::HashMap;
 
+/// Part of a text.
+enum Part<'t> {
+    /// Text that stays.
+    Text(&'t str),
+    /// Name in `$(NAME)`.
+    Reference(&'t str),
+}
+
 /// Replaces each `$(NAME)` of a known variable, as the kubelet does
 /// (third_party/forked/golang/expansion). `$$` escapes a dollar sign.
 pub fn expand(text: &str, variables: &HashMap<String, String>) -> String {
     let mut expanded = String::with_capacity(text.len());
+    split(text, |part| match part {
+        Part::Text(text) => expanded.push_str(text),
+        Part::Reference(name) => match variables.get(name) {
+            Some(value) => expanded.push_str(value),
+            None => expanded.extend(["$(", name, ")"]),
+        },
+    });
+    expanded
+}
+
+/// Returns the bytes of a text that [`expand`] would return, for variables with these bytes. Takes
+/// no memory: variables that refer to each other double at each step.
+pub(super) fn expanded_bytes(text: &str, variables: &HashMap<&str, u64>) -> u64 {
+    let mut bytes: u64 = 0;
+    split(text, |part| {
+        let own = match part {
+            Part::Text(text) => text.len() as u64,
+            Part::Reference(name) => {
+                variables.get(name).copied().unwrap_or("$()".len() as u64 + name.len() as u64)
+            }
+        };
+        bytes = bytes.saturating_add(own);
+    });
+    bytes
+}
+
+/// Calls `each` with the parts of a text, in order.
+fn split<'t>(text: &'t str, mut each: impl FnMut(Part<'t>)) {
     let mut rest = text;
     while let Some(at) = rest.find('$') {
-        expanded.push_str(&rest[..at]);
+        each(Part::Text(&rest[..at]));
         rest = &rest[at + 1..];
         if let Some(escaped) = rest.strip_prefix('$') {
-            expanded.push('$');
+            each(Part::Text("$"));
             rest = escaped;
         } else if let Some((name, after)) =
             rest.strip_prefix('(').and_then(|inner| inner.split_once(')'))
         {
-            match variables.get(name) {
-                Some(value) => expanded.push_str(value),
-                None => expanded.extend(["$(", name, ")"]),
-            }
+            each(Part::Reference(name));
             rest = after;
         } else {
-            expanded.push('$');
+            each(Part::Text("$"));
         }
     }
-    expanded + rest
+    each(Part::Text(rest));
 }
 
 #[cfg(test)]
@@ -63,8 +96,10 @@ mod tests {
         }
 
         #[test]
-        fn arbitrary_text_expands_without_panic(text in "[$()AB é]{0,40}") {
-            expand(&text, &HashMap::from([("A".to_owned(), "$(B)".to_owned())]));
+        fn bytes_of_arbitrary_text_are_those_of_its_expansion(text in "[$()AB é]{0,40}") {
+            let expanded = expand(&text, &HashMap::from([("A".to_owned(), "$(B)".to_owned())]));
+            let bytes = expanded_bytes(&text, &HashMap::from([("A", 4)]));
+            prop_assert_eq!(bytes, expanded.len() as u64);
         }
     }
 }

@@ -37,6 +37,11 @@ const NOT_IN_THE_REQUEST: [&str; 5] =
 
 const DEFAULT_GRACE_SECS: i64 = 30;
 
+/// Bounds variables, command and arguments of a container in bytes, once each `$(NAME)` is
+/// replaced: more than Linux passes to a program by default (`_STK_LIM / 4` is 2 MiB, of which each
+/// text takes at least a pointer).
+const MAX_EXPANDED_BYTES: u64 = 1024 * 1024;
+
 /// Pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pod {
@@ -268,6 +273,14 @@ impl Pod {
                     &container.name,
                     "two containers have this name; allowed: unique names",
                 );
+            }
+            let bytes = container.expanded_bytes(&self.metadata);
+            if bytes > MAX_EXPANDED_BYTES {
+                let rule = format!(
+                    "has {bytes} bytes of variables, command and arguments once each $(NAME) is \
+                     replaced; allowed: {MAX_EXPANDED_BYTES}"
+                );
+                note("containers", &container.name, &rule);
             }
             let mounts = container.mounts.iter().map(|mount| ("volumeMounts", &mount.name));
             let devices = container.devices.iter().map(|device| ("volumeDevices", &device.name));

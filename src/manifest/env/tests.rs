@@ -129,3 +129,41 @@ fn source_that_gives_no_value_is_a_problem() {
           \"=\", and a value in UTF-8"]
     );
 }
+
+/// Verifies M11.
+#[test]
+fn variables_that_double_at_each_step_are_refused_for_their_size() {
+    use crate::manifest::{File, Purpose, parse_files};
+    let doubling = |steps: usize| {
+        let first = format!("    - {{name: A0, value: {}}}\n", "x".repeat(1024));
+        let step = |step: usize| {
+            let before = step - 1;
+            format!("    - {{name: A{step}, value: $(A{before})$(A{before})}}\n")
+        };
+        manifest(&format!("env:\n{first}{}", (1..=steps).map(step).collect::<String>()))
+    };
+    let parsed = |text: String, purpose| {
+        parse_files(&[File { name: "m.yaml".to_owned(), text }], purpose)
+            .map_err(|problems| problems.to_string())
+    };
+    for purpose in [Purpose::Run, Purpose::Explain] {
+        assert!(parsed(doubling(8), purpose).is_ok(), "{purpose:?}");
+        // 35 steps are 64 TiB, and 80 more than a number of bytes.
+        for (steps, bytes) in [(10, "2096"), (35, "70368744176"), (80, "18446744073709551615")] {
+            let refused = parsed(doubling(steps), purpose).unwrap_err();
+            for part in ["containers = c", bytes, "allowed: 1048576"] {
+                assert!(refused.contains(part), "{purpose:?}: {part} is not in {refused}");
+            }
+        }
+    }
+    // A command refers to them too, and the uid may become longer.
+    let args = format!("args: [{}]", vec!["\"$(L)\""; 9000].join(", "));
+    let label = |by: &str| {
+        format!("env: [{{name: L, valueFrom: {{fieldRef: {{fieldPath: {by}}}}}}}]\n    {args}")
+    };
+    assert!(parsed(manifest(&label("metadata.name")), Purpose::Run).is_ok());
+    let uids = args.replace("$(L)", &"$(L)".repeat(4));
+    let uid = manifest(&label("metadata.uid").replace(&args, &uids));
+    let uid = uid.replace("  name: p\n", "  name: p\n  uid: u\n");
+    assert!(parsed(uid, Purpose::Run).unwrap_err().contains("allowed: 1048576"));
+}
