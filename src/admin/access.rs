@@ -1,9 +1,12 @@
 //! Rights of a caller, by the user of its process (`SO_PEERCRED`).
 
+use kiyot_proto::admin::{Cell, Pod};
 use tonic::Status;
 
 /// The user id of root.
 const ROOT: u32 = 0;
+/// The user id of nobody.
+const NOBODY: u32 = 65_534;
 
 /// The rights of a caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,6 +18,11 @@ pub(super) enum Access {
 }
 
 impl Access {
+    /// Returns the least rights, those of the user `nobody`.
+    pub(super) fn without_rights() -> Self {
+        Self::ReadOnly(NOBODY)
+    }
+
     /// Returns the rights of a user.
     pub(super) fn of(uid: u32) -> Self {
         if uid == ROOT || uid == rustix::process::geteuid().as_raw() {
@@ -33,11 +41,51 @@ impl Access {
             ))),
         }
     }
+
+    /// Returns a pod as the caller may see it: commands and arguments, in which `$(NAME)` of a
+    /// secret is replaced, are for root.
+    pub(super) fn shown_pod(self, mut pod: Pod) -> Pod {
+        if self != Self::Full {
+            for unit in &mut pod.units {
+                (unit.command, unit.args) = (Vec::new(), Vec::new());
+            }
+        }
+        pod
+    }
+
+    /// Returns a cell as the caller may see it: its console is a log, which only root reads.
+    pub(super) fn shown_cell(self, mut cell: Cell) -> Cell {
+        if self != Self::Full {
+            cell.console = String::new();
+        }
+        cell
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use kiyot_proto::admin::Unit;
+
     use super::*;
+
+    #[test]
+    fn reader_sees_neither_arguments_nor_consoles() {
+        let unit = Unit {
+            name: "main".to_owned(),
+            command: vec!["sh".to_owned()],
+            args: vec!["--password=sesame".to_owned()],
+            ..Default::default()
+        };
+        let pod = Pod { units: vec![unit], ..Default::default() };
+        let cell =
+            Cell { id: "cell-a".to_owned(), console: "sesame".to_owned(), ..Default::default() };
+        let reader = Access::ReadOnly(1000);
+        let seen = (reader.shown_pod(pod.clone()), reader.shown_cell(cell.clone()));
+        assert!(!format!("{seen:?}").contains("sesame"), "{seen:?}");
+        assert_eq!((seen.0.units[0].name.as_str(), seen.1.id.as_str()), ("main", "cell-a"));
+        assert_eq!(Access::Full.shown_pod(pod.clone()), pod);
+        assert_eq!(Access::Full.shown_cell(cell.clone()), cell);
+    }
 
     #[test]
     fn only_root_and_the_own_user_have_full_access() {

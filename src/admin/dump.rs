@@ -11,6 +11,7 @@ use kiyot_proto::admin::{self, DumpResponse};
 use tonic::Status;
 
 use super::{
+    access::Access,
     deadlines::{SHORT, within},
     parts::Parts,
     service,
@@ -91,11 +92,7 @@ async fn text(file: &str, parts: &Parts) -> String {
 }
 
 fn pod(pod: admin::Pod) -> String {
-    let mut pod = pod;
-    for unit in &mut pod.units {
-        (unit.command, unit.args) = (Vec::new(), Vec::new());
-    }
-    format!("{pod:#?}")
+    format!("{:#?}", Access::without_rights().shown_pod(pod))
 }
 
 async fn instances(parts: &Parts) -> String {

@@ -95,8 +95,10 @@ impl Admin for AdminService {
     ) -> Result<Response<Self::ListPodsStream>, Status> {
         let admin::ListPodsRequest { namespace, name } = request.into_inner();
         let keys = self.pod_keys(&namespace, &name);
-        let pods = lists::parts(keys, |milpa, keys: &[PodKey]| admin::ListPodsResponse {
-            pods: milpa.inventory().pods(keys),
+        let access = self.access;
+        let pods = lists::parts(keys, move |milpa, keys: &[PodKey]| {
+            let pods = milpa.inventory().pods(keys).into_iter();
+            admin::ListPodsResponse { pods: pods.map(|pod| access.shown_pod(pod)).collect() }
         });
         Ok(Response::new(pods.boxed()))
     }
@@ -106,8 +108,10 @@ impl Admin for AdminService {
         request: Request<admin::ListCellsRequest>,
     ) -> Result<Response<Self::ListCellsStream>, Status> {
         let ids = self.cell_ids(&request.into_inner().name);
-        let cells = lists::parts(ids, |milpa, ids: &[CellId]| admin::ListCellsResponse {
-            cells: milpa.inventory().cells(ids),
+        let access = self.access;
+        let cells = lists::parts(ids, move |milpa, ids: &[CellId]| {
+            let cells = milpa.inventory().cells(ids).into_iter();
+            admin::ListCellsResponse { cells: cells.map(|cell| access.shown_cell(cell)).collect() }
         });
         Ok(Response::new(cells.boxed()))
     }

@@ -300,6 +300,14 @@ async fn milpactl_shows_the_pods_of_a_daemon_by_the_rights_of_its_user() {
     assert_eq!(milpactl(&kiyot, None, "get pod wep").await.1, 66);
 
     let reader = Some((65_534, 1));
+    let argument = "sleep 1; done";
+    let (text, code) = milpactl(&kiyot, None, "get pod web -ojson").await;
+    assert!(code == 0 && text.contains(argument), "{text}");
+    let (text, code) = milpactl(&kiyot, reader, "get pod web -ojson").await;
+    assert!(code == 0 && text.contains("\"main\"") && !text.contains(argument), "{text}");
+    let (cell, _) = milpactl(&kiyot, None, "get cells -o name").await;
+    let (text, code) = milpactl(&kiyot, None, &format!("logs -f {}", cell.trim())).await;
+    assert_eq!(code, 64, "the console of a cell can't be followed: {text}");
     assert_eq!(milpactl(&kiyot, reader, "get pods -o name").await, ("pod/default/web\n".into(), 0));
     let manifest = directory.join("planned.yaml");
     let wanted = "apiVersion: v1\nkind: Pod\nmetadata:\n  name: planned\n  annotations:\n    \
