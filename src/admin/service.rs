@@ -203,6 +203,7 @@ impl Admin for AdminService {
         self.access.check("ReadLog")?;
         let request = request.into_inner();
         if let Ok((milpa, cell)) = self.parts.find_cell(&request.pod) {
+            check_console(&request)?;
             let console = async {
                 let console = milpa.inventory().console(&cell).await;
                 console.map_err(|error| Status::unavailable(error.text()))
@@ -318,6 +319,23 @@ impl Admin for AdminService {
     }
 }
 
+/// Returns INVALID_ARGUMENT for a part of a console that can't be told from the rest: its lines
+/// have neither times nor containers, and it is read once.
+fn check_console(request: &admin::ReadLogRequest) -> Result<(), Status> {
+    let wanted = [
+        (request.follow, "can't be followed (-f)"),
+        (request.since_unix_nanos != 0, "has no times (--since)"),
+        (!request.unit.is_empty(), "has no units (-u)"),
+    ];
+    match wanted.into_iter().find(|(is_wanted, _)| *is_wanted) {
+        Some((_, why)) => Err(Status::invalid_argument(format!(
+            "the console of cell {} {why}; allowed: --lines, or the log of its pod",
+            request.pod
+        ))),
+        None => Ok(()),
+    }
+}
+
 /// A log that is read.
 struct Reading {
     /// `None` once all is read.
@@ -402,6 +420,30 @@ fn last_lines(text: &str, lines: Option<u64>) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn part_of_a_console_that_it_does_not_have_is_refused() {
+        let request = |follow, since_unix_nanos, unit: &str| admin::ReadLogRequest {
+            pod: "cell-a".to_owned(),
+            follow,
+            since_unix_nanos,
+            unit: unit.to_owned(),
+            lines: Some(5),
+            ..Default::default()
+        };
+        assert!(check_console(&request(false, 0, "")).is_ok());
+        for (request, part) in [
+            (request(true, 0, ""), "-f"),
+            (request(false, 1, ""), "--since"),
+            (request(false, 0, "main"), "-u"),
+        ] {
+            let refused = check_console(&request).unwrap_err();
+            assert_eq!(refused.code(), tonic::Code::InvalidArgument);
+            for part in [part, "cell-a", "allowed: --lines"] {
+                assert!(refused.message().contains(part), "{part}: {}", refused.message());
+            }
+        }
+    }
 
     #[test]
     fn last_lines_of_a_console_are_cut_at_line_ends() {
