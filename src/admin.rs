@@ -3,7 +3,7 @@
 //! Its calls run beside those of CRI, on the main runtime, and read what they read. A socket that
 //! can't be opened is logged: pods need no operator.
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{convert::Infallible, path::PathBuf, sync::Arc, time::Duration};
 
 use kiyot_link::http2::{self, Profile};
 use kiyot_proto::admin::admin_server::AdminServer;
@@ -13,6 +13,8 @@ use tokio::{
     time::sleep,
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tonic::{Status, body::Body};
+use tower::{Service, service_fn};
 
 use crate::{
     backends::milpa::standalone::MAX_MANIFEST_BYTES,
@@ -24,6 +26,7 @@ mod access;
 mod connection_limits;
 mod deadlines;
 mod dump;
+mod idle;
 mod lists;
 mod manifest_files;
 mod node_log;
@@ -34,14 +37,19 @@ mod standalone;
 mod streaming;
 
 use access::Access;
-use connection_limits::ConnectionLimits;
+use connection_limits::{ConnectionLimits, Limits};
+use idle::{CallBody, Calls};
 pub use parts::Parts;
 use service::AdminService;
 
-/// Bounds the connections of readers and of root, each on its own: readers can't keep root out.
-/// Further connections are closed.
-const MAX_READER_CONNECTIONS: usize = 48;
-const MAX_ROOT_CONNECTIONS: usize = 16;
+/// Bounds the connections of readers and of root, each on its own: readers can't keep root out, a
+/// reader no other, and logs that root follows none of its other calls. Further connections get the
+/// reason.
+const LIMITS: Limits = Limits { readers: 48, reader: 16, root: 64, followed: 48, refused: 16 };
+/// Time after which a connection without calls is closed; clients connect again.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
+/// Time for the reason of a refused connection.
+const REFUSAL_TIMEOUT: Duration = Duration::from_secs(2);
 /// Bounds the memory and the calls of a connection.
 const PROFILE: Profile = Profile {
     stream_window: 64 * 1024,
@@ -127,7 +135,7 @@ async fn accept(
     stop: CancellationToken,
     tasks: TaskTracker,
 ) {
-    let limits = ConnectionLimits::new(MAX_READER_CONNECTIONS, MAX_ROOT_CONNECTIONS);
+    let limits = ConnectionLimits::new(LIMITS);
     loop {
         let Some(accepted) = stop.run_until_cancelled(socket.accept()).await else { break };
         let stream = match accepted {
@@ -145,14 +153,26 @@ async fn accept(
                 continue;
             }
         };
-        let Some(permit) = limits.admit(access) else {
-            tracing::debug!(?access, "connection limit of the admin API reached");
-            continue;
+        let admitted = match limits.admit(access) {
+            Ok(admitted) => admitted,
+            Err(reached) => {
+                tracing::debug!(?access, "connection limit of the admin API reached");
+                if let Some(permit) = limits.refuse() {
+                    let refusing = refuse(stream, reached, stop.clone(), tasks.clone());
+                    tasks.spawn(async move {
+                        refusing.await;
+                        drop(permit);
+                    });
+                }
+                continue;
+            }
         };
-        let serving = serve(stream, access, Arc::clone(&parts), stop.clone(), tasks.clone());
+        let service =
+            AdminService { parts: Arc::clone(&parts), access, limits: Arc::clone(&limits) };
+        let serving = serve(stream, service, stop.clone(), tasks.clone());
         tasks.spawn(async move {
             serving.await;
-            drop(permit);
+            drop(admitted);
         });
     }
     drop((socket, listener));
@@ -160,15 +180,40 @@ async fn accept(
 
 async fn serve(
     stream: UnixStream,
-    access: Access,
-    parts: Arc<Parts>,
+    service: AdminService,
     stop: CancellationToken,
     tasks: TaskTracker,
 ) {
-    let service = AdminServer::new(AdminService { parts, access })
-        .max_decoding_message_size(MAX_REQUEST_BYTES);
+    let service = AdminServer::new(service).max_decoding_message_size(MAX_REQUEST_BYTES);
+    let calls = Calls::new();
+    let idle = calls.clone();
+    let service = service_fn(move |request: http::Request<Body>| {
+        let (mut service, call) = (service.clone(), calls.begin());
+        async move {
+            let response = service.call(request).await?;
+            Ok::<_, Infallible>(response.map(|body| Body::new(CallBody::new(body, call))))
+        }
+    });
     let serving = Box::pin(http2::serve(stream, PROFILE, service, stop, tasks));
-    if let Err(error) = serving.await {
-        tracing::debug!(%error, "connection to the admin API ended");
+    tokio::select! {
+        served = serving => {
+            if let Err(error) = served {
+                tracing::debug!(%error, "connection to the admin API ended");
+            }
+        }
+        () = idle.idle_for(IDLE_TIMEOUT) => {
+            tracing::debug!(timeout = ?IDLE_TIMEOUT, "idle connection to the admin API closed");
+        }
     }
+}
+
+/// Answers all calls of a connection with a reason.
+async fn refuse(stream: UnixStream, reason: Status, stop: CancellationToken, tasks: TaskTracker) {
+    let service = service_fn(move |_: http::Request<Body>| {
+        let reason = reason.clone();
+        async move { Ok::<_, Infallible>(reason.into_http::<Body>()) }
+    });
+    let serving = Box::pin(http2::serve(stream, PROFILE, service, stop, tasks));
+    // The client closes the connection once it has the reason.
+    let _ = tokio::time::timeout(REFUSAL_TIMEOUT, serving).await;
 }

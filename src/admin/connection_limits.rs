@@ -1,31 +1,111 @@
-//! Limits on the connections of the admin API, by the rights of their callers.
+//! Limits on the connections of the admin API, by the rights and the users of their callers, and on
+//! the calls of root that last.
 
-use std::sync::Arc;
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tonic::Status;
 
 use super::access::Access;
 
-/// The limits.
+/// The numbers of connections and calls that are allowed at a time.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Limits {
+    /// Connections of all readers.
+    pub(super) readers: usize,
+    /// Connections of a reader.
+    pub(super) reader: usize,
+    /// Connections of callers with full access.
+    pub(super) root: usize,
+    /// Logs that callers with full access follow: fewer than `root`, so that others get through.
+    pub(super) followed: usize,
+    /// Connections on which nothing but the reason of a refusal is sent.
+    pub(super) refused: usize,
+}
+
+/// The connections and calls at a time.
 #[derive(Debug)]
 pub(super) struct ConnectionLimits {
-    readers: Arc<Semaphore>,
-    root: Arc<Semaphore>,
+    limits: Limits,
+    /// The connections by user; `None` stands for callers with full access.
+    open: Mutex<HashMap<Option<u32>, usize>>,
+    followed: Arc<Semaphore>,
+    refused: Arc<Semaphore>,
+}
+
+/// A connection that was admitted. Dropping it leaves its place.
+#[derive(Debug)]
+pub(super) struct Admitted {
+    limits: Arc<ConnectionLimits>,
+    user: Option<u32>,
 }
 
 impl ConnectionLimits {
-    /// Returns limits on the connections of readers, and of callers with full access.
-    pub(super) fn new(readers: usize, root: usize) -> Self {
-        Self { readers: Arc::new(Semaphore::new(readers)), root: Arc::new(Semaphore::new(root)) }
+    /// Returns limits without connections.
+    pub(super) fn new(limits: Limits) -> Arc<Self> {
+        let [followed, refused] =
+            [limits.followed, limits.refused].map(|number| Arc::new(Semaphore::new(number)));
+        Arc::new(Self { limits, open: Mutex::default(), followed, refused })
     }
 
-    /// Returns a permit for a connection; `None` at the limit.
-    pub(super) fn admit(&self, access: Access) -> Option<OwnedSemaphorePermit> {
-        let permits = match access {
-            Access::Full => &self.root,
-            Access::ReadOnly(_) => &self.readers,
+    fn lock(&self) -> MutexGuard<'_, HashMap<Option<u32>, usize>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Admits a connection, or returns RESOURCE_EXHAUSTED with the limit.
+    pub(super) fn admit(self: &Arc<Self>, access: Access) -> Result<Admitted, Status> {
+        let Limits { readers, reader, root, .. } = self.limits;
+        let user = match access {
+            Access::Full => None,
+            Access::ReadOnly(uid) => Some(uid),
         };
-        Arc::clone(permits).try_acquire_owned().ok()
+        let mut open = self.lock();
+        let own = open.get(&user).copied().unwrap_or_default();
+        let of_readers: usize =
+            open.iter().filter(|(user, _)| user.is_some()).map(|(_, number)| number).sum();
+        let reached = match user {
+            None if own >= root => Some(format!("root has {own} connections; allowed: {root}")),
+            Some(uid) if own >= reader => {
+                Some(format!("user {uid} has {own} connections; allowed: {reader}"))
+            }
+            Some(_) if of_readers >= readers => {
+                Some(format!("readers have {of_readers} connections; allowed: {readers}"))
+            }
+            _ => None,
+        };
+        if let Some(reached) = reached {
+            return Err(Status::resource_exhausted(reached));
+        }
+        *open.entry(user).or_default() += 1;
+        Ok(Admitted { limits: Arc::clone(self), user })
+    }
+
+    /// Returns a permit for a log that is followed, or RESOURCE_EXHAUSTED with the limit.
+    pub(super) fn follow(&self) -> Result<OwnedSemaphorePermit, Status> {
+        Arc::clone(&self.followed).try_acquire_owned().map_err(|_| {
+            let followed = self.limits.followed;
+            Status::resource_exhausted(format!("{followed} logs are followed; allowed: {followed}"))
+        })
+    }
+
+    /// Returns a permit for a connection that is refused with a reason; `None` if too many are.
+    pub(super) fn refuse(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.refused).try_acquire_owned().ok()
+    }
+}
+
+impl Drop for Admitted {
+    fn drop(&mut self) {
+        let mut open = self.limits.lock();
+        if let Some(number) = open.get_mut(&self.user) {
+            *number = number.saturating_sub(1);
+            if *number == 0 {
+                open.remove(&self.user);
+            }
+        }
     }
 }
 
@@ -33,18 +113,41 @@ impl ConnectionLimits {
 mod tests {
     use super::*;
 
+    fn limits() -> Arc<ConnectionLimits> {
+        let limits = Limits { readers: 3, reader: 2, root: 2, followed: 1, refused: 1 };
+        ConnectionLimits::new(limits)
+    }
+
     #[test]
     fn readers_at_their_limit_leave_root_its_connections() {
-        let limits = ConnectionLimits::new(2, 1);
-        let reader = Access::ReadOnly(1000);
-        let readers = [limits.admit(reader), limits.admit(reader)];
-        assert!(readers.iter().all(Option::is_some));
-        assert!(limits.admit(Access::ReadOnly(1001)).is_none());
-        let root = limits.admit(Access::Full);
-        assert!(root.is_some() && limits.admit(Access::Full).is_none());
+        let limits = limits();
+        let (one, other) = (Access::ReadOnly(1000), Access::ReadOnly(1001));
+        let mut readers = vec![limits.admit(one).unwrap(), limits.admit(one).unwrap()];
+        let refused = limits.admit(one).unwrap_err();
+        assert_eq!(refused.message(), "user 1000 has 2 connections; allowed: 2");
+        readers.push(limits.admit(other).unwrap());
+        let refused = limits.admit(other).unwrap_err();
+        assert_eq!(refused.message(), "readers have 3 connections; allowed: 3");
+        assert_eq!(refused.code(), tonic::Code::ResourceExhausted);
+        let root = [limits.admit(Access::Full), limits.admit(Access::Full)];
+        assert!(root.iter().all(Result::is_ok));
+        let refused = limits.admit(Access::Full).unwrap_err();
+        assert_eq!(refused.message(), "root has 2 connections; allowed: 2");
         drop(readers);
-        assert!(limits.admit(reader).is_some(), "an ended connection leaves its place");
+        assert!(limits.admit(one).is_ok(), "an ended connection leaves its place");
         drop(root);
-        assert!(limits.admit(Access::Full).is_some());
+        assert!(limits.admit(Access::Full).is_ok());
+    }
+
+    #[test]
+    fn followed_logs_leave_connections_for_other_calls() {
+        let limits = limits();
+        let first = limits.follow().unwrap();
+        let refused = limits.follow().unwrap_err();
+        assert_eq!(refused.message(), "1 logs are followed; allowed: 1");
+        drop(first);
+        assert!(limits.follow().is_ok());
+        let refusing = limits.refuse();
+        assert!(refusing.is_some() && limits.refuse().is_none());
     }
 }

@@ -5,10 +5,12 @@ use std::{sync::Arc, time::Duration};
 use async_trait::async_trait;
 use futures::{StreamExt, stream, stream::BoxStream};
 use kiyot_proto::admin::{self, admin_server::Admin};
+use tokio::sync::OwnedSemaphorePermit;
 use tonic::{Request, Response, Status};
 
 use super::{
     access::Access,
+    connection_limits::ConnectionLimits,
     deadlines::{END_OF_CELL, END_OF_POD, SHORT, within},
     dump, lists,
     node_log::{NodeLog, Part, Wanted},
@@ -38,6 +40,8 @@ type Responses<T> = BoxStream<'static, Result<T, Status>>;
 pub(super) struct AdminService {
     pub(super) parts: Arc<Parts>,
     pub(super) access: Access,
+    /// Limits of all connections.
+    pub(super) limits: Arc<ConnectionLimits>,
 }
 
 impl AdminService {
@@ -217,6 +221,7 @@ impl Admin for AdminService {
         let unit = milpa.inventory().unit(&key, &request.unit);
         let unit = unit.map_err(|error| Status::not_found(error.to_string()))?;
         let wanted = Wanted { lines: request.lines, since_unix_nanos: request.since_unix_nanos };
+        let followed = request.follow.then(|| self.limits.follow()).transpose()?;
         let path = unit.path.clone();
         let opened = blocking(move || NodeLog::open(&path, wanted)).await;
         let log = opened.map_err(|error| {
@@ -226,7 +231,7 @@ impl Admin for AdminService {
             log: Some(log),
             milpa: Arc::clone(milpa),
             container: unit.container,
-            follow: request.follow,
+            followed,
         };
         Ok(Response::new(reading.responses().boxed()))
     }
@@ -342,7 +347,8 @@ struct Reading {
     log: Option<NodeLog>,
     milpa: Arc<Milpa>,
     container: String,
-    follow: bool,
+    /// The permit to follow it; `None` to end with what is written.
+    followed: Option<OwnedSemaphorePermit>,
 }
 
 impl Reading {
@@ -359,7 +365,8 @@ impl Reading {
         loop {
             let mut log = self.log.take()?;
             // Looked at before the log: what follows was written already.
-            let is_whole = !self.follow || self.milpa.inventory().has_whole_log(&self.container);
+            let is_whole =
+                self.followed.is_none() || self.milpa.inventory().has_whole_log(&self.container);
             let read = blocking(move || log.next_part().map(|parts| (log, parts))).await;
             match read {
                 Ok((log, Some(parts))) => {

@@ -1,0 +1,109 @@
+//! The end of connections on which no call runs.
+
+use std::{
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use http_body::{Frame, SizeHint};
+use tokio::{sync::watch, time::timeout};
+use tonic::body::Body;
+
+/// The calls of a connection that run.
+#[derive(Debug, Clone)]
+pub(super) struct Calls(Arc<watch::Sender<usize>>);
+
+/// A call that runs, until it is dropped.
+#[derive(Debug)]
+pub(super) struct Call(Arc<watch::Sender<usize>>);
+
+impl Calls {
+    /// Returns a connection without calls.
+    pub(super) fn new() -> Self {
+        Self(Arc::new(watch::Sender::new(0)))
+    }
+
+    /// Notes that a call begins.
+    pub(super) fn begin(&self) -> Call {
+        self.0.send_modify(|calls| *calls += 1);
+        Call(Arc::clone(&self.0))
+    }
+
+    /// Returns once no call has run for a time.
+    pub(super) async fn idle_for(&self, time: Duration) {
+        let mut calls = self.0.subscribe();
+        loop {
+            // The sender lives in `self`.
+            let _ = calls.wait_for(|calls| *calls == 0).await;
+            if timeout(time, calls.changed()).await.is_err() && *calls.borrow() == 0 {
+                return;
+            }
+        }
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        self.0.send_modify(|calls| *calls = calls.saturating_sub(1));
+    }
+}
+
+/// The body of a response, whose call runs until the body is dropped.
+#[derive(Debug)]
+pub(super) struct CallBody {
+    body: Body,
+    _call: Call,
+}
+
+impl CallBody {
+    /// Returns the body of a call.
+    pub(super) fn new(body: Body, call: Call) -> Self {
+        Self { body, _call: call }
+    }
+}
+
+impl http_body::Body for CallBody {
+    type Data = <Body as http_body::Body>::Data;
+    type Error = <Body as http_body::Body>::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(60);
+
+    #[tokio::test(start_paused = true)]
+    async fn connection_is_idle_after_its_last_call() {
+        let calls = Calls::new();
+        let call = calls.begin();
+        let idle = calls.clone();
+        let idle = tokio::spawn(async move { idle.idle_for(LIMIT).await });
+        tokio::time::sleep(10 * LIMIT).await;
+        assert!(!idle.is_finished(), "a call runs");
+        drop(CallBody::new(Body::empty(), call));
+        tokio::time::sleep(LIMIT / 2).await;
+        drop(calls.begin());
+        tokio::time::sleep(LIMIT * 3 / 4).await;
+        assert!(!idle.is_finished(), "a call has begun since");
+        tokio::time::sleep(LIMIT).await;
+        assert!(idle.is_finished());
+    }
+}
