@@ -29,7 +29,7 @@ impl Inventory {
             cpu_nanocores: value(cpu.usage_nano_cores),
             memory_bytes: value(usage.memory.unwrap_or_default().working_set_bytes),
             disk_bytes: sandbox.ephemeral_storage,
-            window_nanos: 0,
+            window_nanos: u64::try_from(self.pods.usage_window(id)).unwrap_or_default(),
         })
     }
 

@@ -191,6 +191,13 @@ impl Pods {
         })
     }
 
+    /// Returns the time between the last two samples of a pod, in nanoseconds; 0 after the first.
+    pub(crate) fn usage_window(&self, id: &SandboxId) -> i64 {
+        let cache = self.read();
+        let usage = cache.sandboxes.get(id).and_then(|sandbox| sandbox.usage.as_ref());
+        usage.map_or(0, |usage| usage.window)
+    }
+
     /// Returns the recent usage of a ready sandbox and its containers.
     pub(crate) fn usage_of(
         &self,

@@ -63,6 +63,8 @@ pub(super) struct Usage {
     stats: Bytes,
     /// Time of its earliest sample, by the node's clock.
     taken: i64,
+    /// Nanoseconds between the sample before and this one; 0 for the first.
+    pub(super) window: i64,
     /// End of the time in which it is listed.
     until: Instant,
 }
@@ -87,7 +89,7 @@ impl Usage {
             stats.io.as_mut().map(|io| &mut io.timestamp),
         ];
         let taken = now.correct(times, before);
-        Self::of(&stats, taken, now)
+        Self::of(&stats, taken, before, now)
     }
 
     /// Returns the new usage of a pod, after `before`.
@@ -107,11 +109,16 @@ impl Usage {
             linux.io.as_mut().map(|io| &mut io.timestamp),
         ];
         let taken = now.correct(times, before);
-        Self::of(&linux, taken, now)
+        Self::of(&linux, taken, before, now)
     }
 
-    fn of(stats: &impl Message, taken: i64, now: Received) -> Self {
-        Self { stats: stats.encode_to_vec().into(), taken, until: now.at + USAGE_TTL }
+    fn of(stats: &impl Message, taken: i64, before: Option<&Self>, now: Received) -> Self {
+        let window = before.map_or(0, |before| match taken.saturating_sub(before.taken) {
+            // A sample that is repeated.
+            ..=0 => before.window,
+            window => window,
+        });
+        Self { stats: stats.encode_to_vec().into(), taken, window, until: now.at + USAGE_TTL }
     }
 
     fn is_fresh(&self, now: Instant) -> bool {
@@ -212,6 +219,23 @@ mod tests {
         let usage = Usage::of_pod(pod, None, now);
         let linux = cri::LinuxPodSandboxStats::decode(usage.stats).unwrap();
         assert_eq!(linux.network.unwrap().timestamp, clock);
+    }
+
+    #[test]
+    fn window_is_the_time_between_two_samples() {
+        const SECOND: i64 = 1_000_000_000;
+        let clock = 1_000_000 * SECOND;
+        let now = Received { at: Instant::now(), clock };
+        let usage = |timestamp, before: Option<&Usage>| {
+            let cpu = Some(cri::CpuUsage { timestamp, ..Default::default() });
+            let linux = Some(cri::LinuxPodSandboxStats { cpu, ..Default::default() });
+            Usage::of_pod(cri::PodSandboxStats { linux, ..Default::default() }, before, now)
+        };
+        let first = usage(clock - 12 * SECOND, None);
+        let second = usage(clock - 2 * SECOND, Some(&first));
+        let repeated = usage(clock - 2 * SECOND, Some(&second));
+        let windows = [&first, &second, &repeated].map(|usage| usage.window);
+        assert_eq!(windows, [0, 10 * SECOND, 10 * SECOND]);
     }
 
     /// Verifies L8.
