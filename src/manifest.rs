@@ -36,7 +36,7 @@ pub use dns::{Dns, DnsPolicy};
 pub use document::Skipped;
 pub use env::{EnvValue, PodField};
 pub use expand::expand;
-pub use files::Entry;
+pub use files::{Entry, SubPath};
 pub use kiyot_manifest_files::File;
 pub use metadata::Metadata;
 pub use mount::{VolumeDevice, VolumeMount};

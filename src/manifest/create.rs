@@ -179,12 +179,7 @@ impl Pod {
                 continue;
             };
             let host_path = match wanted.sub_path {
-                Some(_) => node
-                    .pod_dir(self)
-                    .join("volume-subpaths")
-                    .join(&volume.name)
-                    .join(&container.name)
-                    .join(index.to_string()),
+                Some(_) => self.sub_path_target(container, node, volume, index),
                 None => volume.host_path(node, self),
             };
             let image = match &volume.kind {

@@ -3,7 +3,7 @@
 
 use std::{net::IpAddr, path::PathBuf};
 
-use super::{Container, Content, KeyedFile, Node, Pod, VolumeKind};
+use super::{Container, Content, KeyedFile, Node, Pod, Volume, VolumeKind, VolumeMount};
 
 /// Modes of pkg/kubelet and pkg/volume.
 const DIR_MODE: u32 = 0o755;
@@ -37,6 +37,29 @@ pub enum Entry {
         /// Target, relative to its directory.
         target: PathBuf,
     },
+    /// Group of a volume, of all that is in it and of what will be: `fsGroup`
+    /// (pkg/volume/volume_linux.go).
+    Group {
+        /// Path of the volume.
+        path: PathBuf,
+        /// Group.
+        gid: u32,
+        /// True if the group may write.
+        writable: bool,
+    },
+}
+
+/// Part of a volume that a container mounts instead of all of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SubPath {
+    /// Path of the volume.
+    pub volume: PathBuf,
+    /// Path in the volume.
+    pub sub_path: String,
+    /// Path at which the part is bound.
+    pub target: PathBuf,
+    /// True if an absent part is made, as a directory.
+    pub is_made: bool,
 }
 
 impl Pod {
@@ -47,13 +70,19 @@ impl Pod {
         let directory = |path: PathBuf, mode| Entry::Directory { path, mode };
         let mut plan =
             vec![directory(node.pod_dir(self), DIR_MODE), directory(node.log_dir(self), DIR_MODE)];
+        let gid = self.security.fs_group.and_then(|gid| u32::try_from(gid).ok());
+        let group = |path, writable| gid.map(|gid| Entry::Group { path, gid, writable });
         for volume in &self.volumes {
             let root = volume.host_path(node, self);
             match &volume.kind {
-                VolumeKind::EmptyDir { .. } => plan.push(directory(root, SHARED_DIR_MODE)),
+                VolumeKind::EmptyDir { .. } => {
+                    plan.push(directory(root.clone(), SHARED_DIR_MODE));
+                    plan.extend(group(root, true));
+                }
                 VolumeKind::ConfigMap(files) | VolumeKind::Secret(files) => {
                     plan.push(directory(root.clone(), SHARED_DIR_MODE));
                     write_atomically(&mut plan, &root, files, revision);
+                    plan.extend(group(root, false));
                 }
                 // Plugins mount them, and `Purpose::Run` refuses all but hostPath.
                 VolumeKind::HostPath(_)
@@ -64,6 +93,44 @@ impl Pod {
             }
         }
         plan
+    }
+
+    /// Returns the directories that are to be in memory (`medium: Memory`), each with its limit in
+    /// bytes.
+    pub fn memory_dirs(&self, node: &Node) -> Vec<(PathBuf, Option<u64>)> {
+        let dir = |volume: &Volume| match volume.kind {
+            VolumeKind::EmptyDir { memory: true, size_limit } => {
+                Some((volume.host_path(node, self), size_limit))
+            }
+            _ => None,
+        };
+        self.volumes.iter().filter_map(dir).collect()
+    }
+
+    /// Returns the parts of volumes that a container mounts.
+    pub fn sub_paths(&self, container: &Container, node: &Node) -> Vec<SubPath> {
+        let part = |(index, mount): (usize, &VolumeMount)| {
+            let volume = self.volumes.iter().find(|volume| volume.name == mount.name)?;
+            Some(SubPath {
+                volume: volume.host_path(node, self),
+                sub_path: mount.sub_path.clone()?,
+                target: self.sub_path_target(container, node, volume, index),
+                is_made: matches!(volume.kind, VolumeKind::EmptyDir { .. }),
+            })
+        };
+        container.mounts.iter().enumerate().filter_map(part).collect()
+    }
+
+    /// Returns the path at which the kubelet binds a part of a volume.
+    pub(super) fn sub_path_target(
+        &self,
+        container: &Container,
+        node: &Node,
+        volume: &Volume,
+        index: usize,
+    ) -> PathBuf {
+        let dir = node.pod_dir(self).join("volume-subpaths").join(&volume.name);
+        dir.join(&container.name).join(index.to_string())
     }
 
     /// Returns the additional steps for a container: `/etc/hosts`, termination message, log

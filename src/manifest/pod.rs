@@ -9,8 +9,7 @@ use super::{
 use crate::problems::{Field, Problem, Table};
 
 /// Fields for the scheduler, the API server or the kubelet alone.
-const NOT_THE_RUNTIMES: [&str; 19] = [
-    "activeDeadlineSeconds",
+const NOT_THE_RUNTIMES: [&str; 18] = [
     "affinity",
     "automountServiceAccountToken",
     "enableServiceLinks",
@@ -77,6 +76,8 @@ pub struct Pod {
     pub restart_policy: RestartPolicy,
     /// `terminationGracePeriodSeconds`
     pub grace_secs: i64,
+    /// `activeDeadlineSeconds`
+    pub active_deadline_secs: Option<i64>,
     /// `securityContext`
     pub security: PodSecurity,
     /// `overhead`
@@ -229,6 +230,9 @@ impl Pod {
                 .take("terminationGracePeriodSeconds")
                 .and_then(|field| field.number(0..=i64::MAX))
                 .unwrap_or(DEFAULT_GRACE_SECS),
+            active_deadline_secs: spec
+                .take("activeDeadlineSeconds")
+                .and_then(|field| field.number(1..=i64::from(i32::MAX))),
             security: spec
                 .take("securityContext")
                 .and_then(Field::table)

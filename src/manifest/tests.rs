@@ -241,14 +241,7 @@ fn kubelet_files_are_planned() {
     let plan = pod.files(&node, 7);
     let settings =
         "/k/pods/0d1f3a52-0000-4000-8000-000000000001/volumes/kubernetes.io~configmap/settings";
-    let at = |path: &str| {
-        plan.iter().position(|entry| {
-            let (Entry::Directory { path: own, .. }
-            | Entry::File { path: own, .. }
-            | Entry::Link { path: own, .. }) = entry;
-            own.to_str() == Some(path)
-        })
-    };
+    let at = |path: &str| plan.iter().position(|entry| entry.path().to_str() == Some(path));
     let file = at(&format!("{settings}/..2026_01_01_00_00_00.000000007/look/color")).unwrap();
     let Entry::File { mode: 0o400, content, .. } = &plan[file] else { panic!("{:?}", plan[file]) };
     assert_eq!(content.0, b"blue");
@@ -270,6 +263,23 @@ fn kubelet_files_are_planned() {
         Entry::File { path, content, .. } => path.ends_with("token") && content.0 == b"hello",
         _ => false,
     }));
+    let volumes = "/k/pods/0d1f3a52-0000-4000-8000-000000000001/volumes";
+    for (volume, writable) in [("empty-dir/scratch", true), ("configmap/settings", false)] {
+        let path = format!("{volumes}/kubernetes.io~{volume}").into();
+        let group = Entry::Group { path, gid: 2000, writable };
+        assert!(plan.contains(&group), "{group:?} is not in {plan:?}");
+    }
+    let scratch = format!("{volumes}/kubernetes.io~empty-dir/scratch");
+    assert_eq!(pod.memory_dirs(&node), [(scratch.clone().into(), Some(64 << 20))]);
+    let parts = pod.sub_paths(&pod.containers[0], &node);
+    let part = SubPath {
+        volume: scratch.into(),
+        sub_path: "a/b".to_owned(),
+        target: "/k/pods/0d1f3a52-0000-4000-8000-000000000001/volume-subpaths/scratch/main/3"
+            .into(),
+        is_made: true,
+    };
+    assert_eq!(parts, [part]);
     let hosts = pod.container_files(&pod.containers[0], &node, Some([10, 0, 0, 7].into()), 0);
     assert!(hosts.iter().any(|entry| match entry {
         Entry::File { content, .. } => {

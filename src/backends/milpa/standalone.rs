@@ -10,7 +10,10 @@
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -29,11 +32,13 @@ use super::{
 };
 use crate::{
     error_chain::error_chain,
-    manifest::{self, Dns, File, Node, Pod},
+    manifest::{self, Dns, File, Node, Pod, RestartPolicy},
 };
 
 mod end;
+mod failures;
 mod log_rotation;
+mod mounts;
 mod node;
 mod observed;
 mod plan;
@@ -80,6 +85,36 @@ pub(crate) struct View {
     pub(crate) error: String,
     /// True once its end was requested.
     pub(crate) is_ending: bool,
+    /// True once its `activeDeadlineSeconds` have passed.
+    pub(crate) is_expired: bool,
+}
+
+/// The parts of a pod's spec that lists show.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Shape {
+    /// The labels.
+    pub(crate) labels: HashMap<String, String>,
+    /// The restart policy.
+    pub(crate) restart_policy: &'static str,
+    /// The names of its containers, init containers first.
+    pub(crate) containers: Vec<String>,
+    /// The number of its init containers.
+    pub(crate) init_containers: usize,
+}
+
+impl Shape {
+    fn of(pod: &Pod) -> Self {
+        Self {
+            labels: pod.metadata.labels.clone().into_iter().collect(),
+            restart_policy: match pod.restart_policy {
+                RestartPolicy::Always => "Always",
+                RestartPolicy::OnFailure => "OnFailure",
+                RestartPolicy::Never => "Never",
+            },
+            containers: pod.all_containers().map(|container| container.name.clone()).collect(),
+            init_containers: pod.init_containers.len(),
+        }
+    }
 }
 
 /// The parts that standalone pods need.
@@ -114,7 +149,11 @@ struct Entry {
     created_unix_nanos: i64,
     /// The seconds that its containers have to end, unless the request says otherwise.
     grace_seconds: i64,
+    /// `None` if its manifest can't be read.
+    shape: Option<Arc<Shape>>,
     error: Mutex<String>,
+    /// True once its `activeDeadlineSeconds` have passed.
+    is_expired: AtomicBool,
     /// The seconds that its containers have to end, once its end is requested.
     end: watch::Sender<Option<i64>>,
     /// Cancelled once nothing is left of it.
@@ -134,7 +173,9 @@ impl Entry {
             name: record.name.clone(),
             created_unix_nanos: record.created_unix_nanos,
             grace_seconds: pod.map_or(DEFAULT_GRACE_SECONDS, |pod| pod.grace_secs),
+            shape: pod.map(|pod| Arc::new(Shape::of(pod))),
             error: Mutex::default(),
+            is_expired: AtomicBool::new(false),
             end: watch::Sender::new(end.map(|end| end.grace_seconds)),
             ended: CancellationToken::new(),
         })
@@ -264,7 +305,7 @@ impl Standalone {
         }
         let mut names: HashSet<String> = self.lock().values().map(|entry| entry.pod()).collect();
         let sandboxes = self.parts.cri.pods().latest_sandboxes().into_iter();
-        names.extend(sandboxes.map(|(_, name, _)| name.to_string()));
+        names.extend(sandboxes.map(|(_, name, ..)| name.to_string()));
         let orders = self.parts.cells.orders().into_iter();
         names.extend(orders.map(|order| format!("{}/{}", order.namespace, order.name)));
         let mut own = HashSet::new();
@@ -329,6 +370,7 @@ impl Standalone {
             created_unix_nanos: entry.created_unix_nanos,
             error: entry.error().clone(),
             is_ending: entry.end.borrow().is_some(),
+            is_expired: entry.is_expired.load(Ordering::Relaxed),
         };
         self.lock().values().map(view).collect()
     }
@@ -336,6 +378,16 @@ impl Standalone {
     /// Returns true for the uid of a standalone pod.
     pub(crate) fn has(&self, uid: &str) -> bool {
         self.lock().contains_key(uid)
+    }
+
+    /// Returns the parts of a pod's spec that lists show.
+    pub(crate) fn shape_of(&self, uid: &str) -> Option<Arc<Shape>> {
+        self.lock().get(uid).and_then(|entry| entry.shape.clone())
+    }
+
+    /// Returns true once the `activeDeadlineSeconds` of a pod have passed.
+    pub(crate) fn is_expired(&self, uid: &str) -> bool {
+        self.lock().get(uid).is_some_and(|entry| entry.is_expired.load(Ordering::Relaxed))
     }
 
     /// Returns the error of a pod's last step; empty without one.

@@ -273,3 +273,111 @@ async fn standalone_pod_moves_to_another_cell_when_its_cell_ends_and_is_deleted_
     client.delete_pod(deleted("moves", 0)).await.unwrap();
     assert_eq!((pods(&mut client).await, kiyot.cells()), (Vec::new(), Vec::new()));
 }
+
+/// Returns the names in a directory beneath that of the logs of the only standalone pod, sorted.
+fn logs_of(kiyot: &Kiyot<'_>, container: &str) -> Vec<String> {
+    let logs = std::fs::read_dir(kiyot.state().join("standalone/logs")).unwrap();
+    let of_pod = logs.map(|pod| pod.unwrap().path().join(container));
+    let files = of_pod.flat_map(|dir| std::fs::read_dir(dir).into_iter().flatten());
+    let mut names: Vec<_> =
+        files.map(|file| file.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+/// Verifies O40, O43, O45.
+#[tokio::test]
+async fn container_that_can_not_start_keeps_no_other_from_its_restarts_and_old_runs_are_removed() {
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut client = admin(&kiyot).await;
+    let text = format!(
+        "kind: Pod\napiVersion: v1\nmetadata: {{name: half}}\nspec:\n\
+         \x20 terminationGracePeriodSeconds: 1\n  containers:\n\
+         \x20 - {{name: bad, image: \"127.0.0.1:1/absent:1\"}}\n\
+         \x20 - {{name: main, image: {BUSYBOX_IMAGE}, command: [sh, -c, \"echo run; exit 3\"]}}\n"
+    );
+    client.create_pods(created(&text)).await.unwrap();
+    let ended_again = |pod: &admin::Pod| {
+        let has_ended = |unit: &admin::Unit| unit.restarts == 2 && unit.exit_code == 3;
+        pod.units.iter().any(|unit| unit.name == "main" && has_ended(unit))
+    };
+    let pod = pod_that(&mut client, "has ended for the third time", ended_again).await;
+    assert!(pod.message.starts_with("container bad: "), "{}", pod.message);
+    assert!(pod.message.contains("127.0.0.1:1/absent:1"), "{}", pod.message);
+    assert_eq!((pod.restart_policy.as_str(), pod.default_unit.as_str()), ("Always", "main"));
+    wait_until("the last run alone is left", LIMIT, async || {
+        (logs_of(&kiyot, "main") == ["2.log"]).then_some(())
+    })
+    .await;
+    assert_eq!(log_with(&client, "half", "run").await, "run\n");
+    client.delete_pod(deleted(&pod.uid, 0)).await.unwrap();
+    assert_eq!((pods(&mut client).await, kiyot.cells()), (Vec::new(), Vec::new()));
+}
+
+/// Verifies O46.
+#[tokio::test]
+async fn volumes_of_a_standalone_pod_are_those_that_a_kubelet_makes() {
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut client = admin(&kiyot).await;
+    let script = "cat /word; echo; grep ' /mem tmpfs' /proc/mounts | grep -o 'size=[0-9]*k'; \
+                  echo x > /part/file && cat /disk/a/b/file; stat -c '%g %a' /disk /mem /settings/word; \
+                  dd if=/dev/zero of=/mem/big bs=1M count=2 2>/dev/null || echo full; \
+                  echo ready; sleep 1000";
+    let text = format!(
+        "kind: ConfigMap\napiVersion: v1\nmetadata: {{name: settings}}\n\
+         data: {{word: sesame}}\n---\n\
+         kind: Pod\napiVersion: v1\nmetadata: {{name: volumes}}\nspec:\n\
+         \x20 terminationGracePeriodSeconds: 1\n\
+         \x20 securityContext: {{fsGroup: 2000, runAsUser: 1000}}\n\
+         \x20 volumes:\n  - {{name: settings, configMap: {{name: settings, defaultMode: 256}}}}\n\
+         \x20 - {{name: mem, emptyDir: {{medium: Memory, sizeLimit: 1Mi}}}}\n\
+         \x20 - {{name: disk, emptyDir: {{}}}}\n\
+         \x20 containers:\n  - name: main\n    image: {BUSYBOX_IMAGE}\n\
+         \x20   command: [sh, -c, \"{script}\"]\n\
+         \x20   volumeMounts:\n    - {{name: settings, mountPath: /word, subPath: word}}\n\
+         \x20   - {{name: settings, mountPath: /settings}}\n\
+         \x20   - {{name: mem, mountPath: /mem}}\n    - {{name: disk, mountPath: /disk}}\n\
+         \x20   - {{name: disk, mountPath: /part, subPath: a/b}}\n"
+    );
+    client.create_pods(created(&text)).await.unwrap();
+    let log = log_with(&client, "volumes", "ready").await;
+    let expected = "sesame\nsize=1024k\nx\n2000 2777\n2000 2777\n";
+    assert!(log.starts_with(expected) && log.ends_with("full\nready\n"), "{log}");
+    client.delete_pod(deleted("volumes", 0)).await.unwrap();
+    let directory = kiyot.state().join("standalone/pods");
+    assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 0, "{}", directory.display());
+}
+
+/// Verifies O47.
+#[tokio::test]
+async fn standalone_pod_ends_at_its_deadline_and_is_listed_with_its_labels_before() {
+    let node = Node::start().await;
+    let mut kiyot = Kiyot::start(&node, options()).await;
+    let mut client = admin(&kiyot).await;
+    client.cordon(admin::CordonRequest {}).await.unwrap();
+    let text =
+        manifest("brief", "Always", "trap 'exit 0' TERM; echo on; while :; do sleep 0.1; done");
+    let text = text.replace("restartPolicy", "activeDeadlineSeconds: 20\n  restartPolicy");
+    client.create_pods(created(&text)).await.unwrap();
+    let listed = pods(&mut client).await;
+    assert_eq!(listed[0].labels.get("app").map(String::as_str), Some("alone"), "{listed:?}");
+    client.uncordon(admin::UncordonRequest {}).await.unwrap();
+    let running = pod_that(&mut client, "runs", has_main).await;
+    let inits: Vec<_> = running.units.iter().map(|it| (it.name.as_str(), it.is_init)).collect();
+    assert_eq!(inits, [("first", true), ("main", false)]);
+    let is_over = |pod: &admin::Pod| {
+        pod.phase() == admin::PodPhase::Failed && pod.message.starts_with("DeadlineExceeded")
+    };
+    pod_that(&mut client, "has failed", is_over).await;
+    wait_until("its cell has ended", LIMIT, async || kiyot.cells().is_empty().then_some(())).await;
+    // Of the container that is no init container.
+    assert_eq!(log(&mut client, log_of("brief")).await.0, "on\n");
+    kiyot.kill9();
+    kiyot.start_again().await;
+    let mut client = admin(&kiyot).await;
+    pod_that(&mut client, "has still failed", is_over).await;
+    assert_eq!(kiyot.cells(), Vec::<String>::new());
+    client.delete_pod(deleted("brief", 0)).await.unwrap();
+}

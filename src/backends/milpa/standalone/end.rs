@@ -9,6 +9,7 @@ use tokio::time::sleep;
 use tonic::Status;
 
 use super::{
+    mounts,
     observed::Observed,
     runner::{Runner, on_disk},
 };
@@ -58,6 +59,7 @@ impl Runner {
         }
         let (dir, logs) = (self.pod_dir(), self.log_dir());
         on_disk(move || {
+            mounts::unmount_beneath(&dir)?;
             remove_dir(&dir)?;
             remove_dir(&logs)
         })
@@ -71,7 +73,7 @@ impl Runner {
 
     /// Ends launches of cells for the pod. The launch that an earlier step began goes on without
     /// its caller.
-    async fn end_launches(&self) {
+    pub(super) async fn end_launches(&self) {
         let (cells, cri) = (&self.standalone.parts.cells, &self.standalone.parts.cri);
         loop {
             let orders = cells.orders().into_iter();
@@ -92,7 +94,7 @@ impl Runner {
         }
     }
 
-    async fn stop(&self, container: &str, grace: i64) -> Result<(), Status> {
+    pub(super) async fn stop(&self, container: &str, grace: i64) -> Result<(), Status> {
         let timeout = grace.clamp(0, MAX_GRACE_SECONDS);
         let request = cri::StopContainerRequest { container_id: container.to_owned(), timeout };
         let limit = Duration::from_secs(u64::try_from(timeout).unwrap_or(0)) + STOP_MARGIN;

@@ -20,6 +20,19 @@ pub(super) fn rotate(log: &Path) -> io::Result<bool> {
     Ok(true)
 }
 
+/// Removes the log of a container with its rotated file, and its termination message.
+pub(super) fn remove(log: &Path, message: Option<&Path>) -> io::Result<()> {
+    let rotated = log.with_added_extension(ROTATED);
+    let logs = [log, &rotated].into_iter().filter(|path| !path.as_os_str().is_empty());
+    for path in logs.chain(message) {
+        match fs::remove_file(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

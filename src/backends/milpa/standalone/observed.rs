@@ -1,10 +1,16 @@
 //! The sandboxes and containers of a standalone pod, by the read model.
 
-use std::{collections::HashMap, time::Duration};
+use std::{
+    collections::HashMap,
+    time::{Duration, Instant},
+};
 
 use kiyot_proto::cri::ContainerState;
 
-use super::plan::{Run, SandboxState, Unit};
+use super::{
+    failures::Failures,
+    plan::{Run, SandboxState, Unit},
+};
 use crate::{
     backends::milpa::{
         clock,
@@ -70,8 +76,38 @@ impl Observed {
             .unwrap_or(0)
     }
 
+    /// Returns the containers that have ended but for the latest of each name, whose log an operator
+    /// wants to read, as the kubelet keeps it (`MaxPerPodContainer`).
+    pub(super) fn dead(&self) -> Vec<&Container> {
+        let mut kept: HashMap<String, &Container> = HashMap::new();
+        let mut dead = Vec::new();
+        for container in self.containers.iter().filter(|container| container.exited()) {
+            let name = container.item().metadata.unwrap_or_default().name;
+            match kept.get(&name) {
+                Some(latest) if container.sequence < latest.sequence => dead.push(container),
+                _ => dead.extend(kept.insert(name, container)),
+            }
+        }
+        dead
+    }
+
+    /// Returns true if a container runs, or has ended at a time or later, in nanoseconds since
+    /// 1970.
+    pub(super) fn has_run_at(&self, time: i64) -> bool {
+        let has_run = |container: &Container| {
+            !container.exited() || container.status.finished_unix_nanos >= time
+        };
+        self.containers.iter().any(has_run)
+    }
+
     /// Returns the containers of a pod's spec with their latest runs.
-    pub(super) fn units(&self, pod: &Pod, restarts: &HashMap<String, u32>) -> Vec<Unit> {
+    pub(super) fn units(
+        &self,
+        pod: &Pod,
+        restarts: &HashMap<String, u32>,
+        failures: &Failures,
+    ) -> Vec<Unit> {
+        let now = Instant::now();
         let first_main = pod.init_containers.len();
         let unit = |(index, container): (usize, &crate::manifest::Container)| {
             let latest = self.latest(&container.name);
@@ -90,6 +126,7 @@ impl Observed {
                 is_sidecar: index < first_main && container.always_restarts,
                 latest: latest.map(run),
                 restarts_in_a_row: if lasted { 0 } else { in_a_row },
+                retry_in: failures.left(Some(&container.name), now),
             }
         };
         pod.all_containers().enumerate().map(unit).collect()

@@ -23,6 +23,8 @@ pub(super) struct Unit {
     pub(super) latest: Option<Run>,
     /// The restarts since a run that lasted.
     pub(super) restarts_in_a_row: u32,
+    /// The rest of the pause after a step of it that failed.
+    pub(super) retry_in: Duration,
 }
 
 /// The run of a container.
@@ -86,24 +88,26 @@ pub(super) fn next(sandbox: Option<SandboxState>, policy: RestartPolicy, units: 
     let mut pause: Option<Duration> = None;
     for (index, unit) in units.iter().enumerate() {
         let must_exit = unit.is_init && !unit.is_sidecar;
-        match unit.latest {
+        let (step, left) = match unit.latest {
             // Init containers of a pod whose containers were created are done.
-            _ if must_exit && is_initialized => {}
-            None => return Step::Create(index),
-            Some(Run::Created) => return Step::Start(index),
+            _ if must_exit && is_initialized => continue,
+            None => (Step::Create(index), Duration::ZERO),
+            Some(Run::Created) => (Step::Start(index), Duration::ZERO),
             Some(Run::Running) if must_exit => return Step::Wait(pause),
-            Some(Run::Running) => {}
-            Some(Run::Exited { .. }) if unit.has_ended() => {}
+            Some(Run::Running) => continue,
+            Some(Run::Exited { .. }) if unit.has_ended() => continue,
             Some(Run::Exited { since, .. }) => {
-                let left = unit.pause().saturating_sub(since);
-                if left.is_zero() {
-                    return Step::Create(index);
-                }
-                pause = Some(pause.map_or(left, |pause| pause.min(left)));
-                if unit.is_init && !is_initialized {
-                    return Step::Wait(pause);
-                }
+                (Step::Create(index), unit.pause().saturating_sub(since))
             }
+        };
+        let left = left.max(unit.retry_in);
+        if left.is_zero() {
+            return step;
+        }
+        pause = Some(pause.map_or(left, |pause| pause.min(left)));
+        // The next containers wait for an init container, but not for each other.
+        if unit.is_init && !is_initialized {
+            return Step::Wait(pause);
         }
     }
     Step::Wait(pause)
@@ -152,7 +156,8 @@ mod tests {
 
     fn main_unit(restarts: RestartPolicy, latest: Option<Run>) -> Unit {
         let (is_init, is_sidecar) = (false, false);
-        Unit { restarts, is_init, is_sidecar, latest, restarts_in_a_row: 0 }
+        let (restarts_in_a_row, retry_in) = (0, Duration::ZERO);
+        Unit { restarts, is_init, is_sidecar, latest, restarts_in_a_row, retry_in }
     }
 
     fn init(restarts: RestartPolicy, latest: Option<Run>) -> Unit {
@@ -209,6 +214,26 @@ mod tests {
     }
 
     #[test]
+    fn container_that_fails_keeps_no_other_from_its_start_or_restart() {
+        use RestartPolicy::Always;
+        let pause = Duration::from_secs(30);
+        let failed = |unit| Unit { retry_in: pause, ..unit };
+        let bad = failed(main_unit(Always, None));
+        let running = main_unit(Always, Some(Run::Running));
+        for (units, step) in [
+            (vec![bad.clone(), main_unit(Always, None)], Step::Create(1)),
+            (vec![bad.clone(), main_unit(Always, Some(Run::Created))], Step::Start(1)),
+            (vec![bad.clone(), main_unit(Always, exited(1, 0))], Step::Create(1)),
+            (vec![bad.clone(), running.clone()], Step::Wait(Some(pause))),
+            (vec![failed(main_unit(Always, Some(Run::Created))), running], Step::Wait(Some(pause))),
+            // An init container is waited for.
+            (vec![failed(init(Always, None)), main_unit(Always, None)], Step::Wait(Some(pause))),
+        ] {
+            assert_eq!(next(READY, Always, &units), step, "{units:?}");
+        }
+    }
+
+    #[test]
     fn lost_sandbox_is_replaced_unless_the_pod_is_complete_or_never_restarts() {
         use RestartPolicy::{Always, Never, OnFailure};
         for (policy, latest, step) in [
@@ -238,7 +263,8 @@ mod tests {
             |(restarts, is_init, is_sidecar, latest, restarts_in_a_row)| {
                 let is_sidecar = is_init && is_sidecar;
                 let restarts = if is_sidecar { RestartPolicy::Always } else { restarts };
-                Unit { restarts, is_init, is_sidecar, latest, restarts_in_a_row }
+                let retry_in = Duration::ZERO;
+                Unit { restarts, is_init, is_sidecar, latest, restarts_in_a_row, retry_in }
             },
         )
     }

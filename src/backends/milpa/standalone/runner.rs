@@ -5,32 +5,37 @@ use std::{
     collections::HashMap,
     io,
     path::PathBuf,
-    sync::Arc,
+    sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
 
+use futures::future::join_all;
 use kiyot_proto::cri;
 use prost::Message;
 use tokio::time::sleep;
 use tonic::Status;
 
 use super::{
-    Entry, Standalone, log_rotation,
+    Entry, Standalone,
+    failures::Failures,
+    log_rotation, mounts,
     observed::Observed,
     plan::{self, Step, Unit},
 };
 use crate::{
-    backends::{Method, milpa::pods::Pods},
-    backoff::doubled,
+    backends::{
+        Method,
+        milpa::{
+            clock,
+            id::SandboxId,
+            pods::{Container, Pods},
+        },
+    },
     blocking::blocking,
     error_chain::error_chain,
-    manifest::{Container, Entry as FileEntry, Login, Node, Pod, PullPolicy},
+    manifest::{Container as Spec, Entry as FileEntry, Login, Node, Pod, PullPolicy},
 };
 
-/// The pause after a step that failed, which doubles.
-const FIRST_PAUSE: Duration = Duration::from_secs(2);
-/// The longest pause.
-const MAX_PAUSE: Duration = Duration::from_secs(300);
 /// The longest wait for a change, after which logs are looked at.
 const MAX_WAIT: Duration = Duration::from_secs(10);
 /// Time limit of calls that don't wait for a cell or an image, as the kubelet has it
@@ -46,8 +51,8 @@ pub(super) struct Runner {
     pod: Result<Pod, String>,
     /// The restarts of each container since a run that lasted.
     restarts: HashMap<String, u32>,
-    /// The steps that failed, since one that succeeded.
-    failures: u32,
+    /// The steps that failed, since those that succeeded.
+    failures: Failures,
 }
 
 /// Returns the config of a pod's sandbox.
@@ -68,7 +73,7 @@ impl Runner {
         pod: Result<Pod, String>,
         node: Node,
     ) -> Self {
-        let (restarts, failures) = (HashMap::new(), 0);
+        let (restarts, failures) = (HashMap::new(), Failures::default());
         Self { standalone, entry, node, pod, restarts, failures }
     }
 
@@ -100,23 +105,61 @@ impl Runner {
             }
         };
         loop {
-            let observed = Observed::of(self.pods(), &self.entry.uid);
-            let units = observed.units(&pod, &self.restarts);
-            let sandbox = observed.sandbox().map(|(_, state)| state);
-            let step = plan::next(sandbox, pod.restart_policy, &units);
-            let is_ready = sandbox.is_some_and(|sandbox| sandbox.is_ready);
-            match step {
-                Step::Wait(pause) => self.wait(&observed, pause).await,
-                Step::Complete if !is_ready => self.wait(&observed, None).await,
-                step => match Box::pin(self.take(&pod, &observed, &units, step)).await {
-                    Ok(()) => {
-                        self.failures = 0;
-                        self.entry.error().clear();
-                    }
-                    Err(status) => self.pause(&status).await,
-                },
+            let mut observed = Observed::of(self.pods(), &self.entry.uid);
+            if self.remove_dead(&pod, &observed).await {
+                observed = Observed::of(self.pods(), &self.entry.uid);
             }
+            self.round(&pod, &observed).await;
         }
+    }
+
+    /// Takes the next step, or waits for it.
+    async fn round(&mut self, pod: &Pod, observed: &Observed) {
+        let units = observed.units(pod, &self.restarts, &self.failures);
+        let sandbox = observed.sandbox().map(|(_, state)| state);
+        let step = plan::next(sandbox, pod.restart_policy, &units);
+        let has_ended = step == Step::Complete && !sandbox.is_some_and(|it| it.is_ready);
+        let deadline = self.deadline(pod);
+        let left = deadline.map(nanos_until);
+        if let Some(at) = deadline.filter(|_| left == Some(Duration::ZERO))
+            && (!has_ended || observed.has_run_at(at))
+        {
+            return self.expire(pod, observed).await;
+        }
+        // A pod that has ended has no deadline any more.
+        let left = left.filter(|left| !left.is_zero()).unwrap_or(Duration::MAX);
+        let container = match step {
+            Step::Create(index) | Step::Start(index) => pod.all_containers().nth(index),
+            _ => None,
+        };
+        let name = container.map(|container| container.name.as_str());
+        let pause = match step {
+            Step::Wait(pause) => Some(pause.unwrap_or(MAX_WAIT)),
+            _ if has_ended => Some(MAX_WAIT),
+            _ => Some(self.failures.left(name, Instant::now())).filter(|left| !left.is_zero()),
+        };
+        if let Some(pause) = pause {
+            return self.wait(observed, pause.min(left)).await;
+        }
+        let taken = tokio::select! {
+            taken = Box::pin(self.take(pod, observed, step)) => taken,
+            () = self.rotate_meanwhile() => return,
+            // The next round ends what the step has begun.
+            () = sleep(left) => return,
+        };
+        match taken {
+            Ok(()) => {
+                self.failures.clear(name);
+                if let (Step::Create(index), Some(container)) = (step, container)
+                    && let Some(ended) = observed.latest(&container.name)
+                    && let Some(unit) = units.get(index)
+                {
+                    self.restarted(container, unit, ended.status.exit_code);
+                }
+            }
+            Err(status) => self.failed(name, &status),
+        }
+        *self.entry.error() = self.failures.text();
     }
 
     pub(super) fn pods(&self) -> &Pods {
@@ -124,42 +167,93 @@ impl Runner {
     }
 
     /// Waits until something of the pod changes.
-    async fn wait(&self, observed: &Observed, pause: Option<Duration>) {
+    async fn wait(&self, observed: &Observed, pause: Duration) {
+        self.rotate_logs(observed).await;
+        let uid = &self.entry.uid;
+        let changed = |pods: &Pods| (!Observed::of(pods, uid).is_same(observed)).then_some(());
+        // No output: the next round looks by itself.
+        let _ = self.pods().wait(pause.min(MAX_WAIT), changed).await;
+    }
+
+    /// Rotates logs while a step is taken, such as a long pull.
+    async fn rotate_meanwhile(&self) {
+        loop {
+            sleep(MAX_WAIT).await;
+            self.rotate_logs(&Observed::of(self.pods(), &self.entry.uid)).await;
+        }
+    }
+
+    async fn rotate_logs(&self, observed: &Observed) {
         for container in &observed.containers {
             if let Err(error) = self.rotate_log(container).await {
                 let pod = self.entry.pod();
                 tracing::warn!(pod, %error, "log of a standalone pod not rotated");
             }
         }
-        let uid = &self.entry.uid;
-        let changed = |pods: &Pods| (!Observed::of(pods, uid).is_same(observed)).then_some(());
-        // No output: the next round looks by itself.
-        let _ = self.pods().wait(pause.unwrap_or(MAX_WAIT).min(MAX_WAIT), changed).await;
     }
 
-    /// Waits after a step that failed.
-    async fn pause(&mut self, status: &Status) {
-        let pause = doubled(FIRST_PAUSE, self.failures, MAX_PAUSE);
-        self.failures = self.failures.saturating_add(1);
+    /// Notes a step that failed: of a container, or of the pod.
+    fn failed(&mut self, container: Option<&str>, status: &Status) {
         let error = status.message();
+        let pause = self.failures.add(container, error, Instant::now());
         tracing::warn!(
             pod = self.entry.pod(),
+            container,
             error,
             retry_in_s = pause.as_secs(),
             "step of a standalone pod failed"
         );
-        error.clone_into(&mut self.entry.error());
         self.standalone.event(&self.entry, "StepFailed", error);
-        sleep(pause).await;
     }
 
-    async fn take(
-        &mut self,
-        pod: &Pod,
-        observed: &Observed,
-        units: &[Unit],
-        step: Step,
-    ) -> Result<(), Status> {
+    /// Returns the time at which the pod has to end, in nanoseconds since 1970.
+    fn deadline(&self, pod: &Pod) -> Option<i64> {
+        let nanos = pod.active_deadline_secs?.saturating_mul(1_000_000_000);
+        Some(self.entry.created_unix_nanos.saturating_add(nanos))
+    }
+
+    /// Ends the containers of a pod whose `activeDeadlineSeconds` have passed. The pod stays in
+    /// lists, with its logs, as one that has failed.
+    async fn expire(&mut self, pod: &Pod, observed: &Observed) {
+        let seconds = pod.active_deadline_secs.unwrap_or_default();
+        let message = format!("DeadlineExceeded: active for longer than {seconds} s");
+        if !self.entry.is_expired.swap(true, Ordering::Relaxed) {
+            self.standalone.event(&self.entry, "DeadlineExceeded", &message);
+        }
+        *self.entry.error() = message;
+        let pause = match self.stop_all(pod, observed).await {
+            Ok(()) => MAX_WAIT,
+            Err(status) => {
+                let error = status.message();
+                tracing::warn!(pod = self.entry.pod(), error, "expired pod not ended yet");
+                self.failures.add(None, error, Instant::now())
+            }
+        };
+        let now = Observed::of(self.pods(), &self.entry.uid);
+        self.wait(&now, pause).await;
+    }
+
+    /// Ends the pod's launches, containers and sandbox.
+    async fn stop_all(&self, pod: &Pod, observed: &Observed) -> Result<(), Status> {
+        self.end_launches().await;
+        let stops = observed.containers.iter().filter(|container| !container.exited());
+        let stops = stops.map(|container| self.stop(container.id.as_str(), pod.grace_secs));
+        for stopped in join_all(stops).await {
+            stopped?;
+        }
+        match observed.sandbox() {
+            Some((sandbox, state)) if state.is_ready => self.stop_sandbox(&sandbox.id).await,
+            _ => Ok(()),
+        }
+    }
+
+    async fn stop_sandbox(&self, id: &SandboxId) -> Result<(), Status> {
+        let request = cri::StopPodSandboxRequest { pod_sandbox_id: id.to_string() };
+        let _: cri::StopPodSandboxResponse = self.call(Method::StopPodSandbox, &request).await?;
+        Ok(())
+    }
+
+    async fn take(&self, pod: &Pod, observed: &Observed, step: Step) -> Result<(), Status> {
         let container = |index: usize| {
             pod.all_containers()
                 .nth(index)
@@ -167,16 +261,7 @@ impl Runner {
         };
         match step {
             Step::RunSandbox(attempt) => self.run_sandbox(pod, observed, attempt).await,
-            Step::Create(index) => {
-                let container = container(index)?;
-                self.create(pod, container, observed).await?;
-                if let (Some(ended), Some(unit)) =
-                    (observed.latest(&container.name), units.get(index))
-                {
-                    self.restarted(container, unit, ended.status.exit_code);
-                }
-                Ok(())
-            }
+            Step::Create(index) => self.create(pod, container(index)?, observed).await,
             Step::Start(index) => {
                 let latest = observed.latest(&container(index)?.name);
                 let id = latest.map(|latest| latest.id.to_string()).unwrap_or_default();
@@ -186,10 +271,9 @@ impl Runner {
                 Ok(())
             }
             Step::Complete => {
-                let id = observed.sandbox().map(|(sandbox, _)| sandbox.id.to_string());
-                let request = cri::StopPodSandboxRequest { pod_sandbox_id: id.unwrap_or_default() };
-                let _: cri::StopPodSandboxResponse =
-                    self.call(Method::StopPodSandbox, &request).await?;
+                if let Some((sandbox, _)) = observed.sandbox() {
+                    self.stop_sandbox(&sandbox.id).await?;
+                }
                 self.standalone.event(&self.entry, "Completed", "its containers have ended");
                 Ok(())
             }
@@ -197,8 +281,35 @@ impl Runner {
         }
     }
 
+    /// Removes containers that have ended, with their logs, but for the latest of each name.
+    /// Returns true if it did.
+    async fn remove_dead(&self, pod: &Pod, observed: &Observed) -> bool {
+        let mut has_removed = false;
+        for dead in observed.dead() {
+            match self.remove_container(pod, dead).await {
+                Ok(()) => has_removed = true,
+                Err(status) => {
+                    let (pod, error) = (self.entry.pod(), status.message());
+                    tracing::warn!(pod, error, "ended container of a standalone pod not removed");
+                }
+            }
+        }
+        has_removed
+    }
+
+    async fn remove_container(&self, pod: &Pod, dead: &Container) -> Result<(), Status> {
+        let metadata = dead.item().metadata.unwrap_or_default();
+        let log = PathBuf::from(dead.meta().log_path);
+        let request = cri::RemoveContainerRequest { container_id: dead.id.to_string() };
+        let _: cri::RemoveContainerResponse = self.call(Method::RemoveContainer, &request).await?;
+        let spec = pod.all_containers().find(|container| container.name == metadata.name);
+        let message =
+            spec.map(|spec| pod.termination_message_file(spec, &self.node, metadata.attempt));
+        on_disk(move || log_rotation::remove(&log, message.as_deref())).await
+    }
+
     async fn run_sandbox(
-        &mut self,
+        &self,
         pod: &Pod,
         observed: &Observed,
         attempt: u32,
@@ -208,22 +319,21 @@ impl Runner {
             self.remove_sandbox(earlier.id.as_str()).await?;
         }
         self.make(pod.files(&self.node, 1)).await?;
+        let in_memory = pod.memory_dirs(&self.node);
+        on_disk(move || mounts::mount_memory(&in_memory)).await?;
         let mut request = pod.run_pod_sandbox(&self.node, attempt);
         request.config = Some(sandbox_config(pod, &self.node, attempt));
         self.standalone.parts.cri.run_standalone_sandbox(request).await.map(drop)
     }
 
-    async fn create(
-        &self,
-        pod: &Pod,
-        container: &Container,
-        observed: &Observed,
-    ) -> Result<(), Status> {
+    async fn create(&self, pod: &Pod, container: &Spec, observed: &Observed) -> Result<(), Status> {
         let Some((sandbox, state)) = observed.sandbox() else { return Ok(()) };
         let config = sandbox_config(pod, &self.node, state.attempt);
         let attempt = observed.next_attempt(&container.name);
         let address = sandbox.meta().addresses.first().and_then(|address| address.parse().ok());
         self.make(pod.container_files(container, &self.node, address, attempt)).await?;
+        let parts = pod.sub_paths(container, &self.node);
+        on_disk(move || mounts::bind(&parts)).await?;
         let image = self.image(pod, container, &config).await?;
         let id = sandbox.id.as_str();
         let request = pod.create_container(container, &self.node, id, &config, &image, attempt);
@@ -232,7 +342,7 @@ impl Runner {
     }
 
     /// Notes that a container was created again after its end with an exit code.
-    fn restarted(&mut self, container: &Container, unit: &Unit, code: i32) {
+    fn restarted(&mut self, container: &Spec, unit: &Unit, code: i32) {
         let in_a_row = unit.restarts_in_a_row.saturating_add(1);
         self.restarts.insert(container.name.clone(), in_a_row);
         let message = format!("container {} ended with exit code {code}", container.name);
@@ -244,7 +354,7 @@ impl Runner {
     async fn image(
         &self,
         pod: &Pod,
-        container: &Container,
+        container: &Spec,
         config: &cri::PodSandboxConfig,
     ) -> Result<String, Status> {
         let name = &container.image;
@@ -306,10 +416,7 @@ impl Runner {
         Ok(())
     }
 
-    async fn rotate_log(
-        &self,
-        container: &crate::backends::milpa::pods::Container,
-    ) -> Result<(), Status> {
+    async fn rotate_log(&self, container: &Container) -> Result<(), Status> {
         let log = PathBuf::from(container.meta().log_path);
         let is_running = container.state() == cri::ContainerState::ContainerRunning;
         if !is_running || log.as_os_str().is_empty() {
@@ -356,6 +463,11 @@ impl Runner {
         let deadline = Some(Instant::now() + limit);
         self.standalone.parts.cri.call_with(method, request, deadline).await
     }
+}
+
+/// Returns the time until a time in nanoseconds since 1970; zero if it has passed.
+fn nanos_until(at: i64) -> Duration {
+    Duration::from_nanos(u64::try_from(at.saturating_sub(clock::now())).unwrap_or_default())
 }
 
 /// Makes a directory that only the daemon's user enters: volumes of Secrets are in it.
