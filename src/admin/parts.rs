@@ -55,8 +55,8 @@ impl Parts {
         }
         let mut found = Vec::new();
         for milpa in &self.milpas {
-            let keys = milpa.inventory().pod_keys().into_iter();
-            found.extend(keys.filter(|key| key.is_of(namespace, name)).map(|key| (milpa, key)));
+            let keys = milpa.inventory().find(namespace, name).into_iter();
+            found.extend(keys.map(|key| (milpa, key)));
         }
         match (found.pop(), found.is_empty()) {
             (Some(only), true) => Ok(only),

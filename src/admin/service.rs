@@ -48,8 +48,7 @@ impl AdminService {
     /// Returns the pods of each backend that match a request.
     fn pod_keys(&self, namespace: &str, name: &str) -> Vec<(Arc<Milpa>, Vec<PodKey>)> {
         let keys = |milpa: &Arc<Milpa>| {
-            let mut keys = milpa.inventory().pod_keys();
-            keys.retain(|key| key.is_of(namespace, name));
+            let keys = milpa.inventory().find(namespace, name);
             (Arc::clone(milpa), keys)
         };
         self.parts.milpas.iter().map(keys).collect()

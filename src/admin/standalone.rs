@@ -44,7 +44,7 @@ impl Parts {
         milpa.delete_pod(&pod.uid, request.grace_seconds).await.map_err(|status| {
             Status::new(status.code(), format!("pod {}: {}", key.name(), status.message()))
         })?;
-        Ok(admin::DeletePodResponse { namespace: pod.namespace, name: pod.name })
+        Ok(admin::DeletePodResponse { namespace: pod.namespace, name: pod.name, uid: pod.uid })
     }
 
     fn milpa(&self, name: &str) -> Result<&Arc<Milpa>, Status> {

@@ -311,7 +311,7 @@ impl Milpa {
             node_name,
             config.provider,
             Arc::clone(&cells),
-            Arc::clone(cri.pods()),
+            Arc::clone(&cri),
             Arc::clone(&standalone),
         );
         Ok(Arc::new(Self {

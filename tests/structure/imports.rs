@@ -91,7 +91,7 @@ const PARTS: &[Part] = &[
         path: "backends::milpa::inventory",
         may: &[
             &["backends", "backends::milpa::pods", "backends::milpa::placement"],
-            &["backends::milpa::standalone"],
+            &["backends::milpa::cri", "backends::milpa::standalone"],
             CELLS,
             RECORDS,
             &["annotations", "config", "price"],

@@ -9,10 +9,11 @@ use kiyot_proto::admin;
 
 use super::{
     cells::{Cells, OrderView},
-    id::{CellId, SandboxId},
+    cri::CriService,
+    id::CellId,
     pods::Pods,
     providers::ProviderError,
-    standalone::{Standalone, View},
+    standalone::Standalone,
     store::StoreError,
 };
 use crate::{
@@ -22,13 +23,18 @@ use crate::{
 
 mod cell;
 mod event;
+mod key;
 mod labels;
 mod log;
 mod offering;
 mod pod;
+mod unit;
 mod usage;
 
+pub use key::PodKey;
 pub use log::{LogSource, NoLog};
+
+use key::PodItem;
 
 /// The inventory of a backend.
 #[derive(Debug)]
@@ -38,24 +44,8 @@ pub struct Inventory {
     provider: ProviderKind,
     cells: Arc<Cells>,
     pods: Arc<Pods>,
+    cri: Arc<CriService>,
     standalone: Arc<Standalone>,
-}
-
-/// A pod of a list.
-#[derive(Debug, Clone)]
-pub struct PodKey {
-    /// Namespace/name, by which pods are sorted.
-    name: String,
-    created_unix_nanos: i64,
-    item: PodItem,
-}
-
-#[derive(Debug, Clone)]
-enum PodItem {
-    Waiting(Box<OrderView>),
-    Sandbox(SandboxId),
-    /// A standalone pod without a sandbox and without an order.
-    Standalone(Box<View>),
 }
 
 impl Inventory {
@@ -65,10 +55,11 @@ impl Inventory {
         node: String,
         provider: ProviderKind,
         cells: Arc<Cells>,
-        pods: Arc<Pods>,
+        cri: Arc<CriService>,
         standalone: Arc<Standalone>,
     ) -> Self {
-        Self { backend, node, provider, cells, pods, standalone }
+        let pods = Arc::clone(cri.pods());
+        Self { backend, node, provider, cells, pods, cri, standalone }
     }
 
     /// Returns the name of the node.
@@ -76,35 +67,38 @@ impl Inventory {
         &self.node
     }
 
-    /// Returns the pods, sorted: the latest sandbox of each, or the order of its cell, or the
+    /// Returns the pods, sorted: the latest sandbox of each, and the order of its next cell; a
     /// standalone pod before both.
     pub fn pod_keys(&self) -> Vec<PodKey> {
-        let waiting = self.cells.orders().into_iter().map(|order| PodKey {
-            name: format!("{}/{}", order.namespace, order.name),
-            created_unix_nanos: order.since_unix_nanos,
-            item: PodItem::Waiting(Box::new(order)),
-        });
+        let orders: Vec<OrderView> = self.cells.orders();
         let sandboxes = self.pods.latest_sandboxes().into_iter();
-        let sandboxes = sandboxes.map(|(id, name, created_unix_nanos)| PodKey {
-            name: name.to_string(),
-            created_unix_nanos,
-            item: PodItem::Sandbox(id),
-        });
-        let mut keys: Vec<PodKey> = waiting.chain(sandboxes).collect();
+        let mut keys: Vec<PodKey> = orders.into_iter().map(PodKey::of_order).collect();
+        keys.extend(sandboxes.map(PodKey::of_sandbox));
         let standalone = self.standalone.views();
         if !standalone.is_empty() {
-            let names: HashSet<String> = keys.iter().map(|key| key.name.clone()).collect();
-            let pending = standalone.into_iter().map(|view| PodKey {
-                name: format!("{}/{}", view.namespace, view.name),
-                created_unix_nanos: view.created_unix_nanos,
-                item: PodItem::Standalone(Box::new(view)),
-            });
-            keys.extend(pending.filter(|key| !names.contains(&key.name)));
+            let uids: HashSet<String> = keys.iter().map(|key| key.uid().to_owned()).collect();
+            let pending = standalone.into_iter().filter(|view| !uids.contains(&view.uid));
+            keys.extend(pending.map(PodKey::of_standalone));
         }
-        keys.sort_by(|one, other| {
-            (&one.name, one.created_unix_nanos).cmp(&(&other.name, other.created_unix_nanos))
-        });
+        key::sort(&mut keys);
         keys
+    }
+
+    /// Returns the pods that a request means: those of a namespace, all if it is empty, with a
+    /// name, all if it is empty. The name is that of the newest pod of the name, or namespace/name,
+    /// or else the id of a sandbox or the uid of a pod.
+    pub fn find(&self, namespace: &str, name: &str) -> Vec<PodKey> {
+        let found = key::find(self.pod_keys(), namespace, name);
+        if !found.is_empty() || name.is_empty() {
+            return found;
+        }
+        // An earlier sandbox of a pod.
+        let earlier = self.pods.sandbox(name).ok().filter(|sandbox| sandbox.id.as_str() == name);
+        let key = earlier.map(|sandbox| {
+            let created = sandbox.item().created_at;
+            PodKey::of_sandbox((sandbox.id, sandbox.pod, sandbox.uid, created)).replaced()
+        });
+        key.into_iter().filter(|key| key.is_in(namespace)).collect()
     }
 
     /// Returns the pods of keys. Those that were removed since are left out.

@@ -11,7 +11,10 @@ use tonic::Status;
 use super::{CriService, status_code};
 use crate::{
     annotations::CellRequest,
-    backends::{Features, Method, milpa::policy},
+    backends::{
+        Features, Method,
+        milpa::{cells::OrderKey, policy},
+    },
     error_chain::error_chain,
 };
 
@@ -63,6 +66,11 @@ impl CriService {
     /// Returns true while a sandbox of a pod is made.
     pub(crate) fn makes_sandbox_of(&self, uid: &str) -> bool {
         self.launches.any(|key| key.pod_uid == uid)
+    }
+
+    /// Returns the request for a sandbox that is made now.
+    pub(crate) fn launching(&self, key: &OrderKey) -> Option<Arc<cri::RunPodSandboxRequest>> {
+        self.launches.request(key)
     }
 
     /// Returns why a standalone pod can't run in a cell: its annotations, or the policy.

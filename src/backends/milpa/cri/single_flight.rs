@@ -62,6 +62,11 @@ where
         self.lock().keys().any(condition)
     }
 
+    /// Returns the request of a key's flight.
+    pub(super) fn request(&self, key: &K) -> Option<Arc<Q>> {
+        self.lock().get(key).map(|flight| Arc::clone(&flight.request))
+    }
+
     /// Joins the flight of a key, or begins one. `work` runs in a task to its end, even if no
     /// caller waits.
     pub(super) fn join<W, F>(
@@ -161,6 +166,29 @@ mod tests {
             Joined::Same(waiter) => waiter,
             Joined::Other(_) => panic!("another flight"),
         }
+    }
+
+    #[tokio::test]
+    async fn request_of_a_flight_is_known_until_it_lands() {
+        let (flights, tasks) = (Arc::new(SingleFlight::<u8, &str, ()>::new()), Tasks::default());
+        let (land, landing) = tokio::sync::oneshot::channel::<()>();
+        let Joined::Same(waiter) = flights.join(
+            &tasks,
+            1,
+            "labels",
+            |_, _| true,
+            |_| async {
+                let _ = landing.await;
+                Ok(())
+            },
+        ) else {
+            panic!("it is new")
+        };
+        assert_eq!(flights.request(&1).as_deref(), Some(&"labels"));
+        assert_eq!(flights.request(&2), None);
+        land.send(()).unwrap();
+        waiter.outcome(None, "RunPodSandbox").await.unwrap();
+        assert_eq!(flights.request(&1), None);
     }
 
     #[tokio::test]

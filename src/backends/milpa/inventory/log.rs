@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::{Inventory, PodItem, PodKey};
+use super::{Inventory, PodItem, PodKey, unit, unit::Unit};
 use crate::backends::milpa::{id::CellId, providers::ProviderError};
 
 /// The log of a container, on the node.
@@ -33,28 +33,30 @@ pub enum NoLog {
 }
 
 impl Inventory {
-    /// Returns the latest container of a name, or the first with the name "".
+    /// Returns the latest container of a name; with the name "" of the first that is no init
+    /// container.
     pub fn unit(&self, key: &PodKey, name: &str) -> Result<LogSource, NoLog> {
         let PodItem::Sandbox(sandbox) = &key.item else {
             return Err(NoLog::Waiting(key.name.clone()));
         };
-        let mut containers = self.pods.containers_of(sandbox);
-        containers.sort_by_key(|container| container.sequence);
-        let named = containers
-            .iter()
-            .map(|container| (container.item().metadata.unwrap_or_default().name, container));
-        let named: Vec<_> = named.collect();
-        let first = named.first().map(|(first, _)| first.clone()).unwrap_or_default();
-        let wanted = if name.is_empty() { first.as_str() } else { name };
-        let found = named.iter().rev().find(|(name, _)| name == wanted);
-        let Some((_, container)) = found else {
-            let mut known: Vec<String> = named.iter().map(|(name, _)| name.clone()).collect();
+        let shape = self.standalone.shape_of(key.uid());
+        let units = Unit::all(self.pods.containers_of(sandbox), shape.as_deref());
+        let found = if name.is_empty() {
+            let meta = self.pods.sandbox(sandbox.as_str()).map(|found| found.meta());
+            let meta = meta.unwrap_or_default();
+            let first = meta.config.unwrap_or_default().annotations;
+            let annotations = unit::annotations(first, meta.current_annotations);
+            Unit::default_of(&units, &annotations, shape.as_deref())
+        } else {
+            units.iter().find(|unit| unit.name == name)
+        };
+        let Some(unit) = found else {
+            let mut known: Vec<String> = units.iter().map(|unit| unit.name.clone()).collect();
             known.sort_unstable();
-            known.dedup();
             return Err(NoLog::NoContainer { pod: key.name.clone(), name: name.to_owned(), known });
         };
-        let path = container.meta().log_path.into();
-        Ok(LogSource { container: container.id.to_string(), path })
+        let path = unit.latest.meta().log_path.into();
+        Ok(LogSource { container: unit.latest.id.to_string(), path })
     }
 
     /// Returns true if no line follows in the log of a container.

@@ -1,52 +1,53 @@
 //! Pods.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
-use kiyot_proto::{admin, cri, store};
+use kiyot_proto::{admin, cri};
 
-use super::{Inventory, PodItem, PodKey, offering};
+use super::{Inventory, PodItem, PodKey, offering, unit, unit::Unit};
 use crate::{
     annotations::KEYS,
     backends::milpa::{
-        cells::{CellView, OrderView, Step},
+        cells::{CellView, OrderKey, OrderView, Step},
         id::CellId,
         pods::{Container, Sandbox},
-        standalone::View,
+        standalone::{Shape, View},
     },
 };
-
-impl PodKey {
-    /// Returns namespace/name.
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// Returns true for a pod of a namespace, empty for all, with this name, uid or sandbox; empty
-    /// for all.
-    pub fn is_of(&self, namespace: &str, name: &str) -> bool {
-        let Some((own_namespace, own_name)) = self.name.split_once('/') else { return false };
-        let sandbox = match &self.item {
-            PodItem::Waiting(order) => order.sandbox.as_str(),
-            PodItem::Sandbox(id) => id.as_str(),
-            PodItem::Standalone(view) => view.uid.as_str(),
-        };
-        (namespace.is_empty() || own_namespace == namespace)
-            && (name.is_empty() || own_name == name || sandbox == name)
-    }
-}
 
 impl Inventory {
     /// Returns a pod; `None` if it was removed since.
     pub fn pod(&self, key: &PodKey) -> Option<admin::Pod> {
-        match &key.item {
-            PodItem::Waiting(order) => Some(self.waiting(order)),
-            PodItem::Sandbox(id) => Some(self.placed(&self.pods.sandbox(id.as_str()).ok()?)),
-            PodItem::Standalone(view) => Some(self.pending(view)),
-        }
+        let shape = self.standalone.shape_of(key.uid());
+        let shape = shape.as_deref();
+        let pod = match &key.item {
+            PodItem::Waiting(order) => self.waiting(order, shape),
+            PodItem::Sandbox(id) => self.placed(&self.pods.sandbox(id.as_str()).ok()?, shape),
+            PodItem::Standalone(view) => self.pending(view, shape),
+        };
+        Some(admin::Pod {
+            is_replaced: key.is_replaced,
+            restart_policy: shape.map(|shape| shape.restart_policy.to_owned()).unwrap_or_default(),
+            ..pod
+        })
     }
 
     /// Returns a pod that waits for its cell.
-    fn waiting(&self, order: &OrderView) -> admin::Pod {
+    fn waiting(&self, order: &OrderView, shape: Option<&Shape>) -> admin::Pod {
+        // After a restart of the daemon, from the next call of the kubelet on.
+        let launching = self.cri.launching(&OrderKey {
+            pod_uid: order.pod_uid.clone(),
+            namespace: order.namespace.clone(),
+            name: order.name.clone(),
+            attempt: order.attempt,
+        });
+        let request = launching.as_deref().cloned().unwrap_or_default();
+        let config = request.config.unwrap_or_default();
+        let (annotations, others) = shown_annotations(config.annotations);
+        let labels = match (config.labels, shape) {
+            (labels, Some(shape)) if labels.is_empty() => shape.labels.clone(),
+            (labels, _) => labels,
+        };
         let cell = order.cell.as_ref().and_then(|cell| self.view(cell));
         let phase = match order.cell {
             Some(_) => admin::PodPhase::Dispatching,
@@ -64,6 +65,11 @@ impl Inventory {
             start_failures: order.failures,
             spot_failure: order.spot_failed,
             message: order.last_error.clone(),
+            labels,
+            annotations,
+            other_annotations: others,
+            resources: config.linux.and_then(|linux| linux.resources).map(|own| resources(&own)),
+            runtime_handler: request.runtime_handler,
             is_standalone: self.standalone.has(&order.pod_uid),
             cell: order.cell.as_ref().map(ToString::to_string).unwrap_or_default(),
             ..self.with_cell(cell.as_ref())
@@ -71,10 +77,11 @@ impl Inventory {
     }
 
     /// Returns a standalone pod whose sandbox is not ordered yet.
-    fn pending(&self, view: &View) -> admin::Pod {
-        let phase = match view.is_ending {
-            true => admin::PodPhase::Terminated,
-            false => admin::PodPhase::Waiting,
+    fn pending(&self, view: &View, shape: Option<&Shape>) -> admin::Pod {
+        let phase = match (view.is_ending, view.is_expired) {
+            (true, _) => admin::PodPhase::Terminated,
+            (_, true) => admin::PodPhase::Failed,
+            _ => admin::PodPhase::Waiting,
         };
         admin::Pod {
             namespace: view.namespace.clone(),
@@ -84,27 +91,33 @@ impl Inventory {
             phase_since_unix_nanos: view.created_unix_nanos,
             created_unix_nanos: view.created_unix_nanos,
             message: view.error.clone(),
+            labels: shape.map(|shape| shape.labels.clone()).unwrap_or_default(),
             is_standalone: true,
             ..self.with_cell(None)
         }
     }
 
     /// Returns a pod that has a cell, or had one.
-    fn placed(&self, sandbox: &Sandbox) -> admin::Pod {
+    fn placed(&self, sandbox: &Sandbox, shape: Option<&Shape>) -> admin::Pod {
         let meta = sandbox.meta();
         let config = meta.config.unwrap_or_default();
         let metadata = config.metadata.unwrap_or_default();
         let containers = self.pods.containers_of(&sandbox.id);
         let view = self.view(&sandbox.cell);
         let bound = view.as_ref().and_then(|view| view.timeline.at(Step::Bound));
-        let (phase, since) = phase(sandbox.ready, &containers);
-        let annotations = if meta.current_annotations.is_empty() {
-            config.annotations
-        } else {
-            meta.current_annotations
-        };
-        let (annotations, others): (Vec<_>, Vec<_>) =
-            annotations.into_iter().partition(|(key, _)| KEYS.contains(&key.as_str()));
+        let (mut phase, since) = phase(sandbox.ready, &containers);
+        if !sandbox.ready && shape.is_some() && self.standalone.is_expired(&sandbox.uid) {
+            phase = admin::PodPhase::Failed;
+        }
+        let annotations = unit::annotations(config.annotations, meta.current_annotations);
+        let message = containers
+            .iter()
+            .find_map(lost)
+            .unwrap_or_else(|| self.standalone.error_of(&sandbox.uid));
+        let units = Unit::all(containers, shape);
+        let default_unit = Unit::default_of(&units, &annotations, shape);
+        let default_unit = default_unit.map(|unit| unit.name.clone()).unwrap_or_default();
+        let (annotations, others) = shown_annotations(annotations);
         let addresses = meta
             .addresses
             .into_iter()
@@ -119,16 +132,14 @@ impl Inventory {
             phase_since_unix_nanos: since.or(bound).unwrap_or(meta.created_unix_nanos),
             created_unix_nanos: meta.created_unix_nanos,
             labels: config.labels,
-            annotations: annotations.into_iter().collect(),
-            other_annotations: others.into_iter().map(|(key, _)| key).collect(),
-            units: units(&containers),
+            annotations,
+            other_annotations: others,
+            units: units.iter().map(Unit::message).collect(),
+            default_unit,
             addresses: addresses.collect(),
             cell: meta.cell,
             resources: config.linux.and_then(|linux| linux.resources).map(|own| resources(&own)),
-            message: containers
-                .iter()
-                .find_map(lost)
-                .unwrap_or_else(|| self.standalone.error_of(&sandbox.uid)),
+            message,
             is_standalone: meta.standalone,
             runtime_handler: meta.runtime_handler,
             ..self.with_cell(view.as_ref())
@@ -152,6 +163,13 @@ impl Inventory {
             ..admin::Pod::default()
         }
     }
+}
+
+/// Returns the annotations that kiyot reads, and the keys of all others.
+fn shown_annotations(all: HashMap<String, String>) -> (HashMap<String, String>, Vec<String>) {
+    let (shown, others): (Vec<_>, Vec<_>) =
+        all.into_iter().partition(|(key, _)| KEYS.contains(&key.as_str()));
+    (shown.into_iter().collect(), others.into_iter().map(|(key, _)| key).collect())
 }
 
 /// Returns the phase of a pod, and the time since which it has it if its containers say it.
@@ -191,47 +209,6 @@ fn latest(containers: &[Container]) -> BTreeMap<String, &Container> {
         }
     }
     latest
-}
-
-/// Returns the units of a pod, in the order in which their latest containers were created.
-fn units(containers: &[Container]) -> Vec<admin::Unit> {
-    let mut latest: Vec<&Container> = latest(containers).into_values().collect();
-    latest.sort_by_key(|container| container.sequence);
-    latest.into_iter().map(unit).collect()
-}
-
-fn unit(container: &Container) -> admin::Unit {
-    let store::ContainerMeta { id, config, created_unix_nanos, .. } = container.meta();
-    let config = config.unwrap_or_default();
-    let metadata = config.metadata.unwrap_or_default();
-    let status = &container.status;
-    let state = match container.state() {
-        cri::ContainerState::ContainerRunning => admin::UnitState::UnitRunning,
-        cri::ContainerState::ContainerExited => admin::UnitState::UnitTerminated,
-        _ => admin::UnitState::UnitWaiting,
-    };
-    let image = config.image.unwrap_or_default();
-    let by_user = image.user_specified_image;
-    admin::Unit {
-        name: metadata.name,
-        container: id,
-        image: if by_user.is_empty() { image.image } else { by_user },
-        command: config.command,
-        args: config.args,
-        env: config.envs.into_iter().map(|variable| variable.key).collect(),
-        state: state.into(),
-        created_unix_nanos,
-        started_unix_nanos: status.started_unix_nanos,
-        finished_unix_nanos: status.finished_unix_nanos,
-        exit_code: status.exit_code,
-        reason: status.reason.clone(),
-        message: status.message.clone(),
-        restarts: metadata.attempt,
-        working_dir: config.working_dir,
-        start_failure: status.reason == "StartError",
-        stdin: config.stdin,
-        tty: config.tty,
-    }
 }
 
 /// Returns the requests of a pod: CPU shares are 1,024 a CPU (`MilliCPUToShares` of the kubelet).

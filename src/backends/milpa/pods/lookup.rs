@@ -110,14 +110,15 @@ impl Pods {
         exited.await.is_some()
     }
 
-    /// Returns the latest sandbox of each pod, with namespace/name and creation time.
-    pub(crate) fn latest_sandboxes(&self) -> Vec<(SandboxId, Arc<str>, i64)> {
+    /// Returns the latest sandbox of each pod, with namespace/name, uid and creation time.
+    pub(crate) fn latest_sandboxes(&self) -> Vec<(SandboxId, Arc<str>, Arc<str>, i64)> {
         let cache = self.read();
         let latest = |ids: &Vec<SandboxId>| {
             let sandboxes = ids.iter().filter_map(|id| cache.sandboxes.get(id));
             let created = |sandbox: &&Sandbox| sandbox.item().created_at;
             let latest = sandboxes.max_by_key(created)?;
-            Some((latest.id.clone(), Arc::clone(&latest.pod), created(&latest)))
+            let (pod, uid) = (Arc::clone(&latest.pod), Arc::clone(&latest.uid));
+            Some((latest.id.clone(), pod, uid, created(&latest)))
         };
         cache.by_uid.values().filter_map(latest).collect()
     }
