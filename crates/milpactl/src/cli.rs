@@ -65,8 +65,12 @@ pub(crate) enum Verb {
         /// The shell.
         shell: Shell,
     },
-    /// Prints the manual page.
-    Man,
+    /// Prints the manual page, or writes a page for each verb.
+    Man {
+        /// The directory to which `milpactl.1`, `milpactl-get.1` and so on are written; one page of
+        /// all verbs on the standard output without it.
+        directory: Option<PathBuf>,
+    },
     /// Says what is used instead: kiyot has no such objects.
     #[command(hide = true)]
     Deploy(Rest),
@@ -131,9 +135,9 @@ pub(crate) struct Get {
     /// The kind.
     #[arg(value_enum)]
     pub(crate) kind: Kind,
-    /// A name, or the begin of an id; all without it.
+    /// A name, or the begin of an id; an instance type or a glob of offerings; all without it.
     pub(crate) name: Option<String>,
-    /// Namespace of pods; all without it.
+    /// Namespace of pods and their events; all without it.
     #[arg(short, long)]
     pub(crate) namespace: Option<String>,
     /// Labels of pods, such as `app=web,tier in (a,b),!canary`.
@@ -173,7 +177,7 @@ pub(crate) struct Describe {
 pub(crate) struct Logs {
     /// A pod or a cell.
     pub(crate) name: String,
-    /// The unit (container); the pod's first without it.
+    /// The unit (container); the pod's first that is no init container without it.
     #[arg(short, long, visible_alias = "container")]
     pub(crate) unit: Option<String>,
     /// Namespace of the pod.
@@ -261,9 +265,12 @@ pub(crate) struct Create {
 
 #[derive(Debug, Args)]
 pub(crate) struct Delete {
-    /// Pods, by name or uid.
-    #[arg(required = true)]
+    /// Pods: a name, namespace/name, a uid, or a line of `-o name`.
+    #[arg(required_unless_present = "filename")]
     pub(crate) pods: Vec<String>,
+    /// The pods of a manifest: a file, a directory, or `-` for the standard input.
+    #[arg(short, long)]
+    pub(crate) filename: Vec<PathBuf>,
     /// Namespace of the pods.
     #[arg(short, long)]
     pub(crate) namespace: Option<String>,

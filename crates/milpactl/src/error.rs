@@ -24,9 +24,12 @@ pub(crate) enum Error {
     /// The arguments are wrong in a way that clap doesn't see.
     #[error("{0}")]
     Usage(String),
-    /// No object has the name, or several have it.
+    /// No object has the name.
     #[error("{0}")]
     Name(String),
+    /// Several objects have the name.
+    #[error("{0}")]
+    NotUnique(String),
     /// The socket does not answer.
     #[error(
         "no daemon answers at {socket}: {cause}; is kiyot running, and is --socket its \
@@ -88,7 +91,7 @@ impl Error {
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Self::Usage(_) => USAGE,
-            Self::Name(_) => NO_SUCH_NAME,
+            Self::Name(_) | Self::NotUnique(_) => NO_SUCH_NAME,
             Self::Unreachable { .. } => UNAVAILABLE,
             Self::OtherVersion { .. } => OTHER_VERSION,
             Self::Closed { .. } => NOT_PERMITTED,

@@ -17,8 +17,18 @@ pub(crate) trait Named {
     const KIND: &'static str;
     /// Returns the name that means only this object.
     fn full_name(&self) -> String;
+    /// Returns the id that all states of the object share.
+    fn id(&self) -> &str;
+    /// Returns true if a newer object has the name.
+    fn is_replaced(&self) -> bool {
+        false
+    }
     /// Returns true if the name means it: its name, or its id.
     fn is_named(&self, name: &str) -> bool;
+    /// Returns true if the text is its id.
+    fn is_id(&self, text: &str) -> bool {
+        self.id() == text
+    }
     /// Returns true if the name is the begin of its id.
     fn begins(&self, prefix: &str) -> bool;
     /// Returns the texts that the nearest names are chosen from.
@@ -30,6 +40,14 @@ impl Named for Pod {
 
     fn full_name(&self) -> String {
         format!("{}/{}", self.namespace, self.name)
+    }
+
+    fn id(&self) -> &str {
+        &self.uid
+    }
+
+    fn is_replaced(&self) -> bool {
+        self.is_replaced
     }
 
     fn is_named(&self, name: &str) -> bool {
@@ -52,6 +70,10 @@ impl Named for Cell {
         self.id.clone()
     }
 
+    fn id(&self) -> &str {
+        &self.id
+    }
+
     fn is_named(&self, name: &str) -> bool {
         self.id == name || self.instance == name
     }
@@ -67,38 +89,68 @@ impl Named for Cell {
 }
 
 /// Returns the single object that a name means: by its name first, then by the begin of its id.
+/// The name may begin with the kind, as `-o name` prints it. A name is that of the newest object.
 pub(crate) fn find<T: Named>(all: Vec<T>, name: &str) -> Result<T, Error> {
+    let without_kind = name.strip_prefix(T::KIND).and_then(|rest| rest.strip_prefix('/'));
+    let name = match without_kind {
+        Some(rest) if !all.iter().any(|object| object.is_named(name)) => rest,
+        _ => name,
+    };
     let is_prefix = name.chars().count() >= MIN_PREFIX_CHARS;
-    let by_name = all.iter().any(|object| object.is_named(name));
+    let is_current = |object: &T| object.is_named(name) && !object.is_replaced();
+    let (has_current, has_named) =
+        (all.iter().any(is_current), all.iter().any(|object| object.is_named(name)));
     let (mut found, others): (Vec<T>, Vec<T>) = all.into_iter().partition(|object| {
-        if by_name { object.is_named(name) } else { is_prefix && object.begins(name) }
+        match (has_current, has_named) {
+            (true, _) => is_current(object),
+            // A replaced object is named by its id alone.
+            (_, true) => object.is_id(name),
+            _ => is_prefix && object.begins(name),
+        }
     });
+    // An object and its earlier states are one.
+    if found.len() > 1 && found.windows(2).all(|two| two[0].id() == two[1].id()) {
+        let current = found.iter().position(|object| !object.is_replaced());
+        let current = current.unwrap_or(found.len() - 1);
+        found = vec![found.swap_remove(current)];
+    }
     match (found.pop(), found.is_empty()) {
         (Some(only), true) => Ok(only),
         (Some(last), false) => {
             found.push(last);
             let names: Vec<_> = found.iter().map(Named::full_name).collect();
-            Err(Error::Name(format!("{} {name:?} is not unique: {}", T::KIND, listed(&names))))
+            let names = listed(&names);
+            Err(Error::NotUnique(format!("{} {name:?} is not unique: {names}", T::KIND)))
         }
-        (None, _) => Err(unknown(&others, name)),
+        (None, _) => {
+            let texts = |object: &T| (object.full_name(), object.alternatives());
+            Err(unknown(T::KIND, others.iter().map(texts), name))
+        }
     }
 }
 
-fn unknown<T: Named>(all: &[T], name: &str) -> Error {
+/// Returns the error of a name that no object of a kind has. Each object has its full name, and the
+/// texts that the name may be near to.
+pub(crate) fn unknown(
+    kind: &str,
+    all: impl Iterator<Item = (String, Vec<String>)>,
+    name: &str,
+) -> Error {
     let distance = |text: &String| strsim::damerau_levenshtein(text, name);
-    let nearest = |object: &T| {
-        let near = object.alternatives().iter().map(distance).min();
-        Some((near.filter(|near| *near <= MAX_DISTANCE)?, object.full_name()))
+    let nearest = |(full_name, texts): (String, Vec<String>)| {
+        let near = texts.iter().map(distance).min();
+        Some((near.filter(|near| *near <= MAX_DISTANCE)?, full_name))
     };
-    let mut near: Vec<_> = all.iter().filter_map(nearest).collect();
+    let mut near: Vec<_> = all.filter_map(nearest).collect();
     near.sort();
+    near.dedup();
     let near: Vec<_> = near.into_iter().map(|(_, name)| name).collect();
     let hint = if near.is_empty() {
-        format!("`milpactl get {}s` lists all", T::KIND)
+        format!("`milpactl get {kind}s` lists all")
     } else {
         format!("did you mean: {}", listed(&near))
     };
-    Error::Name(format!("no {} {name:?}; {hint}", T::KIND))
+    Error::Name(format!("no {kind} {name:?}; {hint}"))
 }
 
 fn listed(names: &[String]) -> String {
@@ -135,6 +187,37 @@ mod tests {
         ] {
             assert_eq!(find(pods(), name).unwrap().full_name(), expected, "{name}");
         }
+    }
+
+    #[test]
+    fn name_means_the_newest_pod_and_a_replaced_one_is_found_by_its_ids() {
+        let pod = |uid: &str, sandbox: &str, is_replaced| Pod {
+            namespace: "shop".to_owned(),
+            name: "db-0".to_owned(),
+            uid: uid.to_owned(),
+            sandbox: sandbox.to_owned(),
+            is_replaced,
+            ..Default::default()
+        };
+        // A pod that was created again, and waits for its second cell.
+        let pods = || {
+            vec![
+                pod("uid-1", "milpaa", true),
+                pod("uid-2", "milpab", true),
+                pod("uid-2", "milpac", false),
+            ]
+        };
+        for (name, sandbox) in [
+            ("db-0", "milpac"),
+            ("shop/db-0", "milpac"),
+            ("pod/shop/db-0", "milpac"),
+            ("uid-1", "milpaa"),
+            ("uid-2", "milpac"),
+            ("milpab", "milpab"),
+        ] {
+            assert_eq!(find(pods(), name).unwrap().sandbox, sandbox, "{name}");
+        }
+        assert!(matches!(find(pods(), "uid-").unwrap_err(), Error::NotUnique(_)));
     }
 
     #[test]

@@ -20,6 +20,14 @@ pub(crate) fn of(pod: &Pod) -> Value {
         0 => String::new(),
         bytes => format!("{}Mi", bytes.div_ceil(1 << 20)),
     };
+    let (init_units, units): (Vec<&Unit>, Vec<&Unit>) =
+        pod.units.iter().partition(|unit| unit.is_init);
+    let all = |units: &[&Unit], object: fn(&Unit) -> Value| -> Vec<Value> {
+        units.iter().map(|unit| object(unit)).collect()
+    };
+    // A kubelet does not say it: as the original, which ran its own pods so.
+    let restart_policy =
+        if pod.restart_policy.is_empty() { "Never" } else { pod.restart_policy.as_str() };
     json!({
         "kind": "Pod",
         "apiVersion": "v1",
@@ -33,9 +41,9 @@ pub(crate) fn of(pod: &Pod) -> Value {
         },
         "spec": {
             "phase": phase(pod.phase()),
-            "restartPolicy": "Never",
-            "units": pod.units.iter().map(unit).collect::<Vec<_>>(),
-            "initUnits": [],
+            "restartPolicy": restart_policy,
+            "units": all(&units, unit),
+            "initUnits": all(&init_units, unit),
             "imagePullSecrets": Value::Null,
             "instanceType": offering.instance_type,
             "spot": { "policy": if offering.spot { "Always" } else { "Never" } },
@@ -56,8 +64,8 @@ pub(crate) fn of(pod: &Pod) -> Value {
             "addresses": addresses,
             "startFailures": pod.start_failures,
             "spotFailure": pod.spot_failure,
-            "unitStatuses": pod.units.iter().map(unit_status).collect::<Vec<_>>(),
-            "initUnitStatuses": [],
+            "unitStatuses": all(&units, unit_status),
+            "initUnitStatuses": all(&init_units, unit_status),
             "message": pod.message,
             "backend": pod.backend,
             "node": pod.node,
@@ -218,6 +226,29 @@ mod tests {
         assert_covers(&serde_json::from_str(ORIGINAL).unwrap(), &own, "pod");
         assert_eq!(own["spec"]["resources"]["cpu"], "0.10");
         assert!(own["spec"]["units"][0]["env"][0].get("value").is_none());
+    }
+
+    #[test]
+    fn standalone_pod_has_its_restart_policy_and_init_units() {
+        let init = Unit { is_init: true, name: "setup".to_owned(), ..Default::default() };
+        let pod = Pod {
+            restart_policy: "OnFailure".to_owned(),
+            units: vec![init, unit_of(UnitState::UnitRunning)],
+            ..Default::default()
+        };
+        let own = of(&pod);
+        let (spec, status) = (&own["spec"], &own["status"]);
+        assert_eq!(spec["restartPolicy"], "OnFailure");
+        assert_eq!(
+            (&spec["initUnits"][0]["name"], &spec["initUnits"][1]),
+            (&json!("setup"), &Value::Null)
+        );
+        assert_eq!(
+            (&spec["units"][0]["name"], &spec["units"][1]),
+            (&json!("kube-proxy-1"), &Value::Null)
+        );
+        assert_eq!(status["initUnitStatuses"][0]["name"], "setup");
+        assert_eq!(status["unitStatuses"][0]["name"], "kube-proxy-1");
     }
 
     #[test]

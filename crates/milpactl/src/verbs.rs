@@ -22,8 +22,10 @@ mod forwarder;
 mod get;
 mod kinds;
 mod logs;
+mod man;
 mod manifest_files;
 mod plan;
+mod pod_names;
 mod port_forward;
 mod sought;
 mod streams;
@@ -44,7 +46,7 @@ pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Error> {
         Verb::Logs(logs) => logs::run(&connect().await?, logs).await?,
         Verb::Plan(plan) => return plan::run(connect, plan).await,
         Verb::Create(create) => create::run(connect, create).await?,
-        Verb::Delete(delete) => delete::run(&connect().await?, delete).await?,
+        Verb::Delete(delete) => delete::run(connect, delete).await?,
         Verb::Exec(exec) => {
             return streams::exec(&arguments.socket, &connect().await?, exec).await;
         }
@@ -59,17 +61,14 @@ pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Error> {
         Verb::Drain(drain) => cordon::drain(&connect().await?, &drain).await?,
         Verb::Pool(listing) => get::pools(&connect().await?, listing).await?,
         Verb::Top(top) => top::run(&connect().await?, &top).await?,
-        Verb::Dump(dump) => dump::run(&connect().await?, dump).await?,
+        Verb::Dump(dump) => return dump::run(&connect().await?, dump).await,
         Verb::Completion { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Arguments::command(), "milpactl", &mut script);
             io::stdout().write_all(&script)?;
         }
-        Verb::Man => {
-            let mut page = Vec::new();
-            clap_mangen::Man::new(Arguments::command()).render(&mut page)?;
-            io::stdout().write_all(&page)?;
-        }
+        Verb::Man { directory: Some(directory) } => man::write(&directory)?,
+        Verb::Man { directory: None } => io::stdout().write_all(&man::page()?)?,
         Verb::Deploy(_) | Verb::Update(_) => return Err(Error::Usage(INSTEAD.to_owned())),
     }
     Ok(ExitCode::SUCCESS)

@@ -5,13 +5,15 @@ use std::{
     time::Duration,
 };
 
-use kiyot_proto::admin::DeletePodRequest;
+use kiyot_proto::admin::{DeletePodRequest, Pod};
 use tonic::Code;
 
+use super::{manifest_files, pod_names, sought};
 use crate::{
     cli::Delete,
     client::{Client, END_TIMEOUT},
     error::Error,
+    names::Named,
     output::Progress,
 };
 
@@ -20,43 +22,59 @@ const MARGIN: Duration = Duration::from_secs(300);
 /// The grace period that is waited for without one in the arguments.
 const LONGEST_GRACE: Duration = Duration::from_secs(3600);
 
-pub(super) async fn run(client: &Client, delete: Delete) -> Result<(), Error> {
+pub(super) async fn run(
+    connect: impl AsyncFnOnce() -> Result<Client, Error>,
+    delete: Delete,
+) -> Result<(), Error> {
+    // First: a file that can't be read is found without a daemon.
+    let mut wanted: Vec<(Option<String>, String)> =
+        delete.pods.iter().map(|pod| (delete.namespace.clone(), pod.clone())).collect();
+    let files = manifest_files::read(&delete.filename)?;
+    wanted.extend(
+        pod_names::of(&files)?.into_iter().map(|(namespace, name)| (Some(namespace), name)),
+    );
+    let client = connect().await?;
     let grace = delete.grace_period.map(|seconds| Duration::from_secs(seconds.into()));
     let limit = grace.unwrap_or(LONGEST_GRACE).saturating_add(MARGIN);
     let mut failed = Vec::new();
-    for pod in &delete.pods {
+    for (namespace, pod) in &wanted {
         let progress = Progress::begin(format!("waiting for the end of pod {pod}"));
-        let ended = tokio::time::timeout(limit, end(client, &delete, pod));
-        let ended = ended.await;
+        let ending = async {
+            let found = sought::pod(&client, namespace.as_deref(), pod).await?;
+            end(&client, &found, delete.grace_period).await?;
+            Ok(found.full_name())
+        };
+        let ended = tokio::time::timeout(limit, ending).await;
         drop(progress);
         match ended.unwrap_or(Err(Error::TooSlow(limit.as_secs()))) {
             Ok(name) => writeln!(io::stdout(), "pod/{name} deleted")?,
-            Err(error) if delete.pods.len() == 1 => return Err(error),
+            Err(error) if wanted.len() == 1 => return Err(error),
             Err(error) => failed.push(format!("{pod}: {}", error.text())),
         }
     }
     if failed.is_empty() { Ok(()) } else { Err(Error::Failed(failed.join("; "))) }
 }
 
-/// Ends a pod, also one whose end takes longer than a call may.
-async fn end(client: &Client, delete: &Delete, pod: &str) -> Result<String, Error> {
+/// Ends a pod, also one whose end takes longer than a call may. It is named by its uid: another may
+/// be created with its name before the call is repeated.
+async fn end(client: &Client, pod: &Pod, grace_period: Option<u32>) -> Result<(), Error> {
     let mut has_begun = false;
     loop {
         let request = DeletePodRequest {
-            namespace: delete.namespace.clone().unwrap_or_default(),
-            name: pod.to_owned(),
-            grace_seconds: delete.grace_period.map(i64::from),
+            namespace: pod.namespace.clone(),
+            name: pod.uid.clone(),
+            grace_seconds: grace_period.map(i64::from),
         };
         let ended =
             client.call_within(END_TIMEOUT, async |mut admin| admin.delete_pod(request).await);
         match ended.await {
-            Ok(pod) => return Ok(format!("{}/{}", pod.namespace, pod.name)),
+            Ok(_) => return Ok(()),
             Err(Error::Daemon(status)) if status.code() == Code::DeadlineExceeded => {
                 has_begun = true;
             }
             // It ended between two calls.
             Err(Error::Daemon(status)) if has_begun && status.code() == Code::NotFound => {
-                return Ok(pod.to_owned());
+                return Ok(());
             }
             Err(error) => return Err(error),
         }

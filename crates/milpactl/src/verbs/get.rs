@@ -8,8 +8,8 @@ use std::{
 
 use futures::{Stream, StreamExt, stream};
 use kiyot_proto::admin::{
-    ListBackendsRequest, ListCellsRequest, ListEventsRequest, ListOfferingsRequest,
-    ListPodsRequest, ListPoolsRequest, ListUsageRequest,
+    CatalogueOffering, Event, ListBackendsRequest, ListCellsRequest, ListEventsRequest,
+    ListOfferingsRequest, ListPodsRequest, ListPoolsRequest, ListUsageRequest,
 };
 
 use super::{INSTEAD, kinds, sought};
@@ -18,6 +18,7 @@ use crate::{
     cli::{Get, Kind, Listing},
     client::Client,
     error::Error,
+    names::{self, Named},
     output::{Columns, Format, Item, Writer},
     selector::Selector,
 };
@@ -113,7 +114,9 @@ async fn items(client: &Client, get: &Get, selector: Selector) -> Result<Items, 
             Ok(parts
                 .map(move |part| {
                     let selected = part?.pods;
-                    let selected = selected.iter().filter(|pod| selector.selects(&pod.labels));
+                    // A newer pod has the name of a replaced one, which `get pod UID` shows.
+                    let selected = selected.iter().filter(|pod| !pod.is_replaced);
+                    let selected = selected.filter(|pod| selector.selects(&pod.labels));
                     Ok(selected.map(|pod| kinds::pod(pod, now)).collect())
                 })
                 .boxed_local())
@@ -128,10 +131,15 @@ async fn items(client: &Client, get: &Get, selector: Selector) -> Result<Items, 
             Ok(parts.map(move |part| Ok(part?.cells.iter().map(item).collect())).boxed_local())
         }
         (Kind::Events, name) => {
-            let request = ListEventsRequest { name: name.unwrap_or_default(), follow: false };
-            let parts = client.list(async |mut admin| admin.list_events(request).await).await?;
-            let parts = parts.map(|part| Ok(part?.events.iter().map(kinds::event).collect()));
-            Ok(parts.boxed_local())
+            let mut events = events(client).await?;
+            if !namespace.is_empty() {
+                events.retain(|event| is_in(event, &namespace));
+            }
+            if let Some(name) = name {
+                let full_name = event_name(client, get, &events, &name).await?;
+                events.retain(|event| event.name == full_name);
+            }
+            Ok(of(events.iter().map(kinds::event).collect()))
         }
         (Kind::Metrics, name) => {
             let wanted = match name {
@@ -151,29 +159,114 @@ async fn items(client: &Client, get: &Get, selector: Selector) -> Result<Items, 
                 })
                 .boxed_local())
         }
-        (Kind::Usage, _) => {
+        (Kind::Usage, name) => {
             let request = ListUsageRequest {};
             let parts = client.list(async |mut admin| admin.list_usage(request).await).await?;
-            let parts = parts.map(|part| Ok(part?.types.iter().map(kinds::type_usage).collect()));
-            Ok(parts.boxed_local())
+            let types = sought::collected(parts.map(|part| part.map(|part| part.types))).await?;
+            let items = types.iter().map(|usage| (&usage.instance_type, kinds::type_usage(usage)));
+            named("usage", items, name)
         }
-        (Kind::Backends, _) => {
+        (Kind::Backends, name) => {
             let request = ListBackendsRequest {};
             let list = client.call(async |mut admin| admin.list_backends(request).await).await?;
-            Ok(of(list.backends.iter().map(kinds::backend).collect()))
+            let items = list.backends.iter().map(|it| (&it.name, kinds::backend(it)));
+            named("backend", items, name)
         }
         (Kind::Offerings, name) => {
-            let request = ListOfferingsRequest { instance_type: name.unwrap_or_default() };
-            let parts = client.list(async |mut admin| admin.list_offerings(request).await).await?;
-            let parts = parts.map(|part| Ok(part?.offerings.iter().map(kinds::offering).collect()));
-            Ok(parts.boxed_local())
+            let wanted = name.clone().unwrap_or_default();
+            let mut found = offerings(client, wanted).await?;
+            if let Some(name) = name.filter(|_| found.is_empty()) {
+                found = offerings(client, String::new()).await?;
+                let name_of = |entry: &CatalogueOffering| {
+                    let name = entry.offering.clone().unwrap_or_default().instance_type;
+                    (name.clone(), vec![name])
+                };
+                return Err(names::unknown("offering", found.iter().map(name_of), &name));
+            }
+            Ok(of(found.iter().map(kinds::offering).collect()))
         }
-        (Kind::Pools, _) => {
+        (Kind::Pools, name) => {
             let request = ListPoolsRequest {};
             let list = client.call(async |mut admin| admin.list_pools(request).await).await?;
-            Ok(of(list.pools.iter().map(kinds::pool).collect()))
+            let items = list.pools.iter().map(|it| (&it.name, kinds::pool(it)));
+            named("pool", items, name)
         }
         (Kind::Services | Kind::Secrets, _) => Err(Error::Usage(INSTEAD.to_owned())),
+    }
+}
+
+/// Returns the items of a name, or all. Fails if none has it.
+fn named<'a>(
+    kind: &str,
+    items: impl Iterator<Item = (&'a String, Item)>,
+    name: Option<String>,
+) -> Result<Items, Error> {
+    let items: Vec<_> = items.collect();
+    let Some(name) = name else {
+        return Ok(of(items.into_iter().map(|(_, item)| item).collect()));
+    };
+    // As `-o name` prints it.
+    let prefix = format!("{kind}/");
+    let wanted = name.strip_prefix(&prefix).unwrap_or(&name);
+    let is_it = |(own, item): &&(&String, Item)| *own == wanted || item.name == name;
+    let found: Vec<Item> = items.iter().filter(is_it).map(|(_, item)| item.clone()).collect();
+    if found.is_empty() {
+        let known = items.iter().map(|(own, _)| ((*own).clone(), vec![(*own).clone()]));
+        return Err(names::unknown(kind, known, wanted));
+    }
+    Ok(of(found))
+}
+
+async fn offerings(
+    client: &Client,
+    instance_type: String,
+) -> Result<Vec<CatalogueOffering>, Error> {
+    let request = ListOfferingsRequest { instance_type };
+    let parts = client.list(async |mut admin| admin.list_offerings(request).await).await?;
+    sought::collected(parts.map(|part| part.map(|part| part.offerings))).await
+}
+
+async fn events(client: &Client) -> Result<Vec<Event>, Error> {
+    let request = ListEventsRequest::default();
+    let parts = client.list(async |mut admin| admin.list_events(request).await).await?;
+    sought::collected(parts.map(|part| part.map(|part| part.events))).await
+}
+
+/// Returns true for an event of a pod of a namespace.
+fn is_in(event: &Event, namespace: &str) -> bool {
+    event.kind == "Pod" && event.name.split_once('/').is_some_and(|(own, _)| own == namespace)
+}
+
+/// Returns the name in events that a name means: of events first, whose pod or cell may have ended.
+async fn event_name(
+    client: &Client,
+    get: &Get,
+    events: &[Event],
+    name: &str,
+) -> Result<String, Error> {
+    let is_named = |event: &&Event| {
+        event.name == name || event.name.split_once('/').is_some_and(|(_, own)| own == name)
+    };
+    let mut found: Vec<&str> =
+        events.iter().filter(is_named).map(|event| event.name.as_str()).collect();
+    found.sort_unstable();
+    found.dedup();
+    match found.as_slice() {
+        [only] => return Ok((*only).to_owned()),
+        [] => {}
+        several => {
+            let several = several.join(", ");
+            return Err(Error::NotUnique(format!("event {name:?} is not unique: {several}")));
+        }
+    }
+    match sought::pod(client, get.namespace.as_deref(), name).await {
+        Ok(pod) => Ok(pod.full_name()),
+        Err(Error::Name(unknown)) => match sought::cell(client, name).await {
+            Ok(cell) => Ok(cell.id),
+            Err(Error::Name(_)) => Err(Error::Name(unknown)),
+            Err(error) => Err(error),
+        },
+        Err(error) => Err(error),
     }
 }
 
@@ -195,7 +288,8 @@ async fn watch(client: &Client, get: &Get, selector: Option<Selector>) -> Result
     let columns = columns(get.kind);
     let mut writer = Writer::new(get.listing.output, columns, !get.listing.no_headers, false);
     let age = columns.names.iter().position(|name| *name == "AGE");
-    let mut seen: HashMap<String, Vec<String>> = HashMap::new();
+    // By name, and by number among items of the same name.
+    let mut seen: HashMap<(String, usize), Vec<String>> = HashMap::new();
     let mut is_first = true;
     loop {
         let mut list = match items(client, get, selector.clone()).await {
@@ -204,15 +298,19 @@ async fn watch(client: &Client, get: &Get, selector: Option<Selector>) -> Result
             list => list?,
         };
         let mut changed = Vec::new();
-        let mut now: HashMap<String, Vec<String>> = HashMap::new();
+        let mut now: HashMap<(String, usize), Vec<String>> = HashMap::new();
+        let mut numbers: HashMap<String, usize> = HashMap::new();
         while let Some(part) = list.next().await {
             for item in part? {
                 let mut columns = item.columns.clone();
                 age.and_then(|age| columns.get_mut(age)).map(String::clear).unwrap_or_default();
-                if seen.get(&item.name) != Some(&columns) {
-                    changed.push(item.clone());
+                let number = numbers.entry(item.name.clone()).or_default();
+                let key = (item.name.clone(), *number);
+                *number += 1;
+                if seen.get(&key) != Some(&columns) {
+                    changed.push(item);
                 }
-                now.insert(item.name, columns);
+                now.insert(key, columns);
             }
         }
         seen = now;

@@ -84,7 +84,9 @@ pub(super) const POOLS: Columns = Columns {
 };
 
 pub(super) fn pod(pod: &Pod, now: i64) -> Item {
-    let running = pod.units.iter().filter(|unit| unit.state() == UnitState::UnitRunning).count();
+    // Init containers are counted as kubectl does: their restarts alone.
+    let units = || pod.units.iter().filter(|unit| !unit.is_init);
+    let running = units().filter(|unit| unit.state() == UnitState::UnitRunning).count();
     let restarts: u32 = pod.units.iter().map(|unit| unit.restarts).sum();
     let name = format!("{}/{}", pod.namespace, pod.name);
     let ip = pod.addresses.iter().find(|address| address.r#type == "PrivateIP");
@@ -92,7 +94,7 @@ pub(super) fn pod(pod: &Pod, now: i64) -> Item {
         name: format!("pod/{name}"),
         columns: vec![
             name,
-            pod.units.len().to_string(),
+            units().count().to_string(),
             running.to_string(),
             pod_object::phase(pod.phase()).to_owned(),
             restarts.to_string(),
@@ -216,6 +218,8 @@ pub(super) fn event(event: &Event) -> Item {
 
 pub(super) fn pod_usage(usage: &PodUsage) -> Item {
     let name = format!("{}/{}", usage.namespace, usage.name);
+    // To the nearest second, as samples are not taken to the millisecond.
+    let window = format!("{}s", usage.window_nanos.saturating_add(500_000_000) / 1_000_000_000);
     Item {
         name: format!("pod/{name}"),
         columns: vec![
@@ -224,7 +228,7 @@ pub(super) fn pod_usage(usage: &PodUsage) -> Item {
             money::cpu(usage.cpu_nanocores),
             money::bytes(usage.memory_bytes),
             money::bytes(usage.disk_bytes),
-            format!("{}s", usage.window_nanos / 1_000_000_000),
+            window.clone(),
         ],
         object: json!({
             "kind": "PodMetrics",
@@ -234,6 +238,7 @@ pub(super) fn pod_usage(usage: &PodUsage) -> Item {
             "cpuNanoCores": usage.cpu_nanocores,
             "memoryBytes": usage.memory_bytes,
             "diskBytes": usage.disk_bytes,
+            "window": window,
         }),
     }
 }
@@ -307,8 +312,12 @@ pub(super) fn offering(entry: &CatalogueOffering) -> Item {
     let market = if offering.spot { "spot" } else { "on-demand" };
     // A provider without sizes gives a pod what it needs.
     let any_or = |amount: u64, text: String| if amount == 0 { "any".to_owned() } else { text };
+    let name = type_name(&offering.instance_type, offering.spot);
     Item {
-        name: format!("offering/{}", type_name(&offering.instance_type, offering.spot)),
+        name: match offering.zone.as_str() {
+            "" => format!("offering/{name}"),
+            zone => format!("offering/{name}/{zone}"),
+        },
         columns: vec![
             offering.instance_type.clone(),
             or_none(&offering.zone),

@@ -32,15 +32,17 @@ pub(super) async fn run(client: &Client, logs: Logs) -> Result<(), Error> {
 
 /// Returns namespace and name of the pod, or the id of the cell, that a name means.
 async fn target(client: &Client, logs: &Logs) -> Result<(String, String), Error> {
-    let pods = sought::pods(client, logs.namespace.as_deref()).await?;
     let cells = sought::cells(client).await?;
     // A cell by its id; its pod is named by its own name.
     if let Some(cell) = cells.iter().find(|cell| cell.id == logs.name || cell.instance == logs.name)
     {
         return Ok((String::new(), cell.id.clone()));
     }
-    match names::find(pods, &logs.name) {
-        Ok(pod) => Ok((pod.namespace, pod.name)),
+    match sought::pod(client, logs.namespace.as_deref(), &logs.name).await {
+        Ok(pod) => {
+            let text = sought::text_of(&pod);
+            Ok((pod.namespace, text))
+        }
         Err(error) => match names::find(cells, &logs.name) {
             Ok(cell) => Ok((String::new(), cell.id)),
             Err(_) => Err(error),

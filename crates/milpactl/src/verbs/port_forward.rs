@@ -54,7 +54,7 @@ pub(super) async fn run(
     }
     let request = PortForwardRequest {
         namespace: pod.namespace.clone(),
-        pod: pod.name.clone(),
+        pod: sought::text_of(&pod),
         ports: ports.iter().map(|ports| u32::from(ports.remote)).collect(),
     };
     let answer = client.call(async |mut admin| admin.port_forward(request).await).await?;

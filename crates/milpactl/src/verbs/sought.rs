@@ -7,8 +7,16 @@ use crate::{client::Client, error::Error, names};
 
 /// Returns all pods of a namespace, or of all.
 pub(super) async fn pods(client: &Client, namespace: Option<&str>) -> Result<Vec<Pod>, Error> {
+    named_pods(client, namespace, "").await
+}
+
+async fn named_pods(
+    client: &Client,
+    namespace: Option<&str>,
+    name: &str,
+) -> Result<Vec<Pod>, Error> {
     let namespace = namespace.unwrap_or_default().to_owned();
-    let request = ListPodsRequest { namespace, name: String::new() };
+    let request = ListPodsRequest { namespace, name: name.to_owned() };
     let parts = client.list(async |mut admin| admin.list_pods(request).await).await?;
     collected(parts.map(|part| part.map(|part| part.pods))).await
 }
@@ -26,7 +34,23 @@ pub(super) async fn pod(
     namespace: Option<&str>,
     name: &str,
 ) -> Result<Pod, Error> {
-    names::find(pods(client, namespace).await?, name)
+    match names::find(pods(client, namespace).await?, name) {
+        // The daemon also knows earlier sandboxes of a pod, which are in no list.
+        Err(Error::Name(unknown)) => {
+            let found = named_pods(client, namespace, name).await?;
+            found.into_iter().next().ok_or(Error::Name(unknown))
+        }
+        found => found,
+    }
+}
+
+/// Returns the text that means a pod, and no newer one of its name.
+pub(super) fn text_of(pod: &Pod) -> String {
+    match (pod.is_replaced, pod.sandbox.is_empty()) {
+        (false, _) => pod.name.clone(),
+        (true, false) => pod.sandbox.clone(),
+        (true, true) => pod.uid.clone(),
+    }
 }
 
 /// Returns the cell that a name means.

@@ -28,7 +28,7 @@ pub(super) async fn exec(socket: &Path, client: &Client, exec: Exec) -> Result<E
     let pod = sought::pod(client, streams.namespace.as_deref(), &name).await?;
     let request = ExecRequest {
         namespace: pod.namespace.clone(),
-        pod: pod.name.clone(),
+        pod: sought::text_of(&pod),
         unit: streams.unit.unwrap_or_default(),
         command,
         stdin: wanted.stdin,
@@ -49,7 +49,7 @@ pub(super) async fn attach(
     let wanted = of_unit(unit, streams.stdin, streams.tty);
     let request = AttachRequest {
         namespace: pod.namespace.clone(),
-        pod: pod.name.clone(),
+        pod: sought::text_of(&pod),
         unit: unit.name.clone(),
         stdin: wanted.stdin,
         tty: wanted.tty,
@@ -88,9 +88,12 @@ fn of_unit(unit: &Unit, stdin: bool, tty: bool) -> Wanted {
 }
 
 fn unit<'a>(pod: &'a Pod, name: Option<&str>) -> Result<&'a Unit, Error> {
-    let mut units = pod.units.iter();
-    let found = units.find(|unit| name.is_none_or(|name| unit.name == name));
-    found.ok_or_else(|| {
+    let default = || {
+        let mut units = pod.units.iter();
+        units.find(|unit| unit.name == pod.default_unit).or(pod.units.first())
+    };
+    let named = |name: &str| pod.units.iter().find(|unit| unit.name == name);
+    name.map_or_else(default, named).ok_or_else(|| {
         let pod_name = pod.full_name();
         let names: Vec<_> = pod.units.iter().map(|unit| unit.name.as_str()).collect();
         Error::Name(match name {

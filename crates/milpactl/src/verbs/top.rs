@@ -36,24 +36,33 @@ const COLUMNS: Columns = Columns {
 
 pub(super) async fn run(client: &Client, top: &Top) -> Result<(), Error> {
     let refreshes = top.watch || (!top.once && io::stdout().is_terminal());
-    loop {
-        let mut picture = Vec::new();
-        draw(client, &mut picture).await?;
-        let mut stdout = io::stdout().lock();
-        if refreshes && io::stdout().is_terminal() {
-            stdout.write_all(CLEAR.as_bytes())?;
-        }
-        stdout.write_all(&picture)?;
-        stdout.flush()?;
-        drop(stdout);
-        if !refreshes {
-            return Ok(());
-        }
-        tokio::select! {
-            () = tokio::time::sleep(PERIOD) => {}
-            _ = tokio::signal::ctrl_c() => return Ok(()),
-        }
+    if !refreshes {
+        return show(client, false).await;
     }
+    // Also while a picture is drawn: the daemon may be slow.
+    tokio::select! {
+        interrupted = tokio::signal::ctrl_c() => Ok(interrupted?),
+        ended = refresh(client) => ended,
+    }
+}
+
+async fn refresh(client: &Client) -> Result<(), Error> {
+    loop {
+        show(client, io::stdout().is_terminal()).await?;
+        tokio::time::sleep(PERIOD).await;
+    }
+}
+
+async fn show(client: &Client, clears: bool) -> Result<(), Error> {
+    let mut picture = Vec::new();
+    draw(client, &mut picture).await?;
+    let mut stdout = io::stdout().lock();
+    if clears {
+        stdout.write_all(CLEAR.as_bytes())?;
+    }
+    stdout.write_all(&picture)?;
+    stdout.flush()?;
+    Ok(())
 }
 
 async fn draw(client: &Client, to: &mut Vec<u8>) -> Result<(), Error> {

@@ -41,6 +41,14 @@ pub(crate) struct Behaviour {
     pub denies: bool,
     /// Units have an input and a terminal.
     pub unit_has_terminal: bool,
+    /// The pods are created again with other uids once an end was requested.
+    pub recreates: bool,
+    /// From the second list on, the first pod is one that waits for another cell.
+    pub replaces: bool,
+    /// Lists of cells take for ever.
+    pub hangs: bool,
+    /// The support bundle does not end.
+    pub dump_hangs: bool,
 }
 
 impl Default for Behaviour {
@@ -52,6 +60,10 @@ impl Default for Behaviour {
             is_older: false,
             denies: false,
             unit_has_terminal: false,
+            recreates: false,
+            replaces: false,
+            hangs: false,
+            dump_hangs: false,
         }
     }
 }
@@ -61,6 +73,13 @@ struct Shared {
     behaviour: Behaviour,
     released: Notify,
     lists: AtomicUsize,
+    /// The parts of lists of pods that were sent.
+    sent: AtomicUsize,
+    /// The requests for cells, and for offerings.
+    cell_lists: AtomicUsize,
+    offering_lists: AtomicUsize,
+    /// The names in requests to delete a pod.
+    deleted: Mutex<Vec<String>>,
     ended: Mutex<Vec<String>>,
     last_log: Mutex<Option<admin::ReadLogRequest>>,
     last_exec: Mutex<Option<admin::ExecRequest>>,
@@ -86,6 +105,10 @@ impl Daemon {
             behaviour,
             released: Notify::new(),
             lists: AtomicUsize::new(0),
+            sent: AtomicUsize::new(0),
+            cell_lists: AtomicUsize::new(0),
+            offering_lists: AtomicUsize::new(0),
+            deleted: Mutex::default(),
             ended: Mutex::default(),
             last_log: Mutex::default(),
             last_exec: Mutex::default(),
@@ -114,6 +137,31 @@ impl Daemon {
     /// Sends the rest of the list.
     pub(crate) fn release(&self) {
         self.shared.released.notify_one();
+    }
+
+    /// Returns the number of parts of lists of pods that were sent.
+    pub(crate) fn sent_parts(&self) -> usize {
+        self.shared.sent.load(Ordering::SeqCst)
+    }
+
+    /// Returns the number of lists of pods that were requested.
+    pub(crate) fn lists(&self) -> usize {
+        self.shared.lists.load(Ordering::SeqCst)
+    }
+
+    /// Returns the number of requests for cells.
+    pub(crate) fn cell_lists(&self) -> usize {
+        self.shared.cell_lists.load(Ordering::SeqCst)
+    }
+
+    /// Returns the number of requests for offerings.
+    pub(crate) fn offering_lists(&self) -> usize {
+        self.shared.offering_lists.load(Ordering::SeqCst)
+    }
+
+    /// Returns the names in requests to delete a pod.
+    pub(crate) fn deleted(&self) -> Vec<String> {
+        self.shared.deleted.lock().unwrap().clone()
     }
 
     /// Returns the cells that were ended, sorted.
@@ -230,7 +278,7 @@ impl Admin for Service {
         &self,
         request: Request<admin::ListPodsRequest>,
     ) -> Result<Response<Self::ListPodsStream>, Status> {
-        let namespace = request.into_inner().namespace;
+        let admin::ListPodsRequest { namespace, name } = request.into_inner();
         let list = self.0.lists.fetch_add(1, Ordering::SeqCst);
         let Behaviour { pods, ends_after, holds_the_end, .. } = self.0.behaviour.clone();
         let has_ended = ends_after.is_some_and(|ends| list >= ends);
@@ -245,6 +293,16 @@ impl Admin for Service {
         for unit in pods.iter_mut().flat_map(|pod| &mut pod.units) {
             (unit.stdin, unit.tty) = (has_terminal, has_terminal);
         }
+        if self.0.behaviour.recreates && !self.0.deleted.lock().unwrap().is_empty() {
+            pods.iter_mut().for_each(|pod| pod.uid.push_str("-again"));
+        }
+        if self.0.behaviour.replaces && list > 0 && !pods.is_empty() {
+            let newer =
+                admin::Pod { sandbox: "milpab".to_owned(), cell: String::new(), ..pods[0].clone() };
+            (pods[0].is_replaced, pods[0].sandbox) = (true, "milpaa".to_owned());
+            pods.insert(1, newer);
+        }
+        pods.retain(|pod| name.is_empty() || [&pod.name, &pod.uid, &pod.sandbox].contains(&&name));
         let parts: Vec<_> = pods.chunks(PART).map(<[_]>::to_vec).collect();
         let shared = Arc::clone(&self.0);
         let parts = stream::iter(parts.into_iter().enumerate()).then(move |(number, pods)| {
@@ -253,6 +311,7 @@ impl Admin for Service {
                 if holds_the_end && number == 1 {
                     shared.released.notified().await;
                 }
+                shared.sent.fetch_add(1, Ordering::SeqCst);
                 Ok(admin::ListPodsResponse { pods })
             }
         });
@@ -263,6 +322,10 @@ impl Admin for Service {
         &self,
         _: Request<admin::ListCellsRequest>,
     ) -> Result<Response<Self::ListCellsStream>, Status> {
+        self.0.cell_lists.fetch_add(1, Ordering::SeqCst);
+        if self.0.behaviour.hangs {
+            std::future::pending::<()>().await;
+        }
         once(admin::ListCellsResponse { cells: self.cells() })
     }
 
@@ -270,7 +333,18 @@ impl Admin for Service {
         &self,
         _: Request<admin::ListEventsRequest>,
     ) -> Result<Response<Self::ListEventsStream>, Status> {
-        once(admin::ListEventsResponse::default())
+        let event = |number, kind: &str, name: &str| admin::Event {
+            number,
+            kind: kind.to_owned(),
+            name: name.to_owned(),
+            ..Default::default()
+        };
+        let events = vec![
+            event(1, "Pod", "default/web-0"),
+            event(2, "Cell", "cell-0"),
+            event(3, "Pod", "shop/ended"),
+        ];
+        once(admin::ListEventsResponse { events })
     }
 
     async fn list_usage(
@@ -281,30 +355,49 @@ impl Admin for Service {
             namespace: "default".to_owned(),
             name: "web-1".to_owned(),
             cpu_nanocores: 12_000_000,
+            window_nanos: 9_996_000_000,
             ..Default::default()
         };
-        once(admin::ListUsageResponse { pods: vec![usage], ..Default::default() })
+        let types = ["t3.nano", "c5.large"]
+            .map(|name| admin::TypeUsage { instance_type: name.to_owned(), ..Default::default() });
+        once(admin::ListUsageResponse {
+            pods: vec![usage],
+            types: types.to_vec(),
+            ..Default::default()
+        })
     }
 
     async fn list_backends(
         &self,
         _: Request<admin::ListBackendsRequest>,
     ) -> Result<Response<admin::ListBackendsResponse>, Status> {
-        Ok(Response::new(admin::ListBackendsResponse::default()))
+        let backends = ["containerd", "milpa"]
+            .map(|name| admin::Backend { name: name.to_owned(), ..Default::default() });
+        Ok(Response::new(admin::ListBackendsResponse { backends: backends.to_vec() }))
     }
 
     async fn list_offerings(
         &self,
-        _: Request<admin::ListOfferingsRequest>,
+        request: Request<admin::ListOfferingsRequest>,
     ) -> Result<Response<Self::ListOfferingsStream>, Status> {
-        once(admin::ListOfferingsResponse::default())
+        self.0.offering_lists.fetch_add(1, Ordering::SeqCst);
+        let wanted = request.into_inner().instance_type;
+        let zones = ["us-east-1a", "us-east-1b"].map(|zone| admin::CatalogueOffering {
+            offering: Some(admin::Offering { zone: zone.to_owned(), ..offering() }),
+            ..Default::default()
+        });
+        let mut offerings = zones.to_vec();
+        offerings.retain(|_| wanted.is_empty() || wanted == offering().instance_type);
+        once(admin::ListOfferingsResponse { offerings })
     }
 
     async fn list_pools(
         &self,
         _: Request<admin::ListPoolsRequest>,
     ) -> Result<Response<admin::ListPoolsResponse>, Status> {
-        Ok(Response::new(admin::ListPoolsResponse::default()))
+        let pools = ["small", "large"]
+            .map(|name| admin::Pool { name: name.to_owned(), ..Default::default() });
+        Ok(Response::new(admin::ListPoolsResponse { pools: pools.to_vec() }))
     }
 
     async fn plan(
@@ -404,19 +497,15 @@ impl Admin for Service {
     ) -> Result<Response<admin::DeletePodResponse>, Status> {
         self.check()?;
         let admin::DeletePodRequest { name, .. } = request.into_inner();
-        let mut ended = self.0.ended.lock().unwrap();
+        let mut deleted = self.0.deleted.lock().unwrap();
+        let is_first = !deleted.contains(&name);
+        deleted.push(name.clone());
         match name.as_str() {
             // Its end takes longer than a call.
-            "slow" if !ended.contains(&name) => {
-                ended.push(name);
-                Err(Status::deadline_exceeded("DeletePod takes longer"))
-            }
-            "slow" => Err(Status::not_found("no pod")),
-            "kubelets" => Err(Status::failed_precondition("it is the kubelet's pod")),
-            _ => {
-                let namespace = "default".to_owned();
-                Ok(Response::new(admin::DeletePodResponse { namespace, name }))
-            }
+            "uid-1" if is_first => Err(Status::deadline_exceeded("DeletePod takes longer")),
+            "uid-1" => Err(Status::not_found("no pod")),
+            "uid-2" => Err(Status::failed_precondition("it is the kubelet's pod")),
+            _ => Ok(Response::new(admin::DeletePodResponse::default())),
         }
     }
 
@@ -428,6 +517,10 @@ impl Admin for Service {
             Ok(admin::DumpResponse { file: file.to_owned(), content: content.into() })
         };
         let parts = [part("pods.txt", "first "), part("", "second"), part("log.txt", "lines")];
-        Ok(Response::new(stream::iter(parts).boxed()))
+        let parts = stream::iter(parts);
+        if self.0.behaviour.dump_hangs {
+            return Ok(Response::new(parts.chain(stream::pending()).boxed()));
+        }
+        Ok(Response::new(parts.boxed()))
     }
 }

@@ -34,6 +34,12 @@ fn run(daemon: &Daemon, line: &str) -> (String, String, i32) {
     (text(output.stdout), text(output.stderr), output.status.code().unwrap())
 }
 
+/// Waits until a condition holds.
+fn wait(what: &str, holds: impl FnMut() -> bool) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(kiyot_testkit::wait_for(what, holds));
+}
+
 #[test]
 fn lists_have_the_columns_of_the_original() {
     let daemon = Daemon::start(Behaviour::default());
@@ -135,8 +141,10 @@ fn first_line_of_ten_thousand_pods_comes_before_the_last_pod() {
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     assert!(lines.next().unwrap().unwrap().starts_with("NAME"));
     println!("first line after {:?}", begun.elapsed());
+    // The list has 79 parts.
+    assert_eq!((daemon.lists(), daemon.sent_parts()), (1, 1));
     daemon.release();
-    assert_eq!(lines.count(), 10_000);
+    assert_eq!((lines.count(), daemon.sent_parts()), (10_000, 79));
     assert!(child.wait().unwrap().success());
 }
 
@@ -234,14 +242,6 @@ fn top_without_a_terminal_prints_plain_lines_once() {
 }
 
 #[test]
-fn completions_and_the_manual_need_no_daemon() {
-    for line in [&["completion", "bash"][..], &["man"][..]] {
-        let output = Command::new(env!("CARGO_BIN_EXE_milpactl")).args(line).output().unwrap();
-        assert!(output.status.success() && output.stdout.len() > 500, "{line:?}");
-    }
-}
-
-#[test]
 fn pods_of_manifests_are_created_and_deleted_by_name() {
     let daemon = Daemon::start(Behaviour::default());
     let dir = tempfile::tempdir().unwrap();
@@ -258,11 +258,154 @@ fn pods_of_manifests_are_created_and_deleted_by_name() {
     assert_eq!(code, 64);
     assert!(error.contains("/nowhere.yaml"), "{error}");
 
-    let (text, ..) = run(&daemon, "delete first slow --grace-period 1");
-    assert_eq!(text, "pod/default/first deleted\npod/slow deleted\n");
-    let (text, error, code) = run(&daemon, "delete kubelets other");
-    assert_eq!((text.as_str(), code), ("pod/default/other deleted\n", 1));
-    assert!(error.contains("kubelets: it is the kubelet's pod"), "{error}");
+    for name in ["web-0", "default/web-0", "uid-0", "pod/default/web-0"] {
+        let (text, error, code) = run(&daemon, &format!("delete {name}"));
+        assert_eq!((text.as_str(), code), ("pod/default/web-0 deleted\n", 0), "{name}: {error}");
+    }
+    let (text, error, code) = run(&daemon, "delete web-2 web-0");
+    assert_eq!((text.as_str(), code), ("pod/default/web-0 deleted\n", 1));
+    assert!(error.contains("web-2: it is the kubelet's pod"), "{error}");
+    let (_, error, code) = run(&daemon, "delete web-O");
+    assert_eq!(code, 66);
+    assert!(error.contains("did you mean: default/web-0"), "{error}");
+
+    let file = dir.path().join("pods.yaml");
+    std::fs::write(&file, "kind: Pod\nmetadata: {name: web-0}\n---\nkind: Secret\n").unwrap();
+    let (text, error, code) = run(&daemon, &format!("delete -f {}", file.display()));
+    assert_eq!((text.as_str(), code), ("pod/default/web-0 deleted\n", 0), "{error}");
+    assert_eq!(run(&daemon, "delete").2, 64);
+}
+
+#[test]
+fn pod_recreated_while_its_end_is_awaited_is_not_deleted() {
+    let daemon = Daemon::start(Behaviour { recreates: true, ..Behaviour::default() });
+    let (text, error, code) = run(&daemon, "delete web-1 --grace-period 1");
+    assert_eq!((text.as_str(), code), ("pod/default/web-1 deleted\n", 0), "{error}");
+    assert_eq!(daemon.deleted(), ["uid-1", "uid-1"]);
+}
+
+#[test]
+fn name_means_the_pod_that_waits_for_another_cell_and_its_watch_goes_on() {
+    let behaviour =
+        Behaviour { pods: 1, replaces: true, ends_after: Some(3), ..Behaviour::default() };
+    let daemon = Daemon::start(behaviour);
+    let (text, error, code) = run(&daemon, "get pod web-0 --watch -o wide");
+    assert_eq!(code, 0, "{error}");
+    // The list in which the pod has no cell any more is shown, and is not the end.
+    let lines: Vec<_> = text.lines().collect();
+    assert!(lines[1].contains("cell-0") && lines[2].contains("<none>"), "{text}");
+    assert!(daemon.lists() > 3, "{}", daemon.lists());
+
+    let daemon = Daemon::start(Behaviour { replaces: true, ..Behaviour::default() });
+    run(&daemon, "get pods");
+    let (text, ..) = run(&daemon, "get pods -o name");
+    assert_eq!(text, "pod/default/web-0\npod/default/web-1\npod/default/web-2\n");
+    for (name, pod) in [("web-0", "web-0"), ("milpaa", "milpaa")] {
+        let (_, error, code) = run(&daemon, &format!("logs {name}"));
+        assert_eq!((daemon.last_log().unwrap().pod.as_str(), code), (pod, 0), "{error}");
+    }
+}
+
+#[test]
+fn names_of_other_kinds_select_their_objects() {
+    let daemon = Daemon::start(Behaviour::default());
+    for (line, expected) in [
+        ("get backends milpa -o name", "backend/milpa\n"),
+        ("get pools small -o name", "pool/small\n"),
+        ("get usage t3.nano -o name", "usage/t3.nano\n"),
+        (
+            "get offerings t3.nano -o name",
+            "offering/t3.nano/us-east-1a\noffering/t3.nano/us-east-1b\n",
+        ),
+        ("get events web-0 -o name", "event/1\n"),
+        ("get events cell-0 -o name", "event/2\n"),
+        ("get events ended -o name", "event/3\n"),
+        ("get events -n shop -o name", "event/3\n"),
+        // A pod without events.
+        ("get events web-1 -o name", ""),
+    ] {
+        let (text, error, code) = run(&daemon, line);
+        assert_eq!((text.as_str(), code), (expected, 0), "{line}: {error}");
+    }
+    for (line, near) in [
+        ("get backends milpo", "milpa"),
+        ("get pools smal", "small"),
+        ("get usage t3.nan", "t3.nano"),
+        ("get offerings t3.nan", "t3.nano"),
+        ("get events web-O", "default/web-0"),
+    ] {
+        let (text, error, code) = run(&daemon, line);
+        assert_eq!((text.as_str(), code), ("", 66), "{line}");
+        assert!(error.contains(&format!("did you mean: {near}")), "{line}: {error}");
+    }
+    let (text, ..) = run(&daemon, "get metrics --no-headers");
+    assert!(text.trim_end().ends_with(" 10s"), "{text}");
+}
+
+#[test]
+fn watch_of_offerings_prints_those_of_two_zones_once() {
+    let daemon = Daemon::start(Behaviour::default());
+    let mut command = milpactl(&daemon);
+    command.args(["get", "offerings", "--watch", "--no-headers"]);
+    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+    let output = BufReader::new(child.stdout.take().unwrap());
+    let lists = || daemon.offering_lists();
+    wait("four lists are printed", || lists() >= 4);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_eq!(output.lines().count(), 2);
+}
+
+#[test]
+fn interrupt_ends_a_top_that_waits_for_the_daemon() {
+    use rustix::process::{Pid, Signal, kill_process};
+    let daemon = Daemon::start(Behaviour { hangs: true, ..Behaviour::default() });
+    let mut child = milpactl(&daemon).args(["top", "--watch"]).spawn().unwrap();
+    wait("the cells are requested", || daemon.cell_lists() > 0);
+    kill_process(Pid::from_child(&child), Signal::INT).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+}
+
+#[test]
+fn interrupted_bundle_leaves_no_file() {
+    use rustix::process::{Pid, Signal, kill_process};
+    let daemon = Daemon::start(Behaviour { dump_hangs: true, ..Behaviour::default() });
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("dump.tar");
+    let mut command = milpactl(&daemon);
+    let mut child = command.args(["dump", "all", "--output"]).arg(&path).spawn().unwrap();
+    let files = || std::fs::read_dir(directory.path()).unwrap().count();
+    wait("the bundle is begun", || files() == 1);
+    assert!(!path.exists(), "an unfinished bundle has another name");
+    kill_process(Pid::from_child(&child), Signal::INT).unwrap();
+    assert_eq!((child.wait().unwrap().code(), files()), (Some(130), 0));
+}
+
+#[test]
+fn manual_and_completions_have_all_verbs_with_their_options() {
+    let program = || Command::new(env!("CARGO_BIN_EXE_milpactl"));
+    let output = program().arg("man").output().unwrap();
+    let page = String::from_utf8(output.stdout).unwrap();
+    for part in ["MILPACTL PORT", "MILPACTL DRAIN", "grace\\-period", "selector", "Exit codes"] {
+        assert!(page.contains(part), "{part} is not in {page}");
+    }
+    assert!(!page.contains("MILPACTL DEPLOY"), "{page}");
+    let directory = tempfile::tempdir().unwrap();
+    assert!(program().arg("man").arg(directory.path()).status().unwrap().success());
+    let text = std::fs::read_to_string(directory.path().join("milpactl-delete.1")).unwrap();
+    assert!(text.contains("grace\\-period"), "{text}");
+    assert!(directory.path().join("milpactl.1").exists());
+    for (shell, parts) in [
+        ("bash", ["port-forward", "--grace-period"]),
+        ("zsh", ["port-forward", "--grace-period"]),
+        ("fish", ["port-forward", "-l grace-period"]),
+    ] {
+        let output = program().args(["completion", shell]).output().unwrap();
+        let script = String::from_utf8(output.stdout).unwrap();
+        for part in parts {
+            assert!(script.contains(part), "{shell}: {part}");
+        }
+    }
 }
 
 #[test]
