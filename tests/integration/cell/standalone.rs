@@ -322,7 +322,8 @@ async fn volumes_of_a_standalone_pod_are_those_that_a_kubelet_makes() {
     let kiyot = Kiyot::start(&node, options()).await;
     let mut client = admin(&kiyot).await;
     let script = "cat /word; echo; grep ' /mem tmpfs' /proc/mounts | grep -o 'size=[0-9]*k'; \
-                  echo x > /part/file && cat /disk/a/b/file; stat -c '%g %a' /disk /mem /settings/word; \
+                  echo x > /part/file && cat /disk/a/b/file; \
+                  stat -L -c '%g %a' /disk /mem /settings/word; \
                   dd if=/dev/zero of=/mem/big bs=1M count=2 2>/dev/null || echo full; \
                   echo ready; sleep 1000";
     let text = format!(
@@ -342,9 +343,10 @@ async fn volumes_of_a_standalone_pod_are_those_that_a_kubelet_makes() {
          \x20   - {{name: disk, mountPath: /part, subPath: a/b}}\n"
     );
     client.create_pods(created(&text)).await.unwrap();
+    pod_that(&mut client, "runs", has_main).await;
     let log = log_with(&client, "volumes", "ready").await;
-    let expected = "sesame\nsize=1024k\nx\n2000 2777\n2000 2777\n";
-    assert!(log.starts_with(expected) && log.ends_with("full\nready\n"), "{log}");
+    let expected = "sesame\nsize=1024k\nx\n2000 2777\n2000 2777\n2000 440\nfull\nready\n";
+    assert_eq!(log, expected);
     client.delete_pod(deleted("volumes", 0)).await.unwrap();
     let directory = kiyot.state().join("standalone/pods");
     assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 0, "{}", directory.display());

@@ -47,7 +47,8 @@ mod tests {
 
     #[test]
     fn pods_of_documents_and_lists_are_named() {
-        let text = "kind: Secret\nmetadata: {name: key}\n---\nkind: Pod\nmetadata: {name: web}\n---\n\
+        let text = "kind: Secret\nmetadata: {name: key}\n---\n\
+                    kind: Pod\nmetadata: {name: web}\n---\n\
                     {\"kind\": \"List\", \"items\": [{\"kind\": \"Pod\", \"metadata\": \
                     {\"name\": \"cart\", \"namespace\": \"shop\"}}]}\n---\n";
         let pair = |namespace: &str, name: &str| (namespace.to_owned(), name.to_owned());

@@ -43,7 +43,7 @@ pub(crate) struct Behaviour {
     pub unit_has_terminal: bool,
     /// The pods are created again with other uids once an end was requested.
     pub recreates: bool,
-    /// From the second list on, the first pod is one that waits for another cell.
+    /// The first pod waits for another cell, from the second list on.
     pub replaces: bool,
     /// Lists of cells take for ever.
     pub hangs: bool,

@@ -5,6 +5,7 @@ use std::{
     ffi::CString,
     fs::{self, File},
     io,
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
 };
 
@@ -21,7 +22,10 @@ pub(super) fn mount_memory(dirs: &[(PathBuf, Option<u64>)]) -> io::Result<()> {
         }
         // Without a limit it is that of the kernel, half the memory.
         let size = limit.map(|bytes| format!("size={},", bytes.max(1))).unwrap_or_default();
-        let options = CString::new(format!("{size}mode=0777"))?;
+        // The directory has the mode and the group of the volume.
+        let dir_of_node = fs::metadata(dir)?;
+        let (mode, gid) = (dir_of_node.mode() & 0o7777, dir_of_node.gid());
+        let options = CString::new(format!("{size}mode={mode:o},gid={gid}"))?;
         let flags = MountFlags::NOSUID | MountFlags::NODEV;
         mount("tmpfs", dir, "tmpfs", flags, options.as_c_str()).map_err(|error| of(dir, error))?;
     }

@@ -76,8 +76,8 @@ impl Observed {
             .unwrap_or(0)
     }
 
-    /// Returns the containers that have ended but for the latest of each name, whose log an operator
-    /// wants to read, as the kubelet keeps it (`MaxPerPodContainer`).
+    /// Returns the containers that have ended but for the latest of each name, whose log an
+    /// operator wants to read, as the kubelet keeps it (`MaxPerPodContainer`).
     pub(super) fn dead(&self) -> Vec<&Container> {
         let mut kept: HashMap<String, &Container> = HashMap::new();
         let mut dead = Vec::new();
