@@ -331,6 +331,27 @@ async fn milpactl_shows_the_pods_of_a_daemon_by_the_rights_of_its_user() {
     remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }
 
+/// Verifies O25.
+#[tokio::test]
+async fn connection_above_the_limit_is_told_the_limit_and_an_ended_one_leaves_its_place() {
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut open = Vec::new();
+    for _ in 0..64 {
+        let mut client = admin(&kiyot).await;
+        client.version(admin::VersionRequest {}).await.unwrap();
+        open.push(client);
+    }
+    let refused = admin(&kiyot).await.version(admin::VersionRequest {}).await.unwrap_err();
+    assert_eq!(refused.code(), Code::ResourceExhausted, "{refused:?}");
+    assert!(refused.message().contains("root has 64 connections; allowed: 64"), "{refused:?}");
+    drop(open);
+    wait_until("an ended connection has left its place", LIMIT, async || {
+        admin(&kiyot).await.version(admin::VersionRequest {}).await.ok()
+    })
+    .await;
+}
+
 /// Verifies O24.
 #[tokio::test]
 async fn socket_is_for_root_and_the_group_and_a_taken_one_keeps_no_pod_from_running() {
