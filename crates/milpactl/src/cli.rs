@@ -101,6 +101,7 @@ pub(crate) enum Kind {
     /// CPU, memory and disk of pods.
     Metrics,
     /// Hours and cost by instance type.
+    #[value(alias = "usages")]
     Usage,
     /// Backends with their limits.
     #[value(alias = "backend")]

@@ -338,6 +338,9 @@ fn names_of_other_kinds_select_their_objects() {
         assert_eq!((text.as_str(), code), ("", 66), "{line}");
         assert!(error.contains(&format!("did you mean: {near}")), "{line}: {error}");
     }
+    let (_, error, _) = run(&daemon, "get usage nothing-alike");
+    assert!(error.contains("`milpactl get usages` lists all"), "{error}");
+    assert_eq!(run(&daemon, "get usages").2, 0);
     let (text, ..) = run(&daemon, "get metrics --no-headers");
     assert!(text.trim_end().ends_with(" 10s"), "{text}");
 }
