@@ -63,7 +63,7 @@ async fn terminated_instance_of_a_token_is_no_instance_of_its_replay() {
     let launched = world.provider.launch(&spec, "token").await.unwrap();
     world.provider.terminate(std::slice::from_ref(&launched.id)).await;
     let error = world.provider.launch(&spec, "token").await.unwrap_err();
-    assert_eq!(error.class, ErrorClass::Transient, "{}", error.text());
+    assert_eq!(error.class, ErrorClass::Ended, "{}", error.text());
     assert!(error.text().contains("IdempotentInstanceTerminated"), "{}", error.text());
 }
 

@@ -4,29 +4,48 @@ use std::{sync::Arc, time::Duration};
 
 use kiyot_kubernetes::{Options, Periods, Publisher};
 use kiyot_proto::admin::CellPhase::CellBound;
-use kiyot_testkit::{ApiServer, LIMIT, wait_until};
+use kiyot_testkit::{ApiFault, ApiServer, LIMIT, Verb, wait_until};
 use serde_json::json;
 
 use crate::world::{Daemon, definition, id, options, publish, wait_for_cells};
+
+/// Starts a node with a bound cell and short leases.
+fn node(api: &ApiServer, name: &str, number: usize) -> (Arc<Daemon>, Publisher) {
+    let periods = Periods {
+        lease: Duration::from_secs(2),
+        renewal: Duration::from_millis(500),
+        sweep: Duration::from_millis(500),
+        ..options(api).periods
+    };
+    let daemon = Daemon::new();
+    daemon.set(number, CellBound);
+    daemon.change(number, |shown| name.clone_into(&mut shown.cell.node));
+    let options = Options { node: name.to_owned(), periods, ..options(api) };
+    let publisher = Publisher::start(options, Arc::clone(&daemon) as _);
+    (daemon, publisher)
+}
+
+/// Verifies K7.
+#[tokio::test]
+async fn node_without_a_lease_of_its_own_removes_the_objects_of_dead_nodes() {
+    let api = ApiServer::start(&[definition()]).await;
+    let dead = node(&api, "worker-2", 2);
+    wait_for_cells(&api, &[(2, "Bound")]).await;
+    wait_until("the lease is there", LIMIT, async || {
+        (api.objects("leases").len() == 1).then_some(())
+    })
+    .await;
+    drop(dead);
+    api.fail(Some(Verb::Patch), "leases", usize::MAX, ApiFault::Denied);
+    let _living = node(&api, "worker-1", 1);
+    wait_for_cells(&api, &[(1, "Bound")]).await;
+}
 
 /// Verifies K7.
 #[tokio::test]
 async fn objects_of_a_dead_node_are_removed_after_its_lease_and_those_of_living_nodes_kept() {
     let api = ApiServer::start(&[definition()]).await;
-    let periods = Periods {
-        lease: Duration::from_secs(2),
-        renewal: Duration::from_millis(500),
-        sweep: Duration::from_millis(500),
-        ..options(&api).periods
-    };
-    let node = |name: &str, number: usize| {
-        let daemon = Daemon::new();
-        daemon.set(number, CellBound);
-        daemon.change(number, |shown| name.clone_into(&mut shown.cell.node));
-        let options = Options { node: name.to_owned(), periods, ..options(&api) };
-        let publisher = Publisher::start(options, Arc::clone(&daemon) as _);
-        (daemon, publisher)
-    };
+    let node = |name: &str, number: usize| node(&api, name, number);
     let (_first, second, _third) = (node("worker-1", 1), node("worker-2", 2), node("worker-3", 3));
     wait_for_cells(&api, &[(1, "Bound"), (2, "Bound"), (3, "Bound")]).await;
     assert_eq!(api.objects("leases").len(), 3);

@@ -3,7 +3,9 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use super::{
-    ErrorClass::{Auth, Capacity, Ended, Invalid, NotFound, Quota, Throttled, Transient, Unanswered},
+    ErrorClass::{
+        Auth, Capacity, Ended, Invalid, NotFound, Quota, Throttled, Transient, Unanswered,
+    },
     Refused::{All, Market, None, Offering, Zone},
     *,
 };
