@@ -564,6 +564,10 @@ impl Cells {
             name: pod.clone(),
             attempt: order.attempt,
         };
+        // Before the provider is asked, whose error does not name the other pod.
+        if let Some(taken) = shared.core().engine.taken_port(&key, &order.attachment) {
+            return Err(taken.into());
+        }
         let candidates = self.candidates(&catalogue, &order.needs);
         let parameters = self.parameters(&order.request, &key.pod_uid).await?;
         let choice =
