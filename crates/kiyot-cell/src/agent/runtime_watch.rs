@@ -327,6 +327,21 @@ mod tests {
     }
 
     #[test]
+    fn updated_container_is_read_until_the_expectation_times_out() {
+        let update = ContainerUpdate { id: "c".into(), ..Default::default() };
+        assert_eq!(
+            expectation("/containers/update", &update.encode_to_vec()),
+            Some(("c".into(), Expectation::Updated))
+        );
+        let running = ContainerStatus {
+            id: "c".into(),
+            state: ContainerState::ContainerRunning as i32,
+            ..Default::default()
+        };
+        assert!(!is_met(Expectation::Updated, "c", &[], &[running]));
+    }
+
+    #[test]
     fn expectation_is_met_by_cri_state() {
         let running = ContainerStatus {
             id: "c".into(),

@@ -2,8 +2,6 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::time::timeout;
-
 use crate::backends::milpa::{
     cached::Cached,
     placement::Catalogue,
@@ -41,11 +39,7 @@ impl Prices {
     where
         R: Future<Output = Result<Catalogue, ProviderError>>,
     {
-        let bounded = || async {
-            let too_slow =
-                |_| Err(ProviderError::too_slow("read the catalogue", CATALOGUE_TIMEOUT));
-            timeout(CATALOGUE_TIMEOUT, read()).await.unwrap_or_else(too_slow)
-        };
+        let bounded = || ProviderError::within(CATALOGUE_TIMEOUT, "read the catalogue", read());
         self.last.get(bounded).await
     }
 }

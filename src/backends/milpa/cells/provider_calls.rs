@@ -150,8 +150,7 @@ async fn detach_before_end(
     instance: &InstanceId,
 ) -> Result<(), ProviderError> {
     let doing = "detach a cell before its end";
-    let detached = timeout(DETACH_TIMEOUT, provider.detach(instance)).await;
-    let detached = detached.unwrap_or_else(|_| Err(ProviderError::too_slow(doing, DETACH_TIMEOUT)));
+    let detached = ProviderError::within(DETACH_TIMEOUT, doing, provider.detach(instance)).await;
     if let Err(error) = &detached {
         let error = error as &dyn std::error::Error;
         tracing::warn!(%instance, error, "instance is terminated before it is detached");
@@ -177,16 +176,14 @@ pub(super) async fn console(
     provider: &dyn Provider,
     instance: &InstanceId,
 ) -> Result<String, ProviderError> {
-    let read = timeout(CONSOLE_TIMEOUT, provider.console(instance));
-    let too_slow = |_| Err(ProviderError::too_slow("read a console", CONSOLE_TIMEOUT));
-    Ok(without_controls(&read.await.unwrap_or_else(too_slow)?))
+    let read = provider.console(instance);
+    let read = ProviderError::within(CONSOLE_TIMEOUT, "read a console", read).await?;
+    Ok(without_controls(&read))
 }
 
 /// Returns the instances that the provider lists.
 pub(super) async fn list_owned(provider: &dyn Provider) -> Result<Vec<Instance>, ProviderError> {
-    let listed = timeout(CONSOLE_TIMEOUT, provider.list_owned());
-    let too_slow = |_| Err(ProviderError::too_slow("list instances", CONSOLE_TIMEOUT));
-    listed.await.unwrap_or_else(too_slow)
+    ProviderError::within(CONSOLE_TIMEOUT, "list instances", provider.list_owned()).await
 }
 
 /// Logs the failure of a call.
@@ -212,9 +209,7 @@ async fn bounded<T>(
     doing: &str,
     call: impl Future<Output = Result<T, ProviderError>>,
 ) -> Result<T, ProviderError> {
-    timeout(CALL_TIMEOUT, call)
-        .await
-        .unwrap_or_else(|_| Err(ProviderError::too_slow(doing, CALL_TIMEOUT)))
+    ProviderError::within(CALL_TIMEOUT, doing, call).await
 }
 
 /// Returns the end of the first instance's console without control characters: the cell wrote it.

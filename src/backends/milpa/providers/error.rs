@@ -2,6 +2,8 @@
 
 use std::{error::Error, io, sync::Arc, time::Duration};
 
+use tokio::time::timeout;
+
 use crate::{backends::milpa::placement::Offering, error_chain::error_chain};
 
 /// The class of a provider's error.
@@ -80,6 +82,15 @@ impl ProviderError {
     pub fn too_slow(doing: &str, limit: Duration) -> Self {
         let doing = format!("{doing}: not done within {} s", limit.as_secs());
         Self::without_cause(ErrorClass::Unanswered, doing)
+    }
+
+    /// Bounds the time of a call.
+    pub async fn within<T>(
+        limit: Duration,
+        doing: &str,
+        call: impl Future<Output = Result<T, Self>>,
+    ) -> Result<T, Self> {
+        timeout(limit, call).await.unwrap_or_else(|_| Err(Self::too_slow(doing, limit)))
     }
 
     /// Returns an error that a retry may avoid.

@@ -40,7 +40,6 @@ pub mod fuzzing;
 mod instance;
 mod listing;
 mod memory_limit;
-mod mounts;
 mod network;
 pub(super) mod pod_cgroup;
 mod process;

@@ -4,12 +4,12 @@
 use std::{io, path::Path, time::Duration};
 
 use futures::future::join_all;
+use kiyot_linux::unmount_beneath;
 use kiyot_proto::cri;
 use tokio::time::sleep;
 use tonic::Status;
 
 use super::{
-    mounts,
     observed::Observed,
     runner::{Runner, on_disk},
 };
@@ -59,7 +59,7 @@ impl Runner {
         }
         let (dir, logs) = (self.pod_dir(), self.log_dir());
         on_disk(move || {
-            mounts::unmount_beneath(&dir)?;
+            unmount_beneath(&dir)?;
             remove_dir(&dir)?;
             remove_dir(&logs)
         })

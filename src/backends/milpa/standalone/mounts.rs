@@ -10,7 +10,7 @@ use std::{
 };
 
 use kiyot_linux::mountinfo;
-use rustix::mount::{MountFlags, UnmountFlags, mount, mount_bind, unmount};
+use rustix::mount::{MountFlags, mount, mount_bind};
 
 use crate::manifest::SubPath;
 
@@ -75,22 +75,8 @@ fn make_dirs(volume: &Path, sub_path: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// Unmounts all that is mounted beneath a directory.
-pub(super) fn unmount_beneath(dir: &Path) -> io::Result<()> {
-    // The latest first.
-    for point in points()?.iter().rev().filter(|point| point.starts_with(dir)) {
-        unmount(point, UnmountFlags::DETACH).map_err(|error| of(point, error))?;
-    }
-    Ok(())
-}
-
 fn is_mounted(path: &Path) -> io::Result<bool> {
-    Ok(points()?.iter().any(|point| point == path))
-}
-
-fn points() -> io::Result<Vec<PathBuf>> {
-    let table = fs::read("/proc/self/mountinfo")?;
-    Ok(mountinfo::parse(&table).into_iter().map(|mount| mount.point).collect())
+    Ok(mountinfo::read()?.iter().any(|mount| mount.point == path))
 }
 
 fn of(path: &Path, error: rustix::io::Errno) -> io::Error {

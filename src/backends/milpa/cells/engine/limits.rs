@@ -144,6 +144,11 @@ impl Cell {
     }
 }
 
+/// Returns the price of cells that counts for limits.
+fn limited_price<'a>(cells: impl Iterator<Item = &'a Cell>) -> Price {
+    cells.fold(Price::FREE, |sum, cell| sum + cell.limited_price())
+}
+
 impl Engine {
     /// Sets the limits for further launches.
     pub(crate) fn set_limits(&mut self, limits: Limits, now: Now) -> super::Effects {
@@ -196,7 +201,7 @@ impl Engine {
                 };
                 self.cells.values().filter(is_counted)
             };
-            let held = cells().fold(Price::FREE, |sum, cell| sum + cell.limited_price());
+            let held = limited_price(cells());
             let cheapest = affordable.iter().map(|candidate| candidate.price).min();
             // What costs nothing is within every limit.
             let fits = |price: Price| price == Price::FREE || held + price <= limit;
@@ -217,17 +222,12 @@ impl Engine {
     /// which is more than the cell's own if the pod uses its processors all the time.
     pub(super) fn affords_warm(&self, namespace: &str, cell: &Cell, price: Price) -> bool {
         let Limits { price: of_node, namespace_price, .. } = self.config.limits;
-        let sum = |cells: &mut dyn Iterator<Item = &Cell>| {
-            cells.fold(Price::FREE, |sum, cell| sum + cell.limited_price())
-        };
-        let others = |other: &&Cell| other.id != cell.id;
-        let of_namespace = |other: &&Cell| other.namespace == namespace;
-        let all = || self.cells.values().filter(others);
+        let others = || self.cells.values().filter(|other| other.id != cell.id);
+        let of_namespace = others().filter(|other| other.namespace == namespace);
+        let fits = |held, limit: Option<Price>| limit.is_none_or(|limit| held + price <= limit);
         price == Price::FREE
-            || namespace_price
-                .is_none_or(|limit| sum(&mut all().filter(of_namespace)) + price <= limit)
-                && (price <= cell.limited_price()
-                    || of_node.is_none_or(|limit| sum(&mut all()) + price <= limit))
+            || fits(limited_price(of_namespace), namespace_price)
+                && (price <= cell.limited_price() || fits(limited_price(others()), of_node))
     }
 
     /// Returns the error of an order over the limit of cells.

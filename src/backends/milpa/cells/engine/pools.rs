@@ -119,9 +119,8 @@ impl Engine {
         parameters: BTreeMap<String, String>,
         now: Now,
     ) -> Effects {
-        let digest = launch::parameters_digest(&parameters);
         self.pools.parameters = parameters;
-        let is_other = |cell: &&Cell| cell.is_warm() && cell.parameters_sha256 != digest;
+        let is_other = |cell: &&Cell| cell.is_warm() && !self.has_parameters_of_pools(cell);
         let ended: Vec<CellId> =
             self.cells.values().filter(is_other).map(|cell| cell.id.clone()).collect();
         for cell in ended {

@@ -4,13 +4,13 @@
 
 use std::{io, time::Duration};
 
+use kiyot_linux::unmount_beneath;
 use tokio::task::spawn_blocking;
 
 use super::{
     super::ProviderError,
     Instances, cgroup,
     instance::{Home, Known},
-    mounts,
     network::namespace,
     process, slice,
 };
@@ -117,7 +117,7 @@ fn remove(
     known: Known,
     pod_uid: Option<&str>,
 ) -> io::Result<()> {
-    mounts::unmount_beneath(home.dir())?;
+    unmount_beneath(home.dir())?;
     namespace::remove(&home.netns_path())?;
     let mut containers = known.cgroups;
     containers.extend(cgroup::of_pod(

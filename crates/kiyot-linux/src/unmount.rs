@@ -2,11 +2,12 @@
 
 use std::{io, path::Path};
 
-use kiyot_linux::mountinfo;
 use rustix::mount::{UnmountFlags, unmount};
 
+use crate::mountinfo;
+
 /// Unmounts all mounts at or below a directory, the last one first.
-pub(super) fn unmount_beneath(dir: &Path) -> io::Result<()> {
+pub fn unmount_beneath(dir: &Path) -> io::Result<()> {
     let mounts = mountinfo::read()?;
     for mount in mounts.iter().rev().filter(|mount| mount.point.starts_with(dir)) {
         match unmount(&mount.point, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
