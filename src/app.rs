@@ -112,14 +112,6 @@ impl App {
             .ok_or(AppError::NoNodeBackend)?;
         let registry = Registry::new(backends, &node)?;
         let calls = config.metrics.listen.map(|_| proxy::cri_calls(&registry));
-        let front =
-            CriServer::start(&config.server, config.routing.clone(), registry, calls.clone())?;
-        let metrics = config.metrics.listen.zip(calls).map(|(listen, calls)| {
-            let mut sources: Vec<Arc<dyn Source>> = vec![calls, Arc::new(Process)];
-            sources.extend(milpas.iter().flat_map(|milpa| milpa.metrics()));
-            let health = Health::new(front.watchdog.clone(), front.address.clone());
-            MetricsServer::start(listen, Exposition::new(sources), health)
-        });
         let current_config = watch::Sender::new(Arc::new(config.clone()));
         let runtimes = config.backends.iter().filter_map(|(name, backend)| {
             Inventory::summary_of_runtime(name, backend, name == node.as_str())
@@ -132,6 +124,14 @@ impl App {
         );
         let admin = AdminApi::start(&config.admin, parts);
         let kubernetes = Kubernetes::start(&config.kubernetes, &milpas);
+        let front =
+            CriServer::start(&config.server, config.routing.clone(), registry, calls.clone())?;
+        let metrics = config.metrics.listen.zip(calls).map(|(listen, calls)| {
+            let mut sources: Vec<Arc<dyn Source>> = vec![calls, Arc::new(Process)];
+            sources.extend(milpas.iter().flat_map(|milpa| milpa.metrics()));
+            let health = Health::new(front.watchdog.clone(), front.address.clone());
+            MetricsServer::start(listen, Exposition::new(sources), health)
+        });
         Ok(Self { front, milpas, _metrics: metrics, admin, kubernetes, current_config })
     }
 

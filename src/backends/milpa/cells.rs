@@ -738,6 +738,19 @@ impl Cells {
         answered.await.unwrap_or(Err(CellError::Stopping))
     }
 
+    /// Terminates all cells of a pod, as [`Cells::terminate`] does.
+    pub(super) async fn terminate_all_of(
+        self: &Arc<Self>,
+        pod_uid: &str,
+        reason: &str,
+    ) -> Result<(), CellError> {
+        let cells: Vec<_> = self.shared.core().engine.blocking_cells(pod_uid).cloned().collect();
+        for cell in cells {
+            self.terminate(&cell, reason).await?;
+        }
+        Ok(())
+    }
+
     /// Subscribes to the events of all cells. A receiver that lags must read everything again.
     pub fn events(&self) -> broadcast::Receiver<CellEvent> {
         self.shared.events.subscribe()

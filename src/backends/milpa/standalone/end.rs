@@ -57,6 +57,10 @@ impl Runner {
         for sandbox in &observed.sandboxes {
             self.remove_sandbox(sandbox.id.as_str()).await?;
         }
+        // Those of launches that have ended: their callers don't wait for the end of a cell.
+        let cells = &self.standalone.parts.cells;
+        let ended = cells.terminate_all_of(&self.entry.uid, "its pod was deleted").await;
+        ended.map_err(|error| Status::unavailable(error_chain(&error)))?;
         let (dir, logs) = (self.pod_dir(), self.log_dir());
         on_disk(move || {
             unmount_beneath(&dir)?;

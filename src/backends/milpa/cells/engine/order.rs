@@ -412,10 +412,18 @@ impl Engine {
 
     /// Returns a cell in which containers of a pod may run, or that holds parts of the node for it.
     pub(super) fn blocking_cell(&self, pod_uid: &str) -> Option<&CellId> {
+        self.blocking_cells(pod_uid).next()
+    }
+
+    /// Returns the cells in which containers of a pod may run, or that hold parts of the node for
+    /// it.
+    pub(crate) fn blocking_cells(&self, pod_uid: &str) -> impl Iterator<Item = &CellId> {
         let awaits_ends = self.capabilities.awaits_ends();
         self.cells
             .values()
-            .find(|cell| is_of_pod(cell, pod_uid) && (awaits_ends || !cell.state.is_released()))
+            .filter(move |cell| {
+                is_of_pod(cell, pod_uid) && (awaits_ends || !cell.state.is_released())
+            })
             .map(|cell| &cell.id)
     }
 
