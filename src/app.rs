@@ -21,7 +21,7 @@ use crate::{
         registry::{Registry, RegistryError},
     },
     config::{BackendConfig, Config},
-    kubernetes::Kubernetes,
+    kubernetes::{Counters, Kubernetes},
     metrics::{Exposition, Process, Source},
     proxy::{self, CriServer, RunningServer},
     recent_log::RecentLog,
@@ -123,11 +123,12 @@ impl App {
             recent_log,
         );
         let admin = AdminApi::start(&config.admin, parts);
-        let kubernetes = Kubernetes::start(&config.kubernetes, &milpas);
+        let api_counters = Counters::new();
+        let kubernetes = Kubernetes::start(&config.kubernetes, &milpas, api_counters.clone());
         let front =
             CriServer::start(&config.server, config.routing.clone(), registry, calls.clone())?;
         let metrics = config.metrics.listen.zip(calls).map(|(listen, calls)| {
-            let mut sources: Vec<Arc<dyn Source>> = vec![calls, Arc::new(Process)];
+            let mut sources: Vec<Arc<dyn Source>> = vec![calls, Arc::new(Process), api_counters];
             sources.extend(milpas.iter().flat_map(|milpa| milpa.metrics()));
             let health = Health::new(front.watchdog.clone(), front.address.clone());
             MetricsServer::start(listen, Exposition::new(sources), health)

@@ -6,14 +6,20 @@
 use std::{
     collections::{BTreeMap, HashMap},
     convert::Infallible,
-    io,
-    sync::{Arc, Mutex, PoisonError},
+    fmt, io,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
     thread,
+    time::Duration,
 };
 
 use async_trait::async_trait;
 use futures::stream::BoxStream;
-use kiyot_kubernetes::{Access, Options, Periods, PodInformer, Publisher, ShownCell, Source};
+use kiyot_kubernetes::{
+    Access, Counter, Options, Periods, PodInformer, Publisher, ShownCell, Source,
+};
 use kiyot_proto::admin;
 use tokio::{runtime::Builder, sync::oneshot};
 
@@ -25,6 +31,7 @@ use crate::{
         placement::{ApiRequests, PodRequests, REQUESTS_TIMEOUT},
     },
     config,
+    metrics::{self, ApiCalls, KUBERNETES_DROPPED_EVENTS, Page},
 };
 
 /// Cells that are read at a time, between which other tasks run.
@@ -34,6 +41,38 @@ const MAX_REMEMBERED: usize = 4096;
 
 /// Name of the thread.
 const THREAD: &str = "kiyot-kube-api";
+
+/// Counters of calls and events.
+#[derive(Debug)]
+pub(crate) struct Counters {
+    calls: ApiCalls,
+    dropped_events: AtomicU64,
+}
+
+impl Counters {
+    /// Returns counters at 0.
+    pub(crate) fn new() -> Arc<Self> {
+        Arc::new(Self { calls: ApiCalls::of_kubernetes(), dropped_events: AtomicU64::new(0) })
+    }
+}
+
+impl Counter for Counters {
+    fn called(&self, operation: &'static str, outcome: &'static str, duration: Duration) {
+        self.calls.count(operation, outcome, duration);
+    }
+
+    fn event_dropped(&self) {
+        self.dropped_events.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl metrics::Source for Counters {
+    fn write(&self, page: &mut Page<'_>) -> fmt::Result {
+        self.calls.write(page)?;
+        let dropped = self.dropped_events.load(Ordering::Relaxed);
+        page.family(&KUBERNETES_DROPPED_EVENTS)?.counter(&[], dropped)
+    }
+}
 
 /// The running thread. Dropping it ends its tasks.
 #[derive(Debug)]
@@ -63,7 +102,11 @@ impl Kubernetes {
     ///
     /// They have a thread of their own: a kubeconfig may name a program for credentials, for which
     /// kube's client blocks its thread.
-    pub(crate) fn start(config: &config::Kubernetes, milpas: &[Arc<Milpa>]) -> Option<Self> {
+    pub(crate) fn start(
+        config: &config::Kubernetes,
+        milpas: &[Arc<Milpa>],
+        counters: Arc<Counters>,
+    ) -> Option<Self> {
         let access = match config.kubeconfig.as_ref()? {
             config::KubernetesAccess::Kubeconfig(path) => Access::Kubeconfig(path.clone()),
             config::KubernetesAccess::InCluster => Access::InCluster,
@@ -77,7 +120,7 @@ impl Kubernetes {
                 Ok(runtime) => runtime,
                 Err(error) => return not_started(&error),
             };
-            runtime.block_on(serve(access, &config, milpa, stopped));
+            runtime.block_on(serve(access, &config, milpa, counters, stopped));
             runtime.shutdown_background();
         });
         if let Err(error) = spawned {
@@ -96,11 +139,13 @@ async fn serve(
     access: Access,
     config: &config::Kubernetes,
     milpa: Arc<Milpa>,
+    counters: Arc<Counters>,
     stopped: oneshot::Receiver<Infallible>,
 ) {
     let node = milpa.inventory().node().to_owned();
-    if config.requests {
-        let informer = PodInformer::start(access.clone(), node.clone(), None);
+    if config.reads_requests() {
+        let informer =
+            PodInformer::start(access.clone(), node.clone(), None, Arc::clone(&counters) as _);
         milpa.set_pod_requests(Arc::new(Requests(informer)));
     }
     let options = Options {
@@ -112,7 +157,8 @@ async fn serve(
         periods: Periods::default(),
     };
     let source = Arc::new(Cells { milpa, labels: Mutex::default() });
-    let _publisher = (config.cells || config.events).then(|| Publisher::start(options, source));
+    let _publisher =
+        (config.cells || config.events).then(|| Publisher::start(options, source, counters));
     // Ends with an error, as nothing is ever sent.
     let _closed = stopped.await;
 }

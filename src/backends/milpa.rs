@@ -190,7 +190,7 @@ impl Milpa {
             node: node_name.clone(),
             fingerprint: ca.sha256(),
         };
-        let api_calls = Arc::<ApiCalls>::default();
+        let api_calls = Arc::new(ApiCalls::of_ec2());
         let provider: Arc<dyn Provider> = match config.provider {
             ProviderKind::Netns => {
                 Arc::new(netns::Netns::new(config, Arc::clone(&registries) as _))

@@ -47,6 +47,11 @@ impl Default for Kubernetes {
 }
 
 impl Kubernetes {
+    /// Returns true if pods are sized by the requests that the API has.
+    pub fn reads_requests(&self) -> bool {
+        self.kubeconfig.is_some() && self.requests
+    }
+
     pub(super) fn read(mut table: Table<'_>) -> Self {
         let mut kubernetes = Self::default();
         table.set("kubeconfig", &mut kubernetes.kubeconfig, |field| {

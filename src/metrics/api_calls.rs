@@ -1,4 +1,4 @@
-//! Calls of a cloud's API.
+//! Calls of an API over the network.
 
 use std::{
     collections::BTreeMap,
@@ -7,11 +7,18 @@ use std::{
     time::Duration,
 };
 
-use super::{API_CALL_DURATION, API_CALLS, Page, Source};
+use super::{
+    API_CALL_DURATION, API_CALLS, Definition, KUBERNETES_CALL_DURATION, KUBERNETES_CALLS, Page,
+    Source,
+};
 
 /// Counters of calls, which all go over the network, so that a lock does not matter.
-#[derive(Debug, Default)]
-pub struct ApiCalls(Mutex<BTreeMap<(&'static str, &'static str), Calls>>);
+#[derive(Debug)]
+pub struct ApiCalls {
+    calls: Mutex<BTreeMap<(&'static str, &'static str), Calls>>,
+    count: &'static Definition,
+    duration: &'static Definition,
+}
 
 /// Calls with the same labels.
 #[derive(Debug, Clone, Copy, Default)]
@@ -21,10 +28,21 @@ struct Calls {
 }
 
 impl ApiCalls {
+    /// Returns counters of the calls of EC2's API.
+    pub fn of_ec2() -> Self {
+        Self { calls: Mutex::default(), count: &API_CALLS, duration: &API_CALL_DURATION }
+    }
+
+    /// Returns counters of the calls of the Kubernetes API.
+    pub fn of_kubernetes() -> Self {
+        let (count, duration) = (&KUBERNETES_CALLS, &KUBERNETES_CALL_DURATION);
+        Self { calls: Mutex::default(), count, duration }
+    }
+
     /// Counts a call by its operation, such as `RunInstances`, and its outcome: `ok` or the class
     /// of the error. Both are names from the code, so that their number is bounded.
     pub fn count(&self, operation: &'static str, outcome: &'static str, duration: Duration) {
-        let mut calls = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
         let calls = calls.entry((operation, outcome)).or_default();
         calls.count += 1;
         calls.duration = calls.duration.saturating_add(duration);
@@ -33,12 +51,12 @@ impl ApiCalls {
 
 impl Source for ApiCalls {
     fn write(&self, page: &mut Page<'_>) -> fmt::Result {
-        let calls = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let mut family = page.family(&API_CALLS)?;
+        let calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut family = page.family(self.count)?;
         for ((operation, outcome), calls) in &calls {
             family.counter(&[operation, outcome], calls.count)?;
         }
-        let mut family = page.family(&API_CALL_DURATION)?;
+        let mut family = page.family(self.duration)?;
         for ((operation, outcome), calls) in &calls {
             family.counter_f64(&[operation, outcome], calls.duration.as_secs_f64())?;
         }

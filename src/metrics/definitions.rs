@@ -27,6 +27,16 @@ const OUTCOME_OF_API: Label = Label {
              `not_found`, `transient`, `unanswered`",
 };
 
+const OPERATION_OF_KUBERNETES: Label = Label {
+    name: "operation",
+    values: "verb and resource as RBAC names them, such as `patch cells/status`",
+};
+const OUTCOME_OF_KUBERNETES: Label = Label {
+    name: "outcome",
+    values: "`ok`, or the class of the failure: `unreachable`, `timed_out`, `denied`, `not_found`, \
+             `conflict`, `expired`, `throttled`, `invalid`, `server_error`",
+};
+
 /// Calls of the CRI socket.
 pub const CRI_CALLS: Definition = Definition {
     name: "kiyot_cri_calls",
@@ -243,6 +253,30 @@ pub const API_CALL_DURATION: Definition = Definition {
     help: "Time that calls of the API of EC2 took in sum",
     labels: &[OPERATION, OUTCOME_OF_API],
 };
+/// Calls of the Kubernetes API.
+pub const KUBERNETES_CALLS: Definition = Definition {
+    name: "kiyot_kubernetes_calls",
+    kind: Kind::Counter,
+    unit: None,
+    help: "Calls of the Kubernetes API; a watch counts when it begins",
+    labels: &[OPERATION_OF_KUBERNETES, OUTCOME_OF_KUBERNETES],
+};
+/// Time of these calls.
+pub const KUBERNETES_CALL_DURATION: Definition = Definition {
+    name: "kiyot_kubernetes_call_time",
+    kind: Kind::Counter,
+    unit: Some("seconds"),
+    help: "Time that calls of the Kubernetes API took in sum",
+    labels: &[OPERATION_OF_KUBERNETES, OUTCOME_OF_KUBERNETES],
+};
+/// Events of pods that are not reported.
+pub const KUBERNETES_DROPPED_EVENTS: Definition = Definition {
+    name: "kiyot_kubernetes_dropped_events",
+    kind: Kind::Counter,
+    unit: None,
+    help: "Events of pods that were not reported, because they were beyond their pod's share",
+    labels: &[],
+};
 /// Build.
 pub const BUILD: Definition = Definition {
     name: "kiyot_build",
@@ -320,6 +354,9 @@ pub const ALL: &[&Definition] = &[
     &IMAGE_BYTES,
     &API_CALLS,
     &API_CALL_DURATION,
+    &KUBERNETES_CALLS,
+    &KUBERNETES_CALL_DURATION,
+    &KUBERNETES_DROPPED_EVENTS,
     &BUILD,
     &PROCESS_CPU,
     &PROCESS_MEMORY,

@@ -48,7 +48,7 @@ const PARTS: &[Part] = &[
         path: "kubernetes",
         may: &[
             &["backends::milpa", "backends::milpa::inventory", "backends::milpa::id"],
-            &["backends::milpa::placement", "config"],
+            &["backends::milpa::placement", "config", "metrics"],
         ],
     },
     Part {
@@ -102,6 +102,7 @@ const PARTS: &[Part] = &[
         may: &[
             &["backends", "backends::milpa::cells", "backends::milpa::cri"],
             &["backends::milpa::clock", "backends::milpa::pods", "backends::milpa::tasks"],
+            &["backends::milpa::placement"],
             RECORDS,
             &["backoff", "blocking", "error_chain", "manifest", "resolv_conf"],
         ],
@@ -121,7 +122,7 @@ const PARTS: &[Part] = &[
             CELLS,
             RECORDS,
             LEAVES,
-            &["annotations", "config"],
+            &["annotations", "backoff", "config"],
         ],
     },
     Part { path: "backends::milpa::sync", may: &[POD_MODEL, RESOURCES, CELLS, RECORDS, LEAVES] },
@@ -202,7 +203,7 @@ const PARTS: &[Part] = &[
     },
     Part {
         path: "backends::milpa::placement",
-        may: &[&["annotations", "config", "csv_rows", "decimal", "price"]],
+        may: &[&["annotations", "config", "csv_rows", "decimal", "manifest", "price"]],
     },
     Part { path: "backends::milpa::cached", may: &[] },
     Part { path: "backends::milpa::store", may: &[&["backends::milpa::id"]] },

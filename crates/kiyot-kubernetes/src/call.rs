@@ -23,6 +23,8 @@ const MERGE_PATCH: &str = "application/merge-patch+json";
 /// A call of the API.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Call {
+    /// Verb and resource, as RBAC names them.
+    pub operation: &'static str,
     /// Method of HTTP.
     pub method: Method,
     /// Path and query.
@@ -34,8 +36,8 @@ pub struct Call {
 }
 
 impl Call {
-    fn get(path: String) -> Self {
-        Self { method: Method::GET, path, content_type: JSON, body: None }
+    fn get(operation: &'static str, path: String) -> Self {
+        Self { operation, method: Method::GET, path, content_type: JSON, body: None }
     }
 
     /// Applies name, labels and spec of a cell; creates an absent object.
@@ -46,7 +48,7 @@ impl Call {
             "metadata": { "name": cell.metadata.name, "labels": cell.metadata.labels },
             "spec": cell.spec,
         });
-        Self::apply(cells_path(&cell.metadata.name), body)
+        Self::apply("patch cells", cells_path(&cell.metadata.name), body)
     }
 
     /// Applies the status of a cell, whose object exists.
@@ -57,13 +59,14 @@ impl Call {
             "metadata": { "name": cell.metadata.name },
             "status": cell.status,
         });
-        Self::apply(format!("{}/status", cells_path(&cell.metadata.name)), body)
+        let path = format!("{}/status", cells_path(&cell.metadata.name));
+        Self::apply("patch cells/status", path, body)
     }
 
     /// The fields are kiyot's alone: what another client changed is set again.
-    fn apply(path: String, body: Value) -> Self {
+    fn apply(operation: &'static str, path: String, body: Value) -> Self {
         let path = format!("{path}?fieldManager={FIELD_MANAGER}&force=true");
-        Self { method: Method::PATCH, path, content_type: APPLY, body: Some(body) }
+        Self { operation, method: Method::PATCH, path, content_type: APPLY, body: Some(body) }
     }
 
     /// Lists a part of the cells of a node, from a position; empty for the first part.
@@ -74,18 +77,18 @@ impl Call {
         if !position.is_empty() {
             path.push_str(&format!("&continue={}", encoded(position)));
         }
-        Self::get(path)
+        Self::get("list cells", path)
     }
 
     /// Deletes a cell's object, unless its name belongs to another object by now.
     pub fn delete_cell(name: &str, uid: &str) -> Self {
-        Self::delete(cells_path(name), json!({ "uid": uid }))
+        Self::delete("delete cells", cells_path(name), json!({ "uid": uid }))
     }
 
     /// Applies a lease; creates an absent one.
     pub fn apply_lease(namespace: &str, lease: &Value) -> Self {
         let name = lease["metadata"]["name"].as_str().unwrap_or_default();
-        Self::apply(leases_path(namespace, name), lease.clone())
+        Self::apply("patch leases", leases_path(namespace, name), lease.clone())
     }
 
     /// Lists a part of the leases of all nodes, from a position; empty for the first part.
@@ -96,25 +99,33 @@ impl Call {
         if !position.is_empty() {
             path.push_str(&format!("&continue={}", encoded(position)));
         }
-        Self::get(path)
+        Self::get("list leases", path)
     }
 
     /// Deletes a lease, unless it was renewed since it was read.
     pub fn delete_lease(namespace: &str, lease: &Metadata) -> Self {
         let preconditions = json!({ "uid": lease.uid, "resourceVersion": lease.resource_version });
-        Self::delete(leases_path(namespace, &lease.name), preconditions)
+        Self::delete("delete leases", leases_path(namespace, &lease.name), preconditions)
     }
 
     /// Creates an event.
     pub fn create_event(namespace: &str, event: Value) -> Self {
         let path = events_path(namespace, "");
-        Self { method: Method::POST, path, content_type: JSON, body: Some(event) }
+        let operation = "create events";
+        Self { operation, method: Method::POST, path, content_type: JSON, body: Some(event) }
     }
 
     /// Changes the count of an event.
     pub fn patch_event(namespace: &str, name: &str, patch: Value) -> Self {
         let path = events_path(namespace, name);
-        Self { method: Method::PATCH, path, content_type: MERGE_PATCH, body: Some(patch) }
+        let operation = "patch events";
+        Self {
+            operation,
+            method: Method::PATCH,
+            path,
+            content_type: MERGE_PATCH,
+            body: Some(patch),
+        }
     }
 
     /// Lists a part of the pods of a node, from a position; empty for the first part.
@@ -123,26 +134,27 @@ impl Call {
         if !position.is_empty() {
             path.push_str(&format!("&continue={}", encoded(position)));
         }
-        Self::get(path)
+        Self::get("list pods", path)
     }
 
     /// Streams the changes of the pods of a node since a position.
     pub fn watch_pods(node: &str, position: &str) -> Self {
-        Self::get(format!(
+        let path = format!(
             "{}&watch=true&allowWatchBookmarks=true&timeoutSeconds={WATCH_SECONDS}\
              &resourceVersion={}",
             pods_path(node),
             encoded(position)
-        ))
+        );
+        Self::get("watch pods", path)
     }
 
-    fn delete(path: String, preconditions: Value) -> Self {
+    fn delete(operation: &'static str, path: String, preconditions: Value) -> Self {
         let body = json!({
             "apiVersion": "v1",
             "kind": "DeleteOptions",
             "preconditions": preconditions,
         });
-        Self { method: Method::DELETE, path, content_type: JSON, body: Some(body) }
+        Self { operation, method: Method::DELETE, path, content_type: JSON, body: Some(body) }
     }
 }
 

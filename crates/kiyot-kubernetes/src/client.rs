@@ -3,7 +3,7 @@
 use std::{
     path::{Path, PathBuf},
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use bytes::Bytes;
@@ -25,6 +25,7 @@ use tower::{BoxError, ServiceBuilder};
 
 use crate::{
     call::Call,
+    counter::Counter,
     failure::{Failure, shown},
 };
 
@@ -67,7 +68,10 @@ pub enum ClientError {
 
 /// A client of the API server. Retries are its caller's.
 #[derive(Clone)]
-pub struct Client(kube::Client);
+pub struct Client {
+    api: kube::Client,
+    counter: Arc<dyn Counter>,
+}
 
 impl std::fmt::Debug for Client {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -77,7 +81,7 @@ impl std::fmt::Debug for Client {
 
 impl Client {
     /// Reads the credentials, and returns a client. Does not connect.
-    pub async fn new(access: &Access) -> Result<Self, ClientError> {
+    pub async fn new(access: &Access, counter: Arc<dyn Counter>) -> Result<Self, ClientError> {
         let mut config = match access {
             Access::Kubeconfig(path) => of_kubeconfig(path).await?,
             Access::InCluster => {
@@ -89,11 +93,24 @@ impl Client {
         // A program for credentials is run without a bound of its own, and blocks.
         let made = tokio::task::spawn_blocking(move || connected(&config)).await;
         let made = made.map_err(|error| ClientError::Client(error.to_string()))?;
-        made.map(Self).map_err(|error| ClientError::Client(chain(&error)))
+        let made = made.map_err(|error| ClientError::Client(chain(&error)));
+        made.map(|api| Self { api, counter })
     }
 
     /// Makes a call, and returns the body of its response.
     pub async fn call(&self, call: &Call) -> Result<Bytes, Failure> {
+        let begun = Instant::now();
+        let answered = self.answer(call).await;
+        self.count(call, begun, &answered);
+        answered
+    }
+
+    fn count<T>(&self, call: &Call, begun: Instant, answered: &Result<T, Failure>) {
+        let outcome = answered.as_ref().err().map_or("ok", Failure::class);
+        self.counter.called(call.operation, outcome, begun.elapsed());
+    }
+
+    async fn answer(&self, call: &Call) -> Result<Bytes, Failure> {
         let answered = timeout(CALL_TIMEOUT, async {
             let response = self.send(call).await?;
             let status = response.status();
@@ -119,8 +136,22 @@ impl Client {
         })
     }
 
+    /// Begins a call whose response streams, and returns its body.
+    pub(crate) async fn stream(&self, call: &Call, limit: Duration) -> Result<Body, Failure> {
+        let begun = Instant::now();
+        let sent = timeout(limit, self.send(call)).await;
+        let answered = sent.unwrap_or(Err(Failure::TimedOut(limit))).and_then(|response| {
+            match Failure::of_response(response.status(), None, &[]) {
+                Some(failure) => Err(failure),
+                None => Ok(response.into_body()),
+            }
+        });
+        self.count(call, begun, &answered);
+        answered
+    }
+
     /// Sends a call, and returns the response with its body unread.
-    pub(crate) async fn send(&self, call: &Call) -> Result<Response<Body>, Failure> {
+    async fn send(&self, call: &Call) -> Result<Response<Body>, Failure> {
         let body = call.body.as_ref().map(|body| body.to_string().into_bytes());
         let request = Request::builder()
             .method(call.method.clone())
@@ -129,7 +160,7 @@ impl Client {
             .header(header::ACCEPT, HeaderValue::from_static("application/json"))
             .body(Body::from(body.unwrap_or_default()))
             .map_err(|error| Failure::Invalid(error.to_string()))?;
-        let sent = self.0.send(request).await;
+        let sent = self.api.send(request).await;
         sent.map_err(|error| Failure::Unreachable(shown(&chain(&error))))
     }
 }
@@ -179,14 +210,15 @@ fn chain(error: &dyn std::error::Error) -> String {
 #[derive(Debug)]
 pub(crate) struct Connection {
     access: Access,
+    counter: Arc<dyn Counter>,
     client: Option<Arc<Client>>,
     /// The client that is being made. At most one, however long its credentials take.
     making: Option<AbortOnDropHandle<Result<Client, ClientError>>>,
 }
 
 impl Connection {
-    pub(crate) fn new(access: Access) -> Self {
-        Self { access, client: None, making: None }
+    pub(crate) fn new(access: Access, counter: Arc<dyn Counter>) -> Self {
+        Self { access, counter, client: None, making: None }
     }
 
     /// Returns the client.
@@ -194,9 +226,9 @@ impl Connection {
         if let Some(client) = &self.client {
             return Ok(Arc::clone(client));
         }
-        let access = self.access.clone();
+        let (access, counter) = (self.access.clone(), Arc::clone(&self.counter));
         let making = self.making.get_or_insert_with(|| {
-            AbortOnDropHandle::new(tokio::spawn(async move { Client::new(&access).await }))
+            AbortOnDropHandle::new(tokio::spawn(async move { Client::new(&access, counter).await }))
         });
         let made = timeout(LOAD_TIMEOUT, making).await;
         let made = made.map_err(|_| Failure::TimedOut(LOAD_TIMEOUT))?;

@@ -82,18 +82,18 @@ impl Failure {
         })
     }
 
-    /// Returns the word of the class, for a message that is logged once a class.
+    /// Returns the word of the class: a failure is logged once a class, and counted by it.
     pub fn class(&self) -> &'static str {
         match self {
             Self::Unreachable(_) => "unreachable",
-            Self::TimedOut(_) => "timed out",
+            Self::TimedOut(_) => "timed_out",
             Self::Denied(_) => "denied",
-            Self::NotFound(_) => "not found",
+            Self::NotFound(_) => "not_found",
             Self::Conflict(_) => "conflict",
             Self::Expired(_) => "expired",
             Self::Throttled { .. } => "throttled",
             Self::Invalid(_) => "invalid",
-            Self::Server { .. } => "server error",
+            Self::Server { .. } => "server_error",
         }
     }
 }
@@ -119,14 +119,14 @@ mod tests {
         for (status, expected) in [
             (401, "denied"),
             (403, "denied"),
-            (404, "not found"),
+            (404, "not_found"),
             (409, "conflict"),
             (410, "expired"),
             (413, "invalid"),
             (422, "invalid"),
             (429, "throttled"),
-            (500, "server error"),
-            (503, "server error"),
+            (500, "server_error"),
+            (503, "server_error"),
         ] {
             assert_eq!(class(status, None, "x").unwrap().class(), expected, "{status}");
         }

@@ -27,6 +27,11 @@ impl Gate {
         Self { first_pause, failures: 0, open_at: None, logged: None }
     }
 
+    /// Returns the pause after a first failure.
+    pub fn first_pause(&self) -> Duration {
+        self.first_pause
+    }
+
     /// Returns the time at which the next call may be made; `None` for at once.
     pub fn open_at(&self) -> Option<Instant> {
         self.open_at

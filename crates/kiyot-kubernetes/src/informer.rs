@@ -5,6 +5,7 @@
 
 use std::{
     collections::HashMap,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -20,6 +21,7 @@ use tokio_util::task::AbortOnDropHandle;
 use crate::{
     call::{Call, WATCH_SECONDS},
     client::{Access, Connection},
+    counter::Counter,
     failure::Failure,
     gate::{FIRST_PAUSE, Gate},
     requests::{Pod, Requests},
@@ -51,10 +53,15 @@ pub struct PodInformer {
 
 impl PodInformer {
     /// Starts the task. Called on a runtime of tokio.
-    pub fn start(access: Access, node: String, first_pause: Option<Duration>) -> Self {
+    pub fn start(
+        access: Access,
+        node: String,
+        first_pause: Option<Duration>,
+        counter: Arc<dyn Counter>,
+    ) -> Self {
         let (sender, known) = watch::channel(Known::default());
         let task = Task {
-            connection: Connection::new(access),
+            connection: Connection::new(access, counter),
             node,
             known: sender,
             gate: Gate::new(first_pause.unwrap_or(FIRST_PAUSE)),
@@ -107,7 +114,13 @@ struct ListMetadata {
 impl Task {
     async fn run(mut self) {
         let mut position = String::new();
+        // A server that ends each watch at once is not asked more often than this.
+        let mut watch_at = Instant::now();
         loop {
+            if !position.is_empty() {
+                sleep(watch_at.saturating_duration_since(Instant::now())).await;
+                watch_at = Instant::now() + self.gate.first_pause();
+            }
             let outcome = if position.is_empty() {
                 self.list().await.map(|listed| position = listed)
             } else {
@@ -160,15 +173,10 @@ impl Task {
         let client = self.connection.client().await?;
         let limit = Duration::from_secs(WATCH_SECONDS) + WATCH_GRACE;
         let call = Call::watch_pods(&self.node, position);
-        let sent = timeout(WATCH_GRACE, client.send(&call)).await;
-        let response = sent.unwrap_or(Err(Failure::TimedOut(WATCH_GRACE)))?;
-        if let Some(failure) = Failure::of_response(response.status(), None, &[]) {
-            return Err(failure);
-        }
+        let mut body = client.stream(&call, WATCH_GRACE).await?;
         if self.gate.succeeded() {
             tracing::info!("requests of pods are read from the Kubernetes API again");
         }
-        let mut body = response.into_body();
         let mut read = BytesMut::new();
         loop {
             let frame = timeout(limit, body.frame()).await.map_err(|_| Failure::TimedOut(limit))?;

@@ -8,6 +8,7 @@
 
 pub mod call;
 mod client;
+pub mod counter;
 pub mod failure;
 pub mod gate;
 pub mod informer;
@@ -25,6 +26,7 @@ pub mod source;
 mod time;
 
 pub use client::{Access, Client, ClientError};
+pub use counter::Counter;
 pub use informer::PodInformer;
 pub use publisher::{Options, Periods, Publisher};
 pub use source::{ShownCell, Source};

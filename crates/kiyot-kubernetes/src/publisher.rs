@@ -17,6 +17,7 @@ use tokio_util::task::AbortOnDropHandle;
 use crate::{
     call::Call,
     client::{Access, Connection},
+    counter::Counter,
     failure::Failure,
     gate::{FIRST_PAUSE, Gate},
     lease::Observed,
@@ -90,7 +91,7 @@ pub struct Publisher(#[allow(dead_code, reason = "held for its drop")] AbortOnDr
 
 impl Publisher {
     /// Starts the task. Called on a runtime of tokio.
-    pub fn start(options: Options, source: Arc<dyn Source>) -> Self {
+    pub fn start(options: Options, source: Arc<dyn Source>, counter: Arc<dyn Counter>) -> Self {
         let now = Instant::now();
         let lane = |meaning| Lane::new(meaning, options.periods.first_pause);
         let (cells_lane, lease_lane, sweep_lane, events_lane) = (
@@ -100,10 +101,11 @@ impl Publisher {
             lane("events of pods are not reported"),
         );
         let task = Task {
-            connection: Connection::new(options.access.clone()),
+            connection: Connection::new(options.access.clone(), Arc::clone(&counter)),
             recorder: Recorder::new(options.node.clone()),
             source,
             plan: Plan::default(),
+            counter,
             pace: Pace::per_second(MAX_WRITES_PER_SECOND),
             pod_events: PodEvents::new(time::now()),
             lost: BTreeSet::new(),
@@ -168,6 +170,7 @@ impl Lane {
 struct Task {
     options: Options,
     connection: Connection,
+    counter: Arc<dyn Counter>,
     source: Arc<dyn Source>,
     plan: Plan,
     pace: Pace,
@@ -289,7 +292,9 @@ impl Task {
         }
         if self.options.events {
             for event in self.pod_events.of(event) {
-                self.recorder.add(event, Instant::now(), time::now());
+                if !self.recorder.add(event, Instant::now(), time::now()) {
+                    self.counter.event_dropped();
+                }
             }
         }
     }

@@ -87,7 +87,6 @@ pub struct Recorder {
     seen: BTreeMap<PodEvent, (Record, Instant)>,
     waiting: VecDeque<PodEvent>,
     names: u64,
-    dropped: u64,
 }
 
 impl Recorder {
@@ -100,12 +99,11 @@ impl Recorder {
             seen: BTreeMap::new(),
             waiting: VecDeque::new(),
             names: 0,
-            dropped: 0,
         }
     }
 
-    /// Adds an event. Those beyond a pod's share are dropped.
-    pub fn add(&mut self, mut event: PodEvent, now: Instant, unix_nanos: i64) {
+    /// Adds an event. Returns false if it was dropped, because it is beyond its pod's share.
+    pub fn add(&mut self, mut event: PodEvent, now: Instant, unix_nanos: i64) -> bool {
         event.message = event.message.chars().take(MAX_MESSAGE_CHARS).collect();
         self.combine(&mut event, now);
         let (names, known) = (&mut self.names, self.seen.remove(&event));
@@ -134,10 +132,12 @@ impl Recorder {
         bound(&mut self.seen, |(_, at)| *at);
         self.seen.insert(event.clone(), (record, now));
         if !self.takes(&event.pod, now) || self.waiting.len() >= MAX_WAITING {
-            self.dropped = self.dropped.saturating_add(1);
-        } else if !self.waiting.contains(&event) {
+            return false;
+        }
+        if !self.waiting.contains(&event) {
             self.waiting.push_back(event);
         }
+        true
     }
 
     /// Replaces the message of an event if there are many similar ones.
@@ -186,11 +186,6 @@ impl Recorder {
     /// Returns true if no event waits.
     pub fn is_empty(&self) -> bool {
         self.waiting.is_empty()
-    }
-
-    /// Returns the number of events that were dropped.
-    pub fn dropped(&self) -> u64 {
-        self.dropped
     }
 
     /// Notes that the next event was written.

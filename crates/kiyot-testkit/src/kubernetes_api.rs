@@ -36,6 +36,8 @@ type Body = UnsyncBoxBody<Bytes, Infallible>;
 /// A fault that requests meet.
 #[derive(Debug, Clone)]
 pub enum ApiFault {
+    /// A watch ends at once, without a change.
+    Ended,
     /// The response that the request has without a fault, so that a later request meets one.
     Passed,
     /// The status, with this header `Retry-After`.
@@ -291,6 +293,7 @@ async fn answer(
         Some(ApiFault::Status(code, retry_after)) => {
             refusal(&Refusal::of(code, "InternalError", "played failure"), retry_after)
         }
+        Some(ApiFault::Ended) => response(StatusCode::OK, String::new()),
         Some(ApiFault::Denied) => refusal(&Refusal::forbidden(&parsed), None),
         Some(ApiFault::Slow(pause)) => {
             tokio::time::sleep(pause).await;

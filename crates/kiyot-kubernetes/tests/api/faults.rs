@@ -6,7 +6,7 @@ use kiyot_proto::admin::CellPhase::{CellBooting, CellBound};
 use kiyot_testkit::{ApiFault, ApiServer, LIMIT, Recorded, Verb, wait_for, wait_until};
 use serde_json::json;
 
-use crate::world::{Daemon, definition, id, options, publish, wait_for_cells, writes};
+use crate::world::{Calls, Daemon, definition, id, options, publish, wait_for_cells, writes};
 
 /// Waits until the API server has received another two lists.
 async fn wait_for_lists(api: &ApiServer) {
@@ -221,7 +221,8 @@ async fn api_server_is_reached_over_tls_by_the_authority_of_the_kubeconfig() {
     let directory = |api: &ApiServer| api.directory().display().to_string();
     let crossed = file.replace(&directory(&foreign), &directory(&api));
     std::fs::write(foreign.kubeconfig(), crossed).unwrap();
-    let client = kiyot_kubernetes::Client::new(&options(&foreign).access).await.unwrap();
+    let client =
+        kiyot_kubernetes::Client::new(&options(&foreign).access, Calls::new()).await.unwrap();
     let failure = client.call(&kiyot_kubernetes::call::Call::list_cells("worker-1", "")).await;
     let failure = failure.unwrap_err().to_string();
     assert!(failure.contains("unreachable"), "{failure}");

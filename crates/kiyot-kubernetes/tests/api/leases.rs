@@ -7,7 +7,7 @@ use kiyot_proto::admin::CellPhase::CellBound;
 use kiyot_testkit::{ApiFault, ApiServer, LIMIT, Verb, wait_until};
 use serde_json::json;
 
-use crate::world::{Daemon, definition, id, options, publish, wait_for_cells};
+use crate::world::{Calls, Daemon, definition, id, options, publish, wait_for_cells};
 
 /// Starts a node with a bound cell and short leases.
 fn node(api: &ApiServer, name: &str, number: usize) -> (Arc<Daemon>, Publisher) {
@@ -21,7 +21,7 @@ fn node(api: &ApiServer, name: &str, number: usize) -> (Arc<Daemon>, Publisher) 
     daemon.set(number, CellBound);
     daemon.change(number, |shown| name.clone_into(&mut shown.cell.node));
     let options = Options { node: name.to_owned(), periods, ..options(api) };
-    let publisher = Publisher::start(options, Arc::clone(&daemon) as _);
+    let publisher = Publisher::start(options, Arc::clone(&daemon) as _, Calls::new());
     (daemon, publisher)
 }
 

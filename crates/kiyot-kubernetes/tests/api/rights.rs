@@ -1,6 +1,10 @@
 //! The rights of `deploy/rbac.yaml` and the definition of `deploy/crds`, against what is called.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeSet,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use kiyot_kubernetes::{
     Options, Periods, PodInformer, Publisher, ShownCell,
@@ -8,10 +12,10 @@ use kiyot_kubernetes::{
     object::{self, Cell},
 };
 use kiyot_proto::admin::{self, CellPhase::CellBound};
-use kiyot_testkit::{ApiServer, LIMIT, Verb, wait_until};
+use kiyot_testkit::{ApiFault, ApiServer, LIMIT, Recorded, Verb, wait_until};
 use serde_json::{Value, json};
 
-use crate::world::{Daemon, definition, options, wait_for_cells};
+use crate::world::{Calls, Daemon, definition, options, wait_for_cells};
 
 const RBAC: &str = include_str!("../../../../deploy/rbac.yaml");
 const POLICY: &str = include_str!("../../../../deploy/admission-policy.yaml");
@@ -77,7 +81,9 @@ async fn rights_of_the_daemons_are_those_that_their_calls_need() {
     let api = ApiServer::start(&[definition()]).await;
     api.put("pods", pod("web", "uid-web", "2Gi"));
     let access = options(&api).access;
-    let informer = PodInformer::start(access, "worker-1".to_owned(), None);
+    let calls = Calls::new();
+    let counter = Arc::clone(&calls) as _;
+    let informer = PodInformer::start(access, "worker-1".to_owned(), None, counter);
     let daemon = Daemon::new();
     let periods = Periods {
         lease: Duration::from_secs(1),
@@ -89,10 +95,11 @@ async fn rights_of_the_daemons_are_those_that_their_calls_need() {
     let other = Daemon::new();
     other.set(7, CellBound);
     other.change(7, |shown| "worker-2".clone_into(&mut shown.cell.node));
-    let dead = Publisher::start(of("worker-2"), Arc::clone(&other) as _);
+    let dead = Publisher::start(of("worker-2"), Arc::clone(&other) as _, Calls::new());
     wait_for_cells(&api, &[(7, "Bound")]).await;
     drop(dead);
-    let _publisher = Publisher::start(of("worker-1"), Arc::clone(&daemon) as _);
+    let counter = Arc::clone(&calls) as _;
+    let _publisher = Publisher::start(of("worker-1"), Arc::clone(&daemon) as _, counter);
     daemon.set(0, CellBound);
     wait_for_cells(&api, &[(0, "Bound")]).await;
     daemon.tell(0, "LaunchFailed", "no capacity");
@@ -108,6 +115,21 @@ async fn rights_of_the_daemons_are_those_that_their_calls_need() {
     })
     .await;
     assert_eq!(requests.memory.request, 2 << 30);
+    for operation in [
+        "patch cells",
+        "patch cells/status",
+        "list cells",
+        "delete cells",
+        "patch leases",
+        "list leases",
+        "delete leases",
+        "create events",
+        "patch events",
+        "list pods",
+        "watch pods",
+    ] {
+        assert!(calls.of(operation, "ok") > 0, "{operation}: {calls:?}");
+    }
 }
 
 fn pod(name: &str, uid: &str, memory: &str) -> Value {
@@ -129,7 +151,7 @@ async fn requests_follow_changes_expired_watches_and_restarts() {
     let limit = Duration::from_millis(100);
     let pause = Some(Duration::from_millis(20));
     let access = options(&api).access;
-    let informer = PodInformer::start(access, "worker-1".to_owned(), pause);
+    let informer = PodInformer::start(access, "worker-1".to_owned(), pause, Calls::new());
     let memory_is = async |uid: &str, expected: Option<u64>| {
         wait_until(format!("memory of {uid} is {expected:?}"), LIMIT, async || {
             let known = informer.requests(uid, limit).await;
@@ -161,11 +183,31 @@ async fn requests_follow_changes_expired_watches_and_restarts() {
 
 /// Verifies K10.
 #[tokio::test]
+async fn watches_that_end_at_once_are_not_renewed_at_once() {
+    const WATCHES: u32 = 6;
+    let api = ApiServer::start(&[]).await;
+    api.fail(Some(Verb::Watch), "pods", usize::MAX, ApiFault::Ended);
+    let (begun, pause) = (Instant::now(), Duration::from_millis(100));
+    let (calls, access) = (Calls::new(), options(&api).access);
+    let counter = Arc::clone(&calls) as _;
+    let _informer = PodInformer::start(access, "worker-1".to_owned(), Some(pause), counter);
+    let last = wait_until("watches were renewed", LIMIT, async || {
+        let is_watch = |recorded: &Recorded| recorded.request.verb == Verb::Watch;
+        let watches = api.recorded().into_iter().filter(is_watch);
+        watches.skip(WATCHES as usize - 1).next().map(|watch| watch.at)
+    })
+    .await;
+    assert!(last.duration_since(begun) >= pause * (WATCHES - 1), "{calls:?}");
+}
+
+/// Verifies K10.
+#[tokio::test]
 async fn lookup_waits_no_longer_than_its_bound_and_not_at_all_without_access() {
     let api = ApiServer::start(&[]).await;
     let begun = std::time::Instant::now();
     std::fs::remove_file(api.kubeconfig()).unwrap();
-    let informer = PodInformer::start(options(&api).access, "worker-1".to_owned(), None);
+    let informer =
+        PodInformer::start(options(&api).access, "worker-1".to_owned(), None, Calls::new());
     assert_eq!(informer.requests("uid", LIMIT).await, None);
     assert!(begun.elapsed() < LIMIT);
 }

@@ -8,7 +8,7 @@ use std::{
 
 use async_trait::async_trait;
 use futures::{StreamExt, stream::BoxStream};
-use kiyot_kubernetes::{Access, Options, Periods, Publisher, ShownCell, Source};
+use kiyot_kubernetes::{Access, Counter, Options, Periods, Publisher, ShownCell, Source};
 use kiyot_proto::admin;
 use kiyot_testkit::{ApiServer, LIMIT, Recorded, Verb, wait_until};
 use serde_json::Value;
@@ -19,6 +19,31 @@ const DEFINITION: &str = include_str!("../../../../deploy/crds/cells.kiyot.elotl
 /// Returns the definition of the kind.
 pub(crate) fn definition() -> Value {
     serde_saphyr::from_str(DEFINITION).unwrap()
+}
+
+/// The calls that were counted, by operation and outcome.
+#[derive(Debug, Default)]
+pub(crate) struct Calls(Mutex<BTreeMap<(&'static str, &'static str), usize>>);
+
+impl Calls {
+    pub(crate) fn new() -> Arc<Self> {
+        Arc::default()
+    }
+
+    /// Returns the number of calls of an operation with an outcome.
+    pub(crate) fn of(&self, operation: &'static str, outcome: &'static str) -> usize {
+        self.0.lock().unwrap().get(&(operation, outcome)).copied().unwrap_or_default()
+    }
+}
+
+impl Counter for Calls {
+    fn called(&self, operation: &'static str, outcome: &'static str, _duration: Duration) {
+        *self.0.lock().unwrap().entry((operation, outcome)).or_default() += 1;
+    }
+
+    fn event_dropped(&self) {
+        self.called("create events", "dropped", Duration::ZERO);
+    }
 }
 
 /// A played daemon.
@@ -116,7 +141,7 @@ pub(crate) fn options(api: &ApiServer) -> Options {
 
 /// Starts the publisher of a daemon.
 pub(crate) fn publish(api: &ApiServer, daemon: &Arc<Daemon>) -> Publisher {
-    Publisher::start(options(api), Arc::clone(daemon) as _)
+    Publisher::start(options(api), Arc::clone(daemon) as _, Calls::new())
 }
 
 /// Waits until these cells are shown, each with its phase.

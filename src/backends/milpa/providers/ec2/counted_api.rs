@@ -140,7 +140,7 @@ mod tests {
     #[tokio::test]
     async fn call_is_counted_by_operation_and_class_of_its_error() {
         let fake = FakeApi { known: BTreeSet::from(["i-1".to_owned()]), ..FakeApi::default() };
-        let calls = Arc::<ApiCalls>::default();
+        let calls = Arc::new(ApiCalls::of_ec2());
         let api = CountedApi::new(Arc::new(fake), Arc::clone(&calls));
         for ids in [["i-1"], ["i-1"], ["i-2"]] {
             let _outcome = api.terminate_instances(&ids.map(str::to_owned)).await;

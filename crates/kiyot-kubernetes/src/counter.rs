@@ -1,0 +1,12 @@
+//! The counter of what this crate does, for metrics.
+
+use std::{fmt, time::Duration};
+
+/// Counts calls and events.
+pub trait Counter: fmt::Debug + Send + Sync {
+    /// Counts a call by its operation, such as `list pods`, and its outcome: `ok`, or the class of
+    /// its failure.
+    fn called(&self, operation: &'static str, outcome: &'static str, duration: Duration);
+    /// Counts an event that was dropped, because it is beyond its pod's share.
+    fn event_dropped(&self);
+}
