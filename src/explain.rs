@@ -11,7 +11,7 @@ use crate::{
     backends::{
         BackendName, Declared, milpa,
         milpa::{
-            placement::{self, Catalogue, Market, Offering, Refused},
+            placement::{self, ApiRequests, Catalogue, Market, Offering, Refused, Requested},
             policy,
         },
     },
@@ -147,7 +147,7 @@ fn explain_pod(config: &Config, prices: Prices<'_>, pod: &Pod) -> Lines {
         Ok(decision) => match config.backends.get(decision.backend) {
             Some(BackendConfig::Milpa(milpa)) => explain_cell(
                 &mut lines,
-                &Target { milpa, prices, decision: &decision },
+                &Target { config, milpa, prices, decision: &decision },
                 node_backend.as_str(),
                 pod,
                 &node,
@@ -195,6 +195,7 @@ fn why(decision: &Decision<'_>, pod: &Pod) -> String {
 
 /// The backend of a pod in a cell.
 struct Target<'a> {
+    config: &'a Config,
     milpa: &'a MilpaBackend,
     prices: Prices<'a>,
     decision: &'a Decision<'a>,
@@ -208,7 +209,7 @@ fn explain_cell(
     node: &Node,
     request: &cri::RunPodSandboxRequest,
 ) {
-    let Target { milpa, prices, decision } = *target;
+    let Target { config, milpa, prices, decision } = *target;
     let sandbox = request.config.clone().unwrap_or_default();
     let rules = policy::Rules::of(milpa);
     if let Some(what) = policy::keeps_local(&rules, &sandbox) {
@@ -237,6 +238,13 @@ fn explain_cell(
                 lines.refuse(refused.to_string());
             }
             let rules = placement::Rules::of(&milpa.placement);
+            let of_cri = Requested::of_sandbox(&sandbox);
+            let of_api = of_cri.with_api(&ApiRequests::of_manifest(pod));
+            let reads_requests = config.kubernetes.reads_requests();
+            if !reads_requests && request.memory_bytes.is_none() {
+                resources::note_memory_request(lines, &of_cri, &of_api);
+            }
+            let requested = if reads_requests { of_api } else { of_cri };
             let live = match prices {
                 Prices::Live(backends) => backends.get(decision.backend),
                 Prices::BuiltIn | Prices::Catalogue(_) => None,
@@ -244,12 +252,12 @@ fn explain_cell(
             let catalogue = live.and_then(|live| live.catalogue.as_deref());
             match (prices, live, catalogue) {
                 (Prices::Catalogue(catalogue), ..) => {
-                    choice::explain(lines, catalogue, &rules, &request, &sandbox);
+                    choice::explain(lines, catalogue, &rules, &request, &requested);
                 }
                 (_, Some(live), Some(catalogue)) => {
-                    choice::explain_live(lines, (catalogue, live), &rules, &request, &sandbox);
+                    choice::explain_live(lines, (catalogue, live), &rules, &request, &requested);
                 }
-                _ => choice::check(lines, milpa, &rules, &request, &sandbox),
+                _ => choice::check(lines, milpa, &rules, &request, &requested),
             }
             live.into_iter().flat_map(|live| &live.limits).for_each(|limit| lines.say(limit));
         }

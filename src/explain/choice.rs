@@ -1,7 +1,5 @@
 //! Explanation of the choice of an instance.
 
-use kiyot_proto::cri;
-
 use super::{Lines, Live};
 use crate::{
     annotations::{Architecture, CellRequest},
@@ -26,7 +24,7 @@ pub(super) fn check(
     milpa: &MilpaBackend,
     rules: &Rules,
     request: &CellRequest,
-    sandbox: &cri::PodSandboxConfig,
+    requested: &Requested,
 ) {
     let catalogue = match milpa.provider {
         ProviderKind::Netns => {
@@ -37,10 +35,10 @@ pub(super) fn check(
         ProviderKind::Ec2 => {
             // The command makes no call: zones and live prices are not known.
             let catalogue = CatalogueFile::built_in_for(&milpa.ec2.region);
-            return explain(lines, &catalogue, rules, request, sandbox);
+            return explain(lines, &catalogue, rules, request, requested);
         }
     };
-    let needs = Needs::new(request, &Requested::of_sandbox(sandbox), &rules.defaults);
+    let needs = Needs::new(request, requested, &rules.defaults);
     if rank(&catalogue, &needs, rules, &()).is_empty() {
         lines.refuse(NoFit::new(&catalogue, &needs, rules));
     }
@@ -52,9 +50,9 @@ pub(super) fn explain(
     catalogue: &Catalogue,
     rules: &Rules,
     request: &CellRequest,
-    sandbox: &cri::PodSandboxConfig,
+    requested: &Requested,
 ) {
-    let needs = Needs::new(request, &Requested::of_sandbox(sandbox), &rules.defaults);
+    let needs = Needs::new(request, requested, &rules.defaults);
     if is_estimated(lines, catalogue, &needs, rules, &()) {
         lines.say("prices are estimates, those of us-east-1: the daemon reads those of the region");
     }
@@ -67,9 +65,9 @@ pub(super) fn explain_live(
     (catalogue, live): (&Catalogue, &Live),
     rules: &Rules,
     request: &CellRequest,
-    sandbox: &cri::PodSandboxConfig,
+    requested: &Requested,
 ) {
-    let needs = Needs::new(request, &Requested::of_sandbox(sandbox), &rules.defaults);
+    let needs = Needs::new(request, requested, &rules.defaults);
     let preferred = rank(catalogue, &needs, rules, &());
     if is_estimated(lines, catalogue, &needs, rules, live) {
         lines.say("prices are estimates, those of us-east-1");

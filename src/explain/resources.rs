@@ -2,7 +2,8 @@
 
 use super::Lines;
 use crate::{
-    annotations::{GPU, VOLUME_SIZE},
+    annotations::{GPU, MEMORY, VOLUME_SIZE},
+    backends::milpa::placement::Requested,
     manifest::Pod,
 };
 
@@ -37,6 +38,19 @@ pub(super) fn note(lines: &mut Lines, pod: &Pod) {
         lines.say(format!(
             "note: its resource claims ({}) are not in a cell, which refuses their devices",
             pod.claims.join(", ")
+        ));
+    }
+}
+
+/// Notes a memory request that is more than what CRI carries.
+pub(super) fn note_memory_request(lines: &mut Lines, of_cri: &Requested, of_api: &Requested) {
+    let value = |requested: &Requested| requested.memory_mib.map_or(0, |amount| amount.value);
+    let wanted = value(of_api);
+    if wanted > value(of_cri) {
+        lines.say(format!(
+            "note: its memory request ({wanted} MiB) is not in the CRI request; the annotation \
+             {MEMORY} chooses the memory of its cell, or kubernetes.kubeconfig has the daemon read \
+             requests"
         ));
     }
 }

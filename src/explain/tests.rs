@@ -1,3 +1,11 @@
+use proptest::{
+    collection::vec,
+    option,
+    prelude::{Strategy, any},
+    prop_assert_eq, proptest,
+};
+use serde_json::json;
+
 use super::*;
 use crate::{
     annotations::Architecture,
@@ -170,6 +178,103 @@ fn instance_is_named_with_its_price_and_those_beside_it() {
     }
     let (text, fine) = priced(OPT_IN, "    pod.elotl.co/launch-type: spot\n");
     assert!(fine && text.contains("(Spot) at most $0."), "{text}");
+}
+
+/// Verifies K10.
+#[test]
+fn requests_choose_the_instance_if_the_daemon_reads_them() {
+    let pod = "kind: Pod\napiVersion: v1\nmetadata:\n  name: web\n  annotations: \
+               {kubernetes.io/target-runtime: kiyot, pod.elotl.co/architecture: amd64}\nspec:\n  \
+               containers:\n  - {name: c, image: i, resources: {requests: {cpu: 500m, memory: \
+               3Gi}}}\n";
+    let manifest = |text: &str| {
+        let file = File { name: "pod".into(), text: text.into() };
+        manifest::parse_files(&[file], Purpose::Explain).unwrap()
+    };
+    let with = |kubernetes: &str, text: &str| {
+        let config = config::parse("config", &format!("{OPT_IN}\n{kubernetes}"), []).unwrap();
+        of(&explain(
+            &config,
+            &manifest(text),
+            Prices::Catalogue(&CatalogueFile::built_in().catalogue),
+        ))
+        .0
+    };
+    let of_cri = with("", pod);
+    assert!(of_cri.contains("0.5 CPU (requests), 512 MiB of memory (default)"), "{of_cri}");
+    assert!(of_cri.contains("note: its memory request (3072 MiB) is not in the CRI"), "{of_cri}");
+    let annotated = pod.replace("annotations: {", "annotations: {pod.elotl.co/memory: 4Gi, ");
+    let of_cri = with("", &annotated);
+    assert!(!of_cri.contains("note: its memory request"), "{of_cri}");
+    let of_api = with("[kubernetes]\nkubeconfig = \"/etc/kubeconfig\"\n", pod);
+    assert!(of_api.contains("0.5 CPU (requests), 3072 MiB of memory (requests)"), "{of_api}");
+    assert!(!of_api.contains("note: its memory request"), "{of_api}");
+    let not_read = "[kubernetes]\nkubeconfig = \"/etc/kubeconfig\"\nrequests = false\n";
+    assert_eq!(with(not_read, pod), with("", pod));
+}
+
+/// Returns a strategy for the amounts of a resource in a container: a request, and a limit.
+fn amounts() -> impl Strategy<Value = (Option<u64>, Option<u64>)> {
+    let limit_beyond = |(request, beyond): (Option<u64>, Option<u64>)| {
+        (request, beyond.map(|beyond| request.unwrap_or(1) + beyond))
+    };
+    (option::of(0..5000_u64), option::of(0..5000_u64)).prop_map(limit_beyond)
+}
+
+/// Returns a strategy for a container as JSON, with the `restartPolicy` of a sidecar or without.
+fn container() -> impl Strategy<Value = serde_json::Value> {
+    (amounts(), amounts(), any::<bool>()).prop_map(|(cpu, memory, is_sidecar)| {
+        let both = |cpu: Option<u64>, memory: Option<u64>| {
+            let cpu = cpu.map(|milli| ("cpu", format!("{milli}m")));
+            let memory = memory.map(|bytes| ("memory", bytes.to_string()));
+            cpu.into_iter().chain(memory).collect::<BTreeMap<_, _>>()
+        };
+        let requests = both(cpu.0, memory.0);
+        let limits = both(cpu.1, memory.1);
+        let resources = json!({ "requests": requests, "limits": limits });
+        let mut container = json!({ "name": "", "image": "i", "resources": resources });
+        if is_sidecar {
+            container["restartPolicy"] = json!("Always");
+        }
+        container
+    })
+}
+
+proptest! {
+    /// Verifies K10.
+    #[test]
+    fn manifest_has_the_requests_that_the_informer_reads(
+        mut containers in vec(container(), 1..4),
+        mut init in vec(container(), 0..4),
+        own in option::of((0..5000_u64, 0..5000_u64)),
+    ) {
+        for (number, container) in containers.iter_mut().chain(&mut init).enumerate() {
+            container["name"] = json!(format!("c{number}"));
+        }
+        for container in &mut containers {
+            container.as_object_mut().unwrap().remove("restartPolicy");
+        }
+        let mut spec = json!({ "containers": containers, "initContainers": init });
+        // The API server adds a request to a limit of the pod itself.
+        if let Some((request, beyond)) = own {
+            let cpu = |milli: u64| json!({ "cpu": format!("{milli}m") });
+            let (requests, limits) = (cpu(request), cpu(request + beyond));
+            spec["resources"] = json!({ "requests": requests, "limits": limits });
+        }
+        let pod = json!({
+            "kind": "Pod", "apiVersion": "v1", "metadata": { "name": "p" }, "spec": spec,
+        });
+        let file = File { name: "pod".into(), text: pod.to_string() };
+        let manifest = manifest::parse_files(&[file], Purpose::Explain).unwrap();
+        let read: kiyot_kubernetes::requests::Pod = serde_json::from_value(pod).unwrap();
+        let sums = read.spec.requests();
+        prop_assert_eq!(ApiRequests::of_manifest(&manifest.pods[0]), ApiRequests {
+            milli_cpu_request: sums.milli_cpus.request,
+            milli_cpu_limit: sums.milli_cpus.limit,
+            memory_request: sums.memory.request,
+            memory_limit: sums.memory.limit,
+        });
+    }
 }
 
 /// Verifies V71.

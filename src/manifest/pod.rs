@@ -116,17 +116,37 @@ impl Pod {
         resources::class_of([&own].into_iter())
     }
 
-    /// Returns its resources: its own, and else the sum of its containers or its largest init
-    /// container.
+    /// Returns its resources: its own, and else the most that run together, as the scheduler sums
+    /// them (`PodRequests` and `PodLimits` of k8s.io/component-helpers). Sidecars run beside all
+    /// that follows them.
     pub fn resources(&self) -> Resources {
-        let together = self
-            .containers
+        let (mut sidecars, mut init) = (Resources::default(), Resources::default());
+        for container in &self.init_containers {
+            let together = container.resources.plus(&sidecars);
+            init = init.max(&together);
+            if container.always_restarts {
+                sidecars = together;
+            }
+        }
+        self.containers
             .iter()
-            .fold(Resources::default(), |sum, container| sum.plus(&container.resources));
-        self.init_containers
-            .iter()
-            .fold(together, |most, container| most.max(&container.resources))
+            .fold(sidecars, |sum, container| sum.plus(&container.resources))
+            .max(&init)
             .of_pod(&self.own_resources)
+    }
+
+    /// Returns its resources without limits that leave a container out.
+    pub fn complete_resources(&self) -> Resources {
+        let all = |limit: fn(&Resources) -> Option<u64>| {
+            limit(&self.own_resources).is_some()
+                || self.all_containers().all(|container| limit(&container.resources).is_some())
+        };
+        let sums = self.resources();
+        Resources {
+            cpu_limit: sums.cpu_limit.filter(|_| all(|resources| resources.cpu_limit)),
+            memory_limit: sums.memory_limit.filter(|_| all(|resources| resources.memory_limit)),
+            ..sums
+        }
     }
 
     /// Returns its init containers and containers.

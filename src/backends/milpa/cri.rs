@@ -43,6 +43,7 @@ mod remove_container;
 mod remove_sandbox;
 mod reopen_log;
 mod request;
+mod retry_pauses;
 mod run_sandbox;
 mod single_flight;
 mod start_container;
@@ -53,6 +54,7 @@ mod stop_sandbox;
 mod update_resources;
 
 use moved_pods::MovedPods;
+use retry_pauses::RetryPauses;
 use single_flight::SingleFlight;
 
 /// Time limit of the tasks of calls when the daemon stops.
@@ -109,6 +111,8 @@ pub struct CriService {
     creations: Arc<SingleFlight<ContainerKey, cri::CreateContainerRequest, ContainerId>>,
     /// Pods whose next sandbox runs on the node.
     moved: MovedPods,
+    /// Pods whose sandboxes could not be made.
+    retry_pauses: RetryPauses,
     /// The requests of pods by the Kubernetes API, if the daemon has access.
     pod_requests: OnceLock<Arc<dyn PodRequests>>,
     /// End of the wait for usage of recovered pods.
@@ -148,6 +152,7 @@ impl CriService {
             launches: Arc::new(SingleFlight::new()),
             creations: Arc::new(SingleFlight::new()),
             moved: MovedPods::default(),
+            retry_pauses: RetryPauses::default(),
             pod_requests: OnceLock::new(),
             usage_deadline,
             metrics_timeout: parts.metrics_timeout,

@@ -2,9 +2,38 @@
 
 use std::time::Duration;
 
-use kiyot_testkit::{Kiyot, LIMIT, Node, cri, wait_until, websocket::Streams};
+use kiyot_testkit::{Kiyot, KiyotOptions, LIMIT, Node, cri, wait_until, websocket::Streams};
 
 use super::{WAIT, options, pod, remove_and_assert_clean};
+
+/// Verifies X46.
+#[tokio::test]
+async fn pod_whose_sandboxes_fail_gets_no_cell_at_each_retry() {
+    let node = Node::start().await;
+    // Nothing listens there.
+    let absent = "127.0.0.1:1/absent:1".to_owned();
+    let key = "KIYOT_BACKENDS__MILPA__PAUSE_IMAGE".to_owned();
+    let environment = vec![(key, format!("{absent:?}"))];
+    let kiyot = Kiyot::start(&node, KiyotOptions { environment, ..options() }).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let config = kubelet.prepare(&pod("unlucky", WAIT));
+    let launches = || kiyot.log().matches("cell launch started").count();
+    for number in 1..=2 {
+        let failed = kubelet.run_sandbox(&config, "").await.unwrap_err();
+        assert!(failed.message().contains(&absent), "{failed:?}");
+        assert!(!failed.message().contains("the next is launched"), "{failed:?}");
+        assert_eq!(launches(), number);
+    }
+    let refused = kubelet.run_sandbox(&config, "").await.unwrap_err();
+    for part in [&absent, "2 cells of the pod failed so, the next is launched in"] {
+        assert!(refused.message().contains(part), "{part} is not in {refused:?}");
+    }
+    assert_eq!(launches(), 2, "no cell was launched");
+    let other = kubelet.prepare(&pod("other", WAIT));
+    let failed = kubelet.run_sandbox(&other, "").await.unwrap_err();
+    assert!(!failed.message().contains("the next is launched"), "{failed:?}");
+    assert_eq!((launches(), kiyot.cells()), (3, Vec::new()));
+}
 
 /// Verifies X8.
 #[tokio::test]

@@ -8,12 +8,12 @@ use kiyot_proto::cri;
 use prost::Message;
 use tonic::Status;
 
-use super::{CriService, status_code};
+use super::{CriService, run_sandbox::RequestsOf, status_code};
 use crate::{
     annotations::CellRequest,
     backends::{
         Features, Method,
-        milpa::{cells::OrderKey, policy},
+        milpa::{cells::OrderKey, placement::ApiRequests, policy},
     },
     error_chain::error_chain,
 };
@@ -58,8 +58,10 @@ impl CriService {
     pub(crate) async fn run_standalone_sandbox(
         self: &Arc<Self>,
         request: cri::RunPodSandboxRequest,
+        requests: ApiRequests,
     ) -> Result<String, Status> {
-        let response = Box::pin(self.run_sandbox(request, None, true)).await?;
+        let requests = RequestsOf::Manifest(requests);
+        let response = Box::pin(self.run_sandbox(request, None, requests)).await?;
         Ok(response.pod_sandbox_id)
     }
 
@@ -131,8 +133,10 @@ impl CriService {
     ) -> Result<Bytes, Status> {
         match method {
             Method::RunPodSandbox => {
-                typed(&message, |request| Box::pin(self.run_sandbox(request, deadline, false)))
-                    .await
+                typed(&message, |request| {
+                    Box::pin(self.run_sandbox(request, deadline, RequestsOf::Api))
+                })
+                .await
             }
             Method::StopPodSandbox => {
                 typed(&message, |request| self.stop_pod_sandbox(request, deadline)).await

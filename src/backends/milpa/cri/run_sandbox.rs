@@ -17,7 +17,7 @@ use crate::{
         cells::{BoundCell, Cell, LaunchOrder, OrderKey},
         clock,
         id::SandboxId,
-        placement::{Needs, REQUESTS_TIMEOUT, Requested},
+        placement::{ApiRequests, Needs, REQUESTS_TIMEOUT, Requested},
         pods::Sandbox,
         policy,
         providers::{Attached, Attachment},
@@ -48,6 +48,14 @@ struct Wanted {
     is_standalone: bool,
 }
 
+/// Where a pod's requests are.
+pub(super) enum RequestsOf {
+    /// In the Kubernetes API; the kubelet runs the pod.
+    Api,
+    /// In the manifest of a pod that the daemon runs itself.
+    Manifest(ApiRequests),
+}
+
 impl CriService {
     /// Returns the resources of a pod: those of the Kubernetes API, or else of its CRI request.
     async fn requested(&self, config: &cri::PodSandboxConfig) -> Requested {
@@ -71,7 +79,7 @@ impl CriService {
         self: &Arc<Self>,
         request: cri::RunPodSandboxRequest,
         deadline: Option<Instant>,
-        is_standalone: bool,
+        requests: RequestsOf,
     ) -> Result<cri::RunPodSandboxResponse, Status> {
         let config = request
             .config
@@ -84,8 +92,12 @@ impl CriService {
         policy::check_sandbox(&self.rules(), config).map_err(status_code::of_refusal)?;
         let cell_request = CellRequest::parse(&config.annotations)
             .map_err(|error| Status::invalid_argument(error_chain(&error)))?;
+        let (requested, is_standalone) = match requests {
+            RequestsOf::Api => (self.requested(config).await, false),
+            RequestsOf::Manifest(sums) => (Requested::of_sandbox(config).with_api(&sums), true),
+        };
         let wanted = Wanted {
-            needs: self.cells.needs(&cell_request, &self.requested(config).await),
+            needs: self.cells.needs(&cell_request, &requested),
             identity: annotations::identity(&config.annotations),
             request: cell_request,
             is_standalone,
@@ -196,6 +208,8 @@ impl CriService {
     ) -> Result<SandboxId, Status> {
         let id = SandboxId::mint().map_err(status_code::of_randomness)?;
         let metadata = request.config.clone().unwrap_or_default().metadata.unwrap_or_default();
+        let pod_key = (metadata.uid.clone(), identity.clone());
+        self.retry_pauses.check(&pod_key, Instant::now())?;
         let attachment = Attachment {
             pod_name: metadata.name,
             pod_namespace: metadata.namespace,
@@ -250,6 +264,7 @@ impl CriService {
                 }
                 self.sync.add_unclaimed(&id);
                 self.sync.watch(&cell.id);
+                self.retry_pauses.clear(&pod_key);
                 Ok(id)
             }
             Err(status) => {
@@ -260,6 +275,7 @@ impl CriService {
                     status = status.message(),
                     "sandbox not created, ending its cell"
                 );
+                self.retry_pauses.add(pod_key, &status, Instant::now());
                 match self.cells.terminate(&cell.id, "its sandbox could not be made").await {
                     Ok(()) => Err(status),
                     Err(error) => Err(Status::new(

@@ -5,6 +5,7 @@ use std::{fmt, time::Duration};
 use async_trait::async_trait;
 
 use super::{Amount, Requested, Source};
+use crate::manifest::Pod;
 
 /// Bounds the time for which a call waits for the API's requests of its pod. The kubelet has the
 /// pod from a watch of its own, so that ours may be a moment later.
@@ -21,6 +22,20 @@ pub struct ApiRequests {
     pub memory_request: u64,
     /// The sum of memory limits, if every container has one.
     pub memory_limit: Option<u64>,
+}
+
+impl ApiRequests {
+    /// Returns what the API would have of a pod in a manifest.
+    pub fn of_manifest(pod: &Pod) -> Self {
+        let sums = pod.complete_resources();
+        let has_any = |limit: &u64| *limit > 0;
+        Self {
+            milli_cpu_request: sums.cpu_request.unwrap_or_default(),
+            milli_cpu_limit: sums.cpu_limit.filter(has_any),
+            memory_request: sums.memory_request.unwrap_or_default(),
+            memory_limit: sums.memory_limit.filter(has_any),
+        }
+    }
 }
 
 /// A reader of the Kubernetes API.

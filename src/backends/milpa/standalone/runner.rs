@@ -28,6 +28,7 @@ use crate::{
         milpa::{
             clock,
             id::SandboxId,
+            placement::ApiRequests,
             pods::{Container, Pods},
         },
     },
@@ -323,7 +324,8 @@ impl Runner {
         on_disk(move || mounts::mount_memory(&in_memory)).await?;
         let mut request = pod.run_pod_sandbox(&self.node, attempt);
         request.config = Some(sandbox_config(pod, &self.node, attempt));
-        self.standalone.parts.cri.run_standalone_sandbox(request).await.map(drop)
+        let requests = ApiRequests::of_manifest(pod);
+        self.standalone.parts.cri.run_standalone_sandbox(request, requests).await.map(drop)
     }
 
     async fn create(&self, pod: &Pod, container: &Spec, observed: &Observed) -> Result<(), Status> {
