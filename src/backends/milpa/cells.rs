@@ -6,36 +6,31 @@
 
 use std::{
     collections::BTreeMap,
-    net::IpAddr,
     sync::{Arc, OnceLock},
     time::{Duration, Instant},
 };
 
-use async_trait::async_trait;
 use kiyot_link::bootstrap::Bootstrap;
-use kiyot_proto::{
-    cell::{ShutdownRequest, agent_client::AgentClient},
-    store::{Cordon, SandboxMeta},
-};
+use kiyot_proto::store::{Cordon, SandboxMeta};
 use ring::rand::{SecureRandom, SystemRandom};
 use tokio::sync::{broadcast, oneshot, watch};
 
 use super::{
-    gateway::{CellLink, Gateway},
+    gateway::CellLink,
     id::{CellId, NoRandomness, SandboxId},
-    placement::{self, Candidate, Catalogue, Choice, Needs, NoFit, Offering, Requested, Rules},
-    providers::{
-        Attached, Attachment, HostPort, InstanceId, MAX_HOST_PORTS, Owner, Provider, ProviderError,
-        TagRules,
-    },
+    placement::{self, Candidate, Catalogue, Choice, Needs, NoFit, Requested, Rules},
+    providers::{Attached, Attachment, HostPort, MAX_HOST_PORTS, Provider},
     store::{Batch, Store, StoreError, Table},
 };
 use crate::{annotations::CellRequest, config::WarmPool, error_chain::error_chain};
 
 mod admission;
 mod caller;
+mod config;
 pub(crate) mod engine;
+mod error;
 mod history;
+mod links;
 mod listing;
 mod metrics;
 mod operator;
@@ -49,6 +44,7 @@ mod warm;
 mod tests;
 
 pub(super) use caller::Caller;
+pub use config::CellsConfig;
 pub(crate) use engine::{
     Account, CellView, Histogram, OrderKey, OrderView, PoolView, State, Step, Timeline,
 };
@@ -57,11 +53,11 @@ use engine::{
     Unusable,
 };
 pub use engine::{Limits, OverBudget, PortTaken};
+pub use error::CellError;
 pub(crate) use history::{Occurrence, Subject};
+pub use links::Links;
 use shared::{Shared, now};
 
-/// Bounds the time in which an agent ends all containers.
-const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(60);
 /// The cells that are launched for an order at most, one after the other.
 const MAX_LAUNCHES: u32 = 3;
 
@@ -108,161 +104,6 @@ pub struct BoundCell {
     pub attached: Attached,
 }
 
-/// An error of the launch or the termination of a cell. Cheap to clone.
-#[derive(Debug, Clone, thiserror::Error)]
-pub enum CellError {
-    /// The provider refused or failed.
-    #[error("the provider of cells")]
-    Provider(#[source] ProviderError),
-    /// The record could not be written.
-    #[error("the record of cell {0}")]
-    Store(CellId, #[source] Arc<StoreError>),
-    /// Several launches failed, one after the other.
-    #[error("{} launches failed: {}", .causes.len(), numbered(.causes))]
-    Launches {
-        /// The causes, in order.
-        causes: Vec<String>,
-        /// The last cause.
-        last: Box<CellError>,
-    },
-    /// The provider does not permit launches.
-    #[error("no cell is launched for {seconds} s, because the last launch was not permitted")]
-    Denied {
-        /// The time after which a launch is tried again, in seconds.
-        seconds: u64,
-        /// The error of that launch.
-        source: ProviderError,
-    },
-    /// The launch was repeated until the time for it was over.
-    #[error("cell {cell} was not launched within {seconds} s")]
-    NotLaunched {
-        /// The cell.
-        cell: CellId,
-        /// The time limit, in seconds.
-        seconds: u64,
-        /// The error of the last call.
-        source: ProviderError,
-    },
-    /// The agent did not connect in time.
-    #[error("cell {cell} did not connect within {seconds} s; its console ends: {console}")]
-    Silent {
-        /// The cell.
-        cell: CellId,
-        /// The time limit, in seconds.
-        seconds: u64,
-        /// The end of its console output.
-        console: String,
-    },
-    /// The cell ended during its launch.
-    #[error("cell {0} ended: {1}")]
-    Ended(CellId, String),
-    /// Another cell of the pod has not ended in time.
-    #[error(
-        "no cell was launched for {seconds} s, because an earlier cell of the pod has not ended{}",
-        named(.cell)
-    )]
-    Blocked {
-        /// The earlier cell.
-        cell: Option<CellId>,
-        /// The time limit, in seconds.
-        seconds: u64,
-    },
-    /// The order was replaced by another of the pod.
-    #[error("{0}")]
-    Replaced(&'static str),
-    /// No instance type fits the pod.
-    #[error(transparent)]
-    NoFit(#[from] NoFit),
-    /// All offerings that fit the pod were refused lately.
-    #[error(
-        "every offering that fits the pod was refused lately ({offerings} of them); {first} is \
-         tried again in {seconds} s, and was refused: {reason}"
-    )]
-    AllRefused {
-        /// The number of offerings, as far as a launch tries them.
-        offerings: usize,
-        /// The offering that is tried again first.
-        first: Offering,
-        /// The provider's reason.
-        reason: Arc<str>,
-        /// The time after which an offering is tried again.
-        seconds: u64,
-    },
-    /// A price limit is reached.
-    #[error(transparent)]
-    OverBudget(#[from] OverBudget),
-    /// The limit of boots was reached all the time.
-    #[error(
-        "no cell was launched for {seconds} s, because {boots} cells boot ({}) and limits.boots \
-         allows no more; {orders} pods wait in turn", listed(.holders)
-    )]
-    Queued {
-        /// The limit.
-        boots: usize,
-        /// The time since the pod's first order, in seconds.
-        seconds: u64,
-        /// The number of waiting orders.
-        orders: usize,
-        /// Some of the cells that boot.
-        holders: Vec<CellId>,
-    },
-    /// A host port or a network of the pod is that of another pod.
-    #[error(transparent)]
-    PortTaken(#[from] PortTaken),
-    /// The limit `max_cells` is reached.
-    #[error(
-        "{cells} cells have not ended, and max_cells allows no more than {limit}; most of them \
-         are of {}", by_namespace(.holders)
-    )]
-    Full {
-        /// The limit.
-        limit: usize,
-        /// The number of cells.
-        cells: usize,
-        /// The namespaces with most of them, and their numbers; "" for the warm pools.
-        holders: Vec<(String, usize)>,
-    },
-    /// An instance of this owner was launched by another daemon.
-    #[error(
-        "instance {0} of this owner was launched by a daemon with another certificate authority; \
-         no cell is launched until it has ended, or the daemon is started with --take-over"
-    )]
-    Foreign(InstanceId),
-    /// An operator wants that no cell is launched.
-    #[error("no cell is launched until the node's cells are uncordoned (milpactl uncordon)")]
-    Cordoned,
-    /// The daemon is starting or stopping.
-    #[error("no cell is launched while the daemon is starting or stopping")]
-    Starting,
-    /// The daemon stopped before the outcome was known.
-    #[error("the daemon is stopping")]
-    Stopping,
-    /// The system returned no random bytes.
-    #[error(transparent)]
-    Randomness(#[from] NoRandomness),
-}
-
-fn numbered(causes: &[String]) -> String {
-    let causes = causes.iter().zip(1..).map(|(cause, number)| format!("({number}) {cause}"));
-    causes.collect::<Vec<_>>().join("; ")
-}
-
-fn listed(cells: &[CellId]) -> String {
-    cells.iter().map(CellId::as_str).collect::<Vec<_>>().join(", ")
-}
-
-fn by_namespace(holders: &[(String, usize)]) -> String {
-    let named = holders.iter().map(|(namespace, cells)| match namespace.as_str() {
-        "" => format!("warm pools ({cells})"),
-        namespace => format!("namespace {namespace} ({cells})"),
-    });
-    named.collect::<Vec<_>>().join(", ")
-}
-
-fn named(cell: &Option<CellId>) -> String {
-    cell.as_ref().map(|cell| format!(": {cell}")).unwrap_or_default()
-}
-
 /// An event of a cell.
 #[derive(Debug, Clone)]
 pub enum CellEvent {
@@ -279,115 +120,9 @@ pub enum CellEvent {
     },
 }
 
-/// The configuration of all cells.
-#[derive(Debug, Clone)]
-pub struct CellsConfig {
-    /// The limits of launches.
-    pub limits: Limits,
-    /// Bounds the time from the order until the cell is bound to its pod.
-    pub launch_timeout: Duration,
-    /// The validity of a cell's tokens.
-    pub token_ttl: Duration,
-    /// The time without contact after which an agent stops its pod.
-    pub orphan_timeout: Duration,
-    /// The time for which the agent of a bound cell may be silent; `None` is no limit.
-    pub healthy_timeout: Option<Duration>,
-    /// The boot id of the node.
-    pub boot_id: String,
-    /// The owner of the instances.
-    pub owner: Owner,
-    /// The tags of instances beside their owner's.
-    pub tag_rules: TagRules,
-    /// True to end instances of the same owner that another daemon launched.
-    pub take_over: bool,
-    /// The limits of the choice of offerings.
-    pub rules: Rules,
-    /// The time for which a pod that prefers spot waits for it.
-    pub spot_deadline: Duration,
-    /// The pools of cells that wait for pods.
-    pub warm: Vec<WarmPool>,
-    /// The time for which an offering without capacity is avoided.
-    pub refusal_pause: Duration,
-    /// The pause after a failed termination.
-    pub retry_pause: Duration,
-}
-
-impl Default for CellsConfig {
-    fn default() -> Self {
-        Self {
-            limits: Limits::default(),
-            launch_timeout: Duration::from_secs(120),
-            token_ttl: Duration::from_secs(600),
-            orphan_timeout: Duration::from_secs(900),
-            healthy_timeout: Some(Duration::from_secs(90)),
-            boot_id: String::new(),
-            owner: Owner::default(),
-            tag_rules: TagRules::default(),
-            take_over: false,
-            rules: Rules::default(),
-            spot_deadline: Duration::from_secs(60),
-            warm: Vec::new(),
-            refusal_pause: Duration::from_secs(180),
-            retry_pause: Duration::from_secs(3),
-        }
-    }
-}
-
 /// The time beyond the orphan timeout after which a cell without contact has stopped its pod: the
 /// silence that an agent takes for a lost link, and the time in which containers end.
 const ORPHAN_GRACE: Duration = Duration::from_secs(120);
-
-/// The part of the gateway that cells use.
-#[async_trait]
-pub trait Links: std::fmt::Debug + Send + Sync + 'static {
-    /// Returns the link to a cell, creating it if needed.
-    fn link(&self, cell: &CellId) -> CellLink;
-    /// Returns the data with which a cell's agent connects to the gateway.
-    fn bootstrap(&self, cell: &CellId, token: &str) -> Bootstrap;
-    /// Returns the address of the cell's agent when it connected last, if it is known.
-    fn peer_address(&self, cell: &CellId) -> Option<IpAddr>;
-    /// Closes and removes the link to a cell.
-    fn forget(&self, cell: &CellId);
-    /// Has the agent end all containers and power off. Returns true once it has confirmed that no
-    /// container runs.
-    async fn shut_down(&self, cell: &CellId) -> bool;
-}
-
-#[async_trait]
-impl Links for Gateway {
-    fn link(&self, cell: &CellId) -> CellLink {
-        Self::link(self, cell)
-    }
-
-    fn bootstrap(&self, cell: &CellId, token: &str) -> Bootstrap {
-        Self::bootstrap(self, cell, token)
-    }
-
-    fn peer_address(&self, cell: &CellId) -> Option<IpAddr> {
-        Self::peer_address(self, cell)
-    }
-
-    fn forget(&self, cell: &CellId) {
-        Self::forget(self, cell);
-    }
-
-    async fn shut_down(&self, cell: &CellId) -> bool {
-        let mut agent = AgentClient::new(Self::link(self, cell).bulk);
-        let call = agent.shutdown(ShutdownRequest {});
-        match tokio::time::timeout(SHUTDOWN_TIMEOUT, call).await {
-            Ok(Ok(_)) => true,
-            Ok(Err(status)) => {
-                tracing::warn!(%cell, status = status.message(), "agent did not end its pod");
-                false
-            }
-            Err(_) => {
-                let seconds = SHUTDOWN_TIMEOUT.as_secs();
-                tracing::warn!(%cell, seconds, "agent did not end its pod in time");
-                false
-            }
-        }
-    }
-}
 
 /// The seams of the engine in the daemon.
 #[derive(Debug)]
