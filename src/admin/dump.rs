@@ -1,7 +1,7 @@
 //! The support bundle: named texts, without secrets.
 //!
-//! Its pods have no commands and arguments, in which secrets are common, and as everywhere no
-//! values of environment variables and no annotations that kiyot doesn't read.
+//! Its pods have no commands and arguments, in which secrets are common, and of annotations the
+//! keys alone; as everywhere, no values of environment variables.
 
 use std::sync::Arc;
 
@@ -62,7 +62,7 @@ fn split(file: &str, text: String) -> Vec<Result<DumpResponse, Status>> {
 
 async fn text(file: &str, parts: &Parts) -> String {
     match file {
-        "version.txt" => format!("{:#?}\n", service::version(parts)),
+        "version.txt" => format!("{:#?}\nkernel: {}\n", service::version(parts), kernel()),
         // No key of it has a secret.
         "config.txt" => format!("{:#?}\n", *parts.config.borrow()),
         "backends.txt" => format!("{:#?}\n", service::backends(parts)),
@@ -91,8 +91,17 @@ async fn text(file: &str, parts: &Parts) -> String {
     }
 }
 
+/// Returns release and build of the node's kernel.
+fn kernel() -> String {
+    let version = std::fs::read_to_string("/proc/version");
+    version.map_or_else(|error| format!("not read: {error}"), |text| text.trim().to_owned())
+}
+
 fn pod(pod: admin::Pod) -> String {
-    format!("{:#?}", Access::without_rights().shown_pod(pod))
+    let mut pod = Access::without_rights().shown_pod(pod);
+    let read = std::mem::take(&mut pod.annotations).into_keys();
+    pod.other_annotations.splice(0..0, read);
+    format!("{pod:#?}")
 }
 
 async fn instances(parts: &Parts) -> String {

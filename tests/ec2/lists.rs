@@ -2,7 +2,7 @@
 
 use kiyot::backends::milpa::{
     placement::{Accuracy, Market},
-    providers::{InstanceState, Provider},
+    providers::{InstanceId, InstanceState, Provider},
 };
 
 use crate::world::{NANO, World};
@@ -28,6 +28,23 @@ async fn list_has_the_instances_of_the_owner_in_one_call() {
         assert!(instance.token.starts_with("token-"));
         assert_eq!(instance.addresses.len(), 1);
     }
+}
+
+#[tokio::test]
+async fn names_and_public_address_of_an_instance_are_those_that_ec2_shows() {
+    let world = World::new().await;
+    let launched = world.launch("token").await;
+    world.provider.list_owned().await.unwrap();
+    let filter = [("InstanceId.1", launched.id.0.as_str())];
+    let reply = world.cloud.call("DescribeInstances", &filter).await.unwrap();
+    let root = reply.root();
+    let names = world.provider.names(&launched.id);
+    let public = names.public_address.map(|address| address.to_string()).unwrap_or_default();
+    let first = |name: &str| root.all(name).first().map(|it| it.text.clone()).unwrap_or_default();
+    let shown = ["privateDnsName", "ipAddress", "dnsName"].map(first);
+    assert_eq!([names.private_name, public, names.public_name], shown);
+    assert!(shown[0].contains("internal"), "{shown:?}");
+    assert_eq!(world.provider.names(&InstanceId("i-unknown".into())), Default::default());
 }
 
 /// Removes tags of an instance.

@@ -64,6 +64,10 @@ pub struct InstanceDescription {
     pub private_address: Option<IpAddr>,
     /// The public address.
     pub public_address: Option<IpAddr>,
+    /// The name of the private address in the VPC's DNS (`PrivateDnsName`); empty without.
+    pub private_name: String,
+    /// The name of the public address (`PublicDnsName`); empty without.
+    pub public_name: String,
     /// The time of its launch since 1970 (`LaunchTime`).
     pub launched: Option<Duration>,
     /// The ids of its volumes; absent in the answer to a launch.

@@ -32,7 +32,7 @@ mod tags;
 pub use capabilities::Capabilities;
 pub use error::{ErrorClass, ProviderError};
 pub use host_port::{HostPort, MAX_HOST_PORTS, Protocol};
-pub use instance::{Instance, InstanceId, InstanceState};
+pub use instance::{Instance, InstanceId, InstanceNames, InstanceState};
 pub use network::{Attached, DeviceAddress, PodNetwork, Route};
 pub use owner::Owner;
 pub use tags::{InstanceTags, LeftOut, LeftOutReason, PodTags, TagRules};
@@ -165,6 +165,10 @@ pub trait Provider: fmt::Debug + Send + Sync + 'static {
         instance: &InstanceId,
         to: &Attachment,
     ) -> Result<Attached, ProviderError>;
+    /// Returns the public address of an instance and its names, by what is known without a call.
+    fn names(&self, _instance: &InstanceId) -> InstanceNames {
+        InstanceNames::default()
+    }
     /// Releases the parts of the node that an attached instance shares: host ports, routes. Does
     /// nothing for an unknown instance, and where the termination releases them.
     async fn detach(&self, instance: &InstanceId) -> Result<(), ProviderError>;

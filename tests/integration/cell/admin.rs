@@ -1,7 +1,7 @@
 //! The admin API of a daemon with cells.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs,
     os::unix::fs::{MetadataExt, PermissionsExt},
     os::unix::net::UnixListener,
@@ -11,7 +11,7 @@ use std::{
 use futures::StreamExt;
 use hyper_util::rt::TokioIo;
 use kiyot_proto::admin::{self, admin_client::AdminClient};
-use kiyot_testkit::{Container, Kiyot, KiyotOptions, LIMIT, Node, Pod, wait_for, wait_until};
+use kiyot_testkit::{Container, Kiyot, KiyotOptions, LIMIT, Node, Pod, wait_until};
 use tokio::{net::UnixStream, process::Command};
 use tonic::{
     Code,
@@ -19,7 +19,7 @@ use tonic::{
 };
 use tower::service_fn;
 
-use super::{options, pod, remove_and_assert_clean};
+use super::{options, pod, remove_and_assert_clean, secrets::files_with};
 
 /// Connects to the admin socket of a daemon.
 pub(super) async fn admin(kiyot: &Kiyot<'_>) -> AdminClient<Channel> {
@@ -198,27 +198,83 @@ async fn cordon_outlives_the_daemon_and_ended_cell_fails_its_pod() {
     remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }
 
+/// Returns the begin of each private key in files beneath a directory, as hexadecimal digits, and
+/// as Rust shows bytes.
+fn private_keys(dir: &Path) -> Vec<String> {
+    // `ECPrivateKey` of RFC 5915: version 1, then an octet string of 32 bytes.
+    const BEGIN: [u8; 5] = [0x02, 0x01, 0x01, 0x04, 0x20];
+    let mut found = BTreeSet::new();
+    for file in files_with(dir, &BEGIN) {
+        let content = fs::read(file).unwrap();
+        let all = content.windows(BEGIN.len() + 8).filter(|part| part.starts_with(&BEGIN));
+        for key in all.map(|part| &part[BEGIN.len()..]) {
+            found.insert(key.iter().map(|byte| format!("{byte:02x}")).collect());
+            found.insert(key.iter().map(u8::to_string).collect::<Vec<_>>().join(", "));
+        }
+    }
+    found.into_iter().collect()
+}
+
 /// Verifies O23.
 #[tokio::test]
 async fn support_bundle_has_no_secret() {
     let node = Node::start().await;
-    let kiyot = Kiyot::start(&node, options()).await;
+    let kubeconfig = node.directory().join("kubeconfig");
+    let user = "{name: u, user: {token: hush-kube-5, client-key-data: aHVzaC1rZXktNg==}}";
+    let clusters = "[{name: c, cluster: {server: \"https://127.0.0.1:1\"}}]";
+    let contexts = "[{name: x, context: {cluster: c, user: u}}]";
+    let text = format!(
+        "{{kind: Config, apiVersion: v1, current-context: x, clusters: {clusters}, \
+         contexts: {contexts}, users: [{user}]}}"
+    );
+    fs::write(&kubeconfig, text).unwrap();
+    let sections = format!("[kubernetes]\nkubeconfig = \"{}\"\n", kubeconfig.display());
+    let kiyot = Kiyot::start(&node, KiyotOptions { sections, ..options() }).await;
     let mut kubelet = kiyot.kubelet().await;
-    let secrets = ["hush-env-1", "hush-annotation-2", "hush-argument-3", "hush-password-4"];
-    let wanted =
-        Pod::new("secretive").in_cell().annotation("example.com/body", secrets[1]).container(
-            Container::script("main", &format!("true {}; sleep 1000", secrets[2]))
-                .env("PASSWORD", secrets[0]),
+    let planted = [
+        "hush-env-1",
+        "hush-annotation-2",
+        "hush-argument-3",
+        "hush-password-4",
+        "hush-kube-5",
+        "aHVzaC1rZXktNg",
+        "arn:aws:iam::123456789012:instance-profile/hush-7",
+        "hush-exec-8",
+        "hush-identity-9",
+        "hush-registry-10",
+    ];
+    let wanted = Pod::new("secretive")
+        .in_cell()
+        .annotation("example.com/body", planted[1])
+        .annotation("pod.elotl.co/instance-profile", planted[6])
+        .container(
+            Container::script("main", &format!("true {}; sleep 1000", planted[2]))
+                .env("PASSWORD", planted[0]),
         );
     let running = kubelet.run_pod(&wanted).await.unwrap();
-    let auth = kiyot_testkit::cri::AuthConfig {
-        username: "someone".to_owned(),
-        password: secrets[3].to_owned(),
-        ..Default::default()
-    };
-    // Nothing listens there.
-    let absent = "127.0.0.1:1/absent:1";
-    kubelet.pull(&wanted, &running.config, absent, Some(auth)).await.unwrap_err();
+    kubelet.exec_sync(&running.container("main").id, &["true", planted[7]]).await.unwrap();
+    let auths = [
+        kiyot_testkit::cri::AuthConfig {
+            username: "someone".to_owned(),
+            password: planted[3].to_owned(),
+            ..Default::default()
+        },
+        kiyot_testkit::cri::AuthConfig {
+            identity_token: planted[8].to_owned(),
+            ..Default::default()
+        },
+        kiyot_testkit::cri::AuthConfig {
+            registry_token: planted[9].to_owned(),
+            ..Default::default()
+        },
+    ];
+    for auth in auths {
+        // Nothing listens there.
+        let absent = "127.0.0.1:1/absent:1";
+        kubelet.pull(&wanted, &running.config, absent, Some(auth)).await.unwrap_err();
+    }
+    let keys = private_keys(&kiyot.state());
+    assert!(!keys.is_empty(), "the records have the key of the authority");
 
     let mut client = admin(&kiyot).await;
     let parts = client.dump(admin::DumpRequest {}).await.unwrap();
@@ -232,18 +288,19 @@ async fn support_bundle_has_no_secret() {
     }
     let text = |file: &str| String::from_utf8_lossy(&files[file]).into_owned();
     assert!(text("pods.txt").contains("secretive") && text("pods.txt").contains("PASSWORD"));
+    assert!(text("version.txt").contains("kernel: Linux version"), "{}", text("version.txt"));
     assert!(text("config.txt").contains("state_dir"));
     assert!(text("log.txt").contains("daemon starting"));
     assert!(text("cells.txt").contains("CellBound"), "{}", text("cells.txt"));
     assert!(text("provider.txt").contains("Running"), "{}", text("provider.txt"));
+    let secrets: Vec<String> =
+        planted.iter().map(|&planted| planted.to_owned()).chain(keys).collect();
     let found: Vec<_> = files
         .iter()
         .flat_map(|(file, content)| {
             let content = String::from_utf8_lossy(content).into_owned();
-            secrets
-                .iter()
-                .filter(move |secret| content.contains(**secret))
-                .map(move |secret| (file, secret))
+            let has = move |secret: &&String| content.contains(secret.as_str());
+            secrets.iter().filter(has).map(move |secret| (file, secret))
         })
         .collect();
     assert_eq!(found, []);
@@ -360,12 +417,8 @@ async fn socket_is_for_root_and_the_group_and_a_taken_one_keeps_no_pod_from_runn
         KiyotOptions { sections: "[admin]\ngroup = \"daemon\"\n".to_owned(), ..options() };
     let mut kiyot = Kiyot::start(&node, with_group).await;
     let path = kiyot.socket().with_file_name("admin.sock");
-    // The daemon serves the kubelet before it opens this socket.
-    wait_for("the socket is open for the group", || {
-        let metadata = fs::metadata(&path);
-        metadata.is_ok_and(|found| (found.mode() & 0o777, found.gid()) == (0o660, 1))
-    })
-    .await;
+    let found = fs::metadata(&path).unwrap();
+    assert_eq!((found.mode() & 0o777, found.gid()), (0o660, 1), "open for the group");
     kiyot.stop().await;
     assert!(!path.exists());
 

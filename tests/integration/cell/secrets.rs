@@ -12,7 +12,7 @@ use kiyot_testkit::{Container, Kiyot, LIMIT, Node, Pod, command, wait_until};
 use super::{WAIT, faults::processes, options, pod, remove_and_assert_clean, wait_until_connected};
 
 /// Returns the files beneath a directory that contain these bytes.
-fn files_with(dir: &Path, bytes: &[u8]) -> Vec<PathBuf> {
+pub(super) fn files_with(dir: &Path, bytes: &[u8]) -> Vec<PathBuf> {
     let (mut open, mut found) = (vec![dir.to_owned()], Vec::new());
     while let Some(dir) = open.pop() {
         for entry in fs::read_dir(dir).into_iter().flatten().flatten() {

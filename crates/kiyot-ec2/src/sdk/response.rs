@@ -10,6 +10,9 @@ use crate::{
     StateReason, Subnet, TypeInZone,
 };
 
+/// The most bytes of a DNS name (RFC 1035).
+const MAX_NAME_BYTES: usize = 253;
+
 /// Returns an instance. Only id and state are indispensable.
 pub(super) fn instance(
     operation: &'static str,
@@ -37,11 +40,22 @@ pub(super) fn instance(
         vpc: instance.vpc_id.unwrap_or_default(),
         private_address: address(instance.private_ip_address),
         public_address: address(instance.public_ip_address),
+        private_name: dns_name(instance.private_dns_name),
+        public_name: dns_name(instance.public_dns_name),
         launched: launched.map(Duration::from_secs),
         volumes: devices.filter_map(|device| device.ebs?.volume_id).collect(),
         interfaces: interfaces.filter_map(|interface| interface.network_interface_id).collect(),
         tags: tags.filter_map(|tag| Some((tag.key?, tag.value.unwrap_or_default()))).collect(),
     })
+}
+
+/// Returns a name of the DNS, or "" for none and for a text that is no name.
+fn dns_name(name: Option<String>) -> String {
+    let is_name = |name: &String| {
+        name.len() <= MAX_NAME_BYTES
+            && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-'))
+    };
+    name.filter(is_name).unwrap_or_default()
 }
 
 /// Returns the id and the new state of a terminated instance.

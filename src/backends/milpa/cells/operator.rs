@@ -15,7 +15,7 @@ use crate::backends::milpa::{
     clock,
     id::CellId,
     placement::{Catalogue, Offering},
-    providers::{Instance, ProviderError},
+    providers::{Instance, InstanceId, InstanceNames, ProviderError},
     store::{Batch, StoreError, Table},
 };
 
@@ -30,6 +30,11 @@ impl Cells {
             Some((core.engine.cell_view(id, now)?, is_connected))
         };
         ids.iter().filter_map(view).collect()
+    }
+
+    /// Returns the public address of an instance and its names, as far as they are known.
+    pub(crate) fn names(&self, instance: &InstanceId) -> InstanceNames {
+        self.shared.provider.names(instance)
     }
 
     /// Returns the pods that wait for their cells.

@@ -11,6 +11,7 @@ use crate::{
         cells::{CellView, OrderKey, OrderView, Step},
         id::CellId,
         pods::{Container, Sandbox},
+        providers::InstanceNames,
         standalone::{Shape, View},
     },
 };
@@ -118,10 +119,8 @@ impl Inventory {
         let default_unit = Unit::default_of(&units, &annotations, shape);
         let default_unit = default_unit.map(|unit| unit.name.clone()).unwrap_or_default();
         let (annotations, others) = shown_annotations(annotations);
-        let addresses = meta
-            .addresses
-            .into_iter()
-            .map(|address| admin::Address { r#type: "PrivateIP".to_owned(), address });
+        let instance = view.as_ref().and_then(|view| view.state.instance());
+        let names = instance.map(|instance| self.cells.names(instance)).unwrap_or_default();
         admin::Pod {
             namespace: metadata.namespace,
             name: metadata.name,
@@ -136,7 +135,7 @@ impl Inventory {
             other_annotations: others,
             units: units.iter().map(Unit::message).collect(),
             default_unit,
-            addresses: addresses.collect(),
+            addresses: addresses(meta.addresses, names),
             cell: meta.cell,
             resources: config.linux.and_then(|linux| linux.resources).map(|own| resources(&own)),
             message,
@@ -163,6 +162,23 @@ impl Inventory {
             ..admin::Pod::default()
         }
     }
+}
+
+/// Returns the addresses of a pod, and those of its instance with their names, in the types that
+/// Kubernetes has for nodes.
+fn addresses(of_pod: Vec<String>, names: InstanceNames) -> Vec<admin::Address> {
+    let public = names.public_address.map(|address| address.to_string());
+    let typed = |r#type: &str, address: String| admin::Address { r#type: r#type.into(), address };
+    of_pod
+        .into_iter()
+        .map(|address| typed("PrivateIP", address))
+        .chain([
+            typed("PrivateDNS", names.private_name),
+            typed("PublicIP", public.unwrap_or_default()),
+            typed("PublicDNS", names.public_name),
+        ])
+        .filter(|address| !address.address.is_empty())
+        .collect()
 }
 
 /// Returns the annotations that kiyot reads, and the keys of all others.
@@ -218,5 +234,33 @@ fn resources(of_pod: &cri::LinuxContainerResources) -> admin::Resources {
         cpu_millis: shares.saturating_mul(1000) / 1024,
         memory_bytes: u64::try_from(of_pod.memory_limit_in_bytes).unwrap_or_default(),
         ..admin::Resources::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Verifies O20.
+    #[test]
+    fn addresses_are_those_of_the_pod_and_what_else_its_instance_has() {
+        let shown = |names: InstanceNames| {
+            let addresses = addresses(vec!["10.0.0.9".to_owned()], names);
+            let text = |it: &admin::Address| format!("{} {}", it.r#type, it.address);
+            addresses.iter().map(text).collect::<Vec<_>>()
+        };
+        assert_eq!(shown(InstanceNames::default()), ["PrivateIP 10.0.0.9"]);
+        let names = InstanceNames {
+            private_name: "ip-10-0-0-9.ec2.internal".to_owned(),
+            public_address: Some([203, 0, 113, 7].into()),
+            public_name: "ec2-203-0-113-7.compute-1.amazonaws.com".to_owned(),
+        };
+        let expected = [
+            "PrivateIP 10.0.0.9",
+            "PrivateDNS ip-10-0-0-9.ec2.internal",
+            "PublicIP 203.0.113.7",
+            "PublicDNS ec2-203-0-113-7.compute-1.amazonaws.com",
+        ];
+        assert_eq!(shown(names), expected);
     }
 }

@@ -22,8 +22,8 @@ use kiyot_ec2::{
 use tokio::time::{Instant, timeout};
 
 use super::{
-    Attached, Attachment, Capabilities, ErrorClass, Held, Instance, InstanceId, InstanceState,
-    LaunchSpec, Owner, Provider, ProviderError,
+    Attached, Attachment, Capabilities, ErrorClass, Held, Instance, InstanceId, InstanceNames,
+    InstanceState, LaunchSpec, Owner, Provider, ProviderError,
     local::{Forwarding, pod_cgroup},
     owner,
 };
@@ -123,6 +123,8 @@ struct Resources {
 struct Seen {
     /// The private address.
     address: Option<IpAddr>,
+    /// The public address, and the names of both.
+    names: InstanceNames,
     tagged: Tagged,
     /// The cell that it was launched for, while its tag said so.
     cell: Option<CellId>,
@@ -331,6 +333,11 @@ impl Ec2 {
         let before = seen.entry(described.id.clone()).or_default();
         let (is_first, was_alive) = (before.shown.is_none(), before.is_alive);
         before.address = described.private_address.or(before.address);
+        before.names = InstanceNames {
+            private_name: described.private_name,
+            public_address: described.public_address,
+            public_name: described.public_name,
+        };
         before.tagged = tagged;
         before.cell = Some(cell.clone());
         before.is_alive = state.is_alive();
@@ -514,6 +521,10 @@ impl Provider for Ec2 {
             self.tagging.begin(instance, seen.map(|seen| seen.tagged), to.tags.clone());
         }
         Ok(Attached::already_made(vec![address]))
+    }
+
+    fn names(&self, instance: &InstanceId) -> InstanceNames {
+        self.seen().get(&instance.0).map(|seen| seen.names.clone()).unwrap_or_default()
     }
 
     async fn detach(&self, instance: &InstanceId) -> Result<(), ProviderError> {

@@ -62,6 +62,18 @@ pub struct Instance {
     pub since: Option<Duration>,
 }
 
+/// The public address of an instance, and its names in the DNS, as far as they are known; names may
+/// be empty.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct InstanceNames {
+    /// The name of the private address.
+    pub private_name: String,
+    /// The public address.
+    pub public_address: Option<IpAddr>,
+    /// The name of the public address.
+    pub public_name: String,
+}
+
 impl Instance {
     /// Returns an instance of which nothing else is known.
     pub fn new(id: InstanceId, cell: CellId, offering: Offering, state: InstanceState) -> Self {
