@@ -167,13 +167,18 @@ async fn launch_that_fails_after_its_answer_says_why() {
     let world = World::new().await;
     for (token, code, message) in [
         ("volume", "Client.VolumeLimitExceeded", "Volume limit exceeded"),
+        ("off", "Client.InstanceInitiatedShutdown", "Instance initiated shutdown"),
+        ("internal", "Server.InternalError", "Internal error on launch"),
         (
             "key",
             "Client.InvalidKMSKey.InvalidState",
             "The KMS key provided is in an incorrect state",
         ),
         ("capacity", "Server.InsufficientInstanceCapacity", "Insufficient capacity"),
+        ("spot", "Server.SpotInstanceTermination", "Spot instance terminated"),
+        ("stopped", "Server.SpotInstanceShutdown", "Spot instance stopped"),
     ] {
+        let lacks_capacity = ["capacity", "spot", "stopped"].contains(&token);
         let launched = world.launch(token).await;
         assert_eq!(launched.end_reason, "");
         world.cloud.end(&launched.id.0, code, message).await;
@@ -182,6 +187,7 @@ async fn launch_that_fails_after_its_answer_says_why() {
         for found in [listed, world.provider.describe(&launched.id).await.unwrap()] {
             assert!(!found.state.is_alive());
             assert_eq!(found.end_reason, format!("{code}: {message}"));
+            assert_eq!(found.lacks_capacity, lacks_capacity, "{code}");
         }
     }
 }

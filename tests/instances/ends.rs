@@ -1,9 +1,20 @@
 //! Ends of instances that the daemon did not order.
 
 use kiyot_testcloud::State;
-use kiyot_testkit::{LIMIT, kill_all, processes, wait_until};
+use kiyot_testkit::{Kubelet, LIMIT, RunningPod, kill_all, processes, wait_until};
 
 use super::{WAIT, World, pod, sandbox_ends};
+
+/// EC2's reason of an instance that a call stops or terminates.
+const BY_USER: &str = "Client.UserInitiatedShutdown: User initiated shutdown";
+
+/// Waits until a pod has lost its cell, and checks the reason.
+async fn is_lost(kubelet: &mut Kubelet, pod: &RunningPod, reason: &str) {
+    sandbox_ends(kubelet, &pod.sandbox).await;
+    let status = kubelet.container_status(&pod.container("main").id).await.unwrap();
+    assert_eq!((status.exit_code, status.reason.as_str()), (137, "CellLost"), "{status:?}");
+    assert!(status.message.ends_with(&format!("its instance ended: {reason}")), "{status:?}");
+}
 
 /// Verifies V25.
 #[tokio::test]
@@ -14,11 +25,24 @@ async fn instance_terminated_from_the_console_ends_its_pod() {
     let id = world.launched().remove(0).id;
     let other = kubelet.run_pod(&pod("other", WAIT)).await.unwrap();
     world.change("TerminateInstances", &id).await;
-    sandbox_ends(&mut kubelet, &ended.sandbox).await;
-    let status = kubelet.container_status(&ended.container("main").id).await.unwrap();
-    assert_eq!(status.exit_code, 137, "{status:?}");
+    is_lost(&mut kubelet, &ended, BY_USER).await;
     kubelet.exec_sync(&other.container("main").id, &["true"]).await.unwrap();
     world.ends(&mut kubelet, &[&ended, &other]).await;
+}
+
+/// Verifies V25.
+#[tokio::test]
+async fn spot_interruption_is_the_reason_in_the_status_of_its_pod() {
+    let world = World::start().await;
+    let (kiyot, mut kubelet) = world.daemon(world.options()).await;
+    let interrupted = kubelet.run_pod(&pod("interrupted", WAIT)).await.unwrap();
+    world.interrupt(&world.instance_of("interrupted").id).await;
+    let reason = "Server.SpotInstanceTermination: Spot instance interrupted";
+    is_lost(&mut kubelet, &interrupted, reason).await;
+    let log = kiyot.log();
+    let is_named = |line: &&str| line.contains("cell instance ended") && line.contains(reason);
+    assert_eq!(log.lines().filter(is_named).count(), 1, "{log}");
+    world.ends(&mut kubelet, &[&interrupted]).await;
 }
 
 /// Verifies V21, V25.

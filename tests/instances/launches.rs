@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use kiyot_testcloud::Market;
+use kiyot_testcloud::{Instance, Market};
 use kiyot_testkit::{LIMIT, wait_until};
 
-use super::{WAIT, World, pod};
+use super::{SHORT_LISTING_PERIOD, WAIT, World, pod};
 
 /// Verifies V26.
 #[tokio::test]
@@ -56,6 +56,30 @@ async fn launch_goes_where_capacity_is() {
     let running = kubelet.run_pod(&spec).await.unwrap();
     assert_eq!(world.running()[0].zone, setup.subnets[2].zone);
     world.ends(&mut kubelet, &[&running]).await;
+}
+
+/// Verifies V64.
+#[tokio::test]
+async fn launch_that_ends_for_want_of_capacity_goes_to_another_offering() {
+    let world = World::start().await;
+    let mut options = world.options();
+    options.of_provider.push_str(SHORT_LISTING_PERIOD);
+    let (_kiyot, mut kubelet) = world.daemon(options).await;
+    world.set_installing_for_ever(true);
+    let mut caller = kubelet.clone();
+    let calling = tokio::spawn(async move { caller.run_pod(&pod("moved", WAIT)).await });
+    let refused = world.first_runs_without_agent().await;
+    world.end(&refused.id, "Server.InsufficientInstanceCapacity", "Insufficient capacity").await;
+    let moved = calling.await.unwrap().unwrap();
+    assert_eq!(world.launched().len(), 2, "{:?}", world.launched());
+    let offering = |instance: &Instance| {
+        (instance.instance_type.clone(), instance.zone.clone(), instance.spot)
+    };
+    assert_ne!(offering(&world.instance_of("moved")), offering(&refused));
+    // Other pods avoid it too.
+    let next = kubelet.run_pod(&pod("next", WAIT)).await.unwrap();
+    assert_ne!(offering(&world.instance_of("next")), offering(&refused));
+    world.ends(&mut kubelet, &[&moved, &next]).await;
 }
 
 /// Verifies V73.

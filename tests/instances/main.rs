@@ -115,6 +115,22 @@ impl World {
         of_pod.remove(0)
     }
 
+    /// Sets or clears a `curl` that never ends on instances that are launched from now on, so that
+    /// their agent is not installed.
+    fn set_installing_for_ever(&self, does: bool) {
+        let mode = if does { 0o755 } else { 0o644 };
+        self.add_to_images("/usr/local/sbin/curl", b"#!/bin/sh\nexec sleep 1000000\n", mode);
+    }
+
+    /// Waits for the first instance to run, without its agent.
+    async fn first_runs_without_agent(&self) -> Instance {
+        let launched =
+            wait_until("an instance is launched", LIMIT, async || self.launched().pop()).await;
+        self.reaches(&launched.id, State::Running).await;
+        self.set_installing_for_ever(false);
+        launched
+    }
+
     /// Returns the instances of which something is left.
     fn left(&self) -> Vec<Instance> {
         let mut left = self.launched();

@@ -466,16 +466,11 @@ impl Engine {
             let candidates = launch.spec.candidates.iter();
             error.refused = candidates.map(|candidate| candidate.offering.clone()).collect();
         }
-        let until = now.boot + self.config.refusal_pause;
         match error.class {
-            ErrorClass::Capacity | ErrorClass::Quota => {
-                let refusal = Refusal { until, reason: reason_of(&error) };
-                self.refusals.add(&error.refused, now.boot, &refusal);
-                if let Some(zone) = &error.refused_zone {
-                    self.refusals.add_zone(zone, now.boot, &refusal);
-                }
+            ErrorClass::Capacity | ErrorClass::Quota => self.avoid_refused(&error, now),
+            ErrorClass::Auth => {
+                self.denied = Some((now.boot + self.config.refusal_pause, error.clone()));
             }
-            ErrorClass::Auth => self.denied = Some((until, error.clone())),
             _ => {}
         }
         let is_local = self.capabilities.awaits_ends();
@@ -503,6 +498,16 @@ impl Engine {
         let event =
             if is_local { CellEvent::LaunchFailed(reason) } else { CellEvent::NothingLaunched };
         self.apply(id, event, now);
+    }
+
+    /// Avoids what an error refuses, for a while.
+    fn avoid_refused(&mut self, error: &ProviderError, now: Now) {
+        let until = now.boot + self.config.refusal_pause;
+        let refusal = Refusal { until, reason: reason_of(error) };
+        self.refusals.add(&error.refused, now.boot, &refusal);
+        if let Some(zone) = &error.refused_zone {
+            self.refusals.add_zone(zone, now.boot, &refusal);
+        }
     }
 
     /// Takes the instance of a launch: the provider's answer or its list has it.

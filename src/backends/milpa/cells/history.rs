@@ -112,7 +112,7 @@ impl History {
     pub(super) fn of_notice(&self, cell: Option<&CellId>, notice: &Notice) {
         let subject = cell.map_or(Subject::Backend, |cell| Subject::Cell(cell.clone()));
         let (status, message) = match notice {
-            Notice::InstanceEnded => ("InstanceEnded", String::new()),
+            Notice::InstanceEnded(reason) => ("InstanceEnded", reason.clone()),
             Notice::Joined(_) | Notice::LabelsLeftOut { .. } => return,
             Notice::Waits(order) => {
                 ("Ending", format!("sandbox {order} of its pod waits for its end"))

@@ -58,7 +58,7 @@ mod user_data;
 
 use cloud_routes::CloudRoutes;
 pub use counted_api::CountedApi;
-use error_codes::{Refused, SERVICE_LINKED_ROLE, classify, quota_family};
+use error_codes::{Refused, SERVICE_LINKED_ROLE, classify, lacks_capacity, quota_family};
 use metadata_fence::MetadataFence;
 use on_demand::OnDemand;
 use pacing::{Action, Pacing};
@@ -323,15 +323,14 @@ impl Ec2 {
         let tagged = Tagged::of(&described);
         let state = state(described.state);
         let tagged_cell = CellId::parse(&tag(owner::CELL)).ok();
-        let end_reason = match (&described.reason, state.is_alive()) {
-            (Some(reason), false) => reason.to_string(),
-            _ => String::new(),
-        };
+        let ended = described.reason.as_ref().filter(|_| !state.is_alive());
+        let end_reason = ended.map(ToString::to_string).unwrap_or_default();
+        let lacks_capacity = ended.is_some_and(|reason| lacks_capacity(&reason.code));
         let mut seen = self.seen();
         let known = seen.get(&described.id).and_then(|before| before.cell.clone());
         let cell = tagged_cell.clone().or(known).or_else(|| asked.cloned())?;
         let before = seen.entry(described.id.clone()).or_default();
-        let (is_first, was_alive) = (before.shown.is_none(), before.is_alive);
+        let is_first = before.shown.is_none();
         before.address = described.private_address.or(before.address);
         before.names = InstanceNames {
             private_name: described.private_name,
@@ -352,11 +351,6 @@ impl Ec2 {
             tracing::warn!(instance, %cell, "tag {} of the instance was removed", owner::CELL);
         }
         drop(seen);
-        let is_asked_for = described.reason.as_ref().is_none_or(|it| is_requested(&it.code));
-        if was_alive && !state.is_alive() && !is_asked_for {
-            let instance = &described.id;
-            tracing::warn!(instance, %cell, reason = end_reason, "EC2 ended the instance");
-        }
         let market = if described.is_spot { Market::Spot } else { Market::OnDemand };
         let addresses = [described.private_address, described.public_address];
         Some(Instance {
@@ -367,6 +361,7 @@ impl Ec2 {
             addresses: addresses.into_iter().flatten().collect(),
             state,
             end_reason,
+            lacks_capacity,
             since: described.launched,
             offering: Offering {
                 instance_type: described.instance_type,
@@ -656,12 +651,6 @@ fn newest(images: Vec<Image>) -> BTreeMap<Architecture, BootImage> {
 /// No cell is minted with this id.
 fn unknown_cell() -> CellId {
     CellId::from_random(&[0; CellId::RANDOM_BYTES])
-}
-
-/// Returns true for the reason of an end that someone has asked for: by a call, or by powering the
-/// instance off.
-fn is_requested(code: &str) -> bool {
-    matches!(code, "Client.UserInitiatedShutdown" | "Client.InstanceInitiatedShutdown")
 }
 
 /// Returns the state of an instance. A stopped one never runs its pod again.

@@ -58,6 +58,8 @@ pub struct Instance {
     /// that failed after its answer. Short, without control characters; empty while it is alive,
     /// and if none is known.
     pub end_reason: String,
+    /// True if it has ended because its offering lacks capacity.
+    pub lacks_capacity: bool,
     /// The time of its launch by the provider's clock, since 1970; `None` if it is not kept.
     pub since: Option<Duration>,
 }
@@ -87,6 +89,7 @@ impl Instance {
             addresses: Vec::new(),
             state,
             end_reason: String::new(),
+            lacks_capacity: false,
             since: None,
         }
     }

@@ -89,6 +89,7 @@ impl SimInstance {
             addresses: Vec::new(),
             state: self.state(now),
             end_reason: String::new(),
+            lacks_capacity: false,
             since: Some(self.launched),
         }
     }

@@ -431,7 +431,7 @@ impl World<'_> {
                 self.log(format_args!("{cell} of {pool} is taken"));
                 self.check_taken(cell, &sandbox);
             }
-            (Effect::Log(Notice::InstanceEnded), Some(cell)) => {
+            (Effect::Log(Notice::InstanceEnded(_)), Some(cell)) => {
                 self.log(format_args!("the instance of {cell} has ended"));
                 self.check_instance_ended(cell);
             }

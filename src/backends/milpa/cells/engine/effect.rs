@@ -180,8 +180,9 @@ pub(crate) enum Effect {
 /// A notice for the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Notice {
-    /// The instance of a cell has ended by itself.
-    InstanceEnded,
+    /// The instance of a cell has ended by itself, with the provider's reason; empty if none is
+    /// known.
+    InstanceEnded(String),
     /// A launch is joined by another call of its pod.
     Joined(SandboxId),
     /// An order waits for the end of another cell of its pod.

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use super::{CellError, CellEvent, Effect, Engine, INSTANCE_ENDED, Notice, Now};
+use super::{CellError, CellEvent, Effect, Engine, INSTANCE_ENDED, Notice, Now, State};
 use crate::backends::milpa::{
     id::CellId,
     providers::{ErrorClass, Instance, InstanceId, InstanceState, ProviderError},
@@ -116,7 +116,8 @@ impl Engine {
         listed: &BTreeMap<&InstanceId, &Instance>,
         now: Now,
     ) {
-        let (mut ended, mut absent, mut expected) = (Vec::new(), Vec::new(), 0);
+        let (mut ended, mut proofs) = (Vec::new(), Vec::new());
+        let (mut absent, mut expected) = (Vec::new(), 0);
         // On the node, the end of an instance leaves parts that only its termination removes.
         let is_remote = !self.capabilities.awaits_ends();
         for cell in self.cells.values() {
@@ -124,34 +125,35 @@ impl Engine {
             let is_known = cell.instance_known.is_some_and(|known| known <= began);
             let is_confirming = cell.state.is_confirming();
             let Some(instance) = cell.state.instance() else { continue };
-            let state = listed.get(instance).map(|listed| listed.state);
+            let listed = listed.get(instance).copied();
+            let state = listed.map(|listed| listed.state);
             if is_remote
                 && cell.state.awaits_termination()
                 && state == Some(InstanceState::Terminated)
             {
-                ended.push((cell.id.clone(), CellEvent::InstanceTerminated));
+                proofs.push((cell.id.clone(), CellEvent::InstanceTerminated));
             }
             if !is_known || !(cell.state.expects_instance() || is_confirming) {
                 continue;
             }
             expected += 1;
-            match state {
-                Some(InstanceState::Terminated) if is_confirming => {
-                    ended.push((cell.id.clone(), CellEvent::Terminated));
+            match listed {
+                Some(listed) if listed.state == InstanceState::Terminated && is_confirming => {
+                    proofs.push((cell.id.clone(), CellEvent::Terminated));
                 }
-                Some(state) if !state.is_alive() && !is_confirming => {
-                    ended.push((cell.id.clone(), CellEvent::End(INSTANCE_ENDED.into())));
+                Some(listed) if !listed.state.is_alive() && !is_confirming => {
+                    ended.push((cell.id.clone(), listed));
                 }
                 Some(_) => {}
                 None if !is_confirming => absent.push((cell.id.clone(), instance.clone())),
                 None => {}
             }
         }
-        for (id, event) in ended {
-            match event {
-                CellEvent::End(_) => self.instance_ended(&id, now),
-                proof => self.apply(&id, proof, now),
-            }
+        for (id, proof) in proofs {
+            self.apply(&id, proof, now);
+        }
+        for (id, instance) in ended {
+            self.instance_ended(&id, Some(instance), now);
         }
         if self.is_outage(absent.len(), expected) {
             let notice = Notice::Outage { absent: absent.len(), expected };
@@ -178,7 +180,7 @@ impl Engine {
             // It was accepted and is not done: the call is repeated.
             Ok(_) if is_confirming => self.apply(id, CellEvent::RetryDue, now),
             Ok(instance) if !instance.state.is_alive() && is_expected => {
-                self.instance_ended(id, now);
+                self.instance_ended(id, Some(&instance), now);
             }
             Ok(_) => {
                 self.evidence.not_found.remove(id);
@@ -188,7 +190,7 @@ impl Engine {
                 if believed && is_confirming {
                     self.apply(id, CellEvent::Terminated, now);
                 } else if believed && is_expected && !self.contradicts(id) {
-                    self.instance_ended(id, now);
+                    self.instance_ended(id, None, now);
                 }
             }
             // The confirm timer asks again.
@@ -227,10 +229,33 @@ impl Engine {
             && absent.saturating_mul(2) > expected
     }
 
-    fn instance_ended(&mut self, id: &CellId, now: Now) {
-        self.emit(id, Effect::Log(Notice::InstanceEnded));
-        self.fail(id, CellError::Ended(id.clone(), INSTANCE_ENDED.to_owned()));
-        self.apply(id, CellEvent::End(INSTANCE_ENDED.into()), now);
+    /// Ends a cell whose instance has ended. `instance` is what the provider says of it, if the
+    /// provider still knows it.
+    fn instance_ended(&mut self, id: &CellId, instance: Option<&Instance>, now: Now) {
+        let Some(cell) = self.cells.get(id) else { return };
+        let reason = instance.map(|instance| instance.end_reason.as_str()).unwrap_or_default();
+        let ended = match reason {
+            "" => INSTANCE_ENDED.to_owned(),
+            reason => format!("{INSTANCE_ENDED}: {reason}"),
+        };
+        let failure = match instance {
+            // The launch was refused after its answer.
+            Some(instance)
+                if instance.lacks_capacity && matches!(cell.state, State::Booting { .. }) =>
+            {
+                let launched = cell.offering.as_ref().map(|candidate| &candidate.offering);
+                let offering = launched.unwrap_or(&instance.offering).clone();
+                let doing = format!("launch {offering}: {ended}");
+                let error = ProviderError::without_cause(ErrorClass::Capacity, doing);
+                let error = ProviderError { refused: vec![offering], ..error };
+                self.avoid_refused(&error, now);
+                CellError::Provider(error)
+            }
+            _ => CellError::Ended(id.clone(), ended.clone()),
+        };
+        self.emit(id, Effect::Log(Notice::InstanceEnded(reason.to_owned())));
+        self.fail(id, failure);
+        self.apply(id, CellEvent::End(ended.into()), now);
     }
 
     /// Ends instances that belong to no cell.

@@ -138,6 +138,16 @@ pub(super) fn quota_family(instance_type: &str) -> &str {
     }
 }
 
+/// Returns true for the reason of an instance's end (`StateReason`) that is a lack of capacity.
+pub(super) fn lacks_capacity(code: &str) -> bool {
+    matches!(
+        code,
+        "Server.InsufficientInstanceCapacity"
+            | "Server.SpotInstanceShutdown"
+            | "Server.SpotInstanceTermination"
+    )
+}
+
 /// Returns the class of an error, and the offerings that it refuses.
 pub(super) fn classify(error: &CallError) -> (ErrorClass, Refused) {
     let known = error.code().and_then(|code| CODES.iter().find(|(known, ..)| *known == code));

@@ -106,7 +106,7 @@ fn ended_instance_that_a_probe_finds_is_reported_as_such() {
     pass(&mut engine, seconds(100));
     let ended = Instance { state: InstanceState::Terminated, ..instance("i", &cell, "ours") };
     let effects = engine.handle(Event::Described(cell.clone(), Ok(ended)), at(100));
-    assert_eq!(notices(&effects), [Notice::InstanceEnded]);
+    assert_eq!(notices(&effects), [Notice::InstanceEnded(String::new())]);
 }
 
 /// Verifies P20.

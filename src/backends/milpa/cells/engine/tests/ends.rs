@@ -1,0 +1,113 @@
+//! Ends of instances by the provider, with its reasons.
+
+use super::*;
+
+const SPOT: &str = "Server.SpotInstanceTermination: Spot instance terminated";
+
+/// Returns what the provider says of the ended instance of a cell.
+fn ended(id: &str, cell: &CellId, reason: &str) -> Instance {
+    Instance {
+        state: InstanceState::Terminated,
+        end_reason: reason.into(),
+        lacks_capacity: reason.starts_with("Server."),
+        ..instance(id, cell, "ours")
+    }
+}
+
+/// The ways on which the daemon learns of an end.
+#[derive(Debug, Clone, Copy)]
+enum By {
+    List,
+    Description,
+}
+
+/// Shows ended instances of cells.
+fn shown(engine: &mut Engine, by: By, instance: &Instance, now: Now) -> Effects {
+    let event = match by {
+        By::List => Event::Listed { began: now.boot, instances: vec![instance.clone()] },
+        By::Description => Event::Described(instance.cell.clone(), Ok(instance.clone())),
+    };
+    engine.handle(event, now)
+}
+
+/// Lets the termination of an ended instance succeed.
+fn terminated(engine: &mut Engine, cell: &CellId, now: Now) -> Effects {
+    let (cell, console) = (cell.clone(), String::new());
+    let outcome = Ok(Termination::Confirmed);
+    engine.handle(Event::Terminated { cell, outcome, console }, now)
+}
+
+/// Verifies V25.
+#[test]
+fn end_of_an_instance_has_the_reason_of_the_provider() {
+    for by in [By::List, By::Description] {
+        for (reason, expected) in
+            [(SPOT, format!("its instance ended: {SPOT}")), ("", "its instance ended".to_owned())]
+        {
+            let mut engine = engine(sim::CAPABILITIES);
+            let cell = bound(&mut engine, "pod", "i");
+            let effects = shown(&mut engine, by, &ended("i", &cell, reason), at(10));
+            let notice = Notice::InstanceEnded(reason.to_owned());
+            let is_logged = |effect: &Effect| matches!(effect, Effect::Log(it) if *it == notice);
+            assert!(effects.iter().any(|(_, effect)| is_logged(effect)), "{by:?}: {effects:?}");
+            assert_eq!(engine.cells[&cell].stored().reason, expected, "{by:?}");
+            terminated(&mut engine, &cell, at(11));
+            assert_eq!(engine.gone_reason(&cell), Some(expected.as_str()), "{by:?}");
+        }
+    }
+}
+
+/// Verifies V64.
+#[test]
+fn offering_without_capacity_after_the_answer_is_refused_for_a_while() {
+    for by in [By::List, By::Description] {
+        let mut engine = engine(sim::CAPABILITIES);
+        let (first, _) = launched(&mut engine, "pod", at(1));
+        engine.handle(Event::Launched(first.clone(), Ok(launched_as("i", &first))), at(2));
+        shown(&mut engine, by, &ended("i", &first, SPOT), at(10));
+        let effects = terminated(&mut engine, &first, at(11));
+        let again = effects.iter().find_map(|(_, effect)| match effect {
+            Effect::Launch(launch) => Some(Arc::clone(launch)),
+            _ => None,
+        });
+        assert_eq!(again.unwrap().spec.candidates, [candidate("b")], "{by:?}");
+        let until = at(10).boot + config().refusal_pause;
+        let reason = engine.refusals().reason(&offering("a"), until - Duration::from_secs(1));
+        let reason = reason.unwrap();
+        assert!(reason.ends_with(&format!(": its instance ended: {SPOT}")), "{reason}");
+        assert_eq!(engine.refusals().reason(&offering("a"), until), None);
+        assert_eq!(engine.refusals().reason(&offering("b"), at(12).boot), None);
+    }
+}
+
+/// Verifies V64.
+#[test]
+fn error_of_a_pod_names_the_reason_if_no_offering_is_left() {
+    let mut engine = engine(sim::CAPABILITIES);
+    let order = OrderSpec { candidates: Ok(vec![candidate("a")]), ..spec("pod") };
+    let (launches, _) = outcome(&engine.order(order, at(1)).1);
+    let cell = &launches[0];
+    engine.handle(Event::Launched(cell.clone(), Ok(launched_as("i", cell))), at(2));
+    shown(&mut engine, By::List, &ended("i", cell, SPOT), at(10));
+    let (launches, error) = outcome(&terminated(&mut engine, cell, at(11)));
+    let expected =
+        format!("the provider of cells: launch {}: its instance ended: {SPOT}", offering("a"));
+    assert_eq!((launches.len(), error), (0, Some(expected)));
+}
+
+/// Verifies V64.
+#[test]
+fn other_reasons_and_later_ends_refuse_no_offering() {
+    let volume = "Client.VolumeLimitExceeded: Volume limit exceeded";
+    for (reason, is_connected) in [(volume, false), ("", false), (SPOT, true)] {
+        let mut engine = engine(sim::CAPABILITIES);
+        let (cell, launch) = launched(&mut engine, "pod", at(1));
+        engine.handle(Event::Launched(cell.clone(), Ok(launched_as("i", &cell))), at(2));
+        if is_connected {
+            claim(&mut engine, &cell, &launch, at(3)).unwrap();
+            engine.handle(Event::Connected(cell.clone()), at(3));
+        }
+        shown(&mut engine, By::List, &ended("i", &cell, reason), at(10));
+        assert_eq!(engine.refusals().reason(&offering("a"), at(11).boot), None, "{reason}");
+    }
+}
