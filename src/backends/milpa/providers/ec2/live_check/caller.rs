@@ -318,6 +318,18 @@ mod tests {
         assert!(text.contains("EC2 was not reached; not called: DescribeInstances"), "{text}");
     }
 
+    /// Verifies V42.
+    #[tokio::test(start_paused = true)]
+    async fn all_calls_together_end_within_their_time() {
+        let (mut caller, started) = (caller(), Instant::now());
+        for _ in 0..10 {
+            let never = std::future::pending::<Result<(), CallError>>();
+            assert!(caller.list("DescribeInstances", never).await.is_err());
+            caller.call("DescribeImages", async { Ok(()) }).await.unwrap();
+        }
+        assert_eq!(started.elapsed(), TOTAL_TIMEOUT);
+    }
+
     #[tokio::test]
     async fn absent_role_of_spot_instances_is_a_missing_permission() {
         let mut caller = caller();
