@@ -3,7 +3,7 @@
 use kiyot_testcloud::State;
 use kiyot_testkit::{Kubelet, LIMIT, RunningPod, kill_all, processes, wait_until};
 
-use super::{WAIT, World, pod, sandbox_ends};
+use super::{SHORT_LISTING_PERIOD, WAIT, World, are_unharmed, pod, sandbox_ends};
 
 /// EC2's reason of an instance that a call stops or terminates.
 const BY_USER: &str = "Client.UserInitiatedShutdown: User initiated shutdown";
@@ -43,6 +43,43 @@ async fn spot_interruption_is_the_reason_in_the_status_of_its_pod() {
     let is_named = |line: &&str| line.contains("cell instance ended") && line.contains(reason);
     assert_eq!(log.lines().filter(is_named).count(), 1, "{log}");
     world.ends(&mut kubelet, &[&interrupted]).await;
+}
+
+/// Verifies V21, V25.
+#[tokio::test]
+async fn instance_stopped_from_the_console_fails_its_pod_and_never_resumes_it() {
+    let world = World::start().await;
+    let mut options = world.options();
+    options.of_provider.push_str(SHORT_LISTING_PERIOD);
+    let (_kiyot, mut kubelet) = world.daemon(options).await;
+    let other = kubelet.run_pod(&pod("other", WAIT)).await.unwrap();
+
+    let stopped = kubelet.run_pod(&pod("stopped", WAIT)).await.unwrap();
+    let id = world.instance_of("stopped").id;
+    world.change("StopInstances", &id).await;
+    is_lost(&mut kubelet, &stopped, BY_USER).await;
+    world.reaches(&id, State::Terminated).await;
+
+    // Started again before the daemon is permitted to terminate it.
+    let started = kubelet.run_pod(&pod("started", WAIT)).await.unwrap();
+    let id = world.instance_of("started").id;
+    world.clear_calls();
+    world.faults().set_denied("TerminateInstances", true);
+    world.change("StopInstances", &id).await;
+    world.reaches(&id, State::Stopped).await;
+    wait_until("the daemon terminates it", LIMIT, async || {
+        world.calls_of("TerminateInstances").pop()
+    })
+    .await;
+    world.change("StartInstances", &id).await;
+    world.reaches(&id, State::Terminated).await;
+    assert_eq!(world.instance(&id).unwrap().boots, 2);
+    let console = world.console(&id);
+    assert!(console.contains("machine has run its cell before"), "{console}");
+    is_lost(&mut kubelet, &started, BY_USER).await;
+    are_unharmed(&mut kubelet, &[&other]).await;
+    world.faults().clear();
+    world.ends(&mut kubelet, &[&other, &stopped, &started]).await;
 }
 
 /// Verifies V21, V25.

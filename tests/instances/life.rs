@@ -1,7 +1,7 @@
 //! Life of a pod on an instance.
 
 use kiyot_testcloud::State;
-use kiyot_testkit::{LIMIT, Source, cri, output, wait_until};
+use kiyot_testkit::{Container, LIMIT, Source, cri, output, wait_until};
 
 use super::{WAIT, World, pod, run};
 
@@ -87,6 +87,30 @@ async fn metadata_service_is_closed_to_a_pod_without_an_instance_profile() {
     assert!(read.contains("HTTP/1.1 401"), "{read}");
     assert_eq!(status_past_the_route(&world.instance_of("open").id), "401");
     world.ends(&mut kubelet, &[&closed, &open]).await;
+}
+
+/// Verifies V22.
+#[tokio::test]
+async fn metadata_service_stays_closed_to_a_pod_with_power_over_its_network() {
+    let world = World::start().await;
+    let (_kiyot, mut kubelet) = world.daemon(world.options()).await;
+    let running = kubelet.run_pod(&pod("powerful", WAIT)).await.unwrap();
+    let powers = Container::script("powers", WAIT);
+    let powers = kubelet.create_container_with(&running, &powers, 0, |config| {
+        let context = config.linux.as_mut().unwrap().security_context.as_mut().unwrap();
+        let added = &mut context.capabilities.get_or_insert_default().add_capabilities;
+        added.extend(["NET_ADMIN", "NET_RAW"].map(str::to_owned));
+    });
+    let powers = powers.await.unwrap().id;
+    kubelet.start_container(&powers).await.unwrap();
+    let read = "wget -S -O - http://169.254.169.254/latest/meta-data/ 2>&1; true";
+    let fenced = run(&mut kubelet, &powers, read).await;
+    assert!(fenced.contains("No route to host"), "{fenced}");
+    run(&mut kubelet, &powers, "ip route del unreachable 169.254.169.254").await;
+    // The service is reached, and refuses to answer.
+    let passed = run(&mut kubelet, &powers, read).await;
+    assert!(passed.contains("HTTP/1.1 403"), "{passed}");
+    world.ends(&mut kubelet, &[&running]).await;
 }
 
 /// Verifies V22.

@@ -1,12 +1,14 @@
 //! An API that is down, or refuses the daemon, while pods run.
 
-use kiyot_testcloud::{Credentials, Outage, State};
-use kiyot_testkit::{Kiyot, wait_for};
+use kiyot_testcloud::{Credentials, Outage, Outcome, State};
+use kiyot_testkit::{Kiyot, LIMIT, wait_for, wait_until};
 
 use super::{SHORT_LISTING_PERIOD, WAIT, World, are_unharmed, local_pod, pod, run_in_the_end};
 
 /// Lists that fail in each part of an outage.
 const FAILED_LISTS: usize = 3;
+/// Lists after an outage: more than the two that end an instance without a cell.
+const SUCCESSFUL_LISTS: usize = 3;
 
 /// Waits until several lists have failed.
 async fn lists_fail(kiyot: &Kiyot<'_>) {
@@ -49,6 +51,53 @@ async fn outage_in_mid_run_harms_no_running_pod() {
     world.reaches(&instance, State::Terminated).await;
     let new = run_in_the_end(&mut kubelet, &new).await;
     are_unharmed(&mut kubelet, &[&kept, &local, &new]).await;
+    world.ends(&mut kubelet, &[&kept, &local, &new]).await;
+}
+
+/// Verifies V28, V33.
+#[tokio::test]
+async fn restart_while_the_api_is_down_keeps_running_pods() {
+    let world = World::start().await;
+    let mut options = world.options();
+    options.of_provider.push_str(SHORT_LISTING_PERIOD);
+    let (mut kiyot, mut kubelet) = world.daemon(options).await;
+    let local = kubelet.run_pod(&local_pod()).await.unwrap();
+    let script = "i=0; while :; do i=$((i+1)); echo line $i; sleep 0.2; done";
+    let kept = kubelet.run_pod(&pod("kept", script)).await.unwrap();
+    let main = kept.container("main").clone();
+    let instance = world.instance_of("kept").id;
+    kubelet.logged(&main, "line 2").await;
+    for outage in [Outage::Refused, Outage::Unavailable] {
+        world.faults().set_outage(Some(outage));
+        kiyot.kill9();
+        let before = kubelet.log_lines(&main).len();
+        kiyot.start_again().await;
+        kubelet = kiyot.kubelet().await;
+        lists_fail(&kiyot).await;
+        wait_until("the pod answers", LIMIT, async || {
+            kubelet.exec_sync(&main.id, &["true"]).await.ok()
+        })
+        .await;
+        are_unharmed(&mut kubelet, &[&kept, &local]).await;
+        wait_for("the log goes on", || kubelet.log_lines(&main).len() > before).await;
+        world.faults().clear();
+    }
+    world.clear_calls();
+    wait_for("instances are listed", || {
+        let mut lists = world.calls_of("DescribeInstances");
+        lists.retain(|call| call.outcome == Outcome::Ok);
+        lists.len() >= SUCCESSFUL_LISTS
+    })
+    .await;
+    are_unharmed(&mut kubelet, &[&kept, &local]).await;
+    let lines = kubelet.log_lines(&main);
+    for (line, number) in lines.iter().zip(1..) {
+        assert_eq!(line.text, format!("line {number}"), "no line is lost or doubled");
+    }
+    assert_eq!(world.instance_of("kept").id, instance);
+    assert_eq!(world.launched().len(), 1);
+    assert!(world.calls_of("TerminateInstances").is_empty());
+    let new = kubelet.run_pod(&pod("new", WAIT)).await.unwrap();
     world.ends(&mut kubelet, &[&kept, &local, &new]).await;
 }
 

@@ -4,11 +4,11 @@ use std::{fs, thread};
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use kiyot_link::bootstrap::{Bootstrap, CellFile};
-use kiyot_testcloud::Instance;
+use kiyot_testcloud::{Instance, State};
 use rcgen::KeyPair;
 use tonic::Code;
 
-use super::{WAIT, World, are_unharmed, enrolment::enrol, pod};
+use super::{WAIT, World, are_unharmed, enrolment::enrol, pod, run_in_the_end};
 
 /// Returns the boot data in the user data of an instance.
 fn boot_data(instance: &Instance) -> Bootstrap {
@@ -29,6 +29,50 @@ fn enrol_from(instance: &Instance) -> Code {
         runtime.block_on(enrol(&boot_data, &boot_data.cell, &boot_data.token, &key))
     });
     enrolling.join().unwrap()
+}
+
+/// Launches an instance with the user data of another, as whoever reads them can do. Returns its
+/// id.
+async fn launch_with_user_data(world: &World, of: &Instance) -> String {
+    let mut launches = world.calls_of("RunInstances");
+    launches.retain(|call| call.parameters.get("UserData") == Some(&of.user_data));
+    let mut parameters = launches.remove(0).parameters;
+    parameters.retain(|key, _| key != "ClientToken" && !key.starts_with("TagSpecification"));
+    let parameters: Vec<_> =
+        parameters.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
+    let reply = world.call("RunInstances", &parameters).await.unwrap();
+    assert_eq!(reply.status, 200, "{}", reply.body);
+    reply.root().all("instanceId")[0].text.clone()
+}
+
+/// Verifies V29.
+#[tokio::test]
+async fn agent_that_spends_the_token_on_another_instance_gets_no_pod() {
+    let world = World::start().await;
+    let (kiyot, mut kubelet) = world.daemon(world.options()).await;
+    let spec = pod("wanted", WAIT);
+    world.set_installing_for_ever(true);
+    let (mut caller, wanted) = (kubelet.clone(), spec.clone());
+    let calling = tokio::spawn(async move { caller.run_pod(&wanted).await });
+    let robbed = world.first_runs_without_agent().await;
+    let thief = launch_with_user_data(&world, &robbed).await;
+    let thief = world.instance(&thief).unwrap();
+    let error = calling.await.unwrap().unwrap_err();
+    let expected =
+        format!("dials from {}; allowed: an address of instance {}", thief.address, robbed.id);
+    assert!(error.message().contains(&expected), "{error}");
+    let log = kiyot.log();
+    let is_alarm = |line: &&str| {
+        line.contains("ERROR")
+            && line.contains("agent is not on the cell's instance")
+            && line.contains(&thief.address)
+    };
+    assert_eq!(log.lines().filter(is_alarm).count(), 1, "{log}");
+    world.reaches(&robbed.id, State::Terminated).await;
+    assert_eq!(world.instance(&thief.id).unwrap().state, State::Running);
+    world.change("TerminateInstances", &thief.id).await;
+    let running = run_in_the_end(&mut kubelet, &spec).await;
+    world.ends(&mut kubelet, &[&running]).await;
 }
 
 /// Verifies V61.
