@@ -11,7 +11,7 @@ use kiyot_proto::{cell::RegistryFile, cri};
 pub(super) use self::reference::normalized;
 use self::{
     copy::CopyError,
-    copy_limits::CopyLimits,
+    copy_limits::{CopyLimits, Lane},
     memory::{BoundedMap, KeyLocks},
     node::{Containerd, Node},
     receiver::{CellReceiver, Receiver},
@@ -414,7 +414,7 @@ impl Images {
         let _lock = self.copy_locks.lock(cell.clone()).await;
         let copy = self.copy_now(cell, receiver, wanted);
         match &self.copy_limits {
-            Some(limits) => limits.in_turn(copy).await,
+            Some(limits) => limits.in_turn(self.lane(wanted), copy).await,
             None => copy.await,
         }
     }
@@ -425,6 +425,10 @@ impl Images {
         receiver: &dyn Receiver,
         wanted: &str,
     ) -> Result<Option<String>, CopyError> {
+    fn lane(&self, wanted: &str) -> Lane {
+        if wanted == self.pause_image { Lane::Pause } else { Lane::Containers }
+    }
+
         let node = &*self.node;
         let Some(manifest) = copy::resolve(node, &normalized(wanted)).await? else {
             return Ok(None);

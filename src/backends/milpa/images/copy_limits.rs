@@ -14,7 +14,7 @@ use tokio::{
 
 use crate::token_bucket::{Rate, TokenBucket};
 
-/// Most images that are copied at the same time.
+/// Most images of a lane that are copied at the same time.
 const MAX_COPIES: usize = 4;
 /// Time after which a copy goes on beside the others: a cell that takes its image slowly, as one
 /// that was taken over may, delays no other for longer.
@@ -24,10 +24,20 @@ const TOKEN_BYTES: u64 = 1024;
 /// Tokens that are sent at once: a tenth of a second's.
 const BURSTS_PER_SECOND: u32 = 10;
 
+/// The queue in which a copy waits for its turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Lane {
+    /// Images of containers, which may be large.
+    Containers,
+    /// The pause image: small, and no pod starts without it.
+    Pause,
+}
+
 /// Limits of the copies to all cells together.
 #[derive(Debug)]
 pub(super) struct CopyLimits {
-    turns: Semaphore,
+    containers: Semaphore,
+    pause: Semaphore,
     /// The rate of all copies; `None` for no limit.
     rate: Option<Rate>,
     bucket: Mutex<TokenBucket>,
@@ -41,13 +51,18 @@ impl CopyLimits {
             burst: tokens / BURSTS_PER_SECOND,
             period: Duration::from_secs(1) / tokens.max(1),
         });
-        Self { turns: Semaphore::new(MAX_COPIES), rate, bucket: Mutex::default() }
+        let [containers, pause] = [(); 2].map(|()| Semaphore::new(MAX_COPIES));
+        Self { containers, pause, rate, bucket: Mutex::default() }
     }
 
-    /// Runs a copy in its turn, which begins once few enough others are under way.
-    pub(super) async fn in_turn<T>(&self, copy: impl Future<Output = T>) -> T {
+    /// Runs a copy in its turn, which begins once few enough others of its lane are under way.
+    pub(super) async fn in_turn<T>(&self, lane: Lane, copy: impl Future<Output = T>) -> T {
+        let turns = match lane {
+            Lane::Containers => &self.containers,
+            Lane::Pause => &self.pause,
+        };
         // Never closed.
-        let turn = self.turns.acquire().await.ok();
+        let turn = turns.acquire().await.ok();
         let mut copy = pin!(copy);
         if let Ok(outcome) = timeout(MAX_TURN, &mut copy).await {
             return outcome;
@@ -122,11 +137,11 @@ mod tests {
         let limits = Arc::new(CopyLimits::new(MIB));
         for _ in 0..MAX_COPIES {
             let limits = Arc::clone(&limits);
-            tokio::spawn(async move { limits.in_turn(pending::<()>()).await });
+            tokio::spawn(async move { limits.in_turn(Lane::Pause, pending::<()>()).await });
         }
         tokio::task::yield_now().await;
         let begun = Instant::now();
-        let both = (0..2).map(|_| limits.in_turn(async { begun.elapsed() }));
+        let both = (0..2).map(|_| limits.in_turn(Lane::Pause, async { begun.elapsed() }));
         assert_eq!(join_all(both).await, [MAX_TURN; 2]);
     }
 }

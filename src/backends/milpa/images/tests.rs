@@ -464,17 +464,6 @@ async fn pause_image_is_reported_only_if_a_container_has_it() {
     assert_eq!(scene.reported(PAUSE).unwrap().id, pulled);
 }
 
-/// Verifies I21.
-#[tokio::test]
-async fn cell_without_a_registry_gets_the_pause_image_of_the_node() {
-    let scene = Scene::new();
-    scene.node.image(PAUSE);
-    scene.images.ensure_pause_in(&scene.id, &scene.cell).await.unwrap();
-    let named = scene.cell.named.lock().unwrap();
-    assert!(named.iter().any(|image| image.names.iter().any(|name| name == PAUSE)), "{named:?}");
-    assert!(scene.cell.pulls.lock().unwrap().is_empty());
-}
-
 #[tokio::test]
 async fn moved_reference_is_an_error() {
     let scene = Scene::new();

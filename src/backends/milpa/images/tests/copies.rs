@@ -94,22 +94,51 @@ async fn failed_copy_is_not_final() {
     assert_eq!(scene.ensure(&id, NAME).await.unwrap(), id);
 }
 
-/// Verifies I22.
-#[tokio::test(start_paused = true)]
-async fn slow_cells_on_other_machines_delay_the_copies_to_others_by_a_turn() {
+/// Verifies I21.
+#[tokio::test]
+async fn cell_without_a_registry_gets_the_pause_image_of_the_node() {
+    let scene = Scene::new();
+    scene.node.image(PAUSE);
+    scene.images.ensure_pause_in(&scene.id, &scene.cell).await.unwrap();
+    let named = scene.cell.named.lock().unwrap();
+    assert!(named.iter().any(|image| image.names.iter().any(|name| name == PAUSE)), "{named:?}");
+    assert!(scene.cell.pulls.lock().unwrap().is_empty());
+}
+
+/// Returns a scene of a cell on another machine, where ten copies to others do not end.
+async fn slow_copies() -> (Scene, Vec<AbortOnDropHandle<()>>) {
     let mut scene = Scene::new();
     let limits = Arc::new(CopyLimits::new(1 << 20));
     scene.images.copy_limits = Some(Arc::clone(&limits));
     scene.cell.limits = Some(Arc::clone(&limits));
-    let id = scene.node.image(NAME);
     let slow = (0..10).map(|_| {
         let limits = Arc::clone(&limits);
         AbortOnDropHandle::new(tokio::spawn(async move {
-            limits.in_turn(std::future::pending::<()>()).await
+            limits.in_turn(Lane::Containers, std::future::pending()).await
         }))
     });
-    let _slow: Vec<_> = slow.collect();
+    let slow = slow.collect();
     tokio::task::yield_now().await;
+    (scene, slow)
+}
+
+/// Verifies I22.
+#[tokio::test(start_paused = true)]
+async fn slow_cells_on_other_machines_do_not_delay_the_pause_image() {
+    let (scene, _slow) = slow_copies().await;
+    scene.node.image(&scene.images.pause_image);
+    let begun = tokio::time::Instant::now();
+    scene.ensure(&scene.images.pause_image, "").await.unwrap();
+    // 5 MiB at the rate.
+    let elapsed = begun.elapsed().as_secs();
+    assert!((3..=5).contains(&elapsed), "{elapsed} s");
+}
+
+/// Verifies I22.
+#[tokio::test(start_paused = true)]
+async fn slow_cells_on_other_machines_delay_the_copies_to_others_by_a_turn() {
+    let (scene, _slow) = slow_copies().await;
+    let id = scene.node.image(NAME);
     let waits = tokio::time::timeout(Duration::from_secs(1), scene.ensure(&id, NAME)).await;
     assert!(waits.is_err(), "others are under way");
     let begun = tokio::time::Instant::now();
