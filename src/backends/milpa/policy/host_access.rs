@@ -75,7 +75,9 @@ impl HostAccess {
             }
             Self::Processes => "the processes of its cell",
             Self::Ipc => "the IPC of its cell",
-            Self::Users => "the users of its cell, none of which is one of the node's",
+            Self::Users => {
+                "the users of its cell without a mapping: none of them is one of the node's"
+            }
             Self::Privileges => "all privileges within its cell",
         }
     }
@@ -85,14 +87,14 @@ impl HostAccess {
         options: Option<&cri::NamespaceOption>,
         privileged: bool,
     ) -> impl Iterator<Item = Self> + '_ {
-        use cri::NamespaceMode::{Node, Pod};
+        use cri::NamespaceMode::Node;
         Self::ALL.into_iter().filter(move |access| match access {
             Self::Network => options.is_some_and(|options| options.network() == Node),
             Self::Processes => options.is_some_and(|options| options.pid() == Node),
             Self::Ipc => options.is_some_and(|options| options.ipc() == Node),
             Self::Users => options
                 .and_then(|options| options.userns_options.as_ref())
-                .is_some_and(|userns| userns.mode() == Pod),
+                .is_some_and(|userns| userns.mode() != Node),
             Self::Privileges => privileged,
         })
     }

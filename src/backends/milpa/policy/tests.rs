@@ -119,6 +119,19 @@ fn host_access_is_refused_by_name() {
 
 /// Verifies R1.
 #[test]
+fn user_namespace_of_any_kind_but_the_nodes_is_refused() {
+    let refused = |mode: cri::NamespaceMode| {
+        let userns = cri::UserNamespace { mode: mode.into(), ..Default::default() };
+        let options = cri::NamespaceOption { userns_options: Some(userns), ..Default::default() };
+        check_sandbox(&refusing(), &sandbox(options, false)).is_err()
+    };
+    use cri::NamespaceMode::{Container, Node, Pod, Target};
+    assert!([Pod, Container, Target].map(refused).iter().all(|refused| *refused));
+    assert!(!refused(Node));
+}
+
+/// Verifies R1.
+#[test]
 fn host_access_stays_on_the_node_under_keep_local() {
     let keep = rules(all(HostAccessPolicy::KeepLocal, Privileged::KeepLocal));
     assert!(keep.keeps_any_local() && !refusing().keeps_any_local());
