@@ -38,8 +38,8 @@ pub(super) mod command;
 #[doc(hidden)]
 pub mod fuzzing;
 mod instance;
+mod limits;
 mod listing;
-mod memory_limit;
 mod network;
 pub(super) mod pod_cgroup;
 mod process;
@@ -49,6 +49,7 @@ pub(super) mod slice;
 mod sweep;
 
 pub(super) use instance::Home;
+pub(super) use limits::Limits;
 pub(super) use network::{DEVICE, remote::Forwarding};
 
 use instance::Known;
@@ -213,20 +214,20 @@ impl Instances {
         sweep::sweep(self, draft.home()).await
     }
 
-    /// Creates the instance of a launch: its cgroup, with a limit of its memory in bytes, its
-    /// network namespace and its launcher, which is a subcommand of the cells' program.
+    /// Creates the instance of a launch: its cgroup with its limits, its network namespace and its
+    /// launcher, which is a subcommand of the cells' program.
     pub(super) async fn start(
         &self,
         draft: Draft,
         launcher: &str,
         instance_type: &str,
-        memory_limit: Option<u64>,
+        limits: Option<Limits>,
     ) -> Result<Instance, ProviderError> {
         let home = draft.home();
         let limited = || {
             let hierarchies = cgroup::hierarchies()?;
             cgroup::make(&hierarchies, home.cell())?;
-            memory_limit.map_or(Ok(()), |limit| memory_limit::set(&hierarchies, home.cell(), limit))
+            limits.map_or(Ok(()), |limits| limits::set(&hierarchies, home.cell(), limits))
         };
         limited().map_err(|error| ProviderError::transient(making(home), error))?;
         namespace::make(&home.netns_name(), home.dir())
@@ -312,6 +313,18 @@ impl Instances {
         // The first list finds the remains of the previous daemon's instances.
         self.removal.wake();
         let (cells, listing) = (self.cells.clone(), Arc::clone(&self.listing));
+    /// Gives the processes of an instance the CPU weight that the kubelet gave the cgroup of its
+    /// pod. Without it the pod runs too.
+    pub(super) async fn inherit_weight(&self, alone: &Alone, cgroup_parent: &str) {
+        let (cell, parent) = (alone.home().cell().to_owned(), cgroup_parent.to_owned());
+        let inherited =
+            spawn_blocking(move || limits::inherit_weight(&cgroup::hierarchies()?, &cell, &parent));
+        if let Err(error) = inherited.await.map_err(io::Error::other).flatten() {
+            let cell = alone.home().cell();
+            tracing::warn!(cell, %error, "cell without the CPU weight of its pod");
+        }
+    }
+
         let listing = spawn_blocking(move || listing.list(&cells));
         let failed =
             |error| ProviderError::transient(format!("list {}", self.cells.display()), error);

@@ -23,7 +23,7 @@ use tokio::task::spawn_blocking;
 use super::{
     Attached, Attachment, Capabilities, ErrorClass, Instance, InstanceId, LaunchSpec, Provider,
     ProviderError, Terminations,
-    local::{Draft, Home, Instances, Launch, command, offering, path_of},
+    local::{Draft, Home, Instances, Launch, Limits, command, offering, path_of},
 };
 use crate::{
     annotations::Architecture,
@@ -54,6 +54,9 @@ const DISK_LABEL: &str = "kiyot";
 const CONTAINERD: &str = "containerd";
 /// See [`CONTAINERD`].
 const RUNC: &str = "runc";
+/// The most processes and threads of a machine beside its vCPUs: QEMU's threads for input and
+/// output (64 for each of two event loops), the launcher's, and programs of its network.
+const PROCESSES: u64 = 192;
 /// The first byte of a locally administered unicast address.
 const LOCAL_MAC: u8 = 2;
 
@@ -194,8 +197,8 @@ impl Qemu {
         size: Size,
     ) -> Result<Instance, ProviderError> {
         match self.prepare(draft.home(), spec, size).await {
-            Ok((_reserved, limit)) => {
-                self.instances.start(draft, LAUNCHER, &size.to_string(), Some(limit)).await
+            Ok((_reserved, limits)) => {
+                self.instances.start(draft, LAUNCHER, &size.to_string(), Some(limits)).await
             }
             Err(error) => {
                 // Nothing runs, so that no end would remove the directory.
@@ -207,20 +210,23 @@ impl Qemu {
         }
     }
 
-    /// Returns the memory that is reserved for a machine, and the limit of its processes in bytes,
-    /// once everything is there that it is started from.
+    /// Returns the memory that is reserved for a machine, and the limits of its processes, once
+    /// everything is there that it is started from.
     async fn prepare(
         &self,
         home: &Home,
         spec: &LaunchSpec,
         size: Size,
-    ) -> Result<(Reserved, u64), ProviderError> {
+    ) -> Result<(Reserved, Limits), ProviderError> {
         self.check_image().await?;
         let bare = self.bare()?;
         let accelerator = self.accelerator.wait(&bare).await?;
         let machine = VmFile { accelerator, cpus: size.cpus, memory_mib: size.memory_mib, ..bare };
         let needed = memory::needed_mib(&machine);
-        let limit = memory::limit_bytes(&machine);
+        let limits = Limits {
+            memory_bytes: memory::limit_bytes(&machine),
+            pids: PROCESSES + u64::from(size.cpus),
+        };
         let (instances, cell) = (Arc::clone(&self.instances), spec.cell.clone());
         let memory = self.memory.clone();
         let reserved = spawn_blocking(move || memory.reserve(&instances, &cell, needed))
@@ -233,7 +239,7 @@ impl Qemu {
             error
         })?;
         self.write(home, spec, machine).await?;
-        Ok((reserved, limit))
+        Ok((reserved, limits))
     }
 
     /// Compares the image with its list.
@@ -288,8 +294,9 @@ impl Provider for Qemu {
         to: &Attachment,
     ) -> Result<Attached, ProviderError> {
         // The containers' cgroups are the guest's.
-        let to = Attachment { cgroup_parent: String::new(), ..to.clone() };
-        let (alone, addresses) = self.instances.attach(instance, &to).await?;
+        let without = Attachment { cgroup_parent: String::new(), ..to.clone() };
+        let (alone, addresses) = self.instances.attach(instance, &without).await?;
+        self.instances.inherit_weight(&alone, &to.cgroup_parent).await;
         let network = network::join(alone.home(), &addresses).await?;
         Ok(Attached { addresses, network: Some(network) })
     }

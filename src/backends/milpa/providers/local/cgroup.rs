@@ -20,6 +20,7 @@ use rustix::{
 
 use super::{
     super::CGROUP_BENEATH_SLICE,
+    limits,
     process::{self, Identity},
     shortage::found,
 };
@@ -295,7 +296,8 @@ pub(super) fn of_pod(
     found
 }
 
-fn children(dir: &Path) -> impl Iterator<Item = PathBuf> {
+/// Returns the cgroups of a cgroup.
+pub(super) fn children(dir: &Path) -> impl Iterator<Item = PathBuf> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     entries
         .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
@@ -339,7 +341,10 @@ pub(super) fn remove(hierarchies: &[Hierarchy], cell: &str) -> io::Result<()> {
     for hierarchy in hierarchies {
         remove_tree(&hierarchy.mount.join(name(cell)), BUSY_LIMIT)?;
         // Other cells may be in it.
-        let _ = fs::remove_dir(hierarchy.mount.join(PARENT));
+        if fs::remove_dir(hierarchy.mount.join(PARENT)).is_err() {
+            // The next attachment of a cell sets it again.
+            let _ = limits::lower_parent(hierarchy);
+        }
     }
     Ok(())
 }

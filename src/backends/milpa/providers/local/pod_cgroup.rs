@@ -55,7 +55,7 @@ pub(in super::super) async fn restore(parents: &[String]) -> Result<(), Provider
 }
 
 /// Returns the path of a `cgroup_parent` beneath a mount point; `None` if it leads elsewhere.
-fn relative(parent: &str) -> Option<PathBuf> {
+pub(super) fn relative(parent: &str) -> Option<PathBuf> {
     let path = Path::new(parent.trim_matches('/'));
     let is_plain = path.components().all(|part| matches!(part, Component::Normal(_)));
     let depth = path.components().count();
