@@ -28,6 +28,7 @@ use super::bench::{self, Bench, launch_spec, run, wait_for};
 mod frames;
 pub(crate) mod guest;
 mod limits;
+mod monitor;
 
 use frames::{Identity, Receiver};
 use guest::Guest;

@@ -21,6 +21,8 @@ pub enum InstanceState {
     Pending,
     /// Running.
     Running,
+    /// Standing still: it may go on, and what it runs goes on with it.
+    Paused,
     /// Not running, or ending, but something of it is left: it must be terminated.
     Stopped,
     /// Ended for good: nothing of it runs. It may be listed for a while.
@@ -28,9 +30,9 @@ pub enum InstanceState {
 }
 
 impl InstanceState {
-    /// Returns true while the instance runs or will run.
+    /// Returns true while the instance runs, will run, or may go on.
     pub fn is_alive(self) -> bool {
-        matches!(self, Self::Pending | Self::Running)
+        matches!(self, Self::Pending | Self::Running | Self::Paused)
     }
 }
 

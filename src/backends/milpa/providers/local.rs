@@ -174,6 +174,11 @@ impl Instances {
         Ok(Home::new(&self.cells, &cell))
     }
 
+    /// Returns the path of the directory of a cell's instance.
+    pub(super) fn dir(&self, cell: &CellId) -> PathBuf {
+        Home::new(&self.cells, cell).dir().to_owned()
+    }
+
     /// Waits until no other call uses an instance.
     async fn alone(&self, home: Home) -> Alone {
         let lock = {
@@ -308,11 +313,6 @@ impl Instances {
         Ok((alone, addresses))
     }
 
-    /// Lists all instances.
-    pub(super) async fn list(&self) -> Result<Vec<Instance>, ProviderError> {
-        // The first list finds the remains of the previous daemon's instances.
-        self.removal.wake();
-        let (cells, listing) = (self.cells.clone(), Arc::clone(&self.listing));
     /// Gives the processes of an instance the CPU weight that the kubelet gave the cgroup of its
     /// pod. Without it the pod runs too.
     pub(super) async fn inherit_weight(&self, alone: &Alone, cgroup_parent: &str) {
@@ -325,6 +325,11 @@ impl Instances {
         }
     }
 
+    /// Lists all instances.
+    pub(super) async fn list(&self) -> Result<Vec<Instance>, ProviderError> {
+        // The first list finds the remains of the previous daemon's instances.
+        self.removal.wake();
+        let (cells, listing) = (self.cells.clone(), Arc::clone(&self.listing));
         let listing = spawn_blocking(move || listing.list(&cells));
         let failed =
             |error| ProviderError::transient(format!("list {}", self.cells.display()), error);

@@ -12,6 +12,7 @@ use std::{
 };
 
 use async_trait::async_trait;
+use futures::future::join_all;
 use kiyot_link::{
     bootstrap::{CellFile, GatewayAddress, LinkDevice, Machine},
     mac_address::MacAddress,
@@ -21,25 +22,30 @@ use ring::digest::{SHA256, digest};
 use tokio::task::spawn_blocking;
 
 use super::{
-    Attached, Attachment, Capabilities, ErrorClass, Instance, InstanceId, LaunchSpec, Provider,
-    ProviderError, Terminations,
+    Attached, Attachment, Capabilities, ErrorClass, Instance, InstanceId, InstanceState,
+    LaunchSpec, Provider, ProviderError, Terminations,
     local::{Draft, Home, Instances, Launch, Limits, command, offering, path_of},
 };
 use crate::{
     annotations::Architecture,
-    backends::milpa::placement::{Catalogue, Size},
+    backends::milpa::{
+        id::CellId,
+        placement::{Catalogue, Size},
+    },
     config::MilpaBackend,
 };
 
 mod accelerator;
 mod image;
 mod memory;
+mod monitor;
 mod network;
 mod routes;
 
 use accelerator::Probe;
 use image::{Image, ImageError};
 use memory::{Memory, NodeMemory, Reserved};
+use monitor::Monitors;
 
 /// The launcher of cells.
 const LAUNCHER: &str = "launch-vm";
@@ -86,6 +92,7 @@ pub struct Qemu {
     settings: Settings,
     accelerator: Probe,
     memory: Memory,
+    monitors: Monitors,
 }
 
 /// The node's configuration for cells.
@@ -123,6 +130,7 @@ impl Qemu {
             instances: Arc::new(instances),
             settings,
             memory: Memory::default(),
+            monitors: Monitors::default(),
         }
     }
 
@@ -242,6 +250,12 @@ impl Qemu {
         Ok((reserved, limits))
     }
 
+    /// Returns an instance with the state that its machine is in.
+    async fn judge(&self, instance: Instance) -> Instance {
+        let home = self.instances.dir(&instance.cell);
+        self.monitors.judge(instance, &home, self.settings.user).await
+    }
+
     /// Compares the image with its list.
     async fn check_image(&self) -> Result<(), ProviderError> {
         let image = self.settings.image.clone();
@@ -307,11 +321,14 @@ impl Provider for Qemu {
     }
 
     async fn list_owned(&self) -> Result<Vec<Instance>, ProviderError> {
-        self.instances.list().await
+        let listed = self.instances.list().await?;
+        let listed = join_all(listed.into_iter().map(|instance| self.judge(instance))).await;
+        self.monitors.retain(&listed);
+        Ok(listed)
     }
 
     async fn describe(&self, id: &InstanceId) -> Result<Instance, ProviderError> {
-        self.instances.describe(id)
+        Ok(self.judge(self.instances.describe(id)?).await)
     }
 
     async fn terminate(&self, instances: &[InstanceId]) -> Terminations {
@@ -319,7 +336,14 @@ impl Provider for Qemu {
     }
 
     async fn console(&self, instance: &InstanceId) -> Result<String, ProviderError> {
-        self.instances.console(instance)
+        let mut console = self.instances.console(instance)?;
+        if let Ok(cell) = CellId::parse(&instance.0)
+            && let Some(status) =
+                monitor::halted(&self.instances.dir(&cell), self.settings.user).await
+        {
+            console += &format!("\nkiyot: QEMU reports the machine as {status}\n");
+        }
+        Ok(console)
     }
 
     async fn check(&self) -> Result<(), ProviderError> {
@@ -381,7 +405,7 @@ mod tests {
     use kiyot_link::bootstrap::Bootstrap;
 
     use super::*;
-    use crate::backends::milpa::{id::CellId, placement::Candidate};
+    use crate::backends::milpa::placement::Candidate;
 
     #[test]
     fn mac_addresses_are_local_and_differ() {
