@@ -2,6 +2,7 @@
 //! TLS, framing, and calls over connections that the agent dialled.
 
 pub mod alpn;
+pub mod architecture;
 pub mod bind_limits;
 pub mod bootstrap;
 pub mod certificate;

@@ -37,7 +37,7 @@ pub(crate) const CHANGE_FILES_TIMEOUT: Duration = Duration::from_secs(120);
 /// Time limit of a cell for a query, a file, the trim of a log, and the start of a stream.
 const QUERY_TIMEOUT: Duration = Duration::from_secs(20);
 /// Longest wait for a cell that is not connected: its agent may be dialling again.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest id that is accepted from a cell, in bytes. containerd's have 64, and `sha256:` before
 /// them for images.
 const MAX_ID_BYTES: usize = 256;

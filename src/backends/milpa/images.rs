@@ -6,6 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use kiyot_link::architecture::of_this_machine;
 use kiyot_proto::{cell::RegistryFile, cri};
 
 pub(super) use self::reference::normalized;
@@ -132,6 +133,7 @@ impl Images {
     fn receiver(&self, cell: &Cell) -> CellReceiver {
         CellReceiver {
             client: CellClient::new(cell),
+            control: cell.link.control.clone(),
             bytes: self.bytes.clone(),
             limits: self.copy_limits.clone(),
         }
@@ -214,8 +216,12 @@ impl Images {
             return in_cell;
         }
         let on_node = self.node.status(request).await?;
+        let architecture = match &in_cell {
+            Ok(_) => receiver.architecture().await?,
+            Err(_) => of_this_machine(),
+        };
         match &on_node.image {
-            Some(image) if self.can_copy(&image.id).await? => Ok(on_node),
+            Some(image) if self.can_copy(&image.id, architecture).await? => Ok(on_node),
             // An unreachable cell is no reason to pull.
             _ => in_cell,
         }
@@ -419,18 +425,19 @@ impl Images {
         }
     }
 
+    fn lane(&self, wanted: &str) -> Lane {
+        if wanted == self.pause_image { Lane::Pause } else { Lane::Containers }
+    }
+
     async fn copy_now(
         &self,
         cell: &CellId,
         receiver: &dyn Receiver,
         wanted: &str,
     ) -> Result<Option<String>, CopyError> {
-    fn lane(&self, wanted: &str) -> Lane {
-        if wanted == self.pause_image { Lane::Pause } else { Lane::Containers }
-    }
-
         let node = &*self.node;
-        let Some(manifest) = copy::resolve(node, &normalized(wanted)).await? else {
+        let architecture = receiver.architecture().await?;
+        let Some(manifest) = copy::resolve(node, &normalized(wanted), architecture).await? else {
             return Ok(None);
         };
         let id = manifest.config.digest.clone();
@@ -476,9 +483,11 @@ impl Images {
     }
 
     /// Returns true if the node has all of an image, so that a cell can get it.
-    async fn can_copy(&self, id: &str) -> Result<bool, Failure> {
-        match copy::resolve(&*self.node, id).await {
-            Ok(Some(manifest)) => copy::is_whole(&*self.node, &manifest).await,
+    async fn can_copy(&self, id: &str, architecture: &'static str) -> Result<bool, Failure> {
+        match copy::resolve(&*self.node, id, architecture).await {
+            Ok(Some(manifest)) => {
+                Ok(manifest.config.digest == id && copy::is_whole(&*self.node, &manifest).await?)
+            }
             Ok(None) => Ok(false),
             Err(CopyError::Failed(failure)) if failure.class() != Class::NotFound => Err(failure),
             Err(error) => {

@@ -13,7 +13,7 @@ use bytes::Bytes;
 use futures::{StreamExt, stream::BoxStream};
 use http::{Request as HttpRequest, Response as HttpResponse};
 use http_body::Body as HttpBody;
-use kiyot_link::{http2::Profile, resolver::MAX_TCP_CONNECTIONS};
+use kiyot_link::{architecture, http2::Profile, resolver::MAX_TCP_CONNECTIONS};
 use kiyot_proto::cell::{
     BindReply, BindRequest, BlobPart, ChangeFilesReply, Event, FileChange, GetFileReply,
     GetFileRequest, HelloReply, HelloRequest, LogPart, MeasureReply, MeasureRequest,
@@ -127,6 +127,7 @@ impl Agent for Calls {
             own_host_name: context.own.uts,
             own_network: context.own.net,
             running_millis: boot::running_millis(),
+            architecture: architecture::of_this_machine().to_owned(),
         }))
     }
 

@@ -4,12 +4,13 @@ use std::{collections::HashSet, future::Future, time::Duration};
 
 use bytes::Bytes;
 use futures::{FutureExt as _, StreamExt as _, TryStreamExt as _, stream};
+use kiyot_link::architecture::of_this_machine;
 use kiyot_proto::cell::{BlobPart, PutImageRequest};
 use ring::digest::{SHA256, digest};
 use tokio::{sync::mpsc, time::timeout};
 
 use super::{
-    manifest::{Descriptor, Manifest, ManifestError, Parsed, architecture, parse},
+    manifest::{Descriptor, Manifest, ManifestError, Parsed, check_architecture, parse},
     node::Node,
     receiver::Receiver,
 };
@@ -68,18 +69,27 @@ fn side(failure: &Failure) -> &'static str {
     }
 }
 
-/// Returns this machine's manifest of an image on the node; `None` if the name is unknown.
-pub(super) async fn resolve(node: &dyn Node, name: &str) -> Result<Option<Manifest>, CopyError> {
+/// Returns the manifest of an image on the node for a machine with an architecture; `None` if the
+/// name is unknown.
+pub(super) async fn resolve(
+    node: &dyn Node,
+    name: &str,
+    architecture: &'static str,
+) -> Result<Option<Manifest>, CopyError> {
     let Some(mut target) = node.target(name).await? else {
         return Ok(None);
     };
     for _ in 0..=MAX_INDEXES {
-        let json = timeout(JSON_TIMEOUT, json(node, &target)).await;
-        let json =
-            json.map_err(|_| CopyError::Stalled(target.digest.clone(), JSON_TIMEOUT.as_secs()))??;
-        match parse(&target, &json, architecture())? {
+        match parse(&target, &json_in_time(node, &target).await?, architecture)? {
             Parsed::Index(next) => target = next,
-            Parsed::Manifest(manifest) => return Ok(Some(manifest)),
+            Parsed::Manifest(manifest) => {
+                // Without an index, the node has the image for itself.
+                if architecture != of_this_machine() {
+                    let config = json_in_time(node, &manifest.config).await?;
+                    check_architecture(&manifest.config, &config, architecture)?;
+                }
+                return Ok(Some(manifest));
+            }
         }
     }
     Err(ManifestError::Type(target.digest, "index of indexes".to_owned()).into())
@@ -220,6 +230,13 @@ pub(super) async fn put(
         }
     }
     .map_err(CopyError::from)
+}
+
+/// Reads a JSON document within [`JSON_TIMEOUT`].
+async fn json_in_time(node: &dyn Node, blob: &Descriptor) -> Result<Vec<u8>, CopyError> {
+    timeout(JSON_TIMEOUT, json(node, blob))
+        .await
+        .map_err(|_| CopyError::Stalled(blob.digest.clone(), JSON_TIMEOUT.as_secs()))?
 }
 
 /// Reads a JSON document and checks its digest.

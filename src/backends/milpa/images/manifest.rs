@@ -30,9 +30,12 @@ pub(super) enum ManifestError {
     /// The image exceeds a bound.
     #[error("it has more than {MAX_LAYERS} layers, or a blob of more than {MAX_BLOB_BYTES} bytes")]
     TooMuch,
-    /// The index has no image for this machine.
+    /// The index has no image for the cell's machine.
     #[error("index {0} has no image for linux/{1}")]
     Platform(String, &'static str),
+    /// The image is for another machine than the cell's.
+    #[error("the image with the configuration {0} is not for linux/{1}")]
+    Architecture(String, &'static str),
 }
 
 /// Reference to a blob of an image.
@@ -75,7 +78,7 @@ struct Document {
 /// Parsed document.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Parsed {
-    /// An index; the entry for this machine.
+    /// An index; the entry for the machine.
     Index(Descriptor),
     /// A manifest.
     Manifest(Manifest),
@@ -165,14 +168,24 @@ pub(super) fn parse(
     }
 }
 
-/// Returns this machine's architecture in the notation of images.
-pub(super) fn architecture() -> &'static str {
-    match std::env::consts::ARCH {
-        "x86_64" => "amd64",
-        "x86" => "386",
-        "aarch64" => "arm64",
-        "powerpc64" if cfg!(target_endian = "little") => "ppc64le",
-        other => other,
+/// Checks that an image is for an architecture, by its configuration, whose bytes were checked
+/// against its digest. A manifest alone does not say so.
+pub(super) fn check_architecture(
+    blob: &Descriptor,
+    json: &[u8],
+    architecture: &'static str,
+) -> Result<(), ManifestError> {
+    #[derive(Deserialize)]
+    struct Config {
+        #[serde(default)]
+        architecture: String,
+    }
+    let config: Config = serde_json::from_slice(json)
+        .map_err(|error| ManifestError::Json(blob.digest.clone(), error.to_string()))?;
+    if config.architecture == architecture {
+        Ok(())
+    } else {
+        Err(ManifestError::Architecture(blob.digest.clone(), architecture))
     }
 }
 
@@ -183,7 +196,7 @@ fn checked(descriptor: Descriptor) -> Result<Descriptor, ManifestError> {
     if descriptor.size > MAX_BLOB_BYTES { Err(ManifestError::TooMuch) } else { Ok(descriptor) }
 }
 
-/// Returns the best entry for this machine: the first of the preferred variant.
+/// Returns the best entry for a machine: the first of the preferred variant.
 fn for_machine(manifests: Vec<Descriptor>, architecture: &str) -> Option<Descriptor> {
     let variants: &[&str] = match architecture {
         "amd64" => &["", "v1"],

@@ -6,7 +6,7 @@ use futures::{
     Stream, StreamExt as _,
     stream::{self, BoxStream},
 };
-use kiyot_link::log_limit::LogLimit;
+use kiyot_link::{architecture::of_this_machine, log_limit::LogLimit};
 use kiyot_proto::{
     cell::{KnownManifests, PullNews, PulledManifest, WatchPullsRequest},
     cri,
@@ -16,7 +16,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::{
     copy::{self, CopyError},
-    manifest::{Descriptor, Manifest, Parsed, architecture, parse},
+    manifest::{Descriptor, Manifest, Parsed, parse},
     node::Node,
     receiver::Receiver,
     reference::normalized,
@@ -293,7 +293,7 @@ async fn node_layers(
         return Err(CopyError::Damaged(pulled.digest.clone()));
     }
     let blob = Descriptor::new(MANIFEST_MEDIA_TYPE, &pulled.digest, pulled.content.len() as u64);
-    let Parsed::Manifest(manifest) = parse(&blob, &pulled.content, architecture())? else {
+    let Parsed::Manifest(manifest) = parse(&blob, &pulled.content, of_this_machine())? else {
         return Ok(None);
     };
     let digests = manifest.layers.iter().map(|layer| layer.digest.clone()).collect();

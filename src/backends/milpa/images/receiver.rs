@@ -4,21 +4,28 @@ use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use futures::stream::BoxStream;
+use kiyot_link::architecture::{self, of_this_machine};
 use kiyot_proto::{
     cell::{BlobPart, PullNews, PutImageRequest, UnpackedLayer, WatchPullsRequest},
     cri,
 };
-use tokio::sync::mpsc;
+use tokio::{sync::mpsc, time::timeout};
 
 use super::copy_limits::CopyLimits;
 use crate::{
-    backends::milpa::{cell_client::CellClient, failure::Failure},
+    backends::milpa::{
+        cell_client::{CONNECT_TIMEOUT, CellClient},
+        failure::{Class, Failure},
+        gateway::ControlChannel,
+    },
     metrics::ByteCounter,
 };
 
 /// Calls to a cell. Tests have their own implementation.
 #[async_trait]
 pub(super) trait Receiver: Send + Sync {
+    /// Returns the architecture of the cell's machine, as images name it.
+    async fn architecture(&self) -> Result<&'static str, Failure>;
     /// Returns CRI's status of an image in the cell.
     async fn status(
         &self,
@@ -59,6 +66,8 @@ pub(super) trait Receiver: Send + Sync {
 pub(super) struct CellReceiver {
     /// Calls to the cell.
     pub(super) client: CellClient,
+    /// The control connection of the cell.
+    pub(super) control: ControlChannel,
     /// Bytes that were sent to cells.
     pub(super) bytes: ByteCounter,
     /// Limits of copies; `None` for a cell on the node.
@@ -67,6 +76,14 @@ pub(super) struct CellReceiver {
 
 #[async_trait]
 impl Receiver for CellReceiver {
+    async fn architecture(&self) -> Result<&'static str, Failure> {
+        let connected = timeout(CONNECT_TIMEOUT, self.control.connected()).await;
+        let connection = connected.ok().flatten().ok_or_else(|| {
+            Failure::cell(Class::Unavailable, "the cell is not connected, to which an image goes")
+        })?;
+        Ok(architecture::named(&connection.hello().architecture).unwrap_or_else(of_this_machine))
+    }
+
     async fn status(
         &self,
         request: cri::ImageStatusRequest,

@@ -20,6 +20,7 @@ use tokio::sync::mpsc;
 
 use super::{manifest::Descriptor, *};
 
+mod architectures;
 mod copies;
 
 const NAME: &str = "registry.example/app:v1";
@@ -74,7 +75,7 @@ impl FakeNode {
         };
         let manifest = entry(self.blob(manifest));
         let platform =
-            format!(r#""platform":{{"os":"linux","architecture":"{}"}}"#, manifest::architecture());
+            format!(r#""platform":{{"os":"linux","architecture":"{}"}}"#, of_this_machine());
         let (digest, size) = self
             .blob(format!(r#"{{"mediaType":"{INDEX}","manifests":[{{{manifest},{platform}}}]}}"#));
         let mut store = self.0.lock().unwrap();
@@ -178,10 +179,15 @@ struct FakeCell {
     refuses: bool,
     greedy: bool,
     limits: Option<Arc<CopyLimits>>,
+    architecture: Option<&'static str>,
 }
 
 #[async_trait]
 impl Receiver for FakeCell {
+    async fn architecture(&self) -> Result<&'static str, Failure> {
+        Ok(self.architecture.unwrap_or_else(of_this_machine))
+    }
+
     async fn status(
         &self,
         request: cri::ImageStatusRequest,

@@ -1,0 +1,34 @@
+//! Architectures of machines, in the notation of images (GOARCH).
+
+/// The names that Linux images have.
+const NAMES: [&str; 10] =
+    ["386", "amd64", "arm", "arm64", "loong64", "mips64le", "ppc64le", "riscv64", "s390x", "mips"];
+
+/// Returns the architecture of this machine.
+pub fn of_this_machine() -> &'static str {
+    match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "x86" => "386",
+        "aarch64" => "arm64",
+        "powerpc64" if cfg!(target_endian = "little") => "ppc64le",
+        other => other,
+    }
+}
+
+/// Returns the architecture with a name; `None` for an unknown name, such as that of a cell whose
+/// agent is older.
+pub fn named(name: &str) -> Option<&'static str> {
+    NAMES.into_iter().find(|known| *known == name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn architecture_of_this_machine_is_known() {
+        assert_eq!(named(of_this_machine()), Some(of_this_machine()));
+        assert_eq!(named(""), None);
+        assert_eq!(named("amd64\n"), None);
+    }
+}
