@@ -11,7 +11,7 @@ async fn pod_takes_a_warm_machine_and_a_reload_drains_the_pool() {
     let node = Node::start().await;
     let sections = "[[backends.milpa.warm]]\ncount = 1\n".to_owned();
     let mut kiyot = Kiyot::start(&node, KiyotOptions { sections, ..options() }).await;
-    let prepared = |kiyot: &Kiyot<'_>| kiyot.log().matches("warm cell has its pause image").count();
+    let prepared = |kiyot: &Kiyot<'_>| kiyot.log().matches("warm cell is prepared").count();
     wait_for("a machine is warm", || prepared(&kiyot) == 1).await;
     let warm = kiyot.cells();
     assert_eq!(warm.len(), 1);
