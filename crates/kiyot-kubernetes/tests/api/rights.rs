@@ -193,8 +193,8 @@ async fn watches_that_end_at_once_are_not_renewed_at_once() {
     let _informer = PodInformer::start(access, "worker-1".to_owned(), Some(pause), counter);
     let last = wait_until("watches were renewed", LIMIT, async || {
         let is_watch = |recorded: &Recorded| recorded.request.verb == Verb::Watch;
-        let watches = api.recorded().into_iter().filter(is_watch);
-        watches.skip(WATCHES as usize - 1).next().map(|watch| watch.at)
+        let mut watches = api.recorded().into_iter().filter(is_watch);
+        watches.nth(WATCHES as usize - 1).map(|watch| watch.at)
     })
     .await;
     assert!(last.duration_since(begun) >= pause * (WATCHES - 1), "{calls:?}");
