@@ -11,7 +11,9 @@ use crate::{
     backends::{
         BackendName, Declared, milpa,
         milpa::{
-            placement::{self, ApiRequests, Catalogue, Market, Offering, Refused, Requested},
+            placement::{
+                self, ApiRequests, Catalogue, Market, Needs, Offering, Refused, Requested,
+            },
             policy,
         },
     },
@@ -245,6 +247,7 @@ fn explain_cell(
                 resources::note_memory_request(lines, &of_cri, &of_api);
             }
             let requested = if reads_requests { of_api } else { of_cri };
+            let needs = Needs::new(&request, &requested, &rules.defaults);
             let live = match prices {
                 Prices::Live(backends) => backends.get(decision.backend),
                 Prices::BuiltIn | Prices::Catalogue(_) => None,
@@ -252,12 +255,12 @@ fn explain_cell(
             let catalogue = live.and_then(|live| live.catalogue.as_deref());
             match (prices, live, catalogue) {
                 (Prices::Catalogue(catalogue), ..) => {
-                    choice::explain(lines, catalogue, &rules, &request, &requested);
+                    choice::explain(lines, catalogue, &rules, &needs);
                 }
                 (_, Some(live), Some(catalogue)) => {
-                    choice::explain_live(lines, (catalogue, live), &rules, &request, &requested);
+                    choice::explain_live(lines, (catalogue, live), &rules, &needs);
                 }
-                _ => choice::check(lines, milpa, &rules, &request, &requested),
+                _ => choice::check(lines, milpa, &rules, &needs),
             }
             live.into_iter().flat_map(|live| &live.limits).for_each(|limit| lines.say(limit));
         }

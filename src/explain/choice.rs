@@ -2,10 +2,10 @@
 
 use super::{Lines, Live};
 use crate::{
-    annotations::{Architecture, CellRequest},
+    annotations::Architecture,
     backends::milpa::placement::{
         Accuracy, Candidate, Catalogue, CatalogueFile, Market, Needs, NoFit, Offering, Refused,
-        Requested, Rules, Size, misses, rank,
+        Rules, Size, misses, rank,
     },
     config::{MilpaBackend, ProviderKind},
 };
@@ -19,13 +19,7 @@ const NAMED_MISSES: usize = 3;
 const ANY_NODE: Size = Size { cpus: u32::MAX, memory_mib: u64::MAX / 2 };
 
 /// Checks that a provider without a catalogue in a file can make a cell for a pod.
-pub(super) fn check(
-    lines: &mut Lines,
-    milpa: &MilpaBackend,
-    rules: &Rules,
-    request: &CellRequest,
-    requested: &Requested,
-) {
+pub(super) fn check(lines: &mut Lines, milpa: &MilpaBackend, rules: &Rules, needs: &Needs) {
     let catalogue = match milpa.provider {
         ProviderKind::Netns => {
             let (instance_type, zone) = ("netns".to_owned(), String::new());
@@ -35,28 +29,20 @@ pub(super) fn check(
         ProviderKind::Ec2 => {
             // The command makes no call: zones and live prices are not known.
             let catalogue = CatalogueFile::built_in_for(&milpa.ec2.region);
-            return explain(lines, &catalogue, rules, request, requested);
+            return explain(lines, &catalogue, rules, needs);
         }
     };
-    let needs = Needs::new(request, requested, &rules.defaults);
-    if rank(&catalogue, &needs, rules, &()).is_empty() {
-        lines.refuse(NoFit::new(&catalogue, &needs, rules));
+    if rank(&catalogue, needs, rules, &()).is_empty() {
+        lines.refuse(NoFit::new(&catalogue, needs, rules));
     }
 }
 
 /// Explains which instance a pod gets by a catalogue, what it costs, and what comes next.
-pub(super) fn explain(
-    lines: &mut Lines,
-    catalogue: &Catalogue,
-    rules: &Rules,
-    request: &CellRequest,
-    requested: &Requested,
-) {
-    let needs = Needs::new(request, requested, &rules.defaults);
-    if is_estimated(lines, catalogue, &needs, rules, &()) {
+pub(super) fn explain(lines: &mut Lines, catalogue: &Catalogue, rules: &Rules, needs: &Needs) {
+    if is_estimated(lines, catalogue, needs, rules, &()) {
         lines.say("prices are estimates, those of us-east-1: the daemon reads those of the region");
     }
-    name_misses(lines, catalogue, &needs, rules);
+    name_misses(lines, catalogue, needs, rules);
 }
 
 /// Explains the choice of a running daemon, which avoids offerings that were refused lately.
@@ -64,12 +50,10 @@ pub(super) fn explain_live(
     lines: &mut Lines,
     (catalogue, live): (&Catalogue, &Live),
     rules: &Rules,
-    request: &CellRequest,
-    requested: &Requested,
+    needs: &Needs,
 ) {
-    let needs = Needs::new(request, requested, &rules.defaults);
-    let preferred = rank(catalogue, &needs, rules, &());
-    if is_estimated(lines, catalogue, &needs, rules, live) {
+    let preferred = rank(catalogue, needs, rules, &());
+    if is_estimated(lines, catalogue, needs, rules, live) {
         lines.say("prices are estimates, those of us-east-1");
     }
     let avoided = preferred.iter().filter_map(|candidate| {
@@ -77,7 +61,7 @@ pub(super) fn explain_live(
         Some(format!("avoided for now: {}: {reason}", priced(candidate)))
     });
     avoided.take(NAMED_NEXT).for_each(|line| lines.say(line));
-    name_misses(lines, catalogue, &needs, rules);
+    name_misses(lines, catalogue, needs, rules);
 }
 
 /// Names the candidates. Returns true if a price is an estimate.

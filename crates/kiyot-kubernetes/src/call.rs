@@ -40,6 +40,16 @@ impl Call {
         Self { operation, method: Method::GET, path, content_type: JSON, body: None }
     }
 
+    /// Lists a part of the objects of a path with a query, from a position; empty for the first
+    /// part.
+    fn list(operation: &'static str, path: String, position: &str) -> Self {
+        let mut path = format!("{path}&limit={LIST_LIMIT}");
+        if !position.is_empty() {
+            path.push_str(&format!("&continue={}", encoded(position)));
+        }
+        Self::get(operation, path)
+    }
+
     /// Applies name, labels and spec of a cell; creates an absent object.
     pub fn apply_cell(cell: &Cell) -> Self {
         let body = json!({
@@ -72,12 +82,8 @@ impl Call {
     /// Lists a part of the cells of a node, from a position; empty for the first part.
     pub fn list_cells(node: &str, position: &str) -> Self {
         let selector = format!("{NODE_LABEL}={}", node_value(node));
-        let mut path =
-            format!("{}?labelSelector={}&limit={LIST_LIMIT}", cells_path(""), encoded(&selector));
-        if !position.is_empty() {
-            path.push_str(&format!("&continue={}", encoded(position)));
-        }
-        Self::get("list cells", path)
+        let path = format!("{}?labelSelector={}", cells_path(""), encoded(&selector));
+        Self::list("list cells", path, position)
     }
 
     /// Deletes a cell's object, unless its name belongs to another object by now.
@@ -93,13 +99,8 @@ impl Call {
 
     /// Lists a part of the leases of all nodes, from a position; empty for the first part.
     pub fn list_leases(namespace: &str, position: &str) -> Self {
-        let selector = encoded(NODE_LABEL);
-        let path = leases_path(namespace, "");
-        let mut path = format!("{path}?labelSelector={selector}&limit={LIST_LIMIT}");
-        if !position.is_empty() {
-            path.push_str(&format!("&continue={}", encoded(position)));
-        }
-        Self::get("list leases", path)
+        let path = format!("{}?labelSelector={}", leases_path(namespace, ""), encoded(NODE_LABEL));
+        Self::list("list leases", path, position)
     }
 
     /// Deletes a lease, unless it was renewed since it was read.
@@ -130,11 +131,7 @@ impl Call {
 
     /// Lists a part of the pods of a node, from a position; empty for the first part.
     pub fn list_pods(node: &str, position: &str) -> Self {
-        let mut path = format!("{}&limit={LIST_LIMIT}", pods_path(node));
-        if !position.is_empty() {
-            path.push_str(&format!("&continue={}", encoded(position)));
-        }
-        Self::get("list pods", path)
+        Self::list("list pods", pods_path(node), position)
     }
 
     /// Streams the changes of the pods of a node since a position.

@@ -4,6 +4,7 @@
 //! and nowhere else.
 
 use std::{
+    fmt,
     future::Future,
     time::{Duration, Instant},
 };
@@ -20,7 +21,7 @@ use tonic::{Request, Response, Status};
 use super::{
     cells::Cell,
     failure::{Class, Failure},
-    gateway::CellLink,
+    gateway::{CellLink, ControlChannel},
     pods::{Container, Sandbox},
 };
 
@@ -220,14 +221,20 @@ pub(crate) async fn connected(
     pod: &str,
     deadline: Option<Instant>,
 ) -> Result<HelloReply, Failure> {
-    let timeout = time_left(deadline, CONNECT_TIMEOUT);
-    match tokio::time::timeout(timeout, cell.link.control.connected()).await {
-        Ok(Some(connection)) => Ok(connection.hello().clone()),
-        Ok(None) | Err(_) => Err(Failure::cell(
-            Class::Unavailable,
-            format!("cell {} of pod {pod} is not connected", cell.id),
-        )),
-    }
+    let within = time_left(deadline, CONNECT_TIMEOUT);
+    hello(&cell.link.control, within, format_args!("cell {} of pod {pod}", cell.id)).await
+}
+
+/// Waits until a control connection exists, and returns the greeting of the agent of the named cell.
+pub(crate) async fn hello(
+    control: &ControlChannel,
+    within: Duration,
+    cell: fmt::Arguments<'_>,
+) -> Result<HelloReply, Failure> {
+    let connection = tokio::time::timeout(within, control.connected()).await.ok().flatten();
+    connection
+        .map(|connection| connection.hello().clone())
+        .ok_or_else(|| Failure::cell(Class::Unavailable, format!("{cell} is not connected")))
 }
 
 /// Returns whether a cell is connected now.

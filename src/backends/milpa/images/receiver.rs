@@ -9,13 +9,13 @@ use kiyot_proto::{
     cell::{BlobPart, PullNews, PutImageRequest, UnpackedLayer, WatchPullsRequest},
     cri,
 };
-use tokio::{sync::mpsc, time::timeout};
+use tokio::sync::mpsc;
 
 use super::copy_limits::CopyLimits;
 use crate::{
     backends::milpa::{
-        cell_client::{CONNECT_TIMEOUT, CellClient},
-        failure::{Class, Failure},
+        cell_client::{self, CONNECT_TIMEOUT, CellClient},
+        failure::Failure,
         gateway::ControlChannel,
     },
     metrics::ByteCounter,
@@ -77,11 +77,9 @@ pub(super) struct CellReceiver {
 #[async_trait]
 impl Receiver for CellReceiver {
     async fn architecture(&self) -> Result<&'static str, Failure> {
-        let connected = timeout(CONNECT_TIMEOUT, self.control.connected()).await;
-        let connection = connected.ok().flatten().ok_or_else(|| {
-            Failure::cell(Class::Unavailable, "the cell is not connected, to which an image goes")
-        })?;
-        Ok(architecture::named(&connection.hello().architecture).unwrap_or_else(of_this_machine))
+        let cell = format_args!("the cell, to which an image goes,");
+        let hello = cell_client::hello(&self.control, CONNECT_TIMEOUT, cell).await?;
+        Ok(architecture::named(&hello.architecture).unwrap_or_else(of_this_machine))
     }
 
     async fn status(

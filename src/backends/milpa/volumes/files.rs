@@ -9,7 +9,7 @@ use kiyot_proto::cell::{FileChange, GetFileRequest, Root, file_change};
 use super::plan::CellPath;
 use crate::{
     backends::milpa::{
-        cell_client::{CHANGE_FILES_TIMEOUT, CellClient},
+        cell_client::{self, CHANGE_FILES_TIMEOUT, CellClient},
         failure::{Class, Failure},
         gateway::CellLink,
     },
@@ -57,16 +57,9 @@ impl CellFiles for LinkFiles {
     }
 
     async fn path(&self, place: &CellPath) -> Result<String, Failure> {
-        let line = tokio::time::timeout(CONNECT_TIMEOUT, self.0.control.connected()).await;
-        let line = line
-            .ok()
-            .flatten()
-            .ok_or_else(|| Failure::cell(Class::Unavailable, "the cell is not connected"))?;
-        let directory = if place.root == Root::Memory {
-            &line.hello().memory_dir
-        } else {
-            &line.hello().pod_dir
-        };
+        let hello =
+            cell_client::hello(&self.0.control, CONNECT_TIMEOUT, format_args!("the cell")).await?;
+        let directory = if place.root == Root::Memory { &hello.memory_dir } else { &hello.pod_dir };
         if !directory.starts_with('/') {
             return Err(Failure::cell(Class::Internal, "the cell did not say where its files are"));
         }

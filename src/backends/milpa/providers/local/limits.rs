@@ -77,10 +77,9 @@ pub(super) fn inherit_weight(
 pub(super) fn lower_parent(hierarchy: &Hierarchy) -> io::Result<()> {
     let file = if hierarchy.is_v2() { WEIGHT } else { SHARES };
     let parent = hierarchy.mount.join(PARENT);
-    match (read(&parent, file)?, sum_of_cells(hierarchy, file)?) {
-        (Some(weight), Some(sum)) if sum < weight => {
-            write(&parent.join(file.name), &sum.to_string())
-        }
+    let Some(weight) = read(&parent, file)? else { return Ok(()) };
+    match sum_of_cells(hierarchy, file)? {
+        Some(sum) if sum < weight => write(&parent.join(file.name), &sum.to_string()),
         _ => Ok(()),
     }
 }
