@@ -4,7 +4,6 @@
 //! and nowhere else.
 
 use std::{
-    fmt,
     future::Future,
     time::{Duration, Instant},
 };
@@ -222,19 +221,20 @@ pub(crate) async fn connected(
     deadline: Option<Instant>,
 ) -> Result<HelloReply, Failure> {
     let within = time_left(deadline, CONNECT_TIMEOUT);
-    hello(&cell.link.control, within, format_args!("cell {} of pod {pod}", cell.id)).await
+    hello(&cell.link.control, within, || format!("cell {} of pod {pod}", cell.id)).await
 }
 
-/// Waits until a control connection exists, and returns the greeting of the agent of the named cell.
+/// Waits until a control connection exists, and returns the greeting of the cell's agent. The
+/// error names the cell as `name` does.
 pub(crate) async fn hello(
     control: &ControlChannel,
     within: Duration,
-    cell: fmt::Arguments<'_>,
+    name: impl FnOnce() -> String,
 ) -> Result<HelloReply, Failure> {
     let connection = tokio::time::timeout(within, control.connected()).await.ok().flatten();
     connection
         .map(|connection| connection.hello().clone())
-        .ok_or_else(|| Failure::cell(Class::Unavailable, format!("{cell} is not connected")))
+        .ok_or_else(|| Failure::cell(Class::Unavailable, format!("{} is not connected", name())))
 }
 
 /// Returns whether a cell is connected now.

@@ -77,7 +77,7 @@ pub(super) struct CellReceiver {
 #[async_trait]
 impl Receiver for CellReceiver {
     async fn architecture(&self) -> Result<&'static str, Failure> {
-        let cell = format_args!("the cell, to which an image goes,");
+        let cell = || "the cell, to which an image goes,".to_owned();
         let hello = cell_client::hello(&self.control, CONNECT_TIMEOUT, cell).await?;
         Ok(architecture::named(&hello.architecture).unwrap_or_else(of_this_machine))
     }

@@ -58,7 +58,7 @@ impl CellFiles for LinkFiles {
 
     async fn path(&self, place: &CellPath) -> Result<String, Failure> {
         let hello =
-            cell_client::hello(&self.0.control, CONNECT_TIMEOUT, format_args!("the cell")).await?;
+            cell_client::hello(&self.0.control, CONNECT_TIMEOUT, || "the cell".to_owned()).await?;
         let directory = if place.root == Root::Memory { &hello.memory_dir } else { &hello.pod_dir };
         if !directory.starts_with('/') {
             return Err(Failure::cell(Class::Internal, "the cell did not say where its files are"));
