@@ -166,8 +166,8 @@ pub struct Condition {
     pub message: String,
 }
 
-/// Returns the object of a cell. `is_lost` says that its agent was given up.
-pub fn render(shown: &ShownCell, is_lost: bool) -> Cell {
+/// Returns the object of a cell.
+pub fn render(shown: &ShownCell) -> Cell {
     let ShownCell { cell, labels, .. } = shown;
     let metadata = Metadata {
         name: cell.id.clone(),
@@ -184,11 +184,11 @@ pub fn render(shown: &ShownCell, is_lost: bool) -> Cell {
         kind: KIND.to_owned(),
         metadata,
         spec,
-        status: status(shown, is_lost),
+        status: status(shown),
     }
 }
 
-fn status(shown: &ShownCell, is_lost: bool) -> Status {
+fn status(shown: &ShownCell) -> Status {
     let ShownCell { cell, .. } = shown;
     let steps = cell.timeline.unwrap_or_default();
     let offering = cell.offering.as_ref();
@@ -223,7 +223,7 @@ fn status(shown: &ShownCell, is_lost: bool) -> Status {
             image_ready: time::optional(steps.image_ready),
             first_container: time::optional(steps.first_container),
         },
-        conditions: conditions(cell, &steps, is_lost),
+        conditions: conditions(cell, &steps),
     }
 }
 
@@ -252,7 +252,7 @@ pub fn reason(cell: &admin::Cell) -> String {
     bounded(&format!("{}{failed}", cell.offering_reason))
 }
 
-fn conditions(cell: &admin::Cell, steps: &admin::Timeline, is_lost: bool) -> Vec<Condition> {
+fn conditions(cell: &admin::Cell, steps: &admin::Timeline) -> Vec<Condition> {
     let created = time::seconds(cell.created_unix_nanos);
     let step = |r#type: &str, at: i64, pending: &str| Condition {
         r#type: r#type.to_owned(),
@@ -261,13 +261,11 @@ fn conditions(cell: &admin::Cell, steps: &admin::Timeline, is_lost: bool) -> Vec
         reason: if at > 0 { r#type } else { pending }.to_owned(),
         message: String::new(),
     };
-    let lost = Condition {
-        r#type: "Lost".to_owned(),
-        status: if is_lost { "True" } else { "False" }.to_owned(),
-        last_transition_time: created.clone(),
-        reason: if is_lost { "AgentSilent" } else { "AgentHeard" }.to_owned(),
-        message: if is_lost { bounded(&cell.reason) } else { String::new() },
-    };
+    let mut lost = step("Lost", cell.lost_unix_nanos, "AgentHeard");
+    if cell.lost_unix_nanos > 0 {
+        "AgentSilent".clone_into(&mut lost.reason);
+        lost.message = bounded(&cell.reason);
+    }
     vec![
         step("Launched", steps.launched, "NotLaunched"),
         step("Enrolled", steps.enrolled, "NotEnrolled"),
@@ -276,20 +274,14 @@ fn conditions(cell: &admin::Cell, steps: &admin::Timeline, is_lost: bool) -> Vec
     ]
 }
 
-/// Keeps the transition times of conditions whose status has not changed, and sets those of the
-/// others that have no step of their own.
-pub fn keep_transitions(previous: &Status, new: &mut Status, now: &str) {
+/// Keeps the transition times of conditions whose status has not changed.
+pub fn keep_transitions(previous: &Status, new: &mut Status) {
     for condition in &mut new.conditions {
-        let earlier = previous.conditions.iter().find(|earlier| earlier.r#type == condition.r#type);
-        let is_same = earlier.is_some_and(|earlier| earlier.status == condition.status);
-        match earlier {
-            Some(earlier) if is_same => {
-                condition.last_transition_time.clone_from(&earlier.last_transition_time);
-            }
-            Some(_) if condition.r#type == "Lost" => {
-                now.clone_into(&mut condition.last_transition_time)
-            }
-            _ => {}
+        let is_same = |earlier: &&Condition| {
+            earlier.r#type == condition.r#type && earlier.status == condition.status
+        };
+        if let Some(earlier) = previous.conditions.iter().find(is_same) {
+            condition.last_transition_time.clone_from(&earlier.last_transition_time);
         }
     }
 }

@@ -65,14 +65,13 @@ pub struct Plan {
 
 impl Plan {
     /// Sets the wanted objects. Transition times of conditions are kept.
-    pub fn want(&mut self, cells: Vec<Cell>, now: Instant, unix_nanos: i64) {
-        let written = crate::time::seconds(unix_nanos);
+    pub fn want(&mut self, cells: Vec<Cell>, now: Instant) {
         let mut wanted = BTreeMap::new();
         for mut cell in cells {
             let name = cell.metadata.name.clone();
             let earlier = self.wanted.get(&name).or(self.known.get(&name).map(|own| &own.cell));
             if let Some(earlier) = earlier {
-                object::keep_transitions(&earlier.status, &mut cell.status, &written);
+                object::keep_transitions(&earlier.status, &mut cell.status);
             }
             wanted.insert(name, cell);
         }

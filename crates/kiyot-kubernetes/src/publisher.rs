@@ -4,7 +4,7 @@
 //! cells as the admin API does, and nothing waits for it.
 
 use std::{
-    collections::{BTreeSet, VecDeque},
+    collections::VecDeque,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -38,8 +38,6 @@ mod leases;
 const REFRESH_INTERVAL: Duration = Duration::from_secs(5);
 /// Time from an event to reading the cells: events come in groups.
 const REFRESH_DELAY: Duration = Duration::from_millis(300);
-/// Status of the event of a cell whose agent was given up.
-const LOST: &str = "Lost";
 
 /// Options of the publisher.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -108,7 +106,6 @@ impl Publisher {
             counter,
             pace: Pace::per_second(MAX_WRITES_PER_SECOND),
             pod_events: PodEvents::new(time::now()),
-            lost: BTreeSet::new(),
             observed: Observed::default(),
             removals: VecDeque::new(),
             refresh_at: now,
@@ -176,8 +173,6 @@ struct Task {
     pace: Pace,
     pod_events: PodEvents,
     recorder: Recorder,
-    /// The cells whose agents were given up, until they end.
-    lost: BTreeSet<String>,
     observed: Observed,
     /// The deletions of objects of dead nodes, each node's lease the last.
     removals: VecDeque<Call>,
@@ -282,13 +277,10 @@ impl Task {
 
     async fn happened(&mut self, event: &admin::Event) {
         self.refresh_at = self.refresh_at.min(Instant::now() + REFRESH_DELAY);
-        if event.kind == "Cell" {
-            if event.status == LOST {
-                self.lost.insert(event.name.clone());
-            }
-            if let Some(shown) = self.source.cell(&event.name).await {
-                self.pod_events.remember(shown);
-            }
+        if event.kind == "Cell"
+            && let Some(shown) = self.source.cell(&event.name).await
+        {
+            self.pod_events.remember(shown);
         }
         if self.options.events {
             for event in self.pod_events.of(event) {
@@ -307,8 +299,6 @@ impl Task {
             return;
         }
         let shown = self.source.cells().await;
-        self.lost.retain(|lost| shown.iter().any(|shown| shown.cell.id == *lost));
-        let render = |shown| object::render(shown, self.lost.contains(&shown.cell.id));
-        self.plan.want(shown.iter().map(render).collect(), now, time::now());
+        self.plan.want(shown.iter().map(object::render).collect(), now);
     }
 }

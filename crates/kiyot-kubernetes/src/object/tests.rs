@@ -40,7 +40,7 @@ fn shown() -> ShownCell {
 /// Verifies K2.
 #[test]
 fn object_of_a_cell_has_columns_steps_and_conditions() {
-    let cell = render(&shown(), false);
+    let cell = render(&shown());
     assert_eq!(cell.spec.node_name, "ip-10-0-31-99.ec2.internal");
     assert_eq!(cell.metadata.labels["app"], "web");
     let Status { launch_type, instance_type, ip, price_per_hour, .. } = &cell.status;
@@ -70,15 +70,38 @@ fn object_of_a_cell_has_columns_steps_and_conditions() {
 
 /// Verifies K2.
 #[test]
+fn condition_lost_is_what_the_cell_says_of_its_agent() {
+    let mut shown = shown();
+    shown.cell.lost_unix_nanos = CREATED + 725 * SECOND;
+    shown.cell.reason = "its agent has been silent for 91 s".to_owned();
+    let lost = render(&shown).status.conditions.pop();
+    let expected = Condition {
+        r#type: "Lost".to_owned(),
+        status: "True".to_owned(),
+        last_transition_time: "2026-11-26T03:00:00Z".to_owned(),
+        reason: "AgentSilent".to_owned(),
+        message: "its agent has been silent for 91 s".to_owned(),
+    };
+    assert_eq!(lost, Some(expected));
+}
+
+/// Verifies K2.
+#[test]
 fn transition_time_of_a_condition_changes_with_its_status_alone() {
-    let before = render(&shown(), false).status;
-    let mut after = render(&shown(), true).status;
-    keep_transitions(&before, &mut after, "2026-11-26T03:00:00Z");
-    let lost = |status: &Status| status.conditions[3].last_transition_time.clone();
-    assert_eq!(lost(&after), "2026-11-26T03:00:00Z");
-    let mut later = render(&shown(), true).status;
-    keep_transitions(&after, &mut later, "2026-11-26T04:00:00Z");
-    assert_eq!(lost(&later), "2026-11-26T03:00:00Z");
+    let mut shown = shown();
+    shown.cell.timeline = None;
+    let before = render(&shown).status;
+    // A cell that its pod takes of a warm pool is created anew.
+    shown.cell.created_unix_nanos += 3600 * SECOND;
+    shown.cell.lost_unix_nanos = CREATED + 725 * SECOND;
+    let mut after = render(&shown).status;
+    keep_transitions(&before, &mut after);
+    assert_eq!(after.conditions[..3], before.conditions[..3]);
+    assert_eq!(after.conditions[3].last_transition_time, "2026-11-26T03:00:00Z");
+    shown.cell.lost_unix_nanos += SECOND;
+    let mut later = render(&shown).status;
+    keep_transitions(&after, &mut later);
+    assert_eq!(later.conditions, after.conditions);
 }
 
 #[test]
@@ -100,6 +123,6 @@ fn texts_of_providers_and_agents_are_bounded() {
     shown.cell.error = "x".repeat(100_000);
     shown.cell.instance = "i".repeat(100_000);
     shown.cell.addresses = vec!["10.0.0.1".to_owned(); 1000];
-    let text = serde_json::to_string(&render(&shown, false)).unwrap();
+    let text = serde_json::to_string(&render(&shown)).unwrap();
     assert!(text.len() < 8192, "{}", text.len());
 }

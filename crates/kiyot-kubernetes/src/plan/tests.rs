@@ -22,7 +22,7 @@ fn cell(number: usize, phase: admin::CellPhase, cost: u64) -> Cell {
         created_unix_nanos: NOW,
         ..admin::Cell::default()
     };
-    render(&ShownCell { cell, ..ShownCell::default() }, false)
+    render(&ShownCell { cell, ..ShownCell::default() })
 }
 
 fn cells(number: usize, phase: admin::CellPhase, cost: u64) -> Vec<Cell> {
@@ -53,14 +53,14 @@ fn write_all(plan: &mut Plan, now: Instant) -> usize {
 fn thousand_cells_are_written_at_the_pace_and_rest_when_nothing_changes() {
     let (mut now, mut plan) = (Instant::now(), Plan::default());
     let mut pace = Pace::per_second(MAX_WRITES_PER_SECOND);
-    plan.want(cells(1000, admin::CellPhase::CellBooting, 0), now, NOW);
+    plan.want(cells(1000, admin::CellPhase::CellBooting, 0), now);
     let mut times = Vec::new();
     while let Some(write) = plan.next(now) {
         now = pace.next().map_or(now, |next| next.max(now));
         times.push(now);
         // Every cell changes all the time: it is still written once for each turn.
         if times.len() == 500 {
-            plan.want(cells(1000, admin::CellPhase::CellBound, 0), now, NOW);
+            plan.want(cells(1000, admin::CellPhase::CellBound, 0), now);
         }
         let response = match &write {
             Write::Apply(cell) | Write::ApplyStatus(cell) => (**cell).clone(),
@@ -74,10 +74,10 @@ fn thousand_cells_are_written_at_the_pace_and_rest_when_nothing_changes() {
     assert!(times.windows(6).all(|window| window[5] - window[0] > Duration::from_secs(1)));
     // The cost grows; it is written by the hour alone.
     let later = now + Duration::from_secs(1800);
-    plan.want(cells(1000, admin::CellPhase::CellBound, 5000), later, NOW);
+    plan.want(cells(1000, admin::CellPhase::CellBound, 5000), later);
     assert_eq!(plan.next(later), None);
     let hour = now + Duration::from_secs(3601);
-    plan.want(cells(1000, admin::CellPhase::CellBound, 9000), hour, NOW);
+    plan.want(cells(1000, admin::CellPhase::CellBound, 9000), hour);
     assert_eq!(write_all(&mut plan, hour), 1000);
 }
 
@@ -87,7 +87,7 @@ fn objects_without_a_cell_are_deleted_by_their_uid() {
     let (now, mut plan) = (Instant::now(), Plan::default());
     let mut stale = cell(7, admin::CellPhase::CellBound, 0);
     stale.metadata.uid = "uid of an earlier run".to_owned();
-    plan.want(cells(1, admin::CellPhase::CellBound, 0), now, NOW);
+    plan.want(cells(1, admin::CellPhase::CellBound, 0), now);
     plan.listed(vec![stale], now);
     let mut seen = Vec::new();
     while let Some(write) = plan.next(now) {
@@ -103,8 +103,8 @@ fn objects_without_a_cell_are_deleted_by_their_uid() {
     assert_eq!(seen, [("cell-000000000007".to_owned(), "uid of an earlier run".to_owned())]);
     // A cell that ended before its object was made needs no write.
     let mut plan = Plan::default();
-    plan.want(cells(3, admin::CellPhase::CellBooting, 0), now, NOW);
-    plan.want(Vec::new(), now, NOW);
+    plan.want(cells(3, admin::CellPhase::CellBooting, 0), now);
+    plan.want(Vec::new(), now);
     assert_eq!(plan.next(now), None);
     assert_eq!(plan.waiting(), 0);
 }
@@ -113,13 +113,13 @@ fn objects_without_a_cell_are_deleted_by_their_uid() {
 #[test]
 fn refused_object_is_not_written_again_until_it_changes() {
     let (now, mut plan) = (Instant::now(), Plan::default());
-    plan.want(cells(1, admin::CellPhase::CellBooting, 0), now, NOW);
+    plan.want(cells(1, admin::CellPhase::CellBooting, 0), now);
     let write = plan.next(now).unwrap();
     plan.refused(write);
-    plan.want(cells(1, admin::CellPhase::CellBooting, 1), now, NOW);
+    plan.want(cells(1, admin::CellPhase::CellBooting, 1), now);
     plan.listed(Vec::new(), now);
     assert_eq!(plan.next(now), None);
-    plan.want(cells(1, admin::CellPhase::CellBound, 1), now, NOW);
+    plan.want(cells(1, admin::CellPhase::CellBound, 1), now);
     assert!(matches!(plan.next(now), Some(Write::Apply(_))));
 }
 
@@ -127,7 +127,7 @@ fn refused_object_is_not_written_again_until_it_changes() {
 #[test]
 fn fields_that_an_older_schema_drops_are_not_written_again() {
     let (now, mut plan) = (Instant::now(), Plan::default());
-    plan.want(cells(1, admin::CellPhase::CellBound, 0), now, NOW);
+    plan.want(cells(1, admin::CellPhase::CellBound, 0), now);
     assert_eq!(write_all(&mut plan, now), 2);
     let mut listed = cell(0, admin::CellPhase::CellBound, 0);
     listed.status.conditions.clear();
@@ -144,7 +144,7 @@ fn fields_that_an_older_schema_drops_are_not_written_again() {
 #[test]
 fn object_that_fails_holds_up_no_other() {
     let (now, mut plan) = (Instant::now(), Plan::default());
-    plan.want(cells(2, admin::CellPhase::CellBound, 0), now, NOW);
+    plan.want(cells(2, admin::CellPhase::CellBound, 0), now);
     let first = plan.next(now).unwrap();
     plan.postpone();
     let second = plan.next(now).unwrap();
@@ -156,9 +156,9 @@ fn object_that_fails_holds_up_no_other() {
 #[test]
 fn absent_object_is_made_again_with_its_status() {
     let (now, mut plan) = (Instant::now(), Plan::default());
-    plan.want(cells(1, admin::CellPhase::CellBooting, 0), now, NOW);
+    plan.want(cells(1, admin::CellPhase::CellBooting, 0), now);
     assert_eq!(write_all(&mut plan, now), 2);
-    plan.want(cells(1, admin::CellPhase::CellBound, 0), now, NOW);
+    plan.want(cells(1, admin::CellPhase::CellBound, 0), now);
     let status = plan.next(now).unwrap();
     plan.absent(&status);
     assert_eq!(write_all(&mut plan, now), 2);

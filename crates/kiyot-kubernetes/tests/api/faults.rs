@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kiyot_proto::admin::CellPhase::{CellBooting, CellBound};
+use kiyot_proto::admin::CellPhase::{CellBooting, CellBound, CellTerminating};
 use kiyot_testkit::{ApiFault, ApiServer, LIMIT, Recorded, Verb, wait_for, wait_until};
 use serde_json::json;
 
@@ -123,6 +123,33 @@ async fn own_stale_objects_are_removed_at_the_start_and_others_are_kept() {
         ((count("same"), count("other"), count("cell")) == (0, 255, 1)).then_some(())
     })
     .await;
+}
+
+/// Verifies K2.
+#[tokio::test]
+async fn restarted_daemon_shows_a_lost_cell_as_lost_without_another_write() {
+    let api = ApiServer::start(&[definition()]).await;
+    let daemon = Daemon::new();
+    daemon.set(0, CellTerminating);
+    daemon.change(0, |shown| shown.cell.lost_unix_nanos = 1_795_662_000_000_000_000);
+    let lost = || {
+        let mut cell = api.objects("cells").remove(&id(0))?;
+        let conditions = cell["status"]["conditions"].as_array_mut()?;
+        conditions.iter().find(|own| own["type"] == "Lost").cloned()
+    };
+    let publisher = publish(&api, &daemon);
+    wait_for_cells(&api, &[(0, "Terminating")]).await;
+    let before = lost().unwrap();
+    assert_eq!(before["status"], "True", "{before}");
+    assert_eq!(before["lastTransitionTime"], "2026-11-26T03:00:00Z");
+    drop(publisher);
+    let written = writes(&api.recorded()).len();
+    let _restarted = publish(&api, &daemon);
+    wait_for_lists(&api).await;
+    assert_eq!(lost(), Some(before));
+    let recorded = api.recorded();
+    let since = &writes(&recorded)[written..];
+    assert!(since.iter().all(|own| own.request.resource == "leases"), "{since:?}");
 }
 
 /// Verifies K2.

@@ -274,7 +274,7 @@ fn whole_object() -> Value {
         }),
         ..admin::Cell::default()
     };
-    let cell: Cell = object::render(&ShownCell { cell, ..ShownCell::default() }, false);
+    let cell: Cell = object::render(&ShownCell { cell, ..ShownCell::default() });
     let mut object = serde_json::to_value(cell).unwrap();
     object.as_object_mut().unwrap().remove("metadata");
     object

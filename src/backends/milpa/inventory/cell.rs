@@ -53,6 +53,7 @@ impl Inventory {
             offering_reason: view.offering_reason.clone(),
             start_failures: view.earlier.failures,
             last_failures: view.earlier.last.clone(),
+            lost_unix_nanos: view.lost_unix_nanos,
         }
     }
 }

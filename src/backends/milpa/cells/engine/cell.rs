@@ -84,6 +84,9 @@ pub(super) struct Cell {
     pub(super) refusal: Option<ProviderError>,
     /// The end of its console.
     pub(super) console: String,
+    /// The time at which it was given up, because its agent was silent for too long, in nanoseconds
+    /// since 1970; 0 if it was not.
+    pub(super) lost_unix_nanos: i64,
     /// True while callers wait for the end of its pod.
     pub(super) has_enders: bool,
 }
@@ -127,6 +130,7 @@ impl Cell {
             failure: None,
             refusal: None,
             console: String::new(),
+            lost_unix_nanos: 0,
             has_enders: false,
         }
     }
@@ -177,6 +181,7 @@ impl Cell {
             spot_failed: self.earlier.spot_failed,
             last_failures: self.earlier.last.clone(),
             parameters_sha256: self.parameters_sha256.clone(),
+            lost_unix_nanos: self.lost_unix_nanos,
         }
     }
 }

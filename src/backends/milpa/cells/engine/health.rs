@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use super::{CellEvent, Effect, Engine, Notice, Now, State, cell::Cell, timers::Timer};
+use super::{CellEvent, Effect, Engine, Notice, Now, State, cell::Cell, timeline, timers::Timer};
 use crate::backends::milpa::{
     id::CellId,
     providers::{ErrorClass, Instance, ProviderError},
@@ -201,6 +201,9 @@ impl Engine {
             return;
         }
         self.emit(id, Effect::Log(Notice::Lost { seconds }));
+        if let Some(cell) = self.cells.get_mut(id) {
+            cell.lost_unix_nanos = timeline::nanos(now.unix);
+        }
         let limit = limit.as_secs();
         let reason = format!(
             "its agent has been silent for {seconds} s, longer than its healthy timeout of \

@@ -229,6 +229,7 @@ impl Engine {
             token_deadline: now.boot + left,
             key_sha256: record.key_sha256.clone(),
             healthy_timeout,
+            lost_unix_nanos: record.lost_unix_nanos,
             was_bound: has_sandbox,
             // The call of the previous daemon may be on its way.
             may_be_launched: true,

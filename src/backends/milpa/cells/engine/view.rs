@@ -48,6 +48,9 @@ pub(crate) struct CellView {
     pub(crate) earlier: EarlierLaunches,
     /// The end of its console, if it was read.
     pub(crate) console: String,
+    /// The time at which it was given up, because its agent was silent for too long, in nanoseconds
+    /// since 1970; 0 if it was not.
+    pub(crate) lost_unix_nanos: i64,
     /// The cost since its launch.
     pub(crate) cost: Cost,
 }
@@ -122,6 +125,7 @@ impl Cell {
             offering_reason: self.offering_reason.clone(),
             earlier: self.earlier.clone(),
             console: self.console.clone(),
+            lost_unix_nanos: self.lost_unix_nanos,
             cost: self.cost(now),
         }
     }

@@ -66,6 +66,27 @@ fn silent_cell_is_lost_after_its_limit_and_a_probe() {
     );
 }
 
+/// Verifies P19, K2.
+#[test]
+fn lost_cell_reads_lost_also_after_a_restart() {
+    let mut first = engine(netns::CAPABILITIES);
+    let cell = bound(&mut first, "pod", "i");
+    first.handle(Event::Disconnected(cell.clone()), at(10));
+    pass(&mut first, seconds(10) + LIMIT);
+    let lost_at =
+        |engine: &Engine, cell| engine.cell_view(cell, at(101)).map(|view| view.lost_unix_nanos);
+    assert_eq!(lost_at(&first, &cell), Some(0));
+    assert!(answer(&mut first, &cell, at(101)));
+    let expected = Some(timeline::nanos(at(101).unix));
+    assert_eq!(lost_at(&first, &cell), expected);
+    let record = first.cells[&cell].stored();
+    let (second, cell) = recovered(record, true, at(200));
+    assert_eq!(lost_at(&second, &cell), expected);
+    // Another reason of its end.
+    let (other, cell) = recovered(stored(CellPhase::Terminating), true, at(200));
+    assert_eq!(lost_at(&other, &cell), Some(0));
+}
+
 /// Verifies P19.
 #[test]
 fn cell_that_connects_again_is_not_lost() {
