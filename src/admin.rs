@@ -6,14 +6,14 @@
 use std::{convert::Infallible, path::PathBuf, sync::Arc, time::Duration};
 
 use kiyot_link::http2::{self, Profile};
-use kiyot_proto::admin::admin_server::AdminServer;
+use kiyot_proto::{ADMIN_REVISION, admin::admin_server::AdminServer};
 use nix::unistd::Group;
 use tokio::{
     net::{UnixListener, UnixStream},
     time::sleep,
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
-use tonic::{Status, body::Body};
+use tonic::{Code, Status, body::Body};
 use tower::{Service, service_fn};
 
 use crate::{
@@ -57,6 +57,8 @@ const PROFILE: Profile = Profile {
     send_buffer: 256 * 1024,
     max_streams: 32,
 };
+/// Longest path of a method in the response for an unknown one, in bytes. Paths are ASCII.
+const MAX_PATH_BYTES: usize = 128;
 /// Bounds a request in bytes: the longest has a manifest.
 const MAX_REQUEST_BYTES: usize = MAX_MANIFEST_BYTES + 64 * 1024;
 /// Pause after a failed accept, as for want of file descriptors.
@@ -190,7 +192,11 @@ async fn serve(
     let service = service_fn(move |request: http::Request<Body>| {
         let (mut service, call) = (service.clone(), calls.begin());
         async move {
-            let response = service.call(request).await?;
+            let path = request.uri().path().to_owned();
+            let response = match service.call(request).await? {
+                response if is_unknown_method(&response) => unknown_method(&path).into_http(),
+                response => response,
+            };
             Ok::<_, Infallible>(response.map(|body| Body::new(CallBody::new(body, call))))
         }
     });
@@ -205,6 +211,23 @@ async fn serve(
             tracing::debug!(timeout = ?IDLE_TIMEOUT, "idle connection to the admin API closed");
         }
     }
+}
+
+/// Returns true for the response of the generated code to a method that it does not know, which has
+/// no message.
+fn is_unknown_method(response: &http::Response<Body>) -> bool {
+    let headers = response.headers();
+    let status = headers.get(Status::GRPC_STATUS).map(|code| Code::from_bytes(code.as_bytes()));
+    status == Some(Code::Unimplemented) && !headers.contains_key(Status::GRPC_MESSAGE)
+}
+
+/// Returns the status of a call of a method that the daemon does not have, as of a later milpactl.
+fn unknown_method(path: &str) -> Status {
+    let (own, path) = (env!("CARGO_PKG_VERSION"), path.get(..MAX_PATH_BYTES).unwrap_or(path));
+    Status::unimplemented(format!(
+        "kiyot {own} has no method {path}, only those of revision {ADMIN_REVISION}: upgrade the \
+         daemon"
+    ))
 }
 
 /// Answers all calls of a connection with a reason.

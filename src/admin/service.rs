@@ -4,7 +4,10 @@ use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use futures::{StreamExt, stream, stream::BoxStream};
-use kiyot_proto::admin::{self, admin_server::Admin};
+use kiyot_proto::{
+    ADMIN_REVISION,
+    admin::{self, admin_server::Admin},
+};
 use tokio::sync::OwnedSemaphorePermit;
 use tonic::{Request, Response, Status};
 
@@ -23,8 +26,6 @@ use crate::{
     glob::matches,
 };
 
-/// The revision of the API, incremented with each added method.
-const REVISION: u32 = 3;
 /// The commit that the program was built from, if the build said so.
 const GIT_COMMIT: Option<&str> = option_env!("KIYOT_GIT_COMMIT");
 /// The offerings of a response.
@@ -390,7 +391,7 @@ pub(super) fn version(parts: &Parts) -> admin::VersionResponse {
     admin::VersionResponse {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         git_commit: GIT_COMMIT.unwrap_or_default().to_owned(),
-        revision: REVISION,
+        revision: ADMIN_REVISION,
         node: parts.node(),
     }
 }

@@ -7,6 +7,7 @@ use kiyot_testkit::{
 
 mod admin;
 mod admin_streams;
+mod admin_versions;
 mod attempts;
 mod clocks;
 mod contexts;

@@ -64,7 +64,12 @@ impl Client {
     pub(crate) async fn version(&self) -> Result<admin::VersionResponse, Error> {
         let mut admin = self.admin.clone();
         let call = async move { admin.version(admin::VersionRequest {}).await };
-        within(CALL_TIMEOUT, call).await?.map(Response::into_inner).map_err(Error::Daemon)
+        within(CALL_TIMEOUT, call).await?.map(Response::into_inner).map_err(|status| {
+            match status.code() {
+                Code::Unimplemented => Error::without_method(None),
+                _ => Error::Daemon(status),
+            }
+        })
     }
 
     /// Makes a call with a single response.
@@ -118,11 +123,10 @@ impl Client {
         if status.code() != Code::Unimplemented {
             return Error::Daemon(status);
         }
-        let daemon = self.version().await;
-        Error::OtherVersion {
-            daemon: daemon.map_or_else(|_| "unknown".to_owned(), |version| version.version),
-            own: env!("CARGO_PKG_VERSION"),
-            cause: status.message().to_owned(),
+        match self.version().await {
+            Ok(daemon) => Error::without_method(Some(&daemon)),
+            Err(error @ Error::OtherVersion { .. }) => error,
+            Err(_) => Error::Daemon(status),
         }
     }
 }

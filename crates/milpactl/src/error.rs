@@ -1,7 +1,8 @@
 //! Errors and exit codes by kind of failure.
 
-use std::io;
+use std::{cmp::Ordering, io};
 
+use kiyot_proto::{ADMIN_REVISION, admin};
 use kiyot_spdy::UpgradeError;
 use tonic::{Code, Status};
 
@@ -17,6 +18,9 @@ const OTHER_VERSION: u8 = 76;
 const NOT_PERMITTED: u8 = 77;
 /// Everything else.
 pub(crate) const FAILURE: u8 = 1;
+
+/// The version of this program.
+pub(crate) const OWN: &str = env!("CARGO_PKG_VERSION");
 
 /// The failure of a command.
 #[derive(Debug, thiserror::Error)]
@@ -50,16 +54,12 @@ pub(crate) enum Error {
         socket: String,
     },
     /// The daemon does not have the method.
-    #[error(
-        "the daemon (version {daemon}) is older than milpactl {own}: upgrade the daemon ({cause})"
-    )]
+    #[error("the daemon ({daemon}) does not have the method that milpactl {OWN} calls: {advice}")]
     OtherVersion {
         /// The version of the daemon.
         daemon: String,
-        /// The version of this program.
-        own: &'static str,
-        /// The answer of the daemon.
-        cause: String,
+        /// The thing to do.
+        advice: &'static str,
     },
     /// The daemon refused or failed.
     #[error("{}", .0.message())]
@@ -87,6 +87,17 @@ pub(crate) enum Error {
 }
 
 impl Error {
+    /// Returns the error for a method that the daemon of a version does not have; `None` if it
+    /// does not have the method for its version either.
+    pub(crate) fn without_method(daemon: Option<&admin::VersionResponse>) -> Self {
+        let advice = daemon.and_then(|daemon| advice(daemon.revision));
+        let daemon = match daemon {
+            Some(daemon) => format!("version {}", daemon.version),
+            None => "of an unknown version".to_owned(),
+        };
+        Self::OtherVersion { daemon, advice: advice.unwrap_or("use the milpactl of its version") }
+    }
+
     /// Returns the exit code.
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
@@ -114,6 +125,16 @@ impl Error {
     pub(crate) fn text(&self) -> String {
         let is_shown = |character: &char| !character.is_control() || *character == '\n';
         self.to_string().chars().filter(is_shown).collect()
+    }
+}
+
+/// Returns the thing to do for a daemon whose API has a revision; `None` if it is that of this
+/// program.
+pub(crate) fn advice(revision: u32) -> Option<&'static str> {
+    match revision.cmp(&ADMIN_REVISION) {
+        Ordering::Less => Some("it is older, upgrade the daemon"),
+        Ordering::Greater => Some("it is newer, upgrade milpactl"),
+        Ordering::Equal => None,
     }
 }
 

@@ -23,13 +23,18 @@ use super::{options, pod, remove_and_assert_clean, secrets::files_with};
 
 /// Connects to the admin socket of a daemon.
 pub(super) async fn admin(kiyot: &Kiyot<'_>) -> AdminClient<Channel> {
+    AdminClient::new(channel(kiyot).await)
+}
+
+/// Returns a connection to the admin socket of a daemon.
+pub(super) async fn channel(kiyot: &Kiyot<'_>) -> Channel {
     let socket = kiyot.socket().with_file_name("admin.sock");
     let connector = service_fn(move |_: Uri| {
         let socket = socket.clone();
         async move { UnixStream::connect(socket).await.map(TokioIo::new) }
     });
     let endpoint = Endpoint::from_static("http://localhost");
-    AdminClient::new(endpoint.connect_with_connector(connector).await.unwrap())
+    endpoint.connect_with_connector(connector).await.unwrap()
 }
 
 /// Collects a stream of lists.

@@ -1,14 +1,26 @@
-//! `version`: the line of the original.
+//! `version`: the line of the original, and a line on standard error for a daemon of another
+//! version.
 
 use std::io::{self, Write};
 
+use kiyot_proto::ADMIN_REVISION;
 use serde_json::json;
 
-use crate::{client::Client, error::Error};
+use crate::{
+    client::Client,
+    error::{Error, OWN, advice},
+};
 
 pub(super) async fn run(client: &Client) -> Result<(), Error> {
     let version = client.version().await?;
     writeln!(io::stdout(), "{}", line(&version.version, &version.git_commit))?;
+    if let Some(advice) = advice(version.revision) {
+        eprintln!(
+            "milpactl: the API of the daemon has revision {}, that of milpactl {OWN} \
+             {ADMIN_REVISION}: {advice}",
+            version.revision
+        );
+    }
     Ok(())
 }
 

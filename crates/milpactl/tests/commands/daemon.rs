@@ -10,9 +10,12 @@ use std::{
 
 use async_trait::async_trait;
 use futures::{StreamExt, stream, stream::BoxStream};
-use kiyot_proto::admin::{
-    self,
-    admin_server::{Admin, AdminServer},
+use kiyot_proto::{
+    ADMIN_REVISION,
+    admin::{
+        self,
+        admin_server::{Admin, AdminServer},
+    },
 };
 use kiyot_testkit::watchdog::Watchdog;
 use tempfile::TempDir;
@@ -24,6 +27,8 @@ use super::spdy_server;
 
 /// The pods of a part.
 const PART: usize = 128;
+/// A phase that no version has yet.
+const LATER: i32 = 99;
 
 /// Behaviour of the daemon.
 #[derive(Debug, Clone)]
@@ -35,8 +40,14 @@ pub(crate) struct Behaviour {
     /// The number of lists after which the pods have ended. The first pod runs from the second
     /// list on.
     pub ends_after: Option<usize>,
+    /// The revision of its API.
+    pub revision: u32,
     /// Methods that change something are not known.
-    pub is_older: bool,
+    pub lacks_methods: bool,
+    /// The API is another: its version can't be asked for either.
+    pub lacks_version: bool,
+    /// Pods and cells are in phases of a later version.
+    pub has_later_phases: bool,
     /// The caller has no rights.
     pub denies: bool,
     /// Units have an input and a terminal.
@@ -57,7 +68,10 @@ impl Default for Behaviour {
             pods: 3,
             holds_the_end: false,
             ends_after: None,
-            is_older: false,
+            revision: ADMIN_REVISION,
+            lacks_methods: false,
+            lacks_version: false,
+            has_later_phases: false,
             denies: false,
             unit_has_terminal: false,
             recreates: false,
@@ -194,7 +208,7 @@ type Parts<T> = BoxStream<'static, Result<T, Status>>;
 impl Service {
     fn check(&self) -> Result<(), Status> {
         let behaviour = &self.0.behaviour;
-        match (behaviour.is_older, behaviour.denies) {
+        match (behaviour.lacks_methods, behaviour.denies) {
             (true, _) => Err(Status::unimplemented("no such method")),
             (_, true) => Err(Status::permission_denied("this is for root")),
             _ => Ok(()),
@@ -204,7 +218,11 @@ impl Service {
     fn cells(&self) -> Vec<admin::Cell> {
         let ended = self.0.ended.lock().unwrap();
         let all = (0..self.0.behaviour.pods).map(cell);
-        all.filter(|cell| !ended.contains(&cell.id)).collect()
+        let mut cells: Vec<_> = all.filter(|cell| !ended.contains(&cell.id)).collect();
+        if self.0.behaviour.has_later_phases {
+            cells.iter_mut().for_each(|cell| cell.phase = LATER);
+        }
+        cells
     }
 }
 
@@ -270,8 +288,12 @@ impl Admin for Service {
         &self,
         _: Request<admin::VersionRequest>,
     ) -> Result<Response<admin::VersionResponse>, Status> {
+        let Behaviour { revision, lacks_version, .. } = self.0.behaviour;
+        if lacks_version {
+            return Err(Status::unimplemented(""));
+        }
         let version = "0.0.1".to_owned();
-        Ok(Response::new(admin::VersionResponse { version, revision: 1, ..Default::default() }))
+        Ok(Response::new(admin::VersionResponse { version, revision, ..Default::default() }))
     }
 
     async fn list_pods(
@@ -292,6 +314,10 @@ impl Admin for Service {
         let has_terminal = self.0.behaviour.unit_has_terminal;
         for unit in pods.iter_mut().flat_map(|pod| &mut pod.units) {
             (unit.stdin, unit.tty) = (has_terminal, has_terminal);
+        }
+        if self.0.behaviour.has_later_phases {
+            pods.iter_mut().for_each(|pod| pod.phase = LATER);
+            pods.iter_mut().flat_map(|pod| &mut pod.units).for_each(|unit| unit.state = LATER);
         }
         if self.0.behaviour.recreates && !self.0.deleted.lock().unwrap().is_empty() {
             pods.iter_mut().for_each(|pod| pod.uid.push_str("-again"));

@@ -4,6 +4,7 @@
 mod daemon;
 mod spdy_server;
 mod streams;
+mod versions;
 
 use std::{
     fs::Permissions,
@@ -108,12 +109,8 @@ fn forms_of_the_original_without_a_meaning_say_what_to_use() {
 }
 
 #[test]
-fn daemon_that_is_down_closed_or_older_has_an_exit_code_of_its_own() {
-    let daemon = Daemon::start(Behaviour { is_older: true, ..Behaviour::default() });
-    let (_, error, code) = run(&daemon, "cordon");
-    assert_eq!(code, 76);
-    assert!(error.contains("0.0.1") && error.contains("upgrade the daemon"), "{error}");
-
+fn daemon_that_is_down_or_closed_has_an_exit_code_of_its_own() {
+    let daemon = Daemon::start(Behaviour::default());
     let denies = Daemon::start(Behaviour { denies: true, ..Behaviour::default() });
     assert_eq!(run(&denies, "cordon").2, 77);
 
@@ -424,7 +421,7 @@ fn plan_prints_what_the_daemon_explains_and_fails_for_a_refused_pod() {
         let expected = format!("Pod default/web\n  goes to milpa: {text} \nnote: a Role\n");
         assert_eq!((out, found), (expected, code), "{error}");
     }
-    let older = Daemon::start(Behaviour { is_older: true, ..Behaviour::default() });
+    let older = Daemon::start(Behaviour { lacks_methods: true, ..Behaviour::default() });
     assert_eq!(run(&older, &line).2, 76);
 }
 

@@ -90,7 +90,7 @@ fn exit_code_of_exec_is_that_of_its_command_or_of_the_failure() {
         assert_eq!(run(&daemon, line).2, code, "{line}");
     }
     let denies = Daemon::start(Behaviour { denies: true, ..Behaviour::default() });
-    let older = Daemon::start(Behaviour { is_older: true, ..Behaviour::default() });
+    let older = Daemon::start(Behaviour { lacks_methods: true, ..Behaviour::default() });
     for line in ["exec web-0 -- ls", "attach web-0", "port-forward web-0 :80"] {
         assert_eq!((run(&denies, line).2, run(&older, line).2), (77, 76), "{line}");
     }
