@@ -35,6 +35,7 @@ mod plan;
 mod service;
 mod standalone;
 mod streaming;
+mod versions;
 
 use access::Access;
 use connection_limits::{ConnectionLimits, Limits};

@@ -14,7 +14,7 @@ use super::{
     access::Access,
     deadlines::{SHORT, within},
     parts::Parts,
-    service,
+    service, versions,
 };
 use crate::backends::milpa::Milpa;
 
@@ -62,7 +62,7 @@ fn split(file: &str, text: String) -> Vec<Result<DumpResponse, Status>> {
 
 async fn text(file: &str, parts: &Parts) -> String {
     match file {
-        "version.txt" => format!("{:#?}\nkernel: {}\n", service::version(parts), kernel()),
+        "version.txt" => versions::text(parts).await,
         // No key of it has a secret.
         "config.txt" => format!("{:#?}\n", *parts.config.borrow()),
         "backends.txt" => format!("{:#?}\n", service::backends(parts)),
@@ -89,12 +89,6 @@ async fn text(file: &str, parts: &Parts) -> String {
         "log.txt" => parts.recent_log.text(),
         _ => String::new(),
     }
-}
-
-/// Returns release and build of the node's kernel.
-fn kernel() -> String {
-    let version = std::fs::read_to_string("/proc/version");
-    version.map_or_else(|error| format!("not read: {error}"), |text| text.trim().to_owned())
 }
 
 fn pod(pod: admin::Pod) -> String {

@@ -111,6 +111,12 @@ impl Inventory {
         self.cells.all()
     }
 
+    /// Returns the ids of all cells whose end is not proven, with the builds that their agents have
+    /// told; `None` for a cell that is not connected.
+    pub fn agents(&self) -> Vec<(CellId, Option<String>)> {
+        self.cells.agent_builds()
+    }
+
     /// Returns the summary of the backend.
     pub fn summary(&self) -> admin::Backend {
         let numbers = self.cells.numbers();

@@ -293,7 +293,17 @@ async fn support_bundle_has_no_secret() {
     }
     let text = |file: &str| String::from_utf8_lossy(&files[file]).into_owned();
     assert!(text("pods.txt").contains("secretive") && text("pods.txt").contains("PASSWORD"));
-    assert!(text("version.txt").contains("kernel: Linux version"), "{}", text("version.txt"));
+    let version = text("version.txt");
+    let cells = kiyot.cells();
+    let asked = kiyot_testkit::cri::VersionRequest::default();
+    let runtime = kubelet.runtime.version(asked).await.unwrap().into_inner();
+    for part in [
+        "kernel: Linux version".to_owned(),
+        format!("runtime containerd: \"containerd\" {:?}, CRI \"v1\"\n", runtime.runtime_version),
+        format!("agent of {}: \"kiyot-cell/{}\"\n", cells[0], env!("CARGO_PKG_VERSION")),
+    ] {
+        assert!(version.contains(&part), "{part} is not in {version}");
+    }
     assert!(text("config.txt").contains("state_dir"));
     assert!(text("log.txt").contains("daemon starting"));
     assert!(text("cells.txt").contains("CellBound"), "{}", text("cells.txt"));

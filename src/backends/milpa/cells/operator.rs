@@ -32,6 +32,14 @@ impl Cells {
         ids.iter().filter_map(view).collect()
     }
 
+    /// Returns all cells whose end is not proven, with the builds of their agents; `None` for a
+    /// cell without a connection.
+    pub(crate) fn agent_builds(&self) -> Vec<(CellId, Option<String>)> {
+        let core = self.shared.core();
+        let build = |id: &CellId| core.links.get(id).and_then(|link| link.control.agent_build());
+        core.engine.ids().map(|id| (id.clone(), build(id))).collect()
+    }
+
     /// Returns the public address of an instance and its names, as far as they are known.
     pub(crate) fn names(&self, instance: &InstanceId) -> InstanceNames {
         self.shared.provider.names(instance)

@@ -36,6 +36,9 @@ use tonic::{Code, Status};
 
 use super::message_rate::MessageRate;
 
+/// The most characters of an agent's build that are shown.
+const MAX_SHOWN_BUILD_ID_CHARS: usize = 80;
+
 /// The reason why a control connection ended, or was not established.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ControlError {
@@ -75,6 +78,12 @@ impl ControlChannel {
     /// Returns whether the cell is connected.
     pub fn is_connected(&self) -> bool {
         self.0.is_connected()
+    }
+
+    /// Returns the build of the agent that is connected, as far as it may be shown.
+    pub fn agent_build(&self) -> Option<String> {
+        let connection = self.0.current()?;
+        Some(connection.hello().build_id.chars().take(MAX_SHOWN_BUILD_ID_CHARS).collect())
     }
 
     /// Waits for a connection and returns it, or `None` when the cell has ended.
