@@ -39,7 +39,7 @@ pub use admin::Admin;
 pub use backends::{BackendConfig, CriBackend};
 pub use cidr::{Cidr, NotACidr};
 pub use diff::{Change, Diff};
-pub use ec2::{Ec2, MAX_SECURITY_GROUPS, PriceSource, RefusedRoute};
+pub use ec2::{Ec2, PriceSource, RefusedRoute, TooManyGroups};
 pub use gateway::{Advertise, GatewayListen};
 pub use kubernetes::{Kubernetes, KubernetesAccess};
 pub use limits::Limits;

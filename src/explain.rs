@@ -234,10 +234,13 @@ fn explain_cell(
     match CellRequest::parse(&pod.metadata.annotations) {
         Ok(request) => {
             describe_cell(lines, milpa, &request, &sandbox);
-            if milpa.provider == ProviderKind::Ec2
-                && let Err(refused) = milpa.ec2.check_cloud_routes(&request.cloud_routes)
-            {
-                lines.refuse(refused.to_string());
+            if milpa.provider == ProviderKind::Ec2 {
+                if let Err(refused) = milpa.ec2.check_cloud_routes(&request.cloud_routes) {
+                    lines.refuse(refused.to_string());
+                }
+                if let Err(refused) = milpa.ec2.security_groups_with(&request.security_groups) {
+                    lines.refuse(refused.to_string());
+                }
             }
             let rules = placement::Rules::of(&milpa.placement);
             let of_cri = Requested::of_sandbox(&sandbox);

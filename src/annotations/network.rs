@@ -3,8 +3,9 @@
 use super::text::is_name;
 use crate::{config::Cidr, problems::Field};
 
-/// Security groups of an interface, without the cell's own: EC2's limit.
-const MAX_SECURITY_GROUPS: usize = 5;
+/// Security groups of an interface: the highest limit that EC2 grants. The configuration's own is
+/// checked with the groups of every cell.
+const MAX_SECURITY_GROUPS: usize = 16;
 /// Routes of a cell: a VPC's route table has 50 by default, for all cells together.
 const MAX_CLOUD_ROUTES: usize = 5;
 

@@ -117,7 +117,7 @@ fn values_that_choose_an_instance_are_read() {
 /// Verifies A2, A5.
 #[test]
 fn invalid_value_is_reported_with_key_and_allowed_values() {
-    let six = "a,b,c,d,e,f";
+    let seventeen = "a,b,c,d,e,f,g,h,i,j,k,l,m,n,o,p,q";
     let bad = [
         (LAUNCH_TYPE, "cheap", "allowed: Spot, On-Demand or Spot-Preferred"),
         (LAUNCH_TYPE, "SpotPreferred", "allowed: Spot"),
@@ -145,8 +145,8 @@ fn invalid_value_is_reported_with_key_and_allowed_values() {
         (VOLUME_SIZE, "-1Gi", "allowed: a quantity"),
         (VOLUME_SIZE, "65Ti", "at most 65536Gi"),
         (PRIVATE_IP_ONLY, "", "allowed: \"true\""),
-        (SECURITY_GROUPS, six, "1 to 5 different security groups"),
-        (SECURITY_GROUPS, "sg-1,", "1 to 5"),
+        (SECURITY_GROUPS, seventeen, "1 to 16 different security groups"),
+        (SECURITY_GROUPS, "sg-1,", "1 to 16"),
         (SECURITY_GROUPS, "sg-1,sg-1", "different"),
         (INSTANCE_PROFILE, "worker", "the ARN of an instance profile"),
         (INSTANCE_PROFILE, "arn:aws:iam::123:instance-profile/x", "ARN"),

@@ -16,7 +16,9 @@ use crate::problems::{Field, Problem, Report, Table};
 /// Subnets that are read: a region has six zones at most.
 const MAX_SUBNETS: usize = 32;
 /// Security groups of an interface: EC2's limit, unless it is raised.
-pub const MAX_SECURITY_GROUPS: usize = 5;
+const SECURITY_GROUPS: usize = 5;
+/// Range of the limit of security groups: EC2 raises it to 16 at most.
+const SECURITY_GROUPS_RANGE: std::ops::RangeInclusive<usize> = 1..=16;
 /// Longest text of a key, in bytes.
 const MAX_TEXT_BYTES: usize = 255;
 /// Longest URL, in bytes.
@@ -46,6 +48,8 @@ pub struct Ec2 {
     pub subnets: Vec<String>,
     /// Security groups of every cell.
     pub security_groups: Vec<String>,
+    /// Limit of the security groups of a cell, those of its pod included.
+    pub max_security_groups: usize,
     /// Image of cells; the newest of several.
     pub image: Option<ImageFilter>,
     /// Set if the image has the agent and its service; otherwise cells install it at their boot.
@@ -101,6 +105,17 @@ pub struct RefusedRoute {
     allowed: Vec<Cidr>,
 }
 
+/// Security groups of a pod that are too many beside those of every cell.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "pod.elotl.co/security-groups: with ec2.security_groups {wanted} security groups; allowed: \
+     {allowed} (ec2.max_security_groups)"
+)]
+pub struct TooManyGroups {
+    wanted: usize,
+    allowed: usize,
+}
+
 fn shown(allowed: &[Cidr]) -> String {
     match allowed {
         [] => "empty".to_owned(),
@@ -114,6 +129,7 @@ impl Default for Ec2 {
             region: String::new(),
             subnets: Vec::new(),
             security_groups: Vec::new(),
+            max_security_groups: SECURITY_GROUPS,
             image: None,
             image_has_agent: false,
             instance_profile: None,
@@ -145,9 +161,13 @@ impl Ec2 {
         table.set("subnets", &mut ec2.subnets, |field| {
             ids(field, "subnet-", MAX_SUBNETS, "the id of a subnet such as \"subnet-0123456789\"")
         });
+        table.set("max_security_groups", &mut ec2.max_security_groups, |field| {
+            field.number(SECURITY_GROUPS_RANGE)
+        });
+        let max_security_groups = ec2.max_security_groups;
         table.set("security_groups", &mut ec2.security_groups, |field| {
             let allowed = "the id of a security group such as \"sg-0123456789\"";
-            ids(field, "sg-", MAX_SECURITY_GROUPS, allowed)
+            ids(field, "sg-", max_security_groups, allowed)
         });
         table.set("image", &mut ec2.image, |field| field.table().and_then(image).map(Some));
         table.set("image_has_agent", &mut ec2.image_has_agent, Field::flag);
@@ -204,6 +224,14 @@ impl Ec2 {
             }
             None => Ok(()),
         }
+    }
+
+    /// Returns the security groups of a cell whose pod has these beside those of every cell.
+    pub fn security_groups_with(&self, of_pod: &[String]) -> Result<Vec<String>, TooManyGroups> {
+        let mut groups = self.security_groups.clone();
+        groups.extend(of_pod.iter().filter(|id| !self.security_groups.contains(id)).cloned());
+        let (wanted, allowed) = (groups.len(), self.max_security_groups);
+        if wanted > allowed { Err(TooManyGroups { wanted, allowed }) } else { Ok(groups) }
     }
 
     /// Returns a warning if some cells can't reach the networks of the cluster.
@@ -417,7 +445,7 @@ mod tests {
     #[test]
     fn every_key_is_read() {
         let keys = "region = \"eu-west-1\"\nsubnets = [\"subnet-a\", \"subnet-b\"]\n\
-                    security_groups = [\"sg-a\", \"sg-b\"]\n\
+                    security_groups = [\"sg-a\", \"sg-b\"]\nmax_security_groups = 8\n\
                     image = { owner = \"self\", name = \"cell-*\" }\nimage_has_agent = true\n\
                     instance_profile = \"cells\"\nkey_name = \"ops\"\nvolume_size = \"20Gi\"\n\
                     volume_type = \"gp2\"\npublic_address = true\n\
@@ -432,6 +460,7 @@ mod tests {
             region: "eu-west-1".into(),
             subnets: vec!["subnet-a".into(), "subnet-b".into()],
             security_groups: vec!["sg-a".into(), "sg-b".into()],
+            max_security_groups: 8,
             image: Some(ImageFilter::Named { owner: "self".into(), name: "cell-*".into() }),
             image_has_agent: true,
             instance_profile: Some("cells".into()),
@@ -478,6 +507,29 @@ mod tests {
             assert!(error.contains(&format!("cloud-route = {refused}: is not allowed")), "{error}");
             assert!(error.ends_with("(10.8.0.0/16)"), "{error}");
         }
+    }
+
+    /// Verifies V77.
+    #[test]
+    fn limit_of_security_groups_counts_those_of_the_configuration_and_of_the_pod() {
+        let groups = |number: usize| -> Vec<String> {
+            (1..=number).map(|number| format!("sg-{number}")).collect()
+        };
+        // LEAST has sg-1, which counts once.
+        let five = milpa(LEAST).ec2;
+        assert_eq!(five.security_groups_with(&[]), Ok(groups(1)));
+        assert_eq!(five.security_groups_with(&groups(5)), Ok(groups(5)));
+        let error = five.security_groups_with(&groups(6)).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "pod.elotl.co/security-groups: with ec2.security_groups 6 security groups; allowed: 5 \
+             (ec2.max_security_groups)"
+        );
+        let raised = milpa(&format!("{LEAST}max_security_groups = 16\n")).ec2;
+        assert_eq!(raised.security_groups_with(&groups(16)), Ok(groups(16)));
+        let six = LEAST.replace("[\"sg-1\"]", &format!("{:?}", groups(6)));
+        assert!(parsed(&six).unwrap_err()[0].contains("is one of 6; allowed: 5"));
+        assert_eq!(milpa(&format!("{six}max_security_groups = 6\n")).ec2.max_security_groups, 6);
     }
 
     #[test]
@@ -536,6 +588,14 @@ mod tests {
             (
                 "cluster_networks = [\"10.96.0.0/12\"]\ncloud_routes = [\"10.0.0.0/8\"]",
                 "cloud_routes[0] = \"10.0.0.0/8\": overlaps 10.96.0.0/12 of cluster_networks",
+            ),
+            (
+                "max_security_groups = 0",
+                "max_security_groups = 0: is invalid; allowed: a whole number from 1",
+            ),
+            (
+                "max_security_groups = 17",
+                "max_security_groups = 17: is invalid; allowed: a whole number from 1",
             ),
             ("endpoint_url = \"ftp://x\"", "endpoint_url = \"ftp://x\": is invalid"),
             ("pricing_endpoint_url = \"x\"", "pricing_endpoint_url = \"x\": is invalid"),

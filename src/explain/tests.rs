@@ -299,6 +299,25 @@ fn built_in_prices_are_estimates_in_another_region() {
     assert!(fine && text.contains(exact) && !text.contains("estimate"), "{text}");
 }
 
+/// Verifies V77.
+#[test]
+fn pod_with_too_many_security_groups_is_refused() {
+    let config = "[backends.containerd]\ntype = \"cri\"\n[backends.milpa]\ntype = \"milpa\"\n\
+                  provider = \"ec2\"\ncluster = \"test\"\n[backends.milpa.gateway]\n\
+                  listen = \"10.0.0.5:7700\"\n[backends.milpa.ec2]\nregion = \"us-east-1\"\n\
+                  subnets = [\"subnet-1\"]\nsecurity_groups = [\"sg-1\"]\n\
+                  image = { id = \"ami-1\" }\nmax_security_groups = 2\n";
+    let of = |groups: &str| {
+        let annotations = format!("    pod.elotl.co/security-groups: {groups}\n");
+        placed(config, &annotations, Prices::BuiltIn)
+    };
+    let (text, fine) = of("sg-2,sg-3");
+    let refusal = "refused: pod.elotl.co/security-groups: with ec2.security_groups 3 security \
+                   groups; allowed: 2";
+    assert!(!fine && text.contains(refusal), "{text}");
+    assert!(of("sg-2,sg-1").1);
+}
+
 /// Verifies A12.
 #[test]
 fn pod_that_fits_no_instance_is_refused_with_the_nearest() {

@@ -142,7 +142,7 @@ async fn annotations_of_a_pod_choose_its_instance() {
     let request = CellRequest { security_groups: groups, ..CellRequest::default() };
     let error = world.spec_for(&[offering], &request).await.unwrap_err();
     assert_eq!(error.class, ErrorClass::Invalid);
-    assert!(error.text().contains("6 security groups"), "{}", error.text());
+    assert!(error.text().contains("6 security groups; allowed: 5"), "{}", error.text());
 }
 
 /// Returns a parameter of a launch for a pod with these annotations.

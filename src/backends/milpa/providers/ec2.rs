@@ -251,20 +251,10 @@ impl Ec2 {
         resources: &Resources,
         request: &CellRequest,
     ) -> Result<Parameters, ProviderError> {
-        let mut security_groups = self.config.security_groups.clone();
-        let further = request.security_groups.iter().filter(|id| !security_groups.contains(id));
-        let further: Vec<String> = further.cloned().collect();
-        security_groups.extend(further);
-        if security_groups.len() > config::MAX_SECURITY_GROUPS {
-            let what = format!(
-                "{} security groups, {} of the configuration and {} of the pod; allowed: {}",
-                security_groups.len(),
-                self.config.security_groups.len(),
-                request.security_groups.len(),
-                config::MAX_SECURITY_GROUPS
-            );
-            return Err(ProviderError::without_cause(ErrorClass::Invalid, what));
-        }
+        let security_groups = self.config.security_groups_with(&request.security_groups);
+        let security_groups = security_groups.map_err(|refused| {
+            ProviderError::without_cause(ErrorClass::Invalid, refused.to_string())
+        })?;
         let volume_gib = self.config.volume_size.div_ceil(GIB);
         let volume_gib = volume_gib.max(request.volume_size_gib.unwrap_or_default());
         let volume_gib = i32::try_from(volume_gib).map_err(|_| {
