@@ -28,6 +28,7 @@ use super::{
 
 mod cell;
 mod costs;
+mod denials;
 mod earlier;
 mod effect;
 mod evidence;
@@ -74,6 +75,7 @@ pub(crate) use view::{CellView, OrderView, PoolView};
 
 use cell::Cell;
 use costs::Costs;
+use denials::Denials;
 use evidence::Evidence;
 use health::Health;
 use limits::Places;
@@ -166,8 +168,8 @@ pub(crate) struct Engine {
     reported: ReportedPods,
     /// The offerings that were refused lately.
     refusals: Refusals,
-    /// The last launch that was not permitted, and the time until which no other is tried.
-    denied: Option<(Duration, ProviderError)>,
+    /// The launches that were not permitted lately.
+    denials: Denials,
     /// The last changes of ended cells that could not be written yet.
     unwritten: VecDeque<(CellId, Vec<Change>)>,
     effects: Effects,
@@ -199,7 +201,7 @@ impl Engine {
             is_cordoned: false,
             reported: ReportedPods::default(),
             refusals: Refusals::default(),
-            denied: None,
+            denials: Denials::default(),
             unwritten: VecDeque::new(),
             effects: Effects::new(),
         }
@@ -467,9 +469,14 @@ impl Engine {
             error.refused = candidates.map(|candidate| candidate.offering.clone()).collect();
         }
         match error.class {
+            // What the pod asked for is refused, and not the offerings of others.
+            ErrorClass::Capacity | ErrorClass::Quota if error.is_of_request => {}
             ErrorClass::Capacity | ErrorClass::Quota => self.avoid_refused(&error, now),
             ErrorClass::Auth => {
-                self.denied = Some((now.boot + self.config.refusal_pause, error.clone()));
+                if let Some(launch) = launch {
+                    let until = now.boot + self.config.refusal_pause;
+                    self.denials.add(&launch.spec, error.clone(), until);
+                }
             }
             _ => {}
         }

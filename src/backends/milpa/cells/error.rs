@@ -27,8 +27,11 @@ pub enum CellError {
         /// The last cause.
         last: Box<CellError>,
     },
-    /// The provider does not permit launches.
-    #[error("no cell is launched for {seconds} s, because the last launch was not permitted")]
+    /// The provider does not permit launches, or those with the pod's parameters.
+    #[error(
+        "no cell is launched for {seconds} s{}, because the last launch was not permitted",
+        if source.is_of_request { " with this instance type and these annotations" } else { "" }
+    )]
     Denied {
         /// The time after which a launch is tried again, in seconds.
         seconds: u64,

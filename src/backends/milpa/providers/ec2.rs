@@ -58,7 +58,9 @@ mod user_data;
 
 use cloud_routes::CloudRoutes;
 pub use counted_api::CountedApi;
-use error_codes::{Refused, SERVICE_LINKED_ROLE, classify, lacks_capacity, quota_family};
+use error_codes::{
+    Refused, SERVICE_LINKED_ROLE, classify, depends_on_volume, lacks_capacity, quota_family,
+};
 use metadata_fence::MetadataFence;
 use on_demand::OnDemand;
 use pacing::{Action, Pacing};
@@ -255,7 +257,7 @@ impl Ec2 {
         let security_groups = security_groups.map_err(|refused| {
             ProviderError::without_cause(ErrorClass::Invalid, refused.to_string())
         })?;
-        let volume_gib = self.config.volume_size.div_ceil(GIB);
+        let volume_gib = self.volume_gib();
         let volume_gib = volume_gib.max(request.volume_size_gib.unwrap_or_default());
         let volume_gib = i32::try_from(volume_gib).map_err(|_| {
             let what = format!("volume of {volume_gib} GiB; allowed: at most {} GiB", i32::MAX);
@@ -368,8 +370,11 @@ impl Ec2 {
     }
 
     /// Returns the error of a launch, with the offerings that it refuses.
-    fn launch_error(spec: &LaunchSpec, error: CallError) -> ProviderError {
+    fn launch_error(&self, spec: &LaunchSpec, error: CallError) -> ProviderError {
         let (class, refused) = classify(&error);
+        // The policy permits roles, groups, types and images each by itself.
+        let is_of_request = error.is_denied()
+            || error.code().is_some_and(depends_on_volume) && self.has_larger_volume(spec);
         let Some(tried) = spec.offerings().next() else {
             return ProviderError::new(class, format!("launch {}", spec.cell), error);
         };
@@ -384,10 +389,22 @@ impl Ec2 {
             }
             Refused::All => true,
         };
-        let refused_zone = (refused == Refused::Zone).then(|| tried.zone.clone());
+        let is_zone = refused == Refused::Zone && !is_of_request;
+        let refused_zone = is_zone.then(|| tried.zone.clone());
         let refused = spec.offerings().filter(is_refused).cloned().collect();
         let error = ProviderError::new(class, format!("launch {tried}"), error);
-        ProviderError { refused, refused_zone, ..error }
+        ProviderError { refused, refused_zone, is_of_request, ..error }
+    }
+
+    /// Returns true if a pod has asked for a larger volume than every cell has.
+    fn has_larger_volume(&self, spec: &LaunchSpec) -> bool {
+        let own = Parameters::from_stored(&spec.parameters).map(|it| it.volume_gib);
+        own.is_ok_and(|own| u64::try_from(own).unwrap_or_default() > self.volume_gib())
+    }
+
+    /// Returns the size of the volume of every cell in GiB.
+    fn volume_gib(&self) -> u64 {
+        self.config.volume_size.div_ceil(GIB)
     }
 }
 
@@ -465,7 +482,7 @@ impl Provider for Ec2 {
                     let error = &error as &dyn std::error::Error;
                     tracing::error!(error, "the account has no role for spot (docs/iam.md)");
                 }
-                return Err(Self::launch_error(spec, error));
+                return Err(self.launch_error(spec, error));
             }
         };
         let id = launched.id.clone();

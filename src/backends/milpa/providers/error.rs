@@ -58,6 +58,8 @@ pub struct ProviderError {
     pub refused: Vec<Offering>,
     /// The zone that has no room for any instance type.
     pub refused_zone: Option<String>,
+    /// True if it depends on what the pod asked for: the launches of others may succeed.
+    pub is_of_request: bool,
     /// The cause.
     #[source]
     pub source: Option<Arc<dyn Error + Send + Sync>>,
@@ -75,7 +77,14 @@ impl ProviderError {
 
     /// Returns an error whose text says everything.
     pub fn without_cause(class: ErrorClass, doing: impl Into<String>) -> Self {
-        Self { class, doing: doing.into(), refused: Vec::new(), refused_zone: None, source: None }
+        Self {
+            class,
+            doing: doing.into(),
+            refused: Vec::new(),
+            refused_zone: None,
+            is_of_request: false,
+            source: None,
+        }
     }
 
     /// Returns the error of a call that exceeded its time limit. Its outcome is unknown.

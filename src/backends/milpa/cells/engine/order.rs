@@ -323,9 +323,7 @@ impl Engine {
             }
             return self.answer_order(None, sandbox, Err(self.full()));
         }
-        if let Some((until, error)) = self.denied.as_ref().filter(|(until, _)| now.boot < *until) {
-            let seconds = until.saturating_sub(now.boot).as_secs() + 1;
-            let error = CellError::Denied { seconds, source: error.clone() };
+        if let Some(error) = self.denials.of_all(now).map(|denial| denial.error(now)) {
             return self.answer_order(None, sandbox, Err(error));
         }
         if !self.may_boot() {
@@ -355,6 +353,9 @@ impl Engine {
         now: Now,
     ) -> Result<(), CellError> {
         let Some(order) = self.orders.get(sandbox) else { return Ok(()) };
+        if let Some(denial) = self.denials.of_kind(&order.parameters, &candidates, now) {
+            return Err(denial.error(now));
+        }
         let (tags, parameters) = (order.pod_tags(), order.parameters.clone());
         let cell = self.new_cell(candidates, parameters, &tags, now)?;
         self.count_miss(sandbox);

@@ -218,8 +218,8 @@ impl Engine {
         if now.boot < self.pools.refill_by && self.has_starting_pod(now) {
             return Err(Missing::Until(self.pools.refill_by));
         }
-        if let Some((until, _)) = self.denied.as_ref().filter(|(until, _)| now.boot < *until) {
-            return Err(Missing::Until(*until));
+        if let Some(denial) = self.denials.of_all(now) {
+            return Err(Missing::Until(denial.until));
         }
         let refused = self.refusals.at(now.boot);
         let mut candidates = filling.candidates.clone();
@@ -236,6 +236,9 @@ impl Engine {
             self.of_market(&candidates, filling.failing_since.unwrap_or(now.boot), now);
         let candidates = self.affordable(None, &candidates).map_err(|_| Missing::Room)?;
         let parameters = self.pools.parameters.clone();
+        if let Some(denial) = self.denials.of_kind(&parameters, &candidates, now) {
+            return Err(Missing::Until(denial.until));
+        }
         match self.new_cell(candidates, parameters, &PodTags::default(), now) {
             Ok(cell) => {
                 let at = now.boot + self.config.launch_timeout;

@@ -13,6 +13,7 @@ use crate::{
 
 mod clock;
 mod costs;
+mod denials;
 mod ends;
 mod health;
 mod limits;

@@ -138,6 +138,11 @@ pub(super) fn quota_family(instance_type: &str) -> &str {
     }
 }
 
+/// Returns true for the code of an error that a smaller volume may avoid.
+pub(super) fn depends_on_volume(code: &str) -> bool {
+    matches!(code, "InsufficientVolumeCapacity" | "MaxIOPSLimitExceeded" | "VolumeLimitExceeded")
+}
+
 /// Returns true for the reason of an instance's end (`StateReason`) that is a lack of capacity.
 pub(super) fn lacks_capacity(code: &str) -> bool {
     matches!(

@@ -1,0 +1,74 @@
+//! Launches that were not permitted.
+
+use super::*;
+use crate::backends::milpa::providers::LaunchSpec;
+
+/// Verifies A15.
+#[test]
+fn launch_that_the_policy_denies_stops_those_with_its_parameters_and_type_alone() {
+    let mut engine = engine(sim::CAPABILITIES);
+    let with_role = |pod: &str| {
+        let parameters = BTreeMap::from([("role".to_owned(), "admin".to_owned())]);
+        OrderSpec { parameters, ..spec(pod) }
+    };
+    let cell = outcome(&engine.order(with_role("pod"), at(1)).1).0.remove(0);
+    let denied = ProviderError {
+        is_of_request: true,
+        ..ProviderError::without_cause(ErrorClass::Auth, "launch: UnauthorizedOperation")
+    };
+    let (launches, answer) = outcome(&engine.handle(Event::Launched(cell, Err(denied)), at(2)));
+    assert_eq!((launches.len(), answer.is_some()), (0, true));
+    let (launches, answer) = outcome(&engine.order(with_role("pod"), at(181)).1);
+    let expected = "no cell is launched for 2 s with this instance type and these annotations, \
+                    because the last launch was not permitted: launch: UnauthorizedOperation";
+    assert_eq!((launches.len(), answer.as_deref()), (0, Some(expected)));
+    // Others go on: without the role, and with another type.
+    assert_eq!(outcome(&engine.order(spec("other"), at(3)).1).0.len(), 1);
+    let another = OrderSpec { candidates: Ok(vec![candidate("b")]), ..with_role("third") };
+    assert_eq!(outcome(&engine.order(another, at(3)).1).0.len(), 1);
+    assert_eq!(outcome(&engine.order(with_role("fourth"), at(182)).1).0.len(), 1);
+}
+
+/// Verifies A15.
+#[test]
+fn denied_launches_of_many_kinds_are_kept_in_a_bounded_number() {
+    let (mut denials, cell) = (Denials::default(), CellId::mint().unwrap());
+    let launch = |number: usize| LaunchSpec {
+        candidates: vec![candidate("a")],
+        tags: BTreeMap::new(),
+        bootstrap: Counting::default().bootstrap(&cell, "").unwrap(),
+        cell: cell.clone(),
+        parameters: BTreeMap::from([("role".to_owned(), number.to_string())]),
+    };
+    let denied = ProviderError {
+        is_of_request: true,
+        ..ProviderError::without_cause(ErrorClass::Auth, "denied")
+    };
+    for number in 0..1000 {
+        let until = Duration::from_secs(100 + u64::try_from(number).unwrap());
+        denials.add(&launch(number), denied.clone(), until);
+    }
+    let is_kept = |number: usize| {
+        let LaunchSpec { parameters, candidates, .. } = launch(number);
+        denials.of_kind(&parameters, &candidates, at(1)).is_some()
+    };
+    assert_eq!((0..1000).filter(|number| is_kept(*number)).count(), 256);
+    assert!(is_kept(999) && !is_kept(0));
+}
+
+/// Verifies A14.
+#[test]
+fn refusal_of_what_a_pod_asked_for_is_avoided_by_no_other() {
+    for class in [ErrorClass::Quota, ErrorClass::Capacity] {
+        let mut engine = engine(sim::CAPABILITIES);
+        let (cell, _) = launched(&mut engine, "pod", at(1));
+        let error = ProviderError {
+            refused: vec![offering("a"), offering("b")],
+            is_of_request: true,
+            ..ProviderError::without_cause(class, "the volume is too large")
+        };
+        let (launches, answer) = outcome(&engine.handle(Event::Launched(cell, Err(error)), at(2)));
+        assert_eq!((launches.len(), answer.is_some()), (0, true), "{class:?}");
+        assert_eq!(outcome(&engine.order(spec("other"), at(3)).1).0.len(), 1, "{class:?}");
+    }
+}
