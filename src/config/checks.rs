@@ -70,7 +70,8 @@ pub(super) fn check(config: &Config, real: &dyn Fn(&Path) -> PathBuf, report: &R
                 report.add(Problem::new(format!("backends.{name}.cluster"), rule));
             }
             if milpa.provider == ProviderKind::Ec2 {
-                milpa.ec2.check(&format!("backends.{name}.ec2"), report);
+                let knows_node = milpa.gateway.node_address().is_some();
+                milpa.ec2.check(&format!("backends.{name}.ec2"), knows_node, report);
             }
         }
     }

@@ -44,7 +44,7 @@ const VOLUME_BYTES: std::ops::RangeInclusive<u64> = 1 << 30..=16 << 40;
 pub struct Ec2 {
     /// Region; empty if it is not set, which only other providers accept.
     pub region: String,
-    /// Subnets; cells are launched in their zones. The first of a zone is taken.
+    /// Subnets; cells are launched in their zones. The first of a zone is taken. Empty: the node's.
     pub subnets: Vec<String>,
     /// Security groups of every cell.
     pub security_groups: Vec<String>,
@@ -245,11 +245,16 @@ impl Ec2 {
         })
     }
 
-    /// Reports keys that the provider needs. `at` is the table's path.
-    pub(super) fn check(&self, at: &str, report: &Report) {
+    /// Reports keys that the provider needs. `at` is the table's path, and `knows_node` says that
+    /// the node's address is known.
+    pub(super) fn check(&self, at: &str, knows_node: bool, report: &Report) {
         let missing = [
             ("region", self.region.is_empty(), "a region, such as \"us-east-1\""),
-            ("subnets", self.subnets.is_empty(), "ids of subnets, one or more"),
+            (
+                "subnets",
+                self.subnets.is_empty() && !knows_node,
+                "ids of subnets, one or more, where gateway has no IPv4 address of the node",
+            ),
             ("security_groups", self.security_groups.is_empty(), "ids of security groups"),
             (
                 "image",
@@ -535,11 +540,29 @@ mod tests {
     #[test]
     fn missing_keys_are_named_together() {
         let found = parsed("").unwrap_err();
-        for key in ["region", "subnets", "security_groups", "image"] {
+        for key in ["region", "security_groups", "image"] {
             let problem = format!("backends.milpa.ec2.{key}: is missing");
             assert!(found.iter().any(|found| found.starts_with(&problem)), "{key}: {found:#?}");
         }
-        assert_eq!(found.len(), 4);
+        assert_eq!(found.len(), 3);
+    }
+
+    /// Verifies V78.
+    #[test]
+    fn subnets_are_needed_where_the_address_of_the_node_is_not_known() {
+        let least = LEAST.replace("subnets = [\"subnet-1\"]\n", "");
+        assert_eq!(milpa(&least).ec2.subnets, Vec::<String>::new());
+        let listen = "listen = \"10.0.0.5:7700\"";
+        for gateway in [
+            "listen = \"[2001:db8::5]:7700\"",
+            "listen = \"10.0.0.5:7700\"\nadvertise = \"192.0.2.1:443\"",
+        ] {
+            let text = HEAD.replace(listen, gateway);
+            let problems = parse("test.toml", &format!("{text}{least}"), []).unwrap_err();
+            let problems = problems.to_string();
+            let problem = "backends.milpa.ec2.subnets: is missing; the provider \"ec2\" needs ids";
+            assert!(problems.contains(problem), "{problems}");
+        }
     }
 
     #[test]

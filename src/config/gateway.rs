@@ -1,7 +1,7 @@
 //! `[backends.NAME.gateway]`: the TCP port that cells on other machines dial.
 
 use std::{
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, SocketAddr},
     path::PathBuf,
 };
 
@@ -79,6 +79,15 @@ impl GatewayListen {
     /// Returns true if cells dial a forwarder.
     pub fn is_forwarded(&self) -> bool {
         matches!(self.advertise, Some(Advertise::Endpoint(_)))
+    }
+
+    /// Returns the IPv4 address of the node that cells dial; `None` if it is not known, as behind a
+    /// forwarder.
+    pub fn node_address(&self) -> Option<Ipv4Addr> {
+        match self.advertised().filter(|_| !self.is_forwarded())?.ip() {
+            IpAddr::V4(address) => Some(address),
+            IpAddr::V6(_) => None,
+        }
     }
 
     /// Returns a warning if only this machine can dial the advertised address.

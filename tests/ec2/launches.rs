@@ -1,6 +1,6 @@
 //! Launches: one instance a token, with the settings of every cell.
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 use kiyot::{
     annotations::CellRequest,
@@ -143,6 +143,27 @@ async fn annotations_of_a_pod_choose_its_instance() {
     let error = world.spec_for(&[offering], &request).await.unwrap_err();
     assert_eq!(error.class, ErrorClass::Invalid);
     assert!(error.text().contains("6 security groups; allowed: 5"), "{}", error.text());
+}
+
+/// Verifies V78.
+#[tokio::test]
+async fn cell_is_launched_in_the_subnet_of_the_node_without_configured_subnets() {
+    let world = World::new().await;
+    let node = world.running_node(1).await;
+    let provider = world.with_node_at(node.addresses[0]).await;
+    provider.check().await.unwrap();
+    let catalogue = provider.catalogue().await.unwrap();
+    let offers = catalogue.entries().iter().flat_map(|entry| &entry.offers);
+    let zones: BTreeSet<String> = offers.map(|offer| offer.zone.clone()).collect();
+    assert_eq!(zones, [world.zone(1)].into());
+    let parameters = provider.parameters(&CellRequest::default(), "uid").await.unwrap();
+    let subnet = &world.cloud.setup().subnets[1].id;
+    assert!(parameters.values().any(|value| value.contains(subnet)), "{parameters:?}");
+    let other = &world.cloud.setup().subnets[0].id;
+    assert!(!parameters.values().any(|value| value.contains(other)), "{parameters:?}");
+    let stranger = world.with_node_at([10, 99, 0, 1].into()).await;
+    let error = stranger.check().await.unwrap_err();
+    assert!(error.text().contains("has the node's address 10.99.0.1"), "{}", error.text());
 }
 
 /// Returns a parameter of a launch for a pod with these annotations.

@@ -108,6 +108,40 @@ async fn node_without_instances_is_checked_with_an_id_that_does_not_exist() {
     assert!(world.cloud.instances().is_empty());
 }
 
+/// Verifies V40, V78.
+#[tokio::test]
+async fn subnet_of_the_node_is_shown_where_none_is_configured() {
+    let world = World::new().await;
+    let node = world.running_node(0).await;
+    let text = configuration(&world, UNCHANGED);
+    let line = |begin: &str| text.lines().find(|line| line.starts_with(begin)).unwrap();
+    // The region between both stays.
+    let from = format!(
+        "{}\n[backends.milpa.ec2]\n{}\n{}",
+        line("listen"),
+        line("region"),
+        line("subnets")
+    );
+    let without = |address: &str| {
+        format!("listen = \"{address}:7700\"\n[backends.milpa.ec2]\n{}", line("region"))
+    };
+    let address = node.addresses[0].to_string();
+    let checked = check(&world, (&from, &without(&address))).await;
+    let subnet = &world.cloud.setup().subnets[0].id;
+    let expected = format!(
+        "DescribeInstances (the node): {} with {address} is in {subnet}, where cells are launched",
+        node.id
+    );
+    assert!(checked.text.contains(&expected), "{}", checked.text);
+    assert_eq!(checked.code, Some(0), "{}", checked.text);
+    assert_eq!(checked.lines("ok").len(), 5 + 1 + 2 + 4 + 1, "{}", checked.text);
+
+    let checked = check(&world, (&from, &without("10.99.0.1"))).await;
+    assert_eq!(checked.code, Some(1), "{}", checked.text);
+    let failed = checked.lines("failed");
+    assert!(failed[0].contains("has the node's address 10.99.0.1"), "{}", checked.text);
+}
+
 /// Verifies V40.
 #[tokio::test]
 async fn wrong_subnet_group_image_and_key_are_named() {

@@ -59,4 +59,10 @@ async fn policy_has_the_actions_of_a_cell_s_life_and_no_other() {
     // Tags in a launch need the permission to create them.
     called.insert("CreateTags".to_owned());
     assert_eq!(documented(&page()), called);
+    // The subnet of the node needs no other.
+    world.cloud.clear_calls();
+    world.with_node_at([10, 77, 0, 5].into()).await.check().await.unwrap_err();
+    let called: BTreeSet<String> =
+        world.cloud.calls().into_iter().map(|call| call.action).collect();
+    assert!(called.is_subset(&documented(&page())), "{called:?}");
 }

@@ -1,6 +1,6 @@
 //! A provider over a cloud of its own.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
 use kiyot::{
     annotations::CellRequest,
@@ -8,7 +8,8 @@ use kiyot::{
         id::CellId,
         placement::{Accuracy, Candidate, Market, Offering},
         providers::{
-            Instance, LaunchSpec, Owner, PodTags, Provider, ProviderError, TagRules, ec2::Ec2,
+            Instance, InstanceState, LaunchSpec, Owner, PodTags, Provider, ProviderError, TagRules,
+            ec2::Ec2,
         },
     },
     config::{self, GatewayListen, MilpaBackend, PriceSource},
@@ -16,6 +17,7 @@ use kiyot::{
 };
 use kiyot_link::bootstrap::{AgentPin, Bootstrap, GatewayAddress};
 use kiyot_testcloud::Cloud;
+use kiyot_testkit::{LIMIT, wait_until};
 
 use crate::over_cloud;
 
@@ -78,6 +80,12 @@ impl World {
         provider_with(&self.cloud, &self.owner, ec2).await
     }
 
+    /// Returns a provider without configured subnets, whose node has an address.
+    pub(crate) async fn with_node_at(&self, address: IpAddr) -> Ec2 {
+        let ec2 = config::Ec2 { subnets: Vec::new(), ..over_cloud::config(&self.cloud) };
+        provider_at(&self.cloud, &self.owner, ec2, address).await
+    }
+
     /// Returns the zone of a subnet, by its number.
     pub(crate) fn zone(&self, number: usize) -> String {
         self.cloud.setup().subnets[number].zone.clone()
@@ -135,6 +143,17 @@ impl World {
         self.provider.launch(&spec, token).await.unwrap()
     }
 
+    /// Returns a running instance of a subnet, by its number, that plays the node.
+    pub(crate) async fn running_node(&self, subnet: usize) -> Instance {
+        let spec = self.spec(&[self.offering(subnet, Market::OnDemand)]).await;
+        let node = self.provider.launch(&spec, "node").await.unwrap();
+        wait_until("the node runs", LIMIT, async || {
+            let described = self.provider.describe(&node.id).await.ok()?;
+            (described.state == InstanceState::Running).then_some(described)
+        })
+        .await
+    }
+
     /// Launches an instance for a warm pool.
     pub(crate) async fn launch_warm(&self, token: &str) -> Instance {
         let spec = self.spec(&[self.offering(0, Market::OnDemand)]).await;
@@ -179,13 +198,14 @@ async fn provider(cloud: &Cloud, owner: &Owner, networks: &[&str]) -> Ec2 {
 }
 
 async fn provider_with(cloud: &Cloud, owner: &Owner, ec2: config::Ec2) -> Ec2 {
+    provider_at(cloud, owner, ec2, [10, 77, 0, 5].into()).await
+}
+
+async fn provider_at(cloud: &Cloud, owner: &Owner, ec2: config::Ec2, node: IpAddr) -> Ec2 {
     let client = over_cloud::client(cloud, &ec2.region).await;
     let config = MilpaBackend {
         ec2,
-        gateway: GatewayListen {
-            listen: Some("10.77.0.5:7700".parse().unwrap()),
-            ..GatewayListen::default()
-        },
+        gateway: GatewayListen { listen: Some((node, 7700).into()), ..GatewayListen::default() },
         ..MilpaBackend::default()
     };
     Ec2::new(&config, owner.clone(), Arc::new(client))

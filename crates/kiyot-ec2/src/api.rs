@@ -1,6 +1,6 @@
 //! The interface of EC2.
 
-use std::{collections::BTreeMap, fmt};
+use std::{collections::BTreeMap, fmt, net::Ipv4Addr};
 
 use async_trait::async_trait;
 
@@ -18,6 +18,8 @@ pub enum InstanceFilter {
     Tags(BTreeMap<String, String>),
     /// The instance of the launch with this client token.
     ClientToken(String),
+    /// Instances with this private address. Each VPC may have one.
+    PrivateAddress(Ipv4Addr),
 }
 
 /// A call for EC2 to check, without effect (`DryRun`).

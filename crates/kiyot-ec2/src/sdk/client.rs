@@ -144,6 +144,10 @@ impl Ec2Api for Client {
             InstanceFilter::ClientToken(token) => {
                 call.max_results(PAGE_INSTANCES).filters(named_filter("client-token", token))
             }
+            InstanceFilter::PrivateAddress(address) => {
+                let filter = named_filter("private-ip-address", &address.to_string());
+                call.max_results(PAGE_INSTANCES).filters(filter)
+            }
         };
         let mut pages = call.into_paginator().send();
         let mut instances = Vec::new();

@@ -46,6 +46,7 @@ mod launch;
 pub mod live_check;
 mod market_data;
 mod metadata_fence;
+mod node_subnet;
 mod on_demand;
 mod pacing;
 mod parameters;
@@ -62,6 +63,7 @@ use error_codes::{
     Refused, SERVICE_LINKED_ROLE, classify, depends_on_volume, lacks_capacity, quota_family,
 };
 use metadata_fence::MetadataFence;
+use node_subnet::UnknownSubnet;
 use on_demand::OnDemand;
 use pacing::{Action, Pacing};
 use parameters::{BootImage, Parameters};
@@ -120,6 +122,25 @@ struct Resources {
     images: BTreeMap<Architecture, BootImage>,
 }
 
+/// The reason why subnets and images are not known.
+#[derive(Debug, Clone, thiserror::Error)]
+enum ResourcesError {
+    #[error(transparent)]
+    Call(#[from] CallError),
+    #[error(transparent)]
+    Subnet(#[from] UnknownSubnet),
+}
+
+impl From<ResourcesError> for ProviderError {
+    fn from(error: ResourcesError) -> Self {
+        let class = match &error {
+            ResourcesError::Call(error) => classify(error).0,
+            ResourcesError::Subnet(_) => ErrorClass::Invalid,
+        };
+        Self::new(class, "read subnets and images", error)
+    }
+}
+
 /// The last description of an instance, as far as it is used again.
 #[derive(Debug, Clone, Default)]
 struct Seen {
@@ -154,6 +175,8 @@ impl Seen {
 pub struct Ec2 {
     api: Arc<dyn Ec2Api>,
     config: config::Ec2,
+    /// The node's address, which finds its subnet.
+    node_address: Option<Ipv4Addr>,
     owner: Owner,
     pause_image: String,
     power_off_after: Duration,
@@ -162,7 +185,7 @@ pub struct Ec2 {
     pacing: Arc<Pacing>,
     terminations: Terminations,
     tagging: Tagging,
-    resources: Cached<Resources, CallError>,
+    resources: Cached<Resources, ResourcesError>,
     in_zones: Cached<Vec<TypeInZone>, CallError>,
     spot: Cached<Vec<SpotPrice>, CallError>,
     on_demand: OnDemand,
@@ -197,6 +220,7 @@ impl Ec2 {
             metadata: MetadataFence::new(Arc::clone(&api), Arc::clone(&pacing)),
             api,
             config: config.ec2.clone(),
+            node_address: config.gateway.node_address(),
             owner,
             pause_image: config.pause_image.clone(),
             power_off_after: config.token_ttl,
@@ -211,24 +235,40 @@ impl Ec2 {
         }
     }
 
-    async fn resources(&self) -> Result<Arc<Resources>, CallError> {
-        self.resources.get(|| self.read_resources()).await
+    async fn resources(&self) -> Result<Arc<Resources>, ProviderError> {
+        Ok(self.resources.get(|| self.read_resources()).await?)
     }
 
-    async fn read_resources(&self) -> Result<Resources, CallError> {
+    /// Returns the ids of the configured subnets, or else that of the node's.
+    async fn subnet_ids(&self) -> Result<Vec<String>, ResourcesError> {
+        if !self.config.subnets.is_empty() {
+            return Ok(self.config.subnets.clone());
+        }
+        let address = self.node_address.ok_or(UnknownSubnet::NoAddress)?;
+        self.pacing.wait(Action::Describe).await;
+        let filter = InstanceFilter::PrivateAddress(address);
+        let instances = self.api.describe_instances(&filter);
+        let listed = within(LIST_TIMEOUT, "DescribeInstances", instances).await?;
+        Ok(vec![node_subnet::find(address, listed)?.subnet])
+    }
+
+    async fn read_resources(&self) -> Result<Resources, ResourcesError> {
         let subnets = async {
+            let ids = self.subnet_ids().await?;
             self.pacing.wait(Action::Describe).await;
-            let subnets = self.api.subnets(&self.config.subnets);
-            within(LIST_TIMEOUT, "DescribeSubnets", subnets).await
+            let subnets = self.api.subnets(&ids);
+            let described = within(LIST_TIMEOUT, "DescribeSubnets", subnets).await?;
+            Ok::<_, ResourcesError>((ids, described))
         };
         let images = async {
             self.pacing.wait(Action::Describe).await;
             let image = self.image();
-            within(LIST_TIMEOUT, "DescribeImages", self.api.images(&image)).await
+            let images = within(LIST_TIMEOUT, "DescribeImages", self.api.images(&image)).await?;
+            Ok::<_, ResourcesError>(images)
         };
-        let (described, images) = tokio::try_join!(subnets, images)?;
+        let ((ids, described), images) = tokio::try_join!(subnets, images)?;
         let vpc = described.first().map(|subnet| subnet.vpc.clone()).unwrap_or_default();
-        let subnets = by_zone(&self.config.subnets, &described);
+        let subnets = by_zone(&ids, &described);
         let images = newest(images);
         Ok(Resources { vpc, subnets, images })
     }
@@ -428,7 +468,7 @@ impl Provider for Ec2 {
             within(SPOT_TIMEOUT, "DescribeSpotPriceHistory", self.api.spot_prices()).await
         });
         let (resources, in_zones, spot) = tokio::join!(self.resources(), in_zones, spot);
-        let (resources, in_zones) = (resources.map_err(failed)?, in_zones.map_err(failed)?);
+        let (resources, in_zones) = (resources?, in_zones.map_err(failed)?);
         // Without prices, spot counts as on-demand at most.
         let spot = spot.unwrap_or_else(|error| {
             let error = &error as &dyn std::error::Error;
@@ -447,9 +487,7 @@ impl Provider for Ec2 {
         request: &CellRequest,
         pod_uid: &str,
     ) -> Result<BTreeMap<String, String>, ProviderError> {
-        let resources = self.resources().await.map_err(|error| {
-            ProviderError::new(classify(&error).0, "read subnets and images", error)
-        })?;
+        let resources = self.resources().await?;
         self.config.check_cloud_routes(&request.cloud_routes).map_err(|refused| {
             ProviderError::without_cause(ErrorClass::Invalid, refused.to_string())
         })?;
@@ -604,9 +642,7 @@ impl Provider for Ec2 {
     async fn check(&self) -> Result<(), ProviderError> {
         // The daemon calls this at its start: the sooner the prices are read, the better.
         let _ = self.on_demand.current();
-        let resources = self.resources().await.map_err(|error| {
-            ProviderError::new(classify(&error).0, "read subnets and images", error)
-        })?;
+        let resources = self.resources().await?;
         let what = match () {
             () if resources.subnets.is_empty() => "ec2.subnets: EC2 knows none of them",
             () if resources.images.is_empty() => {

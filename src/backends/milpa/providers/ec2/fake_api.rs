@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
+    net::{IpAddr, Ipv4Addr},
     sync::Mutex,
 };
 
@@ -33,6 +34,10 @@ pub(super) struct FakeApi {
     pub(super) metadata_calls: Mutex<Vec<String>>,
     /// The failures of the next ModifyInstanceMetadataOptions.
     pub(super) metadata_failures: Mutex<VecDeque<Failure>>,
+    /// The instances that are found by their address.
+    pub(super) instances: Vec<InstanceDescription>,
+    /// The ids of each DescribeSubnets.
+    pub(super) subnet_calls: Mutex<Vec<Vec<String>>>,
     /// The lists that are never answered.
     pub(super) hanging: BTreeSet<&'static str>,
     /// The lists that were read.
@@ -58,6 +63,29 @@ impl FakeApi {
     }
 }
 
+/// Returns a running instance of the VPC `vpc-1`.
+pub(super) fn running(id: &str, subnet: &str, address: Ipv4Addr) -> InstanceDescription {
+    InstanceDescription {
+        id: id.to_owned(),
+        client_token: String::new(),
+        instance_type: TYPE.to_owned(),
+        zone: ZONE.to_owned(),
+        is_spot: false,
+        state: InstanceStateName::Running,
+        reason: None,
+        subnet: subnet.to_owned(),
+        vpc: "vpc-1".to_owned(),
+        private_address: Some(address.into()),
+        public_address: None,
+        private_name: String::new(),
+        public_name: String::new(),
+        launched: None,
+        volumes: Vec::new(),
+        interfaces: Vec::new(),
+        tags: BTreeMap::new(),
+    }
+}
+
 fn not_called<T>(operation: &'static str) -> Result<T, CallError> {
     Err(CallError { operation, failure: Failure::NotSent("not expected".into()) })
 }
@@ -69,9 +97,15 @@ impl Ec2Api for FakeApi {
     }
     async fn describe_instances(
         &self,
-        _: &InstanceFilter,
+        filter: &InstanceFilter,
     ) -> Result<Vec<InstanceDescription>, CallError> {
-        not_called("DescribeInstances")
+        let InstanceFilter::PrivateAddress(address) = filter else {
+            return not_called("DescribeInstances");
+        };
+        let has_address =
+            |it: &&InstanceDescription| it.private_address == Some(IpAddr::V4(*address));
+        let found = self.instances.iter().filter(has_address).cloned().collect();
+        self.list("DescribeInstances", found).await
     }
     async fn terminate_instances(
         &self,
@@ -120,7 +154,8 @@ impl Ec2Api for FakeApi {
     async fn products(&self, _: Option<String>) -> Result<ProductPage, CallError> {
         self.list("GetProducts", ProductPage::default()).await
     }
-    async fn subnets(&self, _: &[String]) -> Result<Vec<Subnet>, CallError> {
+    async fn subnets(&self, ids: &[String]) -> Result<Vec<Subnet>, CallError> {
+        self.subnet_calls.lock().unwrap().push(ids.to_vec());
         let subnet = Subnet {
             id: SUBNET.into(),
             vpc: "vpc-1".into(),

@@ -7,8 +7,8 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use kiyot_ec2::{
-    DryRun, Ec2Api, ImageFilter, InstanceDescription, InstanceStateName, RouteTableFilter,
-    RunInstances, SpotPrice, Subnet, TypeInZone,
+    DryRun, Ec2Api, ImageFilter, InstanceDescription, InstanceFilter, InstanceStateName,
+    RouteTableFilter, RunInstances, SpotPrice, Subnet, TypeInZone,
 };
 use kiyot_link::bootstrap::{AgentPin, Bootstrap, GatewayAddress};
 
@@ -16,6 +16,7 @@ use super::{
     super::{InstanceId, LaunchSpec, Owner, PodTags, ProviderError, TagRules, owner},
     Architecture, BootImage, CellId, CellRequest, Ec2, Market, Resources, by_zone, market_data,
     newest,
+    node_subnet::{self, NodeSubnet},
     price_list::Listed,
     terminations::NOT_FOUND,
 };
@@ -90,7 +91,10 @@ impl LiveCheck<'_> {
     /// Reads the subnets, by their zone. Without the permission the zones are not known: each
     /// subnet then has a zone of its own.
     async fn subnets(&mut self) -> Option<BTreeMap<String, String>> {
-        let ids = self.config.ec2.subnets.clone();
+        let ids = match self.config.ec2.subnets.as_slice() {
+            [] => vec![self.node_subnet().await?],
+            ids => ids.to_vec(),
+        };
         let called = self.caller.call("DescribeSubnets", self.api.subnets(&ids)).await;
         let described = match called {
             Ok(described) => described,
@@ -118,6 +122,29 @@ impl LiveCheck<'_> {
             self.caller.add(Outcome::Warning, "network", &warning);
         }
         (!subnets.is_empty()).then_some(subnets)
+    }
+
+    /// Finds the node's own subnet, in which cells are launched if none is configured.
+    async fn node_subnet(&mut self) -> Option<String> {
+        const NAME: &str = "DescribeInstances (the node)";
+        let address = self.config.gateway.node_address()?;
+        let filter = InstanceFilter::PrivateAddress(address);
+        let listed = self.caller.list(NAME, self.api.describe_instances(&filter)).await.ok()?;
+        match node_subnet::find(address, listed) {
+            Ok(node) => {
+                let NodeSubnet { instance, subnet } = node;
+                let text = format!(
+                    "{instance} with {address} is in {subnet}, where cells are launched \
+                     (ec2.subnets is not set)"
+                );
+                self.caller.add(Outcome::Ok, NAME, &text);
+                Some(subnet)
+            }
+            Err(unknown) => {
+                self.caller.add(Outcome::Failed, NAME, &unknown.to_string());
+                None
+            }
+        }
     }
 
     async fn images(&mut self) -> Option<BTreeMap<Architecture, BootImage>> {
@@ -245,7 +272,7 @@ impl LiveCheck<'_> {
     ) -> Result<Candidate, String> {
         let mut rules = Rules::of(&self.config.placement);
         // Without the permission to describe subnets, zones are not known.
-        let zone_is_known = !self.config.ec2.subnets.iter().any(|subnet| subnet == zone);
+        let zone_is_known = !zone.starts_with("subnet-");
         if zone_is_known && !rules.zones.is_empty() && !rules.zones.iter().any(|it| it == zone) {
             return Err("never launched: placement.zones has not this zone".to_owned());
         }

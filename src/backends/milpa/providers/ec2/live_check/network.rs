@@ -29,8 +29,7 @@ pub(super) fn warnings(
     let used: Vec<&Subnet> =
         subnets.iter().filter(|subnet| used.values().any(|id| *id == subnet.id)).collect();
     // Subnets have IPv4 networks here, and the address behind a forwarder is not known.
-    let gateway = config.gateway.advertised().filter(|_| !config.gateway.is_forwarded());
-    let Some(gateway) = gateway.map(|gateway| gateway.ip()).filter(IpAddr::is_ipv4) else {
+    let Some(gateway) = config.gateway.node_address().map(IpAddr::V4) else {
         return warnings;
     };
     let has_gateway = |subnet: &&Subnet| contains(subnet, gateway);
