@@ -1,6 +1,6 @@
 //! Life of a pod on an instance.
 
-use kiyot_testcloud::State;
+use kiyot_testcloud::{Instance, State};
 use kiyot_testkit::{Container, LIMIT, Source, cri, output, wait_until};
 
 use super::{WAIT, World, pod, run};
@@ -68,6 +68,28 @@ fn status_past_the_route(instance: &str) -> String {
     output("ip", &command).unwrap()
 }
 
+/// Returns the response of the metadata service to frames of a process in the network of a pod that
+/// has no capability but `NET_RAW`.
+async fn answer_to_frames(instance: &Instance) -> String {
+    const REQUEST: &str = include_str!("raw_frames.py");
+    let router = wait_until("the instance knows its router", LIMIT, async || {
+        let known = output("ip", &["-n", &instance.id, "neigh", "show", "dev", "eth0"]).ok()?;
+        let mut words = known.split_whitespace().skip_while(|word| *word != "lladdr");
+        words.nth(1).map(str::to_owned)
+    })
+    .await;
+    let process = [
+        "netns",
+        "exec",
+        &instance.id,
+        "setpriv",
+        "--bounding-set=-all,+net_raw",
+        "--no-new-privs",
+    ];
+    let program = ["/usr/bin/python3", "-c", REQUEST, &instance.address, &router];
+    output("ip", &[&process[..], &program].concat()).unwrap()
+}
+
 /// Verifies V22.
 #[tokio::test]
 async fn metadata_service_is_closed_to_a_pod_without_an_instance_profile() {
@@ -111,6 +133,28 @@ async fn metadata_service_stays_closed_to_a_pod_with_power_over_its_network() {
     let passed = run(&mut kubelet, &powers, read).await;
     assert!(passed.contains("HTTP/1.1 403"), "{passed}");
     world.ends(&mut kubelet, &[&running]).await;
+}
+
+/// Verifies V22.
+#[tokio::test]
+async fn raw_frames_of_a_pod_reach_nothing_of_the_metadata_service() {
+    let world = World::start().await;
+    let (_kiyot, mut kubelet) = world.daemon(world.options()).await;
+    let running = kubelet.run_pod(&pod("raw", WAIT)).await.unwrap();
+    let instance = world.instance_of("raw");
+    let answer = answer_to_frames(&instance).await;
+    // The service is reached, and refuses to give a token.
+    assert!(answer.starts_with("HTTP/1.1 403"), "{answer}");
+    assert!(!answer.contains("token-"), "{answer}");
+    // The same frames of an instance whose pod has a profile get one.
+    let profile = "arn:aws:iam::123456789012:instance-profile/reader";
+    let open = pod("open", WAIT).annotation("pod.elotl.co/instance-profile", profile);
+    let open = kubelet.run_pod(&open).await.unwrap();
+    let instance = world.instance_of("open");
+    output("ip", &["-n", &instance.id, "route", "add", "unreachable", "169.254.169.254"]).unwrap();
+    let answer = answer_to_frames(&instance).await;
+    assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("token-"), "{answer}");
+    world.ends(&mut kubelet, &[&running, &open]).await;
 }
 
 /// Verifies V22.

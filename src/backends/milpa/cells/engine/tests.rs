@@ -18,6 +18,7 @@ mod ends;
 mod health;
 mod limits;
 mod market;
+mod outages;
 mod pools;
 mod ports;
 mod properties;
