@@ -82,7 +82,7 @@ async fn right_configuration_passes_without_an_effect() {
     world.cloud.clear_calls();
     let checked = check(&world, UNCHANGED).await;
     assert_eq!(checked.code, Some(0), "{}", checked.text);
-    assert_eq!(checked.lines("ok").len(), 5 + 3 + 1 + 4 + 1, "{}", checked.text);
+    assert_eq!(checked.lines("ok").len(), 6 + 3 + 1 + 4 + 1, "{}", checked.text);
     assert_eq!(checked.text.matches(&format!("dry run on {}", own.id)).count(), 4);
     let calls = world.cloud.calls();
     for call in &calls {
@@ -134,7 +134,7 @@ async fn subnet_of_the_node_is_shown_where_none_is_configured() {
     );
     assert!(checked.text.contains(&expected), "{}", checked.text);
     assert_eq!(checked.code, Some(0), "{}", checked.text);
-    assert_eq!(checked.lines("ok").len(), 5 + 1 + 2 + 4 + 1, "{}", checked.text);
+    assert_eq!(checked.lines("ok").len(), 6 + 1 + 2 + 4 + 1, "{}", checked.text);
 
     let checked = check(&world, (&from, &without("10.99.0.1"))).await;
     assert_eq!(checked.code, Some(1), "{}", checked.text);

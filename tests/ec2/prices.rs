@@ -3,7 +3,7 @@
 use kiyot::{
     annotations::CellRequest,
     backends::milpa::{
-        placement::{Accuracy, Catalogue, Market, Needs, Offer, Requested, Rules, rank},
+        placement::{Accuracy, Catalogue, Market, Needs, Offer, Offering, Requested, Rules, rank},
         providers::{Provider, ec2::Ec2},
     },
     config::{Placement, PriceSource},
@@ -152,4 +152,41 @@ async fn built_in_prices_need_no_call() {
     let catalogue = provider.catalogue().await.unwrap();
     assert_eq!(offer(&catalogue, NANO, Market::OnDemand).price.to_string(), "$0.0052");
     assert_eq!(world.cloud.calls_of("GetProducts").len(), 0);
+}
+
+/// An instance type of the cloud that is newer than the built-in file.
+const NEWER: &str = "m8idb.large";
+
+/// Verifies V79.
+#[tokio::test]
+async fn type_that_is_newer_than_the_built_in_file_is_chosen_and_launched_at_its_price() {
+    let world = World::new().await;
+    world.cloud.faults().set_price(NEWER, "0.0001000000");
+    let before = world.provider.catalogue().await.unwrap();
+    assert_eq!(before.named(NEWER).unwrap().instance_type.memory_mib, 8192);
+    let catalogue = wait_until("its price is read", LIMIT, async || {
+        let catalogue = world.provider.catalogue().await.unwrap();
+        (!catalogue.named(NEWER)?.offers.is_empty()).then_some(catalogue)
+    })
+    .await;
+    assert_eq!(choice(&catalogue), NEWER);
+    let described = world.cloud.calls_of("DescribeInstanceTypes");
+    assert_eq!(described.len(), 2, "145 types, of which a call describes 100");
+    let offering = Offering { instance_type: NEWER.into(), ..world.offering(0, Market::OnDemand) };
+    let spec = world.spec(std::slice::from_ref(&offering)).await;
+    let launched = world.provider.launch(&spec, "token").await.unwrap();
+    assert_eq!(launched.offering, offering);
+    // A daemon that has not read them describes the type alone.
+    let replayed = world.restarted(&[]).await.launch(&spec, "token").await.unwrap();
+    assert_eq!(replayed.id, launched.id);
+    assert_eq!(world.cloud.calls_of("DescribeInstanceTypes").len(), 3);
+}
+
+/// Verifies V79.
+#[tokio::test]
+async fn types_are_those_of_the_built_in_file_while_others_are_not_described() {
+    let world = World::new().await;
+    world.cloud.faults().set_denied("DescribeInstanceTypes", true);
+    let catalogue = world.provider.catalogue().await.unwrap();
+    assert!(catalogue.named(NEWER).is_none() && catalogue.named(OTHER).is_some());
 }

@@ -6,8 +6,11 @@ use async_trait::async_trait;
 
 use super::{
     CallError, Image, ImageFilter, InstanceDescription, InstanceStateName, ProductPage, RouteTable,
-    RouteTableFilter, RunInstances, SpotPrice, Subnet, TypeInZone,
+    RouteTableFilter, RunInstances, SpotPrice, Subnet, TypeDescription, TypeInZone,
 };
+
+/// The most instance types that a call describes.
+pub const MAX_DESCRIBED_TYPES: usize = 100;
 
 /// The instances to describe. A description by id fails if one of the ids is unknown.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -73,6 +76,8 @@ pub trait Ec2Api: fmt::Debug + Send + Sync + 'static {
     async fn console_output(&self, id: &str) -> Result<String, CallError>;
     /// Lists the zones of all instance types (DescribeInstanceTypeOfferings).
     async fn types_in_zones(&self) -> Result<Vec<TypeInZone>, CallError>;
+    /// Describes instance types (DescribeInstanceTypes), at most [`MAX_DESCRIBED_TYPES`].
+    async fn instance_types(&self, names: &[String]) -> Result<Vec<TypeDescription>, CallError>;
     /// Lists the current spot prices of Linux (DescribeSpotPriceHistory).
     async fn spot_prices(&self) -> Result<Vec<SpotPrice>, CallError>;
     /// Returns a page of the region's on-demand products of Linux in the price list (GetProducts):

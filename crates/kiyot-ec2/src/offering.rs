@@ -1,4 +1,4 @@
-//! Instance types by zone, and spot prices.
+//! Instance types, their zones, and spot prices.
 
 /// An instance type that a zone has (`InstanceTypeOffering`).
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -18,4 +18,40 @@ pub struct SpotPrice {
     pub zone: String,
     /// Dollars an hour, as a decimal number.
     pub price: String,
+}
+
+/// An instance type (`InstanceTypeInfo`).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TypeDescription {
+    /// The name.
+    pub name: String,
+    /// The default number of vCPUs.
+    pub vcpus: i64,
+    /// Memory in MiB.
+    pub memory_mib: i64,
+    /// The architectures, such as `x86_64`.
+    pub architectures: Vec<String>,
+    /// True if it has credits and a baseline, which EC2 does not show.
+    pub is_burstable: bool,
+    /// True for a whole machine.
+    pub is_bare_metal: bool,
+    /// True for the current generation.
+    pub is_current: bool,
+    /// Its GPUs, of the first kind; `None` without.
+    pub gpus: Option<TypeGpus>,
+    /// True if it can be launched on demand.
+    pub has_on_demand: bool,
+    /// True if it can be launched on spot.
+    pub has_spot: bool,
+}
+
+/// The GPUs of an instance type (`GpuDeviceInfo`).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TypeGpus {
+    /// Their number.
+    pub count: i64,
+    /// The manufacturer; empty if it is not known.
+    pub manufacturer: String,
+    /// The name; empty if it is not known.
+    pub name: String,
 }

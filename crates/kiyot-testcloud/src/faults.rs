@@ -230,7 +230,8 @@ impl Faults {
         });
     }
 
-    /// Sets the on-demand price of a type in the price list: a text of dollars an hour.
+    /// Sets the on-demand price of a type in the price list: a text of dollars an hour. A type that
+    /// the daemon's file lacks can be launched then.
     pub fn set_price(&self, instance_type: &str, price: &str) {
         let price = (instance_type.to_owned(), price.to_owned());
         self.change(|faults| faults.prices.extend([price]));

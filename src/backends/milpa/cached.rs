@@ -46,6 +46,11 @@ impl<T, E: Error + Clone + 'static> Cached<T, E> {
         Self { name, max_age, retry_pause, ended: AtomicU64::new(0), state }
     }
 
+    /// Returns the data that was read last, however old.
+    pub(crate) async fn last(&self) -> Option<Arc<T>> {
+        self.state.lock().await.last.as_ref().map(|last| Arc::clone(&last.data))
+    }
+
     /// Returns the data; an error only if there was none before.
     pub(crate) async fn get<R>(&self, read: impl FnOnce() -> R) -> Result<Arc<T>, E>
     where

@@ -15,7 +15,7 @@ use aws_sdk_ec2::{
     Client as Sdk,
     types::{
         AttributeBooleanValue, Filter, InstanceMetadataEndpointState, InstanceMetadataOptionsState,
-        LocationType, Tag,
+        InstanceType, LocationType, Tag,
     },
 };
 use aws_smithy_http_client::{
@@ -30,7 +30,7 @@ use super::{
 use crate::{
     CallError, DRY_RUN_SUCCEEDED, DryRun, Ec2Api, Failure, Image, ImageFilter, InstanceDescription,
     InstanceFilter, InstanceStateName, MetadataOptionsState, ProductPage, RouteTable,
-    RouteTableFilter, RunInstances, SpotPrice, Subnet, TypeInZone,
+    RouteTableFilter, RunInstances, SpotPrice, Subnet, TypeDescription, TypeInZone,
 };
 
 /// Bounds the time of a call, or of a page of a list.
@@ -214,6 +214,15 @@ impl Ec2Api for Client {
             bound_pages(NAME, read)?;
         }
         Ok(entries)
+    }
+
+    async fn instance_types(&self, names: &[String]) -> Result<Vec<TypeDescription>, CallError> {
+        const NAME: &str = "DescribeInstanceTypes";
+        let names = names.iter().map(|name| InstanceType::from(name.as_str())).collect();
+        let call = self.sdk.describe_instance_types().set_instance_types(Some(names));
+        let output = call.send().await.map_err(|error| call_error(NAME, error))?;
+        let described = output.instance_types.unwrap_or_default().into_iter();
+        Ok(described.filter_map(response::instance_type).collect())
     }
 
     async fn spot_prices(&self) -> Result<Vec<SpotPrice>, CallError> {

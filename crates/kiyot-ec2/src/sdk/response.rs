@@ -7,7 +7,7 @@ use aws_sdk_ec2::types;
 use super::error::incomplete;
 use crate::{
     CallError, Image, InstanceDescription, InstanceStateName, Route, RouteTable, SpotPrice,
-    StateReason, Subnet, TypeInZone,
+    StateReason, Subnet, TypeDescription, TypeGpus, TypeInZone,
 };
 
 /// The most bytes of a DNS name (RFC 1035).
@@ -81,6 +81,33 @@ pub(super) fn type_in_zone(entry: types::InstanceTypeOffering) -> Option<TypeInZ
     Some(TypeInZone {
         instance_type: entry.instance_type?.as_str().to_owned(),
         zone: entry.location?,
+    })
+}
+
+/// Returns an instance type.
+pub(super) fn instance_type(info: types::InstanceTypeInfo) -> Option<TypeDescription> {
+    let processor = info.processor_info.and_then(|it| it.supported_architectures);
+    let gpus = info.gpu_info.and_then(|it| it.gpus).unwrap_or_default().into_iter().next();
+    let classes = info.supported_usage_classes.unwrap_or_default();
+    Some(TypeDescription {
+        name: info.instance_type?.as_str().to_owned(),
+        vcpus: info.v_cpu_info?.default_v_cpus?.into(),
+        memory_mib: info.memory_info?.size_in_mib?,
+        architectures: processor
+            .unwrap_or_default()
+            .iter()
+            .map(|architecture| architecture.as_str().to_owned())
+            .collect(),
+        is_burstable: info.burstable_performance_supported.unwrap_or_default(),
+        is_bare_metal: info.bare_metal.unwrap_or_default(),
+        is_current: info.current_generation.unwrap_or_default(),
+        gpus: gpus.map(|gpus| TypeGpus {
+            count: gpus.count.unwrap_or_default().into(),
+            manufacturer: gpus.manufacturer.unwrap_or_default(),
+            name: gpus.name.unwrap_or_default(),
+        }),
+        has_on_demand: classes.contains(&types::UsageClassType::OnDemand),
+        has_spot: classes.contains(&types::UsageClassType::Spot),
     })
 }
 

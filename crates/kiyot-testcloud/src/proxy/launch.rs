@@ -114,7 +114,8 @@ async fn target(query: &Query, signed: Option<&str>, shared: &Shared) -> Result<
         if value.is_empty() { other.to_owned() } else { value.to_owned() }
     };
     let instance_type = or(query.get("InstanceType"), DEFAULT_TYPE);
-    if !shared.types.contains_key(&instance_type) {
+    let is_newer = shared.lock().faults.prices.contains_key(&instance_type);
+    if !is_newer && !shared.types.contains_key(&instance_type) {
         return Err(ApiError::client(
             "InvalidParameterValue",
             format!("Invalid value '{instance_type}' for InstanceType."),

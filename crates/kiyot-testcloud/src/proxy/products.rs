@@ -76,6 +76,8 @@ pub(super) fn page(query: &Query, shared: &Shared) -> Result<Reply, ApiError> {
         let price = prices.get(name).cloned().or(listed);
         products.extend(price.map(|price| product(name, region, &price)));
     }
+    let newer = prices.iter().filter(|(name, _)| matches && !shared.types.contains_key(*name));
+    products.extend(newer.map(|(name, price)| product(name, region, price)));
     let last = first.saturating_add(size);
     let texts: Vec<String> =
         products.iter().skip(first).take(size).map(ToString::to_string).collect();

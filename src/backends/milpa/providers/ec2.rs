@@ -37,6 +37,7 @@ use crate::{
     config,
 };
 
+mod added_types;
 mod cloud_routes;
 mod counted_api;
 mod error_codes;
@@ -57,6 +58,7 @@ mod terminations;
 mod tests;
 mod user_data;
 
+use added_types::AddedType;
 use cloud_routes::CloudRoutes;
 pub use counted_api::CountedApi;
 use error_codes::{
@@ -187,6 +189,7 @@ pub struct Ec2 {
     tagging: Tagging,
     resources: Cached<Resources, ResourcesError>,
     in_zones: Cached<Vec<TypeInZone>, CallError>,
+    added_types: Cached<Vec<AddedType>, CallError>,
     spot: Cached<Vec<SpotPrice>, CallError>,
     on_demand: OnDemand,
     forwarding: Forwarding,
@@ -228,6 +231,7 @@ impl Ec2 {
             pacing,
             resources: Cached::new("subnets and images", NETWORK_MAX_AGE, RETRY_PAUSE),
             in_zones: Cached::new("instance types by zone", ZONES_MAX_AGE, RETRY_PAUSE),
+            added_types: Cached::new("added instance types", ZONES_MAX_AGE, RETRY_PAUSE),
             spot: Cached::new("spot prices", SPOT_MAX_AGE, RETRY_PAUSE),
             forwarding: Forwarding::new(!config.ec2.cluster_networks.is_empty()),
             lacks_spot_role: AtomicBool::new(false),
@@ -326,13 +330,15 @@ impl Ec2 {
     }
 
     /// Returns the request of a launch of the first candidate.
-    fn request(&self, spec: &LaunchSpec, token: &str) -> Result<RunInstances, ProviderError> {
+    async fn request(&self, spec: &LaunchSpec, token: &str) -> Result<RunInstances, ProviderError> {
         let name = spec.offerings().next().map(|offering| offering.instance_type.clone());
-        let entry = name.as_deref().and_then(|name| self.types.named(name));
-        let architectures = entry.map(|entry| entry.instance_type.architectures.clone());
-        let is_burstable =
-            entry.is_some_and(|entry| entry.instance_type.baseline_milli_cpus.is_some());
-        launch::request(spec, token, &architectures.unwrap_or_default(), is_burstable)
+        let own = match name {
+            Some(name) => self.instance_type(&name).await?,
+            None => None,
+        };
+        let is_burstable = own.as_ref().is_some_and(|own| own.baseline_milli_cpus.is_some());
+        let architectures = own.map(|own| own.architectures).unwrap_or_default();
+        launch::request(spec, token, &architectures, is_burstable)
     }
 
     /// Returns the instance of an earlier launch with a token.
@@ -477,9 +483,10 @@ impl Provider for Ec2 {
         });
         let on_demand = self.on_demand.current();
         let zones: BTreeSet<String> = resources.subnets.keys().cloned().collect();
+        let added = self.added_types(&in_zones, &zones).await;
         let images = resources.images.keys().copied().collect();
         let on_demand = on_demand.as_deref();
-        Ok(market_data::catalogue(&self.types, on_demand, &in_zones, &spot, &zones, images))
+        Ok(market_data::catalogue(&self.types, &added, on_demand, &in_zones, &spot, &zones, images))
     }
 
     async fn parameters(
@@ -501,7 +508,7 @@ impl Provider for Ec2 {
     }
 
     async fn launch(&self, spec: &LaunchSpec, token: &str) -> Result<Instance, ProviderError> {
-        let request = self.request(spec, token)?;
+        let request = self.request(spec, token).await?;
         self.pacing.wait(Action::Launch).await;
         let launched = match self.api.run_instances(&request).await {
             Ok(launched) => launched,

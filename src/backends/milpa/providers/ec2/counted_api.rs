@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use kiyot_ec2::{
     CallError, DryRun, Ec2Api, Image, ImageFilter, InstanceDescription, InstanceFilter,
     InstanceStateName, MetadataOptionsState, ProductPage, RouteTable, RouteTableFilter,
-    RunInstances, SpotPrice, Subnet, TypeInZone,
+    RunInstances, SpotPrice, Subnet, TypeDescription, TypeInZone,
 };
 use tokio::time::Instant;
 
@@ -83,6 +83,10 @@ impl Ec2Api for CountedApi {
 
     async fn types_in_zones(&self) -> Result<Vec<TypeInZone>, CallError> {
         self.count("DescribeInstanceTypeOfferings", self.api.types_in_zones()).await
+    }
+
+    async fn instance_types(&self, names: &[String]) -> Result<Vec<TypeDescription>, CallError> {
+        self.count("DescribeInstanceTypes", self.api.instance_types(names)).await
     }
 
     async fn spot_prices(&self) -> Result<Vec<SpotPrice>, CallError> {

@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use kiyot_ec2::{
     CallError, DryRun, Ec2Api, Failure, Image, ImageFilter, InstanceDescription, InstanceFilter,
     InstanceStateName, MetadataOptionsState, ProductPage, RouteTable, RouteTableFilter,
-    RunInstances, SpotPrice, Subnet, TypeInZone,
+    RunInstances, SpotPrice, Subnet, TypeDescription, TypeInZone,
 };
 
 /// The code of the error that names unknown ids.
@@ -50,6 +50,8 @@ pub(super) const SUBNET: &str = "subnet-1";
 pub(super) const IMAGE: &str = "ami-1";
 /// See [`SUBNET`].
 pub(super) const TYPE: &str = "t3.nano";
+/// A type of the lists that the built-in file lacks.
+pub(super) const ADDED_TYPE: &str = "z9.large";
 /// See [`SUBNET`].
 pub(super) const ZONE: &str = "us-east-1a";
 
@@ -143,8 +145,24 @@ impl Ec2Api for FakeApi {
         not_called("GetConsoleOutput")
     }
     async fn types_in_zones(&self) -> Result<Vec<TypeInZone>, CallError> {
-        let listed = TypeInZone { instance_type: TYPE.into(), zone: ZONE.into() };
-        self.list("DescribeInstanceTypeOfferings", vec![listed]).await
+        let listed = [TYPE, ADDED_TYPE]
+            .map(|name| TypeInZone { instance_type: name.into(), zone: ZONE.into() });
+        self.list("DescribeInstanceTypeOfferings", listed.to_vec()).await
+    }
+    async fn instance_types(&self, names: &[String]) -> Result<Vec<TypeDescription>, CallError> {
+        let described = names.iter().map(|name| TypeDescription {
+            name: name.clone(),
+            vcpus: 2,
+            memory_mib: 4096,
+            architectures: vec!["x86_64".into()],
+            is_burstable: false,
+            is_bare_metal: false,
+            is_current: true,
+            gpus: None,
+            has_on_demand: true,
+            has_spot: true,
+        });
+        self.list("DescribeInstanceTypes", described.collect()).await
     }
     async fn spot_prices(&self) -> Result<Vec<SpotPrice>, CallError> {
         let (instance_type, zone) = (TYPE.into(), ZONE.into());

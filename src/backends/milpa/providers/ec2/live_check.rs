@@ -14,8 +14,8 @@ use kiyot_link::bootstrap::{AgentPin, Bootstrap, GatewayAddress};
 
 use super::{
     super::{InstanceId, LaunchSpec, Owner, PodTags, ProviderError, TagRules, owner},
-    Architecture, BootImage, CellId, CellRequest, Ec2, Market, Resources, by_zone, market_data,
-    newest,
+    Architecture, BootImage, CellId, CellRequest, Ec2, Market, Resources, added_types, by_zone,
+    market_data, newest,
     node_subnet::{self, NodeSubnet},
     price_list::Listed,
     terminations::NOT_FOUND,
@@ -37,6 +37,8 @@ use report::Outcome;
 
 /// An instance id that EC2 never assigns.
 const NO_INSTANCE: &str = "i-00000000000000000";
+/// An instance type that every region has.
+const ANY_TYPE: &str = "t3.nano";
 /// The root device of an image that can't be described; a dry run does not use it.
 const ANY_ROOT_DEVICE: &str = "/dev/xvda";
 /// The bytes of the certificate in the user data of a real launch.
@@ -69,6 +71,7 @@ impl LiveCheck<'_> {
         let subnets = self.subnets().await;
         let images = self.images().await;
         let in_zones = self.types_in_zones().await;
+        self.instance_types(in_zones.as_deref().unwrap_or_default()).await;
         let spot = self.spot_prices().await;
         let instances = self.instances().await;
         if !self.config.ec2.cloud_routes.is_empty() {
@@ -177,6 +180,19 @@ impl LiveCheck<'_> {
         Some(listed)
     }
 
+    /// Describes a type, as the daemon does with those that the built-in file lacks.
+    async fn instance_types(&mut self, in_zones: &[TypeInZone]) {
+        const NAME: &str = "DescribeInstanceTypes";
+        let zones = in_zones.iter().map(|entry| entry.zone.clone()).collect();
+        let added = added_types::names(&self.ec2.types, in_zones, &zones);
+        let name = added.first().map_or(ANY_TYPE, String::as_str).to_owned();
+        let tried = std::slice::from_ref(&name);
+        if self.caller.list(NAME, self.api.instance_types(tried)).await.is_ok() {
+            let text = format!("{} instance types are newer than the built-in file", added.len());
+            self.caller.add(Outcome::Ok, NAME, &text);
+        }
+    }
+
     async fn spot_prices(&mut self) -> Option<Vec<SpotPrice>> {
         const NAME: &str = "DescribeSpotPriceHistory";
         let prices = self.caller.list(NAME, self.api.spot_prices()).await.ok()?;
@@ -228,7 +244,7 @@ impl LiveCheck<'_> {
             .unwrap_or_else(|| self.all_types_in(resources));
         let images = resources.images.keys().copied().collect();
         let catalogue =
-            market_data::catalogue(&self.ec2.types, None, &in_zones, spot, &zones, images);
+            market_data::catalogue(&self.ec2.types, &[], None, &in_zones, spot, &zones, images);
         let mut spot_is_tried = false;
         for (zone, subnet) in &resources.subnets {
             for (market, launch_type) in
@@ -286,7 +302,7 @@ impl LiveCheck<'_> {
 
     async fn launch(&mut self, name: &str, resources: &Resources, candidate: Candidate) {
         let text = candidate.offering.instance_type.clone();
-        let request = match self.request(resources, candidate) {
+        let request = match self.request(resources, candidate).await {
             Ok(request) => request,
             Err(error) => {
                 return self.caller.add(Outcome::Failed, name, &error.text());
@@ -302,7 +318,7 @@ impl LiveCheck<'_> {
 
     /// Returns the request that the daemon would make for a pod without annotations. What only
     /// the daemon has (token, certificate, agent) is replaced by values of the same form.
-    fn request(
+    async fn request(
         &self,
         resources: &Resources,
         candidate: Candidate,
@@ -330,7 +346,7 @@ impl LiveCheck<'_> {
             parameters: parameters.stored(),
             cell: cell.clone(),
         };
-        self.ec2.request(&spec, cell.as_str())
+        self.ec2.request(&spec, cell.as_str()).await
     }
 
     fn tags(&self, cell: &CellId) -> BTreeMap<String, String> {

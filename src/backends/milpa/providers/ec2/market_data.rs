@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use kiyot_ec2::{SpotPrice, TypeInZone};
 
-use super::on_demand::Prices;
+use super::{added_types::AddedType, on_demand::Prices};
 use crate::{
     annotations::Architecture,
     backends::milpa::placement::{Accuracy, Catalogue, Entry, Market, Offer},
@@ -12,10 +12,11 @@ use crate::{
 };
 
 /// Returns the instance types that the zones of the subnets have, with their prices. `types` has
-/// sizes and built-in prices, in whose place the live ones of `on_demand` stand. Spot counts as
-/// on-demand at most where its price is not known.
+/// sizes and built-in prices, in whose place the live ones of `on_demand` stand, and `added` the
+/// types without a built-in price. Spot counts as on-demand at most where its price is not known.
 pub(super) fn catalogue(
     types: &Catalogue,
+    added: &[AddedType],
     on_demand: Option<&Prices>,
     in_zones: &[TypeInZone],
     spot: &[SpotPrice],
@@ -33,11 +34,20 @@ pub(super) fn catalogue(
             Some(((spot.instance_type.as_str(), spot.zone.as_str()), price))
         })
         .collect();
-    let entries = types.entries().iter().filter_map(|entry| {
-        let name = entry.instance_type.name.as_str();
+    let live = |name: &str| on_demand.and_then(|live| live.get(name)).copied();
+    let built_in = types.entries().iter().map(|entry| {
+        let own = &entry.instance_type;
+        (own, with_on_demand(&entry.offers, live(&own.name)))
+    });
+    let added = added.iter().map(|added| {
+        let own = &added.instance_type;
+        let price = live(&own.name);
+        let offer = |market: &Market| price.map(|price| offer_at(price, *market));
+        (own, added.markets.iter().filter_map(offer).collect::<Vec<_>>())
+    });
+    let entries = built_in.chain(added).filter_map(|(instance_type, priced)| {
+        let name = instance_type.name.as_str();
         let zones = zones_of.get(name)?;
-        let on_demand = on_demand.and_then(|live| live.get(name)).copied();
-        let priced = with_on_demand(&entry.offers, on_demand);
         let offers = zones.iter().flat_map(|zone| {
             priced.iter().map(|offer| {
                 let live = (offer.market == Market::Spot)
@@ -51,7 +61,7 @@ pub(super) fn catalogue(
                 }
             })
         });
-        Some(Entry { instance_type: entry.instance_type.clone(), offers: offers.collect() })
+        Some(Entry { instance_type: instance_type.clone(), offers: offers.collect() })
     });
     Catalogue::new(entries.collect()).with_images(images)
 }
@@ -60,25 +70,25 @@ pub(super) fn catalogue(
 /// A type without a built-in price gets an offer.
 fn with_on_demand(offers: &[Offer], live: Option<Price>) -> Vec<Offer> {
     let Some(price) = live else { return offers.to_vec() };
-    let priced = |market| Offer {
-        zone: String::new(),
-        market,
-        price,
-        accuracy: match market {
-            Market::OnDemand => Accuracy::Exact,
-            Market::Spot => Accuracy::AtMost,
-        },
-    };
     match offers {
-        [] => vec![priced(Market::OnDemand)],
-        offers => offers.iter().map(|offer| priced(offer.market)).collect(),
+        [] => vec![offer_at(price, Market::OnDemand)],
+        offers => offers.iter().map(|offer| offer_at(price, offer.market)).collect(),
     }
+}
+
+/// Returns the offer of a market at a live on-demand price.
+fn offer_at(price: Price, market: Market) -> Offer {
+    let accuracy = match market {
+        Market::OnDemand => Accuracy::Exact,
+        Market::Spot => Accuracy::AtMost,
+    };
+    Offer { zone: String::new(), market, price, accuracy }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backends::milpa::placement::CatalogueFile;
+    use crate::backends::milpa::placement::{CatalogueFile, InstanceType};
 
     fn in_zone(instance_type: &str, zone: &str) -> TypeInZone {
         TypeInZone { instance_type: instance_type.into(), zone: zone.into() }
@@ -112,7 +122,7 @@ mod tests {
         ];
         let zones = ["us-east-1a", "us-east-1b"].map(str::to_owned).into();
         let catalogue =
-            catalogue(&types, None, &in_zones, &spot, &zones, vec![Architecture::Amd64]);
+            catalogue(&types, &[], None, &in_zones, &spot, &zones, vec![Architecture::Amd64]);
         assert_eq!(catalogue.entries().len(), 1);
         assert_eq!(catalogue.images(), [Architecture::Amd64]);
         let live = offer(&catalogue, "t3.nano", "us-east-1a", Market::Spot).unwrap();
@@ -122,6 +132,34 @@ mod tests {
         let fixed = offer(&catalogue, "t3.nano", "us-east-1b", Market::OnDemand).unwrap();
         assert_eq!((fixed.price, fixed.accuracy), (Price::from_micros(5200), Accuracy::Exact));
         assert_eq!(offer(&catalogue, "t3.nano", "us-east-1e", Market::OnDemand), None);
+    }
+
+    /// Verifies V79.
+    #[test]
+    fn added_type_has_an_offer_in_each_market_once_its_price_is_known() {
+        let types = CatalogueFile::built_in().catalogue;
+        let added = AddedType {
+            instance_type: InstanceType {
+                name: "z9.large".into(),
+                ..types.named("m5.large").unwrap().instance_type.clone()
+            },
+            markets: vec![Market::OnDemand, Market::Spot],
+        };
+        let in_zones = [in_zone("z9.large", "us-east-1a")];
+        let zones = ["us-east-1a".to_owned()].into();
+        let with = |live: Option<&Prices>| {
+            let added = std::slice::from_ref(&added);
+            let catalogue =
+                catalogue(&types, added, live, &in_zones, &[], &zones, vec![Architecture::Amd64]);
+            [Market::OnDemand, Market::Spot].map(|market| {
+                let offer = offer(&catalogue, "z9.large", "us-east-1a", market)?;
+                Some((offer.price.micros(), offer.accuracy))
+            })
+        };
+        assert_eq!(with(None), [None, None]);
+        let live = Prices::from([("z9.large".to_owned(), Price::from_micros(9000))]);
+        let known = [Some((9000, Accuracy::Exact)), Some((9000, Accuracy::AtMost))];
+        assert_eq!(with(Some(&live)), known);
     }
 
     /// Verifies V70, V71.
@@ -136,7 +174,7 @@ mod tests {
         }];
         let zones = ["eu-west-1a".to_owned()].into();
         let live = Prices::from([("t3.nano".to_owned(), Price::from_micros(5700))]);
-        let catalogue = catalogue(&types, Some(&live), &in_zones, &spot, &zones, Vec::new());
+        let catalogue = catalogue(&types, &[], Some(&live), &in_zones, &spot, &zones, Vec::new());
         let offers = |name: &str| {
             [Market::OnDemand, Market::Spot].map(|market| {
                 let offer = offer(&catalogue, name, "eu-west-1a", market).unwrap();

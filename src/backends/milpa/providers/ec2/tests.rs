@@ -1,23 +1,37 @@
 //! Unit tests of the provider over a played API.
 
+use kiyot_link::bootstrap::{AgentPin, Bootstrap, GatewayAddress};
+
 use super::{
-    fake_api::{FakeApi, IMAGE, SUBNET, TYPE, ZONE},
+    fake_api::{ADDED_TYPE, FakeApi, IMAGE, SUBNET, TYPE, ZONE, running},
     *,
 };
 use crate::{
-    backends::milpa::{placement::Accuracy, providers::CATALOGUE_TIMEOUT},
-    config::PriceSource,
+    backends::milpa::{
+        placement::{Accuracy, Candidate},
+        providers::CATALOGUE_TIMEOUT,
+    },
+    config::{GatewayListen, PriceSource},
+    price::Price,
 };
 
+const NODE: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 5);
 const OFFERINGS: &str = "DescribeInstanceTypeOfferings";
+const TYPES: &str = "DescribeInstanceTypes";
 const SPOT_PRICES: &str = "DescribeSpotPriceHistory";
 
 fn provider(api: FakeApi) -> (Arc<FakeApi>, Ec2) {
+    provider_in(api, vec![SUBNET.into()])
+}
+
+/// Returns a provider whose node has the address [`NODE`].
+fn provider_in(api: FakeApi, subnets: Vec<String>) -> (Arc<FakeApi>, Ec2) {
     let api = Arc::new(api);
     let config = config::MilpaBackend {
+        gateway: GatewayListen { listen: Some((NODE, 7700).into()), ..GatewayListen::default() },
         ec2: config::Ec2 {
             region: "us-east-1".into(),
-            subnets: vec![SUBNET.into()],
+            subnets,
             security_groups: vec!["sg-1".into()],
             image: Some(ImageFilter::Id(IMAGE.into())),
             prices: PriceSource::Live,
@@ -27,6 +41,31 @@ fn provider(api: FakeApi) -> (Arc<FakeApi>, Ec2) {
     };
     let owner = Owner { cluster: "c".into(), node: "n".into(), fingerprint: "0123".into() };
     (Arc::clone(&api), Ec2::new(&config, owner, api))
+}
+
+fn spec(instance_type: &str, parameters: BTreeMap<String, String>) -> LaunchSpec {
+    LaunchSpec {
+        cell: CellId::from_random(&[7; CellId::RANDOM_BYTES]),
+        candidates: vec![Candidate {
+            offering: Offering {
+                instance_type: instance_type.into(),
+                zone: ZONE.into(),
+                market: Market::OnDemand,
+            },
+            price: Price::FREE,
+            accuracy: Accuracy::Exact,
+        }],
+        tags: BTreeMap::new(),
+        bootstrap: Bootstrap {
+            cell: "cell".into(),
+            gateway: GatewayAddress::Tcp((NODE, 7700).into()),
+            ca_sha256: "0".into(),
+            token: "0".into(),
+            orphan_timeout_secs: 900,
+            agent: Some(AgentPin { sha256: "0".repeat(64), size_bytes: 1, ca_pem: "-".into() }),
+        },
+        parameters,
+    }
 }
 
 fn hanging(lists: &[&'static str]) -> FakeApi {
@@ -61,6 +100,7 @@ async fn hanging_list_of_offerings_subnets_or_images_is_an_error_within_its_time
     }
 }
 
+/// Verifies V79.
 #[tokio::test(start_paused = true)]
 async fn lists_are_read_again_at_their_age() {
     let (api, provider) = provider(FakeApi::default());
@@ -74,6 +114,7 @@ async fn lists_are_read_again_at_their_age() {
         ("DescribeSubnets", Duration::from_secs(3600)),
         ("DescribeImages", Duration::from_secs(3600)),
         (OFFERINGS, Duration::from_secs(12 * 3600)),
+        (TYPES, Duration::from_secs(12 * 3600)),
     ] {
         // All are read now.
         tokio::time::advance(Duration::from_secs(24 * 3600)).await;
@@ -82,5 +123,92 @@ async fn lists_are_read_again_at_their_age() {
         assert_eq!(reads(operation).await, before, "{operation}");
         tokio::time::advance(moment).await;
         assert_eq!(reads(operation).await, before + 1, "{operation}");
+    }
+}
+
+/// Verifies V78.
+#[tokio::test(start_paused = true)]
+async fn subnet_of_the_node_is_found_without_configured_subnets_and_not_looked_for_with_them() {
+    let instances = || vec![running("i-node", SUBNET, NODE)];
+    let with_node = || FakeApi { instances: instances(), ..FakeApi::default() };
+    let (api, without) = provider_in(with_node(), Vec::new());
+    let catalogue = without.catalogue().await.unwrap();
+    assert!(catalogue.named(TYPE).unwrap().offers.iter().any(|offer| offer.zone == ZONE));
+    assert_eq!(*api.subnet_calls.lock().unwrap(), [vec![SUBNET.to_owned()]]);
+
+    let (api, with) = provider_in(with_node(), vec![SUBNET.into()]);
+    with.catalogue().await.unwrap();
+    assert!(!api.lists.lock().unwrap().contains(&"DescribeInstances"));
+
+    let (_, elsewhere) = provider_in(FakeApi::default(), Vec::new());
+    for error in [elsewhere.catalogue().await.unwrap_err(), elsewhere.check().await.unwrap_err()] {
+        assert_eq!(error.class, ErrorClass::Invalid);
+        let text = error.text();
+        assert!(
+            text.contains("no running instance of the region has the node's address"),
+            "{text}"
+        );
+    }
+}
+
+/// Verifies V79.
+#[tokio::test(start_paused = true)]
+async fn types_that_are_not_described_leave_a_catalogue_of_the_built_in_file_in_time() {
+    let (_, provider) = provider(hanging(&[TYPES]));
+    let began = Instant::now();
+    let catalogue = provider.catalogue().await.unwrap();
+    assert!(began.elapsed() * 2 < CATALOGUE_TIMEOUT, "{:?}", began.elapsed());
+    assert!(catalogue.named(TYPE).is_some() && catalogue.named(ADDED_TYPE).is_none());
+}
+
+/// Verifies V79.
+#[tokio::test(start_paused = true)]
+async fn launch_of_an_added_type_is_the_same_before_and_after_a_restart() {
+    let spec = |parameters| spec(ADDED_TYPE, parameters);
+    let (_, first) = provider(FakeApi::default());
+    first.catalogue().await.unwrap();
+    let parameters = first.parameters(&CellRequest::default(), "uid").await.unwrap();
+    let before = first.request(&spec(parameters.clone()), "token").await.unwrap();
+    assert_eq!(before.image, IMAGE);
+    let (api, restarted) = provider(FakeApi::default());
+    let after = restarted.request(&spec(parameters.clone()), "token").await.unwrap();
+    assert_eq!(after, before);
+    assert_eq!(*api.lists.lock().unwrap(), [TYPES]);
+    let (_, unanswered) = provider(hanging(&[TYPES]));
+    let error = unanswered.request(&spec(parameters), "token").await.unwrap_err();
+    assert_eq!(error.class, ErrorClass::Transient);
+}
+
+/// Verifies A15.
+#[tokio::test]
+async fn denied_launch_and_a_volume_that_is_too_large_are_of_the_pod_s_request() {
+    let (_, provider) = provider(FakeApi::default());
+    let error_of = async |volume_size_gib, code: &str| {
+        let request = CellRequest { volume_size_gib, ..CellRequest::default() };
+        let spec = spec(TYPE, provider.parameters(&request, "uid").await.unwrap());
+        let failure = Failure::Refused { code: code.into(), message: String::new() };
+        provider.launch_error(&spec, CallError { operation: "RunInstances", failure })
+    };
+    for (volume, code, expected) in [
+        (None, "UnauthorizedOperation", true),
+        // The credentials are those of all launches.
+        (None, "AuthFailure", false),
+        (None, "ExpiredToken", false),
+        (None, "VolumeLimitExceeded", false),
+        (Some(4096), "VolumeLimitExceeded", true),
+        (Some(4096), "InsufficientVolumeCapacity", true),
+        (Some(4096), "MaxIOPSLimitExceeded", true),
+        (Some(1), "VolumeLimitExceeded", false),
+        (Some(4096), "InstanceLimitExceeded", false),
+        (Some(4096), "InsufficientFreeAddressesInSubnet", false),
+    ] {
+        let error = error_of(volume, code).await;
+        assert_eq!(error.is_of_request, expected, "{volume:?} {code}");
+        let is_zone = code.starts_with("Insufficient") && !expected;
+        assert_eq!(error.refused_zone.is_some(), is_zone, "{volume:?} {code}");
+        if code.contains("Limit") || code.contains("Insufficient") {
+            // The pod itself tries another offering, if it has any.
+            assert_eq!(error.refused.len(), 1, "{volume:?} {code}");
+        }
     }
 }
