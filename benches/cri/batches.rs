@@ -24,7 +24,9 @@ pub(crate) struct Batches {
 
 /// Starts batches of pods on the node and in cells in turn, and prints a table.
 pub(crate) async fn measure(node: &Node, program: &Path, batches: Batches) {
-    let kiyot = Kiyot::start(node, KiyotOptions { log: "info".to_owned(), ..KiyotOptions::new(program) }).await;
+    let kiyot =
+        Kiyot::start(node, KiyotOptions { log: "info".to_owned(), ..KiyotOptions::new(program) })
+            .await;
     let kubelet = kiyot.kubelet().await;
     let Batches { together, short, rounds } = batches;
     println!("\n| pods | at a time | rounds | on the node s | in cells s | ratio |");

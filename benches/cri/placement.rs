@@ -69,7 +69,7 @@ fn in_zones(catalogue: &Catalogue) -> Catalogue {
             .offers
             .iter()
             .flat_map(|offer| ZONES.map(|zone| Offer { zone: zone.to_owned(), ..offer.clone() }));
-        Entry { instance_type: entry.instance_type.clone(), offers: offers.collect() }
+        Entry::new(entry.instance_type.clone(), offers.collect())
     };
     Catalogue::new(catalogue.entries().iter().map(of_entry).collect())
 }

@@ -9,7 +9,7 @@ use serde_json::json;
 use super::*;
 use crate::{
     annotations::Architecture,
-    backends::milpa::placement::CatalogueFile,
+    backends::milpa::placement::{CatalogueFile, Entry, Unoffered},
     config,
     manifest::{self, File, Purpose},
 };
@@ -375,4 +375,27 @@ fn running_daemon_avoids_refused_offerings_and_tells_its_limits() {
     let backends = BTreeMap::from([("milpa".to_owned(), Live { limits, ..Live::default() })]);
     let (text, fine) = placed(OPT_IN, amd64, Prices::Live(&backends));
     assert!(fine && text.contains("3 of 9") && !text.contains("its instance"), "{text}");
+}
+
+/// Verifies A12.
+#[test]
+fn named_type_that_no_zone_offers_is_refused_by_its_name() {
+    let known = CatalogueFile::built_in().catalogue;
+    let entries = known.entries().iter().map(|entry| match entry.instance_type.name.as_str() {
+        "c7a.medium" => {
+            let reason = Unoffered::Region("eu-west-1".into());
+            Entry::not_offered(entry.instance_type.clone(), reason)
+        }
+        _ => entry.clone(),
+    });
+    let catalogue = Catalogue::new(entries.collect());
+    let annotations = "    pod.elotl.co/architecture: amd64\n";
+    let named = format!("{annotations}    pod.elotl.co/instance-type: c7a.medium\n");
+    let (text, fine) = placed(OPT_IN, &named, Prices::Catalogue(&catalogue));
+    let refusal = "nearest: c7a.medium exists, but is offered in no zone of eu-west-1 | ";
+    assert!(!fine && text.contains(refusal), "{text}");
+    // A pod that names no type gets the next, and no word of this one.
+    let (text, fine) = placed(OPT_IN, annotations, Prices::Catalogue(&catalogue));
+    assert!(fine && text.contains("its instance: c8a.medium"), "{text}");
+    assert!(!text.contains("c7a.medium"), "{text}");
 }

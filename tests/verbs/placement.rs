@@ -10,7 +10,9 @@ use kiyot::{
     },
     backends::{
         Method,
-        milpa::placement::{ApiRequests, Catalogue, CatalogueFile, Market, Offering, PodRequests},
+        milpa::placement::{
+            ApiRequests, Catalogue, CatalogueFile, Entry, Market, Offering, PodRequests, Unoffered,
+        },
     },
 };
 use kiyot_proto::cri;
@@ -64,6 +66,33 @@ async fn pod_that_fits_nothing_is_an_invalid_argument() {
                    $0.3000 an hour, and $0.1000 is the highest allowed | c costs";
     assert!(refused.message().contains(nearest), "{}", refused.message());
     assert_eq!((kiyot.provider.launched(), kiyot.daemon.cells.all().len()), (0, 0));
+}
+
+/// Verifies A12.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn named_type_that_no_zone_offers_is_an_invalid_argument_and_says_so() {
+    let kiyot = with_types(&[("a", "0.2"), ("b", "0.3")]).await;
+    {
+        let mut catalogue = kiyot.provider.catalogue.lock().unwrap();
+        let entries = catalogue.entries().iter().cloned().map(|entry| {
+            if entry.instance_type.name == "b" {
+                let zones = vec!["us-east-1e".to_owned()];
+                Entry::not_offered(entry.instance_type, Unoffered::Zones(zones))
+            } else {
+                entry
+            }
+        });
+        let entries = entries.collect();
+        *catalogue = Catalogue::new(entries);
+    }
+    let refused = run(&kiyot, &[(INSTANCE_TYPE, "b")]).await.unwrap_err();
+    assert_eq!(refused.code(), Code::InvalidArgument);
+    let problem = "nearest: b exists, but is offered in no zone with a subnet of cells, only in \
+                   us-east-1e | a is not b";
+    assert!(refused.message().ends_with(problem), "{}", refused.message());
+    assert_eq!(kiyot.provider.launched(), 0);
+    run(&kiyot, &[]).await.unwrap();
+    assert_eq!(names(&kiyot), ["a"]);
 }
 
 /// Verifies A2, A7, A11, A12.

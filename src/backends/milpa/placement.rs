@@ -25,7 +25,7 @@ mod size;
 mod tests;
 
 pub use accuracy::Accuracy;
-pub use catalogue::{Catalogue, Entry, Offer};
+pub use catalogue::{Catalogue, Entry, Offer, Unoffered};
 pub use catalogue_file::{CatalogueError, CatalogueFile};
 pub use choice::Choice;
 pub use fit::{Cpus, Reason};

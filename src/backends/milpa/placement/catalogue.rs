@@ -1,5 +1,7 @@
 //! The catalogue: instance types and the prices of their offerings.
 
+use std::fmt;
+
 use super::{Accuracy, Candidate, InstanceType, Market, Offering, Size};
 use crate::{annotations::Architecture, price::Price};
 
@@ -20,8 +22,19 @@ pub struct Catalogue {
 pub struct Entry {
     /// The instance type.
     pub instance_type: InstanceType,
-    /// Its offers; empty if no price is known.
+    /// Its offers; empty if no price is known, or if it is not offered.
     pub offers: Vec<Offer>,
+    /// The reason for which it is not offered, though the provider knows it.
+    pub unoffered: Option<Unoffered>,
+}
+
+/// The reason for which an instance type that exists has no offer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Unoffered {
+    /// No zone of this region has it.
+    Region(String),
+    /// These zones have it, and the provider launches into none of them.
+    Zones(Vec<String>),
 }
 
 /// The price of an instance type in a zone and a market.
@@ -62,7 +75,7 @@ impl Catalogue {
             accuracy: Accuracy::Exact,
         };
         let instance_type = largest.instance_type(name.to_owned(), architecture);
-        let entries = vec![Entry { instance_type, offers: vec![offer] }];
+        let entries = vec![Entry::new(instance_type, vec![offer])];
         Self { is_sized: true, images: vec![architecture], ..Self::new(entries) }
     }
 
@@ -134,12 +147,37 @@ impl Catalogue {
 }
 
 impl Entry {
+    /// Returns an instance type with its offers.
+    pub fn new(instance_type: InstanceType, offers: Vec<Offer>) -> Self {
+        Self { instance_type, offers, unoffered: None }
+    }
+
+    /// Returns an instance type that exists and is not offered.
+    pub fn not_offered(instance_type: InstanceType, reason: Unoffered) -> Self {
+        Self { instance_type, offers: Vec::new(), unoffered: Some(reason) }
+    }
+
     /// Returns the offering of one of the offers.
     pub fn offering(&self, offer: &Offer) -> Offering {
         Offering {
             instance_type: self.instance_type.name.clone(),
             zone: offer.zone.clone(),
             market: offer.market,
+        }
+    }
+}
+
+impl fmt::Display for Unoffered {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Region(region) => write!(f, "exists, but is offered in no zone of {region}"),
+            Self::Zones(zones) => {
+                let zones = zones.join(" and ");
+                write!(
+                    f,
+                    "exists, but is offered in no zone with a subnet of cells, only in {zones}"
+                )
+            }
         }
     }
 }

@@ -138,7 +138,7 @@ impl<'a> Row<'a> {
             is_bare_metal: self.flag("bare_metal", false)?,
             is_current: self.flag("current_generation", true)?,
         };
-        Ok(Entry { instance_type, offers: self.offers()? })
+        Ok(Entry::new(instance_type, self.offers()?))
     }
 
     /// Returns the text of a column; `None` if it is empty or the file has no such column.

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{Gpus, InstanceType, Market, Needs, Offer, Rules, catalogue::Entry};
+use super::{Gpus, InstanceType, Market, Needs, Offer, Rules, Unoffered, catalogue::Entry};
 use crate::{
     annotations::{Architecture, InstanceType as TypeChoice},
     price::Price,
@@ -35,6 +35,8 @@ pub enum Reason<'a> {
     Gpus(&'a InstanceType, &'a Needs),
     /// No known price.
     NoPrice,
+    /// No offer in any zone of the provider.
+    Unoffered(&'a Unoffered),
     /// No offer in the pod's market.
     Market(Market),
     /// No offer in the configured zones, with the zones; true if the zones of the offers are known.
@@ -119,6 +121,9 @@ pub(super) fn check_offers<'a>(
     rules: &'a Rules,
     markets: &[Market],
 ) -> Option<Reason<'a>> {
+    if let Some(reason) = &entry.unoffered {
+        return Some(Reason::Unoffered(reason));
+    }
     if entry.offers.is_empty() {
         return Some(Reason::NoPrice);
     }
@@ -176,6 +181,7 @@ impl fmt::Display for Reason<'_> {
                 }
             }
             Self::NoPrice => f.write_str("has no known price"),
+            Self::Unoffered(reason) => reason.fmt(f),
             Self::Market(market) => write!(f, "is not offered as {market}"),
             Self::Zone(zones, true) => {
                 write!(f, "is not offered in zone {}", zones.join(" or "))

@@ -474,7 +474,7 @@ fn catalogues() -> impl Strategy<Value = Catalogue> {
         },
     );
     let entry = (instance_types(), vec(offer, 0..5))
-        .prop_map(|(instance_type, offers)| Entry { instance_type, offers });
+        .prop_map(|(instance_type, offers)| Entry::new(instance_type, offers));
     vec(entry, 0..12).prop_map(Catalogue::new)
 }
 

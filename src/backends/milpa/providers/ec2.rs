@@ -64,6 +64,7 @@ pub use counted_api::CountedApi;
 use error_codes::{
     Refused, SERVICE_LINKED_ROLE, classify, depends_on_volume, lacks_capacity, quota_family,
 };
+use market_data::Types;
 use metadata_fence::MetadataFence;
 use node_subnet::UnknownSubnet;
 use on_demand::OnDemand;
@@ -486,7 +487,9 @@ impl Provider for Ec2 {
         let added = self.added_types(&in_zones, &zones).await;
         let images = resources.images.keys().copied().collect();
         let on_demand = on_demand.as_deref();
-        Ok(market_data::catalogue(&self.types, &added, on_demand, &in_zones, &spot, &zones, images))
+        let region = self.config.region.as_str();
+        let types = Types { region, built_in: &self.types, added: &added };
+        Ok(market_data::catalogue(types, on_demand, &in_zones, &spot, &zones, images))
     }
 
     async fn parameters(

@@ -121,19 +121,17 @@ impl SimCloud {
             let offers = ZONES.into_iter().flat_map(|zone| {
                 [offer(zone, Market::OnDemand, 10_000), offer(zone, Market::Spot, 3000)]
             });
-            Entry {
-                offers: offers.collect(),
-                instance_type: InstanceType {
-                    name: name.to_owned(),
-                    milli_cpus: 1000 << doublings,
-                    memory_mib: 2048 << doublings,
-                    architectures: vec![Architecture::Amd64, Architecture::Arm64],
-                    baseline_milli_cpus: None,
-                    gpus: None,
-                    is_bare_metal: false,
-                    is_current: true,
-                },
-            }
+            let instance_type = InstanceType {
+                name: name.to_owned(),
+                milli_cpus: 1000 << doublings,
+                memory_mib: 2048 << doublings,
+                architectures: vec![Architecture::Amd64, Architecture::Arm64],
+                baseline_milli_cpus: None,
+                gpus: None,
+                is_bare_metal: false,
+                is_current: true,
+            };
+            Entry::new(instance_type, offers.collect())
         });
         Catalogue::new(entries.collect())
     }

@@ -15,7 +15,8 @@ use kiyot_link::bootstrap::{AgentPin, Bootstrap, GatewayAddress};
 use super::{
     super::{InstanceId, LaunchSpec, Owner, PodTags, ProviderError, TagRules, owner},
     Architecture, BootImage, CellId, CellRequest, Ec2, Market, Resources, added_types, by_zone,
-    market_data, newest,
+    market_data::{self, Types},
+    newest,
     node_subnet::{self, NodeSubnet},
     price_list::Listed,
     terminations::NOT_FOUND,
@@ -243,8 +244,9 @@ impl LiveCheck<'_> {
             .filter(|listed| listed.iter().any(|entry| resources.subnets.contains_key(&entry.zone)))
             .unwrap_or_else(|| self.all_types_in(resources));
         let images = resources.images.keys().copied().collect();
-        let catalogue =
-            market_data::catalogue(&self.ec2.types, &[], None, &in_zones, spot, &zones, images);
+        let region = self.config.ec2.region.as_str();
+        let types = Types { region, built_in: &self.ec2.types, added: &[] };
+        let catalogue = market_data::catalogue(types, None, &in_zones, spot, &zones, images);
         let mut spot_is_tried = false;
         for (zone, subnet) in &resources.subnets {
             for (market, launch_type) in

@@ -7,16 +7,25 @@ use kiyot_ec2::{SpotPrice, TypeInZone};
 use super::{added_types::AddedType, on_demand::Prices};
 use crate::{
     annotations::Architecture,
-    backends::milpa::placement::{Accuracy, Catalogue, Entry, Market, Offer},
+    backends::milpa::placement::{Accuracy, Catalogue, Entry, Market, Offer, Unoffered},
     price::Price,
 };
 
-/// Returns the instance types that the zones of the subnets have, with their prices. `types` has
-/// sizes and built-in prices, in whose place the live ones of `on_demand` stand, and `added` the
-/// types without a built-in price. Spot counts as on-demand at most where its price is not known.
+/// The instance types of a region.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Types<'a> {
+    pub(super) region: &'a str,
+    /// Sizes and built-in prices, in whose place live ones stand.
+    pub(super) built_in: &'a Catalogue,
+    /// The types without a built-in price.
+    pub(super) added: &'a [AddedType],
+}
+
+/// Returns the instance types of a region: those that the zones of the subnets have with their
+/// prices, the others without an offer. Spot counts as on-demand at most where its price is not
+/// known.
 pub(super) fn catalogue(
-    types: &Catalogue,
-    added: &[AddedType],
+    types: Types<'_>,
     on_demand: Option<&Prices>,
     in_zones: &[TypeInZone],
     spot: &[SpotPrice],
@@ -24,7 +33,7 @@ pub(super) fn catalogue(
     images: Vec<Architecture>,
 ) -> Catalogue {
     let mut zones_of: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
-    for entry in in_zones.iter().filter(|entry| zones.contains(&entry.zone)) {
+    for entry in in_zones {
         zones_of.entry(&entry.instance_type).or_default().insert(&entry.zone);
     }
     let prices: HashMap<(&str, &str), Price> = spot
@@ -35,20 +44,28 @@ pub(super) fn catalogue(
         })
         .collect();
     let live = |name: &str| on_demand.and_then(|live| live.get(name)).copied();
-    let built_in = types.entries().iter().map(|entry| {
+    let built_in = types.built_in.entries().iter().map(|entry| {
         let own = &entry.instance_type;
         (own, with_on_demand(&entry.offers, live(&own.name)))
     });
-    let added = added.iter().map(|added| {
+    let added = types.added.iter().map(|added| {
         let own = &added.instance_type;
         let price = live(&own.name);
         let offer = |market: &Market| price.map(|price| offer_at(price, *market));
         (own, added.markets.iter().filter_map(offer).collect::<Vec<_>>())
     });
-    let entries = built_in.chain(added).filter_map(|(instance_type, priced)| {
+    let entries = built_in.chain(added).map(|(instance_type, priced)| {
         let name = instance_type.name.as_str();
-        let zones = zones_of.get(name)?;
-        let offers = zones.iter().flat_map(|zone| {
+        let all: Vec<&str> = zones_of.get(name).into_iter().flatten().copied().collect();
+        let own: Vec<&str> = all.iter().copied().filter(|zone| zones.contains(*zone)).collect();
+        if own.is_empty() {
+            let reason = match all.as_slice() {
+                [] => Unoffered::Region(types.region.to_owned()),
+                others => Unoffered::Zones(others.iter().map(|&zone| zone.to_owned()).collect()),
+            };
+            return Entry::not_offered(instance_type.clone(), reason);
+        }
+        let offers = own.iter().flat_map(|zone| {
             priced.iter().map(|offer| {
                 let live = (offer.market == Market::Spot)
                     .then(|| prices.get(&(name, *zone)).copied())
@@ -61,7 +78,7 @@ pub(super) fn catalogue(
                 }
             })
         });
-        Some(Entry { instance_type: instance_type.clone(), offers: offers.collect() })
+        Entry::new(instance_type.clone(), offers.collect())
     });
     Catalogue::new(entries.collect()).with_images(images)
 }
@@ -88,7 +105,16 @@ fn offer_at(price: Price, market: Market) -> Offer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backends::milpa::placement::{CatalogueFile, InstanceType};
+    use crate::{
+        annotations::{CellRequest, InstanceType as TypeChoice},
+        backends::milpa::placement::{
+            CatalogueFile, Defaults, InstanceType, Needs, NoFit, Requested, Rules, rank,
+        },
+    };
+
+    fn built_in(types: &Catalogue) -> Types<'_> {
+        Types { region: "us-east-1", built_in: types, added: &[] }
+    }
 
     fn in_zone(instance_type: &str, zone: &str) -> TypeInZone {
         TypeInZone { instance_type: instance_type.into(), zone: zone.into() }
@@ -122,8 +148,10 @@ mod tests {
         ];
         let zones = ["us-east-1a", "us-east-1b"].map(str::to_owned).into();
         let catalogue =
-            catalogue(&types, &[], None, &in_zones, &spot, &zones, vec![Architecture::Amd64]);
-        assert_eq!(catalogue.entries().len(), 1);
+            catalogue(built_in(&types), None, &in_zones, &spot, &zones, vec![Architecture::Amd64]);
+        let offered = catalogue.entries().iter().filter(|entry| !entry.offers.is_empty());
+        let names: Vec<&str> = offered.map(|entry| entry.instance_type.name.as_str()).collect();
+        assert_eq!(names, ["t3.nano"]);
         assert_eq!(catalogue.images(), [Architecture::Amd64]);
         let live = offer(&catalogue, "t3.nano", "us-east-1a", Market::Spot).unwrap();
         assert_eq!((live.price, live.accuracy), (Price::from_micros(1700), Accuracy::Exact));
@@ -149,8 +177,14 @@ mod tests {
         let zones = ["us-east-1a".to_owned()].into();
         let with = |live: Option<&Prices>| {
             let added = std::slice::from_ref(&added);
-            let catalogue =
-                catalogue(&types, added, live, &in_zones, &[], &zones, vec![Architecture::Amd64]);
+            let catalogue = catalogue(
+                Types { added, ..built_in(&types) },
+                live,
+                &in_zones,
+                &[],
+                &zones,
+                Vec::new(),
+            );
             [Market::OnDemand, Market::Spot].map(|market| {
                 let offer = offer(&catalogue, "z9.large", "us-east-1a", market)?;
                 Some((offer.price.micros(), offer.accuracy))
@@ -160,6 +194,37 @@ mod tests {
         let live = Prices::from([("z9.large".to_owned(), Price::from_micros(9000))]);
         let known = [Some((9000, Accuracy::Exact)), Some((9000, Accuracy::AtMost))];
         assert_eq!(with(Some(&live)), known);
+    }
+
+    /// Verifies A12.
+    #[test]
+    fn type_that_no_zone_of_the_subnets_has_fits_nothing_and_says_so() {
+        let in_zones = [
+            in_zone("t3.nano", "us-east-1a"),
+            in_zone("t3.micro", "us-east-1e"),
+            in_zone("t3.micro", "us-east-1f"),
+        ];
+        let types = CatalogueFile::built_in().catalogue;
+        let zones = ["us-east-1a".to_owned()].into();
+        let catalogue = catalogue(built_in(&types), None, &in_zones, &[], &zones, Vec::new());
+        let (defaults, requested) = (Defaults::default(), Requested::default());
+        let rules = Rules::default();
+        for (name, expected) in [
+            ("t3.small", "t3.small exists, but is offered in no zone of us-east-1"),
+            (
+                "t3.micro",
+                "t3.micro exists, but is offered in no zone with a subnet of cells, only in \
+                 us-east-1e and us-east-1f",
+            ),
+        ] {
+            let instance_type = Some(TypeChoice::Exact(name.into()));
+            let architecture = Some(Architecture::Amd64);
+            let request = CellRequest { instance_type, architecture, ..CellRequest::default() };
+            let needs = Needs::new(&request, &requested, &defaults);
+            assert_eq!(rank(&catalogue, &needs, &rules, &()), []);
+            let error = NoFit::new(&catalogue, &needs, &rules).to_string();
+            assert!(error.contains(&format!("nearest: {expected} | ")), "{error}");
+        }
     }
 
     /// Verifies V70, V71.
@@ -174,7 +239,8 @@ mod tests {
         }];
         let zones = ["eu-west-1a".to_owned()].into();
         let live = Prices::from([("t3.nano".to_owned(), Price::from_micros(5700))]);
-        let catalogue = catalogue(&types, &[], Some(&live), &in_zones, &spot, &zones, Vec::new());
+        let types = Types { region: "eu-west-1", ..built_in(&types) };
+        let catalogue = catalogue(types, Some(&live), &in_zones, &spot, &zones, Vec::new());
         let offers = |name: &str| {
             [Market::OnDemand, Market::Spot].map(|market| {
                 let offer = offer(&catalogue, name, "eu-west-1a", market).unwrap();
