@@ -35,7 +35,7 @@ pub use needs::{Amount, Needs, Requested, Source};
 pub use no_fit::NoFit;
 pub use offering::{Market, Offering};
 pub use pod_requests::{ApiRequests, PodRequests, REQUESTS_TIMEOUT};
-pub use ranking::{Candidate, MAX_CANDIDATES, rank};
+pub use ranking::{Candidate, MAX_CANDIDATES, rank, rank_further};
 pub use refusals::{Refusal, Refusals, Refused, RefusedAt};
 pub use rules::{Defaults, Rules};
 pub use selection::Selection;

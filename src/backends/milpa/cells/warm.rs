@@ -44,8 +44,11 @@ pub(super) async fn run(
                     shared.with_core(|core, now| {
                         ((), core.engine.set_pool_parameters(parameters, now))
                     });
-                    let candidates =
-                        |pool: &WarmPool| Some(candidates(&catalogue, &rules, pool, &mut unfit));
+                    let candidates = |pool: &WarmPool| {
+                        let ranked = candidates(&catalogue, &rules, pool, &mut unfit);
+                        let needs = Needs::of_pool(pool, &rules.defaults);
+                        Some((ranked, placement::rank_further(&catalogue, &needs, &rules)))
+                    };
                     set(&shared, &pools, candidates);
                     Some(PERIOD)
                 }
@@ -77,19 +80,24 @@ async fn read(
     Ok((catalogue, parameters))
 }
 
-/// Passes the pools to the engine; `None` keeps the offerings that a pool has.
+/// Passes the pools to the engine, each with its offerings and the further ones; `None` keeps those
+/// that a pool has.
 fn set(
     shared: &Arc<Shared>,
     pools: &[WarmPool],
-    mut candidates: impl FnMut(&WarmPool) -> Option<Vec<Candidate>>,
+    mut candidates: impl FnMut(&WarmPool) -> Option<(Vec<Candidate>, Vec<Candidate>)>,
 ) {
     let pools: Vec<Pool> = pools
         .iter()
-        .map(|pool| Pool {
-            name: pool.to_string().into(),
-            count: pool.count,
-            ttl: pool.ttl,
-            candidates: candidates(pool),
+        .map(|pool| {
+            let (candidates, further) = candidates(pool).unzip();
+            Pool {
+                name: pool.to_string().into(),
+                count: pool.count,
+                ttl: pool.ttl,
+                candidates,
+                further: further.unwrap_or_default(),
+            }
         })
         .collect();
     shared.with_core(|core, now| ((), core.engine.set_pools(pools, now)));

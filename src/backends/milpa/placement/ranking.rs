@@ -8,6 +8,9 @@ use crate::{annotations::LaunchType, price::Price};
 
 /// Bounds the candidates of a launch.
 pub const MAX_CANDIDATES: usize = 16;
+/// Bounds the further candidates of a warm pool: some forty instance types in three zones and both
+/// markets.
+const MAX_FURTHER_CANDIDATES: usize = 256;
 
 /// An offering that fits a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,6 +50,26 @@ pub fn rank(
     rules: &Rules,
     refused: &impl Refused,
 ) -> Vec<Candidate> {
+    rank_at_most(catalogue, needs, rules, refused, MAX_CANDIDATES)
+}
+
+/// Returns the offerings after those of [`rank`]: a warm pool, whose offerings are ranked before
+/// any of them is refused, is filled of these while all the others are refused.
+pub fn rank_further(catalogue: &Catalogue, needs: &Needs, rules: &Rules) -> Vec<Candidate> {
+    let preferred = rank(catalogue, needs, rules, &());
+    let most = MAX_CANDIDATES + MAX_FURTHER_CANDIDATES;
+    let mut further = rank_at_most(catalogue, needs, rules, &(), most);
+    further.retain(|candidate| !preferred.contains(candidate));
+    further
+}
+
+fn rank_at_most(
+    catalogue: &Catalogue,
+    needs: &Needs,
+    rules: &Rules,
+    refused: &impl Refused,
+    most: usize,
+) -> Vec<Candidate> {
     if !catalogue.has_image(needs.architecture) {
         return Vec::new();
     }
@@ -62,7 +85,7 @@ pub fn rank(
         .filter(|entry| fit::fits(&entry.instance_type, needs, rules))
         .collect();
     let markets = markets(needs.launch_type);
-    let most = MAX_CANDIDATES / markets.len();
+    let most = most / markets.len();
     let of_market = |market: &Market| {
         let is_taken = |offer: &Offer| offer.market == *market && rules.has_zone(&offer.zone);
         cheapest(&fitting, needs, is_taken, refused, most)

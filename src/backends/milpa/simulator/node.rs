@@ -6,7 +6,7 @@ use super::{Workload, daemon::HEALTHY_TIMEOUT, rng::Quantiles, rng::Rng};
 use crate::{
     backends::milpa::{
         cells::{Limits, engine::Pool},
-        placement::{Candidate, Catalogue, Needs, Rules, rank},
+        placement::{Candidate, Catalogue, Needs, Rules, rank, rank_further},
         providers::sim::SimCloud,
     },
     config::{MilpaBackend, WarmPool},
@@ -104,6 +104,7 @@ impl Node {
                 count: rng.below(MAX_COUNT + 1),
                 ttl: rng.seconds(POOL_TTL.0, POOL_TTL.1),
                 candidates: Some(candidates),
+                further: Vec::new(),
             }
         });
         let pools = pools.collect();
@@ -124,11 +125,15 @@ impl Node {
     fn configured(options: &NodeOptions) -> Self {
         let NodeOptions { catalogue, rules, limits, .. } = options.clone();
         let NodeOptions { launch_timeout, healthy_timeout, spot_deadline, .. } = *options;
-        let pool = |pool: &WarmPool| Pool {
-            name: pool.to_string().into(),
-            count: pool.count,
-            ttl: pool.ttl,
-            candidates: Some(pool_candidates(&catalogue, &rules, pool)),
+        let pool = |pool: &WarmPool| {
+            let needs = Needs::of_pool(pool, &rules.defaults);
+            Pool {
+                name: pool.to_string().into(),
+                count: pool.count,
+                ttl: pool.ttl,
+                candidates: Some(rank(&catalogue, &needs, &rules, &())),
+                further: rank_further(&catalogue, &needs, &rules),
+            }
         };
         Self {
             pools: options.pools.iter().map(pool).collect(),
@@ -141,8 +146,4 @@ impl Node {
             spot_deadline,
         }
     }
-}
-
-fn pool_candidates(catalogue: &Catalogue, rules: &Rules, pool: &WarmPool) -> Vec<Candidate> {
-    rank(catalogue, &Needs::of_pool(pool, &rules.defaults), rules, &())
 }

@@ -18,7 +18,7 @@ use crate::{
     backends::milpa::{
         cells::CellError,
         id::{CellId, SandboxId},
-        placement::{Candidate, Choice, Refused},
+        placement::{Candidate, Choice, MAX_CANDIDATES, Offering, Refused},
         providers::PodTags,
     },
     backoff::doubled,
@@ -56,6 +56,8 @@ pub(crate) struct Pool {
     pub(crate) ttl: Duration,
     /// The offerings of its cells, the preferred first; `None` for those that it had.
     pub(crate) candidates: Option<Vec<Candidate>>,
+    /// The offerings of its cells while all of these are refused, the preferred first.
+    pub(crate) further: Vec<Candidate>,
 }
 
 /// The warm pools.
@@ -78,6 +80,7 @@ pub(super) struct Filling {
     pub(super) count: usize,
     ttl: Duration,
     pub(super) candidates: Vec<Candidate>,
+    further: Vec<Candidate>,
     /// The failures since a cell was idle last.
     pub(super) failures: u32,
     /// The time until which it is not filled.
@@ -103,10 +106,12 @@ impl Engine {
     /// Sets the pools. Cells of other pools end, and those that are too many.
     pub(crate) fn set_pools(&mut self, pools: Vec<Pool>, now: Now) -> Effects {
         let mut before = std::mem::take(&mut self.pools.by_name);
-        for Pool { name, count, ttl, candidates } in pools {
+        for Pool { name, count, ttl, candidates, further } in pools {
             let mut filling = before.remove(&name).unwrap_or_default();
             (filling.count, filling.ttl) = (count, ttl);
-            filling.candidates = candidates.unwrap_or(filling.candidates);
+            if let Some(candidates) = candidates {
+                (filling.candidates, filling.further) = (candidates, further);
+            }
             self.pools.by_name.insert(name, filling);
         }
         self.drain_pools(now);
@@ -221,19 +226,19 @@ impl Engine {
         if let Some(denial) = self.denials.of_all(now) {
             return Err(Missing::Until(denial.until));
         }
-        let refused = self.refusals.at(now.boot);
-        let mut candidates = filling.candidates.clone();
-        candidates.retain(|Candidate { offering, .. }| {
-            !refused.is_refused(&offering.instance_type, &offering.zone, offering.market)
-        });
+        let mut candidates = self.not_refused(&filling.candidates, now);
         if candidates.is_empty() {
-            let all = filling.candidates.iter().map(|candidate| &candidate.offering);
-            let until = self.refusals.first_end(all).map(|(_, refusal)| refusal.until);
-            let until = until.filter(|until| *until > now.boot);
+            candidates = self.not_refused(&filling.further, now);
+        }
+        if candidates.is_empty() {
+            let all = filling.candidates.iter().chain(&filling.further);
+            let end = self.refusals.first_end(all.map(|candidate| &candidate.offering));
+            let until = end.map(|(_, refusal)| refusal.until).filter(|until| *until > now.boot);
             return Err(until.map_or(Missing::Room, Missing::Until));
         }
-        let candidates =
+        let mut candidates =
             self.of_market(&candidates, filling.failing_since.unwrap_or(now.boot), now);
+        candidates.truncate(MAX_CANDIDATES);
         let candidates = self.affordable(None, &candidates).map_err(|_| Missing::Room)?;
         let parameters = self.pools.parameters.clone();
         if let Some(denial) = self.denials.of_kind(&parameters, &candidates, now) {
@@ -249,6 +254,16 @@ impl Engine {
             // The daemon starts or stops.
             Err(_) => Err(Missing::Until(now.boot + self.config.retry_pause)),
         }
+    }
+
+    /// Returns the candidates that were not refused lately.
+    fn not_refused(&self, candidates: &[Candidate], now: Now) -> Vec<Candidate> {
+        let refused = self.refusals.at(now.boot);
+        let is_refused = |Offering { instance_type, zone, market }: &Offering| {
+            refused.is_refused(instance_type, zone, *market)
+        };
+        let left = candidates.iter().filter(|candidate| !is_refused(&candidate.offering));
+        left.cloned().collect()
     }
 
     /// Returns true while a pod that has taken a cell has no container yet, and would compete with

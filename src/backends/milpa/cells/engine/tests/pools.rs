@@ -1,7 +1,7 @@
 //! Warm pools.
 
 use super::*;
-use crate::backends::milpa::placement::{Catalogue, Choice, Needs, Rules};
+use crate::backends::milpa::placement::{Catalogue, Choice, MAX_CANDIDATES, Needs, Rules};
 
 pub(super) fn seconds(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
@@ -9,7 +9,7 @@ pub(super) fn seconds(seconds: u64) -> Duration {
 
 pub(super) fn pool(name: &str, count: usize) -> Pool {
     let candidates = Some(["a", "b"].map(candidate).to_vec());
-    Pool { name: name.into(), count, ttl: seconds(3600), candidates }
+    Pool { name: name.into(), count, ttl: seconds(3600), candidates, further: Vec::new() }
 }
 
 /// Returns an engine with one pool.
@@ -403,6 +403,46 @@ fn refused_offering_of_a_pool_is_avoided() {
     assert_eq!(launches(&engine.handle(Event::Tick, at(100))).len(), 0);
     assert_eq!(engine.next_timer(), Some(at(181).boot));
     assert_eq!(launches(&engine.handle(Event::Tick, at(181))).len(), 1);
+}
+
+/// Returns the candidates of the only launch of effects, by their zones.
+fn zones_of_launch(effects: &Effects) -> Vec<String> {
+    let mut launches = effects.iter().filter_map(|(_, effect)| match effect {
+        Effect::Launch(launch) => Some(launch),
+        _ => None,
+    });
+    let zones = launches.next().unwrap().spec.offerings().map(|it| it.zone.clone()).collect();
+    assert!(launches.next().is_none(), "{effects:?}");
+    zones
+}
+
+/// Verifies A21.
+#[test]
+fn pool_whose_offerings_are_refused_is_filled_of_further_ones_until_they_are_not() {
+    let mut engine = engine(sim::CAPABILITIES);
+    let many: Vec<String> = (0..40).map(|number| format!("further-{number:02}")).collect();
+    let further = many.iter().map(|zone| candidate(zone)).collect();
+    let effects = engine.set_pools(vec![Pool { further, ..pool("small", 1) }], at(1));
+    assert_eq!(zones_of_launch(&effects), ["a", "b"]);
+    let refuse = |engine: &mut Engine, cell: CellId, refused: &[&str], now| {
+        let refused = refused.iter().map(|zone| offering(zone)).collect();
+        let capacity = ProviderError::without_cause(ErrorClass::Capacity, "none left");
+        let error = ProviderError { refused, ..capacity };
+        engine.handle(Event::Launched(cell, Err(error)), at(now));
+    };
+    refuse(&mut engine, launches(&effects).remove(0), &["a"], 1);
+    let effects = engine.handle(Event::Tick, at(4));
+    assert_eq!(zones_of_launch(&effects), ["b"]);
+    refuse(&mut engine, launches(&effects).remove(0), &["b"], 4);
+    let effects = engine.handle(Event::Tick, at(10));
+    assert_eq!(zones_of_launch(&effects), many[..MAX_CANDIDATES]);
+    refuse(&mut engine, launches(&effects).remove(0), &["further-00"], 10);
+    let effects = engine.handle(Event::Tick, at(22));
+    assert_eq!(zones_of_launch(&effects), many[1..=MAX_CANDIDATES]);
+    refuse(&mut engine, launches(&effects).remove(0), &["further-01"], 22);
+    // The refusal of `a` has ended.
+    let effects = engine.handle(Event::Tick, at(181));
+    assert_eq!(zones_of_launch(&effects), ["a"]);
 }
 
 /// Verifies A21.

@@ -152,7 +152,8 @@ impl Harness {
     fn set_pool(&mut self) {
         let candidates = Some(["a", "b"].map(candidate).to_vec());
         let ttl = Duration::from_secs(900);
-        let pool = Pool { name: "warm".into(), count: self.pool, ttl, candidates };
+        let further = vec![candidate("c")];
+        let pool = Pool { name: "warm".into(), count: self.pool, ttl, candidates, further };
         let effects = self.engine.set_pools(vec![pool], self.now);
         self.perform(effects);
     }
