@@ -1,4 +1,4 @@
-//! Tests of the choice, against a choice by brute force.
+//! Tests of the choice and its catalogues.
 
 use std::{
     sync::{Arc, LazyLock},
@@ -6,17 +6,19 @@ use std::{
 };
 
 use kiyot_proto::cri;
-use proptest::{collection::vec, option, prelude::*, sample::select};
+use proptest::{collection::vec, prelude::*};
 
 use super::{
-    Accuracy, Amount, Candidate, Catalogue, CatalogueError, CatalogueFile, Choice, Defaults, Entry,
-    Gpus, InstanceType, MAX_CANDIDATES, Market, Needs, NoFit, Offer, Offering, Reason, Refusal,
-    Refusals, Requested, Rules, Size, Source, fit, misses, rank, ranking::markets,
+    Accuracy, Amount, Candidate, Catalogue, CatalogueError, CatalogueFile, Choice, Defaults,
+    MAX_CANDIDATES, Market, Needs, NoFit, Offering, Reason, Refusal, Refusals, Requested, Rules,
+    Size, Source, fit, misses, rank,
 };
 use crate::{
-    annotations::{Architecture, CellRequest, GpuRequest, InstanceType as TypeChoice, LaunchType},
+    annotations::{Architecture, CellRequest, InstanceType as TypeChoice},
     price::Price,
 };
+
+mod brute_force;
 
 static EC2: LazyLock<Catalogue> = LazyLock::new(|| CatalogueFile::built_in().catalogue);
 
@@ -428,198 +430,7 @@ fn refused_zone_is_avoided_for_every_type_and_market_until_its_time() {
     assert_eq!((refusal.until, &*refusal.reason), (at(190), "full"));
 }
 
-fn instance_types() -> impl Strategy<Value = InstanceType> {
-    let architectures = select(vec![
-        vec![Architecture::Amd64],
-        vec![Architecture::Arm64],
-        vec![Architecture::Amd64, Architecture::Arm64],
-    ]);
-    let gpus = (0..4_u32, select(vec!["NVIDIA", "AMD"]), select(vec!["T4", "L4"]));
-    (
-        select(vec!["a.large", "a.metal", "b.large", "b.small", "c.nano", "c.huge", "d.x"]),
-        1..16_u64,
-        1..64_u64,
-        architectures,
-        option::of(0..4000_u64),
-        gpus,
-        any::<bool>(),
-    )
-        .prop_map(
-            |(name, cpus, memory, architectures, baseline, (count, maker, gpu), current)| {
-                InstanceType {
-                    name: name.to_owned(),
-                    milli_cpus: cpus * 1000,
-                    memory_mib: memory * 256,
-                    architectures,
-                    baseline_milli_cpus: baseline.map(|baseline| baseline.min(cpus * 1000)),
-                    gpus: (count > 0).then(|| Gpus {
-                        count,
-                        manufacturer: maker.to_owned(),
-                        name: gpu.to_owned(),
-                    }),
-                    is_bare_metal: name.ends_with("metal"),
-                    is_current: current,
-                }
-            },
-        )
-}
-
-fn catalogues() -> impl Strategy<Value = Catalogue> {
-    let offer = (select(vec!["", "z1", "z2"]), any::<bool>(), 0..40_u64).prop_map(
-        |(zone, is_spot, price)| Offer {
-            zone: zone.to_owned(),
-            market: if is_spot { Market::Spot } else { Market::OnDemand },
-            price: Price::from_micros(price * 5000),
-            accuracy: if is_spot { Accuracy::AtMost } else { Accuracy::Exact },
-        },
-    );
-    let entry = (instance_types(), vec(offer, 0..5))
-        .prop_map(|(instance_type, offers)| Entry::new(instance_type, offers));
-    vec(entry, 0..12).prop_map(Catalogue::new)
-}
-
-fn needs() -> impl Strategy<Value = Needs> {
-    let amount = |most: u64| {
-        let source = select(vec![Source::Annotation, Source::Limits, Source::Default]);
-        (0..most, source).prop_map(|(value, source)| Amount { value, source })
-    };
-    let choice = select(vec![
-        TypeChoice::Exact("b.large".into()),
-        TypeChoice::Glob("*.large".into()),
-        TypeChoice::Glob("?.m*".into()),
-        TypeChoice::Glob("a.metal*".into()),
-        TypeChoice::Glob("*".into()),
-    ]);
-    let gpus = (1..3_u32, option::of(select(vec!["nvidia", "L4", "none"])))
-        .prop_map(|(count, name)| GpuRequest { count, name: name.map(str::to_owned) });
-    let launch_type =
-        select(vec![LaunchType::OnDemand, LaunchType::Spot, LaunchType::SpotPreferred]);
-    (
-        (amount(8000), amount(8000), 0..200_u64),
-        option::weighted(0.3, gpus),
-        select(vec![Architecture::Amd64, Architecture::Arm64]),
-        option::weighted(0.5, choice),
-        launch_type,
-        option::weighted(0.5, 0..50_u64),
-        any::<bool>(),
-    )
-        .prop_map(|(size, gpus, architecture, instance_type, launch_type, cap, sustained)| {
-            Needs {
-                milli_cpus: size.0,
-                memory_mib: size.1,
-                overhead_mib: size.2,
-                gpus,
-                architecture,
-                instance_type,
-                launch_type,
-                max_price: cap.map(|cap| Price::from_micros(cap * 5000)),
-                is_sustained: sustained,
-            }
-        })
-}
-
-fn zones() -> impl Strategy<Value = Vec<String>> {
-    let zone = select(vec!["z1", "z2", "z3"]).prop_map(str::to_owned);
-    prop_oneof![Just(Vec::new()), vec(zone, 1..3)]
-}
-
-/// The price of an offer if it fits: the rules once more, in one expression.
-fn price_if_fits(entry: &Entry, offer: &Offer, needs: &Needs, rules: &Rules) -> Option<u64> {
-    let of_type = &entry.instance_type;
-    let is_exact = matches!(needs.instance_type, Some(TypeChoice::Exact(_)));
-    let decides = |amount: Amount| !is_exact || amount.source == Source::Annotation;
-    let baseline = of_type.baseline_milli_cpus.unwrap_or(of_type.milli_cpus);
-    let cpus = if needs.is_sustained { of_type.milli_cpus } else { baseline };
-    let above = needs.milli_cpus.value.saturating_sub(baseline);
-    let is_burstable = of_type.baseline_milli_cpus.is_some();
-    let credits =
-        if needs.is_sustained && is_burstable { (above * 50_000).div_ceil(1000) } else { 0 };
-    let price = offer.price.micros() + credits;
-    let named = match &needs.instance_type {
-        Some(choice) => choice.matches(&of_type.name),
-        None => true,
-    };
-    let may_be_metal = is_exact
-        || matches!(&needs.instance_type, Some(TypeChoice::Glob(glob)) if glob.contains("metal"));
-    let has_gpus = match (&needs.gpus, &of_type.gpus) {
-        (None, _) => true,
-        (Some(_), None) => false,
-        (Some(wanted), Some(gpus)) => {
-            gpus.count >= wanted.count
-                && wanted.name.as_ref().is_none_or(|name| {
-                    let name = name.to_lowercase();
-                    gpus.manufacturer.to_lowercase() == name || gpus.name.to_lowercase() == name
-                })
-        }
-    };
-    let fits = named
-        && (may_be_metal || !of_type.is_bare_metal)
-        && (of_type.is_current || needs.instance_type.is_some())
-        && !rules.exclude.iter().any(|choice| choice.matches(&of_type.name))
-        && of_type.architectures.contains(&needs.architecture)
-        && (!decides(needs.milli_cpus) || cpus >= needs.milli_cpus.value)
-        && (!decides(needs.memory_mib)
-            || of_type.usable_mib() >= needs.memory_mib.value + needs.overhead_mib)
-        && has_gpus
-        && (rules.zones.is_empty() || rules.zones.contains(&offer.zone))
-        && needs.max_price.is_none_or(|cap| price <= cap.micros());
-    fits.then_some(price)
-}
-
 proptest! {
-    /// Verifies A10.
-    #[test]
-    fn choice_is_that_of_brute_force(
-        catalogue in catalogues(),
-        needs in needs(),
-        exclude in option::weighted(0.2, select(vec!["c.*", "b.large"])),
-        zones in zones(),
-    ) {
-        let exclude = exclude.map(|glob| TypeChoice::Glob(glob.into())).into_iter().collect();
-        let rules = Rules { exclude, zones, ..RULES.clone() };
-        let ranked = rank(&catalogue, &needs, &rules, &());
-        let (mut rest, markets) = (ranked.as_slice(), markets(needs.launch_type));
-        for market in markets {
-            let mut prices: Vec<u64> = catalogue
-                .entries()
-                .iter()
-                .flat_map(|entry| entry.offers.iter().map(move |offer| (entry, offer)))
-                .filter(|(_, offer)| offer.market == *market)
-                .filter_map(|(entry, offer)| price_if_fits(entry, offer, &needs, &rules))
-                .collect();
-            prices.sort_unstable();
-            prices.truncate(MAX_CANDIDATES / markets.len());
-            let (of_market, others) = rest.split_at(prices.len().min(rest.len()));
-            rest = others;
-            let chosen: Vec<u64> =
-                of_market.iter().map(|candidate| candidate.price.micros()).collect();
-            prop_assert_eq!(chosen, prices);
-            for candidate in of_market {
-                let entry = catalogue.named(&candidate.offering.instance_type).unwrap();
-                prop_assert_eq!(candidate.offering.market, *market);
-                let price = Some(candidate.price.micros());
-                let has_offer = entry.offers.iter().any(|offer| {
-                    offer.zone == candidate.offering.zone
-                        && price_if_fits(entry, offer, &needs, &rules) == price
-                });
-                prop_assert!(has_offer, "{:?}", candidate);
-            }
-        }
-        prop_assert!(rest.is_empty());
-        // Every type either fits or has a reason.
-        let missed = misses(&catalogue, &needs, &rules, None, usize::MAX);
-        for entry in catalogue.entries() {
-            let fits = entry.offers.iter().any(|offer| {
-                markets.contains(&offer.market)
-                    && price_if_fits(entry, offer, &needs, &rules).is_some()
-            });
-            let name = &entry.instance_type.name;
-            let is_missed = missed.iter().any(|miss| &miss.instance_type.name == name);
-            prop_assert_eq!(fits, !is_missed, "{}", name);
-        }
-        prop_assert!(missed.iter().all(|miss| !miss.reasons.is_empty()));
-    }
-
     #[test]
     fn arbitrary_bytes_are_parsed_without_panic(text in vec(any::<u8>(), 0..400)) {
         let _ = CatalogueFile::parse(&text);
@@ -662,39 +473,6 @@ fn nearer_types_are_named_first() {
     let memories: Vec<u64> = near.iter().map(|miss| miss.instance_type.memory_mib).collect();
     assert!(memories.is_sorted_by(|one, other| one >= other), "{memories:?}");
     assert!(matches!(near[0].reasons[..], [Reason::Memory(..)]), "{near:?}");
-}
-
-proptest! {
-    /// Verifies A20.
-    #[test]
-    fn running_instance_suits_a_pod_if_its_offering_fits(
-        catalogue in catalogues(),
-        needs in needs(),
-        zones in zones(),
-    ) {
-        let catalogue = Arc::new(catalogue);
-        let (needs, rules) = (Arc::new(needs), Arc::new(Rules { zones, ..RULES.clone() }));
-        let choice = Choice {
-            catalogue: Arc::clone(&catalogue),
-            needs: Arc::clone(&needs),
-            rules: Arc::clone(&rules),
-        };
-        for entry in catalogue.entries() {
-            let keeps_gpus = entry.instance_type.gpus.is_none() || needs.gpus.is_some();
-            for offer in &entry.offers {
-                let offering = entry.offering(offer);
-                let accuracy = offer.accuracy;
-                let running = Candidate { offering, price: offer.price, accuracy };
-                let expected = price_if_fits(entry, offer, &needs, &rules)
-                    .filter(|_| keeps_gpus && markets(needs.launch_type).contains(&offer.market));
-                let suited = choice.suited(&running);
-                prop_assert_eq!(suited.as_ref().map(|suited| suited.price.micros()), expected);
-                prop_assert!(suited.is_none_or(|suited| suited.offering == running.offering));
-            }
-        }
-        let gone = offering_of_no_catalogue();
-        prop_assert_eq!(choice.suited(&Candidate::free(gone)), None);
-    }
 }
 
 fn offering_of_no_catalogue() -> Offering {
