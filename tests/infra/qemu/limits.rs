@@ -6,7 +6,7 @@ use std::{
     process::Command,
 };
 
-use kiyot::backends::milpa::providers::{Attachment, Provider};
+use kiyot::backends::milpa::providers::{Attachment, Provider, qemu::Qemu};
 
 use super::{super::bench::cgroup_mounts, Vms};
 
@@ -83,6 +83,17 @@ async fn processes_of_a_machine_have_limits_and_the_weight_of_their_pod() {
     assert_eq!(number(&weight_file(&weighed).unwrap()), 321);
     let sum = number(&weight_file(weighed.parent().unwrap()).unwrap());
     assert!(sum >= 321, "{sum}");
+
+    // A resize of the pod, which the kubelet writes to its cgroup, is followed by each list, also
+    // after a restart of the daemon.
+    let restarted = Qemu::new(&vms.bench.config);
+    for (provider, weight) in [(&vms.provider, "400"), (&restarted, "300")] {
+        pod.set_weight(weight);
+        provider.list_owned().await.unwrap();
+        assert_eq!(number(&weight_file(&weighed).unwrap()).to_string(), weight);
+    }
+    let sum = number(&weight_file(weighed.parent().unwrap()).unwrap());
+    assert!(sum >= 300, "{sum}");
 
     // The limits and the weight are those of QEMU and its launcher.
     let pids = with_file(cell, "pids.max");

@@ -53,7 +53,7 @@ pub(super) use limits::Limits;
 pub(super) use network::{DEVICE, remote::Forwarding};
 
 use instance::Known;
-use listing::Listing;
+use listing::{Listed, Listing};
 use network::{Networks, bridge::Bridge, namespace};
 use process::Identity;
 use removal::Removal;
@@ -314,11 +314,17 @@ impl Instances {
     }
 
     /// Gives the processes of an instance the CPU weight that the kubelet gave the cgroup of its
-    /// pod. Without it the pod runs too.
+    /// pod. Each [`Instances::list`] follows its changes. Without it the pod runs too.
     pub(super) async fn inherit_weight(&self, alone: &Alone, cgroup_parent: &str) {
-        let (cell, parent) = (alone.home().cell().to_owned(), cgroup_parent.to_owned());
-        let inherited =
-            spawn_blocking(move || limits::inherit_weight(&cgroup::hierarchies()?, &cell, &parent));
+        let (home, parent) = (alone.home().clone(), cgroup_parent.to_owned());
+        let inherited = spawn_blocking(move || {
+            limits::inherit_weights(&cgroup::hierarchies()?, [(home.cell(), parent.as_str())])?;
+            let known = home.known()?;
+            if known.is_unreadable || known.weight_of == parent {
+                return Ok(());
+            }
+            home.keep(&Known { weight_of: parent, ..known }).map_err(io::Error::other)
+        });
         if let Err(error) = inherited.await.map_err(io::Error::other).flatten() {
             let cell = alone.home().cell();
             tracing::warn!(cell, %error, "cell without the CPU weight of its pod");
@@ -330,7 +336,8 @@ impl Instances {
         // The first list finds the remains of the previous daemon's instances.
         self.removal.wake();
         let (cells, listing) = (self.cells.clone(), Arc::clone(&self.listing));
-        let listing = spawn_blocking(move || listing.list(&cells));
+        let listing =
+            spawn_blocking(move || listing.list(&cells).inspect(|listed| follow_weights(listed)));
         let failed =
             |error| ProviderError::transient(format!("list {}", self.cells.display()), error);
         let listed = listing.await.map_err(io::Error::other).map_err(failed)?.map_err(failed)?;
@@ -423,6 +430,24 @@ impl Instances {
             if instance_type.is_empty() { self.default_type } else { instance_type };
         let (id, cell) = (InstanceId(home.cell().to_owned()), home.id().clone());
         Instance::new(id, cell, offering(instance_type), state)
+    }
+}
+
+/// Gives instances the CPU weights that the kubelet has given the cgroups of their pods since: it
+/// resizes a pod without a word to the runtime. Blocking.
+fn follow_weights(listed: &[Listed]) {
+    let weighed = || {
+        let running = listed.iter().filter(|it| it.state.is_alive() && !it.weight_of.is_empty());
+        running.map(|listed| (listed.home.cell(), listed.weight_of.as_str()))
+    };
+    if weighed().next().is_none() {
+        return;
+    }
+    let followed = cgroup::hierarchies()
+        .and_then(|hierarchies| limits::inherit_weights(&hierarchies, weighed()));
+    if let Err(error) = followed {
+        // At each list again: a warning would fill the log.
+        tracing::debug!(%error, "CPU weights of cells not read");
     }
 }
 

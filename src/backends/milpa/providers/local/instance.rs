@@ -50,6 +50,9 @@ pub(super) struct Known {
     /// The pod of its network: its address must be found even if `network.json` can't be read.
     #[serde(default)]
     pub(super) attachment: Option<Attachment>,
+    /// The `cgroup_parent` of the pod whose CPU weight it has; empty without one.
+    #[serde(default)]
+    pub(super) weight_of: String,
     /// True if the record exists and can't be read: its cgroup must say if the instance runs.
     #[serde(skip)]
     pub(super) is_unreadable: bool,
@@ -272,6 +275,7 @@ mod tests {
             instance_type: "2cpu-640mib".into(),
             cgroups: ["/a".into()].into(),
             attachment: Some(Attachment { pod_uid: "u".into(), ..Attachment::default() }),
+            weight_of: "/kubepods/pod1".into(),
             is_unreadable: false,
         };
         home.keep(&known).unwrap();

@@ -52,21 +52,27 @@ pub(super) fn set(hierarchies: &[Hierarchy], cell: &str, limits: Limits) -> io::
     Ok(())
 }
 
-/// Gives the cgroup of a cell the CPU weight that the kubelet gave that of its pod, and the parent
-/// of all cells the sum of theirs, with which they compete with the pods on the node. Without a
-/// cgroup of the pod, the weight is the kernel's default.
-pub(super) fn inherit_weight(
+/// Gives the cgroups of cells the CPU weights that the kubelet gave those of their pods, by their
+/// `cgroup_parent`, and the parent of all cells the sum of theirs, with which they compete with the
+/// pods on the node. Without a cgroup of the pod, a cell keeps its weight.
+pub(super) fn inherit_weights<'a>(
     hierarchies: &[Hierarchy],
-    cell: &str,
-    cgroup_parent: &str,
+    pods: impl IntoIterator<Item = (&'a str, &'a str)> + Clone,
 ) -> io::Result<()> {
-    let Some(pod) = pod_cgroup::relative(cgroup_parent) else { return Ok(()) };
     for hierarchy in hierarchies {
         let Some(file) = weight_file(hierarchy)? else { continue };
-        let Some(weight) = read(&hierarchy.mount.join(&pod), file)? else { continue };
-        let dir = hierarchy.mount.join(cgroup::name(cell));
-        write(&dir.join(file.name), &weight.clamp(file.least, file.most).to_string())?;
-        if let Some(sum) = sum_of_cells(hierarchy, file)? {
+        let mut is_changed = false;
+        for (cell, cgroup_parent) in pods.clone() {
+            let Some(pod) = pod_cgroup::relative(cgroup_parent) else { continue };
+            let Some(weight) = read(&hierarchy.mount.join(&pod), file)? else { continue };
+            let weight = weight.clamp(file.least, file.most);
+            let dir = hierarchy.mount.join(cgroup::name(cell));
+            if dir.is_dir() && read(&dir, file)? != Some(weight) {
+                write(&dir.join(file.name), &weight.to_string())?;
+                is_changed = true;
+            }
+        }
+        if is_changed && let Some(sum) = sum_of_cells(hierarchy, file)? {
             write(&hierarchy.mount.join(PARENT).join(file.name), &sum.to_string())?;
         }
     }
@@ -201,7 +207,7 @@ mod tests {
             set(&played.hierarchies, CELL, LIMITS).unwrap();
             played.write("kubepods/pod1/cpu.shares", "512");
             played.write("kubepods/pod1/cpu.weight", "20");
-            inherit_weight(&played.hierarchies, CELL, "/kubepods/pod1").unwrap();
+            inherit_weights(&played.hierarchies, [(CELL, "/kubepods/pod1")]).unwrap();
             let files = fs::read_dir(played.dir.path().join(cgroup::name(CELL))).unwrap().count();
             assert_eq!(files, 0, "{:?}", played.hierarchies);
         }
@@ -214,7 +220,7 @@ mod tests {
         played.write("kiyot/cpu.shares", "1024");
         played.write("kiyot/cell-bbbbbbbbbbbb/cpu.shares", "1024");
         played.write("kubepods/burstable/pod1/cpu.shares", "2048\n");
-        inherit_weight(&played.hierarchies, CELL, "/kubepods/burstable/pod1").unwrap();
+        inherit_weights(&played.hierarchies, [(CELL, "/kubepods/burstable/pod1")]).unwrap();
         assert_eq!(played.of_cell("cpu.shares"), "2048");
         assert_eq!(played.read("kiyot/cpu.shares"), "3072");
 
@@ -224,17 +230,41 @@ mod tests {
 
         let played = Played::v2("cpu memory\n");
         played.write("kubepods.slice/pod1.slice/cpu.weight", "79\n");
-        inherit_weight(&played.hierarchies, CELL, "/kubepods.slice/pod1.slice/").unwrap();
+        inherit_weights(&played.hierarchies, [(CELL, "/kubepods.slice/pod1.slice/")]).unwrap();
         assert_eq!(played.read("kiyot/cgroup.subtree_control"), "+cpu");
         assert_eq!(played.of_cell("cpu.weight"), "79");
         assert_eq!(played.read("kiyot/cpu.weight"), "79");
+    }
+
+    /// Verifies V11.
+    #[test]
+    fn weights_follow_a_resize_of_their_pods() {
+        let other = "cell-bbbbbbbbbbbb";
+        let played = Played::v1("cpu");
+        let pods =
+            [(CELL, "/kubepods/pod1"), (other, "/kubepods/pod2"), ("cell-gone", "/kubepods")];
+        played.write(&format!("kiyot/{other}/cpu.shares"), "1024");
+        played.write("kubepods/cpu.shares", "1024");
+        for (first, second) in [(1024, 2048), (512, 2048), (512, 4096)] {
+            played.write("kubepods/pod1/cpu.shares", &format!("{first}\n"));
+            played.write("kubepods/pod2/cpu.shares", &format!("{second}\n"));
+            inherit_weights(&played.hierarchies, pods).unwrap();
+            assert_eq!(played.of_cell("cpu.shares"), first.to_string());
+            let of_other = played.read(&format!("kiyot/{other}/cpu.shares"));
+            assert_eq!(of_other, second.to_string());
+            assert_eq!(played.read("kiyot/cpu.shares"), (first + second).to_string());
+        }
+        // Nothing is written that is right.
+        played.write("kiyot/cpu.shares", "1");
+        inherit_weights(&played.hierarchies, pods).unwrap();
+        assert_eq!(played.read("kiyot/cpu.shares"), "1");
     }
 
     #[test]
     fn weight_is_never_that_of_no_time() {
         let played = Played::v1("cpu");
         played.write("kubepods/besteffort/pod1/cpu.shares", "2");
-        inherit_weight(&played.hierarchies, CELL, "/kubepods/besteffort/pod1").unwrap();
+        inherit_weights(&played.hierarchies, [(CELL, "/kubepods/besteffort/pod1")]).unwrap();
         assert_eq!(played.of_cell("cpu.shares"), "102");
     }
 
@@ -244,7 +274,7 @@ mod tests {
         played.write(&format!("kiyot/{CELL}/cpu.shares"), "1024");
         played.write("outside/cpu.shares", "7");
         for parent in ["", "/kubepods/pod2", "/outside/../outside"] {
-            inherit_weight(&played.hierarchies, CELL, parent).unwrap();
+            inherit_weights(&played.hierarchies, [(CELL, parent)]).unwrap();
             assert_eq!(played.of_cell("cpu.shares"), "1024", "{parent:?}");
         }
     }

@@ -21,6 +21,8 @@ pub(super) struct Listed {
     pub(super) home: Home,
     pub(super) instance_type: String,
     pub(super) pod_uid: String,
+    /// See `Known::weight_of`.
+    pub(super) weight_of: String,
     pub(super) state: InstanceState,
 }
 
@@ -38,12 +40,14 @@ struct Found {
 }
 
 /// A cached instance.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Read {
-    stamp: Stamp,
+    /// The identity of the record that was read; `None` if there was none.
+    stamp: Option<Stamp>,
     launcher: Launcher,
     instance_type: String,
     pod_uid: String,
+    weight_of: String,
 }
 
 /// The identity of a file's content: files are only ever replaced.
@@ -83,23 +87,25 @@ impl Listing {
             let cell = home.id().clone();
             // Taken before the file is read: a change in between is read the next time.
             let stamp = Stamp::of(&home.known_file());
-            let (launcher, instance_type, pod_uid) = match (stamp, last.instances.remove(&cell)) {
-                (Some(stamp), Some(before)) if before.stamp == stamp => {
-                    (before.launcher, before.instance_type, before.pod_uid)
-                }
+            let known = match (stamp, last.instances.remove(&cell)) {
+                (Some(_), Some(before)) if before.stamp == stamp => before,
                 _ => {
                     let known = home.known()?;
-                    let launcher = known.launcher();
-                    let pod_uid = known.attachment.map(|to| to.pod_uid);
-                    (launcher, known.instance_type, pod_uid.unwrap_or_default())
+                    Read {
+                        stamp,
+                        launcher: known.launcher(),
+                        instance_type: known.instance_type,
+                        pod_uid: known.attachment.map(|to| to.pod_uid).unwrap_or_default(),
+                        weight_of: known.weight_of,
+                    }
                 }
             };
+            let Read { launcher, instance_type, pod_uid, weight_of, .. } = known.clone();
             let state = super::state_of(launcher.runs(&cell)?);
-            if let Some(stamp) = stamp {
-                let (instance_type, pod_uid) = (instance_type.clone(), pod_uid.clone());
-                read.insert(cell, Read { stamp, launcher, instance_type, pod_uid });
+            if stamp.is_some() {
+                read.insert(cell, known);
             }
-            instances.push(Listed { home, instance_type, pod_uid, state });
+            instances.push(Listed { home, instance_type, pod_uid, weight_of, state });
         }
         last.instances = read;
         Ok(instances)
