@@ -43,6 +43,7 @@ mod pods;
 pub mod policy;
 pub mod providers;
 pub mod resolver;
+pub mod send_rate;
 pub mod simulator;
 pub mod standalone;
 pub mod store;
@@ -61,6 +62,7 @@ use inventory::Inventory;
 use logs::Logs;
 use policy::Rules;
 use providers::{Owner, Provider, TagRules, ec2, local, netns, qemu};
+use send_rate::SendRate;
 use standalone::{Created, Standalone};
 use store::{Store, StoreError};
 use streaming::Streaming;
@@ -224,6 +226,8 @@ impl Milpa {
             ..CellsConfig::default()
         };
         let cells = Cells::start(cells_config, store.clone(), provider).await.map_err(of_store)?;
+        let send_rate = Arc::new(SendRate::new(config.image_bytes_per_second));
+        let agent = agent_program(name, config).await;
         let gateway_config = GatewayConfig {
             socket: config.state_dir.join("gateway.sock"),
             tcp: config.gateway.listen.map(|listen| TcpEndpoint {
@@ -232,7 +236,7 @@ impl Milpa {
                 is_forwarded: config.gateway.is_forwarded(),
             }),
             cells_are_remote: capabilities.remote,
-            agent: agent_program(name, config).await,
+            agent: agent.map(|program| program.with_rate(Arc::clone(&send_rate))),
             ca,
             build_id: env!("CARGO_PKG_VERSION").to_owned(),
             orphan_timeout: config.orphan_timeout,
@@ -260,7 +264,7 @@ impl Milpa {
                 ImageSource::Node => false,
                 ImageSource::Registry => true,
             },
-            capabilities.remote.then_some(config.image_bytes_per_second),
+            capabilities.remote.then_some(send_rate),
             capabilities.sees_node_files.then_some(&*config.state_dir),
         );
         let standalone_dir = config.state_dir.join("standalone");

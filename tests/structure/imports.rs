@@ -80,7 +80,7 @@ const PARTS: &[Part] = &[
         may: &[
             &["backends", "backends::milpa::cri", "backends::milpa::policy"],
             &["backends::milpa::inventory", "backends::milpa::placement"],
-            &["backends::milpa::standalone"],
+            &["backends::milpa::send_rate", "backends::milpa::standalone"],
             RESOURCES,
             CELLS,
             RECORDS,
@@ -145,7 +145,7 @@ const PARTS: &[Part] = &[
             FAILURES,
             CELLS,
             RECORDS,
-            &["blocking", "config", "metrics", "token_bucket"],
+            &["backends::milpa::send_rate", "blocking", "config", "metrics"],
         ],
     },
     Part {
@@ -191,7 +191,7 @@ const PARTS: &[Part] = &[
     },
     Part {
         path: "backends::milpa::gateway",
-        may: &[RECORDS, &["config", "metrics", "token_bucket"]],
+        may: &[RECORDS, &["backends::milpa::send_rate", "config", "metrics", "token_bucket"]],
     },
     Part {
         path: "backends::milpa::providers",
@@ -206,6 +206,7 @@ const PARTS: &[Part] = &[
         may: &[&["annotations", "config", "csv_rows", "decimal", "manifest", "price"]],
     },
     Part { path: "backends::milpa::cached", may: &[] },
+    Part { path: "backends::milpa::send_rate", may: &[&["token_bucket"]] },
     Part { path: "backends::milpa::store", may: &[&["backends::milpa::id"]] },
     Part { path: "backends::milpa::clock", may: &[] },
     Part { path: "backends::milpa::failure", may: &[] },

@@ -29,6 +29,7 @@ use super::{
     cells::Cell,
     failure::{Class, Failure, Side},
     id::CellId,
+    send_rate::SendRate,
 };
 use crate::metrics::ByteCounter;
 
@@ -84,23 +85,23 @@ impl Images {
     /// Creates the images of cells. `pause_image` is the name in the configuration of the cells'
     /// containerd. `progress_timeout` bounds the time without progress of a copied blob and of a
     /// pull. `registries` has the credentials for pulls without credentials of their own.
-    /// `pulls_first`: the node sends only images that can't be pulled. `bytes_per_second` limits
-    /// copies to cells on other machines, 0 for no limit; `None` for cells on the node. With the
-    /// daemon's state directory, cells that see the node's files mount the layers that it has.
+    /// `pulls_first`: the node sends only images that can't be pulled. `send_rate` limits
+    /// copies to cells on other machines; `None` for cells on the node. With the daemon's state
+    /// directory, cells that see the node's files mount the layers that it has.
     pub fn new(
         node: NodeImages,
         pause_image: impl Into<String>,
         progress_timeout: Duration,
         registries: Arc<Registries>,
         pulls_first: bool,
-        bytes_per_second: Option<u64>,
+        send_rate: Option<Arc<SendRate>>,
         shared_with: Option<&Path>,
     ) -> Arc<Self> {
         let owner = shared_with.map(|state_dir| state_dir.display().to_string());
         Arc::new(Self {
             shared: owner.map(|owner| SharedLayers::new(node.clone(), owner)),
             pulls_first,
-            copy_limits: bytes_per_second.map(|rate| Arc::new(CopyLimits::new(rate))),
+            copy_limits: send_rate.map(|rate| Arc::new(CopyLimits::new(rate))),
             node_credentials: registries.credentials(),
             registries: Some(registries),
             ..Self::of(Box::new(Containerd::new(node)), pause_image.into(), progress_timeout)

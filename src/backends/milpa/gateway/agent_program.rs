@@ -15,6 +15,8 @@ use hyper::body::Frame;
 use ring::digest::{Context, SHA256};
 use tokio::task::spawn_blocking;
 
+use crate::backends::milpa::send_rate::SendRate;
+
 /// The most bytes of a program. A build with debug information has a quarter of it.
 const MAX_PROGRAM_BYTES: u64 = 1 << 30;
 /// The bytes that are read, and hashed or sent, at once.
@@ -27,6 +29,8 @@ pub struct AgentProgram {
     file: Arc<File>,
     size: u64,
     sha256: String,
+    /// The rate of its downloads; `None` for no limit.
+    rate: Option<Arc<SendRate>>,
 }
 
 /// An error of opening the agent's program.
@@ -61,7 +65,13 @@ impl AgentProgram {
             position += part.len() as u64;
             digest.update(&part);
         }
-        Ok(Self { file: Arc::new(file), size, sha256: hex::encode(digest.finish()) })
+        let sha256 = hex::encode(digest.finish());
+        Ok(Self { file: Arc::new(file), size, sha256, rate: None })
+    }
+
+    /// Limits the rate of its downloads, all together with whatever else has this rate.
+    pub fn with_rate(self, rate: Arc<SendRate>) -> Self {
+        Self { rate: Some(rate), ..self }
     }
 
     /// Returns the SHA-256 digest in lower-case hexadecimal.
@@ -78,9 +88,9 @@ impl AgentProgram {
     pub(super) fn body(
         &self,
     ) -> StreamBody<impl futures::Stream<Item = io::Result<Frame<Bytes>>> + use<>> {
-        let (file, size) = (self.file.clone(), self.size);
+        let (file, size, rate) = (self.file.clone(), self.size, self.rate.clone());
         StreamBody::new(stream::try_unfold(0, move |position| {
-            let file = file.clone();
+            let (file, rate) = (file.clone(), rate.clone());
             async move {
                 if position == size {
                     return Ok(None);
@@ -88,6 +98,9 @@ impl AgentProgram {
                 let part = spawn_blocking(move || read_part(&file, position, size))
                     .await
                     .map_err(io::Error::other)??;
+                if let Some(rate) = rate {
+                    rate.ready(part.len()).await;
+                }
                 let next = position + part.len() as u64;
                 Ok(Some((Frame::data(Bytes::from(part)), next)))
             }
@@ -104,9 +117,29 @@ fn read_part(file: &File, position: u64, size: u64) -> io::Result<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
+    use http_body_util::BodyExt;
     use kiyot_link::certificate::sha256;
+    use tokio::time::Instant;
 
     use super::*;
+
+    /// Verifies L25.
+    #[tokio::test(start_paused = true)]
+    async fn downloads_share_their_rate_with_images() {
+        const MIB: usize = 1 << 20;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("kiyot-cell");
+        std::fs::write(&path, vec![7; 4 * MIB]).unwrap();
+        let rate = Arc::new(SendRate::new(8 << 20));
+        let program = AgentProgram::open(&path).unwrap().with_rate(Arc::clone(&rate));
+        let begun = Instant::now();
+        let download = async || program.body().collect().await.unwrap().to_bytes().len();
+        let (one, other, ()) = tokio::join!(download(), download(), rate.ready(8 * MIB));
+        assert_eq!((one, other), (4 * MIB, 4 * MIB));
+        // 16 MiB, of which the last are sent a tenth of a second before they are paid for.
+        let elapsed = begun.elapsed().as_secs_f32();
+        assert!((1.8..2.1).contains(&elapsed), "{elapsed} s");
+    }
 
     #[test]
     fn program_is_hashed_whole_and_its_size_is_checked() {

@@ -108,7 +108,7 @@ async fn cell_without_a_registry_gets_the_pause_image_of_the_node() {
 /// Returns a scene of a cell on another machine, where ten copies to others do not end.
 async fn slow_copies() -> (Scene, Vec<AbortOnDropHandle<()>>) {
     let mut scene = Scene::new();
-    let limits = Arc::new(CopyLimits::new(1 << 20));
+    let limits = Arc::new(CopyLimits::new(Arc::new(SendRate::new(1 << 20))));
     scene.images.copy_limits = Some(Arc::clone(&limits));
     scene.cell.limits = Some(Arc::clone(&limits));
     let slow = (0..10).map(|_| {
