@@ -134,3 +134,30 @@ fn config(cell: &CellId) -> cri::PodSandboxConfig {
         ..Default::default()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::future::pending;
+
+    use tokio::time::{Instant, timeout};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn wait_for_a_rehearsal_ends_when_that_is_cut() {
+        const CUT_AFTER: Duration = Duration::from_secs(120);
+        let (rehearsals, cell) = (Rehearsals::default(), CellId::mint().unwrap());
+        let begun = Instant::now();
+        let rehearsal = async {
+            let _ended = rehearsals.begin(&cell);
+            pending::<()>().await;
+        };
+        let wait = async {
+            rehearsals.running(&cell).unwrap().cancelled().await;
+            begun.elapsed()
+        };
+        let (cut, waited) = tokio::join!(timeout(CUT_AFTER, rehearsal), wait);
+        assert_eq!((cut.is_err(), waited), (true, CUT_AFTER));
+        assert!(rehearsals.running(&cell).is_none());
+    }
+}
