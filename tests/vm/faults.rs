@@ -1,10 +1,23 @@
 //! Faults of virtual machines and of the daemon.
 
-use std::os::unix::net::UnixStream;
+use std::{
+    os::unix::net::UnixStream,
+    time::{SystemTime, UNIX_EPOCH},
+};
 
-use kiyot_testkit::{Kiyot, LIMIT, Node, cri, kill_all, processes, wait_until};
+use kiyot_testkit::{Kiyot, Kubelet, LIMIT, Node, cri, kill_all, processes, wait_until};
 
 use super::{WAIT, console, options, pod, run, strong, strong_options};
+
+/// The difference of two clocks that a busy machine may show.
+const TOLERATED_SECONDS: u64 = 60;
+
+/// Returns the seconds by which the clock of a container's machine differs from the node's.
+async fn clock_difference(kubelet: &mut Kubelet, container: &str) -> u64 {
+    let seconds: u64 = run(kubelet, container, "date +%s").await.trim().parse().unwrap();
+    let of_node = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
+    seconds.abs_diff(of_node)
+}
 
 /// Verifies V3, V4.
 #[tokio::test]
@@ -52,6 +65,9 @@ async fn services_killed_in_the_machine_are_restarted_and_its_monitor_is_not_nee
     let main = running.container("main").clone();
     kubelet.logged(&main, "up").await;
     let cell = kiyot.cells().remove(0);
+    // The agent that is started again meets a clock that is wrong by decades.
+    run(&mut kubelet, &main.id, "date -s @1000000000").await;
+    assert!(clock_difference(&mut kubelet, &main.id).await > TOLERATED_SECONDS);
     for (times, service) in ["kiyot-cell agent", "containerd --config"].iter().enumerate() {
         let (first, rest) = service.split_at(1);
         let kill = format!("kill -9 $(ps | grep '[{first}]{rest}' | awk '{{print $1}}')");
@@ -71,6 +87,11 @@ async fn services_killed_in_the_machine_are_restarted_and_its_monitor_is_not_nee
         assert_eq!(container.state(), cri::ContainerState::ContainerRunning, "{service}");
     }
     assert!(run(&mut kubelet, &main.id, "ps").await.contains("sleep"));
+    wait_until("the machine has the daemon's time", LIMIT, async || {
+        let difference = clock_difference(&mut kubelet, &main.id).await;
+        (difference < TOLERATED_SECONDS).then_some(())
+    })
+    .await;
 
     // QEMU serves a single client of its monitor, which is silent.
     let monitor = kiyot.state().join("cells").join(&cell).join("qmp/qmp.sock");

@@ -1,6 +1,11 @@
 //! Powers of pods that an own kernel gives, compared with the same pod on the node.
 
-use kiyot_testkit::{Container, Kiyot, KiyotOptions, Kubelet, Node, Pod, RunningPod, cri};
+use std::fs;
+
+use kiyot_testkit::{
+    Container, Kiyot, KiyotOptions, Kubelet, Node, Pod, RunningPod,
+    cri::{self, security_profile::ProfileType},
+};
 
 use super::{WAIT, options, run};
 
@@ -22,6 +27,9 @@ const POWERS: [&str; 6] = [
     "grep -q 'NoNewPrivs:.*0' /proc/self/status && grep -q 'Seccomp:.*0' /proc/self/status",
     "mount -o remount,rw /sys && mount -t proc proc /proc",
 ];
+/// Seccomp profile that allows everything but creating directories.
+const NO_DIRECTORIES: &str = r#"{"defaultAction": "SCMP_ACT_ALLOW",
+    "syscalls": [{"names": ["mkdir", "mkdirat"], "action": "SCMP_ACT_ERRNO"}]}"#;
 /// Powers of a container without privileges.
 const PLAIN_POWERS: [&str; 1] = ["mknod /tmp/char c 1 3 && echo x > /tmp/char"];
 
@@ -80,7 +88,29 @@ async fn powers(kubelet: &mut Kubelet, container: &str, scripts: &[&'static str]
     powers
 }
 
-/// Verifies V20.
+/// Checks that a seccomp profile in a file of the node confines a container of a machine, which
+/// does not see the file.
+async fn check_profile_of_the_node(node: &Node, kubelet: &mut Kubelet, machine: &RunningPod) {
+    let directory = node.kubelet_directory().join("seccomp");
+    fs::create_dir_all(&directory).unwrap();
+    let profile = directory.join("no-directories.json").display().to_string();
+    fs::write(&profile, NO_DIRECTORIES).unwrap();
+    let profiled = |config: &mut cri::ContainerConfig| {
+        let context = config.linux.as_mut().unwrap().security_context.as_mut().unwrap();
+        context.seccomp = Some(cri::SecurityProfile {
+            profile_type: ProfileType::Localhost.into(),
+            localhost_ref: profile,
+        });
+    };
+    let container = Container::script("profiled", WAIT);
+    let created = kubelet.create_container_with(machine, &container, 0, profiled).await.unwrap();
+    kubelet.start_container(&created.id).await.unwrap();
+    let script = "mkdir /tmp/new 2>&1; touch /tmp/file && grep Seccomp: /proc/self/status";
+    let confined = run(kubelet, &created.id, script).await;
+    assert!(confined.ends_with("Operation not permitted\nSeccomp:\t2\n"), "{confined}");
+}
+
+/// Verifies V20, U14.
 #[tokio::test]
 #[ignore = "takes long without KVM; make test-vm"]
 async fn powers_of_a_pod_in_a_machine_are_those_of_the_node() {
@@ -124,6 +154,7 @@ async fn powers_of_a_pod_in_a_machine_are_those_of_the_node() {
     let confined = "cat /proc/self/attr/current; cat /sys/module/apparmor/parameters/enabled";
     let apparmor = run(&mut kubelet, &machine.container("plain").id, confined).await;
     assert_eq!(apparmor, "cri-containerd.apparmor.d (enforce)\nY\n", "AppArmor of its kernel");
+    check_profile_of_the_node(&node, &mut kubelet, &machine).await;
     for pod in [&local, &machine] {
         kubelet.stop_and_remove(pod).await.unwrap();
     }
