@@ -3,12 +3,17 @@
 use std::collections::HashMap;
 
 use kiyot_testkit::{
-    Container, Kiyot, Kubelet, Node, Pod, RunningPod,
+    Container, Kiyot, Kubelet, LIMIT, Node, Pod, RunningPod,
     cri::{self, NamespaceMode, security_profile::ProfileType},
+    wait_until,
 };
 use tonic::Code;
 
-use super::{WAIT, options, pod, remove_and_assert_clean};
+use super::{
+    WAIT,
+    faults::{kill9, processes},
+    options, pod, remove_and_assert_clean,
+};
 
 /// Prints credentials, limits, names and masked paths of a process. The core dump limit is left
 /// out: the daemon sets it in a cell (docs/differences.md).
@@ -326,5 +331,58 @@ async fn resources_are_changed_while_it_runs() {
         kubelet.runtime.update_container_resources(nothing).await.unwrap_err().code(),
         Code::NotFound
     );
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
+}
+
+/// Verifies U6, U23.
+#[tokio::test]
+async fn resized_container_keeps_its_resources_across_kills() {
+    let node = Node::start().await;
+    let mut kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let mut container = Container::script("main", WAIT);
+    container.resources.memory_limit_in_bytes = 64 << 20;
+    let running =
+        kubelet.run_pod(&Pod::new("resized").in_cell().container(container)).await.unwrap();
+    let main = running.container("main").id.clone();
+    let resources = cri::LinuxContainerResources {
+        memory_limit_in_bytes: 128 << 20,
+        cpu_period: 100_000,
+        cpu_quota: 50_000,
+        cpu_shares: 512,
+        ..Default::default()
+    };
+    let request = cri::UpdateContainerResourcesRequest {
+        container_id: main.clone(),
+        linux: Some(resources),
+        ..Default::default()
+    };
+    let memory = async |kubelet: &mut Kubelet| {
+        cgroup_limit(kubelet, &main, "memory.max", "memory/memory.limit_in_bytes").await
+    };
+    kubelet.runtime.update_container_resources(request).await.unwrap();
+    let before = kubelet.container_status(&main).await.unwrap();
+
+    let cell = kiyot.cells().remove(0);
+    for killed in ["daemon", "agent", "containerd"] {
+        match killed {
+            "daemon" => {
+                kiyot.kill9();
+                kiyot.start_again().await;
+            }
+            "agent" => kill9(&processes(&["kiyot-cell agent", &cell])),
+            _ => kill9(&processes(&["containerd", "containerd.toml", &cell])),
+        }
+        let mut kubelet = kiyot.kubelet().await;
+        wait_until("the cell takes exec again", LIMIT, async || {
+            kubelet.exec_sync(&main, &["true"]).await.ok()
+        })
+        .await;
+        assert_eq!(kubelet.container_status(&main).await.unwrap(), before, "{killed} killed");
+        assert_eq!(memory(&mut kubelet).await, (128 << 20).to_string(), "{killed} killed");
+        let quota = cgroup_limit(&mut kubelet, &main, "cpu.max", "cpu/cpu.cfs_quota_us").await;
+        assert!(quota == "50000" || quota == "50000 100000", "{killed} killed: {quota}");
+    }
+    let mut kubelet = kiyot.kubelet().await;
     remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }
