@@ -51,6 +51,12 @@ mod unpacked;
 /// Most credentials in memory; each may take a few KiB.
 const MAX_CREDENTIALS: usize = 1_024;
 
+/// Wait for the node's containerd while it restarts; systemd starts one that was killed after 5 s.
+const NODE_RESTART_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Pause between the attempts to reach the node's containerd.
+const NODE_RETRY_PAUSE: Duration = Duration::from_millis(200);
+
 /// Most names that an image gets in a cell.
 const MAX_NAMES: usize = 64;
 
@@ -387,7 +393,7 @@ impl Images {
         receiver: &dyn Receiver,
         wanted: &str,
     ) -> Result<Option<cri::Image>, Failure> {
-        match self.copy(cell, receiver, wanted).await {
+        match self.copy_across_restart(cell, receiver, wanted).await {
             Ok(None) => Ok(None),
             Ok(Some(id)) => {
                 tracing::info!(%cell, image = wanted, id, "image copied from the node");
@@ -408,6 +414,31 @@ impl Images {
                     "image not copied from the node, pulled in the cell"
                 );
                 Ok(None)
+            }
+        }
+    }
+
+    /// Copies an image, and again for [`NODE_RESTART_TIMEOUT`] while the node's containerd may be
+    /// restarting: the cell could not pull an image that only the node has.
+    async fn copy_across_restart(
+        &self,
+        cell: &CellId,
+        receiver: &dyn Receiver,
+        wanted: &str,
+    ) -> Result<Option<String>, CopyError> {
+        let mut deadline = None;
+        loop {
+            let result = self.copy(cell, receiver, wanted).await;
+            let now = tokio::time::Instant::now();
+            match &result {
+                Err(CopyError::Failed(failure))
+                    if may_be_restarting(failure)
+                        && now < *deadline.get_or_insert(now + NODE_RESTART_TIMEOUT) =>
+                {
+                    tracing::debug!(%cell, image = wanted, %failure, "copy of an image repeated");
+                    tokio::time::sleep(NODE_RETRY_PAUSE).await;
+                }
+                _ => return result,
             }
         }
     }
@@ -497,6 +528,12 @@ impl Images {
             }
         }
     }
+}
+
+/// Returns true for a failure of a containerd that is not up: it refuses connections, breaks them,
+/// or answers before its CRI is initialised. The latter two are UNKNOWN.
+fn may_be_restarting(failure: &Failure) -> bool {
+    failure.side() == Side::Node && matches!(failure.class(), Class::Unavailable | Class::Unknown)
 }
 
 /// Returns the names that an image gets in a cell, by the node's status of it.

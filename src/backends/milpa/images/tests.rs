@@ -39,6 +39,8 @@ struct NodeContent {
     names: BTreeMap<String, (String, String, u64)>,
     blobs: BTreeMap<String, Bytes>,
     held: usize,
+    /// Failures of the next calls for a target, the last first.
+    failures: Vec<Failure>,
 }
 
 #[derive(Debug, Default, Clone)]
@@ -108,10 +110,11 @@ impl Node for FakeNode {
     }
 
     async fn target(&self, name: &str) -> Result<Option<Descriptor>, Failure> {
-        Ok(self
-            .0
-            .lock()
-            .unwrap()
+        let mut content = self.0.lock().unwrap();
+        if let Some(failure) = content.failures.pop() {
+            return Err(failure);
+        }
+        Ok(content
             .names
             .get(name)
             .map(|(media_type, digest, size)| Descriptor::new(media_type, digest, *size)))

@@ -105,6 +105,50 @@ async fn cell_without_a_registry_gets_the_pause_image_of_the_node() {
     assert!(scene.cell.pulls.lock().unwrap().is_empty());
 }
 
+/// Verifies I25.
+#[tokio::test(start_paused = true)]
+async fn copy_waits_for_the_restart_of_the_nodes_containerd() {
+    let scene = Scene::new();
+    let id = scene.node.image(PAUSE);
+    scene.in_registry(PAUSE, &id);
+    scene.node.0.lock().unwrap().failures = vec![
+        Failure::node(Class::Unknown, "server is not initialized yet"),
+        Failure::node(Class::Unavailable, "Connection refused (os error 111)"),
+        Failure::node(Class::Unknown, "broken pipe"),
+    ];
+    assert_eq!(scene.ensure(PAUSE, "").await.unwrap(), id);
+    assert!(scene.cell.pulls.lock().unwrap().is_empty());
+    assert_eq!(*scene.cell.puts.lock().unwrap(), 4);
+}
+
+/// Verifies I25.
+#[tokio::test(start_paused = true)]
+async fn cell_pulls_if_the_nodes_containerd_stays_away() {
+    let scene = Scene::new();
+    let id = scene.node.image(NAME);
+    scene.in_registry(NAME, &id);
+    let refused = Failure::node(Class::Unavailable, "Connection refused (os error 111)");
+    scene.node.0.lock().unwrap().failures = vec![refused; 100];
+    let begun = tokio::time::Instant::now();
+    assert_eq!(scene.ensure(NAME, "").await.unwrap(), id);
+    assert_eq!(scene.cell.pulls.lock().unwrap().len(), 1);
+    assert_eq!(begun.elapsed().as_secs(), 10);
+}
+
+/// Verifies I25.
+#[tokio::test(start_paused = true)]
+async fn cell_pulls_at_once_what_the_node_refuses() {
+    let scene = Scene::new();
+    let id = scene.node.image(NAME);
+    scene.in_registry(NAME, &id);
+    let refused = Failure::node(Class::FailedPrecondition, "namespace is required");
+    scene.node.0.lock().unwrap().failures = vec![refused];
+    let begun = tokio::time::Instant::now();
+    assert_eq!(scene.ensure(NAME, "").await.unwrap(), id);
+    assert_eq!(scene.cell.pulls.lock().unwrap().len(), 1);
+    assert_eq!(begun.elapsed(), Duration::ZERO);
+}
+
 /// Returns a scene of a cell on another machine, where ten copies to others do not end.
 async fn slow_copies() -> (Scene, Vec<AbortOnDropHandle<()>>) {
     let mut scene = Scene::new();
