@@ -40,6 +40,8 @@ pub(crate) struct FakeProvider {
     pub(crate) candidates: Mutex<Vec<Offering>>,
     /// Offerings without capacity.
     pub(crate) full: Mutex<Vec<Offering>>,
+    /// Number of launches that were called, with or without a permit.
+    pub(crate) called: AtomicUsize,
     /// Permits of launches.
     pub(crate) gate: tokio::sync::Semaphore,
     /// Permits of terminations.
@@ -73,6 +75,7 @@ impl FakeProvider {
             tags: Mutex::default(),
             candidates: Mutex::default(),
             full: Mutex::default(),
+            called: AtomicUsize::new(0),
             gate: open(),
             way_out: open(),
             most: AtomicUsize::new(0),
@@ -163,6 +166,7 @@ impl Provider for FakeProvider {
     }
 
     async fn launch(&self, spec: &LaunchSpec, _: &str) -> Result<Instance, ProviderError> {
+        self.called.fetch_add(1, Ordering::SeqCst);
         self.gate.acquire().await.unwrap().forget();
         let candidates: Vec<Offering> = spec.offerings().cloned().collect();
         self.candidates.lock().unwrap().clone_from(&candidates);

@@ -24,6 +24,7 @@ use kiyot::{
         },
     },
     config::{HostPath, Policy},
+    metrics::{Exposition, ORDERS_WAITING},
 };
 use kiyot_link::clock::Clock;
 use kiyot_proto::cri;
@@ -43,6 +44,19 @@ pub(crate) struct Fixture {
     pub(crate) daemon: Daemon,
 }
 
+/// Time limits of the daemon.
+#[derive(Debug, Clone, Copy)]
+struct Timeouts {
+    claim: Duration,
+    launch: Duration,
+}
+
+impl Default for Timeouts {
+    fn default() -> Self {
+        Self { claim: Parts::CLAIM_TIMEOUT, launch: LIMIT }
+    }
+}
+
 /// The parts that end with the daemon.
 pub(crate) struct Daemon {
     pub(crate) cri: Arc<CriService>,
@@ -53,19 +67,24 @@ pub(crate) struct Daemon {
 
 impl Fixture {
     pub(crate) async fn start() -> Self {
-        Self::with_claim_timeout(Parts::CLAIM_TIMEOUT).await
+        Self::with(Timeouts::default(), "").await
     }
 
-    pub(crate) async fn with_claim_timeout(claim_timeout: Duration) -> Self {
-        Self::with(claim_timeout, "").await
+    pub(crate) async fn with_claim_timeout(claim: Duration) -> Self {
+        Self::with(Timeouts { claim, ..Timeouts::default() }, "").await
+    }
+
+    /// Starts a backend whose launches fail after this time.
+    pub(crate) async fn with_launch_timeout(launch: Duration) -> Self {
+        Self::with(Timeouts { launch, ..Timeouts::default() }, "").await
     }
 
     /// Starts a backend whose cells choose ids with this prefix.
     pub(crate) async fn with_ids(ids: &str) -> Self {
-        Self::with(Parts::CLAIM_TIMEOUT, ids).await
+        Self::with(Timeouts::default(), ids).await
     }
 
-    async fn with(claim_timeout: Duration, ids: &str) -> Self {
+    async fn with(timeouts: Timeouts, ids: &str) -> Self {
         let _ = tracing_subscriber::fmt()
             .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
             .with_test_writer()
@@ -73,7 +92,7 @@ impl Fixture {
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir(dir.path().join("log")).unwrap();
         let provider = FakeProvider::new(dir.path().join("agents"), ids);
-        let daemon = Daemon::start(dir.path(), &provider, claim_timeout).await;
+        let daemon = Daemon::start(dir.path(), &provider, timeouts).await;
         Self { dir, provider, daemon }
     }
 
@@ -96,8 +115,16 @@ impl Fixture {
         let Self { dir, provider, daemon } = self;
         daemon.stop(records).await;
         meanwhile(&provider);
-        let daemon = Daemon::start(dir.path(), &provider, Parts::CLAIM_TIMEOUT).await;
+        let daemon = Daemon::start(dir.path(), &provider, Timeouts::default()).await;
         Self { dir, provider, daemon }
+    }
+
+    /// Returns the number of pods that wait for a place of a cell, by the metrics.
+    pub(crate) fn waiting_orders(&self) -> f64 {
+        let page = Exposition::new(vec![Arc::new(self.daemon.cells.metrics())]).text();
+        let name = ORDERS_WAITING.name;
+        let sample = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        sample.unwrap().parse().unwrap()
     }
 
     /// Calls the service as the proxy does.
@@ -231,7 +258,7 @@ impl Fixture {
 }
 
 impl Daemon {
-    async fn start(dir: &Path, provider: &Arc<FakeProvider>, claim_timeout: Duration) -> Self {
+    async fn start(dir: &Path, provider: &Arc<FakeProvider>, timeouts: Timeouts) -> Self {
         let state = dir.join("state");
         let store = Store::open(&state).await.unwrap();
         let ca = Ca::load_or_make(&store).await.unwrap();
@@ -240,7 +267,8 @@ impl Daemon {
             node: "worker-1".to_owned(),
             fingerprint: ca.sha256(),
         };
-        let config = CellsConfig { launch_timeout: LIMIT, owner, ..CellsConfig::default() };
+        let config =
+            CellsConfig { launch_timeout: timeouts.launch, owner, ..CellsConfig::default() };
         let cells = Cells::start(config, store.clone(), Arc::clone(provider) as _).await.unwrap();
         let limits = Limits {
             handshake: LIMIT,
@@ -272,7 +300,7 @@ impl Daemon {
             logs: Logs::new(),
             streaming: Arc::new(Streaming::start().await.unwrap()),
             rules: Rules { policy: Policy::default(), capabilities: provider.capabilities() },
-            claim_timeout,
+            claim_timeout: timeouts.claim,
             usage_timeout: LIMIT,
             metrics_timeout: LIMIT,
         };

@@ -15,6 +15,7 @@ mod hostile;
 mod ids;
 mod kit;
 mod lifecycle;
+mod limits;
 mod placement;
 mod random_calls;
 mod records;

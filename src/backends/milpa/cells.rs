@@ -22,7 +22,9 @@ use super::{
     providers::{Attached, Attachment, HostPort, MAX_HOST_PORTS, Provider},
     store::{Batch, Store, StoreError, Table},
 };
-use crate::{annotations::CellRequest, config::WarmPool, error_chain::error_chain};
+use crate::{
+    annotations::CellRequest, config::WarmPool, error_chain::error_chain, metrics::Source,
+};
 
 mod admission;
 mod caller;
@@ -212,7 +214,7 @@ impl Cells {
     }
 
     /// Returns the source of the cells' metrics.
-    pub(super) fn metrics(&self) -> metrics::CellMetrics {
+    pub fn metrics(&self) -> impl Source + use<> {
         metrics::CellMetrics::new(Arc::clone(&self.shared))
     }
 

@@ -1,0 +1,196 @@
+//! Limits of a node's cells, as the kubelet sees them.
+
+use std::{
+    sync::{Arc, atomic::Ordering::SeqCst},
+    time::Duration,
+};
+
+use kiyot::{
+    annotations::{ARCHITECTURE, Architecture},
+    backends::{
+        Method,
+        milpa::{cells::Limits, id::CellId, placement::CatalogueFile},
+    },
+    price::Price,
+};
+use kiyot_proto::cri;
+use kiyot_testkit::wait_for;
+use tokio::task::JoinHandle;
+use tonic::{Code, Status};
+
+use crate::kit::Fixture;
+
+/// The price of the only instance type.
+const TYPE_PRICE: Price = Price::from_micros(200_000);
+/// A price between that of one cell and of two.
+const PRICE_LIMIT: Price = Price::from_micros(300_000);
+/// The time after which the fixture of a queue gives up a launch, queued or not.
+const LAUNCH_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Sets the provider's only instance type, at [`TYPE_PRICE`].
+fn set_price(kiyot: &Fixture) {
+    let (of_node, price) = (Architecture::of_node(), TYPE_PRICE.micros());
+    let architecture = if of_node == Architecture::Amd64 { "x86_64" } else { "arm64" };
+    let text = format!(
+        "instance_type,vcpus,memory_mib,architectures,on_demand_usd_per_hour\n\
+         a,2,4096,{architecture},0.{price:06}\n"
+    );
+    *kiyot.provider.catalogue.lock().unwrap() =
+        CatalogueFile::parse(text.as_bytes()).unwrap().catalogue;
+}
+
+/// Calls RunPodSandbox for a pod of a namespace.
+async fn run(kiyot: &Fixture, namespace: &str, name: &str) -> Result<String, Status> {
+    let mut request = kiyot.sandbox_request(name);
+    let config = request.config.as_mut().unwrap();
+    config.metadata.as_mut().unwrap().namespace = namespace.to_owned();
+    config.annotations.insert(ARCHITECTURE.to_owned(), Architecture::of_node().to_string());
+    let ran = kiyot.call::<cri::RunPodSandboxResponse>(Method::RunPodSandbox, request);
+    ran.await.map(|answer| answer.pod_sandbox_id)
+}
+
+/// Calls RunPodSandbox in a task of its own.
+fn spawn(
+    kiyot: &Arc<Fixture>,
+    namespace: &'static str,
+    name: String,
+) -> JoinHandle<Result<String, Status>> {
+    let kiyot = Arc::clone(kiyot);
+    tokio::spawn(async move { run(&kiyot, namespace, &name).await })
+}
+
+fn only_cell(kiyot: &Fixture) -> CellId {
+    let cells = kiyot.daemon.cells.all();
+    assert_eq!(cells.len(), 1, "{cells:?}");
+    cells.into_iter().next().unwrap()
+}
+
+fn assert_exhausted(refused: Result<String, Status>, message: &str) {
+    let refused = refused.unwrap_err();
+    assert_eq!((refused.code(), refused.message()), (Code::ResourceExhausted, message));
+}
+
+/// Verifies A18.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pod_over_the_limit_of_cells_is_refused_with_the_limit_and_its_holders() {
+    let kiyot = Fixture::start().await;
+    kiyot.daemon.cells.set_limits(Limits { max_cells: 1, ..Limits::default() });
+    let first = run(&kiyot, "shop", "first").await.unwrap();
+    assert_exhausted(
+        run(&kiyot, "other", "second").await,
+        "1 cells have not ended, and max_cells allows no more than 1; most of them are of \
+         namespace shop (1)",
+    );
+    kiyot.stop_sandbox(&first).await;
+    run(&kiyot, "other", "second").await.unwrap();
+}
+
+/// Verifies A18.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pod_over_the_price_limit_of_the_node_is_refused_with_the_limit_and_its_holders() {
+    let kiyot = Fixture::start().await;
+    set_price(&kiyot);
+    kiyot.daemon.cells.set_limits(Limits { price: Some(PRICE_LIMIT), ..Limits::default() });
+    let first = run(&kiyot, "shop", "first").await.unwrap();
+    let holder = only_cell(&kiyot);
+    assert_exhausted(
+        run(&kiyot, "other", "second").await,
+        &format!(
+            "the cells of the node may cost $0.3000 an hour, and the cheapest offering for the \
+             pod costs $0.2000; held by 1 cells: $0.2000 an hour (the most expensive: {holder} \
+             $0.2000)"
+        ),
+    );
+    kiyot.stop_sandbox(&first).await;
+    run(&kiyot, "other", "second").await.unwrap();
+}
+
+/// Verifies A18.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pod_over_the_price_limit_of_its_namespace_is_refused_with_the_limit_and_its_holders() {
+    let kiyot = Fixture::start().await;
+    set_price(&kiyot);
+    let limits = Limits { namespace_price: Some(PRICE_LIMIT), ..Limits::default() };
+    kiyot.daemon.cells.set_limits(limits);
+    let first = run(&kiyot, "shop", "first").await.unwrap();
+    let holder = only_cell(&kiyot);
+    // Another namespace has a limit of its own.
+    run(&kiyot, "other", "elsewhere").await.unwrap();
+    assert_exhausted(
+        run(&kiyot, "shop", "second").await,
+        &format!(
+            "the cells of namespace shop may cost $0.3000 an hour, and the cheapest offering for \
+             the pod costs $0.2000; held by 1 cells: $0.2000 an hour (the most expensive: \
+             {holder} $0.2000)"
+        ),
+    );
+    kiyot.stop_sandbox(&first).await;
+    run(&kiyot, "shop", "second").await.unwrap();
+}
+
+/// Verifies A19.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pod_over_the_limit_of_boots_waits_and_is_refused_with_the_cells_that_boot() {
+    let boots = |boots| Limits { boots: Some(boots), ..Limits::default() };
+    let kiyot = Arc::new(Fixture::with_launch_timeout(LAUNCH_TIMEOUT).await);
+    kiyot.daemon.cells.set_limits(boots(1));
+    kiyot.provider.hold_launches();
+    let first = spawn(&kiyot, "shop", "first".to_owned());
+    wait_for("the launch of the first pod", || kiyot.provider.called.load(SeqCst) == 1).await;
+    let cell_of_first = only_cell(&kiyot);
+    let queued = spawn(&kiyot, "shop", "queued".to_owned());
+    wait_for("the pod's place in the queue", || kiyot.waiting_orders() >= 1.0).await;
+    // A namespace without boots is next, so that a later pod outlasts the deadline of the queue.
+    let later = spawn(&kiyot, "other", "later".to_owned());
+    wait_for("the later pod", || kiyot.waiting_orders() >= 2.0).await;
+    kiyot.daemon.cells.set_limits(boots(2));
+    wait_for("the launch of the later pod", || kiyot.daemon.cells.all().len() == 2).await;
+    kiyot.daemon.cells.set_limits(boots(1));
+    kiyot.provider.gate.add_permits(1);
+    first.await.unwrap().unwrap();
+
+    let refused = queued.await.unwrap().unwrap_err();
+    let cells = kiyot.daemon.cells.all();
+    let holder = cells.into_iter().find(|cell| *cell != cell_of_first).unwrap();
+    let (begin, end) = (
+        format!("no cell was launched for {}", LAUNCH_TIMEOUT.as_secs() / 10),
+        format!(
+            " s, because 1 cells boot ({holder}) and limits.boots allows no more; 1 pods wait in \
+             turn"
+        ),
+    );
+    assert_eq!(refused.code(), Code::ResourceExhausted, "{refused}");
+    let message = refused.message();
+    assert!(message.starts_with(&begin) && message.ends_with(&end), "{message}");
+    kiyot.provider.gate.add_permits(1);
+    drop(later.await.unwrap());
+}
+
+/// Verifies A19.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn queue_of_a_namespace_does_not_starve_the_pod_of_another() {
+    const QUEUE: usize = 50;
+    let kiyot = Arc::new(Fixture::start().await);
+    kiyot.daemon.cells.set_limits(Limits { boots: Some(2), ..Limits::default() });
+    kiyot.provider.hold_launches();
+    let of_queue: Vec<_> =
+        (0..2 + QUEUE).map(|number| spawn(&kiyot, "shop", format!("pod-{number}"))).collect();
+    wait_for("the queue", || kiyot.waiting_orders() >= QUEUE as f64).await;
+    let of_other = spawn(&kiyot, "other", "only".to_owned());
+    wait_for("the other pod", || kiyot.waiting_orders() > QUEUE as f64).await;
+    // Each permit is a launch: of the two that go on, and then of the other namespace. Records of
+    // cells that are placed at once may be written in another order.
+    let is_of_other = || kiyot.provider.tags.lock().unwrap().values().any(|tag| tag == "other");
+    let mut launches = 0;
+    while !is_of_other() {
+        launches += 1;
+        assert!(launches <= 5, "pods of the queue come before that of another namespace");
+        kiyot.provider.gate.add_permits(1);
+        wait_for("the next launch", || kiyot.provider.running() == launches).await;
+    }
+    kiyot.provider.gate.add_permits(QUEUE);
+    of_other.await.unwrap().unwrap();
+    for pod in of_queue {
+        pod.await.unwrap().unwrap();
+    }
+}
