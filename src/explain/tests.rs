@@ -8,8 +8,8 @@ use serde_json::json;
 
 use super::*;
 use crate::{
-    annotations::Architecture,
-    backends::milpa::placement::{CatalogueFile, Entry, Unoffered},
+    annotations::{ARCHITECTURE, Architecture, HEALTHY_TIMEOUT, TARGET_RUNTIME},
+    backends::milpa::placement::{CatalogueFile, Entry, Rules, Size, Unoffered, rank},
     config,
     manifest::{self, File, Purpose},
 };
@@ -398,4 +398,79 @@ fn named_type_that_no_zone_offers_is_refused_by_its_name() {
     let (text, fine) = placed(OPT_IN, annotations, Prices::Catalogue(&catalogue));
     assert!(fine && text.contains("its instance: c8a.medium"), "{text}");
     assert!(!text.contains("c7a.medium"), "{text}");
+}
+
+/// Returns the lines of a document between two lines, these aside.
+fn lines_between<'a>(document: &'a str, first: &str, last: &str) -> Vec<&'a str> {
+    let lines = document.lines().skip_while(|line| *line != first).skip(1);
+    let between: Vec<&str> = lines.take_while(|line| *line != last).collect();
+    assert!(!between.is_empty(), "{first:?}");
+    between
+}
+
+/// Lines of the document are broken where the program's are not.
+fn words(text: &str) -> Vec<&str> {
+    text.split_whitespace().collect()
+}
+
+/// Verifies A12.
+#[test]
+fn document_has_the_explanation_of_its_pod() {
+    const DOCUMENT: &str = include_str!("../../docs/catalogue.md");
+    let text = lines_between(DOCUMENT, "```yaml", "```").join("\n");
+    let shown = lines_between(DOCUMENT, "```", "## The file").join("\n");
+    let config = config::parse("config", OPT_IN, []).unwrap();
+    let manifest =
+        manifest::parse_files(&[File { name: "pod".into(), text }], Purpose::Explain).unwrap();
+    let catalogue = CatalogueFile::built_in().catalogue;
+    let (explained, fine) = of(&explain(&config, &manifest, Prices::Catalogue(&catalogue)));
+    assert!(fine && words(&explained) == words(&shown), "docs/catalogue.md lacks\n{explained}");
+}
+
+/// Verifies A26.
+#[test]
+fn document_has_the_annotations_that_each_provider_honours() {
+    const DOCUMENT: &str = include_str!("../../docs/annotations.md");
+    let row = |line: &'static str| {
+        let cells: Vec<&str> =
+            line.split(" | ").map(|cell| cell.trim_matches(['|', ' '])).collect();
+        (format!("pod.elotl.co/{}", cells[0].trim_matches('`')), cells)
+    };
+    let head = "| key | `netns` | `qemu` | `ec2` |";
+    let honoured = lines_between(DOCUMENT, head, "").into_iter().skip(1).map(row);
+    let head = "| key | value | meaning | example | default |";
+    let examples: BTreeMap<String, Vec<&str>> =
+        lines_between(DOCUMENT, head, "").into_iter().skip(2).map(row).collect();
+    let node =
+        Offering { instance_type: "netns".into(), zone: String::new(), market: Market::OnDemand };
+    let largest = Size { cpus: 64, memory_mib: 1 << 20 };
+    let architecture = Architecture::of_node();
+    let catalogues =
+        [Catalogue::any_size(node), Catalogue::sized("node", "node", largest, architecture)];
+    let other = match architecture {
+        Architecture::Amd64 => "arm64",
+        Architecture::Arm64 => "amd64",
+    };
+    // The choice of a cell for a pod with this annotation. The other annotation that has an effect
+    // on the node, that of silence, is of the life of all cells.
+    let choice = |catalogue: &Catalogue, key: &str, value: &str| {
+        let annotations = BTreeMap::from([(key.to_owned(), value.to_owned())]);
+        let request = CellRequest::parse(&annotations).unwrap();
+        let rules = Rules::default();
+        let needs = Needs::new(&request, &Requested::default(), &rules.defaults);
+        rank(catalogue, &needs, &rules, &())
+    };
+    let mut keys = Vec::new();
+    for (key, cells) in honoured {
+        let example = examples[&key][3].trim_matches('`');
+        let value = if key == ARCHITECTURE { other } else { example };
+        for (catalogue, cell) in catalogues.iter().zip(&cells[1..]) {
+            let is_honoured = key == HEALTHY_TIMEOUT
+                || choice(catalogue, &key, value) != choice(catalogue, TARGET_RUNTIME, "kiyot");
+            assert_eq!(cell.starts_with("yes"), is_honoured, "{cells:?}");
+        }
+        assert!(cells[3].starts_with("yes"), "{cells:?}");
+        keys.push(key);
+    }
+    assert_eq!(keys, KEYS);
 }
