@@ -34,7 +34,7 @@ async fn api_that_is_down_delays_cells_alone() {
     let spec = pod("waits", WAIT);
     let error = kubelet.run_pod(&spec).await.unwrap_err();
     let message = error.message();
-    assert!(message.starts_with("the provider of cells: read the instance types"), "{message}");
+    assert!(message.starts_with("the provider of cells: read subnets and images"), "{message}");
     assert!(message.ends_with("DescribeSubnets: not answered within 20 s"), "{message}");
     world.faults().clear();
     let running =
