@@ -11,6 +11,7 @@ const MAX_COPIES: usize = 4;
 /// Time after which a copy goes on beside the others: a cell that takes its image slowly, as one
 /// that was taken over may, delays no other for longer.
 const MAX_TURN: Duration = Duration::from_secs(30);
+
 /// The queue in which a copy waits for its turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Lane {

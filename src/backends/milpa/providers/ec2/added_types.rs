@@ -164,21 +164,15 @@ impl Ec2 {
 mod tests {
     use kiyot_ec2::TypeGpus;
 
-    use super::*;
+    use super::{super::fake_api, *};
     use crate::backends::milpa::placement::CatalogueFile;
 
     fn described(name: &str) -> TypeDescription {
         TypeDescription {
-            name: name.to_owned(),
             vcpus: 4,
             memory_mib: 16_384,
             architectures: vec!["i386".to_owned(), "x86_64".to_owned()],
-            is_burstable: false,
-            is_bare_metal: false,
-            is_current: true,
-            gpus: None,
-            has_on_demand: true,
-            has_spot: true,
+            ..fake_api::described(name)
         }
     }
 

@@ -65,6 +65,22 @@ impl FakeApi {
     }
 }
 
+/// Returns the description of an instance type that can be used.
+pub(super) fn described(name: &str) -> TypeDescription {
+    TypeDescription {
+        name: name.to_owned(),
+        vcpus: 2,
+        memory_mib: 4096,
+        architectures: vec!["x86_64".into()],
+        is_burstable: false,
+        is_bare_metal: false,
+        is_current: true,
+        gpus: None,
+        has_on_demand: true,
+        has_spot: true,
+    }
+}
+
 /// Returns a running instance of the VPC `vpc-1`.
 pub(super) fn running(id: &str, subnet: &str, address: Ipv4Addr) -> InstanceDescription {
     InstanceDescription {
@@ -150,19 +166,8 @@ impl Ec2Api for FakeApi {
         self.list("DescribeInstanceTypeOfferings", listed.to_vec()).await
     }
     async fn instance_types(&self, names: &[String]) -> Result<Vec<TypeDescription>, CallError> {
-        let described = names.iter().map(|name| TypeDescription {
-            name: name.clone(),
-            vcpus: 2,
-            memory_mib: 4096,
-            architectures: vec!["x86_64".into()],
-            is_burstable: false,
-            is_bare_metal: false,
-            is_current: true,
-            gpus: None,
-            has_on_demand: true,
-            has_spot: true,
-        });
-        self.list("DescribeInstanceTypes", described.collect()).await
+        let described = names.iter().map(|name| described(name)).collect();
+        self.list("DescribeInstanceTypes", described).await
     }
     async fn spot_prices(&self) -> Result<Vec<SpotPrice>, CallError> {
         let (instance_type, zone) = (TYPE.into(), ZONE.into());
