@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 use kiyot_testkit::{Kiyot, Leftovers, Node};
@@ -24,9 +24,7 @@ pub(crate) struct Inventory {
 impl Inventory {
     /// Takes the inventory.
     pub(crate) fn of(node: &Node, kiyot: &Kiyot<'_>) -> Self {
-        for cell in cells_in(&kiyot.log()) {
-            node.owns(&cell);
-        }
+        own_logged_cells(node, kiyot);
         // All tests of the machine share its cgroups: those of other tests are skipped.
         let is_group = |line: &&str| line.starts_with("control group");
         let mut lines: BTreeSet<String> = Leftovers::of_host()
@@ -42,9 +40,7 @@ impl Inventory {
             ("log", node.pod_logs()),
             ("run", "/run".into()),
         ] {
-            let mut paths = Vec::new();
-            walk(&directory, &mut paths);
-            lines.extend(paths.into_iter().map(|path| format!("{what} {path}")));
+            lines.extend(paths_below(directory).into_iter().map(|path| format!("{what} {path}")));
         }
         lines.extend(node.addresses().into_iter().map(|address| format!("address {address}")));
         lines.extend(flows());
@@ -151,6 +147,13 @@ pub(crate) fn records(kiyot: &Kiyot<'_>) -> BTreeMap<String, u64> {
         .collect()
 }
 
+/// Lets the node own the cells in the daemon's log, whose resources it then lists and removes.
+pub(crate) fn own_logged_cells(node: &Node, kiyot: &Kiyot<'_>) {
+    for cell in cells_in(&kiyot.log()) {
+        node.owns(&cell);
+    }
+}
+
 /// Returns the ids of the cells in a log.
 fn cells_in(log: &str) -> BTreeSet<String> {
     let ids = log.split("cell=cell-").skip(1);
@@ -164,15 +167,20 @@ pub(crate) fn resident(pid: u32) -> u64 {
     kiyot_testkit::resident_kib(pid).unwrap_or(0)
 }
 
-/// Collects the paths of all entries below a directory.
-fn walk(directory: &Path, found: &mut Vec<String>) {
-    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
-        let path = entry.path();
-        found.push(path.display().to_string());
-        if path.symlink_metadata().is_ok_and(|metadata| metadata.is_dir()) {
-            walk(&path, found);
+/// Returns the paths of all entries below a directory. Containers create trees that are too deep
+/// for recursion.
+fn paths_below(directory: PathBuf) -> Vec<String> {
+    let (mut found, mut directories) = (Vec::new(), vec![directory]);
+    while let Some(directory) = directories.pop() {
+        for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+            let path = entry.path();
+            found.push(path.display().to_string());
+            if path.symlink_metadata().is_ok_and(|metadata| metadata.is_dir()) {
+                directories.push(path);
+            }
         }
     }
+    found
 }
 
 /// Returns the conntrack entries of UDP flows to the soak's host ports, which must end with them.
@@ -288,6 +296,21 @@ mod tests {
         let unknown = vec!["+ rule nat :CNI-0000000000000000000000ab -".to_owned()];
         let kept = Remains { differences: unknown.clone(), ..Remains::default() };
         assert_eq!(Remains::of(Path::new("/n"), &owners, &ShimSockets::default(), unknown), kept);
+    }
+
+    #[test]
+    fn paths_of_a_deep_tree_are_found() {
+        // The path of the deepest directory is shorter than PATH_MAX.
+        const LEVELS: usize = 1_900;
+        let root = tempfile::tempdir().unwrap();
+        let deepest: PathBuf = root.path().join("d/".repeat(LEVELS));
+        fs::create_dir_all(&deepest).unwrap();
+        fs::write(deepest.join("f"), "").unwrap();
+        let found = paths_below(root.path().to_owned());
+        assert_eq!(found.len(), LEVELS + 1);
+        assert_eq!(found.last(), Some(&deepest.join("f").display().to_string()));
+        // `TempDir` removes by recursion.
+        kiyot_tree::remove_path(&root.keep()).unwrap();
     }
 
     #[test]

@@ -26,7 +26,7 @@ use tokio::{
 
 use caller::Caller;
 use chains::NetworkRecorder;
-use inventory::{Inventory, Remains, records, resident};
+use inventory::{Inventory, Remains, own_logged_cells, records, resident};
 use plan::{CALLERS, Kill, Place, Plan, Target};
 use shims::ShimRecorder;
 use state::SoakState;
@@ -183,8 +183,8 @@ impl Soak {
                 told = Instant::now();
                 let minutes = begun.elapsed().as_secs() / 60;
                 eprintln!("minute {minutes}: {}", self.figures(resident(kiyot.pid())));
-                // Reads the cells of the log before it is truncated.
-                let _known = Inventory::of(node, kiyot);
+                // The log has the cells until it is truncated.
+                own_logged_cells(node, kiyot);
                 bound_logs(node);
             }
         }
