@@ -1,39 +1,40 @@
-//! `Shutdown`: stops the pod's sandboxes.
+//! `Shutdown`: stops the pod's containers. Its sandbox ends with the cell.
 
 use std::time::Duration;
 
-use kiyot_proto::cri::{ListPodSandboxRequest, PodSandboxState, StopPodSandboxRequest};
+use futures::{StreamExt, stream};
+use kiyot_proto::cri::{ContainerState, ListContainersRequest, StopContainerRequest};
 use tonic::Status;
 
 use super::runtime::{QUERY_TIMEOUT, Runtime, with_timeout};
 
-/// Deadline of a `StopPodSandbox` call. What is left ends with the cell.
+/// Deadline of a `StopContainer` call. What is left ends with the cell.
 const STOP_TIMEOUT: Duration = Duration::from_secs(20);
+/// Maximum of concurrent `StopContainer` calls.
+const MAX_CONCURRENT_STOPS: usize = 8;
 
-/// Stops all sandboxes. Returns the last error; the cell's power-off ends what could not be
-/// stopped.
+/// Kills all containers that have not exited, so that containerd still reports their exits and the
+/// rest of their logs. Returns the last error; the cell's power-off ends what could not be stopped.
+///
+/// The sandbox is not stopped: with its containers gone, it is a pause process and mounts of the
+/// cell, which end with the cell faster than runc and a shim remove them.
 pub async fn stop_all(runtime: &Runtime) -> Result<(), Status> {
-    let sandboxes = runtime
+    let containers = runtime
         .runtime()
-        .list_pod_sandbox(with_timeout(QUERY_TIMEOUT, ListPodSandboxRequest::default()))
+        .list_containers(with_timeout(QUERY_TIMEOUT, ListContainersRequest::default()))
         .await?
         .into_inner()
-        .items;
-    let mut outcome = Ok(());
-    for sandbox in sandboxes {
-        if sandbox.state != PodSandboxState::SandboxReady as i32 {
-            continue;
-        }
-        if let Err(status) = runtime
-            .runtime()
-            .stop_pod_sandbox(with_timeout(
-                STOP_TIMEOUT,
-                StopPodSandboxRequest { pod_sandbox_id: sandbox.id },
-            ))
-            .await
-        {
-            outcome = Err(status);
-        }
-    }
-    outcome
+        .containers;
+    let alive =
+        containers.into_iter().filter(|of| of.state != ContainerState::ContainerExited as i32);
+    let stops = alive.map(|container| {
+        let mut client = runtime.runtime();
+        // A timeout of 0 kills at once (CRI, StopContainerRequest).
+        let request = StopContainerRequest { container_id: container.id, timeout: 0 };
+        async move { client.stop_container(with_timeout(STOP_TIMEOUT, request)).await.map(drop) }
+    });
+    stream::iter(stops)
+        .buffer_unordered(MAX_CONCURRENT_STOPS)
+        .fold(Ok(()), async |outcome, stopped| stopped.and(outcome))
+        .await
 }

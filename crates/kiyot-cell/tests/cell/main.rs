@@ -24,7 +24,7 @@ use kiyot_proto::{
         CreateContainerRequest, ExecSyncRequest, ImageSpec, LinuxPodSandboxConfig,
         LinuxSandboxSecurityContext, Mount, NamespaceMode, NamespaceOption, PodSandboxConfig,
         PodSandboxMetadata, PodSandboxState, RunPodSandboxRequest, StartContainerRequest,
-        VersionRequest,
+        StopPodSandboxRequest, VersionRequest,
     },
 };
 use kiyot_testkit::{LIMIT, wait_until, watchdog::Watchdog};
@@ -212,8 +212,8 @@ async fn cell_runs_a_pod() {
     };
     let request = CreateContainerRequest {
         pod_sandbox_id: sandbox.clone(),
-        config: Some(container),
-        sandbox_config: Some(config),
+        config: Some(container.clone()),
+        sandbox_config: Some(config.clone()),
     };
     let id = runtime.create_container(request).await.unwrap().into_inner().container_id;
     watch.until("the container is listed", |view| view.containers.contains_key(&id)).await;
@@ -267,13 +267,38 @@ async fn cell_runs_a_pod() {
         .unwrap();
     assert_eq!(message.into_inner().content, "last");
 
+    let another = ContainerConfig {
+        metadata: Some(ContainerMetadata { name: "c".into(), attempt: 1 }),
+        command: ["sleep", "1000"].map(str::to_owned).to_vec(),
+        log_path: "c/1.log".into(),
+        ..container
+    };
+    let request = CreateContainerRequest {
+        pod_sandbox_id: sandbox.clone(),
+        config: Some(another),
+        sandbox_config: Some(config),
+    };
+    let id = runtime.create_container(request).await.unwrap().into_inner().container_id;
+    runtime.start_container(StartContainerRequest { container_id: id.clone() }).await.unwrap();
     agent.shutdown(ShutdownRequest {}).await.unwrap();
+    watch
+        .until("shutdown has killed it", |view| {
+            view.state(&id) == Some(ContainerState::ContainerExited)
+        })
+        .await;
+    assert_eq!(watch.view.containers[&id].exit_code, 137);
+    // The sandbox is left to the power-off.
+    let ready = PodSandboxState::SandboxReady as i32;
+    assert_eq!(watch.view.sandboxes.get(&sandbox), Some(&ready));
+    assert!(link.power_off().is_cancelled());
+
+    let request = StopPodSandboxRequest { pod_sandbox_id: sandbox.clone() };
+    runtime.stop_pod_sandbox(request).await.unwrap();
     watch
         .until("the sandbox is stopped", |view| {
             view.sandboxes.get(&sandbox) == Some(&(PodSandboxState::SandboxNotready as i32))
         })
         .await;
-    assert!(link.power_off().is_cancelled());
 }
 
 fn sandbox_config(cell: &Cell) -> PodSandboxConfig {
