@@ -4,6 +4,7 @@
 pub mod bind;
 pub mod blobs;
 pub mod boot;
+pub mod changing_calls;
 pub mod clock;
 pub mod ephemeral_storage;
 pub mod files;
@@ -38,8 +39,9 @@ use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use tracing_subscriber::EnvFilter;
 
 use self::{
-    ephemeral_storage::EphemeralStorage, files::Files, metrics::MetricsSubscription,
-    resolver::Resolver, runtime::Runtime, state::CellState, watch::Watchers,
+    changing_calls::ChangingCalls, ephemeral_storage::EphemeralStorage, files::Files,
+    metrics::MetricsSubscription, resolver::Resolver, runtime::Runtime, state::CellState,
+    watch::Watchers,
 };
 use crate::{
     dirs::{CellDir, DirError},
@@ -96,7 +98,7 @@ pub struct AgentContext {
     file_change_lock: Arc<Mutex<()>>,
     blobs: Arc<Semaphore>,
     pulls: Arc<Semaphore>,
-    detached_calls: Arc<Semaphore>,
+    changing_calls: Arc<ChangingCalls>,
     bulk: OpenBulk,
     power_off: CancellationToken,
     _tasks: Vec<AbortOnDropHandle<()>>,
@@ -162,10 +164,12 @@ impl AgentContext {
         let state = Arc::new(CellState::default());
         let files = Arc::new(Files::open(&dir.pod(), &dir.memory())?);
         let ephemeral_storage = Arc::<EphemeralStorage>::default();
+        let changing_calls = Arc::new(ChangingCalls::new(forward::MAX_DETACHED_CALLS));
         let watcher = runtime_watch::RuntimeWatcher::new(
             runtime.clone(),
             Arc::clone(&state),
             Arc::clone(&ephemeral_storage),
+            Arc::clone(&changing_calls),
             dir.pod(),
         );
         let tasks = vec![
@@ -195,7 +199,7 @@ impl AgentContext {
             file_change_lock: Arc::default(),
             blobs: Arc::new(Semaphore::new(service::MAX_BLOB_WRITES)),
             pulls: Arc::new(Semaphore::new(service::MAX_PULL_WATCHES)),
-            detached_calls: Arc::new(Semaphore::new(forward::MAX_DETACHED_CALLS)),
+            changing_calls,
             bulk,
             power_off,
             dir,

@@ -4,17 +4,20 @@
 //! kubelet counts a restart. So a call that changes state is detached from its connection and runs
 //! until its own deadline. After a restart the daemon finds it done.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body::Body as HttpBody;
 use http_body_util::Limited;
-use tokio::{sync::Semaphore, time::timeout};
+use tokio::time::timeout;
 use tonic::{Status, body::Body};
 use tower::{BoxError, Service, ServiceExt};
 
-use super::runtime::{MAX_MESSAGE_BYTES, Runtime};
+use super::{
+    changing_calls::ChangingCalls,
+    runtime::{MAX_MESSAGE_BYTES, Runtime},
+};
 
 /// Header of a gRPC message, in bytes.
 const GRPC_FRAME_HEADER_BYTES: usize = 5;
@@ -49,11 +52,10 @@ pub fn is_cri(path: &str) -> bool {
 /// Sends a call to containerd and returns the response. Request and response are limited to one
 /// message of [`MAX_MESSAGE_BYTES`].
 ///
-/// A call of `DETACHED_METHODS` continues after this future is dropped, if `detached_calls` has a
-/// permit.
+/// A call of `DETACHED_METHODS` continues after this future is dropped, if `calls` admits it.
 pub async fn forward<B>(
     runtime: &Runtime,
-    detached_calls: &Arc<Semaphore>,
+    calls: &ChangingCalls,
     request: Request<B>,
 ) -> Response<Body>
 where
@@ -62,14 +64,14 @@ where
     if !DETACHED_METHODS.contains(&request.uri().path()) {
         return send(runtime.clone(), request).await;
     }
-    let Ok(permit) = Arc::clone(detached_calls).try_acquire_owned() else {
+    let Some(call) = calls.begin() else {
         return send(runtime.clone(), request).await;
     };
     let has_deadline = request.headers().contains_key(GRPC_TIMEOUT_HEADER);
     let sent = send(runtime.clone(), request);
     // Ends by its deadline, or with the agent.
     let task = tokio::spawn(async move {
-        let _permit = permit;
+        let _call = call;
         if has_deadline {
             return sent.await;
         }

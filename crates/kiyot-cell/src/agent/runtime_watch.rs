@@ -1,7 +1,8 @@
 //! Watches sandboxes and containers in the cell's containerd, and updates the [`CellState`].
 //!
 //! containerd publishes an event before CRI's own state has changed. So an event adds an
-//! expectation, and CRI is listed until the expectation is met.
+//! expectation, and CRI is listed until the expectation is met. Most expectations are of a call
+//! that the agent forwards: they are met when the call has ended, which the watcher awaits instead.
 
 use std::{
     collections::HashMap,
@@ -25,6 +26,7 @@ use tokio::time::MissedTickBehavior;
 use tonic::{Code, Status, Streaming};
 
 use super::{
+    changing_calls::ChangingCalls,
     ephemeral_storage::EphemeralStorage,
     logs,
     runtime::{QUERY_TIMEOUT, Runtime, namespaced, with_timeout},
@@ -64,12 +66,20 @@ enum Expectation {
     Updated,
 }
 
+impl Expectation {
+    /// Returns true if only a call leads to it, and not the end of a process.
+    fn is_of_call(self) -> bool {
+        self != Self::Exited
+    }
+}
+
 /// Watches containerd across its restarts.
 #[derive(Debug)]
 pub struct RuntimeWatcher {
     runtime: Runtime,
     state: Arc<CellState>,
     storage: Arc<EphemeralStorage>,
+    calls: Arc<ChangingCalls>,
     pod_dir: PathBuf,
     expected: HashMap<String, (Expectation, Instant)>,
     relist_interval: Duration,
@@ -81,12 +91,14 @@ impl RuntimeWatcher {
         runtime: Runtime,
         state: Arc<CellState>,
         storage: Arc<EphemeralStorage>,
+        calls: Arc<ChangingCalls>,
         pod_dir: PathBuf,
     ) -> Self {
         Self {
             runtime,
             state,
             storage,
+            calls,
             pod_dir,
             expected: HashMap::new(),
             relist_interval: RELIST_INTERVAL,
@@ -119,21 +131,19 @@ impl RuntimeWatcher {
         relist.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut interval = LIST_INTERVALS.0;
         loop {
-            let waiting = !self.expected.is_empty();
+            let polls = self.polls();
             tokio::select! {
                 event = events.message() => {
-                    match event? {
-                        Some(event) => self.expect(&event),
-                        None => {
-                            return Err(Status::unavailable("containerd closed its event stream"));
-                        }
-                    }
-                    interval = LIST_INTERVALS.0;
-                    if self.expected.is_empty() {
+                    let Some(event) = event? else {
+                        return Err(Status::unavailable("containerd closed its event stream"));
+                    };
+                    if !self.expect(&event) || !self.polls() {
                         continue;
                     }
+                    interval = LIST_INTERVALS.0;
                 }
-                () = tokio::time::sleep(interval), if waiting => {
+                () = self.calls.ended() => interval = LIST_INTERVALS.0,
+                () = tokio::time::sleep(interval), if polls => {
                     interval = (interval * 2).min(LIST_INTERVALS.1);
                 }
                 _ = relist.tick() => {}
@@ -167,12 +177,21 @@ impl RuntimeWatcher {
             .map(drop)
     }
 
-    fn expect(&mut self, event: &Envelope) {
+    /// Adds the expectation of an event. Returns false if the event leads to none.
+    fn expect(&mut self, event: &Envelope) -> bool {
         let value = event.event.as_ref().map(|any| any.value.as_slice()).unwrap_or_default();
-        let Some((id, expected)) = expectation(&event.topic, value) else { return };
+        let Some((id, expected)) = expectation(&event.topic, value) else { return false };
         if self.expected.len() < MAX_EXPECTATIONS || self.expected.contains_key(&id) {
             self.expected.insert(id, (expected, Instant::now() + EXPECTATION_TIMEOUT));
         }
+        true
+    }
+
+    /// Returns true if CRI is to be listed until an expectation is met, as the end of no running
+    /// call will show it.
+    fn polls(&self) -> bool {
+        let is_calling = self.calls.is_any_running();
+        self.expected.values().any(|(expected, _)| !(is_calling && expected.is_of_call()))
     }
 
     /// Lists sandboxes and containers, and reads the status of those that are new, have another

@@ -80,7 +80,7 @@ where
         if forward::is_cri(request.uri().path()) {
             let context = Arc::clone(&self.context);
             return Box::pin(async move {
-                Ok(forward::forward(&context.runtime, &context.detached_calls, request).await)
+                Ok(forward::forward(&context.runtime, &context.changing_calls, request).await)
             });
         }
         Box::pin(self.agent.call(request))

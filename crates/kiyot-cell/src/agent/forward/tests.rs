@@ -4,7 +4,10 @@ use std::{
     convert::Infallible,
     path::Path,
     pin::Pin,
-    sync::atomic::{AtomicUsize, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     task::{Context, Poll},
 };
 
@@ -104,19 +107,19 @@ async fn mutating_call_whose_connection_is_lost_completes() {
     let socket = directory.path().join("containerd.sock");
     let calls = Arc::new(CallCounts::default());
     let server = serve(&socket, &calls);
-    let (runtime, detached_calls) = (Runtime::new(socket), Arc::new(Semaphore::new(1)));
+    let (runtime, changing) = (Runtime::new(socket), Arc::new(ChangingCalls::new(1)));
     let cut = async |method: &str| {
         let before = calls.begun.load(Ordering::SeqCst);
-        let (runtime, detached_calls, request) =
-            (runtime.clone(), Arc::clone(&detached_calls), request(method));
-        let call = tokio::spawn(async move { forward(&runtime, &detached_calls, request).await });
+        let (runtime, changing, request) =
+            (runtime.clone(), Arc::clone(&changing), request(method));
+        let call = tokio::spawn(async move { forward(&runtime, &changing, request).await });
         wait_for("the call has begun", || calls.begun.load(Ordering::SeqCst) > before).await;
         // As when the connection of the call is lost.
         call.abort();
         assert!(call.await.unwrap_err().is_cancelled());
     };
     cut("StartContainer").await;
-    assert_eq!(detached_calls.available_permits(), 0, "the call is detached");
+    assert!(changing.is_any_running(), "the call is detached");
     // The only permit is taken, and ExecSync is not detached.
     cut("StartContainer").await;
     wait_for("a call is cancelled", || calls.cancelled.load(Ordering::SeqCst) == 1).await;
@@ -124,12 +127,12 @@ async fn mutating_call_whose_connection_is_lost_completes() {
     wait_for("a call is cancelled", || calls.cancelled.load(Ordering::SeqCst) == 2).await;
     calls.release.notify_one();
     wait_for("the detached call is done", || {
-        calls.done.load(Ordering::SeqCst) == 1 && detached_calls.available_permits() == 1
+        calls.done.load(Ordering::SeqCst) == 1 && !changing.is_any_running()
     })
     .await;
     // A caller that waits gets the response.
     calls.release.notify_one();
-    let answer = forward(&runtime, &detached_calls, request("StartContainer")).await;
+    let answer = forward(&runtime, &changing, request("StartContainer")).await;
     assert_eq!(answer.headers().get("grpc-message").unwrap(), "fake");
     assert_eq!(calls.cancelled.load(Ordering::SeqCst), 2);
     server.abort();
