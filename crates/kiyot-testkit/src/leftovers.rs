@@ -101,8 +101,16 @@ pub(crate) fn mounts() -> Vec<String> {
     mounts.iter().map(|mount| mount.point.display().to_string()).collect()
 }
 
+/// The mount point of the cgroup hierarchies.
+pub(crate) const CGROUPS: &str = "/sys/fs/cgroup";
+
 /// Lists the cgroups of all hierarchies, parents first.
 pub(crate) fn cgroups() -> Vec<String> {
+    directories_below(Path::new(CGROUPS))
+}
+
+/// Lists the directories below one, parents first.
+pub(crate) fn directories_below(directory: &Path) -> Vec<String> {
     fn walk(directory: &Path, found: &mut Vec<String>) {
         for name in names(directory) {
             let path = directory.join(name);
@@ -113,7 +121,7 @@ pub(crate) fn cgroups() -> Vec<String> {
         }
     }
     let mut found = Vec::new();
-    walk(Path::new("/sys/fs/cgroup"), &mut found);
+    walk(directory, &mut found);
     found
 }
 

@@ -1,9 +1,12 @@
 //! Cgroups of pods, as a kubelet creates and removes them.
 
-use std::{env, fs};
+use std::{env, fs, path::Path};
 
 use super::{Directories, Pod};
-use crate::command;
+use crate::{
+    command,
+    leftovers::{CGROUPS, directories_below},
+};
 
 /// The variable that names the cgroup driver of this machine's containerds and kubelets: `systemd`;
 /// `cgroupfs` if it is not set.
@@ -84,8 +87,17 @@ pub(super) fn remove(directories: &Directories, pod: &Pod) {
         let _ = command::output("systemctl", &["stop", &unit(directories, pod)]);
     }
     let group = parent(directories, pod);
-    for cgroup in crate::leftovers::cgroups().iter().rev().filter(|path| path.contains(&group)) {
-        let _ = fs::remove_dir(cgroup);
+    let root = Path::new(CGROUPS);
+    // Version 2 is mounted there or, beside version 1, below it.
+    let below = fs::read_dir(root).into_iter().flatten().flatten().map(|entry| entry.path());
+    for hierarchy in below.chain([root.to_owned()]) {
+        let group = hierarchy.join(group.trim_start_matches('/'));
+        if group.is_dir() {
+            for cgroup in directories_below(&group).iter().rev() {
+                let _ = fs::remove_dir(cgroup);
+            }
+            let _ = fs::remove_dir(&group);
+        }
     }
 }
 
