@@ -172,7 +172,9 @@ pub(super) fn of_instance(
     netns: &Path,
     launcher: Option<Identity>,
 ) -> io::Result<BTreeSet<Identity>> {
-    let network = network_of(netns);
+    let daemons = network_of(Path::new("/proc/self/ns/net"));
+    // The daemon's own namespace is no cell's, whatever the path shows.
+    let network = network_of(netns).filter(|network| Some(*network) != daemons);
     let inside = |pid: i32| {
         network.is_some() && network_of(Path::new(&format!("/proc/{pid}/ns/net"))) == network
     };
@@ -190,12 +192,9 @@ pub(super) fn of_instance(
     Ok(table.with_descendants(members))
 }
 
-/// Returns the identity of a network namespace, unless it is the daemon's own.
+/// Returns the identity of the network namespace at a path.
 fn network_of(path: &Path) -> Option<(u64, u64)> {
-    let identity =
-        |path: &Path| fs::metadata(path).ok().map(|metadata| (metadata.dev(), metadata.ino()));
-    identity(path)
-        .filter(|network| identity(Path::new("/proc/self/ns/net")).as_ref() != Some(network))
+    fs::metadata(path).ok().map(|metadata| (metadata.dev(), metadata.ino()))
 }
 
 /// Kills a process by a pidfd, never a later process with its PID. Returns the pidfd, which signals
