@@ -2,7 +2,9 @@
 
 use std::{
     io,
+    num::NonZero,
     sync::Arc,
+    thread::available_parallelism,
     time::{Duration, Instant},
 };
 
@@ -61,7 +63,7 @@ use images::{Images, NodeImages, Registries};
 use inventory::Inventory;
 use logs::Logs;
 use policy::Rules;
-use providers::{Owner, Provider, TagRules, ec2, local, netns, qemu};
+use providers::{Capabilities, Owner, Provider, TagRules, ec2, local, netns, qemu};
 use send_rate::SendRate;
 use standalone::{Created, Standalone};
 use store::{Store, StoreError};
@@ -151,6 +153,14 @@ async fn agent_program(name: &BackendName, config: &MilpaBackend) -> Option<Agen
     }
 }
 
+/// Returns the limits of a configured backend on this node.
+fn limits_of(config: &MilpaBackend) -> cells::Limits {
+    // Unknown only under a seccomp filter that hides the CPU affinity.
+    let processors = available_parallelism().map_or(1, NonZero::get);
+    let default_boots = Capabilities::of(config.provider).default_boots(processors);
+    cells::Limits::of(config, default_boots)
+}
+
 /// The backend of pods in cells.
 #[derive(Debug)]
 pub struct Milpa {
@@ -211,7 +221,7 @@ impl Milpa {
         }
         let checking = AbortOnDropHandle::new(tokio::spawn(check(name.clone(), provider.clone())));
         let cells_config = CellsConfig {
-            limits: cells::Limits::of(config),
+            limits: limits_of(config),
             launch_timeout: config.launch_timeout,
             token_ttl: config.token_ttl,
             orphan_timeout: config.orphan_timeout,
@@ -377,7 +387,7 @@ impl Milpa {
 
     /// Sets the limits of cells. Running cells go on, even above a lower limit.
     pub fn set_limits(&self, config: &MilpaBackend) {
-        self.cells.set_limits(cells::Limits::of(config));
+        self.cells.set_limits(limits_of(config));
     }
 
     /// Sets the warm pools. Cells of other pools end.

@@ -130,8 +130,7 @@ async fn metrics_of_a_pod_in_a_cell_and_health_are_served_over_http() {
     }
     let expected_here = |family: &str| {
         // Without such a limit, price, cloud or access they are absent.
-        let absent =
-            ["kiyot_boots_limit", "kiyot_price_limit", "kiyot_api_call", "kiyot_kubernetes_call"];
+        let absent = ["kiyot_price_limit", "kiyot_api_call", "kiyot_kubernetes_call"];
         !absent.iter().any(|name| family.starts_with(name))
     };
     for family in metrics::ALL.iter().map(|metric| metric.family()) {

@@ -45,6 +45,10 @@ impl Capabilities {
     /// The longest time for which the end of a pod awaits the end of its instance.
     pub const MAX_AWAITED_END: Duration = Duration::from_secs(60);
 
+    /// The least limit of cells that boot at the same time, unless one is configured: a boot that
+    /// hangs delays the others little.
+    const MIN_DEFAULT_BOOTS: usize = 4;
+
     /// Returns the capabilities of the configured kind of provider.
     pub fn of(provider: ProviderKind) -> Self {
         match provider {
@@ -62,6 +66,13 @@ impl Capabilities {
     /// Returns true if the launch of an instance needs the node's processors.
     pub fn launches_on_node(&self) -> bool {
         !self.remote
+    }
+
+    /// Returns the limit of cells that boot at the same time, unless one is configured. Boots on
+    /// the node compete for its processors: more of them at once take longer together than a few
+    /// at a time.
+    pub fn default_boots(&self, processors: usize) -> Option<usize> {
+        self.launches_on_node().then_some(processors.max(Self::MIN_DEFAULT_BOOTS))
     }
 
     /// Returns true if the end of a pod awaits the confirmed end of its instance.
@@ -85,5 +96,14 @@ mod tests {
         for provider in [ProviderKind::Netns, ProviderKind::Qemu, ProviderKind::Ec2] {
             assert_eq!(Capabilities::of(provider).remote, provider.has_remote_cells());
         }
+    }
+
+    #[test]
+    fn boots_on_the_node_are_limited_by_its_processors() {
+        for provider in [ProviderKind::Netns, ProviderKind::Qemu] {
+            let default_boots = |processors| Capabilities::of(provider).default_boots(processors);
+            assert_eq!((default_boots(1), default_boots(64)), (Some(4), Some(64)));
+        }
+        assert_eq!(Capabilities::of(ProviderKind::Ec2).default_boots(64), None);
     }
 }

@@ -58,7 +58,7 @@ impl NodeOptions {
         Self {
             catalogue,
             rules: Arc::new(Rules::of(&config.placement)),
-            limits: Limits::of(config),
+            limits: Limits::of(config, None),
             launch_timeout: config.launch_timeout,
             healthy_timeout: config.healthy_limit(),
             spot_deadline: config.placement.spot_deadline,

@@ -40,10 +40,10 @@ pub struct Limits {
 
 impl Limits {
     /// Returns the limits of a configured backend.
-    pub fn of(config: &MilpaBackend) -> Self {
+    pub fn of(config: &MilpaBackend, default_boots: Option<usize>) -> Self {
         Self {
             max_cells: config.max_cells,
-            boots: config.limits.boots,
+            boots: config.limits.boots.or(default_boots),
             price: config.limits.price_per_hour,
             namespace_price: config.limits.namespace_price_per_hour,
         }
