@@ -345,6 +345,35 @@ mod tests {
         );
     }
 
+    #[tokio::test]
+    async fn effects_of_a_running_call_are_not_polled_for() {
+        let calls = Arc::new(ChangingCalls::new(1));
+        let mut watcher = RuntimeWatcher::new(
+            Runtime::new("/nowhere".into()),
+            Arc::default(),
+            Arc::default(),
+            Arc::clone(&calls),
+            PathBuf::new(),
+        );
+        assert!(!watcher.polls());
+        let until = Instant::now() + EXPECTATION_TIMEOUT;
+        let expectations = [
+            (Expectation::Present, false),
+            (Expectation::Started, false),
+            (Expectation::Absent, false),
+            (Expectation::Updated, false),
+            (Expectation::Exited, true),
+        ];
+        for (expected, is_polled_meanwhile) in expectations {
+            watcher.expected = HashMap::from([("c".to_owned(), (expected, until))]);
+            let call = calls.begin().unwrap();
+            assert_eq!(watcher.polls(), is_polled_meanwhile, "{expected:?}");
+            // Containers also change by calls that the agent does not forward.
+            drop(call);
+            assert!(watcher.polls(), "{expected:?}");
+        }
+    }
+
     #[test]
     fn updated_container_is_read_until_the_expectation_times_out() {
         let update = ContainerUpdate { id: "c".into(), ..Default::default() };
