@@ -130,6 +130,8 @@ impl RuntimeWatcher {
         );
         relist.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut interval = LIST_INTERVALS.0;
+        // Not put off by events that lead to no expectation, such as those of probes.
+        let mut next_poll = tokio::time::Instant::now();
         loop {
             let polls = self.polls();
             tokio::select! {
@@ -143,12 +145,13 @@ impl RuntimeWatcher {
                     interval = LIST_INTERVALS.0;
                 }
                 () = self.calls.ended() => interval = LIST_INTERVALS.0,
-                () = tokio::time::sleep(interval), if polls => {
+                () = tokio::time::sleep_until(next_poll), if polls => {
                     interval = (interval * 2).min(LIST_INTERVALS.1);
                 }
                 _ = relist.tick() => {}
             }
             self.list().await?;
+            next_poll = tokio::time::Instant::now() + interval;
         }
     }
 
