@@ -40,7 +40,7 @@ pub struct CellsConfig {
     pub warm: Vec<WarmPool>,
     /// The time for which an offering without capacity is avoided.
     pub refusal_pause: Duration,
-    /// The pause after a failed termination.
+    /// The first pause after a failed termination, or a launch without an answer.
     pub retry_pause: Duration,
 }
 

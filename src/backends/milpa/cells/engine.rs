@@ -94,8 +94,10 @@ const INSTANCE_ENDED: &str = "its instance ended";
 const OTHER_KEY: &str = "its token was spent by another key";
 /// The reason of a cell whose agent did not connect.
 const SILENT: &str = "its agent did not connect in time";
-/// The longest pause between replays of a launch without an answer.
-const MAX_REPLAY_PAUSE: Duration = Duration::from_secs(60);
+/// The longest pause between calls that are repeated.
+const MAX_RETRY_PAUSE: Duration = Duration::from_secs(60);
+/// Bounds the growth of the pauses, by powers of 2.
+const MAX_DOUBLINGS: u32 = 10;
 
 /// Bounds the ended cells whose last changes wait to be written.
 const MAX_UNWRITTEN: usize = 1000;
@@ -351,18 +353,18 @@ impl Engine {
                 self.emit(id, Effect::Terminate { instance, with_console });
             }
             CellEffect::StartRetryTimer => {
-                let pause = match cell.state {
+                let (attempts, grows) = match cell.state {
                     State::Launching { .. }
                     | State::Terminating { step: EndStep::AwaitReplay, .. } => {
-                        cell.replays = cell.replays.saturating_add(1);
-                        let doubled = self
-                            .config
-                            .retry_pause
-                            .saturating_mul(1 << cell.replays.saturating_sub(1).min(10));
-                        doubled.min(MAX_REPLAY_PAUSE.max(self.config.retry_pause))
+                        (&mut cell.replays, true)
                     }
-                    _ => self.config.retry_pause,
+                    // The calls of another machine's provider are counted and paid for.
+                    _ => (&mut cell.failed_ends, self.capabilities.remote),
                 };
+                let doublings = if grows { (*attempts).min(MAX_DOUBLINGS) } else { 0 };
+                *attempts = attempts.saturating_add(1);
+                let first = self.config.retry_pause;
+                let pause = first.saturating_mul(1 << doublings).min(MAX_RETRY_PAUSE.max(first));
                 self.timers.set(Timer::Retry(id.clone()), now.boot + pause);
             }
             CellEffect::PublishConnected => self.emit(id, Effect::PublishConnected),

@@ -68,6 +68,8 @@ pub(super) struct Cell {
     pub(super) launch_error: Option<ProviderError>,
     /// The number of replays of its launch.
     pub(super) replays: u32,
+    /// The number of failed attempts to end it.
+    pub(super) failed_ends: u32,
     /// The reason for its offering.
     pub(super) offering_reason: String,
     /// The launches that failed before it, for the same order.
@@ -122,6 +124,7 @@ impl Cell {
             may_be_launched: false,
             launch_error: None,
             replays: 0,
+            failed_ends: 0,
             offering_reason: String::new(),
             earlier: EarlierLaunches::default(),
             instance_known: None,

@@ -15,8 +15,8 @@ const BOUND: usize = 20;
 const MAX_LAUNCHES: usize = 20;
 /// Probes of a silent cell at most: each half a minute.
 const MAX_PROBES: usize = 61;
-/// Terminations of a cell at most: each three seconds, those of all cells together.
-const MAX_TERMINATIONS: usize = 601;
+/// Terminations of a cell at most: the pauses between them grow to a minute.
+const MAX_TERMINATIONS: usize = 40;
 
 /// The calls of the provider, each with its cell and its time in seconds.
 type Calls = Vec<(&'static str, CellId, u64)>;
