@@ -1,6 +1,7 @@
 //! Scripts, and the image of cells that `make cell-image` builds.
 
 use std::{
+    collections::BTreeSet,
     fs::{self, File},
     io,
     path::Path,
@@ -71,6 +72,90 @@ fn cell_image_matches_its_description() {
     let image = tree::root().join(CELL_IMAGE);
     if image.join("image.json").exists() {
         assert_eq!(differences(&image), Vec::<String>::new());
+    }
+}
+
+/// Returns the listed files of an image's root that nobody may need: shells, programs by which a
+/// person logs in, and programs that run with the rights of their owner.
+fn unwanted(listing: &str) -> Vec<&str> {
+    const SHELLS_AND_LOGINS: [&str; 10] =
+        ["sh", "bash", "dash", "busybox", "sshd", "login", "agetty", "getty", "su", "shadow"];
+    let is_unwanted = |line: &&str| {
+        let mut fields = line.split_whitespace();
+        let mode = fields.next().unwrap_or_default();
+        // A link has its target last.
+        let path = fields.find(|field| field.starts_with("squashfs-root")).unwrap_or_default();
+        let name = path.rsplit('/').next().unwrap_or_default();
+        let is_program = !mode.starts_with('d') && (mode.contains('x') || name == "shadow");
+        let is_of_owner = mode.starts_with('-') && mode.contains(['s', 'S']);
+        is_of_owner || is_program && SHELLS_AND_LOGINS.contains(&name)
+    };
+    listing.lines().filter(is_unwanted).collect()
+}
+
+#[test]
+fn cell_image_has_no_shell_and_no_login() {
+    let Ok(lock) = File::open(tree::root().join(CELL_IMAGE_LOCK)) else { return };
+    lock.lock_shared().unwrap();
+    let root = tree::root().join(CELL_IMAGE).join("root.squashfs");
+    if !root.exists() {
+        return;
+    }
+    let listing = Command::new("unsquashfs").arg("-lls").arg(root).output().unwrap();
+    let listing = String::from_utf8(listing.stdout).unwrap();
+    assert!(listing.contains("squashfs-root/usr/bin/containerd\n"), "{listing}");
+    assert_eq!(unwanted(&listing), Vec::<&str>::new());
+}
+
+#[test]
+fn shells_and_programs_of_their_owner_are_unwanted() {
+    let listing = "\
+lrwxrwxrwx root/root     4 2026-11-16 10:17 squashfs-root/usr/bin/sh -> dash
+-rwxr-xr-x root/root  1000 2026-11-16 10:17 squashfs-root/usr/bin/mount
+-rwsr-xr-x root/root  1000 2026-11-16 10:17 squashfs-root/usr/bin/umount
+-rwxr-sr-x root/mail  1000 2026-11-16 10:17 squashfs-root/usr/bin/write
+drwxrwsr-x root/staff 1000 2026-11-16 10:17 squashfs-root/usr/local
+-rw-r----- root/root   100 2026-11-16 10:17 squashfs-root/etc/shadow";
+    let found = unwanted(listing).len();
+    assert_eq!(found, 4, "{:?}", unwanted(listing));
+}
+
+#[test]
+fn cell_image_is_small_and_lists_its_parts() {
+    const MAX_BYTES: u64 = 90 << 20;
+    let Ok(lock) = File::open(tree::root().join(CELL_IMAGE_LOCK)) else { return };
+    lock.lock_shared().unwrap();
+    let image = tree::root().join(CELL_IMAGE);
+    let Ok(description) = fs::read(image.join("image.json")) else { return };
+    let description: Value = serde_json::from_slice(&description).unwrap();
+    let files = description["files"].as_object().unwrap();
+    let size: u64 = files.values().map(|file| file["size"].as_u64().unwrap()).sum();
+    assert!(size < MAX_BYTES, "{size} bytes, allowed: {MAX_BYTES}");
+
+    let parts = fs::read(image.join("sbom.spdx.json")).unwrap();
+    let parts: Value = serde_json::from_slice(&parts).unwrap();
+    assert!(parts["spdxVersion"].as_str().unwrap().starts_with("SPDX-2."), "{parts}");
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let mut ids = BTreeSet::from(["SPDXRef-DOCUMENT".to_owned()]);
+    let mut names = BTreeSet::new();
+    for package in parts["packages"].as_array().unwrap() {
+        assert_ne!(text(&package["versionInfo"]), "", "{package}");
+        assert!(ids.insert(text(&package["SPDXID"])), "twice: {package}");
+        names.insert(text(&package["name"]));
+        // Files of the archive, and the agent; crates are found by name and version.
+        let id = text(&package["SPDXID"]);
+        if id.starts_with("SPDXRef-deb-") || id == "SPDXRef-agent" {
+            assert_eq!(text(&package["checksums"][0]["algorithm"]), "SHA256", "{package}");
+            assert_eq!(text(&package["checksums"][0]["checksumValue"]).len(), 64, "{package}");
+        }
+    }
+    for name in ["kiyot-cell", "containerd", "runc", "kmod", "tokio"] {
+        assert!(names.contains(name), "{name} is not listed");
+    }
+    for relationship in parts["relationships"].as_array().unwrap() {
+        for end in ["spdxElementId", "relatedSpdxElement"] {
+            assert!(ids.contains(&text(&relationship[end])), "{relationship}");
+        }
     }
 }
 

@@ -4,7 +4,7 @@ use std::fs;
 
 use kiyot_testkit::{Kiyot, KiyotOptions, LIMIT, Node, cri, wait_until};
 
-use super::{WAIT, options, pod};
+use super::{WAIT, options, pod, run};
 
 /// A setting of the kernel that containers without privileges can't change.
 const SETTING: &str = "/proc/sys/kernel/core_pattern";
@@ -16,7 +16,9 @@ async fn privileged_pod_has_power_over_its_own_machine_alone() {
     let policy = "[backends.milpa.policy]\nprivileged = \"cell\"\n".to_owned();
     let kiyot = Kiyot::start(&node, KiyotOptions { sections: policy, ..options() }).await;
     let mut kubelet = kiyot.kubelet().await;
-    let mut spec = pod("strong", &format!("echo up; {WAIT}"));
+    let spec = pod("strong", &format!("echo up; {WAIT}"));
+    let mut spec =
+        spec.annotation("pod.elotl.co/cpu", "2").annotation("pod.elotl.co/memory", "1Gi");
     spec.containers[0].privileged = true;
     let running = kubelet.run_pod(&spec).await.unwrap();
     let main = running.container("main").clone();
@@ -34,6 +36,17 @@ async fn privileged_pod_has_power_over_its_own_machine_alone() {
         output.stderr
     );
     assert_eq!(fs::read(SETTING).unwrap(), before, "the node's setting is unchanged");
+
+    // The machine has the size that the pod asks for, with the memory of the cell's own programs.
+    let script = "nproc && sed -n 's/MemTotal: *\\([0-9]*\\) kB/\\1/p' /proc/meminfo";
+    let size = run(&mut kubelet, &main.id, script).await;
+    let size: Vec<u64> = size.lines().map(|line| line.parse().unwrap()).collect();
+    assert!(size[0] == 2 && (1 << 20..2 << 20).contains(&size[1]), "{size:?}");
+
+    // Its kernel loads the module that a device needs.
+    let script = "! grep -q '^dummy ' /proc/modules && ip link add own type dummy && \
+                  grep -q '^dummy ' /proc/modules";
+    run(&mut kubelet, &main.id, script).await;
 
     // Reboots the machine at once: the call may or may not return.
     let reboot = ["sh", "-c", "echo 1 > /proc/sys/kernel/sysrq; echo b > /proc/sysrq-trigger"];

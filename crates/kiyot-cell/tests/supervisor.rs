@@ -8,14 +8,22 @@ use kiyot_cell::init::{
 };
 
 #[test]
-fn service_is_restarted_until_it_exits_with_the_power_off_code() {
+fn service_is_restarted_and_its_orphans_are_reaped_until_it_powers_off() {
+    // As PID 1 of a cell, the process becomes the parent of orphans.
+    rustix::process::set_child_subreaper(Some(rustix::process::getpid())).unwrap();
     let dir = tempfile::tempdir().unwrap();
     let console = BoundedLog::open(dir.path().join("console.log"), 1 << 20).unwrap();
-    let runs = dir.path().join("runs");
+    let [runs, orphan, reaped] = ["runs", "orphan", "reaped"].map(|name| dir.path().join(name));
     let mut command = Command::new("sh");
+    // In its last run it leaves a process to init, and waits until no zombie of it is left.
     command.arg("-c").arg(format!(
-        "echo run >> {0}; [ $(wc -l < {0}) -ge 3 ] && exit 42; exit 7",
-        runs.display()
+        "echo run >> {0}; [ $(wc -l < {0}) -ge 3 ] || exit 7
+        sh -c 'sleep 0.1 & echo $! > {1}'
+        for i in $(seq 1200); do [ -e /proc/$(cat {1}) ] || break; sleep 0.05; done
+        [ -e /proc/$(cat {1}) ] || touch {2}; exit 42",
+        runs.display(),
+        orphan.display(),
+        reaped.display()
     ));
     let mut supervisor = Supervisor::start().unwrap();
     supervisor
@@ -23,6 +31,7 @@ fn service_is_restarted_until_it_exits_with_the_power_off_code() {
     supervisor.add(Service::new("it", command, Some(42), &console).unwrap());
     supervisor.run(&console);
     assert_eq!(std::fs::read_to_string(&runs).unwrap().lines().count(), 3);
+    assert!(reaped.exists(), "the orphan is a zombie");
     let printed = std::fs::read_to_string(dir.path().join("console.log")).unwrap();
     assert!(printed.contains("service exited service=it exit=code:7"), "{printed}");
     assert!(printed.contains("service not started service=nothing"), "{printed}");
