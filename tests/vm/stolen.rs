@@ -21,7 +21,7 @@ use super::{enrolment, run};
 /// The boot data, which stay readable for root of the machine.
 const BOOT_DATA: &str = "/proc/1/root/sys/firmware/qemu_fw_cfg/by_name/opt/org.kiyot/cell.json/raw";
 /// The directory of the agent's key and certificate.
-const AGENT_DIR: &str = "/proc/1/root/var/lib/kiyot-cell/agent";
+const AGENT_DIR: &str = "/proc/1/root/var/lib/kiyot-cell/private/agent";
 /// The most bytes of a message of the gateway.
 const MAX_MESSAGE_BYTES: usize = 1 << 20;
 

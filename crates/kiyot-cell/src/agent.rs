@@ -21,6 +21,7 @@ pub mod runtime;
 pub mod runtime_watch;
 pub mod service;
 pub mod shutdown;
+mod small_blobs;
 pub mod state;
 pub mod stats;
 pub mod tunnel;

@@ -2,6 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
+/// Directory of containerd's content store below its root.
+pub const CONTAINERD_CONTENT: &str = "io.containerd.content.v1.content";
+
 /// Directory of a cell: absolute, free of symbolic links, accessible to its owner only.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CellDir(PathBuf);
@@ -77,20 +80,29 @@ impl CellDir {
         self.0.join("containerd.log")
     }
 
-    /// Returns the path of containerd's configuration, which init writes.
-    pub fn containerd_toml(&self) -> PathBuf {
-        self.0.join("containerd.toml")
+    /// Returns the mount point of the cell's own tmpfs. Empty in the host's mount namespace.
+    pub fn private(&self) -> PathBuf {
+        self.0.join("private")
     }
 
-    /// Returns containerd's `root`.
+    /// Returns the path of containerd's configuration, which init writes.
+    pub fn containerd_toml(&self) -> PathBuf {
+        self.private().join("containerd.toml")
+    }
+
+    /// Returns containerd's `root`, with directories of [`CellDir::containerd_disk`].
     pub fn containerd_root(&self) -> PathBuf {
+        self.private().join("containerd")
+    }
+
+    /// Returns the directory of what containerd keeps on the disk.
+    pub fn containerd_disk(&self) -> PathBuf {
         self.0.join("containerd")
     }
 
-    /// Returns the directory of containerd's metadata below its `root`, a tmpfs: it contains the
-    /// environment variables of containers.
-    pub fn containerd_metadata(&self) -> PathBuf {
-        self.containerd_root().join("io.containerd.metadata.v1.bolt")
+    /// Returns the directory of containerd's content store.
+    pub fn containerd_content(&self) -> PathBuf {
+        self.containerd_root().join(CONTAINERD_CONTENT)
     }
 
     /// Returns the mount point at which the cell's root is assembled. Empty in the host's mount
@@ -101,12 +113,12 @@ impl CellDir {
 
     /// Returns the path of containerd's `opt` plugin.
     pub fn containerd_opt(&self) -> PathBuf {
-        self.0.join("opt")
+        self.private().join("opt")
     }
 
     /// Returns an empty directory for containerd's CNI settings: pods use the cell's network.
     pub fn no_cni(&self) -> PathBuf {
-        self.0.join("no-cni")
+        self.private().join("no-cni")
     }
 
     /// Returns `pod_dir`, with the pod's volumes and logs.
@@ -121,7 +133,7 @@ impl CellDir {
 
     /// Returns the directory of the agent's key and certificate.
     pub fn agent(&self) -> PathBuf {
-        self.0.join("agent")
+        self.private().join("agent")
     }
 
     /// Returns the file in which `launch` records the host's namespaces.

@@ -5,6 +5,7 @@ pub mod bounded_log;
 pub mod containerd;
 pub mod loopback;
 pub mod mounts;
+pub mod private;
 pub mod root;
 pub mod services;
 pub mod supervisor;
@@ -98,14 +99,7 @@ fn follow_parent() -> Result<(), InitError> {
 pub(crate) fn make_dirs(dir: &CellDir) -> io::Result<()> {
     let mut builder = std::fs::DirBuilder::new();
     builder.recursive(true).mode(0o700);
-    for path in [
-        dir.root(),
-        dir.containerd_metadata(),
-        dir.containerd_opt(),
-        dir.no_cni(),
-        dir.agent(),
-        dir.memory(),
-    ] {
+    for path in [dir.root(), dir.containerd_disk(), dir.private(), dir.memory()] {
         builder.create(path)?;
     }
     // Containers with other users look up paths below these.

@@ -19,7 +19,7 @@ use kiyot_link::bootstrap::{CellFile, CellFileError, Machine};
 use crate::{
     agent,
     dirs::{CellDir, DirError},
-    init::{self, bounded_log::BoundedLog, loopback, services},
+    init::{self, bounded_log::BoundedLog, loopback, private, services},
 };
 
 pub use link_namespace::LINK_NAMESPACE;
@@ -38,6 +38,9 @@ pub enum MachineError {
     /// A mount failed.
     #[error(transparent)]
     Mount(#[from] mounts::MountError),
+    /// The cell's own tmpfs can't be mounted.
+    #[error(transparent)]
+    Private(#[from] init::mounts::MountError),
     /// A module of the kernel can't be loaded.
     #[error(transparent)]
     Module(#[from] modules::ModuleError),
@@ -96,6 +99,7 @@ fn serve() -> Result<(), MachineError> {
     file.write(&dir.cell_file())?;
     power_off.cancelled_by(dir.agent().join(crate::uplink::CERTIFICATE_FILE));
     init::make_dirs(&dir).map_err(step("create the cell's directories"))?;
+    private::mount_all(&dir)?;
     mounts::cell(&dir)?;
     loopback::up().map_err(step("bring up the loopback"))?;
     prepare_devices(&machine)?;

@@ -18,7 +18,7 @@ use rustix::{fs::Mode, net::netdevice::name_to_index};
 use crate::{
     agent::{self, network},
     dirs::{CellDir, DirError},
-    init::{self, bounded_log::BoundedLog, services},
+    init::{self, bounded_log::BoundedLog, private, services},
     machine::{mounts, power_off},
 };
 
@@ -49,6 +49,9 @@ pub enum ServiceError {
     /// A mount failed.
     #[error(transparent)]
     Mount(#[from] mounts::MountError),
+    /// The cell's own tmpfs can't be mounted.
+    #[error(transparent)]
+    Private(#[from] init::mounts::MountError),
     /// An address can't be closed to the pod.
     #[error("cannot close the address {0}")]
     Address(IpAddr, #[source] io::Error),
@@ -94,6 +97,7 @@ fn serve(dir: &Path) -> Result<(), ServiceError> {
     file.write(&dir.cell_file())?;
     power_off.cancelled_by(dir.agent().join(crate::uplink::CERTIFICATE_FILE));
     init::make_dirs(&dir).map_err(step("create the cell's directories"))?;
+    private::mount_all(&dir)?;
     mounts::private(&dir)?;
     close_addresses(&machine)?;
     route_by_node(&machine, &file.bootstrap.gateway)?;

@@ -1,10 +1,12 @@
 //! `PutBlob` and `PutImage`: writes an image that the daemon pushes into the cell's containerd.
 
 use std::{
+    path::Path,
     sync::atomic::{AtomicU64, Ordering},
     time::{Duration, Instant},
 };
 
+use bytes::{Bytes, BytesMut};
 use containerd_client::{
     services::v1::{
         AbortRequest, CreateImageRequest, CreateRequest, Image, InfoRequest, UpdateImageRequest,
@@ -26,6 +28,7 @@ use tonic::{Code, Request, Status, Streaming, transport::Channel};
 use super::{
     layers,
     runtime::{MAX_MESSAGE_BYTES, QUERY_TIMEOUT, Runtime, leased, namespaced, with_timeout},
+    small_blobs,
 };
 
 /// Upper bound on the digests in a `MissingBlobs` request.
@@ -110,13 +113,15 @@ async fn is_missing(runtime: &Runtime, digest: &str) -> Result<bool, Status> {
     }
 }
 
-/// Writes a blob, whose digest containerd checks. A blob that the store has is not written again.
+/// Writes a blob, whose digest is checked. A blob that the store has is not written again. `store`
+/// is the directory of containerd's content store.
 pub async fn put_blob(
     runtime: &Runtime,
+    store: &Path,
     mut parts: impl Stream<Item = Result<BlobPart, Status>> + Unpin,
 ) -> Result<(), Status> {
     static NEXT: AtomicU64 = AtomicU64::new(0);
-    let first = next_part(&mut parts)
+    let mut first = next_part(&mut parts)
         .await?
         .ok_or_else(|| Status::invalid_argument("blob stream ended before its first part"))?;
     check_digest(&first.digest)?;
@@ -126,19 +131,27 @@ pub async fn put_blob(
             first.digest, first.size
         ))
     })?;
-    let (is_missing, lease) =
-        tokio::try_join!(is_missing(runtime, &first.digest), create_lease(runtime))?;
-    if !is_missing {
-        return Ok(());
-    }
+    let lease = create_lease(runtime).await?;
     let reference = format!(
         "{PUSH_INGEST_PREFIX}{}-{}-{}",
         std::process::id(),
         Timestamp::now().as_nanosecond(),
         NEXT.fetch_add(1, Ordering::Relaxed)
     );
-    let written = write_blob(runtime, first, size, &reference, &lease, parts).await;
-    match written {
+    let write = BlobWrite { runtime, reference: &reference, lease: &lease, size };
+    if first.size <= small_blobs::MAX_BYTES {
+        first.content = write.gather(&first, &mut parts).await?;
+        match small_blobs::place(store, &first.digest, first.content.clone()).await {
+            Ok(()) => match write.commit_placed(&first).await {
+                Err(status) if status.code() != Code::AlreadyExists => {
+                    tracing::debug!(blob = first.digest, error = %status, "blob not shared");
+                }
+                _ => return Ok(()),
+            },
+            Err(error) => tracing::debug!(blob = first.digest, %error, "blob not placed"),
+        }
+    }
+    match write.stream(first, parts).await {
         Err(status) if status.code() == Code::AlreadyExists => Ok(()),
         Err(status) => {
             // Best effort: containerd removes an abandoned ingest after a day.
@@ -164,53 +177,103 @@ async fn next_part(
     .transpose()
 }
 
-async fn write_blob(
-    runtime: &Runtime,
-    first: BlobPart,
+/// A blob that is written.
+struct BlobWrite<'a> {
+    runtime: &'a Runtime,
+    /// Name of containerd's ingest.
+    reference: &'a str,
+    lease: &'a str,
+    /// Announced size in bytes.
     size: i64,
-    reference: &str,
-    lease: &str,
-    mut parts: impl Stream<Item = Result<BlobPart, Status>> + Unpin,
-) -> Result<(), Status> {
-    let request = |action: WriteAction, offset, data| WriteContentRequest {
-        action: action as i32,
-        r#ref: reference.to_owned(),
-        total: size,
-        expected: first.digest.clone(),
-        offset,
-        data,
-        labels: first.labels.clone(),
-    };
-    // At most one message is in flight.
-    let (sender, receiver) = mpsc::channel(1);
-    send(&sender, request(WriteAction::Stat, 0, Vec::new())).await?;
-    let call = leased(Request::new(ReceiverStream::new(receiver)), lease)?;
-    let mut responses = content(runtime).write(call).await?.into_inner();
-    response(&mut responses).await?;
-    let mut offset = 0_i64;
-    let mut part = Some(first.content.clone());
-    while let Some(data) = part {
-        let length = i64::try_from(data.len()).unwrap_or(i64::MAX);
-        if offset.saturating_add(length) > size {
+}
+
+impl BlobWrite<'_> {
+    /// Returns the content of a small blob.
+    async fn gather(
+        &self,
+        first: &BlobPart,
+        mut parts: impl Stream<Item = Result<BlobPart, Status>> + Unpin,
+    ) -> Result<Bytes, Status> {
+        let mut content = BytesMut::from(&first.content[..]);
+        let mut length = self.add(first, 0, first.content.len())?;
+        while let Some(part) = next_part(&mut parts).await? {
+            length = self.add(first, length, part.content.len())?;
+            content.extend_from_slice(&part.content);
+        }
+        Ok(content.freeze())
+    }
+
+    /// Has containerd take a blob whose file is in its store.
+    async fn commit_placed(&self, first: &BlobPart) -> Result<(), Status> {
+        let commit = self.request(first, WriteAction::Commit, self.size, Vec::new());
+        let mut call = leased(Request::new(stream::iter([commit])), self.lease)?;
+        call.set_timeout(PART_TIMEOUT);
+        let mut responses = content(self.runtime).write(call).await?.into_inner();
+        response(&mut responses).await.map(drop)
+    }
+
+    /// Writes a blob part by part. containerd checks its digest.
+    async fn stream(
+        &self,
+        first: BlobPart,
+        mut parts: impl Stream<Item = Result<BlobPart, Status>> + Unpin,
+    ) -> Result<(), Status> {
+        // At most one message is in flight.
+        let (sender, receiver) = mpsc::channel(1);
+        send(&sender, self.request(&first, WriteAction::Stat, 0, Vec::new())).await?;
+        let call = leased(Request::new(ReceiverStream::new(receiver)), self.lease)?;
+        let mut responses = content(self.runtime).write(call).await?.into_inner();
+        response(&mut responses).await?;
+        let mut offset = 0_i64;
+        let mut part = Some(first.content.clone());
+        while let Some(data) = part {
+            self.add(&first, offset, data.len())?;
+            if !data.is_empty() {
+                let write = self.request(&first, WriteAction::Write, offset, data.to_vec());
+                send(&sender, write).await?;
+                offset = response(&mut responses).await?.offset;
+            }
+            part = next_part(&mut parts).await?.map(|part| part.content);
+        }
+        if offset != self.size {
             return Err(Status::invalid_argument(format!(
-                "blob {}: more than the announced {size} bytes",
-                first.digest
+                "blob {}: {offset} bytes received, {} announced",
+                first.digest, self.size
             )));
         }
-        if length > 0 {
-            send(&sender, request(WriteAction::Write, offset, data.to_vec())).await?;
-            offset = response(&mut responses).await?.offset;
+        send(&sender, self.request(&first, WriteAction::Commit, offset, Vec::new())).await?;
+        response(&mut responses).await.map(drop)
+    }
+
+    /// Returns the length with a part, which is at most the announced size.
+    fn add(&self, first: &BlobPart, length: i64, part: usize) -> Result<i64, Status> {
+        let length = length.saturating_add(i64::try_from(part).unwrap_or(i64::MAX));
+        if length > self.size {
+            return Err(Status::invalid_argument(format!(
+                "blob {}: more than the announced {} bytes",
+                first.digest, self.size
+            )));
         }
-        part = next_part(&mut parts).await?.map(|part| part.content);
+        Ok(length)
     }
-    if offset != size {
-        return Err(Status::invalid_argument(format!(
-            "blob {}: {offset} bytes received, {size} announced",
-            first.digest
-        )));
+
+    fn request(
+        &self,
+        first: &BlobPart,
+        action: WriteAction,
+        offset: i64,
+        data: Vec<u8>,
+    ) -> WriteContentRequest {
+        WriteContentRequest {
+            action: action as i32,
+            r#ref: self.reference.to_owned(),
+            total: self.size,
+            expected: first.digest.clone(),
+            offset,
+            data,
+            labels: first.labels.clone(),
+        }
     }
-    send(&sender, request(WriteAction::Commit, offset, Vec::new())).await?;
-    response(&mut responses).await.map(drop)
 }
 
 async fn send(
@@ -237,7 +300,11 @@ async fn response(
 /// so that blobs whose image never comes are collected.
 pub(super) async fn create_lease(runtime: &Runtime) -> Result<String, Status> {
     let now = Timestamp::now();
-    let id = format!("kiyot-{}", now.as_second() / 3600);
+    let hour = now.as_second() / 3600;
+    let id = format!("kiyot-{hour}");
+    if runtime.leased_hour.load(Ordering::Relaxed) == hour {
+        return Ok(id);
+    }
     let expires = now
         .checked_add(SignedDuration::from_hours(LEASE_HOURS))
         .map_err(|error| Status::internal(error.to_string()))?;
@@ -247,7 +314,10 @@ pub(super) async fn create_lease(runtime: &Runtime) -> Result<String, Status> {
         .await
     {
         Err(status) if status.code() != Code::AlreadyExists => Err(status),
-        _ => Ok(id),
+        _ => {
+            runtime.leased_hour.store(hour, Ordering::Relaxed);
+            Ok(id)
+        }
     }
 }
 

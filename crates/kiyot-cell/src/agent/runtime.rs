@@ -3,6 +3,7 @@
 use std::{
     io,
     path::{Path, PathBuf},
+    sync::{Arc, atomic::AtomicI64},
     time::{Duration, Instant},
 };
 
@@ -37,6 +38,9 @@ pub const NAMESPACE: &str = "k8s.io";
 #[derive(Debug, Clone)]
 pub struct Runtime {
     channel: Channel,
+    /// The hour since 1970 for which a lease exists; containerd's metadata lasts as long as the
+    /// cell.
+    pub(super) leased_hour: Arc<AtomicI64>,
 }
 
 impl Runtime {
@@ -57,7 +61,7 @@ impl Runtime {
                 }
             }),
         );
-        Self { channel }
+        Self { channel, leased_hour: Arc::new(AtomicI64::new(i64::MIN)) }
     }
 
     /// Returns the channel.

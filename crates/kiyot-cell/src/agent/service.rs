@@ -283,7 +283,8 @@ impl Agent for Calls {
         request: Request<Streaming<BlobPart>>,
     ) -> Result<Response<PutBlobReply>, Status> {
         let _permit = permit(&self.context.blobs, "concurrent PutBlob calls")?;
-        blobs::put_blob(&self.context.runtime, request.into_inner()).await?;
+        let store = self.context.dir.containerd_content();
+        blobs::put_blob(&self.context.runtime, &store, request.into_inner()).await?;
         Ok(Response::new(PutBlobReply {}))
     }
 

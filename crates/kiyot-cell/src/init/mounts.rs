@@ -11,12 +11,8 @@ use std::{
 use kiyot_link::bootstrap::CellFile;
 use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
 
-use super::root;
+use super::{private, root};
 use crate::dirs::CellDir;
-
-/// Bounds the tmpfs of containerd's metadata, which has some hundred bytes per blob, snapshot and
-/// container of a single pod.
-pub(crate) const METADATA_TMPFS_OPTIONS: &CStr = c"mode=0700,size=256m";
 
 /// A mount failed.
 #[derive(Debug, thiserror::Error)]
@@ -34,8 +30,8 @@ impl MountError {
 }
 
 /// Sets up the cell's mounts: the needed ones of the node, a new /proc, and a private tmpfs on
-/// /run, /dev/shm, the memory directory and containerd's metadata, which has the pod's environment
-/// variables. Must be called in a private mount namespace.
+/// /run, /dev/shm, the memory directory, and for containerd and agent. Must be called in a private
+/// mount namespace.
 pub fn prepare(dir: &CellDir, file: &CellFile) -> Result<(), MountError> {
     let resolver = ResolvConf::read();
     let path: Vec<_> =
@@ -54,7 +50,7 @@ pub fn prepare(dir: &CellDir, file: &CellFile) -> Result<(), MountError> {
         add("tmpfs", tmp, plain, Some(c"mode=1777"))?;
     }
     add("tmpfs", &dir.memory(), plain, Some(c"mode=0755"))?;
-    add("tmpfs", &dir.containerd_metadata(), plain, Some(METADATA_TMPFS_OPTIONS))?;
+    private::mount_all(dir)?;
     resolver
         .restore()
         .map_err(|source| MountError::new("restore resolv.conf", Path::new("/run"), source))?;

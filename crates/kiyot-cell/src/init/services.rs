@@ -13,7 +13,8 @@ use kiyot_link::bootstrap::CellFile;
 use super::{
     MAX_LOG_BYTES, POWER_OFF_EXIT_CODE,
     bounded_log::BoundedLog,
-    containerd::{self, Settings},
+    containerd::Settings,
+    private,
     supervisor::{Service, Supervisor},
 };
 use crate::{dirs::CellDir, launch::DEFAULT_PATH};
@@ -32,7 +33,7 @@ pub struct ServicesError(&'static str, #[source] io::Error);
 /// exist, and its loopback is up.
 pub fn run(dir: &CellDir, file: &CellFile, console: &BoundedLog) -> Result<(), ServicesError> {
     let step = |what| move |source| ServicesError(what, source);
-    let overlay = containerd::supports_overlay(dir);
+    let overlay = private::supports_overlay(dir);
     let stream_port =
         free_port().map_err(step("find a free port for containerd's streaming server"))?;
     let settings = Settings { file, dir, stream_port, overlay };

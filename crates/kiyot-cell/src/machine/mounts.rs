@@ -14,7 +14,7 @@ use rustix::{
 };
 
 use super::CELL_DIR;
-use crate::{dirs::CellDir, init::mounts::METADATA_TMPFS_OPTIONS};
+use crate::dirs::CellDir;
 
 /// Mount point of the image's root in the initramfs.
 const NEW_ROOT: &str = "/root";
@@ -107,15 +107,11 @@ pub(super) fn cell(dir: &CellDir) -> Result<(), MountError> {
     private(dir)
 }
 
-/// Mounts memory on the directories of the cell that hold secrets, and shares all mounts.
+/// Mounts memory on the directory of volumes that hold secrets, and shares all mounts.
 pub(crate) fn private(dir: &CellDir) -> Result<(), MountError> {
-    add_at(&dir.memory(), Some(c"mode=0755"))?;
-    add_at(&dir.containerd_metadata(), Some(METADATA_TMPFS_OPTIONS))?;
+    let memory = dir.memory();
+    mount("tmpfs", &memory, "tmpfs", PLAIN, c"mode=0755").map_err(failed("tmpfs", &memory))?;
     // Containers may request mount propagation, which needs shared mounts in the cell.
     mount_change("/", MountPropagationFlags::SHARED | MountPropagationFlags::REC)
         .map_err(failed("shared mounts", "/"))
-}
-
-fn add_at(path: &Path, data: Option<&CStr>) -> Result<(), MountError> {
-    mount("tmpfs", path, "tmpfs", PLAIN, data).map_err(failed("tmpfs", path))
 }

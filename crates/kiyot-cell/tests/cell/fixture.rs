@@ -103,7 +103,7 @@ impl Cell {
 
     /// Waits for the cell's containerd and returns its process id.
     pub(crate) async fn containerd(&self) -> u32 {
-        let config = self.dir.path().join("containerd.toml").display().to_string();
+        let config = self.dir.path().join("private/containerd.toml").display().to_string();
         wait_until("containerd runs", LIMIT, async || {
             self.processes()
                 .into_iter()
