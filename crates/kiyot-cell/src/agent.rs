@@ -14,6 +14,7 @@ pub mod logs;
 pub mod metrics;
 pub mod network;
 pub mod pod_network;
+pub mod proxies;
 pub mod pulls;
 pub mod registries;
 pub mod resolver;

@@ -15,7 +15,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use kiyot_link::bootstrap::GO;
+use kiyot_link::{bind_limits::PROXY_VARIABLES, bootstrap::GO};
 use nix::sched::{CloneFlags, setns, unshare};
 use rustix::{
     fs::Mode,
@@ -30,17 +30,8 @@ use crate::{
 /// `PATH` of the cell if the environment has none.
 pub(crate) const DEFAULT_PATH: &str =
     "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-/// Variables passed to the cell beside `PATH`: proxies for image pulls, and settings for debugging.
-const PASSED_VARIABLES: [&str; 8] = [
-    "HTTP_PROXY",
-    "HTTPS_PROXY",
-    "NO_PROXY",
-    "http_proxy",
-    "https_proxy",
-    "no_proxy",
-    "KIYOT_CELL_LOG",
-    "RUST_BACKTRACE",
-];
+/// Settings for debugging that are passed to the cell, beside `PATH` and the proxies for pulls.
+const DEBUG_VARIABLES: [&str; 2] = ["KIYOT_CELL_LOG", "RUST_BACKTRACE"];
 
 /// Errors of a launch.
 #[derive(Debug, thiserror::Error)]
@@ -134,7 +125,8 @@ fn init_command(dir: &CellDir, console: File) -> io::Result<Command> {
     command.arg("init").arg("--dir").arg(dir.path()).current_dir("/");
     // The daemon's settings and systemd's variables are not for the cell.
     command.env_clear().env("PATH", env::var_os("PATH").unwrap_or_else(|| DEFAULT_PATH.into()));
-    command.envs(PASSED_VARIABLES.iter().filter_map(|name| Some((name, env::var_os(name)?))));
+    let passed = PROXY_VARIABLES.into_iter().chain(DEBUG_VARIABLES);
+    command.envs(passed.filter_map(|name| Some((name, env::var_os(name)?))));
     command.stdin(Stdio::piped()).stdout(console.try_clone()?).stderr(console);
     Ok(command)
 }

@@ -6,5 +6,10 @@ pub const MAX_ROUTES: usize = 256;
 pub const MAX_ENTRIES: usize = 64;
 /// Most directories of a registry configuration (containerd's `registry.config_path`).
 pub const MAX_REGISTRY_DIRS: usize = 4;
+/// Variables of the proxies for pulls. The upper-case names decide, as in Go's net/http.
+pub const PROXY_VARIABLES: [&str; 6] =
+    ["HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"];
+/// Longest value of such a variable, in bytes.
+pub const MAX_PROXY_BYTES: usize = 4096;
 /// Most files of a registry configuration.
 pub const MAX_REGISTRY_FILES: usize = 512;

@@ -38,6 +38,7 @@ mod copy_limits;
 mod manifest;
 mod memory;
 mod node;
+pub(super) mod proxies;
 mod pull;
 mod receiver;
 mod reference;

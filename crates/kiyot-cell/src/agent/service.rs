@@ -28,8 +28,8 @@ use tonic::{Request, Response, Status, Streaming, body::Body};
 use tower::{BoxError, Service};
 
 use super::{
-    AgentContext, bind, blobs, boot, clock, forward, layers, logs, pod_network, pulls, registries,
-    runtime::MAX_MESSAGE_BYTES, shutdown, tunnel,
+    AgentContext, bind, blobs, boot, clock, forward, layers, logs, pod_network, proxies, pulls,
+    registries, runtime::MAX_MESSAGE_BYTES, shutdown, tunnel,
 };
 use crate::uplink::ConnectionInfo;
 
@@ -140,6 +140,7 @@ impl Agent for Calls {
                 pod_network::configure(owns_machine, network)?;
             }
             registries::replace(owns_machine, &request.get_ref().registries)?;
+            proxies::replace(owns_machine, &request.get_ref().proxies)?;
             resolver.ensure(request.get_ref().resolvers)
         });
         made.await.map_err(join_error)??;

@@ -4,6 +4,7 @@ use std::{
     io,
     net::{Ipv4Addr, TcpListener},
     os::unix::process::CommandExt,
+    path::Path,
     process::Command,
     time::Duration,
 };
@@ -23,6 +24,10 @@ use crate::{dirs::CellDir, launch::DEFAULT_PATH};
 /// containerd sets it: when the machine's memory is short, the kernel ends a container. Containers
 /// have scores of their own.
 pub(crate) const MACHINE_OOM_SCORE_ADJ: i32 = -999;
+
+/// File with variables of containerd's environment on a machine of the cell's own, on a tmpfs: they
+/// may have passwords. The agent writes it.
+pub(crate) const CONTAINERD_ENVIRONMENT: &str = "/run/kiyot/containerd.env";
 
 /// A step of the start of the services failed; the message names the step.
 #[derive(Debug, thiserror::Error)]
@@ -56,6 +61,10 @@ pub fn run(dir: &CellDir, file: &CellFile, console: &BoundedLog) -> Result<(), S
     };
     let containerd = Service::new("containerd", containerd, None, &containerd_log)
         .map_err(step("prepare containerd"))?;
+    let containerd = match file.machine {
+        Some(_) => containerd.with_environment(Path::new(CONTAINERD_ENVIRONMENT)),
+        None => containerd,
+    };
     supervisor.add(protected(containerd));
 
     let mut agent = Command::new("/proc/self/exe");

@@ -4,6 +4,7 @@ use std::{
     collections::HashMap,
     fmt, fs, io,
     io::PipeWriter,
+    path::Path,
     process::{Command, Stdio},
     sync::{
         Arc, Mutex, PoisonError,
@@ -62,6 +63,7 @@ pub struct Service {
     power_off_code: Option<i32>,
     max_failing: Option<Duration>,
     oom_score_adj: Option<i32>,
+    environment: Option<&'static Path>,
     failing_since: Option<Instant>,
     backoff: Backoff,
     state: ServiceState,
@@ -94,6 +96,7 @@ impl Service {
             power_off_code,
             max_failing: None,
             oom_score_adj: None,
+            environment: None,
             failing_since: None,
             backoff,
             state: ServiceState::Due(Instant::now()),
@@ -112,6 +115,13 @@ impl Service {
     #[must_use]
     pub fn with_oom_score_adj(mut self, oom_score_adj: i32) -> Self {
         self.oom_score_adj = Some(oom_score_adj);
+        self
+    }
+
+    /// Adds the variables of a file, one in a line, whenever the service starts.
+    #[must_use]
+    pub fn with_environment(mut self, file: &'static Path) -> Self {
+        self.environment = Some(file);
         self
     }
 
@@ -251,6 +261,9 @@ impl Supervisor {
 fn start(service: &mut Service, spawn_lock: &Mutex<()>, console: &BoundedLog) -> bool {
     let _guard = spawn_lock.lock().unwrap_or_else(PoisonError::into_inner);
     let now = Instant::now();
+    let variables = service.environment.and_then(|file| fs::read_to_string(file).ok());
+    let variables = variables.iter().flat_map(|content| content.lines());
+    service.command.envs(variables.filter_map(|line| line.split_once('=')));
     let pid = service
         .command
         .spawn()

@@ -74,6 +74,7 @@ pub(super) fn bind(
         resolvers: u32::try_from(resolvers.len()).unwrap_or(u32::MAX),
         network: network.map(Into::into),
         registries: Vec::new(),
+        proxies: HashMap::new(),
     }
 }
 

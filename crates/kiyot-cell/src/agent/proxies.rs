@@ -1,0 +1,150 @@
+//! Proxies for the pulls of a machine of the cell's own: variables of its containerd's environment.
+//!
+//! containerd reads them once, so that it is restarted when they change. Nothing runs in it yet.
+
+use std::{
+    collections::HashMap,
+    fmt::Write as _,
+    fs, io,
+    os::unix::net::UnixStream,
+    path::Path,
+    thread,
+    time::{Duration, Instant},
+};
+
+use kiyot_link::{
+    bind_limits::{MAX_PROXY_BYTES, PROXY_VARIABLES},
+    private_file,
+};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    net::sockopt::socket_peercred,
+    process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal},
+};
+use tonic::Status;
+
+use crate::init::{containerd, services::CONTAINERD_ENVIRONMENT};
+
+/// Longest wait for a containerd that is starting.
+const START_TIMEOUT: Duration = Duration::from_secs(20);
+/// Delay between connection attempts.
+const CONNECT_RETRY_DELAY: Duration = Duration::from_millis(20);
+/// Longest wait for the end of containerd.
+const END_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Replaces the proxies, and ends containerd if they have changed: init starts it again. Blocking.
+pub fn replace(owns_machine: bool, proxies: &HashMap<String, String>) -> Result<(), Status> {
+    if proxies.is_empty() {
+        return Ok(());
+    }
+    if !owns_machine {
+        return Err(Status::failed_precondition(
+            "proxies: can't be set, the cell uses those of its node",
+        ));
+    }
+    let content = render(proxies)?;
+    let failed = |error: io::Error| Status::internal(format!("cannot set the proxies: {error}"));
+    if write(Path::new(CONTAINERD_ENVIRONMENT), &content).map_err(failed)? {
+        end_containerd(Path::new(containerd::SOCKET)).map_err(failed)?;
+    }
+    Ok(())
+}
+
+/// Returns the lines of the variables, in order.
+fn render(proxies: &HashMap<String, String>) -> Result<String, Status> {
+    let mut names: Vec<_> = proxies.keys().collect();
+    names.sort();
+    let mut lines = String::new();
+    for name in names {
+        if !PROXY_VARIABLES.contains(&name.as_str()) {
+            return Err(Status::invalid_argument(format!(
+                "variable of a proxy {name:?}: unknown; allowed: {}",
+                PROXY_VARIABLES.join(", ")
+            )));
+        }
+        let value = &proxies[name];
+        // The value may have a password.
+        if value.len() > MAX_PROXY_BYTES || value.contains(char::is_control) {
+            return Err(Status::invalid_argument(format!(
+                "variable of a proxy {name}: invalid value of {} bytes; allowed: at most \
+                 {MAX_PROXY_BYTES}, without control characters",
+                value.len()
+            )));
+        }
+        // Writing to a string does not fail.
+        let _ = writeln!(lines, "{name}={value}");
+    }
+    Ok(lines)
+}
+
+/// Writes the file. Returns false if it has this content.
+fn write(path: &Path, content: &str) -> io::Result<bool> {
+    if fs::read(path).is_ok_and(|written| written == content.as_bytes()) {
+        return Ok(false);
+    }
+    if let Some(parent) = path.parent() {
+        fs::create_dir_all(parent)?;
+    }
+    private_file::write(path, content.as_bytes())?;
+    Ok(true)
+}
+
+/// Ends the process that listens on a socket, and waits for its end. One that is just starting has
+/// read its environment, and is waited for.
+fn end_containerd(socket: &Path) -> io::Result<()> {
+    let deadline = Instant::now() + START_TIMEOUT;
+    let stream = loop {
+        match UnixStream::connect(socket) {
+            Ok(stream) => break stream,
+            Err(error) if Instant::now() >= deadline => return Err(error),
+            Err(_) => thread::sleep(CONNECT_RETRY_DELAY),
+        }
+    };
+    let peer = socket_peercred(&stream)?.pid;
+    let handle = pidfd_open(peer, PidfdFlags::empty())?;
+    // Nothing runs in it, and one that is starting does not end by SIGTERM.
+    pidfd_send_signal(&handle, Signal::KILL)?;
+    let timeout = Timespec::try_from(END_TIMEOUT).map_err(io::Error::other)?;
+    if poll(&mut [PollFd::new(&handle, PollFlags::IN)], Some(&timeout))? == 0 {
+        return Err(io::Error::other("containerd did not end"));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use tonic::Code;
+
+    use super::*;
+
+    fn proxies(entries: &[(&str, &str)]) -> HashMap<String, String> {
+        entries.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+    }
+
+    #[test]
+    fn file_is_written_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("kiyot/environment");
+        let two = proxies(&[("NO_PROXY", "10.0.0.0/8,.local"), ("HTTP_PROXY", "http://p:1")]);
+        let lines = render(&two).unwrap();
+        assert_eq!(lines, "HTTP_PROXY=http://p:1\nNO_PROXY=10.0.0.0/8,.local\n");
+        assert!(write(&path, &lines).unwrap() && !write(&path, &lines).unwrap());
+        assert!(write(&path, "").unwrap());
+    }
+
+    #[test]
+    fn other_variables_and_lines_are_refused_without_their_value() {
+        for (name, value) in [
+            ("PATH", "secret"),
+            ("HTTP_PROXY", "secret\nPATH=/x"),
+            ("HTTP_PROXY", &"secret".repeat(MAX_PROXY_BYTES)),
+        ] {
+            let status = replace(true, &proxies(&[(name, value)])).unwrap_err();
+            assert_eq!(status.code(), Code::InvalidArgument);
+            assert!(status.message().contains(name) && !status.message().contains("secret"));
+        }
+        let status = replace(false, &proxies(&[("HTTP_PROXY", "p")])).unwrap_err();
+        assert_eq!(status.code(), Code::FailedPrecondition);
+        assert!(replace(false, &HashMap::new()).is_ok());
+    }
+}

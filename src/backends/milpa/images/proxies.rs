@@ -1,0 +1,50 @@
+//! Proxies of the daemon's environment, for pulls of cells on machines of their own.
+
+use std::collections::HashMap;
+
+use kiyot_link::bind_limits::{MAX_PROXY_BYTES, PROXY_VARIABLES};
+
+/// Returns the variables of proxies that the daemon has.
+pub(crate) fn of_environment() -> HashMap<String, String> {
+    of(|name| std::env::var(name).ok())
+}
+
+/// Leaves out values that an agent refuses. They may have passwords, and are not logged.
+fn of(variable: impl Fn(&str) -> Option<String>) -> HashMap<String, String> {
+    let is_valid = |name: &str, value: &String| {
+        let is_valid = value.len() <= MAX_PROXY_BYTES && !value.contains(char::is_control);
+        if !is_valid {
+            tracing::warn!(
+                variable = name,
+                bytes = value.len(),
+                "proxy left out; allowed: at most {MAX_PROXY_BYTES} bytes, no control characters"
+            );
+        }
+        is_valid
+    };
+    PROXY_VARIABLES
+        .into_iter()
+        .filter_map(|name| Some((name, variable(name).filter(|value| !value.is_empty())?)))
+        .filter(|(name, value)| is_valid(name, value))
+        .map(|(name, value)| (name.to_owned(), value))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn proxies_are_those_that_an_agent_takes() {
+        let long = "x".repeat(MAX_PROXY_BYTES + 1);
+        let found = of(|name| match name {
+            "HTTPS_PROXY" => Some("http://user:word@proxy:3128".to_owned()),
+            "HTTP_PROXY" => Some("http://proxy\nPATH=/x".to_owned()),
+            "https_proxy" => Some(long.clone()),
+            "NO_PROXY" => Some(String::new()),
+            _ => None,
+        });
+        let expected = ("HTTPS_PROXY".to_owned(), "http://user:word@proxy:3128".to_owned());
+        assert_eq!(found, [expected].into());
+    }
+}
