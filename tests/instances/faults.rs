@@ -1,9 +1,10 @@
 //! Faults of the API and of instances, as a kubelet sees them.
 
 use kiyot_testcloud::{Cloud, Outage};
-use kiyot_testkit::{Container, LIMIT, Pod, wait_until};
+use kiyot_testkit::{Container, Kubelet, LIMIT, Pod, RunningPod, allowed, wait_until};
+use tokio::time::{Instant, timeout};
 
-use super::{WAIT, World, pod};
+use super::{LOCAL_LIMIT, WAIT, World, are_unharmed, pod, run, run_in_the_end};
 
 /// Verifies V27.
 #[tokio::test]
@@ -21,31 +22,63 @@ async fn agent_that_never_starts_fails_its_pod_with_the_console() {
     world.has_no_cells().await;
 }
 
-/// Verifies V28.
+/// A start while the API hangs is compared with the wait of the pod in a cell, which is bounded by
+/// 20 s: however slow the machine is, the node's pods don't wait for the API.
+///
+/// Verifies V28, V33.
 #[tokio::test]
 async fn api_that_is_down_delays_cells_alone() {
     let world = World::start().await;
     let mut options = world.options();
     options.milpa.push_str("launch_timeout = \"20s\"\n");
     world.faults().set_outage(Some(Outage::Hang));
-    let (_kiyot, mut kubelet) = world.daemon(options).await;
-    let local = Pod::new("local").container(Container::script("main", WAIT));
-    let local = kubelet.run_pod(&local).await.unwrap();
+    let (mut kiyot, mut kubelet) = world.daemon(options).await;
     let spec = pod("waits", WAIT);
-    let error = kubelet.run_pod(&spec).await.unwrap_err();
+    let mut other = kubelet.clone();
+    let waiting = other.run_pod(&spec);
+    tokio::pin!(waiting);
+    let first = tokio::select! {
+        biased;
+        outcome = &mut waiting => panic!("the pod in a cell did not wait: {outcome:?}"),
+        first = lives_on_the_node(&mut kubelet, "first") => first,
+    };
+    let error = waiting.await.unwrap_err();
     let message = error.message();
     assert!(message.starts_with("the provider of cells: read subnets and images"), "{message}");
     assert!(message.ends_with("DescribeSubnets: not answered within 20 s"), "{message}");
-    world.faults().clear();
-    let running =
-        wait_until("the pod runs", LIMIT, async || kubelet.run_pod(&spec).await.ok()).await;
-    for outage in [Outage::Refused, Outage::Reset, Outage::Unavailable, Outage::InternalError] {
+    let mut locals = vec![first];
+    for outage in [Outage::Hang, Outage::Refused, Outage::Unavailable] {
         world.faults().set_outage(Some(outage));
-        kubelet.exec_sync(&running.container("main").id, &["true"]).await.unwrap();
-        kubelet.exec_sync(&local.container("main").id, &["true"]).await.unwrap();
+        let began = Instant::now();
+        kiyot.restart().await;
+        kubelet = kiyot.kubelet().await;
+        let name = format!("local-{outage:?}").to_lowercase();
+        let local = lives_on_the_node(&mut kubelet, &name);
+        let answered = timeout(allowed(LOCAL_LIMIT), local).await;
+        locals.push(answered.unwrap_or_else(|_| panic!("{outage:?}: pods on the node wait")));
+        eprintln!("{outage:?}: a pod on the node runs {:?} after the restart", began.elapsed());
     }
     world.faults().clear();
-    world.ends(&mut kubelet, &[&running, &local]).await;
+    let running = run_in_the_end(&mut kubelet, &spec).await;
+    for outage in [Outage::Refused, Outage::Reset, Outage::Unavailable, Outage::InternalError] {
+        world.faults().set_outage(Some(outage));
+        are_unharmed(&mut kubelet, &[&running, &locals[0]]).await;
+    }
+    world.faults().clear();
+    let all: Vec<&RunningPod> = locals.iter().chain([&running]).collect();
+    world.ends(&mut kubelet, &all).await;
+}
+
+/// Runs a pod on the node, and makes the kubelet's calls for it.
+async fn lives_on_the_node(kubelet: &mut Kubelet, name: &str) -> RunningPod {
+    let spec = Pod::new(name).container(Container::script("main", WAIT));
+    let local = kubelet.run_pod(&spec).await.unwrap();
+    kubelet.sandbox_status(&local.sandbox).await.unwrap();
+    let listed = kubelet.containers().await.unwrap();
+    let main = &local.container("main").id;
+    assert!(listed.iter().any(|container| container.id == *main), "{listed:?}");
+    run(kubelet, main, "true").await;
+    local
 }
 
 /// Verifies V28.
