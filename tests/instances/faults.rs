@@ -1,10 +1,16 @@
 //! Faults of the API and of instances, as a kubelet sees them.
 
-use kiyot_testcloud::{Cloud, Outage};
+use kiyot_testcloud::{Cloud, Outage, Outcome};
 use kiyot_testkit::{Container, Kubelet, LIMIT, Pod, RunningPod, allowed, wait_until};
 use tokio::time::{Instant, timeout};
 
-use super::{LOCAL_LIMIT, WAIT, World, are_unharmed, pod, run, run_in_the_end};
+use super::{
+    LOCAL_LIMIT, SHORT_LISTING_PERIOD, WAIT, World, are_unharmed, local_pod, pod, run,
+    run_in_the_end,
+};
+
+/// Lists of another place: more than the two that end an instance without a cell.
+const LISTS: usize = 3;
 
 /// Verifies V27.
 #[tokio::test]
@@ -81,29 +87,56 @@ async fn lives_on_the_node(kubelet: &mut Kubelet, name: &str) -> RunningPod {
     local
 }
 
-/// Verifies V28.
+/// Verifies V28, V80.
 #[tokio::test]
-async fn another_endpoint_proves_no_end() {
+async fn another_endpoint_or_region_proves_no_end() {
     let world = World::start().await;
     let other = Cloud::start().await;
-    let (mut kiyot, mut kubelet) = world.daemon(world.options()).await;
-    let running = kubelet.run_pod(&pod("elsewhere", WAIT)).await.unwrap();
-    let main = running.container("main").id.clone();
-    kiyot.stop().await;
+    let mut options = world.options();
+    options.of_provider.push_str(SHORT_LISTING_PERIOD);
+    let (mut kiyot, mut kubelet) = world.daemon(options).await;
+    let local = kubelet.run_pod(&local_pod()).await.unwrap();
+    let kept = kubelet.run_pod(&pod("elsewhere", WAIT)).await.unwrap();
+    let main = kept.container("main").id.clone();
     let configuration = std::fs::read_to_string(kiyot.configuration()).unwrap();
-    let changed = configuration.replace(&world.endpoint(), &other.endpoint());
-    std::fs::write(kiyot.configuration(), changed).unwrap();
-    kiyot.start_again().await;
-    let mut kubelet = kiyot.kubelet().await;
-    wait_until("the other endpoint is asked for instances", LIMIT, async || {
-        (!other.calls_of("DescribeInstances").is_empty()).then_some(())
-    })
-    .await;
-    wait_until("the pod answers", LIMIT, async || kubelet.exec_sync(&main, &["true"]).await.ok())
+    let elsewhere = configuration.replace(&world.endpoint(), &other.endpoint());
+    let (here, there) = ("region = \"us-east-1\"", "region = \"eu-west-1\"");
+    assert!(elsewhere != configuration && elsewhere.contains(here), "{configuration}");
+    for (region, changed) in
+        [("us-east-1", elsewhere.clone()), ("eu-west-1", elsewhere.replace(here, there))]
+    {
+        kiyot.stop().await;
+        std::fs::write(kiyot.configuration(), changed).unwrap();
+        other.clear_calls();
+        kiyot.start_again().await;
+        kubelet = kiyot.kubelet().await;
+        wait_until("the pod answers", LIMIT, async || {
+            kubelet.exec_sync(&main, &["true"]).await.ok()
+        })
         .await;
+        wait_until("the other place is asked for instances", LIMIT, async || {
+            let mut lists = other.calls_of("DescribeInstances");
+            lists.retain(|call| call.outcome == Outcome::Ok);
+            (lists.len() >= LISTS).then_some(())
+        })
+        .await;
+        are_unharmed(&mut kubelet, &[&kept, &local]).await;
+        let log = kiyot.log();
+        let first = format!("launched_in=\"region us-east-1, endpoint {}\"", world.endpoint());
+        let now = format!("region {region}, endpoint {}", other.endpoint());
+        let names = |line: &str| line.contains("ERROR") && line.contains(&first);
+        let named = log.lines().filter(|line| names(line) && line.contains(&now));
+        assert_eq!(named.count(), 1, "{log}");
+        for cloud in [&world, &other] as [&Cloud; 2] {
+            assert!(cloud.calls_of("TerminateInstances").is_empty());
+        }
+    }
     kiyot.stop().await;
     std::fs::write(kiyot.configuration(), configuration).unwrap();
     kiyot.start_again().await;
     let mut kubelet = kiyot.kubelet().await;
-    world.ends(&mut kubelet, &[&running]).await;
+    wait_until("the pod answers", LIMIT, async || kubelet.exec_sync(&main, &["true"]).await.ok())
+        .await;
+    world.ends(&mut kubelet, &[&kept, &local]).await;
+    assert_eq!(world.launched().len(), 1);
 }

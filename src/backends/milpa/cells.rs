@@ -172,6 +172,7 @@ impl Cells {
             spot_deadline: config.spot_deadline,
             orphan_timeout: config.orphan_timeout + ORPHAN_GRACE,
             healthy_timeout: config.healthy_timeout,
+            place: provider.place().into(),
             owner: config.owner,
             tag_rules: config.tag_rules,
             take_over: config.take_over,
@@ -202,6 +203,15 @@ impl Cells {
                     store.commit(batch).await?;
                 }
             }
+        }
+        for (launched_in, cells) in engine.other_places() {
+            tracing::error!(
+                cells,
+                launched_in = &*launched_in,
+                provider_looks_in = engine.provider_place(),
+                "region or endpoint of the provider was changed under cells: their pods run on, \
+                 and their instances are seen and ended only when the earlier is configured again"
+            );
         }
         if is_cordoned {
             tracing::warn!("no cell is launched until the node's cells are uncordoned");

@@ -143,6 +143,12 @@ pub type Terminations = BTreeMap<InstanceId, Result<Termination, ProviderError>>
 pub trait Provider: fmt::Debug + Send + Sync + 'static {
     /// Returns the provider's capabilities, which never change.
     fn capabilities(&self) -> Capabilities;
+    /// Returns the place in which the provider looks for instances, such as a region and an
+    /// endpoint; empty if the configuration can't name another. An instance of another place is not
+    /// found, and has not ended.
+    fn place(&self) -> String {
+        String::new()
+    }
     /// Returns the instance types that can be launched, with their current prices.
     async fn catalogue(&self) -> Result<Catalogue, ProviderError>;
     /// Returns the provider's own parameters of a launch for a pod with these annotations

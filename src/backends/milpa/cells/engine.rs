@@ -39,6 +39,7 @@ mod limits;
 mod market;
 mod metrics;
 mod order;
+mod place;
 mod pools;
 mod ports;
 mod recovery;
@@ -126,6 +127,11 @@ pub(crate) struct EngineConfig {
     pub(crate) orphan_timeout: Duration,
     /// The time for which the agent of a bound cell may be silent; `None` is no limit.
     pub(crate) healthy_timeout: Option<Duration>,
+    /// The place in which the provider looks for instances ([`Provider::place`]); empty if it has
+    /// none.
+    ///
+    /// [`Provider::place`]: crate::backends::milpa::providers::Provider::place
+    pub(crate) place: Arc<str>,
     /// The owner of the instances.
     pub(crate) owner: Owner,
     /// The tags of instances beside their owner's.

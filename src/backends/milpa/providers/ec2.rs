@@ -461,6 +461,16 @@ impl Provider for Ec2 {
         Capabilities { listing_period: self.config.listing_period, ..CAPABILITIES }
     }
 
+    fn place(&self) -> String {
+        let config::Ec2 { region, endpoint_url, .. } = &self.config;
+        match endpoint_url {
+            Some(endpoint) => {
+                format!("region {region}, endpoint {}", endpoint.trim_end_matches('/'))
+            }
+            None => format!("region {region}"),
+        }
+    }
+
     async fn catalogue(&self) -> Result<Catalogue, ProviderError> {
         let failed = |error: CallError| {
             ProviderError::new(classify(&error).0, "read the instance types of the region", error)

@@ -29,6 +29,8 @@ pub(super) struct Cell {
     pub(super) launch: Option<Arc<Launch>>,
     /// The digest of the provider's own parameters of its launch; empty without any.
     pub(super) parameters_sha256: String,
+    /// The place of its instance; empty if it is not known, or the provider has none.
+    pub(super) place: Arc<str>,
     /// The order that it was launched for, until it is bound or has ended.
     pub(super) order: Option<SandboxId>,
     /// The order whose record is written and removed with that of the cell.
@@ -101,6 +103,7 @@ impl Cell {
             state,
             launch: None,
             parameters_sha256: String::new(),
+            place: "".into(),
             order: None,
             order_record: None,
             pool: "".into(),
@@ -184,6 +187,7 @@ impl Cell {
             spot_failed: self.earlier.spot_failed,
             last_failures: self.earlier.last.clone(),
             parameters_sha256: self.parameters_sha256.clone(),
+            place: self.place.to_string(),
             lost_unix_nanos: self.lost_unix_nanos,
         }
     }

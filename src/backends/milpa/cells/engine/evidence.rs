@@ -1,15 +1,15 @@
 //! Evidence of listings and descriptions.
 //!
 //! A terminal state ends a cell. Absence from a list is only a question, which a description by id
-//! answers; "not found" counts from the declared age on, and not for many instances at once, which
-//! is an outage. An instance that belongs to no cell is ended after two sightings apart.
+//! answers; "not found" counts from the declared age on, not for many instances at once, which is an
+//! outage, and not for a cell of another place (`place`). An instance that belongs to no cell is ended after two sightings apart.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     time::Duration,
 };
 
-use super::{CellError, CellEvent, Effect, Engine, INSTANCE_ENDED, Notice, Now, State};
+use super::{Cell, CellError, CellEvent, Effect, Engine, INSTANCE_ENDED, Notice, Now, State};
 use crate::backends::milpa::{
     id::CellId,
     providers::{ErrorClass, Instance, InstanceId, InstanceState, ProviderError},
@@ -65,6 +65,7 @@ impl Engine {
     pub(super) fn on_listed(&mut self, began: Duration, instances: Vec<Instance>, now: Now) {
         let listed: BTreeMap<&InstanceId, &Instance> =
             instances.iter().map(|instance| (&instance.id, instance)).collect();
+        self.found(&listed.keys().copied().collect(), now);
         self.resolve_open_launches(began, &instances, now);
         self.compare_cells(began, &listed, now);
         self.find_strays(began, &instances);
@@ -94,6 +95,7 @@ impl Engine {
                 // A launch with a pending call is answered by the call.
                 _ if !is_searching => {}
                 Some(instance) => self.on_instance(&id, instance, now),
+                None if self.is_out_of_sight(&id) => {}
                 None => {
                     let (first, absences) =
                         self.evidence.not_listed.entry(id.clone()).or_insert((began, 0));
@@ -125,6 +127,9 @@ impl Engine {
             let is_known = cell.instance_known.is_some_and(|known| known <= began);
             let is_confirming = cell.state.is_confirming();
             let Some(instance) = cell.state.instance() else { continue };
+            if self.is_elsewhere(cell) {
+                continue;
+            }
             let listed = listed.get(instance).copied();
             let state = listed.map(|listed| listed.state);
             if is_remote
@@ -170,6 +175,9 @@ impl Engine {
         outcome: Result<Instance, ProviderError>,
         now: Now,
     ) {
+        if let Ok(instance) = &outcome {
+            self.found(&BTreeSet::from([&instance.id]), now);
+        }
         let Some(cell) = self.cells.get(id) else { return };
         let (is_confirming, is_expected) =
             (cell.state.is_confirming(), cell.state.expects_instance());
@@ -201,16 +209,17 @@ impl Engine {
     /// Returns true if "not found" proves that the instance of a cell has ended.
     pub(super) fn believes_not_found(&mut self, id: &CellId, now: Now) -> bool {
         let age = self.capabilities.not_found_believed_after;
-        let Some(known) = self.cells.get(id).and_then(|cell| cell.instance_known) else {
-            return false;
-        };
+        let cell = self.cells.get(id).filter(|cell| !self.is_elsewhere(cell));
+        let Some(known) = cell.and_then(|cell| cell.instance_known) else { return false };
         self.evidence.not_found.insert(id.clone(), now.boot);
         let window = self.capabilities.listing_period.saturating_mul(2);
         let cells = &self.cells;
         self.evidence
             .not_found
             .retain(|cell, at| cells.contains_key(cell) && now.boot.saturating_sub(*at) <= window);
-        let expected = self.cells.values().filter(|cell| cell.state.instance().is_some()).count();
+        let is_expected =
+            |cell: &&Cell| cell.state.instance().is_some() && !self.is_elsewhere(cell);
+        let expected = self.cells.values().filter(is_expected).count();
         now.boot.saturating_sub(known) >= age
             && !self.is_outage(self.evidence.not_found.len(), expected)
     }
@@ -312,7 +321,7 @@ impl Engine {
 
 /// Returns true if an instance was made by the launch of a cell: with its token where instances
 /// have one.
-fn is_of_launch(instance: &Instance, cell: &super::Cell) -> bool {
+fn is_of_launch(instance: &Instance, cell: &Cell) -> bool {
     let token = cell.launch.as_ref().map(|launch| launch.token.as_str());
     instance.cell == cell.id
         && instance.state != InstanceState::Terminated

@@ -174,7 +174,7 @@ impl Engine {
 
     /// Ends a silent cell after its last probe. Any answer of the provider about the instance will
     /// do: what it says of an ended instance is evidence by itself. Without an answer, the node may
-    /// reach neither, and another probe follows.
+    /// reach neither, and another probe follows; likewise if the provider looks in another place.
     pub(super) fn on_probed(
         &mut self,
         id: &CellId,
@@ -183,7 +183,7 @@ impl Engine {
     ) {
         let has_answer = match outcome {
             Ok(_) => true,
-            Err(error) => error.class == ErrorClass::NotFound,
+            Err(error) => error.class == ErrorClass::NotFound && !self.is_out_of_sight(id),
         };
         let limit = self.silence_limit(id);
         let Some(silence) = self.health.silent.get_mut(id).filter(|silence| silence.is_probed)

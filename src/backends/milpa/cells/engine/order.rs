@@ -394,6 +394,7 @@ impl Engine {
         Ok(Cell {
             launch: Some(Arc::new(Launch { token, spec })),
             parameters_sha256,
+            place: Arc::clone(&self.config.place),
             boot_id: self.config.boot_id.clone(),
             created_unix_nanos: timeline::nanos(now.unix),
             requested: Some(now.boot),

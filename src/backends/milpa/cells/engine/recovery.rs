@@ -16,6 +16,7 @@ use super::{
     earlier::EarlierLaunches,
     launch::{self, Launch},
     order::{Order, OrderState},
+    place::{ELSEWHERE, is_other_place},
     ports::PodPorts,
     state::StopStep,
     timers::Timer,
@@ -160,21 +161,27 @@ impl Engine {
         // A pool's cell without a pod goes on without an order.
         let is_wanted = order.is_some() || (!record.pool.is_empty() && record.sandbox.is_empty());
         let rebooted = self.capabilities.ends_with_node && record.boot_id != self.config.boot_id;
+        let is_elsewhere = is_other_place(&record.place, &self.config.place);
+        // No container runs in a cell before it is bound.
+        let is_fresh =
+            matches!(record.phase(), CellPhase::Launching | CellPhase::Booting | CellPhase::Idle);
         let to_end = |reason: &str| State::Terminating {
             instance: instance.clone(),
             reason: reason.into(),
-            // An instance of a launch without an answer is known by the answer alone.
+            // An instance of a launch without an answer is known by the answer alone. Elsewhere,
+            // a replay would make another.
             step: match launch {
-                Some(_) if instance.is_none() && is_expired => EndStep::Searching,
+                Some(_) if instance.is_none() && (is_expired || is_elsewhere) => EndStep::Searching,
                 Some(_) if instance.is_none() => EndStep::AwaitReplay,
                 _ => EndStep::Backoff,
             },
-            stopped: record.containers_ended,
+            stopped: record.containers_ended || is_fresh && is_elsewhere,
         };
         let state = match (record.phase(), &instance) {
             (CellPhase::Gone, _) => State::Ended { reason: record.reason.as_str().into() },
             (CellPhase::Terminating, _) => to_end(&record.reason),
             (_, _) if rebooted => to_end(REBOOTED),
+            (_, _) if is_fresh && is_elsewhere => to_end(ELSEWHERE),
             (CellPhase::Bound, Some(instance)) if has_sandbox => {
                 let addresses =
                     record.addresses.iter().filter_map(|address| address.parse().ok()).collect();
@@ -210,6 +217,7 @@ impl Engine {
         Cell {
             launch: launch.map(Arc::new),
             parameters_sha256: record.parameters_sha256.clone(),
+            place: record.place.as_str().into(),
             order_record: order.clone(),
             order,
             pool: record.pool.as_str().into(),

@@ -19,6 +19,7 @@ mod health;
 mod limits;
 mod market;
 mod outages;
+mod places;
 mod pools;
 mod ports;
 mod properties;
@@ -67,6 +68,7 @@ fn config() -> EngineConfig {
         spot_deadline: Duration::from_secs(60),
         orphan_timeout: Duration::from_secs(1000),
         healthy_timeout: Some(Duration::from_secs(90)),
+        place: "".into(),
         owner: Owner { fingerprint: "ours".into(), ..Owner::default() },
         tag_rules: TagRules::default(),
         take_over: false,
