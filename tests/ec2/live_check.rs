@@ -253,16 +253,74 @@ async fn networks_that_cells_don_t_reach_are_warnings() {
     assert!(warning.contains("192.168.7.5 is in no network of the subnets"), "{warning}");
 }
 
-/// Verifies V41.
+/// Verifies V40, V41.
 #[tokio::test]
-async fn route_tables_are_read_if_pods_may_have_routes() {
+async fn calls_for_routes_are_tried_if_pods_may_have_routes() {
     let world = World::new().await;
     let change = ("image =", "cloud_routes = [\"10.8.0.0/16\"]\nimage =");
-    let checked = check(&world, change).await;
-    assert_eq!(checked.code, Some(0), "{}", checked.text);
-    assert!(checked.text.contains("ok           DescribeRouteTables: "), "{}", checked.text);
+    let actions = ["CreateRoute", "DeleteRoute", "DescribeRouteTables", "ModifyInstanceAttribute"];
+    // Without an instance of the node, and then with one.
+    for has_instance in [false, true] {
+        if has_instance {
+            world.launch("token").await;
+        }
+        world.cloud.clear_calls();
+        let checked = check(&world, change).await;
+        assert_eq!(checked.code, Some(0), "{}", checked.text);
+        for action in actions {
+            let tried = |line: &&str| line.contains(&format!("  {action}"));
+            assert_eq!(checked.lines("ok").into_iter().filter(tried).count(), 1, "{action}");
+            assert_eq!(world.cloud.calls_of(action).len(), 1, "{action}: {}", checked.text);
+            let call = world.cloud.calls_of(action).remove(0);
+            let is_dry = call.parameters.get("DryRun").is_some_and(|dry| dry == "true");
+            assert!(is_dry || action.starts_with("Describe"), "{call:?}");
+        }
+        for action in actions {
+            world.cloud.faults().set_denied(action, true);
+            let checked = check(&world, change).await;
+            world.cloud.faults().clear();
+            let missing = vec![action.to_owned()];
+            assert_eq!((checked.code, checked.missing()), (Some(1), missing), "{}", checked.text);
+        }
+    }
     world.cloud.faults().set_denied("DescribeRouteTables", true);
     let checked = check(&world, change).await;
-    assert_eq!((checked.code, checked.missing()), (Some(1), vec!["DescribeRouteTables".into()]));
     assert!(checked.text.contains("\"Sid\": \"ReadRoutes\""), "{}", checked.text);
+    assert!(checked.text.contains("it needs the route tables"), "{}", checked.text);
+    // Neither is tried for pods that can't have routes.
+    world.cloud.faults().clear();
+    world.cloud.clear_calls();
+    check(&world, UNCHANGED).await;
+    for action in actions {
+        assert!(world.cloud.calls_of(action).is_empty(), "{action}");
+    }
+}
+
+/// Verifies V44.
+#[tokio::test]
+async fn source_destination_check_of_the_node_is_a_warning_with_cluster_networks() {
+    let world = World::new().await;
+    let node = world.running_node(0).await;
+    let before = "10.77.0.5:7700\"\n[backends.milpa.ec2]\n";
+    let address = node.addresses[0];
+    let networks = "cluster_networks = [\"10.96.0.0/12\"]\n";
+    let with_networks = format!("{address}:7700\"\n[backends.milpa.ec2]\n{networks}");
+    let change = (before, with_networks.as_str());
+    let checked = check(&world, change).await;
+    assert_eq!(checked.code, Some(0), "{}", checked.text);
+    let on = format!("the source/destination check of {} is on: cells don't reach", node.id);
+    assert!(checked.lines("warning").iter().any(|line| line.contains(&on)), "{}", checked.text);
+    let off = [("InstanceId", node.id.0.as_str()), ("SourceDestCheck.Value", "false")];
+    let reply = world.cloud.call("ModifyInstanceAttribute", &off).await.unwrap();
+    assert_eq!(reply.status, 200, "{}", reply.body);
+    let checked = check(&world, change).await;
+    let off = format!("the source/destination check of {} is off", node.id);
+    assert!(checked.lines("ok").iter().any(|line| line.contains(&off)), "{}", checked.text);
+    // Of another address nothing is known, and without cluster networks nothing is asked.
+    let unknown = ("image =", "cluster_networks = [\"10.96.0.0/12\"]\nimage =");
+    let checked = check(&world, unknown).await;
+    let not_known = "the node's address 10.77.0.5: its source/destination check";
+    let warned = checked.lines("warning").iter().any(|line| line.contains(not_known));
+    assert!(warned, "{}", checked.text);
+    assert!(!check(&world, UNCHANGED).await.text.contains("source/destination"));
 }

@@ -38,6 +38,24 @@ pub enum DryRun {
     Console(String),
     /// ModifyInstanceMetadataOptions of an instance.
     Metadata(String),
+    /// ModifyInstanceAttribute of an instance, for its source/destination check.
+    SourceDestCheck(String),
+    /// CreateRoute to an instance.
+    CreateRoute {
+        /// The id of the route table.
+        table: String,
+        /// The network.
+        network: String,
+        /// The id of the instance.
+        instance: String,
+    },
+    /// DeleteRoute.
+    DeleteRoute {
+        /// The id of the route table.
+        table: String,
+        /// The network.
+        network: String,
+    },
 }
 
 /// The state of changed metadata options (`InstanceMetadataOptions.State`).

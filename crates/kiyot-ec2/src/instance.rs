@@ -60,6 +60,9 @@ pub struct InstanceDescription {
     pub subnet: String,
     /// The VPC, until it is terminated; otherwise empty.
     pub vpc: String,
+    /// The source/destination check of its first interface (`SourceDestCheck`): true if it is on,
+    /// `None` if it is not shown.
+    pub has_source_dest_check: Option<bool>,
     /// The private address, until it is terminated.
     pub private_address: Option<IpAddr>,
     /// The public address.

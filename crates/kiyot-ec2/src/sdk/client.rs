@@ -13,6 +13,11 @@ use aws_config::{
 use aws_credential_types::Credentials;
 use aws_sdk_ec2::{
     Client as Sdk,
+    operation::{
+        create_route::builders::CreateRouteFluentBuilder,
+        delete_route::builders::DeleteRouteFluentBuilder,
+        modify_instance_attribute::builders::ModifyInstanceAttributeFluentBuilder,
+    },
     types::{
         AttributeBooleanValue, Filter, InstanceMetadataEndpointState, InstanceMetadataOptionsState,
         InstanceType, LocationType, Tag,
@@ -95,6 +100,25 @@ impl Client {
             prices: prices::client(shared, &config.region, config.pricing_endpoint_url.as_deref()),
             region: config.region.clone(),
         }
+    }
+
+    fn create_route_call(
+        &self,
+        table: &str,
+        network: &str,
+        instance: &str,
+    ) -> CreateRouteFluentBuilder {
+        let call = self.sdk.create_route().route_table_id(table);
+        call.destination_cidr_block(network).instance_id(instance)
+    }
+
+    fn delete_route_call(&self, table: &str, network: &str) -> DeleteRouteFluentBuilder {
+        self.sdk.delete_route().route_table_id(table).destination_cidr_block(network)
+    }
+
+    fn disable_check_call(&self, instance: &str) -> ModifyInstanceAttributeFluentBuilder {
+        let off = AttributeBooleanValue::builder().value(false).build();
+        self.sdk.modify_instance_attribute().instance_id(instance).source_dest_check(off)
     }
 }
 
@@ -305,24 +329,17 @@ impl Ec2Api for Client {
         network: &str,
         instance: &str,
     ) -> Result<(), CallError> {
-        let call = self
-            .sdk
-            .create_route()
-            .route_table_id(table)
-            .destination_cidr_block(network)
-            .instance_id(instance);
+        let call = self.create_route_call(table, network, instance);
         call.send().await.map(drop).map_err(|error| call_error("CreateRoute", error))
     }
 
     async fn delete_route(&self, table: &str, network: &str) -> Result<(), CallError> {
-        let call = self.sdk.delete_route().route_table_id(table).destination_cidr_block(network);
+        let call = self.delete_route_call(table, network);
         call.send().await.map(drop).map_err(|error| call_error("DeleteRoute", error))
     }
 
     async fn disable_source_dest_check(&self, instance: &str) -> Result<(), CallError> {
-        let off = AttributeBooleanValue::builder().value(false).build();
-        let call =
-            self.sdk.modify_instance_attribute().instance_id(instance).source_dest_check(off);
+        let call = self.disable_check_call(instance);
         call.send().await.map(drop).map_err(|error| call_error("ModifyInstanceAttribute", error))
     }
 
@@ -376,6 +393,19 @@ impl Ec2Api for Client {
             DryRun::Console(id) => {
                 let call = self.sdk.get_console_output().instance_id(id).dry_run(true);
                 call.send().await.map(drop).map_err(|error| call_error("GetConsoleOutput", error))
+            }
+            DryRun::SourceDestCheck(id) => {
+                let (name, call) = ("ModifyInstanceAttribute", self.disable_check_call(id));
+                let tried = call.dry_run(true).send().await;
+                tried.map(drop).map_err(|error| call_error(name, error))
+            }
+            DryRun::CreateRoute { table, network, instance } => {
+                let call = self.create_route_call(table, network, instance).dry_run(true);
+                call.send().await.map(drop).map_err(|error| call_error("CreateRoute", error))
+            }
+            DryRun::DeleteRoute { table, network } => {
+                let call = self.delete_route_call(table, network).dry_run(true);
+                call.send().await.map(drop).map_err(|error| call_error("DeleteRoute", error))
             }
         };
         match outcome {

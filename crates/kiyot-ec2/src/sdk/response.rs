@@ -38,6 +38,7 @@ pub(super) fn instance(
         }),
         subnet: instance.subnet_id.unwrap_or_default(),
         vpc: instance.vpc_id.unwrap_or_default(),
+        has_source_dest_check: instance.source_dest_check,
         private_address: address(instance.private_ip_address),
         public_address: address(instance.public_ip_address),
         private_name: dns_name(instance.private_dns_name),

@@ -209,7 +209,10 @@ fn refused(network: &Cidr, why: impl std::fmt::Display) -> ProviderError {
 }
 
 /// Returns the table of a subnet: its own, or otherwise the VPC's.
-fn table_of<'a>(tables: &'a [RouteTable], subnet: &str) -> Result<&'a RouteTable, ProviderError> {
+pub(super) fn table_of<'a>(
+    tables: &'a [RouteTable],
+    subnet: &str,
+) -> Result<&'a RouteTable, ProviderError> {
     let own = tables.iter().find(|table| table.subnets.iter().any(|id| id == subnet));
     own.or_else(|| tables.iter().find(|table| table.is_main)).ok_or_else(|| {
         let what = format!("subnet {subnet} has no route table");

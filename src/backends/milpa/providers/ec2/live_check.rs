@@ -8,7 +8,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use kiyot_ec2::{
     DryRun, Ec2Api, ImageFilter, InstanceDescription, InstanceFilter, InstanceStateName,
-    RouteTableFilter, RunInstances, SpotPrice, Subnet, TypeInZone,
+    RunInstances, SpotPrice, Subnet, TypeInZone,
 };
 use kiyot_link::bootstrap::{AgentPin, Bootstrap, GatewayAddress};
 
@@ -31,10 +31,12 @@ mod caller;
 mod network;
 mod policy;
 mod report;
+mod routes;
 
 use caller::Caller;
 pub use report::LiveReport;
 use report::Outcome;
+use routes::NODE;
 
 /// An instance id that EC2 never assigns.
 const NO_INSTANCE: &str = "i-00000000000000000";
@@ -53,6 +55,8 @@ pub async fn check(config: &MilpaBackend, owner: Owner, api: Arc<dyn Ec2Api>) ->
         ec2,
         config,
         api,
+        vpc: None,
+        node: None,
     };
     check.run().await;
     check.caller.report
@@ -65,6 +69,10 @@ struct LiveCheck<'a> {
     ec2: Ec2,
     config: &'a MilpaBackend,
     api: Arc<dyn Ec2Api>,
+    /// The VPC of the subnets, once they are read.
+    vpc: Option<String>,
+    /// The node's instance, once it was found for its subnet.
+    node: Option<NodeSubnet>,
 }
 
 impl LiveCheck<'_> {
@@ -75,8 +83,15 @@ impl LiveCheck<'_> {
         self.instance_types(in_zones.as_deref().unwrap_or_default()).await;
         let spot = self.spot_prices().await;
         let instances = self.instances().await;
+        if !self.config.ec2.cluster_networks.is_empty() {
+            self.source_dest_check().await;
+        }
+        let instances = instances.unwrap_or_default();
+        let lives =
+            |instance: &&InstanceDescription| instance.state != InstanceStateName::Terminated;
+        let own = instances.iter().find(lives).map(|instance| InstanceId(instance.id.clone()));
         if !self.config.ec2.cloud_routes.is_empty() {
-            self.route_tables().await;
+            self.routes(subnets.as_ref(), own.as_ref().map(|own| own.0.as_str())).await;
         }
         match (subnets, images) {
             (Some(subnets), Some(images)) => {
@@ -85,7 +100,7 @@ impl LiveCheck<'_> {
             }
             _ => self.caller.skip("RunInstances", "it needs the subnets and the image"),
         }
-        self.calls_of_an_instance(&instances.unwrap_or_default()).await;
+        self.calls_of_an_instance(own).await;
         if self.config.ec2.prices == PriceSource::Live {
             self.products().await;
         }
@@ -108,6 +123,7 @@ impl LiveCheck<'_> {
                     .then(|| ids.iter().map(|id| (id.clone(), id.clone())).collect());
             }
         };
+        self.vpc = described.first().map(|subnet| subnet.vpc.clone());
         let subnets = by_zone(&ids, &described);
         let text = |subnet: &Subnet| format!("{} in {}", subnet.id, subnet.zone);
         let known: Vec<String> = described.iter().map(text).collect();
@@ -130,22 +146,21 @@ impl LiveCheck<'_> {
 
     /// Finds the node's own subnet, in which cells are launched if none is configured.
     async fn node_subnet(&mut self) -> Option<String> {
-        const NAME: &str = "DescribeInstances (the node)";
         let address = self.config.gateway.node_address()?;
         let filter = InstanceFilter::PrivateAddress(address);
-        let listed = self.caller.list(NAME, self.api.describe_instances(&filter)).await.ok()?;
+        let listed = self.caller.list(NODE, self.api.describe_instances(&filter)).await.ok()?;
         match node_subnet::find(address, listed) {
             Ok(node) => {
-                let NodeSubnet { instance, subnet } = node;
+                let NodeSubnet { instance, subnet, .. } = self.node.insert(node);
                 let text = format!(
                     "{instance} with {address} is in {subnet}, where cells are launched \
                      (ec2.subnets is not set)"
                 );
-                self.caller.add(Outcome::Ok, NAME, &text);
-                Some(subnet)
+                self.caller.add(Outcome::Ok, NODE, &text);
+                Some(subnet.clone())
             }
             Err(unknown) => {
-                self.caller.add(Outcome::Failed, NAME, &unknown.to_string());
+                self.caller.add(Outcome::Failed, NODE, &unknown.to_string());
                 None
             }
         }
@@ -221,15 +236,6 @@ impl LiveCheck<'_> {
         let text = format!("{usable} of {} products of a page have a price", page.products.len());
         let outcome = if usable > 0 { Outcome::Ok } else { Outcome::Warning };
         self.caller.add(outcome, NAME, &text);
-    }
-
-    async fn route_tables(&mut self) {
-        const NAME: &str = "DescribeRouteTables";
-        let filter = RouteTableFilter::Targets(vec![NO_INSTANCE.to_owned()]);
-        if self.caller.call(NAME, self.api.route_tables(&filter)).await.is_ok() {
-            let text = "needed by cloud_routes; their other actions are not tried";
-            self.caller.add(Outcome::Ok, NAME, text);
-        }
     }
 
     /// Tries a launch on demand in each zone, and a spot launch in the first that has an offer.
@@ -361,18 +367,19 @@ impl LiveCheck<'_> {
     }
 
     /// Tries the calls that name an instance.
-    async fn calls_of_an_instance(&mut self, instances: &[InstanceDescription]) {
-        let lives =
-            |instance: &&InstanceDescription| instance.state != InstanceStateName::Terminated;
-        let own = instances.iter().find(lives).map(|instance| InstanceId(instance.id.clone()));
+    async fn calls_of_an_instance(&mut self, own: Option<InstanceId>) {
         let id = own.as_ref().map_or(NO_INSTANCE, |own| &own.0);
         let tag = (owner::CLUSTER.to_owned(), self.ec2.owner.cluster.clone());
-        for (name, call) in [
+        let mut calls = vec![
             ("TerminateInstances", DryRun::Terminate(id.to_owned())),
             ("CreateTags", DryRun::Tag(id.to_owned(), [tag].into())),
             ("GetConsoleOutput", DryRun::Console(id.to_owned())),
             ("ModifyInstanceMetadataOptions", DryRun::Metadata(id.to_owned())),
-        ] {
+        ];
+        if !self.config.ec2.cloud_routes.is_empty() {
+            calls.push(("ModifyInstanceAttribute", DryRun::SourceDestCheck(id.to_owned())));
+        }
+        for (name, call) in calls {
             let api = Arc::clone(&self.api);
             let trial = async {
                 match api.dry_run(&call).await {

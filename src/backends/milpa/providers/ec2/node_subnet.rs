@@ -11,6 +11,8 @@ pub(super) struct NodeSubnet {
     pub(super) instance: String,
     /// The id of its subnet.
     pub(super) subnet: String,
+    /// The source/destination check of the instance: true if it is on, `None` if it is not shown.
+    pub(super) has_source_dest_check: Option<bool>,
 }
 
 /// The reason why the node's subnet is not known.
@@ -43,7 +45,11 @@ pub(super) fn find(
     };
     let mut found: Vec<InstanceDescription> = listed.into_iter().filter(is_node).collect();
     match (found.pop(), found.is_empty()) {
-        (Some(only), true) => Ok(NodeSubnet { instance: only.id, subnet: only.subnet }),
+        (Some(only), true) => Ok(NodeSubnet {
+            instance: only.id,
+            subnet: only.subnet,
+            has_source_dest_check: only.has_source_dest_check,
+        }),
         (Some(last), false) => {
             found.push(last);
             let names = found.iter().map(|instance| format!("{} in {}", instance.id, instance.vpc));
@@ -70,7 +76,11 @@ mod tests {
         let found = find(ADDRESS, vec![ended.clone(), node.clone()]);
         assert_eq!(
             found,
-            Ok(NodeSubnet { instance: "i-1".to_owned(), subnet: "subnet-1".to_owned() })
+            Ok(NodeSubnet {
+                instance: "i-1".to_owned(),
+                subnet: "subnet-1".to_owned(),
+                has_source_dest_check: None,
+            })
         );
         assert_eq!(find(ADDRESS, vec![ended]), Err(UnknownSubnet::NoInstance(ADDRESS)));
         let other =
