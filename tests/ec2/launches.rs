@@ -6,9 +6,12 @@ use kiyot::{
     annotations::CellRequest,
     backends::milpa::{
         placement::Market,
-        providers::{Attachment, ErrorClass, InstanceState, Provider},
+        providers::{Attachment, ErrorClass, InstanceState, LaunchSpec, Provider},
     },
 };
+
+use kiyot_ec2::ImageFilter;
+use kiyot_testkit::{LIMIT, wait_until};
 
 use crate::world::{NANO, World};
 
@@ -281,4 +284,61 @@ async fn instance_ends_and_an_unknown_one_spoils_no_termination() {
     assert_eq!(described.state, InstanceState::Terminated);
     let error = world.provider.describe(&unknown).await.unwrap_err();
     assert_eq!(error.class, ErrorClass::NotFound);
+}
+
+/// Registers an image in the world's cloud, and returns its id.
+async fn register(world: &World, name: &str) -> String {
+    let image = [
+        ("Name", name),
+        ("Architecture", "x86_64"),
+        ("RootDeviceName", "/dev/xvda"),
+        ("VirtualizationType", "hvm"),
+    ];
+    let reply = world.cloud.call("RegisterImage", &image).await.unwrap();
+    reply.root().all("imageId")[0].text.clone()
+}
+
+/// Returns the time of an image's creation.
+async fn created(world: &World, id: &str) -> String {
+    let reply = world.cloud.call("DescribeImages", &[("ImageId.1", id)]).await.unwrap();
+    reply.root().all("creationDate")[0].text.clone()
+}
+
+/// Registers an image that is newer than another by the clock of the API, which has seconds.
+async fn register_after(world: &World, name: &str, other: &str) -> String {
+    let before = created(world, other).await;
+    let mut number = 0;
+    wait_until("an image is newer", LIMIT, async || {
+        number += 1;
+        let id = register(world, &format!("{name}-{number}")).await;
+        (created(world, &id).await > before).then_some(id)
+    })
+    .await
+}
+
+#[tokio::test]
+async fn newest_image_of_an_owner_is_launched() {
+    let world = World::new().await;
+    let named = async |owner: &str| {
+        let image = ImageFilter::Named { owner: owner.into(), name: "debian-12-*".into() };
+        world.restarted_with(|ec2| ec2.image = Some(image)).await
+    };
+    let none = "no available image of this id or name";
+    let error = named("self").await.check().await.unwrap_err();
+    assert!(error.text().contains(none), "{}", error.text());
+    let first = register(&world, "debian-12-first").await;
+    let newest = register_after(&world, "debian-12-newer", &first).await;
+    let other = register_after(&world, "debian-13", &newest).await;
+    let provider = named("self").await;
+    provider.check().await.unwrap();
+    let parameters = provider.parameters(&CellRequest::default(), "uid").await.unwrap();
+    let has = |id: &str| parameters.values().any(|value| value.contains(id));
+    assert_eq!((has(&first), has(&newest), has(&other)), (false, true, false), "{parameters:?}");
+    let spec = world.spec(&[world.offering(0, Market::OnDemand)]).await;
+    provider.launch(&LaunchSpec { parameters, ..spec }, "token").await.unwrap();
+    let call = world.cloud.calls_of("RunInstances").remove(0);
+    assert_eq!(call.parameters["ImageId"], newest);
+    // The images are those of another owner.
+    let error = named("099720109477").await.check().await.unwrap_err();
+    assert!(error.text().contains(none), "{}", error.text());
 }

@@ -68,6 +68,13 @@ impl World {
         provider(&self.cloud, &self.owner, networks).await
     }
 
+    /// Returns the provider of a daemon that is restarted with a changed configuration.
+    pub(crate) async fn restarted_with(&self, change: impl FnOnce(&mut config::Ec2)) -> Ec2 {
+        let mut ec2 = over_cloud::config(&self.cloud);
+        change(&mut ec2);
+        provider_with(&self.cloud, &self.owner, ec2).await
+    }
+
     /// Returns a provider of another region, which the cloud plays under its name.
     pub(crate) async fn in_region(&self, region: &str) -> Ec2 {
         let ec2 = config::Ec2 { region: region.into(), ..over_cloud::config(&self.cloud) };

@@ -212,3 +212,33 @@ async fn denied_launch_and_a_volume_that_is_too_large_are_of_the_pod_s_request()
         }
     }
 }
+
+#[test]
+fn newest_image_of_each_architecture_is_launched() {
+    let image = |id: &str, architecture: &str, created: &str| Image {
+        id: id.into(),
+        name: "debian-12".into(),
+        architecture: architecture.into(),
+        created: created.into(),
+        root_device: format!("/dev/{id}"),
+    };
+    let images = vec![
+        image("ami-old", "x86_64", "2026-01-31T23:59:59.000Z"),
+        image("ami-new", "x86_64", "2026-02-01T00:00:00.000Z"),
+        image("ami-older", "x86_64", "2025-12-31T00:00:00.000Z"),
+        image("ami-arm", "arm64", "2024-01-01T00:00:00.000Z"),
+        image("ami-mac", "x86_64_mac", "2026-12-31T00:00:00.000Z"),
+    ];
+    let boot = |id: &str| BootImage { id: id.into(), root_device: format!("/dev/{id}") };
+    let expected = [(Architecture::Amd64, boot("ami-new")), (Architecture::Arm64, boot("ami-arm"))];
+    // Whatever the order of the list.
+    for rotation in 0..images.len() {
+        let mut listed = images.clone();
+        listed.rotate_left(rotation);
+        assert_eq!(newest(listed), BTreeMap::from(expected.clone()), "{rotation}");
+    }
+    // Equal times: every daemon chooses the same.
+    let same = ["ami-b", "ami-c", "ami-a"].map(|id| image(id, "x86_64", "2026-01-01T00:00:00Z"));
+    assert_eq!(newest(same.to_vec()), [(Architecture::Amd64, boot("ami-c"))].into());
+    assert_eq!(newest(Vec::new()), BTreeMap::new());
+}
