@@ -169,6 +169,36 @@ async fn daemon_killed_while_it_attaches_a_cell_ends_it_before_the_next() {
     goes_on(&world, &mut kiyot, &spec).await;
 }
 
+/// Verifies V36, V60.
+#[tokio::test]
+async fn daemon_killed_while_the_metadata_service_is_closed_ends_the_cell_before_the_next() {
+    const CLOSE_METADATA: &str = "ModifyInstanceMetadataOptions";
+    let world = World::start().await;
+    let (mut kiyot, _kubelet) = world.daemon(world.options()).await;
+    for (hold, name) in [(Hold::Effect, "effect"), (Hold::Reply, "reply")] {
+        let spec = pod(name, WAIT);
+        world.clear_calls();
+        world.faults().set_hold(CLOSE_METADATA, Some(hold));
+        killed_at(&mut kiyot, &spec, async |_| is_held(&world, CLOSE_METADATA, 1).await).await;
+        let killed = world.instance_of(name).id;
+        world.faults().clear();
+        kiyot.start_again().await;
+        let mut kubelet = kiyot.kubelet().await;
+        let running = runs_on_one_instance(&world, &mut kubelet, &spec).await;
+        let next = world.instance_of(name).id;
+        assert_ne!(next, killed, "{hold:?}");
+        let closed = |id: &str| {
+            let mut calls = world.calls_of(CLOSE_METADATA);
+            calls.retain(|call| call.parameters["InstanceId"] == id);
+            calls.iter().any(|call| call.outcome == Outcome::Ok)
+        };
+        assert!(closed(&next), "{hold:?}: {:?}", world.calls_of(CLOSE_METADATA));
+        kubelet.stop_and_remove(&running).await.unwrap();
+        wait_for("no instance is left", || world.left().is_empty()).await;
+    }
+    assert_eq!(world.launched().len(), 4);
+}
+
 /// Verifies V36.
 #[tokio::test]
 async fn daemon_killed_while_it_makes_the_sandbox_ends_the_cell_before_the_next() {
