@@ -1,7 +1,12 @@
 //! Warm pools.
 
 use super::*;
-use crate::backends::milpa::placement::{Catalogue, Choice, MAX_CANDIDATES, Needs, Rules};
+use crate::{
+    annotations::Architecture,
+    backends::milpa::placement::{
+        Catalogue, CatalogueFile, Choice, MAX_CANDIDATES, Needs, Refused, Rules,
+    },
+};
 
 pub(super) fn seconds(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
@@ -84,6 +89,56 @@ fn order_takes_an_idle_cell_and_another_is_launched() {
     let bound = effects.iter().any(|(_, effect)| matches!(effect, Effect::AnswerOrder(_, Ok(_))));
     assert!(bound, "{effects:?}");
     assert_eq!(launches(&effects).len(), 1, "the pool is filled again");
+}
+
+/// Verifies A20.
+#[test]
+fn order_takes_the_cheapest_idle_cell_and_of_equal_prices_the_oldest() {
+    let architecture =
+        if Needs::default().architecture == Architecture::Arm64 { "arm64" } else { "x86_64" };
+    let file = format!(
+        "instance_type,vcpus,memory_mib,architectures,on_demand_usd_per_hour\n\
+         cheap,2,4096,{architecture},1\ndear,2,4096,{architecture},3\n"
+    );
+    let catalogue = Arc::new(CatalogueFile::parse(file.as_bytes()).unwrap().catalogue);
+    let offering = |name: &str| Offering {
+        instance_type: name.into(),
+        zone: String::new(),
+        market: Market::OnDemand,
+    };
+    let pool_of = |name: &str, dollars: u64, count| {
+        let price = Price::from_micros(dollars * 1_000_000);
+        let candidate = Candidate { offering: offering(name), price, accuracy: Accuracy::Exact };
+        Pool { candidates: Some(vec![candidate]), ..pool(name, count) }
+    };
+    // The ids of cells follow this number: of those that follow, that of the third comes first.
+    let seams = Box::new(Counting(19));
+    let mut engine = Engine::new(config(), sim::CAPABILITIES, seams);
+    listed(&mut engine, 0, &[]);
+    let mut cells = Vec::new();
+    for (now, name, pools) in [
+        (1, "dear", vec![pool_of("dear", 3, 1)]),
+        (2, "cheap", vec![pool_of("dear", 3, 1), pool_of("cheap", 1, 1)]),
+        (3, "cheap", vec![pool_of("dear", 3, 1), pool_of("cheap", 1, 2)]),
+    ] {
+        let cell = launches(&engine.set_pools(pools, at(now))).remove(0);
+        let instance = Instance { offering: offering(name), ..launched_as("i", &cell) };
+        engine.handle(Event::Launched(cell.clone(), Ok(instance)), at(now));
+        engine.handle(Event::Connected(cell.clone()), at(now));
+        cells.push(cell);
+    }
+    let [dear, first, second] = &cells[..] else { panic!("{cells:?}") };
+    assert!(second < dear && dear < first, "{cells:?}");
+    for (number, expected) in [first, second, dear].into_iter().enumerate() {
+        let choice = Choice {
+            catalogue: Arc::clone(&catalogue),
+            needs: Arc::new(Needs::default()),
+            rules: Arc::new(Rules::default()),
+        };
+        let order = OrderSpec { choice: Some(choice), ..spec(&format!("pod-{number}")) };
+        let (_, effects) = engine.order(order, at(10));
+        assert_eq!(attaches(&effects), std::slice::from_ref(expected), "pod {number}");
+    }
 }
 
 fn groups(group: &str) -> BTreeMap<String, String> {
@@ -388,6 +443,56 @@ fn failed_launch_of_a_pool_is_repeated_after_growing_pauses() {
     // An idle cell ends the series.
     warm(&mut engine, &cell, now);
     assert_eq!(engine.pools.by_name["small"].failures, 0);
+}
+
+/// Verifies A15, A21.
+#[test]
+fn refused_credentials_and_quotas_are_logged_once_for_a_pool_and_not_tried_for_three_minutes() {
+    for class in [ErrorClass::Auth, ErrorClass::Quota] {
+        let (mut engine, effects) = pooled(1);
+        let cell = launches(&effects).remove(0);
+        let error = ProviderError {
+            refused: vec![offering("a"), offering("b")],
+            ..ProviderError::without_cause(class, "launch: refused")
+        };
+        let mut effects = engine.handle(Event::Launched(cell, Err(error)), at(2));
+        for second in 3..182 {
+            effects.extend(engine.handle(Event::Tick, at(second)));
+        }
+        let failed = |effect: &Effect| matches!(effect, Effect::Log(Notice::PoolFailed { .. }));
+        let failures = effects.iter().filter(|(_, effect)| failed(effect)).count();
+        assert_eq!((failures, launches(&effects)), (1, vec![]), "{class:?}");
+        assert_eq!(launches(&engine.handle(Event::Tick, at(182))).len(), 1, "{class:?}");
+    }
+}
+
+/// Verifies A15.
+#[test]
+fn refused_credentials_and_quotas_cost_the_retries_of_a_pod_no_call() {
+    for class in [ErrorClass::Auth, ErrorClass::Quota] {
+        let mut engine = engine(sim::CAPABILITIES);
+        let (cell, _) = launched(&mut engine, "pod", at(1));
+        let error = ProviderError {
+            refused: vec![offering("a"), offering("b")],
+            ..ProviderError::without_cause(class, "launch: refused")
+        };
+        let effects = engine.handle(Event::Launched(cell, Err(error)), at(2));
+        assert_eq!((launches(&effects), errors(&effects).len()), (vec![], 1), "{class:?}");
+        if class == ErrorClass::Quota {
+            // The refused offerings are no candidates of the next call.
+            let refused = |zone: &str, seconds: u64| {
+                let refused = engine.refusals().at(at(seconds).boot);
+                refused.is_refused("small", zone, Market::Spot)
+            };
+            assert!(["a", "b"].iter().all(|zone| refused(zone, 181) && !refused(zone, 182)));
+            continue;
+        }
+        for second in (3..182).step_by(10) {
+            let (_, effects) = engine.order(spec("pod"), at(second));
+            assert_eq!((launches(&effects), errors(&effects).len()), (vec![], 1), "{class:?}");
+        }
+        assert_eq!(launches(&engine.order(spec("pod"), at(182)).1).len(), 1, "{class:?}");
+    }
 }
 
 /// Verifies A21.
