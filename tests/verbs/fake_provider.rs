@@ -12,12 +12,15 @@ use std::{
 };
 
 use async_trait::async_trait;
-use kiyot::backends::milpa::{
-    id::CellId,
-    placement::{Catalogue, Market, Offering},
-    providers::{
-        Attached, Attachment, Capabilities, ErrorClass, Instance, InstanceId, InstanceState,
-        LaunchSpec, Provider, ProviderError, Termination, Terminations, netns,
+use kiyot::{
+    annotations::CellRequest,
+    backends::milpa::{
+        id::CellId,
+        placement::{Catalogue, Market, Offering},
+        providers::{
+            Attached, Attachment, Capabilities, ErrorClass, Instance, InstanceId, InstanceState,
+            LaunchSpec, Provider, ProviderError, Termination, Terminations, netns,
+        },
     },
 };
 use kiyot_cell::uplink::Uplink;
@@ -34,6 +37,8 @@ pub(crate) struct FakeProvider {
     launched: Mutex<Vec<CellId>>,
     /// The instance types: by default one that fits every pod.
     pub(crate) catalogue: Mutex<Catalogue>,
+    /// Catalogue and parameters can't be read while this is set.
+    pub(crate) is_unreadable: AtomicBool,
     /// Tags of the last launch.
     pub(crate) tags: Mutex<BTreeMap<String, String>>,
     /// Candidates of the last launch.
@@ -72,6 +77,7 @@ impl FakeProvider {
             cells: Mutex::default(),
             launched: Mutex::default(),
             catalogue: Mutex::new(Catalogue::any_size(offering())),
+            is_unreadable: AtomicBool::new(false),
             tags: Mutex::default(),
             candidates: Mutex::default(),
             full: Mutex::default(),
@@ -124,6 +130,13 @@ impl FakeProvider {
         self.cells.lock().unwrap().values().for_each(|running| running.end.cancel());
     }
 
+    fn readable(&self, doing: &str) -> Result<(), ProviderError> {
+        match self.is_unreadable.load(Ordering::SeqCst) {
+            true => Err(ProviderError::transient(doing, "the test says no")),
+            false => Ok(()),
+        }
+    }
+
     /// Ends the only cell as by itself.
     pub(crate) fn crash(&self) {
         for running in self.cells.lock().unwrap().values() {
@@ -162,7 +175,16 @@ impl Provider for FakeProvider {
     }
 
     async fn catalogue(&self) -> Result<Catalogue, ProviderError> {
+        self.readable("read the catalogue")?;
         Ok(self.catalogue.lock().unwrap().clone())
+    }
+
+    async fn parameters(
+        &self,
+        _: &CellRequest,
+        _: &str,
+    ) -> Result<BTreeMap<String, String>, ProviderError> {
+        self.readable("read the images").map(|()| BTreeMap::new())
     }
 
     async fn launch(&self, spec: &LaunchSpec, _: &str) -> Result<Instance, ProviderError> {

@@ -1,6 +1,6 @@
 //! The offerings that a pod's cell is launched of.
 
-use std::sync::Arc;
+use std::sync::{Arc, atomic::Ordering};
 
 use async_trait::async_trait;
 use kiyot::{
@@ -14,8 +14,10 @@ use kiyot::{
             ApiRequests, Catalogue, CatalogueFile, Entry, Market, Offering, PodRequests, Unoffered,
         },
     },
+    config::{WarmKind, WarmPool},
 };
 use kiyot_proto::cri;
+use kiyot_testkit::wait_for;
 use tonic::{Code, Status};
 
 use crate::kit::Fixture;
@@ -143,6 +145,52 @@ async fn pod_is_refused_while_the_provider_offers_nothing() {
     assert_eq!(refused.code(), Code::InvalidArgument);
     let problem = "the catalogue has no instance type";
     assert!(refused.message().ends_with(problem), "{}", refused.message());
+}
+
+/// Returns a warm pool with cells for pods of this memory.
+fn pool(memory: u64, count: usize) -> WarmPool {
+    WarmPool { kind: WarmKind::Size { milli_cpus: 100, memory }, count, ..WarmPool::default() }
+}
+
+/// Verifies A27.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn catalogue_that_can_t_be_read_at_the_start_refuses_pods_with_the_cause_until_it_can() {
+    let kiyot = Fixture::start().await;
+    kiyot.provider.is_unreadable.store(true, Ordering::SeqCst);
+    kiyot.daemon.cells.set_warm(&[pool(1 << 30, 1)]);
+    for _ in 0..2 {
+        let refused = run(&kiyot, &[]).await.unwrap_err();
+        assert_eq!(refused.code(), Code::Unavailable, "{refused}");
+        let cause = "the provider of cells: read the catalogue: the test says no";
+        assert_eq!(refused.message(), cause);
+    }
+    assert_eq!(kiyot.provider.launched(), 0);
+    kiyot.provider.is_unreadable.store(false, Ordering::SeqCst);
+    run(&kiyot, &[]).await.unwrap();
+    wait_for("the pool is filled", || kiyot.provider.launched() == 2).await;
+}
+
+/// Verifies A21, A27.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pool_that_is_changed_while_nothing_can_be_read_keeps_its_cells_and_is_filled_afterwards() {
+    let (kept, other) = (1 << 30, 2 << 30);
+    let kiyot = Fixture::start().await;
+    kiyot.daemon.cells.set_warm(&[pool(kept, 1)]);
+    let launched = |count| move |kiyot: &Fixture| kiyot.provider.launched() == count;
+    wait_for("the pool is filled", || launched(1)(&kiyot)).await;
+    kiyot.provider.is_unreadable.store(true, Ordering::SeqCst);
+    kiyot.daemon.cells.set_warm(&[pool(kept, 2), pool(other, 1)]);
+    // Its offerings are known, and those of the other pool are not.
+    wait_for("the pool is larger", || launched(2)(&kiyot)).await;
+    let refused = run(&kiyot, &[]).await.unwrap_err();
+    assert!(refused.message().ends_with("read the images: the test says no"), "{refused}");
+    let provider = &kiyot.provider;
+    let ended = provider.asked_to_end.load(Ordering::SeqCst);
+    assert_eq!((provider.launched(), provider.running(), ended), (2, 2, 0));
+    provider.is_unreadable.store(false, Ordering::SeqCst);
+    wait_for("the other pool is filled", || launched(3)(&kiyot)).await;
+    let ended = provider.asked_to_end.load(Ordering::SeqCst);
+    assert_eq!((provider.running(), ended), (3, 0));
 }
 
 /// Verifies A16, A17, A24.
