@@ -1,8 +1,9 @@
 //! Evidence of listings and descriptions.
 //!
 //! A terminal state ends a cell. Absence from a list is only a question, which a description by id
-//! answers; "not found" counts from the declared age on, not for many instances at once, which is an
-//! outage, and not for a cell of another place (`place`). An instance that belongs to no cell is ended after two sightings apart.
+//! answers; "not found" counts from the declared age on, not for many instances at once, which is
+//! an outage, and not for a cell of another place (`place`). An instance that belongs to no cell is
+//! ended after two sightings apart.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -50,7 +50,7 @@ fn restarted(place: &str, record: &store::Cell, has_sandbox: bool, now: Now) -> 
     engine
 }
 
-/// What happened while the provider found no instance.
+/// The calls and the losses while the provider found no instance.
 #[derive(Debug, Default)]
 struct Seen {
     launches: usize,

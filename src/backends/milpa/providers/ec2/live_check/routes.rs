@@ -11,7 +11,7 @@ use super::{
 
 /// The check of the node's instance.
 pub(super) const NODE: &str = "DescribeInstances (the node)";
-/// Why an action of routes is not tried.
+/// The reason why an action of routes is not tried.
 const NO_TABLES: &str = "it needs the route tables of the subnets";
 /// The code of CreateRoute for a network that has a route.
 const EXISTS: &str = "RouteAlreadyExists";
