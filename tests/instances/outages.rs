@@ -5,6 +5,8 @@ use kiyot_testkit::{Kiyot, LIMIT, wait_for, wait_until};
 
 use super::{SHORT_LISTING_PERIOD, WAIT, World, are_unharmed, local_pod, pod, run_in_the_end};
 
+/// The code of a call that EC2 refuses for now, because there are too many.
+const LIMIT_EXCEEDED: &str = "RequestLimitExceeded";
 /// Lists that fail in each part of an outage.
 const FAILED_LISTS: usize = 3;
 /// Lists after an outage: more than the two that end an instance without a cell.
@@ -114,7 +116,7 @@ async fn credentials_that_expire_in_mid_run_harm_no_running_pod() {
     world.faults().set_credentials(Some(Credentials::Expired));
     let error = kubelet.run_pod(&spec).await.unwrap_err();
     assert!(error.message().contains("RequestExpired"), "{error}");
-    for refusal in [Credentials::Expired, Credentials::Unknown] {
+    for refusal in [Credentials::Expired, Credentials::Wrong, Credentials::Unknown] {
         world.faults().set_credentials(Some(refusal));
         lists_fail(&kiyot).await;
         are_unharmed(&mut kubelet, &[&kept, &local]).await;
@@ -126,4 +128,87 @@ async fn credentials_that_expire_in_mid_run_harm_no_running_pod() {
     let mut kubelet = kiyot.kubelet().await;
     let running = run_in_the_end(&mut kubelet, &spec).await;
     world.ends(&mut kubelet, &[&kept, &local, &running]).await;
+}
+
+/// Verifies V28, V33.
+#[tokio::test]
+async fn daemon_that_starts_with_wrong_credentials_runs_pods_on_the_node() {
+    let world = World::start().await;
+    world.faults().set_credentials(Some(Credentials::Wrong));
+    let (_kiyot, mut kubelet) = world.daemon(world.options()).await;
+    let local = kubelet.run_pod(&local_pod()).await.unwrap();
+    let spec = pod("refused", WAIT);
+    let error = kubelet.run_pod(&spec).await.unwrap_err();
+    assert!(error.message().contains("AuthFailure"), "{error}");
+    are_unharmed(&mut kubelet, &[&local]).await;
+    assert!(world.launched().is_empty());
+    world.faults().clear();
+    let running = run_in_the_end(&mut kubelet, &spec).await;
+    world.ends(&mut kubelet, &[&running, &local]).await;
+}
+
+/// Verifies V28, V33.
+#[tokio::test]
+async fn daemon_without_credentials_runs_pods_on_the_node_and_names_them_in_the_error_of_others() {
+    let world = World::start().await;
+    let mut options = world.options();
+    options.environment = ["AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"]
+        .map(|file| (file.to_owned(), "/nonexistent".to_owned()))
+        .into();
+    options.environment.push(("AWS_EC2_METADATA_DISABLED".to_owned(), "true".to_owned()));
+    let (_kiyot, mut kubelet) = world.daemon(options).await;
+    let local = kubelet.run_pod(&local_pod()).await.unwrap();
+    let error = kubelet.run_pod(&pod("refused", WAIT)).await.unwrap_err();
+    assert!(error.message().contains("credentials"), "{error}");
+    are_unharmed(&mut kubelet, &[&local]).await;
+    assert!(world.calls().is_empty(), "{:?}", world.calls());
+    world.ends(&mut kubelet, &[&local]).await;
+}
+
+/// Verifies V33, V34.
+#[tokio::test]
+async fn throttled_calls_in_mid_run_harm_no_running_pod() {
+    let world = World::start().await;
+    let mut options = world.options();
+    options.milpa.push_str("launch_timeout = \"5s\"\n");
+    options.of_provider.push_str(SHORT_LISTING_PERIOD);
+    let (kiyot, mut kubelet) = world.daemon(options).await;
+    let local = kubelet.run_pod(&local_pod()).await.unwrap();
+    let kept = run_in_the_end(&mut kubelet, &pod("kept", WAIT)).await;
+    let ended = run_in_the_end(&mut kubelet, &pod("ended", WAIT)).await;
+    let instance = world.instance_of("ended").id;
+    let new = pod("new", WAIT);
+    world.clear_calls();
+    for action in ["DescribeInstances", "TerminateInstances", "RunInstances"] {
+        world.faults().fail(action, 503, LIMIT_EXCEEDED, usize::MAX);
+    }
+    let mut other = kubelet.clone();
+    let throttled = async {
+        kubelet.stop_and_remove(&ended).await.unwrap();
+        lists_fail(&kiyot).await;
+        are_unharmed(&mut kubelet, &[&kept, &local]).await;
+        // A refused call is repeated, and refused again.
+        for action in ["TerminateInstances", "RunInstances"] {
+            let refused = Outcome::Error(LIMIT_EXCEEDED.to_owned());
+            wait_for(format!("{action} is repeated"), || {
+                let mut calls = world.calls_of(action);
+                calls.retain(|call| call.outcome == refused);
+                calls.len() >= 2
+            })
+            .await;
+        }
+        are_unharmed(&mut kubelet, &[&kept, &local]).await;
+    };
+    let (refused, ()) = tokio::join!(other.run_pod(&new), throttled);
+    let error = refused.unwrap_err();
+    assert!(error.message().contains(LIMIT_EXCEEDED), "{error}");
+    for action in ["TerminateInstances", "RunInstances"] {
+        let calls = world.calls_of(action);
+        assert!(calls.iter().all(|call| call.outcome != Outcome::Ok), "{calls:?}");
+    }
+    world.faults().clear();
+    world.reaches(&instance, State::Terminated).await;
+    let new = run_in_the_end(&mut kubelet, &new).await;
+    are_unharmed(&mut kubelet, &[&kept, &local, &new]).await;
+    world.ends(&mut kubelet, &[&kept, &local, &new]).await;
 }
