@@ -1,4 +1,5 @@
 use super::*;
+use crate::annotations::Architecture;
 
 fn execute_line(line: &[&str]) -> Result<String, UsageError> {
     execute(Arguments::try_parse_from(line).unwrap().command).map(|output| output.text)
@@ -387,6 +388,46 @@ fn misspelt_and_idle_annotations_are_noted() {
     assert!(text.contains("note: its annotations for cells have no effect on the node"), "{text}");
 }
 
+/// Verifies C7.
+#[test]
+fn catalogue_of_the_command_line_prices_pods_and_its_broken_rows_are_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str, text: &str| {
+        let path = dir.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.display().to_string()
+    };
+    let manifest = path("pod.yaml", &pod(&format!("{IN_A_CELL}, pod.elotl.co/cpu: \"1\""), ""));
+    let architecture = match Architecture::of_node() {
+        Architecture::Amd64 => "x86_64",
+        Architecture::Arm64 => "arm64",
+    };
+    let file_of = |rows: &str| {
+        let text = "instance_type,vcpus,memory_mib,architectures,on_demand_usd_per_hour\n";
+        path("types.csv", &(text.to_owned() + &rows.replace("ARCHITECTURE", architecture)))
+    };
+    let config = file("examples/opt-in.toml");
+    let explained = |catalogue: &str| {
+        let line = ["kiyot", "explain", "--config", &config, "--catalogue", catalogue, "-f"];
+        execute_line(&[&line[..], &[&manifest]].concat())
+    };
+    let good = "own.large,4,16384,ARCHITECTURE,0.5\n";
+    let catalogue = file_of(&format!("own.tiny,two,4096,ARCHITECTURE,0.1\n{good}"));
+    let text = explained(&catalogue).unwrap();
+    let instance = "its instance: own.large (On-Demand) at $0.5000 an hour\n";
+    assert!(text.contains(instance), "{text}");
+    let note = format!("note: {catalogue}: line 2: vcpus");
+    assert!(text.contains(&note) && text.ends_with(", row not used\n"), "{text}");
+    assert_eq!(text.matches("row not used").count(), 1, "{text}");
+    let text = explained(&file_of(good)).unwrap();
+    assert!(text.contains(instance) && !text.contains("row not used"), "{text}");
+    // Whatever the provider is, and without a file at all.
+    let text = explained("ec2-us-east-1").unwrap();
+    assert!(text.contains("its instance: ") && !text.contains("own.large"), "{text}");
+    let Err(UsageError(text)) = explained("/nonexistent.csv") else { panic!() };
+    assert!(text.starts_with("/nonexistent.csv: can't be read"), "{text}");
+}
+
 /// Verifies C5.
 #[test]
 fn exit_code_separates_usage_errors() {
@@ -431,6 +472,21 @@ fn two_configurations_of_a_trace_are_shown_side_by_side() {
         assert!(text.contains(part), "{part} is not in {text}");
     }
     assert_eq!(text, simulated(&arguments).unwrap(), "the same seed has the same result");
+}
+
+/// Names of files in a table are as wide as their column: those of the document are relative to the
+/// package, in which tests run.
+#[test]
+fn document_has_the_simulation_of_the_bursty_day() {
+    const DOCUMENT: &str = include_str!("../../docs/simulator.md");
+    let command = "$ kiyot simulate --config examples/opt-in.toml --config \
+                   examples/warm-pool.toml --trace examples/bursty-day.csv\n";
+    let (_, shown) = DOCUMENT.split_once(command).unwrap();
+    let (shown, _) = shown.split_once("```").unwrap();
+    let (cold, warm) = ("examples/opt-in.toml", "examples/warm-pool.toml");
+    let trace = "examples/bursty-day.csv";
+    let text = simulated(&["--config", cold, "--config", warm, "--trace", trace]).unwrap();
+    assert_eq!(shown, text, "docs/simulator.md lacks\n{text}");
 }
 
 #[test]

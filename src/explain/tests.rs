@@ -418,13 +418,38 @@ fn words(text: &str) -> Vec<&str> {
 fn document_has_the_explanation_of_its_pod() {
     const DOCUMENT: &str = include_str!("../../docs/catalogue.md");
     let text = lines_between(DOCUMENT, "```yaml", "```").join("\n");
-    let shown = lines_between(DOCUMENT, "```", "## The file").join("\n");
+    let shown = lines_between(DOCUMENT, "```", "## The examples").join("\n");
     let config = config::parse("config", OPT_IN, []).unwrap();
     let manifest =
         manifest::parse_files(&[File { name: "pod".into(), text }], Purpose::Explain).unwrap();
     let catalogue = CatalogueFile::built_in().catalogue;
     let (explained, fine) = of(&explain(&config, &manifest, Prices::Catalogue(&catalogue)));
     assert!(fine && words(&explained) == words(&shown), "docs/catalogue.md lacks\n{explained}");
+}
+
+/// The example needs a type of this architecture, which is the node's by default.
+///
+/// Verifies A12.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn document_has_the_explanations_of_the_examples() {
+    const DOCUMENT: &str = include_str!("../../docs/catalogue.md");
+    let config = config::parse("config", OPT_IN, []).unwrap();
+    let catalogue = CatalogueFile::built_in().catalogue;
+    for (name, text) in [
+        ("pod-in-a-cell", include_str!("../../examples/pod-in-a-cell.yaml")),
+        ("pod-on-the-node", include_str!("../../examples/pod-on-the-node.yaml")),
+    ] {
+        let command = format!(
+            "$ kiyot explain --config examples/opt-in.toml --catalogue ec2-us-east-1 -f \
+             examples/{name}.yaml"
+        );
+        let shown = lines_between(DOCUMENT, &command, "```").join("\n");
+        let file = File { name: name.to_owned(), text: text.to_owned() };
+        let manifest = manifest::parse_files(&[file], Purpose::Explain).unwrap();
+        let (explained, _) = of(&explain(&config, &manifest, Prices::Catalogue(&catalogue)));
+        assert_eq!(words(&explained), words(&shown), "docs/catalogue.md lacks\n{explained}");
+    }
 }
 
 /// Verifies A26.
