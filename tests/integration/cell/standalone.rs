@@ -178,9 +178,12 @@ async fn standalone_pod_that_cannot_run_says_why_and_can_be_deleted() {
     let kiyot = Kiyot::start(&node, options()).await;
     let mut client = admin(&kiyot).await;
     let good = manifest("good", "Never", "true");
+    let twice = |number: usize| format!("{}---\n{good}", good.split("---\n").nth(number).unwrap());
     for (text, expected) in [
         ("kind: Pod\nmetadata: {name: half}\nspec:\n  contain".to_owned(), "pods.yaml"),
         (format!("{good}---\n{}", good.rsplit("---\n").next().unwrap()), "two pods default/good"),
+        (twice(0), "is another ConfigMap default/settings; allowed: one"),
+        (twice(1), "is another Secret default/key; allowed: one"),
         (
             good.replace("labels:", "annotations: {pod.elotl.co/launch-typ: Spot}, labels:"),
             "launch-typ",
