@@ -2,7 +2,10 @@
 
 use futures::StreamExt;
 use kiyot_proto::admin::{self, admin_client::AdminClient};
-use kiyot_testkit::{Access, Kiyot, LIMIT, Node, Registry, cri, image::BUSYBOX_IMAGE, wait_until};
+use kiyot_testkit::{
+    Access, Kiyot, Kubelet, LIMIT, Node, Registry, RunningPod, cri, image::BUSYBOX_IMAGE,
+    wait_until,
+};
 use tonic::{Code, transport::Channel};
 
 use super::{
@@ -79,6 +82,17 @@ pub(super) fn manifest(name: &str, policy: &str, script: &str) -> String {
     )
 }
 
+/// Asserts that the lists of a kubelet have its own pod and no other.
+async fn assert_sees_alone(kubelet: &mut Kubelet, own: &RunningPod) {
+    let listed = kubelet.sandboxes().await.unwrap();
+    assert_eq!(listed.iter().map(|it| &it.id).collect::<Vec<_>>(), [&own.sandbox]);
+    let listed = kubelet.containers().await.unwrap();
+    assert_eq!(listed.iter().map(|it| &it.id).collect::<Vec<_>>(), [&own.container("main").id]);
+    let stats = cri::ListPodSandboxStatsRequest::default();
+    let stats = kubelet.runtime.list_pod_sandbox_stats(stats).await.unwrap().into_inner().stats;
+    assert!(stats.iter().all(|it| it.attributes.as_ref().unwrap().id == own.sandbox), "{stats:?}");
+}
+
 /// Verifies O40, O41.
 #[tokio::test]
 async fn standalone_pod_runs_through_restarts_and_no_list_of_the_kubelet_has_it() {
@@ -99,13 +113,7 @@ async fn standalone_pod_runs_through_restarts_and_no_list_of_the_kubelet_has_it(
     // The kubelet sees its own pod alone.
     let mut kubelet = kiyot.kubelet().await;
     let own = kubelet.run_pod(&pod("own", "sleep 1000")).await.unwrap();
-    let listed = kubelet.sandboxes().await.unwrap();
-    assert_eq!(listed.iter().map(|it| &it.id).collect::<Vec<_>>(), [&own.sandbox]);
-    let listed = kubelet.containers().await.unwrap();
-    assert_eq!(listed.iter().map(|it| &it.id).collect::<Vec<_>>(), [&own.container("main").id]);
-    let stats = cri::ListPodSandboxStatsRequest::default();
-    let stats = kubelet.runtime.list_pod_sandbox_stats(stats).await.unwrap().into_inner().stats;
-    assert!(stats.iter().all(|it| it.attributes.as_ref().unwrap().id == own.sandbox), "{stats:?}");
+    assert_sees_alone(&mut kubelet, &own).await;
 
     // A killed daemon goes on with the pod, and restarts its container with all that it had.
     kiyot.kill9();
@@ -115,6 +123,7 @@ async fn standalone_pod_runs_through_restarts_and_no_list_of_the_kubelet_has_it(
     let same = pods(&mut client).await.into_iter().find(|pod| pod.uid == same.uid).unwrap();
     assert_eq!(main(&same).container, main(&running).container);
     let mut kubelet = kiyot.kubelet().await;
+    assert_sees_alone(&mut kubelet, &own).await;
     wait_until("its cell is connected", LIMIT, async || {
         kubelet.exec_sync(&main(&same).container, &["touch", "/tmp/stop"]).await.ok()
     })
@@ -123,6 +132,7 @@ async fn standalone_pod_runs_through_restarts_and_no_list_of_the_kubelet_has_it(
         has_main(pod) && pod.units.iter().any(|unit| unit.name == "main" && unit.restarts == 1)
     };
     pod_that(&mut client, "has restarted its container", restarted).await;
+    assert_sees_alone(&mut kubelet, &own).await;
     assert_eq!(log_with(&client, "alone", "ready").await, logged);
 
     // Nothing that an operator reads has the secret.
