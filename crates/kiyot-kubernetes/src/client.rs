@@ -29,8 +29,8 @@ use crate::{
     failure::{Failure, shown},
 };
 
-/// Time limit of a call.
-const CALL_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time limit of a call, unless the client has another.
+pub(crate) const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time limit of reading credentials: a kubeconfig may name a program that prints them.
 const LOAD_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time limit of a connection.
@@ -71,6 +71,7 @@ pub enum ClientError {
 pub struct Client {
     api: kube::Client,
     counter: Arc<dyn Counter>,
+    call_timeout: Duration,
 }
 
 impl std::fmt::Debug for Client {
@@ -94,7 +95,7 @@ impl Client {
         let made = tokio::task::spawn_blocking(move || connected(&config)).await;
         let made = made.map_err(|error| ClientError::Client(error.to_string()))?;
         let made = made.map_err(|error| ClientError::Client(chain(&error)));
-        made.map(|api| Self { api, counter })
+        made.map(|api| Self { api, counter, call_timeout: CALL_TIMEOUT })
     }
 
     /// Makes a call, and returns the body of its response.
@@ -111,7 +112,7 @@ impl Client {
     }
 
     async fn answer(&self, call: &Call) -> Result<Bytes, Failure> {
-        let answered = timeout(CALL_TIMEOUT, async {
+        let answered = timeout(self.call_timeout, async {
             let response = self.send(call).await?;
             let status = response.status();
             let retry_after = response.headers().get(header::RETRY_AFTER);
@@ -124,7 +125,7 @@ impl Client {
                 None => Ok(body),
             }
         });
-        answered.await.unwrap_or(Err(Failure::TimedOut(CALL_TIMEOUT)))
+        answered.await.unwrap_or(Err(Failure::TimedOut(self.call_timeout)))
     }
 
     /// Makes a call, and returns the object of its response.
@@ -211,14 +212,15 @@ fn chain(error: &dyn std::error::Error) -> String {
 pub(crate) struct Connection {
     access: Access,
     counter: Arc<dyn Counter>,
+    call_timeout: Duration,
     client: Option<Arc<Client>>,
     /// The client that is being made. At most one, however long its credentials take.
     making: Option<AbortOnDropHandle<Result<Client, ClientError>>>,
 }
 
 impl Connection {
-    pub(crate) fn new(access: Access, counter: Arc<dyn Counter>) -> Self {
-        Self { access, counter, client: None, making: None }
+    pub(crate) fn new(access: Access, counter: Arc<dyn Counter>, call_timeout: Duration) -> Self {
+        Self { access, counter, call_timeout, client: None, making: None }
     }
 
     /// Returns the client.
@@ -234,7 +236,8 @@ impl Connection {
         let made = made.map_err(|_| Failure::TimedOut(LOAD_TIMEOUT))?;
         self.making = None;
         let made = made.map_err(|error| Failure::Unreachable(error.to_string()))?;
-        let made = Arc::new(made.map_err(|error| Failure::Unreachable(error.to_string()))?);
+        let made = made.map_err(|error| Failure::Unreachable(error.to_string()))?;
+        let made = Arc::new(Client { call_timeout: self.call_timeout, ..made });
         self.client = Some(Arc::clone(&made));
         Ok(made)
     }

@@ -20,7 +20,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::{
     call::{Call, WATCH_SECONDS},
-    client::{Access, Connection},
+    client::{Access, CALL_TIMEOUT, Connection},
     counter::Counter,
     failure::Failure,
     gate::{FIRST_PAUSE, Gate},
@@ -61,7 +61,7 @@ impl PodInformer {
     ) -> Self {
         let (sender, known) = watch::channel(Known::default());
         let task = Task {
-            connection: Connection::new(access, counter),
+            connection: Connection::new(access, counter, CALL_TIMEOUT),
             node,
             known: sender,
             gate: Gate::new(first_pause.unwrap_or(FIRST_PAUSE)),

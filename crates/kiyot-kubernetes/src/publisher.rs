@@ -16,7 +16,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::{
     call::Call,
-    client::{Access, Connection},
+    client::{Access, CALL_TIMEOUT, Connection},
     counter::Counter,
     failure::Failure,
     gate::{FIRST_PAUSE, Gate},
@@ -69,6 +69,8 @@ pub struct Periods {
     pub sweep: Duration,
     /// Pause after a first failure.
     pub first_pause: Duration,
+    /// Time limit of a call.
+    pub call: Duration,
 }
 
 impl Default for Periods {
@@ -79,6 +81,7 @@ impl Default for Periods {
             renewal: Duration::from_secs(60),
             sweep: Duration::from_secs(180),
             first_pause: FIRST_PAUSE,
+            call: CALL_TIMEOUT,
         }
     }
 }
@@ -99,7 +102,11 @@ impl Publisher {
             lane("events of pods are not reported"),
         );
         let task = Task {
-            connection: Connection::new(options.access.clone(), Arc::clone(&counter)),
+            connection: Connection::new(
+                options.access.clone(),
+                Arc::clone(&counter),
+                options.periods.call,
+            ),
             recorder: Recorder::new(options.node.clone()),
             source,
             plan: Plan::default(),

@@ -1,7 +1,8 @@
 //! Failures of the API server.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
+use kiyot_kubernetes::{Options, Periods, Publisher};
 use kiyot_proto::admin::CellPhase::{CellBooting, CellBound, CellTerminating};
 use kiyot_testkit::{ApiFault, ApiServer, LIMIT, Recorded, Verb, wait_for, wait_until};
 use serde_json::json;
@@ -71,6 +72,24 @@ async fn api_server_that_is_down_slow_denying_or_full_is_waited_for() {
         wait_for_cells(&api, &[(0, word)]).await;
         api.heal();
     }
+}
+
+/// Verifies K6.
+#[tokio::test]
+async fn call_that_is_not_answered_is_given_up_and_repeated() {
+    let api = ApiServer::start(&[definition()]).await;
+    let (daemon, calls) = (Daemon::new(), Calls::new());
+    daemon.set(0, CellBooting);
+    let periods = Periods { call: Duration::from_secs(1), ..options(&api).periods };
+    let options = Options { periods, ..options(&api) };
+    let _publisher = Publisher::start(options, Arc::clone(&daemon) as _, Arc::clone(&calls) as _);
+    wait_for_cells(&api, &[(0, "Booting")]).await;
+    let before = calls.of("patch cells/status", "timed_out");
+    api.fail(Some(Verb::Patch), "cells", 1, ApiFault::Slow(LIMIT * 10));
+    daemon.set(0, CellBound);
+    wait_for_cells(&api, &[(0, "Bound")]).await;
+    let after = ["patch cells", "patch cells/status"].map(|call| calls.of(call, "timed_out"));
+    assert!(after.iter().sum::<usize>() > before, "{calls:?}");
 }
 
 /// Verifies K6.
