@@ -237,3 +237,26 @@ impl Task {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::Instant;
+
+    use super::*;
+
+    /// Verifies K10.
+    #[tokio::test(start_paused = true)]
+    async fn lookup_of_an_unknown_pod_ends_after_its_bound() {
+        let requests = Requests::default();
+        let known = Known { is_listed: true, pods: [("known".to_owned(), requests)].into() };
+        let (_sender, known) = watch::channel(known);
+        let _task = AbortOnDropHandle::new(tokio::spawn(std::future::pending()));
+        let informer = PodInformer { known, _task };
+        let (limit, begun) = (Duration::from_millis(100), Instant::now());
+        assert_eq!(informer.requests("known", limit).await, Some(requests));
+        assert_eq!(begun.elapsed(), Duration::ZERO);
+        assert_eq!(informer.requests("unknown", limit).await, None);
+        // The clock stands still but for the wait, whose timer has a resolution of 1 ms.
+        assert!((limit..limit * 2).contains(&begun.elapsed()), "{:?}", begun.elapsed());
+    }
+}
