@@ -1,9 +1,10 @@
 //! Launches that a fault interrupts.
 
-use std::time::Duration;
+use std::{path::Path, time::Duration};
 
 use kiyot_testcloud::{Instance, Market};
-use kiyot_testkit::{LIMIT, wait_until};
+use kiyot_testkit::{Kiyot, LIMIT, output, wait_until};
+use serde_json::Value;
 
 use super::{SHORT_LISTING_PERIOD, WAIT, World, pod};
 
@@ -58,17 +59,28 @@ async fn launch_goes_where_capacity_is() {
     world.ends(&mut kubelet, &[&running]).await;
 }
 
+/// Returns the JSON of a pod that milpactl prints.
+fn pod_object(kiyot: &Kiyot<'_>, name: &str) -> Value {
+    let program = Path::new(env!("CARGO_BIN_EXE_kiyot")).with_file_name("milpactl");
+    let (program, socket) =
+        (program.to_str().unwrap(), kiyot.socket().with_file_name("admin.sock"));
+    let line = ["--socket", socket.to_str().unwrap(), "get", "pod", name, "-ojson"];
+    serde_json::from_str(&output(program, &line).unwrap()).unwrap()
+}
+
 /// Verifies V64.
 #[tokio::test]
 async fn launch_that_ends_for_want_of_capacity_goes_to_another_offering() {
     let world = World::start().await;
     let mut options = world.options();
     options.of_provider.push_str(SHORT_LISTING_PERIOD);
-    let (_kiyot, mut kubelet) = world.daemon(options).await;
+    let (kiyot, mut kubelet) = world.daemon(options).await;
     world.set_installing_for_ever(true);
     let mut caller = kubelet.clone();
-    let calling = tokio::spawn(async move { caller.run_pod(&pod("moved", WAIT)).await });
+    let spec = pod("moved", WAIT).annotation("pod.elotl.co/launch-type", "Spot-Preferred");
+    let calling = tokio::spawn(async move { caller.run_pod(&spec).await });
     let refused = world.first_runs_without_agent().await;
+    assert!(refused.spot, "{refused:?}");
     world.end(&refused.id, "Server.InsufficientInstanceCapacity", "Insufficient capacity").await;
     let moved = calling.await.unwrap().unwrap();
     assert_eq!(world.launched().len(), 2, "{:?}", world.launched());
@@ -79,6 +91,12 @@ async fn launch_that_ends_for_want_of_capacity_goes_to_another_offering() {
     // Other pods avoid it too.
     let next = kubelet.run_pod(&pod("next", WAIT)).await.unwrap();
     assert_ne!(offering(&world.instance_of("next")), offering(&refused));
+    // An operator sees it.
+    for (name, failures, spot) in [("moved", 1, true), ("next", 0, false)] {
+        let status = &pod_object(&kiyot, name)["status"];
+        let found = (&status["startFailures"], &status["spotFailure"]);
+        assert_eq!(found, (&failures.into(), &spot.into()), "{status:#}");
+    }
     world.ends(&mut kubelet, &[&moved, &next]).await;
 }
 
