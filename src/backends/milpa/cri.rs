@@ -39,6 +39,7 @@ mod finish_first;
 mod image_service;
 mod metrics;
 mod moved_pods;
+mod pull_failures;
 mod remove_container;
 mod remove_sandbox;
 mod reopen_log;
@@ -54,6 +55,8 @@ mod stop_sandbox;
 mod update_resources;
 
 use moved_pods::MovedPods;
+use pull_failures::PullFailures;
+pub(crate) use pull_failures::{ImageFailures, PullFailure, is_same_image};
 use retry_pauses::RetryPauses;
 use single_flight::SingleFlight;
 
@@ -113,6 +116,8 @@ pub struct CriService {
     moved: MovedPods,
     /// Pods whose sandboxes could not be made.
     retry_pauses: RetryPauses,
+    /// Pulls that failed.
+    pull_failures: PullFailures,
     /// The requests of pods by the Kubernetes API, if the daemon has access.
     pod_requests: OnceLock<Arc<dyn PodRequests>>,
     /// End of the wait for usage of recovered pods.
@@ -153,6 +158,7 @@ impl CriService {
             creations: Arc::new(SingleFlight::new()),
             moved: MovedPods::default(),
             retry_pauses: RetryPauses::default(),
+            pull_failures: PullFailures::default(),
             pod_requests: OnceLock::new(),
             usage_deadline,
             metrics_timeout: parts.metrics_timeout,
@@ -179,6 +185,11 @@ impl CriService {
     pub fn set_pod_requests(&self, requests: Arc<dyn PodRequests>) {
         // The daemon sets them once.
         let _already_set = self.pod_requests.set(requests);
+    }
+
+    /// Returns the pulls of a sandbox that failed, and have not succeeded since.
+    pub(super) fn pull_failures(&self, sandbox: &SandboxId) -> ImageFailures {
+        self.pull_failures.of(sandbox)
     }
 
     /// Returns the read model.

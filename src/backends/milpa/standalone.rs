@@ -96,14 +96,27 @@ pub(crate) struct Shape {
     pub(crate) labels: HashMap<String, String>,
     /// The restart policy.
     pub(crate) restart_policy: &'static str,
-    /// The names of its containers, init containers first.
-    pub(crate) containers: Vec<String>,
+    /// Its containers, init containers first.
+    pub(crate) containers: Vec<ContainerShape>,
     /// The number of its init containers.
     pub(crate) init_containers: usize,
 }
 
+/// A container of a pod's spec.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct ContainerShape {
+    /// The name.
+    pub(crate) name: String,
+    /// The image, as the manifest names it.
+    pub(crate) image: String,
+}
+
 impl Shape {
     fn of(pod: &Pod) -> Self {
+        let container = |container: &manifest::Container| ContainerShape {
+            name: container.name.clone(),
+            image: container.image.clone(),
+        };
         Self {
             labels: pod.metadata.labels.clone().into_iter().collect(),
             restart_policy: match pod.restart_policy {
@@ -111,7 +124,7 @@ impl Shape {
                 RestartPolicy::OnFailure => "OnFailure",
                 RestartPolicy::Never => "Never",
             },
-            containers: pod.all_containers().map(|container| container.name.clone()).collect(),
+            containers: pod.all_containers().map(container).collect(),
             init_containers: pod.init_containers.len(),
         }
     }
@@ -140,6 +153,15 @@ pub(crate) struct Standalone {
     tasks: Tasks,
 }
 
+/// The errors of a pod's last steps.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+struct Errors {
+    /// All of them.
+    text: String,
+    /// Those of its containers, by name.
+    containers: BTreeMap<String, String>,
+}
+
 /// A pod and its task.
 #[derive(Debug)]
 struct Entry {
@@ -151,7 +173,7 @@ struct Entry {
     grace_seconds: i64,
     /// `None` if its manifest can't be read.
     shape: Option<Arc<Shape>>,
-    error: Mutex<String>,
+    errors: Mutex<Errors>,
     /// True once its `activeDeadlineSeconds` have passed.
     is_expired: AtomicBool,
     /// The seconds that its containers have to end, once its end is requested.
@@ -174,15 +196,20 @@ impl Entry {
             created_unix_nanos: record.created_unix_nanos,
             grace_seconds: pod.map_or(DEFAULT_GRACE_SECONDS, |pod| pod.grace_secs),
             shape: pod.map(|pod| Arc::new(Shape::of(pod))),
-            error: Mutex::default(),
+            errors: Mutex::default(),
             is_expired: AtomicBool::new(false),
             end: watch::Sender::new(end.map(|end| end.grace_seconds)),
             ended: CancellationToken::new(),
         })
     }
 
-    fn error(&self) -> MutexGuard<'_, String> {
-        self.error.lock().unwrap_or_else(PoisonError::into_inner)
+    fn errors(&self) -> MutexGuard<'_, Errors> {
+        self.errors.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sets the error of the pod, which is none of its containers.
+    fn set_error(&self, text: impl Into<String>) {
+        *self.errors() = Errors { text: text.into(), ..Errors::default() };
     }
 
     /// Returns its name in events and logs.
@@ -368,7 +395,7 @@ impl Standalone {
             name: entry.name.clone(),
             uid: entry.uid.clone(),
             created_unix_nanos: entry.created_unix_nanos,
-            error: entry.error().clone(),
+            error: entry.errors().text.clone(),
             is_ending: entry.end.borrow().is_some(),
             is_expired: entry.is_expired.load(Ordering::Relaxed),
         };
@@ -392,7 +419,13 @@ impl Standalone {
 
     /// Returns the error of a pod's last step; empty without one.
     pub(crate) fn error_of(&self, uid: &str) -> String {
-        self.lock().get(uid).map(|entry| entry.error().clone()).unwrap_or_default()
+        self.lock().get(uid).map(|entry| entry.errors().text.clone()).unwrap_or_default()
+    }
+
+    /// Returns the errors of the last steps of a pod's containers, by name.
+    pub(crate) fn container_errors(&self, uid: &str) -> BTreeMap<String, String> {
+        let errors = |entry: &Arc<Entry>| entry.errors().containers.clone();
+        self.lock().get(uid).map(errors).unwrap_or_default()
     }
 
     /// Ends all tasks. Pods go on.

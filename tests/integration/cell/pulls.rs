@@ -5,6 +5,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
+use kiyot_proto::admin::UnitState;
 use kiyot_testkit::{
     Access, Container, Kiyot, Kubelet, LIMIT, Node, Pace, Pod, Registry, Source,
     cri::{self, ImageFsInfoRequest},
@@ -14,6 +15,7 @@ use kiyot_testkit::{
 
 use super::{
     WAIT,
+    admin::{admin, pods},
     registries::{
         auth, blob_requests, image_of_size, image_running, image_with_word,
         options_with_progress_timeout, pull_on_node, run_sandbox, run_until_word, with_mirrors,
@@ -96,6 +98,30 @@ async fn two_pulls_at_once_take_each_its_own_layers_from_the_node() {
     for (container, (name, _)) in ["first", "second"].iter().zip(&names) {
         run_until_word(&mut kubelet, &mut pod, container, name, container).await;
     }
+    remove_and_assert_clean(&mut kubelet, &kiyot, &pod).await;
+}
+
+/// Verifies O27.
+#[tokio::test]
+async fn failed_pull_is_shown_as_a_unit_until_it_succeeds() {
+    let node = Node::start().await;
+    let registry = Registry::start(&node, Access::Basic("violet".to_owned(), "sesame".to_owned()));
+    let (name, _) = registry.image("violet/app:1", &image_with_word("opened"));
+    let kiyot = Kiyot::start(&node, with_mirrors(&node)).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let mut client = admin(&kiyot).await;
+    let pod = run_sandbox(&mut kubelet, "barred").await;
+    let refused = kubelet.pull(&pod.spec, &pod.config, &name, None).await.unwrap_err();
+    let listed = pods(&mut client).await.remove(0);
+    let [unit] = &*listed.units else { panic!("{listed:?}") };
+    assert_eq!((&unit.name, &unit.image, unit.start_failure), (&name, &name, true));
+    assert_eq!(unit.state(), UnitState::UnitWaiting);
+    assert_eq!(unit.message, format!("Error pulling image for unit {name}: {}", refused.message()));
+    assert_eq!(listed.message, format!("Error pulling image {name}: {}", refused.message()));
+    let login = Some(auth("violet", "sesame"));
+    kubelet.pull(&pod.spec, &pod.config, &name, login).await.unwrap();
+    let listed = pods(&mut client).await.remove(0);
+    assert_eq!((listed.units, listed.message), (Vec::new(), String::new()));
     remove_and_assert_clean(&mut kubelet, &kiyot, &pod).await;
 }
 

@@ -211,7 +211,18 @@ async fn standalone_pod_that_cannot_run_says_why_and_can_be_deleted() {
     client.create_pods(created(&text)).await.unwrap();
     let says_why = |pod: &admin::Pod| pod.message.contains("127.0.0.1:1/absent:1");
     let waiting = pod_that(&mut client, "says why it waits", says_why).await;
-    assert!(waiting.units.is_empty(), "{waiting:?}");
+    let waits = |unit: &admin::Unit| {
+        assert_eq!(unit.state(), admin::UnitState::UnitWaiting, "{unit:?}");
+        (unit.name.clone(), unit.reason.clone(), unit.start_failure)
+    };
+    let expected = [("first", "ErrImagePull", true), ("main", "ContainerCreating", false)];
+    let expected = expected.map(|(name, reason, fails)| (name.into(), reason.into(), fails));
+    assert_eq!(waiting.units.iter().map(waits).collect::<Vec<_>>(), expected);
+    let why = &waiting.units[0].message;
+    assert!(why.starts_with("Error pulling image for unit first: "), "{why}");
+    assert!(why.contains("127.0.0.1:1/absent:1"), "{why}");
+    let refused = client.read_log(log_of_main("good")).await.unwrap_err();
+    assert!(refused.message().contains("main of pod default/good is not created"), "{refused:?}");
     client.delete_pod(deleted("good", 0)).await.unwrap();
     assert_eq!((pods(&mut client).await, kiyot.cells()), (Vec::new(), Vec::new()));
     let refused = client.delete_pod(deleted("good", 0)).await.unwrap_err();

@@ -7,10 +7,15 @@ use kiyot_proto::cri;
 use prost::Message;
 use tonic::Status;
 
-use super::CriService;
+use super::{CriService, PullFailure};
 use crate::backends::{
     Method,
-    milpa::{id::CellId, images::normalized, pods::Sandbox},
+    milpa::{
+        clock,
+        id::{CellId, SandboxId},
+        images::normalized,
+        pods::Sandbox,
+    },
 };
 
 /// Size in the status of an image whose cell has not reported it since the start of the daemon, in
@@ -95,7 +100,19 @@ impl CriService {
         self.sync.claim(&sandbox.id);
         self.sync.records.refresh_annotations(&sandbox, request.sandbox_config.as_ref()).await;
         let cell = self.connected_cell(&sandbox, deadline).await?;
-        self.images.pull(&cell, request).await.map_err(|failure| sandbox.restored(&failure).into())
+        let image = request.image.as_ref().map(|image| image.image.clone()).unwrap_or_default();
+        let pulled = self.images.pull(&cell, request).await;
+        let pulled: Result<_, Status> = pulled.map_err(|failure| sandbox.restored(&failure).into());
+        match &pulled {
+            Ok(_) => self.pull_failures.clear(&sandbox.id, &image),
+            Err(status) => {
+                let error = status.message().to_owned();
+                let failure = PullFailure { error, unix_nanos: clock::now() };
+                let is_known = |id: &SandboxId| self.pods.sandbox(id.as_str()).is_ok();
+                self.pull_failures.add(&sandbox.id, &image, failure, is_known);
+            }
+        }
+        pulled
     }
 
     /// Returns the status of an image in the cell of the pod, or on the node if the cell can get it

@@ -20,6 +20,14 @@ pub enum NoLog {
     /// The pod waits for its cell.
     #[error("pod {0} waits for its cell, and has no containers yet")]
     Waiting(String),
+    /// The container waits for its creation.
+    #[error("container {name} of pod {pod} is not created yet; `milpactl describe` says why")]
+    NotCreated {
+        /// Namespace/name of the pod.
+        pod: String,
+        /// The name of the container.
+        name: String,
+    },
     /// The pod has no container of this name.
     #[error("pod {pod} has no container {name:?}; allowed: {}", .known.join(", "))]
     NoContainer {
@@ -51,6 +59,11 @@ impl Inventory {
             units.iter().find(|unit| unit.name == name)
         };
         let Some(unit) = found else {
+            let of_spec = shape.as_ref().map_or(&[][..], |shape| &shape.containers);
+            if of_spec.iter().any(|container| container.name == name) {
+                let (pod, name) = (key.name.clone(), name.to_owned());
+                return Err(NoLog::NotCreated { pod, name });
+            }
             let mut known: Vec<String> = units.iter().map(|unit| unit.name.clone()).collect();
             known.sort_unstable();
             return Err(NoLog::NoContainer { pod: key.name.clone(), name: name.to_owned(), known });

@@ -4,12 +4,15 @@ use std::collections::{BTreeMap, HashMap};
 
 use kiyot_proto::{admin, cri};
 
-use super::{Inventory, PodItem, PodKey, offering, unit, unit::Unit};
+use super::{
+    Inventory, PodItem, PodKey, offering, unit,
+    unit::{Failures, Unit},
+};
 use crate::{
     annotations::KEYS,
     backends::milpa::{
         cells::{CellView, OrderKey, OrderView, Step},
-        id::CellId,
+        id::{CellId, SandboxId},
         pods::{Container, Sandbox},
         providers::InstanceNames,
         standalone::{Shape, View},
@@ -73,6 +76,7 @@ impl Inventory {
             runtime_handler: request.runtime_handler,
             is_standalone: self.standalone.has(&order.pod_uid),
             cell: order.cell.as_ref().map(ToString::to_string).unwrap_or_default(),
+            units: self.failures(&order.pod_uid, None).units(&[], shape),
             ..self.with_cell(cell.as_ref())
         }
     }
@@ -94,6 +98,7 @@ impl Inventory {
             message: view.error.clone(),
             labels: shape.map(|shape| shape.labels.clone()).unwrap_or_default(),
             is_standalone: true,
+            units: self.failures(&view.uid, None).units(&[], shape),
             ..self.with_cell(None)
         }
     }
@@ -111,11 +116,13 @@ impl Inventory {
             phase = admin::PodPhase::Failed;
         }
         let annotations = unit::annotations(config.annotations, meta.current_annotations);
-        let message = containers
-            .iter()
-            .find_map(lost)
-            .unwrap_or_else(|| self.standalone.error_of(&sandbox.uid));
+        let lost = containers.iter().find_map(lost);
         let units = Unit::all(containers, shape);
+        let failures = self.failures(&sandbox.uid, Some(&sandbox.id));
+        let message = lost.unwrap_or_else(|| match meta.standalone {
+            true => self.standalone.error_of(&sandbox.uid),
+            false => failures.last_pull(&units),
+        });
         let default_unit = Unit::default_of(&units, &annotations, shape);
         let default_unit = default_unit.map(|unit| unit.name.clone()).unwrap_or_default();
         let (annotations, others) = shown_annotations(annotations);
@@ -133,7 +140,7 @@ impl Inventory {
             labels: config.labels,
             annotations,
             other_annotations: others,
-            units: units.iter().map(Unit::message).collect(),
+            units: failures.units(&units, shape),
             default_unit,
             addresses: addresses(meta.addresses, names),
             cell: meta.cell,
@@ -142,6 +149,14 @@ impl Inventory {
             is_standalone: meta.standalone,
             runtime_handler: meta.runtime_handler,
             ..self.with_cell(view.as_ref())
+        }
+    }
+
+    /// Returns the failures of a pod's units.
+    fn failures(&self, uid: &str, sandbox: Option<&SandboxId>) -> Failures {
+        Failures {
+            containers: self.standalone.container_errors(uid),
+            pulls: sandbox.map(|sandbox| self.cri.pull_failures(sandbox)).unwrap_or_default(),
         }
     }
 

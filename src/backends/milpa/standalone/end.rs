@@ -39,7 +39,7 @@ impl Runner {
         while let Err(status) = self.try_end(grace).await {
             let error = status.message();
             tracing::warn!(pod = self.entry.pod(), error, "standalone pod not ended yet");
-            error.clone_into(&mut self.entry.error());
+            self.entry.set_error(error);
             sleep(RETRY_PAUSE).await;
         }
         tracing::info!(pod = self.entry.pod(), "standalone pod ended");

@@ -6,6 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use super::Errors;
 use crate::backoff::doubled;
 
 /// The pause after a step that failed, which doubles.
@@ -49,7 +50,14 @@ impl Failures {
     }
 
     /// Returns the errors.
-    pub(super) fn text(&self) -> String {
+    pub(super) fn errors(&self) -> Errors {
+        let of_container = |(of, failure): (&Option<String>, &Failure)| {
+            of.clone().map(|container| (container, failure.error.clone()))
+        };
+        Errors { text: self.text(), containers: self.0.iter().filter_map(of_container).collect() }
+    }
+
+    fn text(&self) -> String {
         let text = |(of, failure): (&Option<String>, &Failure)| match of {
             Some(container) => format!("container {container}: {}", failure.error),
             None => failure.error.clone(),
@@ -71,6 +79,8 @@ mod tests {
         assert_eq!(failures.left(Some("bad"), now + Duration::from_secs(299)).as_secs(), 1);
         assert!(failures.left(Some("good"), now).is_zero());
         assert_eq!(failures.text(), "no cell; container bad: no image");
+        let of_containers = [("bad".to_owned(), "no image".to_owned())];
+        assert_eq!(failures.errors().containers, of_containers.into());
         failures.clear(Some("bad"));
         assert!(failures.left(Some("bad"), now).is_zero());
         assert_eq!(failures.text(), "no cell");

@@ -101,7 +101,7 @@ impl Runner {
         let pod = match self.pod.clone() {
             Ok(pod) => pod,
             Err(error) => {
-                *self.entry.error() = format!("its manifest can't be read: {error}");
+                self.entry.set_error(format!("its manifest can't be read: {error}"));
                 return std::future::pending().await;
             }
         };
@@ -160,7 +160,7 @@ impl Runner {
             }
             Err(status) => self.failed(name, &status),
         }
-        *self.entry.error() = self.failures.text();
+        *self.entry.errors() = self.failures.errors();
     }
 
     pub(super) fn pods(&self) -> &Pods {
@@ -221,7 +221,7 @@ impl Runner {
         if !self.entry.is_expired.swap(true, Ordering::Relaxed) {
             self.standalone.event(&self.entry, "DeadlineExceeded", &message);
         }
-        *self.entry.error() = message;
+        self.entry.set_error(message);
         let pause = match self.stop_all(pod, observed).await {
             Ok(()) => MAX_WAIT,
             Err(status) => {
