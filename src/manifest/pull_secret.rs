@@ -22,7 +22,11 @@ const DEFAULT_KEY: &str = "index.docker.io";
 
 /// Credentials of a pod's images.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct PullSecrets(Vec<(Place, Login)>);
+pub struct PullSecrets {
+    logins: Vec<(Place, Login)>,
+    /// The names of the Secrets, in the order of the manifest.
+    names: Vec<String>,
+}
 
 /// The name and password of a user of a registry.
 #[derive(Clone, PartialEq, Eq)]
@@ -70,11 +74,19 @@ impl PullSecrets {
         if origins.purpose == Purpose::Explain {
             return Self::default();
         }
-        let items = field.items().into_iter();
-        let mut all: Vec<_> = items.filter_map(|item| read_item(item, origins)).flatten().collect();
+        let (mut logins, mut names) = (Vec::new(), Vec::new());
+        for (name, of_secret) in field.items().into_iter().filter_map(|it| read_item(it, origins)) {
+            names.push(name);
+            logins.extend(of_secret);
+        }
         // The most specific first, as the kubelet has it.
-        all.sort_by(|(one, _), (other, _)| other.cmp(one));
-        Self(all)
+        logins.sort_by(|(one, _), (other, _)| other.cmp(one));
+        Self { logins, names }
+    }
+
+    /// Returns the names of the Secrets.
+    pub fn names(&self) -> &[String] {
+        &self.names
     }
 
     /// Returns the credentials for an image, in the order in which they are tried.
@@ -87,7 +99,7 @@ impl PullSecrets {
             None => (DEFAULT_REGISTRY, format!("library/{image}")),
         };
         let of = |is_such: &dyn Fn(&Place) -> bool| -> Vec<&Login> {
-            self.0.iter().filter(|(place, _)| is_such(place)).map(|(_, login)| login).collect()
+            self.logins.iter().filter(|(place, _)| is_such(place)).map(|(_, login)| login).collect()
         };
         let named = of(&|place| place.has(host, &path));
         if !named.is_empty() || ![DEFAULT_REGISTRY, DEFAULT_KEY].contains(&host) {
@@ -118,8 +130,8 @@ impl Place {
     }
 }
 
-/// Reads the Secret that an item names.
-fn read_item(item: Field<'_>, origins: Origins<'_>) -> Option<Vec<(Place, Login)>> {
+/// Reads the Secret that an item names. Returns its name and credentials.
+fn read_item(item: Field<'_>, origins: Origins<'_>) -> Option<(String, Vec<(Place, Login)>)> {
     let mut table = item.table()?;
     let at = table.path_of("name");
     let name = table.need("name", "the name of a Secret in this file").and_then(dns_name);
@@ -130,14 +142,14 @@ fn read_item(item: Field<'_>, origins: Origins<'_>) -> Option<Vec<(Place, Login)
         report.add(absent_object(at, "Secret", origins.namespace, name));
         return None;
     };
-    let logins = logins_of(keys);
-    if logins.is_none() {
+    let Some(logins) = logins_of(keys) else {
         // Without the error of the parser, which may quote the secret.
         let rule = "has no credentials; allowed: a Secret whose key .dockerconfigjson has the JSON \
                     of docker login, in which each registry has auth, or username and password";
         report.add(Problem::with_value(at, name, rule));
-    }
-    logins
+        return None;
+    };
+    Some((name, logins))
 }
 
 /// Returns the credentials of a Secret; `None` if it has none, or has broken ones.
@@ -171,7 +183,7 @@ mod tests {
         };
         let mut all: Vec<_> = keys.iter().map(login).collect();
         all.sort_by(|(one, _), (other, _)| other.cmp(one));
-        PullSecrets(all)
+        PullSecrets { logins: all, names: Vec::new() }
     }
 
     /// Returns the names and passwords of a Secret's key.

@@ -25,6 +25,10 @@ pub(crate) fn of(pod: &Pod) -> Value {
     let all = |units: &[&Unit], object: fn(&Unit) -> Value| -> Vec<Value> {
         units.iter().map(|unit| object(unit)).collect()
     };
+    let secrets = match pod.image_pull_secrets.as_slice() {
+        [] => Value::Null,
+        names => names.iter().map(|name| json!({ "name": name })).collect(),
+    };
     // A kubelet does not say it: as the original, which ran its own pods so.
     let restart_policy =
         if pod.restart_policy.is_empty() { "Never" } else { pod.restart_policy.as_str() };
@@ -44,7 +48,7 @@ pub(crate) fn of(pod: &Pod) -> Value {
             "restartPolicy": restart_policy,
             "units": all(&units, unit),
             "initUnits": all(&init_units, unit),
-            "imagePullSecrets": Value::Null,
+            "imagePullSecrets": secrets,
             "instanceType": offering.instance_type,
             "spot": { "policy": if offering.spot { "Always" } else { "Never" } },
             "resources": {
@@ -233,12 +237,14 @@ mod tests {
         let init = Unit { is_init: true, name: "setup".to_owned(), ..Default::default() };
         let pod = Pod {
             restart_policy: "OnFailure".to_owned(),
+            image_pull_secrets: vec!["login".to_owned()],
             units: vec![init, unit_of(UnitState::UnitRunning)],
             ..Default::default()
         };
         let own = of(&pod);
         let (spec, status) = (&own["spec"], &own["status"]);
         assert_eq!(spec["restartPolicy"], "OnFailure");
+        assert_eq!(spec["imagePullSecrets"], json!([{"name": "login"}]));
         assert_eq!(
             (&spec["initUnits"][0]["name"], &spec["initUnits"][1]),
             (&json!("setup"), &Value::Null)

@@ -100,6 +100,8 @@ pub(crate) struct Shape {
     pub(crate) containers: Vec<ContainerShape>,
     /// The number of its init containers.
     pub(crate) init_containers: usize,
+    /// The names of the Secrets with the credentials of its images.
+    pub(crate) pull_secrets: Vec<String>,
 }
 
 /// A container of a pod's spec.
@@ -126,6 +128,7 @@ impl Shape {
             },
             containers: pod.all_containers().map(container).collect(),
             init_containers: pod.init_containers.len(),
+            pull_secrets: pod.pull_secrets.names().to_vec(),
         }
     }
 }

@@ -265,7 +265,8 @@ async fn standalone_pod_pulls_with_the_secrets_that_it_names_and_by_the_policy_o
     client.delete_pod(deleted("private", 0)).await.unwrap();
     assert_eq!(registry.asked(), Vec::<String>::new(), "nothing was pulled");
     client.create_pods(created(&manifest(&auths, "Always"))).await.unwrap();
-    pod_that(&mut client, "runs", has_main).await;
+    let running = pod_that(&mut client, "runs", has_main).await;
+    assert_eq!(running.image_pull_secrets, ["login"]);
     assert_eq!(log_with(&client, "private", "opened").await, "opened\n");
     let dump = client.dump(admin::DumpRequest {}).await.unwrap().into_inner();
     let parts: Vec<_> = dump.map(|part| part.unwrap().content).collect().await;

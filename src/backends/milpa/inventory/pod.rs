@@ -29,8 +29,10 @@ impl Inventory {
             PodItem::Sandbox(id) => self.placed(&self.pods.sandbox(id.as_str()).ok()?, shape),
             PodItem::Standalone(view) => self.pending(view, shape),
         };
+        let secrets = shape.map(|shape| shape.pull_secrets.clone());
         Some(admin::Pod {
             is_replaced: key.is_replaced,
+            image_pull_secrets: secrets.unwrap_or_default(),
             restart_policy: shape.map(|shape| shape.restart_policy.to_owned()).unwrap_or_default(),
             ..pod
         })
