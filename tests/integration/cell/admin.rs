@@ -368,6 +368,9 @@ async fn milpactl_shows_the_pods_of_a_daemon_by_the_rights_of_its_user() {
     assert!(code == 0 && text.contains("netns") && text.contains("any"), "{text}");
     let (text, code) = milpactl(&kiyot, None, "describe pod web").await;
     assert!(code == 0 && text.contains("first container") && text.contains("Bound"), "{text}");
+    let console = text.split_once("Console ends:\n").unwrap().1;
+    let lines = console.lines().take_while(|line| *line != "Events:").count();
+    assert!((1..=10).contains(&lines), "{text}");
     assert_eq!(milpactl(&kiyot, None, "logs web --lines 1").await, ("ready\n".to_owned(), 0));
     assert_eq!(milpactl(&kiyot, None, "get pod wep").await.1, 66);
 
@@ -380,6 +383,8 @@ async fn milpactl_shows_the_pods_of_a_daemon_by_the_rights_of_its_user() {
     let (cell, _) = milpactl(&kiyot, None, "get cells -o name").await;
     let (text, code) = milpactl(&kiyot, None, &format!("logs -f {}", cell.trim())).await;
     assert_eq!(code, 64, "the console of a cell can't be followed: {text}");
+    let (text, code) = milpactl(&kiyot, reader, "describe pod web").await;
+    assert!(code == 0 && text.contains("Bound") && !text.contains("Console"), "{text}");
     assert_eq!(milpactl(&kiyot, reader, "get pods -o name").await, ("pod/default/web\n".into(), 0));
     let manifest = directory.join("planned.yaml");
     let wanted = "apiVersion: v1\nkind: Pod\nmetadata:\n  name: planned\n  annotations:\n    \

@@ -6,7 +6,7 @@ use std::{
 };
 
 use futures::StreamExt;
-use kiyot_proto::admin::{Cell, Event, ListEventsRequest, Pod};
+use kiyot_proto::admin::{Cell, Event, ListEventsRequest, Pod, ReadLogRequest};
 
 use super::{kinds, sought};
 use crate::{
@@ -21,19 +21,25 @@ use crate::{
 
 /// Bounds the events that are shown.
 const MAX_EVENTS: usize = 20;
+/// The last lines of a console that are shown.
+const CONSOLE_LINES: u64 = 10;
 
 pub(super) async fn run(client: &Client, wanted: Describe) -> Result<(), Error> {
     let text = match wanted.kind {
         Described::Pod => {
             let pod = sought::pod(client, wanted.namespace.as_deref(), &wanted.name).await?;
             let cells = sought::cells(client).await?;
-            let cell = cells.into_iter().find(|cell| cell.id == pod.cell);
+            let mut cell = cells.into_iter().find(|cell| cell.id == pod.cell);
+            if let Some(cell) = &mut cell {
+                add_console(client, cell).await;
+            }
             let names = [format!("{}/{}", pod.namespace, pod.name), pod.cell.clone()];
             let events = events(client, &names).await?;
             describe_pod(&pod, cell.as_ref(), &events)
         }
         Described::Cell => {
-            let cell = sought::cell(client, &wanted.name).await?;
+            let mut cell = sought::cell(client, &wanted.name).await?;
+            add_console(client, &mut cell).await;
             let events = events(client, std::slice::from_ref(&cell.id)).await?;
             let mut text = describe_cell(&cell);
             text.push_str(&listed_events(&events));
@@ -42,6 +48,24 @@ pub(super) async fn run(client: &Client, wanted: Describe) -> Result<(), Error> 
     };
     io::stdout().write_all(text.as_bytes())?;
     Ok(())
+}
+
+/// Adds the last lines of a cell's console. Without rights, and from a provider or a daemon that
+/// can't give it, the description goes without.
+async fn add_console(client: &Client, cell: &mut Cell) {
+    let request = ReadLogRequest {
+        pod: cell.id.clone(),
+        lines: Some(CONSOLE_LINES),
+        ..ReadLogRequest::default()
+    };
+    let parts = client.list(async |mut admin| admin.read_log(request).await).await;
+    let Ok(parts) = parts else { return };
+    let lines = sought::collected(parts.map(|part| part.map(|part| part.stdout.into()))).await;
+    if let Ok(lines) = lines
+        && !lines.is_empty()
+    {
+        cell.console = String::from_utf8_lossy(&lines).into_owned();
+    }
 }
 
 /// Returns the last events of names, in order.

@@ -445,6 +445,7 @@ impl Admin for Service {
         &self,
         request: Request<admin::ReadLogRequest>,
     ) -> Result<Response<Self::ReadLogStream>, Status> {
+        self.check()?;
         *self.0.last_log.lock().unwrap() = Some(request.into_inner());
         once(admin::ReadLogResponse { stdout: "out\n".into(), stderr: "err\n".into() })
     }

@@ -91,8 +91,18 @@ fn unknown_and_ambiguous_names_name_the_nearest() {
     assert!(error.contains("is not unique: cell-0"), "{error}");
     let (text, _, code) = run(&daemon, "describe pod web-1");
     assert_eq!(code, 0);
-    for part in ["web-1", "Timeline", "t3.nano", "Events"] {
+    for part in ["web-1", "Timeline", "t3.nano", "Console ends:\n    out\n", "Events"] {
         assert!(text.contains(part), "{part} is not in {text}");
+    }
+    let request = daemon.last_log().unwrap();
+    assert_eq!((request.pod.as_str(), request.lines), ("cell-1", Some(10)));
+    // Who may not read it, and an older daemon, have the rest.
+    let denies = Daemon::start(Behaviour { denies: true, ..Behaviour::default() });
+    let older = Daemon::start(Behaviour { lacks_methods: true, ..Behaviour::default() });
+    for daemon in [&denies, &older] {
+        let (text, error, code) = run(daemon, "describe cell cell-1");
+        assert_eq!((code, error.as_str()), (0, ""));
+        assert!(text.contains("Timeline") && !text.contains("Console"), "{text}");
     }
 }
 
