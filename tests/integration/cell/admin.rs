@@ -381,6 +381,9 @@ async fn milpactl_shows_the_pods_of_a_daemon_by_the_rights_of_its_user() {
     let (text, code) = milpactl(&kiyot, reader, "get pod web -ojson").await;
     assert!(code == 0 && text.contains("\"main\"") && !text.contains(argument), "{text}");
     let (cell, _) = milpactl(&kiyot, None, "get cells -o name").await;
+    // Of a line of `-o name`, as of an id.
+    let (text, code) = milpactl(&kiyot, None, &format!("logs {}", cell.trim())).await;
+    assert!(code == 0 && text.contains("agent started"), "{code}: {text}");
     let (text, code) = milpactl(&kiyot, None, &format!("logs -f {}", cell.trim())).await;
     assert_eq!(code, 64, "the console of a cell can't be followed: {text}");
     let (text, code) = milpactl(&kiyot, reader, "describe pod web").await;
