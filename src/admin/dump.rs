@@ -1,7 +1,8 @@
 //! The support bundle: named texts, without secrets.
 //!
 //! Its pods have no commands and arguments, in which secrets are common, and of annotations the
-//! keys alone; as everywhere, no values of environment variables.
+//! keys alone, its cells no consoles, and its records are keys and lengths; as everywhere, no
+//! values of environment variables.
 
 use std::sync::Arc;
 
@@ -16,7 +17,7 @@ use super::{
     parts::Parts,
     service, versions,
 };
-use crate::backends::milpa::Milpa;
+use crate::{backends::milpa::Milpa, error_chain::error_chain};
 
 /// Bytes of a response.
 const PART_BYTES: usize = 64 * 1024;
@@ -24,7 +25,7 @@ const PART_BYTES: usize = 64 * 1024;
 const PART_ITEMS: usize = 128;
 
 /// The texts of the bundle, in order.
-const FILES: [&str; 11] = [
+const FILES: [&str; 12] = [
     "version.txt",
     "config.txt",
     "backends.txt",
@@ -35,6 +36,7 @@ const FILES: [&str; 11] = [
     "offerings.txt",
     "events.txt",
     "provider.txt",
+    "records.txt",
     "log.txt",
 ];
 
@@ -86,6 +88,7 @@ async fn text(file: &str, parts: &Parts) -> String {
             events.iter().map(|event| format!("{event:?}")).collect()
         }),
         "provider.txt" => instances(parts).await,
+        "records.txt" => records(parts).await,
         "log.txt" => parts.recent_log.text(),
         _ => String::new(),
     }
@@ -96,6 +99,27 @@ fn pod(pod: admin::Pod) -> String {
     let read = std::mem::take(&mut pod.annotations).into_keys();
     pod.other_annotations.splice(0..0, read);
     format!("{pod:#?}")
+}
+
+/// Returns the text of a cell, without its console: a log, which only root reads.
+fn cell(cell: admin::Cell) -> String {
+    format!("{:#?}", Access::without_rights().shown_cell(cell))
+}
+
+/// Returns the keys of all records with their lengths: records have secrets.
+async fn records(parts: &Parts) -> String {
+    let mut text = String::new();
+    for milpa in &parts.milpas {
+        let records = async {
+            let records = milpa.inventory().records().await;
+            records.map_err(|error| Status::unavailable(error_chain(&error)))
+        };
+        match within(SHORT, "Dump", records).await {
+            Ok(records) => text.extend(records.into_iter().map(|line| line + "\n")),
+            Err(status) => text.push_str(&format!("not read: {}\n", status.message())),
+        }
+    }
+    text
 }
 
 async fn instances(parts: &Parts) -> String {

@@ -327,6 +327,7 @@ impl Milpa {
             Arc::clone(&cells),
             Arc::clone(&cri),
             Arc::clone(&standalone),
+            store.clone(),
         );
         Ok(Arc::new(Self {
             name: name.clone(),

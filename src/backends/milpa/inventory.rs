@@ -14,7 +14,7 @@ use super::{
     pods::Pods,
     providers::ProviderError,
     standalone::Standalone,
-    store::StoreError,
+    store::{Store, StoreError},
 };
 use crate::{
     backends::BackendName,
@@ -46,6 +46,7 @@ pub struct Inventory {
     pods: Arc<Pods>,
     cri: Arc<CriService>,
     standalone: Arc<Standalone>,
+    store: Store,
 }
 
 impl Inventory {
@@ -57,9 +58,10 @@ impl Inventory {
         cells: Arc<Cells>,
         cri: Arc<CriService>,
         standalone: Arc<Standalone>,
+        store: Store,
     ) -> Self {
         let pods = Arc::clone(cri.pods());
-        Self { backend, node, provider, cells, pods, cri, standalone }
+        Self { backend, node, provider, cells, pods, cri, standalone, store }
     }
 
     /// Returns the name of the node.
@@ -180,6 +182,15 @@ impl Inventory {
             format!("{} {} {:?} {}", instance.id, instance.cell, instance.state, instance.offering)
         };
         Ok(listed.into_iter().map(line).collect())
+    }
+
+    /// Returns a line for each record: its table, key and length, without what it holds.
+    pub async fn records(&self) -> Result<Vec<String>, StoreError> {
+        let rows = self.store.rows().await?.into_iter();
+        let line = |row: super::store::Row| {
+            format!("{} {} {} {} bytes", self.backend, row.table, row.key, row.bytes)
+        };
+        Ok(rows.map(line).collect())
     }
 
     /// Stops launches of cells, or permits them again. Returns the number of cells that go on.

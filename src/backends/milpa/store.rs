@@ -107,6 +107,17 @@ struct Change {
     record: Option<Vec<u8>>,
 }
 
+/// A row of the file without its record.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Row {
+    /// The name of the table.
+    pub table: String,
+    /// The key.
+    pub key: String,
+    /// The length of the record with its envelope, in bytes.
+    pub bytes: usize,
+}
+
 /// Changes that are committed atomically.
 #[derive(Debug, Default)]
 pub struct Batch {
@@ -200,6 +211,11 @@ impl Store {
             self.call(|reply| Request::Quarantine { table, keys: invalid, reply }).await??;
         }
         Ok(records)
+    }
+
+    /// Returns the rows of all tables of the file, quarantined ones too, without their records.
+    pub async fn rows(&self) -> Result<Vec<Row>, StoreError> {
+        self.call(|reply| Request::List { reply }).await?
     }
 
     /// Waits until earlier requests are done and the file is closed. Later requests fail.

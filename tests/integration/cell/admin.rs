@@ -308,6 +308,9 @@ async fn support_bundle_has_no_secret() {
     assert!(text("log.txt").contains("daemon starting"));
     assert!(text("cells.txt").contains("CellBound"), "{}", text("cells.txt"));
     assert!(text("provider.txt").contains("Running"), "{}", text("provider.txt"));
+    for record in [format!("milpa cells {cell} "), "milpa node ".to_owned()] {
+        assert!(text("records.txt").contains(&record), "{record}: {}", text("records.txt"));
+    }
     let secrets: Vec<String> =
         planted.iter().map(|&planted| planted.to_owned()).chain(keys).collect();
     let found: Vec<_> = files

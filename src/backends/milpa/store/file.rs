@@ -10,10 +10,10 @@ use std::{
 
 use redb::{
     Database, DatabaseError, ReadableDatabase, ReadableTable, StorageError, TableDefinition,
-    TableError, backends::FileBackend,
+    TableError, TableHandle, backends::FileBackend,
 };
 
-use super::{Change, StoreError, Table, reserve::Reserve, thread::Rows};
+use super::{Change, Row, StoreError, Table, reserve::Reserve, thread::Rows};
 
 /// The time to wait for a file that another process has open.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(3);
@@ -112,6 +112,30 @@ impl File {
         };
         read().map_err(|error| {
             StoreError::new(format!("reading {} from {}", table.name(), path.display()), error)
+        })
+    }
+
+    /// Returns the rows of all tables, sorted by the tables' names and the keys.
+    pub(super) fn rows(&mut self) -> Result<Vec<Row>, StoreError> {
+        let path = self.path.clone();
+        let mut read = || -> Result<_, redb::Error> {
+            let transaction = self.reopen()?.database.begin_read()?;
+            let tables = transaction.list_tables()?;
+            let mut names: Vec<String> = tables.map(|table| table.name().to_owned()).collect();
+            names.sort_unstable();
+            let mut rows = Vec::new();
+            for name in names {
+                let table = TableDefinition::<&str, &[u8]>::new(&name);
+                for row in transaction.open_table(table)?.iter()? {
+                    let (key, record) = row?;
+                    let (table, key) = (name.clone(), key.value().to_owned());
+                    rows.push(Row { table, key, bytes: record.value().len() });
+                }
+            }
+            Ok(rows)
+        };
+        read().map_err(|error| {
+            StoreError::new(format!("listing the records of {}", path.display()), error)
         })
     }
 

@@ -38,6 +38,21 @@ async fn committed_records_survive_a_restart() {
 }
 
 #[tokio::test]
+async fn rows_have_the_keys_and_lengths_of_all_tables() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path()).await.unwrap();
+    assert_eq!(store.rows().await.unwrap(), []);
+    let mut batch = put("b");
+    batch.put(Table::Cells, "a", &cell("longer"));
+    batch.put(Table::SandboxStatuses, "s", &SandboxStatus::default());
+    store.commit(batch).await.unwrap();
+    let rows = store.rows().await.unwrap();
+    let keys: Vec<_> = rows.iter().map(|row| (row.table.as_str(), row.key.as_str())).collect();
+    assert_eq!(keys, [("cells", "a"), ("cells", "b"), ("sandbox_statuses", "s")]);
+    assert_eq!(rows[0].bytes, rows[1].bytes + "longer".len() - "b".len(), "{rows:?}");
+}
+
+#[tokio::test]
 async fn concurrent_batches_are_all_committed() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::open(dir.path()).await.unwrap();

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use tokio::sync::{mpsc, oneshot};
 
-use super::{Change, MAX_BATCHES_PER_TRANSACTION, StoreError, Table, file::File};
+use super::{Change, MAX_BATCHES_PER_TRANSACTION, Row, StoreError, Table, file::File};
 
 /// Rows of a table as stored: key and encoded envelope.
 pub(super) type Rows = Vec<(String, Vec<u8>)>;
@@ -19,6 +19,8 @@ pub(super) enum Request {
     Commit { changes: Vec<Change>, reply: Reply<()> },
     /// Read a table.
     Load { table: Table, reply: Reply<Rows> },
+    /// List all rows.
+    List { reply: Reply<Vec<Row>> },
     /// Move records to the quarantine.
     Quarantine { table: Table, keys: Vec<String>, reply: Reply<()> },
     /// Close the file, then drop the sender.
@@ -65,6 +67,7 @@ pub(super) fn run(path: PathBuf, opened: Reply<()>, mut requests: mpsc::Receiver
             }
             // A caller that was dropped needs no reply.
             Request::Load { table, reply } => drop(reply.send(file.load(table))),
+            Request::List { reply } => drop(reply.send(file.rows())),
             Request::Quarantine { table, keys, reply } => {
                 drop(reply.send(file.quarantine(table, &keys)));
             }
