@@ -75,7 +75,7 @@ async fn text(file: &str, parts: &Parts) -> String {
         "cells.txt" => lines(parts, |milpa| {
             let ids = milpa.inventory().cell_ids();
             let cells = ids.chunks(PART_ITEMS).flat_map(|ids| milpa.inventory().cells(ids));
-            cells.map(|cell| format!("{cell:#?}")).collect()
+            cells.map(cell).collect()
         }),
         "pools.txt" => format!("{:#?}\n", service::pools(parts)),
         "costs.txt" => lines(parts, |milpa| vec![format!("{:#?}", milpa.inventory().costs())]),
@@ -141,6 +141,16 @@ fn lines(parts: &Parts, of_backend: impl Fn(&Milpa) -> Vec<String>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn cell_has_no_console() {
+        let shown = cell(admin::Cell {
+            id: "cell-a".to_owned(),
+            console: "sesame".to_owned(),
+            ..Default::default()
+        });
+        assert!(shown.contains("cell-a") && !shown.contains("sesame"), "{shown}");
+    }
 
     #[test]
     fn long_text_is_split_and_only_the_first_part_is_named() {

@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
+    io::Write,
     os::unix::fs::{MetadataExt, PermissionsExt},
     os::unix::net::UnixListener,
     path::Path,
@@ -220,6 +221,23 @@ fn private_keys(dir: &Path) -> Vec<String> {
     found.into_iter().collect()
 }
 
+/// Returns the enrolment tokens in files beneath a directory.
+fn tokens(dir: &Path) -> Vec<String> {
+    const BEGIN: &[u8] = b"\"token\":";
+    let mut found = BTreeSet::new();
+    for file in files_with(dir, BEGIN) {
+        let content = fs::read(file).unwrap();
+        let all = content.windows(BEGIN.len()).enumerate().filter(|(_, part)| *part == BEGIN);
+        for (at, _) in all {
+            let rest = content[at + BEGIN.len()..].trim_ascii_start().iter().skip(1);
+            let token: Vec<u8> = rest.copied().take_while(|byte| *byte != b'"').collect();
+            // Other programs have such a field too.
+            found.extend(String::from_utf8(token).ok().filter(|token| token.len() >= 32));
+        }
+    }
+    found.into_iter().collect()
+}
+
 /// Verifies O23.
 #[tokio::test]
 async fn support_bundle_has_no_secret() {
@@ -247,6 +265,7 @@ async fn support_bundle_has_no_secret() {
         "hush-exec-8",
         "hush-identity-9",
         "hush-registry-10",
+        "hush-console-11",
     ];
     let wanted = Pod::new("secretive")
         .in_cell()
@@ -280,8 +299,15 @@ async fn support_bundle_has_no_secret() {
     }
     let keys = private_keys(&kiyot.state());
     assert!(!keys.is_empty(), "the records have the key of the authority");
+    let tokens = tokens(&kiyot.state());
+    assert!(!tokens.is_empty(), "the records have the token of the cell");
+    let cell = kiyot.cells().remove(0);
+    let console = kiyot.state().join("cells").join(&cell).join("console.log");
+    let mut console = fs::OpenOptions::new().append(true).open(console).unwrap();
+    writeln!(console, "{}", planted[10]).unwrap();
 
     let mut client = admin(&kiyot).await;
+    assert!(log(&mut client, log_of(&cell)).await.0.contains(planted[10]));
     let parts = client.dump(admin::DumpRequest {}).await.unwrap();
     let mut files: BTreeMap<String, Vec<u8>> = BTreeMap::new();
     let mut current = String::new();
@@ -312,7 +338,7 @@ async fn support_bundle_has_no_secret() {
         assert!(text("records.txt").contains(&record), "{record}: {}", text("records.txt"));
     }
     let secrets: Vec<String> =
-        planted.iter().map(|&planted| planted.to_owned()).chain(keys).collect();
+        planted.iter().map(|&planted| planted.to_owned()).chain(keys).chain(tokens).collect();
     let found: Vec<_> = files
         .iter()
         .flat_map(|(file, content)| {
