@@ -241,6 +241,9 @@ pub(crate) struct PortForward {
     /// Local addresses, separated by commas; localhost is 127.0.0.1 and, if it is there, ::1.
     #[arg(long, value_delimiter = ',', default_value = "localhost")]
     pub(crate) address: Vec<String>,
+    /// A unit (container) of the pod. All of them have the same ports.
+    #[arg(short, long, visible_short_alias = 'c', visible_alias = "container")]
+    pub(crate) unit: Option<String>,
     /// Namespace of the pod.
     #[arg(short, long)]
     pub(crate) namespace: Option<String>,
@@ -351,6 +354,10 @@ mod tests {
             panic!()
         };
         assert_eq!((forward.ports.len(), forward.address), (2, vec!["localhost".to_owned()]));
+        let Verb::PortForward(forward) = parsed("milpactl port-forward web 80 -u main") else {
+            panic!()
+        };
+        assert_eq!((forward.ports.len(), forward.unit.as_deref()), (1, Some("main")));
         assert!(matches!(parsed("milpactl deploy -f x.yaml"), Verb::Deploy(_)));
     }
 }

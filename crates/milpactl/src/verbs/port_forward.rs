@@ -16,7 +16,11 @@ use tokio::{
     time::sleep,
 };
 
-use super::{forwarder::Forwarder, sought, streams::lost};
+use super::{
+    forwarder::Forwarder,
+    sought,
+    streams::{lost, unit},
+};
 use crate::{
     cli::PortForward,
     client::Client,
@@ -48,6 +52,9 @@ pub(super) async fn run(
     let addresses = addresses.collect::<Result<Vec<_>, _>>()?.concat();
     let client = client().await?;
     let pod = sought::pod(&client, forward.namespace.as_deref(), &forward.name).await?;
+    if let Some(name) = &forward.unit {
+        unit(&pod, Some(name))?;
+    }
     let mut listening = Vec::new();
     for ports in &ports {
         listening.extend(listen(*ports, &addresses).await?);

@@ -87,7 +87,8 @@ fn of_unit(unit: &Unit, stdin: bool, tty: bool) -> Wanted {
     Wanted { stdin: stdin && unit.stdin, tty: unit.tty }
 }
 
-fn unit<'a>(pod: &'a Pod, name: Option<&str>) -> Result<&'a Unit, Error> {
+/// Returns the unit of a name, or the default one.
+pub(super) fn unit<'a>(pod: &'a Pod, name: Option<&str>) -> Result<&'a Unit, Error> {
     let default = || {
         let mut units = pod.units.iter();
         units.find(|unit| unit.name == pod.default_unit).or(pod.units.first())

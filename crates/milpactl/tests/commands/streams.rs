@@ -86,12 +86,13 @@ fn exit_code_of_exec_is_that_of_its_command_or_of_the_failure() {
         ("exec web-0 ls", 64),
         ("exec web-9 -- ls", 66),
         ("attach web-0 -u side", 66),
+        ("port-forward web-0 :80 -u side", 66),
     ] {
         assert_eq!(run(&daemon, line).2, code, "{line}");
     }
     let denies = Daemon::start(Behaviour { denies: true, ..Behaviour::default() });
     let older = Daemon::start(Behaviour { lacks_methods: true, ..Behaviour::default() });
-    for line in ["exec web-0 -- ls", "attach web-0", "port-forward web-0 :80"] {
+    for line in ["exec web-0 -- ls", "attach web-0", "port-forward web-0 :80 -u main"] {
         assert_eq!((run(&denies, line).2, run(&older, line).2), (77, 76), "{line}");
     }
 }
