@@ -53,13 +53,16 @@ pub(crate) struct Columns {
     pub(crate) status: Option<usize>,
 }
 
-/// Writes items as they come. Tables and names are written at once, objects at the end.
+/// Writes items as they come. Tables and names are written at once, objects at the end unless each
+/// is a document of its own.
 #[derive(Debug)]
 pub(crate) struct Writer {
     format: Format,
     table: Table,
     objects: Vec<Value>,
     is_single: bool,
+    /// The number of documents that were written; `None` for a list.
+    documents: Option<u64>,
 }
 
 impl Writer {
@@ -72,7 +75,12 @@ impl Writer {
     ) -> Self {
         let colour = Colour::of_environment(io::stdout().is_terminal());
         let table = Table::new(columns, format == Format::Wide, with_headers, colour);
-        Self { format, table, objects: Vec::new(), is_single }
+        Self { format, table, objects: Vec::new(), is_single, documents: None }
+    }
+
+    /// Writes each object at once, as a document of its own.
+    pub(crate) fn with_documents(self) -> Self {
+        Self { documents: Some(0), ..self }
     }
 
     /// Writes items.
@@ -87,9 +95,18 @@ impl Writer {
                     writeln!(to, "{}", item.name)?;
                 }
             }
-            Format::Json | Format::Yaml => {
-                self.objects.extend(items.into_iter().map(|item| item.object));
-            }
+            Format::Json | Format::Yaml => match &mut self.documents {
+                Some(documents) => {
+                    for item in items {
+                        if self.format == Format::Yaml && *documents > 0 {
+                            writeln!(to, "---")?;
+                        }
+                        *documents += 1;
+                        write_object(self.format, &item.object, to)?;
+                    }
+                }
+                None => self.objects.extend(items.into_iter().map(|item| item.object)),
+            },
         }
         to.flush()?;
         Ok(())
@@ -102,18 +119,24 @@ impl Writer {
             (true, 1) => objects.into_iter().next().unwrap_or_default(),
             _ => serde_json::json!({ "kind": "List", "apiVersion": "v1", "items": objects }),
         };
-        match format {
-            Format::Json => writeln!(to, "{value:#}")?,
-            Format::Yaml => {
-                let text = serde_saphyr::to_string(&value);
-                let text = text.map_err(|error| Error::Failed(format!("YAML: {error}")))?;
-                writeln!(to, "{}", text.trim_end())?;
-            }
-            Format::Table | Format::Wide | Format::Name => {}
-        }
+        write_object(format, &value, to)?;
         to.flush()?;
         Ok(())
     }
+}
+
+/// Writes an object, in the formats that have objects.
+fn write_object(format: Format, object: &Value, to: &mut impl Write) -> Result<(), Error> {
+    match format {
+        Format::Json => writeln!(to, "{object:#}")?,
+        Format::Yaml => {
+            let text = serde_saphyr::to_string(object);
+            let text = text.map_err(|error| Error::Failed(format!("YAML: {error}")))?;
+            writeln!(to, "{}", text.trim_end())?;
+        }
+        Format::Table | Format::Wide | Format::Name => {}
+    }
+    Ok(())
 }
 
 /// Returns a text without control characters, on one line.

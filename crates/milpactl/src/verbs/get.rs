@@ -11,6 +11,7 @@ use kiyot_proto::admin::{
     CatalogueOffering, Event, ListBackendsRequest, ListCellsRequest, ListEventsRequest,
     ListOfferingsRequest, ListPodsRequest, ListPoolsRequest, ListUsageRequest,
 };
+use serde_json::Value;
 
 use super::{INSTEAD, kinds, sought};
 use crate::{
@@ -280,16 +281,14 @@ fn of(items: Vec<Item>) -> Items {
 
 /// Prints all items, and again those that have changed, until it is interrupted.
 async fn watch(client: &Client, get: &Get, selector: Option<Selector>) -> Result<(), Error> {
-    if matches!(get.listing.output, Format::Json | Format::Yaml) {
-        let rule = "--watch prints lines; allowed: -o table, wide or name";
-        return Err(Error::Usage(rule.to_owned()));
-    }
     let selector = selector.unwrap_or_default();
     let columns = columns(get.kind);
-    let mut writer = Writer::new(get.listing.output, columns, !get.listing.no_headers, false);
+    let writer = Writer::new(get.listing.output, columns, !get.listing.no_headers, false);
+    let mut writer = writer.with_documents();
+    let has_objects = matches!(get.listing.output, Format::Json | Format::Yaml);
     let age = columns.names.iter().position(|name| *name == "AGE");
     // By name, and by number among items of the same name.
-    let mut seen: HashMap<(String, usize), Vec<String>> = HashMap::new();
+    let mut seen: HashMap<(String, usize), (Vec<String>, Value)> = HashMap::new();
     let mut is_first = true;
     loop {
         let mut list = match items(client, get, selector.clone()).await {
@@ -298,7 +297,7 @@ async fn watch(client: &Client, get: &Get, selector: Option<Selector>) -> Result
             list => list?,
         };
         let mut changed = Vec::new();
-        let mut now: HashMap<(String, usize), Vec<String>> = HashMap::new();
+        let mut now: HashMap<(String, usize), (Vec<String>, Value)> = HashMap::new();
         let mut numbers: HashMap<String, usize> = HashMap::new();
         while let Some(part) = list.next().await {
             for item in part? {
@@ -307,10 +306,12 @@ async fn watch(client: &Client, get: &Get, selector: Option<Selector>) -> Result
                 let number = numbers.entry(item.name.clone()).or_default();
                 let key = (item.name.clone(), *number);
                 *number += 1;
-                if seen.get(&key) != Some(&columns) {
+                let object = if has_objects { item.object.clone() } else { Value::Null };
+                let shown = (columns, object);
+                if seen.get(&key) != Some(&shown) {
                     changed.push(item);
                 }
-                now.insert(key, columns);
+                now.insert(key, shown);
             }
         }
         seen = now;

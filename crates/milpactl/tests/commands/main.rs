@@ -194,8 +194,30 @@ fn watch_prints_changes_until_the_pod_has_ended() {
     let lines: Vec<_> = text.lines().collect();
     assert_eq!(lines.len(), 3, "{text}");
     assert!(lines[1].contains("Dispatching") && lines[2].contains("Running"), "{text}");
-    let (_, _, code) = run(&daemon, "get pods --watch -ojson");
-    assert_eq!(code, 64);
+}
+
+#[test]
+fn watched_objects_are_documents_of_their_own() {
+    let phases = |objects: &[Value]| -> Vec<String> {
+        objects.iter().map(|object| object["status"]["phase"].as_str().unwrap().into()).collect()
+    };
+    let behaviour = Behaviour { pods: 1, ends_after: Some(3), ..Behaviour::default() };
+    let daemon = Daemon::start(behaviour.clone());
+    let (text, error, code) = run(&daemon, "get pod web-0 --watch -ojson");
+    assert_eq!(code, 0, "{error}");
+    let objects = serde_json::Deserializer::from_str(&text).into_iter::<Value>();
+    let objects: Vec<_> = objects.collect::<Result<_, _>>().unwrap();
+    assert_eq!(phases(&objects), ["Dispatching", "Running"]);
+    let daemon = Daemon::start(behaviour);
+    let (text, error, code) = run(&daemon, "get pod web-0 --watch -oyaml");
+    assert_eq!(code, 0, "{error}");
+    let documents: Vec<_> = text.split("\n---\n").collect();
+    assert_eq!(documents.len(), 2, "{text}");
+    for (document, phase) in documents.iter().zip(["Dispatching", "Running"]) {
+        for line in ["kind: Pod", &format!("  phase: {phase}")] {
+            assert!(document.lines().any(|own| own == line), "{line} is not in {document}");
+        }
+    }
 }
 
 #[test]
