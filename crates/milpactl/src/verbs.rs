@@ -46,7 +46,7 @@ pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Error> {
         Verb::Logs(logs) => logs::run(&connect().await?, logs).await?,
         Verb::Plan(plan) => return plan::run(connect, plan).await,
         Verb::Create(create) => create::run(connect, create).await?,
-        Verb::Delete(delete) => delete::run(connect, delete).await?,
+        Verb::Delete(delete) => return delete::run(connect, delete).await,
         Verb::Exec(exec) => {
             return streams::exec(&arguments.socket, &connect().await?, exec).await;
         }
@@ -58,7 +58,7 @@ pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Error> {
         }
         Verb::Cordon => cordon::cordon(&connect().await?).await?,
         Verb::Uncordon => cordon::uncordon(&connect().await?).await?,
-        Verb::Drain(drain) => cordon::drain(&connect().await?, &drain).await?,
+        Verb::Drain(drain) => return cordon::drain(&connect().await?, &drain).await,
         Verb::Pool(listing) => get::pools(&connect().await?, listing).await?,
         Verb::Top(top) => top::run(&connect().await?, &top).await?,
         Verb::Dump(dump) => return dump::run(&connect().await?, dump).await,

@@ -2,6 +2,7 @@
 
 use std::{
     io::{self, Write},
+    process::ExitCode,
     time::Duration,
 };
 
@@ -16,6 +17,7 @@ use crate::{
     client::{Client, END_TIMEOUT},
     error::Error,
     output::Progress,
+    signals::{self, Ending},
 };
 
 /// The cells that end at the same time.
@@ -43,10 +45,11 @@ pub(super) async fn uncordon(client: &Client) -> Result<(), Error> {
     Ok(())
 }
 
-pub(super) async fn drain(client: &Client, drain: &Drain) -> Result<(), Error> {
+pub(super) async fn drain(client: &Client, drain: &Drain) -> Result<ExitCode, Error> {
     let limit = limit(&drain.timeout)?;
     let deadline = Instant::now() + limit;
     cordon(client).await?;
+    let mut ending = Ending::new()?;
     let progress = Progress::begin("listing cells");
     let draining = async {
         if drain.end {
@@ -61,15 +64,25 @@ pub(super) async fn drain(client: &Client, drain: &Drain) -> Result<(), Error> {
             sleep(POLL_PERIOD).await;
         }
     };
-    let drained = timeout_at(deadline, draining).await;
+    let drained = tokio::select! {
+        drained = timeout_at(deadline, draining) => Ok(drained),
+        signal = ending.next() => Err(signal),
+    };
     drop(progress);
     match drained {
-        Ok(drained) => {
+        Ok(Ok(drained)) => {
             drained?;
             writeln!(io::stdout(), "no cell is left")?;
-            Ok(())
+            Ok(ExitCode::SUCCESS)
         }
-        Err(_) => {
+        Err(signal) => {
+            writeln!(
+                io::stderr(),
+                "milpactl: still cordoned; the ends of cells that have begun go on"
+            )?;
+            Ok(ExitCode::from(signals::exit_code(signal)))
+        }
+        Ok(Err(_)) => {
             let cells = sought::cells(client).await?;
             Err(Error::Failed(format!(
                 "{} cells are left after {}: {}; still cordoned",

@@ -2,6 +2,7 @@
 
 use std::{
     io::{self, Write},
+    process::ExitCode,
     time::Duration,
 };
 
@@ -15,6 +16,7 @@ use crate::{
     error::Error,
     names::Named,
     output::Progress,
+    signals::{self, Ending},
 };
 
 /// Time beyond the grace period in which a pod has to end.
@@ -25,7 +27,7 @@ const LONGEST_GRACE: Duration = Duration::from_secs(3600);
 pub(super) async fn run(
     connect: impl AsyncFnOnce() -> Result<Client, Error>,
     delete: Delete,
-) -> Result<(), Error> {
+) -> Result<ExitCode, Error> {
     // First: a file that can't be read is found without a daemon.
     let mut wanted: Vec<(Option<String>, String)> =
         delete.pods.iter().map(|pod| (delete.namespace.clone(), pod.clone())).collect();
@@ -34,14 +36,31 @@ pub(super) async fn run(
         pod_names::of(&files)?.into_iter().map(|(namespace, name)| (Some(namespace), name)),
     );
     let client = connect().await?;
+    let mut ending = Ending::new()?;
+    let signal = tokio::select! {
+        deleted = delete_all(&client, &wanted, &delete) => {
+            return deleted.map(|()| ExitCode::SUCCESS);
+        }
+        signal = ending.next() => signal,
+    };
+    writeln!(io::stderr(), "milpactl: the ends of pods that have begun go on")?;
+    Ok(ExitCode::from(signals::exit_code(signal)))
+}
+
+/// Ends the pods of namespaces and names, one after the other.
+async fn delete_all(
+    client: &Client,
+    wanted: &[(Option<String>, String)],
+    delete: &Delete,
+) -> Result<(), Error> {
     let grace = delete.grace_period.map(|seconds| Duration::from_secs(seconds.into()));
     let limit = grace.unwrap_or(LONGEST_GRACE).saturating_add(MARGIN);
     let mut failed = Vec::new();
-    for (namespace, pod) in &wanted {
+    for (namespace, pod) in wanted {
         let progress = Progress::begin(format!("waiting for the end of pod {pod}"));
         let ending = async {
-            let found = sought::pod(&client, namespace.as_deref(), pod).await?;
-            end(&client, &found, delete.grace_period).await?;
+            let found = sought::pod(client, namespace.as_deref(), pod).await?;
+            end(client, &found, delete.grace_period).await?;
             Ok(found.full_name())
         };
         let ended = tokio::time::timeout(limit, ending).await;

@@ -60,6 +60,8 @@ pub(crate) struct Behaviour {
     pub hangs: bool,
     /// The support bundle does not end.
     pub dump_hangs: bool,
+    /// Ends of cells and of pods take for ever.
+    pub end_hangs: bool,
 }
 
 impl Default for Behaviour {
@@ -78,6 +80,7 @@ impl Default for Behaviour {
             replaces: false,
             hangs: false,
             dump_hangs: false,
+            end_hangs: false,
         }
     }
 }
@@ -500,6 +503,9 @@ impl Admin for Service {
         &self,
         request: Request<admin::EndCellRequest>,
     ) -> Result<Response<admin::EndCellResponse>, Status> {
+        if self.0.behaviour.end_hangs {
+            std::future::pending::<()>().await;
+        }
         self.0.ended.lock().unwrap().push(request.into_inner().cell);
         Ok(Response::new(admin::EndCellResponse {}))
     }
@@ -523,6 +529,9 @@ impl Admin for Service {
         request: Request<admin::DeletePodRequest>,
     ) -> Result<Response<admin::DeletePodResponse>, Status> {
         self.check()?;
+        if self.0.behaviour.end_hangs {
+            std::future::pending::<()>().await;
+        }
         let admin::DeletePodRequest { name, .. } = request.into_inner();
         let mut deleted = self.0.deleted.lock().unwrap();
         let is_first = !deleted.contains(&name);

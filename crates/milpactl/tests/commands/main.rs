@@ -10,12 +10,13 @@ use std::{
     fs::Permissions,
     io::{BufRead, BufReader, Read},
     os::unix::{fs::PermissionsExt, process::CommandExt},
-    process::{Command, Output, Stdio},
+    process::{Child, Command, Output, Stdio},
     time::Instant,
 };
 
 use daemon::{Behaviour, Daemon};
 use kiyot_testkit::Terminal;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 fn milpactl(daemon: &Daemon) -> Command {
@@ -33,6 +34,11 @@ fn run(daemon: &Daemon, line: &str) -> (String, String, i32) {
     let output = output(daemon, line);
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
     (text(output.stdout), text(output.stderr), output.status.code().unwrap())
+}
+
+/// Sends SIGINT.
+fn interrupt(child: &Child) {
+    kill_process(Pid::from_child(child), Signal::INT).unwrap();
 }
 
 /// Waits until a condition holds.
@@ -390,17 +396,15 @@ fn watch_of_offerings_prints_those_of_two_zones_once() {
 
 #[test]
 fn interrupt_ends_a_top_that_waits_for_the_daemon() {
-    use rustix::process::{Pid, Signal, kill_process};
     let daemon = Daemon::start(Behaviour { hangs: true, ..Behaviour::default() });
     let mut child = milpactl(&daemon).args(["top", "--watch"]).spawn().unwrap();
     wait("the cells are requested", || daemon.cell_lists() > 0);
-    kill_process(Pid::from_child(&child), Signal::INT).unwrap();
+    interrupt(&child);
     assert_eq!(child.wait().unwrap().code(), Some(0));
 }
 
 #[test]
 fn interrupted_bundle_leaves_no_file() {
-    use rustix::process::{Pid, Signal, kill_process};
     let daemon = Daemon::start(Behaviour { dump_hangs: true, ..Behaviour::default() });
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("dump.tar");
@@ -409,7 +413,7 @@ fn interrupted_bundle_leaves_no_file() {
     let files = || std::fs::read_dir(directory.path()).unwrap().count();
     wait("the bundle is begun", || files() == 1);
     assert!(!path.exists(), "an unfinished bundle has another name");
-    kill_process(Pid::from_child(&child), Signal::INT).unwrap();
+    interrupt(&child);
     assert_eq!((child.wait().unwrap().code(), files()), (Some(130), 0));
 }
 
@@ -474,4 +478,25 @@ fn progress_of_a_drain_is_shown_on_a_terminal_alone_and_goes_away() {
     // The line is erased before the last line is written.
     assert!(until_end.contains("cell-0 ended") && until_end.contains("\u{1b}[2K"), "{until_end:?}");
     assert!(child.wait().unwrap().success());
+}
+
+#[test]
+fn interrupted_drain_and_delete_erase_their_line_and_say_what_goes_on() {
+    let daemon = Daemon::start(Behaviour { end_hangs: true, ..Behaviour::default() });
+    for (line, progress, goes_on) in [
+        ("drain", "waiting for the end of 3 cells", "still cordoned"),
+        ("drain --end", "ending 3 cells", "still cordoned"),
+        ("delete web-0", "waiting for the end of pod web-0", "ends of pods that have begun go on"),
+    ] {
+        let mut terminal = Terminal::open();
+        terminal.resize(120, 24);
+        let mut command = milpactl(&daemon);
+        let mut child = terminal.give(command.args(line.split(' '))).spawn().unwrap();
+        terminal.wait_for(progress);
+        interrupt(&child);
+        let until_end = terminal.wait_for(goes_on);
+        let end = until_end.rsplit(progress.split(' ').next().unwrap()).next().unwrap();
+        assert!(end.contains("\u{1b}[2K"), "{line}: {until_end:?}");
+        assert_eq!(child.wait().unwrap().code(), Some(130), "{line}");
+    }
 }
