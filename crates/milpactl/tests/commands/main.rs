@@ -500,3 +500,39 @@ fn interrupted_drain_and_delete_erase_their_line_and_say_what_goes_on() {
         assert_eq!(child.wait().unwrap().code(), Some(130), "{line}");
     }
 }
+
+#[test]
+fn terminal_has_colours_and_a_top_that_is_drawn_again() {
+    let daemon = Daemon::start(Behaviour::default());
+    let shown = |line: &str, variable: Option<&str>, end: &str| {
+        let mut terminal = Terminal::open();
+        terminal.resize(160, 24);
+        let mut command = milpactl(&daemon);
+        command.env_remove("NO_COLOR").args(line.split(' '));
+        if let Some(variable) = variable {
+            command.env(variable, "1");
+        }
+        let mut child = terminal.give(&mut command).spawn().unwrap();
+        let shown = terminal.wait_for(end);
+        assert!(child.wait().unwrap().success());
+        shown
+    };
+    let coloured = shown("get pods", None, "web-2");
+    assert!(coloured.contains("\u{1b}[32mRunning\u{1b}[0m"), "{coloured:?}");
+    let plain = shown("get pods", Some("NO_COLOR"), "web-2");
+    assert!(plain.contains("Running") && !plain.contains('\u{1b}'), "{plain:?}");
+    let once = shown("top --once", None, "cell-2");
+    assert!(!once.contains("\u{1b}[J"), "{once:?}");
+
+    let mut terminal = Terminal::open();
+    terminal.resize(160, 24);
+    let mut command = milpactl(&daemon);
+    let mut child = terminal.give(command.arg("top")).spawn().unwrap();
+    for _ in 0..2 {
+        terminal.wait_for("\u{1b}[H\u{1b}[J3 cells");
+        let picture = terminal.wait_for("cell-2");
+        assert!(picture.contains("\u{1b}[32mBound"), "{picture:?}");
+    }
+    interrupt(&child);
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+}
