@@ -121,10 +121,14 @@ impl Fixture {
 
     /// Returns the number of pods that wait for a place of a cell, by the metrics.
     pub(crate) fn waiting_orders(&self) -> f64 {
+        self.sample(ORDERS_WAITING.name).unwrap()
+    }
+
+    /// Returns the value of a sample of the page of metrics, by its name with labels.
+    pub(crate) fn sample(&self, name: &str) -> Option<f64> {
         let page = Exposition::new(vec![Arc::new(self.daemon.cells.metrics())]).text();
-        let name = ORDERS_WAITING.name;
-        let sample = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-        sample.unwrap().parse().unwrap()
+        let value = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))?;
+        Some(value.parse().unwrap())
     }
 
     /// Calls the service as the proxy does.

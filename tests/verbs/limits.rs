@@ -11,6 +11,7 @@ use kiyot::{
         Method,
         milpa::{cells::Limits, id::CellId, placement::CatalogueFile},
     },
+    config::WarmPool,
     price::Price,
 };
 use kiyot_proto::cri;
@@ -164,6 +165,48 @@ async fn pod_over_the_limit_of_boots_waits_and_is_refused_with_the_cells_that_bo
     assert!(message.starts_with(&begin) && message.ends_with(&end), "{message}");
     kiyot.provider.gate.add_permits(1);
     drop(later.await.unwrap());
+}
+
+/// Verifies O3.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn metrics_have_prices_and_costs_of_namespaces_takes_of_pools_and_the_queue() {
+    let kiyot = Arc::new(Fixture::start().await);
+    set_price(&kiyot);
+    kiyot.daemon.cells.set_limits(Limits { boots: Some(2), ..Limits::default() });
+    kiyot.daemon.cells.set_warm(&[WarmPool { count: 1, ..WarmPool::default() }]);
+    let sample = |name: &str| kiyot.sample(name).unwrap_or_default();
+    let idle = || sample("kiyot_warm_pool_cells{state=\"idle\"}");
+    wait_for("a cell is warm", || idle() == 1.0).await;
+    let takes =
+        |result: &str| sample(&format!("kiyot_warm_pool_orders_total{{result={result:?}}}"));
+    assert_eq!((takes("hit"), takes("miss")), (0.0, 0.0));
+
+    // The pool's next cell does not boot, so that the second pod finds none.
+    kiyot.provider.hold_launches();
+    run(&kiyot, "shop", "first").await.unwrap();
+    wait_for("the pool's next launch", || kiyot.provider.called.load(SeqCst) == 2).await;
+    assert_eq!((takes("hit"), takes("miss")), (1.0, 0.0));
+    let missed = spawn(&kiyot, "other", "second".to_owned());
+    wait_for("the pod's own launch", || kiyot.provider.called.load(SeqCst) == 3).await;
+    assert_eq!((takes("hit"), takes("miss")), (1.0, 1.0));
+    let queued = spawn(&kiyot, "other", "third".to_owned());
+    wait_for("the pod's place in the queue", || kiyot.waiting_orders() == 1.0).await;
+
+    let price = |namespace: &str| {
+        sample(&format!("kiyot_cells_price_dollars_per_hour{{namespace={namespace:?}}}"))
+    };
+    let cost = |namespace: &str| {
+        sample(&format!("kiyot_cells_cost_dollars_total{{namespace={namespace:?}}}"))
+    };
+    assert_eq!((price("shop"), price("other"), price("absent")), (0.2, 0.2, 0.0));
+    let before = cost("shop");
+    wait_for("the cost grows", || cost("shop") > before).await;
+    kiyot.provider.gate.add_permits(8);
+    missed.await.unwrap().unwrap();
+    queued.await.unwrap().unwrap();
+    assert_eq!((kiyot.waiting_orders(), price("shop")), (0.0, 0.2));
+    assert_eq!(price("other"), 0.4);
+    wait_for("the cost of the other namespace", || cost("other") > 0.0).await;
 }
 
 /// Verifies A19.
