@@ -51,11 +51,14 @@ run milpactl get backends
 run milpactl get offerings
 run milpactl get pools
 run milpactl get pod pod-in-a-cell -oyaml
+run "milpactl get pod pod-in-a-cell -ojson | head -12"
 cell=$(milpactl get cells -o name)
 cell=${cell#cell/}
 run milpactl describe pod pod-in-a-cell
 run milpactl describe cell "$cell"
 run milpactl logs pod-in-a-cell
+run milpactl logs pod-in-a-cell -u main --since 10m
+run "timeout 1 milpactl logs pod-in-a-cell -f --lines 1"
 run milpactl logs "$cell" --lines 1
 run "milpactl exec pod-in-a-cell -- sh -c 'hostname; exit 3'"
 run "echo from a pipe | milpactl exec -i pod-in-a-cell -- cat"
@@ -71,15 +74,20 @@ wait
 cat forwarded
 run milpactl plan -f alone.yaml
 run milpactl create -f alone.yaml
+run "timeout 5 milpactl get pod alone --watch"
 wait_until "milpactl logs alone 2>/dev/null | grep -q characters"
 run milpactl get pods
 run milpactl logs alone
 run milpactl top --once
 run milpactl pool
+run milpactl delete -f alone.yaml
+run milpactl create -f alone.yaml
 run milpactl delete alone
 run milpactl get pod pod-in-a-cel
 run milpactl get pods -o xml
 run milpactl deploy web
+run milpactl update web
+run milpactl get services
 run milpactl get secrets
 run milpactl --socket /run/absent.sock get pods
 run milpactl cordon
