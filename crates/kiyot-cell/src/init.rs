@@ -70,11 +70,11 @@ pub fn run(dir: &Path) -> Result<i32, InitError> {
     let dir = CellDir::open(dir)?;
     let file = CellFile::read(&dir.cell_file())?;
     make_dirs(&dir).map_err(step("create the cell's directories"))?;
-    mounts::prepare(&dir, &file)?;
+    let snapshotter = mounts::prepare(&dir, &file)?;
     loopback::up().map_err(step("bring up the loopback"))?;
     let console =
         BoundedLog::open(dir.console_log(), MAX_LOG_BYTES).map_err(step("open the console log"))?;
-    services::run(&dir, &file, &console)?;
+    services::run(&dir, &file, snapshotter, &console)?;
     Ok(0)
 }
 

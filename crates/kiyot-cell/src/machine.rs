@@ -99,12 +99,12 @@ fn serve() -> Result<(), MachineError> {
     file.write(&dir.cell_file())?;
     power_off.cancelled_by(dir.agent().join(crate::uplink::CERTIFICATE_FILE));
     init::make_dirs(&dir).map_err(step("create the cell's directories"))?;
-    private::mount_all(&dir)?;
+    let snapshotter = private::mount_all(&dir)?;
     mounts::cell(&dir)?;
     loopback::up().map_err(step("bring up the loopback"))?;
     prepare_devices(&machine)?;
     let console = BoundedLog::open(CONSOLE.into(), u64::MAX).map_err(step("open the console"))?;
-    services::run(&dir, &file, &console)?;
+    services::run(&dir, &file, snapshotter, &console)?;
     Ok(())
 }
 

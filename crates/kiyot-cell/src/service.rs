@@ -97,12 +97,12 @@ fn serve(dir: &Path) -> Result<(), ServiceError> {
     file.write(&dir.cell_file())?;
     power_off.cancelled_by(dir.agent().join(crate::uplink::CERTIFICATE_FILE));
     init::make_dirs(&dir).map_err(step("create the cell's directories"))?;
-    private::mount_all(&dir)?;
+    let snapshotter = private::mount_all(&dir)?;
     mounts::private(&dir)?;
     close_addresses(&machine)?;
     route_by_node(&machine, &file.bootstrap.gateway)?;
     let console = BoundedLog::stderr().map_err(step("duplicate standard error"))?;
-    services::run(&dir, &file, &console)?;
+    services::run(&dir, &file, snapshotter, &console)?;
     Ok(())
 }
 

@@ -11,5 +11,12 @@ pub const PROXY_VARIABLES: [&str; 6] =
     ["HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"];
 /// Longest value of such a variable, in bytes.
 pub const MAX_PROXY_BYTES: usize = 4096;
+
+/// Returns whether a value may be that of a proxy's variable: a line of bounded length. It may have
+/// a password, and belongs in no message.
+pub fn is_proxy_value(value: &str) -> bool {
+    value.len() <= MAX_PROXY_BYTES && !value.contains(char::is_control)
+}
+
 /// Most files of a registry configuration.
 pub const MAX_REGISTRY_FILES: usize = 512;

@@ -1,6 +1,7 @@
 //! Images of pods in cells: copied from the node's containerd, or pulled in the cell.
 
 use std::{
+    collections::HashMap,
     path::Path,
     sync::Arc,
     time::{Duration, Instant},
@@ -38,7 +39,7 @@ mod copy_limits;
 mod manifest;
 mod memory;
 mod node;
-pub(super) mod proxies;
+mod proxies;
 mod pull;
 mod receiver;
 mod reference;
@@ -86,6 +87,8 @@ pub struct Images {
     shared: Option<SharedLayers>,
     /// Bytes that were copied to cells.
     bytes: ByteCounter,
+    /// Variables of the proxies of the daemon's environment.
+    proxies: HashMap<String, String>,
 }
 
 impl Images {
@@ -111,6 +114,7 @@ impl Images {
             copy_limits: send_rate.map(|rate| Arc::new(CopyLimits::new(rate))),
             node_credentials: registries.credentials(),
             registries: Some(registries),
+            proxies: proxies::of_environment(),
             ..Self::of(Box::new(Containerd::new(node)), pause_image.into(), progress_timeout)
         })
     }
@@ -130,6 +134,7 @@ impl Images {
             copy_limits: None,
             shared: None,
             bytes: ByteCounter::default(),
+            proxies: HashMap::new(),
         }
     }
 
@@ -145,6 +150,11 @@ impl Images {
             bytes: self.bytes.clone(),
             limits: self.copy_limits.clone(),
         }
+    }
+
+    /// Returns the proxies for the pulls of a cell on a machine of its own, by their variables.
+    pub fn proxies(&self) -> HashMap<String, String> {
+        self.proxies.clone()
     }
 
     /// Returns the files of the registry configuration, for a cell that doesn't share the node's.

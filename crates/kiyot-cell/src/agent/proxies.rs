@@ -13,7 +13,7 @@ use std::{
 };
 
 use kiyot_link::{
-    bind_limits::{MAX_PROXY_BYTES, PROXY_VARIABLES},
+    bind_limits::{MAX_PROXY_BYTES, PROXY_VARIABLES, is_proxy_value},
     private_file,
 };
 use rustix::{
@@ -63,8 +63,7 @@ fn render(proxies: &HashMap<String, String>) -> Result<String, Status> {
             )));
         }
         let value = &proxies[name];
-        // The value may have a password.
-        if value.len() > MAX_PROXY_BYTES || value.contains(char::is_control) {
+        if !is_proxy_value(value) {
             return Err(Status::invalid_argument(format!(
                 "variable of a proxy {name}: invalid value of {} bytes; allowed: at most \
                  {MAX_PROXY_BYTES}, without control characters",

@@ -37,10 +37,31 @@ const DISABLED_PLUGINS: [&str; 15] = [
     "io.containerd.tracing.processor.v1.otlp",
 ];
 
-/// The snapshotter of a disk that takes the upper layer of an overlay.
-pub const OVERLAYFS: &str = "overlayfs";
-/// The snapshotter of other disks.
-pub const NATIVE: &str = "native";
+/// What makes the file systems of containers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Snapshotter {
+    /// For a disk that takes the upper layer of an overlay.
+    Overlayfs,
+    /// For other disks.
+    Native,
+}
+
+impl Snapshotter {
+    /// Returns its name in containerd's configuration.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Overlayfs => "overlayfs",
+            Self::Native => "native",
+        }
+    }
+
+    fn other(self) -> Self {
+        match self {
+            Self::Overlayfs => Self::Native,
+            Self::Native => Self::Overlayfs,
+        }
+    }
+}
 
 /// Inputs of the configuration.
 #[derive(Debug, Clone, Copy)]
@@ -51,19 +72,18 @@ pub struct Settings<'a> {
     pub dir: &'a CellDir,
     /// Port of the streaming server.
     pub stream_port: u16,
-    /// True if the overlayfs snapshotter works in the cell's directory.
-    pub overlay: bool,
+    /// The snapshotter that works on the cell's disk.
+    pub snapshotter: Snapshotter,
 }
 
 impl Settings<'_> {
     /// Returns the content of containerd.toml.
     pub fn render(&self) -> String {
-        let Self { file, dir, stream_port, overlay } = self;
-        let (used, unused) = if *overlay { (OVERLAYFS, NATIVE) } else { (NATIVE, OVERLAYFS) };
-        let unused = format!("io.containerd.snapshotter.v1.{unused}");
+        let Self { file, dir, stream_port, snapshotter } = self;
+        let unused = format!("io.containerd.snapshotter.v1.{}", snapshotter.other().name());
         let disabled = DISABLED_PLUGINS.into_iter().chain([unused.as_str()]).map(toml_string);
         let disabled = disabled.collect::<Vec<_>>().join(", ");
-        let snapshotter = toml_string(used);
+        let snapshotter = toml_string(snapshotter.name());
         let registry = file.registry_config_dir.as_ref().map(|dir| {
             format!(
                 "[plugins.\"io.containerd.grpc.v1.cri\".registry]\n  config_path = {}\n",
@@ -183,7 +203,13 @@ mod tests {
     fn configuration_has_the_settings_and_no_secret() {
         let temp = tempfile::tempdir().unwrap();
         let dir = CellDir::open(temp.path()).unwrap();
-        let toml = Settings { file: &file(), dir: &dir, stream_port: 4321, overlay: true }.render();
+        let toml = Settings {
+            file: &file(),
+            dir: &dir,
+            stream_port: 4321,
+            snapshotter: Snapshotter::Overlayfs,
+        }
+        .render();
         for line in [
             "version = 2",
             "sandbox_image = \"registry.example/pause:1\"",
@@ -202,7 +228,7 @@ mod tests {
             file: &CellFile { registry_config_dir: None, ..file() },
             dir: &dir,
             stream_port: 1,
-            overlay: false,
+            snapshotter: Snapshotter::Native,
         }
         .render();
         assert!(native.contains("snapshotter = \"native\"") && !native.contains("config_path"));

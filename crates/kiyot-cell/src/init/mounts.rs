@@ -11,7 +11,7 @@ use std::{
 use kiyot_link::bootstrap::CellFile;
 use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
 
-use super::{private, root};
+use super::{containerd::Snapshotter, private, root};
 use crate::dirs::CellDir;
 
 /// A mount failed.
@@ -31,8 +31,8 @@ impl MountError {
 
 /// Sets up the cell's mounts: the needed ones of the node, a new /proc, and a private tmpfs on
 /// /run, /dev/shm, the memory directory, and for containerd and agent. Must be called in a private
-/// mount namespace.
-pub fn prepare(dir: &CellDir, file: &CellFile) -> Result<(), MountError> {
+/// mount namespace. Returns the snapshotter that works on the cell's disk.
+pub fn prepare(dir: &CellDir, file: &CellFile) -> Result<Snapshotter, MountError> {
     let resolver = ResolvConf::read();
     let path: Vec<_> =
         env::var_os("PATH").map(|path| env::split_paths(&path).collect()).unwrap_or_default();
@@ -50,13 +50,14 @@ pub fn prepare(dir: &CellDir, file: &CellFile) -> Result<(), MountError> {
         add("tmpfs", tmp, plain, Some(c"mode=1777"))?;
     }
     add("tmpfs", &dir.memory(), plain, Some(c"mode=0755"))?;
-    private::mount_all(dir)?;
+    let snapshotter = private::mount_all(dir)?;
     resolver
         .restore()
         .map_err(|source| MountError::new("restore resolv.conf", Path::new("/run"), source))?;
     // Containers may request mount propagation, which needs shared mounts in the cell.
     mount_change("/", MountPropagationFlags::SHARED | MountPropagationFlags::REC)
-        .map_err(|error| MountError::new("make the mounts shared", Path::new("/"), error.into()))
+        .map_err(|error| MountError::new("make the mounts shared", Path::new("/"), error.into()))?;
+    Ok(snapshotter)
 }
 
 fn add(

@@ -20,10 +20,7 @@ use rustix::{
     },
 };
 
-use super::{
-    containerd::{NATIVE, OVERLAYFS},
-    mounts::MountError,
-};
+use super::{containerd::Snapshotter, mounts::MountError};
 use crate::dirs::{CONTAINERD_CONTENT, CellDir};
 
 /// containerd's directory of containers and sandboxes. The daemon finds those of an ended cell in
@@ -38,8 +35,9 @@ const TMPFS_OPTIONS: &CStr = c"mode=0700,size=256m";
 const OVERLAY_FILE_SYSTEMS: [i64; 3] = [0xEF53, 0x9123_683E, 0x0102_1994];
 
 /// Mounts the tmpfs, and on containerd's root the directories with images and with what containers
-/// write. The mounts of the cell become shared after it.
-pub fn mount_all(dir: &CellDir) -> Result<(), MountError> {
+/// write. The mounts of the cell become shared after it. Returns the snapshotter that works on the
+/// disk.
+pub fn mount_all(dir: &CellDir) -> Result<Snapshotter, MountError> {
     let failed = |what: &str, path: &Path, error: io::Error| MountError::new(what, path, error);
     let (private, root) = (dir.private(), dir.containerd_root());
     let plain = MountFlags::NOSUID | MountFlags::NODEV;
@@ -50,8 +48,9 @@ pub fn mount_all(dir: &CellDir) -> Result<(), MountError> {
     let create = |path: &Path| builder.create(path).map_err(|error| failed("create", path, error));
     create(&dir.agent())?;
     create(&dir.no_cni())?;
-    let snapshotter = if supports_overlay(dir) { OVERLAYFS } else { NATIVE };
-    let snapshots = format!("io.containerd.snapshotter.v1.{snapshotter}/snapshots");
+    let snapshotter =
+        if supports_overlay(dir) { Snapshotter::Overlayfs } else { Snapshotter::Native };
+    let snapshots = format!("io.containerd.snapshotter.v1.{}/snapshots", snapshotter.name());
     for (name, on_disk) in
         [(CONTAINERD_CONTENT, CONTAINERD_CONTENT), (CRI, CRI), (&snapshots, SNAPSHOTS)]
     {
@@ -63,12 +62,12 @@ pub fn mount_all(dir: &CellDir) -> Result<(), MountError> {
             .and_then(|()| mount_change(&point, MountPropagationFlags::PRIVATE))
             .map_err(|error| failed("bind-mount", &point, error.into()))?;
     }
-    Ok(())
+    Ok(snapshotter)
 }
 
 /// Returns true if the cell's disk takes the upper layer of an overlay. Mounts one where its file
 /// system does not tell.
-pub fn supports_overlay(dir: &CellDir) -> bool {
+fn supports_overlay(dir: &CellDir) -> bool {
     let disk = dir.containerd_disk();
     if statfs(&disk).is_ok_and(|found| OVERLAY_FILE_SYSTEMS.contains(&found.f_type)) {
         return true;

@@ -14,8 +14,7 @@ use kiyot_link::bootstrap::CellFile;
 use super::{
     MAX_LOG_BYTES, POWER_OFF_EXIT_CODE,
     bounded_log::BoundedLog,
-    containerd::Settings,
-    private,
+    containerd::{Settings, Snapshotter},
     supervisor::{Service, Supervisor},
 };
 use crate::{dirs::CellDir, launch::DEFAULT_PATH};
@@ -34,14 +33,18 @@ pub(crate) const CONTAINERD_ENVIRONMENT: &str = "/run/kiyot/containerd.env";
 #[error("cannot {0}")]
 pub struct ServicesError(&'static str, #[source] io::Error);
 
-/// Runs containerd and the agent until the cell is to power off. The cell's directories and mounts
-/// exist, and its loopback is up.
-pub fn run(dir: &CellDir, file: &CellFile, console: &BoundedLog) -> Result<(), ServicesError> {
+/// Runs containerd, with the snapshotter of the cell's disk, and the agent until the cell is to
+/// power off. The cell's directories and mounts exist, and its loopback is up.
+pub fn run(
+    dir: &CellDir,
+    file: &CellFile,
+    snapshotter: Snapshotter,
+    console: &BoundedLog,
+) -> Result<(), ServicesError> {
     let step = |what| move |source| ServicesError(what, source);
-    let overlay = private::supports_overlay(dir);
     let stream_port =
         free_port().map_err(step("find a free port for containerd's streaming server"))?;
-    let settings = Settings { file, dir, stream_port, overlay };
+    let settings = Settings { file, dir, stream_port, snapshotter };
     std::fs::write(dir.containerd_toml(), settings.render())
         .map_err(step("write containerd's configuration"))?;
 

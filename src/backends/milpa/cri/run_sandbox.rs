@@ -17,7 +17,6 @@ use crate::{
         cells::{BoundCell, Cell, LaunchOrder, OrderKey},
         clock,
         id::SandboxId,
-        images,
         placement::{ApiRequests, Needs, REQUESTS_TIMEOUT, Requested},
         pods::Sandbox,
         policy,
@@ -312,7 +311,7 @@ impl CriService {
         let mut bind = requests::bind(&config, &resolvers, attached.network.as_ref());
         if rules.capabilities.own_kernel {
             bind.registries = self.images.registry_files().await;
-            bind.proxies = images::proxies::of_environment();
+            bind.proxies = self.images.proxies();
         }
         let client = CellClient::new(cell);
         self.sync.rehearsal_ended(&cell.id).await;

@@ -2,17 +2,17 @@
 
 use std::collections::HashMap;
 
-use kiyot_link::bind_limits::{MAX_PROXY_BYTES, PROXY_VARIABLES};
+use kiyot_link::bind_limits::{MAX_PROXY_BYTES, PROXY_VARIABLES, is_proxy_value};
 
 /// Returns the variables of proxies that the daemon has.
-pub(crate) fn of_environment() -> HashMap<String, String> {
+pub(super) fn of_environment() -> HashMap<String, String> {
     of(|name| std::env::var(name).ok())
 }
 
-/// Leaves out values that an agent refuses. They may have passwords, and are not logged.
+/// Leaves out values that an agent refuses.
 fn of(variable: impl Fn(&str) -> Option<String>) -> HashMap<String, String> {
     let is_valid = |name: &str, value: &String| {
-        let is_valid = value.len() <= MAX_PROXY_BYTES && !value.contains(char::is_control);
+        let is_valid = is_proxy_value(value);
         if !is_valid {
             tracing::warn!(
                 variable = name,
