@@ -235,7 +235,7 @@ impl Instances {
             limits.map_or(Ok(()), |limits| limits::set(&hierarchies, home.cell(), limits))
         };
         limited().map_err(|error| ProviderError::transient(making(home), error))?;
-        namespace::make(&home.netns_name(), home.dir())
+        namespace::make(&home.netns_path())
             .await
             .map_err(|error| ProviderError::transient(making(home), error))?;
         let (launcher, go) = self.spawn(home, launcher)?;
