@@ -174,6 +174,11 @@ impl CriService {
                 sandbox: &meta.cell_sandbox,
                 pod_dir: &hello.pod_dir,
                 resolvers: &meta.resolvers,
+                cgroup_parent: sandbox_config
+                    .linux
+                    .as_ref()
+                    .map(|linux| &*linux.cgroup_parent)
+                    .unwrap_or_default(),
                 image: &image,
                 profile,
                 mounts,

@@ -147,6 +147,8 @@ pub(super) struct InCell<'a> {
     pub(super) pod_dir: &'a str,
     /// The name servers with addresses in the cell.
     pub(super) resolvers: &'a [String],
+    /// The sandbox's `cgroup_parent`: the end of the cell looks for its containers' cgroups there.
+    pub(super) cgroup_parent: &'a str,
     /// The image's id.
     pub(super) image: &'a str,
     /// The path of its copied seccomp profile, if it has one.
@@ -188,10 +190,11 @@ pub(super) fn create_container(
     cri::CreateContainerRequest {
         pod_sandbox_id: cell.sandbox.to_owned(),
         config: Some(config),
-        sandbox_config: request
-            .sandbox_config
-            .as_ref()
-            .map(|config| sandbox_config(config, cell.pod_dir, cell.resolvers)),
+        sandbox_config: request.sandbox_config.as_ref().map(|config| {
+            let mut config = sandbox_config(config, cell.pod_dir, cell.resolvers);
+            config.linux.get_or_insert_default().cgroup_parent = cgroup_parent(cell.cgroup_parent);
+            config
+        }),
     }
 }
 

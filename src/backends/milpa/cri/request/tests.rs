@@ -252,6 +252,10 @@ fn container_request_is_rewritten_for_the_cell() {
     let sandbox = cri::PodSandboxConfig {
         log_directory: "/var/log/pods/x/".to_owned(),
         hostname: "web".to_owned(),
+        linux: Some(cri::LinuxPodSandboxConfig {
+            cgroup_parent: "/kubepods/of-another-pod".to_owned(),
+            ..Default::default()
+        }),
         ..Default::default()
     };
     let logs = log_paths(&sandbox, &config, "milpaid").unwrap();
@@ -268,6 +272,7 @@ fn container_request_is_rewritten_for_the_cell() {
         sandbox: "aa",
         pod_dir: "/pod",
         resolvers: &[],
+        cgroup_parent: "/kubepods/podu",
         image: "sha256:1",
         profile: Some("/pod/seccomp/a.json".to_owned()),
         mounts: vec![mount],
@@ -282,6 +287,7 @@ fn container_request_is_rewritten_for_the_cell() {
         (&*rewritten_sandbox.hostname, &*rewritten_sandbox.log_directory),
         ("", "/pod/logs")
     );
+    assert_eq!(rewritten_sandbox.linux.unwrap().cgroup_parent, "/kubepods/podu");
     assert_eq!(
         (&*rewritten.image.unwrap().image, &*rewritten.log_path, &*rewritten.mounts[0].host_path),
         ("sha256:1", "milpaid/0.log", "/cell/etc-hosts")

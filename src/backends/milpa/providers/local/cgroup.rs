@@ -20,7 +20,7 @@ use rustix::{
 
 use super::{
     super::CGROUP_BENEATH_SLICE,
-    limits,
+    limits, pod_cgroup,
     process::{self, Identity},
     shortage::found,
 };
@@ -260,40 +260,77 @@ fn container_of(path: &Path) -> Option<&str> {
     (name.len() == 64 && name.bytes().all(|byte| byte.is_ascii_hexdigit())).then_some(name)
 }
 
-/// Returns the containers' cgroups below the pod's cgroups (a pod in a cell has no containers but
-/// the cell's) with their parent beneath a slice, and the cgroups of these containers elsewhere: a
-/// `cgroup_parent` may be anything.
-pub(super) fn of_pod(
-    hierarchies: &[Hierarchy],
-    uid: &str,
-    containers: &BTreeSet<String>,
-) -> BTreeSet<PathBuf> {
-    let mut found = BTreeSet::new();
-    if uid.is_empty() && containers.is_empty() {
-        return found;
+/// The containers of an instance, by which their cgroups are found.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Containers {
+    /// `metadata.uid` of the pod; empty if unknown.
+    pub(super) pod_uid: String,
+    /// The ids of the containers and sandboxes.
+    pub(super) ids: BTreeSet<String>,
+}
+
+impl Containers {
+    /// Returns their cgroups in a pod's `cgroup_parent`, with their parent beneath a slice. `None`
+    /// if that is no directory of their own, where the containers' cgroups may be anywhere.
+    pub(super) fn within(
+        &self,
+        hierarchies: &[Hierarchy],
+        cgroup_parent: &str,
+    ) -> Option<BTreeSet<PathBuf>> {
+        let path = pod_cgroup::relative(cgroup_parent)?;
+        let mut found = BTreeSet::new();
+        for hierarchy in hierarchies {
+            self.collect(&hierarchy.mount.join(&path), &mut found);
+        }
+        Some(found)
     }
-    let names = [format!("pod{uid}"), format!("pod{}.slice", uid.replace('-', "_"))];
-    for hierarchy in hierarchies {
-        let (mut budget, depth) = SEARCH_LIMIT;
-        let mut open = vec![(hierarchy.mount.clone(), 0)];
-        while let Some((dir, level)) = open.pop() {
-            for child in children(&dir) {
-                let Some(name) = child.file_name().and_then(|name| name.to_str()) else { continue };
-                if container_of(&child).is_some_and(|id| containers.contains(id)) {
-                    found.insert(child);
-                } else if !uid.is_empty() && (name == names[0] || name.ends_with(&names[1])) {
-                    let beneath = child.join(CGROUP_BENEATH_SLICE);
-                    let nested = children(&beneath).chain(children(&child));
-                    found.extend(nested.filter(|child| is_container(child)));
-                    found.extend(beneath.is_dir().then_some(beneath));
-                } else if level < depth && budget > 0 {
-                    budget -= 1;
-                    open.push((child, level + 1));
+
+    /// Returns their cgroups anywhere, as [`Self::within`] does.
+    pub(super) fn anywhere(&self, hierarchies: &[Hierarchy]) -> BTreeSet<PathBuf> {
+        let mut found = BTreeSet::new();
+        if self.pod_uid.is_empty() && self.ids.is_empty() {
+            return found;
+        }
+        for hierarchy in hierarchies {
+            let (mut budget, depth) = SEARCH_LIMIT;
+            let mut open = vec![(hierarchy.mount.clone(), 0)];
+            while let Some((dir, level)) = open.pop() {
+                for child in children(&dir) {
+                    if self.has(&child) {
+                        found.insert(child);
+                    } else if self.is_pod(&child) {
+                        self.collect(&child, &mut found);
+                    } else if level < depth && budget > 0 {
+                        budget -= 1;
+                        open.push((child, level + 1));
+                    }
                 }
             }
         }
+        found
     }
-    found
+
+    /// Adds those in a parent's directory. In the pod's own all are the instance's: a pod in a cell
+    /// has no containers but the cell's.
+    fn collect(&self, parent: &Path, found: &mut BTreeSet<PathBuf>) {
+        let of_pod = self.is_pod(parent);
+        let is_own = |dir: &PathBuf| if of_pod { is_container(dir) } else { self.has(dir) };
+        let beneath = parent.join(CGROUP_BENEATH_SLICE);
+        found.extend(children(&beneath).chain(children(parent)).filter(is_own));
+        found.extend((of_pod && beneath.is_dir()).then_some(beneath));
+    }
+
+    fn has(&self, dir: &Path) -> bool {
+        container_of(dir).is_some_and(|id| self.ids.contains(id))
+    }
+
+    /// Returns true if a directory has the name of the pod's cgroup, with either cgroup driver.
+    fn is_pod(&self, dir: &Path) -> bool {
+        let uid = &self.pod_uid;
+        let Some(name) = dir.file_name().and_then(OsStr::to_str) else { return false };
+        let slice = || format!("pod{}.slice", uid.replace('-', "_"));
+        !uid.is_empty() && (name.strip_prefix("pod") == Some(uid) || name.ends_with(&slice()))
+    }
 }
 
 /// Returns the cgroups of a cgroup.

@@ -108,37 +108,21 @@ pub(super) fn resident_bytes(pid: i32) -> io::Result<u64> {
     Ok(own.saturating_mul(rustix::param::page_size() as u64))
 }
 
-/// A snapshot of the running processes by PID.
+/// A snapshot of the running processes by PID, each with its parent.
 #[derive(Debug, Default)]
 struct Table(BTreeMap<i32, (Identity, i32)>);
 
 impl Table {
-    /// Reads all processes. Results of `is_member` are kept for members.
-    fn read(mut is_member: impl FnMut(Identity) -> bool) -> io::Result<(Self, BTreeSet<Identity>)> {
-        let (mut table, mut members) = (Self::default(), BTreeSet::new());
-        for entry in fs::read_dir("/proc")? {
-            let name = entry?.file_name();
-            let Some(pid) = name.to_str().and_then(|name| name.parse::<i32>().ok()) else {
-                continue;
-            };
-            if let Some(identity) = table.add(pid)?
-                && is_member(identity)
-            {
-                members.insert(identity);
+    /// Reads all processes.
+    fn read() -> io::Result<Self> {
+        let mut table = Self::default();
+        for pid in pids()? {
+            let pid = pid?;
+            if let Some(stat) = Stat::of(pid)?.filter(|stat| stat.runs()) {
+                table.0.insert(pid, (Identity { pid, start: stat.start }, stat.parent));
             }
         }
-        Ok((table, members))
-    }
-
-    /// Reads another process, unless it is known.
-    fn add(&mut self, pid: i32) -> io::Result<Option<Identity>> {
-        if let Some((identity, _)) = self.0.get(&pid) {
-            return Ok(Some(*identity));
-        }
-        let Some(stat) = Stat::of(pid)?.filter(|stat| stat.runs()) else { return Ok(None) };
-        let identity = Identity { pid, start: stat.start };
-        self.0.insert(pid, (identity, stat.parent));
-        Ok(Some(identity))
+        Ok(table)
     }
 
     /// Returns some processes with their descendants.
@@ -160,41 +144,80 @@ impl Table {
     }
 }
 
-/// Returns all processes of an instance: its launcher, the processes in its network namespace or in
-/// the cell's own cgroup (programs of the daemon for the cell included), and the descendants of all
-/// of them. The calling process is never among them.
+/// Returns the processes of an instance that are found without a look at all processes: its
+/// launcher, and the processes in the cell's own cgroup. The calling process is never among them.
 ///
 /// Every process of a cell's PID namespace descends from its first process, which is in the cell's
-/// cgroup.
+/// cgroup: the kernel kills them with it.
+pub(super) fn first_of_instance(
+    hierarchies: &[Hierarchy],
+    cell: &str,
+    launcher: Option<Identity>,
+) -> io::Result<BTreeSet<Identity>> {
+    let mut grouped = BTreeSet::new();
+    for pid in cgroup::processes(hierarchies, cell)? {
+        grouped.extend(running(pid)?);
+    }
+    if !grouped.is_empty() {
+        // A PID may have been reused between both reads; that process is not listed again.
+        let listed = cgroup::processes(hierarchies, cell)?;
+        grouped.retain(|identity| listed.contains(&identity.pid));
+    }
+    if let Some(launcher) = launcher
+        && launcher.runs()?
+    {
+        grouped.insert(launcher);
+    }
+    grouped.retain(|identity| !is_own(identity.pid));
+    Ok(grouped)
+}
+
+/// Returns all processes of an instance: those of [`first_of_instance`], the processes in its
+/// network namespace (programs of the daemon for the cell included), and the descendants of all of
+/// them. The calling process is never among them.
 pub(super) fn of_instance(
     hierarchies: &[Hierarchy],
     cell: &str,
     netns: &Path,
     launcher: Option<Identity>,
 ) -> io::Result<BTreeSet<Identity>> {
-    let daemons = network_of(Path::new("/proc/self/ns/net"));
+    let mut members = first_of_instance(hierarchies, cell, launcher)?;
+    let daemons = network_of(Path::new("/proc/self/ns/net"))?;
     // The daemon's own namespace is no cell's, whatever the path shows.
-    let network = network_of(netns).filter(|network| Some(*network) != daemons);
-    let inside = |pid: i32| {
-        network.is_some() && network_of(Path::new(&format!("/proc/{pid}/ns/net"))) == network
-    };
-    let (mut table, mut members) =
-        Table::read(|identity| launcher == Some(identity) || inside(identity.pid))?;
-    let mut grouped = BTreeSet::new();
-    for pid in cgroup::processes(hierarchies, cell)? {
-        grouped.extend(table.add(pid)?);
+    if let Some(network) = network_of(netns)?.filter(|network| Some(*network) != daemons) {
+        for pid in pids()? {
+            let pid = pid?;
+            if network_of(Path::new(&format!("/proc/{pid}/ns/net")))? == Some(network) {
+                members.extend(running(pid)?);
+            }
+        }
+        members.retain(|identity| !is_own(identity.pid));
     }
-    // A PID may have been reused between both reads; that process is not listed again.
-    let listed = cgroup::processes(hierarchies, cell)?;
-    members.extend(grouped.into_iter().filter(|identity| listed.contains(&identity.pid)));
-    let own = i32::try_from(std::process::id()).unwrap_or_default();
-    members.retain(|identity| identity.pid != own);
-    Ok(table.with_descendants(members))
+    if members.is_empty() {
+        return Ok(members);
+    }
+    Ok(Table::read()?.with_descendants(members))
+}
+
+/// Returns the PIDs of all processes.
+fn pids() -> io::Result<impl Iterator<Item = io::Result<i32>>> {
+    let pid = |entry: fs::DirEntry| entry.file_name().to_str().and_then(|name| name.parse().ok());
+    Ok(fs::read_dir("/proc")?.filter_map(move |entry| entry.map(pid).transpose()))
+}
+
+/// Returns the process with a PID, if it runs.
+fn running(pid: i32) -> io::Result<Option<Identity>> {
+    let stat = Stat::of(pid)?.filter(|stat| stat.runs());
+    Ok(stat.map(|stat| Identity { pid, start: stat.start }))
+}
+
+fn is_own(pid: i32) -> bool {
+    u32::try_from(pid) == Ok(std::process::id())
 }
 
 /// Returns the identity of the network namespace at a path.
-fn network_of(path: &Path) -> Option<(u64, u64)> {
-    fs::metadata(path).ok().map(|metadata| (metadata.dev(), metadata.ino()))
+fn network_of(path: &Path) -> io::Result<Option<(u64, u64)>> {
+    Ok(found(fs::metadata(path))?.map(|metadata| (metadata.dev(), metadata.ino())))
 }
 
 /// Kills a process by a pidfd, never a later process with its PID. Returns the pidfd, which signals
@@ -317,6 +340,28 @@ mod tests {
         child.wait().unwrap();
         assert_eq!(look(Some(shell)), BTreeSet::new());
         assert!(end(&found, Duration::from_secs(60)).unwrap().is_empty(), "again is fine");
+    }
+
+    #[test]
+    fn process_in_the_network_of_an_instance_is_found_without_its_launcher() {
+        let mut child = Command::new("unshare")
+            .args(["-n", "sh", "-c", "echo started; exec sleep 1000"])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        io::BufRead::read_line(&mut io::BufReader::new(child.stdout.take().unwrap()), &mut line)
+            .unwrap();
+        let shell = Identity::of(i32::try_from(child.id()).unwrap()).unwrap().unwrap();
+        let netns = format!("/proc/{}/ns/net", child.id());
+        assert_eq!(first_of_instance(&[], "no-cell", None).unwrap(), BTreeSet::new());
+        let found = of_instance(&[], "no-cell", Path::new(&netns), None).unwrap();
+        assert!(found.contains(&shell), "{found:?}");
+        let own = of_instance(&[], "no-cell", Path::new("/proc/self/ns/net"), None).unwrap();
+        assert_eq!(own, BTreeSet::new(), "the daemon's own network is no cell's");
+        let left = end(&found, Duration::from_secs(60)).unwrap();
+        child.wait().unwrap();
+        assert_eq!(left, []);
     }
 
     /// Verifies N15.

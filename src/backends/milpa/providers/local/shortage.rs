@@ -25,7 +25,13 @@ pub(super) fn is_shortage(error: &io::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::{fs::File, path::Path, thread};
+    use std::{
+        fs::File,
+        os::fd::AsRawFd,
+        path::{Path, PathBuf},
+        sync::mpsc,
+        thread,
+    };
 
     use nix::sched::{CloneFlags, unshare};
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -58,6 +64,20 @@ mod tests {
         thread.join().unwrap();
     }
 
+    /// Returns the path of a network namespace that is not that of the test.
+    fn other_network() -> PathBuf {
+        let (sender, receiver) = mpsc::channel();
+        thread::spawn(move || {
+            unshare(CloneFlags::CLONE_NEWNET).unwrap();
+            let own = File::open("/proc/thread-self/ns/net").unwrap();
+            let path = format!("/proc/self/fd/{}", own.as_raw_fd());
+            // Open for as long as the test runs.
+            std::mem::forget(own);
+            sender.send(path.into()).unwrap();
+        });
+        receiver.recv().unwrap()
+    }
+
     /// Verifies X18.
     #[test]
     fn unreadable_process_counts_as_running() {
@@ -75,11 +95,15 @@ mod tests {
             assert!(is_shortage(&own.runs().unwrap_err()));
             assert!(is_shortage(&home.known().unwrap_err()));
         });
-        // The process list can be opened, but no process.
-        with_room(1, || {
-            assert!(is_shortage(
-                &of_instance(&[], "no-cell", Path::new("/no/netns"), None).unwrap_err()
-            ))
+        with_room(0, move || {
+            let found = of_instance(&[], "no-cell", Path::new("/no/netns"), Some(own));
+            assert!(is_shortage(&found.unwrap_err()));
+        });
+        // The list of processes itself.
+        let other = other_network();
+        with_room(0, move || {
+            let found = of_instance(&[], "no-cell", &other, None);
+            assert!(is_shortage(&found.unwrap_err()));
         });
         let listing = Listing::default();
         assert!(listing.list(dir.path()).unwrap()[0].state.is_alive());

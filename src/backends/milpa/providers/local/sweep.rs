@@ -2,14 +2,15 @@
 //! repeated and absent parts are fine, so that a daemon that was killed in between starts again.
 //! The directory is removed last, as the remains are found by it; see `removal`.
 
-use std::{io, time::Duration};
+use std::{collections::BTreeSet, io, path::PathBuf, time::Duration};
 
 use kiyot_linux::unmount_beneath;
 use tokio::task::spawn_blocking;
 
 use super::{
-    super::ProviderError,
-    Instances, cgroup,
+    super::{Attachment, ProviderError},
+    Instances,
+    cgroup::{self, Containers},
     instance::{Home, Known},
     network::namespace,
     process, slice,
@@ -18,7 +19,7 @@ use super::{
 /// Bounds the time in which killed processes end.
 const END_LIMIT: Duration = Duration::from_secs(60);
 /// Bounds the scans for further processes; each kills some hundreds.
-const ROUNDS: usize = 100;
+const ROUNDS: u32 = 100;
 
 /// Ends an instance. After `Ok` nothing of it is left but files that are being removed in the
 /// background.
@@ -40,9 +41,9 @@ pub(super) async fn sweep(instances: &Instances, home: &Home) -> Result<(), Prov
     if let Some(attachment) = &known.attachment {
         slice::release(home, &hierarchies, &attachment.cgroup_parent).await?;
     }
-    let pod_uid = plan.map(|plan| plan.pod_uid().to_owned());
+    let pod_uid = plan.map(|plan| plan.pod_uid().to_owned()).unwrap_or_default();
     let home_of_task = home.clone();
-    spawn_blocking(move || remove(&home_of_task, &hierarchies, known, pod_uid.as_deref()))
+    spawn_blocking(move || remove(&home_of_task, &hierarchies, known, pod_uid))
         .await
         .map_err(|error| ProviderError::transient(format!("clean up after {cell}"), error))?
         .map_err(|error| ProviderError::transient(format!("clean up after {cell}"), error))?;
@@ -54,7 +55,7 @@ pub(super) async fn sweep(instances: &Instances, home: &Home) -> Result<(), Prov
 }
 
 /// Kills the processes of the instance until none is left. Records the cgroups of its containers
-/// before.
+/// before, where they can't be found by the pod's.
 async fn end_processes(
     home: &Home,
     hierarchies: &[cgroup::Hierarchy],
@@ -64,24 +65,34 @@ async fn end_processes(
     };
     let mut known = home.known().map_err(failed)?;
     let launcher = known.launcher.filter(|_| known.boot_id == super::boot_id());
-    for _ in 0..ROUNDS {
+    for round in 0..ROUNDS {
         let (home_of_task, hierarchies_of_task) = (home.clone(), hierarchies.to_vec());
+        let attachment = known.attachment.clone();
         let found = spawn_blocking(move || {
+            if round == 0 {
+                return look_at_first(&home_of_task, &hierarchies_of_task, attachment, launcher);
+            }
             let (cell, netns) = (home_of_task.cell(), home_of_task.netns_path());
-            process::of_instance(&hierarchies_of_task, cell, &netns, launcher)
+            let processes = process::of_instance(&hierarchies_of_task, cell, &netns, launcher)?;
+            let cgroups = cgroup::of_containers(&hierarchies_of_task, &processes)?;
+            Ok(Found { processes, cgroups })
         })
         .await
         .map_err(io::Error::other)
         .map_err(failed)?
         .map_err(failed)?;
-        if found.is_empty() {
+        let before = known.cgroups.len();
+        known.cgroups.extend(found.cgroups);
+        if found.processes.is_empty() {
+            if round == 0 {
+                continue;
+            }
             // The programs that remove the network run in the cell's cgroup.
             cgroup::thaw_own(hierarchies, home.cell()).map_err(failed)?;
             return Ok(known);
         }
-        let before = known.cgroups.len();
-        known.cgroups.extend(cgroup::of_containers(hierarchies, &found).map_err(failed)?);
-        if known.cgroups.len() != before
+        if round > 0
+            && known.cgroups.len() != before
             && let Err(error) = home.keep(&known)
         {
             if !error.is_no_space() {
@@ -91,11 +102,16 @@ async fn end_processes(
             // Another daemon finds the cgroups by the pod.
             tracing::warn!(cell = home.cell(), "container cgroups not recorded, disk full");
         }
-        tracing::debug!(cell = home.cell(), processes = found.len(), "killing processes of a cell");
+        let processes = found.processes;
+        tracing::debug!(
+            cell = home.cell(),
+            processes = processes.len(),
+            "killing processes of a cell"
+        );
         // Frozen processes of version 1 exit only after a thaw.
         cgroup::thaw(hierarchies, home.cell(), &known.cgroups);
         cgroup::kill(hierarchies, home.cell());
-        let left = spawn_blocking(move || process::end(&found, END_LIMIT))
+        let left = spawn_blocking(move || process::end(&processes, END_LIMIT))
             .await
             .map_err(io::Error::other)
             .map_err(failed)?
@@ -110,22 +126,52 @@ async fn end_processes(
     Err(failed(io::Error::other("more and more of them begin")))
 }
 
+/// What a look at an instance has found.
+#[derive(Debug, Default)]
+struct Found {
+    processes: BTreeSet<process::Identity>,
+    /// The cgroups of its containers.
+    cgroups: BTreeSet<PathBuf>,
+}
+
+/// Looks only at those processes with which nearly always all of the instance end. Finds none where
+/// the cgroups of the containers can't be found by the pod's: frozen ones would keep the processes.
+/// Blocking.
+fn look_at_first(
+    home: &Home,
+    hierarchies: &[cgroup::Hierarchy],
+    attachment: Option<Attachment>,
+    launcher: Option<process::Identity>,
+) -> io::Result<Found> {
+    let Some(Attachment { pod_uid, cgroup_parent, .. }) = attachment else {
+        return Ok(Found::default());
+    };
+    let containers = Containers { pod_uid, ids: home.containers()? };
+    let Some(cgroups) = containers.within(hierarchies, &cgroup_parent) else {
+        return Ok(Found::default());
+    };
+    let processes = process::first_of_instance(hierarchies, home.cell(), launcher)?;
+    Ok(Found { processes, cgroups })
+}
+
 /// Removes everything but processes, files and the pod's network. Blocking.
 fn remove(
     home: &Home,
     hierarchies: &[cgroup::Hierarchy],
     known: Known,
-    pod_uid: Option<&str>,
+    pod_uid: String,
 ) -> io::Result<()> {
     unmount_beneath(home.dir())?;
     namespace::remove(&home.netns_path())?;
-    let mut containers = known.cgroups;
-    containers.extend(cgroup::of_pod(
-        hierarchies,
-        pod_uid.unwrap_or_default(),
-        &home.containers()?,
-    ));
-    cgroup::remove_containers(&containers)?;
+    let containers = Containers { pod_uid, ids: home.containers()? };
+    let cgroup_parent = known.attachment.map(|attachment| attachment.cgroup_parent);
+    let mut cgroups = known.cgroups;
+    cgroups.extend(
+        cgroup_parent
+            .and_then(|parent| containers.within(hierarchies, &parent))
+            .unwrap_or_else(|| containers.anywhere(hierarchies)),
+    );
+    cgroup::remove_containers(&cgroups)?;
     cgroup::remove(hierarchies, home.cell())
 }
 

@@ -94,11 +94,15 @@ fn leftovers_of_a_pod_are_found_with_either_cgroup_driver() {
     for dir in [&left, &kept, &slice, &nested, &elsewhere] {
         fs::create_dir_all(root.path().join(dir)).unwrap();
     }
+    let containers = |uid: &str, ids: &[&String]| Containers {
+        pod_uid: uid.to_owned(),
+        ids: ids.iter().map(|id| (*id).clone()).collect(),
+    };
     assert_eq!(
-        of_pod(&hierarchies, "", &[other.clone()].into()),
+        containers("", &[&other]).anywhere(&hierarchies),
         [root.path().join(&elsewhere)].into()
     );
-    let found = of_pod(&hierarchies, "12-34", &[other].into());
+    let found = containers("12-34", &[&other]).anywhere(&hierarchies);
     assert_eq!(
         found,
         [&*slice, &left, &nested, &parent, shared, &elsewhere]
@@ -112,8 +116,43 @@ fn leftovers_of_a_pod_are_found_with_either_cgroup_driver() {
         root.path().join("kubepods/besteffort/pod12-34").exists(),
         "the pod's own cgroup is the kubelet's"
     );
-    assert!(of_pod(&hierarchies, "", &BTreeSet::new()).is_empty());
+    assert!(containers("", &[]).anywhere(&hierarchies).is_empty());
     remove_containers(&found).unwrap();
+}
+
+#[test]
+fn leftovers_are_found_in_the_parent_that_the_pod_has() {
+    let root = tempfile::tempdir().unwrap();
+    let hierarchies = played(root.path());
+    let slice = "kubepods.slice/kubepods-pod12_34.slice";
+    let (own, neighbour) = ("e".repeat(64), "f".repeat(64));
+    for dir in [
+        format!("kubepods/pod12-34/{ID}"),
+        format!("{slice}/kiyot/{ID}"),
+        format!("shared/{own}"),
+        format!("shared/{neighbour}"),
+        format!("shared/kiyot/{own}"),
+    ] {
+        fs::create_dir_all(root.path().join(dir)).unwrap();
+    }
+    let containers = Containers { pod_uid: "12-34".into(), ids: [own.clone()].into() };
+    let within = |parent: &str| containers.within(&hierarchies, parent);
+    let expected = |dirs: &[String]| Some(dirs.iter().map(|dir| root.path().join(dir)).collect());
+    // In the pod's own all are the pod's, with either driver.
+    assert_eq!(within("/kubepods/pod12-34"), expected(&[format!("kubepods/pod12-34/{ID}")]));
+    assert_eq!(
+        within(&format!("/{slice}/")),
+        expected(&[format!("{slice}/kiyot"), format!("{slice}/kiyot/{ID}")])
+    );
+    // A parent of several pods has containers of others.
+    assert_eq!(
+        within("/shared"),
+        expected(&[format!("shared/{own}"), format!("shared/kiyot/{own}")])
+    );
+    assert_eq!(within("/absent"), expected(&[]));
+    for parent in ["", "/", "/a/../b"] {
+        assert_eq!(within(parent), None, "{parent:?}");
+    }
 }
 
 #[test]
