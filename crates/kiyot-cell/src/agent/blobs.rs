@@ -349,11 +349,11 @@ pub async fn put_image(runtime: &Runtime, request: PutImageRequest) -> Result<()
     });
     try_join_all(images.map(|image| create_or_update(runtime, image))).await?;
     let deadline = Instant::now() + CRI_VISIBLE_TIMEOUT;
-    let waits = request
-        .names
-        .iter()
-        .map(|name| wait_visible_to_cri(runtime, name, &request.image_id, deadline));
-    try_join_all(waits).await.map(drop)
+    // One after the other: those after the first are nearly always listed at the first look.
+    for name in &request.names {
+        wait_visible_to_cri(runtime, name, &request.image_id, deadline).await?;
+    }
+    Ok(())
 }
 
 async fn create_or_update(runtime: &Runtime, image: Image) -> Result<(), Status> {
