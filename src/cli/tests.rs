@@ -524,11 +524,11 @@ fn unusable_trace_is_a_usage_error() {
     let Err(UsageError(text)) = simulated(&thrice) else { panic!() };
     assert!(text.contains("--config is given 3 times"), "{text}");
     let text = simulated(&["--config", &config, "--trace", &huge]).unwrap();
-    assert!(text.contains("1 pods are left out, the first because"), "{text}");
+    assert!(text.contains("1 pod is left out, the first because"), "{text}");
     // Longer than the launch timeout.
     let slow = ["--boot-seconds", "600", "--config", &config, "--trace", &good];
     let text = simulated(&slow).unwrap();
-    assert!(text.contains("1 pods never started, the last error was: cell"), "{text}");
+    assert!(text.contains("1 pod never started, the last error was: cell"), "{text}");
     for line in [
         ["kiyot", "simulate", "--trace", "pods.csv"],
         ["kiyot", "simulate", "--config", "kiyot.toml"],

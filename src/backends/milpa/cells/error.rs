@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use kiyot_proto::text::counted;
+
 use super::{OverBudget, PortTaken};
 use crate::backends::milpa::{
     id::{CellId, NoRandomness},
@@ -20,14 +22,17 @@ pub enum CellError {
     #[error("the record of cell {0}")]
     Store(CellId, #[source] Arc<StoreError>),
     /// Several launches failed, one after the other.
-    #[error("{} launches failed: {}", .causes.len(), numbered(.causes))]
+    #[error(
+        "{} failed: {}", counted(.causes.len(), "launch", "launches"), numbered(.causes)
+    )]
     Launches {
         /// The causes, in order.
         causes: Vec<String>,
         /// The last cause.
         last: Box<CellError>,
     },
-    /// The provider does not permit launches, or those with the pod's parameters.
+    /// The provider does not permit launches, or those with the pod's parameters, or a quota of the
+    /// account permits none.
     #[error(
         "no cell is launched for {seconds} s{}, because the last launch was not permitted",
         if source.is_of_request { " with this instance type and these annotations" } else { "" }
@@ -98,8 +103,9 @@ pub enum CellError {
     OverBudget(#[from] OverBudget),
     /// The limit of boots was reached all the time.
     #[error(
-        "no cell was launched for {seconds} s, because {boots} cells boot ({}) and limits.boots \
-         allows no more; {orders} pods wait in turn", listed(.holders)
+        "no cell was launched for {seconds} s, because {} ({}) and limits.boots allows no more; \
+         {} in turn", counted(*.boots, "cell boots", "cells boot"), listed(.holders),
+        counted(*.orders, "pod waits", "pods wait")
     )]
     Queued {
         /// The limit.
@@ -116,8 +122,8 @@ pub enum CellError {
     PortTaken(#[from] PortTaken),
     /// The limit `max_cells` is reached.
     #[error(
-        "{cells} cells have not ended, and max_cells allows no more than {limit}; most of them \
-         are of {}", by_namespace(.holders)
+        "{}, and max_cells allows no more than {limit}; most of them are of {}",
+        counted(*.cells, "cell has not ended", "cells have not ended"), by_namespace(.holders)
     )]
     Full {
         /// The limit.
