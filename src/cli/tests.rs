@@ -541,6 +541,18 @@ fn unusable_trace_is_a_usage_error() {
 
 /// Verifies C7.
 #[test]
+fn limit_of_a_volume_that_has_no_effect_in_a_cell_is_a_note() {
+    let volumes = "  volumes: [{name: d, emptyDir: {sizeLimit: 1Gi}}, {name: m, emptyDir: \
+                   {medium: Memory, sizeLimit: 1Gi}}, {name: free, emptyDir: {}}]\n";
+    let (text, fine) = explained(OPT_IN, &pod(IN_A_CELL, volumes));
+    assert!(fine && text.contains("note: volume \"d\": sizeLimit has no effect"), "{text}");
+    assert_eq!(text.matches("sizeLimit").count(), 1, "{text}");
+    let (text, _) = explained(OPT_IN, &pod("a: b", volumes));
+    assert!(!text.contains("sizeLimit"), "{text}");
+}
+
+/// Verifies C7.
+#[test]
 fn network_that_no_pod_may_have_routed_is_explained_as_refused() {
     let config = format!(
         "{OPT_IN}[backends.milpa.gateway]\nlisten = \"10.0.0.5:7700\"\n[backends.milpa.ec2]\n\
