@@ -96,6 +96,9 @@ async fn quotas_refuse_what_they_count() {
     ] {
         let error = refused_with(&world, first, code).await;
         assert_eq!((error.class, &error.refused[..]), (class, refused), "{code}");
+        let market = (code == "InstanceLimitExceeded").then_some(first);
+        let is_of_all = code == "VolumeLimitExceeded";
+        assert_eq!((error.refused_market, error.refuses_all), (market, is_of_all), "{code}");
     }
 }
 

@@ -486,13 +486,14 @@ impl Engine {
         match error.class {
             // What the pod asked for is refused, and not the offerings of others.
             ErrorClass::Capacity | ErrorClass::Quota if error.is_of_request => {}
-            ErrorClass::Capacity | ErrorClass::Quota => self.avoid_refused(&error, now),
-            ErrorClass::Auth => {
+            // The account: other offerings would be refused, too.
+            ErrorClass::Auth | ErrorClass::Quota if error.stops_launches() => {
                 if let Some(launch) = launch {
                     let until = now.boot + self.config.refusal_pause;
                     self.denials.add(&launch.spec, error.clone(), until);
                 }
             }
+            ErrorClass::Capacity | ErrorClass::Quota => self.avoid_refused(&error, now),
             _ => {}
         }
         let is_local = self.capabilities.awaits_ends();
@@ -529,6 +530,9 @@ impl Engine {
         self.refusals.add(&error.refused, now.boot, &refusal);
         if let Some(zone) = &error.refused_zone {
             self.refusals.add_zone(zone, now.boot, &refusal);
+        }
+        if let Some(market) = error.refused_market {
+            self.refusals.add_market(market, &refusal);
         }
     }
 

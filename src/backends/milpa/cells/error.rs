@@ -8,7 +8,7 @@ use super::{OverBudget, PortTaken};
 use crate::backends::milpa::{
     id::{CellId, NoRandomness},
     placement::{NoFit, Offering},
-    providers::{InstanceId, ProviderError},
+    providers::{ErrorClass, InstanceId, ProviderError},
     store::StoreError,
 };
 
@@ -34,8 +34,9 @@ pub enum CellError {
     /// The provider does not permit launches, or those with the pod's parameters, or a quota of the
     /// account permits none.
     #[error(
-        "no cell is launched for {seconds} s{}, because the last launch was not permitted",
-        if source.is_of_request { " with this instance type and these annotations" } else { "" }
+        "no cell is launched for {seconds} s{}, because the last launch was {}",
+        if source.is_of_request { " with this instance type and these annotations" } else { "" },
+        if source.class == ErrorClass::Auth { "not permitted" } else { "over a quota" }
     )]
     Denied {
         /// The time after which a launch is tried again, in seconds.

@@ -440,9 +440,12 @@ impl Ec2 {
         };
         let is_zone = refused == Refused::Zone && !is_of_request;
         let refused_zone = is_zone.then(|| tried.zone.clone());
+        let is_market = refused == Refused::Market && !is_of_request;
+        let refused_market = is_market.then_some(tried.market);
+        let refuses_all = refused == Refused::All && !is_of_request;
         let refused = spec.offerings().filter(is_refused).cloned().collect();
         let error = ProviderError::new(class, format!("launch {tried}"), error);
-        ProviderError { refused, refused_zone, is_of_request, ..error }
+        ProviderError { refused, refused_zone, refused_market, refuses_all, is_of_request, ..error }
     }
 
     /// Returns true if a pod has asked for a larger volume than every cell has.

@@ -479,6 +479,7 @@ impl Engine {
             order.candidates.retain(|Candidate { offering, .. }| {
                 !refusal.refused.contains(offering)
                     && refusal.refused_zone.as_ref() != Some(&offering.zone)
+                    && refusal.refused_market != Some(offering.market)
             });
         }
         // A refusal leaves fewer offerings to try, which bounds these launches.
