@@ -589,10 +589,6 @@ impl Engine {
         if !console.is_empty() {
             cell.console = console;
         }
-        match outcome {
-            Ok(Termination::Confirmed) => self.apply(id, CellEvent::Terminated, now),
-            Ok(Termination::Accepted) => self.apply(id, CellEvent::TerminationAccepted, now),
-            Err(error)
         // The instance of a provider of the node is not one of another place, which it can't see.
         let is_known = self.capabilities.not_found_believed_after > Duration::ZERO;
         let elsewhere = self.no_end_elsewhere(id);
@@ -607,6 +603,10 @@ impl Engine {
             (Err(error), Some(elsewhere)) if error.class == ErrorClass::NotFound => Err(elsewhere),
             (outcome, _) => outcome,
         };
+        match outcome {
+            Ok(Termination::Confirmed) => self.apply(id, CellEvent::Terminated, now),
+            Ok(Termination::Accepted) => self.apply(id, CellEvent::TerminationAccepted, now),
+            Err(error)
                 if error.class == ErrorClass::NotFound && self.believes_not_found(id, now) =>
             {
                 self.apply(id, CellEvent::Terminated, now);
