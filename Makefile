@@ -4,9 +4,19 @@ export CARGO_INCREMENTAL ?= 0
 export CARGO_TERM_COLOR ?= never
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
+# src/main.rs has the commit, so that another commit links the daemon again and compiles no library.
+ifndef KIYOT_GIT_COMMIT
+KIYOT_GIT_COMMIT := $(shell scripts/git-commit)
+endif
+export KIYOT_GIT_COMMIT
+
 LINTING_COMPILER := $(CURDIR)/scripts/linting-compiler
 
-.PHONY: cell-image demo demo-ec2 demo-shell demo-vm test test-node test-vm soak bench bench-ec2 fmt lint lint-default deny clean
+.PHONY: build cell-image demo demo-ec2 demo-shell demo-vm test test-node test-vm soak bench bench-ec2 fmt lint lint-default deny clean
+
+# Builds the programs of a node in target/release/: FEATURES=ec2,otel
+build:
+	cargo build --release --workspace --bins --features "$(FEATURES)"
 
 # Runs the pods of examples/, on the node and in a cell.
 demo:

@@ -17,7 +17,9 @@ mod cri {
     pub(crate) mod instances;
     pub(crate) mod loaded_link;
     pub(crate) mod logs;
+    pub(crate) mod operator;
     pub(crate) mod placement;
+    pub(crate) mod ratios;
     pub(crate) mod startup;
     pub(crate) mod streams;
     pub(crate) mod vms;
@@ -26,9 +28,10 @@ mod cri {
 
 /// The parts of a build: those of EC2 need its SDK.
 const DEFAULT_PARTS: &str = if cfg!(feature = "ec2") {
-    "placement,calls,cells,batches,logs,streams,busy,volumes,density,vms,instances,ec2-density"
+    "placement,calls,operator,cells,batches,logs,streams,busy,volumes,density,vms,instances,\
+     ec2-density"
 } else {
-    "placement,calls,cells,batches,logs,streams,busy,volumes,density,vms"
+    "placement,calls,operator,cells,batches,logs,streams,busy,volumes,density,vms"
 };
 
 /// Options of the benchmark.
@@ -41,13 +44,13 @@ struct Options {
         default_value = DEFAULT_PARTS
     )]
     parts: Vec<Part>,
-    /// Rounds of the measurements of calls, batches, logs and streams.
+    /// Rounds of the measurements of calls, beside an operator too, of batches, logs and streams.
     #[arg(long, default_value_t = 5)]
     rounds: usize,
     /// Calls of a measurement.
     #[arg(long, default_value_t = 2000)]
     calls: usize,
-    /// Pods that are started, one after another.
+    /// Pods that are started, one after another; in the part `operator`, pods that are listed.
     #[arg(long, default_value_t = 10)]
     cells: usize,
     /// Forwarders to compare.
@@ -107,6 +110,7 @@ struct Options {
 enum Part {
     Placement,
     Calls,
+    Operator,
     Cells,
     Batches,
     Logs,
@@ -164,6 +168,10 @@ async fn main() {
 async fn measure(part: Part, options: &Options, node: &Node, program: &Path) {
     match part {
         Part::Placement | Part::Calls => {}
+        Part::Operator => {
+            let Options { rounds, calls, cells, .. } = *options;
+            cri::operator::measure(node, program, rounds, calls, cells).await;
+        }
         Part::Cells => {
             cri::startup::measure(node, program, Provider::Netns, options.cells).await;
         }

@@ -77,11 +77,12 @@ pub struct App {
 impl App {
     /// Starts all parts, the CRI socket last, so that all recovered pods are known to the first
     /// call. Called on the main runtime. `take_over` ends instances of this node that a daemon with
-    /// another state directory launched.
+    /// another state directory launched. `git_commit` is that of the build, or empty.
     pub async fn start(
         config: &Config,
         take_over: bool,
         recent_log: RecentLog,
+        git_commit: &'static str,
     ) -> Result<Self, AppError> {
         let (mut backends, mut milpas): (Vec<Arc<dyn Backend>>, _) = (Vec::new(), Vec::new());
         let mut only_cri = None;
@@ -121,6 +122,7 @@ impl App {
             runtimes.collect(),
             current_config.subscribe(),
             recent_log,
+            git_commit,
         );
         let admin = AdminApi::start(&config.admin, parts);
         let api_counters = Counters::new();
@@ -161,6 +163,7 @@ pub fn run(
     config: Config,
     take_over: bool,
     recent_log: RecentLog,
+    git_commit: &'static str,
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let runtime = Builder::new_multi_thread()
         .worker_threads(WORKER_THREADS)
@@ -168,7 +171,7 @@ pub fn run(
         .enable_all()
         .build()
         .map_err(AppError::Runtime)?;
-    Ok(runtime.block_on(serve(path, config, take_over, recent_log))?)
+    Ok(runtime.block_on(serve(path, config, take_over, recent_log, git_commit))?)
 }
 
 async fn serve(
@@ -176,6 +179,7 @@ async fn serve(
     mut config: Config,
     take_over: bool,
     recent_log: RecentLog,
+    git_commit: &'static str,
 ) -> Result<(), AppError> {
     // Installed before the start, so that a signal during the start ends the daemon right after it.
     let mut terminate = signal(SignalKind::terminate()).map_err(AppError::Runtime)?;
@@ -183,13 +187,14 @@ async fn serve(
     let mut hangup = signal(SignalKind::hangup()).map_err(AppError::Runtime)?;
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
+        commit = git_commit,
         config = %path.display(),
         backends = config.backends.keys().map(String::as_str).collect::<Vec<_>>().join(", "),
         rules = config.routing.rules.len(),
         default = config.routing.default,
         "daemon starting"
     );
-    let app = App::start(&config, take_over, recent_log).await?;
+    let app = App::start(&config, take_over, recent_log, git_commit).await?;
     systemd::ready();
     let watchdog = app.front.watchdog.clone();
     let mut watchdog_feed = std::pin::pin!(systemd::feed_watchdog(&watchdog));

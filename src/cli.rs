@@ -119,8 +119,9 @@ impl From<String> for Output {
 #[derive(Debug)]
 struct UsageError(String);
 
-/// Runs a command line, which begins with the program's name.
-pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+/// Runs a command line, which begins with the program's name. `git_commit` is that of the build,
+/// empty if it is not known.
+pub fn run(arguments: impl IntoIterator<Item = OsString>, git_commit: &'static str) -> ExitCode {
     let arguments = match Arguments::try_parse_from(arguments) {
         Ok(arguments) => arguments,
         // clap returns help and version as errors.
@@ -130,7 +131,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
             return if error.use_stderr() { ExitCode::from(EXIT_USAGE) } else { ExitCode::SUCCESS };
         }
     };
-    match execute(arguments.command) {
+    match execute(arguments.command, git_commit) {
         Ok(Output { text, code }) => print(&text, code),
         Err(UsageError(text)) => {
             // A failed write can't be reported.
@@ -146,7 +147,7 @@ fn print(text: &str, code: ExitCode) -> ExitCode {
 }
 
 /// Runs a command, and returns its output.
-fn execute(command: Command) -> Result<Output, UsageError> {
+fn execute(command: Command, git_commit: &'static str) -> Result<Output, UsageError> {
     match command {
         Command::Serve { config, log_format, take_over } => {
             let telemetry = telemetry::init(log_format).map_err(UsageError)?;
@@ -162,7 +163,8 @@ fn execute(command: Command) -> Result<Output, UsageError> {
             match config::load(&config) {
                 Err(problems) => ended(ExitCode::from(EXIT_USAGE), &problems.to_string()),
                 Ok(loaded) => {
-                    match app::run(&config, loaded, take_over, telemetry.recent_log.clone()) {
+                    let recent_log = telemetry.recent_log.clone();
+                    match app::run(&config, loaded, take_over, recent_log, git_commit) {
                         Ok(()) => Ok(String::new().into()),
                         Err(error) => ended(ExitCode::FAILURE, &error_chain(&*error)),
                     }
@@ -193,8 +195,13 @@ fn execute(command: Command) -> Result<Output, UsageError> {
             Ok(output)
         }
         Command::Simulate(arguments) => simulate::run(&arguments),
-        Command::Version => Ok(format!("kiyot {}, CRI v1\n", env!("CARGO_PKG_VERSION")).into()),
+        Command::Version => Ok(version(git_commit).into()),
     }
+}
+
+fn version(git_commit: &str) -> String {
+    let commit = if git_commit.is_empty() { "unknown" } else { git_commit };
+    format!("kiyot {}, commit {commit}, CRI v1\n", env!("CARGO_PKG_VERSION"))
 }
 
 fn load(path: &Path) -> Result<config::Config, UsageError> {

@@ -18,7 +18,7 @@ use crate::{
         },
     },
     config::{BackendConfig, Config, MilpaBackend, ProviderKind},
-    manifest::{Manifest, Node, Pod},
+    manifest::{Manifest, Node, Pod, Volume},
     proxy::{
         peek,
         routing::{self, Decision, Reason},
@@ -284,6 +284,9 @@ fn explain_cell(
             lines.say(format!("note: it {what}"));
         }
         volumes::explain(lines, milpa, pod, container);
+    }
+    for limit in pod.volumes.iter().filter_map(Volume::limit_without_effect) {
+        lines.say(format!("note: {limit}"));
     }
     resources::note(lines, pod);
     for key in CellRequest::unknown_keys(&pod.metadata.annotations) {

@@ -9,6 +9,10 @@ use std::process::ExitCode;
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
+/// The commit of the build, which the Makefile gives. In this small crate, so that another commit
+/// compiles no library.
+const GIT_COMMIT: Option<&str> = option_env!("KIYOT_GIT_COMMIT");
+
 fn main() -> ExitCode {
-    kiyot::cli::run(std::env::args_os())
+    kiyot::cli::run(std::env::args_os(), GIT_COMMIT.unwrap_or_default())
 }

@@ -1,6 +1,9 @@
 //! Latency and rate of calls of the node, through each forwarder.
 
-use std::time::{Duration, Instant};
+use std::{
+    path::Path,
+    time::{Duration, Instant},
+};
 
 use kiyot_testkit::cri;
 use tokio::task::JoinSet;
@@ -8,20 +11,29 @@ use tokio::task::JoinSet;
 use super::{
     client::{Call, Client},
     forwarders::Forwarder,
+    ratios::Ratios,
 };
 
 /// Numbers of concurrent callers on a connection.
 pub(crate) const CALLERS: [usize; 2] = [1, 16];
 
+/// Pairs of forwarders that are compared round by round: the daemon with that without metrics, and
+/// with another build.
+const PAIRS: [[&str; 2]; 2] = [["kiyot", "metrics-off"], ["kiyot", "baseline"]];
+
 /// Times of one call through one forwarder.
 #[derive(Debug, Default)]
-struct Times {
+pub(crate) struct Times {
     each: Vec<Duration>,
     whole: Duration,
+    /// The median of each round, in microseconds.
+    pub(crate) medians: Vec<f64>,
 }
 
 impl Times {
-    fn quantile(&self, part: f64) -> f64 {
+    /// Returns a quantile of all rounds, in microseconds.
+    pub(crate) fn quantile(&mut self, part: f64) -> f64 {
+        self.each.sort_unstable();
         quantile(&self.each, part)
     }
 }
@@ -49,6 +61,7 @@ pub(crate) async fn measure(
     ];
     println!("| call | callers | path | p50 us | p99 us | calls/s | p50 to direct |");
     println!("| --- | --- | --- | --- | --- | --- | --- |");
+    let mut compared = Vec::new();
     for method in &methods {
         for callers in CALLERS {
             let mut times: Vec<Times> = forwarders.iter().map(|_| Times::default()).collect();
@@ -56,15 +69,21 @@ pub(crate) async fn measure(
                 // Rounds begin with different forwarders, so that the predecessor varies.
                 for turn in 0..forwarders.len() {
                     let at = (round + turn) % forwarders.len();
-                    run(&forwarders[at], method, callers, calls, &mut times[at]).await;
+                    let Forwarder { socket, name, .. } = &forwarders[at];
+                    run(socket, name, method, callers, calls, &mut times[at]).await;
                 }
             }
-            times.iter_mut().for_each(|times| times.each.sort_unstable());
-            let direct = forwarders
-                .iter()
-                .position(|forwarder| forwarder.name == "direct")
-                .map(|at| times[at].quantile(0.5));
-            for (forwarder, times) in forwarders.iter().zip(&times) {
+            let place = |name: &str| forwarders.iter().position(|it| it.name == name);
+            let direct = place("direct").map(|at| times[at].quantile(0.5));
+            for [name, other] in PAIRS {
+                if let (Some(row), Some(other_row)) = (place(name), place(other)) {
+                    let ratios = Ratios::of(&times[row].medians, &times[other_row].medians);
+                    let method = method.name;
+                    compared
+                        .push(format!("| {method} | {callers} | {name} to {other} | {ratios} |"));
+                }
+            }
+            for (forwarder, times) in forwarders.iter().zip(&mut times) {
                 let (p50, p99, rate) = (
                     times.quantile(0.5),
                     times.quantile(0.99),
@@ -79,24 +98,33 @@ pub(crate) async fn measure(
             }
         }
     }
+    if !compared.is_empty() {
+        println!("\n| call | callers | p50 of | median of {rounds} rounds | least | greatest |");
+        println!("| --- | --- | --- | --- | --- | --- |");
+        compared.iter().for_each(|row| println!("{row}"));
+    }
 }
 
-async fn run(
-    forwarder: &Forwarder<'_>,
+/// Makes the calls of a round through a forwarder, by its socket.
+pub(crate) async fn run(
+    socket: &Path,
+    forwarder: &'static str,
     method: &Call,
     callers: usize,
     calls: usize,
     times: &mut Times,
 ) {
-    let client = Client::connect(&forwarder.socket)
-        .await
-        .unwrap_or_else(|| panic!("{} takes no connection", forwarder.name));
+    let client =
+        Client::connect(socket).await.unwrap_or_else(|| panic!("{forwarder} takes no connection"));
     let share = calls.div_ceil(callers);
     // Warm-up.
-    callers_at_once(&client, method, callers, share / 10 + 1, forwarder.name).await;
+    callers_at_once(&client, method, callers, share / 10 + 1, forwarder).await;
     let begun = Instant::now();
-    times.each.extend(callers_at_once(&client, method, callers, share, forwarder.name).await);
+    let mut each = callers_at_once(&client, method, callers, share, forwarder).await;
     times.whole += begun.elapsed();
+    each.sort_unstable();
+    times.medians.push(quantile(&each, 0.5));
+    times.each.append(&mut each);
 }
 
 /// Makes calls over one connection, and returns their times.

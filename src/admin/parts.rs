@@ -28,19 +28,22 @@ pub struct Parts {
     pub(super) plans: Arc<Semaphore>,
     /// The recent lines of the daemon's log.
     pub(super) recent_log: RecentLog,
+    /// The commit of the build, empty if it is not known.
+    pub(super) git_commit: &'static str,
 }
 
 impl Parts {
     /// Returns the parts. `runtimes` are summaries of the container runtimes, `config` is the
-    /// running configuration.
+    /// running configuration, `git_commit` the commit of the build, or empty.
     pub fn new(
         milpas: Vec<Arc<Milpa>>,
         runtimes: Vec<admin::Backend>,
         config: watch::Receiver<Arc<Config>>,
         recent_log: RecentLog,
+        git_commit: &'static str,
     ) -> Self {
         let plans = Arc::new(Semaphore::new(MAX_PLANS));
-        Self { milpas, runtimes, config, plans, recent_log }
+        Self { milpas, runtimes, config, plans, recent_log, git_commit }
     }
 
     /// Returns a pod by namespace and name, uid or sandbox; the namespace may be empty if the name

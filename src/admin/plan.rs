@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use kiyot_proto::admin;
+use kiyot_proto::{admin, text::counted};
 use tokio::task::spawn_blocking;
 use tonic::Status;
 
@@ -62,7 +62,9 @@ async fn live(milpa: &Milpa) -> Live {
     let summary = milpa.inventory().summary();
     let admin::Backend { cells, max_cells, booting, waiting, cordoned, .. } = summary;
     let mut limits = vec![format!(
-        "its backend: {cells} of {max_cells} cells, {booting} boot, {waiting} pods wait"
+        "its backend: {cells} of {}, {booting} of them booting; {}",
+        counted(max_cells, "cell", "cells"),
+        counted(waiting, "pod waits", "pods wait")
     )];
     if cordoned {
         limits.push("note: no cell is launched until `milpactl uncordon`".to_owned());

@@ -26,8 +26,6 @@ use crate::{
     glob::matches,
 };
 
-/// The commit that the program was built from, if the build said so.
-const GIT_COMMIT: Option<&str> = option_env!("KIYOT_GIT_COMMIT");
 /// The offerings of a response.
 const PART_OFFERINGS: usize = 256;
 /// The pause between two looks at a log that is followed.
@@ -390,7 +388,7 @@ impl Reading {
 pub(super) fn version(parts: &Parts) -> admin::VersionResponse {
     admin::VersionResponse {
         version: env!("CARGO_PKG_VERSION").to_owned(),
-        git_commit: GIT_COMMIT.unwrap_or_default().to_owned(),
+        git_commit: parts.git_commit.to_owned(),
         revision: ADMIN_REVISION,
         node: parts.node(),
     }
@@ -426,7 +424,20 @@ fn last_lines(text: &str, lines: Option<u64>) -> &str {
 
 #[cfg(test)]
 mod tests {
+    use tokio::sync::watch;
+
     use super::*;
+
+    #[test]
+    fn version_has_the_commit_of_the_build() {
+        let text = "[backends.containerd]\ntype = \"cri\"\n";
+        let config = Arc::new(crate::config::parse("kiyot.toml", text, []).unwrap());
+        for commit in ["0123456789ab-dirty", ""] {
+            let config = watch::Sender::new(Arc::clone(&config)).subscribe();
+            let parts = Parts::new(Vec::new(), Vec::new(), config, Default::default(), commit);
+            assert_eq!(version(&parts).git_commit, commit);
+        }
+    }
 
     #[test]
     fn part_of_a_console_that_it_does_not_have_is_refused() {

@@ -20,8 +20,8 @@ impl Parts {
         let milpa = self.milpa(&request.backend)?;
         let created = milpa.create_pods(manifest_files::of(request.files)).await?;
         let message = |created: Created| {
-            let Created { namespace, name, uid } = created;
-            admin::CreatedPod { namespace, name, uid }
+            let Created { namespace, name, uid, warnings } = created;
+            admin::CreatedPod { namespace, name, uid, warnings }
         };
         Ok(admin::CreatePodsResponse { pods: created.into_iter().map(message).collect() })
     }

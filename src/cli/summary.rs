@@ -2,6 +2,8 @@
 
 use std::{fmt::Write, path::Path};
 
+use kiyot_proto::text::counted;
+
 use crate::{
     backends::milpa::{live_check::NoLiveCheck, policy::Rules},
     config::{BackendConfig, Config, ProviderKind},
@@ -45,8 +47,8 @@ pub(super) fn of(path: &Path, config: &Config) -> String {
                     .collect();
                 writeln!(
                     text,
-                    "  backend {name}: up to {} cells, state in {}{notes}",
-                    milpa.max_cells,
+                    "  backend {name}: up to {}, state in {}{notes}",
+                    counted(milpa.max_cells, "cell", "cells"),
                     milpa.state_dir.display()
                 )
             }

@@ -2,7 +2,7 @@ use super::*;
 use crate::annotations::Architecture;
 
 fn execute_line(line: &[&str]) -> Result<String, UsageError> {
-    execute(Arguments::try_parse_from(line).unwrap().command).map(|output| output.text)
+    execute(Arguments::try_parse_from(line).unwrap().command, "").map(|output| output.text)
 }
 
 fn file(name: &str) -> String {
@@ -29,7 +29,7 @@ fn valid_configuration_is_summarised() {
 fn live_check_of_another_provider_is_refused_with_the_reason() {
     let path = file("examples/opt-out.toml");
     let line = ["kiyot", "check-config", "--live", "--config", &path];
-    let output = execute(Arguments::try_parse_from(line).unwrap().command).unwrap();
+    let output = execute(Arguments::try_parse_from(line).unwrap().command, "").unwrap();
     let reason = "check-config --live: backend milpa: has no live check; allowed: the provider";
     assert!(output.text.contains(reason), "{}", output.text);
     assert_eq!(output.code, ExitCode::FAILURE);
@@ -56,15 +56,24 @@ fn build_without_the_configured_provider_says_so() {
         (vec!["kiyot", "check-config", "--config", &path], ExitCode::SUCCESS),
         (vec!["kiyot", "check-config", "--live", "--config", &path], ExitCode::FAILURE),
     ] {
-        let output = execute(Arguments::try_parse_from(line).unwrap().command).unwrap();
+        let output = execute(Arguments::try_parse_from(line).unwrap().command, "").unwrap();
         assert!(output.text.contains(reason), "{}", output.text);
         assert_eq!(output.code, code, "{}", output.text);
     }
     let config = config::parse("kiyot.toml", &text, []).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let started = runtime.block_on(app::App::start(&config, false, Default::default()));
+    let started = runtime.block_on(app::App::start(&config, false, Default::default(), ""));
     let error = started.err().unwrap().to_string();
     assert_eq!(error, format!("the provider of backend milpa: {reason}"));
+}
+
+#[test]
+fn version_names_the_commit_of_the_build() {
+    let package = env!("CARGO_PKG_VERSION");
+    for (commit, shown) in [("0123456789ab-dirty", "0123456789ab-dirty"), ("", "unknown")] {
+        let output = execute(Command::Version, commit).unwrap();
+        assert_eq!(output.text, format!("kiyot {package}, commit {shown}, CRI v1\n"));
+    }
 }
 
 /// Verifies C5.
@@ -77,7 +86,7 @@ fn invalid_configuration_is_a_usage_error() {
     };
     assert!(text.contains("/nonexistent/kiyot.toml: the file: can't be read"), "{text}");
     assert_eq!(
-        run(["kiyot", "serve", "--config", "/nonexistent/kiyot.toml"].map(Into::into)),
+        run(["kiyot", "serve", "--config", "/nonexistent/kiyot.toml"].map(Into::into), ""),
         ExitCode::from(EXIT_USAGE)
     );
 }
@@ -440,7 +449,7 @@ fn exit_code_separates_usage_errors() {
         (&["kiyot", "serve", "--log-format", "xml"], ExitCode::from(EXIT_USAGE)),
         (&["kiyot", "explain"], ExitCode::from(EXIT_USAGE)),
     ] {
-        assert_eq!(run(line.iter().map(Into::into)), code, "{line:?}");
+        assert_eq!(run(line.iter().map(Into::into), ""), code, "{line:?}");
     }
 }
 
@@ -515,11 +524,11 @@ fn unusable_trace_is_a_usage_error() {
     let Err(UsageError(text)) = simulated(&thrice) else { panic!() };
     assert!(text.contains("--config is given 3 times"), "{text}");
     let text = simulated(&["--config", &config, "--trace", &huge]).unwrap();
-    assert!(text.contains("1 pods are left out, the first because"), "{text}");
+    assert!(text.contains("1 pod is left out, the first because"), "{text}");
     // Longer than the launch timeout.
     let slow = ["--boot-seconds", "600", "--config", &config, "--trace", &good];
     let text = simulated(&slow).unwrap();
-    assert!(text.contains("1 pods never started, the last error was: cell"), "{text}");
+    assert!(text.contains("1 pod never started, the last error was: cell"), "{text}");
     for line in [
         ["kiyot", "simulate", "--trace", "pods.csv"],
         ["kiyot", "simulate", "--config", "kiyot.toml"],
@@ -528,6 +537,18 @@ fn unusable_trace_is_a_usage_error() {
     ] {
         assert!(Arguments::try_parse_from(line).is_err(), "{line:?}");
     }
+}
+
+/// Verifies C7.
+#[test]
+fn limit_of_a_volume_that_has_no_effect_in_a_cell_is_a_note() {
+    let volumes = "  volumes: [{name: d, emptyDir: {sizeLimit: 1Gi}}, {name: m, emptyDir: \
+                   {medium: Memory, sizeLimit: 1Gi}}, {name: free, emptyDir: {}}]\n";
+    let (text, fine) = explained(OPT_IN, &pod(IN_A_CELL, volumes));
+    assert!(fine && text.contains("note: volume \"d\": sizeLimit has no effect"), "{text}");
+    assert_eq!(text.matches("sizeLimit").count(), 1, "{text}");
+    let (text, _) = explained(OPT_IN, &pod("a: b", volumes));
+    assert!(!text.contains("sizeLimit"), "{text}");
 }
 
 /// Verifies C7.

@@ -45,6 +45,20 @@ pub enum VolumeKind {
     Plugin(PluginVolume),
 }
 
+impl Volume {
+    /// Returns the limit of the volume that has no effect in a cell.
+    pub fn limit_without_effect(&self) -> Option<String> {
+        let VolumeKind::EmptyDir { memory: false, size_limit: Some(_) } = self.kind else {
+            return None;
+        };
+        Some(format!(
+            "volume {:?}: sizeLimit has no effect on an emptyDir on the disk of a cell; allowed: \
+             medium Memory, or ephemeral_storage_limit of the daemon for all of the pod's disk",
+            self.name
+        ))
+    }
+}
+
 /// Volume that a plugin mounts on the node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PluginVolume {

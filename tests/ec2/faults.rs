@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use kiyot::backends::milpa::{
     placement::{Market, Offering},
-    providers::{ErrorClass, Provider, ProviderError},
+    providers::{ErrorClass, InstanceId, Provider, ProviderError},
 };
-use kiyot_testcloud::{Credentials, Market as CloudMarket, Outage};
+use kiyot_testcloud::{Cloud, Credentials, Market as CloudMarket, Outage};
 use kiyot_testkit::{LIMIT, wait_until};
 
 use crate::world::{NANO, World};
@@ -96,6 +96,9 @@ async fn quotas_refuse_what_they_count() {
     ] {
         let error = refused_with(&world, first, code).await;
         assert_eq!((error.class, &error.refused[..]), (class, refused), "{code}");
+        let market = (code == "InstanceLimitExceeded").then_some(first);
+        let is_of_all = code == "VolumeLimitExceeded";
+        assert_eq!((error.refused_market, error.refuses_all), (market, is_of_all), "{code}");
     }
 }
 
@@ -212,4 +215,29 @@ async fn launched_instance_that_ec2_does_not_show_yet_is_not_found() {
     assert_eq!(world.provider.list_owned().await.unwrap(), []);
     let error = world.provider.describe(&launched.id).await.unwrap_err();
     assert_eq!(error.class, ErrorClass::NotFound);
+}
+
+/// Verifies V81.
+#[tokio::test]
+async fn not_found_by_credentials_of_another_account_proves_no_end() {
+    let world = World::new().await;
+    let launched = world.launch("token").await;
+    let unknown = InstanceId("i-0123456789abcdef0".into());
+    let own = world.provider.describe(&unknown).await.unwrap_err();
+    assert_eq!(own.class, ErrorClass::NotFound, "{own}");
+    let other = Cloud::start().await;
+    let other = world.with_credentials_of(&other).await;
+    assert_eq!(other.list_owned().await.unwrap(), []);
+    let mut outcomes = other.terminate(std::slice::from_ref(&launched.id)).await;
+    for error in [
+        other.describe(&launched.id).await.unwrap_err(),
+        outcomes.remove(&launched.id).unwrap().unwrap_err(),
+    ] {
+        assert_eq!(error.class, ErrorClass::Transient, "{error}");
+        let text = error.text();
+        for part in [&launched.id.0, "may be those of another account", "DescribeSubnets"] {
+            assert!(text.contains(part), "{part} is not in {text}");
+        }
+    }
+    assert!(!world.cloud.instance(&launched.id.0).unwrap().state.is_ended());
 }

@@ -81,6 +81,12 @@ impl World {
         provider_with(&self.cloud, &self.owner, ec2).await
     }
 
+    /// Returns the provider of a daemon that is restarted with the credentials of the account of
+    /// another cloud.
+    pub(crate) async fn with_credentials_of(&self, other: &Cloud) -> Ec2 {
+        provider_with(other, &self.owner, over_cloud::config(&self.cloud)).await
+    }
+
     /// Returns a provider with on-demand prices of this source.
     pub(crate) async fn with_prices(&self, prices: PriceSource) -> Ec2 {
         let ec2 = config::Ec2 { prices, ..over_cloud::config(&self.cloud) };

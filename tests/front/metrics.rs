@@ -2,7 +2,10 @@
 
 use bytes::Bytes;
 use h2::Reason;
-use kiyot::backends::Method;
+use kiyot::{
+    backends::Method,
+    metrics::{CriCalls, FIRST_BACKEND},
+};
 use kiyot_proto::cri;
 use kiyot_testkit::wait_until;
 use prost::Message;
@@ -93,4 +96,20 @@ async fn call_is_counted_by_method_backend_and_code_however_it_ends() {
         r#"method="RuntimeConfig",backend="containerd",code="UNKNOWN""#,
     ])
     .await;
+}
+
+/// Verifies O8.
+#[test]
+fn call_is_counted_without_an_allocation() {
+    let calls = CriCalls::new(["Version"], ["containerd".to_owned()]);
+    let allocations = |each: &mut dyn FnMut()| {
+        allocation_counter::measure(|| (0..1000).for_each(|_| each())).count_total
+    };
+    let counted = allocations(&mut || {
+        let mut record = calls.begin(Some(0));
+        record.set_backend(FIRST_BACKEND);
+        record.set_code(Some(0));
+    });
+    let boxed = allocations(&mut || drop(std::hint::black_box(Box::new(0_u8))));
+    assert_eq!((counted, boxed), (0, 1000));
 }

@@ -8,7 +8,10 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
-use kiyot::backends::milpa::providers::{ErrorClass, InstanceId, Provider};
+use kiyot::backends::milpa::{
+    id::CellId,
+    providers::{ErrorClass, InstanceId, Provider},
+};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
@@ -43,7 +46,12 @@ async fn launch_with_the_same_token_is_idempotent() {
     bench.end(&id).await.unwrap();
     bench.assert_clean(&id);
     bench.end(&id).await.unwrap();
-    bench.end(&InstanceId("unknown".into())).await.unwrap();
+    bench.end(&InstanceId(CellId::mint().unwrap().to_string())).await.unwrap();
+    // The instance of another provider has not ended.
+    let other = InstanceId("i-0123456789abcdef0".into());
+    assert_eq!(bench.end(&other).await.unwrap_err().class, ErrorClass::Invalid);
+    let described = bench.provider.describe(&other).await;
+    assert_eq!(described.unwrap_err().class, ErrorClass::Invalid);
 }
 
 #[tokio::test]

@@ -140,3 +140,54 @@ async fn another_endpoint_or_region_proves_no_end() {
     world.ends(&mut kubelet, &[&kept, &local]).await;
     assert_eq!(world.launched().len(), 1);
 }
+
+/// Verifies V80.
+#[tokio::test]
+async fn another_provider_proves_no_end() {
+    let world = World::start().await;
+    let (mut kiyot, mut kubelet) = world.daemon(world.options()).await;
+    let local = kubelet.run_pod(&local_pod()).await.unwrap();
+    let kept = kubelet.run_pod(&pod("kept", WAIT)).await.unwrap();
+    let deleted = kubelet.run_pod(&pod("deleted", WAIT)).await.unwrap();
+    let configuration = std::fs::read_to_string(kiyot.configuration()).unwrap();
+    let changed = configuration.replace("provider = \"ec2\"", "provider = \"netns\"");
+    assert_ne!(changed, configuration);
+    kiyot.stop().await;
+    std::fs::write(kiyot.configuration(), changed).unwrap();
+    kiyot.start_again().await;
+    kubelet = kiyot.kubelet().await;
+    for running in [&kept, &deleted] {
+        let main = &running.container("main").id;
+        wait_until("the pod answers", LIMIT, async || {
+            kubelet.exec_sync(main, &["true"]).await.ok()
+        })
+        .await;
+    }
+    are_unharmed(&mut kubelet, &[&kept, &deleted, &local]).await;
+    let log = kiyot.log();
+    let cells: Vec<_> =
+        world.launched().iter().map(|instance| instance.tags["kiyot:cell"].clone()).collect();
+    let names = |line: &&str| {
+        line.contains("ERROR")
+            && line.contains("provider, region or endpoint was changed under cells")
+            && line.contains("launched_in=\"region us-east-1, endpoint ")
+            && line.contains("provider_looks_in=\"this node (netns or qemu)\"")
+            && cells.iter().all(|cell| line.contains(cell))
+    };
+    assert_eq!((cells.len(), log.lines().filter(names).count()), (2, 1), "{log}");
+
+    // Its agent ends the pod, and the instance with it.
+    kubelet.stop_and_remove(&deleted).await.unwrap();
+    are_unharmed(&mut kubelet, &[&kept, &local]).await;
+    assert!(world.calls_of("TerminateInstances").is_empty());
+    kiyot.stop().await;
+    std::fs::write(kiyot.configuration(), configuration).unwrap();
+    kiyot.start_again().await;
+    let mut kubelet = kiyot.kubelet().await;
+    let main = &kept.container("main").id;
+    wait_until("the pod answers", LIMIT, async || kubelet.exec_sync(main, &["true"]).await.ok())
+        .await;
+    world.ends(&mut kubelet, &[&kept, &local]).await;
+    world.has_no_cells().await;
+    assert_eq!(world.launched().len(), 2);
+}

@@ -355,3 +355,14 @@ fn no_module_is_a_mod_rs() {
         assert!(found.is_empty(), "{found:?}");
     }
 }
+
+/// Verifies O8.
+#[test]
+fn counters_of_calls_have_no_lock() {
+    const LOCKS: [&str; 8] =
+        ["Mutex", "RwLock", "RefCell", "OnceLock", "LazyLock", "Condvar", "Barrier", "mpsc"];
+    let code = source::code_of(&tree::text("src/metrics/cri_calls.rs"));
+    let found: Vec<_> = code.iter().filter(|word| LOCKS.contains(&word.as_str())).collect();
+    assert_eq!(found, Vec::<&String>::new());
+    assert!(code.iter().any(|word| word == "AtomicU64"), "{code:?}");
+}

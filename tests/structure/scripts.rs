@@ -57,6 +57,58 @@ fn scripts_are_posix_shell() {
     }
 }
 
+/// Returns what a program prints, without the end of the line.
+fn printed(command: &mut Command) -> String {
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{command:?}: {output:?}");
+    String::from_utf8(output.stdout).unwrap().trim_end().to_owned()
+}
+
+#[test]
+fn commit_of_a_checkout_is_marked_if_a_file_differs() {
+    let directory = tempfile::tempdir().unwrap();
+    let git = |line: &str| {
+        let mut git = Command::new("git");
+        let named = ["-c", "user.name=test", "-c", "user.email=test@localhost"];
+        git.current_dir(&directory).env_remove("GIT_DIR").args(named).args(line.split(' '));
+        printed(&mut git)
+    };
+    // In a directory of the repository, as a source archive may be, and in its root.
+    let place = |place: &str| {
+        let scripts = directory.path().join(place).join("scripts");
+        fs::create_dir_all(&scripts).unwrap();
+        let script = scripts.join("git-commit");
+        fs::copy(tree::root().join("scripts/git-commit"), &script).unwrap();
+        move || printed(Command::new(&script).env_remove("GIT_DIR"))
+    };
+    let (of_root, of_archive) = (place("."), place("archive"));
+    assert_eq!((of_root(), of_archive()), Default::default(), "without a repository");
+    git("init --quiet");
+    git("add .");
+    git("commit --quiet --message first");
+    git("tag v1");
+    let commit = git("rev-parse --short=12 HEAD");
+    assert_eq!((of_root(), of_archive()), (commit.clone(), String::new()));
+    fs::write(directory.path().join("new"), "").unwrap();
+    git("add new");
+    assert_eq!(of_root(), format!("{commit}-dirty"));
+}
+
+#[test]
+fn makefile_gives_the_commit_to_the_build() {
+    let make = |commit: Option<&str>| {
+        let mut make = Command::new("make");
+        make.args(["--silent", "--no-print-directory", "--eval"]);
+        make.args(["print:;@echo \"$$KIYOT_GIT_COMMIT\"", "print"]).current_dir(tree::root());
+        make.env_remove("MAKEFLAGS").env_remove("MAKELEVEL").env_remove("KIYOT_GIT_COMMIT");
+        make.envs(commit.map(|commit| ("KIYOT_GIT_COMMIT", commit)));
+        printed(&mut make)
+    };
+    let script = tree::root().join("scripts/git-commit");
+    assert_eq!(make(None), printed(&mut Command::new(script)));
+    assert_eq!(make(Some("given")), "given");
+}
+
 #[test]
 fn cell_image_script_has_no_complaint_of_shellcheck() {
     let script = tree::root().join("scripts/cell-image");

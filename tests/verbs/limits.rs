@@ -79,7 +79,7 @@ async fn pod_over_the_limit_of_cells_is_refused_with_the_limit_and_its_holders()
     let first = run(&kiyot, "shop", "first").await.unwrap();
     assert_exhausted(
         run(&kiyot, "other", "second").await,
-        "1 cells have not ended, and max_cells allows no more than 1; most of them are of \
+        "1 cell has not ended, and max_cells allows no more than 1; most of them are of \
          namespace shop (1)",
     );
     kiyot.stop_sandbox(&first).await;
@@ -98,7 +98,7 @@ async fn pod_over_the_price_limit_of_the_node_is_refused_with_the_limit_and_its_
         run(&kiyot, "other", "second").await,
         &format!(
             "the cells of the node may cost $0.3000 an hour, and the cheapest offering for the \
-             pod costs $0.2000; held by 1 cells: $0.2000 an hour (the most expensive: {holder} \
+             pod costs $0.2000; held by 1 cell: $0.2000 an hour (the most expensive: {holder} \
              $0.2000)"
         ),
     );
@@ -121,7 +121,7 @@ async fn pod_over_the_price_limit_of_its_namespace_is_refused_with_the_limit_and
         run(&kiyot, "shop", "second").await,
         &format!(
             "the cells of namespace shop may cost $0.3000 an hour, and the cheapest offering for \
-             the pod costs $0.2000; held by 1 cells: $0.2000 an hour (the most expensive: \
+             the pod costs $0.2000; held by 1 cell: $0.2000 an hour (the most expensive: \
              {holder} $0.2000)"
         ),
     );
@@ -156,7 +156,7 @@ async fn pod_over_the_limit_of_boots_waits_and_is_refused_with_the_cells_that_bo
     let (begin, end) = (
         format!("no cell was launched for {}", LAUNCH_TIMEOUT.as_secs() / 10),
         format!(
-            " s, because 1 cells boot ({holder}) and limits.boots allows no more; 1 pods wait in \
+            " s, because 1 cell boots ({holder}) and limits.boots allows no more; 1 pod waits in \
              turn"
         ),
     );

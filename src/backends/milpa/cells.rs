@@ -126,6 +126,9 @@ pub enum CellEvent {
 /// silence that an agent takes for a lost link, and the time in which containers end.
 const ORPHAN_GRACE: Duration = Duration::from_secs(120);
 
+/// Bounds the cells that a line of the log names.
+const MAX_NAMED: usize = 10;
+
 /// The seams of the engine in the daemon.
 #[derive(Debug)]
 struct DaemonSeams {
@@ -205,12 +208,14 @@ impl Cells {
             }
         }
         for (launched_in, cells) in engine.other_places() {
+            let named: Vec<_> = cells.iter().take(MAX_NAMED).map(CellId::as_str).collect();
             tracing::error!(
-                cells,
+                cells = cells.len(),
+                among_them = named.join(", "),
                 launched_in = &*launched_in,
                 provider_looks_in = engine.provider_place(),
-                "region or endpoint of the provider was changed under cells: their pods run on, \
-                 and their instances are seen and ended only when the earlier is configured again"
+                "provider, region or endpoint was changed under cells: their pods run on, and \
+                 their instances are seen and ended only when the earlier is configured again"
             );
         }
         if is_cordoned {

@@ -121,6 +121,9 @@ pub struct Held {
     pub ports: Vec<HostPort>,
 }
 
+/// The place of the providers whose instances are on the node: each sees those of the other.
+pub const THIS_NODE: &str = "this node (netns or qemu)";
+
 /// Bounds the time in which a provider returns its catalogue. The provider bounds each of its lists
 /// by less, so that it can do without one.
 pub const CATALOGUE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -143,9 +146,9 @@ pub type Terminations = BTreeMap<InstanceId, Result<Termination, ProviderError>>
 pub trait Provider: fmt::Debug + Send + Sync + 'static {
     /// Returns the provider's capabilities, which never change.
     fn capabilities(&self) -> Capabilities;
-    /// Returns the place in which the provider looks for instances, such as a region and an
-    /// endpoint; empty if the configuration can't name another. An instance of another place is not
-    /// found, and has not ended.
+    /// Returns the place in which the provider looks for instances: [`THIS_NODE`], or a region and
+    /// an endpoint; empty if the configuration can't name another. An instance of another place is
+    /// not found, and has not ended.
     fn place(&self) -> String {
         String::new()
     }

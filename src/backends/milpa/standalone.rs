@@ -32,7 +32,7 @@ use super::{
 };
 use crate::{
     error_chain::error_chain,
-    manifest::{self, Dns, File, Node, Pod, RestartPolicy},
+    manifest::{self, Dns, File, Node, Pod, RestartPolicy, Volume},
 };
 
 mod end;
@@ -68,6 +68,8 @@ pub struct Created {
     pub name: String,
     /// The uid, which the daemon chooses.
     pub uid: String,
+    /// The fields of its manifest without an effect.
+    pub warnings: Vec<String>,
 }
 
 /// A pod as operators see it.
@@ -317,6 +319,7 @@ impl Standalone {
                 namespace: entry.namespace.clone(),
                 name: entry.name.clone(),
                 uid: entry.uid.clone(),
+                warnings: pod.volumes.iter().filter_map(Volume::limit_without_effect).collect(),
             });
             self.event(&entry, "Created", "by an operator, without a kubelet");
             self.run(entry, Ok(pod), node);

@@ -2,6 +2,8 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
+use kiyot_proto::text::counted;
+
 use crate::backends::milpa::simulator::{Percentiles, SimulationReport, Usage};
 
 /// The most namespaces that are shown.
@@ -94,14 +96,16 @@ fn notes(reports: &[(String, SimulationReport)]) -> String {
         let Usage { unplaced, unstarted, .. } = &report.usage;
         if unplaced.0 > 0 {
             notes += &format!(
-                "note: {name}: {} pods are left out, the first because {}\n",
-                unplaced.0, unplaced.1
+                "note: {name}: {} left out, the first because {}\n",
+                counted(unplaced.0, "pod is", "pods are"),
+                unplaced.1
             );
         }
         if unstarted.0 > 0 {
             notes += &format!(
-                "note: {name}: {} pods never started, the last error was: {}\n",
-                unstarted.0, unstarted.1
+                "note: {name}: {} never started, the last error was: {}\n",
+                counted(unstarted.0, "pod", "pods"),
+                unstarted.1
             );
         }
         for violation in &report.violations {

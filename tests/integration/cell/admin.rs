@@ -393,6 +393,13 @@ async fn milpactl_shows_the_pods_of_a_daemon_by_the_rights_of_its_user() {
     for line in ["get events", "get metrics", "get usage", "get offerings", "pool", "top"] {
         assert_eq!(milpactl(&kiyot, None, line).await.1, 0, "{line}");
     }
+    // What the build knows of its commit, which `make` gives it.
+    let daemon = Command::new(env!("CARGO_BIN_EXE_kiyot")).arg("version").output().await.unwrap();
+    let daemon = String::from_utf8(daemon.stdout).unwrap();
+    let commit = daemon.split(", ").find_map(|part| part.strip_prefix("commit ")).unwrap();
+    let commit = if commit == "unknown" { "" } else { commit };
+    let (text, _) = milpactl(&kiyot, None, "version").await;
+    assert!(text.ends_with(&format!("\"GitCommit\": \"{commit}\"}}\n")), "{text}: {daemon}");
     let (text, code) = milpactl(&kiyot, None, "get offerings").await;
     assert!(code == 0 && text.contains("netns") && text.contains("any"), "{text}");
     let (text, code) = milpactl(&kiyot, None, "describe pod web").await;

@@ -340,6 +340,32 @@ async fn container_that_can_not_start_keeps_no_other_from_its_restarts_and_old_r
     assert_eq!((pods(&mut client).await, kiyot.cells()), (Vec::new(), Vec::new()));
 }
 
+/// Verifies O40.
+#[tokio::test]
+async fn restarted_daemon_goes_on_with_the_pauses_of_a_container_that_fails() {
+    let node = Node::start().await;
+    let mut kiyot = Kiyot::start(&node, options()).await;
+    let mut client = admin(&kiyot).await;
+    client.create_pods(created(&manifest("fails", "Always", "exit 3"))).await.unwrap();
+    let main_of = |pod: &admin::Pod| pod.units.iter().find(|it| it.name == "main").cloned();
+    let run = |restarts: u32| {
+        move |pod: &admin::Pod| {
+            let has_ended =
+                |unit: admin::Unit| unit.restarts == restarts && unit.finished_unix_nanos > 0;
+            main_of(pod).is_some_and(has_ended)
+        }
+    };
+    let second = main_of(&pod_that(&mut client, "has ended twice", run(1)).await).unwrap();
+    kiyot.kill9();
+    kiyot.start_again().await;
+    let mut client = admin(&kiyot).await;
+    let third = main_of(&pod_that(&mut client, "has ended thrice", run(2)).await).unwrap();
+    // The first restart is at once, and the second after the kubelet's first pause.
+    let pause = third.started_unix_nanos - second.finished_unix_nanos;
+    assert!(pause >= 10_000_000_000, "{pause} ns between {second:?} and {third:?}");
+    client.delete_pod(deleted("fails", 0)).await.unwrap();
+}
+
 /// Verifies O46.
 #[tokio::test]
 async fn volumes_of_a_standalone_pod_are_those_that_a_kubelet_makes() {
@@ -359,7 +385,7 @@ async fn volumes_of_a_standalone_pod_are_those_that_a_kubelet_makes() {
          \x20 securityContext: {{fsGroup: 2000, runAsUser: 1000}}\n\
          \x20 volumes:\n  - {{name: settings, configMap: {{name: settings, defaultMode: 256}}}}\n\
          \x20 - {{name: mem, emptyDir: {{medium: Memory, sizeLimit: 1Mi}}}}\n\
-         \x20 - {{name: disk, emptyDir: {{}}}}\n\
+         \x20 - {{name: disk, emptyDir: {{sizeLimit: 1Gi}}}}\n\
          \x20 containers:\n  - name: main\n    image: {BUSYBOX_IMAGE}\n\
          \x20   command: [sh, -c, \"{script}\"]\n\
          \x20   volumeMounts:\n    - {{name: settings, mountPath: /word, subPath: word}}\n\
@@ -367,7 +393,10 @@ async fn volumes_of_a_standalone_pod_are_those_that_a_kubelet_makes() {
          \x20   - {{name: mem, mountPath: /mem}}\n    - {{name: disk, mountPath: /disk}}\n\
          \x20   - {{name: disk, mountPath: /part, subPath: a/b}}\n"
     );
-    client.create_pods(created(&text)).await.unwrap();
+    let answer = client.create_pods(created(&text)).await.unwrap().into_inner();
+    let warnings = answer.pods.into_iter().flat_map(|pod| pod.warnings).collect::<Vec<_>>();
+    let expected = "volume \"disk\": sizeLimit has no effect";
+    assert!(warnings.len() == 1 && warnings[0].starts_with(expected), "{warnings:?}");
     pod_that(&mut client, "runs", has_main).await;
     let log = log_with(&client, "volumes", "ready").await;
     let expected = "sesame\nsize=1024k\nx\n2000 2777\n2000 2777\n2000 440\nfull\nready\n";

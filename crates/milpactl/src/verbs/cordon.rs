@@ -8,7 +8,10 @@ use std::{
 
 use futures::{StreamExt, stream};
 use jiff::SignedDuration;
-use kiyot_proto::admin::{Cell, CordonRequest, EndCellRequest, UncordonRequest};
+use kiyot_proto::{
+    admin::{Cell, CordonRequest, EndCellRequest, UncordonRequest},
+    text::counted,
+};
 use tokio::time::{Instant, sleep, timeout_at};
 
 use super::sought;
@@ -33,8 +36,8 @@ pub(super) async fn cordon(client: &Client) -> Result<(), Error> {
     let answer = client.call(async |mut admin| admin.cordon(CordonRequest {}).await).await?;
     writeln!(
         io::stdout(),
-        "no cell is launched until `milpactl uncordon`; {} cells go on",
-        answer.cells
+        "no cell is launched until `milpactl uncordon`; {}",
+        counted(answer.cells, "cell goes on", "cells go on")
     )?;
     Ok(())
 }
@@ -60,7 +63,8 @@ pub(super) async fn drain(client: &Client, drain: &Drain) -> Result<ExitCode, Er
             if cells.is_empty() {
                 return Ok::<(), Error>(());
             }
-            progress.set(format!("waiting for the end of {} cells", cells.len()));
+            progress
+                .set(format!("waiting for the end of {}", counted(cells.len(), "cell", "cells")));
             sleep(POLL_PERIOD).await;
         }
     };
@@ -85,8 +89,8 @@ pub(super) async fn drain(client: &Client, drain: &Drain) -> Result<ExitCode, Er
         Ok(Err(_)) => {
             let cells = sought::cells(client).await?;
             Err(Error::Failed(format!(
-                "{} cells are left after {}: {}; still cordoned",
-                cells.len(),
+                "{} left after {}: {}; still cordoned",
+                counted(cells.len(), "cell is", "cells are"),
                 drain.timeout,
                 named(&cells)
             )))
@@ -105,10 +109,10 @@ async fn end_all(client: &Client, progress: &Progress) -> Result<(), Error> {
     });
     let mut ends = stream::iter(ends).buffer_unordered(PARALLEL_ENDS);
     let mut failed = Vec::new();
-    progress.set(format!("ending {left} cells"));
+    progress.set(format!("ending {}", counted(left, "cell", "cells")));
     while let Some((cell, ended)) = ends.next().await {
         left -= 1;
-        progress.set(format!("ending {left} cells"));
+        progress.set(format!("ending {}", counted(left, "cell", "cells")));
         match ended {
             Ok(_) => progress.pause(|| writeln!(io::stdout(), "{} ended", cell.id))?,
             // It has ended by itself.
@@ -120,7 +124,10 @@ async fn end_all(client: &Client, progress: &Progress) -> Result<(), Error> {
         return Ok(());
     }
     let text = failed.iter().take(MAX_NAMED).cloned().collect::<Vec<_>>().join("; ");
-    Err(Error::Failed(format!("{} cells were not ended: {text}", failed.len())))
+    Err(Error::Failed(format!(
+        "{} not ended: {text}",
+        counted(failed.len(), "cell was", "cells were")
+    )))
 }
 
 fn named(cells: &[Cell]) -> String {

@@ -21,6 +21,9 @@ pub(super) async fn run(
     let mut stdout = io::stdout();
     for pod in created.pods {
         writeln!(stdout, "pod/{}/{} created", pod.namespace, pod.name)?;
+        for warning in pod.warnings {
+            eprintln!("milpactl: pod {}/{}: {warning}", pod.namespace, pod.name);
+        }
     }
     Ok(())
 }

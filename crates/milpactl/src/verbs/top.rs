@@ -7,7 +7,10 @@ use std::{
 };
 
 use futures::StreamExt;
-use kiyot_proto::admin::{Cell, ListUsageRequest, PodUsage};
+use kiyot_proto::{
+    admin::{Cell, ListUsageRequest, PodUsage},
+    text::counted,
+};
 
 use super::{kinds, sought};
 use crate::{
@@ -123,7 +126,8 @@ fn summary(cells: &[Cell]) -> String {
     starts.sort_unstable();
     let latest = &starts[starts.len().saturating_sub(MAX_BARS)..];
     let times: Vec<i64> = latest.iter().map(|(_, millis)| *millis).collect();
-    let mut text = format!("{} cells, {} $/h", cells.len(), money::dollars(price));
+    let mut text =
+        format!("{}, {} $/h", counted(cells.len(), "cell", "cells"), money::dollars(price));
     if let (Some(most), Some(least)) = (times.iter().max(), times.iter().min()) {
         text.push_str(&format!("; starts {least} to {most} ms {}", sparkline(&times)));
     }

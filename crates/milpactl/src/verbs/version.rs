@@ -47,5 +47,6 @@ mod tests {
             "Milpa server version: {\"Major\": \"1\", \"Minor\": \"0\", \"GitVersion\": \
              \"v1.0.3\", \"GitCommit\": \"abc\"}"
         );
+        assert!(line("1.0.3", "").ends_with(", \"GitCommit\": \"\"}"));
     }
 }

@@ -519,6 +519,7 @@ impl Admin for Service {
             namespace: "default".to_owned(),
             name: file.text.trim().to_owned(),
             uid: "uid".to_owned(),
+            warnings: vec!["a field has no effect".to_owned()],
         };
         let pods = request.into_inner().files.into_iter().map(created).collect();
         Ok(Response::new(admin::CreatePodsResponse { pods }))

@@ -289,6 +289,10 @@ fn pods_of_manifests_are_created_and_deleted_by_name() {
         ("pod/default/first created\npod/default/second created\n", 0),
         "{error}"
     );
+    for name in ["first", "second"] {
+        let warning = format!("milpactl: pod default/{name}: a field has no effect\n");
+        assert!(error.contains(&warning), "{error}");
+    }
     let (_, error, code) = run(&daemon, "create -f /nowhere.yaml");
     assert_eq!(code, 64);
     assert!(error.contains("/nowhere.yaml"), "{error}");

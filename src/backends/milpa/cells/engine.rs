@@ -81,6 +81,7 @@ use evidence::Evidence;
 use health::Health;
 use limits::Places;
 use order::Order;
+use place::is_other_place;
 use pools::Pools;
 use starts::AllStarts;
 use state::{CellEffect, CellEvent, EndStep, LaunchCall};
@@ -347,25 +348,29 @@ impl Engine {
             }
             CellEffect::Terminate => {
                 let instance = cell.state.instance().cloned();
-                if instance.is_none() && !self.capabilities.awaits_ends() {
+                // The error of a failed launch has the end of the console.
+                let with_console = cell.failure.is_some();
+                let awaits_end = self.cells.get(id).is_some_and(|cell| self.awaits_end_of(cell));
+                if instance.is_none() && !awaits_end {
                     // Only the listing can name it.
-                    if let State::Terminating { step, .. } = &mut cell.state {
+                    if let Some(State::Terminating { step, .. }) =
+                        self.cells.get_mut(id).map(|cell| &mut cell.state)
+                    {
                         *step = EndStep::Searching;
                     }
                     return;
                 }
-                // The error of a failed launch has the end of the console.
-                let with_console = cell.failure.is_some();
                 self.emit(id, Effect::Terminate { instance, with_console });
             }
             CellEffect::StartRetryTimer => {
+                let is_elsewhere = is_other_place(&cell.place, &self.config.place);
                 let (attempts, grows) = match cell.state {
                     State::Launching { .. }
                     | State::Terminating { step: EndStep::AwaitReplay, .. } => {
                         (&mut cell.replays, true)
                     }
                     // The calls of another machine's provider are counted and paid for.
-                    _ => (&mut cell.failed_ends, self.capabilities.remote),
+                    _ => (&mut cell.failed_ends, self.capabilities.remote || is_elsewhere),
                 };
                 let doublings = if grows { (*attempts).min(MAX_DOUBLINGS) } else { 0 };
                 *attempts = attempts.saturating_add(1);
@@ -396,18 +401,20 @@ impl Engine {
         }
         self.settle_health(id, now);
         let Some(cell) = self.cells.get(id) else { return };
-        let awaits_ends = self.capabilities.awaits_ends();
+        let awaits_end = self.awaits_end_of(cell);
+        let is_elsewhere = self.is_elsewhere(cell);
         if cell.state.is_confirming() {
             let at = now.boot + self.capabilities.listing_period;
             self.timers.set_once(Timer::Confirm(id.clone()), at);
         }
-        if !awaits_ends && cell.state.is_released() {
+        if !awaits_end && cell.state.is_released() {
             // The pod has ended, and its instance ends behind it.
             if cell.has_enders {
                 self.answer_end(id, Ok(()));
             }
             self.wake_waiting_orders(now);
-        } else if !awaits_ends
+        } else if !awaits_end
+            && !is_elsewhere
             && self.capabilities.orphan_timeout_is_proof()
             && matches!(cell.state, State::Terminating { .. })
         {
@@ -479,13 +486,14 @@ impl Engine {
         match error.class {
             // What the pod asked for is refused, and not the offerings of others.
             ErrorClass::Capacity | ErrorClass::Quota if error.is_of_request => {}
-            ErrorClass::Capacity | ErrorClass::Quota => self.avoid_refused(&error, now),
-            ErrorClass::Auth => {
+            // The account: other offerings would be refused, too.
+            ErrorClass::Auth | ErrorClass::Quota if error.stops_launches() => {
                 if let Some(launch) = launch {
                     let until = now.boot + self.config.refusal_pause;
                     self.denials.add(&launch.spec, error.clone(), until);
                 }
             }
+            ErrorClass::Capacity | ErrorClass::Quota => self.avoid_refused(&error, now),
             _ => {}
         }
         let is_local = self.capabilities.awaits_ends();
@@ -522,6 +530,9 @@ impl Engine {
         self.refusals.add(&error.refused, now.boot, &refusal);
         if let Some(zone) = &error.refused_zone {
             self.refusals.add_zone(zone, now.boot, &refusal);
+        }
+        if let Some(market) = error.refused_market {
+            self.refusals.add_market(market, &refusal);
         }
     }
 
@@ -578,6 +589,20 @@ impl Engine {
         if !console.is_empty() {
             cell.console = console;
         }
+        // The instance of a provider of the node is not one of another place, which it can't see.
+        let is_known = self.capabilities.not_found_believed_after > Duration::ZERO;
+        let elsewhere = self.no_end_elsewhere(id);
+        let outcome = match (outcome, elsewhere) {
+            (Ok(progress), Some(error)) => {
+                if is_known {
+                    Ok(progress)
+                } else {
+                    Err(error)
+                }
+            }
+            (Err(error), Some(elsewhere)) if error.class == ErrorClass::NotFound => Err(elsewhere),
+            (outcome, _) => outcome,
+        };
         match outcome {
             Ok(Termination::Confirmed) => self.apply(id, CellEvent::Terminated, now),
             Ok(Termination::Accepted) => self.apply(id, CellEvent::TerminationAccepted, now),
@@ -636,7 +661,8 @@ impl Engine {
         };
         cell.has_enders = true;
         self.fail(id, CellError::Ended(id.clone(), reason.to_string()));
-        let event = if self.capabilities.awaits_ends() {
+        // Where the instance can't be ended, its agent ends the pod.
+        let event = if self.cells.get(id).is_some_and(|cell| self.awaits_end_of(cell)) {
             CellEvent::End(reason)
         } else {
             CellEvent::Stop(reason)

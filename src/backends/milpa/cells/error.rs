@@ -2,11 +2,13 @@
 
 use std::sync::Arc;
 
+use kiyot_proto::text::counted;
+
 use super::{OverBudget, PortTaken};
 use crate::backends::milpa::{
     id::{CellId, NoRandomness},
     placement::{NoFit, Offering},
-    providers::{InstanceId, ProviderError},
+    providers::{ErrorClass, InstanceId, ProviderError},
     store::StoreError,
 };
 
@@ -20,17 +22,21 @@ pub enum CellError {
     #[error("the record of cell {0}")]
     Store(CellId, #[source] Arc<StoreError>),
     /// Several launches failed, one after the other.
-    #[error("{} launches failed: {}", .causes.len(), numbered(.causes))]
+    #[error(
+        "{} failed: {}", counted(.causes.len(), "launch", "launches"), numbered(.causes)
+    )]
     Launches {
         /// The causes, in order.
         causes: Vec<String>,
         /// The last cause.
         last: Box<CellError>,
     },
-    /// The provider does not permit launches, or those with the pod's parameters.
+    /// The provider does not permit launches, or those with the pod's parameters, or a quota of the
+    /// account permits none.
     #[error(
-        "no cell is launched for {seconds} s{}, because the last launch was not permitted",
-        if source.is_of_request { " with this instance type and these annotations" } else { "" }
+        "no cell is launched for {seconds} s{}, because the last launch was {}",
+        if source.is_of_request { " with this instance type and these annotations" } else { "" },
+        if source.class == ErrorClass::Auth { "not permitted" } else { "over a quota" }
     )]
     Denied {
         /// The time after which a launch is tried again, in seconds.
@@ -98,8 +104,9 @@ pub enum CellError {
     OverBudget(#[from] OverBudget),
     /// The limit of boots was reached all the time.
     #[error(
-        "no cell was launched for {seconds} s, because {boots} cells boot ({}) and limits.boots \
-         allows no more; {orders} pods wait in turn", listed(.holders)
+        "no cell was launched for {seconds} s, because {} ({}) and limits.boots allows no more; \
+         {} in turn", counted(*.boots, "cell boots", "cells boot"), listed(.holders),
+        counted(*.orders, "pod waits", "pods wait")
     )]
     Queued {
         /// The limit.
@@ -116,8 +123,8 @@ pub enum CellError {
     PortTaken(#[from] PortTaken),
     /// The limit `max_cells` is reached.
     #[error(
-        "{cells} cells have not ended, and max_cells allows no more than {limit}; most of them \
-         are of {}", by_namespace(.holders)
+        "{}, and max_cells allows no more than {limit}; most of them are of {}",
+        counted(*.cells, "cell has not ended", "cells have not ended"), by_namespace(.holders)
     )]
     Full {
         /// The limit.

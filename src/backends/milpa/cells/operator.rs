@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use kiyot_proto::store::Cordon;
+use kiyot_proto::{store::Cordon, text::counted};
 
 use super::{
     Cells,
@@ -114,7 +114,11 @@ impl Cells {
         });
         tracing::warn!(is_cordoned, cells, "launches of cells stopped or permitted by an operator");
         let status = if is_cordoned { "Cordoned" } else { "Uncordoned" };
-        self.shared.history.add(Subject::Backend, status, &format!("{cells} cells run"));
+        self.shared.history.add(
+            Subject::Backend,
+            status,
+            &counted(cells, "cell runs", "cells run"),
+        );
         Ok(cells)
     }
 }

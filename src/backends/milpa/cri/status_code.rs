@@ -69,8 +69,8 @@ pub(super) fn of_cell(error: &CellError) -> Status {
 fn code_of_cell(error: &CellError) -> Code {
     match error {
         CellError::Launches { last, .. } => code_of_cell(last),
-        CellError::Denied { .. } => Code::PermissionDenied,
-        CellError::Provider(ProviderError { class, .. })
+        CellError::Denied { source: ProviderError { class, .. }, .. }
+        | CellError::Provider(ProviderError { class, .. })
         | CellError::NotLaunched { source: ProviderError { class, .. }, .. } => match class {
             ErrorClass::Capacity | ErrorClass::Quota => Code::ResourceExhausted,
             ErrorClass::Throttled

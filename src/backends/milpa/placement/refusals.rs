@@ -29,6 +29,8 @@ pub struct Refusals {
     refused: Arc<BTreeMap<Offering, Refusal>>,
     /// Zones that refuse every offering, copied likewise.
     zones: Arc<BTreeMap<String, Refusal>>,
+    /// Markets that refuse every offering, copied likewise.
+    markets: Arc<BTreeMap<Market, Refusal>>,
 }
 
 /// The refusal of an offering.
@@ -73,10 +75,18 @@ impl Refusals {
         }
     }
 
-    /// Returns the refusal of an offering, its own or that of its zone: the one that ends last.
+    /// Records that every offering of a market was refused now.
+    pub fn add_market(&mut self, market: Market, refusal: &Refusal) {
+        Arc::make_mut(&mut self.markets).insert(market, refusal.clone());
+    }
+
+    /// Returns the refusal of an offering, its own or that of its zone or market: the one that ends
+    /// last.
     fn refusal(&self, offering: &Offering) -> Option<&Refusal> {
         let of_zone = self.zones.get(&offering.zone);
-        self.refused.get(offering).into_iter().chain(of_zone).max_by_key(|it| it.until)
+        let of_market = self.markets.get(&offering.market);
+        let own = self.refused.get(offering).into_iter();
+        own.chain(of_zone).chain(of_market).max_by_key(|it| it.until)
     }
 
     /// Returns the offerings that are avoided at a time.
@@ -102,7 +112,8 @@ impl Refusals {
 
 impl Refused for RefusedAt<'_> {
     fn is_refused(&self, instance_type: &str, zone: &str, market: Market) -> bool {
-        if self.refusals.refused.is_empty() && self.refusals.zones.is_empty() {
+        let Refusals { refused, zones, markets } = self.refusals;
+        if refused.is_empty() && zones.is_empty() && markets.is_empty() {
             return false;
         }
         let offering =

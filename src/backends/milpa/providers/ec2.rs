@@ -37,6 +37,7 @@ use crate::{
     config,
 };
 
+mod absence;
 mod added_types;
 mod cloud_routes;
 mod counted_api;
@@ -257,21 +258,22 @@ impl Ec2 {
         Ok(vec![node_subnet::find(address, listed)?.subnet])
     }
 
+    /// Returns the ids of the subnets, and those that EC2 shows.
+    async fn described_subnets(&self) -> Result<(Vec<String>, Vec<Subnet>), ResourcesError> {
+        let ids = self.subnet_ids().await?;
+        self.pacing.wait(Action::Describe).await;
+        let described = within(LIST_TIMEOUT, "DescribeSubnets", self.api.subnets(&ids)).await?;
+        Ok((ids, described))
+    }
+
     async fn read_resources(&self) -> Result<Resources, ResourcesError> {
-        let subnets = async {
-            let ids = self.subnet_ids().await?;
-            self.pacing.wait(Action::Describe).await;
-            let subnets = self.api.subnets(&ids);
-            let described = within(LIST_TIMEOUT, "DescribeSubnets", subnets).await?;
-            Ok::<_, ResourcesError>((ids, described))
-        };
         let images = async {
             self.pacing.wait(Action::Describe).await;
             let image = self.image();
             let images = within(LIST_TIMEOUT, "DescribeImages", self.api.images(&image)).await?;
             Ok::<_, ResourcesError>(images)
         };
-        let ((ids, described), images) = tokio::try_join!(subnets, images)?;
+        let ((ids, described), images) = tokio::try_join!(self.described_subnets(), images)?;
         let vpc = described.first().map(|subnet| subnet.vpc.clone()).unwrap_or_default();
         let subnets = by_zone(&ids, &described);
         let images = newest(images);
@@ -438,9 +440,12 @@ impl Ec2 {
         };
         let is_zone = refused == Refused::Zone && !is_of_request;
         let refused_zone = is_zone.then(|| tried.zone.clone());
+        let is_market = refused == Refused::Market && !is_of_request;
+        let refused_market = is_market.then_some(tried.market);
+        let refuses_all = refused == Refused::All && !is_of_request;
         let refused = spec.offerings().filter(is_refused).cloned().collect();
         let error = ProviderError::new(class, format!("launch {tried}"), error);
-        ProviderError { refused, refused_zone, is_of_request, ..error }
+        ProviderError { refused, refused_zone, refused_market, refuses_all, is_of_request, ..error }
     }
 
     /// Returns true if a pod has asked for a larger volume than every cell has.
@@ -627,14 +632,22 @@ impl Provider for Ec2 {
     async fn describe(&self, instance: &InstanceId) -> Result<Instance, ProviderError> {
         self.pacing.wait(Action::Describe).await;
         let filter = InstanceFilter::Ids(vec![instance.0.clone()]);
-        let described = self.api.describe_instances(&filter).await.map_err(|error| {
-            ProviderError::new(classify(&error).0, format!("describe instance {instance}"), error)
-        })?;
+        let described = match self.api.describe_instances(&filter).await {
+            Ok(described) => described,
+            Err(error) => {
+                let (class, doing) = (classify(&error).0, format!("describe instance {instance}"));
+                return Err(self.as_evidence(ProviderError::new(class, doing, error)).await);
+            }
+        };
         let found = described.into_iter().find(|described| described.id == instance.0);
-        found.and_then(|found| self.instance(found, Some(&unknown_cell()))).ok_or_else(|| {
-            let what = format!("instance {instance} does not exist");
-            ProviderError::without_cause(ErrorClass::NotFound, what)
-        })
+        match found.and_then(|found| self.instance(found, Some(&unknown_cell()))) {
+            Some(found) => Ok(found),
+            None => {
+                let what = format!("instance {instance} does not exist");
+                let absent = ProviderError::without_cause(ErrorClass::NotFound, what);
+                Err(self.as_evidence(absent).await)
+            }
+        }
     }
 
     async fn terminate(&self, instances: &[InstanceId]) -> super::Terminations {
@@ -648,7 +661,13 @@ impl Provider for Ec2 {
             let error = &error as &dyn std::error::Error;
             tracing::warn!(?instances, error, "routes of ended instances may be left");
         }
-        self.terminations.terminate(instances).await
+        let mut outcomes = self.terminations.terminate(instances).await;
+        for outcome in outcomes.values_mut() {
+            if let Err(error) = outcome {
+                *error = self.as_evidence(error.clone()).await;
+            }
+        }
+        outcomes
     }
 
     async fn console(&self, instance: &InstanceId) -> Result<String, ProviderError> {

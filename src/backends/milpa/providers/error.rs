@@ -4,7 +4,10 @@ use std::{error::Error, io, sync::Arc, time::Duration};
 
 use tokio::time::timeout;
 
-use crate::{backends::milpa::placement::Offering, error_chain::error_chain};
+use crate::{
+    backends::milpa::placement::{Market, Offering},
+    error_chain::error_chain,
+};
 
 /// The class of a provider's error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -58,6 +61,10 @@ pub struct ProviderError {
     pub refused: Vec<Offering>,
     /// The zone that has no room for any instance type.
     pub refused_zone: Option<String>,
+    /// The market that is refused for every instance type.
+    pub refused_market: Option<Market>,
+    /// True if the account can launch nothing for a while, whatever a pod asks for.
+    pub refuses_all: bool,
     /// True if it depends on what the pod asked for: the launches of others may succeed.
     pub is_of_request: bool,
     /// The cause.
@@ -82,6 +89,8 @@ impl ProviderError {
             doing: doing.into(),
             refused: Vec::new(),
             refused_zone: None,
+            refused_market: None,
+            refuses_all: false,
             is_of_request: false,
             source: None,
         }
@@ -108,6 +117,12 @@ impl ProviderError {
         source: impl Into<Box<dyn Error + Send + Sync>>,
     ) -> Self {
         Self::new(ErrorClass::Transient, doing, source)
+    }
+
+    /// Returns true for a launch whose repetition, with the same parameters or by any pod, would be
+    /// refused likewise.
+    pub fn stops_launches(&self) -> bool {
+        self.class == ErrorClass::Auth || self.refuses_all
     }
 
     /// Returns the error with its causes as text.

@@ -167,9 +167,12 @@ impl Instances {
     }
 
     /// Returns the directory of an instance; an error for an id that is not of this provider.
+    /// Returns the directory of an instance. The id of another provider is an error, which proves
+    /// nothing.
     fn home(&self, instance: &InstanceId) -> Result<Home, ProviderError> {
         let cell = CellId::parse(&instance.0).map_err(|error| {
-            ProviderError::new(ErrorClass::NotFound, "look up an instance", error)
+            let doing = format!("look up instance {instance}, which is not on this node");
+            ProviderError::new(ErrorClass::Invalid, doing, error)
         })?;
         Ok(Home::new(&self.cells, &cell))
     }
@@ -390,8 +393,7 @@ impl Instances {
         let mut outcomes = Terminations::new();
         for instance in instances {
             let outcome = match self.home(instance) {
-                // No instance of this provider has such an id.
-                Err(_) => Ok(Termination::Confirmed),
+                Err(error) => Err(error),
                 Ok(home) => {
                     let alone = self.alone(home).await;
                     sweep::sweep(self, alone.home()).await.map(|()| Termination::Confirmed)

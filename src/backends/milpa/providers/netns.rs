@@ -10,7 +10,7 @@ use kiyot_link::bootstrap::CellFile;
 
 use super::{
     Attached, Attachment, Capabilities, Instance, InstanceId, LaunchSpec, Provider, ProviderError,
-    RegistryConfig, Terminations,
+    RegistryConfig, THIS_NODE, Terminations,
     local::{Instances, Launch, cgroup, offering, slice},
 };
 use crate::{backends::milpa::placement::Catalogue, config::MilpaBackend};
@@ -98,6 +98,10 @@ impl Netns {
 impl Provider for Netns {
     fn capabilities(&self) -> Capabilities {
         CAPABILITIES
+    }
+
+    fn place(&self) -> String {
+        THIS_NODE.to_owned()
     }
 
     async fn catalogue(&self) -> Result<Catalogue, ProviderError> {

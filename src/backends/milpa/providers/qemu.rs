@@ -23,7 +23,7 @@ use tokio::task::spawn_blocking;
 
 use super::{
     Attached, Attachment, Capabilities, ErrorClass, Instance, InstanceId, InstanceState,
-    LaunchSpec, Provider, ProviderError, Terminations,
+    LaunchSpec, Provider, ProviderError, THIS_NODE, Terminations,
     local::{Draft, Home, Instances, Launch, Limits, command, offering, path_of},
 };
 use crate::{
@@ -275,6 +275,10 @@ impl Qemu {
 impl Provider for Qemu {
     fn capabilities(&self) -> Capabilities {
         CAPABILITIES
+    }
+
+    fn place(&self) -> String {
+        THIS_NODE.to_owned()
     }
 
     async fn catalogue(&self) -> Result<Catalogue, ProviderError> {

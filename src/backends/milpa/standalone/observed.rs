@@ -19,6 +19,8 @@ use crate::{
     manifest::{Pod, RestartPolicy},
 };
 
+/// Annotation of a container: its restarts since a run that lasted. A restarted daemon reads it.
+const RESTARTS_IN_A_ROW: &str = "kiyot.elotl.co/restarts-in-a-row";
 /// The time after which a container that ends has no failures before (the kubelet's `backOff`).
 const LASTED: Duration = Duration::from_secs(600);
 
@@ -62,6 +64,20 @@ impl Observed {
         self.containers.iter().filter(is_of).max_by_key(|container| container.sequence)
     }
 
+    /// Returns the annotation of the next container of a name, by which its pauses go on. A new
+    /// sandbox is no restart of its containers.
+    pub(super) fn next_annotation(&self, name: &str) -> (String, String) {
+        let of_earlier = || {
+            let all = self.containers.iter().filter(|container| is(container, name));
+            all.max_by_key(|container| container.sequence).map_or(0, restarts_in_a_row)
+        };
+        let restarts = match self.latest(name) {
+            Some(latest) => restarts_in_a_row(latest).saturating_add(1),
+            None => of_earlier(),
+        };
+        (RESTARTS_IN_A_ROW.to_owned(), restarts.to_string())
+    }
+
     /// Returns the attempt of the next container of a name, also after those of earlier sandboxes:
     /// the name of its log has it.
     pub(super) fn next_attempt(&self, name: &str) -> u32 {
@@ -101,22 +117,11 @@ impl Observed {
     }
 
     /// Returns the containers of a pod's spec with their latest runs.
-    pub(super) fn units(
-        &self,
-        pod: &Pod,
-        restarts: &HashMap<String, u32>,
-        failures: &Failures,
-    ) -> Vec<Unit> {
+    pub(super) fn units(&self, pod: &Pod, failures: &Failures) -> Vec<Unit> {
         let now = Instant::now();
         let first_main = pod.init_containers.len();
         let unit = |(index, container): (usize, &crate::manifest::Container)| {
             let latest = self.latest(&container.name);
-            let lasted = latest.is_some_and(|container| {
-                let status = &container.status;
-                let ran = status.finished_unix_nanos.saturating_sub(status.started_unix_nanos);
-                container.exited() && nanos(ran) >= LASTED
-            });
-            let in_a_row = restarts.get(&container.name).copied().unwrap_or(0);
             Unit {
                 restarts: match container.always_restarts {
                     true => RestartPolicy::Always,
@@ -125,12 +130,24 @@ impl Observed {
                 is_init: index < first_main,
                 is_sidecar: index < first_main && container.always_restarts,
                 latest: latest.map(run),
-                restarts_in_a_row: if lasted { 0 } else { in_a_row },
+                restarts_in_a_row: latest.map_or(0, restarts_in_a_row),
                 retry_in: failures.left(Some(&container.name), now),
             }
         };
         pod.all_containers().enumerate().map(unit).collect()
     }
+}
+
+/// Returns the restarts of a container since a run that lasted.
+fn restarts_in_a_row(container: &Container) -> u32 {
+    let status = &container.status;
+    let ran = status.finished_unix_nanos.saturating_sub(status.started_unix_nanos);
+    if container.exited() && nanos(ran) >= LASTED {
+        return 0;
+    }
+    let config = container.meta().config.unwrap_or_default();
+    let recorded = config.annotations.get(RESTARTS_IN_A_ROW);
+    recorded.and_then(|restarts| restarts.parse().ok()).unwrap_or(0)
 }
 
 /// Returns true for a container of a name.

@@ -2,7 +2,6 @@
 //! requested.
 
 use std::{
-    collections::HashMap,
     io,
     path::PathBuf,
     sync::{Arc, atomic::Ordering},
@@ -20,7 +19,7 @@ use super::{
     failures::Failures,
     log_rotation, mounts,
     observed::Observed,
-    plan::{self, Step, Unit},
+    plan::{self, Step},
 };
 use crate::{
     backends::{
@@ -50,8 +49,6 @@ pub(super) struct Runner {
     pub(super) entry: Arc<Entry>,
     pub(super) node: Node,
     pod: Result<Pod, String>,
-    /// The restarts of each container since a run that lasted.
-    restarts: HashMap<String, u32>,
     /// The steps that failed, since those that succeeded.
     failures: Failures,
 }
@@ -74,8 +71,7 @@ impl Runner {
         pod: Result<Pod, String>,
         node: Node,
     ) -> Self {
-        let (restarts, failures) = (HashMap::new(), Failures::default());
-        Self { standalone, entry, node, pod, restarts, failures }
+        Self { standalone, entry, node, pod, failures: Failures::default() }
     }
 
     /// Runs the pod until its end was requested, and ends it.
@@ -116,7 +112,7 @@ impl Runner {
 
     /// Takes the next step, or waits for it.
     async fn round(&mut self, pod: &Pod, observed: &Observed) {
-        let units = observed.units(pod, &self.restarts, &self.failures);
+        let units = observed.units(pod, &self.failures);
         let sandbox = observed.sandbox().map(|(_, state)| state);
         let step = plan::next(sandbox, pod.restart_policy, &units);
         let has_ended = step == Step::Complete && !sandbox.is_some_and(|it| it.is_ready);
@@ -151,11 +147,10 @@ impl Runner {
         match taken {
             Ok(()) => {
                 self.failures.clear(name);
-                if let (Step::Create(index), Some(container)) = (step, container)
+                if let (Step::Create(_), Some(container)) = (step, container)
                     && let Some(ended) = observed.latest(&container.name)
-                    && let Some(unit) = units.get(index)
                 {
-                    self.restarted(container, unit, ended.status.exit_code);
+                    self.restarted(container, ended.status.exit_code);
                 }
             }
             Err(status) => self.failed(name, &status),
@@ -338,15 +333,16 @@ impl Runner {
         on_disk(move || mounts::bind(&parts)).await?;
         let image = self.image(pod, container, &config).await?;
         let id = sandbox.id.as_str();
-        let request = pod.create_container(container, &self.node, id, &config, &image, attempt);
+        let mut request = pod.create_container(container, &self.node, id, &config, &image, attempt);
+        if let Some(config) = &mut request.config {
+            config.annotations.extend([observed.next_annotation(&container.name)]);
+        }
         let _: cri::CreateContainerResponse = self.call(Method::CreateContainer, &request).await?;
         Ok(())
     }
 
     /// Notes that a container was created again after its end with an exit code.
-    fn restarted(&mut self, container: &Spec, unit: &Unit, code: i32) {
-        let in_a_row = unit.restarts_in_a_row.saturating_add(1);
-        self.restarts.insert(container.name.clone(), in_a_row);
+    fn restarted(&self, container: &Spec, code: i32) {
         let message = format!("container {} ended with exit code {code}", container.name);
         self.standalone.event(&self.entry, "Restarted", &message);
     }

@@ -1,8 +1,9 @@
 //! Launches that were not permitted, which are not repeated for a while.
 //!
-//! Refused credentials stop all launches. A launch that the policy does not permit stops those with
-//! its parameters and its first candidate alone: a pod chooses a role, security groups and an
-//! instance type by annotations, and must not stop the launches of others by them.
+//! Refused credentials stop all launches, and so does a quota that every launch needs. A launch
+//! that the policy does not permit stops those with its parameters and its first candidate alone: a
+//! pod chooses a role, security groups and an instance type by annotations, and must not stop the
+//! launches of others by them.
 
 use std::{collections::BTreeMap, time::Duration};
 

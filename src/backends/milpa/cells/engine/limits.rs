@@ -6,6 +6,8 @@
 
 use std::{collections::BTreeMap, fmt, time::Duration};
 
+use kiyot_proto::text::counted;
+
 use super::{Engine, Now, State, cell::Cell, order::OrderState};
 use crate::{
     backends::milpa::{
@@ -60,7 +62,7 @@ impl Default for Limits {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{budget} may cost {limit} an hour, and the cheapest offering for the pod costs {cheapest}; \
-     held by {cells} cells: {held} an hour{}", named(.holders)
+     held by {}: {held} an hour{}", counted(*.cells, "cell", "cells"), named(.holders)
 )]
 pub struct OverBudget {
     /// The limited cells.

@@ -420,11 +420,10 @@ impl Engine {
     /// Returns the cells in which containers of a pod may run, or that hold parts of the node for
     /// it.
     pub(crate) fn blocking_cells(&self, pod_uid: &str) -> impl Iterator<Item = &CellId> {
-        let awaits_ends = self.capabilities.awaits_ends();
         self.cells
             .values()
             .filter(move |cell| {
-                is_of_pod(cell, pod_uid) && (awaits_ends || !cell.state.is_released())
+                is_of_pod(cell, pod_uid) && (self.awaits_end_of(cell) || !cell.state.is_released())
             })
             .map(|cell| &cell.id)
     }
@@ -480,6 +479,7 @@ impl Engine {
             order.candidates.retain(|Candidate { offering, .. }| {
                 !refusal.refused.contains(offering)
                     && refusal.refused_zone.as_ref() != Some(&offering.zone)
+                    && refusal.refused_market != Some(offering.market)
             });
         }
         // A refusal leaves fewer offerings to try, which bounds these launches.

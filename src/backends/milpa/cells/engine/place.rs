@@ -1,8 +1,8 @@
-//! Places in which a provider looks for instances, such as a region and an endpoint.
+//! Places in which a provider looks for instances: the node, or a region and an endpoint.
 //!
 //! A cell has the place in which it was launched. If the configuration names another, the provider
-//! does not know the instance, and its "not found" proves nothing: the pod runs on. An instance
-//! that the provider shows is in its place, whatever the record says.
+//! does not know the instance, and neither its "not found" nor a confirmed end proves anything: the
+//! pod runs on. An instance that the provider shows is in its place, whatever the record says.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,17 +10,21 @@ use std::{
 };
 
 use super::{Cell, CommitOf, Engine, Now};
-use crate::backends::milpa::{id::CellId, providers::InstanceId};
+use crate::backends::milpa::{
+    id::CellId,
+    providers::{ErrorClass, InstanceId, ProviderError},
+};
 
 /// The reason of a cell that no pod has had before the provider's place was changed.
-pub(super) const ELSEWHERE: &str = "it was launched in another region or at another endpoint";
+pub(super) const ELSEWHERE: &str =
+    "it was launched by another provider, in another region or at another endpoint";
 
 impl Engine {
-    /// Returns the places of cells in which the provider does not look, with the number of cells.
-    pub(crate) fn other_places(&self) -> BTreeMap<Arc<str>, usize> {
-        let mut places = BTreeMap::new();
+    /// Returns the places of cells in which the provider does not look, with their cells.
+    pub(crate) fn other_places(&self) -> BTreeMap<Arc<str>, Vec<CellId>> {
+        let mut places: BTreeMap<_, Vec<_>> = BTreeMap::new();
         for cell in self.cells.values().filter(|cell| self.is_elsewhere(cell)) {
-            *places.entry(Arc::clone(&cell.place)).or_default() += 1;
+            places.entry(Arc::clone(&cell.place)).or_default().push(cell.id.clone());
         }
         places
     }
@@ -34,6 +38,23 @@ impl Engine {
     /// of an older daemon is not known.
     pub(super) fn is_elsewhere(&self, cell: &Cell) -> bool {
         is_other_place(&cell.place, &self.config.place)
+    }
+
+    /// Returns true if the end of a cell's pod awaits the confirmed end of the instance. The
+    /// provider of another place can't confirm it.
+    pub(super) fn awaits_end_of(&self, cell: &Cell) -> bool {
+        self.capabilities.awaits_ends() && !self.is_elsewhere(cell)
+    }
+
+    /// Returns the error of a termination in another place: the provider knows no such instance.
+    pub(super) fn no_end_elsewhere(&self, id: &CellId) -> Option<ProviderError> {
+        let cell = self.cells.get(id).filter(|cell| self.is_elsewhere(cell))?;
+        let (launched_in, looks_in) = (&cell.place, &self.config.place);
+        let doing = format!(
+            "end {id}: it was launched in {launched_in}, and the provider looks in {looks_in}; \
+             configure the earlier provider and place again until its pods have ended"
+        );
+        Some(ProviderError::without_cause(ErrorClass::NotFound, doing))
     }
 
     /// Takes the instances that the provider shows for those of its place.

@@ -160,8 +160,11 @@ impl Engine {
         let is_expired = left.is_zero();
         // A pool's cell without a pod goes on without an order.
         let is_wanted = order.is_some() || (!record.pool.is_empty() && record.sandbox.is_empty());
-        let rebooted = self.capabilities.ends_with_node && record.boot_id != self.config.boot_id;
         let is_elsewhere = is_other_place(&record.place, &self.config.place);
+        // An instance of another place may be on another machine.
+        let rebooted = self.capabilities.ends_with_node
+            && !is_elsewhere
+            && record.boot_id != self.config.boot_id;
         // No container runs in a cell before it is bound.
         let is_fresh =
             matches!(record.phase(), CellPhase::Launching | CellPhase::Booting | CellPhase::Idle);

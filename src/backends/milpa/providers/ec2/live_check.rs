@@ -11,6 +11,7 @@ use kiyot_ec2::{
     RunInstances, SpotPrice, Subnet, TypeInZone,
 };
 use kiyot_link::bootstrap::{AgentPin, Bootstrap, GatewayAddress};
+use kiyot_proto::text::counted;
 
 use super::{
     super::{InstanceId, LaunchSpec, Owner, PodTags, ProviderError, TagRules, owner},
@@ -220,7 +221,11 @@ impl LiveCheck<'_> {
         const NAME: &str = "DescribeInstances";
         let filter = self.ec2.own_instances();
         let listed = self.caller.list(NAME, self.api.describe_instances(&filter)).await.ok()?;
-        let text = format!("{} instances of node {}", listed.len(), self.ec2.owner.node);
+        let text = format!(
+            "{} of node {}",
+            counted(listed.len(), "instance", "instances"),
+            self.ec2.owner.node
+        );
         self.caller.add(Outcome::Ok, NAME, &text);
         Some(listed)
     }

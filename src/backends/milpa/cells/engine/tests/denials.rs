@@ -1,7 +1,7 @@
 //! Launches that were not permitted.
 
 use super::*;
-use crate::backends::milpa::providers::LaunchSpec;
+use crate::backends::milpa::{placement, providers::LaunchSpec};
 
 /// Verifies A15.
 #[test]
@@ -71,4 +71,50 @@ fn refusal_of_what_a_pod_asked_for_is_avoided_by_no_other() {
         assert_eq!((launches.len(), answer.is_some()), (0, true), "{class:?}");
         assert_eq!(outcome(&engine.order(spec("other"), at(3)).1).0.len(), 1, "{class:?}");
     }
+}
+
+/// Verifies A15.
+#[test]
+fn quota_that_every_launch_needs_stops_all_launches_for_a_while() {
+    let mut engine = engine(sim::CAPABILITIES);
+    let (cell, _) = launched(&mut engine, "pod", at(1));
+    let error = ProviderError {
+        refused: vec![offering("a")],
+        refuses_all: true,
+        ..ProviderError::without_cause(ErrorClass::Quota, "launch: AddressLimitExceeded")
+    };
+    let (launches, answer) = outcome(&engine.handle(Event::Launched(cell, Err(error)), at(2)));
+    assert_eq!((launches.len(), answer.is_some()), (0, true));
+    // Pods whose candidates are others, and the same pod, cost no call.
+    let other = OrderSpec { candidates: Ok(vec![candidate("z")]), ..spec("other") };
+    for (spec, seconds) in [(other.clone(), 3), (spec("third"), 100), (other.clone(), 181)] {
+        let (launches, answer) = outcome(&engine.order(spec, at(seconds)).1);
+        let expected = format!(
+            "no cell is launched for {} s, because the last launch was over a quota: launch: \
+             AddressLimitExceeded",
+            183 - seconds
+        );
+        assert_eq!((launches.len(), answer), (0, Some(expected)));
+    }
+    assert_eq!(outcome(&engine.order(other, at(182)).1).0.len(), 1);
+}
+
+/// Verifies A13.
+#[test]
+fn refused_market_is_avoided_by_launches_of_other_offerings() {
+    let mut engine = engine(sim::CAPABILITIES);
+    let (cell, _) = launched(&mut engine, "pod", at(1));
+    let error = ProviderError {
+        refused: vec![offering("a")],
+        refused_market: Some(Market::OnDemand),
+        ..ProviderError::without_cause(ErrorClass::Quota, "launch: InstanceLimitExceeded")
+    };
+    engine.handle(Event::Launched(cell, Err(error)), at(2));
+    let refusals = engine.refusals();
+    let is_refused = |market, seconds| {
+        let at = refusals.at(Duration::from_secs(seconds));
+        placement::Refused::is_refused(&at, "never-tried", "another-zone", market)
+    };
+    assert!(is_refused(Market::OnDemand, 181) && !is_refused(Market::OnDemand, 183));
+    assert!(!is_refused(Market::Spot, 3));
 }

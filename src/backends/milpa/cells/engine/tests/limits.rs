@@ -75,7 +75,7 @@ fn order_over_the_price_limit_of_the_node_is_refused_and_names_what_holds_it() {
     let refused = refusals(&effects).remove(0);
     let expected = format!(
         "the cells of the node may cost $5.0000 an hour, and the cheapest offering for the pod \
-         costs $3.0000; held by 1 cells: $3.0000 an hour (the most expensive: {cell} $3.0000)"
+         costs $3.0000; held by 1 cell: $3.0000 an hour (the most expensive: {cell} $3.0000)"
     );
     assert_eq!(refused, expected);
     answer(&mut engine, &cell, 1, 2);
@@ -184,7 +184,7 @@ fn pod_keeps_its_place_when_its_order_times_out() {
     engine.order(short("late", 100), at(2));
     let refused = refusals(&engine.handle(Event::Tick, at(11))).remove(0);
     let expected = format!(
-        "no cell was launched for 10 s, because 1 cells boot ({cell}) and limits.boots allows no \
+        "no cell was launched for 10 s, because 1 cell boots ({cell}) and limits.boots allows no \
          more; 2 pods wait in turn"
     );
     assert_eq!(refused, expected);

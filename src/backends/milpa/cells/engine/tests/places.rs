@@ -1,7 +1,7 @@
-//! A region or an endpoint that is changed under cells, by a played clock.
+//! A provider, a region or an endpoint that is changed under cells, by a played clock.
 
 use super::*;
-use crate::backends::milpa::providers::ec2;
+use crate::backends::milpa::providers::{THIS_NODE, ec2, netns};
 
 /// The place in which the cells are launched.
 const HOME: &str = "region us-east-1";
@@ -32,6 +32,23 @@ fn engine_in(place: &str) -> Engine {
 
 /// Returns the engine of a daemon that starts with a cell's record, with or without a sandbox.
 fn restarted(place: &str, record: &store::Cell, has_sandbox: bool, now: Now) -> Engine {
+    restarted_with(ec2::CAPABILITIES, place, record, has_sandbox, now)
+}
+
+/// Returns the engine of a daemon that starts with another provider, after a reboot of the node.
+fn rebooted_with(capabilities: Capabilities, record: &store::Cell, now: Now) -> Engine {
+    let record = store::Cell { boot_id: "earlier".to_owned(), ..record.clone() };
+    let place = if capabilities.remote { OTHER } else { THIS_NODE };
+    restarted_with(capabilities, place, &record, true, now)
+}
+
+fn restarted_with(
+    capabilities: Capabilities,
+    place: &str,
+    record: &store::Cell,
+    has_sandbox: bool,
+    now: Now,
+) -> Engine {
     let sandbox = JournalSandbox {
         id: record.sandbox.clone(),
         cell: record.id.clone(),
@@ -46,7 +63,7 @@ fn restarted(place: &str, record: &store::Cell, has_sandbox: bool, now: Now) -> 
     };
     // Other random ids than those of the first daemon.
     let seams = Box::new(Counting(1000));
-    let (engine, _, _) = Engine::recover(config_in(place), ec2::CAPABILITIES, seams, journal, now);
+    let (engine, _, _) = Engine::recover(config_in(place), capabilities, seams, journal, now);
     engine
 }
 
@@ -111,7 +128,8 @@ fn cell_of_another_place_is_neither_lost_nor_ended_within_an_hour() {
         let record = first.cells[&cell].stored();
         assert_eq!(record.place, HOME);
         let mut engine = restarted(OTHER, &record, true, at(10));
-        assert_eq!(engine.other_places(), BTreeMap::from([(HOME.into(), 1)]), "{agent:?}");
+        let expected = BTreeMap::from([(HOME.into(), vec![cell.clone()])]);
+        assert_eq!(engine.other_places(), expected, "{agent:?}");
         let effects = engine.start(at(10));
         if agent == Agent::Connected {
             engine.handle(Event::Connected(cell.clone()), at(10));
@@ -157,6 +175,73 @@ fn pod_whose_cell_ends_in_another_place_is_not_released_by_not_found() {
     let effects = engine.start(at(now));
     pass_without_instances(&mut engine, now, effects);
     assert!(!engine.contains(&cell));
+}
+
+/// Verifies V80.
+#[test]
+fn cell_of_another_provider_is_neither_lost_nor_ended_though_the_node_was_rebooted() {
+    for (made_in, capabilities) in [(HOME, netns::CAPABILITIES), (THIS_NODE, ec2::CAPABILITIES)] {
+        let mut first = engine_in(made_in);
+        let cell = bound(&mut first, "pod", "i");
+        let mut engine = rebooted_with(capabilities, &first.cells[&cell].stored(), at(10));
+        let expected = BTreeMap::from([(made_in.into(), vec![cell.clone()])]);
+        assert_eq!(engine.other_places(), expected);
+        let effects = engine.start(at(10));
+        let seen = pass_without_instances(&mut engine, 10, effects);
+        assert_eq!((seen.lost, seen.terminations), (0, 0), "{made_in}");
+        assert!(matches!(engine.cells[&cell].state, State::Bound { .. }), "{made_in}");
+    }
+}
+
+/// Verifies V80.
+#[test]
+fn end_that_a_provider_of_the_node_confirms_does_not_release_the_pod_of_another_provider() {
+    for agent in [Agent::Connected, Agent::Silent] {
+        let mut first = engine_in(HOME);
+        let cell = bound(&mut first, "pod", "i");
+        let mut engine = rebooted_with(netns::CAPABILITIES, &first.cells[&cell].stored(), at(10));
+        engine.start(at(10));
+        let stop = Event::Terminate { cell: cell.clone(), reason: "stopped".into() };
+        let mut effects = engine.handle(stop, at(10));
+        // The agent is asked first, as the provider can't end the pod.
+        assert!(
+            effects.iter().any(|(_, effect)| matches!(effect, Effect::ShutDown)),
+            "{effects:?}"
+        );
+        let has_ended = agent == Agent::Connected;
+        let mut answers = Vec::new();
+        for seconds in 11..11 + HOUR {
+            let mut next = Effects::new();
+            for (_, effect) in std::mem::take(&mut effects) {
+                let event = match effect {
+                    Effect::ShutDown => Event::ShutDown(cell.clone(), has_ended),
+                    Effect::Detach(_) => Event::Detached(cell.clone(), Ok(())),
+                    Effect::Terminate { .. } => {
+                        let (outcome, console) = (Ok(Termination::Confirmed), String::new());
+                        Event::Terminated { cell: cell.clone(), outcome, console }
+                    }
+                    Effect::AnswerEnd(outcome) => {
+                        answers.push(outcome.map_err(|error| error.text()));
+                        continue;
+                    }
+                    _ => continue,
+                };
+                next.extend(engine.handle(event, at(seconds)));
+            }
+            next.extend(engine.handle(Event::Tick, at(seconds)));
+            effects = next;
+        }
+        assert!(engine.contains(&cell), "{agent:?}");
+        let blocks = engine.blocking_cell("pod").is_some();
+        assert_eq!(blocks, agent == Agent::Silent, "{agent:?}");
+        match agent {
+            Agent::Connected => assert_eq!(answers[0], Ok(())),
+            Agent::Silent => {
+                let error = answers[0].as_ref().unwrap_err();
+                assert!(error.contains(HOME) && error.contains(THIS_NODE), "{error}");
+            }
+        }
+    }
 }
 
 /// Verifies V80.

@@ -1,0 +1,119 @@
+//! Calls of the CRI socket while an operator's tools call the admin API of the same daemon.
+
+use std::{
+    os::unix::process::CommandExt,
+    path::Path,
+    process::{Child, Command, Stdio},
+};
+
+use kiyot_testkit::{Container, Kiyot, KiyotOptions, Node, Pod, command::PATH, cri};
+use rustix::process::{Pid, Signal, kill_process_group};
+
+use super::{
+    calls::{self, Times},
+    client::Call,
+    ratios::Ratios,
+};
+
+/// The programs that run beside the calls; `milpactl` stands for the program with its socket. The
+/// last has no part in kiyot: it shows what any program takes away from the calls.
+const BESIDE: [(&str, &[&str]); 4] = [
+    ("nothing", &[]),
+    ("`get pods --watch`", &["exec milpactl get pods --watch"]),
+    (
+        "and `dump all` in a loop",
+        &["exec milpactl get pods --watch", "while :; do milpactl dump all; done"],
+    ),
+    ("an empty loop", &["while :; do :; done"]),
+];
+
+/// Measures in interleaved rounds, and prints a table.
+pub(crate) async fn measure(
+    node: &Node,
+    program: &Path,
+    rounds: usize,
+    calls: usize,
+    cells: usize,
+) {
+    let options = KiyotOptions { log: "warn".to_owned(), ..KiyotOptions::new(program) };
+    let kiyot = Kiyot::start(node, options).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let mut pods = Vec::new();
+    for at in 0..=cells {
+        let pod = Pod::new(&format!("operator-{at}"));
+        // The first is on the node.
+        let pod = if at == 0 { pod } else { pod.in_cell() };
+        let pod = pod.container(Container::script("main", "sleep 100000"));
+        pods.push(kubelet.run_pod(&pod).await.expect("a pod runs"));
+    }
+    let status = |name: &'static str, at: usize| {
+        let pod_sandbox_id = pods[at].sandbox.clone();
+        let request = cri::PodSandboxStatusRequest { pod_sandbox_id, verbose: false };
+        (name, Call::new("PodSandboxStatus", &request))
+    };
+    let methods = [
+        status("PodSandboxStatus, on the node", 0),
+        status("PodSandboxStatus, in a cell", cells.min(1)),
+        ("ListPodSandbox", Call::new("ListPodSandbox", &cri::ListPodSandboxRequest::default())),
+    ];
+    let milpactl = program.with_file_name("milpactl");
+    assert!(milpactl.exists(), "{} is missing", milpactl.display());
+    let admin = kiyot.socket().with_file_name("admin.sock");
+    println!("\n| call | callers | beside | p50 us | p99 us | p50 to nothing | least | greatest |");
+    println!("| --- | --- | --- | --- | --- | --- | --- | --- |");
+    for (name, method) in &methods {
+        for callers in calls::CALLERS {
+            let mut times = BESIDE.map(|_| Times::default());
+            for round in 0..rounds {
+                for turn in 0..BESIDE.len() {
+                    let at = (round + turn) % BESIDE.len();
+                    let beside = Beside::start(BESIDE[at].1, &milpactl, &admin);
+                    let socket = kiyot.socket();
+                    calls::run(&socket, "kiyot", method, callers, calls, &mut times[at]).await;
+                    drop(beside);
+                }
+            }
+            let alone = times[0].medians.clone();
+            for ((beside, _), times) in BESIDE.iter().zip(&mut times) {
+                let ratios = Ratios::of(&times.medians, &alone);
+                let [p50, p99] = [0.5, 0.99].map(|part| times.quantile(part));
+                println!("| {name} | {callers} | {beside} | {p50:.0} | {p99:.0} | {ratios} |");
+            }
+        }
+    }
+    for pod in &pods {
+        kubelet.stop_and_remove(pod).await.expect("a pod ends");
+    }
+}
+
+/// Programs that run until this is dropped, each with its children.
+#[derive(Debug)]
+struct Beside(Vec<Child>);
+
+impl Beside {
+    /// Starts the programs. The warm-up of the calls gives them the time to begin.
+    fn start(scripts: &[&str], milpactl: &Path, admin: &Path) -> Self {
+        let path = format!("{}:{}", milpactl.parent().unwrap().display(), PATH);
+        let start = |script: &&str| {
+            Command::new("sh")
+                .args(["-c", script])
+                .env("PATH", &path)
+                .env("MILPACTL_SOCKET", admin)
+                .stdin(Stdio::null())
+                .stdout(Stdio::null())
+                .process_group(0)
+                .spawn()
+                .expect("a shell starts")
+        };
+        Self(scripts.iter().map(start).collect())
+    }
+}
+
+impl Drop for Beside {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            let _ended = kill_process_group(Pid::from_child(child), Signal::KILL);
+            let _ = child.wait();
+        }
+    }
+}

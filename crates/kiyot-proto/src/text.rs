@@ -1,0 +1,20 @@
+//! Words of texts that daemon and milpactl share.
+
+use std::fmt::Display;
+
+/// Returns a number with a noun, and a verb if there is one: `one` for 1, `other` for any other
+/// number.
+pub fn counted<N: Display + PartialEq + From<u8>>(number: N, one: &str, other: &str) -> String {
+    format!("{number} {}", if number == N::from(1) { one } else { other })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn noun_of_one_is_singular() {
+        let texts = [0_u64, 1, 2].map(|number| counted(number, "cell boots", "cells boot"));
+        assert_eq!(texts, ["0 cells boot", "1 cell boots", "2 cells boot"]);
+    }
+}
