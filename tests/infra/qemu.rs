@@ -47,13 +47,7 @@ impl Vms {
     fn new() -> Self {
         let mut bench = Bench::new();
         bench.configure_cni("");
-        bench.config.qemu.network = bench.config.netns.network.clone();
-        bench.config.qemu.cell_binary =
-            Some(Path::new(env!("CARGO_BIN_EXE_kiyot")).with_file_name("kiyot-cell"));
-        bench.config.qemu.accel = AcceleratorChoice::Tcg;
-        bench.config.qemu.disk_size = 64 << 20;
-        bench.config.qemu.image_dir = bench.path().join("image");
-        guest::make_image(&bench.config.qemu.image_dir);
+        use_machines(&mut bench);
         let gateway =
             tokio::net::UnixListener::bind(bench.config.state_dir.join("gateway.sock")).unwrap();
         let provider = Qemu::new(&bench.config);
@@ -96,6 +90,19 @@ impl Vms {
         let children = format!("/proc/{launcher}/task/{launcher}/children");
         fs::read_to_string(children).unwrap().trim().parse().unwrap()
     }
+}
+
+/// Gives a fixture's configuration machines whose guest is a shell.
+pub(crate) fn use_machines(bench: &mut Bench) {
+    let image = bench.path().join("image");
+    guest::make_image(&image);
+    let config = &mut bench.config;
+    config.qemu.network = config.netns.network.clone();
+    config.qemu.cell_binary =
+        Some(Path::new(env!("CARGO_BIN_EXE_kiyot")).with_file_name("kiyot-cell"));
+    config.qemu.accel = AcceleratorChoice::Tcg;
+    config.qemu.image_dir = image;
+    config.qemu.disk_size = 64 << 20;
 }
 
 /// Gives a fixture's configuration a stub in place of machines.
