@@ -22,6 +22,7 @@ mod refusals;
 mod strays;
 mod terminations;
 mod throttling;
+mod tls_front;
 mod tokens;
 
 use std::time::Duration;

@@ -1,9 +1,11 @@
 //! Pulls of instances from registries that the node's configuration names.
 
+use std::fs;
+
 use base64::{Engine, prelude::BASE64_STANDARD};
 use kiyot_testkit::{Access, Container, KiyotOptions, Pod, Registry, image::ImageSpec};
 
-use super::{WAIT, World, http_proxy::HttpProxy};
+use super::{WAIT, World, http_proxy::HttpProxy, tls_front::TlsFront};
 
 /// User and password at the proxy.
 const CREDENTIALS: &str = "violet:hidden-word";
@@ -68,4 +70,55 @@ async fn instance_pulls_through_the_proxies_of_the_daemon_except_from_hosts_of_n
     assert!(direct.asked().len() >= 3);
     assert!(!kiyot.log().contains("hidden-word"), "{}", kiyot.log());
     world.ends(&mut kubelet, &[&running]).await;
+}
+
+/// Makes a registry reachable by TLS alone, with an authority that the node's configuration names.
+async fn require_tls(world: &World, registry: &Registry) -> TlsFront {
+    let front = TlsFront::start(registry.address()).await;
+    let directory = registry.configuration(&world.node);
+    fs::write(directory.join("authority.pem"), front.authority()).unwrap();
+    let url = format!("https://{}", front.address());
+    let hosts = format!(
+        "server = \"{url}\"\n\n[host.\"{url}\"]\ncapabilities = [\"pull\", \"resolve\"]\n\
+         ca = \"authority.pem\"\n"
+    );
+    fs::write(directory.join("hosts.toml"), hosts).unwrap();
+    front
+}
+
+/// Verifies I26, V6.
+#[tokio::test]
+async fn instance_trusts_the_authority_of_a_registry_directly_and_through_a_proxy() {
+    let world = World::start().await;
+    let [proxied, direct, other] = [(); 3].map(|()| Registry::start(&world.node, Access::Open));
+    let fronts = [require_tls(&world, &proxied).await, require_tls(&world, &direct).await];
+    let _other_front = require_tls(&world, &other).await;
+    let authority = other.configuration(&world.node).join("authority.pem");
+    fs::write(authority, fronts[0].authority()).unwrap();
+    let (proxy, url) = proxy(&world).await;
+    let mut options = options(&world);
+    let no_proxy = fronts[1].address().to_string();
+    for (name, value) in [("HTTPS_PROXY", url), ("NO_PROXY", no_proxy)] {
+        options.environment.push((name.to_owned(), value));
+    }
+    let (_kiyot, mut kubelet) = world.daemon(options).await;
+    let running = kubelet.run_pod(&pod(&[("first", &proxied), ("second", &direct)])).await.unwrap();
+    for name in ["first", "second"] {
+        kubelet.logged(running.container(name), name).await;
+    }
+    let requests = proxy.requests_to(fronts[0].address());
+    assert!(!requests.is_empty(), "the tunnels of the first");
+    assert!(requests.iter().all(|request| request.method == "CONNECT"), "{requests:?}");
+    assert!(proxy.requests_to(fronts[1].address()).is_empty());
+    assert!(proxied.asked().len() >= 3 && direct.asked().len() >= 3);
+
+    // Nothing is pulled from a server with the certificate of another authority.
+    let spec = pod(&[("third", &other)]);
+    let config = kubelet.prepare(&spec);
+    let sandbox = kubelet.run_sandbox(&config, "").await.unwrap();
+    let refused_pod = kubelet.running(&spec, config, sandbox);
+    let refused = kubelet.create_container(&refused_pod, &spec.containers[0], 0).await.unwrap_err();
+    assert!(refused.message().contains("certificate"), "{refused:?}");
+    assert!(other.asked().is_empty());
+    world.ends(&mut kubelet, &[&running, &refused_pod]).await;
 }
