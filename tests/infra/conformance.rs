@@ -129,7 +129,8 @@ fn applies(provider: &str, subject: &impl Subject, fault: Option<Fault>) -> bool
     false
 }
 
-/// Runs each case with every provider, unless its fault has no meaning for it.
+/// Runs each case with every provider, unless its fault has no meaning for it. Those of single
+/// calls are run with virtual machines, too.
 macro_rules! conformance {
     ($($module:ident :: $case:ident $(($fault:ident))?)*) => {
         /// All cases with their faults.
@@ -149,11 +150,20 @@ macro_rules! conformance {
             use super::*;
             $(conformance!(case "qemu", QemuSubject::new(), $module $case $($fault)?);)*
         }
+        mod of_qemu_machines {
+            use super::*;
+            $(conformance!(machine $module $case $($fault)?);)*
+        }
         mod of_sim {
             use super::*;
             $(conformance!(case "sim", SimSubject::new(), $module $case $($fault)?);)*
         }
     };
+    (machine contract $case:ident $($fault:ident)?) => {
+        conformance!(case "qemu", QemuSubject::with_machines(), contract $case $($fault)?);
+    };
+    // Their agents are played, which a guest is not.
+    (machine outcomes $case:ident $($fault:ident)?) => {};
     (fault) => { None };
     (fault $fault:ident) => { Some(Fault::$fault) };
     (case $provider:literal, $subject:expr, $module:ident $case:ident $($fault:ident)?) => {

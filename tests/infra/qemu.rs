@@ -47,13 +47,7 @@ impl Vms {
     fn new() -> Self {
         let mut bench = Bench::new();
         bench.configure_cni("");
-        bench.config.qemu.network = bench.config.netns.network.clone();
-        bench.config.qemu.cell_binary =
-            Some(Path::new(env!("CARGO_BIN_EXE_kiyot")).with_file_name("kiyot-cell"));
-        bench.config.qemu.accel = AcceleratorChoice::Tcg;
-        bench.config.qemu.disk_size = 64 << 20;
-        bench.config.qemu.image_dir = bench.path().join("image");
-        guest::make_image(&bench.config.qemu.image_dir);
+        use_machines(&mut bench);
         let gateway =
             tokio::net::UnixListener::bind(bench.config.state_dir.join("gateway.sock")).unwrap();
         let provider = Qemu::new(&bench.config);
@@ -96,6 +90,19 @@ impl Vms {
         let children = format!("/proc/{launcher}/task/{launcher}/children");
         fs::read_to_string(children).unwrap().trim().parse().unwrap()
     }
+}
+
+/// Gives a fixture's configuration machines whose guest is a shell.
+pub(crate) fn use_machines(bench: &mut Bench) {
+    let image = bench.path().join("image");
+    guest::make_image(&image);
+    let config = &mut bench.config;
+    config.qemu.network = config.netns.network.clone();
+    config.qemu.cell_binary =
+        Some(Path::new(env!("CARGO_BIN_EXE_kiyot")).with_file_name("kiyot-cell"));
+    config.qemu.accel = AcceleratorChoice::Tcg;
+    config.qemu.image_dir = image;
+    config.qemu.disk_size = 64 << 20;
 }
 
 /// Gives a fixture's configuration a stub in place of machines.
@@ -419,4 +426,46 @@ async fn probe_of_the_accelerator_ends_in_time_and_leaves_no_process() {
     assert!([0, 3].contains(&probe("kvm")));
     let running = run("ps", &["-e", "-o", "args"]);
     assert!(!running.contains(&format!("run-vm --dir {}", dir.display())), "{running}");
+}
+
+/// Shell scripts in place of QEMU, with the exit status of their probe: 0 where a kernel printed.
+const PLAYED_QEMU: [(&str, i32); 7] = [
+    ("echo '[    0.000000] Linux version 6.1.0'; exec sleep 7654", 0),
+    ("printf 'SeaBIOS (ver'; printf 'sion 1.16)\\r\\nLinux ver'; printf 'sion 6.1'; exit 1", 0),
+    ("exec sleep 7654", 3),
+    ("exit 0", 3),
+    ("echo 'qemu-system-x86_64: failed to initialize kvm: Permission denied' >&2; exit 1", 3),
+    ("echo 'SeaBIOS (version 1.16)'; exec sleep 7654", 3),
+    ("exec yes 'No bootable device.'", 3),
+];
+
+/// Verifies N28.
+#[test]
+fn probe_tells_a_qemu_that_boots_from_one_that_hangs_exits_or_prints_something_else() {
+    let bench = Bench::new();
+    let program = Path::new(env!("CARGO_BIN_EXE_kiyot")).with_file_name("kiyot-cell");
+    let results = PLAYED_QEMU.map(|(script, _)| {
+        let dir = tempfile::tempdir_in(bench.path()).unwrap();
+        let played = dir.path().join("played");
+        let write = "printf '#!/bin/sh\\n%s\\n' \"$1\" > \"$0\" && chmod 755 \"$0\"";
+        run("sh", &["-c", write, &played.display().to_string(), script]);
+        // The kernel is a file that the jail shows.
+        let machine = serde_json::json!({
+            "program": "/image/kernel",
+            "accelerator": "tcg",
+            "kernel": played,
+            "command_line": "",
+            "cpus": 1,
+            "memory_mib": 256,
+            "user": 65521,
+            "group": 65521,
+        });
+        fs::write(dir.path().join("vm.json"), machine.to_string()).unwrap();
+        let mut probe = Command::new(&program);
+        let status = probe.arg("probe-vm").arg("--dir").arg(dir.path()).status().unwrap();
+        (script, status.code().unwrap())
+    });
+    assert_eq!(results, PLAYED_QEMU);
+    let running = run("ps", &["-e", "-o", "args"]);
+    assert!(!running.contains("sleep 7654") && !running.contains("No bootable"), "{running}");
 }

@@ -7,6 +7,7 @@ mod ends;
 #[path = "../vm/enrolment.rs"]
 mod enrolment;
 mod faults;
+mod http_proxy;
 mod images;
 mod kills;
 mod launches;
@@ -16,10 +17,12 @@ mod name_server;
 mod names;
 mod network;
 mod outages;
+mod pulls;
 mod refusals;
 mod strays;
 mod terminations;
 mod throttling;
+mod tls_front;
 mod tokens;
 
 use std::time::Duration;

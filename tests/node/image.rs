@@ -82,7 +82,7 @@ pub(crate) fn parts(directory: &Path) -> PathBuf {
         );
         run(Command::new("strip").arg("-s").arg("-o").arg(tree.join(name)).arg(program));
     }
-    for file in ["config/kiyot.service", "config/kiyot.toml"] {
+    for file in ["config/kiyot.service", "config/kiyot-cell.service", "config/kiyot.toml"] {
         let file = Path::new(SOURCES).join(file);
         fs::copy(&file, tree.join(file.file_name().unwrap())).unwrap();
     }

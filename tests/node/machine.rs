@@ -22,7 +22,7 @@ const BOOT_LIMIT: Duration = Duration::from_secs(600);
 pub(crate) const COMMAND_LIMIT: Duration = Duration::from_secs(600);
 /// Time limit until QEMU's socket exists.
 const SOCKET_LIMIT: Duration = Duration::from_secs(60);
-/// Poll interval for that socket.
+/// Poll interval for that socket, and for the end of QEMU.
 const SOCKET_POLL: Duration = Duration::from_millis(20);
 /// Memory of the machine in MiB, enough for two containerds and some cells.
 const MEMORY_MIB: &str = "2048";
@@ -132,6 +132,16 @@ impl Machine {
         // The command server ends with the machine, so that no response is awaited.
         self.send("systemctl --no-block reboot");
         self.wait_for_boot();
+    }
+
+    /// Runs a bash script by which the machine powers off, and waits for that.
+    pub(crate) fn ends(mut self, script: &str) {
+        let begun = Instant::now();
+        self.send(script);
+        while self.qemu.try_wait().unwrap().is_none() {
+            assert!(begun.elapsed() < COMMAND_LIMIT, "{script}: the machine goes on");
+            sleep(SOCKET_POLL);
+        }
     }
 
     /// Runs a bash script.

@@ -10,6 +10,7 @@
     reason = "a failed setup fails the test in place"
 )]
 
+mod cell_unit;
 mod image;
 mod machine;
 mod pods;

@@ -1,11 +1,14 @@
 //! Faults of virtual machines and of the daemon.
 
 use std::{
-    os::unix::net::UnixStream,
+    fs,
+    os::unix::{fs::PermissionsExt, net::UnixStream},
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use kiyot_testkit::{Kiyot, Kubelet, LIMIT, Node, cri, kill_all, processes, wait_until};
+use kiyot_testkit::{
+    Kiyot, KiyotOptions, Kubelet, LIMIT, Node, cri, kill_all, output, processes, wait_until,
+};
 
 use super::{WAIT, console, options, pod, run, strong, strong_options};
 
@@ -96,6 +99,62 @@ async fn services_killed_in_the_machine_are_restarted_and_its_monitor_is_not_nee
     // QEMU serves a single client of its monitor, which is silent.
     let monitor = kiyot.state().join("cells").join(&cell).join("qmp/qmp.sock");
     let _held = UnixStream::connect(&monitor).unwrap();
+    kubelet.stop_and_remove(&running).await.unwrap();
+    assert_eq!(kiyot.cells(), Vec::<String>::new());
+}
+
+/// Program that starts QEMU with a clock that stands at the year 2001.
+const LATE_QEMU: &str =
+    "#!/bin/sh\nexec /usr/bin/qemu-system-x86_64 -rtc base=2001-09-09T01:46:40 \"$@\"\n";
+
+/// A program among those of the node, which is the only place that the jail of QEMU shows.
+struct AddedProgram {
+    path: String,
+    _files: tempfile::TempDir,
+}
+
+impl AddedProgram {
+    /// Mounts the program over the node's programs, in the namespace of this test.
+    fn new(name: &str, content: &str) -> Self {
+        let files = tempfile::tempdir().unwrap();
+        fs::set_permissions(files.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        let directory = files.path().join("libexec");
+        fs::create_dir(&directory).unwrap();
+        fs::write(directory.join(name), content).unwrap();
+        fs::set_permissions(directory.join(name), fs::Permissions::from_mode(0o755)).unwrap();
+        let layers = format!("lowerdir={}:/usr", files.path().display());
+        output("mount", &["-t", "overlay", "-o", &layers, "added", "/usr"]).unwrap();
+        Self { path: format!("/usr/libexec/{name}"), _files: files }
+    }
+}
+
+impl Drop for AddedProgram {
+    fn drop(&mut self) {
+        let _ = output("umount", &["--lazy", "/usr"]);
+    }
+}
+
+/// Verifies V55.
+#[tokio::test]
+async fn machine_with_a_wrong_clock_has_the_daemons_time_before_its_pod_starts() {
+    let program = AddedProgram::new("qemu-system-late", LATE_QEMU);
+    let node = Node::start().await;
+    let of_provider = format!("program = \"{}\"\n", program.path);
+    let kiyot = Kiyot::start(&node, KiyotOptions { of_provider, ..options() }).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let begun = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
+    let script = format!("echo at $(date +%s); {WAIT}");
+    let running = kubelet.run_pod(&pod("late", &script)).await.unwrap();
+    let main = running.container("main").clone();
+    let line = kubelet.logged(&main, "at ").await;
+    let at: u64 = line.text.trim().trim_start_matches("at ").parse().unwrap();
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
+    let expected = begun - TOLERATED_SECONDS..=now + TOLERATED_SECONDS;
+    assert!(expected.contains(&at), "{at}, expected: {expected:?}");
+    // The machine did boot with the other time, and the agent set it.
+    let cell = kiyot.cells().remove(0);
+    let console = console(&kiyot, &cell);
+    assert!(console.contains("2001-09-09T") && console.contains("clock set"), "{console}");
     kubelet.stop_and_remove(&running).await.unwrap();
     assert_eq!(kiyot.cells(), Vec::<String>::new());
 }

@@ -4,16 +4,17 @@ use std::fs;
 
 use kiyot_testkit::{Kiyot, LIMIT, Node, Source, cri, wait_until};
 
-use super::{WAIT, options, pod};
+use super::{WAIT, options, pod, streams};
 
-/// Verifies V1, V2.
+/// Verifies D5, V1, V2.
 #[tokio::test]
 async fn pod_in_a_vm_lives_as_one_on_the_node() {
     let node = Node::start().await;
     let mut kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
     let spec = pod("first", &format!("echo hello from $(hostname); cat /settings/colour; {WAIT}"))
-        .volume("settings", Source::ConfigMap(Source::files(&[("colour", "blue\n")])));
+        .volume("settings", Source::ConfigMap(Source::files(&[("colour", "blue\n")])))
+        .container(streams::reader());
     let mut spec = spec;
     spec.containers[0] = spec.containers[0].clone().mount("settings", "/settings");
     let running = kubelet.run_pod(&spec).await.unwrap();
@@ -50,6 +51,8 @@ async fn pod_in_a_vm_lives_as_one_on_the_node() {
     })
     .await;
     assert_eq!(page.trim(), "served");
+
+    streams::carry_input(&mut kubelet, &running).await;
 
     kubelet.update_volume(&spec, "settings", &Source::files(&[("colour", "red")]));
     wait_until("the volume is updated", LIMIT, async || {

@@ -17,6 +17,7 @@ mod powers;
 mod privileges;
 mod reboot;
 mod stolen;
+mod streams;
 mod warm;
 
 use std::fs;

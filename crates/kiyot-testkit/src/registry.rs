@@ -5,6 +5,7 @@ use std::{
     collections::BTreeMap,
     fs,
     net::{Shutdown, SocketAddr, TcpListener, TcpStream},
+    path::PathBuf,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -138,6 +139,11 @@ impl Registry {
         );
         content.tags.insert(name.to_owned(), digest.clone());
         (format!("{}/{name}", self.host), format!("{}/{repository}@{digest}", self.host))
+    }
+
+    /// Returns the directory of its hosts.toml in the node's configuration.
+    pub fn configuration(&self, node: &Node) -> PathBuf {
+        node.registries().join(&self.host)
     }
 
     /// Returns the address on which it listens.

@@ -1,7 +1,8 @@
-//! The qemu provider under test, with a stub in place of its machines. Its faults are those of the
-//! netns provider, because both share the instances of the node.
+//! The qemu provider under test, with a stub in place of its machines, or with machines whose guest
+//! is a shell. Its faults are those of the netns provider, because both share the instances of the
+//! node.
 
-use std::sync::Arc;
+use std::{fs, os::unix::fs::PermissionsExt, path::Path, sync::Arc};
 
 use async_trait::async_trait;
 use kiyot::backends::milpa::{
@@ -33,6 +34,19 @@ impl QemuSubject {
     pub(super) fn new() -> Self {
         let mut local = NetnsSubject::new();
         qemu::use_stub(&mut local.bench);
+        Self { local, launches: Arc::default() }
+    }
+
+    /// Returns a provider of machines, which boot while a case runs.
+    pub(super) fn with_machines() -> Self {
+        let mut local = NetnsSubject::new();
+        // A file of this test's own, which faults change.
+        let program = local.bench.config.netns.cell_binary.clone().unwrap();
+        let real = Path::new(env!("CARGO_BIN_EXE_kiyot")).with_file_name("kiyot-cell");
+        fs::write(&program, format!("#!/bin/sh\nexec {} \"$@\"\n", real.display())).unwrap();
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        qemu::use_machines(&mut local.bench);
+        local.bench.config.qemu.cell_binary = Some(program);
         Self { local, launches: Arc::default() }
     }
 }
@@ -80,7 +94,7 @@ impl Subject for QemuSubject {
     }
 }
 
-/// Waits until the stub has made the devices of a machine.
+/// Waits until the launcher has made the devices of a machine.
 async fn has_devices(namespace: String) {
     loop {
         let arguments = ["-n", &namespace, "link", "show", "tap-pod"];

@@ -59,7 +59,7 @@ pub(crate) fn list(dir: &Path) {
     };
     let files: serde_json::Map<_, _> =
         ["kernel", "initramfs", "root.squashfs"].map(listed).into_iter().collect();
-    let list = serde_json::json!({ "files": files });
+    let list = serde_json::json!({ "architecture": "amd64", "files": files });
     fs::write(dir.join("image.json"), list.to_string()).unwrap();
 }
 

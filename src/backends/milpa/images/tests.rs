@@ -177,6 +177,8 @@ struct FakeCell {
     together: Option<tokio::sync::Barrier>,
     /// Blobs on their way, and the most at a time.
     in_flight: Mutex<(usize, usize)>,
+    /// Cells with blobs on their way, and the most at a time, of all cells that share this.
+    copying: Arc<Mutex<(usize, usize)>>,
     /// Keeps blobs from being taken.
     put_hangs: bool,
     refuses: bool,
@@ -280,6 +282,11 @@ impl Receiver for FakeCell {
             let mut in_flight = self.in_flight.lock().unwrap();
             in_flight.0 += 1;
             in_flight.1 = in_flight.1.max(in_flight.0);
+            if in_flight.0 == 1 {
+                let mut copying = self.copying.lock().unwrap();
+                copying.0 += 1;
+                copying.1 = copying.1.max(copying.0);
+            }
         }
         // The others begin now, if they do not wait.
         for _ in 0..TURNS {
@@ -290,7 +297,13 @@ impl Receiver for FakeCell {
             assert!(part.content.len() <= 1 << 20);
             bytes.extend_from_slice(&part.content);
         }
-        self.in_flight.lock().unwrap().0 -= 1;
+        {
+            let mut in_flight = self.in_flight.lock().unwrap();
+            in_flight.0 -= 1;
+            if in_flight.0 == 0 {
+                self.copying.lock().unwrap().0 -= 1;
+            }
+        }
         if sha256(&bytes) != first.digest || bytes.len() as u64 != first.size {
             return Err(Failure::cell(Class::DataLoss, "other bytes"));
         }

@@ -27,7 +27,6 @@ use super::{
     local::{Draft, Home, Instances, Launch, Limits, command, offering, path_of},
 };
 use crate::{
-    annotations::Architecture,
     backends::milpa::{
         id::CellId,
         placement::{Catalogue, Size},
@@ -289,7 +288,8 @@ impl Provider for Qemu {
         let cpus = u32::try_from(cpus.get()).unwrap_or(u32::MAX);
         let largest = Size::within(cpus, node.total_mib);
         let zone = offering(NODE).zone;
-        Ok(Catalogue::sized(NODE, &zone, largest, Architecture::Amd64))
+        // An image of another architecture is refused at launch.
+        Ok(Catalogue::sized(NODE, &zone, largest, image::ARCHITECTURE))
     }
 
     async fn launch(&self, spec: &LaunchSpec, token: &str) -> Result<Instance, ProviderError> {
@@ -409,7 +409,10 @@ mod tests {
     use kiyot_link::bootstrap::Bootstrap;
 
     use super::*;
-    use crate::backends::milpa::placement::Candidate;
+    use crate::{
+        annotations::Architecture,
+        backends::milpa::placement::{Candidate, Needs, NoFit, Rules, rank},
+    };
 
     #[test]
     fn mac_addresses_are_local_and_differ() {
@@ -443,11 +446,21 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn catalogue_has_the_node_as_its_largest_size() {
+    async fn catalogue_has_the_node_as_its_largest_size_and_the_images_architecture() {
         let dir = tempfile::tempdir().unwrap();
         let config = MilpaBackend { state_dir: dir.path().into(), ..MilpaBackend::default() };
         let catalogue = Qemu::new(&config).catalogue().await.unwrap();
         let [node] = catalogue.entries() else { panic!("{catalogue:?}") };
         assert!(catalogue.is_sized() && node.instance_type.milli_cpus >= 1000);
+        let needs = |architecture| Needs { architecture, ..Needs::default() };
+        let rules = Rules::default();
+        assert!(!rank(&catalogue, &needs(Architecture::Amd64), &rules, &()).is_empty());
+        let needs = needs(Architecture::Arm64);
+        assert_eq!(rank(&catalogue, &needs, &rules, &()), []);
+        let refused = NoFit::new(&catalogue, &needs, &rules).to_string();
+        assert!(
+            refused.contains("cells have an image for amd64, and arm64 is needed"),
+            "{refused}"
+        );
     }
 }

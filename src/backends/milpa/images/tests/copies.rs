@@ -191,3 +191,46 @@ async fn slow_cells_on_other_machines_delay_the_copies_to_others_by_a_turn() {
     // The third turn of half a minute has a place for it, and it has 5 MiB.
     assert!((63..=65).contains(&elapsed), "{elapsed} s");
 }
+
+/// Verifies I22.
+#[tokio::test(start_paused = true)]
+async fn fifty_cells_copy_four_images_at_a_time_in_their_order() {
+    const CELLS: usize = 50;
+    const AT_ONCE: usize = 4;
+    // 5 MiB at the rate, which the copies share.
+    const SECONDS_OF_AN_IMAGE: usize = 5;
+    let mut scene = Scene::new();
+    let limits = Arc::new(CopyLimits::new(Arc::new(SendRate::new(1 << 20))));
+    scene.images.copy_limits = Some(Arc::clone(&limits));
+    let id = scene.node.image(NAME);
+    let copying = Arc::default();
+    let cells: Vec<_> = (0..CELLS)
+        .map(|_| FakeCell {
+            limits: Some(Arc::clone(&limits)),
+            copying: Arc::clone(&copying),
+            ..FakeCell::default()
+        })
+        .collect();
+    let begun = tokio::time::Instant::now();
+    let copies = cells.iter().enumerate().map(async |(number, cell)| {
+        let (own, uid) = (CellId::mint().unwrap(), format!("uid-{number}"));
+        let spec = cri::ImageSpec {
+            image: id.clone(),
+            user_specified_image: NAME.into(),
+            ..Default::default()
+        };
+        assert_eq!(scene.images.ensure_in(&own, cell, &spec, &uid).await.unwrap(), id);
+        begun.elapsed()
+    });
+    let ends = futures::future::join_all(copies).await;
+    assert_eq!(*copying.lock().unwrap(), (0, AT_ONCE), "cells at a time");
+    assert!(cells.iter().all(|cell| cell.pulls.lock().unwrap().is_empty()), "none pulls");
+    for (number, end) in ends.iter().enumerate() {
+        // The cells before it, those that share its turn, and the first part of the next.
+        let most = (number + AT_ONCE) * SECONDS_OF_AN_IMAGE + 1;
+        assert!(end.as_secs() <= most as u64, "cell {number}: {end:?}");
+    }
+    let all = ends.iter().max().unwrap().as_secs();
+    let paid = (CELLS * SECONDS_OF_AN_IMAGE) as u64;
+    assert!((paid - 2..=paid + 2).contains(&all), "{all} s");
+}

@@ -36,6 +36,8 @@ pub(super) struct Probe {
     choice: AcceleratorChoice,
     program: PathBuf,
     dir: PathBuf,
+    device: PathBuf,
+    limit: Duration,
     running: Mutex<Option<Running>>,
 }
 
@@ -48,7 +50,8 @@ struct Running {
 impl Probe {
     /// Returns a probe in a directory by the cells' program. Has no side effects.
     pub(super) fn new(choice: AcceleratorChoice, program: PathBuf, dir: PathBuf) -> Self {
-        Self { choice, program, dir, running: Mutex::default() }
+        let (device, limit) = (KVM.into(), LIMIT);
+        Self { choice, program, dir, device, limit, running: Mutex::default() }
     }
 
     /// Begins the probe in the background, unless it is done or runs. A failed one is repeated.
@@ -65,8 +68,14 @@ impl Probe {
             ..machine.clone()
         };
         let (choice, program, dir) = (self.choice, self.program.clone(), self.dir.clone());
+        let (device, limit) = (self.device.clone(), self.limit);
         let task = tokio::spawn(async move {
-            let found = find(choice, &program, &dir, machine).await;
+            let found = match choice {
+                AcceleratorChoice::Kvm => Ok(Accelerator::Kvm),
+                AcceleratorChoice::Tcg => Ok(Accelerator::Tcg),
+                AcceleratorChoice::Auto if is_absent(&device) => Ok(Accelerator::Tcg),
+                AcceleratorChoice::Auto => find(&program, &dir, machine, limit).await,
+            };
             match &found {
                 Ok(accelerator) => tracing::info!(%accelerator, ?choice, "accelerator chosen"),
                 Err(error) => {
@@ -92,29 +101,21 @@ impl Probe {
     }
 }
 
+/// Returns KVM if a kernel printed under it.
 async fn find(
-    choice: AcceleratorChoice,
     program: &Path,
     dir: &Path,
     machine: VmFile,
+    limit: Duration,
 ) -> Result<Accelerator, ProviderError> {
-    match choice {
-        AcceleratorChoice::Kvm => return Ok(Accelerator::Kvm),
-        AcceleratorChoice::Tcg => return Ok(Accelerator::Tcg),
-        // A node without the device, or without its driver.
-        AcceleratorChoice::Auto => match File::open(KVM) {
-            Err(error) if is_absent(&error) => return Ok(Accelerator::Tcg),
-            _ => {}
-        },
-    }
     let failed = |error: io::Error| ProviderError::transient("probe the accelerator", error);
     DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(failed)?;
     machine.write(&dir.join("vm.json")).map_err(|error| failed(io::Error::other(error)))?;
     let mut command = Command::new(program);
     command.arg(PROBE).arg("--dir").arg(dir).kill_on_drop(true).current_dir("/");
     command.stdin(std::process::Stdio::null());
-    let ended = timeout(LIMIT, command.output()).await;
-    let ended = ended.map_err(|_| ProviderError::too_slow("probe the accelerator", LIMIT))?;
+    let ended = timeout(limit, command.output()).await;
+    let ended = ended.map_err(|_| ProviderError::too_slow("probe the accelerator", limit))?;
     let ended = ended.map_err(failed)?;
     match ended.status.code() {
         Some(0) => Ok(Accelerator::Kvm),
@@ -126,7 +127,136 @@ async fn find(
     }
 }
 
-fn is_absent(error: &io::Error) -> bool {
+/// Returns true on a node without the device of KVM, or without its driver.
+fn is_absent(device: &Path) -> bool {
     use rustix::io::Errno;
-    matches!(Errno::from_io_error(error), Some(Errno::NOENT | Errno::NODEV | Errno::NXIO))
+    let absent = [Errno::NOENT, Errno::NODEV, Errno::NXIO];
+    let error = File::open(device).err().and_then(|error| Errno::from_io_error(&error));
+    error.is_some_and(|error| absent.contains(&error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A limit that no probe of these tests reaches, unless it hangs.
+    const LONG: Duration = Duration::from_secs(300);
+
+    fn machine() -> VmFile {
+        VmFile {
+            program: "/qemu".into(),
+            accelerator: Accelerator::Tcg,
+            kernel: "/kernel".into(),
+            initramfs: None,
+            root: None,
+            disk_bytes: None,
+            command_line: String::new(),
+            cpus: 1,
+            memory_mib: MEMORY_MIB,
+            user: 1,
+            group: 1,
+            network: None,
+        }
+    }
+
+    /// A probe by a shell script in place of the cells' program, which counts its runs.
+    struct Played {
+        dir: tempfile::TempDir,
+        probe: Probe,
+    }
+
+    impl Played {
+        fn new(script: &str, limit: Duration) -> Self {
+            let dir = tempfile::tempdir().unwrap();
+            let at = dir.path().display();
+            let script =
+                format!("#!/bin/sh\necho \"$*\" >> {at}/runs\necho $$ > {at}/pid\n{script}\n");
+            let (program, device) = (dir.path().join("kiyot-cell"), dir.path().join("kvm"));
+            // By a process of its own: a program that another thread's child still holds open for
+            // writing can't be started.
+            let write = "cat > \"$0\" && chmod 755 \"$0\"";
+            let mut shell = std::process::Command::new("sh")
+                .args(["-c", write])
+                .arg(&program)
+                .stdin(std::process::Stdio::piped())
+                .spawn()
+                .unwrap();
+            io::Write::write_all(&mut shell.stdin.take().unwrap(), script.as_bytes()).unwrap();
+            assert!(shell.wait().unwrap().success());
+            std::fs::write(&device, "").unwrap();
+            let probe = Probe::new(AcceleratorChoice::Auto, program, dir.path().join("probe"));
+            Self { probe: Probe { device, limit, ..probe }, dir }
+        }
+
+        fn runs(&self) -> usize {
+            let runs = std::fs::read_to_string(self.dir.path().join("runs")).unwrap_or_default();
+            let expected = format!("probe-vm --dir {}", self.dir.path().join("probe").display());
+            assert!(runs.lines().all(|run| run == expected), "{runs}");
+            runs.lines().count()
+        }
+    }
+
+    /// Verifies N28.
+    #[tokio::test]
+    async fn result_of_a_probe_is_kept() {
+        for (code, expected) in [(0, Accelerator::Kvm), (NOT_USABLE, Accelerator::Tcg)] {
+            let played = Played::new(&format!("exit {code}"), LONG);
+            for _ in 0..2 {
+                assert_eq!(played.probe.wait(&machine()).await.unwrap(), expected, "{code}");
+            }
+            assert_eq!(played.runs(), 1);
+            let file = VmFile::read(&played.dir.path().join("probe/vm.json")).unwrap();
+            let used = (file.accelerator, file.command_line.as_str());
+            assert_eq!(used, (Accelerator::Kvm, COMMAND_LINE));
+        }
+    }
+
+    #[tokio::test]
+    async fn failed_probe_is_no_result_and_is_repeated() {
+        let played = Played::new("echo no room >&2; exit 1", LONG);
+        for runs in 1..3 {
+            let error = played.probe.wait(&machine()).await.unwrap_err();
+            assert_eq!(error.class, ErrorClass::Transient);
+            let cause = error.source.as_ref().unwrap().to_string();
+            assert!(cause.contains("exit status: 1: no room"), "{cause}");
+            assert_eq!(played.runs(), runs);
+        }
+    }
+
+    /// Verifies N28.
+    #[tokio::test]
+    async fn probe_that_hangs_is_ended_at_its_limit_and_is_no_result() {
+        let played = Played::new("exec sleep 1000", Duration::from_secs(1));
+        let pid = kiyot_testkit::wait_until("a probe has run", kiyot_testkit::LIMIT, async || {
+            let error = played.probe.wait(&machine()).await.unwrap_err();
+            assert_eq!(error.class, ErrorClass::Unanswered);
+            assert_eq!(error.doing, "probe the accelerator: not done within 1 s");
+            // A machine under load may not have started it within its limit.
+            let pid = std::fs::read_to_string(played.dir.path().join("pid")).ok()?;
+            pid.ends_with('\n').then(|| pid.trim().to_owned())
+        })
+        .await;
+        kiyot_testkit::wait_for("the probe was killed", || {
+            std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default().is_empty()
+        })
+        .await;
+    }
+
+    #[tokio::test]
+    async fn node_without_the_device_and_a_configured_accelerator_need_no_probe() {
+        let played = Played::new("exit 1", LONG);
+        std::fs::remove_file(&played.probe.device).unwrap();
+        assert_eq!(played.probe.wait(&machine()).await.unwrap(), Accelerator::Tcg);
+        let configured = [
+            (AcceleratorChoice::Kvm, Accelerator::Kvm),
+            (AcceleratorChoice::Tcg, Accelerator::Tcg),
+        ];
+        for (choice, expected) in configured {
+            let mut played = Played::new("exit 1", LONG);
+            played.probe.choice = choice;
+            assert_eq!(played.probe.wait(&machine()).await.unwrap(), expected);
+            assert_eq!(played.runs(), 0);
+        }
+        assert_eq!(played.runs(), 0);
+    }
 }

@@ -1,5 +1,5 @@
 //! The image of cells, whose files have the hashes that its `image.json` lists: one that was half
-//! copied is refused before a machine boots from it.
+//! copied, or is of another architecture, is refused before a machine boots from it.
 
 use std::{
     collections::BTreeMap,
@@ -13,12 +13,16 @@ use std::{
 use ring::digest::{Context, SHA256};
 use serde::Deserialize;
 
+use crate::annotations::Architecture;
+
 /// The list of the files with their hashes.
 const LIST: &str = "image.json";
 /// Bounds the list, in bytes.
 const MAX_LIST_BYTES: u64 = 64 * 1024;
 /// The files that a machine boots from.
 const FILES: [&str; 3] = ["kernel", "initramfs", "root.squashfs"];
+/// The architecture of QEMU's board `q35`.
+pub(super) const ARCHITECTURE: Architecture = Architecture::Amd64;
 /// Bytes that are read at once.
 const READ_BYTES: usize = 1 << 20;
 
@@ -31,6 +35,8 @@ pub(super) enum ImageError {
     Long(PathBuf),
     #[error("{0:?} is no list of an image")]
     Invalid(PathBuf, #[source] serde_json::Error),
+    #[error("{path:?} has the architecture {found:?}; allowed: \"{ARCHITECTURE}\"")]
+    Architecture { path: PathBuf, found: String },
     #[error("{0:?} lists no {1:?}")]
     Unlisted(PathBuf, &'static str),
     #[error("{path:?} has {found} bytes; {LIST} lists {listed}: the image is incomplete")]
@@ -79,6 +85,7 @@ impl Identity {
 /// The content of `image.json`, of which other fields are for people.
 #[derive(Debug, Deserialize)]
 struct List {
+    architecture: String,
     files: BTreeMap<String, Listed>,
 }
 
@@ -118,6 +125,9 @@ impl Image {
             return Ok(());
         }
         let (path, list) = (self.dir.join(LIST), self.list()?);
+        if Architecture::named(&list.architecture) != Some(ARCHITECTURE) {
+            return Err(ImageError::Architecture { path, found: list.architecture });
+        }
         for name in FILES {
             let listed = list.files.get(name);
             self.compare(name, listed.ok_or_else(|| ImageError::Unlisted(path.clone(), name))?)?;
@@ -218,15 +228,37 @@ mod tests {
         assert!(absent.to_string().contains("kernel") && !absent.is_transient(), "{absent}");
     }
 
+    /// Verifies V10.
+    #[test]
+    fn image_of_another_architecture_is_refused_by_its_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let image = make(dir.path());
+        let list = fs::read_to_string(dir.path().join(LIST)).unwrap();
+        for (architecture, is_allowed) in [("arm64", false), ("x86_64", true), ("", false)] {
+            fs::write(dir.path().join(LIST), list.replace("amd64", architecture)).unwrap();
+            if is_allowed {
+                image.check().unwrap();
+                continue;
+            }
+            let refused = image.check().unwrap_err();
+            let expected =
+                format!("image.json\" has the architecture {architecture:?}; allowed: \"amd64\"");
+            assert!(refused.to_string().ends_with(&expected), "{refused}");
+            assert!(!refused.is_transient());
+        }
+    }
+
     #[test]
     fn list_that_is_absent_long_or_lacks_a_file_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let image = make(dir.path());
         let write = |text: &str| fs::write(dir.path().join(LIST), text).unwrap();
-        write(r#"{"files":{"kernel":{"sha256":"00","size":6}}}"#);
+        write(r#"{"architecture":"amd64","files":{"kernel":{"sha256":"00","size":6}}}"#);
         assert!(refusal(&image).contains("kernel\" has another SHA-256"));
-        write(r#"{"files":{}}"#);
+        write(r#"{"architecture":"amd64","files":{}}"#);
         assert!(refusal(&image).contains("lists no \"kernel\""));
+        write(r#"{"files":{}}"#);
+        assert!(refusal(&image).contains("is no list of an image"));
         write(&" ".repeat(1 << 20));
         assert!(refusal(&image).contains("longer than 65536 bytes"));
         write("{}");
