@@ -166,7 +166,6 @@ impl Instances {
         }
     }
 
-    /// Returns the directory of an instance; an error for an id that is not of this provider.
     /// Returns the directory of an instance. The id of another provider is an error, which proves
     /// nothing.
     fn home(&self, instance: &InstanceId) -> Result<Home, ProviderError> {
