@@ -37,7 +37,7 @@ const DISABLED_PLUGINS: [&str; 15] = [
     "io.containerd.tracing.processor.v1.otlp",
 ];
 
-/// What makes the file systems of containers.
+/// containerd's plugin that makes the file systems of containers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Snapshotter {
     /// For a disk that takes the upper layer of an overlay.

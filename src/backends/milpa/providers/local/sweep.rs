@@ -126,7 +126,7 @@ async fn end_processes(
     Err(failed(io::Error::other("more and more of them begin")))
 }
 
-/// What a look at an instance has found.
+/// Parts of an instance that a look at it has found.
 #[derive(Debug, Default)]
 struct Found {
     processes: BTreeSet<process::Identity>,
