@@ -279,16 +279,7 @@ impl Receiver for FakeCell {
         if let Some(together) = &self.together {
             together.wait().await;
         }
-        {
-            let mut in_flight = self.in_flight.lock().unwrap();
-            in_flight.0 += 1;
-            in_flight.1 = in_flight.1.max(in_flight.0);
-            if in_flight.0 == 1 {
-                let mut copying = self.copying.lock().unwrap();
-                copying.0 += 1;
-                copying.1 = copying.1.max(copying.0);
-            }
-        }
+        self.blob_begins();
         // The others begin now, if they do not wait.
         for _ in 0..TURNS {
             tokio::task::yield_now().await;
@@ -298,13 +289,7 @@ impl Receiver for FakeCell {
             assert!(part.content.len() <= 1 << 20);
             bytes.extend_from_slice(&part.content);
         }
-        {
-            let mut in_flight = self.in_flight.lock().unwrap();
-            in_flight.0 -= 1;
-            if in_flight.0 == 0 {
-                self.copying.lock().unwrap().0 -= 1;
-            }
-        }
+        self.blob_ends();
         if sha256(&bytes) != first.digest || bytes.len() as u64 != first.size {
             return Err(Failure::cell(Class::DataLoss, "other bytes"));
         }

@@ -4,6 +4,29 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::*;
 
+impl FakeCell {
+    /// Counts a blob that is on its way.
+    pub(super) fn blob_begins(&self) {
+        let mut in_flight = self.in_flight.lock().unwrap();
+        in_flight.0 += 1;
+        in_flight.1 = in_flight.1.max(in_flight.0);
+        if in_flight.0 == 1 {
+            let mut copying = self.copying.lock().unwrap();
+            copying.0 += 1;
+            copying.1 = copying.1.max(copying.0);
+        }
+    }
+
+    /// Counts a blob that has arrived.
+    pub(super) fn blob_ends(&self) {
+        let mut in_flight = self.in_flight.lock().unwrap();
+        in_flight.0 -= 1;
+        if in_flight.0 == 0 {
+            self.copying.lock().unwrap().0 -= 1;
+        }
+    }
+}
+
 #[tokio::test]
 async fn blobs_in_the_cell_are_not_sent_again() {
     let scene = Scene::new();
