@@ -1,9 +1,9 @@
 //! Kills of the daemon in each state of a cell that the journal has.
 //!
-//! Programs that wait hold the daemon in a state: `ip`, `kiyot-cell`, a CNI plugin, the cell's
-//! runc. Before the kill the daemon is frozen, so that the state is that on disk. Requested is
-//! never recorded, and netns cells have no state Stopping (their end is awaited): the engine's
-//! tests and the simulator have both.
+//! Programs that wait hold the daemon in a state: `kiyot-cell`, a CNI plugin, the cell's runc. The
+//! launch calls none. Before the kill the daemon is frozen, so that the state is that on disk.
+//! Requested is never recorded, and netns cells have no state Stopping (their end is awaited): the
+//! engine's tests and the simulator have both.
 
 use std::{
     fs,
@@ -19,8 +19,7 @@ use std::{
 use kiyot::backends::milpa::store::{Store, Table};
 use kiyot_proto::store::{Cell, CellPhase};
 use kiyot_testkit::{
-    Kiyot, KiyotOptions, Kubelet, LIMIT, Leftovers, Node, Pod, RunningPod, command::PATH,
-    wait_until,
+    Kiyot, KiyotOptions, Kubelet, LIMIT, Leftovers, Node, Pod, RunningPod, wait_until,
 };
 
 use super::{
@@ -30,11 +29,14 @@ use super::{
     stops::{freeze, thaw},
 };
 
+/// The time for which the daemon runs between two stops.
+const STEP: Duration = Duration::from_millis(1);
+/// Most launches of which one is caught in the journal.
+const MAX_LAUNCHES: usize = 50;
+
 /// The programs that can wait.
 #[derive(Clone, Copy)]
 enum Hold {
-    /// `ip netns add`, in the launch.
-    Launch,
     /// `kiyot-cell launch`, before the agent starts.
     Boot,
     /// A CNI plugin at ADD.
@@ -51,8 +53,8 @@ struct Holds(PathBuf);
 impl Holds {
     fn new(node: &Node) -> (Self, KiyotOptions) {
         let holds = Self(node.directory().join("holds"));
-        let (bin, network) = (holds.0.join("bin"), holds.0.join("network"));
-        for dir in [&bin, &network.join("bin"), &network.join("net.d")] {
+        let network = holds.0.join("network");
+        for dir in [network.join("bin"), network.join("net.d")] {
             fs::create_dir_all(dir).unwrap();
         }
         let daemon = PathBuf::from(env!("CARGO_BIN_EXE_kiyot"));
@@ -64,10 +66,6 @@ impl Holds {
                 "if [ -e {file} ]; then touch {held}; while [ -e {file} ]; do sleep 0.05; done; fi"
             )
         };
-        write_program(
-            &bin.join("ip"),
-            &format!("{}\nPATH={PATH} exec ip \"$@\"\n", wait(Hold::Launch)),
-        );
         write_program(
             &holds.0.join("kiyot-cell"),
             &format!(
@@ -105,7 +103,6 @@ impl Holds {
                 "cell_binary = \"{0}/kiyot-cell\"\nrunc = \"{0}/runc\"\n",
                 holds.0.display()
             ),
-            environment: vec![("PATH".to_owned(), format!("{}:{PATH}", bin.display()))],
             ..options()
         };
         (holds, options)
@@ -146,15 +143,15 @@ fn is_frozen(pid: &str) -> bool {
     })
 }
 
-/// Returns the states of all cells in the journal of a frozen daemon.
-async fn phases(kiyot: &Kiyot<'_>) -> Vec<CellPhase> {
+/// Returns the cells in the journal of a frozen daemon, with their states.
+async fn recorded(kiyot: &Kiyot<'_>) -> Vec<(String, CellPhase)> {
     let copy = tempfile::tempdir().unwrap();
     fs::copy(kiyot.state().join("store.redb"), copy.path().join("store.redb")).unwrap();
     let store = Store::open(copy.path()).await.unwrap();
     let cells = store.load::<Cell>(Table::Cells).await.unwrap();
     store.close().await;
-    let phases = cells.iter().map(|(_, cell)| cell.phase());
-    phases.filter(|phase| *phase != CellPhase::Gone).collect()
+    let phases = cells.into_iter().map(|(_, cell)| (cell.id.clone(), cell.phase()));
+    phases.filter(|(_, phase)| *phase != CellPhase::Gone).collect()
 }
 
 /// Kills the daemon in the moment in which the journal has a single cell in this state.
@@ -163,7 +160,8 @@ async fn kill_in(kiyot: &mut Kiyot<'_>, phase: CellPhase) {
     wait_until(format!("the cell is {phase:?} on disk"), LIMIT, async || {
         freeze(&pid);
         wait_until("the daemon is frozen", LIMIT, async || is_frozen(&pid[0]).then_some(())).await;
-        let is_so = phases(kiyot).await == [phase];
+        let found = recorded(kiyot).await;
+        let is_so = matches!(&*found, [(_, of_cell)] if *of_cell == phase);
         if !is_so {
             thaw(&pid);
         }
@@ -171,6 +169,28 @@ async fn kill_in(kiyot: &mut Kiyot<'_>, phase: CellPhase) {
     })
     .await;
     kiyot.kill9();
+}
+
+/// Stops the daemon again and again until the journal has a single cell in this state, and leaves
+/// it stopped. Returns the cell; `None`, and lets the daemon run, if the cell has passed the state.
+async fn freeze_in(kiyot: &Kiyot<'_>, phase: CellPhase) -> Option<String> {
+    let pid = [kiyot.pid().to_string()];
+    loop {
+        freeze(&pid);
+        wait_until("the daemon is frozen", LIMIT, async || is_frozen(&pid[0]).then_some(())).await;
+        let found = recorded(kiyot).await;
+        if let [(cell, of_cell)] = &*found
+            && *of_cell == phase
+        {
+            return Some(cell.clone());
+        }
+        thaw(&pid);
+        if !found.is_empty() {
+            return None;
+        }
+        // A process that is stopped at once does nothing in between.
+        tokio::time::sleep(STEP).await;
+    }
 }
 
 /// Counts the cells of a daemon that have a process at a time.
@@ -244,8 +264,8 @@ async fn remove(kiyot: &Kiyot<'_>, node: &Node, spec: &Pod, mut cells: Vec<Strin
     assert_eq!(node.addresses(), Vec::<String>::new());
 }
 
-/// Kills the daemon while a program holds the launch of a pod's cell in a state, starts another,
-/// and lets the kubelet retry. `joins` says that the retry gets the same cell.
+/// Kills the daemon while a program holds the launch of a pod's cell in a state; see
+/// [`assert_retried`].
 async fn assert_killed_in(phase: CellPhase, hold: Hold, joins: bool) {
     let node = Node::start().await;
     let (holds, options) = Holds::new(&node);
@@ -257,24 +277,51 @@ async fn assert_killed_in(phase: CellPhase, hold: Hold, joins: bool) {
     kill_in(&mut kiyot, phase).await;
     cut.await.unwrap();
     let cells = kiyot.cells();
+    Box::pin(assert_retried(kiyot, &node, &spec, (cells, joins), || holds.release(hold))).await;
+    assert_nothing_left(node);
+}
+
+/// Starts another daemon than the one that was killed, which had these cells, and lets the kubelet
+/// retry. `joins` says that the retry gets the same cell. What waits is released after the first
+/// retry has begun.
+async fn assert_retried(
+    mut kiyot: Kiyot<'_>,
+    node: &Node,
+    spec: &Pod,
+    (cells, joins): (Vec<String>, bool),
+    release: impl FnOnce(),
+) {
     let count = Count::start(&kiyot);
     kiyot.start_again().await;
-    // The first retry comes while the program still waits.
-    let retried = run_sandbox(&kiyot.kubelet().await, &spec);
-    holds.release(hold);
-    run_again(&kiyot, &spec).await;
+    let retried = run_sandbox(&kiyot.kubelet().await, spec);
+    release();
+    run_again(&kiyot, spec).await;
     retried.await.unwrap();
     assert_eq!(kiyot.cells() == cells, joins, "{:?}, before {cells:?}", kiyot.cells());
-    remove(&kiyot, &node, &spec, cells).await;
+    remove(&kiyot, node, spec, cells).await;
     assert_eq!(count.most.load(Ordering::Relaxed), 1, "never two cells of the pod");
-    drop((count, kiyot));
-    assert_nothing_left(node);
 }
 
 /// Verifies X1, P6.
 #[tokio::test]
 async fn kill_while_launching_is_joined_by_the_retry() {
-    assert_killed_in(CellPhase::Launching, Hold::Launch, true).await;
+    let node = Node::start().await;
+    let mut kiyot = Kiyot::start(&node, options()).await;
+    // The launch calls no program that could wait: another pod is tried if the daemon was too fast.
+    for _ in 0..MAX_LAUNCHES {
+        let spec = pod("held", WAIT);
+        let cut = run_sandbox(&kiyot.kubelet().await, &spec);
+        if let Some(cell) = freeze_in(&kiyot, CellPhase::Launching).await {
+            kiyot.kill9();
+            cut.await.unwrap();
+            Box::pin(assert_retried(kiyot, &node, &spec, (vec![cell], true), || ())).await;
+            assert_nothing_left(node);
+            return;
+        }
+        cut.await.unwrap();
+        remove(&kiyot, &node, &spec, Vec::new()).await;
+    }
+    panic!("{MAX_LAUNCHES} launches were never seen in the journal");
 }
 
 /// Verifies X1, P6.
