@@ -1,7 +1,7 @@
 //! Images of pods in cells: copied from the node's containerd, or pulled in the cell.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     path::Path,
     sync::Arc,
     time::{Duration, Instant},
@@ -14,6 +14,7 @@ pub(super) use self::reference::normalized;
 use self::{
     copy::CopyError,
     copy_limits::{CopyLimits, Lane},
+    document_cache::DocumentCache,
     memory::{BoundedMap, KeyLocks},
     node::{Containerd, Node},
     receiver::{CellReceiver, Receiver},
@@ -36,6 +37,7 @@ use crate::metrics::ByteCounter;
 
 mod copy;
 mod copy_limits;
+mod document_cache;
 mod manifest;
 mod memory;
 mod node;
@@ -121,7 +123,7 @@ impl Images {
 
     fn of(node: Box<dyn Node>, pause_image: String, progress_timeout: Duration) -> Self {
         Self {
-            node,
+            node: Box::new(DocumentCache::new(node)),
             pause_image,
             progress_timeout,
             reported: Reports::default(),
@@ -390,9 +392,9 @@ impl Images {
 
     /// Releases the layers that the node holds for cells that are not known, which ended without
     /// the daemon.
-    pub async fn release_unknown_layers(&self, is_known: impl Fn(&str) -> bool) {
+    pub async fn release_unknown_layers(&self, known: impl Fn() -> HashSet<CellId>) {
         if let Some(shared) = &self.shared {
-            shared.release_unknown(is_known).await;
+            shared.release_unknown(known).await;
         }
     }
 

@@ -13,8 +13,8 @@ fn held(node: &Node) -> Vec<String> {
     snapshots.lines().filter(|line| line.starts_with("kiyot-")).map(str::to_owned).collect()
 }
 
-async fn nothing_is_held(node: &Node, for_cell: &str) {
-    let is_released = || held(node).iter().all(|line| !line.contains(for_cell));
+async fn nothing_is_held(node: &Node) {
+    let is_released = || held(node).is_empty();
     wait_until("no layers are held", LIMIT, async || is_released().then_some(())).await;
 }
 
@@ -77,28 +77,68 @@ async fn cell_mounts_the_layers_of_the_node_and_changes_none() {
     kubelet.stop_and_remove(&second).await.unwrap();
     assert_ne!(held(&node), Vec::<String>::new(), "those of the first cell are held");
     remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
-    nothing_is_held(&node, "cell-").await;
+    nothing_is_held(&node).await;
 }
 
 /// Verifies I23.
 #[tokio::test]
-async fn layers_of_a_cell_that_ended_without_the_daemon_are_released() {
+async fn cells_with_an_image_share_what_the_node_holds() {
     let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let first = kubelet.run_pod(&pod("first", WAIT)).await.unwrap();
+    let of_one = held(&node);
+    assert_ne!(of_one, Vec::<String>::new());
+    let second = kubelet.run_pod(&pod("second", WAIT)).await.unwrap();
+    assert_eq!(held(&node), of_one);
+    kubelet.stop_and_remove(&first).await.unwrap();
+    // The second cell's own, and a third's after the first has ended.
+    let third = kubelet.run_pod(&pod("third", WAIT)).await.unwrap();
+    assert_eq!(held(&node), of_one);
+    let main = second.container("main").id.clone();
+    assert_eq!(run_script(&mut kubelet, &main, "echo here").await, "here\n");
+    kubelet.stop_and_remove(&second).await.unwrap();
+    remove_and_assert_clean(&mut kubelet, &kiyot, &third).await;
+    nothing_is_held(&node).await;
+    // Held again after all were released.
+    let fourth = kubelet.run_pod(&pod("fourth", WAIT)).await.unwrap();
+    assert_eq!(held(&node), of_one);
+    remove_and_assert_clean(&mut kubelet, &kiyot, &fourth).await;
+    nothing_is_held(&node).await;
+}
+
+/// Verifies I23.
+#[tokio::test]
+async fn layers_held_by_an_earlier_daemon_end_with_the_cells_that_it_left() {
+    let node = Node::start().await;
+    let upper = vec![("/word".to_owned(), 0o644, b"upper".to_vec())];
+    let image = ImageSpec { upper, ..ImageSpec::script(WAIT) };
+    node.image("kiyot.test/two-layers:1", &image).await;
     let mut kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
-    let doomed = kubelet.run_pod(&pod("doomed", WAIT)).await.unwrap();
+    let container = Container::of_image("main", "kiyot.test/two-layers:1");
+    let doomed = Pod::new("doomed").in_cell().container(container);
+    let doomed = kubelet.run_pod(&doomed).await.unwrap();
     let cell = kiyot.cells().remove(0);
-    let other = kubelet.run_pod(&pod("other", WAIT)).await.unwrap();
+    let left = kubelet.run_pod(&pod("left", WAIT)).await.unwrap();
     let before = held(&node);
-    assert!(before.iter().any(|line| line.contains(&cell)), "{before:?}");
     kiyot.kill9();
     kill9(&processes(&["kiyot-cell launch", &cell]));
     kiyot.start_again().await;
-    nothing_is_held(&node, &cell).await;
     let mut kubelet = kiyot.kubelet().await;
-    kubelet.stop_and_remove(&doomed).await.unwrap();
-    let of_others: Vec<_> = before.into_iter().filter(|line| !line.contains(&cell)).collect();
-    assert_eq!(held(&node), of_others, "those of the other cell are held");
-    remove_and_assert_clean(&mut kubelet, &kiyot, &other).await;
-    nothing_is_held(&node, "cell-").await;
+    wait_until("the pod without a cell is removed", LIMIT, async || {
+        kubelet.stop_and_remove(&doomed).await.ok()
+    })
+    .await;
+    let later = kubelet.run_pod(&pod("later", WAIT)).await.unwrap();
+    assert_eq!(held(&node), before, "the cell that was left may have any of them");
+    kubelet.stop_and_remove(&left).await.unwrap();
+    wait_until("the image of the ended cells is released", LIMIT, async || {
+        (held(&node).len() < before.len()).then_some(())
+    })
+    .await;
+    assert!(held(&node).iter().all(|line| before.contains(line)));
+    assert_ne!(held(&node), Vec::<String>::new(), "those of the later cell are held");
+    remove_and_assert_clean(&mut kubelet, &kiyot, &later).await;
+    nothing_is_held(&node).await;
 }

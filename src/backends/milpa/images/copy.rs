@@ -117,8 +117,8 @@ async fn first_absent<'a>(
 
 /// Copies the blobs that the cell lacks, and gives the image its names there. `mounted` returns the
 /// snapshot of the last layer if the cell has mounted the layers, whose blobs are not copied then.
-/// `stall` bounds the time without progress of a blob. The lease of a cancelled copy expires by
-/// itself.
+/// `stall` bounds the time without progress of a blob. Blobs in memory need no lease; that of a
+/// cancelled copy expires by itself.
 pub(super) async fn copy(
     node: &dyn Node,
     cell: &dyn Receiver,
@@ -127,6 +127,7 @@ pub(super) async fn copy(
     mounted: impl Future<Output = Option<String>> + Send,
     stall: Duration,
 ) -> Result<(), CopyError> {
+    let target = &manifest.target.digest;
     let needed = async {
         let snapshot = mounted.await;
         let mut blobs = manifest.blobs();
@@ -134,16 +135,20 @@ pub(super) async fn copy(
             blobs.retain(|blob| manifest.layers.iter().all(|layer| layer.digest != blob.digest));
         }
         let digests = blobs.iter().map(|blob| blob.digest.clone()).collect();
-        // Without layers they are small: sending one that the cell has is less than the question.
-        let missing = match &snapshot {
-            Some(_) => Ok(digests),
-            None => cell.missing(digests).await,
+        let lease = async {
+            let is_in_memory = blobs.iter().all(|blob| node.has_in_memory(&blob.digest));
+            if is_in_memory { Ok(None) } else { node.acquire_lease(target).await.map(Some) }
         };
-        (snapshot, blobs, missing)
+        let missing = async {
+            // Without layers they are small: sending one that the cell has is less than the
+            // question.
+            if snapshot.is_some() { Ok(digests) } else { cell.missing(digests).await }
+        };
+        let (lease, missing) = tokio::join!(lease, missing);
+        (snapshot, blobs, lease, missing)
     };
-    let (lease, needed, names) =
-        tokio::join!(node.acquire_lease(&manifest.target.digest), needed, names);
-    let (lease, (snapshot, blobs, missing)) = (lease?, needed);
+    let ((snapshot, blobs, lease, missing), names) = tokio::join!(needed, names);
+    let lease = lease?;
     let sent = async {
         // Only blobs of this image are sent, whatever the cell asks for.
         let missing: HashSet<String> = missing?.into_iter().collect();
@@ -152,25 +157,29 @@ pub(super) async fn copy(
         send(node, cell, manifest, &missing, stall).await?;
         Ok::<_, CopyError>(names?)
     };
+    let release = async {
+        if let Some(lease) = &lease {
+            node.release_lease(lease).await;
+        }
+    };
     let names = match sent.await {
         Ok(names) => names,
         Err(error) => {
-            node.release_lease(&lease).await;
+            release.await;
             return Err(error);
         }
     };
-    let target = &manifest.target;
     let request = PutImageRequest {
         names,
-        target_digest: target.digest.clone(),
-        target_media_type: target.media_type.clone(),
-        target_size: target.size,
+        target_digest: target.clone(),
+        target_media_type: manifest.target.media_type.clone(),
+        target_size: manifest.target.size,
         image_id: manifest.config.digest.clone(),
         labels: [(MANAGED_LABEL.0.to_owned(), MANAGED_LABEL.1.to_owned())].into(),
         snapshot: snapshot.unwrap_or_default(),
     };
     // The cell has all blobs: the node's are not needed any more.
-    let (put, ()) = tokio::join!(cell.put_image(request), node.release_lease(&lease));
+    let (put, ()) = tokio::join!(cell.put_image(request), release);
     Ok(put?)
 }
 

@@ -1,6 +1,7 @@
-//! Bounded map for credentials, and locks by key. In memory only.
+//! Bounded map for credentials and small blobs, and locks by key. In memory only.
 
 use std::{
+    borrow::Borrow,
     collections::{HashMap, VecDeque},
     fmt,
     hash::Hash,
@@ -35,8 +36,21 @@ impl<K: Clone + Eq + Hash, V: Clone> BoundedMap<K, V> {
     }
 
     /// Returns a copy of a value.
-    pub(super) fn get(&self, key: &K) -> Option<V> {
+    pub(super) fn get<Q>(&self, key: &Q) -> Option<V>
+    where
+        K: Borrow<Q>,
+        Q: Eq + Hash + ?Sized,
+    {
         self.locked().0.get(key).cloned()
+    }
+
+    /// Returns true if a key has a value.
+    pub(super) fn contains<Q>(&self, key: &Q) -> bool
+    where
+        K: Borrow<Q>,
+        Q: Eq + Hash + ?Sized,
+    {
+        self.locked().0.contains_key(key)
     }
 
     /// Removes all entries with matching keys.

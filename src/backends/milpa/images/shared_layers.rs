@@ -1,10 +1,15 @@
 //! Directories of the node's unpacked layers, held for cells by snapshots of the node's containerd.
 //!
-//! For each image of a cell, a read-only snapshot that its containerd does not collect stands on
-//! the image's layers, and keeps them whatever becomes of the image. It ends with its cell, or when
-//! a daemon starts that does not know the cell.
+//! For each image, a read-only snapshot that containerd does not collect stands on the image's
+//! layers, and keeps them whatever becomes of the image. All cells with the image share it; it ends
+//! with the last of them. Snapshots of an earlier daemon do not say for which cells they were made:
+//! they end with the last cell that was there when this daemon found them.
 
-use std::path::PathBuf;
+use std::{
+    collections::{HashMap, HashSet},
+    path::PathBuf,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
 use containerd_client::{
     services::v1::snapshots::{
@@ -14,10 +19,15 @@ use containerd_client::{
     types::Mount,
 };
 use futures::TryStreamExt as _;
+use ring::digest::{SHA256, digest};
+use tokio::sync::{OnceCell, RwLock};
 use tonic::{Code, transport::Channel};
 
 use super::node::{Containerd, NodeImages, RESPONSE_TIMEOUT};
-use crate::backends::milpa::{failure::Failure, id::CellId};
+use crate::backends::milpa::{
+    failure::{Class, Failure},
+    id::CellId,
+};
 
 /// The snapshotter whose snapshots are directories.
 const SNAPSHOTTER: &str = "overlayfs";
@@ -25,22 +35,42 @@ const SNAPSHOTTER: &str = "overlayfs";
 const KEPT: &str = "containerd.io/gc.root";
 /// The label of a snapshot with the state directory of its daemon.
 const OWNER: &str = "kiyot.elotl.co/state-dir";
-/// The label of a snapshot with its cell.
-const CELL: &str = "kiyot.elotl.co/cell";
-/// Most snapshots that are released at once; the next daemon releases the others.
-const MAX_RELEASED: usize = 10_000;
+/// Most snapshots of an earlier daemon that are released; the next daemon releases the others.
+const MAX_ADOPTED: usize = 10_000;
+/// Bytes of the owner's digest in the names of its snapshots: two daemons on a node differ.
+const OWNER_DIGEST_BYTES: usize = 8;
 
 /// Layers of the node for cells that see its files.
 #[derive(Debug)]
 pub(super) struct SharedLayers {
     containerd: Containerd,
     owner: String,
+    prefix: String,
+    views: Mutex<HashMap<String, View>>,
+    /// Set when the snapshots of an earlier daemon are among the views.
+    adopted: OnceCell<()>,
+}
+
+/// A snapshot that cells share, by its name in the node's containerd.
+#[derive(Debug, Default, Clone)]
+struct View {
+    cells: HashSet<CellId>,
+    /// Held shared while the snapshot is made or read, and exclusively while it is removed.
+    gate: Arc<RwLock<()>>,
 }
 
 impl SharedLayers {
     /// Creates the layers that a daemon shares. `owner` is its state directory.
     pub(super) fn new(node: NodeImages, owner: String) -> Self {
-        Self { containerd: Containerd::new(node), owner }
+        let hash = digest(&SHA256, owner.as_bytes());
+        let prefix = format!("kiyot-{}-", hex::encode(&hash.as_ref()[..OWNER_DIGEST_BYTES]));
+        Self {
+            containerd: Containerd::new(node),
+            owner,
+            prefix,
+            views: Mutex::default(),
+            adopted: OnceCell::new(),
+        }
     }
 
     /// Returns the directories of a snapshot and those below it, the lowest first, and holds them
@@ -54,68 +84,140 @@ impl SharedLayers {
         cell: &CellId,
         snapshot: &str,
     ) -> Result<Vec<PathBuf>, Failure> {
-        let key = format!("kiyot-{cell}-{snapshot}");
-        let labels = [(KEPT, "true"), (OWNER, &self.owner), (CELL, cell.as_str())];
+        let key = format!("{}{snapshot}", self.prefix);
+        let gate = {
+            let mut views = self.views();
+            let view = views.entry(key.clone()).or_default();
+            view.cells.insert(cell.clone());
+            Arc::clone(&view.gate)
+        };
+        let _gate = gate.read().await;
+        let mounts = match self.mounts(&key).await {
+            Err(failure) if failure.class() == Class::NotFound => self.view(&key, snapshot).await,
+            mounts => mounts,
+        };
+        Ok(directories(&mounts?))
+    }
+
+    /// Returns the mounts of a view. They are read from containerd each time: it may be another
+    /// one, with other layers in directories of the same names.
+    async fn mounts(&self, key: &str) -> Result<Vec<Mount>, Failure> {
+        let mounts = MountsRequest { snapshotter: SNAPSHOTTER.to_owned(), key: key.to_owned() };
+        let mounts = self.containerd.request(mounts, Some(RESPONSE_TIMEOUT))?;
+        let mounts = self.snapshots().await?.mounts(mounts).await;
+        Ok(mounts.map_err(Failure::of_node)?.into_inner().mounts)
+    }
+
+    /// Makes a view of a snapshot, unless another call has made it meanwhile.
+    async fn view(&self, key: &str, snapshot: &str) -> Result<Vec<Mount>, Failure> {
+        let labels = [(KEPT, "true"), (OWNER, &self.owner)];
         let view = ViewSnapshotRequest {
             snapshotter: SNAPSHOTTER.to_owned(),
-            key: key.clone(),
+            key: key.to_owned(),
             parent: snapshot.to_owned(),
             labels: labels.map(|(key, value)| (key.to_owned(), value.to_owned())).into(),
         };
         let view = self.containerd.request(view, Some(RESPONSE_TIMEOUT))?;
-        let mut snapshots = self.snapshots().await?;
-        let mounts = match snapshots.view(view).await {
-            Ok(answer) => answer.into_inner().mounts,
-            // Held at an earlier copy.
-            Err(status) if status.code() == Code::AlreadyExists => {
-                let mounts = MountsRequest { snapshotter: SNAPSHOTTER.to_owned(), key };
-                let mounts = self.containerd.request(mounts, Some(RESPONSE_TIMEOUT))?;
-                snapshots.mounts(mounts).await.map_err(Failure::of_node)?.into_inner().mounts
-            }
-            Err(status) => return Err(Failure::of_node(status)),
-        };
-        Ok(directories(&mounts))
+        match self.snapshots().await?.view(view).await {
+            Ok(answer) => Ok(answer.into_inner().mounts),
+            Err(status) if status.code() == Code::AlreadyExists => self.mounts(key).await,
+            Err(status) => Err(Failure::of_node(status)),
+        }
     }
 
-    /// Releases what is held for a cell. A failure is left to the daemon's next start.
+    /// Releases what is held for a cell. What fails is released with the next cell that ends, or by
+    /// the daemon's next start.
     pub(super) async fn release(&self, cell: &CellId) {
-        let filter = format!("labels.{CELL:?}=={:?}", cell.as_str());
-        self.release_those(filter, |_| true).await;
+        for view in self.views().values_mut() {
+            view.cells.remove(cell);
+        }
+        self.remove_unused().await;
     }
 
-    /// Releases what is held for cells that are not known.
-    pub(super) async fn release_unknown(&self, is_known: impl Fn(&str) -> bool) {
-        let filter = format!("labels.{OWNER:?}=={:?}", self.owner);
-        self.release_those(filter, |cell| !is_known(cell)).await;
-    }
-
-    async fn release_those(&self, filter: String, is_ended: impl Fn(&str) -> bool) {
-        let released = async {
-            let mut snapshots = self.snapshots().await?;
-            let snapshotter = SNAPSHOTTER.to_owned();
-            let list = ListSnapshotsRequest { snapshotter, filters: vec![filter] };
-            let list = self.containerd.request(list, Some(RESPONSE_TIMEOUT))?;
-            let mut listed = snapshots.list(list).await.map_err(Failure::of_node)?.into_inner();
-            let mut ended = Vec::new();
-            while let Some(part) = listed.try_next().await.map_err(Failure::of_node)? {
-                for info in part.info {
-                    let is_own = info.labels.get(OWNER) == Some(&self.owner);
-                    let cell = info.labels.get(CELL).filter(|_| is_own);
-                    if cell.is_some_and(|cell| is_ended(cell)) && ended.len() < MAX_RELEASED {
-                        ended.push(info.name);
-                    }
-                }
-            }
-            for key in ended {
-                let remove = RemoveSnapshotRequest { snapshotter: SNAPSHOTTER.to_owned(), key };
-                let remove = self.containerd.request(remove, Some(RESPONSE_TIMEOUT))?;
-                snapshots.remove(remove).await.map_err(Failure::of_node)?;
+    /// Releases what is held for cells that are not known. The first call finds the snapshots of an
+    /// earlier daemon, and holds them for the cells that are known.
+    pub(super) async fn release_unknown(&self, known: impl Fn() -> HashSet<CellId>) {
+        let adopted = self.adopted.get_or_try_init(async || {
+            // A later cell holds views of its own.
+            let known = known();
+            let found = self.find().await?;
+            let mut views = self.views();
+            for key in found {
+                views.entry(key).or_default().cells.extend(known.iter().cloned());
             }
             Ok::<_, Failure>(())
-        };
-        if let Err(failure) = released.await {
-            tracing::debug!(error = %failure, "layers of ended cells not released");
+        });
+        if let Err(failure) = adopted.await {
+            tracing::debug!(error = %failure, "layers of an earlier daemon not found");
         }
+        {
+            // A cell is known before it holds a view, so that known cells are read under the lock.
+            let mut views = self.views();
+            let known = known();
+            for view in views.values_mut() {
+                view.cells.retain(|cell| known.contains(cell));
+            }
+        }
+        self.remove_unused().await;
+    }
+
+    /// Returns the names of this owner's snapshots.
+    async fn find(&self) -> Result<Vec<String>, Failure> {
+        let filter = format!("labels.{OWNER:?}=={:?}", self.owner);
+        let list =
+            ListSnapshotsRequest { snapshotter: SNAPSHOTTER.to_owned(), filters: vec![filter] };
+        let list = self.containerd.request(list, Some(RESPONSE_TIMEOUT))?;
+        let listed = self.snapshots().await?.list(list).await;
+        let mut listed = listed.map_err(Failure::of_node)?.into_inner();
+        let mut found = Vec::new();
+        while let Some(part) = listed.try_next().await.map_err(Failure::of_node)? {
+            let own =
+                part.info.into_iter().filter(|info| info.labels.get(OWNER) == Some(&self.owner));
+            let left = MAX_ADOPTED - found.len();
+            found.extend(own.take(left).map(|info| info.name));
+        }
+        Ok(found)
+    }
+
+    /// Removes the views without cells. A cell that asks for one meanwhile waits, and makes it
+    /// again.
+    async fn remove_unused(&self) {
+        let unused: Vec<_> = {
+            let views = self.views();
+            let unused = views.iter().filter(|(_, view)| view.cells.is_empty());
+            unused.map(|(key, view)| (key.clone(), Arc::clone(&view.gate))).collect()
+        };
+        for (key, gate) in unused {
+            let _gate = gate.write().await;
+            let is_unused = |views: &HashMap<String, View>| {
+                views.get(&key).is_some_and(|view| view.cells.is_empty())
+            };
+            if !is_unused(&self.views()) {
+                continue;
+            }
+            if let Err(failure) = self.remove(&key).await {
+                tracing::debug!(error = %failure, "layers of ended cells not released");
+                return;
+            }
+            let mut views = self.views();
+            if is_unused(&views) {
+                views.remove(&key);
+            }
+        }
+    }
+
+    async fn remove(&self, key: &str) -> Result<(), Failure> {
+        let remove =
+            RemoveSnapshotRequest { snapshotter: SNAPSHOTTER.to_owned(), key: key.to_owned() };
+        let remove = self.containerd.request(remove, Some(RESPONSE_TIMEOUT))?;
+        match self.snapshots().await?.remove(remove).await.map_err(Failure::of_node) {
+            Err(failure) if failure.class() != Class::NotFound => Err(failure),
+            _ => Ok(()),
+        }
+    }
+
+    fn views(&self) -> MutexGuard<'_, HashMap<String, View>> {
+        self.views.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     async fn snapshots(&self) -> Result<SnapshotsClient<Channel>, Failure> {

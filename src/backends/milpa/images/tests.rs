@@ -40,6 +40,9 @@ struct NodeContent {
     names: BTreeMap<String, (String, String, u64)>,
     blobs: BTreeMap<String, Bytes>,
     held: usize,
+    /// Leases that were taken, and blobs that were read.
+    leases: usize,
+    reads: Vec<String>,
     /// Failures of the next calls for a target, the last first.
     failures: Vec<Failure>,
 }
@@ -62,9 +65,13 @@ impl FakeNode {
     }
 
     fn image_and_manifest(&self, name: &str) -> (String, PulledManifest) {
+        self.image_of_layers(name, vec![7; (5 << 20) + 1])
+    }
+
+    fn image_of_layers(&self, name: &str, lower: Vec<u8>) -> (String, PulledManifest) {
         let entry = |(digest, size): (String, u64)| format!(r#""digest":"{digest}","size":{size}"#);
         let config = self.blob(format!(r#"{{"architecture":"any","name":"{name}"}}"#));
-        let layers = [self.blob(vec![7; (5 << 20) + 1]), self.blob("small")]
+        let layers = [self.blob(lower), self.blob("small")]
             .map(|layer| format!("{{{}}}", entry(layer)))
             .join(",");
         let id = config.0.clone();
@@ -129,10 +136,9 @@ impl Node for FakeNode {
         &self,
         blob: &Descriptor,
     ) -> Result<BoxStream<'static, Result<Bytes, Failure>>, Failure> {
-        let bytes = self
-            .0
-            .lock()
-            .unwrap()
+        let mut content = self.0.lock().unwrap();
+        content.reads.push(blob.digest.clone());
+        let bytes = content
             .blobs
             .get(&blob.digest)
             .cloned()
@@ -143,7 +149,8 @@ impl Node for FakeNode {
     }
 
     async fn acquire_lease(&self, _: &str) -> Result<String, Failure> {
-        self.0.lock().unwrap().held += 1;
+        let mut content = self.0.lock().unwrap();
+        (content.held, content.leases) = (content.held + 1, content.leases + 1);
         Ok("lease".into())
     }
 

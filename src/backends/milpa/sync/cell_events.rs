@@ -42,9 +42,8 @@ impl CellSync {
 
     fn resync(self: &Arc<Self>) {
         let (images, cells) = (Arc::clone(&self.images), Arc::clone(&self.cells));
-        let is_known =
-            move |cell: &str| CellId::parse(cell).is_ok_and(|id| cells.get(&id).is_some());
-        self.tasks.spawn(async move { images.release_unknown_layers(is_known).await });
+        let known = move || cells.all().into_iter().collect();
+        self.tasks.spawn(async move { images.release_unknown_layers(known).await });
         for sandbox in self.pods.all_sandboxes() {
             let has_cell = self.cells.get(&sandbox.cell).is_some();
             if !has_cell {

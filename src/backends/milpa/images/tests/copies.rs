@@ -36,6 +36,49 @@ async fn blobs_in_the_cell_are_not_sent_again() {
     assert_eq!(*scene.cell.puts.lock().unwrap(), 3);
 }
 
+/// Verifies I27.
+#[tokio::test]
+async fn small_blobs_are_read_from_the_node_once() {
+    let scene = Scene::new();
+    let (id, _) = scene.node.image_of_layers(NAME, vec![7; 10]);
+    let large = scene.node.image(PAUSE);
+    for image in [&id, &large] {
+        scene.ensure(image, NAME).await.unwrap();
+    }
+    assert_eq!(scene.node.0.lock().unwrap().leases, 2);
+    {
+        let mut content = scene.node.0.lock().unwrap();
+        content.reads.clear();
+        // The collection of a node's containerd is not seen by who has read the blobs.
+        content.blobs.retain(|_, bytes| bytes.len() > 1 << 20);
+    }
+    let (other, uid) = (CellId::mint().unwrap(), "uid-2");
+    let cell = FakeCell::default();
+    for image in [&id, &large] {
+        let spec = cri::ImageSpec { image: image.clone(), ..Default::default() };
+        assert_eq!(scene.images.ensure_in(&other, &cell, &spec, uid).await.unwrap(), *image);
+    }
+    assert_eq!(cell.blobs.lock().unwrap().len(), 7, "the layer \"small\" is of both images");
+    let content = scene.node.0.lock().unwrap();
+    assert_eq!(content.reads, [sha256(&vec![7; (5 << 20) + 1])], "the large layer alone");
+    assert_eq!((content.leases, content.held), (3, 0), "one for the large layer");
+}
+
+/// Verifies I27.
+#[tokio::test]
+async fn damaged_blob_is_not_kept_in_memory() {
+    let scene = Scene::new();
+    let id = scene.node.image(NAME);
+    let whole = std::mem::take(&mut scene.node.0.lock().unwrap().blobs);
+    let damaged = |bytes: &Bytes| [bytes.as_ref(), b" "].concat().into();
+    let blobs = whole.iter().map(|(digest, bytes)| (digest.clone(), damaged(bytes)));
+    scene.node.0.lock().unwrap().blobs = blobs.collect();
+    assert_eq!(scene.status(NAME).await, None);
+    scene.node.0.lock().unwrap().blobs = whole;
+    assert_eq!(scene.ensure(&id, NAME).await.unwrap(), id);
+    assert!(scene.cell.pulls.lock().unwrap().is_empty());
+}
+
 #[tokio::test]
 async fn greedy_cell_gets_only_blobs_of_its_image() {
     let mut scene = Scene::new();

@@ -5,12 +5,22 @@
 //! instructions from its input (`ip -batch -`, `iptables-restore`, CNI plugins): if the daemon is
 //! killed before, the input ends and nothing is changed.
 
-use std::{ffi::OsStr, path::Path, process::Stdio, time::Duration};
+use std::{
+    ffi::OsStr,
+    io,
+    os::unix::process::ExitStatusExt as _,
+    path::Path,
+    process::{ExitStatus, Stdio},
+    time::Duration,
+};
 
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::{
+    io::retry_on_intr,
+    process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid},
+};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    process::Command,
+    process::{Child, Command},
     task::spawn_blocking,
     time::timeout,
 };
@@ -23,6 +33,11 @@ const LIMIT: Duration = Duration::from_secs(30);
 const OUTPUT_LIMIT: u64 = 1024 * 1024;
 /// Bounds the part of a program's stderr that is kept, in bytes.
 const ERROR_LIMIT: u64 = 16 * 1024;
+
+/// Time from the exit of a program until it is reaped.
+const REAP_DELAY: Duration = Duration::from_millis(100);
+/// Bits of a wait status below the exit code (wait(2)).
+const EXIT_CODE_SHIFT: u32 = 8;
 
 /// An error of a program.
 #[derive(Debug, thiserror::Error)]
@@ -148,7 +163,7 @@ async fn run_within(
         if output.len() as u64 > OUTPUT_LIMIT {
             return Err(CommandError::Output { program: name() });
         }
-        let status = child.wait().await.map_err(io)?;
+        let status = exit_of(&mut child).await.map_err(io)?;
         Ok(Ended {
             status,
             stdout: output,
@@ -159,7 +174,31 @@ async fn run_within(
         Err(CommandError::Deadline { program: name(), seconds: limit.as_secs() })
     })?;
     group.0 = None;
+    tokio::spawn(async move {
+        tokio::time::sleep(REAP_DELAY).await;
+        let _status = child.wait().await;
+    });
     Ok(ended)
+}
+
+/// Waits until a child has exited, and returns its status without reaping it: the kernel then
+/// removes the process from `/proc`, and turns in a loop until the threads that exited before it
+/// have removed themselves. On a busy machine these wait for the same processor, so that the loop
+/// lasts for milliseconds.
+async fn exit_of(child: &mut Child) -> io::Result<ExitStatus> {
+    let Some(pid) = child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?)) else {
+        return child.wait().await;
+    };
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+    let waiting = spawn_blocking(move || retry_on_intr(|| waitid(WaitId::Pid(pid), options)));
+    let status = waiting.await.map_err(io::Error::other)??;
+    let status = status.ok_or_else(|| io::Error::other("a process that ended has no status"))?;
+    let raw = match (status.exit_status(), status.terminating_signal()) {
+        (Some(code), _) => code << EXIT_CODE_SHIFT,
+        (None, Some(signal)) => signal,
+        (None, None) => return Err(io::Error::other("a process ended in an unknown way")),
+    };
+    Ok(ExitStatus::from_raw(raw))
 }
 
 /// Runs `ip -batch` with these lines for an instance, in the named network namespace or in the
@@ -240,6 +279,27 @@ mod tests {
         assert_eq!(ended.stdout, b"input me\n");
         assert_eq!(ended.stderr, "bad");
         assert_eq!(ended.status.code(), Some(3));
+    }
+
+    #[tokio::test]
+    async fn signal_that_ended_a_program_is_returned() {
+        let ended = shell("kill -9 $$", b"").await.unwrap();
+        assert_eq!((ended.status.code(), ended.status.signal()), (None, Some(9)));
+    }
+
+    #[tokio::test]
+    async fn ended_program_is_reaped() {
+        let ended = shell("echo $$", b"").await.unwrap();
+        let status = format!("/proc/{}/status", String::from_utf8(ended.stdout).unwrap().trim());
+        let parent = format!("PPid:\t{}\n", std::process::id());
+        let is_child = || std::fs::read_to_string(&status).is_ok_and(|it| it.contains(&parent));
+        timeout(Duration::from_secs(60), async {
+            while is_child() {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        })
+        .await
+        .expect("the program is reaped");
     }
 
     #[tokio::test]
