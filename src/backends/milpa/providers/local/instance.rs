@@ -9,7 +9,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use rustix::fs::OFlags;
+use rustix::fs::{IFlags, OFlags, ioctl_getflags, ioctl_setflags};
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -177,7 +177,20 @@ impl Home {
 
     /// Creates the directory with mode 0700.
     pub(super) fn make(&self) -> io::Result<()> {
-        DirBuilder::new().recursive(true).mode(0o700).create(&self.dir)
+        let mut builder = DirBuilder::new();
+        builder.mode(0o700);
+        match builder.create(&self.dir) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                if let Some(cells) = self.dir.parent() {
+                    builder.recursive(true).create(cells)?;
+                    spread_directories(cells);
+                }
+            }
+            Ok(()) => return Ok(()),
+            // It may exist already.
+            Err(_) => {}
+        }
+        builder.recursive(true).create(&self.dir)
     }
 
     /// Returns the instance's record, which is empty if it is unfinished or unreadable. An error if
@@ -252,6 +265,20 @@ impl Home {
     }
 }
 
+/// Tells ext4 that the directories in this one have nothing to do with each other (chattr(1), `T`):
+/// it then spreads them over its block groups. In one group, a cell's files would be placed behind
+/// the inodes of all cells that ended lately, which a file system without a journal steps over one
+/// by one. Other file systems refuse.
+fn spread_directories(dir: &Path) {
+    let set = fs::File::open(dir).and_then(|dir| {
+        let flags = ioctl_getflags(&dir)?;
+        Ok(ioctl_setflags(&dir, flags | IFlags::TOPDIR)?)
+    });
+    if let Err(error) = set {
+        tracing::debug!(directory = %dir.display(), %error, "directories not spread");
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::PermissionsExt;
@@ -282,6 +309,20 @@ mod tests {
         assert_eq!(home.known().unwrap(), known);
         fs::create_dir(cells.join("not-a-cell")).unwrap();
         assert_eq!(Home::all(&cells).unwrap(), (vec![home], vec!["not-a-cell".into()]));
+    }
+
+    #[test]
+    fn directories_of_cells_are_spread_where_the_file_system_can() {
+        let dir = tempfile::tempdir().unwrap();
+        let (cells, other) = (dir.path().join("cells"), dir.path().join("other"));
+        Home::new(&cells, &CellId::mint().unwrap()).make().unwrap();
+        fs::create_dir(&other).unwrap();
+        let flags = |path: &Path| ioctl_getflags(fs::File::open(path)?);
+        let set = fs::File::open(&other).unwrap();
+        if flags(&other).and_then(|flags| ioctl_setflags(set, flags | IFlags::TOPDIR)).is_ok() {
+            assert_eq!(flags(&cells).unwrap(), flags(&other).unwrap());
+            assert!(flags(&cells).unwrap().contains(IFlags::TOPDIR));
+        }
     }
 
     /// Verifies Y51.
