@@ -96,10 +96,10 @@ lint-default:
 	cargo clippy --workspace --lib --tests -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --quiet --workspace --no-deps --lib
 
-# Checks licences, sources, banned crates and advisories of dependencies.
+# Checks licences, sources, banned crates and advisories of the dependencies of all members.
 deny:
 	@command -v cargo-deny > /dev/null || cargo install --locked --quiet cargo-deny
-	cargo deny check
+	cargo deny --workspace check
 
 clean:
 	cargo clean
