@@ -53,11 +53,12 @@ test: lint-default cell-image
 	@RUSTC_WORKSPACE_WRAPPER=$(LINTING_COMPILER) scripts/count \
 		cargo test --workspace --features ec2,otel --no-fail-fast
 
-# Runs all tests of a real node, a VM in QEMU, in half an hour. `make test` includes the short ones.
+# Runs all tests of a real node, a VM in QEMU, in half an hour, and the user data of EC2 on a stock Debian. `make test`
+# includes the short ones.
 test-node:
 	@scripts/setup
-	cargo test --workspace --no-run
-	@scripts/count cargo test --test node -- --include-ignored
+	cargo test --workspace --features ec2 --no-run
+	@scripts/count cargo test --features ec2 --test node -- --include-ignored
 
 # Runs all tests of cells in virtual machines, one after the other, in twenty minutes without KVM. `make test`
 # includes the short ones.
@@ -96,10 +97,10 @@ lint-default:
 	cargo clippy --workspace --lib --tests -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --quiet --workspace --no-deps --lib
 
-# Checks licences, sources, banned crates and advisories of dependencies.
+# Checks licences, sources, banned crates and advisories of the dependencies of all members.
 deny:
 	@command -v cargo-deny > /dev/null || cargo install --locked --quiet cargo-deny
-	cargo deny check
+	cargo deny --workspace check
 
 clean:
 	cargo clean

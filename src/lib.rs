@@ -27,4 +27,5 @@ pub mod proxy;
 pub mod recent_log;
 mod resolv_conf;
 mod token_bucket;
+mod unix_channel;
 mod unix_listener;

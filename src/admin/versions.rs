@@ -7,9 +7,10 @@ use kiyot_proto::cri::{
     VersionRequest, VersionResponse, runtime_service_client::RuntimeServiceClient,
 };
 use tokio::time::timeout;
-use tonic::{Status, transport::Endpoint};
+use tonic::Status;
 
 use super::{parts::Parts, service};
+use crate::unix_channel;
 
 /// Bounds the connection to a runtime and its answer.
 const RUNTIME_TIMEOUT: Duration = Duration::from_secs(5);
@@ -42,8 +43,7 @@ fn kernel() -> String {
 
 /// Returns what a container runtime says of its version.
 async fn version_of(socket: &Path) -> Result<VersionResponse, String> {
-    let endpoint = Endpoint::from_shared(format!("unix://{}", socket.display()));
-    let channel = endpoint.map_err(|error| error.to_string())?.connect_lazy();
+    let channel = unix_channel::to(socket).map_err(|error| error.to_string())?;
     let mut runtime = RuntimeServiceClient::new(channel);
     let call = runtime.version(VersionRequest::default());
     let answered = timeout(RUNTIME_TIMEOUT, call).await;

@@ -48,7 +48,7 @@ async fn subnet_without_addresses_refuses_its_zone() {
     assert_eq!(error.class, ErrorClass::Capacity);
     let zone = [Market::Spot, Market::OnDemand].map(|market| world.offering(0, market));
     assert_eq!(error.refused, zone);
-    assert_eq!(error.refused_zone, Some(world.zone(0)));
+    assert_eq!(error.refused_zone.as_deref(), Some(&*world.zone(0)));
 }
 
 #[tokio::test]
@@ -99,6 +99,13 @@ async fn quotas_refuse_what_they_count() {
         let market = (code == "InstanceLimitExceeded").then_some(first);
         let is_of_all = code == "VolumeLimitExceeded";
         assert_eq!((error.refused_market, error.refuses_all), (market, is_of_all), "{code}");
+        let quota = error.refused_quota;
+        let is_of_quota = refused.len() == 2;
+        assert_eq!(quota.as_ref().map(|quota| quota.market), is_of_quota.then_some(first));
+        // Other types of the family, whatever the launch had, unless they are smaller.
+        let counts = |name: &str| quota.as_ref().is_some_and(|quota| quota.types.contains(name));
+        assert_eq!(["m5.24xlarge", NANO].map(counts), [is_of_quota; 2], "{code}");
+        assert_eq!(["a1.medium", "g4dn.xlarge"].map(counts), [false; 2], "{code}");
     }
 }
 

@@ -19,6 +19,7 @@ mod network;
 mod outages;
 mod pulls;
 mod refusals;
+mod stock_debian;
 mod strays;
 mod terminations;
 mod throttling;

@@ -1,7 +1,7 @@
 //! An API that is down, or refuses the daemon, while pods run.
 
 use kiyot_testcloud::{Credentials, Outage, Outcome, State};
-use kiyot_testkit::{Kiyot, LIMIT, wait_for, wait_until};
+use kiyot_testkit::{Kiyot, Kubelet, LIMIT, Pod, RunningPod, wait_for, wait_until};
 
 use super::{SHORT_LISTING_PERIOD, WAIT, World, are_unharmed, local_pod, pod, run_in_the_end};
 
@@ -19,6 +19,44 @@ async fn lists_fail(kiyot: &Kiyot<'_>) {
     wait_for("lists fail", || failed() >= before + FAILED_LISTS).await;
 }
 
+/// A daemon with a short time for launches and pods of each kind.
+struct MidRun<'a> {
+    kiyot: Kiyot<'a>,
+    kubelet: Kubelet,
+    /// On the node.
+    local: RunningPod,
+    /// In a cell.
+    kept: RunningPod,
+    /// In a cell that is terminated during the outage.
+    ended: RunningPod,
+    /// The instance of `ended`.
+    instance: String,
+}
+
+impl<'a> MidRun<'a> {
+    async fn start(world: &'a World) -> Self {
+        let mut options = world.options();
+        options.milpa.push_str("launch_timeout = \"5s\"\n");
+        options.of_provider.push_str(SHORT_LISTING_PERIOD);
+        let (kiyot, mut kubelet) = world.daemon(options).await;
+        let local = kubelet.run_pod(&local_pod()).await.unwrap();
+        let kept = run_in_the_end(&mut kubelet, &pod("kept", WAIT)).await;
+        let ended = run_in_the_end(&mut kubelet, &pod("ended", WAIT)).await;
+        let instance = world.instance_of("ended").id;
+        Self { kiyot, kubelet, local, kept, ended, instance }
+    }
+
+    /// Ends the faults, and waits for the termination and for the launch of a pod.
+    async fn recovers(mut self, world: &World, new: &Pod) {
+        world.faults().clear();
+        world.reaches(&self.instance, State::Terminated).await;
+        let new = run_in_the_end(&mut self.kubelet, new).await;
+        let pods = [&self.kept, &self.local, &new];
+        are_unharmed(&mut self.kubelet, &pods).await;
+        world.ends(&mut self.kubelet, &pods).await;
+    }
+}
+
 /// An outage of half an hour is stood for by what it changes: several lists fail, a launch and a
 /// termination fail and are repeated, and the time for the launch passes.
 ///
@@ -26,34 +64,23 @@ async fn lists_fail(kiyot: &Kiyot<'_>) {
 #[tokio::test]
 async fn outage_in_mid_run_harms_no_running_pod() {
     let world = World::start().await;
-    let mut options = world.options();
-    options.milpa.push_str("launch_timeout = \"5s\"\n");
-    options.of_provider.push_str(SHORT_LISTING_PERIOD);
-    let (kiyot, mut kubelet) = world.daemon(options).await;
-    let local = kubelet.run_pod(&local_pod()).await.unwrap();
-    let kept = run_in_the_end(&mut kubelet, &pod("kept", WAIT)).await;
-    let ended = run_in_the_end(&mut kubelet, &pod("ended", WAIT)).await;
-    let instance = world.instance_of("ended").id;
+    let mut run = Box::pin(MidRun::start(&world)).await;
     let new = pod("new", WAIT);
     world.faults().set_outage(Some(Outage::Refused));
-    let mut other = kubelet.clone();
+    let mut other = run.kubelet.clone();
     let outage = async {
-        kubelet.stop_and_remove(&ended).await.unwrap();
+        run.kubelet.stop_and_remove(&run.ended).await.unwrap();
         for outage in [Outage::Refused, Outage::Unavailable] {
             world.faults().set_outage(Some(outage));
-            lists_fail(&kiyot).await;
-            are_unharmed(&mut kubelet, &[&kept, &local]).await;
+            lists_fail(&run.kiyot).await;
+            are_unharmed(&mut run.kubelet, &[&run.kept, &run.local]).await;
         }
     };
     let (refused, ()) = tokio::join!(other.run_pod(&new), outage);
     let error = refused.unwrap_err();
     assert!(error.message().contains("was not launched within 5 s: launch t"), "{error}");
-    are_unharmed(&mut kubelet, &[&kept, &local]).await;
-    world.faults().clear();
-    world.reaches(&instance, State::Terminated).await;
-    let new = run_in_the_end(&mut kubelet, &new).await;
-    are_unharmed(&mut kubelet, &[&kept, &local, &new]).await;
-    world.ends(&mut kubelet, &[&kept, &local, &new]).await;
+    are_unharmed(&mut run.kubelet, &[&run.kept, &run.local]).await;
+    Box::pin(run.recovers(&world, &new)).await;
 }
 
 /// Verifies V28, V33.
@@ -169,24 +196,17 @@ async fn daemon_without_credentials_runs_pods_on_the_node_and_names_them_in_the_
 #[tokio::test]
 async fn throttled_calls_in_mid_run_harm_no_running_pod() {
     let world = World::start().await;
-    let mut options = world.options();
-    options.milpa.push_str("launch_timeout = \"5s\"\n");
-    options.of_provider.push_str(SHORT_LISTING_PERIOD);
-    let (kiyot, mut kubelet) = world.daemon(options).await;
-    let local = kubelet.run_pod(&local_pod()).await.unwrap();
-    let kept = run_in_the_end(&mut kubelet, &pod("kept", WAIT)).await;
-    let ended = run_in_the_end(&mut kubelet, &pod("ended", WAIT)).await;
-    let instance = world.instance_of("ended").id;
+    let mut run = Box::pin(MidRun::start(&world)).await;
     let new = pod("new", WAIT);
     world.clear_calls();
     for action in ["DescribeInstances", "TerminateInstances", "RunInstances"] {
         world.faults().fail(action, 503, LIMIT_EXCEEDED, usize::MAX);
     }
-    let mut other = kubelet.clone();
+    let mut other = run.kubelet.clone();
     let throttled = async {
-        kubelet.stop_and_remove(&ended).await.unwrap();
-        lists_fail(&kiyot).await;
-        are_unharmed(&mut kubelet, &[&kept, &local]).await;
+        run.kubelet.stop_and_remove(&run.ended).await.unwrap();
+        lists_fail(&run.kiyot).await;
+        are_unharmed(&mut run.kubelet, &[&run.kept, &run.local]).await;
         // A refused call is repeated, and refused again.
         for action in ["TerminateInstances", "RunInstances"] {
             let refused = Outcome::Error(LIMIT_EXCEEDED.to_owned());
@@ -197,7 +217,7 @@ async fn throttled_calls_in_mid_run_harm_no_running_pod() {
             })
             .await;
         }
-        are_unharmed(&mut kubelet, &[&kept, &local]).await;
+        are_unharmed(&mut run.kubelet, &[&run.kept, &run.local]).await;
     };
     let (refused, ()) = tokio::join!(other.run_pod(&new), throttled);
     let error = refused.unwrap_err();
@@ -206,9 +226,5 @@ async fn throttled_calls_in_mid_run_harm_no_running_pod() {
         let calls = world.calls_of(action);
         assert!(calls.iter().all(|call| call.outcome != Outcome::Ok), "{calls:?}");
     }
-    world.faults().clear();
-    world.reaches(&instance, State::Terminated).await;
-    let new = run_in_the_end(&mut kubelet, &new).await;
-    are_unharmed(&mut kubelet, &[&kept, &local, &new]).await;
-    world.ends(&mut kubelet, &[&kept, &local, &new]).await;
+    Box::pin(run.recovers(&world, &new)).await;
 }

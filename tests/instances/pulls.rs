@@ -1,9 +1,11 @@
 //! Pulls of instances from registries that the node's configuration names.
 
-use std::fs;
+use std::{fs, net::SocketAddr};
 
 use base64::{Engine, prelude::BASE64_STANDARD};
-use kiyot_testkit::{Access, Container, KiyotOptions, Pod, Registry, image::ImageSpec};
+use kiyot_testkit::{
+    Access, Container, Kiyot, KiyotOptions, Kubelet, Pod, Registry, RunningPod, image::ImageSpec,
+};
 
 use super::{WAIT, World, http_proxy::HttpProxy, tls_front::TlsFront};
 
@@ -33,11 +35,37 @@ fn pod(containers: &[(&str, &Registry)]) -> Pod {
     })
 }
 
-/// Starts a proxy that instances reach. Returns its URL too.
-async fn proxy(world: &World) -> (HttpProxy, String) {
-    let proxy = HttpProxy::start(&world.host().unwrap().address).await;
-    let url = format!("http://{CREDENTIALS}@{}", proxy.address());
-    (proxy, url)
+/// A pod with an image of a registry behind a proxy, and one of a registry that is pulled from
+/// directly.
+struct Pulled<'a> {
+    proxy: HttpProxy,
+    kiyot: Kiyot<'a>,
+    kubelet: Kubelet,
+    pod: RunningPod,
+}
+
+impl<'a> Pulled<'a> {
+    /// Runs the pod of a daemon that has the proxy in an environment variable, and the address of
+    /// the second registry in `NO_PROXY`.
+    async fn run(
+        world: &'a World,
+        variable: &str,
+        no_proxy: SocketAddr,
+        [proxied, direct]: [&Registry; 2],
+    ) -> Self {
+        let proxy = HttpProxy::start(&world.host().unwrap().address).await;
+        let url = format!("http://{CREDENTIALS}@{}", proxy.address());
+        let mut options = options(world);
+        options.environment.push((variable.to_owned(), url));
+        options.environment.push(("NO_PROXY".to_owned(), no_proxy.to_string()));
+        let (kiyot, mut kubelet) = world.daemon(options).await;
+        let spec = pod(&[("first", proxied), ("second", direct)]);
+        let pod = kubelet.run_pod(&spec).await.unwrap();
+        for name in ["first", "second"] {
+            kubelet.logged(pod.container(name), name).await;
+        }
+        Self { proxy, kiyot, kubelet, pod }
+    }
 }
 
 /// Verifies I26.
@@ -45,17 +73,8 @@ async fn proxy(world: &World) -> (HttpProxy, String) {
 async fn instance_pulls_through_the_proxies_of_the_daemon_except_from_hosts_of_no_proxy() {
     let world = World::start().await;
     let [proxied, direct] = [(); 2].map(|()| Registry::start(&world.node, Access::Open));
-    let (proxy, url) = proxy(&world).await;
-    let mut options = options(&world);
-    let no_proxy = direct.address().to_string();
-    for (name, value) in [("HTTP_PROXY", url), ("NO_PROXY", no_proxy)] {
-        options.environment.push((name.to_owned(), value));
-    }
-    let (kiyot, mut kubelet) = world.daemon(options).await;
-    let running = kubelet.run_pod(&pod(&[("first", &proxied), ("second", &direct)])).await.unwrap();
-    for name in ["first", "second"] {
-        kubelet.logged(running.container(name), name).await;
-    }
+    let pulled = Pulled::run(&world, "HTTP_PROXY", direct.address(), [&proxied, &direct]);
+    let Pulled { proxy, kiyot, mut kubelet, pod } = pulled.await;
 
     // A manifest, its configuration and its layers, and nothing past the proxy.
     let requests = proxy.requests_to(proxied.address());
@@ -69,7 +88,7 @@ async fn instance_pulls_through_the_proxies_of_the_daemon_except_from_hosts_of_n
     assert!(proxy.requests_to(direct.address()).is_empty());
     assert!(direct.asked().len() >= 3);
     assert!(!kiyot.log().contains("hidden-word"), "{}", kiyot.log());
-    world.ends(&mut kubelet, &[&running]).await;
+    world.ends(&mut kubelet, &[&pod]).await;
 }
 
 /// Makes a registry reachable by TLS alone, with an authority that the node's configuration names.
@@ -95,17 +114,8 @@ async fn instance_trusts_the_authority_of_a_registry_directly_and_through_a_prox
     let _other_front = require_tls(&world, &other).await;
     let authority = other.configuration(&world.node).join("authority.pem");
     fs::write(authority, fronts[0].authority()).unwrap();
-    let (proxy, url) = proxy(&world).await;
-    let mut options = options(&world);
-    let no_proxy = fronts[1].address().to_string();
-    for (name, value) in [("HTTPS_PROXY", url), ("NO_PROXY", no_proxy)] {
-        options.environment.push((name.to_owned(), value));
-    }
-    let (_kiyot, mut kubelet) = world.daemon(options).await;
-    let running = kubelet.run_pod(&pod(&[("first", &proxied), ("second", &direct)])).await.unwrap();
-    for name in ["first", "second"] {
-        kubelet.logged(running.container(name), name).await;
-    }
+    let pulled = Pulled::run(&world, "HTTPS_PROXY", fronts[1].address(), [&proxied, &direct]);
+    let Pulled { proxy, kiyot: _kiyot, mut kubelet, pod: running } = pulled.await;
     let requests = proxy.requests_to(fronts[0].address());
     assert!(!requests.is_empty(), "the tunnels of the first");
     assert!(requests.iter().all(|request| request.method == "CONNECT"), "{requests:?}");

@@ -48,6 +48,22 @@ async fn full_subnet_moves_the_launch_to_another_zone_until_all_are_full() {
     world.ends(&mut kubelet, &[&running]).await;
 }
 
+/// Verifies A13.
+#[tokio::test]
+async fn full_quota_costs_a_call_for_each_size_and_not_for_each_pod() {
+    let world = World::start().await;
+    let (_kiyot, mut kubelet) = world.daemon(world.options()).await;
+    world.faults().set_vcpu_limit(Some(0));
+    for number in 0..5 {
+        let error = kubelet.run_pod(&pod(&format!("pod-{number}"), WAIT)).await.unwrap_err();
+        assert!(error.message().contains("VcpuLimitExceeded"), "{error}");
+    }
+    // Types with two vCPUs and with one.
+    let calls = world.calls_of("RunInstances");
+    assert!((1..=2).contains(&calls.len()), "{calls:?}");
+    assert!(world.launched().is_empty());
+}
+
 /// Verifies V38.
 #[tokio::test]
 async fn unknown_image_is_named_in_the_error_of_its_pod() {

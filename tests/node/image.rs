@@ -19,18 +19,31 @@ pub(crate) fn build_directory() -> PathBuf {
     Path::new(env!("CARGO_BIN_EXE_kiyot")).parent().unwrap().to_owned()
 }
 
+/// Debian on a disk.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Variant {
+    /// With the packages of a node.
+    Node,
+    /// With cloud-init and without a container runtime, as an instance of EC2 has it.
+    Stock,
+}
+
 /// Returns the directory with Debian's disk `root.ext4` and its `kernel`. It is in cargo's target
 /// directory, and rebuilt when its inputs have changed.
-pub(crate) fn debian() -> PathBuf {
+pub(crate) fn debian(variant: Variant) -> PathBuf {
+    let (variant, guest) = match variant {
+        Variant::Node => ("node", "guest"),
+        Variant::Stock => ("stock", "stock-guest"),
+    };
     let script = Path::new(SOURCES).join("scripts/node-image");
     let mut inputs = BTreeSet::new();
-    files(&Path::new(SOURCES).join("tests/node/guest"), &mut inputs);
+    files(&Path::new(SOURCES).join("tests/node").join(guest), &mut inputs);
     let mut hasher = DefaultHasher::new();
     for file in [script.clone(), "/etc/os-release".into()].iter().chain(&inputs) {
         (file, fs::read(file).unwrap()).hash(&mut hasher);
     }
     let target = build_directory().parent().unwrap().to_owned();
-    let all = target.join("node");
+    let all = target.join(variant);
     let ready = all.join(format!("{:016x}", hasher.finish()));
     if ready.is_dir() {
         return ready;
@@ -39,7 +52,7 @@ pub(crate) fn debian() -> PathBuf {
     let _ = fs::remove_dir_all(&all);
     fs::create_dir_all(&all).unwrap();
     let making = tempfile::tempdir_in(&all).unwrap().keep();
-    run(Command::new(&script).arg(&making));
+    run(Command::new(&script).arg(&making).arg(variant));
     fs::set_permissions(&making, fs::Permissions::from_mode(0o755)).unwrap();
     // Root builds it. `cargo clean` runs as the owner of the target directory.
     let owner = fs::metadata(&target).unwrap();
@@ -102,6 +115,11 @@ pub(crate) fn parts(directory: &Path) -> PathBuf {
 /// Returns the program of the integration tests.
 pub(crate) fn integration_tests() -> PathBuf {
     newest(&build_directory().join("deps"), "integration-")
+}
+
+/// Returns the program of the tests of instances of EC2.
+pub(crate) fn instance_tests() -> PathBuf {
+    newest(&build_directory().join("deps"), "instances-")
 }
 
 /// Returns the newest file with this prefix, because cargo does not pass the path of one test

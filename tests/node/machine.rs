@@ -14,7 +14,7 @@ use base64::{Engine, prelude::BASE64_STANDARD};
 use kiyot_testkit::command::tail;
 use tempfile::TempDir;
 
-use crate::image;
+use crate::image::{self, Variant};
 
 /// Time limit of a boot: on an idle host it takes half a minute.
 const BOOT_LIMIT: Duration = Duration::from_secs(600);
@@ -49,11 +49,16 @@ pub(crate) struct CommandOutput {
     pub(crate) output: String,
 }
 
+/// Waits until no other machine of these tests runs.
+pub(crate) fn turn() -> MutexGuard<'static, ()> {
+    MACHINE_LOCK.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 impl Machine {
     /// Boots a machine and waits until its services are up.
     pub(crate) fn start() -> Self {
-        let turn = MACHINE_LOCK.lock().unwrap_or_else(PoisonError::into_inner);
-        let debian = image::debian();
+        let turn = turn();
+        let debian = image::debian(Variant::Node);
         let directory = tempfile::Builder::new().prefix("node").tempdir().unwrap();
         let parts = image::parts(directory.path());
         let socket = directory.path().join("commands");

@@ -15,4 +15,5 @@ mod image;
 mod machine;
 mod pods;
 mod service;
+mod stock_debian;
 mod suite;

@@ -63,7 +63,8 @@ const PARTS: &[Part] = &[
         may: &[
             &["backends", "backends::milpa", "backends::milpa::inventory", "backends::milpa::id"],
             &["backends::milpa::standalone", "explain", "manifest"],
-            &["blocking", "config", "error_chain", "glob", "recent_log", "unix_listener"],
+            &["blocking", "config", "error_chain", "glob", "recent_log", "unix_channel"],
+            &["unix_listener"],
         ],
     },
     Part {
@@ -145,7 +146,7 @@ const PARTS: &[Part] = &[
             FAILURES,
             CELLS,
             RECORDS,
-            &["backends::milpa::send_rate", "blocking", "config", "metrics"],
+            &["backends::milpa::send_rate", "blocking", "config", "metrics", "unix_channel"],
         ],
     },
     Part {
@@ -227,6 +228,7 @@ const PARTS: &[Part] = &[
     Part { path: "recent_log", may: &[] },
     Part { path: "resolv_conf", may: &[] },
     Part { path: "token_bucket", may: &[] },
+    Part { path: "unix_channel", may: &[] },
     Part { path: "unix_listener", may: &[] },
     Part { path: "price", may: &[&["decimal"]] },
     Part { path: "problems", may: &[] },

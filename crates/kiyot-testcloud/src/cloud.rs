@@ -21,9 +21,11 @@ use crate::{
     calls::Call,
     catalogue,
     client::{self, Reply},
+    dhcp,
     faults::Faults,
     instance::Instance,
-    machine, metadata,
+    machine::{self, Disk},
+    metadata,
     moto::Moto,
     proxy,
     query::Query,
@@ -247,6 +249,13 @@ impl Cloud {
         self.shared.lock().image_files.push(file);
     }
 
+    /// Makes instances that are launched from now on virtual machines that boot a disk. They have
+    /// none of the files of [`Cloud::add_to_images`], and one that is started again has its disk as
+    /// it was at the launch.
+    pub fn boot_from(&self, disk: Disk) {
+        self.shared.lock().disk = Some(disk);
+    }
+
     /// Replaces the console output of an instance.
     ///
     /// # Panics
@@ -305,6 +314,10 @@ async fn run(
         let metadata = TcpListener::bind((METADATA_ADDRESS, METADATA_PORT)).await;
         let metadata = metadata.expect("the metadata service's address is free");
         tasks.spawn(metadata::serve(metadata, Arc::clone(&shared)));
+        for subnet in vpc.subnets() {
+            let socket = dhcp::listen(subnet).expect("a socket can be bound to a bridge");
+            tasks.spawn(dhcp::serve(socket, subnet.clone(), Arc::clone(&shared)));
+        }
         host = Some(add_host(&setup, &shared, &vpc).await.expect("this host joins the VPC"));
         machines.spawn(machine::run(Arc::clone(&shared), vpc, closing));
     }

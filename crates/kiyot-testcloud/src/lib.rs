@@ -1,5 +1,5 @@
 //! EC2 on this machine, for tests: moto keeps the resources, a proxy before it applies faults and
-//! adds what moto lacks, and namespaces are its instances.
+//! adds what moto lacks, and namespaces or virtual machines are its instances.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -11,6 +11,7 @@ mod catalogue;
 pub mod client;
 mod cloud;
 mod daemon;
+mod dhcp;
 pub mod faults;
 pub mod instance;
 mod machine;
@@ -28,3 +29,4 @@ pub use client::Reply;
 pub use cloud::{Cloud, Host, Setup, Subnet};
 pub use faults::{Credentials, Faults, Hold, Lists, Market, Outage};
 pub use instance::{Instance, State};
+pub use machine::Disk;

@@ -1,5 +1,5 @@
 //! Instances made from namespaces: a root of its own over the host's, an interface in the VPC, and
-//! the user-data that a launch gives.
+//! the user-data that a launch gives. Or from virtual machines, whose disk reads all of it itself.
 
 use std::{
     fs, io,
@@ -24,8 +24,12 @@ use crate::{
     proxy::power,
     query::Query,
     shared::{ImageFile, Shared},
-    vpc::Vpc,
+    vpc::{BridgedSubnet, Vpc},
 };
+
+mod qemu;
+
+pub use qemu::Disk;
 
 /// Programs of an instance, by their names.
 const GUEST: [(&str, &str); 4] = [
@@ -182,24 +186,56 @@ struct Machine {
     directory: PathBuf,
     host_name: String,
     link: String,
+    mac: String,
     files: Vec<ImageFile>,
+    /// Set if it is a virtual machine.
+    disk: Option<Disk>,
 }
 
 impl Machine {
     fn new(instance: &Instance, shared: &Shared) -> Self {
         // Names of links have 15 characters at most.
         let tail = instance.id.trim_start_matches("i-");
+        let (files, disk) = {
+            let state = shared.lock();
+            (state.image_files.clone(), state.disk.clone())
+        };
         Self {
             id: instance.id.clone(),
             directory: shared.directory.join("roots").join(&instance.id),
             host_name: format!("ip-{}", instance.address.replace('.', "-")),
             link: format!("ve{}", &tail[..tail.len().min(12)]),
-            files: shared.lock().image_files.clone(),
+            mac: instance.mac.clone(),
+            files,
+            disk,
         }
     }
 
-    /// Makes the directories of the root and the interface.
+    /// Makes directories and interface.
     fn prepare(&self, instance: &Instance, vpc: &Vpc) -> Result<(), String> {
+        let subnet = vpc
+            .subnet(&instance.subnet)
+            .ok_or_else(|| format!("subnet {}: not of the VPC", instance.subnet))?;
+        match &self.disk {
+            Some(_) => self.prepare_qemu(subnet),
+            None => self.prepare_namespaces(instance, subnet),
+        }
+    }
+
+    /// Makes the directory of the disk's changes and the interface of a virtual machine.
+    fn prepare_qemu(&self, subnet: &BridgedSubnet) -> Result<(), String> {
+        fs::create_dir_all(&self.directory)
+            .map_err(|error| format!("{}: {error}", self.directory.display()))?;
+        ip(&["tuntap", "add", "dev", &self.link, "mode", "tap"])?;
+        ip(&["link", "set", &self.link, "master", &subnet.bridge, "up"])
+    }
+
+    /// Makes the directories of the root and the interface of namespaces.
+    fn prepare_namespaces(
+        &self,
+        instance: &Instance,
+        subnet: &BridgedSubnet,
+    ) -> Result<(), String> {
         let files = || -> io::Result<()> {
             for name in ["root", "upper", "work", "tmp", "lib", "systemd/system", "guest"] {
                 fs::create_dir_all(self.directory.join(name))?;
@@ -222,9 +258,6 @@ impl Machine {
             Ok(())
         };
         files().map_err(|error| format!("{}: {error}", self.directory.display()))?;
-        let subnet = vpc
-            .subnet(&instance.subnet)
-            .ok_or_else(|| format!("subnet {}: not of the VPC", instance.subnet))?;
         let (id, link) = (self.id.as_str(), self.link.as_str());
         let address = format!("{}/{}", instance.address, subnet.prefix);
         ip(&["netns", "add", id])?;
@@ -253,12 +286,16 @@ impl Machine {
             .open(shared.console(&self.id))
             .map_err(|error| error.to_string())?;
         let copy = console.try_clone().map_err(|error| error.to_string())?;
+        let words = match &self.disk {
+            Some(disk) => {
+                let machine = qemu::Machine { id: &self.id, mac: &self.mac, tap: &self.link };
+                disk.command(machine, &shared.console(&self.id), &self.directory)
+            }
+            None => self.in_namespaces(),
+        };
         Command::new("setpriv")
-            .args(["--pdeathsig", "KILL", "nsenter"])
-            .arg(format!("--net=/run/netns/{}", self.id))
-            .args(["unshare", "--mount", "--pid", "--uts", "--ipc", "--fork", "--kill-child", "sh"])
-            .arg(self.directory.join("guest/boot"))
-            .args([&self.id, &self.directory.display().to_string(), &self.host_name])
+            .args(["--pdeathsig", "KILL"])
+            .args(words)
             .env_clear()
             .env("PATH", command::PATH)
             .env("HOME", "/root")
@@ -269,6 +306,20 @@ impl Machine {
             .kill_on_drop(true)
             .spawn()
             .map_err(|error| format!("setpriv: {error}"))
+    }
+
+    /// Returns the command that boots namespaces.
+    fn in_namespaces(&self) -> Vec<String> {
+        let network = format!("--net=/run/netns/{}", self.id);
+        let directory = self.directory.display();
+        let boot = format!("{directory}/guest/boot");
+        let unshare = ["--mount", "--pid", "--uts", "--ipc", "--fork", "--kill-child"];
+        [&["nsenter", &network, "unshare"][..], &unshare, &["sh", &boot, &self.id]]
+            .concat()
+            .into_iter()
+            .map(str::to_owned)
+            .chain([directory.to_string(), self.host_name.clone()])
+            .collect()
     }
 
     /// Removes the interface, the cgroups, and the root unless it is kept.

@@ -28,7 +28,7 @@ const MAX_TOKENS: usize = 10_000;
 /// Hop limit of all packets but those of a token's response.
 const DEFAULT_HOP_LIMIT: u32 = 64;
 /// Paths with a value each, relative to `/latest/meta-data/`.
-const PATHS: [&str; 9] = [
+const PATHS: [&str; 10] = [
     "ami-launch-index",
     "hostname",
     "instance-id",
@@ -37,8 +37,11 @@ const PATHS: [&str; 9] = [
     "local-hostname",
     "local-ipv4",
     "mac",
+    "network/",
     "placement/availability-zone",
 ];
+/// Directory of interfaces, likewise.
+const INTERFACES: &str = "network/interfaces/macs/";
 
 /// Tokens by number: text, instance, end of life.
 type Tokens = Arc<Mutex<BTreeMap<u64, (String, String, Instant)>>>;
@@ -177,10 +180,37 @@ fn value(path: &str, instance: &Instance) -> Option<String> {
         "meta-data/hostname" | "meta-data/local-hostname" => Some(host_name()),
         "meta-data/local-ipv4" => Some(instance.address.clone()),
         "meta-data/mac" => Some(instance.mac.clone()),
+        "meta-data/network/" => Some("interfaces/".to_owned()),
+        "meta-data/network/interfaces/" => Some("macs/".to_owned()),
         "meta-data/placement/availability-zone" => Some(instance.zone.clone()),
+        "dynamic/instance-identity" | "dynamic/instance-identity/" => Some("document".to_owned()),
+        "dynamic/instance-identity/document" => {
+            let document = serde_json::json!({
+                "instanceId": instance.id,
+                "instanceType": instance.instance_type,
+                "privateIp": instance.address,
+                "availabilityZone": instance.zone,
+            });
+            Some(document.to_string())
+        }
         "meta-data/placement/region" => {
             Some(instance.zone.trim_end_matches(|c: char| c.is_ascii_lowercase()).to_owned())
         }
+        path => interface(path.strip_prefix("meta-data/")?.strip_prefix(INTERFACES)?, instance),
+    }
+}
+
+/// Returns the content of a path below [`INTERFACES`].
+fn interface(path: &str, instance: &Instance) -> Option<String> {
+    let mac = &instance.mac;
+    if path.is_empty() {
+        return Some(format!("{mac}/"));
+    }
+    match path.strip_prefix(mac.as_str())? {
+        "/" => Some("device-number\nlocal-ipv4s\nmac".to_owned()),
+        "/device-number" => Some("0".to_owned()),
+        "/local-ipv4s" => Some(instance.address.clone()),
+        "/mac" => Some(mac.clone()),
         _ => None,
     }
 }

@@ -17,6 +17,7 @@ use crate::{
     client::Reply,
     faults::FaultSet,
     instance::Instance,
+    machine::Disk,
     moto::Moto,
     query::Query,
     throttle::Buckets,
@@ -51,6 +52,8 @@ pub(crate) struct Mutable {
     pub(crate) launches: BTreeMap<String, Launch>,
     pub(crate) buckets: Buckets,
     pub(crate) image_files: Vec<ImageFile>,
+    /// Disk of new instances, which are virtual machines with it.
+    pub(crate) disk: Option<Disk>,
     calls: BTreeMap<u64, Call>,
     next_call: u64,
 }

@@ -70,6 +70,11 @@ impl Vpc {
         Ok(vpc)
     }
 
+    /// Returns all subnets.
+    pub(crate) fn subnets(&self) -> &[BridgedSubnet] {
+        &self.subnets
+    }
+
     /// Returns a subnet by its id.
     pub(crate) fn subnet(&self, id: &str) -> Option<&BridgedSubnet> {
         self.subnets.iter().find(|subnet| subnet.id == id)

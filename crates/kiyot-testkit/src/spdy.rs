@@ -9,6 +9,8 @@ use std::{
 use bytes::Bytes;
 use kiyot_spdy::{Frame, Target};
 
+use crate::{Kubelet, cri};
+
 /// Connects to the URL of an Exec, Attach or PortForward, with a protocol such as
 /// `v4.channel.k8s.io` or `portforward.k8s.io`.
 ///
@@ -19,6 +21,54 @@ pub async fn open(url: &str, protocol: &str) -> io::Result<(Sender, Receiver)> {
     let (sender, inner) = kiyot_spdy::connect(&target, protocol).await.map_err(io::Error::other)?;
     let receiver = Receiver { inner, received: BTreeMap::new(), ended: BTreeSet::new() };
     Ok((Sender(sender), receiver))
+}
+
+/// Outputs and status of a program.
+#[derive(Debug, PartialEq, Eq)]
+pub struct ExecOutput {
+    /// Standard output.
+    pub stdout: String,
+    /// Standard error.
+    pub stderr: String,
+    /// The stream `error`, with the exit code.
+    pub status: String,
+}
+
+/// Executes a program in a container as kubectl does, with an input that ends.
+///
+/// # Panics
+/// If the runtime gives no URL, or its server no connection.
+pub async fn exec(
+    kubelet: &mut Kubelet,
+    container: &str,
+    command: &[&str],
+    input: &[u8],
+) -> ExecOutput {
+    let request = cri::ExecRequest {
+        container_id: container.to_owned(),
+        cmd: command.iter().map(|word| (*word).to_owned()).collect(),
+        tty: false,
+        stdin: true,
+        stdout: true,
+        stderr: true,
+    };
+    let response = kubelet.runtime.exec(request).await.expect("the runtime gives a URL");
+    let connected = open(&response.into_inner().url, "v4.channel.k8s.io").await;
+    let (mut sender, mut receiver) = connected.expect("the URL takes connections");
+    let mut streams = Vec::new();
+    for kind in ["error", "stdin", "stdout", "stderr"] {
+        streams.push(sender.begin(&[("streamtype", kind)]).await);
+    }
+    sender.send(streams[1], input).await;
+    sender.end(streams[1]).await;
+    let mut read = async |stream: u32| {
+        String::from_utf8_lossy(&receiver.read_to_end(stream).await).into_owned()
+    };
+    ExecOutput {
+        stdout: read(streams[2]).await,
+        stderr: read(streams[3]).await,
+        status: read(streams[0]).await,
+    }
 }
 
 /// The sending half of a connection. A server that has hung up may have responded before: the

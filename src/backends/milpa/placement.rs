@@ -36,7 +36,7 @@ pub use no_fit::NoFit;
 pub use offering::{Market, Offering};
 pub use pod_requests::{ApiRequests, PodRequests, REQUESTS_TIMEOUT};
 pub use ranking::{Candidate, MAX_CANDIDATES, rank, rank_further};
-pub use refusals::{Refusal, Refusals, Refused, RefusedAt};
+pub use refusals::{Refusal, Refusals, Refused, RefusedAt, RefusedQuota};
 pub use rules::{Defaults, Rules};
 pub use selection::Selection;
 pub use size::Size;

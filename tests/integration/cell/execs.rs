@@ -26,46 +26,20 @@ async fn remove_both(kubelet: &mut Kubelet, kiyot: &Kiyot<'_>, pods: &[RunningPo
     remove_and_assert_clean(kubelet, kiyot, &pods[1]).await;
 }
 
-/// Outputs and exit status of a program.
-#[derive(Debug, PartialEq, Eq)]
-struct ExecResult {
-    stdout: String,
-    stderr: String,
-    end: String,
-}
-
-/// Runs a program as kubectl does, with an input that ends.
+/// Runs a program in the container of a pod, with an input that ends.
 async fn exec(
     kubelet: &mut Kubelet,
     pod: &RunningPod,
     command: &[&str],
     input: &[u8],
-) -> ExecResult {
-    let cmd = command.iter().map(|word| (*word).to_owned()).collect();
-    let container_id = pod.container("main").id.clone();
-    let request = cri::ExecRequest {
-        container_id: container_id.clone(),
-        cmd,
-        tty: false,
-        stdin: true,
-        stdout: true,
-        stderr: true,
-    };
-    let url = kubelet.runtime.exec(request).await.unwrap().into_inner().url;
-    let (mut sender, mut receiver) = spdy::open(&url, "v4.channel.k8s.io").await.unwrap();
-    let mut streams = Vec::new();
-    for kind in ["error", "stdin", "stdout", "stderr"] {
-        streams.push(sender.begin(&[("streamtype", kind)]).await);
-    }
-    sender.send(streams[1], input).await;
-    sender.end(streams[1]).await;
-    let mut read = async |stream: u32| {
-        String::from_utf8_lossy(&receiver.read_to_end(stream).await).replace(&container_id, "<id>")
-    };
-    ExecResult {
-        stdout: read(streams[2]).await,
-        stderr: read(streams[3]).await,
-        end: read(streams[0]).await,
+) -> spdy::ExecOutput {
+    let id = &pod.container("main").id;
+    let output = spdy::exec(kubelet, id, command, input).await;
+    let plain = |text: String| text.replace(id, "<id>");
+    spdy::ExecOutput {
+        stdout: plain(output.stdout),
+        stderr: plain(output.stderr),
+        status: plain(output.status),
     }
 }
 
@@ -85,9 +59,9 @@ async fn input_and_exec_ends_are_reported_as_on_the_node() {
         );
         assert!(
             if code == 0 {
-                result.end.contains("Success")
+                result.status.contains("Success")
             } else {
-                result.end.contains(&format!("\"{code}\""))
+                result.status.contains(&format!("\"{code}\""))
             },
             "{result:?}"
         );
@@ -115,7 +89,7 @@ async fn exec_of_an_absent_program_fails_as_on_the_node() {
     let mut failures = Vec::new();
     for pod in &pods {
         let id = pod.container("main").id.clone();
-        let by_stream = exec(&mut kubelet, pod, &["/no/such/program"], b"").await.end;
+        let by_stream = exec(&mut kubelet, pod, &["/no/such/program"], b"").await.status;
         let error = kubelet.exec_sync(&id, &["/no/such/program"]).await.unwrap_err();
         // Ids of execs and containers are random.
         let plain = |text: &str| {

@@ -527,7 +527,11 @@ impl Engine {
     fn avoid_refused(&mut self, error: &ProviderError, now: Now) {
         let until = now.boot + self.config.refusal_pause;
         let refusal = Refusal { until, reason: reason_of(error) };
-        self.refusals.add(&error.refused, now.boot, &refusal);
+        match &error.refused_quota {
+            // Each of its offerings would give way to others.
+            Some(quota) => self.refusals.add_quota(quota, now.boot, &refusal),
+            None => self.refusals.add(&error.refused, now.boot, &refusal),
+        }
         if let Some(zone) = &error.refused_zone {
             self.refusals.add_zone(zone, now.boot, &refusal);
         }

@@ -29,8 +29,8 @@ pub struct AgentProgram {
     file: Arc<File>,
     size: u64,
     sha256: String,
-    /// The rate of its downloads; `None` for no limit.
-    rate: Option<Arc<SendRate>>,
+    /// The rate of its downloads.
+    rate: Arc<SendRate>,
 }
 
 /// An error of opening the agent's program.
@@ -45,7 +45,7 @@ pub enum AgentProgramError {
 }
 
 impl AgentProgram {
-    /// Opens and hashes a program. Blocks.
+    /// Opens and hashes a program, whose downloads have no limit. Blocks.
     pub fn open(path: &Path) -> Result<Self, AgentProgramError> {
         let io = |error| AgentProgramError::Io(path.to_owned(), error);
         // Before the file is opened, which would wait for the writer of a pipe.
@@ -66,12 +66,12 @@ impl AgentProgram {
             digest.update(&part);
         }
         let sha256 = hex::encode(digest.finish());
-        Ok(Self { file: Arc::new(file), size, sha256, rate: None })
+        Ok(Self { file: Arc::new(file), size, sha256, rate: Arc::new(SendRate::new(0)) })
     }
 
     /// Limits the rate of its downloads, all together with whatever else has this rate.
     pub fn with_rate(self, rate: Arc<SendRate>) -> Self {
-        Self { rate: Some(rate), ..self }
+        Self { rate, ..self }
     }
 
     /// Returns the SHA-256 digest in lower-case hexadecimal.
@@ -98,9 +98,7 @@ impl AgentProgram {
                 let part = spawn_blocking(move || read_part(&file, position, size))
                     .await
                     .map_err(io::Error::other)??;
-                if let Some(rate) = rate {
-                    rate.ready(part.len()).await;
-                }
+                rate.ready(part.len()).await;
                 let next = position + part.len() as u64;
                 Ok(Some((Frame::data(Bytes::from(part)), next)))
             }

@@ -17,11 +17,14 @@ use tokio::sync::OnceCell;
 use tonic::{
     Request,
     metadata::{Ascii, MetadataValue},
-    transport::{Channel, Endpoint},
+    transport::Channel,
 };
 
 use super::manifest::Descriptor;
-use crate::backends::milpa::failure::{Class, Failure};
+use crate::{
+    backends::milpa::failure::{Class, Failure},
+    unix_channel,
+};
 
 /// Deadline for a response of the node's containerd.
 pub(super) const RESPONSE_TIMEOUT: Duration = Duration::from_secs(20);
@@ -87,8 +90,7 @@ impl Containerd {
 
     pub(super) async fn channel(&self) -> Result<Channel, Failure> {
         let connect = || async {
-            let endpoint = Endpoint::from_shared(format!("unix://{}", self.node.socket.display()));
-            endpoint.map(|endpoint| endpoint.connect_lazy()).map_err(|error| {
+            unix_channel::to(&self.node.socket).map_err(|error| {
                 Failure::node(
                     Class::Internal,
                     format!("socket {}: {error}", self.node.socket.display()),

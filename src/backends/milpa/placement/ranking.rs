@@ -43,7 +43,8 @@ pub(super) fn markets(launch_type: LaunchType) -> &'static [Market] {
 /// and in a market the cheapest first.
 ///
 /// Of equal prices the larger memory is first, then the order of names and zones. At most
-/// [`MAX_CANDIDATES`], in equal parts of each market.
+/// [`MAX_CANDIDATES`], in equal parts of each market, and of these the ones that quotas have room
+/// for.
 pub fn rank(
     catalogue: &Catalogue,
     needs: &Needs,
@@ -90,7 +91,9 @@ fn rank_at_most(
         let is_taken = |offer: &Offer| offer.market == *market && rules.has_zone(&offer.zone);
         cheapest(&fitting, needs, is_taken, refused, most)
     };
-    markets.iter().flat_map(of_market).collect()
+    let mut candidates: Vec<Candidate> = markets.iter().flat_map(of_market).collect();
+    candidates.retain(|candidate| !refused.is_over_quota(&candidate.offering));
+    candidates
 }
 
 /// Returns the offering of the size that a pod needs, if it fits into the largest.

@@ -10,8 +10,8 @@ use proptest::{collection::vec, prelude::*};
 
 use super::{
     Accuracy, Amount, Candidate, Catalogue, CatalogueError, CatalogueFile, Choice, Defaults,
-    MAX_CANDIDATES, Market, Needs, NoFit, Offering, Reason, Refusal, Refusals, Requested, Rules,
-    Size, Source, fit, misses, rank,
+    MAX_CANDIDATES, Market, Needs, NoFit, Offering, Reason, Refusal, Refusals, RefusedQuota,
+    Requested, Rules, Size, Source, fit, misses, rank,
 };
 use crate::{
     annotations::{Architecture, CellRequest, InstanceType as TypeChoice},
@@ -428,6 +428,26 @@ fn refused_zone_is_avoided_for_every_type_and_market_until_its_time() {
     assert_eq!(rank(&EC2, &needs, rules, &refusals.at(at(190))), all);
     let (_, refusal) = refusals.first_end([&all[0].offering]).unwrap();
     assert_eq!((refusal.until, &*refusal.reason), (at(190), "full"));
+}
+
+/// Verifies A13.
+#[test]
+fn full_quota_leaves_those_of_the_cheapest_that_it_does_not_count_and_no_dearer_ones() {
+    let needs = annotated(&[]);
+    let rules = &*RULES;
+    let mut refusals = Refusals::default();
+    let at = Duration::from_secs;
+    let all = rank(&EC2, &needs, rules, &());
+    let types = all[1..].iter().map(|candidate| candidate.offering.instance_type.clone());
+    let quota = RefusedQuota { market: Market::OnDemand, types: types.collect() };
+    refusals.add_quota(&quota.into(), at(10), &Refusal { until: at(190), reason: "full".into() });
+    assert_eq!(rank(&EC2, &needs, rules, &refusals.at(at(189))), all[..1]);
+    assert_eq!(rank(&EC2, &needs, rules, &refusals.at(at(190))), all);
+    let (first, refusal) = refusals.first_end([&all[0].offering, &all[3].offering]).unwrap();
+    assert_eq!((first, &*refusal.reason), (&all[3].offering, "full"));
+    // Another market has a quota of its own.
+    let spot = annotated(&[("launch-type", "Spot")]);
+    assert_eq!(rank(&EC2, &spot, rules, &refusals.at(at(20))).len(), MAX_CANDIDATES);
 }
 
 proptest! {

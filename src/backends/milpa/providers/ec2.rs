@@ -53,6 +53,7 @@ mod on_demand;
 mod pacing;
 mod parameters;
 pub mod price_list;
+mod quotas;
 mod tagging;
 mod terminations;
 #[cfg(test)]
@@ -62,9 +63,7 @@ mod user_data;
 use added_types::AddedType;
 use cloud_routes::CloudRoutes;
 pub use counted_api::CountedApi;
-use error_codes::{
-    Refused, SERVICE_LINKED_ROLE, classify, depends_on_volume, lacks_capacity, quota_family,
-};
+use error_codes::{Refused, SERVICE_LINKED_ROLE, classify, depends_on_volume, lacks_capacity};
 use market_data::Types;
 use metadata_fence::MetadataFence;
 use node_subnet::UnknownSubnet;
@@ -419,7 +418,7 @@ impl Ec2 {
     }
 
     /// Returns the error of a launch, with the offerings that it refuses.
-    fn launch_error(&self, spec: &LaunchSpec, error: CallError) -> ProviderError {
+    async fn launch_error(&self, spec: &LaunchSpec, error: CallError) -> ProviderError {
         let (class, refused) = classify(&error);
         // The policy permits roles, groups, types and images each by itself.
         let is_of_request = error.is_denied()
@@ -427,25 +426,34 @@ impl Ec2 {
         let Some(tried) = spec.offerings().next() else {
             return ProviderError::new(class, format!("launch {}", spec.cell), error);
         };
+        let refused_quota = match refused {
+            Refused::Quota => Some(Arc::new(self.refused_quota(tried).await)),
+            _ => None,
+        };
         let is_refused = |offering: &&Offering| match refused {
             Refused::None => false,
             Refused::Offering => *offering == tried,
             Refused::Zone => offering.zone == tried.zone,
             Refused::Market => offering.market == tried.market,
-            Refused::Quota => {
-                let family = quota_family(&tried.instance_type);
-                offering.market == tried.market && quota_family(&offering.instance_type) == family
-            }
+            Refused::Quota => refused_quota.as_ref().is_some_and(|quota| quota.refuses(offering)),
             Refused::All => true,
         };
         let is_zone = refused == Refused::Zone && !is_of_request;
-        let refused_zone = is_zone.then(|| tried.zone.clone());
+        let refused_zone = is_zone.then(|| tried.zone.as_str().into());
         let is_market = refused == Refused::Market && !is_of_request;
         let refused_market = is_market.then_some(tried.market);
         let refuses_all = refused == Refused::All && !is_of_request;
         let refused = spec.offerings().filter(is_refused).cloned().collect();
         let error = ProviderError::new(class, format!("launch {tried}"), error);
-        ProviderError { refused, refused_zone, refused_market, refuses_all, is_of_request, ..error }
+        ProviderError {
+            refused,
+            refused_zone,
+            refused_market,
+            refused_quota,
+            refuses_all,
+            is_of_request,
+            ..error
+        }
     }
 
     /// Returns true if a pod has asked for a larger volume than every cell has.
@@ -545,7 +553,7 @@ impl Provider for Ec2 {
                     let error = &error as &dyn std::error::Error;
                     tracing::error!(error, "the account has no role for spot (docs/iam.md)");
                 }
-                return Err(self.launch_error(spec, error));
+                return Err(self.launch_error(spec, error).await);
             }
         };
         let id = launched.id.clone();

@@ -5,7 +5,7 @@ use std::{error::Error, io, sync::Arc, time::Duration};
 use tokio::time::timeout;
 
 use crate::{
-    backends::milpa::placement::{Market, Offering},
+    backends::milpa::placement::{Market, Offering, RefusedQuota},
     error_chain::error_chain,
 };
 
@@ -60,9 +60,11 @@ pub struct ProviderError {
     /// The offerings that a launch was refused for.
     pub refused: Vec<Offering>,
     /// The zone that has no room for any instance type.
-    pub refused_zone: Option<String>,
+    pub refused_zone: Option<Arc<str>>,
     /// The market that is refused for every instance type.
     pub refused_market: Option<Market>,
+    /// The quota that has no room for a launch.
+    pub refused_quota: Option<Arc<RefusedQuota>>,
     /// True if the account can launch nothing for a while, whatever a pod asks for.
     pub refuses_all: bool,
     /// True if it depends on what the pod asked for: the launches of others may succeed.
@@ -90,6 +92,7 @@ impl ProviderError {
             refused: Vec::new(),
             refused_zone: None,
             refused_market: None,
+            refused_quota: None,
             refuses_all: false,
             is_of_request: false,
             source: None,

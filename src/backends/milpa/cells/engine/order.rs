@@ -478,7 +478,7 @@ impl Engine {
         if let CellError::Provider(refusal) = &error {
             order.candidates.retain(|Candidate { offering, .. }| {
                 !refusal.refused.contains(offering)
-                    && refusal.refused_zone.as_ref() != Some(&offering.zone)
+                    && refusal.refused_zone.as_deref() != Some(&offering.zone)
                     && refusal.refused_market != Some(offering.market)
             });
         }

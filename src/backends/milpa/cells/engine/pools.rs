@@ -227,7 +227,7 @@ impl Engine {
             return Err(Missing::Until(denial.until));
         }
         let mut candidates = self.not_refused(&filling.candidates, now);
-        if candidates.is_empty() {
+        if candidates.is_empty() && !self.are_over_quota(&filling.candidates, now) {
             candidates = self.not_refused(&filling.further, now);
         }
         if candidates.is_empty() {
@@ -262,8 +262,15 @@ impl Engine {
         let is_refused = |Offering { instance_type, zone, market }: &Offering| {
             refused.is_refused(instance_type, zone, *market)
         };
-        let left = candidates.iter().filter(|candidate| !is_refused(&candidate.offering));
+        let is_avoided = |it: &Offering| is_refused(it) || refused.is_over_quota(it);
+        let left = candidates.iter().filter(|candidate| !is_avoided(&candidate.offering));
         left.cloned().collect()
+    }
+
+    /// Returns true if a quota has no room for some of these candidates.
+    fn are_over_quota(&self, candidates: &[Candidate], now: Now) -> bool {
+        let refused = self.refusals.at(now.boot);
+        candidates.iter().any(|candidate| refused.is_over_quota(&candidate.offering))
     }
 
     /// Returns true while a pod that has taken a cell has no container yet, and would compete with

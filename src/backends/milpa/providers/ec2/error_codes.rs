@@ -123,21 +123,6 @@ const CODES: [(&str, ErrorClass, Refused); 90] = [
     ("Unavailable", ErrorClass::Unanswered, Refused::None),
 ];
 
-/// Returns the family of instance types that share a quota of virtual CPUs ("Amazon EC2 instance
-/// quotas"): the standard one of A, C, D, H, I, M, R, T and Z, that of G and VT, and one of each
-/// other family.
-pub(super) fn quota_family(instance_type: &str) -> &str {
-    let end = instance_type.find(|char: char| !char.is_ascii_alphabetic());
-    match &instance_type[..end.unwrap_or(instance_type.len())] {
-        "g" | "gr" | "vt" => "g",
-        own @ ("dl" | "hpc" | "inf" | "mac" | "trn") => own,
-        standard if standard.starts_with(['a', 'c', 'd', 'h', 'i', 'm', 'r', 't', 'z']) => {
-            "standard"
-        }
-        own => own,
-    }
-}
-
 /// Returns true for the code of an error that a smaller volume may avoid.
 pub(super) fn depends_on_volume(code: &str) -> bool {
     matches!(code, "InsufficientVolumeCapacity" | "MaxIOPSLimitExceeded" | "VolumeLimitExceeded")

@@ -187,7 +187,7 @@ async fn denied_launch_and_a_volume_that_is_too_large_are_of_the_pod_s_request()
         let request = CellRequest { volume_size_gib, ..CellRequest::default() };
         let spec = spec(TYPE, provider.parameters(&request, "uid").await.unwrap());
         let failure = Failure::Refused { code: code.into(), message: String::new() };
-        provider.launch_error(&spec, CallError { operation: "RunInstances", failure })
+        provider.launch_error(&spec, CallError { operation: "RunInstances", failure }).await
     };
     for (volume, code, expected) in [
         (None, "UnauthorizedOperation", true),

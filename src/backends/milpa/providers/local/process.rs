@@ -277,7 +277,7 @@ fn ended_by(handle: &OwnedFd, deadline: Instant) -> io::Result<bool> {
 
 #[cfg(test)]
 mod tests {
-    use std::process::{Command, Stdio};
+    use std::process::{Child, Command, Stdio};
 
     use proptest::prelude::*;
 
@@ -320,17 +320,20 @@ mod tests {
         assert!(!Identity { start: own.start + 1, ..own }.runs().unwrap());
     }
 
+    /// Starts a program and waits until it has written a line.
+    fn started(command: &[&str]) -> (Child, Identity) {
+        let mut child =
+            Command::new(command[0]).args(&command[1..]).stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        let mut output = io::BufReader::new(child.stdout.take().unwrap());
+        io::BufRead::read_line(&mut output, &mut line).unwrap();
+        let identity = Identity::of(i32::try_from(child.id()).unwrap()).unwrap().unwrap();
+        (child, identity)
+    }
+
     #[test]
     fn launcher_is_killed_with_its_children() {
-        let mut child = Command::new("/bin/sh")
-            .args(["-c", "sleep 1000 & echo started; wait"])
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut line = String::new();
-        io::BufRead::read_line(&mut io::BufReader::new(child.stdout.take().unwrap()), &mut line)
-            .unwrap();
-        let shell = Identity::of(i32::try_from(child.id()).unwrap()).unwrap().unwrap();
+        let (mut child, shell) = started(&["sh", "-c", "sleep 1000 & echo started; wait"]);
         let look =
             |launcher| of_instance(&[], "no-cell", Path::new("/no/netns"), launcher).unwrap();
         let found = look(Some(shell));
@@ -344,15 +347,8 @@ mod tests {
 
     #[test]
     fn process_in_the_network_of_an_instance_is_found_without_its_launcher() {
-        let mut child = Command::new("unshare")
-            .args(["-n", "sh", "-c", "echo started; exec sleep 1000"])
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut line = String::new();
-        io::BufRead::read_line(&mut io::BufReader::new(child.stdout.take().unwrap()), &mut line)
-            .unwrap();
-        let shell = Identity::of(i32::try_from(child.id()).unwrap()).unwrap().unwrap();
+        let (mut child, shell) =
+            started(&["unshare", "-n", "sh", "-c", "echo started; exec sleep 1000"]);
         let netns = format!("/proc/{}/ns/net", child.id());
         assert_eq!(first_of_instance(&[], "no-cell", None).unwrap(), BTreeSet::new());
         let found = of_instance(&[], "no-cell", Path::new(&netns), None).unwrap();

@@ -118,3 +118,52 @@ fn refused_market_is_avoided_by_launches_of_other_offerings() {
     assert!(is_refused(Market::OnDemand, 181) && !is_refused(Market::OnDemand, 183));
     assert!(!is_refused(Market::Spot, 3));
 }
+
+/// Verifies A13.
+#[test]
+fn full_quota_is_asked_again_by_smaller_types_alone() {
+    let named = |name: &str| Candidate {
+        offering: Offering {
+            instance_type: name.into(),
+            zone: "a".into(),
+            market: Market::OnDemand,
+        },
+        price: PRICE,
+        accuracy: Accuracy::Exact,
+    };
+    let full = |launch: &[&str], types: &[&str]| ProviderError {
+        refused: launch.iter().map(|name| named(name).offering).collect(),
+        refused_quota: Some(Arc::new(placement::RefusedQuota {
+            market: Market::OnDemand,
+            types: types.iter().map(|name| (*name).to_owned()).collect(),
+        })),
+        ..ProviderError::without_cause(ErrorClass::Quota, "launch: VcpuLimitExceeded")
+    };
+    let mut engine = engine(sim::CAPABILITIES);
+    let candidates = Ok(["large", "larger", "medium"].map(named).to_vec());
+    let (launches, _) = outcome(&engine.order(OrderSpec { candidates, ..spec("pod") }, at(1)).1);
+    let error = full(&["large", "larger"], &["large", "larger", "largest"]);
+    let effects = engine.handle(Event::Launched(launches[0].clone(), Err(error)), at(2));
+    // The same pod goes on with what may fit.
+    let (launches, answer) = outcome(&effects);
+    assert_eq!((launches.len(), answer), (1, None));
+    let is_refused = |engine: &Engine, name: &str, market, seconds| {
+        let at = engine.refusals().at(Duration::from_secs(seconds));
+        let zone = "another-zone".into();
+        let offering = Offering { instance_type: name.into(), zone, market };
+        placement::Refused::is_over_quota(&at, &offering)
+    };
+    assert!(is_refused(&engine, "largest", Market::OnDemand, 181), "never tried");
+    assert!(!is_refused(&engine, "largest", Market::OnDemand, 183));
+    assert!(!is_refused(&engine, "largest", Market::Spot, 3));
+    assert!(!is_refused(&engine, "medium", Market::OnDemand, 3));
+    // A smaller one that is refused stands for the larger ones too.
+    let error = full(&["medium"], &["large", "larger", "largest", "medium"]);
+    engine.handle(Event::Launched(launches[0].clone(), Err(error)), at(100));
+    for name in ["medium", "largest"] {
+        assert!(is_refused(&engine, name, Market::OnDemand, 279), "{name}");
+        assert!(!is_refused(&engine, name, Market::OnDemand, 280), "{name}");
+    }
+    let reason = engine.refusals().reason(&named("largest").offering, at(101).boot);
+    assert!(reason.unwrap().contains("VcpuLimitExceeded"));
+}

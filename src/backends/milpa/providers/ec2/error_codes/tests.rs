@@ -150,21 +150,6 @@ fn documented_table_is_that_of_the_code() {
 }
 
 #[test]
-fn quota_is_that_of_the_types_family() {
-    for (family, types) in [
-        ("standard", ["t3.nano", "m7i-flex.large", "is4gen.large"]),
-        ("g", ["g5.xlarge", "vt1.3xlarge", "gr6.4xlarge"]),
-        ("inf", ["inf1.xlarge", "inf2.xlarge", "inf2.48xlarge"]),
-        ("hpc", ["hpc6a.48xlarge", "hpc7g.4xlarge", "hpc7a.12xlarge"]),
-        ("x", ["x1.16xlarge", "x2gd.medium", "x2iedn.xlarge"]),
-        ("u", ["u-6tb1.metal", "u7i-12tb.224xlarge", "u-3tb1.56xlarge"]),
-    ] {
-        assert_eq!(types.map(quota_family), [family; 3]);
-    }
-    assert_eq!((quota_family(""), quota_family("played")), ("", "played"));
-}
-
-#[test]
 fn unknown_codes_and_lost_answers_are_classed_by_what_may_have_happened() {
     assert_eq!(class(refused("Unheard")).0, Invalid);
     assert_eq!(class(failed("Unheard")).0, Unanswered);
