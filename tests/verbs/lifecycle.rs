@@ -1,7 +1,7 @@
 //! The life of a pod under a kubelet.
 
 use kiyot::backends::{Method, milpa::providers::owner};
-use kiyot_proto::cri;
+use kiyot_proto::cri::{self, security_profile::ProfileType};
 use kiyot_testkit::{
     fake_cell::{IMAGE, REFERENCE},
     wait_for,
@@ -233,4 +233,36 @@ async fn reported_details_of_a_container_survive_a_restart() {
     kiyot.exited(&container).await;
     let kiyot = kiyot.restart().await;
     assert_eq!(told(&kiyot), (cri::ContainerState::ContainerExited, resources(128), user));
+}
+
+/// Verifies U14.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn seccomp_profile_of_a_sandbox_is_that_of_its_copy_in_the_cell() {
+    let kiyot = Fixture::start().await;
+    let profile = kiyot.dir.path().join("profile.json").to_str().unwrap().to_owned();
+    std::fs::write(&profile, "{}").unwrap();
+    let request = |name: &str, path: &str| {
+        let mut request = kiyot.sandbox_request(name);
+        let linux = request.config.as_mut().unwrap().linux.get_or_insert_default();
+        linux.security_context.get_or_insert_default().seccomp = Some(cri::SecurityProfile {
+            profile_type: ProfileType::Localhost.into(),
+            localhost_ref: path.to_owned(),
+        });
+        request
+    };
+    let run = async |request| {
+        kiyot.call::<cri::RunPodSandboxResponse>(Method::RunPodSandbox, request).await
+    };
+    run(request("web", &profile)).await.unwrap();
+    let sent = kiyot.provider.only().with(|state| state.sandbox.clone().unwrap());
+    let context = sent.config.unwrap().linux.unwrap().security_context.unwrap();
+    let sent = context.seccomp.unwrap();
+    assert_eq!(sent.profile_type(), ProfileType::Localhost);
+    assert!(sent.localhost_ref.starts_with("/cell/pod/seccomp/"), "{sent:?}");
+
+    let missing = "/no/such/profile.json";
+    let status = run(request("other", missing)).await.unwrap_err();
+    assert_eq!(status.code(), Code::FailedPrecondition);
+    assert!(status.message().contains(missing), "{status}");
+    assert_eq!((kiyot.provider.running(), kiyot.sandboxes().len()), (1, 1));
 }

@@ -8,6 +8,7 @@ mod faults;
 mod hostile;
 mod images;
 mod life;
+mod lost_answers;
 mod memory;
 mod name_server;
 mod network;

@@ -2,7 +2,8 @@
 //! dead. The kernel's netem is not everywhere, and works for whole devices.
 
 use std::{
-    io,
+    fs, io,
+    path::Path,
     sync::{
         Arc, Mutex,
         atomic::{AtomicU64, Ordering},
@@ -118,6 +119,16 @@ impl Listener {
 }
 
 impl Relay {
+    /// Takes the place of the gateway's socket in the `state_dir` of a daemon that runs.
+    ///
+    /// # Panics
+    /// As [`Relay::start`].
+    pub fn before_gateway(state: &Path, rate: Rate) -> Self {
+        let (near, far) = (state.join("gateway.sock"), state.join("far.sock"));
+        fs::rename(&near, &far).unwrap();
+        Self::start(&GatewayAddress::Unix(near), &GatewayAddress::Unix(far), rate, rate)
+    }
+
     /// Listens on an address (with port 0 on any port), and relays its connections to another.
     ///
     /// # Panics

@@ -46,6 +46,7 @@ mod reopen_log;
 mod request;
 mod retry_pauses;
 mod run_sandbox;
+mod seccomp_copy;
 mod single_flight;
 mod start_container;
 mod stats_wait;

@@ -1,6 +1,7 @@
 //! Kernel security profiles from the node's files or loaded on the node, in a cell and on the node.
 
 use std::{
+    collections::BTreeSet,
     fs,
     os::unix::fs::{PermissionsExt, chown},
 };
@@ -18,6 +19,9 @@ use super::{WAIT, options, remove_and_assert_clean};
 const NO_DIRECTORIES: &str = r#"{"defaultAction": "SCMP_ACT_ALLOW", "architectures": ["SCMP_ARCH_X86_64", "SCMP_ARCH_AARCH64"],
     "syscalls": [{"names": ["mkdir", "mkdirat"], "action": "SCMP_ACT_ERRNO"}]}"#;
 
+/// Seccomp profile that allows everything.
+const ANYTHING: &str = r#"{"defaultAction": "SCMP_ACT_ALLOW"}"#;
+
 fn context(config: &mut cri::ContainerConfig) -> &mut cri::LinuxContainerSecurityContext {
     config.linux.get_or_insert_default().security_context.get_or_insert_default()
 }
@@ -30,7 +34,17 @@ fn localhost_profile(path: &str) -> Option<cri::SecurityProfile> {
 }
 
 async fn run_sandbox(kubelet: &mut Kubelet, spec: &Pod) -> RunningPod {
-    let config = kubelet.prepare(spec);
+    run_sandbox_with(kubelet, spec, |_| {}).await
+}
+
+/// Runs a sandbox with a changed config.
+async fn run_sandbox_with(
+    kubelet: &mut Kubelet,
+    spec: &Pod,
+    change: impl FnOnce(&mut cri::LinuxSandboxSecurityContext),
+) -> RunningPod {
+    let mut config = kubelet.prepare(spec);
+    change(config.linux.get_or_insert_default().security_context.get_or_insert_default());
     let sandbox = kubelet.run_sandbox(&config, "").await.unwrap();
     kubelet.running(spec, config, sandbox)
 }
@@ -69,7 +83,13 @@ async fn seccomp_profile_of_the_node_applies_in_a_cell() {
     kubelet.stop_and_remove(&local).await.unwrap();
     let mut spec = spec.in_cell();
     spec.attempt = 1;
-    let mut running = run_sandbox(&mut kubelet, &spec).await;
+    // Kubelets give sandboxes the default profile, other clients any.
+    let of_sandbox = directory.join("any.json").to_str().unwrap().to_owned();
+    fs::write(&of_sandbox, ANYTHING).unwrap();
+    let mut running = run_sandbox_with(&mut kubelet, &spec, |context| {
+        context.seccomp = localhost_profile(&of_sandbox);
+    })
+    .await;
     let in_cell = run(&mut kubelet, &mut running).await;
     assert_eq!(in_cell, on_node);
     assert!(in_cell.stdout.contains("Operation not permitted\nfine\nSeccomp:\t2"), "{in_cell:?}");
@@ -77,9 +97,9 @@ async fn seccomp_profile_of_the_node_applies_in_a_cell() {
     let copies =
         fs::read_dir(kiyot.state().join("cells").join(kiyot.cells().remove(0)).join("pod/seccomp"))
             .unwrap();
-    let copies: Vec<_> =
+    let copies: BTreeSet<_> =
         copies.map(|file| fs::read_to_string(file.unwrap().path()).unwrap()).collect();
-    assert_eq!(copies, [NO_DIRECTORIES]);
+    assert_eq!(copies, [ANYTHING, NO_DIRECTORIES].map(str::to_owned).into());
 
     let missing = |config: &mut cri::ContainerConfig| {
         context(config).seccomp = localhost_profile("/no/such/profile.json")

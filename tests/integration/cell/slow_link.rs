@@ -1,8 +1,7 @@
 //! Distant cell: a link with little bandwidth and high latency between agent and gateway.
 
-use std::{path::Path, time::Duration};
+use std::time::Duration;
 
-use kiyot_link::bootstrap::GatewayAddress;
 use kiyot_testkit::{
     Container, Kiyot, LIMIT, Node, Pod, Source,
     relay::{Direction, Rate, Relay},
@@ -14,19 +13,12 @@ use super::{WAIT, options, remove_and_assert_clean};
 /// The rate and the delay of each direction.
 const RATE: Rate = Rate::new(512 * 1024, Duration::from_millis(100));
 
-/// Puts a relay in the place of the gateway's socket.
-fn relay(state: &Path, rate: Rate) -> Relay {
-    let (near, far) = (state.join("gateway.sock"), state.join("far.sock"));
-    std::fs::rename(&near, &far).unwrap();
-    Relay::start(&GatewayAddress::Unix(near), &GatewayAddress::Unix(far), rate, rate)
-}
-
 /// Verifies L9.
 #[tokio::test]
 async fn pod_behind_a_slow_link_works() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
-    let link = relay(&kiyot.state(), RATE);
+    let link = Relay::before_gateway(&kiyot.state(), RATE);
     let mut kubelet = kiyot.kubelet().await;
     let large = "x".repeat(512 * 1024);
     let spec = Pod::new("far-away")
@@ -91,7 +83,7 @@ async fn pod_behind_a_slow_link_works() {
 async fn link_that_stalls_beyond_the_silence_limit_loses_and_doubles_no_log_line() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
-    let link = relay(&kiyot.state(), Rate::UNLIMITED);
+    let link = Relay::before_gateway(&kiyot.state(), Rate::UNLIMITED);
     let mut kubelet = kiyot.kubelet().await;
     let spec = Pod::new("cut-off").in_cell().container(Container::script(
         "main",

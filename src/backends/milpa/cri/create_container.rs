@@ -3,14 +3,13 @@
 use std::{sync::Arc, time::Instant};
 
 use kiyot_proto::{
-    cell::{FileChange, MakeDir, Root, WriteFile, file_change::Change},
+    cell::{FileChange, MakeDir, Root, file_change::Change},
     cri, store as records,
 };
-use ring::digest::{SHA256, digest};
 use tonic::{Code, Status};
 
 use super::{
-    CriService, finish_first::finish_first, not_running, request as requests,
+    CriService, finish_first::finish_first, not_running, request as requests, seccomp_copy,
     single_flight::Joined, status_code,
 };
 use crate::backends::milpa::{
@@ -28,12 +27,6 @@ use crate::backends::milpa::{
 
 /// Mode of the directory of a container's log in the cell.
 const LOG_DIR_MODE: u32 = 0o755;
-/// Directory of seccomp profiles beneath the cell's directory for the pod.
-const SECCOMP_DIR: &str = "seccomp";
-/// Mode of that directory: containers don't read it.
-const SECCOMP_DIR_MODE: u32 = 0o700;
-/// Mode of a seccomp profile in it.
-const PROFILE_MODE: u32 = 0o600;
 
 impl CriService {
     /// Creates a container, or returns the one of this name and attempt whose creation another call
@@ -154,7 +147,8 @@ impl CriService {
             if let Some(logs) = &logs {
                 self.make_log_dir(cell, &logs.in_pod_dir).await?;
             }
-            Ok((mounts, copy_seccomp_profile(cell, &hello.pod_dir, &config).await?))
+            let profile = seccomp::node_profile(&config);
+            Ok((mounts, seccomp_copy::copy(cell, &hello.pod_dir, profile).await?))
         };
         let images = self.ensure_images(cell, &config, current);
         let ((mut mounts, profile), (image, volume_images)) = finish_first(files, images).await?;
@@ -357,38 +351,6 @@ impl CriService {
             .find(|container| container.metadata.as_ref() == metadata)?;
         self.pods.container_of_cell(&cell.id, &container.id).is_none().then_some(container.id)
     }
-}
-
-/// Copies the seccomp profile of the node that a container names to the cell, and returns its path
-/// there; `None` if the container names none.
-async fn copy_seccomp_profile(
-    cell: &Cell,
-    pod_dir: &str,
-    config: &cri::ContainerConfig,
-) -> Result<Option<String>, Status> {
-    let Some(path) = seccomp::node_profile(config).map(str::to_owned) else { return Ok(None) };
-    let read_path = path.clone();
-    let read = tokio::task::spawn_blocking(move || seccomp::read(&read_path)).await;
-    let read =
-        read.map_err(|error| Status::internal(format!("the thread that reads {path}: {error}")))?;
-    let content = read.map_err(|error| {
-        Status::failed_precondition(format!("the seccomp profile {path:?} of the node: {error}"))
-    })?;
-    // Named by its content: a profile has one copy, however often its container is started.
-    let file = format!("{SECCOMP_DIR}/{}.json", hex::encode(digest(&SHA256, &content)));
-    let directory = FileChange {
-        root: Root::Pod.into(),
-        path: SECCOMP_DIR.to_owned(),
-        change: Some(Change::MakeDir(MakeDir { mode: SECCOMP_DIR_MODE, ..Default::default() })),
-    };
-    let write = WriteFile { mode: PROFILE_MODE, content: content.into(), ..Default::default() };
-    let profile = FileChange {
-        root: Root::Pod.into(),
-        path: file.clone(),
-        change: Some(Change::WriteFile(write)),
-    };
-    CellClient::new(cell).change_files(CALL_TIMEOUT, vec![directory, profile]).await?;
-    Ok(Some(format!("{}/{file}", pod_dir.trim_end_matches('/'))))
 }
 
 fn same(a: &cri::CreateContainerRequest, b: &cri::CreateContainerRequest) -> bool {

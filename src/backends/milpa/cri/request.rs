@@ -126,16 +126,25 @@ fn use_cell_network(options: &mut cri::NamespaceOption) {
     options.userns_options = None;
 }
 
-/// Returns the request for a sandbox in the cell.
+/// Returns the request for a sandbox in the cell. `profile` is the path of its copied seccomp
+/// profile.
 pub(super) fn run_sandbox(
     config: &cri::PodSandboxConfig,
     pod_dir: &str,
     resolvers: &[String],
+    profile: Option<String>,
 ) -> cri::RunPodSandboxRequest {
-    cri::RunPodSandboxRequest {
-        config: Some(sandbox_config(config, pod_dir, resolvers)),
-        runtime_handler: String::new(),
+    let mut config = sandbox_config(config, pod_dir, resolvers);
+    if profile.is_some() {
+        let linux = config.linux.get_or_insert_default();
+        linux.security_context.get_or_insert_default().seccomp = profile.map(localhost_profile);
     }
+    cri::RunPodSandboxRequest { config: Some(config), runtime_handler: String::new() }
+}
+
+/// Returns a seccomp profile of the cell.
+fn localhost_profile(path: String) -> cri::SecurityProfile {
+    cri::SecurityProfile { profile_type: ProfileType::Localhost.into(), localhost_ref: path }
 }
 
 /// The parts of a container's request that differ in its cell.
@@ -179,10 +188,7 @@ pub(super) fn create_container(
     config.windows = None;
     let context = config.linux.get_or_insert_default().security_context.get_or_insert_default();
     if let Some(profile) = cell.profile {
-        context.seccomp = Some(cri::SecurityProfile {
-            profile_type: ProfileType::Localhost.into(),
-            localhost_ref: profile,
-        });
+        context.seccomp = Some(localhost_profile(profile));
     }
     let options = context.namespace_options.get_or_insert_default();
     use_cell_network(options);

@@ -9,7 +9,7 @@ use kiyot_proto::{cri, store as records};
 use tokio::time::timeout;
 use tonic::{Code, Status};
 
-use super::{CriService, request as requests, single_flight::Joined, status_code};
+use super::{CriService, request as requests, seccomp_copy, single_flight::Joined, status_code};
 use crate::{
     annotations::{self, CellRequest},
     backends::milpa::{
@@ -19,7 +19,7 @@ use crate::{
         id::SandboxId,
         placement::{ApiRequests, Needs, REQUESTS_TIMEOUT, Requested},
         pods::Sandbox,
-        policy,
+        policy::{self, seccomp},
         providers::{Attached, Attachment},
         store::{Batch, Table},
     },
@@ -317,7 +317,9 @@ impl CriService {
         self.sync.rehearsal_ended(&cell.id).await;
         client.bind(BIND_TIMEOUT, bind).await?;
         self.images.ensure_pause(cell).await?;
-        let cell_request = requests::run_sandbox(&config, &hello.pod_dir, &resolvers);
+        let profile = seccomp::node_profile_of_sandbox(&config);
+        let profile = seccomp_copy::copy(cell, &hello.pod_dir, profile).await?;
+        let cell_request = requests::run_sandbox(&config, &hello.pod_dir, &resolvers, profile);
         let response = client.run_pod_sandbox(RUN_TIMEOUT, cell_request).await?;
         let latest =
             config.metadata.as_ref().map_or(0, |metadata| self.pods.latest_of_pod(&metadata.uid));

@@ -1,5 +1,5 @@
 //! Seccomp profiles of the node (`localhostProfile`). A cell's containerd can't read the node's
-//! files, so that a container's profile is copied to its cell.
+//! files, so that the profile of a container or sandbox is copied to its cell.
 
 use std::{
     fs::File,
@@ -16,13 +16,26 @@ const PREFIX: &str = "localhost/";
 /// Returns the path on the node of a container's profile.
 pub(crate) fn node_profile(config: &cri::ContainerConfig) -> Option<&str> {
     let context = config.linux.as_ref()?.security_context.as_ref()?;
-    match &context.seccomp {
+    #[expect(deprecated, reason = "sent by kubelets older than the field `seccomp`")]
+    path(context.seccomp.as_ref(), &context.seccomp_profile_path)
+}
+
+/// Returns the path on the node of a sandbox's profile. Kubelets give all sandboxes the default
+/// profile; other clients of CRI may name one.
+pub(crate) fn node_profile_of_sandbox(config: &cri::PodSandboxConfig) -> Option<&str> {
+    let context = config.linux.as_ref()?.security_context.as_ref()?;
+    #[expect(deprecated, reason = "sent by clients older than the field `seccomp`")]
+    path(context.seccomp.as_ref(), &context.seccomp_profile_path)
+}
+
+/// Returns the path of a profile in either form of CRI.
+fn path<'a>(profile: Option<&'a cri::SecurityProfile>, old: &'a str) -> Option<&'a str> {
+    match profile {
         Some(profile) if profile.profile_type() == ProfileType::Localhost => {
             Some(profile.localhost_ref.strip_prefix(PREFIX).unwrap_or(&profile.localhost_ref))
         }
         Some(_) => None,
-        #[expect(deprecated, reason = "sent by kubelets older than the field `seccomp`")]
-        None => context.seccomp_profile_path.strip_prefix(PREFIX),
+        None => old.strip_prefix(PREFIX),
     }
 }
 

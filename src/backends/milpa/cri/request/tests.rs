@@ -139,7 +139,7 @@ fn sandbox() -> impl Strategy<Value = cri::PodSandboxConfig> {
 proptest! {
     #[test]
     fn sandbox_in_a_cell_uses_the_cells_network_and_keeps_the_rest(config in sandbox()) {
-        let request = run_sandbox(&config, "/pod/", &[]);
+        let request = run_sandbox(&config, "/pod/", &[], None);
         prop_assert_eq!(&request.runtime_handler, "");
         let rewritten = request.config.unwrap();
         let linux = rewritten.linux.clone().unwrap();
