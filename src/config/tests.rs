@@ -422,6 +422,24 @@ fn shipped_file_has_the_defaults() {
 
 /// Verifies C3.
 #[test]
+fn shipped_file_leaves_the_timeouts_to_the_provider() {
+    let text =
+        shipped().0.replace("provider = \"netns\"", "provider = \"ec2\"\ncluster = \"test\"");
+    let keys = "region = \"us-east-1\"\nsecurity_groups = [\"sg-1\"]\nimage = { id = \"ami-1\" }";
+    let head = "[backends.milpa.ec2]\n";
+    assert!(text.contains(head));
+    let text = text.replace(head, &format!("{head}{keys}\n"));
+    let text = text.replace(
+        "[backends.milpa.gateway]\n",
+        "[backends.milpa.gateway]\nlisten = \"10.0.0.5:7700\"\n",
+    );
+    let config = parse("config/kiyot.toml", &text, []).unwrap();
+    let milpa = milpa(&config);
+    assert_eq!((milpa.launch_timeout.as_secs(), milpa.token_ttl.as_secs()), (600, 1200));
+}
+
+/// Verifies C3.
+#[test]
 fn shipped_file_has_every_key_with_a_comment() {
     let (text, full) = shipped();
     let config = parse("config/kiyot.toml, uncommented", &full, []).unwrap();

@@ -44,6 +44,7 @@ async fn main() {
             if place == "cell" {
                 pod = pod.in_cell();
             }
+            remove_remains(&mut kubelet, &pod, place == "node").await;
             let running = Box::pin(kubelet.run_pod(&pod)).await.expect("the pod runs");
             let status =
                 kubelet.sandbox_status(&running.sandbox).await.expect("its sandbox is there");
@@ -101,6 +102,28 @@ fn pod(name: &str, script: &str) -> Pod {
     let mut pod = Pod::new(name).container(container);
     pod.uid = format!("00000000-0000-4000-8000-{:012x}", hasher.finish() >> 16);
     pod
+}
+
+/// Removes what an earlier call has left that timed out on a busy machine: its names are taken. The
+/// sandbox in a cell stays, for a repeated call returns it.
+async fn remove_remains(kubelet: &mut Kubelet, pod: &Pod, is_on_node: bool) {
+    let sandboxes = kubelet.sandboxes().await.expect("sandboxes are listed");
+    let is_of_pod = |listed: &cri::PodSandbox| {
+        let metadata = listed.metadata.as_ref();
+        metadata.is_some_and(|it| it.uid == pod.uid && it.attempt == pod.attempt)
+    };
+    for sandbox in sandboxes.into_iter().filter(is_of_pod) {
+        for container in kubelet.containers().await.expect("containers are listed") {
+            if container.pod_sandbox_id == sandbox.id {
+                let remove = cri::RemoveContainerRequest { container_id: container.id };
+                kubelet.runtime.remove_container(remove).await.expect("it is removed");
+            }
+        }
+        if is_on_node {
+            let remove = cri::RemovePodSandboxRequest { pod_sandbox_id: sandbox.id };
+            kubelet.runtime.remove_pod_sandbox(remove).await.expect("it is removed");
+        }
+    }
 }
 
 async fn list(kubelet: &mut Kubelet) {

@@ -9,7 +9,7 @@ use super::{
     unit::{Failures, Unit},
 };
 use crate::{
-    annotations::KEYS,
+    annotations::{CellRequest, KEYS},
     backends::milpa::{
         cells::{CellView, OrderKey, OrderView, Step},
         id::{CellId, SandboxId},
@@ -49,6 +49,7 @@ impl Inventory {
         });
         let request = launching.as_deref().cloned().unwrap_or_default();
         let config = request.config.unwrap_or_default();
+        let resources = resources(&config);
         let (annotations, others) = shown_annotations(config.annotations);
         let labels = match (config.labels, shape) {
             (labels, Some(shape)) if labels.is_empty() => shape.labels.clone(),
@@ -74,7 +75,7 @@ impl Inventory {
             labels,
             annotations,
             other_annotations: others,
-            resources: config.linux.and_then(|linux| linux.resources).map(|own| resources(&own)),
+            resources,
             runtime_handler: request.runtime_handler,
             is_standalone: self.standalone.has(&order.pod_uid),
             cell: order.cell.as_ref().map(ToString::to_string).unwrap_or_default(),
@@ -109,6 +110,7 @@ impl Inventory {
     fn placed(&self, sandbox: &Sandbox, shape: Option<&Shape>) -> admin::Pod {
         let meta = sandbox.meta();
         let config = meta.config.unwrap_or_default();
+        let resources = resources(&config);
         let metadata = config.metadata.unwrap_or_default();
         let containers = self.pods.containers_of(&sandbox.id);
         let view = self.view(&sandbox.cell);
@@ -146,7 +148,7 @@ impl Inventory {
             default_unit,
             addresses: addresses(meta.addresses, names),
             cell: meta.cell,
-            resources: config.linux.and_then(|linux| linux.resources).map(|own| resources(&own)),
+            resources,
             message,
             is_standalone: meta.standalone,
             runtime_handler: meta.runtime_handler,
@@ -244,19 +246,67 @@ fn latest(containers: &[Container]) -> BTreeMap<String, &Container> {
     latest
 }
 
-/// Returns the requests of a pod: CPU shares are 1,024 a CPU (`MilliCPUToShares` of the kubelet).
-fn resources(of_pod: &cri::LinuxContainerResources) -> admin::Resources {
-    let shares = u64::try_from(of_pod.cpu_shares).unwrap_or_default();
-    admin::Resources {
-        cpu_millis: shares.saturating_mul(1000) / 1024,
-        memory_bytes: u64::try_from(of_pod.memory_limit_in_bytes).unwrap_or_default(),
-        ..admin::Resources::default()
+/// Returns the requests of a pod: those of its annotations, otherwise what CRI carries. CPU shares
+/// are 1,024 a CPU (`MilliCPUToShares` of the kubelet).
+fn resources(config: &cri::PodSandboxConfig) -> Option<admin::Resources> {
+    let own = config.linux.as_ref().and_then(|linux| linux.resources.as_ref());
+    // A pod whose annotations are refused gets no cell.
+    let asked = CellRequest::parse(&config.annotations).ok();
+    let annotated = asked.filter(|it| {
+        let is_sized = it.milli_cpus.is_some() || it.memory_bytes.is_some() || it.gpu.is_some();
+        is_sized || it.sustained_cpu
+    });
+    if own.is_none() && annotated.is_none() {
+        return None;
     }
+    let annotated = annotated.as_ref();
+    let shares = own.map_or(0, |own| u64::try_from(own.cpu_shares).unwrap_or_default());
+    let limit = own.map_or(0, |own| u64::try_from(own.memory_limit_in_bytes).unwrap_or_default());
+    let milli_cpus = annotated.and_then(|it| it.milli_cpus);
+    Some(admin::Resources {
+        cpu_millis: milli_cpus.unwrap_or(shares.saturating_mul(1000) / 1024),
+        memory_bytes: annotated.and_then(|it| it.memory_bytes).unwrap_or(limit),
+        gpus: annotated.and_then(|it| it.gpu.as_ref()).map_or(0, |gpu| gpu.count),
+        sustained_cpu: annotated.is_some_and(|it| it.sustained_cpu),
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Verifies O20.
+    #[test]
+    fn resources_of_annotations_win_over_those_of_cri() {
+        let config = |shares: i64, annotations: &[(&str, &str)]| cri::PodSandboxConfig {
+            linux: Some(cri::LinuxPodSandboxConfig {
+                resources: (shares > 0).then(|| cri::LinuxContainerResources {
+                    cpu_shares: shares,
+                    memory_limit_in_bytes: 7 << 20,
+                    ..Default::default()
+                }),
+                ..Default::default()
+            }),
+            annotations: annotations
+                .iter()
+                .map(|(key, value)| (format!("pod.elotl.co/{key}"), (*value).to_owned()))
+                .collect(),
+            ..Default::default()
+        };
+        let shown = |config: &cri::PodSandboxConfig| {
+            let it = resources(config)?;
+            Some((it.cpu_millis, it.memory_bytes, it.gpus, it.sustained_cpu))
+        };
+        assert_eq!(shown(&config(0, &[])), None);
+        assert_eq!(shown(&config(0, &[("launch-type", "Spot")])), None);
+        assert_eq!(shown(&config(512, &[])), Some((500, 7 << 20, 0, false)));
+        let gpu = [("gpu", "2"), ("memory", "1Gi")];
+        assert_eq!(shown(&config(512, &gpu)), Some((500, 1 << 30, 2, false)));
+        let sustained = [("cpu", "1500m"), ("sustained-cpu", "true")];
+        assert_eq!(shown(&config(0, &sustained)), Some((1500, 0, 0, true)));
+        // A pod with these is refused.
+        assert_eq!(shown(&config(0, &[("cpu", "x")])), None);
+    }
 
     /// Verifies O20.
     #[test]
