@@ -122,7 +122,7 @@ impl Relay {
     /// Takes the place of the gateway's socket in the `state_dir` of a daemon that runs.
     ///
     /// # Panics
-    /// As [`Relay::start`].
+    /// Panics as [`Relay::start`] does.
     pub fn before_gateway(state: &Path, rate: Rate) -> Self {
         let (near, far) = (state.join("gateway.sock"), state.join("far.sock"));
         fs::rename(&near, &far).unwrap();
