@@ -6,13 +6,13 @@ use bytes::Bytes;
 use futures::{FutureExt as _, StreamExt as _, TryStreamExt as _, stream};
 use kiyot_link::architecture::of_this_machine;
 use kiyot_proto::cell::{BlobPart, PutImageRequest};
-use ring::digest::{SHA256, digest};
 use tokio::{sync::mpsc, time::timeout};
 
 use super::{
     manifest::{Descriptor, Manifest, ManifestError, Parsed, check_architecture, parse},
     node::Node,
     receiver::Receiver,
+    reference::digest_of,
 };
 use crate::backends::milpa::failure::{Class, Failure, Side};
 
@@ -278,6 +278,5 @@ pub(super) async fn json(node: &dyn Node, blob: &Descriptor) -> Result<Vec<u8>, 
             return Err(damaged());
         }
     }
-    let found = format!("sha256:{}", hex::encode(digest(&SHA256, &json)));
-    if found == blob.digest { Ok(json) } else { Err(damaged()) }
+    if digest_of(&json) == blob.digest { Ok(json) } else { Err(damaged()) }
 }

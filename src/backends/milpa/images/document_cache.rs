@@ -1,8 +1,6 @@
 //! Small blobs of the node's images, in memory: every copy of an image reads its index, manifest
 //! and configuration, and blobs never change.
 
-use std::time::Duration;
-
 use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
 use futures::{
@@ -10,13 +8,13 @@ use futures::{
     stream::{self, BoxStream},
 };
 use kiyot_proto::cri;
-use ring::digest::{SHA256, digest};
 use tokio::time::timeout;
 
 use super::{
     manifest::Descriptor,
     memory::BoundedMap,
     node::{Node, RESPONSE_TIMEOUT},
+    reference::digest_of,
 };
 use crate::backends::milpa::failure::{Class, Failure};
 
@@ -24,8 +22,6 @@ use crate::backends::milpa::failure::{Class, Failure};
 const MAX_BLOB_BYTES: u64 = 64 << 10;
 /// Most blobs in memory: 4 MiB in all.
 const MAX_BLOBS: usize = 64;
-/// Wait for a part of a blob.
-const PART_TIMEOUT: Duration = RESPONSE_TIMEOUT;
 
 /// The node's containerd, with its small blobs in memory once they were read.
 #[derive(Debug)]
@@ -48,7 +44,7 @@ impl DocumentCache {
             let message = format!("blob {}: the node's containerd sends no part", blob.digest);
             Failure::node(Class::DeadlineExceeded, message)
         };
-        while let Some(part) = timeout(PART_TIMEOUT, parts.next()).await.map_err(stalled)? {
+        while let Some(part) = timeout(RESPONSE_TIMEOUT, parts.next()).await.map_err(stalled)? {
             whole.extend_from_slice(&part?);
             // The reader compares the length too.
             if whole.len() as u64 > blob.size {
@@ -56,7 +52,7 @@ impl DocumentCache {
             }
         }
         let whole = whole.freeze();
-        if format!("sha256:{}", hex::encode(digest(&SHA256, &whole))) == blob.digest {
+        if digest_of(&whole) == blob.digest {
             self.blobs.put(blob.digest.clone(), whole.clone());
         }
         Ok(whole)

@@ -56,8 +56,8 @@ pub(super) trait Node: std::fmt::Debug + Send + Sync + 'static {
     async fn target(&self, name: &str) -> Result<Option<Descriptor>, Failure>;
     /// Returns true if a blob is present.
     async fn has(&self, digest: &str) -> Result<bool, Failure>;
-    /// Returns true if a blob can be read without the node's containerd, for as long as an image
-    /// takes to be copied.
+    /// Returns true if a blob is read without the node's containerd now. It may be evicted, and is
+    /// then read from there.
     fn has_in_memory(&self, digest: &str) -> bool {
         let _ = digest;
         false

@@ -11,7 +11,6 @@ use kiyot_proto::{
     cell::{KnownManifests, PullNews, PulledManifest, WatchPullsRequest},
     cri,
 };
-use ring::digest::{SHA256, digest};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::{
@@ -19,7 +18,7 @@ use super::{
     manifest::{Descriptor, Manifest, Parsed, parse},
     node::Node,
     receiver::Receiver,
-    reference::normalized,
+    reference::{digest_of, normalized},
 };
 use crate::backends::milpa::failure::{Class, Failure};
 
@@ -289,7 +288,7 @@ async fn node_layers(
     cell: &dyn Receiver,
     pulled: &PulledManifest,
 ) -> Result<Option<(Box<Manifest>, Vec<Descriptor>)>, CopyError> {
-    if pulled.digest != format!("sha256:{}", hex::encode(digest(&SHA256, &pulled.content))) {
+    if pulled.digest != digest_of(&pulled.content) {
         return Err(CopyError::Damaged(pulled.digest.clone()));
     }
     let blob = Descriptor::new(MANIFEST_MEDIA_TYPE, &pulled.digest, pulled.content.len() as u64);

@@ -1,5 +1,7 @@
 //! References of images in containerd's notation. Pure.
 
+use ring::digest::{SHA256, digest};
+
 /// Registry of references without one.
 const DEFAULT_REGISTRY: &str = "docker.io";
 
@@ -13,6 +15,11 @@ pub(super) fn is_digest(text: &str) -> bool {
     text.strip_prefix("sha256:").is_some_and(|hex| {
         hex.len() == 64 && hex.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
     })
+}
+
+/// Returns the digest of a content, as images name it.
+pub(super) fn digest_of(content: &[u8]) -> String {
+    format!("sha256:{}", hex::encode(digest(&SHA256, content)))
 }
 
 /// Returns containerd's name for a reference: with its registry, and with either a tag or a digest.

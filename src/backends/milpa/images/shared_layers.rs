@@ -52,7 +52,7 @@ pub(super) struct SharedLayers {
 }
 
 /// A snapshot that cells share, by its name in the node's containerd.
-#[derive(Debug, Default, Clone)]
+#[derive(Debug, Default)]
 struct View {
     cells: HashSet<CellId>,
     /// Held shared while the snapshot is made or read, and exclusively while it is removed.

@@ -4,7 +4,6 @@
 use std::{io, os::unix::fs::MetadataExt as _, path::PathBuf};
 
 use kiyot_proto::cell::UnpackedLayer;
-use ring::digest::{SHA256, digest};
 use serde::Deserialize;
 use tokio::time::timeout;
 
@@ -13,7 +12,7 @@ use super::{
     manifest::{Manifest, ManifestError},
     node::Node,
     receiver::Receiver,
-    reference::is_digest,
+    reference::{digest_of, is_digest},
     shared_layers::SharedLayers,
 };
 use crate::{
@@ -116,10 +115,7 @@ fn chain_ids(diff_ids: &[String]) -> Vec<String> {
     for diff_id in diff_ids {
         let next = match chain.last() {
             None => diff_id.clone(),
-            Some(below) => {
-                let both = digest(&SHA256, format!("{below} {diff_id}").as_bytes());
-                format!("sha256:{}", hex::encode(both))
-            }
+            Some(below) => digest_of(format!("{below} {diff_id}").as_bytes()),
         };
         chain.push(next);
     }
