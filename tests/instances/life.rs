@@ -115,7 +115,9 @@ async fn metadata_service_is_closed_to_a_pod_without_an_instance_profile() {
 #[tokio::test]
 async fn metadata_service_stays_closed_to_a_pod_with_power_over_its_network() {
     let world = World::start().await;
-    let (_kiyot, mut kubelet) = world.daemon(world.options()).await;
+    let mut options = world.options();
+    options.sections.push_str("[backends.milpa.policy]\nprivileged = \"cell\"\n");
+    let (_kiyot, mut kubelet) = world.daemon(options).await;
     let running = kubelet.run_pod(&pod("powerful", WAIT)).await.unwrap();
     let powers = Container::script("powers", WAIT);
     let powers = kubelet.create_container_with(&running, &powers, 0, |config| {
@@ -132,7 +134,13 @@ async fn metadata_service_stays_closed_to_a_pod_with_power_over_its_network() {
     // The service is reached, and refuses to answer.
     let passed = run(&mut kubelet, &powers, read).await;
     assert!(passed.contains("HTTP/1.1 403"), "{passed}");
-    world.ends(&mut kubelet, &[&running]).await;
+    let mut privileged = pod("privileged", WAIT);
+    privileged.containers[0].privileged = true;
+    let privileged = kubelet.run_pod(&privileged).await.unwrap();
+    let past = format!("ip route del unreachable 169.254.169.254; {read}");
+    let passed = run(&mut kubelet, &privileged.container("main").id, &past).await;
+    assert!(passed.contains("HTTP/1.1 403"), "{passed}");
+    world.ends(&mut kubelet, &[&running, &privileged]).await;
 }
 
 /// Verifies V22.

@@ -1,20 +1,29 @@
 //! The one-time token of a launch in the hands of its pod.
 
-use std::{fs, thread};
+use std::{collections::BTreeMap, fs, thread};
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use kiyot_link::bootstrap::{Bootstrap, CellFile};
 use kiyot_testcloud::{Instance, State};
+use kiyot_testkit::Source;
 use rcgen::KeyPair;
 use tonic::Code;
 
-use super::{WAIT, World, are_unharmed, enrolment::enrol, pod, run_in_the_end};
+use super::{WAIT, World, are_unharmed, enrolment::enrol, pod, run, run_in_the_end};
+
+/// Returns the user data of an instance.
+fn user_data(instance: &Instance) -> String {
+    String::from_utf8(STANDARD.decode(&instance.user_data).unwrap()).unwrap()
+}
+
+/// Returns the boot data in user data, as JSON.
+fn boot_json(user_data: &str) -> &str {
+    user_data.lines().find(|line| line.starts_with("{\"bootstrap\"")).unwrap()
+}
 
 /// Returns the boot data in the user data of an instance.
 fn boot_data(instance: &Instance) -> Bootstrap {
-    let script = String::from_utf8(STANDARD.decode(&instance.user_data).unwrap()).unwrap();
-    let json = script.lines().find(|line| line.starts_with("{\"bootstrap\"")).unwrap();
-    serde_json::from_str::<CellFile>(json).unwrap().bootstrap
+    serde_json::from_str::<CellFile>(boot_json(&user_data(instance))).unwrap().bootstrap
 }
 
 /// Enrols with a token and a new key from the network of an instance, which is that of its pod.
@@ -86,5 +95,45 @@ async fn token_that_the_pod_shows_again_is_an_alarm_and_leaves_the_pod_untouched
     let alarm = "spent token presented with a second key";
     assert_eq!(kiyot.log().matches(alarm).count(), 1, "{}", kiyot.log());
     are_unharmed(&mut kubelet, &[&running]).await;
+    world.ends(&mut kubelet, &[&running]).await;
+}
+
+/// Verifies V83.
+#[tokio::test]
+async fn launch_gives_ec2_no_secret_but_the_token() {
+    const SECRETS: [&str; 5] =
+        ["planted-credential", "planted-header", "planted-env", "planted-volume", "planted-body"];
+    let [credential, header, env, volume, body] = SECRETS;
+    let world = World::start().await;
+    let mut options = world.options();
+    options.environment.retain(|(name, _)| name != "AWS_SECRET_ACCESS_KEY");
+    options.environment.push(("AWS_SECRET_ACCESS_KEY".to_owned(), credential.to_owned()));
+    options.milpa += &format!("registry_config_dir = {:?}\n", world.node.registries());
+    let registry = world.node.registries().join("registry.example");
+    fs::create_dir_all(&registry).unwrap();
+    let hosts =
+        format!("[host.\"https://registry.example\".header]\nauthorization = \"{header}\"\n");
+    fs::write(registry.join("hosts.toml"), hosts).unwrap();
+    let (_kiyot, mut kubelet) = world.daemon(options).await;
+    let mut spec = pod("discreet", WAIT)
+        .annotation("example.com/note", body)
+        .volume("key", Source::Secret([("key".to_owned(), volume.into())].into()));
+    spec.containers[0] = spec.containers[0].clone().env("KEY", env).mount("key", "/key");
+    let running = kubelet.run_pod(&spec).await.unwrap();
+    let seen = run(&mut kubelet, &running.container("main").id, "echo $KEY $(cat /key/key)").await;
+    assert_eq!(seen.trim(), format!("{env} {volume}"));
+
+    let launches = world.calls_of("RunInstances");
+    assert_eq!(launches.len(), 1);
+    let user_data = user_data(&world.instance_of("discreet"));
+    let given = format!("{:?}\n{user_data}", launches[0].parameters);
+    for secret in SECRETS.iter().chain(&["PRIVATE KEY"]) {
+        assert!(!given.contains(secret), "{secret}: {given}");
+    }
+    let json: BTreeMap<String, serde_json::Value> =
+        serde_json::from_str(boot_json(&user_data)).unwrap();
+    let bootstrap: Vec<_> = json["bootstrap"].as_object().unwrap().keys().collect();
+    let expected = ["agent", "ca_sha256", "cell", "gateway", "orphan_timeout_secs", "token"];
+    assert_eq!(bootstrap, expected);
     world.ends(&mut kubelet, &[&running]).await;
 }

@@ -294,6 +294,27 @@ async fn broken_link_ends_no_cell() {
     assert_eq!(world.provider.calls(), ["launch", "attach"]);
 }
 
+/// Verifies V24.
+#[tokio::test]
+async fn daemon_at_rest_calls_its_provider_for_one_list_in_each_period_alone() {
+    const PERIOD: Duration = Duration::from_secs(30);
+    for cells in [0, 1, 20] {
+        let limits = Limits { max_cells: 20, ..Limits::default() };
+        let world = World::with_listing_period(CellsConfig { limits, ..config() }, PERIOD).await;
+        for pod in 0..cells {
+            world.bound_to(&pod.to_string()).await;
+        }
+        let lists = || world.provider.lists.load(Ordering::SeqCst);
+        tokio::time::pause();
+        let before = lists();
+        eventually("a list", || lists() > before).await;
+        let (before, calls) = (lists(), world.provider.calls());
+        tokio::time::sleep(PERIOD * 10 + PERIOD / 2).await;
+        assert_eq!((lists() - before, world.provider.calls()), (10, calls), "{cells} cells");
+        tokio::time::resume();
+    }
+}
+
 #[tokio::test]
 async fn termination_is_retried_until_confirmed() {
     let world = World::new(config()).await;

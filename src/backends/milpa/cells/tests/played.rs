@@ -318,8 +318,12 @@ impl World {
 
     /// Begins a launch in a task of its own.
     pub(super) fn launch(&self) -> (SandboxId, Launching) {
+        self.launch_for("uid")
+    }
+
+    fn launch_for(&self, pod_uid: &str) -> (SandboxId, Launching) {
         let sandbox = SandboxId::mint().unwrap();
-        let order = order(&sandbox, "uid");
+        let order = order(&sandbox, pod_uid);
         let cells = Arc::clone(&self.cells);
         (sandbox, tokio::spawn(async move { cells.launch(order).await }))
     }
@@ -353,9 +357,14 @@ impl World {
 
     /// A cell that is a pod's.
     pub(super) async fn bound(&self) -> CellId {
+        self.bound_to("uid").await
+    }
+
+    /// A cell that is the pod's with this UID.
+    pub(super) async fn bound_to(&self, pod_uid: &str) -> CellId {
         let before = self.cells.all();
         let known = locked(&self.links.tokens).len();
-        let (sandbox, launch) = self.launch();
+        let (sandbox, launch) = self.launch_for(pod_uid);
         eventually("a launch", || locked(&self.links.tokens).len() > known).await;
         let cell = self.cells.all().into_iter().find(|cell| !before.contains(cell)).unwrap();
         self.comes_home(&cell).await;

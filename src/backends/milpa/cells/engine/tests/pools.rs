@@ -4,7 +4,7 @@ use super::*;
 use crate::{
     annotations::Architecture,
     backends::milpa::placement::{
-        Catalogue, CatalogueFile, Choice, MAX_CANDIDATES, Needs, Refused, Rules,
+        Catalogue, CatalogueFile, Choice, MAX_CANDIDATES, Needs, Refused, RefusedQuota, Rules,
     },
 };
 
@@ -548,6 +548,27 @@ fn pool_whose_offerings_are_refused_is_filled_of_further_ones_until_they_are_not
     // The refusal of `a` has ended.
     let effects = engine.handle(Event::Tick, at(181));
     assert_eq!(zones_of_launch(&effects), ["a"]);
+}
+
+/// Verifies A13, A21.
+#[test]
+fn pool_over_a_quota_is_filled_of_no_further_offerings_until_the_quota_may_have_room() {
+    let mut engine = engine(sim::CAPABILITIES);
+    let further = vec![candidate("further")];
+    let effects = engine.set_pools(vec![Pool { further, ..pool("small", 1) }], at(1));
+    let cell = launches(&effects).remove(0);
+    let tried = offering("a");
+    let types = [tried.instance_type.clone()].into();
+    let error = ProviderError {
+        refused: vec![tried.clone()],
+        refused_quota: Some(Arc::new(RefusedQuota { market: tried.market, types })),
+        ..ProviderError::without_cause(ErrorClass::Quota, "launch: refused")
+    };
+    engine.handle(Event::Launched(cell, Err(error)), at(2));
+    for second in 3..182 {
+        assert_eq!(launches(&engine.handle(Event::Tick, at(second))), vec![], "{second} s");
+    }
+    assert_eq!(zones_of_launch(&engine.handle(Event::Tick, at(182))), ["a", "b"]);
 }
 
 /// Verifies A21.
