@@ -433,6 +433,11 @@ impl Cells {
         Some(Cell { id: id.clone(), link })
     }
 
+    /// Returns true if a cell is being ended or has ended.
+    pub(super) fn is_ending(&self, id: &CellId) -> bool {
+        self.shared.core().engine.is_ending(id)
+    }
+
     /// Returns true while a cell waits in a warm pool, and no pod has taken it.
     pub(super) fn is_warm(&self, id: &CellId) -> bool {
         self.shared.core().engine.is_warm(id)

@@ -68,5 +68,12 @@ async fn killed_agent_and_containerd_are_restarted() {
     for (at, line) in kubelet.log_lines(&main).iter().enumerate() {
         assert_eq!(line.text, format!("line {}", at + 1), "no line is lost or duplicated");
     }
+    let breaks = || kiyot.log().matches("agent of a cell has disconnected").count();
+    wait_until("the log says that the agent was away", LIMIT, async || {
+        (breaks() > 0).then_some(())
+    })
+    .await;
+    let before = breaks();
     remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
+    assert_eq!(breaks(), before, "an agent that ends with its pod is no news");
 }

@@ -86,6 +86,12 @@ impl CellSync {
         // Without a connection the link is closed: the cell has ended, and its last event says so.
         while let Some(connection) = cell.link.control.connected().await {
             tokio::select! {
+                biased;
+                () = connection.ended() => if !self.cells.is_ending(&cell.id)
+                    && let Some(suppressed) = cell.link.lines.admit()
+                {
+                    tracing::info!(cell = %cell.id, suppressed, "agent of a cell has disconnected");
+                },
                 ended = Box::pin(self.watch_connection(&cell)) => match ended {
                     Ok(()) => {
                         tracing::debug!(cell = %cell.id, "watch of a cell ended, renewing it")
@@ -99,7 +105,6 @@ impl CellSync {
                         );
                     },
                 },
-                () = connection.ended() => {}
             }
             tokio::time::sleep(RENEWAL_DELAY).await;
         }

@@ -111,6 +111,19 @@ impl Engine {
         }
     }
 
+    /// Returns true if a cell is being ended or has ended.
+    pub(crate) fn is_ending(&self, id: &CellId) -> bool {
+        self.cells.get(id).is_none_or(|cell| match cell.state {
+            State::Stopping { .. } | State::Terminating { .. } | State::Ended { .. } => true,
+            State::Requested
+            | State::Launching { .. }
+            | State::Booting { .. }
+            | State::Idle { .. }
+            | State::Binding { .. }
+            | State::Bound { .. } => false,
+        })
+    }
+
     pub(super) fn on_disconnected(&mut self, id: &CellId, now: Now) {
         self.health.connected.remove(id);
         if self.cells.contains_key(id) {
