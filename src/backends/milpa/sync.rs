@@ -111,7 +111,8 @@ impl CellSync {
         logs.set_base_store(keeper);
         // Subscribed first: events during the recovery are not missed.
         let events = cells.events();
-        let cgroup_parents = recovery::recover(&store, &cells, &pods).await?;
+        let cgroup_parents =
+            recovery::recover(&store, |cell| cells.get(cell).is_some(), &pods).await?;
         cells.restore_cgroups(&cgroup_parents).await;
         let features = RuntimeFeatures::load(store).await?;
         let container_logs = ContainerLogs::new(&logs, &cells, &records, &pods, &tasks);

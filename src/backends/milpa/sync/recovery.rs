@@ -7,7 +7,6 @@ use kiyot_proto::{cri, store as records};
 use prost::Message;
 
 use crate::backends::milpa::{
-    cells::Cells,
     clock,
     id::{CellId, SandboxId},
     pods::{
@@ -26,13 +25,18 @@ use crate::backends::milpa::{
 /// Returns the `cgroup_parent` of each running sandbox.
 pub(super) async fn recover(
     store: &Store,
-    cells: &Cells,
+    has_cell: impl Fn(&CellId) -> bool,
     pods: &Pods,
 ) -> Result<Vec<String>, StoreError> {
-    let sandboxes: Vec<(String, records::SandboxMeta)> = store.load(Table::Sandboxes).await?;
+    let mut sandboxes: Vec<(String, records::SandboxMeta)> = store.load(Table::Sandboxes).await?;
     let mut statuses: HashMap<String, records::SandboxStatus> =
         store.load(Table::SandboxStatuses).await?.into_iter().collect();
-    let containers: Vec<(String, records::ContainerMeta)> = store.load(Table::Containers).await?;
+    let mut containers: Vec<(String, records::ContainerMeta)> =
+        store.load(Table::Containers).await?;
+    // Records are read in the order of their ids, which are random, and the read model has those of
+    // a pod in the order of their creation. No two of a pod have the same time.
+    sandboxes.sort_by_key(|(_, meta)| meta.created_unix_nanos);
+    containers.sort_by_key(|(_, meta)| meta.created_unix_nanos);
     let mut container_statuses: HashMap<String, records::ContainerStatus> =
         store.load(Table::ContainerStatuses).await?.into_iter().collect();
 
@@ -50,8 +54,7 @@ pub(super) async fn recover(
                 cgroup_parents.extend(linux.map(|linux| linux.cgroup_parent));
             }
             Ok(_) => {
-                let cell = CellId::parse(&meta.cell).ok();
-                if cell.is_some_and(|cell| cells.get(&cell).is_some()) {
+                if CellId::parse(&meta.cell).is_ok_and(|cell| has_cell(&cell)) {
                     stopped_in_cells.insert(key);
                 }
             }
@@ -95,4 +98,55 @@ pub(super) async fn recover(
     store.commit(batch).await?;
     pods.expect_usage(running);
     Ok(cgroup_parents)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backends::milpa::id::ContainerId;
+
+    /// Verifies X47.
+    #[tokio::test]
+    async fn sandboxes_and_containers_of_a_pod_are_in_the_order_of_their_creation() {
+        const COUNT: i64 = 8;
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path()).await.unwrap();
+        let mut batch = Batch::default();
+        let metadata = cri::PodSandboxMetadata { uid: "uid".to_owned(), ..Default::default() };
+        let config =
+            cri::PodSandboxConfig { metadata: Some(metadata), ..cri::PodSandboxConfig::default() };
+        let mut latest = String::new();
+        for created_unix_nanos in 1..=COUNT {
+            latest = SandboxId::mint().unwrap().to_string();
+            let meta = records::SandboxMeta {
+                id: latest.clone(),
+                cell: CellId::mint().unwrap().to_string(),
+                config: Some(config.clone()),
+                created_unix_nanos,
+                ..records::SandboxMeta::default()
+            };
+            batch.put(Table::Sandboxes, &latest, &meta);
+        }
+        for created_unix_nanos in 1..=COUNT {
+            let id = ContainerId::mint().unwrap().to_string();
+            let meta = records::ContainerMeta {
+                id: id.clone(),
+                sandbox: latest.clone(),
+                created_unix_nanos,
+                ..records::ContainerMeta::default()
+            };
+            batch.put(Table::Containers, &id, &meta);
+        }
+        store.commit(batch).await.unwrap();
+
+        let pods = Pods::new();
+        recover(&store, |_| false, &pods).await.unwrap();
+        let sandboxes = pods.sandboxes_of_pod("uid");
+        let created: Vec<_> = sandboxes.iter().map(|it| it.meta().created_unix_nanos).collect();
+        assert_eq!(created, (1..=COUNT).collect::<Vec<_>>());
+        let mut containers = pods.containers_of(&sandboxes.last().unwrap().id);
+        containers.sort_by_key(|container| container.sequence);
+        let created: Vec<_> = containers.iter().map(|it| it.meta().created_unix_nanos).collect();
+        assert_eq!(created, (1..=COUNT).collect::<Vec<_>>());
+    }
 }
