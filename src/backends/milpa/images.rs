@@ -383,6 +383,13 @@ impl Images {
         self.reported.forget(cell);
     }
 
+    /// Sets the cells that the daemon begins with, for which an earlier one may hold layers.
+    pub fn begin_with(&self, cells: HashSet<CellId>) {
+        if let Some(shared) = &self.shared {
+            shared.begin_with(cells);
+        }
+    }
+
     /// Releases the layers that the node holds for an ended cell.
     pub async fn release_layers(&self, cell: &CellId) {
         if let Some(shared) = &self.shared {

@@ -3,7 +3,8 @@
 //! For each image, a read-only snapshot that containerd does not collect stands on the image's
 //! layers, and keeps them whatever becomes of the image. All cells with the image share it; it ends
 //! with the last of them. Snapshots of an earlier daemon do not say for which cells they were made:
-//! they end with the last cell that was there when this daemon found them.
+//! they end with the last of the cells that this daemon began with. Until it has found them it
+//! removes none.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -19,8 +20,12 @@ use containerd_client::{
     types::Mount,
 };
 use futures::TryStreamExt as _;
+use kiyot_link::log_limit::LogLimit;
 use ring::digest::{SHA256, digest};
-use tokio::sync::{OnceCell, RwLock};
+use tokio::{
+    sync::{OnceCell, RwLock},
+    time::timeout,
+};
 use tonic::{Code, transport::Channel};
 
 use super::node::{Containerd, NodeImages, RESPONSE_TIMEOUT};
@@ -46,12 +51,23 @@ pub(super) struct SharedLayers {
     containerd: Containerd,
     owner: String,
     prefix: String,
-    views: Mutex<HashMap<String, View>>,
+    held: Mutex<Held>,
     /// Set when the snapshots of an earlier daemon are among the views.
     adopted: OnceCell<()>,
+    lines: LogLimit,
 }
 
-/// A snapshot that cells share, by its name in the node's containerd.
+/// What is held for cells.
+#[derive(Debug, Default)]
+struct Held {
+    /// The snapshots, by their names in the node's containerd.
+    views: HashMap<String, View>,
+    /// The cells that the daemon began with, until the snapshots of an earlier daemon are found.
+    /// `None` until they are known.
+    earlier: Option<HashSet<CellId>>,
+}
+
+/// A snapshot that cells share.
 #[derive(Debug, Default)]
 struct View {
     cells: HashSet<CellId>,
@@ -68,8 +84,9 @@ impl SharedLayers {
             containerd: Containerd::new(node),
             owner,
             prefix,
-            views: Mutex::default(),
+            held: Mutex::default(),
             adopted: OnceCell::new(),
+            lines: LogLimit::default(),
         }
     }
 
@@ -86,8 +103,8 @@ impl SharedLayers {
     ) -> Result<Vec<PathBuf>, Failure> {
         let key = format!("{}{snapshot}", self.prefix);
         let gate = {
-            let mut views = self.views();
-            let view = views.entry(key.clone()).or_default();
+            let mut held = self.held();
+            let view = held.views.entry(key.clone()).or_default();
             view.cells.insert(cell.clone());
             Arc::clone(&view.gate)
         };
@@ -125,40 +142,45 @@ impl SharedLayers {
         }
     }
 
+    /// Sets the cells that the daemon begins with; later calls have no effect.
+    pub(super) fn begin_with(&self, cells: HashSet<CellId>) {
+        self.held().earlier.get_or_insert(cells);
+    }
+
     /// Releases what is held for a cell. What fails is released with the next cell that ends, or by
     /// the daemon's next start.
     pub(super) async fn release(&self, cell: &CellId) {
-        for view in self.views().values_mut() {
-            view.cells.remove(cell);
+        self.held().retain(|other| other != cell);
+        self.remove_unused().await;
+    }
+
+    /// Releases what is held for cells that are not known.
+    pub(super) async fn release_unknown(&self, known: impl Fn() -> HashSet<CellId>) {
+        {
+            // A cell is known before it holds a view, so that known cells are read under the lock.
+            let mut held = self.held();
+            let known = known();
+            held.retain(|cell| known.contains(cell));
         }
         self.remove_unused().await;
     }
 
-    /// Releases what is held for cells that are not known. The first call finds the snapshots of an
-    /// earlier daemon, and holds them for the cells that are known.
-    pub(super) async fn release_unknown(&self, known: impl Fn() -> HashSet<CellId>) {
-        let adopted = self.adopted.get_or_try_init(async || {
-            // A later cell holds views of its own.
-            let known = known();
-            let found = self.find().await?;
-            let mut views = self.views();
+    /// Finds the snapshots of an earlier daemon, and holds them for the cells that this one began
+    /// with.
+    async fn adopt(&self) -> Result<(), Failure> {
+        let adopt = async || {
+            let too_slow = |_| Failure::node(Class::DeadlineExceeded, "list of snapshots");
+            let found = timeout(RESPONSE_TIMEOUT, self.find()).await.map_err(too_slow)??;
+            let mut held = self.held();
+            let not_begun = || Failure::node(Class::Unavailable, "cells are not known yet");
+            // The set stays, so that it is known that they are.
+            let earlier = held.earlier.as_mut().map(std::mem::take).ok_or_else(not_begun)?;
             for key in found {
-                views.entry(key).or_default().cells.extend(known.iter().cloned());
+                held.views.entry(key).or_default().cells.extend(earlier.iter().cloned());
             }
-            Ok::<_, Failure>(())
-        });
-        if let Err(failure) = adopted.await {
-            tracing::debug!(error = %failure, "layers of an earlier daemon not found");
-        }
-        {
-            // A cell is known before it holds a view, so that known cells are read under the lock.
-            let mut views = self.views();
-            let known = known();
-            for view in views.values_mut() {
-                view.cells.retain(|cell| known.contains(cell));
-            }
-        }
-        self.remove_unused().await;
+            Ok::<(), Failure>(())
+        };
+        self.adopted.get_or_try_init(adopt).await.copied()
     }
 
     /// Returns the names of this owner's snapshots.
@@ -179,30 +201,39 @@ impl SharedLayers {
         Ok(found)
     }
 
-    /// Removes the views without cells. A cell that asks for one meanwhile waits, and makes it
-    /// again.
+    /// Removes the views without cells, once those of an earlier daemon are found: a view may be
+    /// one of them. A cell that asks for one meanwhile waits, and makes it again.
     async fn remove_unused(&self) {
+        if let Err(failure) = self.adopt().await {
+            self.warn(&failure, "layers of an earlier daemon not found, none are released");
+            return;
+        }
         let unused: Vec<_> = {
-            let views = self.views();
-            let unused = views.iter().filter(|(_, view)| view.cells.is_empty());
+            let held = self.held();
+            let unused = held.views.iter().filter(|(_, view)| view.cells.is_empty());
             unused.map(|(key, view)| (key.clone(), Arc::clone(&view.gate))).collect()
         };
         for (key, gate) in unused {
             let _gate = gate.write().await;
-            let is_unused = |views: &HashMap<String, View>| {
-                views.get(&key).is_some_and(|view| view.cells.is_empty())
-            };
-            if !is_unused(&self.views()) {
+            let is_unused =
+                |held: &Held| held.views.get(&key).is_some_and(|view| view.cells.is_empty());
+            if !is_unused(&self.held()) {
                 continue;
             }
             if let Err(failure) = self.remove(&key).await {
-                tracing::debug!(error = %failure, "layers of ended cells not released");
+                self.warn(&failure, "layers of ended cells not released");
                 return;
             }
-            let mut views = self.views();
-            if is_unused(&views) {
-                views.remove(&key);
+            let mut held = self.held();
+            if is_unused(&held) {
+                held.views.remove(&key);
             }
+        }
+    }
+
+    fn warn(&self, error: &Failure, what: &'static str) {
+        if let Some(suppressed) = self.lines.admit() {
+            tracing::warn!(%error, suppressed, "{what}");
         }
     }
 
@@ -216,12 +247,24 @@ impl SharedLayers {
         }
     }
 
-    fn views(&self) -> MutexGuard<'_, HashMap<String, View>> {
-        self.views.lock().unwrap_or_else(PoisonError::into_inner)
+    fn held(&self) -> MutexGuard<'_, Held> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     async fn snapshots(&self) -> Result<SnapshotsClient<Channel>, Failure> {
         Ok(SnapshotsClient::new(self.containerd.channel().await?))
+    }
+}
+
+impl Held {
+    /// Keeps what is held for these cells.
+    fn retain(&mut self, is_kept: impl Fn(&CellId) -> bool) {
+        for view in self.views.values_mut() {
+            view.cells.retain(&is_kept);
+        }
+        if let Some(earlier) = &mut self.earlier {
+            earlier.retain(&is_kept);
+        }
     }
 }
 
