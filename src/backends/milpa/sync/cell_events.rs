@@ -9,14 +9,19 @@ use tokio::{
 
 use super::{CellSync, teardown::POD_STOPPED};
 use crate::{
-    backends::milpa::{cells::CellEvent, id::CellId, pods::container_state::Termination},
+    backends::milpa::{
+        cells::CellEvent,
+        failure::{Class, Failure},
+        id::CellId,
+        pods::container_state::Termination,
+    },
     error_chain::error_chain,
 };
 
 /// Delay after a failed attempt of a step that must be done.
 const RETRY_DELAY: Duration = Duration::from_secs(2);
-/// Time limit of the preparation of a warm cell.
-const PREPARE_TIMEOUT: Duration = Duration::from_secs(120);
+/// Time limit of the copy of the pause image into a warm cell.
+const PAUSE_TIMEOUT: Duration = Duration::from_secs(120);
 
 impl CellSync {
     /// Follows the events of all cells. All pods are compared with their cells at the start, and
@@ -43,6 +48,7 @@ impl CellSync {
     fn resync(self: &Arc<Self>) {
         let (images, cells) = (Arc::clone(&self.images), Arc::clone(&self.cells));
         let known = move || cells.all().into_iter().collect();
+        images.begin_with(known());
         self.tasks.spawn(async move { images.release_unknown_layers(known).await });
         for sandbox in self.pods.all_sandboxes() {
             let has_cell = self.cells.get(&sandbox.cell).is_some();
@@ -76,21 +82,21 @@ impl CellSync {
         let Some(cell) = self.cells.get(&id) else { return };
         let sync = Arc::clone(self);
         self.tasks.spawn(async move {
-            let prepare = async {
-                sync.images.ensure_pause(&cell).await?;
-                sync.rehearse(&cell).await
+            let pause = timeout(PAUSE_TIMEOUT, sync.images.ensure_pause(&cell)).await;
+            let prepared = match pause {
+                // Bounded by its calls: what is cut would stay beside the pod's sandbox.
+                Ok(Ok(())) => sync.rehearse(&cell).await,
+                Ok(Err(failure)) => Err(failure),
+                Err(_) => Err(Failure::node(Class::DeadlineExceeded, "copy of the pause image")),
             };
-            match timeout(PREPARE_TIMEOUT, prepare).await {
-                Ok(Ok(())) => tracing::debug!(cell = %id, "warm cell is prepared"),
-                Ok(Err(failure)) => {
+            match prepared {
+                Ok(()) => tracing::debug!(cell = %id, "warm cell is prepared"),
+                Err(failure) => {
                     let status = failure.message();
                     tracing::warn!(cell = %id, status, "warm cell not prepared");
                 }
-                Err(_) => {
-                    let seconds = PREPARE_TIMEOUT.as_secs();
-                    tracing::warn!(cell = %id, seconds, "warm cell not prepared in time");
-                }
             }
+            sync.release_if_ended(&cell);
         });
     }
 

@@ -16,7 +16,7 @@ use super::CellSync;
 use crate::backends::milpa::{
     cell_client::{CellClient, checked_id, found},
     cells::Cell,
-    failure::Failure,
+    failure::{Class, Failure},
     id::CellId,
 };
 
@@ -65,18 +65,22 @@ impl CellSync {
     /// pod has taken the cell. After an error nothing of it is left, as far as the cell answers.
     pub(super) async fn rehearse(&self, cell: &Cell) -> Result<(), Failure> {
         let _ended = self.rehearsals.begin(&cell.id);
+        let client = CellClient::new(cell);
+        // A daemon that was killed may have left one, which a pod's sandbox must not stand beside.
+        self.remove_rehearsals(&client).await?;
         // Asked after the record: a pod that takes the cell from now on waits for its end.
         if !self.cells.is_warm(&cell.id) {
             return Ok(());
         }
-        let client = CellClient::new(cell);
-        // A daemon that was killed may have left one.
-        self.remove_rehearsals(&client).await?;
         let request = cri::RunPodSandboxRequest {
             config: Some(config(&cell.id)),
             runtime_handler: String::new(),
         };
         let ran = client.run_pod_sandbox(REHEARSAL_CALL_TIMEOUT, request).await;
+        if ran.as_ref().is_err_and(|failure| failure.class() == Class::DeadlineExceeded) {
+            // The cell goes on with it.
+            tokio::time::sleep(REHEARSAL_CALL_TIMEOUT).await;
+        }
         let removed = self.remove_rehearsals(&client).await;
         ran.map(drop).and(removed)
     }
