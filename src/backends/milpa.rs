@@ -141,7 +141,16 @@ async fn agent_program(name: &BackendName, config: &MilpaBackend) -> Option<Agen
     let path = config.gateway.agent.clone().unwrap_or_else(local::found_program);
     let opened = spawn_blocking(move || AgentProgram::open(&path)).await;
     match opened.ok()? {
-        Ok(program) => Some(program),
+        Ok(program) => {
+            if program.is_dynamic() && !config.ec2.image_has_agent {
+                tracing::info!(
+                    backend = %name,
+                    "agent program is linked dynamically: cells that download it need a C library \
+                     as new as this node's; scripts/cell-image builds a static one (gateway.agent)"
+                );
+            }
+            Some(program)
+        }
         Err(error) => {
             tracing::error!(
                 backend = %name,
@@ -203,6 +212,7 @@ impl Milpa {
             fingerprint: ca.sha256(),
         };
         let api_calls = Arc::new(ApiCalls::of_ec2());
+        let agent = agent_program(name, config).await;
         let provider: Arc<dyn Provider> = match config.provider {
             ProviderKind::Netns => {
                 Arc::new(netns::Netns::new(config, Arc::clone(&registries) as _))
@@ -211,7 +221,8 @@ impl Milpa {
             ProviderKind::Ec2 => {
                 let api = ec2_api(config).await.ok_or_else(|| StartError::NoEc2(name.clone()))?;
                 let api = ec2::CountedApi::new(api, Arc::clone(&api_calls));
-                Arc::new(ec2::Ec2::new(config, owner.clone(), api))
+                let agent = agent.as_ref().and_then(AgentProgram::architecture);
+                Arc::new(ec2::Ec2::new(config, owner.clone(), api).with_agent_for(agent))
             }
         };
         let capabilities = provider.capabilities();
@@ -237,7 +248,6 @@ impl Milpa {
         };
         let cells = Cells::start(cells_config, store.clone(), provider).await.map_err(of_store)?;
         let send_rate = Arc::new(SendRate::new(config.image_bytes_per_second));
-        let agent = agent_program(name, config).await;
         let gateway_config = GatewayConfig {
             socket: config.state_dir.join("gateway.sock"),
             tcp: config.gateway.listen.map(|listen| TcpEndpoint {

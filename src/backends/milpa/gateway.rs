@@ -49,6 +49,7 @@ mod limits;
 mod listener;
 mod message_rate;
 mod peer;
+mod program_form;
 mod refusal_log;
 mod shared;
 

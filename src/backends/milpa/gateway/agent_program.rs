@@ -15,7 +15,8 @@ use hyper::body::Frame;
 use ring::digest::{Context, SHA256};
 use tokio::task::spawn_blocking;
 
-use crate::backends::milpa::send_rate::SendRate;
+use super::program_form::{self, HEADER_BYTES, Header};
+use crate::{annotations::Architecture, backends::milpa::send_rate::SendRate};
 
 /// The most bytes of a program. A build with debug information has a quarter of it.
 const MAX_PROGRAM_BYTES: u64 = 1 << 30;
@@ -29,6 +30,8 @@ pub struct AgentProgram {
     file: Arc<File>,
     size: u64,
     sha256: String,
+    architecture: Option<Architecture>,
+    is_dynamic: bool,
     /// The rate of its downloads.
     rate: Arc<SendRate>,
 }
@@ -65,8 +68,15 @@ impl AgentProgram {
             position += part.len() as u64;
             digest.update(&part);
         }
-        let sha256 = hex::encode(digest.finish());
-        Ok(Self { file: Arc::new(file), size, sha256, rate: Arc::new(SendRate::new(0)) })
+        let header = header(&file).map_err(io)?;
+        Ok(Self {
+            size,
+            sha256: hex::encode(digest.finish()),
+            architecture: header.map(|header| header.architecture),
+            is_dynamic: header.is_some_and(|header| needs_libraries(&file, &header)),
+            file: Arc::new(file),
+            rate: Arc::new(SendRate::new(0)),
+        })
     }
 
     /// Limits the rate of its downloads, all together with whatever else has this rate.
@@ -82,6 +92,16 @@ impl AgentProgram {
     /// Returns the size in bytes.
     pub fn size(&self) -> u64 {
         self.size
+    }
+
+    /// Returns the architecture that it is built for; `None` if it is no such program, as a script.
+    pub fn architecture(&self) -> Option<Architecture> {
+        self.architecture
+    }
+
+    /// Returns true if it needs libraries of the machine that runs it.
+    pub fn is_dynamic(&self) -> bool {
+        self.is_dynamic
     }
 
     /// Returns the content as the body of a response. Fails where the file has become shorter.
@@ -104,6 +124,22 @@ impl AgentProgram {
             }
         }))
     }
+}
+
+/// Reads the header of a program; `None` if it is none.
+fn header(file: &File) -> io::Result<Option<Header>> {
+    let mut bytes = [0; HEADER_BYTES];
+    match file.read_exact_at(&mut bytes, 0) {
+        Ok(()) => Ok(Header::parse(&bytes)),
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn needs_libraries(file: &File, header: &Header) -> bool {
+    let mut headers = vec![0; header.program_headers_bytes];
+    let read = file.read_exact_at(&mut headers, header.program_headers_at);
+    read.is_ok() && program_form::is_dynamic(&headers)
 }
 
 fn read_part(file: &File, position: u64, size: u64) -> io::Result<Vec<u8>> {

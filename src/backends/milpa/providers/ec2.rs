@@ -178,6 +178,8 @@ impl Seen {
 pub struct Ec2 {
     api: Arc<dyn Ec2Api>,
     config: config::Ec2,
+    /// The architecture of the agent program that the gateway serves, if it is known.
+    agent_architecture: Option<Architecture>,
     /// The node's address, which finds its subnet.
     node_address: Option<Ipv4Addr>,
     owner: Owner,
@@ -224,6 +226,7 @@ impl Ec2 {
             metadata: MetadataFence::new(Arc::clone(&api), Arc::clone(&pacing)),
             api,
             config: config.ec2.clone(),
+            agent_architecture: None,
             node_address: config.gateway.node_address(),
             owner,
             pause_image: config.pause_image.clone(),
@@ -238,6 +241,11 @@ impl Ec2 {
             lacks_spot_role: AtomicBool::new(false),
             seen: Mutex::default(),
         }
+    }
+
+    /// Launches instances that download the agent of this architecture alone: others can't run it.
+    pub fn with_agent_for(self, architecture: Option<Architecture>) -> Self {
+        Self { agent_architecture: architecture, ..self }
     }
 
     async fn resources(&self) -> Result<Arc<Resources>, ProviderError> {
@@ -275,8 +283,16 @@ impl Ec2 {
         let ((ids, described), images) = tokio::try_join!(self.described_subnets(), images)?;
         let vpc = described.first().map(|subnet| subnet.vpc.clone()).unwrap_or_default();
         let subnets = by_zone(&ids, &described);
-        let images = newest(images);
+        let mut images = newest(images);
+        if let Some(downloaded) = self.downloaded_agent() {
+            images.retain(|architecture, _| *architecture == downloaded);
+        }
         Ok(Resources { vpc, subnets, images })
+    }
+
+    /// Returns the architecture of the agent that instances download, if they do.
+    fn downloaded_agent(&self) -> Option<Architecture> {
+        self.agent_architecture.filter(|_| !self.config.image_has_agent)
     }
 
     /// Returns the configured image.
@@ -690,12 +706,14 @@ impl Provider for Ec2 {
         // The daemon calls this at its start: the sooner the prices are read, the better.
         let _ = self.on_demand.current();
         let resources = self.resources().await?;
-        let what = match () {
-            () if resources.subnets.is_empty() => "ec2.subnets: EC2 knows none of them",
-            () if resources.images.is_empty() => {
-                "ec2.image: EC2 has no available image of this id or name"
-            }
-            () => return Ok(()),
+        let what = match self.downloaded_agent() {
+            _ if resources.subnets.is_empty() => "ec2.subnets: EC2 knows none of them".to_owned(),
+            _ if !resources.images.is_empty() => return Ok(()),
+            Some(architecture) => format!(
+                "ec2.image: EC2 has no available image of this id or name for {architecture}, as \
+                 which gateway.agent is built"
+            ),
+            None => "ec2.image: EC2 has no available image of this id or name".to_owned(),
         };
         Err(ProviderError::without_cause(ErrorClass::Invalid, what))
     }

@@ -242,3 +242,25 @@ fn newest_image_of_each_architecture_is_launched() {
     assert_eq!(newest(same.to_vec()), [(Architecture::Amd64, boot("ami-c"))].into());
     assert_eq!(newest(Vec::new()), BTreeMap::new());
 }
+
+/// Verifies V84.
+#[tokio::test]
+async fn instances_that_download_the_agent_are_of_its_architecture() {
+    // The list has one image, of x86_64.
+    for (agent, has_agent, is_launched) in [
+        (Some(Architecture::Amd64), false, true),
+        (Some(Architecture::Arm64), false, false),
+        (Some(Architecture::Arm64), true, true),
+        (None, false, true),
+    ] {
+        let (_, mut ec2) = provider(FakeApi::default());
+        ec2.config.image_has_agent = has_agent;
+        let ec2 = ec2.with_agent_for(agent);
+        let checked = ec2.check().await;
+        assert_eq!(checked.is_ok(), is_launched, "{agent:?} {has_agent}: {checked:?}");
+        if let Err(error) = checked {
+            assert!(error.doing.ends_with("for arm64, as which gateway.agent is built"), "{error}");
+        }
+        assert_eq!(!ec2.resources().await.unwrap().images.is_empty(), is_launched);
+    }
+}
