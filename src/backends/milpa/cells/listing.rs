@@ -14,6 +14,8 @@ const LIST_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The pause between listings of instances on other machines, however many links break.
 const MIN_PAUSE: Duration = Duration::from_secs(1);
+/// The same on this node, where a list costs no call of an API, and shows each end at once.
+const MIN_PAUSE_ON_NODE: Duration = Duration::from_millis(100);
 /// Listings that follow a change of instances at short pauses: a broken link, a termination.
 const SOON_LISTINGS: u32 = 6;
 /// Fraction of the period that is a short pause.
@@ -65,8 +67,7 @@ impl Schedule {
 /// termination, until the daemon stops.
 pub(super) async fn run(shared: Arc<Shared>) {
     let capabilities = shared.provider.capabilities();
-    // A list of instances on this node costs no call of an API, and reads each end at once.
-    let min_pause = if capabilities.remote { MIN_PAUSE } else { Duration::ZERO };
+    let min_pause = if capabilities.remote { MIN_PAUSE } else { MIN_PAUSE_ON_NODE };
     let mut schedule = Schedule::new(capabilities.listing_period, min_pause);
     loop {
         let began = Instant::now();

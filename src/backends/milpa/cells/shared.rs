@@ -11,6 +11,7 @@ use std::{
 };
 
 use futures::future::OptionFuture;
+use kiyot_link::log_limit::LogLimits;
 use rustix::time::{ClockId, clock_gettime};
 use tokio::{
     sync::{Notify, broadcast, oneshot},
@@ -57,6 +58,8 @@ pub(super) struct Shared {
     pub(super) events: broadcast::Sender<CellEvent>,
     /// The recent events, for operators.
     pub(super) history: History,
+    /// Limits the events of a cell that connects.
+    connects: LogLimits<CellId>,
     /// Requests a listing of the provider's instances before its period is over.
     pub(super) list_now: Notify,
     /// Requests listings soon: instances are ending.
@@ -124,6 +127,7 @@ impl Shared {
             core: Mutex::new(Core::new(engine)),
             events: broadcast::channel(EVENT_CAPACITY).0,
             history: History::default(),
+            connects: LogLimits::default(),
             list_now: Notify::new(),
             list_soon: Notify::new(),
             timers_changed: Notify::new(),
@@ -378,7 +382,10 @@ impl Shared {
                 }
             }
             (Effect::PublishConnected, Some(cell)) => {
-                self.history.of_cell(cell, "Connected", "");
+                // A cell that connects again and again would push out the events of all others.
+                if self.connects.admit(cell).is_some() {
+                    self.history.of_cell(cell, "Connected", "");
+                }
                 self.publish(CellEvent::Connected(cell.clone()));
             }
             (Effect::PublishWarm, Some(cell)) => self.publish(CellEvent::Warm(cell.clone())),

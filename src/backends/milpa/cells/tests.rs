@@ -11,6 +11,7 @@ use kiyot_proto::cell::HelloReply;
 
 mod played;
 
+use kiyot_link::log_limit::MAX_LINES;
 use kiyot_proto::store::CellPhase;
 use played::{Act, PATIENCE, World, config, eventually, instance_of, locked, next_gone, order};
 
@@ -315,6 +316,26 @@ async fn daemon_at_rest_calls_its_provider_for_one_list_in_each_period_alone() {
     }
 }
 
+/// Verifies L17.
+#[tokio::test]
+async fn cell_that_connects_again_and_again_pushes_out_no_event_of_another() {
+    const TIMES: usize = 1500;
+    let world = World::with_listing_period(config(), PATIENCE).await;
+    let (other, cell) = (world.bound_to("other").await, world.bound_to("hostile").await);
+    for _ in 0..TIMES {
+        world.cells.linked(&cell, None);
+        world.cells.linked(&cell, Some(HelloReply::default()));
+    }
+    // Its effects are carried out in their order.
+    world.cells.terminate(&cell, "stopped").await.unwrap();
+    let (events, _) = world.cells.shared.history.follow();
+    let connects = |cell: &CellId| {
+        let subject = history::Subject::Cell(cell.clone());
+        events.iter().filter(|it| it.subject == subject && it.status == "Connected").count()
+    };
+    assert_eq!((connects(&other), connects(&cell)), (1, MAX_LINES as usize));
+}
+
 #[tokio::test]
 async fn termination_is_retried_until_confirmed() {
     let world = World::new(config()).await;
@@ -409,6 +430,8 @@ async fn restart_continues_a_launch_and_the_retry_joins_it() {
         }
         let (sandbox, launch) = world.launch();
         world.stored_phase(phase).await;
+        // The record precedes the call.
+        world.called(&["launch"]).await;
         let cell = world.only();
         world.restart().await;
         assert!(matches!(launch.await.unwrap(), Err(CellError::Stopping)));
