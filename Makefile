@@ -64,7 +64,11 @@ test-node:
 # includes the short ones.
 test-vm: cell-image
 	cargo build --workspace --bins
-	@scripts/count cargo test --test vm -- --include-ignored --test-threads 1
+	cargo test --test vm --test infra --no-run
+	@scripts/count sh -c 'code=0; \
+		cargo test --test vm -- --include-ignored --test-threads 1 || code=1; \
+		cargo test --test infra -- --ignored --test-threads 1 conformance::of_qemu_agents || code=1; \
+		exit $$code'
 
 # Runs random pods under random kills, and checks that nothing is left: SECONDS=7200 SEED=random
 soak:
