@@ -60,8 +60,8 @@ test-node:
 	cargo test --workspace --features ec2 --no-run
 	@scripts/count cargo test --features ec2 --test node -- --include-ignored
 
-# Runs all tests of cells in virtual machines, one after the other, in twenty minutes without KVM. `make test`
-# includes the short ones.
+# Runs all tests of cells in virtual machines, one after the other, in ten minutes without KVM. `make test` includes the
+# short ones.
 test-vm: cell-image
 	cargo build --workspace --bins
 	cargo test --test vm --test infra --no-run
