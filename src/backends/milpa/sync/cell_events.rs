@@ -77,8 +77,8 @@ impl CellSync {
         let sync = Arc::clone(self);
         self.tasks.spawn(async move {
             let prepare = async {
-                sync.images.ensure_pause(&cell).await?;
-                sync.rehearse(&cell).await
+                let pause = sync.images.ensure_pause(&cell).await?;
+                sync.rehearse(&cell, pause).await
             };
             match timeout(PREPARE_TIMEOUT, prepare).await {
                 Ok(Ok(())) => tracing::debug!(cell = %id, "warm cell is prepared"),
