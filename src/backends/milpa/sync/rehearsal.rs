@@ -24,7 +24,8 @@ use crate::backends::milpa::{
 
 /// Time limit of each call of a rehearsal.
 const REHEARSAL_CALL_TIMEOUT: Duration = Duration::from_secs(30);
-/// Name and namespace of its sandbox in the cell, and name of its container. No kubelet and no list ever sees it.
+/// Name and namespace of its sandbox in the cell, and name of its container. No kubelet and no list
+/// ever sees them.
 const NAME: &str = "rehearsal";
 /// Its name server, which nothing asks.
 const LOOPBACK: &str = "127.0.0.1";
