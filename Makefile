@@ -60,11 +60,15 @@ test-node:
 	cargo test --workspace --features ec2 --no-run
 	@scripts/count cargo test --features ec2 --test node -- --include-ignored
 
-# Runs all tests of cells in virtual machines, one after the other, in twenty minutes without KVM. `make test`
-# includes the short ones.
+# Runs all tests of cells in virtual machines, one after the other, in ten minutes without KVM. `make test` includes the
+# short ones.
 test-vm: cell-image
 	cargo build --workspace --bins
-	@scripts/count cargo test --test vm -- --include-ignored --test-threads 1
+	cargo test --test vm --test infra --no-run
+	@scripts/count sh -c 'code=0; \
+		cargo test --test vm -- --include-ignored --test-threads 1 || code=1; \
+		cargo test --test infra -- --ignored --test-threads 1 conformance::of_qemu_agents || code=1; \
+		exit $$code'
 
 # Runs random pods under random kills, and checks that nothing is left: SECONDS=7200 SEED=random
 soak:

@@ -17,7 +17,7 @@ use std::{
 
 use kiyot::{
     backends::milpa::{
-        gateway::{CellLink, ControlChannel},
+        gateway::{CellLink, ControlChannel, GatewayConfig, Limits, ca::Ca},
         id::{CellId, SandboxId},
         placement::{Candidate, Offering},
         providers::{
@@ -30,10 +30,11 @@ use kiyot::{
 use kiyot_link::{
     bootstrap::{Bootstrap, CellFile, GatewayAddress},
     channel::Slot,
+    clock::Clock,
 };
 
 /// The time limit of every wait.
-pub(crate) const LIMIT: Duration = Duration::from_secs(60);
+pub(crate) const LIMIT: Duration = kiyot_testkit::LIMIT;
 
 /// A stub of `kiyot-cell`: joins its cgroup and its network namespace and sleeps, as a single
 /// process or in a PID namespace whose init has a child.
@@ -80,6 +81,21 @@ pub(crate) fn bootstrap(cell: &CellId, token: &str) -> Bootstrap {
         token: token.to_owned(),
         orphan_timeout_secs: 900,
         agent: None,
+    }
+}
+
+/// Returns the configuration of a gateway for cells on this node.
+pub(crate) fn gateway_config(socket: PathBuf, ca: Ca) -> GatewayConfig {
+    GatewayConfig {
+        socket,
+        tcp: None,
+        cells_are_remote: false,
+        agent: None,
+        ca,
+        build_id: "daemon".to_owned(),
+        orphan_timeout: Duration::from_secs(900),
+        clock: Clock::default(),
+        limits: Limits::default(),
     }
 }
 

@@ -4,7 +4,7 @@
 //! `outcomes` those in which the daemon's cells run over the provider: nothing ends without proof,
 //! no pod has two cells, nothing is left. docs/provider-conformance.md has the table of all cases.
 
-use std::{sync::Arc, time::Duration};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use kiyot::backends::milpa::{
     id::CellId,
@@ -53,6 +53,11 @@ trait Subject: Send + Sync + 'static {
     fn heal(&self);
     /// Returns true while a launch is held by [`Fault::HeldLaunch`].
     fn holds_launch(&self) -> bool;
+    /// Returns the socket to which the agents of its instances connect; `None` if they have none,
+    /// and agents are played.
+    fn gateway_socket(&self) -> Option<PathBuf> {
+        None
+    }
     /// Returns the gate of agents that end their pods, if any are asked to.
     fn shutdowns(&self) -> Option<&Gate>;
     /// Lets so much time pass that what was accepted is done, and every list is current.
@@ -130,7 +135,8 @@ fn applies(provider: &str, subject: &impl Subject, fault: Option<Fault>) -> bool
 }
 
 /// Runs each case with every provider, unless its fault has no meaning for it. Those of single
-/// calls are run with virtual machines, too.
+/// calls are run with virtual machines, too, and the others with virtual machines that have an
+/// agent.
 macro_rules! conformance {
     ($($module:ident :: $case:ident $(($fault:ident))?)*) => {
         /// All cases with their faults.
@@ -154,6 +160,10 @@ macro_rules! conformance {
             use super::*;
             $(conformance!(machine $module $case $($fault)?);)*
         }
+        mod of_qemu_agents {
+            use super::*;
+            $(conformance!(agent $module $case $($fault)?);)*
+        }
         mod of_sim {
             use super::*;
             $(conformance!(case "sim", SimSubject::new(), $module $case $($fault)?);)*
@@ -164,10 +174,22 @@ macro_rules! conformance {
     };
     // Their agents are played, which a guest is not.
     (machine outcomes $case:ident $($fault:ident)?) => {};
+    (agent contract $case:ident $($fault:ident)?) => {};
+    (agent outcomes $case:ident $($fault:ident)?) => {
+        conformance!(
+            case
+            #[ignore = "takes long without KVM; make test-vm"]
+            "qemu", QemuSubject::with_agents(), outcomes $case $($fault)?
+        );
+    };
     (fault) => { None };
     (fault $fault:ident) => { Some(Fault::$fault) };
-    (case $provider:literal, $subject:expr, $module:ident $case:ident $($fault:ident)?) => {
+    (
+        case $(#[$attribute:meta])?
+        $provider:literal, $subject:expr, $module:ident $case:ident $($fault:ident)?
+    ) => {
         #[tokio::test]
+        $(#[$attribute])?
         async fn $case() {
             let subject = Arc::new($subject);
             if applies($provider, &*subject, conformance!(fault $($fault)?)) {

@@ -1,14 +1,13 @@
 //! The link over networks of several frame sizes, from another network namespace.
 
-use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+use std::{net::SocketAddr, path::PathBuf, sync::Arc};
 
 use futures::stream;
 use kiyot::backends::milpa::{
-    gateway::{Admission, Gateway, GatewayConfig, Limits, Refusal, TcpEndpoint, ca::Ca},
+    gateway::{Admission, Gateway, GatewayConfig, Refusal, TcpEndpoint, ca::Ca},
     id::CellId,
 };
 use kiyot_cell::uplink::Uplink;
-use kiyot_link::clock::Clock;
 use kiyot_proto::cell::{
     BlobPart, HelloReply, LogPart, PutBlobReply, ReadLogRequest, agent_client::AgentClient,
 };
@@ -17,7 +16,7 @@ use prost::Message;
 use tokio_util::sync::CancellationToken;
 use tonic::Request;
 
-use super::bench::run;
+use super::bench::{gateway_config, run};
 
 /// The bytes that are sent each way.
 const BULK_BYTES: usize = 8 << 20;
@@ -126,19 +125,13 @@ fn timed<T>(message: T) -> Request<T> {
 async fn assert_works_over(mtus: &[u32]) {
     let (chain, dir) = (Chain::new(mtus), tempfile::tempdir().unwrap());
     let config = GatewayConfig {
-        socket: dir.path().join("gateway.sock"),
         tcp: Some(TcpEndpoint {
             listen: SocketAddr::from((NODE, 0)),
             advertise: None,
             is_forwarded: false,
         }),
         cells_are_remote: true,
-        agent: None,
-        ca: Ca::new().unwrap(),
-        build_id: "daemon".to_owned(),
-        orphan_timeout: Duration::from_secs(900),
-        clock: Clock::default(),
-        limits: Limits::default(),
+        ..gateway_config(dir.path().join("gateway.sock"), Ca::new().unwrap())
     };
     let gateway = Gateway::start(config, Arc::new(AdmitAll)).await.unwrap();
     let cell = CellId::mint().unwrap();

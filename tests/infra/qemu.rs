@@ -5,7 +5,7 @@ use std::{
     fs,
     net::{IpAddr, SocketAddr},
     os::unix::fs::MetadataExt,
-    path::Path,
+    path::{Path, PathBuf},
     process::Command,
 };
 
@@ -96,13 +96,9 @@ impl Vms {
 pub(crate) fn use_machines(bench: &mut Bench) {
     let image = bench.path().join("image");
     guest::make_image(&image);
-    let config = &mut bench.config;
-    config.qemu.network = config.netns.network.clone();
-    config.qemu.cell_binary =
+    use_image(bench, image);
+    bench.config.qemu.cell_binary =
         Some(Path::new(env!("CARGO_BIN_EXE_kiyot")).with_file_name("kiyot-cell"));
-    config.qemu.accel = AcceleratorChoice::Tcg;
-    config.qemu.image_dir = image;
-    config.qemu.disk_size = 64 << 20;
 }
 
 /// Gives a fixture's configuration a stub in place of machines.
@@ -113,6 +109,12 @@ pub(crate) fn use_stub(bench: &mut Bench) {
         fs::write(image.join(file), "").unwrap();
     }
     guest::list(&image);
+    use_image(bench, image);
+}
+
+/// Gives a fixture's configuration machines of an image, which the program of its netns cells
+/// launches.
+pub(crate) fn use_image(bench: &mut Bench, image: PathBuf) {
     let config = &mut bench.config;
     config.qemu.network = config.netns.network.clone();
     config.qemu.cell_binary = config.netns.cell_binary.clone();

@@ -17,3 +17,4 @@ mod pods;
 mod service;
 mod stock_debian;
 mod suite;
+mod vm_limits;

@@ -3,6 +3,7 @@
 use crate::{
     machine::Machine,
     pods::{self, Place, RunningPod},
+    vm_limits,
 };
 
 /// Prints the PIDs of all cells' processes.
@@ -10,7 +11,7 @@ const PROCESSES: &str = "pgrep -f 'kiyot-cell (launch|init|agent)' | sort -n | t
 /// Prints the daemon's PID.
 const DAEMON: &str = "systemctl show -P MainPID kiyot";
 
-/// Verifies C6, F17, X4, X45.
+/// Verifies C6, F17, V11, X4, X45.
 #[test]
 fn cells_keep_their_limits_outlive_the_service_and_end_with_the_node() {
     let mut machine = Machine::start();
@@ -20,6 +21,7 @@ fn cells_keep_their_limits_outlive_the_service_and_end_with_the_node() {
     cells_outlive_the_service(&mut machine, &pod);
     watchdog_restarts_a_hung_daemon(&mut machine, &pod);
     cells_end_with_the_node(&mut machine, &pod);
+    vm_limits::processes_of_a_machine_are_limited(&mut machine);
 }
 
 /// Asserts that systemd's changes to the pod's slice keep the limits of a cell's containers.

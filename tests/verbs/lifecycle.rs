@@ -1,6 +1,9 @@
 //! The life of a pod under a kubelet.
 
-use kiyot::backends::{Method, milpa::providers::owner};
+use kiyot::{
+    backends::{Method, milpa::providers::owner},
+    config::WarmPool,
+};
 use kiyot_proto::cri::{self, security_profile::ProfileType};
 use kiyot_testkit::{
     fake_cell::{IMAGE, REFERENCE},
@@ -265,4 +268,32 @@ async fn seccomp_profile_of_a_sandbox_is_that_of_its_copy_in_the_cell() {
     assert_eq!(status.code(), Code::FailedPrecondition);
     assert!(status.message().contains(missing), "{status}");
     assert_eq!((kiyot.provider.running(), kiyot.sandboxes().len()), (1, 1));
+}
+
+/// Verifies A28.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn warm_cell_has_run_a_sandbox_with_a_container_before_a_pod_takes_it() {
+    let kiyot = Fixture::start().await;
+    kiyot.daemon.cells.set_warm(&[WarmPool { count: 1, ..WarmPool::default() }]);
+    wait_for("a cell is warm", || {
+        kiyot.sample("kiyot_warm_pool_cells{state=\"idle\"}") == Some(1.0)
+    })
+    .await;
+    let cell = kiyot.provider.only();
+    wait_for("the cell has rehearsed", || {
+        cell.with(|state| !state.created.is_empty() && state.sandbox.is_none())
+    })
+    .await;
+    assert!(cell.with(|state| state.containers.is_empty()));
+    // No list has it, and the pod that takes the cell is its first.
+    assert_eq!((kiyot.sandboxes(), kiyot.containers()), (Vec::new(), Vec::new()));
+    let sandbox = kiyot.run("web").await;
+    let container = kiyot.create(&sandbox, "main").await;
+    assert_eq!(kiyot.sandboxes().len(), 1);
+    assert_eq!(kiyot.status(&container).unwrap().id, container);
+    let names = cell.with(|state| {
+        let of = |request: &cri::CreateContainerRequest| request.config.clone().unwrap();
+        state.created.iter().map(|request| of(request).metadata.unwrap().name).collect::<Vec<_>>()
+    });
+    assert_eq!(names, ["rehearsal", "main"]);
 }

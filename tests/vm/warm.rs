@@ -1,16 +1,17 @@
 //! Warm pool of machines.
 
-use kiyot_testkit::{Kiyot, KiyotOptions, Node, wait_for};
+use kiyot_testkit::{Kiyot, Node, wait_for};
 
-use super::{WAIT, options, pod, run};
+use super::{WAIT, pod, run, strong, strong_options};
 
-/// Verifies V16.
+/// Verifies A28, V16.
 #[tokio::test]
 #[ignore = "takes long without KVM; make test-vm"]
 async fn pod_takes_a_warm_machine_and_a_reload_drains_the_pool() {
     let node = Node::start().await;
-    let sections = "[[backends.milpa.warm]]\ncount = 1\n".to_owned();
-    let mut kiyot = Kiyot::start(&node, KiyotOptions { sections, ..options() }).await;
+    let mut options = strong_options();
+    options.sections.push_str("[[backends.milpa.warm]]\ncount = 1\n");
+    let mut kiyot = Kiyot::start(&node, options).await;
     let prepared = |kiyot: &Kiyot<'_>| kiyot.log().matches("warm cell is prepared").count();
     wait_for("a machine is warm", || prepared(&kiyot) == 1).await;
     let warm = kiyot.cells();
@@ -25,11 +26,16 @@ async fn pod_takes_a_warm_machine_and_a_reload_drains_the_pool() {
     })
     .await;
     let mut kubelet = kiyot.kubelet().await;
-    let running = kubelet.run_pod(&pod("taken", &format!("echo up; {WAIT}"))).await.unwrap();
+    let spec = strong(pod("taken", &format!("echo up; {WAIT}")));
+    let running = kubelet.run_pod(&spec).await.unwrap();
     assert!(kiyot.log().contains("pod takes a cell of a warm pool"), "{}", kiyot.log());
     let main = running.container("main").clone();
     kubelet.logged(&main, "up").await;
     assert!(run(&mut kubelet, &main.id, "ip -4 address show eth0").await.contains("inet 10.88."));
+    // A privileged container has no profile, so that the machine has it from its rehearsal.
+    let profiles = "cat /proc/1/root/sys/kernel/security/apparmor/profiles";
+    let profiles = run(&mut kubelet, &main.id, profiles).await;
+    assert!(profiles.contains("cri-containerd.apparmor.d"), "{profiles}");
     wait_for("another machine follows", || kiyot.cells().len() == 2).await;
 
     kiyot.reload("count = 1", "count = 0").await;

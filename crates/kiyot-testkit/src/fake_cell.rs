@@ -443,6 +443,21 @@ impl State {
                 self.sandbox = Some(cri::RunPodSandboxRequest::decode(message).unwrap());
                 encoded(cri::RunPodSandboxResponse { pod_sandbox_id: self.sandbox_id() })
             }
+            "ListPodSandbox" => {
+                let of = |request: &cri::RunPodSandboxRequest| cri::PodSandbox {
+                    id: self.sandbox_id(),
+                    metadata: request.config.as_ref().and_then(|config| config.metadata.clone()),
+                    ..Default::default()
+                };
+                let items = self.sandbox.iter().map(of).collect();
+                encoded(cri::ListPodSandboxResponse { items })
+            }
+            "StopPodSandbox" => encoded(cri::StopPodSandboxResponse {}),
+            "RemovePodSandbox" => {
+                self.sandbox = None;
+                self.containers.clear();
+                encoded(cri::RemovePodSandboxResponse {})
+            }
             "ImageStatus" => {
                 let image = cri::Image {
                     id: IMAGE.to_owned(),

@@ -290,14 +290,18 @@ impl Images {
 
     /// Makes the pause image present in a cell, under the name in the configuration of the cell's
     /// containerd. It belongs to the cell, not to the pod, so it is not reported unless a container
-    /// of the pod has the same image.
-    pub async fn ensure_pause(&self, cell: &Cell) -> Result<(), Failure> {
+    /// of the pod has the same image. Returns its id in the cell.
+    pub async fn ensure_pause(&self, cell: &Cell) -> Result<String, Failure> {
         Box::pin(self.ensure_pause_in(&cell.id, &self.receiver(cell))).await
     }
 
-    async fn ensure_pause_in(&self, cell: &CellId, receiver: &dyn Receiver) -> Result<(), Failure> {
+    async fn ensure_pause_in(
+        &self,
+        cell: &CellId,
+        receiver: &dyn Receiver,
+    ) -> Result<String, Failure> {
         let image = cri::ImageSpec { image: self.pause_image.clone(), ..cri::ImageSpec::default() };
-        self.make_present(cell, receiver, &image, "").await.map(drop)
+        self.make_present(cell, receiver, &image, "").await.map(|(id, _)| id)
     }
 
     /// Makes an image present in a cell as [`Self::ensure`] does. Returns its id and the cell's

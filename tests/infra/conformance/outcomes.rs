@@ -26,14 +26,14 @@ pub(super) async fn lost_reply_of_a_launch_makes_one_cell(subject: Arc<impl Subj
     let mut world = World::start(&subject).await;
     subject.inject(Fault::HeldLaunch);
     let lost = world.launch("pod", LIMIT);
-    wait_for("the launch has begun", async || subject.holds_launch()).await;
+    world.launch_is_held().await;
     let before = world.cells.all();
     world.restart().await;
     assert!(matches!(lost.await.unwrap(), Err(CellError::Stopping)));
     subject.heal();
     let cell = world.run("pod").await;
     assert_eq!(before, std::slice::from_ref(&cell), "the retry joins the launch");
-    world.assert_lives(&cell);
+    world.assert_lives(&cell).await;
     assert_eq!(subject.running().len(), 1);
     world.stop_all().await;
 }
@@ -52,7 +52,7 @@ pub(super) async fn late_reply_of_a_launch_leaves_nothing(subject: Arc<impl Subj
     assert!(matches!(error, CellError::NotLaunched { .. }), "{error:?}");
     world.ends(&first).await;
     let cell = world.run("pod").await;
-    world.assert_lives(&cell);
+    world.assert_lives(&cell).await;
     world.stop_all().await;
 }
 
@@ -67,7 +67,7 @@ pub(super) async fn late_launch_leaves_nothing(subject: Arc<impl Subject>) {
     subject.heal();
     world.ends(&first).await;
     let cell = world.run("pod").await;
-    world.assert_lives(&cell);
+    world.assert_lives(&cell).await;
     assert_eq!(subject.running().len(), 1);
     world.stop_all().await;
 }
@@ -93,10 +93,10 @@ pub(super) async fn instance_that_is_not_found_yet_ends_no_cell(subject: Arc<imp
     let world = World::start(&subject).await;
     let cell = world.run("pod").await;
     world.failures("describe", ErrorClass::NotFound, LISTINGS).await;
-    world.assert_lives(&cell);
+    world.assert_lives(&cell).await;
     subject.heal();
     world.listings(LISTINGS).await;
-    world.assert_lives(&cell);
+    world.assert_lives(&cell).await;
     world.stop_all().await;
 }
 
@@ -105,7 +105,7 @@ pub(super) async fn stale_list_ends_no_cell(subject: Arc<impl Subject>) {
     subject.inject(Fault::StaleList);
     let cell = world.run("pod").await;
     world.listings(LISTINGS).await;
-    world.assert_lives(&cell);
+    world.assert_lives(&cell).await;
     subject.heal();
     // A list that shows an ended instance as running launches and keeps nothing.
     world.listings(1).await;
@@ -122,10 +122,14 @@ pub(super) async fn partial_list_ends_no_cell(subject: Arc<impl Subject>) {
     let cells = [world.run("pod").await, world.run("another-pod").await];
     subject.inject(Fault::PartialList);
     world.listings(LISTINGS).await;
-    cells.iter().for_each(|cell| world.assert_lives(cell));
+    for cell in &cells {
+        world.assert_lives(cell).await;
+    }
     subject.heal();
     world.listings(1).await;
-    cells.iter().for_each(|cell| world.assert_lives(cell));
+    for cell in &cells {
+        world.assert_lives(cell).await;
+    }
     world.stop_all().await;
 }
 
@@ -221,7 +225,7 @@ pub(super) async fn twin_ends_and_its_cell_lives(subject: Arc<impl Subject>) {
     assert_eq!(world.instances(&cell).len(), 2);
     wait_for("the twin has ended", async || world.instances(&cell).len() == 1).await;
     assert_eq!(world.instances(&cell), [instance]);
-    world.assert_lives(&cell);
+    world.assert_lives(&cell).await;
     world.stop_all().await;
 }
 
@@ -238,7 +242,7 @@ pub(super) async fn instance_of_another_authority_lives_and_stops_launches(
     assert!(matches!(&error, CellError::Foreign(named) if *named == others.0), "{error:?}");
     assert!(subject.running().contains(&others));
     assert_eq!(world.calls.of("terminate"), []);
-    world.assert_lives(&cell);
+    world.assert_lives(&cell).await;
     subject.heal();
     world.run("another-pod").await;
     world.stop_all().await;
@@ -252,7 +256,7 @@ pub(super) async fn outage_of_half_an_hour_ends_nothing(subject: Arc<impl Subjec
     let _retried = world.cells.terminate(&stopped, "stopped").await;
     world.listings(subject.listings_of_outage()).await;
     assert!(world.calls.failed("list", ErrorClass::Transient) > 0);
-    world.assert_lives(&kept);
+    world.assert_lives(&kept).await;
     assert!(world.cells.all().contains(&stopped), "its end is not proven");
     assert_eq!(subject.running().len(), 2);
     subject.heal();
@@ -261,8 +265,8 @@ pub(super) async fn outage_of_half_an_hour_ends_nothing(subject: Arc<impl Subjec
         Ok(bound) => bound.cell.id,
         Err(_) => world.run("new").await,
     };
-    world.assert_lives(&kept);
-    world.assert_lives(&new);
+    world.assert_lives(&kept).await;
+    world.assert_lives(&new).await;
     wait_for("no other instance is left", async || subject.running().len() == 2).await;
     world.stop_all().await;
 }
@@ -277,7 +281,7 @@ pub(super) async fn denied_calls_leave_nothing(subject: Arc<impl Subject>) {
         "{error:?}"
     );
     world.listings(LISTINGS).await;
-    world.assert_lives(&cell);
+    world.assert_lives(&cell).await;
     // The end of the pod is the agent's; that of its instance waits for the permission.
     world.cells.terminate(&cell, "stopped").await.unwrap();
     world.failures("terminate", ErrorClass::Auth, 2).await;
@@ -294,11 +298,11 @@ pub(super) async fn throttled_calls_are_repeated(subject: Arc<impl Subject>) {
     let launch = world.launch("another-pod", LIMIT);
     world.failures("launch", ErrorClass::Throttled, 3).await;
     world.listings(LISTINGS).await;
-    world.assert_lives(&first);
+    world.assert_lives(&first).await;
     assert_eq!(subject.running().len(), 1);
     subject.heal();
     let second = launch.await.unwrap().unwrap().cell.id;
-    world.assert_lives(&second);
+    world.assert_lives(&second).await;
     assert_eq!(subject.running().len(), 2);
     world.stop_all().await;
 }

@@ -1,8 +1,13 @@
-//! The qemu provider under test, with a stub in place of its machines, or with machines whose guest
-//! is a shell. Its faults are those of the netns provider, because both share the instances of the
-//! node.
+//! The qemu provider under test, with a stub in place of its machines, with machines whose guest is
+//! a shell, or with those of the cell image, which have an agent. Its faults are those of the netns
+//! provider, because both share the instances of the node.
 
-use std::{fs, os::unix::fs::PermissionsExt, path::Path, sync::Arc};
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use async_trait::async_trait;
 use kiyot::backends::milpa::{
@@ -17,7 +22,10 @@ use kiyot::backends::milpa::{
 use tokio::{process::Command, time::timeout};
 
 use super::{
-    super::{bench::LIMIT, qemu},
+    super::{
+        bench::{Bench, LIMIT},
+        qemu,
+    },
     Subject,
     fault::{Fault, Gate},
     listings,
@@ -28,27 +36,41 @@ use super::{
 pub(super) struct QemuSubject {
     local: NetnsSubject,
     launches: Arc<Gate>,
+    has_agents: bool,
 }
 
 impl QemuSubject {
     pub(super) fn new() -> Self {
         let mut local = NetnsSubject::new();
         qemu::use_stub(&mut local.bench);
-        Self { local, launches: Arc::default() }
+        Self { local, launches: Arc::default(), has_agents: false }
     }
 
     /// Returns a provider of machines, which boot while a case runs.
     pub(super) fn with_machines() -> Self {
         let mut local = NetnsSubject::new();
-        // A file of this test's own, which faults change.
-        let program = local.bench.config.netns.cell_binary.clone().unwrap();
-        let real = Path::new(env!("CARGO_BIN_EXE_kiyot")).with_file_name("kiyot-cell");
-        fs::write(&program, format!("#!/bin/sh\nexec {} \"$@\"\n", real.display())).unwrap();
-        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
         qemu::use_machines(&mut local.bench);
-        local.bench.config.qemu.cell_binary = Some(program);
-        Self { local, launches: Arc::default() }
+        use_launcher(&mut local.bench);
+        Self { local, launches: Arc::default(), has_agents: false }
     }
+
+    /// Returns a provider of machines of the cell image, whose agents enrol once they have booted.
+    pub(super) fn with_agents() -> Self {
+        let mut local = NetnsSubject::new();
+        qemu::use_image(&mut local.bench, kiyot_testkit::cell_image());
+        use_launcher(&mut local.bench);
+        Self { local, launches: Arc::default(), has_agents: true }
+    }
+}
+
+/// Has a fixture's cells started by the real launcher, through a file of this test's own, which
+/// faults change.
+fn use_launcher(bench: &mut Bench) {
+    let program = bench.config.netns.cell_binary.clone().unwrap();
+    let real = Path::new(env!("CARGO_BIN_EXE_kiyot")).with_file_name("kiyot-cell");
+    fs::write(&program, format!("#!/bin/sh\nexec {} \"$@\"\n", real.display())).unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    bench.config.qemu.cell_binary = Some(program);
 }
 
 impl Subject for QemuSubject {
@@ -73,6 +95,10 @@ impl Subject for QemuSubject {
 
     fn holds_launch(&self) -> bool {
         self.launches.holds()
+    }
+
+    fn gateway_socket(&self) -> Option<PathBuf> {
+        self.has_agents.then(|| self.local.bench.config.state_dir.join("gateway.sock"))
     }
 
     fn shutdowns(&self) -> Option<&Gate> {

@@ -1,5 +1,5 @@
-//! The daemon's cells over a subject, with agents that enrol as soon as their instance runs, and a
-//! kubelet that retries.
+//! The daemon's cells over a subject, with its agents or those that enrol as soon as their instance
+//! runs, and a kubelet that retries.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,7 +14,7 @@ use kiyot::{
     annotations::CellRequest,
     backends::milpa::{
         cells::{BoundCell, CellError, Cells, CellsConfig, LaunchOrder, Links},
-        gateway::{Admission, CellLink},
+        gateway::{Admission, CellLink, Gateway, Refusal, ca::Ca},
         id::{CellId, SandboxId},
         placement::Needs,
         providers::{Attachment, ErrorClass, InstanceId, local::boot_id},
@@ -23,15 +23,16 @@ use kiyot::{
 };
 use kiyot_link::bootstrap::Bootstrap;
 use kiyot_proto::{
-    cell::HelloReply,
+    cell::{HelloReply, MissingBlobsRequest, agent_client::AgentClient},
     store::{self, CellPhase, SandboxMeta},
 };
 use kiyot_testkit::{poll_until, wait_until};
 use ring::digest::{SHA256, digest};
 use tokio::task::JoinHandle;
+use tonic::Request;
 
 use super::{
-    super::bench::{self, LIMIT, unconnected_link},
+    super::bench::{self, LIMIT, gateway_config, unconnected_link, wait_for},
     Subject,
     recorder::{Calls, Recorder},
 };
@@ -39,20 +40,25 @@ use super::{
 /// The pause between the calls of agents, kubelet and listings.
 const PAUSE: Duration = Duration::from_millis(2);
 
+/// The digest of a blob that no cell has.
+const ABSENT_BLOB: &str = "sha256:0000000000000000000000000000000000000000000000000000000000000000";
+/// The deadline of a call to an agent.
+const CALL_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// A gateway that keeps the enrolment tokens, and whose agents end their pods when asked.
-struct Gateway<S> {
+struct PlayedGateway<S> {
     subject: Arc<S>,
     tokens: Mutex<BTreeMap<CellId, String>>,
 }
 
-impl<S> fmt::Debug for Gateway<S> {
+impl<S> fmt::Debug for PlayedGateway<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Gateway").finish_non_exhaustive()
+        f.debug_struct("PlayedGateway").finish_non_exhaustive()
     }
 }
 
 #[async_trait]
-impl<S: Subject> Links for Gateway<S> {
+impl<S: Subject> Links for PlayedGateway<S> {
     fn link(&self, _cell: &CellId) -> CellLink {
         unconnected_link()
     }
@@ -76,14 +82,31 @@ impl<S: Subject> Links for Gateway<S> {
     }
 }
 
+/// The agents of a world's cells.
+enum Agents {
+    Played(JoinHandle<()>),
+    /// Those of the instances, with the gateway to which they connect.
+    OfInstances(Gateway),
+}
+
+impl Agents {
+    /// Returns the link to an agent that is not played.
+    fn link(&self, cell: &CellId) -> Option<CellLink> {
+        match self {
+            Self::Played(_) => None,
+            Self::OfInstances(gateway) => Some(gateway.link(cell)),
+        }
+    }
+}
+
 /// The daemon's cells over a subject.
 pub(super) struct World<S> {
     subject: Arc<S>,
     pub(super) cells: Arc<Cells>,
     /// The calls to the provider, also of earlier daemons.
     pub(super) calls: Calls,
-    gateway: Arc<Gateway<S>>,
-    agents: JoinHandle<()>,
+    played: Arc<PlayedGateway<S>>,
+    agents: Agents,
     store: Store,
     /// The suffix of its pods' uids.
     name: String,
@@ -95,17 +118,21 @@ impl<S: Subject> World<S> {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::open(dir.path()).await.unwrap();
         let calls = Calls::default();
-        let gateway = Arc::new(Gateway { subject: Arc::clone(subject), tokens: Mutex::default() });
-        let (cells, agents) = serve(&store, &calls, &gateway).await;
+        let played =
+            Arc::new(PlayedGateway { subject: Arc::clone(subject), tokens: Mutex::default() });
+        let (cells, agents) = serve(&store, &calls, &played).await;
         let name = SandboxId::mint().unwrap().to_string();
-        Self { subject: Arc::clone(subject), cells, calls, gateway, agents, store, name, _dir: dir }
+        Self { subject: Arc::clone(subject), cells, calls, played, agents, store, name, _dir: dir }
     }
 
     /// Ends the daemon, with all its calls, and starts another.
     pub(super) async fn restart(&mut self) {
-        self.agents.abort();
+        match &self.agents {
+            Agents::Played(agents) => agents.abort(),
+            Agents::OfInstances(gateway) => gateway.shutdown().await,
+        }
         self.cells.shutdown().await;
-        (self.cells, self.agents) = serve(&self.store, &self.calls, &self.gateway).await;
+        (self.cells, self.agents) = serve(&self.store, &self.calls, &self.played).await;
     }
 
     /// Launches a cell for a pod, in a task of its own.
@@ -150,6 +177,14 @@ impl<S: Subject> World<S> {
         cell
     }
 
+    /// Waits until a launch has begun whose reply is held. Agents of instances connect meanwhile.
+    pub(super) async fn launch_is_held(&self) {
+        wait_for("the launch has begun", async || self.subject.holds_launch()).await;
+        for link in self.cells.all().iter().filter_map(|cell| self.agents.link(cell)) {
+            wait_for("the agent has connected", async || link.control.is_connected()).await;
+        }
+    }
+
     /// Waits for further listings, which it has made at once.
     pub(super) async fn listings(&self, further: usize) {
         let (any, enough) = (CellId::mint().unwrap(), self.calls.of("list").len() + further);
@@ -181,12 +216,25 @@ impl<S: Subject> World<S> {
         running.filter(|(_, of)| of == cell).map(|(instance, _)| instance).collect()
     }
 
-    /// Asserts that a cell is bound, and that its instance runs and was never to end.
-    pub(super) fn assert_lives(&self, cell: &CellId) {
+    /// Asserts that a cell is bound, and that its instance runs and was never to end. An agent that
+    /// is not played answers, with its containerd.
+    pub(super) async fn assert_lives(&self, cell: &CellId) {
+        if let Some(link) = self.agents.link(cell) {
+            let missing = wait_until(format!("the agent of {cell} answers"), LIMIT, async || {
+                let digests = vec![ABSENT_BLOB.to_owned()];
+                let mut request = Request::new(MissingBlobsRequest { digests });
+                request.set_timeout(CALL_TIMEOUT);
+                AgentClient::new(link.bulk.clone()).missing_blobs(request).await.ok()
+            })
+            .await;
+            assert_eq!(missing.into_inner().digests, [ABSENT_BLOB]);
+        }
         let instances = self.instances(cell);
         assert_eq!(instances.len(), 1, "{cell}");
         assert!(self.cells.get(cell).is_some(), "{cell} has ended");
-        assert!(self.cells.admits(cell.as_str(), "key").is_ok(), "{cell} ends");
+        // The key of an agent that is not played is its own.
+        let admitted = self.cells.admits(cell.as_str(), "key");
+        assert!(matches!(admitted, Ok(_) | Err(Refusal::OtherKey(_))), "{cell} ends");
         let ended = self.calls.of("terminate");
         assert!(ended.iter().all(|call| call.instance.as_ref() != instances.first()), "{ended:?}");
     }
@@ -211,23 +259,28 @@ impl<S: Subject> World<S> {
         .await;
         let launched: Vec<InstanceId> = self.calls.launched().into_iter().collect();
         self.subject.assert_nothing_left(&launched);
+        if let Agents::OfInstances(gateway) = &self.agents {
+            gateway.shutdown().await;
+        }
         self.cells.shutdown().await;
     }
 }
 
 impl<S> Drop for World<S> {
     fn drop(&mut self) {
-        self.agents.abort();
+        if let Agents::Played(agents) = &self.agents {
+            agents.abort();
+        }
     }
 }
 
-/// Starts the daemon's cells, and agents that connect to them.
+/// Starts the daemon's cells with a gateway, and agents unless those of the instances connect.
 async fn serve<S: Subject>(
     store: &Store,
     calls: &Calls,
-    gateway: &Arc<Gateway<S>>,
-) -> (Arc<Cells>, JoinHandle<()>) {
-    let subject = &gateway.subject;
+    played: &Arc<PlayedGateway<S>>,
+) -> (Arc<Cells>, Agents) {
+    let subject = &played.subject;
     let recorder = Recorder::new(subject.provider(), subject.capabilities(), calls.clone());
     let config = CellsConfig {
         owner: subject.owner(),
@@ -238,13 +291,20 @@ async fn serve<S: Subject>(
         ..CellsConfig::default()
     };
     let cells = Cells::start(config, store.clone(), Arc::new(recorder)).await.unwrap();
-    cells.serve(Arc::clone(gateway) as _);
-    let agents = tokio::spawn(run_agents(Arc::clone(&cells), Arc::clone(gateway)));
+    let agents = if let Some(socket) = subject.gateway_socket() {
+        let config = gateway_config(socket, Ca::load_or_make(store).await.unwrap());
+        let gateway = Gateway::start(config, Arc::clone(&cells) as _).await.unwrap();
+        cells.serve(Arc::new(gateway.clone()));
+        Agents::OfInstances(gateway)
+    } else {
+        cells.serve(Arc::clone(played) as _);
+        Agents::Played(tokio::spawn(run_agents(Arc::clone(&cells), Arc::clone(played))))
+    };
     (cells, agents)
 }
 
 /// Enrols and connects the agent of each cell whose instance runs.
-async fn run_agents<S: Subject>(cells: Arc<Cells>, gateway: Arc<Gateway<S>>) {
+async fn run_agents<S: Subject>(cells: Arc<Cells>, gateway: Arc<PlayedGateway<S>>) {
     let mut connected = BTreeSet::new();
     loop {
         for (_, cell) in gateway.subject.running() {

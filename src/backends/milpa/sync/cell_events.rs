@@ -85,7 +85,7 @@ impl CellSync {
             let pause = timeout(PAUSE_TIMEOUT, sync.images.ensure_pause(&cell)).await;
             let prepared = match pause {
                 // Bounded by its calls: what is cut would stay beside the pod's sandbox.
-                Ok(Ok(())) => sync.rehearse(&cell).await,
+                Ok(Ok(pause)) => sync.rehearse(&cell, pause).await,
                 Ok(Err(failure)) => Err(failure),
                 Err(_) => Err(Failure::node(Class::DeadlineExceeded, "copy of the pause image")),
             };

@@ -1,7 +1,9 @@
-//! Rehearsal of a warm cell: a sandbox that is run and removed before any pod needs the cell.
+//! Rehearsal of a warm cell: a sandbox that is run and removed, with a container that is created in
+//! it, before any pod needs the cell.
 //!
 //! The first sandbox of a cell takes twice as long as the second: the pause image is unpacked, and
-//! the programs of its runtime are read, in a virtual machine without KVM translated too.
+//! the programs of its runtime are read, in a virtual machine without KVM translated too. At the
+//! first container of a machine containerd has its AppArmor profile compiled and loaded.
 
 use std::{
     collections::HashMap,
@@ -22,7 +24,8 @@ use crate::backends::milpa::{
 
 /// Time limit of each call of a rehearsal.
 const REHEARSAL_CALL_TIMEOUT: Duration = Duration::from_secs(30);
-/// Name and namespace of its sandbox in the cell. No kubelet and no list ever sees it.
+/// Name and namespace of its sandbox in the cell, and name of its container. No kubelet and no list
+/// ever sees them.
 const NAME: &str = "rehearsal";
 /// Its name server, which nothing asks.
 const LOOPBACK: &str = "127.0.0.1";
@@ -61,9 +64,10 @@ impl Drop for Ended<'_> {
 }
 
 impl CellSync {
-    /// Runs a sandbox in a warm cell that has its pause image, and removes it; does nothing once a
-    /// pod has taken the cell. After an error nothing of it is left, as far as the cell answers.
-    pub(super) async fn rehearse(&self, cell: &Cell) -> Result<(), Failure> {
+    /// Runs a sandbox in a warm cell that has its pause image, creates a container of that image,
+    /// and removes both; does nothing once a pod has taken the cell. After an error nothing of it
+    /// is left, as far as the cell answers.
+    pub(super) async fn rehearse(&self, cell: &Cell, pause: String) -> Result<(), Failure> {
         let _ended = self.rehearsals.begin(&cell.id);
         let client = CellClient::new(cell);
         // A daemon that was killed may have left one, which a pod's sandbox must not stand beside.
@@ -72,17 +76,13 @@ impl CellSync {
         if !self.cells.is_warm(&cell.id) {
             return Ok(());
         }
-        let request = cri::RunPodSandboxRequest {
-            config: Some(config(&cell.id)),
-            runtime_handler: String::new(),
-        };
-        let ran = client.run_pod_sandbox(REHEARSAL_CALL_TIMEOUT, request).await;
+        let ran = run(&client, config(&cell.id), pause).await;
         if ran.as_ref().is_err_and(|failure| failure.class() == Class::DeadlineExceeded) {
             // The cell goes on with it.
             tokio::time::sleep(REHEARSAL_CALL_TIMEOUT).await;
         }
         let removed = self.remove_rehearsals(&client).await;
-        ran.map(drop).and(removed)
+        ran.and(removed)
     }
 
     async fn remove_rehearsals(&self, client: &CellClient) -> Result<(), Failure> {
@@ -109,13 +109,46 @@ impl CellSync {
     }
 }
 
-/// Returns the config of the sandbox, which has the namespaces of a usual pod's.
-fn config(cell: &CellId) -> cri::PodSandboxConfig {
-    let options = cri::NamespaceOption {
+/// Runs a sandbox, and creates a container in it.
+async fn run(
+    client: &CellClient,
+    config: cri::PodSandboxConfig,
+    image: String,
+) -> Result<(), Failure> {
+    let request =
+        cri::RunPodSandboxRequest { config: Some(config.clone()), runtime_handler: String::new() };
+    let sandbox = client.run_pod_sandbox(REHEARSAL_CALL_TIMEOUT, request).await?;
+    let container = cri::ContainerConfig {
+        metadata: Some(cri::ContainerMetadata { name: NAME.to_owned(), attempt: 0 }),
+        image: Some(cri::ImageSpec { image, ..cri::ImageSpec::default() }),
+        linux: Some(cri::LinuxContainerConfig {
+            resources: Some(cri::LinuxContainerResources::default()),
+            security_context: Some(cri::LinuxContainerSecurityContext {
+                namespace_options: Some(namespaces()),
+                ..Default::default()
+            }),
+        }),
+        ..Default::default()
+    };
+    let request = cri::CreateContainerRequest {
+        pod_sandbox_id: checked_id(sandbox.pod_sandbox_id)?,
+        config: Some(container),
+        sandbox_config: Some(config),
+    };
+    client.create_container(REHEARSAL_CALL_TIMEOUT, request).await.map(drop)
+}
+
+/// Returns the namespaces of a usual pod.
+fn namespaces() -> cri::NamespaceOption {
+    cri::NamespaceOption {
         network: cri::NamespaceMode::Node.into(),
         pid: cri::NamespaceMode::Container.into(),
         ..cri::NamespaceOption::default()
-    };
+    }
+}
+
+/// Returns the config of the sandbox, which has the namespaces of a usual pod's.
+fn config(cell: &CellId) -> cri::PodSandboxConfig {
     cri::PodSandboxConfig {
         metadata: Some(cri::PodSandboxMetadata {
             name: NAME.to_owned(),
@@ -130,7 +163,7 @@ fn config(cell: &CellId) -> cri::PodSandboxConfig {
         }),
         linux: Some(cri::LinuxPodSandboxConfig {
             security_context: Some(cri::LinuxSandboxSecurityContext {
-                namespace_options: Some(options),
+                namespace_options: Some(namespaces()),
                 ..Default::default()
             }),
             ..Default::default()
