@@ -148,3 +148,46 @@ async fn daemon_without_its_api_server_runs_pods_says_so_once_and_shows_them_lat
     assert_eq!(of_libraries, 0, "{}", kiyot.log());
     remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }
+/// Verifies K6.
+#[tokio::test]
+async fn daemon_in_a_pod_takes_its_service_account_when_it_is_there_and_a_rotated_token() {
+    let mut api = ApiServer::start_tls(&[definition()]).await;
+    api.accept_only("hush-first");
+    let mut account = api.service_account();
+    let node = Node::start().await;
+    let with_access = KiyotOptions {
+        sections: "[kubernetes]\nkubeconfig = \"in-cluster\"\n".to_owned(),
+        environment: account.environment(),
+        ..with_access(&api)
+    };
+    let kiyot = Kiyot::start(&node, with_access).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let said = |text: &str| kiyot.log().lines().filter(|line| line.contains(text)).count();
+    let missing = "in-cluster credentials can't be used: ";
+    wait_until("missing files are logged", LIMIT, async || (said(missing) > 0).then_some(())).await;
+    let allowed = "ca.crt and namespace in /var/run/secrets/kubernetes.io/serviceaccount";
+    assert!(said(allowed) > 0, "{}", kiyot.log());
+    let first = kubelet.run_pod(&pod("first", WAIT)).await.unwrap();
+    account.project("hush-first");
+    shown(&api, "Bound").await;
+
+    // The token is replaced while the API server is down, and the one before has expired.
+    api.stop().await;
+    let not_shown = "cells are not shown in the Kubernetes API";
+    let before = said(not_shown);
+    let second = kubelet.run_pod(&pod("second", WAIT)).await.unwrap();
+    let is_noticed = async || (said(not_shown) > before).then_some(());
+    wait_until("the outage is logged", LIMIT, is_noticed).await;
+    account.project("hush-second");
+    api.accept_only("hush-second");
+    api.restart().await;
+    wait_until("both cells are shown", LIMIT, async || {
+        let cells = api.objects("cells").into_values();
+        (cells.filter(|cell| cell["status"]["phase"] == "Bound").count() == 2).then_some(())
+    })
+    .await;
+    assert_eq!(said("hush"), 0, "{}", kiyot.log());
+    kubelet.stop_and_remove(&first).await.unwrap();
+    remove_and_assert_clean(&mut kubelet, &kiyot, &second).await;
+}
+
