@@ -1,11 +1,11 @@
 //! Cells in the Kubernetes API, by a daemon before a played API server.
 
-use kiyot_testkit::{ApiServer, Kiyot, KiyotOptions, LIMIT, Node, table, wait_until};
+use kiyot_testkit::{ApiServer, Kiyot, KiyotOptions, LIMIT, Node, RunningPod, table, wait_until};
 use serde_json::{Value, json};
 
 use super::{
     WAIT,
-    admin::admin,
+    admin::{admin, pods},
     options, pod, remove_and_assert_clean,
     standalone::{created, deleted, manifest},
 };
@@ -29,6 +29,24 @@ fn stale(node: &str) -> Value {
         "kind": "Cell",
         "metadata": { "name": "cell-stale", "labels": { "kiyot.elotl.co/node": node } },
         "spec": { "nodeName": node, "backend": "milpa" },
+    })
+}
+
+/// Returns the object of a pod with requests.
+fn pod_with_requests(pod: &RunningPod) -> Value {
+    let metadata = pod.config.metadata.as_ref().unwrap();
+    json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": metadata.name,
+            "namespace": metadata.namespace,
+            "uid": metadata.uid,
+        },
+        "spec": {
+            "nodeName": "worker-1",
+            "containers": [{ "resources": { "requests": { "cpu": "1500m", "memory": "3Gi" } } }],
+        },
     })
 }
 
@@ -81,6 +99,14 @@ async fn cell_of_a_pod_is_shown_with_its_columns_and_removed_with_it() {
             "COST",
         ]
     );
+    // CRI does not carry requests of memory.
+    api.put("pods", pod_with_requests(&running));
+    let mut client = admin(&kiyot).await;
+    wait_until("the requests of the API are shown", LIMIT, async || {
+        let resources = pods(&mut client).await[0].resources?;
+        ((resources.cpu_millis, resources.memory_bytes) == (1500, 3 << 30)).then_some(())
+    })
+    .await;
     let address = super::address(&mut kubelet, &running.sandbox).await;
     let status = &cell["status"];
     assert_eq!(status["podName"], "web");
@@ -109,7 +135,6 @@ async fn cell_of_a_pod_is_shown_with_its_columns_and_removed_with_it() {
     wait_until("no cell is shown", LIMIT, is_empty).await;
 
     // A pod that the API server does not know has a cell, and no events.
-    let mut client = admin(&kiyot).await;
     client.create_pods(created(&manifest("alone", "Never", "sleep 1000"))).await.unwrap();
     wait_until("its start is shown", LIMIT, async || {
         let cell = shown(&api, "Bound").await;
@@ -123,31 +148,6 @@ async fn cell_of_a_pod_is_shown_with_its_columns_and_removed_with_it() {
     wait_until("no cell is shown", LIMIT, is_empty).await;
 }
 
-/// Verifies K6.
-#[tokio::test]
-async fn daemon_without_its_api_server_runs_pods_says_so_once_and_shows_them_later() {
-    let mut api = ApiServer::start(&[definition()]).await;
-    api.stop().await;
-    let node = Node::start().await;
-    let kiyot = Kiyot::start(&node, with_access(&api)).await;
-    let mut kubelet = kiyot.kubelet().await;
-    let running = kubelet.run_pod(&pod("web", WAIT)).await.unwrap();
-    let said = |text: &str| kiyot.log().lines().filter(|line| line.contains(text)).count();
-    let not_shown = "cells are not shown in the Kubernetes API, pods are not affected";
-    wait_until("the outage is logged", LIMIT, async || (said(not_shown) > 0).then_some(())).await;
-    api.restart().await;
-    shown(&api, "Bound").await;
-    assert_eq!(said(not_shown), 1, "{}", kiyot.log());
-    assert_eq!(
-        said("calls of the Kubernetes API succeed again until_now=\"cells"),
-        1,
-        "{}",
-        kiyot.log()
-    );
-    let of_libraries = kiyot.log().lines().filter(|line| line.contains("kube_client")).count();
-    assert_eq!(of_libraries, 0, "{}", kiyot.log());
-    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
-}
 /// Verifies K6.
 #[tokio::test]
 async fn daemon_in_a_pod_takes_its_service_account_when_it_is_there_and_a_rotated_token() {
@@ -191,3 +191,28 @@ async fn daemon_in_a_pod_takes_its_service_account_when_it_is_there_and_a_rotate
     remove_and_assert_clean(&mut kubelet, &kiyot, &second).await;
 }
 
+/// Verifies K6.
+#[tokio::test]
+async fn daemon_without_its_api_server_runs_pods_says_so_once_and_shows_them_later() {
+    let mut api = ApiServer::start(&[definition()]).await;
+    api.stop().await;
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, with_access(&api)).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let running = kubelet.run_pod(&pod("web", WAIT)).await.unwrap();
+    let said = |text: &str| kiyot.log().lines().filter(|line| line.contains(text)).count();
+    let not_shown = "cells are not shown in the Kubernetes API, pods are not affected";
+    wait_until("the outage is logged", LIMIT, async || (said(not_shown) > 0).then_some(())).await;
+    api.restart().await;
+    shown(&api, "Bound").await;
+    assert_eq!(said(not_shown), 1, "{}", kiyot.log());
+    assert_eq!(
+        said("calls of the Kubernetes API succeed again until_now=\"cells"),
+        1,
+        "{}",
+        kiyot.log()
+    );
+    let of_libraries = kiyot.log().lines().filter(|line| line.contains("kube_client")).count();
+    assert_eq!(of_libraries, 0, "{}", kiyot.log());
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
+}
