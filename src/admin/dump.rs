@@ -58,7 +58,7 @@ const FILES: [&str; 12] = [
     "log.txt",
 ];
 
-/// What bundles share.
+/// The state that all bundles share.
 #[derive(Debug, Default)]
 pub(super) struct Dumps {
     renderers: Renderers,

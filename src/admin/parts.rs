@@ -27,7 +27,7 @@ pub struct Parts {
     pub(super) config: watch::Receiver<Arc<Config>>,
     /// Turns of plans.
     pub(super) plans: Arc<Semaphore>,
-    /// What support bundles share.
+    /// The state that all support bundles share.
     pub(super) dumps: Dumps,
     /// The recent lines of the daemon's log.
     pub(super) recent_log: RecentLog,

@@ -167,7 +167,7 @@ mod tests {
         assert_eq!(renderer.next(pieces).await.unwrap().unwrap(), "text");
     }
 
-    /// Of two bundles one works at a time, and their pauses are one after the other too.
+    /// Two bundles work one after the other, and pause one after the other too.
     #[tokio::test(start_paused = true)]
     async fn bundles_take_turns_and_pause_after_each_piece() {
         let renderers = Renderers::default();
