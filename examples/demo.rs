@@ -59,18 +59,26 @@ async fn main() {
     if shell {
         options.metrics = Some(demo::shell::METRICS);
     }
+    let has_pool = shell && cloud.is_none();
+    if has_pool {
+        options.sections = demo::shell::WARM_POOL.to_owned();
+    }
     let kiyot = Kiyot::start(&node, options).await;
     steps.done("kiyot runs in front of it");
+    if has_pool {
+        let is_warm = async || kiyot.log().contains(demo::shell::IS_WARM).then_some(());
+        wait_until("a cell is warm", LIMIT, is_warm).await;
+        steps.done("a cell waits in the warm pool");
+    }
 
     let mut kubelet = DemoKubelet::new(&node, kiyot.kubelet().await);
     let mut running: Vec<DemoPod> = Vec::new();
     for pod in &pods {
-        let known = kiyot.cells();
         let started = Box::pin(kubelet.run(pod)).await;
-        let place = match kiyot.cells().into_iter().find(|cell| !known.contains(cell)) {
-            Some(cell) => format!("in the cell {cell}"),
-            None if cloud.is_some() && kubelet.cell(&started).await.is_some() => {
-                "on an instance".to_owned()
+        let place = match kubelet.cell(&started).await {
+            Some(_) if cloud.is_some() => "on an instance".to_owned(),
+            Some(account) => {
+                format!("in the cell {}", account["cell"].as_str().unwrap_or_default())
             }
             None => "on the node".to_owned(),
         };
@@ -113,9 +121,10 @@ async fn main() {
         kubelet.stop_and_remove(pod, started).await;
         steps.done(&format!("{} is stopped and removed", pod.metadata.name));
     }
+    // A cell of the warm pool ends with the node.
     wait_until("no cell is left", LIMIT, async || {
         let is_left = cloud.as_ref().is_some_and(|cloud| !cloud.running().is_empty());
-        (!is_left && kiyot.cells().is_empty()).then_some(())
+        (!is_left && (has_pool || kiyot.cells().is_empty())).then_some(())
     })
     .await;
     if let Some(cloud) = &cloud {

@@ -1,5 +1,6 @@
 # Every verb of milpactl on the pods of the demo: make demo-shell < examples/tour.sh
 # docs/tour.md shows the output.
+examples=$PWD/examples
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work" || exit 1
@@ -52,8 +53,7 @@ run milpactl get offerings
 run milpactl get pools
 run milpactl get pod pod-in-a-cell -oyaml
 run "milpactl get pod pod-in-a-cell -ojson | head -12"
-cell=$(milpactl get cells -o name)
-cell=${cell#cell/}
+cell=$(milpactl get cells -o wide | awk '/pod-in-a-cell/ { print $1 }')
 run milpactl describe pod pod-in-a-cell
 run milpactl describe cell "$cell"
 run milpactl logs pod-in-a-cell
@@ -72,6 +72,8 @@ wait_until grep -q Forwarding forwarded
 curl -s http://127.0.0.1:18080/
 wait
 cat forwarded
+cp "$examples/pod-in-a-cell.yaml" .
+run milpactl plan -f pod-in-a-cell.yaml
 run milpactl plan -f alone.yaml
 run milpactl create -f alone.yaml
 run "timeout 5 milpactl get pod alone --watch"
@@ -98,7 +100,7 @@ run tar tvf dump.tar
 run "milpactl dump all | head -7"
 run "milpactl completion bash | head -3"
 run "milpactl man | man -l - | head -5"
+run "curl -s $DEMO_METRICS | grep -v -e ' 0$' -e ' 0.0$' -e '^#' -e _bucket"
 run milpactl drain --end --timeout 20s
 run milpactl get cells
 run milpactl uncordon
-run "curl -s $DEMO_METRICS | grep -v -e ' 0$' -e ' 0.0$' -e '^#' -e _bucket"

@@ -32,6 +32,7 @@ mod manifest_files;
 mod node_log;
 mod parts;
 mod plan;
+mod renderer;
 mod service;
 mod standalone;
 mod streaming;

@@ -87,13 +87,20 @@ struct Requests(PodInformer);
 #[async_trait]
 impl PodRequests for Requests {
     async fn of_pod(&self, uid: &str) -> Option<ApiRequests> {
-        let requests = self.0.requests(uid, REQUESTS_TIMEOUT).await?;
-        Some(ApiRequests {
-            milli_cpu_request: requests.milli_cpus.request,
-            milli_cpu_limit: requests.milli_cpus.limit,
-            memory_request: requests.memory.request,
-            memory_limit: requests.memory.limit,
-        })
+        self.0.requests(uid, REQUESTS_TIMEOUT).await.map(of_api)
+    }
+
+    fn known(&self, uid: &str) -> Option<ApiRequests> {
+        self.0.known(uid).map(of_api)
+    }
+}
+
+fn of_api(requests: kiyot_kubernetes::requests::Requests) -> ApiRequests {
+    ApiRequests {
+        milli_cpu_request: requests.milli_cpus.request,
+        milli_cpu_limit: requests.milli_cpus.limit,
+        memory_request: requests.memory.request,
+        memory_limit: requests.memory.limit,
     }
 }
 

@@ -15,7 +15,14 @@ const ESCAPE: char = '\u{1b}';
 
 /// The recent lines. Cheap to clone.
 #[derive(Debug, Clone, Default)]
-pub struct RecentLog(Arc<Mutex<VecDeque<Box<[u8]>>>>);
+pub struct RecentLog(Arc<Mutex<VecDeque<Line>>>);
+
+/// A line as it was written, cut at the bound.
+type Line = Arc<[u8]>;
+
+/// Lines of the log, without a lock on it.
+#[derive(Debug)]
+pub(crate) struct Lines(Vec<Line>);
 
 /// A writer of log lines to the standard error, which keeps them too.
 #[derive(Debug)]
@@ -36,11 +43,18 @@ impl RecentLog {
         lines.push_back(line.into());
     }
 
-    /// Returns all lines, without the colours of a terminal.
-    pub fn text(&self) -> String {
+    /// Returns all lines. Whoever logs meanwhile waits for no more than the copies of pointers.
+    pub(crate) fn lines(&self) -> Lines {
         let lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        Lines(lines.iter().cloned().collect())
+    }
+}
+
+impl Lines {
+    /// Returns the text of the lines, without the colours of a terminal.
+    pub(crate) fn text(&self) -> String {
         let mut text = String::new();
-        for line in lines.iter() {
+        for line in &self.0 {
             text.push_str(&without_colours(String::from_utf8_lossy(line).trim_end()));
             text.push('\n');
         }
@@ -86,7 +100,7 @@ mod tests {
             log.add(format!("{number}\n").as_bytes());
         }
         log.add("x".repeat(MAX_LINE_BYTES + 1).as_bytes());
-        let text = log.text();
+        let text = log.lines().text();
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!((lines.len(), lines[0]), (MAX_LINES, "2"));
         assert_eq!(lines[MAX_LINES - 1].len(), MAX_LINE_BYTES);
@@ -96,6 +110,6 @@ mod tests {
     fn colours_are_removed() {
         let log = RecentLog::default();
         log.add("\u{1b}[2m2026\u{1b}[0m \u{1b}[32m INFO\u{1b}[0m started\n".as_bytes());
-        assert_eq!(log.text(), "2026  INFO started\n");
+        assert_eq!(log.lines().text(), "2026  INFO started\n");
     }
 }

@@ -16,13 +16,18 @@ use super::{
 };
 
 /// The programs that run beside the calls; `milpactl` stands for the program with its socket. The
-/// last has no part in kiyot: it shows what any program takes away from the calls.
-const BESIDE: [(&str, &[&str]); 4] = [
+/// last two are controls: starts of the program with a call that costs the daemon next to nothing,
+/// and a program that has no part in kiyot, which show what any program takes away from the calls.
+const BESIDE: [(&str, &[&str]); 5] = [
     ("nothing", &[]),
     ("`get pods --watch`", &["exec milpactl get pods --watch"]),
     (
         "and `dump all` in a loop",
         &["exec milpactl get pods --watch", "while :; do milpactl dump all; done"],
+    ),
+    (
+        "and `version` in a loop",
+        &["exec milpactl get pods --watch", "while :; do milpactl version; done"],
     ),
     ("an empty loop", &["while :; do :; done"]),
 ];

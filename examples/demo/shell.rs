@@ -6,6 +6,10 @@ use kiyot_testkit::Kiyot;
 
 /// Address of the metrics, in the demo's own network namespace.
 pub(crate) const METRICS: &str = "127.0.0.1:9440";
+/// A warm pool, of which `milpactl pool` shows something.
+pub(crate) const WARM_POOL: &str = "[[backends.milpa.warm]]\ncount = 1\n";
+/// The event of the daemon's log with which a cell waits in its pool.
+pub(crate) const IS_WARM: &str = "cell waits in its warm pool";
 
 /// Runs the user's shell until it ends, with the daemon's milpactl and kiyot in its PATH, in the
 /// namespaces of the demo. Its standard input may be a script.

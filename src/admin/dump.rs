@@ -4,25 +4,43 @@
 //! keys alone, its cells no consoles, and its records are keys and lengths; as everywhere, no
 //! values of environment variables.
 
-use std::sync::Arc;
+use std::{
+    collections::HashMap,
+    io,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
 
 use bytes::Bytes;
-use futures::{Stream, StreamExt, stream};
+use futures::{FutureExt, Stream, StreamExt, future, stream, stream::BoxStream};
 use kiyot_proto::admin::{self, DumpResponse};
 use tonic::Status;
 
 use super::{
     access::Access,
     deadlines::{SHORT, within},
+    lists,
     parts::Parts,
+    renderer::{Piece, Renderer, Renderers},
     service, versions,
 };
-use crate::{backends::milpa::Milpa, error_chain::error_chain};
+use crate::{
+    backends::{
+        Backend,
+        milpa::{
+            Milpa,
+            id::CellId,
+            inventory::{PodKey, Record},
+        },
+    },
+    error_chain::error_chain,
+};
 
 /// Bytes of a response.
 const PART_BYTES: usize = 64 * 1024;
-/// The pods or cells that are read under one lock.
-const PART_ITEMS: usize = 128;
+/// Age until which the next bundle has the same versions and the same list of the provider: both
+/// are calls of others, whose limits are for pods.
+const MAX_AGE: Duration = Duration::from_secs(5);
 
 /// The texts of the bundle, in order.
 const FILES: [&str; 12] = [
@@ -40,58 +58,151 @@ const FILES: [&str; 12] = [
     "log.txt",
 ];
 
-/// Returns the texts, each made when it is sent.
+/// The state that all bundles share.
+#[derive(Debug, Default)]
+pub(super) struct Dumps {
+    renderers: Renderers,
+    /// The latest texts that calls of others made, by file.
+    called: Mutex<HashMap<&'static str, (Instant, Arc<str>)>>,
+}
+
+impl Dumps {
+    /// Returns a text that calls of others make, if it is old, with the calls.
+    async fn of_calls(&self, file: &'static str, call: impl Future<Output = String>) -> Arc<str> {
+        let called = || self.called.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = called().get(file).cloned();
+        if let Some((_, text)) = known.filter(|(at, _)| at.elapsed() < MAX_AGE) {
+            return text;
+        }
+        let text = Arc::from(call.await);
+        called().insert(file, (Instant::now(), Arc::clone(&text)));
+        text
+    }
+}
+
+/// Returns the texts. Each begins with its name, and each piece is made when it is sent.
 pub(super) fn responses(
     parts: Arc<Parts>,
+) -> io::Result<impl Stream<Item = Result<DumpResponse, Status>> + Send + 'static> {
+    let renderer = parts.dumps.renderers.start()?;
+    Ok(stream::iter(FILES).flat_map(move |file| {
+        let name = DumpResponse { file: file.to_owned(), content: Bytes::new() };
+        let content = rendered(Arc::clone(&renderer), pieces(file, Arc::clone(&parts)));
+        stream::iter([Ok(name)]).chain(content)
+    }))
+}
+
+fn rendered(
+    renderer: Arc<Renderer>,
+    pieces: BoxStream<'static, Piece>,
 ) -> impl Stream<Item = Result<DumpResponse, Status>> + Send + 'static {
-    let texts = stream::iter(FILES).then(move |file| {
-        let parts = Arc::clone(&parts);
-        async move { stream::iter(split(file, text(file, &parts).await)) }
+    let texts = stream::unfold((renderer, pieces), |(renderer, mut pieces)| async move {
+        let text = renderer.next(pieces.as_mut()).await?;
+        Some((stream::iter(split(text)), (renderer, pieces)))
     });
     texts.flatten()
 }
 
-/// Returns a text as responses, of which the first has its name.
-fn split(file: &str, text: String) -> Vec<Result<DumpResponse, Status>> {
-    let text = Bytes::from(text);
-    let begins = (0..text.len().max(1)).step_by(PART_BYTES);
+/// Returns a text as responses without the file's name.
+fn split(text: Result<String, Status>) -> Vec<Result<DumpResponse, Status>> {
+    let text = match text {
+        Ok(text) => Bytes::from(text),
+        Err(status) => return vec![Err(status)],
+    };
+    let begins = (0..text.len()).step_by(PART_BYTES);
     let part = |begin: usize| DumpResponse {
-        file: if begin == 0 { file.to_owned() } else { String::new() },
+        file: String::new(),
         content: text.slice(begin..text.len().min(begin + PART_BYTES)),
     };
     begins.map(|begin| Ok(part(begin))).collect()
 }
 
-async fn text(file: &str, parts: &Parts) -> String {
+/// Returns the pieces of a text. Each is read when the stream is polled.
+fn pieces(file: &'static str, parts: Arc<Parts>) -> BoxStream<'static, Piece> {
     match file {
-        "version.txt" => versions::text(parts).await,
-        // No key of it has a secret.
-        "config.txt" => format!("{:#?}\n", *parts.config.borrow()),
-        "backends.txt" => format!("{:#?}\n", service::backends(parts)),
-        "pods.txt" => lines(parts, |milpa| {
-            let keys = milpa.inventory().pod_keys();
-            keys.chunks(PART_ITEMS).flat_map(|keys| milpa.inventory().pods(keys)).map(pod).collect()
+        "version.txt" => read(async move {
+            let text = parts.dumps.of_calls(file, versions::text(&parts)).await;
+            move || text.to_string()
         }),
-        "cells.txt" => lines(parts, |milpa| {
-            let ids = milpa.inventory().cell_ids();
-            let cells = ids.chunks(PART_ITEMS).flat_map(|ids| milpa.inventory().cells(ids));
-            cells.map(cell).collect()
+        "config.txt" => read(async move {
+            let config = Arc::clone(&parts.config.borrow());
+            // No key of it has a secret.
+            move || format!("{config:#?}\n")
         }),
-        "pools.txt" => format!("{:#?}\n", service::pools(parts)),
-        "costs.txt" => lines(parts, |milpa| vec![format!("{:#?}", milpa.inventory().costs())]),
-        "offerings.txt" => match within(SHORT, "ListOfferings", service::offerings(parts)).await {
-            Ok(offerings) => offerings.iter().map(|offer| format!("{offer:?}\n")).collect(),
-            Err(status) => format!("not read: {}\n", status.message()),
-        },
-        "events.txt" => lines(parts, |milpa| {
-            let (events, _) = milpa.inventory().events();
-            events.iter().map(|event| format!("{event:?}")).collect()
+        "backends.txt" => read(async move {
+            let backends = service::backends(&parts);
+            move || format!("{backends:#?}\n")
         }),
-        "provider.txt" => instances(parts).await,
-        "records.txt" => records(parts).await,
-        "log.txt" => parts.recent_log.text(),
-        _ => String::new(),
+        "pods.txt" => listed(
+            parts,
+            |milpa| milpa.inventory().pod_keys(),
+            |milpa, keys: &[PodKey]| {
+                let pods = milpa.inventory().pods(keys);
+                move || lines(pods.into_iter().map(pod))
+            },
+        ),
+        "cells.txt" => listed(
+            parts,
+            |milpa| milpa.inventory().cell_ids(),
+            |milpa, ids: &[CellId]| {
+                let cells = milpa.inventory().cells(ids);
+                move || lines(cells.into_iter().map(cell))
+            },
+        ),
+        "pools.txt" => read(async move {
+            let pools = service::pools(&parts);
+            move || format!("{pools:#?}\n")
+        }),
+        "costs.txt" => read(async move {
+            let costs: Vec<_> = parts.milpas.iter().map(|it| it.inventory().costs()).collect();
+            move || lines(costs.into_iter().map(|costs| format!("{costs:#?}")))
+        }),
+        "offerings.txt" => read(async move {
+            let offerings = within(SHORT, "ListOfferings", service::offerings(&parts)).await;
+            move || match offerings {
+                Ok(offerings) => lines(offerings.into_iter().map(|it| format!("{it:?}"))),
+                Err(status) => format!("not read: {}\n", status.message()),
+            }
+        }),
+        "events.txt" => read(async move {
+            let events = parts.milpas.iter().flat_map(|milpa| milpa.inventory().events().0);
+            let events: Vec<_> = events.collect();
+            move || lines(events.into_iter().map(|event| format!("{event:?}")))
+        }),
+        "provider.txt" => read(async move {
+            let text = parts.dumps.of_calls(file, instances(&parts)).await;
+            move || text.to_string()
+        }),
+        "records.txt" => records(parts),
+        "log.txt" => read(async move {
+            let log = parts.recent_log.lines();
+            move || log.text()
+        }),
+        _ => stream::empty().boxed(),
     }
+}
+
+/// Returns the only piece of a text.
+fn read<R: FnOnce() -> String + Send + 'static>(
+    reading: impl Future<Output = R> + Send + 'static,
+) -> BoxStream<'static, Piece> {
+    stream::once(reading.map(|render| Box::new(render) as Piece)).boxed()
+}
+
+/// Returns pieces of the items of all backends: `keys` lists a backend's, `item` reads some.
+fn listed<K: Send + 'static, R: FnOnce() -> String + Send + 'static>(
+    parts: Arc<Parts>,
+    keys: impl Fn(&Milpa) -> Vec<K> + Send + 'static,
+    items: impl Fn(&Milpa, &[K]) -> R + Send + 'static,
+) -> BoxStream<'static, Piece> {
+    let of_backends = async move {
+        let keys = |milpa: &Arc<Milpa>| (Arc::clone(milpa), keys(milpa));
+        let keys: Vec<_> = parts.milpas.iter().map(keys).collect();
+        lists::parts(keys, move |milpa: &Milpa, keys: &[K]| Box::new(items(milpa, keys)) as Piece)
+    };
+    let pieces = stream::once(of_backends).flatten();
+    // A part that is read from memory has no error.
+    pieces.filter_map(|piece| future::ready(piece.ok())).boxed()
 }
 
 fn pod(pod: admin::Pod) -> String {
@@ -107,35 +218,47 @@ fn cell(cell: admin::Cell) -> String {
 }
 
 /// Returns the keys of all records with their lengths: records have secrets.
-async fn records(parts: &Parts) -> String {
-    let mut text = String::new();
-    for milpa in &parts.milpas {
-        let records = async {
-            let records = milpa.inventory().records().await;
-            records.map_err(|error| Status::unavailable(error_chain(&error)))
-        };
-        match within(SHORT, "Dump", records).await {
-            Ok(records) => text.extend(records.into_iter().map(|line| line + "\n")),
-            Err(status) => text.push_str(&format!("not read: {}\n", status.message())),
-        }
-    }
-    text
+fn records(parts: Arc<Parts>) -> BoxStream<'static, Piece> {
+    let of_backends = stream::iter(parts.milpas.clone()).flat_map(|milpa| {
+        stream::unfold(Some((milpa, None)), |from| async move {
+            let (milpa, last): (Arc<Milpa>, Option<Record>) = from?;
+            let reading = async {
+                let records = milpa.inventory().records(last).await;
+                records.map_err(|error| Status::unavailable(error_chain(&error)))
+            };
+            let records = match within(SHORT, "Dump", reading).await {
+                Ok(records) => records,
+                Err(status) => {
+                    let error = format!("not read: {}\n", status.message());
+                    return Some((Box::new(move || error) as Piece, None));
+                }
+            };
+            let last = records.last()?.clone();
+            let name = milpa.name().clone();
+            let line = move |record: Record| {
+                let Record { table, key, bytes } = record;
+                format!("{name} {table} {key} {bytes} bytes")
+            };
+            let piece: Piece = Box::new(move || lines(records.into_iter().map(line)));
+            Some((piece, Some((milpa, Some(last)))))
+        })
+    });
+    of_backends.boxed()
 }
 
 async fn instances(parts: &Parts) -> String {
     let mut text = String::new();
     for milpa in &parts.milpas {
         match milpa.inventory().instances().await {
-            Ok(instances) => text.extend(instances.into_iter().map(|line| line + "\n")),
+            Ok(instances) => text.push_str(&lines(instances.into_iter())),
             Err(error) => text.push_str(&format!("not listed: {}\n", error.text())),
         }
     }
     text
 }
 
-fn lines(parts: &Parts, of_backend: impl Fn(&Milpa) -> Vec<String>) -> String {
-    let texts = parts.milpas.iter().flat_map(|milpa| of_backend(milpa));
-    texts.map(|text| text + "\n").collect()
+fn lines(lines: impl Iterator<Item = String>) -> String {
+    lines.map(|line| line + "\n").collect()
 }
 
 #[cfg(test)]
@@ -153,14 +276,25 @@ mod tests {
     }
 
     #[test]
-    fn long_text_is_split_and_only_the_first_part_is_named() {
-        let text = "x".repeat(PART_BYTES + 1);
-        let parts: Vec<_> = split("pods.txt", text).into_iter().map(Result::unwrap).collect();
-        let sizes: Vec<_> =
-            parts.iter().map(|part| (part.file.as_str(), part.content.len())).collect();
-        assert_eq!(sizes, [("pods.txt", PART_BYTES), ("", 1)]);
-        let empty: Vec<_> =
-            split("log.txt", String::new()).into_iter().map(Result::unwrap).collect();
-        assert_eq!((empty.len(), empty[0].file.as_str()), (1, "log.txt"));
+    fn long_text_is_split_and_no_text_is_no_part() {
+        let sizes = |text: String| -> Vec<usize> {
+            split(Ok(text)).into_iter().map(|part| part.unwrap().content.len()).collect()
+        };
+        assert_eq!(sizes("x".repeat(PART_BYTES + 1)), [PART_BYTES, 1]);
+        assert!(sizes(String::new()).is_empty());
+    }
+
+    #[tokio::test]
+    async fn calls_of_others_are_made_once_for_bundles_that_follow_each_other() {
+        let dumps = Dumps::default();
+        let first = dumps.of_calls("provider.txt", async { "first".to_owned() }).await;
+        let second = dumps.of_calls("provider.txt", async { "second".to_owned() }).await;
+        assert_eq!((&*first, &*second), ("first", "first"));
+        let other = dumps.of_calls("version.txt", async { "other".to_owned() }).await;
+        assert_eq!(&*other, "other");
+        let old = Instant::now().checked_sub(MAX_AGE).unwrap();
+        dumps.called.lock().unwrap().get_mut("provider.txt").unwrap().0 = old;
+        let third = dumps.of_calls("provider.txt", async { "third".to_owned() }).await;
+        assert_eq!(&*third, "third");
     }
 }

@@ -6,6 +6,7 @@ use kiyot_proto::admin;
 use tokio::sync::{Semaphore, watch};
 use tonic::Status;
 
+use super::dump::Dumps;
 use crate::{
     backends::milpa::{Milpa, id::CellId, inventory::PodKey},
     config::Config,
@@ -26,6 +27,8 @@ pub struct Parts {
     pub(super) config: watch::Receiver<Arc<Config>>,
     /// Turns of plans.
     pub(super) plans: Arc<Semaphore>,
+    /// The state that all support bundles share.
+    pub(super) dumps: Dumps,
     /// The recent lines of the daemon's log.
     pub(super) recent_log: RecentLog,
     /// The commit of the build, empty if it is not known.
@@ -43,7 +46,7 @@ impl Parts {
         git_commit: &'static str,
     ) -> Self {
         let plans = Arc::new(Semaphore::new(MAX_PLANS));
-        Self { milpas, runtimes, config, plans, recent_log, git_commit }
+        Self { milpas, runtimes, config, plans, dumps: Dumps::default(), recent_log, git_commit }
     }
 
     /// Returns a pod by namespace and name, uid or sandbox; the namespace may be empty if the name

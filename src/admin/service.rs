@@ -318,7 +318,9 @@ impl Admin for AdminService {
         _request: Request<admin::DumpRequest>,
     ) -> Result<Response<Self::DumpStream>, Status> {
         self.access.check("Dump")?;
-        Ok(Response::new(dump::responses(Arc::clone(&self.parts)).boxed()))
+        let responses = dump::responses(Arc::clone(&self.parts));
+        let responses = responses.map_err(|error| Status::internal(error.to_string()))?;
+        Ok(Response::new(responses.boxed()))
     }
 }
 

@@ -6,6 +6,7 @@ use kiyot_testkit::{
 };
 
 mod admin;
+mod admin_lists;
 mod admin_streams;
 mod admin_versions;
 mod attempts;

@@ -255,6 +255,10 @@ impl PodRequests for PlayedRequests {
             None => std::future::pending().await,
         }
     }
+
+    fn known(&self, _uid: &str) -> Option<ApiRequests> {
+        self.0
+    }
 }
 
 /// Verifies K10.

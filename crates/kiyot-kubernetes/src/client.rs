@@ -59,7 +59,11 @@ pub enum ClientError {
         reason: String,
     },
     /// The pod has no service account.
-    #[error("in-cluster credentials can't be used: {0}")]
+    #[error(
+        "in-cluster credentials can't be used: {0}; allowed: those of a pod with a service account \
+         (KUBERNETES_SERVICE_HOST, KUBERNETES_SERVICE_PORT, and token, ca.crt and namespace in \
+         /var/run/secrets/kubernetes.io/serviceaccount)"
+    )]
     InCluster(String),
     /// The certificates can't be used.
     #[error("client of the API server can't be made: {0}")]

@@ -79,6 +79,11 @@ impl PodInformer {
         let found = timeout(limit, known.wait_for(|known| known.pods.contains_key(uid))).await;
         found.ok()?.ok()?.pods.get(uid).copied()
     }
+
+    /// Returns the requests of a pod by its uid, as far as they are known now.
+    pub fn known(&self, uid: &str) -> Option<Requests> {
+        self.known.borrow().pods.get(uid).copied()
+    }
 }
 
 struct Task {

@@ -23,11 +23,13 @@ use tokio::{net::TcpListener, sync::watch, task::JoinSet};
 mod apply;
 mod request;
 mod schema;
+mod service_account;
 mod store;
 mod table;
 mod tls;
 
 pub use request::{ApiRequest, Verb};
+pub use service_account::ServiceAccount;
 use store::{Objects, Refusal};
 pub use table::table;
 
@@ -44,6 +46,8 @@ pub enum ApiFault {
     Status(u16, Option<u32>),
     /// A denial, as RBAC writes it.
     Denied,
+    /// The client is unknown: its token has expired.
+    Unknown,
     /// Nothing is answered for this time.
     Slow(Duration),
     /// The connection is closed without a response.
@@ -73,6 +77,8 @@ pub struct Recorded {
 struct State {
     objects: Objects,
     rules: Vec<Rule>,
+    /// The only token that is accepted; `None` for any.
+    token: Option<String>,
     recorded: Vec<Recorded>,
 }
 
@@ -208,6 +214,17 @@ impl ApiServer {
         self.state().rules.push(Rule { verb, resource, times, fault });
     }
 
+    /// Has the server accept this bearer token alone.
+    pub fn accept_only(&self, token: &str) {
+        self.state().token = Some(token.to_owned());
+    }
+
+    /// Returns the service account of a pod whose daemon calls the server, which has TLS.
+    pub fn service_account(&self) -> ServiceAccount {
+        let tls = self.tls.as_ref().expect("the server has TLS");
+        ServiceAccount::new(self.at, tls.certificate.clone())
+    }
+
     /// Ends all faults.
     pub fn heal(&self) {
         self.state().rules.clear();
@@ -288,6 +305,7 @@ async fn answer(
         state.recorded.push(Recorded { request: parsed.clone(), at: Instant::now(), status: 0 });
         state.recorded.len() - 1
     };
+    let fault = if is_known(&shared, &head) { fault } else { Some(ApiFault::Unknown) };
     let response = match fault {
         Some(ApiFault::Closed) => return Err(std::io::Error::other("closed by a fault")),
         Some(ApiFault::Status(code, retry_after)) => {
@@ -295,6 +313,7 @@ async fn answer(
         }
         Some(ApiFault::Ended) => response(StatusCode::OK, String::new()),
         Some(ApiFault::Denied) => refusal(&Refusal::forbidden(&parsed), None),
+        Some(ApiFault::Unknown) => refusal(&Refusal::of(401, "Unauthorized", "Unauthorized"), None),
         Some(ApiFault::Slow(pause)) => {
             tokio::time::sleep(pause).await;
             respond(&shared, &parsed, &head, &body)
@@ -303,6 +322,14 @@ async fn answer(
     };
     shared.state().recorded[index].status = response.status().as_u16();
     Ok(response)
+}
+
+/// Returns true if the server accepts the token of a request.
+fn is_known(shared: &Shared, head: &http::request::Parts) -> bool {
+    let state = shared.state();
+    let given = head.headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+    let given = given.and_then(|value| value.strip_prefix("Bearer "));
+    state.token.as_deref().is_none_or(|accepted| given == Some(accepted))
 }
 
 fn respond(

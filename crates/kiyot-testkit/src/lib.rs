@@ -34,7 +34,7 @@ pub use kiyot_proto::cri;
 pub use kubelet::{
     Container, Kubelet, LogLine, Pod, RunningContainer, RunningPod, Volume, volumes::Source,
 };
-pub use kubernetes_api::{ApiFault, ApiRequest, ApiServer, Recorded, Verb, table};
+pub use kubernetes_api::{ApiFault, ApiRequest, ApiServer, Recorded, ServiceAccount, Verb, table};
 pub use leftovers::Leftovers;
 pub use node::Node;
 pub use processes::{command_line, kill_all, peak_resident_kib, processes, resident_kib};

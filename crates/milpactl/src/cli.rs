@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
 use crate::output::Format;
@@ -10,17 +10,35 @@ use crate::output::Format;
 /// Default path of the socket.
 const DEFAULT_SOCKET: &str = "/run/kiyot/admin.sock";
 
-/// Exit codes, for the help.
-const EXIT_CODES: &str = "Exit codes: 0; 1 failure; 64 wrong arguments; 66 unknown or ambiguous \
-    name; 69 no daemon answers; 76 the daemon is of another version; 77 not permitted; for exec, \
-    else that of the command.";
+/// Examples and exit codes, for the help.
+const AFTER_HELP: &str = "\
+Examples:
+  milpactl get pods -o wide          pods in cells, with their instances
+  milpactl describe pod web          why it waits or failed, its timeline, price and events
+  milpactl logs web -f               its log; with the id of a cell, the agent's
+  milpactl exec -it web -- sh        a shell in it
+  milpactl plan -f pod.yaml          where a pod would go, and its price
+  milpactl drain --end               ends all cells; `milpactl uncordon` permits them again
+
+Exit codes: 0; 1 failure; 64 wrong arguments; 66 unknown or ambiguous name; 69 no daemon answers; \
+    76 the daemon is of another version; 77 not permitted; for exec, else that of the command.";
+
+/// Place of the option that all verbs have, after their own.
+const LAST: usize = 900;
 
 /// Looks at pods in cells and at their instances, and works on them.
 #[derive(Debug, Parser)]
-#[command(name = "milpactl", version, arg_required_else_help = true, after_help = EXIT_CODES)]
+#[command(name = "milpactl", version, arg_required_else_help = true, after_help = AFTER_HELP)]
 pub(crate) struct Arguments {
     /// Socket of the daemon (`admin.listen`).
-    #[arg(long, global = true, env = "MILPACTL_SOCKET", default_value = DEFAULT_SOCKET)]
+    #[arg(
+        long,
+        global = true,
+        env = "MILPACTL_SOCKET",
+        default_value = DEFAULT_SOCKET,
+        value_name = "PATH",
+        display_order = LAST
+    )]
     pub(crate) socket: PathBuf,
     #[command(subcommand)]
     pub(crate) verb: Verb,
@@ -48,11 +66,11 @@ pub(crate) enum Verb {
     Attach(Attach),
     /// Forwards local ports to ports of a pod, until the pod ends.
     PortForward(PortForward),
-    /// Stops launches of cells, also after a restart of the daemon.
+    /// Stops launches of cells, also after a restart of the daemon, and ends those of warm pools.
     Cordon,
-    /// Permits launches of cells again.
+    /// Permits launches of cells again, after `cordon` or `drain`.
     Uncordon,
-    /// Stops launches of cells, and waits for the end of those that run.
+    /// Stops launches of cells until `uncordon`, and waits for the end of those that run.
     Drain(Drain),
     /// Shows what waits in the warm pools.
     Pool(Listing),
@@ -63,6 +81,7 @@ pub(crate) enum Verb {
     /// Prints a script of completions for a shell.
     Completion {
         /// The shell.
+        #[arg(value_name = "bash|elvish|fish|powershell|zsh")]
         shell: Shell,
     },
     /// Prints the manual page, or writes a page for each verb.
@@ -72,7 +91,7 @@ pub(crate) enum Verb {
         directory: Option<PathBuf>,
     },
     /// Says what is used instead: kiyot has no such objects.
-    #[command(hide = true)]
+    #[command(hide = true, aliases = ["apply", "run"])]
     Deploy(Rest),
     /// Says what is used instead: kiyot has no such objects.
     #[command(hide = true)]
@@ -134,7 +153,7 @@ pub(crate) struct Listing {
 #[derive(Debug, Args)]
 pub(crate) struct Get {
     /// The kind.
-    #[arg(value_enum)]
+    #[arg(value_enum, value_name = "pods|cells|events|metrics|usage|backends|offerings|pools")]
     pub(crate) kind: Kind,
     /// A name, or the begin of an id; an instance type or a glob of offerings; all without it.
     pub(crate) name: Option<String>,
@@ -165,7 +184,7 @@ pub(crate) enum Described {
 #[derive(Debug, Args)]
 pub(crate) struct Describe {
     /// The kind.
-    #[arg(value_enum)]
+    #[arg(value_enum, value_name = "pod|cell")]
     pub(crate) kind: Described,
     /// The name, or the begin of an id.
     pub(crate) name: String,
@@ -188,10 +207,10 @@ pub(crate) struct Logs {
     #[arg(short, long)]
     pub(crate) follow: bool,
     /// The last lines only.
-    #[arg(long, visible_alias = "tail")]
+    #[arg(long, visible_alias = "tail", value_name = "NUMBER")]
     pub(crate) lines: Option<u64>,
     /// Lines since a time, such as `10m` ago or `2026-01-31T10:00:00Z`.
-    #[arg(long)]
+    #[arg(long, value_name = "TIME")]
     pub(crate) since: Option<String>,
 }
 
@@ -252,7 +271,7 @@ pub(crate) struct PortForward {
 #[derive(Debug, Args)]
 pub(crate) struct Plan {
     /// A manifest with Pods or workloads: a file, a directory, or `-` for the standard input.
-    #[arg(short, long, required = true)]
+    #[arg(short, long, required = true, value_name = "FILE")]
     pub(crate) filename: Vec<PathBuf>,
 }
 
@@ -260,7 +279,7 @@ pub(crate) struct Plan {
 pub(crate) struct Create {
     /// A manifest with Pods, and the ConfigMaps and Secrets that they mount: a file, a directory,
     /// or `-` for the standard input.
-    #[arg(short, long, required = true)]
+    #[arg(short, long, required = true, value_name = "FILE")]
     pub(crate) filename: Vec<PathBuf>,
     /// The backend that runs the pods; the first that has cells without it.
     #[arg(long)]
@@ -268,18 +287,18 @@ pub(crate) struct Create {
 }
 
 #[derive(Debug, Args)]
+#[command(group = ArgGroup::new("which").required(true).multiple(true).args(["pods", "filename"]))]
 pub(crate) struct Delete {
     /// Pods: a name, namespace/name, a uid, or a line of `-o name`.
-    #[arg(required_unless_present = "filename")]
     pub(crate) pods: Vec<String>,
     /// The pods of a manifest: a file, a directory, or `-` for the standard input.
-    #[arg(short, long)]
+    #[arg(short, long, value_name = "FILE")]
     pub(crate) filename: Vec<PathBuf>,
     /// Namespace of the pods.
     #[arg(short, long)]
     pub(crate) namespace: Option<String>,
     /// Seconds that the containers have to end; those of the manifest without it.
-    #[arg(long)]
+    #[arg(long, value_name = "SECONDS")]
     pub(crate) grace_period: Option<u32>,
 }
 
@@ -289,7 +308,7 @@ pub(crate) struct Drain {
     #[arg(long)]
     pub(crate) end: bool,
     /// Time for all of it, such as `90s` or `10m`.
-    #[arg(long, default_value = "10m")]
+    #[arg(long, default_value = "10m", value_name = "DURATION")]
     pub(crate) timeout: String,
 }
 
@@ -306,10 +325,10 @@ pub(crate) struct Top {
 #[derive(Debug, Args)]
 pub(crate) struct Dump {
     /// The parts.
-    #[arg(value_enum)]
+    #[arg(value_enum, value_name = "all")]
     pub(crate) parts: DumpParts,
     /// Writes a tar archive of the texts; to the standard output as text without it.
-    #[arg(long)]
+    #[arg(long, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
 }
 

@@ -32,9 +32,12 @@ mod streams;
 mod top;
 mod version;
 
-/// The message of forms that only the original had.
-const INSTEAD: &str = "kiyot has no such objects: use kubectl, whose API server has them \
-    (kubectl apply, kubectl get services, kubectl get secrets)";
+/// The message for verbs that only the original had, and for those of kubectl.
+const NO_SUCH_VERB: &str = "kiyot has no deployments, services and secrets: `kubectl apply` makes \
+    them; allowed: `milpactl create -f`, which runs a pod without a kubelet";
+/// The message for kinds that only the original had.
+const NO_SUCH_KIND: &str = "kiyot has no services and secrets, the API server has them: use \
+    `kubectl get services` and `kubectl get secrets`";
 
 /// Runs a command.
 pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Error> {
@@ -43,7 +46,7 @@ pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Error> {
         Verb::Version => version::run(&connect().await?).await?,
         Verb::Get(get) => get::run(connect, get).await?,
         Verb::Describe(describe) => describe::run(&connect().await?, describe).await?,
-        Verb::Logs(logs) => logs::run(&connect().await?, logs).await?,
+        Verb::Logs(logs) => logs::run(connect, logs).await?,
         Verb::Plan(plan) => return plan::run(connect, plan).await,
         Verb::Create(create) => create::run(connect, create).await?,
         Verb::Delete(delete) => return delete::run(connect, delete).await,
@@ -58,7 +61,7 @@ pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Error> {
         }
         Verb::Cordon => cordon::cordon(&connect().await?).await?,
         Verb::Uncordon => cordon::uncordon(&connect().await?).await?,
-        Verb::Drain(drain) => return cordon::drain(&connect().await?, &drain).await,
+        Verb::Drain(drain) => return cordon::drain(connect, &drain).await,
         Verb::Pool(listing) => get::pools(&connect().await?, listing).await?,
         Verb::Top(top) => top::run(&connect().await?, &top).await?,
         Verb::Dump(dump) => return dump::run(&connect().await?, dump).await,
@@ -69,7 +72,7 @@ pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Error> {
         }
         Verb::Man { directory: Some(directory) } => man::write(&directory)?,
         Verb::Man { directory: None } => io::stdout().write_all(&man::page()?)?,
-        Verb::Deploy(_) | Verb::Update(_) => return Err(Error::Usage(INSTEAD.to_owned())),
+        Verb::Deploy(_) | Verb::Update(_) => return Err(Error::Usage(NO_SUCH_VERB.to_owned())),
     }
     Ok(ExitCode::SUCCESS)
 }

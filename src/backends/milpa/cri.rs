@@ -18,7 +18,7 @@ use super::{
     id::{ContainerId, SandboxId},
     images::Images,
     logs::Logs,
-    placement::PodRequests,
+    placement::{ApiRequests, PodRequests},
     pods::{LookupError, Pods, Sandbox},
     policy::Rules,
     store::{Store, StoreError},
@@ -186,6 +186,11 @@ impl CriService {
     pub fn set_pod_requests(&self, requests: Arc<dyn PodRequests>) {
         // The daemon sets them once.
         let _already_set = self.pod_requests.set(requests);
+    }
+
+    /// Returns the requests of a pod in the Kubernetes API, as far as they are known.
+    pub(super) fn known_requests(&self, uid: &str) -> Option<ApiRequests> {
+        self.pod_requests.get().and_then(|requests| requests.known(uid))
     }
 
     /// Returns the pulls of a sandbox that failed, and have not succeeded since.

@@ -34,6 +34,8 @@ mod usage;
 pub use key::PodKey;
 pub use log::{LogSource, NoLog};
 
+pub use super::store::Row as Record;
+
 use key::PodItem;
 
 /// The inventory of a backend.
@@ -184,13 +186,10 @@ impl Inventory {
         Ok(listed.into_iter().map(line).collect())
     }
 
-    /// Returns a line for each record: its table, key and length, without what it holds.
-    pub async fn records(&self) -> Result<Vec<String>, StoreError> {
-        let rows = self.store.rows().await?.into_iter();
-        let line = |row: super::store::Row| {
-            format!("{} {} {} {} bytes", self.backend, row.table, row.key, row.bytes)
-        };
-        Ok(rows.map(line).collect())
+    /// Returns the next records in parts, the first after a record or of all, without what they
+    /// hold. None are left after an empty part.
+    pub async fn records(&self, after: Option<Record>) -> Result<Vec<Record>, StoreError> {
+        self.store.rows(after).await
     }
 
     /// Stops launches of cells, or permits them again. Returns the number of cells that go on.

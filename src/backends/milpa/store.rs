@@ -26,6 +26,8 @@ const RECORD_VERSION: u32 = 1;
 const MAX_QUEUED_REQUESTS: usize = 1024;
 /// The most batches of a transaction, which share a sync to disk.
 const MAX_BATCHES_PER_TRANSACTION: usize = 256;
+/// The most rows of a part of a list.
+const MAX_LISTED_ROWS: usize = 256;
 
 /// A table of the store: a kind of record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -213,9 +215,11 @@ impl Store {
         Ok(records)
     }
 
-    /// Returns the rows of all tables of the file, quarantined ones too, without their records.
-    pub async fn rows(&self) -> Result<Vec<Row>, StoreError> {
-        self.call(|reply| Request::List { reply }).await?
+    /// Returns the next rows of all tables of the file, quarantined ones too, without their
+    /// records: the first after a row, or of all. None are left after an empty part. Parts are
+    /// small, because commits wait for them.
+    pub async fn rows(&self, after: Option<Row>) -> Result<Vec<Row>, StoreError> {
+        self.call(|reply| Request::List { after, reply }).await?
     }
 
     /// Waits until earlier requests are done and the file is closed. Later requests fail.

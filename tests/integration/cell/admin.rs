@@ -20,7 +20,13 @@ use tonic::{
 };
 use tower::service_fn;
 
-use super::{options, pod, remove_and_assert_clean, secrets::files_with};
+use super::{
+    options, pod,
+    registries::with_mirrors,
+    remove_and_assert_clean,
+    secrets::files_with,
+    standalone::{created, deleted},
+};
 
 /// Connects to the admin socket of a daemon.
 pub(super) async fn admin(kiyot: &Kiyot<'_>) -> AdminClient<Channel> {
@@ -238,6 +244,29 @@ fn tokens(dir: &Path) -> Vec<String> {
     found.into_iter().collect()
 }
 
+/// Returns the manifest of a standalone pod with each secret that it may have, and this image.
+fn manifest_with_secrets(image: &str) -> String {
+    let auths = "{\"auths\": {\"127.0.0.1:1\": {\"username\": \"violet\", \
+                 \"password\": \"hush-pull-16\"}}}";
+    format!(
+        "kind: Secret\napiVersion: v1\nmetadata: {{name: login}}\n\
+         type: kubernetes.io/dockerconfigjson\nstringData: {{.dockerconfigjson: '{auths}'}}\n---\n\
+         kind: Secret\napiVersion: v1\nmetadata: {{name: key}}\n\
+         stringData: {{token: hush-secret-17}}\n---\n\
+         kind: ConfigMap\napiVersion: v1\nmetadata: {{name: settings}}\n\
+         data: {{word: hush-map-18}}\n---\n\
+         kind: Pod\napiVersion: v1\nmetadata:\n  name: alone\n\
+         \x20 annotations: {{pod.elotl.co/volume-size: 3Gi, example.com/body: hush-annotation-2}}\n\
+         spec:\n  imagePullSecrets: [{{name: login}}]\n  terminationGracePeriodSeconds: 1\n\
+         \x20 volumes:\n  - {{name: key, secret: {{secretName: key}}}}\n\
+         \x20 - {{name: settings, configMap: {{name: settings}}}}\n\
+         \x20 containers:\n  - name: main\n    image: {image}\n    args: [hush-argument-3]\n\
+         \x20   env:\n    - {{name: PASSWORD, value: hush-env-1}}\n\
+         \x20   - {{name: TOKEN, valueFrom: {{secretKeyRef: {{name: key, key: token}}}}}}\n\
+         \x20   volumeMounts: [{{name: key, mountPath: /key}}]\n"
+    )
+}
+
 /// Verifies O23.
 #[tokio::test]
 async fn support_bundle_has_no_secret() {
@@ -252,7 +281,15 @@ async fn support_bundle_has_no_secret() {
     );
     fs::write(&kubeconfig, text).unwrap();
     let sections = format!("[kubernetes]\nkubeconfig = \"{}\"\n", kubeconfig.display());
-    let kiyot = Kiyot::start(&node, KiyotOptions { sections, ..options() }).await;
+    let registry = node.registries().join("registry.example");
+    fs::create_dir_all(&registry).unwrap();
+    let server = "http://violet:hush-server-12@127.0.0.1:1";
+    let hosts = format!(
+        "server = {server:?}\n\n[host.{server:?}]\ncapabilities = [\"pull\", \"resolve\"]\n\
+         [host.{server:?}.header]\nauthorization = \"Basic hush-header-13\"\n"
+    );
+    fs::write(registry.join("hosts.toml"), hosts).unwrap();
+    let kiyot = Kiyot::start(&node, KiyotOptions { sections, ..with_mirrors(&node) }).await;
     let mut kubelet = kiyot.kubelet().await;
     let planted = [
         "hush-env-1",
@@ -266,6 +303,13 @@ async fn support_bundle_has_no_secret() {
         "hush-identity-9",
         "hush-registry-10",
         "hush-console-11",
+        "hush-server-12",
+        "hush-header-13",
+        "hush-refused-14",
+        "hush-refused-15",
+        "hush-pull-16",
+        "hush-secret-17",
+        "hush-map-18",
     ];
     let wanted = Pod::new("secretive")
         .in_cell()
@@ -292,11 +336,16 @@ async fn support_bundle_has_no_secret() {
             ..Default::default()
         },
     ];
+    // Nothing listens there.
+    let absent = "127.0.0.1:1/absent:1";
     for auth in auths {
-        // Nothing listens there.
-        let absent = "127.0.0.1:1/absent:1";
         kubelet.pull(&wanted, &running.config, absent, Some(auth)).await.unwrap_err();
     }
+    kubelet.pull(&wanted, &running.config, "registry.example/absent:1", None).await.unwrap_err();
+    let refused = pod("refused", "true").annotation("pod.elotl.co/volume-size", planted[13]);
+    let error = kubelet.run_pod(&refused).await.unwrap_err();
+    assert!(error.message().contains(planted[13]), "the kubelet is told: {error:?}");
+    kubelet.forget(&refused);
     let keys = private_keys(&kiyot.state());
     assert!(!keys.is_empty(), "the records have the key of the authority");
     let tokens = tokens(&kiyot.state());
@@ -308,6 +357,19 @@ async fn support_bundle_has_no_secret() {
 
     let mut client = admin(&kiyot).await;
     assert!(log(&mut client, log_of(&cell)).await.0.contains(planted[10]));
+    let standalone = manifest_with_secrets(absent);
+    let error = client.create_pods(created(&standalone.replace("3Gi", planted[14]))).await;
+    let error = error.unwrap_err();
+    assert!(error.message().contains(planted[14]), "the operator is told: {error:?}");
+    client.create_pods(created(&standalone)).await.unwrap();
+    wait_until("its pull has failed", LIMIT, async || {
+        let listed = pods(&mut client).await;
+        listed.iter().any(|pod| pod.name == "alone" && pod.message.contains(absent)).then_some(())
+    })
+    .await;
+    for recorded in [planted[15], planted[16], planted[17]] {
+        assert!(!files_with(&kiyot.state(), recorded.as_bytes()).is_empty(), "{recorded}");
+    }
     let parts = client.dump(admin::DumpRequest {}).await.unwrap();
     let mut files: BTreeMap<String, Vec<u8>> = BTreeMap::new();
     let mut current = String::new();
@@ -318,7 +380,9 @@ async fn support_bundle_has_no_secret() {
         files.entry(current.clone()).or_default().extend_from_slice(&part.content);
     }
     let text = |file: &str| String::from_utf8_lossy(&files[file]).into_owned();
-    assert!(text("pods.txt").contains("secretive") && text("pods.txt").contains("PASSWORD"));
+    for shown in ["secretive", "PASSWORD", "example.com/body", "alone", "login"] {
+        assert!(text("pods.txt").contains(shown), "{shown}: {}", text("pods.txt"));
+    }
     let version = text("version.txt");
     let cells = kiyot.cells();
     let asked = kiyot_testkit::cri::VersionRequest::default();
@@ -339,6 +403,8 @@ async fn support_bundle_has_no_secret() {
     }
     let secrets: Vec<String> =
         planted.iter().map(|&planted| planted.to_owned()).chain(keys).chain(tokens).collect();
+    // The whole log, of which the bundle has the end.
+    files.insert("the daemon's log".to_owned(), kiyot.log().into_bytes());
     let found: Vec<_> = files
         .iter()
         .flat_map(|(file, content)| {
@@ -348,6 +414,7 @@ async fn support_bundle_has_no_secret() {
         })
         .collect();
     assert_eq!(found, []);
+    client.delete_pod(deleted("alone", 0)).await.unwrap();
     remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }
 

@@ -12,7 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::{WAIT, options, remove_and_assert_clean};
 
-fn milpactl(kiyot: &Kiyot<'_>, words: &[&str]) -> Command {
+pub(super) fn milpactl(kiyot: &Kiyot<'_>, words: &[&str]) -> Command {
     let program = Path::new(env!("CARGO_BIN_EXE_kiyot")).with_file_name("milpactl");
     assert!(program.exists(), "{} is missing: cargo build --workspace --bins", program.display());
     let mut command = Command::new(program);

@@ -1,11 +1,11 @@
 //! Cells in the Kubernetes API, by a daemon before a played API server.
 
-use kiyot_testkit::{ApiServer, Kiyot, KiyotOptions, LIMIT, Node, table, wait_until};
+use kiyot_testkit::{ApiServer, Kiyot, KiyotOptions, LIMIT, Node, RunningPod, table, wait_until};
 use serde_json::{Value, json};
 
 use super::{
     WAIT,
-    admin::admin,
+    admin::{admin, pods},
     options, pod, remove_and_assert_clean,
     standalone::{created, deleted, manifest},
 };
@@ -29,6 +29,24 @@ fn stale(node: &str) -> Value {
         "kind": "Cell",
         "metadata": { "name": "cell-stale", "labels": { "kiyot.elotl.co/node": node } },
         "spec": { "nodeName": node, "backend": "milpa" },
+    })
+}
+
+/// Returns the object of a pod with requests.
+fn pod_with_requests(pod: &RunningPod) -> Value {
+    let metadata = pod.config.metadata.as_ref().unwrap();
+    json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": metadata.name,
+            "namespace": metadata.namespace,
+            "uid": metadata.uid,
+        },
+        "spec": {
+            "nodeName": "worker-1",
+            "containers": [{ "resources": { "requests": { "cpu": "1500m", "memory": "3Gi" } } }],
+        },
     })
 }
 
@@ -81,6 +99,14 @@ async fn cell_of_a_pod_is_shown_with_its_columns_and_removed_with_it() {
             "COST",
         ]
     );
+    // CRI does not carry requests of memory.
+    api.put("pods", pod_with_requests(&running));
+    let mut client = admin(&kiyot).await;
+    wait_until("the requests of the API are shown", LIMIT, async || {
+        let resources = pods(&mut client).await[0].resources?;
+        ((resources.cpu_millis, resources.memory_bytes) == (1500, 3 << 30)).then_some(())
+    })
+    .await;
     let address = super::address(&mut kubelet, &running.sandbox).await;
     let status = &cell["status"];
     assert_eq!(status["podName"], "web");
@@ -109,7 +135,6 @@ async fn cell_of_a_pod_is_shown_with_its_columns_and_removed_with_it() {
     wait_until("no cell is shown", LIMIT, is_empty).await;
 
     // A pod that the API server does not know has a cell, and no events.
-    let mut client = admin(&kiyot).await;
     client.create_pods(created(&manifest("alone", "Never", "sleep 1000"))).await.unwrap();
     wait_until("its start is shown", LIMIT, async || {
         let cell = shown(&api, "Bound").await;
@@ -121,6 +146,49 @@ async fn cell_of_a_pod_is_shown_with_its_columns_and_removed_with_it() {
     assert!(!pods.is_empty() && pods.iter().all(|pod| pod == "web"), "{pods:?}");
     client.delete_pod(deleted("alone", 0)).await.unwrap();
     wait_until("no cell is shown", LIMIT, is_empty).await;
+}
+
+/// Verifies K6.
+#[tokio::test]
+async fn daemon_in_a_pod_takes_its_service_account_when_it_is_there_and_a_rotated_token() {
+    let mut api = ApiServer::start_tls(&[definition()]).await;
+    api.accept_only("hush-first");
+    let mut account = api.service_account();
+    let node = Node::start().await;
+    let with_access = KiyotOptions {
+        sections: "[kubernetes]\nkubeconfig = \"in-cluster\"\n".to_owned(),
+        environment: account.environment(),
+        ..with_access(&api)
+    };
+    let kiyot = Kiyot::start(&node, with_access).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let said = |text: &str| kiyot.log().lines().filter(|line| line.contains(text)).count();
+    let missing = "in-cluster credentials can't be used: ";
+    wait_until("missing files are logged", LIMIT, async || (said(missing) > 0).then_some(())).await;
+    let allowed = "ca.crt and namespace in /var/run/secrets/kubernetes.io/serviceaccount";
+    assert!(said(allowed) > 0, "{}", kiyot.log());
+    let first = kubelet.run_pod(&pod("first", WAIT)).await.unwrap();
+    account.project("hush-first");
+    shown(&api, "Bound").await;
+
+    // The token is replaced while the API server is down, and the one before has expired.
+    api.stop().await;
+    let not_shown = "cells are not shown in the Kubernetes API";
+    let before = said(not_shown);
+    let second = kubelet.run_pod(&pod("second", WAIT)).await.unwrap();
+    let is_noticed = async || (said(not_shown) > before).then_some(());
+    wait_until("the outage is logged", LIMIT, is_noticed).await;
+    account.project("hush-second");
+    api.accept_only("hush-second");
+    api.restart().await;
+    wait_until("both cells are shown", LIMIT, async || {
+        let cells = api.objects("cells").into_values();
+        (cells.filter(|cell| cell["status"]["phase"] == "Bound").count() == 2).then_some(())
+    })
+    .await;
+    assert_eq!(said("hush"), 0, "{}", kiyot.log());
+    kubelet.stop_and_remove(&first).await.unwrap();
+    remove_and_assert_clean(&mut kubelet, &kiyot, &second).await;
 }
 
 /// Verifies K6.

@@ -1,6 +1,6 @@
 //! Failures of the API server.
 
-use std::{sync::Arc, time::Duration};
+use std::{fs, sync::Arc, time::Duration};
 
 use kiyot_kubernetes::{Options, Periods, Publisher};
 use kiyot_proto::admin::CellPhase::{CellBooting, CellBound, CellTerminating};
@@ -72,6 +72,29 @@ async fn api_server_that_is_down_slow_denying_or_full_is_waited_for() {
         wait_for_cells(&api, &[(0, word)]).await;
         api.heal();
     }
+}
+
+/// Verifies K6.
+#[tokio::test]
+async fn rotated_token_is_read_again_after_a_denial() {
+    let api = ApiServer::start(&[definition()]).await;
+    let token = api.directory().join("token");
+    let mut kubeconfig: serde_json::Value =
+        serde_json::from_slice(&fs::read(api.kubeconfig()).unwrap()).unwrap();
+    kubeconfig["users"][0]["user"] = json!({ "tokenFile": token });
+    fs::write(api.kubeconfig(), kubeconfig.to_string()).unwrap();
+    fs::write(&token, "first-token").unwrap();
+    api.accept_only("first-token");
+    let daemon = Daemon::new();
+    daemon.set(0, CellBooting);
+    let _publisher = publish(&api, &daemon);
+    wait_for_cells(&api, &[(0, "Booting")]).await;
+    api.accept_only("second-token");
+    daemon.set(0, CellBound);
+    let is_denied = || api.recorded().iter().any(|own| own.status == 401);
+    wait_for("the first token is denied", is_denied).await;
+    fs::write(&token, "second-token").unwrap();
+    wait_for_cells(&api, &[(0, "Bound")]).await;
 }
 
 /// Verifies K6.

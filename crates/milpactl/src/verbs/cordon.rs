@@ -48,8 +48,12 @@ pub(super) async fn uncordon(client: &Client) -> Result<(), Error> {
     Ok(())
 }
 
-pub(super) async fn drain(client: &Client, drain: &Drain) -> Result<ExitCode, Error> {
+pub(super) async fn drain(
+    connect: impl AsyncFnOnce() -> Result<Client, Error>,
+    drain: &Drain,
+) -> Result<ExitCode, Error> {
     let limit = limit(&drain.timeout)?;
+    let client = &connect().await?;
     let deadline = Instant::now() + limit;
     cordon(client).await?;
     let mut ending = Ending::new()?;

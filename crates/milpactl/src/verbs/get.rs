@@ -13,7 +13,7 @@ use kiyot_proto::admin::{
 };
 use serde_json::Value;
 
-use super::{INSTEAD, kinds, sought};
+use super::{NO_SUCH_KIND, kinds, sought};
 use crate::{
     age,
     cli::{Get, Kind, Listing},
@@ -35,7 +35,7 @@ where
     F: Future<Output = Result<Client, Error>>,
 {
     if matches!(get.kind, Kind::Services | Kind::Secrets) {
-        return Err(Error::Usage(INSTEAD.to_owned()));
+        return Err(Error::Usage(NO_SUCH_KIND.to_owned()));
     }
     let selector = get.selector.as_deref().map(Selector::parse).transpose();
     let selector = selector.map_err(Error::Usage)?;
@@ -192,7 +192,7 @@ async fn items(client: &Client, get: &Get, selector: Selector) -> Result<Items, 
             let items = list.pools.iter().map(|it| (&it.name, kinds::pool(it)));
             named("pool", items, name)
         }
-        (Kind::Services | Kind::Secrets, _) => Err(Error::Usage(INSTEAD.to_owned())),
+        (Kind::Services | Kind::Secrets, _) => Err(Error::Usage(NO_SUCH_KIND.to_owned())),
     }
 }
 

@@ -8,10 +8,14 @@ use kiyot_proto::admin::ReadLogRequest;
 use super::sought;
 use crate::{age, cli::Logs, client::Client, error::Error, names};
 
-pub(super) async fn run(client: &Client, logs: Logs) -> Result<(), Error> {
+pub(super) async fn run(
+    connect: impl AsyncFnOnce() -> Result<Client, Error>,
+    logs: Logs,
+) -> Result<(), Error> {
     let since = logs.since.as_deref().map(|since| age::since(since, age::now())).transpose();
     let since_unix_nanos = since.map_err(Error::Usage)?.unwrap_or_default();
-    let (namespace, pod) = target(client, &logs).await?;
+    let client = connect().await?;
+    let (namespace, pod) = target(&client, &logs).await?;
     let request = ReadLogRequest {
         namespace,
         pod,

@@ -115,13 +115,45 @@ fn unknown_and_ambiguous_names_name_the_nearest() {
 #[test]
 fn forms_of_the_original_without_a_meaning_say_what_to_use() {
     let daemon = Daemon::start(Behaviour::default());
-    for line in ["deploy -f app.yaml", "update x", "get services", "get secrets"] {
+    for (line, instead) in [
+        ("deploy -f app.yaml", "`milpactl create -f`"),
+        ("update x", "`kubectl apply`"),
+        ("apply -f app.yaml", "`milpactl create -f`"),
+        ("get services", "`kubectl get services`"),
+        ("get secrets", "`kubectl get secrets`"),
+    ] {
         let (_, error, code) = run(&daemon, line);
         assert_eq!(code, 64, "{line}");
-        assert!(error.contains("kubectl"), "{line}: {error}");
+        assert!(error.contains(instead), "{line}: {error}");
     }
-    assert_eq!(run(&daemon, "get pods -l a=(").2, 64);
-    assert_eq!(run(&daemon, "get nothing").2, 64);
+}
+
+#[test]
+fn wrong_arguments_are_said_with_what_is_allowed_before_the_daemon_is_called() {
+    for (line, allowed) in [
+        ("get", "<pods|cells|events|metrics|usage|backends|offerings|pools>"),
+        ("get nothing", "possible values: pods, cells, events"),
+        ("get podz", "a similar value exists: 'pods'"),
+        ("get pods -l a=(", "tier in (a,b)"),
+        ("get pods -o xml", "possible values: table, wide, json, yaml, name"),
+        ("describe", "<pod|cell>"),
+        ("dump", "<all>"),
+        ("delete", "<PODS|--filename <FILE>>"),
+        ("logs web --since soon", "10m"),
+        ("drain --timeout soon", "90s or 10m"),
+        ("port-forward web 99999", "REMOTE, LOCAL:REMOTE or :REMOTE"),
+        ("exec web ls", "-- <COMMAND>"),
+        ("plan -f /nowhere/pod.yaml", "/nowhere/pod.yaml"),
+    ] {
+        let output = Command::new(env!("CARGO_BIN_EXE_milpactl"))
+            .args(["--socket", "/nowhere/admin.sock"])
+            .args(line.split(' '))
+            .output()
+            .unwrap();
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(64), "{line}: {error}");
+        assert!(error.contains(allowed), "{line}: {error}");
+    }
 }
 
 #[test]

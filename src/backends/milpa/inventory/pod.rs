@@ -13,6 +13,7 @@ use crate::{
     backends::milpa::{
         cells::{CellView, OrderKey, OrderView, Step},
         id::{CellId, SandboxId},
+        placement::{Amount, ApiRequests, Requested},
         pods::{Container, Sandbox},
         providers::InstanceNames,
         standalone::{Shape, View},
@@ -49,7 +50,7 @@ impl Inventory {
         });
         let request = launching.as_deref().cloned().unwrap_or_default();
         let config = request.config.unwrap_or_default();
-        let resources = resources(&config);
+        let resources = resources(&config, self.cri.known_requests(&order.pod_uid));
         let (annotations, others) = shown_annotations(config.annotations);
         let labels = match (config.labels, shape) {
             (labels, Some(shape)) if labels.is_empty() => shape.labels.clone(),
@@ -110,7 +111,7 @@ impl Inventory {
     fn placed(&self, sandbox: &Sandbox, shape: Option<&Shape>) -> admin::Pod {
         let meta = sandbox.meta();
         let config = meta.config.unwrap_or_default();
-        let resources = resources(&config);
+        let resources = resources(&config, self.cri.known_requests(&sandbox.uid));
         let metadata = config.metadata.unwrap_or_default();
         let containers = self.pods.containers_of(&sandbox.id);
         let view = self.view(&sandbox.cell);
@@ -246,9 +247,13 @@ fn latest(containers: &[Container]) -> BTreeMap<String, &Container> {
     latest
 }
 
-/// Returns the requests of a pod: those of its annotations, otherwise what CRI carries. CPU shares
-/// are 1,024 a CPU (`MilliCPUToShares` of the kubelet).
-fn resources(config: &cri::PodSandboxConfig) -> Option<admin::Resources> {
+/// Returns the resources of a pod: those of its annotations, otherwise those of the Kubernetes API
+/// by which its cell is sized, otherwise what CRI carries. CPU shares are 1,024 a CPU
+/// (`MilliCPUToShares` of the kubelet).
+fn resources(
+    config: &cri::PodSandboxConfig,
+    of_api: Option<ApiRequests>,
+) -> Option<admin::Resources> {
     let own = config.linux.as_ref().and_then(|linux| linux.resources.as_ref());
     // A pod whose annotations are refused gets no cell.
     let asked = CellRequest::parse(&config.annotations).ok();
@@ -256,16 +261,21 @@ fn resources(config: &cri::PodSandboxConfig) -> Option<admin::Resources> {
         let is_sized = it.milli_cpus.is_some() || it.memory_bytes.is_some() || it.gpu.is_some();
         is_sized || it.sustained_cpu
     });
-    if own.is_none() && annotated.is_none() {
+    if own.is_none() && annotated.is_none() && of_api.is_none() {
         return None;
     }
+    let of_api = of_api.map(|requests| Requested::of_sandbox(config).with_api(&requests));
+    let value = |amount: Option<Amount>| amount.map_or(0, |amount| amount.value);
     let annotated = annotated.as_ref();
     let shares = own.map_or(0, |own| u64::try_from(own.cpu_shares).unwrap_or_default());
     let limit = own.map_or(0, |own| u64::try_from(own.memory_limit_in_bytes).unwrap_or_default());
-    let milli_cpus = annotated.and_then(|it| it.milli_cpus);
+    let (cpu_millis, memory_bytes) = match of_api {
+        Some(api) => (value(api.milli_cpus), value(api.memory_mib) << 20),
+        None => (shares.saturating_mul(1000) / 1024, limit),
+    };
     Some(admin::Resources {
-        cpu_millis: milli_cpus.unwrap_or(shares.saturating_mul(1000) / 1024),
-        memory_bytes: annotated.and_then(|it| it.memory_bytes).unwrap_or(limit),
+        cpu_millis: annotated.and_then(|it| it.milli_cpus).unwrap_or(cpu_millis),
+        memory_bytes: annotated.and_then(|it| it.memory_bytes).unwrap_or(memory_bytes),
         gpus: annotated.and_then(|it| it.gpu.as_ref()).map_or(0, |gpu| gpu.count),
         sustained_cpu: annotated.is_some_and(|it| it.sustained_cpu),
     })
@@ -277,7 +287,7 @@ mod tests {
 
     /// Verifies O20.
     #[test]
-    fn resources_of_annotations_win_over_those_of_cri() {
+    fn resources_of_annotations_win_over_those_of_the_api_and_these_over_those_of_cri() {
         let config = |shares: i64, annotations: &[(&str, &str)]| cri::PodSandboxConfig {
             linux: Some(cri::LinuxPodSandboxConfig {
                 resources: (shares > 0).then(|| cri::LinuxContainerResources {
@@ -294,7 +304,7 @@ mod tests {
             ..Default::default()
         };
         let shown = |config: &cri::PodSandboxConfig| {
-            let it = resources(config)?;
+            let it = resources(config, None)?;
             Some((it.cpu_millis, it.memory_bytes, it.gpus, it.sustained_cpu))
         };
         assert_eq!(shown(&config(0, &[])), None);
@@ -306,6 +316,18 @@ mod tests {
         assert_eq!(shown(&config(0, &sustained)), Some((1500, 0, 0, true)));
         // A pod with these is refused.
         assert_eq!(shown(&config(0, &[("cpu", "x")])), None);
+        let of_api = ApiRequests {
+            milli_cpu_request: 300,
+            milli_cpu_limit: Some(2000),
+            memory_request: 3 << 30,
+            memory_limit: None,
+        };
+        let with_api = |config: &cri::PodSandboxConfig| {
+            let it = resources(config, Some(of_api)).unwrap();
+            (it.cpu_millis, it.memory_bytes)
+        };
+        assert_eq!(with_api(&config(0, &[])), (2000, 3 << 30));
+        assert_eq!(with_api(&config(512, &[("memory", "1Gi")])), (2000, 1 << 30));
     }
 
     /// Verifies O20.

@@ -44,6 +44,9 @@ pub trait PodRequests: fmt::Debug + Send + Sync {
     /// Returns the requests of a pod by its uid, within [`REQUESTS_TIMEOUT`]; `None` without access
     /// or for an unknown pod.
     async fn of_pod(&self, uid: &str) -> Option<ApiRequests>;
+
+    /// Returns the requests of a pod by its uid, as far as they are known now.
+    fn known(&self, uid: &str) -> Option<ApiRequests>;
 }
 
 impl Requested {

@@ -3,6 +3,7 @@
 use std::{
     fs::{self, OpenOptions},
     io,
+    ops::Bound,
     os::unix::fs::{DirBuilderExt, OpenOptionsExt},
     path::{Path, PathBuf},
     time::{Duration, Instant},
@@ -13,7 +14,7 @@ use redb::{
     TableError, TableHandle, backends::FileBackend,
 };
 
-use super::{Change, Row, StoreError, Table, reserve::Reserve, thread::Rows};
+use super::{Change, MAX_LISTED_ROWS, Row, StoreError, Table, reserve::Reserve, thread::Rows};
 
 /// The time to wait for a file that another process has open.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(3);
@@ -115,18 +116,26 @@ impl File {
         })
     }
 
-    /// Returns the rows of all tables, sorted by the tables' names and the keys.
-    pub(super) fn rows(&mut self) -> Result<Vec<Row>, StoreError> {
+    /// Returns the next rows of all tables, sorted by the tables' names and the keys: the first
+    /// after a row, or of all.
+    pub(super) fn rows(&mut self, after: Option<&Row>) -> Result<Vec<Row>, StoreError> {
         let path = self.path.clone();
         let mut read = || -> Result<_, redb::Error> {
             let transaction = self.reopen()?.database.begin_read()?;
             let tables = transaction.list_tables()?;
             let mut names: Vec<String> = tables.map(|table| table.name().to_owned()).collect();
             names.sort_unstable();
+            names.retain(|name| after.is_none_or(|row| row.table <= *name));
             let mut rows = Vec::new();
             for name in names {
+                let begin = match after.filter(|row| row.table == name) {
+                    Some(row) => Bound::Excluded(row.key.as_str()),
+                    None => Bound::Unbounded,
+                };
                 let table = TableDefinition::<&str, &[u8]>::new(&name);
-                for row in transaction.open_table(table)?.iter()? {
+                let table = transaction.open_table(table)?;
+                let left = MAX_LISTED_ROWS - rows.len();
+                for row in table.range::<&str>((begin, Bound::Unbounded))?.take(left) {
                     let (key, record) = row?;
                     let (table, key) = (name.clone(), key.value().to_owned());
                     rows.push(Row { table, key, bytes: record.value().len() });

@@ -41,15 +41,47 @@ async fn committed_records_survive_a_restart() {
 async fn rows_have_the_keys_and_lengths_of_all_tables() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::open(dir.path()).await.unwrap();
-    assert_eq!(store.rows().await.unwrap(), []);
+    assert_eq!(store.rows(None).await.unwrap(), []);
     let mut batch = put("b");
     batch.put(Table::Cells, "a", &cell("longer"));
     batch.put(Table::SandboxStatuses, "s", &SandboxStatus::default());
     store.commit(batch).await.unwrap();
-    let rows = store.rows().await.unwrap();
+    let rows = store.rows(None).await.unwrap();
     let keys: Vec<_> = rows.iter().map(|row| (row.table.as_str(), row.key.as_str())).collect();
     assert_eq!(keys, [("cells", "a"), ("cells", "b"), ("sandbox_statuses", "s")]);
     assert_eq!(rows[0].bytes, rows[1].bytes + "longer".len() - "b".len(), "{rows:?}");
+    for (at, row) in rows.iter().enumerate() {
+        assert_eq!(store.rows(Some(row.clone())).await.unwrap(), rows[at + 1..]);
+    }
+}
+
+#[tokio::test]
+async fn rows_come_in_parts_that_together_have_each_row_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path()).await.unwrap();
+    let mut batch = Batch::default();
+    for number in 0..MAX_LISTED_ROWS + 44 {
+        batch.put(Table::Cells, &format!("{number:03}"), &cell("same"));
+        batch.put(Table::SandboxStatuses, &format!("{number:03}"), &SandboxStatus::default());
+    }
+    store.commit(batch).await.unwrap();
+    let (mut all, mut sizes, mut last) = (Vec::new(), Vec::new(), None);
+    loop {
+        let part = store.rows(last).await.unwrap();
+        sizes.push(part.len());
+        last = part.last().cloned();
+        all.extend(part.into_iter().map(|row| (row.table, row.key)));
+        if last.is_none() {
+            break;
+        }
+    }
+    assert_eq!(sizes, [MAX_LISTED_ROWS, MAX_LISTED_ROWS, 88, 0]);
+    let tables = ["cells", "sandbox_statuses"];
+    let keys = |table: &str| {
+        let key = |number| (table.to_owned(), format!("{number:03}"));
+        (0..MAX_LISTED_ROWS + 44).map(key).collect::<Vec<_>>()
+    };
+    assert_eq!(all, tables.map(keys).concat());
 }
 
 #[tokio::test]

@@ -19,8 +19,8 @@ pub(super) enum Request {
     Commit { changes: Vec<Change>, reply: Reply<()> },
     /// Read a table.
     Load { table: Table, reply: Reply<Rows> },
-    /// List all rows.
-    List { reply: Reply<Vec<Row>> },
+    /// List the next rows.
+    List { after: Option<Row>, reply: Reply<Vec<Row>> },
     /// Move records to the quarantine.
     Quarantine { table: Table, keys: Vec<String>, reply: Reply<()> },
     /// Close the file, then drop the sender.
@@ -67,7 +67,7 @@ pub(super) fn run(path: PathBuf, opened: Reply<()>, mut requests: mpsc::Receiver
             }
             // A caller that was dropped needs no reply.
             Request::Load { table, reply } => drop(reply.send(file.load(table))),
-            Request::List { reply } => drop(reply.send(file.rows())),
+            Request::List { after, reply } => drop(reply.send(file.rows(after.as_ref()))),
             Request::Quarantine { table, keys, reply } => {
                 drop(reply.send(file.quarantine(table, &keys)));
             }
