@@ -7,8 +7,7 @@
 use std::{
     io,
     pin::Pin,
-    sync::{Arc, mpsc},
-    sync::{Mutex, PoisonError, Weak},
+    sync::{Arc, Mutex, PoisonError, Weak, mpsc},
     thread,
     time::Duration,
 };

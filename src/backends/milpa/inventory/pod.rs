@@ -1,6 +1,6 @@
 //! Pods.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use kiyot_proto::{admin, cri};
 
@@ -205,7 +205,8 @@ fn addresses(of_pod: Vec<String>, names: InstanceNames) -> Vec<admin::Address> {
 fn shown_annotations(all: HashMap<String, String>) -> (HashMap<String, String>, Vec<String>) {
     let (shown, others): (Vec<_>, Vec<_>) =
         all.into_iter().partition(|(key, _)| KEYS.contains(&key.as_str()));
-    (shown.into_iter().collect(), others.into_iter().map(|(key, _)| key).collect())
+    let others: BTreeSet<_> = others.into_iter().map(|(key, _)| key).collect();
+    (shown.into_iter().collect(), others.into_iter().collect())
 }
 
 /// Returns the phase of a pod, and the time since which it has it if its containers say it.
