@@ -531,6 +531,25 @@ async fn bound_cell_without_a_sandbox_record_ends() {
     assert!(world.stored().await.is_empty());
 }
 
+/// Verifies O22.
+#[tokio::test]
+async fn warm_cell_of_a_previous_daemon_ends_under_a_cordon() {
+    let warm = vec![WarmPool { count: 1, ..WarmPool::default() }];
+    let mut world = World::new(CellsConfig { warm, ..config() }).await;
+    world.called(&["launch"]).await;
+    let cell = world.only();
+    world.comes_home(&cell).await;
+    world.stored_phase(CellPhase::Idle).await;
+    let mut batch = Batch::default();
+    batch.put(Table::Cordon, "cells", &Cordon { since_unix_nanos: 1 });
+    world.store.commit(batch).await.unwrap();
+    let mut events = world.restart().await;
+    let reason = "launches of cells were stopped by an operator".to_owned();
+    assert_eq!(next_gone(&mut events).await, (cell, reason));
+    assert_eq!(world.provider.calls(), ["launch", "terminate"]);
+    assert!(world.stored().await.is_empty());
+}
+
 #[tokio::test]
 async fn reboot_ends_all_cells() {
     let mut world = World::new(config()).await;
