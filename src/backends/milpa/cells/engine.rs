@@ -664,6 +664,7 @@ impl Engine {
             return self.effects.push((Some(id.clone()), Effect::AnswerEnd(Ok(()))));
         };
         cell.has_enders = true;
+        cell.is_ended_by_caller = true;
         self.fail(id, CellError::Ended(id.clone(), reason.to_string()));
         // Where the instance can't be ended, its agent ends the pod.
         let event = if self.cells.get(id).is_some_and(|cell| self.awaits_end_of(cell)) {

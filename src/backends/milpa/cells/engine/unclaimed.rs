@@ -93,7 +93,7 @@ impl Engine {
         if !is_fresh
             || !cell.pool.is_empty()
             || cell.failure.is_some()
-            || cell.has_enders
+            || cell.is_ended_by_caller
             || self.is_cordoned
             || !self.has_parameters_of_pools(cell)
         {

@@ -1,4 +1,4 @@
-//! Ends of instances by the provider, with its reasons.
+//! Ends of instances: by the provider, with its reasons, and by callers.
 
 use super::*;
 
@@ -110,4 +110,25 @@ fn other_reasons_and_later_ends_refuse_no_offering() {
         shown(&mut engine, By::List, &ended("i", &cell, reason), at(10));
         assert_eq!(engine.refusals().reason(&offering("a"), at(11).boot), None, "{reason}");
     }
+}
+
+/// Returns an engine with a booting cell that an operator ends, and the effects.
+fn ended_by_an_operator() -> (Engine, CellId, Effects) {
+    let mut engine = engine(sim::CAPABILITIES);
+    let (cell, _) = launched(&mut engine, "pod", at(1));
+    engine.handle(Event::Launched(cell.clone(), Ok(launched_as("i", &cell))), at(2));
+    let reason = "an operator ended it".into();
+    let effects = engine.handle(Event::Terminate { cell: cell.clone(), reason }, at(3));
+    (engine, cell, effects)
+}
+
+/// Verifies O22.
+#[test]
+fn pod_of_a_booting_cell_that_an_operator_ends_gets_no_other_cell() {
+    let (mut engine, cell, mut effects) = ended_by_an_operator();
+    effects.extend(terminated(&mut engine, &cell, at(4)));
+    let (launches, error) = outcome(&effects);
+    assert_eq!(launches, []);
+    let error = error.unwrap();
+    assert!(error.contains("an operator ended it"), "{error}");
 }
