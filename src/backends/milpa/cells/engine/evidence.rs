@@ -200,10 +200,12 @@ impl Engine {
                     self.apply(id, CellEvent::Terminated, now);
                 } else if believed && is_expected && !self.contradicts(id) {
                     self.instance_ended(id, None, now);
+                } else {
+                    // The confirm timer asks again.
+                    self.settle(id, now);
                 }
             }
-            // The confirm timer asks again.
-            Err(_) => {}
+            Err(_) => self.settle(id, now),
         }
     }
 

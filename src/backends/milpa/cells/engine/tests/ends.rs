@@ -132,3 +132,23 @@ fn pod_of_a_booting_cell_that_an_operator_ends_gets_no_other_cell() {
     let error = error.unwrap();
     assert!(error.contains("an operator ended it"), "{error}");
 }
+
+/// Verifies V35.
+#[test]
+fn end_of_an_accepted_termination_is_asked_for_after_each_answer() {
+    for class in [ErrorClass::Throttled, ErrorClass::Transient, ErrorClass::NotFound] {
+        let (mut engine, cell, _) = ended_by_an_operator();
+        let (outcome, console) = (Ok(Termination::Accepted), String::new());
+        engine.handle(Event::Terminated { cell: cell.clone(), outcome, console }, at(4));
+        let asks = |engine: &mut Engine, seconds| {
+            let effects = engine.handle(Event::Tick, at(seconds));
+            effects.iter().any(|(_, effect)| matches!(effect, Effect::Describe(_)))
+        };
+        let period = sim::CAPABILITIES.listing_period.as_secs();
+        assert!(asks(&mut engine, 4 + period), "{class:?}");
+        let error = ProviderError::without_cause(class, "describe");
+        engine.handle(Event::Described(cell.clone(), Err(error)), at(5 + period));
+        assert!(!asks(&mut engine, 4 + 2 * period), "{class:?}");
+        assert!(asks(&mut engine, 5 + 2 * period), "{class:?}");
+    }
+}
