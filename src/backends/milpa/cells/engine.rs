@@ -94,6 +94,8 @@ use type_usage::EndedTypes;
 const INSTANCE_ENDED: &str = "its instance ended";
 /// The reason of a cell whose token was used with a second key.
 const OTHER_KEY: &str = "its token was spent by another key";
+/// The reason of a cell of which no instance was ever found.
+const NO_INSTANCE: &str = "its launch had no answer, and made no instance";
 /// The reason of a cell whose agent did not connect.
 const SILENT: &str = "its agent did not connect in time";
 /// The longest pause between calls that are repeated.
@@ -392,7 +394,7 @@ impl Engine {
         // No call of the launch had an effect: a replay would make an instance for nothing.
         let is_unanswered = cell.state.awaits_replay() || cell.state.is_searching();
         if is_unanswered && cell.state.reason().is_some() && !cell.may_be_launched {
-            return self.apply(id, CellEvent::NothingLaunched, now);
+            return self.apply(id, CellEvent::NothingLaunched(NO_INSTANCE.into()), now);
         }
         if cell.state.awaits_replay() {
             self.timers.set_once(Timer::Token(id.clone()), cell.token_deadline);
@@ -518,8 +520,11 @@ impl Engine {
         let reason = reason_of(&error);
         self.fail(id, CellError::Provider(error));
         // A local provider may leave parts of an instance.
-        let event =
-            if is_local { CellEvent::LaunchFailed(reason) } else { CellEvent::NothingLaunched };
+        let event = if is_local {
+            CellEvent::LaunchFailed(reason)
+        } else {
+            CellEvent::NothingLaunched(reason)
+        };
         self.apply(id, event, now);
     }
 

@@ -10,7 +10,9 @@ use std::{
     time::Duration,
 };
 
-use super::{Cell, CellError, CellEvent, Effect, Engine, INSTANCE_ENDED, Notice, Now, State};
+use super::{
+    Cell, CellError, CellEvent, Effect, Engine, INSTANCE_ENDED, NO_INSTANCE, Notice, Now, State,
+};
 use crate::backends::milpa::{
     id::CellId,
     providers::{ErrorClass, Instance, InstanceId, InstanceState, ProviderError},
@@ -105,7 +107,7 @@ impl Engine {
                     }
                     if *absences >= enough {
                         self.evidence.not_listed.remove(&id);
-                        self.apply(&id, CellEvent::NothingLaunched, now);
+                        self.apply(&id, CellEvent::NothingLaunched(NO_INSTANCE.into()), now);
                     }
                 }
             }

@@ -130,8 +130,8 @@ pub(crate) enum CellEvent {
     LaunchUnanswered,
     /// The token of a launch without an answer has expired, and no call is pending.
     TokenExpired,
-    /// The listing proves that a launch without an answer made no instance.
-    NothingLaunched,
+    /// The launch certainly made no instance.
+    NothingLaunched(Arc<str>),
     /// Its agent has connected, perhaps again.
     Connected,
     /// An order wants the cell.
@@ -229,9 +229,7 @@ impl State {
                 (Self::Launching { connected, call: L::Searching }, Vec::new())
             }
             (Self::Launching { .. }, E::LaunchFailed(reason)) => terminating(None, reason, true),
-            (Self::Launching { .. }, E::NothingLaunched) => {
-                ended_unlaunched("its launch had no answer, and made no instance".into())
-            }
+            (Self::Launching { .. }, E::NothingLaunched(reason)) => ended_unlaunched(reason),
             // The launch, which follows its record, was not called.
             (Self::Launching { .. }, E::RecordFailed) => ended_unlaunched(NOT_RECORDED.into()),
             (Self::Launching { call, .. }, E::End(reason) | E::Stop(reason)) => {
@@ -350,7 +348,7 @@ impl State {
                     step: EndStep::Searching | EndStep::AwaitCall | EndStep::AwaitReplay,
                     ..
                 },
-                E::NothingLaunched,
+                E::NothingLaunched(_),
             )
             | (
                 Self::Terminating {

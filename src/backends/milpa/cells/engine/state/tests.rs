@@ -12,7 +12,7 @@ fn events() -> impl Strategy<Value = CellEvent> {
         Just(E::LaunchFailed("launch failed".into())),
         Just(E::LaunchUnanswered),
         Just(E::TokenExpired),
-        Just(E::NothingLaunched),
+        Just(E::NothingLaunched("nothing launched".into())),
         Just(E::Connected),
         Just(E::Bind),
         Just(E::Attached(vec![IpAddr::from([10, 0, 0, 1])])),
@@ -64,7 +64,7 @@ proptest! {
             if matches!(after, State::Ended { .. }) && before != after {
                 let is_proof = match event {
                     CellEvent::Terminated => matches!(before, State::Terminating { .. }),
-                    CellEvent::NothingLaunched => before.has_open_launch(),
+                    CellEvent::NothingLaunched(_) => before.has_open_launch(),
                     // The end of its instance is proven.
                     CellEvent::Detached => matches!(before, State::Terminating { .. }),
                     // The launch was not called yet.
@@ -130,7 +130,7 @@ proptest! {
         for event in [
             CellEvent::End("at last".into()),
             CellEvent::TokenExpired,
-            CellEvent::NothingLaunched,
+            CellEvent::NothingLaunched("x".into()),
             CellEvent::LaunchFailed("x".into()),
             CellEvent::AttachFailed("x".into()),
             CellEvent::Terminated,
@@ -227,7 +227,7 @@ fn drawing() -> String {
         E::LaunchFailed("".into()),
         E::LaunchUnanswered,
         E::TokenExpired,
-        E::NothingLaunched,
+        E::NothingLaunched("".into()),
         E::Connected,
         E::Bind,
         E::Attached(Vec::new()),

@@ -112,6 +112,22 @@ fn other_reasons_and_later_ends_refuse_no_offering() {
     }
 }
 
+/// Verifies V38.
+#[test]
+fn end_of_a_refused_launch_has_the_reason_of_the_provider() {
+    for class in [ErrorClass::Auth, ErrorClass::Capacity, ErrorClass::Quota] {
+        let mut engine = engine(sim::CAPABILITIES);
+        let (cell, _) = launched(&mut engine, "pod", at(1));
+        let error = ProviderError::without_cause(class, "launch: Refused");
+        let effects = engine.handle(Event::Launched(cell.clone(), Err(error)), at(2));
+        let reason = effects.iter().find_map(|(_, effect)| match effect {
+            Effect::PublishEnded(reason) => Some(&**reason),
+            _ => None,
+        });
+        assert_eq!(reason, Some("launch: Refused"), "{class:?}");
+    }
+}
+
 /// Returns an engine with a booting cell that an operator ends, and the effects.
 fn ended_by_an_operator() -> (Engine, CellId, Effects) {
     let mut engine = engine(sim::CAPABILITIES);
