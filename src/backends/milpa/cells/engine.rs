@@ -12,7 +12,6 @@ use std::{
 };
 
 use kiyot_link::{bootstrap::Bootstrap, certificate::sha256};
-use kiyot_proto::store::CellPhase;
 
 use super::{
     super::{
@@ -42,6 +41,7 @@ mod order;
 mod place;
 mod pools;
 mod ports;
+mod records;
 mod recovery;
 mod starts;
 mod state;
@@ -102,9 +102,6 @@ const SILENT: &str = "its agent did not connect in time";
 const MAX_RETRY_PAUSE: Duration = Duration::from_secs(60);
 /// Bounds the growth of the pauses, by powers of 2.
 const MAX_DOUBLINGS: u32 = 10;
-
-/// Bounds the ended cells whose last changes wait to be written.
-const MAX_UNWRITTEN: usize = 1000;
 
 /// The configuration of the engine.
 #[derive(Debug, Clone)]
@@ -221,11 +218,8 @@ impl Engine {
     /// Handles an event, and returns its effects.
     pub(crate) fn handle(&mut self, event: Event, now: Now) -> Effects {
         match event {
-            Event::CommitFailed { cell, of, changes, error } => match of {
-                CommitOf::State => {
-                    self.fail(&cell, CellError::Store(cell.clone(), error));
-                    self.apply(&cell, CellEvent::RecordFailed, now);
-                }
+            Event::CommitFailed { cell, of, changes, error, skipped } => match of {
+                CommitOf::State => self.on_record_failed(&cell, error, skipped, now),
                 CommitOf::Claim(claim) => {
                     if let Some(cell) = self.cells.get_mut(&cell) {
                         cell.key_sha256.clear();
@@ -451,24 +445,6 @@ impl Engine {
                 }
             }
         }
-    }
-
-    /// Keeps the last changes of an ended cell, which no further commit repeats.
-    fn write_later(&mut self, id: &CellId, changes: Vec<Change>, now: Now) {
-        if self.cells.contains_key(id) {
-            return;
-        }
-        let mut changes = changes;
-        // A later commit, of the end, has overtaken these.
-        if changes.iter().any(|change| is_before_the_end(change, id)) {
-            changes.retain(|change| matches!(change, Change::Cost(..)));
-        }
-        if self.unwritten.len() >= MAX_UNWRITTEN {
-            // The next start removes the record.
-            self.unwritten.pop_front();
-        }
-        self.unwritten.push_back((id.clone(), changes));
-        self.timers.set(Timer::Rewrite, now.boot + self.config.retry_pause);
     }
 
     fn on_launched(&mut self, id: &CellId, outcome: Result<Instance, ProviderError>, now: Now) {
@@ -773,12 +749,6 @@ impl Engine {
         self.seams.random(&mut bytes)?;
         Ok(hex::encode(bytes))
     }
-}
-
-/// Returns true for the record of a cell that has not ended.
-fn is_before_the_end(change: &Change, id: &CellId) -> bool {
-    let Change::Cell(cell, Some(record)) = change else { return false };
-    cell == id && record.phase() != CellPhase::Gone
 }
 
 fn reason_of(error: &ProviderError) -> Arc<str> {

@@ -125,6 +125,22 @@ async fn failed_launch_is_cleaned_up() {
     }
 }
 
+/// Verifies X5.
+#[tokio::test]
+async fn launch_of_a_bound_cell_that_is_not_recorded_fails_and_the_next_succeeds() {
+    let mut world = World::new(config()).await;
+    world.store = world.store.failing_once(CellPhase::Bound);
+    world.restart().await;
+    let launch = world.launch().1;
+    world.called(&["launch"]).await;
+    let cell = world.only();
+    world.comes_home(&cell).await;
+    let error = tokio::time::timeout(PATIENCE, launch).await.unwrap().unwrap().unwrap_err();
+    assert!(matches!(&error, CellError::Store(of, _) if *of == cell), "{error}");
+    eventually("the cell has ended", || world.cells.all().is_empty()).await;
+    world.bound().await;
+}
+
 #[tokio::test]
 async fn failed_attach_terminates_the_cell() {
     let world = World::new(config()).await;

@@ -18,7 +18,7 @@ pub(crate) type ClaimNumber = u64;
 /// An event.
 #[derive(Debug, Clone)]
 pub(crate) enum Event {
-    /// A commit failed; the effects of its cell after it were skipped.
+    /// A commit failed; the effects that depend on it were skipped.
     CommitFailed {
         /// The cell.
         cell: CellId,
@@ -28,6 +28,8 @@ pub(crate) enum Event {
         changes: Vec<Change>,
         /// The error.
         error: Arc<StoreError>,
+        /// The skipped effects.
+        skipped: Vec<Effect>,
     },
     /// The provider answered a launch.
     Launched(CellId, Result<Instance, ProviderError>),
@@ -102,6 +104,17 @@ pub(crate) enum CommitOf {
     Claim(ClaimNumber),
 }
 
+impl CommitOf {
+    /// Returns true if a later effect of the same event and cell is skipped once the commit failed.
+    pub(crate) fn skips(self, effect: &Effect) -> bool {
+        match self {
+            Self::State => true,
+            Self::Claim(_) => matches!(effect, Effect::AnswerClaim(..)),
+            Self::Information => false,
+        }
+    }
+}
+
 /// A change of the journal.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Change {
@@ -131,8 +144,8 @@ pub(crate) enum ClaimRefusal {
 /// An effect. Those of a cell are carried out in order.
 #[derive(Debug, Clone)]
 pub(crate) enum Effect {
-    /// Commits changes. On failure the effects of the cell after it are skipped, unless the commit
-    /// is of [`CommitOf::Information`], and [`Event::CommitFailed`] follows.
+    /// Commits changes. On failure the effects of the same event and cell that depend on it are
+    /// skipped ([`CommitOf::skips`]), and [`Event::CommitFailed`] follows.
     Commit {
         /// The changes, in one transaction.
         changes: Vec<Change>,

@@ -1,5 +1,5 @@
 use kiyot_link::bootstrap::GatewayAddress;
-use kiyot_proto::store;
+use kiyot_proto::store::{self, CellPhase};
 
 use super::*;
 use crate::price::Price;
@@ -23,6 +23,7 @@ mod places;
 mod pools;
 mod ports;
 mod properties;
+mod records;
 mod tags;
 mod unclaimed;
 
@@ -657,6 +658,7 @@ fn last_change_of_an_ended_cell_is_written_until_it_succeeds() {
         of: CommitOf::Information,
         changes: removal.unwrap(),
         error: Arc::new(crate::backends::milpa::store::StoreError::closed()),
+        skipped: Vec::new(),
     };
     assert!(engine.handle(failed, at(3)).is_empty());
     let effects = engine.handle(Event::Tick, at(6));

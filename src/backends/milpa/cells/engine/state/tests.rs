@@ -67,8 +67,6 @@ proptest! {
                     CellEvent::NothingLaunched(_) => before.has_open_launch(),
                     // The end of its instance is proven.
                     CellEvent::Detached => matches!(before, State::Terminating { .. }),
-                    // The launch was not called yet.
-                    CellEvent::RecordFailed => matches!(before, State::Launching { .. }),
                     CellEvent::End(_) | CellEvent::Stop(_) => before == State::Requested,
                     _ => false,
                 };
@@ -184,6 +182,18 @@ fn end_waits_for_the_answer_of_the_launch() {
     let (state, effects) = state.on(CellEvent::Launched(InstanceId("i".into())));
     assert_eq!(effects, [CellEffect::RecordIfPossible, CellEffect::Terminate]);
     assert_eq!(state.instance(), Some(&InstanceId("i".into())));
+}
+
+#[test]
+fn failed_record_waits_for_the_answer_of_an_attachment() {
+    let instance = InstanceId("i".into());
+    let (state, effects) = State::Binding { instance }.on(CellEvent::RecordFailed);
+    assert_eq!(effects, [CellEffect::RecordIfPossible]);
+    let (state, effects) = state.on(CellEvent::RecordFailed);
+    assert_eq!(effects, [], "the attachment may be called yet");
+    let (state, effects) = state.on(CellEvent::AttachFailed("not called".into()));
+    assert_eq!(effects, [CellEffect::RecordIfPossible, CellEffect::Terminate]);
+    assert!(state.is_released());
 }
 
 #[test]
