@@ -77,7 +77,7 @@ pub(crate) use view::{CellView, OrderView, PoolView};
 use cell::Cell;
 use costs::Costs;
 use denials::Denials;
-use evidence::Evidence;
+use evidence::{Evidence, STRAY_PERIODS};
 use health::Health;
 use limits::Places;
 use order::Order;
@@ -259,7 +259,11 @@ impl Engine {
                 self.on_probed(&cell, &probe, now);
             }
             Event::Listed { began, instances } => self.on_listed(began, instances, now),
-            Event::StraysEnded(instances) => self.evidence.strays_ended(&instances),
+            Event::StraysEnded { accepted, failed } => {
+                let again =
+                    now.boot + self.capabilities.listing_period.saturating_mul(STRAY_PERIODS);
+                self.evidence.strays_ended(accepted, &failed, again);
+            }
             Event::Connected(cell) => {
                 self.on_connected(&cell, now);
                 self.apply(&cell, CellEvent::Connected, now);

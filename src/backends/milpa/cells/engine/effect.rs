@@ -58,7 +58,12 @@ pub(crate) enum Event {
         instances: Vec<Instance>,
     },
     /// The provider answered the termination of stray instances.
-    StraysEnded(Vec<InstanceId>),
+    StraysEnded {
+        /// Those that end or have ended.
+        accepted: Vec<InstanceId>,
+        /// The others.
+        failed: Vec<InstanceId>,
+    },
     /// The cell's control connection was established, perhaps again.
     Connected(CellId),
     /// The time for which a cell's PID 1 has run, as its agent says.

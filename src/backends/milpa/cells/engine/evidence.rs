@@ -25,6 +25,10 @@ const MIN_OUTAGE: usize = 3;
 /// answer is taken for one that made none.
 const MIN_ABSENT_LISTINGS: u32 = 3;
 
+/// The listing periods after which the accepted termination of a stray is repeated, if it is still
+/// listed.
+pub(super) const STRAY_PERIODS: u32 = 10;
+
 /// Results of listings and descriptions.
 #[derive(Debug, Default)]
 pub(super) struct Evidence {
@@ -34,8 +38,8 @@ pub(super) struct Evidence {
     has_listed: bool,
     /// The pods that the last listing showed attached to strays.
     pods_of_strays: BTreeSet<String>,
-    /// Strays whose termination is pending.
-    ending: BTreeSet<InstanceId>,
+    /// Strays whose termination is pending, or was accepted, with the time of the next.
+    ending: BTreeMap<InstanceId, Option<Duration>>,
     /// An instance of the same owner with another fingerprint.
     foreign: Option<InstanceId>,
     /// Cells whose instance was not found, with the time.
@@ -57,9 +61,28 @@ impl Evidence {
         !self.has_listed || self.pods_of_strays.contains(pod_uid)
     }
 
-    pub(super) fn strays_ended(&mut self, instances: &[InstanceId]) {
-        for instance in instances {
+    pub(super) fn strays_ended(
+        &mut self,
+        accepted: Vec<InstanceId>,
+        failed: &[InstanceId],
+        again: Duration,
+    ) {
+        self.ending.extend(accepted.into_iter().map(|instance| (instance, Some(again))));
+        for instance in failed {
             self.ending.remove(instance);
+        }
+    }
+
+    /// Returns true if the termination of a stray is neither pending nor accepted, and marks it as
+    /// pending.
+    fn begin_end(&mut self, stray: &InstanceId, now: Duration) -> bool {
+        match self.ending.get(stray) {
+            Some(None) => false,
+            Some(Some(again)) if now < *again => false,
+            _ => {
+                self.ending.insert(stray.clone(), None);
+                true
+            }
         }
     }
 }
@@ -294,13 +317,17 @@ impl Engine {
             let first = *self.evidence.sightings.entry(instance.id.clone()).or_insert(began);
             if began > first
                 && began.saturating_sub(first) >= apart
-                && self.evidence.ending.insert(instance.id.clone())
+                && self.evidence.begin_end(&instance.id, began)
             {
                 strays.push(instance.id.clone());
             }
         }
         self.evidence.pods_of_strays = pods;
         self.evidence.sightings.retain(|instance, _| seen.contains(instance));
+        let is_kept = |instance: &InstanceId, again: &mut Option<Duration>| {
+            again.is_none() || seen.contains(instance)
+        };
+        self.evidence.ending.retain(is_kept);
         if foreign != self.evidence.foreign {
             if let Some(instance) = &foreign {
                 self.effects.push((None, Effect::Log(Notice::Foreign(instance.clone()))));
