@@ -7,6 +7,7 @@ use super::{
     },
     *,
 };
+use engine::Now;
 use kiyot_proto::cell::HelloReply;
 
 mod played;
@@ -443,16 +444,18 @@ async fn restart_continues_a_launch_and_the_retry_joins_it() {
 
 #[tokio::test]
 async fn launch_of_a_previous_daemon_that_no_call_joins_ends() {
-    let timeout = Duration::from_millis(200);
     let mut world = World::new(config()).await;
     world.launch();
     world.stored_phase(CellPhase::Booting).await;
     let cell = world.only();
-    world.config.launch_timeout = timeout;
     let mut events = world.restart().await;
     // It waits for its pod, even when it is ready.
     world.comes_home(&cell).await;
     world.stored_phase(CellPhase::Idle).await;
+    world.cells.shared.with_core(|core, now| {
+        let later = Now { boot: now.boot + PATIENCE, ..now };
+        ((), core.engine.handle(Event::Tick, later))
+    });
     let (gone, reason) = next_gone(&mut events).await;
     assert_eq!((gone, reason.as_str()), (cell, "no call of the kubelet joined its launch"));
     // No caller would get the console.
