@@ -220,7 +220,7 @@ impl Cells {
         }
         if is_cordoned {
             tracing::warn!("no cell is launched until the node's cells are uncordoned");
-            let _no_cell_yet = engine.set_cordoned(true, now());
+            engine.start_cordoned();
         }
         let shared = Arc::new(Shared::new(store, provider, links, engine));
         shared.commit(&changes).await?;

@@ -12,7 +12,6 @@ use std::{
 };
 
 use kiyot_link::{bootstrap::Bootstrap, certificate::sha256};
-use kiyot_proto::store::CellPhase;
 
 use super::{
     super::{
@@ -42,6 +41,7 @@ mod order;
 mod place;
 mod pools;
 mod ports;
+mod records;
 mod recovery;
 mod starts;
 mod state;
@@ -77,7 +77,7 @@ pub(crate) use view::{CellView, OrderView, PoolView};
 use cell::Cell;
 use costs::Costs;
 use denials::Denials;
-use evidence::Evidence;
+use evidence::{Evidence, STRAY_PERIODS};
 use health::Health;
 use limits::Places;
 use order::Order;
@@ -94,15 +94,14 @@ use type_usage::EndedTypes;
 const INSTANCE_ENDED: &str = "its instance ended";
 /// The reason of a cell whose token was used with a second key.
 const OTHER_KEY: &str = "its token was spent by another key";
+/// The reason of a cell of which no instance was ever found.
+const NO_INSTANCE: &str = "its launch had no answer, and made no instance";
 /// The reason of a cell whose agent did not connect.
 const SILENT: &str = "its agent did not connect in time";
 /// The longest pause between calls that are repeated.
 const MAX_RETRY_PAUSE: Duration = Duration::from_secs(60);
 /// Bounds the growth of the pauses, by powers of 2.
 const MAX_DOUBLINGS: u32 = 10;
-
-/// Bounds the ended cells whose last changes wait to be written.
-const MAX_UNWRITTEN: usize = 1000;
 
 /// The configuration of the engine.
 #[derive(Debug, Clone)]
@@ -219,11 +218,8 @@ impl Engine {
     /// Handles an event, and returns its effects.
     pub(crate) fn handle(&mut self, event: Event, now: Now) -> Effects {
         match event {
-            Event::CommitFailed { cell, of, changes, error } => match of {
-                CommitOf::State => {
-                    self.fail(&cell, CellError::Store(cell.clone(), error));
-                    self.apply(&cell, CellEvent::RecordFailed, now);
-                }
+            Event::CommitFailed { cell, of, changes, error, skipped } => match of {
+                CommitOf::State => self.on_record_failed(&cell, error, skipped, now),
                 CommitOf::Claim(claim) => {
                     if let Some(cell) = self.cells.get_mut(&cell) {
                         cell.key_sha256.clear();
@@ -263,7 +259,11 @@ impl Engine {
                 self.on_probed(&cell, &probe, now);
             }
             Event::Listed { began, instances } => self.on_listed(began, instances, now),
-            Event::StraysEnded(instances) => self.evidence.strays_ended(&instances),
+            Event::StraysEnded { accepted, failed } => {
+                let again =
+                    now.boot + self.capabilities.listing_period.saturating_mul(STRAY_PERIODS);
+                self.evidence.strays_ended(accepted, &failed, again);
+            }
             Event::Connected(cell) => {
                 self.on_connected(&cell, now);
                 self.apply(&cell, CellEvent::Connected, now);
@@ -392,7 +392,7 @@ impl Engine {
         // No call of the launch had an effect: a replay would make an instance for nothing.
         let is_unanswered = cell.state.awaits_replay() || cell.state.is_searching();
         if is_unanswered && cell.state.reason().is_some() && !cell.may_be_launched {
-            return self.apply(id, CellEvent::NothingLaunched, now);
+            return self.apply(id, CellEvent::NothingLaunched(NO_INSTANCE.into()), now);
         }
         if cell.state.awaits_replay() {
             self.timers.set_once(Timer::Token(id.clone()), cell.token_deadline);
@@ -451,24 +451,6 @@ impl Engine {
         }
     }
 
-    /// Keeps the last changes of an ended cell, which no further commit repeats.
-    fn write_later(&mut self, id: &CellId, changes: Vec<Change>, now: Now) {
-        if self.cells.contains_key(id) {
-            return;
-        }
-        let mut changes = changes;
-        // A later commit, of the end, has overtaken these.
-        if changes.iter().any(|change| is_before_the_end(change, id)) {
-            changes.retain(|change| matches!(change, Change::Cost(..)));
-        }
-        if self.unwritten.len() >= MAX_UNWRITTEN {
-            // The next start removes the record.
-            self.unwritten.pop_front();
-        }
-        self.unwritten.push_back((id.clone(), changes));
-        self.timers.set(Timer::Rewrite, now.boot + self.config.retry_pause);
-    }
-
     fn on_launched(&mut self, id: &CellId, outcome: Result<Instance, ProviderError>, now: Now) {
         let mut error = match outcome {
             Ok(instance) => return self.on_instance(id, &instance, now),
@@ -518,8 +500,11 @@ impl Engine {
         let reason = reason_of(&error);
         self.fail(id, CellError::Provider(error));
         // A local provider may leave parts of an instance.
-        let event =
-            if is_local { CellEvent::LaunchFailed(reason) } else { CellEvent::NothingLaunched };
+        let event = if is_local {
+            CellEvent::LaunchFailed(reason)
+        } else {
+            CellEvent::NothingLaunched(reason)
+        };
         self.apply(id, event, now);
     }
 
@@ -664,6 +649,7 @@ impl Engine {
             return self.effects.push((Some(id.clone()), Effect::AnswerEnd(Ok(()))));
         };
         cell.has_enders = true;
+        cell.is_ended_by_caller = true;
         self.fail(id, CellError::Ended(id.clone(), reason.to_string()));
         // Where the instance can't be ended, its agent ends the pod.
         let event = if self.cells.get(id).is_some_and(|cell| self.awaits_end_of(cell)) {
@@ -767,12 +753,6 @@ impl Engine {
         self.seams.random(&mut bytes)?;
         Ok(hex::encode(bytes))
     }
-}
-
-/// Returns true for the record of a cell that has not ended.
-fn is_before_the_end(change: &Change, id: &CellId) -> bool {
-    let Change::Cell(cell, Some(record)) = change else { return false };
-    cell == id && record.phase() != CellPhase::Gone
 }
 
 fn reason_of(error: &ProviderError) -> Arc<str> {

@@ -161,14 +161,18 @@ async fn detach_before_end(
 /// Terminates instances that belong to no cell. Those that remain are listed again.
 pub(super) async fn end_strays(provider: Arc<dyn Provider>, instances: Vec<InstanceId>) -> Event {
     let ending = async { Ok(provider.terminate(&instances).await) };
-    let failed = match bounded("end instances that belong to no cell", ending).await {
-        Ok(outcomes) => outcomes.into_values().find_map(Result::err),
+    let outcomes = bounded("end instances that belong to no cell", ending).await;
+    let error = match &outcomes {
+        Ok(outcomes) => outcomes.values().find_map(|outcome| outcome.as_ref().err()),
         Err(error) => Some(error),
     };
-    if let Some(error) = failed {
-        tracing::error!(error = &error as &dyn std::error::Error, "stray instances not terminated");
+    if let Some(error) = error {
+        tracing::error!(error = error as &dyn std::error::Error, "stray instances not terminated");
     }
-    Event::StraysEnded(instances)
+    let outcomes = outcomes.unwrap_or_default();
+    let is_accepted = |instance: &InstanceId| outcomes.get(instance).is_some_and(Result::is_ok);
+    let (accepted, failed) = instances.into_iter().partition(is_accepted);
+    Event::StraysEnded { accepted, failed }
 }
 
 /// Returns the end of an instance's console without control characters.

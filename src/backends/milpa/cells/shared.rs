@@ -269,15 +269,16 @@ impl Shared {
             }
         }
         self.with_core(|core, now| {
-            if let Some(queue) = core.queues.get_mut(cell)
-                && of != CommitOf::Information
-            {
-                while queue.front().is_some_and(|(of, _)| *of == event) {
-                    queue.pop_front();
+            let mut skipped = Vec::new();
+            if let Some(queue) = core.queues.get_mut(cell) {
+                let depends =
+                    |(number, effect): &mut (u64, Effect)| *number == event && of.skips(effect);
+                while let Some((_, effect)) = queue.pop_front_if(depends) {
+                    skipped.push(effect);
                 }
             }
             let error = Arc::new(error);
-            let failed = Event::CommitFailed { cell: cell.clone(), of, changes, error };
+            let failed = Event::CommitFailed { cell: cell.clone(), of, changes, error, skipped };
             ((), core.engine.handle(failed, now))
         });
     }

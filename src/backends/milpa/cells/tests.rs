@@ -7,6 +7,7 @@ use super::{
     },
     *,
 };
+use engine::Now;
 use kiyot_proto::cell::HelloReply;
 
 mod played;
@@ -124,6 +125,22 @@ async fn failed_launch_is_cleaned_up() {
         assert_eq!(world.provider.calls(), calls);
         assert!(world.cells.all().is_empty() && world.stored().await.is_empty());
     }
+}
+
+/// Verifies X5.
+#[tokio::test]
+async fn launch_of_a_bound_cell_that_is_not_recorded_fails_and_the_next_succeeds() {
+    let mut world = World::new(config()).await;
+    world.store = world.store.failing_once(CellPhase::Bound);
+    world.restart().await;
+    let launch = world.launch().1;
+    world.called(&["launch"]).await;
+    let cell = world.only();
+    world.comes_home(&cell).await;
+    let error = tokio::time::timeout(PATIENCE, launch).await.unwrap().unwrap().unwrap_err();
+    assert!(matches!(&error, CellError::Store(of, _) if *of == cell), "{error}");
+    eventually("the cell has ended", || world.cells.all().is_empty()).await;
+    world.bound().await;
 }
 
 #[tokio::test]
@@ -450,16 +467,18 @@ async fn restart_continues_a_launch_and_the_retry_joins_it() {
 
 #[tokio::test]
 async fn launch_of_a_previous_daemon_that_no_call_joins_ends() {
-    let timeout = Duration::from_millis(200);
     let mut world = World::new(config()).await;
     world.launch();
     world.stored_phase(CellPhase::Booting).await;
     let cell = world.only();
-    world.config.launch_timeout = timeout;
     let mut events = world.restart().await;
     // It waits for its pod, even when it is ready.
     world.comes_home(&cell).await;
     world.stored_phase(CellPhase::Idle).await;
+    world.cells.shared.with_core(|core, now| {
+        let later = Now { boot: now.boot + PATIENCE, ..now };
+        ((), core.engine.handle(Event::Tick, later))
+    });
     let (gone, reason) = next_gone(&mut events).await;
     assert_eq!((gone, reason.as_str()), (cell, "no call of the kubelet joined its launch"));
     // No caller would get the console.
@@ -551,6 +570,25 @@ async fn bound_cell_without_a_sandbox_record_ends() {
     world.store.commit(batch).await.unwrap();
     let mut events = world.restart().await;
     assert_eq!(next_gone(&mut events).await.0, cell);
+    assert!(world.stored().await.is_empty());
+}
+
+/// Verifies O22.
+#[tokio::test]
+async fn warm_cell_of_a_previous_daemon_ends_under_a_cordon() {
+    let warm = vec![WarmPool { count: 1, ..WarmPool::default() }];
+    let mut world = World::new(CellsConfig { warm, ..config() }).await;
+    world.called(&["launch"]).await;
+    let cell = world.only();
+    world.comes_home(&cell).await;
+    world.stored_phase(CellPhase::Idle).await;
+    let mut batch = Batch::default();
+    batch.put(Table::Cordon, "cells", &Cordon { since_unix_nanos: 1 });
+    world.store.commit(batch).await.unwrap();
+    let mut events = world.restart().await;
+    let reason = "launches of cells were stopped by an operator".to_owned();
+    assert_eq!(next_gone(&mut events).await, (cell, reason));
+    assert_eq!(world.provider.calls(), ["launch", "terminate"]);
     assert!(world.stored().await.is_empty());
 }
 

@@ -238,7 +238,8 @@ impl CriService {
             tracing::warn!(sandbox = %id, pod, keys, "annotations with unknown keys ignored");
         }
         let labels = request.config.iter().flat_map(|config| config.labels.clone()).collect();
-        // Without the caller's deadline: a retry joins the launch, which `launch_timeout` bounds.
+        // Without the caller's deadline: a retry joins the launch. `launch_timeout` bounds it, but
+        // not the end of an instance that failed, for which the call waits.
         let order = LaunchOrder {
             sandbox: id,
             attempt: metadata.attempt,

@@ -96,11 +96,9 @@ impl World<'_> {
                 Event::Listed { began, instances }
             }
             Call::EndStrays(instances) => {
-                for instance in &instances {
-                    // The next listing shows what became of it.
-                    let _outcome = self.terminate(instance);
-                }
-                Event::StraysEnded(instances)
+                let (accepted, failed) =
+                    instances.into_iter().partition(|instance| self.terminate(instance).is_ok());
+                Event::StraysEnded { accepted, failed }
             }
         };
         if replies {
@@ -185,7 +183,9 @@ impl Call {
                 console: String::new(),
             },
             Self::Describe(cell, _) => Event::Described(cell.clone(), Err(error)),
-            Self::EndStrays(instances) => Event::StraysEnded(instances.clone()),
+            Self::EndStrays(instances) => {
+                Event::StraysEnded { accepted: Vec::new(), failed: instances.clone() }
+            }
             // The next listing follows at its period.
             Self::List(_) => return None,
         })

@@ -306,14 +306,19 @@ impl World<'_> {
     /// until its outcome is handled.
     fn commit_failed(&mut self, cell: &CellId, event: u64, of: CommitOf, changes: Vec<Change>) {
         let queue = self.daemon.as_mut().and_then(|daemon| daemon.queues.get_mut(cell));
-        if let Some(queue) = queue
-            && of != CommitOf::Information
-        {
+        let mut skipped = Vec::new();
+        if let Some(queue) = queue {
             let mut first = true;
-            queue.retain(|(number, _)| std::mem::take(&mut first) || *number != event);
+            queue.retain(|(number, effect)| {
+                let is_kept = std::mem::take(&mut first) || *number != event || !of.skips(effect);
+                if !is_kept {
+                    skipped.push(effect.clone());
+                }
+                is_kept
+            });
         }
         let error = Arc::new(StoreError::closed());
-        self.handle(Event::CommitFailed { cell: cell.clone(), of, changes, error });
+        self.handle(Event::CommitFailed { cell: cell.clone(), of, changes, error, skipped });
     }
 
     fn write(&mut self, changes: Vec<Change>) {

@@ -1,6 +1,6 @@
 use std::os::unix::fs::PermissionsExt;
 
-use kiyot_proto::store::{Cell, SandboxStatus};
+use kiyot_proto::store::{Cell, CellPhase, SandboxStatus};
 use redb::{ReadableDatabase, ReadableTable, TableDefinition};
 
 use super::*;
@@ -13,6 +13,34 @@ fn put(id: &str) -> Batch {
     let mut batch = Batch::default();
     batch.put(Table::Cells, id, &cell(id));
     batch
+}
+
+impl Store {
+    /// Returns a store that fails its first commit of a cell in this phase, and is otherwise this
+    /// one.
+    pub(in crate::backends::milpa) fn failing_once(&self, phase: CellPhase) -> Self {
+        let (requests, mut queue) = mpsc::channel(MAX_QUEUED_REQUESTS);
+        let store = self.requests.clone();
+        std::thread::spawn(move || {
+            let is_in_phase = |change: &Change| {
+                let record = change.record.as_deref().filter(|_| change.table == Table::Cells);
+                record.is_some_and(|record| decode::<Cell>(record).unwrap().phase() == phase)
+            };
+            let mut has_failed = false;
+            while let Some(request) = queue.blocking_recv() {
+                match request {
+                    Request::Commit { changes, reply }
+                        if !has_failed && changes.iter().any(is_in_phase) =>
+                    {
+                        has_failed = true;
+                        drop(reply.send(Err(StoreError::closed())));
+                    }
+                    request => store.blocking_send(request).unwrap(),
+                }
+            }
+        });
+        Self { requests, path: Arc::clone(&self.path) }
+    }
 }
 
 #[tokio::test]

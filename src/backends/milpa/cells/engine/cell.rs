@@ -93,6 +93,8 @@ pub(super) struct Cell {
     pub(super) lost_unix_nanos: i64,
     /// True while callers wait for the end of its pod.
     pub(super) has_enders: bool,
+    /// True once a caller has ended it: its order gets no other cell.
+    pub(super) is_ended_by_caller: bool,
 }
 
 impl Cell {
@@ -138,6 +140,7 @@ impl Cell {
             console: String::new(),
             lost_unix_nanos: 0,
             has_enders: false,
+            is_ended_by_caller: false,
         }
     }
 

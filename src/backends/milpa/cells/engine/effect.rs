@@ -18,7 +18,7 @@ pub(crate) type ClaimNumber = u64;
 /// An event.
 #[derive(Debug, Clone)]
 pub(crate) enum Event {
-    /// A commit failed; the effects of its cell after it were skipped.
+    /// A commit failed; the effects that depend on it were skipped.
     CommitFailed {
         /// The cell.
         cell: CellId,
@@ -28,6 +28,8 @@ pub(crate) enum Event {
         changes: Vec<Change>,
         /// The error.
         error: Arc<StoreError>,
+        /// The skipped effects.
+        skipped: Vec<Effect>,
     },
     /// The provider answered a launch.
     Launched(CellId, Result<Instance, ProviderError>),
@@ -56,7 +58,12 @@ pub(crate) enum Event {
         instances: Vec<Instance>,
     },
     /// The provider answered the termination of stray instances.
-    StraysEnded(Vec<InstanceId>),
+    StraysEnded {
+        /// Those that end or have ended.
+        accepted: Vec<InstanceId>,
+        /// The others.
+        failed: Vec<InstanceId>,
+    },
     /// The cell's control connection was established, perhaps again.
     Connected(CellId),
     /// The time for which a cell's PID 1 has run, as its agent says.
@@ -102,6 +109,17 @@ pub(crate) enum CommitOf {
     Claim(ClaimNumber),
 }
 
+impl CommitOf {
+    /// Returns true if a later effect of the same event and cell is skipped once the commit failed.
+    pub(crate) fn skips(self, effect: &Effect) -> bool {
+        match self {
+            Self::State => true,
+            Self::Claim(_) => matches!(effect, Effect::AnswerClaim(..)),
+            Self::Information => false,
+        }
+    }
+}
+
 /// A change of the journal.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Change {
@@ -131,8 +149,8 @@ pub(crate) enum ClaimRefusal {
 /// An effect. Those of a cell are carried out in order.
 #[derive(Debug, Clone)]
 pub(crate) enum Effect {
-    /// Commits changes. On failure the effects of the cell after it are skipped, unless the commit
-    /// is of [`CommitOf::Information`], and [`Event::CommitFailed`] follows.
+    /// Commits changes. On failure the effects of the same event and cell that depend on it are
+    /// skipped ([`CommitOf::skips`]), and [`Event::CommitFailed`] follows.
     Commit {
         /// The changes, in one transaction.
         changes: Vec<Change>,

@@ -10,7 +10,9 @@ use std::{
     time::Duration,
 };
 
-use super::{Cell, CellError, CellEvent, Effect, Engine, INSTANCE_ENDED, Notice, Now, State};
+use super::{
+    Cell, CellError, CellEvent, Effect, Engine, INSTANCE_ENDED, NO_INSTANCE, Notice, Now, State,
+};
 use crate::backends::milpa::{
     id::CellId,
     providers::{ErrorClass, Instance, InstanceId, InstanceState, ProviderError},
@@ -23,6 +25,10 @@ const MIN_OUTAGE: usize = 3;
 /// answer is taken for one that made none.
 const MIN_ABSENT_LISTINGS: u32 = 3;
 
+/// The listing periods after which the accepted termination of a stray is repeated, if it is still
+/// listed.
+pub(super) const STRAY_PERIODS: u32 = 10;
+
 /// Results of listings and descriptions.
 #[derive(Debug, Default)]
 pub(super) struct Evidence {
@@ -32,8 +38,8 @@ pub(super) struct Evidence {
     has_listed: bool,
     /// The pods that the last listing showed attached to strays.
     pods_of_strays: BTreeSet<String>,
-    /// Strays whose termination is pending.
-    ending: BTreeSet<InstanceId>,
+    /// Strays whose termination is pending, or was accepted, with the time of the next.
+    ending: BTreeMap<InstanceId, Option<Duration>>,
     /// An instance of the same owner with another fingerprint.
     foreign: Option<InstanceId>,
     /// Cells whose instance was not found, with the time.
@@ -55,9 +61,28 @@ impl Evidence {
         !self.has_listed || self.pods_of_strays.contains(pod_uid)
     }
 
-    pub(super) fn strays_ended(&mut self, instances: &[InstanceId]) {
-        for instance in instances {
+    pub(super) fn strays_ended(
+        &mut self,
+        accepted: Vec<InstanceId>,
+        failed: &[InstanceId],
+        again: Duration,
+    ) {
+        self.ending.extend(accepted.into_iter().map(|instance| (instance, Some(again))));
+        for instance in failed {
             self.ending.remove(instance);
+        }
+    }
+
+    /// Returns true if the termination of a stray is neither pending nor accepted, and marks it as
+    /// pending.
+    fn begin_end(&mut self, stray: &InstanceId, now: Duration) -> bool {
+        match self.ending.get(stray) {
+            Some(None) => false,
+            Some(Some(again)) if now < *again => false,
+            _ => {
+                self.ending.insert(stray.clone(), None);
+                true
+            }
         }
     }
 }
@@ -105,7 +130,7 @@ impl Engine {
                     }
                     if *absences >= enough {
                         self.evidence.not_listed.remove(&id);
-                        self.apply(&id, CellEvent::NothingLaunched, now);
+                        self.apply(&id, CellEvent::NothingLaunched(NO_INSTANCE.into()), now);
                     }
                 }
             }
@@ -200,10 +225,12 @@ impl Engine {
                     self.apply(id, CellEvent::Terminated, now);
                 } else if believed && is_expected && !self.contradicts(id) {
                     self.instance_ended(id, None, now);
+                } else {
+                    // The confirm timer asks again.
+                    self.settle(id, now);
                 }
             }
-            // The confirm timer asks again.
-            Err(_) => {}
+            Err(_) => self.settle(id, now),
         }
     }
 
@@ -290,13 +317,17 @@ impl Engine {
             let first = *self.evidence.sightings.entry(instance.id.clone()).or_insert(began);
             if began > first
                 && began.saturating_sub(first) >= apart
-                && self.evidence.ending.insert(instance.id.clone())
+                && self.evidence.begin_end(&instance.id, began)
             {
                 strays.push(instance.id.clone());
             }
         }
         self.evidence.pods_of_strays = pods;
         self.evidence.sightings.retain(|instance, _| seen.contains(instance));
+        let is_kept = |instance: &InstanceId, again: &mut Option<Duration>| {
+            again.is_none() || seen.contains(instance)
+        };
+        self.evidence.ending.retain(is_kept);
         if foreign != self.evidence.foreign {
             if let Some(instance) = &foreign {
                 self.effects.push((None, Effect::Log(Notice::Foreign(instance.clone()))));

@@ -492,12 +492,12 @@ impl Engine {
                     || refusal.class == ErrorClass::Quota && has_fewer
             }
             CellError::Silent { .. } => true,
-            // The instance ended while it booted: a stop would have removed the order.
+            // The instance ended while it booted, unless a caller has ended the cell.
             CellError::Ended(..) => true,
             _ => false,
         };
         let places_again = may_retry
-            && !cell.has_enders
+            && !cell.is_ended_by_caller
             && order.is_wanted()
             && (has_fewer || order.launches < self.config.max_launches)
             && !order.candidates.is_empty()

@@ -120,7 +120,7 @@ pub(crate) enum CellEvent {
     Created,
     /// The daemon started, and found the cell's launch in the journal.
     Resumed,
-    /// The record could not be written: the effects after it were skipped.
+    /// A record could not be written. No call was skipped after it that has an event of its own.
     RecordFailed,
     /// The instance of the launch is known.
     Launched(InstanceId),
@@ -130,8 +130,8 @@ pub(crate) enum CellEvent {
     LaunchUnanswered,
     /// The token of a launch without an answer has expired, and no call is pending.
     TokenExpired,
-    /// The listing proves that a launch without an answer made no instance.
-    NothingLaunched,
+    /// The launch certainly made no instance.
+    NothingLaunched(Arc<str>),
     /// Its agent has connected, perhaps again.
     Connected,
     /// An order wants the cell.
@@ -169,8 +169,8 @@ pub(crate) enum CellEvent {
 /// An effect on a cell, carried out in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CellEffect {
-    /// Records the state. On failure the effects after it are skipped, and
-    /// [`CellEvent::RecordFailed`] follows.
+    /// Records the state. On failure the effects after it are skipped. The event of a skipped
+    /// launch or attachment follows, otherwise [`CellEvent::RecordFailed`].
     Record,
     /// Records the state; a failure is logged.
     RecordIfPossible,
@@ -229,11 +229,7 @@ impl State {
                 (Self::Launching { connected, call: L::Searching }, Vec::new())
             }
             (Self::Launching { .. }, E::LaunchFailed(reason)) => terminating(None, reason, true),
-            (Self::Launching { .. }, E::NothingLaunched) => {
-                ended_unlaunched("its launch had no answer, and made no instance".into())
-            }
-            // The launch, which follows its record, was not called.
-            (Self::Launching { .. }, E::RecordFailed) => ended_unlaunched(NOT_RECORDED.into()),
+            (Self::Launching { .. }, E::NothingLaunched(reason)) => ended_unlaunched(reason),
             (Self::Launching { call, .. }, E::End(reason) | E::Stop(reason)) => {
                 let step = match call {
                     L::Pending => EndStep::AwaitCall,
@@ -260,6 +256,10 @@ impl State {
             (Self::Binding { instance }, E::End(reason) | E::Stop(reason)) => {
                 awaiting(Some(instance), reason, EndStep::AwaitCall)
             }
+            // An earlier record failed: the attachment follows one of its own.
+            (Self::Binding { instance }, E::RecordFailed) => {
+                awaiting(Some(instance), NOT_RECORDED.into(), EndStep::AwaitCall)
+            }
             (Self::Bound { instance, .. }, E::Stop(reason)) => (
                 Self::Stopping { instance, reason, step: StopStep::Shutdown },
                 vec![F::RecordIfPossible, F::ShutDown],
@@ -269,10 +269,7 @@ impl State {
                 E::Connected,
             ) => (state, vec![F::PublishConnected]),
             (
-                Self::Booting { instance }
-                | Self::Idle { instance }
-                | Self::Binding { instance }
-                | Self::Bound { instance, .. },
+                Self::Booting { instance } | Self::Idle { instance } | Self::Bound { instance, .. },
                 E::RecordFailed,
             ) => terminating(Some(instance), NOT_RECORDED.into(), false),
             (Self::Booting { instance } | Self::Idle { instance }, E::End(r) | E::Stop(r)) => {
@@ -350,7 +347,7 @@ impl State {
                     step: EndStep::Searching | EndStep::AwaitCall | EndStep::AwaitReplay,
                     ..
                 },
-                E::NothingLaunched,
+                E::NothingLaunched(_),
             )
             | (
                 Self::Terminating {
@@ -544,7 +541,7 @@ impl EndStep {
 }
 
 /// The reason of a cell whose state could not be recorded.
-const NOT_RECORDED: &str = "its state could not be recorded";
+pub(super) const NOT_RECORDED: &str = "its state could not be recorded";
 
 fn idle(instance: InstanceId) -> (State, Vec<CellEffect>) {
     (State::Idle { instance }, vec![CellEffect::ReportIdle])

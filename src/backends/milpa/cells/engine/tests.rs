@@ -1,5 +1,5 @@
 use kiyot_link::bootstrap::GatewayAddress;
-use kiyot_proto::store;
+use kiyot_proto::store::{self, CellPhase};
 
 use super::*;
 use crate::price::Price;
@@ -23,6 +23,7 @@ mod places;
 mod pools;
 mod ports;
 mod properties;
+mod records;
 mod tags;
 mod unclaimed;
 
@@ -479,6 +480,27 @@ fn twin_and_stray_are_ended_after_two_sightings_apart() {
     assert!(!ends_strays(&listed(&mut engine, 220, &all)), "the first termination is pending");
 }
 
+/// Verifies V37.
+#[test]
+fn accepted_termination_of_a_stray_is_not_repeated_while_it_ends() {
+    let mut engine = engine(sim::CAPABILITIES);
+    let stray = [instance("i-3", &CellId::mint().unwrap(), "ours")];
+    let answer = |is_accepted: bool| {
+        let (accepted, failed) = stray.iter().map(|it| it.id.clone()).partition(|_| is_accepted);
+        Event::StraysEnded { accepted, failed }
+    };
+    assert!(!ends_strays(&listed(&mut engine, 100, &stray)));
+    assert!(ends_strays(&listed(&mut engine, 160, &stray)));
+    engine.handle(answer(false), at(161));
+    assert!(ends_strays(&listed(&mut engine, 220, &stray)), "the first termination failed");
+    engine.handle(answer(true), at(221));
+    let again = 221 + sim::CAPABILITIES.listing_period.as_secs() * u64::from(STRAY_PERIODS);
+    for seconds in (280..again).step_by(60) {
+        assert!(!ends_strays(&listed(&mut engine, seconds, &stray)), "after {seconds} s");
+    }
+    assert!(ends_strays(&listed(&mut engine, again, &stray)), "it goes on");
+}
+
 /// Verifies P17.
 #[test]
 fn instance_of_another_authority_stops_launches_and_is_not_ended() {
@@ -657,6 +679,7 @@ fn last_change_of_an_ended_cell_is_written_until_it_succeeds() {
         of: CommitOf::Information,
         changes: removal.unwrap(),
         error: Arc::new(crate::backends::milpa::store::StoreError::closed()),
+        skipped: Vec::new(),
     };
     assert!(engine.handle(failed, at(3)).is_empty());
     let effects = engine.handle(Event::Tick, at(6));

@@ -82,7 +82,8 @@ impl Engine {
     }
 
     /// Returns a pool that lacks a cell and has all offerings that the cell may be of. A cell that
-    /// was attached, has failed, or was launched with parameters of its pod is for no pool.
+    /// was attached, has failed, or was launched with parameters of its pod is for no pool, and
+    /// none is for one while no cell is launched.
     pub(super) fn lacking_pool(&self, id: &CellId) -> Option<Arc<str>> {
         let cell = self.cells.get(id)?;
         let is_fresh = matches!(
@@ -92,7 +93,8 @@ impl Engine {
         if !is_fresh
             || !cell.pool.is_empty()
             || cell.failure.is_some()
-            || cell.has_enders
+            || cell.is_ended_by_caller
+            || self.is_cordoned
             || !self.has_parameters_of_pools(cell)
         {
             return None;

@@ -190,6 +190,11 @@ impl Engine {
         self.handle(super::Event::Tick, now)
     }
 
+    /// Stops launches from the start on. Cells of warm pools end when the pools are set.
+    pub(crate) fn start_cordoned(&mut self) {
+        self.is_cordoned = true;
+    }
+
     /// Returns true while no cell is launched.
     pub(crate) fn is_cordoned(&self) -> bool {
         self.is_cordoned

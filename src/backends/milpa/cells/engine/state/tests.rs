@@ -12,7 +12,7 @@ fn events() -> impl Strategy<Value = CellEvent> {
         Just(E::LaunchFailed("launch failed".into())),
         Just(E::LaunchUnanswered),
         Just(E::TokenExpired),
-        Just(E::NothingLaunched),
+        Just(E::NothingLaunched("nothing launched".into())),
         Just(E::Connected),
         Just(E::Bind),
         Just(E::Attached(vec![IpAddr::from([10, 0, 0, 1])])),
@@ -64,11 +64,9 @@ proptest! {
             if matches!(after, State::Ended { .. }) && before != after {
                 let is_proof = match event {
                     CellEvent::Terminated => matches!(before, State::Terminating { .. }),
-                    CellEvent::NothingLaunched => before.has_open_launch(),
+                    CellEvent::NothingLaunched(_) => before.has_open_launch(),
                     // The end of its instance is proven.
                     CellEvent::Detached => matches!(before, State::Terminating { .. }),
-                    // The launch was not called yet.
-                    CellEvent::RecordFailed => matches!(before, State::Launching { .. }),
                     CellEvent::End(_) | CellEvent::Stop(_) => before == State::Requested,
                     _ => false,
                 };
@@ -130,7 +128,7 @@ proptest! {
         for event in [
             CellEvent::End("at last".into()),
             CellEvent::TokenExpired,
-            CellEvent::NothingLaunched,
+            CellEvent::NothingLaunched("x".into()),
             CellEvent::LaunchFailed("x".into()),
             CellEvent::AttachFailed("x".into()),
             CellEvent::Terminated,
@@ -187,6 +185,18 @@ fn end_waits_for_the_answer_of_the_launch() {
 }
 
 #[test]
+fn failed_record_waits_for_the_answer_of_an_attachment() {
+    let instance = InstanceId("i".into());
+    let (state, effects) = State::Binding { instance }.on(CellEvent::RecordFailed);
+    assert_eq!(effects, [CellEffect::RecordIfPossible]);
+    let (state, effects) = state.on(CellEvent::RecordFailed);
+    assert_eq!(effects, [], "the attachment may be called yet");
+    let (state, effects) = state.on(CellEvent::AttachFailed("not called".into()));
+    assert_eq!(effects, [CellEffect::RecordIfPossible, CellEffect::Terminate]);
+    assert!(state.is_released());
+}
+
+#[test]
 fn pod_ends_before_its_instance() {
     use CellEffect as F;
     let state = State::Bound { instance: InstanceId("i".into()), addresses: Vec::new() };
@@ -227,7 +237,7 @@ fn drawing() -> String {
         E::LaunchFailed("".into()),
         E::LaunchUnanswered,
         E::TokenExpired,
-        E::NothingLaunched,
+        E::NothingLaunched("".into()),
         E::Connected,
         E::Bind,
         E::Attached(Vec::new()),

@@ -1,4 +1,4 @@
-//! Ends of instances by the provider, with its reasons.
+//! Ends of instances: by the provider, with its reasons, and by callers.
 
 use super::*;
 
@@ -109,5 +109,62 @@ fn other_reasons_and_later_ends_refuse_no_offering() {
         }
         shown(&mut engine, By::List, &ended("i", &cell, reason), at(10));
         assert_eq!(engine.refusals().reason(&offering("a"), at(11).boot), None, "{reason}");
+    }
+}
+
+/// Verifies V38.
+#[test]
+fn end_of_a_refused_launch_has_the_reason_of_the_provider() {
+    for class in [ErrorClass::Auth, ErrorClass::Capacity, ErrorClass::Quota] {
+        let mut engine = engine(sim::CAPABILITIES);
+        let (cell, _) = launched(&mut engine, "pod", at(1));
+        let error = ProviderError::without_cause(class, "launch: Refused");
+        let effects = engine.handle(Event::Launched(cell.clone(), Err(error)), at(2));
+        let reason = effects.iter().find_map(|(_, effect)| match effect {
+            Effect::PublishEnded(reason) => Some(&**reason),
+            _ => None,
+        });
+        assert_eq!(reason, Some("launch: Refused"), "{class:?}");
+    }
+}
+
+/// Returns an engine with a booting cell that an operator ends, and the effects.
+fn ended_by_an_operator() -> (Engine, CellId, Effects) {
+    let mut engine = engine(sim::CAPABILITIES);
+    let (cell, _) = launched(&mut engine, "pod", at(1));
+    engine.handle(Event::Launched(cell.clone(), Ok(launched_as("i", &cell))), at(2));
+    let reason = "an operator ended it".into();
+    let effects = engine.handle(Event::Terminate { cell: cell.clone(), reason }, at(3));
+    (engine, cell, effects)
+}
+
+/// Verifies O22.
+#[test]
+fn pod_of_a_booting_cell_that_an_operator_ends_gets_no_other_cell() {
+    let (mut engine, cell, mut effects) = ended_by_an_operator();
+    effects.extend(terminated(&mut engine, &cell, at(4)));
+    let (launches, error) = outcome(&effects);
+    assert_eq!(launches, []);
+    let error = error.unwrap();
+    assert!(error.contains("an operator ended it"), "{error}");
+}
+
+/// Verifies V35.
+#[test]
+fn end_of_an_accepted_termination_is_asked_for_after_each_answer() {
+    for class in [ErrorClass::Throttled, ErrorClass::Transient, ErrorClass::NotFound] {
+        let (mut engine, cell, _) = ended_by_an_operator();
+        let (outcome, console) = (Ok(Termination::Accepted), String::new());
+        engine.handle(Event::Terminated { cell: cell.clone(), outcome, console }, at(4));
+        let asks = |engine: &mut Engine, seconds| {
+            let effects = engine.handle(Event::Tick, at(seconds));
+            effects.iter().any(|(_, effect)| matches!(effect, Effect::Describe(_)))
+        };
+        let period = sim::CAPABILITIES.listing_period.as_secs();
+        assert!(asks(&mut engine, 4 + period), "{class:?}");
+        let error = ProviderError::without_cause(class, "describe");
+        engine.handle(Event::Described(cell.clone(), Err(error)), at(5 + period));
+        assert!(!asks(&mut engine, 4 + 2 * period), "{class:?}");
+        assert!(asks(&mut engine, 5 + 2 * period), "{class:?}");
     }
 }

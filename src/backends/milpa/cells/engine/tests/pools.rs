@@ -704,18 +704,7 @@ fn old_cell_whose_record_fails_is_terminated_later() {
     engine.handle(Event::Launched(cell.clone(), Ok(instance)), at(2));
     engine.cells.get_mut(&cell).unwrap().ran_before = seconds(3600);
     let effects = engine.handle(Event::Connected(cell.clone()), at(3));
-    let changes = effects.iter().find_map(|(_, effect)| match effect {
-        Effect::Commit { changes, of: CommitOf::State } => Some(changes.clone()),
-        _ => None,
-    });
-    let error = Arc::new(crate::backends::milpa::store::StoreError::closed());
-    let event = Event::CommitFailed {
-        cell: cell.clone(),
-        of: CommitOf::State,
-        changes: changes.unwrap(),
-        error,
-    };
-    engine.handle(event, at(3));
+    records::fails(&mut engine, &cell, effects, 3);
     let effects = engine.handle(Event::Tick, at(60));
     let ends = |(id, effect): &(Option<CellId>, Effect)| {
         id.as_ref() == Some(&cell) && matches!(effect, Effect::Terminate { .. })

@@ -128,6 +128,8 @@ struct Harness {
     /// The listings that showed a stray.
     sightings: u32,
     fails_commits: bool,
+    /// The orders without an answer.
+    waiting: BTreeSet<SandboxId>,
     /// The count of the warm pool.
     pool: usize,
 }
@@ -145,6 +147,7 @@ impl Harness {
             costs: BTreeMap::new(),
             sightings: 0,
             fails_commits: false,
+            waiting: BTreeSet::new(),
             pool: 0,
         }
     }
@@ -175,7 +178,8 @@ impl Harness {
                 let mut spec = if *takes { taking(&pod) } else { spec(&pod) };
                 spec.key.attempt = *attempt;
                 spec.identity = identity.to_string();
-                let (_, effects) = self.engine.order(spec, self.now);
+                let (sandbox, effects) = self.engine.order(spec, self.now);
+                self.waiting.insert(sandbox);
                 self.perform(effects);
             }
             Step::Call { pod, attempt, waits } => {
@@ -335,6 +339,7 @@ impl Harness {
         assert_eq!(unusable, []);
         self.engine = engine;
         self.sightings = 0;
+        self.waiting.clear();
         self.apply(changes);
         for model in self.models.values_mut() {
             // The timer of the previous daemon is forgotten.
@@ -368,18 +373,19 @@ impl Harness {
     }
 
     fn perform(&mut self, effects: Effects) {
-        let (mut skipped, mut failed) = (BTreeSet::new(), Vec::new());
+        let mut failed = Vec::<(CellId, CommitOf, Vec<Change>, Vec<Effect>)>::new();
         for (cell, effect) in effects {
-            if cell.as_ref().is_some_and(|cell| skipped.contains(cell)) {
+            let mut before = failed.iter_mut().filter(|(id, ..)| cell.as_ref() == Some(id));
+            if let Some((.., skipped)) = before.find(|(_, of, ..)| of.skips(&effect)) {
+                skipped.push(effect);
                 continue;
+            }
+            if let Effect::AnswerOrder(sandbox, _) = &effect {
+                self.waiting.remove(sandbox);
             }
             match (cell, effect) {
                 (Some(cell), Effect::Commit { changes, of }) if self.fails_commits => {
-                    if of != CommitOf::Information {
-                        skipped.insert(cell.clone());
-                    }
-                    let error = Arc::new(crate::backends::milpa::store::StoreError::closed());
-                    failed.push(Event::CommitFailed { cell, of, changes, error });
+                    failed.push((cell, of, changes, Vec::new()));
                 }
                 (_, Effect::Commit { changes, .. }) => self.apply(changes),
                 (Some(cell), effect) => self.check(&cell, &effect),
@@ -395,8 +401,9 @@ impl Harness {
             }
         }
         self.fails_commits = false;
-        for event in failed {
-            self.handle(event);
+        for (cell, of, changes, skipped) in failed {
+            let error = Arc::new(crate::backends::milpa::store::StoreError::closed());
+            self.handle(Event::CommitFailed { cell, of, changes, error, skipped });
         }
     }
 
@@ -456,6 +463,20 @@ impl Harness {
         self.models.get_mut(id).unwrap()
     }
 
+    /// Checks that no caller and no cell waits for what does not come.
+    fn assert_nothing_hangs(&self) {
+        for sandbox in &self.waiting {
+            assert!(self.engine.orders.contains_key(sandbox), "{sandbox} has no answer");
+        }
+        for cell in self.engine.cells.values() {
+            let State::Terminating { step: EndStep::AwaitCall, .. } = cell.state else { continue };
+            let pending = self.models.get(&cell.id).map(|model| &model.pending);
+            let is_awaited = |call: &Call| matches!(call, Call::Launch | Call::Attach);
+            let has_call = pending.is_some_and(|pending| pending.iter().any(is_awaited));
+            assert!(has_call, "{} awaits no call", cell.id);
+        }
+    }
+
     fn assert_no_other_runs(&self, id: &CellId, pod: &str) {
         let mut others =
             self.models.iter().filter(|(other, model)| *other != id && model.pod == pod);
@@ -481,6 +502,7 @@ proptest! {
         for (step, fails_commits) in &steps {
             harness.fails_commits = *fails_commits;
             harness.step(step);
+            harness.assert_nothing_hangs();
             let warm = harness.engine.cells.values().filter(|cell| cell.is_warm()).count();
             prop_assert!(warm <= harness.pool, "{} warm cells of {}", warm, harness.pool);
         }

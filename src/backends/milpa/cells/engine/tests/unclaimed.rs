@@ -50,6 +50,15 @@ fn unclaimed_cell_joins_a_pool_that_lacks_one_and_another_pod_takes_it() {
     assert_eq!(attaches(&effects), [cell]);
 }
 
+/// Verifies O22.
+#[test]
+fn unclaimed_cell_joins_no_pool_under_a_cordon() {
+    let (mut engine, cell, _) = launching();
+    engine.set_cordoned(true, at(2));
+    leave(&mut engine, 2);
+    assert_eq!(attaches(&warm(&mut engine, &cell, 3)), [cell]);
+}
+
 /// Verifies A23.
 #[test]
 fn cell_whose_call_has_come_back_is_bound() {

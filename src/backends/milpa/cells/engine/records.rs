@@ -1,0 +1,67 @@
+//! Records that could not be written.
+
+use std::sync::Arc;
+
+use kiyot_proto::store::CellPhase;
+
+use super::{
+    CellError, CellEvent, Change, Effect, Engine, Now, state::NOT_RECORDED, timers::Timer,
+};
+use crate::backends::milpa::{id::CellId, store::StoreError};
+
+/// Bounds the ended cells whose last changes wait to be written.
+const MAX_UNWRITTEN: usize = 1000;
+
+impl Engine {
+    /// Ends a cell whose state could not be recorded. Of the effects that were skipped, a call of
+    /// the provider has no answer, and no later effect answers the callers of an order.
+    pub(super) fn on_record_failed(
+        &mut self,
+        id: &CellId,
+        error: Arc<StoreError>,
+        skipped: Vec<Effect>,
+        now: Now,
+    ) {
+        let failure = CellError::Store(id.clone(), error);
+        self.fail(id, failure.clone());
+        let may_be_launched = self.cells.get(id).is_some_and(|cell| cell.may_be_launched);
+        let mut event = CellEvent::RecordFailed;
+        for effect in skipped {
+            match effect {
+                Effect::Launch(_) if may_be_launched => event = CellEvent::LaunchUnanswered,
+                Effect::Launch(_) => event = CellEvent::NothingLaunched(NOT_RECORDED.into()),
+                Effect::Attach(..) => event = CellEvent::AttachFailed(NOT_RECORDED.into()),
+                Effect::AnswerOrder(order, outcome) => {
+                    let error = outcome.err().unwrap_or_else(|| failure.clone());
+                    self.emit(id, Effect::AnswerOrder(order, Err(error)));
+                }
+                _ => {}
+            }
+        }
+        self.apply(id, event, now);
+    }
+
+    /// Keeps the last changes of an ended cell, which no further commit repeats.
+    pub(super) fn write_later(&mut self, id: &CellId, changes: Vec<Change>, now: Now) {
+        if self.cells.contains_key(id) {
+            return;
+        }
+        let mut changes = changes;
+        // A later commit, of the end, has overtaken these.
+        if changes.iter().any(|change| is_before_the_end(change, id)) {
+            changes.retain(|change| matches!(change, Change::Cost(..)));
+        }
+        if self.unwritten.len() >= MAX_UNWRITTEN {
+            // The next start removes the record.
+            self.unwritten.pop_front();
+        }
+        self.unwritten.push_back((id.clone(), changes));
+        self.timers.set(Timer::Rewrite, now.boot + self.config.retry_pause);
+    }
+}
+
+/// Returns true for the record of a cell that has not ended.
+fn is_before_the_end(change: &Change, id: &CellId) -> bool {
+    let Change::Cell(cell, Some(record)) = change else { return false };
+    cell == id && record.phase() != CellPhase::Gone
+}

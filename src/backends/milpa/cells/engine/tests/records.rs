@@ -1,0 +1,92 @@
+//! Records that can't be written.
+
+use super::{
+    pools::{launches, warm},
+    *,
+};
+use crate::backends::milpa::store::StoreError;
+
+/// Fails the first commit of a cell's state among effects of an event.
+pub(super) fn fails(engine: &mut Engine, id: &CellId, effects: Effects, now: u64) -> Effects {
+    let of_cell = effects.into_iter().filter(|(cell, _)| cell.as_ref() == Some(id));
+    let mut of_cell = of_cell.map(|(_, effect)| effect);
+    let changes = of_cell.find_map(|effect| match effect {
+        Effect::Commit { changes, of: CommitOf::State } => Some(changes),
+        _ => None,
+    });
+    let event = Event::CommitFailed {
+        cell: id.clone(),
+        of: CommitOf::State,
+        changes: changes.unwrap(),
+        error: Arc::new(StoreError::closed()),
+        skipped: of_cell.collect(),
+    };
+    engine.handle(event, at(now))
+}
+
+fn stop(engine: &mut Engine, cell: &CellId, now: u64) {
+    engine.handle(Event::Terminate { cell: cell.clone(), reason: "stopped".into() }, at(now));
+}
+
+fn terminates(effects: &Effects) -> bool {
+    effects.iter().any(|(_, effect)| matches!(effect, Effect::Terminate { .. }))
+}
+
+/// Verifies X5.
+#[test]
+fn order_of_a_bound_cell_that_is_not_recorded_is_answered_with_the_error() {
+    for capabilities in [netns::CAPABILITIES, sim::CAPABILITIES] {
+        let mut engine = engine(capabilities);
+        let (cell, _) = launched(&mut engine, "pod", at(1));
+        warm(&mut engine, &cell, 2);
+        let attached = Event::Attached(cell.clone(), Ok(Attached::default()));
+        let effects = engine.handle(attached, at(3));
+        let effects = fails(&mut engine, &cell, effects, 4);
+        let error = outcome(&effects).1.unwrap();
+        assert!(error.starts_with(&format!("the record of cell {cell}")), "{error}");
+        assert!(terminates(&effects), "{effects:?}");
+    }
+}
+
+/// Verifies X5.
+#[test]
+fn cell_that_ends_before_its_launch_is_not_recorded_has_ended() {
+    for capabilities in [netns::CAPABILITIES, sim::CAPABILITIES] {
+        let mut engine = engine(capabilities);
+        let (_, effects) = engine.order(spec("pod"), at(1));
+        let cell = launches(&effects).remove(0);
+        stop(&mut engine, &cell, 2);
+        assert!(engine.contains(&cell));
+        let effects = fails(&mut engine, &cell, effects, 3);
+        assert!(!engine.contains(&cell), "{effects:?}");
+        assert!(outcome(&effects).1.is_some(), "{effects:?}");
+    }
+}
+
+/// Verifies X5.
+#[test]
+fn cell_that_ends_before_its_attachment_is_not_recorded_is_terminated() {
+    for capabilities in [netns::CAPABILITIES, sim::CAPABILITIES] {
+        let mut engine = engine(capabilities);
+        let (cell, _) = launched(&mut engine, "pod", at(1));
+        engine.handle(Event::Launched(cell.clone(), Ok(launched_as("i", &cell))), at(2));
+        let effects = engine.handle(Event::Connected(cell.clone()), at(3));
+        stop(&mut engine, &cell, 4);
+        assert!(terminates(&fails(&mut engine, &cell, effects, 5)));
+    }
+}
+
+/// Verifies X5.
+#[test]
+fn attachment_that_follows_a_failed_record_ends_before_the_instance() {
+    for capabilities in [netns::CAPABILITIES, sim::CAPABILITIES] {
+        let mut engine = engine(capabilities);
+        let (cell, _) = launched(&mut engine, "pod", at(1));
+        let launched = Event::Launched(cell.clone(), Ok(launched_as("i", &cell)));
+        let booting = engine.handle(launched, at(2));
+        engine.handle(Event::Connected(cell.clone()), at(3));
+        assert!(!terminates(&fails(&mut engine, &cell, booting, 4)));
+        let attached = Event::Attached(cell.clone(), Ok(Attached::default()));
+        assert!(terminates(&engine.handle(attached, at(5))));
+    }
+}
