@@ -31,6 +31,7 @@ use super::{
     tasks::Tasks,
 };
 use crate::{
+    blocking::blocking,
     error_chain::error_chain,
     manifest::{self, Dns, File, Node, Pod, RestartPolicy, Volume},
 };
@@ -224,6 +225,24 @@ impl Entry {
 }
 
 impl Standalone {
+    /// Makes the directory of volumes and logs, and returns its path without links: the table of
+    /// mounts has paths without links.
+    pub(crate) async fn prepare(dir: PathBuf) -> PathBuf {
+        let path = dir.clone();
+        let prepared = blocking(move || {
+            runner::private_dir(&path)?;
+            std::fs::canonicalize(path)
+        });
+        prepared.await.unwrap_or_else(|error| {
+            tracing::error!(
+                path = %dir.display(),
+                %error,
+                "directory of standalone pods not prepared"
+            );
+            dir
+        })
+    }
+
     /// Starts the tasks of the recorded pods.
     pub(crate) async fn start(parts: Parts) -> Result<Arc<Self>, StoreError> {
         let records: Vec<(String, StandalonePod)> = parts.store.load(Table::StandalonePods).await?;
@@ -471,4 +490,25 @@ fn with_uid(mut pod: Pod, uid: &str) -> Pod {
         pod.dns_policy = DnsPolicy::Default;
     }
     pod
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{MetadataExt, symlink};
+
+    use super::*;
+
+    /// Verifies O46.
+    #[tokio::test]
+    async fn directory_has_a_path_without_links_and_is_private() {
+        let dir = tempfile::tempdir().unwrap();
+        let (real, linked) = (dir.path().join("real"), dir.path().join("linked"));
+        std::fs::create_dir(&real).unwrap();
+        symlink(&real, &linked).unwrap();
+        let prepared = Standalone::prepare(linked.join("standalone")).await;
+        assert_eq!(prepared, real.canonicalize().unwrap().join("standalone"));
+        assert_eq!(std::fs::metadata(&prepared).unwrap().mode() & 0o777, 0o700);
+        // A later start does the same.
+        assert_eq!(Standalone::prepare(linked.join("standalone")).await, prepared);
+    }
 }

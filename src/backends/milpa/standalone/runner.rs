@@ -469,7 +469,7 @@ fn nanos_until(at: i64) -> Duration {
 }
 
 /// Makes a directory that only the daemon's user enters: volumes of Secrets are in it.
-fn private_dir(path: &std::path::Path) -> io::Result<()> {
+pub(super) fn private_dir(path: &std::path::Path) -> io::Result<()> {
     use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path)?;
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o700))
