@@ -231,7 +231,9 @@ impl Standalone {
         let path = dir.clone();
         let prepared = blocking(move || {
             runner::private_dir(&path)?;
-            std::fs::canonicalize(path)
+            let path = std::fs::canonicalize(path)?;
+            log_rotation::recover(&path.join(node::LOGS));
+            Ok(path)
         });
         prepared.await.unwrap_or_else(|error| {
             tracing::error!(

@@ -417,15 +417,18 @@ impl Runner {
     async fn rotate_log(&self, container: &Container) -> Result<(), Status> {
         let log = PathBuf::from(container.meta().log_path);
         let is_running = container.state() == cri::ContainerState::ContainerRunning;
-        if !is_running || log.as_os_str().is_empty() {
+        // After a start of the daemon, a log is followed once its cell has connected.
+        let is_followed = self.standalone.parts.cri.follows_log(&container.id);
+        if !is_running || !is_followed || log.as_os_str().is_empty() {
             return Ok(());
         }
-        if on_disk(move || log_rotation::rotate(&log)).await? {
-            let request = cri::ReopenContainerLogRequest { container_id: container.id.to_string() };
+        let request = cri::ReopenContainerLogRequest { container_id: container.id.to_string() };
+        let reopen = async {
             let _: cri::ReopenContainerLogResponse =
                 self.call(Method::ReopenContainerLog, &request).await?;
-        }
-        Ok(())
+            Ok(())
+        };
+        log_rotation::rotate(log, reopen).await
     }
 
     /// Makes directories and files of the node.
