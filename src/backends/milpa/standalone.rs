@@ -226,7 +226,8 @@ impl Entry {
 
 impl Standalone {
     /// Makes the directory of volumes and logs, and returns its path without links: the table of
-    /// mounts has paths without links.
+    /// mounts has paths without links. Called before cells connect, because their logs are opened
+    /// then.
     pub(crate) async fn prepare(dir: PathBuf) -> PathBuf {
         let path = dir.clone();
         let prepared = blocking(move || {
@@ -394,14 +395,17 @@ impl Standalone {
     }
 
     /// Ends a pod: its containers have the given seconds, by default those of its manifest. Returns
-    /// once nothing is left of it; a caller that leaves does not stop the end.
+    /// once nothing is left of it; a caller that leaves does not stop the end. A later call may
+    /// only shorten the time, as in Kubernetes.
     pub(crate) async fn delete(&self, uid: &str, grace: Option<i64>) -> Result<(), Status> {
         let entry = self.lock().get(uid).cloned().ok_or_else(|| {
             Status::failed_precondition(
                 "it is the kubelet's pod; allowed: kubectl delete, or milpactl drain for its cell",
             )
         })?;
-        let grace_seconds = grace.unwrap_or(entry.grace_seconds);
+        let grace = grace.unwrap_or(entry.grace_seconds);
+        let shortest = |requested: &Option<i64>| requested.map_or(grace, |it| it.min(grace));
+        let grace_seconds = shortest(&entry.end.borrow());
         let mut batch = Batch::default();
         batch.put(Table::StandaloneEnds, uid, &StandaloneEnd { grace_seconds });
         // Recorded first: what was answered outlives the daemon.
@@ -410,7 +414,8 @@ impl Standalone {
         })?;
         let message = format!("by an operator, grace period {grace_seconds} s");
         self.event(&entry, "Deleted", &message);
-        entry.end.send_replace(Some(grace_seconds));
+        // Another call may have been faster.
+        entry.end.send_modify(|requested| *requested = Some(shortest(requested)));
         entry.ended.cancelled().await;
         Ok(())
     }

@@ -11,7 +11,7 @@ use std::{
 use futures::future::join_all;
 use kiyot_proto::cri;
 use prost::Message;
-use tokio::time::sleep;
+use tokio::{sync::watch, time::sleep};
 use tonic::Status;
 
 use super::{
@@ -76,20 +76,12 @@ impl Runner {
 
     /// Runs the pod until its end was requested, and ends it.
     pub(super) async fn run(mut self) {
-        let mut end = self.entry.end.subscribe();
-        let requested = async move {
-            // The sender lives as long as the entry.
-            let grace = end.wait_for(Option::is_some).await.ok().and_then(|grace| *grace);
-            match grace {
-                Some(grace) => grace,
-                None => std::future::pending().await,
-            }
-        };
+        let mut requested = self.entry.end.subscribe();
         let grace = tokio::select! {
-            grace = requested => grace,
+            grace = next_grace(&mut requested, None) => grace,
             () = self.keep() => return,
         };
-        self.end(grace).await;
+        self.end(grace, requested).await;
     }
 
     /// Takes the steps of the pod for ever.
@@ -463,6 +455,20 @@ impl Runner {
     ) -> Result<A, Status> {
         let deadline = Some(Instant::now() + limit);
         self.standalone.parts.cri.call_with(method, request, deadline).await
+    }
+}
+
+/// Waits until a grace period is requested that is not the current one, and returns it.
+pub(super) async fn next_grace(
+    requested: &mut watch::Receiver<Option<i64>>,
+    current: Option<i64>,
+) -> i64 {
+    // The sender lives as long as the entry.
+    let is_next = |grace: &Option<i64>| grace.is_some() && *grace != current;
+    let grace = requested.wait_for(is_next).await.ok().and_then(|grace| *grace);
+    match grace {
+        Some(grace) => grace,
+        None => std::future::pending().await,
     }
 }
 
