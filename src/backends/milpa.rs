@@ -287,7 +287,7 @@ impl Milpa {
             capabilities.remote.then_some(send_rate),
             capabilities.sees_node_files.then_some(&*config.state_dir),
         );
-        let standalone_dir = config.state_dir.join("standalone");
+        let standalone_dir = Standalone::prepare(config.state_dir.join("standalone")).await;
         let volumes = Volumes::new(
             vec![config.kubelet_dir.clone(), standalone_dir.clone()],
             config.policy.host_path,

@@ -1,4 +1,4 @@
-//! Calls that several backends response: fan-out of the request, and merging of the responses.
+//! Calls that several backends answer: fan-out of the request, and merging of the responses.
 
 use std::future::Future;
 

@@ -41,7 +41,7 @@ const PARTS: &[Part] = &[
             CELLS,
             RECORDS,
             &["admin", "backends::milpa::inventory", "config", "metrics", "problems"],
-            &["kubernetes", "recent_log"],
+            &["error_chain", "kubernetes", "recent_log"],
         ],
     },
     Part {

@@ -121,25 +121,29 @@ impl Task {
         let mut position = String::new();
         // A server that ends each watch at once is not asked more often than this.
         let mut watch_at = Instant::now();
+        let mut has_watch_failed = false;
         loop {
-            if !position.is_empty() {
+            let is_watch = !position.is_empty();
+            if is_watch {
                 sleep(watch_at.saturating_duration_since(Instant::now())).await;
                 watch_at = Instant::now() + self.gate.first_pause();
             }
-            let outcome = if position.is_empty() {
-                self.list().await.map(|listed| position = listed)
-            } else {
+            let outcome = if is_watch {
                 self.watch(&mut position).await
+            } else {
+                self.list().await.map(|listed| position = listed)
             };
             match outcome {
+                // A list ends no row of failures of the watch.
+                Ok(()) if has_watch_failed && !is_watch => {}
                 Ok(()) => {
-                    if self.gate.succeeded() {
-                        tracing::info!("requests of pods are read from the Kubernetes API again");
-                    }
+                    has_watch_failed = false;
+                    self.succeeded();
                 }
                 // The changes since the position are lost: the list has them.
                 Err(Failure::Expired(_)) => position.clear(),
                 Err(failure) => {
+                    has_watch_failed = is_watch;
                     self.connection.failed(&failure);
                     if self.gate.failed(&failure, Instant::now(), fastrand::f64()) {
                         tracing::warn!(
@@ -152,6 +156,13 @@ impl Task {
                     sleep(open.saturating_duration_since(Instant::now())).await;
                 }
             }
+        }
+    }
+
+    /// Notes that requests are read.
+    fn succeeded(&mut self) {
+        if self.gate.succeeded() {
+            tracing::info!("requests of pods are read from the Kubernetes API again");
         }
     }
 
@@ -173,15 +184,32 @@ impl Task {
         Err(Failure::Server { status: 200, message })
     }
 
-    /// Follows the changes from a position until the watch ends.
+    /// Follows the changes from a position until the watch ends. After a failure without a change
+    /// the position is empty: it may be the reason.
     async fn watch(&mut self, position: &mut String) -> Result<(), Failure> {
+        let mut has_change = false;
+        match self.follow(position, &mut has_change).await {
+            // Proxies cut connections. The position has everything until then.
+            Err(Failure::Unreachable(_) | Failure::TimedOut(_)) if has_change => Ok(()),
+            Err(failure) => {
+                if !has_change {
+                    position.clear();
+                }
+                Err(failure)
+            }
+            Ok(()) => Ok(()),
+        }
+    }
+
+    async fn follow(
+        &mut self,
+        position: &mut String,
+        has_change: &mut bool,
+    ) -> Result<(), Failure> {
         let client = self.connection.client().await?;
         let limit = Duration::from_secs(WATCH_SECONDS) + WATCH_GRACE;
         let call = Call::watch_pods(&self.node, position);
         let mut body = client.stream(&call, WATCH_GRACE).await?;
-        if self.gate.succeeded() {
-            tracing::info!("requests of pods are read from the Kubernetes API again");
-        }
         let mut read = BytesMut::new();
         loop {
             let frame = timeout(limit, body.frame()).await.map_err(|_| Failure::TimedOut(limit))?;
@@ -197,6 +225,8 @@ impl Task {
             while let Some(end) = read.iter().position(|byte| *byte == b'\n') {
                 let line = read.split_to(end + 1);
                 self.changed(&line, position)?;
+                *has_change = true;
+                self.succeeded();
             }
         }
     }

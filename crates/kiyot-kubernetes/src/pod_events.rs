@@ -1,6 +1,6 @@
 //! Events of cells as events of their pods.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use kiyot_proto::admin;
 
@@ -13,19 +13,56 @@ use crate::{
 /// Most cells and pods that are remembered: more than a node has.
 const MAX_REMEMBERED: usize = 4096;
 
+/// Values by their keys, a bounded number: the one that was set the longest ago is removed first.
+#[derive(Debug)]
+struct Latest<T> {
+    values: HashMap<String, (u64, T)>,
+    /// Keys by the number of the change that has set their value.
+    by_age: BTreeMap<u64, String>,
+    changes: u64,
+}
+
+impl<T> Latest<T> {
+    fn new() -> Self {
+        Self { values: HashMap::new(), by_age: BTreeMap::new(), changes: 0 }
+    }
+
+    fn set(&mut self, key: String, value: T) {
+        self.remove(&key);
+        if self.values.len() >= MAX_REMEMBERED
+            && let Some((_, oldest)) = self.by_age.pop_first()
+        {
+            self.values.remove(&oldest);
+        }
+        self.changes += 1;
+        self.by_age.insert(self.changes, key.clone());
+        self.values.insert(key, (self.changes, value));
+    }
+
+    fn get(&self, key: &str) -> Option<&T> {
+        self.values.get(key).map(|(_, value)| value)
+    }
+
+    fn remove(&mut self, key: &str) {
+        if let Some((change, _)) = self.values.remove(key) {
+            self.by_age.remove(&change);
+        }
+    }
+}
+
 /// The cells and pods that events are about, which may have ended when an event is read.
 #[derive(Debug)]
 pub struct PodEvents {
-    cells: BTreeMap<String, ShownCell>,
+    cells: Latest<ShownCell>,
     /// Uids by namespace/name.
-    pods: BTreeMap<String, String>,
+    pods: Latest<String>,
     since_unix_nanos: i64,
 }
 
 impl PodEvents {
     /// Returns a translator of the events since a time.
     pub fn new(since_unix_nanos: i64) -> Self {
-        Self { cells: BTreeMap::new(), pods: BTreeMap::new(), since_unix_nanos }
+        Self { cells: Latest::new(), pods: Latest::new(), since_unix_nanos }
     }
 
     /// Remembers a cell that has a pod.
@@ -35,14 +72,8 @@ impl PodEvents {
             return;
         }
         let pod = format!("{}/{}", cell.pod_namespace, cell.pod_name);
-        if self.pods.len() >= MAX_REMEMBERED {
-            self.pods.pop_first();
-        }
-        self.pods.insert(pod, cell.pod_uid.clone());
-        if self.cells.len() >= MAX_REMEMBERED {
-            self.cells.pop_first();
-        }
-        self.cells.insert(cell.id.clone(), shown);
+        self.pods.set(pod, cell.pod_uid.clone());
+        self.cells.set(cell.id.clone(), shown);
     }
 
     /// Returns the events of a pod that an event means.
@@ -218,6 +249,29 @@ mod tests {
         assert!(read(&of_cell("Lost", "")).is_empty(), "the cell is forgotten");
         // The kubelet repeats the call of a pod whose cell has ended.
         assert_eq!(read(&refused).len(), 1);
+    }
+
+    /// Verifies K8.
+    #[test]
+    fn pod_that_was_remembered_the_longest_ago_is_forgotten_first() {
+        let mut events = PodEvents::new(0);
+        let mut remember = |name: &str| {
+            let mut shown = shown();
+            (shown.cell.id, shown.cell.pod_name) = (format!("cell-{name}"), name.to_owned());
+            events.remember(shown);
+        };
+        // By name the live pod is the first, and the oldest the last.
+        remember("a");
+        remember("z");
+        (2..MAX_REMEMBERED).for_each(|number| remember(&format!("b-{number}")));
+        remember("a");
+        remember("c");
+        let mut count = |name: &str| {
+            let refused = event("Pod", &format!("default/{name}"), "NoCell", "");
+            let lost = event("Cell", &format!("cell-{name}"), "Lost", "");
+            (events.of(&refused).len(), events.of(&lost).len())
+        };
+        assert_eq!(["a", "b-2", "c", "z"].map(&mut count), [(1, 1), (1, 1), (1, 1), (0, 0)]);
     }
 
     /// Verifies K8.

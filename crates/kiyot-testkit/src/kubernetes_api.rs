@@ -5,7 +5,6 @@
 
 use std::{
     collections::BTreeMap,
-    convert::Infallible,
     net::SocketAddr,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -33,7 +32,7 @@ pub use service_account::ServiceAccount;
 use store::{Objects, Refusal};
 pub use table::table;
 
-type Body = UnsyncBoxBody<Bytes, Infallible>;
+type Body = UnsyncBoxBody<Bytes, std::io::Error>;
 
 /// A fault that requests meet.
 #[derive(Debug, Clone)]
@@ -52,6 +51,8 @@ pub enum ApiFault {
     Slow(Duration),
     /// The connection is closed without a response.
     Closed,
+    /// The connection is closed after the head of a response.
+    Cut,
 }
 
 /// A fault with the requests that it meets.
@@ -311,6 +312,7 @@ async fn answer(
         Some(ApiFault::Status(code, retry_after)) => {
             refusal(&Refusal::of(code, "InternalError", "played failure"), retry_after)
         }
+        Some(ApiFault::Cut) => cut(),
         Some(ApiFault::Ended) => response(StatusCode::OK, String::new()),
         Some(ApiFault::Denied) => refusal(&Refusal::forbidden(&parsed), None),
         Some(ApiFault::Unknown) => refusal(&Refusal::of(401, "Unauthorized", "Unauthorized"), None),
@@ -377,7 +379,7 @@ fn watch(shared: &Arc<Shared>, request: &ApiRequest) -> Response<Body> {
                     state.objects.changes(&request, position)
                 };
                 if !lines.is_empty() {
-                    let frame = Ok::<_, Infallible>(Frame::data(Bytes::from(lines)));
+                    let frame = Ok::<_, std::io::Error>(Frame::data(Bytes::from(lines)));
                     return Some((frame, (shared, request, changed, next, is_over)));
                 }
                 changed.changed().await.ok()?;
@@ -389,8 +391,19 @@ fn watch(shared: &Arc<Shared>, request: &ApiRequest) -> Response<Body> {
     response
 }
 
+/// Returns a response whose body breaks once its head was sent.
+fn cut() -> Response<Body> {
+    let broken = futures::stream::once(async {
+        // The head is written while the body has nothing.
+        tokio::task::yield_now().await;
+        Err::<Frame<Bytes>, _>(std::io::Error::other("cut by a fault"))
+    });
+    Response::new(StreamBody::new(broken).boxed_unsync())
+}
+
 fn response(status: StatusCode, text: String) -> Response<Body> {
-    let mut response = Response::new(http_body_util::Full::new(Bytes::from(text)).boxed_unsync());
+    let body = http_body_util::Full::new(Bytes::from(text));
+    let mut response = Response::new(body.map_err(|never| match never {}).boxed_unsync());
     *response.status_mut() = status;
     response.headers_mut().insert(header::CONTENT_TYPE, "application/json".parse().unwrap());
     response

@@ -26,24 +26,30 @@ const MAX_RETIRED_CONNECTIONS: usize = 4;
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum Unavailable {
     /// Connecting failed.
-    #[error("no connection to the container runtime at {}", socket.display())]
+    #[error("no connection to the {peer} at {}", socket.display())]
     Connect {
+        /// The kind of the server.
+        peer: &'static str,
         /// The runtime's socket.
         socket: PathBuf,
         /// The cause.
         source: Arc<ConnectError>,
     },
     /// Connecting timed out.
-    #[error("no connection to the container runtime at {} within {after:?}", socket.display())]
+    #[error("no connection to the {peer} at {} within {after:?}", socket.display())]
     ConnectTimeout {
+        /// The kind of the server.
+        peer: &'static str,
         /// The runtime's socket.
         socket: PathBuf,
         /// The timeout.
         after: Duration,
     },
     /// The connection ended during the call.
-    #[error("the container runtime at {} ended the connection during the call", socket.display())]
+    #[error("the {peer} at {} ended the connection during the call", socket.display())]
     Lost {
+        /// The kind of the server.
+        peer: &'static str,
         /// The runtime's socket.
         socket: PathBuf,
         /// The cause.
@@ -55,6 +61,8 @@ pub enum Unavailable {
 /// caller; all callers must be on that thread.
 #[derive(Debug)]
 pub struct Upstream {
+    /// The kind of the server, in errors and logs.
+    peer: &'static str,
     socket: PathBuf,
     connect_timeout: Duration,
     state: Mutex<State>,
@@ -81,9 +89,15 @@ pub struct UpstreamCall {
 }
 
 impl Upstream {
-    /// Makes an upstream of a socket, which is connected at the first call.
+    /// Makes an upstream of a container runtime's socket, which is connected at the first call.
     pub fn new(socket: PathBuf, connect_timeout: Duration) -> Self {
+        Self::of("container runtime", socket, connect_timeout)
+    }
+
+    /// Makes an upstream of another server of CRI, whose kind is named in errors and logs.
+    pub fn of(peer: &'static str, socket: PathBuf, connect_timeout: Duration) -> Self {
         Self {
+            peer,
             socket,
             connect_timeout,
             state: Mutex::default(),
@@ -98,7 +112,7 @@ impl Upstream {
 
     /// Returns the error of a call whose connection was lost.
     pub fn connection_lost(&self, source: Error) -> Unavailable {
-        Unavailable::Lost { socket: self.socket.clone(), source }
+        Unavailable::Lost { peer: self.peer, socket: self.socket.clone(), source }
     }
 
     /// Sends a request's head and the first part of its body (with `end_of_stream` all of it), on a
@@ -152,6 +166,7 @@ impl Upstream {
 
     async fn connect(&self) -> Result<(u64, SendRequest), Unavailable> {
         let timed_out = || Unavailable::ConnectTimeout {
+            peer: self.peer,
             socket: self.socket.clone(),
             after: self.connect_timeout,
         };
@@ -159,16 +174,17 @@ impl Upstream {
             .await
             .unwrap_or_else(|_| Err(timed_out()));
         let was_down = std::mem::replace(&mut self.state().is_down, connected.is_err());
+        let peer = self.peer;
         // Logged once an outage, because a kubelet calls several times a second.
         match &connected {
             Err(error) if !was_down => {
                 tracing::warn!(
                     error = error as &dyn std::error::Error,
-                    "container runtime unavailable, calls of its pods fail"
+                    "{peer} unavailable, calls to it fail"
                 )
             }
             Ok(_) if was_down => {
-                tracing::info!(socket = %self.socket.display(), "container runtime available again")
+                tracing::info!(socket = %self.socket.display(), "{peer} available again")
             }
             _ => {}
         }
@@ -182,23 +198,24 @@ impl Upstream {
             return Ok(current);
         }
         let (requests, connection) = connect::open(&self.socket).await.map_err(|error| {
-            Unavailable::Connect { socket: self.socket.clone(), source: Arc::new(error) }
+            let (peer, socket) = (self.peer, self.socket.clone());
+            Unavailable::Connect { peer, socket, source: Arc::new(error) }
         })?;
-        let socket = self.socket.clone();
-        tracing::debug!(socket = %socket.display(), "connected to the container runtime");
+        let (peer, socket) = (self.peer, self.socket.clone());
+        tracing::debug!(socket = %socket.display(), "connected to the {peer}");
         let driver = tokio::spawn(async move {
             match connection.await {
                 Ok(()) => {
                     tracing::debug!(
                         socket = %socket.display(),
-                        "container runtime closed the connection"
+                        "{peer} closed the connection"
                     )
                 }
                 Err(error) => {
                     tracing::info!(
                         socket = %socket.display(),
                         %error,
-                        "connection to the container runtime lost"
+                        "connection to the {peer} lost"
                     )
                 }
             }

@@ -31,6 +31,7 @@ use super::{
     tasks::Tasks,
 };
 use crate::{
+    blocking::blocking,
     error_chain::error_chain,
     manifest::{self, Dns, File, Node, Pod, RestartPolicy, Volume},
 };
@@ -224,6 +225,27 @@ impl Entry {
 }
 
 impl Standalone {
+    /// Makes the directory of volumes and logs, and returns its path without links: the table of
+    /// mounts has paths without links. Called before cells connect, because their logs are opened
+    /// then.
+    pub(crate) async fn prepare(dir: PathBuf) -> PathBuf {
+        let path = dir.clone();
+        let prepared = blocking(move || {
+            runner::private_dir(&path)?;
+            let path = std::fs::canonicalize(path)?;
+            log_rotation::recover(&path.join(node::LOGS));
+            Ok(path)
+        });
+        prepared.await.unwrap_or_else(|error| {
+            tracing::error!(
+                path = %dir.display(),
+                %error,
+                "directory of standalone pods not prepared"
+            );
+            dir
+        })
+    }
+
     /// Starts the tasks of the recorded pods.
     pub(crate) async fn start(parts: Parts) -> Result<Arc<Self>, StoreError> {
         let records: Vec<(String, StandalonePod)> = parts.store.load(Table::StandalonePods).await?;
@@ -373,14 +395,17 @@ impl Standalone {
     }
 
     /// Ends a pod: its containers have the given seconds, by default those of its manifest. Returns
-    /// once nothing is left of it; a caller that leaves does not stop the end.
+    /// once nothing is left of it; a caller that leaves does not stop the end. A later call may
+    /// only shorten the time, as in Kubernetes.
     pub(crate) async fn delete(&self, uid: &str, grace: Option<i64>) -> Result<(), Status> {
         let entry = self.lock().get(uid).cloned().ok_or_else(|| {
             Status::failed_precondition(
                 "it is the kubelet's pod; allowed: kubectl delete, or milpactl drain for its cell",
             )
         })?;
-        let grace_seconds = grace.unwrap_or(entry.grace_seconds);
+        let grace = grace.unwrap_or(entry.grace_seconds);
+        let shortest = |requested: &Option<i64>| requested.map_or(grace, |it| it.min(grace));
+        let grace_seconds = shortest(&entry.end.borrow());
         let mut batch = Batch::default();
         batch.put(Table::StandaloneEnds, uid, &StandaloneEnd { grace_seconds });
         // Recorded first: what was answered outlives the daemon.
@@ -389,7 +414,8 @@ impl Standalone {
         })?;
         let message = format!("by an operator, grace period {grace_seconds} s");
         self.event(&entry, "Deleted", &message);
-        entry.end.send_replace(Some(grace_seconds));
+        // Another call may have been faster.
+        entry.end.send_modify(|requested| *requested = Some(shortest(requested)));
         entry.ended.cancelled().await;
         Ok(())
     }
@@ -471,4 +497,25 @@ fn with_uid(mut pod: Pod, uid: &str) -> Pod {
         pod.dns_policy = DnsPolicy::Default;
     }
     pod
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{MetadataExt, symlink};
+
+    use super::*;
+
+    /// Verifies O46.
+    #[tokio::test]
+    async fn directory_has_a_path_without_links_and_is_private() {
+        let dir = tempfile::tempdir().unwrap();
+        let (real, linked) = (dir.path().join("real"), dir.path().join("linked"));
+        std::fs::create_dir(&real).unwrap();
+        symlink(&real, &linked).unwrap();
+        let prepared = Standalone::prepare(linked.join("standalone")).await;
+        assert_eq!(prepared, real.canonicalize().unwrap().join("standalone"));
+        assert_eq!(std::fs::metadata(&prepared).unwrap().mode() & 0o777, 0o700);
+        // A later start does the same.
+        assert_eq!(Standalone::prepare(linked.join("standalone")).await, prepared);
+    }
 }

@@ -6,6 +6,7 @@ use kiyot_testkit::{
     Access, Kiyot, Kubelet, LIMIT, Node, Registry, RunningPod, cri, image::BUSYBOX_IMAGE,
     wait_until,
 };
+use tokio::time::timeout;
 use tonic::{Code, transport::Channel};
 
 use super::{
@@ -436,4 +437,24 @@ async fn standalone_pod_ends_at_its_deadline_and_is_listed_with_its_labels_befor
     pod_that(&mut client, "has still failed", is_over).await;
     assert_eq!(kiyot.cells(), Vec::<String>::new());
     client.delete_pod(deleted("brief", 0)).await.unwrap();
+}
+
+/// Verifies O43.
+#[tokio::test]
+async fn later_delete_with_a_shorter_grace_period_ends_a_pod_sooner() {
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut client = admin(&kiyot).await;
+    let script = "trap 'echo asked' TERM; echo ready; while :; do sleep 0.1; done";
+    client.create_pods(created(&manifest("slow", "Always", script))).await.unwrap();
+    pod_that(&mut client, "runs its container", has_main).await;
+    log_with(&client, "slow", "ready").await;
+    let mut first = client.clone();
+    let first = tokio::spawn(async move { first.delete_pod(deleted("slow", 3600)).await });
+    log_with(&client, "slow", "asked").await;
+    let second = timeout(LIMIT, client.delete_pod(deleted("slow", 0))).await;
+    second.expect("the pod has not ended").unwrap();
+    first.await.unwrap().unwrap();
+    assert_eq!(pods(&mut client).await, Vec::new());
+    assert_eq!(kiyot.cells(), Vec::<String>::new());
 }

@@ -12,7 +12,7 @@ use kiyot_kubernetes::{
     object::{self, Cell},
 };
 use kiyot_proto::admin::{self, CellPhase::CellBound};
-use kiyot_testkit::{ApiFault, ApiServer, LIMIT, Recorded, Verb, wait_until};
+use kiyot_testkit::{ApiFault, ApiServer, LIMIT, Recorded, Verb, log::CapturedLog, wait_until};
 use serde_json::{Value, json};
 
 use crate::world::{Calls, Daemon, definition, options, wait_for_cells};
@@ -198,6 +198,40 @@ async fn watches_that_end_at_once_are_not_renewed_at_once() {
     })
     .await;
     assert!(last.duration_since(begun) >= pause * (WATCHES - 1), "{calls:?}");
+}
+
+/// Verifies K6, K10.
+#[tokio::test]
+async fn watches_that_break_without_a_change_are_logged_once_and_repeated_after_growing_pauses() {
+    let log = CapturedLog::start();
+    let api = ApiServer::start(&[]).await;
+    api.fail(Some(Verb::Watch), "pods", usize::MAX, ApiFault::Cut);
+    let (calls, access) = (Calls::new(), options(&api).access);
+    let (pause, counter) = (Duration::from_millis(50), Arc::clone(&calls) as _);
+    let informer = PodInformer::start(access, "worker-1".to_owned(), Some(pause), counter);
+    let watches = wait_until("watches were repeated", LIMIT, async || {
+        let is_watch = |recorded: &Recorded| recorded.request.verb == Verb::Watch;
+        let watches: Vec<_> = api.recorded().into_iter().filter(is_watch).collect();
+        (watches.len() > 4).then_some(watches)
+    })
+    .await;
+    for (number, two) in watches.windows(2).take(4).enumerate() {
+        let between = two[1].at.duration_since(two[0].at);
+        assert!(between >= pause * (1 << number), "{number}: {between:?}");
+    }
+    assert!(calls.of("watch pods", "ok") > 3, "their heads were received: {calls:?}");
+    let logged = |text: &str| log.lines().iter().filter(|line| line.contains(text)).count();
+    assert_eq!((logged("are not read"), logged("again")), (1, 0), "{:?}", log.lines());
+
+    // Changes that get through end the row of failures.
+    api.heal();
+    wait_until("the watch has a change", LIMIT, async || {
+        api.put("pods", pod("a", "uid-a", "64Mi"));
+        (logged("again") == 1).then_some(())
+    })
+    .await;
+    assert!(informer.requests("uid-a", LIMIT).await.is_some());
+    assert_eq!(logged("are not read"), 1, "{:?}", log.lines());
 }
 
 /// Verifies K10.

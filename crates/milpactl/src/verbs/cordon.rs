@@ -13,6 +13,7 @@ use kiyot_proto::{
     text::counted,
 };
 use tokio::time::{Instant, sleep, timeout_at};
+use tonic::Code;
 
 use super::sought;
 use crate::{
@@ -119,8 +120,9 @@ async fn end_all(client: &Client, progress: &Progress) -> Result<(), Error> {
         progress.set(format!("ending {}", counted(left, "cell", "cells")));
         match ended {
             Ok(_) => progress.pause(|| writeln!(io::stdout(), "{} ended", cell.id))?,
-            // It has ended by itself.
-            Err(Error::Daemon(status)) if status.code() == tonic::Code::NotFound => {}
+            // It has ended by itself, or its end takes longer than a call and goes on.
+            Err(Error::Daemon(status))
+                if matches!(status.code(), Code::NotFound | Code::DeadlineExceeded) => {}
             Err(error) => failed.push(format!("{}: {}", cell.id, error.text())),
         }
     }

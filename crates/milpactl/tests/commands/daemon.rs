@@ -62,6 +62,8 @@ pub(crate) struct Behaviour {
     pub dump_hangs: bool,
     /// Ends of cells and of pods take for ever.
     pub end_hangs: bool,
+    /// The end of the first cell takes longer than a call: the third list is without it.
+    pub end_is_slow: bool,
 }
 
 impl Default for Behaviour {
@@ -81,6 +83,7 @@ impl Default for Behaviour {
             hangs: false,
             dump_hangs: false,
             end_hangs: false,
+            end_is_slow: false,
         }
     }
 }
@@ -351,7 +354,10 @@ impl Admin for Service {
         &self,
         _: Request<admin::ListCellsRequest>,
     ) -> Result<Response<Self::ListCellsStream>, Status> {
-        self.0.cell_lists.fetch_add(1, Ordering::SeqCst);
+        let list = self.0.cell_lists.fetch_add(1, Ordering::SeqCst);
+        if self.0.behaviour.end_is_slow && list == 2 {
+            self.0.ended.lock().unwrap().push(cell(0).id);
+        }
         if self.0.behaviour.hangs {
             std::future::pending::<()>().await;
         }
@@ -506,7 +512,11 @@ impl Admin for Service {
         if self.0.behaviour.end_hangs {
             std::future::pending::<()>().await;
         }
-        self.0.ended.lock().unwrap().push(request.into_inner().cell);
+        let ended = request.into_inner().cell;
+        if self.0.behaviour.end_is_slow && ended == cell(0).id {
+            return Err(Status::deadline_exceeded("EndCell takes longer"));
+        }
+        self.0.ended.lock().unwrap().push(ended);
         Ok(Response::new(admin::EndCellResponse {}))
     }
 

@@ -266,6 +266,12 @@ fn drain_ends_every_cell() {
     assert!(text.ends_with("no cell is left\n"), "{text}");
     assert_eq!(daemon.ended(), ["cell-0", "cell-1", "cell-2"]);
 
+    let slow = Daemon::start(Behaviour { end_is_slow: true, ..Behaviour::default() });
+    let (text, error, code) = run(&slow, "drain --end --timeout 20s");
+    assert_eq!(code, 0, "{error}");
+    assert!(!text.contains("cell-0 ended") && text.ends_with("no cell is left\n"), "{text}");
+    assert_eq!(slow.cell_lists(), 3);
+
     let stays = Daemon::start(Behaviour::default());
     let (_, error, code) = run(&stays, "drain --timeout 1s");
     assert_eq!(code, 1);

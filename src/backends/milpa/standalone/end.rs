@@ -6,12 +6,12 @@ use std::{io, path::Path, time::Duration};
 use futures::future::join_all;
 use kiyot_linux::unmount_beneath;
 use kiyot_proto::cri;
-use tokio::time::sleep;
+use tokio::{sync::watch, time::sleep};
 use tonic::Status;
 
 use super::{
     observed::Observed,
-    runner::{Runner, on_disk},
+    runner::{Runner, next_grace, on_disk},
 };
 use crate::{
     backends::{
@@ -35,8 +35,19 @@ const MAX_GRACE_SECONDS: i64 = 24 * 3600;
 
 impl Runner {
     /// Ends the pod. Returns once nothing is left of it.
-    pub(super) async fn end(&self, grace: i64) {
-        while let Err(status) = self.try_end(grace).await {
+    ///
+    /// A grace period that is requested meanwhile begins the end again. The calls that were made go
+    /// on by themselves: a container is killed at the end of the shortest.
+    pub(super) async fn end(&self, mut grace: i64, mut requested: watch::Receiver<Option<i64>>) {
+        loop {
+            let ended = tokio::select! {
+                ended = self.try_end(grace) => ended,
+                next = next_grace(&mut requested, Some(grace)) => {
+                    grace = next;
+                    continue;
+                }
+            };
+            let Err(status) = ended else { break };
             let error = status.message();
             tracing::warn!(pod = self.entry.pod(), error, "standalone pod not ended yet");
             self.entry.set_error(error);

@@ -11,7 +11,7 @@ use std::{
 use futures::future::join_all;
 use kiyot_proto::cri;
 use prost::Message;
-use tokio::time::sleep;
+use tokio::{sync::watch, time::sleep};
 use tonic::Status;
 
 use super::{
@@ -76,20 +76,12 @@ impl Runner {
 
     /// Runs the pod until its end was requested, and ends it.
     pub(super) async fn run(mut self) {
-        let mut end = self.entry.end.subscribe();
-        let requested = async move {
-            // The sender lives as long as the entry.
-            let grace = end.wait_for(Option::is_some).await.ok().and_then(|grace| *grace);
-            match grace {
-                Some(grace) => grace,
-                None => std::future::pending().await,
-            }
-        };
+        let mut requested = self.entry.end.subscribe();
         let grace = tokio::select! {
-            grace = requested => grace,
+            grace = next_grace(&mut requested, None) => grace,
             () = self.keep() => return,
         };
-        self.end(grace).await;
+        self.end(grace, requested).await;
     }
 
     /// Takes the steps of the pod for ever.
@@ -417,15 +409,18 @@ impl Runner {
     async fn rotate_log(&self, container: &Container) -> Result<(), Status> {
         let log = PathBuf::from(container.meta().log_path);
         let is_running = container.state() == cri::ContainerState::ContainerRunning;
-        if !is_running || log.as_os_str().is_empty() {
+        // After a start of the daemon, a log is followed once its cell has connected.
+        let is_followed = self.standalone.parts.cri.follows_log(&container.id);
+        if !is_running || !is_followed || log.as_os_str().is_empty() {
             return Ok(());
         }
-        if on_disk(move || log_rotation::rotate(&log)).await? {
-            let request = cri::ReopenContainerLogRequest { container_id: container.id.to_string() };
+        let request = cri::ReopenContainerLogRequest { container_id: container.id.to_string() };
+        let reopen = async {
             let _: cri::ReopenContainerLogResponse =
                 self.call(Method::ReopenContainerLog, &request).await?;
-        }
-        Ok(())
+            Ok(())
+        };
+        log_rotation::rotate(log, reopen).await
     }
 
     /// Makes directories and files of the node.
@@ -463,13 +458,27 @@ impl Runner {
     }
 }
 
+/// Waits until a grace period is requested that is not the current one, and returns it.
+pub(super) async fn next_grace(
+    requested: &mut watch::Receiver<Option<i64>>,
+    current: Option<i64>,
+) -> i64 {
+    // The sender lives as long as the entry.
+    let is_next = |grace: &Option<i64>| grace.is_some() && *grace != current;
+    let grace = requested.wait_for(is_next).await.ok().and_then(|grace| *grace);
+    match grace {
+        Some(grace) => grace,
+        None => std::future::pending().await,
+    }
+}
+
 /// Returns the time until a time in nanoseconds since 1970; zero if it has passed.
 fn nanos_until(at: i64) -> Duration {
     Duration::from_nanos(u64::try_from(at.saturating_sub(clock::now())).unwrap_or_default())
 }
 
 /// Makes a directory that only the daemon's user enters: volumes of Secrets are in it.
-fn private_dir(path: &std::path::Path) -> io::Result<()> {
+pub(super) fn private_dir(path: &std::path::Path) -> io::Result<()> {
     use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path)?;
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o700))

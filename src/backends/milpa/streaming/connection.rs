@@ -49,7 +49,7 @@ pub(super) enum StreamError {
     #[error(transparent)]
     Head(#[from] HeadError),
     /// A deadline passed.
-    #[error("{0} did not received in time")]
+    #[error("{0} was not received in time")]
     TimedOut(&'static str),
     /// The sender ended early.
     #[error("{0} ended before it was whole")]

@@ -150,7 +150,9 @@ impl Preparation<'_> {
                 let mounts = std::fs::read("/proc/self/mountinfo").map_err(|error| {
                     Failure::node(Class::Internal, format!("the mounts of the node: {error}"))
                 })?;
-                let below = subpath::resolve(&mounts, &volume_path, &path)
+                // The table has paths without links, and the kubelet's directory may be one.
+                let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
+                let below = subpath::resolve(&mounts, &real(&volume_path), &real(&path))
                     .and_then(|below| below.to_str().map(str::to_owned));
                 let below = below.ok_or_else(|| {
                     Failure::request(
