@@ -19,6 +19,7 @@ use tonic::Status;
 
 use super::{Backend, BackendName, CallPath, Declared, DecodedBackend, Features, Method};
 use crate::{
+    annotations::Architecture,
     config::{ImageSource, MilpaBackend, Policy, ProviderKind},
     manifest::File,
     metrics::{ApiCalls, Source, Traffic},
@@ -222,6 +223,7 @@ impl Milpa {
                 let api = ec2_api(config).await.ok_or_else(|| StartError::NoEc2(name.clone()))?;
                 let api = ec2::CountedApi::new(api, Arc::clone(&api_calls));
                 let agent = agent.as_ref().and_then(AgentProgram::architecture);
+                let agent = agent.and_then(Architecture::named);
                 Arc::new(ec2::Ec2::new(config, owner.clone(), api).with_agent_for(agent))
             }
         };

@@ -423,8 +423,8 @@ async fn probe_of_the_accelerator_ends_in_time_and_leaves_no_process() {
         let status = Command::new(program).arg("probe-vm").arg("--dir").arg(&dir).status().unwrap();
         status.code().unwrap()
     };
-    // Translation runs everywhere, on a busy node not always within the probe's limit; KVM where the
-    // node has it.
+    // Translation runs everywhere, on a busy node not always within the probe's limit; KVM where
+    // the node has it.
     wait_for("a kernel prints in time", async || probe("tcg") == 0).await;
     assert!([0, 3].contains(&probe("kvm")));
     let running = run("ps", &["-e", "-o", "args"]);

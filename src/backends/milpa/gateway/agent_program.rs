@@ -16,7 +16,7 @@ use ring::digest::{Context, SHA256};
 use tokio::task::spawn_blocking;
 
 use super::program_form::{self, HEADER_BYTES, Header};
-use crate::{annotations::Architecture, backends::milpa::send_rate::SendRate};
+use crate::backends::milpa::send_rate::SendRate;
 
 /// The most bytes of a program. A build with debug information has a quarter of it.
 const MAX_PROGRAM_BYTES: u64 = 1 << 30;
@@ -30,7 +30,7 @@ pub struct AgentProgram {
     file: Arc<File>,
     size: u64,
     sha256: String,
-    architecture: Option<Architecture>,
+    architecture: Option<&'static str>,
     is_dynamic: bool,
     /// The rate of its downloads.
     rate: Arc<SendRate>,
@@ -94,8 +94,9 @@ impl AgentProgram {
         self.size
     }
 
-    /// Returns the architecture that it is built for; `None` if it is no such program, as a script.
-    pub fn architecture(&self) -> Option<Architecture> {
+    /// Returns the architecture that it is built for, by its name in images; `None` if that is not
+    /// known, as of a script.
+    pub fn architecture(&self) -> Option<&'static str> {
         self.architecture
     }
 

@@ -1,7 +1,5 @@
 //! The form of a program, as its ELF header says (System V ABI, "Object Files").
 
-use crate::annotations::Architecture;
-
 /// The bytes of a header of 64 bits.
 pub(super) const HEADER_BYTES: usize = 64;
 /// The most bytes that the program headers of a known program have.
@@ -20,8 +18,8 @@ const PROGRAM_HEADER_BYTES: u16 = 56;
 /// Header of a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Header {
-    /// The architecture that it is built for.
-    pub(super) architecture: Architecture,
+    /// The architecture that it is built for, by its name in images.
+    pub(super) architecture: &'static str,
     /// The position of the program headers.
     pub(super) program_headers_at: u64,
     /// The bytes of the program headers.
@@ -36,8 +34,8 @@ impl Header {
         }
         let half = |at: usize| Some(u16::from_le_bytes(*bytes.get(at..)?.first_chunk()?));
         let architecture = match half(18)? {
-            X86_64 => Architecture::Amd64,
-            AARCH64 => Architecture::Arm64,
+            X86_64 => "amd64",
+            AARCH64 => "arm64",
             _ => return None,
         };
         if half(54)? != PROGRAM_HEADER_BYTES {
@@ -76,9 +74,7 @@ mod tests {
 
     #[test]
     fn header_has_the_architecture_and_the_place_of_program_headers() {
-        for (machine, architecture) in
-            [(X86_64, Architecture::Amd64), (AARCH64, Architecture::Arm64)]
-        {
+        for (machine, architecture) in [(X86_64, "amd64"), (AARCH64, "arm64")] {
             let parsed = Header::parse(&header(machine, 9)).unwrap();
             let expected =
                 Header { architecture, program_headers_at: 64, program_headers_bytes: 9 * 56 };

@@ -57,7 +57,7 @@ pub(super) struct SharedLayers {
     lines: LogLimit,
 }
 
-/// What is held for cells.
+/// Snapshots that are held, and for whom.
 #[derive(Debug, Default)]
 struct Held {
     /// The snapshots, by their names in the node's containerd.
