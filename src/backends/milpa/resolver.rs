@@ -135,14 +135,16 @@ impl Resolver {
                     Arc::clone(&connections).try_acquire_owned(),
                     Arc::clone(&self.connections).try_acquire_owned(),
                 );
+                let (Ok(of_cell), Ok(of_all)) = permits else {
+                    // No task for it: the cell's next query waits until the cell takes answers.
+                    tracing::debug!("connection to a name server refused: too many");
+                    let _gone = answers.send(NameAnswer { id, ..NameAnswer::default() }).await;
+                    continue;
+                };
                 let carried = splice_connection(server.clone(), id);
                 tasks.spawn(async move {
-                    let carried = if let (Ok(_), Ok(_)) = &permits {
-                        carried.await
-                    } else {
-                        Err(std::io::Error::other("too many connections"))
-                    };
-                    if let Err(error) = carried {
+                    let _permits = (of_cell, of_all);
+                    if let Err(error) = carried.await {
                         tracing::debug!(%error, "connection to a name server ended early");
                         let _gone = answers.send(NameAnswer { id, ..NameAnswer::default() }).await;
                     }

@@ -182,6 +182,25 @@ async fn connections_of_a_cell_are_limited() {
     assert_eq!(SPLICED.load(Ordering::SeqCst), MAX_TCP_CONNECTIONS);
 }
 
+/// Verifies N9.
+#[tokio::test(start_paused = true)]
+async fn refused_connections_of_a_cell_wait_until_it_takes_the_answers() {
+    static READ: AtomicUsize = AtomicUsize::new(0);
+    let queries = futures::stream::iter((0..1000).map(|id| {
+        READ.fetch_add(1, Ordering::SeqCst);
+        Ok(NameQuery { id, resolver: 1, tcp: true, message: Bytes::new() })
+    }));
+    let queries = queries.chain(futures::stream::pending()).boxed();
+    let (sender, _untaken) = mpsc::channel(1);
+    let (resolver, servers) = (Resolver::default(), servers());
+    let query_server = |_, _| async { unreachable!("no UDP query is sent") };
+    let splice_connection = |_, _| std::future::pending();
+    let response = resolver.respond(queries, sender, &servers, query_server, splice_connection);
+    tokio::time::timeout(Duration::from_secs(60), response).await.unwrap_err();
+    // Those that are carried, one refusal in the channel, and one that waits.
+    assert_eq!(READ.load(Ordering::SeqCst), MAX_TCP_CONNECTIONS + 2);
+}
+
 /// Starts a connection to a fake server, and returns the ends of its tunnel.
 async fn spliced(
     serve: impl AsyncFnOnce(TcpStream),
