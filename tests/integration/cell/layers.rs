@@ -142,3 +142,50 @@ async fn layers_held_by_an_earlier_daemon_end_with_the_cells_that_it_left() {
     remove_and_assert_clean(&mut kubelet, &kiyot, &later).await;
     nothing_is_held(&node).await;
 }
+
+/// Verifies I23.
+#[tokio::test]
+async fn layers_of_an_earlier_daemon_are_kept_if_containerd_was_down_at_the_start() {
+    let node = Node::start().await;
+    for word in ["kept", "other"] {
+        let upper = vec![("/word".to_owned(), 0o644, word.as_bytes().to_vec())];
+        let image = ImageSpec { upper, ..ImageSpec::script(WAIT) };
+        node.image(&format!("kiyot.test/{word}:1"), &image).await;
+    }
+    let spec = |name: &str, image: &str| {
+        Pod::new(name).in_cell().container(Container::of_image("main", image))
+    };
+    let mut kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let kept = kubelet.run_pod(&spec("kept", "kiyot.test/kept:1")).await.unwrap();
+    let before = held(&node);
+    kiyot.kill9();
+    node.kill_containerd();
+    let log = kiyot.state().with_file_name("kiyot.log");
+    let containerd = async {
+        wait_until("the layers are not found", LIMIT, async || {
+            let log = fs::read_to_string(&log).unwrap();
+            log.contains("layers of an earlier daemon not found").then_some(())
+        })
+        .await;
+        node.start_containerd().await;
+    };
+    tokio::join!(kiyot.start_again(), containerd);
+    let mut kubelet = kiyot.kubelet().await;
+    let same = kubelet.run_pod(&spec("same", "kiyot.test/kept:1")).await.unwrap();
+    kubelet.stop_and_remove(&same).await.unwrap();
+    // Its layers are released after those that the pod before it had.
+    let other = kubelet.run_pod(&spec("other", "kiyot.test/other:1")).await.unwrap();
+    assert_ne!(held(&node), before);
+    kubelet.stop_and_remove(&other).await.unwrap();
+    wait_until("the layers of the later cells are released", LIMIT, async || {
+        (held(&node).len() == before.len()).then_some(())
+    })
+    .await;
+    assert_eq!(held(&node), before);
+    node.ctr(&["images", "remove", "--sync", "kiyot.test/kept:1"]);
+    let main = kept.container("main").id.clone();
+    assert_eq!(run_script(&mut kubelet, &main, "cat /word").await, "kept");
+    remove_and_assert_clean(&mut kubelet, &kiyot, &kept).await;
+    nothing_is_held(&node).await;
+}
