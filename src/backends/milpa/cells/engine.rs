@@ -94,6 +94,8 @@ use type_usage::EndedTypes;
 const INSTANCE_ENDED: &str = "its instance ended";
 /// The reason of a cell whose token was used with a second key.
 const OTHER_KEY: &str = "its token was spent by another key";
+/// The reason of a cell whose launch the provider refused; an earlier line has the provider's.
+const REFUSED: &str = "its launch was refused";
 /// The reason of a cell of which no instance was ever found.
 const NO_INSTANCE: &str = "its launch had no answer, and made no instance";
 /// The reason of a cell whose agent did not connect.
@@ -503,7 +505,7 @@ impl Engine {
         let event = if is_local {
             CellEvent::LaunchFailed(reason)
         } else {
-            CellEvent::NothingLaunched(reason)
+            CellEvent::NothingLaunched(REFUSED.into())
         };
         self.apply(id, event, now);
     }
