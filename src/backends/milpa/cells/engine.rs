@@ -499,14 +499,13 @@ impl Engine {
             // does not say what became of an earlier call without an answer.
             return self.apply(id, CellEvent::LaunchUnanswered, now);
         }
-        let reason = reason_of(&error);
-        self.fail(id, CellError::Provider(error));
         // A local provider may leave parts of an instance.
         let event = if is_local {
-            CellEvent::LaunchFailed(reason)
+            CellEvent::LaunchFailed(reason_of(&error))
         } else {
             CellEvent::NothingLaunched(REFUSED.into())
         };
+        self.fail(id, CellError::Provider(error));
         self.apply(id, event, now);
     }
 

@@ -317,9 +317,9 @@ impl CriService {
         let client = CellClient::new(cell);
         self.sync.rehearsal_ended(&cell.id).await;
         client.bind(BIND_TIMEOUT, bind).await?;
-        let has_pause = self.images.ensure_pause(cell).await;
+        let pause = self.images.ensure_pause(cell).await;
         self.sync.release_if_ended(cell);
-        has_pause?;
+        pause?;
         let profile = seccomp::node_profile_of_sandbox(&config);
         let profile = seccomp_copy::copy(cell, &hello.pod_dir, profile).await?;
         let cell_request = requests::run_sandbox(&config, &hello.pod_dir, &resolvers, profile);
