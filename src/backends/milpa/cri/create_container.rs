@@ -168,11 +168,10 @@ impl CriService {
                 sandbox: &meta.cell_sandbox,
                 pod_dir: &hello.pod_dir,
                 resolvers: &meta.resolvers,
-                cgroup_parent: sandbox_config
-                    .linux
-                    .as_ref()
-                    .map(|linux| &*linux.cgroup_parent)
-                    .unwrap_or_default(),
+                cgroup_parent: &requests::cgroup_parent(
+                    &sandbox_config,
+                    self.rules().capabilities.own_kernel,
+                ),
                 image: &image,
                 profile,
                 mounts,

@@ -17,6 +17,8 @@ use crate::backends::milpa::providers::{CGROUP_BENEATH_SLICE, PodNetwork};
 /// Sysctls that containerd sets in a pod's network namespace, and not in the host's.
 const DEFAULT_SYSCTLS: [(&str, &str); 2] =
     [("net.ipv4.ip_unprivileged_port_start", "0"), ("net.ipv4.ping_group_range", "0 2147483647")];
+/// The `cgroup_parent` of the pod of a machine.
+const CGROUP_IN_MACHINE: &str = "/pod";
 /// Directory of logs beneath the cell's `pod_dir`.
 const LOG_DIR: &str = "logs";
 
@@ -83,11 +85,13 @@ fn of_network(sysctl: &str) -> bool {
     sysctl.starts_with("net.") || sysctl.starts_with("net/")
 }
 
-/// Returns a sandbox's config for the cell, where `resolvers` have addresses of the cell's own.
+/// Returns a sandbox's config for the cell, where `resolvers` have addresses of the cell's own and
+/// `cgroup_parent` is that of [`cgroup_parent`].
 pub(super) fn sandbox_config(
     config: &cri::PodSandboxConfig,
     pod_dir: &str,
     resolvers: &[String],
+    cgroup_parent: &str,
 ) -> cri::PodSandboxConfig {
     let mut config = config.clone();
     // runc refuses a host name without a UTS namespace of the pod.
@@ -103,16 +107,22 @@ pub(super) fn sandbox_config(
     }
     let linux = config.linux.get_or_insert_default();
     linux.sysctls.retain(|name, _| !of_network(name));
-    linux.cgroup_parent = cgroup_parent(&linux.cgroup_parent);
+    cgroup_parent.clone_into(&mut linux.cgroup_parent);
     let options =
         linux.security_context.get_or_insert_default().namespace_options.get_or_insert_default();
     use_cell_network(options);
     config
 }
 
-/// Returns the `cgroup_parent` for the cell's containerd, whose runc creates cgroups itself: for a
-/// slice, which a kubelet with the driver `systemd` names, a directory beneath it.
-fn cgroup_parent(requested: &str) -> String {
+/// Returns the `cgroup_parent` of a sandbox for its cell's containerd, whose runc creates cgroups
+/// itself. On the node's kernel it is the kubelet's: for a slice, which a kubelet with the driver
+/// `systemd` names, a directory beneath it. A machine has cgroups of its own, in which the
+/// kubelet's means nothing.
+pub(super) fn cgroup_parent(sandbox: &cri::PodSandboxConfig, own_kernel: bool) -> String {
+    if own_kernel {
+        return CGROUP_IN_MACHINE.to_owned();
+    }
+    let requested = sandbox.linux.as_ref().map_or("", |linux| &*linux.cgroup_parent);
     let plain = requested.trim_end_matches('/');
     if plain.ends_with(".slice") {
         format!("{plain}/{CGROUP_BENEATH_SLICE}")
@@ -132,9 +142,10 @@ pub(super) fn run_sandbox(
     config: &cri::PodSandboxConfig,
     pod_dir: &str,
     resolvers: &[String],
+    cgroup_parent: &str,
     profile: Option<String>,
 ) -> cri::RunPodSandboxRequest {
-    let mut config = sandbox_config(config, pod_dir, resolvers);
+    let mut config = sandbox_config(config, pod_dir, resolvers, cgroup_parent);
     if profile.is_some() {
         let linux = config.linux.get_or_insert_default();
         linux.security_context.get_or_insert_default().seccomp = profile.map(localhost_profile);
@@ -156,7 +167,8 @@ pub(super) struct InCell<'a> {
     pub(super) pod_dir: &'a str,
     /// The name servers with addresses in the cell.
     pub(super) resolvers: &'a [String],
-    /// The sandbox's `cgroup_parent`: the end of the cell looks for its containers' cgroups there.
+    /// The sandbox's [`cgroup_parent`]: the end of a cell on the node's kernel looks for its
+    /// containers' cgroups there.
     pub(super) cgroup_parent: &'a str,
     /// The image's id.
     pub(super) image: &'a str,
@@ -196,11 +208,10 @@ pub(super) fn create_container(
     cri::CreateContainerRequest {
         pod_sandbox_id: cell.sandbox.to_owned(),
         config: Some(config),
-        sandbox_config: request.sandbox_config.as_ref().map(|config| {
-            let mut config = sandbox_config(config, cell.pod_dir, cell.resolvers);
-            config.linux.get_or_insert_default().cgroup_parent = cgroup_parent(cell.cgroup_parent);
-            config
-        }),
+        sandbox_config: request
+            .sandbox_config
+            .as_ref()
+            .map(|config| sandbox_config(config, cell.pod_dir, cell.resolvers, cell.cgroup_parent)),
     }
 }
 

@@ -322,7 +322,9 @@ impl CriService {
         pause?;
         let profile = seccomp::node_profile_of_sandbox(&config);
         let profile = seccomp_copy::copy(cell, &hello.pod_dir, profile).await?;
-        let cell_request = requests::run_sandbox(&config, &hello.pod_dir, &resolvers, profile);
+        let cgroup_parent = requests::cgroup_parent(&config, rules.capabilities.own_kernel);
+        let cell_request =
+            requests::run_sandbox(&config, &hello.pod_dir, &resolvers, &cgroup_parent, profile);
         let response = client.run_pod_sandbox(RUN_TIMEOUT, cell_request).await?;
         let latest =
             config.metadata.as_ref().map_or(0, |metadata| self.pods.latest_of_pod(&metadata.uid));

@@ -34,13 +34,33 @@ const SENT: &[&str] = &[
 fn slice_is_a_directory_in_the_cell() {
     let slice = "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podu.slice";
     for requested in [slice.to_owned(), format!("{slice}/")] {
-        let parent = cgroup_parent(&requested);
+        let parent = cgroup_parent(&with_parent(&requested), false);
         assert_eq!(parent, format!("{slice}/kiyot"));
-        assert_eq!(cgroup_parent(&parent), parent);
+        assert_eq!(cgroup_parent(&with_parent(&parent), false), parent);
     }
     for plain in ["", "/kubepods/podu", "/a.slice/podu"] {
-        assert_eq!(cgroup_parent(plain), plain);
+        assert_eq!(cgroup_parent(&with_parent(plain), false), plain);
     }
+}
+
+/// Verifies V20.
+#[test]
+fn cgroup_parent_of_the_kubelet_stays_on_the_node() {
+    for requested in ["", "/kubepods/podu", "/kubepods.slice/kubepods-podu.slice"] {
+        let config = with_parent(requested);
+        let parent = cgroup_parent(&config, true);
+        let request = run_sandbox(&config, "/pod", &[], &parent, None);
+        assert_eq!(request.config.unwrap().linux.unwrap().cgroup_parent, "/pod");
+    }
+    assert_eq!(cgroup_parent(&cri::PodSandboxConfig::default(), true), "/pod");
+}
+
+fn with_parent(cgroup_parent: &str) -> cri::PodSandboxConfig {
+    let linux = cri::LinuxPodSandboxConfig {
+        cgroup_parent: cgroup_parent.to_owned(),
+        ..Default::default()
+    };
+    cri::PodSandboxConfig { linux: Some(linux), ..Default::default() }
 }
 
 #[test]
@@ -139,7 +159,8 @@ fn sandbox() -> impl Strategy<Value = cri::PodSandboxConfig> {
 proptest! {
     #[test]
     fn sandbox_in_a_cell_uses_the_cells_network_and_keeps_the_rest(config in sandbox()) {
-        let request = run_sandbox(&config, "/pod/", &[], None);
+        let parent = cgroup_parent(&config, false);
+        let request = run_sandbox(&config, "/pod/", &[], &parent, None);
         prop_assert_eq!(&request.runtime_handler, "");
         let rewritten = request.config.unwrap();
         let linux = rewritten.linux.clone().unwrap();
@@ -166,7 +187,7 @@ proptest! {
             prop_assert_eq!(bound.sysctls.get(name) == Some(value), of_network(name));
         }
         // Rewriting is idempotent.
-        prop_assert_eq!(sandbox_config(&rewritten, "/pod", &[]), rewritten);
+        prop_assert_eq!(sandbox_config(&rewritten, "/pod", &[], &parent), rewritten);
     }
 
     #[test]
@@ -206,14 +227,14 @@ fn forwarded_name_servers_have_addresses_of_the_cell() {
         cri::DnsConfig { servers, searches: texts(&["a.test"]), options: texts(&["ndots:5"]) };
     let config = cri::PodSandboxConfig { dns_config: Some(dns.clone()), ..Default::default() };
     let resolvers = texts(&["127.0.0.53", "fe80::1%eth0"]);
-    let rewritten = sandbox_config(&config, "/pod", &resolvers).dns_config.unwrap();
+    let rewritten = sandbox_config(&config, "/pod", &resolvers, "").dns_config.unwrap();
     assert_eq!(
         rewritten.servers,
         ["169.254.253.53", "10.0.0.10", "169.254.253.54", "169.254.253.53"]
     );
     assert_eq!((&rewritten.searches, &rewritten.options), (&dns.searches, &dns.options));
     assert_eq!(bind(&config, &resolvers, None).resolvers, 2);
-    assert_eq!(sandbox_config(&config, "/pod", &[]).dns_config.unwrap(), dns);
+    assert_eq!(sandbox_config(&config, "/pod", &[], "").dns_config.unwrap(), dns);
 }
 
 #[test]
