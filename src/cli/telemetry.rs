@@ -9,7 +9,9 @@ use tracing::Subscriber;
 #[cfg(feature = "otel")]
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::{
-    EnvFilter, Layer, fmt,
+    EnvFilter, Layer,
+    filter::{FilterFn, filter_fn},
+    fmt,
     layer::SubscriberExt,
     registry::LookupSpan,
     util::{SubscriberInitExt, TryInitError},
@@ -25,6 +27,10 @@ const FILTER: &str = "KIYOT_LOG";
 
 /// Default log filter.
 const DEFAULT_FILTER: &str = "info";
+
+/// Begin of the targets of libraries whose lines may have secrets: those of the AWS SDK quote the
+/// metadata service's answers. What fails in a call is in its error.
+const INDISCREET: &str = "aws_";
 
 /// Format of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
@@ -67,7 +73,7 @@ pub(super) fn init(format: LogFormat) -> Result<Telemetry, String> {
             let layers = lines(format, &recent_log)
                 .with_filter(filter)
                 .and_then(exported.with_filter(spans));
-            tracing_subscriber::registry().with(layers).try_init()
+            tracing_subscriber::registry().with(discreet()).with(layers).try_init()
         }
         None => begin(filter, format, &recent_log),
     };
@@ -83,7 +89,13 @@ pub(super) fn init(format: LogFormat) -> Result<Telemetry, String> {
 
 /// Begins to log with one filter for all: a span that no line shows costs nothing.
 fn begin(filter: EnvFilter, format: LogFormat, recent_log: &RecentLog) -> Result<(), TryInitError> {
-    tracing_subscriber::registry().with(filter).with(lines(format, recent_log)).try_init()
+    let registry = tracing_subscriber::registry().with(discreet());
+    registry.with(filter).with(lines(format, recent_log)).try_init()
+}
+
+/// Returns the filter that holds back the lines of [`INDISCREET`] libraries at every level.
+fn discreet() -> FilterFn {
+    filter_fn(|line| !line.target().starts_with(INDISCREET))
 }
 
 /// Returns the layer that writes lines to the standard error.
@@ -96,5 +108,26 @@ where
     match format {
         LogFormat::Text => lines.with_ansi(io::stderr().is_terminal()).boxed(),
         LogFormat::Json => lines.json().boxed(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Verifies V85.
+    #[test]
+    fn lines_of_the_sdk_are_held_back_at_every_level() {
+        let recent_log = RecentLog::default();
+        let filter = EnvFilter::try_new("trace,aws_config=trace").unwrap();
+        let registry = tracing_subscriber::registry().with(discreet());
+        let log = registry.with(filter).with(lines(LogFormat::Json, &recent_log));
+        tracing::subscriber::with_default(log, || {
+            tracing::warn!(target: "aws_config::meta::credentials::chain", "planted");
+            tracing::trace!(target: "aws_smithy_runtime", "planted");
+            tracing::info!(target: "kiyot::cli", "shown");
+        });
+        let text = recent_log.lines().text();
+        assert!(text.contains("shown") && !text.contains("planted"), "{text}");
     }
 }

@@ -1,6 +1,8 @@
 //! An API that is down, or refuses the daemon, while pods run.
 
-use kiyot_testcloud::{Credentials, Outage, Outcome, State};
+use std::time::Duration;
+
+use kiyot_testcloud::{Credentials, Outage, Outcome, RoleKey, State};
 use kiyot_testkit::{Kiyot, Kubelet, LIMIT, Pod, RunningPod, wait_for, wait_until};
 
 use super::{SHORT_LISTING_PERIOD, WAIT, World, are_unharmed, local_pod, pod, run_in_the_end};
@@ -190,6 +192,55 @@ async fn daemon_without_credentials_runs_pods_on_the_node_and_names_them_in_the_
     are_unharmed(&mut kubelet, &[&local]).await;
     assert!(world.calls().is_empty(), "{:?}", world.calls());
     world.ends(&mut kubelet, &[&local]).await;
+}
+
+/// The instance profile is the documented way to give the node its credentials. The SDK asks for
+/// new ones 10 s before their end, and uses the last ones for as long as it gets no others.
+///
+/// Verifies V33, V85.
+#[tokio::test]
+async fn credentials_of_the_instance_profile_are_renewed_and_in_no_log() {
+    const LIFETIME: Duration = Duration::from_secs(12);
+    let key = |number: u8| RoleKey {
+        id: format!("ASIA{number}"),
+        secret: format!("planted-secret-{number}"),
+        token: format!("planted-token-{number}"),
+        lifetime: LIFETIME,
+    };
+    let world = World::start().await;
+    world.set_role_key(Some(key(1)));
+    let mut options = world.options();
+    options.environment = ["AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"]
+        .map(|file| (file.to_owned(), "/nonexistent".to_owned()))
+        .into();
+    options.of_provider.push_str(SHORT_LISTING_PERIOD);
+    let (kiyot, mut kubelet) = world.daemon(options).await;
+    let local = kubelet.run_pod(&local_pod()).await.unwrap();
+    let kept = kubelet.run_pod(&pod("kept", WAIT)).await.unwrap();
+    let signed = |id: &str| {
+        let mut calls = world.calls();
+        calls.retain(|call| call.key_id == id && call.outcome == Outcome::Ok);
+        calls.iter().any(|call| call.action == "DescribeInstances")
+    };
+    assert!(signed("ASIA1"), "{:?}", world.calls());
+    world.set_role_key(Some(key(2)));
+    wait_for("lists have the new key", || signed("ASIA2")).await;
+    let new = kubelet.run_pod(&pod("new", WAIT)).await.unwrap();
+    let refused = world.calls().into_iter().filter(|call| call.outcome != Outcome::Ok);
+    assert_eq!(refused.map(|call| (call.action, call.key_id)).collect::<Vec<_>>(), []);
+    assert!(world.calls().iter().all(|call| ["ASIA1", "ASIA2"].contains(&&*call.key_id)));
+
+    // The role is taken from the node, and given back.
+    world.set_role_key(None);
+    lists_fail(&kiyot).await;
+    are_unharmed(&mut kubelet, &[&kept, &new, &local]).await;
+    world.set_role_key(Some(key(3)));
+    wait_for("lists have the last key", || signed("ASIA3")).await;
+    are_unharmed(&mut kubelet, &[&kept, &new, &local]).await;
+    world.ends(&mut kubelet, &[&kept, &new, &local]).await;
+    for secret in ["planted-secret", "planted-token"] {
+        assert!(!kiyot.log().contains(secret), "{secret}");
+    }
 }
 
 /// Verifies V33, V34.

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, time::Instant};
 
-use crate::query::Query;
+use crate::{proxy::Caller, query::Query};
 
 /// Calls that are kept; the oldest are dropped beyond.
 pub(crate) const MAX_CALLS: usize = 100_000;
@@ -31,6 +31,8 @@ pub struct Call {
     pub action: String,
     /// Parameters without `Version`.
     pub parameters: BTreeMap<String, String>,
+    /// The id of the key that signed it; "" without one.
+    pub key_id: String,
     /// Time of arrival.
     pub time: Instant,
     /// Outcome.
@@ -38,10 +40,11 @@ pub struct Call {
 }
 
 impl Call {
-    pub(crate) fn new(query: &Query) -> Self {
+    pub(crate) fn new(query: &Query, caller: &Caller) -> Self {
         Self {
             action: query.action.clone(),
             parameters: query.parameters.clone(),
+            key_id: caller.key_id().to_owned(),
             time: Instant::now(),
             outcome: Outcome::Pending,
         }

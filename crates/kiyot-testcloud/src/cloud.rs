@@ -29,6 +29,7 @@ use crate::{
     moto::Moto,
     proxy,
     query::Query,
+    role::RoleKey,
     shared::{ImageFile, Mutable, Shared},
     vpc::{METADATA_ADDRESS, Vpc},
 };
@@ -168,6 +169,12 @@ impl Cloud {
     /// Returns this host's place in the VPC; `None` without instances.
     pub fn host(&self) -> Option<&Host> {
         self.host.as_ref()
+    }
+
+    /// Sets the key that the metadata service issues to the host from now on. Without one the host
+    /// has no instance profile.
+    pub fn set_role_key(&self, key: Option<RoleKey>) {
+        self.shared.lock().role.key = key;
     }
 
     /// Returns the console output of an instance, without the API's delay.
@@ -355,7 +362,9 @@ async fn add_host(setup: &Setup, shared: &Shared, vpc: &Vpc) -> Result<Host, Str
         interface: interface.ok_or("RunInstances: no interface")?,
     };
     vpc.add_host(&subnet.id, &host.address)?;
-    shared.lock().instances.insert(instance.id.clone(), instance);
+    let mut state = shared.lock();
+    state.host = Some(host.id.clone());
+    state.instances.insert(instance.id.clone(), instance);
     Ok(host)
 }
 

@@ -1,4 +1,5 @@
-//! The instance metadata service, version 2. The caller's address tells the instance.
+//! The instance metadata service, version 2. The caller's address tells the instance. The host of
+//! the test calls from the service's own address, which is one of its own.
 
 use std::{
     collections::BTreeMap,
@@ -10,7 +11,7 @@ use std::{
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use bytes::Bytes;
-use http::{Method, Request, Response, StatusCode};
+use http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode};
 use http_body_util::Full;
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::rt::TokioIo;
@@ -19,10 +20,12 @@ use tokio::{
     task::JoinSet,
 };
 
-use crate::{instance::Instance, shared::Shared};
+use crate::{instance::Instance, shared::Shared, vpc::METADATA_ADDRESS};
 
 /// Seconds that a token may live at most.
 const MAX_TOKEN_SECONDS: u64 = 21_600;
+/// Header with the seconds that a token lives, of its request and of its response.
+const TOKEN_LIFETIME: HeaderName = HeaderName::from_static("x-aws-ec2-metadata-token-ttl-seconds");
 /// Tokens that are kept; the oldest are dropped beyond.
 const MAX_TOKENS: usize = 10_000;
 /// Hop limit of all packets but those of a token's response.
@@ -68,25 +71,35 @@ async fn connection(stream: TcpStream, peer: IpAddr, shared: Arc<Shared>, tokens
                 let is_put = request.method() == Method::PUT;
                 let hops = if is_put { hop_limit(&instance) } else { DEFAULT_HOP_LIMIT };
                 let _ = control.set_ttl(hops);
-                respond(&request, &instance, &tokens)
+                respond(&request, &instance, &tokens, &shared)
             }
             None => (StatusCode::NOT_FOUND, "the caller is no instance of the VPC".to_owned()),
         };
-        async { Ok::<_, Infallible>(reply(response)) }
+        let lifetime = request.headers().get(TOKEN_LIFETIME).cloned();
+        let is_token = request.method() == Method::PUT && response.0 == StatusCode::OK;
+        async move { Ok::<_, Infallible>(reply(response, lifetime.filter(|_| is_token))) }
     });
     let _ = hyper::server::conn::http1::Builder::new()
         .serve_connection(TokioIo::new(stream), service)
         .await;
 }
 
-fn reply((status, text): (StatusCode, String)) -> Response<Full<Bytes>> {
+/// Returns the response, with the lifetime of a token.
+fn reply(
+    (status, text): (StatusCode, String),
+    lifetime: Option<HeaderValue>,
+) -> Response<Full<Bytes>> {
     let mut response = Response::new(Full::new(Bytes::from(text)));
     *response.status_mut() = status;
+    response.headers_mut().extend(lifetime.map(|value| (TOKEN_LIFETIME, value)));
     response
 }
 
 fn instance_of(peer: IpAddr, shared: &Shared) -> Option<Instance> {
     let (state, peer) = (shared.lock(), peer.to_string());
+    if peer == METADATA_ADDRESS {
+        return state.instances.get(state.host.as_ref()?).cloned();
+    }
     let mut present = state.instances.values().filter(|instance| !instance.state.is_ended());
     present.find(|instance| instance.address == peer).cloned()
 }
@@ -104,6 +117,7 @@ fn respond(
     request: &Request<Incoming>,
     instance: &Instance,
     tokens: &Tokens,
+    shared: &Shared,
 ) -> (StatusCode, String) {
     let refuse = |status: StatusCode| (status, status.to_string());
     if option(instance, "httpEndpoint") == "disabled" {
@@ -118,7 +132,7 @@ fn respond(
         if header("x-forwarded-for").is_some() {
             return refuse(StatusCode::FORBIDDEN);
         }
-        let seconds = header("x-aws-ec2-metadata-token-ttl-seconds")
+        let seconds = header(TOKEN_LIFETIME.as_str())
             .and_then(|text| text.parse().ok())
             .filter(|seconds| (1..=MAX_TOKEN_SECONDS).contains(seconds));
         return seconds.map_or_else(
@@ -137,6 +151,7 @@ fn respond(
         return refuse(StatusCode::UNAUTHORIZED);
     }
     value(path, instance)
+        .or_else(|| of_role(path, instance, shared))
         .map_or_else(|| refuse(StatusCode::NOT_FOUND), |text| (StatusCode::OK, text))
 }
 
@@ -198,6 +213,16 @@ fn value(path: &str, instance: &Instance) -> Option<String> {
         }
         path => interface(path.strip_prefix("meta-data/")?.strip_prefix(INTERFACES)?, instance),
     }
+}
+
+/// Returns the content of a path of the host's role.
+fn of_role(path: &str, instance: &Instance, shared: &Shared) -> Option<String> {
+    let path = path.trim_start_matches('/').split_once('/')?.1.strip_prefix("meta-data/")?;
+    let mut state = shared.lock();
+    if state.host.as_ref() != Some(&instance.id) {
+        return None;
+    }
+    state.role.value(path)
 }
 
 /// Returns the content of a path below [`INTERFACES`].

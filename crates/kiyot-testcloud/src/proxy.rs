@@ -128,10 +128,15 @@ async fn respond(
     request: Request<Incoming>,
     shared: Arc<Shared>,
 ) -> Result<Response<Full<Bytes>>, Dropped> {
-    let signed = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
-    let signed = signed.map(str::to_owned);
-    let target = request.headers().get("x-amz-target").and_then(|value| value.to_str().ok());
-    let target = target.map(str::to_owned);
+    let value = |name: &str| {
+        let value = request.headers().get(name).and_then(|value| value.to_str().ok());
+        value.map(str::to_owned)
+    };
+    let caller = Caller {
+        signed: value(header::AUTHORIZATION.as_str()),
+        token: value("x-amz-security-token"),
+    };
+    let target = value("x-amz-target");
     let body = Limited::new(request.into_body(), MAX_FORM_BYTES).collect().await;
     let query = body.ok().and_then(|body| match &target {
         Some(target) => products::query(target, &body.to_bytes()),
@@ -139,17 +144,17 @@ async fn respond(
     });
     let reply = match query {
         Some(query) => {
-            let number = shared.lock().record(&query);
+            let number = shared.lock().record(&query, &caller);
             if shared.lock().faults.holds.get(&query.action) == Some(&Hold::Effect) {
                 shared.lock().finish(number, Outcome::Held);
                 tokio::spawn(async move {
                     released(&query, &shared).await;
-                    let (_, outcome) = answer(number, &query, signed.as_deref(), &shared).await;
+                    let (_, outcome) = answer(number, &query, &caller, &shared).await;
                     shared.lock().finish(number, outcome);
                 });
                 return Err(Dropped);
             }
-            let (reply, outcome) = answer(number, &query, signed.as_deref(), &shared).await;
+            let (reply, outcome) = answer(number, &query, &caller, &shared).await;
             shared.lock().finish(number, outcome);
             reply.ok_or(Dropped)?
         }
@@ -167,6 +172,24 @@ async fn respond(
     response.map_err(|_| Dropped)
 }
 
+/// Headers of a call that tell its maker.
+#[derive(Debug)]
+pub(crate) struct Caller {
+    /// The header `authorization`.
+    pub(crate) signed: Option<String>,
+    /// The session token of a temporary key.
+    pub(crate) token: Option<String>,
+}
+
+impl Caller {
+    /// Returns the id of the key that signed the call, with which its `Credential` begins; ""
+    /// without one.
+    pub(crate) fn key_id(&self) -> &str {
+        let credential = self.signed.as_ref().and_then(|signed| signed.split_once("Credential="));
+        credential.and_then(|(_, scope)| scope.split('/').next()).unwrap_or_default()
+    }
+}
+
 /// Waits until no call of the action is held.
 async fn released(query: &Query, shared: &Shared) {
     while shared.lock().faults.holds.contains_key(&query.action) {
@@ -178,7 +201,7 @@ async fn released(query: &Query, shared: &Shared) {
 async fn answer(
     number: u64,
     query: &Query,
-    signed: Option<&str>,
+    caller: &Caller,
     shared: &Shared,
 ) -> (Option<Reply>, Outcome) {
     loop {
@@ -202,8 +225,10 @@ async fn answer(
         };
         return (Some(error.reply()), Outcome::Error(error.code));
     }
-    let reply = match admit(query, shared) {
-        Ok(()) => effect(query, signed, shared).await.unwrap_or_else(|error| error.reply()),
+    let reply = match admit(query, caller, shared) {
+        Ok(()) => effect(query, caller.signed.as_deref(), shared)
+            .await
+            .unwrap_or_else(|error| error.reply()),
         Err(error) => error.reply(),
     };
     let (delay, lost) = {
@@ -227,9 +252,10 @@ async fn answer(
 }
 
 /// Checks credentials, request limits, permissions and ids of a call.
-fn admit(query: &Query, shared: &Shared) -> Result<(), ApiError> {
+fn admit(query: &Query, caller: &Caller, shared: &Shared) -> Result<(), ApiError> {
     let mut state = shared.lock();
-    if let Some(refusal) = state.faults.credentials {
+    let has_expired = (!state.role.accepts(caller)).then_some(Credentials::Expired);
+    if let Some(refusal) = state.faults.credentials.or(has_expired) {
         return Err(match refusal {
             Credentials::Wrong => ApiError::with_status(
                 401,

@@ -19,7 +19,9 @@ use crate::{
     instance::Instance,
     machine::Disk,
     moto::Moto,
+    proxy::Caller,
     query::Query,
+    role::Role,
     throttle::Buckets,
     xml::Element,
 };
@@ -51,6 +53,10 @@ pub(crate) struct Mutable {
     pub(crate) instances: BTreeMap<String, Instance>,
     pub(crate) launches: BTreeMap<String, Launch>,
     pub(crate) buckets: Buckets,
+    /// Id of the host of the test.
+    pub(crate) host: Option<String>,
+    /// The role of the host's instance profile.
+    pub(crate) role: Role,
     pub(crate) image_files: Vec<ImageFile>,
     /// Disk of new instances, which are virtual machines with it.
     pub(crate) disk: Option<Disk>,
@@ -78,10 +84,10 @@ impl Mutable {
     }
 
     /// Records a call and returns its number.
-    pub(crate) fn record(&mut self, query: &Query) -> u64 {
+    pub(crate) fn record(&mut self, query: &Query, caller: &Caller) -> u64 {
         let number = self.next_call;
         self.next_call += 1;
-        self.calls.insert(number, Call::new(query));
+        self.calls.insert(number, Call::new(query, caller));
         if self.calls.len() > MAX_CALLS {
             self.calls.pop_first();
         }
