@@ -4,12 +4,7 @@
 //! daemon and the simulator run the same engine; they differ in who carries out the effects. A
 //! daemon that is killed between two effects finds the journal as the first left it.
 
-use std::{
-    collections::{BTreeMap, VecDeque},
-    fmt,
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
 
 use kiyot_link::{bootstrap::Bootstrap, certificate::sha256};
 
@@ -83,6 +78,7 @@ use limits::Places;
 use order::Order;
 use place::is_other_place;
 use pools::Pools;
+use records::Unwritten;
 use starts::AllStarts;
 use state::{CellEffect, CellEvent, EndStep, LaunchCall};
 use tags::ReportedPods;
@@ -180,8 +176,7 @@ pub(crate) struct Engine {
     refusals: Refusals,
     /// The launches that were not permitted lately.
     denials: Denials,
-    /// The last changes of ended cells that could not be written yet.
-    unwritten: VecDeque<(CellId, Vec<Change>)>,
+    unwritten: Unwritten,
     effects: Effects,
 }
 
@@ -212,7 +207,7 @@ impl Engine {
             reported: ReportedPods::default(),
             refusals: Refusals::default(),
             denials: Denials::default(),
-            unwritten: VecDeque::new(),
+            unwritten: Unwritten::default(),
             effects: Effects::new(),
         }
     }
@@ -438,12 +433,7 @@ impl Engine {
             Timer::Warm(cell) => self.on_warm_timer(&cell, now),
             // The pools are filled after each event.
             Timer::Pools => {}
-            Timer::Rewrite => {
-                for (cell, mut changes) in std::mem::take(&mut self.unwritten) {
-                    self.costs.refresh(&mut changes);
-                    self.emit(&cell, Effect::Commit { changes, of: CommitOf::Information });
-                }
-            }
+            Timer::Rewrite => self.rewrite(now),
             Timer::Confirm(id) => {
                 let cell = self.cells.get(&id).filter(|cell| cell.state.is_confirming());
                 if let Some(instance) = cell.and_then(|cell| cell.state.instance().cloned()) {

@@ -1,16 +1,30 @@
 //! Records that could not be written.
 
-use std::sync::Arc;
+use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use kiyot_proto::store::CellPhase;
 
 use super::{
-    CellError, CellEvent, Change, Effect, Engine, Now, state::NOT_RECORDED, timers::Timer,
+    CellError, CellEvent, Change, CommitOf, Effect, Engine, Now, state::NOT_RECORDED, timers::Timer,
 };
 use crate::backends::milpa::{id::CellId, store::StoreError};
 
 /// Bounds the ended cells whose last changes wait to be written.
 const MAX_UNWRITTEN: usize = 1000;
+/// Bounds the commits of a retry.
+const MAX_REWRITTEN: usize = 16;
+/// Longest pause before a retry. A failure within it of a retry is one of the retry.
+const MAX_REWRITE_PAUSE: Duration = Duration::from_secs(60);
+
+/// The last changes of ended cells that could not be written yet.
+#[derive(Debug, Default)]
+pub(super) struct Unwritten {
+    changes: VecDeque<(CellId, Vec<Change>)>,
+    /// The pause before the next retry: it doubles with each that fails.
+    pause: Duration,
+    /// The time of the last retry, until a commit of it fails.
+    retried: Option<Duration>,
+}
 
 impl Engine {
     /// Ends a cell whose state could not be recorded. Of the effects that were skipped, a call of
@@ -51,12 +65,36 @@ impl Engine {
         if changes.iter().any(|change| is_before_the_end(change, id)) {
             changes.retain(|change| matches!(change, Change::Cost(..)));
         }
-        if self.unwritten.len() >= MAX_UNWRITTEN {
+        let unwritten = &mut self.unwritten;
+        if unwritten.changes.len() >= MAX_UNWRITTEN {
             // The next start removes the record.
-            self.unwritten.pop_front();
+            unwritten.changes.pop_front();
         }
-        self.unwritten.push_back((id.clone(), changes));
-        self.timers.set(Timer::Rewrite, now.boot + self.config.retry_pause);
+        unwritten.changes.push_back((id.clone(), changes));
+        let failed = unwritten
+            .retried
+            .take()
+            .filter(|retried| now.boot.saturating_sub(*retried) < MAX_REWRITE_PAUSE);
+        if failed.is_some() {
+            unwritten.pause = unwritten.pause.saturating_mul(2).min(MAX_REWRITE_PAUSE);
+            self.timers.set(Timer::Rewrite, now.boot + unwritten.pause);
+        } else if self.timers.set_once(Timer::Rewrite, now.boot + self.config.retry_pause) {
+            unwritten.pause = self.config.retry_pause;
+        }
+    }
+
+    /// Commits changes again that could not be written.
+    pub(super) fn rewrite(&mut self, now: Now) {
+        let count = self.unwritten.changes.len().min(MAX_REWRITTEN);
+        let again: Vec<_> = self.unwritten.changes.drain(..count).collect();
+        for (cell, mut changes) in again {
+            self.costs.refresh(&mut changes);
+            self.emit(&cell, Effect::Commit { changes, of: CommitOf::Information });
+        }
+        self.unwritten.retried = Some(now.boot);
+        if !self.unwritten.changes.is_empty() {
+            self.timers.set(Timer::Rewrite, now.boot + self.config.retry_pause);
+        }
     }
 }
 

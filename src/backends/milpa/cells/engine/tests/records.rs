@@ -1,5 +1,7 @@
 //! Records that can't be written.
 
+use std::collections::BTreeSet;
+
 use super::{
     pools::{launches, warm},
     *,
@@ -89,4 +91,40 @@ fn attachment_that_follows_a_failed_record_ends_before_the_instance() {
         let attached = Event::Attached(cell.clone(), Ok(Attached::default()));
         assert!(terminates(&engine.handle(attached, at(5))));
     }
+}
+
+/// Verifies X5.
+#[test]
+fn last_changes_of_many_cells_are_retried_with_pauses_until_all_are_written() {
+    const CELLS: usize = 100;
+    let mut engine = engine(sim::CAPABILITIES);
+    let fail = |engine: &mut Engine, cell: &CellId, changes: &[Change], now: u64| {
+        let failed = Event::CommitFailed {
+            cell: cell.clone(),
+            of: CommitOf::Information,
+            changes: changes.to_vec(),
+            error: Arc::new(StoreError::closed()),
+            skipped: Vec::new(),
+        };
+        assert!(engine.handle(failed, at(now)).is_empty());
+    };
+    let mut unwritten: BTreeSet<CellId> = (0..CELLS).map(|_| CellId::mint().unwrap()).collect();
+    for cell in &unwritten {
+        fail(&mut engine, cell, &[Change::Cell(cell.clone(), None)], 1);
+    }
+    let mut commits = 0;
+    for second in 2..600 {
+        for (cell, effect) in engine.handle(Event::Tick, at(second)) {
+            let (Some(cell), Effect::Commit { changes, .. }) = (cell, effect) else { continue };
+            commits += 1;
+            fail(&mut engine, &cell, &changes, second);
+        }
+    }
+    assert!((100..=250).contains(&commits), "{commits}");
+    for second in 600..700 {
+        for (cell, _) in engine.handle(Event::Tick, at(second)) {
+            assert!(unwritten.remove(&cell.unwrap()));
+        }
+    }
+    assert_eq!(unwritten, BTreeSet::new());
 }
