@@ -24,6 +24,10 @@ const SYSCTLS: [(&str, &str); 4] = [
     ("ipv6/conf/tap-link/disable_ipv6", "1"),
 ];
 
+/// Wait for the node's lock of legacy tables, in seconds. Without it a program fails at once while
+/// another has the lock, such as kube-proxy's.
+const TABLES_WAIT: [&str; 2] = ["-w", "10"];
+
 /// Errors of the network's preparation.
 #[derive(Debug, thiserror::Error)]
 pub enum NetworkError {
@@ -48,10 +52,7 @@ pub enum NetworkError {
 /// Creates the devices in the network namespace of the calling thread.
 pub fn prepare(file: &VmFile, network: &VmNetwork) -> Result<(), NetworkError> {
     // The rules come first: nothing is served without them.
-    succeed("iptables-restore", &[], rules_v4().as_bytes())?;
-    if Path::new("/proc/sys/net/ipv6").exists() {
-        succeed("ip6tables-restore", &[], RULES_V6.as_bytes())?;
-    }
+    set_rules(succeed)?;
     succeed("ip", &["-batch", "-"], devices(file, network).as_bytes())?;
     for (name, value) in SYSCTLS {
         let path = Path::new("/proc/sys/net").join(name);
@@ -62,6 +63,17 @@ pub fn prepare(file: &VmFile, network: &VmNetwork) -> Result<(), NetworkError> {
         }
     }
     succeed("ip", &["-batch", "-"], format!("link set {LINK_TAP} up\n").as_bytes())
+}
+
+/// Sets the rules of both families by running programs with arguments and input.
+fn set_rules(
+    run: impl Fn(&'static str, &[&str], &[u8]) -> Result<(), NetworkError>,
+) -> Result<(), NetworkError> {
+    run("iptables-restore", &TABLES_WAIT, rules_v4().as_bytes())?;
+    if Path::new("/proc/sys/net/ipv6").exists() {
+        run("ip6tables-restore", &TABLES_WAIT, RULES_V6.as_bytes())?;
+    }
+    Ok(())
 }
 
 /// Returns the rules by which only the guest's connections to the relay are taken.
@@ -111,4 +123,20 @@ fn succeed(program: &'static str, arguments: &[&str], input: &[u8]) -> Result<()
     }
     let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
     Err(NetworkError::Refused { program, status: output.status, said })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Verifies N14.
+    #[test]
+    fn rules_are_set_by_programs_that_wait_for_the_nodes_lock() {
+        // As legacy programs do while another has the lock.
+        let locked = |_, arguments: &[&str], _: &[u8]| {
+            let waits = arguments.windows(2).any(|pair| pair[0] == "-w" && pair[1] != "0");
+            succeed(if waits { "true" } else { "false" }, arguments, b"")
+        };
+        set_rules(locked).unwrap();
+    }
 }
