@@ -23,8 +23,12 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Publishes the sizes of logs as they change. Never returns.
 pub async fn follow(state: Arc<CellState>, pod_dir: PathBuf) {
+    // The console is bounded: a warning at each scan would leave nothing else in it.
+    let mut is_polling = false;
     loop {
-        if let Err(error) = watch(&state, &pod_dir).await {
+        if let Err(error) = watch(&state, &pod_dir, &mut is_polling).await
+            && !std::mem::replace(&mut is_polling, true)
+        {
             tracing::warn!(%error, "log directory not watched, falling back to polling");
         }
         publish_sizes(&state, &pod_dir).await;
@@ -32,10 +36,14 @@ pub async fn follow(state: Arc<CellState>, pod_dir: PathBuf) {
     }
 }
 
-async fn watch(state: &Arc<CellState>, pod_dir: &Path) -> io::Result<()> {
+/// Follows the directory while it can be watched, which ends the polling.
+async fn watch(state: &Arc<CellState>, pod_dir: &Path, is_polling: &mut bool) -> io::Result<()> {
     let inotify = Inotify::new()?;
     let log_dir = pod_dir.join(LOG_DIR);
     add(&inotify, &log_dir, 0, &mut 0)?;
+    if std::mem::take(is_polling) {
+        tracing::info!("log directory watched again");
+    }
     loop {
         publish_sizes(state, pod_dir).await;
         let (mut dirs_changed, mut log_dir_deleted) = (false, false);
@@ -114,6 +122,26 @@ mod tests {
             }
         };
         tokio::time::timeout(Duration::from_secs(60), grown).await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn unwatchable_directory_is_logged_once_and_its_recovery_too() {
+        let temp = tempfile::tempdir().unwrap();
+        let log = kiyot_testkit::log::CapturedLog::start();
+        let count = |words: &str| log.lines().iter().filter(|line| line.contains(words)).count();
+        let state = Arc::new(CellState::default());
+        state.set_pods(vec![], vec![]);
+        let _task = tokio_util::task::AbortOnDropHandle::new(tokio::spawn(follow(
+            Arc::clone(&state),
+            temp.path().to_owned(),
+        )));
+        tokio::time::sleep(100 * POLL_INTERVAL).await;
+        assert_eq!((count("falling back to polling"), count("watched again")), (1, 0));
+        std::fs::create_dir(temp.path().join(LOG_DIR)).unwrap();
+        std::fs::write(temp.path().join("logs/log"), "x").unwrap();
+        until(&state, "logs/log", 1).await;
+        tokio::time::sleep(100 * POLL_INTERVAL).await;
+        assert_eq!((count("falling back to polling"), count("watched again")), (1, 1));
     }
 
     #[tokio::test]
