@@ -191,6 +191,25 @@ impl QuerySender {
     }
 }
 
+/// An unclaimed connection, which is closed when this is dropped: the task may be aborted.
+struct Unclaimed<'a> {
+    sender: &'a QuerySender,
+    id: u64,
+}
+
+impl<'a> Unclaimed<'a> {
+    fn insert(sender: &'a QuerySender, id: u64, connection: PendingConnection) -> Self {
+        sender.unclaimed().insert(id, connection);
+        Self { sender, id }
+    }
+}
+
+impl Drop for Unclaimed<'_> {
+    fn drop(&mut self) {
+        self.sender.unclaimed().remove(&self.id);
+    }
+}
+
 /// Answers the queries of a UDP socket.
 async fn serve_udp(socket: Arc<UdpSocket>, server: u32, sender: QuerySender) {
     // One byte more than the limit shows that a message was cut.
@@ -234,10 +253,9 @@ async fn serve_tcp(listener: TcpListener, server: u32, sender: QuerySender) {
         let sender = sender.clone();
         tasks.spawn(async move {
             let id = sender.next();
-            sender.unclaimed().insert(id, (stream, permit));
+            let _unclaimed = Unclaimed::insert(&sender, id, (stream, permit));
             // The answer only says that the connection was claimed, or won't be.
             sender.send_query(id, server, true, Bytes::new()).await;
-            sender.unclaimed().remove(&id);
         });
     }
 }

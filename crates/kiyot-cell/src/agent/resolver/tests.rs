@@ -1,5 +1,6 @@
 use futures::StreamExt;
 use kiyot_proto::cell::{NameAnswer, NameQuery};
+use kiyot_testkit::wait_for;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_stream::wrappers::ReceiverStream;
 
@@ -92,6 +93,21 @@ async fn unclaimed_connection_is_closed() {
     let mut client = TcpStream::connect(tcp).await.unwrap();
     assert_eq!(client.read(&mut [0; 8]).await.unwrap(), 0);
     assert!(resolver.sender.unclaimed().is_empty());
+}
+
+/// Verifies N13.
+#[tokio::test]
+async fn unclaimed_connection_of_replaced_listeners_is_closed() {
+    let (resolver, _, tcp) = resolver().await;
+    let mut client = TcpStream::connect(tcp).await.unwrap();
+    wait_for("the connection is unclaimed", || resolver.sender.unclaimed().len() == 1).await;
+    // As when the link is created again.
+    resolver.listeners().tasks.clear();
+    wait_for("its permit is back", || {
+        resolver.sender.tcp_permits.available_permits() == MAX_TCP_CONNECTIONS
+    })
+    .await;
+    assert_eq!(client.read(&mut [0; 8]).await.unwrap(), 0);
 }
 
 #[tokio::test]
