@@ -8,6 +8,7 @@ use std::{
     fs, io,
     os::unix::net::UnixStream,
     path::Path,
+    sync::{Mutex, PoisonError},
     thread,
     time::{Duration, Instant},
 };
@@ -44,10 +45,22 @@ pub fn replace(owns_machine: bool, proxies: &HashMap<String, String>) -> Result<
     }
     let content = render(proxies)?;
     let failed = |error: io::Error| Status::internal(format!("cannot set the proxies: {error}"));
-    if write(Path::new(CONTAINERD_ENVIRONMENT), &content).map_err(failed)? {
-        end_containerd(Path::new(containerd::SOCKET)).map_err(failed)?;
+    let end = || end_containerd(Path::new(containerd::SOCKET));
+    change(Path::new(CONTAINERD_ENVIRONMENT), &content, end).map_err(failed)
+}
+
+/// Writes the file and ends containerd, unless the file has this content. A call that is repeated
+/// while another runs, whose caller may have ended, waits for it.
+fn change(path: &Path, content: &str, end: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+    static CHANGES: Mutex<()> = Mutex::new(());
+    let _alone = CHANGES.lock().unwrap_or_else(PoisonError::into_inner);
+    if !write(path, content)? {
+        return Ok(());
     }
-    Ok(())
+    end().inspect_err(|_| {
+        // Otherwise the next call would take it for done.
+        let _ = fs::remove_file(path);
+    })
 }
 
 /// Returns the lines of the variables, in order.
@@ -112,6 +125,11 @@ fn end_containerd(socket: &Path) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    };
+
     use tonic::Code;
 
     use super::*;
@@ -129,6 +147,51 @@ mod tests {
         assert_eq!(lines, "HTTP_PROXY=http://p:1\nNO_PROXY=10.0.0.0/8,.local\n");
         assert!(write(&path, &lines).unwrap() && !write(&path, &lines).unwrap());
         assert!(write(&path, "").unwrap());
+    }
+
+    #[test]
+    fn containerd_is_ended_again_after_a_failure_and_only_then() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("environment");
+        let failed = || Err(io::Error::other("containerd did not end"));
+        assert!(change(&path, "A=1\n", failed).is_err());
+        let mut ended = 0;
+        for _ in 0..2 {
+            let end = || {
+                ended += 1;
+                Ok(())
+            };
+            change(&path, "A=1\n", end).unwrap();
+        }
+        assert_eq!(ended, 1);
+    }
+
+    #[test]
+    fn repeated_change_waits_for_the_running_one() {
+        /// Time for a call that does not wait to return.
+        const NO_WAIT: Duration = Duration::from_millis(200);
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("environment");
+        let (begun, running) = mpsc::channel();
+        let (returned, second) = mpsc::channel();
+        let has_ended = AtomicBool::new(false);
+        let (path, has_ended) = (&path, &has_ended);
+        thread::scope(|scope| {
+            scope.spawn(move || {
+                let end = || {
+                    begun.send(()).unwrap();
+                    let returned = second.recv_timeout(NO_WAIT).is_ok();
+                    has_ended.store(!returned, Ordering::SeqCst);
+                    Ok(())
+                };
+                change(path, "A=1\n", end).unwrap();
+            });
+            running.recv().unwrap();
+            change(path, "A=1\n", || Ok(())).unwrap();
+            // The receiver is dropped once the first call has returned.
+            let _ = returned.send(());
+            assert!(has_ended.load(Ordering::SeqCst), "containerd ends before the call returns");
+        });
     }
 
     #[test]
