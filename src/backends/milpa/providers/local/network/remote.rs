@@ -87,15 +87,14 @@ impl Forwarding {
         })? {
             return Ok(());
         }
-        if ports.is_empty() && !self.serves_cluster {
-            return Ok(());
+        let mut reservation = Reservation { forwarding: self, instance, is_made: false };
+        if !ports.is_empty() || self.serves_cluster {
+            let _alone = self.changes.lock().await;
+            let opened = opened.open_remote(address).await;
+            opened.map_err(|error| ProviderError::transient(doing(), error))?;
         }
-        let _alone = self.changes.lock().await;
-        let result = opened.open_remote(address).await;
-        if result.is_err() {
-            self.entries().remove(instance);
-        }
-        result.map_err(|error| ProviderError::transient(doing(), error))
+        reservation.is_made = true;
+        Ok(())
     }
 
     /// Ends the forwarding to a cell. May be repeated.
@@ -144,10 +143,39 @@ impl Forwarding {
     }
 }
 
+/// The noted ports of an instance whose rules are not made yet. They are forgotten if the call
+/// fails or is cancelled, so that the next makes the rules.
+struct Reservation<'a> {
+    forwarding: &'a Forwarding,
+    instance: &'a InstanceId,
+    is_made: bool,
+}
+
+impl Drop for Reservation<'_> {
+    fn drop(&mut self) {
+        if !self.is_made {
+            self.forwarding.entries().remove(self.instance);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use futures::FutureExt as _;
+
     use super::*;
     use crate::backends::milpa::providers::Protocol;
+
+    #[tokio::test]
+    async fn cancelled_call_leaves_no_note_that_the_rules_are_made() {
+        let forwarding = Forwarding::new(true);
+        let instance = InstanceId("i-1".into());
+        let alone = forwarding.changes.lock().await;
+        let address = IpAddr::from([10, 0, 0, 1]);
+        assert!(forwarding.open(&instance, address, &[]).now_or_never().is_none(), "it waits");
+        drop(alone);
+        assert!(forwarding.reserve(&instance, &[]).unwrap(), "the next call makes the rules");
+    }
 
     #[test]
     fn port_of_another_cell_is_refused_until_that_has_ended() {
