@@ -5,7 +5,7 @@ use std::{
     io::{self, Write as _},
     os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock},
 };
 
 use kiyot_proto::{
@@ -20,7 +20,7 @@ use self::{
     pod::PodVolumes,
     prepare::Preparation,
     sources::Source,
-    watch::Watcher,
+    watch::SharedWatcher,
 };
 use super::{
     cells::Cell,
@@ -57,8 +57,7 @@ const MAX_TERMINATION_MESSAGE_BYTES: u32 = 64 << 10;
 pub struct Volumes {
     kubelet_dirs: Vec<PathBuf>,
     host_path: RwLock<HostPath>,
-    /// Inotify watcher, started with the first pod; `None` if the kernel has no instance left.
-    watcher: OnceLock<Option<Arc<Watcher>>>,
+    watcher: Arc<SharedWatcher>,
     pods: Mutex<HashMap<CellId, PodEntry>>,
     /// Bytes of files that were sent to cells.
     bytes: ByteCounter,
@@ -78,7 +77,7 @@ impl Volumes {
         Arc::new(Self {
             kubelet_dirs,
             host_path: RwLock::new(host_path),
-            watcher: OnceLock::new(),
+            watcher: Arc::default(),
             pods: Mutex::default(),
             bytes: ByteCounter::default(),
         })
@@ -252,7 +251,7 @@ impl Volumes {
                 );
             }
         }
-        let watcher = self.watcher().cloned();
+        let watcher = Arc::clone(&self.watcher);
         if let Some(entry) = self.pods().get_mut(cell)
             && entry.keeper.is_none()
         {
@@ -265,9 +264,9 @@ impl Volumes {
     /// Ends the synchronisation that [`Self::keep`] started for a cell.
     pub fn release(&self, cell: &CellId) {
         let entry = self.pods().remove(cell);
-        if let (Some(entry), Some(Some(watcher))) = (entry, self.watcher.get()) {
+        if let Some(entry) = entry {
             drop(entry.keeper);
-            watcher.forget(&entry.pod.changed);
+            self.watcher.forget(&entry.pod.changed);
         }
     }
 
@@ -279,17 +278,6 @@ impl Volumes {
         });
         entry.pod.use_files(files);
         Arc::clone(&entry.pod)
-    }
-
-    fn watcher(&self) -> Option<&Arc<Watcher>> {
-        let started = self.watcher.get_or_init(|| match Watcher::start() {
-            Ok(watcher) => Some(Arc::new(watcher)),
-            Err(error) => {
-                tracing::warn!(%error, "volumes not watched, only compared periodically");
-                None
-            }
-        });
-        started.as_ref()
     }
 
     fn pods(&self) -> MutexGuard<'_, HashMap<CellId, PodEntry>> {

@@ -14,7 +14,7 @@ use super::{
     files::CellFiles,
     plan::CellPath,
     volume_sync::{Synced, VolumeError, VolumeSync},
-    watch::Watcher,
+    watch::{SharedWatcher, Watcher},
 };
 use crate::backends::milpa::id::CellId;
 
@@ -64,11 +64,12 @@ impl PodVolumes {
     }
 
     /// Keeps the volumes in sync for as long as it runs.
-    pub(super) async fn keep(self: Arc<Self>, watcher: Option<Arc<Watcher>>) {
+    pub(super) async fn keep(self: Arc<Self>, watcher: Arc<SharedWatcher>) {
         let mut pause = MIN_BACKOFF;
         loop {
             // Boxed, because each pod has this task, and it mostly waits.
-            let wait = match Box::pin(self.sync_all(watcher.as_deref())).await {
+            let started = watcher.started();
+            let wait = match Box::pin(self.sync_all(started.as_deref())).await {
                 Ok(()) => {
                     pause = MIN_BACKOFF;
                     RESYNC_INTERVAL

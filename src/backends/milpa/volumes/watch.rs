@@ -5,6 +5,7 @@ use std::{
     io,
     path::Path,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
 use kiyot_linux::inotify::{Inotify, ReadFlags, WatchFlags};
@@ -13,6 +14,64 @@ use tokio_util::task::AbortOnDropHandle;
 
 /// Subscribers by watch descriptor.
 type Watches = Arc<Mutex<HashMap<i32, Vec<Arc<Notify>>>>>;
+
+/// Pause after a failure to read events.
+const READ_RETRY_DELAY: Duration = Duration::from_secs(1);
+
+/// The watcher of all pods, started at its first use.
+#[derive(Debug, Default)]
+pub(super) struct SharedWatcher(Mutex<SharedState>);
+
+#[derive(Debug, Default)]
+struct SharedState {
+    watcher: Option<Arc<Watcher>>,
+    has_failed: bool,
+}
+
+impl SharedWatcher {
+    /// Returns the watcher; `None` if the kernel has no instance left, which the next call tries
+    /// again.
+    pub(super) fn started(&self) -> Option<Arc<Watcher>> {
+        self.started_by(Watcher::start)
+    }
+
+    fn started_by(&self, start: impl FnOnce() -> io::Result<Watcher>) -> Option<Arc<Watcher>> {
+        let mut state = self.state();
+        if state.watcher.is_none() {
+            match start() {
+                Ok(watcher) => {
+                    state.watcher = Some(Arc::new(watcher));
+                    if state.has_failed {
+                        tracing::info!("volumes watched again");
+                    }
+                }
+                // Each pod tries it again.
+                Err(_) if state.has_failed => {}
+                Err(error) => {
+                    state.has_failed = true;
+                    tracing::warn!(
+                        %error,
+                        limit = "fs.inotify.max_user_instances",
+                        "volumes not watched, only compared periodically"
+                    );
+                }
+            }
+        }
+        state.watcher.clone()
+    }
+
+    /// Removes a subscriber from all directories.
+    pub(super) fn forget(&self, subscriber: &Arc<Notify>) {
+        let watcher = self.state().watcher.clone();
+        if let Some(watcher) = watcher {
+            watcher.forget(subscriber);
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, SharedState> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
 
 /// Watches directories, until it is dropped.
 #[derive(Debug)]
@@ -67,8 +126,8 @@ impl Watcher {
 async fn read(inotify: Arc<Inotify>, watches: Watches) {
     loop {
         if let Err(error) = inotify.read(|watch, events| notify(&watches, watch, events)).await {
-            tracing::error!(%error, "volumes no longer watched, only compared periodically");
-            return;
+            tracing::error!(%error, "changes of volumes not read, trying again");
+            tokio::time::sleep(READ_RETRY_DELAY).await;
         }
     }
 }
@@ -88,4 +147,26 @@ fn notify(watches: &Watches, watch: i32, events: ReadFlags) {
 
 fn locked(watches: &Watches) -> MutexGuard<'_, HashMap<i32, Vec<Arc<Notify>>>> {
     watches.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use kiyot_testkit::log::CapturedLog;
+
+    use super::*;
+
+    /// Verifies D40.
+    #[tokio::test]
+    async fn watcher_without_an_instance_is_started_by_a_later_use() {
+        let log = CapturedLog::start();
+        let watcher = SharedWatcher::default();
+        let exhausted = || Err(rustix::io::Errno::MFILE.into());
+        for _ in 0..2 {
+            assert!(watcher.started_by(exhausted).is_none());
+        }
+        let started = watcher.started().unwrap();
+        assert!(Arc::ptr_eq(&started, &watcher.started_by(exhausted).unwrap()));
+        let count = |words: &str| log.lines().iter().filter(|line| line.contains(words)).count();
+        assert_eq!((count("volumes not watched"), count("volumes watched again")), (1, 1));
+    }
 }
