@@ -14,7 +14,7 @@ use kiyot_proto::cri::{
 };
 use tokio::net::UnixStream;
 use tonic::{
-    Request, Status,
+    Code, Request, Status,
     metadata::MetadataValue,
     transport::{Channel, Endpoint, Uri},
 };
@@ -26,6 +26,11 @@ pub const MAX_MESSAGE_BYTES: usize = 16 * 1024 * 1024;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Delay between connection attempts.
 const CONNECT_RETRY_DELAY: Duration = Duration::from_millis(10);
+/// Delay between connection attempts to a containerd without its CRI plugin. Only another process
+/// may have it.
+const NO_CRI_RETRY_DELAY: Duration = Duration::from_secs(1);
+/// Error of a containerd whose CRI plugin has failed; it serves its other plugins.
+const NO_CRI: &str = "containerd runs without its CRI plugin; its log has the reason";
 /// Deadline of calls that only read.
 pub const QUERY_TIMEOUT: Duration = Duration::from_secs(10);
 /// Message of all CRI calls until containerd is initialized (internal/cri, checkInitialized).
@@ -55,6 +60,9 @@ impl Runtime {
                         match connect(&socket).await {
                             Ok(stream) => return Ok(TokioIo::new(stream)),
                             Err(error) if Instant::now() >= deadline => return Err(error),
+                            Err(error) if error.kind() == io::ErrorKind::Unsupported => {
+                                tokio::time::sleep(NO_CRI_RETRY_DELAY).await;
+                            }
                             Err(_) => tokio::time::sleep(CONNECT_RETRY_DELAY).await,
                         }
                     }
@@ -103,6 +111,9 @@ async fn connect(socket: &Path) -> io::Result<UnixStream> {
         Err(status) if status.message().contains(NOT_INITIALIZED) => {
             Err(io::Error::other(status.message()))
         }
+        Err(status) if status.code() == Code::Unimplemented => {
+            Err(io::Error::new(io::ErrorKind::Unsupported, NO_CRI))
+        }
         // Other errors are the caller's to handle.
         _ => Ok(stream),
     }
@@ -146,7 +157,7 @@ mod tests {
     use http::Response;
     use kiyot_proto::cri::VersionRequest;
     use tokio::net::UnixListener;
-    use tonic::{Code, Status, body::Body, server::NamedService, transport::Server};
+    use tonic::{body::Body, server::NamedService, transport::Server};
     use tower::Service;
 
     use super::*;
@@ -170,11 +181,8 @@ mod tests {
 
         fn call(&mut self, _: http::Request<Body>) -> Self::Future {
             let early = self.0.fetch_add(1, Ordering::SeqCst) < 3;
-            let status = if early {
-                Status::unknown(NOT_INITIALIZED)
-            } else {
-                Status::unimplemented("fake")
-            };
+            let status =
+                if early { Status::unknown(NOT_INITIALIZED) } else { Status::aborted("fake") };
             ready(Ok(status.into_http()))
         }
     }
@@ -196,9 +204,27 @@ mod tests {
         );
         let refused =
             Runtime::new(socket).runtime().version(VersionRequest::default()).await.unwrap_err();
-        assert_eq!((refused.code(), refused.message()), (Code::Unimplemented, "fake"));
+        assert_eq!((refused.code(), refused.message()), (Code::Aborted, "fake"));
         // Three early failures, a successful probe, and the call itself.
         assert_eq!(calls.load(Ordering::SeqCst), 5);
+        server.abort();
+    }
+
+    /// Verifies I7.
+    #[tokio::test]
+    async fn containerd_without_its_cri_plugin_is_refused_by_name() {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("containerd.sock");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let nothing = tonic::service::Routes::default();
+        let incoming = futures::stream::unfold(listener, |listener| async {
+            Some((listener.accept().await.map(|(stream, _)| stream), listener))
+        });
+        let server =
+            tokio::spawn(Server::builder().add_routes(nothing).serve_with_incoming(incoming));
+        let refused = connect(&socket).await.unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::Unsupported);
+        assert!(refused.to_string().starts_with("containerd runs without its CRI plugin"));
         server.abort();
     }
 }

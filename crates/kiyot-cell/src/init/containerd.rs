@@ -122,6 +122,7 @@ disabled_plugins = [{disabled}]
   max_container_log_line_size = {MAX_LOG_LINE_BYTES}
   stats_collect_period = {STATS_PERIOD_SECONDS}
 
+# Without a conf_dir to watch, the CRI plugin of containerd 1.6 stops.
 [plugins."io.containerd.grpc.v1.cri".cni]
   bin_dir = {no_cni}
   conf_dir = {no_cni}

@@ -37,6 +37,7 @@ pub(super) mod cgroup;
 pub(super) mod command;
 #[doc(hidden)]
 pub mod fuzzing;
+pub(super) mod inotify_limit;
 mod instance;
 mod limits;
 mod listing;

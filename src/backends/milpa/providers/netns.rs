@@ -11,7 +11,7 @@ use kiyot_link::bootstrap::CellFile;
 use super::{
     Attached, Attachment, Capabilities, Instance, InstanceId, LaunchSpec, Provider, ProviderError,
     RegistryConfig, THIS_NODE, Terminations,
-    local::{Instances, Launch, cgroup, offering, slice},
+    local::{Instances, Launch, cgroup, inotify_limit, offering, slice},
 };
 use crate::{backends::milpa::placement::Catalogue, config::MilpaBackend};
 
@@ -51,6 +51,7 @@ pub struct Netns {
 /// The node's configuration for cells.
 #[derive(Debug, Clone)]
 struct Settings {
+    max_cells: usize,
     containerd: PathBuf,
     runc: PathBuf,
     pause_image: String,
@@ -69,6 +70,7 @@ impl Netns {
                 INSTANCE_TYPE,
             ),
             settings: Settings {
+                max_cells: config.max_cells,
                 containerd: netns.containerd.clone(),
                 runc: netns.runc.clone(),
                 pause_image: config.pause_image.clone(),
@@ -80,7 +82,7 @@ impl Netns {
 
     /// Returns the boot file of a cell.
     async fn cell_file(&self, spec: &LaunchSpec) -> CellFile {
-        let Settings { containerd, runc, pause_image, restrict_oom_score_adj } =
+        let Settings { containerd, runc, pause_image, restrict_oom_score_adj, .. } =
             self.settings.clone();
         CellFile {
             bootstrap: spec.bootstrap.clone(),
@@ -154,6 +156,7 @@ impl Provider for Netns {
     }
 
     async fn check(&self) -> Result<(), ProviderError> {
+        inotify_limit::check(self.settings.max_cells);
         self.instances.check(&[&self.settings.containerd, &self.settings.runc])
     }
 }

@@ -67,7 +67,7 @@ impl Service<Request<Body>> for FakeContainerd {
                 std::mem::forget(call);
                 calls.done.fetch_add(1, Ordering::SeqCst);
             }
-            Ok(Status::unimplemented("fake").into_http())
+            Ok(Status::aborted("fake").into_http())
         })
     }
 }
