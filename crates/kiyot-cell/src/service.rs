@@ -12,7 +12,10 @@ mod metadata;
 use std::{env, fs, io, net::IpAddr, os::unix::fs::DirBuilderExt, path::Path};
 
 use kiyot_link::bootstrap::{CellFileError, GatewayAddress, Machine};
-use kiyot_linux::{link, netlink::route_socket};
+use kiyot_linux::{
+    link::{self, Via},
+    netlink::route_socket,
+};
 use rustix::{fs::Mode, net::netdevice::name_to_index};
 
 use crate::{
@@ -137,7 +140,8 @@ fn route_by_node(machine: &Machine, gateway: &GatewayAddress) -> Result<(), Serv
         .map_err(|error| ServiceError::Step("find the default device", error.into()))?;
     for &(address, prefix_len) in &machine.node_networks {
         let destination = (address, prefix_len);
-        if let Err(error) = link::set_route(&socket, index, destination, Some(gateway.ip())) {
+        let via = Via { gateway: Some(gateway.ip()), ..Via::default() };
+        if let Err(error) = link::set_route(&socket, index, destination, via) {
             eprintln!(
                 "kiyot-cell: network not reachable by the node network={address}/{prefix_len} \
                  node={} error=\"{error}\"",

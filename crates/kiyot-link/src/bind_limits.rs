@@ -2,7 +2,7 @@
 
 /// Most routes of a pod. Nodes with overlay networks have one per node of the cluster.
 pub const MAX_ROUTES: usize = 256;
-/// Most addresses of a pod, name servers, and search domains.
+/// Most addresses of a pod, neighbours, name servers, and search domains.
 pub const MAX_ENTRIES: usize = 64;
 /// Most directories of a registry configuration (containerd's `registry.config_path`).
 pub const MAX_REGISTRY_DIRS: usize = 4;

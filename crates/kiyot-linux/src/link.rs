@@ -5,15 +5,19 @@
 use std::{
     io,
     net::IpAddr,
+    num::NonZeroU32,
     os::fd::{AsFd, AsRawFd, BorrowedFd},
 };
 
-use crate::netlink::{NLM_F_NEW, NLM_F_SET, RTM_NEWLINK, Request, attributes, link_message};
+use crate::netlink::{
+    NLM_F_NEW, NLM_F_SET, RTM_NEWLINK, Request, attribute, attributes, link_message,
+};
 
 /// Message types of linux/rtnetlink.h.
 const RTM_GETLINK: u16 = 18;
 const RTM_NEWADDR: u16 = 20;
 const RTM_NEWROUTE: u16 = 24;
+const RTM_NEWNEIGH: u16 = 28;
 /// Attributes of linux/if_link.h.
 const IFLA_ADDRESS: u16 = 1;
 const IFLA_IFNAME: u16 = 3;
@@ -28,12 +32,19 @@ const IFA_F_NODAD: u32 = 2;
 const RTA_DST: u16 = 1;
 const RTA_OIF: u16 = 4;
 const RTA_GATEWAY: u16 = 5;
+const RTA_METRICS: u16 = 8;
+const RTAX_MTU: u16 = 2;
+const RTNH_F_ONLINK: u32 = 4;
 const RT_TABLE_MAIN: u8 = 254;
 const RTPROT_STATIC: u8 = 4;
 const RT_SCOPE_UNIVERSE: u8 = 0;
 const RT_SCOPE_LINK: u8 = 253;
 const RTN_UNICAST: u8 = 1;
 const RTN_UNREACHABLE: u8 = 7;
+/// Attributes and values of linux/neighbour.h.
+const NDA_DST: u16 = 1;
+const NDA_LLADDR: u16 = 2;
+const NUD_PERMANENT: u16 = 0x80;
 const AF_INET: u8 = 2;
 const AF_INET6: u8 = 10;
 
@@ -49,6 +60,17 @@ pub struct Link {
     pub name: String,
     /// The hardware address; `None` for devices that have another kind or none.
     pub mac: Option<[u8; 6]>,
+}
+
+/// The way of a route.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Via {
+    /// The gateway; `None` for a destination on the link.
+    pub gateway: Option<IpAddr>,
+    /// True if the gateway is on the link although no route says so.
+    pub on_link: bool,
+    /// The largest packet, in bytes; `None` for that of the device.
+    pub mtu: Option<NonZeroU32>,
 }
 
 /// Returns the network devices.
@@ -135,32 +157,59 @@ fn address_request(flags: u16, index: u32, address: IpAddr, prefix_len: u8) -> R
     Request::new(RTM_NEWADDR, flags, &body).with(IFA_LOCAL, &octets).with(IFA_ADDRESS, &octets)
 }
 
-/// Sets a route through a device: to a network, by a gateway or on the link.
+/// Sets a route through a device to a network.
 pub fn set_route(
     socket: impl AsFd,
     index: u32,
-    (destination, prefix_len): (IpAddr, u8),
-    gateway: Option<IpAddr>,
+    destination: (IpAddr, u8),
+    Via { gateway, on_link, mtu }: Via,
 ) -> io::Result<()> {
     let scope = if gateway.is_some() { RT_SCOPE_UNIVERSE } else { RT_SCOPE_LINK };
-    let mut request = route_request((destination, prefix_len), scope, RTN_UNICAST);
+    let flags = if on_link { RTNH_F_ONLINK } else { 0 };
+    let mut request = route_request(destination, scope, RTN_UNICAST, flags);
     if let Some(gateway) = gateway {
-        request = request.with(RTA_GATEWAY, &self::octets(gateway).1);
+        request = request.with(RTA_GATEWAY, &octets(gateway).1);
+    }
+    if let Some(mtu) = mtu {
+        request = request.with(RTA_METRICS, &attribute(RTAX_MTU, &mtu.get().to_ne_bytes()));
     }
     request.with(RTA_OIF, &index.to_ne_bytes()).execute(socket)
+}
+
+/// Sets the hardware address of a neighbour, which is then never asked for.
+pub fn set_neighbour(
+    socket: impl AsFd,
+    index: u32,
+    address: IpAddr,
+    mac: [u8; 6],
+) -> io::Result<()> {
+    let (family, octets) = octets(address);
+    // An `ndmsg`: family, padding, link index, state, flags, type.
+    let head = [&[family, 0, 0, 0][..], &index.to_ne_bytes()].concat();
+    let body = [&head[..], &NUD_PERMANENT.to_ne_bytes(), &[0, 0]].concat();
+    Request::new(RTM_NEWNEIGH, NLM_F_SET, &body)
+        .with(NDA_DST, &octets)
+        .with(NDA_LLADDR, &mac)
+        .execute(socket)
 }
 
 /// Makes an address unreachable: connections to it fail at once.
 pub fn close_address(socket: impl AsFd, address: IpAddr) -> io::Result<()> {
     let prefix_len = if address.is_ipv4() { 32 } else { 128 };
-    route_request((address, prefix_len), RT_SCOPE_UNIVERSE, RTN_UNREACHABLE).execute(socket)
+    route_request((address, prefix_len), RT_SCOPE_UNIVERSE, RTN_UNREACHABLE, 0).execute(socket)
 }
 
-fn route_request((destination, prefix_len): (IpAddr, u8), scope: u8, kind: u8) -> Request {
+fn route_request(
+    (destination, prefix_len): (IpAddr, u8),
+    scope: u8,
+    kind: u8,
+    flags: u32,
+) -> Request {
     let (family, octets) = octets(destination);
     // An `rtmsg`: family, lengths of destination and source, TOS, table, protocol, scope, type,
     // flags.
-    let header = [family, prefix_len, 0, 0, RT_TABLE_MAIN, RTPROT_STATIC, scope, kind, 0, 0, 0, 0];
+    let header = [family, prefix_len, 0, 0, RT_TABLE_MAIN, RTPROT_STATIC, scope, kind];
+    let header = [&header[..], &flags.to_ne_bytes()].concat();
     let request = Request::new(RTM_NEWROUTE, NLM_F_SET, &header);
     if prefix_len > 0 { request.with(RTA_DST, &octets) } else { request }
 }
@@ -177,7 +226,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::netlink::{attribute, route_socket};
+    use crate::netlink::route_socket;
 
     #[test]
     fn loopback_is_listed() {

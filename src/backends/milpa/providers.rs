@@ -33,7 +33,7 @@ pub use capabilities::Capabilities;
 pub use error::{ErrorClass, ProviderError};
 pub use host_port::{HostPort, MAX_HOST_PORTS, Protocol};
 pub use instance::{Instance, InstanceId, InstanceNames, InstanceState};
-pub use network::{Attached, DeviceAddress, PodNetwork, Route};
+pub use network::{Attached, DeviceAddress, Neighbour, PodNetwork, Route};
 pub use owner::Owner;
 pub use tags::{InstanceTags, LeftOut, LeftOutReason, PodTags, TagRules};
 

@@ -1,13 +1,16 @@
 //! The pod's network on a machine of the cell's own: device, addresses, routes, and the name
 //! servers of the cell's containerd.
 
-use std::{fs, io, net::IpAddr, path::Path};
+use std::{fs, io, net::IpAddr, num::NonZeroU32, path::Path};
 
 use kiyot_link::{
     bind_limits::{MAX_ENTRIES, MAX_ROUTES},
     mac_address::MacAddress,
 };
-use kiyot_linux::{link, netlink::route_socket};
+use kiyot_linux::{
+    link::{self, Via},
+    netlink::route_socket,
+};
 use kiyot_proto::cell::PodNetwork;
 use rustix::net::netdevice::name_to_index;
 use tonic::Status;
@@ -25,7 +28,8 @@ struct Settings {
     mac: MacAddress,
     mtu: u32,
     addresses: Vec<(IpAddr, u8)>,
-    routes: Vec<((IpAddr, u8), Option<IpAddr>)>,
+    routes: Vec<((IpAddr, u8), Via)>,
+    neighbours: Vec<(IpAddr, MacAddress)>,
     resolv_conf: String,
 }
 
@@ -45,13 +49,14 @@ pub fn configure(owns_machine: bool, network: &PodNetwork) -> Result<(), Status>
 
 impl Settings {
     fn parse(network: &PodNetwork) -> Result<Self, Status> {
-        let PodNetwork { mac, mtu, addresses, routes, name_servers, search } = network;
+        let PodNetwork { mac, mtu, addresses, routes, neighbours, name_servers, search } = network;
         let invalid = |what: &str, value: &str, allowed: &str| {
             Status::invalid_argument(format!("{what} {value:?}: invalid; allowed: {allowed}"))
         };
         for (what, entries, most) in [
             ("addresses", addresses.len(), MAX_ENTRIES),
             ("routes", routes.len(), MAX_ROUTES),
+            ("neighbours", neighbours.len(), MAX_ENTRIES),
             ("name servers", name_servers.len(), MAX_ENTRIES),
             ("search domains", search.len(), MAX_ENTRIES),
         ] {
@@ -60,10 +65,12 @@ impl Settings {
                 return Err(invalid(what, &entries.to_string(), &allowed));
             }
         }
-        if !MTU_BYTES.contains(mtu) {
+        let check_mtu = |what: &str, mtu: u32| {
             let allowed = format!("{} to {} bytes", MTU_BYTES.start(), MTU_BYTES.end());
-            return Err(invalid("MTU", &mtu.to_string(), &allowed));
-        }
+            let is_allowed = MTU_BYTES.contains(&mtu);
+            is_allowed.then_some(()).ok_or_else(|| invalid(what, &mtu.to_string(), &allowed))
+        };
+        check_mtu("MTU", *mtu)?;
         let network_of = |what: &str, text: &str| {
             parse_network(text).ok_or_else(|| invalid(what, text, "as 10.1.2.3/24"))
         };
@@ -75,9 +82,19 @@ impl Settings {
             let gateway = (!route.gateway.is_empty())
                 .then(|| address_of("gateway", &route.gateway))
                 .transpose()?;
-            Ok((network_of("route", &route.destination)?, gateway))
+            let mtu = NonZeroU32::new(route.mtu);
+            mtu.map_or(Ok(()), |mtu| check_mtu("MTU of a route", mtu.get()))?;
+            let via = Via { gateway, on_link: route.on_link, mtu };
+            Ok((network_of("route", &route.destination)?, via))
         };
         let routes = routes.iter().map(route).collect::<Result<_, Status>>()?;
+        let mac_of =
+            |what: &str, mac: &str| mac.parse().map_err(|_| invalid(what, mac, "six bytes"));
+        let neighbour = |neighbour: &kiyot_proto::cell::Neighbour| {
+            let address = address_of("neighbour", &neighbour.address)?;
+            Ok((address, mac_of("MAC address of a neighbour", &neighbour.mac)?))
+        };
+        let neighbours = neighbours.iter().map(neighbour).collect::<Result<_, Status>>()?;
         let mut resolv_conf = String::new();
         for server in name_servers {
             let address: IpAddr = address_of("name server", server)?;
@@ -93,8 +110,8 @@ impl Settings {
         if !search.is_empty() {
             resolv_conf.push_str(&format!("search {}\n", search.join(" ")));
         }
-        let mac = mac.parse().map_err(|_| invalid("MAC address", mac, "six bytes"))?;
-        Ok(Self { mac, mtu: *mtu, addresses, routes, resolv_conf })
+        let mac = mac_of("MAC address", mac)?;
+        Ok(Self { mac, mtu: *mtu, addresses, routes, neighbours, resolv_conf })
     }
 
     fn apply(&self, resolv_conf: &Path) -> Result<(), (&'static str, io::Error)> {
@@ -108,9 +125,13 @@ impl Settings {
             link::set_address(&socket, index, *address, *prefix_len)
                 .map_err(step("set the pod's address"))?;
         }
-        for (destination, gateway) in &self.routes {
-            link::set_route(&socket, index, *destination, *gateway)
+        for (destination, via) in &self.routes {
+            link::set_route(&socket, index, *destination, *via)
                 .map_err(step("set a route of the pod"))?;
+        }
+        for (address, mac) in &self.neighbours {
+            link::set_neighbour(&socket, index, *address, mac.0)
+                .map_err(step("set a neighbour of the pod"))?;
         }
         fs::write(resolv_conf, &self.resolv_conf).map_err(step("write resolv.conf"))
     }
@@ -130,7 +151,7 @@ fn is_domain(text: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use kiyot_proto::cell::Route;
+    use kiyot_proto::cell::{Neighbour, Route};
     use tonic::Code;
 
     use super::*;
@@ -141,9 +162,18 @@ mod tests {
             mtu: 1450,
             addresses: vec!["10.1.2.3/24".into(), "fd00::3/64".into()],
             routes: vec![
-                Route { destination: "169.254.1.1/32".into(), gateway: String::new() },
-                Route { destination: "0.0.0.0/0".into(), gateway: "169.254.1.1".into() },
+                Route { destination: "169.254.1.1/32".into(), ..Route::default() },
+                Route {
+                    destination: "0.0.0.0/0".into(),
+                    gateway: "169.254.1.1".into(),
+                    mtu: 1400,
+                    on_link: true,
+                },
             ],
+            neighbours: vec![Neighbour {
+                address: "169.254.1.1".into(),
+                mac: "02:00:5e:00:53:02".into(),
+            }],
             name_servers: vec!["10.0.0.10".into()],
             search: vec!["example.org".into()],
         }
@@ -155,22 +185,27 @@ mod tests {
         assert_eq!(settings.mac, MacAddress([2, 0, 0x5e, 0, 0x53, 1]));
         assert_eq!(settings.addresses.len(), 2);
         let gateway = IpAddr::from([169, 254, 1, 1]);
+        let via = Via { gateway: Some(gateway), on_link: true, mtu: NonZeroU32::new(1400) };
         assert_eq!(
             settings.routes,
-            [((gateway, 32), None), ((IpAddr::from([0, 0, 0, 0]), 0), Some(gateway))]
+            [((gateway, 32), Via::default()), ((IpAddr::from([0, 0, 0, 0]), 0), via)]
         );
+        assert_eq!(settings.neighbours, [(gateway, MacAddress([2, 0, 0x5e, 0, 0x53, 2]))]);
         assert_eq!(settings.resolv_conf, "nameserver 10.0.0.10\nsearch example.org\n");
     }
 
     #[test]
     fn invalid_network_is_refused_by_name() {
         type Change = fn(&mut PodNetwork);
-        let changes: [(Change, &str); 7] = [
+        let changes: [(Change, &str); 10] = [
             (|network| network.mac = "02:00".into(), "MAC address"),
             (|network| network.mtu = 0, "MTU"),
             (|network| network.addresses = vec!["10.1.2.3".into()], "address"),
             (|network| network.addresses = vec!["10.1.2.3/33".into()], "address"),
             (|network| network.routes[1].gateway = "there".into(), "gateway"),
+            (|network| network.routes[1].mtu = 67, "MTU of a route"),
+            (|network| network.neighbours[0].address = "there".into(), "neighbour"),
+            (|network| network.neighbours[0].mac = "02:00".into(), "MAC address of a neighbour"),
             (|network| network.name_servers = vec!["a b".into()], "name server"),
             (|network| network.search = vec!["a\nb".into()], "search domain"),
         ];
@@ -184,6 +219,9 @@ mod tests {
         let mut many = network();
         many.addresses = vec!["10.1.2.3/24".into(); MAX_ENTRIES + 1];
         assert!(Settings::parse(&many).unwrap_err().message().contains("at most 64"));
+        let mut many = network();
+        many.neighbours = vec![many.neighbours[0].clone(); MAX_ENTRIES + 1];
+        assert!(Settings::parse(&many).unwrap_err().message().starts_with("neighbours"));
         let mut many = network();
         let route = many.routes[0].clone();
         many.routes = vec![route.clone(); MAX_ROUTES];

@@ -5,6 +5,7 @@
 mod files;
 mod fixture;
 mod image;
+mod link;
 
 use std::{
     collections::HashMap,

@@ -1,6 +1,6 @@
 //! The network of a pod, as its cell gets it.
 
-use std::{fmt, net::IpAddr};
+use std::{fmt, net::IpAddr, num::NonZeroU32};
 
 use kiyot_link::mac_address::MacAddress;
 use kiyot_proto::cell;
@@ -32,6 +32,8 @@ pub struct PodNetwork {
     pub addresses: Vec<DeviceAddress>,
     /// The routes, in the order in which they are added.
     pub routes: Vec<Route>,
+    /// The neighbours that are not to be asked for their hardware address.
+    pub neighbours: Vec<Neighbour>,
     /// The name servers of the cell itself, for the pulls of its containerd.
     pub name_servers: Vec<IpAddr>,
     /// The search domains of the cell itself.
@@ -54,6 +56,19 @@ pub struct Route {
     pub destination: DeviceAddress,
     /// The gateway; `None` for a destination on the link.
     pub gateway: Option<IpAddr>,
+    /// True if the gateway is on the link although no route says so.
+    pub on_link: bool,
+    /// The largest packet, in bytes; `None` for that of the device.
+    pub mtu: Option<NonZeroU32>,
+}
+
+/// A neighbour on the link of the pod's device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Neighbour {
+    /// Its address.
+    pub address: IpAddr,
+    /// Its hardware address.
+    pub mac: MacAddress,
 }
 
 impl fmt::Display for DeviceAddress {
@@ -64,16 +79,23 @@ impl fmt::Display for DeviceAddress {
 
 impl From<&PodNetwork> for cell::PodNetwork {
     fn from(network: &PodNetwork) -> Self {
-        let PodNetwork { mac, mtu, addresses, routes, name_servers, search } = network;
+        let PodNetwork { mac, mtu, addresses, routes, neighbours, name_servers, search } = network;
         let route = |route: &Route| cell::Route {
             destination: route.destination.to_string(),
             gateway: route.gateway.map(|gateway| gateway.to_string()).unwrap_or_default(),
+            mtu: route.mtu.map_or(0, NonZeroU32::get),
+            on_link: route.on_link,
+        };
+        let neighbour = |neighbour: &Neighbour| cell::Neighbour {
+            address: neighbour.address.to_string(),
+            mac: neighbour.mac.to_string(),
         };
         Self {
             mac: mac.to_string(),
             mtu: *mtu,
             addresses: addresses.iter().map(ToString::to_string).collect(),
             routes: routes.iter().map(route).collect(),
+            neighbours: neighbours.iter().map(neighbour).collect(),
             name_servers: name_servers.iter().map(ToString::to_string).collect(),
             search: search.clone(),
         }

@@ -27,6 +27,10 @@ use crate::{
 /// The device file of tap devices.
 pub(super) const TUN: &str = "/dev/net/tun";
 
+/// Options of `ip` for the address families, with the address of the default routes.
+const FAMILIES: [(&str, IpAddr); 2] =
+    [("-4", IpAddr::V4(Ipv4Addr::UNSPECIFIED)), ("-6", IpAddr::V6(Ipv6Addr::UNSPECIFIED))];
+
 /// Joins the device of a machine with the pod's, and returns the network for its agent. May be
 /// repeated.
 pub(super) async fn join(home: &Home, addresses: &[IpAddr]) -> Result<PodNetwork, ProviderError> {
@@ -66,12 +70,17 @@ async fn read(home: &Home, addresses: &[IpAddr]) -> Result<PodNetwork, ProviderE
     let invalid = |error| ProviderError::new(ErrorClass::Transient, joining(home), error);
     let device = ip(&["address", "show", "dev", DEVICE]).await?;
     let device = Device::parse(&device).map_err(invalid)?;
-    let mut found = routes::parse(&ip(&["-4", "route", "show", "dev", DEVICE]).await?);
-    if addresses.iter().any(IpAddr::is_ipv6) {
-        let of_v6 = routes::parse(&ip(&["-6", "route", "show", "dev", DEVICE]).await?);
-        found = found.and_then(|mut found| of_v6.map(|of_v6| found.extend(of_v6)).map(|()| found));
+    let (mut found, mut neighbours) = (Vec::new(), Vec::new());
+    for (option, any) in FAMILIES {
+        if any.is_ipv6() && !addresses.iter().any(IpAddr::is_ipv6) {
+            continue;
+        }
+        let listed = ip(&[option, "route", "show", "dev", DEVICE]).await?;
+        found.extend(routes::parse(&listed, any).map_err(invalid)?);
+        let listed = ip(&[option, "neigh", "show", "dev", DEVICE, "nud", "permanent"]).await?;
+        neighbours.extend(routes::parse_neighbours(&listed).map_err(invalid)?);
     }
-    device.network(addresses, found.map_err(invalid)?).map_err(invalid)
+    device.network(addresses, found, neighbours).map_err(invalid)
 }
 
 /// Runs `tc` in the cell's network namespace, up to the first error.

@@ -1,11 +1,17 @@
-//! The device, routes and name servers of a pod, as `ip -j` and resolv.conf(5) say them.
+//! The device, routes and neighbours of a pod, as `ip -j` says them.
 
-use std::net::IpAddr;
+use std::{net::IpAddr, num::NonZeroU32};
 
-use kiyot_link::{bind_limits::MAX_ROUTES, mac_address::MacAddress};
+use kiyot_link::{
+    bind_limits::{MAX_ENTRIES, MAX_ROUTES},
+    mac_address::MacAddress,
+};
 use serde::Deserialize;
 
-use super::super::{DeviceAddress, PodNetwork, Route};
+use super::super::{DeviceAddress, Neighbour, PodNetwork, Route};
+
+/// The flag of a route whose gateway is on the link although no route says so.
+const ON_LINK: &str = "onlink";
 
 /// An error of reading a pod's network.
 #[derive(Debug, thiserror::Error)]
@@ -22,6 +28,8 @@ pub(super) enum RouteError {
     NoAddress(IpAddr),
     #[error("{0} routes; allowed are {MAX_ROUTES}")]
     Many(usize),
+    #[error("{0} permanent neighbours; allowed are {MAX_ENTRIES}")]
+    ManyNeighbours(usize),
 }
 
 /// The pod's device.
@@ -53,6 +61,22 @@ struct Line {
     protocol: String,
     #[serde(rename = "type")]
     kind: Option<String>,
+    #[serde(default)]
+    flags: Vec<String>,
+    #[serde(default)]
+    metrics: Vec<Metrics>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Metrics {
+    mtu: Option<NonZeroU32>,
+}
+
+#[derive(Debug, Deserialize)]
+struct NeighbourLine {
+    dst: String,
+    /// Absent for a proxy.
+    lladdr: Option<String>,
 }
 
 impl Device {
@@ -67,7 +91,11 @@ impl Device {
         self,
         addresses: &[IpAddr],
         routes: Vec<Route>,
+        neighbours: Vec<Neighbour>,
     ) -> Result<PodNetwork, RouteError> {
+        if neighbours.len() > MAX_ENTRIES {
+            return Err(RouteError::ManyNeighbours(neighbours.len()));
+        }
         let prefix_of = |address: &IpAddr| {
             let is_own = |info: &&Address| info.local.parse::<IpAddr>().ok() == Some(*address);
             let info = self.addr_info.iter().find(is_own);
@@ -75,32 +103,27 @@ impl Device {
                 .ok_or(RouteError::NoAddress(*address))
         };
         Ok(PodNetwork {
-            mac: self
-                .address
-                .parse::<MacAddress>()
-                .map_err(|_| RouteError::Mac(self.address.clone()))?,
+            mac: mac_address(&self.address)?,
             mtu: self.mtu,
             addresses: addresses.iter().map(prefix_of).collect::<Result<_, _>>()?,
             routes,
+            neighbours,
             name_servers: Vec::new(),
             search: Vec::new(),
         })
     }
 }
 
-/// Reads the output of `ip -j route show dev DEVICE`. Routes on the link come first, because
-/// gateways are reached by them. The kernel makes those of its own in the guest, too.
-pub(super) fn parse(output: &[u8]) -> Result<Vec<Route>, RouteError> {
-    // Without a route, older versions print nothing.
-    let lines: Vec<Line> = match output.trim_ascii() {
-        b"" => Vec::new(),
-        output => serde_json::from_slice(output)?,
-    };
+/// Reads the output of `ip -j -4 route show dev DEVICE` or that with `-6`, where `any` is the
+/// address of the family's default routes. Routes on the link come first, because gateways are
+/// reached by them. The kernel makes those of its own in the guest, too.
+pub(super) fn parse(output: &[u8], any: IpAddr) -> Result<Vec<Route>, RouteError> {
+    let lines: Vec<Line> = listed(output)?;
     let is_given = |line: &&Line| {
         line.protocol != "kernel" && line.kind.as_deref().is_none_or(|kind| kind == "unicast")
     };
     let mut routes =
-        lines.iter().filter(is_given).map(Line::route).collect::<Result<Vec<_>, _>>()?;
+        lines.iter().filter(is_given).map(|line| line.route(any)).collect::<Result<Vec<_>, _>>()?;
     if routes.len() > MAX_ROUTES {
         return Err(RouteError::Many(routes.len()));
     }
@@ -108,26 +131,48 @@ pub(super) fn parse(output: &[u8]) -> Result<Vec<Route>, RouteError> {
     Ok(routes)
 }
 
+/// Reads the output of `ip -j neigh show dev DEVICE nud permanent`.
+pub(super) fn parse_neighbours(output: &[u8]) -> Result<Vec<Neighbour>, RouteError> {
+    let lines: Vec<NeighbourLine> = listed(output)?;
+    let with_mac = lines.iter().filter_map(|line| Some((line, line.lladdr.as_deref()?)));
+    with_mac
+        .map(|(line, mac)| Ok(Neighbour { address: address(&line.dst)?, mac: mac_address(mac)? }))
+        .collect()
+}
+
+/// Reads a list. Without an entry, older versions of `ip` print nothing.
+fn listed<T: for<'a> Deserialize<'a>>(output: &[u8]) -> Result<Vec<T>, RouteError> {
+    match output.trim_ascii() {
+        b"" => Ok(Vec::new()),
+        output => Ok(serde_json::from_slice(output)?),
+    }
+}
+
 impl Line {
-    fn route(&self) -> Result<Route, RouteError> {
+    fn route(&self, any: IpAddr) -> Result<Route, RouteError> {
         let gateway = self.gateway.as_deref().map(address).transpose()?;
         let destination = match self.dst.split_once('/') {
             Some((network, length)) => DeviceAddress {
                 address: address(network)?,
                 prefix_len: length.parse().map_err(|_| RouteError::Address(self.dst.clone()))?,
             },
-            None if self.dst == "default" => {
-                let is_v6 = gateway.is_some_and(|gateway| gateway.is_ipv6());
-                let any: IpAddr = if is_v6 { [0_u16; 8].into() } else { [0_u8; 4].into() };
-                DeviceAddress { address: any, prefix_len: 0 }
-            }
+            None if self.dst == "default" => DeviceAddress { address: any, prefix_len: 0 },
             None => {
                 let address = address(&self.dst)?;
                 DeviceAddress { address, prefix_len: if address.is_ipv4() { 32 } else { 128 } }
             }
         };
-        Ok(Route { destination, gateway })
+        Ok(Route {
+            destination,
+            gateway,
+            on_link: self.flags.iter().any(|flag| flag == ON_LINK),
+            mtu: self.metrics.iter().find_map(|metrics| metrics.mtu),
+        })
     }
+}
+
+fn mac_address(text: &str) -> Result<MacAddress, RouteError> {
+    text.parse().map_err(|_| RouteError::Mac(text.to_owned()))
 }
 
 fn address(text: &str) -> Result<IpAddr, RouteError> {
@@ -136,7 +181,11 @@ fn address(text: &str) -> Result<IpAddr, RouteError> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::{Ipv4Addr, Ipv6Addr};
+
     use super::*;
+
+    const V4: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
     const DEVICE: &[u8] = br#"[{},{"ifindex":2,"ifname":"eth0","mtu":1450,
         "address":"fe:08:90:e9:57:9d","addr_info":[
@@ -147,12 +196,14 @@ mod tests {
     #[test]
     fn network_has_the_addresses_of_the_pod_with_their_prefixes() {
         let addresses = ["10.1.2.3", "fd00::7"].map(|text| text.parse().unwrap());
-        let network = Device::parse(DEVICE).unwrap().network(&addresses, Vec::new()).unwrap();
+        let device = Device::parse(DEVICE).unwrap();
+        let network = device.network(&addresses, Vec::new(), Vec::new()).unwrap();
         let texts: Vec<_> = network.addresses.iter().map(ToString::to_string).collect();
         assert_eq!(texts, ["10.1.2.3/24", "fd00::7/64"]);
         assert_eq!((network.mtu, network.mac.to_string().as_str()), (1450, "fe:08:90:e9:57:9d"));
         let other = ["10.1.2.4".parse().unwrap()];
-        assert!(Device::parse(DEVICE).unwrap().network(&other, Vec::new()).is_err());
+        let device = Device::parse(DEVICE).unwrap();
+        assert!(device.network(&other, Vec::new(), Vec::new()).is_err());
         assert!(Device::parse(b"[]").is_err());
     }
 
@@ -163,6 +214,7 @@ mod tests {
             {"dst":"169.254.1.1","scope":"link","flags":[]},
             {"dst":"10.1.2.0/24","protocol":"kernel","scope":"link","prefsrc":"10.1.2.3"},
             {"type":"unreachable","dst":"10.9.0.0/16","flags":[]}]"#,
+            V4,
         )
         .unwrap();
         let texts: Vec<_> = routes
@@ -176,12 +228,49 @@ mod tests {
                 ("0.0.0.0/0".to_owned(), Some("169.254.1.1".to_owned()))
             ]
         );
-        assert_eq!(parse(b"\n").unwrap(), []);
+        assert_eq!(parse(b"\n", V4).unwrap(), []);
     }
 
     #[test]
-    fn default_route_has_the_family_of_its_gateway() {
-        let routes = parse(br#"[{"dst":"default","gateway":"fd00::1","protocol":"static"}]"#);
-        assert_eq!(routes.unwrap()[0].destination.to_string(), "::/0");
+    fn default_route_has_the_family_of_its_list() {
+        for route in [
+            &br#"[{"dst":"default","gateway":"fd00::1","protocol":"static"}]"#[..],
+            br#"[{"dst":"default","metric":1024,"flags":[],"pref":"medium"}]"#,
+        ] {
+            let routes = parse(route, Ipv6Addr::UNSPECIFIED.into()).unwrap();
+            assert_eq!(routes[0].destination.to_string(), "::/0");
+        }
+    }
+
+    /// Verifies V8.
+    #[test]
+    fn route_has_its_mtu_and_a_gateway_that_is_on_the_link_without_a_route() {
+        let routes = parse(
+            br#"[{"dst":"default","gateway":"10.9.9.9","flags":["onlink"],
+            "metrics":[{"mtu":1450}]},
+            {"dst":"10.5.0.0/16","scope":"link","flags":[],"metrics":[{"advmss":1400}]}]"#,
+            V4,
+        )
+        .unwrap();
+        let ways: Vec<_> =
+            routes.iter().map(|route| (route.on_link, route.mtu.map(NonZeroU32::get))).collect();
+        assert_eq!(ways, [(false, None), (true, Some(1450))]);
+    }
+
+    /// Verifies V8.
+    #[test]
+    fn neighbours_have_their_hardware_addresses() {
+        let list = br#"[{"dst":"169.254.1.1","lladdr":"02:00:5e:00:53:01","state":["PERMANENT"]},
+            {"dst":"fd00::1","state":["PERMANENT"]}]"#;
+        let neighbours = parse_neighbours(list).unwrap();
+        let expected = Neighbour {
+            address: [169, 254, 1, 1].into(),
+            mac: MacAddress([2, 0, 0x5e, 0, 0x53, 1]),
+        };
+        assert_eq!(neighbours, [expected]);
+        assert_eq!(parse_neighbours(b"").unwrap(), []);
+        let many = vec![expected; MAX_ENTRIES + 1];
+        let refused = Device::parse(DEVICE).unwrap().network(&[], Vec::new(), many).unwrap_err();
+        assert_eq!(refused.to_string(), "65 permanent neighbours; allowed are 64");
     }
 }
