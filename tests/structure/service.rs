@@ -79,6 +79,13 @@ fn service_of_a_cell_is_started_again_to_power_its_machine_off() {
         assert_eq!(words(&unit, "Service", key), [value], "{key}");
     }
     assert_eq!(words(&unit, "Unit", "StartLimitIntervalSec"), ["0"]);
+    // Otherwise systemd stops the other and starts this at the same time.
+    let (other, after) = (words(&unit, "Unit", "Conflicts"), words(&unit, "Unit", "After"));
+    assert!(other.contains(&"containerd.service".to_owned()), "{other:?}");
+    assert!(
+        other.iter().all(|unit| after.contains(unit)),
+        "{other:?} are stopped first: {after:?}"
+    );
     assert_eq!(words(&unit, "Install", "WantedBy"), ["multi-user.target"]);
 }
 
