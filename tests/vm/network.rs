@@ -22,7 +22,7 @@ const NODE_RESOLVER: &str = "127.0.0.53";
 const PAGE_BYTES: usize = 1 << 20;
 
 /// Gives the node's CNI network a second family, and an MTU. Returns the node's addresses there.
-fn widen_network(node: &Node) -> [String; 2] {
+pub(crate) fn widen_network(node: &Node) -> [String; 2] {
     let path = node.cni_configuration().join("10-test.conflist");
     let mut conflist: serde_json::Value =
         serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();

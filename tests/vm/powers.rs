@@ -7,16 +7,18 @@ use kiyot_testkit::{
     cri::{self, security_profile::ProfileType},
 };
 
-use super::{WAIT, options, run};
+use super::{WAIT, network::widen_network, options, run};
 
 /// Sysctls of a pod, the unsafe ones of Kubernetes among them.
-const SYSCTLS: [(&str, &str); 6] = [
+const SYSCTLS: [(&str, &str); 7] = [
     ("kernel.shm_rmid_forced", "1"),
     ("kernel.msgmax", "4096"),
     ("fs.mqueue.msg_max", "20"),
     ("net.core.somaxconn", "777"),
     ("net.ipv4.tcp_syncookies", "0"),
     ("net.ipv4.ip_local_port_range", "20000\t30000"),
+    // Of a pod with an IPv6 address.
+    ("net.ipv6.conf.all.disable_ipv6", "1"),
 ];
 /// Powers of a privileged container, each with a script that succeeds.
 const POWERS: [&str; 6] = [
@@ -115,6 +117,7 @@ async fn check_profile_of_the_node(node: &Node, kubelet: &mut Kubelet, machine: 
 #[ignore = "takes long without KVM; make test-vm"]
 async fn powers_of_a_pod_in_a_machine_are_those_of_the_node() {
     let node = Node::start().await;
+    widen_network(&node);
     let sections = "[backends.milpa.policy]\nprivileged = \"cell\"\nhost_users = \"cell\"\n";
     let options = KiyotOptions { sections: sections.to_owned(), ..options() };
     let kiyot = Kiyot::start(&node, options).await;

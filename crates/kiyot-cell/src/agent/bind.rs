@@ -1,4 +1,5 @@
-//! `Bind`: sets the pod's host name and sysctls, if the cell has the namespaces for them.
+//! `Bind`: checks and sets the pod's host name and sysctls, if the cell has the namespaces for
+//! them.
 
 use std::collections::HashMap;
 
@@ -18,8 +19,16 @@ const MAX_SYSCTLS: usize = 256;
 /// Longest value of a sysctl, in bytes: one page.
 const MAX_SYSCTL_VALUE_BYTES: usize = 4096;
 
-/// Sets host name and sysctls. Validates the whole request before it changes anything.
-pub fn bind(own: OwnNamespaces, request: &BindRequest) -> Result<(), Status> {
+/// The validated host name and sysctls of a request.
+#[derive(Debug)]
+pub struct Checked<'a> {
+    host_name: &'a str,
+    /// Path, name and value.
+    sysctls: Vec<(String, &'a str, &'a str)>,
+}
+
+/// Validates host name and sysctls.
+pub fn check(own: OwnNamespaces, request: &BindRequest) -> Result<Checked<'_>, Status> {
     let name = &request.hostname;
     if !name.is_empty() {
         if !own.uts {
@@ -41,20 +50,28 @@ pub fn bind(own: OwnNamespaces, request: &BindRequest) -> Result<(), Status> {
             "sysctls: can't be set, the cell shares the host's network namespace",
         ));
     }
-    let paths = sysctl_paths(&request.sysctls)?;
-    if !name.is_empty() {
-        rustix::system::sethostname(name.as_bytes())
-            .map_err(|error| Status::internal(format!("cannot set host name {name:?}: {error}")))?;
+    Ok(Checked { host_name: name, sysctls: sysctl_paths(&request.sysctls)? })
+}
+
+impl Checked<'_> {
+    /// Sets host name and sysctls.
+    pub fn apply(self) -> Result<(), Status> {
+        let name = self.host_name;
+        if !name.is_empty() {
+            rustix::system::sethostname(name.as_bytes()).map_err(|error| {
+                Status::internal(format!("cannot set host name {name:?}: {error}"))
+            })?;
+        }
+        for (path, name, value) in self.sysctls {
+            write_sysctl(&path, value).map_err(|error| match error {
+                Errno::NOENT | Errno::INVAL | Errno::NOTDIR | Errno::ISDIR => {
+                    Status::invalid_argument(format!("sysctl {name} = {value:?}: {error}"))
+                }
+                _ => Status::internal(format!("cannot set sysctl {name} = {value:?}: {error}")),
+            })?;
+        }
+        Ok(())
     }
-    for (path, name, value) in paths {
-        write_sysctl(&path, value).map_err(|error| match error {
-            Errno::NOENT | Errno::INVAL | Errno::NOTDIR | Errno::ISDIR => {
-                Status::invalid_argument(format!("sysctl {name} = {value:?}: {error}"))
-            }
-            _ => Status::internal(format!("cannot set sysctl {name} = {value:?}: {error}")),
-        })?;
-    }
-    Ok(())
 }
 
 fn sysctl_paths(sysctls: &HashMap<String, String>) -> Result<Vec<(String, &str, &str)>, Status> {
@@ -154,31 +171,25 @@ mod tests {
     #[test]
     fn bind_with_shared_namespaces_is_refused() {
         let shared = OwnNamespaces { uts: false, net: false };
-        let before = rustix::system::uname().nodename().to_owned();
         let request = BindRequest { hostname: "pod".into(), ..Default::default() };
-        assert_eq!(bind(shared, &request).unwrap_err().code(), Code::FailedPrecondition);
+        assert_eq!(check(shared, &request).unwrap_err().code(), Code::FailedPrecondition);
         let request = BindRequest {
             sysctls: [("net.ipv4.ip_forward".to_owned(), "1".to_owned())].into(),
             ..Default::default()
         };
-        assert_eq!(bind(shared, &request).unwrap_err().code(), Code::FailedPrecondition);
-        assert_eq!(rustix::system::uname().nodename(), before.as_c_str());
-        bind(shared, &BindRequest::default()).unwrap();
+        assert_eq!(check(shared, &request).unwrap_err().code(), Code::FailedPrecondition);
+        check(shared, &BindRequest::default()).unwrap().apply().unwrap();
     }
 
     #[test]
-    fn invalid_bind_changes_nothing() {
-        let before = rustix::system::uname().nodename().to_owned();
+    fn invalid_bind_is_refused() {
         let own = OwnNamespaces { uts: true, net: true };
         let sysctls = [("kernel.msgmax".to_owned(), "1".to_owned())].into();
-        let error =
-            bind(own, &BindRequest { hostname: "pod".into(), sysctls, ..Default::default() })
-                .unwrap_err();
+        let request = BindRequest { hostname: "pod".into(), sysctls, ..Default::default() };
+        let error = check(own, &request).unwrap_err();
         assert!(error.code() == Code::InvalidArgument && error.message().contains("kernel.msgmax"));
-        let error =
-            bind(own, &BindRequest { hostname: "a\nb".into(), ..Default::default() }).unwrap_err();
-        assert_eq!(error.code(), Code::InvalidArgument);
-        assert_eq!(rustix::system::uname().nodename(), before.as_c_str());
+        let request = BindRequest { hostname: "a\nb".into(), ..Default::default() };
+        assert_eq!(check(own, &request).unwrap_err().code(), Code::InvalidArgument);
     }
 
     proptest! {

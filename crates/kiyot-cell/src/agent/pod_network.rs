@@ -121,20 +121,30 @@ impl Settings {
             .map_err(|error| ("find the pod's device", error.into()))?;
         link::configure(&socket, index, self.mac.0, self.mtu)
             .map_err(step("set the pod's device up"))?;
-        for (address, prefix_len) in &self.addresses {
+        // A sysctl of the pod may have disabled it, if the call is repeated.
+        let takes_v6 = !is_v6_disabled();
+        let is_taken = |address: &IpAddr| takes_v6 || address.is_ipv4();
+        for (address, prefix_len) in self.addresses.iter().filter(|(address, _)| is_taken(address))
+        {
             link::set_address(&socket, index, *address, *prefix_len)
                 .map_err(step("set the pod's address"))?;
         }
-        for (destination, via) in &self.routes {
+        for (destination, via) in self.routes.iter().filter(|((address, _), _)| is_taken(address)) {
             link::set_route(&socket, index, *destination, *via)
                 .map_err(step("set a route of the pod"))?;
         }
-        for (address, mac) in &self.neighbours {
+        for (address, mac) in self.neighbours.iter().filter(|(address, _)| is_taken(address)) {
             link::set_neighbour(&socket, index, *address, mac.0)
                 .map_err(step("set a neighbour of the pod"))?;
         }
         fs::write(resolv_conf, &self.resolv_conf).map_err(step("write resolv.conf"))
     }
+}
+
+/// Returns true if the pod's device takes no IPv6 address.
+fn is_v6_disabled() -> bool {
+    let path = format!("/proc/sys/net/ipv6/conf/{POD_DEVICE}/disable_ipv6");
+    fs::read_to_string(path).is_ok_and(|value| value.trim() != "0")
 }
 
 fn parse_network(text: &str) -> Option<(IpAddr, u8)> {

@@ -135,10 +135,12 @@ impl Agent for Calls {
         let (own, resolver) = (self.context.own, Arc::clone(&self.context.resolver));
         let owns_machine = self.context.owns_machine;
         let made = spawn_blocking(move || {
-            bind::bind(own, request.get_ref())?;
+            let checked = bind::check(own, request.get_ref())?;
+            // Before the sysctls, as CNI is on the node: they may refuse addresses.
             if let Some(network) = &request.get_ref().network {
                 pod_network::configure(owns_machine, network)?;
             }
+            checked.apply()?;
             registries::replace(owns_machine, &request.get_ref().registries)?;
             proxies::replace(owns_machine, &request.get_ref().proxies)?;
             resolver.ensure(request.get_ref().resolvers)
