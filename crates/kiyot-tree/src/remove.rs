@@ -7,6 +7,7 @@
 
 use std::{
     ffi::{CStr, CString},
+    hash::{BuildHasher, Hasher, RandomState},
     io,
     os::{
         fd::{AsFd, BorrowedFd, OwnedFd},
@@ -74,7 +75,7 @@ pub fn remove(
             Err(Errno::NOTDIR | Errno::LOOP) if budget.is_some() => continue,
             Err(error) => return Err(error),
         };
-        let mut removal = Removal { top, mounts, budget, moved: 0 };
+        let mut removal = Removal::new(top, mounts, budget);
         if !removal.pass()? {
             return Ok(RemoveProgress::Partial);
         }
@@ -114,20 +115,31 @@ struct Removal {
     top: OwnedFd,
     mounts: MountPolicy,
     budget: Budget,
-    /// The numbers below this may be in use by directories that were moved to the top. A stack.
+    /// The first number for directories that are moved to the top.
+    base: u64,
+    /// The numbers from `base` and below this may be in use by directories that were moved to the
+    /// top. A stack.
     moved: u64,
 }
 
 impl Removal {
+    /// Begins with a random number: the names that earlier calls have left are not met again, each
+    /// of which would cost a rename. They are removed as entries of the top.
+    fn new(top: OwnedFd, mounts: MountPolicy, budget: Budget) -> Self {
+        // Halved, so that counting up does not overflow.
+        let base = RandomState::new().build_hasher().finish() / 2;
+        Self { top, mounts, budget, base, moved: base }
+    }
+
     /// Removes all entries of the top, and directories that are moved there meanwhile. Returns
     /// whether the budget sufficed.
     fn pass(&mut self) -> Result<bool, Errno> {
         let top = self.top.try_clone().map_err(|_| Errno::MFILE)?;
         dir::read(&top, 0, |entry| {
             self.remove_at_top(entry.name)?;
-            while let Some(last) = self.moved.checked_sub(1).filter(|_| self.budget.is_some()) {
-                self.moved = last;
-                self.remove_at_top(&moved_name(last))?;
+            while self.moved > self.base && self.budget.is_some() {
+                self.moved -= 1;
+                self.remove_at_top(&moved_name(self.moved))?;
             }
             Ok(self.budget.is_some())
         })?;
@@ -162,7 +174,8 @@ impl Removal {
         }
     }
 
-    /// Moves a directory to the top, where it is removed next. If that fails, removes a leaf of it.
+    /// Moves a directory to the top, where it is removed next, unless the budget ends before a free
+    /// name is found. If a rename fails, removes a leaf of the directory.
     fn move_up(&mut self, dir: BorrowedFd<'_>, entry: &Entry<'_>) -> Result<(), Errno> {
         loop {
             let name = moved_name(self.moved);
@@ -173,7 +186,7 @@ impl Removal {
                     return Ok(());
                 }
                 Err(Errno::NOENT) => return Ok(()),
-                // From an earlier call, or made by the pod: removed as if it had been moved here.
+                // Made by the pod: removed as if it had been moved here.
                 Err(Errno::EXIST) => self.moved += 1,
                 Err(Errno::BUSY) if is_mount(dir, entry.name)? => {
                     return detach(dir, entry.name, self.mounts);
@@ -181,6 +194,9 @@ impl Removal {
                 Err(_) => return self.remove_leaf(dir, entry.name),
             }
             self.budget.spend();
+            if !self.budget.is_some() {
+                return Ok(());
+            }
         }
     }
 

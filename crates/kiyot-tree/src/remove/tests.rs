@@ -118,6 +118,42 @@ fn removal_of_a_tree_with_moved_names_leaves_nothing() {
     assert!(!tree.exists());
 }
 
+/// Creates a directory with non-empty directories, and directories at the top with the names of
+/// moved ones.
+fn wide_tree_with_moved_names(tree: &Path, wide: usize, moved: usize) {
+    for number in 0..wide {
+        fs::create_dir_all(tree.join(format!("wide/{number}/x"))).unwrap();
+    }
+    for number in 0..moved {
+        fs::create_dir_all(tree.join(format!("{MOVED_PREFIX}{number}/x/y"))).unwrap();
+    }
+}
+
+/// The order of the entries of a directory is the file system's: the wide directory may come before
+/// all directories that earlier calls have moved out of it.
+/// Verifies X41.
+#[test]
+fn names_of_earlier_calls_do_not_slow_down_a_call() {
+    let temp = in_memory();
+    wide_tree_with_moved_names(temp.path(), 2000, 5000);
+    let mut removal = Removal::new(open(temp.path()), MountPolicy::Refuse, Budget(1000));
+    removal.remove_at_top(c"wide").unwrap();
+    let left = fs::read_dir(temp.path().join("wide")).unwrap().count();
+    assert!(left <= 1600, "{left} of 2000 directories are left");
+}
+
+/// Verifies X41.
+#[test]
+fn search_for_a_free_name_ends_with_the_budget() {
+    let temp = in_memory();
+    wide_tree_with_moved_names(temp.path(), 10, 500);
+    let mut removal = Removal::new(open(temp.path()), MountPolicy::Refuse, Budget(100));
+    (removal.base, removal.moved) = (0, 0);
+    removal.remove_at_top(c"wide").unwrap();
+    assert!(removal.moved <= 100, "{} names were tried", removal.moved);
+    assert_eq!(fs::read_dir(temp.path().join("wide")).unwrap().count(), 10);
+}
+
 #[test]
 fn removal_without_renames_leaves_nothing() {
     let temp = in_memory();
@@ -128,7 +164,7 @@ fn removal_without_renames_leaves_nothing() {
     let parent = open(temp.path());
     let top = dir::open_dir(&parent, c"tree").unwrap();
     let budget = Budget(usize::MAX);
-    let mut removal = Removal { top, mounts: MountPolicy::Refuse, budget, moved: 0 };
+    let mut removal = Removal::new(top, MountPolicy::Refuse, budget);
     // 500 levels, x with y, and a itself.
     let top = open(&tree);
     for _ in 0..600 {
