@@ -8,8 +8,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Largest file, in bytes. A longer one is returned with a byte more, which its parser reports.
+/// Largest file, in bytes. A longer one is returned with a character more, which its parser
+/// reports.
 pub const MAX_FILE_BYTES: usize = 4 * 1024 * 1024;
+/// Bytes that are read of a file: a character above the limit at least.
+const MAX_READ_BYTES: usize = MAX_FILE_BYTES + 4;
 /// File name of the standard input.
 const STDIN: &str = "-";
 /// Endings of the files of a directory that are read.
@@ -84,9 +87,27 @@ fn files_of(directory: &Path) -> Result<Vec<PathBuf>, String> {
 
 fn read_file(path: &Path, stdin: &mut dyn Read) -> io::Result<String> {
     if path == Path::new(STDIN) {
-        return io::read_to_string(stdin.take(MAX_FILE_BYTES as u64 + 1));
+        return read_text(stdin);
     }
-    io::read_to_string(fs::File::open(path)?.take(MAX_FILE_BYTES as u64 + 1))
+    read_text(fs::File::open(path)?)
+}
+
+/// Reads a text, up to the first end of a character above the limit.
+fn read_text(file: impl Read) -> io::Result<String> {
+    let mut bytes = Vec::new();
+    file.take(MAX_READ_BYTES as u64).read_to_end(&mut bytes)?;
+    if let Err(error) = str::from_utf8(&bytes)
+        && bytes.len() == MAX_READ_BYTES
+        && error.error_len().is_none()
+    {
+        // The last character is cut.
+        bytes.truncate(error.valid_up_to());
+    }
+    let mut text = String::from_utf8(bytes).map_err(|error| {
+        io::Error::new(io::ErrorKind::InvalidData, format!("not UTF-8: {}", error.utf8_error()))
+    })?;
+    text.truncate(text.ceil_char_boundary(MAX_FILE_BYTES + 1));
+    Ok(text)
 }
 
 #[cfg(test)]
@@ -141,6 +162,16 @@ mod tests {
         assert_eq!(error, "-f names 1001 files; allowed: 1000");
         fs::write(&file, "#".repeat(MAX_FILE_BYTES + 9)).unwrap();
         assert_eq!(read(std::slice::from_ref(&file)).unwrap()[0].text.len(), MAX_FILE_BYTES + 1);
+        for (text, expected) in [("€€", 2), ("#€", 3), ("##😀😀", 1), ("😀😀", 3)] {
+            fs::write(&file, "#".repeat(MAX_FILE_BYTES - 1) + text).unwrap();
+            let read = read(std::slice::from_ref(&file)).unwrap();
+            assert_eq!(read[0].text.len(), MAX_FILE_BYTES + expected, "{text}");
+        }
+        fs::write(&file, [b"#".repeat(MAX_FILE_BYTES - 1), b"\xe2\x82".to_vec()].concat()).unwrap();
+        assert!(
+            read(std::slice::from_ref(&file)).unwrap_err().contains("can't be read: not UTF-8")
+        );
+        fs::write(&file, "#".repeat(MAX_FILE_BYTES + 9)).unwrap();
         let error = read(&vec![file; MAX_TOTAL_BYTES / MAX_FILE_BYTES]).unwrap_err();
         assert!(error.contains("more than 67108864 bytes"), "{error}");
     }
