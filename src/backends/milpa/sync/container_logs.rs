@@ -68,12 +68,16 @@ impl ContainerLogs {
                 self.record_when_complete(container);
             }
             Ok(false) => {}
+            // Tried again at each snapshot of the cell.
             Err(failure) => {
-                tracing::error!(
-                    container = %container.id,
-                    status = failure.message(),
-                    "rest of an exited container's log not followed"
-                );
+                if let Some(suppressed) = cell.link.lines.admit() {
+                    tracing::error!(
+                        container = %container.id,
+                        status = failure.message(),
+                        suppressed,
+                        "rest of an exited container's log not followed"
+                    );
+                }
             }
         }
     }

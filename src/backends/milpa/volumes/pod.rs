@@ -8,7 +8,11 @@ use std::{
     time::Duration,
 };
 
-use tokio::{sync::Notify, time::sleep};
+use kiyot_link::log_limit::LogLimit;
+use tokio::{
+    sync::Notify,
+    time::{Instant, sleep, sleep_until},
+};
 
 use super::{
     files::CellFiles,
@@ -25,6 +29,9 @@ const RESYNC_INTERVAL: Duration = Duration::from_secs(60);
 /// Wait after an event, because an update consists of several.
 const SETTLE_DELAY: Duration = Duration::from_millis(100);
 
+/// Least time between comparisons, whatever the events: a cell causes one with each snapshot.
+const MIN_INTERVAL: Duration = Duration::from_secs(1);
+
 /// First pause after a failure; doubled up to [`RESYNC_INTERVAL`].
 const MIN_BACKOFF: Duration = Duration::from_secs(1);
 
@@ -35,12 +42,20 @@ pub(super) struct PodVolumes {
     volumes: Mutex<BTreeMap<PathBuf, Arc<VolumeSync>>>,
     /// Notified when a volume changes or is added, or the link is replaced.
     pub(super) changed: Arc<Notify>,
+    /// Limits the log messages that the cell can cause.
+    lines: LogLimit,
 }
 
 impl PodVolumes {
     /// Creates a pod without volumes.
     pub(super) fn new(cell: CellId, files: Arc<dyn CellFiles>) -> Self {
-        Self { cell, files: Mutex::new(files), volumes: Mutex::default(), changed: Arc::default() }
+        Self {
+            cell,
+            files: Mutex::new(files),
+            volumes: Mutex::default(),
+            changed: Arc::default(),
+            lines: LogLimit::default(),
+        }
     }
 
     /// Replaces the link to the cell.
@@ -69,18 +84,23 @@ impl PodVolumes {
         loop {
             // Boxed, because each pod has this task, and it mostly waits.
             let started = watcher.started();
-            let wait = match Box::pin(self.sync_all(started.as_deref())).await {
+            let synced = Box::pin(self.sync_all(started.as_deref())).await;
+            let next = Instant::now() + MIN_INTERVAL;
+            let wait = match synced {
                 Ok(()) => {
                     pause = MIN_BACKOFF;
                     RESYNC_INTERVAL
                 }
                 Err(error) => {
-                    tracing::warn!(
-                        cell = %self.cell,
-                        error = &error as &dyn std::error::Error,
-                        retry_in_s = pause.as_secs(),
-                        "volume outdated in its cell"
-                    );
+                    if let Some(suppressed) = self.lines.admit() {
+                        tracing::warn!(
+                            cell = %self.cell,
+                            error = &error as &dyn std::error::Error,
+                            retry_in_s = pause.as_secs(),
+                            suppressed,
+                            "volume outdated in its cell"
+                        );
+                    }
                     let wait = pause;
                     pause = (pause * 2).min(RESYNC_INTERVAL);
                     wait
@@ -90,6 +110,7 @@ impl PodVolumes {
                 () = self.changed.notified() => sleep(SETTLE_DELAY).await,
                 () = sleep(wait) => {}
             }
+            sleep_until(next).await;
         }
     }
 

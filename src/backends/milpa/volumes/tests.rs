@@ -1,11 +1,19 @@
 //! Volumes between real directories and a fake cell.
 
-use std::{collections::BTreeMap, fs, os::unix::fs::PermissionsExt as _, os::unix::fs::symlink};
+use std::{
+    collections::BTreeMap,
+    fs,
+    os::unix::fs::{PermissionsExt as _, symlink},
+    sync::atomic::{AtomicUsize, Ordering},
+    time::Duration,
+};
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use kiyot_link::log_limit::{MAX_LINES, PERIOD};
 use kiyot_proto::cell::{FileChange, file_change::Change};
-use kiyot_testkit::wait_for;
+use kiyot_testkit::{log::CapturedLog, wait_for};
+use tokio::time::sleep;
 
 use super::*;
 
@@ -13,8 +21,10 @@ use super::*;
 #[derive(Debug, Default)]
 struct FakeFiles {
     files: Mutex<BTreeMap<String, Bytes>>,
-    /// Number of changes that are accepted until one is refused, once.
+    /// Number of changes that are accepted until all are refused.
     refuse_after: Mutex<Option<usize>>,
+    /// Number of calls.
+    calls: AtomicUsize,
 }
 
 impl FakeFiles {
@@ -42,6 +52,7 @@ impl FakeFiles {
 #[async_trait]
 impl CellFiles for FakeFiles {
     async fn change(&self, changes: Vec<FileChange>) -> Result<(), Failure> {
+        self.calls.fetch_add(1, Ordering::SeqCst);
         let mut files = self.files.lock().unwrap();
         for change in changes {
             if let Some(left) = &mut *self.refuse_after.lock().unwrap() {
@@ -224,6 +235,38 @@ async fn updates_reach_the_cell() {
     }
     scene.volumes.release(&scene.cell);
     assert!(scene.volumes.pods().is_empty());
+}
+
+/// Each snapshot of a cell begins to keep its volumes again.
+/// Verifies L17.
+#[tokio::test(start_paused = true)]
+async fn snapshots_of_a_cell_that_refuses_its_files_are_no_storm() {
+    const SNAPSHOTS: usize = 100;
+    let (log, began) = (CapturedLog::start(), std::time::Instant::now());
+    let scene = Scene::new(HostPath::Refuse);
+    let container = scene.container(&[&scene.write(SECRET, "..v1", &[("key", "1")])]);
+    scene.prepare(&container).await.unwrap();
+    scene.write(SECRET, "..v2", &[("key", "2")]);
+    *scene.fake.refuse_after.lock().unwrap() = Some(0);
+    scene.fake.calls.store(0, Ordering::SeqCst);
+    let began_paused = tokio::time::Instant::now();
+    for _ in 0..SNAPSHOTS {
+        scene.keep(&container);
+        sleep(Duration::from_millis(150)).await;
+    }
+    let calls = scene.fake.calls.load(Ordering::SeqCst);
+    let most = began_paused.elapsed().as_secs() as usize + 2;
+    assert!((2..=most).contains(&calls), "{calls} calls; allowed: {most}");
+    let lines = log.lines().iter().filter(|line| line.contains("volume outdated")).count();
+    let periods = began.elapsed().as_secs().div_ceil(PERIOD.as_secs()) as usize + 1;
+    assert!((1..=MAX_LINES as usize * periods).contains(&lines), "{lines} lines");
+    // What the cell lacks arrives once it takes files again.
+    *scene.fake.refuse_after.lock().unwrap() = None;
+    scene.keep(&container);
+    wait_for("the update is complete", || {
+        scene.fake.get(&format!("{IN_CELL}/..v2/key")) == Some("2".to_owned())
+    })
+    .await;
 }
 
 #[tokio::test]

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use kiyot_link::log_limit::LogLimit;
 use tokio::sync::Mutex;
 
 use super::{
@@ -54,12 +55,14 @@ pub(super) struct VolumeSync {
     place: CellPath,
     /// Known state of the copy; `None` until the cell was asked.
     state: Mutex<Option<CopyState>>,
+    /// Limits the log messages that the cell can cause by snapshots.
+    lines: LogLimit,
 }
 
 impl VolumeSync {
     /// Creates a volume whose copy is unknown.
     pub(super) fn new(source: PathBuf, place: CellPath) -> Self {
-        Self { source, place, state: Mutex::default() }
+        Self { source, place, state: Mutex::default(), lines: LogLimit::default() }
     }
 
     /// Returns the path on the node.
@@ -81,10 +84,11 @@ impl VolumeSync {
                 let (volume, error) = (self.source.display(), &source as &dyn std::error::Error);
                 if source.is_transient() {
                     tracing::debug!(%volume, error, "volume unknown on the node, copy retained");
-                } else {
+                } else if let Some(suppressed) = self.lines.admit() {
                     tracing::warn!(
                         %volume,
                         error,
+                        suppressed,
                         "volume unreadable on the node, copy retained and possibly outdated"
                     );
                 }
