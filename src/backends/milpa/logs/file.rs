@@ -12,6 +12,10 @@ use bytes::Bytes;
 
 use crate::blocking::blocking;
 
+/// Files that were flushed to the disk, each with its length then.
+#[cfg(test)]
+pub(super) static SYNCED: std::sync::Mutex<Vec<(FileId, u64)>> = std::sync::Mutex::new(Vec::new());
+
 /// Open log file, for appending. Never opened through a link.
 #[derive(Debug)]
 pub(super) struct NodeFile {
@@ -109,6 +113,11 @@ impl NodeFile {
     /// Flushes appended bytes to the disk.
     pub(super) async fn sync(&self) -> io::Result<()> {
         let file = Arc::clone(&self.file);
+        #[cfg(test)]
+        SYNCED
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+            .push((self.id, file.metadata()?.len()));
         blocking(move || file.sync_data()).await
     }
 }

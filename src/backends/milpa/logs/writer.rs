@@ -447,6 +447,9 @@ impl Writer {
         let base =
             i64::try_from(position).map_err(io::Error::other)?.saturating_sub_unsigned(end.length);
         if file.id() != self.file.id() {
+            // The new base says that the node has these bytes: no later start reads them again, or
+            // sees that a power failure of the node has cut them off.
+            self.file.sync().await?;
             self.previous = Some((self.file.id(), self.base));
         }
         (self.file, self.base, self.position, self.mid_line) =
