@@ -17,6 +17,7 @@ pub mod link_connection;
 pub mod log_limit;
 pub mod mac_address;
 pub mod private_file;
+pub mod rehearsal;
 pub mod resolver;
 pub mod stream;
 pub mod tls;

@@ -388,7 +388,7 @@ impl Images {
     }
 
     /// Sets the cells that the daemon begins with, for which an earlier one may hold layers.
-    pub fn begin_with(&self, cells: HashSet<CellId>) {
+    pub fn begin_with(&self, cells: impl FnOnce() -> HashSet<CellId>) {
         if let Some(shared) = &self.shared {
             shared.begin_with(cells);
         }

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use kiyot_link::rehearsal;
 use kiyot_proto::{
     cell::Heartbeat,
     cri::{
@@ -56,7 +57,8 @@ fn assemble(
 ) -> Heartbeat {
     let sandbox = match (&containers, sandboxes) {
         (Some(containers), Some(sandboxes)) => Some(fill_sandbox_stats(
-            sandboxes.into_iter().next().unwrap_or_default(),
+            // A rehearsal that could not be removed stands beside the pod.
+            sandboxes.into_iter().find(|it| !is_rehearsal(it)).unwrap_or_default(),
             containers,
             network,
             now,
@@ -65,6 +67,11 @@ fn assemble(
     };
     let containers = containers.unwrap_or_default();
     Heartbeat { containers, sandbox, metrics: None, ephemeral_storage: 0 }
+}
+
+fn is_rehearsal(sandbox: &PodSandboxStats) -> bool {
+    let metadata = sandbox.attributes.as_ref().and_then(|it| it.metadata.as_ref());
+    metadata.is_some_and(|metadata| metadata.namespace == rehearsal::NAMESPACE)
 }
 
 /// Fills in what containerd leaves out: the network, which it counts only for sandboxes with a
@@ -135,6 +142,8 @@ fn now() -> i64 {
 
 #[cfg(test)]
 mod tests {
+    use kiyot_proto::cri::{PodSandboxAttributes, PodSandboxMetadata};
+
     use super::*;
     use crate::agent::network::Counters;
 
@@ -201,6 +210,25 @@ mod tests {
             fill_sandbox_stats(PodSandboxStats::default(), &[], &[], 9).linux.unwrap(),
             LinuxPodSandboxStats::default()
         );
+    }
+
+    /// Verifies U1.
+    #[test]
+    fn sandbox_of_a_rehearsal_is_not_the_pod() {
+        let sandbox = |namespace: &str| PodSandboxStats {
+            attributes: Some(PodSandboxAttributes {
+                id: namespace.to_owned(),
+                metadata: Some(PodSandboxMetadata {
+                    namespace: namespace.to_owned(),
+                    ..Default::default()
+                }),
+                ..Default::default()
+            }),
+            ..Default::default()
+        };
+        let sandboxes = vec![sandbox(rehearsal::NAMESPACE), sandbox("rehearsal")];
+        let beat = assemble(Some(Vec::new()), Some(sandboxes), &[], 9);
+        assert_eq!(beat.sandbox.unwrap().attributes.unwrap().id, "rehearsal");
     }
 
     /// Verifies U3.

@@ -143,8 +143,8 @@ impl SharedLayers {
     }
 
     /// Sets the cells that the daemon begins with; later calls have no effect.
-    pub(super) fn begin_with(&self, cells: HashSet<CellId>) {
-        self.held().earlier.get_or_insert(cells);
+    pub(super) fn begin_with(&self, cells: impl FnOnce() -> HashSet<CellId>) {
+        self.held().earlier.get_or_insert_with(cells);
     }
 
     /// Releases what is held for a cell. What fails is released with the next cell that ends, or by

@@ -48,7 +48,7 @@ impl CellSync {
     fn resync(self: &Arc<Self>) {
         let (images, cells) = (Arc::clone(&self.images), Arc::clone(&self.cells));
         let known = move || cells.all().into_iter().collect();
-        images.begin_with(known());
+        images.begin_with(&known);
         self.tasks.spawn(async move { images.release_unknown_layers(known).await });
         for sandbox in self.pods.all_sandboxes() {
             let has_cell = self.cells.get(&sandbox.cell).is_some();

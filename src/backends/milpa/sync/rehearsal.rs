@@ -11,6 +11,7 @@ use std::{
     time::Duration,
 };
 
+use kiyot_link::rehearsal::NAMESPACE;
 use kiyot_proto::cri;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
@@ -24,8 +25,7 @@ use crate::backends::milpa::{
 
 /// Time limit of each call of a rehearsal.
 const REHEARSAL_CALL_TIMEOUT: Duration = Duration::from_secs(30);
-/// Name and namespace of its sandbox in the cell, and name of its container. No kubelet and no list
-/// ever sees them.
+/// Name of its sandbox in the cell and of its container. No kubelet and no list ever sees them.
 const NAME: &str = "rehearsal";
 /// Its name server, which nothing asks.
 const LOOPBACK: &str = "127.0.0.1";
@@ -89,7 +89,7 @@ impl CellSync {
         let request = cri::ListPodSandboxRequest::default();
         let listed = client.list_pod_sandbox(REHEARSAL_CALL_TIMEOUT, request).await?;
         let is_rehearsal = |sandbox: &cri::PodSandbox| {
-            sandbox.metadata.as_ref().is_some_and(|metadata| metadata.namespace == NAME)
+            sandbox.metadata.as_ref().is_some_and(|metadata| metadata.namespace == NAMESPACE)
         };
         for sandbox in listed.items.into_iter().filter(is_rehearsal) {
             let pod_sandbox_id = checked_id(sandbox.id)?;
@@ -153,7 +153,7 @@ fn config(cell: &CellId) -> cri::PodSandboxConfig {
         metadata: Some(cri::PodSandboxMetadata {
             name: NAME.to_owned(),
             uid: cell.as_str().to_owned(),
-            namespace: NAME.to_owned(),
+            namespace: NAMESPACE.to_owned(),
             attempt: 0,
         }),
         // Without name servers containerd copies the cell's, which a machine has once it is bound.
