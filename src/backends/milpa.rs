@@ -3,6 +3,7 @@
 use std::{
     io,
     num::NonZero,
+    path::{Path, PathBuf},
     sync::Arc,
     thread::available_parallelism,
     time::{Duration, Instant},
@@ -163,6 +164,21 @@ async fn agent_program(name: &BackendName, config: &MilpaBackend) -> Option<Agen
     }
 }
 
+/// Returns the path of the state directory without links, as the table of mounts has it.
+async fn real_path(name: &BackendName, state_dir: &Path) -> PathBuf {
+    let path = state_dir.to_owned();
+    let resolved = spawn_blocking(move || path.canonicalize()).await;
+    resolved.unwrap_or_else(|error| Err(io::Error::other(error))).unwrap_or_else(|error| {
+        tracing::error!(
+            backend = %name,
+            path = %state_dir.display(),
+            %error,
+            "links in the path of state_dir not resolved"
+        );
+        state_dir.to_owned()
+    })
+}
+
 /// Returns the limits of a configured backend on this node.
 fn limits_of(config: &MilpaBackend) -> cells::Limits {
     // Unknown only under a seccomp filter that hides the CPU affinity.
@@ -197,6 +213,10 @@ impl Milpa {
     ) -> Result<Arc<Self>, StartError> {
         let of_store = |error| StartError::Store(name.clone(), error);
         let store = Store::open(&config.state_dir).await.map_err(of_store)?;
+        let at_real_path =
+            MilpaBackend { state_dir: real_path(name, &config.state_dir).await, ..config.clone() };
+        // The configured path has room for it in the address of a socket.
+        let socket = config.state_dir.join("gateway.sock");
         let ca = Ca::load_or_make(&store)
             .await
             .map_err(|error| StartError::Authority(name.clone(), error))?;
@@ -216,9 +236,11 @@ impl Milpa {
         let agent = agent_program(name, config).await;
         let provider: Arc<dyn Provider> = match config.provider {
             ProviderKind::Netns => {
-                Arc::new(netns::Netns::new(config, Arc::clone(&registries) as _))
+                Arc::new(netns::Netns::new(&at_real_path, Arc::clone(&registries) as _))
             }
-            ProviderKind::Qemu => Arc::new(qemu::Qemu::new(config)),
+            ProviderKind::Qemu => {
+                Arc::new(qemu::Qemu::new(&at_real_path).with_gateway(socket.clone()))
+            }
             ProviderKind::Ec2 => {
                 let api = ec2_api(config).await.ok_or_else(|| StartError::NoEc2(name.clone()))?;
                 let api = ec2::CountedApi::new(api, Arc::clone(&api_calls));
@@ -251,7 +273,7 @@ impl Milpa {
         let cells = Cells::start(cells_config, store.clone(), provider).await.map_err(of_store)?;
         let send_rate = Arc::new(SendRate::new(config.image_bytes_per_second));
         let gateway_config = GatewayConfig {
-            socket: config.state_dir.join("gateway.sock"),
+            socket,
             tcp: config.gateway.listen.map(|listen| TcpEndpoint {
                 listen,
                 advertise: config.gateway.advertised(),
@@ -289,7 +311,8 @@ impl Milpa {
             capabilities.remote.then_some(send_rate),
             capabilities.sees_node_files.then_some(&*config.state_dir),
         );
-        let standalone_dir = Standalone::prepare(config.state_dir.join("standalone")).await;
+        let standalone_dir = at_real_path.state_dir.join("standalone");
+        Standalone::prepare(&standalone_dir).await;
         let volumes = Volumes::new(
             vec![config.kubelet_dir.clone(), standalone_dir.clone()],
             config.policy.host_path,

@@ -25,6 +25,21 @@ fn processes_with_mount(cell: &str, path_end: &str) -> Vec<String> {
     with_mount.map(|pid| format!("{pid} {}", command_line(&pid))).collect()
 }
 
+/// Gives the daemon of a node a `state_dir` that is a link, and returns the target.
+pub(super) fn link_state_dir(node: &Node) -> PathBuf {
+    let (real, daemon) = (node.directory().join("disk"), node.directory().join("kiyot"));
+    fs::create_dir(&real).unwrap();
+    fs::create_dir(&daemon).unwrap();
+    symlink("../disk", daemon.join("state")).unwrap();
+    real.canonicalize().unwrap()
+}
+
+/// Returns the mount points of the node beneath a directory.
+pub(super) fn mounts_beneath(dir: &Path) -> Vec<PathBuf> {
+    let mounts = mountinfo::read().unwrap().into_iter().map(|mount| mount.point);
+    mounts.filter(|point| point.starts_with(dir)).collect()
+}
+
 fn mount(arguments: &[&str], at: &Path) {
     fs::create_dir_all(at).unwrap();
     command::run("mount", &[arguments, &[at.to_str().unwrap()]].concat());
@@ -66,6 +81,28 @@ async fn volume_unmounted_on_the_node_is_released_under_a_running_cell() {
     assert_eq!(kubelet.exec_sync(main, &["echo", "here"]).await.unwrap().stdout, "here\n");
     command::run("umount", &[later.to_str().unwrap()]);
     remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
+    drop(kiyot);
+    assert_nothing_left(node);
+}
+
+/// Verifies X10.
+#[tokio::test]
+async fn cell_ends_with_its_mounts_also_if_the_state_directory_is_a_link() {
+    let node = Node::start().await;
+    let real = link_state_dir(&node);
+    let mut kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let running = kubelet.run_pod(&pod("linked", WAIT)).await.unwrap();
+    let cell = kiyot.cells().remove(0);
+    // As a cell could leave it on the node.
+    let left = kiyot.state().join("cells").join(&cell).join("pod/left");
+    mount(&["-t", "tmpfs", "none"], &left);
+    assert!(mounts_beneath(&real).iter().any(|point| point.ends_with("pod/left")));
+    kiyot.kill9();
+    kiyot.start_again().await;
+    let mut kubelet = kiyot.kubelet().await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
+    assert_eq!(mounts_beneath(&real), Vec::<PathBuf>::new());
     drop(kiyot);
     assert_nothing_left(node);
 }

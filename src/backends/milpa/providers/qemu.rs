@@ -133,6 +133,12 @@ impl Qemu {
         }
     }
 
+    /// Sets the gateway's socket, if that has another path than in `state_dir`.
+    pub fn with_gateway(mut self, socket: PathBuf) -> Self {
+        self.settings.gateway = socket;
+        self
+    }
+
     /// Returns the description of a machine without disks and network.
     fn bare(&self) -> Result<VmFile, ProviderError> {
         let Settings { program, image, user, group, .. } = &self.settings;
