@@ -95,13 +95,14 @@ impl Pod {
         plan
     }
 
-    /// Returns the directories that are to be in memory (`medium: Memory`), each with its limit in
-    /// bytes.
+    /// Returns the directories that are to be in memory before files are made in them: emptyDirs
+    /// with `medium: Memory`, and Secrets. Each with its limit in bytes.
     pub fn memory_dirs(&self, node: &Node) -> Vec<(PathBuf, Option<u64>)> {
         let dir = |volume: &Volume| match volume.kind {
             VolumeKind::EmptyDir { memory: true, size_limit } => {
                 Some((volume.host_path(node, self), size_limit))
             }
+            VolumeKind::Secret(_) => Some((volume.host_path(node, self), None)),
             _ => None,
         };
         self.volumes.iter().filter_map(dir).collect()

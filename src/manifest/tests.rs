@@ -270,7 +270,9 @@ fn kubelet_files_are_planned() {
         assert!(plan.contains(&group), "{group:?} is not in {plan:?}");
     }
     let scratch = format!("{volumes}/kubernetes.io~empty-dir/scratch");
-    assert_eq!(pod.memory_dirs(&node), [(scratch.clone().into(), Some(64 << 20))]);
+    let secret = format!("{volumes}/kubernetes.io~secret/keys");
+    let in_memory = [(scratch.clone().into(), Some(64 << 20)), (secret.into(), None)];
+    assert_eq!(pod.memory_dirs(&node), in_memory);
     let parts = pod.sub_paths(&pod.containers[0], &node);
     let part = SubPath {
         volume: scratch.into(),

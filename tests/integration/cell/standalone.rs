@@ -1,5 +1,7 @@
 //! Pods that milpactl creates, and that the daemon runs without a kubelet.
 
+use std::path::PathBuf;
+
 use futures::StreamExt;
 use kiyot_proto::admin::{self, admin_client::AdminClient};
 use kiyot_testkit::{
@@ -11,9 +13,11 @@ use tonic::{Code, transport::Channel};
 
 use super::{
     admin::{admin, cells, events, log, log_of, pods},
+    node_mounts::{link_state_dir, mounts_beneath},
     options, pod,
     registries::{image_with_word, with_mirrors},
     remove_and_assert_clean,
+    volume_contents::files_with,
 };
 
 pub(super) fn created(text: &str) -> admin::CreatePodsRequest {
@@ -405,6 +409,79 @@ async fn volumes_of_a_standalone_pod_are_those_that_a_kubelet_makes() {
     client.delete_pod(deleted("volumes", 0)).await.unwrap();
     let directory = kiyot.state().join("standalone/pods");
     assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 0, "{}", directory.display());
+}
+
+/// Verifies D10, O46.
+#[tokio::test]
+async fn secret_of_a_standalone_pod_is_on_no_disk_but_in_its_record() {
+    const SECRET: &str = "an-utterly-private-word";
+    let node = Node::start().await;
+    let real = link_state_dir(&node);
+    let mut kiyot = Kiyot::start(&node, options()).await;
+    let mut client = admin(&kiyot).await;
+    let script = "cat /keys/word /part | wc -c; echo ready; \
+                  while [ ! -e /tmp/stop ]; do sleep 0.1; done";
+    let text = format!(
+        "kind: Secret\napiVersion: v1\nmetadata: {{name: key}}\n\
+         stringData: {{word: {SECRET}}}\n---\n\
+         kind: Pod\napiVersion: v1\nmetadata: {{name: hushed}}\nspec:\n\
+         \x20 terminationGracePeriodSeconds: 1\n\
+         \x20 volumes:\n  - {{name: keys, secret: {{secretName: key}}}}\n\
+         \x20 containers:\n  - name: main\n    image: {BUSYBOX_IMAGE}\n\
+         \x20   command: [sh, -c, \"{script}\"]\n\
+         \x20   volumeMounts:\n    - {{name: keys, mountPath: /keys}}\n\
+         \x20   - {{name: keys, mountPath: /part, subPath: word}}\n"
+    );
+    let is_on_no_disk = || {
+        let files = files_with(node.directory(), SECRET.as_bytes());
+        assert!(files.iter().all(|file| file.ends_with("/store.redb")), "{files:?}");
+    };
+    let of_secret = || {
+        let mounts = mounts_beneath(&real.join("standalone")).into_iter();
+        mounts.filter(|point| point.ends_with("kubernetes.io~secret/keys")).count()
+    };
+    client.create_pods(created(&text)).await.unwrap();
+    pod_that(&mut client, "runs", has_main).await;
+    let logged = format!("{}\nready\n", 2 * SECRET.len());
+    assert_eq!(log_with(&client, "hushed", "ready").await, logged);
+    assert_eq!(of_secret(), 1);
+    is_on_no_disk();
+
+    // A restarted daemon keeps the mount.
+    kiyot.kill9();
+    kiyot.start_again().await;
+    assert_eq!(of_secret(), 1);
+    // After a start of the node the mounts are absent, and an earlier daemon had files in place of
+    // them.
+    kiyot.kill9();
+    kiyot_linux::unmount_beneath(&real.join("standalone")).unwrap();
+    let pods = std::fs::read_dir(real.join("standalone/pods")).unwrap();
+    let pod_dir = pods.map(|pod| pod.unwrap().path()).next().unwrap();
+    std::fs::write(pod_dir.join("volumes/kubernetes.io~secret/keys/word"), SECRET).unwrap();
+    kiyot.start_again().await;
+    let mut client = admin(&kiyot).await;
+    wait_until("the Secret is in memory again", LIMIT, async || (of_secret() == 1).then_some(()))
+        .await;
+    // The files are written again from the record: the next run mounts a part of them.
+    let running = pod_that(&mut client, "is known", has_main).await;
+    let main = running.units.iter().find(|it| it.name == "main").unwrap().container.clone();
+    let mut kubelet = kiyot.kubelet().await;
+    wait_until("its cell is connected", LIMIT, async || {
+        kubelet.exec_sync(&main, &["touch", "/tmp/stop"]).await.ok()
+    })
+    .await;
+    let restarted = |pod: &admin::Pod| {
+        has_main(pod) && pod.units.iter().any(|unit| unit.name == "main" && unit.restarts == 1)
+    };
+    pod_that(&mut client, "has restarted its container", restarted).await;
+    assert_eq!(log_with(&client, "hushed", "ready").await, logged);
+    assert_eq!(of_secret(), 1);
+    is_on_no_disk();
+    assert!(!kiyot.log().contains(SECRET), "{}", kiyot.log());
+
+    client.delete_pod(deleted("hushed", 0)).await.unwrap();
+    assert_eq!(mounts_beneath(&real.join("standalone")), Vec::<PathBuf>::new());
+    is_on_no_disk();
 }
 
 /// Verifies O47.

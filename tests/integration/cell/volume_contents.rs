@@ -141,7 +141,7 @@ async fn read_only_is_read_only_and_memory_has_its_size() {
 ///
 /// # Panics
 /// For unreadable files, except those that are removed meanwhile.
-fn files_with(directory: &Path, bytes: &[u8]) -> Vec<String> {
+pub(super) fn files_with(directory: &Path, bytes: &[u8]) -> Vec<String> {
     let present = |result: io::Result<Vec<u8>>, path: &Path| match result {
         Ok(content) => Some(content),
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
@@ -157,7 +157,10 @@ fn files_with(directory: &Path, bytes: &[u8]) -> Vec<String> {
         };
         for path in entries.map(|entry| entry.unwrap().path()) {
             let Ok(metadata) = fs::symlink_metadata(&path) else { continue };
-            if metadata.is_dir() && metadata.dev() == disk {
+            if metadata.dev() != disk {
+                continue;
+            }
+            if metadata.is_dir() {
                 directories.push(path);
             } else if metadata.is_file()
                 && present(fs::read(&path), &path)

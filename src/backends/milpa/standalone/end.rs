@@ -11,7 +11,7 @@ use tonic::Status;
 
 use super::{
     observed::Observed,
-    runner::{Runner, next_grace, on_disk},
+    runner::{Runner, next_grace},
 };
 use crate::{
     backends::{
@@ -73,7 +73,7 @@ impl Runner {
         let ended = cells.terminate_all_of(&self.entry.uid, "its pod was deleted").await;
         ended.map_err(|error| Status::unavailable(error_chain(&error)))?;
         let (dir, logs) = (self.pod_dir(), self.log_dir());
-        on_disk(move || {
+        self.alone_on_disk(move || {
             unmount_beneath(&dir)?;
             remove_dir(&dir)?;
             remove_dir(&logs)

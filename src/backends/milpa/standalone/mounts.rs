@@ -5,31 +5,44 @@ use std::{
     ffi::CString,
     fs::{self, File},
     io,
-    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
 };
 
 use kiyot_linux::mountinfo;
 use rustix::mount::{MountFlags, mount, mount_bind};
 
-use crate::manifest::SubPath;
+use crate::manifest::{Entry, SubPath};
 
-/// Mounts directories in memory, each with its limit in bytes. Those that are mounted stay.
+/// The link by which a volume of files becomes visible, the last that is made of it.
+const DATA: &str = "..data";
+
+/// Makes and mounts directories in memory, each with its limit in bytes. Those that are mounted
+/// stay. Files of others are removed: they are of an earlier daemon, which had Secrets on the disk.
 pub(super) fn mount_memory(dirs: &[(PathBuf, Option<u64>)]) -> io::Result<()> {
     for (dir, limit) in dirs {
         if is_mounted(dir)? {
             continue;
         }
-        // Without a limit it is that of the kernel, half the memory.
+        match fs::remove_dir_all(dir) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => fs::create_dir_all(dir)?,
+        }
+        // Without a limit it is that of the kernel, half the memory. Mode and group of the volume
+        // are set with its files.
         let size = limit.map(|bytes| format!("size={},", bytes.max(1))).unwrap_or_default();
-        // The directory has the mode and the group of the volume.
-        let dir_of_node = fs::metadata(dir)?;
-        let (mode, gid) = (dir_of_node.mode() & 0o7777, dir_of_node.gid());
-        let options = CString::new(format!("{size}mode={mode:o},gid={gid}"))?;
+        let options = CString::new(format!("{size}mode=700"))?;
         let flags = MountFlags::NOSUID | MountFlags::NODEV;
         mount("tmpfs", dir, "tmpfs", flags, options.as_c_str()).map_err(|error| of(dir, error))?;
     }
     Ok(())
+}
+
+/// Keeps the entries of volumes in memory whose files are not there: the node was started again
+/// since they were made.
+pub(super) fn retain_absent(entries: &mut Vec<Entry>, dirs: &[(PathBuf, Option<u64>)]) {
+    let is_absent = |dir: &Path| dir.join(DATA).symlink_metadata().is_err();
+    let absent: Vec<_> = dirs.iter().map(|(dir, _)| dir).filter(|dir| is_absent(dir)).collect();
+    entries.retain(|entry| absent.iter().any(|dir| entry.path().starts_with(dir)));
 }
 
 /// Binds parts of volumes. Those that are bound stay.
@@ -81,4 +94,26 @@ fn is_mounted(path: &Path) -> io::Result<bool> {
 
 fn of(path: &Path, error: rustix::io::Errno) -> io::Error {
     io::Error::new(io::Error::from(error).kind(), format!("mount {}: {error}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    /// Verifies D10.
+    #[test]
+    fn entries_of_volumes_whose_files_are_absent_are_retained() {
+        let dir = tempfile::tempdir().unwrap();
+        let [kept, lost, disk] = ["kept", "lost", "disk"].map(|name| dir.path().join(name));
+        let entry = |dir: &Path| Entry::Directory { path: dir.join("..1"), mode: 0o755 };
+        for dir in [&kept, &lost, &disk] {
+            fs::create_dir(dir).unwrap();
+        }
+        symlink("..1", kept.join(DATA)).unwrap();
+        let mut entries = [&kept, &lost, &disk].map(|dir| entry(dir)).to_vec();
+        retain_absent(&mut entries, &[(kept, None), (lost.clone(), None)]);
+        assert_eq!(entries, [entry(&lost)]);
+    }
 }

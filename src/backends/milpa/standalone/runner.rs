@@ -11,7 +11,10 @@ use std::{
 use futures::future::join_all;
 use kiyot_proto::cri;
 use prost::Message;
-use tokio::{sync::watch, time::sleep};
+use tokio::{
+    sync::{Mutex, watch},
+    time::sleep,
+};
 use tonic::Status;
 
 use super::{
@@ -51,6 +54,9 @@ pub(super) struct Runner {
     pod: Result<Pod, String>,
     /// The steps that failed, since those that succeeded.
     failures: Failures,
+    /// Held by each step that makes files or mounts of the pod. Such a step goes on without its
+    /// caller, and nothing may be made once the end has removed all.
+    disk: Arc<Mutex<()>>,
 }
 
 /// Returns the config of a pod's sandbox.
@@ -71,7 +77,7 @@ impl Runner {
         pod: Result<Pod, String>,
         node: Node,
     ) -> Self {
-        Self { standalone, entry, node, pod, failures: Failures::default() }
+        Self { standalone, entry, node, pod, failures: Failures::default(), disk: Arc::default() }
     }
 
     /// Runs the pod until its end was requested, and ends it.
@@ -93,6 +99,10 @@ impl Runner {
                 return std::future::pending().await;
             }
         };
+        if let Err(status) = self.restore_memory(&pod).await {
+            let (pod, error) = (self.entry.pod(), status.message());
+            tracing::warn!(pod, error, "volumes in memory of a standalone pod not made again yet");
+        }
         loop {
             let mut observed = Observed::of(self.pods(), &self.entry.uid);
             if self.remove_dead(&pod, &observed).await {
@@ -306,9 +316,12 @@ impl Runner {
         for earlier in observed.sandboxes.iter().rev().skip(1) {
             self.remove_sandbox(earlier.id.as_str()).await?;
         }
-        self.make(pod.files(&self.node, 1)).await?;
-        let in_memory = pod.memory_dirs(&self.node);
-        on_disk(move || mounts::mount_memory(&in_memory)).await?;
+        let (volumes, in_memory) = (pod.files(&self.node, 1), pod.memory_dirs(&self.node));
+        self.make(move || {
+            mounts::mount_memory(&in_memory)?;
+            make_all(&volumes)
+        })
+        .await?;
         let mut request = pod.run_pod_sandbox(&self.node, attempt);
         request.config = Some(sandbox_config(pod, &self.node, attempt));
         let requests = ApiRequests::of_manifest(pod);
@@ -320,9 +333,14 @@ impl Runner {
         let config = sandbox_config(pod, &self.node, state.attempt);
         let attempt = observed.next_attempt(&container.name);
         let address = sandbox.meta().addresses.first().and_then(|address| address.parse().ok());
-        self.make(pod.container_files(container, &self.node, address, attempt)).await?;
+        self.restore_memory(pod).await?;
+        let files = pod.container_files(container, &self.node, address, attempt);
         let parts = pod.sub_paths(container, &self.node);
-        on_disk(move || mounts::bind(&parts)).await?;
+        self.make(move || {
+            make_all(&files)?;
+            mounts::bind(&parts)
+        })
+        .await?;
         let image = self.image(pod, container, &config).await?;
         let id = sandbox.id.as_str();
         let mut request = pod.create_container(container, &self.node, id, &config, &image, attempt);
@@ -423,16 +441,39 @@ impl Runner {
         log_rotation::rotate(log, reopen).await
     }
 
-    /// Makes directories and files of the node.
-    async fn make(&self, entries: Vec<FileEntry>) -> Result<(), Status> {
+    /// Mounts the volumes in memory and makes their files, as far as the node has lost them.
+    async fn restore_memory(&self, pod: &Pod) -> Result<(), Status> {
+        let (mut volumes, in_memory) = (pod.files(&self.node, 1), pod.memory_dirs(&self.node));
+        self.make(move || {
+            mounts::mount_memory(&in_memory)?;
+            mounts::retain_absent(&mut volumes, &in_memory);
+            make_all(&volumes)
+        })
+        .await
+    }
+
+    /// Runs a step that makes files or mounts of the node.
+    async fn make(
+        &self,
+        step: impl FnOnce() -> io::Result<()> + Send + 'static,
+    ) -> Result<(), Status> {
         let dir = self.standalone.dir().to_owned();
-        on_disk(move || {
+        self.alone_on_disk(move || {
             private_dir(&dir)?;
-            entries.iter().try_for_each(|entry| {
-                entry.make().map_err(|error| {
-                    io::Error::new(error.kind(), format!("{}: {error}", entry.path().display()))
-                })
-            })
+            step()
+        })
+        .await
+    }
+
+    /// Runs a step that makes or removes files of the pod, after the one before has ended.
+    pub(super) async fn alone_on_disk(
+        &self,
+        step: impl FnOnce() -> io::Result<()> + Send + 'static,
+    ) -> Result<(), Status> {
+        let alone = Arc::clone(&self.disk).lock_owned().await;
+        on_disk(move || {
+            let _alone = alone;
+            step()
         })
         .await
     }
@@ -475,6 +516,15 @@ pub(super) async fn next_grace(
 /// Returns the time until a time in nanoseconds since 1970; zero if it has passed.
 fn nanos_until(at: i64) -> Duration {
     Duration::from_nanos(u64::try_from(at.saturating_sub(clock::now())).unwrap_or_default())
+}
+
+/// Makes directories, files and links of the node.
+fn make_all(entries: &[FileEntry]) -> io::Result<()> {
+    entries.iter().try_for_each(|entry| {
+        entry.make().map_err(|error| {
+            io::Error::new(error.kind(), format!("{}: {error}", entry.path().display()))
+        })
+    })
 }
 
 /// Makes a directory that only the daemon's user enters: volumes of Secrets are in it.
