@@ -35,7 +35,7 @@ pub enum Failure {
         /// EC2's message.
         message: String,
     },
-    /// The call was not sent: no credentials, or no connection.
+    /// The call was not sent: no credentials, or no connection was made.
     NotSent(String),
     /// The call was sent and not answered. It may have had its effect, now or later.
     Unanswered(String),

@@ -29,10 +29,7 @@ where
             }
         }
         SdkError::ConstructionFailure(_) => Failure::NotSent(text(&error)),
-        // A connection that was not made has sent nothing. The SDK tells no other case apart.
-        SdkError::DispatchFailure(dispatch) if !dispatch.is_timeout() && is_refused(&error) => {
-            Failure::NotSent(text(&error))
-        }
+        SdkError::DispatchFailure(_) if is_unsent(&error) => Failure::NotSent(text(&error)),
         _ => Failure::Unanswered(text(&error)),
     };
     CallError { operation, failure }
@@ -43,21 +40,15 @@ pub(super) fn incomplete(operation: &'static str, field: &'static str) -> CallEr
     CallError { operation, failure: Failure::Incomplete(field) }
 }
 
-/// Returns true if a refused connection or absent credentials are the cause: nothing was sent.
-fn is_refused(error: &(dyn Error + 'static)) -> bool {
-    let mut cause = Some(error);
-    while let Some(error) = cause {
-        if let Some(io) = error.downcast_ref::<std::io::Error>()
-            && io.kind() == std::io::ErrorKind::ConnectionRefused
-        {
-            return true;
-        }
-        if error.is::<CredentialsError>() {
-            return true;
-        }
-        cause = error.source();
-    }
-    false
+/// Returns true if nothing was sent, because there were no credentials, or no connection was made:
+/// a name without an address, no route, a refused or closed connection, a failed TLS handshake, or
+/// no end of these within the time limit of connections.
+fn is_unsent(error: &(dyn Error + 'static)) -> bool {
+    let mut causes = std::iter::successors(Some(error), |&error| error.source());
+    causes.any(|cause| {
+        let connecting = cause.downcast_ref::<hyper_util::client::legacy::Error>();
+        cause.is::<CredentialsError>() || connecting.is_some_and(|error| error.is_connect())
+    })
 }
 
 /// Returns an error with its causes.
@@ -69,4 +60,75 @@ fn text(error: &(dyn Error + 'static)) -> String {
         cause = error.source();
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::{
+        io::AsyncReadExt,
+        net::{TcpListener, TcpSocket, TcpStream},
+    };
+
+    use super::*;
+    use crate::{
+        Ec2Api,
+        sdk::{Client, ClientConfig},
+    };
+
+    /// Returns the failure of a call of an endpoint.
+    async fn failure_at(endpoint: String) -> Failure {
+        let region = "us-east-1".to_owned();
+        let config =
+            ClientConfig { region, endpoint_url: Some(endpoint), pricing_endpoint_url: None };
+        let client = Client::with_credentials(&config, "id", "secret").await;
+        client.subnets(&["subnet-1".to_owned()]).await.unwrap_err().failure
+    }
+
+    /// Returns the failure of a call of a listener that closes each connection after its first
+    /// bytes.
+    async fn failure_at_closing(scheme: &str) -> Failure {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+        let endpoint = format!("{scheme}://{}", listener.local_addr().unwrap());
+        let closing = async {
+            loop {
+                let (mut connection, _) = listener.accept().await.unwrap();
+                let _ = connection.read(&mut [0; 1024]).await;
+            }
+        };
+        tokio::select! {
+            failure = failure_at(endpoint) => failure,
+            () = closing => unreachable!("it closes connections until it is dropped"),
+        }
+    }
+
+    /// Returns the failure of a call of a listener that has no room for another connection.
+    async fn failure_at_full() -> Failure {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind(([127, 0, 0, 1], 0).into()).unwrap();
+        let listener = socket.listen(1).unwrap();
+        let address = listener.local_addr().unwrap();
+        // Linux keeps one more than the backlog.
+        let mut waiting = Vec::new();
+        for _ in 0..2 {
+            waiting.push(TcpStream::connect(address).await.unwrap());
+        }
+        failure_at(format!("http://{address}")).await
+    }
+
+    /// Verifies V32.
+    #[tokio::test]
+    async fn call_is_not_sent_without_a_connection() {
+        let unbound = TcpListener::bind(("127.0.0.1", 0)).await.unwrap().local_addr().unwrap();
+        let (unknown, refused, closed, full) = tokio::join!(
+            failure_at("http://kiyot.invalid/".to_owned()),
+            failure_at(format!("http://{unbound}")),
+            failure_at_closing("https"),
+            failure_at_full(),
+        );
+        for failure in [unknown, refused, closed, full] {
+            assert!(matches!(failure, Failure::NotSent(_)), "{failure:?}");
+        }
+        let sent = failure_at_closing("http").await;
+        assert!(matches!(sent, Failure::Unanswered(_)), "{sent:?}");
+    }
 }
