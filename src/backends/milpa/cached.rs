@@ -19,7 +19,7 @@ pub(crate) struct Cached<T, E> {
     /// The name of the data, for the log.
     name: &'static str,
     max_age: Duration,
-    /// The pause after a failed reading while previous data is used.
+    /// The pause after a failed reading while previous data is used, and of data that expires.
     retry_pause: Duration,
     /// The number of readings that have ended.
     ended: AtomicU64,
@@ -38,6 +38,8 @@ struct Last<T> {
     data: Arc<T>,
     /// The time from which on it is read again.
     until: Instant,
+    /// The time before which it is not read again though it has expired.
+    pause_end: Instant,
 }
 
 impl<T, E: Error + Clone + 'static> Cached<T, E> {
@@ -49,6 +51,16 @@ impl<T, E: Error + Clone + 'static> Cached<T, E> {
     /// Returns the data that was read last, however old.
     pub(crate) async fn last(&self) -> Option<Arc<T>> {
         self.state.lock().await.last.as_ref().map(|last| Arc::clone(&last.data))
+    }
+
+    /// Makes the next use read the data again, but not within the pause after the last reading.
+    pub(crate) fn expire(&self) {
+        // The lock is held for a while by a reading alone, whose data will be new.
+        if let Ok(mut state) = self.state.try_lock()
+            && let Some(last) = &mut state.last
+        {
+            last.until = last.pause_end.min(last.until);
+        }
     }
 
     /// Returns the data; an error only if there was none before.
@@ -68,19 +80,21 @@ impl<T, E: Error + Clone + 'static> Cached<T, E> {
             return Err(error.clone());
         }
         let outcome = read().await;
+        let now = Instant::now();
         let number = self.ended.fetch_add(1, Ordering::AcqRel) + 1;
         *failure = None;
         match (outcome, last.as_mut()) {
             (Ok(data), _) => {
                 let data = Arc::new(data);
-                let until = Instant::now() + self.max_age;
-                *last = Some(Last { data: Arc::clone(&data), until });
+                let (until, pause_end) = (now + self.max_age, now + self.retry_pause);
+                *last = Some(Last { data: Arc::clone(&data), until, pause_end });
                 Ok(data)
             }
             (Err(error), Some(last)) => {
                 let cause = &error as &dyn Error;
                 tracing::warn!(data = self.name, error = cause, "not read, previous data is used");
-                last.until = Instant::now() + self.retry_pause;
+                last.pause_end = now + self.retry_pause;
+                last.until = last.pause_end;
                 Ok(Arc::clone(&last.data))
             }
             (Err(error), None) => {
@@ -139,6 +153,25 @@ mod tests {
         assert_eq!(read(&cached, None).await, (Some(1), true));
         assert_eq!(read(&cached, Some(3)).await, (Some(1), false), "read again within the pause");
         tokio::time::advance(RETRY_PAUSE).await;
+        assert_eq!(read(&cached, Some(3)).await, (Some(3), true));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn expired_data_is_read_again_but_not_within_the_pause() {
+        let cached = cached();
+        cached.expire();
+        assert_eq!(read(&cached, Some(1)).await, (Some(1), true));
+        cached.expire();
+        assert_eq!(read(&cached, Some(2)).await, (Some(1), false), "read within the pause");
+        tokio::time::advance(RETRY_PAUSE).await;
+        assert_eq!(read(&cached, None).await, (Some(1), true));
+        cached.expire();
+        assert_eq!(read(&cached, Some(2)).await, (Some(1), false), "read within the pause");
+        tokio::time::advance(RETRY_PAUSE).await;
+        assert_eq!(read(&cached, Some(2)).await, (Some(2), true));
+        tokio::time::advance(RETRY_PAUSE).await;
+        assert_eq!(read(&cached, Some(3)).await, (Some(2), false), "it has not expired");
+        cached.expire();
         assert_eq!(read(&cached, Some(3)).await, (Some(3), true));
     }
 

@@ -63,7 +63,9 @@ mod user_data;
 use added_types::AddedType;
 use cloud_routes::CloudRoutes;
 pub use counted_api::CountedApi;
-use error_codes::{Refused, SERVICE_LINKED_ROLE, classify, depends_on_volume, lacks_capacity};
+use error_codes::{
+    Refused, SERVICE_LINKED_ROLE, classify, depends_on_volume, lacks_capacity, lacks_image,
+};
 use market_data::Types;
 use metadata_fence::MetadataFence;
 use node_subnet::UnknownSubnet;
@@ -132,13 +134,26 @@ enum ResourcesError {
     Call(#[from] CallError),
     #[error(transparent)]
     Subnet(#[from] UnknownSubnet),
+    #[error(transparent)]
+    Image(#[from] UnknownImage),
+}
+
+/// EC2 has no image for instances, or none of the architecture of the agent that they download.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("ec2.image: EC2 has no available image of this id or name{}", downloading(*.0))]
+struct UnknownImage(Option<Architecture>);
+
+/// Returns the architecture of the agent that instances download, for an error.
+fn downloading(architecture: Option<Architecture>) -> String {
+    let of = |it: Architecture| format!(" for {it}, as which gateway.agent is built");
+    architecture.map(of).unwrap_or_default()
 }
 
 impl From<ResourcesError> for ProviderError {
     fn from(error: ResourcesError) -> Self {
         let class = match &error {
             ResourcesError::Call(error) => classify(error).0,
-            ResourcesError::Subnet(_) => ErrorClass::Invalid,
+            ResourcesError::Subnet(_) | ResourcesError::Image(_) => ErrorClass::Invalid,
         };
         Self::new(class, "read subnets and images", error)
     }
@@ -286,6 +301,10 @@ impl Ec2 {
         let mut images = newest(images);
         if let Some(downloaded) = self.downloaded_agent() {
             images.retain(|architecture, _| *architecture == downloaded);
+        }
+        if images.is_empty() {
+            // Not kept: the image may be published later.
+            return Err(UnknownImage(self.downloaded_agent()).into());
         }
         Ok(Resources { vpc, subnets, images })
     }
@@ -564,6 +583,10 @@ impl Provider for Ec2 {
                 return found.map_err(unknown)?.ok_or_else(|| unknown(error));
             }
             Err(error) => {
+                if error.code().is_some_and(lacks_image) {
+                    // A newer or older image may have its name now.
+                    self.resources.expire();
+                }
                 let lacks_role = error.code() == Some(SERVICE_LINKED_ROLE);
                 if lacks_role && !self.lacks_spot_role.swap(true, Ordering::Relaxed) {
                     let error = &error as &dyn std::error::Error;
@@ -705,16 +728,10 @@ impl Provider for Ec2 {
     async fn check(&self) -> Result<(), ProviderError> {
         // The daemon calls this at its start: the sooner the prices are read, the better.
         let _ = self.on_demand.current();
-        let resources = self.resources().await?;
-        let what = match self.downloaded_agent() {
-            _ if resources.subnets.is_empty() => "ec2.subnets: EC2 knows none of them".to_owned(),
-            _ if !resources.images.is_empty() => return Ok(()),
-            Some(architecture) => format!(
-                "ec2.image: EC2 has no available image of this id or name for {architecture}, as \
-                 which gateway.agent is built"
-            ),
-            None => "ec2.image: EC2 has no available image of this id or name".to_owned(),
-        };
+        if !self.resources().await?.subnets.is_empty() {
+            return Ok(());
+        }
+        let what = "ec2.subnets: EC2 knows none of them";
         Err(ProviderError::without_cause(ErrorClass::Invalid, what))
     }
 }

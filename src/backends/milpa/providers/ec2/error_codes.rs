@@ -128,6 +128,11 @@ pub(super) fn depends_on_volume(code: &str) -> bool {
     matches!(code, "InsufficientVolumeCapacity" | "MaxIOPSLimitExceeded" | "VolumeLimitExceeded")
 }
 
+/// Returns true for the code of a launch whose image does not exist any more, or not yet.
+pub(super) fn lacks_image(code: &str) -> bool {
+    matches!(code, "InvalidAMIID.NotFound" | "InvalidAMIID.Unavailable")
+}
+
 /// Returns true for the reason of an instance's end (`StateReason`) that is a lack of capacity.
 pub(super) fn lacks_capacity(code: &str) -> bool {
     matches!(

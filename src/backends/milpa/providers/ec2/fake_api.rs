@@ -42,6 +42,10 @@ pub(super) struct FakeApi {
     pub(super) hanging: BTreeSet<&'static str>,
     /// The lists that were read.
     pub(super) lists: Mutex<Vec<&'static str>>,
+    /// The images, in place of the only one.
+    pub(super) images: Mutex<Option<Vec<Image>>>,
+    /// The failures of the next RunInstances.
+    pub(super) launch_failures: Mutex<VecDeque<Failure>>,
 }
 
 /// The only subnet, image, type and zone of the lists.
@@ -62,6 +66,17 @@ impl FakeApi {
             std::future::pending::<()>().await;
         }
         Ok(answer)
+    }
+}
+
+/// Returns an image of x86_64.
+pub(super) fn image(id: &str, created: &str) -> Image {
+    Image {
+        id: id.to_owned(),
+        name: String::new(),
+        architecture: "x86_64".into(),
+        created: created.to_owned(),
+        root_device: "/dev/xvda".into(),
     }
 }
 
@@ -112,7 +127,11 @@ fn not_called<T>(operation: &'static str) -> Result<T, CallError> {
 #[async_trait]
 impl Ec2Api for FakeApi {
     async fn run_instances(&self, _: &RunInstances) -> Result<InstanceDescription, CallError> {
-        not_called("RunInstances")
+        let operation = "RunInstances";
+        match self.launch_failures.lock().unwrap().pop_front() {
+            Some(failure) => Err(CallError { operation, failure }),
+            None => not_called(operation),
+        }
     }
     async fn describe_instances(
         &self,
@@ -189,14 +208,8 @@ impl Ec2Api for FakeApi {
         self.list("DescribeSubnets", vec![subnet]).await
     }
     async fn images(&self, _: &ImageFilter) -> Result<Vec<Image>, CallError> {
-        let image = Image {
-            id: IMAGE.into(),
-            name: String::new(),
-            architecture: "x86_64".into(),
-            created: String::new(),
-            root_device: "/dev/xvda".into(),
-        };
-        self.list("DescribeImages", vec![image]).await
+        let images = self.images.lock().unwrap().clone();
+        self.list("DescribeImages", images.unwrap_or_else(|| vec![image(IMAGE, "")])).await
     }
     async fn dry_run(&self, _: &DryRun) -> Result<(), CallError> {
         not_called("DryRun")

@@ -3,7 +3,7 @@
 use kiyot_link::bootstrap::{AgentPin, Bootstrap, GatewayAddress};
 
 use super::{
-    fake_api::{ADDED_TYPE, FakeApi, IMAGE, SUBNET, TYPE, ZONE, running},
+    fake_api::{ADDED_TYPE, FakeApi, IMAGE, SUBNET, TYPE, ZONE, image, running},
     *,
 };
 use crate::{
@@ -243,6 +243,41 @@ fn newest_image_of_each_architecture_is_launched() {
     assert_eq!(newest(Vec::new()), BTreeMap::new());
 }
 
+/// Verifies V86.
+#[tokio::test(start_paused = true)]
+async fn image_is_looked_for_until_it_is_published_and_again_once_it_is_deregistered() {
+    let publish = |api: &FakeApi, images: &[(&str, &str)]| {
+        let images = images.iter().map(|(id, created)| image(id, created)).collect();
+        *api.images.lock().unwrap() = Some(images);
+    };
+    let (api, ec2) = provider(FakeApi::default());
+    publish(&api, &[]);
+    let parameters = async || ec2.parameters(&CellRequest::default(), "uid").await;
+    for error in [ec2.catalogue().await.unwrap_err(), parameters().await.unwrap_err()] {
+        assert_eq!(error.class, ErrorClass::Invalid);
+        let text = error.text();
+        assert!(text.ends_with("EC2 has no available image of this id or name"), "{text}");
+    }
+    let image = async || {
+        let parameters = Parameters::from_stored(&parameters().await.unwrap()).unwrap();
+        parameters.images[&Architecture::Amd64].id.clone()
+    };
+    publish(&api, &[("ami-old", "2025"), ("ami-new", "2026")]);
+    assert_eq!(image().await, "ami-new");
+    publish(&api, &[("ami-old", "2025")]);
+    tokio::time::advance(NETWORK_MAX_AGE / 2).await;
+    assert_eq!(image().await, "ami-new");
+    let deregistered = Failure::Refused {
+        code: "InvalidAMIID.NotFound".into(),
+        message: "The image id '[ami-new]' does not exist".into(),
+    };
+    api.launch_failures.lock().unwrap().push_back(deregistered);
+    let spec = spec(TYPE, parameters().await.unwrap());
+    let error = ec2.launch(&spec, "token").await.unwrap_err();
+    assert!(error.text().contains("ami-new"), "{}", error.text());
+    assert_eq!(image().await, "ami-old");
+}
+
 /// Verifies V84.
 #[tokio::test]
 async fn instances_that_download_the_agent_are_of_its_architecture() {
@@ -258,9 +293,11 @@ async fn instances_that_download_the_agent_are_of_its_architecture() {
         let ec2 = ec2.with_agent_for(agent);
         let checked = ec2.check().await;
         assert_eq!(checked.is_ok(), is_launched, "{agent:?} {has_agent}: {checked:?}");
-        if let Err(error) = checked {
-            assert!(error.doing.ends_with("for arm64, as which gateway.agent is built"), "{error}");
+        for error in [checked.err(), ec2.catalogue().await.err()] {
+            assert_eq!(error.is_none(), is_launched, "{agent:?} {has_agent}: {error:?}");
+            let text = error.map(|error| error.text()).unwrap_or_default();
+            let expected = "for arm64, as which gateway.agent is built";
+            assert!(is_launched || text.ends_with(expected), "{text}");
         }
-        assert_eq!(!ec2.resources().await.unwrap().images.is_empty(), is_launched);
     }
 }
