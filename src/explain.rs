@@ -1,7 +1,7 @@
 //! Explanation of a manifest: where its pods go, why, and what is refused, by the daemon's own
 //! functions.
 
-use std::{collections::BTreeMap, fmt, sync::Arc};
+use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
 
 use kiyot_proto::cri;
 use prost::Message;
@@ -11,9 +11,7 @@ use crate::{
     backends::{
         BackendName, Declared, milpa,
         milpa::{
-            placement::{
-                self, ApiRequests, Catalogue, Market, Needs, Offering, Refused, Requested,
-            },
+            placement::{self, ApiRequests, Catalogue, Needs, Refusals, Requested},
             policy,
         },
     },
@@ -74,17 +72,12 @@ pub enum Prices<'a> {
 pub struct Live {
     /// The catalogue with the prices of now; `None` if the provider does not return it.
     pub catalogue: Option<Arc<Catalogue>>,
-    /// Offerings that were refused lately, with the reasons.
-    pub refused: BTreeMap<Offering, String>,
+    /// Offerings that were refused lately.
+    pub refusals: Refusals,
+    /// The time for which these are looked up.
+    pub now: Duration,
     /// Limits, and what has used them up.
     pub limits: Vec<String>,
-}
-
-impl Refused for Live {
-    fn is_refused(&self, instance_type: &str, zone: &str, market: Market) -> bool {
-        let (instance_type, zone) = (instance_type.to_owned(), zone.to_owned());
-        self.refused.contains_key(&Offering { instance_type, zone, market })
-    }
 }
 
 /// Facts of a pod.

@@ -16,9 +16,6 @@ use crate::{
     manifest::{self, Purpose},
 };
 
-/// Bounds the refused offerings of an answer's reasons.
-const MAX_REFUSED: usize = 1000;
-
 impl Parts {
     /// Explains where the pods of a manifest would go, on which instances, and at which prices.
     pub(super) async fn plan(
@@ -70,9 +67,8 @@ async fn live(milpa: &Milpa) -> Live {
         limits.push("note: no cell is launched until `milpactl uncordon`".to_owned());
     }
     match milpa.inventory().catalogue().await {
-        Ok((catalogue, refused)) => {
-            let refused = refused.into_iter().take(MAX_REFUSED).collect();
-            Live { catalogue: Some(catalogue), refused, limits }
+        Ok((catalogue, refusals, now)) => {
+            Live { catalogue: Some(catalogue), refusals, now, limits }
         }
         Err(error) => {
             limits.push(format!("note: the provider does not return its prices: {}", error.text()));

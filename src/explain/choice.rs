@@ -4,7 +4,7 @@ use super::{Lines, Live};
 use crate::{
     annotations::Architecture,
     backends::milpa::placement::{
-        Accuracy, Candidate, Catalogue, CatalogueFile, Market, Needs, NoFit, Offering, Refused,
+        Accuracy, AllRefused, Candidate, Catalogue, CatalogueFile, Market, Needs, NoFit, Offering,
         Rules, Size, misses, rank,
     },
     config::{MilpaBackend, ProviderKind},
@@ -39,10 +39,14 @@ pub(super) fn check(lines: &mut Lines, milpa: &MilpaBackend, rules: &Rules, need
 
 /// Explains which instance a pod gets by a catalogue, what it costs, and what comes next.
 pub(super) fn explain(lines: &mut Lines, catalogue: &Catalogue, rules: &Rules, needs: &Needs) {
-    if is_estimated(lines, catalogue, needs, rules, &()) {
+    let ranked = rank(catalogue, needs, rules, &());
+    let Some(first) = ranked.first() else {
+        return lines.refuse(NoFit::new(catalogue, needs, rules));
+    };
+    if is_estimated(lines, needs, &ranked) {
         lines.say("prices are estimates, those of us-east-1: the daemon reads those of the region");
     }
-    name_misses(lines, catalogue, needs, rules);
+    name_misses(lines, catalogue, needs, rules, first);
 }
 
 /// Explains the choice of a running daemon, which avoids offerings that were refused lately.
@@ -52,31 +56,29 @@ pub(super) fn explain_live(
     rules: &Rules,
     needs: &Needs,
 ) {
-    let preferred = rank(catalogue, needs, rules, &());
-    if is_estimated(lines, catalogue, needs, rules, live) {
+    let fitting = rank(catalogue, needs, rules, &());
+    let ranked = rank(catalogue, needs, rules, &live.refusals.at(live.now));
+    if ranked.is_empty() {
+        match AllRefused::new(&fitting, &live.refusals, live.now) {
+            Some(refused) => lines.refuse(refused),
+            None => lines.refuse(NoFit::new(catalogue, needs, rules)),
+        }
+    } else if is_estimated(lines, needs, &ranked) {
         lines.say("prices are estimates, those of us-east-1");
     }
-    let avoided = preferred.iter().filter_map(|candidate| {
-        let reason = live.refused.get(&candidate.offering)?;
+    let avoided = fitting.iter().filter_map(|candidate| {
+        let reason = live.refusals.reason(&candidate.offering, live.now)?;
         Some(format!("avoided for now: {}: {reason}", priced(candidate)))
     });
     avoided.take(NAMED_NEXT).for_each(|line| lines.say(line));
-    name_misses(lines, catalogue, needs, rules);
+    if let Some(first) = fitting.first() {
+        name_misses(lines, catalogue, needs, rules, first);
+    }
 }
 
 /// Names the candidates. Returns true if a price is an estimate.
-fn is_estimated(
-    lines: &mut Lines,
-    catalogue: &Catalogue,
-    needs: &Needs,
-    rules: &Rules,
-    refused: &impl Refused,
-) -> bool {
-    let ranked = rank(catalogue, needs, rules, refused);
-    let Some((first, next)) = ranked.split_first() else {
-        lines.refuse(NoFit::new(catalogue, needs, rules));
-        return false;
-    };
+fn is_estimated(lines: &mut Lines, needs: &Needs, ranked: &[Candidate]) -> bool {
+    let Some((first, next)) = ranked.split_first() else { return false };
     lines.say(format!("its needs: {needs}"));
     lines.say(format!("its instance: {}", priced(first)));
     let named: Vec<String> = next.iter().take(NAMED_NEXT).map(priced).collect();
@@ -86,10 +88,14 @@ fn is_estimated(
     ranked.iter().any(|candidate| candidate.accuracy == Accuracy::Estimate)
 }
 
-/// Names the cheaper types that do not fit.
-fn name_misses(lines: &mut Lines, catalogue: &Catalogue, needs: &Needs, rules: &Rules) {
-    let ranked = rank(catalogue, needs, rules, &());
-    let Some(first) = ranked.first() else { return };
+/// Names the types that do not fit and are cheaper than a candidate.
+fn name_misses(
+    lines: &mut Lines,
+    catalogue: &Catalogue,
+    needs: &Needs,
+    rules: &Rules,
+    first: &Candidate,
+) {
     for miss in misses(catalogue, needs, rules, Some(first.price), NAMED_MISSES) {
         let price = miss.price.map(|price| format!(", at {price} an hour")).unwrap_or_default();
         lines.say(format!("left out: {miss}{price}"));

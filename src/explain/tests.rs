@@ -9,7 +9,9 @@ use serde_json::json;
 use super::*;
 use crate::{
     annotations::{ARCHITECTURE, Architecture, HEALTHY_TIMEOUT, TARGET_RUNTIME},
-    backends::milpa::placement::{CatalogueFile, Entry, Rules, Size, Unoffered, rank},
+    backends::milpa::placement::{
+        CatalogueFile, Entry, Market, Offering, Refusal, RefusedQuota, Rules, Size, Unoffered, rank,
+    },
     config,
     manifest::{self, File, Purpose},
 };
@@ -350,6 +352,60 @@ fn architecture_and_zone_that_the_provider_lacks_are_refused() {
     assert!(!fine && text.contains(refusal), "{text}");
 }
 
+/// The time of the explanations of a running daemon.
+const NOW: Duration = Duration::from_secs(10);
+
+/// Returns a refusal for three minutes.
+fn refusal(reason: &str) -> Refusal {
+    Refusal { until: NOW + Duration::from_secs(179), reason: reason.into() }
+}
+
+/// Returns the explanation of a running daemon.
+fn with_refusals(catalogue: Catalogue, refusals: Refusals) -> (String, bool) {
+    let live = Live { catalogue: Some(catalogue.into()), refusals, now: NOW, ..Live::default() };
+    let backends = BTreeMap::from([("milpa".to_owned(), live)]);
+    placed(OPT_IN, "    pod.elotl.co/architecture: amd64\n", Prices::Live(&backends))
+}
+
+/// Verifies A13, O34.
+#[test]
+fn running_daemon_takes_no_other_quota_in_place_of_a_full_one_and_says_so() {
+    let catalogue = CatalogueFile::built_in().catalogue;
+    let names = catalogue.entries().iter().map(|entry| entry.instance_type.name.clone());
+    let is_standard = |name: &String| name.starts_with(['a', 'c', 'd', 'h', 'i', 'm', 'r', 't']);
+    let types = names.filter(is_standard).collect();
+    let quota = RefusedQuota { market: Market::OnDemand, types };
+    let mut refusals = Refusals::default();
+    refusals.add_quota(&Arc::new(quota), NOW, &refusal("VcpuLimitExceeded"));
+    let (text, fine) = with_refusals(catalogue, refusals);
+    let line = "refused: every offering that fits the pod was refused lately (16 of them); \
+                c7a.medium (On-Demand) is tried again in 180 s, and was refused: \
+                VcpuLimitExceeded";
+    assert!(!fine && text.contains(line), "{text}");
+    assert!(!text.contains("its instance:") && !text.contains("no instance type fits"), "{text}");
+}
+
+/// Verifies O34.
+#[test]
+fn running_daemon_avoids_a_refused_zone() {
+    let rows = "instance_type,vcpus,memory_mib,architectures,on_demand_usd_per_hour,zones\n\
+                big,4,16384,x86_64,0.4,a|b\nsmall,2,8192,x86_64,0.1,a|b\n";
+    let catalogue = CatalogueFile::parse(rows.as_bytes()).unwrap().catalogue;
+    let mut refusals = Refusals::default();
+    refusals.add_zone("a", NOW, &refusal("no address"));
+    let (text, fine) = with_refusals(catalogue.clone(), refusals.clone());
+    for line in [
+        "its instance: small in b (On-Demand) at $0.1000 an hour\n  next: big in b (On-Demand)",
+        "avoided for now: small in a (On-Demand) at $0.1000 an hour: no address",
+    ] {
+        assert!(fine && text.contains(line), "{line} is not in {text}");
+    }
+    refusals.add_zone("b", NOW, &refusal("no address"));
+    let (text, fine) = with_refusals(catalogue, refusals);
+    let line = "refused: every offering that fits the pod was refused lately (4 of them); small";
+    assert!(!fine && text.contains(line), "{text}");
+}
+
 /// Verifies O34.
 #[test]
 fn running_daemon_avoids_refused_offerings_and_tells_its_limits() {
@@ -358,9 +414,11 @@ fn running_daemon_avoids_refused_offerings_and_tells_its_limits() {
     let refused = offering.filter(|offering| {
         offering.instance_type == "c7a.medium" && offering.market == Market::OnDemand
     });
-    let refused = refused.map(|offering| (offering, "no capacity".to_owned())).collect();
+    let refused: Vec<Offering> = refused.collect();
+    let mut refusals = Refusals::default();
+    refusals.add(&refused, NOW, &refusal("no capacity"));
     let limits = vec!["its backend: 3 of 9 cells".to_owned()];
-    let live = Live { catalogue, refused, limits: limits.clone() };
+    let live = Live { catalogue, refusals, now: NOW, limits: limits.clone() };
     let amd64 = "    pod.elotl.co/architecture: amd64\n";
     let backends = BTreeMap::from([("milpa".to_owned(), live)]);
     let (text, fine) = placed(OPT_IN, amd64, Prices::Live(&backends));

@@ -18,7 +18,7 @@ use tokio::sync::{broadcast, oneshot, watch};
 use super::{
     gateway::CellLink,
     id::{CellId, NoRandomness, SandboxId},
-    placement::{self, Candidate, Catalogue, Choice, Needs, NoFit, Requested, Rules},
+    placement::{self, AllRefused, Candidate, Catalogue, Choice, Needs, NoFit, Requested, Rules},
     providers::{Attached, Attachment, HostPort, MAX_HOST_PORTS, Provider},
     store::{Batch, Store, StoreError, Table},
 };
@@ -407,17 +407,9 @@ impl Cells {
         if !ranked.is_empty() {
             return Ok(ranked);
         }
-        let refused = placement::rank(catalogue, needs, &self.rules, &());
-        let offerings = || refused.iter().map(|candidate| &candidate.offering);
-        match refusals.first_end(offerings()) {
-            Some((first, refusal)) => Err(CellError::AllRefused {
-                offerings: refused.len(),
-                first: first.clone(),
-                reason: Arc::clone(&refusal.reason),
-                seconds: refusal.until.saturating_sub(at).as_secs() + 1,
-            }),
-            None => Err(CellError::NoFit(NoFit::new(catalogue, needs, &self.rules))),
-        }
+        let fitting = placement::rank(catalogue, needs, &self.rules, &());
+        let refused = AllRefused::new(&fitting, &refusals, at).map(CellError::AllRefused);
+        Err(refused.unwrap_or_else(|| NoFit::new(catalogue, needs, &self.rules).into()))
     }
 
     /// Ends the launch for a sandbox if other annotations choose its machine now and its cell is

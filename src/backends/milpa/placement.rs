@@ -5,6 +5,7 @@
 //! first, and [`misses`] says why the others do not fit.
 
 mod accuracy;
+mod all_refused;
 mod catalogue;
 mod catalogue_file;
 mod choice;
@@ -25,6 +26,7 @@ mod size;
 mod tests;
 
 pub use accuracy::Accuracy;
+pub use all_refused::AllRefused;
 pub use catalogue::{Catalogue, Entry, Offer, Unoffered};
 pub use catalogue_file::{CatalogueError, CatalogueFile};
 pub use choice::Choice;

@@ -7,7 +7,7 @@ use kiyot_proto::text::counted;
 use super::{OverBudget, PortTaken};
 use crate::backends::milpa::{
     id::{CellId, NoRandomness},
-    placement::{NoFit, Offering},
+    placement::{AllRefused, NoFit},
     providers::{ErrorClass, InstanceId, ProviderError},
     store::StoreError,
 };
@@ -85,20 +85,8 @@ pub enum CellError {
     #[error(transparent)]
     NoFit(#[from] NoFit),
     /// All offerings that fit the pod were refused lately.
-    #[error(
-        "every offering that fits the pod was refused lately ({offerings} of them); {first} is \
-         tried again in {seconds} s, and was refused: {reason}"
-    )]
-    AllRefused {
-        /// The number of offerings, as far as a launch tries them.
-        offerings: usize,
-        /// The offering that is tried again first.
-        first: Offering,
-        /// The provider's reason.
-        reason: Arc<str>,
-        /// The time after which an offering is tried again.
-        seconds: u64,
-    },
+    #[error(transparent)]
+    AllRefused(#[from] AllRefused),
     /// A price limit is reached.
     #[error(transparent)]
     OverBudget(#[from] OverBudget),

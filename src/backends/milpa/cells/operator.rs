@@ -1,6 +1,6 @@
 //! Cells as operators see them, and the cordon.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use kiyot_proto::{store::Cordon, text::counted};
 
@@ -14,7 +14,7 @@ use super::{
 use crate::backends::milpa::{
     clock,
     id::CellId,
-    placement::{Catalogue, Offering},
+    placement::{Catalogue, Refusals},
     providers::{Instance, InstanceId, InstanceNames, ProviderError},
     store::{Batch, StoreError, Table},
 };
@@ -70,15 +70,14 @@ impl Cells {
         &self.shared.history
     }
 
-    /// Returns the provider's catalogue with the prices of now, and the reason for each offering
-    /// that was refused lately.
+    /// Returns the provider's catalogue with the prices of now, the offerings that were refused
+    /// lately, and the time for which they are looked up.
     pub(crate) async fn catalogue(
         &self,
-    ) -> Result<(Arc<Catalogue>, impl Fn(&Offering) -> Option<Arc<str>>), ProviderError> {
+    ) -> Result<(Arc<Catalogue>, Refusals, Duration), ProviderError> {
         let catalogue = self.shared.prices.current(&*self.shared.provider).await?;
         let refusals = self.shared.core().engine.refusals().clone();
-        let at = now().boot;
-        Ok((catalogue, move |offering: &Offering| refusals.reason(offering, at)))
+        Ok((catalogue, refusals, now().boot))
     }
 
     /// Returns the end of the console of a cell's instance; empty for an unknown cell, and before

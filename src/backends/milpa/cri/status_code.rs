@@ -82,7 +82,7 @@ fn code_of_cell(error: &CellError) -> Code {
             ErrorClass::NotFound => Code::Internal,
         },
         CellError::NoFit(_) => Code::InvalidArgument,
-        CellError::AllRefused { .. }
+        CellError::AllRefused(_)
         | CellError::Full { .. }
         | CellError::OverBudget(_)
         | CellError::Queued { .. } => Code::ResourceExhausted,

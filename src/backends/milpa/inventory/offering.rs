@@ -1,6 +1,6 @@
 //! Offerings and their prices.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use kiyot_proto::admin;
 
@@ -8,31 +8,24 @@ use super::Inventory;
 use crate::{
     annotations::Architecture,
     backends::milpa::{
-        placement::{Accuracy, Candidate, Catalogue, Entry, Market, Offer, Offering},
+        placement::{Accuracy, Candidate, Catalogue, Entry, Market, Offer, Offering, Refusals},
         providers::ProviderError,
     },
     price::Price,
 };
 
-/// Offerings with the reasons why they were refused.
-type Refused = Vec<(Offering, String)>;
-
 impl Inventory {
-    /// Returns the catalogue with the prices of now, and the offerings that were refused lately.
-    pub async fn catalogue(&self) -> Result<(Arc<Catalogue>, Refused), ProviderError> {
-        let (catalogue, reason) = self.cells.catalogue().await?;
-        let refused = catalogue.offerings().filter_map(|offering| {
-            let reason = reason(&offering)?.to_string();
-            Some((offering, reason))
-        });
-        let refused = refused.collect();
-        Ok((catalogue, refused))
+    /// Returns the catalogue with the prices of now, the offerings that were refused lately, and
+    /// the time for which they are looked up.
+    pub async fn catalogue(&self) -> Result<(Arc<Catalogue>, Refusals, Duration), ProviderError> {
+        self.cells.catalogue().await
     }
 
     /// Returns the catalogue's offerings with the prices of now. That of a provider without sizes
     /// has neither CPU nor memory.
     pub async fn offerings(&self) -> Result<Vec<admin::CatalogueOffering>, ProviderError> {
-        let (catalogue, reason) = self.cells.catalogue().await?;
+        let (catalogue, refusals, now) = self.cells.catalogue().await?;
+        let reason = |offering: &Offering| refusals.reason(offering, now);
         let message = |entry: &Entry, offer: &Offer| {
             let kind = &entry.instance_type;
             let offering = Offering {
