@@ -21,16 +21,23 @@ pub(crate) struct Cached<T, E> {
     max_age: Duration,
     /// The pause after a failed reading while previous data is used, and of data that expires.
     retry_pause: Duration,
+    /// Returns a longer pause after some errors.
+    longer_pause: fn(&E) -> Option<Duration>,
     /// The number of readings that have ended.
     ended: AtomicU64,
     state: Mutex<State<T, E>>,
 }
+
+/// Data in place of data that was never read, and what that means, for the log.
+type Substitute<T> = (fn() -> T, &'static str);
 
 #[derive(Debug)]
 struct State<T, E> {
     last: Option<Last<T>>,
     /// The error of the last reading, with its number, while there is no data.
     failure: Option<(u64, E)>,
+    /// True if the last reading failed and this was logged.
+    is_logged: bool,
 }
 
 #[derive(Debug)]
@@ -44,8 +51,14 @@ struct Last<T> {
 
 impl<T, E: Error + Clone + 'static> Cached<T, E> {
     pub(crate) fn new(name: &'static str, max_age: Duration, retry_pause: Duration) -> Self {
-        let state = Mutex::new(State { last: None, failure: None });
-        Self { name, max_age, retry_pause, ended: AtomicU64::new(0), state }
+        let state = Mutex::new(State { last: None, failure: None, is_logged: false });
+        let (ended, longer_pause) = (AtomicU64::new(0), |_: &E| None);
+        Self { name, max_age, retry_pause, longer_pause, ended, state }
+    }
+
+    /// Pauses for longer after errors for which this function returns a time.
+    pub(crate) fn with_longer_pause(self, longer_pause: fn(&E) -> Option<Duration>) -> Self {
+        Self { longer_pause, ..self }
     }
 
     /// Returns the data that was read last, however old.
@@ -68,9 +81,34 @@ impl<T, E: Error + Clone + 'static> Cached<T, E> {
     where
         R: Future<Output = Result<T, E>>,
     {
+        self.get_or(None, read).await
+    }
+
+    /// Returns the data, or the default if there was none before, also for the pause after a failed
+    /// reading. The log says what that means.
+    pub(crate) async fn get_or_default<R>(
+        &self,
+        meaning: &'static str,
+        read: impl FnOnce() -> R,
+    ) -> Arc<T>
+    where
+        T: Default,
+        R: Future<Output = Result<T, E>>,
+    {
+        self.get_or(Some((T::default, meaning)), read).await.unwrap_or_default()
+    }
+
+    async fn get_or<R>(
+        &self,
+        default: Option<Substitute<T>>,
+        read: impl FnOnce() -> R,
+    ) -> Result<Arc<T>, E>
+    where
+        R: Future<Output = Result<T, E>>,
+    {
         let arrived = self.ended.load(Ordering::Acquire);
         let mut state = self.state.lock().await;
-        let State { last, failure } = &mut *state;
+        let State { last, failure, is_logged } = &mut *state;
         let fresh = last.as_ref().filter(|last| Instant::now() < last.until);
         if let Some(last) = fresh {
             return Ok(Arc::clone(&last.data));
@@ -83,25 +121,31 @@ impl<T, E: Error + Clone + 'static> Cached<T, E> {
         let now = Instant::now();
         let number = self.ended.fetch_add(1, Ordering::AcqRel) + 1;
         *failure = None;
-        match (outcome, last.as_mut()) {
-            (Ok(data), _) => {
+        let error = match outcome {
+            Ok(data) => {
                 let data = Arc::new(data);
                 let (until, pause_end) = (now + self.max_age, now + self.retry_pause);
                 *last = Some(Last { data: Arc::clone(&data), until, pause_end });
-                Ok(data)
+                *is_logged = false;
+                return Ok(data);
             }
-            (Err(error), Some(last)) => {
-                let cause = &error as &dyn Error;
-                tracing::warn!(data = self.name, error = cause, "not read, previous data is used");
-                last.pause_end = now + self.retry_pause;
-                last.until = last.pause_end;
-                Ok(Arc::clone(&last.data))
-            }
-            (Err(error), None) => {
+            Err(error) => error,
+        };
+        let (data, meaning) = match (last.as_ref(), default) {
+            (Some(last), _) => (Arc::clone(&last.data), "previous data is used"),
+            (None, Some((default, meaning))) => (Arc::new(default()), meaning),
+            (None, None) => {
                 *failure = Some((number, error.clone()));
-                Err(error)
+                return Err(error);
             }
+        };
+        if !std::mem::replace(is_logged, true) {
+            let error = &error as &dyn Error;
+            tracing::warn!(data = self.name, error, "not read, {meaning}");
         }
+        let pause_end = now + (self.longer_pause)(&error).unwrap_or(self.retry_pause);
+        *last = Some(Last { data: Arc::clone(&data), until: pause_end, pause_end });
+        Ok(data)
     }
 }
 
@@ -173,6 +217,31 @@ mod tests {
         assert_eq!(read(&cached, Some(3)).await, (Some(2), false), "it has not expired");
         cached.expire();
         assert_eq!(read(&cached, Some(3)).await, (Some(3), true));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn default_stands_for_data_that_was_never_read_and_for_a_pause() {
+        const LONGER: Duration = Duration::from_secs(1000);
+        let read = async |cached: &Cached<u32, NotRead>, answer: Option<u32>| {
+            let mut is_read = false;
+            let reading = || {
+                is_read = true;
+                async { answer.ok_or(NotRead) }
+            };
+            (*cached.get_or_default("none is used", reading).await, is_read)
+        };
+        for (cached, pause) in
+            [(cached(), RETRY_PAUSE), (cached().with_longer_pause(|_| Some(LONGER)), LONGER)]
+        {
+            assert_eq!(read(&cached, None).await, (0, true));
+            tokio::time::advance(pause - Duration::from_secs(1)).await;
+            assert_eq!(read(&cached, Some(1)).await, (0, false), "read within the pause");
+            tokio::time::advance(Duration::from_secs(1)).await;
+            assert_eq!(read(&cached, Some(1)).await, (1, true));
+            tokio::time::advance(MAX_AGE).await;
+            assert_eq!(read(&cached, None).await, (1, true), "previous data is used");
+            assert_eq!(read(&cached, Some(2)).await, (1, false), "read within the pause");
+        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -108,6 +108,8 @@ const SPOT_MAX_AGE: Duration = Duration::from_secs(30 * 60);
 const NETWORK_MAX_AGE: Duration = Duration::from_secs(3600);
 /// The pause after a failed reading of these.
 const RETRY_PAUSE: Duration = Duration::from_secs(60);
+/// The pause after a denied list that the policy need not permit, as that of the price list.
+const DENIED_PAUSE: Duration = Duration::from_secs(3600);
 /// Bounds the time of a list without which nothing is launched, with all its pages.
 const LIST_TIMEOUT: Duration = Duration::from_secs(20);
 /// Bounds the time of the list of spot prices, in whose place on-demand prices can stand.
@@ -250,8 +252,10 @@ impl Ec2 {
             pacing,
             resources: Cached::new("subnets and images", NETWORK_MAX_AGE, RETRY_PAUSE),
             in_zones: Cached::new("instance types by zone", ZONES_MAX_AGE, RETRY_PAUSE),
-            added_types: Cached::new("added instance types", ZONES_MAX_AGE, RETRY_PAUSE),
-            spot: Cached::new("spot prices", SPOT_MAX_AGE, RETRY_PAUSE),
+            added_types: Cached::new("added instance types", ZONES_MAX_AGE, RETRY_PAUSE)
+                .with_longer_pause(pause_of_denied),
+            spot: Cached::new("spot prices", SPOT_MAX_AGE, RETRY_PAUSE)
+                .with_longer_pause(pause_of_denied),
             forwarding: Forwarding::new(!config.ec2.cluster_networks.is_empty()),
             lacks_spot_role: AtomicBool::new(false),
             seen: Mutex::default(),
@@ -528,18 +532,13 @@ impl Provider for Ec2 {
             let types = self.api.types_in_zones();
             within(LIST_TIMEOUT, "DescribeInstanceTypeOfferings", types).await
         });
-        let spot = self.spot.get(|| async {
+        // Without prices, spot counts as on-demand at most.
+        let spot = self.spot.get_or_default("on-demand prices are used", || async {
             self.pacing.wait(Action::Describe).await;
             within(SPOT_TIMEOUT, "DescribeSpotPriceHistory", self.api.spot_prices()).await
         });
         let (resources, in_zones, spot) = tokio::join!(self.resources(), in_zones, spot);
         let (resources, in_zones) = (resources?, in_zones.map_err(failed)?);
-        // Without prices, spot counts as on-demand at most.
-        let spot = spot.unwrap_or_else(|error| {
-            let error = &error as &dyn std::error::Error;
-            tracing::warn!(error, "spot prices not read, on-demand prices are used");
-            Arc::default()
-        });
         let on_demand = self.on_demand.current();
         let zones: BTreeSet<String> = resources.subnets.keys().cloned().collect();
         let added = self.added_types(&in_zones, &zones).await;
@@ -734,6 +733,11 @@ impl Provider for Ec2 {
         let what = "ec2.subnets: EC2 knows none of them";
         Err(ProviderError::without_cause(ErrorClass::Invalid, what))
     }
+}
+
+/// Returns the pause after a denied list that the policy need not permit.
+fn pause_of_denied(error: &CallError) -> Option<Duration> {
+    error.is_denied().then_some(DENIED_PAUSE)
 }
 
 /// Bounds the time of a list, with all its pages.

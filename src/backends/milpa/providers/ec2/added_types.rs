@@ -111,17 +111,8 @@ impl Ec2 {
         if names.is_empty() {
             return Arc::default();
         }
-        let read = self
-            .added_types
-            .get(|| within(TYPES_TIMEOUT, "DescribeInstanceTypes", self.read_types(&names)));
-        read.await.unwrap_or_else(|error| {
-            let error = &error as &dyn std::error::Error;
-            tracing::warn!(
-                error,
-                "instance types not described, those of the built-in file are used"
-            );
-            Arc::default()
-        })
+        let read = || within(TYPES_TIMEOUT, "DescribeInstanceTypes", self.read_types(&names));
+        self.added_types.get_or_default("those of the built-in file are used", read).await
     }
 
     async fn read_types(&self, names: &[String]) -> Result<Vec<AddedType>, CallError> {

@@ -40,6 +40,8 @@ pub(super) struct FakeApi {
     pub(super) subnet_calls: Mutex<Vec<Vec<String>>>,
     /// The lists that are never answered.
     pub(super) hanging: BTreeSet<&'static str>,
+    /// The lists that the policy denies.
+    pub(super) denied: Mutex<BTreeSet<&'static str>>,
     /// The lists that were read.
     pub(super) lists: Mutex<Vec<&'static str>>,
     /// The images, in place of the only one.
@@ -64,6 +66,10 @@ impl FakeApi {
         self.lists.lock().unwrap().push(operation);
         if self.hanging.contains(operation) {
             std::future::pending::<()>().await;
+        }
+        if self.denied.lock().unwrap().contains(operation) {
+            let (code, message) = ("UnauthorizedOperation".into(), String::new());
+            return Err(CallError { operation, failure: Failure::Refused { code, message } });
         }
         Ok(answer)
     }

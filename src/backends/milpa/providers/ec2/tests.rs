@@ -126,6 +126,27 @@ async fn lists_are_read_again_at_their_age() {
     }
 }
 
+/// Verifies V87.
+#[tokio::test(start_paused = true)]
+async fn denied_list_that_cells_do_not_need_costs_a_call_an_hour() {
+    let (api, ec2) = provider(FakeApi::default());
+    api.denied.lock().unwrap().extend([SPOT_PRICES, TYPES]);
+    for _ in 0..12 {
+        let catalogue = ec2.catalogue().await.unwrap();
+        assert_eq!(accuracy(&catalogue, Market::Spot), Accuracy::AtMost);
+        assert!(catalogue.named(ADDED_TYPE).is_none());
+        tokio::time::advance(Duration::from_secs(300)).await;
+    }
+    let calls = |list: &str| api.lists.lock().unwrap().iter().filter(|it| **it == list).count();
+    assert_eq!([SPOT_PRICES, TYPES].map(calls), [1, 1]);
+    // Both are permitted now.
+    api.denied.lock().unwrap().clear();
+    let catalogue = ec2.catalogue().await.unwrap();
+    assert_eq!(accuracy(&catalogue, Market::Spot), Accuracy::Exact);
+    assert!(catalogue.named(ADDED_TYPE).is_some());
+    assert_eq!([SPOT_PRICES, TYPES].map(calls), [2, 2]);
+}
+
 /// Verifies V78.
 #[tokio::test(start_paused = true)]
 async fn subnet_of_the_node_is_found_without_configured_subnets_and_not_looked_for_with_them() {
