@@ -44,7 +44,8 @@ pub(super) fn markets(launch_type: LaunchType) -> &'static [Market] {
 ///
 /// Of equal prices the larger memory is first, then the order of names and zones. At most
 /// [`MAX_CANDIDATES`], in equal parts of each market, and of these the ones that quotas have room
-/// for.
+/// for. Of both markets, spot is left out that is not cheaper than the first on-demand offering: it
+/// could only cost more, and be taken back.
 pub fn rank(
     catalogue: &Catalogue,
     needs: &Needs,
@@ -93,7 +94,20 @@ fn rank_at_most(
     };
     let mut candidates: Vec<Candidate> = markets.iter().flat_map(of_market).collect();
     candidates.retain(|candidate| !refused.is_over_quota(&candidate.offering));
+    leave_out_dear_spot(&mut candidates);
     candidates
+}
+
+/// Leaves out spot that costs as much as the cheapest on-demand offering or more, as far as both
+/// prices are known.
+fn leave_out_dear_spot(candidates: &mut Vec<Candidate>) {
+    let is_known = |market: Market| {
+        move |it: &&Candidate| it.offering.market == market && it.accuracy == Accuracy::Exact
+    };
+    let on_demand = candidates.iter().filter(is_known(Market::OnDemand));
+    let Some(bound) = on_demand.map(|candidate| candidate.price).min() else { return };
+    let is_spot = is_known(Market::Spot);
+    candidates.retain(|candidate| !is_spot(&candidate) || candidate.price < bound);
 }
 
 /// Returns the offering of the size that a pod needs, if it fits into the largest.

@@ -101,6 +101,50 @@ fn preferred_market_is_before_the_other() {
     assert_eq!(on_demand.len(), MAX_CANDIDATES / 2);
 }
 
+/// Verifies A10, A25.
+#[test]
+fn spot_that_is_not_cheaper_than_on_demand_is_left_out_of_both_markets() {
+    let header = "instance_type,vcpus,memory_mib,architectures,usage_classes,\
+                  on_demand_usd_per_hour,spot_usd_per_hour\n";
+    let rows = [("a", "0.10", "0.03"), ("b", "0.20", "0.10"), ("c", "0.30", "0.15")];
+    let rows = rows.into_iter().chain([("d", "0.40", "")]);
+    let row = |(name, on_demand, spot)| {
+        format!("{name},2,4096,x86_64,on-demand|spot,{on_demand},{spot}\n")
+    };
+    let text = header.to_owned() + &rows.map(row).collect::<String>();
+    let catalogue = CatalogueFile::parse(text.as_bytes()).unwrap().catalogue;
+    let spot = |catalogue: &Catalogue, launch_type: &str, refusals: &Refusals| {
+        let needs = annotated(&[("launch-type", launch_type)]);
+        let ranked = rank(catalogue, &needs, &RULES, &refusals.at(Duration::ZERO));
+        let (spot, on_demand): (Vec<_>, Vec<_>) =
+            ranked.into_iter().partition(|it| it.offering.market == Market::Spot);
+        let names: String = spot.into_iter().map(|it| it.offering.instance_type).collect();
+        (names, on_demand.len())
+    };
+    let both = |refusals: &Refusals| spot(&catalogue, "Spot-Preferred", refusals);
+    let offering = |name: &str| Offering {
+        instance_type: name.into(),
+        zone: String::new(),
+        market: Market::OnDemand,
+    };
+    let refusal = Refusal { until: Duration::from_secs(180), reason: "full".into() };
+    let mut refusals = Refusals::default();
+    // That of d is not known, and is the price of on-demand at most.
+    assert_eq!(both(&refusals), ("ad".to_owned(), 4));
+    refusals.add([&offering("a")], Duration::ZERO, &refusal);
+    assert_eq!(both(&refusals), ("abcd".to_owned(), 3));
+    let types = ["a", "b", "c", "d"].map(str::to_owned).into();
+    let quota = RefusedQuota { market: Market::OnDemand, types };
+    let mut full = Refusals::default();
+    full.add_quota(&quota.into(), Duration::ZERO, &refusal);
+    assert_eq!(both(&full), ("abcd".to_owned(), 0));
+    // Without the other market, and at estimates.
+    let none = Refusals::default();
+    assert_eq!(spot(&catalogue, "Spot", &none), ("abcd".to_owned(), 0));
+    let estimated = catalogue.clone().with_estimates();
+    assert_eq!(spot(&estimated, "Spot-Preferred", &none), ("abcd".to_owned(), 4));
+}
+
 /// Verifies A11.
 #[test]
 fn exact_type_overrides_requests_and_not_annotations() {

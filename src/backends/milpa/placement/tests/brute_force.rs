@@ -58,7 +58,12 @@ fn catalogues() -> impl Strategy<Value = Catalogue> {
             zone: zone.to_owned(),
             market: if is_spot { Market::Spot } else { Market::OnDemand },
             price: Price::from_micros(price * 5000),
-            accuracy: if is_spot { Accuracy::AtMost } else { Accuracy::Exact },
+            // Equal offerings at equal prices are of one accuracy.
+            accuracy: match (price % 3, is_spot) {
+                (0, true) => Accuracy::AtMost,
+                (0, false) => Accuracy::Estimate,
+                _ => Accuracy::Exact,
+            },
         },
     );
     let entry = (instance_types(), vec(offer, 0..5))
@@ -167,24 +172,34 @@ fn choice_by_brute_force(
         return Vec::new();
     }
     let markets = markets(needs.launch_type);
-    let of_market =
-        |market: &Market| {
-            let mut fitting = Vec::new();
-            for entry in catalogue.entries() {
-                let InstanceType { name, memory_mib, .. } = &entry.instance_type;
-                for offer in entry.offers.iter().filter(|offer| offer.market == *market) {
-                    let price = price_if_fits(entry, offer, needs, rules);
-                    let price = price.filter(|_| !refused.is_refused(name, &offer.zone, *market));
-                    fitting.extend(price.map(|price| {
-                        (price, std::cmp::Reverse(*memory_mib), entry.offering(offer))
-                    }));
-                }
+    let of_market = |market: &Market| {
+        let mut fitting = Vec::new();
+        for entry in catalogue.entries() {
+            let InstanceType { name, memory_mib, .. } = &entry.instance_type;
+            for offer in entry.offers.iter().filter(|offer| offer.market == *market) {
+                let price = price_if_fits(entry, offer, needs, rules);
+                let price = price.filter(|_| !refused.is_refused(name, &offer.zone, *market));
+                fitting.extend(price.map(|price| {
+                    let order = (price, std::cmp::Reverse(*memory_mib), entry.offering(offer));
+                    (order, offer.accuracy)
+                }));
             }
-            fitting.sort();
-            fitting.truncate(MAX_CANDIDATES / markets.len());
-            fitting.into_iter().map(|(price, _, offering)| (offering, price)).collect::<Vec<_>>()
+        }
+        fitting.sort_by(|(one, _), (other, _)| one.cmp(other));
+        fitting.truncate(MAX_CANDIDATES / markets.len());
+        fitting
+    };
+    let all: Vec<_> = markets.iter().flat_map(of_market).collect();
+    let is_dear = |price: u64, accuracy: Accuracy, offering: &Offering| {
+        let is_bound = |((other, _, it), other_accuracy): &((u64, _, Offering), Accuracy)| {
+            it.market == Market::OnDemand && *other_accuracy == Accuracy::Exact && *other <= price
         };
-    markets.iter().flat_map(of_market).collect()
+        let is_known_spot = offering.market == Market::Spot && accuracy == Accuracy::Exact;
+        is_known_spot && all.iter().any(is_bound)
+    };
+    let taken =
+        all.iter().filter(|((price, _, offering), accuracy)| !is_dear(*price, *accuracy, offering));
+    taken.map(|((price, _, offering), _)| (offering.clone(), *price)).collect()
 }
 
 /// The refusals of the best offerings for a pod, so many of them, and of a zone.
