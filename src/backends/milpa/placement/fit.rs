@@ -9,8 +9,12 @@ use crate::{
 };
 
 /// The price of a burstable type's CPU above its baseline, for a vCPU: that of EC2's unlimited mode
-/// for Linux.
+/// for Linux (`CPUCredits:t2`, `CPUCredits:t3` and `CPUCredits:t3a` of AWS's price list).
 const SUSTAINED_CPU: Price = Price::from_micros(50_000);
+/// The same for [`T4G`] (`CPUCredits:t4g`).
+const SUSTAINED_CPU_OF_T4G: Price = Price::from_micros(40_000);
+/// The beginning of the names of the burstable types of arm64.
+const T4G: &str = "t4g.";
 
 /// A reason for which an instance type does not fit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -111,7 +115,11 @@ pub(super) fn price(instance_type: &InstanceType, offer: &Offer, needs: &Needs) 
         Some(baseline) if needs.is_sustained => needs.milli_cpus.value.saturating_sub(baseline),
         _ => 0,
     };
-    offer.price + SUSTAINED_CPU.of_milli(above)
+    let of_vcpu = match instance_type.name.starts_with(T4G) {
+        true => SUSTAINED_CPU_OF_T4G,
+        false => SUSTAINED_CPU,
+    };
+    offer.price + of_vcpu.of_milli(above)
 }
 
 /// Returns the reason for which none of a type's offers in these markets can be taken.

@@ -77,6 +77,16 @@ fn cheapest_offering_that_fits_is_first() {
         (&[("cpu", "2"), ("memory", "1Gi"), ("sustained-cpu", "true")], "c6a.large (On-Demand)"),
         // 0.1 vCPU above its baseline costs less than the 0.3 of t3a.micro.
         (&[("cpu", "500m"), ("sustained-cpu", "true")], "t3a.small (On-Demand)"),
+        // 0.35 vCPU above its baseline at $0.04, and not $0.05, cost less than c6g.medium.
+        (
+            &[
+                ("architecture", "arm64"),
+                ("cpu", "750m"),
+                ("memory", "1Gi"),
+                ("sustained-cpu", "true"),
+            ],
+            "t4g.small (On-Demand)",
+        ),
         (&[("gpu", "1")], "g4ad.xlarge (On-Demand)"),
         (&[("gpu", "1 nvidia")], "g4dn.xlarge (On-Demand)"),
         (&[("gpu", "1 l4")], "g6.xlarge (On-Demand)"),

@@ -125,8 +125,9 @@ fn price_if_fits(entry: &Entry, offer: &Offer, needs: &Needs, rules: &Rules) -> 
     let cpus = if needs.is_sustained { of_type.milli_cpus } else { baseline };
     let above = needs.milli_cpus.value.saturating_sub(baseline);
     let is_burstable = of_type.baseline_milli_cpus.is_some();
+    let rate = if of_type.name.starts_with("t4g") { 40_000 } else { 50_000 };
     let credits =
-        if needs.is_sustained && is_burstable { (above * 50_000).div_ceil(1000) } else { 0 };
+        if needs.is_sustained && is_burstable { (above * rate).div_ceil(1000) } else { 0 };
     let price = offer.price.micros() + credits;
     let named = match &needs.instance_type {
         Some(choice) => choice.matches(&of_type.name),
