@@ -71,7 +71,7 @@ pub struct CellRequest {
     pub gpu: Option<GpuRequest>,
     /// Architecture of the processor.
     pub architecture: Option<Architecture>,
-    /// Highest price of the instance.
+    /// Highest price of the instance at the choice. That of spot may rise later.
     pub max_price: Option<Price>,
     /// Set if burstable types count with all their vCPUs, at the price of the credits above their
     /// baseline. By default only their baseline counts.

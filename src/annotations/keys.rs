@@ -16,7 +16,7 @@ pub const MEMORY: &str = "pod.elotl.co/memory";
 pub const GPU: &str = "pod.elotl.co/gpu";
 /// `amd64` or `arm64`.
 pub const ARCHITECTURE: &str = "pod.elotl.co/architecture";
-/// Dollars an hour.
+/// Dollars an hour, which bound the price at the choice of the instance.
 pub const MAX_PRICE: &str = "pod.elotl.co/max-price";
 /// Boolean.
 pub const SUSTAINED_CPU: &str = "pod.elotl.co/sustained-cpu";

@@ -1,4 +1,4 @@
-//! Highest price of an instance.
+//! Highest price of an instance at its choice.
 
 use crate::{price::Price, problems::Field};
 

@@ -91,7 +91,7 @@ pub struct Needs {
     pub instance_type: Option<TypeChoice>,
     /// The market.
     pub launch_type: LaunchType,
-    /// The highest price that the pod's owner pays.
+    /// The highest price at the choice. The provider may bill a higher price of spot later.
     pub max_price: Option<Price>,
     /// Burstable types count all their CPUs, at the price of CPU above their baseline.
     pub is_sustained: bool,
