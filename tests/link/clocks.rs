@@ -8,13 +8,16 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use kiyot::backends::milpa::{gateway::ca::Ca, store::Store};
+use kiyot::backends::milpa::{
+    gateway::{Limits, ca::Ca},
+    store::Store,
+};
 use kiyot_link::{bootstrap::Bootstrap, clock::Clock};
-use kiyot_testkit::Relay;
+use kiyot_testkit::{Relay, wait_until};
 
 use crate::{
     calls::echo,
-    kit::{Endpoints, Fixture, RunningAgent, limits, start_gateway_with_clock},
+    kit::{Endpoints, Fixture, LIMIT, RunningAgent, limits, start_gateway_with_clock},
 };
 
 const YEAR: i64 = 365 * 24 * 3600;
@@ -46,23 +49,26 @@ impl TestClock {
 struct Setup {
     fixture: Fixture,
     relay: Relay,
-    _agent: RunningAgent,
+    agent: RunningAgent,
 }
 
 impl Setup {
     async fn start(gateway: &TestClock, agent: &TestClock) -> Self {
+        Self::with_limits(limits(), gateway, agent).await
+    }
+
+    async fn with_limits(limits: Limits, gateway: &TestClock, agent: &TestClock) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let endpoints = Endpoints::unix(&dir);
         let fixture =
-            Fixture::with_clock(gateway.clock(), dir, endpoints, limits(), Ca::new().unwrap())
-                .await;
+            Fixture::with_clock(gateway.clock(), dir, endpoints, limits, Ca::new().unwrap()).await;
         let relay = fixture.relay();
         let bootstrap = Bootstrap { gateway: relay.address.clone(), ..fixture.bootstrap() };
         let agent = RunningAgent::start_with_clock(agent.clock(), bootstrap, fixture.private_dir());
         echo(&fixture.link.bulk, "before").await;
         // Without a valid token, the agent has only its key.
         fixture.admission.expire(&fixture.cell);
-        Self { fixture, relay, _agent: agent }
+        Self { fixture, relay, agent }
     }
 
     /// Cuts the connections, and waits until calls work again.
@@ -93,6 +99,33 @@ async fn clock_jump_ends_no_link_and_prevents_no_reconnect() {
             }
             setup.reconnects(&format!("after a jump of {jump} s, by {gateway} and {agent}")).await;
         }
+    }
+}
+
+/// Verifies L29.
+#[tokio::test]
+async fn certificate_that_expires_while_linked_is_renewed_for_the_next_call() {
+    // Shorter than the polling interval of `wait_until`, so that calls find no connection.
+    let idle = Duration::from_millis(1);
+    // The agent's clock is the gateway's, or stands before or after the end of each certificate.
+    for (offset, factor) in [(0, 1), (0, 0), (-55 * YEAR, 0), (90 * YEAR, 0)] {
+        let (gateway_clock, agent_clock) = (TestClock::default(), TestClock::with_offset(offset));
+        let limits = Limits { bulk_idle: idle..=idle, ..limits() };
+        let setup = Setup::with_limits(limits, &gateway_clock, &agent_clock).await;
+        let (link, opened) = (&setup.fixture.link, &setup.agent.agent.bulk_connections);
+        for years in 1..=3 {
+            gateway_clock.set_offset(years * YEAR);
+            agent_clock.set_offset(offset + years * YEAR * factor);
+            let before = opened.load(Ordering::SeqCst);
+            wait_until("a connection after the end of the certificate", LIMIT, async || {
+                echo(&link.bulk, "again").await;
+                (opened.load(Ordering::SeqCst) > before).then_some(())
+            })
+            .await;
+        }
+        let linked_events = setup.fixture.admission.linked_events();
+        assert_eq!(linked_events, [Some(1)], "the control connection stays");
+        assert!(setup.fixture.admission.alarms().is_empty());
     }
 }
 

@@ -5,7 +5,7 @@ use std::{
     error::Error,
     fmt,
     path::{Path, PathBuf},
-    sync::{Arc, atomic::AtomicU64},
+    sync::{Arc, Mutex, atomic::AtomicU64},
     time::Duration,
 };
 
@@ -227,13 +227,12 @@ impl Uplink {
             }
             needs_certificate = true;
             // A certificate that has expired by this clock may still be valid by the gateway's.
-            let Some(identity) = self.credentials.identity() else {
-                backoff.wait().await;
-                continue;
-            };
-            let dialler = match Dialler::new(&self.endpoint, &self.bootstrap, identity, &self.clock)
-            {
-                Ok(dialler) => dialler,
+            let dialler = match self.dialler() {
+                Ok(Some(dialler)) => dialler,
+                Ok(None) => {
+                    backoff.wait().await;
+                    continue;
+                }
                 Err(error) => {
                     tracing::error!(error = &error as &dyn Error, "certificate unusable, retrying");
                     backoff.wait().await;
@@ -241,19 +240,27 @@ impl Uplink {
                 }
             };
             let connector = connector::Connector {
-                dialler: &dialler,
+                uplink: self,
+                dialler: Mutex::new(Arc::new(dialler)),
                 generations: &generations,
-                incarnation: &self.incarnation,
                 service,
                 end,
                 tasks,
             };
-            // Returns when the certificate needs renewal.
+            // Returns when the certificate needs renewal for the control connection.
             tokio::select! {
                 () = self.keep_control(&connector, &mut backoff) => {}
                 never = bulk::run(&self.bulk_trigger, &connector) => match never {},
             }
         }
+    }
+
+    /// Returns a dialler with the current certificate, or `None` without one.
+    fn dialler(&self) -> Result<Option<Dialler>, DialError> {
+        let identity = self.credentials.identity();
+        identity
+            .map(|identity| Dialler::new(&self.endpoint, &self.bootstrap, identity, &self.clock))
+            .transpose()
     }
 
     /// Keeps a control connection until the certificate has expired or is rejected. The gateway's

@@ -12,7 +12,7 @@ use kiyot_proto::cell::ConnectionKind;
 use tokio::{sync::Notify, time::Instant};
 
 use super::{
-    ConnectionInfo, Serve,
+    ConnectionInfo, MAX_REJECTIONS, Serve,
     connector::{Connector, Served},
     dial::DialError,
 };
@@ -33,18 +33,59 @@ impl BulkTrigger {
 
 type Running<'a> = Pin<Box<dyn Future<Output = Result<Served, DialError>> + Send + 'a>>;
 
-/// Dials and serves a connection per request. A new connection replaces the current one.
+/// Outcomes of the bulk connections so far.
+#[derive(Debug, Default)]
+struct History {
+    /// `None` until the gateway has called over the current connection.
+    accepted_at: Option<Instant>,
+    /// Consecutive rejected connections since a renewal, if there was one.
+    rejections: u32,
+    /// Set from a renewal until the gateway accepts a connection.
+    is_renewed: bool,
+}
+
+impl History {
+    fn accepted(&mut self) {
+        *self = Self { accepted_at: Some(Instant::now()), ..Self::default() };
+    }
+
+    /// Counts a rejected connection. Returns true if the certificate must be renewed.
+    ///
+    /// The gateway says nothing of the reason, and its clock decides. A certificate that it may
+    /// have accepted for long has most probably expired; the reason is another if it rejects a
+    /// new certificate too.
+    fn rejected(&mut self) -> bool {
+        self.rejections += 1;
+        let renews = !self.is_renewed || self.rejections >= MAX_REJECTIONS;
+        if renews {
+            (self.rejections, self.is_renewed) = (0, true);
+        }
+        renews
+    }
+}
+
+/// Dials and serves a connection per request. A new connection replaces the current one. After a
+/// rejected one the certificate is renewed, and the connection dialled again.
 pub(super) async fn run<S: Serve>(
     bulk_trigger: &BulkTrigger,
     connector: &Connector<'_, impl Fn(ConnectionInfo) -> S + Send + Sync>,
 ) -> Infallible {
-    // `None` until the gateway has called over the current connection.
-    let accepted_at = Mutex::new(None::<Instant>);
+    let history = Mutex::new(History::default());
+    let history = || history.lock().unwrap_or_else(PoisonError::into_inner);
+    let dial = |renews: bool| -> Running<'_> {
+        history().accepted_at = None;
+        Box::pin(async move {
+            if renews {
+                connector.renew().await;
+            }
+            connector.serve(ConnectionKind::Bulk, move || history().accepted()).await
+        })
+    };
     let mut running: Option<Running<'_>> = None;
     loop {
         tokio::select! {
             () = bulk_trigger.0.notified() => {
-                let since = *accepted_at.lock().unwrap_or_else(PoisonError::into_inner);
+                let since = history().accepted_at;
                 let wanted = match (&running, since) {
                     (None, _) => true,
                     // The attempt in progress has a timeout.
@@ -52,15 +93,9 @@ pub(super) async fn run<S: Serve>(
                     (Some(_), Some(since)) => since.elapsed() > REUSE_WINDOW,
                 };
                 if wanted {
-                    *accepted_at.lock().unwrap_or_else(PoisonError::into_inner) = None;
-                    let accepted_at = &accepted_at;
-                    let on_accepted = move || {
-                        *accepted_at.lock().unwrap_or_else(PoisonError::into_inner) =
-                            Some(Instant::now());
-                    };
                     // A request for another connection means that the gateway has given up the
                     // current one.
-                    running = Some(Box::pin(connector.serve(ConnectionKind::Bulk, on_accepted)));
+                    running = Some(dial(false));
                 }
             }
             result = async {
@@ -71,13 +106,39 @@ pub(super) async fn run<S: Serve>(
             } => {
                 running = None;
                 match result {
-                    Ok(served) => tracing::debug!(?served, "bulk connection closed"),
+                    Ok(Served::Accepted) => tracing::debug!("bulk connection closed"),
+                    Ok(Served::Rejected) => {
+                        tracing::warn!("bulk connection rejected by the gateway");
+                        if history().rejected() {
+                            running = Some(dial(true));
+                        }
+                    }
                     Err(error) => tracing::warn!(
                         error = &error as &dyn std::error::Error,
                         "bulk connection failed"
                     ),
                 }
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Verifies L29.
+    #[test]
+    fn first_rejection_renews_the_certificate_and_those_of_a_new_one_seldom_do() {
+        let mut history = History::default();
+        for _ in 0..2 {
+            assert!(history.rejected(), "it may have expired");
+            for _ in 0..3 {
+                let renewals = (0..MAX_REJECTIONS).filter(|_| history.rejected()).count();
+                assert_eq!(renewals, 1, "a new certificate is not the reason");
+            }
+            history.accepted();
+            assert!(history.accepted_at.is_some());
         }
     }
 }

@@ -1,9 +1,10 @@
 //! Dials the gateway, and serves its calls on the connection.
 
 use std::{
+    error::Error,
     pin::Pin,
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
     task::{Context, Poll},
@@ -17,15 +18,15 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tonic::body::Body;
 
 use super::{
-    CONNECT_TIMEOUT, ConnectionInfo, Serve, control,
+    CONNECT_TIMEOUT, ConnectionInfo, Serve, Uplink, control,
     dial::{DialError, Dialler},
 };
 
 /// Dials connections with the current certificate, and serves them.
 pub(super) struct Connector<'a, F> {
-    pub(super) dialler: &'a Dialler,
+    pub(super) uplink: &'a Uplink,
+    pub(super) dialler: Mutex<Arc<Dialler>>,
     pub(super) generations: &'a AtomicU64,
-    pub(super) incarnation: &'a Arc<str>,
     pub(super) service: &'a F,
     pub(super) end: &'a CancellationToken,
     pub(super) tasks: &'a TaskTracker,
@@ -50,14 +51,15 @@ impl<S: Serve, F: Fn(ConnectionInfo) -> S + Send + Sync> Connector<'_, F> {
         on_accepted: impl FnOnce() + Send,
     ) -> Result<Served, DialError> {
         let generation = self.generations.fetch_add(1, Ordering::Relaxed);
-        let stream = timeout(CONNECT_TIMEOUT, self.dialler.dial(kind))
+        let dialler = self.dialler.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let stream = timeout(CONNECT_TIMEOUT, dialler.dial(kind))
             .await
             .map_err(|_| DialError::Timeout(CONNECT_TIMEOUT))??;
         let first = CancellationToken::new();
         let service = (self.service)(ConnectionInfo {
             kind,
             generation,
-            incarnation: self.incarnation.clone(),
+            incarnation: self.uplink.incarnation.clone(),
         });
         // Stops the server when this future is dropped.
         let end = self.end.child_token();
@@ -91,6 +93,27 @@ impl<S: Serve, F: Fn(ConnectionInfo) -> S + Send + Sync> Connector<'_, F> {
         let result = served.await;
         tracing::debug!(?kind, generation, ?result, "connection closed");
         Ok(Served::Accepted)
+    }
+}
+
+impl<F> Connector<'_, F> {
+    /// Renews the certificate for the next connections, which use the current one if that fails.
+    /// Open connections stay.
+    pub(super) async fn renew(&self) {
+        tracing::info!("renewing certificate");
+        if let Err(error) = self.uplink.enrol(self.end, self.tasks).await {
+            tracing::warn!(error = &error as &dyn Error, "certificate not renewed");
+            return;
+        }
+        match self.uplink.dialler() {
+            Ok(Some(dialler)) => {
+                *self.dialler.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(dialler);
+            }
+            Ok(None) => {}
+            Err(error) => {
+                tracing::error!(error = &error as &dyn Error, "new certificate unusable");
+            }
+        }
     }
 }
 

@@ -88,11 +88,11 @@ async fn handshake(
         Ok(Err(error)) => {
             if is_outside_validity(&error) {
                 if let Some(suppressed) = shared.log.expiry.admit() {
-                    tracing::warn!(
+                    tracing::info!(
                         %error,
                         suppressed,
                         "certificate of a cell has expired by this node's clock, its key gets a \
-                         new one; was the clock set?"
+                         new one"
                     );
                 }
             } else if let Some(suppressed) = shared.log.handshake.admit() {
