@@ -45,9 +45,13 @@ impl Admission for Cells {
 
     fn admits(&self, cell: &str, key_sha256: &str) -> Result<CellId, Refusal> {
         let id = CellId::parse(cell).map_err(|_| unknown(cell))?;
-        let core = self.shared.core();
-        let admitted = core.engine.admitted_key(&id).ok_or_else(|| unknown(cell))?;
-        if admitted == key_sha256 { Ok(id) } else { Err(Refusal::OtherKey(id)) }
+        let is_admitted =
+            self.shared.core().engine.admitted_key(&id).map(|admitted| admitted == key_sha256);
+        match is_admitted {
+            Some(true) => Ok(id),
+            Some(false) => Err(Refusal::OtherKey(id)),
+            None => Err(self.refusal(id, ClaimRefusal::Unknown)),
+        }
     }
 
     fn linked(&self, cell: &CellId, hello: Option<HelloReply>) {
@@ -78,11 +82,12 @@ impl Cells {
         }
     }
 
-    /// Returns true for a known cell that admits no agent any more. The agent of an interrupted
+    /// Returns true for a known cell that is being ended or has ended. The agent of an interrupted
     /// launch may dial for the first time while its cell is being ended.
     fn has_ended(&self, id: &CellId) -> bool {
         let core = self.shared.core();
-        core.engine.contains(id) || core.engine.gone_reason(id).is_some()
+        let is_ending = core.engine.contains(id) && core.engine.is_ending(id);
+        is_ending || core.engine.gone_reason(id).is_some()
     }
 }
 

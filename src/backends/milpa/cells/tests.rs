@@ -86,13 +86,14 @@ async fn termination_leaves_only_the_reason() {
     assert_eq!(world.cells.gone_reason(&cell).as_deref(), Some("its pod was stopped"));
     assert_eq!(*locked(&world.links.forgotten), std::slice::from_ref(&cell));
     world.cells.terminate(&cell, "again").await.unwrap();
-    assert!(matches!(world.cells.admits(cell.as_str(), "its key"), Err(Refusal::Unknown(_))));
+    let renewal = world.cells.admits(cell.as_str(), "its key");
+    assert!(matches!(renewal, Err(Refusal::Ended(ended)) if ended == cell));
     let claim = world.cells.claim(cell.as_str(), &world.token_sha256(&cell), "its key").await;
     assert!(matches!(claim, Err(Refusal::Ended(ended)) if ended == cell));
 }
 
 #[tokio::test]
-async fn claim_of_a_cell_that_is_being_ended_is_refused_as_ended() {
+async fn claim_and_renewal_of_a_cell_that_is_being_ended_are_refused_as_ended() {
     let mut world = World::new(config()).await;
     world.provider.act("attach", &[Act::Hang]);
     let launch = world.launch().1;
@@ -107,6 +108,8 @@ async fn claim_of_a_cell_that_is_being_ended_is_refused_as_ended() {
     world.called(&["launch", "attach", "terminate"]).await;
     let claim = world.cells.claim(cell.as_str(), &world.token_sha256(&cell), "its key").await;
     assert!(matches!(claim, Err(Refusal::Ended(ended)) if ended == cell));
+    let renewal = world.cells.admits(cell.as_str(), "its key");
+    assert!(matches!(renewal, Err(Refusal::Ended(ended)) if ended == cell));
 }
 
 #[tokio::test]
