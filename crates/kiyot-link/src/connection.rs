@@ -177,8 +177,8 @@ mod tests {
                 "a call is open"
             );
             assert!(!connection.has_ended());
-            drop(second);
             let ended = Instant::now();
+            drop(second);
             connection.close_when_idle(idle_timeout).await;
             assert!(ended.elapsed() >= idle_timeout);
             assert!(connection.has_ended() && connection.start_call().is_none());

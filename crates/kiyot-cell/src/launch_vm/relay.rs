@@ -113,16 +113,17 @@ mod tests {
         let _reset = further.write_all(b"x").await;
         assert!(matches!(further.read(&mut [0]).await, Ok(0) | Err(_)));
         held.pop();
-        // The relay sees the close after a while.
+        // The relay sees the close after a while, and until then closes further connections.
+        let mut byte = [0];
         let mut open = loop {
-            let guest = TcpStream::connect(address).await.unwrap();
-            let accepted = timeout(Duration::from_millis(50), gateway.accept()).await;
-            if let Ok(accepted) = accepted {
-                break (guest, accepted.unwrap().0);
+            let mut guest = TcpStream::connect(address).await.unwrap();
+            tokio::select! {
+                accepted = gateway.accept() => break (guest, accepted.unwrap().0),
+                closed = guest.read(&mut byte) => assert!(matches!(closed, Ok(0) | Err(_))),
             }
         };
         open.0.write_all(b"x").await.unwrap();
-        assert_eq!(open.1.read(&mut [0]).await.unwrap(), 1);
+        assert_eq!(open.1.read(&mut byte).await.unwrap(), 1);
     }
 
     #[tokio::test]
