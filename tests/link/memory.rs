@@ -215,6 +215,7 @@ calls! {
         "Tunnel" -> cell::TunnelPart;
         "MissingBlobs" -> cell::MissingBlobsReply;
         "PutBlob" -> cell::PutBlobReply;
+        "MountLayers" -> cell::MountLayersReply;
         "PutImage" -> cell::PutImageReply;
         "WatchPulls" -> cell::PullNews;
         "Shutdown" -> cell::ShutdownReply;
@@ -223,6 +224,10 @@ calls! {
         "Version" -> cri::VersionResponse;
         "Status" -> cri::StatusResponse;
         "RunPodSandbox" -> cri::RunPodSandboxResponse;
+        "ListPodSandbox" -> cri::ListPodSandboxResponse;
+        "PodSandboxStatus" -> cri::PodSandboxStatusResponse;
+        "StopPodSandbox" -> cri::StopPodSandboxResponse;
+        "RemovePodSandbox" -> cri::RemovePodSandboxResponse;
         "PodSandboxStats" -> cri::PodSandboxStatsResponse;
         "CreateContainer" -> cri::CreateContainerResponse;
         "StartContainer" -> cri::StartContainerResponse;
