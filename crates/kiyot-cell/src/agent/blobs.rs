@@ -44,8 +44,9 @@ const CRI_VISIBLE_TIMEOUT: Duration = Duration::from_secs(30);
 /// First and longest interval between two `ImageStatus` calls.
 const CRI_POLL_INTERVALS: (Duration, Duration) =
     (Duration::from_millis(5), Duration::from_millis(250));
-/// Lifetime of a lease, which keeps blobs from garbage collection until their image is created.
-const LEASE_HOURS: i64 = 2;
+/// Lifetime of a lease, which keeps blobs from garbage collection until their image is created. A
+/// blob of a slow link takes up to 4 h, and its lease may be an hour old.
+const LEASE_HOURS: i64 = 24;
 
 /// Returns true for `sha256:` with 64 lower-case hex digits, and for `sha512:` with 128.
 pub fn is_digest(digest: &str) -> bool {
