@@ -18,13 +18,14 @@ pub struct Gate {
     first_pause: Duration,
     failures: u32,
     open_at: Option<Instant>,
-    logged: Option<&'static str>,
+    /// The classes of the row that were logged.
+    logged: Vec<&'static str>,
 }
 
 impl Gate {
     /// Returns an open gate, with its pause after a first failure.
     pub fn new(first_pause: Duration) -> Self {
-        Self { first_pause, failures: 0, open_at: None, logged: None }
+        Self { first_pause, failures: 0, open_at: None, logged: Vec::new() }
     }
 
     /// Returns the pause after a first failure.
@@ -50,8 +51,10 @@ impl Gate {
         };
         self.failures = self.failures.saturating_add(1);
         self.open_at = Some(now + pause.mul_f64(1.0 + jitter.clamp(0.0, 1.0) / 4.0));
-        let is_new = self.logged != Some(failure.class());
-        self.logged = Some(failure.class());
+        let is_new = !self.logged.contains(&failure.class());
+        if is_new {
+            self.logged.push(failure.class());
+        }
         is_new
     }
 
@@ -80,8 +83,12 @@ mod tests {
         assert_eq!(pauses[..3], [1, 2, 4].map(Duration::from_secs));
         assert!(pauses.is_sorted() && pauses[39] == FIRST_PAUSE * MAX_PAUSES, "{pauses:?}");
         assert!(gate.failed(&Failure::Denied(String::new()), now, 0.0), "another class");
+        // An overloaded server fails in turns.
+        assert!(!gate.failed(&unreachable, now, 0.0));
+        assert!(!gate.failed(&Failure::Denied(String::new()), now, 0.0));
         assert!(gate.succeeded() && !gate.succeeded());
         assert_eq!(gate.open_at(), None);
+        assert!(gate.failed(&unreachable, now, 0.0), "another row");
     }
 
     /// Verifies K6.
