@@ -38,6 +38,15 @@ impl Write {
             Self::Delete { name, .. } => name,
         }
     }
+
+    /// Returns verb and resource, as the call has them.
+    pub fn operation(&self) -> &'static str {
+        match self {
+            Self::Apply(_) => "patch cells",
+            Self::ApplyStatus(_) => "patch cells/status",
+            Self::Delete { .. } => "delete cells",
+        }
+    }
 }
 
 /// An object of the API server, as far as it is known.

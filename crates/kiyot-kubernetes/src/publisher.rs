@@ -139,12 +139,14 @@ impl Publisher {
 #[derive(Debug)]
 struct Lane {
     gate: Gate,
+    /// The operations that failed and have not succeeded since.
+    failing: Vec<&'static str>,
     meaning: &'static str,
 }
 
 impl Lane {
     fn new(meaning: &'static str, first_pause: Duration) -> Self {
-        Self { gate: Gate::new(first_pause), meaning }
+        Self { gate: Gate::new(first_pause), failing: Vec::new(), meaning }
     }
 
     /// Returns the time from which a call may be made that is due at `due`.
@@ -152,10 +154,13 @@ impl Lane {
         self.gate.open_at().map_or(due, |open| open.max(due))
     }
 
-    fn note(&mut self, outcome: &Result<(), Failure>) {
+    /// Notes the outcome of an operation. A row of failures ends once all operations that failed
+    /// have succeeded: a server that lists objects may fail all writes.
+    fn note(&mut self, operation: &'static str, outcome: &Result<(), Failure>) {
         match outcome {
             Ok(()) => {
-                if self.gate.succeeded() {
+                self.failing.retain(|own| *own != operation);
+                if self.failing.is_empty() && self.gate.succeeded() {
                     tracing::info!(
                         until_now = self.meaning,
                         "calls of the Kubernetes API succeed again"
@@ -163,6 +168,9 @@ impl Lane {
                 }
             }
             Err(failure) => {
+                if !self.failing.contains(&operation) {
+                    self.failing.push(operation);
+                }
                 if self.gate.failed(failure, Instant::now(), fastrand::f64()) {
                     tracing::warn!(error = %failure, "{}, pods are not affected", self.meaning);
                 }
@@ -255,8 +263,21 @@ impl Task {
         steps.into_iter().min_by_key(order)
     }
 
+    /// Returns the operation of a step.
+    fn operation(&mut self, step: Step) -> &'static str {
+        match step {
+            Step::List => "list cells",
+            Step::Write => self.plan.next(Instant::now()).map_or("", |write| write.operation()),
+            Step::Renew => "patch leases",
+            Step::Sweep => "list leases",
+            Step::Remove => self.removals.front().map_or("", |call| call.operation),
+            Step::Event => "events",
+        }
+    }
+
     async fn step(&mut self, step: Step) {
         self.is_event_turn = step == Step::Write;
+        let operation = self.operation(step);
         let outcome = match step {
             Step::List => self.list().await,
             Step::Write => self.write().await,
@@ -273,12 +294,20 @@ impl Task {
                 if outcome.is_err() {
                     // Other clients may have changed objects meanwhile.
                     self.list_at = Instant::now();
+                } else if step == Step::List && self.plan.next(Instant::now()).is_none() {
+                    // The write that failed is not needed any more.
+                    self.cells_lane.failing.clear();
                 }
-                self.cells_lane.note(&outcome);
+                self.cells_lane.note(operation, &outcome);
             }
-            Step::Renew => self.lease_lane.note(&outcome),
-            Step::Sweep | Step::Remove => self.sweep_lane.note(&outcome),
-            Step::Event => self.events_lane.note(&outcome),
+            Step::Renew => self.lease_lane.note(operation, &outcome),
+            Step::Sweep | Step::Remove => {
+                if step == Step::Sweep && outcome.is_ok() && self.removals.is_empty() {
+                    self.sweep_lane.failing.clear();
+                }
+                self.sweep_lane.note(operation, &outcome);
+            }
+            Step::Event => self.events_lane.note(operation, &outcome),
         }
     }
 

@@ -4,7 +4,9 @@ use std::{fs, sync::Arc, time::Duration};
 
 use kiyot_kubernetes::{Options, Periods, Publisher};
 use kiyot_proto::admin::CellPhase::{CellBooting, CellBound, CellTerminating};
-use kiyot_testkit::{ApiFault, ApiServer, LIMIT, Recorded, Verb, wait_for, wait_until};
+use kiyot_testkit::{
+    ApiFault, ApiServer, LIMIT, Recorded, Verb, log::CapturedLog, wait_for, wait_until,
+};
 use serde_json::json;
 
 use crate::world::{Calls, Daemon, definition, id, options, publish, wait_for_cells, writes};
@@ -72,6 +74,45 @@ async fn api_server_that_is_down_slow_denying_or_full_is_waited_for() {
         wait_for_cells(&api, &[(0, word)]).await;
         api.heal();
     }
+}
+
+/// Verifies K6.
+#[tokio::test]
+async fn writes_that_fail_while_lists_succeed_are_logged_once_and_repeated_after_growing_pauses() {
+    let log = CapturedLog::start();
+    let logged = |text: &str| log.lines().iter().filter(|line| line.contains(text)).count();
+    let not_shown = "cells are not shown in the Kubernetes API";
+    let (api, daemon) = (ApiServer::start(&[definition()]).await, Daemon::new());
+    let patches = || {
+        let is_patch =
+            |own: &Recorded| own.request.verb == Verb::Patch && own.request.resource == "cells";
+        api.recorded().into_iter().filter(is_patch).collect::<Vec<_>>()
+    };
+    let pause = Duration::from_millis(150);
+    let periods = Periods { first_pause: pause, ..options(&api).periods };
+    let options = Options { periods, ..options(&api) };
+    api.fail(Some(Verb::Patch), "cells", usize::MAX, ApiFault::Status(500, None));
+    daemon.set(0, CellBooting);
+    let _publisher = Publisher::start(options, Arc::clone(&daemon) as _, Calls::new());
+    let failed = wait_until("the write is repeated", LIMIT, async || {
+        let patches = patches();
+        (patches.len() > 4).then_some(patches)
+    })
+    .await;
+    for (number, two) in failed.windows(2).take(4).enumerate() {
+        let between = two[1].at.duration_since(two[0].at);
+        assert!(between >= pause * (1 << number), "{number}: {between:?}");
+    }
+    assert_eq!((logged(not_shown), logged("again")), (1, 0), "{:?}", log.lines());
+    let is_listed = |own: &Recorded| {
+        own.request.verb == Verb::List && own.request.resource == "cells" && own.at > failed[1].at
+    };
+    assert!(api.recorded().iter().any(is_listed), "lists succeed meanwhile");
+
+    api.heal();
+    wait_for_cells(&api, &[(0, "Booting")]).await;
+    wait_for("the end of the row is logged", || logged("again") == 1).await;
+    assert_eq!(logged(not_shown), 1, "{:?}", log.lines());
 }
 
 /// Verifies K6.
