@@ -125,6 +125,8 @@ impl Publisher {
             lease_lane,
             sweep_lane,
             events_lane,
+            denials: Gate::new(options.periods.first_pause),
+            denied_in: String::new(),
             is_event_turn: false,
             is_older_logged: false,
             options,
@@ -200,6 +202,10 @@ struct Task {
     lease_lane: Lane,
     sweep_lane: Lane,
     events_lane: Lane,
+    /// The events that were denied: they close no lane.
+    denials: Gate,
+    /// The namespace of the last of them.
+    denied_in: String,
     /// Events and cells take turns.
     is_event_turn: bool,
     /// True after the log line of a definition that drops fields.

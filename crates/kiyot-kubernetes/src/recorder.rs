@@ -24,6 +24,8 @@ const SIMILAR_INTERVAL: Duration = Duration::from_secs(600);
 const MAX_ENTRIES: usize = 4096;
 /// Events that wait for their write; further ones are dropped.
 const MAX_WAITING: usize = 256;
+/// Tries of an event (`maxTriesPerEvent`).
+const MAX_TRIES: u32 = 12;
 /// Longest message, in characters (the API's limit is 1,024 bytes).
 const MAX_MESSAGE_CHARS: usize = 256;
 /// Longest name of a pod in an event's name: 253 without the time.
@@ -86,6 +88,8 @@ pub struct Recorder {
     /// The events that were recorded.
     seen: BTreeMap<PodEvent, (Record, Instant)>,
     waiting: VecDeque<PodEvent>,
+    /// Failed tries of the next event.
+    tries: u32,
     names: u64,
 }
 
@@ -98,6 +102,7 @@ impl Recorder {
             similar: BTreeMap::new(),
             seen: BTreeMap::new(),
             waiting: VecDeque::new(),
+            tries: 0,
             names: 0,
         }
     }
@@ -179,8 +184,13 @@ impl Recorder {
             if let Some((record, _)) = self.seen.get(event) {
                 return Some(record.clone());
             }
-            self.waiting.pop_front();
+            self.drop_next();
         }
+    }
+
+    fn drop_next(&mut self) {
+        self.waiting.pop_front();
+        self.tries = 0;
     }
 
     /// Returns true if no event waits.
@@ -196,9 +206,21 @@ impl Recorder {
         // A count that grew meanwhile is written again.
         let is_current =
             self.seen.get(&record.event).is_none_or(|(seen, _)| seen.count == record.count);
+        self.tries = 0;
         if is_current {
-            self.waiting.pop_front();
+            self.drop_next();
         }
+    }
+
+    /// Notes that the write of the next event failed. Returns true if it was dropped, after its
+    /// last try.
+    pub fn failed(&mut self, record: &Record) -> bool {
+        self.tries += 1;
+        let is_last = self.tries >= MAX_TRIES;
+        if is_last {
+            self.refused(record);
+        }
+        is_last
     }
 
     /// Notes that the API server doesn't have the next event any more: it keeps them for an hour.
@@ -211,7 +233,7 @@ impl Recorder {
     /// Drops the next event, which was refused.
     pub fn refused(&mut self, record: &Record) {
         self.seen.remove(&record.event);
-        self.waiting.pop_front();
+        self.drop_next();
     }
 
     /// Returns the object of an event.

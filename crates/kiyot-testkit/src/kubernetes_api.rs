@@ -59,6 +59,8 @@ pub enum ApiFault {
 struct Rule {
     verb: Option<Verb>,
     resource: String,
+    /// Namespace; "" for any.
+    namespace: String,
     times: usize,
     fault: ApiFault,
 }
@@ -211,8 +213,15 @@ impl ApiServer {
 
     /// Has the next requests of a verb and resource meet a fault; `None` and "" are any.
     pub fn fail(&self, verb: Option<Verb>, resource: &str, times: usize, fault: ApiFault) {
-        let resource = resource.to_owned();
-        self.state().rules.push(Rule { verb, resource, times, fault });
+        let (resource, namespace) = (resource.to_owned(), String::new());
+        self.state().rules.push(Rule { verb, resource, namespace, times, fault });
+    }
+
+    /// Has all requests of a resource in a namespace meet a fault.
+    pub fn fail_in(&self, namespace: &str, resource: &str, fault: ApiFault) {
+        let (resource, namespace) = (resource.to_owned(), namespace.to_owned());
+        let (verb, times) = (None, usize::MAX);
+        self.state().rules.push(Rule { verb, resource, namespace, times, fault });
     }
 
     /// Has the server accept this bearer token alone.
@@ -294,6 +303,7 @@ async fn answer(
             rule.times > 0
                 && rule.verb.is_none_or(|verb| verb == parsed.verb)
                 && (rule.resource.is_empty() || rule.resource == parsed.resource)
+                && (rule.namespace.is_empty() || rule.namespace == parsed.namespace)
         };
         let rule = state.rules.iter_mut().find(|rule| meets(rule));
         rule.map(|rule| {

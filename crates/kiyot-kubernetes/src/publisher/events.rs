@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use super::Task;
-use crate::{call::Call, failure::Failure};
+use crate::{call::Call, failure::Failure, recorder::Record};
 
 impl Task {
     /// Writes the next event.
@@ -16,10 +16,14 @@ impl Task {
         } else {
             Call::create_event(namespace, self.recorder.object(&record))
         };
+        let is_denial_awaited = self.denials.open_at().is_some_and(|open| open > Instant::now());
         let outcome = client.call(&call).await;
         self.pace.wrote(Instant::now());
         match outcome {
-            Ok(_) => self.recorder.written(&record),
+            Ok(_) => {
+                self.recorder.written(&record);
+                self.reported_in(namespace);
+            }
             Err(Failure::NotFound(_)) if record.is_known() => self.recorder.expired(&record),
             // The namespace has ended with the pod, or the response to an earlier call was lost.
             Err(Failure::NotFound(_) | Failure::Conflict(_) | Failure::Invalid(_)) => {
@@ -29,8 +33,56 @@ impl Task {
             Err(Failure::Denied(reason)) if reason.contains("being terminated") => {
                 self.recorder.refused(&record);
             }
-            Err(failure) => return Err(failure),
+            Err(failure) if is_denial(&failure) => {
+                self.denied(&record, &failure, is_denial_awaited);
+            }
+            Err(failure) => {
+                if self.recorder.failed(&record) {
+                    self.counter.event_dropped();
+                }
+                return Err(failure);
+            }
         }
         Ok(())
+    }
+
+    /// Notes that an event was denied. It is dropped, as client-go drops it, so that a namespace
+    /// that takes no events holds up no other.
+    fn denied(&mut self, record: &Record, failure: &Failure, is_awaited: bool) {
+        self.denied_in = record.namespace().to_owned();
+        if is_awaited {
+            self.recorder.refused(record);
+            self.counter.event_dropped();
+            return;
+        }
+        // The credentials may have expired: the event is tried once with those of now.
+        self.connection.failed(failure);
+        if self.denials.failed(failure, Instant::now(), fastrand::f64()) {
+            tracing::warn!(
+                namespace = record.namespace(),
+                error = %failure,
+                "{}, pods are not affected",
+                self.events_lane.meaning
+            );
+        }
+    }
+
+    /// Notes that an event of a namespace was reported.
+    fn reported_in(&mut self, namespace: &str) {
+        if self.denied_in == namespace && self.denials.succeeded() {
+            tracing::info!(
+                until_now = self.events_lane.meaning,
+                "calls of the Kubernetes API succeed again"
+            );
+        }
+    }
+}
+
+/// Returns true for a failure that other namespaces may not have: a quota, a right or a webhook.
+fn is_denial(failure: &Failure) -> bool {
+    match failure {
+        Failure::Denied(_) => true,
+        Failure::Server { message, .. } => message.contains("failed calling webhook"),
+        _ => false,
     }
 }
