@@ -10,7 +10,7 @@ use crate::{
     source::ShownCell,
 };
 
-/// Most cells and pods that are remembered: more than a node has.
+/// Most cells that are remembered: more than a node has.
 const MAX_REMEMBERED: usize = 4096;
 
 /// Values by their keys, a bounded number: the one that was set the longest ago is removed first.
@@ -50,19 +50,17 @@ impl<T> Latest<T> {
     }
 }
 
-/// The cells and pods that events are about, which may have ended when an event is read.
+/// The cells that events are about, which may have ended when an event is read.
 #[derive(Debug)]
 pub struct PodEvents {
     cells: Latest<ShownCell>,
-    /// Uids by namespace/name.
-    pods: Latest<String>,
     since_unix_nanos: i64,
 }
 
 impl PodEvents {
     /// Returns a translator of the events since a time.
     pub fn new(since_unix_nanos: i64) -> Self {
-        Self { cells: Latest::new(), pods: Latest::new(), since_unix_nanos }
+        Self { cells: Latest::new(), since_unix_nanos }
     }
 
     /// Remembers a cell that has a pod.
@@ -71,15 +69,13 @@ impl PodEvents {
         if cell.pod_uid.is_empty() || cell.pod_name.is_empty() {
             return;
         }
-        let pod = format!("{}/{}", cell.pod_namespace, cell.pod_name);
-        self.pods.set(pod, cell.pod_uid.clone());
         self.cells.set(cell.id.clone(), shown);
     }
 
     /// Returns the events of a pod that an event means.
     pub fn of(&mut self, event: &admin::Event) -> Vec<PodEvent> {
         match event.kind.as_str() {
-            "Pod" => self.of_pod(event).into_iter().collect(),
+            "Pod" => of_pod(event).into_iter().collect(),
             "Cell" => {
                 let events = self.cells.get(&event.name).map(|shown| self.of_cell(shown, event));
                 if event.status == "Ended" {
@@ -89,19 +85,6 @@ impl PodEvents {
             }
             _ => Vec::new(),
         }
-    }
-
-    fn of_pod(&self, event: &admin::Event) -> Option<PodEvent> {
-        if event.status != "NoCell" {
-            return None;
-        }
-        let (namespace, name) = event.name.split_once('/')?;
-        let pod = PodRef {
-            namespace: namespace.to_owned(),
-            name: name.to_owned(),
-            uid: self.pods.get(&event.name)?.clone(),
-        };
-        Some(PodEvent { pod, is_warning: true, reason: "NoCell", message: event.message.clone() })
     }
 
     fn of_cell(&self, shown: &ShownCell, event: &admin::Event) -> Vec<PodEvent> {
@@ -149,6 +132,19 @@ impl PodEvents {
             _ => Vec::new(),
         }
     }
+}
+
+fn of_pod(event: &admin::Event) -> Option<PodEvent> {
+    if event.status != "NoCell" || event.pod_uid.is_empty() {
+        return None;
+    }
+    let (namespace, name) = event.name.split_once('/')?;
+    let pod = PodRef {
+        namespace: namespace.to_owned(),
+        name: name.to_owned(),
+        uid: event.pod_uid.clone(),
+    };
+    Some(PodEvent { pod, is_warning: true, reason: "NoCell", message: event.message.clone() })
 }
 
 /// Returns the sentence of a chosen offering.
@@ -243,17 +239,29 @@ mod tests {
             ["Warning CellLost Cell cell-abcdefghijkl: its agent was silent for 90 s"]
         );
         assert!(read(&of_cell("Bound", "10.88.0.2")).is_empty());
-        let refused = event("Pod", "default/web", "NoCell", "price limit reached");
-        assert_eq!(read(&refused), ["Warning NoCell price limit reached"]);
         assert!(read(&of_cell("Ended", "")).is_empty());
         assert!(read(&of_cell("Lost", "")).is_empty(), "the cell is forgotten");
-        // The kubelet repeats the call of a pod whose cell has ended.
-        assert_eq!(read(&refused).len(), 1);
     }
 
     /// Verifies K8.
     #[test]
-    fn pod_that_was_remembered_the_longest_ago_is_forgotten_first() {
+    fn pod_without_a_cell_has_the_event_and_not_an_earlier_pod_of_its_name() {
+        let mut events = PodEvents::new(0);
+        events.remember(shown());
+        let refused = event("Pod", "default/web", "NoCell", "price limit reached");
+        let refused = admin::Event { pod_uid: "uid-of-the-next".to_owned(), ..refused };
+        let [reported] = events.of(&refused).try_into().unwrap();
+        assert_eq!(
+            (reported.pod.name.as_str(), reported.pod.uid.as_str(), reported.reason),
+            ("web", "uid-of-the-next", "NoCell")
+        );
+        assert_eq!(reported.message, "price limit reached");
+        assert_eq!(events.of(&event("Pod", "default/web", "Ordered", "")), []);
+    }
+
+    /// Verifies K8.
+    #[test]
+    fn cell_that_was_remembered_the_longest_ago_is_forgotten_first() {
         let mut events = PodEvents::new(0);
         let mut remember = |name: &str| {
             let mut shown = shown();
@@ -266,12 +274,9 @@ mod tests {
         (2..MAX_REMEMBERED).for_each(|number| remember(&format!("b-{number}")));
         remember("a");
         remember("c");
-        let mut count = |name: &str| {
-            let refused = event("Pod", &format!("default/{name}"), "NoCell", "");
-            let lost = event("Cell", &format!("cell-{name}"), "Lost", "");
-            (events.of(&refused).len(), events.of(&lost).len())
-        };
-        assert_eq!(["a", "b-2", "c", "z"].map(&mut count), [(1, 1), (1, 1), (1, 1), (0, 0)]);
+        let mut count =
+            |name: &str| events.of(&event("Cell", &format!("cell-{name}"), "Lost", "")).len();
+        assert_eq!(["a", "b-2", "c", "z"].map(&mut count), [1, 1, 1, 0]);
     }
 
     /// Verifies K8.

@@ -316,6 +316,7 @@ impl Cells {
             name: pod.clone(),
             attempt: order.attempt,
         };
+        let subject = Subject::Pod { name: format!("{namespace}/{pod}"), uid: key.pod_uid.clone() };
         // Before the provider is asked, whose error does not name the other pod.
         if let Some(taken) = shared.core().engine.taken_port(&key, &order.attachment) {
             return Err(taken.into());
@@ -361,14 +362,12 @@ impl Cells {
             core.orders.entry(sandbox.clone()).or_default().push(answer);
             let cell = core.engine.cell_of_order(&sandbox).map(tracing::field::display);
             tracing::info!(cell, %sandbox, pod, namespace, "cell launch started");
-            let wanted = Subject::Pod(format!("{namespace}/{pod}"));
-            shared.history.add(wanted, "Ordered", &format!("sandbox {sandbox}"));
+            shared.history.add(subject.clone(), "Ordered", &format!("sandbox {sandbox}"));
             (Ok(sandbox), effects)
         })?;
         let answer = answered.await.unwrap_or(Err(CellError::Stopping));
         if let Err(error) = &answer {
-            let failed = Subject::Pod(format!("{namespace}/{pod}"));
-            shared.history.add(failed, "NoCell", &error_chain(error));
+            shared.history.add(subject, "NoCell", &error_chain(error));
         }
         let (cell, attached) = answer?;
         let ended = "it ended when it was bound".to_owned();

@@ -465,7 +465,8 @@ impl Standalone {
     }
 
     fn event(&self, entry: &Entry, status: &'static str, message: &str) {
-        self.parts.cells.history().add(Subject::Pod(entry.pod()), status, message);
+        let pod = Subject::Pod { name: entry.pod(), uid: entry.uid.clone() };
+        self.parts.cells.history().add(pod, status, message);
     }
 
     fn dir(&self) -> &Path {

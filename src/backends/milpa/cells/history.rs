@@ -29,8 +29,13 @@ const CHANNEL_CAPACITY: usize = 256;
 pub(crate) enum Subject {
     /// A cell.
     Cell(CellId),
-    /// A pod: namespace/name.
-    Pod(String),
+    /// A pod.
+    Pod {
+        /// Namespace/name.
+        name: String,
+        /// Uid: a later pod may have the same name.
+        uid: String,
+    },
     /// All cells of the backend.
     Backend,
 }
@@ -174,7 +179,8 @@ mod tests {
         let history = History::default();
         history.add(Subject::Backend, "First", "");
         let (events, mut new) = history.follow();
-        history.add(Subject::Pod("a/b".to_owned()), "Second", "");
+        let pod = Subject::Pod { name: "a/b".to_owned(), uid: "uid".to_owned() };
+        history.add(pod, "Second", "");
         let statuses: Vec<_> = events.iter().map(|event| event.status).collect();
         assert_eq!(statuses, ["First"]);
         let next = new.recv().await.unwrap();

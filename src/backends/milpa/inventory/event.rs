@@ -28,10 +28,10 @@ impl Inventory {
 }
 
 fn message(event: &Occurrence, backend: &BackendName) -> admin::Event {
-    let (kind, name) = match &event.subject {
-        Subject::Cell(cell) => ("Cell", cell.to_string()),
-        Subject::Pod(pod) => ("Pod", pod.clone()),
-        Subject::Backend => ("Backend", backend.to_string()),
+    let (kind, name, pod_uid) = match &event.subject {
+        Subject::Cell(cell) => ("Cell", cell.to_string(), String::new()),
+        Subject::Pod { name, uid } => ("Pod", name.clone(), uid.clone()),
+        Subject::Backend => ("Backend", backend.to_string(), String::new()),
     };
     admin::Event {
         number: event.number,
@@ -41,5 +41,6 @@ fn message(event: &Occurrence, backend: &BackendName) -> admin::Event {
         status: event.status.to_owned(),
         source: backend.to_string(),
         message: event.message.clone(),
+        pod_uid,
     }
 }
