@@ -68,6 +68,8 @@ pub struct Plan {
     known: BTreeMap<String, Known>,
     /// The wanted objects that were refused, which are not written again before they change.
     refused: BTreeMap<String, Cell>,
+    /// The objects that were absent when their status was written last.
+    absent: BTreeSet<String>,
     queue: VecDeque<String>,
     queued: BTreeSet<String>,
 }
@@ -88,6 +90,7 @@ impl Plan {
         self.refused.retain(|name, refused| {
             self.wanted.get(name).is_some_and(|wanted| !differs(refused, wanted))
         });
+        self.absent.retain(|name| self.wanted.contains_key(name));
         self.enqueue(now);
     }
 
@@ -196,6 +199,7 @@ impl Plan {
                 );
             }
             Write::ApplyStatus(cell) => {
+                self.absent.remove(&name);
                 if let Some(known) = self.known.get_mut(&name) {
                     known.cell.status = cell.status;
                     known.has_status = true;
@@ -210,12 +214,20 @@ impl Plan {
         }
     }
 
-    /// Notes that the object of a write is absent: it is made again if it is wanted.
-    pub fn absent(&mut self, write: &Write) {
-        self.known.remove(write.name());
-        if !self.wanted.contains_key(write.name()) {
+    /// Notes that the object of a write is absent: it is made again if it is wanted. Returns true
+    /// if it was made again, and its status is still absent: the kind lacks the subresource.
+    pub fn absent(&mut self, write: &Write) -> bool {
+        let name = write.name();
+        self.known.remove(name);
+        if !self.wanted.contains_key(name) {
             self.drop_next();
+            return false;
         }
+        let is_again = !self.absent.insert(name.to_owned());
+        if is_again {
+            self.postpone();
+        }
+        is_again
     }
 
     /// Notes that a write was refused for good: it is not repeated before its object changes.

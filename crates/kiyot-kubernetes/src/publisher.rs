@@ -286,7 +286,10 @@ impl Task {
         let operation = self.operation(step);
         let outcome = match step {
             Step::List => self.list().await,
-            Step::Write => self.write().await,
+            Step::Write => match self.write().await {
+                Ok(false) => return,
+                outcome => outcome.map(|_| ()),
+            },
             Step::Renew => self.renew().await,
             Step::Sweep => self.sweep().await,
             Step::Remove => self.remove().await,

@@ -160,6 +160,10 @@ fn absent_object_is_made_again_with_its_status() {
     assert_eq!(write_all(&mut plan, now), 2);
     plan.want(cells(1, admin::CellPhase::CellBound, 0), now);
     let status = plan.next(now).unwrap();
-    plan.absent(&status);
+    assert!(!plan.absent(&status));
     assert_eq!(write_all(&mut plan, now), 2);
+    // Deleted again later.
+    plan.want(cells(1, admin::CellPhase::CellBooting, 0), now);
+    let status = plan.next(now).unwrap();
+    assert!(!plan.absent(&status));
 }

@@ -21,9 +21,10 @@ impl Task {
         Ok(())
     }
 
-    /// Writes the next object that is due.
-    pub(super) async fn write(&mut self) -> Result<(), Failure> {
-        let Some(write) = self.plan.next(Instant::now()) else { return Ok(()) };
+    /// Writes the next object that is due. Returns false if the object of a status is absent,
+    /// which proves nothing of other writes.
+    pub(super) async fn write(&mut self) -> Result<bool, Failure> {
+        let Some(write) = self.plan.next(Instant::now()) else { return Ok(true) };
         let client = self.connection.client().await?;
         let call = match &write {
             Write::Apply(cell) => Call::apply_cell(cell),
@@ -41,8 +42,11 @@ impl Task {
                 self.compare(&write, response.as_ref());
                 self.plan.written(write, response.as_ref(), now);
             }
-            Err(Failure::NotFound(_)) if !matches!(write, Write::Apply(_)) => {
-                self.plan.absent(&write);
+            Err(Failure::NotFound(reason)) if !matches!(write, Write::Apply(_)) => {
+                if self.plan.absent(&write) {
+                    return Err(Failure::NotFound(reason));
+                }
+                return Ok(matches!(write, Write::Delete { .. }));
             }
             Err(Failure::Invalid(reason)) => {
                 tracing::warn!(cell = write.name(), reason, "object of a cell was refused");
@@ -53,7 +57,7 @@ impl Task {
                 return Err(failure);
             }
         }
-        Ok(())
+        Ok(true)
     }
 }
 

@@ -81,7 +81,7 @@ async fn api_server_that_is_down_slow_denying_or_full_is_waited_for() {
 async fn writes_that_fail_while_lists_succeed_are_logged_once_and_repeated_after_growing_pauses() {
     let log = CapturedLog::start();
     let logged = |text: &str| log.lines().iter().filter(|line| line.contains(text)).count();
-    let not_shown = "cells are not shown in the Kubernetes API";
+    let not_shown = "cells are not shown in the Kubernetes API, pods";
     let (api, daemon) = (ApiServer::start(&[definition()]).await, Daemon::new());
     let patches = || {
         let is_patch =
@@ -277,6 +277,36 @@ async fn definition_of_an_older_version_shows_what_it_has_without_repeated_write
     let before = writes(&api.recorded()).len();
     wait_for_lists(&api).await;
     assert_eq!(writes(&api.recorded()).len(), before);
+}
+
+/// Verifies K5, K6.
+#[tokio::test]
+async fn definition_without_the_status_is_logged_once_and_tried_after_growing_pauses() {
+    let log = CapturedLog::start();
+    let logged = |text: &str| log.lines().iter().filter(|line| line.contains(text)).count();
+    let not_shown = "cells are not shown in the Kubernetes API, pods";
+    let mut lacking = definition();
+    lacking["spec"]["versions"][0].as_object_mut().unwrap().remove("subresources");
+    let (api, daemon) = (ApiServer::start(&[lacking]).await, Daemon::new());
+    // A pause for want of the kind is of 30 first ones.
+    let pause = Duration::from_millis(10);
+    let periods = Periods { first_pause: pause, ..options(&api).periods };
+    let options = Options { periods, ..options(&api) };
+    daemon.set(0, CellBooting);
+    daemon.set(1, CellBooting);
+    let _publisher = Publisher::start(options, Arc::clone(&daemon) as _, Calls::new());
+    wait_for("the objects are listed after a pause", || logged(not_shown) > 0).await;
+    let before = api.recorded().len();
+    wait_for_lists(&api).await;
+    wait_for_lists(&api).await;
+    let since = &api.recorded()[before..];
+    let lists = since.iter().filter(|own| own.request.verb == Verb::List).count();
+    // A write after each pause, and the second object's first.
+    assert!(writes(since).len() <= lists + 4, "{since:?}");
+    assert_eq!((logged(not_shown), logged("again")), (1, 0), "{:?}", log.lines());
+    api.define(&definition());
+    wait_for_cells(&api, &[(0, "Booting"), (1, "Booting")]).await;
+    wait_for("the end of the row is logged", || logged("again") == 1).await;
 }
 
 /// Verifies K6.

@@ -1,6 +1,6 @@
 //! The objects, with their versions and changes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 
@@ -68,6 +68,8 @@ pub(super) struct Objects {
     compacted: u64,
     uids: u64,
     schemas: BTreeMap<String, Value>,
+    /// The resources whose status is a subresource.
+    with_status: BTreeSet<String>,
     stored: BTreeMap<(String, String), Stored>,
     changes: Vec<Change>,
 }
@@ -81,6 +83,11 @@ impl Objects {
         let plural = definition["spec"]["names"]["plural"].as_str().unwrap();
         let schema = &definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
         self.schemas.insert(plural.to_owned(), schema.clone());
+        if definition["spec"]["versions"][0]["subresources"]["status"].is_object() {
+            self.with_status.insert(plural.to_owned());
+        } else {
+            self.with_status.remove(plural);
+        }
     }
 
     pub(super) fn all(&self, resource: &str) -> BTreeMap<String, Value> {
@@ -229,6 +236,11 @@ impl Objects {
             return Err(bad("metadata.managedFields must be nil"));
         }
         let current = self.stored.get(&(resource.to_owned(), key.clone()));
+        let has_subresource = request.subresource.is_empty() || self.with_status.contains(resource);
+        if !has_subresource {
+            let message = "the server could not find the requested resource";
+            return Err(Refusal::of(404, "NotFound", message));
+        }
         if current.is_none() && !request.subresource.is_empty() {
             return Err(Refusal::not_found(&request.name));
         }
