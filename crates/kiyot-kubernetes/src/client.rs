@@ -118,16 +118,7 @@ impl Client {
     async fn answer(&self, call: &Call) -> Result<Bytes, Failure> {
         let answered = timeout(self.call_timeout, async {
             let response = self.send(call).await?;
-            let status = response.status();
-            let retry_after = response.headers().get(header::RETRY_AFTER);
-            let retry_after = retry_after.and_then(|value| value.to_str().ok()).map(str::to_owned);
-            let body = Limited::new(response.into_body(), MAX_RESPONSE_BYTES).collect().await;
-            let body = body.map_err(|error| Failure::Unreachable(shown(&error.to_string())))?;
-            let body = body.to_bytes();
-            match Failure::of_response(status, retry_after.as_deref(), &body) {
-                Some(failure) => Err(failure),
-                None => Ok(body),
-            }
+            read(response).await
         });
         answered.await.unwrap_or(Err(Failure::TimedOut(self.call_timeout)))
     }
@@ -144,13 +135,15 @@ impl Client {
     /// Begins a call whose response streams, and returns its body.
     pub(crate) async fn stream(&self, call: &Call, limit: Duration) -> Result<Body, Failure> {
         let begun = Instant::now();
-        let sent = timeout(limit, self.send(call)).await;
-        let answered = sent.unwrap_or(Err(Failure::TimedOut(limit))).and_then(|response| {
-            match Failure::of_response(response.status(), None, &[]) {
-                Some(failure) => Err(failure),
-                None => Ok(response.into_body()),
+        let answered = timeout(limit, async {
+            let response = self.send(call).await?;
+            if response.status().is_success() {
+                return Ok(response.into_body());
             }
+            // A refusal has its reason in its body.
+            read(response).await.map(Body::from)
         });
+        let answered = answered.await.unwrap_or(Err(Failure::TimedOut(limit)));
         self.count(call, begun, &answered);
         answered
     }
@@ -167,6 +160,19 @@ impl Client {
             .map_err(|error| Failure::Invalid(error.to_string()))?;
         let sent = self.api.send(request).await;
         sent.map_err(|error| Failure::Unreachable(shown(&chain(&error))))
+    }
+}
+
+/// Reads the body of a response.
+async fn read(response: Response<Body>) -> Result<Bytes, Failure> {
+    let status = response.status();
+    let retry_after = response.headers().get(header::RETRY_AFTER);
+    let retry_after = retry_after.and_then(|value| value.to_str().ok()).map(str::to_owned);
+    let body = Limited::new(response.into_body(), MAX_RESPONSE_BYTES).collect().await;
+    let body = body.map_err(|error| Failure::Unreachable(shown(&error.to_string())))?.to_bytes();
+    match Failure::of_response(status, retry_after.as_deref(), &body) {
+        Some(failure) => Err(failure),
+        None => Ok(body),
     }
 }
 

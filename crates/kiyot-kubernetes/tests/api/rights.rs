@@ -234,6 +234,57 @@ async fn watches_that_break_without_a_change_are_logged_once_and_repeated_after_
     assert_eq!(logged("are not read"), 1, "{:?}", log.lines());
 }
 
+/// Verifies K6, K10.
+#[tokio::test]
+async fn refused_watch_waits_as_long_as_the_api_server_asks_and_logs_the_reason() {
+    let log = CapturedLog::start();
+    let api = ApiServer::start(&[]).await;
+    api.fail(Some(Verb::Watch), "pods", 1, ApiFault::Status(429, Some(2)));
+    let (access, pause) = (options(&api).access, Duration::from_millis(20));
+    let _informer = PodInformer::start(access, "worker-1".to_owned(), Some(pause), Calls::new());
+    let watches = wait_until("the watch is repeated", LIMIT, async || {
+        let is_watch = |recorded: &Recorded| recorded.request.verb == Verb::Watch;
+        let watches: Vec<_> = api.recorded().into_iter().filter(is_watch).collect();
+        (watches.len() > 1).then_some(watches)
+    })
+    .await;
+    assert_eq!(watches[0].status, 429);
+    assert!(watches[1].at.duration_since(watches[0].at) >= Duration::from_secs(2), "{watches:?}");
+    let reasons = ["too many calls: played failure"].map(|text| {
+        log.lines()
+            .iter()
+            .filter(|line| line.contains("are not read") && line.contains(text))
+            .count()
+    });
+    assert_eq!(reasons, [1], "{:?}", log.lines());
+}
+
+/// Verifies K6, K10.
+#[tokio::test]
+async fn lists_and_watches_whose_position_always_expires_are_repeated_after_growing_pauses() {
+    for verb in [Verb::List, Verb::Watch] {
+        let log = CapturedLog::start();
+        let api = ApiServer::start(&[]).await;
+        api.fail(Some(verb), "pods", usize::MAX, ApiFault::Status(410, None));
+        let (access, pause) = (options(&api).access, Duration::from_millis(50));
+        let _informer =
+            PodInformer::start(access, "worker-1".to_owned(), Some(pause), Calls::new());
+        let failed = wait_until(format!("{verb:?} is repeated"), LIMIT, async || {
+            let is_failed = |recorded: &Recorded| recorded.request.verb == verb;
+            let failed: Vec<_> = api.recorded().into_iter().filter(is_failed).collect();
+            (failed.len() > 5).then_some(failed)
+        })
+        .await;
+        // A watch that has expired for the first time is begun again by a list.
+        for (number, two) in failed[1..].windows(2).take(4).enumerate() {
+            let between = two[1].at.duration_since(two[0].at);
+            assert!(between >= pause * (1 << number), "{verb:?}, {number}: {between:?}");
+        }
+        let logged = |text: &str| log.lines().iter().filter(|line| line.contains(text)).count();
+        assert_eq!((logged("are not read"), logged("again")), (1, 0), "{:?}", log.lines());
+    }
+}
+
 /// Verifies K10.
 #[tokio::test]
 async fn lookup_waits_no_longer_than_its_bound_and_not_at_all_without_access() {
