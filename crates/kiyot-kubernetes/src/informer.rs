@@ -65,6 +65,7 @@ impl PodInformer {
             node,
             known: sender,
             gate: Gate::new(first_pause.unwrap_or(FIRST_PAUSE)),
+            has_expired: false,
         };
         Self { known, _task: AbortOnDropHandle::new(tokio::spawn(task.run())) }
     }
@@ -91,6 +92,8 @@ struct Task {
     node: String,
     known: watch::Sender<Known>,
     gate: Gate,
+    /// True after a watch whose position had expired, until a change or the end of another.
+    has_expired: bool,
 }
 
 /// A change of a watch.
@@ -138,10 +141,15 @@ impl Task {
                 Ok(()) if has_watch_failed && !is_watch => {}
                 Ok(()) => {
                     has_watch_failed = false;
+                    self.has_expired &= !is_watch;
                     self.succeeded();
                 }
-                // The changes since the position are lost: the list has them.
-                Err(Failure::Expired(_)) => position.clear(),
+                // The changes since the position are lost: the list has them. The position of a
+                // list that has just been read does not expire.
+                Err(Failure::Expired(_)) if is_watch && !self.has_expired => {
+                    self.has_expired = true;
+                    position.clear();
+                }
                 Err(failure) => {
                     has_watch_failed = is_watch;
                     self.connection.failed(&failure);
@@ -226,6 +234,7 @@ impl Task {
                 let line = read.split_to(end + 1);
                 self.changed(&line, position)?;
                 *has_change = true;
+                self.has_expired = false;
                 self.succeeded();
             }
         }
