@@ -199,9 +199,27 @@ async fn of_kubeconfig(path: &Path) -> Result<Config, ClientError> {
     let read = tokio::task::spawn_blocking(move || Kubeconfig::read_from(file));
     let read = read.await.map_err(|error| refused(error.to_string()))?;
     let kubeconfig = read.map_err(|error| refused(chain(&error)))?;
+    if has_proxy(&kubeconfig) {
+        // Without its value, which may have a password.
+        let reason = "its cluster has a proxy-url; allowed: a cluster that needs no proxy";
+        return Err(refused(reason.to_owned()));
+    }
     let options = KubeConfigOptions::default();
     let loaded = Config::from_custom_kubeconfig(kubeconfig, &options).await;
     loaded.map_err(|error| refused(chain(&error)))
+}
+
+/// Returns true if the cluster of the current context is reached by a proxy.
+fn has_proxy(kubeconfig: &Kubeconfig) -> bool {
+    let contexts = kubeconfig.contexts.iter();
+    let mut current = contexts.filter(|own| Some(&own.name) == kubeconfig.current_context.as_ref());
+    let context = current.next().and_then(|own| own.context.as_ref());
+    let clusters = kubeconfig.clusters.iter();
+    let mut named =
+        clusters.filter(|own| context.is_some_and(|context| context.cluster == own.name));
+    let cluster = named.next().and_then(|own| own.cluster.as_ref());
+    let proxy = cluster.and_then(|cluster| cluster.proxy_url.as_deref());
+    proxy.is_some_and(|proxy| !proxy.is_empty())
 }
 
 /// Returns an error with its causes.

@@ -346,6 +346,19 @@ async fn object_that_is_refused_keeps_no_other_from_being_shown() {
     wait_for_cells(&api, &[(0, "Booting"), (1, "Bound")]).await;
 }
 
+/// Verifies K6.
+#[tokio::test]
+async fn kubeconfig_with_a_proxy_is_refused_without_showing_it() {
+    let api = ApiServer::start(&[]).await;
+    let file = fs::read(api.kubeconfig()).unwrap();
+    let mut kubeconfig: serde_json::Value = serde_json::from_slice(&file).unwrap();
+    kubeconfig["clusters"][0]["cluster"]["proxy-url"] = json!("http://user:hush@proxy:3128");
+    fs::write(api.kubeconfig(), kubeconfig.to_string()).unwrap();
+    let made = kiyot_kubernetes::Client::new(&options(&api).access, Calls::new()).await;
+    let error = made.unwrap_err().to_string();
+    assert!(error.contains("proxy-url") && !error.contains("hush"), "{error}");
+}
+
 /// Verifies K2.
 #[tokio::test]
 async fn api_server_is_reached_over_tls_by_the_authority_of_the_kubeconfig() {
