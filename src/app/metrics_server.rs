@@ -1,6 +1,6 @@
 //! The HTTP server of `/metrics`, `/healthz` and `/readyz`.
 
-use std::{convert::Infallible, net::SocketAddr, sync::Arc, time::Duration};
+use std::{convert::Infallible, net::SocketAddr, pin::pin, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::{HeaderValue, Method, Request, Response, StatusCode, header};
@@ -8,7 +8,8 @@ use http_body_util::Full;
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{
-    net::{TcpListener, TcpStream},
+    io::{AsyncRead, AsyncWrite},
+    net::TcpListener,
     sync::Semaphore,
     task::JoinSet,
     time::{sleep, timeout},
@@ -23,7 +24,8 @@ use crate::metrics::Exposition;
 const MAX_CONNECTIONS: usize = 16;
 /// Time limit of a request's head, and of the time between two requests.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
-/// Time limit of a connection, so that a peer that reads slowly does not keep its place.
+/// Time limit of a connection, so that a peer that reads slowly does not keep its place. A response
+/// that is being written then has as long as a head.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(60);
 /// The most bytes of a request's head, which hyper bounds from below by the same.
 const MAX_HEAD_BYTES: usize = 8 * 1024;
@@ -70,7 +72,11 @@ async fn run(address: SocketAddr, pages: Arc<Pages>) {
                 let pages = Arc::clone(&pages);
                 connections.spawn(async move {
                     let _permit = permit;
-                    serve(stream, pages).await;
+                    serve(stream, move |request| {
+                        let pages = Arc::clone(&pages);
+                        async move { pages.respond(&request).await }
+                    })
+                    .await;
                 });
             }
             Err(error) => {
@@ -106,10 +112,15 @@ async fn listen(address: SocketAddr) -> TcpListener {
     }
 }
 
-async fn serve(stream: TcpStream, pages: Arc<Pages>) {
-    let service = service_fn(|request: Request<Incoming>| {
-        let pages = Arc::clone(&pages);
-        async move { Ok::<_, Infallible>(pages.respond(&request).await) }
+async fn serve<R>(
+    stream: impl AsyncRead + AsyncWrite + Unpin,
+    respond: impl Fn(Request<Incoming>) -> R,
+) where
+    R: Future<Output = Response<Full<Bytes>>>,
+{
+    let service = service_fn(|request| {
+        let response = respond(request);
+        async move { Ok::<_, Infallible>(response.await) }
     });
     let served = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -117,7 +128,13 @@ async fn serve(stream: TcpStream, pages: Arc<Pages>) {
         .max_buf_size(MAX_HEAD_BYTES)
         .max_headers(MAX_HEADERS)
         .serve_connection(TokioIo::new(stream), service);
-    if let Ok(Err(error)) = timeout(CONNECTION_TIMEOUT, served).await {
+    let mut served = pin!(served);
+    let mut ended = timeout(CONNECTION_TIMEOUT, served.as_mut()).await;
+    if ended.is_err() {
+        served.as_mut().graceful_shutdown();
+        ended = timeout(HEAD_TIMEOUT, served).await;
+    }
+    if let Ok(Err(error)) = ended {
         tracing::debug!(%error, "connection for metrics failed");
     }
 }
@@ -158,4 +175,50 @@ fn text(status: StatusCode, body: String) -> Response<Full<Bytes>> {
     *response.status_mut() = status;
     response.headers_mut().insert(header::CONTENT_TYPE, PLAIN_TEXT);
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
+
+    use super::*;
+
+    /// The end of a page that is larger than what a connection holds.
+    const END: &str = "# EOF";
+
+    async fn request(client: &mut DuplexStream) {
+        client.write_all(b"GET /metrics HTTP/1.1\r\nhost: node\r\n\r\n").await.unwrap();
+    }
+
+    /// Verifies O1.
+    #[tokio::test(start_paused = true)]
+    async fn page_that_is_being_read_at_the_end_of_its_connection_is_whole() {
+        let (mut client, stream) = duplex(64);
+        let page = format!("{}{END}", "x".repeat(1000));
+        let respond = |_| {
+            let page = page.clone();
+            async move { text(StatusCode::OK, page) }
+        };
+        let scrapes = async {
+            let interval = HEAD_TIMEOUT - Duration::from_secs(1);
+            let mut age = Duration::ZERO;
+            while age + interval < CONNECTION_TIMEOUT {
+                request(&mut client).await;
+                let (mut read, mut part) = (Vec::new(), [0; 64]);
+                while !read.ends_with(END.as_bytes()) {
+                    let length = client.read(&mut part).await.unwrap();
+                    assert!(length > 0, "{}", String::from_utf8_lossy(&read));
+                    read.extend_from_slice(&part[..length]);
+                }
+                sleep(interval).await;
+                age += interval;
+            }
+            request(&mut client).await;
+            sleep(CONNECTION_TIMEOUT - age + Duration::from_secs(1)).await;
+            let mut read = String::new();
+            client.read_to_string(&mut read).await.unwrap();
+            assert!(read.ends_with(&page), "{} bytes", read.len());
+        };
+        tokio::join!(serve(stream, respond), scrapes);
+    }
 }
