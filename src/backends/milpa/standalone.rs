@@ -184,6 +184,8 @@ struct Entry {
     is_expired: AtomicBool,
     /// The seconds that its containers have to end, once its end is requested.
     end: watch::Sender<Option<i64>>,
+    /// Held while its end is recorded.
+    recording: tokio::sync::Mutex<()>,
     /// Cancelled once nothing is left of it.
     ended: CancellationToken,
 }
@@ -205,6 +207,7 @@ impl Entry {
             errors: Mutex::default(),
             is_expired: AtomicBool::new(false),
             end: watch::Sender::new(end.map(|end| end.grace_seconds)),
+            recording: tokio::sync::Mutex::default(),
             ended: CancellationToken::new(),
         })
     }
@@ -401,8 +404,9 @@ impl Standalone {
             )
         })?;
         let grace = grace.unwrap_or(entry.grace_seconds);
-        let shortest = |requested: &Option<i64>| requested.map_or(grace, |it| it.min(grace));
-        let grace_seconds = shortest(&entry.end.borrow());
+        // A call at a time, or else an earlier record replaces that of a shorter time.
+        let recording = entry.recording.lock().await;
+        let grace_seconds = entry.end.borrow().map_or(grace, |requested| requested.min(grace));
         let mut batch = Batch::default();
         batch.put(Table::StandaloneEnds, uid, &StandaloneEnd { grace_seconds });
         // Recorded first: what was answered outlives the daemon.
@@ -411,8 +415,8 @@ impl Standalone {
         })?;
         let message = format!("by an operator, grace period {grace_seconds} s");
         self.event(&entry, "Deleted", &message);
-        // Another call may have been faster.
-        entry.end.send_modify(|requested| *requested = Some(shortest(requested)));
+        entry.end.send_replace(Some(grace_seconds));
+        drop(recording);
         entry.ended.cancelled().await;
         Ok(())
     }
