@@ -298,14 +298,20 @@ async fn pod_is_not_stopped_until_the_end_of_its_cell_is_confirmed() {
         );
         assert_eq!(kiyot.provider.running(), 1);
     }
-    // A restart does not change that. Then the provider confirms.
+}
+
+/// Verifies X3, Y25.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn restart_does_not_confirm_the_end_of_a_cell() {
+    let (kiyot, sandbox, main) = pod_that_cannot_end().await;
+    let stop = cri::StopPodSandboxRequest { pod_sandbox_id: sandbox.clone() };
+    let refused = async |kiyot: &Fixture| {
+        let (request, deadline) = (stop.encode_to_vec().into(), Some(Instant::now() + LIMIT));
+        kiyot.daemon.cri.call(Method::StopPodSandbox, request, deadline).await.unwrap_err();
+    };
+    refused(&kiyot).await;
     let kiyot = kiyot.restart().await;
-    kiyot
-        .daemon
-        .cri
-        .call(Method::StopPodSandbox, stop.into(), Some(Instant::now() + LIMIT))
-        .await
-        .unwrap_err();
+    refused(&kiyot).await;
     assert_eq!(kiyot.sandbox_status(&sandbox).unwrap().state(), cri::PodSandboxState::SandboxReady);
     kiyot.provider.refuses_to_end.store(false, Ordering::SeqCst);
     kiyot.stop_sandbox(&sandbox).await;
