@@ -173,9 +173,14 @@ async fn pod_that_fills_the_state_dir_keeps_no_other_from_its_end() {
     let greedy = kubelet.run_pod(&greedy).await.unwrap();
     let is_full = || rustix::fs::statvfs(&disk.0).is_ok_and(|disk| disk.f_bavail == 0);
     wait_until("the disk is full", LIMIT, async || is_full().then_some(())).await;
-    for other in &others {
+    // Both at once: their containerds can't write either, so that each stop lasts long.
+    let stops = others.iter().map(|other| {
         let stop = cri::StopPodSandboxRequest { pod_sandbox_id: other.sandbox.clone() };
-        kubelet.runtime.stop_pod_sandbox(stop).await.unwrap();
+        let mut runtime = kubelet.runtime.clone();
+        async move { runtime.stop_pod_sandbox(stop).await }
+    });
+    futures::future::try_join_all(stops).await.unwrap();
+    for other in &others {
         assert!(!is_ready(&mut kubelet, &other.sandbox).await);
     }
     wait_until("the freed space is taken", LIMIT, async || is_full().then_some(())).await;
