@@ -2,10 +2,17 @@
 
 use std::{
     io,
-    sync::{Arc, Mutex},
+    sync::{Arc, LazyLock, Mutex},
 };
 
-use tracing::{Level, subscriber::DefaultGuard};
+use tracing::{Dispatch, Level, level_filters::LevelFilter, subscriber::DefaultGuard};
+
+/// A second subscriber. While there is a single one, `tracing` switches a line off for all threads
+/// if the thread that meets it first has no log.
+static SECOND: LazyLock<Dispatch> = LazyLock::new(|| {
+    let silent = tracing_subscriber::fmt().with_max_level(LevelFilter::OFF);
+    Dispatch::new(silent.with_writer(io::sink).finish())
+});
 
 /// The log of the thread that created it, level "info" and above, until it is dropped. All tasks of
 /// a current-thread runtime log there.
@@ -32,6 +39,7 @@ impl io::Write for Text {
 impl CapturedLog {
     /// Begins to capture.
     pub fn start() -> Self {
+        LazyLock::force(&SECOND);
         let text = Text::default();
         let own = text.clone();
         let subscriber = tracing_subscriber::fmt()
