@@ -274,7 +274,7 @@ pub const KUBERNETES_DROPPED_EVENTS: Definition = Definition {
     name: "kiyot_kubernetes_dropped_events",
     kind: Kind::Counter,
     unit: None,
-    help: "Events of pods that were not reported: beyond their pod's share, denied, or failed too often",
+    help: "Events of pods that were not reported: beyond their share, denied, or failed too often",
     labels: &[],
 };
 /// Build.
