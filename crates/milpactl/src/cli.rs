@@ -155,7 +155,7 @@ pub(crate) struct Get {
     /// The kind.
     #[arg(value_enum, value_name = "pods|cells|events|metrics|usage|backends|offerings|pools")]
     pub(crate) kind: Kind,
-    /// A name, or the begin of an id; an instance type or a glob of offerings; all without it.
+    /// A name, or the prefix of an id; an instance type or a glob of offerings; all without it.
     pub(crate) name: Option<String>,
     /// Namespace of pods and their events; all without it.
     #[arg(short, long)]
@@ -186,7 +186,7 @@ pub(crate) struct Describe {
     /// The kind.
     #[arg(value_enum, value_name = "pod|cell")]
     pub(crate) kind: Described,
-    /// The name, or the begin of an id.
+    /// The name, or the prefix of an id.
     pub(crate) name: String,
     /// Namespace of the pod.
     #[arg(short, long)]

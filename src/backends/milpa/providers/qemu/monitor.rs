@@ -248,7 +248,7 @@ mod tests {
 
     /// Verifies V17.
     #[tokio::test]
-    async fn answer_that_is_none_says_nothing() {
+    async fn invalid_answer_says_nothing() {
         let panicked = answer("guest-panicked");
         let cases: [Vec<String>; 7] = [
             vec![],
