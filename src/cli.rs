@@ -67,7 +67,7 @@ enum Command {
         #[arg(long, default_value = DEFAULT_CONFIG)]
         config: PathBuf,
         /// Also proves ids and permissions over the API of the provider "ec2", by lists and dry
-        /// runs within 30 s (exit code 1 if a check fails). Prints the missing part of the policy.
+        /// runs within 60 s (exit code 1 if a check fails). Prints the missing part of the policy.
         #[arg(long)]
         live: bool,
     },
