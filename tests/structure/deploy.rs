@@ -42,7 +42,7 @@ fn known() -> BTreeMap<String, Labels> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Token {
     Word(String),
-    Text,
+    Text(String),
     Sign(char),
 }
 
@@ -63,7 +63,7 @@ fn tokens(expression: &str) -> Vec<Token> {
         };
         let (token, after) = rest.split_at(end);
         match first {
-            '"' => tokens.push(Token::Text),
+            '"' => tokens.push(Token::Text(token.trim_matches('"').to_owned())),
             c if is_word(c) && !c.is_ascii_digit() => tokens.push(Token::Word(token.to_owned())),
             c if c.is_whitespace() || is_word(c) || matches!(c, '[' | '$') => {}
             c => tokens.push(Token::Sign(c)),
@@ -147,6 +147,35 @@ fn parse(tokens: &[Token]) -> (Selectors, Groupings) {
     (metrics, groupings)
 }
 
+/// Returns the values of a label that are listed one by one; `None` for other labels.
+fn listed_values(metric: &str, label: &str) -> Option<BTreeSet<&'static str>> {
+    let has_metric = |it: &&&metrics::Definition| it.samples().any(|(name, _)| name == metric);
+    let values = metrics::ALL.iter().find(has_metric)?.labels.iter().find(|it| it.name == label)?;
+    let is_list = values.values.starts_with('`');
+    is_list.then(|| values.values.split('`').skip(1).step_by(2).collect())
+}
+
+/// Returns the values that an expression compares labels with, and that the labels never have.
+fn absent_values(tokens: &[Token]) -> Vec<String> {
+    let (mut absent, mut metric, mut label) = (Vec::new(), "", "");
+    for (at, token) in tokens.iter().enumerate() {
+        match token {
+            Token::Word(word) if tokens.get(at + 1) == Some(&Token::Sign('{')) => metric = word,
+            Token::Word(word) => label = word,
+            Token::Text(text) => {
+                let Some(listed) = listed_values(metric, label) else { continue };
+                let is_plain =
+                    |value: &&str| value.chars().all(|c| c.is_alphanumeric() || "_-".contains(c));
+                let values = text.split('|').filter(is_plain);
+                let unlisted = values.filter(|value| !listed.contains(value));
+                absent.extend(unlisted.map(|value| format!("{metric} has no {label} {value}")));
+            }
+            Token::Sign(_) => {}
+        }
+    }
+    absent
+}
+
 /// Returns the labels of a text such as `{{ $labels.method }}` or `{{method}}`.
 fn shown_labels(text: &str) -> Vec<&str> {
     let shown = text.split("{{").skip(1).filter_map(|part| part.split("}}").next());
@@ -160,8 +189,9 @@ fn shown_labels(text: &str) -> Vec<&str> {
 fn faults(expression: &str, texts: &[&str]) -> Vec<String> {
     let known = known();
     let is_target = |label: &str| TARGET_LABELS.contains(&label);
-    let (metrics, groupings) = parse(&tokens(expression));
-    let mut faults = Vec::new();
+    let tokens = tokens(expression);
+    let (metrics, groupings) = parse(&tokens);
+    let mut faults = absent_values(&tokens);
     let mut check = |metric: &str, label: &str| match known.get(metric) {
         Some(labels) if labels.contains(label) || is_target(label) => {}
         Some(_) => faults.push(format!("{metric} has no label {label}")),
@@ -249,7 +279,8 @@ fn expressions_of_dashboard_and_alerts_name_metrics_of_the_code() {
 fn expression_check_finds_unknown_metrics_and_labels() {
     for (expression, texts, expected) in [
         ("kiyot_cells > 0.5", &["{{state}}", "{{ $labels.instance }} {{ $value }}"][..], ""),
-        ("sum by (state, job) (kiyot_cells{state=~\"a|b\", job!=\"kiyot_x\"}) + $x", &[], ""),
+        ("sum by (state, job) (kiyot_cells{state=~\"idle|b.*\", job!=\"kiyot_x\"}) + $x", &[], ""),
+        ("kiyot_cells{state=~\"idle|ended\"}", &[], "kiyot_cells has no state ended"),
         ("rate(kiyot_cells_total[5m])", &[], "kiyot_cells_total does not exist"),
         ("kiyot_cells{market=\"spot\"}", &[], "kiyot_cells has no label market"),
         ("sum by (le) (kiyot_cells)", &[], "kiyot_cells has no label le"),
