@@ -118,6 +118,7 @@ mod tests {
         ConnectionLimits::new(limits)
     }
 
+    /// Verifies O25.
     #[test]
     fn readers_at_their_limit_leave_root_its_connections() {
         let limits = limits();
@@ -139,6 +140,7 @@ mod tests {
         assert!(limits.admit(Access::Full).is_ok());
     }
 
+    /// Verifies O25.
     #[test]
     fn followed_logs_leave_connections_for_other_calls() {
         let limits = limits();

@@ -90,6 +90,7 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(60);
 
+    /// Verifies O25.
     #[tokio::test(start_paused = true)]
     async fn connection_is_idle_after_its_last_call() {
         let calls = Calls::new();

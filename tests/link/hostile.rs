@@ -79,6 +79,7 @@ async fn enrolment_connection_offers_no_other_service() {
 /// Verifies Y91.
 #[tokio::test]
 async fn silent_or_malformed_connection_is_closed() {
+    assert_eq!(Limits::default().handshake, Duration::from_secs(5));
     let fixture =
         Fixture::with_limits(Limits { handshake: Duration::from_millis(100), ..limits() }).await;
     let mut received = Vec::new();

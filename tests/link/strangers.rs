@@ -117,7 +117,8 @@ async fn port_in_use_fails_the_start_by_address_and_key() {
     let address = taken.local_addr().unwrap().to_string();
     assert!(text.contains("gateway.listen") && text.contains(&address), "{text}");
     assert!(matches!(error, GatewayError::Listen(_, _)));
-    assert!(endpoints.socket.exists(), "the socket is not replaced");
+    let kept = std::fs::read_to_string(&endpoints.socket).unwrap();
+    assert_eq!(kept, "of another daemon", "the socket is not replaced");
 }
 
 /// Verifies C10.

@@ -81,6 +81,7 @@ async fn unknown_annotations_are_logged_in_one_bounded_line() {
     assert!(line.len() < 2000 && !line.contains("foreign"), "{line}");
 }
 
+/// Verifies P7.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn containers_of_a_lost_cell_read_exited() {
     let kiyot = Fixture::start().await;

@@ -134,6 +134,7 @@ mod tests {
         assert_eq!(NodeMemory::parse("MemTotal: 1 kB\n"), None);
     }
 
+    /// Verifies N27.
     #[test]
     fn machine_may_still_touch_what_it_has_not() {
         assert_eq!(untouched_mib([(1000, 300), (500, 700), (0, 9)].into_iter()), 700);
@@ -141,6 +142,7 @@ mod tests {
         assert_eq!(size_mib("netns"), 0);
     }
 
+    /// Verifies N27.
     #[test]
     fn launch_without_memory_is_refused_by_name() {
         let dir = tempfile::tempdir().unwrap();
