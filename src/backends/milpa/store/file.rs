@@ -222,8 +222,9 @@ fn open_error(path: &Path, error: DatabaseError) -> StoreError {
         DatabaseError::Storage(StorageError::Io(io)) => io_context("opening", path, io.kind()),
         DatabaseError::Storage(StorageError::Corrupted(_)) => {
             format!(
-                "{} is corrupted; if you move it away, a new one is created and its pods are \
-                 started again",
+                "{} is corrupted; if you move it away, a new one is made: cells on the node end, \
+                 and their pods are started again; instances of EC2 end after orphan_timeout, or \
+                 with --take-over, and until then no cell is launched",
                 path.display()
             )
         }
