@@ -1,6 +1,7 @@
 //! Ends of instances: by the provider, with its reasons, and by callers.
 
 use super::*;
+use crate::backends::milpa::providers::ec2;
 
 const SPOT: &str = "Server.SpotInstanceTermination: Spot instance terminated";
 
@@ -35,6 +36,41 @@ fn terminated(engine: &mut Engine, cell: &CellId, now: Now) -> Effects {
     let (cell, console) = (cell.clone(), String::new());
     let outcome = Ok(Termination::Confirmed);
     engine.handle(Event::Terminated { cell, outcome, console }, now)
+}
+
+/// Verifies X3, Y25.
+#[test]
+fn stop_of_a_remote_cell_succeeds_once_its_agent_has_confirmed_the_end() {
+    let is_answered = |effects: &Effects| {
+        effects.iter().any(|(_, effect)| matches!(effect, Effect::AnswerEnd(Ok(()))))
+    };
+    for is_confirmed in [true, false] {
+        let mut engine = engine(ec2::CAPABILITIES);
+        let cell = bound(&mut engine, "pod", "i");
+        let stop = Event::Terminate { cell: cell.clone(), reason: "stopped".into() };
+        assert!(!is_answered(&engine.handle(stop, at(10))), "the containers may run");
+        let mut effects = engine.handle(Event::ShutDown(cell.clone(), is_confirmed), at(11));
+        if is_confirmed {
+            assert!(!is_answered(&effects), "the node's parts are held");
+            effects = engine.handle(Event::Detached(cell.clone(), Ok(())), at(12));
+        }
+        assert_eq!(is_answered(&effects), is_confirmed);
+        // The instance costs until its termination is permitted.
+        let mut seconds = 13;
+        for _ in 0..3 {
+            let denied = ProviderError::without_cause(ErrorClass::Auth, "terminate");
+            let (of, console) = (cell.clone(), String::new());
+            let refused = Event::Terminated { cell: of, outcome: Err(denied), console };
+            assert!(!is_answered(&engine.handle(refused, at(seconds))));
+            seconds += config().retry_pause.as_secs() * 100;
+            let effects = engine.handle(Event::Tick, at(seconds));
+            let ends = |(_, effect): &(_, Effect)| matches!(effect, Effect::Terminate { .. });
+            assert!(effects.iter().any(ends), "{effects:?}");
+        }
+        let effects = terminated(&mut engine, &cell, at(seconds));
+        assert!(is_answered(&effects), "all that still wait");
+        assert!(!engine.contains(&cell));
+    }
 }
 
 /// Verifies V25.
