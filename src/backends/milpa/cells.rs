@@ -19,7 +19,7 @@ use super::{
     gateway::CellLink,
     id::{CellId, NoRandomness, SandboxId},
     placement::{self, AllRefused, Candidate, Catalogue, Choice, Needs, NoFit, Requested, Rules},
-    providers::{Attached, Attachment, HostPort, MAX_HOST_PORTS, Provider},
+    providers::{Attached, Attachment, HostPort, MAX_HOST_PORTS, Owner, Provider},
     store::{Batch, Store, StoreError, Table},
 };
 use crate::{
@@ -163,6 +163,7 @@ impl Cells {
         provider: Arc<dyn Provider>,
     ) -> Result<Arc<Self>, StoreError> {
         let capabilities = provider.capabilities();
+        let Owner { cluster, node, .. } = config.owner.clone();
         let engine_config = EngineConfig {
             limits: config.limits,
             launch_timeout: config.launch_timeout,
@@ -214,6 +215,8 @@ impl Cells {
                 among_them = named.join(", "),
                 launched_in = &*launched_in,
                 provider_looks_in = engine.provider_place(),
+                cluster,
+                node,
                 "provider, region or endpoint was changed under cells: their pods run on, and \
                  their instances are seen and ended only when the earlier is configured again"
             );

@@ -135,7 +135,7 @@ impl History {
                 let steps = steps.iter().map(|(step, millis)| format!("{step} {millis} ms"));
                 ("Started", steps.collect::<Vec<_>>().join(", "))
             }
-            Notice::Outage { absent, expected } => (
+            Notice::Outage { absent, expected, .. } => (
                 "Outage",
                 format!("{absent} of {expected} instances not found, taken for an outage"),
             ),

@@ -494,8 +494,14 @@ fn log(cell: Option<&CellId>, notice: &Notice) {
             let steps = steps.collect::<Vec<_>>().join(" ");
             tracing::info!(cell, steps, "first container of a cell started");
         }
-        Notice::Outage { absent, expected } => {
-            tracing::warn!(absent, expected, "many instances not found, taken for an outage");
+        Notice::Outage { absent, expected, cluster, node } => {
+            tracing::warn!(
+                absent,
+                expected,
+                cluster,
+                node,
+                "many instances not found, taken for an outage"
+            );
         }
         Notice::Lost { seconds } => {
             tracing::warn!(

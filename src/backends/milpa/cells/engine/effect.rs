@@ -235,6 +235,10 @@ pub(crate) enum Notice {
         absent: usize,
         /// The instances that are expected.
         expected: usize,
+        /// The cluster whose instances are listed.
+        cluster: String,
+        /// The node whose instances are listed.
+        node: String,
     },
     /// The agent of a cell was silent for too long: the cell ends.
     Lost {

@@ -187,7 +187,9 @@ impl Engine {
             self.instance_ended(&id, Some(instance), now);
         }
         if self.is_outage(absent.len(), expected) {
-            let notice = Notice::Outage { absent: absent.len(), expected };
+            let owner = &self.config.owner;
+            let (cluster, node) = (owner.cluster.clone(), owner.node.clone());
+            let notice = Notice::Outage { absent: absent.len(), expected, cluster, node };
             return self.effects.push((None, Effect::Log(notice)));
         }
         for (id, instance) in absent {
