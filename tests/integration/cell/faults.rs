@@ -20,8 +20,7 @@ async fn killed_cell_is_reported_as_lost() {
     let cell = kiyot.cells().remove(0);
     kill9(&processes(&["kiyot-cell launch", &cell]));
     let status = kubelet.exited(&running.container("main").id).await;
-    assert_eq!(status.exit_code, 137);
-    assert!(!status.reason.is_empty());
+    assert_eq!((status.exit_code, status.reason.as_str()), (137, "CellLost"));
     wait_until("the sandbox is not ready", LIMIT, async || {
         (!is_ready(&mut kubelet, &running.sandbox).await).then_some(())
     })

@@ -8,7 +8,7 @@ use kiyot_testkit::{
     Access, Kiyot, Kubelet, LIMIT, Node, Registry, RunningPod, cri, image::BUSYBOX_IMAGE,
     wait_until,
 };
-use tokio::time::timeout;
+use tokio::time::{Duration, Instant, sleep_until, timeout};
 use tonic::{Code, transport::Channel};
 
 use super::{
@@ -487,26 +487,37 @@ async fn secret_of_a_standalone_pod_is_on_no_disk_but_in_its_record() {
 /// Verifies O47.
 #[tokio::test]
 async fn standalone_pod_ends_at_its_deadline_and_is_listed_with_its_labels_before() {
+    /// Time to start a pod on a busy machine.
+    const DEADLINE: Duration = Duration::from_secs(40);
     let node = Node::start().await;
     let mut kiyot = Kiyot::start(&node, options()).await;
     let mut client = admin(&kiyot).await;
     client.cordon(admin::CordonRequest {}).await.unwrap();
     let text =
         manifest("brief", "Always", "trap 'exit 0' TERM; echo on; while :; do sleep 0.1; done");
-    let text = text.replace("restartPolicy", "activeDeadlineSeconds: 20\n  restartPolicy");
+    let deadline = format!("activeDeadlineSeconds: {}\n  restartPolicy", DEADLINE.as_secs());
+    let text = text.replace("restartPolicy", &deadline);
     client.create_pods(created(&text)).await.unwrap();
+    let begun = Instant::now();
     let listed = pods(&mut client).await;
     assert_eq!(listed[0].labels.get("app").map(String::as_str), Some("alone"), "{listed:?}");
     client.uncordon(admin::UncordonRequest {}).await.unwrap();
     let running = pod_that(&mut client, "runs", has_main).await;
     let inits: Vec<_> = running.units.iter().map(|it| (it.name.as_str(), it.is_init)).collect();
     assert_eq!(inits, [("first", true), ("main", false)]);
+    // Of the container that is no init container.
+    log_with(&client, "brief", "on").await;
+    kiyot.kill9();
+    sleep_until(begun + DEADLINE).await;
+    kiyot.start_again().await;
+    let restarted = Instant::now();
+    let mut client = admin(&kiyot).await;
     let is_over = |pod: &admin::Pod| {
         pod.phase() == admin::PodPhase::Failed && pod.message.starts_with("DeadlineExceeded")
     };
     pod_that(&mut client, "has failed", is_over).await;
+    assert!(restarted.elapsed() < DEADLINE, "it is counted from the pod's creation");
     wait_until("its cell has ended", LIMIT, async || kiyot.cells().is_empty().then_some(())).await;
-    // Of the container that is no init container.
     assert_eq!(log(&mut client, log_of("brief")).await.0, "on\n");
     kiyot.kill9();
     kiyot.start_again().await;

@@ -59,8 +59,7 @@ pub(super) struct Downloads {
 
 impl Downloads {
     pub(super) fn new(program: AgentProgram, tls: ServerConfig) -> Self {
-        let limit = ConnLimit::new(MAX_DOWNLOADS, MAX_DOWNLOADS_PER_CELL, COOLDOWN);
-        Self { program, tls: Arc::new(tls), limit }
+        Self { program, tls: Arc::new(tls), limit: limit() }
     }
 
     /// Serves a connection, which carries a single request. The permit is returned once the request
@@ -133,6 +132,11 @@ impl Downloads {
     }
 }
 
+/// Returns the limit of downloads.
+fn limit() -> ConnLimit<CellId> {
+    ConnLimit::new(MAX_DOWNLOADS, MAX_DOWNLOADS_PER_CELL, COOLDOWN)
+}
+
 /// The reason of a refused request.
 #[derive(Debug)]
 enum Refused {
@@ -185,6 +189,24 @@ fn credentials(header: Option<&HeaderValue>) -> Option<(String, String)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Verifies L25.
+    #[tokio::test(start_paused = true)]
+    async fn downloads_are_limited_and_count_for_five_seconds_after_their_end() {
+        let limit = limit();
+        let begin = |cell: &CellId| limit.acquire(cell.clone(), Instant::now());
+        let cells: Vec<_> = (0..32).map(|_| CellId::mint().unwrap()).collect();
+        let mut held: Vec<_> = cells.iter().chain(&cells).map(&begin).collect();
+        assert!(held.len() == 64 && held.iter().all(Option::is_some));
+        let other = CellId::mint().unwrap();
+        assert!(begin(&other).is_none(), "64 are all");
+        held.truncate(32);
+        tokio::time::advance(Duration::from_millis(4999)).await;
+        assert!(begin(&other).is_none(), "they still count");
+        tokio::time::advance(Duration::from_millis(1)).await;
+        let _others = [(); 2].map(|()| begin(&other).unwrap());
+        assert!(begin(&other).is_none(), "two of a cell");
+    }
 
     #[test]
     fn credentials_are_read_from_the_scheme_basic_only() {
