@@ -147,20 +147,23 @@ mod tests {
     use std::{convert::Infallible, future::pending, pin::pin};
 
     use tokio::sync::Notify;
+    use tonic::Code;
+    use tower::Service;
 
     use super::*;
+    use crate::{channel::Channel, connection::Connection};
 
     /// An agent that powers off while it answers a call.
     ///
     /// Verifies L28.
     #[tokio::test]
-    async fn end_of_a_connection_does_not_cancel_its_calls() {
+    async fn call_is_unavailable_if_its_connection_ends() {
         let (near, far) = tokio::io::duplex(1 << 20);
-        let (mut sender, connection) = h2::client::handshake(near).await.unwrap();
-        let tasks = TaskTracker::new();
-        tasks.spawn(connection);
-        let request = http::Request::post("https://cell.test/a.B/C").body(()).unwrap();
-        let (response, _stream) = sender.send_request(request, true).unwrap();
+        let (tasks, caller_end) = (TaskTracker::new(), CancellationToken::new());
+        let opened = Connection::open(near, Profile::BULK, &caller_end, &tasks).await;
+        let mut channel = Channel::over(opened.unwrap());
+        let request = http::Request::post("/a.B/C").body(Body::empty()).unwrap();
+        let response = tokio::spawn(channel.call(request));
         let called = std::sync::Arc::new(Notify::new());
         let notify = called.clone();
         let service = tower::service_fn(move |_| {
@@ -179,8 +182,8 @@ mod tests {
             tokio::task::yield_now().await;
         }
         served.await.unwrap();
-        let error = response.await.unwrap_err();
-        assert!(!error.is_reset(), "{error}");
+        let error = response.await.unwrap().unwrap_err();
+        assert_eq!(error.code(), Code::Unavailable, "{error}");
         tasks.close();
         tasks.wait().await;
     }
