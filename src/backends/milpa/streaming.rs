@@ -2,15 +2,22 @@
 //! then bytes are spliced to the streaming server of the cell's containerd.
 
 use std::{
+    collections::{HashMap, VecDeque},
     net::{Ipv4Addr, SocketAddr},
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError, Weak},
     time::Duration,
 };
 
-use tokio::{net::TcpListener, sync::Semaphore, task::JoinSet};
+use kiyot_link::log_limit::LogLimit;
+use tokio::{
+    net::TcpListener,
+    sync::Semaphore,
+    task::{AbortHandle, JoinSet},
+};
 use tokio_util::task::AbortOnDropHandle;
 
 use self::{
+    connection::StreamError,
     tokens::{Route, Tokens},
     tunnel::CellTunnels,
 };
@@ -18,6 +25,7 @@ use super::{
     cell_client::CellClient,
     cells::Cell,
     failure::{Class, Failure},
+    id::CellId,
 };
 
 mod body;
@@ -31,8 +39,14 @@ mod tests;
 mod tokens;
 mod tunnel;
 
-/// Most connections at a time; further ones are closed at once.
-const MAX_CONNECTIONS: usize = 2_000;
+/// Most streams at a time; further ones are refused.
+const MAX_STREAMS: usize = 2_000;
+
+/// Most streams of a cell at a time, as in its agent.
+const MAX_CELL_STREAMS: usize = 96;
+
+/// Most connections that have not sent a request with a token. A further one ends the oldest.
+const MAX_UNREAD_HEADS: usize = 64;
 
 /// Pause after a failed accept (out of file descriptors), so that the loop doesn't spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -45,6 +59,7 @@ const MAX_CELL_URL_BYTES: usize = 4_096;
 pub struct Streaming {
     address: SocketAddr,
     tokens: Arc<Tokens>,
+    cells: CellStreams,
     _server: AbortOnDropHandle<()>,
 }
 
@@ -55,7 +70,7 @@ impl Streaming {
         let address = listener.local_addr()?;
         let tokens = Arc::new(Tokens::default());
         let server = AbortOnDropHandle::new(tokio::spawn(accept(listener, Arc::clone(&tokens))));
-        Ok(Self { address, tokens, _server: server })
+        Ok(Self { address, tokens, cells: CellStreams::default(), _server: server })
     }
 
     /// Returns the address of the listener.
@@ -77,12 +92,35 @@ impl Streaming {
                 cell.id
             ))
         })?;
-        self.register(Route { port, target, tunnels: Arc::new(CellTunnels(CellClient::new(cell))) })
+        self.register(Route {
+            port,
+            target,
+            tunnels: Arc::new(CellTunnels(CellClient::new(cell))),
+            streams: self.cells.of(&cell.id),
+        })
     }
 
     fn register(&self, route: Route) -> Result<String, Failure> {
         let token = self.tokens.add(route)?;
         Ok(format!("http://{}/{token}", self.address))
+    }
+}
+
+/// Limits of the streams of each cell, for as long as a token or a stream uses them.
+#[derive(Debug, Default)]
+struct CellStreams(Mutex<HashMap<CellId, Weak<Semaphore>>>);
+
+impl CellStreams {
+    /// Returns the limit of a cell.
+    fn of(&self, cell: &CellId) -> Arc<Semaphore> {
+        let mut cells = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(streams) = cells.get(cell).and_then(Weak::upgrade) {
+            return streams;
+        }
+        cells.retain(|_, streams| streams.strong_count() > 0);
+        let streams = Arc::new(Semaphore::new(MAX_CELL_STREAMS));
+        cells.insert(cell.clone(), Arc::downgrade(&streams));
+        streams
     }
 }
 
@@ -104,32 +142,57 @@ fn parse_cell_url(url: &str) -> Option<(u16, String)> {
 }
 
 async fn accept(listener: TcpListener, tokens: Arc<Tokens>) {
-    let room = Arc::new(Semaphore::new(MAX_CONNECTIONS));
-    let mut connections = JoinSet::new();
+    let streams = Arc::new(Semaphore::new(MAX_STREAMS));
+    let (mut heads, mut connections) = (JoinSet::new(), JoinSet::new());
+    // Tasks of `heads`, oldest first.
+    let mut unread: VecDeque<AbortHandle> = VecDeque::new();
+    let (head_lines, stream_lines) = (LogLimit::default(), LogLimit::default());
     loop {
         let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
+            biased;
+            Some(read) = heads.join_next() => {
+                match read {
+                    Ok(Ok(stream)) => {
+                        connections.spawn(async move {
+                            if let Err(error) = connection::serve(stream).await {
+                                log_early_end(&error);
+                            }
+                        });
+                    }
+                    Ok(Err(error)) => {
+                        if let StreamError::TooManyStreams { .. } = error
+                            && let Some(suppressed) = stream_lines.admit()
+                        {
+                            tracing::warn!(%error, suppressed, "streaming request refused");
+                        }
+                        log_early_end(&error);
+                    }
+                    // Ended as the oldest.
+                    Err(_) => {}
+                }
+                continue;
+            }
             Some(_) = connections.join_next() => continue,
+            accepted = listener.accept() => accepted,
         };
         match accepted {
             Ok((socket, _)) => {
-                let Ok(place) = Arc::clone(&room).try_acquire_owned() else {
-                    tracing::warn!(
-                        limit = MAX_CONNECTIONS,
-                        "streaming connection closed at the connection limit"
-                    );
-                    continue;
-                };
-                let tokens = Arc::clone(&tokens);
-                connections.spawn(async move {
-                    if let Err(error) = connection::serve(socket, &tokens).await {
-                        tracing::debug!(
-                            error = &error as &dyn std::error::Error,
-                            "streaming connection ended early"
+                unread.retain(|head| !head.is_finished());
+                if unread.len() >= MAX_UNREAD_HEADS
+                    && let Some(oldest) = unread.pop_front()
+                {
+                    oldest.abort();
+                    if let Some(suppressed) = head_lines.admit() {
+                        tracing::warn!(
+                            limit = MAX_UNREAD_HEADS,
+                            suppressed,
+                            "streaming connection without a request closed at the limit"
                         );
                     }
-                    drop(place);
-                });
+                }
+                let (tokens, streams) = (Arc::clone(&tokens), Arc::clone(&streams));
+                let head = async move { connection::accept(socket, &tokens, &streams).await };
+                unread.push_back(heads.spawn(head));
             }
             Err(error) => {
                 tracing::warn!(%error, "streaming connection not accepted");
@@ -137,4 +200,8 @@ async fn accept(listener: TcpListener, tokens: Arc<Tokens>) {
             }
         }
     }
+}
+
+fn log_early_end(error: &StreamError) {
+    tracing::debug!(error = error as &dyn std::error::Error, "streaming connection ended early");
 }

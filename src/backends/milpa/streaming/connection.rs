@@ -1,24 +1,33 @@
 //! Connection of a client: its request is forwarded to a cell, and bytes are spliced.
 
-use std::time::Duration;
+use std::{
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
 use bytes::{Bytes, BytesMut};
 use futures::{StreamExt as _, stream::BoxStream};
 use kiyot_proto::cell::TunnelPart;
+use rustix::net::sockopt::{set_socket_keepalive, set_tcp_keepidle};
 use tokio::{
-    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    io::{AsyncReadExt as _, AsyncWriteExt as _, Interest},
     net::{
         TcpStream,
         tcp::{ReadHalf, WriteHalf},
     },
-    sync::mpsc,
-    time::timeout,
+    sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc},
+    time::{sleep, timeout},
 };
 
 use super::{
+    MAX_CELL_STREAMS, MAX_STREAMS,
     body::BodyRest,
     head::{self, HeadError, RequestHead},
-    tokens::Tokens,
+    tokens::{Route, Tokens},
 };
 use crate::backends::milpa::failure::Failure;
 
@@ -27,6 +36,14 @@ const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Deadline for a cell's response; one that switches protocols is sent at once.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Time without a byte after which a stream ends that a side has closed. The kubelet closes both
+/// directions at once, so that a client which has closed one is absent if nothing moves.
+const ABANDONED_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Idle time after which the kernel asks if the client's connection exists. The end of a client
+/// that had more to send than the cell reads is not received.
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(60);
 
 /// Largest part that is sent to a cell, in bytes.
 const MAX_PART_BYTES: usize = 32 << 10;
@@ -41,7 +58,7 @@ type Inbound = BoxStream<'static, Result<TunnelPart, Failure>>;
 pub(super) enum StreamError {
     /// The client's connection failed.
     #[error("the client's connection")]
-    Client(#[from] std::io::Error),
+    Client(#[from] io::Error),
     /// The tunnel to the cell failed.
     #[error("the tunnel to the cell")]
     Tunnel(#[from] Failure),
@@ -57,12 +74,35 @@ pub(super) enum StreamError {
     /// The token is not valid.
     #[error("the token is unknown, was used, or has expired")]
     InvalidToken,
+    /// A limit of streams is reached.
+    #[error("{limit} streams of {owner} are open, and no more are allowed")]
+    TooManyStreams { limit: usize, owner: &'static str },
+    /// A side has closed its direction, and the other sends nothing.
+    #[error("no byte was sent for {ABANDONED_TIMEOUT:?} after the end of a side")]
+    Abandoned,
 }
 
-/// Serves a connection to its end.
-pub(super) async fn serve(mut socket: TcpStream, tokens: &Tokens) -> Result<(), StreamError> {
+/// A client whose token was valid.
+pub(super) struct Accepted {
+    socket: TcpStream,
+    request: RequestHead,
+    /// The head, and any bytes after it.
+    bytes: BytesMut,
+    route: Route,
+    /// Among all streams, and among those of the cell.
+    permits: [OwnedSemaphorePermit; 2],
+}
+
+/// Reads the request of a connection. `streams` bounds the streams of all cells.
+pub(super) async fn accept(
+    mut socket: TcpStream,
+    tokens: &Tokens,
+    streams: &Arc<Semaphore>,
+) -> Result<Accepted, StreamError> {
     // Keystrokes of an exec are sent at once.
     socket.set_nodelay(true)?;
+    set_socket_keepalive(&socket, true).map_err(io::Error::from)?;
+    set_tcp_keepidle(&socket, KEEPALIVE_IDLE).map_err(io::Error::from)?;
     let served = timeout(HEAD_TIMEOUT, request(&mut socket))
         .await
         .unwrap_or(Err(StreamError::TimedOut("the request's head")));
@@ -73,6 +113,22 @@ pub(super) async fn serve(mut socket: TcpStream, tokens: &Tokens) -> Result<(), 
     let Some(route) = request.token().and_then(|token| tokens.take(token)) else {
         return refuse(&mut socket, StreamError::InvalidToken).await;
     };
+    let permit = |of: &Arc<Semaphore>, limit, owner| {
+        Arc::clone(of).try_acquire_owned().map_err(|_| StreamError::TooManyStreams { limit, owner })
+    };
+    let of_node = permit(streams, MAX_STREAMS, "the node");
+    let of_cell = permit(&route.streams, MAX_CELL_STREAMS, "the cell");
+    match (of_node, of_cell) {
+        (Ok(of_node), Ok(of_cell)) => {
+            Ok(Accepted { socket, request, bytes, route, permits: [of_node, of_cell] })
+        }
+        (Err(error), _) | (_, Err(error)) => refuse(&mut socket, error).await,
+    }
+}
+
+/// Serves a stream to its end.
+pub(super) async fn serve(accepted: Accepted) -> Result<(), StreamError> {
+    let Accepted { mut socket, request, bytes, route, permits: _permits } = accepted;
     let (up, parts) = mpsc::channel(MAX_QUEUED_PARTS);
     let mut first = Bytes::from(request.retargeted(&bytes, &route.target));
     let mut port = u32::from(route.port);
@@ -95,14 +151,57 @@ pub(super) async fn serve(mut socket: TcpStream, tokens: &Tokens) -> Result<(), 
         Ok(inbound) => inbound,
         Err(failure) => return refuse(&mut socket, failure.into()).await,
     };
+    let progress = Progress::default();
     let (read, write) = socket.split();
-    let (up, down) = (copy_up(read, up), copy_down(inbound, write, request.method == "HEAD"));
+    let up = copy_up(&read, up, &progress);
+    let down = copy_down(inbound, write, request.method == "HEAD", &progress);
     tokio::pin!(up, down);
+    let copied = async {
+        tokio::select! {
+            ended = &mut down => ended,
+            ended = &mut up => {
+                ended?;
+                down.await
+            }
+        }
+    };
     tokio::select! {
-        ended = &mut down => ended,
-        ended = &mut up => {
-            ended?;
-            down.await
+        ended = copied => ended,
+        () = abandoned(read.as_ref(), &progress) => Err(StreamError::Abandoned),
+    }
+}
+
+/// Progress of a stream.
+#[derive(Debug, Default)]
+struct Progress {
+    /// Count of parts with bytes, in both directions.
+    parts: AtomicU64,
+    /// Notified when the cell has ended its direction.
+    cell_end: Notify,
+}
+
+impl Progress {
+    fn count(&self, bytes: usize) {
+        if bytes > 0 {
+            self.parts.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Waits until a side has closed its direction, and then until no byte moves. The client's end is
+/// seen behind bytes that are not read yet, too.
+async fn abandoned(client: &TcpStream, progress: &Progress) {
+    tokio::select! {
+        // Ready at the end of the client: priority data is not registered for. `READABLE` would be
+        // ready for unread bytes.
+        _ = client.ready(Interest::PRIORITY) => {}
+        () = progress.cell_end.notified() => {}
+    }
+    loop {
+        let before = progress.parts.load(Ordering::Relaxed);
+        sleep(ABANDONED_TIMEOUT).await;
+        if progress.parts.load(Ordering::Relaxed) == before {
+            return;
         }
     }
 }
@@ -122,9 +221,12 @@ async fn request(socket: &mut TcpStream) -> Result<(RequestHead, BytesMut), Stre
 }
 
 /// Responds to a request that doesn't reach a cell.
-async fn refuse(socket: &mut TcpStream, error: StreamError) -> Result<(), StreamError> {
+async fn refuse<T>(socket: &mut TcpStream, error: StreamError) -> Result<T, StreamError> {
     let (status, reason) = match &error {
-        StreamError::Client(_) | StreamError::Truncated(_) => return Err(error),
+        StreamError::Client(_) | StreamError::Truncated(_) | StreamError::Abandoned => {
+            return Err(error);
+        }
+        StreamError::TooManyStreams { .. } => ("503 Service Unavailable", error.to_string()),
         StreamError::InvalidToken => ("404 Not Found", error.to_string()),
         StreamError::TimedOut(_) => ("408 Request Timeout", error.to_string()),
         StreamError::Head(HeadError::TooLong) => {
@@ -146,13 +248,24 @@ async fn refuse(socket: &mut TcpStream, error: StreamError) -> Result<(), Stream
 }
 
 /// Copies the client's bytes to the cell until the client's end.
-async fn copy_up(mut read: ReadHalf<'_>, up: mpsc::Sender<TunnelPart>) -> Result<(), StreamError> {
+async fn copy_up(
+    read: &ReadHalf<'_>,
+    up: mpsc::Sender<TunnelPart>,
+    progress: &Progress,
+) -> Result<(), StreamError> {
     loop {
-        // A buffer for each part, so that an idle stream holds one part at most.
+        read.readable().await?;
+        // A buffer for each part, so that an idle stream holds none.
         let mut buffer = BytesMut::with_capacity(MAX_PART_BYTES);
-        let end = read.read_buf(&mut buffer).await? == 0;
+        let end = match read.try_read_buf(&mut buffer) {
+            Ok(bytes) => bytes == 0,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
+            Err(error) => return Err(error.into()),
+        };
+        let bytes = buffer.len();
         let sent =
             up.send(TunnelPart { content: buffer.freeze(), end, ..TunnelPart::default() }).await;
+        progress.count(bytes);
         if end || sent.is_err() {
             return Ok(());
         }
@@ -165,6 +278,7 @@ async fn copy_down(
     mut inbound: Inbound,
     mut write: WriteHalf<'_>,
     no_body: bool,
+    progress: &Progress,
 ) -> Result<(), StreamError> {
     let status = timeout(RESPONSE_TIMEOUT, forward_response(&mut inbound, &mut write, no_body))
         .await
@@ -176,8 +290,10 @@ async fn copy_down(
     while let Some(part) = inbound.next().await {
         let part = part?;
         write.write_all(&part.content).await?;
+        progress.count(part.content.len());
         if part.end {
             write.shutdown().await?;
+            progress.cell_end.notify_one();
         }
     }
     Ok(())

@@ -1,6 +1,6 @@
 //! Streaming server between a client and a fake cell.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use futures::{StreamExt as _, stream::BoxStream};
@@ -8,12 +8,19 @@ use kiyot_proto::cell::TunnelPart;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream},
     net::TcpStream,
-    sync::mpsc,
+    sync::{Semaphore, mpsc},
+    time::{Instant, sleep},
 };
 use tokio_stream::wrappers::ReceiverStream;
 
-use super::{Streaming, parse_cell_url, tokens::Route, tunnel::Tunnels};
-use crate::backends::milpa::failure::{Class, Failure};
+use super::{
+    CellStreams, MAX_CELL_STREAMS, MAX_UNREAD_HEADS, Streaming, parse_cell_url, tokens::Route,
+    tunnel::Tunnels,
+};
+use crate::backends::milpa::{
+    failure::{Class, Failure},
+    id::CellId,
+};
 
 /// Fake cell that hands each tunnel to the test as the connection to the streaming server, with the
 /// port.
@@ -41,7 +48,7 @@ impl Tunnels for FakeCell {
             .map_err(|_| Failure::cell(Class::Unavailable, "the test is over"))?;
         let (mut read, mut write) = tokio::io::split(ours);
         let (down, parts) = mpsc::channel(2);
-        tokio::spawn(async move {
+        let to_server = async move {
             let mut part = Some(first);
             while let Some(TunnelPart { content, end, .. }) = part {
                 if write.write_all(&content).await.is_err() {
@@ -53,8 +60,10 @@ impl Tunnels for FakeCell {
                 }
                 part = up.recv().await;
             }
-        });
-        tokio::spawn(async move {
+        };
+        // The agent too keeps the tunnel until both directions have ended, or it is dropped.
+        let tunnel = down.clone();
+        let from_server = async move {
             loop {
                 let mut content = bytes::BytesMut::with_capacity(100);
                 let end = read.read_buf(&mut content).await.unwrap_or(0) == 0;
@@ -71,6 +80,12 @@ impl Tunnels for FakeCell {
                     return;
                 }
             }
+        };
+        tokio::spawn(async move {
+            tokio::select! {
+                () = tunnel.closed() => {}
+                _ = async { tokio::join!(to_server, from_server) } => {}
+            }
         });
         Ok(ReceiverStream::new(parts).boxed())
     }
@@ -80,6 +95,8 @@ struct Scene {
     streaming: Streaming,
     cell: FakeCell,
     tunnels: mpsc::UnboundedReceiver<(u32, DuplexStream)>,
+    /// Limit of the streams of `cell`.
+    streams: Arc<Semaphore>,
 }
 
 impl Scene {
@@ -89,6 +106,7 @@ impl Scene {
             streaming: Streaming::start().await.unwrap(),
             cell: FakeCell { opened: Some(opened) },
             tunnels,
+            streams: Arc::new(Semaphore::new(MAX_CELL_STREAMS)),
         }
     }
 
@@ -99,6 +117,7 @@ impl Scene {
                 port: 4321,
                 target: "/exec/T?a=b".into(),
                 tunnels: Arc::new(cell.clone()),
+                streams: Arc::clone(&self.streams),
             })
             .unwrap();
         url.strip_prefix(&format!("http://{}/", self.streaming.address())).unwrap().to_owned()
@@ -108,6 +127,28 @@ impl Scene {
         let mut client = TcpStream::connect(self.streaming.address()).await.unwrap();
         client.write_all(text.as_bytes()).await.unwrap();
         client
+    }
+
+    /// Waits until the only stream has ended. The clock is paused.
+    async fn has_ended(&self) {
+        let began = Instant::now();
+        while self.streams.available_permits() < MAX_CELL_STREAMS {
+            // Long, because the kernel's time is not paused.
+            assert!(began.elapsed() < Duration::from_secs(100_000), "the stream is still open");
+            sleep(Duration::from_secs(1)).await;
+        }
+    }
+
+    /// Returns both ends of a stream after its response. The clock is paused.
+    async fn upgraded(&mut self) -> (TcpStream, DuplexStream) {
+        let token = self.token(&self.cell);
+        let mut client = self.client(&format!("GET /{token} HTTP/1.1\r\n\r\n")).await;
+        let (_, mut server) = self.tunnels.recv().await.unwrap();
+        exactly(&mut server, "GET /exec/T?a=b HTTP/1.1\r\n\r\n").await;
+        server.write_all(b"HTTP/1.1 101 x\r\n\r\n").await.unwrap();
+        exactly(&mut client, "HTTP/1.1 101 x\r\n\r\n").await;
+        tokio::time::pause();
+        (client, server)
     }
 }
 
@@ -226,6 +267,118 @@ async fn stuck_client_does_not_block_others() {
     server.write_all(b"HTTP/1.1 101 x\r\n\r\nhello").await.unwrap();
     exactly(&mut other, "HTTP/1.1 101 x\r\n\r\nhello").await;
     flood.abort();
+}
+
+/// Verifies D5.
+#[tokio::test]
+async fn stream_without_a_client_ends_though_its_cell_is_silent() {
+    let mut scene = Scene::new().await;
+    let (client, mut server) = scene.upgraded().await;
+    assert_eq!(scene.streams.available_permits(), MAX_CELL_STREAMS - 1);
+    drop(client);
+    assert_eq!(all(&mut server).await, "");
+    scene.has_ended().await;
+    // Passes when all tasks wait.
+    sleep(Duration::from_secs(1)).await;
+    assert!(server.write_all(b"x").await.is_err(), "the tunnel is open");
+}
+
+/// Verifies D5.
+#[tokio::test]
+async fn stream_without_a_client_ends_though_its_cell_reads_nothing() {
+    let mut scene = Scene::new().await;
+    let (mut client, mut server) = scene.upgraded().await;
+    // Until the cell's queue and the kernel's buffers are full.
+    let part = [0; 1 << 16];
+    while tokio::time::timeout(Duration::from_secs(1), client.write_all(&part)).await.is_ok() {}
+    client.set_zero_linger().unwrap();
+    drop(client);
+    scene.has_ended().await;
+    // Nothing follows what the tunnel held.
+    let mut left = Vec::new();
+    server.read_to_end(&mut left).await.unwrap();
+}
+
+/// Verifies D5.
+#[tokio::test]
+async fn stream_that_its_cell_has_ended_and_keeps_open_ends() {
+    let mut scene = Scene::new().await;
+    let (mut client, mut server) = scene.upgraded().await;
+    server.shutdown().await.unwrap();
+    assert_eq!(all(&mut client).await, "");
+    scene.has_ended().await;
+    assert_eq!(all(&mut server).await, "");
+}
+
+/// Verifies D5.
+#[tokio::test]
+async fn half_closed_stream_lives_while_bytes_move() {
+    let mut scene = Scene::new().await;
+    let (mut client, mut server) = scene.upgraded().await;
+    client.shutdown().await.unwrap();
+    assert_eq!(all(&mut server).await, "");
+    for _ in 0..20 {
+        sleep(Duration::from_secs(9)).await;
+        server.write_all(b"x").await.unwrap();
+    }
+    let silent = Instant::now();
+    assert_eq!(all(&mut client).await, "x".repeat(20));
+    assert!(silent.elapsed() < Duration::from_secs(21), "{:?}", silent.elapsed());
+}
+
+/// Verifies D5.
+#[tokio::test]
+async fn streams_of_a_cell_are_limited() {
+    let mut scene = Scene::new().await;
+    let others = Arc::clone(&scene.streams).acquire_many_owned(MAX_CELL_STREAMS as u32 - 1);
+    let _others = others.await.unwrap();
+    let token = [(); 3].map(|()| scene.token(&scene.cell));
+    let client = scene.client(&format!("GET /{} HTTP/1.1\r\n\r\n", token[0])).await;
+    let (_, server) = scene.tunnels.recv().await.unwrap();
+    let mut refused = scene.client(&format!("GET /{} HTTP/1.1\r\n\r\n", token[1])).await;
+    let answer = all(&mut refused).await;
+    assert!(
+        answer.starts_with("HTTP/1.1 503 ")
+            && answer.ends_with("96 streams of the cell are open, and no more are allowed"),
+        "{answer}"
+    );
+    drop((client, server));
+    while scene.streams.available_permits() == 0 {
+        tokio::task::yield_now().await;
+    }
+    let _client = scene.client(&format!("GET /{} HTTP/1.1\r\n\r\n", token[2])).await;
+    scene.tunnels.recv().await.unwrap();
+}
+
+#[test]
+fn limit_of_a_cell_is_kept_while_it_is_used() {
+    let cells = CellStreams::default();
+    let ids = [(); 2].map(|()| CellId::mint().unwrap());
+    let first = cells.of(&ids[0]);
+    let other = cells.of(&ids[1]);
+    assert!(Arc::ptr_eq(&first, &cells.of(&ids[0])) && !Arc::ptr_eq(&first, &other));
+    drop(other);
+    drop((cells.of(&ids[1]), first, cells.of(&ids[0])));
+    assert_eq!(cells.0.lock().unwrap().len(), 2);
+    let _third = cells.of(&CellId::mint().unwrap());
+    assert_eq!(cells.0.lock().unwrap().len(), 1);
+}
+
+/// Verifies D5.
+#[tokio::test]
+async fn silent_clients_end_by_age_at_their_limit() {
+    let mut scene = Scene::new().await;
+    let mut silent = Vec::new();
+    for _ in 0..=MAX_UNREAD_HEADS {
+        silent.push(scene.client("").await);
+    }
+    // Before its deadline, at which it would get a response.
+    let mut left = Vec::new();
+    let _ = silent[0].read_to_end(&mut left).await;
+    assert_eq!(left, b"");
+    let token = scene.token(&scene.cell);
+    let _client = scene.client(&format!("GET /{token} HTTP/1.1\r\n\r\n")).await;
+    scene.tunnels.recv().await.unwrap();
 }
 
 #[tokio::test]

@@ -8,6 +8,7 @@ use std::{
 };
 
 use ring::rand::{SecureRandom, SystemRandom};
+use tokio::sync::Semaphore;
 
 use super::tunnel::Tunnels;
 use crate::backends::milpa::failure::{Class, Failure};
@@ -31,6 +32,8 @@ pub(super) struct Route {
     pub(super) target: String,
     /// Tunnels to the cell.
     pub(super) tunnels: Arc<dyn Tunnels>,
+    /// Limit of the cell's streams.
+    pub(super) streams: Arc<Semaphore>,
 }
 
 /// Unused tokens.
@@ -90,7 +93,12 @@ mod tests {
     use crate::backends::milpa::streaming::tests::FakeCell;
 
     fn route() -> Route {
-        Route { port: 1, target: "/exec/x".into(), tunnels: Arc::new(FakeCell::default()) }
+        Route {
+            port: 1,
+            target: "/exec/x".into(),
+            tunnels: Arc::new(FakeCell::default()),
+            streams: Arc::new(Semaphore::new(1)),
+        }
     }
 
     #[test]
