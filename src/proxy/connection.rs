@@ -45,9 +45,7 @@ pub(super) async fn serve(
     shutdown: Shutdown,
 ) {
     let begin = Arc::clone(&settings.borrow_and_update());
-    // SETTINGS are sent once. A lower limit that is set later is kept by refusing calls.
-    let calls = u32::try_from(begin.max_calls).unwrap_or(u32::MAX);
-    let mut serving = match server::handshake(stream, calls) {
+    let mut serving = match server::handshake(stream, max_streams(&begin)) {
         Ok(serving) => serving,
         Err(error) => return tracing::warn!(%error, "client connection refused"),
     };
@@ -68,6 +66,12 @@ pub(super) async fn serve(
         }
         ConnectionEnd::Reset => serving.abrupt_shutdown(Reason::NO_ERROR, "the daemon stops").await,
     }
+}
+
+/// Returns the limit of streams to announce. A limit that is lowered later is kept by refusing
+/// calls.
+fn max_streams(settings: &Settings) -> u32 {
+    u32::try_from(settings.max_calls).unwrap_or(u32::MAX)
 }
 
 enum ConnectionEnd {
@@ -103,6 +107,12 @@ async fn run(
         if draining && reset.as_mut().poll(cx).is_ready() {
             return Poll::Ready(ConnectionEnd::Reset);
         }
+        // An atomic load. The lock is taken only after a reload.
+        if settings.has_changed().unwrap_or(false) {
+            now = Arc::clone(&settings.borrow_and_update());
+            frame_timeout.limit = now.client_timeout;
+            serving.raise_max_concurrent_streams(max_streams(&now));
+        }
         let mut calls_cx = Context::from_waker(&calls_waker.waker);
         let mut has_read = false;
         for _ in 0..MAX_POLLS_PER_ROUND {
@@ -113,11 +123,6 @@ async fn run(
                 Poll::Pending => false,
             };
             while let Some((request, respond)) = serving.accept() {
-                // An atomic load. The lock is taken only after a reload.
-                if settings.has_changed().unwrap_or(false) {
-                    now = Arc::clone(&settings.borrow_and_update());
-                    frame_timeout.limit = now.client_timeout;
-                }
                 calls.push(call::serve(server.clone(), now.clone(), request, respond));
                 calls_waker.waker.wake_by_ref();
             }

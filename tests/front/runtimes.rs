@@ -364,3 +364,44 @@ async fn new_rules_and_limits_apply_to_the_next_call_of_a_connection() {
         () = rest => {}
     }
 }
+
+/// Verifies R4.
+#[tokio::test(flavor = "multi_thread")]
+async fn raised_call_limit_applies_to_an_open_connection_at_its_limit() {
+    let server = Setup { max_calls: 2, ..Setup::default() }.start();
+    let caller = server.caller().await;
+    let (other, hang) = (id("milpa1"), id("milpa-hang"));
+    // After its response the caller knows the limit.
+    assert_eq!(caller.call(Method::StopPodSandbox, &other).await.ok(), b"cells: StopPodSandbox");
+    let first = caller.call(Method::StopPodSandbox, &hang);
+    let rest = async {
+        {
+            let cancelled = caller.call(Method::StopPodSandbox, &hang);
+            let both_hang = crate::caller::soon(async {
+                while server.cells.hanging.load(Ordering::SeqCst) < 2 {
+                    tokio::task::yield_now().await;
+                }
+            });
+            tokio::select! {
+                _ = cancelled => panic!("it hangs"),
+                _ = both_hang => {}
+            }
+            let config = Server { max_concurrent_calls: 3, ..Server::default() };
+            server.running.settings.replace(&config, to_second("near"));
+        }
+        let last = async {
+            let answer = crate::caller::soon(caller.call(Method::StopPodSandbox, &other)).await;
+            assert_eq!(answer.ok(), b"cells: StopPodSandbox");
+        };
+        tokio::select! {
+            biased;
+            _ = caller.call(Method::StopPodSandbox, &hang) => panic!("it hangs"),
+            () = last => {}
+        }
+    };
+    tokio::select! {
+        biased;
+        _ = first => panic!("it hangs"),
+        () = rest => {}
+    }
+}

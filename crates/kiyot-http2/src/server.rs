@@ -44,6 +44,11 @@ pub fn handshake(stream: UnixStream, max_concurrent_streams: u32) -> io::Result<
 }
 
 impl Connection {
+    /// Allows the client more concurrent streams. A lower limit than before changes nothing.
+    pub fn raise_max_concurrent_streams(&mut self, limit: u32) {
+        lock(&self.core).raise_max_open(limit);
+    }
+
     /// Reads once; then [`Self::accept`] returns the requests that arrived. Returns false at the
     /// end of the connection.
     ///

@@ -73,6 +73,16 @@ impl Core {
         Self::new(Role::Server(server), Vec::new(), (3, max_open), max_open as usize)
     }
 
+    /// Allows the client more concurrent streams. A lower limit than before changes nothing,
+    /// because the client may have opened more by the time it knows.
+    pub(crate) fn raise_max_open(&mut self, max_open: u32) {
+        if max_open as usize > self.max_open {
+            self.max_open = max_open as usize;
+            let setting = [3_u16.to_be_bytes().as_slice(), &max_open.to_be_bytes()].concat();
+            frame::put(&mut self.out, frame::SETTINGS, 0, 0, &setting);
+        }
+    }
+
     /// Removes the client's preface from the front of the bytes. Returns true if the preface is
     /// complete.
     pub(super) fn recv_preface(&mut self, bytes: &mut &[u8]) -> Result<bool, Violation> {

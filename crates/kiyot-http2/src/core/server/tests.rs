@@ -255,6 +255,30 @@ fn requests_above_the_limit_are_refused_and_their_late_frames_ignored() {
     );
 }
 
+/// Verifies R4.
+#[test]
+fn raised_limit_is_announced_and_a_lower_one_is_not() {
+    let mut side = Side::server(1);
+    let first = side.accept(1, REQUEST);
+    for limit in [1, 0] {
+        side.core.raise_max_open(limit);
+        assert!(side.sent().is_empty());
+    }
+    side.core.raise_max_open(2);
+    let sent = side.sent();
+    assert_eq!(kinds(&sent), [frame::SETTINGS]);
+    assert_eq!((sent[0].0.flags, sent[0].1.as_slice()), (0, &[0, 3, 0, 0, 0, 2][..]));
+    side.fine(frame::SETTINGS, frame::ACK, 0, b"");
+    let second = side.accept(3, REQUEST);
+    side.fine(frame::HEADERS, WHOLE, 5, REQUEST);
+    assert_eq!(side.reset(), Reason::REFUSED_STREAM);
+    for key in [first, second] {
+        side.send_response(key, true).unwrap();
+        side.drop_call(key);
+    }
+    assert!(side.core.is_empty());
+}
+
 #[test]
 fn remembered_resets_are_bounded() {
     let mut side = Side::server(0);
