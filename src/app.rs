@@ -216,7 +216,7 @@ async fn serve(
         }
     };
     tracing::info!(signal = signal_name, "daemon stopping, pods in cells go on");
-    systemd::stopping();
+    systemd::stopping(config.server.drain_timeout);
     tokio::select! {
         () = app.stop(&config) => {}
         never = &mut watchdog_feed => match never {},

@@ -26,9 +26,13 @@ pub(super) fn reloading() {
     }
 }
 
-/// Notifies that the daemon stops.
-pub(super) fn stopping() {
-    notify(&[NotifyState::Stopping]);
+/// Time beside `drain_timeout` in which all parts of the daemon end, and the store is closed.
+const STOP_TIME: Duration = Duration::from_secs(30);
+
+/// Notifies that the daemon stops, and extends `TimeoutStopSec=` for a longer `drain_timeout`.
+pub(super) fn stopping(drain_timeout: Duration) {
+    let limit = u32::try_from((drain_timeout + STOP_TIME).as_micros()).unwrap_or(u32::MAX);
+    notify(&[NotifyState::Stopping, NotifyState::ExtendTimeoutUsec(limit)]);
 }
 
 /// Notifies the watchdog (`WatchdogSec=`) as long as the CRI socket's thread responds. Never ready.

@@ -325,7 +325,14 @@ async fn systemd_is_notified_of_ready_watchdog_reload_and_stop() {
         kubelet.runtime.version(cri::VersionRequest::default()).await.unwrap();
     }
     signal(&daemon, rustix::process::Signal::TERM);
-    systemd.until("STOPPING=1").await;
+    let messages = systemd.until("STOPPING=1").await;
+    // `drain_timeout` and 30 s.
+    assert!(
+        messages.last().is_some_and(|message| message
+            .lines()
+            .any(|line| line == "EXTEND_TIMEOUT_USEC=40000000")),
+        "{messages:?}"
+    );
     drop(kubelet);
     let status =
         wait_until("the daemon has ended", LIMIT, async || daemon.try_wait().unwrap()).await;
