@@ -14,7 +14,7 @@ use std::{
 
 use tokio::{
     net::UnixListener,
-    runtime::{Builder, Handle},
+    runtime::{Builder, Handle, Runtime},
     sync::watch,
     task::JoinSet,
     time::{sleep, timeout},
@@ -164,8 +164,11 @@ impl CriServer {
         let (watchdog, responder) = watchdog::new();
         // Ends with the runtime at the latest.
         runtime.spawn(responder.run());
+        // Moved once the thread runs, because a runtime can't be dropped here with the closure.
+        let (hand_over, runtime_of_thread) = std::sync::mpsc::channel::<Runtime>();
         let run = move || {
             let _ended = thread_ended;
+            let Ok(runtime) = runtime_of_thread.recv() else { return };
             runtime.block_on(accept(
                 listener,
                 socket,
@@ -174,7 +177,12 @@ impl CriServer {
                 thread_shutdown,
             ));
         };
-        thread::Builder::new().name("cri-front".into()).spawn(run).map_err(StartError::Thread)?;
+        if let Err(error) = thread::Builder::new().name("cri-front".into()).spawn(run) {
+            runtime.shutdown_background();
+            return Err(StartError::Thread(error));
+        }
+        // The thread waits for it.
+        let _ = hand_over.send(runtime);
         tracing::info!(socket = %address.display(), "listening for the kubelet");
         Ok(RunningServer {
             address,

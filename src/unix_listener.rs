@@ -1,18 +1,24 @@
 //! Listening unix sockets, whose paths outlive a killed daemon.
 
 use std::{
-    fs, io,
+    fs::{self, File},
+    io,
     os::unix::{fs::FileTypeExt, fs::MetadataExt, net::UnixListener},
     path::{Path, PathBuf},
+    thread,
+    time::Duration,
 };
 
 use rustix::{
-    fs::{AtFlags, CWD, Gid, Mode, chmodat, chownat},
+    fs::{AtFlags, CWD, FlockOperation, Gid, Mode, chmodat, chownat, flock},
     net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with},
 };
 
 /// Bound on connections that wait to be accepted.
 const MAX_BACKLOG: i32 = 1024;
+/// Attempts to lock a directory, and the pause between them. A start has the lock for a moment.
+const LOCK_ATTEMPTS: u32 = 100;
+const LOCK_PAUSE: Duration = Duration::from_millis(10);
 
 /// A socket that can't be bound.
 #[derive(Debug, thiserror::Error)]
@@ -56,6 +62,7 @@ pub(crate) fn listen_on(path: &Path, group: Option<Gid>) -> Result<Listener, Lis
     if let Some(parent) = path.parent() {
         fs::create_dir_all(parent).map_err(failed("make the directory", parent))?;
     }
+    let _lock = path.parent().and_then(lock);
     remove_stale(path)?;
     let bound = || -> io::Result<UnixListener> {
         let socket = socket_with(
@@ -77,6 +84,21 @@ pub(crate) fn listen_on(path: &Path, group: Option<Gid>) -> Result<Listener, Lis
     };
     let socket = bound().map_err(failed("listen on", path))?;
     Ok(Listener { socket, path: path.into(), inode: inode(path) })
+}
+
+/// Locks a directory, so that of two starts at once none takes the socket of the other for stale
+/// before it listens. `None` if it can't be locked, or another program keeps the lock.
+fn lock(directory: &Path) -> Option<File> {
+    let is_empty = directory.as_os_str().is_empty();
+    let directory = File::open(if is_empty { Path::new(".") } else { directory }).ok()?;
+    for _ in 0..LOCK_ATTEMPTS {
+        match flock(&directory, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Some(directory),
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => thread::sleep(LOCK_PAUSE),
+            Err(_) => break,
+        }
+    }
+    None
 }
 
 fn inode(path: &Path) -> Option<(u64, u64)> {
@@ -153,6 +175,25 @@ mod tests {
         );
         std::os::unix::net::UnixStream::connect(&path).unwrap();
         drop(listener);
+    }
+
+    #[test]
+    fn socket_goes_to_one_of_two_starts_at_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("cri.sock");
+        for _ in 0..500 {
+            drop(UnixListener::bind(&path).unwrap());
+            let begin = std::sync::Barrier::new(2);
+            let start = || {
+                begin.wait();
+                listen_on(&path, None)
+            };
+            let results: [_; 2] = thread::scope(|scope| {
+                [(); 2].map(|()| scope.spawn(start)).map(|started| started.join().unwrap())
+            });
+            assert_eq!(results.iter().filter(|result| result.is_ok()).count(), 1, "{results:?}");
+            std::os::unix::net::UnixStream::connect(&path).unwrap();
+        }
     }
 
     #[test]

@@ -36,7 +36,7 @@ pub(super) fn read(path: &Path) -> Result<String, Problem> {
     String::from_utf8(content).map_err(|error| {
         Problem::new(
             "the file",
-            format!("is not UTF-8 at byte {} is not UTF-8", error.utf8_error().valid_up_to() + 1),
+            format!("is not UTF-8 at byte {}", error.utf8_error().valid_up_to() + 1),
         )
     })
 }

@@ -335,7 +335,7 @@ fn malformed_files_are_problems() {
             "backends: is empty; allowed: one backend or more, such as \
                     [backends.containerd] with type = \"cri\"",
         ),
-        (b"[server]\nlisten = \"/\xff\"\n", "the file: is not UTF-8 at byte 21 is not UTF-8"),
+        (b"[server]\nlisten = \"/\xff\"\n", "the file: is not UTF-8 at byte 21"),
         (b"\0", "the text: is no TOML: "),
         (
             b"[backends.c]\ntype = \"cri\"\ntype = \"cri\"\n",

@@ -28,6 +28,8 @@ type Snapshot = Result<Vec<u8>, (tonic::Code, String)>;
 pub(crate) struct FakeCells {
     /// Responses from memory, and parts of lists.
     pub(crate) snapshots: Mutex<HashMap<Method, Snapshot>>,
+    /// Number of calls that were or are inside [`DecodedBackend::snapshot`].
+    pub(crate) in_snapshot: AtomicUsize,
     /// Number of hanging calls.
     pub(crate) hanging: Arc<AtomicUsize>,
     /// Readers of events.
@@ -53,6 +55,7 @@ impl DecodedBackend for FakeCells {
     }
 
     fn snapshot(&self, method: Method, _: &[u8]) -> Option<Result<Bytes, Status>> {
+        self.in_snapshot.fetch_add(1, Ordering::SeqCst);
         let snapshot = self.snapshots.lock().unwrap().get(&method)?.clone();
         Some(snapshot.map(Bytes::from).map_err(|(code, message)| Status::new(code, message)))
     }

@@ -1,6 +1,6 @@
 //! Draining and stopping of the server.
 
-use std::time::Duration;
+use std::{sync::atomic::Ordering, time::Duration};
 
 use bytes::Bytes;
 use kiyot::backends::Method;
@@ -68,9 +68,12 @@ async fn stuck_thread_does_not_answer_the_watchdog() {
     is_held.recv().unwrap();
     let call = tokio::spawn(async move { caller.call(Method::ExecSync, b"\n\x06milpa1").await });
     soon(async {
-        while tokio::time::timeout(Duration::from_millis(200), watchdog.ping()).await.is_ok() {}
+        while server.cells.in_snapshot.load(Ordering::SeqCst) == 0 {
+            tokio::task::yield_now().await;
+        }
     })
     .await;
+    assert!(tokio::time::timeout(Duration::from_millis(200), watchdog.ping()).await.is_err());
     release.send(()).unwrap();
     soon(watchdog.ping()).await;
     assert_eq!(soon(call).await.unwrap().ok(), b"cells: ExecSync");

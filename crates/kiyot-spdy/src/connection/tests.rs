@@ -1,3 +1,5 @@
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use tokio::net::TcpListener;
 
 use super::*;
@@ -62,16 +64,39 @@ async fn pings_of_the_server_are_answered_and_bytes_behind_the_head_are_read() {
     drop(sender);
 }
 
+/// Bytes of a part that a sender repeats.
+const PART_BYTES: usize = 32 << 10;
+
+/// More than the kernel's buffers of a connection hold.
+const MAX_BUFFERED_BYTES: usize = 64 << 20;
+
 #[tokio::test]
 async fn sender_waits_for_a_server_that_reads_nothing_and_ends_with_the_receiver() {
     let (target, server) = server(&upgraded()).await;
     let (sender, receiver) = connect(&target, PROTOCOL).await.unwrap();
     let _stream = server.await.unwrap();
+    let (sent, mut before) = (Arc::new(AtomicUsize::new(0)), 0);
+    let count = Arc::clone(&sent);
     let sending = tokio::spawn(async move {
-        let part = Bytes::from(vec![0; 1 << 20]);
-        while sender.send(1, part.clone()).await.is_ok() {}
+        let part = Bytes::from(vec![0; PART_BYTES]);
+        while sender.send(1, part.clone()).await.is_ok() {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
     });
-    // The buffers of the kernel are full: the queue stays full.
+    // Until the kernel's buffers and the queue are full.
+    loop {
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        let now = sent.load(Ordering::Relaxed);
+        assert!(
+            now < MAX_BUFFERED_BYTES / PART_BYTES,
+            "{now} parts of {PART_BYTES} bytes are sent"
+        );
+        if now > 0 && now == before {
+            break;
+        }
+        before = now;
+    }
+    assert!(!sending.is_finished());
     drop(receiver);
     sending.await.unwrap();
 }
