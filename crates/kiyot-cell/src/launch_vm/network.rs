@@ -133,9 +133,10 @@ mod tests {
     #[test]
     fn rules_are_set_by_programs_that_wait_for_the_nodes_lock() {
         // As legacy programs do while another has the lock.
-        let locked = |_, arguments: &[&str], _: &[u8]| {
+        let locked = |program, arguments: &[&str], _: &[u8]| {
             let waits = arguments.windows(2).any(|pair| pair[0] == "-w" && pair[1] != "0");
-            succeed(if waits { "true" } else { "false" }, arguments, b"")
+            let refusal = || NetworkError::Run(program, io::Error::other("the lock is held"));
+            waits.then_some(()).ok_or_else(refusal)
         };
         set_rules(locked).unwrap();
     }
