@@ -80,10 +80,7 @@ impl Core {
     /// Returns a core whose output begins with `out`, SETTINGS and the connection's WINDOW_UPDATE.
     fn new(role: Role, mut out: Vec<u8>, setting: (u16, u32), max_open: usize) -> Self {
         let settings = [setting, (4, STREAM_WINDOW_BYTES), (6, MAX_HEADER_LIST_BYTES)];
-        let settings = settings
-            .map(|(id, value)| [id.to_be_bytes().as_slice(), &value.to_be_bytes()].concat())
-            .concat();
-        frame::put(&mut out, frame::SETTINGS, 0, 0, &settings);
+        frame::put_settings(&mut out, &settings);
         frame::put(
             &mut out,
             frame::WINDOW_UPDATE,

@@ -62,6 +62,15 @@ pub(super) fn put(out: &mut Vec<u8>, kind: u8, flags: u8, stream: u32, payload: 
     out.extend_from_slice(payload);
 }
 
+/// Appends SETTINGS with these ids and values.
+pub(super) fn put_settings(out: &mut Vec<u8>, settings: &[(u16, u32)]) {
+    let payload: Vec<u8> = settings
+        .iter()
+        .flat_map(|(id, value)| [id.to_be_bytes().as_slice(), &value.to_be_bytes()].concat())
+        .collect();
+    put(out, SETTINGS, 0, 0, &payload);
+}
+
 /// Strips padding, and in HEADERS the priority.
 pub(super) fn strip_padding(head: Head, mut payload: &[u8]) -> Result<&[u8], Violation> {
     let mut padding = 0;

@@ -78,8 +78,7 @@ impl Core {
     pub(crate) fn raise_max_open(&mut self, max_open: u32) {
         if max_open as usize > self.max_open {
             self.max_open = max_open as usize;
-            let setting = [3_u16.to_be_bytes().as_slice(), &max_open.to_be_bytes()].concat();
-            frame::put(&mut self.out, frame::SETTINGS, 0, 0, &setting);
+            frame::put_settings(&mut self.out, &[(3, max_open)]);
         }
     }
 
