@@ -138,6 +138,14 @@ pub(crate) struct EngineConfig {
     pub(crate) take_over: bool,
 }
 
+impl EngineConfig {
+    /// Returns the pause before what was tried is repeated, which doubles with each failure.
+    fn pause_after(&self, failures: u32) -> Duration {
+        let first = self.retry_pause;
+        first.saturating_mul(1 << failures.min(MAX_DOUBLINGS)).min(MAX_RETRY_PAUSE.max(first))
+    }
+}
+
 /// The sources of what an engine can't compute.
 pub(crate) trait Seams: fmt::Debug + Send {
     /// Fills a buffer with random bytes.
@@ -369,10 +377,9 @@ impl Engine {
                     // The calls of another machine's provider are counted and paid for.
                     _ => (&mut cell.failed_ends, self.capabilities.remote || is_elsewhere),
                 };
-                let doublings = if grows { (*attempts).min(MAX_DOUBLINGS) } else { 0 };
+                let doublings = if grows { *attempts } else { 0 };
                 *attempts = attempts.saturating_add(1);
-                let first = self.config.retry_pause;
-                let pause = first.saturating_mul(1 << doublings).min(MAX_RETRY_PAUSE.max(first));
+                let pause = self.config.pause_after(doublings);
                 self.timers.set(Timer::Retry(id.clone()), now.boot + pause);
             }
             CellEffect::PublishConnected => self.emit(id, Effect::PublishConnected),

@@ -5,7 +5,8 @@ use std::{collections::VecDeque, sync::Arc, time::Duration};
 use kiyot_proto::store::CellPhase;
 
 use super::{
-    CellError, CellEvent, Change, CommitOf, Effect, Engine, Now, state::NOT_RECORDED, timers::Timer,
+    CellError, CellEvent, Change, CommitOf, Effect, Engine, MAX_RETRY_PAUSE, Now,
+    state::NOT_RECORDED, timers::Timer,
 };
 use crate::backends::milpa::{id::CellId, store::StoreError};
 
@@ -13,15 +14,13 @@ use crate::backends::milpa::{id::CellId, store::StoreError};
 const MAX_UNWRITTEN: usize = 1000;
 /// Bounds the commits of a retry.
 const MAX_REWRITTEN: usize = 16;
-/// Longest pause before a retry. A failure within it of a retry is one of the retry.
-const MAX_REWRITE_PAUSE: Duration = Duration::from_secs(60);
 
 /// The last changes of ended cells that could not be written yet.
 #[derive(Debug, Default)]
 pub(super) struct Unwritten {
     changes: VecDeque<(CellId, Vec<Change>)>,
-    /// The pause before the next retry: it doubles with each that fails.
-    pause: Duration,
+    /// The consecutive retries that failed.
+    failures: u32,
     /// The time of the last retry, until a commit of it fails.
     retried: Option<Duration>,
 }
@@ -71,15 +70,14 @@ impl Engine {
             unwritten.changes.pop_front();
         }
         unwritten.changes.push_back((id.clone(), changes));
-        let failed = unwritten
-            .retried
-            .take()
-            .filter(|retried| now.boot.saturating_sub(*retried) < MAX_REWRITE_PAUSE);
-        if failed.is_some() {
-            unwritten.pause = unwritten.pause.saturating_mul(2).min(MAX_REWRITE_PAUSE);
-            self.timers.set(Timer::Rewrite, now.boot + unwritten.pause);
+        // A failure this soon after a retry is one of the retry.
+        let retried = unwritten.retried.take();
+        if retried.is_some_and(|retried| now.boot.saturating_sub(retried) < MAX_RETRY_PAUSE) {
+            unwritten.failures = unwritten.failures.saturating_add(1);
+            let pause = self.config.pause_after(unwritten.failures);
+            self.timers.set(Timer::Rewrite, now.boot + pause);
         } else if self.timers.set_once(Timer::Rewrite, now.boot + self.config.retry_pause) {
-            unwritten.pause = self.config.retry_pause;
+            unwritten.failures = 0;
         }
     }
 
