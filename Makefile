@@ -98,7 +98,7 @@ lint: lint-default
 lint-default:
 	@scripts/setup
 	cargo fmt --all --check
-	cargo clippy --workspace --lib --tests -- -D warnings
+	cargo clippy --workspace --lib --bins -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --quiet --workspace --no-deps --lib
 
 # Checks licences, sources, banned crates and advisories of the dependencies of all members.

@@ -37,10 +37,8 @@ fn boot_data() -> CellFile {
     }
 }
 
-/// Verifies V21.
-#[test]
-fn unit_of_the_agent_runs_a_cell_once_and_powers_the_machine_off_after_a_kill() {
-    let mut machine = Machine::start();
+/// Installs the agent as a cell's service: it runs, and the machine powers off after its kill.
+pub(crate) fn runs_a_cell_once_and_powers_the_machine_off_after_a_kill(mut machine: Machine) {
     machine.ok("cp /mnt/kiyot-cell /usr/local/bin/ \
                 && cp /mnt/kiyot-cell.service /etc/systemd/system/ \
                 && ip link add eth0 type veth peer name peer0 && ip link set eth0 up \
