@@ -1,8 +1,16 @@
 //! Exec, attach and port-forward of pods in cells, by WebSocket clients.
 
+use std::time::{Duration, Instant};
+
 use kiyot_testkit::{Container, Kiyot, Kubelet, Node, Pod, cri, websocket::Streams};
+use tokio::time::sleep;
 
 use super::{WAIT, endings::Ending, options, pod, remove_and_assert_clean};
+
+/// Most streams of a cell at a time (docs/limits.md).
+const MAX_STREAMS: usize = 96;
+/// Longest time until the streams of clients that are gone have ended.
+const ABANDONED_LIMIT: Duration = Duration::from_secs(60);
 
 async fn exec(kubelet: &mut Kubelet, container: &str, command: &[&str], tty: bool) -> String {
     let cmd = command.iter().map(|word| (*word).to_owned()).collect();
@@ -53,6 +61,39 @@ async fn exec_carries_input_output_and_the_exit_code() {
         .await;
     let output = streams.read_until(1, "resized").await;
     assert!(output.contains("resized"), "{output}");
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
+}
+
+/// Verifies D5.
+#[tokio::test]
+async fn commands_whose_clients_are_gone_leave_room_for_others() {
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let running = kubelet.run_pod(&pod("followed", WAIT)).await.unwrap();
+    let main = running.container("main").id.clone();
+
+    let mut open = Vec::new();
+    for _ in 0..MAX_STREAMS {
+        let url = exec(&mut kubelet, &main, &["sleep", "1000"], false).await;
+        open.push(Streams::open(&url).await.unwrap());
+    }
+    let url = exec(&mut kubelet, &main, &["echo", "done"], false).await;
+    let refused = Streams::open(&url).await.unwrap_err();
+    assert!(refused.to_string().contains("503"), "{refused}");
+
+    drop(open);
+    let gone = Instant::now();
+    let mut streams = loop {
+        let url = exec(&mut kubelet, &main, &["echo", "done"], false).await;
+        match Streams::open(&url).await {
+            Ok(streams) => break streams,
+            Err(error) => assert!(gone.elapsed() < ABANDONED_LIMIT, "{error}"),
+        }
+        sleep(Duration::from_millis(200)).await;
+    };
+    streams.read_to_end().await;
+    assert_eq!(streams.text(1), "done\n");
     remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }
 
