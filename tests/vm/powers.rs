@@ -7,7 +7,11 @@ use kiyot_testkit::{
     cri::{self, security_profile::ProfileType},
 };
 
-use super::{WAIT, network::widen_network, options, run};
+use super::{
+    WAIT,
+    network::{BRIDGE, widen_network},
+    options, run,
+};
 
 /// Sysctls of a pod, the unsafe ones of Kubernetes among them.
 const SYSCTLS: [(&str, &str); 7] = [
@@ -117,7 +121,7 @@ async fn check_profile_of_the_node(node: &Node, kubelet: &mut Kubelet, machine: 
 #[ignore = "takes long without KVM; make test-vm"]
 async fn powers_of_a_pod_in_a_machine_are_those_of_the_node() {
     let node = Node::start().await;
-    widen_network(&node);
+    widen_network(&node, BRIDGE);
     let sections = "[backends.milpa.policy]\nprivileged = \"cell\"\nhost_users = \"cell\"\n";
     let options = KiyotOptions { sections: sections.to_owned(), ..options() };
     let kiyot = Kiyot::start(&node, options).await;
