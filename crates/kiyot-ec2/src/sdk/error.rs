@@ -118,10 +118,13 @@ mod tests {
     /// Verifies V32.
     #[tokio::test]
     async fn call_is_not_sent_without_a_connection() {
-        let unbound = TcpListener::bind(("127.0.0.1", 0)).await.unwrap().local_addr().unwrap();
+        // A bound port that does not listen refuses connections, and nobody else gets it.
+        let silent = TcpSocket::new_v4().unwrap();
+        silent.bind(([127, 0, 0, 1], 0).into()).unwrap();
+        let silent_address = silent.local_addr().unwrap();
         let (unknown, refused, closed, full) = tokio::join!(
             failure_at("http://kiyot.invalid/".to_owned()),
-            failure_at(format!("http://{unbound}")),
+            failure_at(format!("http://{silent_address}")),
             failure_at_closing("https"),
             failure_at_full(),
         );
