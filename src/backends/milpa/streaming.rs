@@ -8,11 +8,13 @@ use std::{
     time::Duration,
 };
 
+use futures::{FutureExt as _, future::OptionFuture};
 use kiyot_link::log_limit::LogLimit;
 use tokio::{
     net::TcpListener,
     sync::Semaphore,
     task::{AbortHandle, JoinSet},
+    time::{Instant, sleep_until},
 };
 use tokio_util::task::AbortOnDropHandle;
 
@@ -45,8 +47,12 @@ const MAX_STREAMS: usize = 2_000;
 /// Most streams of a cell at a time, as in its agent.
 const MAX_CELL_STREAMS: usize = 96;
 
-/// Most connections that have not sent a request with a token. A further one ends the oldest.
+/// Most connections that have not sent a request with a token. A further one ends the oldest, once
+/// that has had [`HEAD_GRACE`].
 const MAX_UNREAD_HEADS: usize = 64;
+
+/// Time in which a connection's request may come and be read before another connection ends it.
+const HEAD_GRACE: Duration = Duration::from_millis(200);
 
 /// Pause after a failed accept (out of file descriptors), so that the loop doesn't spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -144,10 +150,13 @@ fn parse_cell_url(url: &str) -> Option<(u16, String)> {
 async fn accept(listener: TcpListener, tokens: Arc<Tokens>) {
     let streams = Arc::new(Semaphore::new(MAX_STREAMS));
     let (mut heads, mut connections) = (JoinSet::new(), JoinSet::new());
-    // Tasks of `heads`, oldest first.
-    let mut unread: VecDeque<AbortHandle> = VecDeque::new();
+    // Tasks of `heads` with the ends of their graces, oldest first.
+    let mut unread: VecDeque<(AbortHandle, Instant)> = VecDeque::new();
     let (head_lines, stream_lines) = (LogLimit::default(), LogLimit::default());
     loop {
+        unread.retain(|(head, _)| !head.is_finished());
+        let oldest = unread.front().filter(|_| unread.len() >= MAX_UNREAD_HEADS);
+        let grace = OptionFuture::from(oldest.map(|(_, end)| sleep_until(*end)));
         let accepted = tokio::select! {
             biased;
             Some(read) = heads.join_next() => {
@@ -173,13 +182,12 @@ async fn accept(listener: TcpListener, tokens: Arc<Tokens>) {
                 continue;
             }
             Some(_) = connections.join_next() => continue,
-            accepted = listener.accept() => accepted,
+            accepted = grace.then(|_| listener.accept()) => accepted,
         };
         match accepted {
             Ok((socket, _)) => {
-                unread.retain(|head| !head.is_finished());
                 if unread.len() >= MAX_UNREAD_HEADS
-                    && let Some(oldest) = unread.pop_front()
+                    && let Some((oldest, _)) = unread.pop_front()
                 {
                     oldest.abort();
                     if let Some(suppressed) = head_lines.admit() {
@@ -192,7 +200,7 @@ async fn accept(listener: TcpListener, tokens: Arc<Tokens>) {
                 }
                 let (tokens, streams) = (Arc::clone(&tokens), Arc::clone(&streams));
                 let head = async move { connection::accept(socket, &tokens, &streams).await };
-                unread.push_back(heads.spawn(head));
+                unread.push_back((heads.spawn(head), Instant::now() + HEAD_GRACE));
             }
             Err(error) => {
                 tracing::warn!(%error, "streaming connection not accepted");

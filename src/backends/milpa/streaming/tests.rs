@@ -129,6 +129,14 @@ impl Scene {
         client
     }
 
+    /// Connects without a turn of another task.
+    fn client_at_once(&self, text: &str) -> TcpStream {
+        let mut client = std::net::TcpStream::connect(self.streaming.address()).unwrap();
+        std::io::Write::write_all(&mut client, text.as_bytes()).unwrap();
+        client.set_nonblocking(true).unwrap();
+        TcpStream::from_std(client).unwrap()
+    }
+
     /// Waits until the only stream has ended. The clock is paused.
     async fn has_ended(&self) {
         let began = Instant::now();
@@ -368,17 +376,29 @@ fn limit_of_a_cell_is_kept_while_it_is_used() {
 #[tokio::test]
 async fn silent_clients_end_by_age_at_their_limit() {
     let mut scene = Scene::new().await;
-    let mut silent = Vec::new();
-    for _ in 0..=MAX_UNREAD_HEADS {
-        silent.push(scene.client("").await);
-    }
+    tokio::time::pause();
+    let mut silent: Vec<_> = (0..=MAX_UNREAD_HEADS).map(|_| scene.client_at_once("")).collect();
     // Before its deadline, at which it would get a response.
     let mut left = Vec::new();
     let _ = silent[0].read_to_end(&mut left).await;
     assert_eq!(left, b"");
+    tokio::time::resume();
     let token = scene.token(&scene.cell);
     let _client = scene.client(&format!("GET /{token} HTTP/1.1\r\n\r\n")).await;
     scene.tunnels.recv().await.unwrap();
+}
+
+/// Verifies D5.
+#[tokio::test]
+async fn clients_that_connect_at_once_are_all_served() {
+    let mut scene = Scene::new().await;
+    let tokens: Vec<_> = (0..MAX_CELL_STREAMS).map(|_| scene.token(&scene.cell)).collect();
+    let head = |token: &String| format!("GET /{token} HTTP/1.1\r\n\r\n");
+    let _clients: Vec<_> = tokens.iter().map(|it| scene.client_at_once(&head(it))).collect();
+    let mut tunnels = Vec::new();
+    for _ in &tokens {
+        tunnels.push(scene.tunnels.recv().await.unwrap());
+    }
 }
 
 #[tokio::test]
