@@ -36,6 +36,7 @@ pub use dns::{Dns, DnsPolicy};
 pub use document::Skipped;
 pub use env::{EnvValue, PodField};
 pub use expand::expand;
+pub(crate) use files::DATA;
 pub use files::{Entry, SubPath};
 pub use kiyot_manifest_files::File;
 pub use metadata::Metadata;

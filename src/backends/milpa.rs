@@ -311,8 +311,7 @@ impl Milpa {
             capabilities.remote.then_some(send_rate),
             capabilities.sees_node_files.then_some(&*config.state_dir),
         );
-        let standalone_dir = at_real_path.state_dir.join("standalone");
-        Standalone::prepare(&standalone_dir).await;
+        let standalone_dir = Standalone::prepare(at_real_path.state_dir.join("standalone")).await;
         let volumes = Volumes::new(
             vec![config.kubelet_dir.clone(), standalone_dir.clone()],
             config.policy.host_path,

@@ -11,6 +11,9 @@ const SHARED_DIR_MODE: u32 = 0o777;
 const HOSTS_MODE: u32 = 0o644;
 const TERMINATION_MESSAGE_MODE: u32 = 0o666;
 
+/// The link by which a volume of files becomes visible, the last that is made of it.
+pub(crate) const DATA: &str = "..data";
+
 /// Step of the plan. Existing entries stay, but a link is renamed over an older one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Entry {
@@ -81,8 +84,7 @@ impl Pod {
                 }
                 VolumeKind::ConfigMap(files) | VolumeKind::Secret(files) => {
                     plan.push(directory(root.clone(), SHARED_DIR_MODE));
-                    write_atomically(&mut plan, &root, files, revision);
-                    plan.extend(group(root, false));
+                    write_atomically(&mut plan, &root, files, revision, group(root.clone(), false));
                 }
                 // Plugins mount them, and `Purpose::Run` refuses all but hostPath.
                 VolumeKind::HostPath(_)
@@ -176,13 +178,14 @@ impl Pod {
     }
 }
 
-/// Adds a directory for the revision, the link `..data` to it, and a link through `..data` for each
-/// first component of a path.
+/// Adds a directory for the revision, a link through `..data` for each first component of a path,
+/// the group, and the link `..data` to the directory: a volume that has it is complete.
 fn write_atomically(
     plan: &mut Vec<Entry>,
     root: &std::path::Path,
     files: &[KeyedFile],
     revision: u32,
+    group: Option<Entry>,
 ) {
     let revision = PathBuf::from(format!("..2026_01_01_00_00_00.{revision:09}"));
     plan.push(Entry::Directory { path: root.join(&revision), mode: DIR_MODE });
@@ -199,9 +202,10 @@ fn write_atomically(
             visible.push(first);
         }
     }
-    plan.push(Entry::Link { path: root.join("..data"), target: revision });
     plan.extend(visible.into_iter().map(|first| Entry::Link {
         path: root.join(&first),
-        target: PathBuf::from("..data").join(first),
+        target: PathBuf::from(DATA).join(first),
     }));
+    plan.extend(group);
+    plan.push(Entry::Link { path: root.join(DATA), target: revision });
 }

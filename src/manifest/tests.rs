@@ -258,7 +258,7 @@ fn kubelet_files_are_planned() {
         plan[look],
         Entry::Link { path: format!("{settings}/look").into(), target: "..data/look".into() }
     );
-    assert!(file < data && data < look);
+    assert!(file < look && look < data);
     assert!(plan.iter().any(|entry| match entry {
         Entry::File { path, content, .. } => path.ends_with("token") && content.0 == b"hello",
         _ => false,

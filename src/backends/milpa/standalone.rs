@@ -229,21 +229,23 @@ impl Entry {
 
 impl Standalone {
     /// Makes the directory of volumes and logs. Called before cells connect, because their logs are
-    /// opened then. The path has no links, as the paths of the table of mounts.
-    pub(crate) async fn prepare(dir: &Path) {
-        let path = dir.to_owned();
+    /// opened then. Returns its path without links, as the paths of the table of mounts.
+    pub(crate) async fn prepare(dir: PathBuf) -> PathBuf {
+        let path = dir.clone();
         let prepared = blocking(move || {
             runner::private_dir(&path)?;
+            let path = std::fs::canonicalize(path)?;
             log_rotation::recover(&path.join(node::LOGS));
-            Ok(())
+            Ok(path)
         });
-        if let Err(error) = prepared.await {
+        prepared.await.unwrap_or_else(|error| {
             tracing::error!(
                 path = %dir.display(),
                 %error,
                 "directory of standalone pods not prepared"
             );
-        }
+            dir
+        })
     }
 
     /// Starts the tasks of the recorded pods.
@@ -513,7 +515,7 @@ mod tests {
         let path = dir.path().join("standalone");
         // A later start does the same.
         for _ in 0..2 {
-            Standalone::prepare(&path).await;
+            assert_eq!(Standalone::prepare(path.clone()).await, path);
             assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o700);
         }
     }

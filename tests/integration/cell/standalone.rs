@@ -1,6 +1,6 @@
 //! Pods that milpactl creates, and that the daemon runs without a kubelet.
 
-use std::path::PathBuf;
+use std::{os::unix::fs::symlink, path::PathBuf};
 
 use futures::StreamExt;
 use kiyot_proto::admin::{self, admin_client::AdminClient};
@@ -416,7 +416,10 @@ async fn volumes_of_a_standalone_pod_are_those_that_a_kubelet_makes() {
 async fn secret_of_a_standalone_pod_is_on_no_disk_but_in_its_record() {
     const SECRET: &str = "an-utterly-private-word";
     let node = Node::start().await;
-    let real = link_state_dir(&node);
+    // An operator has moved the state directory, and that of standalone pods.
+    let standalone = node.directory().canonicalize().unwrap().join("standalone");
+    std::fs::create_dir(&standalone).unwrap();
+    symlink(&standalone, link_state_dir(&node).join("standalone")).unwrap();
     let mut kiyot = Kiyot::start(&node, options()).await;
     let mut client = admin(&kiyot).await;
     let script = "cat /keys/word /part | wc -c; echo ready; \
@@ -437,7 +440,7 @@ async fn secret_of_a_standalone_pod_is_on_no_disk_but_in_its_record() {
         assert!(files.iter().all(|file| file.ends_with("/store.redb")), "{files:?}");
     };
     let of_secret = || {
-        let mounts = mounts_beneath(&real.join("standalone")).into_iter();
+        let mounts = mounts_beneath(&standalone).into_iter();
         mounts.filter(|point| point.ends_with("kubernetes.io~secret/keys")).count()
     };
     client.create_pods(created(&text)).await.unwrap();
@@ -454,8 +457,8 @@ async fn secret_of_a_standalone_pod_is_on_no_disk_but_in_its_record() {
     // After a start of the node the mounts are absent, and an earlier daemon had files in place of
     // them.
     kiyot.kill9();
-    kiyot_linux::unmount_beneath(&real.join("standalone")).unwrap();
-    let pods = std::fs::read_dir(real.join("standalone/pods")).unwrap();
+    kiyot_linux::unmount_beneath(&standalone).unwrap();
+    let pods = std::fs::read_dir(standalone.join("pods")).unwrap();
     let pod_dir = pods.map(|pod| pod.unwrap().path()).next().unwrap();
     std::fs::write(pod_dir.join("volumes/kubernetes.io~secret/keys/word"), SECRET).unwrap();
     kiyot.start_again().await;
@@ -480,7 +483,7 @@ async fn secret_of_a_standalone_pod_is_on_no_disk_but_in_its_record() {
     assert!(!kiyot.log().contains(SECRET), "{}", kiyot.log());
 
     client.delete_pod(deleted("hushed", 0)).await.unwrap();
-    assert_eq!(mounts_beneath(&real.join("standalone")), Vec::<PathBuf>::new());
+    assert_eq!(mounts_beneath(&standalone), Vec::<PathBuf>::new());
     is_on_no_disk();
 }
 

@@ -5,22 +5,20 @@ use std::{
     ffi::CString,
     fs::{self, File},
     io,
+    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
 };
 
 use kiyot_linux::mountinfo;
 use rustix::mount::{MountFlags, mount, mount_bind};
 
-use crate::manifest::{Entry, SubPath};
-
-/// The link by which a volume of files becomes visible, the last that is made of it.
-const DATA: &str = "..data";
+use crate::manifest::{DATA, Entry, SubPath};
 
 /// Makes and mounts directories in memory, each with its limit in bytes. Those that are mounted
 /// stay. Files of others are removed: they are of an earlier daemon, which had Secrets on the disk.
 pub(super) fn mount_memory(dirs: &[(PathBuf, Option<u64>)]) -> io::Result<()> {
     for (dir, limit) in dirs {
-        if is_mounted(dir)? {
+        if is_own_file_system(dir)? {
             continue;
         }
         match fs::remove_dir_all(dir) {
@@ -86,6 +84,17 @@ fn make_dirs(volume: &Path, sub_path: &str) -> io::Result<()> {
         fs::set_permissions(&dir, mode.clone())?;
     }
     Ok(())
+}
+
+/// Returns true for a directory that is the root of a mounted file system, whatever links lead to
+/// it.
+fn is_own_file_system(dir: &Path) -> io::Result<bool> {
+    let device = match fs::metadata(dir) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        found => found?.dev(),
+    };
+    let parent = dir.parent().ok_or(io::ErrorKind::InvalidInput)?;
+    Ok(device != fs::metadata(parent)?.dev())
 }
 
 fn is_mounted(path: &Path) -> io::Result<bool> {
