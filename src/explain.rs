@@ -72,6 +72,8 @@ pub enum Prices<'a> {
 pub struct Live {
     /// The catalogue with the prices of now; `None` if the provider does not return it.
     pub catalogue: Option<Arc<Catalogue>>,
+    /// The reason for which no pod gets an instance, whatever its offering.
+    pub refused: Option<String>,
     /// Offerings that were refused lately.
     pub refusals: Refusals,
     /// The time for which these are looked up.
@@ -257,6 +259,9 @@ fn explain_cell(
                     choice::explain_live(lines, (catalogue, live), &rules, &needs);
                 }
                 _ => choice::check(lines, milpa, &rules, &needs),
+            }
+            if let Some(refused) = live.and_then(|live| live.refused.as_ref()) {
+                lines.refuse(refused);
             }
             live.into_iter().flat_map(|live| &live.limits).for_each(|limit| lines.say(limit));
         }

@@ -68,11 +68,14 @@ async fn live(milpa: &Milpa) -> Live {
     }
     match milpa.inventory().catalogue().await {
         Ok((catalogue, refusals, now)) => {
-            Live { catalogue: Some(catalogue), refusals, now, limits }
+            Live { catalogue: Some(catalogue), refused: None, refusals, now, limits }
         }
         Err(error) => {
-            limits.push(format!("note: the provider does not return its prices: {}", error.text()));
-            Live { limits, ..Live::default() }
+            let refused = error.is_invalid().then(|| error.text());
+            if refused.is_none() {
+                limits.push(format!("note: the offerings can't be read: {}", error.text()));
+            }
+            Live { limits, refused, ..Live::default() }
         }
     }
 }

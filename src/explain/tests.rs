@@ -418,7 +418,7 @@ fn running_daemon_avoids_refused_offerings_and_tells_its_limits() {
     let mut refusals = Refusals::default();
     refusals.add(&refused, NOW, &refusal("no capacity"));
     let limits = vec!["its backend: 3 of 9 cells".to_owned()];
-    let live = Live { catalogue, refusals, now: NOW, limits: limits.clone() };
+    let live = Live { catalogue, refusals, now: NOW, limits: limits.clone(), refused: None };
     let amd64 = "    pod.elotl.co/architecture: amd64\n";
     let backends = BTreeMap::from([("milpa".to_owned(), live)]);
     let (text, fine) = placed(OPT_IN, amd64, Prices::Live(&backends));
@@ -433,6 +433,10 @@ fn running_daemon_avoids_refused_offerings_and_tells_its_limits() {
     let backends = BTreeMap::from([("milpa".to_owned(), Live { limits, ..Live::default() })]);
     let (text, fine) = placed(OPT_IN, amd64, Prices::Live(&backends));
     assert!(fine && text.contains("3 of 9") && !text.contains("its instance"), "{text}");
+    let live = Live { refused: Some("ec2.image: none".to_owned()), ..Live::default() };
+    let backends = BTreeMap::from([("milpa".to_owned(), live)]);
+    let (text, fine) = placed(OPT_IN, amd64, Prices::Live(&backends));
+    assert!(!fine && text.contains("refused: ec2.image: none"), "{text}");
 }
 
 /// Verifies A12.

@@ -128,6 +128,12 @@ impl ProviderError {
         self.class == ErrorClass::Auth || self.refuses_all
     }
 
+    /// Returns true for a configuration or a request that the provider refuses, however often it is
+    /// repeated.
+    pub fn is_invalid(&self) -> bool {
+        self.class == ErrorClass::Invalid
+    }
+
     /// Returns the error with its causes as text.
     pub fn text(&self) -> String {
         error_chain(self)
