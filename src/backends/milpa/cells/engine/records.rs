@@ -64,6 +64,7 @@ impl Engine {
         if changes.iter().any(|change| is_before_the_end(change, id)) {
             changes.retain(|change| matches!(change, Change::Cost(..)));
         }
+        self.retain_current(&mut changes);
         let unwritten = &mut self.unwritten;
         if unwritten.changes.len() >= MAX_UNWRITTEN {
             // The next start removes the record.
@@ -86,6 +87,7 @@ impl Engine {
         let count = self.unwritten.changes.len().min(MAX_REWRITTEN);
         let again: Vec<_> = self.unwritten.changes.drain(..count).collect();
         for (cell, mut changes) in again {
+            self.retain_current(&mut changes);
             self.costs.refresh(&mut changes);
             self.emit(&cell, Effect::Commit { changes, of: CommitOf::Information });
         }
@@ -93,6 +95,14 @@ impl Engine {
         if !self.unwritten.changes.is_empty() {
             self.timers.set(Timer::Rewrite, now.boot + self.config.retry_pause);
         }
+    }
+
+    /// Drops the end of the record of an order that goes on: it has another cell, whose commits
+    /// write that record.
+    fn retain_current(&self, changes: &mut Vec<Change>) {
+        changes.retain(
+            |change| !matches!(change, Change::Order(id, None) if self.orders.contains_key(id)),
+        );
     }
 }
 

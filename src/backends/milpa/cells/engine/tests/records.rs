@@ -128,3 +128,33 @@ fn last_changes_of_many_cells_are_retried_with_pauses_until_all_are_written() {
     }
     assert_eq!(unwritten, BTreeSet::new());
 }
+
+/// Verifies P6.
+#[test]
+fn end_of_a_cell_is_written_later_without_the_order_that_has_another() {
+    let mut engine = engine(sim::CAPABILITIES);
+    let (first, _) = launched(&mut engine, "pod", at(1));
+    let capacity = ProviderError::without_cause(ErrorClass::Capacity, "none left");
+    let error = ProviderError { refused: vec![offering("a")], ..capacity };
+    let effects = engine.handle(Event::Launched(first.clone(), Err(error)), at(2));
+    assert_eq!(launches(&effects).len(), 1, "on another cell");
+    let ends_order =
+        |changes: &[Change]| changes.iter().any(|change| matches!(change, Change::Order(_, None)));
+    let end = effects.into_iter().find_map(|(_, effect)| match effect {
+        Effect::Commit { changes, of } if ends_order(&changes) => Some((changes, of)),
+        _ => None,
+    });
+    let (changes, of) = end.unwrap();
+    let error = Arc::new(StoreError::closed());
+    let skipped = Vec::new();
+    engine.handle(Event::CommitFailed { cell: first.clone(), of, changes, error, skipped }, at(2));
+    let later = engine.handle(Event::Tick, at(60));
+    let written: Vec<_> = later
+        .iter()
+        .filter_map(|(cell, effect)| match effect {
+            Effect::Commit { changes, .. } if cell.as_ref() == Some(&first) => Some(changes),
+            _ => None,
+        })
+        .collect();
+    assert!(written.len() == 1 && !ends_order(written[0]), "{later:?}");
+}
