@@ -5,7 +5,7 @@ use crate::{
     annotations::Architecture,
     backends::milpa::placement::{
         Accuracy, AllRefused, Candidate, Catalogue, CatalogueFile, Market, Needs, NoFit, Offering,
-        Rules, Size, misses, rank,
+        Rules, Size, misses, rank, rank_refused,
     },
     config::{MilpaBackend, ProviderKind},
 };
@@ -56,7 +56,7 @@ pub(super) fn explain_live(
     rules: &Rules,
     needs: &Needs,
 ) {
-    let fitting = rank(catalogue, needs, rules, &());
+    let fitting = rank_refused(catalogue, needs, rules);
     let ranked = rank(catalogue, needs, rules, &live.refusals.at(live.now));
     if ranked.is_empty() {
         match AllRefused::new(&fitting, &live.refusals, live.now) {

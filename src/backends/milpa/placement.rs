@@ -37,7 +37,9 @@ pub use needs::{Amount, Needs, Requested, Source};
 pub use no_fit::NoFit;
 pub use offering::{Market, Offering};
 pub use pod_requests::{ApiRequests, PodRequests, REQUESTS_TIMEOUT};
-pub use ranking::{Candidate, MAX_CANDIDATES, rank, rank_further};
+pub use ranking::{
+    Candidate, MAX_CANDIDATES, leave_out_dear_spot, rank, rank_further, rank_refused,
+};
 pub use refusals::{Refusal, Refusals, Refused, RefusedAt, RefusedQuota};
 pub use rules::{Defaults, Rules};
 pub use selection::Selection;

@@ -52,11 +52,20 @@ pub fn rank(
     rules: &Rules,
     refused: &impl Refused,
 ) -> Vec<Candidate> {
-    rank_at_most(catalogue, needs, rules, refused, MAX_CANDIDATES)
+    let mut candidates = rank_at_most(catalogue, needs, rules, refused, MAX_CANDIDATES);
+    leave_out_dear_spot(&mut candidates);
+    candidates
+}
+
+/// Returns the offerings of which [`rank`] chooses while some of them are refused: these and spot
+/// that is not cheaper than on-demand.
+pub fn rank_refused(catalogue: &Catalogue, needs: &Needs, rules: &Rules) -> Vec<Candidate> {
+    rank_at_most(catalogue, needs, rules, &(), MAX_CANDIDATES)
 }
 
 /// Returns the offerings after those of [`rank`]: a warm pool, whose offerings are ranked before
-/// any of them is refused, is filled of these while all the others are refused.
+/// any of them is refused, is filled of these while all the others are refused. Of those that are
+/// not refused then, [`leave_out_dear_spot`] leaves out spot.
 pub fn rank_further(catalogue: &Catalogue, needs: &Needs, rules: &Rules) -> Vec<Candidate> {
     let preferred = rank(catalogue, needs, rules, &());
     let most = MAX_CANDIDATES + MAX_FURTHER_CANDIDATES;
@@ -94,13 +103,12 @@ fn rank_at_most(
     };
     let mut candidates: Vec<Candidate> = markets.iter().flat_map(of_market).collect();
     candidates.retain(|candidate| !refused.is_over_quota(&candidate.offering));
-    leave_out_dear_spot(&mut candidates);
     candidates
 }
 
 /// Leaves out spot that costs as much as the cheapest on-demand offering or more, as far as both
 /// prices are known.
-fn leave_out_dear_spot(candidates: &mut Vec<Candidate>) {
+pub fn leave_out_dear_spot(candidates: &mut Vec<Candidate>) {
     let is_known = |market: Market| {
         move |it: &&Candidate| it.offering.market == market && it.accuracy == Accuracy::Exact
     };

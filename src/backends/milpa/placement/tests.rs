@@ -11,7 +11,7 @@ use proptest::{collection::vec, prelude::*};
 use super::{
     Accuracy, Amount, Candidate, Catalogue, CatalogueError, CatalogueFile, Choice, Defaults,
     MAX_CANDIDATES, Market, Needs, NoFit, Offering, Reason, Refusal, Refusals, RefusedQuota,
-    Requested, Rules, Size, Source, fit, misses, rank,
+    Requested, Rules, Size, Source, fit, misses, rank, rank_further, rank_refused,
 };
 use crate::{
     annotations::{Architecture, CellRequest, InstanceType as TypeChoice},
@@ -143,6 +143,11 @@ fn spot_that_is_not_cheaper_than_on_demand_is_left_out_of_both_markets() {
     assert_eq!(both(&refusals), ("ad".to_owned(), 4));
     refusals.add([&offering("a")], Duration::ZERO, &refusal);
     assert_eq!(both(&refusals), ("abcd".to_owned(), 3));
+    // Those of which a pool, or a later pod, may be launched then.
+    let needs = annotated(&[("launch-type", "Spot-Preferred")]);
+    let further = rank_further(&catalogue, &needs, &RULES);
+    let names: String = further.into_iter().map(|it| it.offering.instance_type).collect();
+    assert_eq!((names.as_str(), rank_refused(&catalogue, &needs, &RULES).len()), ("bc", 8));
     let types = ["a", "b", "c", "d"].map(str::to_owned).into();
     let quota = RefusedQuota { market: Market::OnDemand, types };
     let mut full = Refusals::default();

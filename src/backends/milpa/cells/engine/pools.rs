@@ -18,7 +18,7 @@ use crate::{
     backends::milpa::{
         cells::CellError,
         id::{CellId, SandboxId},
-        placement::{Candidate, Choice, MAX_CANDIDATES, Offering, Refused},
+        placement::{Candidate, Choice, MAX_CANDIDATES, Offering, Refused, leave_out_dear_spot},
         providers::PodTags,
     },
     backoff::doubled,
@@ -229,6 +229,7 @@ impl Engine {
         let mut candidates = self.not_refused(&filling.candidates, now);
         if candidates.is_empty() && !self.are_over_quota(&filling.candidates, now) {
             candidates = self.not_refused(&filling.further, now);
+            leave_out_dear_spot(&mut candidates);
         }
         if candidates.is_empty() {
             let all = filling.candidates.iter().chain(&filling.further);

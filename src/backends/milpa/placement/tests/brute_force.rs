@@ -370,6 +370,8 @@ proptest! {
         let first = rank(&REGION, &needs, &RULES, &());
         let further = rank_further(&REGION, &needs, &RULES);
         prop_assert!(first.iter().all(|candidate| !further.contains(candidate)));
+        let on_demand = first.iter().filter(|it| it.offering.market == Market::OnDemand);
+        let on_demand = on_demand.map(|candidate| candidate.price.micros()).min();
         for market in markets(needs.launch_type) {
             let of = |all: &[Candidate]| -> Vec<u64> {
                 let of_market = all.iter().filter(|it| it.offering.market == *market);
@@ -378,7 +380,10 @@ proptest! {
             let (first, further) = (of(&first), of(&further));
             prop_assert!(first.iter().chain(&further).is_sorted());
             let is_full = first.len() == MAX_CANDIDATES / markets(needs.launch_type).len();
-            prop_assert!(is_full || further.is_empty());
+            // Left out of the first.
+            let is_dear = |price: &u64| on_demand.is_some_and(|cheapest| *price >= cheapest);
+            prop_assert!(is_full || *market == Market::Spot && further.iter().all(is_dear)
+                || further.is_empty());
         }
     }
 }

@@ -521,6 +521,28 @@ fn zones_of_launch(effects: &Effects) -> Vec<String> {
     zones
 }
 
+/// Verifies A10, A21.
+#[test]
+fn pool_is_filled_of_dear_spot_while_on_demand_is_refused() {
+    for (refused, expected) in [(&["b"][..], &["dear"][..]), (&[], &["b"])] {
+        let mut engine = engine(sim::CAPABILITIES);
+        let of = |zone: &str, market| {
+            let offering = Offering { market, ..offering(zone) };
+            Candidate { offering, ..candidate(zone) }
+        };
+        let further = vec![of("dear", Market::Spot), of("b", Market::OnDemand)];
+        let candidates = Some(vec![of("a", Market::OnDemand)]);
+        let pool = Pool { candidates, further, ..pool("p", 1) };
+        let effects = engine.set_pools(vec![pool], at(1));
+        let capacity = ProviderError::without_cause(ErrorClass::Capacity, "none left");
+        let refused = ["a"].iter().chain(refused);
+        let refused = refused.map(|zone| of(zone, Market::OnDemand).offering).collect();
+        let error = ProviderError { refused, ..capacity };
+        engine.handle(Event::Launched(launches(&effects).remove(0), Err(error)), at(1));
+        assert_eq!(zones_of_launch(&engine.handle(Event::Tick, at(4))), expected);
+    }
+}
+
 /// Verifies A21.
 #[test]
 fn pool_whose_offerings_are_refused_is_filled_of_further_ones_until_they_are_not() {
