@@ -19,7 +19,7 @@ use super::{
     gateway::CellLink,
     id::{CellId, NoRandomness, SandboxId},
     placement::{self, AllRefused, Candidate, Catalogue, Choice, Needs, NoFit, Requested, Rules},
-    providers::{Attached, Attachment, HostPort, MAX_HOST_PORTS, Owner, Provider},
+    providers::{Attached, Attachment, HostPort, MAX_HOST_PORTS, Owner, Provider, ProviderError},
     store::{Batch, Store, StoreError, Table},
 };
 use crate::{
@@ -93,6 +93,21 @@ pub struct LaunchOrder {
     pub request: CellRequest,
     /// The caller's deadline.
     pub deadline: Option<Instant>,
+}
+
+/// The offerings of the provider that a pod may get.
+#[derive(Debug)]
+struct Offers {
+    candidates: Result<Vec<Candidate>, CellError>,
+    parameters: BTreeMap<String, String>,
+    choice: Option<Choice>,
+}
+
+impl Offers {
+    /// Returns no offers, for a reason.
+    fn none(why: CellError) -> Self {
+        Self { candidates: Err(why), parameters: BTreeMap::new(), choice: None }
+    }
 }
 
 /// A cell that is bound to a pod.
@@ -310,7 +325,6 @@ impl Cells {
             return Err(CellError::Starting);
         }
         let catalogue = shared.prices.current(&*shared.provider).await;
-        let catalogue = catalogue.map_err(CellError::Provider)?;
         let (pod, namespace) =
             (order.attachment.pod_name.clone(), order.attachment.pod_namespace.clone());
         let key = OrderKey {
@@ -324,10 +338,8 @@ impl Cells {
         if let Some(taken) = shared.core().engine.taken_port(&key, &order.attachment) {
             return Err(taken.into());
         }
-        let candidates = self.candidates(&catalogue, &order.needs);
-        let parameters = self.parameters(&order.request, &key.pod_uid).await?;
-        let choice =
-            Choice { catalogue, needs: Arc::new(order.needs), rules: Arc::clone(&self.rules) };
+        let offers = self.offers(catalogue, order.needs, &order.request, &key.pod_uid).await;
+        let Offers { candidates, parameters, choice } = offers.unwrap_or_else(Offers::none);
         let spec = OrderSpec {
             key,
             identity: order.identity,
@@ -336,7 +348,7 @@ impl Cells {
             labels: order.labels,
             candidates,
             parameters,
-            choice: Some(choice),
+            choice,
             healthy_timeout: order.request.healthy_timeout,
             timeout: order
                 .deadline
@@ -352,8 +364,8 @@ impl Cells {
             if let Some(taken) = core.engine.taken_port(&spec.key, &spec.attachment) {
                 return (Err(taken.into()), Effects::new());
             }
-            // Other offerings or prices don't end a launch that is going on, and don't matter to a
-            // cell that runs already.
+            // Other offerings or prices, or a provider that doesn't return them, don't end a launch
+            // that is going on, and don't matter to a cell that runs already.
             if let Err(error) = &spec.candidates
                 && !core.engine.has_order(&spec.key, &spec.identity)
                 && !core.engine.has_warm_cell(&spec)
@@ -378,12 +390,20 @@ impl Cells {
         Ok(BoundCell { cell, sandbox, attached })
     }
 
-    async fn parameters(
+    /// Returns the offers of a pod, or why the provider returns none.
+    async fn offers(
         &self,
+        catalogue: Result<Arc<Catalogue>, ProviderError>,
+        needs: Needs,
         request: &CellRequest,
         pod_uid: &str,
-    ) -> Result<BTreeMap<String, String>, CellError> {
-        self.shared.provider.parameters(request, pod_uid).await.map_err(CellError::Provider)
+    ) -> Result<Offers, CellError> {
+        let catalogue = catalogue.map_err(CellError::Provider)?;
+        let parameters = self.shared.provider.parameters(request, pod_uid).await;
+        let parameters = parameters.map_err(CellError::Provider)?;
+        let candidates = self.candidates(&catalogue, &needs);
+        let choice = Choice { catalogue, needs: Arc::new(needs), rules: Arc::clone(&self.rules) };
+        Ok(Offers { candidates, parameters, choice: Some(choice) })
     }
 
     /// Returns the mark of a call that waits for the cell of an order.
@@ -409,7 +429,7 @@ impl Cells {
         if !ranked.is_empty() {
             return Ok(ranked);
         }
-        let fitting = placement::rank(catalogue, needs, &self.rules, &());
+        let fitting = placement::rank_refused(catalogue, needs, &self.rules);
         let refused = AllRefused::new(&fitting, &refusals, at).map(CellError::AllRefused);
         Err(refused.unwrap_or_else(|| NoFit::new(catalogue, needs, &self.rules).into()))
     }

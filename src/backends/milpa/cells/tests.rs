@@ -468,6 +468,22 @@ async fn restart_continues_a_launch_and_the_retry_joins_it() {
     }
 }
 
+/// Verifies P6.
+#[tokio::test]
+async fn retry_joins_a_launch_of_the_previous_daemon_while_the_catalogue_is_not_read() {
+    let mut world = World::new(config()).await;
+    let (sandbox, launch) = world.launch();
+    world.stored_phase(CellPhase::Booting).await;
+    let cell = world.only();
+    world.provider.act("catalogue", &[Act::Fail]);
+    world.restart().await;
+    assert!(matches!(launch.await.unwrap(), Err(CellError::Stopping)));
+    let (_, retry) = world.launch();
+    world.comes_home(&cell).await;
+    let bound = retry.await.unwrap().unwrap();
+    assert_eq!((&bound.cell.id, &bound.sandbox), (&cell, &sandbox));
+}
+
 #[tokio::test]
 async fn launch_of_a_previous_daemon_that_no_call_joins_ends() {
     let mut world = World::new(config()).await;

@@ -64,7 +64,8 @@ pub(crate) struct OrderSpec {
     pub(crate) candidates: Result<Vec<Candidate>, CellError>,
     /// The provider's own parameters of a launch.
     pub(crate) parameters: BTreeMap<String, String>,
-    /// The choice among the instances that run already; `None` for none of them.
+    /// The choice among the instances that run already; `None` for none of them. A call that joins
+    /// an order keeps the order's choice and parameters if it has none.
     pub(crate) choice: Option<Choice>,
     /// The time for which the pod's agent may be silent, if the pod has a limit of its own.
     pub(crate) healthy_timeout: Option<HealthyTimeout>,
@@ -244,8 +245,10 @@ impl Engine {
         attachment.sandbox = sandbox.as_str().to_owned();
         order.attachment = Some(Box::new(attachment));
         order.labels = spec.labels;
-        order.parameters = spec.parameters;
-        order.choice = spec.choice;
+        if spec.choice.is_some() {
+            order.parameters = spec.parameters;
+            order.choice = spec.choice;
+        }
         match spec.candidates {
             Ok(candidates) => order.candidates = candidates,
             Err(error) => order.no_candidates = Some(error),

@@ -143,7 +143,10 @@ impl Provider for Played {
     }
 
     async fn catalogue(&self) -> Result<Catalogue, ProviderError> {
-        Ok(Catalogue::any_size(offering()))
+        match locked(&self.acts).get_mut("catalogue").and_then(VecDeque::pop_front) {
+            None => Ok(Catalogue::any_size(offering())),
+            Some(_) => Err(ProviderError::transient("played catalogue", "as the test says")),
+        }
     }
 
     async fn launch(&self, spec: &LaunchSpec, _token: &str) -> Result<Instance, ProviderError> {
