@@ -16,12 +16,13 @@ use crate::{
         placement::{self, Candidate, Catalogue, Needs, NoFit, Rules},
         providers::ProviderError,
     },
+    backoff::doubled,
     config::WarmPool,
 };
 
 /// The period in which the offerings of pools are chosen again: prices change by the hour.
 const PERIOD: Duration = Duration::from_secs(300);
-/// The pause after a catalogue that could not be read.
+/// The first pause after a catalogue that could not be read.
 const RETRY_PAUSE: Duration = Duration::from_secs(10);
 
 /// Keeps the engine's pools as configured, until the daemon stops.
@@ -31,6 +32,8 @@ pub(super) async fn run(
     mut configured: watch::Receiver<Vec<WarmPool>>,
 ) {
     let mut unfit = BTreeSet::new();
+    // The consecutive readings that failed.
+    let mut failures = 0_u32;
     loop {
         let pools = configured.borrow_and_update().clone();
         // Before the catalogue is known: cells of other pools end, and those of a previous daemon
@@ -41,6 +44,7 @@ pub(super) async fn run(
             wait = match shared.stop.run_until_cancelled(read(&shared)).await {
                 None => return,
                 Some(Ok((catalogue, parameters))) => {
+                    failures = 0;
                     shared.with_core(|core, now| {
                         ((), core.engine.set_pool_parameters(parameters, now))
                     });
@@ -53,9 +57,13 @@ pub(super) async fn run(
                     Some(PERIOD)
                 }
                 Some(Err(error)) => {
-                    let error = &error as &dyn std::error::Error;
-                    tracing::warn!(error, "catalogue not read, warm pools are not filled");
-                    Some(RETRY_PAUSE)
+                    if failures == 0 {
+                        let error = &error as &dyn std::error::Error;
+                        tracing::warn!(error, "catalogue not read, warm pools are not filled");
+                    }
+                    let pause = doubled(RETRY_PAUSE, failures, PERIOD);
+                    failures = failures.saturating_add(1);
+                    Some(pause)
                 }
             };
         }
