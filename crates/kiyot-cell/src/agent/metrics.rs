@@ -9,7 +9,7 @@ use std::{
 
 use kiyot_proto::{
     cell::{ContainerSamples, Label, Metrics, Sample},
-    cri::{ListMetricDescriptorsRequest, ListPodSandboxMetricsRequest, Metric},
+    cri::{ListMetricDescriptorsRequest, ListPodSandboxMetricsRequest, Metric, PodSandboxMetrics},
 };
 use tokio::{
     sync::{OnceCell, watch},
@@ -71,9 +71,14 @@ impl MetricsSubscription {
         self.activations.subscribe()
     }
 
-    /// Returns containerd's metrics, or empty metrics if it has none in time; `None` without a
-    /// subscription.
-    pub(super) async fn collect(&self, runtime: &Runtime, time: Duration) -> Option<Metrics> {
+    /// Returns containerd's metrics of the pod with this sandbox, or empty metrics if it has none
+    /// in time; `None` without a subscription.
+    pub(super) async fn collect(
+        &self,
+        runtime: &Runtime,
+        pod: Option<&str>,
+        time: Duration,
+    ) -> Option<Metrics> {
         let is_wanted = self
             .until
             .lock()
@@ -82,14 +87,19 @@ impl MetricsSubscription {
         if !is_wanted {
             return None;
         }
-        Some(match tokio::time::timeout(time, self.query(runtime, time)).await {
+        Some(match tokio::time::timeout(time, self.query(runtime, pod, time)).await {
             Ok(Ok(metrics)) => metrics,
             // The daemon keeps the metrics of an earlier heartbeat until they are too old.
             Ok(Err(_)) | Err(_) => Metrics::default(),
         })
     }
 
-    async fn query(&self, runtime: &Runtime, time: Duration) -> Result<Metrics, Status> {
+    async fn query(
+        &self,
+        runtime: &Runtime,
+        pod: Option<&str>,
+        time: Duration,
+    ) -> Result<Metrics, Status> {
         let mut client = runtime.runtime();
         let label_keys = self.label_keys.get_or_try_init(async || {
             let label_keys = runtime
@@ -113,8 +123,7 @@ impl MetricsSubscription {
             .list_pod_sandbox_metrics(with_timeout(time, ListPodSandboxMetricsRequest::default()))
             .await?
             .into_inner();
-        // A cell has at most one pod.
-        let pod = response.pod_metrics.into_iter().next().unwrap_or_default();
+        let pod = of_pod(response.pod_metrics, pod);
         let containers = pod.container_metrics.into_iter().map(|one| {
             let (timestamp, samples) = samples(one.metrics, label_keys);
             ContainerSamples { container: one.container_id, timestamp, samples }
@@ -123,6 +132,13 @@ impl MetricsSubscription {
         let (timestamp, pod) = samples(pod.metrics, label_keys);
         Ok(Metrics { pod, timestamp, containers })
     }
+}
+
+/// Returns the metrics of the pod with this sandbox. A rehearsal that could not be removed may
+/// stand beside it.
+fn of_pod(metrics: Vec<PodSandboxMetrics>, pod: Option<&str>) -> PodSandboxMetrics {
+    let mut metrics = metrics.into_iter();
+    metrics.find(|metrics| Some(metrics.pod_sandbox_id.as_str()) == pod).unwrap_or_default()
 }
 
 /// Converts metrics to samples, and returns their timestamp.
@@ -228,6 +244,18 @@ mod tests {
             sample("container_memory_cache", 0, vec![]),
         ];
         assert_eq!(samples(metrics, &label_keys), (7, response));
+    }
+
+    /// Verifies U25.
+    #[test]
+    fn metrics_are_of_the_pods_sandbox() {
+        let of = |id: &str| PodSandboxMetrics {
+            pod_sandbox_id: id.to_owned(),
+            ..PodSandboxMetrics::default()
+        };
+        let metrics = vec![of("rehearsal"), of("pod")];
+        assert_eq!(of_pod(metrics.clone(), Some("pod")), of("pod"));
+        assert_eq!(of_pod(metrics, None), PodSandboxMetrics::default());
     }
 
     #[test]

@@ -9,6 +9,7 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
+use kiyot_link::rehearsal;
 use kiyot_proto::{
     cell::{Event, LogGrown, Snapshot, event::Event as Kind},
     cri::{ContainerStatus, PodSandboxStatus},
@@ -100,6 +101,16 @@ impl CellState {
         self.lock().sandboxes.get(id).map(|(_, status)| status.clone())
     }
 
+    /// Returns the id of the pod's sandbox. A rehearsal that could not be removed may stand beside
+    /// it.
+    pub fn pod_sandbox(&self) -> Option<String> {
+        let state = self.lock();
+        let sandboxes = state.sandboxes.values().map(|(_, status)| status);
+        let newest =
+            sandboxes.filter(|status| !is_rehearsal(status)).max_by_key(|status| status.created_at);
+        newest.map(|status| status.id.clone())
+    }
+
     /// Returns the changes since a version, in order, and the current version. A new reader, and a
     /// reader behind the compacted version, gets a snapshot. Returns `None` until containerd has
     /// been listed.
@@ -131,6 +142,11 @@ impl CellState {
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn is_rehearsal(sandbox: &PodSandboxStatus) -> bool {
+    let metadata = sandbox.metadata.as_ref();
+    metadata.is_some_and(|metadata| metadata.namespace == rehearsal::NAMESPACE)
 }
 
 /// Replaces entries by `now`, gives each changed entry a new version, and returns the removals.

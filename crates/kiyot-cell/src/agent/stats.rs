@@ -2,13 +2,12 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use kiyot_link::rehearsal;
 use kiyot_proto::{
     cell::Heartbeat,
     cri::{
         ContainerStats, CpuUsage, LinuxPodSandboxStats, ListContainerStatsRequest,
         ListPodSandboxStatsRequest, MemoryUsage, NetworkInterfaceUsage, NetworkUsage,
-        PodSandboxStats, UInt64Value,
+        PodSandboxStats, PodSandboxStatsFilter, UInt64Value,
     },
 };
 
@@ -20,22 +19,29 @@ use super::{
 
 /// Deadline for statistics, after which a heartbeat is sent without them.
 const STATS_TIMEOUT: Duration = Duration::from_millis(900);
-/// Returns a heartbeat with the statistics that containerd returns in time.
+
+/// Returns a heartbeat with the statistics that containerd returns in time. `pod` is the id of the
+/// pod's sandbox.
 pub async fn heartbeat(
     runtime: &Runtime,
     metrics_subscription: &MetricsSubscription,
+    pod: Option<&str>,
     own_network: bool,
 ) -> Heartbeat {
     let (mut containers, mut sandboxes) = (runtime.runtime(), runtime.runtime());
     let containers = containers
         .list_container_stats(with_timeout(STATS_TIMEOUT, ListContainerStatsRequest::default()));
-    let sandboxes = sandboxes
-        .list_pod_sandbox_stats(with_timeout(STATS_TIMEOUT, ListPodSandboxStatsRequest::default()));
+    let sandboxes = async {
+        // A list of all fails if a rehearsal could not be removed: its sandbox has no cgroup.
+        let filter = PodSandboxStatsFilter { id: pod?.to_owned(), ..Default::default() };
+        let request = ListPodSandboxStatsRequest { filter: Some(filter) };
+        sandboxes.list_pod_sandbox_stats(with_timeout(STATS_TIMEOUT, request)).await.ok()
+    };
     let both = tokio::time::timeout(STATS_TIMEOUT, futures::future::join(containers, sandboxes));
-    let (both, metrics) =
-        futures::future::join(both, metrics_subscription.collect(runtime, STATS_TIMEOUT)).await;
+    let metrics = metrics_subscription.collect(runtime, pod, STATS_TIMEOUT);
+    let (both, metrics) = futures::future::join(both, metrics).await;
     let (containers, sandboxes) =
-        both.map_or((None, None), |(containers, sandboxes)| (containers.ok(), sandboxes.ok()));
+        both.map_or((None, None), |(containers, sandboxes)| (containers.ok(), sandboxes));
     let (now, network) = (now(), if own_network { network::interfaces() } else { Vec::new() });
     let metrics = metrics.map(|metrics| metrics::with_network(metrics, &network, now));
     let beat = assemble(
@@ -57,8 +63,7 @@ fn assemble(
 ) -> Heartbeat {
     let sandbox = match (&containers, sandboxes) {
         (Some(containers), Some(sandboxes)) => Some(fill_sandbox_stats(
-            // A rehearsal that could not be removed stands beside the pod.
-            sandboxes.into_iter().find(|it| !is_rehearsal(it)).unwrap_or_default(),
+            sandboxes.into_iter().next().unwrap_or_default(),
             containers,
             network,
             now,
@@ -67,11 +72,6 @@ fn assemble(
     };
     let containers = containers.unwrap_or_default();
     Heartbeat { containers, sandbox, metrics: None, ephemeral_storage: 0 }
-}
-
-fn is_rehearsal(sandbox: &PodSandboxStats) -> bool {
-    let metadata = sandbox.attributes.as_ref().and_then(|it| it.metadata.as_ref());
-    metadata.is_some_and(|metadata| metadata.namespace == rehearsal::NAMESPACE)
 }
 
 /// Fills in what containerd leaves out: the network, which it counts only for sandboxes with a
@@ -142,7 +142,18 @@ fn now() -> i64 {
 
 #[cfg(test)]
 mod tests {
-    use kiyot_proto::cri::{PodSandboxAttributes, PodSandboxMetadata};
+    use std::{
+        convert::Infallible,
+        sync::{Arc, Mutex},
+        task::{Context, Poll},
+    };
+
+    use futures::future::BoxFuture;
+    use http_body_util::BodyExt as _;
+    use prost::Message as _;
+    use tokio::net::UnixListener;
+    use tonic::{Status, body::Body, server::NamedService, transport::Server};
+    use tower::Service;
 
     use super::*;
     use crate::agent::network::Counters;
@@ -212,23 +223,60 @@ mod tests {
         );
     }
 
+    /// Records the requests of statistics of sandboxes, and refuses all calls.
+    #[derive(Clone, Default)]
+    struct FakeContainerd(Arc<Mutex<Vec<ListPodSandboxStatsRequest>>>);
+
+    impl NamedService for FakeContainerd {
+        const NAME: &'static str = "runtime.v1.RuntimeService";
+    }
+
+    impl Service<http::Request<Body>> for FakeContainerd {
+        type Response = http::Response<Body>;
+        type Error = Infallible;
+        type Future = BoxFuture<'static, Result<Self::Response, Infallible>>;
+
+        fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+            let requests = Arc::clone(&self.0);
+            Box::pin(async move {
+                if request.uri().path().ends_with("/ListPodSandboxStats") {
+                    let body = request.into_body().collect().await.unwrap().to_bytes();
+                    // Behind the flag and the length of the message.
+                    let request = ListPodSandboxStatsRequest::decode(body.slice(5..)).unwrap();
+                    requests.lock().unwrap().push(request);
+                }
+                Ok(Status::aborted("fake").into_http())
+            })
+        }
+    }
+
     /// Verifies U1.
-    #[test]
-    fn sandbox_of_a_rehearsal_is_not_the_pod() {
-        let sandbox = |namespace: &str| PodSandboxStats {
-            attributes: Some(PodSandboxAttributes {
-                id: namespace.to_owned(),
-                metadata: Some(PodSandboxMetadata {
-                    namespace: namespace.to_owned(),
-                    ..Default::default()
-                }),
-                ..Default::default()
-            }),
-            ..Default::default()
-        };
-        let sandboxes = vec![sandbox(rehearsal::NAMESPACE), sandbox("rehearsal")];
-        let beat = assemble(Some(Vec::new()), Some(sandboxes), &[], 9);
-        assert_eq!(beat.sandbox.unwrap().attributes.unwrap().id, "rehearsal");
+    #[tokio::test]
+    async fn sandbox_stats_are_requested_of_the_pod_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("containerd.sock");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let containerd = FakeContainerd::default();
+        let incoming = futures::stream::unfold(listener, |listener| async {
+            Some((listener.accept().await.map(|(stream, _)| stream), listener))
+        });
+        let server = tokio::spawn(
+            Server::builder().add_service(containerd.clone()).serve_with_incoming(incoming),
+        );
+        let runtime = Runtime::new(socket);
+        // The deadline of a heartbeat may end the first ones on a busy machine.
+        while containerd.0.lock().unwrap().is_empty() {
+            heartbeat(&runtime, &MetricsSubscription::default(), Some("pod"), false).await;
+        }
+        let filter = PodSandboxStatsFilter { id: "pod".to_owned(), ..Default::default() };
+        let of_the_pod = ListPodSandboxStatsRequest { filter: Some(filter) };
+        let requests = containerd.0.lock().unwrap().clone();
+        assert!(requests.iter().all(|request| *request == of_the_pod), "{requests:?}");
+        server.abort();
     }
 
     /// Verifies U3.

@@ -154,9 +154,11 @@ impl Watcher {
     fn begin_heartbeat(&mut self) {
         let (runtime, metrics_subscription, own_network) =
             (self.runtime.clone(), Arc::clone(&self.metrics_subscription), self.own_network);
-        let storage = Arc::clone(&self.storage);
+        let (storage, pod) = (Arc::clone(&self.storage), self.state.pod_sandbox());
         let heartbeat = async move {
-            let beat = stats::heartbeat(&runtime, &metrics_subscription, own_network).await;
+            let beat =
+                stats::heartbeat(&runtime, &metrics_subscription, pod.as_deref(), own_network)
+                    .await;
             Heartbeat { ephemeral_storage: storage.used(), ..beat }
         };
         self.heartbeat = Some(heartbeat.boxed());

@@ -1,5 +1,6 @@
 use std::collections::BTreeSet;
 
+use kiyot_proto::cri::PodSandboxMetadata;
 use proptest::prelude::*;
 
 use super::*;
@@ -50,6 +51,24 @@ fn state_before_first_list_has_no_events() {
     assert!(*state.subscribe().borrow() > 0);
     let (events, _) = state.events_since(None).unwrap();
     assert!(matches!(&events[0].event, Some(Kind::Snapshot(snapshot)) if snapshot.logs.len() == 1));
+}
+
+/// Verifies U1.
+#[test]
+fn sandbox_of_a_rehearsal_is_not_the_pods() {
+    let sandbox = |id: &str, namespace: &str| PodSandboxStatus {
+        id: id.into(),
+        metadata: Some(PodSandboxMetadata { namespace: namespace.into(), ..Default::default() }),
+        ..Default::default()
+    };
+    let state = CellState::default();
+    assert_eq!(state.pod_sandbox(), None);
+    let of_rehearsal = ["a", "z"].map(|id| sandbox(id, rehearsal::NAMESPACE));
+    state.set_pods(of_rehearsal.to_vec(), vec![]);
+    assert_eq!(state.pod_sandbox(), None);
+    let [first, last] = of_rehearsal;
+    state.set_pods(vec![first, sandbox("m", "rehearsal"), last], vec![]);
+    assert_eq!(state.pod_sandbox().as_deref(), Some("m"));
 }
 
 #[test]
