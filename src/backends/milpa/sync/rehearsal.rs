@@ -71,7 +71,7 @@ impl CellSync {
         let _ended = self.rehearsals.begin(&cell.id);
         let client = CellClient::new(cell);
         // A daemon that was killed may have left one, which a pod's sandbox must not stand beside.
-        self.remove_rehearsals(&client).await?;
+        self.remove_rehearsals(&client, &cell.id).await?;
         // Asked after the record: a pod that takes the cell from now on waits for its end.
         if !self.cells.is_warm(&cell.id) {
             return Ok(());
@@ -81,17 +81,17 @@ impl CellSync {
             // The cell goes on with it.
             tokio::time::sleep(REHEARSAL_CALL_TIMEOUT).await;
         }
-        let removed = self.remove_rehearsals(&client).await;
+        let removed = self.remove_rehearsals(&client, &cell.id).await;
         ran.and(removed)
     }
 
-    async fn remove_rehearsals(&self, client: &CellClient) -> Result<(), Failure> {
+    async fn remove_rehearsals(&self, client: &CellClient, cell: &CellId) -> Result<(), Failure> {
         let request = cri::ListPodSandboxRequest::default();
         let listed = client.list_pod_sandbox(REHEARSAL_CALL_TIMEOUT, request).await?;
-        let is_rehearsal = |sandbox: &cri::PodSandbox| {
-            sandbox.metadata.as_ref().is_some_and(|metadata| metadata.namespace == NAMESPACE)
-        };
-        for sandbox in listed.items.into_iter().filter(is_rehearsal) {
+        let rehearsals = listed.items.into_iter();
+        let rehearsals = rehearsals
+            .filter(|it| it.metadata.as_ref().is_some_and(|metadata| is_rehearsal(metadata, cell)));
+        for sandbox in rehearsals {
             let pod_sandbox_id = checked_id(sandbox.id)?;
             let request = cri::StopPodSandboxRequest { pod_sandbox_id: pod_sandbox_id.clone() };
             found(client.stop_pod_sandbox(REHEARSAL_CALL_TIMEOUT, request).await)?;
@@ -107,6 +107,16 @@ impl CellSync {
             running.cancelled().await;
         }
     }
+}
+
+/// Returns true for the sandbox of a rehearsal in a cell. Versions before [`NAMESPACE`] took the
+/// name as the namespace, which Kubernetes may have too; the uid of a pod is no cell's id.
+fn is_rehearsal(sandbox: &cri::PodSandboxMetadata, cell: &CellId) -> bool {
+    let is_earlier = || {
+        (sandbox.namespace.as_str(), sandbox.name.as_str(), sandbox.uid.as_str())
+            == (NAME, NAME, cell.as_str())
+    };
+    sandbox.namespace == NAMESPACE || is_earlier()
 }
 
 /// Runs a sandbox, and creates a container in it.
@@ -179,6 +189,20 @@ mod tests {
     use tokio::time::{Instant, timeout};
 
     use super::*;
+
+    #[test]
+    fn sandbox_of_a_previous_version_is_a_rehearsal_of_its_cell_alone() {
+        let (cell, other) = (CellId::mint().unwrap(), CellId::mint().unwrap());
+        let own = config(&cell).metadata.unwrap();
+        assert!(is_rehearsal(&own, &cell));
+        let earlier = cri::PodSandboxMetadata { namespace: NAME.to_owned(), ..own };
+        assert!(is_rehearsal(&earlier, &cell));
+        assert!(!is_rehearsal(&earlier, &other));
+        let pod = cri::PodSandboxMetadata { name: "web".to_owned(), ..earlier.clone() };
+        assert!(!is_rehearsal(&pod, &cell));
+        let pod = cri::PodSandboxMetadata { namespace: "default".to_owned(), ..earlier };
+        assert!(!is_rehearsal(&pod, &cell));
+    }
 
     #[tokio::test(start_paused = true)]
     async fn wait_for_a_rehearsal_ends_when_that_is_cut() {
