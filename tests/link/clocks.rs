@@ -129,6 +129,30 @@ async fn certificate_that_expires_while_linked_is_renewed_for_the_next_call() {
     }
 }
 
+/// Verifies L29.
+#[tokio::test]
+async fn renewed_certificate_that_cannot_be_stored_is_used() {
+    // Shorter than the polling interval of `wait_until`, so that calls find no connection.
+    let idle = Duration::from_millis(1);
+    let clock = TestClock::default();
+    let limits = Limits { bulk_idle: idle..=idle, ..limits() };
+    let setup = Setup::with_limits(limits, &clock, &clock).await;
+    // The agent writes to this path before it replaces the certificate, and can't.
+    let written = setup.fixture.private_dir().join("certificate.der.new");
+    std::fs::create_dir(&written).unwrap();
+    let (link, opened) = (&setup.fixture.link, &setup.agent.agent.bulk_connections);
+    clock.set_offset(YEAR);
+    let before = opened.load(Ordering::SeqCst);
+    wait_until("a connection after the end of the certificate", LIMIT, async || {
+        echo(&link.bulk, "again").await;
+        (opened.load(Ordering::SeqCst) > before).then_some(())
+    })
+    .await;
+    let linked_events = setup.fixture.admission.linked_events();
+    assert_eq!(linked_events, [Some(1)], "the control connection stays");
+    assert!(written.is_dir(), "the agent still can't store it");
+}
+
 /// Verifies L7.
 #[tokio::test]
 async fn clock_skew_from_the_start_prevents_no_link() {

@@ -102,8 +102,8 @@ impl<F> Connector<'_, F> {
     pub(super) async fn renew(&self) {
         tracing::info!("renewing certificate");
         if let Err(error) = self.uplink.enrol(self.end, self.tasks).await {
-            tracing::warn!(error = &error as &dyn Error, "certificate not renewed");
-            return;
+            // A new certificate that can't be stored is used all the same.
+            tracing::warn!(error = &error as &dyn Error, "certificate not renewed, or not stored");
         }
         match self.uplink.dialler() {
             Ok(Some(dialler)) => {
@@ -111,7 +111,7 @@ impl<F> Connector<'_, F> {
             }
             Ok(None) => {}
             Err(error) => {
-                tracing::error!(error = &error as &dyn Error, "new certificate unusable");
+                tracing::error!(error = &error as &dyn Error, "certificate unusable");
             }
         }
     }
