@@ -420,8 +420,12 @@ impl Milpa {
         self.cri.set_pod_requests(requests);
     }
 
-    /// Sets the limits of cells. Running cells go on, even above a lower limit.
+    /// Sets the limits of cells. Running cells go on, even above a lower limit. Warns if the node
+    /// allows fewer.
     pub fn set_limits(&self, config: &MilpaBackend) {
+        if config.provider == ProviderKind::Netns {
+            netns::check_limits(config.max_cells);
+        }
         self.cells.set_limits(limits_of(config));
     }
 

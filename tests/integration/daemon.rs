@@ -8,7 +8,7 @@ use std::{
 };
 
 use kiyot_testkit::{
-    Container, Kiyot, KiyotOptions, LIMIT, Node, Pod, cri, wait_until, websocket::Streams,
+    Container, Kiyot, KiyotOptions, LIMIT, Node, Pod, Provider, cri, wait_until, websocket::Streams,
 };
 use tokio::net::UnixStream;
 
@@ -364,6 +364,23 @@ async fn concurrent_reloads_end_with_the_last_file() {
     .await;
     assert!(!kiyot.log().contains("reload failed"));
     kubelet.sandboxes().await.unwrap();
+}
+
+/// Verifies C9.
+#[tokio::test]
+async fn reload_checks_the_limit_of_inotify_instances() {
+    // 128, and four for each cell.
+    const NEEDED: usize = 128 + 4 * 10_000;
+    let node = Node::start().await;
+    let options =
+        KiyotOptions { provider: Provider::Netns, milpa: "max_cells = 1".to_owned(), ..options() };
+    let kiyot = Kiyot::start(&node, options).await;
+    let is_logged = || kiyot.log().contains(&format!("too low for max_cells; needed: {NEEDED}"));
+    assert!(!is_logged());
+    kiyot.reload("max_cells = 1", "max_cells = 10000").await;
+    let limit = fs::read_to_string("/proc/sys/fs/inotify/max_user_instances").unwrap();
+    let limit: usize = limit.trim().parse().unwrap();
+    assert_eq!(is_logged(), limit < NEEDED, "{limit}: {}", kiyot.log());
 }
 
 /// Verifies X15.

@@ -40,6 +40,11 @@ pub const CAPABILITIES: Capabilities = Capabilities {
     has_tags: false,
 };
 
+/// Warns if a limit of the node is too low for so many cells.
+pub fn check_limits(max_cells: usize) {
+    inotify_limit::check(max_cells);
+}
+
 /// The provider of cells that are namespaces of this node.
 #[derive(Debug)]
 pub struct Netns {
@@ -156,7 +161,7 @@ impl Provider for Netns {
     }
 
     async fn check(&self) -> Result<(), ProviderError> {
-        inotify_limit::check(self.settings.max_cells);
+        check_limits(self.settings.max_cells);
         self.instances.check(&[&self.settings.containerd, &self.settings.runc])
     }
 }
