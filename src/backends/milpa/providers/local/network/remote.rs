@@ -18,12 +18,21 @@ use super::{
 pub(in super::super::super) struct Forwarding {
     /// True if cells reach networks of the cluster by the node, whose services may lead to cells.
     serves_cluster: bool,
-    /// The host ports of the cells that this daemon has attached.
-    ports: Mutex<BTreeMap<InstanceId, Vec<HostPort>>>,
+    /// The host ports of cells until their rules are removed.
+    ports: Mutex<BTreeMap<InstanceId, Reserved>>,
     /// The cells of a previous daemon whose rules may be absent, with their addresses.
     adopted: Mutex<BTreeMap<InstanceId, IpAddr>>,
     /// Serialises changes of rules: a restoration must not follow the end of its cell.
     changes: tokio::sync::Mutex<()>,
+}
+
+/// The host ports of a cell.
+#[derive(Debug)]
+struct Reserved {
+    ports: Vec<HostPort>,
+    /// False until a call has ended that makes the rules. One that failed or was cancelled may have
+    /// made them.
+    are_made: bool,
 }
 
 impl Forwarding {
@@ -42,7 +51,7 @@ impl Forwarding {
         let (mut entries, mut adopted) = (self.entries(), self.adopted());
         for Held { instance, addresses, ports } in held {
             let has_rules = !ports.is_empty() || self.serves_cluster;
-            entries.insert(instance.clone(), ports);
+            entries.insert(instance.clone(), Reserved { ports, are_made: true });
             if let Some(address) = addresses.first().filter(|_| has_rules) {
                 adopted.insert(instance, *address);
             }
@@ -59,7 +68,7 @@ impl Forwarding {
             if !self.adopted().contains_key(&instance) {
                 continue;
             }
-            let ports = self.entries().get(&instance).cloned().unwrap_or_default();
+            let ports = self.ports_of(&instance).unwrap_or_default();
             match Ports::of_remote(&instance, &ports).restore_remote(address).await {
                 Ok(()) => drop(self.adopted().remove(&instance)),
                 Err(error) => {
@@ -87,13 +96,12 @@ impl Forwarding {
         })? {
             return Ok(());
         }
-        let mut reservation = Reservation { forwarding: self, instance, is_made: false };
         if !ports.is_empty() || self.serves_cluster {
             let _alone = self.changes.lock().await;
             let opened = opened.open_remote(address).await;
             opened.map_err(|error| ProviderError::transient(doing(), error))?;
         }
-        reservation.is_made = true;
+        self.made(instance);
         Ok(())
     }
 
@@ -102,7 +110,7 @@ impl Forwarding {
         &self,
         instance: &InstanceId,
     ) -> Result<(), ProviderError> {
-        let known = self.entries().get(instance).cloned();
+        let known = self.ports_of(instance);
         if known.as_ref().is_some_and(Vec::is_empty) && !self.serves_cluster {
             self.entries().remove(instance);
             return Ok(());
@@ -117,45 +125,41 @@ impl Forwarding {
         Ok(())
     }
 
-    /// Notes the ports of an instance. Returns false if they are noted.
+    /// Reserves the ports of an instance until it is closed. Returns false if its rules are made.
     fn reserve(&self, instance: &InstanceId, ports: &[HostPort]) -> Result<bool, PortError> {
         let mut entries = self.entries();
-        if entries.contains_key(instance) {
-            return Ok(false);
+        if let Some(reserved) = entries.get(instance) {
+            return Ok(!reserved.are_made);
         }
-        for (other, taken) in &*entries {
+        for (other, Reserved { ports: taken, .. }) in &*entries {
             let overlaps = |port: &&HostPort| taken.iter().any(|taken| taken.overlaps(port));
             if let Some(port) = ports.iter().find(overlaps) {
                 let cell = other.to_string();
                 return Err(PortError::TakenByInstance { port: port.clone(), cell });
             }
         }
-        entries.insert(instance.clone(), ports.to_vec());
+        entries.insert(instance.clone(), Reserved { ports: ports.to_vec(), are_made: false });
         Ok(true)
+    }
+
+    /// Notes that the rules of an instance are made.
+    fn made(&self, instance: &InstanceId) {
+        if let Some(reserved) = self.entries().get_mut(instance) {
+            reserved.are_made = true;
+        }
+    }
+
+    /// Returns the ports of an instance, whether their rules are made or not.
+    fn ports_of(&self, instance: &InstanceId) -> Option<Vec<HostPort>> {
+        self.entries().get(instance).map(|reserved| reserved.ports.clone())
     }
 
     fn adopted(&self) -> std::sync::MutexGuard<'_, BTreeMap<InstanceId, IpAddr>> {
         self.adopted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn entries(&self) -> std::sync::MutexGuard<'_, BTreeMap<InstanceId, Vec<HostPort>>> {
+    fn entries(&self) -> std::sync::MutexGuard<'_, BTreeMap<InstanceId, Reserved>> {
         self.ports.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// The noted ports of an instance whose rules are not made yet. They are forgotten if the call
-/// fails or is cancelled, so that the next makes the rules.
-struct Reservation<'a> {
-    forwarding: &'a Forwarding,
-    instance: &'a InstanceId,
-    is_made: bool,
-}
-
-impl Drop for Reservation<'_> {
-    fn drop(&mut self) {
-        if !self.is_made {
-            self.forwarding.entries().remove(self.instance);
-        }
     }
 }
 
@@ -166,31 +170,34 @@ mod tests {
     use super::*;
     use crate::backends::milpa::providers::Protocol;
 
+    fn port(number: u16) -> HostPort {
+        HostPort { protocol: Protocol::Udp, host_ip: None, host_port: number, container_port: 80 }
+    }
+
+    /// Verifies N11.
     #[tokio::test]
-    async fn cancelled_call_leaves_no_note_that_the_rules_are_made() {
+    async fn cancelled_call_leaves_the_ports_reserved_and_the_rules_to_make() {
         let forwarding = Forwarding::new(true);
-        let instance = InstanceId("i-1".into());
+        let (first, second) = (InstanceId("i-1".into()), InstanceId("i-2".into()));
         let alone = forwarding.changes.lock().await;
         let address = IpAddr::from([10, 0, 0, 1]);
-        assert!(forwarding.open(&instance, address, &[]).now_or_never().is_none(), "it waits");
+        assert!(forwarding.open(&first, address, &[port(1)]).now_or_never().is_none(), "it waits");
         drop(alone);
-        assert!(forwarding.reserve(&instance, &[]).unwrap(), "the next call makes the rules");
+        // Its rules may have been made: the flows of its ports end with it.
+        assert_eq!(forwarding.ports_of(&first), Some(vec![port(1)]));
+        assert!(forwarding.reserve(&second, &[port(1)]).is_err(), "they may lead to the first");
+        assert!(forwarding.reserve(&first, &[port(1)]).unwrap(), "the next call makes the rules");
     }
 
     #[test]
     fn port_of_another_cell_is_refused_until_that_has_ended() {
         let forwarding = Forwarding::new(false);
-        let port = |number| HostPort {
-            protocol: Protocol::Tcp,
-            host_ip: None,
-            host_port: number,
-            container_port: 80,
-        };
         let (first, second) = (InstanceId("i-1".into()), InstanceId("i-2".into()));
         assert!(forwarding.reserve(&first, &[port(1), port(2)]).unwrap());
+        forwarding.made(&first);
         assert!(!forwarding.reserve(&first, &[port(1), port(2)]).unwrap());
         let error = forwarding.reserve(&second, &[port(3), port(2)]).unwrap_err().to_string();
-        assert!(error.contains("hostPort 2/tcp") && error.contains("i-1"), "{error}");
+        assert!(error.contains("hostPort 2/udp") && error.contains("i-1"), "{error}");
         forwarding.entries().remove(&first);
         assert!(forwarding.reserve(&second, &[port(3), port(2)]).unwrap());
     }
