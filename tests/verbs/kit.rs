@@ -62,7 +62,7 @@ pub(crate) struct Daemon {
     pub(crate) cri: Arc<CriService>,
     pub(crate) cells: Arc<Cells>,
     gateway: Gateway,
-    store: Store,
+    pub(crate) store: Store,
 }
 
 impl Fixture {

@@ -4,7 +4,7 @@ use kiyot::backends::{
     Method,
     milpa::store::{Batch, Table},
 };
-use kiyot_proto::{cell, cri};
+use kiyot_proto::{cell, cri, store::SandboxMeta};
 use kiyot_testkit::wait_for;
 
 use crate::kit::Fixture;
@@ -31,6 +31,38 @@ async fn container_with_a_lost_status_has_the_state_of_its_cell() {
     })
     .await;
     assert_eq!(kiyot.exited(&done).await.exit_code, 7);
+    kiyot.stop_sandbox(&sandbox).await;
+}
+
+/// Verifies V20.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sandbox_of_a_previous_version_keeps_its_cgroup_parent() {
+    let kiyot = Fixture::start().await;
+    let mut request = kiyot.sandbox_request("web");
+    let linux = cri::LinuxPodSandboxConfig {
+        cgroup_parent: "/kubepods/poduid-web".to_owned(),
+        ..Default::default()
+    };
+    request.config.as_mut().unwrap().linux = Some(linux);
+    let response: cri::RunPodSandboxResponse =
+        kiyot.call(Method::RunPodSandbox, request).await.unwrap();
+    let sandbox = response.pod_sandbox_id;
+    kiyot.create(&sandbox, "new").await;
+    // The record of a version that used the kubelet's in machines.
+    let mut records: Vec<(String, SandboxMeta)> =
+        kiyot.daemon.store.load(Table::Sandboxes).await.unwrap();
+    let (id, meta) = records.pop().unwrap();
+    let mut earlier = Batch::default();
+    earlier.put(Table::Sandboxes, &id, &SandboxMeta { cgroup_parent: String::new(), ..meta });
+    let kiyot = kiyot.restart_with(earlier).await;
+    kiyot.create(&sandbox, "old").await;
+    let parents = kiyot.provider.only().with(|state| {
+        let parent = |request: &cri::CreateContainerRequest| {
+            request.sandbox_config.clone().unwrap().linux.unwrap().cgroup_parent
+        };
+        state.created.iter().map(parent).collect::<Vec<_>>()
+    });
+    assert_eq!(parents, ["/pod", "/kubepods/poduid-web"]);
     kiyot.stop_sandbox(&sandbox).await;
 }
 

@@ -168,9 +168,9 @@ impl CriService {
                 sandbox: &meta.cell_sandbox,
                 pod_dir: &hello.pod_dir,
                 resolvers: &meta.resolvers,
-                cgroup_parent: &requests::cgroup_parent(
+                cgroup_parent: &requests::recorded_cgroup_parent(
+                    &meta.cgroup_parent,
                     &sandbox_config,
-                    self.rules().capabilities.own_kernel,
                 ),
                 image: &image,
                 profile,

@@ -131,6 +131,12 @@ pub(super) fn cgroup_parent(sandbox: &cri::PodSandboxConfig, own_kernel: bool) -
     }
 }
 
+/// Returns the `cgroup_parent` of a recorded sandbox. Versions that did not record it used the
+/// kubelet's in machines, too.
+pub(super) fn recorded_cgroup_parent(recorded: &str, sandbox: &cri::PodSandboxConfig) -> String {
+    if recorded.is_empty() { cgroup_parent(sandbox, false) } else { recorded.to_owned() }
+}
+
 fn use_cell_network(options: &mut cri::NamespaceOption) {
     options.network = cri::NamespaceMode::Node.into();
     options.userns_options = None;
@@ -167,8 +173,8 @@ pub(super) struct InCell<'a> {
     pub(super) pod_dir: &'a str,
     /// The name servers with addresses in the cell.
     pub(super) resolvers: &'a [String],
-    /// The sandbox's [`cgroup_parent`]: the end of a cell on the node's kernel looks for its
-    /// containers' cgroups there.
+    /// The sandbox's [`recorded_cgroup_parent`], whose usage is the pod's: the end of a cell on the
+    /// node's kernel looks for its containers' cgroups there.
     pub(super) cgroup_parent: &'a str,
     /// The image's id.
     pub(super) image: &'a str,

@@ -339,6 +339,7 @@ impl CriService {
             resolvers,
             current_annotations: Default::default(),
             standalone: is_standalone,
+            cgroup_parent,
         };
         let mut batch = Batch::default();
         batch.put(Table::Sandboxes, id.as_str(), &meta);

@@ -57,6 +57,7 @@ fn sandbox_meta(id: &str, n: u32) -> store::SandboxMeta {
         resolvers: Vec::new(),
         current_annotations: HashMap::new(),
         standalone: false,
+        cgroup_parent: String::new(),
     }
 }
 
