@@ -31,8 +31,11 @@ use crate::{
 };
 
 mod cells;
+mod denials;
 mod events;
 mod leases;
+
+use denials::Denials;
 
 /// Period of reading the cells, for changes without an event.
 const REFRESH_INTERVAL: Duration = Duration::from_secs(5);
@@ -125,8 +128,7 @@ impl Publisher {
             lease_lane,
             sweep_lane,
             events_lane,
-            denials: Gate::new(options.periods.first_pause),
-            denied_in: String::new(),
+            denials: Denials::new(options.periods.first_pause),
             is_event_turn: false,
             is_older_logged: false,
             options,
@@ -202,10 +204,7 @@ struct Task {
     lease_lane: Lane,
     sweep_lane: Lane,
     events_lane: Lane,
-    /// The events that were denied: they close no lane.
-    denials: Gate,
-    /// The namespace of the last of them.
-    denied_in: String,
+    denials: Denials,
     /// Events and cells take turns.
     is_event_turn: bool,
     /// True after the log line of a definition that drops fields.

@@ -16,7 +16,7 @@ impl Task {
         } else {
             Call::create_event(namespace, self.recorder.object(&record))
         };
-        let is_denial_awaited = self.denials.open_at().is_some_and(|open| open > Instant::now());
+        let is_denial_awaited = self.denials.is_awaited(Instant::now());
         let outcome = client.call(&call).await;
         self.pace.wrote(Instant::now());
         match outcome {
@@ -49,7 +49,7 @@ impl Task {
     /// Notes that an event was denied. It is dropped, as client-go drops it, so that a namespace
     /// that takes no events holds up no other.
     fn denied(&mut self, record: &Record, failure: &Failure, is_awaited: bool) {
-        self.denied_in = record.namespace().to_owned();
+        self.denials.denied(record.namespace(), Instant::now());
         if is_awaited {
             self.recorder.refused(record);
             self.counter.event_dropped();
@@ -57,7 +57,7 @@ impl Task {
         }
         // The credentials may have expired: the event is tried once with those of now.
         self.connection.failed(failure);
-        if self.denials.failed(failure, Instant::now(), fastrand::f64()) {
+        if self.denials.pause(failure, Instant::now(), fastrand::f64()) {
             tracing::warn!(
                 namespace = record.namespace(),
                 error = %failure,
@@ -69,7 +69,7 @@ impl Task {
 
     /// Notes that an event of a namespace was reported.
     fn reported_in(&mut self, namespace: &str) {
-        if self.denied_in == namespace && self.denials.succeeded() {
+        if self.denials.written(namespace, Instant::now()) {
             tracing::info!(
                 until_now = self.events_lane.meaning,
                 "calls of the Kubernetes API succeed again"
