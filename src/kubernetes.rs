@@ -16,7 +16,7 @@ use std::{
 };
 
 use async_trait::async_trait;
-use futures::{StreamExt, stream::BoxStream};
+use futures::stream::BoxStream;
 use kiyot_kubernetes::{
     Access, Counter, Options, Periods, PodInformer, Publisher, ShownCell, Source,
 };
@@ -222,12 +222,6 @@ impl Source for Cells {
     }
 
     fn events(&self) -> BoxStream<'static, admin::Event> {
-        let milpa = Arc::clone(&self.milpa);
-        // The API server does not know standalone pods.
-        let is_shown = move |event: &admin::Event| {
-            let is_standalone = milpa.inventory().is_standalone(&event.pod_uid);
-            std::future::ready(!is_standalone)
-        };
-        self.milpa.inventory().events().1.filter(is_shown).boxed()
+        self.milpa.inventory().cluster_events()
     }
 }

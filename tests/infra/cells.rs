@@ -75,6 +75,7 @@ fn order(bench: &Bench) -> LaunchOrder {
         request: CellRequest::default(),
         labels: BTreeMap::new(),
         deadline: None,
+        is_standalone: false,
     }
 }
 

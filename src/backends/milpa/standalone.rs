@@ -471,7 +471,8 @@ impl Standalone {
     }
 
     fn event(&self, entry: &Entry, status: &'static str, message: &str) {
-        let pod = Subject::Pod { name: entry.pod(), uid: entry.uid.clone() };
+        let (name, uid) = (entry.pod(), entry.uid.clone());
+        let pod = Subject::Pod { name, uid, is_standalone: true };
         self.parts.cells.history().add(pod, status, message);
     }
 

@@ -158,6 +158,7 @@ impl<S: Subject> World<S> {
             request: CellRequest::default(),
             labels: BTreeMap::new(),
             deadline: Some(Instant::now() + timeout),
+            is_standalone: false,
         };
         tokio::spawn(async move { cells.launch(order).await })
     }

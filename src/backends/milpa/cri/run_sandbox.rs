@@ -249,6 +249,7 @@ impl CriService {
             needs,
             request: wishes,
             deadline: None,
+            is_standalone,
         };
         let bound = self.cells.launch(order).await.map_err(|error| status_code::of_cell(&error))?;
         // That of an earlier call, if the daemon was restarted during the launch.

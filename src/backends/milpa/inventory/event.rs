@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use futures::{StreamExt, stream::BoxStream};
 use kiyot_proto::admin;
+use tokio::sync::broadcast;
 use tokio_stream::wrappers::BroadcastStream;
 
 use super::Inventory;
@@ -17,20 +18,36 @@ impl Inventory {
     /// misses events.
     pub fn events(&self) -> (Vec<admin::Event>, BoxStream<'static, admin::Event>) {
         let (kept, new) = self.cells.history().follow();
+        let kept = kept.iter().map(|event| message(event, &self.backend)).collect();
+        (kept, self.stream(new, |_| true))
+    }
+
+    /// Returns a stream of all later events but those of standalone pods, which the API server
+    /// does not know.
+    pub fn cluster_events(&self) -> BoxStream<'static, admin::Event> {
+        let (_, new) = self.cells.history().follow();
+        self.stream(new, |event| !event.subject.is_standalone())
+    }
+
+    fn stream(
+        &self,
+        new: broadcast::Receiver<Arc<Occurrence>>,
+        is_shown: fn(&Occurrence) -> bool,
+    ) -> BoxStream<'static, admin::Event> {
         let backend = self.backend.clone();
-        let kept = kept.iter().map(|event| message(event, &backend)).collect();
-        let new = BroadcastStream::new(new).filter_map(move |event: Result<Arc<_>, _>| {
-            let message = event.ok().map(|event| message(&event, &backend));
+        let new = BroadcastStream::new(new).filter_map(move |event: Result<Arc<Occurrence>, _>| {
+            let event = event.ok().filter(|event| is_shown(event));
+            let message = event.map(|event| message(&event, &backend));
             async move { message }
         });
-        (kept, new.boxed())
+        new.boxed()
     }
 }
 
 fn message(event: &Occurrence, backend: &BackendName) -> admin::Event {
     let (kind, name, pod_uid) = match &event.subject {
         Subject::Cell(cell) => ("Cell", cell.to_string(), String::new()),
-        Subject::Pod { name, uid } => ("Pod", name.clone(), uid.clone()),
+        Subject::Pod { name, uid, .. } => ("Pod", name.clone(), uid.clone()),
         Subject::Backend => ("Backend", backend.to_string(), String::new()),
     };
     admin::Event {

@@ -276,6 +276,7 @@ pub(super) fn order(sandbox: &SandboxId, pod_uid: &str) -> LaunchOrder {
         request: CellRequest::default(),
         labels: BTreeMap::new(),
         deadline: None,
+        is_standalone: false,
     }
 }
 
