@@ -6,7 +6,7 @@ use std::{
     os::unix::{fs::FileTypeExt, fs::MetadataExt, net::UnixListener},
     path::{Path, PathBuf},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use rustix::{
@@ -16,8 +16,9 @@ use rustix::{
 
 /// Bound on connections that wait to be accepted.
 const MAX_BACKLOG: i32 = 1024;
-/// Attempts to lock a directory, and the pause between them. A start has the lock for a moment.
-const LOCK_ATTEMPTS: u32 = 100;
+/// Time for which a start waits for the lock of a directory, which another start has for a moment.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
+/// Pause between two attempts to lock a directory.
 const LOCK_PAUSE: Duration = Duration::from_millis(10);
 
 /// A socket that can't be bound.
@@ -26,6 +27,18 @@ pub enum ListenError {
     /// Another process listens on the socket.
     #[error("{} is in use: another process listens there", .0.display())]
     InUse(PathBuf),
+    /// Another process keeps the lock of the socket's directory.
+    #[error(
+        "directory {} is locked: another process kept its lock for {waited:?}; allowed: a \
+         directory whose lock (flock) no process keeps",
+        directory.display()
+    )]
+    Locked {
+        /// The directory.
+        directory: PathBuf,
+        /// The time for which the lock was waited for.
+        waited: Duration,
+    },
     /// The path has a file that is no socket, and is not removed.
     #[error(
         "{} is not a socket; allowed: an absent path, or a socket without a listener",
@@ -55,6 +68,15 @@ pub(crate) struct Listener {
 /// Binds a socket with mode 0600, or with mode 0660 for a group. A stale socket is replaced, a live
 /// one is not.
 pub(crate) fn listen_on(path: &Path, group: Option<Gid>) -> Result<Listener, ListenError> {
+    listen_within(path, group, LOCK_TIMEOUT)
+}
+
+/// Binds a socket as [`listen_on`] does, with another time limit for the lock.
+fn listen_within(
+    path: &Path,
+    group: Option<Gid>,
+    lock_timeout: Duration,
+) -> Result<Listener, ListenError> {
     let failed = |step, path: &Path| {
         let path = path.to_path_buf();
         move |source: io::Error| ListenError::Io { step, path, source }
@@ -62,7 +84,7 @@ pub(crate) fn listen_on(path: &Path, group: Option<Gid>) -> Result<Listener, Lis
     if let Some(parent) = path.parent() {
         fs::create_dir_all(parent).map_err(failed("make the directory", parent))?;
     }
-    let _lock = path.parent().and_then(lock);
+    let _lock = path.parent().map(|parent| lock(parent, lock_timeout)).transpose()?.flatten();
     remove_stale(path)?;
     let bound = || -> io::Result<UnixListener> {
         let socket = socket_with(
@@ -87,18 +109,22 @@ pub(crate) fn listen_on(path: &Path, group: Option<Gid>) -> Result<Listener, Lis
 }
 
 /// Locks a directory, so that of two starts at once none takes the socket of the other for stale
-/// before it listens. `None` if it can't be locked, or another program keeps the lock.
-fn lock(directory: &Path) -> Option<File> {
+/// before it listens. `None` if it can't be opened, or its file system has no locks.
+fn lock(directory: &Path, timeout: Duration) -> Result<Option<File>, ListenError> {
     let is_empty = directory.as_os_str().is_empty();
-    let directory = File::open(if is_empty { Path::new(".") } else { directory }).ok()?;
-    for _ in 0..LOCK_ATTEMPTS {
-        match flock(&directory, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => return Some(directory),
+    let directory = if is_empty { Path::new(".") } else { directory };
+    let Ok(file) = File::open(directory) else { return Ok(None) };
+    let begun = Instant::now();
+    loop {
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(Some(file)),
+            Err(rustix::io::Errno::AGAIN) if begun.elapsed() >= timeout => {
+                return Err(ListenError::Locked { directory: directory.into(), waited: timeout });
+            }
             Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => thread::sleep(LOCK_PAUSE),
-            Err(_) => break,
+            Err(_) => return Ok(None),
         }
     }
-    None
 }
 
 fn inode(path: &Path) -> Option<(u64, u64)> {
@@ -194,6 +220,27 @@ mod tests {
             assert_eq!(results.iter().filter(|result| result.is_ok()).count(), 1, "{results:?}");
             std::os::unix::net::UnixStream::connect(&path).unwrap();
         }
+    }
+
+    #[test]
+    fn socket_is_not_replaced_while_another_process_keeps_the_lock_of_its_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("cri.sock");
+        drop(UnixListener::bind(&path).unwrap());
+        let (stale, locked) = (inode(&path), lock(dir.path(), LOCK_TIMEOUT).unwrap());
+        assert!(stale.is_some() && locked.is_some());
+        let refused = listen_within(&path, None, Duration::from_millis(1)).unwrap_err();
+        assert_eq!(
+            refused.to_string(),
+            format!(
+                "directory {} is locked: another process kept its lock for 1ms; allowed: a \
+                 directory whose lock (flock) no process keeps",
+                dir.path().display()
+            )
+        );
+        assert_eq!(inode(&path), stale);
+        drop(locked);
+        listen_on(&path, None).unwrap();
     }
 
     #[test]
