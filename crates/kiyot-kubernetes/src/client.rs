@@ -272,7 +272,13 @@ impl Connection {
 
     /// Has the credentials read again if they may be the reason of a failure.
     pub(crate) fn failed(&mut self, failure: &Failure) {
-        if matches!(failure, Failure::Denied(_) | Failure::Unreachable(_) | Failure::TimedOut(_)) {
+        if matches!(
+            failure,
+            Failure::Denied(_)
+                | Failure::Unauthenticated(_)
+                | Failure::Unreachable(_)
+                | Failure::TimedOut(_)
+        ) {
             self.client = None;
         }
     }

@@ -18,9 +18,12 @@ pub enum Failure {
     /// No response in time.
     #[error("API server did not answer within {0:?}")]
     TimedOut(Duration),
-    /// Credentials that are unknown, or without the right.
+    /// Credentials without the right, or an object that a policy or a webhook denies.
     #[error("API server denies it: {0}")]
     Denied(String),
+    /// Credentials that are unknown, so that every call is denied.
+    #[error("API server denies it: {0}")]
+    Unauthenticated(String),
     /// The object, its kind or its namespace is absent.
     #[error("absent: {0}")]
     NotFound(String),
@@ -68,7 +71,8 @@ impl Failure {
         let retry_after = retry_after.map(|pause| pause.min(MAX_RETRY_AFTER));
         let reason = parsed.as_ref().and_then(|body| body["reason"].as_str());
         Some(match status.as_u16() {
-            401 | 403 => Self::Denied(message),
+            401 => Self::Unauthenticated(message),
+            403 => Self::Denied(message),
             404 => Self::NotFound(message),
             409 => Self::Conflict(message),
             410 => Self::Expired(message),
@@ -87,7 +91,7 @@ impl Failure {
         match self {
             Self::Unreachable(_) => "unreachable",
             Self::TimedOut(_) => "timed_out",
-            Self::Denied(_) => "denied",
+            Self::Denied(_) | Self::Unauthenticated(_) => "denied",
             Self::NotFound(_) => "not_found",
             Self::Conflict(_) => "conflict",
             Self::Expired(_) => "expired",

@@ -46,11 +46,19 @@ impl Gate {
         let doubled = first.saturating_mul(1 << self.failures.min(10)).min(first * MAX_PAUSES);
         let pause = match failure {
             Failure::Throttled { retry_after: Some(pause), .. } => (*pause).max(first),
-            Failure::Denied(_) | Failure::NotFound(_) => (first * OPERATOR_PAUSES).max(doubled),
+            Failure::Denied(_) | Failure::Unauthenticated(_) | Failure::NotFound(_) => {
+                (first * OPERATOR_PAUSES).max(doubled)
+            }
             _ => doubled,
         };
         self.failures = self.failures.saturating_add(1);
         self.open_at = Some(now + pause.mul_f64(1.0 + jitter.clamp(0.0, 1.0) / 4.0));
+        self.noted(failure)
+    }
+
+    /// Notes a failure that holds back no call of the kind. Returns true if it is to be logged: the
+    /// first of its class in a row.
+    pub fn noted(&mut self, failure: &Failure) -> bool {
         let is_new = !self.logged.contains(&failure.class());
         if is_new {
             self.logged.push(failure.class());
@@ -58,11 +66,17 @@ impl Gate {
         is_new
     }
 
+    /// Notes a success that ends no row of failures: the next call may be made at once.
+    pub fn resume(&mut self) {
+        self.failures = 0;
+        self.open_at = None;
+    }
+
     /// Notes a success. Returns true if it ends a row of failures.
     pub fn succeeded(&mut self) -> bool {
-        let was_closed = self.failures > 0;
+        let is_end = !self.logged.is_empty();
         *self = Self::new(self.first_pause);
-        was_closed
+        is_end
     }
 }
 
@@ -89,6 +103,21 @@ mod tests {
         assert!(gate.succeeded() && !gate.succeeded());
         assert_eq!(gate.open_at(), None);
         assert!(gate.failed(&unreachable, now, 0.0), "another row");
+    }
+
+    /// Verifies K6.
+    #[test]
+    fn failure_that_holds_back_no_call_is_logged_once_in_a_row() {
+        let (now, mut gate) = (Instant::now(), Gate::new(FIRST_PAUSE));
+        let denied = Failure::Denied(String::new());
+        assert!(gate.noted(&denied) && !gate.noted(&denied));
+        assert_eq!(gate.open_at(), None);
+        assert!(!gate.failed(&denied, now, 0.0) && gate.open_at().is_some());
+        gate.resume();
+        assert_eq!(gate.open_at(), None);
+        assert!(!gate.noted(&denied), "the row goes on");
+        assert!(gate.succeeded() && !gate.succeeded());
+        assert!(gate.noted(&denied), "another row");
     }
 
     /// Verifies K6.

@@ -6,13 +6,20 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
+    mem,
     time::{Duration, Instant},
 };
 
-use crate::object::{self, Cell};
+use crate::{
+    failure::Failure,
+    gate::Gate,
+    object::{self, Cell},
+};
 
 /// Age of an accrued cost, which always grows, at which it is written without another change.
 const COST_REFRESH: Duration = Duration::from_secs(3600);
+/// Most objects whose denied writes wait alone.
+const MAX_DENIED: usize = 4;
 
 /// A write that is due.
 #[derive(Debug, Clone, PartialEq)]
@@ -61,6 +68,13 @@ struct Known {
     cost_written: Instant,
 }
 
+/// A denied write, which is repeated after pauses of its own.
+#[derive(Debug)]
+struct Denied {
+    operation: &'static str,
+    gate: Gate,
+}
+
 /// The wanted and the known objects.
 #[derive(Debug, Default)]
 pub struct Plan {
@@ -68,6 +82,8 @@ pub struct Plan {
     known: BTreeMap<String, Known>,
     /// The wanted objects that were refused, which are not written again before they change.
     refused: BTreeMap<String, Cell>,
+    /// The objects whose needed writes were denied, and wait alone.
+    denied: BTreeMap<String, Denied>,
     /// The objects that were absent when their status was written last.
     absent: BTreeSet<String>,
     queue: VecDeque<String>,
@@ -117,6 +133,11 @@ impl Plan {
     }
 
     fn enqueue(&mut self, now: Instant) {
+        let denied = mem::take(&mut self.denied).into_iter();
+        let denied = denied.filter(|(name, denied)| {
+            self.needed(name, now).is_some_and(|write| write.operation() == denied.operation)
+        });
+        self.denied = denied.collect();
         let names: Vec<String> = self.wanted.keys().chain(self.known.keys()).cloned().collect();
         for name in names {
             if self.due(&name, now).is_some() && self.queued.insert(name.clone()) {
@@ -125,7 +146,17 @@ impl Plan {
         }
     }
 
+    /// Returns the write that an object needs, unless it was denied and waits.
     fn due(&self, name: &str, now: Instant) -> Option<Write> {
+        let write = self.needed(name, now)?;
+        let waits = self.denied.get(name).is_some_and(|denied| {
+            denied.operation == write.operation()
+                && denied.gate.open_at().is_some_and(|open| open > now)
+        });
+        (!waits).then_some(write)
+    }
+
+    fn needed(&self, name: &str, now: Instant) -> Option<Write> {
         let Some(wanted) = self.wanted.get(name) else {
             let known = self.known.get(name)?;
             return Some(Write::Delete { name: name.to_owned(), uid: known.uid.clone() });
@@ -168,6 +199,44 @@ impl Plan {
         self.queue.rotate_left(usize::from(!self.queue.is_empty()));
     }
 
+    /// Returns true if an operation is due, or follows one that is.
+    pub fn needs(&self, operation: &str, now: Instant) -> bool {
+        self.queue.iter().filter_map(|name| self.due(name, now)).any(|write| {
+            let has_status = matches!(write, Write::Apply(_));
+            write.operation() == operation || has_status && operation == "patch cells/status"
+        })
+    }
+
+    /// Returns true if the write of an object may wait alone if it is denied. More denied objects
+    /// than a few mean that all are denied.
+    pub fn may_wait(&self, name: &str) -> bool {
+        self.denied.len() < MAX_DENIED || self.denied.contains_key(name)
+    }
+
+    /// Returns true while denied objects wait alone.
+    pub fn has_denied(&self) -> bool {
+        !self.denied.is_empty()
+    }
+
+    /// Notes that the next write was denied: its object waits alone, for pauses that grow.
+    ///
+    /// `first_pause` and `jitter` are those of a [`Gate`].
+    pub fn denied(
+        &mut self,
+        write: &Write,
+        failure: &Failure,
+        first_pause: Duration,
+        now: Instant,
+        jitter: f64,
+    ) {
+        let (name, operation) = (write.name(), write.operation());
+        let earlier = self.denied.remove(name).filter(|earlier| earlier.operation == operation);
+        let mut gate = earlier.map_or_else(|| Gate::new(first_pause), |earlier| earlier.gate);
+        gate.failed(failure, now, jitter);
+        self.denied.insert(name.to_owned(), Denied { operation, gate });
+        self.drop_next();
+    }
+
     fn drop_next(&mut self) {
         if let Some(name) = self.queue.pop_front() {
             self.queued.remove(&name);
@@ -180,6 +249,9 @@ impl Plan {
             .map(|cell| (cell.metadata.uid.clone(), cell.metadata.resource_version.clone()))
             .unwrap_or_default();
         let name = write.name().to_owned();
+        if self.denied.get(&name).is_some_and(|denied| denied.operation == write.operation()) {
+            self.denied.remove(&name);
+        }
         match write {
             Write::Delete { .. } => {
                 self.known.remove(&name);
@@ -219,6 +291,7 @@ impl Plan {
     pub fn absent(&mut self, write: &Write) -> bool {
         let name = write.name();
         self.known.remove(name);
+        self.denied.remove(name);
         if !self.wanted.contains_key(name) {
             self.drop_next();
             return false;
@@ -233,6 +306,7 @@ impl Plan {
     /// Notes that a write was refused for good: it is not repeated before its object changes.
     pub fn refused(&mut self, write: Write) {
         let name = write.name().to_owned();
+        self.denied.remove(&name);
         match write {
             Write::Apply(cell) | Write::ApplyStatus(cell) => {
                 self.refused.insert(name, *cell);

@@ -145,12 +145,14 @@ struct Lane {
     gate: Gate,
     /// The operations that failed and have not succeeded since.
     failing: Vec<&'static str>,
+    /// True while denied objects wait alone, which are part of the row.
+    has_denied: bool,
     meaning: &'static str,
 }
 
 impl Lane {
     fn new(meaning: &'static str, first_pause: Duration) -> Self {
-        Self { gate: Gate::new(first_pause), failing: Vec::new(), meaning }
+        Self { gate: Gate::new(first_pause), failing: Vec::new(), has_denied: false, meaning }
     }
 
     /// Returns the time from which a call may be made that is due at `due`.
@@ -164,7 +166,12 @@ impl Lane {
         match outcome {
             Ok(()) => {
                 self.failing.retain(|own| *own != operation);
-                if self.failing.is_empty() && self.gate.succeeded() {
+                if !self.failing.is_empty() {
+                    return;
+                }
+                if self.has_denied {
+                    self.gate.resume();
+                } else if self.gate.succeeded() {
                     tracing::info!(
                         until_now = self.meaning,
                         "calls of the Kubernetes API succeed again"
@@ -302,10 +309,12 @@ impl Task {
                 if outcome.is_err() {
                     // Other clients may have changed objects meanwhile.
                     self.list_at = Instant::now();
-                } else if step == Step::List && self.plan.next(Instant::now()).is_none() {
-                    // The write that failed is not needed any more.
-                    self.cells_lane.failing.clear();
+                } else if step == Step::List {
+                    // The write that failed may not be needed any more.
+                    let now = Instant::now();
+                    self.cells_lane.failing.retain(|own| self.plan.needs(own, now));
                 }
+                self.cells_lane.has_denied = self.plan.has_denied();
                 self.cells_lane.note(operation, &outcome);
             }
             Step::Renew => self.lease_lane.note(operation, &outcome),

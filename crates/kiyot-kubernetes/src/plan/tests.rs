@@ -167,3 +167,88 @@ fn absent_object_is_made_again_with_its_status() {
     let status = plan.next(now).unwrap();
     assert!(!plan.absent(&status));
 }
+
+/// Verifies K6.
+#[test]
+fn denied_object_waits_alone_for_pauses_that_grow() {
+    let (mut now, mut plan) = (Instant::now(), Plan::default());
+    let (first, failure) = (Duration::from_secs(1), Failure::Denied(String::new()));
+    let wanted = || cells(2, admin::CellPhase::CellBound, 0);
+    plan.want(wanted(), now);
+    let denied = plan.next(now).unwrap();
+    plan.denied(&denied, &failure, first, now, 0.0);
+    assert_eq!(write_all(&mut plan, now), 2, "the object and the status of the other cell");
+    let mut pauses = Vec::new();
+    for _ in 0..8 {
+        let begin = now;
+        while plan.next(now).is_none() {
+            now += first;
+            plan.want(wanted(), now);
+        }
+        pauses.push((now - begin).as_secs());
+        let again = plan.next(now).unwrap();
+        assert_eq!(again.name(), denied.name());
+        plan.denied(&again, &failure, first, now, 0.0);
+    }
+    assert_eq!(pauses, [30, 30, 30, 30, 30, 32, 64, 120]);
+    assert!(plan.has_denied());
+    plan.want(Vec::new(), now);
+    assert!(!plan.has_denied(), "its cell has ended");
+    assert!(matches!(plan.next(now), Some(Write::Delete { .. })));
+}
+
+/// Verifies K6.
+#[test]
+fn more_denied_objects_than_a_few_may_not_wait_alone() {
+    let (now, mut plan) = (Instant::now(), Plan::default());
+    let (first, failure) = (Duration::from_secs(1), Failure::Denied(String::new()));
+    let wanted = || cells(MAX_DENIED + 1, admin::CellPhase::CellBound, 0);
+    plan.want(wanted(), now);
+    for _ in 0..MAX_DENIED {
+        let write = plan.next(now).unwrap();
+        assert!(plan.may_wait(write.name()));
+        plan.denied(&write, &failure, first, now, 0.0);
+        assert!(plan.may_wait(write.name()), "again");
+    }
+    let last = plan.next(now).unwrap();
+    assert!(!plan.may_wait(last.name()));
+    let later = now + first * 30;
+    plan.want(wanted(), later);
+    assert_eq!(write_all(&mut plan, later), 2 * (MAX_DENIED + 1));
+    assert!(!plan.has_denied());
+}
+
+/// Verifies K6.
+#[test]
+fn denied_status_does_not_hold_up_the_end_of_its_object() {
+    let (now, mut plan) = (Instant::now(), Plan::default());
+    plan.want(cells(1, admin::CellPhase::CellBooting, 0), now);
+    assert_eq!(write_all(&mut plan, now), 2);
+    plan.want(cells(1, admin::CellPhase::CellBound, 0), now);
+    let status = plan.next(now).unwrap();
+    let failure = Failure::Denied(String::new());
+    plan.denied(&status, &failure, Duration::from_secs(1), now, 0.0);
+    assert_eq!(plan.next(now), None);
+    plan.want(Vec::new(), now);
+    assert!(matches!(plan.next(now), Some(Write::Delete { .. })));
+}
+
+/// Verifies K6.
+#[test]
+fn operation_is_needed_while_an_object_waits_for_it() {
+    let (now, mut plan) = (Instant::now(), Plan::default());
+    let needed = |plan: &Plan| {
+        ["delete cells", "patch cells", "patch cells/status"].map(|own| plan.needs(own, now))
+    };
+    plan.listed(cells(1, admin::CellPhase::CellBound, 0), now);
+    assert_eq!(needed(&plan), [true, false, false]);
+    // Another client deleted the object, and a cell is launched.
+    plan.listed(Vec::new(), now);
+    plan.want(cells(1, admin::CellPhase::CellBooting, 0), now);
+    assert_eq!(needed(&plan), [false, true, true]);
+    let write = plan.next(now).unwrap();
+    plan.written(write, Some(&cell(0, admin::CellPhase::CellBooting, 0)), now);
+    assert_eq!(needed(&plan), [false, false, true]);
+    assert_eq!(write_all(&mut plan, now), 1);
+    assert_eq!(needed(&plan), [false; 3]);
+}

@@ -21,8 +21,8 @@ impl Task {
         Ok(())
     }
 
-    /// Writes the next object that is due. Returns false if the object of a status is absent,
-    /// which proves nothing of other writes.
+    /// Writes the next object that is due. Returns false if the object of a status is absent, or
+    /// an object is denied and waits alone, which proves nothing of other writes.
     pub(super) async fn write(&mut self) -> Result<bool, Failure> {
         let Some(write) = self.plan.next(Instant::now()) else { return Ok(true) };
         let client = self.connection.client().await?;
@@ -52,6 +52,21 @@ impl Task {
                 tracing::warn!(cell = write.name(), reason, "object of a cell was refused");
                 self.plan.refused(write);
             }
+            // A policy or a webhook may deny a single object.
+            Err(failure @ Failure::Denied(_)) if self.may_wait(&write) => {
+                self.connection.failed(&failure);
+                if self.cells_lane.gate.noted(&failure) {
+                    tracing::warn!(
+                        cell = write.name(),
+                        error = %failure,
+                        "{}, pods are not affected",
+                        self.cells_lane.meaning
+                    );
+                }
+                let first_pause = self.options.periods.first_pause;
+                self.plan.denied(&write, &failure, first_pause, now, fastrand::f64());
+                return Ok(false);
+            }
             Err(failure) => {
                 self.plan.postpone();
                 return Err(failure);
@@ -62,6 +77,12 @@ impl Task {
 }
 
 impl Task {
+    /// Returns true if the object of a denied write may wait alone: until a write of its kind
+    /// succeeds, others are denied for the same reason.
+    fn may_wait(&self, write: &Write) -> bool {
+        !self.cells_lane.failing.contains(&write.operation()) && self.plan.may_wait(write.name())
+    }
+
     /// Logs once that the API server keeps less than what was written.
     fn compare(&mut self, write: &Write, response: Option<&Cell>) {
         let (Write::ApplyStatus(cell), Some(response)) = (write, response) else { return };

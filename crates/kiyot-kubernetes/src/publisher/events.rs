@@ -81,7 +81,7 @@ impl Task {
 /// Returns true for a failure that other namespaces may not have: a quota, a right or a webhook.
 fn is_denial(failure: &Failure) -> bool {
     match failure {
-        Failure::Denied(_) => true,
+        Failure::Denied(_) | Failure::Unauthenticated(_) => true,
         Failure::Server { message, .. } => message.contains("failed calling webhook"),
         _ => false,
     }

@@ -115,6 +115,60 @@ async fn writes_that_fail_while_lists_succeed_are_logged_once_and_repeated_after
     assert_eq!(logged(not_shown), 1, "{:?}", log.lines());
 }
 
+/// Starts a publisher whose pauses are longer than a test waits.
+fn publish_with_long_pauses(api: &ApiServer, daemon: &Arc<Daemon>) -> Publisher {
+    let periods = Periods { first_pause: LIMIT, ..options(api).periods };
+    let options = Options { periods, ..options(api) };
+    Publisher::start(options, Arc::clone(daemon) as _, Calls::new())
+}
+
+/// Verifies K6.
+#[tokio::test]
+async fn denied_object_holds_up_no_other_and_is_logged_once() {
+    let log = CapturedLog::start();
+    let logged = |text: &str| log.lines().iter().filter(|line| line.contains(text)).count();
+    let not_shown = "cells are not shown in the Kubernetes API, pods";
+    let (api, daemon) = (ApiServer::start(&[definition()]).await, Daemon::new());
+    let _publisher = publish_with_long_pauses(&api, &daemon);
+    api.fail(Some(Verb::Patch), "cells", 1, ApiFault::Denied);
+    daemon.set(0, CellBound);
+    let is_denied = || api.recorded().iter().any(|own| own.status == 403);
+    wait_for("the object is denied", is_denied).await;
+    daemon.set(1, CellBound);
+    wait_for_cells(&api, &[(1, "Bound")]).await;
+    wait_for_lists(&api).await;
+    assert_eq!((logged(not_shown), logged("again")), (1, 0), "{:?}", log.lines());
+
+    daemon.end(0);
+    wait_for("the end of the row is logged", || logged("again") == 1).await;
+    assert_eq!(logged(not_shown), 1, "{:?}", log.lines());
+}
+
+/// Verifies K6.
+#[tokio::test]
+async fn denial_of_all_objects_ends_their_writes_after_a_few_until_the_pause_is_over() {
+    let log = CapturedLog::start();
+    let logged = |text: &str| log.lines().iter().filter(|line| line.contains(text)).count();
+    let not_shown = "cells are not shown in the Kubernetes API, pods";
+    let (api, daemon) = (ApiServer::start(&[definition()]).await, Daemon::new());
+    let _publisher = publish_with_long_pauses(&api, &daemon);
+    api.fail(Some(Verb::Patch), "cells", usize::MAX, ApiFault::Denied);
+    (0..20).for_each(|number| daemon.set(number, CellBound));
+    let denied = || api.recorded().iter().filter(|own| own.status == 403).count();
+    // Four wait alone, and the next has all others wait.
+    wait_for("objects are denied", || denied() >= 5).await;
+    // Events and cells take turns: between two events an object would be written.
+    for message in ["first", "second", "third"] {
+        daemon.tell(0, "LaunchFailed", message);
+    }
+    wait_until("events are reported", LIMIT, async || {
+        (api.objects("events").len() == 3).then_some(())
+    })
+    .await;
+    assert_eq!(denied(), 5);
+    assert_eq!((logged(not_shown), logged("again")), (1, 0), "{:?}", log.lines());
+}
+
 /// Verifies K6.
 #[tokio::test]
 async fn rotated_token_is_read_again_after_a_denial() {
