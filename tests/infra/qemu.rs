@@ -168,7 +168,7 @@ async fn guest_is_its_pod_and_no_other() {
     assert_eq!(vms.provider.attach(&instance.id, &to).await.unwrap(), attached, "again");
     configure(&mut guest, &network).await;
     let [IpAddr::V4(own)] = attached.addresses[..] else { panic!("{attached:?}") };
-    let bridge = network.routes[0].gateway.unwrap();
+    let bridge = network.routes.iter().find_map(|route| route.gateway).unwrap();
 
     guest.succeeds(&format!("ping -c 1 -W 10 {bridge}")).await;
     run("busybox", &["ping", "-c", "1", "-W", "10", &own.to_string()]);

@@ -28,6 +28,7 @@ const IFA_ADDRESS: u16 = 1;
 const IFA_LOCAL: u16 = 2;
 const IFA_FLAGS: u16 = 8;
 const IFA_F_NODAD: u32 = 2;
+const IFA_F_NOPREFIXROUTE: u32 = 0x200;
 /// Attributes and values of linux/rtnetlink.h.
 const RTA_DST: u16 = 1;
 const RTA_OIF: u16 = 4;
@@ -137,16 +138,18 @@ pub fn add_address(
     address_request(NLM_F_NEW, index, address, prefix_len).execute(socket)
 }
 
-/// Gives a device an address, unless it has it. IPv6 does not look for duplicates, which CNI
-/// plugins do where they choose an address.
+/// Gives a device an address, unless it has it, with or without a route to the address's network.
+/// IPv6 does not look for duplicates, which CNI plugins do where they choose an address.
 pub fn set_address(
     socket: impl AsFd,
     index: u32,
     address: IpAddr,
     prefix_len: u8,
+    with_route: bool,
 ) -> io::Result<()> {
+    let flags = if with_route { IFA_F_NODAD } else { IFA_F_NODAD | IFA_F_NOPREFIXROUTE };
     address_request(NLM_F_SET, index, address, prefix_len)
-        .with(IFA_FLAGS, &IFA_F_NODAD.to_ne_bytes())
+        .with(IFA_FLAGS, &flags.to_ne_bytes())
         .execute(socket)
 }
 

@@ -28,6 +28,8 @@ struct Settings {
     mac: MacAddress,
     mtu: u32,
     addresses: Vec<(IpAddr, u8)>,
+    /// False if the kernel adds the routes of the addresses' networks.
+    has_all_routes: bool,
     routes: Vec<((IpAddr, u8), Via)>,
     neighbours: Vec<(IpAddr, MacAddress)>,
     resolv_conf: String,
@@ -49,7 +51,16 @@ pub fn configure(owns_machine: bool, network: &PodNetwork) -> Result<(), Status>
 
 impl Settings {
     fn parse(network: &PodNetwork) -> Result<Self, Status> {
-        let PodNetwork { mac, mtu, addresses, routes, neighbours, name_servers, search } = network;
+        let PodNetwork {
+            mac,
+            mtu,
+            addresses,
+            routes,
+            neighbours,
+            name_servers,
+            search,
+            has_all_routes,
+        } = network;
         let invalid = |what: &str, value: &str, allowed: &str| {
             Status::invalid_argument(format!("{what} {value:?}: invalid; allowed: {allowed}"))
         };
@@ -111,7 +122,8 @@ impl Settings {
             resolv_conf.push_str(&format!("search {}\n", search.join(" ")));
         }
         let mac = mac_of("MAC address", mac)?;
-        Ok(Self { mac, mtu: *mtu, addresses, routes, neighbours, resolv_conf })
+        let (mtu, has_all_routes) = (*mtu, *has_all_routes);
+        Ok(Self { mac, mtu, addresses, has_all_routes, routes, neighbours, resolv_conf })
     }
 
     fn apply(&self, resolv_conf: &Path) -> Result<(), (&'static str, io::Error)> {
@@ -126,7 +138,7 @@ impl Settings {
         let is_taken = |address: &IpAddr| takes_v6 || address.is_ipv4();
         for (address, prefix_len) in self.addresses.iter().filter(|(address, _)| is_taken(address))
         {
-            link::set_address(&socket, index, *address, *prefix_len)
+            link::set_address(&socket, index, *address, *prefix_len, !self.has_all_routes)
                 .map_err(step("set the pod's address"))?;
         }
         for (destination, via) in self.routes.iter().filter(|((address, _), _)| is_taken(address)) {
@@ -186,6 +198,7 @@ mod tests {
             }],
             name_servers: vec!["10.0.0.10".into()],
             search: vec!["example.org".into()],
+            has_all_routes: true,
         }
     }
 

@@ -78,7 +78,7 @@ fn isolate_in_thread(device: &LinkDevice) -> Result<(), DeviceError> {
     let inner = route_socket().map_err(failed("open netlink for", mac))?;
     // The index may have changed.
     let moved = find(&inner, mac)?;
-    link::set_address(&inner, moved.index, device.address, device.prefix_len)
+    link::set_address(&inner, moved.index, device.address, device.prefix_len, true)
         .map_err(failed("set the address of", mac))?;
     link::set_up(&inner, moved.index).map_err(failed("bring up", mac))
 }

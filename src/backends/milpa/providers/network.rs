@@ -98,6 +98,7 @@ impl From<&PodNetwork> for cell::PodNetwork {
             neighbours: neighbours.iter().map(neighbour).collect(),
             name_servers: name_servers.iter().map(ToString::to_string).collect(),
             search: search.clone(),
+            has_all_routes: true,
         }
     }
 }

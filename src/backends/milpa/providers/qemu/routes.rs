@@ -57,8 +57,6 @@ struct Address {
 struct Line {
     dst: String,
     gateway: Option<String>,
-    #[serde(default)]
-    protocol: String,
     #[serde(rename = "type")]
     kind: Option<String>,
     #[serde(default)]
@@ -116,14 +114,14 @@ impl Device {
 
 /// Reads the output of `ip -j -4 route show dev DEVICE` or that with `-6`, where `any` is the
 /// address of the family's default routes. Routes on the link come first, because gateways are
-/// reached by them. The kernel makes those of its own in the guest, too.
+/// reached by them. The kernel's route of an address is one of them, unless the CNI plugin has
+/// removed it; that of the link-local addresses the guest's kernel makes, too.
 pub(super) fn parse(output: &[u8], any: IpAddr) -> Result<Vec<Route>, RouteError> {
     let lines: Vec<Line> = listed(output)?;
-    let is_given = |line: &&Line| {
-        line.protocol != "kernel" && line.kind.as_deref().is_none_or(|kind| kind == "unicast")
-    };
-    let mut routes =
-        lines.iter().filter(is_given).map(|line| line.route(any)).collect::<Result<Vec<_>, _>>()?;
+    let is_unicast = |line: &&Line| line.kind.as_deref().is_none_or(|kind| kind == "unicast");
+    let routes = lines.iter().filter(is_unicast).map(|line| line.route(any));
+    let mut routes = routes.collect::<Result<Vec<_>, _>>()?;
+    routes.retain(|route| !route.is_link_local());
     if routes.len() > MAX_ROUTES {
         return Err(RouteError::Many(routes.len()));
     }
@@ -171,6 +169,13 @@ impl Line {
     }
 }
 
+impl Route {
+    /// Returns true for the route to the link-local addresses of IPv6.
+    fn is_link_local(&self) -> bool {
+        matches!(self.destination.address, IpAddr::V6(address) if address.is_unicast_link_local())
+    }
+}
+
 fn mac_address(text: &str) -> Result<MacAddress, RouteError> {
     text.parse().map_err(|_| RouteError::Mac(text.to_owned()))
 }
@@ -208,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn routes_on_the_link_come_first_and_those_of_the_kernel_are_left_out() {
+    fn routes_on_the_link_come_first_also_those_of_the_kernel() {
         let routes = parse(
             br#"[{"dst":"default","gateway":"169.254.1.1","flags":[]},
             {"dst":"169.254.1.1","scope":"link","flags":[]},
@@ -225,10 +230,20 @@ mod tests {
             texts,
             [
                 ("169.254.1.1/32".to_owned(), None),
+                ("10.1.2.0/24".to_owned(), None),
                 ("0.0.0.0/0".to_owned(), Some("169.254.1.1".to_owned()))
             ]
         );
         assert_eq!(parse(b"\n", V4).unwrap(), []);
+        let routes = parse(
+            br#"[{"dst":"fd00::/64","protocol":"kernel","metric":256,"flags":[]},
+            {"dst":"fe80::/64","protocol":"kernel","metric":256,"flags":[]},
+            {"type":"multicast","dst":"ff00::/8","protocol":"kernel","flags":[]}]"#,
+            Ipv6Addr::UNSPECIFIED.into(),
+        )
+        .unwrap();
+        let texts: Vec<_> = routes.iter().map(|route| route.destination.to_string()).collect();
+        assert_eq!(texts, ["fd00::/64"]);
     }
 
     #[test]
