@@ -148,7 +148,8 @@ async fn configure(guest: &mut Guest, network: &PodNetwork) {
     lines.extend(network.addresses.iter().map(|own| format!("ip address add {own} dev eth0")));
     for route in &network.routes {
         let via = route.gateway.map(|gateway| format!(" via {gateway}")).unwrap_or_default();
-        lines.push(format!("ip route add {}{via} dev eth0", route.destination));
+        // In place of the kernel's own.
+        lines.push(format!("ip route replace {}{via} dev eth0", route.destination));
     }
     guest.succeeds(&lines.join(" && ")).await;
 }
@@ -342,7 +343,11 @@ async fn machine_is_adopted_and_ends_with_its_launcher() {
         !Path::new(&format!("/proc/{qemu}/exe")).exists()
     })
     .await;
-    assert_eq!(vms.state(&instance).await, InstanceState::Stopped);
+    // Its last thread may exit later.
+    wait_for("the launcher has ended", async || {
+        vms.state(&instance).await == InstanceState::Stopped
+    })
+    .await;
     vms.end(&instance).await;
 }
 
