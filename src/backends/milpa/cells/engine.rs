@@ -19,6 +19,7 @@ use super::{
     },
     CellError,
 };
+use crate::backoff::doubled;
 
 mod cell;
 mod costs;
@@ -98,8 +99,6 @@ const NO_INSTANCE: &str = "its launch had no answer, and made no instance";
 const SILENT: &str = "its agent did not connect in time";
 /// The longest pause between calls that are repeated.
 const MAX_RETRY_PAUSE: Duration = Duration::from_secs(60);
-/// Bounds the growth of the pauses, by powers of 2.
-const MAX_DOUBLINGS: u32 = 10;
 
 /// The configuration of the engine.
 #[derive(Debug, Clone)]
@@ -142,7 +141,7 @@ impl EngineConfig {
     /// Returns the pause before what was tried is repeated, which doubles with each failure.
     fn pause_after(&self, failures: u32) -> Duration {
         let first = self.retry_pause;
-        first.saturating_mul(1 << failures.min(MAX_DOUBLINGS)).min(MAX_RETRY_PAUSE.max(first))
+        doubled(first, failures, MAX_RETRY_PAUSE.max(first))
     }
 }
 
