@@ -79,6 +79,17 @@ impl Setup {
         echo(&self.fixture.link.bulk, when).await;
         assert!(self.fixture.admission.alarms().is_empty());
     }
+
+    /// Calls after the end of the certificate until a connection was opened.
+    async fn opens_a_connection(&self) {
+        let opened = &self.agent.agent.bulk_connections;
+        let before = opened.load(Ordering::SeqCst);
+        wait_until("a connection after the end of the certificate", LIMIT, async || {
+            echo(&self.fixture.link.bulk, "again").await;
+            (opened.load(Ordering::SeqCst) > before).then_some(())
+        })
+        .await;
+    }
 }
 
 /// Verifies L7.
@@ -112,16 +123,10 @@ async fn certificate_that_expires_while_linked_is_renewed_for_the_next_call() {
         let (gateway_clock, agent_clock) = (TestClock::default(), TestClock::with_offset(offset));
         let limits = Limits { bulk_idle: idle..=idle, ..limits() };
         let setup = Setup::with_limits(limits, &gateway_clock, &agent_clock).await;
-        let (link, opened) = (&setup.fixture.link, &setup.agent.agent.bulk_connections);
         for years in 1..=3 {
             gateway_clock.set_offset(years * YEAR);
             agent_clock.set_offset(offset + years * YEAR * factor);
-            let before = opened.load(Ordering::SeqCst);
-            wait_until("a connection after the end of the certificate", LIMIT, async || {
-                echo(&link.bulk, "again").await;
-                (opened.load(Ordering::SeqCst) > before).then_some(())
-            })
-            .await;
+            setup.opens_a_connection().await;
         }
         let linked_events = setup.fixture.admission.linked_events();
         assert_eq!(linked_events, [Some(1)], "the control connection stays");
@@ -140,14 +145,8 @@ async fn renewed_certificate_that_cannot_be_stored_is_used() {
     // The agent writes to this path before it replaces the certificate, and can't.
     let written = setup.fixture.private_dir().join("certificate.der.new");
     std::fs::create_dir(&written).unwrap();
-    let (link, opened) = (&setup.fixture.link, &setup.agent.agent.bulk_connections);
     clock.set_offset(YEAR);
-    let before = opened.load(Ordering::SeqCst);
-    wait_until("a connection after the end of the certificate", LIMIT, async || {
-        echo(&link.bulk, "again").await;
-        (opened.load(Ordering::SeqCst) > before).then_some(())
-    })
-    .await;
+    setup.opens_a_connection().await;
     let linked_events = setup.fixture.admission.linked_events();
     assert_eq!(linked_events, [Some(1)], "the control connection stays");
     assert!(written.is_dir(), "the agent still can't store it");

@@ -1,9 +1,8 @@
 //! Exec, attach and port-forward of pods in cells, by WebSocket clients.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use kiyot_testkit::{Container, Kiyot, Kubelet, Node, Pod, cri, websocket::Streams};
-use tokio::time::sleep;
+use kiyot_testkit::{Container, Kiyot, Kubelet, Node, Pod, cri, wait_until, websocket::Streams};
 
 use super::{WAIT, endings::Ending, options, pod, remove_and_assert_clean};
 
@@ -83,15 +82,11 @@ async fn commands_whose_clients_are_gone_leave_room_for_others() {
     assert!(refused.to_string().contains("503"), "{refused}");
 
     drop(open);
-    let gone = Instant::now();
-    let mut streams = loop {
+    let mut streams = wait_until("another command has room", ABANDONED_LIMIT, async || {
         let url = exec(&mut kubelet, &main, &["echo", "done"], false).await;
-        match Streams::open(&url).await {
-            Ok(streams) => break streams,
-            Err(error) => assert!(gone.elapsed() < ABANDONED_LIMIT, "{error}"),
-        }
-        sleep(Duration::from_millis(200)).await;
-    };
+        Streams::open(&url).await.ok()
+    })
+    .await;
     streams.read_to_end().await;
     assert_eq!(streams.text(1), "done\n");
     remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
