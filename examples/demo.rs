@@ -7,9 +7,10 @@
 
 use std::{fs, path::Path, time::Instant};
 
-use kiyot::manifest;
 use kiyot_testcloud::Cloud;
-use kiyot_testkit::{Kiyot, KiyotOptions, LIMIT, Node, Provider, image::ImageSpec, wait_until};
+use kiyot_testkit::{
+    Kiyot, KiyotOptions, LIMIT, Node, Pod, Provider, image::ImageSpec, kubelet::pods_of, wait_until,
+};
 
 mod demo {
     pub(crate) mod instance;
@@ -71,7 +72,7 @@ async fn main() {
         steps.done("a cell waits in the warm pool");
     }
 
-    let mut kubelet = DemoKubelet::new(&node, kiyot.kubelet().await);
+    let mut kubelet = DemoKubelet::new(kiyot.kubelet().await);
     let mut running: Vec<DemoPod> = Vec::new();
     for pod in &pods {
         let started = Box::pin(kubelet.run(pod)).await;
@@ -84,7 +85,9 @@ async fn main() {
         };
         steps.done(&format!(
             "{} runs {place}, IP {}, sandbox {:.12}",
-            pod.metadata.name, started.address, started.sandbox
+            pod.name,
+            started.address,
+            started.sandbox()
         ));
         if let Some(cloud) = &cloud
             && let Some(cell) = kubelet.cell(&started).await
@@ -96,8 +99,8 @@ async fn main() {
         running.push(started);
     }
     for (pod, started) in pods.iter().zip(&running) {
-        let line = started.first_line(&pod.metadata.name).await;
-        steps.done(&format!("{} logged: {line}", pod.metadata.name));
+        let line = kubelet.first_line(started).await;
+        steps.done(&format!("{} logged: {line}", pod.name));
     }
     for (pod, started) in pods.iter().zip(&running) {
         let output = kubelet
@@ -111,15 +114,16 @@ async fn main() {
                 ],
             )
             .await;
-        steps.done(&format!("ExecSync in {}: {}", pod.metadata.name, output.trim()));
+        steps.done(&format!("ExecSync in {}: {}", pod.name, output.trim()));
     }
     if shell {
-        demo::shell::run(&kiyot);
+        let shell = demo::shell::run(&kiyot, &node);
+        Box::pin(kubelet.with_static_pods(&node, shell)).await;
         steps.done("the shell has ended");
     }
     for (pod, started) in pods.iter().zip(&running) {
-        kubelet.stop_and_remove(pod, started).await;
-        steps.done(&format!("{} is stopped and removed", pod.metadata.name));
+        kubelet.stop_and_remove(started).await;
+        steps.done(&format!("{} is stopped and removed", pod.name));
     }
     // A cell of the warm pool ends with the node.
     wait_until("no cell is left", LIMIT, async || {
@@ -141,17 +145,13 @@ async fn main() {
 }
 
 /// Reads the pods of examples/, in the order of their files.
-fn pods() -> Vec<manifest::Pod> {
+fn pods() -> Vec<Pod> {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples");
     let mut files: Vec<_> =
         fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).collect();
     files.retain(|file| file.extension().is_some_and(|extension| extension == "yaml"));
     files.sort();
-    let read = |file: &Path| {
-        manifest::parse(&file.display().to_string(), &fs::read_to_string(file).unwrap())
-            .unwrap_or_else(|problems| panic!("{problems}"))
-    };
-    files.iter().flat_map(|file| read(file).pods).collect()
+    files.iter().flat_map(|file| pods_of(&fs::read_to_string(file).unwrap())).collect()
 }
 
 /// Returns the daemon beside this demo, which is target/<profile>/examples/demo.

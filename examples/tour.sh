@@ -20,11 +20,6 @@ wait_until() {
 
 cat > alone.yaml <<'EOF'
 apiVersion: v1
-kind: Secret
-metadata: {name: key}
-stringData: {token: sesame}
----
-apiVersion: v1
 kind: Pod
 metadata:
   name: alone
@@ -34,10 +29,9 @@ spec:
   containers:
   - name: main
     image: docker.io/library/busybox:1.36
-    command: ["sh", "-c", "echo \"${#TOKEN} characters for $NAME\"; exec sleep 86400"]
+    command: ["sh", "-c", "echo \"${#TOKEN} characters\"; exec sleep 86400"]
     env:
-    - {name: TOKEN, valueFrom: {secretKeyRef: {name: key, key: token}}}
-    - {name: NAME, valueFrom: {fieldRef: {fieldPath: metadata.name}}}
+    - {name: TOKEN, value: sesame}
 EOF
 
 run milpactl version
@@ -76,15 +70,15 @@ cp "$examples/pod-in-a-cell.yaml" .
 run milpactl plan -f pod-in-a-cell.yaml
 run milpactl plan -f alone.yaml
 run milpactl create -f alone.yaml
-run "timeout 5 milpactl get pod alone --watch"
-wait_until "milpactl logs alone 2>/dev/null | grep -q characters"
+wait_until "milpactl logs alone-demo 2>/dev/null | grep -q characters"
 run milpactl get pods
-run milpactl logs alone
+run "timeout 1 milpactl get pod alone-demo --watch"
+run milpactl logs alone-demo
 run milpactl top --once
 run milpactl pool
-run milpactl delete -f alone.yaml
-run milpactl create -f alone.yaml
 run milpactl delete alone
+run milpactl delete alone
+run milpactl create -f pod-in-a-cell.yaml
 run milpactl get pod pod-in-a-cel
 run milpactl get pods -o xml
 run milpactl deploy web

@@ -17,7 +17,6 @@ use tonic::{Code, Status, body::Body};
 use tower::{Service, service_fn};
 
 use crate::{
-    backends::milpa::standalone::MAX_MANIFEST_BYTES,
     config::Admin,
     unix_listener::{self, Listener},
 };
@@ -28,13 +27,11 @@ mod deadlines;
 mod dump;
 mod idle;
 mod lists;
-mod manifest_files;
 mod node_log;
 mod parts;
 mod plan;
 mod renderer;
 mod service;
-mod standalone;
 mod streaming;
 mod versions;
 
@@ -63,6 +60,8 @@ const PROFILE: Profile = Profile {
 const MAX_PATH_BYTES: usize = 128;
 /// Bounds a request in bytes: the longest has a manifest.
 const MAX_REQUEST_BYTES: usize = MAX_MANIFEST_BYTES + 64 * 1024;
+/// Bounds the manifest of a request in bytes, all its files in sum.
+const MAX_MANIFEST_BYTES: usize = 1024 * 1024;
 /// Pause after a failed accept, as for want of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Time in which all tasks have to end.

@@ -17,7 +17,7 @@ use crate::{
     app, config,
     error_chain::error_chain,
     explain::{self, Explanation, Prices},
-    manifest::{self, Purpose},
+    manifest,
 };
 
 mod bounded;
@@ -182,7 +182,7 @@ fn execute(command: Command, git_commit: &'static str) -> Result<Output, UsageEr
             let catalogue = named.map(catalogues::read).transpose()?;
             let files =
                 kiyot_manifest_files::read(&filename, &mut io::stdin()).map_err(UsageError)?;
-            let manifest = manifest::parse_files(&files, Purpose::Explain)
+            let manifest = manifest::parse_files(&files)
                 .map_err(|problems| UsageError(problems.to_string()))?;
             let prices = match &catalogue {
                 Some(file) => Prices::Catalogue(&file.catalogue),

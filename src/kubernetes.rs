@@ -216,12 +216,10 @@ impl Source for Cells {
 
     async fn cell(&self, id: &str) -> Option<ShownCell> {
         let (id, inventory) = (CellId::parse(id).ok()?, self.milpa.inventory());
-        let shown = self.shown(inventory, std::slice::from_ref(&id)).pop()?;
-        // The API server does not know standalone pods: they have no events there.
-        (!inventory.is_standalone(&shown.cell.pod_uid)).then_some(shown)
+        self.shown(inventory, std::slice::from_ref(&id)).pop()
     }
 
     fn events(&self) -> BoxStream<'static, admin::Event> {
-        self.milpa.inventory().cluster_events()
+        self.milpa.inventory().later_events()
     }
 }

@@ -11,8 +11,7 @@ const MAX_FILE_BYTES: u64 = 64 * 1024;
 const MAX_SERVERS: usize = 3;
 /// Bounds the search domains, as Kubernetes does (`MaxDNSSearchPaths`).
 const MAX_SEARCHES: usize = 32;
-const MAX_OPTIONS: usize = 32;
-/// Longest domain or option, in bytes.
+/// Longest domain, in bytes.
 const MAX_WORD_BYTES: usize = 253;
 
 /// Contents of a resolv.conf.
@@ -22,8 +21,6 @@ pub(crate) struct ResolvConf {
     pub(crate) servers: Vec<IpAddr>,
     /// `search`, or `domain`
     pub(crate) searches: Vec<String>,
-    /// `options`
-    pub(crate) options: Vec<String>,
 }
 
 impl ResolvConf {
@@ -40,12 +37,10 @@ impl ResolvConf {
                 }
                 // The last one counts.
                 Some("search" | "domain") => all.searches = words.take(MAX_SEARCHES).collect(),
-                Some("options") => all.options.extend(words),
                 _ => {}
             }
         }
         all.servers.truncate(MAX_SERVERS);
-        all.options.truncate(MAX_OPTIONS);
         all
     }
 
@@ -83,7 +78,6 @@ mod tests {
         let all = ResolvConf::parse(text);
         assert_eq!(all.servers.len(), 2);
         assert_eq!(all.searches, ["a.b", "c"]);
-        assert_eq!(all.options, ["ndots:2", "edns0"]);
         assert_eq!(all.without_loopback().servers, ["10.0.0.2".parse::<IpAddr>().unwrap()]);
     }
 
@@ -92,8 +86,7 @@ mod tests {
         let long = "x".repeat(MAX_WORD_BYTES + 1);
         let many = "a ".repeat(100);
         let servers = "nameserver 10.0.0.1\n".repeat(9);
-        let all = ResolvConf::parse(&format!("search {long} {many}\noptions {many}\n{servers}"));
-        let lengths = [all.searches.len(), all.options.len(), all.servers.len()];
-        assert_eq!(lengths, [MAX_SEARCHES, MAX_OPTIONS, MAX_SERVERS]);
+        let all = ResolvConf::parse(&format!("search {long} {many}\n{servers}"));
+        assert_eq!([all.searches.len(), all.servers.len()], [MAX_SEARCHES, MAX_SERVERS]);
     }
 }

@@ -169,13 +169,11 @@ pub fn config(data: &[u8]) {
     }
 }
 
-/// Parses a manifest, and peeks at its requests. Pods that may run may be explained.
+/// Parses a manifest, and peeks at its requests.
 pub fn manifest(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     let file = manifest::File { name: "fuzz".into(), text: text.into() };
-    let explained = manifest::parse_files(&[file], manifest::Purpose::Explain);
-    assert!(explained.is_ok() || manifest::parse("fuzz", text).is_err());
-    if let Ok(manifest) = explained {
+    if let Ok(manifest) = manifest::parse_files(&[file]) {
         let node = manifest::Node::default();
         for pod in &manifest.pods {
             let request = pod.run_pod_sandbox(&node, 0);

@@ -9,9 +9,6 @@ pub(super) const SHORT: Duration = Duration::from_secs(15);
 /// Bounds the end of a cell: longer than a provider needs, and milpactl asks again.
 pub(super) const END_OF_CELL: Duration = Duration::from_secs(120);
 
-/// Bounds the end of a pod: longer than the usual grace periods, and milpactl asks again.
-pub(super) const END_OF_POD: Duration = Duration::from_secs(120);
-
 /// Waits for a call at most for a time.
 pub(super) async fn within<T>(
     limit: Duration,

@@ -2,18 +2,18 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use kiyot_proto::{admin, text::counted};
+use kiyot_proto::{
+    admin::{self, ManifestFile},
+    text::counted,
+};
 use tokio::task::spawn_blocking;
 use tonic::Status;
 
-use super::{manifest_files, parts::Parts};
+use super::{MAX_MANIFEST_BYTES, parts::Parts};
 use crate::{
-    backends::{
-        Backend,
-        milpa::{Milpa, standalone::MAX_MANIFEST_BYTES},
-    },
+    backends::{Backend, milpa::Milpa},
     explain::{ExplainedPod, Live, Prices, explain},
-    manifest::{self, Purpose},
+    manifest::{self, File},
 };
 
 impl Parts {
@@ -22,7 +22,8 @@ impl Parts {
         &self,
         request: admin::PlanRequest,
     ) -> Result<admin::PlanResponse, Status> {
-        let files = manifest_files::of(request.files);
+        let file = |ManifestFile { name, text }| File { name, text };
+        let files: Vec<File> = request.files.into_iter().map(file).collect();
         let bytes: usize = files.iter().map(|file| file.text.len()).sum();
         if bytes > MAX_MANIFEST_BYTES {
             let error = format!("manifest of {bytes} bytes; allowed: {MAX_MANIFEST_BYTES}");
@@ -37,7 +38,7 @@ impl Parts {
         let explained = spawn_blocking(move || {
             // The turn ends with the work, also if the caller has left.
             let _turn = turn;
-            let manifest = manifest::parse_files(&files, Purpose::Explain);
+            let manifest = manifest::parse_files(&files);
             let manifest = manifest.map_err(|problems| problems.to_string())?;
             Ok::<_, String>(explain(&config, &manifest, Prices::Live(&backends)))
         });

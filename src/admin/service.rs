@@ -14,7 +14,7 @@ use tonic::{Request, Response, Status};
 use super::{
     access::Access,
     connection_limits::ConnectionLimits,
-    deadlines::{END_OF_CELL, END_OF_POD, SHORT, within},
+    deadlines::{END_OF_CELL, SHORT, within},
     dump, lists,
     node_log::{NodeLog, Part, Wanted},
     parts::Parts,
@@ -293,24 +293,6 @@ impl Admin for AdminService {
         };
         within(END_OF_CELL, "EndCell", ending).await?;
         Ok(Response::new(admin::EndCellResponse {}))
-    }
-
-    async fn create_pods(
-        &self,
-        request: Request<admin::CreatePodsRequest>,
-    ) -> Result<Response<admin::CreatePodsResponse>, Status> {
-        self.access.check("CreatePods")?;
-        let created = Box::pin(self.parts.create_pods(request.into_inner()));
-        within(SHORT, "CreatePods", created).await.map(Response::new)
-    }
-
-    async fn delete_pod(
-        &self,
-        request: Request<admin::DeletePodRequest>,
-    ) -> Result<Response<admin::DeletePodResponse>, Status> {
-        self.access.check("DeletePod")?;
-        let deleted = Box::pin(self.parts.delete_pod(request.into_inner()));
-        within(END_OF_POD, "DeletePod", deleted).await.map(Response::new)
     }
 
     async fn dump(

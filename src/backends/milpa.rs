@@ -22,7 +22,6 @@ use super::{Backend, BackendName, CallPath, Declared, DecodedBackend, Features, 
 use crate::{
     annotations::Architecture,
     config::{ImageSource, MilpaBackend, Policy, ProviderKind},
-    manifest::File,
     metrics::{ApiCalls, Source, Traffic},
 };
 
@@ -32,6 +31,7 @@ pub mod cells;
 mod clock;
 pub mod cri;
 pub mod failure;
+mod former_pods;
 #[cfg(any(test, fuzzing, debug_assertions))]
 #[doc(hidden)]
 pub mod fuzzing;
@@ -49,7 +49,6 @@ pub mod providers;
 pub mod resolver;
 pub mod send_rate;
 pub mod simulator;
-pub mod standalone;
 pub mod store;
 pub mod streaming;
 mod sync;
@@ -58,6 +57,7 @@ pub mod volumes;
 
 use cells::{Cells, CellsConfig};
 use cri::{CriService, Parts};
+use former_pods::FormerPods;
 use gateway::ca::{Ca, CaError};
 use gateway::{AgentProgram, Gateway, GatewayConfig, GatewayError, Limits, TcpEndpoint};
 use id::PREFIX;
@@ -67,7 +67,6 @@ use logs::Logs;
 use policy::Rules;
 use providers::{Capabilities, Owner, Provider, TagRules, ec2, local, netns, qemu};
 use send_rate::SendRate;
-use standalone::{Created, Standalone};
 use store::{Store, StoreError};
 use streaming::Streaming;
 use volumes::Volumes;
@@ -196,11 +195,11 @@ pub struct Milpa {
     cells: Arc<Cells>,
     inventory: Inventory,
     gateway: Gateway,
-    standalone: Arc<Standalone>,
     store: Store,
     metrics: Vec<Arc<dyn Source>>,
     _checking: AbortOnDropHandle<()>,
     _learning: AbortOnDropHandle<()>,
+    _ending: AbortOnDropHandle<()>,
 }
 
 impl Milpa {
@@ -311,11 +310,7 @@ impl Milpa {
             capabilities.remote.then_some(send_rate),
             capabilities.sees_node_files.then_some(&*config.state_dir),
         );
-        let standalone_dir = Standalone::prepare(at_real_path.state_dir.join("standalone")).await;
-        let volumes = Volumes::new(
-            vec![config.kubelet_dir.clone(), standalone_dir.clone()],
-            config.policy.host_path,
-        );
+        let volumes = Volumes::new(vec![config.kubelet_dir.clone()], config.policy.host_path);
         let logs = Logs::new();
         let (link_received, link_sent) = gateway.bytes();
         let (logs_bytes, volumes_bytes, images_bytes) =
@@ -347,20 +342,19 @@ impl Milpa {
         };
         let cri = CriService::start(parts).await.map_err(of_store)?;
         let answers = Arc::new(Answers(Arc::clone(&cri)));
-        let standalone = Standalone::start(standalone::Parts {
+        let former = FormerPods {
             store: store.clone(),
             cri: Arc::clone(&cri),
             cells: Arc::clone(&cells),
-            dir: standalone_dir,
-        });
-        let standalone = standalone.await.map_err(of_store)?;
+            dir: at_real_path.state_dir.join("standalone"),
+        };
+        let ending = AbortOnDropHandle::new(tokio::spawn(former.end()));
         let inventory = Inventory::new(
             name.clone(),
             node_name,
             config.provider,
             Arc::clone(&cells),
             Arc::clone(&cri),
-            Arc::clone(&standalone),
             store.clone(),
         );
         Ok(Arc::new(Self {
@@ -370,11 +364,11 @@ impl Milpa {
             cells,
             inventory,
             gateway,
-            standalone,
             store,
             metrics,
             _checking: checking,
             _learning: learning,
+            _ending: ending,
         }))
     }
 
@@ -396,16 +390,6 @@ impl Milpa {
         deadline: Option<Instant>,
     ) -> Result<A, Status> {
         self.cri.call_with(method, request, deadline).await
-    }
-
-    /// Creates the pods of a manifest, which the daemon runs without a kubelet.
-    pub async fn create_pods(&self, files: Vec<File>) -> Result<Vec<Created>, Status> {
-        self.standalone.create(files).await
-    }
-
-    /// Ends a pod that [`Self::create_pods`] created. Returns once nothing is left of it.
-    pub async fn delete_pod(&self, uid: &str, grace: Option<i64>) -> Result<(), Status> {
-        self.standalone.delete(uid, grace).await
     }
 
     /// Sets the policy on host access.
@@ -441,7 +425,6 @@ impl Milpa {
 
     /// Ends all tasks. Pods go on, and the next start recovers them.
     pub async fn shutdown(&self) {
-        self.standalone.shutdown().await;
         self.cri.shutdown().await;
         let rest = async {
             self.gateway.shutdown().await;

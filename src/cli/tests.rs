@@ -121,8 +121,7 @@ fn all_problems_of_a_configuration_are_reported_at_once() {
 fn explained(config: &str, manifest: &str) -> (String, bool) {
     let config = config::parse("config", config, []).unwrap();
     let file = manifest::File { name: "manifest".into(), text: manifest.into() };
-    let manifest = manifest::parse_files(&[file], Purpose::Explain)
-        .unwrap_or_else(|problems| panic!("{problems}"));
+    let manifest = manifest::parse_files(&[file]).unwrap_or_else(|problems| panic!("{problems}"));
     let output = Output::from(explain::explain(&config, &manifest, Prices::BuiltIn));
     (output.text, output.code == ExitCode::SUCCESS)
 }

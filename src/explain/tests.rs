@@ -13,7 +13,7 @@ use crate::{
         CatalogueFile, Entry, Market, Offering, Refusal, RefusedQuota, Rules, Size, Unoffered, rank,
     },
     config,
-    manifest::{self, File, Purpose},
+    manifest::{self, File},
 };
 
 const OPT_IN: &str = include_str!("../../examples/opt-in.toml");
@@ -29,8 +29,7 @@ const STATEFUL_SET: &str = include_str!("../manifest/samples/statefulset.yaml");
 fn explained(config: &str, text: &str) -> (String, bool) {
     let config = config::parse("config", config, []).unwrap();
     let file = File { name: "manifest".into(), text: text.into() };
-    let manifest = manifest::parse_files(&[file], Purpose::Explain)
-        .unwrap_or_else(|problems| panic!("{problems}"));
+    let manifest = manifest::parse_files(&[file]).unwrap_or_else(|problems| panic!("{problems}"));
     of(&explain(&config, &manifest, Prices::BuiltIn))
 }
 
@@ -161,8 +160,7 @@ fn placed(config: &str, annotations: &str, prices: Prices<'_>) -> (String, bool)
     let target = "kubernetes.io/target-runtime: kiyot";
     let text =
         format!("apiVersion: v1\nkind: Pod\n{metadata}{target}\n{annotations}spec: {spec}\n");
-    let manifest =
-        manifest::parse_files(&[File { name: "pod".into(), text }], Purpose::Explain).unwrap();
+    let manifest = manifest::parse_files(&[File { name: "pod".into(), text }]).unwrap();
     of(&explain(&config, &manifest, prices))
 }
 
@@ -191,7 +189,7 @@ fn requests_choose_the_instance_if_the_daemon_reads_them() {
                3Gi}}}\n";
     let manifest = |text: &str| {
         let file = File { name: "pod".into(), text: text.into() };
-        manifest::parse_files(&[file], Purpose::Explain).unwrap()
+        manifest::parse_files(&[file]).unwrap()
     };
     let with = |kubernetes: &str, text: &str| {
         let config = config::parse("config", &format!("{OPT_IN}\n{kubernetes}"), []).unwrap();
@@ -267,7 +265,7 @@ proptest! {
             "kind": "Pod", "apiVersion": "v1", "metadata": { "name": "p" }, "spec": spec,
         });
         let file = File { name: "pod".into(), text: pod.to_string() };
-        let manifest = manifest::parse_files(&[file], Purpose::Explain).unwrap();
+        let manifest = manifest::parse_files(&[file]).unwrap();
         let read: kiyot_kubernetes::requests::Pod = serde_json::from_value(pod).unwrap();
         let sums = read.spec.requests();
         prop_assert_eq!(ApiRequests::of_manifest(&manifest.pods[0]), ApiRequests {
@@ -482,8 +480,7 @@ fn document_has_the_explanation_of_its_pod() {
     let text = lines_between(DOCUMENT, "```yaml", "```").join("\n");
     let shown = lines_between(DOCUMENT, "```", "## The examples").join("\n");
     let config = config::parse("config", OPT_IN, []).unwrap();
-    let manifest =
-        manifest::parse_files(&[File { name: "pod".into(), text }], Purpose::Explain).unwrap();
+    let manifest = manifest::parse_files(&[File { name: "pod".into(), text }]).unwrap();
     let catalogue = CatalogueFile::built_in().catalogue;
     let (explained, fine) = of(&explain(&config, &manifest, Prices::Catalogue(&catalogue)));
     assert!(fine && words(&explained) == words(&shown), "docs/catalogue.md lacks\n{explained}");
@@ -508,7 +505,7 @@ fn document_has_the_explanations_of_the_examples() {
         );
         let shown = lines_between(DOCUMENT, &command, "```").join("\n");
         let file = File { name: name.to_owned(), text: text.to_owned() };
-        let manifest = manifest::parse_files(&[file], Purpose::Explain).unwrap();
+        let manifest = manifest::parse_files(&[file]).unwrap();
         let (explained, _) = of(&explain(&config, &manifest, Prices::Catalogue(&catalogue)));
         assert_eq!(words(&explained), words(&shown), "docs/catalogue.md lacks\n{explained}");
     }

@@ -3,9 +3,7 @@
 use std::collections::HashMap;
 
 use super::{
-    ContainerSecurity, Metadata, Resources, VolumeDevice, VolumeMount,
-    env::{EnvValue, Origins},
-    expand::expanded_bytes,
+    ContainerSecurity, Resources, VolumeDevice, VolumeMount, env, expand::expanded_bytes,
     metadata::dns_name,
 };
 use crate::problems::Field;
@@ -27,8 +25,6 @@ pub struct Container {
     pub name: String,
     /// Image, as the user names it.
     pub image: String,
-    /// `imagePullPolicy`
-    pub pull_policy: PullPolicy,
     /// Command, instead of the image's entry point.
     pub command: Vec<String>,
     /// Arguments, instead of the image's.
@@ -37,7 +33,7 @@ pub struct Container {
     pub working_dir: String,
     /// Variables, in order; they may refer to earlier variables. A later variable of the same
     /// name wins.
-    pub env: Vec<(String, EnvValue)>,
+    pub env: Vec<(String, String)>,
     /// Requests and limits.
     pub resources: Resources,
     /// Mounted volumes.
@@ -62,28 +58,6 @@ pub struct Container {
     pub always_restarts: bool,
 }
 
-/// `imagePullPolicy`
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum PullPolicy {
-    /// Before each run.
-    Always,
-    /// If it is absent.
-    #[default]
-    IfNotPresent,
-    /// Never.
-    Never,
-}
-
-impl PullPolicy {
-    /// Returns the API server's default: images of the tag `latest` may have changed.
-    fn of_image(image: &str) -> Self {
-        let named = image.rsplit_once('/').map_or(image, |(_, named)| named);
-        let is_latest =
-            !named.contains('@') && named.split_once(':').is_none_or(|(_, tag)| tag == "latest");
-        if is_latest { Self::Always } else { Self::IfNotPresent }
-    }
-}
-
 /// Port of a container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Port {
@@ -100,49 +74,41 @@ pub struct Port {
 }
 
 impl Container {
-    pub(super) fn read(field: Field<'_>, origins: Origins<'_>) -> Option<Self> {
-        let purpose = origins.purpose;
+    pub(super) fn read(field: Field<'_>) -> Option<Self> {
         let mut table = field.table()?;
         let texts = |field: Option<Field<'_>>| field.map(Field::texts).unwrap_or_default();
         let flag = |field: Option<Field<'_>>| field.and_then(Field::flag).unwrap_or_default();
         let image =
             table.need("image", "the name of an image").and_then(Field::text).unwrap_or_default();
-        let policies = [
-            ("Always", PullPolicy::Always),
-            ("IfNotPresent", PullPolicy::IfNotPresent),
-            ("Never", PullPolicy::Never),
-        ];
+        let policies = [("Always", ()), ("IfNotPresent", ()), ("Never", ())];
+        let _policy = table.take("imagePullPolicy").and_then(|field| field.choice(&policies));
         let container = Self {
-            pull_policy: table
-                .take("imagePullPolicy")
-                .and_then(|field| field.choice(&policies))
-                .unwrap_or_else(|| PullPolicy::of_image(&image)),
             name: table.need("name", "a DNS name").and_then(dns_name).unwrap_or_default(),
             image,
             command: texts(table.take("command")),
             args: texts(table.take("args")),
             working_dir: table.take("workingDir").and_then(Field::text).unwrap_or_default(),
-            env: origins.read(&mut table),
+            env: env::read(&mut table),
             resources: table
                 .take("resources")
                 .and_then(Field::table)
-                .map(|table| Resources::read(table, purpose))
+                .map(Resources::read)
                 .unwrap_or_default(),
             mounts: table
                 .take("volumeMounts")
                 .map(Field::items)
                 .unwrap_or_default()
                 .into_iter()
-                .filter_map(|field| VolumeMount::read(field, purpose))
+                .filter_map(VolumeMount::read)
                 .collect(),
-            devices: purpose
-                .take(&mut table, "volumeDevices")
+            devices: table
+                .take("volumeDevices")
                 .map(|field| field.items().into_iter().filter_map(VolumeDevice::read).collect())
                 .unwrap_or_default(),
             security: table
                 .take("securityContext")
                 .and_then(Field::table)
-                .map(|table| ContainerSecurity::read(table, purpose))
+                .map(ContainerSecurity::read)
                 .unwrap_or_default(),
             ports: table
                 .take("ports")
@@ -172,7 +138,7 @@ impl Container {
                 })
                 .unwrap_or_default(),
         };
-        purpose.take_all(&mut table, &NOT_IN_THE_REQUEST);
+        table.ignore(&NOT_IN_THE_REQUEST);
         table.ignore(&NOT_THE_RUNTIMES);
         table.finish();
         Some(container)
@@ -180,13 +146,12 @@ impl Container {
 }
 
 impl Container {
-    /// Returns the bytes of its variables, command and arguments in a pod, once each `$(NAME)` is
-    /// replaced.
-    pub(super) fn expanded_bytes(&self, pod: &Metadata) -> u64 {
+    /// Returns the bytes of its variables, command and arguments once each `$(NAME)` is replaced.
+    pub(super) fn expanded_bytes(&self) -> u64 {
         let mut variables: HashMap<&str, u64> = HashMap::new();
         let mut all: u64 = 0;
         for (name, value) in &self.env {
-            let bytes = value.bytes(pod, &variables);
+            let bytes = expanded_bytes(value, &variables);
             all = all.saturating_add(bytes).saturating_add(name.len() as u64);
             variables.insert(name, bytes);
         }

@@ -1,4 +1,5 @@
-//! `CreateContainerRequest`, as pkg/kubelet/kuberuntime/kuberuntime_container.go makes it.
+//! The `ContainerConfig` of CreateContainer, as
+//! pkg/kubelet/kuberuntime/kuberuntime_container.go makes it.
 
 use std::{
     collections::HashMap,
@@ -10,7 +11,7 @@ use ring::digest::{SHA256, digest};
 use serde_json::json;
 
 use super::{
-    Container, Node, Pod, VolumeDevice, VolumeKind, expand,
+    Container, Node, Pod, Volume, VolumeDevice, VolumeKind, expand,
     node::text,
     run::{POD_NAME, POD_NAMESPACE, POD_UID},
 };
@@ -35,25 +36,6 @@ const READONLY_PATHS: [&str; 5] =
 const ETC_HOSTS: &str = "/etc/hosts";
 
 impl Pod {
-    /// Returns the request for attempt `attempt` of a container. `image` is the runtime's id of the
-    /// image.
-    pub fn create_container(
-        &self,
-        container: &Container,
-        node: &Node,
-        sandbox_id: &str,
-        sandbox: &cri::PodSandboxConfig,
-        image: &str,
-        attempt: u32,
-    ) -> cri::CreateContainerRequest {
-        let config = self.container_config(container, node, sandbox, image, attempt);
-        cri::CreateContainerRequest {
-            pod_sandbox_id: sandbox_id.into(),
-            config: Some(config),
-            sandbox_config: Some(sandbox.clone()),
-        }
-    }
-
     /// Returns a container's configuration.
     pub fn container_config(
         &self,
@@ -66,7 +48,7 @@ impl Pod {
         let mut variables: HashMap<String, String> = HashMap::new();
         let mut names = Vec::new();
         for (name, value) in &container.env {
-            let value = value.resolve(&self.metadata, &variables);
+            let value = expand(value, &variables);
             if variables.insert(name.clone(), value).is_none() {
                 names.push(name);
             }
@@ -149,7 +131,7 @@ impl Pod {
     }
 
     /// Returns the host path of a container's termination message.
-    pub fn termination_message_file(
+    fn termination_message_file(
         &self,
         container: &Container,
         node: &Node,
@@ -160,8 +142,20 @@ impl Pod {
     }
 
     /// Returns the host path of a pod's /etc/hosts.
-    pub fn etc_hosts_file(&self, node: &Node) -> PathBuf {
+    fn etc_hosts_file(&self, node: &Node) -> PathBuf {
         node.pod_dir(self).join("etc-hosts")
+    }
+
+    /// Returns the path at which the kubelet binds a part of a volume.
+    fn sub_path_target(
+        &self,
+        container: &Container,
+        node: &Node,
+        volume: &Volume,
+        index: usize,
+    ) -> PathBuf {
+        let dir = node.pod_dir(self).join("volume-subpaths").join(&volume.name);
+        dir.join(&container.name).join(index.to_string())
     }
 
     /// Returns mounts in the kubelet's order: volumes, /etc/hosts, termination message

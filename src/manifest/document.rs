@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{Purpose, WorkloadKind};
+use super::WorkloadKind;
 use crate::problems::{Field, Problem, Table};
 
 /// Most documents and items of lists of a manifest.
@@ -23,23 +23,17 @@ const KUBERNETES_GROUPS: [&str; 6] = ["", "apps", "autoscaling", "batch", "exten
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Pod,
-    ConfigMap,
-    Secret,
     Workload(WorkloadKind),
 }
 
 impl Kind {
-    /// Kinds that run.
-    const PLAIN: [(&str, Self); 3] =
-        [("Pod", Self::Pod), ("ConfigMap", Self::ConfigMap), ("Secret", Self::Secret)];
-
     /// Returns a kind with its version.
     fn of(name: &str) -> Option<(Self, &'static str)> {
-        let plain = Self::PLAIN.iter().find(|(plain, _)| *plain == name);
-        let workload = || WorkloadKind::ALL.iter().find(|(_, workload, _)| *workload == name);
-        plain
-            .map(|(_, kind)| (*kind, CORE))
-            .or_else(|| workload().map(|(kind, _, version)| (Self::Workload(*kind), *version)))
+        if name == "Pod" {
+            return Some((Self::Pod, CORE));
+        }
+        let workload = WorkloadKind::ALL.iter().find(|(_, workload, _)| *workload == name);
+        workload.map(|(kind, _, version)| (Self::Workload(*kind), *version))
     }
 }
 
@@ -73,12 +67,11 @@ impl fmt::Display for Skipped {
 }
 
 /// Documents of a manifest.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Documents<'r> {
-    purpose: Purpose,
     /// Documents and items of lists so far.
     count: usize,
-    /// Documents with pods and their sources, in order.
+    /// Documents with pods, in order.
     pub(super) known: Vec<(Kind, Table<'r>)>,
     /// Documents of other kinds, in order.
     pub(super) skipped: Vec<Skipped>,
@@ -91,10 +84,6 @@ struct List {
 }
 
 impl<'r> Documents<'r> {
-    pub(super) fn new(purpose: Purpose) -> Self {
-        Self { purpose, count: 0, known: Vec::new(), skipped: Vec::new() }
-    }
-
     /// Adds a document of a file.
     pub(super) fn read(&mut self, field: Field<'r>) {
         self.read_item(field, None);
@@ -108,11 +97,11 @@ impl<'r> Documents<'r> {
             table.ignore(&["kind", "apiVersion"]);
             (kind.clone(), version.clone())
         } else {
-            let Some(kind) = self.kind(&mut table, list.is_some()) else { return };
-            let Some(version) = self.version(&mut table, &kind) else { return };
+            let Some(kind) = read_kind(&mut table, list.is_some()) else { return };
+            let Some(version) = read_version(&mut table, &kind) else { return };
             (kind, version)
         };
-        if self.is_list(&kind, &table) {
+        if kind == LIST || (kind.ends_with(LIST) && table.has("items")) {
             return self.read_list(table, &kind, &version);
         }
         self.count += 1;
@@ -129,47 +118,6 @@ impl<'r> Documents<'r> {
         }
     }
 
-    /// Reads the kind of a document. Running accepts only kinds that run.
-    fn kind(&self, table: &mut Table<'r>, is_item: bool) -> Option<String> {
-        if self.purpose == Purpose::Explain {
-            let fits = |text: &str| !text.is_empty() && (text != LIST || !is_item);
-            return table
-                .need("kind", "a kind such as Pod, Deployment or List")?
-                .read(if is_item { "any kind but List" } else { "a kind" }, |text| {
-                    fits(text).then(|| text.to_owned())
-                });
-        }
-        let mut kinds: Vec<&str> = Kind::PLAIN.map(|(name, _)| name).to_vec();
-        if !is_item {
-            kinds.push(LIST);
-        }
-        let allowed = kinds.join(", ");
-        let advice = format!(
-            "{allowed}; for any other kind, a Pod with the metadata and spec of its template"
-        );
-        table
-            .need("kind", &allowed)?
-            .read(&advice, |text| kinds.contains(&text).then(|| text.to_owned()))
-    }
-
-    /// Reads the version of a document, which must be the served one for a kind that is read.
-    fn version(&self, table: &mut Table<'r>, kind: &str) -> Option<String> {
-        let expected = if kind == LIST { Some(CORE) } else { Kind::of(kind).map(|(_, own)| own) };
-        let field = table.need("apiVersion", expected.unwrap_or("a version"))?;
-        let Some(expected) = expected else { return field.text() };
-        let is_other = |text: &str| {
-            self.purpose == Purpose::Explain && !WORKLOAD_GROUPS.contains(&group(text))
-        };
-        field.read(&format!("{expected:?}"), |text| {
-            (text == expected || is_other(text)).then(|| text.to_owned())
-        })
-    }
-
-    fn is_list(&self, kind: &str, table: &Table<'r>) -> bool {
-        kind == LIST
-            || (self.purpose == Purpose::Explain && kind.ends_with(LIST) && table.has("items"))
-    }
-
     fn read_list(&mut self, mut table: Table<'r>, kind: &str, version: &str) {
         let item = kind.strip_suffix(LIST).filter(|item| !item.is_empty());
         let list = List { item: item.map(|item| (item.to_owned(), version.to_owned())) };
@@ -181,6 +129,27 @@ impl<'r> Documents<'r> {
             self.read_item(item, Some(&list));
         }
     }
+}
+
+/// Reads the kind of a document.
+fn read_kind(table: &mut Table<'_>, is_item: bool) -> Option<String> {
+    let fits = |text: &str| !text.is_empty() && (text != LIST || !is_item);
+    table
+        .need("kind", "a kind such as Pod, Deployment or List")?
+        .read(if is_item { "any kind but List" } else { "a kind" }, |text| {
+            fits(text).then(|| text.to_owned())
+        })
+}
+
+/// Reads the version of a document, which must be the served one for a kind that is read.
+fn read_version(table: &mut Table<'_>, kind: &str) -> Option<String> {
+    let expected = if kind == LIST { Some(CORE) } else { Kind::of(kind).map(|(_, own)| own) };
+    let field = table.need("apiVersion", expected.unwrap_or("a version"))?;
+    let Some(expected) = expected else { return field.text() };
+    let is_other = |text: &str| !WORKLOAD_GROUPS.contains(&group(text));
+    field.read(&format!("{expected:?}"), |text| {
+        (text == expected || is_other(text)).then(|| text.to_owned())
+    })
 }
 
 /// Returns the group of an `apiVersion`.

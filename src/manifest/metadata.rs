@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use ring::digest::{SHA256, digest};
 
-use super::Purpose;
 use crate::{
     names::{DEFAULT_NAMESPACE, uid},
     problems::{Field, Table},
@@ -42,14 +41,14 @@ pub struct Metadata {
 }
 
 impl Metadata {
-    /// Reads the metadata of a document. Explaining accepts a name that the API server chooses.
-    pub(super) fn read(document: &mut Table<'_>, purpose: Purpose) -> Self {
+    /// Reads the metadata of a document. The API server may choose the name.
+    pub(super) fn read(document: &mut Table<'_>) -> Self {
         let Some(mut table) =
             document.need("metadata", "a table with a name").and_then(|field| field.table())
         else {
             return Self::default();
         };
-        let prefix = table.take("generateName").filter(|_| purpose == Purpose::Explain);
+        let prefix = table.take("generateName");
         let name = if let Some(prefix) = prefix.filter(|_| !table.has("name")) {
             prefix.text().map(|prefix| prefix + GENERATED)
         } else {

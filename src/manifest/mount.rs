@@ -4,7 +4,7 @@ use kiyot_proto::cri::MountPropagation::{
     self, PropagationBidirectional, PropagationHostToContainer, PropagationPrivate,
 };
 
-use super::{Purpose, metadata::dns_name};
+use super::metadata::dns_name;
 use crate::problems::Field;
 
 /// Mount of a volume in a container.
@@ -34,7 +34,7 @@ pub struct VolumeDevice {
 }
 
 impl VolumeMount {
-    pub(super) fn read(field: Field<'_>, purpose: Purpose) -> Option<Self> {
+    pub(super) fn read(field: Field<'_>) -> Option<Self> {
         let mut table = field.table()?;
         let name = table.need("name", "a volume's name").and_then(dns_name);
         let mount_path = table.need("mountPath", "a path in the container").and_then(Field::text);
@@ -42,15 +42,15 @@ impl VolumeMount {
             let fits = !text.starts_with('/') && text.split('/').all(|part| part != "..");
             fits.then(|| text.to_owned())
         };
-        let fields = [table.take("subPath"), purpose.take(&mut table, "subPathExpr")];
+        let fields = [table.take("subPath"), table.take("subPathExpr")];
         let sub_path = fields
             .into_iter()
             .flatten()
             .filter_map(|field| field.read("a relative path without \"..\"", inner))
             .find(|path| !path.is_empty());
         let read_only = table.take("readOnly").and_then(Field::flag).unwrap_or_default();
-        let recursive_read_only = purpose
-            .take(&mut table, "recursiveReadOnly")
+        let recursive_read_only = table
+            .take("recursiveReadOnly")
             .and_then(|field| {
                 field.choice(&[("Disabled", false), ("IfPossible", false), ("Enabled", true)])
             })
@@ -64,7 +64,7 @@ impl VolumeMount {
             .take("mountPropagation")
             .and_then(|field| field.choice(&ways))
             .unwrap_or(PropagationPrivate);
-        purpose.take(&mut table, "bindMountOptions");
+        table.take("bindMountOptions");
         table.finish();
         Some(Self {
             name: name?,

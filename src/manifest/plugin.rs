@@ -1,6 +1,6 @@
 //! Volumes that are not the kubelet's own files: claims, plugins, images, projections.
 
-use super::{PluginVolume, Purpose, VolumeKind};
+use super::{PluginVolume, VolumeKind};
 use crate::problems::{Field, Table};
 
 /// Plugin of almost all claims, and of the drivers that replaced those in the kubelet.
@@ -37,26 +37,26 @@ const PLUGINS: [(&str, &str); 23] = [
     ("vsphereVolume", CSI),
 ];
 
-/// Counts the sources of a volume that only explaining accepts.
+/// Counts these sources of a volume.
 pub(super) fn count(table: &Table<'_>) -> usize {
     let keys = PLUGINS.iter().map(|(key, _)| *key).chain(["projected", "downwardAPI", "image"]);
     keys.filter(|key| table.has(key)).count()
 }
 
 /// Reads these sources.
-pub(super) fn read(table: &mut Table<'_>, purpose: Purpose) -> Vec<VolumeKind> {
+pub(super) fn read(table: &mut Table<'_>) -> Vec<VolumeKind> {
     let mut kinds = Vec::new();
     for (source, plugin) in PLUGINS {
         // The plugin knows the other fields.
-        let given = purpose.take(table, source).and_then(Field::table);
+        let given = table.take(source).and_then(Field::table);
         kinds.extend(given.map(|mut given| {
             let read_only = given.take("readOnly").and_then(Field::flag).unwrap_or_default();
             VolumeKind::Plugin(PluginVolume { source, plugin, read_only })
         }));
     }
-    kinds.extend(purpose.take(table, "projected").map(|_| VolumeKind::Projected));
-    kinds.extend(purpose.take(table, "downwardAPI").map(|_| VolumeKind::DownwardApi));
-    if let Some(mut image) = purpose.take(table, "image").and_then(Field::table) {
+    kinds.extend(table.take("projected").map(|_| VolumeKind::Projected));
+    kinds.extend(table.take("downwardAPI").map(|_| VolumeKind::DownwardApi));
+    if let Some(mut image) = table.take("image").and_then(Field::table) {
         let reference = image.take("reference").and_then(Field::text);
         image.take("pullPolicy");
         image.finish();

@@ -3,17 +3,18 @@
 use std::collections::BTreeSet;
 
 use super::{
-    Container, Dns, DnsPolicy, Metadata, PodSecurity, PullSecrets, Purpose, QosClass, Resources,
-    Volume, Workload, env::Origins, metadata::dns_name, resources, sources::Sources,
+    Container, Dns, DnsPolicy, Metadata, PodSecurity, QosClass, Resources, Volume, Workload,
+    metadata::dns_name, resources,
 };
 use crate::problems::{Field, Problem, Table};
 
 /// Fields for the scheduler, the API server or the kubelet alone.
-const NOT_THE_RUNTIMES: [&str; 18] = [
+const NOT_THE_RUNTIMES: [&str; 19] = [
     "affinity",
     "automountServiceAccountToken",
     "enableServiceLinks",
     "evictionResponders",
+    "imagePullSecrets",
     "nodeName",
     "nodeSelector",
     "os",
@@ -70,14 +71,8 @@ pub struct Pod {
     pub dns_policy: DnsPolicy,
     /// `dnsConfig`
     pub dns: Dns,
-    /// `imagePullSecrets`
-    pub pull_secrets: PullSecrets,
-    /// `restartPolicy`
-    pub restart_policy: RestartPolicy,
     /// `terminationGracePeriodSeconds`
     pub grace_secs: i64,
-    /// `activeDeadlineSeconds`
-    pub active_deadline_secs: Option<i64>,
     /// `securityContext`
     pub security: PodSecurity,
     /// `overhead`
@@ -88,17 +83,6 @@ pub struct Pod {
     pub claims: Vec<String>,
     /// Workload that makes it; `None` for a Pod.
     pub workload: Option<Workload>,
-}
-
-/// `restartPolicy`
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RestartPolicy {
-    /// After any exit code.
-    Always,
-    /// After a failure.
-    OnFailure,
-    /// Never.
-    Never,
 }
 
 impl Pod {
@@ -155,17 +139,13 @@ impl Pod {
     }
 
     /// Reads a Pod.
-    pub(super) fn read(
-        mut document: Table<'_>,
-        sources: &Sources,
-        purpose: Purpose,
-    ) -> Option<Self> {
-        let metadata = Metadata::read(&mut document, purpose);
+    pub(super) fn read(mut document: Table<'_>) -> Option<Self> {
+        let metadata = Metadata::read(&mut document);
         let spec = document.need("spec", "a table with containers");
         // `status` is the API server's.
         document.take("status");
         document.finish();
-        Self::read_spec(metadata, spec?, Vec::new(), sources, purpose)
+        Self::read_spec(metadata, spec?, Vec::new())
     }
 
     /// Reads a pod's `spec`. `claimed` are volumes that replace its own of the same names.
@@ -173,38 +153,30 @@ impl Pod {
         metadata: Metadata,
         spec: Field<'_>,
         claimed: Vec<Volume>,
-        sources: &Sources,
-        purpose: Purpose,
     ) -> Option<Self> {
         let mut spec = spec.table()?;
-        let mut pod = Self::read_fields(metadata, &mut spec, sources, purpose);
+        let mut pod = Self::read_fields(metadata, &mut spec);
         let is_replaced =
             |volume: &Volume| claimed.iter().any(|claimed| claimed.name == volume.name);
         pod.volumes.retain(|volume| !is_replaced(volume));
         pod.volumes.extend(claimed);
-        purpose.take_all(&mut spec, &NOT_IN_THE_REQUEST);
+        spec.ignore(&NOT_IN_THE_REQUEST);
         spec.ignore(&NOT_THE_RUNTIMES);
         pod.check(&spec);
         spec.finish();
         Some(pod)
     }
 
-    fn read_fields(
-        metadata: Metadata,
-        spec: &mut Table<'_>,
-        sources: &Sources,
-        purpose: Purpose,
-    ) -> Self {
-        let origins = Origins { namespace: &metadata.namespace, sources, purpose };
+    fn read_fields(metadata: Metadata, spec: &mut Table<'_>) -> Self {
         let containers = |field: Option<Field<'_>>| -> Vec<Container> {
             let items = field.map(Field::items).unwrap_or_default();
-            items.into_iter().filter_map(|item| Container::read(item, origins)).collect()
+            items.into_iter().filter_map(Container::read).collect()
         };
-        let restarts = [
-            ("Always", RestartPolicy::Always),
-            ("OnFailure", RestartPolicy::OnFailure),
-            ("Never", RestartPolicy::Never),
-        ];
+        let restarts = [("Always", ()), ("OnFailure", ()), ("Never", ())];
+        let _restarts = spec.take("restartPolicy").and_then(|field| field.choice(&restarts));
+        let _seconds = spec
+            .take("activeDeadlineSeconds")
+            .and_then(|field| field.number(1..=i64::from(i32::MAX)));
         let mut flag = |key| spec.take(key).and_then(Field::flag);
         let host_network = flag("hostNetwork").unwrap_or_default();
         let host_pid = flag("hostPID").unwrap_or_default();
@@ -221,15 +193,7 @@ impl Pod {
             containers: containers(spec.need("containers", "a list of one or more")),
             volumes: spec
                 .take("volumes")
-                .map(|field| {
-                    field
-                        .items()
-                        .into_iter()
-                        .filter_map(|item| {
-                            Volume::read(item, &metadata.namespace, sources, purpose)
-                        })
-                        .collect()
-                })
+                .map(|field| field.items().into_iter().filter_map(Volume::read).collect())
                 .unwrap_or_default(),
             hostname: spec.take("hostname").and_then(dns_name),
             runtime_class: spec.take("runtimeClassName").and_then(dns_name),
@@ -238,37 +202,23 @@ impl Pod {
                 .and_then(DnsPolicy::read)
                 .unwrap_or(DnsPolicy::ClusterFirst),
             dns: spec.take("dnsConfig").and_then(Field::table).map(Dns::read).unwrap_or_default(),
-            pull_secrets: spec
-                .take("imagePullSecrets")
-                .map(|field| PullSecrets::read(field, origins))
-                .unwrap_or_default(),
-            restart_policy: spec
-                .take("restartPolicy")
-                .and_then(|field| field.choice(&restarts))
-                .unwrap_or(RestartPolicy::Always),
             grace_secs: spec
                 .take("terminationGracePeriodSeconds")
                 .and_then(|field| field.number(0..=i64::MAX))
                 .unwrap_or(DEFAULT_GRACE_SECS),
-            active_deadline_secs: spec
-                .take("activeDeadlineSeconds")
-                .and_then(|field| field.number(1..=i64::from(i32::MAX))),
             security: spec
                 .take("securityContext")
                 .and_then(Field::table)
-                .map(|table| PodSecurity::read(table, purpose))
+                .map(PodSecurity::read)
                 .unwrap_or_default(),
-            overhead: spec
-                .take("overhead")
-                .map(|field| Resources::read_overhead(field, purpose))
-                .unwrap_or_default(),
-            own_resources: purpose
-                .take(spec, "resources")
+            overhead: spec.take("overhead").map(Resources::read_overhead).unwrap_or_default(),
+            own_resources: spec
+                .take("resources")
                 .and_then(Field::table)
-                .map(|table| Resources::read_as_given(table, purpose))
+                .map(Resources::read_as_given)
                 .unwrap_or_default(),
-            claims: purpose
-                .take(spec, "resourceClaims")
+            claims: spec
+                .take("resourceClaims")
                 .map(|field| field.items().into_iter().filter_map(claim).collect())
                 .unwrap_or_default(),
             workload: None,
@@ -298,7 +248,7 @@ impl Pod {
                     "two containers have this name; allowed: unique names",
                 );
             }
-            let bytes = container.expanded_bytes(&self.metadata);
+            let bytes = container.expanded_bytes();
             if bytes > MAX_EXPANDED_BYTES {
                 let rule = format!(
                     "has {bytes} bytes of variables, command and arguments once each $(NAME) is \

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use kiyot_proto::cri;
 
-use super::Purpose;
 use crate::{
     annotations::Quantity,
     problems::{Field, Table},
@@ -57,8 +56,8 @@ pub enum QosClass {
 }
 
 impl Resources {
-    pub(super) fn read(table: Table<'_>, purpose: Purpose) -> Self {
-        let given = Self::read_as_given(table, purpose);
+    pub(super) fn read(table: Table<'_>) -> Self {
+        let given = Self::read_as_given(table);
         // The API server sets an absent request to the limit.
         Self {
             cpu_request: given.cpu_request.or(given.cpu_limit),
@@ -69,13 +68,12 @@ impl Resources {
     }
 
     /// Reads requests and limits without the API server's defaults.
-    pub(super) fn read_as_given(mut table: Table<'_>, purpose: Purpose) -> Self {
+    pub(super) fn read_as_given(mut table: Table<'_>) -> Self {
         let requests_at = table.path_of("requests");
-        let [limits, requests] = ["limits", "requests"].map(|key| {
-            table.take(key).map(|field| Amounts::read(field, purpose)).unwrap_or_default()
-        });
+        let [limits, requests] = ["limits", "requests"]
+            .map(|key| table.take(key).map(Amounts::read).unwrap_or_default());
         // The devices of resource claims.
-        purpose.take(&mut table, "claims");
+        table.take("claims");
         requests.check_extended(&requests_at, &limits, table.report());
         table.finish();
         Self {
@@ -90,8 +88,8 @@ impl Resources {
     }
 
     /// Returns the overhead of a RuntimeClass: each amount is request and limit.
-    pub(super) fn read_overhead(field: Field<'_>, purpose: Purpose) -> Self {
-        let Amounts { cpu, memory, storage, extended } = Amounts::read(field, purpose);
+    pub(super) fn read_overhead(field: Field<'_>) -> Self {
+        let Amounts { cpu, memory, storage, extended } = Amounts::read(field);
         Self {
             cpu_request: cpu,
             cpu_limit: cpu,

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use kiyot_proto::cri;
 
-use super::Purpose;
 use crate::problems::{Field, Table};
 
 /// Fields of both contexts that the requests lack.
@@ -118,7 +117,7 @@ impl Seccomp {
 }
 
 impl PodSecurity {
-    pub(super) fn read(mut table: Table<'_>, purpose: Purpose) -> Self {
+    pub(super) fn read(mut table: Table<'_>) -> Self {
         let security = Self {
             run_as_user: table.take("runAsUser").and_then(id),
             run_as_group: table.take("runAsGroup").and_then(id),
@@ -136,8 +135,8 @@ impl PodSecurity {
         };
         // The kubelet applies them to volumes, not the runtime.
         table.ignore(&["fsGroupChangePolicy", "seLinuxChangePolicy"]);
-        purpose.take_all(&mut table, &NOT_IN_THE_REQUEST);
-        purpose.take(&mut table, "supplementalGroupsPolicy");
+        table.ignore(&NOT_IN_THE_REQUEST);
+        table.take("supplementalGroupsPolicy");
         table.finish();
         security
     }
@@ -157,7 +156,7 @@ fn sysctl(field: Field<'_>) -> Option<(String, String)> {
 }
 
 impl ContainerSecurity {
-    pub(super) fn read(mut table: Table<'_>, purpose: Purpose) -> Self {
+    pub(super) fn read(mut table: Table<'_>) -> Self {
         let security = Self {
             privileged: table.take("privileged").and_then(Field::flag).unwrap_or_default(),
             run_as_user: table.take("runAsUser").and_then(id),
@@ -181,7 +180,7 @@ impl ContainerSecurity {
                 .unwrap_or_default(),
             seccomp: table.take("seccompProfile").and_then(seccomp),
         };
-        purpose.take_all(&mut table, &NOT_IN_THE_REQUEST);
+        table.ignore(&NOT_IN_THE_REQUEST);
         table.finish();
         security
     }

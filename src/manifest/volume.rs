@@ -1,14 +1,13 @@
-//! Volumes of a pod, and the ConfigMaps and Secrets in them.
+//! Volumes of a pod.
 
-use std::fmt;
-
-use super::{
-    Purpose, metadata::dns_name, node::Node, plugin, resources::quantity, sources::Sources,
-};
+use super::{metadata::dns_name, node::Node, plugin, resources::quantity};
 use crate::{
     annotations::Quantity,
     problems::{Field, Problem, Table},
 };
+
+/// Highest permissions of a file.
+const MAX_MODE: u32 = 0o777;
 
 /// Volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,10 +28,10 @@ pub enum VolumeKind {
         /// `sizeLimit`, in bytes.
         size_limit: Option<u64>,
     },
-    /// `configMap`: keys as files.
-    ConfigMap(Vec<KeyedFile>),
-    /// `secret`: keys as files.
-    Secret(Vec<KeyedFile>),
+    /// `configMap`
+    ConfigMap,
+    /// `secret`
+    Secret,
     /// `hostPath`
     HostPath(HostPathVolume),
     /// `projected`
@@ -79,34 +78,13 @@ pub struct HostPathVolume {
     pub kind: String,
 }
 
-/// File made from a key.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct KeyedFile {
-    /// Path in the volume.
-    pub path: String,
-    /// Permissions.
-    pub mode: u32,
-    /// Content.
-    pub content: Content,
-}
-
-/// Content of a file. `Debug` does not show it.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Content(pub Vec<u8>);
-
-impl fmt::Debug for Content {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} bytes", self.0.len())
-    }
-}
-
 impl Volume {
     /// Returns the volume's directory on the node, or its host path.
     pub(super) fn host_path(&self, node: &Node, pod: &super::Pod) -> std::path::PathBuf {
         let plugin = match &self.kind {
             VolumeKind::EmptyDir { .. } => "kubernetes.io~empty-dir",
-            VolumeKind::ConfigMap(_) => "kubernetes.io~configmap",
-            VolumeKind::Secret(_) => "kubernetes.io~secret",
+            VolumeKind::ConfigMap => "kubernetes.io~configmap",
+            VolumeKind::Secret => "kubernetes.io~secret",
             VolumeKind::Projected => "kubernetes.io~projected",
             VolumeKind::DownwardApi => "kubernetes.io~downward-api",
             VolumeKind::Plugin(volume) => volume.plugin,
@@ -131,12 +109,7 @@ impl Volume {
         Self { name, kind: VolumeKind::Plugin(plugin::CLAIM) }
     }
 
-    pub(super) fn read(
-        field: Field<'_>,
-        namespace: &str,
-        sources: &Sources,
-        purpose: Purpose,
-    ) -> Option<Self> {
+    pub(super) fn read(field: Field<'_>) -> Option<Self> {
         let mut table = field.table()?;
         let name = table.need("name", "a DNS name").and_then(dns_name);
         let at = table.at().to_owned();
@@ -153,17 +126,13 @@ impl Volume {
                 continue;
             };
             kinds.extend(match key {
-                "emptyDir" => Some(empty_dir(table, purpose)),
-                "configMap" => sources
-                    .files("ConfigMap", "name", namespace, table, purpose)
-                    .map(VolumeKind::ConfigMap),
-                "secret" => sources
-                    .files("Secret", "secretName", namespace, table, purpose)
-                    .map(VolumeKind::Secret),
+                "emptyDir" => Some(empty_dir(table)),
+                "configMap" => keyed(table, "name").map(|()| VolumeKind::ConfigMap),
+                "secret" => keyed(table, "secretName").map(|()| VolumeKind::Secret),
                 _ => host_path(table),
             });
         }
-        kinds.extend(plugin::read(&mut table, purpose));
+        kinds.extend(plugin::read(&mut table));
         table.finish();
         if given > 1 {
             report.add(Problem::new(at, "has several sources; allowed: one"));
@@ -173,25 +142,53 @@ impl Volume {
     }
 }
 
-fn empty_dir(mut table: Table<'_>, purpose: Purpose) -> VolumeKind {
+fn empty_dir(mut table: Table<'_>) -> VolumeKind {
     // Huge pages are memory.
-    let media: &[_] = match purpose {
-        Purpose::Run => &[("", false), ("Memory", true)],
-        Purpose::Explain => &[
-            ("", false),
-            ("Memory", true),
-            ("HugePages", true),
-            ("HugePages-2Mi", true),
-            ("HugePages-1Gi", true),
-        ],
-    };
-    let memory = table.take("medium").and_then(|field| field.choice(media)).unwrap_or_default();
+    let media = [
+        ("", false),
+        ("Memory", true),
+        ("HugePages", true),
+        ("HugePages-2Mi", true),
+        ("HugePages-1Gi", true),
+    ];
+    let memory = table.take("medium").and_then(|field| field.choice(&media)).unwrap_or_default();
     let size_limit = table
         .take("sizeLimit")
         .and_then(|field| quantity(field, "a quantity of bytes such as 1Gi"))
         .map(Quantity::units);
     table.finish();
     VolumeKind::EmptyDir { memory, size_limit }
+}
+
+/// Checks a volume of an object's keys. The object may be anywhere.
+fn keyed(mut table: Table<'_>, name_key: &'static str) -> Option<()> {
+    let name = table.need(name_key, "the name of an object").and_then(dns_name);
+    let _is_optional = table.take("optional").and_then(Field::flag);
+    let _mode = table.take("defaultMode").and_then(mode);
+    for item in table.take("items").map(Field::items).unwrap_or_default() {
+        let Some(mut item) = item.table() else { continue };
+        let _key = item.need("key", "a key of it").and_then(Field::text);
+        let path = item.need("path", "a relative path");
+        let _path = path
+            .and_then(|path| path.read("a relative path that does not start with \"..\"", plain));
+        let _mode = item.take("mode").and_then(mode);
+        item.finish();
+    }
+    table.finish();
+    name.map(drop)
+}
+
+/// Returns a path that stays in its volume.
+fn plain(text: &str) -> Option<()> {
+    let is_plain = !text.is_empty()
+        && !text.starts_with("..")
+        && text.split('/').all(|part| !part.is_empty() && part != "..");
+    is_plain.then_some(())
+}
+
+/// Reads permissions; YAML reads `0o644`, and by YAML 1.1 `0644`, as octal.
+fn mode(field: Field<'_>) -> Option<u32> {
+    field.number(0..=MAX_MODE)
 }
 
 fn host_path(mut table: Table<'_>) -> Option<VolumeKind> {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{Metadata, Pod, Purpose, Volume, metadata::GENERATED, sources::Sources};
+use super::{Metadata, Pod, Volume, metadata::GENERATED};
 use crate::problems::Table;
 
 mod labels;
@@ -73,8 +73,8 @@ impl fmt::Display for WorkloadKind {
 
 /// Reads a workload as the pod that it makes. Its pods differ by name only, so that the first
 /// explains all.
-pub(super) fn read(kind: WorkloadKind, mut document: Table<'_>, sources: &Sources) -> Option<Pod> {
-    let own = Metadata::read(&mut document, Purpose::Explain);
+pub(super) fn read(kind: WorkloadKind, mut document: Table<'_>) -> Option<Pod> {
+    let own = Metadata::read(&mut document);
     let spec = Spec::read(kind, &mut document);
     document.take("status");
     document.finish();
@@ -92,7 +92,7 @@ pub(super) fn read(kind: WorkloadKind, mut document: Table<'_>, sources: &Source
     let pod_spec = template.need("spec", "a table with containers");
     template.finish();
     let claimed = spec.claims.into_iter().map(Volume::of_claim).collect();
-    let mut pod = Pod::read_spec(metadata, pod_spec?, claimed, sources, Purpose::Explain)?;
+    let mut pod = Pod::read_spec(metadata, pod_spec?, claimed)?;
     match kind {
         WorkloadKind::StatefulSet => pod.hostname = Some(pod.metadata.name.clone()),
         WorkloadKind::Job if spec.is_indexed => pod.hostname = Some(format!("{}-0", own.name)),

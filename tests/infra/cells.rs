@@ -75,7 +75,6 @@ fn order(bench: &Bench) -> LaunchOrder {
         request: CellRequest::default(),
         labels: BTreeMap::new(),
         deadline: None,
-        is_standalone: false,
     }
 }
 

@@ -13,10 +13,8 @@ fn config(name: &str) -> config::Config {
 }
 
 fn pod(name: &str) -> manifest::Pod {
-    manifest::parse(name, &tree::text(name))
-        .unwrap_or_else(|problems| panic!("{problems}"))
-        .pods
-        .remove(0)
+    let file = manifest::File { name: name.to_owned(), text: tree::text(name) };
+    manifest::parse_files(&[file]).unwrap_or_else(|problems| panic!("{problems}")).pods.remove(0)
 }
 
 /// Verifies T2.

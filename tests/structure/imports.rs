@@ -62,9 +62,8 @@ const PARTS: &[Part] = &[
         path: "admin",
         may: &[
             &["backends", "backends::milpa", "backends::milpa::inventory", "backends::milpa::id"],
-            &["backends::milpa::standalone", "explain", "manifest"],
-            &["blocking", "config", "error_chain", "glob", "recent_log", "unix_channel"],
-            &["unix_listener"],
+            &["explain", "manifest", "blocking", "config", "error_chain", "glob", "recent_log"],
+            &["unix_channel", "unix_listener"],
         ],
     },
     Part {
@@ -81,31 +80,29 @@ const PARTS: &[Part] = &[
         may: &[
             &["backends", "backends::milpa::cri", "backends::milpa::policy"],
             &["backends::milpa::inventory", "backends::milpa::placement"],
-            &["backends::milpa::send_rate", "backends::milpa::standalone"],
+            &["backends::milpa::send_rate", "backends::milpa::former_pods"],
             RESOURCES,
             CELLS,
             RECORDS,
-            &["annotations", "config", "manifest", "metrics"],
+            &["annotations", "config", "metrics"],
         ],
     },
     Part {
         path: "backends::milpa::inventory",
         may: &[
             &["backends", "backends::milpa::pods", "backends::milpa::placement"],
-            &["backends::milpa::cri", "backends::milpa::standalone"],
+            &["backends::milpa::cri"],
             CELLS,
             RECORDS,
             &["annotations", "config", "price"],
         ],
     },
     Part {
-        path: "backends::milpa::standalone",
+        path: "backends::milpa::former_pods",
         may: &[
             &["backends", "backends::milpa::cells", "backends::milpa::cri"],
-            &["backends::milpa::clock", "backends::milpa::pods", "backends::milpa::tasks"],
-            &["backends::milpa::placement"],
             RECORDS,
-            &["backoff", "blocking", "error_chain", "manifest", "resolv_conf"],
+            &["blocking", "error_chain"],
         ],
     },
     // Fuzz targets look at everything that they fuzz.
@@ -317,11 +314,10 @@ fn every_module_belongs_to_a_part() {
     );
 }
 
-/// The other parts return failures, which `cri/status_code.rs` turns into statuses. `standalone` is
-/// a caller of CRI, as a kubelet.
+/// The other parts return failures, which `cri/status_code.rs` turns into statuses.
 #[test]
 fn grpc_status_is_named_by_cri_and_grpc_peers_alone() {
-    const MAY: [&str; 5] = ["cri", "cell_client", "gateway", "failure", "standalone"];
+    const MAY: [&str; 4] = ["cri", "cell_client", "gateway", "failure"];
     for file in tree::files("src/backends/milpa", ".rs") {
         let module = source::module_of(&file);
         if MAY.contains(&&*module[2]) || module.iter().any(|name| name == "tests") {

@@ -44,7 +44,7 @@ pub mod kiyot {
 }
 
 /// The revision of the admin API, incremented with each added method.
-pub const ADMIN_REVISION: u32 = 3;
+pub const ADMIN_REVISION: u32 = 4;
 
 /// The descriptors of all of `proto/`, an encoded `google.protobuf.FileDescriptorSet`.
 pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));

@@ -31,12 +31,16 @@ use crate::{
 mod calls;
 mod cgroups;
 mod configs;
+mod manifest;
 mod pod;
+mod static_pods;
 pub mod volumes;
 
 pub use calls::{ExecOutput, LogLine};
 pub use cgroups::CgroupDriver;
+pub use manifest::pods_of;
 pub use pod::{Container, Pod, Volume};
+pub use static_pods::StaticPods;
 
 /// The largest message of the kubelet's client (cri-client/pkg/remote_runtime.go, maxMsgSize).
 const MAX_MESSAGE: usize = 16 * 1024 * 1024;

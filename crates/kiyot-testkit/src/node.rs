@@ -159,6 +159,11 @@ impl Node {
         self.directory.join("kubelet")
     }
 
+    /// Returns the kubelet's `staticPodPath`.
+    pub fn static_pods(&self) -> PathBuf {
+        self.directory.join("static-pods")
+    }
+
     /// Returns the kubelet's `podLogsDir`.
     pub fn pod_logs(&self) -> PathBuf {
         self.directory.join("pods")

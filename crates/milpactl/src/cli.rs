@@ -56,9 +56,9 @@ pub(crate) enum Verb {
     Logs(Logs),
     /// Explains where the pods of Kubernetes manifests would go, and what they would cost.
     Plan(Plan),
-    /// Creates pods of Kubernetes manifests, which the daemon runs without a kubelet.
+    /// Creates pods of Kubernetes manifests as static pods of the kubelet, without the API server.
     Create(Create),
-    /// Ends pods that `create` made.
+    /// Removes static pods that `create` made; the kubelet ends them.
     Delete(Delete),
     /// Runs a command in a unit (container) of a pod; its exit code is that of milpactl.
     Exec(Exec),
@@ -277,29 +277,35 @@ pub(crate) struct Plan {
 
 #[derive(Debug, Args)]
 pub(crate) struct Create {
-    /// A manifest with Pods, and the ConfigMaps and Secrets that they mount: a file, a directory,
-    /// or `-` for the standard input.
+    /// A manifest with Pods alone: a file, a directory, or `-` for the standard input.
     #[arg(short, long, required = true, value_name = "FILE")]
     pub(crate) filename: Vec<PathBuf>,
-    /// The backend that runs the pods; the first that has cells without it.
-    #[arg(long)]
-    pub(crate) backend: Option<String>,
+    #[command(flatten)]
+    pub(crate) directory: StaticPods,
+}
+
+/// The directory of static pods.
+#[derive(Debug, Args)]
+pub(crate) struct StaticPods {
+    /// Directory of the kubelet's static pods; `staticPodPath` of /var/lib/kubelet/config.yaml
+    /// without it.
+    #[arg(long, env = "MILPACTL_STATIC_POD_PATH", value_name = "DIRECTORY")]
+    pub(crate) static_pod_path: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("which").required(true).multiple(true).args(["pods", "filename"]))]
 pub(crate) struct Delete {
-    /// Pods: a name, namespace/name, a uid, or a line of `-o name`.
+    /// Pods: a name of the manifest, or namespace/name.
     pub(crate) pods: Vec<String>,
     /// The pods of a manifest: a file, a directory, or `-` for the standard input.
     #[arg(short, long, value_name = "FILE")]
     pub(crate) filename: Vec<PathBuf>,
-    /// Namespace of the pods.
+    /// Namespace of the pods; default without it.
     #[arg(short, long)]
     pub(crate) namespace: Option<String>,
-    /// Seconds that the containers have to end; those of the manifest without it.
-    #[arg(long, value_name = "SECONDS")]
-    pub(crate) grace_period: Option<u32>,
+    #[command(flatten)]
+    pub(crate) directory: StaticPods,
 }
 
 #[derive(Debug, Args)]

@@ -153,7 +153,8 @@ pub(crate) fn unknown(
     Error::Name(format!("no {kind} {name:?}; {hint}"))
 }
 
-fn listed(names: &[String]) -> String {
+/// Returns the first names, and the number of the others.
+pub(crate) fn listed(names: &[String]) -> String {
     let more = names.len().saturating_sub(MAX_NAMED);
     let shown = names.iter().take(MAX_NAMED).cloned().collect::<Vec<_>>().join(", ");
     if more == 0 { shown } else { format!("{shown} and {more} more") }

@@ -20,18 +20,7 @@ pub(crate) fn of(pod: &Pod) -> Value {
         0 => String::new(),
         bytes => format!("{}Mi", bytes.div_ceil(1 << 20)),
     };
-    let (init_units, units): (Vec<&Unit>, Vec<&Unit>) =
-        pod.units.iter().partition(|unit| unit.is_init);
-    let all = |units: &[&Unit], object: fn(&Unit) -> Value| -> Vec<Value> {
-        units.iter().map(|unit| object(unit)).collect()
-    };
-    let secrets = match pod.image_pull_secrets.as_slice() {
-        [] => Value::Null,
-        names => names.iter().map(|name| json!({ "name": name })).collect(),
-    };
-    // A kubelet does not say it: as the original, which ran its own pods so.
-    let restart_policy =
-        if pod.restart_policy.is_empty() { "Never" } else { pod.restart_policy.as_str() };
+    let all = |object: fn(&Unit) -> Value| -> Vec<Value> { pod.units.iter().map(object).collect() };
     json!({
         "kind": "Pod",
         "apiVersion": "v1",
@@ -45,10 +34,12 @@ pub(crate) fn of(pod: &Pod) -> Value {
         },
         "spec": {
             "phase": phase(pod.phase()),
-            "restartPolicy": restart_policy,
-            "units": all(&units, unit),
-            "initUnits": all(&init_units, unit),
-            "imagePullSecrets": secrets,
+            // A kubelet says neither it nor which units are init units: as the original, which ran
+            // its own pods so.
+            "restartPolicy": "Never",
+            "units": all(unit),
+            "initUnits": [],
+            "imagePullSecrets": null,
             "instanceType": offering.instance_type,
             "spot": { "policy": if offering.spot { "Always" } else { "Never" } },
             "resources": {
@@ -68,8 +59,8 @@ pub(crate) fn of(pod: &Pod) -> Value {
             "addresses": addresses,
             "startFailures": pod.start_failures,
             "spotFailure": pod.spot_failure,
-            "unitStatuses": all(&units, unit_status),
-            "initUnitStatuses": all(&init_units, unit_status),
+            "unitStatuses": all(unit_status),
+            "initUnitStatuses": [],
             "message": pod.message,
             "backend": pod.backend,
             "node": pod.node,
@@ -230,31 +221,6 @@ mod tests {
         assert_covers(&serde_json::from_str(ORIGINAL).unwrap(), &own, "pod");
         assert_eq!(own["spec"]["resources"]["cpu"], "0.10");
         assert!(own["spec"]["units"][0]["env"][0].get("value").is_none());
-    }
-
-    #[test]
-    fn standalone_pod_has_its_restart_policy_and_init_units() {
-        let init = Unit { is_init: true, name: "setup".to_owned(), ..Default::default() };
-        let pod = Pod {
-            restart_policy: "OnFailure".to_owned(),
-            image_pull_secrets: vec!["login".to_owned()],
-            units: vec![init, unit_of(UnitState::UnitRunning)],
-            ..Default::default()
-        };
-        let own = of(&pod);
-        let (spec, status) = (&own["spec"], &own["status"]);
-        assert_eq!(spec["restartPolicy"], "OnFailure");
-        assert_eq!(spec["imagePullSecrets"], json!([{"name": "login"}]));
-        assert_eq!(
-            (&spec["initUnits"][0]["name"], &spec["initUnits"][1]),
-            (&json!("setup"), &Value::Null)
-        );
-        assert_eq!(
-            (&spec["units"][0]["name"], &spec["units"][1]),
-            (&json!("kube-proxy-1"), &Value::Null)
-        );
-        assert_eq!(status["initUnitStatuses"][0]["name"], "setup");
-        assert_eq!(status["unitStatuses"][0]["name"], "kube-proxy-1");
     }
 
     #[test]

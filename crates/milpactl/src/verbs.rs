@@ -25,7 +25,6 @@ mod logs;
 mod man;
 mod manifest_files;
 mod plan;
-mod pod_names;
 mod port_forward;
 mod sought;
 mod streams;
@@ -34,7 +33,7 @@ mod version;
 
 /// The message for verbs that only the original had, and for those of kubectl.
 const NO_SUCH_VERB: &str = "kiyot has no deployments, services and secrets: `kubectl apply` makes \
-    them; allowed: `milpactl create -f`, which runs a pod without a kubelet";
+    them; allowed: `milpactl create -f`, which gives a pod to the kubelet without the API server";
 /// The message for kinds that only the original had.
 const NO_SUCH_KIND: &str = "kiyot has no services and secrets, the API server has them: use \
     `kubectl get services` and `kubectl get secrets`";
@@ -49,7 +48,7 @@ pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Error> {
         Verb::Logs(logs) => logs::run(connect, logs).await?,
         Verb::Plan(plan) => return plan::run(connect, plan).await,
         Verb::Create(create) => create::run(connect, create).await?,
-        Verb::Delete(delete) => return delete::run(connect, delete).await,
+        Verb::Delete(delete) => delete::run(delete)?,
         Verb::Exec(exec) => {
             return streams::exec(&arguments.socket, &connect().await?, exec).await;
         }

@@ -93,8 +93,6 @@ pub struct LaunchOrder {
     pub request: CellRequest,
     /// The caller's deadline.
     pub deadline: Option<Instant>,
-    /// True for a pod that the daemon runs without a kubelet.
-    pub is_standalone: bool,
 }
 
 /// The offerings of the provider that a pod may get.
@@ -335,11 +333,7 @@ impl Cells {
             name: pod.clone(),
             attempt: order.attempt,
         };
-        let subject = Subject::Pod {
-            name: format!("{namespace}/{pod}"),
-            uid: key.pod_uid.clone(),
-            is_standalone: order.is_standalone,
-        };
+        let subject = Subject::Pod { name: format!("{namespace}/{pod}"), uid: key.pod_uid.clone() };
         // Before the provider is asked, whose error does not name the other pod.
         if let Some(taken) = shared.core().engine.taken_port(&key, &order.attachment) {
             return Err(taken.into());

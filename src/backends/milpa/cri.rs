@@ -203,11 +203,6 @@ impl CriService {
         &self.pods
     }
 
-    /// Returns true if a container's log is followed, so that it can be reopened.
-    pub(super) fn follows_log(&self, container: &ContainerId) -> bool {
-        self.logs.follows(container)
-    }
-
     /// Ends all tasks. Pods go on; the next start resumes or cleans up unfinished work.
     pub async fn shutdown(&self) {
         if let Err(tasks) = self.tasks.shutdown(SHUTDOWN_TIMEOUT).await {

@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc};
 
 use ring::rand::{SecureRandom, SystemRandom};
 
-use crate::names::{has_label_letters, uid};
+use crate::names::has_label_letters;
 
 /// The prefix of sandbox and container ids. Not hexadecimal, so that no id of containerd starts
 /// with it.
@@ -30,15 +30,6 @@ pub struct InvalidId {
 #[derive(Debug, Clone, Copy, thiserror::Error)]
 #[error("no random bytes from the kernel")]
 pub struct NoRandomness;
-
-/// Returns a random uid in the API server's form (RFC 9562, version 4).
-pub(crate) fn random_uid() -> Result<String, NoRandomness> {
-    let mut random = [0_u8; 16];
-    SystemRandom::new().fill(&mut random).map_err(|_| NoRandomness)?;
-    random[6] = random[6] & 0x0f | 0x40;
-    random[8] = random[8] & 0x3f | 0x80;
-    Ok(uid(&random))
-}
 
 macro_rules! id {
     ($(#[$doc:meta])* $name:ident, $what:literal, $allowed:literal, $prefix:expr, $length:expr) => {

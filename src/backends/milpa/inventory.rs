@@ -3,7 +3,7 @@
 //! Only what an operator may see: no values of environment variables, no annotations that kiyot
 //! doesn't read, no tokens and keys.
 
-use std::{collections::HashSet, sync::Arc};
+use std::sync::Arc;
 
 use kiyot_proto::admin;
 
@@ -13,7 +13,6 @@ use super::{
     id::CellId,
     pods::Pods,
     providers::ProviderError,
-    standalone::Standalone,
     store::{Store, StoreError},
 };
 use crate::{
@@ -47,7 +46,6 @@ pub struct Inventory {
     cells: Arc<Cells>,
     pods: Arc<Pods>,
     cri: Arc<CriService>,
-    standalone: Arc<Standalone>,
     store: Store,
 }
 
@@ -59,11 +57,10 @@ impl Inventory {
         provider: ProviderKind,
         cells: Arc<Cells>,
         cri: Arc<CriService>,
-        standalone: Arc<Standalone>,
         store: Store,
     ) -> Self {
         let pods = Arc::clone(cri.pods());
-        Self { backend, node, provider, cells, pods, cri, standalone, store }
+        Self { backend, node, provider, cells, pods, cri, store }
     }
 
     /// Returns the name of the node.
@@ -71,19 +68,12 @@ impl Inventory {
         &self.node
     }
 
-    /// Returns the pods, sorted: the latest sandbox of each, and the order of its next cell; a
-    /// standalone pod before both.
+    /// Returns the pods, sorted: the latest sandbox of each, and the order of its next cell.
     pub fn pod_keys(&self) -> Vec<PodKey> {
         let orders: Vec<OrderView> = self.cells.orders();
         let sandboxes = self.pods.latest_sandboxes().into_iter();
         let mut keys: Vec<PodKey> = orders.into_iter().map(PodKey::of_order).collect();
         keys.extend(sandboxes.map(PodKey::of_sandbox));
-        let standalone = self.standalone.views();
-        if !standalone.is_empty() {
-            let uids: HashSet<String> = keys.iter().map(|key| key.uid().to_owned()).collect();
-            let pending = standalone.into_iter().filter(|view| !uids.contains(&view.uid));
-            keys.extend(pending.map(PodKey::of_standalone));
-        }
         key::sort(&mut keys);
         keys
     }

@@ -291,11 +291,6 @@ impl Logs {
         reopened.await.map_err(|_| ended())?
     }
 
-    /// Returns true if a container's log is followed.
-    pub fn follows(&self, container: &ContainerId) -> bool {
-        self.routes().writers.contains_key(container)
-    }
-
     /// Stops following a container's log.
     pub fn close(&self, container: &ContainerId) {
         let mut routes = self.routes();

@@ -52,9 +52,9 @@ pub enum Table {
     Costs,
     /// `Cordon` by a fixed key.
     Cordon,
-    /// `StandalonePod` by the pod's uid.
+    /// `StandalonePod` of an earlier version, by the pod's uid.
     StandalonePods,
-    /// `StandaloneEnd` by the pod's uid.
+    /// Requested ends of these pods, by the same uid.
     StandaloneEnds,
 }
 

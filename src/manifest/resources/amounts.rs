@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use super::quantity;
 use crate::{
     annotations::Quantity,
-    manifest::Purpose,
     problems::{Field, Problem, Report},
 };
 
@@ -35,7 +34,7 @@ pub(super) struct Amounts {
 }
 
 impl Amounts {
-    pub(super) fn read(field: Field<'_>, purpose: Purpose) -> Self {
+    pub(super) fn read(field: Field<'_>) -> Self {
         let (at, report) = (field.at().to_owned(), field.report());
         let mut amounts = Self::default();
         for (name, field) in field.entries().into_iter().filter(|(_, field)| !field.is_null()) {
@@ -44,8 +43,6 @@ impl Amounts {
                 "memory" => amounts.memory = quantity(field, QUANTITY).map(Quantity::units),
                 STORAGE => amounts.storage = quantity(field, QUANTITY).map(Quantity::units),
                 extended if is_extended(extended) => {
-                    // The kubelet asks a device plugin for the devices, and has huge pages.
-                    purpose.lacks(report, field.at().to_owned());
                     let whole = |text: &str| {
                         text.parse().ok().filter(|quantity: &Quantity| quantity.is_whole())
                     };

@@ -1,9 +1,9 @@
-use crate::manifest::{File, Pod, Purpose, QosClass, parse_files};
+use crate::manifest::{File, Pod, QosClass, parse_files};
 
 fn explained(spec: &str) -> Result<Pod, String> {
     let text = format!("apiVersion: v1\nkind: Pod\nmetadata: {{name: p}}\nspec:\n{spec}");
     let file = File { name: "m".into(), text };
-    parse_files(&[file], Purpose::Explain)
+    parse_files(&[file])
         .map(|mut manifest| manifest.pods.remove(0))
         .map_err(|problems| problems.to_string())
 }

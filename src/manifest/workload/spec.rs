@@ -2,7 +2,7 @@
 
 use super::WorkloadKind;
 use crate::{
-    manifest::{Metadata, Purpose},
+    manifest::Metadata,
     problems::{Field, Table},
 };
 
@@ -135,7 +135,7 @@ impl<'r> Spec<'r> {
 /// Reads the name of a claim's template, whose other fields are for its plugin.
 fn claim(field: Field<'_>) -> Option<String> {
     let mut table = field.table()?;
-    let Metadata { name, .. } = Metadata::read(&mut table, Purpose::Explain);
+    let Metadata { name, .. } = Metadata::read(&mut table);
     table.ignore(&["apiVersion", "kind", "spec", "status"]);
     table.finish();
     Some(name)

@@ -1,9 +1,9 @@
 use super::*;
-use crate::manifest::{File, Manifest, PluginVolume, Purpose, VolumeKind, parse_files};
+use crate::manifest::{File, Manifest, PluginVolume, VolumeKind, parse_files};
 
 fn read(text: &str) -> Manifest {
     let file = File { name: "manifest".into(), text: text.into() };
-    parse_files(&[file], Purpose::Explain).unwrap_or_else(|problems| panic!("{problems}"))
+    parse_files(&[file]).unwrap_or_else(|problems| panic!("{problems}"))
 }
 
 fn only(text: &str) -> Pod {
@@ -14,7 +14,7 @@ fn only(text: &str) -> Pod {
 
 fn problems(text: &str) -> Vec<String> {
     let file = File { name: "manifest".into(), text: text.into() };
-    let problems = parse_files(&[file], Purpose::Explain).unwrap_err();
+    let problems = parse_files(&[file]).unwrap_err();
     problems.list.iter().map(ToString::to_string).collect()
 }
 
@@ -147,16 +147,5 @@ fn workload_of_a_version_that_is_not_served_is_refused() {
     };
     for version in ["extensions/v1beta1", "apps/v1beta2", "v1"] {
         assert_eq!(problems(&workload("Deployment", version, "")), [rule(version)]);
-    }
-}
-
-/// Verifies M2, M4.
-#[test]
-fn workload_is_explained_and_never_run() {
-    for sample in ["DaemonSet", "Deployment", "Job"] {
-        let version = if sample == "Job" { "batch/v1" } else { "apps/v1" };
-        let problems = crate::manifest::parse("m", &workload(sample, version, "")).unwrap_err();
-        assert_eq!(problems.list.len(), 1, "{problems}");
-        assert!(problems.to_string().contains("allowed: Pod, ConfigMap, Secret"), "{problems}");
     }
 }

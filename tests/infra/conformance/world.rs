@@ -158,7 +158,6 @@ impl<S: Subject> World<S> {
             request: CellRequest::default(),
             labels: BTreeMap::new(),
             deadline: Some(Instant::now() + timeout),
-            is_standalone: false,
         };
         tokio::spawn(async move { cells.launch(order).await })
     }

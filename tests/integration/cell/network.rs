@@ -28,7 +28,7 @@ fn port(protocol: cri::Protocol, host_port: i32, container_port: i32) -> cri::Po
     }
 }
 
-fn server(name: &str, host_port: i32) -> Pod {
+pub(super) fn server(name: &str, host_port: i32) -> Pod {
     let mut spec = Pod::new(name).in_cell().container(Container::script("main", SERVER_SCRIPT));
     spec.ports = vec![
         port(cri::Protocol::Tcp, host_port, 8080),
@@ -173,7 +173,7 @@ async fn without_a_plugin_for_ports_the_rules_are_ours() {
 }
 
 /// Removes all CNI plugins but the first, so that none maps ports.
-fn without_port_plugin(node: &Node, change: impl FnOnce(&mut serde_json::Value)) {
+pub(super) fn without_port_plugin(node: &Node, change: impl FnOnce(&mut serde_json::Value)) {
     let conflist = node.cni_configuration().join("10-test.conflist");
     let mut network: serde_json::Value =
         serde_json::from_slice(&fs::read(&conflist).unwrap()).unwrap();
@@ -184,12 +184,12 @@ fn without_port_plugin(node: &Node, change: impl FnOnce(&mut serde_json::Value))
 
 /// Wrappers of the firewall programs that record each run and, while a file exists, fail as
 /// `iptables` does when its lock is held.
-struct Firewall {
+pub(super) struct Firewall {
     directory: std::path::PathBuf,
 }
 
 impl Firewall {
-    fn new(node: &Node) -> Self {
+    pub(super) fn new(node: &Node) -> Self {
         let directory = node.directory().join("firewall");
         fs::create_dir_all(&directory).unwrap();
         for name in ["iptables", "iptables-restore", "ip6tables", "ip6tables-restore"] {
@@ -207,7 +207,7 @@ impl Firewall {
         Self { directory }
     }
 
-    fn options(&self) -> KiyotOptions {
+    pub(super) fn options(&self) -> KiyotOptions {
         let path = format!("{}:/usr/sbin:/usr/bin:/sbin:/bin", self.directory.display());
         KiyotOptions { environment: vec![("PATH".to_owned(), path)], ..options() }
     }
@@ -221,7 +221,7 @@ impl Firewall {
         runs.lines().filter(for_ports).map(str::to_owned).collect()
     }
 
-    fn lock(&self, locked: bool) {
+    pub(super) fn lock(&self, locked: bool) {
         let file = self.directory.join("locked");
         if locked { fs::write(file, "") } else { fs::remove_file(file) }.unwrap();
     }

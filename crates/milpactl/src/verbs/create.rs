@@ -2,28 +2,47 @@
 
 use std::io::{self, Write};
 
-use kiyot_proto::admin::CreatePodsRequest;
+use kiyot_proto::admin::{ManifestFile, PlanRequest, PlannedPod};
 
 use super::manifest_files;
-use crate::{cli::Create, client::Client, error::Error};
+use crate::{
+    cli::Create,
+    client::Client,
+    error::Error,
+    static_pods::{self, StaticPod, StaticPodDirectory},
+};
+
+/// Begin of the facts that refuse a pod.
+const REFUSED: &str = "refused: ";
 
 pub(super) async fn run(
     connect: impl AsyncFnOnce() -> Result<Client, Error>,
     create: Create,
 ) -> Result<(), Error> {
-    // First: a file that can't be read is found without a daemon.
-    let request = CreatePodsRequest {
-        files: manifest_files::read(&create.filename)?,
-        backend: create.backend.unwrap_or_default(),
-    };
-    let client = connect().await?;
-    let created = client.call(async |mut admin| admin.create_pods(request).await).await?;
+    // First: wrong files and arguments are found without a daemon.
+    let pods = static_pods::read(&manifest_files::read(&create.filename)?)?;
+    let directory = StaticPodDirectory::open(create.directory.static_pod_path)?;
+    check(&connect().await?, &pods).await?;
+    directory.put(&pods)?;
     let mut stdout = io::stdout();
-    for pod in created.pods {
-        writeln!(stdout, "pod/{}/{} created", pod.namespace, pod.name)?;
-        for warning in pod.warnings {
-            eprintln!("milpactl: pod {}/{}: {warning}", pod.namespace, pod.name);
-        }
+    for pod in pods {
+        writeln!(stdout, "pod/{} created", pod.name)?;
     }
     Ok(())
+}
+
+/// Checks pods as `plan` does. The daemon reads what the kubelet will read.
+async fn check(client: &Client, pods: &[StaticPod]) -> Result<(), Error> {
+    let file = |pod: &StaticPod| ManifestFile { name: pod.file.clone(), text: pod.json.clone() };
+    let request = PlanRequest { files: pods.iter().map(file).collect() };
+    let planned = client.call(async |mut admin| admin.plan(request).await).await?;
+    let refused: Vec<String> =
+        planned.pods.into_iter().filter(|pod| pod.refused).map(reasons).collect();
+    if refused.is_empty() { Ok(()) } else { Err(Error::Failed(refused.join("; "))) }
+}
+
+/// Returns a pod with the reasons for which it is refused.
+fn reasons(pod: PlannedPod) -> String {
+    let facts = pod.facts.iter().filter_map(|fact| fact.strip_prefix(REFUSED));
+    format!("{}: {}", pod.heading, facts.collect::<Vec<_>>().join("; "))
 }

@@ -84,9 +84,7 @@ pub(super) const POOLS: Columns = Columns {
 };
 
 pub(super) fn pod(pod: &Pod, now: i64) -> Item {
-    // Init containers are counted as kubectl does: their restarts alone.
-    let units = || pod.units.iter().filter(|unit| !unit.is_init);
-    let running = units().filter(|unit| unit.state() == UnitState::UnitRunning).count();
+    let running = pod.units.iter().filter(|unit| unit.state() == UnitState::UnitRunning).count();
     let restarts: u32 = pod.units.iter().map(|unit| unit.restarts).sum();
     let name = format!("{}/{}", pod.namespace, pod.name);
     let ip = pod.addresses.iter().find(|address| address.r#type == "PrivateIP");
@@ -94,7 +92,7 @@ pub(super) fn pod(pod: &Pod, now: i64) -> Item {
         name: format!("pod/{name}"),
         columns: vec![
             name,
-            units().count().to_string(),
+            pod.units.len().to_string(),
             running.to_string(),
             pod_object::phase(pod.phase()).to_owned(),
             restarts.to_string(),

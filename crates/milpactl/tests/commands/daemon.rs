@@ -52,15 +52,13 @@ pub(crate) struct Behaviour {
     pub denies: bool,
     /// Units have an input and a terminal.
     pub unit_has_terminal: bool,
-    /// The pods are created again with other uids once an end was requested.
-    pub recreates: bool,
     /// The first pod waits for another cell, from the second list on.
     pub replaces: bool,
     /// Lists of cells take for ever.
     pub hangs: bool,
     /// The support bundle does not end.
     pub dump_hangs: bool,
-    /// Ends of cells and of pods take for ever.
+    /// Ends of cells take for ever.
     pub end_hangs: bool,
     /// The end of the first cell takes longer than a call: the third list is without it.
     pub end_is_slow: bool,
@@ -78,7 +76,6 @@ impl Default for Behaviour {
             has_later_phases: false,
             denies: false,
             unit_has_terminal: false,
-            recreates: false,
             replaces: false,
             hangs: false,
             dump_hangs: false,
@@ -98,8 +95,6 @@ struct Shared {
     /// The requests for cells, and for offerings.
     cell_lists: AtomicUsize,
     offering_lists: AtomicUsize,
-    /// The names in requests to delete a pod.
-    deleted: Mutex<Vec<String>>,
     ended: Mutex<Vec<String>>,
     last_log: Mutex<Option<admin::ReadLogRequest>>,
     last_exec: Mutex<Option<admin::ExecRequest>>,
@@ -128,7 +123,6 @@ impl Daemon {
             sent: AtomicUsize::new(0),
             cell_lists: AtomicUsize::new(0),
             offering_lists: AtomicUsize::new(0),
-            deleted: Mutex::default(),
             ended: Mutex::default(),
             last_log: Mutex::default(),
             last_exec: Mutex::default(),
@@ -177,11 +171,6 @@ impl Daemon {
     /// Returns the number of requests for offerings.
     pub(crate) fn offering_lists(&self) -> usize {
         self.shared.offering_lists.load(Ordering::SeqCst)
-    }
-
-    /// Returns the names in requests to delete a pod.
-    pub(crate) fn deleted(&self) -> Vec<String> {
-        self.shared.deleted.lock().unwrap().clone()
     }
 
     /// Returns the cells that were ended, sorted.
@@ -325,9 +314,6 @@ impl Admin for Service {
             pods.iter_mut().for_each(|pod| pod.phase = LATER);
             pods.iter_mut().flat_map(|pod| &mut pod.units).for_each(|unit| unit.state = LATER);
         }
-        if self.0.behaviour.recreates && !self.0.deleted.lock().unwrap().is_empty() {
-            pods.iter_mut().for_each(|pod| pod.uid.push_str("-again"));
-        }
         if self.0.behaviour.replaces && list > 0 && !pods.is_empty() {
             let newer =
                 admin::Pod { sandbox: "milpab".to_owned(), cell: String::new(), ..pods[0].clone() };
@@ -442,11 +428,10 @@ impl Admin for Service {
         self.check()?;
         let text = request.into_inner().files.into_iter().map(|file| file.text);
         let text: String = text.collect();
-        let pod = admin::PlannedPod {
-            heading: "Pod default/web".to_owned(),
-            facts: vec![format!("goes to milpa: {text}\u{1b}")],
-            refused: text.contains("bad"),
-        };
+        let refused = text.contains("bad");
+        let mut facts = vec![format!("goes to milpa: {text}\u{1b}")];
+        facts.extend(refused.then(|| "refused: no room".to_owned()));
+        let pod = admin::PlannedPod { heading: "Pod default/web".to_owned(), facts, refused };
         Ok(Response::new(admin::PlanResponse { pods: vec![pod], notes: vec!["a Role".to_owned()] }))
     }
 
@@ -518,42 +503,6 @@ impl Admin for Service {
         }
         self.0.ended.lock().unwrap().push(ended);
         Ok(Response::new(admin::EndCellResponse {}))
-    }
-
-    async fn create_pods(
-        &self,
-        request: Request<admin::CreatePodsRequest>,
-    ) -> Result<Response<admin::CreatePodsResponse>, Status> {
-        self.check()?;
-        let created = |file: admin::ManifestFile| admin::CreatedPod {
-            namespace: "default".to_owned(),
-            name: file.text.trim().to_owned(),
-            uid: "uid".to_owned(),
-            warnings: vec!["a field has no effect".to_owned()],
-        };
-        let pods = request.into_inner().files.into_iter().map(created).collect();
-        Ok(Response::new(admin::CreatePodsResponse { pods }))
-    }
-
-    async fn delete_pod(
-        &self,
-        request: Request<admin::DeletePodRequest>,
-    ) -> Result<Response<admin::DeletePodResponse>, Status> {
-        self.check()?;
-        if self.0.behaviour.end_hangs {
-            std::future::pending::<()>().await;
-        }
-        let admin::DeletePodRequest { name, .. } = request.into_inner();
-        let mut deleted = self.0.deleted.lock().unwrap();
-        let is_first = !deleted.contains(&name);
-        deleted.push(name.clone());
-        match name.as_str() {
-            // Its end takes longer than a call.
-            "uid-1" if is_first => Err(Status::deadline_exceeded("DeletePod takes longer")),
-            "uid-1" => Err(Status::not_found("no pod")),
-            "uid-2" => Err(Status::failed_precondition("it is the kubelet's pod")),
-            _ => Ok(Response::new(admin::DeletePodResponse::default())),
-        }
     }
 
     async fn dump(

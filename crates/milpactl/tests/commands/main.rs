@@ -314,51 +314,71 @@ fn top_without_a_terminal_prints_plain_lines_once() {
     assert!(!text.contains('\u{1b}'), "{text}");
 }
 
+/// Verifies O50, O51, O52.
 #[test]
-fn pods_of_manifests_are_created_and_deleted_by_name() {
+fn pods_of_manifests_are_created_and_deleted_as_files_of_the_kubelet() {
     let daemon = Daemon::start(Behaviour::default());
-    let dir = tempfile::tempdir().unwrap();
-    for name in ["first", "second"] {
-        std::fs::write(dir.path().join(format!("{name}.yaml")), name).unwrap();
+    let (dir, static_pods) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let run = |line: &str| {
+        let mut command = milpactl(&daemon);
+        command.env("MILPACTL_STATIC_POD_PATH", static_pods.path()).args(line.split(' '));
+        let output = command.output().unwrap();
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+        (text(output.stdout), text(output.stderr), output.status.code().unwrap())
+    };
+    let files = || {
+        let entries = std::fs::read_dir(static_pods.path()).unwrap();
+        let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let mut names: Vec<_> = names.collect();
+        names.sort();
+        names
+    };
+    let file = dir.path().join("pods.yaml");
+    let pod = |name: &str| format!("{{apiVersion: v1, kind: Pod, metadata: {{name: {name}}}}}\n");
+    let create = format!("create -f {}", file.display());
+
+    // Nothing is written of a file that is refused, whether by milpactl or by the daemon.
+    let target = dir.path().join("written");
+    let climbs = format!("a/../../../../../../..{}", target.display());
+    let map = format!("{{apiVersion: v1, kind: ConfigMap, data: {{{climbs}: x}}}}\n");
+    for (text, expected, code) in [
+        (format!("{}---\n{map}", pod("web")), "is of the kind \"ConfigMap\"", 64),
+        (pod("web").replace("web", "../web"), "name \"../web\"; allowed", 64),
+        (format!("{}---\n{}", pod("web"), pod("bad")), "Pod default/web: no room", 1),
+    ] {
+        std::fs::write(&file, text).unwrap();
+        let (text, error, found) = run(&create);
+        assert_eq!((text.as_str(), found), ("", code), "{error}");
+        assert!(error.contains(expected), "{expected} is not in {error}");
+        assert_eq!((files(), target.exists()), (Vec::<String>::new(), false));
     }
-    let (text, error, code) = run(&daemon, &format!("create -f {}", dir.path().display()));
-    assert_eq!(
-        (text.as_str(), code),
-        ("pod/default/first created\npod/default/second created\n", 0),
-        "{error}"
-    );
-    for name in ["first", "second"] {
-        let warning = format!("milpactl: pod default/{name}: a field has no effect\n");
-        assert!(error.contains(&warning), "{error}");
-    }
-    let (_, error, code) = run(&daemon, "create -f /nowhere.yaml");
+    let (_, error, code) = run("create -f /nowhere.yaml");
     assert_eq!(code, 64);
     assert!(error.contains("/nowhere.yaml"), "{error}");
 
-    for name in ["web-0", "default/web-0", "uid-0", "pod/default/web-0"] {
-        let (text, error, code) = run(&daemon, &format!("delete {name}"));
-        assert_eq!((text.as_str(), code), ("pod/default/web-0 deleted\n", 0), "{name}: {error}");
-    }
-    let (text, error, code) = run(&daemon, "delete web-2 web-0");
-    assert_eq!((text.as_str(), code), ("pod/default/web-0 deleted\n", 1));
-    assert!(error.contains("web-2: it is the kubelet's pod"), "{error}");
-    let (_, error, code) = run(&daemon, "delete web-O");
-    assert_eq!(code, 66);
-    assert!(error.contains("did you mean: default/web-0"), "{error}");
+    std::fs::write(&file, format!("{}---\n{}", pod("web"), pod("cart"))).unwrap();
+    let (text, error, code) = run(&create);
+    let created = "pod/default/web created\npod/default/cart created\n";
+    assert_eq!((text.as_str(), code), (created, 0), "{error}");
+    let both = ["kiyot-default_cart.json", "kiyot-default_web.json"];
+    assert_eq!(files(), both);
+    let written = std::fs::read_to_string(static_pods.path().join(both[1])).unwrap();
+    let object: Value = serde_json::from_str(&written).unwrap();
+    assert_eq!(object["metadata"]["annotations"]["kubernetes.io/target-runtime"], "kiyot");
+    let (text, error, code) = run(&create);
+    assert_eq!((text.as_str(), code), ("", 1));
+    assert!(error.contains("pod default/web exists: "), "{error}");
 
-    let file = dir.path().join("pods.yaml");
-    std::fs::write(&file, "kind: Pod\nmetadata: {name: web-0}\n---\nkind: Secret\n").unwrap();
-    let (text, error, code) = run(&daemon, &format!("delete -f {}", file.display()));
-    assert_eq!((text.as_str(), code), ("pod/default/web-0 deleted\n", 0), "{error}");
-    assert_eq!(run(&daemon, "delete").2, 64);
-}
-
-#[test]
-fn pod_recreated_while_its_end_is_awaited_is_not_deleted() {
-    let daemon = Daemon::start(Behaviour { recreates: true, ..Behaviour::default() });
-    let (text, error, code) = run(&daemon, "delete web-1 --grace-period 1");
-    assert_eq!((text.as_str(), code), ("pod/default/web-1 deleted\n", 0), "{error}");
-    assert_eq!(daemon.deleted(), ["uid-1", "uid-1"]);
+    let (text, error, code) = run("delete web absent");
+    assert_eq!((text.as_str(), code), ("pod/default/web deleted\n", 1));
+    assert!(error.contains("no static pod default/absent"), "{error}");
+    assert_eq!(run("delete ../web").2, 64);
+    assert_eq!(run("delete web -n shop").2, 66);
+    std::fs::write(&file, pod("cart")).unwrap();
+    let (text, error, code) = run(&format!("delete -f {}", file.display()));
+    assert_eq!((text.as_str(), code), ("pod/default/cart deleted\n", 0), "{error}");
+    assert_eq!(files(), Vec::<String>::new());
+    assert_eq!(run("delete").2, 64);
 }
 
 #[test]
@@ -471,12 +491,12 @@ fn manual_and_completions_have_all_verbs_with_their_options() {
     let directory = tempfile::tempdir().unwrap();
     assert!(program().arg("man").arg(directory.path()).status().unwrap().success());
     let text = std::fs::read_to_string(directory.path().join("milpactl-delete.1")).unwrap();
-    assert!(text.contains("grace\\-period"), "{text}");
+    assert!(text.contains("static\\-pod\\-path"), "{text}");
     assert!(directory.path().join("milpactl.1").exists());
     for (shell, parts) in [
-        ("bash", ["port-forward", "--grace-period"]),
-        ("zsh", ["port-forward", "--grace-period"]),
-        ("fish", ["port-forward", "-l grace-period"]),
+        ("bash", ["port-forward", "--static-pod-path"]),
+        ("zsh", ["port-forward", "--static-pod-path"]),
+        ("fish", ["port-forward", "-l static-pod-path"]),
     ] {
         let output = program().args(["completion", shell]).output().unwrap();
         let script = String::from_utf8(output.stdout).unwrap();
@@ -496,7 +516,9 @@ fn plan_prints_what_the_daemon_explains_and_fails_for_a_refused_pod() {
     for (text, code) in [("good", 0), ("bad", 1)] {
         std::fs::write(&path, text).unwrap();
         let (out, error, found) = run(&daemon, &line);
-        let expected = format!("Pod default/web\n  goes to milpa: {text} \nnote: a Role\n");
+        let refused = if text == "bad" { "  refused: no room\n" } else { "" };
+        let expected =
+            format!("Pod default/web\n  goes to milpa: {text} \n{refused}note: a Role\n");
         assert_eq!((out, found), (expected, code), "{error}");
     }
     let older = Daemon::start(Behaviour { lacks_methods: true, ..Behaviour::default() });
@@ -523,20 +545,18 @@ fn progress_of_a_drain_is_shown_on_a_terminal_alone_and_goes_away() {
 }
 
 #[test]
-fn interrupted_drain_and_delete_erase_their_line_and_say_what_goes_on() {
+fn interrupted_drain_erases_its_line_and_say_what_goes_on() {
     let daemon = Daemon::start(Behaviour { end_hangs: true, ..Behaviour::default() });
-    for (line, progress, goes_on) in [
-        ("drain", "waiting for the end of 3 cells", "still cordoned"),
-        ("drain --end", "ending 3 cells", "still cordoned"),
-        ("delete web-0", "waiting for the end of pod web-0", "ends of pods that have begun go on"),
-    ] {
+    for (line, progress) in
+        [("drain", "waiting for the end of 3 cells"), ("drain --end", "ending 3 cells")]
+    {
         let mut terminal = Terminal::open();
         terminal.resize(120, 24);
         let mut command = milpactl(&daemon);
         let mut child = terminal.give(command.args(line.split(' '))).spawn().unwrap();
         terminal.wait_for(progress);
         interrupt(&child);
-        let until_end = terminal.wait_for(goes_on);
+        let until_end = terminal.wait_for("still cordoned");
         let end = until_end.rsplit(progress.split(' ').next().unwrap()).next().unwrap();
         assert!(end.contains("\u{1b}[2K"), "{line}: {until_end:?}");
         assert_eq!(child.wait().unwrap().code(), Some(130), "{line}");

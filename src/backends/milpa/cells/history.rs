@@ -35,19 +35,9 @@ pub(crate) enum Subject {
         name: String,
         /// Uid: a later pod may have the same name.
         uid: String,
-        /// True for a pod without a kubelet, which the API server does not know. It may be deleted
-        /// when the event is read.
-        is_standalone: bool,
     },
     /// All cells of the backend.
     Backend,
-}
-
-impl Subject {
-    /// Returns true for a standalone pod.
-    pub(crate) fn is_standalone(&self) -> bool {
-        matches!(self, Self::Pod { is_standalone: true, .. })
-    }
 }
 
 /// An event.
@@ -190,7 +180,7 @@ mod tests {
         history.add(Subject::Backend, "First", "");
         let (events, mut new) = history.follow();
         let (name, uid) = ("a/b".to_owned(), "uid".to_owned());
-        let pod = Subject::Pod { name, uid, is_standalone: false };
+        let pod = Subject::Pod { name, uid };
         history.add(pod, "Second", "");
         let statuses: Vec<_> = events.iter().map(|event| event.status).collect();
         assert_eq!(statuses, ["First"]);

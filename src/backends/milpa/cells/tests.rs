@@ -209,24 +209,6 @@ async fn earlier_deadline_of_the_caller_bounds_the_launch() {
     ));
 }
 
-/// Verifies K8.
-#[tokio::test]
-async fn failed_launch_of_a_standalone_pod_is_an_event_of_a_standalone_pod() {
-    let world = World::new(config()).await;
-    // Without a listing the order would wait for it.
-    eventually("instances are listed", || world.provider.lists.load(Ordering::SeqCst) > 1).await;
-    for (uid, is_standalone) in [("of the API server", false), ("standalone", true)] {
-        let sandbox = SandboxId::mint().unwrap();
-        let deadline = Some(Instant::now());
-        let order = LaunchOrder { deadline, is_standalone, ..order(&sandbox, uid) };
-        assert!(world.cells.launch(order).await.is_err());
-    }
-    let (events, _) = world.cells.shared.history.follow();
-    let failed = events.iter().filter(|event| event.status == "NoCell");
-    let standalone: Vec<bool> = failed.map(|event| event.subject.is_standalone()).collect();
-    assert_eq!(standalone, [false, true]);
-}
-
 #[tokio::test]
 async fn instance_end_during_launch_fails_the_launch() {
     let world = World::new(config()).await;

@@ -8,14 +8,10 @@ use kiyot_proto::cri;
 use prost::Message;
 use tonic::Status;
 
-use super::{CriService, run_sandbox::RequestsOf, status_code};
-use crate::{
-    annotations::CellRequest,
-    backends::{
-        Features, Method,
-        milpa::{cells::OrderKey, placement::ApiRequests, policy},
-    },
-    error_chain::error_chain,
+use super::CriService;
+use crate::backends::{
+    Features, Method,
+    milpa::{cells::OrderKey, policy},
 };
 
 impl CriService {
@@ -54,39 +50,9 @@ impl CriService {
         }))
     }
 
-    /// Runs the sandbox of a pod that the daemon runs itself, which no list of CRI has.
-    pub(crate) async fn run_standalone_sandbox(
-        self: &Arc<Self>,
-        request: cri::RunPodSandboxRequest,
-        requests: ApiRequests,
-    ) -> Result<String, Status> {
-        let requests = RequestsOf::Manifest(requests);
-        let response = Box::pin(self.run_sandbox(request, None, requests)).await?;
-        Ok(response.pod_sandbox_id)
-    }
-
-    /// Returns true while a sandbox of a pod is made.
-    pub(crate) fn makes_sandbox_of(&self, uid: &str) -> bool {
-        self.launches.any(|key| key.pod_uid == uid)
-    }
-
     /// Returns the request for a sandbox that is made now.
     pub(crate) fn launching(&self, key: &OrderKey) -> Option<Arc<cri::RunPodSandboxRequest>> {
         self.launches.request(key)
-    }
-
-    /// Returns why a standalone pod can't run in a cell: its annotations, or the policy.
-    pub(crate) fn check_standalone(&self, config: &cri::PodSandboxConfig) -> Result<(), Status> {
-        let rules = self.rules();
-        policy::check_sandbox(&rules, config).map_err(status_code::of_refusal)?;
-        CellRequest::parse(&config.annotations)
-            .map_err(|error| Status::invalid_argument(error_chain(&error)))?;
-        match policy::keeps_local(&rules, config) {
-            Some(reason) => {
-                Err(Status::failed_precondition(format!("it {reason}: only a kubelet runs it")))
-            }
-            None => Ok(()),
-        }
     }
 
     /// Answers a call.
@@ -133,10 +99,7 @@ impl CriService {
     ) -> Result<Bytes, Status> {
         match method {
             Method::RunPodSandbox => {
-                typed(&message, |request| {
-                    Box::pin(self.run_sandbox(request, deadline, RequestsOf::Api))
-                })
-                .await
+                typed(&message, |request| Box::pin(self.run_sandbox(request, deadline))).await
             }
             Method::StopPodSandbox => {
                 typed(&message, |request| self.stop_pod_sandbox(request, deadline)).await

@@ -17,7 +17,7 @@ use crate::{
         cells::{BoundCell, Cell, LaunchOrder, OrderKey},
         clock,
         id::SandboxId,
-        placement::{ApiRequests, Needs, REQUESTS_TIMEOUT, Requested},
+        placement::{Needs, REQUESTS_TIMEOUT, Requested},
         pods::Sandbox,
         policy::{self, seccomp},
         providers::{Attached, Attachment},
@@ -44,16 +44,6 @@ struct Wanted {
     needs: Needs,
     /// See [`annotations::identity`].
     identity: String,
-    /// True if the daemon runs the pod itself.
-    is_standalone: bool,
-}
-
-/// Where a pod's requests are.
-pub(super) enum RequestsOf {
-    /// In the Kubernetes API; the kubelet runs the pod.
-    Api,
-    /// In the manifest of a pod that the daemon runs itself.
-    Manifest(ApiRequests),
 }
 
 impl CriService {
@@ -79,7 +69,6 @@ impl CriService {
         self: &Arc<Self>,
         request: cri::RunPodSandboxRequest,
         deadline: Option<Instant>,
-        requests: RequestsOf,
     ) -> Result<cri::RunPodSandboxResponse, Status> {
         let config = request
             .config
@@ -92,15 +81,10 @@ impl CriService {
         policy::check_sandbox(&self.rules(), config).map_err(status_code::of_refusal)?;
         let cell_request = CellRequest::parse(&config.annotations)
             .map_err(|error| Status::invalid_argument(error_chain(&error)))?;
-        let (requested, is_standalone) = match requests {
-            RequestsOf::Api => (self.requested(config).await, false),
-            RequestsOf::Manifest(sums) => (Requested::of_sandbox(config).with_api(&sums), true),
-        };
         let wanted = Wanted {
-            needs: self.cells.needs(&cell_request, &requested),
+            needs: self.cells.needs(&cell_request, &self.requested(config).await),
             identity: annotations::identity(&config.annotations),
             request: cell_request,
-            is_standalone,
         };
         let key = OrderKey {
             pod_uid: metadata.uid.clone(),
@@ -204,7 +188,7 @@ impl CriService {
     async fn launch(
         self: Arc<Self>,
         request: &cri::RunPodSandboxRequest,
-        Wanted { request: wishes, needs, identity, is_standalone }: Wanted,
+        Wanted { request: wishes, needs, identity }: Wanted,
     ) -> Result<SandboxId, Status> {
         let id = SandboxId::mint().map_err(status_code::of_randomness)?;
         let metadata = request.config.clone().unwrap_or_default().metadata.unwrap_or_default();
@@ -249,12 +233,11 @@ impl CriService {
             needs,
             request: wishes,
             deadline: None,
-            is_standalone,
         };
         let bound = self.cells.launch(order).await.map_err(|error| status_code::of_cell(&error))?;
         // That of an earlier call, if the daemon was restarted during the launch.
         let BoundCell { cell, sandbox: id, attached } = bound;
-        let made = self.set_up_cell(&id, &cell, &attached, request, &pod, is_standalone);
+        let made = self.set_up_cell(&id, &cell, &attached, request, &pod);
         match Box::pin(made).await {
             Ok(()) => {
                 let addresses = &attached.addresses;
@@ -302,7 +285,6 @@ impl CriService {
         attached: &Attached,
         request: &cri::RunPodSandboxRequest,
         pod: &str,
-        is_standalone: bool,
     ) -> Result<(), Status> {
         let config = request.config.clone().unwrap_or_default();
         let hello = cell_client::connected(cell, pod, None).await?;
@@ -339,7 +321,7 @@ impl CriService {
             addresses: attached.addresses.iter().map(ToString::to_string).collect(),
             resolvers,
             current_annotations: Default::default(),
-            standalone: is_standalone,
+            standalone: false,
             cgroup_parent,
         };
         let mut batch = Batch::default();

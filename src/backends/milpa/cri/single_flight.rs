@@ -57,11 +57,6 @@ where
         self.flights.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns true if a flight's key satisfies a condition.
-    pub(super) fn any(&self, condition: impl Fn(&K) -> bool) -> bool {
-        self.lock().keys().any(condition)
-    }
-
     /// Returns the request of a key's flight.
     pub(super) fn request(&self, key: &K) -> Option<Arc<Q>> {
         self.lock().get(key).map(|flight| Arc::clone(&flight.request))

@@ -19,25 +19,22 @@ impl Inventory {
     pub fn events(&self) -> (Vec<admin::Event>, BoxStream<'static, admin::Event>) {
         let (kept, new) = self.cells.history().follow();
         let kept = kept.iter().map(|event| message(event, &self.backend)).collect();
-        (kept, self.stream(new, |_| true))
+        (kept, self.stream(new))
     }
 
-    /// Returns a stream of all later events but those of standalone pods, which the API server
-    /// does not know.
-    pub fn cluster_events(&self) -> BoxStream<'static, admin::Event> {
+    /// Returns a stream of all later events.
+    pub fn later_events(&self) -> BoxStream<'static, admin::Event> {
         let (_, new) = self.cells.history().follow();
-        self.stream(new, |event| !event.subject.is_standalone())
+        self.stream(new)
     }
 
     fn stream(
         &self,
         new: broadcast::Receiver<Arc<Occurrence>>,
-        is_shown: fn(&Occurrence) -> bool,
     ) -> BoxStream<'static, admin::Event> {
         let backend = self.backend.clone();
         let new = BroadcastStream::new(new).filter_map(move |event: Result<Arc<Occurrence>, _>| {
-            let event = event.ok().filter(|event| is_shown(event));
-            let message = event.map(|event| message(&event, &backend));
+            let message = event.ok().map(|event| message(&event, &backend));
             async move { message }
         });
         new.boxed()
@@ -47,7 +44,7 @@ impl Inventory {
 fn message(event: &Occurrence, backend: &BackendName) -> admin::Event {
     let (kind, name, pod_uid) = match &event.subject {
         Subject::Cell(cell) => ("Cell", cell.to_string(), String::new()),
-        Subject::Pod { name, uid, .. } => ("Pod", name.clone(), uid.clone()),
+        Subject::Pod { name, uid } => ("Pod", name.clone(), uid.clone()),
         Subject::Backend => ("Backend", backend.to_string(), String::new()),
     };
     admin::Event {

@@ -2,7 +2,7 @@
 
 use std::{cmp::Reverse, sync::Arc};
 
-use crate::backends::milpa::{cells::OrderView, id::SandboxId, standalone::View};
+use crate::backends::milpa::{cells::OrderView, id::SandboxId};
 
 /// A pod of a list.
 #[derive(Debug, Clone)]
@@ -20,8 +20,6 @@ pub struct PodKey {
 pub(super) enum PodItem {
     Waiting(Box<OrderView>),
     Sandbox(SandboxId),
-    /// A standalone pod without a sandbox and without an order.
-    Standalone(Box<View>),
 }
 
 impl PodKey {
@@ -45,16 +43,6 @@ impl PodKey {
             created_unix_nanos,
             is_replaced: false,
             item: PodItem::Sandbox(id),
-        }
-    }
-
-    pub(super) fn of_standalone(view: View) -> Self {
-        Self {
-            name: format!("{}/{}", view.namespace, view.name),
-            uid: view.uid.clone(),
-            created_unix_nanos: view.created_unix_nanos,
-            is_replaced: false,
-            item: PodItem::Standalone(Box::new(view)),
         }
     }
 
@@ -87,7 +75,6 @@ impl PodKey {
         match &self.item {
             PodItem::Waiting(order) => order.sandbox.as_str(),
             PodItem::Sandbox(id) => id.as_str(),
-            PodItem::Standalone(_) => "",
         }
     }
 }

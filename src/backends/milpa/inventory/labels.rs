@@ -11,9 +11,4 @@ impl Inventory {
         let config = self.pods.sandbox_of_cell(cell)?.meta().config.unwrap_or_default();
         Some(config.labels.into_iter().collect())
     }
-
-    /// Returns true for the uid of a pod that the daemon runs without a kubelet.
-    pub fn is_standalone(&self, uid: &str) -> bool {
-        self.standalone.has(uid)
-    }
 }

@@ -20,14 +20,6 @@ pub enum NoLog {
     /// The pod waits for its cell.
     #[error("pod {0} waits for its cell, and has no containers yet")]
     Waiting(String),
-    /// The container waits for its creation.
-    #[error("container {name} of pod {pod} is not created yet; `milpactl describe` says why")]
-    NotCreated {
-        /// Namespace/name of the pod.
-        pod: String,
-        /// The name of the container.
-        name: String,
-    },
     /// The pod has no container of this name.
     #[error("pod {pod} has no container {name:?}; allowed: {}", .known.join(", "))]
     NoContainer {
@@ -47,23 +39,17 @@ impl Inventory {
         let PodItem::Sandbox(sandbox) = &key.item else {
             return Err(NoLog::Waiting(key.name.clone()));
         };
-        let shape = self.standalone.shape_of(key.uid());
-        let units = Unit::all(self.pods.containers_of(sandbox), shape.as_deref());
+        let units = Unit::all(self.pods.containers_of(sandbox));
         let found = if name.is_empty() {
             let meta = self.pods.sandbox(sandbox.as_str()).map(|found| found.meta());
             let meta = meta.unwrap_or_default();
             let first = meta.config.unwrap_or_default().annotations;
             let annotations = unit::annotations(first, meta.current_annotations);
-            Unit::default_of(&units, &annotations, shape.as_deref())
+            Unit::default_of(&units, &annotations)
         } else {
             units.iter().find(|unit| unit.name == name)
         };
         let Some(unit) = found else {
-            let of_spec = shape.as_ref().map_or(&[][..], |shape| &shape.containers);
-            if of_spec.iter().any(|container| container.name == name) {
-                let (pod, name) = (key.name.clone(), name.to_owned());
-                return Err(NoLog::NotCreated { pod, name });
-            }
             let mut known: Vec<String> = units.iter().map(|unit| unit.name.clone()).collect();
             known.sort_unstable();
             return Err(NoLog::NoContainer { pod: key.name.clone(), name: name.to_owned(), known });
@@ -81,7 +67,7 @@ impl Inventory {
     pub fn sandbox(&self, key: &PodKey) -> Option<String> {
         match &key.item {
             PodItem::Sandbox(sandbox) => Some(sandbox.to_string()),
-            PodItem::Waiting(_) | PodItem::Standalone(_) => None,
+            PodItem::Waiting(_) => None,
         }
     }
 

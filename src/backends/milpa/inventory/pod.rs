@@ -12,35 +12,25 @@ use crate::{
     annotations::{CellRequest, KEYS},
     backends::milpa::{
         cells::{CellView, OrderKey, OrderView, Step},
-        id::{CellId, SandboxId},
+        id::CellId,
         placement::{Amount, ApiRequests, Requested},
         pods::{Container, Sandbox},
         providers::InstanceNames,
-        standalone::{Shape, View},
     },
 };
 
 impl Inventory {
     /// Returns a pod; `None` if it was removed since.
     pub fn pod(&self, key: &PodKey) -> Option<admin::Pod> {
-        let shape = self.standalone.shape_of(key.uid());
-        let shape = shape.as_deref();
         let pod = match &key.item {
-            PodItem::Waiting(order) => self.waiting(order, shape),
-            PodItem::Sandbox(id) => self.placed(&self.pods.sandbox(id.as_str()).ok()?, shape),
-            PodItem::Standalone(view) => self.pending(view, shape),
+            PodItem::Waiting(order) => self.waiting(order),
+            PodItem::Sandbox(id) => self.placed(&self.pods.sandbox(id.as_str()).ok()?),
         };
-        let secrets = shape.map(|shape| shape.pull_secrets.clone());
-        Some(admin::Pod {
-            is_replaced: key.is_replaced,
-            image_pull_secrets: secrets.unwrap_or_default(),
-            restart_policy: shape.map(|shape| shape.restart_policy.to_owned()).unwrap_or_default(),
-            ..pod
-        })
+        Some(admin::Pod { is_replaced: key.is_replaced, ..pod })
     }
 
     /// Returns a pod that waits for its cell.
-    fn waiting(&self, order: &OrderView, shape: Option<&Shape>) -> admin::Pod {
+    fn waiting(&self, order: &OrderView) -> admin::Pod {
         // After a restart of the daemon, from the next call of the kubelet on.
         let launching = self.cri.launching(&OrderKey {
             pod_uid: order.pod_uid.clone(),
@@ -52,10 +42,6 @@ impl Inventory {
         let config = request.config.unwrap_or_default();
         let resources = resources(&config, self.cri.known_requests(&order.pod_uid));
         let (annotations, others) = shown_annotations(config.annotations);
-        let labels = match (config.labels, shape) {
-            (labels, Some(shape)) if labels.is_empty() => shape.labels.clone(),
-            (labels, _) => labels,
-        };
         let cell = order.cell.as_ref().and_then(|cell| self.view(cell));
         let phase = match order.cell {
             Some(_) => admin::PodPhase::Dispatching,
@@ -73,42 +59,18 @@ impl Inventory {
             start_failures: order.failures,
             spot_failure: order.spot_failed,
             message: order.last_error.clone(),
-            labels,
+            labels: config.labels,
             annotations,
             other_annotations: others,
             resources,
             runtime_handler: request.runtime_handler,
-            is_standalone: self.standalone.has(&order.pod_uid),
             cell: order.cell.as_ref().map(ToString::to_string).unwrap_or_default(),
-            units: self.failures(&order.pod_uid, None).units(&[], shape),
             ..self.with_cell(cell.as_ref())
         }
     }
 
-    /// Returns a standalone pod whose sandbox is not ordered yet.
-    fn pending(&self, view: &View, shape: Option<&Shape>) -> admin::Pod {
-        let phase = match (view.is_ending, view.is_expired) {
-            (true, _) => admin::PodPhase::Terminated,
-            (_, true) => admin::PodPhase::Failed,
-            _ => admin::PodPhase::Waiting,
-        };
-        admin::Pod {
-            namespace: view.namespace.clone(),
-            name: view.name.clone(),
-            uid: view.uid.clone(),
-            phase: phase.into(),
-            phase_since_unix_nanos: view.created_unix_nanos,
-            created_unix_nanos: view.created_unix_nanos,
-            message: view.error.clone(),
-            labels: shape.map(|shape| shape.labels.clone()).unwrap_or_default(),
-            is_standalone: true,
-            units: self.failures(&view.uid, None).units(&[], shape),
-            ..self.with_cell(None)
-        }
-    }
-
     /// Returns a pod that has a cell, or had one.
-    fn placed(&self, sandbox: &Sandbox, shape: Option<&Shape>) -> admin::Pod {
+    fn placed(&self, sandbox: &Sandbox) -> admin::Pod {
         let meta = sandbox.meta();
         let config = meta.config.unwrap_or_default();
         let resources = resources(&config, self.cri.known_requests(&sandbox.uid));
@@ -116,19 +78,13 @@ impl Inventory {
         let containers = self.pods.containers_of(&sandbox.id);
         let view = self.view(&sandbox.cell);
         let bound = view.as_ref().and_then(|view| view.timeline.at(Step::Bound));
-        let (mut phase, since) = phase(sandbox.ready, &containers);
-        if !sandbox.ready && shape.is_some() && self.standalone.is_expired(&sandbox.uid) {
-            phase = admin::PodPhase::Failed;
-        }
+        let (phase, since) = phase(sandbox.ready, &containers);
         let annotations = unit::annotations(config.annotations, meta.current_annotations);
         let lost = containers.iter().find_map(lost);
-        let units = Unit::all(containers, shape);
-        let failures = self.failures(&sandbox.uid, Some(&sandbox.id));
-        let message = lost.unwrap_or_else(|| match meta.standalone {
-            true => self.standalone.error_of(&sandbox.uid),
-            false => failures.last_pull(&units),
-        });
-        let default_unit = Unit::default_of(&units, &annotations, shape);
+        let units = Unit::all(containers);
+        let failures = Failures(self.cri.pull_failures(&sandbox.id));
+        let message = lost.unwrap_or_else(|| failures.last_pull(&units));
+        let default_unit = Unit::default_of(&units, &annotations);
         let default_unit = default_unit.map(|unit| unit.name.clone()).unwrap_or_default();
         let (annotations, others) = shown_annotations(annotations);
         let instance = view.as_ref().and_then(|view| view.state.instance());
@@ -145,23 +101,14 @@ impl Inventory {
             labels: config.labels,
             annotations,
             other_annotations: others,
-            units: failures.units(&units, shape),
+            units: failures.units(&units),
             default_unit,
             addresses: addresses(meta.addresses, names),
             cell: meta.cell,
             resources,
             message,
-            is_standalone: meta.standalone,
             runtime_handler: meta.runtime_handler,
             ..self.with_cell(view.as_ref())
-        }
-    }
-
-    /// Returns the failures of a pod's units.
-    fn failures(&self, uid: &str, sandbox: Option<&SandboxId>) -> Failures {
-        Failures {
-            containers: self.standalone.container_errors(uid),
-            pulls: sandbox.map(|sandbox| self.cri.pull_failures(sandbox)).unwrap_or_default(),
         }
     }
 

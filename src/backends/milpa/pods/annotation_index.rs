@@ -127,10 +127,7 @@ impl Pods {
         }
         let [_, _, of_pod] = self.keys_of(&image.annotations);
         let wanted = part(&image.annotations, false);
-        let mut like = self.running_with(of_pod, |annotations| part(annotations, false) == wanted);
-        // The kubelet does not ask for a pod that it does not know.
-        like.retain(|sandbox| !sandbox.is_standalone);
-        like
+        self.running_with(of_pod, |annotations| part(annotations, false) == wanted)
     }
 
     /// Returns the running sandboxes of a key whose annotations match, in creation order.

@@ -30,8 +30,6 @@ pub(crate) struct Sandbox {
     /// The pod in messages: namespace/name.
     pub(crate) pod: Arc<str>,
     pub(crate) ready: bool,
-    /// True if the daemon runs the pod itself: no list and no event of CRI has it.
-    pub(crate) is_standalone: bool,
     pub(crate) containers: Vec<ContainerId>,
     /// Held during a change of its records or of those of a container: read, decide, commit,
     /// publish.
@@ -91,8 +89,6 @@ pub(crate) struct Container {
     pub(crate) cell: CellId,
     /// Its id in the cell's containerd.
     pub(crate) cell_container: Arc<str>,
-    /// True if its sandbox is standalone.
-    pub(crate) is_standalone: bool,
     /// Sequence number of its insertion.
     pub(crate) sequence: u64,
     /// Recorded status, without `reported`.

@@ -97,10 +97,7 @@ impl Cache {
         if self.subscribers.0.is_empty() {
             return;
         }
-        let Some(sandbox) = self.sandboxes.get(sandbox).filter(|sandbox| !sandbox.is_standalone)
-        else {
-            return;
-        };
+        let Some(sandbox) = self.sandboxes.get(sandbox) else { return };
         let event = cri::ContainerEventResponse {
             container_id: id.to_owned(),
             container_event_type: event_type.into(),

@@ -18,8 +18,7 @@ impl Pods {
         cache
             .sandbox_list
             .get_or_insert_with(|| {
-                let listed = cache.sandboxes.values_mut().filter(|sandbox| !sandbox.is_standalone);
-                shared_list(listed.map(|sandbox| &mut sandbox.item))
+                shared_list(cache.sandboxes.values_mut().map(|sandbox| &mut sandbox.item))
             })
             .clone()
     }
@@ -38,16 +37,14 @@ impl Pods {
         cache
             .container_list
             .get_or_insert_with(|| {
-                let listed = cache.containers.values_mut();
-                let listed = listed.filter(|container| !container.is_standalone);
-                shared_list(listed.map(|container| &mut container.item))
+                shared_list(cache.containers.values_mut().map(|container| &mut container.item))
             })
             .clone()
     }
 }
 
 impl Cache {
-    /// Returns the sandboxes that match a filter, without standalone ones.
+    /// Returns the sandboxes that match a filter.
     pub(super) fn sandboxes_by<'a>(
         &'a self,
         filter: &'a filter::Sandboxes,
@@ -56,15 +53,14 @@ impl Cache {
         let one = (!id.is_empty()).then(|| self.sandboxes.get(id).into_iter());
         let all = one.is_none().then(|| self.sandboxes.values());
         one.into_iter().flatten().chain(all.into_iter().flatten()).filter(|sandbox| {
-            !sandbox.is_standalone
-                && filter.ready.is_none_or(|ready| ready == sandbox.ready)
+            filter.ready.is_none_or(|ready| ready == sandbox.ready)
                 && filter::may_select(&filter.labels, &sandbox.item)
                 && (filter.labels.is_empty()
                     || filter::selects(&filter.labels, &sandbox.item().labels))
         })
     }
 
-    /// Returns the containers that match a filter, without those of standalone sandboxes.
+    /// Returns the containers that match a filter.
     pub(super) fn containers_by<'a>(
         &'a self,
         filter: &'a filter::Containers,
@@ -86,8 +82,7 @@ impl Cache {
             .chain(of_one.into_iter().flatten())
             .chain(all.into_iter().flatten())
             .filter(move |container| {
-                !container.is_standalone
-                    && (sandbox.is_empty() || container.sandbox.as_str() == sandbox)
+                (sandbox.is_empty() || container.sandbox.as_str() == sandbox)
                     && filter.state.is_none_or(|state| state == container.state())
                     && filter::may_select(&filter.labels, &container.item)
                     && (filter.labels.is_empty()

@@ -256,7 +256,7 @@ impl Pods {
         let described: Described =
             described.into_iter().map(|metric| (metric.name, metric.label_keys)).collect();
         let (mut list, mut left) = (BytesMut::new(), MAX_SAMPLED_BYTES);
-        for pod in self.all_sandboxes().into_iter().filter(|pod| !pod.is_standalone) {
+        for pod in self.all_sandboxes() {
             let Some(stats) = self.usage_of(&pod.id, now) else { continue };
             let fresh = |samples: Option<Arc<Samples>>| {
                 samples.filter(|samples| left > 0 && samples.is_fresh(now))

@@ -56,7 +56,6 @@ fn sandbox_meta(id: &str, n: u32) -> store::SandboxMeta {
         addresses: vec!["10.200.0.7".to_owned(), "fd00::7".to_owned()],
         resolvers: Vec::new(),
         current_annotations: HashMap::new(),
-        standalone: false,
         cgroup_parent: String::new(),
     }
 }
@@ -155,46 +154,6 @@ fn list_is_encoded_once_after_a_change() {
         pods.sandboxes_of_pod("uid-1").is_empty()
             && pods.sandbox_of_cell(&CellId::parse("cell-000000000001").unwrap()).is_none()
     );
-}
-
-#[tokio::test]
-async fn standalone_pod_is_in_no_list_and_no_event_and_found_by_id() {
-    let (pods, one, two, _) = example();
-    let mut events = pods.events();
-    let meta = store::SandboxMeta { standalone: true, ..sandbox_meta(&id("xyz3"), 3) };
-    let hidden = pods.insert_sandbox(&meta, true).unwrap();
-    let container = container_meta(&id("hid"), hidden.as_str(), 3);
-    assert!(pods.insert_container(&container, running(), None).unwrap());
-    let now = Instant::now();
-    pods.set_first_sandbox_usage(&hidden, None, now);
-    let by_id = filter::Sandboxes { id: hidden.as_str().to_owned(), ..Default::default() };
-    for filter in [filter::Sandboxes::default(), by_id] {
-        let found = listed(&pods, &filter);
-        assert!(!found.contains(&hidden.as_str().to_owned()), "{found:?}");
-        let stats = pods.list_sandbox_stats(&filter, now);
-        let stats = cri::ListPodSandboxStatsResponse::decode(stats).unwrap().stats;
-        assert!(stats.iter().all(|stats| stats.attributes.as_ref().unwrap().id != hidden.as_str()));
-    }
-    assert_eq!(listed(&pods, &filter::Sandboxes::default()), [one.as_str(), two.as_str()]);
-    let of_sandbox =
-        filter::Containers { sandbox: hidden.as_str().to_owned(), ..Default::default() };
-    assert!(pods.list_containers(&of_sandbox).is_empty());
-    let all =
-        cri::ListContainersResponse::decode(pods.list_containers(&filter::Containers::default()));
-    assert!(all.unwrap().containers.iter().all(|listed| listed.id != container.id));
-    let metrics = cri::ListPodSandboxMetricsResponse::decode(pods.list_metrics(&[], now)).unwrap();
-    assert!(metrics.pod_metrics.iter().all(|pod| pod.pod_sandbox_id != hidden.as_str()));
-    let annotations = meta.config.as_ref().unwrap().annotations.clone();
-    let query = cri::ImageSpec { annotations, ..Default::default() };
-    assert_eq!(pods.sandbox_of_annotations(&query).unwrap().id, hidden);
-    assert!(pods.sandboxes_like(&query).iter().all(|like| like.id != hidden));
-    // The first event is of the next change of a kubelet's pod.
-    pods.remove_sandbox(&hidden);
-    pods.set_ready(&two, false);
-    let event = cri::ContainerEventResponse::decode(events.next().await.unwrap()).unwrap();
-    assert_eq!(event.container_id, two.as_str());
-    pods.insert_sandbox(&meta, true).unwrap();
-    assert_eq!(pods.sandbox("milpaxyz3").unwrap().id, hidden);
 }
 
 #[test]

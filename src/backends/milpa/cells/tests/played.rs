@@ -276,7 +276,6 @@ pub(super) fn order(sandbox: &SandboxId, pod_uid: &str) -> LaunchOrder {
         request: CellRequest::default(),
         labels: BTreeMap::new(),
         deadline: None,
-        is_standalone: false,
     }
 }
 
