@@ -3,23 +3,20 @@
 //! Its calls run beside those of CRI, on the main runtime, and read what they read. A socket that
 //! can't be opened is logged: pods need no operator.
 
-use std::{convert::Infallible, path::PathBuf, sync::Arc, time::Duration};
+use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use kiyot_link::http2::{self, Profile};
 use kiyot_proto::{ADMIN_REVISION, admin::admin_server::AdminServer};
-use nix::unistd::Group;
 use tokio::{
     net::{UnixListener, UnixStream},
+    task::spawn_blocking,
     time::sleep,
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tonic::{Code, Status, body::Body};
 use tower::{Service, service_fn};
 
-use crate::{
-    config::Admin,
-    unix_listener::{self, Listener},
-};
+use crate::config::Admin;
 
 mod access;
 mod connection_limits;
@@ -32,6 +29,7 @@ mod parts;
 mod plan;
 mod renderer;
 mod service;
+mod socket;
 mod streaming;
 mod versions;
 
@@ -40,6 +38,7 @@ use connection_limits::{ConnectionLimits, Limits};
 use idle::{CallBody, Calls};
 pub use parts::Parts;
 use service::AdminService;
+use socket::Socket;
 
 /// Bounds the connections of readers and of root, each on its own: readers can't keep root out, a
 /// reader no other, and logs that root follows none of its other calls. Further connections get the
@@ -75,24 +74,23 @@ pub struct AdminApi {
 }
 
 impl AdminApi {
-    /// Starts the server. Called on the main runtime.
+    /// Starts the server, which opens its socket meanwhile. Called on the main runtime.
     pub fn start(config: &Admin, parts: Parts) -> Self {
         let api = Self { stop: CancellationToken::new(), tasks: TaskTracker::new() };
-        match open(config) {
-            Ok((listener, socket)) => {
-                let accepting =
-                    accept(listener, socket, Arc::new(parts), api.stop.clone(), api.tasks.clone());
-                api.tasks.spawn(accepting);
-                let socket: PathBuf = config.listen.clone();
-                tracing::info!(socket = %socket.display(), "listening for milpactl");
+        let (config, stop, tasks) = (config.clone(), api.stop.clone(), api.tasks.clone());
+        api.tasks.spawn(async move {
+            match open(config).await {
+                Ok((socket, listener)) => {
+                    accept(socket, listener, Arc::new(parts), stop, tasks).await;
+                }
+                Err(error) => {
+                    tracing::error!(
+                        error = &*error as &dyn std::error::Error,
+                        "admin API can't be served, pods are not affected"
+                    );
+                }
             }
-            Err(error) => {
-                tracing::error!(
-                    error = &*error as &dyn std::error::Error,
-                    "admin API can't be served, pods are not affected"
-                );
-            }
-        }
+        });
         api.tasks.close();
         api
     }
@@ -112,35 +110,26 @@ impl Drop for AdminApi {
     }
 }
 
-fn open(
-    config: &Admin,
-) -> Result<(Listener, UnixListener), Box<dyn std::error::Error + Send + Sync>> {
-    let group = config.group.as_ref().and_then(|name| match Group::from_name(name) {
-        Ok(Some(group)) => Some(rustix::fs::Gid::from_raw(group.gid.as_raw())),
-        Ok(None) => {
-            tracing::error!(group = name, "group of admin.group is unknown, only root may read");
-            None
-        }
-        Err(error) => {
-            tracing::error!(group = name, %error, "group of admin.group not read");
-            None
-        }
-    });
-    let listener = unix_listener::listen_on(&config.listen, group)?;
-    let socket = UnixListener::from_std(listener.socket.try_clone()?)?;
-    Ok((listener, socket))
+async fn open(
+    config: Admin,
+) -> Result<(Socket, UnixListener), Box<dyn std::error::Error + Send + Sync>> {
+    let link = config.listen.clone();
+    let socket = spawn_blocking(move || Socket::open(&config)).await??;
+    let listener = UnixListener::from_std(socket.listener.socket.try_clone()?)?;
+    tracing::info!(socket = %link.display(), "listening for milpactl");
+    Ok((socket, listener))
 }
 
 async fn accept(
-    listener: Listener,
-    socket: UnixListener,
+    socket: Socket,
+    listener: UnixListener,
     parts: Arc<Parts>,
     stop: CancellationToken,
     tasks: TaskTracker,
 ) {
     let limits = ConnectionLimits::new(LIMITS);
     loop {
-        let Some(accepted) = stop.run_until_cancelled(socket.accept()).await else { break };
+        let Some(accepted) = stop.run_until_cancelled(listener.accept()).await else { break };
         let stream = match accepted {
             Ok((stream, _)) => stream,
             Err(error) => {
@@ -178,7 +167,7 @@ async fn accept(
             drop(admitted);
         });
     }
-    drop((socket, listener));
+    drop((listener, socket));
 }
 
 async fn serve(

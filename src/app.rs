@@ -75,9 +75,9 @@ pub struct App {
 }
 
 impl App {
-    /// Starts all parts, the CRI socket last, so that all recovered pods are known to the first
-    /// call. Called on the main runtime. `take_over` ends instances of this node that a daemon with
-    /// another state directory launched. `git_commit` is that of the build, or empty.
+    /// Starts all parts, the CRI socket after the backends, so that all recovered pods are known to
+    /// the first call. Called on the main runtime. `take_over` ends instances of this node that a
+    /// daemon with another state directory launched. `git_commit` is that of the build, or empty.
     pub async fn start(
         config: &Config,
         take_over: bool,
@@ -124,11 +124,12 @@ impl App {
             recent_log,
             git_commit,
         );
-        let admin = AdminApi::start(&config.admin, parts);
         let api_counters = Counters::new();
         let kubernetes = Kubernetes::start(&config.kubernetes, &milpas, api_counters.clone());
         let front =
             CriServer::start(&config.server, config.routing.clone(), registry, calls.clone())?;
+        // Nothing that its socket waits for delays the CRI socket.
+        let admin = AdminApi::start(&config.admin, parts);
         let metrics = config.metrics.listen.zip(calls).map(|(listen, calls)| {
             let mut sources: Vec<Arc<dyn Source>> = vec![calls, Arc::new(Process), api_counters];
             sources.extend(milpas.iter().flat_map(|milpa| milpa.metrics()));

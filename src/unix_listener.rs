@@ -1,24 +1,31 @@
 //! Listening unix sockets, whose paths outlive a killed daemon.
 
 use std::{
-    fs::{self, File},
+    fs::{self, File, OpenOptions},
     io,
-    os::unix::{fs::FileTypeExt, fs::MetadataExt, net::UnixListener},
+    os::unix::{
+        fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt},
+        net::UnixListener,
+    },
     path::{Path, PathBuf},
     thread,
     time::{Duration, Instant},
 };
 
 use rustix::{
-    fs::{AtFlags, CWD, FlockOperation, Gid, Mode, chmodat, chownat, flock},
+    fs::{AtFlags, CWD, FlockOperation, Gid, Mode, OFlags, chmodat, chownat, flock},
     net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with},
 };
 
 /// Bound on connections that wait to be accepted.
 const MAX_BACKLOG: i32 = 1024;
-/// Time for which a start waits for the lock of a directory, which another start has for a moment.
+/// Added to the name of a socket for that of its lock.
+const LOCK_EXTENSION: &str = "lock";
+/// Mode of a lock: who can open a file can lock it.
+const LOCK_MODE: u32 = 0o600;
+/// Time for which a start waits for the lock, which another start has for a moment.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
-/// Pause between two attempts to lock a directory.
+/// Pause between two attempts to lock.
 const LOCK_PAUSE: Duration = Duration::from_millis(10);
 
 /// A socket that can't be bound.
@@ -27,15 +34,15 @@ pub enum ListenError {
     /// Another process listens on the socket.
     #[error("{} is in use: another process listens there", .0.display())]
     InUse(PathBuf),
-    /// Another process keeps the lock of the socket's directory.
+    /// Another process keeps the socket's lock.
     #[error(
-        "directory {} is locked: another process kept its lock for {waited:?}; allowed: a \
-         directory whose lock (flock) no process keeps",
-        directory.display()
+        "{} is locked: another process kept its lock for {waited:?}; allowed: a file whose lock \
+         (flock) no process keeps",
+        path.display()
     )]
     Locked {
-        /// The directory.
-        directory: PathBuf,
+        /// The file.
+        path: PathBuf,
         /// The time for which the lock was waited for.
         waited: Duration,
     },
@@ -84,7 +91,7 @@ fn listen_within(
     if let Some(parent) = path.parent() {
         fs::create_dir_all(parent).map_err(failed("make the directory", parent))?;
     }
-    let _lock = path.parent().map(|parent| lock(parent, lock_timeout)).transpose()?.flatten();
+    let _lock = lock(path, lock_timeout)?;
     remove_stale(path)?;
     let bound = || -> io::Result<UnixListener> {
         let socket = socket_with(
@@ -108,18 +115,27 @@ fn listen_within(
     Ok(Listener { socket, path: path.into(), inode: inode(path) })
 }
 
-/// Locks a directory, so that of two starts at once none takes the socket of the other for stale
-/// before it listens. `None` if it can't be opened, or its file system has no locks.
-fn lock(directory: &Path, timeout: Duration) -> Result<Option<File>, ListenError> {
-    let is_empty = directory.as_os_str().is_empty();
-    let directory = if is_empty { Path::new(".") } else { directory };
-    let Ok(file) = File::open(directory) else { return Ok(None) };
+/// Locks the file beside a socket, so that of two starts at once none takes the socket of the other
+/// for stale before it listens. The file stays. `None` if its file system has no locks.
+fn lock(socket: &Path, timeout: Duration) -> Result<Option<File>, ListenError> {
+    let path = socket.with_added_extension(LOCK_EXTENSION);
+    // Of a FIFO without a reader, NONBLOCK makes the open fail.
+    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(false).mode(LOCK_MODE).custom_flags(flags);
+    let failed = |step| {
+        let path = path.clone();
+        move |source| ListenError::Io { step, path, source }
+    };
+    let file = options.open(&path).map_err(failed("open"))?;
+    let own = fs::Permissions::from_mode(LOCK_MODE);
+    file.set_permissions(own).map_err(failed("set the mode of"))?;
     let begun = Instant::now();
     loop {
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => return Ok(Some(file)),
             Err(rustix::io::Errno::AGAIN) if begun.elapsed() >= timeout => {
-                return Err(ListenError::Locked { directory: directory.into(), waited: timeout });
+                return Err(ListenError::Locked { path, waited: timeout });
             }
             Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => thread::sleep(LOCK_PAUSE),
             Err(_) => return Ok(None),
@@ -131,7 +147,8 @@ fn inode(path: &Path) -> Option<(u64, u64)> {
     fs::symlink_metadata(path).ok().map(|metadata| (metadata.dev(), metadata.ino()))
 }
 
-fn remove_stale(path: &Path) -> Result<(), ListenError> {
+/// Removes a socket without a listener.
+pub(crate) fn remove_stale(path: &Path) -> Result<(), ListenError> {
     let failed = |step| move |source| ListenError::Io { step, path: path.into(), source };
     match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -173,8 +190,6 @@ impl Drop for Listener {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt;
-
     use super::*;
 
     #[test]
@@ -223,24 +238,53 @@ mod tests {
     }
 
     #[test]
-    fn socket_is_not_replaced_while_another_process_keeps_the_lock_of_its_directory() {
+    fn socket_is_not_replaced_while_another_process_keeps_its_lock() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("cri.sock");
         drop(UnixListener::bind(&path).unwrap());
-        let (stale, locked) = (inode(&path), lock(dir.path(), LOCK_TIMEOUT).unwrap());
+        let (stale, locked) = (inode(&path), lock(&path, LOCK_TIMEOUT).unwrap());
         assert!(stale.is_some() && locked.is_some());
         let refused = listen_within(&path, None, Duration::from_millis(1)).unwrap_err();
         assert_eq!(
             refused.to_string(),
             format!(
-                "directory {} is locked: another process kept its lock for 1ms; allowed: a \
-                 directory whose lock (flock) no process keeps",
-                dir.path().display()
+                "{}.lock is locked: another process kept its lock for 1ms; allowed: a file whose \
+                 lock (flock) no process keeps",
+                path.display()
             )
         );
         assert_eq!(inode(&path), stale);
         drop(locked);
         listen_on(&path, None).unwrap();
+    }
+
+    /// Verifies X50.
+    #[test]
+    fn lock_of_its_directory_does_not_delay_a_socket_and_its_own_is_closed_to_others() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, own) = (dir.path().join("cri.sock"), dir.path().join("cri.sock.lock"));
+        let directory = File::open(dir.path()).unwrap();
+        flock(&directory, FlockOperation::LockExclusive).unwrap();
+        fs::write(&own, "").unwrap();
+        fs::set_permissions(&own, fs::Permissions::from_mode(0o644)).unwrap();
+        drop(listen_within(&path, None, Duration::ZERO).unwrap());
+        assert_eq!(fs::metadata(&own).unwrap().mode() & 0o7777, 0o600);
+    }
+
+    /// Verifies X50.
+    #[test]
+    fn link_or_fifo_in_place_of_the_lock_is_an_error_by_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, lock) = (dir.path().join("cri.sock"), dir.path().join("cri.sock.lock"));
+        std::os::unix::fs::symlink(dir.path().join("other"), &lock).unwrap();
+        let refused = || listen_on(&path, None).unwrap_err().to_string();
+        let expected = format!("can't open {}", lock.display());
+        assert_eq!(refused(), expected);
+        fs::remove_file(&lock).unwrap();
+        let mode = Mode::RUSR | Mode::WUSR;
+        rustix::fs::mknodat(CWD, &lock, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+        assert_eq!(refused(), expected);
+        assert!(!path.exists());
     }
 
     #[test]

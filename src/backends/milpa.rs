@@ -96,9 +96,6 @@ pub enum StartError {
          --features ec2)"
     )]
     NoEc2(BackendName),
-    /// The listener for exec, attach and port-forward failed.
-    #[error("the streaming server of backend {0}")]
-    Streaming(BackendName, #[source] io::Error),
 }
 
 /// Returns the name of the node in Kubernetes, unless the kubelet is told another.
@@ -330,11 +327,7 @@ impl Milpa {
             images,
             volumes,
             logs,
-            streaming: Arc::new(
-                Streaming::start()
-                    .await
-                    .map_err(|error| StartError::Streaming(name.clone(), error))?,
-            ),
+            streaming: Arc::new(Streaming::start().await),
             rules,
             claim_timeout: Parts::CLAIM_TIMEOUT,
             usage_timeout: Parts::USAGE_TIMEOUT,

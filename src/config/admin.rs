@@ -7,13 +7,18 @@ use crate::problems::Table;
 
 /// File name of the socket, in the directory of the CRI socket.
 const FILE: &str = "admin.sock";
+/// Added to the path of the link for that of the socket's directory.
+const DIRECTORY_EXTENSION: &str = "d";
+/// File name of the socket in its directory.
+const SOCKET: &str = "socket";
 /// Longest name of a group (`LOGIN_NAME_MAX` of Linux is 256 with the NUL).
 const MAX_GROUP_BYTES: usize = 255;
 
 /// Socket of the admin API, which milpactl calls.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Admin {
-    /// Unix socket. By default beside the CRI socket; empty only until [`super::load`] sets it.
+    /// Path that leads to the unix socket. By default beside the CRI socket; empty only until
+    /// [`super::load`] sets it.
     pub listen: PathBuf,
     /// Group whose members may read; `None` for none.
     pub group: Option<String>,
@@ -29,6 +34,12 @@ impl Admin {
         });
         table.finish();
         admin
+    }
+
+    /// Returns the path of the socket, which has a directory of its own: that of the CRI socket is
+    /// not the group's.
+    pub fn socket(&self) -> PathBuf {
+        self.listen.with_added_extension(DIRECTORY_EXTENSION).join(SOCKET)
     }
 
     /// Sets the default of `listen`.

@@ -172,6 +172,12 @@ fn check_routing(config: &Config, report: &Report) {
 }
 
 fn check_paths(config: &Config, report: &Report) {
+    let (link, socket) = (&config.admin.listen, config.admin.socket());
+    if let Some(over @ 1..) = socket.as_os_str().len().checked_sub(SOCKET_PATH_BYTES) {
+        let room = link.as_os_str().len() - over;
+        let rule = format!("is too long for the socket behind it; allowed: {room} bytes");
+        report.add(Problem::with_value("admin.listen", format!("{link:?}"), rule));
+    }
     for (name, backend) in &config.backends {
         if let BackendConfig::Milpa(milpa) = backend {
             let room = SOCKET_PATH_BYTES - GATEWAY_SOCKET.len();

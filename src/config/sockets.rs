@@ -14,14 +14,10 @@ const MOST_LINKS: u32 = 40;
 /// Reports sockets with several uses. `real` resolves a path.
 pub(super) fn check(config: &Config, real: &dyn Fn(&Path) -> PathBuf, report: &Report) {
     let own = real(&config.server.listen);
-    let admin = real(&config.admin.listen);
-    if admin == own {
+    let admin = [real(&config.admin.listen), real(&config.admin.socket())];
+    if admin.contains(&own) {
         let rule = "is the socket of server.listen too; allowed: a path of its own";
-        report.add(Problem::with_value(
-            "admin.listen",
-            describe(&config.admin.listen, &admin),
-            rule,
-        ));
+        report.add(Problem::with_value("admin.listen", describe(&config.admin.listen, &own), rule));
     }
     let mut seen: Vec<(String, PathBuf)> = Vec::new();
     for (name, backend) in &config.backends {
@@ -32,13 +28,14 @@ pub(super) fn check(config: &Config, real: &dyn Fn(&Path) -> PathBuf, report: &R
             BackendConfig::Milpa(milpa) => ("node_containerd", &milpa.node_containerd),
         };
         let (at, leads_to) = (format!("backends.{name}.{key}"), real(socket));
-        for (key, path, listens) in
-            [("server", &config.server.listen, &own), ("admin", &config.admin.listen, &admin)]
-        {
-            if leads_to == *listens {
+        for (key, path, listens) in [
+            ("server", &config.server.listen, std::slice::from_ref(&own)),
+            ("admin", &config.admin.listen, &admin),
+        ] {
+            if listens.contains(&leads_to) {
                 report.add(Problem::with_value(
                     format!("{key}.listen"),
-                    describe(path, listens),
+                    describe(path, &leads_to),
                     format!("is the socket of {at} too; allowed: a path of its own"),
                 ));
             }

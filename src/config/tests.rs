@@ -188,6 +188,11 @@ fn contradicting_keys_are_reported() {
              containerd",
         ),
         (format!("{MINIMAL}[server]\nlisten = \"{long}/{long}\""), "server.listen = "),
+        (format!("{MINIMAL}[admin]\nlisten = \"{long}\""), "admin.listen = "),
+        (
+            format!("{MINIMAL}[server]\nlisten = \"/a.d/socket\"\n[admin]\nlisten = \"/a\""),
+            "admin.listen = \"/a\" (which leads to \"/a.d/socket\"): is the socket of server",
+        ),
         (format!("{WITH_CELLS}state_dir = \"{long}\""), "backends.milpa.state_dir = "),
         (
             format!("{WITH_CELLS}provider = \"sim\""),

@@ -12,4 +12,5 @@ mod processes;
 mod qemu;
 mod sim_provider;
 mod store;
+mod streaming_port;
 mod trees;

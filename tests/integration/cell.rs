@@ -59,6 +59,7 @@ mod slow_link;
 mod static_pods;
 mod stops;
 mod storage_limit;
+mod strangers;
 mod streams;
 mod subpaths;
 mod together;

@@ -7,15 +7,17 @@ use std::{
 };
 
 use kiyot::backends::milpa::{
-    gateway::{Gateway, GatewayConfig, GatewayError, Limits, ca::Ca},
+    gateway::{Gateway, GatewayConfig, Limits, ca::Ca},
     id::CellId,
 };
 use kiyot_link::{
     alpn,
     bootstrap::{Bootstrap, GatewayAddress},
     clock::Clock,
+    stream::Stream,
     tls,
 };
+use kiyot_testkit::wait_until;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpSocket, TcpStream},
@@ -103,22 +105,34 @@ async fn boot_data_has_the_address_that_the_provider_needs() {
     }
 }
 
-/// Verifies C11.
+/// Verifies C11, X50.
 #[tokio::test]
-async fn port_in_use_fails_the_start_by_address_and_key() {
+async fn port_in_use_delays_no_start_and_is_listened_on_once_it_is_free() {
     let dir = tempfile::tempdir().unwrap();
     let taken = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let listen = taken.local_addr().unwrap();
     let mut endpoints = Endpoints::tcp(&dir);
-    endpoints.tcp.as_mut().unwrap().listen = taken.local_addr().unwrap();
-    std::fs::write(&endpoints.socket, "of another daemon").unwrap();
+    endpoints.tcp.as_mut().unwrap().listen = listen;
+    let admission = Arc::<TestAdmission>::default();
+    let gateway = Gateway::start(config(endpoints.clone(), true), admission).await.unwrap();
+    assert_eq!(gateway.tcp_address(), Some(listen));
+    Stream::dial(&GatewayAddress::Unix(endpoints.socket.clone())).await.unwrap();
+    drop(taken);
+    wait_until("the port is listened on", LIMIT, async || TcpStream::connect(listen).await.ok())
+        .await;
+    gateway.shutdown().await;
+}
+
+/// Verifies C11.
+#[tokio::test]
+async fn address_of_another_machine_fails_the_start_by_address_and_key() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut endpoints = Endpoints::tcp(&dir);
+    endpoints.tcp.as_mut().unwrap().listen = "192.0.2.1:7700".parse().unwrap();
     let started = Gateway::start(config(endpoints.clone(), true), Arc::<TestAdmission>::default());
     let error = started.await.unwrap_err();
-    let text = error.to_string();
-    let address = taken.local_addr().unwrap().to_string();
-    assert!(text.contains("gateway.listen") && text.contains(&address), "{text}");
-    assert!(matches!(error, GatewayError::Listen(_, _)));
-    let kept = std::fs::read_to_string(&endpoints.socket).unwrap();
-    assert_eq!(kept, "of another daemon", "the socket is not replaced");
+    assert!(error.to_string().contains("gateway.listen = \"192.0.2.1:7700\""), "{error}");
+    assert!(!endpoints.socket.exists(), "the socket is not made");
 }
 
 /// Verifies C10.

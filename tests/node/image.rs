@@ -83,6 +83,7 @@ pub(crate) fn parts(directory: &Path) -> PathBuf {
     let programs = [
         ("kiyot", built.join("kiyot")),
         ("kiyot-cell", built.join("kiyot-cell")),
+        ("milpactl", built.join("milpactl")),
         ("podctl", built.join("examples/podctl")),
         ("demo", built.join("examples/demo")),
         ("integration", integration_tests()),

@@ -16,5 +16,6 @@ mod machine;
 mod pods;
 mod service;
 mod stock_debian;
+mod strangers;
 mod suite;
 mod vm_limits;

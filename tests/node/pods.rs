@@ -27,7 +27,7 @@ pub(crate) enum Place {
 /// Installs kiyot as an administrator does, and starts it. Settings for this machine only are in a
 /// drop-in.
 pub(crate) fn install(machine: &mut Machine) {
-    machine.ok("cd /mnt && cp kiyot kiyot-cell /usr/bin/ && mkdir -p /etc/kiyot \
+    machine.ok("cd /mnt && cp kiyot kiyot-cell milpactl /usr/bin/ && mkdir -p /etc/kiyot \
         && cp kiyot.toml /etc/kiyot/ \
         && cp kiyot.service /etc/systemd/system/ && mkdir -p /etc/systemd/system/kiyot.service.d");
     // An emulated machine is slow, so that a cell may take longer to enrol.

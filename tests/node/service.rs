@@ -4,7 +4,7 @@ use crate::{
     cell_unit,
     machine::Machine,
     pods::{self, Place, RunningPod},
-    vm_limits,
+    strangers, vm_limits,
 };
 
 /// Prints the PIDs of all cells' processes.
@@ -19,7 +19,7 @@ const SHORTEN_WATCHDOG: &str = "printf '[Service]\nWatchdogSec=20s\n' \
 const RESTORE_WATCHDOG: &str =
     "rm /etc/systemd/system/kiyot.service.d/watchdog.conf && systemctl daemon-reload";
 
-/// Verifies C6, F17, V11, V21, X4, X45.
+/// Verifies C6, F17, O24, V11, V21, X4, X45, X50.
 #[test]
 fn cells_keep_their_limits_outlive_the_service_and_end_with_the_node() {
     // One for all, because its boot takes a quarter of the time.
@@ -28,6 +28,7 @@ fn cells_keep_their_limits_outlive_the_service_and_end_with_the_node() {
     let pod = pods::run(&mut machine, Place::Cell, "celled", 0);
     limits_outlive_a_reload(&mut machine, &pod);
     cells_outlive_the_service(&mut machine, &pod);
+    strangers::delay_no_start(&mut machine, &pod);
     watchdog_restarts_a_hung_daemon(&mut machine, &pod);
     cells_end_with_the_node(&mut machine, &pod);
     vm_limits::processes_of_a_machine_are_limited(&mut machine);

@@ -53,6 +53,8 @@ fn service_starts_between_runtime_and_kubelet_and_stops_no_cell() {
         ("MountFlags", "shared"),
         ("TasksMax", "infinity"),
         ("LimitCORE", "0:infinity"),
+        ("RuntimeDirectoryMode", "0711"),
+        ("StateDirectoryMode", "0700"),
     ] {
         assert_eq!(words(&unit, "Service", key), [value], "{key}");
     }

@@ -302,7 +302,7 @@ impl Daemon {
             images: Images::new(node, "pause", LIMIT, registries, false, None, None),
             volumes: Volumes::new(vec![dir.join("kubelet")], HostPath::Refuse),
             logs: Logs::new(),
-            streaming: Arc::new(Streaming::start().await.unwrap()),
+            streaming: Arc::new(Streaming::start().await),
             rules: Rules { policy: Policy::default(), capabilities: provider.capabilities() },
             claim_timeout: timeouts.claim,
             usage_timeout: LIMIT,

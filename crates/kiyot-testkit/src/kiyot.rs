@@ -3,6 +3,7 @@
 use std::{
     fmt::Write,
     fs,
+    os::unix::net::UnixStream,
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
 };
@@ -354,7 +355,7 @@ impl<'a> Kiyot<'a> {
         self.start_again().await;
     }
 
-    /// Waits until the daemon answers Version.
+    /// Waits until the daemon answers Version, and its admin socket is open or logged as failed.
     async fn wait_until_ready(&mut self) {
         let (node, socket, log) = (self.node, self.socket(), self.directory.join("kiyot.log"));
         wait_until("the daemon answers Version", LIMIT, async || {
@@ -368,6 +369,12 @@ impl<'a> Kiyot<'a> {
                 .version(cri::VersionRequest::default())
                 .await
                 .ok()
+        })
+        .await;
+        let admin = self.socket().with_file_name("admin.sock");
+        wait_until("the admin socket is open or has failed", LIMIT, async || {
+            let is_open = UnixStream::connect(&admin).is_ok();
+            (is_open || self.log().contains("admin API can't be served")).then_some(())
         })
         .await;
     }

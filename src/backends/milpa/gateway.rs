@@ -200,15 +200,26 @@ impl Gateway {
         let is_forwarded = config.tcp.is_some_and(|endpoint| endpoint.is_forwarded);
         // Before the socket, which replaces that of another daemon.
         let tcp = match config.tcp {
-            Some(endpoint) => {
-                let (listener, bound) = Listener::tcp(endpoint.listen)
-                    .await
-                    .map_err(|error| GatewayError::Listen(endpoint.listen, error))?;
-                Some((listener, endpoint.advertise.unwrap_or(bound)))
+            Some(TcpEndpoint { listen, advertise, .. }) => {
+                let (listener, bound) = match Listener::tcp(listen).await {
+                    Ok((listener, bound)) => (Some(listener), bound),
+                    // Any user of the node can take a port while no daemon runs.
+                    Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+                        tracing::error!(
+                            %error,
+                            retry = ?listener::LISTEN_PAUSE,
+                            "gateway.listen = \"{listen}\": port is in use, cells on other \
+                             machines can't dial"
+                        );
+                        (None, listen)
+                    }
+                    Err(error) => return Err(GatewayError::Listen(listen, error)),
+                };
+                Some((listener, listen, advertise.unwrap_or(bound)))
             }
             None => None,
         };
-        let tcp_address = tcp.as_ref().map(|(_, advertised)| *advertised);
+        let tcp_address = tcp.as_ref().map(|(_, _, advertised)| *advertised);
         let address = if config.cells_are_remote {
             GatewayAddress::Tcp(tcp_address.ok_or(GatewayError::NoTcpEndpoint)?)
         } else {
@@ -261,9 +272,19 @@ impl Gateway {
             tasks,
         });
         let Limits { unauthenticated, unauthenticated_per_peer, cooldown, .. } = shared.limits;
-        for listener in [Some(socket), tcp.map(|(listener, _)| listener)].into_iter().flatten() {
-            let limit = ConnLimit::new(unauthenticated, unauthenticated_per_peer, cooldown);
-            shared.tasks.spawn(listener::run(listener, limit, shared.clone()));
+        let limit = || ConnLimit::new(unauthenticated, unauthenticated_per_peer, cooldown);
+        shared.tasks.spawn(listener::run(socket, limit(), shared.clone()));
+        if let Some((listener, listen, _)) = tcp {
+            let (limit, shared) = (limit(), shared.clone());
+            shared.tasks.clone().spawn(async move {
+                let listener = match listener {
+                    Some(listener) => Some(listener),
+                    None => shared.shutdown.run_until_cancelled(listener::awaited(listen)).await,
+                };
+                if let Some(listener) = listener {
+                    listener::run(listener, limit, shared).await;
+                }
+            });
         }
         tracing::info!(%address, tcp_address = ?tcp_address, "gateway listens");
         Ok(Self(Arc::new(Inner {

@@ -4,7 +4,7 @@
 use std::{
     collections::{HashMap, VecDeque},
     net::{Ipv4Addr, SocketAddr},
-    sync::{Arc, Mutex, PoisonError, Weak},
+    sync::{Arc, Mutex, OnceLock, PoisonError, Weak},
     time::Duration,
 };
 
@@ -14,7 +14,7 @@ use tokio::{
     net::TcpListener,
     sync::Semaphore,
     task::{AbortHandle, JoinSet},
-    time::{Instant, sleep_until},
+    time::{Instant, sleep, sleep_until},
 };
 use tokio_util::task::AbortOnDropHandle;
 
@@ -57,38 +57,60 @@ const HEAD_GRACE: Duration = Duration::from_millis(200);
 /// Pause after a failed accept (out of file descriptors), so that the loop doesn't spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
+/// Pause between attempts to listen while the loopback has no free port.
+const LISTEN_PAUSE: Duration = Duration::from_secs(2);
+
 /// Longest URL that is accepted from a cell, in bytes.
 const MAX_CELL_URL_BYTES: usize = 4_096;
 
 /// Streaming server of pods in cells, on the node's loopback. Dropping it ends its connections.
 #[derive(Debug)]
 pub struct Streaming {
-    address: SocketAddr,
+    /// Empty until the loopback has a free port.
+    address: Arc<OnceLock<SocketAddr>>,
     tokens: Arc<Tokens>,
     cells: CellStreams,
     _server: AbortOnDropHandle<()>,
 }
 
 impl Streaming {
-    /// Listens on a free port of the loopback.
-    pub async fn start() -> std::io::Result<Self> {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
-        let address = listener.local_addr()?;
-        let tokens = Arc::new(Tokens::default());
-        let server = AbortOnDropHandle::new(tokio::spawn(accept(listener, Arc::clone(&tokens))));
-        Ok(Self { address, tokens, cells: CellStreams::default(), _server: server })
+    /// Listens on a free port of the loopback. Any user can take all ports: then it is tried again.
+    pub async fn start() -> Self {
+        let (address, tokens) = (Arc::new(OnceLock::new()), Arc::new(Tokens::default()));
+        let listener = match listen(&address).await {
+            Ok(listener) => Some(listener),
+            Err(error) => {
+                tracing::error!(%error, retry = ?LISTEN_PAUSE, "exec, attach and port-forward have \
+                    no port of the loopback");
+                None
+            }
+        };
+        let (later, accepting) = (Arc::clone(&address), Arc::clone(&tokens));
+        let server = tokio::spawn(async move {
+            let mut listener = listener;
+            let listener = loop {
+                match listener.take() {
+                    Some(listener) => break listener,
+                    None => sleep(LISTEN_PAUSE).await,
+                }
+                listener = listen(&later).await.ok();
+            };
+            accept(listener, accepting).await;
+        });
+        let (cells, server) = (CellStreams::default(), AbortOnDropHandle::new(server));
+        Self { address, tokens, cells, _server: server }
     }
 
-    /// Returns the address of the listener.
-    pub fn address(&self) -> SocketAddr {
-        self.address
+    /// Returns the address of the listener; `None` until the loopback has a free port.
+    pub fn address(&self) -> Option<SocketAddr> {
+        self.address.get().copied()
     }
 
     /// Returns a URL in place of a URL of the cell's containerd: for one use within a minute, with
     /// a token of 160 random bits.
     ///
     /// INTERNAL if the cell's URL is not of a streaming server, RESOURCE_EXHAUSTED if too many URLs
-    /// are unused.
+    /// are unused, UNAVAILABLE if the loopback has no free port.
     pub fn url(&self, cell: &Cell, cell_url: &str) -> Result<String, Failure> {
         let (port, target) = parse_cell_url(cell_url).ok_or_else(|| {
             let shown: String = cell_url.chars().take(200).collect();
@@ -107,8 +129,11 @@ impl Streaming {
     }
 
     fn register(&self, route: Route) -> Result<String, Failure> {
+        let address = self.address().ok_or_else(|| {
+            Failure::node(Class::Unavailable, "all ports of the node's loopback are taken")
+        })?;
         let token = self.tokens.add(route)?;
-        Ok(format!("http://{}/{token}", self.address))
+        Ok(format!("http://{address}/{token}"))
     }
 }
 
@@ -145,6 +170,12 @@ fn parse_cell_url(url: &str) -> Option<(u16, String)> {
         .map(http::uri::PathAndQuery::as_str)
         .filter(|target| target.bytes().all(|byte| byte.is_ascii_graphic()))?;
     Some((port, target.to_owned()))
+}
+
+async fn listen(address: &OnceLock<SocketAddr>) -> std::io::Result<TcpListener> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
+    let _ = address.set(listener.local_addr()?);
+    Ok(listener)
 }
 
 async fn accept(listener: TcpListener, tokens: Arc<Tokens>) {
@@ -204,7 +235,7 @@ async fn accept(listener: TcpListener, tokens: Arc<Tokens>) {
             }
             Err(error) => {
                 tracing::warn!(%error, "streaming connection not accepted");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
+                sleep(ACCEPT_PAUSE).await;
             }
         }
     }

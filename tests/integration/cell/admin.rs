@@ -4,8 +4,6 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
     io::Write,
-    os::unix::fs::{MetadataExt, PermissionsExt},
-    os::unix::net::UnixListener,
     path::Path,
 };
 
@@ -20,7 +18,10 @@ use tonic::{
 };
 use tower::service_fn;
 
-use super::{options, pod, registries::with_mirrors, remove_and_assert_clean};
+use super::{
+    options, pod, registries::with_mirrors, remove_and_assert_clean, secrets::files_with,
+    strangers::as_shipped,
+};
 
 /// Connects to the admin socket of a daemon.
 pub(super) async fn admin(kiyot: &Kiyot<'_>) -> AdminClient<Channel> {
@@ -410,11 +411,7 @@ async fn milpactl_shows_the_pods_of_a_daemon_by_the_rights_of_its_user() {
     let with_group =
         KiyotOptions { sections: "[admin]\ngroup = \"daemon\"\n".to_owned(), ..options() };
     let kiyot = Kiyot::start(&node, with_group).await;
-    // A user in the group can pass the directory, as in /run/kiyot.
-    let directory = kiyot.socket().parent().unwrap().to_owned();
-    for directory in [directory.parent().unwrap(), directory.as_path()] {
-        fs::set_permissions(directory, fs::Permissions::from_mode(0o755)).unwrap();
-    }
+    let directory = as_shipped(&kiyot);
     let mut kubelet = kiyot.kubelet().await;
     let script = "echo ready; while :; do sleep 1; done";
     let wanted =
@@ -501,25 +498,4 @@ async fn connection_above_the_limit_is_told_the_limit_and_an_ended_one_leaves_it
         admin(&kiyot).await.version(admin::VersionRequest {}).await.ok()
     })
     .await;
-}
-
-/// Verifies O24.
-#[tokio::test]
-async fn socket_is_for_root_and_the_group_and_a_taken_one_keeps_no_pod_from_running() {
-    let node = Node::start().await;
-    let with_group =
-        KiyotOptions { sections: "[admin]\ngroup = \"daemon\"\n".to_owned(), ..options() };
-    let mut kiyot = Kiyot::start(&node, with_group).await;
-    let path = kiyot.socket().with_file_name("admin.sock");
-    let found = fs::metadata(&path).unwrap();
-    assert_eq!((found.mode() & 0o777, found.gid()), (0o660, 1), "open for the group");
-    kiyot.stop().await;
-    assert!(!path.exists());
-
-    let _other = UnixListener::bind(&path).unwrap();
-    kiyot.start_again().await;
-    let mut kubelet = kiyot.kubelet().await;
-    let running = kubelet.run_pod(&pod("unaffected", "sleep 1000")).await.unwrap();
-    assert!(kiyot.log().contains("admin API can't be served"), "{}", kiyot.log());
-    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }

@@ -7,7 +7,11 @@ use tonic::{Code, Request, Response, Status, client::Grpc, transport::Channel};
 use super::{admin::channel, options};
 
 /// Makes a call with the messages of another version.
-async fn call<Q, R>(channel: &Channel, method: &str, request: Q) -> Result<Response<R>, Status>
+pub(super) async fn call<Q, R>(
+    channel: &Channel,
+    method: &str,
+    request: Q,
+) -> Result<Response<R>, Status>
 where
     Q: prost::Message + 'static,
     R: kiyot_proto::bounds::Bounded + Default + 'static,

@@ -21,6 +21,9 @@ use super::{conn_limit::ConnLimit, handshake::establish, peer::Peer, shared::Sha
 /// The pause after an error of `accept`, which mostly is EMFILE.
 const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
 
+/// The pause between attempts to listen on a port that is in use.
+pub(super) const LISTEN_PAUSE: Duration = Duration::from_secs(2);
+
 /// A listening socket. Dropping it removes a unix socket's file.
 #[derive(Debug)]
 pub(super) enum Listener {
@@ -68,6 +71,17 @@ impl Drop for Listener {
         if let Self::Unix(_, path) = self {
             // The next gateway replaces a file that is left.
             let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+/// Returns the listener of a TCP port, once it is free.
+pub(super) async fn awaited(address: SocketAddr) -> Listener {
+    loop {
+        sleep(LISTEN_PAUSE).await;
+        if let Ok((listener, _)) = Listener::tcp(address).await {
+            tracing::info!(%address, "gateway listens");
+            return listener;
         }
     }
 }

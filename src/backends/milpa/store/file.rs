@@ -4,7 +4,7 @@ use std::{
     fs::{self, OpenOptions},
     io,
     ops::Bound,
-    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
+    os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt},
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -20,6 +20,8 @@ use super::{Change, MAX_LISTED_ROWS, Row, StoreError, Table, reserve::Reserve, t
 const LOCK_TIMEOUT: Duration = Duration::from_secs(3);
 /// The interval between two attempts to open it.
 const LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(50);
+/// The mode of the file: who can open it can lock it.
+const MODE: u32 = 0o600;
 /// The page cache. Small, because all records are in memory anyway, in a smaller form.
 const PAGE_CACHE_BYTES: usize = 512 << 10;
 /// The table of quarantined records, by table and key.
@@ -197,8 +199,10 @@ fn open_database(path: &Path) -> Result<Open, DatabaseError> {
         .write(true)
         .create(true)
         .truncate(false)
-        .mode(0o600)
+        .mode(MODE)
         .open(path)?;
+    // That of a copy may be another.
+    file.set_permissions(fs::Permissions::from_mode(MODE))?;
     let mut reserve = Reserve::new(file.try_clone()?);
     let database = redb::Builder::new()
         .set_cache_size(PAGE_CACHE_BYTES)

@@ -124,6 +124,17 @@ async fn concurrent_batches_are_all_committed() {
     assert_eq!(store.load::<Cell>(Table::Cells).await.unwrap().len(), 500);
 }
 
+/// Verifies X50.
+#[tokio::test]
+async fn file_that_others_can_open_is_closed_to_them_at_the_start() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("store.redb");
+    std::fs::write(&path, "").unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
+    let _store = Store::open(dir.path()).await.unwrap();
+    assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+}
+
 #[tokio::test]
 async fn store_that_is_in_use_is_a_named_error() {
     let dir = tempfile::tempdir().unwrap();

@@ -103,7 +103,7 @@ impl Scene {
     async fn new() -> Self {
         let (opened, tunnels) = mpsc::unbounded_channel();
         Self {
-            streaming: Streaming::start().await.unwrap(),
+            streaming: Streaming::start().await,
             cell: FakeCell { opened: Some(opened) },
             tunnels,
             streams: Arc::new(Semaphore::new(MAX_CELL_STREAMS)),
@@ -120,18 +120,20 @@ impl Scene {
                 streams: Arc::clone(&self.streams),
             })
             .unwrap();
-        url.strip_prefix(&format!("http://{}/", self.streaming.address())).unwrap().to_owned()
+        url.strip_prefix(&format!("http://{}/", self.streaming.address().unwrap()))
+            .unwrap()
+            .to_owned()
     }
 
     async fn client(&self, text: &str) -> TcpStream {
-        let mut client = TcpStream::connect(self.streaming.address()).await.unwrap();
+        let mut client = TcpStream::connect(self.streaming.address().unwrap()).await.unwrap();
         client.write_all(text.as_bytes()).await.unwrap();
         client
     }
 
     /// Connects without a turn of another task.
     fn client_at_once(&self, text: &str) -> TcpStream {
-        let mut client = std::net::TcpStream::connect(self.streaming.address()).unwrap();
+        let mut client = std::net::TcpStream::connect(self.streaming.address().unwrap()).unwrap();
         std::io::Write::write_all(&mut client, text.as_bytes()).unwrap();
         client.set_nonblocking(true).unwrap();
         TcpStream::from_std(client).unwrap()
