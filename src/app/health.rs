@@ -1,8 +1,16 @@
 //! Checks of the daemon's health, for `/healthz` and `/readyz`.
 
-use std::{path::PathBuf, time::Duration};
+use std::{
+    path::PathBuf,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use bytes::Bytes;
+use futures::{
+    FutureExt as _,
+    future::{BoxFuture, Shared, WeakShared},
+};
 use http::{HeaderMap, HeaderValue, Request, header};
 use tokio::time::timeout;
 
@@ -23,12 +31,22 @@ const GRPC_STATUS: &str = "grpc-status";
 /// The kind of the server that is checked, in errors and logs.
 const OWN_SOCKET: &str = "daemon's own CRI socket";
 
+/// The outcome of a check, for all requests that share it.
+type Outcome = Result<(), Arc<Unhealthy>>;
+
+/// A check that is shared by all requests that come while it runs, so that requests without end
+/// make one call at a time.
+#[derive(Debug, Default)]
+struct SharedCheck(Mutex<Option<WeakShared<BoxFuture<'static, Outcome>>>>);
+
 /// The checks.
 #[derive(Debug)]
 pub(super) struct Health {
     watchdog: Watchdog,
     /// The daemon's own CRI socket.
-    socket: Upstream,
+    socket: Arc<Upstream>,
+    alive: SharedCheck,
+    ready: SharedCheck,
 }
 
 /// A reason for which a check fails.
@@ -44,20 +62,44 @@ pub(super) enum Unhealthy {
     Refused(String),
 }
 
+impl SharedCheck {
+    /// Returns the running check, or begins one.
+    fn join(
+        &self,
+        check: impl Future<Output = Result<(), Unhealthy>> + Send + 'static,
+    ) -> Shared<BoxFuture<'static, Outcome>> {
+        let mut running = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let joined = running.as_ref().and_then(WeakShared::upgrade);
+        if let Some(joined) = joined.filter(|joined| joined.peek().is_none()) {
+            return joined;
+        }
+        let begun = check.map(|outcome| outcome.map_err(Arc::new)).boxed().shared();
+        *running = begun.downgrade();
+        begun
+    }
+}
+
 impl Health {
     pub(super) fn new(watchdog: Watchdog, socket: PathBuf) -> Self {
-        Self { watchdog, socket: Upstream::of(OWN_SOCKET, socket, CHECK_TIMEOUT) }
+        let socket = Arc::new(Upstream::of(OWN_SOCKET, socket, CHECK_TIMEOUT));
+        let (alive, ready) = (SharedCheck::default(), SharedCheck::default());
+        Self { watchdog, socket, alive, ready }
     }
 
     /// Checks that the thread of the CRI socket makes progress, as for systemd's watchdog.
-    pub(super) async fn alive(&self) -> Result<(), Unhealthy> {
-        let pinged = timeout(CHECK_TIMEOUT, self.watchdog.ping()).await;
-        pinged.map_err(|_| Unhealthy::Stuck(CHECK_TIMEOUT))
+    pub(super) async fn alive(&self) -> Outcome {
+        let watchdog = self.watchdog.clone();
+        let check = async move {
+            let pinged = timeout(CHECK_TIMEOUT, watchdog.ping()).await;
+            pinged.map_err(|_| Unhealthy::Stuck(CHECK_TIMEOUT))
+        };
+        self.alive.join(check).await
     }
 
     /// Checks that the CRI socket answers Version, which the node backend answers.
-    pub(super) async fn ready(&self) -> Result<(), Unhealthy> {
-        answers_version(&self.socket).await
+    pub(super) async fn ready(&self) -> Outcome {
+        let socket = Arc::clone(&self.socket);
+        self.ready.join(async move { answers_version(&socket).await }).await
     }
 }
 
@@ -89,7 +131,28 @@ async fn answers_version(socket: &Upstream) -> Result<(), Unhealthy> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use super::*;
+
+    /// Verifies O9.
+    #[tokio::test]
+    async fn requests_during_a_check_share_it_and_a_later_one_begins_the_next() {
+        let (check, begun) = (SharedCheck::default(), Arc::new(AtomicUsize::new(0)));
+        let next = || {
+            let begun = Arc::clone(&begun);
+            check.join(async move {
+                begun.fetch_add(1, Ordering::Relaxed);
+                tokio::task::yield_now().await;
+                Err(Unhealthy::Stuck(CHECK_TIMEOUT))
+            })
+        };
+        let outcomes = futures::future::join_all((0..100).map(|_| next())).await;
+        assert!(outcomes.iter().all(Result::is_err));
+        assert_eq!(begun.load(Ordering::Relaxed), 1);
+        next().await.unwrap_err();
+        assert_eq!(begun.load(Ordering::Relaxed), 2);
+    }
 
     /// Verifies O4.
     #[tokio::test]

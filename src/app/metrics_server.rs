@@ -1,31 +1,41 @@
 //! The HTTP server of `/metrics`, `/healthz` and `/readyz`.
 
-use std::{convert::Infallible, net::SocketAddr, pin::pin, sync::Arc, time::Duration};
+use std::{
+    collections::VecDeque,
+    convert::Infallible,
+    io,
+    net::SocketAddr,
+    sync::{Arc, OnceLock},
+    thread,
+    time::Duration,
+};
 
 use bytes::Bytes;
 use http::{HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body_util::Full;
-use hyper::{body::Incoming, server::conn::http1, service::service_fn};
+use hyper::{server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{
-    io::{AsyncRead, AsyncWrite},
-    net::TcpListener,
-    sync::Semaphore,
+    net::{TcpListener, TcpStream},
+    runtime::Builder,
+    sync::{OwnedSemaphorePermit, Semaphore, oneshot},
     task::JoinSet,
-    time::{sleep, timeout},
+    time::sleep,
 };
-use tokio_util::task::AbortOnDropHandle;
 
 use super::health::{Health, Unhealthy};
 use crate::metrics::Exposition;
 
-/// Bound on connections. Prometheus has one, and each probe one; further ones wait in the socket's
-/// own queue.
-const MAX_CONNECTIONS: usize = 16;
-/// Time limit of a request's head, and of the time between two requests.
+/// Name of the thread.
+const THREAD: &str = "kiyot-metrics";
+/// Bound on pages that are sent at a time. Prometheus reads one; further requests get 503.
+const MAX_PAGES: usize = 16;
+/// Bound on all other connections: a further one ends the oldest. Clients of health checks send
+/// their requests at once, so that connections without requests give way to them.
+const MAX_OTHERS: usize = 256;
+/// Time limit of a request's head.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
-/// Time limit of a connection, so that a peer that reads slowly does not keep its place. A response
-/// that is being written then has as long as a head.
+/// Time limit of a connection, so that a peer that reads slowly does not keep its place.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(60);
 /// The most bytes of a request's head, which hyper bounds from below by the same.
 const MAX_HEAD_BYTES: usize = 8 * 1024;
@@ -41,43 +51,70 @@ const PLAIN_TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=ut
 
 /// The server. Dropping it ends its connections.
 #[derive(Debug)]
-pub(super) struct MetricsServer(#[allow(dead_code)] AbortOnDropHandle<()>);
+pub(super) struct MetricsServer {
+    _running: oneshot::Sender<Infallible>,
+}
 
 /// The answers of the server.
 #[derive(Debug)]
 struct Pages {
     metrics: Exposition,
     health: Health,
+    /// Places of [`MAX_PAGES`].
+    places: Arc<Semaphore>,
 }
 
+/// The place of a page that a connection sends, if it does.
+type Place = OnceLock<OwnedSemaphorePermit>;
+
 impl MetricsServer {
-    /// Starts the server. An address that can't be listened on is logged and tried again: pods are
-    /// served without metrics.
+    /// Starts the server, on a thread of its own: requests without end take no time of cells. An
+    /// address that can't be listened on is logged and tried again: pods are served without
+    /// metrics.
     pub(super) fn start(listen: SocketAddr, metrics: Exposition, health: Health) -> Self {
-        let pages = Arc::new(Pages { metrics, health });
-        Self(AbortOnDropHandle::new(tokio::spawn(run(listen, pages))))
+        let pages = Pages { metrics, health, places: Arc::new(Semaphore::new(MAX_PAGES)) };
+        let (running, stopped) = oneshot::channel();
+        let serve = move || {
+            let runtime = Builder::new_current_thread().enable_all().build()?;
+            runtime.block_on(async {
+                tokio::select! {
+                    () = run(listen, Arc::new(pages)) => {}
+                    // Ends with an error, as nothing is ever sent.
+                    _ = stopped => {}
+                }
+            });
+            Ok(())
+        };
+        let failed = |error: io::Error| {
+            tracing::error!(%error, "metrics are not served, pods are: their thread failed");
+        };
+        let spawned = thread::Builder::new()
+            .name(THREAD.to_owned())
+            .spawn(move || serve().unwrap_or_else(failed));
+        if let Err(error) = spawned {
+            failed(error);
+        }
+        Self { _running: running }
     }
 }
 
 async fn run(address: SocketAddr, pages: Arc<Pages>) {
     let listener = listen(address).await;
-    let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let mut connections = JoinSet::new();
+    // Connections without the place of a page, oldest first. Dropping a sender ends its connection.
+    let mut others: VecDeque<oneshot::Sender<Infallible>> = VecDeque::new();
     loop {
-        // Ended tasks are collected: as many are left as there are permits.
+        // Ended tasks are collected.
         while connections.try_join_next().is_some() {}
-        let Ok(permit) = Arc::clone(&permits).acquire_owned().await else { return };
         match listener.accept().await {
             Ok((stream, _)) => {
-                let pages = Arc::clone(&pages);
-                connections.spawn(async move {
-                    let _permit = permit;
-                    serve(stream, move |request| {
-                        let pages = Arc::clone(&pages);
-                        async move { pages.respond(&request).await }
-                    })
-                    .await;
-                });
+                others.retain(|other| !other.is_closed());
+                if others.len() >= MAX_OTHERS {
+                    others.pop_front();
+                }
+                let (other, replaced) = oneshot::channel();
+                others.push_back(other);
+                connections.spawn(serve(stream, Arc::clone(&pages), replaced));
             }
             Err(error) => {
                 tracing::warn!(%error, "accept of a connection for metrics failed");
@@ -112,35 +149,40 @@ async fn listen(address: SocketAddr) -> TcpListener {
     }
 }
 
-async fn serve<R>(
-    stream: impl AsyncRead + AsyncWrite + Unpin,
-    respond: impl Fn(Request<Incoming>) -> R,
-) where
-    R: Future<Output = Response<Full<Bytes>>>,
-{
+/// Serves a connection for one request, until a newer one replaces it.
+async fn serve(stream: TcpStream, pages: Arc<Pages>, replaced: oneshot::Receiver<Infallible>) {
+    let place = Place::new();
     let service = service_fn(|request| {
-        let response = respond(request);
+        let response = pages.respond(request, &place);
         async move { Ok::<_, Infallible>(response.await) }
     });
-    let served = http1::Builder::new()
+    let mut served = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_TIMEOUT)
+        .keep_alive(false)
         .max_buf_size(MAX_HEAD_BYTES)
         .max_headers(MAX_HEADERS)
         .serve_connection(TokioIo::new(stream), service);
-    let mut served = pin!(served);
-    let mut ended = timeout(CONNECTION_TIMEOUT, served.as_mut()).await;
-    if ended.is_err() {
-        served.as_mut().graceful_shutdown();
-        ended = timeout(HEAD_TIMEOUT, served).await;
+    let replaced = async {
+        let _ = replaced.await;
+        if place.get().is_some() {
+            std::future::pending().await
+        }
+    };
+    tokio::select! {
+        ended = &mut served => match ended {
+            Ok(()) => return,
+            Err(error) => tracing::debug!(%error, "connection for metrics failed"),
+        },
+        () = replaced => {}
+        () = sleep(CONNECTION_TIMEOUT) => {}
     }
-    if let Ok(Err(error)) = ended {
-        tracing::debug!(%error, "connection for metrics failed");
-    }
+    // Reset, so that a peer that keeps it open keeps no local port from clients of health checks.
+    let _ = served.into_parts().io.inner().set_zero_linger();
 }
 
 impl Pages {
-    async fn respond<B>(&self, request: &Request<B>) -> Response<Full<Bytes>> {
+    async fn respond<B>(&self, request: Request<B>, place: &Place) -> Response<Full<Bytes>> {
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
             let mut response =
                 text(StatusCode::METHOD_NOT_ALLOWED, "allowed methods: GET, HEAD".to_owned());
@@ -148,11 +190,7 @@ impl Pages {
             return response;
         }
         match request.uri().path() {
-            "/metrics" => {
-                let mut response = text(StatusCode::OK, self.metrics.text());
-                response.headers_mut().insert(header::CONTENT_TYPE, OPENMETRICS);
-                response
-            }
+            "/metrics" => page(&self.metrics, &self.places, place),
             "/healthz" => checked(self.health.alive().await),
             "/readyz" => checked(self.health.ready().await),
             path => {
@@ -163,7 +201,19 @@ impl Pages {
     }
 }
 
-fn checked(outcome: Result<(), Unhealthy>) -> Response<Full<Bytes>> {
+/// Returns the page, for as long as it has a place.
+fn page(metrics: &Exposition, places: &Arc<Semaphore>, place: &Place) -> Response<Full<Bytes>> {
+    let Ok(permit) = Arc::clone(places).try_acquire_owned() else {
+        let reason = format!("{MAX_PAGES} pages are sent; allowed: {MAX_PAGES} at a time");
+        return text(StatusCode::SERVICE_UNAVAILABLE, reason);
+    };
+    let _ = place.set(permit);
+    let mut response = text(StatusCode::OK, metrics.text());
+    response.headers_mut().insert(header::CONTENT_TYPE, OPENMETRICS);
+    response
+}
+
+fn checked(outcome: Result<(), Arc<Unhealthy>>) -> Response<Full<Bytes>> {
     match outcome {
         Ok(()) => text(StatusCode::OK, "ok".to_owned()),
         Err(error) => text(StatusCode::SERVICE_UNAVAILABLE, error.to_string()),
@@ -179,46 +229,17 @@ fn text(status: StatusCode, body: String) -> Response<Full<Bytes>> {
 
 #[cfg(test)]
 mod tests {
-    use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
-
     use super::*;
 
-    /// The end of a page that is larger than what a connection holds.
-    const END: &str = "# EOF";
-
-    async fn request(client: &mut DuplexStream) {
-        client.write_all(b"GET /metrics HTTP/1.1\r\nhost: node\r\n\r\n").await.unwrap();
-    }
-
-    /// Verifies O1.
-    #[tokio::test(start_paused = true)]
-    async fn page_that_is_being_read_at_the_end_of_its_connection_is_whole() {
-        let (mut client, stream) = duplex(64);
-        let page = format!("{}{END}", "x".repeat(1000));
-        let respond = |_| {
-            let page = page.clone();
-            async move { text(StatusCode::OK, page) }
-        };
-        let scrapes = async {
-            let interval = HEAD_TIMEOUT - Duration::from_secs(1);
-            let mut age = Duration::ZERO;
-            while age + interval < CONNECTION_TIMEOUT {
-                request(&mut client).await;
-                let (mut read, mut part) = (Vec::new(), [0; 64]);
-                while !read.ends_with(END.as_bytes()) {
-                    let length = client.read(&mut part).await.unwrap();
-                    assert!(length > 0, "{}", String::from_utf8_lossy(&read));
-                    read.extend_from_slice(&part[..length]);
-                }
-                sleep(interval).await;
-                age += interval;
-            }
-            request(&mut client).await;
-            sleep(CONNECTION_TIMEOUT - age + Duration::from_secs(1)).await;
-            let mut read = String::new();
-            client.read_to_string(&mut read).await.unwrap();
-            assert!(read.ends_with(&page), "{} bytes", read.len());
-        };
-        tokio::join!(serve(stream, respond), scrapes);
+    /// Verifies O9.
+    #[test]
+    fn page_above_the_limit_is_refused_and_an_ended_one_leaves_its_place() {
+        let (metrics, places) = (Exposition::new(Vec::new()), Arc::new(Semaphore::new(2)));
+        let sent = [Place::new(), Place::new(), Place::new()];
+        let statuses = sent.each_ref().map(|place| page(&metrics, &places, place).status());
+        let (ok, refused) = (StatusCode::OK, StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(statuses, [ok, ok, refused]);
+        drop(sent);
+        assert_eq!(page(&metrics, &places, &Place::new()).status(), ok);
     }
 }

@@ -3,7 +3,9 @@
 use std::{
     collections::BTreeMap,
     fs,
+    io::{BufRead, BufReader},
     net::SocketAddr,
+    os::unix::process::CommandExt,
     path::Path,
     process::{Child, Command, Stdio},
 };
@@ -163,4 +165,44 @@ async fn metrics_of_a_pod_in_a_cell_and_health_are_served_over_http() {
     assert!(head.contains("503") && reason.contains("14"), "{head} {reason}");
     let (head, _) = request(listen, "GET /healthz").await;
     assert!(head.contains("200"), "{head}");
+}
+
+/// Opens connections without end, holds the last 900, and sends nothing.
+const HOLDER: &str = "
+    held=()
+    while exec {connection}<>/dev/tcp/127.0.0.1/$0; do
+        held+=($connection)
+        [ ${#held[@]} -lt 900 ] || { exec {held[0]}>&-; held=(${held[@]:1}); }
+        [ ${#held[@]} -lt 600 ] || echo held
+    done";
+
+/// Verifies O9.
+#[tokio::test]
+async fn health_is_answered_while_a_process_opens_connections_without_end_and_holds_them() {
+    let node = Node::start().await;
+    let options = KiyotOptions::new(env!("CARGO_BIN_EXE_kiyot"));
+    let options = KiyotOptions { metrics: Some("127.0.0.1:0"), cells: false, ..options };
+    let kiyot = Kiyot::start(&node, options).await;
+    let listen = address(|| kiyot.log()).await;
+    let mut first = TcpStream::connect(listen).await.unwrap();
+    let mut holder = Command::new("bash")
+        .args(["-c", HOLDER, &listen.port().to_string()])
+        .uid(65_534)
+        .gid(65_534)
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut held = BufReader::new(holder.stdout.take().unwrap());
+    let _holder = Daemon(holder);
+    held.read_line(&mut String::new()).unwrap();
+    // Reads on, so that the holder goes on.
+    std::thread::spawn(move || std::io::copy(&mut held, &mut std::io::sink()));
+    for _ in 0..50 {
+        for path in ["/healthz", "/readyz", "/metrics"] {
+            let (head, body) = request(listen, &format!("GET {path}")).await;
+            assert!(head.starts_with("HTTP/1.1 200 OK"), "{path}: {head} {body}");
+        }
+    }
+    let ended = first.read(&mut [0]).await.unwrap_err();
+    assert_eq!(ended.kind(), std::io::ErrorKind::ConnectionReset, "its port is free again");
 }
