@@ -160,7 +160,6 @@ async fn serve(
         node,
         cells: config.cells,
         events: config.events,
-        lease_namespace: config.lease_namespace.clone(),
         periods: Periods::default(),
     };
     let source = Arc::new(Cells { milpa, labels: Mutex::default() });

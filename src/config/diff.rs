@@ -67,7 +67,6 @@ impl Diff {
             cells => restart,
             events => restart,
             requests => restart,
-            lease_namespace => restart,
         });
         for name in old.backends.keys().chain(new.backends.keys()).collect::<BTreeSet<_>>() {
             let at = format!("backends.{name}");

@@ -7,8 +7,6 @@ use crate::{names::is_label, problems::Table};
 
 /// Value that stands for the service account of the daemon's pod.
 const IN_CLUSTER: &str = "in-cluster";
-/// Namespace of the nodes' leases, which `deploy/rbac.yaml` makes.
-const LEASE_NAMESPACE: &str = "kiyot";
 
 /// Address and credentials of the API server.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,19 +28,11 @@ pub struct Kubernetes {
     pub events: bool,
     /// Reads the requests and limits of the node's pods, to size their cells.
     pub requests: bool,
-    /// Namespace of the nodes' leases.
-    pub lease_namespace: String,
 }
 
 impl Default for Kubernetes {
     fn default() -> Self {
-        Self {
-            kubeconfig: None,
-            cells: true,
-            events: true,
-            requests: true,
-            lease_namespace: LEASE_NAMESPACE.to_owned(),
-        }
+        Self { kubeconfig: None, cells: true, events: true, requests: true }
     }
 }
 
@@ -68,7 +58,8 @@ impl Kubernetes {
         table.set("cells", &mut kubernetes.cells, |field| field.flag());
         table.set("events", &mut kubernetes.events, |field| field.flag());
         table.set("requests", &mut kubernetes.requests, |field| field.flag());
-        table.set("lease_namespace", &mut kubernetes.lease_namespace, |field| {
+        // Earlier versions held leases, and their configurations stay valid.
+        table.set("lease_namespace", &mut String::new(), |field| {
             field.read("the name of a namespace: 1 to 63 of a-z, 0-9 and -", |text| {
                 is_label(text).then(|| text.to_owned())
             })

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::{
     label::{NODE_LABEL, node_value},
-    object::{Cell, GROUP, Metadata, VERSION},
+    object::{Cell, GROUP, VERSION},
 };
 
 /// Name by which the API server knows the fields that kiyot sets.
@@ -50,15 +50,25 @@ impl Call {
         Self::get(operation, path)
     }
 
-    /// Applies name, labels and spec of a cell; creates an absent object.
+    /// Reads a Node object.
+    pub fn get_node(name: &str) -> Self {
+        Self::get("get nodes", format!("/api/v1/nodes/{}", encoded(name)))
+    }
+
+    /// Applies name, labels, owner and spec of a cell; creates an absent object.
     pub fn apply_cell(cell: &Cell) -> Self {
+        let metadata = &cell.metadata;
         let body = json!({
             "apiVersion": cell.api_version,
             "kind": cell.kind,
-            "metadata": { "name": cell.metadata.name, "labels": cell.metadata.labels },
+            "metadata": {
+                "name": metadata.name,
+                "labels": metadata.labels,
+                "ownerReferences": metadata.owner_references,
+            },
             "spec": cell.spec,
         });
-        Self::apply("patch cells", cells_path(&cell.metadata.name), body)
+        Self::apply("patch cells", cells_path(&metadata.name), body)
     }
 
     /// Applies the status of a cell, whose object exists.
@@ -88,25 +98,18 @@ impl Call {
 
     /// Deletes a cell's object, unless its name belongs to another object by now.
     pub fn delete_cell(name: &str, uid: &str) -> Self {
-        Self::delete("delete cells", cells_path(name), json!({ "uid": uid }))
-    }
-
-    /// Applies a lease; creates an absent one.
-    pub fn apply_lease(namespace: &str, lease: &Value) -> Self {
-        let name = lease["metadata"]["name"].as_str().unwrap_or_default();
-        Self::apply("patch leases", leases_path(namespace, name), lease.clone())
-    }
-
-    /// Lists a part of the leases of all nodes, from a position; empty for the first part.
-    pub fn list_leases(namespace: &str, position: &str) -> Self {
-        let path = format!("{}?labelSelector={}", leases_path(namespace, ""), encoded(NODE_LABEL));
-        Self::list("list leases", path, position)
-    }
-
-    /// Deletes a lease, unless it was renewed since it was read.
-    pub fn delete_lease(namespace: &str, lease: &Metadata) -> Self {
-        let preconditions = json!({ "uid": lease.uid, "resourceVersion": lease.resource_version });
-        Self::delete("delete leases", leases_path(namespace, &lease.name), preconditions)
+        let body = json!({
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "preconditions": { "uid": uid },
+        });
+        Self {
+            operation: "delete cells",
+            method: Method::DELETE,
+            path: cells_path(name),
+            content_type: JSON,
+            body: Some(body),
+        }
     }
 
     /// Creates an event.
@@ -144,29 +147,11 @@ impl Call {
         );
         Self::get("watch pods", path)
     }
-
-    fn delete(operation: &'static str, path: String, preconditions: Value) -> Self {
-        let body = json!({
-            "apiVersion": "v1",
-            "kind": "DeleteOptions",
-            "preconditions": preconditions,
-        });
-        Self { operation, method: Method::DELETE, path, content_type: JSON, body: Some(body) }
-    }
 }
 
 fn cells_path(name: &str) -> String {
     let separator = if name.is_empty() { "" } else { "/" };
     format!("/apis/{GROUP}/{VERSION}/cells{separator}{}", encoded(name))
-}
-
-fn leases_path(namespace: &str, name: &str) -> String {
-    let separator = if name.is_empty() { "" } else { "/" };
-    format!(
-        "/apis/coordination.k8s.io/v1/namespaces/{}/leases{separator}{}",
-        encoded(namespace),
-        encoded(name)
-    )
 }
 
 fn events_path(namespace: &str, name: &str) -> String {

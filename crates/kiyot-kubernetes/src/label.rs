@@ -39,7 +39,7 @@ pub fn node_value(node: &str) -> String {
 }
 
 /// Returns the begin of a text in letters, digits and dashes, and a hash of the whole.
-pub(crate) fn hashed(node: &str) -> String {
+fn hashed(node: &str) -> String {
     // FNV-1a, which is the same in every version of the daemon, as the standard hasher is not.
     let hash = node.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)

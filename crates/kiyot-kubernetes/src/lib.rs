@@ -1,8 +1,8 @@
 //! Cells as objects of the Kubernetes API, events of their pods, and the requests of pods.
 //!
 //! The core is pure: [`object`] renders cells, [`plan`] finds the writes that are due, [`gate`]
-//! and [`pace`] bound them, [`lease`] says which nodes are dead, [`recorder`] correlates events,
-//! [`requests`] sums what a pod requests. `client`, [`publisher`] and [`informer`] carry out calls.
+//! and [`pace`] bound them, [`recorder`] correlates events, [`requests`] sums what a pod requests.
+//! `client`, [`publisher`] and [`informer`] carry out calls.
 //!
 //! Nothing in here is on the path of a CRI call, and pods run without any of it.
 
@@ -13,7 +13,6 @@ pub mod failure;
 pub mod gate;
 pub mod informer;
 pub mod label;
-pub mod lease;
 pub mod object;
 pub mod pace;
 pub mod plan;

@@ -30,9 +30,9 @@ pub struct Cell {
     pub api_version: String,
     /// Kind.
     pub kind: String,
-    /// Name and labels.
+    /// Name, labels and owner.
     pub metadata: Metadata,
-    /// The cell's owner.
+    /// The cell's node.
     #[serde(default)]
     pub spec: Spec,
     /// The state of the cell.
@@ -44,11 +44,14 @@ pub struct Cell {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Metadata {
-    /// Name: the id of the cell.
+    /// Name: of a cell its id and its node, so that no other node can take it.
     pub name: String,
     /// Labels: those of the pod, and the node's.
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
+    /// Owners, with the last of which the API server removes the object.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub owner_references: Vec<OwnerReference>,
     /// Identity of the object, by the API server.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub uid: String,
@@ -57,7 +60,28 @@ pub struct Metadata {
     pub resource_version: String,
 }
 
-/// The owner of a cell, which does not change.
+/// A reference to the owner of an object.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct OwnerReference {
+    /// Group and version.
+    pub api_version: String,
+    /// Kind.
+    pub kind: String,
+    /// Name.
+    pub name: String,
+    /// Identity, which another object of the name does not have.
+    pub uid: String,
+}
+
+impl OwnerReference {
+    /// Returns a reference to a Node object.
+    pub fn node(name: &str, uid: String) -> Self {
+        Self { api_version: "v1".to_owned(), kind: "Node".to_owned(), name: name.to_owned(), uid }
+    }
+}
+
+/// The node of a cell, which does not change.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Spec {
@@ -166,12 +190,13 @@ pub struct Condition {
     pub message: String,
 }
 
-/// Returns the object of a cell.
-pub fn render(shown: &ShownCell) -> Cell {
+/// Returns the object of a cell, which its Node object owns.
+pub fn render(shown: &ShownCell, owner: &OwnerReference) -> Cell {
     let ShownCell { cell, labels, .. } = shown;
     let metadata = Metadata {
-        name: cell.id.clone(),
+        name: format!("{}.{}", cell.id, cell.node),
         labels: label::labels(labels, &cell.node),
+        owner_references: vec![owner.clone()],
         ..Metadata::default()
     };
     let spec = Spec {

@@ -24,7 +24,7 @@ const MAX_DENIED: usize = 4;
 /// A write that is due.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Write {
-    /// Name, labels and spec.
+    /// Name, labels, owner and spec.
     Apply(Box<Cell>),
     /// Status.
     ApplyStatus(Box<Cell>),
@@ -168,7 +168,12 @@ impl Plan {
         let Some(known) = self.known.get(name) else { return Some(Write::Apply(boxed())) };
         let has_labels =
             |(key, value): (&String, &String)| known.cell.metadata.labels.get(key) == Some(value);
-        if known.cell.spec != wanted.spec || !wanted.metadata.labels.iter().all(has_labels) {
+        let has_owners = (wanted.metadata.owner_references.iter())
+            .all(|owner| known.cell.metadata.owner_references.contains(owner));
+        if known.cell.spec != wanted.spec
+            || !has_owners
+            || !wanted.metadata.labels.iter().all(has_labels)
+        {
             return Some(Write::Apply(boxed()));
         }
         let is_old = now.saturating_duration_since(known.cost_written) >= COST_REFRESH
@@ -323,6 +328,7 @@ impl Plan {
 fn differs(one: &Cell, other: &Cell) -> bool {
     one.spec != other.spec
         || one.metadata.labels != other.metadata.labels
+        || one.metadata.owner_references != other.metadata.owner_references
         || object::differ(&one.status, &other.status)
 }
 

@@ -4,7 +4,6 @@
 //! cells as the admin API does, and nothing waits for it.
 
 use std::{
-    collections::VecDeque,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -15,13 +14,11 @@ use tokio::time::sleep_until;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::{
-    call::Call,
     client::{Access, CALL_TIMEOUT, Connection},
     counter::Counter,
     failure::Failure,
     gate::{FIRST_PAUSE, Gate},
-    lease::Observed,
-    object,
+    object::{self, OwnerReference},
     pace::{MAX_WRITES_PER_SECOND, Pace},
     plan::Plan,
     pod_events::PodEvents,
@@ -33,7 +30,7 @@ use crate::{
 mod cells;
 mod denials;
 mod events;
-mod leases;
+mod owner;
 
 use denials::Denials;
 
@@ -49,12 +46,10 @@ pub struct Options {
     pub access: Access,
     /// Name of this node.
     pub node: String,
-    /// Shows cells as objects, and holds the node's lease.
+    /// Shows cells as objects.
     pub cells: bool,
     /// Reports events of pods.
     pub events: bool,
-    /// Namespace of the leases.
-    pub lease_namespace: String,
     /// Periods.
     pub periods: Periods,
 }
@@ -62,14 +57,9 @@ pub struct Options {
 /// The periods of the publisher.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Periods {
-    /// Period of listing this node's objects, which other clients may have changed or deleted.
+    /// Period of reading the Node object and listing this node's objects, which other clients may
+    /// have changed or deleted.
     pub list: Duration,
-    /// Time after which a lease has run out without a renewal.
-    pub lease: Duration,
-    /// Period of renewing the lease.
-    pub renewal: Duration,
-    /// Period of looking at the leases of all nodes.
-    pub sweep: Duration,
     /// Pause after a first failure.
     pub first_pause: Duration,
     /// Time limit of a call.
@@ -78,14 +68,7 @@ pub struct Periods {
 
 impl Default for Periods {
     fn default() -> Self {
-        Self {
-            list: Duration::from_secs(600),
-            lease: Duration::from_secs(300),
-            renewal: Duration::from_secs(60),
-            sweep: Duration::from_secs(180),
-            first_pause: FIRST_PAUSE,
-            call: CALL_TIMEOUT,
-        }
+        Self { list: Duration::from_secs(600), first_pause: FIRST_PAUSE, call: CALL_TIMEOUT }
     }
 }
 
@@ -98,10 +81,8 @@ impl Publisher {
     pub fn start(options: Options, source: Arc<dyn Source>, counter: Arc<dyn Counter>) -> Self {
         let now = Instant::now();
         let lane = |meaning| Lane::new(meaning, options.periods.first_pause);
-        let (cells_lane, lease_lane, sweep_lane, events_lane) = (
+        let (cells_lane, events_lane) = (
             lane("cells are not shown in the Kubernetes API"),
-            lane("lease of the node is not renewed"),
-            lane("objects of dead nodes are not removed"),
             lane("events of pods are not reported"),
         );
         let task = Task {
@@ -116,17 +97,11 @@ impl Publisher {
             counter,
             pace: Pace::per_second(MAX_WRITES_PER_SECOND),
             pod_events: PodEvents::new(time::now()),
-            observed: Observed::default(),
-            removals: VecDeque::new(),
+            owner: None,
+            is_owner_read: false,
             refresh_at: now,
             list_at: now,
-            renew_at: now,
-            renewed_at: None,
-            // The nodes of a cluster that starts look at different times.
-            sweep_at: now + options.periods.sweep.mul_f64(fastrand::f64()),
             cells_lane,
-            lease_lane,
-            sweep_lane,
             events_lane,
             denials: Denials::new(options.periods.first_pause),
             is_event_turn: false,
@@ -199,17 +174,13 @@ struct Task {
     pace: Pace,
     pod_events: PodEvents,
     recorder: Recorder,
-    observed: Observed,
-    /// The deletions of objects of dead nodes, each node's lease the last.
-    removals: VecDeque<Call>,
+    /// The Node object; `None` before it was read, and while it is absent.
+    owner: Option<OwnerReference>,
+    /// True once the Node object was read for the next list.
+    is_owner_read: bool,
     refresh_at: Instant,
     list_at: Instant,
-    renew_at: Instant,
-    renewed_at: Option<Instant>,
-    sweep_at: Instant,
     cells_lane: Lane,
-    lease_lane: Lane,
-    sweep_lane: Lane,
     events_lane: Lane,
     denials: Denials,
     /// Events and cells take turns.
@@ -221,11 +192,9 @@ struct Task {
 /// A step, by its kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
+    Own,
     List,
     Write,
-    Renew,
-    Sweep,
-    Remove,
     Event,
 }
 
@@ -254,15 +223,12 @@ impl Task {
     fn next_step(&mut self) -> Option<(Step, Instant)> {
         let now = Instant::now();
         let paced = self.pace.next().unwrap_or(now);
-        let mut steps = Vec::with_capacity(6);
+        let mut steps = Vec::with_capacity(3);
         if self.options.cells {
-            steps.push((Step::Renew, self.lease_lane.open(self.renew_at.max(paced))));
-            steps.push((Step::List, self.cells_lane.open(self.list_at)));
-            steps.push((Step::Sweep, self.sweep_lane.open(self.sweep_at)));
-            if self.plan.next(now).is_some() {
+            let read = if self.is_owner_read { Step::List } else { Step::Own };
+            steps.push((read, self.cells_lane.open(self.list_at)));
+            if self.owner.is_some() && self.plan.next(now).is_some() {
                 steps.push((Step::Write, self.cells_lane.open(paced)));
-            } else if !self.removals.is_empty() {
-                steps.push((Step::Remove, self.sweep_lane.open(paced)));
             }
         }
         if !self.recorder.is_empty() {
@@ -278,11 +244,9 @@ impl Task {
     /// Returns the operation of a step.
     fn operation(&mut self, step: Step) -> &'static str {
         match step {
+            Step::Own => "get nodes",
             Step::List => "list cells",
             Step::Write => self.plan.next(Instant::now()).map_or("", |write| write.operation()),
-            Step::Renew => "patch leases",
-            Step::Sweep => "list leases",
-            Step::Remove => self.removals.front().map_or("", |call| call.operation),
             Step::Event => "events",
         }
     }
@@ -291,24 +255,22 @@ impl Task {
         self.is_event_turn = step == Step::Write;
         let operation = self.operation(step);
         let outcome = match step {
+            Step::Own => self.own().await,
             Step::List => self.list().await,
             Step::Write => match self.write().await {
                 Ok(false) => return,
                 outcome => outcome.map(|_| ()),
             },
-            Step::Renew => self.renew().await,
-            Step::Sweep => self.sweep().await,
-            Step::Remove => self.remove().await,
             Step::Event => self.report().await,
         };
         if let Err(failure) = &outcome {
             self.connection.failed(failure);
         }
         match step {
-            Step::List | Step::Write => {
+            Step::Own | Step::List | Step::Write => {
                 if outcome.is_err() {
                     // Other clients may have changed objects meanwhile.
-                    self.list_at = Instant::now();
+                    self.list_again();
                 } else if step == Step::List {
                     // The write that failed may not be needed any more.
                     let now = Instant::now();
@@ -316,13 +278,6 @@ impl Task {
                 }
                 self.cells_lane.has_denied = self.plan.has_denied();
                 self.cells_lane.note(operation, &outcome);
-            }
-            Step::Renew => self.lease_lane.note(operation, &outcome),
-            Step::Sweep | Step::Remove => {
-                if step == Step::Sweep && outcome.is_ok() && self.removals.is_empty() {
-                    self.sweep_lane.failing.clear();
-                }
-                self.sweep_lane.note(operation, &outcome);
             }
             Step::Event => self.events_lane.note(operation, &outcome),
         }
@@ -344,14 +299,18 @@ impl Task {
         }
     }
 
+    /// Has the Node object read and the objects listed as soon as calls may be made.
+    fn list_again(&mut self) {
+        self.list_at = Instant::now();
+        self.is_owner_read = false;
+    }
+
     /// Reads the cells.
     async fn refresh(&mut self) {
         let now = Instant::now();
         self.refresh_at = now + REFRESH_INTERVAL;
-        if !self.options.cells {
-            return;
-        }
+        let Some(owner) = &self.owner else { return };
         let shown = self.source.cells().await;
-        self.plan.want(shown.iter().map(object::render).collect(), now);
+        self.plan.want(shown.iter().map(|shown| object::render(shown, owner)).collect(), now);
     }
 }

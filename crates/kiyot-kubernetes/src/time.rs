@@ -14,12 +14,6 @@ pub(crate) fn seconds(unix_nanos: i64) -> String {
     format!("{time:.0}")
 }
 
-/// Returns a time in microseconds, as `metav1.MicroTime` has it.
-pub(crate) fn micros(unix_nanos: i64) -> String {
-    let time = Timestamp::from_nanosecond(i128::from(unix_nanos)).unwrap_or_default();
-    format!("{time:.6}")
-}
-
 /// Returns the time of now, in nanoseconds since 1970.
 pub(crate) fn now() -> i64 {
     i64::try_from(Timestamp::now().as_nanosecond()).unwrap_or(i64::MAX)
@@ -33,7 +27,6 @@ mod tests {
     fn times_have_the_form_of_the_api() {
         let nanos = 1_795_661_275_987_654_321;
         assert_eq!(seconds(nanos), "2026-11-26T02:47:55Z");
-        assert_eq!(micros(nanos), "2026-11-26T02:47:55.987654Z");
         assert_eq!(optional(nanos).as_deref(), Some("2026-11-26T02:47:55.987Z"));
         assert_eq!(optional(0), None);
     }

@@ -1,5 +1,6 @@
 //! A played API server of Kubernetes: objects with versions, server-side apply with owners of
-//! fields, lists in parts, watches that expire, and faults. Over HTTP on the loopback.
+//! fields, objects that are removed with their owners, lists in parts, watches that expire, and
+//! faults. Over HTTP on the loopback.
 //!
 //! Written from the documentation of the API, not from kiyot's client.
 
@@ -253,12 +254,14 @@ impl ApiServer {
     /// Creates or replaces an object, as another client would.
     pub fn put(&self, resource: &str, object: Value) {
         self.state().objects.put(resource, object);
+        self.state().objects.collect();
         self.shared.changed.send_modify(|version| *version += 1);
     }
 
-    /// Deletes an object, as another client would.
+    /// Deletes an object, as another client would, with those that it owns.
     pub fn delete(&self, resource: &str, key: &str) {
         self.state().objects.remove(resource, key);
+        self.state().objects.collect();
         self.shared.changed.send_modify(|version| *version += 1);
     }
 
@@ -356,7 +359,9 @@ fn respond(
     let media = head.headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
     let outcome = {
         let mut state = shared.state();
-        state.objects.handle(request, media.unwrap_or_default(), body)
+        let outcome = state.objects.handle(request, media.unwrap_or_default(), body);
+        state.objects.collect();
+        outcome
     };
     match outcome {
         Ok((status, object)) => {

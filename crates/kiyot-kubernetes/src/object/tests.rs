@@ -37,10 +37,16 @@ fn shown() -> ShownCell {
     ShownCell { cell, labels }
 }
 
+fn owner() -> OwnerReference {
+    OwnerReference::node("ip-10-0-31-99.ec2.internal", "uid of the node".to_owned())
+}
+
 /// Verifies K2.
 #[test]
 fn object_of_a_cell_has_columns_steps_and_conditions() {
-    let cell = render(&shown());
+    let cell = render(&shown(), &owner());
+    assert_eq!(cell.metadata.name, "cell-abcdefghijkl.ip-10-0-31-99.ec2.internal");
+    assert_eq!(cell.metadata.owner_references, [owner()]);
     assert_eq!(cell.spec.node_name, "ip-10-0-31-99.ec2.internal");
     assert_eq!(cell.metadata.labels["app"], "web");
     let Status { launch_type, instance_type, ip, price_per_hour, .. } = &cell.status;
@@ -74,7 +80,7 @@ fn condition_lost_is_what_the_cell_says_of_its_agent() {
     let mut shown = shown();
     shown.cell.lost_unix_nanos = CREATED + 725 * SECOND;
     shown.cell.reason = "its agent has been silent for 91 s".to_owned();
-    let lost = render(&shown).status.conditions.pop();
+    let lost = render(&shown, &owner()).status.conditions.pop();
     let expected = Condition {
         r#type: "Lost".to_owned(),
         status: "True".to_owned(),
@@ -90,16 +96,16 @@ fn condition_lost_is_what_the_cell_says_of_its_agent() {
 fn transition_time_of_a_condition_changes_with_its_status_alone() {
     let mut shown = shown();
     shown.cell.timeline = None;
-    let before = render(&shown).status;
+    let before = render(&shown, &owner()).status;
     // A cell that its pod takes of a warm pool is created anew.
     shown.cell.created_unix_nanos += 3600 * SECOND;
     shown.cell.lost_unix_nanos = CREATED + 725 * SECOND;
-    let mut after = render(&shown).status;
+    let mut after = render(&shown, &owner()).status;
     keep_transitions(&before, &mut after);
     assert_eq!(after.conditions[..3], before.conditions[..3]);
     assert_eq!(after.conditions[3].last_transition_time, "2026-11-26T03:00:00Z");
     shown.cell.lost_unix_nanos += SECOND;
-    let mut later = render(&shown).status;
+    let mut later = render(&shown, &owner()).status;
     keep_transitions(&after, &mut later);
     assert_eq!(later.conditions, after.conditions);
 }
@@ -123,6 +129,6 @@ fn texts_of_providers_and_agents_are_bounded() {
     shown.cell.error = "x".repeat(100_000);
     shown.cell.instance = "i".repeat(100_000);
     shown.cell.addresses = vec!["10.0.0.1".to_owned(); 1000];
-    let text = serde_json::to_string(&render(&shown)).unwrap();
+    let text = serde_json::to_string(&render(&shown, &owner())).unwrap();
     assert!(text.len() < 8192, "{}", text.len());
 }

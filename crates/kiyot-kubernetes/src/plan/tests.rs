@@ -4,7 +4,7 @@ use kiyot_proto::admin;
 
 use super::*;
 use crate::{
-    object::render,
+    object::{OwnerReference, render},
     pace::{MAX_WRITES_PER_SECOND, Pace},
     source::ShownCell,
 };
@@ -22,7 +22,8 @@ fn cell(number: usize, phase: admin::CellPhase, cost: u64) -> Cell {
         created_unix_nanos: NOW,
         ..admin::Cell::default()
     };
-    render(&ShownCell { cell, ..ShownCell::default() })
+    let owner = OwnerReference::node("worker-1", "uid of the node".to_owned());
+    render(&ShownCell { cell, ..ShownCell::default() }, &owner)
 }
 
 fn cells(number: usize, phase: admin::CellPhase, cost: u64) -> Vec<Cell> {
@@ -100,7 +101,10 @@ fn objects_without_a_cell_are_deleted_by_their_uid() {
         };
         plan.written(write, response.as_ref(), now);
     }
-    assert_eq!(seen, [("cell-000000000007".to_owned(), "uid of an earlier run".to_owned())]);
+    assert_eq!(
+        seen,
+        [("cell-000000000007.worker-1".to_owned(), "uid of an earlier run".to_owned())]
+    );
     // A cell that ended before its object was made needs no write.
     let mut plan = Plan::default();
     plan.want(cells(3, admin::CellPhase::CellBooting, 0), now);

@@ -18,6 +18,7 @@ impl Task {
         let now = Instant::now();
         self.plan.listed(cells, now);
         self.list_at = now + self.options.periods.list;
+        self.is_owner_read = false;
         Ok(())
     }
 
@@ -46,7 +47,12 @@ impl Task {
                 if self.plan.absent(&write) {
                     return Err(Failure::NotFound(reason));
                 }
-                return Ok(matches!(write, Write::Delete { .. }));
+                let is_deletion = matches!(write, Write::Delete { .. });
+                if !is_deletion {
+                    // The object may have been removed with its owner.
+                    self.list_again();
+                }
+                return Ok(is_deletion);
             }
             Err(Failure::Invalid(reason)) => {
                 tracing::warn!(cell = write.name(), reason, "object of a cell was refused");
@@ -96,7 +102,7 @@ impl Task {
 }
 
 /// Returns the objects of a node's cells.
-pub(super) async fn cells_of(client: &Client, node: &str) -> Result<Vec<Cell>, Failure> {
+async fn cells_of(client: &Client, node: &str) -> Result<Vec<Cell>, Failure> {
     let (mut cells, mut position) = (Vec::new(), String::new());
     for _ in 0..MAX_PARTS {
         let part: List = match client.object(&Call::list_cells(node, &position)).await {
@@ -130,7 +136,7 @@ struct List {
 
 /// The metadata of a list.
 #[derive(Debug, Default, Deserialize)]
-pub(super) struct ListMetadata {
+struct ListMetadata {
     #[serde(default)]
-    pub(super) r#continue: String,
+    r#continue: String,
 }

@@ -1,7 +1,9 @@
 //! The publisher before a played API server.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a failed setup fails its test")]
 
+mod admission;
+mod events;
 mod faults;
-mod leases;
+mod owners;
 mod rights;
 mod world;

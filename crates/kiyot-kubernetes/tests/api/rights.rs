@@ -7,9 +7,8 @@ use std::{
 };
 
 use kiyot_kubernetes::{
-    Options, Periods, PodInformer, Publisher, ShownCell,
-    label::NODE_LABEL,
-    object::{self, Cell},
+    PodInformer, Publisher, ShownCell,
+    object::{self, Cell, OwnerReference},
 };
 use kiyot_proto::admin::{self, CellPhase::CellBound};
 use kiyot_testkit::{
@@ -17,15 +16,14 @@ use kiyot_testkit::{
 };
 use serde_json::{Value, json};
 
-use crate::world::{Calls, Daemon, definition, options, wait_for_cells};
+use crate::world::{Calls, Daemon, NODE, api, definition, options, wait_for_cells};
 
 const RBAC: &str = include_str!("../../../../deploy/rbac.yaml");
-const POLICY: &str = include_str!("../../../../deploy/admission-policy.yaml");
 
-/// A right: group, resource with its subresource, verb, and the namespace of a `Role`.
-type Right = (String, String, String, String);
+/// A right: group, resource with its subresource, and verb.
+type Right = (String, String, String);
 
-/// Returns the rights of the daemons' roles.
+/// Returns the rights of the daemons' role.
 fn granted() -> BTreeSet<Right> {
     let documents: Vec<Value> = serde_saphyr::from_multiple(RBAC).unwrap();
     let mut rights = BTreeSet::new();
@@ -33,7 +31,7 @@ fn granted() -> BTreeSet<Right> {
         let kind = document["kind"].as_str().unwrap();
         kind.ends_with("Role") && document["metadata"]["name"] == "kiyot"
     }) {
-        let namespace = role["metadata"]["namespace"].as_str().unwrap_or_default();
+        assert!(role["metadata"]["namespace"].is_null(), "no call needs a right in a namespace");
         for rule in role["rules"].as_array().unwrap() {
             let texts = |name: &str| -> Vec<String> {
                 let texts = rule[name].as_array().unwrap().iter();
@@ -42,8 +40,7 @@ fn granted() -> BTreeSet<Right> {
             for group in texts("apiGroups") {
                 for resource in texts("resources") {
                     for verb in texts("verbs") {
-                        let namespace = namespace.to_owned();
-                        rights.insert((group.clone(), resource.clone(), verb, namespace));
+                        rights.insert((group.clone(), resource.clone(), verb));
                     }
                 }
             }
@@ -61,12 +58,9 @@ fn needed(api: &ApiServer) -> BTreeSet<Right> {
             "" => request.resource.clone(),
             subresource => format!("{}/{subresource}", request.resource),
         };
-        // Events are of any namespace.
-        let namespace =
-            if request.resource == "leases" { request.namespace.clone() } else { String::new() };
         let mut need = |verb: &str| {
             let (group, resource) = (request.group.clone(), resource.clone());
-            rights.insert((group, resource, verb.to_owned(), namespace.clone()));
+            rights.insert((group, resource, verb.to_owned()));
         };
         need(request.verb.word());
         // A patch that makes an object needs both rights.
@@ -80,30 +74,19 @@ fn needed(api: &ApiServer) -> BTreeSet<Right> {
 /// Verifies K9, K10.
 #[tokio::test]
 async fn rights_of_the_daemons_are_those_that_their_calls_need() {
-    let api = ApiServer::start(&[definition()]).await;
+    let api = api().await;
     api.put("pods", pod("web", "uid-web", "2Gi"));
     let access = options(&api).access;
     let calls = Calls::new();
     let counter = Arc::clone(&calls) as _;
     let informer = PodInformer::start(access, "worker-1".to_owned(), None, counter);
     let daemon = Daemon::new();
-    let periods = Periods {
-        lease: Duration::from_secs(1),
-        renewal: Duration::from_millis(300),
-        sweep: Duration::from_millis(300),
-        ..options(&api).periods
-    };
-    let of = |node: &str| Options { node: node.to_owned(), periods, ..options(&api) };
-    let other = Daemon::new();
-    other.set(7, CellBound);
-    other.change(7, |shown| "worker-2".clone_into(&mut shown.cell.node));
-    let dead = Publisher::start(of("worker-2"), Arc::clone(&other) as _, Calls::new());
-    wait_for_cells(&api, &[(7, "Bound")]).await;
-    drop(dead);
     let counter = Arc::clone(&calls) as _;
-    let _publisher = Publisher::start(of("worker-1"), Arc::clone(&daemon) as _, counter);
+    let _publisher = Publisher::start(options(&api), Arc::clone(&daemon) as _, counter);
     daemon.set(0, CellBound);
-    wait_for_cells(&api, &[(0, "Bound")]).await;
+    daemon.set(1, CellBound);
+    wait_for_cells(&api, &[(0, "Bound"), (1, "Bound")]).await;
+    daemon.end(1);
     daemon.tell(0, "LaunchFailed", "no capacity");
     wait_until("the event is reported", LIMIT, async || {
         (api.objects("events").len() == 1).then_some(())
@@ -118,13 +101,11 @@ async fn rights_of_the_daemons_are_those_that_their_calls_need() {
     .await;
     assert_eq!(requests.memory.request, 2 << 30);
     for operation in [
+        "get nodes",
         "patch cells",
         "patch cells/status",
         "list cells",
         "delete cells",
-        "patch leases",
-        "list leases",
-        "delete leases",
         "create events",
         "patch events",
         "list pods",
@@ -362,7 +343,8 @@ fn whole_object() -> Value {
         }),
         ..admin::Cell::default()
     };
-    let cell: Cell = object::render(&ShownCell { cell, ..ShownCell::default() });
+    let owner = OwnerReference::node(NODE, "uid".to_owned());
+    let cell: Cell = object::render(&ShownCell { cell, ..ShownCell::default() }, &owner);
     let mut object = serde_json::to_value(cell).unwrap();
     object.as_object_mut().unwrap().remove("metadata");
     object
@@ -464,50 +446,5 @@ fn structural(schema: &Value, at: &str, faults: &mut Vec<String>) {
             }
         }
         _ => {}
-    }
-}
-
-/// Verifies K9.
-#[test]
-fn admission_policies_compare_the_owner_that_objects_have() {
-    let documents: Vec<Value> = serde_saphyr::from_multiple(POLICY).unwrap();
-    let policies: Vec<_> = documents
-        .iter()
-        .filter(|document| document["kind"] == "ValidatingAdmissionPolicy")
-        .collect();
-    assert_eq!(policies.len(), 2);
-    for policy in policies {
-        let name = policy["metadata"]["name"].as_str().unwrap();
-        let is_bound = documents.iter().any(|document| {
-            document["kind"] == "ValidatingAdmissionPolicyBinding"
-                && document["spec"]["policyName"] == name
-                && document["spec"]["validationActions"] == json!(["Deny"])
-        });
-        assert!(is_bound, "{name} has no binding that denies");
-        let rule = &policy["spec"]["matchConstraints"]["resourceRules"][0];
-        assert_eq!(rule["operations"], json!(["CREATE", "UPDATE"]));
-        let text = policy["spec"]["validations"].to_string();
-        let owner = match rule["resources"][0].as_str() {
-            Some("cells") => {
-                assert_eq!(rule["resources"], json!(["cells", "cells/status"]));
-                assert!(
-                    at(
-                        &definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"],
-                        ".spec.nodeName"
-                    )
-                    .is_some()
-                );
-                assert!(text.contains(&format!("labels['{NODE_LABEL}'] == variables.node")));
-                "spec.nodeName"
-            }
-            _ => "spec.holderIdentity",
-        };
-        for side in ["object", "oldObject"] {
-            let compared = format!("{side}.{owner} == variables.node");
-            assert!(text.contains(&compared), "{name} lacks {compared}");
-        }
-        // The daemons' service account, as rbac.yaml has it.
-        let condition = policy["spec"]["matchConditions"][0]["expression"].as_str().unwrap();
-        assert!(condition.contains("'system:serviceaccount:kiyot:kiyot'"), "{condition}");
     }
 }

@@ -11,14 +11,33 @@ use futures::{StreamExt, stream::BoxStream};
 use kiyot_kubernetes::{Access, Counter, Options, Periods, Publisher, ShownCell, Source};
 use kiyot_proto::admin;
 use kiyot_testkit::{ApiServer, LIMIT, Recorded, Verb, wait_until};
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::sync::broadcast;
 
+/// Name of the node.
+pub(crate) const NODE: &str = "worker-1";
 const DEFINITION: &str = include_str!("../../../../deploy/crds/cells.kiyot.elotl.co.yaml");
 
 /// Returns the definition of the kind.
 pub(crate) fn definition() -> Value {
     serde_saphyr::from_str(DEFINITION).unwrap()
+}
+
+/// Starts an API server with the definition and the Node object of the node.
+pub(crate) async fn api() -> ApiServer {
+    with_node(ApiServer::start(&[definition()]).await)
+}
+
+/// Adds the Node object of the node.
+pub(crate) fn with_node(api: ApiServer) -> ApiServer {
+    put_node(&api, NODE);
+    api
+}
+
+/// Makes a Node object.
+pub(crate) fn put_node(api: &ApiServer, name: &str) {
+    let node = json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": name } });
+    api.put("nodes", node);
 }
 
 /// The calls that were counted, by operation and outcome.
@@ -62,7 +81,7 @@ impl Daemon {
         let id = id(number);
         let cell = admin::Cell {
             id: id.clone(),
-            node: "worker-1".to_owned(),
+            node: NODE.to_owned(),
             backend: "milpa".to_owned(),
             phase: phase.into(),
             pod_namespace: "default".to_owned(),
@@ -123,14 +142,18 @@ pub(crate) fn id(number: usize) -> String {
     format!("cell-{number:012}")
 }
 
+/// Returns the name of the object of a cell of a number.
+pub(crate) fn name(number: usize) -> String {
+    format!("{}.{NODE}", id(number))
+}
+
 /// Returns the options of a node, with short periods.
 pub(crate) fn options(api: &ApiServer) -> Options {
     Options {
         access: Access::Kubeconfig(api.kubeconfig()),
-        node: "worker-1".to_owned(),
+        node: NODE.to_owned(),
         cells: true,
         events: true,
-        lease_namespace: "kiyot".to_owned(),
         periods: Periods {
             list: Duration::from_millis(400),
             first_pause: Duration::from_millis(20),
@@ -151,7 +174,8 @@ pub(crate) async fn wait_for_cells(api: &ApiServer, expected: &[(usize, &str)]) 
     wait_until(format!("{expected:?} are shown"), LIMIT, async || {
         let cells = api.objects("cells").into_iter();
         let phase = |cell: &Value| cell["status"]["phase"].as_str().unwrap_or_default().to_owned();
-        let shown: Vec<_> = cells.map(|(name, cell)| (name, phase(&cell))).collect();
+        let id = |name: &str| name.split_once('.').map_or(name, |(id, _)| id).to_owned();
+        let shown: Vec<_> = cells.map(|(name, cell)| (id(&name), phase(&cell))).collect();
         (shown == expected).then_some(())
     })
     .await;

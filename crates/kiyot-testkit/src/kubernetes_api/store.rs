@@ -75,7 +75,7 @@ pub(super) struct Objects {
 }
 
 /// Resources that exist without a definition.
-const BUILT_IN: [&str; 3] = ["pods", "events", "leases"];
+const BUILT_IN: [&str; 3] = ["pods", "events", "nodes"];
 
 impl Objects {
     /// Adds the kind of a CustomResourceDefinition.
@@ -108,6 +108,26 @@ impl Objects {
             let mut object = stored.object;
             object["metadata"]["resourceVersion"] = json!(self.version.to_string());
             self.note(resource, "DELETED", object);
+        }
+    }
+
+    /// Removes the objects whose owners are all absent, as the garbage collector does.
+    pub(super) fn collect(&mut self) {
+        let is_owner = |object: &Value, reference: &Value| {
+            ["apiVersion", "kind"].iter().all(|key| object[key] == reference[key])
+                && ["name", "uid"].iter().all(|key| object["metadata"][key] == reference[key])
+        };
+        let has_owner = |reference: &Value| {
+            self.stored.values().any(|stored| is_owner(&stored.object, reference))
+        };
+        let is_left = |object: &Value| {
+            let owners = object["metadata"]["ownerReferences"].as_array();
+            owners.is_some_and(|own| !own.is_empty() && !own.iter().any(has_owner))
+        };
+        let left = self.stored.iter().filter(|(_, stored)| is_left(&stored.object));
+        let left: Vec<_> = left.map(|(place, _)| place.clone()).collect();
+        for (resource, key) in left {
+            self.remove(&resource, &key);
         }
     }
 
@@ -234,6 +254,15 @@ impl Objects {
         }
         if !sent["metadata"]["managedFields"].is_null() {
             return Err(bad("metadata.managedFields must be nil"));
+        }
+        let owners = sent["metadata"]["ownerReferences"].as_array().into_iter().flatten();
+        let is_text = |value: &Value| value.as_str().is_some_and(|text| !text.is_empty());
+        for owner in owners {
+            let mut keys = ["apiVersion", "kind", "name", "uid"].iter();
+            if let Some(key) = keys.find(|key| !is_text(&owner[*key])) {
+                let message = format!("metadata.ownerReferences.{key}: Invalid value: not empty");
+                return Err(Refusal::of(422, "Invalid", &message));
+            }
         }
         let current = self.stored.get(&(resource.to_owned(), key.clone()));
         let has_subresource = request.subresource.is_empty() || self.with_status.contains(resource);

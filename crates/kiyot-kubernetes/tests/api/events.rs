@@ -1,71 +1,18 @@
-//! Leases of nodes, and events of pods.
+//! Events of pods.
 
 use std::{sync::Arc, time::Duration};
 
 use kiyot_kubernetes::{Options, Periods, Publisher};
 use kiyot_proto::admin::CellPhase::CellBound;
-use kiyot_testkit::{ApiFault, ApiServer, LIMIT, Verb, log::CapturedLog, wait_for, wait_until};
+use kiyot_testkit::{ApiFault, LIMIT, Verb, log::CapturedLog, wait_for, wait_until};
 use serde_json::json;
 
-use crate::world::{Calls, Daemon, definition, id, options, publish, wait_for_cells};
-
-/// Starts a node with a bound cell and short leases.
-fn node(api: &ApiServer, name: &str, number: usize) -> (Arc<Daemon>, Publisher) {
-    let periods = Periods {
-        lease: Duration::from_secs(2),
-        renewal: Duration::from_millis(500),
-        sweep: Duration::from_millis(500),
-        ..options(api).periods
-    };
-    let daemon = Daemon::new();
-    daemon.set(number, CellBound);
-    daemon.change(number, |shown| name.clone_into(&mut shown.cell.node));
-    let options = Options { node: name.to_owned(), periods, ..options(api) };
-    let publisher = Publisher::start(options, Arc::clone(&daemon) as _, Calls::new());
-    (daemon, publisher)
-}
-
-/// Verifies K7.
-#[tokio::test]
-async fn node_without_a_lease_of_its_own_removes_the_objects_of_dead_nodes() {
-    let api = ApiServer::start(&[definition()]).await;
-    let dead = node(&api, "worker-2", 2);
-    wait_for_cells(&api, &[(2, "Bound")]).await;
-    wait_until("the lease is there", LIMIT, async || {
-        (api.objects("leases").len() == 1).then_some(())
-    })
-    .await;
-    drop(dead);
-    api.fail(Some(Verb::Patch), "leases", usize::MAX, ApiFault::Denied);
-    let _living = node(&api, "worker-1", 1);
-    wait_for_cells(&api, &[(1, "Bound")]).await;
-}
-
-/// Verifies K7.
-#[tokio::test]
-async fn objects_of_a_dead_node_are_removed_after_its_lease_and_those_of_living_nodes_kept() {
-    let api = ApiServer::start(&[definition()]).await;
-    let node = |name: &str, number: usize| node(&api, name, number);
-    let (_first, second, _third) = (node("worker-1", 1), node("worker-2", 2), node("worker-3", 3));
-    wait_for_cells(&api, &[(1, "Bound"), (2, "Bound"), (3, "Bound")]).await;
-    assert_eq!(api.objects("leases").len(), 3);
-    let lease = &api.objects("leases")["kiyot/kiyot-worker-2"];
-    assert_eq!(lease["spec"]["holderIdentity"], "worker-2");
-    drop(second);
-    wait_for_cells(&api, &[(1, "Bound"), (3, "Bound")]).await;
-    wait_until("the lease of the dead node is removed", LIMIT, async || {
-        (api.objects("leases").len() == 2).then_some(())
-    })
-    .await;
-    // The node comes back.
-    let _second = node("worker-2", 2);
-    wait_for_cells(&api, &[(1, "Bound"), (2, "Bound"), (3, "Bound")]).await;
-}
+use crate::world::{Calls, Daemon, api, name, options, publish, wait_for_cells};
 
 /// Verifies K8.
 #[tokio::test]
 async fn events_of_a_pod_are_reported_and_counted() {
-    let api = ApiServer::start(&[definition()]).await;
+    let api = api().await;
     let daemon = Daemon::new();
     let _publisher = publish(&api, &daemon);
     daemon.set(0, CellBound);
@@ -97,7 +44,7 @@ async fn events_of_a_pod_are_reported_and_counted() {
         events.values().any(|event| event["reason"] == json!("LaunchRefused")).then_some(())
     })
     .await;
-    assert!(api.objects("cells").contains_key(&id(0)));
+    assert!(api.objects("cells").contains_key(&name(0)));
 }
 
 /// Verifies K6, K8.
@@ -106,7 +53,7 @@ async fn events_that_a_namespace_denies_are_dropped_and_hold_up_no_others() {
     let log = CapturedLog::start();
     let logged = |text: &str| log.lines().iter().filter(|line| line.contains(text)).count();
     let not_reported = "events of pods are not reported, pods";
-    let api = ApiServer::start(&[definition()]).await;
+    let api = api().await;
     let (daemon, calls) = (Daemon::new(), Calls::new());
     let counter = Arc::clone(&calls) as _;
     let _publisher = Publisher::start(options(&api), Arc::clone(&daemon) as _, counter);
@@ -138,7 +85,7 @@ async fn events_that_a_namespace_denies_are_dropped_and_hold_up_no_others() {
 /// Verifies K8.
 #[tokio::test]
 async fn event_whose_write_always_fails_is_dropped_after_its_last_try() {
-    let api = ApiServer::start(&[definition()]).await;
+    let api = api().await;
     let (daemon, calls) = (Daemon::new(), Calls::new());
     let counter = Arc::clone(&calls) as _;
     let periods = Periods { first_pause: Duration::from_millis(1), ..options(&api).periods };
