@@ -30,9 +30,11 @@ use crate::metrics::Exposition;
 const THREAD: &str = "kiyot-metrics";
 /// Bound on pages that are sent at a time. Prometheus reads one; further requests get 503.
 const MAX_PAGES: usize = 16;
-/// Bound on all other connections: a further one ends the oldest. Clients of health checks send
-/// their requests at once, so that connections without requests give way to them.
-const MAX_OTHERS: usize = 256;
+/// Bound on requests that wait for a check of a kind: so many come only while it is slow.
+const MAX_CHECKED: usize = 256;
+/// Bound on connections without such a request: a further one ends the oldest. Clients of health
+/// checks send their requests at once, so that connections without requests give way to them.
+const MAX_OTHERS: usize = 512;
 /// Time limit of a request's head.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time limit of a connection, so that a peer that reads slowly does not keep its place.
@@ -61,10 +63,14 @@ struct Pages {
     metrics: Exposition,
     health: Health,
     /// Places of [`MAX_PAGES`].
-    places: Arc<Semaphore>,
+    sent: Arc<Semaphore>,
+    /// Places of [`MAX_CHECKED`] at `/healthz`.
+    alive: Arc<Semaphore>,
+    /// Places of [`MAX_CHECKED`] at `/readyz`.
+    ready: Arc<Semaphore>,
 }
 
-/// The place of a page that a connection sends, if it does.
+/// The place of a connection's request, if it has one.
 type Place = OnceLock<OwnedSemaphorePermit>;
 
 impl MetricsServer {
@@ -72,7 +78,9 @@ impl MetricsServer {
     /// address that can't be listened on is logged and tried again: pods are served without
     /// metrics.
     pub(super) fn start(listen: SocketAddr, metrics: Exposition, health: Health) -> Self {
-        let pages = Pages { metrics, health, places: Arc::new(Semaphore::new(MAX_PAGES)) };
+        let [sent, alive, ready] =
+            [MAX_PAGES, MAX_CHECKED, MAX_CHECKED].map(|places| Arc::new(Semaphore::new(places)));
+        let pages = Pages { metrics, health, sent, alive, ready };
         let (running, stopped) = oneshot::channel();
         let serve = move || {
             let runtime = Builder::new_current_thread().enable_all().build()?;
@@ -101,7 +109,7 @@ impl MetricsServer {
 async fn run(address: SocketAddr, pages: Arc<Pages>) {
     let listener = listen(address).await;
     let mut connections = JoinSet::new();
-    // Connections without the place of a page, oldest first. Dropping a sender ends its connection.
+    // Connections without a request, oldest first. Dropping a sender ends its connection.
     let mut others: VecDeque<oneshot::Sender<Infallible>> = VecDeque::new();
     loop {
         // Ended tasks are collected.
@@ -170,6 +178,8 @@ async fn serve(stream: TcpStream, pages: Arc<Pages>, replaced: oneshot::Receiver
         }
     };
     tokio::select! {
+        // A request that has come is read before its connection is replaced.
+        biased;
         ended = &mut served => match ended {
             Ok(()) => return,
             Err(error) => tracing::debug!(%error, "connection for metrics failed"),
@@ -189,28 +199,34 @@ impl Pages {
             response.headers_mut().insert(header::ALLOW, HeaderValue::from_static("GET, HEAD"));
             return response;
         }
-        match request.uri().path() {
-            "/metrics" => page(&self.metrics, &self.places, place),
-            "/healthz" => checked(self.health.alive().await),
-            "/readyz" => checked(self.health.ready().await),
+        let places = match request.uri().path() {
+            "/metrics" => &self.sent,
+            "/healthz" => &self.alive,
+            "/readyz" => &self.ready,
             path => {
                 let paths = "allowed paths: /metrics, /healthz, /readyz";
-                text(StatusCode::NOT_FOUND, format!("{path:?} is not found; {paths}"))
+                return text(StatusCode::NOT_FOUND, format!("{path:?} is not found; {paths}"));
+            }
+        };
+        if !take(places, place) {
+            let reason = "too many requests of this path; allowed: a later one";
+            return text(StatusCode::SERVICE_UNAVAILABLE, reason.to_owned());
+        }
+        match request.uri().path() {
+            "/healthz" => checked(self.health.alive().await),
+            "/readyz" => checked(self.health.ready().await),
+            _ => {
+                let mut response = text(StatusCode::OK, self.metrics.text());
+                response.headers_mut().insert(header::CONTENT_TYPE, OPENMETRICS);
+                response
             }
         }
     }
 }
 
-/// Returns the page, for as long as it has a place.
-fn page(metrics: &Exposition, places: &Arc<Semaphore>, place: &Place) -> Response<Full<Bytes>> {
-    let Ok(permit) = Arc::clone(places).try_acquire_owned() else {
-        let reason = format!("{MAX_PAGES} pages are sent; allowed: {MAX_PAGES} at a time");
-        return text(StatusCode::SERVICE_UNAVAILABLE, reason);
-    };
-    let _ = place.set(permit);
-    let mut response = text(StatusCode::OK, metrics.text());
-    response.headers_mut().insert(header::CONTENT_TYPE, OPENMETRICS);
-    response
+/// Takes a place for a connection's request. Returns whether there is one.
+fn take(places: &Arc<Semaphore>, place: &Place) -> bool {
+    Arc::clone(places).try_acquire_owned().is_ok_and(|permit| place.set(permit).is_ok())
 }
 
 fn checked(outcome: Result<(), Arc<Unhealthy>>) -> Response<Full<Bytes>> {
@@ -233,13 +249,11 @@ mod tests {
 
     /// Verifies O9.
     #[test]
-    fn page_above_the_limit_is_refused_and_an_ended_one_leaves_its_place() {
-        let (metrics, places) = (Exposition::new(Vec::new()), Arc::new(Semaphore::new(2)));
-        let sent = [Place::new(), Place::new(), Place::new()];
-        let statuses = sent.each_ref().map(|place| page(&metrics, &places, place).status());
-        let (ok, refused) = (StatusCode::OK, StatusCode::SERVICE_UNAVAILABLE);
-        assert_eq!(statuses, [ok, ok, refused]);
-        drop(sent);
-        assert_eq!(page(&metrics, &places, &Place::new()).status(), ok);
+    fn request_above_the_limit_is_refused_and_an_ended_one_leaves_its_place() {
+        let places = Arc::new(Semaphore::new(2));
+        let requests = [Place::new(), Place::new(), Place::new()];
+        assert_eq!(requests.each_ref().map(|place| take(&places, place)), [true, true, false]);
+        drop(requests);
+        assert!(take(&places, &Place::new()));
     }
 }
