@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use kiyot_proto::cri;
+use kiyot_tree::RelPath;
 
 use crate::problems::{Field, Table};
 
@@ -15,7 +16,7 @@ pub struct Seccomp {
     /// Kind of profile.
     pub kind: SeccompType,
     /// File beneath the kubelet's seccomp directory, for [`SeccompType::Localhost`] only.
-    pub localhost_profile: Option<String>,
+    pub localhost_profile: Option<RelPath>,
 }
 
 /// Kind of a seccomp profile.
@@ -95,7 +96,9 @@ fn seccomp(field: Field<'_>) -> Option<Seccomp> {
     let kind = table
         .need("type", "RuntimeDefault, Unconfined or Localhost")
         .and_then(|field| field.choice(&kinds));
-    let localhost_profile = table.take("localhostProfile").and_then(Field::text);
+    let localhost_profile = table.take("localhostProfile").and_then(|field| {
+        field.read("a relative path without \"..\"", |text| RelPath::parse(text).ok())
+    });
     table.finish();
     Some(Seccomp { kind: kind?, localhost_profile })
 }
@@ -111,7 +114,7 @@ impl Seccomp {
         let file = self
             .localhost_profile
             .as_ref()
-            .map(|file| super::node::text(&kubelet_dir.join("seccomp").join(file)));
+            .map(|file| super::node::text(&file.beneath(&kubelet_dir.join("seccomp"))));
         cri::SecurityProfile { profile_type: kind.into(), localhost_ref: file.unwrap_or_default() }
     }
 }

@@ -7,6 +7,7 @@ mod deploy;
 mod documents;
 mod examples;
 mod imports;
+mod joins;
 mod lexer;
 mod manifests;
 mod scripts;

@@ -1,4 +1,4 @@
-//! Removal and measurement of untrusted directory trees.
+//! Removal and measurement of untrusted directory trees, and paths from outside.
 //!
 //! Daemon and agent both walk trees that pods have written. A pod decides how deep and how wide its
 //! trees are and how files are named, and may change them during a walk. Therefore:
@@ -7,10 +7,12 @@
 //! - no symbolic link is followed, and no other mount is entered;
 //! - each call works on a bounded number of entries, and returns whether there are more.
 
+mod beneath;
 mod dir;
 mod measure;
 mod remove;
 
+pub use beneath::{MAX_PATH_BYTES, MAX_PATH_NAMES, PathError, RelPath, absolute, beneath, own};
 pub use dir::{first_subdirectory, open_dir, open_parent};
 pub use measure::{MeasureProgress, Measurement, Usage};
 pub use remove::{MountPolicy, RemoveProgress, remove, remove_path};

@@ -10,6 +10,8 @@ mod write;
 use std::{io, path::Path};
 
 use kiyot_proto::cell::{FileChange, GetFileReply, GetFileRequest, Root, file_change::Change};
+use kiyot_tree::PathError;
+pub use kiyot_tree::RelPath;
 use rustix::{
     fd::OwnedFd,
     fs::{AtFlags, CWD, Mode, OFlags, fstat, openat, renameat, statat},
@@ -17,7 +19,6 @@ use rustix::{
 };
 use tonic::Status;
 
-pub use beneath::RelPath;
 pub use write::FileWriter;
 
 /// Upper bound on the content in a `GetFile` reply, in bytes.
@@ -27,12 +28,8 @@ pub const MAX_GET_FILE_BYTES: u32 = 8 * 1024 * 1024;
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
     /// The path is invalid.
-    #[error(
-        "path {0:?}: invalid; allowed: a relative path without \".\", \"..\" or empty components, \
-         of at most {max} bytes",
-        max = beneath::MAX_PATH_BYTES
-    )]
-    Path(String),
+    #[error(transparent)]
+    Path(#[from] PathError),
     /// A value is out of range.
     #[error("{path:?}: {what} {value}: out of range; allowed: {allowed}")]
     Value {

@@ -151,7 +151,7 @@ fn punchable(position: u64) -> Option<u64> {
 }
 
 fn open(files: &Files, path: &str, position: u64, write: bool) -> Result<(OwnedFd, u64), Status> {
-    let path = RelPath::parse(path)?;
+    let path = RelPath::parse(path).map_err(FileError::Path)?;
     if !path.as_str().starts_with("logs/") {
         return Err(Status::invalid_argument(format!(
             "log {:?}: invalid path; allowed: paths below {LOG_DIR}/",

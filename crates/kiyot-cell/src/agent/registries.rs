@@ -3,7 +3,7 @@
 use std::{
     fs, io,
     os::unix::fs::DirBuilderExt,
-    path::{Component, Path, PathBuf},
+    path::{Path, PathBuf},
 };
 
 use kiyot_link::{
@@ -11,10 +11,13 @@ use kiyot_link::{
     private_file,
 };
 use kiyot_proto::cell::RegistryFile;
+use kiyot_tree::RelPath;
 use tonic::Status;
 
 /// Parent of the directories, on a tmpfs: some files are keys.
 const DIR: &str = "/run/kiyot/registries";
+/// Names of the path of a file below it: number of the directory, host, file.
+const NAMES: usize = 3;
 
 /// Returns containerd's `config_path`. Directories that are absent have no hosts.
 pub fn config_path() -> PathBuf {
@@ -43,12 +46,16 @@ fn write(dir: &Path, files: &[RegistryFile]) -> Result<(), Status> {
             files.len()
         )));
     }
-    if let Some(file) = files.iter().find(|file| !is_valid(Path::new(&file.path))) {
-        return Err(Status::invalid_argument(format!(
-            "file of a registry {:?}: invalid path; allowed: NUMBER/HOST/NAME",
-            file.path
-        )));
-    }
+    let parse = |file: &RegistryFile| {
+        let path = RelPath::parse(&file.path).ok();
+        path.filter(|path| path.as_str().split('/').count() == NAMES).ok_or_else(|| {
+            Status::invalid_argument(format!(
+                "file of a registry {:?}: invalid path; allowed: NUMBER/HOST/NAME",
+                file.path
+            ))
+        })
+    };
+    let paths = files.iter().map(parse).collect::<Result<Vec<_>, _>>()?;
     let failed = |error: io::Error| {
         Status::internal(format!("cannot write the registry configuration: {error}"))
     };
@@ -56,19 +63,14 @@ fn write(dir: &Path, files: &[RegistryFile]) -> Result<(), Status> {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
         _ => {}
     }
-    for file in files {
-        let path = dir.join(&file.path);
+    for (path, file) in paths.iter().zip(files) {
+        let path = path.beneath(dir);
         if let Some(parent) = path.parent() {
             fs::DirBuilder::new().recursive(true).mode(0o700).create(parent).map_err(failed)?;
         }
         private_file::write(&path, &file.content).map_err(failed)?;
     }
     Ok(())
-}
-
-fn is_valid(path: &Path) -> bool {
-    path.components().count() == 3
-        && path.components().all(|part| matches!(part, Component::Normal(_)))
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use kiyot_tree::beneath;
 use ring::digest::{SHA256, digest};
 use rustix::{
     fs::{AtFlags, CWD, Mode, OFlags, linkat, open},
@@ -42,7 +43,7 @@ fn write(directory: &Path, name: &str, content: &[u8]) -> io::Result<()> {
     let mut file = File::from(open(directory, flags, Mode::from_raw_mode(0o444))?);
     file.write_all(content)?;
     let unnamed = format!("/proc/self/fd/{}", file.as_raw_fd());
-    match linkat(CWD, unnamed, CWD, directory.join(name), AtFlags::SYMLINK_FOLLOW) {
+    match linkat(CWD, unnamed, CWD, beneath(directory, name)?, AtFlags::SYMLINK_FOLLOW) {
         // A file of this digest is whole too.
         Ok(()) | Err(Errno::EXIST) => Ok(()),
         Err(error) => Err(error.into()),

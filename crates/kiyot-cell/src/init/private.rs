@@ -13,6 +13,7 @@ use std::{
     path::Path,
 };
 
+use kiyot_tree::{beneath, own};
 use rustix::{
     fs::statfs,
     mount::{
@@ -54,7 +55,8 @@ pub fn mount_all(dir: &CellDir) -> Result<Snapshotter, MountError> {
     for (name, on_disk) in
         [(CONTAINERD_CONTENT, CONTAINERD_CONTENT), (CRI, CRI), (&snapshots, SNAPSHOTS)]
     {
-        let (point, disk) = (root.join(name), dir.containerd_disk().join(on_disk));
+        let disk = own(&dir.containerd_disk(), on_disk);
+        let point = beneath(&root, name).map_err(|error| failed("create", &root, error.into()))?;
         create(&point)?;
         create(&disk)?;
         // A peer of the disk's mount would have all mounts below twice.
@@ -80,7 +82,7 @@ fn supports_overlay(dir: &CellDir) -> bool {
 
 fn probe_overlay(probe: &Path) -> io::Result<()> {
     let [lower, upper, work, merged] =
-        ["lower", "upper", "work", "merged"].map(|name| probe.join(name));
+        ["lower", "upper", "work", "merged"].map(|name| own(probe, name));
     for dir in [&lower, &upper, &work, &merged] {
         fs::create_dir_all(dir)?;
     }

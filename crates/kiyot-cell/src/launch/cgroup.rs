@@ -2,8 +2,10 @@
 
 use std::{
     fs, io,
-    path::{Component, Path, PathBuf},
+    path::{Path, PathBuf},
 };
+
+use kiyot_tree::{RelPath, beneath, own};
 
 /// Mount point of the cgroup file systems.
 pub const ROOT: &str = "/sys/fs/cgroup";
@@ -22,15 +24,10 @@ pub enum CgroupError {
 /// Creates the cgroup `name` if it is absent and moves this process into it: in the unified
 /// hierarchy (v2), or in each v1 hierarchy and the v2 hierarchy beside them.
 pub fn join(root: &Path, name: &str) -> Result<(), CgroupError> {
-    let relative = Path::new(name);
-    if name.is_empty()
-        || !relative.components().all(|component| matches!(component, Component::Normal(_)))
-    {
-        return Err(CgroupError::Name(name.to_owned()));
-    }
+    let name = RelPath::parse(name).map_err(|_| CgroupError::Name(name.to_owned()))?;
     for hierarchy in hierarchies(root).map_err(|source| CgroupError::Io(root.to_owned(), source))? {
-        let group = hierarchy.join(relative);
-        join_group(&hierarchy, relative).map_err(|source| CgroupError::Io(group, source))?;
+        let group = name.beneath(&hierarchy);
+        join_group(&hierarchy, &name).map_err(|source| CgroupError::Io(group, source))?;
     }
     Ok(())
 }
@@ -52,18 +49,18 @@ fn hierarchies(root: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(hierarchies)
 }
 
-fn join_group(hierarchy: &Path, relative: &Path) -> io::Result<()> {
+fn join_group(hierarchy: &Path, name: &RelPath) -> io::Result<()> {
     let mut group = hierarchy.to_owned();
-    for component in relative.components() {
+    for part in name.as_str().split('/') {
         let parent = group.clone();
-        group.push(component);
+        group = beneath(&parent, part)?;
         match fs::create_dir(&group) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
             _ => {}
         }
         // In v1 a new cpuset is empty, and joining it fails.
         for file in ["cpuset.cpus", "cpuset.mems"] {
-            inherit(&parent.join(file), &group.join(file))?;
+            inherit(&own(&parent, file), &own(&group, file))?;
         }
     }
     fs::write(group.join("cgroup.procs"), std::process::id().to_string())

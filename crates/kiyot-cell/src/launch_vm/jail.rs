@@ -16,6 +16,7 @@ use std::{
 };
 
 use kiyot_link::vm_file::{Accelerator, VmFile};
+use kiyot_tree::own;
 use nix::{
     sched::{CloneFlags, unshare},
     unistd::{Gid, Uid, chown, setgroups, setresgid, setresuid},
@@ -90,7 +91,7 @@ impl Jail {
             self.add_programs(name)?;
         }
         for name in FILES {
-            let path = Path::new("/").join(name);
+            let path = own(Path::new("/"), name);
             if path.is_file() {
                 self.add_file(&path, name, Access::ReadOnly)?;
             }
@@ -119,14 +120,13 @@ impl Jail {
     }
 
     /// Returns a path in the jail by its path on the node.
-    fn inside(&self, path: impl AsRef<Path>) -> PathBuf {
-        let path = path.as_ref();
-        self.root.join(path.strip_prefix("/").unwrap_or(path))
+    fn inside(&self, path: &'static str) -> PathBuf {
+        own(&self.root, path.trim_start_matches('/'))
     }
 
     /// Adds a directory of programs, or a link to another.
-    fn add_programs(&self, name: &str) -> Result<(), VmError> {
-        let (path, inside) = (Path::new("/").join(name), self.inside(name));
+    fn add_programs(&self, name: &'static str) -> Result<(), VmError> {
+        let (path, inside) = (own(Path::new("/"), name), self.inside(name));
         if let Ok(target) = fs::read_link(&path) {
             return symlink(target, &inside).map_err(path_error("create the link", &inside));
         }
@@ -137,7 +137,7 @@ impl Jail {
         Ok(())
     }
 
-    fn add_file(&self, path: &Path, name: &str, access: Access) -> Result<(), VmError> {
+    fn add_file(&self, path: &Path, name: &'static str, access: Access) -> Result<(), VmError> {
         let inside = self.inside(name);
         if let Some(parent) = inside.parent() {
             create_dir(parent)?;
@@ -155,7 +155,7 @@ impl Jail {
         mount_remount(inside, flags, c"").map_err(path_error("restrict the mount of", path))
     }
 
-    fn add_device(&self, (name, major, minor): &(&str, u32, u32)) -> Result<(), VmError> {
+    fn add_device(&self, (name, major, minor): &(&'static str, u32, u32)) -> Result<(), VmError> {
         let inside = self.inside(name);
         if let Some(parent) = inside.parent() {
             create_dir(parent)?;

@@ -15,6 +15,7 @@ use std::{
 use kiyot_link::vm_file::{
     LINK_GUEST, LINK_HOST, LINK_PORT, LINK_PREFIX, LINK_TAP, POD_TAP, VmFile, VmNetwork,
 };
+use kiyot_tree::own;
 
 /// Settings of the namespace that keep it from forwarding.
 const SYSCTLS: [(&str, &str); 4] = [
@@ -55,7 +56,7 @@ pub fn prepare(file: &VmFile, network: &VmNetwork) -> Result<(), NetworkError> {
     set_rules(succeed)?;
     succeed("ip", &["-batch", "-"], devices(file, network).as_bytes())?;
     for (name, value) in SYSCTLS {
-        let path = Path::new("/proc/sys/net").join(name);
+        let path = own(Path::new("/proc/sys/net"), name);
         match fs::write(&path, value) {
             // A kernel without IPv6.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}

@@ -5,6 +5,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use kiyot_tree::beneath;
+
 use super::wait;
 
 /// Directory of block devices in sysfs.
@@ -30,7 +32,7 @@ pub(super) fn find(serial: &'static str) -> Result<PathBuf, DiskError> {
                 let found = disks.into_iter().map(|(name, serial)| format!("{name}={serial}"));
                 Err(DiskError { serial, found: found.collect() })
             }
-            found => Ok(found.map(|(name, _)| Path::new("/dev").join(name))),
+            found => Ok(found.and_then(|(name, _)| beneath(Path::new("/dev"), name).ok())),
         }
     })
 }

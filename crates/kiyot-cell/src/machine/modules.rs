@@ -6,6 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use kiyot_tree::beneath;
 use nix::{
     errno::Errno,
     kmod::{ModuleInitFlags, finit_module},
@@ -29,7 +30,8 @@ pub(super) fn load_all(list: &Path) -> Result<(), ModuleError> {
     };
     let dir = list.parent().unwrap_or(list);
     for name in names.lines().filter(|name| !name.is_empty()) {
-        let path = dir.join(name);
+        let path =
+            beneath(dir, name).map_err(|error| ModuleError(list.to_owned(), error.into()))?;
         load(&path).map_err(|error| ModuleError(path, error))?;
     }
     // What is left takes memory only.

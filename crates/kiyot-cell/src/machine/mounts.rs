@@ -6,6 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use kiyot_tree::own;
 use rustix::{
     fs::Mode,
     io::Errno,
@@ -77,7 +78,7 @@ pub(super) fn root(image: &Path, disk: &Path) -> Result<(), MountError> {
             Errno::INVAL,
         ));
     }
-    let cell = Path::new(NEW_ROOT).join(CELL_DIR.trim_start_matches('/'));
+    let cell = own(Path::new(NEW_ROOT), CELL_DIR.trim_start_matches('/'));
     mount(disk, &cell, "ext4", PLAIN | MountFlags::NOATIME, None)
         .map_err(failed(disk.display().to_string(), &cell))?;
     for path in MOVED {

@@ -139,7 +139,10 @@ impl CriService {
         };
         let hello = cell_client::connected(cell, &sandbox.pod, None).await?;
         self.check_mounts(cell, &config).await?;
-        let logs = requests::log_paths(&sandbox_config, &config, id.as_str());
+        let logs = requests::log_paths(&sandbox_config, &config, id.as_str()).map_err(|error| {
+            let name = config.metadata.as_ref().map_or("", |metadata| &metadata.name);
+            Status::invalid_argument(format!("log of container {name:?}: {error}"))
+        })?;
         // Images may take minutes and can be cancelled. Changes of files are short, and are not
         // left half-made in the cell.
         let files = async {

@@ -11,6 +11,7 @@ use kiyot_proto::{
     cell::BindRequest,
     cri::{self, security_profile::ProfileType},
 };
+use kiyot_tree::{PathError, absolute, beneath};
 
 use crate::backends::milpa::providers::{CGROUP_BENEATH_SLICE, PodNetwork};
 
@@ -243,25 +244,23 @@ pub(super) struct LogPaths {
 }
 
 /// Returns the paths of a container's log; `None` without a log. The cell's file has the node's
-/// container id, so that no container continues another's log.
+/// container id, so that no container continues another's log. A path that leads out of the
+/// sandbox's log directory is an error.
 pub(super) fn log_paths(
     sandbox: &cri::PodSandboxConfig,
     container: &cri::ContainerConfig,
     id: &str,
-) -> Option<LogPaths> {
-    if sandbox.log_directory.is_empty() || container.log_path.is_empty() {
-        return None;
+) -> Result<Option<LogPaths>, PathError> {
+    let (directory, log) = (&*sandbox.log_directory, &*container.log_path);
+    if directory.is_empty() || log.is_empty() {
+        return Ok(None);
     }
     let in_logs = format!("{id}/0.log");
-    Some(LogPaths {
-        node: format!(
-            "{}/{}",
-            sandbox.log_directory.trim_end_matches('/'),
-            container.log_path.trim_start_matches('/')
-        ),
+    Ok(Some(LogPaths {
+        node: beneath(&absolute(directory)?, log.trim_start_matches('/'))?.display().to_string(),
         in_pod_dir: format!("{LOG_DIR}/{in_logs}"),
         in_logs,
-    })
+    }))
 }
 
 /// Returns a container's config for its record, without the values of the environment: they may be

@@ -39,12 +39,9 @@ fn path<'a>(profile: Option<&'a cri::SecurityProfile>, old: &'a str) -> Option<&
     }
 }
 
-/// Reads a profile: an absolute path of a file that is not too large.
+/// Reads a profile: an absolute path, without "..", of a file that is not too large.
 pub(crate) fn read(path: &str) -> io::Result<Vec<u8>> {
-    if !path.starts_with('/') {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "allowed are absolute paths"));
-    }
-    let file = File::open(path)?;
+    let file = File::open(kiyot_tree::absolute(path)?)?;
     if !file.metadata()?.is_file() {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no file"));
     }
@@ -107,14 +104,18 @@ mod tests {
         assert_eq!(node_profile(&cri::ContainerConfig::default()), None);
     }
 
+    /// Verifies X61.
     #[test]
-    fn profile_that_is_absent_large_or_relative_is_not_read() {
+    fn profile_that_is_absent_large_relative_or_leads_upwards_is_not_read() {
         let dir = tempfile::tempdir().unwrap();
         let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
         std::fs::write(path("fine"), "{}").unwrap();
         std::fs::write(path("large"), vec![b' '; 1 + (1 << 20)]).unwrap();
         assert_eq!(read(&path("fine")).unwrap(), b"{}");
-        for bad in [path("none"), path("large"), path(""), "relative".to_owned(), String::new()] {
+        let around = path("../") + dir.path().file_name().unwrap().to_str().unwrap() + "/fine";
+        for bad in
+            [path("none"), path("large"), path(""), "relative".to_owned(), String::new(), around]
+        {
             assert!(read(&bad).is_err(), "{bad}");
         }
     }

@@ -9,12 +9,13 @@ use std::{
 
 use bytes::Bytes;
 use kiyot_proto::cell::{FileChange, Root};
+use kiyot_tree::RelPath;
 
 use super::{
     disk::Disk,
     plan::{CellPath, DATA_LINK, plan},
     subpath,
-    tree::{Attributes, CopyState, Entry, Tree, is_plain},
+    tree::{Attributes, CopyState, Entry, Tree},
 };
 
 /// Path of the copy in the cell.
@@ -139,7 +140,7 @@ fn assert_within(change: &FileChange, place: &CellPath) {
         .and_then(|rest| if rest.is_empty() { Some(rest) } else { rest.strip_prefix('/') });
     assert!(
         change.root() == place.root
-            && below.is_some_and(|below| below.is_empty() || is_plain(below)),
+            && below.is_some_and(|below| below.is_empty() || RelPath::parse(below).is_ok()),
         "{change:?}"
     );
 }
@@ -185,7 +186,7 @@ fn tree(bytes: &mut &[u8]) -> Tree {
         let content = take(bytes, length);
         let parent = &dirs[usize::from(dir) % dirs.len()];
         let path = if parent.is_empty() { name.clone() } else { format!("{parent}/{name}") };
-        if name.contains('/') || !is_plain(&name) || entries.contains_key(&path) {
+        if name.contains('/') || RelPath::parse(&name).is_err() || entries.contains_key(&path) {
             continue;
         }
         let entry = match kind & 7 {

@@ -6,6 +6,7 @@ use kiyot_proto::{
     cell::{FileChange, MountTmpfs, Root, file_change::Change},
     cri,
 };
+use kiyot_tree::beneath;
 use ring::digest::{SHA256, digest};
 use rustix::fs::{fstat, fstatfs};
 
@@ -189,7 +190,7 @@ impl Preparation<'_> {
         let candidates: Vec<PathBuf> = self
             .kubelet_dirs
             .iter()
-            .map(|dir| dir.join("pods").join(self.uid).join("volumes"))
+            .filter_map(|dir| Some(beneath(&dir.join("pods"), self.uid).ok()?.join("volumes")))
             .collect();
         let volume = volume.to_owned();
         blocking(move || {
@@ -197,7 +198,8 @@ impl Preparation<'_> {
                 candidates.iter().filter_map(|dir| dir.read_dir().ok()).flatten().flatten();
             Ok(plugins
                 .filter_map(|plugin| {
-                    Some((plugin.file_name().into_string().ok()?, plugin.path().join(&volume)))
+                    let path = beneath(&plugin.path(), &volume).ok()?;
+                    Some((plugin.file_name().into_string().ok()?, path))
                 })
                 .find(|(_, path)| path.is_dir()))
         })

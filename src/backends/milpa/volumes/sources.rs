@@ -3,6 +3,7 @@
 use std::path::{Component, Path, PathBuf};
 
 use kiyot_proto::cell::Root;
+use kiyot_tree::beneath;
 
 use super::plan::CellPath;
 
@@ -70,13 +71,11 @@ impl Source {
         let plain = path
             .components()
             .all(|component| matches!(component, Component::RootDir | Component::Normal(_)));
-        if !plain || matches!(pod_uid, "" | "." | "..") || pod_uid.contains('/') {
-            return Self::HostPath;
-        }
-        let Some(rest) = kubelet_dirs
+        let rest = kubelet_dirs
             .iter()
-            .find_map(|dir| path.strip_prefix(dir.join("pods").join(pod_uid)).ok())
-        else {
+            .filter_map(|dir| beneath(&dir.join("pods"), pod_uid).ok())
+            .find_map(|dir| path.strip_prefix(dir).ok());
+        let Some(rest) = rest.filter(|_| plain && !pod_uid.contains('/')) else {
             return Self::HostPath;
         };
         let names: Vec<&str> =

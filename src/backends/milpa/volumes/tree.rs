@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
+use kiyot_tree::RelPath;
 use ring::digest::{SHA256, digest};
 use serde::{Deserialize, Serialize};
 
@@ -170,16 +171,11 @@ impl CopyState {
             .unwrap_or_default();
         let entries = entries
             .into_iter()
-            .filter(|(path, _)| is_plain(path))
+            .filter(|(path, _)| RelPath::parse(path).is_ok())
             .map(|(path, kind)| (path, CopyEntry::Possible(kind)))
             .collect();
         Self { root: None, entries }
     }
-}
-
-/// Returns true if a path is relative, without `.`, `..` and empty components.
-pub(super) fn is_plain(path: &str) -> bool {
-    path.split('/').all(|component| !matches!(component, "" | "." | "..")) && !path.contains('\0')
 }
 
 fn sha256(content: &[u8]) -> [u8; 32] {

@@ -1,7 +1,6 @@
-//! Relative paths, and opening them below a directory without following links.
+//! Opening of paths below a directory without following links.
 
-use std::fmt;
-
+use kiyot_tree::RelPath;
 use rustix::{
     fd::OwnedFd,
     fs::{CWD, FileType, Mode, OFlags, ResolveFlags, fstat, openat, openat2},
@@ -9,46 +8,6 @@ use rustix::{
 };
 
 use super::{FileError, mount_point::fd_path};
-
-/// Longest path, in bytes.
-pub(super) const MAX_PATH_BYTES: usize = 2048;
-
-/// A relative path of plain names: no empty component, "." or "..".
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RelPath(String);
-
-impl RelPath {
-    /// Validates a path.
-    pub fn parse(path: &str) -> Result<Self, FileError> {
-        let plain =
-            |name: &str| !name.is_empty() && name != "." && name != ".." && name.len() <= 255;
-        if path.len() > MAX_PATH_BYTES || path.contains('\0') || !path.split('/').all(plain) {
-            return Err(FileError::Path(path.chars().take(MAX_PATH_BYTES).collect()));
-        }
-        Ok(Self(path.to_owned()))
-    }
-
-    /// Returns the last component.
-    pub fn name(&self) -> &str {
-        self.0.rsplit('/').next().unwrap_or(&self.0)
-    }
-
-    /// Returns the path without its last component; empty if there is only one.
-    pub fn parent(&self) -> &str {
-        self.0.rsplit_once('/').map_or("", |(parent, _)| parent)
-    }
-
-    /// Returns the path as a string.
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Display for RelPath {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
 
 /// Opens a path below a directory (openat2(2), `RESOLVE_BENEATH`). Fails on any symbolic link, the
 /// last component included.

@@ -2,6 +2,7 @@
 
 use std::{io, os::unix::fs::MetadataExt, path::Path, time::Duration};
 
+use kiyot_tree::beneath;
 use rustix::fs::{CWD, FallocateFlags, Mode, OFlags, fallocate, openat};
 
 use super::{BLOCK_BYTES, LOG_DIR, sizes};
@@ -25,7 +26,7 @@ pub async fn enforce_retention(pod_dir: std::path::PathBuf) {
 
 fn enforce_all(pod_dir: &Path, kept: u64) {
     for log in sizes(pod_dir).into_keys().filter(|log| log.starts_with(LOG_DIR)) {
-        match trim(&pod_dir.join(&log), kept) {
+        match beneath(pod_dir, &log).map_err(Into::into).and_then(|log| trim(&log, kept)) {
             Ok(0) => {}
             Ok(bytes) => tracing::warn!(
                 log,

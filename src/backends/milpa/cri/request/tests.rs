@@ -279,7 +279,7 @@ fn container_request_is_rewritten_for_the_cell() {
         }),
         ..Default::default()
     };
-    let logs = log_paths(&sandbox, &config, "milpaid").unwrap();
+    let logs = log_paths(&sandbox, &config, "milpaid").unwrap().unwrap();
     assert_eq!(
         (&*logs.node, &*logs.in_pod_dir),
         ("/var/log/pods/x/web/0.log", "logs/milpaid/0.log")
@@ -331,4 +331,26 @@ fn container_request_is_rewritten_for_the_cell() {
         without_secrets(&config).envs[0],
         cri::KeyValue { key: "PASSWORD".to_owned(), value: Vec::new() }
     );
+}
+
+/// Verifies X61.
+#[test]
+fn log_that_leads_out_of_its_directory_is_refused() {
+    let paths = |directory: &str, log: &str| {
+        let sandbox =
+            cri::PodSandboxConfig { log_directory: directory.to_owned(), ..Default::default() };
+        let container = cri::ContainerConfig { log_path: log.to_owned(), ..Default::default() };
+        log_paths(&sandbox, &container, "milpaid").map(|logs| logs.map(|logs| logs.node))
+    };
+    assert_eq!(paths("/var/log/x/", "/web/0.log"), Ok(Some("/var/log/x/web/0.log".to_owned())));
+    assert_eq!(paths("", "web/0.log"), Ok(None));
+    assert_eq!(paths("/var/log/x", ""), Ok(None));
+    for log in ["../../../etc/cron.d/x", "web/../../0.log", "web/..", "a\0b", "/"] {
+        let error = paths("/var/log/x", log).unwrap_err().to_string();
+        assert!(error.contains("invalid; allowed: a relative path without"), "{error}");
+    }
+    for directory in ["relative", "/var/log/../../etc", "/var/./log"] {
+        let error = paths(directory, "web/0.log").unwrap_err().to_string();
+        assert!(error.contains("invalid; allowed: an absolute path without"), "{error}");
+    }
 }

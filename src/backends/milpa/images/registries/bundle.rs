@@ -4,10 +4,11 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     io,
-    path::{Component, Path, PathBuf},
+    path::{Path, PathBuf},
 };
 
 use kiyot_link::bind_limits::{MAX_REGISTRY_DIRS, MAX_REGISTRY_FILES};
+use kiyot_tree::beneath;
 use toml_edit::{DocumentMut, Item, TableLike, Value};
 
 use super::directory::entries;
@@ -44,7 +45,7 @@ impl Bundle {
         for (number, root) in roots.iter().enumerate().take(MAX_REGISTRY_DIRS) {
             for host in entries(root)?.into_iter().filter(|host| host.is_dir()) {
                 let Some(name) = host.file_name() else { continue };
-                let of_host = Path::new(&number.to_string()).join(name);
+                let of_host = beneath(Path::new(&number.to_string()), name)?;
                 bundle.add_host(&host, &of_host, read)?;
             }
         }
@@ -65,11 +66,11 @@ impl Bundle {
                     let text = String::from_utf8_lossy(&content).into_owned();
                     let (text, named) = self.with_own_files(&path, &text, read);
                     for (name, content) in named {
-                        self.add(of_host.join(name), content);
+                        self.add(beneath(of_host, name)?, content);
                     }
-                    self.add(of_host.join(name), text.into_bytes());
+                    self.add(beneath(of_host, name)?, text.into_bytes());
                 }
-                Ok(content) => self.add(of_host.join(name), content),
+                Ok(content) => self.add(beneath(of_host, name)?, content),
                 Err(error) => {
                     self.problems.insert(format!("{} can't be read: {error}", path.display()));
                 }
@@ -106,9 +107,7 @@ impl Bundle {
         let mut named = Vec::new();
         let mut replace = |file: &mut Value| {
             let Some(original) = file.as_str().map(PathBuf::from) else { return };
-            let is_beside = original.components().count() == 1
-                && matches!(original.components().next(), Some(Component::Normal(_)));
-            if is_beside {
+            if original.components().count() == 1 && beneath(path, &original).is_ok() {
                 return;
             }
             let original = path.parent().unwrap_or(path).join(original);

@@ -7,6 +7,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use kiyot_tree::beneath;
+
 /// Makes a directory of directories hold exactly these files. It replaces them one by one, because
 /// cells read them meanwhile, in the order of their paths, so that `hosts.toml` follows the files
 /// that it names (`0-ca.pem`). Only the owner can read them.
@@ -15,7 +17,7 @@ pub(super) fn make(directory: &Path, files: &BTreeMap<PathBuf, Vec<u8>>) -> io::
         return Ok(());
     }
     for (path, content) in files {
-        let path = directory.join(path);
+        let path = beneath(directory, path)?;
         if fs::read(&path).is_ok_and(|found| found == *content) {
             continue;
         }

@@ -9,6 +9,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use kiyot_tree::beneath;
+
 use super::configured::{Configured, Tls};
 
 /// Host of Docker's images, and the host that serves them (containerd, docker.DefaultHost).
@@ -164,7 +166,10 @@ pub(super) fn plan(configured: &Configured, read: &dyn Fn(&Path) -> io::Result<V
             text(&entries, host == DEFAULT_HOST.1).into_bytes(),
         );
         let certificates = entries.into_iter().flat_map(|(_, certificates)| certificates.files);
-        plan.files.extend(certificates.map(|(name, content)| (directory.join(name), content)));
+        plan.files.extend(
+            certificates
+                .filter_map(|(name, content)| Some((beneath(&directory, name).ok()?, content))),
+        );
     }
     plan
 }

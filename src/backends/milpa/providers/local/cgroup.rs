@@ -66,12 +66,15 @@ impl Hierarchy {
         self.controllers.iter().any(|own| own == controller)
     }
 
+    /// Returns the directory of a cell's own cgroup.
+    pub(super) fn of_cell(&self, cell: &str) -> PathBuf {
+        self.mount.join(name(cell))
+    }
+
     /// Returns the directory of a path from `/proc/<pid>/cgroup`.
     fn dir(&self, path: &Path) -> Option<PathBuf> {
-        let beneath = path.strip_prefix(&self.root).ok()?;
-        let plain =
-            beneath.components().all(|part| matches!(part, std::path::Component::Normal(_)));
-        plain.then(|| self.mount.join(beneath))
+        let below = path.strip_prefix(&self.root).ok()?;
+        kiyot_tree::beneath(&self.mount, below).ok()
     }
 }
 
@@ -123,7 +126,7 @@ pub(super) fn name(cell: &str) -> String {
 pub(super) fn make(hierarchies: &[Hierarchy], cell: &str) -> io::Result<()> {
     for hierarchy in hierarchies {
         let parent = hierarchy.mount.join(PARENT);
-        let dir = parent.join(cell);
+        let dir = hierarchy.of_cell(cell);
         // The end of another cell may remove the parent in between.
         let mut made = fs::create_dir_all(&dir);
         for _ in 0..5 {
@@ -155,7 +158,7 @@ pub(super) fn enter(cell: &str, pid: u32) -> io::Result<()> {
         .or_else(|| hierarchies.first())
         .ok_or_else(|| io::Error::other("no cgroup hierarchy is mounted"))?;
     make(std::slice::from_ref(hierarchy), cell)?;
-    let procs = hierarchy.mount.join(name(cell)).join("cgroup.procs");
+    let procs = hierarchy.of_cell(cell).join("cgroup.procs");
     match fs::write(&procs, pid.to_string()) {
         Err(error) if Errno::from_io_error(&error) == Some(Errno::SRCH) => Ok(()),
         written => written.map_err(|error| named(&procs, error)),
@@ -165,8 +168,7 @@ pub(super) fn enter(cell: &str, pid: u32) -> io::Result<()> {
 /// Returns the PIDs in a cell's own cgroup and below it, in any hierarchy.
 pub(super) fn processes(hierarchies: &[Hierarchy], cell: &str) -> io::Result<BTreeSet<i32>> {
     let mut pids = BTreeSet::new();
-    let mut open: Vec<_> =
-        hierarchies.iter().map(|hierarchy| hierarchy.mount.join(name(cell))).collect();
+    let mut open: Vec<_> = hierarchies.iter().map(|hierarchy| hierarchy.of_cell(cell)).collect();
     let mut looked = 0;
     while let Some(dir) = open.pop() {
         looked += 1;
@@ -193,7 +195,7 @@ pub(super) fn processes(hierarchies: &[Hierarchy], cell: &str) -> io::Result<BTr
 /// 2, Linux 5.14).
 pub(super) fn kill(hierarchies: &[Hierarchy], cell: &str) {
     for hierarchy in hierarchies.iter().filter(|hierarchy| hierarchy.is_v2()) {
-        let file = hierarchy.mount.join(name(cell)).join("cgroup.kill");
+        let file = hierarchy.of_cell(cell).join("cgroup.kill");
         // Without `cgroup.kill` each process is killed by its PID, like the members elsewhere.
         if file.exists() {
             let _ = fs::write(file, "1");
@@ -204,10 +206,10 @@ pub(super) fn kill(hierarchies: &[Hierarchy], cell: &str) {
 /// Copies CPUs and memory nodes from the parent, without which a version 1 cpuset takes no process.
 pub(super) fn inherit_cpuset(from: &Path, to: &Path) -> io::Result<()> {
     for file in ["cpuset.cpus", "cpuset.mems"] {
-        let own = to.join(file);
+        let own = kiyot_tree::own(to, file);
         if fs::read_to_string(&own).map_err(|error| named(&own, error))?.trim().is_empty() {
-            let inherited =
-                fs::read(from.join(file)).map_err(|error| named(&from.join(file), error))?;
+            let from = kiyot_tree::own(from, file);
+            let inherited = fs::read(&from).map_err(|error| named(&from, error))?;
             fs::write(&own, inherited).map_err(|error| named(&own, error))?;
         }
     }
@@ -280,7 +282,7 @@ impl Containers {
         let path = pod_cgroup::relative(cgroup_parent)?;
         let mut found = BTreeSet::new();
         for hierarchy in hierarchies {
-            self.collect(&hierarchy.mount.join(&path), &mut found);
+            self.collect(&path.beneath(&hierarchy.mount), &mut found);
         }
         Some(found)
     }
@@ -345,7 +347,7 @@ pub(super) fn children(dir: &Path) -> impl Iterator<Item = PathBuf> {
 /// process exits from a frozen cgroup.
 pub(super) fn thaw(hierarchies: &[Hierarchy], cell: &str, containers: &BTreeSet<PathBuf>) {
     for hierarchy in hierarchies.iter().filter(|hierarchy| hierarchy.has("freezer")) {
-        let own = hierarchy.mount.join(name(cell));
+        let own = hierarchy.of_cell(cell);
         let mut open: Vec<_> = containers
             .iter()
             .filter(|dir| dir.starts_with(&hierarchy.mount))
@@ -364,7 +366,7 @@ pub(super) fn thaw(hierarchies: &[Hierarchy], cell: &str, containers: &BTreeSet<
 /// cgroup is fine.
 pub(super) fn thaw_own(hierarchies: &[Hierarchy], cell: &str) -> io::Result<()> {
     for hierarchy in hierarchies.iter().filter(|hierarchy| hierarchy.is_v2()) {
-        let file = hierarchy.mount.join(name(cell)).join("cgroup.freeze");
+        let file = hierarchy.of_cell(cell).join("cgroup.freeze");
         // Not `fs::write`, which would create the file outside of a cgroup file system.
         if let Some(mut file) = found(fs::OpenOptions::new().write(true).open(&file))? {
             file.write_all(b"0").map_err(|error| named(&hierarchy.mount, error))?;
@@ -376,7 +378,7 @@ pub(super) fn thaw_own(hierarchies: &[Hierarchy], cell: &str) -> io::Result<()> 
 /// Removes a cell's own cgroup in each hierarchy, and their parent with the last.
 pub(super) fn remove(hierarchies: &[Hierarchy], cell: &str) -> io::Result<()> {
     for hierarchy in hierarchies {
-        remove_tree(&hierarchy.mount.join(name(cell)), BUSY_LIMIT)?;
+        remove_tree(&hierarchy.of_cell(cell), BUSY_LIMIT)?;
         // Other cells may be in it.
         if fs::remove_dir(hierarchy.mount.join(PARENT)).is_err() {
             // The next attachment of a cell sets it again.

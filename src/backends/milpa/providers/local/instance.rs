@@ -9,6 +9,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use kiyot_tree::own;
 use rustix::fs::{IFlags, OFlags, ioctl_getflags, ioctl_setflags};
 use serde::{Deserialize, Serialize};
 
@@ -147,8 +148,8 @@ impl Home {
     }
 
     /// Returns the path of a file of the provider.
-    pub(in super::super) fn file(&self, name: &str) -> PathBuf {
-        self.dir.join(name)
+    pub(in super::super) fn file(&self, name: &'static str) -> PathBuf {
+        own(&self.dir, name)
     }
 
     pub(super) fn network_file(&self) -> PathBuf {
@@ -160,7 +161,7 @@ impl Home {
         let root = self.dir.join(CRI_ROOT);
         let mut containers = BTreeSet::new();
         for kind in ["containers", "sandboxes"] {
-            let entries = found(fs::read_dir(root.join(kind)))?.into_iter().flatten().flatten();
+            let entries = found(fs::read_dir(own(&root, kind)))?.into_iter().flatten().flatten();
             containers.extend(entries.filter_map(|entry| entry.file_name().into_string().ok()));
         }
         Ok(containers)

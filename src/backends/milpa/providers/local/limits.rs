@@ -3,6 +3,8 @@
 
 use std::{fs, io, path::Path};
 
+use kiyot_tree::own;
+
 use super::{
     cgroup::{self, Hierarchy, PARENT},
     pod_cgroup,
@@ -41,11 +43,11 @@ pub(super) fn set(hierarchies: &[Hierarchy], cell: &str, limits: Limits) -> io::
         ("pids", "pids.max", "pids.max", limits.pids),
     ] {
         for hierarchy in hierarchies {
-            let dir = hierarchy.mount.join(cgroup::name(cell));
+            let dir = hierarchy.of_cell(cell);
             if hierarchy.has(controller) {
-                write(&dir.join(v1_file), &value.to_string())?;
+                write(&own(&dir, v1_file), &value.to_string())?;
             } else if hierarchy.is_v2() && delegates(&hierarchy.mount.join(PARENT), controller)? {
-                write(&dir.join(v2_file), &value.to_string())?;
+                write(&own(&dir, v2_file), &value.to_string())?;
             }
         }
     }
@@ -64,16 +66,16 @@ pub(super) fn inherit_weights<'a>(
         let mut is_changed = false;
         for (cell, cgroup_parent) in pods.clone() {
             let Some(pod) = pod_cgroup::relative(cgroup_parent) else { continue };
-            let Some(weight) = read(&hierarchy.mount.join(&pod), file)? else { continue };
+            let Some(weight) = read(&pod.beneath(&hierarchy.mount), file)? else { continue };
             let weight = weight.clamp(file.least, file.most);
-            let dir = hierarchy.mount.join(cgroup::name(cell));
+            let dir = hierarchy.of_cell(cell);
             if dir.is_dir() && read(&dir, file)? != Some(weight) {
-                write(&dir.join(file.name), &weight.to_string())?;
+                write(&own(&dir, file.name), &weight.to_string())?;
                 is_changed = true;
             }
         }
         if is_changed && let Some(sum) = sum_of_cells(hierarchy, file)? {
-            write(&hierarchy.mount.join(PARENT).join(file.name), &sum.to_string())?;
+            write(&own(&hierarchy.mount.join(PARENT), file.name), &sum.to_string())?;
         }
     }
     Ok(())
@@ -85,7 +87,7 @@ pub(super) fn lower_parent(hierarchy: &Hierarchy) -> io::Result<()> {
     let parent = hierarchy.mount.join(PARENT);
     let Some(weight) = read(&parent, file)? else { return Ok(()) };
     match sum_of_cells(hierarchy, file)? {
-        Some(sum) if sum < weight => write(&parent.join(file.name), &sum.to_string()),
+        Some(sum) if sum < weight => write(&own(&parent, file.name), &sum.to_string()),
         _ => Ok(()),
     }
 }
@@ -112,7 +114,7 @@ fn weight_file(hierarchy: &Hierarchy) -> io::Result<Option<WeightFile>> {
 
 /// Returns the weight of a cgroup; `None` if the cgroup is absent.
 fn read(dir: &Path, file: WeightFile) -> io::Result<Option<u64>> {
-    let text = found(fs::read_to_string(dir.join(file.name)))?;
+    let text = found(fs::read_to_string(own(dir, file.name)))?;
     Ok(text.and_then(|text| text.trim().parse().ok()))
 }
 

@@ -10,6 +10,8 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
+use kiyot_tree::beneath;
+
 use super::{
     super::{super::id::CellId, InstanceState},
     instance::{Home, Launcher},
@@ -115,8 +117,9 @@ impl Listing {
 impl Found {
     /// Records the foreign entries. Returns new and changed entries.
     fn met(&mut self, cells: &Path, strays: Vec<OsString>) -> Vec<OsString> {
+        let stamp = |name: &OsString| beneath(cells, name).ok().and_then(|path| Stamp::of(&path));
         let now: HashMap<_, _> =
-            strays.into_iter().map(|name| (name.clone(), Stamp::of(&cells.join(name)))).collect();
+            strays.into_iter().map(|name| (name.clone(), stamp(&name))).collect();
         let before = std::mem::replace(&mut self.strays, now);
         let is_new =
             |(name, stamp): &(&OsString, &Option<Stamp>)| before.get(*name) != Some(*stamp);

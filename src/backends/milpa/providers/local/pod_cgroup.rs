@@ -4,12 +4,9 @@
 //! hierarchy of version 1, or in version 2 one with the controllers that the kubelet uses
 //! (`cgroupV2impl.Validate`). It makes that of a pod only before the pod runs.
 
-use std::{
-    collections::BTreeSet,
-    fs, io,
-    path::{Component, Path, PathBuf},
-};
+use std::{collections::BTreeSet, fs, io, path::Path};
 
+use kiyot_tree::{RelPath, beneath};
 use tokio::task::spawn_blocking;
 
 use super::{
@@ -55,16 +52,14 @@ pub(in super::super) async fn restore(parents: &[String]) -> Result<(), Provider
 }
 
 /// Returns the path of a `cgroup_parent` beneath a mount point; `None` if it leads elsewhere.
-pub(super) fn relative(parent: &str) -> Option<PathBuf> {
-    let path = Path::new(parent.trim_matches('/'));
-    let is_plain = path.components().all(|part| matches!(part, Component::Normal(_)));
-    let depth = path.components().count();
-    (is_plain && (1..=MAX_DEPTH).contains(&depth)).then(|| path.to_owned())
+pub(super) fn relative(parent: &str) -> Option<RelPath> {
+    let path = RelPath::parse(parent.trim_matches('/')).ok()?;
+    (path.as_str().split('/').count() <= MAX_DEPTH).then_some(path)
 }
 
 /// Returns true if a kubelet finds a cgroup.
-fn is_complete(hierarchy: &Hierarchy, path: &Path) -> bool {
-    let dir = hierarchy.mount.join(path);
+fn is_complete(hierarchy: &Hierarchy, path: &RelPath) -> bool {
+    let dir = path.beneath(&hierarchy.mount);
     dir.is_dir() && (!hierarchy.is_v2() || missing(&hierarchy.mount, &dir).is_empty())
 }
 
@@ -81,9 +76,9 @@ fn controllers(dir: &Path) -> BTreeSet<String> {
 }
 
 /// Makes a cgroup with its parents.
-fn make(hierarchy: &Hierarchy, path: &Path) -> io::Result<()> {
+fn make(hierarchy: &Hierarchy, path: &RelPath) -> io::Result<()> {
     let mut dir = hierarchy.mount.clone();
-    for part in path.components() {
+    for part in path.as_str().split('/') {
         let parent = dir.clone();
         if hierarchy.is_v2() {
             for controller in controllers(&parent) {
@@ -91,7 +86,7 @@ fn make(hierarchy: &Hierarchy, path: &Path) -> io::Result<()> {
                 let _ = fs::write(parent.join("cgroup.subtree_control"), format!("+{controller}"));
             }
         }
-        dir.push(part);
+        dir = beneath(&parent, part)?;
         match fs::create_dir(&dir) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
                 return Err(cgroup::named(&dir, error));
@@ -153,6 +148,6 @@ mod tests {
         for parent in ["", "/", "//", "/kubepods/../../etc", "..", "/./..", &deep] {
             assert_eq!(relative(parent), None, "{parent:?}");
         }
-        assert_eq!(relative("kubepods/pod1/"), Some("kubepods/pod1".into()));
+        assert_eq!(relative("kubepods/pod1/"), RelPath::parse("kubepods/pod1").ok());
     }
 }

@@ -6,7 +6,7 @@
 //! continues: the directory itself is the record.
 
 use std::{
-    ffi::{CString, OsString},
+    ffi::{CString, OsStr, OsString},
     fs::{self, DirBuilder},
     io,
     os::unix::{
@@ -18,7 +18,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use kiyot_tree::{MountPolicy, RemoveProgress, remove};
+use kiyot_tree::{MountPolicy, RemoveProgress, beneath, remove};
 use rustix::{
     fs::{CWD, Mode, OFlags, RenameFlags, openat, renameat_with},
     io::Errno,
@@ -114,7 +114,7 @@ async fn work(dir: PathBuf) {
         };
         let mut goes_on = false;
         for name in names {
-            match step(dir.join(&name)).await {
+            match removed_part(&dir, &name).await {
                 Ok(RemoveProgress::Partial) => goes_on = true,
                 Ok(RemoveProgress::Done) => {
                     tracing::info!(?name, "files of an ended cell removed");
@@ -133,6 +133,10 @@ async fn work(dir: PathBuf) {
 
 fn list(dir: &Path) -> io::Result<Vec<OsString>> {
     fs::read_dir(dir)?.take(TURNS).map(|entry| entry.map(|entry| entry.file_name())).collect()
+}
+
+async fn removed_part(dir: &Path, name: &OsStr) -> io::Result<RemoveProgress> {
+    step(beneath(dir, name)?).await
 }
 
 /// Removes a part of a tree on a blocking thread.
@@ -162,7 +166,7 @@ fn move_aside(from: &Path, dir: &Path) -> io::Result<()> {
     for number in 0..MAX_SAME_NAME {
         let mut to = name.as_bytes().to_vec();
         to.extend_from_slice(format!(".{number}").as_bytes());
-        let to = dir.join(OsString::from_vec(to));
+        let to = beneath(dir, OsString::from_vec(to))?;
         match renameat_with(CWD, from, CWD, &to, RenameFlags::NOREPLACE) {
             Err(Errno::EXIST) => {}
             // Another call has removed it.

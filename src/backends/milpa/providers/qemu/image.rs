@@ -10,6 +10,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
+use kiyot_tree::own;
 use ring::digest::{Context, SHA256};
 use serde::Deserialize;
 
@@ -137,8 +138,8 @@ impl Image {
     }
 
     fn identities(&self) -> Result<Vec<Identity>, ImageError> {
-        let identity = |name: &str| {
-            let path = self.dir.join(name);
+        let identity = |name: &'static str| {
+            let path = own(&self.dir, name);
             fs::metadata(&path)
                 .map(|metadata| Identity::of(&metadata))
                 .map_err(|error| ImageError::Io(path, error))
@@ -158,8 +159,8 @@ impl Image {
         serde_json::from_slice(&text).map_err(|error| ImageError::Invalid(path, error))
     }
 
-    fn compare(&self, name: &str, listed: &Listed) -> Result<(), ImageError> {
-        let path = self.dir.join(name);
+    fn compare(&self, name: &'static str, listed: &Listed) -> Result<(), ImageError> {
+        let path = own(&self.dir, name);
         let failed = |error| ImageError::Io(path.clone(), error);
         let mut file = File::open(&path).map_err(failed)?;
         let found = file.metadata().map_err(failed)?.len();

@@ -1,12 +1,8 @@
 //! Runs the plugins of the node's CNI configuration by the specification (0.3.0 to 1.1.0).
 
-use std::{
-    ffi::OsString,
-    net::IpAddr,
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::{ffi::OsString, net::IpAddr, path::PathBuf, time::Duration};
 
+use kiyot_tree::beneath;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -233,9 +229,8 @@ impl Network {
 
     fn program(&self, plugin: &str) -> Result<PathBuf, CniError> {
         // A plugin type is a file name, never a path.
-        let plain = Path::new(plugin).file_name().is_some_and(|name| name == plugin);
-        let mut candidates = self.bin_dirs.iter().map(|dir| dir.join(plugin));
-        let found = candidates.find(|path| plain && path.is_file());
+        let candidates = self.bin_dirs.iter().filter_map(|dir| beneath(dir, plugin).ok());
+        let found = candidates.filter(|_| !plugin.contains('/')).find(|path| path.is_file());
         found.ok_or_else(|| CniError::NoPlugin {
             plugin: plugin.to_owned(),
             dirs: self.bin_dirs.clone(),
