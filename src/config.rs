@@ -46,8 +46,8 @@ pub use limits::Limits;
 pub use local_network::LocalNetwork;
 pub use metrics::Metrics;
 pub use milpa::{
-    HostAccessPolicy, HostPath, ImageSource, MilpaBackend, NodeResolver, Policy, Privileged,
-    ProviderKind,
+    HostAccessPolicy, HostPath, ImageSource, MAX_CELLS_LIMIT, MilpaBackend, NodeResolver, Policy,
+    Privileged, ProviderKind,
 };
 pub use netns::Netns;
 pub use placement::Placement;

@@ -10,7 +10,7 @@ use crate::problems::{Field, Table};
 const STATE_DIR: &str = "/var/lib/kiyot";
 const MAX_CELLS: usize = 250;
 /// Highest value of `max_cells`.
-const MAX_CELLS_LIMIT: usize = 10_000;
+pub const MAX_CELLS_LIMIT: usize = 10_000;
 const ORPHAN_TIMEOUT: Duration = Duration::from_secs(15 * 60);
 const HEALTHY_TIMEOUT: Duration = Duration::from_secs(90);
 const LAUNCH_TIMEOUT: Duration = Duration::from_secs(2 * 60);

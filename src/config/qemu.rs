@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::{LocalNetwork, read};
+use super::{LocalNetwork, MAX_CELLS_LIMIT, read};
 use crate::problems::Table;
 
 const IMAGE_DIR: &str = "/usr/share/kiyot/cell-image";
@@ -14,6 +14,11 @@ const DISK_BYTES: std::ops::RangeInclusive<u64> = 64 << 20..=16 << 40;
 const USER: u32 = 65521;
 /// Highest user or group; the next one means none.
 const MAX_ID: u32 = u32::MAX - 1;
+/// First of the users of cells: neither distributions, nor systemd (UIDS-GIDS.md), nor the kubelet
+/// and shadow for user namespaces, nor SSSD assign these numbers.
+const FIRST_USER: u32 = 2_100_000_000;
+/// Range of [`FIRST_USER`]: above the users of 16 bits, so that each cell has one.
+const FIRST_USERS: std::ops::RangeInclusive<u32> = 65_536..=MAX_ID - MAX_CELLS_LIMIT as u32;
 
 /// Cells made of virtual machines of this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,8 +34,10 @@ pub struct Qemu {
     pub accel: AcceleratorChoice,
     /// Size of a cell's disk in bytes. The file is sparse.
     pub disk_size: u64,
-    /// User of the QEMU processes.
+    /// User of the QEMU that probes the accelerator.
     pub user: u32,
+    /// First of the users of cells' QEMU processes, which are [`MAX_CELLS_LIMIT`].
+    pub first_user: u32,
     /// Group of the QEMU processes.
     pub group: u32,
     /// Network of cells.
@@ -57,6 +64,7 @@ impl Default for Qemu {
             accel: AcceleratorChoice::Auto,
             disk_size: DISK_SIZE,
             user: USER,
+            first_user: FIRST_USER,
             group: USER,
             network: LocalNetwork::default(),
         }
@@ -82,6 +90,7 @@ impl Qemu {
         for (key, target) in [("user", &mut qemu.user), ("group", &mut qemu.group)] {
             table.set(key, target, |field| field.number(1..=MAX_ID));
         }
+        table.set("first_user", &mut qemu.first_user, |field| field.number(FIRST_USERS));
         qemu.network = LocalNetwork::read(&mut table);
         table.finish();
         qemu

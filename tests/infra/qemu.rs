@@ -29,6 +29,7 @@ mod frames;
 pub(crate) mod guest;
 mod limits;
 mod monitor;
+mod takeover;
 
 use frames::{Identity, Receiver};
 use guest::Guest;
@@ -309,7 +310,7 @@ async fn machine_is_adopted_and_ends_with_its_launcher() {
 
     // QEMU has another user, no privileges, and a root without the state of other cells.
     let status = fs::read_to_string(format!("/proc/{qemu}/status")).unwrap();
-    let user = vms.bench.config.qemu.user;
+    let user = vms.bench.config.qemu.first_user;
     assert_eq!(fs::metadata(format!("/proc/{qemu}")).unwrap().uid(), user);
     for line in ["NoNewPrivs:\t1", "Seccomp:\t2", "CapEff:\t0000000000000000"] {
         assert!(status.contains(line), "{status}");

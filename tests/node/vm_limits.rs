@@ -2,13 +2,13 @@
 
 use crate::machine::Machine;
 
-/// Installs a program in QEMU's place, which writes its arguments where QEMU has its command
-/// socket, an image of empty files, and settings by which the service uses both.
+/// Installs a program in QEMU's place, which prints its arguments to the console, an image of empty
+/// files, and settings by which the service uses both.
 const INSTALL: &str = r#"
 set -e
 cat > /usr/local/bin/played-qemu << 'END'
 #!/bin/sh
-echo "$@" > /qmp/arguments
+echo "$@"
 exec sleep infinity
 END
 chmod 755 /usr/local/bin/played-qemu
@@ -35,7 +35,7 @@ const MAX_MARGIN_MIB: u64 = 1024;
 pub(crate) fn processes_of_a_machine_are_limited(machine: &mut Machine) {
     machine.ok(INSTALL);
     machine.ok("podctl run cell limited 0 true > /dev/null 2>&1 &");
-    let arguments = machine.eventually("grep -h -- ' -m ' /var/lib/kiyot/cells/*/qmp/arguments");
+    let arguments = machine.eventually("grep -h -- ' -m ' /var/lib/kiyot/cells/*/console.log");
     let guest_mib = arguments.split_once("-m ").and_then(|(_, size)| size.split_once("M "));
     let (guest_mib, _) = guest_mib.unwrap_or_else(|| panic!("{arguments}"));
     let guest_mib: u64 = guest_mib.parse().unwrap();

@@ -9,6 +9,7 @@ pub mod network;
 pub mod probe;
 pub mod qemu;
 pub mod relay;
+mod space;
 
 use std::{
     env,

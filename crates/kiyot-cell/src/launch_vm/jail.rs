@@ -7,9 +7,13 @@ use std::{
     ffi::OsStr,
     fs::{self, DirBuilder, File, OpenOptions},
     io::{self, Write},
-    os::unix::{
-        fs::{DirBuilderExt, OpenOptionsExt, symlink},
-        process::CommandExt,
+    os::{
+        fd::AsRawFd,
+        unix::{
+            fs::{DirBuilderExt, OpenOptionsExt, symlink},
+            net::UnixListener,
+            process::CommandExt,
+        },
     },
     path::{Path, PathBuf},
     process::Command,
@@ -24,6 +28,7 @@ use nix::{
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     fs::{CWD, FileType, Mode, makedev, mknodat},
+    io::{FdFlags, fcntl_setfd},
     mount::{
         MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_bind, mount_change,
         mount_remount, unmount,
@@ -32,7 +37,7 @@ use rustix::{
     thread::set_no_new_privs,
 };
 
-use super::{VmError, qemu, qemu::paths, step};
+use super::{VmError, qemu, qemu::paths, space, step};
 use crate::dirs::CellDir;
 
 /// The node's programs and libraries, as far as they exist. Some of them are links on most
@@ -45,6 +50,8 @@ const DEVICES: [(&str, u32, u32); 3] =
     [("dev/null", 1, 3), ("dev/urandom", 1, 9), ("dev/net/tun", 10, 200)];
 /// See [`DEVICES`].
 const KVM: (&str, u32, u32) = ("dev/kvm", 10, 232);
+/// The name of the monitor's socket in its directory.
+const MONITOR: &str = "qmp.sock";
 /// The size of the file system of the jail's root, which has directories, links and boot data.
 const ROOT_OPTIONS: &std::ffi::CStr = c"size=4m,mode=0755";
 
@@ -62,13 +69,15 @@ pub fn run(dir: &Path) -> Result<i32, VmError> {
         .map_err(step("make the mounts private"))?;
     rustix::process::umask(Mode::from_raw_mode(0o022));
     let jail = Jail { root: dir.root(), user: file.user, group: file.group };
+    let monitor = listen(&dir.qmp())?;
     jail.build(&dir, &file)?;
     jail.enter()?;
     drop_privileges(&file)?;
+    space::limit(file.disk_bytes.unwrap_or(0)).map_err(step("limit the space on the disk"))?;
     let mut command = Command::new(&file.program);
     let program = file.program.file_name().unwrap_or(OsStr::new("qemu"));
     let cell = dir.path().file_name().unwrap_or_default().to_string_lossy();
-    command.arg0(program).args(qemu::arguments(&file, &cell)).env_clear();
+    command.arg0(program).args(qemu::arguments(&file, &cell, monitor.as_raw_fd())).env_clear();
     command.env("PATH", env::var_os("PATH").unwrap_or_default());
     // Cleared by a change of the user, and kept by exec.
     follow_parent()?;
@@ -113,10 +122,7 @@ impl Jail {
         if file.network.is_some() {
             self.add_cell_file(dir)?;
         }
-        create_dir(&dir.qmp())?;
-        self.own(&dir.qmp())?;
-        create_dir(&self.inside(paths::QMP))?;
-        mount_bind(dir.qmp(), self.inside(paths::QMP)).map_err(path_error("bind-mount", &dir.qmp()))
+        Ok(())
     }
 
     /// Returns a path in the jail by its path on the node.
@@ -214,6 +220,17 @@ fn path_error<E: Into<io::Error>>(
 
 fn create_dir(path: &Path) -> Result<(), VmError> {
     DirBuilder::new().recursive(true).mode(0o755).create(path).map_err(path_error("create", path))
+}
+
+/// Returns the socket of the monitor for QEMU, which has no directory of its own to make one in.
+fn listen(dir: &Path) -> Result<UnixListener, VmError> {
+    create_dir(dir)?;
+    // By a relative path: that of a cell's directory may be longer than a socket's address.
+    chdir(dir).map_err(path_error("enter", dir))?;
+    let socket = UnixListener::bind(MONITOR).map_err(path_error("make a socket in", dir))?;
+    // Kept by exec.
+    fcntl_setfd(&socket, FdFlags::empty()).map_err(path_error("keep the socket in", dir))?;
+    Ok(socket)
 }
 
 /// Gives up all privileges for good. The capabilities end with root's user id.

@@ -1,6 +1,6 @@
 //! Command line of QEMU. It has no secret: the boot data is a file.
 
-use std::ffi::OsString;
+use std::{ffi::OsString, os::fd::RawFd};
 
 use kiyot_link::{
     mac_address::MacAddress,
@@ -19,8 +19,6 @@ pub mod paths {
     pub const DISK: &str = "/disk";
     /// The boot data.
     pub const CELL_FILE: &str = "/cell.json";
-    /// The directory of the command socket.
-    pub const QMP: &str = "/qmp";
 }
 
 /// The name under which the guest finds the boot data (QEMU, docs/specs/fw_cfg).
@@ -33,8 +31,9 @@ const TCG_CPU: &str = "max,erms=off,fsrm=off";
 /// Devices of the board that a cell does not use.
 const BOARD: &str = "q35,usb=off,sata=off,smbus=off,vmport=off,graphics=off,dump-guest-core=off";
 
-/// Returns the arguments of QEMU. The name is for people, who read it in the list of processes.
-pub fn arguments(file: &VmFile, name: &str) -> Vec<OsString> {
+/// Returns the arguments of QEMU. The name is for people, who read it in the list of processes;
+/// `monitor` is the socket on which it takes commands.
+pub fn arguments(file: &VmFile, name: &str, monitor: RawFd) -> Vec<OsString> {
     let mut line = Line::default();
     line.set("-name", &format!("guest={name}"));
     line.flag("-nodefaults").flag("-no-user-config").flag("-no-reboot");
@@ -52,7 +51,8 @@ pub fn arguments(file: &VmFile, name: &str) -> Vec<OsString> {
         line.set("-initrd", paths::INITRAMFS);
     }
     line.set("-chardev", "stdio,id=console,signal=off").set("-serial", "chardev:console");
-    line.set("-qmp", &format!("unix:{}/qmp.sock,server=on,wait=off", paths::QMP));
+    line.set("-chardev", &format!("socket,id=monitor,fd={monitor},server=on,wait=off"));
+    line.set("-mon", "chardev=monitor,mode=control");
     line.set("-object", "rng-builtin,id=random").set("-device", "virtio-rng-pci,rng=random");
     if file.root.is_some() {
         line.disk("root", &format!("file={},readonly=on", paths::ROOT));
@@ -120,7 +120,7 @@ mod tests {
     }
 
     fn text(file: &VmFile) -> String {
-        let arguments: Vec<String> = arguments(file, "a")
+        let arguments: Vec<String> = arguments(file, "a", 3)
             .into_iter()
             .map(|argument| argument.into_string().unwrap())
             .collect();

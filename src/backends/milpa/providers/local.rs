@@ -182,6 +182,11 @@ impl Instances {
         Home::new(&self.cells, cell).dir().to_owned()
     }
 
+    /// Returns the directories of all instances. Blocking.
+    pub(super) fn homes(&self) -> io::Result<Vec<Home>> {
+        Home::all(&self.cells).map(|(homes, _)| homes)
+    }
+
     /// Waits until no other call uses an instance.
     async fn alone(&self, home: Home) -> Alone {
         let lock = {

@@ -40,11 +40,13 @@ mod memory;
 mod monitor;
 mod network;
 mod routes;
+mod users;
 
 use accelerator::Probe;
 use image::{Image, ImageError};
 use memory::{Memory, NodeMemory, Reserved};
 use monitor::Monitors;
+use users::Users;
 
 /// The launcher of cells.
 const LAUNCHER: &str = "launch-vm";
@@ -91,6 +93,7 @@ pub struct Qemu {
     settings: Settings,
     accelerator: Probe,
     memory: Memory,
+    users: Users,
     monitors: Monitors,
 }
 
@@ -106,6 +109,14 @@ struct Settings {
     pause_image: String,
     /// The time after which a machine that has not enrolled powers off: its token has expired.
     power_off_after: Duration,
+}
+
+impl Settings {
+    /// Returns the users whose socket may be a monitor's: that of the launcher, and that of QEMU in
+    /// machines of earlier versions.
+    fn owners(&self) -> [u32; 2] {
+        [rustix::process::getuid().as_raw(), self.user]
+    }
 }
 
 impl Qemu {
@@ -129,6 +140,7 @@ impl Qemu {
             instances: Arc::new(instances),
             settings,
             memory: Memory::default(),
+            users: Users::new(qemu.first_user),
             monitors: Monitors::default(),
         }
     }
@@ -199,7 +211,9 @@ impl Qemu {
         machine
             .write(&home.file("vm.json"))
             .map_err(|error| ProviderError::transient(doing(), error))?;
-        make_disk(home, self.settings.disk_bytes).await
+        users::make_disk(home, self.settings.disk_bytes, machine.user, machine.group)
+            .map_err(|error| ProviderError::transient(doing(), error))?;
+        make_file_system(home).await
     }
 
     /// Reserves memory, writes the files and starts the machine.
@@ -241,24 +255,27 @@ impl Qemu {
             pids: PROCESSES + u64::from(size.cpus),
         };
         let (instances, cell) = (Arc::clone(&self.instances), spec.cell.clone());
-        let memory = self.memory.clone();
-        let reserved = spawn_blocking(move || memory.reserve(&instances, &cell, needed))
-            .await
-            .map_err(|error| ProviderError::transient("look at the node's memory", error))?;
-        let reserved = reserved.map_err(|mut error| {
+        let (memory, users) = (self.memory.clone(), self.users.clone());
+        let reserved = spawn_blocking(move || {
+            let user = users.reserve(&instances, &cell)?;
+            Ok::<_, ProviderError>((memory.reserve(&instances, &cell, needed)?, user))
+        })
+        .await
+        .map_err(|error| ProviderError::transient("look at the node's memory", error))?;
+        let (reserved, user) = reserved.map_err(|mut error: ProviderError| {
             if error.class == ErrorClass::Capacity {
                 error.refused = vec![offering(&size.to_string())];
             }
             error
         })?;
-        self.write(home, spec, machine).await?;
+        self.write(home, spec, VmFile { user: user.user, ..machine }).await?;
         Ok((reserved, limits))
     }
 
     /// Returns an instance with the state that its machine is in.
     async fn judge(&self, instance: Instance) -> Instance {
         let home = self.instances.dir(&instance.cell);
-        self.monitors.judge(instance, &home, self.settings.user).await
+        self.monitors.judge(instance, &home, &self.settings.owners()).await
     }
 
     /// Compares the image with its list.
@@ -349,7 +366,7 @@ impl Provider for Qemu {
         let mut console = self.instances.console(instance)?;
         if let Ok(cell) = CellId::parse(&instance.0)
             && let Some(status) =
-                monitor::halted(&self.instances.dir(&cell), self.settings.user).await
+                monitor::halted(&self.instances.dir(&cell), &self.settings.owners()).await
         {
             console += &format!("\nkiyot: QEMU reports the machine as {status}\n");
         }
@@ -386,22 +403,10 @@ fn mac_addresses(cell: &str) -> [MacAddress; 2] {
     })
 }
 
-/// Makes the disk of a cell: a sparse file with an empty file system. The cell does not outlive its
-/// node, so that a journal has no use.
-async fn make_disk(home: &Home, bytes: u64) -> Result<(), ProviderError> {
-    let path = home.file("disk.img");
-    let failed = |error: std::io::Error| {
-        ProviderError::transient(format!("make the disk of {}", home.cell()), error)
-    };
-    let file = std::fs::OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .open(&path)
-        .map_err(failed)?;
-    file.set_len(bytes).map_err(failed)?;
-    drop(file);
-    let path = path.display().to_string();
+/// Makes the empty file system of a cell's disk. The cell does not outlive its node, so that a
+/// journal has no use.
+async fn make_file_system(home: &Home) -> Result<(), ProviderError> {
+    let path = home.file(users::DISK).display().to_string();
     let options = ["-q", "-F", "-L", DISK_LABEL, "-O", "^has_journal", "-m", "0"];
     let extended = ["-E", "lazy_itable_init=1,nodiscard", "--", &path];
     let arguments = [&options[..], &extended[..]].concat();

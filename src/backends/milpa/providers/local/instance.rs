@@ -98,7 +98,7 @@ impl Launcher {
 
 impl Home {
     /// Returns the directory of a cell.
-    pub(super) fn new(cells: &Path, cell: &CellId) -> Self {
+    pub(in super::super) fn new(cells: &Path, cell: &CellId) -> Self {
         Self { dir: cells.join(cell.as_str()), cell: cell.clone() }
     }
 
@@ -177,7 +177,7 @@ impl Home {
     }
 
     /// Creates the directory with mode 0700.
-    pub(super) fn make(&self) -> io::Result<()> {
+    pub(in super::super) fn make(&self) -> io::Result<()> {
         let mut builder = DirBuilder::new();
         builder.mode(0o700);
         match builder.create(&self.dir) {

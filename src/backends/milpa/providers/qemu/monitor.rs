@@ -74,13 +74,13 @@ struct RunState {
 }
 
 impl Monitors {
-    /// Returns an instance with the state that its QEMU, a process of `user`, reports.
-    pub(super) async fn judge(&self, instance: Instance, dir: &Path, user: u32) -> Instance {
+    /// Returns an instance with the state that its QEMU reports. Its socket is of one of `owners`.
+    pub(super) async fn judge(&self, instance: Instance, dir: &Path, owners: &[u32]) -> Instance {
         if !instance.state.is_alive() {
             return instance;
         }
         // No answer says nothing: the process runs.
-        let Some(status) = ask(dir, user).await else { return instance };
+        let Some(status) = ask(dir, owners).await else { return instance };
         let halt = halt(&status);
         self.log(&instance.cell, halt);
         match halt {
@@ -119,15 +119,15 @@ impl Monitors {
 }
 
 /// Returns the status of a machine that does not run.
-pub(super) async fn halted(dir: &Path, user: u32) -> Option<&'static str> {
-    match halt(&ask(dir, user).await?)? {
+pub(super) async fn halted(dir: &Path, owners: &[u32]) -> Option<&'static str> {
+    match halt(&ask(dir, owners).await?)? {
         Halt::Paused(status) | Halt::Ended(status, _) => Some(status),
     }
 }
 
 /// Returns the status of the machine of a directory; `None` without an answer in time.
-async fn ask(dir: &Path, user: u32) -> Option<String> {
-    timeout(LIMIT, status(&dir.join(SOCKET), user)).await.ok()?.ok()
+async fn ask(dir: &Path, owners: &[u32]) -> Option<String> {
+    timeout(LIMIT, status(&dir.join(SOCKET), owners)).await.ok()?.ok()
 }
 
 /// Returns the meaning of a status; `None` for a machine that runs, and for an unknown status.
@@ -138,8 +138,8 @@ fn halt(status: &str) -> Option<Halt> {
 }
 
 /// Asks a monitor for the status of its machine.
-async fn status(socket: &Path, user: u32) -> io::Result<String> {
-    let socket = open(socket, user)?;
+async fn status(socket: &Path, owners: &[u32]) -> io::Result<String> {
+    let socket = open(socket, owners)?;
     // By its file descriptor: the path may lead elsewhere by now.
     let path = format!("/proc/self/fd/{}", socket.as_raw_fd());
     let (reader, mut writer) = UnixStream::connect(path).await?.into_split();
@@ -157,14 +157,14 @@ async fn status(socket: &Path, user: u32) -> io::Result<String> {
     }
 }
 
-/// Opens a socket of a user, whose file the user may replace: a link would lead the daemon to the
-/// socket of another.
-fn open(socket: &Path, user: u32) -> io::Result<OwnedFd> {
+/// Opens a socket of one of the owners. QEMU of earlier versions may replace the file: a link would
+/// lead the daemon to the socket of another.
+fn open(socket: &Path, owners: &[u32]) -> io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = openat(CWD, socket, flags, Mode::empty())?;
     let status = fstat(&file)?;
     let is_socket = FileType::from_raw_mode(status.st_mode) == FileType::Socket;
-    if is_socket && status.st_uid == user {
+    if is_socket && owners.contains(&status.st_uid) {
         Ok(file)
     } else {
         Err(io::Error::other("not a socket of QEMU"))
@@ -215,7 +215,7 @@ mod tests {
             commands
         });
         let monitors = Monitors::default();
-        let judged = monitors.judge(instance(), dir.path(), own_user()).await;
+        let judged = monitors.judge(instance(), dir.path(), &[own_user()]).await;
         served.await.unwrap();
         (judged, monitors)
     }
@@ -275,9 +275,9 @@ mod tests {
         let listener = UnixListener::bind(&own).unwrap();
         symlink(&own, &link).unwrap();
         std::fs::write(&file, "").unwrap();
-        assert!(open(&own, own_user()).is_ok());
+        assert!(open(&own, &[own_user()]).is_ok());
         for (path, user) in [(&link, own_user()), (&file, own_user()), (&own, own_user() + 1)] {
-            assert!(open(path, user).is_err(), "{path:?} of {user}");
+            assert!(open(path, &[user]).is_err(), "{path:?} of {user}");
         }
         let accepted = futures::poll!(std::pin::pin!(listener.accept()));
         assert!(accepted.is_pending(), "nothing was connected");
