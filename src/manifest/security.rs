@@ -197,3 +197,22 @@ impl Capabilities {
         Self { add, drop }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::manifest::tests::problems;
+
+    /// Verifies X61.
+    #[test]
+    fn profile_that_leads_out_of_the_kubelets_directory_is_refused() {
+        for profile in ["../../../../etc/shadow", "/etc/shadow", "a/../../b"] {
+            let found = problems(&format!(
+                "apiVersion: v1\nkind: Pod\nmetadata: {{name: p}}\nspec:\n  containers: [{{name: \
+                 c, image: i}}]\n  securityContext: {{seccompProfile: {{type: Localhost, \
+                 localhostProfile: {profile}}}}}\n"
+            ));
+            let [problem] = &found[..] else { panic!("{found:?}") };
+            assert!(problem.contains("localhostProfile") && problem.contains(profile), "{problem}");
+        }
+    }
+}
