@@ -261,6 +261,9 @@ impl Images {
     /// Makes an image present in a cell: it is already, is copied from the node, or is pulled with
     /// the pod's credentials. Returns its id in the cell's containerd.
     ///
+    /// The pod's reference decides which image the node sends and the cell pulls: the id in the
+    /// kubelet's request may be the answer of a cell.
+    ///
     /// Fails with the cell's own failure of a pull, with NOT_FOUND if there is no reference to pull
     /// by, FAILED_PRECONDITION if the reference now means another image.
     pub async fn ensure(
@@ -330,14 +333,14 @@ impl Images {
             return Ok((found.id.clone(), Some(found)));
         }
         let is_node_first = !self.pulls_first || *wanted == self.pause_image;
-        if is_node_first && let Some(copied) = self.copy_from_node(cell, receiver, wanted).await? {
+        if is_node_first && let Some(copied) = self.copy_from_node(cell, receiver, image).await? {
             return Ok((copied.id.clone(), Some(copied)));
         }
         let pulled = self.pull_present(cell, receiver, image, uid).await;
         if is_node_first || pulled.is_ok() {
             return pulled;
         }
-        match self.copy_from_node(cell, receiver, wanted).await? {
+        match self.copy_from_node(cell, receiver, image).await? {
             Some(copied) => Ok((copied.id.clone(), Some(copied))),
             None => pulled,
         }
@@ -351,8 +354,7 @@ impl Images {
         image: &cri::ImageSpec,
         uid: &str,
     ) -> Result<(String, Option<cri::Image>), Failure> {
-        let wanted = &image.image;
-        let reference = if is_id(wanted) { &image.user_specified_image } else { wanted };
+        let (wanted, reference) = (&image.image, reference_of(image));
         if reference.is_empty() || is_id(reference) {
             return Err(Failure::request(
                 Class::NotFound,
@@ -415,9 +417,10 @@ impl Images {
         &self,
         cell: &CellId,
         receiver: &dyn Receiver,
-        wanted: &str,
+        image: &cri::ImageSpec,
     ) -> Result<Option<cri::Image>, Failure> {
-        match self.copy_across_restart(cell, receiver, wanted).await {
+        let wanted = &image.image;
+        match self.copy_across_restart(cell, receiver, image).await {
             Ok(None) => Ok(None),
             Ok(Some(id)) => {
                 tracing::info!(%cell, image = wanted, id, "image copied from the node");
@@ -448,18 +451,19 @@ impl Images {
         &self,
         cell: &CellId,
         receiver: &dyn Receiver,
-        wanted: &str,
+        image: &cri::ImageSpec,
     ) -> Result<Option<String>, CopyError> {
         let mut deadline = None;
         loop {
-            let result = self.copy(cell, receiver, wanted).await;
+            let result = self.copy(cell, receiver, image).await;
             let now = tokio::time::Instant::now();
             match &result {
                 Err(CopyError::Failed(failure))
                     if may_be_restarting(failure)
                         && now < *deadline.get_or_insert(now + NODE_RESTART_TIMEOUT) =>
                 {
-                    tracing::debug!(%cell, image = wanted, %failure, "copy of an image repeated");
+                    let image = &image.image;
+                    tracing::debug!(%cell, image, %failure, "copy of an image repeated");
                     tokio::time::sleep(NODE_RETRY_PAUSE).await;
                 }
                 _ => return result,
@@ -471,12 +475,12 @@ impl Images {
         &self,
         cell: &CellId,
         receiver: &dyn Receiver,
-        wanted: &str,
+        image: &cri::ImageSpec,
     ) -> Result<Option<String>, CopyError> {
         let _lock = self.copy_locks.lock(cell.clone()).await;
-        let copy = self.copy_now(cell, receiver, wanted);
+        let copy = self.copy_now(cell, receiver, image);
         match &self.copy_limits {
-            Some(limits) => limits.in_turn(self.lane(wanted), copy).await,
+            Some(limits) => limits.in_turn(self.lane(&image.image), copy).await,
             None => copy.await,
         }
     }
@@ -489,20 +493,25 @@ impl Images {
         &self,
         cell: &CellId,
         receiver: &dyn Receiver,
-        wanted: &str,
+        image: &cri::ImageSpec,
     ) -> Result<Option<String>, CopyError> {
         let node = &*self.node;
+        let (wanted, reference) = (&image.image, reference_of(image));
+        if reference.is_empty() {
+            return Ok(None);
+        }
         let architecture = receiver.architecture().await?;
-        let Some(manifest) = copy::resolve(node, &normalized(wanted), architecture).await? else {
+        let Some(manifest) = copy::resolve(node, &normalized(reference), architecture).await?
+        else {
             return Ok(None);
         };
         let id = manifest.config.digest.clone();
-        if is_id(wanted) && id != wanted {
+        if is_id(wanted) && id != *wanted {
             return Ok(None);
         }
         let names = async {
             let known = node.status(status_request(&id, false)).await?.image;
-            Ok(names(wanted, &id, known))
+            Ok(names(reference, &id, known))
         };
         let mounted = async {
             // Boxed: futures of calls to containerd are large.
@@ -563,17 +572,26 @@ fn may_be_restarting(failure: &Failure) -> bool {
 /// Returns the names that an image gets in a cell, by the node's status of it.
 ///
 /// CRI names each image that it manages by its id, and asks containerd for image volumes by that.
-fn names(wanted: &str, id: &str, known: Option<cri::Image>) -> Vec<String> {
+fn names(reference: &str, id: &str, known: Option<cri::Image>) -> Vec<String> {
     let tags =
         known.into_iter().flat_map(|image| image.repo_tags.into_iter().chain(image.repo_digests));
-    let wanted = Some(normalized(wanted)).into_iter().filter(|name| !is_id(name));
+    let named = Some(normalized(reference)).into_iter().filter(|name| !is_id(name));
     let mut names = vec![id.to_owned()];
-    for name in wanted.chain(tags).take(MAX_NAMES - 1) {
+    for name in named.chain(tags).take(MAX_NAMES - 1) {
         if !names.contains(&name) {
             names.push(name);
         }
     }
     names
+}
+
+/// Returns the reference by which the pod names an image; empty for an id without one, which may be
+/// the answer of a cell.
+fn reference_of(image: &cri::ImageSpec) -> &str {
+    match (&*image.user_specified_image, &*image.image) {
+        ("", id) if is_id(id) => "",
+        ("", reference) | (reference, _) => reference,
+    }
 }
 
 /// Returns the cell's status of an image.

@@ -413,12 +413,11 @@ pub(super) async fn pull_on_node(kubelet: &mut Kubelet, registry: &Registry, ima
     local
 }
 
-/// Returns an image whose first layer is common to all images of this function and to no others: a
-/// cell already has that of its pause image.
-pub(super) fn image_with_shared_layer(word: &str) -> ImageSpec {
+/// Returns an image with a layer that a cell does not have by its pause image, and one above it.
+pub(super) fn image_with_layers(base: &str, word: &str) -> ImageSpec {
     let file = |name: &str| vec![(name.to_owned(), 0o644, name.into())];
     ImageSpec {
-        files: file("base"),
+        files: file(base),
         upper: file(word),
         ..image_running(&format!("cat /{word}; echo"))
     }
@@ -429,13 +428,12 @@ pub(super) fn image_with_shared_layer(word: &str) -> ImageSpec {
 async fn layers_that_the_node_holds_are_not_asked_of_the_registry() {
     let node = Node::start().await;
     let registry = Registry::start(&node, Access::Open);
-    let (other, _) = registry.image("other:1", &image_with_shared_layer("other"));
-    let (name, _) = registry.image("app:1", &image_with_shared_layer("mine"));
+    let [of_node, name] =
+        ["app:1", "app:2"].map(|tag| registry.image(tag, &image_with_layers("base", "mine")).0);
     let kiyot = Kiyot::start(&node, with_mirrors(&node)).await;
     let mut kubelet = kiyot.kubelet().await;
-    let local = pull_on_node(&mut kubelet, &registry, &other).await;
-    let [config, base, own_layer] = registry.parts(&name).try_into().unwrap();
-    assert!(registry.parts(&other).contains(&base) && !registry.parts(&other).contains(&own_layer));
+    let local = pull_on_node(&mut kubelet, &registry, &of_node).await;
+    let [config, base, upper] = registry.parts(&name).try_into().unwrap();
     let mut pod = run_sandbox(&mut kubelet, "sharing").await;
     // The configuration blob is held back while progress is checked; layers follow it.
     registry.pace(&config.0, Pace::Stalls(0));
@@ -450,12 +448,12 @@ async fn layers_that_the_node_holds_are_not_asked_of_the_registry() {
     let pulled = pulled.unwrap();
     assert_eq!(pulled, config.0);
     let requests = blob_requests(&registry.asked());
-    assert_eq!(requests, BTreeSet::from([config.0, own_layer.0]), "the base is the node's");
+    assert_eq!(requests, BTreeSet::from([config.0]), "the layers are the node's");
     let log = kiyot.log();
     assert!(
         log.lines().any(|line| line.contains("from the node")
             && line.contains(&name)
-            && line.contains(&base.1.to_string())),
+            && line.contains(&(base.1 + upper.1).to_string())),
         "{log}"
     );
     assert_eq!(run_until_word(&mut kubelet, &mut pod, "main", &name, "mine").await, pulled);
@@ -467,13 +465,13 @@ async fn layers_that_the_node_holds_are_not_asked_of_the_registry() {
 #[tokio::test]
 async fn no_layer_of_the_node_is_given_to_who_may_not_pull() {
     let node = Node::start().await;
-    let open = Registry::start(&node, Access::Open);
     let registry = Registry::start(&node, Access::Basic("violet".to_owned(), "sesame".to_owned()));
-    let (other, _) = open.image("other:1", &image_with_shared_layer("other"));
-    let (name, _) = registry.image("app:1", &image_with_shared_layer("mine"));
+    let (name, _) = registry.image("app:1", &image_with_layers("base", "mine"));
     let kiyot = Kiyot::start(&node, with_mirrors(&node)).await;
     let mut kubelet = kiyot.kubelet().await;
-    let local = pull_on_node(&mut kubelet, &open, &other).await;
+    let local = Pod::new("local");
+    let login = Some(auth("violet", "sesame"));
+    kubelet.pull(&local, &kubelet.prepare(&local), &name, login).await.unwrap();
     let pod = run_sandbox(&mut kubelet, "stranger").await;
     let refused = kubelet.pull(&pod.spec, &pod.config, &name, None).await.unwrap_err();
     assert!(refused.message().contains(&name), "{refused:?}");

@@ -6,13 +6,9 @@
 use std::time::Duration;
 
 use containerd_client::services::v1::{
-    InfoRequest, ListContentRequest, ListStatusesRequest, ReadContentRequest,
-    content_client::ContentClient,
+    InfoRequest, ListContentRequest, ListStatusesRequest, content_client::ContentClient,
 };
-use futures::{
-    StreamExt,
-    stream::{self, BoxStream},
-};
+use futures::stream::{self, BoxStream};
 use kiyot_proto::cell::{
     KnownManifest, KnownManifests, PullNews, PulledManifest, WatchPullsRequest,
 };
@@ -37,9 +33,6 @@ const FAST_POLL_DURATION: Duration = Duration::from_secs(30);
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(4);
 /// Time of consecutive failures after which the watch fails.
 const MAX_FAILING: Duration = Duration::from_secs(60);
-/// Longest manifest that is sent, in bytes. An image with the most layers that a snapshotter
-/// accepts has a tenth of it.
-const MAX_MANIFEST_BYTES: usize = 1 << 20;
 /// Label of a manifest that references an image configuration. containerd sets the labels of all
 /// references at once (images.SetChildrenMappedLabels).
 const CONFIG_LABEL: &str = "containerd.io/gc.ref.content.config";
@@ -141,10 +134,8 @@ impl Watch {
         if !is_due && self.unsent.is_empty() {
             return Ok(None);
         }
-        let mut manifest = None;
-        if let Some(digest) = self.unsent.last() {
-            manifest = read(&self.runtime, digest.clone()).await?;
-            self.unsent.pop();
+        let manifest = self.unsent.pop().map(|digest| PulledManifest { digest });
+        if manifest.is_some() {
             self.fast_poll_until = now;
         }
         let baseline =
@@ -201,28 +192,4 @@ async fn list(runtime: &Runtime, progress: &Progress) -> Result<ContentSnapshot,
 
 fn content(runtime: &Runtime) -> ContentClient<Channel> {
     ContentClient::new(runtime.channel()).max_decoding_message_size(MAX_MESSAGE_BYTES)
-}
-
-/// Reads a manifest; `None` if it was removed or is too long.
-async fn read(runtime: &Runtime, digest: String) -> Result<Option<PulledManifest>, Status> {
-    let request = ReadContentRequest { digest: digest.clone(), offset: 0, size: 0 };
-    let read = async {
-        let mut parts = content(runtime)
-            .read(namespaced(with_timeout(QUERY_TIMEOUT, request)))
-            .await?
-            .into_inner();
-        let mut json = Vec::new();
-        while let Some(part) = parts.next().await {
-            json.extend_from_slice(&part?.data);
-            if json.len() > MAX_MANIFEST_BYTES {
-                return Ok(None);
-            }
-        }
-        Ok(Some(json))
-    };
-    match read.await {
-        Ok(json) => Ok(json.map(|content| PulledManifest { digest, content: content.into() })),
-        Err(status) if Status::code(&status) == Code::NotFound => Ok(None),
-        Err(status) => Err(status),
-    }
 }

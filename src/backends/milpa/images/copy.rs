@@ -76,9 +76,18 @@ pub(super) async fn resolve(
     name: &str,
     architecture: &'static str,
 ) -> Result<Option<Manifest>, CopyError> {
-    let Some(mut target) = node.target(name).await? else {
-        return Ok(None);
-    };
+    match node.target(name).await? {
+        Some(target) => manifest_of(node, target, architecture).await.map(Some),
+        None => Ok(None),
+    }
+}
+
+/// Returns the manifest of an image's target, an index or the manifest itself.
+pub(super) async fn manifest_of(
+    node: &dyn Node,
+    mut target: Descriptor,
+    architecture: &'static str,
+) -> Result<Manifest, CopyError> {
     for _ in 0..=MAX_INDEXES {
         match parse(&target, &json_in_time(node, &target).await?, architecture)? {
             Parsed::Index(next) => target = next,
@@ -88,7 +97,7 @@ pub(super) async fn resolve(
                     let config = json_in_time(node, &manifest.config).await?;
                     check_architecture(&manifest.config, &config, architecture)?;
                 }
-                return Ok(Some(manifest));
+                return Ok(manifest);
             }
         }
     }

@@ -72,6 +72,10 @@ impl Node for DocumentCache {
         self.node.target(name).await
     }
 
+    async fn targets(&self, repository: &str) -> Result<Vec<Descriptor>, Failure> {
+        self.node.targets(repository).await
+    }
+
     async fn has(&self, digest: &str) -> Result<bool, Failure> {
         if self.has_in_memory(digest) { Ok(true) } else { self.node.has(digest).await }
     }

@@ -5,9 +5,9 @@ use std::{path::PathBuf, time::Duration};
 use async_trait::async_trait;
 use bytes::Bytes;
 use containerd_client::services::v1::{
-    AddResourceRequest, CreateRequest, DeleteRequest, GetImageRequest, InfoRequest,
-    ReadContentRequest, Resource, content_client::ContentClient, images_client::ImagesClient,
-    leases_client::LeasesClient,
+    AddResourceRequest, CreateRequest, DeleteRequest, GetImageRequest, Image, InfoRequest,
+    ListImagesRequest, ReadContentRequest, Resource, content_client::ContentClient,
+    images_client::ImagesClient, leases_client::LeasesClient,
 };
 use futures::{StreamExt as _, stream::BoxStream};
 use jiff::{SignedDuration, Timestamp};
@@ -20,7 +20,7 @@ use tonic::{
     transport::Channel,
 };
 
-use super::manifest::Descriptor;
+use super::{manifest::Descriptor, reference::repository};
 use crate::{
     backends::milpa::failure::{Class, Failure},
     unix_channel,
@@ -54,6 +54,8 @@ pub(super) trait Node: std::fmt::Debug + Send + Sync + 'static {
     ) -> Result<cri::ImageStatusResponse, Failure>;
     /// Returns the target of the image with exactly this name.
     async fn target(&self, name: &str) -> Result<Option<Descriptor>, Failure>;
+    /// Returns the targets of the images of a repository.
+    async fn targets(&self, repository: &str) -> Result<Vec<Descriptor>, Failure>;
     /// Returns true if a blob is present.
     async fn has(&self, digest: &str) -> Result<bool, Failure>;
     /// Returns true if a blob is read without the node's containerd now. It may be evicted, and is
@@ -72,6 +74,12 @@ pub(super) trait Node: std::fmt::Debug + Send + Sync + 'static {
     async fn acquire_lease(&self, digest: &str) -> Result<String, Failure>;
     /// Releases a lease of [`Self::acquire_lease`] and ignores failures.
     async fn release_lease(&self, lease: &str);
+}
+
+fn descriptor(image: Image) -> Option<Descriptor> {
+    let target = image.target?;
+    let size = u64::try_from(target.size).ok()?;
+    Some(Descriptor::new(&target.media_type, &target.digest, size))
 }
 
 /// Client of the node's containerd.
@@ -146,14 +154,21 @@ impl Node for Containerd {
             Err(failure) if failure.class() == Class::NotFound => None,
             Err(failure) => return Err(failure),
         };
-        let target = image.and_then(|image| image.target);
-        Ok(target.and_then(|target| {
-            Some(Descriptor::new(
-                &target.media_type,
-                &target.digest,
-                u64::try_from(target.size).ok()?,
-            ))
-        }))
+        Ok(image.and_then(descriptor))
+    }
+
+    async fn targets(&self, of: &str) -> Result<Vec<Descriptor>, Failure> {
+        // A regular expression of Go. The names are compared again.
+        let filter = format!("name~={:?}", format!("^\\Q{of}\\E[:@]"));
+        let request =
+            self.request(ListImagesRequest { filters: vec![filter] }, Some(RESPONSE_TIMEOUT))?;
+        let listed = ImagesClient::new(self.channel().await?).list(request).await;
+        let images = listed.map_err(Failure::of_node)?.into_inner().images;
+        Ok(images
+            .into_iter()
+            .filter(|image| repository(&image.name) == of)
+            .filter_map(descriptor)
+            .collect())
     }
 
     async fn has(&self, digest: &str) -> Result<bool, Failure> {

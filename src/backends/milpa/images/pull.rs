@@ -6,19 +6,19 @@ use futures::{
     Stream, StreamExt as _,
     stream::{self, BoxStream},
 };
-use kiyot_link::{architecture::of_this_machine, log_limit::LogLimit};
+use kiyot_link::log_limit::LogLimit;
 use kiyot_proto::{
-    cell::{KnownManifests, PullNews, PulledManifest, WatchPullsRequest},
+    cell::{KnownManifests, PullNews, WatchPullsRequest},
     cri,
 };
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::{
     copy::{self, CopyError},
-    manifest::{Descriptor, Manifest, Parsed, parse},
+    manifest::{Descriptor, Manifest},
     node::Node,
     receiver::Receiver,
-    reference::{digest_of, normalized},
+    reference::{normalized, repository},
 };
 use crate::backends::milpa::failure::{Class, Failure};
 
@@ -33,9 +33,9 @@ const MIN_USEFUL_BYTES: u64 = 1 << 20;
 /// its repository look the same.
 const MAX_INTERRUPTIONS: usize = 4;
 
-/// Most manifests that are looked up on the node during a pull, which bounds the work that a cell
-/// can cause.
-const MAX_LOOKUPS: usize = 16;
+/// Most images of a repository whose layers a pull may take, which bounds the work that a cell can
+/// cause.
+const MAX_IMAGES: usize = 64;
 
 /// Most manifests that are sent back to a cell when its watch is restarted. The cell reports the
 /// others as new.
@@ -48,9 +48,6 @@ const SILENCE_TIMEOUT: Duration = Duration::from_secs(120);
 /// Delay before the watch of a pull is requested again, after a failure or at the cell's limit of
 /// watches.
 const WATCH_RETRY_DELAY: Duration = Duration::from_millis(500);
-
-/// Media type of manifests that have none. Only manifests with a configuration get here.
-const MANIFEST_MEDIA_TYPE: &str = "application/vnd.oci.image.manifest.v1+json";
 
 /// Outcome of an attempt to pull.
 enum Outcome {
@@ -72,26 +69,26 @@ pub(super) struct Pulled {
 /// Pulls an image in a cell. `stall` bounds the time without progress. Without `node` all layers
 /// come from the registry.
 ///
-/// Once the manifest has come, and so the registry has given it to this pod, the layers that the
-/// node has are sent to the cell, and the pull is restarted: it keeps its content and fetches the
-/// rest. No other blob of the node is sent. A failure to send does not fail the pull.
+/// Once the cell reports a manifest that the node has as an image of the pull's repository, its
+/// layers are sent to the cell, and the pull is restarted: it keeps its content and fetches the
+/// rest. No other blob of the node is sent, whatever manifest the cell reports. A failure to send
+/// does not fail the pull.
 pub(super) async fn pull(
     node: Option<&dyn Node>,
     cell: &dyn Receiver,
     request: &cri::PullImageRequest,
     stall: Duration,
 ) -> Result<Pulled, Failure> {
-    let mut from_node = (0, 0);
-    let mut interrupted = Vec::new();
+    let (mut from_node, mut interruptions) = ((0, 0), 0);
+    let mut supplier = node.map(|node| Supplier { node, manifests: None });
     loop {
         // More than one, because another pull's manifest may have been taken for this one's.
-        let supplier = node.filter(|_| interrupted.len() < MAX_INTERRUPTIONS);
-        let (manifest, layers) = match attempt(supplier, &interrupted, cell, request, stall).await?
-        {
+        let offer = supplier.as_mut().filter(|_| interruptions < MAX_INTERRUPTIONS);
+        let (manifest, layers) = match attempt(offer, cell, request, stall).await? {
             Outcome::Pulled(id) => return Ok(Pulled { id, from_node }),
             Outcome::Interrupted(manifest, layers) => (manifest, layers),
         };
-        interrupted.push(manifest.target.digest.clone());
+        interruptions += 1;
         let Some(node) = node else { continue };
         for layer in layers {
             match send_layer(node, cell, &manifest, &layer, stall).await {
@@ -123,17 +120,17 @@ async fn send_layer(
 
 /// Pulls until the end, a stall, or the discovery of layers on `node`.
 async fn attempt(
-    node: Option<&dyn Node>,
-    interrupted: &[String],
+    mut supplier: Option<&mut Supplier<'_>>,
     cell: &dyn Receiver,
     request: &cri::PullImageRequest,
     stall: Duration,
 ) -> Result<Outcome, Failure> {
+    let image = request.image.as_ref().map(|image| normalized(&image.image)).unwrap_or_default();
     // The watch begins first, so that content from before the pull is known as such.
-    let mut reports = std::pin::pin!(watch(cell, request, stall).await);
+    let mut reports = std::pin::pin!(watch(cell, image.clone(), stall).await);
     let pulling = cell.pull(request.clone(), PULL_TIMEOUT);
     tokio::pin!(pulling);
-    let (mut moves, mut last_progress, mut is_timed, mut lookups) = (0, Instant::now(), true, 0);
+    let (mut moves, mut last_progress, mut is_timed) = (0, Instant::now(), true);
     loop {
         tokio::select! {
             biased;
@@ -146,18 +143,14 @@ async fn attempt(
                     // Between the first and the last byte, a pull that is not fetching is
                     // unpacking.
                     is_timed = next.fetching || moves == 0;
-                    let manifest = next.manifest.filter(|manifest| {
-                        lookups < MAX_LOOKUPS && !interrupted.contains(&manifest.digest)
-                    });
-                    if let (Some(node), Some(manifest)) = (node, manifest) {
-                        lookups += 1;
-                        match node_layers(node, cell, &manifest).await {
+                    if let (Some(supplier), Some(manifest)) = (&mut supplier, next.manifest) {
+                        match supplier.layers(cell, &image, &manifest.digest).await {
                             Ok(Some((manifest, layers))) => {
                                 return Ok(Outcome::Interrupted(manifest, layers));
                             }
                             Ok(None) => {}
                             Err(error) => tracing::debug!(
-                                manifest = manifest.digest,
+                                image,
                                 %error,
                                 "no layer of a pull copied from the node"
                             ),
@@ -263,14 +256,13 @@ impl PullWatch<'_> {
     }
 }
 
-/// Returns reports of a pull, and a final `None` when there are no more. Returns when the first has
-/// come or there are none.
-async fn watch<'a>(
-    cell: &'a dyn Receiver,
-    request: &cri::PullImageRequest,
+/// Returns reports of the pull of an image, by its full name, and a final `None` when there are no
+/// more. Returns when the first has come or there are none.
+async fn watch(
+    cell: &dyn Receiver,
+    image: String,
     stall: Duration,
-) -> impl Stream<Item = Option<PullNews>> + use<'a> {
-    let image = request.image.as_ref().map(|image| normalized(&image.image)).unwrap_or_default();
+) -> impl Stream<Item = Option<PullNews>> {
     let watched = PullWatch { cell, image, stall, known: None, log_limit: LogLimit::default() };
     let started = watched.start().await.map(|reports| (watched, reports));
     let reports = stream::unfold(started, |started| async move {
@@ -281,28 +273,68 @@ async fn watch<'a>(
     reports.map(Some).chain(stream::once(std::future::ready(None))).chain(stream::pending())
 }
 
-/// Returns the layers of an image that the cell lacks and the node has; `None` if they aren't worth
-/// an interruption.
-async fn node_layers(
-    node: &dyn Node,
-    cell: &dyn Receiver,
-    pulled: &PulledManifest,
-) -> Result<Option<(Box<Manifest>, Vec<Descriptor>)>, CopyError> {
-    if pulled.digest != digest_of(&pulled.content) {
-        return Err(CopyError::Damaged(pulled.digest.clone()));
+/// The node, and its images that a pull may take layers from.
+struct Supplier<'a> {
+    node: &'a dyn Node,
+    /// Manifests of the images of the pull's repository, until the cell reports them. `None` until
+    /// it reports the first.
+    manifests: Option<Vec<Manifest>>,
+}
+
+impl Supplier<'_> {
+    /// Returns the layers of a reported manifest that the cell lacks and the node has; `None` if
+    /// they aren't worth an interruption, or if the node has no such image of the repository. Each
+    /// manifest counts once.
+    async fn layers(
+        &mut self,
+        cell: &dyn Receiver,
+        image: &str,
+        digest: &str,
+    ) -> Result<Option<(Box<Manifest>, Vec<Descriptor>)>, CopyError> {
+        if self.manifests.is_none() {
+            // A failure is final, so that reports without end cause no calls without end.
+            self.manifests = Some(Vec::new());
+            let found = manifests(self.node, repository(image), cell.architecture().await?);
+            self.manifests = Some(found.await?);
+        }
+        let manifests = self.manifests.as_mut();
+        let Some(manifest) = manifests.and_then(|manifests| {
+            let reported = manifests.iter().position(|known| known.target.digest == digest)?;
+            Some(manifests.swap_remove(reported))
+        }) else {
+            return Ok(None);
+        };
+        let digests = manifest.layers.iter().map(|layer| layer.digest.clone()).collect();
+        let missing: HashSet<String> = cell.missing(digests).await?.into_iter().collect();
+        let mut layers: Vec<Descriptor> = Vec::new();
+        for layer in manifest.layers.iter().filter(|layer| missing.contains(&layer.digest)) {
+            if !layers.contains(layer) && self.node.has(&layer.digest).await? {
+                layers.push(layer.clone());
+            }
+        }
+        let bytes = layers.iter().fold(0_u64, |sum, layer| sum.saturating_add(layer.size));
+        Ok((bytes >= MIN_USEFUL_BYTES).then(|| (Box::new(manifest), layers)))
     }
-    let blob = Descriptor::new(MANIFEST_MEDIA_TYPE, &pulled.digest, pulled.content.len() as u64);
-    let Parsed::Manifest(manifest) = parse(&blob, &pulled.content, of_this_machine())? else {
-        return Ok(None);
-    };
-    let digests = manifest.layers.iter().map(|layer| layer.digest.clone()).collect();
-    let missing: HashSet<String> = cell.missing(digests).await?.into_iter().collect();
-    let mut layers: Vec<Descriptor> = Vec::new();
-    for layer in manifest.layers.iter().filter(|layer| missing.contains(&layer.digest)) {
-        if !layers.contains(layer) && node.has(&layer.digest).await? {
-            layers.push(layer.clone());
+}
+
+/// Returns the manifests of the node's images of a repository, for a machine with an architecture.
+async fn manifests(
+    node: &dyn Node,
+    repository: &str,
+    architecture: &'static str,
+) -> Result<Vec<Manifest>, CopyError> {
+    let mut targets = node.targets(repository).await?;
+    // An image has a name for its tag and one for its digest.
+    targets.sort_by(|one, other| one.digest.cmp(&other.digest));
+    targets.dedup_by(|one, other| one.digest == other.digest);
+    let mut manifests = Vec::new();
+    for target in targets.into_iter().take(MAX_IMAGES) {
+        match copy::manifest_of(node, target, architecture).await {
+            Ok(manifest) => manifests.push(manifest),
+            Err(error @ (CopyError::Failed(_) | CopyError::Stalled(..))) => return Err(error),
+            // An image that is damaged, or for other machines, hides no other.
+            Err(_) => {}
         }
     }
-    let bytes = layers.iter().fold(0_u64, |sum, layer| sum.saturating_add(layer.size));
-    Ok((bytes >= MIN_USEFUL_BYTES).then(|| (Box::new(manifest), layers)))
+    Ok(manifests)
 }

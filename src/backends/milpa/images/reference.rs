@@ -28,15 +28,7 @@ pub(crate) fn normalized(reference: &str) -> String {
     if is_id(reference) {
         return reference.to_owned();
     }
-    let (named, digest) = match reference.rsplit_once('@') {
-        Some((named, digest)) => (named, Some(digest)),
-        None => (reference, None),
-    };
-    // A colon after the last slash begins a tag, an earlier one a port.
-    let (repository, tag) = match named.rsplit_once(':').filter(|(_, tag)| !tag.contains('/')) {
-        Some((repository, tag)) => (repository, Some(tag)),
-        None => (named, None),
-    };
+    let (repository, tag, digest) = parts(reference);
     let (domain, path) = match repository.split_once('/') {
         Some((domain, path)) if domain == "localhost" || domain.contains(['.', ':']) => {
             (domain, path)
@@ -48,6 +40,24 @@ pub(crate) fn normalized(reference: &str) -> String {
     match (digest, tag) {
         (Some(digest), _) => format!("{domain}/{library}{path}@{digest}"),
         (None, tag) => format!("{domain}/{library}{path}:{}", tag.unwrap_or("latest")),
+    }
+}
+
+/// Returns the repository of a name, with its registry and its port.
+pub(super) fn repository(name: &str) -> &str {
+    parts(name).0
+}
+
+/// Splits a reference into repository, tag and digest.
+fn parts(reference: &str) -> (&str, Option<&str>, Option<&str>) {
+    let (named, digest) = match reference.rsplit_once('@') {
+        Some((named, digest)) => (named, Some(digest)),
+        None => (reference, None),
+    };
+    // A colon after the last slash begins a tag, an earlier one a port.
+    match named.rsplit_once(':').filter(|(_, tag)| !tag.contains('/')) {
+        Some((repository, tag)) => (repository, Some(tag), digest),
+        None => (named, None, digest),
     }
 }
 
@@ -73,6 +83,17 @@ mod tests {
         ] {
             assert_eq!(normalized(reference), name);
             assert_eq!(normalized(name), name, "it stays");
+        }
+    }
+
+    #[test]
+    fn repository_keeps_registry_and_port() {
+        for (name, expected) in [
+            ("registry.example:5000/a/b:v1", "registry.example:5000/a/b"),
+            ("docker.io/library/busybox:latest", "docker.io/library/busybox"),
+            ("quay.example/app@sha256:00", "quay.example/app"),
+        ] {
+            assert_eq!(repository(name), expected);
         }
     }
 

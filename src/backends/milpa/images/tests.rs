@@ -40,6 +40,8 @@ struct NodeContent {
     names: BTreeMap<String, (String, String, u64)>,
     blobs: BTreeMap<String, Bytes>,
     held: usize,
+    /// Lists of images.
+    lists: usize,
     /// Leases that were taken, and blobs that were read.
     leases: usize,
     reads: Vec<String>,
@@ -79,10 +81,7 @@ impl FakeNode {
             r#"{{"mediaType":"application/vnd.oci.image.manifest.v1+json","config":{{{}}},"layers":[{layers}]}}"#,
             entry(config)
         );
-        let reported = PulledManifest {
-            digest: sha256(manifest.as_bytes()),
-            content: manifest.clone().into(),
-        };
+        let reported = PulledManifest { digest: sha256(manifest.as_bytes()) };
         let manifest = entry(self.blob(manifest));
         let platform =
             format!(r#""platform":{{"os":"linux","architecture":"{}"}}"#, of_this_machine());
@@ -126,6 +125,15 @@ impl Node for FakeNode {
             .names
             .get(name)
             .map(|(media_type, digest, size)| Descriptor::new(media_type, digest, *size)))
+    }
+
+    async fn targets(&self, of: &str) -> Result<Vec<Descriptor>, Failure> {
+        let mut content = self.0.lock().unwrap();
+        content.lists += 1;
+        let named = content.names.iter().filter(|(name, _)| reference::repository(name) == of);
+        let targets =
+            named.map(|(_, (media_type, digest, size))| Descriptor::new(media_type, digest, *size));
+        Ok(targets.collect())
     }
 
     async fn has(&self, digest: &str) -> Result<bool, Failure> {
@@ -510,6 +518,27 @@ async fn pull_by_digest_asks_the_registry() {
     assert_eq!(scene.pull(&pinned, auth()).await.unwrap(), id);
     assert_eq!(scene.cell.pulls.lock().unwrap().len(), 3);
     assert_eq!(scene.reported(&pinned).unwrap().id, id);
+}
+
+/// Verifies I28, P11.
+#[tokio::test]
+async fn id_that_a_cell_reported_brings_no_image_of_another_pod() {
+    let scene = Scene::new();
+    let private = scene.node.image("registry.example/private:1");
+    // The kubelet creates the container with the id from ImageStatus or PullImage.
+    scene.cell.images.lock().unwrap().insert(NAME.into(), private.clone());
+    assert_eq!(scene.status(NAME).await.as_ref(), Some(&private));
+    scene.cell.images.lock().unwrap().clear();
+    let own = scene.node.image(NAME);
+    for in_registry in [false, true] {
+        if in_registry {
+            scene.in_registry(NAME, &own);
+        }
+        scene.ensure(&private, NAME).await.unwrap_err();
+        scene.ensure(&private, "").await.unwrap_err();
+        assert_eq!(*scene.cell.puts.lock().unwrap(), 0, "the node has sent a blob");
+    }
+    assert_eq!(scene.ensure("registry.example/private:1", NAME).await.unwrap(), own);
 }
 
 #[tokio::test]

@@ -42,8 +42,8 @@ async fn small_blobs_are_read_from_the_node_once() {
     let scene = Scene::new();
     let (id, _) = scene.node.image_of_layers(NAME, vec![7; 10]);
     let large = scene.node.image(PAUSE);
-    for image in [&id, &large] {
-        scene.ensure(image, NAME).await.unwrap();
+    for (image, name) in [(&id, NAME), (&large, PAUSE)] {
+        scene.ensure(image, name).await.unwrap();
     }
     assert_eq!(scene.node.0.lock().unwrap().leases, 2);
     {
@@ -54,8 +54,12 @@ async fn small_blobs_are_read_from_the_node_once() {
     }
     let (other, uid) = (CellId::mint().unwrap(), "uid-2");
     let cell = FakeCell::default();
-    for image in [&id, &large] {
-        let spec = cri::ImageSpec { image: image.clone(), ..Default::default() };
+    for (image, name) in [(&id, NAME), (&large, PAUSE)] {
+        let spec = cri::ImageSpec {
+            image: image.clone(),
+            user_specified_image: name.to_owned(),
+            ..Default::default()
+        };
         assert_eq!(scene.images.ensure_in(&other, &cell, &spec, uid).await.unwrap(), *image);
     }
     assert_eq!(cell.blobs.lock().unwrap().len(), 7, "the layer \"small\" is of both images");
