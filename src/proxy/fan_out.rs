@@ -4,6 +4,9 @@ use std::future::Future;
 
 use bytes::Bytes;
 use futures::future::join_all;
+use http::request::Parts;
+use kiyot_proto::cri;
+use prost::Message as _;
 use tonic::{Code, Status};
 
 use super::{
@@ -254,7 +257,8 @@ pub(super) async fn status(
 }
 
 /// Answers with the node's image. If the node lacks the image, the response is `known`, or the
-/// image that a decoded backend reports.
+/// image that a decoded backend reports. The pod of `known` may be the node's: it is no response if
+/// the node has an image with its id, which a cell has reported.
 pub(super) async fn image(
     server: &ServerState,
     incoming: Incoming,
@@ -263,21 +267,46 @@ pub(super) async fn image(
     deadline: Deadline,
     caller: Caller,
 ) {
-    let Some((mut response, caller)) = collect_from_node(server, incoming, deadline, caller).await
+    let head = incoming.head.clone();
+    let Some((mut response, mut caller)) =
+        collect_from_node(server, incoming, deadline, caller).await
     else {
         return;
     };
-    // ImageStatusResponse.image
-    let is_absent = merge::is_ok(&response)
-        && merge::single_message(&mut response)
-            .is_some_and(|response| !peek::has_field(&response, 1));
-    let reference = peek::string(&message, &[1, 1]).unwrap_or_default();
-    if is_absent
-        && let Some(reported) = known.or_else(|| {
-            server.registry.decoded().find_map(|backend| backend.reported_image(reference))
-        })
-    {
-        return caller.send_message(reported).await;
+    let mut found = None;
+    if lacks_image(&mut response) {
+        let reference = peek::string(&message, &[1, 1]).unwrap_or_default();
+        let reported =
+            || server.registry.decoded().find_map(|cells| cells.reported_image(reference));
+        found = known.clone().or_else(reported);
     }
-    respond(caller, Ok(response.into())).await;
+    if let (Some(_), Some(known)) = (&found, known) {
+        let by_id = image_status(head, &known);
+        let Some((mut of_node, left)) = collect_from_node(server, by_id, deadline, caller).await
+        else {
+            return;
+        };
+        caller = left;
+        found = lacks_image(&mut of_node).then_some(known);
+    }
+    match found {
+        Some(found) => caller.send_message(found).await,
+        None => respond(caller, Ok(response.into())).await,
+    }
+}
+
+/// Returns whether a response to `ImageStatus` says that the image is absent.
+fn lacks_image(response: &mut UnaryResponse) -> bool {
+    // ImageStatusResponse.image
+    merge::is_ok(response)
+        && merge::single_message(response).is_some_and(|message| !peek::has_field(&message, 1))
+}
+
+/// Returns an `ImageStatus` for the id of the image in a response.
+fn image_status(head: Parts, response: &[u8]) -> Incoming {
+    let id = peek::string(response, &[1, 1]).unwrap_or_default().to_owned();
+    let image = Some(cri::ImageSpec { image: id, ..Default::default() });
+    let request = cri::ImageStatusRequest { image, ..Default::default() }.encode_to_vec();
+    let body = frame::encode(request.into()).concat().into();
+    Incoming { head, body, rest: None, idle_timeout: None }
 }

@@ -365,6 +365,37 @@ async fn image_calls_are_routed_by_their_pod() {
     }
 }
 
+/// Verifies P11.
+#[tokio::test(flavor = "multi_thread")]
+async fn id_that_a_cell_reported_names_no_image_of_the_node_for_another_pod() {
+    let server = Setup::default().start();
+    let caller = server.caller().await;
+    let has = |id: &str| cri::ImageStatusResponse {
+        image: Some(cri::Image { id: id.into(), ..Default::default() }),
+        ..Default::default()
+    };
+    for (reference, id) in [("honest", "cell's"), ("liar", "node's")] {
+        let report = has(id).encode_to_vec();
+        server.cells.images.lock().unwrap().insert(reference.into(), report);
+    }
+    // The node has an image with this id alone.
+    let _runtime = FakeRuntime::listen(&server.containerd(), move |mut call| async move {
+        let body = crate::fake_runtime::read_all(&mut call.body).await.unwrap();
+        let request = cri::ImageStatusRequest::decode(&body[5..]).unwrap();
+        let found = request.image.unwrap().image == "node's";
+        let answer = if found { has("node's").encode_to_vec() } else { Vec::new() };
+        call.answer(&answer).await;
+    });
+    let status = async |reference: &str| {
+        let annotations = [("like".to_owned(), String::new())].into();
+        let image = cri::ImageSpec { image: reference.into(), annotations, ..Default::default() };
+        let request = cri::ImageStatusRequest { image: Some(image), verbose: false };
+        caller.call(Method::ImageStatus, &request.encode_to_vec()).await.ok().to_vec()
+    };
+    assert_eq!(status("honest").await, has("cell's").encode_to_vec());
+    assert_eq!(status("liar").await, b"");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn message_in_small_parts_is_reassembled() {
     let server = Setup::default().start();

@@ -88,6 +88,11 @@ impl DecodedBackend for FakeCells {
         self.images.lock().unwrap().get(reference).map(|image| Bytes::from(image.clone()))
     }
 
+    fn image_of_pods_like(&self, message: &[u8]) -> Option<Bytes> {
+        let image = cri::ImageStatusRequest::decode(message).unwrap().image?;
+        image.annotations.contains_key("like").then(|| self.reported_image(&image.image))?
+    }
+
     fn events(&self) -> BoxStream<'static, Result<Bytes, Status>> {
         let (sender, events) = mpsc::unbounded_channel();
         self.events.lock().unwrap().push(sender);
