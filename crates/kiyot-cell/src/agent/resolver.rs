@@ -24,14 +24,16 @@ use kiyot_link::resolver::{
     QUERY_TIMEOUT,
 };
 use tokio::{
-    net::{TcpListener, TcpStream, UdpSocket},
-    sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot},
+    net::{TcpListener, UdpSocket},
+    sync::{Semaphore, mpsc, oneshot},
     time::timeout,
 };
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use tonic::Status;
 
 pub(super) use dns_listener::DEVICE;
+
+use super::tunnel::Target;
 
 /// Delay after a socket error, which usually means too many open files.
 const SOCKET_RETRY_DELAY: Duration = Duration::from_millis(100);
@@ -46,9 +48,6 @@ struct Query {
     /// Receives the answer. Closed if the query has timed out.
     answer: oneshot::Sender<Bytes>,
 }
-
-/// A connection of the pod, with its permit.
-type PendingConnection = (TcpStream, OwnedSemaphorePermit);
 
 /// DNS proxy of the cell.
 #[derive(Debug)]
@@ -81,7 +80,7 @@ struct QuerySender {
     udp_permits: Arc<Semaphore>,
     tcp_permits: Arc<Semaphore>,
     /// Connections that the daemon has not claimed yet, by query id.
-    unclaimed: Arc<Mutex<HashMap<u64, PendingConnection>>>,
+    unclaimed: Arc<Mutex<HashMap<u64, Target>>>,
 }
 
 impl Resolver {
@@ -164,14 +163,15 @@ impl Resolver {
         self.listeners.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Claims a unclaimed connection. It counts against the limit until its permit is dropped.
-    pub(super) fn take_connection(&self, query: u64) -> Option<PendingConnection> {
+    /// Claims an unclaimed connection. It counts against the limit until its tunnel ends, which is
+    /// no later than its listener does.
+    pub(super) fn take_connection(&self, query: u64) -> Option<Target> {
         self.sender.unclaimed().remove(&query)
     }
 }
 
 impl QuerySender {
-    fn unclaimed(&self) -> MutexGuard<'_, HashMap<u64, PendingConnection>> {
+    fn unclaimed(&self) -> MutexGuard<'_, HashMap<u64, Target>> {
         self.unclaimed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -198,7 +198,7 @@ struct Unclaimed<'a> {
 }
 
 impl<'a> Unclaimed<'a> {
-    fn insert(sender: &'a QuerySender, id: u64, connection: PendingConnection) -> Self {
+    fn insert(sender: &'a QuerySender, id: u64, connection: Target) -> Self {
         sender.unclaimed().insert(id, connection);
         Self { sender, id }
     }
@@ -243,6 +243,9 @@ async fn serve_udp(socket: Arc<UdpSocket>, server: u32, sender: QuerySender) {
 /// Accepts TCP tcp_permits, as many as the semaphore allows.
 async fn serve_tcp(listener: TcpListener, server: u32, sender: QuerySender) {
     let mut tasks = tokio::task::JoinSet::new();
+    let end = CancellationToken::new();
+    // The task may be aborted.
+    let _end = end.clone().drop_guard();
     loop {
         let Ok(permit) = Arc::clone(&sender.tcp_permits).acquire_owned().await else { return };
         let Ok((stream, _)) = listener.accept().await else {
@@ -250,10 +253,10 @@ async fn serve_tcp(listener: TcpListener, server: u32, sender: QuerySender) {
             continue;
         };
         while tasks.try_join_next().is_some() {}
-        let sender = sender.clone();
+        let (sender, end) = (sender.clone(), end.clone());
         tasks.spawn(async move {
             let id = sender.next();
-            let _unclaimed = Unclaimed::insert(&sender, id, (stream, permit));
+            let _unclaimed = Unclaimed::insert(&sender, id, (stream, permit, end));
             // The answer only says that the connection was claimed, or won't be.
             sender.send_query(id, server, true, Bytes::new()).await;
         });

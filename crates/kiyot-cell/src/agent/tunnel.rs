@@ -15,7 +15,7 @@ use tokio::{
     sync::{OwnedSemaphorePermit, mpsc},
 };
 use tokio_stream::wrappers::ReceiverStream;
-use tokio_util::task::AbortOnDropHandle;
+use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use tonic::Status;
 
 /// Upper bound on one read, in bytes.
@@ -23,8 +23,9 @@ const READ_CHUNK_BYTES: usize = 32 * 1024;
 /// Parts buffered for the uplink.
 const QUEUED_PARTS: usize = 4;
 
-/// Connection at the end of a tunnel, with the permit that bounds the number of tunnels.
-pub type Target = (TcpStream, OwnedSemaphorePermit);
+/// Connection at the end of a tunnel, with the permit that bounds the number of tunnels, and the
+/// token that ends the tunnel.
+pub type Target = (TcpStream, OwnedSemaphorePermit, CancellationToken);
 
 /// Connects to the streaming server, if `port` is its port.
 pub async fn connect_streaming_server(
@@ -40,12 +41,13 @@ pub async fn connect_streaming_server(
     let connection = TcpStream::connect((Ipv4Addr::LOCALHOST, allowed)).await.map_err(|error| {
         Status::unavailable(format!("containerd's streaming server on port {allowed}: {error}"))
     })?;
-    Ok((connection, permit))
+    Ok((connection, permit, CancellationToken::new()))
 }
 
-/// Relays bytes in both directions until both sides have ended. `first` precedes `incoming`.
+/// Relays bytes in both directions until both sides have ended, or the target's token is
+/// cancelled. `first` precedes `incoming`.
 pub fn relay(
-    (connection, permit): Target,
+    (connection, permit, end): Target,
     first: TunnelPart,
     incoming: impl Stream<Item = Result<TunnelPart, Status>> + Send + Unpin + 'static,
 ) -> BoxStream<'static, Result<TunnelPart, Status>> {
@@ -62,10 +64,11 @@ pub fn relay(
     let copy_from_target = AbortOnDropHandle::new(tokio::spawn(copy_from_target(reader, sender)));
     // The stream owns both directions.
     let owned = (copy_to_target, copy_from_target, permit);
-    Box::pin(ReceiverStream::new(receiver).map(move |part| {
+    let parts = ReceiverStream::new(receiver).map(move |part| {
         let _ = &owned;
         part
-    }))
+    });
+    Box::pin(parts.take_until(end.cancelled_owned()))
 }
 
 /// Copies from the uplink to the connection.

@@ -89,25 +89,42 @@ fn restore_link(resolver: &Arc<Resolver>) -> io::Result<bool> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::Mutex;
+
+    use tokio::time::Instant;
 
     use super::*;
 
     /// Verifies N13.
     #[tokio::test(start_paused = true)]
-    async fn failed_link_restore_is_retried_without_a_link_change() {
-        static LOOKS: AtomicUsize = AtomicUsize::new(0);
-        let restore = |_: &Arc<Resolver>| match LOOKS.fetch_add(1, Ordering::SeqCst) {
-            0 | 1 => Err(io::Error::from(Errno::MFILE)),
-            _ => Ok(true),
+    async fn removed_link_is_restored_within_a_second_and_retried_each_second() {
+        static LOOKS: Mutex<Vec<Instant>> = Mutex::new(Vec::new());
+        static FAILURES_LEFT: Mutex<usize> = Mutex::new(2);
+        let restore = |_: &Arc<Resolver>| {
+            LOOKS.lock().unwrap().push(Instant::now());
+            let mut left = FAILURES_LEFT.lock().unwrap();
+            let fails = *left > 0;
+            *left = left.saturating_sub(1);
+            if fails { Err(io::Error::from(Errno::MFILE)) } else { Ok(true) }
         };
         let (changes, kernel) = UnixDatagram::pair().unwrap();
         let resolver = Arc::new(Resolver::new(true));
         let keeping =
             tokio::spawn(LinkSupervisor { changes, restore }.run(Arc::downgrade(&resolver)));
-        kernel.send(b"a link is gone").await.unwrap();
         sleep(100 * CHECK_INTERVAL).await;
-        assert_eq!(LOOKS.load(Ordering::SeqCst), 3, "until it succeeds, and not after");
+        // Returns when the link was looked at after a removal, in tenths of a second.
+        let remove = async |wait: Duration| {
+            let removed = Instant::now();
+            kernel.send(b"a link is gone").await.unwrap();
+            sleep(wait).await;
+            let looks = std::mem::take(&mut *LOOKS.lock().unwrap());
+            looks.iter().map(|at| (*at - removed).as_millis() / 100).collect::<Vec<_>>()
+        };
+        let retried = remove(Duration::from_millis(2_500)).await;
+        assert_eq!(retried, [0, 10, 20], "until it succeeds");
+        // Half a second after the last look.
+        let again = remove(100 * CHECK_INTERVAL).await;
+        assert_eq!(again, [5], "once within a second");
         keeping.abort();
     }
 }

@@ -1,10 +1,14 @@
 use futures::StreamExt;
-use kiyot_proto::cell::{NameAnswer, NameQuery};
+use kiyot_proto::cell::{NameAnswer, NameQuery, TunnelPart};
 use kiyot_testkit::wait_for;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+};
 use tokio_stream::wrappers::ReceiverStream;
 
 use super::*;
+use crate::agent::tunnel;
 
 /// Returns a resolver with a name server on the loopback, and the addresses of its sockets.
 async fn resolver() -> (Arc<Resolver>, std::net::SocketAddr, std::net::SocketAddr) {
@@ -69,7 +73,7 @@ async fn connection_waits_until_claimed() {
     let mut client = TcpStream::connect(tcp).await.unwrap();
     let query = call.1.next().await.unwrap().unwrap();
     assert!(query.tcp && query.message.is_empty() && query.resolver == 0);
-    let (mut taken, _place) = resolver.take_connection(query.id).unwrap();
+    let (mut taken, _permit, _) = resolver.take_connection(query.id).unwrap();
     assert!(resolver.take_connection(query.id).is_none(), "once");
     client.write_all(b"query").await.unwrap();
     let mut query = [0; 5];
@@ -107,6 +111,26 @@ async fn unclaimed_connection_of_replaced_listeners_is_closed() {
         resolver.sender.tcp_permits.available_permits() == MAX_TCP_CONNECTIONS
     })
     .await;
+    assert_eq!(client.read(&mut [0; 8]).await.unwrap(), 0);
+}
+
+/// Verifies N13.
+#[tokio::test]
+async fn connection_to_a_name_server_ends_with_its_listener() {
+    let (resolver, _, tcp) = resolver().await;
+    let mut call = call(&resolver).await;
+    let mut client = TcpStream::connect(tcp).await.unwrap();
+    let query = call.1.next().await.unwrap().unwrap();
+    let claimed = resolver.take_connection(query.id).unwrap();
+    let relayed = tunnel::relay(claimed, TunnelPart::default(), futures::stream::pending());
+    let carried = tokio::spawn(relayed.for_each(async |_| {}));
+    // As when the link is created again.
+    resolver.listeners().tasks.clear();
+    wait_for("its permit is back", || {
+        resolver.sender.tcp_permits.available_permits() == MAX_TCP_CONNECTIONS
+    })
+    .await;
+    carried.await.unwrap();
     assert_eq!(client.read(&mut [0; 8]).await.unwrap(), 0);
 }
 
