@@ -138,7 +138,7 @@ impl CriService {
             target => Some(self.pods.container(target)?),
         };
         let hello = cell_client::connected(cell, &sandbox.pod, None).await?;
-        self.check_mounts(cell, &config).await?;
+        self.check_support(cell, &config).await?;
         let logs = requests::log_paths(&sandbox_config, &config, id.as_str()).map_err(|error| {
             let name = config.metadata.as_ref().map_or("", |metadata| &metadata.name);
             Status::invalid_argument(format!("log of container {name:?}: {error}"))
@@ -221,8 +221,8 @@ impl CriService {
         Ok((image, volumes))
     }
 
-    /// Refuses mount options that the cell's containerd would ignore.
-    async fn check_mounts(
+    /// Refuses what the cell's containerd would ignore.
+    async fn check_support(
         &self,
         cell: &Cell,
         config: &cri::ContainerConfig,
@@ -234,7 +234,7 @@ impl CriService {
         }
         if support::needs_features(config) {
             let status = client.status(CALL_TIMEOUT, cri::StatusRequest::default()).await?;
-            support::check_options(config, status.features.as_ref())?;
+            support::check_features(config, status.features.as_ref())?;
         }
         Ok(())
     }

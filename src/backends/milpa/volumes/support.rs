@@ -1,4 +1,4 @@
-//! Mount features that earlier versions of a cell's containerd ignore silently. Pure.
+//! Features that earlier versions of a cell's containerd ignore silently. Pure.
 
 use crate::backends::milpa::failure::{Class, Failure};
 use kiyot_proto::cri;
@@ -14,32 +14,39 @@ pub fn needs_version(container: &cri::ContainerConfig) -> bool {
     container.mounts.iter().any(|mount| refusal(mount, (0, 0)).is_some())
 }
 
-/// Returns true if a container has mount options, which need a feature of the cell's runtime. No
-/// version is known to have it.
+/// Returns true if a container needs features that the cell's runtime may lack.
 pub fn needs_features(container: &cri::ContainerConfig) -> bool {
-    container.mounts.iter().any(|mount| !mount.mount_options.is_empty())
+    check_features(container, None).is_err()
 }
 
-/// Refuses mount options (`noexec` and others) that the runtime would ignore.
+/// Refuses mount options (`noexec` and others), which no known version knows, and the supplemental
+/// groups policy Strict, which containerd 2.0 knows, if the runtime would ignore them.
 ///
-/// Fails with UNIMPLEMENTED, naming the container, the mount and what is allowed.
-pub fn check_options(
+/// Fails with UNIMPLEMENTED, naming the container, the feature and what is allowed.
+pub fn check_features(
     container: &cri::ContainerConfig,
     features: Option<&cri::RuntimeFeatures>,
 ) -> Result<(), Failure> {
+    let features = features.copied().unwrap_or_default();
     let with_options = container.mounts.iter().find(|mount| !mount.mount_options.is_empty());
-    let Some(mount) =
-        with_options.filter(|_| !features.is_some_and(|features| features.mount_options))
-    else {
+    let context = container.linux.as_ref().and_then(|linux| linux.security_context.as_ref());
+    let is_strict = context.is_some_and(|context| {
+        context.supplemental_groups_policy() == cri::SupplementalGroupsPolicy::Strict
+    });
+    let (what, allowed) = if let Some(mount) = with_options.filter(|_| !features.mount_options) {
+        let (path, options) = (&mount.container_path, &mount.mount_options);
+        (format!("mounts {path} with the options {options:?}"), "a mount without options")
+    } else if is_strict && !features.supplemental_groups_policy {
+        ("has the supplemental groups policy Strict".to_owned(), "the policy Merge")
+    } else {
         return Ok(());
     };
     let name = container.metadata.as_ref().map_or("", |metadata| &metadata.name);
     Err(Failure::request(
         Class::Unimplemented,
         format!(
-            "container {name:?} mounts {} with the options {:?}, which the cell's runtime does \
-         not know; allowed is a mount without options",
-            mount.container_path, mount.mount_options
+            "container {name:?} {what}, which the cell's runtime does not know; allowed is \
+             {allowed}"
         ),
     ))
 }
@@ -205,20 +212,40 @@ mod tests {
         let without =
             cri::RuntimeFeatures { supplemental_groups_policy: true, ..Default::default() };
         for features in [None, Some(&without)] {
-            let failure = check_options(&container, features).unwrap_err();
+            let failure = check_features(&container, features).unwrap_err();
             assert!(
                 ["main", "/data", "noexec"].iter().all(|word| failure.message().contains(word)),
                 "{failure}"
             );
         }
         assert!(
-            check_options(
+            check_features(
                 &container,
                 Some(&cri::RuntimeFeatures { mount_options: true, ..Default::default() })
             )
             .is_ok()
         );
         let plain = containing(cri::Mount::default());
-        assert!(!needs_features(&plain) && check_options(&plain, None).is_ok());
+        assert!(!needs_features(&plain) && check_features(&plain, None).is_ok());
+    }
+
+    /// Verifies U19.
+    #[test]
+    fn policy_of_groups_is_refused_if_the_runtime_ignores_it() {
+        let with = |policy: cri::SupplementalGroupsPolicy| {
+            let mut container = containing(cri::Mount::default());
+            let linux = container.linux.get_or_insert_default();
+            linux.security_context.get_or_insert_default().set_supplemental_groups_policy(policy);
+            container
+        };
+        let strict = with(cri::SupplementalGroupsPolicy::Strict);
+        let failure = check_features(&strict, Some(&cri::RuntimeFeatures::default())).unwrap_err();
+        let expected = "container \"main\" has the supplemental groups policy Strict, which the \
+                        cell's runtime does not know; allowed is the policy Merge";
+        assert_eq!((failure.class(), failure.message()), (Class::Unimplemented, expected));
+        let knowing =
+            cri::RuntimeFeatures { supplemental_groups_policy: true, ..Default::default() };
+        assert!(needs_features(&strict) && check_features(&strict, Some(&knowing)).is_ok());
+        assert!(!needs_features(&with(cri::SupplementalGroupsPolicy::Merge)));
     }
 }

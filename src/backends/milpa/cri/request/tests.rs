@@ -237,6 +237,48 @@ fn forwarded_name_servers_have_addresses_of_the_cell() {
     assert_eq!(sandbox_config(&config, "/pod", &[], "").dns_config.unwrap(), dns);
 }
 
+/// Verifies U19.
+#[test]
+fn user_and_limits_of_a_container_are_the_requested_ones() {
+    let words = |words: &[&str]| words.iter().map(|&word| word.to_owned()).collect::<Vec<_>>();
+    let context = cri::LinuxContainerSecurityContext {
+        capabilities: Some(cri::Capability {
+            drop_capabilities: words(&["ALL"]),
+            ..Default::default()
+        }),
+        run_as_username: "worker".to_owned(),
+        run_as_group: Some(cri::Int64Value { value: 7 }),
+        supplemental_groups: vec![7000, 7001],
+        supplemental_groups_policy: cri::SupplementalGroupsPolicy::Strict.into(),
+        no_new_privs: true,
+        masked_paths: words(&["/proc/kcore"]),
+        readonly_paths: words(&["/proc/sys"]),
+        ..Default::default()
+    };
+    let limit = cri::HugepageLimit { page_size: "2MB".to_owned(), limit: 4 << 20 };
+    let resources =
+        cri::LinuxContainerResources { hugepage_limits: vec![limit], ..Default::default() };
+    let mut linux =
+        cri::LinuxContainerConfig { resources: Some(resources), security_context: Some(context) };
+    let config = cri::ContainerConfig { linux: Some(linux.clone()), ..Default::default() };
+    let request = cri::CreateContainerRequest { config: Some(config), ..Default::default() };
+    let cell = InCell {
+        sandbox: "aa",
+        pod_dir: "/pod",
+        resolvers: &[],
+        cgroup_parent: "/kubepods/podu",
+        image: "sha256:1",
+        profile: None,
+        mounts: Vec::new(),
+        log_path: String::new(),
+        target: "",
+    };
+    use_cell_network(
+        linux.security_context.as_mut().unwrap().namespace_options.get_or_insert_default(),
+    );
+    assert_eq!(create_container(&request, cell).config.unwrap().linux, Some(linux));
+}
+
 #[test]
 fn container_request_is_rewritten_for_the_cell() {
     let mapping = cri::IdMapping { host_id: 1, container_id: 2, length: 3 };
