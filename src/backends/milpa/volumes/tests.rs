@@ -4,7 +4,7 @@ use std::{
     collections::BTreeMap,
     fs,
     os::unix::fs::{PermissionsExt as _, symlink},
-    sync::atomic::{AtomicUsize, Ordering},
+    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
     time::Duration,
 };
 
@@ -12,10 +12,10 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use kiyot_link::log_limit::{MAX_LINES, PERIOD};
 use kiyot_proto::cell::{FileChange, file_change::Change};
-use kiyot_testkit::{log::CapturedLog, wait_for};
-use tokio::time::sleep;
+use kiyot_testkit::{LIMIT, log::CapturedLog, wait_for};
+use tokio::time::{sleep, timeout};
 
-use super::*;
+use super::{watch::Watcher, *};
 
 /// Fake files of a cell. Directories are empty, links are `-> target`.
 #[derive(Debug, Default)]
@@ -235,6 +235,43 @@ async fn updates_reach_the_cell() {
     }
     scene.volumes.release(&scene.cell);
     assert!(scene.volumes.pods().is_empty());
+}
+
+/// Verifies D40.
+#[tokio::test(start_paused = true)]
+async fn updates_are_watched_once_an_inotify_instance_is_free() {
+    // As in the test of the daemon, they would miss the deadline by the comparisons alone.
+    const UPDATES: usize = 4;
+    static USED_UP: AtomicBool = AtomicBool::new(true);
+    let start = || match USED_UP.load(Ordering::SeqCst) {
+        true => Err(rustix::io::Errno::MFILE.into()),
+        false => Watcher::start(),
+    };
+    let log = CapturedLog::start();
+    let mut scene = Scene::new(HostPath::Refuse);
+    Arc::get_mut(&mut scene.volumes).unwrap().watcher = Arc::new(SharedWatcher::started_by(start));
+    let container = scene.container(&[&scene.write(SECRET, "..v0", &[("key", "0")])]);
+    scene.prepare(&container).await.unwrap();
+    scene.keep(&container);
+    let count = |words: &str| log.lines().iter().filter(|line| line.contains(words)).count();
+    sleep(Duration::from_secs(200)).await;
+    assert_eq!((count("volumes not watched"), count("volumes watched again")), (1, 0));
+    USED_UP.store(false, Ordering::SeqCst);
+    sleep(Duration::from_secs(61)).await;
+    assert_eq!((count("volumes not watched"), count("volumes watched again")), (1, 1));
+    tokio::time::resume();
+    let all = async {
+        for version in 1..=UPDATES {
+            let directory = format!("..v{version}");
+            scene.write(SECRET, &directory, &[("key", &version.to_string())]);
+            wait_for("the update is in the cell", || {
+                scene.fake.get(&format!("{IN_CELL}/{directory}/key")) == Some(version.to_string())
+            })
+            .await;
+        }
+    };
+    timeout(LIMIT, all).await.expect("updates arrive before the next comparison");
+    scene.volumes.release(&scene.cell);
 }
 
 /// Each snapshot of a cell begins to keep its volumes again.

@@ -19,8 +19,11 @@ type Watches = Arc<Mutex<HashMap<i32, Vec<Arc<Notify>>>>>;
 const READ_RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// The watcher of all pods, started at its first use.
-#[derive(Debug, Default)]
-pub(super) struct SharedWatcher(Mutex<SharedState>);
+#[derive(Debug)]
+pub(super) struct SharedWatcher {
+    start: fn() -> io::Result<Watcher>,
+    state: Mutex<SharedState>,
+}
 
 #[derive(Debug, Default)]
 struct SharedState {
@@ -28,17 +31,23 @@ struct SharedState {
     has_failed: bool,
 }
 
+impl Default for SharedWatcher {
+    fn default() -> Self {
+        Self::started_by(Watcher::start)
+    }
+}
+
 impl SharedWatcher {
+    pub(super) fn started_by(start: fn() -> io::Result<Watcher>) -> Self {
+        Self { start, state: Mutex::default() }
+    }
+
     /// Returns the watcher; `None` if the kernel has no instance left, which the next call tries
     /// again.
     pub(super) fn started(&self) -> Option<Arc<Watcher>> {
-        self.started_by(Watcher::start)
-    }
-
-    fn started_by(&self, start: impl FnOnce() -> io::Result<Watcher>) -> Option<Arc<Watcher>> {
         let mut state = self.state();
         if state.watcher.is_none() {
-            match start() {
+            match (self.start)() {
                 Ok(watcher) => {
                     state.watcher = Some(Arc::new(watcher));
                     if state.has_failed {
@@ -69,7 +78,7 @@ impl SharedWatcher {
     }
 
     fn state(&self) -> MutexGuard<'_, SharedState> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -147,26 +156,4 @@ fn notify(watches: &Watches, watch: i32, events: ReadFlags) {
 
 fn locked(watches: &Watches) -> MutexGuard<'_, HashMap<i32, Vec<Arc<Notify>>>> {
     watches.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-#[cfg(test)]
-mod tests {
-    use kiyot_testkit::log::CapturedLog;
-
-    use super::*;
-
-    /// Verifies D40.
-    #[tokio::test]
-    async fn watcher_without_an_instance_is_started_by_a_later_use() {
-        let log = CapturedLog::start();
-        let watcher = SharedWatcher::default();
-        let exhausted = || Err(rustix::io::Errno::MFILE.into());
-        for _ in 0..2 {
-            assert!(watcher.started_by(exhausted).is_none());
-        }
-        let started = watcher.started().unwrap();
-        assert!(Arc::ptr_eq(&started, &watcher.started_by(exhausted).unwrap()));
-        let count = |words: &str| log.lines().iter().filter(|line| line.contains(words)).count();
-        assert_eq!((count("volumes not watched"), count("volumes watched again")), (1, 1));
-    }
 }
