@@ -243,27 +243,53 @@ async fn bytes_that_are_no_client_hello_are_cut() {
     }
 }
 
+/// Most bytes of a ClientHello.
+const MAX_HELLO: usize = 64 << 10;
+
 /// Verifies L20.
 #[tokio::test]
-async fn client_hello_above_64_kib_is_cut_before_it_is_whole() {
+async fn client_hello_is_read_up_to_64_kib() {
+    const PROTOCOL: usize = 255;
     let fixture = Fixture::over_tcp(limits()).await;
-    let mut stream = dial_from(STRANGER, address(&fixture)).await.unwrap();
-    // A ClientHello of 16 MiB, in records of 16 KiB.
-    let mut record = vec![0x16, 3, 1, 0x40, 0, 1, 0xff, 0xff, 0xff];
-    record.resize(5 + 0x4000, 0);
-    let mut sent = 0;
-    let sending = async {
-        while sent < 16 << 20 {
-            if stream.write_all(&record).await.is_err() {
-                return;
-            }
-            sent += record.len();
-            record[5..9].fill(0);
-        }
-    };
-    within("the end of the connection", sending).await;
-    // The kernel's buffers take some more than the gateway reads.
-    assert!(sent < 16 << 20, "{sent} bytes were taken");
+    let (received, _) = fixture.gateway.bytes();
+    // Protocols that the gateway does not know take 62 KiB.
+    let mut tls = tls::enrol_client(&fixture.bootstrap().ca_sha256).unwrap();
+    let unknown = vec![vec![b'x'; PROTOCOL]; (62 << 10) / (PROTOCOL + 1)];
+    tls.alpn_protocols.extend(unknown);
+    let stream = dial_from(STRANGER, address(&fixture)).await.unwrap();
+    let name = alpn::GATEWAY_NAME.try_into().unwrap();
+    let connected = TlsConnector::from(Arc::new(tls)).connect(name, stream);
+    within("a handshake", connected).await.unwrap();
+    assert!(received.get() > 62 << 10);
+
+    // Longer ones, by their own word or in truth: in records of 16 KiB and of one byte.
+    for (length, in_record) in [
+        ((16 << 20) - 1, 1 << 14),
+        (MAX_HELLO, 1 << 14),
+        (MAX_HELLO - 1, 1 << 14),
+        (MAX_HELLO - 1, 1),
+    ] {
+        let before = received.get();
+        let mut stream = dial_from(STRANGER, address(&fixture)).await.unwrap();
+        let mut hello = vec![1];
+        hello.extend_from_slice(&u32::try_from(length).unwrap().to_be_bytes()[1..]);
+        hello.resize(2 * MAX_HELLO, 0);
+        let records: Vec<u8> = hello
+            .chunks(in_record)
+            .flat_map(|part| {
+                let [high, low] = u16::try_from(part.len()).unwrap().to_be_bytes();
+                [&[0x16, 3, 1, high, low], part].concat()
+            })
+            .collect();
+        let _reset = within("the end of the connection", stream.write_all(&records)).await;
+        closed(&mut stream).await;
+        let read = usize::try_from(received.get() - before).unwrap();
+        let records = MAX_HELLO / in_record + 1;
+        assert!(
+            read <= MAX_HELLO + records * 5,
+            "{read} bytes of a ClientHello of {length} were read, {in_record} in a record"
+        );
+    }
 }
 
 /// Verifies L20.
