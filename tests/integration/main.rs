@@ -4,6 +4,7 @@
 
 mod cell;
 mod daemon;
+mod explain;
 mod kit;
 mod local;
 mod metrics;
