@@ -2,6 +2,7 @@
 
 use std::fs;
 
+use kiyot_link::vm_file::{LINK_GUEST, LINK_HOST, LINK_PORT, LINK_TAP};
 use kiyot_testkit::{Kiyot, LIMIT, Node, Source, cri, wait_until};
 
 use super::{WAIT, options, pod, streams};
@@ -32,6 +33,17 @@ async fn pod_in_a_vm_lives_as_one_on_the_node() {
     assert_ne!(run(&mut kubelet, "cat /proc/version").await, kernel);
     let devices = run(&mut kubelet, "ls /sys/class/net").await;
     assert_eq!(devices.split_whitespace().collect::<Vec<_>>(), ["eth0", "lo"]);
+
+    // The node hears the agent by another device, which the pod neither has nor reaches.
+    let namespace = format!("kiyot-{}", kiyot.cells().remove(0));
+    let heard = ["-n", &namespace, "neighbour", "show", "dev", LINK_TAP];
+    let heard = kiyot_testkit::output("ip", &heard).unwrap();
+    let guest = LINK_GUEST.to_string();
+    let mac = heard.split_whitespace().skip_while(|word| *word != "lladdr").nth(1).unwrap();
+    assert!(heard.starts_with(&guest), "{heard}");
+    let own = run(&mut kubelet, "cat /sys/class/net/*/address; ip address").await;
+    assert!(!own.contains(mac) && !own.contains(&guest), "{mac} is in the pod: {own}");
+    run(&mut kubelet, &format!("! nc -w 5 {LINK_HOST} {LINK_PORT} < /dev/null")).await;
 
     // The pod's address is one of the node's CNI network, and is reached from the node.
     let status = kubelet.sandbox_status(&running.sandbox).await.unwrap();
