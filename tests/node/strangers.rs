@@ -6,9 +6,14 @@ use crate::{
 };
 
 /// Opens the admin API to a group of Debian, and leaves few ports to exec, attach and port-forward.
-const SET_UP: &str = "printf '[Service]\nEnvironment=KIYOT_ADMIN__GROUP=\"operator\"\n' \
-    > /etc/systemd/system/kiyot.service.d/group.conf && systemctl daemon-reload \
-    && sysctl -q net.ipv4.ip_local_port_range='40000 40099'";
+const SET_UP: &str = r#"
+set -e
+cat > /etc/systemd/system/kiyot.service.d/group.conf << 'END'
+[Service]
+Environment='KIYOT_ADMIN__GROUP="operator"'
+END
+systemctl daemon-reload
+sysctl -q net.ipv4.ip_local_port_range='40000 40099'"#;
 /// Undoes [`SET_UP`] for later starts.
 const TEAR_DOWN: &str = "systemctl stop stranger member \
     && sysctl -q net.ipv4.ip_local_port_range='32768 60999' \

@@ -56,6 +56,7 @@ fn sandbox_meta(id: &str, n: u32) -> store::SandboxMeta {
         addresses: vec!["10.200.0.7".to_owned(), "fd00::7".to_owned()],
         resolvers: Vec::new(),
         current_annotations: HashMap::new(),
+        standalone: false,
         cgroup_parent: String::new(),
     }
 }
