@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
 
-use kiyot_proto::cri;
+use kiyot_proto::{cri, text::counted};
 use prost::Message;
 
 use crate::{
@@ -17,6 +17,7 @@ use crate::{
     },
     config::{BackendConfig, Config, MilpaBackend, ProviderKind},
     manifest::{Manifest, Node, Pod, Volume},
+    problems::shown,
     proxy::{
         peek,
         routing::{self, Decision, Reason},
@@ -26,6 +27,15 @@ use crate::{
 mod choice;
 mod resources;
 mod volumes;
+
+/// Most facts of a pod; others are counted.
+const MAX_FACTS: usize = 256;
+/// Characters of a fact.
+const MAX_FACT_CHARS: usize = 1024;
+/// Bytes of headings and facts after which further pods are counted.
+const MAX_TEXT_BYTES: usize = 1024 * 1024;
+/// Most remarks on documents without pods; others are counted.
+const MAX_NOTES: usize = 100;
 
 /// Explanation of a manifest.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -86,28 +96,68 @@ pub struct Live {
 #[derive(Default)]
 struct Lines {
     facts: Vec<String>,
+    /// Number of further facts.
+    left_out: u64,
     refused: bool,
 }
 
 impl Lines {
-    fn say(&mut self, line: impl Into<String>) {
-        self.facts.push(line.into());
+    fn say(&mut self, line: impl fmt::Display) {
+        if self.facts.len() < MAX_FACTS {
+            self.facts.push(shown(MAX_FACT_CHARS, line));
+        } else {
+            self.left_out += 1;
+        }
     }
 
     fn refuse(&mut self, why: impl std::fmt::Display) {
-        self.say(format!("refused: {why}"));
+        self.say(format_args!("refused: {why}"));
         self.refused = true;
     }
 }
 
 /// Explains all pods.
 pub fn explain(config: &Config, manifest: &Manifest, prices: Prices<'_>) -> Explanation {
-    let pod = |pod: &Pod| {
-        let Lines { facts, refused } = explain_pod(config, prices, pod);
-        ExplainedPod { heading: heading(pod), facts, is_refused: refused }
-    };
-    let notes = manifest.skipped.iter().map(ToString::to_string);
-    Explanation { pods: manifest.pods.iter().map(pod).collect(), notes: notes.collect() }
+    explain_while(|| true, config, manifest, prices)
+}
+
+/// Explains pods as long as the explanation is wanted. After [`MAX_TEXT_BYTES`] the last entry
+/// stands for all further pods.
+pub fn explain_while(
+    is_wanted: impl Fn() -> bool,
+    config: &Config,
+    manifest: &Manifest,
+    prices: Prices<'_>,
+) -> Explanation {
+    let (mut pods, mut bytes, mut more, mut refused) = (Vec::new(), 0, 0_u64, 0_u64);
+    for pod in manifest.pods.iter().take_while(|_| is_wanted()) {
+        let Lines { facts, left_out, refused: is_refused } = explain_pod(config, prices, pod);
+        if bytes >= MAX_TEXT_BYTES {
+            more += 1;
+            refused += u64::from(is_refused);
+            continue;
+        }
+        let mut pod = ExplainedPod { heading: heading(pod), facts, is_refused };
+        if left_out > 0 {
+            pod.facts.push(format!("and {}", counted(left_out, "more line", "more lines")));
+        }
+        bytes += pod.heading.len() + pod.facts.iter().map(String::len).sum::<usize>();
+        pods.push(pod);
+    }
+    if more > 0 {
+        let facts = vec![
+            format!("left out after {MAX_TEXT_BYTES} bytes: explain them in several steps"),
+            format!("{refused} of them would be refused"),
+        ];
+        let heading = counted(more, "more pod", "more pods");
+        pods.push(ExplainedPod { heading, facts, is_refused: refused > 0 });
+    }
+    let skipped = &manifest.skipped;
+    let mut notes: Vec<_> = skipped.iter().take(MAX_NOTES).map(ToString::to_string).collect();
+    if let Some(more @ 1..) = skipped.len().checked_sub(MAX_NOTES) {
+        notes.push(format!("{} skipped", counted(more as u64, "more document", "more documents")));
+    }
+    Explanation { pods, notes }
 }
 
 /// Returns the name of a pod, or of its workload with the pods that it makes.

@@ -39,10 +39,12 @@ pub use security::{Capabilities, ContainerSecurity, PodSecurity, Seccomp, Seccom
 pub use volume::{HostPathVolume, PluginVolume, Volume, VolumeKind};
 pub use workload::{Workload, WorkloadKind};
 
-use document::{Documents, Kind};
+use document::{Documents, Kind, MAX_DOCUMENTS};
 
 /// Largest file, in bytes.
 pub const MAX_BYTES: usize = kiyot_manifest_files::MAX_FILE_BYTES;
+/// Characters of a file's name that problems show.
+const SHOWN_NAME_CHARS: usize = 120;
 
 /// Contents of a manifest.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -56,7 +58,7 @@ pub struct Manifest {
 /// Parses files that belong together.
 pub fn parse_files(files: &[File]) -> Result<Manifest, Problems> {
     let name = match files {
-        [only] => only.name.clone(),
+        [only] => shown_name(&only.name),
         _ => format!("{} files", files.len()),
     };
     let report = Report::default();
@@ -77,20 +79,35 @@ pub fn parse_files(files: &[File]) -> Result<Manifest, Problems> {
 /// Parses the texts of files. Of several files, each problem names its own.
 fn documents<'r>(files: &[File], report: &'r Report) -> Documents<'r> {
     let mut documents = Documents::default();
+    if let Err(rule) = kiyot_manifest_files::check(files) {
+        report.add(Problem::new("-f", rule));
+        return documents;
+    }
     for file in files {
-        let of = if let [_] = files { String::new() } else { format!("{}: ", file.name) };
+        if documents.are_too_many() {
+            break;
+        }
+        let of = if let [_] = files { String::new() } else { shown_name(&file.name) + ": " };
         let whole = |rule| report.add(Problem::new(format!("{of}the text"), rule));
         if file.text.len() > MAX_BYTES {
             whole(format!("has {} bytes; allowed: {MAX_BYTES}", file.text.len()));
             continue;
         }
-        let values = text::documents(&file.text).map_err(whole).unwrap_or_default();
-        for (index, value) in values.into_iter().enumerate().filter(|(_, value)| !value.is_null()) {
+        let values = text::documents(&file.text, MAX_DOCUMENTS + 1).map_err(whole);
+        for (index, value) in values.unwrap_or_default().into_iter().enumerate() {
             let at = format!("{of}document {}", index + 1);
             documents.read(Field::new(at, value, report));
         }
     }
     documents
+}
+
+/// Returns a file's name, without the beginning of a long one.
+fn shown_name(name: &str) -> String {
+    match name.char_indices().nth_back(SHOWN_NAME_CHARS) {
+        Some((at, cut)) => format!("…{}", &name[at + cut.len_utf8()..]),
+        None => name.to_owned(),
+    }
 }
 
 #[cfg(test)]

@@ -16,6 +16,8 @@ use crate::{
     manifest::{self, File},
 };
 
+mod hostile;
+
 const OPT_IN: &str = include_str!("../../examples/opt-in.toml");
 const OPT_OUT: &str = include_str!("../../examples/opt-out.toml");
 const CRON_JOB: &str = include_str!("../manifest/samples/cronjob.yaml");

@@ -3,11 +3,13 @@
 use std::fmt;
 
 use super::WorkloadKind;
-use crate::problems::{Field, Problem, Table};
+use crate::problems::{Field, Problem, Table, shown};
 
-/// Most documents and items of lists of a manifest.
+/// Most documents and items of lists of a manifest, empty ones included.
 pub(super) const MAX_DOCUMENTS: usize = 10_000;
 
+/// Characters of kind, namespace and name of a document that is skipped: those of a DNS name.
+const SHOWN_CHARS: usize = 253;
 /// Kind of lists; those of one kind end with it.
 const LIST: &str = "List";
 /// Version of the kinds without a group.
@@ -84,6 +86,11 @@ struct List {
 }
 
 impl<'r> Documents<'r> {
+    /// Says if there are more than [`MAX_DOCUMENTS`], which is reported.
+    pub(super) fn are_too_many(&self) -> bool {
+        self.count > MAX_DOCUMENTS
+    }
+
     /// Adds a document of a file.
     pub(super) fn read(&mut self, field: Field<'r>) {
         self.read_item(field, None);
@@ -91,6 +98,17 @@ impl<'r> Documents<'r> {
 
     /// Adds a document, or the items of a list. Lists don't nest.
     fn read_item(&mut self, field: Field<'r>, list: Option<&List>) {
+        if self.are_too_many() {
+            return;
+        }
+        self.count += 1;
+        if self.are_too_many() {
+            let rule = format!("is one document too many; allowed: {MAX_DOCUMENTS}");
+            return field.report().add(Problem::new(field.at(), rule));
+        }
+        if list.is_none() && field.is_null() {
+            return;
+        }
         let Some(mut table) = field.table() else { return };
         let inherited = list.and_then(|list| list.item.as_ref()).filter(|_| !table.has("kind"));
         let (kind, version) = if let Some((kind, version)) = inherited {
@@ -104,14 +122,6 @@ impl<'r> Documents<'r> {
         if kind == LIST || (kind.ends_with(LIST) && table.has("items")) {
             return self.read_list(table, &kind, &version);
         }
-        self.count += 1;
-        if self.count > MAX_DOCUMENTS {
-            if self.count == MAX_DOCUMENTS + 1 {
-                let rule = format!("is one document too many; allowed: {MAX_DOCUMENTS}");
-                table.report().add(Problem::new(table.at(), rule));
-            }
-            return;
-        }
         match Kind::of(&kind) {
             Some((known, expected)) if version == expected => self.known.push((known, table)),
             _ => self.skipped.push(skipped(kind, &version, table)),
@@ -121,7 +131,8 @@ impl<'r> Documents<'r> {
     fn read_list(&mut self, mut table: Table<'r>, kind: &str, version: &str) {
         let item = kind.strip_suffix(LIST).filter(|item| !item.is_empty());
         let list = List { item: item.map(|item| (item.to_owned(), version.to_owned())) };
-        let items = table.need("items", "a list of documents").map(Field::items);
+        let items = table.need("items", "a list of documents");
+        let items = items.map(|items| items.items_up_to(MAX_DOCUMENTS));
         // The list's metadata, for paging.
         table.take("metadata");
         table.finish();
@@ -165,9 +176,11 @@ fn skipped(kind: String, version: &str, mut table: Table<'_>) -> Skipped {
             .as_mut()
             .and_then(|table| table.take(key))
             .and_then(Field::text)
+            .map(|text| shown(SHOWN_CHARS, text))
             .unwrap_or_default()
     };
     let (namespace, name) = (text("namespace"), text("name"));
+    let kind = shown(SHOWN_CHARS, kind);
     let group = group(version);
     let is_of_kubernetes = KUBERNETES_GROUPS.contains(&group) || group.ends_with(KUBERNETES_GROUP);
     Skipped { kind, namespace, name, is_of_kubernetes }

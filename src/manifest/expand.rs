@@ -43,14 +43,18 @@ pub(super) fn expanded_bytes(text: &str, variables: &HashMap<&str, u64>) -> u64 
 /// Calls `each` with the parts of a text, in order.
 fn split<'t>(text: &'t str, mut each: impl FnMut(Part<'t>)) {
     let mut rest = text;
+    // Without it, each `$(` after the last `)` would be sought to the end.
+    let closed = text.rfind(')').unwrap_or_default();
     while let Some(at) = rest.find('$') {
         each(Part::Text(&rest[..at]));
         rest = &rest[at + 1..];
         if let Some(escaped) = rest.strip_prefix('$') {
             each(Part::Text("$"));
             rest = escaped;
-        } else if let Some((name, after)) =
-            rest.strip_prefix('(').and_then(|inner| inner.split_once(')'))
+        } else if let Some((name, after)) = rest
+            .strip_prefix('(')
+            .filter(|inner| text.len() - inner.len() <= closed)
+            .and_then(|inner| inner.split_once(')'))
         {
             each(Part::Reference(name));
             rest = after;

@@ -3,6 +3,8 @@
 use super::{PluginVolume, VolumeKind};
 use crate::problems::{Field, Table};
 
+/// Longest name of an image in a volume, in bytes: each mount repeats it.
+const MAX_REFERENCE_BYTES: usize = 4096;
 /// Plugin of almost all claims, and of the drivers that replaced those in the kubelet.
 const CSI: &str = "kubernetes.io~csi";
 
@@ -57,7 +59,10 @@ pub(super) fn read(table: &mut Table<'_>) -> Vec<VolumeKind> {
     kinds.extend(table.take("projected").map(|_| VolumeKind::Projected));
     kinds.extend(table.take("downwardAPI").map(|_| VolumeKind::DownwardApi));
     if let Some(mut image) = table.take("image").and_then(Field::table) {
-        let reference = image.take("reference").and_then(Field::text);
+        let is_short = |text: &str| (text.len() <= MAX_REFERENCE_BYTES).then(|| text.to_owned());
+        let reference = image
+            .take("reference")
+            .and_then(|field| field.read("the name of an image, of at most 4096 bytes", is_short));
         image.take("pullPolicy");
         image.finish();
         kinds.push(VolumeKind::Image(reference.unwrap_or_default()));

@@ -8,6 +8,8 @@ use crate::{
 
 /// Highest permissions of a file.
 const MAX_MODE: u32 = 0o777;
+/// Longest path of the node, in bytes: each mount repeats it. Linux's `PATH_MAX`.
+const MAX_PATH_BYTES: usize = 4096;
 
 /// Volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -193,7 +195,9 @@ fn mode(field: Field<'_>) -> Option<u32> {
 
 fn host_path(mut table: Table<'_>) -> Option<VolumeKind> {
     let path = table.need("path", "an absolute path").and_then(|field| {
-        field.read("an absolute path", |text| text.starts_with('/').then(|| text.to_owned()))
+        let is_path = |text: &str| text.starts_with('/') && text.len() <= MAX_PATH_BYTES;
+        let allowed = "an absolute path of at most 4096 bytes";
+        field.read(allowed, |text| is_path(text).then(|| text.to_owned()))
     });
     let kind = table.take("type").and_then(Field::text).unwrap_or_default();
     table.finish();

@@ -6,6 +6,11 @@ use serde_json::Value;
 
 use super::{Problem, Report, Table};
 
+/// Most items of a list.
+const MAX_ITEMS: usize = 1024;
+/// Most entries of a table with arbitrary keys.
+const MAX_ENTRIES: usize = 10_000;
+
 /// Value with its path of keys. Its readers report a problem and return `None` for any other type.
 #[derive(Debug)]
 pub struct Field<'r> {
@@ -144,12 +149,22 @@ impl<'r> Field<'r> {
         }
     }
 
-    /// Reads a list; empty for any other type.
+    /// Reads a list of at most 1,024 items; empty for a longer list, and for any other type.
     pub fn items(self) -> Vec<Self> {
+        self.items_up_to(MAX_ITEMS)
+    }
+
+    /// Reads a list of at most so many items; empty for a longer list, and for any other type.
+    pub fn items_up_to(self, most: usize) -> Vec<Self> {
         let Value::Array(items) = self.value else {
             self.refuse("is invalid; allowed: a list");
             return Vec::new();
         };
+        if items.len() > most {
+            let rule = format!("has {} items; allowed: {most}", items.len());
+            self.report.add(Problem::new(self.at, rule));
+            return Vec::new();
+        }
         let item = |(index, value)| Self {
             at: format!("{}[{index}]", self.at),
             value,
@@ -164,12 +179,18 @@ impl<'r> Field<'r> {
         self.items().into_iter().filter_map(Self::text).collect()
     }
 
-    /// Reads a table with arbitrary keys.
+    /// Reads a table with at most 10,000 arbitrary keys; empty for a longer table, and for any
+    /// other type.
     pub fn entries(self) -> Vec<(String, Self)> {
         let Value::Object(fields) = self.value else {
             self.refuse("is invalid; allowed: a table");
             return Vec::new();
         };
+        if fields.len() > MAX_ENTRIES {
+            let rule = format!("has {} keys; allowed: {MAX_ENTRIES}", fields.len());
+            self.report.add(Problem::new(self.at, rule));
+            return Vec::new();
+        }
         let entry = |(key, value): (String, Value)| {
             let field = Self {
                 at: format!("{}.{key}", self.at),

@@ -10,6 +10,9 @@ const LIKENESS: f64 = 0.75;
 /// Known keys proposed for an unknown one.
 const PROPOSALS: usize = 3;
 
+/// Longest unknown key for which known keys are proposed, in bytes.
+const MAX_LIKELY_BYTES: usize = 128;
+
 /// Table whose keys are taken one by one. [`Table::finish`] reports the rest.
 #[derive(Debug)]
 #[must_use = "keys that nobody took are noted by finish()"]
@@ -84,23 +87,27 @@ impl<'r> Table<'r> {
 
     /// Reports the keys that are left.
     pub fn finish(self) {
-        for key in self.fields.keys() {
-            let mut likely: Vec<(f64, &str)> =
-                self.known.iter().map(|known| (strsim::jaro_winkler(key, known), *known)).collect();
-            likely.retain(|(likeness, _)| *likeness >= LIKENESS);
-            likely.sort_by(|(one, _), (other, _)| other.total_cmp(one));
-            let (words, names) = if likely.is_empty() {
-                ("allowed", self.known.clone())
-            } else {
-                (
-                    "did you mean",
-                    likely.into_iter().take(PROPOSALS).map(|(_, known)| known).collect(),
-                )
+        self.report.add_all(self.fields.keys().map(|key| {
+            let (words, names) = match self.likely(key) {
+                likely if likely.is_empty() => ("allowed", self.known.clone()),
+                likely => ("did you mean", likely),
             };
-            self.report.add(Problem::new(
+            Problem::new(
                 self.path_of(key),
                 format!("is an unknown key; {words}: {}", names.join(", ")),
-            ));
+            )
+        }));
+    }
+
+    /// Returns the known keys that are meant by an unknown one.
+    fn likely(&self, key: &str) -> Vec<&'static str> {
+        if key.len() > MAX_LIKELY_BYTES {
+            return Vec::new();
         }
+        let mut likely: Vec<(f64, &str)> =
+            self.known.iter().map(|known| (strsim::jaro_winkler(key, known), *known)).collect();
+        likely.retain(|(likeness, _)| *likeness >= LIKENESS);
+        likely.sort_by(|(one, _), (other, _)| other.total_cmp(one));
+        likely.into_iter().take(PROPOSALS).map(|(_, known)| known).collect()
     }
 }

@@ -55,7 +55,7 @@ const PARTS: &[Part] = &[
         path: "explain",
         may: &[
             &["proxy", "backends", "backends::milpa", "backends::milpa::policy"],
-            &["backends::milpa::placement", "manifest", "annotations", "config"],
+            &["backends::milpa::placement", "manifest", "annotations", "config", "problems"],
         ],
     },
     Part {

@@ -21,6 +21,8 @@ const EXTENSIONS: [&str; 3] = ["json", "yaml", "yml"];
 const MAX_FILES: usize = 1000;
 /// Most bytes of all files together.
 const MAX_TOTAL_BYTES: usize = 64 << 20;
+/// Longest name of a file, in bytes: Linux's `PATH_MAX`.
+const MAX_NAME_BYTES: usize = 4096;
 
 /// File of a manifest.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,9 +44,7 @@ pub fn read(names: &[PathBuf], stdin: &mut dyn Read) -> Result<Vec<File>, String
             paths.push(name.clone());
         }
     }
-    if paths.len() > MAX_FILES {
-        return Err(format!("-f names {} files; allowed: {MAX_FILES}", paths.len()));
-    }
+    check_number(paths.len()).map_err(|rule| format!("-f {rule}"))?;
     let mut files = Vec::new();
     let mut bytes = 0;
     for path in paths {
@@ -56,6 +56,24 @@ pub fn read(names: &[PathBuf], stdin: &mut dyn Read) -> Result<Vec<File>, String
         files.push(File { name: path.display().to_string(), text });
     }
     Ok(files)
+}
+
+/// Checks the number of files and the lengths of their names. The error says what they break.
+pub fn check(files: &[File]) -> Result<(), String> {
+    check_number(files.len())?;
+    match files.iter().map(|file| file.name.len()).max() {
+        Some(bytes) if bytes > MAX_NAME_BYTES => {
+            Err(format!("names a file by {bytes} bytes; allowed: {MAX_NAME_BYTES}"))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn check_number(files: usize) -> Result<(), String> {
+    if files > MAX_FILES {
+        return Err(format!("names {files} files; allowed: {MAX_FILES}"));
+    }
+    Ok(())
 }
 
 fn unreadable(path: &Path, error: &io::Error) -> String {

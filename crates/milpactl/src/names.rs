@@ -154,9 +154,9 @@ pub(crate) fn unknown(
 }
 
 /// Returns the first names, and the number of the others.
-pub(crate) fn listed(names: &[String]) -> String {
+pub(crate) fn listed(names: &[impl AsRef<str>]) -> String {
     let more = names.len().saturating_sub(MAX_NAMED);
-    let shown = names.iter().take(MAX_NAMED).cloned().collect::<Vec<_>>().join(", ");
+    let shown = names.iter().take(MAX_NAMED).map(AsRef::as_ref).collect::<Vec<_>>().join(", ");
     if more == 0 { shown } else { format!("{shown} and {more} more") }
 }
 

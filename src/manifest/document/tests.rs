@@ -151,10 +151,20 @@ fn documents_above_the_limit_are_reported_once() {
         let items = vec!["{apiVersion: v1, kind: Event}"; count - 1].join(", ");
         format!("{{apiVersion: v1, kind: List, items: [{}, {items}]}}", pod("p"))
     };
-    assert_eq!(explained(&[&many(MAX_DOCUMENTS)]).unwrap().skipped.len(), MAX_DOCUMENTS - 1);
+    // The list itself is a document too.
+    let fitting = many(MAX_DOCUMENTS - 1);
+    assert_eq!(explained(&[&fitting]).unwrap().skipped.len(), MAX_DOCUMENTS - 2);
+    assert_eq!(
+        problems(&[&many(MAX_DOCUMENTS)]),
+        "0.yaml: document 1.items[9999]: is one document too many; allowed: 10000"
+    );
     assert_eq!(
         problems(&[&many(MAX_DOCUMENTS + 9)]),
-        "0.yaml: document 1.items[10000]: is one document too many; allowed: 10000"
+        "0.yaml: document 1.items: has 10009 items; allowed: 10000"
+    );
+    assert_eq!(
+        problems(&[&fitting, "{\"kind\": \"Event\", \"apiVersion\": \"v1\"}"]),
+        "2 files: 1.yaml: document 1: is one document too many; allowed: 10000"
     );
 }
 

@@ -256,7 +256,7 @@ async fn event_name(
         [only] => return Ok((*only).to_owned()),
         [] => {}
         several => {
-            let several = several.join(", ");
+            let several = names::listed(several);
             return Err(Error::NotUnique(format!("event {name:?} is not unique: {several}")));
         }
     }

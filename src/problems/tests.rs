@@ -1,0 +1,63 @@
+use proptest::prelude::*;
+
+use super::*;
+
+/// Text whose rest must not be rendered.
+struct Endless;
+
+impl fmt::Display for Endless {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        loop {
+            f.write_str("é")?;
+        }
+    }
+}
+
+#[test]
+fn beginning_of_a_value_is_rendered() {
+    for (chars, shown_text) in [(0, "…"), (2, "éé…")] {
+        assert_eq!(shown(chars, Endless), shown_text);
+    }
+    for (value, shown_text) in [("", ""), ("éé", "éé"), ("ééé", "éé…")] {
+        assert_eq!(shown(2, value), shown_text);
+    }
+}
+
+/// Verifies M12.
+#[test]
+fn texts_of_a_problem_are_shortened() {
+    let long = "é".repeat(1 << 20);
+    let problem = Problem::with_value(long.clone(), long.clone(), long);
+    let problem = Problems::one("a", problem).list.remove(0);
+    let chars = |text: &str| text.chars().count();
+    assert_eq!(chars(&problem.at), SHOWN_PATH_CHARS + 1);
+    assert_eq!(chars(problem.value.as_deref().unwrap()), SHOWN_VALUE_CHARS + 1);
+    assert_eq!(chars(&problem.rule), SHOWN_RULE_CHARS + 1);
+}
+
+/// Verifies M12.
+#[test]
+fn list_of_long_problems_is_bounded_in_bytes() {
+    let report = Report::default();
+    for _ in 0..MAX_PROBLEMS {
+        report.add(Problem::new("at", "r".repeat(SHOWN_RULE_CHARS)));
+    }
+    let problems = report.finish("a", ()).unwrap_err();
+    assert!(problems.list.len() < MAX_PROBLEMS, "{}", problems.list.len());
+    assert_eq!(problems.list.len() + problems.more, MAX_PROBLEMS);
+    assert!(problems.to_string().len() < MAX_LIST_BYTES + 2 * SHOWN_RULE_CHARS);
+    let first = problems.clone().within(0);
+    assert!(first.starts_with("a: 100 problems\n  - at: rrr"), "{first}");
+    assert!(first.ends_with("\n  and 99 more"), "{first}");
+}
+
+proptest! {
+    #[test]
+    fn shortened_text_begins_as_the_text_does(text in "\\PC{0,20}", chars in 0_usize..24) {
+        let mut short = text.clone();
+        shorten(&mut short, chars);
+        prop_assert_eq!(&short, &shown(chars, &text));
+        let begins = short.trim_end_matches('…');
+        prop_assert!(text.starts_with(begins));
+    }
+}
