@@ -10,7 +10,7 @@ use kiyot_proto::{ADMIN_REVISION, admin::admin_server::AdminServer};
 use tokio::{
     net::{UnixListener, UnixStream},
     task::spawn_blocking,
-    time::sleep,
+    time::{sleep, timeout},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tonic::{Code, Status, body::Body};
@@ -35,7 +35,7 @@ mod versions;
 
 use access::Access;
 use connection_limits::{ConnectionLimits, Limits};
-use idle::{CallBody, Calls};
+use idle::{Calls, HoldingBody};
 pub use parts::Parts;
 use service::AdminService;
 use socket::Socket;
@@ -43,7 +43,9 @@ use socket::Socket;
 /// Bounds the connections of readers and of root, each on its own: readers can't keep root out, a
 /// reader no other, and logs that root follows none of its other calls. Further connections get the
 /// reason.
-const LIMITS: Limits = Limits { readers: 48, reader: 16, root: 64, followed: 48, refused: 16 };
+/// A request with a manifest takes memory, so that few are read at a time.
+const LIMITS: Limits =
+    Limits { readers: 48, reader: 16, root: 64, followed: 48, refused: 16, manifests: 2 };
 /// Time after which a connection without calls is closed; clients connect again.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time for the reason of a refused connection.
@@ -52,15 +54,28 @@ const REFUSAL_TIMEOUT: Duration = Duration::from_secs(2);
 const PROFILE: Profile = Profile {
     stream_window: 64 * 1024,
     connection_window: 256 * 1024,
-    send_buffer: 256 * 1024,
-    max_streams: 32,
+    send_buffer: 64 * 1024,
+    max_streams: 8,
 };
 /// Longest path of a method in the response for an unknown one, in bytes. Paths are ASCII.
 const MAX_PATH_BYTES: usize = 128;
-/// Bounds a request in bytes: the longest has a manifest.
-const MAX_REQUEST_BYTES: usize = MAX_MANIFEST_BYTES + 64 * 1024;
+/// Bounds a request in bytes.
+const MAX_REQUEST_BYTES: usize = 64 * 1024;
+/// Methods whose requests have a manifest.
+const WITH_MANIFEST: [&str; 1] = ["/kiyot.admin.v1.Admin/Plan"];
 /// Bounds the manifest of a request in bytes, all its files in sum.
 const MAX_MANIFEST_BYTES: usize = 1024 * 1024;
+/// Bounds a request with a manifest in bytes.
+const MAX_MANIFEST_REQUEST_BYTES: usize = MAX_MANIFEST_BYTES + MAX_REQUEST_BYTES;
+/// Bounds the wait for the turn of a request with a manifest, its reading and its call, which
+/// milpactl waits for 30 s.
+const MANIFEST_TIMEOUT: Duration = Duration::from_secs(25);
+/// Time after which a connection is closed whose calls with manifests do not end: their responses
+/// are not read.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
+/// Bounds the message of a status in bytes: it is a header, three bytes a character at worst, and
+/// clients accept 16 KiB of headers.
+const MAX_MESSAGE_BYTES: usize = 4 * 1024;
 /// Pause after a failed accept, as for want of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Time in which all tasks have to end.
@@ -98,7 +113,7 @@ impl AdminApi {
     /// Ends all connections and tasks.
     pub async fn shutdown(&self) {
         self.stop.cancel();
-        if tokio::time::timeout(SHUTDOWN_TIMEOUT, self.tasks.wait()).await.is_err() {
+        if timeout(SHUTDOWN_TIMEOUT, self.tasks.wait()).await.is_err() {
             tracing::warn!(timeout = ?SHUTDOWN_TIMEOUT, "tasks of the admin API did not end");
         }
     }
@@ -176,18 +191,35 @@ async fn serve(
     stop: CancellationToken,
     tasks: TaskTracker,
 ) {
+    let (access, limits) = (service.access, Arc::clone(&service.limits));
+    let with_manifest =
+        AdminServer::new(service.clone()).max_decoding_message_size(MAX_MANIFEST_REQUEST_BYTES);
     let service = AdminServer::new(service).max_decoding_message_size(MAX_REQUEST_BYTES);
-    let calls = Calls::new();
-    let idle = calls.clone();
+    let (calls, manifests) = (Calls::new(), Calls::new());
+    let (idle, busy) = (calls.clone(), manifests.clone());
     let service = service_fn(move |request: http::Request<Body>| {
-        let (mut service, call) = (service.clone(), calls.begin());
+        let (mut service, mut with_manifest) = (service.clone(), with_manifest.clone());
+        let (limits, call) = (Arc::clone(&limits), calls.begin());
+        let manifests = manifests.clone();
         async move {
             let path = request.uri().path().to_owned();
-            let response = match service.call(request).await? {
-                response if is_unknown_method(&response) => unknown_method(&path).into_http(),
-                response => response,
+            let (response, turn) = if WITH_MANIFEST.contains(&&*path) {
+                // Until its turn the request is not read.
+                let called = timeout(MANIFEST_TIMEOUT, async {
+                    let turn = (limits.manifest(access).await, manifests.begin());
+                    Ok::<_, Infallible>((with_manifest.call(request).await?, Some(turn)))
+                });
+                called.await.unwrap_or_else(|_| Ok((late_manifest().into_http(), None)))?
+            } else {
+                (service.call(request).await?, None)
             };
-            Ok::<_, Infallible>(response.map(|body| Body::new(CallBody::new(body, call))))
+            let response = match response {
+                response if is_unknown_method(&response) => unknown_method(&path).into_http(),
+                response => with_short_message(response),
+            };
+            Ok::<_, Infallible>(
+                response.map(|body| Body::new(HoldingBody::new(body, (call, turn)))),
+            )
         }
     });
     let serving = Box::pin(http2::serve(stream, PROFILE, service, stop, tasks));
@@ -200,6 +232,32 @@ async fn serve(
         () = idle.idle_for(IDLE_TIMEOUT) => {
             tracing::debug!(timeout = ?IDLE_TIMEOUT, "idle connection to the admin API closed");
         }
+        () = busy.busy_for(RESPONSE_TIMEOUT) => {
+            tracing::debug!(
+                timeout = ?RESPONSE_TIMEOUT,
+                "connection to the admin API closed, the response to a manifest is not read"
+            );
+        }
+    }
+}
+
+/// Returns the status of a call with a manifest that takes too long.
+fn late_manifest() -> Status {
+    let (seconds, at_once) = (MANIFEST_TIMEOUT.as_secs(), LIMITS.manifests);
+    Status::deadline_exceeded(format!(
+        "the manifest was not read within {seconds} s; {at_once} are read at a time"
+    ))
+}
+
+/// Returns a response whose error has a message that clients accept: it may quote the request.
+fn with_short_message(response: http::Response<Body>) -> http::Response<Body> {
+    match Status::from_header_map(response.headers()) {
+        Some(status) if status.message().len() > MAX_MESSAGE_BYTES => {
+            let message =
+                &status.message()[..status.message().floor_char_boundary(MAX_MESSAGE_BYTES)];
+            Status::new(status.code(), format!("{message}…")).into_http()
+        }
+        _ => response,
     }
 }
 
@@ -228,5 +286,5 @@ async fn refuse(stream: UnixStream, reason: Status, stop: CancellationToken, tas
     });
     let serving = Box::pin(http2::serve(stream, PROFILE, service, stop, tasks));
     // The client closes the connection once it has the reason.
-    let _ = tokio::time::timeout(REFUSAL_TIMEOUT, serving).await;
+    let _ = timeout(REFUSAL_TIMEOUT, serving).await;
 }

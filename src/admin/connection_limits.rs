@@ -1,5 +1,5 @@
 //! Limits on the connections of the admin API, by the rights and the users of their callers, and on
-//! the calls of root that last.
+//! calls that last or take memory.
 
 use std::{
     collections::HashMap,
@@ -24,6 +24,9 @@ pub(super) struct Limits {
     pub(super) followed: usize,
     /// Connections on which nothing but the reason of a refusal is sent.
     pub(super) refused: usize,
+    /// Requests with a manifest that are read and answered, of callers with full access and of all
+    /// readers, each on its own.
+    pub(super) manifests: usize,
 }
 
 /// The connections and calls at a time.
@@ -34,6 +37,8 @@ pub(super) struct ConnectionLimits {
     open: Mutex<HashMap<Option<u32>, usize>>,
     followed: Arc<Semaphore>,
     refused: Arc<Semaphore>,
+    manifests_of_root: Arc<Semaphore>,
+    manifests_of_readers: Arc<Semaphore>,
 }
 
 /// A connection that was admitted. Dropping it leaves its place.
@@ -48,7 +53,16 @@ impl ConnectionLimits {
     pub(super) fn new(limits: Limits) -> Arc<Self> {
         let [followed, refused] =
             [limits.followed, limits.refused].map(|number| Arc::new(Semaphore::new(number)));
-        Arc::new(Self { limits, open: Mutex::default(), followed, refused })
+        let [manifests_of_root, manifests_of_readers] =
+            [(); 2].map(|()| Arc::new(Semaphore::new(limits.manifests)));
+        Arc::new(Self {
+            limits,
+            open: Mutex::default(),
+            followed,
+            refused,
+            manifests_of_root,
+            manifests_of_readers,
+        })
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<Option<u32>, usize>> {
@@ -91,6 +105,15 @@ impl ConnectionLimits {
         })
     }
 
+    /// Waits for the turn of a request with a manifest.
+    pub(super) async fn manifest(&self, access: Access) -> OwnedSemaphorePermit {
+        let turns = match access {
+            Access::Full => &self.manifests_of_root,
+            Access::ReadOnly(_) => &self.manifests_of_readers,
+        };
+        Arc::clone(turns).acquire_owned().await.expect("the semaphore is never closed")
+    }
+
     /// Returns a permit for a connection that is refused with a reason; `None` if too many are.
     pub(super) fn refuse(&self) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.refused).try_acquire_owned().ok()
@@ -114,7 +137,8 @@ mod tests {
     use super::*;
 
     fn limits() -> Arc<ConnectionLimits> {
-        let limits = Limits { readers: 3, reader: 2, root: 2, followed: 1, refused: 1 };
+        let limits =
+            Limits { readers: 3, reader: 2, root: 2, followed: 1, refused: 1, manifests: 1 };
         ConnectionLimits::new(limits)
     }
 
@@ -151,5 +175,20 @@ mod tests {
         assert!(limits.follow().is_ok());
         let refusing = limits.refuse();
         assert!(refusing.is_some() && limits.refuse().is_none());
+    }
+
+    /// Verifies O25.
+    #[tokio::test]
+    async fn manifests_of_readers_leave_root_its_turn() {
+        let limits = limits();
+        let reader = limits.manifest(Access::ReadOnly(1000)).await;
+        let other = tokio::spawn({
+            let limits = Arc::clone(&limits);
+            async move { drop(limits.manifest(Access::ReadOnly(1001)).await) }
+        });
+        drop(limits.manifest(Access::Full).await);
+        assert!(!other.is_finished());
+        drop(reader);
+        other.await.unwrap();
     }
 }

@@ -1,4 +1,4 @@
-//! The end of connections on which no call runs.
+//! The end of connections on which no call runs, or a call that takes memory does not end.
 
 use std::{
     pin::Pin,
@@ -42,6 +42,18 @@ impl Calls {
             }
         }
     }
+
+    /// Returns once calls have run for a time without a pause between them.
+    pub(super) async fn busy_for(&self, time: Duration) {
+        let mut calls = self.0.subscribe();
+        loop {
+            // The sender lives in `self`.
+            let _ = calls.wait_for(|calls| *calls > 0).await;
+            if timeout(time, calls.wait_for(|calls| *calls == 0)).await.is_err() {
+                return;
+            }
+        }
+    }
 }
 
 impl Drop for Call {
@@ -50,21 +62,21 @@ impl Drop for Call {
     }
 }
 
-/// The body of a response, whose call runs until the body is dropped.
+/// The body of a response, which holds a value until it is dropped.
 #[derive(Debug)]
-pub(super) struct CallBody {
+pub(super) struct HoldingBody<H> {
     body: Body,
-    _call: Call,
+    _held: H,
 }
 
-impl CallBody {
-    /// Returns the body of a call.
-    pub(super) fn new(body: Body, call: Call) -> Self {
-        Self { body, _call: call }
+impl<H> HoldingBody<H> {
+    /// Returns a body that holds a value.
+    pub(super) fn new(body: Body, held: H) -> Self {
+        Self { body, _held: held }
     }
 }
 
-impl http_body::Body for CallBody {
+impl<H: Unpin> http_body::Body for HoldingBody<H> {
     type Data = <Body as http_body::Body>::Data;
     type Error = <Body as http_body::Body>::Error;
 
@@ -99,12 +111,30 @@ mod tests {
         let idle = tokio::spawn(async move { idle.idle_for(LIMIT).await });
         tokio::time::sleep(10 * LIMIT).await;
         assert!(!idle.is_finished(), "a call runs");
-        drop(CallBody::new(Body::empty(), call));
+        drop(HoldingBody::new(Body::empty(), call));
         tokio::time::sleep(LIMIT / 2).await;
         drop(calls.begin());
         tokio::time::sleep(LIMIT * 3 / 4).await;
         assert!(!idle.is_finished(), "a call has begun since");
         tokio::time::sleep(LIMIT).await;
         assert!(idle.is_finished());
+    }
+
+    /// Verifies O25.
+    #[tokio::test(start_paused = true)]
+    async fn connection_is_busy_once_a_call_does_not_end() {
+        let calls = Calls::new();
+        let busy = calls.clone();
+        let busy = tokio::spawn(async move { busy.busy_for(LIMIT).await });
+        for _ in 0..3 {
+            let call = calls.begin();
+            tokio::time::sleep(LIMIT * 3 / 4).await;
+            drop(call);
+            tokio::time::sleep(LIMIT * 3 / 4).await;
+        }
+        assert!(!busy.is_finished(), "each call has ended");
+        let _call = calls.begin();
+        tokio::time::sleep(2 * LIMIT).await;
+        assert!(busy.is_finished());
     }
 }

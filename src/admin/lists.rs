@@ -6,8 +6,9 @@ use std::{sync::Arc, vec};
 use futures::{Stream, stream};
 use tonic::Status;
 
-/// The items of a part.
-const PART_ITEMS: usize = 128;
+/// The items of a part. As many pods of 1.5 MiB, the most that the Kubernetes API stores of an
+/// object, are below the longest response that milpactl reads.
+const PART_ITEMS: usize = 8;
 
 /// The keys of a backend's items that were not sent yet.
 struct Rest<B, K> {

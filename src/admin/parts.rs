@@ -15,6 +15,8 @@ use crate::{
 
 /// Plans at a time; others wait. Readers may ask for them, and a manifest takes memory to parse.
 const MAX_PLANS: usize = 1;
+/// Pods of the same name that an error names.
+const MAX_NAMED: usize = 8;
 
 /// The parts of the daemon that operators ask about.
 #[derive(Debug)]
@@ -68,9 +70,13 @@ impl Parts {
             (Some(only), true) => Ok(only),
             (Some(last), false) => {
                 let all = found.iter().map(|(_, key)| key).chain([&last.1]);
-                let names: Vec<_> = all.map(PodKey::name).collect();
+                let names: Vec<_> = all.take(MAX_NAMED).map(PodKey::name).collect();
+                let more = match (found.len() + 1).saturating_sub(MAX_NAMED) {
+                    0 => String::new(),
+                    more => format!(" and {more} more"),
+                };
                 Err(Status::invalid_argument(format!(
-                    "pod {name:?} is not unique: {}; allowed: namespace/name",
+                    "pod {name:?} is not unique: {}{more}; allowed: namespace/name",
                     names.join(", ")
                 )))
             }

@@ -7,12 +7,13 @@ use kiyot_proto::{
     text::counted,
 };
 use tokio::task::spawn_blocking;
+use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
-use super::{MAX_MANIFEST_BYTES, parts::Parts};
+use super::{MAX_MANIFEST_BYTES, MAX_MESSAGE_BYTES, parts::Parts};
 use crate::{
     backends::{Backend, milpa::Milpa},
-    explain::{ExplainedPod, Live, Prices, explain},
+    explain::{ExplainedPod, Live, Prices, explain_while},
     manifest::{self, File},
 };
 
@@ -35,12 +36,17 @@ impl Parts {
         }
         let config = Arc::clone(&self.config.borrow());
         let turn = Arc::clone(&self.plans).acquire_owned().await;
+        let caller = CancellationToken::new();
+        let left = caller.clone();
+        let _left = caller.drop_guard();
         let explained = spawn_blocking(move || {
-            // The turn ends with the work, also if the caller has left.
+            // The turn ends with the work, which ends early once the caller has left.
             let _turn = turn;
             let manifest = manifest::parse_files(&files);
-            let manifest = manifest.map_err(|problems| problems.to_string())?;
-            Ok::<_, String>(explain(&config, &manifest, Prices::Live(&backends)))
+            let manifest = manifest.map_err(|problems| problems.within(MAX_MESSAGE_BYTES))?;
+            let is_wanted = || !left.is_cancelled();
+            let prices = Prices::Live(&backends);
+            Ok::<_, String>(explain_while(is_wanted, &config, &manifest, prices))
         });
         let explained = explained.await.map_err(|error| Status::internal(error.to_string()))?;
         let explained = explained.map_err(Status::invalid_argument)?;

@@ -28,6 +28,8 @@ use crate::{
 
 /// The offerings of a response.
 const PART_OFFERINGS: usize = 256;
+/// The longest glob of instance types, in bytes: it is matched with each offering.
+const MAX_GLOB_BYTES: usize = 255;
 /// The pause between two looks at a log that is followed.
 const FOLLOW_PAUSE: Duration = Duration::from_millis(250);
 
@@ -171,6 +173,11 @@ impl Admin for AdminService {
         request: Request<admin::ListOfferingsRequest>,
     ) -> Result<Response<Self::ListOfferingsStream>, Status> {
         let wanted = request.into_inner().instance_type;
+        if wanted.len() > MAX_GLOB_BYTES {
+            let error =
+                format!("instance type of {} bytes; allowed: {MAX_GLOB_BYTES}", wanted.len());
+            return Err(Status::invalid_argument(error));
+        }
         let mut offerings = within(SHORT, "ListOfferings", offerings(&self.parts)).await?;
         offerings.retain(|entry| {
             let offering = entry.offering.as_ref();
