@@ -66,6 +66,25 @@ fn service_starts_between_runtime_and_kubelet_and_stops_no_cell() {
     assert_eq!(words(&unit, "Install", "WantedBy"), ["multi-user.target"]);
 }
 
+/// Verifies X48.
+#[test]
+fn memory_of_the_service_is_limited_and_its_end_is_no_end_of_the_unit() {
+    let unit = unit();
+    for (key, value) in [
+        ("MemoryMax", "512M"),
+        ("MemorySwapMax", "0"),
+        ("OOMPolicy", "continue"),
+        ("OOMScoreAdjust", "-999"),
+        ("Restart", "always"),
+    ] {
+        assert_eq!(words(&unit, "Service", key), [value], "{key}");
+    }
+    // Above it, calls wait until the page cache of image copies is reclaimed.
+    assert!(words(&unit, "Service", "MemoryHigh").is_empty());
+    let table = tree::text("docs/operating.md");
+    assert!(table.contains("`MemoryMax=512M`"), "the page that says what to set has the default");
+}
+
 /// Verifies V21.
 #[test]
 fn service_of_a_cell_is_started_again_to_power_its_machine_off() {
