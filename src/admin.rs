@@ -61,8 +61,8 @@ const PROFILE: Profile = Profile {
 const MAX_PATH_BYTES: usize = 128;
 /// Bounds a request in bytes.
 const MAX_REQUEST_BYTES: usize = 64 * 1024;
-/// Methods whose requests have a manifest.
-const WITH_MANIFEST: [&str; 1] = ["/kiyot.admin.v1.Admin/Plan"];
+/// The method whose request has a manifest.
+const WITH_MANIFEST: &str = "/kiyot.admin.v1.Admin/Plan";
 /// Bounds the manifest of a request in bytes, all its files in sum.
 const MAX_MANIFEST_BYTES: usize = 1024 * 1024;
 /// Bounds a request with a manifest in bytes.
@@ -203,7 +203,7 @@ async fn serve(
         let manifests = manifests.clone();
         async move {
             let path = request.uri().path().to_owned();
-            let (response, turn) = if WITH_MANIFEST.contains(&&*path) {
+            let (response, turn) = if path == WITH_MANIFEST {
                 // Until its turn the request is not read.
                 let called = timeout(MANIFEST_TIMEOUT, async {
                     let turn = (limits.manifest(access).await, manifests.begin());

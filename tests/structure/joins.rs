@@ -17,7 +17,6 @@ const SKIPPED: [&str; 8] = [
     "fuzzing.rs",
     "/build.rs",
     "src/manifest/",
-    "src/backends/milpa/standalone",
 ];
 /// Methods that join a path to another.
 const METHODS: [&str; 4] = ["join", "push", "set_file_name", "with_file_name"];

@@ -30,9 +30,9 @@ const OF_PARTS: [&str; 14] = [
 pub(super) fn find(spec: &Value) -> Option<String> {
     let of_spec = OF_SPEC.into_iter().find(|key| spec.get(key).is_some_and(is_set));
     of_spec.map(str::to_owned).or_else(|| {
-        PARTS.into_iter().find_map(|part| {
-            spec.get(part).and_then(|value| beneath(value)).map(|path| format!("{part}{path}"))
-        })
+        PARTS
+            .into_iter()
+            .find_map(|part| spec.get(part).and_then(beneath).map(|path| format!("{part}{path}")))
     })
 }
 
