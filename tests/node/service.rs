@@ -15,11 +15,15 @@ const DAEMON: &str = "systemctl show -P MainPID kiyot";
 const SHORTEN_WATCHDOG: &str = "printf '[Service]\nWatchdogSec=20s\n' \
     > /etc/systemd/system/kiyot.service.d/watchdog.conf \
     && systemctl daemon-reload && systemctl restart kiyot";
+/// Directory of the service's cgroup.
+const CGROUP: &str = "/sys/fs/cgroup/system.slice/kiyot.service";
+/// Memory limit of the cgroup below what the daemon needs, in bytes.
+const TOO_LITTLE: u64 = 4 << 20;
 /// Undoes [`SHORTEN_WATCHDOG`] for later starts.
 const RESTORE_WATCHDOG: &str =
     "rm /etc/systemd/system/kiyot.service.d/watchdog.conf && systemctl daemon-reload";
 
-/// Verifies C6, F17, O24, V11, V21, X4, X45, X50.
+/// Verifies C6, F17, O24, V11, V21, X4, X15, X45, X48, X50.
 #[test]
 fn cells_keep_their_limits_outlive_the_service_and_end_with_the_node() {
     // One for all, because its boot takes a quarter of the time.
@@ -30,6 +34,7 @@ fn cells_keep_their_limits_outlive_the_service_and_end_with_the_node() {
     cells_outlive_the_service(&mut machine, &pod);
     strangers::delay_no_start(&mut machine, &pod);
     watchdog_restarts_a_hung_daemon(&mut machine, &pod);
+    daemon_at_its_memory_limit_is_started_again(&mut machine, &pod);
     cells_end_with_the_node(&mut machine, &pod);
     vm_limits::processes_of_a_machine_are_limited(&mut machine);
     machine.ok("systemctl stop kiyot");
@@ -104,6 +109,28 @@ fn watchdog_restarts_a_hung_daemon(machine: &mut Machine, pod: &RunningPod) {
     machine.ok(RESTORE_WATCHDOG);
     running(machine, pod);
     assert_eq!(machine.ok(PROCESSES), processes);
+}
+
+/// Lowers the memory limit of the cgroup below the daemon's memory: the kernel kills it, and
+/// systemd starts it again, with the limit of the unit.
+fn daemon_at_its_memory_limit_is_started_again(machine: &mut Machine, pod: &RunningPod) {
+    let max = machine.ok("systemctl show -P MemoryMax kiyot");
+    assert!(max.trim().parse::<u64>().is_ok(), "{max}");
+    let of_cgroup = format!("cat {CGROUP}/memory.max");
+    assert_eq!(machine.ok(&of_cgroup), max);
+    let (processes, daemon) = (machine.ok(PROCESSES), machine.ok(DAEMON));
+    // Neither QEMU nor a launcher nor anything else of a cell is in the service's cgroup.
+    machine.eventually(&format!("diff <(cat {CGROUP}/cgroup.procs) <({DAEMON})"));
+    let kills = "journalctl -u kiyot | grep -c 'killed by the OOM killer'";
+    assert_eq!(machine.run(kills).output.trim(), "0");
+    machine.ok(&format!("echo {TOO_LITTLE} > {CGROUP}/memory.max"));
+    machine
+        .eventually(&format!("[ $({DAEMON}) != {} ] && systemctl is-active kiyot", daemon.trim()));
+    assert_ne!(machine.ok(kills).trim(), "0");
+    assert_eq!(machine.ok(&of_cgroup), max);
+    running(machine, pod);
+    assert_eq!(machine.ok(PROCESSES), processes);
+    machine.eventually(&format!("podctl exec {} 'echo inside' | grep -x inside", pod.container));
 }
 
 fn running(machine: &mut Machine, pod: &RunningPod) {
