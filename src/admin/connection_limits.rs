@@ -105,13 +105,13 @@ impl ConnectionLimits {
         })
     }
 
-    /// Waits for the turn of a request with a manifest.
-    pub(super) async fn manifest(&self, access: Access) -> OwnedSemaphorePermit {
+    /// Waits for the turn of a request with a manifest; the semaphores are never closed.
+    pub(super) async fn manifest(&self, access: Access) -> Option<OwnedSemaphorePermit> {
         let turns = match access {
             Access::Full => &self.manifests_of_root,
             Access::ReadOnly(_) => &self.manifests_of_readers,
         };
-        Arc::clone(turns).acquire_owned().await.expect("the semaphore is never closed")
+        Arc::clone(turns).acquire_owned().await.ok()
     }
 
     /// Returns a permit for a connection that is refused with a reason; `None` if too many are.

@@ -88,7 +88,7 @@ fn pod(yaml: &str) -> Pod {
     pods.remove(0)
 }
 
-fn problems(yaml: &str) -> Vec<String> {
+pub(super) fn problems(yaml: &str) -> Vec<String> {
     parse("pod.yaml", yaml).unwrap_err().list.iter().map(ToString::to_string).collect()
 }
 

@@ -9,7 +9,7 @@ use crate::{
 const FOLDERS: [&str; 2] = ["src", "crates"];
 /// Parts of paths that are not checked: test tools, tests, fuzz targets, programs of the build, and
 /// requests that `explain` makes of manifests, whose paths nothing opens.
-const SKIPPED: [&str; 8] = [
+const SKIPPED: [&str; 7] = [
     "crates/kiyot-testkit/",
     "crates/kiyot-testcloud/",
     "/tests/",

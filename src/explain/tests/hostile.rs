@@ -144,7 +144,7 @@ fn manifest_that_repeats_an_input_takes_bounded_memory_and_text() {
     for (name, files) in manifests() {
         let mut text = String::new();
         let measured = allocation_counter::measure(|| {
-            text = match manifest::parse_files(&files, Purpose::Explain) {
+            text = match manifest::parse_files(&files) {
                 Ok(manifest) => explain(&config, &manifest, Prices::BuiltIn).to_string(),
                 Err(problems) => problems.to_string(),
             };
@@ -160,7 +160,7 @@ fn manifest_that_repeats_an_input_takes_bounded_memory_and_text() {
 #[test]
 fn report_counts_what_it_does_not_list() {
     let empty = |count: usize| vec![File { name: "a".into(), text: "{}".repeat(count) }];
-    let problems = |count| manifest::parse_files(&empty(count), Purpose::Explain).unwrap_err();
+    let problems = |count| manifest::parse_files(&empty(count)).unwrap_err();
     let all = problems(100);
     assert_eq!((all.list.len(), all.more), (100, 0));
     let some = problems(10_000);
@@ -179,8 +179,7 @@ fn report_counts_what_it_does_not_list() {
 #[test]
 fn long_name_or_many_files_are_refused_with_the_limit() {
     let file = |name: String| File { name, text: String::new() };
-    let refused =
-        |files: &[File]| manifest::parse_files(files, Purpose::Explain).unwrap_err().to_string();
+    let refused = |files: &[File]| manifest::parse_files(files).unwrap_err().to_string();
     let named = refused(&[file("n".repeat(4097))]);
     assert!(named.ends_with("n: -f: names a file by 4097 bytes; allowed: 4096"), "{named}");
     assert!(named.len() < 1024, "{named}");
@@ -204,7 +203,7 @@ fn pods_after_a_long_explanation_are_counted_with_the_refused() {
     let mut text: String = (0..40).map(|index| pod(&format!("p{index}"), "")).collect();
     text += &pod("refused", ", pod.elotl.co/cpu: none");
     let file = File { name: "a".into(), text };
-    let manifest = manifest::parse_files(&[file], Purpose::Explain).unwrap();
+    let manifest = manifest::parse_files(&[file]).unwrap();
     let explained = explain(&config, &manifest, Prices::BuiltIn);
     let first = &explained.pods[0];
     assert!(!first.is_refused && first.facts.last().unwrap().starts_with("and "), "{first:?}");
@@ -226,7 +225,7 @@ fn no_pod_is_explained_once_the_caller_has_left() {
         )
     }));
     let file = File { name: "a".into(), text: pods.collect() };
-    let manifest = manifest::parse_files(&[file], Purpose::Explain).unwrap();
+    let manifest = manifest::parse_files(&[file]).unwrap();
     let left = std::cell::Cell::new(3);
     let is_wanted = || left.replace(left.get() - 1) > 0;
     let explained = explain_while(is_wanted, &config, &manifest, Prices::BuiltIn);
