@@ -21,7 +21,6 @@ mod pod;
 mod resources;
 mod run;
 mod security;
-mod text;
 mod volume;
 mod workload;
 
@@ -93,7 +92,7 @@ fn documents<'r>(files: &[File], report: &'r Report) -> Documents<'r> {
             whole(format!("has {} bytes; allowed: {MAX_BYTES}", file.text.len()));
             continue;
         }
-        let values = text::documents(&file.text, MAX_DOCUMENTS + 1).map_err(whole);
+        let values = kiyot_manifest_files::documents(&file.text, MAX_DOCUMENTS + 1).map_err(whole);
         for (index, value) in values.unwrap_or_default().into_iter().enumerate() {
             let at = format!("{of}document {}", index + 1);
             documents.read(Field::new(at, value, report));

@@ -8,6 +8,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
+mod documents;
+
+pub use documents::documents;
+
 /// Largest file, in bytes. A longer one is returned with a character more, which its parser
 /// reports.
 pub const MAX_FILE_BYTES: usize = 4 * 1024 * 1024;

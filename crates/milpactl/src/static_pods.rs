@@ -18,6 +18,8 @@ pub(crate) use names::PodName;
 /// The annotation that sends a pod to a cell, and its value.
 const TARGET_RUNTIME: &str = "kubernetes.io/target-runtime";
 const KIYOT: &str = "kiyot";
+/// Most documents of a file, as of a manifest that the daemon reads.
+const MAX_DOCUMENTS: usize = 10_000;
 /// The alternative for everything that is no static pod.
 const INSTEAD: &str = "`kubectl apply -f` creates it through the API server";
 
@@ -36,9 +38,12 @@ pub(crate) struct StaticPod {
 pub(crate) fn read(files: &[ManifestFile]) -> Result<Vec<StaticPod>, Error> {
     let mut pods = Vec::new();
     for ManifestFile { name, text } in files {
-        let documents: Vec<Value> = serde_saphyr::from_multiple(text).map_err(|error| {
-            Error::Usage(format!("{name}: is no YAML: {}", error.without_snippet()))
-        })?;
+        let documents = kiyot_manifest_files::documents(text, MAX_DOCUMENTS + 1)
+            .map_err(|error| Error::Usage(format!("{name}: {error}")))?;
+        if documents.len() > MAX_DOCUMENTS {
+            let rule = format!("more than {MAX_DOCUMENTS} documents; allowed: as many");
+            return Err(Error::Usage(format!("{name}: {rule}")));
+        }
         for (index, document) in documents.into_iter().enumerate() {
             read_document(name, &format!("document {}", index + 1), document, &mut pods)?;
         }
