@@ -81,7 +81,8 @@ fn list_of_mixed_kinds_is_explained_item_by_item() {
                     routing.default\nReplicationController default/old\n  pod: old-<generated>\n  \
                     replicas: 0\n  goes to containerd: no rule matches; this is \
                     routing.default\nnote: Namespace shop skipped: it has no pod\nnote: \
-                    Certificate shop/web skipped: its kind is no workload of Kubernetes\n";
+                    ConfigMap shop/m skipped: it has no pod\nnote: Certificate shop/web skipped: \
+                    its kind is no workload of Kubernetes\n";
     assert_eq!((text.as_str(), fine), (expected, true));
 }
 
