@@ -79,10 +79,16 @@ impl Vms {
         self.provider.describe(&instance.id).await.unwrap().state
     }
 
+    /// Ends an instance, the last of the fixture.
     async fn end(&self, instance: &Instance) {
+        self.end_beside_others(instance).await;
+        self.bench.assert_clean(&instance.id);
+    }
+
+    async fn end_beside_others(&self, instance: &Instance) {
         let mut outcomes = self.provider.terminate(std::slice::from_ref(&instance.id)).await;
         assert_eq!(outcomes.remove(&instance.id).unwrap().unwrap(), Termination::Confirmed);
-        self.bench.assert_clean(&instance.id);
+        assert_eq!(self.bench.resources_of(&instance.id), Vec::<String>::new());
     }
 
     /// Returns the PID of an instance's QEMU.
