@@ -22,7 +22,7 @@ const PODS: usize = 10_000;
 /// change of a cell looks at all.
 const CELLS: usize = 100;
 /// The pods of a part (`src/admin/lists.rs`).
-const PART: usize = 128;
+const PART: usize = 8;
 
 /// Returns the name of a pod; names sort as their numbers.
 fn name(number: usize) -> String {
