@@ -64,7 +64,7 @@ pub(super) enum Unhealthy {
 
 impl SharedCheck {
     /// Returns the running check, or begins one.
-    fn join(
+    fn share(
         &self,
         check: impl Future<Output = Result<(), Unhealthy>> + Send + 'static,
     ) -> Shared<BoxFuture<'static, Outcome>> {
@@ -93,13 +93,13 @@ impl Health {
             let pinged = timeout(CHECK_TIMEOUT, watchdog.ping()).await;
             pinged.map_err(|_| Unhealthy::Stuck(CHECK_TIMEOUT))
         };
-        self.alive.join(check).await
+        self.alive.share(check).await
     }
 
     /// Checks that the CRI socket answers Version, which the node backend answers.
     pub(super) async fn ready(&self) -> Outcome {
         let socket = Arc::clone(&self.socket);
-        self.ready.join(async move { answers_version(&socket).await }).await
+        self.ready.share(async move { answers_version(&socket).await }).await
     }
 }
 
@@ -141,7 +141,7 @@ mod tests {
         let (check, begun) = (SharedCheck::default(), Arc::new(AtomicUsize::new(0)));
         let next = || {
             let begun = Arc::clone(&begun);
-            check.join(async move {
+            check.share(async move {
                 begun.fetch_add(1, Ordering::Relaxed);
                 tokio::task::yield_now().await;
                 Err(Unhealthy::Stuck(CHECK_TIMEOUT))

@@ -42,6 +42,13 @@ const TRUSTED: &[(&str, &str, &str)] = &[
     ("crates/kiyot-cell/src/init/root.rs", "target", "a link on the way to a program of the node"),
     ("crates/kiyot-cell/src/init/root.rs", "relative", "a mount point, as the kernel reports it"),
     ("crates/kiyot-link/src/private_file.rs", "name", "the file's own name and an ending"),
+    ("crates/milpactl/src/static_pods/directory.rs", "pod . name . file ( )", "a checked name"),
+    ("crates/milpactl/src/static_pods/directory.rs", "pod . file ( )", "a checked name"),
+    (
+        "crates/milpactl/src/static_pods/directory.rs",
+        "path",
+        "the kubelet's directory, of its configuration",
+    ),
     ("src/backends/milpa/gateway/peer.rs", "process", "the number of a process, or \"self\""),
     (
         "src/backends/milpa/images/registries/bundle.rs",

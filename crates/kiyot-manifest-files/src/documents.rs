@@ -13,7 +13,11 @@ pub fn documents(text: &str, most: usize) -> Result<Vec<Value>, String> {
     {
         return Ok(documents);
     }
-    let options = serde_saphyr::options! { legacy_octal_numbers: true };
+    let options = serde_saphyr::options! {
+        // Callers count the documents, and say how many are allowed.
+        budget: serde_saphyr::budget! { max_documents: usize::MAX },
+        legacy_octal_numbers: true,
+    };
     serde_saphyr::from_multiple_with_options(text, options)
         .map_err(|error| format!("is no YAML: {}", error.without_snippet()))
 }
@@ -30,5 +34,13 @@ mod tests {
         let text = "mode: 0644\nother: 0o600\nplain: 10\ntext: \"0644\"\n---\nmode: 0\n";
         let expected = json!({ "mode": 0o644, "other": 0o600, "plain": 10, "text": "0644" });
         assert_eq!(documents(text, 2), Ok(vec![expected, json!({ "mode": 0 })]));
+    }
+
+    /// Verifies M8.
+    #[test]
+    fn number_of_documents_is_that_of_the_caller() {
+        for text in ["a: 1\n---\n", "{\"a\": 1}"] {
+            assert_eq!(documents(&text.repeat(3_000), 3_000).unwrap().len(), 3_000);
+        }
     }
 }

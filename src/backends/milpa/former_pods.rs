@@ -130,7 +130,7 @@ fn remove_files(dir: &Path) -> io::Result<()> {
         real => real?,
     };
     for name in DIRECTORIES {
-        let beneath = real.join(name);
+        let beneath = kiyot_tree::own(&real, name);
         unmount_beneath(&beneath)?;
         kiyot_tree::remove_path(&beneath)?;
     }
