@@ -121,8 +121,8 @@ pub fn explain(config: &Config, manifest: &Manifest, prices: Prices<'_>) -> Expl
     explain_while(|| true, config, manifest, prices)
 }
 
-/// Explains pods as long as the explanation is wanted. After [`MAX_TEXT_BYTES`] the last entry
-/// stands for all further pods.
+/// Explains pods as long as the explanation is wanted. After a bounded number of bytes the last
+/// entry stands for all further pods.
 pub fn explain_while(
     is_wanted: impl Fn() -> bool,
     config: &Config,
