@@ -9,6 +9,7 @@ use kiyot_testkit::{Container, Node, Pod, Provider};
 
 mod cri {
     pub(crate) mod batches;
+    pub(crate) mod beside;
     pub(crate) mod calls;
     pub(crate) mod client;
     pub(crate) mod concurrent;

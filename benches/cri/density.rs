@@ -23,6 +23,7 @@ use super::{
 pub(crate) mod agents;
 mod idle;
 mod instances;
+pub(crate) mod worst;
 
 use agents::Agents;
 use instances::Instances;
@@ -89,6 +90,7 @@ pub(crate) async fn measure(node: &Node, world: World, cells: usize, times: usiz
     assert_lists_complete(&mut kubelet, cells).await;
     lists(&kiyot.socket(), "half unreachable", times).await;
     memory.push(Memory::of(launched, kiyot.pid()));
+    let worst = worst::of_operators(&kiyot, &world.options.binary).await;
     frozen.thaw();
     println!("\n| cells | threads | % of a processor at rest | wake-ups a second |");
     println!("| --- | --- | --- | --- |");
@@ -106,6 +108,9 @@ pub(crate) async fn measure(node: &Node, world: World, cells: usize, times: usiz
             memory.threads
         );
     }
+    println!(
+        "\nAt most, with half of the cells unreachable, plans and support bundles: {worst:.1} MiB"
+    );
 }
 
 /// Cells without programs: where they come from, and where their agents find them.

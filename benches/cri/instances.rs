@@ -11,7 +11,7 @@ use kiyot_testcloud::Cloud;
 use kiyot_testkit::{Container, Kiyot, Node, Pod, RunningPod, poll_until};
 use serde_json::Value;
 
-use super::concurrent::each;
+use super::{concurrent::each, density::worst};
 
 /// Steps of a start, as `crictl inspectp` shows them.
 const STEPS: [&str; 4] = ["enrolledMs", "boundMs", "imageReadyMs", "firstContainerMs"];
@@ -64,6 +64,8 @@ pub(crate) async fn measure(node: &Node, program: &Path, times: usize, together:
     .await;
     have_ended(&cloud).await;
     print(&cloud, together, "end", begun);
+    worst::of_copies(node, &kiyot, &kubelet).await;
+    have_ended(&cloud).await;
 }
 
 fn pod(at: usize) -> Pod {

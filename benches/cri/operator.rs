@@ -1,15 +1,11 @@
 //! Calls of the CRI socket while an operator's tools call the admin API of the same daemon.
 
-use std::{
-    os::unix::process::CommandExt,
-    path::Path,
-    process::{Child, Command, Stdio},
-};
+use std::path::Path;
 
-use kiyot_testkit::{Container, Kiyot, KiyotOptions, Node, Pod, command::PATH, cri};
-use rustix::process::{Pid, Signal, kill_process_group};
+use kiyot_testkit::{Container, Kiyot, KiyotOptions, Node, Pod, cri};
 
 use super::{
+    beside::Beside,
     calls::{self, Times},
     client::Call,
     ratios::Ratios,
@@ -61,9 +57,6 @@ pub(crate) async fn measure(
         status("PodSandboxStatus, in a cell", cells.min(1)),
         ("ListPodSandbox", Call::new("ListPodSandbox", &cri::ListPodSandboxRequest::default())),
     ];
-    let milpactl = program.with_file_name("milpactl");
-    assert!(milpactl.exists(), "{} is missing", milpactl.display());
-    let admin = kiyot.socket().with_file_name("admin.sock");
     println!("\n| call | callers | beside | p50 us | p99 us | p50 to nothing | least | greatest |");
     println!("| --- | --- | --- | --- | --- | --- | --- | --- |");
     for (name, method) in &methods {
@@ -72,7 +65,7 @@ pub(crate) async fn measure(
             for round in 0..rounds {
                 for turn in 0..BESIDE.len() {
                     let at = (round + turn) % BESIDE.len();
-                    let beside = Beside::start(BESIDE[at].1, &milpactl, &admin);
+                    let beside = Beside::start(BESIDE[at].1, &kiyot, program);
                     let socket = kiyot.socket();
                     calls::run(&socket, "kiyot", method, callers, calls, &mut times[at]).await;
                     drop(beside);
@@ -88,37 +81,5 @@ pub(crate) async fn measure(
     }
     for pod in &pods {
         kubelet.stop_and_remove(pod).await.expect("a pod ends");
-    }
-}
-
-/// Programs that run until this is dropped, each with its children.
-#[derive(Debug)]
-struct Beside(Vec<Child>);
-
-impl Beside {
-    /// Starts the programs. The warm-up of the calls gives them the time to begin.
-    fn start(scripts: &[&str], milpactl: &Path, admin: &Path) -> Self {
-        let path = format!("{}:{}", milpactl.parent().unwrap().display(), PATH);
-        let start = |script: &&str| {
-            Command::new("sh")
-                .args(["-c", script])
-                .env("PATH", &path)
-                .env("MILPACTL_SOCKET", admin)
-                .stdin(Stdio::null())
-                .stdout(Stdio::null())
-                .process_group(0)
-                .spawn()
-                .expect("a shell starts")
-        };
-        Self(scripts.iter().map(start).collect())
-    }
-}
-
-impl Drop for Beside {
-    fn drop(&mut self) {
-        for child in &mut self.0 {
-            let _ended = kill_process_group(Pid::from_child(child), Signal::KILL);
-            let _ = child.wait();
-        }
     }
 }
