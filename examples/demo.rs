@@ -40,7 +40,8 @@ async fn main() {
     let pods = pods();
     steps.done(&format!("read {} pods from examples/", pods.len()));
 
-    let node = Node::start().await;
+    let shell = std::env::var_os("DEMO_SHELL").is_some();
+    let node = if shell { Node::start_for_long().await } else { Node::start().await };
     steps.done("a private containerd runs");
     node.image(IMAGE, &ImageSpec { cmd: vec!["sh".to_owned()], ..ImageSpec::default() }).await;
     steps.done(&format!("the image {IMAGE} is built and imported"));
@@ -56,7 +57,6 @@ async fn main() {
         Some(cloud) => cloud.daemon_options(binary()),
         None => KiyotOptions::new(binary()),
     };
-    let shell = std::env::var_os("DEMO_SHELL").is_some();
     if shell {
         options.metrics = Some(demo::shell::METRICS);
     }
