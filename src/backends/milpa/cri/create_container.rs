@@ -165,7 +165,8 @@ impl CriService {
                 recorded.image_ref = id;
             }
         }
-        let cell_request = requests::create_container(
+        let rules = self.rules();
+        let mut cell_request = requests::create_container(
             request,
             requests::InCell {
                 sandbox: &meta.cell_sandbox,
@@ -182,8 +183,11 @@ impl CriService {
                 target: target.as_ref().map(|target| &*target.cell_container).unwrap_or_default(),
             },
         );
+        if let Some(config) = &mut cell_request.config {
+            policy::close_kernel_paths(&rules, config);
+        }
         let cell_container = self.create_in_cell(cell, sandbox, cell_request).await?;
-        if let Some(granted) = policy::granted_kernel_access(&self.rules(), &config) {
+        if let Some(granted) = policy::granted_kernel_access(&rules, &config) {
             tracing::info!(
                 sandbox = %sandbox.id,
                 pod = %sandbox.pod,
