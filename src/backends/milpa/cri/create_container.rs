@@ -9,8 +9,13 @@ use kiyot_proto::{
 use tonic::{Code, Status};
 
 use super::{
-    CriService, finish_first::finish_first, not_running, request as requests, seccomp_copy,
-    single_flight::Joined, status_code,
+    CriService,
+    finish_first::finish_first,
+    not_running,
+    request::{self as requests, HasResources},
+    seccomp_copy,
+    single_flight::Joined,
+    status_code,
 };
 use crate::backends::milpa::{
     cell_client::{self, CALL_TIMEOUT, CellClient, checked_id, discard_container},
@@ -183,6 +188,9 @@ impl CriService {
                 target: target.as_ref().map(|target| &*target.cell_container).unwrap_or_default(),
             },
         );
+        if rules.capabilities.own_kernel {
+            cell_request = cell_request.without_node_hardware();
+        }
         if let Some(config) = &mut cell_request.config {
             policy::close_kernel_paths(&rules, config);
         }

@@ -15,6 +15,10 @@ use kiyot_tree::{PathError, absolute, beneath};
 
 use crate::backends::milpa::providers::{CGROUP_BENEATH_SLICE, PodNetwork};
 
+mod hardware;
+
+pub(super) use hardware::HasResources;
+
 /// Sysctls that containerd sets in a pod's network namespace, and not in the host's.
 const DEFAULT_SYSCTLS: [(&str, &str); 2] =
     [("net.ipv4.ip_unprivileged_port_start", "0"), ("net.ipv4.ping_group_range", "0 2147483647")];

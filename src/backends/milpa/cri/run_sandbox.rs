@@ -9,7 +9,13 @@ use kiyot_proto::{cri, store as records};
 use tokio::time::timeout;
 use tonic::{Code, Status};
 
-use super::{CriService, request as requests, seccomp_copy, single_flight::Joined, status_code};
+use super::{
+    CriService,
+    request::{self as requests, HasResources},
+    seccomp_copy,
+    single_flight::Joined,
+    status_code,
+};
 use crate::{
     annotations::{self, CellRequest},
     backends::milpa::{
@@ -309,6 +315,9 @@ impl CriService {
         let cell_request =
             requests::run_sandbox(&config, &hello.pod_dir, &resolvers, &cgroup_parent, profile);
         let response = client.run_pod_sandbox(RUN_TIMEOUT, cell_request).await?;
+        if rules.capabilities.own_kernel {
+            cell_request = cell_request.without_node_hardware();
+        }
         let latest =
             config.metadata.as_ref().map_or(0, |metadata| self.pods.latest_of_pod(&metadata.uid));
         let meta = records::SandboxMeta {
