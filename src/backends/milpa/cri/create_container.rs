@@ -239,16 +239,13 @@ impl CriService {
         cell: &Cell,
         config: &cri::ContainerConfig,
     ) -> Result<(), Failure> {
+        if !support::has_needs(config) {
+            return Ok(());
+        }
         let client = CellClient::new(cell);
-        if support::needs_version(config) {
-            let version = client.version(CALL_TIMEOUT, cri::VersionRequest::default()).await?;
-            support::check_version(config, &version)?;
-        }
-        if support::needs_features(config) {
-            let status = client.status(CALL_TIMEOUT, cri::StatusRequest::default()).await?;
-            support::check_features(config, status.features.as_ref())?;
-        }
-        Ok(())
+        let version = client.version(CALL_TIMEOUT, cri::VersionRequest::default()).await?;
+        let status = client.status(CALL_TIMEOUT, cri::StatusRequest::default()).await?;
+        support::check(config, &support::Runtime::new(&version, &status))
     }
 
     #[expect(clippy::too_many_arguments, reason = "all parts of a new container's record")]
