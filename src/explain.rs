@@ -25,6 +25,7 @@ use crate::{
 };
 
 mod choice;
+mod node_facts;
 mod resources;
 mod volumes;
 
@@ -332,6 +333,7 @@ fn explain_cell(
             lines.say(format!("note: it {what}"));
         }
         volumes::explain(lines, milpa, pod, container);
+        node_facts::note(lines, milpa.provider, container);
     }
     for limit in pod.volumes.iter().filter_map(Volume::limit_without_effect) {
         lines.say(format!("note: {limit}"));

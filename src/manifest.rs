@@ -27,6 +27,7 @@ mod workload;
 pub use container::{Container, Port};
 pub use dns::{Dns, DnsPolicy};
 pub use document::Skipped;
+pub use env::EnvSource;
 pub use expand::expand;
 pub use kiyot_manifest_files::File;
 pub use metadata::Metadata;

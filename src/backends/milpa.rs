@@ -235,7 +235,8 @@ impl Milpa {
                 Arc::new(netns::Netns::new(&at_real_path, Arc::clone(&registries) as _))
             }
             ProviderKind::Qemu => {
-                Arc::new(qemu::Qemu::new(&at_real_path).with_gateway(socket.clone()))
+                let qemu = qemu::Qemu::new(&at_real_path).with_gateway(socket.clone());
+                Arc::new(qemu.with_node(Arc::clone(&registries) as _))
             }
             ProviderKind::Ec2 => {
                 let api = ec2_api(config).await.ok_or_else(|| StartError::NoEc2(name.clone()))?;

@@ -280,6 +280,42 @@ proptest! {
     }
 }
 
+/// Verifies C7, U26.
+#[test]
+fn variables_with_facts_of_the_node_are_noted_for_other_machines() {
+    let pod = "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec:\n  containers:\n  \
+               - name: c\n    image: i\n    resources: {limits: {memory: 1Gi}}\n    env:\n    \
+               - {name: CPUS, valueFrom: {resourceFieldRef: {resource: limits.cpu}}}\n    \
+               - {name: MEM, valueFrom: {resourceFieldRef: {resource: limits.memory}}}\n    \
+               - {name: ASKED, valueFrom: {resourceFieldRef: {resource: requests.cpu}}}\n    \
+               - {name: NODE, valueFrom: {fieldRef: {fieldPath: status.hostIP}}}\n    \
+               - {name: POD, valueFrom: {fieldRef: {fieldPath: status.podIP}}}\n";
+    let config = |provider: &str| {
+        format!(
+            "[backends.containerd]\ntype = \"cri\"\n[backends.milpa]\ntype = \"milpa\"\n\
+             provider = \"{provider}\"\n{}[routing]\ndefault = \"milpa\"\n",
+            if provider == "ec2" {
+                "cluster = \"test\"\n[backends.milpa.gateway]\nlisten = \"10.0.0.5:7700\"\n\
+                 [backends.milpa.ec2]\nregion = \"us-east-1\"\nsubnets = [\"subnet-1\"]\n\
+                 security_groups = [\"sg-1\"]\nimage = { id = \"ami-1\" }\n"
+            } else {
+                ""
+            }
+        )
+    };
+    let cpus = "note: container \"c\": CPUS has limits.cpu, which without a limit is what the node \
+                can allocate, not its cell";
+    let address = "note: container \"c\": NODE has status.hostIP, which is an address of the node, \
+                   not of its instance";
+    for (provider, notes) in [("netns", vec![]), ("qemu", vec![cpus]), ("ec2", vec![cpus, address])]
+    {
+        let (text, _) = explained(&config(provider), pod);
+        let found: Vec<_> =
+            text.lines().map(str::trim).filter(|line| line.starts_with("note: c")).collect();
+        assert_eq!(found, notes, "{text}");
+    }
+}
+
 /// Verifies V71.
 #[test]
 fn built_in_prices_are_estimates_in_another_region() {

@@ -27,9 +27,13 @@ pub(super) fn explain(lines: &mut Lines, milpa: &MilpaBackend, pod: &Pod, contai
                 mount.read_only || plugin.read_only,
             ),
             VolumeKind::Image(image) => {
+                let (part, since) = match mount.sub_path {
+                    Some(_) => ("a part of ", "2.2"),
+                    None => ("", "2.1"),
+                };
                 lines.say(format!(
-                    "note: container {name:?} mounts the image {image:?}, which needs containerd \
-                     2.1 in the cell"
+                    "note: container {name:?} mounts {part}the image {image:?}, which needs \
+                     containerd {since} in the cell"
                 ));
                 continue;
             }

@@ -3,7 +3,9 @@
 use std::collections::HashMap;
 
 use super::{
-    ContainerSecurity, Resources, VolumeDevice, VolumeMount, env, expand::expanded_bytes,
+    ContainerSecurity, Resources, VolumeDevice, VolumeMount,
+    env::{self, EnvSource},
+    expand::expanded_bytes,
     metadata::dns_name,
 };
 use crate::problems::Field;
@@ -34,6 +36,8 @@ pub struct Container {
     /// Variables, in order; they may refer to earlier variables. A later variable of the same
     /// name wins.
     pub env: Vec<(String, String)>,
+    /// Variables of `env` without a value of their own.
+    pub env_sources: Vec<EnvSource>,
     /// Requests and limits.
     pub resources: Resources,
     /// Mounted volumes.
@@ -82,13 +86,15 @@ impl Container {
             table.need("image", "the name of an image").and_then(Field::text).unwrap_or_default();
         let policies = [("Always", ()), ("IfNotPresent", ()), ("Never", ())];
         let _policy = table.take("imagePullPolicy").and_then(|field| field.choice(&policies));
+        let (env, env_sources) = env::read(&mut table);
         let container = Self {
             name: table.need("name", "a DNS name").and_then(dns_name).unwrap_or_default(),
             image,
             command: texts(table.take("command")),
             args: texts(table.take("args")),
             working_dir: table.take("workingDir").and_then(Field::text).unwrap_or_default(),
-            env: env::read(&mut table),
+            env,
+            env_sources,
             resources: table
                 .take("resources")
                 .and_then(Field::table)

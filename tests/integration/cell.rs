@@ -39,6 +39,7 @@ mod logs;
 mod mirrors;
 mod network;
 mod node_mounts;
+mod node_settings;
 mod outages;
 mod own_namespaces;
 mod owners;

@@ -27,6 +27,7 @@ fn boot_data() -> CellFile {
         pause_image: "registry.invalid/pause:1".to_owned(),
         registry_config_dir: None,
         restrict_oom_score_adj: false,
+        cri: Default::default(),
         machine: Some(CellMachine {
             pod_mac: None,
             link: None,

@@ -90,6 +90,11 @@ impl CellDir {
         self.private().join("containerd.toml")
     }
 
+    /// Returns the path of the base of containers' specs, which init writes if it has limits.
+    pub fn base_spec(&self) -> PathBuf {
+        self.private().join("base-spec.json")
+    }
+
     /// Returns containerd's `root`, with directories of [`CellDir::containerd_disk`].
     pub fn containerd_root(&self) -> PathBuf {
         self.private().join("containerd")

@@ -1,6 +1,7 @@
 //! PID 1 of a cell (`kiyot-cell init`): supervises containerd and the agent. All processes of the
 //! cell end with it.
 
+pub mod base_spec;
 pub mod bounded_log;
 pub mod containerd;
 pub mod loopback;

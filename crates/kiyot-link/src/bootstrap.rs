@@ -8,7 +8,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use crate::mac_address::MacAddress;
+use crate::{cri_settings::CriSettings, mac_address::MacAddress};
 
 /// The most bytes of a cell file. A longer file is not read.
 const MAX_FILE_BYTES: u64 = 1024 * 1024;
@@ -97,6 +97,9 @@ pub struct CellFile {
     /// containerd's `restrict_oom_score_adj`: needed where the cell may not lower its OOM score.
     #[serde(default)]
     pub restrict_oom_score_adj: bool,
+    /// Settings of the node's CRI plugin that hold in the cell.
+    #[serde(default, skip_serializing_if = "CriSettings::is_default")]
+    pub cri: CriSettings,
     /// The machine, if it is the cell's own; `None` for a cell in namespaces of the node.
     #[serde(default)]
     pub machine: Option<Machine>,
@@ -206,6 +209,7 @@ mod tests {
             pause_image: "registry.k8s.io/pause:3.9".to_owned(),
             registry_config_dir: None,
             restrict_oom_score_adj: true,
+            cri: CriSettings::default(),
             machine: None,
         }
     }
@@ -220,6 +224,13 @@ mod tests {
             assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         }
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn cell_file_of_an_earlier_version_has_the_default_settings() {
+        let content = serde_json::to_vec(&file()).unwrap();
+        assert!(!String::from_utf8_lossy(&content).contains("\"cri\""));
+        assert_eq!(CellFile::parse(Path::new("cell.json"), &content).unwrap(), file());
     }
 
     #[test]

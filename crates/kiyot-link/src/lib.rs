@@ -10,6 +10,7 @@ pub mod channel;
 pub mod clock;
 pub mod connection;
 pub mod core_dump;
+pub mod cri_settings;
 pub mod frames;
 pub mod http2;
 pub mod keepalive;

@@ -71,6 +71,8 @@ pub struct State {
     pub sandbox: Option<cri::RunPodSandboxRequest>,
     /// Requests of all containers that were ever created.
     pub created: Vec<cri::CreateContainerRequest>,
+    /// The last update of a container's resources.
+    pub updated: Option<cri::UpdateContainerResourcesRequest>,
     /// Present containers by id.
     pub containers: BTreeMap<String, cri::ContainerStatus>,
     /// Contents of logs by their path beneath the pod's directory.
@@ -118,6 +120,7 @@ impl FakeCell {
             bound: None,
             sandbox: None,
             created: Vec::new(),
+            updated: None,
             containers: BTreeMap::new(),
             logs: HashMap::new(),
             container_ids: HashMap::new(),
@@ -545,7 +548,10 @@ impl State {
                     self.handlers.clone().ok_or_else(|| Status::unimplemented("no status"))?;
                 encoded(cri::StatusResponse { runtime_handlers, ..Default::default() })
             }
-            "UpdateContainerResources" => encoded(cri::UpdateContainerResourcesResponse {}),
+            "UpdateContainerResources" => {
+                self.updated = Some(cri::UpdateContainerResourcesRequest::decode(message).unwrap());
+                encoded(cri::UpdateContainerResourcesResponse {})
+            }
             "ListContainers" => {
                 let of = |status: &cri::ContainerStatus| cri::Container {
                     id: status.id.clone(),

@@ -24,7 +24,7 @@ use self::{
 };
 pub use self::{
     node::NodeImages,
-    registries::{NodeCredentials, Registries},
+    registries::{NodeCredentials, NodeSettings, Registries},
 };
 use super::{
     cell_client::CellClient,
@@ -157,6 +157,14 @@ impl Images {
     /// Returns the proxies for the pulls of a cell on a machine of its own, by their variables.
     pub fn proxies(&self) -> HashMap<String, String> {
         self.proxies.clone()
+    }
+
+    /// Returns the settings of the node for pods in cells, as far as they are known.
+    pub async fn node_settings(&self) -> NodeSettings {
+        match &self.registries {
+            Some(registries) => registries.settings().await,
+            None => NodeSettings::default(),
+        }
     }
 
     /// Returns the files of the registry configuration, for a cell that doesn't share the node's.

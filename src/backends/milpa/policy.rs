@@ -137,7 +137,7 @@ pub fn check_container(rules: &Rules, config: &cri::ContainerConfig) -> Result<(
     let options = context.namespace_options.as_ref();
     check(rules, &name, HostAccess::of(options, context.privileged))?;
     if !rules.capabilities.confines_privileges()
-        && let Some(access) = kernel_access::requested(context)
+        && let Some(access) = kernel_access::requested(config)
     {
         return check_kernel_access(rules, &name, &access);
     }
@@ -162,18 +162,30 @@ pub fn check_container(rules: &Rules, config: &cri::ContainerConfig) -> Result<(
 
 /// Returns the access to the node's kernel that a container is granted. Ends the sentence "it ...".
 pub fn granted_kernel_access(rules: &Rules, config: &cri::ContainerConfig) -> Option<String> {
-    let context = config.linux.as_ref()?.security_context.as_ref()?;
     if rules.capabilities.confines_privileges()
         || rules.outcome(HostAccess::Privileges) != Outcome::Granted
     {
         return None;
     }
-    let access = kernel_access::requested(context)?;
+    let access = kernel_access::requested(config)?;
     Some(format!(
         "has a container with {access}, and policy.privileged is \"allow\": in a cell of the \
          provider {:?} it reaches the node's kernel",
         rules.capabilities.provider
     ))
+}
+
+/// Closes the paths to the node's kernel in the request to a cell that shares it: a client that is
+/// no kubelet need not name them. Privileged containers have all paths, and so do others as far as
+/// they ask if policy.privileged is "allow".
+pub(crate) fn close_kernel_paths(rules: &Rules, config: &mut cri::ContainerConfig) {
+    if rules.capabilities.confines_privileges()
+        || rules.outcome(HostAccess::Privileges) == Outcome::Granted
+    {
+        return;
+    }
+    let linux = config.linux.get_or_insert_default();
+    kernel_access::close_paths(linux.security_context.get_or_insert_default());
 }
 
 /// Decides on access to the kernel by the key that decides on privileged containers.
@@ -210,11 +222,10 @@ pub(crate) fn keeps_kernel_access_local(rules: &Rules) -> bool {
 ///
 /// Unlike the access in [`keeps_local`], this is in no request for a sandbox.
 pub fn moves_to_node(rules: &Rules, config: &cri::ContainerConfig) -> Option<String> {
-    let context = config.linux.as_ref()?.security_context.as_ref()?;
     if !keeps_kernel_access_local(rules) {
         return None;
     }
-    let access = kernel_access::requested(context)?;
+    let access = kernel_access::requested(config)?;
     Some(format!(
         "has a container with {access}, which reaches the node's kernel, and policy.privileged is \
          \"keep-local\""

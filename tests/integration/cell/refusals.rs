@@ -146,6 +146,42 @@ async fn capability_that_reaches_the_kernel_is_refused_by_name() {
     kubelet.stop_and_remove(&running).await.unwrap();
 }
 
+/// Verifies R9.
+#[tokio::test]
+async fn client_that_masks_no_paths_leaves_the_kernels_closed() {
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let running = kubelet.run_pod(&Pod::new("bare").in_cell()).await.unwrap();
+    let cases: [(&str, fn(&mut cri::ContainerConfig)); 3] = [
+        ("without-context", |config| config.linux = Some(cri::LinuxContainerConfig::default())),
+        ("without-lists", |config| {
+            context(config).masked_paths.clear();
+            context(config).readonly_paths.clear();
+        }),
+        ("harmless-lists", |config| {
+            context(config).masked_paths = vec!["/harmless".to_owned()];
+            context(config).readonly_paths = vec!["/harmless".to_owned()];
+        }),
+    ];
+    for (name, change) in cases {
+        let container = Container::script(name, WAIT);
+        let created = kubelet
+            .create_container_with(&running, &container, 0, |config| {
+                config.labels.clear();
+                change(config);
+            })
+            .await
+            .unwrap();
+        kubelet.start_container(&created.id).await.unwrap();
+        let script = "head -c 1 /proc/kcore | wc -c; touch /proc/sys/kernel/shmmax 2>&1";
+        let output = kubelet.exec_sync(&created.id, &["sh", "-c", script]).await.unwrap();
+        assert!(output.stdout.starts_with("0\n"), "{name}: {output:?}");
+        assert!(output.stdout.contains("Read-only file system"), "{name}: {output:?}");
+    }
+    kubelet.stop_and_remove(&running).await.unwrap();
+}
+
 /// Verifies D13, P10.
 #[tokio::test]
 async fn host_path_is_refused_by_name() {

@@ -11,8 +11,6 @@ use crate::dirs::CellDir;
 pub const SOCKET: &str = "/run/containerd/containerd.sock";
 /// containerd's `state` directory.
 const STATE: &str = "/run/containerd";
-/// Longest log line in bytes before it is split: containerd's default, which log collectors expect.
-const MAX_LOG_LINE_BYTES: u32 = 16384;
 /// Interval in seconds at which containerd measures writable layers. Together with the heartbeat
 /// interval, the kubelet's numbers stay younger than 15 s.
 const STATS_PERIOD_SECONDS: u32 = 8;
@@ -90,6 +88,16 @@ impl Settings<'_> {
                 toml_path(dir)
             )
         });
+        let cri = &file.cri;
+        let drain = match &*cri.drain_exec_sync_io_timeout {
+            "" => String::new(),
+            timeout => format!("  drain_exec_sync_io_timeout = {}\n", toml_string(timeout)),
+        };
+        let base_spec = if cri.rlimits.is_empty() {
+            String::new()
+        } else {
+            format!("  base_runtime_spec = {}\n", toml_path(&dir.base_spec()))
+        };
         let mut toml = String::new();
         // Writing to a string does not fail.
         let _ = write!(
@@ -119,9 +127,10 @@ disabled_plugins = [{disabled}]
   stream_server_address = "127.0.0.1"
   stream_server_port = "{stream_port}"
   enable_tls_streaming = false
-  max_container_log_line_size = {MAX_LOG_LINE_BYTES}
+  max_container_log_line_size = {line_bytes}
+  ignore_image_defined_volumes = {ignore_volumes}
   stats_collect_period = {STATS_PERIOD_SECONDS}
-
+{drain}
 # Without a conf_dir to watch, the CRI plugin of containerd 1.6 stops.
 [plugins."io.containerd.grpc.v1.cri".cni]
   bin_dir = {no_cni}
@@ -134,7 +143,7 @@ disabled_plugins = [{disabled}]
 
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
   runtime_type = "io.containerd.runc.v2"
-
+{base_spec}
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
   BinaryName = {runc}
   SystemdCgroup = false
@@ -146,6 +155,8 @@ disabled_plugins = [{disabled}]
             opt = toml_path(&dir.containerd_opt()),
             pause = toml_string(&file.pause_image),
             restrict = file.restrict_oom_score_adj,
+            line_bytes = cri.max_container_log_line_size,
+            ignore_volumes = cri.ignore_image_defined_volumes,
             no_cni = toml_path(&dir.no_cni()),
             runc = toml_path(&file.runc),
             registry = registry.unwrap_or_default(),
@@ -176,7 +187,10 @@ fn toml_path(value: &Path) -> String {
 
 #[cfg(test)]
 mod tests {
-    use kiyot_link::bootstrap::{Bootstrap, GatewayAddress};
+    use kiyot_link::{
+        bootstrap::{Bootstrap, GatewayAddress},
+        cri_settings::{CriSettings, Rlimit},
+    };
 
     use super::*;
 
@@ -196,6 +210,7 @@ mod tests {
             pause_image: "registry.example/pause:1".into(),
             registry_config_dir: Some("/etc/certs \"d\"".into()),
             restrict_oom_score_adj: true,
+            cri: CriSettings::default(),
             machine: None,
         }
     }
@@ -221,10 +236,13 @@ mod tests {
             "config_path = \"/etc/certs \\\"d\\\"\"",
             "BinaryName = \"/usr/sbin/runc\"",
             "pause_threshold = 0.0",
+            "max_container_log_line_size = 16384",
+            "ignore_image_defined_volumes = false",
         ] {
             assert!(toml.contains(line), "{line} is missing in\n{toml}");
         }
         assert!(!toml.contains("secret-token"));
+        assert!(!toml.contains("base_runtime_spec") && !toml.contains("drain_exec"), "{toml}");
         let native = Settings {
             file: &CellFile { registry_config_dir: None, ..file() },
             dir: &dir,
@@ -233,6 +251,37 @@ mod tests {
         }
         .render();
         assert!(native.contains("snapshotter = \"native\"") && !native.contains("config_path"));
+    }
+
+    /// Verifies U27.
+    #[test]
+    fn configuration_has_the_settings_of_the_node() {
+        let temp = tempfile::tempdir().unwrap();
+        let dir = CellDir::open(temp.path()).unwrap();
+        let cri = CriSettings {
+            max_container_log_line_size: -1,
+            drain_exec_sync_io_timeout: "5s".into(),
+            ignore_image_defined_volumes: true,
+            rlimits: vec![Rlimit { name: "RLIMIT_NOFILE".into(), hard: 2048, soft: 1024 }],
+        };
+        let toml = Settings {
+            file: &CellFile { cri: cri.clone(), ..file() },
+            dir: &dir,
+            stream_port: 1,
+            snapshotter: Snapshotter::Overlayfs,
+        }
+        .render();
+        for line in [
+            "max_container_log_line_size = -1",
+            "drain_exec_sync_io_timeout = \"5s\"",
+            "ignore_image_defined_volumes = true",
+            &format!("base_runtime_spec = {}", toml_path(&dir.base_spec())),
+        ] {
+            assert!(toml.contains(line), "{line} is missing in\n{toml}");
+        }
+        let base = super::super::base_spec::render(&cri.rlimits);
+        let limits = r#""rlimits":[{"hard":2048,"soft":1024,"type":"RLIMIT_NOFILE"}]"#;
+        assert!(base.contains(limits), "{base}");
     }
 
     #[test]

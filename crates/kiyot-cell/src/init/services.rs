@@ -12,7 +12,7 @@ use std::{
 use kiyot_link::bootstrap::CellFile;
 
 use super::{
-    MAX_LOG_BYTES, POWER_OFF_EXIT_CODE,
+    MAX_LOG_BYTES, POWER_OFF_EXIT_CODE, base_spec,
     bounded_log::BoundedLog,
     containerd::{Settings, Snapshotter},
     supervisor::{Service, Supervisor},
@@ -47,6 +47,10 @@ pub fn run(
     let settings = Settings { file, dir, stream_port, snapshotter };
     std::fs::write(dir.containerd_toml(), settings.render())
         .map_err(step("write containerd's configuration"))?;
+    if !file.cri.rlimits.is_empty() {
+        std::fs::write(dir.base_spec(), base_spec::render(&file.cri.rlimits))
+            .map_err(step("write the base of containers' specs"))?;
+    }
 
     let mut supervisor = Supervisor::start().map_err(step("start the reaper"))?;
     let containerd_log = BoundedLog::open(dir.containerd_log(), MAX_LOG_BYTES)

@@ -76,6 +76,7 @@ impl Cell {
             pause_image: image::PAUSE.into(),
             registry_config_dir: None,
             restrict_oom_score_adj: Node::restricts_oom_score(),
+            cri: Default::default(),
             machine: None,
         };
         file.write(&dir.path().join("cell.json")).unwrap();

@@ -10,6 +10,24 @@ use crate::cri::{self, NamespaceMode};
 /// so that it differs between pods.
 const CONFIG_SEEN: &str = "kubernetes.io/config.seen";
 
+/// Paths that are masked and read-only in containers (pkg/securitycontext/util.go).
+const MASKED_PATHS: [&str; 12] = [
+    "/proc/asound",
+    "/proc/acpi",
+    "/proc/interrupts",
+    "/proc/kcore",
+    "/proc/keys",
+    "/proc/latency_stats",
+    "/proc/timer_list",
+    "/proc/timer_stats",
+    "/proc/sched_debug",
+    "/proc/scsi",
+    "/sys/firmware",
+    "/sys/devices/virtual/powercap",
+];
+const READ_ONLY_PATHS: [&str; 5] =
+    ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
+
 /// Path of the termination message in a container.
 const TERMINATION_PATH: &str = "/dev/termination-log";
 
@@ -90,6 +108,10 @@ impl Kubelet {
         mounts.push(mount("/etc/hosts", directory.join("etc-hosts").display().to_string(), false));
         mounts.push(mount(TERMINATION_PATH, termination.display().to_string(), false));
 
+        let paths = |paths: &[&str]| {
+            let masked = paths.iter().filter(|_| !container.privileged);
+            masked.map(|path| (*path).to_owned()).collect()
+        };
         let config = cri::ContainerConfig {
             metadata: Some(cri::ContainerMetadata { name: container.name.clone(), attempt }),
             image: Some(cri::ImageSpec {
@@ -120,16 +142,8 @@ impl Kubelet {
                 security_context: Some(cri::LinuxContainerSecurityContext {
                     privileged: container.privileged,
                     namespace_options: Some(namespaces(spec)),
-                    masked_paths: if container.privileged {
-                        Vec::new()
-                    } else {
-                        ["/proc/kcore", "/proc/keys", "/sys/firmware"].map(str::to_owned).to_vec()
-                    },
-                    readonly_paths: if container.privileged {
-                        Vec::new()
-                    } else {
-                        ["/proc/bus", "/proc/irq", "/proc/sys"].map(str::to_owned).to_vec()
-                    },
+                    masked_paths: paths(&MASKED_PATHS),
+                    readonly_paths: paths(&READ_ONLY_PATHS),
                     seccomp: Some(runtime_default()),
                     ..Default::default()
                 }),

@@ -9,8 +9,13 @@ use kiyot_proto::{
 use tonic::{Code, Status};
 
 use super::{
-    CriService, finish_first::finish_first, not_running, request as requests, seccomp_copy,
-    single_flight::Joined, status_code,
+    CriService,
+    finish_first::finish_first,
+    not_running,
+    request::{self as requests, HasResources},
+    seccomp_copy,
+    single_flight::Joined,
+    status_code,
 };
 use crate::backends::milpa::{
     cell_client::{self, CALL_TIMEOUT, CellClient, checked_id, discard_container},
@@ -165,7 +170,8 @@ impl CriService {
                 recorded.image_ref = id;
             }
         }
-        let cell_request = requests::create_container(
+        let rules = self.rules();
+        let mut cell_request = requests::create_container(
             request,
             requests::InCell {
                 sandbox: &meta.cell_sandbox,
@@ -182,8 +188,14 @@ impl CriService {
                 target: target.as_ref().map(|target| &*target.cell_container).unwrap_or_default(),
             },
         );
+        if rules.capabilities.own_kernel {
+            cell_request = cell_request.without_node_hardware();
+        }
+        if let Some(config) = &mut cell_request.config {
+            policy::close_kernel_paths(&rules, config);
+        }
         let cell_container = self.create_in_cell(cell, sandbox, cell_request).await?;
-        if let Some(granted) = policy::granted_kernel_access(&self.rules(), &config) {
+        if let Some(granted) = policy::granted_kernel_access(&rules, &config) {
             tracing::info!(
                 sandbox = %sandbox.id,
                 pod = %sandbox.pod,
@@ -227,16 +239,13 @@ impl CriService {
         cell: &Cell,
         config: &cri::ContainerConfig,
     ) -> Result<(), Failure> {
+        if !support::has_needs(config) {
+            return Ok(());
+        }
         let client = CellClient::new(cell);
-        if support::needs_version(config) {
-            let version = client.version(CALL_TIMEOUT, cri::VersionRequest::default()).await?;
-            support::check_version(config, &version)?;
-        }
-        if support::needs_features(config) {
-            let status = client.status(CALL_TIMEOUT, cri::StatusRequest::default()).await?;
-            support::check_features(config, status.features.as_ref())?;
-        }
-        Ok(())
+        let version = client.version(CALL_TIMEOUT, cri::VersionRequest::default()).await?;
+        let status = client.status(CALL_TIMEOUT, cri::StatusRequest::default()).await?;
+        support::check(config, &support::Runtime::new(&version, &status))
     }
 
     #[expect(clippy::too_many_arguments, reason = "all parts of a new container's record")]

@@ -13,11 +13,15 @@ use kiyot_proto::{
 };
 use kiyot_tree::{PathError, absolute, beneath};
 
-use crate::backends::milpa::providers::{CGROUP_BENEATH_SLICE, PodNetwork};
+use crate::backends::milpa::{
+    images::NodeSettings,
+    providers::{CGROUP_BENEATH_SLICE, PodNetwork},
+};
 
-/// Sysctls that containerd sets in a pod's network namespace, and not in the host's.
-const DEFAULT_SYSCTLS: [(&str, &str); 2] =
-    [("net.ipv4.ip_unprivileged_port_start", "0"), ("net.ipv4.ping_group_range", "0 2147483647")];
+mod hardware;
+
+pub(super) use hardware::HasResources;
+
 /// The `cgroup_parent` of the pod of a machine.
 const CGROUP_IN_MACHINE: &str = "/pod";
 /// Directory of logs beneath the cell's `pod_dir`.
@@ -58,20 +62,21 @@ addressed! {
     PodSandboxStatusRequest pod_sandbox_id;
 }
 
-/// Returns the bind of a cell to a pod, whose `resolvers` the daemon queries.
+/// Returns the bind of a cell to a pod, whose `resolvers` the daemon queries, with the sysctls of
+/// the node's settings that the pod doesn't override.
 pub(super) fn bind(
     config: &cri::PodSandboxConfig,
     resolvers: &[String],
     network: Option<&PodNetwork>,
+    node: &NodeSettings,
 ) -> BindRequest {
     let requested =
         config.linux.iter().flat_map(|linux| &linux.sysctls).filter(|(name, _)| of_network(name));
-    let default = DEFAULT_SYSCTLS.map(|(name, value)| (name.to_owned(), value.to_owned()));
+    let default = node.sysctls().map(|(name, value)| (name.to_owned(), value.to_owned()));
     BindRequest {
         pod_uid: config.metadata.as_ref().map(|metadata| metadata.uid.clone()).unwrap_or_default(),
         hostname: config.hostname.clone(),
         sysctls: default
-            .into_iter()
             .chain(requested.map(|(name, value)| (name.clone(), value.clone())))
             .collect(),
         resolvers: u32::try_from(resolvers.len()).unwrap_or(u32::MAX),

@@ -9,7 +9,13 @@ use kiyot_proto::{cri, store as records};
 use tokio::time::timeout;
 use tonic::{Code, Status};
 
-use super::{CriService, request as requests, seccomp_copy, single_flight::Joined, status_code};
+use super::{
+    CriService,
+    request::{self as requests, HasResources},
+    seccomp_copy,
+    single_flight::Joined,
+    status_code,
+};
 use crate::{
     annotations::{self, CellRequest},
     backends::milpa::{
@@ -292,7 +298,8 @@ impl CriService {
         // The policy may have changed since the call began.
         policy::check_sandbox(&rules, &config).map_err(status_code::of_refusal)?;
         let resolvers = policy::forwarded_resolvers(&rules.policy, &config);
-        let mut bind = requests::bind(&config, &resolvers, attached.network.as_ref());
+        let node = self.images.node_settings().await;
+        let mut bind = requests::bind(&config, &resolvers, attached.network.as_ref(), &node);
         if rules.capabilities.own_kernel {
             bind.registries = self.images.registry_files().await;
             bind.proxies = self.images.proxies();
@@ -306,8 +313,11 @@ impl CriService {
         let profile = seccomp::node_profile_of_sandbox(&config);
         let profile = seccomp_copy::copy(cell, &hello.pod_dir, profile).await?;
         let cgroup_parent = requests::cgroup_parent(&config, rules.capabilities.own_kernel);
-        let cell_request =
+        let mut cell_request =
             requests::run_sandbox(&config, &hello.pod_dir, &resolvers, &cgroup_parent, profile);
+        if rules.capabilities.own_kernel {
+            cell_request = cell_request.without_node_hardware();
+        }
         let response = client.run_pod_sandbox(RUN_TIMEOUT, cell_request).await?;
         let latest =
             config.metadata.as_ref().map_or(0, |metadata| self.pods.latest_of_pod(&metadata.uid));

@@ -5,7 +5,10 @@ use std::time::Instant;
 use kiyot_proto::cri;
 use tonic::Status;
 
-use super::{CriService, request::Addressed};
+use super::{
+    CriService,
+    request::{Addressed, HasResources},
+};
 use crate::{
     backends::milpa::cell_client::{CALL_TIMEOUT, CellClient, time_left},
     error_chain::error_chain,
@@ -22,7 +25,10 @@ impl CriService {
         let sandbox = self.pods.sandbox(container.sandbox.as_str())?;
         let cell = self.connected_cell(&sandbox, deadline).await?;
         let timeout = time_left(deadline, CALL_TIMEOUT);
-        let request = request.to(&container.cell_container);
+        let mut request = request.to(&container.cell_container);
+        if self.rules().capabilities.own_kernel {
+            request = request.without_node_hardware();
+        }
         let updated = CellClient::new(&cell).update_container_resources(timeout, request).await;
         let response = updated.map_err(|failure| container.restored(&failure))?;
         if let Err(failure) = self.sync.refresh_status(&cell, &container).await {

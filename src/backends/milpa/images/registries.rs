@@ -12,12 +12,14 @@ use std::{
 };
 
 use async_trait::async_trait;
+use kiyot_link::cri_settings::CriSettings;
 use kiyot_proto::{
     cell::RegistryFile,
     cri::{self, StatusRequest, runtime_service_client::RuntimeServiceClient},
 };
 use tokio::{sync, time::Instant};
 
+pub use self::cri_plugin::NodeSettings;
 use self::{bundle::Bundle, configured::Configured, hosts::Plan};
 use super::node::{Containerd, NodeImages};
 use crate::backends::milpa::{
@@ -27,6 +29,7 @@ use crate::backends::milpa::{
 
 mod bundle;
 mod configured;
+mod cri_plugin;
 mod directory;
 mod hosts;
 
@@ -83,6 +86,7 @@ struct Known {
     refreshed: Option<Instant>,
     has_answered: bool,
     config_path: Option<PathBuf>,
+    settings: NodeSettings,
     /// Warnings that were logged.
     warnings: BTreeSet<String>,
     /// The files, as old as `refreshed`.
@@ -140,8 +144,11 @@ impl Registries {
         {
             Ok((json, deprecated)) => {
                 known.has_answered = true;
-                let (config_path, warnings) = self.apply(&json, deprecated).await;
+                let (config_path, mut warnings) = self.apply(&json, deprecated).await;
                 known.config_path = config_path;
+                let (settings, warning) = settings(&json).await;
+                known.settings = settings;
+                warnings.extend(warning);
                 warnings
             }
             Err(failure) => {
@@ -242,15 +249,29 @@ impl Registries {
 #[async_trait]
 impl RegistryConfig for Registries {
     async fn config_path(&self) -> Option<PathBuf> {
-        let mut known = self.known.lock().await;
-        if known.refreshed.is_none_or(|refreshed| refreshed.elapsed() > CONFIG_MAX_AGE) {
-            self.refresh(&mut known).await;
-        }
+        let known = self.current().await;
         if known.has_answered { known.config_path.clone() } else { self.configured.clone() }
+    }
+
+    async fn cri_settings(&self) -> CriSettings {
+        self.settings().await.cri
     }
 }
 
 impl Registries {
+    /// Returns the settings of the node for pods in cells.
+    pub async fn settings(&self) -> NodeSettings {
+        self.current().await.settings.clone()
+    }
+
+    async fn current(&self) -> sync::MutexGuard<'_, Known> {
+        let mut known = self.known.lock().await;
+        if known.refreshed.is_none_or(|refreshed| refreshed.elapsed() > CONFIG_MAX_AGE) {
+            self.refresh(&mut known).await;
+        }
+        known
+    }
+
     /// Returns the files of the configuration, for cells that don't share the node's. Logs each
     /// problem once.
     pub async fn files(&self) -> Vec<RegistryFile> {
@@ -292,6 +313,23 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
         )));
     }
     std::fs::read(path)
+}
+
+/// Returns the settings in a configuration, with the limits of its base spec, and a warning.
+async fn settings(json: &str) -> (NodeSettings, Option<String>) {
+    let (mut settings, path) = NodeSettings::parse(json);
+    let Some(path) = path else { return (settings, None) };
+    let file = path.clone();
+    let reading = tokio::task::spawn_blocking(move || read(&file)).await;
+    let spec = reading.map_err(io::Error::other).flatten().map_err(|error| error.to_string());
+    let warning = spec.and_then(|spec| settings.set_rlimits(&spec)).err().map(|error| {
+        format!(
+            "limits of the base_runtime_spec {} of the node's containerd not used by cells: \
+             {error}",
+            path.display()
+        )
+    });
+    (settings, warning)
 }
 
 /// Returns the configuration as JSON, `{}` if it is absent, and whether containerd reports its old

@@ -6,6 +6,28 @@ use kiyot_proto::cri;
 
 use super::capabilities::{self, Reach};
 
+/// Label that a kubelet gives each container (pkg/kubelet/kuberuntime/labels.go).
+const KUBELET_LABEL: &str = "io.kubernetes.container.name";
+/// Paths that a kubelet masks (1.36, pkg/securitycontext/util.go). The `thermal_throttle`
+/// directories of each CPU are left out: only the temperature is in them, and each is a further
+/// mount in every container. A kubelet that masks them sends them.
+const MASKED_PATHS: [&str; 12] = [
+    "/proc/asound",
+    "/proc/acpi",
+    "/proc/interrupts",
+    "/proc/kcore",
+    "/proc/keys",
+    "/proc/latency_stats",
+    "/proc/timer_list",
+    "/proc/timer_stats",
+    "/proc/sched_debug",
+    "/proc/scsi",
+    "/sys/firmware",
+    "/sys/devices/virtual/powercap",
+];
+/// Paths that a kubelet makes read-only (same source).
+const READ_ONLY_PATHS: [&str; 5] =
+    ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 /// Longest part of a capability's name that an error repeats, in characters.
 const MAX_SHOWN_CHARACTERS: usize = 64;
 
@@ -30,16 +52,38 @@ impl fmt::Display for KernelAccess {
 
 /// Returns the first access to the kernel that a container requests; `None` for a privileged one,
 /// which has all of it.
-pub(super) fn requested(context: &cri::LinuxContainerSecurityContext) -> Option<KernelAccess> {
+pub(super) fn requested(config: &cri::ContainerConfig) -> Option<KernelAccess> {
+    let context = config.linux.as_ref()?.security_context.as_ref()?;
     if context.privileged {
         return None;
     }
     let capability = added(context).find(|name| capabilities::reach(name) == Reach::Kernel);
-    // A kubelet sends its lists of paths for every container but those of procMount: Unmasked.
-    let unmasked = context.masked_paths.is_empty() || context.readonly_paths.is_empty();
     capability
         .map(|name| KernelAccess::Capability(displayed(name)))
-        .or_else(|| unmasked.then_some(KernelAccess::UnmaskedProc))
+        .or_else(|| is_unmasked(config, context).then_some(KernelAccess::UnmaskedProc))
+}
+
+/// Returns whether a kubelet asks for procMount: Unmasked: it sends both lists of paths for every
+/// other container. A client that is no kubelet leaves them empty without a meaning.
+fn is_unmasked(
+    config: &cri::ContainerConfig,
+    context: &cri::LinuxContainerSecurityContext,
+) -> bool {
+    config.labels.contains_key(KUBELET_LABEL)
+        && context.masked_paths.is_empty()
+        && context.readonly_paths.is_empty()
+}
+
+/// Adds the paths by which root of a container reaches the kernel, as far as they are absent.
+pub(super) fn close_paths(context: &mut cri::LinuxContainerSecurityContext) {
+    for (list, paths) in [
+        (&mut context.masked_paths, &MASKED_PATHS[..]),
+        (&mut context.readonly_paths, &READ_ONLY_PATHS[..]),
+    ] {
+        let absent = paths.iter().filter(|path| !list.iter().any(|listed| listed == *path));
+        let absent: Vec<_> = absent.map(|path| (*path).to_owned()).collect();
+        list.extend(absent);
+    }
 }
 
 /// Returns the first capability by which a container reaches the open files of the processes that

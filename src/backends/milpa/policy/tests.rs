@@ -325,25 +325,29 @@ fn device_of_the_node_is_refused() {
     assert!(refusal.0.contains("/dev/kvm"));
 }
 
+fn of_kubelet(config: cri::ContainerConfig) -> cri::ContainerConfig {
+    let labels = [("io.kubernetes.container.name".to_owned(), "main".to_owned())].into();
+    cri::ContainerConfig { labels, ..config }
+}
+
 /// Containers that request access to the kernel, each with a word of its text.
-fn with_kernel_access() -> [(cri::ContainerConfig, &'static str); 5] {
+fn with_kernel_access() -> [(cri::ContainerConfig, &'static str); 4] {
     let ordinary = || container(cri::NamespaceOption::default(), false, &["NET_ADMIN"]);
     fn context(config: &mut cri::ContainerConfig) -> &mut cri::LinuxContainerSecurityContext {
         config.linux.get_or_insert_default().security_context.get_or_insert_default()
     }
-    let (mut ambient, mut writable, mut unmasked) = (ordinary(), ordinary(), ordinary());
+    let (mut ambient, mut unmasked) = (ordinary(), of_kubelet(ordinary()));
     context(&mut ambient)
         .capabilities
         .get_or_insert_default()
         .add_ambient_capabilities
         .push("SYS_TIME".to_owned());
-    context(&mut writable).readonly_paths.clear();
+    context(&mut unmasked).readonly_paths.clear();
     context(&mut unmasked).masked_paths.clear();
     [
         (container(cri::NamespaceOption::default(), false, &["KILL", "all"]), "all"),
         (container(cri::NamespaceOption::default(), false, &["cap_sys_admin"]), "cap_sys_admin"),
         (ambient, "SYS_TIME"),
-        (writable, "procMount: Unmasked"),
         (unmasked, "procMount: Unmasked"),
     ]
 }
@@ -389,6 +393,59 @@ fn kernel_access_moves_its_pod_to_the_node_under_keep_local_alone() {
     let ordinary = container(cri::NamespaceOption::default(), false, &["NET_ADMIN"]);
     assert_eq!(moves_to_node(&keep, &ordinary), None);
     assert_eq!(moves_to_node(&keep, &cri::ContainerConfig::default()), None);
+}
+
+/// Verifies R9.
+#[test]
+fn paths_to_the_kernel_are_closed_where_cells_share_it() {
+    let paths = |paths: &[&str]| paths.iter().map(|path| (*path).to_owned()).collect::<Vec<_>>();
+    let with = |masked: &[&str], read_only: &[&str]| {
+        let mut config = container(cri::NamespaceOption::default(), false, &[]);
+        let linux = config.linux.get_or_insert_default();
+        let context = linux.security_context.get_or_insert_default();
+        (context.masked_paths, context.readonly_paths) = (paths(masked), paths(read_only));
+        config
+    };
+    let without_context = cri::ContainerConfig {
+        linux: Some(cri::LinuxContainerConfig::default()),
+        ..Default::default()
+    };
+    let allow = Policy { privileged: Privileged::Allow, ..Policy::default() };
+    for config in [
+        cri::ContainerConfig::default(),
+        without_context,
+        with(&[], &[]),
+        with(&["/harmless"], &["/harmless"]),
+        with(&["/proc/kcore"], &[]),
+        of_kubelet(with(&["/harmless"], &[])),
+    ] {
+        for privileged in [Privileged::Refuse, Privileged::KeepLocal, Privileged::Cell] {
+            let rules = rules(Policy { privileged, ..Policy::default() });
+            assert_eq!(check_container(&rules, &config), Ok(()));
+            assert_eq!(moves_to_node(&rules, &config), None);
+            let mut closed = config.clone();
+            close_kernel_paths(&rules, &mut closed);
+            let context = closed.linux.clone().unwrap().security_context.unwrap();
+            let count =
+                |list: &[String], path| list.iter().filter(|listed| *listed == path).count();
+            for path in ["/proc/kcore", "/proc/interrupts", "/sys/firmware"] {
+                assert_eq!(count(&context.masked_paths, path), 1, "{path}");
+            }
+            for path in ["/proc/sys", "/proc/sysrq-trigger", "/proc/irq"] {
+                assert_eq!(count(&context.readonly_paths, path), 1, "{path}");
+            }
+            let sent = config.linux.clone().unwrap_or_default().security_context;
+            let sent = sent.unwrap_or_default();
+            assert!(context.masked_paths.starts_with(&sent.masked_paths));
+            assert!(context.readonly_paths.starts_with(&sent.readonly_paths));
+        }
+        // The lists are the client's where root reaches the kernel anyway, or has its own.
+        for rules in [rules(allow), Rules { policy: Policy::default(), capabilities: MACHINES }] {
+            let mut same = config.clone();
+            close_kernel_paths(&rules, &mut same);
+            assert_eq!(same, config);
+        }
+    }
 }
 
 #[test]

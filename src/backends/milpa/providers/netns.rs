@@ -96,6 +96,7 @@ impl Netns {
             pause_image,
             registry_config_dir: self.registries.config_path().await,
             restrict_oom_score_adj,
+            cri: self.registries.cri_settings().await,
             machine: None,
         }
     }

@@ -23,7 +23,7 @@ use tokio::task::spawn_blocking;
 
 use super::{
     Attached, Attachment, Capabilities, ErrorClass, Instance, InstanceId, InstanceState,
-    LaunchSpec, Provider, ProviderError, THIS_NODE, Terminations,
+    LaunchSpec, Provider, ProviderError, RegistryConfig, THIS_NODE, Terminations,
     local::{Draft, Home, Instances, Launch, Limits, command, offering, path_of},
 };
 use crate::{
@@ -95,6 +95,7 @@ pub struct Qemu {
     memory: Memory,
     users: Users,
     monitors: Monitors,
+    node: Arc<dyn RegistryConfig>,
 }
 
 /// The node's configuration for cells.
@@ -142,12 +143,19 @@ impl Qemu {
             memory: Memory::default(),
             users: Users::new(qemu.first_user),
             monitors: Monitors::default(),
+            node: Arc::new(None::<PathBuf>),
         }
     }
 
     /// Sets the gateway's socket, if that has another path than in `state_dir`.
     pub fn with_gateway(mut self, socket: PathBuf) -> Self {
         self.settings.gateway = socket;
+        self
+    }
+
+    /// Sets the source of the node's settings; without one, machines have containerd's.
+    pub fn with_node(mut self, node: Arc<dyn RegistryConfig>) -> Self {
+        self.node = node;
         self
     }
 
@@ -189,6 +197,7 @@ impl Qemu {
             pause_image: self.settings.pause_image.clone(),
             registry_config_dir: None,
             restrict_oom_score_adj: false,
+            cri: self.node.cri_settings().await,
             machine: Some(Machine {
                 pod_mac: Some(pod_mac),
                 link: Some(link),

@@ -1,116 +1,150 @@
-//! Features that earlier versions of a cell's containerd ignore silently. Pure.
+//! Features that a request needs and that earlier versions of a cell's containerd ignore silently.
+//! Pure.
 
 use crate::backends::milpa::failure::{Class, Failure};
 use kiyot_proto::cri;
 
-/// First containerd with image volumes and parts of them (`Mount.image`, `image_sub_path`).
-const IMAGE_VOLUMES_SINCE: (u64, u64) = (2, 1);
-
-/// First containerd with `Mount.recursive_read_only`.
-const RECURSIVE_READ_ONLY_SINCE: (u64, u64) = (2, 0);
-
-/// Returns true if a container's mounts need a certain version of the cell's runtime.
-pub fn needs_version(container: &cri::ContainerConfig) -> bool {
-    container.mounts.iter().any(|mount| refusal(mount, (0, 0)).is_some())
+/// The runtime of a cell, by its responses to Version and Status.
+#[derive(Debug)]
+pub struct Runtime {
+    /// Name and version, for errors.
+    shown: String,
+    /// The first two numbers of containerd's version; the highest for a version that can't be
+    /// parsed, which is accepted.
+    version: (u64, u64),
+    features: cri::RuntimeFeatures,
 }
 
-/// Returns true if a container needs features that the cell's runtime may lack.
-pub fn needs_features(container: &cri::ContainerConfig) -> bool {
-    check_features(container, None).is_err()
+impl Runtime {
+    /// Reads the responses of a cell's runtime.
+    pub fn new(version: &cri::VersionResponse, status: &cri::StatusResponse) -> Self {
+        let cri::VersionResponse { runtime_name, runtime_version, .. } = version;
+        let numbers =
+            if runtime_name == "containerd" { parse_version(runtime_version) } else { None };
+        Self {
+            shown: format!("{runtime_name} {runtime_version}"),
+            version: numbers.unwrap_or((u64::MAX, 0)),
+            features: status.features.unwrap_or_default(),
+        }
+    }
 }
 
-/// Refuses mount options (`noexec` and others), which no known version knows, and the supplemental
-/// groups policy Strict, which containerd 2.0 knows, if the runtime would ignore them.
+/// A need of a container that not every runtime meets.
+struct Need {
+    /// Returns the text of the need, after "container NAME", if a container has it.
+    of: fn(&cri::ContainerConfig) -> Option<String>,
+    is_met: fn(&Runtime) -> bool,
+    allowed: &'static str,
+}
+
+/// All needs, in the order in which they are checked. User namespaces are none of them: by
+/// policy.host_users a cell makes none.
+const NEEDS: [Need; 6] = [
+    Need {
+        of: |container| {
+            let maps = |mount: &&cri::Mount| {
+                !mount.uid_mappings.is_empty() || !mount.gid_mappings.is_empty()
+            };
+            let mount = container.mounts.iter().find(maps)?;
+            Some(mounts(mount, &format!("{:?} with mapped ids", mount.host_path)))
+        },
+        is_met: |_| false,
+        allowed: "a volume of a pod without a user namespace of its own",
+    },
+    Need {
+        of: |container| image_mount(container, |_| true),
+        is_met: |runtime| runtime.version >= (2, 1),
+        allowed: "containerd 2.1 or later",
+    },
+    Need {
+        // containerd 2.1 mounts the whole image instead (containerd/containerd#11580).
+        of: |container| image_mount(container, |mount| !mount.image_sub_path.is_empty()),
+        is_met: |runtime| runtime.version >= (2, 2),
+        allowed: "containerd 2.2 or later, or the whole image",
+    },
+    Need {
+        of: |container| {
+            let mount = container.mounts.iter().find(|mount| mount.recursive_read_only)?;
+            Some(mounts(mount, &format!("{:?} recursively read-only", mount.host_path)))
+        },
+        is_met: |runtime| runtime.version >= (2, 0),
+        allowed: "containerd 2.0 or later, or a mount that is read-only by itself",
+    },
+    Need {
+        of: |container| {
+            let mount = container.mounts.iter().find(|mount| !mount.mount_options.is_empty())?;
+            let (volume, options) = (&mount.host_path, &mount.mount_options);
+            Some(mounts(mount, &format!("{volume:?} with the options {options:?}")))
+        },
+        is_met: |runtime| runtime.features.mount_options,
+        allowed: "a mount without options",
+    },
+    Need {
+        of: |container| {
+            let context = container.linux.as_ref()?.security_context.as_ref()?;
+            let strict = cri::SupplementalGroupsPolicy::Strict;
+            (context.supplemental_groups_policy() == strict)
+                .then(|| "has the supplemental groups policy Strict".to_owned())
+        },
+        is_met: |runtime| runtime.features.supplemental_groups_policy,
+        allowed: "the policy Merge",
+    },
+];
+
+/// Returns true if a container has a need that its cell's runtime may not meet.
+pub fn has_needs(container: &cri::ContainerConfig) -> bool {
+    NEEDS.iter().any(|need| (need.of)(container).is_some())
+}
+
+/// Refuses a container that the cell's runtime would not run as requested.
 ///
-/// Fails with UNIMPLEMENTED, naming the container, the feature and what is allowed.
-pub fn check_features(
-    container: &cri::ContainerConfig,
-    features: Option<&cri::RuntimeFeatures>,
-) -> Result<(), Failure> {
-    let features = features.copied().unwrap_or_default();
-    let with_options = container.mounts.iter().find(|mount| !mount.mount_options.is_empty());
-    let context = container.linux.as_ref().and_then(|linux| linux.security_context.as_ref());
-    let is_strict = context.is_some_and(|context| {
-        context.supplemental_groups_policy() == cri::SupplementalGroupsPolicy::Strict
-    });
-    let (what, allowed) = if let Some(mount) = with_options.filter(|_| !features.mount_options) {
-        let (path, options) = (&mount.container_path, &mount.mount_options);
-        (format!("mounts {path} with the options {options:?}"), "a mount without options")
-    } else if is_strict && !features.supplemental_groups_policy {
-        ("has the supplemental groups policy Strict".to_owned(), "the policy Merge")
-    } else {
-        return Ok(());
-    };
-    let name = container.metadata.as_ref().map_or("", |metadata| &metadata.name);
-    Err(Failure::request(
-        Class::Unimplemented,
-        format!(
-            "container {name:?} {what}, which the cell's runtime does not know; allowed is \
-             {allowed}"
-        ),
-    ))
-}
-
-/// Refuses mounts that the cell's containerd would not make as requested. A version that can't be
-/// parsed is accepted.
-///
-/// Fails with UNIMPLEMENTED, naming the container, the mount and what is allowed.
-pub fn check_version(
-    container: &cri::ContainerConfig,
-    runtime: &cri::VersionResponse,
-) -> Result<(), Failure> {
-    let version =
-        if runtime.runtime_name == "containerd" { version(&runtime.runtime_version) } else { None }
-            .unwrap_or((u64::MAX, 0));
-    let Some((mount, (what, allowed))) =
-        container.mounts.iter().find_map(|mount| Some((mount, refusal(mount, version)?)))
+/// Fails with UNIMPLEMENTED, naming the container, the need, the runtime and what is allowed.
+pub fn check(container: &cri::ContainerConfig, runtime: &Runtime) -> Result<(), Failure> {
+    let unmet = NEEDS.iter().filter(|need| !(need.is_met)(runtime));
+    let Some((what, allowed)) =
+        unmet.filter_map(|need| Some(((need.of)(container)?, need.allowed))).next()
     else {
         return Ok(());
     };
     let name = container.metadata.as_ref().map_or("", |metadata| &metadata.name);
-    let (at, runtime) =
-        (&mount.container_path, format!("{} {}", runtime.runtime_name, runtime.runtime_version));
     Err(Failure::request(
         Class::Unimplemented,
         format!(
-            "container {name:?} mounts {what} at {at}, which the cell's {runtime} does not do; \
-         allowed is {allowed}"
+            "container {name:?} {what}, which the cell's {} does not do; allowed is {allowed}",
+            runtime.shown
         ),
     ))
 }
 
-/// Returns the feature that a version of containerd lacks, and what is allowed.
-fn refusal(mount: &cri::Mount, version: (u64, u64)) -> Option<(String, &'static str)> {
-    if !mount.uid_mappings.is_empty() || !mount.gid_mappings.is_empty() {
-        return Some((
-            format!("{:?} with mapped ids", mount.host_path),
-            "a volume of a pod without a user namespace of its own",
-        ));
-    }
-    match &mount.image {
-        Some(image) if version < IMAGE_VOLUMES_SINCE => {
-            let named = if image.user_specified_image.is_empty() {
-                &image.image
-            } else {
-                &image.user_specified_image
-            };
-            let part = if mount.image_sub_path.is_empty() {
-                String::new()
-            } else {
-                format!("{:?} of ", mount.image_sub_path)
-            };
-            Some((format!("{part}the image {named:?} as a volume"), "containerd 2.1 or later"))
-        }
-        _ if mount.recursive_read_only && version < RECURSIVE_READ_ONLY_SINCE => Some((
-            format!("{:?} recursively read-only", mount.host_path),
-            "containerd 2.0 or later, or a mount that is read-only by itself",
-        )),
-        _ => None,
-    }
+fn mounts(mount: &cri::Mount, what: &str) -> String {
+    format!("mounts {what} at {}", mount.container_path)
+}
+
+/// Returns the text of the first mount of an image that is wanted.
+fn image_mount(
+    container: &cri::ContainerConfig,
+    is_wanted: impl Fn(&cri::Mount) -> bool,
+) -> Option<String> {
+    let (mount, image) = container
+        .mounts
+        .iter()
+        .filter(|mount| is_wanted(mount))
+        .find_map(|mount| Some((mount, mount.image.as_ref()?)))?;
+    let named = if image.user_specified_image.is_empty() {
+        &image.image
+    } else {
+        &image.user_specified_image
+    };
+    let part = if mount.image_sub_path.is_empty() {
+        String::new()
+    } else {
+        format!("{:?} of ", mount.image_sub_path)
+    };
+    Some(mounts(mount, &format!("{part}the image {named:?} as a volume")))
 }
 
 /// Returns the first two numbers of a version such as `1.6.20~ds1` or `v2.1.0`.
-fn version(text: &str) -> Option<(u64, u64)> {
+fn parse_version(text: &str) -> Option<(u64, u64)> {
     let mut numbers = text
         .trim_start_matches('v')
         .split(|c: char| !c.is_ascii_digit())
@@ -134,12 +168,13 @@ mod tests {
         }
     }
 
-    fn runtime(version: &str) -> cri::VersionResponse {
-        cri::VersionResponse {
+    fn runtime(version: &str, features: Option<cri::RuntimeFeatures>) -> Runtime {
+        let version = cri::VersionResponse {
             runtime_name: "containerd".into(),
             runtime_version: version.into(),
             ..Default::default()
-        }
+        };
+        Runtime::new(&version, &cri::StatusResponse { features, ..Default::default() })
     }
 
     /// Verifies D18.
@@ -171,12 +206,13 @@ mod tests {
         for (container, refusing, words) in [
             (&whole, &old[..], vec!["registry.example/model:1", "2.1"]),
             (&part, &old[..], vec!["registry.example/model:1", "weights"]),
+            (&part, &["2.1.6"][..], vec!["registry.example/model:1", "weights", "2.2"]),
             (&recursive, &old[..2], vec!["recursively", "/v"]),
             (&mapped, &["1.6.20", "2.2.0", "unknown"][..], vec!["mapped ids"]),
         ] {
-            assert!(needs_version(container));
+            assert!(has_needs(container));
             for version in refusing {
-                let failure = check_version(container, &runtime(version)).unwrap_err();
+                let failure = check(container, &runtime(version, None)).unwrap_err();
                 assert!(
                     words
                         .iter()
@@ -186,18 +222,14 @@ mod tests {
                 );
             }
         }
-        for version in ["2.1.0", "v2.2.1-rc.0", "3.0", "unknown"] {
-            assert!(
-                [&whole, &part, &recursive].iter().all(|container| check_version(
-                    container,
-                    &runtime(version)
-                )
-                .is_ok()),
-                "{version}"
-            );
+        for version in ["2.2.0", "v2.2.1-rc.0", "3.0", "unknown"] {
+            for container in [&whole, &part, &recursive] {
+                assert!(check(container, &runtime(version, None)).is_ok(), "{version}");
+            }
         }
-        assert!(check_version(&recursive, &runtime("2.0.0")).is_ok());
-        assert!(!needs_version(&containing(cri::Mount { readonly: true, ..Default::default() })));
+        assert!(check(&whole, &runtime("2.1.6", None)).is_ok());
+        assert!(check(&recursive, &runtime("2.0.0", None)).is_ok());
+        assert!(!has_needs(&containing(cri::Mount { readonly: true, ..Default::default() })));
     }
 
     /// Verifies D18.
@@ -208,25 +240,22 @@ mod tests {
             mount_options: vec!["noexec".into()],
             ..Default::default()
         });
-        assert!(needs_features(&container) && !needs_version(&container));
+        assert!(has_needs(&container));
         let without =
             cri::RuntimeFeatures { supplemental_groups_policy: true, ..Default::default() };
-        for features in [None, Some(&without)] {
-            let failure = check_features(&container, features).unwrap_err();
+        for features in [None, Some(without)] {
+            let failure = check(&container, &runtime("2.3.4", features)).unwrap_err();
             assert!(
-                ["main", "/data", "noexec"].iter().all(|word| failure.message().contains(word)),
+                ["main", "/v", "/data", "noexec"]
+                    .iter()
+                    .all(|word| failure.message().contains(word)),
                 "{failure}"
             );
         }
-        assert!(
-            check_features(
-                &container,
-                Some(&cri::RuntimeFeatures { mount_options: true, ..Default::default() })
-            )
-            .is_ok()
-        );
+        let knowing = cri::RuntimeFeatures { mount_options: true, ..Default::default() };
+        assert!(check(&container, &runtime("2.3.4", Some(knowing))).is_ok());
         let plain = containing(cri::Mount::default());
-        assert!(!needs_features(&plain) && check_features(&plain, None).is_ok());
+        assert!(!has_needs(&plain) && check(&plain, &runtime("1.6.20", None)).is_ok());
     }
 
     /// Verifies U19.
@@ -239,13 +268,14 @@ mod tests {
             container
         };
         let strict = with(cri::SupplementalGroupsPolicy::Strict);
-        let failure = check_features(&strict, Some(&cri::RuntimeFeatures::default())).unwrap_err();
+        let none = Some(cri::RuntimeFeatures::default());
+        let failure = check(&strict, &runtime("1.6.20", none)).unwrap_err();
         let expected = "container \"main\" has the supplemental groups policy Strict, which the \
-                        cell's runtime does not know; allowed is the policy Merge";
+                        cell's containerd 1.6.20 does not do; allowed is the policy Merge";
         assert_eq!((failure.class(), failure.message()), (Class::Unimplemented, expected));
         let knowing =
             cri::RuntimeFeatures { supplemental_groups_policy: true, ..Default::default() };
-        assert!(needs_features(&strict) && check_features(&strict, Some(&knowing)).is_ok());
-        assert!(!needs_features(&with(cri::SupplementalGroupsPolicy::Merge)));
+        assert!(has_needs(&strict) && check(&strict, &runtime("2.3.4", Some(knowing))).is_ok());
+        assert!(!has_needs(&with(cri::SupplementalGroupsPolicy::Merge)));
     }
 }

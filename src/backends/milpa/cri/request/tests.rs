@@ -181,7 +181,7 @@ proptest! {
             prop_assert_eq!((options.pid, options.ipc), (before.pid, before.ipc));
         }
         // Each sysctl is in the request or in the bind, never in both.
-        let bound = bind(&config, &[], None);
+        let bound = bind(&config, &[], None, &NodeSettings::default());
         for (name, value) in &requested.sysctls {
             prop_assert_eq!(linux.sysctls.contains_key(name), !of_network(name));
             prop_assert_eq!(bound.sysctls.get(name) == Some(value), of_network(name));
@@ -214,7 +214,7 @@ fn sysctl_of_the_pod_overrides_the_default() {
         linux: Some(cri::LinuxPodSandboxConfig { sysctls, ..Default::default() }),
         ..Default::default()
     };
-    let bound = bind(&config, &[], None);
+    let bound = bind(&config, &[], None, &NodeSettings::default());
     assert_eq!(bound.sysctls["net.ipv4.ip_unprivileged_port_start"], "1024");
     assert_eq!(bound.sysctls["net.ipv4.ping_group_range"], "0 2147483647");
 }
@@ -233,7 +233,7 @@ fn forwarded_name_servers_have_addresses_of_the_cell() {
         ["169.254.253.53", "10.0.0.10", "169.254.253.54", "169.254.253.53"]
     );
     assert_eq!((&rewritten.searches, &rewritten.options), (&dns.searches, &dns.options));
-    assert_eq!(bind(&config, &resolvers, None).resolvers, 2);
+    assert_eq!(bind(&config, &resolvers, None, &NodeSettings::default()).resolvers, 2);
     assert_eq!(sandbox_config(&config, "/pod", &[], "").dns_config.unwrap(), dns);
 }
 

@@ -74,6 +74,7 @@ fn cell_file(spec: &LaunchSpec, parameters: &Parameters) -> CellFile {
         pause_image: parameters.pause_image.clone(),
         registry_config_dir: None,
         restrict_oom_score_adj: false,
+        cri: Default::default(),
         machine: Some(Machine {
             pod_mac: None,
             link: None,

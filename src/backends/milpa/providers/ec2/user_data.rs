@@ -110,6 +110,7 @@ mod tests {
             pause_image: "registry.k8s.io/pause:3.9".to_owned(),
             registry_config_dir: None,
             restrict_oom_score_adj: false,
+            cri: Default::default(),
             machine: Some(Machine {
                 pod_mac: None,
                 link: None,
