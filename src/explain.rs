@@ -206,6 +206,7 @@ fn explain_pod(config: &Config, prices: Prices<'_>, pod: &Pod) -> Lines {
             }
         },
     }
+    pod.notes.iter().for_each(|note| lines.say(format_args!("note: {note}")));
     lines
 }
 
