@@ -25,8 +25,8 @@ use crate::{
 };
 
 mod choice;
-mod node_facts;
 mod resources;
+mod variables;
 mod volumes;
 
 /// Most facts of a pod; others are counted.
@@ -207,6 +207,7 @@ fn explain_pod(config: &Config, prices: Prices<'_>, pod: &Pod) -> Lines {
             }
         },
     }
+    pod.notes.iter().for_each(|note| lines.say(format_args!("note: {note}")));
     lines
 }
 
@@ -333,7 +334,7 @@ fn explain_cell(
             lines.say(format!("note: it {what}"));
         }
         volumes::explain(lines, milpa, pod, container);
-        node_facts::note(lines, milpa.provider, container);
+        variables::explain(lines, milpa.provider, container);
     }
     for limit in pod.volumes.iter().filter_map(Volume::limit_without_effect) {
         lines.say(format!("note: {limit}"));

@@ -1,11 +1,13 @@
 //! Kubernetes YAML and JSON as the CRI messages that a kubelet would send.
 //!
-//! The part of the Pod API that shapes those messages is read, and every unknown field is reported.
-//! Fields for the scheduler, the API server or the kubelet alone are accepted without an effect.
+//! Objects are read as the types of the Kubernetes API, and fields that these don't have are noted.
+//! The fields that shape the messages are checked further; the others have no effect.
 //! Workloads are read as the pods of their templates. Variables, files and credentials from
 //! ConfigMaps and Secrets are left out.
 
-use crate::problems::{Field, Problem, Problems, Report};
+use serde_json::Value;
+
+use crate::problems::{Problem, Problems, Report};
 
 mod container;
 mod create;
@@ -16,38 +18,43 @@ mod expand;
 mod metadata;
 mod mount;
 mod node;
+mod place;
 mod plugin;
 mod pod;
 mod resources;
 mod run;
 mod security;
+mod typed;
 mod volume;
 mod workload;
 
-pub use container::{Container, Port};
+pub use container::Container;
 pub use dns::{Dns, DnsPolicy};
 pub use document::Skipped;
-pub use env::EnvSource;
+pub use env::{EnvSource, SourceKind};
 pub use expand::expand;
 pub use kiyot_manifest_files::File;
 pub use metadata::Metadata;
-pub use mount::{VolumeDevice, VolumeMount};
+pub use mount::VolumeMount;
 pub use node::{CgroupDriver, Node};
 pub use pod::Pod;
 pub use resources::{QosClass, Resources};
-pub use security::{Capabilities, ContainerSecurity, PodSecurity, Seccomp, SeccompType};
 pub use volume::{HostPathVolume, PluginVolume, Volume, VolumeKind};
 pub use workload::{Workload, WorkloadKind};
 
-use document::{Documents, Kind, MAX_DOCUMENTS};
+use document::Kind;
+use kiyot_manifest_files::{Malformed, Object, Objects};
+use place::Place;
 
 /// Largest file, in bytes.
 pub const MAX_BYTES: usize = kiyot_manifest_files::MAX_FILE_BYTES;
+/// Most notes on unknown fields of a pod; others are counted.
+const MAX_NOTES: usize = 20;
 /// Characters of a file's name that problems show.
 const SHOWN_NAME_CHARS: usize = 120;
 
 /// Contents of a manifest.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Manifest {
     /// Pods, in order.
     pub pods: Vec<Pod>,
@@ -62,44 +69,60 @@ pub fn parse_files(files: &[File]) -> Result<Manifest, Problems> {
         _ => format!("{} files", files.len()),
     };
     let report = Report::default();
-    let Documents { known, skipped, .. } = documents(files, &report);
-    let mut pods = Vec::new();
-    for (kind, table) in known {
-        pods.extend(match kind {
-            Kind::Workload(kind) => workload::read(kind, table),
-            Kind::Pod => Pod::read(table),
-        });
+    let mut manifest = Manifest { pods: Vec::new(), skipped: Vec::new() };
+    match kiyot_manifest_files::check(files) {
+        Ok(()) => read(files, &report, &mut manifest),
+        Err(rule) => report.add(Problem::new("-f", rule)),
     }
-    if pods.is_empty() && report.is_empty() {
+    if manifest.pods.is_empty() && report.is_empty() {
         report.add(Problem::new("the text", "has no Pod; allowed: one or more"));
     }
-    report.finish(name, Manifest { pods, skipped })
+    report.finish(name, manifest)
 }
 
-/// Parses the texts of files. Of several files, each problem names its own.
-fn documents<'r>(files: &[File], report: &'r Report) -> Documents<'r> {
-    let mut documents = Documents::default();
-    if let Err(rule) = kiyot_manifest_files::check(files) {
-        report.add(Problem::new("-f", rule));
-        return documents;
-    }
+/// Reads the texts of files. Of several files, each problem names its own.
+fn read(files: &[File], report: &Report, manifest: &mut Manifest) {
+    let mut objects = Objects::default();
     for file in files {
-        if documents.are_too_many() {
-            break;
-        }
         let of = if let [_] = files { String::new() } else { shown_name(&file.name) + ": " };
-        let whole = |rule| report.add(Problem::new(format!("{of}the text"), rule));
         if file.text.len() > MAX_BYTES {
-            whole(format!("has {} bytes; allowed: {MAX_BYTES}", file.text.len()));
+            let rule = format!("has {} bytes; allowed: {MAX_BYTES}", file.text.len());
+            report.add(Problem::new(of + "the text", rule));
             continue;
         }
-        let values = kiyot_manifest_files::documents(&file.text, MAX_DOCUMENTS + 1).map_err(whole);
-        for (index, value) in values.unwrap_or_default().into_iter().enumerate() {
-            let at = format!("{of}document {}", index + 1);
-            documents.read(Field::new(at, value, report));
-        }
+        objects.read(&file.text, &mut |object| match object {
+            Ok(object) => {
+                let at = Place::new(format!("{of}{}", object.at), report);
+                read_object(&at, object, manifest);
+            }
+            Err(Malformed { at, value, rule }) => {
+                report.add(Problem { at: format!("{of}{at}"), value, rule });
+            }
+        });
     }
-    documents
+}
+
+/// Reads an object: a pod, a workload with its pod, or one that is skipped.
+fn read_object(at: &Place<'_>, mut object: Object, manifest: &mut Manifest) {
+    let Ok(kind) = document::kind_of(&object, at) else { return };
+    let Some(kind) = kind else { return manifest.skipped.push(Skipped::of(&object)) };
+    // The API server's.
+    object.fields.remove("status");
+    if let Some(Value::Object(metadata)) = object.fields.get_mut("metadata") {
+        metadata.remove("managedFields");
+    }
+    let notes = Report::default();
+    let pod = match kind {
+        Kind::Pod => typed::read(at, object.fields, &notes).and_then(|pod| Pod::read(at, pod)),
+        Kind::Workload(kind) => workload::read(kind, at, object.fields, &notes),
+    };
+    let Some(mut pod) = pod else { return };
+    if let Err(Problems { list, more, .. }) = notes.finish("", ()) {
+        pod.notes = list.iter().take(MAX_NOTES).map(ToString::to_string).collect();
+        let more = more + list.len() - pod.notes.len();
+        pod.notes.extend((more > 0).then(|| format!("and {more} more unknown fields")));
+    }
+    manifest.pods.push(pod);
 }
 
 /// Returns a file's name, without the beginning of a long one.

@@ -10,6 +10,7 @@ mod table;
 
 pub use field::Field;
 pub use table::Table;
+pub(crate) use table::likely;
 
 /// Characters of a wrong value that a problem shows.
 const SHOWN_VALUE_CHARS: usize = 120;
@@ -166,7 +167,7 @@ impl Report {
     }
 
     /// Adds problems that are made only as long as they are listed.
-    fn add_all(&self, problems: impl ExactSizeIterator<Item = Problem>) {
+    pub(crate) fn add_all(&self, problems: impl ExactSizeIterator<Item = Problem>) {
         let mut problems = problems;
         while !self.0.borrow().is_full() {
             let Some(problem) = problems.next() else { return };

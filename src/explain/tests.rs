@@ -151,6 +151,51 @@ fn every_field_of_kubernetes_is_explained() {
     assert!(!text.contains("nfs") && !text.contains("hostPath"), "{text}");
 }
 
+/// Verifies M2, M13, M14.
+#[test]
+fn manifests_that_the_api_server_takes_are_explained() {
+    let pod = |metadata: &str, spec: &str| {
+        format!(
+            "apiVersion: v1\nkind: Pod\nmetadata: {{name: p, {metadata}}}\nspec: {{containers: \
+             [{{name: c, image: i}}], {spec}}}\n"
+        )
+    };
+    for text in [
+        pod("labels: {tier: }, annotations: {example.org/empty: }", ""),
+        pod("labels: ", "volumes: [{name: v, emptyDir: }], nodeSelector: , securityContext: "),
+        pod("", "terminationGracePeriodSeconds: -1, hostname: \"\", enableServiceLinks: off"),
+        pod("", "volumes: [{name: v, configMap: {name: m, defaultMode: 0755}}]"),
+        pod("annotations: {\"a.b/c\": \"1.10\"}", "overhead: {cpu: 0.1, memory: 1e9}"),
+        pod("", "imagePullSecrets: [{name: \"\"}], tolerations: "),
+        format!("# a comment\n---\n{}---\n{}", pod("", ""), "# another\n"),
+    ] {
+        let (explained, fine) = explained(OPT_IN, &text);
+        assert!(fine && !explained.contains("note:"), "{text}: {explained}");
+    }
+    let label = manifest::parse_files(&[File {
+        name: "p".into(),
+        text: pod("labels: {version: 1.10}", ""),
+    }]);
+    let rule = "document 1.metadata.labels.version = 1.1: is invalid; allowed: a text in quotes";
+    assert!(label.unwrap_err().to_string().contains(rule));
+}
+
+/// Verifies M2.
+#[test]
+fn unknown_fields_of_a_pod_are_noted_on_the_node_and_in_a_cell() {
+    for target in ["kiyot", "containerd"] {
+        let text = format!(
+            "apiVersion: v1\nkind: Pod\nmetadata:\n  name: p\n  annotations: \
+             {{kubernetes.io/target-runtime: {target}}}\nspec: {{hostNetwrk: true, containers: \
+             [{{name: c, image: i}}]}}\n"
+        );
+        let (explained, fine) = explained(OPT_IN, &text);
+        let note = "note: document 1.spec.hostNetwrk: is no field of Kubernetes 1.36; did you \
+                    mean: hostNetwork";
+        assert!(fine && explained.contains(note), "{explained}");
+    }
+}
+
 fn priced(config: &str, annotations: &str) -> (String, bool) {
     placed(config, annotations, Prices::Catalogue(&CatalogueFile::built_in().catalogue))
 }

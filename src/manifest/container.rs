@@ -2,26 +2,24 @@
 
 use std::collections::HashMap;
 
+use k8s_openapi::api::core::v1::{self as api, ContainerPort, SecurityContext};
+
 use super::{
-    ContainerSecurity, Resources, VolumeDevice, VolumeMount,
+    Resources, VolumeMount,
     env::{self, EnvSource},
     expand::expanded_bytes,
     metadata::dns_name,
+    mount,
+    place::Place,
+    security,
 };
 use crate::problems::Field;
-
-/// Fields that the kubelet implements by other calls.
-const NOT_IN_THE_REQUEST: [&str; 2] = ["lifecycle", "restartPolicyRules"];
-
-/// Fields that the kubelet or the API server implements alone.
-const NOT_THE_RUNTIMES: [&str; 4] =
-    ["livenessProbe", "readinessProbe", "startupProbe", "resizePolicy"];
 
 const TERMINATION_MESSAGE_PATH: &str = "/dev/termination-log";
 const TERMINATION_MESSAGE_POLICY: &str = "File";
 
 /// Container.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Default)]
 pub struct Container {
     /// Name in the pod.
     pub name: String,
@@ -43,11 +41,11 @@ pub struct Container {
     /// Mounted volumes.
     pub mounts: Vec<VolumeMount>,
     /// Block volumes.
-    pub devices: Vec<VolumeDevice>,
+    pub devices: Vec<api::VolumeDevice>,
     /// `securityContext`
-    pub security: ContainerSecurity,
+    pub security: SecurityContext,
     /// Ports.
-    pub ports: Vec<Port>,
+    pub ports: Vec<ContainerPort>,
     /// `stdin`
     pub stdin: bool,
     /// `stdinOnce`
@@ -62,92 +60,53 @@ pub struct Container {
     pub always_restarts: bool,
 }
 
-/// Port of a container.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Port {
-    /// Name.
-    pub name: String,
-    /// Number.
-    pub container_port: u16,
-    /// `hostPort`; 0 if absent.
-    pub host_port: u16,
-    /// `hostIP`
-    pub host_ip: String,
-    /// Protocol.
-    pub protocol: kiyot_proto::cri::Protocol,
-}
-
 impl Container {
-    pub(super) fn read(field: Field<'_>) -> Option<Self> {
-        let mut table = field.table()?;
-        let texts = |field: Option<Field<'_>>| field.map(Field::texts).unwrap_or_default();
-        let flag = |field: Option<Field<'_>>| field.and_then(Field::flag).unwrap_or_default();
-        let image =
-            table.need("image", "the name of an image").and_then(Field::text).unwrap_or_default();
+    pub(super) fn read(at: Place<'_>, container: api::Container) -> Option<Self> {
         let policies = [("Always", ()), ("IfNotPresent", ()), ("Never", ())];
-        let _policy = table.take("imagePullPolicy").and_then(|field| field.choice(&policies));
-        let (env, env_sources) = env::read(&mut table);
-        let container = Self {
-            name: table.need("name", "a DNS name").and_then(dns_name).unwrap_or_default(),
-            image,
-            command: texts(table.take("command")),
-            args: texts(table.take("args")),
-            working_dir: table.take("workingDir").and_then(Field::text).unwrap_or_default(),
-            env,
-            env_sources,
-            resources: table
-                .take("resources")
-                .and_then(Field::table)
-                .map(Resources::read)
+        let policy = at.take("imagePullPolicy", container.image_pull_policy);
+        let _policy = policy.and_then(|field| field.choice(&policies));
+        let message_policies =
+            [("File", "File"), ("FallbackToLogsOnError", "FallbackToLogsOnError")];
+        let restarts = [("Always", true), ("OnFailure", false), ("Never", false)];
+        let text = |field: Option<Field<'_>>| field.and_then(Field::text).unwrap_or_default();
+        let security = container.security_context.unwrap_or_default();
+        security::check_container(&at.of("securityContext"), &security);
+        Some(Self {
+            image: text(at.need("image", container.image, "the name of an image")),
+            name: at
+                .need("name", Some(container.name), "a DNS name")
+                .and_then(dns_name)
                 .unwrap_or_default(),
-            mounts: table
-                .take("volumeMounts")
-                .map(Field::items)
-                .unwrap_or_default()
-                .into_iter()
-                .filter_map(VolumeMount::read)
-                .collect(),
-            devices: table
-                .take("volumeDevices")
-                .map(|field| field.items().into_iter().filter_map(VolumeDevice::read).collect())
-                .unwrap_or_default(),
-            security: table
-                .take("securityContext")
-                .and_then(Field::table)
-                .map(ContainerSecurity::read)
-                .unwrap_or_default(),
-            ports: table
-                .take("ports")
-                .map(|field| field.items().into_iter().filter_map(Port::read).collect())
-                .unwrap_or_default(),
-            stdin: flag(table.take("stdin")),
-            stdin_once: flag(table.take("stdinOnce")),
-            tty: flag(table.take("tty")),
-            termination_message_path: table
-                .take("terminationMessagePath")
-                .and_then(Field::text)
+            command: container.command.unwrap_or_default(),
+            args: container.args.unwrap_or_default(),
+            working_dir: container.working_dir.unwrap_or_default(),
+            env_sources: env::sources(container.env.as_deref().unwrap_or_default()),
+            env: at.items("env", container.env, |at, variable| env::read(at, &variable)),
+            resources: Resources::read(
+                &at.of("resources"),
+                container.resources.unwrap_or_default(),
+            ),
+            mounts: at.items("volumeMounts", container.volume_mounts, VolumeMount::read),
+            devices: at.items("volumeDevices", container.volume_devices, mount::check_device),
+            security,
+            ports: at.items("ports", container.ports, check_port),
+            stdin: container.stdin.unwrap_or_default(),
+            stdin_once: container.stdin_once.unwrap_or_default(),
+            tty: container.tty.unwrap_or_default(),
+            termination_message_path: container
+                .termination_message_path
+                .filter(|path| !path.is_empty())
                 .unwrap_or_else(|| TERMINATION_MESSAGE_PATH.into()),
-            termination_message_policy: table
-                .take("terminationMessagePolicy")
-                .and_then(|field| {
-                    field.choice(&[
-                        ("File", "File"),
-                        ("FallbackToLogsOnError", "FallbackToLogsOnError"),
-                    ])
-                })
+            termination_message_policy: at
+                .take("terminationMessagePolicy", container.termination_message_policy)
+                .and_then(|field| field.choice(&message_policies))
                 .unwrap_or(TERMINATION_MESSAGE_POLICY)
                 .to_owned(),
-            always_restarts: table
-                .take("restartPolicy")
-                .and_then(|field| {
-                    field.choice(&[("Always", true), ("OnFailure", false), ("Never", false)])
-                })
+            always_restarts: at
+                .take("restartPolicy", container.restart_policy)
+                .and_then(|field| field.choice(&restarts))
                 .unwrap_or_default(),
-        };
-        table.ignore(&NOT_IN_THE_REQUEST);
-        table.ignore(&NOT_THE_RUNTIMES);
-        table.finish();
-        Some(container)
+        })
     }
 }
 
@@ -166,27 +125,11 @@ impl Container {
     }
 }
 
-impl Port {
-    fn read(field: Field<'_>) -> Option<Self> {
-        use kiyot_proto::cri::Protocol::{Sctp, Tcp, Udp};
-        let mut table = field.table()?;
-        let port = Self {
-            name: table.take("name").and_then(Field::text).unwrap_or_default(),
-            container_port: table
-                .need("containerPort", "a port")
-                .and_then(|field| field.number(1..=u16::MAX))
-                .unwrap_or_default(),
-            host_port: table
-                .take("hostPort")
-                .and_then(|field| field.number(0..=u16::MAX))
-                .unwrap_or_default(),
-            host_ip: table.take("hostIP").and_then(Field::text).unwrap_or_default(),
-            protocol: table
-                .take("protocol")
-                .and_then(|field| field.choice(&[("TCP", Tcp), ("UDP", Udp), ("SCTP", Sctp)]))
-                .unwrap_or(Tcp),
-        };
-        table.finish();
-        Some(port)
-    }
+fn check_port(at: Place<'_>, port: ContainerPort) -> Option<ContainerPort> {
+    at.take("containerPort", Some(port.container_port))
+        .and_then(|field| field.number(1..=u16::MAX));
+    at.take("hostPort", port.host_port).and_then(|field| field.number(0..=u16::MAX));
+    let protocols = [("TCP", ()), ("UDP", ()), ("SCTP", ())];
+    at.take("protocol", port.protocol.as_deref()).and_then(|field| field.choice(&protocols));
+    Some(port)
 }

@@ -6,14 +6,16 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use k8s_openapi::api::core::v1 as api;
 use kiyot_proto::cri;
 use ring::digest::{SHA256, digest};
 use serde_json::json;
 
 use super::{
-    Container, Node, Pod, Volume, VolumeDevice, VolumeKind, expand,
+    Container, Node, Pod, Volume, VolumeKind, expand,
     node::text,
     run::{POD_NAME, POD_NAMESPACE, POD_UID},
+    security,
 };
 
 /// `/proc` as pkg/securitycontext masks it for all but privileged containers.
@@ -117,9 +119,9 @@ impl Pod {
         if !container.ports.is_empty() {
             let ports = container.ports.iter().map(|port| {
                 json!({
-                    "name": port.name,
+                    "name": port.name.as_deref().unwrap_or_default(),
                     "containerPort": port.container_port,
-                    "protocol": port.protocol.as_str_name(),
+                    "protocol": port.protocol.as_deref().unwrap_or("TCP"),
                 })
             });
             annotations.insert(
@@ -207,7 +209,7 @@ impl Pod {
     /// Returns the block volumes. The kubelet resolves the links to their devices.
     fn devices(&self, container: &Container, node: &Node) -> Vec<cri::Device> {
         let directory = node.pod_dir(self).join("volumeDevices");
-        let device = |device: &VolumeDevice| cri::Device {
+        let device = |device: &api::VolumeDevice| cri::Device {
             container_path: device.device_path.clone(),
             host_path: text(&directory.join(&device.name)),
             permissions: "mrw".into(),
@@ -222,31 +224,35 @@ impl Pod {
             profile_type: cri::security_profile::ProfileType::Unconfined.into(),
             ..Default::default()
         };
+        let capabilities = own.capabilities.clone().unwrap_or_default();
         let capabilities = cri::Capability {
-            add_capabilities: own.capabilities.add.clone(),
-            drop_capabilities: own.capabilities.drop.clone(),
+            add_capabilities: capabilities.add.unwrap_or_default(),
+            drop_capabilities: capabilities.drop.unwrap_or_default(),
             ..Default::default()
         };
+        let is_masked = own.proc_mount.as_deref() != Some(security::UNMASKED);
         let paths = |paths: &[&str]| {
-            let masked = paths.iter().filter(|_| !own.unmasked_proc);
+            let masked = paths.iter().filter(|_| is_masked);
             masked.map(|path| (*path).to_owned()).collect()
         };
         let security = cri::LinuxContainerSecurityContext {
             capabilities: Some(capabilities),
-            privileged: own.privileged,
+            privileged: own.privileged.unwrap_or_default(),
             namespace_options: Some(self.namespaces()),
             run_as_user: value(own.run_as_user.or(self.security.run_as_user)),
             run_as_group: value(own.run_as_group.or(self.security.run_as_group)),
-            readonly_rootfs: own.read_only_root_filesystem,
-            supplemental_groups: self.security.groups(),
+            readonly_rootfs: own.read_only_root_filesystem.unwrap_or_default(),
+            supplemental_groups: security::groups(&self.security),
             no_new_privs: own.allow_privilege_escalation == Some(false),
             masked_paths: paths(&MASKED_PATHS),
             readonly_paths: paths(&READONLY_PATHS),
             seccomp: Some(
-                own.seccomp
+                own.seccomp_profile
                     .as_ref()
-                    .or(self.security.seccomp.as_ref())
-                    .map_or_else(unconfined, |profile| profile.to_cri(&node.kubelet_dir)),
+                    .or(self.security.seccomp_profile.as_ref())
+                    .map_or_else(unconfined, |profile| {
+                        security::seccomp(profile, &node.kubelet_dir)
+                    }),
             ),
             ..Default::default()
         };

@@ -1,6 +1,8 @@
 //! DNS of a pod.
 
-use crate::problems::{Field, Table};
+use k8s_openapi::api::core::v1::{PodDNSConfig, PodDNSConfigOption};
+
+use crate::problems::Field;
 
 /// `dnsPolicy`
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,26 +40,15 @@ pub struct Dns {
 }
 
 impl Dns {
-    pub(super) fn read(mut table: Table<'_>) -> Self {
-        let option = |field: Field<'_>| {
-            let mut table = field.table()?;
-            let name = table.need("name", "an option's name").and_then(Field::text);
-            let value = table.take("value").and_then(Field::text);
-            table.finish();
-            Some(
-                value
-                    .map_or(name.clone()?, |value| format!("{}:{value}", name.unwrap_or_default())),
-            )
+    pub(super) fn read(dns: PodDNSConfig) -> Self {
+        let option = |PodDNSConfigOption { name, value }| match value {
+            Some(value) => format!("{}:{value}", name.unwrap_or_default()),
+            None => name.unwrap_or_default(),
         };
-        let dns = Self {
-            servers: table.take("nameservers").map(Field::texts).unwrap_or_default(),
-            searches: table.take("searches").map(Field::texts).unwrap_or_default(),
-            options: table
-                .take("options")
-                .map(|field| field.items().into_iter().filter_map(option).collect())
-                .unwrap_or_default(),
-        };
-        table.finish();
-        dns
+        Self {
+            servers: dns.nameservers.unwrap_or_default(),
+            searches: dns.searches.unwrap_or_default(),
+            options: dns.options.unwrap_or_default().into_iter().map(option).collect(),
+        }
     }
 }

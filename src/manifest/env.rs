@@ -1,69 +1,57 @@
 //! Environment variables of a container, as pkg/kubelet/kubelet_pods.go makes them.
 
-use crate::problems::{Field, Table};
+use k8s_openapi::api::core::v1::{EnvVar, EnvVarSource};
 
-/// Sources of a variable's value.
-const VALUE_SOURCES: [&str; 5] =
-    ["configMapKeyRef", "fieldRef", "fileKeyRef", "resourceFieldRef", "secretKeyRef"];
-
-/// Fields of an item of `envFrom`.
-const ENV_FROM: [&str; 3] = ["configMapRef", "prefix", "secretRef"];
+use super::place::Place;
 
 /// Variable whose value the kubelet reads when it makes the container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EnvSource {
     /// Name of the variable.
     pub variable: String,
-    /// Key of the source in `valueFrom`, such as `fieldRef`.
-    pub kind: &'static str,
-    /// `fieldPath` or `resource`; empty for other kinds.
-    pub of: String,
+    /// What the kubelet reads.
+    pub kind: SourceKind,
 }
 
-/// Variable with its value or its source.
-enum Variable {
-    Value(String, String),
-    Source(EnvSource),
+/// Source of a variable's value, but ConfigMaps and Secrets.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SourceKind {
+    /// `fieldPath` of a field of the pod.
+    Field(String),
+    /// File in a volume (`fileKeyRef`), with `optional`.
+    File {
+        /// Set if the variable may be absent.
+        is_optional: bool,
+    },
+    /// Name of a request or limit, such as `limits.cpu`.
+    Resource(String),
 }
 
-/// Reads `env` and `envFrom`: variables with a value, and those of `env` with a source, which have
-/// no value before the container is made.
-pub(super) fn read(table: &mut Table<'_>) -> (Vec<(String, String)>, Vec<EnvSource>) {
-    for item in table.take("envFrom").map(Field::items).unwrap_or_default() {
-        if let Some(mut item) = item.table() {
-            item.ignore(&ENV_FROM);
-            item.finish();
-        }
-    }
-    let (mut values, mut sources) = (Vec::new(), Vec::new());
-    for field in table.take("env").map(Field::items).unwrap_or_default() {
-        match read_variable(field) {
-            Some(Variable::Value(name, value)) => values.push((name, value)),
-            Some(Variable::Source(source)) => sources.push(source),
-            None => {}
-        }
-    }
-    (values, sources)
+/// Reads a variable of `env` with a value. Those with a source have none before the container is
+/// made, and are left out, as those of `envFrom` are.
+pub(super) fn read(at: Place<'_>, variable: &EnvVar) -> Option<(String, String)> {
+    let name = at.need("name", Some(&*variable.name), "a variable's name")?.text()?;
+    variable.value_from.is_none().then(|| (name, variable.value.clone().unwrap_or_default()))
 }
 
-/// Reads a variable, whose value may be a secret.
-fn read_variable(field: Field<'_>) -> Option<Variable> {
-    let mut table = field.table()?;
-    let name = table.need("name", "a variable's name").and_then(Field::text);
-    let source = table.take("valueFrom").and_then(Field::table);
-    let value = table.take("value").map_or(Some(String::new()), |field| field.secret().text());
-    table.finish();
-    let Some(mut source) = source else { return Some(Variable::Value(name?, value?)) };
-    let kind = VALUE_SOURCES.into_iter().find(|kind| source.has(kind));
-    let key = match kind {
-        Some("fieldRef") => Some("fieldPath"),
-        Some("resourceFieldRef") => Some("resource"),
-        _ => None,
+/// Returns the sources of variables.
+pub(super) fn sources(variables: &[EnvVar]) -> Vec<EnvSource> {
+    let source = |variable: &EnvVar| {
+        let kind = kind(variable.value_from.as_ref()?)?;
+        Some(EnvSource { variable: variable.name.clone(), kind })
     };
-    let of = key.and_then(|key| source.take(kind?)?.table()?.take(key)?.text());
-    source.ignore(&VALUE_SOURCES);
-    source.finish();
-    Some(Variable::Source(EnvSource { variable: name?, kind: kind?, of: of.unwrap_or_default() }))
+    variables.iter().filter_map(source).collect()
+}
+
+fn kind(source: &EnvVarSource) -> Option<SourceKind> {
+    let field = source.field_ref.as_ref().map(|it| SourceKind::Field(it.field_path.clone()));
+    let file = || {
+        let file = source.file_key_ref.as_ref()?;
+        Some(SourceKind::File { is_optional: file.optional.unwrap_or_default() })
+    };
+    let resource =
+        || source.resource_field_ref.as_ref().map(|it| SourceKind::Resource(it.resource.clone()));
+    field.or_else(file).or_else(resource)
 }
 
 #[cfg(test)]

@@ -2,28 +2,17 @@
 
 use std::collections::BTreeMap;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use ring::digest::{SHA256, digest};
 
+use super::place::Place;
 use crate::{
     names::{DEFAULT_NAMESPACE, uid},
-    problems::{Field, Table},
+    problems::Field,
 };
 
 /// Part of a name that the API server chooses.
 pub(super) const GENERATED: &str = "<generated>";
-
-/// Fields that the API server and controllers set.
-const OF_THE_SERVER: [&str; 9] = [
-    "creationTimestamp",
-    "deletionGracePeriodSeconds",
-    "deletionTimestamp",
-    "finalizers",
-    "generation",
-    "managedFields",
-    "ownerReferences",
-    "resourceVersion",
-    "selfLink",
-];
 
 /// `metadata` of a document.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -41,51 +30,36 @@ pub struct Metadata {
 }
 
 impl Metadata {
-    /// Reads the metadata of a document. The API server may choose the name.
-    pub(super) fn read(document: &mut Table<'_>) -> Self {
-        let Some(mut table) =
-            document.need("metadata", "a table with a name").and_then(|field| field.table())
-        else {
-            return Self::default();
+    /// Reads the metadata of an object. The API server may choose the name.
+    pub(super) fn read(at: &Place<'_>, metadata: ObjectMeta) -> Self {
+        let name = match metadata.generate_name {
+            Some(prefix) if metadata.name.is_none() => Some(prefix + GENERATED),
+            _ => at.need("name", metadata.name, "a DNS name").and_then(dns_name),
         };
-        let prefix = table.take("generateName");
-        let name = if let Some(prefix) = prefix.filter(|_| !table.has("name")) {
-            prefix.text().map(|prefix| prefix + GENERATED)
-        } else {
-            table.need("name", "a DNS name").and_then(dns_name)
-        };
-        let namespace = table
-            .take("namespace")
-            .and_then(dns_name)
-            .unwrap_or_else(|| DEFAULT_NAMESPACE.to_owned());
-        let metadata = Self::new(name.unwrap_or_default(), namespace);
-        let uid = table.take("uid").and_then(dns_name);
-        let metadata = Self { uid: uid.unwrap_or(metadata.uid), ..metadata };
-        metadata.with_labels(table)
+        let namespace = at.take("namespace", metadata.namespace).and_then(dns_name);
+        let namespace = namespace.unwrap_or_else(|| DEFAULT_NAMESPACE.to_owned());
+        let own = Self::new(name.unwrap_or_default(), namespace);
+        let uid = at.take("uid", metadata.uid).and_then(dns_name);
+        Self {
+            uid: uid.unwrap_or(own.uid),
+            labels: metadata.labels.unwrap_or_default(),
+            annotations: metadata.annotations.unwrap_or_default(),
+            ..own
+        }
     }
 
-    /// Reads the metadata of a template, for a pod with a name in a namespace.
-    pub(super) fn read_template(document: &mut Table<'_>, name: String, namespace: String) -> Self {
-        let metadata = Self::new(name, namespace);
-        let Some(mut table) = document.take("metadata").and_then(Field::table) else {
-            return metadata;
-        };
-        table.ignore(&["generateName", "name", "namespace", "uid"]);
-        metadata.with_labels(table)
+    /// Returns the metadata of a template, for a pod with a name in a namespace.
+    pub(super) fn of_template(template: ObjectMeta, name: String, namespace: String) -> Self {
+        Self {
+            labels: template.labels.unwrap_or_default(),
+            annotations: template.annotations.unwrap_or_default(),
+            ..Self::new(name, namespace)
+        }
     }
 
     fn new(name: String, namespace: String) -> Self {
         let uid = uid_of(&namespace, &name);
         Self { name, namespace, uid, ..Self::default() }
-    }
-
-    /// Reads labels and annotations, the rest of the metadata.
-    fn with_labels(self, mut table: Table<'_>) -> Self {
-        let [labels, annotations] = ["labels", "annotations"]
-            .map(|key| table.take(key).map(Field::text_entries).unwrap_or_default());
-        table.ignore(&OF_THE_SERVER);
-        table.finish();
-        Self { labels, annotations, ..self }
     }
 }
 

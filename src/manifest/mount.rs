@@ -1,11 +1,11 @@
 //! Mounts of volumes in a container.
 
+use k8s_openapi::api::core::v1 as api;
 use kiyot_proto::cri::MountPropagation::{
     self, PropagationBidirectional, PropagationHostToContainer, PropagationPrivate,
 };
 
-use super::metadata::dns_name;
-use crate::problems::Field;
+use super::{metadata::dns_name, place::Place};
 
 /// Mount of a volume in a container.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,65 +24,46 @@ pub struct VolumeMount {
     pub propagation: MountPropagation,
 }
 
-/// Block volume as a device of a container.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct VolumeDevice {
-    /// Name of the volume.
-    pub name: String,
-    /// Path in the container.
-    pub device_path: String,
-}
-
 impl VolumeMount {
-    pub(super) fn read(field: Field<'_>) -> Option<Self> {
-        let mut table = field.table()?;
-        let name = table.need("name", "a volume's name").and_then(dns_name);
-        let mount_path = table.need("mountPath", "a path in the container").and_then(Field::text);
+    pub(super) fn read(at: Place<'_>, mount: api::VolumeMount) -> Option<Self> {
         let inner = |text: &str| {
             let fits = !text.starts_with('/') && text.split('/').all(|part| part != "..");
             fits.then(|| text.to_owned())
         };
-        let fields = [table.take("subPath"), table.take("subPathExpr")];
+        let fields =
+            [at.take("subPath", mount.sub_path), at.take("subPathExpr", mount.sub_path_expr)];
         let sub_path = fields
             .into_iter()
             .flatten()
-            .filter_map(|field| field.read("a relative path without \"..\"", inner))
-            .find(|path| !path.is_empty());
-        let read_only = table.take("readOnly").and_then(Field::flag).unwrap_or_default();
-        let recursive_read_only = table
-            .take("recursiveReadOnly")
-            .and_then(|field| {
-                field.choice(&[("Disabled", false), ("IfPossible", false), ("Enabled", true)])
-            })
-            .unwrap_or_default();
+            .find_map(|field| field.read("a relative path without \"..\"", inner));
         let ways = [
             ("None", PropagationPrivate),
             ("HostToContainer", PropagationHostToContainer),
             ("Bidirectional", PropagationBidirectional),
         ];
-        let propagation = table
-            .take("mountPropagation")
-            .and_then(|field| field.choice(&ways))
-            .unwrap_or(PropagationPrivate);
-        table.take("bindMountOptions");
-        table.finish();
+        let recursion = [("Disabled", false), ("IfPossible", false), ("Enabled", true)];
         Some(Self {
-            name: name?,
-            mount_path: mount_path?,
+            name: at.need("name", Some(mount.name), "a volume's name").and_then(dns_name)?,
+            mount_path: at
+                .need("mountPath", Some(mount.mount_path), "a path in the container")?
+                .text()?,
             sub_path,
-            read_only,
-            recursive_read_only,
-            propagation,
+            read_only: mount.read_only.unwrap_or_default(),
+            recursive_read_only: at
+                .take("recursiveReadOnly", mount.recursive_read_only)
+                .and_then(|field| field.choice(&recursion))
+                .unwrap_or_default(),
+            propagation: at
+                .take("mountPropagation", mount.mount_propagation)
+                .and_then(|field| field.choice(&ways))
+                .unwrap_or(PropagationPrivate),
         })
     }
 }
 
-impl VolumeDevice {
-    pub(super) fn read(field: Field<'_>) -> Option<Self> {
-        let mut table = field.table()?;
-        let name = table.need("name", "a volume's name").and_then(dns_name);
-        let device_path = table.need("devicePath", "a path in the container").and_then(Field::text);
-        table.finish();
-        Some(Self { name: name?, device_path: device_path? })
-    }
+/// Checks a block volume as a device of a container.
+pub(super) fn check_device(at: Place<'_>, device: api::VolumeDevice) -> Option<api::VolumeDevice> {
+    at.need("name", Some(device.name.as_str()), "a volume's name").and_then(dns_name)?;
+    at.need("devicePath", Some(device.device_path.as_str()), "a path in the container")?;
+    Some(device)
 }

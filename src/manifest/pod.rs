@@ -2,38 +2,12 @@
 
 use std::collections::BTreeSet;
 
+use k8s_openapi::api::core::v1 as api;
+
 use super::{
-    Container, Dns, DnsPolicy, Metadata, PodSecurity, QosClass, Resources, Volume, Workload,
-    metadata::dns_name, resources,
+    Container, Dns, DnsPolicy, Metadata, QosClass, Resources, Volume, Workload, metadata::dns_name,
+    place::Place, resources, security,
 };
-use crate::problems::{Field, Problem, Table};
-
-/// Fields for the scheduler, the API server or the kubelet alone.
-const NOT_THE_RUNTIMES: [&str; 19] = [
-    "affinity",
-    "automountServiceAccountToken",
-    "enableServiceLinks",
-    "evictionResponders",
-    "imagePullSecrets",
-    "nodeName",
-    "nodeSelector",
-    "os",
-    "preemptionPolicy",
-    "priority",
-    "priorityClassName",
-    "readinessGates",
-    "schedulerName",
-    "schedulingGates",
-    "schedulingGroup",
-    "serviceAccount",
-    "serviceAccountName",
-    "tolerations",
-    "topologySpreadConstraints",
-];
-
-/// Fields of the requests and files that this module does not make.
-const NOT_IN_THE_REQUEST: [&str; 5] =
-    ["ephemeralContainers", "hostAliases", "hostnameOverride", "setHostnameAsFQDN", "subdomain"];
 
 const DEFAULT_GRACE_SECS: i64 = 30;
 
@@ -43,7 +17,7 @@ const DEFAULT_GRACE_SECS: i64 = 30;
 const MAX_EXPANDED_BYTES: u64 = 1024 * 1024;
 
 /// Pod.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Pod {
     /// `metadata`
     pub metadata: Metadata,
@@ -74,7 +48,7 @@ pub struct Pod {
     /// `terminationGracePeriodSeconds`
     pub grace_secs: i64,
     /// `securityContext`
-    pub security: PodSecurity,
+    pub security: api::PodSecurityContext,
     /// `overhead`
     pub overhead: Resources,
     /// `resources`: of the pod itself, without the API server's defaults.
@@ -83,6 +57,8 @@ pub struct Pod {
     pub claims: Vec<String>,
     /// Workload that makes it; `None` for a Pod.
     pub workload: Option<Workload>,
+    /// Fields of its document that Kubernetes does not know, with their places.
+    pub notes: Vec<String>,
 }
 
 impl Pod {
@@ -139,98 +115,80 @@ impl Pod {
     }
 
     /// Reads a Pod.
-    pub(super) fn read(mut document: Table<'_>) -> Option<Self> {
-        let metadata = Metadata::read(&mut document);
-        let spec = document.need("spec", "a table with containers");
-        // `status` is the API server's.
-        document.take("status");
-        document.finish();
-        Self::read_spec(metadata, spec?, Vec::new())
+    pub(super) fn read(at: &Place<'_>, pod: api::Pod) -> Option<Self> {
+        let metadata = Metadata::read(&at.of("metadata"), pod.metadata);
+        Self::read_spec(metadata, &at.of("spec"), pod.spec, Vec::new())
     }
 
     /// Reads a pod's `spec`. `claimed` are volumes that replace its own of the same names.
     pub(super) fn read_spec(
         metadata: Metadata,
-        spec: Field<'_>,
+        at: &Place<'_>,
+        spec: Option<api::PodSpec>,
         claimed: Vec<Volume>,
     ) -> Option<Self> {
-        let mut spec = spec.table()?;
-        let mut pod = Self::read_fields(metadata, &mut spec);
+        let Some(spec) = spec else {
+            at.report("is missing; allowed: a table with containers");
+            return None;
+        };
+        let mut pod = Self::read_fields(metadata, at, spec);
         let is_replaced =
             |volume: &Volume| claimed.iter().any(|claimed| claimed.name == volume.name);
         pod.volumes.retain(|volume| !is_replaced(volume));
         pod.volumes.extend(claimed);
-        spec.ignore(&NOT_IN_THE_REQUEST);
-        spec.ignore(&NOT_THE_RUNTIMES);
-        pod.check(&spec);
-        spec.finish();
+        pod.check(at);
         Some(pod)
     }
 
-    fn read_fields(metadata: Metadata, spec: &mut Table<'_>) -> Self {
-        let containers = |field: Option<Field<'_>>| -> Vec<Container> {
-            let items = field.map(Field::items).unwrap_or_default();
-            items.into_iter().filter_map(Container::read).collect()
-        };
+    fn read_fields(metadata: Metadata, at: &Place<'_>, spec: api::PodSpec) -> Self {
         let restarts = [("Always", ()), ("OnFailure", ()), ("Never", ())];
-        let _restarts = spec.take("restartPolicy").and_then(|field| field.choice(&restarts));
-        let _seconds = spec
-            .take("activeDeadlineSeconds")
+        at.take("restartPolicy", spec.restart_policy).and_then(|field| field.choice(&restarts));
+        at.take("activeDeadlineSeconds", spec.active_deadline_seconds)
             .and_then(|field| field.number(1..=i64::from(i32::MAX)));
-        let mut flag = |key| spec.take(key).and_then(Field::flag);
-        let host_network = flag("hostNetwork").unwrap_or_default();
-        let host_pid = flag("hostPID").unwrap_or_default();
-        let host_ipc = flag("hostIPC").unwrap_or_default();
-        let host_users = flag("hostUsers").unwrap_or(true);
-        let share_process_namespace = flag("shareProcessNamespace").unwrap_or_default();
+        let claim = |at: Place<'_>, claim: api::PodResourceClaim| {
+            at.need("name", Some(claim.name), "a DNS name").and_then(dns_name)
+        };
         Self {
-            host_network,
-            host_pid,
-            host_ipc,
-            host_users,
-            share_process_namespace,
-            init_containers: containers(spec.take("initContainers")),
-            containers: containers(spec.need("containers", "a list of one or more")),
-            volumes: spec
-                .take("volumes")
-                .map(|field| field.items().into_iter().filter_map(Volume::read).collect())
-                .unwrap_or_default(),
-            hostname: spec.take("hostname").and_then(dns_name),
-            runtime_class: spec.take("runtimeClassName").and_then(dns_name),
-            dns_policy: spec
-                .take("dnsPolicy")
+            host_network: spec.host_network.unwrap_or_default(),
+            host_pid: spec.host_pid.unwrap_or_default(),
+            host_ipc: spec.host_ipc.unwrap_or_default(),
+            host_users: spec.host_users.unwrap_or(true),
+            share_process_namespace: spec.share_process_namespace.unwrap_or_default(),
+            init_containers: at.items("initContainers", spec.init_containers, Container::read),
+            containers: at.items("containers", Some(spec.containers), Container::read),
+            volumes: at.items("volumes", spec.volumes, Volume::read),
+            hostname: at.take("hostname", spec.hostname).and_then(dns_name),
+            runtime_class: at.take("runtimeClassName", spec.runtime_class_name).and_then(dns_name),
+            dns_policy: at
+                .take("dnsPolicy", spec.dns_policy)
                 .and_then(DnsPolicy::read)
                 .unwrap_or(DnsPolicy::ClusterFirst),
-            dns: spec.take("dnsConfig").and_then(Field::table).map(Dns::read).unwrap_or_default(),
-            grace_secs: spec
-                .take("terminationGracePeriodSeconds")
-                .and_then(|field| field.number(0..=i64::MAX))
-                .unwrap_or(DEFAULT_GRACE_SECS),
-            security: spec
-                .take("securityContext")
-                .and_then(Field::table)
-                .map(PodSecurity::read)
-                .unwrap_or_default(),
-            overhead: spec.take("overhead").map(Resources::read_overhead).unwrap_or_default(),
-            own_resources: spec
-                .take("resources")
-                .and_then(Field::table)
-                .map(Resources::read_as_given)
-                .unwrap_or_default(),
-            claims: spec
-                .take("resourceClaims")
-                .map(|field| field.items().into_iter().filter_map(claim).collect())
-                .unwrap_or_default(),
+            dns: Dns::read(spec.dns_config.unwrap_or_default()),
+            // The API server takes a negative time for a second.
+            grace_secs: match spec.termination_grace_period_seconds {
+                Some(..0) => 1,
+                given => given.unwrap_or(DEFAULT_GRACE_SECS),
+            },
+            security: spec.security_context.unwrap_or_default(),
+            overhead: Resources::read_overhead(
+                &at.of("overhead"),
+                &spec.overhead.unwrap_or_default(),
+            ),
+            own_resources: Resources::read_as_given(
+                &at.of("resources"),
+                spec.resources.unwrap_or_default(),
+            ),
+            claims: at.items("resourceClaims", spec.resource_claims, claim),
             workload: None,
+            notes: Vec::new(),
             metadata,
         }
     }
 
-    /// Reports fields that contradict each other.
-    fn check(&self, spec: &Table<'_>) {
-        let note = |key: &str, value: &str, rule: &str| {
-            spec.report().add(Problem::with_value(spec.path_of(key), value, rule))
-        };
+    /// Reports fields that are not allowed or contradict each other.
+    fn check(&self, at: &Place<'_>) {
+        security::check_pod(&at.of("securityContext"), &self.security);
+        let note = |key: &str, value: &str, rule: &str| at.of(key).refuse(value, rule);
         if self.containers.is_empty() {
             note("containers", "[]", "is invalid; allowed: a list of one or more containers");
         }
@@ -269,13 +227,4 @@ impl Pod {
             }
         }
     }
-}
-
-/// Reads the name of a resource claim.
-fn claim(field: Field<'_>) -> Option<String> {
-    let mut table = field.table()?;
-    let name = table.need("name", "a DNS name").and_then(dns_name);
-    table.ignore(&["resourceClaimName", "resourceClaimTemplateName"]);
-    table.finish();
-    name
 }

@@ -2,16 +2,15 @@
 
 use std::collections::BTreeMap;
 
+use k8s_openapi::api::core::v1::ResourceRequirements;
 use kiyot_proto::cri;
 
-use crate::{
-    annotations::Quantity,
-    problems::{Field, Table},
-};
+use super::place::Place;
+use crate::annotations::Quantity;
 
 mod amounts;
 
-use amounts::Amounts;
+use amounts::{Amounts, Quantities};
 
 /// Shares of a CPU.
 const SHARES_PER_CPU: u64 = 1024;
@@ -56,8 +55,8 @@ pub enum QosClass {
 }
 
 impl Resources {
-    pub(super) fn read(table: Table<'_>) -> Self {
-        let given = Self::read_as_given(table);
+    pub(super) fn read(at: &Place<'_>, resources: ResourceRequirements) -> Self {
+        let given = Self::read_as_given(at, resources);
         // The API server sets an absent request to the limit.
         Self {
             cpu_request: given.cpu_request.or(given.cpu_limit),
@@ -68,36 +67,31 @@ impl Resources {
     }
 
     /// Reads requests and limits without the API server's defaults.
-    pub(super) fn read_as_given(mut table: Table<'_>) -> Self {
-        let requests_at = table.path_of("requests");
-        let [limits, requests] = ["limits", "requests"]
-            .map(|key| table.take(key).map(Amounts::read).unwrap_or_default());
-        // The devices of resource claims.
-        table.take("claims");
-        requests.check_extended(&requests_at, &limits, table.report());
-        table.finish();
-        Self {
-            cpu_request: requests.cpu,
-            cpu_limit: limits.cpu,
-            memory_request: requests.memory,
-            memory_limit: limits.memory,
-            storage_request: requests.storage,
-            storage_limit: limits.storage,
-            extended: limits.extended,
-        }
+    pub(super) fn read_as_given(at: &Place<'_>, resources: ResourceRequirements) -> Self {
+        let ResourceRequirements { requests, limits, .. } = resources;
+        let [given, most] = [requests, limits].map(Option::unwrap_or_default);
+        let at_requests = at.of("requests");
+        let limits = Amounts::read(&at.of("limits"), &most);
+        let requests = Amounts::read(&at_requests, &given);
+        requests.check_limits(&at_requests, &given, (&limits, &most));
+        Self::of(&requests, limits)
     }
 
-    /// Returns the overhead of a RuntimeClass: each amount is request and limit.
-    pub(super) fn read_overhead(field: Field<'_>) -> Self {
-        let Amounts { cpu, memory, storage, extended } = Amounts::read(field);
+    /// Reads the overhead of a RuntimeClass: each amount is request and limit.
+    pub(super) fn read_overhead(at: &Place<'_>, overhead: &Quantities) -> Self {
+        let amounts = Amounts::read(at, overhead);
+        Self::of(&amounts.clone(), amounts)
+    }
+
+    fn of(requests: &Amounts, limits: Amounts) -> Self {
         Self {
-            cpu_request: cpu,
-            cpu_limit: cpu,
-            memory_request: memory,
-            memory_limit: memory,
-            storage_request: storage,
-            storage_limit: storage,
-            extended,
+            cpu_request: requests.cpu.map(Quantity::milli),
+            cpu_limit: limits.cpu.map(Quantity::milli),
+            memory_request: requests.memory.map(Quantity::units),
+            memory_limit: limits.memory.map(Quantity::units),
+            storage_request: requests.storage.map(Quantity::units),
+            storage_limit: limits.storage.map(Quantity::units),
+            extended: limits.extended,
         }
     }
 
@@ -209,11 +203,6 @@ pub(super) fn class_of<'a>(containers: impl Iterator<Item = &'a Resources> + Clo
     } else {
         QosClass::Burstable
     }
-}
-
-/// Reads a quantity, which YAML has as a text or as a number.
-pub(super) fn quantity(field: Field<'_>, allowed: &str) -> Option<Quantity> {
-    field.read_text_or_number(allowed, |text| text.parse().ok())
 }
 
 #[cfg(test)]

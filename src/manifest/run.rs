@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use kiyot_proto::cri::{self, NamespaceMode};
 
-use super::{Dns, DnsPolicy, Node, Pod, node::text};
+use super::{Dns, DnsPolicy, Node, Pod, node::text, security};
 
 /// Annotations that the kubelet adds.
 const CONFIG_SEEN: &str = "kubernetes.io/config.seen";
@@ -110,14 +110,16 @@ impl Pod {
     }
 
     fn port_mappings(&self) -> Vec<cri::PortMapping> {
+        let protocol =
+            |name: Option<&str>| name.and_then(cri::Protocol::from_str_name).unwrap_or_default();
         let ports = self.containers.iter().flat_map(|container| &container.ports);
         ports
             .map(|port| cri::PortMapping {
-                protocol: port.protocol.into(),
-                container_port: i32::from(port.container_port),
+                protocol: protocol(port.protocol.as_deref()).into(),
+                container_port: port.container_port,
                 // On the node's network the port is the node's own.
-                host_port: i32::from(port.host_port),
-                host_ip: port.host_ip.clone(),
+                host_port: port.host_port.unwrap_or_default(),
+                host_ip: port.host_ip.clone().unwrap_or_default(),
             })
             .collect()
     }
@@ -150,22 +152,23 @@ impl Pod {
             namespace_options: Some(self.namespaces()),
             run_as_user: value(self.security.run_as_user),
             run_as_group: value(self.security.run_as_group),
-            supplemental_groups: self.security.groups(),
+            supplemental_groups: security::groups(&self.security),
             privileged: self
                 .init_containers
                 .iter()
                 .chain(&self.containers)
-                .any(|container| container.security.privileged),
+                .any(|container| container.security.privileged == Some(true)),
             seccomp: Some(cri::SecurityProfile {
                 profile_type: cri::security_profile::ProfileType::RuntimeDefault.into(),
                 ..Default::default()
             }),
             ..Default::default()
         };
+        let sysctls = self.security.sysctls.iter().flatten();
         cri::LinuxPodSandboxConfig {
             cgroup_parent: node.cgroup_parent(self),
             security_context: Some(security),
-            sysctls: self.security.sysctls.clone().into_iter().collect(),
+            sysctls: sysctls.map(|sysctl| (sysctl.name.clone(), sysctl.value.clone())).collect(),
             overhead: Some(if self.overhead.is_empty() {
                 cri::LinuxContainerResources::default()
             } else {

@@ -276,44 +276,75 @@ fn qos_class_follows_requests_and_limits() {
 
 /// Verifies M2.
 #[test]
-fn every_unknown_field_is_reported() {
+fn every_unknown_field_is_noted_and_not_refused() {
     let yaml = minimal(
-        "  hostNetwrk: true\n  volumes:\n  - {name: v, persistentVolumeClaim: \
-                        {claimName: x}}\n  - {name: w, emptyDir: {size: 1}}\n  - {name: m, \
-                        configMap: {name: m, items: [{key: k, path: ../x, mod: 1}]}}\n",
+        "  hostNetwrk: true\n  volumes:\n  - {name: w, emptyDir: {size: 1}}\n  - {name: m, \
+         configMap: {name: m, items: [{key: k, path: x, mod: 1}]}}\n",
     )
     .replace(
         "image: i",
-        "image: i, env: [{name: A, valueFrom: {fileKey: {}}}], \
-             volumeMounts: [{name: x, mountPath: /x}], \
-             lifecycle: {}, ports: [{containerPort: 0}]",
+        "image: i, env: [{name: A, valueFrom: {fileKey: {}}}], livenessProbe: {tcpSocket: {prt: \
+         1}}, newField: {a: [1]}",
     );
-    let found = problems(&yaml);
-    for start in [
-        "document 1.spec.hostNetwrk: is an unknown key; did you mean: hostNetwork",
-        "document 1.spec.containers[0].env[0].valueFrom.fileKey: is an unknown key; did you mean: \
-         fileKeyRef",
-        "document 1.spec.containers[0].ports[0].containerPort = 0: is invalid; allowed: a whole \
-         number from 1 to 65535",
-        "document 1.spec.volumes[1].emptyDir.size: is an unknown key; did you mean: sizeLimit",
-        "document 1.spec.volumes[2].configMap.items[0].path = \"../x\": is invalid",
-        "document 1.spec.volumes[2].configMap.items[0].mod: is an unknown key; did you mean: mode",
-        "document 1.spec.containers.c.volumeMounts = x: is invalid; allowed: the name of a volume \
-         of the pod",
+    let notes = pod(&yaml).notes;
+    let not = "is no field of Kubernetes 1.36";
+    for note in [
+        format!("document 1.spec.hostNetwrk: {not}; did you mean: hostNetwork, "),
+        format!(
+            "document 1.spec.containers[0].env[0].valueFrom.fileKey: {not}; did you mean: \
+             fileKeyRef"
+        ),
+        format!(
+            "document 1.spec.containers[0].livenessProbe.tcpSocket.prt: {not}; did you mean: port"
+        ),
+        format!("document 1.spec.containers[0].newField: {not}"),
+        format!("document 1.spec.volumes[0].emptyDir.size: {not}; did you mean: sizeLimit"),
+        format!("document 1.spec.volumes[1].configMap.items[0].mod: {not}; did you mean: mode"),
     ] {
         assert!(
-            found.iter().any(|problem| problem.starts_with(start)),
-            "{start:?} is not among {found:#?}"
+            notes.iter().any(|found| found.starts_with(&note)),
+            "{note:?} is not in {notes:#?}"
         );
     }
-    assert_eq!(found.len(), 7, "{found:#?}");
+    assert_eq!(notes.len(), 6, "{notes:#?}");
+    let many: String = (0..200).map(|index| format!("  k{index}: 0\n")).collect();
+    let notes = pod(&minimal(&many)).notes;
+    assert_eq!((notes.len(), notes[20].as_str()), (21, "and 180 more unknown fields"));
+}
+
+/// Verifies M14.
+#[test]
+fn values_that_the_api_server_refuses_are_reported_with_their_place() {
+    let yaml =
+        minimal("  volumes:\n  - {name: m, configMap: {name: m, items: [{key: k, path: ../x}]}}\n")
+            .replace("image: i", "image: i, volumeMounts: [{name: x, mountPath: /x}], ports: [{}]");
+    assert_eq!(
+        problems(&yaml),
+        [
+            "document 1.spec.containers[0].ports[0].containerPort = 0: is invalid; allowed: a \
+             whole number from 1 to 65535",
+            "document 1.spec.volumes[0].configMap.items[0].path = \"../x\": is invalid; allowed: a \
+             relative path that does not start with \"..\"",
+            "document 1.spec.containers.c.volumeMounts = x: is invalid; allowed: the name of a \
+             volume of the pod",
+        ]
+    );
+}
+
+/// Verifies M14.
+#[test]
+fn negative_grace_period_is_a_second() {
+    for (given, grace_secs) in [("-1", 1), ("0", 0), ("", 30), ("86400", 86400)] {
+        let yaml = minimal(&format!("  terminationGracePeriodSeconds: {given}\n"));
+        assert_eq!(pod(&yaml).grace_secs, grace_secs, "{given}");
+    }
 }
 
 #[test]
 fn malformed_documents_are_reported() {
     for (yaml, start) in [
         ("", "the text: has no Pod"),
-        ("a: [", "the text: is no YAML"),
+        ("a: [", "document 1: is no YAML"),
         ("- 1", "document 1 = [1]: is invalid; allowed: a table"),
         (
             "apiVersion: v2\nkind: Pod",
@@ -329,7 +360,7 @@ fn malformed_documents_are_reported() {
         ),
         (
             "apiVersion: v1\nkind: List\nitems: [{apiVersion: v1, kind: List, items: []}]",
-            "document 1.items[0].kind = \"List\": is invalid; allowed: any kind but List",
+            "document 1.items[0].kind = \"List\": is invalid; allowed: any kind but a list",
         ),
         (
             "apiVersion: v1\nkind: List\nitems: 3",
@@ -368,10 +399,11 @@ fn lists_and_several_documents_are_read_as_their_items() {
     let names: Vec<String> =
         parse("pods.yaml", &yaml).unwrap().pods.into_iter().map(|pod| pod.metadata.name).collect();
     assert_eq!(names, ["p", "one", "other"]);
-    let wrong = yaml.replace("{name: other}", "{name: other, lables: {}}");
+    // The comment before the list is a document.
+    let wrong = yaml.replace("{name: other}", "{name: other, labels: 3}");
     assert_eq!(
         problems(&wrong),
-        ["document 2.items[2].metadata.lables: is an unknown key; did you mean: labels"]
+        ["document 3.items[2].metadata.labels = 3: is invalid; allowed: a table"]
     );
 }
 
@@ -379,13 +411,13 @@ fn lists_and_several_documents_are_read_as_their_items() {
 #[test]
 fn status_of_the_api_server_has_no_effect() {
     let yaml = minimal(
-        "  nodeName: n\n  preemptionPolicy: PreemptLowerPriority\n  \
+        "  nodeName: node\n  preemptionPolicy: PreemptLowerPriority\n  \
                         serviceAccount: default\nstatus: {phase: Running}\n",
     )
     .replace(
         "{name: p}",
         "{name: p, creationTimestamp: \"2026-01-01T00:00:00Z\", generateName: p-, \
-         resourceVersion: \"7\", ownerReferences: [{kind: ReplicaSet}]}",
+         resourceVersion: \"7\", ownerReferences: [{kind: ReplicaSet}], managedFields: [{f: 1}]}",
     );
     assert_eq!(pod(&yaml), pod(&minimal("")));
 }

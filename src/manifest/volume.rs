@@ -1,10 +1,11 @@
 //! Volumes of a pod.
 
-use super::{metadata::dns_name, node::Node, plugin, resources::quantity};
-use crate::{
-    annotations::Quantity,
-    problems::{Field, Problem, Table},
-};
+use std::mem::take;
+
+use k8s_openapi::api::core::v1 as api;
+
+use super::{metadata::dns_name, node::Node, place::Place, plugin};
+use crate::{annotations::Quantity, problems::Field};
 
 /// Highest permissions of a file.
 const MAX_MODE: u32 = 0o777;
@@ -111,73 +112,66 @@ impl Volume {
         Self { name, kind: VolumeKind::Plugin(plugin::CLAIM) }
     }
 
-    pub(super) fn read(field: Field<'_>) -> Option<Self> {
-        let mut table = field.table()?;
-        let name = table.need("name", "a DNS name").and_then(dns_name);
-        let at = table.at().to_owned();
-        let report = table.report();
+    pub(super) fn read(at: Place<'_>, mut volume: api::Volume) -> Option<Self> {
+        let name = at.need("name", Some(take(&mut volume.name)), "a DNS name").and_then(dns_name);
+        let own = [
+            volume.empty_dir.take().map(|dir| empty_dir(&at.of("emptyDir"), dir)),
+            volume.config_map.take().map(|map| {
+                keyed(&at.of("configMap"), ("name", Some(map.name)), map.default_mode, map.items);
+                VolumeKind::ConfigMap
+            }),
+            volume.secret.take().map(|secret| {
+                let name = ("secretName", secret.secret_name);
+                keyed(&at.of("secret"), name, secret.default_mode, secret.items);
+                VolumeKind::Secret
+            }),
+            volume.host_path.take().map(|host| host_path(&at.of("hostPath"), host)),
+            volume.projected.take().map(|_| VolumeKind::Projected),
+            volume.downward_api.take().map(|_| VolumeKind::DownwardApi),
+            volume.image.take().map(|image| plugin::image(&at.of("image"), image)),
+        ];
+        let mut kinds = own.into_iter().flatten().chain(plugin::read(volume));
         // The API server takes a volume without a source for an emptyDir.
         let none = VolumeKind::EmptyDir { memory: false, size_limit: None };
-        let mut kinds = Vec::new();
-        let mut given = plugin::count(&table);
-        for key in ["emptyDir", "configMap", "secret", "hostPath"] {
-            let Some(table) = table.take(key).and_then(|field| {
-                given += 1;
-                field.table()
-            }) else {
-                continue;
-            };
-            kinds.extend(match key {
-                "emptyDir" => Some(empty_dir(table)),
-                "configMap" => keyed(table, "name").map(|()| VolumeKind::ConfigMap),
-                "secret" => keyed(table, "secretName").map(|()| VolumeKind::Secret),
-                _ => host_path(table),
-            });
+        let kind = kinds.next().unwrap_or(none);
+        if kinds.next().is_some() {
+            at.report("has several sources; allowed: one");
         }
-        kinds.extend(plugin::read(&mut table));
-        table.finish();
-        if given > 1 {
-            report.add(Problem::new(at, "has several sources; allowed: one"));
-        }
-        let kind = if given == 0 { none } else { kinds.into_iter().next()? };
         Some(Self { name: name?, kind })
     }
 }
 
-fn empty_dir(mut table: Table<'_>) -> VolumeKind {
+fn empty_dir(at: &Place<'_>, dir: api::EmptyDirVolumeSource) -> VolumeKind {
     // Huge pages are memory.
-    let media = [
-        ("", false),
-        ("Memory", true),
-        ("HugePages", true),
-        ("HugePages-2Mi", true),
-        ("HugePages-1Gi", true),
-    ];
-    let memory = table.take("medium").and_then(|field| field.choice(&media)).unwrap_or_default();
-    let size_limit = table
-        .take("sizeLimit")
-        .and_then(|field| quantity(field, "a quantity of bytes such as 1Gi"))
-        .map(Quantity::units);
-    table.finish();
-    VolumeKind::EmptyDir { memory, size_limit }
+    let media =
+        [("Memory", true), ("HugePages", true), ("HugePages-2Mi", true), ("HugePages-1Gi", true)];
+    let medium = at.take("medium", dir.medium);
+    let size_limit = at.take("sizeLimit", dir.size_limit.map(|limit| limit.0));
+    VolumeKind::EmptyDir {
+        memory: medium.and_then(|field| field.choice(&media)).unwrap_or_default(),
+        size_limit: size_limit
+            .and_then(|field| field.parsed("a quantity of bytes such as 1Gi"))
+            .map(Quantity::units),
+    }
 }
 
 /// Checks a volume of an object's keys. The object may be anywhere.
-fn keyed(mut table: Table<'_>, name_key: &'static str) -> Option<()> {
-    let name = table.need(name_key, "the name of an object").and_then(dns_name);
-    let _is_optional = table.take("optional").and_then(Field::flag);
-    let _mode = table.take("defaultMode").and_then(mode);
-    for item in table.take("items").map(Field::items).unwrap_or_default() {
-        let Some(mut item) = item.table() else { continue };
-        let _key = item.need("key", "a key of it").and_then(Field::text);
-        let path = item.need("path", "a relative path");
-        let _path = path
-            .and_then(|path| path.read("a relative path that does not start with \"..\"", plain));
-        let _mode = item.take("mode").and_then(mode);
-        item.finish();
-    }
-    table.finish();
-    name.map(drop)
+fn keyed(
+    at: &Place<'_>,
+    (key, name): (&str, Option<String>),
+    default_mode: Option<i32>,
+    items: Option<Vec<api::KeyToPath>>,
+) {
+    // YAML reads `0o644`, and by YAML 1.1 `0644`, as octal.
+    let mode = |field: Field<'_>| field.number(0..=MAX_MODE);
+    at.need(key, name, "the name of an object").and_then(dns_name);
+    at.take("defaultMode", default_mode).and_then(mode);
+    at.items("items", items, |at, item| {
+        at.need("key", Some(item.key), "a key of it");
+        at.take("mode", item.mode).and_then(mode);
+        at.need("path", Some(item.path), "a relative path")?
+            .read("a relative path that does not start with \"..\"", plain)
+    });
 }
 
 /// Returns a path that stays in its volume.
@@ -188,18 +182,14 @@ fn plain(text: &str) -> Option<()> {
     is_plain.then_some(())
 }
 
-/// Reads permissions; YAML reads `0o644`, and by YAML 1.1 `0644`, as octal.
-fn mode(field: Field<'_>) -> Option<u32> {
-    field.number(0..=MAX_MODE)
-}
-
-fn host_path(mut table: Table<'_>) -> Option<VolumeKind> {
-    let path = table.need("path", "an absolute path").and_then(|field| {
-        let is_path = |text: &str| text.starts_with('/') && text.len() <= MAX_PATH_BYTES;
-        let allowed = "an absolute path of at most 4096 bytes";
-        field.read(allowed, |text| is_path(text).then(|| text.to_owned()))
-    });
-    let kind = table.take("type").and_then(Field::text).unwrap_or_default();
-    table.finish();
-    Some(VolumeKind::HostPath(HostPathVolume { path: path?, kind }))
+fn host_path(at: &Place<'_>, host: api::HostPathVolumeSource) -> VolumeKind {
+    let is_path = |text: &str| text.starts_with('/') && text.len() <= MAX_PATH_BYTES;
+    let allowed = "an absolute path of at most 4096 bytes";
+    let path = at.need("path", Some(host.path), allowed);
+    let path =
+        path.and_then(|field| field.read(allowed, |text| is_path(text).then(|| text.to_owned())));
+    VolumeKind::HostPath(HostPathVolume {
+        path: path.unwrap_or_default(),
+        kind: host.type_.unwrap_or_default(),
+    })
 }

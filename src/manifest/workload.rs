@@ -2,8 +2,10 @@
 
 use std::fmt;
 
-use super::{Metadata, Pod, Volume, metadata::GENERATED};
-use crate::problems::Table;
+use serde_json::{Map, Value};
+
+use super::{Metadata, Pod, Volume, metadata::GENERATED, place::Place};
+use crate::problems::Report;
 
 mod labels;
 mod spec;
@@ -73,13 +75,14 @@ impl fmt::Display for WorkloadKind {
 
 /// Reads a workload as the pod that it makes. Its pods differ by name only, so that the first
 /// explains all.
-pub(super) fn read(kind: WorkloadKind, mut document: Table<'_>) -> Option<Pod> {
-    let own = Metadata::read(&mut document);
-    let spec = Spec::read(kind, &mut document);
-    document.take("status");
-    document.finish();
-    let spec = spec?;
-    let mut template = spec.template?.table()?;
+pub(super) fn read(
+    kind: WorkloadKind,
+    at: &Place<'_>,
+    fields: Map<String, Value>,
+    notes: &Report,
+) -> Option<Pod> {
+    let spec = Spec::read(kind, at, fields, notes)?;
+    let own = Metadata::read(&at.of("metadata"), spec.metadata);
     let name = match kind {
         WorkloadKind::StatefulSet => format!("{}-{}", own.name, spec.first_ordinal),
         WorkloadKind::Job | WorkloadKind::CronJob if spec.is_indexed => {
@@ -87,12 +90,11 @@ pub(super) fn read(kind: WorkloadKind, mut document: Table<'_>) -> Option<Pod> {
         }
         _ => format!("{}-{GENERATED}", own.name),
     };
-    let mut metadata = Metadata::read_template(&mut template, name, own.namespace.clone());
+    let template = spec.template.metadata.unwrap_or_default();
+    let mut metadata = Metadata::of_template(template, name, own.namespace.clone());
     labels::add(&mut metadata, kind, &own, spec.is_indexed);
-    let pod_spec = template.need("spec", "a table with containers");
-    template.finish();
     let claimed = spec.claims.into_iter().map(Volume::of_claim).collect();
-    let mut pod = Pod::read_spec(metadata, pod_spec?, claimed)?;
+    let mut pod = Pod::read_spec(metadata, &spec.at.of("spec"), spec.template.spec, claimed)?;
     match kind {
         WorkloadKind::StatefulSet => pod.hostname = Some(pod.metadata.name.clone()),
         WorkloadKind::Job if spec.is_indexed => pod.hostname = Some(format!("{}-0", own.name)),

@@ -37,16 +37,6 @@ impl<'r> Field<'r> {
         &self.at
     }
 
-    /// Returns the collector of problems.
-    pub fn report(&self) -> &'r Report {
-        self.report
-    }
-
-    /// Says if the value is null.
-    pub fn is_null(&self) -> bool {
-        self.value.is_null()
-    }
-
     /// Reports a value that isn't allowed.
     pub fn refuse(&self, rule: impl Into<String>) {
         self.report.add(match &self.value {
@@ -113,18 +103,6 @@ impl<'r> Field<'r> {
         }
     }
 
-    /// Reads a text or a number with a parser: YAML has quantities as both.
-    pub fn read_text_or_number<T>(
-        mut self,
-        allowed: &str,
-        read: impl FnOnce(&str) -> Option<T>,
-    ) -> Option<T> {
-        if self.value.is_number() {
-            self.value = self.value.to_string().into();
-        }
-        self.read(allowed, read)
-    }
-
     /// Reads a text that implements `FromStr`.
     pub fn parsed<T: FromStr>(self, allowed: &str) -> Option<T> {
         self.read(allowed, |text| text.parse().ok())
@@ -151,17 +129,12 @@ impl<'r> Field<'r> {
 
     /// Reads a list of at most 1,024 items; empty for a longer list, and for any other type.
     pub fn items(self) -> Vec<Self> {
-        self.items_up_to(MAX_ITEMS)
-    }
-
-    /// Reads a list of at most so many items; empty for a longer list, and for any other type.
-    pub fn items_up_to(self, most: usize) -> Vec<Self> {
         let Value::Array(items) = self.value else {
             self.refuse("is invalid; allowed: a list");
             return Vec::new();
         };
-        if items.len() > most {
-            let rule = format!("has {} items; allowed: {most}", items.len());
+        if items.len() > MAX_ITEMS {
+            let rule = format!("has {} items; allowed: {MAX_ITEMS}", items.len());
             self.report.add(Problem::new(self.at, rule));
             return Vec::new();
         }

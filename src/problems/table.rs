@@ -44,23 +44,11 @@ impl<'r> Table<'r> {
         self.report
     }
 
-    /// Says if a key is present and not taken.
-    pub fn has(&self, key: &str) -> bool {
-        self.fields.get(key).is_some_and(|value| !value.is_null())
-    }
-
     /// Takes the value of a key, unless it is absent or null.
     pub fn take(&mut self, key: &'static str) -> Option<Field<'r>> {
         self.known.push(key);
         let value = self.fields.remove(key).filter(|value| !value.is_null())?;
         Some(Field::new(self.path_of(key), value, self.report))
-    }
-
-    /// Takes the values of keys without reading them.
-    pub fn ignore(&mut self, keys: &[&'static str]) {
-        for key in keys {
-            self.take(key);
-        }
     }
 
     /// Takes the value of a required key.
@@ -88,7 +76,7 @@ impl<'r> Table<'r> {
     /// Reports the keys that are left.
     pub fn finish(self) {
         self.report.add_all(self.fields.keys().map(|key| {
-            let (words, names) = match self.likely(key) {
+            let (words, names) = match likely(key, &self.known) {
                 likely if likely.is_empty() => ("allowed", self.known.clone()),
                 likely => ("did you mean", likely),
             };
@@ -98,16 +86,16 @@ impl<'r> Table<'r> {
             )
         }));
     }
+}
 
-    /// Returns the known keys that are meant by an unknown one.
-    fn likely(&self, key: &str) -> Vec<&'static str> {
-        if key.len() > MAX_LIKELY_BYTES {
-            return Vec::new();
-        }
-        let mut likely: Vec<(f64, &str)> =
-            self.known.iter().map(|known| (strsim::jaro_winkler(key, known), *known)).collect();
-        likely.retain(|(likeness, _)| *likeness >= LIKENESS);
-        likely.sort_by(|(one, _), (other, _)| other.total_cmp(one));
-        likely.into_iter().take(PROPOSALS).map(|(_, known)| known).collect()
+/// Returns the known keys that are meant by an unknown one.
+pub(crate) fn likely(key: &str, known: &[&'static str]) -> Vec<&'static str> {
+    if key.len() > MAX_LIKELY_BYTES {
+        return Vec::new();
     }
+    let mut likely: Vec<(f64, &str)> =
+        known.iter().map(|known| (strsim::jaro_winkler(key, known), *known)).collect();
+    likely.retain(|(likeness, _)| *likeness >= LIKENESS);
+    likely.sort_by(|(one, _), (other, _)| other.total_cmp(one));
+    likely.into_iter().take(PROPOSALS).map(|(_, known)| known).collect()
 }

@@ -9,8 +9,10 @@ use std::{
 };
 
 mod documents;
+mod objects;
 
-pub use documents::documents;
+pub use documents::MAX_DOCUMENTS;
+pub use objects::{Malformed, Object, Objects};
 
 /// Largest file, in bytes. A longer one is returned with a character more, which its parser
 /// reports.

@@ -87,6 +87,31 @@ fn manifests() -> Vec<(&'static str, Vec<File>)> {
                 "]}}",
             ),
         ),
+        (
+            "empty variables of containers",
+            filled(
+                &format!("{POD},\"spec\":{{\"containers\":["),
+                |_| format!("{{\"env\":[{}]}},", vec!["{}"; 1000].join(",")),
+                "]}}",
+            ),
+        ),
+        (
+            "unknown keys of pods",
+            filled(
+                "",
+                |_| {
+                    let keys: String = (0..100).map(|key| format!(",\"{key}\":0")).collect();
+                    let container = format!("{{\"name\":\"c\",\"image\":\"i\"{keys}}}");
+                    format!("{POD},\"spec\":{{\"containers\":[{container}]}}}}")
+                },
+                "",
+            ),
+        ),
+        ("empty volumes", in_spec(",\"volumes\":[", |_| "{},".to_owned(), "]")),
+        (
+            "values of aliases",
+            filled("a: &a [", |_| "0,".to_owned().repeat(1000), "]\nb: [*a,*a,*a,*a]\n"),
+        ),
         ("mounts of a long path", mounting(&path(BYTES / 2), 1)),
         ("mounts of the longest path", mounting(&path(4096), 100)),
         ("a long image of a volume", in_spec(image, |_| "i".to_owned(), r#""}}]"#)),

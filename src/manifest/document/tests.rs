@@ -1,10 +1,10 @@
 use proptest::prelude::*;
 
-use super::*;
 use crate::{
     manifest::{File, MAX_BYTES, Manifest, Node, parse_files},
     problems::Problems,
 };
+use kiyot_manifest_files::MAX_DOCUMENTS;
 
 const SAMPLES: [&str; 7] = [
     include_str!("../samples/cronjob.yaml"),
@@ -101,7 +101,7 @@ fn items_of_a_typed_list_have_its_kind() {
     let nested = "{apiVersion: v1, kind: List, items: [{apiVersion: v1, kind: List, items: []}]}";
     assert_eq!(
         problems(&[nested]),
-        "0.yaml: document 1.items[0].kind = \"List\": is invalid; allowed: any kind but List"
+        "0.yaml: document 1.items[0].kind = \"List\": is invalid; allowed: any kind but a list"
     );
 }
 
@@ -119,7 +119,7 @@ fn json_documents_may_follow_each_other() {
     assert_eq!(names(&explained(&[&two]).unwrap()), ["p", "q"]);
     // YAML may begin with a brace too.
     assert_eq!(names(&explained(&[&pod("p")]).unwrap()), ["p"]);
-    assert!(problems(&["{\"kind\": "]).contains("the text: is no YAML"));
+    assert!(problems(&["{\"kind\": "]).contains("document 1: is no YAML"));
 }
 
 /// Verifies M6.
@@ -140,7 +140,7 @@ fn problems_of_several_files_name_their_file() {
     let large = format!("{}# {}", pod("p"), "x".repeat(MAX_BYTES));
     let text = problems(&[&large, "a: ["]);
     assert!(
-        text.contains("0.yaml: the text: has ") && text.contains("1.yaml: the text: is no YAML")
+        text.contains("0.yaml: the text: has ") && text.contains("1.yaml: document 1: is no YAML")
     );
 }
 
@@ -181,12 +181,12 @@ fn every_field_of_kubernetes_is_accepted_to_explain() {
     assert!(config.mounts[0].recursive_read_only);
     // A variable with a source has no value before the container is made.
     assert_eq!(config.envs.len(), 1);
+    assert!(pod.notes.is_empty(), "{:?}", pod.notes);
     let spelt_wrong = text.replace("hostAliases", "hostAlias").replace("csi, csi:", "csi, cis:");
-    let problems = problems(&[&spelt_wrong]);
-    for problem in
-        ["spec.hostAlias: is an unknown key; did you mean: hostAliases", ".cis: is an unknown key"]
-    {
-        assert!(problems.contains(problem), "{problems}");
+    let notes = explained(&[&spelt_wrong]).unwrap().pods.remove(0).notes;
+    assert_eq!(notes.len(), 2, "{notes:?}");
+    for (note, part) in notes.iter().zip(["spec.hostAlias: is no field", ".cis: is no field"]) {
+        assert!(note.contains(part), "{note}");
     }
 }
 

@@ -2,11 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use super::quantity;
-use crate::{
-    annotations::Quantity,
-    problems::{Field, Problem, Report},
-};
+use k8s_openapi::apimachinery::pkg::api::resource as api;
+
+use crate::{annotations::Quantity, manifest::place::Place};
 
 /// Most extended resources of a list.
 const MAX_EXTENDED: usize = 100;
@@ -20,62 +18,73 @@ const QUANTITY: &str = "a quantity such as 500m, 2 or 1.5Gi, not negative";
 const NAMES: &str = "cpu, memory, ephemeral-storage, hugepages-SIZE, or an extended resource as \
                      DOMAIN/NAME";
 
+/// Amounts by the name of the resource.
+pub(super) type Quantities = BTreeMap<String, api::Quantity>;
+
 /// Amounts of `limits` or `requests`.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Amounts {
-    /// Milli-CPUs.
-    pub(super) cpu: Option<u64>,
+    /// CPUs.
+    pub(super) cpu: Option<Quantity>,
     /// Bytes of memory.
-    pub(super) memory: Option<u64>,
+    pub(super) memory: Option<Quantity>,
     /// Bytes of `ephemeral-storage`.
-    pub(super) storage: Option<u64>,
+    pub(super) storage: Option<Quantity>,
     /// Extended resources and huge pages, in units and bytes.
     pub(super) extended: BTreeMap<String, u64>,
 }
 
 impl Amounts {
-    pub(super) fn read(field: Field<'_>) -> Self {
-        let (at, report) = (field.at().to_owned(), field.report());
+    pub(super) fn read(at: &Place<'_>, quantities: &Quantities) -> Self {
         let mut amounts = Self::default();
-        for (name, field) in field.entries().into_iter().filter(|(_, field)| !field.is_null()) {
+        for (name, api::Quantity(text)) in quantities {
+            let field = at.of(name).field(text.as_str());
             match name.as_str() {
-                "cpu" => amounts.cpu = quantity(field, QUANTITY).map(Quantity::milli),
-                "memory" => amounts.memory = quantity(field, QUANTITY).map(Quantity::units),
-                STORAGE => amounts.storage = quantity(field, QUANTITY).map(Quantity::units),
+                "cpu" => amounts.cpu = field.parsed(QUANTITY),
+                "memory" => amounts.memory = field.parsed(QUANTITY),
+                STORAGE => amounts.storage = field.parsed(QUANTITY),
                 extended if is_extended(extended) => {
-                    let whole = |text: &str| {
-                        text.parse().ok().filter(|quantity: &Quantity| quantity.is_whole())
-                    };
-                    let read = field.read_text_or_number("a whole number, not negative", whole);
-                    amounts.extended.extend(read.map(|quantity| (name, quantity.units())));
+                    let whole =
+                        |text: &str| text.parse().ok().filter(|read: &Quantity| read.is_whole());
+                    let read = field.read("a whole number, not negative", whole);
+                    amounts.extended.extend(read.map(|read| (name.clone(), read.units())));
                 }
-                _ => report
-                    .add(Problem::new(field.at(), format!("is an unknown key; allowed: {NAMES}"))),
+                _ => at.of(name).report(format!("is an unknown key; allowed: {NAMES}")),
             }
         }
         if amounts.extended.len() > MAX_EXTENDED {
-            report.add(Problem::with_value(
-                at,
+            at.refuse(
                 format!("{} extended resources", amounts.extended.len()),
                 format!("has too many; allowed: {MAX_EXTENDED}"),
-            ));
+            );
         }
         amounts
     }
 
-    /// Reports requests of extended resources that differ from the limits
-    /// (pkg/apis/core/validation: they can't be overcommitted).
-    pub(super) fn check_extended(&self, at: &str, limits: &Self, report: &Report) {
+    /// Reports requests above their limits, and those of extended resources that differ from the
+    /// limits (pkg/apis/core/validation: they can't be overcommitted). `given` are the texts of the
+    /// requests, and those beside the limits are theirs.
+    pub(super) fn check_limits(
+        &self,
+        at: &Place<'_>,
+        given: &Quantities,
+        (limits, most): (&Self, &Quantities),
+    ) {
+        let amounts = |amounts: &Self| [amounts.cpu, amounts.memory, amounts.storage];
+        let pairs = amounts(self).into_iter().zip(amounts(limits));
+        for (name, (request, limit)) in ["cpu", "memory", STORAGE].into_iter().zip(pairs) {
+            if limit.is_some_and(|limit| request > Some(limit)) {
+                let rule = format!("is more than its limit; allowed: {} at most", most[name].0);
+                at.of(name).refuse(&given[name].0, rule);
+            }
+        }
         for (name, amount) in &self.extended {
             let limit = limits.extended.get(name);
             if limit != Some(amount) {
                 let allowed =
                     limit.map_or("the same limit, which is missing".to_owned(), u64::to_string);
-                report.add(Problem::with_value(
-                    format!("{at}.{name}"),
-                    amount,
-                    format!("differs from its limit; allowed: {allowed}"),
-                ));
+                let rule = format!("differs from its limit; allowed: {allowed}");
+                at.of(name).refuse(amount, rule);
             }
         }
     }

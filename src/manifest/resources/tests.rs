@@ -53,6 +53,35 @@ fn extended_resources_are_summed_and_never_overcommitted() {
     }
 }
 
+/// Verifies M14.
+#[test]
+fn request_above_its_limit_is_refused() {
+    let cpu = |request: &str, limit: &str| {
+        format!("requests: {{cpu: {request}}}, limits: {{cpu: {limit}}}")
+    };
+    for (request, limit) in [("1", "1000m"), ("0.1", "100m"), ("null", "1")] {
+        assert!(with(&cpu(request, limit)).is_ok(), "{request} {limit}");
+    }
+    assert!(with("requests: {cpu: 2}, limits: {memory: 1}").is_ok());
+    for (resources, problem) in [
+        (cpu("2", "1"), "resources.requests.cpu = 2: is more than its limit; allowed: 1 at most"),
+        (
+            "requests: {memory: 1Gi}, limits: {memory: 1e9}".to_owned(),
+            "resources.requests.memory = 1Gi: is more than its limit; allowed: 1000000000 at most",
+        ),
+        (
+            "requests: {ephemeral-storage: 2}, limits: {ephemeral-storage: 1}".to_owned(),
+            "resources.requests.ephemeral-storage = 2: is more than its limit",
+        ),
+    ] {
+        let error = with(&resources).unwrap_err();
+        assert!(error.contains(problem), "{error}");
+    }
+    let containers = container("c", "");
+    let own = format!("  resources: {{{}}}\n  containers:\n{containers}", cpu("2", "1"));
+    assert!(explained(&own).unwrap_err().contains("spec.resources.requests.cpu = 2: is more"));
+}
+
 /// Verifies M7.
 #[test]
 fn extended_resources_of_a_list_are_limited() {

@@ -1,66 +1,33 @@
-//! `spec` of a workload.
+//! Parts of a workload that shape its pods.
+
+use k8s_openapi::{
+    api::{
+        apps::v1::{DaemonSet, Deployment, ReplicaSet, StatefulSet},
+        batch::v1::{CronJob, Job, JobSpec},
+        core::v1::{PersistentVolumeClaim, PodTemplate, PodTemplateSpec, ReplicationController},
+    },
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
+};
+use serde_json::{Map, Value};
 
 use super::WorkloadKind;
 use crate::{
-    manifest::Metadata,
-    problems::{Field, Table},
+    manifest::{Metadata, place::Place, typed},
+    problems::Report,
 };
 
 /// Largest count: the API has 32 bits with a sign.
 const MAX_COUNT: u32 = i32::MAX.unsigned_abs();
 
-/// Fields of each kind that shape no pod.
-const DEPLOYMENT: [&str; 6] = [
-    "minReadySeconds",
-    "paused",
-    "progressDeadlineSeconds",
-    "revisionHistoryLimit",
-    "selector",
-    "strategy",
-];
-const DAEMON_SET: [&str; 4] =
-    ["minReadySeconds", "revisionHistoryLimit", "selector", "updateStrategy"];
-const STATEFUL_SET: [&str; 7] = [
-    "minReadySeconds",
-    "persistentVolumeClaimRetentionPolicy",
-    "podManagementPolicy",
-    "revisionHistoryLimit",
-    "selector",
-    "serviceName",
-    "updateStrategy",
-];
-/// Fields of ReplicaSets and ReplicationControllers.
-const REPLICA_SET: [&str; 2] = ["minReadySeconds", "selector"];
-const JOB: [&str; 13] = [
-    "activeDeadlineSeconds",
-    "backoffLimit",
-    "backoffLimitPerIndex",
-    "managedBy",
-    "manualSelector",
-    "maxFailedIndexes",
-    "podFailurePolicy",
-    "podReplacementPolicy",
-    "scheduling",
-    "selector",
-    "successPolicy",
-    "suspend",
-    "ttlSecondsAfterFinished",
-];
-const CRON_JOB: [&str; 7] = [
-    "concurrencyPolicy",
-    "failedJobsHistoryLimit",
-    "schedule",
-    "startingDeadlineSeconds",
-    "successfulJobsHistoryLimit",
-    "suspend",
-    "timeZone",
-];
-
-/// Parts of a workload's `spec` that shape its pods.
+/// Parts of a workload that shape its pods.
 #[derive(Debug)]
 pub(super) struct Spec<'r> {
+    /// The workload's own metadata.
+    pub(super) metadata: ObjectMeta,
+    /// Place of the template.
+    pub(super) at: Place<'r>,
     /// Template of its pods.
-    pub(super) template: Option<Field<'r>>,
+    pub(super) template: PodTemplateSpec,
     /// Pods at the same time.
     pub(super) pods: u32,
     /// Number of a StatefulSet's first pod.
@@ -72,78 +39,92 @@ pub(super) struct Spec<'r> {
 }
 
 impl<'r> Spec<'r> {
-    pub(super) fn read(kind: WorkloadKind, document: &mut Table<'r>) -> Option<Self> {
-        if kind == WorkloadKind::PodTemplate {
-            let mut spec = Self::of_template(document);
-            spec.pods = 1;
-            return Some(spec);
-        }
-        let mut table = document.need("spec", "a table with a template")?.table()?;
-        if kind == WorkloadKind::CronJob {
-            table.ignore(&CRON_JOB);
-            let job = table.need("jobTemplate", "a Job's spec").and_then(Field::table);
-            table.finish();
-            let mut job = job?;
-            job.take("metadata");
-            let spec = Self::read(WorkloadKind::Job, &mut job);
-            job.finish();
-            return spec;
-        }
-        let mut spec = Self::of_template(&mut table);
-        let mut count = |key| table.take(key).and_then(|field| field.number(0..=MAX_COUNT));
-        spec.pods = match kind {
-            WorkloadKind::Job => {
-                let completions = count("completions").unwrap_or(MAX_COUNT);
-                count("parallelism").unwrap_or(1).min(completions)
-            }
-            WorkloadKind::DaemonSet => 1,
-            _ => count("replicas").unwrap_or(1),
-        };
-        match kind {
-            WorkloadKind::Job => {
-                let modes = [("NonIndexed", false), ("Indexed", true)];
-                let mode = table.take("completionMode").and_then(|field| field.choice(&modes));
-                spec.is_indexed = mode.unwrap_or_default();
-                table.ignore(&JOB);
-            }
-            WorkloadKind::StatefulSet => {
-                let claims = table.take("volumeClaimTemplates").map(Field::items);
-                spec.claims = claims.unwrap_or_default().into_iter().filter_map(claim).collect();
-                spec.first_ordinal =
-                    table.take("ordinals").and_then(first_ordinal).unwrap_or_default();
-                table.ignore(&STATEFUL_SET);
-            }
-            WorkloadKind::DaemonSet => table.ignore(&DAEMON_SET),
-            WorkloadKind::Deployment => table.ignore(&DEPLOYMENT),
-            _ => table.ignore(&REPLICA_SET),
-        }
-        table.finish();
-        Some(spec)
-    }
-
-    fn of_template(table: &mut Table<'r>) -> Self {
-        Self {
-            template: table.need("template", "the metadata and spec of its pods"),
-            pods: 0,
+    pub(super) fn read(
+        kind: WorkloadKind,
+        at: &Place<'r>,
+        fields: Map<String, Value>,
+        notes: &Report,
+    ) -> Option<Self> {
+        let spec_at = at.of("spec");
+        let of = |metadata, replicas: Option<i32>, template| Self {
+            metadata,
+            at: spec_at.of("template"),
+            template,
+            pods: count(&spec_at, "replicas", replicas).unwrap_or(1),
             first_ordinal: 0,
             claims: Vec::new(),
             is_indexed: false,
+        };
+        Some(match kind {
+            WorkloadKind::CronJob => {
+                let CronJob { metadata, spec, .. } = typed::read(at, fields, notes)?;
+                let job = spec.job_template.spec.unwrap_or_default();
+                Self::of_job(&spec_at.of("jobTemplate.spec"), metadata, job)
+            }
+            WorkloadKind::Job => {
+                let Job { metadata, spec, .. } = typed::read(at, fields, notes)?;
+                Self::of_job(&spec_at, metadata, spec.unwrap_or_default())
+            }
+            WorkloadKind::DaemonSet => {
+                let DaemonSet { metadata, spec, .. } = typed::read(at, fields, notes)?;
+                of(metadata, None, spec.unwrap_or_default().template)
+            }
+            WorkloadKind::Deployment => {
+                let Deployment { metadata, spec, .. } = typed::read(at, fields, notes)?;
+                let spec = spec.unwrap_or_default();
+                of(metadata, spec.replicas, spec.template)
+            }
+            WorkloadKind::ReplicaSet => {
+                let ReplicaSet { metadata, spec, .. } = typed::read(at, fields, notes)?;
+                let spec = spec.unwrap_or_default();
+                of(metadata, spec.replicas, spec.template.unwrap_or_default())
+            }
+            WorkloadKind::ReplicationController => {
+                let ReplicationController { metadata, spec, .. } = typed::read(at, fields, notes)?;
+                let spec = spec.unwrap_or_default();
+                of(metadata, spec.replicas, spec.template.unwrap_or_default())
+            }
+            WorkloadKind::PodTemplate => {
+                let PodTemplate { metadata, template } = typed::read(at, fields, notes)?;
+                Self { at: at.of("template"), ..of(metadata, None, template.unwrap_or_default()) }
+            }
+            WorkloadKind::StatefulSet => {
+                let StatefulSet { metadata, spec, .. } = typed::read(at, fields, notes)?;
+                let spec = spec.unwrap_or_default();
+                let claim = |at: Place<'_>, claim: PersistentVolumeClaim| {
+                    Some(Metadata::read(&at.of("metadata"), claim.metadata).name)
+                };
+                let start = spec.ordinals.and_then(|ordinals| ordinals.start);
+                let first = count(&spec_at.of("ordinals"), "start", start);
+                Self {
+                    first_ordinal: first.unwrap_or_default(),
+                    claims: spec_at.items(
+                        "volumeClaimTemplates",
+                        spec.volume_claim_templates,
+                        claim,
+                    ),
+                    ..of(metadata, spec.replicas, spec.template)
+                }
+            }
+        })
+    }
+
+    fn of_job(at: &Place<'r>, metadata: ObjectMeta, job: JobSpec) -> Self {
+        let modes = [("NonIndexed", false), ("Indexed", true)];
+        let mode = at.take("completionMode", job.completion_mode);
+        let completions = count(at, "completions", job.completions).unwrap_or(MAX_COUNT);
+        Self {
+            metadata,
+            at: at.of("template"),
+            template: job.template,
+            pods: count(at, "parallelism", job.parallelism).unwrap_or(1).min(completions),
+            first_ordinal: 0,
+            claims: Vec::new(),
+            is_indexed: mode.and_then(|field| field.choice(&modes)).unwrap_or_default(),
         }
     }
 }
 
-/// Reads the name of a claim's template, whose other fields are for its plugin.
-fn claim(field: Field<'_>) -> Option<String> {
-    let mut table = field.table()?;
-    let Metadata { name, .. } = Metadata::read(&mut table);
-    table.ignore(&["apiVersion", "kind", "spec", "status"]);
-    table.finish();
-    Some(name)
-}
-
-fn first_ordinal(field: Field<'_>) -> Option<u32> {
-    let mut table = field.table()?;
-    let start = table.take("start").and_then(|field| field.number(0..=MAX_COUNT));
-    table.finish();
-    start
+fn count(at: &Place<'_>, key: &str, value: Option<i32>) -> Option<u32> {
+    at.take(key, value)?.number(0..=MAX_COUNT)
 }

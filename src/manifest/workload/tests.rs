@@ -114,7 +114,7 @@ fn claims_of_a_stateful_set_replace_its_volumes() {
 fn daemon_set_keeps_the_generation_of_its_template() {
     let pod = only(include_str!("../samples/daemonset.yaml"));
     assert_eq!(pod.metadata.labels["pod-template-generation"], "3");
-    assert_eq!((pod.host_network, pod.containers[0].security.privileged), (true, true));
+    assert_eq!((pod.host_network, pod.containers[0].security.privileged), (true, Some(true)));
 }
 
 /// Verifies M2, M5.
@@ -123,19 +123,36 @@ fn problems_of_a_template_name_their_place() {
     let text = workload("Deployment", "apps/v1", "replicsa: 2").replace("image: i", "imgae: i");
     assert_eq!(
         problems(&text),
+        ["document 1.spec.template.spec.containers[0].image: is missing; allowed: the name of an \
+          image"]
+    );
+    let not = "is no field of Kubernetes 1.36; did you mean";
+    assert_eq!(
+        only(&text.replace("imgae: i", "imgae: i, image: i")).notes,
         [
-            "document 1.spec.replicsa: is an unknown key; did you mean: replicas",
-            "document 1.spec.template.spec.containers[0].image: is missing; allowed: the name of \
-             an image",
-            "document 1.spec.template.spec.containers[0].imgae: is an unknown key; did you mean: \
-             image, imagePullPolicy",
+            format!("document 1.spec.replicsa: {not}: replicas"),
+            format!(
+                "document 1.spec.template.spec.containers[0].imgae: {not}: image, \
+                     imagePullPolicy"
+            ),
         ]
     );
     let text = include_str!("../samples/cronjob.yaml").replace("secretKeyRef", "secretRef");
     assert_eq!(
-        problems(&text),
-        ["document 1.spec.jobTemplate.spec.template.spec.containers[0].env[0].valueFrom.\
-             secretRef: is an unknown key; did you mean: secretKeyRef"]
+        only(&text).notes,
+        [format!(
+            "document 1.spec.jobTemplate.spec.template.spec.containers[0].env[0].valueFrom.\
+             secretRef: {not}: secretKeyRef"
+        )]
+    );
+    assert_eq!(
+        problems(&workload("ReplicaSet", "apps/v1", "replicas: -1")),
+        ["document 1.spec.replicas = -1: is invalid; allowed: a whole number from 0 to 2147483647"]
+    );
+    let missing = "apiVersion: v1\nkind: PodTemplate\nmetadata: {name: w}\n";
+    assert_eq!(
+        problems(missing),
+        ["document 1.template.spec: is missing; allowed: a table with containers"]
     );
 }
 

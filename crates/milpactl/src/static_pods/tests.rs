@@ -50,8 +50,8 @@ fn document_that_is_no_static_pod_is_refused_by_kind_and_place() {
         (kind("Service", "v1"), "`kubectl apply -f` creates it through the API server"),
         (kind("Deployment", "apps/v1"), "\"Deployment\" of \"apps/v1\""),
         (kind("Pod", "v2"), "\"Pod\" of \"v2\""),
-        ("- 1".to_owned(), "document 1 is no object"),
-        ("a: [".to_owned(), "pods.yaml: is no YAML"),
+        ("- 1".to_owned(), "document 1 = [1]: is invalid; allowed: a table"),
+        ("a: [".to_owned(), "pods.yaml: document 1: is no YAML"),
         (String::new(), "have no Pod; allowed: one or more"),
         ("{apiVersion: v1, kind: Pod}".to_owned(), "document 1.metadata: name \"\"; allowed"),
         (pod("../x", ""), "document 1.metadata: name \"../x\"; allowed"),
@@ -61,7 +61,15 @@ fn document_that_is_no_static_pod_is_refused_by_kind_and_place() {
         ),
         (annotated("[1]"), "= [1]; allowed: \"kiyot\""),
         (format!("{0}---\n{0}", pod("web", "")), "two pods default/web"),
-        ("{apiVersion: v1, kind: List, items: [{kind: List}]}".to_owned(), "items[0] is a list"),
+        (
+            "{apiVersion: v1, kind: List, items: [{apiVersion: v1, kind: PodList, items: []}]}"
+                .to_owned(),
+            "document 1.items[0].kind = \"PodList\": is invalid; allowed: any kind but a list",
+        ),
+        (
+            format!("{}---\n{{apiVersion: v1, kind: List}}", pod("web", "")),
+            "document 2.items: is missing; allowed: a list of documents",
+        ),
     ] {
         let refused = of(&text).unwrap_err();
         assert!(refused.contains(expected), "{expected} is not in {refused}");
