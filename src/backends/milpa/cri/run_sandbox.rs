@@ -96,7 +96,8 @@ impl CriService {
         let _caller = self.cells.caller(key.clone());
         loop {
             let (service, name, own) = (Arc::clone(self), key.clone(), wanted.clone());
-            let joined = self.launches.join(
+            let joined = self.launches.join_unless(
+                |other| key.is_other_with_uid(&other.pod_uid, &other.namespace, &other.name),
                 &self.tasks,
                 key.clone(),
                 request.clone(),
@@ -109,6 +110,8 @@ impl CriService {
                     Box::pin(async move { service.existing_or_new(&name, &request, own).await })
                 },
             );
+            let joined =
+                joined.map_err(|other| taken_uid(&key, &other.namespace, &other.name, "starts"))?;
             match joined {
                 Joined::Same(waiter) => {
                     let id = waiter.outcome(deadline, "RunPodSandbox").await?;
@@ -165,11 +168,22 @@ impl CriService {
                 }
             }
         }
+        // Of an earlier run of the daemon: no call waits for it yet.
+        for order in self.cells.orders() {
+            if key.is_other_with_uid(&order.pod_uid, &order.namespace, &order.name) {
+                return Err(taken_uid(key, &order.namespace, &order.name, "starts"));
+            }
+        }
         for last in self.pods.sandboxes_of_pod(&key.pod_uid) {
-            let metadata = last.item().metadata.unwrap_or_default();
-            let same_pod = (&metadata.namespace, &metadata.name) == (&key.namespace, &key.name);
+            let cri::PodSandboxMetadata { namespace, name, .. } =
+                last.item().metadata.unwrap_or_default();
+            let is_other = key.is_other_with_uid(&last.uid, &namespace, &name);
+            if is_other && last.ready {
+                return Err(taken_uid(key, &namespace, &name, &format!("has {}", last.id)));
+            }
             // The cell of a stopped sandbox may still be ending: never two of a pod.
-            if same_pod && !last.ready && self.cells.get(&last.cell).is_some() {
+            let may_end = is_other || (&namespace, &name) == (&key.namespace, &key.name);
+            if may_end && !last.ready && self.cells.get(&last.cell).is_some() {
                 let stopped = self.sync.stop_sandbox(&last.id).await;
                 stopped.map_err(status_code::of_teardown)?;
             }
@@ -361,6 +375,16 @@ impl CriService {
         }
         Ok(())
     }
+}
+
+/// Returns the error of a pod whose uid another pod has: volumes, cgroups and proofs of ends are
+/// found by it.
+fn taken_uid(key: &OrderKey, namespace: &str, name: &str, state: &str) -> Status {
+    Status::failed_precondition(format!(
+        "uid {:?} of pod {}/{} is that of pod {namespace}/{name}, which {state}; allowed: a uid of \
+         its own, or the other pod stopped and removed first",
+        key.pod_uid, key.namespace, key.name
+    ))
 }
 
 /// Returns the digest of the annotations that choose the machine.
