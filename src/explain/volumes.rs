@@ -1,10 +1,26 @@
-//! Explanation of the mounts of a container in a cell.
+//! Explanation of the mounts of a container in a cell, and of its variables in files of volumes.
 
 use super::Lines;
 use crate::{
     config::{HostPath, MilpaBackend},
     manifest::{Container, Pod, VolumeKind},
 };
+
+/// Explains variables that the kubelet reads from files of volumes (`fileKeyRef`).
+pub(super) fn explain_variables(lines: &mut Lines, container: &Container) {
+    for (variable, is_optional) in &container.env_in_files {
+        let what = format!(
+            "container {:?} has the variable {variable:?} of a file in a volume (fileKeyRef), \
+             which the kubelet reads on the node, where an emptyDir of a cell is empty",
+            container.name
+        );
+        if *is_optional {
+            lines.say(format!("note: {what}: it is optional, and absent"));
+        } else {
+            lines.refuse(what);
+        }
+    }
+}
 
 /// Explains the mounts that a cell refuses, copies or needs a certain runtime for.
 pub(super) fn explain(lines: &mut Lines, milpa: &MilpaBackend, pod: &Pod, container: &Container) {

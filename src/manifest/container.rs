@@ -34,6 +34,8 @@ pub struct Container {
     /// Variables, in order; they may refer to earlier variables. A later variable of the same
     /// name wins.
     pub env: Vec<(String, String)>,
+    /// Names of variables that the kubelet reads from files of volumes, with `optional`.
+    pub env_in_files: Vec<(String, bool)>,
     /// Requests and limits.
     pub resources: Resources,
     /// Mounted volumes.
@@ -81,6 +83,7 @@ impl Container {
         let image =
             table.need("image", "the name of an image").and_then(Field::text).unwrap_or_default();
         let policies = [("Always", ()), ("IfNotPresent", ()), ("Never", ())];
+        let env = env::read(&mut table);
         let _policy = table.take("imagePullPolicy").and_then(|field| field.choice(&policies));
         let container = Self {
             name: table.need("name", "a DNS name").and_then(dns_name).unwrap_or_default(),
@@ -88,7 +91,8 @@ impl Container {
             command: texts(table.take("command")),
             args: texts(table.take("args")),
             working_dir: table.take("workingDir").and_then(Field::text).unwrap_or_default(),
-            env: env::read(&mut table),
+            env: env.values,
+            env_in_files: env.in_files,
             resources: table
                 .take("resources")
                 .and_then(Field::table)

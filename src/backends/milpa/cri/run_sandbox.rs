@@ -30,6 +30,11 @@ use crate::{
 const CONFIG_SOURCE: &str = "kubernetes.io/config.source";
 /// Value of pods of the API server. Static pods have others.
 const API_SOURCE: &str = "api";
+/// Warning of a pod with variables in files of volumes. The kubelet reads them on the node, and
+/// sends the result with CreateContainer, or no call.
+const ENV_IN_FILES: &str = "variables in files of volumes (fileKeyRef) are read on the node, where \
+                            an emptyDir of a cell is empty: optional ones are absent, and with \
+                            others the kubelet does not create the container";
 /// Time limit of the agent for the bind of its cell to the pod.
 const BIND_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time limit of a cell's containerd for the sandbox container. It has just started, and reads much
@@ -260,6 +265,10 @@ impl CriService {
                     request.config.iter().flat_map(|config| policy::granted(&self.rules(), config))
                 {
                     tracing::info!(sandbox = %id, pod, "the pod {granted}");
+                }
+                if self.known_requests(&pod_key.0).is_some_and(|it| it.has_env_in_files) {
+                    tracing::warn!(sandbox = %id, pod, "{ENV_IN_FILES}");
+                    self.cells.add_pod_event(&pod, &pod_key.0, "EnvInFiles", ENV_IN_FILES);
                 }
                 self.sync.add_unclaimed(&id);
                 self.sync.watch(&cell.id);
