@@ -32,8 +32,8 @@ impl CellGuard {
         Some(Self { server: Arc::clone(server), method: method.into(), held: BytesMut::new() })
     }
 
-    /// Returns whether the beginning of a body decides that it names no cell; the status of the call
-    /// if it names one.
+    /// Returns whether the beginning of a body decides that it names no cell, or the status of a
+    /// call that names one.
     pub(super) fn allows(&self, body: &[u8]) -> Result<bool, Status> {
         match frame::leading_field(body) {
             LeadingField::Unknown => Ok(false),
