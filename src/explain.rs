@@ -20,7 +20,7 @@ use crate::{
     problems::shown,
     proxy::{
         peek,
-        routing::{self, Decision, Reason},
+        routing::{self, Decision, Reason, RoutingError},
     },
 };
 
@@ -35,6 +35,8 @@ const MAX_FACTS: usize = 256;
 const MAX_FACT_CHARS: usize = 1024;
 /// Bytes of headings and facts after which further pods are counted.
 const MAX_TEXT_BYTES: usize = 1024 * 1024;
+/// Remark on a runtime handler, which no manifest of a pod has.
+const NAMED_LIKE_ITS_CLASS: &str = "note: the handler of a RuntimeClass is taken to have its name";
 /// Most remarks on documents without pods; others are counted.
 const MAX_NOTES: usize = 100;
 
@@ -191,7 +193,12 @@ fn explain_pod(config: &Config, prices: Prices<'_>, pod: &Pod) -> Lines {
         &config.routing,
         &node_backend,
     ) {
-        Err(undeclared) => lines.refuse(undeclared),
+        Err(error) => {
+            lines.refuse(&error);
+            if matches!(error, RoutingError::ForeignHandler { .. }) {
+                lines.say(NAMED_LIKE_ITS_CLASS);
+            }
+        }
         Ok(decision) => match config.backends.get(decision.backend) {
             Some(BackendConfig::Milpa(milpa)) => explain_cell(
                 &mut lines,
@@ -203,6 +210,9 @@ fn explain_pod(config: &Config, prices: Prices<'_>, pod: &Pod) -> Lines {
             ),
             _ => {
                 lines.say(format!("goes to {}: {}", decision.backend, why(&decision, pod)));
+                if decision.reason == Reason::ForeignHandler {
+                    lines.say(NAMED_LIKE_ITS_CLASS);
+                }
                 note_unused_annotations(&mut lines, pod);
             }
         },
@@ -238,6 +248,11 @@ fn why(decision: &Decision<'_>, pod: &Pod) -> String {
         ),
         Reason::Rule(name) => format!("rule {name} matches first"),
         Reason::Default => "no rule matches; this is routing.default".into(),
+        Reason::ForeignHandler => format!(
+            "cells do not have the runtime handler {}, and no rule with this runtime_handler \
+             leads to them",
+            pod.runtime_class.as_deref().unwrap_or_default()
+        ),
         Reason::Malformed => "its request can't be read".into(),
     }
 }

@@ -196,6 +196,53 @@ fn unknown_fields_of_a_pod_are_noted_on_the_node_and_in_a_cell() {
     }
 }
 
+/// Verifies C7.
+#[test]
+fn variable_in_a_file_of_a_volume_is_refused_in_a_cell_by_name() {
+    let pod = |target: &str, optional: bool| {
+        let file = json!({ "volumeName": "v", "path": "p", "key": "k", "optional": optional });
+        let env = json!([{ "name": "VALUE", "valueFrom": { "fileKeyRef": file } }]);
+        json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": { "name": "p", "annotations": { TARGET_RUNTIME: target } },
+            "spec": {
+                "containers": [{ "name": "c", "image": "i", "env": env }],
+                "volumes": [{ "name": "v", "emptyDir": {} }],
+            },
+        })
+        .to_string()
+    };
+    let what = "container \"c\" has the variable \"VALUE\" of a file in a volume (fileKeyRef)";
+    let (text, fine) = explained(OPT_IN, &pod("kiyot", false));
+    assert!(!fine && text.contains(&format!("refused: {what}")), "{text}");
+    let (text, fine) = explained(OPT_IN, &pod("kiyot", true));
+    assert!(fine && text.contains(&format!("note: {what}")), "{text}");
+    let (text, fine) = explained(OPT_OUT, &pod("containerd", false));
+    assert!(fine && !text.contains("fileKeyRef"), "{text}");
+}
+
+/// Verifies C7, R7.
+#[test]
+fn runtime_class_of_another_runtime_is_refused_or_stays_on_the_node() {
+    let pod = |annotation: &str| {
+        format!(
+            "apiVersion: v1\nkind: Pod\nmetadata: {{name: p, annotations: {{{annotation}}}}}\n\
+             spec: {{runtimeClassName: gvisor, containers: [{{name: c, image: i}}]}}\n"
+        )
+    };
+    let named_like_its_class = "note: the handler of a RuntimeClass is taken to have its name";
+    let (text, fine) = explained(OPT_IN, &pod("kubernetes.io/target-runtime: kiyot"));
+    assert!(!fine && text.contains("refused: annotation kubernetes.io/target-runtime"), "{text}");
+    assert!(text.contains("\"gvisor\"") && text.contains(named_like_its_class), "{text}");
+    let (text, fine) = explained(OPT_OUT, &pod(""));
+    let stays = "goes to containerd: cells do not have the runtime handler gvisor";
+    assert!(fine && text.contains(stays) && text.contains(named_like_its_class), "{text}");
+    let rule = "\n[[routing.rule]]\nname = \"sandboxed\"\nruntime_handler = \"gvisor\"\n\
+                backend = \"milpa\"\n";
+    let (text, fine) = explained(&format!("{OPT_IN}{rule}"), &pod(""));
+    assert!(fine && text.contains("goes to milpa: rule sandboxed matches first"), "{text}");
+}
+
 fn priced(config: &str, annotations: &str) -> (String, bool) {
     placed(config, annotations, Prices::Catalogue(&CatalogueFile::built_in().catalogue))
 }
@@ -271,7 +318,8 @@ fn amounts() -> impl Strategy<Value = (Option<u64>, Option<u64>)> {
 
 /// Returns a strategy for a container as JSON, with the `restartPolicy` of a sidecar or without.
 fn container() -> impl Strategy<Value = serde_json::Value> {
-    (amounts(), amounts(), any::<bool>()).prop_map(|(cpu, memory, is_sidecar)| {
+    let flags = (any::<bool>(), any::<bool>());
+    (amounts(), amounts(), flags).prop_map(|(cpu, memory, (is_sidecar, has_file))| {
         let both = |cpu: Option<u64>, memory: Option<u64>| {
             let cpu = cpu.map(|milli| ("cpu", format!("{milli}m")));
             let memory = memory.map(|bytes| ("memory", bytes.to_string()));
@@ -283,6 +331,10 @@ fn container() -> impl Strategy<Value = serde_json::Value> {
         let mut container = json!({ "name": "", "image": "i", "resources": resources });
         if is_sidecar {
             container["restartPolicy"] = json!("Always");
+        }
+        if has_file {
+            let file = json!({ "volumeName": "v", "path": "p", "key": "k" });
+            container["env"] = json!([{ "name": "A", "valueFrom": { "fileKeyRef": file } }]);
         }
         container
     })
@@ -302,7 +354,9 @@ proptest! {
         for container in &mut containers {
             container.as_object_mut().unwrap().remove("restartPolicy");
         }
-        let mut spec = json!({ "containers": containers, "initContainers": init });
+        let volumes = json!([{ "name": "v", "emptyDir": {} }]);
+        let mut spec =
+            json!({ "containers": containers, "initContainers": init, "volumes": volumes });
         // The API server adds a request to a limit of the pod itself.
         if let Some((request, beyond)) = own {
             let cpu = |milli: u64| json!({ "cpu": format!("{milli}m") });
@@ -321,6 +375,7 @@ proptest! {
             milli_cpu_limit: sums.milli_cpus.limit,
             memory_request: sums.memory.request,
             memory_limit: sums.memory.limit,
+            has_env_in_files: sums.has_env_in_files,
         });
     }
 }

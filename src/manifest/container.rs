@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::{self as api, ContainerPort, SecurityContext};
 
 use super::{
     Resources, VolumeMount,
-    env::{self, EnvSource},
+    env::{self, EnvSource, SourceKind},
     expand::expanded_bytes,
     metadata::dns_name,
     mount,
@@ -61,6 +61,11 @@ pub struct Container {
 }
 
 impl Container {
+    /// Returns whether the kubelet reads variables from files in volumes.
+    pub fn has_env_in_files(&self) -> bool {
+        self.env_sources.iter().any(|it| matches!(it.kind, SourceKind::File { .. }))
+    }
+
     pub(super) fn read(at: Place<'_>, container: api::Container) -> Option<Self> {
         let policies = [("Always", ()), ("IfNotPresent", ()), ("Never", ())];
         let policy = at.take("imagePullPolicy", container.image_pull_policy);

@@ -10,6 +10,7 @@ use tracing::{Instrument, Span, debug_span, field::Empty};
 
 use super::{
     caller::{Caller, GRPC_ACCEPT_ENCODING},
+    cell_guard::CellGuard,
     deadline::Deadline,
     decoded, events, fan_out, forward,
     incoming::{FirstMessage, Incoming, MessageError},
@@ -68,11 +69,21 @@ async fn serve_in(
             return caller.send_status(&plan::whole_node_only(incoming.head.uri.path()));
         }
         caller.set_backend(FIRST_BACKEND);
-        // The messages of an unknown method are unknown: the body is copied as it is received.
-        if incoming.read_available().await.is_ok() {
-            forward::forward(server.registry.node(), incoming, deadline, caller).await;
+        if incoming.read_available().await.is_err() {
+            return;
         }
-        return;
+        // The messages of an unknown method are unknown: the body is copied as it is received.
+        if let Some(guard) = CellGuard::new(&server, incoming.head.uri.path()) {
+            match guard.allows(&incoming.body) {
+                Ok(false) if incoming.rest.is_some() => {
+                    let held = std::mem::take(&mut incoming.body);
+                    incoming.guard = Some(Box::new(guard.holding(&held)));
+                }
+                Ok(_) => {}
+                Err(status) => return caller.send_status(&status),
+            }
+        }
+        return forward::forward(server.registry.node(), incoming, deadline, caller).await;
     };
     let is_raw = server.registry.has_one_backend() || route == Route::Node;
     // All known methods take one message. A call whose message is complete can be retried.

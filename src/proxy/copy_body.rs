@@ -9,6 +9,7 @@ use std::{
 use bytes::Bytes;
 use http::HeaderMap;
 use kiyot_http2::{Error, Reason, RecvStream, SendStream};
+use tonic::Status;
 
 use super::{caller::code_of, idle_timeout::IdleTimeout, trace_context};
 use crate::metrics::CallRecord;
@@ -24,6 +25,8 @@ pub(super) enum CopyError {
     SinkClosed,
     /// The receiver took nothing for this long.
     SinkIdle(Duration),
+    /// The body must not reach the receiver.
+    Refused(Status),
 }
 
 /// Destination of a body.
@@ -122,6 +125,14 @@ impl<T: BodySink> CopyBody<T> {
     /// Makes a copy whose sender may send nothing for at most `limit`.
     pub(super) fn new(from: RecvStream, to: T, limit: Option<Duration>) -> Self {
         Self { from, to, has_sent: false, idle: IdleTimeout::new(limit) }
+    }
+
+    /// Sends a part before all others. The sink must be new.
+    pub(super) fn begin_with(&mut self, part: Bytes) {
+        if !part.is_empty() {
+            self.has_sent = true;
+            self.to.give(part);
+        }
     }
 
     /// Copies all available data. Completes after the end of the stream and its trailers.

@@ -308,5 +308,5 @@ fn image_status(head: Parts, response: &[u8]) -> Incoming {
     let image = Some(cri::ImageSpec { image: id, ..Default::default() });
     let request = cri::ImageStatusRequest { image, ..Default::default() }.encode_to_vec();
     let body = frame::encode(request.into()).concat().into();
-    Incoming { head, body, rest: None, idle_timeout: None }
+    Incoming { head, body, rest: None, idle_timeout: None, guard: None }
 }

@@ -13,6 +13,7 @@ use tonic::{Code, Status};
 
 use super::{
     caller::{Caller, finish_with_status, status_from_error},
+    cell_guard::CellGuard,
     copy_body::{CopyBody, CopyError},
     deadline::Deadline,
     incoming::Incoming,
@@ -41,6 +42,7 @@ pub(super) async fn forward(
         };
         let mut upload = Upload::new(
             incoming.rest.take().map(|rest| CopyBody::new(rest, stream, incoming.idle_timeout)),
+            incoming.guard.take(),
         );
         match wait_for_response(&mut upload, &mut response, &mut caller).await {
             Outcome::Cancelled => return,
@@ -51,6 +53,7 @@ pub(super) async fn forward(
                 may_retry = false;
                 // The rest of the request is still to come, though the first attempt has ended.
                 incoming.rest = upload.copy.map(|copy| copy.from);
+                incoming.guard = upload.guard;
             }
             Outcome::Response(Err(error)) => return failed(upstream, caller, error),
             Outcome::Response(Ok(response)) => {
@@ -63,13 +66,15 @@ pub(super) async fn forward(
 /// Copying of the rest of a request.
 struct Upload {
     copy: Option<CopyBody<SendStream>>,
+    /// Holds back the beginning, until it may be copied.
+    guard: Option<Box<CellGuard>>,
     /// All was sent, or the runtime has closed its stream.
     is_over: bool,
 }
 
 impl Upload {
-    fn new(copy: Option<CopyBody<SendStream>>) -> Self {
-        Self { is_over: copy.is_none(), copy }
+    fn new(copy: Option<CopyBody<SendStream>>, guard: Option<Box<CellGuard>>) -> Self {
+        Self { is_over: copy.is_none(), copy, guard }
     }
 
     /// Returns whether a part of the request was sent that a retry would lack.
@@ -80,6 +85,11 @@ impl Upload {
     /// Copies available data. Returns errors of the caller's side alone.
     fn poll(&mut self, cx: &mut Context<'_>) -> Result<(), CopyError> {
         let Some(copy) = self.copy.as_mut().filter(|_| !self.is_over) else { return Ok(()) };
+        if let Some(guard) = &mut self.guard {
+            let Poll::Ready(held) = guard.poll(&mut copy.from, cx) else { return Ok(()) };
+            copy.begin_with(held?);
+            self.guard = None;
+        }
         match copy.poll(cx) {
             Poll::Pending => Ok(()),
             // The response says why the runtime has closed its stream.
@@ -110,6 +120,7 @@ async fn wait_for_response(
             Err(CopyError::SourceIdle(after)) => {
                 return Poll::Ready(Outcome::Failed(request_idle(after)));
             }
+            Err(CopyError::Refused(status)) => return Poll::Ready(Outcome::Failed(status)),
             Err(_) => return Poll::Ready(Outcome::Cancelled),
         }
         if let Poll::Ready(response) = Pin::new(&mut *response).poll(cx) {
@@ -157,6 +168,7 @@ async fn copy_response(
         Err(CopyError::SourceIdle(after)) => {
             finish_with_status(&mut download.to, &request_idle(after))
         }
+        Err(CopyError::Refused(status)) => finish_with_status(&mut download.to, &status),
         Err(CopyError::SinkIdle(after)) => {
             tracing::debug!(?after, "caller left its response unread");
             download.to.stream.send_reset(Reason::CANCEL);

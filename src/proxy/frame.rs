@@ -2,6 +2,7 @@
 
 use bytes::{BufMut, Bytes, BytesMut};
 
+use super::peek::{self, LeadingField};
 use crate::backends::cri::MAX_MESSAGE_BYTES;
 
 /// Bytes of a frame's header.
@@ -36,6 +37,18 @@ pub(super) fn parse(body: &[u8]) -> Frame {
         Frame::Partial
     } else {
         Frame::Complete { length, compressed: flag != 0 }
+    }
+}
+
+/// Reads the first field of the first message of a body. That of a compressed message is
+/// [`LeadingField::Other`].
+pub(super) fn leading_field(body: &[u8]) -> LeadingField<'_> {
+    match body.split_first_chunk::<HEADER_BYTES>() {
+        None => LeadingField::Unknown,
+        Some((&[0, a, b, c, d], known)) => {
+            peek::leading_field(known, u32::from_be_bytes([a, b, c, d]) as usize)
+        }
+        Some(_) => LeadingField::Other,
     }
 }
 
@@ -74,6 +87,36 @@ mod tests {
         assert_eq!(parse(&[1, 0, 0, 0, 1, 7, 8]), Frame::Complete { length: 1, compressed: true });
         assert_eq!(parse(&[0, 1, 0, 0, 0]), Frame::Partial);
         assert_eq!(parse(&[0, 1, 0, 0, 1]), Frame::TooLarge(MAX_MESSAGE_BYTES + 1));
+    }
+
+    #[test]
+    fn leading_field_is_known_once_its_last_byte_is_there() {
+        let body = encode(Bytes::from_static(b"\x0a\x04id-1\x12\x03abc")).concat();
+        for end in 0..body.len() {
+            let expected = if end < HEADER_BYTES + 6 {
+                LeadingField::Unknown
+            } else {
+                LeadingField::Text("id-1")
+            };
+            assert_eq!(leading_field(&body[..end]), expected, "{end}");
+        }
+        let cases: [&[u8]; 8] = [
+            b"",
+            b"\x12\x01x",
+            b"\x0a",
+            b"\x0a\x02x",
+            b"\x0a\x01\xff",
+            b"\x0a\x80\x01",
+            b"\x08\x01",
+            b"\x8a\x00\x01x",
+        ];
+        for message in cases {
+            let body = encode(Bytes::from_static(message)).concat();
+            assert_eq!(leading_field(&body), LeadingField::Other, "{message:?}");
+        }
+        assert_eq!(leading_field(&[1, 0, 0, 0, 9]), LeadingField::Other, "compressed");
+        // The bytes behind the message are not its own.
+        assert_eq!(leading_field(&[0, 0, 0, 0, 2, 0x0a, 1, b'x']), LeadingField::Other);
     }
 
     proptest! {

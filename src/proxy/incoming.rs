@@ -7,6 +7,7 @@ use http::{Request, header::CONTENT_LENGTH, request::Parts};
 use kiyot_http2::RecvStream;
 
 use super::{
+    cell_guard::CellGuard,
     frame::{self, Frame},
     idle_timeout::IdleTimeout,
 };
@@ -25,6 +26,8 @@ pub(super) struct Incoming {
     pub(super) rest: Option<RecvStream>,
     /// Limit on the time that the caller sends nothing of an incomplete body.
     pub(super) idle_timeout: Option<Duration>,
+    /// Holds back the beginning of `rest`.
+    pub(super) guard: Option<Box<CellGuard>>,
 }
 
 /// The first message of a body.
@@ -59,7 +62,7 @@ impl Incoming {
     pub(super) fn new(request: Request<RecvStream>, idle_timeout: Option<Duration>) -> Self {
         let (head, rest) = request.into_parts();
         let rest = (!rest.is_end_stream()).then_some(rest);
-        Self { head, body: Bytes::new(), rest, idle_timeout }
+        Self { head, body: Bytes::new(), rest, idle_timeout, guard: None }
     }
 
     /// Reads the available part of the body, up to [`MAX_AVAILABLE_BYTES`]. With most calls that

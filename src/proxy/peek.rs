@@ -159,6 +159,38 @@ pub fn without_field(message: &[u8], number: u32) -> Result<Vec<u8>, Malformed> 
     }
 }
 
+/// Longest text of a [`LeadingField`], in bytes: those whose length is encoded in a byte. Ids have
+/// 64.
+const MAX_LEADING_BYTES: u8 = 127;
+
+/// The beginning of a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LeadingField<'a> {
+    /// More bytes of the message decide.
+    Unknown,
+    /// Field 1 with a short text.
+    Text(&'a str),
+    /// Anything else, or nothing.
+    Other,
+}
+
+/// Reads the first field of a message, where encoders write field 1. `known` is the beginning of
+/// the message, which has `length` bytes.
+pub fn leading_field(known: &[u8], length: usize) -> LeadingField<'_> {
+    /// The key of field 1 with wire type 2.
+    const KEY: u8 = 1 << 3 | 2;
+    let text = match &known[..known.len().min(length)] {
+        [] | [KEY] => None,
+        [KEY, bytes @ ..=MAX_LEADING_BYTES, text @ ..] => text.get(..usize::from(*bytes)),
+        _ => return LeadingField::Other,
+    };
+    match text {
+        Some(text) => str::from_utf8(text).map_or(LeadingField::Other, LeadingField::Text),
+        None if known.len() < length => LeadingField::Unknown,
+        None => LeadingField::Other,
+    }
+}
+
 /// A request with a pod's sandbox config.
 #[derive(Debug, Clone, Copy)]
 pub struct Pod<'a> {

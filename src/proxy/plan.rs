@@ -226,7 +226,7 @@ fn for_sandbox<'a>(
     let registry = &server.registry;
     let decision = match routing::decide(pod, &registry.declared(), routing, registry.node_name()) {
         Ok(decision) => decision,
-        Err(undeclared) => return Plan::Refuse(Status::invalid_argument(undeclared.to_string())),
+        Err(error) => return Plan::Refuse(Status::invalid_argument(error.to_string())),
     };
     let backend = decision.backend;
     let (namespace, name) = (pod.namespace().unwrap_or_default(), pod.name().unwrap_or_default());

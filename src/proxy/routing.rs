@@ -18,14 +18,33 @@ const CONFIG_SOURCE: &str = "kubernetes.io/config.source";
 /// pkg/controller/daemon/util).
 const DAEMONSET_LABELS: [&str; 2] = ["controller-revision-hash", "pod-template-generation"];
 
-/// A pod's annotation names a runtime that no backend declares.
+/// An error of a pod that no backend may run.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("annotation {TARGET_RUNTIME} has the value {value:?}; allowed is {}", one_of(.allowed))]
-pub struct UndeclaredRuntime {
-    /// The value of the pod's annotation.
-    pub value: String,
-    /// The values that backends and rules name.
-    pub allowed: Vec<String>,
+pub enum RoutingError {
+    /// A pod's annotation names a runtime that no backend declares.
+    #[error("annotation {TARGET_RUNTIME} has the value {value:?}; allowed is {}", one_of(.allowed))]
+    UndeclaredRuntime {
+        /// The value of the pod's annotation.
+        value: String,
+        /// The values that backends and rules name.
+        allowed: Vec<String>,
+    },
+    /// A pod's annotation leads to a backend that does not have the pod's runtime handler.
+    #[error(
+        "annotation {TARGET_RUNTIME} with the value {value:?} leads to backend {backend:?}, which \
+         does not declare the runtime handler {handler:?}; allowed: one of both alone, the \
+         handler {}, or a rule with runtime_handler = {handler:?} to the backend", one_of(.allowed)
+    )]
+    ForeignHandler {
+        /// The value of the pod's annotation.
+        value: String,
+        /// The name of the backend.
+        backend: String,
+        /// The pod's runtime handler.
+        handler: String,
+        /// The handlers that the backend declares.
+        allowed: Vec<String>,
+    },
 }
 
 fn one_of(values: &[String]) -> String {
@@ -46,6 +65,9 @@ pub enum Reason<'a> {
     Rule(&'a str),
     /// No rule matches.
     Default,
+    /// A rule or the default leads to a backend that does not have the pod's runtime handler, and
+    /// was skipped.
+    ForeignHandler,
     /// The request is malformed, which the node backend's error says.
     Malformed,
 }
@@ -64,13 +86,17 @@ pub struct Decision<'a> {
 ///
 /// A declared target runtime wins over a declared runtime handler, and both win over rules. The
 /// first matching rule wins over the default.
+///
+/// A runtime handler that no backend declares is foreign to the backends that declare handlers
+/// (cells): only a rule with this handler leads there. Container runtimes declare no handlers and
+/// refuse unknown ones; the last resort is the node backend.
 pub fn decide<'a>(
     pod: Pod<'_>,
     declared: &[(&'a BackendName, Declared)],
     routing: &'a Routing,
     node: &'a BackendName,
-) -> Result<Decision<'a>, UndeclaredRuntime> {
-    match evaluate(pod, declared, routing) {
+) -> Result<Decision<'a>, RoutingError> {
+    match evaluate(pod, declared, routing, node) {
         Ok(decision) => decision,
         Err(Malformed) => Ok(Decision { backend: node.as_str(), reason: Reason::Malformed }),
     }
@@ -80,12 +106,37 @@ fn evaluate<'a>(
     pod: Pod<'_>,
     declared: &[(&'a BackendName, Declared)],
     routing: &'a Routing,
-) -> Result<Result<Decision<'a>, UndeclaredRuntime>, Malformed> {
+    node: &'a BackendName,
+) -> Result<Result<Decision<'a>, RoutingError>, Malformed> {
+    let handler = pod.runtime_handler()?;
+    let handlers_of = |backend: &str| {
+        let of_name = declared.iter().find(|(name, _)| name.as_str() == backend);
+        of_name.map_or(&[][..], |(_, declared)| declared.runtime_handlers)
+    };
+    let of_handler = declared.iter().find(|(_, of)| of.runtime_handlers.contains(&handler));
+    let is_foreign_to =
+        |backend| !handler.is_empty() && of_handler.is_none() && !handlers_of(backend).is_empty();
+    let names_handler = |rule: &Rule| rule.runtime_handler.as_deref() == Some(handler);
+    let contradiction = |value: &str, backend: &str| RoutingError::ForeignHandler {
+        value: value.to_owned(),
+        backend: backend.to_owned(),
+        handler: handler.to_owned(),
+        allowed: handlers_of(backend).iter().map(ToString::to_string).collect(),
+    };
     if let Some(value) = pod.annotation(TARGET_RUNTIME)? {
-        if let Some((name, _)) =
-            declared.iter().find(|(_, declared)| declared.target_runtimes.contains(&value))
+        if let Some((name, _)) = declared.iter().find(|(_, of)| of.target_runtimes.contains(&value))
         {
-            return Ok(Ok(Decision { backend: name.as_str(), reason: Reason::TargetRuntime }));
+            let backend = name.as_str();
+            if is_foreign_to(backend) {
+                let to_backend = |rule: &&Rule| rule.backend == backend && names_handler(rule);
+                for rule in routing.rules.iter().filter(to_backend) {
+                    if matches(rule, pod)? {
+                        return Ok(Ok(Decision { backend, reason: Reason::Rule(&rule.name) }));
+                    }
+                }
+                return Ok(Err(contradiction(value, backend)));
+            }
+            return Ok(Ok(Decision { backend, reason: Reason::TargetRuntime }));
         }
         // A rule declares the value that it names.
         let of_rules =
@@ -98,21 +149,32 @@ fn evaluate<'a>(
             let mut allowed: Vec<_> = of_backends.chain(of_rules().cloned()).collect();
             allowed.sort();
             allowed.dedup();
-            return Ok(Err(UndeclaredRuntime { value: value.into(), allowed }));
+            return Ok(Err(RoutingError::UndeclaredRuntime { value: value.into(), allowed }));
         }
     }
-    let handler = pod.runtime_handler()?;
-    if let Some((name, _)) =
-        declared.iter().find(|(_, declared)| declared.runtime_handlers.contains(&handler))
-    {
+    if let Some((name, _)) = of_handler {
         return Ok(Ok(Decision { backend: name.as_str(), reason: Reason::RuntimeHandler }));
     }
+    let mut skipped = false;
     for rule in &routing.rules {
-        if matches(rule, pod)? {
+        if !matches(rule, pod)? {
+            continue;
+        }
+        if names_handler(rule) || !is_foreign_to(&rule.backend) {
             return Ok(Ok(Decision { backend: &rule.backend, reason: Reason::Rule(&rule.name) }));
         }
+        if let Some(value) = rule.annotation.get(TARGET_RUNTIME) {
+            return Ok(Err(contradiction(value, &rule.backend)));
+        }
+        skipped = true;
     }
-    Ok(Ok(Decision { backend: &routing.default, reason: Reason::Default }))
+    let (backend, skipped) = if is_foreign_to(&routing.default) {
+        (node.as_str(), true)
+    } else {
+        (routing.default.as_str(), skipped)
+    };
+    let reason = if skipped { Reason::ForeignHandler } else { Reason::Default };
+    Ok(Ok(Decision { backend, reason }))
 }
 
 /// Returns whether all conditions of a rule match a pod.

@@ -2,6 +2,7 @@
 
 use std::{collections::HashMap, sync::Arc, sync::Mutex};
 
+use bytes::Bytes;
 use kiyot::{
     backends::Method,
     config::{Routing, Rule},
@@ -11,7 +12,7 @@ use prost::Message;
 use tonic::Code;
 
 use crate::{
-    caller::frame,
+    caller::{collect, frame, soon},
     fake_runtime::{FakeRuntime, read_all},
     server::Setup,
 };
@@ -125,4 +126,66 @@ async fn unknown_list_is_unimplemented() {
             0
         );
     }
+}
+
+/// Returns the body of a call with these fields: the id in field 1, and a text.
+fn levitate(id: &str) -> Vec<u8> {
+    let request = cri::CheckpointPodRequest {
+        pod_sandbox_id: id.into(),
+        output_path: "/height".into(),
+        ..Default::default()
+    };
+    frame(&request.encode_to_vec())
+}
+
+const LEVITATE: &str = "/runtime.v1.RuntimeService/Levitate";
+
+/// The body of each request is sent in two parts, cut at each place.
+///
+/// Verifies F21.
+#[tokio::test(flavor = "multi_thread")]
+async fn unknown_method_with_the_id_of_a_cell_is_unimplemented() {
+    let server = Setup::default().start();
+    let seen: Arc<Mutex<Vec<u8>>> = Arc::default();
+    let receives = seen.clone();
+    let _runtime = FakeRuntime::listen(&server.containerd(), move |mut call| {
+        let seen = receives.clone();
+        async move {
+            if call.head.uri.path() == LEVITATE {
+                while let Some(part) = call.body.data().await {
+                    let Ok(part) = part else { return };
+                    seen.lock().unwrap().extend_from_slice(&part);
+                }
+            }
+            call.answer(b"up").await;
+        }
+    });
+    let caller = server.caller().await;
+    let call = async |body: &[u8], cut: usize| {
+        let (response, mut stream) = caller.begin(LEVITATE, &[]).await;
+        if cut > 0 {
+            stream.send_data(Bytes::copy_from_slice(&body[..cut]), false).unwrap();
+            // After the response to a later call the first part has been read.
+            caller.call(Method::Version, b"").await.ok();
+        }
+        // The call may be over.
+        let _ = stream.send_data(Bytes::copy_from_slice(&body[cut..]), true);
+        let (head, mut body) = soon(response).await.unwrap().into_parts();
+        collect(head.headers, &mut body).await.unwrap()
+    };
+    let (in_a_cell, on_the_node) = (levitate("milpa-1"), levitate("0a1b"));
+    for cut in 0..in_a_cell.len() {
+        let refused = call(&in_a_cell, cut).await;
+        assert_eq!(refused.code(), Code::Unimplemented as i32, "{cut}");
+        assert!(refused.message().contains("Levitate is unsupported"), "{}", refused.message());
+        assert!(refused.message().contains("milpa-1"), "{}", refused.message());
+        assert_eq!(*seen.lock().unwrap(), b"", "{cut}");
+    }
+    for cut in 0..on_the_node.len() {
+        assert_eq!(call(&on_the_node, cut).await.ok(), b"up", "{cut}");
+        assert_eq!(std::mem::take(&mut *seen.lock().unwrap()), on_the_node, "{cut}");
+    }
+    // Only requests to the RuntimeService name pods and containers.
+    let path = "/runtime.v1.ImageService/Levitate";
+    assert_eq!(caller.raw(path, &[], in_a_cell).await.unwrap().ok(), b"up");
 }

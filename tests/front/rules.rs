@@ -218,4 +218,15 @@ async fn rules_apply_after_the_request_of_a_pod_and_before_the_default() {
             refused.message()
         );
     }
+    // A handler that no backend declares is no cell's.
+    let foreign = || Sandbox { handler: "gvisor", ..pod() };
+    assert!(!foreign().is_in_a_cell(&caller).await);
+    let both = Sandbox { annotations: &[(TARGET, "kiyot")], ..foreign() };
+    let refused = caller.call(Method::RunPodSandbox, &both.encoded()).await;
+    assert_eq!(refused.code(), Code::InvalidArgument as i32);
+    assert!(
+        refused.message().contains("\"gvisor\"") && refused.message().contains("\"kiyot\""),
+        "{}",
+        refused.message()
+    );
 }

@@ -17,7 +17,7 @@ use kiyot::{
     config::{WarmKind, WarmPool},
 };
 use kiyot_proto::cri;
-use kiyot_testkit::wait_for;
+use kiyot_testkit::{log::CapturedLog, wait_for};
 use tonic::{Code, Status};
 
 use crate::kit::Fixture;
@@ -284,4 +284,22 @@ async fn api_that_does_not_answer_keeps_no_pod_from_running() {
     kiyot.daemon.cri.set_pod_requests(Arc::new(PlayedRequests(None)));
     run(&kiyot, &[]).await.unwrap();
     assert_eq!(names(&kiyot), ["a"]);
+}
+
+/// The warning is logged with the event of the pod. Runs on a single thread, whose log is captured.
+///
+/// Verifies K8.
+#[tokio::test]
+async fn pod_with_variables_in_files_of_volumes_is_warned_by_name() {
+    for has_env_in_files in [true, false] {
+        let log = CapturedLog::start();
+        let kiyot = with_types(&[("a", "0.2")]).await;
+        let requests = ApiRequests { has_env_in_files, ..ApiRequests::default() };
+        kiyot.daemon.cri.set_pod_requests(Arc::new(PlayedRequests(Some(requests))));
+        run(&kiyot, &[]).await.unwrap();
+        let warnings: Vec<_> =
+            log.lines().into_iter().filter(|line| line.contains("(fileKeyRef)")).collect();
+        assert_eq!(warnings.len(), usize::from(has_env_in_files), "{warnings:?}");
+        assert!(warnings.iter().all(|line| line.contains("WARN") && line.contains("shop/web")));
+    }
 }

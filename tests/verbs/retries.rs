@@ -271,3 +271,38 @@ fn is_ready(kiyot: &Fixture, sandbox: &str) -> bool {
     let status = kiyot.sandbox_status(sandbox).unwrap();
     status.state() == cri::PodSandboxState::SandboxReady
 }
+
+/// Verifies P23.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pod_with_the_uid_of_another_is_refused_at_once() {
+    let kiyot = Fixture::start().await;
+    kiyot.provider.hold_launches();
+    let web = kiyot.sandbox_request("web");
+    let mut other = kiyot.sandbox_request("other");
+    let metadata = other.config.as_mut().unwrap().metadata.as_mut().unwrap();
+    metadata.uid = "uid-web".to_owned();
+    let run = |request: &cri::RunPodSandboxRequest| {
+        kiyot.call::<cri::RunPodSandboxResponse>(Method::RunPodSandbox, request.clone())
+    };
+    let refused = async |state: &str| {
+        let refused = run(&other).await.unwrap_err();
+        assert_eq!(refused.code(), Code::FailedPrecondition, "{refused}");
+        for part in ["uid \"uid-web\" of pod shop/other", "pod shop/web, which", state] {
+            assert!(refused.message().contains(part), "{part} is not in {refused}");
+        }
+    };
+    let second = async {
+        wait_for("the launch is pending", || !kiyot.daemon.cells.all().is_empty()).await;
+        refused("starts").await;
+        kiyot.provider.gate.add_permits(10);
+    };
+    let (first, ()) = tokio::join!(run(&web), second);
+    let sandbox = first.unwrap().pod_sandbox_id;
+    refused(&format!("has {sandbox}")).await;
+    assert_eq!(kiyot.provider.launched(), 1);
+    // A stopped pod has no claim to the uid.
+    let stop = cri::StopPodSandboxRequest { pod_sandbox_id: sandbox };
+    let _: cri::StopPodSandboxResponse = kiyot.call(Method::StopPodSandbox, stop).await.unwrap();
+    run(&other).await.unwrap();
+    assert_eq!((kiyot.provider.launched(), kiyot.provider.running()), (2, 1));
+}

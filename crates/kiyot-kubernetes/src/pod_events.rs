@@ -135,7 +135,9 @@ impl PodEvents {
 }
 
 fn of_pod(event: &admin::Event) -> Option<PodEvent> {
-    if event.status != "NoCell" || event.pod_uid.is_empty() {
+    let known = ["NoCell", "EnvInFiles"];
+    let reason = known.into_iter().find(|known| *known == event.status)?;
+    if event.pod_uid.is_empty() {
         return None;
     }
     let (namespace, name) = event.name.split_once('/')?;
@@ -144,7 +146,7 @@ fn of_pod(event: &admin::Event) -> Option<PodEvent> {
         name: name.to_owned(),
         uid: event.pod_uid.clone(),
     };
-    Some(PodEvent { pod, is_warning: true, reason: "NoCell", message: event.message.clone() })
+    Some(PodEvent { pod, is_warning: true, reason, message: event.message.clone() })
 }
 
 /// Returns the sentence of a chosen offering.
@@ -257,6 +259,9 @@ mod tests {
         );
         assert_eq!(reported.message, "price limit reached");
         assert_eq!(events.of(&event("Pod", "default/web", "Ordered", "")), []);
+        let in_files = admin::Event { status: "EnvInFiles".to_owned(), ..refused };
+        let [reported] = events.of(&in_files).try_into().unwrap();
+        assert_eq!((reported.is_warning, reported.reason), (true, "EnvInFiles"));
     }
 
     /// Verifies K8.

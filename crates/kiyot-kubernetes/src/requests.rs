@@ -19,6 +19,8 @@ pub struct Requests {
     pub milli_cpus: Sum,
     /// Memory in bytes.
     pub memory: Sum,
+    /// A container has variables in files of volumes (`fileKeyRef`).
+    pub has_env_in_files: bool,
 }
 
 /// The sums of a resource.
@@ -54,6 +56,19 @@ pub struct PodSpec {
 struct Container {
     resources: Resources,
     restart_policy: Option<String>,
+    env: Vec<Variable>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Variable {
+    value_from: Option<ValueSource>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct ValueSource {
+    file_key_ref: Option<serde::de::IgnoredAny>,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -128,7 +143,15 @@ impl PodSpec {
     pub fn requests(&self) -> Requests {
         let cpu = Resource { name: "cpu", read: quantity::thousandths };
         let memory = Resource { name: "memory", read: quantity::units };
-        Requests { milli_cpus: cpu.sum(self), memory: memory.sum(self) }
+        let containers = self.containers.iter().chain(&self.init_containers).take(MAX_CONTAINERS);
+        let in_file = |variable: &Variable| {
+            variable.value_from.as_ref().is_some_and(|source| source.file_key_ref.is_some())
+        };
+        Requests {
+            milli_cpus: cpu.sum(self),
+            memory: memory.sum(self),
+            has_env_in_files: containers.flat_map(|container| &container.env).any(in_file),
+        }
     }
 }
 

@@ -313,6 +313,12 @@ impl Cells {
         core.enders.clear();
     }
 
+    /// Adds an event of a pod (namespace/name), for operators and the Kubernetes API.
+    pub(crate) fn add_pod_event(&self, pod: &str, uid: &str, status: &'static str, message: &str) {
+        let subject = Subject::Pod { name: pod.to_owned(), uid: uid.to_owned() };
+        self.shared.history.add(subject, status, message);
+    }
+
     /// Launches a cell for a sandbox: records it, launches the instance, waits for its agent to
     /// enrol, and attaches the pod's network. After an error nothing of the cell is left, or its
     /// record says what remains to be undone.

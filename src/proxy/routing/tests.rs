@@ -34,7 +34,7 @@ impl Sandbox {
 
 const KIYOT: Declared = Declared { target_runtimes: &["kiyot"], runtime_handlers: &["kiyot"] };
 
-fn decided(sandbox: &Sandbox, routing: &Routing) -> Result<String, UndeclaredRuntime> {
+fn decided(sandbox: &Sandbox, routing: &Routing) -> Result<String, RoutingError> {
     let (node, cells) = (BackendName::new("containerd"), BackendName::new("cells"));
     let declared = [(&cells, KIYOT), (&node, Declared::default())];
     decide(Pod::run(&sandbox.encoded()), &declared, routing, &node)
@@ -43,6 +43,21 @@ fn decided(sandbox: &Sandbox, routing: &Routing) -> Result<String, UndeclaredRun
 
 fn routing(rules: Vec<Rule>) -> Routing {
     Routing { default: "containerd".into(), rules }
+}
+
+fn routing_to_cells(rules: Vec<Rule>) -> Routing {
+    Routing { default: "cells".into(), rules }
+}
+
+/// A pod whose runtime handler no backend declares, with an annotation if `target` has text.
+fn foreign(target: &str) -> Sandbox {
+    let annotations =
+        if target.is_empty() { vec![] } else { vec![(TARGET_RUNTIME, target.to_owned())] };
+    Sandbox { annotations, handler: "gvisor".into(), ..Default::default() }
+}
+
+fn rule_for_gvisor(backend: &str) -> Rule {
+    Rule { runtime_handler: Some("gvisor".into()), ..rule(backend) }
 }
 
 fn rule(backend: &str) -> Rule {
@@ -58,13 +73,78 @@ fn pod_without_annotations_goes_to_the_default() {
 fn declared_target_runtime_wins_over_handler_and_rules() {
     let sandbox = Sandbox {
         annotations: vec![(TARGET_RUNTIME, "kiyot".into())],
-        handler: "runc".into(),
+        handler: "kiyot".into(),
         ..Default::default()
     };
     assert_eq!(
         decided(&sandbox, &routing(vec![rule("containerd")])).unwrap(),
         "cells TargetRuntime"
     );
+}
+
+/// Verifies R7.
+#[test]
+fn foreign_handler_contradicts_an_annotation_that_leads_to_cells() {
+    let to_vm = Rule {
+        annotation: [(TARGET_RUNTIME.to_string(), "vm".to_string())].into(),
+        ..rule("cells")
+    };
+    for (target, rules) in [
+        ("kiyot", vec![]),
+        ("kiyot", vec![rule("cells"), rule_for_gvisor("containerd")]),
+        ("vm", vec![to_vm]),
+    ] {
+        let refused = decided(&foreign(target), &routing_to_cells(rules)).unwrap_err().to_string();
+        let expected = format!(
+            "annotation kubernetes.io/target-runtime with the value {target:?} leads to backend \
+             \"cells\", which does not declare the runtime handler \"gvisor\"; allowed: one of \
+             both alone, the handler \"kiyot\", or a rule with runtime_handler = \"gvisor\" to \
+             the backend"
+        );
+        assert_eq!(refused, expected);
+    }
+    // A rule with another condition that fails does not lead there.
+    let elsewhere = Rule { namespace: vec!["other".into()], ..rule_for_gvisor("cells") };
+    assert!(decided(&foreign("kiyot"), &routing(vec![elsewhere])).is_err());
+}
+
+/// Verifies R7.
+#[test]
+fn rule_with_a_foreign_handler_leads_to_cells() {
+    for target in ["", "kiyot"] {
+        let rules = vec![rule_for_gvisor("cells")];
+        let decision = decided(&foreign(target), &routing(rules)).unwrap();
+        assert_eq!(decision, r#"cells Rule("to cells")"#, "{target:?}");
+    }
+}
+
+/// Verifies R7.
+#[test]
+fn foreign_handler_skips_other_rules_and_the_default_that_lead_to_cells() {
+    let cases = [
+        (routing_to_cells(vec![]), "containerd ForeignHandler"),
+        (routing_to_cells(vec![rule("cells")]), "containerd ForeignHandler"),
+        (routing(vec![rule("cells")]), "containerd ForeignHandler"),
+        (routing(vec![]), "containerd Default"),
+        (routing(vec![rule("cells"), rule("containerd")]), r#"containerd Rule("to containerd")"#),
+    ];
+    for (routing, expected) in cases {
+        assert_eq!(decided(&foreign(""), &routing).unwrap(), expected, "{routing:?}");
+    }
+    // Without a handler the same rules and default lead to cells.
+    let plain = Sandbox::default();
+    assert_eq!(decided(&plain, &routing_to_cells(vec![])).unwrap(), "cells Default");
+}
+
+/// Verifies R7.
+#[test]
+fn default_that_is_another_container_runtime_gets_foreign_handlers() {
+    let [node, cells, second] = ["containerd", "cells", "second"].map(BackendName::new);
+    let declared = [(&cells, KIYOT), (&node, Declared::default()), (&second, Declared::default())];
+    let routing = Routing { default: "second".into(), rules: vec![rule("cells")] };
+    let sandbox = foreign("").encoded();
+    let decision = decide(Pod::run(&sandbox), &declared, &routing, &node).unwrap();
+    assert_eq!(decision, Decision { backend: "second", reason: Reason::ForeignHandler });
 }
 
 #[test]
@@ -203,13 +283,15 @@ fn any_rule() -> impl Strategy<Value = Rule> {
 }
 
 proptest! {
+    /// Verifies R7.
     #[test]
     fn first_matching_rule_decides(
         rules in proptest::collection::vec(any_rule(), 0..6),
         namespace in "[ab]{0,2}",
         label in "[ab]",
-        handler in "[rx]?",
+        handler in "([rx]|kiyot)?",
         of_file in any::<bool>(),
+        goes in any::<bool>(),
     ) {
         let labels = vec![("l", label)];
         let mut sandbox = Sandbox { namespace, labels, annotations: vec![], handler };
@@ -217,15 +299,27 @@ proptest! {
             sandbox.annotations.push((CONFIG_SOURCE, "file".into()));
         }
         let encoded = sandbox.encoded();
-        let first = rules.iter().find(|rule| matches(rule, Pod::run(&encoded)).unwrap());
-        let expected = first.map_or("containerd", |rule| rule.backend.as_str()).to_string();
-        let decision = decided(&sandbox, &routing(rules.clone())).unwrap();
-        prop_assert!(decision.starts_with(&expected));
+        let declared = sandbox.handler == "kiyot";
+        let is_foreign = !sandbox.handler.is_empty() && !declared;
+        let first = rules.iter().find(|rule| {
+            let names_handler = rule.runtime_handler.as_ref() == Some(&sandbox.handler);
+            matches(rule, Pod::run(&encoded)).unwrap()
+                && (rule.backend != "cells" || names_handler || !is_foreign)
+        });
+        let default = if goes && !is_foreign { "cells" } else { "containerd" };
+        let expected = match first {
+            _ if declared => "cells",
+            Some(rule) => &rule.backend,
+            None => default,
+        };
+        let routing_of = |rules| if goes { routing_to_cells(rules) } else { routing(rules) };
+        let decision = decided(&sandbox, &routing_of(rules.clone())).unwrap();
+        prop_assert!(decision.starts_with(expected), "{decision}");
         // A further rule at the end changes nothing for a pod that a rule matches.
-        if decision != "containerd Default" {
+        if !decision.ends_with("Default") {
             let mut more = rules;
             more.push(rule("cells"));
-            prop_assert_eq!(decided(&sandbox, &routing(more)).unwrap(), decision);
+            prop_assert_eq!(decided(&sandbox, &routing_of(more)).unwrap(), decision);
         }
     }
 }

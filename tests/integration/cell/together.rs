@@ -254,3 +254,34 @@ async fn pod_resolves_its_name_by_the_kubelets_hosts_file() {
     running.containers.insert("main".to_owned(), created);
     remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }
+
+/// Verifies U13.
+#[tokio::test]
+async fn containers_of_a_pod_share_a_writable_hosts_file() {
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, options()).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let mut spec = pod("hosts", WAIT);
+    spec.containers.push(Container { name: "sidecar".to_owned(), ..spec.containers[0].clone() });
+    let config = kubelet.prepare(&spec);
+    let sandbox = kubelet.run_sandbox(&config, "").await.unwrap();
+    let file = kubelet.pod_directory(&spec.uid).join("etc-hosts");
+    let mut running = kubelet.running(&spec, config, sandbox);
+    let mut ids = Vec::new();
+    for container in &spec.containers {
+        // The kubelet writes the file anew for each container.
+        fs::write(&file, format!("127.0.0.1\tlocalhost {}\n", container.name)).unwrap();
+        let created = kubelet.create_container(&running, container, 0).await.unwrap();
+        kubelet.start_container(&created.id).await.unwrap();
+        ids.push(created.id.clone());
+        running.containers.insert(container.name.clone(), created);
+    }
+    let write = "echo 192.0.2.1 added.example >> /etc/hosts";
+    let written = kubelet.exec_sync(&ids[1], &["sh", "-c", write]).await.unwrap();
+    assert_eq!(written.code, 0, "{written:?}");
+    for id in &ids {
+        let output = kubelet.exec_sync(id, &["cat", "/etc/hosts"]).await.unwrap();
+        assert_eq!(output.stdout, "127.0.0.1\tlocalhost sidecar\n192.0.2.1 added.example\n");
+    }
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
+}

@@ -36,6 +36,11 @@ use crate::{
 const CONFIG_SOURCE: &str = "kubernetes.io/config.source";
 /// Value of pods of the API server. Static pods have others.
 const API_SOURCE: &str = "api";
+/// Warning of a pod with variables in files of volumes. The kubelet reads them on the node, and
+/// sends the result with CreateContainer, or no call.
+const ENV_IN_FILES: &str = "variables in files of volumes (fileKeyRef) are read on the node, where \
+                            an emptyDir of a cell is empty: optional ones are absent, and with \
+                            others the kubelet does not create the container";
 /// Time limit of the agent for the bind of its cell to the pod.
 const BIND_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time limit of a cell's containerd for the sandbox container. It has just started, and reads much
@@ -102,7 +107,8 @@ impl CriService {
         let _caller = self.cells.caller(key.clone());
         loop {
             let (service, name, own) = (Arc::clone(self), key.clone(), wanted.clone());
-            let joined = self.launches.join(
+            let joined = self.launches.join_unless(
+                |other| key.is_other_with_uid(&other.pod_uid, &other.namespace, &other.name),
                 &self.tasks,
                 key.clone(),
                 request.clone(),
@@ -115,6 +121,8 @@ impl CriService {
                     Box::pin(async move { service.existing_or_new(&name, &request, own).await })
                 },
             );
+            let joined =
+                joined.map_err(|other| taken_uid(&key, &other.namespace, &other.name, "starts"))?;
             match joined {
                 Joined::Same(waiter) => {
                     let id = waiter.outcome(deadline, "RunPodSandbox").await?;
@@ -171,11 +179,22 @@ impl CriService {
                 }
             }
         }
+        // Of an earlier run of the daemon: no call waits for it yet.
+        for order in self.cells.orders() {
+            if key.is_other_with_uid(&order.pod_uid, &order.namespace, &order.name) {
+                return Err(taken_uid(key, &order.namespace, &order.name, "starts"));
+            }
+        }
         for last in self.pods.sandboxes_of_pod(&key.pod_uid) {
-            let metadata = last.item().metadata.unwrap_or_default();
-            let same_pod = (&metadata.namespace, &metadata.name) == (&key.namespace, &key.name);
+            let cri::PodSandboxMetadata { namespace, name, .. } =
+                last.item().metadata.unwrap_or_default();
+            let is_other = key.is_other_with_uid(&last.uid, &namespace, &name);
+            if is_other && last.ready {
+                return Err(taken_uid(key, &namespace, &name, &format!("has {}", last.id)));
+            }
             // The cell of a stopped sandbox may still be ending: never two of a pod.
-            if same_pod && !last.ready && self.cells.get(&last.cell).is_some() {
+            let may_end = is_other || (&namespace, &name) == (&key.namespace, &key.name);
+            if may_end && !last.ready && self.cells.get(&last.cell).is_some() {
                 let stopped = self.sync.stop_sandbox(&last.id).await;
                 stopped.map_err(status_code::of_teardown)?;
             }
@@ -252,6 +271,10 @@ impl CriService {
                     request.config.iter().flat_map(|config| policy::granted(&self.rules(), config))
                 {
                     tracing::info!(sandbox = %id, pod, "the pod {granted}");
+                }
+                if self.known_requests(&pod_key.0).is_some_and(|it| it.has_env_in_files) {
+                    tracing::warn!(sandbox = %id, pod, "{ENV_IN_FILES}");
+                    self.cells.add_pod_event(&pod, &pod_key.0, "EnvInFiles", ENV_IN_FILES);
                 }
                 self.sync.add_unclaimed(&id);
                 self.sync.watch(&cell.id);
@@ -371,6 +394,16 @@ impl CriService {
         }
         Ok(())
     }
+}
+
+/// Returns the error of a pod whose uid another pod has: volumes, cgroups and proofs of ends are
+/// found by it.
+fn taken_uid(key: &OrderKey, namespace: &str, name: &str, state: &str) -> Status {
+    Status::failed_precondition(format!(
+        "uid {:?} of pod {}/{} is that of pod {namespace}/{name}, which {state}; allowed: a uid of \
+         its own, or the other pod stopped and removed first",
+        key.pod_uid, key.namespace, key.name
+    ))
 }
 
 /// Returns the digest of the annotations that choose the machine.

@@ -76,7 +76,44 @@ where
         F: FnOnce(Arc<Q>) -> W,
         W: Future<Output = Result<T, Status>> + Send + 'static,
     {
-        let mut flights = self.lock();
+        self.join_in(self.lock(), tasks, key, request, same, work)
+    }
+
+    /// Joins the flight of a key, or begins one, unless a flight has a key that excludes it: that
+    /// key is the error.
+    pub(super) fn join_unless<W, F>(
+        self: &Arc<Self>,
+        is_excluding: impl Fn(&K) -> bool,
+        tasks: &Tasks,
+        key: K,
+        request: Q,
+        same: impl FnOnce(&Q, &Q) -> bool,
+        work: F,
+    ) -> Result<Joined<T>, K>
+    where
+        F: FnOnce(Arc<Q>) -> W,
+        W: Future<Output = Result<T, Status>> + Send + 'static,
+    {
+        let flights = self.lock();
+        match flights.keys().find(|other| is_excluding(other)) {
+            Some(other) => Err(other.clone()),
+            None => Ok(self.join_in(flights, tasks, key, request, same, work)),
+        }
+    }
+
+    fn join_in<W, F>(
+        self: &Arc<Self>,
+        mut flights: MutexGuard<'_, HashMap<K, Flight<Q, T>>>,
+        tasks: &Tasks,
+        key: K,
+        request: Q,
+        same: impl FnOnce(&Q, &Q) -> bool,
+        work: F,
+    ) -> Joined<T>
+    where
+        F: FnOnce(Arc<Q>) -> W,
+        W: Future<Output = Result<T, Status>> + Send + 'static,
+    {
         if let Some(flight) = flights.get(&key) {
             let waiter = Waiter(flight.outcome.clone());
             return if same(&flight.request, &request) {

@@ -269,6 +269,7 @@ mod tests {
             milli_cpu_limit: Some(2000),
             memory_request: 3 << 30,
             memory_limit: None,
+            ..ApiRequests::default()
         };
         let with_api = |config: &cri::PodSandboxConfig| {
             let it = resources(config, Some(of_api)).unwrap();

@@ -5,7 +5,7 @@ use std::{fmt, time::Duration};
 use async_trait::async_trait;
 
 use super::{Amount, Requested, Source};
-use crate::manifest::Pod;
+use crate::manifest::{Container, Pod};
 
 /// Bounds the time for which a call waits for the API's requests of its pod. The kubelet has the
 /// pod from a watch of its own, so that ours may be a moment later.
@@ -22,6 +22,8 @@ pub struct ApiRequests {
     pub memory_request: u64,
     /// The sum of memory limits, if every container has one.
     pub memory_limit: Option<u64>,
+    /// A container has variables in files of volumes (`fileKeyRef`).
+    pub has_env_in_files: bool,
 }
 
 impl ApiRequests {
@@ -34,6 +36,7 @@ impl ApiRequests {
             milli_cpu_limit: sums.cpu_limit.filter(has_any),
             memory_request: sums.memory_request.unwrap_or_default(),
             memory_limit: sums.memory_limit.filter(has_any),
+            has_env_in_files: pod.all_containers().any(Container::has_env_in_files),
         }
     }
 }
@@ -83,6 +86,7 @@ mod tests {
             milli_cpu_limit: None,
             memory_request: (2 << 30) - 1,
             memory_limit: Some(3 << 30),
+            ..ApiRequests::default()
         };
         let both = of_cri.with_api(&api);
         assert_eq!((both.milli_cpus, both.memory_mib), (by_requests(1500), by_limits(3072)));

@@ -59,7 +59,7 @@ impl Disk {
                     drop(self.entries.insert(path, Entry::Dir(attributes)))
                 }
             }
-            Some(Change::WriteFile(WriteFile { mode, uid, gid, content, more })) => {
+            Some(Change::WriteFile(WriteFile { mode, uid, gid, content, more, .. })) => {
                 self.open = Some((
                     path,
                     Attributes { mode: *mode, uid: *uid, gid: *gid },

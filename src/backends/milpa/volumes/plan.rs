@@ -60,6 +60,16 @@ impl CellPath {
 
     /// Returns the changes that make this a file, in parts.
     pub(super) fn file(&self, attributes: Attributes, content: &Bytes) -> Vec<FileChange> {
+        self.write(attributes, content, false)
+    }
+
+    /// Returns the changes that replace the content of this file, which containers may have
+    /// mounted, or make it.
+    pub(super) fn file_in_place(&self, attributes: Attributes, content: &Bytes) -> Vec<FileChange> {
+        self.write(attributes, content, true)
+    }
+
+    fn write(&self, attributes: Attributes, content: &Bytes, in_place: bool) -> Vec<FileChange> {
         let Attributes { mode, uid, gid } = attributes;
         let mut rest = content.clone();
         let first = rest.split_to(rest.len().min(MAX_PART_BYTES));
@@ -70,6 +80,7 @@ impl CellPath {
             gid,
             content: first,
             more,
+            in_place,
         }))];
         while !rest.is_empty() {
             let part = rest.split_to(rest.len().min(MAX_PART_BYTES));

@@ -68,7 +68,7 @@ impl Preparation<'_> {
                 .await?
             }
             Source::EtcHosts => {
-                self.copy(path, CellPath::new(Root::Pod, "etc-hosts"), true, false).await?
+                self.copy(path, CellPath::new(Root::Pod, "etc-hosts"), true, true).await?
             }
             Source::TerminationLog { container, file } => {
                 self.termination_log(CellPath::new(
@@ -140,7 +140,7 @@ impl Preparation<'_> {
         };
         if sources::is_atomic(&plugin) {
             let root = sources::volume_path(&plugin, volume, false).root;
-            return self.copy(path, CellPath::new(root, at), true, true).await;
+            return self.copy(path, CellPath::new(root, at), true, false).await;
         }
         if !sources::is_empty_dir(&plugin) {
             return self.host_path_mount(path, mount, &format!("of the plugin {plugin}")).await;
@@ -248,21 +248,21 @@ impl Preparation<'_> {
                     path,
                     CellPath::new(Root::Pod, format!("host-paths/{}/{name}", self.container)),
                     false,
-                    true,
+                    false,
                 )
                 .await
             }
         }
     }
 
-    /// Copies a file or a tree once. With `replace`, the copy of an earlier attempt is removed
-    /// first.
+    /// Copies a file or a tree once. The copy of an earlier attempt is removed first. A `shared`
+    /// file, which other containers have mounted, is written in place instead, as by the kubelet.
     async fn copy(
         &self,
         path: &Path,
         place: CellPath,
         no_follow: bool,
-        replace: bool,
+        shared: bool,
     ) -> Result<CellPath, Failure> {
         let node = blocking({
             let path = path.to_owned();
@@ -270,10 +270,13 @@ impl Preparation<'_> {
         })
         .await?;
         let mut changes: Vec<FileChange> = place.parent_directory().into_iter().collect();
-        if replace {
+        if !shared {
             changes.push(place.change(Change::Remove(true)));
         }
         match node {
+            FileOrTree::File(attributes, content) if shared => {
+                changes.extend(place.file_in_place(attributes, &content))
+            }
             FileOrTree::File(attributes, content) => {
                 changes.extend(place.file(attributes, &content))
             }

@@ -25,6 +25,8 @@ struct FakeFiles {
     refuse_after: Mutex<Option<usize>>,
     /// Number of calls.
     calls: AtomicUsize,
+    /// Files that were written in place.
+    in_place: Mutex<Vec<String>>,
 }
 
 impl FakeFiles {
@@ -67,7 +69,12 @@ impl CellFiles for FakeFiles {
                 Change::MakeDir(made) => {
                     drop(files.insert(key, format!("dir {:o}", made.mode).into()))
                 }
-                Change::WriteFile(file) => drop(files.insert(key, file.content)),
+                Change::WriteFile(file) => {
+                    if file.in_place {
+                        self.in_place.lock().unwrap().push(key.clone());
+                    }
+                    files.insert(key, file.content);
+                }
                 Change::Symlink(target) => drop(files.insert(key, format!("-> {target}").into())),
                 Change::Remove(_) => {
                     files.retain(|path, _| *path != key && !path.starts_with(&format!("{key}/")))
@@ -213,6 +220,7 @@ async fn mounts_are_copied_into_the_cell() {
     assert_eq!(scene.fake.get(&format!("{IN_CELL}/..v1/key")).unwrap(), "value");
     assert_eq!(scene.fake.get(&format!("{IN_CELL}/..data")).unwrap(), "-> ..v1");
     assert_eq!(scene.fake.get("pod:etc-hosts").unwrap(), "127.0.0.1 localhost\n");
+    assert_eq!(*scene.fake.in_place.lock().unwrap(), ["pod:etc-hosts"]);
     assert_eq!(scene.fake.get("pod:containers/app/01234567").unwrap(), "");
     assert_eq!(scene.fake.get("pod:empty-dir/e").unwrap(), "dir 2777");
 }

@@ -54,7 +54,7 @@ fn make_dir(mode: u32) -> Change {
 
 fn write(mode: u32, content: &'static [u8], more: bool) -> Change {
     let (uid, gid) = current_ids();
-    Change::WriteFile(WriteFile { mode, uid, gid, content: content.into(), more })
+    Change::WriteFile(WriteFile { mode, uid, gid, content: content.into(), more, in_place: false })
 }
 
 fn current_ids() -> (u32, u32) {
@@ -235,4 +235,30 @@ proptest! {
             prop_assert_eq!(joined, path);
         }
     }
+}
+
+/// Verifies U13.
+#[test]
+fn file_that_is_written_in_place_keeps_its_inode_and_mode() {
+    let mut fixture = Fixture::new();
+    let in_place = |mode, content, more| match write(mode, content, more) {
+        Change::WriteFile(file) => Change::WriteFile(WriteFile { in_place: true, ..file }),
+        other => other,
+    };
+    fixture.apply("hosts", in_place(0o644, b"a long first line", false)).unwrap();
+    let before = fs::metadata(fixture.pod("hosts")).unwrap();
+    fixture.apply("hosts", in_place(0o600, b"one", true)).unwrap();
+    fixture.apply("hosts", Change::Append(b" two"[..].into())).unwrap();
+    fixture.apply("hosts", Change::Append([][..].into())).unwrap();
+    let after = fs::metadata(fixture.pod("hosts")).unwrap();
+    assert_eq!((after.ino(), after.mode()), (before.ino(), before.mode()));
+    assert_eq!(fs::read(fixture.pod("hosts")).unwrap(), b"one two");
+    // A file without this is replaced.
+    fixture.apply("hosts", write(0o644, b"three", false)).unwrap();
+    assert_ne!(fs::metadata(fixture.pod("hosts")).unwrap().ino(), before.ino());
+    // Nothing but a regular file is written, and no link is followed.
+    fs::write(fixture.temp.path().join("outside/file"), "theirs").unwrap();
+    symlink(fixture.temp.path().join("outside/file"), fixture.pod("link")).unwrap();
+    fixture.apply("link", in_place(0o644, b"ours", false)).unwrap_err();
+    assert_eq!(fs::read(fixture.temp.path().join("outside/file")).unwrap(), b"theirs");
 }

@@ -1,11 +1,12 @@
-//! Regular files and symbolic links, written under a temporary name and renamed into place.
+//! Regular files and symbolic links, written under a temporary name and renamed into place, or into
+//! an existing file.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use kiyot_proto::cell::{Root, WriteFile};
 use rustix::{
     fd::OwnedFd,
-    fs::{AtFlags, Mode, OFlags, openat, renameat, symlinkat, unlinkat},
+    fs::{AtFlags, Mode, OFlags, ftruncate, openat, renameat, symlinkat, unlinkat},
     io::Errno,
 };
 
@@ -14,16 +15,22 @@ use super::{FileError, RelPath, beneath, mode_of, set_owner_and_mode};
 /// Prefix of the names of temporary files.
 const TEMPORARY_PREFIX: &str = ".kiyot-unfinished-";
 
-/// A file that is being written. Dropped before `finish`, the temporary file is
-/// removed.
+/// A file that is being written.
 #[derive(Debug)]
 pub struct FileWriter {
     root: Root,
     path: RelPath,
+    file: OwnedFd,
+    /// `None` for a file that is written in place.
+    temporary: Option<TemporaryFile>,
+}
+
+/// The temporary name of a file, which is removed unless it was renamed.
+#[derive(Debug)]
+struct TemporaryFile {
     parent: OwnedFd,
     name: String,
-    file: OwnedFd,
-    finished: bool,
+    renamed: bool,
 }
 
 impl FileWriter {
@@ -34,6 +41,12 @@ impl FileWriter {
         write: &WriteFile,
     ) -> Result<Self, FileError> {
         let mode = mode_of(write.mode, &path)?;
+        if write.in_place
+            && let Some(file) = beneath::open_regular(dir, &path, OFlags::WRONLY)?
+        {
+            ftruncate(&file, 0).map_err(FileError::io("truncate", &path))?;
+            return Ok(Self { root, path, file, temporary: None });
+        }
         let parent = beneath::parent(dir, &path)?;
         let name = temporary_name();
         remove_leftover(&parent, &name)
@@ -42,7 +55,8 @@ impl FileWriter {
             OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = openat(&parent, name.as_str(), flags, Mode::RUSR | Mode::WUSR)
             .map_err(FileError::io("write", &path))?;
-        let writer = Self { root, path, parent, name, file, finished: false };
+        let temporary = Some(TemporaryFile { parent, name, renamed: false });
+        let writer = Self { root, path, file, temporary };
         set_owner_and_mode(&writer.file, &writer.path, write.uid, write.gid, mode)?;
         Ok(writer)
     }
@@ -67,16 +81,19 @@ impl FileWriter {
     }
 
     pub(super) fn finish(mut self) -> Result<(), FileError> {
-        renameat(&self.parent, self.name.as_str(), &self.parent, self.path.name())
+        let Some(TemporaryFile { parent, name, renamed }) = &mut self.temporary else {
+            return Ok(());
+        };
+        renameat(&*parent, name.as_str(), &*parent, self.path.name())
             .map_err(FileError::io("rename into place", &self.path))?;
-        self.finished = true;
+        *renamed = true;
         Ok(())
     }
 }
 
-impl Drop for FileWriter {
+impl Drop for TemporaryFile {
     fn drop(&mut self) {
-        if !self.finished {
+        if !self.renamed {
             let _ = unlinkat(&self.parent, self.name.as_str(), AtFlags::empty());
         }
     }

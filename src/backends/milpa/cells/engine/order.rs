@@ -46,6 +46,16 @@ pub(crate) struct OrderKey {
     pub(crate) attempt: u32,
 }
 
+impl OrderKey {
+    /// Returns whether a pod with this uid is another than that of the key. Pods without a uid are
+    /// never others.
+    pub(crate) fn is_other_with_uid(&self, uid: &str, namespace: &str, name: &str) -> bool {
+        !uid.is_empty()
+            && self.pod_uid == uid
+            && (&*self.namespace, &*self.name) != (namespace, name)
+    }
+}
+
 /// The needs of a pod.
 #[derive(Debug, Clone)]
 pub(crate) struct OrderSpec {
