@@ -249,8 +249,12 @@ impl Engine {
                 let event = if ended { CellEvent::Shutdown } else { CellEvent::ShutdownFailed };
                 self.apply(&cell, event, now);
             }
-            Event::Detached(cell, Ok(())) => self.apply(&cell, CellEvent::Detached, now),
+            Event::Detached(cell, Ok(())) => {
+                self.on_detach_answered(&cell);
+                self.apply(&cell, CellEvent::Detached, now);
+            }
             Event::Detached(cell, Err(error)) => {
+                self.on_detach_answered(&cell);
                 self.refuse_end(&cell, error);
                 self.apply(&cell, CellEvent::DetachFailed, now);
             }
@@ -346,7 +350,11 @@ impl Engine {
             }
             CellEffect::ShutDown => self.emit(id, Effect::ShutDown),
             CellEffect::Detach => {
-                if let Some(instance) = cell.state.instance().cloned() {
+                // The answer to a call that has not ended serves as well.
+                if let Some(instance) = cell.state.instance().cloned()
+                    && let Some(cell) = self.cells.get_mut(id)
+                    && !std::mem::replace(&mut cell.is_detaching, true)
+                {
                     self.emit(id, Effect::Detach(instance));
                 }
             }
@@ -689,6 +697,12 @@ impl Engine {
             && cell.failure.is_none()
         {
             cell.failure = Some(failure);
+        }
+    }
+
+    fn on_detach_answered(&mut self, id: &CellId) {
+        if let Some(cell) = self.cells.get_mut(id) {
+            cell.is_detaching = false;
         }
     }
 

@@ -70,6 +70,8 @@ pub(super) struct Cell {
     pub(super) launch_error: Option<ProviderError>,
     /// The number of replays of its launch.
     pub(super) replays: u32,
+    /// Set while the provider is asked to release its shared parts of the node.
+    pub(super) is_detaching: bool,
     /// The number of failed attempts to end it.
     pub(super) failed_ends: u32,
     /// The reason for its offering.
@@ -129,6 +131,7 @@ impl Cell {
             may_be_launched: false,
             launch_error: None,
             replays: 0,
+            is_detaching: false,
             failed_ends: 0,
             offering_reason: String::new(),
             earlier: EarlierLaunches::default(),

@@ -44,6 +44,7 @@ impl Engine {
                 Effect::Launch(_) if may_be_launched => event = CellEvent::LaunchUnanswered,
                 Effect::Launch(_) => event = CellEvent::NothingLaunched(NOT_RECORDED.into()),
                 Effect::Attach(..) => event = CellEvent::AttachFailed(NOT_RECORDED.into()),
+                Effect::Detach(_) => self.on_detach_answered(id),
                 Effect::AnswerOrder(order, outcome) => {
                     let error = outcome.err().unwrap_or_else(|| failure.clone());
                     self.emit(id, Effect::AnswerOrder(order, Err(error)));
