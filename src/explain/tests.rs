@@ -183,10 +183,10 @@ fn manifests_that_the_api_server_takes_are_explained() {
 /// Verifies M2.
 #[test]
 fn unknown_fields_of_a_pod_are_noted_on_the_node_and_in_a_cell() {
-    for target in ["kiyot", "containerd"] {
+    for annotation in ["kubernetes.io/target-runtime: kiyot", "a: b"] {
         let text = format!(
             "apiVersion: v1\nkind: Pod\nmetadata:\n  name: p\n  annotations: \
-             {{kubernetes.io/target-runtime: {target}}}\nspec: {{hostNetwrk: true, containers: \
+             {{{annotation}}}\nspec: {{hostNetwrk: true, containers: \
              [{{name: c, image: i}}]}}\n"
         );
         let (explained, fine) = explained(OPT_IN, &text);

@@ -19,9 +19,10 @@ use super::{
 };
 
 /// `/proc` as pkg/securitycontext masks it for all but privileged containers.
-const MASKED_PATHS: [&str; 11] = [
+const MASKED_PATHS: [&str; 12] = [
     "/proc/asound",
     "/proc/acpi",
+    "/proc/interrupts",
     "/proc/kcore",
     "/proc/keys",
     "/proc/latency_stats",

@@ -9,7 +9,7 @@ use super::place::Place;
 pub struct EnvSource {
     /// Name of the variable.
     pub variable: String,
-    /// What the kubelet reads.
+    /// Kind of the source.
     pub kind: SourceKind,
 }
 

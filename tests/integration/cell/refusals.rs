@@ -153,7 +153,8 @@ async fn client_that_masks_no_paths_leaves_the_kernels_closed() {
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
     let running = kubelet.run_pod(&Pod::new("bare").in_cell()).await.unwrap();
-    let cases: [(&str, fn(&mut cri::ContainerConfig)); 3] = [
+    type Change = fn(&mut cri::ContainerConfig);
+    let cases: [(&str, Change); 3] = [
         ("without-context", |config| config.linux = Some(cri::LinuxContainerConfig::default())),
         ("without-lists", |config| {
             context(config).masked_paths.clear();

@@ -14,6 +14,8 @@ use crate::{
 
 /// Begin of the facts that refuse a pod.
 const REFUSED: &str = "refused: ";
+/// Begin of those that a user should know, such as an unknown field.
+const NOTE: &str = "note: ";
 
 pub(super) async fn run(
     connect: impl AsyncFnOnce() -> Result<Client, Error>,
@@ -31,11 +33,17 @@ pub(super) async fn run(
     Ok(())
 }
 
-/// Checks pods as `plan` does. The daemon reads what the kubelet will read.
+/// Checks pods as `plan` does, and prints its notes. The daemon reads what the kubelet will read.
 async fn check(client: &Client, pods: &[StaticPod]) -> Result<(), Error> {
     let file = |pod: &StaticPod| ManifestFile { name: pod.file.clone(), text: pod.json.clone() };
     let request = PlanRequest { files: pods.iter().map(file).collect() };
     let planned = client.call(async |mut admin| admin.plan(request).await).await?;
+    let mut stderr = io::stderr();
+    for pod in &planned.pods {
+        for note in pod.facts.iter().filter(|fact| fact.starts_with(NOTE)) {
+            writeln!(stderr, "{}: {note}", pod.heading)?;
+        }
+    }
     let refused: Vec<String> =
         planned.pods.into_iter().filter(|pod| pod.refused).map(reasons).collect();
     if refused.is_empty() { Ok(()) } else { Err(Error::Failed(refused.join("; "))) }
