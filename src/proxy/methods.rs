@@ -63,7 +63,7 @@ pub const fn id_kind(method: Method) -> IdKind {
 /// Returns the routing of a method that this version of CRI lacks, by its `:path`. A list or its
 /// stream, known by the name, would hide the pods of other backends, and a kubelet does without an
 /// unimplemented method. All others are forwarded to the node backend, unless they name a pod in a
-/// cell ([`super::cell_guard`]).
+/// cell (`cell_guard`).
 pub fn route_unknown(path: &str) -> Route {
     match path.strip_prefix("/runtime.v1.RuntimeService/") {
         Some(name) if ["List", "Stream"].iter().any(|verb| name.starts_with(verb)) => {
