@@ -470,7 +470,7 @@ async fn milpactl_shows_the_pods_of_a_daemon_by_the_rights_of_its_user() {
     }
     fs::write(&manifest, wanted.replace("spec:", "spoc:")).unwrap();
     let (text, code) = milpactl(&kiyot, reader, &plan).await;
-    assert!(code == 64 && text.contains("spoc"), "{code}: {text}");
+    assert!(code == 64 && text.contains("document 1.spec: is missing"), "{code}: {text}");
     for line in ["logs web", "dump all", "cordon", "drain --end"] {
         let (text, code) = milpactl(&kiyot, reader, line).await;
         assert!(code == 77 && text.contains("is for root"), "{line}: {code} {text}");
