@@ -20,7 +20,8 @@ drain_exec_sync_io_timeout = \"7s\"
 async fn settings_of_the_nodes_containerd_hold_in_a_cell() {
     let node = Node::start().await;
     let mut spec: Value = serde_json::from_str(&node.ctr(&["oci", "spec"])).unwrap();
-    spec["process"]["rlimits"] = json!([{ "type": "RLIMIT_NOFILE", "hard": 1000, "soft": 500 }]);
+    // Go raises the soft limit of runc's own process to the hard one, which an exec may inherit.
+    spec["process"]["rlimits"] = json!([{ "type": "RLIMIT_NOFILE", "hard": 1000, "soft": 1000 }]);
     let base = node.directory().join("base.json");
     fs::write(&base, spec.to_string()).unwrap();
     let path = node.directory().join("containerd.toml");
@@ -60,6 +61,6 @@ async fn settings_of_the_nodes_containerd_hold_in_a_cell() {
     assert_eq!(seen[1], seen[0], "in the cell (left) and on the node (right)");
     // Equal outputs prove nothing unless the settings have an effect.
     let (output, lines) = &seen[1];
-    assert!(output.starts_with("500\n1000\n1024\n0\t2147483647\n"), "{output}");
+    assert!(output.starts_with("1000\n1000\n1024\n0\t2147483647\n"), "{output}");
     assert_eq!(*lines, 3);
 }
