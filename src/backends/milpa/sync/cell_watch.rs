@@ -85,28 +85,34 @@ impl CellSync {
     async fn watch_cell(self: Arc<Self>, cell: Cell) {
         // Without a connection the link is closed: the cell has ended, and its last event says so.
         while let Some(connection) = cell.link.control.connected().await {
-            tokio::select! {
+            let watched = tokio::select! {
                 biased;
-                () = connection.ended() => if !self.cells.is_ending(&cell.id)
+                () = connection.ended() => Ok(()),
+                watched = Box::pin(self.watch_connection(&cell)) => watched,
+            };
+            let renewal = tokio::time::Instant::now() + RENEWAL_DELAY;
+            // The streams of a connection may fail before the connection has ended.
+            let has_disconnected =
+                tokio::time::timeout_at(renewal, connection.ended()).await.is_ok();
+            if has_disconnected {
+                if !self.cells.is_ending(&cell.id)
                     && let Some(suppressed) = cell.link.lines.admit()
                 {
                     tracing::info!(cell = %cell.id, suppressed, "agent of a cell has disconnected");
-                },
-                ended = Box::pin(self.watch_connection(&cell)) => match ended {
-                    Ok(()) => {
-                        tracing::debug!(cell = %cell.id, "watch of a cell ended, renewing it")
-                    }
-                    Err(failure) => if let Some(suppressed) = cell.link.lines.admit() {
-                        tracing::info!(
-                            cell = %cell.id,
-                            status = failure.message(),
-                            suppressed,
-                            "watch of a cell failed, renewing it"
-                        );
-                    },
-                },
+                }
+            } else if let Err(failure) = watched {
+                if let Some(suppressed) = cell.link.lines.admit() {
+                    tracing::info!(
+                        cell = %cell.id,
+                        status = failure.message(),
+                        suppressed,
+                        "watch of a cell failed, renewing it"
+                    );
+                }
+            } else {
+                tracing::debug!(cell = %cell.id, "watch of a cell ended, renewing it");
             }
-            tokio::time::sleep(RENEWAL_DELAY).await;
+            tokio::time::sleep_until(renewal).await;
         }
     }
 
