@@ -47,11 +47,12 @@ cell-image:
 	@scripts/cell-image target/cell-image
 
 # Checks everything that must hold before a change is merged. Ends with "N passed, N failed". Tests are built with
-# Clippy's lints, so that AWS's SDK is compiled once.
+# Clippy's lints, so that AWS's SDK is compiled once. The tests of a node, whose VM has one processor, run beside others.
+test: export RUSTC_WORKSPACE_WRAPPER = $(LINTING_COMPILER)
 test: lint-default cell-image
-	RUSTC_WORKSPACE_WRAPPER=$(LINTING_COMPILER) cargo test --workspace --features ec2,otel --all-targets --no-run
-	@RUSTC_WORKSPACE_WRAPPER=$(LINTING_COMPILER) scripts/count \
-		cargo test --workspace --features ec2,otel --no-fail-fast
+	$(CARGO_TEST) --all-targets --no-run
+	@scripts/count scripts/beside "$(CARGO_TEST) --test node; " \
+		"$(CARGO_TEST) --lib --bins --examples --benches --test '[!n]*'"
 
 # Runs all tests of a real node, a VM in QEMU, in half an hour, and the user data of EC2 on a stock Debian. `make test`
 # includes the short ones.
