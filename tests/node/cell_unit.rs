@@ -1,5 +1,7 @@
 //! The unit of the agent, on a machine of a cell's own with systemd.
 
+use std::net::Ipv4Addr;
+
 use base64::{Engine, prelude::BASE64_STANDARD};
 use kiyot_link::bootstrap::{Bootstrap, CellFile, GatewayAddress, Machine as CellMachine};
 
@@ -7,6 +9,8 @@ use crate::machine::Machine;
 
 /// The time after which the machine would power off by itself: longer than the test.
 const LONG_SECONDS: u64 = 24 * 60 * 60;
+/// The address that the cell closes to its pod.
+const CLOSED: Ipv4Addr = Ipv4Addr::new(169, 254, 169, 254);
 /// Prints the PID of the cell's containerd: a child of the service.
 const CONTAINERD: &str =
     "pgrep -P $(systemctl show -P MainPID kiyot-cell) -f '^[^ ]*containerd --config'";
@@ -32,7 +36,7 @@ fn boot_data() -> CellFile {
             pod_mac: None,
             link: None,
             power_off_after_secs: LONG_SECONDS,
-            closed_addresses: Vec::new(),
+            closed_addresses: vec![CLOSED.into()],
             node_networks: Vec::new(),
         }),
     }
@@ -56,6 +60,13 @@ pub(crate) fn runs_a_cell_once_and_powers_the_machine_off_after_a_kill(mut machi
     machine.ok("systemctl is-active kiyot-cell && [ ! -e /var/lib/kiyot-cell/boot-data.json ]");
     machine.eventually("pgrep -f 'kiyot-cell agent'");
     machine.ok(&format!("[ $(ps -o unit= -p {}) = kiyot-cell.service ]", first.trim()));
+
+    // Without a node that would end it, the machine ends when its kernel panics or hangs.
+    machine.ok("[ $(sysctl -n kernel.panic) = 10 ] && [ $(sysctl -n kernel.panic_on_oops) = 1 ] \
+                && [ $(systemctl show -P RuntimeWatchdogUSec) = 1min ]");
+    // Its routes come back after another program removed them.
+    machine.ok(&format!("ip route del unreachable {CLOSED}"));
+    machine.eventually(&format!("ip route show type unreachable | grep {CLOSED}"));
 
     // The service starts its containerd again, and is itself not started again.
     machine.ok(&format!("kill -9 {}", first.trim()));

@@ -23,7 +23,7 @@ const TOO_LITTLE: u64 = 4 << 20;
 const RESTORE_WATCHDOG: &str =
     "rm /etc/systemd/system/kiyot.service.d/watchdog.conf && systemctl daemon-reload";
 
-/// Verifies C6, F17, O24, V11, V21, X4, X15, X45, X48, X50.
+/// Verifies C6, F17, O24, V11, V21, V101, V102, X4, X15, X45, X48, X50.
 #[test]
 fn cells_keep_their_limits_outlive_the_service_and_end_with_the_node() {
     // One for all, because its boot takes a quarter of the time.

@@ -85,7 +85,7 @@ fn memory_of_the_service_is_limited_and_its_end_is_no_end_of_the_unit() {
     assert!(table.contains("`MemoryMax=512M`"), "the page that says what to set has the default");
 }
 
-/// Verifies V21.
+/// Verifies V21, V102.
 #[test]
 fn service_of_a_cell_is_started_again_to_power_its_machine_off() {
     let unit = read("config/kiyot-cell.service");
@@ -99,6 +99,8 @@ fn service_of_a_cell_is_started_again_to_power_its_machine_off() {
     ] {
         assert_eq!(words(&unit, "Service", key), [value], "{key}");
     }
+    let before = words(&unit, "Service", "ExecStartPre");
+    assert!(before.contains(&"kernel.panic=10".to_owned()), "a panic reboots: {before:?}");
     assert_eq!(words(&unit, "Unit", "StartLimitIntervalSec"), ["0"]);
     // Otherwise systemd stops the other and starts this at the same time.
     let (other, after) = (words(&unit, "Unit", "Conflicts"), words(&unit, "Unit", "After"));

@@ -48,7 +48,7 @@ use self::{
 use crate::{
     dirs::{CellDir, DirError},
     init::POWER_OFF_EXIT_CODE,
-    machine,
+    machine::{self, power_off},
     namespaces::{Namespaces, OwnNamespaces},
     uplink::{Outcome, Uplink, UplinkError},
 };
@@ -174,7 +174,7 @@ impl AgentContext {
             Arc::clone(&changing_calls),
             dir.pod(),
         );
-        let tasks = vec![
+        let mut tasks = vec![
             AbortOnDropHandle::new(tokio::spawn(watcher.run())),
             AbortOnDropHandle::new(tokio::spawn(logs::follow(Arc::clone(&state), dir.pod()))),
             AbortOnDropHandle::new(tokio::spawn(logs::enforce_retention(dir.pod()))),
@@ -184,6 +184,9 @@ impl AgentContext {
                 dir.clone(),
             ))),
         ];
+        if owns_machine {
+            tasks.push(AbortOnDropHandle::new(tokio::spawn(power_off::renew())));
+        }
         Ok(Arc::new(Self {
             cell,
             own,

@@ -97,7 +97,8 @@ fn serve() -> Result<(), MachineError> {
 
     let dir = CellDir::open(Path::new(CELL_DIR))?;
     file.write(&dir.cell_file())?;
-    power_off.cancelled_by(dir.agent().join(crate::uplink::CERTIFICATE_FILE));
+    let certificate = dir.agent().join(crate::uplink::CERTIFICATE_FILE);
+    power_off.renewed_after(certificate, file.bootstrap.orphan_timeout_secs);
     init::make_dirs(&dir).map_err(step("create the cell's directories"))?;
     let snapshotter = private::mount_all(&dir)?;
     mounts::cell(&dir)?;

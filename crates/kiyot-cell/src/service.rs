@@ -8,18 +8,15 @@
 mod boot_data;
 mod boot_record;
 mod metadata;
+mod routes;
 
-use std::{env, fs, io, net::IpAddr, os::unix::fs::DirBuilderExt, path::Path};
+use std::{env, fs, io, os::unix::fs::DirBuilderExt, path::Path};
 
-use kiyot_link::bootstrap::{CellFileError, GatewayAddress, Machine};
-use kiyot_linux::{
-    link::{self, Via},
-    netlink::route_socket,
-};
-use rustix::{fs::Mode, net::netdevice::name_to_index};
+use kiyot_link::bootstrap::CellFileError;
+use rustix::fs::Mode;
 
 use crate::{
-    agent::{self, network},
+    agent,
     dirs::{CellDir, DirError},
     init::{self, bounded_log::BoundedLog, private, services},
     machine::{mounts, power_off},
@@ -55,9 +52,9 @@ pub enum ServiceError {
     /// The cell's own tmpfs can't be mounted.
     #[error(transparent)]
     Private(#[from] init::mounts::MountError),
-    /// An address can't be closed to the pod.
-    #[error("cannot close the address {0}")]
-    Address(IpAddr, #[source] io::Error),
+    /// The machine's routes can't be set.
+    #[error(transparent)]
+    Routes(#[from] routes::RouteError),
     /// The services can't be started.
     #[error(transparent)]
     Services(#[from] services::ServicesError),
@@ -98,12 +95,12 @@ fn serve(dir: &Path) -> Result<(), ServiceError> {
     file.restrict_oom_score_adj = !may_lower_oom_score();
     power_off.set_deadline(machine.power_off_after_secs);
     file.write(&dir.cell_file())?;
-    power_off.cancelled_by(dir.agent().join(crate::uplink::CERTIFICATE_FILE));
+    let certificate = dir.agent().join(crate::uplink::CERTIFICATE_FILE);
+    power_off.renewed_after(certificate, file.bootstrap.orphan_timeout_secs);
     init::make_dirs(&dir).map_err(step("create the cell's directories"))?;
     let snapshotter = private::mount_all(&dir)?;
     mounts::private(&dir)?;
-    close_addresses(&machine)?;
-    route_by_node(&machine, &file.bootstrap.gateway)?;
+    routes::keep(&machine, &file.bootstrap.gateway)?;
     let console = BoundedLog::stderr().map_err(step("duplicate standard error"))?;
     services::run(&dir, &file, snapshotter, &console)?;
     Ok(())
@@ -114,46 +111,4 @@ fn serve(dir: &Path) -> Result<(), ServiceError> {
 fn may_lower_oom_score() -> bool {
     let score = services::MACHINE_OOM_SCORE_ADJ.to_string();
     fs::write("/proc/self/oom_score_adj", score).is_ok()
-}
-
-/// Closes the addresses that the pod may not reach: it has the machine's network.
-fn close_addresses(machine: &Machine) -> Result<(), ServiceError> {
-    let socket = route_socket().map_err(|source| ServiceError::Step("open netlink", source))?;
-    for address in &machine.closed_addresses {
-        match link::close_address(&socket, *address) {
-            // A kernel without IPv6 reaches no such address.
-            Err(error) if address.is_ipv6() && has_no_family(&error) => {}
-            closed => closed.map_err(|source| ServiceError::Address(*address, source))?,
-        }
-    }
-    Ok(())
-}
-
-/// Sets the routes to the networks that are reached by the node. On a machine that is not in the
-/// node's subnet they can't be set, and the networks stay unreachable.
-fn route_by_node(machine: &Machine, gateway: &GatewayAddress) -> Result<(), ServiceError> {
-    let GatewayAddress::Tcp(gateway) = gateway else { return Ok(()) };
-    let socket = route_socket().map_err(|source| ServiceError::Step("open netlink", source))?;
-    let routes = fs::read_to_string(network::ROUTES).unwrap_or_default();
-    let device = network::default_device(&routes).unwrap_or(network::POD_DEVICE);
-    let index = name_to_index(&socket, device)
-        .map_err(|error| ServiceError::Step("find the default device", error.into()))?;
-    for &(address, prefix_len) in &machine.node_networks {
-        let destination = (address, prefix_len);
-        let via = Via { gateway: Some(gateway.ip()), ..Via::default() };
-        if let Err(error) = link::set_route(&socket, index, destination, via) {
-            eprintln!(
-                "kiyot-cell: network not reachable by the node network={address}/{prefix_len} \
-                 node={} error=\"{error}\"",
-                gateway.ip()
-            );
-        }
-    }
-    Ok(())
-}
-
-fn has_no_family(error: &io::Error) -> bool {
-    use rustix::io::Errno;
-    let number = error.raw_os_error();
-    [Errno::AFNOSUPPORT, Errno::OPNOTSUPP].iter().any(|errno| number == Some(errno.raw_os_error()))
 }

@@ -26,6 +26,8 @@ const NLMSG_DONE: u16 = 3;
 pub const RTM_NEWLINK: u16 = 16;
 /// `RTMGRP_LINK` of linux/rtnetlink.h.
 const RTMGRP_LINK: u32 = 1;
+/// `RTMGRP_IPV4_ROUTE | RTMGRP_IPV6_ROUTE` of linux/rtnetlink.h.
+const RTMGRP_ROUTE: u32 = 0x40 | 0x400;
 /// `IFF_UP` of linux/if.h.
 const IFF_UP: u32 = 1;
 
@@ -50,6 +52,15 @@ pub fn route_socket() -> io::Result<OwnedFd> {
 pub fn link_changes() -> io::Result<OwnedFd> {
     let socket = route_socket()?;
     bind(&socket, &netlink::SocketAddrNetlink::new(0, RTMGRP_LINK))?;
+    Ok(socket)
+}
+
+/// Opens a socket that receives a message for each change of a route in the network namespace of
+/// the calling thread. Its reads time out.
+pub fn route_changes(timeout: Duration) -> io::Result<OwnedFd> {
+    let socket = route_socket()?;
+    set_socket_timeout(&socket, Timeout::Recv, Some(timeout))?;
+    bind(&socket, &netlink::SocketAddrNetlink::new(0, RTMGRP_ROUTE))?;
     Ok(socket)
 }
 

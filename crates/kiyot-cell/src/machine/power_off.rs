@@ -1,17 +1,19 @@
-//! Power-off of a machine of the cell's own, and its timer until the cell enrols.
+//! Power-off of a machine of the cell's own, and its timer.
 //!
 //! A launch whose answer was lost may leave a machine that no daemon knows. Its agent can't enrol,
-//! so that the timer ends it.
+//! so that the timer ends it. An agent that hangs can't enforce the orphan timeout: once enrolled it
+//! renews the timer, which otherwise ends the machine in its place.
 
 use std::{
+    fs::File,
     io,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
     thread,
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use nix::sys::reboot::{RebootMode, reboot};
@@ -19,10 +21,14 @@ use rustix::time::{ClockId, clock_gettime};
 
 /// Time from [`arm`], in seconds, until the boot data says another.
 const DEFAULT_DEADLINE_SECS: u64 = 900;
-/// Interval at which the timer looks for the certificate.
+/// Interval at which the timer looks for the certificate, and for renewals.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+/// File on a tmpfs whose time of modification the agent changes at [`RENEWAL_INTERVAL`].
+const RENEWED: &str = "/run/kiyot/renewed";
+/// Interval at which the agent renews the timer.
+const RENEWAL_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Timer that powers the machine off unless the cell enrols.
+/// Timer that powers the machine off unless the cell enrols, and its agent then renews the timer.
 #[derive(Debug, Clone)]
 pub(crate) struct PowerOff(Arc<Timer>);
 
@@ -34,6 +40,8 @@ struct Timer {
     deadline: AtomicU64,
     /// File that exists once the cell has enrolled.
     certificate: Mutex<Option<PathBuf>>,
+    /// Seconds without a renewal, once enrolled, to the power-off.
+    renewal: AtomicU64,
 }
 
 impl PowerOff {
@@ -42,21 +50,23 @@ impl PowerOff {
         self.0.deadline.store(seconds, Ordering::Relaxed);
     }
 
-    /// Sets the file whose existence cancels the power-off.
-    pub(crate) fn cancelled_by(&self, certificate: PathBuf) {
+    /// Sets the file whose existence replaces that time by `renewal`, in seconds from the agent's
+    /// last renewal.
+    pub(crate) fn renewed_after(&self, certificate: PathBuf, renewal: u64) {
+        self.0.renewal.store(renewal, Ordering::Relaxed);
         *self.0.certificate.lock().unwrap_or_else(PoisonError::into_inner) = Some(certificate);
     }
 }
 
 impl Timer {
-    /// Returns true once the cell has enrolled.
-    fn is_cancelled(&self) -> bool {
+    /// Returns whether the cell has enrolled.
+    fn is_enrolled(&self) -> bool {
         let certificate = self.certificate.lock().unwrap_or_else(PoisonError::into_inner);
         certificate.as_ref().is_some_and(|path| path.exists())
     }
 
     fn run(&self) {
-        while !self.is_cancelled() {
+        while !self.is_enrolled() {
             let elapsed = uptime_secs().saturating_sub(self.armed);
             if elapsed >= self.deadline.load(Ordering::Relaxed) {
                 eprintln!("kiyot-cell: not enrolled within {elapsed} s, powering off");
@@ -64,6 +74,50 @@ impl Timer {
             }
             thread::sleep(CHECK_INTERVAL);
         }
+        let limit = self.renewal.load(Ordering::Relaxed);
+        let mut renewals = Renewals::default();
+        while !renewals.are_overdue(modified(Path::new(RENEWED)), limit) {
+            thread::sleep(CHECK_INTERVAL);
+        }
+        eprintln!("kiyot-cell: agent has not renewed the timer for {limit} s, powering off");
+        now();
+    }
+}
+
+/// Renewals that the timer has seen. It counts its own checks instead of a clock, so that a machine
+/// that was suspended does not end at its resumption.
+#[derive(Debug, Default)]
+struct Renewals {
+    last: Option<SystemTime>,
+    /// Checks since the last change.
+    unchanged: u64,
+}
+
+impl Renewals {
+    /// Notes a check, and returns whether `limit` of them have seen no change.
+    fn are_overdue(&mut self, renewed: Option<SystemTime>, limit: u64) -> bool {
+        self.unchanged = if renewed == self.last { self.unchanged + 1 } else { 0 };
+        self.last = renewed;
+        self.unchanged > limit / CHECK_INTERVAL.as_secs()
+    }
+}
+
+/// Returns the file's time of modification, `None` if it is absent.
+fn modified(path: &Path) -> Option<SystemTime> {
+    path.metadata().ok()?.modified().ok()
+}
+
+/// Renews the timer at an interval, for the agent.
+pub(crate) async fn renew() {
+    let file = || {
+        std::fs::create_dir_all(Path::new(RENEWED).parent().unwrap_or(Path::new("/")))?;
+        File::options().write(true).create(true).truncate(false).open(RENEWED)
+    };
+    loop {
+        if let Err(error) = file().and_then(|file| file.set_modified(SystemTime::now())) {
+            tracing::warn!(%error, file = RENEWED, "power-off timer not renewed");
+        }
+        tokio::time::sleep(RENEWAL_INTERVAL).await;
     }
 }
 
@@ -78,6 +132,7 @@ pub(crate) fn arm() -> io::Result<PowerOff> {
         armed: uptime_secs(),
         deadline: AtomicU64::new(DEFAULT_DEADLINE_SECS),
         certificate: Mutex::default(),
+        renewal: AtomicU64::new(DEFAULT_DEADLINE_SECS),
     });
     let armed = PowerOff(Arc::clone(&timer));
     thread::Builder::new().name("power-off".into()).spawn(move || timer.run())?;
@@ -90,4 +145,23 @@ pub(crate) fn now() -> ! {
     eprintln!("kiyot-cell: cannot power off: {error}");
     // The kernel panics when PID 1 exits, and reboots by its parameter `panic`.
     std::process::exit(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Verifies V102.
+    #[test]
+    fn machine_ends_when_its_agent_renews_the_timer_no_longer() {
+        let mut renewals = Renewals::default();
+        let at = |seconds| Some(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds));
+        // The agent has not begun.
+        assert!((0..3).all(|_| !renewals.are_overdue(None, 3)));
+        // A clock that is set back is a change as well.
+        for renewed in [at(20), at(10), at(30)] {
+            assert!((0..4).all(|_| !renewals.are_overdue(renewed, 3)), "{renewed:?}");
+        }
+        assert!(renewals.are_overdue(at(30), 3));
+    }
 }
