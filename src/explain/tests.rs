@@ -223,7 +223,7 @@ fn variable_in_a_file_of_a_volume_is_refused_in_a_cell_by_name() {
 
 /// Verifies C7, R7.
 #[test]
-fn runtime_class_of_another_runtime_is_refused_or_stays_on_the_node() {
+fn runtime_class_of_another_runtime_is_noted_or_stays_on_the_node() {
     let pod = |annotation: &str| {
         format!(
             "apiVersion: v1\nkind: Pod\nmetadata: {{name: p, annotations: {{{annotation}}}}}\n\
@@ -232,8 +232,9 @@ fn runtime_class_of_another_runtime_is_refused_or_stays_on_the_node() {
     };
     let named_like_its_class = "note: the handler of a RuntimeClass is taken to have its name";
     let (text, fine) = explained(OPT_IN, &pod("kubernetes.io/target-runtime: kiyot"));
-    assert!(!fine && text.contains("refused: annotation kubernetes.io/target-runtime"), "{text}");
-    assert!(text.contains("\"gvisor\"") && text.contains(named_like_its_class), "{text}");
+    let unknown = "note: the handler of RuntimeClass \"gvisor\" is not known here; if it has its \
+                   name, the pod is refused: annotation kubernetes.io/target-runtime";
+    assert!(fine && text.contains(unknown) && text.contains("goes to milpa"), "{text}");
     let (text, fine) = explained(OPT_OUT, &pod(""));
     let stays = "goes to containerd: cells do not have the runtime handler gvisor";
     assert!(fine && text.contains(stays) && text.contains(named_like_its_class), "{text}");
@@ -387,9 +388,18 @@ fn variables_with_facts_of_the_node_are_noted_for_other_machines() {
                - name: c\n    image: i\n    resources: {limits: {memory: 1Gi}}\n    env:\n    \
                - {name: CPUS, valueFrom: {resourceFieldRef: {resource: limits.cpu}}}\n    \
                - {name: MEM, valueFrom: {resourceFieldRef: {resource: limits.memory}}}\n    \
+               - {name: OTHER, valueFrom: {resourceFieldRef: {containerName: o, resource: \
+               limits.memory}}}\n    \
                - {name: ASKED, valueFrom: {resourceFieldRef: {resource: requests.cpu}}}\n    \
                - {name: NODE, valueFrom: {fieldRef: {fieldPath: status.hostIP}}}\n    \
-               - {name: POD, valueFrom: {fieldRef: {fieldPath: status.podIP}}}\n";
+               - {name: POD, valueFrom: {fieldRef: {fieldPath: status.podIP}}}\n  \
+               - {name: o, image: i, resources: {limits: {cpu: 1}}}\n  volumes:\n  \
+               - name: d\n    downwardAPI: {items: [{path: cpus, resourceFieldRef: {containerName: \
+               c, resource: limits.cpu}}, {path: memory, resourceFieldRef: {containerName: c, \
+               resource: limits.memory}}, {path: labels, fieldRef: {fieldPath: \
+               metadata.labels}}]}\n  \
+               - name: p\n    projected: {sources: [{downwardAPI: {items: [{path: a/b, \
+               resourceFieldRef: {containerName: o, resource: limits.ephemeral-storage}}]}}]}\n";
     let config = |provider: &str| {
         format!(
             "[backends.containerd]\ntype = \"cri\"\n[backends.milpa]\ntype = \"milpa\"\n\
@@ -405,13 +415,22 @@ fn variables_with_facts_of_the_node_are_noted_for_other_machines() {
     };
     let cpus = "note: container \"c\": CPUS has limits.cpu, which without a limit is what the node \
                 can allocate, not its cell";
+    let other = "note: container \"c\": OTHER has limits.memory of container \"o\", which without a \
+                 limit is what the node can allocate, not its cell";
+    let file = "note: volume \"d\": cpus has limits.cpu of container \"c\", which without a limit is \
+                what the node can allocate, not its cell";
+    let projected = "note: volume \"p\": a/b has limits.ephemeral-storage of container \"o\", which \
+                     without a limit is what the node can allocate, not its cell";
     let address = "note: container \"c\": NODE has status.hostIP, which is an address of the node, \
                    not of its instance";
-    for (provider, notes) in [("netns", vec![]), ("qemu", vec![cpus]), ("ec2", vec![cpus, address])]
-    {
+    let is_note = |line: &&str| {
+        ["note: container", "note: volume"].iter().any(|start| line.starts_with(start))
+    };
+    let of_ec2 = vec![cpus, other, address, file, projected];
+    let of_qemu = vec![cpus, other, file, projected];
+    for (provider, notes) in [("netns", vec![]), ("qemu", of_qemu), ("ec2", of_ec2)] {
         let (text, _) = explained(&config(provider), pod);
-        let found: Vec<_> =
-            text.lines().map(str::trim).filter(|line| line.starts_with("note: c")).collect();
+        let found: Vec<_> = text.lines().map(str::trim).filter(|line| is_note(line)).collect();
         assert_eq!(found, notes, "{text}");
     }
 }

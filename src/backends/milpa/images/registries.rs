@@ -7,7 +7,7 @@ use std::{
     collections::BTreeSet,
     fmt, io,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -15,16 +15,19 @@ use async_trait::async_trait;
 use kiyot_link::cri_settings::CriSettings;
 use kiyot_proto::{
     cell::RegistryFile,
-    cri::{self, StatusRequest, runtime_service_client::RuntimeServiceClient},
+    cri::{
+        self, ListImagesRequest, StatusRequest, image_service_client::ImageServiceClient,
+        runtime_service_client::RuntimeServiceClient,
+    },
 };
-use tokio::{sync, time::Instant};
+use tokio::sync;
 
 pub use self::cri_plugin::NodeSettings;
 use self::{bundle::Bundle, configured::Configured, hosts::Plan};
-use super::node::{Containerd, NodeImages};
+use super::node::{Containerd, MAX_MESSAGE_BYTES, NodeImages, RESPONSE_TIMEOUT};
 use crate::backends::milpa::{
     failure::{Class, Failure},
-    providers::RegistryConfig,
+    providers::{PauseImage, RegistryConfig},
 };
 
 mod bundle;
@@ -35,10 +38,10 @@ mod hosts;
 
 /// Delay before the node's containerd is asked again if it did not respond at the start.
 const RETRY_DELAY: Duration = Duration::from_secs(5);
-/// Deadline for the node's containerd, because the launch of a cell waits for it.
+/// Deadline for the node's containerd, because the launch of the first cells waits for it.
 const CONTAINERD_TIMEOUT: Duration = Duration::from_secs(5);
-/// Age at which its response is requested again: containerd changes its configuration when it
-/// restarts, without notice.
+/// Delay after which it is asked again: containerd changes its configuration when it restarts,
+/// without notice.
 const CONFIG_MAX_AGE: Duration = Duration::from_secs(30);
 /// Most hosts in a log message.
 const MAX_SHOWN_HOSTS: usize = 8;
@@ -77,20 +80,34 @@ pub struct Registries {
     configured: Option<PathBuf>,
     /// Directory of generated files.
     directory: PathBuf,
+    state_dir: PathBuf,
     credentials: Arc<NodeCredentials>,
-    known: sync::Mutex<Known>,
+    pause_image: Arc<PauseImage>,
+    known: Mutex<Known>,
+    /// Held while the node's containerd is asked, which may hang.
+    asking: sync::Mutex<()>,
+    /// The files, until the node's containerd is asked again.
+    files: sync::Mutex<Option<Files>>,
 }
 
 #[derive(Debug, Default)]
 struct Known {
-    refreshed: Option<Instant>,
+    was_asked: bool,
     has_answered: bool,
     config_path: Option<PathBuf>,
     settings: NodeSettings,
     /// Warnings that were logged.
     warnings: BTreeSet<String>,
-    /// The files, as old as `refreshed`.
-    files: Option<Files>,
+}
+
+/// What the node's containerd says of its configuration.
+struct Disclosed {
+    /// The configuration of its CRI plugin; `{}` if it is absent.
+    json: String,
+    /// True if it reports the old form of mirrors as deprecated.
+    deprecated: bool,
+    /// The image of its sandbox containers.
+    pause_image: Option<String>,
 }
 
 /// Files of a registry configuration. Some are keys, so that `Debug` omits them.
@@ -103,16 +120,34 @@ impl fmt::Debug for Files {
     }
 }
 
+impl Known {
+    /// Logs a warning once.
+    fn warn(&mut self, warning: String) {
+        if self.warnings.insert(warning.clone()) {
+            tracing::warn!("{warning}");
+        }
+    }
+}
+
 impl Registries {
     /// Creates an unknown configuration. `configured` is the operator's directory, `state_dir` the
-    /// parent of the generated one.
-    pub fn new(node: NodeImages, configured: Option<PathBuf>, state_dir: &Path) -> Arc<Self> {
+    /// daemon's. `pause_image` becomes the node's.
+    pub fn new(
+        node: NodeImages,
+        configured: Option<PathBuf>,
+        state_dir: &Path,
+        pause_image: Arc<PauseImage>,
+    ) -> Arc<Self> {
         Arc::new(Self {
             node: Containerd::new(node),
             configured,
             directory: state_dir.join(GENERATED_DIRECTORY),
+            state_dir: state_dir.to_owned(),
             credentials: Arc::default(),
-            known: sync::Mutex::default(),
+            pause_image,
+            known: Mutex::default(),
+            asking: sync::Mutex::default(),
+            files: sync::Mutex::default(),
         })
     }
 
@@ -121,56 +156,112 @@ impl Registries {
         Arc::clone(&self.credentials)
     }
 
-    /// Asks the node's containerd until it responds.
-    pub async fn learn(&self) {
+    /// Returns the pause image of cells.
+    pub(super) fn pause_image(&self) -> Arc<PauseImage> {
+        Arc::clone(&self.pause_image)
+    }
+
+    /// Asks the node's containerd from time to time, so that no launch waits for its response.
+    pub async fn follow(&self) {
         loop {
             {
-                let mut known = self.known.lock().await;
-                self.refresh(&mut known).await;
-                if known.has_answered {
-                    return;
-                }
+                let _asking = self.asking.lock().await;
+                self.refresh().await;
             }
-            tokio::time::sleep(RETRY_DELAY).await;
+            let delay = if self.known().has_answered { CONFIG_MAX_AGE } else { RETRY_DELAY };
+            tokio::time::sleep(delay).await;
         }
     }
 
-    async fn refresh(&self, known: &mut Known) {
-        let answer = tokio::time::timeout(CONTAINERD_TIMEOUT, status(&self.node)).await;
-        known.refreshed = Some(Instant::now());
-        known.files = None;
-        let warnings = match answer
-            .unwrap_or_else(|_| Err(Failure::node(Class::DeadlineExceeded, "no response in time")))
-        {
-            Ok((json, deprecated)) => {
-                known.has_answered = true;
-                let (config_path, mut warnings) = self.apply(&json, deprecated).await;
+    /// Waits until the node's containerd was asked once, which is bounded.
+    async fn asked(&self) {
+        if self.known().was_asked {
+            return;
+        }
+        let _asking = self.asking.lock().await;
+        if !self.known().was_asked {
+            self.refresh().await;
+        }
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn refresh(&self) {
+        let answer = tokio::time::timeout(CONTAINERD_TIMEOUT, self.disclosed()).await;
+        let answer = answer
+            .unwrap_or_else(|_| Err(Failure::node(Class::DeadlineExceeded, "no response in time")));
+        match answer {
+            Ok(Disclosed { json, deprecated, pause_image }) => {
+                if pause_image.is_some_and(|image| self.pause_image.learn(image)) {
+                    self.keep_pause_image().await;
+                }
+                let (config_path, warnings) = self.apply(&json, deprecated).await;
+                let settings = settings(&json).await;
+                let mut known = self.known();
                 known.config_path = config_path;
-                let (settings, warning) = settings(&json).await;
-                known.settings = settings;
-                warnings.extend(warning);
-                warnings
+                known.has_answered = true;
+                warnings.into_iter().for_each(|warning| known.warn(warning));
+                match settings {
+                    Ok((settings, warning)) => {
+                        known.settings = settings;
+                        warning.into_iter().for_each(|warning| known.warn(warning));
+                    }
+                    Err(warning) => known.warn(warning),
+                }
             }
             Err(failure) => {
                 tracing::debug!(
                     error = %failure,
                     "mirrors of the node's containerd unknown"
                 );
-                let unknown = !known.has_answered && self.configured.is_none();
-                unknown
-                    .then(|| {
+                let mut known = self.known();
+                if !known.has_answered && self.configured.is_none() {
+                    known.warn(
                         "mirrors of the node's containerd unknown: new cells pull without them"
-                            .to_owned()
-                    })
-                    .into_iter()
-                    .collect()
-            }
-        };
-        for warning in warnings {
-            if known.warnings.insert(warning.clone()) {
-                tracing::warn!("{warning}");
+                            .to_owned(),
+                    );
+                }
             }
         }
+        self.known().was_asked = true;
+        *self.files.lock().await = None;
+    }
+
+    async fn keep_pause_image(&self) {
+        let (pause_image, state_dir) = (Arc::clone(&self.pause_image), self.state_dir.clone());
+        let kept = tokio::task::spawn_blocking(move || pause_image.keep(&state_dir)).await;
+        if let Err(error) = kept.map_err(io::Error::other).flatten() {
+            tracing::warn!(%error, "pause image of the node's runtime not kept for a restart");
+        }
+    }
+
+    async fn disclosed(&self) -> Result<Disclosed, Failure> {
+        let channel = self.node.channel().await?;
+        let request = self.node.request(StatusRequest { verbose: true }, Some(RESPONSE_TIMEOUT))?;
+        let mut answer = RuntimeServiceClient::new(channel.clone())
+            .status(request)
+            .await
+            .map_err(Failure::of_node)?
+            .into_inner();
+        let deprecated = answer
+            .status
+            .unwrap_or_default()
+            .conditions
+            .iter()
+            .any(|condition| condition.message.contains(DEPRECATED_MIRRORS));
+        let json = answer.info.remove("config").unwrap_or_else(|| "{}".to_owned());
+        let mut pause_image = cri_plugin::sandbox_image(&json);
+        if pause_image.is_none() && !self.pause_image.is_configured() {
+            let request =
+                self.node.request(ListImagesRequest::default(), Some(RESPONSE_TIMEOUT))?;
+            let mut images =
+                ImageServiceClient::new(channel).max_decoding_message_size(MAX_MESSAGE_BYTES);
+            let listed = images.list_images(request).await.map_err(Failure::of_node)?;
+            pause_image = cri_plugin::pinned_pause(&listed.into_inner().images);
+        }
+        Ok(Disclosed { json, deprecated, pause_image })
     }
 
     /// Returns the directory for cells, and warnings.
@@ -249,7 +340,8 @@ impl Registries {
 #[async_trait]
 impl RegistryConfig for Registries {
     async fn config_path(&self) -> Option<PathBuf> {
-        let known = self.current().await;
+        self.asked().await;
+        let known = self.known();
         if known.has_answered { known.config_path.clone() } else { self.configured.clone() }
     }
 
@@ -259,25 +351,18 @@ impl RegistryConfig for Registries {
 }
 
 impl Registries {
-    /// Returns the settings of the node for pods in cells.
+    /// Returns the last known settings of the node for pods in cells.
     pub async fn settings(&self) -> NodeSettings {
-        self.current().await.settings.clone()
-    }
-
-    async fn current(&self) -> sync::MutexGuard<'_, Known> {
-        let mut known = self.known.lock().await;
-        if known.refreshed.is_none_or(|refreshed| refreshed.elapsed() > CONFIG_MAX_AGE) {
-            self.refresh(&mut known).await;
-        }
-        known
+        self.asked().await;
+        self.known().settings.clone()
     }
 
     /// Returns the files of the configuration, for cells that don't share the node's. Logs each
     /// problem once.
     pub async fn files(&self) -> Vec<RegistryFile> {
         let Some(config_path) = self.config_path().await else { return Vec::new() };
-        let mut known = self.known.lock().await;
-        if let Some(Files(files)) = &known.files {
+        let mut kept = self.files.lock().await;
+        if let Some(Files(files)) = &*kept {
             return files.clone();
         }
         let reading = tokio::task::spawn_blocking(move || Bundle::read(&config_path, &read));
@@ -287,7 +372,7 @@ impl Registries {
                 ..Bundle::default()
             });
         for problem in bundle.problems {
-            if known.warnings.insert(problem.clone()) {
+            if self.known().warnings.insert(problem.clone()) {
                 tracing::warn!(problem, "registry configuration of cells incomplete");
             }
         }
@@ -296,7 +381,7 @@ impl Registries {
             content: content.into(),
         };
         let files: Vec<_> = bundle.files.into_iter().map(file).collect();
-        known.files = Some(Files(files.clone()));
+        *kept = Some(Files(files.clone()));
         files
     }
 }
@@ -315,10 +400,16 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
     std::fs::read(path)
 }
 
-/// Returns the settings in a configuration, with the limits of its base spec, and a warning.
-async fn settings(json: &str) -> (NodeSettings, Option<String>) {
-    let (mut settings, path) = NodeSettings::parse(json);
-    let Some(path) = path else { return (settings, None) };
+/// Returns the settings in a configuration, with the limits of its base spec, and a warning; or the
+/// warning of a configuration that can't be read.
+async fn settings(json: &str) -> Result<(NodeSettings, Option<String>), String> {
+    let (mut settings, path) = NodeSettings::parse(json).map_err(|(line, column)| {
+        format!(
+            "settings of the node's containerd invalid at line {line}, column {column}: cells \
+             keep the last known ones"
+        )
+    })?;
+    let Some(path) = path else { return Ok((settings, None)) };
     let file = path.clone();
     let reading = tokio::task::spawn_blocking(move || read(&file)).await;
     let spec = reading.map_err(io::Error::other).flatten().map_err(|error| error.to_string());
@@ -329,26 +420,7 @@ async fn settings(json: &str) -> (NodeSettings, Option<String>) {
             path.display()
         )
     });
-    (settings, warning)
-}
-
-/// Returns the configuration as JSON, `{}` if it is absent, and whether containerd reports its old
-/// form as deprecated.
-async fn status(containerd: &Containerd) -> Result<(String, bool), Failure> {
-    let request =
-        containerd.request(StatusRequest { verbose: true }, Some(super::node::RESPONSE_TIMEOUT))?;
-    let mut answer = RuntimeServiceClient::new(containerd.channel().await?)
-        .status(request)
-        .await
-        .map_err(Failure::of_node)?
-        .into_inner();
-    let deprecated = answer
-        .status
-        .unwrap_or_default()
-        .conditions
-        .iter()
-        .any(|condition| condition.message.contains(DEPRECATED_MIRRORS));
-    Ok((answer.info.remove("config").unwrap_or_else(|| "{}".to_owned()), deprecated))
+    Ok((settings, warning))
 }
 
 #[cfg(test)]

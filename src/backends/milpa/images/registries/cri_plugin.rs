@@ -4,10 +4,13 @@
 use std::{collections::BTreeMap, path::PathBuf};
 
 use kiyot_link::cri_settings::{CriSettings, Rlimit};
+use kiyot_proto::cri;
 use serde::Deserialize;
 
 /// Most bytes of a duration in Go's form.
 const MAX_DURATION_BYTES: usize = 32;
+/// Word in the names of pause images.
+const PAUSE: &str = "pause";
 /// Units of a duration in Go's form.
 const UNITS: [&str; 7] = ["ns", "us", "µs", "ms", "s", "m", "h"];
 /// Names of resource limits (setrlimit(2)), without their prefix. Each is in a spec once.
@@ -87,10 +90,14 @@ struct Process {
 }
 
 impl NodeSettings {
-    /// Parses the JSON of the node's configuration. Absent or invalid settings have their defaults.
-    /// Returns the settings without resource limits, and the file that has them.
-    pub(super) fn parse(json: &str) -> (Self, Option<PathBuf>) {
-        let plugin: Plugin = serde_json::from_str(json).unwrap_or_default();
+    /// Parses the JSON of the node's configuration. Absent settings have their defaults. Returns the
+    /// settings without resource limits, and the file that has them.
+    ///
+    /// # Errors
+    /// Line and column of the first setting of another type.
+    pub(super) fn parse(json: &str) -> Result<(Self, Option<PathBuf>), (usize, usize)> {
+        let plugin: Plugin =
+            serde_json::from_str(json).map_err(|error| (error.line(), error.column()))?;
         let default = Self::default();
         let drain = Some(plugin.drain_exec_sync_io_timeout).filter(|text| is_duration(text));
         let cri = CriSettings {
@@ -111,7 +118,7 @@ impl NodeSettings {
         let Containerd { default_runtime_name, runtimes } = plugin.containerd;
         let runtime = runtimes.and_then(|mut runtimes| runtimes.remove(&default_runtime_name));
         let base = runtime.map(|runtime| runtime.base_runtime_spec);
-        (settings, base.filter(|path| !path.as_os_str().is_empty()))
+        Ok((settings, base.filter(|path| !path.as_os_str().is_empty())))
     }
 
     /// Sets the resource limits of an OCI runtime spec.
@@ -152,6 +159,29 @@ impl NodeSettings {
     }
 }
 
+/// Returns the sandbox image in the JSON of the node's configuration (containerd 1.x).
+pub(super) fn sandbox_image(json: &str) -> Option<String> {
+    #[derive(Deserialize)]
+    struct Images {
+        #[serde(rename = "sandboxImage")]
+        sandbox: String,
+    }
+    let Images { sandbox } = serde_json::from_str(json).ok()?;
+    Some(sandbox).filter(|name| !name.is_empty())
+}
+
+/// Returns the pause image among the node's images. containerd 2 does not disclose its name, but
+/// pins it, which other software may do with further images.
+pub(super) fn pinned_pause(images: &[cri::Image]) -> Option<String> {
+    let is_pause = |name: &&String| {
+        let last = name.rsplit('/').next().unwrap_or_default();
+        last.split([':', '@']).next().is_some_and(|last| last.contains(PAUSE))
+    };
+    let pinned = images.iter().filter(|image| image.pinned);
+    // Of several, which earlier versions have left, each is as good.
+    pinned.flat_map(|image| image.repo_tags.iter().find(is_pause)).min().cloned()
+}
+
 /// Returns whether a text is a duration in Go's form that is not 0, such as "1m30s". The cell's
 /// containerd does not start with any other.
 fn is_duration(mut text: &str) -> bool {
@@ -182,7 +212,7 @@ mod tests {
             "enableUnprivilegedICMP": true, "containerd": {"defaultRuntimeName": "runc",
             "runtimes": {"kata": {"baseRuntimeSpec": "/other"},
             "runc": {"baseRuntimeSpec": "/etc/containerd/base.json"}}}, "registry": 7}"#;
-        let (mut settings, base) = NodeSettings::parse(json);
+        let (mut settings, base) = NodeSettings::parse(json).unwrap();
         assert_eq!(base, Some("/etc/containerd/base.json".into()));
         let spec =
             br#"{"process": {"rlimits": [{"type": "RLIMIT_NOFILE", "hard": 9, "soft": 8}]}}"#;
@@ -199,18 +229,41 @@ mod tests {
     }
 
     #[test]
-    fn absent_or_invalid_settings_have_their_defaults() {
+    fn absent_settings_and_unusable_durations_have_their_defaults() {
         for json in [
             "{}",
-            "not json",
             r#"{"containerd": {"defaultRuntimeName": "runc", "runtimes": null}}"#,
             r#"{"drainExecSyncIOTimeout": "0s"}"#,
             r#"{"drainExecSyncIOTimeout": "soon"}"#,
             r#"{"drainExecSyncIOTimeout": "5"}"#,
-            r#"{"maxContainerLogSize": "many"}"#,
         ] {
-            assert_eq!(NodeSettings::parse(json), (NodeSettings::default(), None), "{json}");
+            assert_eq!(NodeSettings::parse(json), Ok((NodeSettings::default(), None)), "{json}");
         }
+    }
+
+    /// Verifies I29.
+    #[test]
+    fn pause_image_of_the_node_is_found_in_its_configuration_or_among_pinned_images() {
+        let of_file = |image: &str| sandbox_image(&format!(r#"{{"sandboxImage": {image}}}"#));
+        assert_eq!(of_file(r#""k8s.example/pause:3.8""#), Some("k8s.example/pause:3.8".into()));
+        for image in [r#""""#, "7", "null"] {
+            assert_eq!(of_file(image), None, "{image}");
+        }
+        assert_eq!((sandbox_image("{}"), sandbox_image("no JSON")), (None, None));
+
+        let image = |name: &str, pinned| cri::Image {
+            repo_tags: vec![name.to_owned()],
+            pinned,
+            ..Default::default()
+        };
+        let mut images = vec![
+            image("k8s.example/pause:3.9", false),
+            image("pause.example:5000/app:1", true),
+            cri::Image { pinned: true, ..Default::default() },
+        ];
+        assert_eq!(pinned_pause(&images), None);
+        images.push(image("k8s.example/mirrored-pause:3.10", true));
+        assert_eq!(pinned_pause(&images), Some("k8s.example/mirrored-pause:3.10".into()));
     }
 
     #[test]
