@@ -82,7 +82,7 @@ impl LiveCheck<'_> {
         let images = self.images().await;
         let in_zones = self.types_in_zones().await;
         self.instance_types(in_zones.as_deref().unwrap_or_default()).await;
-        let spot = self.spot_prices().await;
+        let spot = self.spot_prices(subnets.as_ref()).await;
         let instances = self.instances().await;
         if !self.config.ec2.cluster_networks.is_empty() {
             self.source_dest_check().await;
@@ -210,9 +210,15 @@ impl LiveCheck<'_> {
         }
     }
 
-    async fn spot_prices(&mut self) -> Option<Vec<SpotPrice>> {
+    /// Reads the spot prices of the subnets' zones, or else of all zones.
+    async fn spot_prices(
+        &mut self,
+        subnets: Option<&BTreeMap<String, String>>,
+    ) -> Option<Vec<SpotPrice>> {
         const NAME: &str = "DescribeSpotPriceHistory";
-        let prices = self.caller.list(NAME, self.api.spot_prices()).await.ok()?;
+        let known = subnets.into_iter().flatten().filter(|(zone, subnet)| zone != subnet);
+        let zones: Vec<String> = known.map(|(zone, _)| zone.clone()).collect();
+        let prices = self.caller.list(NAME, self.api.spot_prices(&zones)).await.ok()?;
         self.caller.add(Outcome::Ok, NAME, &format!("{} spot prices", prices.len()));
         Some(prices)
     }
