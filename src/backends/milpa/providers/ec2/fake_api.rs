@@ -117,6 +117,7 @@ pub(super) fn running(id: &str, subnet: &str, address: Ipv4Addr) -> InstanceDesc
         subnet: subnet.to_owned(),
         vpc: "vpc-1".to_owned(),
         has_source_dest_check: None,
+        metadata: None,
         private_address: Some(address.into()),
         public_address: None,
         private_name: String::new(),

@@ -30,11 +30,13 @@ use crate::{
 
 mod caller;
 mod network;
+mod node;
 mod policy;
 mod report;
 mod routes;
 
 use caller::Caller;
+use policy::Values;
 pub use report::LiveReport;
 use report::Outcome;
 use routes::NODE;
@@ -52,7 +54,7 @@ const CA_PEM_BYTES: usize = 700;
 pub async fn check(config: &MilpaBackend, owner: Owner, api: Arc<dyn Ec2Api>) -> LiveReport {
     let ec2 = Ec2::new(config, owner, Arc::clone(&api));
     let mut check = LiveCheck {
-        caller: Caller::new(LiveReport::new(&config.ec2.region, &ec2.owner.cluster)),
+        caller: Caller::new(LiveReport::new(Values::of(&config.ec2, &ec2.owner.cluster))),
         ec2,
         config,
         api,
@@ -84,8 +86,12 @@ impl LiveCheck<'_> {
         self.instance_types(in_zones.as_deref().unwrap_or_default()).await;
         let spot = self.spot_prices(subnets.as_ref()).await;
         let instances = self.instances().await;
+        if instances.is_some() {
+            self.find_node().await;
+            self.node_metadata();
+        }
         if !self.config.ec2.cluster_networks.is_empty() {
-            self.source_dest_check().await;
+            self.source_dest_check();
         }
         let instances = instances.unwrap_or_default();
         let lives =
