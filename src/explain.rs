@@ -286,8 +286,10 @@ fn explain_cell(
         note_unused_annotations(lines, pod);
         return;
     }
+    let api = config.kubernetes.reads_requests().then(|| ApiRequests::of_manifest(pod));
+    let check_gpus = |request: &CellRequest| policy::check_gpus(request, api.as_ref());
     let has_sandbox = policy::check_sandbox(&rules, &sandbox).is_ok()
-        && CellRequest::parse(&pod.metadata.annotations).is_ok();
+        && CellRequest::parse(&pod.metadata.annotations).is_ok_and(|it| check_gpus(&it).is_ok());
     if has_sandbox && let Some(what) = reason_to_move(&rules, pod, node, &sandbox) {
         lines.say(format!("goes to {node_backend} instead of {}: it {what}", decision.backend));
         lines.say(
@@ -301,6 +303,9 @@ fn explain_cell(
     match CellRequest::parse(&pod.metadata.annotations) {
         Ok(request) => {
             describe_cell(lines, milpa, &request, &sandbox);
+            if let Err(refused) = check_gpus(&request) {
+                lines.refuse(refused);
+            }
             if milpa.provider == ProviderKind::Ec2 {
                 if let Err(refused) = milpa.ec2.check_cloud_routes(&request.cloud_routes) {
                     lines.refuse(refused.to_string());
@@ -311,12 +316,11 @@ fn explain_cell(
             }
             let rules = placement::Rules::of(&milpa.placement);
             let of_cri = Requested::of_sandbox(&sandbox);
-            let of_api = of_cri.with_api(&ApiRequests::of_manifest(pod));
-            let reads_requests = config.kubernetes.reads_requests();
-            if !reads_requests && request.memory_bytes.is_none() {
+            if api.is_none() && request.memory_bytes.is_none() {
+                let of_api = of_cri.with_api(&ApiRequests::of_manifest(pod));
                 resources::note_memory_request(lines, &of_cri, &of_api);
             }
-            let requested = if reads_requests { of_api } else { of_cri };
+            let requested = api.as_ref().map_or(of_cri, |api| of_cri.with_api(api));
             let needs = Needs::new(&request, &requested, &rules.defaults);
             let live = match prices {
                 Prices::Live(backends) => backends.get(decision.backend),
@@ -360,7 +364,7 @@ fn explain_cell(
     for limit in pod.volumes.iter().filter_map(Volume::limit_without_effect) {
         lines.say(format!("note: {limit}"));
     }
-    resources::note(lines, pod);
+    resources::note(lines, pod, api.is_some());
     for key in CellRequest::unknown_keys(&pod.metadata.annotations) {
         lines.say(format!("note: unknown annotation {key}; known: {}", KEYS.join(", ")));
     }

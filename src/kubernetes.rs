@@ -102,6 +102,7 @@ fn of_api(requests: kiyot_kubernetes::requests::Requests) -> ApiRequests {
         memory_request: requests.memory.request,
         memory_limit: requests.memory.limit,
         has_env_in_files: requests.has_env_in_files,
+        gpus: requests.gpus,
     }
 }
 

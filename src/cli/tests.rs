@@ -372,12 +372,12 @@ fn policy_that_cells_can_not_keep_is_noted() {
 #[test]
 fn annotations_that_choose_an_instance_are_explained() {
     let wishes = "pod.elotl.co/launch-type: spot-preferred, pod.elotl.co/cpu: \"1.5\", \
-                  pod.elotl.co/memory: 4G, pod.elotl.co/gpu: 1 t4, \
+                  pod.elotl.co/memory: 4G, pod.elotl.co/gpu: 0 t4, \
                   pod.elotl.co/architecture: x86_64, pod.elotl.co/max-price: \"0.5\", \
                   pod.elotl.co/sustained-cpu: \"true\"";
     let (text, fine) = explained(OPT_IN, &pod(&format!("{IN_A_CELL}, {wishes}"), ""));
     let explanation = "its cell: launch type Spot-Preferred; at least 1500 milli-CPUs; at least \
-                       3815 MiB of memory; 1 GPU (t4); architecture amd64; at most $0.5000 an \
+                       3815 MiB of memory; no GPU; architecture amd64; at most $0.5000 an \
                        hour; all vCPUs of burstable types\n";
     assert!(fine && text.contains(explanation), "{text}");
 }

@@ -140,7 +140,7 @@ impl Default for Ec2 {
             tags: BTreeMap::new(),
             cluster_networks: Vec::new(),
             cloud_routes: Vec::new(),
-            label_tags: vec!["*".to_owned()],
+            label_tags: ["app", "run", "app.kubernetes.io/*"].map(str::to_owned).to_vec(),
             listing_period: LISTING_PERIOD,
             endpoint_url: None,
             prices: PriceSource::default(),

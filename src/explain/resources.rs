@@ -1,8 +1,10 @@
 //! Explanation of resources that a cell's pod requests outside of the CRI request.
 
+use kiyot_kubernetes::requests::is_gpu;
+
 use super::Lines;
 use crate::{
-    annotations::{GPU, MEMORY, VOLUME_SIZE},
+    annotations::{MEMORY, VOLUME_SIZE},
     backends::milpa::placement::Requested,
     manifest::Pod,
 };
@@ -10,8 +12,9 @@ use crate::{
 /// Prefix of huge pages.
 const HUGE_PAGES: &str = "hugepages-";
 
-/// Notes resources that don't choose the cell, with the annotation that does.
-pub(super) fn note(lines: &mut Lines, pod: &Pod) {
+/// Notes resources that don't choose the cell, with the annotation that does. GPUs are refused if
+/// the daemon reads requests.
+pub(super) fn note(lines: &mut Lines, pod: &Pod, reads_requests: bool) {
     let resources = pod.resources();
     let has = |key: &str| pod.metadata.annotations.contains_key(key);
     for name in resources.extended.iter().filter(|(_, amount)| **amount > 0).map(|(name, _)| name) {
@@ -19,10 +22,10 @@ pub(super) fn note(lines: &mut Lines, pod: &Pod) {
             lines.say(format!("note: {name} is in the CRI request, and chooses no cell"));
         } else if !is_gpu(name) {
             lines.say(format!("note: {name} is not in the CRI request, and chooses no cell"));
-        } else if !has(GPU) {
+        } else if !reads_requests {
             lines.say(format!(
-                "note: {name} is not in the CRI request; the annotation {GPU} chooses a cell with \
-                 GPUs"
+                "note: {name} is not in the CRI request, and pods in cells have no devices yet; \
+                 with kubernetes.kubeconfig the daemon refuses such a pod"
             ));
         }
     }
@@ -53,9 +56,4 @@ pub(super) fn note_memory_request(lines: &mut Lines, of_cri: &Requested, of_api:
              requests"
         ));
     }
-}
-
-/// Says if an extended resource is GPUs or parts of them, such as `nvidia.com/mig-1g.5gb`.
-fn is_gpu(name: &str) -> bool {
-    name.contains("gpu") || name.starts_with("nvidia.com/")
 }

@@ -89,8 +89,8 @@ fn list_of_mixed_kinds_is_explained_item_by_item() {
 /// Verifies M7.
 #[test]
 fn resources_outside_the_request_are_noted_for_cells_alone() {
-    let gpu = "note: nvidia.com/gpu is not in the CRI request; the annotation pod.elotl.co/gpu \
-               chooses a cell with GPUs";
+    let gpu = "note: nvidia.com/gpu is not in the CRI request, and pods in cells have no devices \
+               yet; with kubernetes.kubeconfig the daemon refuses such a pod";
     let storage = "note: ephemeral-storage is not in the CRI request; the annotation \
                    pod.elotl.co/volume-size chooses the size of the cell's disk";
     let (text, _) = explained(OPT_IN, GPU_JOB);
@@ -98,10 +98,10 @@ fn resources_outside_the_request_are_noted_for_cells_alone() {
         assert!(text.contains(note), "{text}");
     }
     let target = "kubernetes.io/target-runtime: kiyot";
-    let annotated = format!("{target}, pod.elotl.co/gpu: \"1\", pod.elotl.co/volume-size: 40Gi");
+    let annotated = format!("{target}, pod.elotl.co/volume-size: 40Gi");
     let in_one_line = GPU_JOB.replace(&format!("\n        {target}"), &format!(" {{{annotated}}}"));
     let (text, _) = explained(OPT_IN, &in_one_line);
-    assert!(!text.contains("nvidia.com/gpu") && !text.contains("ephemeral-storage"), "{text}");
+    assert!(!text.contains("ephemeral-storage"), "{text}");
     let on_the_node = GPU_JOB.replace(target, "a: b");
     let (text, _) = explained(OPT_IN, &on_the_node);
     assert!(text.contains("goes to containerd") && !text.contains("note:"), "{text}");
@@ -111,6 +111,25 @@ fn resources_outside_the_request_are_noted_for_cells_alone() {
     let (text, _) = explained(OPT_IN, &other);
     let note = "note: smarter-devices/fuse is not in the CRI request, and chooses no cell";
     assert!(text.contains(note), "{text}");
+}
+
+/// Verifies U28.
+#[test]
+fn pod_with_gpus_is_refused_by_name() {
+    let why = "pods in cells have no devices yet; allowed: 0, or the pod on the node";
+    let target = "kubernetes.io/target-runtime: kiyot";
+    let annotated = |gpus: &str| {
+        let both = format!(" {{{target}, pod.elotl.co/gpu: \"{gpus}\"}}");
+        GPU_JOB.replace(&format!("\n        {target}"), &both)
+    };
+    let (text, fine) = explained(OPT_IN, &annotated("2 nvidia"));
+    let refused = format!("refused: pod.elotl.co/gpu (2 GPUs (nvidia)): {why}");
+    assert!(!fine && text.contains(&refused), "{text}");
+    let (text, fine) = explained(OPT_IN, &annotated("0"));
+    assert!(fine && text.contains("no GPU"), "{text}");
+    let reads_requests = format!("{OPT_IN}[kubernetes]\nkubeconfig = \"/etc/kubeconfig\"\n");
+    let (text, fine) = explained(&reads_requests, GPU_JOB);
+    assert!(!fine && text.contains(&format!("refused: nvidia.com/gpu: {why}")), "{text}");
 }
 
 /// Verifies C7, M9.
@@ -327,7 +346,8 @@ fn container() -> impl Strategy<Value = serde_json::Value> {
             cpu.into_iter().chain(memory).collect::<BTreeMap<_, _>>()
         };
         let requests = both(cpu.0, memory.0);
-        let limits = both(cpu.1, memory.1);
+        let mut limits = both(cpu.1, memory.1);
+        limits.extend(is_sidecar.then(|| ("amd.com/gpu", u64::from(has_file).to_string())));
         let resources = json!({ "requests": requests, "limits": limits });
         let mut container = json!({ "name": "", "image": "i", "resources": resources });
         if is_sidecar {
@@ -377,6 +397,7 @@ proptest! {
             memory_request: sums.memory.request,
             memory_limit: sums.memory.limit,
             has_env_in_files: sums.has_env_in_files,
+            gpus: sums.gpus,
         });
     }
 }

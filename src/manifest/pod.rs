@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1 as api;
+use kiyot_kubernetes::requests::is_gpu;
 
 use super::{
     Container, Dns, DnsPolicy, Metadata, QosClass, Resources, Volume, Workload, metadata::dns_name,
@@ -107,6 +108,12 @@ impl Pod {
             memory_limit: sums.memory_limit.filter(|_| all(|resources| resources.memory_limit)),
             ..sums
         }
+    }
+
+    /// Returns the name of its first resource of GPUs.
+    pub fn gpus(&self) -> Option<String> {
+        let mut extended = self.resources().extended.into_iter();
+        extended.find(|(name, amount)| *amount > 0 && is_gpu(name)).map(|(name, _)| name)
     }
 
     /// Returns its init containers and containers.

@@ -134,7 +134,7 @@ async fn subnet_of_the_node_is_shown_where_none_is_configured() {
     );
     assert!(checked.text.contains(&expected), "{}", checked.text);
     assert_eq!(checked.code, Some(0), "{}", checked.text);
-    assert_eq!(checked.lines("ok").len(), 6 + 1 + 2 + 4 + 1, "{}", checked.text);
+    assert_eq!(checked.lines("ok").len(), 6 + 2 + 2 + 4 + 1, "{}", checked.text);
 
     let checked = check(&world, (&from, &without("10.99.0.1"))).await;
     assert_eq!(checked.code, Some(1), "{}", checked.text);
@@ -323,4 +323,37 @@ async fn source_destination_check_of_the_node_is_a_warning_with_cluster_networks
     let warned = checked.lines("warning").iter().any(|line| line.contains(not_known));
     assert!(warned, "{}", checked.text);
     assert!(!check(&world, UNCHANGED).await.text.contains("source/destination"));
+}
+
+/// Verifies V100.
+#[tokio::test]
+async fn metadata_service_of_the_node_that_is_open_to_its_pods_is_a_warning() {
+    let world = World::new().await;
+    let node = world.running_node(0).await;
+    let listen = format!("{}:7700", node.addresses[0]);
+    let shown = |state: &str| format!("the metadata service of {} is {state}", node.id);
+    for (option, outcome, state) in [
+        (None, "ok", "closed to its pods"),
+        (
+            Some(("HttpPutResponseHopLimit", "2")),
+            "warning",
+            "open to its pods, which get the node's role: the hop limit is 2",
+        ),
+        (
+            Some(("HttpTokens", "optional")),
+            "warning",
+            "open to its pods, which get the node's role: version 1",
+        ),
+        (Some(("HttpEndpoint", "disabled")), "ok", "closed to its pods"),
+    ] {
+        if let Some(option) = option {
+            let call = [("InstanceId", node.id.0.as_str()), option];
+            let reply = world.cloud.call("ModifyInstanceMetadataOptions", &call).await.unwrap();
+            assert_eq!(reply.status, 200, "{}", reply.body);
+        }
+        let checked = check(&world, ("10.77.0.5:7700", &listen)).await;
+        assert_eq!(checked.code, Some(0), "{}", checked.text);
+        let lines = checked.lines(outcome);
+        assert!(lines.iter().any(|line| line.contains(&shown(state))), "{}", checked.text);
+    }
 }

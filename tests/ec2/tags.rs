@@ -42,6 +42,24 @@ async fn launch_tags_instance_and_volume() {
     }
 }
 
+/// Verifies V99.
+#[tokio::test]
+async fn spot_launch_tags_its_request() {
+    let world = World::new().await;
+    for (market, expected) in [(Market::OnDemand, 3), (Market::Spot, 4)] {
+        world.cloud.clear_calls();
+        let spec = world.spec(&[world.offering(0, market)]).await;
+        world.provider.launch(&spec, &market.to_string()).await.unwrap();
+        let calls = world.cloud.calls_of("RunInstances");
+        let resource = |number| format!("TagSpecification.{number}.ResourceType");
+        let tagged: Vec<&String> =
+            (1..).map_while(|number| calls[0].parameters.get(&resource(number))).collect();
+        assert_eq!(tagged.len(), expected, "{tagged:?}");
+        let has_request = tagged.iter().any(|it| *it == "spot-instances-request");
+        assert_eq!(has_request, market == Market::Spot);
+    }
+}
+
 #[tokio::test]
 async fn replay_has_the_tags_of_its_launch() {
     let world = World::new().await;

@@ -5,7 +5,7 @@ use std::sync::{Arc, atomic::Ordering};
 use async_trait::async_trait;
 use kiyot::{
     annotations::{
-        ARCHITECTURE, Architecture, CPU, INSTANCE_TYPE, LAUNCH_TYPE, MAX_PRICE, MEMORY,
+        ARCHITECTURE, Architecture, CPU, GPU, INSTANCE_TYPE, LAUNCH_TYPE, MAX_PRICE, MEMORY,
         SPOT_INSTANCE,
     },
     backends::{
@@ -250,14 +250,14 @@ struct PlayedRequests(Option<ApiRequests>);
 #[async_trait]
 impl PodRequests for PlayedRequests {
     async fn of_pod(&self, _uid: &str) -> Option<ApiRequests> {
-        match self.0 {
-            Some(known) => Some(known),
+        match &self.0 {
+            Some(known) => Some(known.clone()),
             None => std::future::pending().await,
         }
     }
 
     fn known(&self, _uid: &str) -> Option<ApiRequests> {
-        self.0
+        self.0.clone()
     }
 }
 
@@ -275,6 +275,22 @@ async fn pod_is_sized_by_the_requests_of_the_api_where_it_has_them() {
     // An annotation is the word of the pod's owner.
     run(&kiyot, &[(MEMORY, "1Gi")]).await.unwrap();
     assert_eq!(names(&kiyot), ["a"]);
+}
+
+/// Verifies U28.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pod_with_gpus_is_refused_before_a_launch() {
+    let kiyot = with_types(&[("a", "0.2")]).await;
+    let refusal = async |gpus: &str| {
+        let refused = run(&kiyot, &[(GPU, gpus)]).await.unwrap_err();
+        assert_eq!((refused.code(), candidates(&kiyot)), (Code::InvalidArgument, vec![]));
+        refused.message().to_owned()
+    };
+    let why = "pods in cells have no devices yet";
+    assert!(refusal("1 T4").await.contains(&format!("pod.elotl.co/gpu (1 GPU (T4)): {why}")));
+    let requests = ApiRequests { gpus: Some("amd.com/gpu".to_owned()), ..ApiRequests::default() };
+    kiyot.daemon.cri.set_pod_requests(Arc::new(PlayedRequests(Some(requests))));
+    assert!(refusal("0").await.contains(&format!("amd.com/gpu: {why}")));
 }
 
 /// Verifies K6, K10.

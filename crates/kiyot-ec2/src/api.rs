@@ -96,8 +96,9 @@ pub trait Ec2Api: fmt::Debug + Send + Sync + 'static {
     async fn types_in_zones(&self) -> Result<Vec<TypeInZone>, CallError>;
     /// Describes instance types (DescribeInstanceTypes), at most [`MAX_DESCRIBED_TYPES`].
     async fn instance_types(&self, names: &[String]) -> Result<Vec<TypeDescription>, CallError>;
-    /// Lists the current spot prices of Linux (DescribeSpotPriceHistory).
-    async fn spot_prices(&self) -> Result<Vec<SpotPrice>, CallError>;
+    /// Lists the current spot prices of Linux in these zones, or in all if none is named
+    /// (DescribeSpotPriceHistory).
+    async fn spot_prices(&self, zones: &[String]) -> Result<Vec<SpotPrice>, CallError>;
     /// Returns a page of the region's on-demand products of Linux in the price list (GetProducts):
     /// the first, or that of a token.
     async fn products(&self, page: Option<String>) -> Result<ProductPage, CallError>;

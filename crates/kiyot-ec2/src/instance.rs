@@ -63,6 +63,8 @@ pub struct InstanceDescription {
     /// The source/destination check of its first interface (`SourceDestCheck`): true if it is on,
     /// `None` if it is not shown.
     pub has_source_dest_check: Option<bool>,
+    /// The options of its metadata service, if they are shown.
+    pub metadata: Option<MetadataOptions>,
     /// The private address, until it is terminated.
     pub private_address: Option<IpAddr>,
     /// The public address.
@@ -79,6 +81,17 @@ pub struct InstanceDescription {
     pub interfaces: Vec<String>,
     /// The tags.
     pub tags: BTreeMap<String, String>,
+}
+
+/// The options of an instance's metadata service (`MetadataOptions`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MetadataOptions {
+    /// True if it answers (`HttpEndpoint`).
+    pub is_enabled: bool,
+    /// True if it requires version 2 (`HttpTokens`).
+    pub requires_tokens: bool,
+    /// The hops of answers with a token (`HttpPutResponseHopLimit`).
+    pub hop_limit: i32,
 }
 
 /// The state of an instance (`InstanceState.Name`).

@@ -78,12 +78,12 @@ impl PodInformer {
             return None;
         }
         let found = timeout(limit, known.wait_for(|known| known.pods.contains_key(uid))).await;
-        found.ok()?.ok()?.pods.get(uid).copied()
+        found.ok()?.ok()?.pods.get(uid).cloned()
     }
 
     /// Returns the requests of a pod by its uid, as far as they are known now.
     pub fn known(&self, uid: &str) -> Option<Requests> {
-        self.known.borrow().pods.get(uid).copied()
+        self.known.borrow().pods.get(uid).cloned()
     }
 }
 
@@ -270,7 +270,7 @@ impl Task {
                 let requests = pod.spec.requests();
                 self.known.send_if_modified(|known| {
                     let has_place = known.pods.len() < MAX_PODS || known.pods.contains_key(&uid);
-                    has_place && known.pods.insert(uid, requests) != Some(requests)
+                    has_place && known.pods.insert(uid, requests.clone()) != Some(requests)
                 });
             }
             "DELETED" => {
@@ -292,7 +292,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn lookup_of_an_unknown_pod_ends_after_its_bound() {
         let requests = Requests::default();
-        let known = Known { is_listed: true, pods: [("known".to_owned(), requests)].into() };
+        let known =
+            Known { is_listed: true, pods: [("known".to_owned(), requests.clone())].into() };
         let (_sender, known) = watch::channel(known);
         let _task = AbortOnDropHandle::new(tokio::spawn(std::future::pending()));
         let informer = PodInformer { known, _task };

@@ -13,7 +13,7 @@ use crate::quantity;
 const MAX_CONTAINERS: usize = 1000;
 
 /// The requests and limits of a pod.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Requests {
     /// CPU in thousandths.
     pub milli_cpus: Sum,
@@ -21,6 +21,13 @@ pub struct Requests {
     pub memory: Sum,
     /// A container has variables in files of volumes (`fileKeyRef`).
     pub has_env_in_files: bool,
+    /// The first resource of GPUs by name, such as `nvidia.com/gpu`.
+    pub gpus: Option<String>,
+}
+
+/// Returns whether an extended resource is GPUs or parts of them, such as `nvidia.com/mig-1g.5gb`.
+pub fn is_gpu(name: &str) -> bool {
+    name.contains("gpu") || name.starts_with("nvidia.com/")
 }
 
 /// The sums of a resource.
@@ -138,12 +145,25 @@ impl Resource {
     }
 }
 
+impl Resources {
+    /// Returns the first resource of GPUs with an amount above 0.
+    fn gpus(&self) -> Option<&String> {
+        let is_some = |amount: &Quantity| match amount {
+            Quantity::Text(text) => quantity::units(text) != Some(0),
+            Quantity::Number(number) => *number > 0,
+        };
+        let mut all = self.requests.iter().chain(&self.limits);
+        all.find(|(name, amount)| is_gpu(name) && is_some(amount)).map(|(name, _)| name)
+    }
+}
+
 impl PodSpec {
     /// Returns the requests and limits of the pod.
     pub fn requests(&self) -> Requests {
         let cpu = Resource { name: "cpu", read: quantity::thousandths };
         let memory = Resource { name: "memory", read: quantity::units };
         let containers = self.containers.iter().chain(&self.init_containers).take(MAX_CONTAINERS);
+        let gpus = containers.clone().filter_map(|container| container.resources.gpus()).min();
         let in_file = |variable: &Variable| {
             variable.value_from.as_ref().is_some_and(|source| source.file_key_ref.is_some())
         };
@@ -151,6 +171,7 @@ impl PodSpec {
             milli_cpus: cpu.sum(self),
             memory: memory.sum(self),
             has_env_in_files: containers.flat_map(|container| &container.env).any(in_file),
+            gpus: gpus.cloned(),
         }
     }
 }
@@ -207,5 +228,23 @@ mod tests {
         assert_eq!(of_pod.milli_cpus, Sum { request: 3000, limit: None });
         assert_eq!(of_pod.memory, Sum { request: 2 << 30, limit: Some(2 << 30) });
         assert_eq!(requests(json!({ "containers": [{}] })), Requests::default());
+    }
+
+    /// Verifies U28.
+    #[test]
+    fn resource_of_gpus_is_read_by_name() {
+        let limited = |limits: serde_json::Value| json!({ "resources": { "limits": limits } });
+        for (limits, name) in [
+            (json!({ "nvidia.com/gpu": "1" }), Some("nvidia.com/gpu")),
+            (json!({ "amd.com/gpu": 2, "cpu": 1 }), Some("amd.com/gpu")),
+            (json!({ "nvidia.com/mig-1g.5gb": 1 }), Some("nvidia.com/mig-1g.5gb")),
+            (json!({ "nvidia.com/gpu": "0" }), None),
+            (json!({ "smarter-devices/fuse": 1 }), None),
+        ] {
+            let (plain, own) = (json!({}), limited(limits));
+            let main = requests(json!({ "containers": [plain, own] }));
+            let init = requests(json!({ "containers": [plain], "initContainers": [own] }));
+            assert_eq!([main.gpus.as_deref(), init.gpus.as_deref()], [name; 2]);
+        }
     }
 }

@@ -4,6 +4,7 @@ use kiyot_link::resolver::MAX_SERVERS;
 use kiyot_proto::cri;
 
 mod capabilities;
+mod gpus;
 mod host_access;
 mod host_ports;
 mod kernel_access;
@@ -12,6 +13,7 @@ pub(crate) mod seccomp;
 #[cfg(test)]
 mod tests;
 
+pub use gpus::check_gpus;
 pub use host_access::Rules;
 use host_access::{HostAccess, Outcome};
 pub(crate) use host_ports::host_ports;

@@ -249,14 +249,19 @@ impl Ec2Api for Client {
         Ok(described.filter_map(response::instance_type).collect())
     }
 
-    async fn spot_prices(&self) -> Result<Vec<SpotPrice>, CallError> {
+    async fn spot_prices(&self, zones: &[String]) -> Result<Vec<SpotPrice>, CallError> {
         const NAME: &str = "DescribeSpotPriceHistory";
+        let of_zones = || {
+            let filter = Filter::builder().name("availability-zone");
+            vec![filter.set_values(Some(zones.to_vec())).build()]
+        };
         // With this start the history has the current prices alone.
         let call = self
             .sdk
             .describe_spot_price_history()
             .start_time(SystemTime::now().into())
             .product_descriptions(LINUX)
+            .set_filters((!zones.is_empty()).then(of_zones))
             .max_results(PAGE_ENTRIES);
         let mut pages = call.into_paginator().send();
         let mut prices = Vec::new();

@@ -94,5 +94,7 @@ fn tag_specifications(request: &RunInstances) -> Vec<TagSpecification> {
     let of = |resource: ResourceType| {
         TagSpecification::builder().resource_type(resource).set_tags(Some(tags.clone())).build()
     };
-    [ResourceType::Instance, ResourceType::Volume, ResourceType::NetworkInterface].map(of).into()
+    let all = [ResourceType::Instance, ResourceType::Volume, ResourceType::NetworkInterface];
+    let request = request.is_spot.then_some(ResourceType::SpotInstancesRequest);
+    all.into_iter().chain(request).map(of).collect()
 }

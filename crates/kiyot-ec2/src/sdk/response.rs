@@ -6,8 +6,8 @@ use aws_sdk_ec2::types;
 
 use super::error::incomplete;
 use crate::{
-    CallError, Image, InstanceDescription, InstanceStateName, Route, RouteTable, SpotPrice,
-    StateReason, Subnet, TypeDescription, TypeGpus, TypeInZone,
+    CallError, Image, InstanceDescription, InstanceStateName, MetadataOptions, Route, RouteTable,
+    SpotPrice, StateReason, Subnet, TypeDescription, TypeGpus, TypeInZone,
 };
 
 /// The most bytes of a DNS name (RFC 1035).
@@ -39,6 +39,12 @@ pub(super) fn instance(
         subnet: instance.subnet_id.unwrap_or_default(),
         vpc: instance.vpc_id.unwrap_or_default(),
         has_source_dest_check: instance.source_dest_check,
+        metadata: instance.metadata_options.map(|options| MetadataOptions {
+            is_enabled: options.http_endpoint
+                != Some(types::InstanceMetadataEndpointState::Disabled),
+            requires_tokens: options.http_tokens == Some(types::HttpTokensState::Required),
+            hop_limit: options.http_put_response_hop_limit.unwrap_or(1),
+        }),
         private_address: address(instance.private_ip_address),
         public_address: address(instance.public_ip_address),
         private_name: dns_name(instance.private_dns_name),

@@ -23,7 +23,7 @@ use crate::{
         cells::{BoundCell, Cell, LaunchOrder, OrderKey},
         clock,
         id::SandboxId,
-        placement::{Needs, REQUESTS_TIMEOUT, Requested},
+        placement::{ApiRequests, Needs, REQUESTS_TIMEOUT, Requested},
         pods::Sandbox,
         policy::{self, seccomp},
         providers::{Attached, Attachment},
@@ -58,19 +58,15 @@ struct Wanted {
 }
 
 impl CriService {
-    /// Returns the resources of a pod: those of the Kubernetes API, or else of its CRI request.
-    async fn requested(&self, config: &cri::PodSandboxConfig) -> Requested {
-        let of_cri = Requested::of_sandbox(config);
+    /// Returns the requests of a pod in the Kubernetes API, if they are known in time.
+    async fn api_requests(&self, config: &cri::PodSandboxConfig) -> Option<ApiRequests> {
         // A static pod has another uid in the API.
         let source = config.annotations.get(CONFIG_SOURCE);
-        let (Some(requests), Some(metadata)) = (self.pod_requests.get(), &config.metadata) else {
-            return of_cri;
-        };
         if source.is_some_and(|source| source != API_SOURCE) {
-            return of_cri;
+            return None;
         }
-        let waited = timeout(REQUESTS_TIMEOUT, requests.of_pod(&metadata.uid)).await;
-        waited.ok().flatten().map_or(of_cri, |of_api| of_cri.with_api(&of_api))
+        let (requests, metadata) = (self.pod_requests.get()?, config.metadata.as_ref()?);
+        timeout(REQUESTS_TIMEOUT, requests.of_pod(&metadata.uid)).await.ok().flatten()
     }
 
     /// Runs a sandbox, or returns the one of this name and attempt that another call began.
@@ -92,8 +88,12 @@ impl CriService {
         policy::check_sandbox(&self.rules(), config).map_err(status_code::of_refusal)?;
         let cell_request = CellRequest::parse(&config.annotations)
             .map_err(|error| Status::invalid_argument(error_chain(&error)))?;
+        let api = self.api_requests(config).await;
+        policy::check_gpus(&cell_request, api.as_ref()).map_err(status_code::of_refusal)?;
+        let of_cri = Requested::of_sandbox(config);
+        let requested = api.map_or(of_cri, |api| of_cri.with_api(&api));
         let wanted = Wanted {
-            needs: self.cells.needs(&cell_request, &self.requested(config).await),
+            needs: self.cells.needs(&cell_request, &requested),
             identity: annotations::identity(&config.annotations),
             request: cell_request,
         };

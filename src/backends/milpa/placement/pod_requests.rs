@@ -12,7 +12,7 @@ use crate::manifest::{Container, Pod};
 pub const REQUESTS_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// The requests and limits of a pod; 0 and `None` for absent ones.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ApiRequests {
     /// The sum of CPU requests, in thousandths.
     pub milli_cpu_request: u64,
@@ -24,6 +24,8 @@ pub struct ApiRequests {
     pub memory_limit: Option<u64>,
     /// A container has variables in files of volumes (`fileKeyRef`).
     pub has_env_in_files: bool,
+    /// The first resource of GPUs by name, such as `nvidia.com/gpu`.
+    pub gpus: Option<String>,
 }
 
 impl ApiRequests {
@@ -37,6 +39,7 @@ impl ApiRequests {
             memory_request: sums.memory_request.unwrap_or_default(),
             memory_limit: sums.memory_limit.filter(has_any),
             has_env_in_files: pod.all_containers().any(Container::has_env_in_files),
+            gpus: pod.gpus(),
         }
     }
 }

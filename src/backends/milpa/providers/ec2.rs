@@ -17,7 +17,7 @@ use std::{
 use async_trait::async_trait;
 use kiyot_ec2::{
     CallError, CpuCredits, Ec2Api, Failure, Image, ImageFilter, InstanceDescription,
-    InstanceFilter, InstanceStateName, RunInstances, SpotPrice, Subnet, TypeInZone,
+    InstanceFilter, InstanceStateName, RunInstances, Subnet, TypeInZone,
 };
 use tokio::time::{Instant, timeout};
 
@@ -54,6 +54,7 @@ mod pacing;
 mod parameters;
 pub mod price_list;
 mod quotas;
+mod spot;
 mod tagging;
 mod terminations;
 #[cfg(test)]
@@ -72,6 +73,7 @@ use node_subnet::UnknownSubnet;
 use on_demand::OnDemand;
 use pacing::{Action, Pacing};
 use parameters::{BootImage, Parameters};
+use spot::Spot;
 use tagging::{Tagged, Tagging};
 use terminations::Terminations;
 
@@ -102,8 +104,6 @@ const METADATA_ADDRESSES: [IpAddr; 2] = [
 
 /// The time after which instance types and zones are read again.
 const ZONES_MAX_AGE: Duration = Duration::from_secs(12 * 3600);
-/// The time after which spot prices are read again.
-const SPOT_MAX_AGE: Duration = Duration::from_secs(30 * 60);
 /// The time after which subnets and the newest image are read again.
 const NETWORK_MAX_AGE: Duration = Duration::from_secs(3600);
 /// The pause after a failed reading of these.
@@ -112,8 +112,6 @@ const RETRY_PAUSE: Duration = Duration::from_secs(60);
 const DENIED_PAUSE: Duration = Duration::from_secs(3600);
 /// Bounds the time of a list without which nothing is launched, with all its pages.
 const LIST_TIMEOUT: Duration = Duration::from_secs(20);
-/// Bounds the time of the list of spot prices, in whose place on-demand prices can stand.
-const SPOT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Bytes of a GiB, the unit of volumes.
 const GIB: u64 = 1 << 30;
 /// The code of a launch whose token belongs to other parameters.
@@ -210,7 +208,7 @@ pub struct Ec2 {
     resources: Cached<Resources, ResourcesError>,
     in_zones: Cached<Vec<TypeInZone>, CallError>,
     added_types: Cached<Vec<AddedType>, CallError>,
-    spot: Cached<Vec<SpotPrice>, CallError>,
+    spot: Spot,
     on_demand: OnDemand,
     forwarding: Forwarding,
     routes: CloudRoutes,
@@ -241,6 +239,7 @@ impl Ec2 {
                 &config.ec2.region,
             ),
             metadata: MetadataFence::new(Arc::clone(&api), Arc::clone(&pacing)),
+            spot: Spot::new(Arc::clone(&api), Arc::clone(&pacing)),
             api,
             config: config.ec2.clone(),
             agent_architecture: None,
@@ -253,8 +252,6 @@ impl Ec2 {
             resources: Cached::new("subnets and images", NETWORK_MAX_AGE, RETRY_PAUSE),
             in_zones: Cached::new("instance types by zone", ZONES_MAX_AGE, RETRY_PAUSE),
             added_types: Cached::new("added instance types", ZONES_MAX_AGE, RETRY_PAUSE)
-                .with_longer_pause(pause_of_denied),
-            spot: Cached::new("spot prices", SPOT_MAX_AGE, RETRY_PAUSE)
                 .with_longer_pause(pause_of_denied),
             forwarding: Forwarding::new(!config.ec2.cluster_networks.is_empty()),
             lacks_spot_role: AtomicBool::new(false),
@@ -538,21 +535,18 @@ impl Provider for Ec2 {
             let types = self.api.types_in_zones();
             within(LIST_TIMEOUT, "DescribeInstanceTypeOfferings", types).await
         });
-        // Without prices, spot counts as on-demand at most.
-        let spot = self.spot.get_or_default("on-demand prices are used", || async {
-            self.pacing.wait(Action::Describe).await;
-            within(SPOT_TIMEOUT, "DescribeSpotPriceHistory", self.api.spot_prices()).await
-        });
-        let (resources, in_zones, spot) = tokio::join!(self.resources(), in_zones, spot);
+        let (resources, in_zones) = tokio::join!(self.resources(), in_zones);
         let (resources, in_zones) = (resources?, in_zones.map_err(failed)?);
         let on_demand = self.on_demand.current();
         let zones: BTreeSet<String> = resources.subnets.keys().cloned().collect();
-        let added = self.added_types(&in_zones, &zones).await;
+        let (added, spot) =
+            tokio::join!(self.added_types(&in_zones, &zones), self.spot.current(&zones));
+        let spot = spot.iter().flat_map(|prices| prices.iter());
         let images = resources.images.keys().copied().collect();
         let on_demand = on_demand.as_deref();
         let region = self.config.region.as_str();
         let types = Types { region, built_in: &self.types, added: &added };
-        Ok(market_data::catalogue(types, on_demand, &in_zones, &spot, &zones, images))
+        Ok(market_data::catalogue(types, on_demand, &in_zones, spot, &zones, images))
     }
 
     async fn parameters(
@@ -733,7 +727,9 @@ impl Provider for Ec2 {
     async fn check(&self) -> Result<(), ProviderError> {
         // The daemon calls this at its start: the sooner the prices are read, the better.
         let _ = self.on_demand.current();
-        if !self.resources().await?.subnets.is_empty() {
+        let resources = self.resources().await?;
+        if !resources.subnets.is_empty() {
+            self.spot.begin(resources.subnets.keys());
             return Ok(());
         }
         let what = "ec2.subnets: EC2 knows none of them";

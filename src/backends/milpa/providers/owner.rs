@@ -85,10 +85,13 @@ mod tests {
 
     #[test]
     fn labels_of_a_pod_become_tags() {
-        let labels = BTreeMap::from([("app".to_owned(), "web".to_owned())]);
+        let labels = ["app", "run", "app.kubernetes.io/name", "cost-center"];
+        let labels = labels.map(|key| (key.to_owned(), "web".to_owned())).into();
         let cell = CellId::mint().unwrap();
         let tags = owner().tags(&TagRules::default(), &cell, &PodTags { labels, ..pod() }).tags;
         assert_eq!((tags["app"].as_str(), tags[POD].as_str()), ("web", "web-0"));
+        assert!(tags.contains_key("run") && tags.contains_key("app.kubernetes.io/name"));
+        assert!(!tags.contains_key("cost-center"), "budgets and rights read it");
         assert_eq!((tags[NAME].as_str(), tags[POD_UID].as_str()), ("default/web-0", "1-2-3"));
     }
 
@@ -101,7 +104,7 @@ mod tests {
         let forged: BTreeMap<String, String> =
             own.keys().map(|key| (key.clone(), "forged".to_owned())).collect();
         let many = (0..80).map(|number| (number.to_string(), String::new()));
-        let rules = TagRules { configured: forged.clone(), ..TagRules::default() };
+        let rules = TagRules { configured: forged.clone(), labels: vec!["*".into()] };
         let labels = forged.into_iter().chain(many).collect();
         let tags = owner().tags(&rules, &cell, &PodTags { labels, ..pod() }).tags;
         assert_eq!(tags.len(), MAX_TAGS);

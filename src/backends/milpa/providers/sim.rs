@@ -62,6 +62,8 @@ pub struct SimInstance {
     pub visible: Duration,
     /// The time from which on it ends, and the time at which it has ended.
     pub ending: Option<(Duration, Duration)>,
+    /// It was taken back by the cloud.
+    pub is_interrupted: bool,
 }
 
 impl SimInstance {
@@ -89,7 +91,7 @@ impl SimInstance {
             addresses: Vec::new(),
             state: self.state(now),
             end_reason: String::new(),
-            lacks_capacity: false,
+            lacks_capacity: self.is_interrupted,
             since: Some(self.launched),
         }
     }
@@ -208,6 +210,7 @@ impl SimCloud {
             launched: now,
             visible: now + visible_after,
             ending: None,
+            is_interrupted: false,
         };
         self.instances.insert(id.clone(), instance);
         Ok(id)
@@ -261,6 +264,13 @@ impl SimCloud {
         {
             let (began, ended) = instance.ending.unwrap_or((now, Duration::MAX));
             instance.ending = Some((began, ended.min(now + takes)));
+        }
+    }
+
+    /// Shows the end of a running instance as an interruption of spot.
+    pub fn interrupt(&mut self, id: &InstanceId) {
+        if let Some(instance) = self.instances.get_mut(id) {
+            instance.is_interrupted |= instance.ending.is_none();
         }
     }
 

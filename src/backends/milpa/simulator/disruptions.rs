@@ -93,6 +93,7 @@ impl World<'_> {
                 let takes = self.rng.time_of(&INTERRUPTION);
                 self.count("interruption");
                 self.log(format_args!("{instance} is taken back in {} s", takes.as_secs()));
+                self.cloud.interrupt(instance);
                 self.end_by_itself(instance, takes);
             }
             Disruption::Pause => self.pause(instance),

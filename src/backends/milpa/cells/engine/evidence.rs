@@ -10,9 +10,7 @@ use std::{
     time::Duration,
 };
 
-use super::{
-    Cell, CellError, CellEvent, Effect, Engine, INSTANCE_ENDED, NO_INSTANCE, Notice, Now, State,
-};
+use super::{Cell, CellError, CellEvent, Effect, Engine, INSTANCE_ENDED, NO_INSTANCE, Notice, Now};
 use crate::backends::milpa::{
     id::CellId,
     providers::{ErrorClass, Instance, InstanceId, InstanceState, ProviderError},
@@ -278,10 +276,8 @@ impl Engine {
             reason => format!("{INSTANCE_ENDED}: {reason}"),
         };
         let failure = match instance {
-            // The launch was refused after its answer.
-            Some(instance)
-                if instance.lacks_capacity && matches!(cell.state, State::Booting { .. }) =>
-            {
+            // The launch was refused after its answer, or its spot instance was taken back.
+            Some(instance) if instance.lacks_capacity => {
                 let launched = cell.offering.as_ref().map(|candidate| &candidate.offering);
                 let offering = launched.unwrap_or(&instance.offering).clone();
                 let doing = format!("launch {offering}: {ended}");

@@ -89,8 +89,8 @@ impl Ec2Api for CountedApi {
         self.count("DescribeInstanceTypes", self.api.instance_types(names)).await
     }
 
-    async fn spot_prices(&self) -> Result<Vec<SpotPrice>, CallError> {
-        self.count("DescribeSpotPriceHistory", self.api.spot_prices()).await
+    async fn spot_prices(&self, zones: &[String]) -> Result<Vec<SpotPrice>, CallError> {
+        self.count("DescribeSpotPriceHistory", self.api.spot_prices(zones)).await
     }
 
     async fn products(&self, page: Option<String>) -> Result<ProductPage, CallError> {

@@ -40,6 +40,8 @@ pub(super) struct FakeApi {
     pub(super) subnet_calls: Mutex<Vec<Vec<String>>>,
     /// The lists that are never answered.
     pub(super) hanging: BTreeSet<&'static str>,
+    /// The zones whose spot prices are never answered.
+    pub(super) slow_zones: Mutex<BTreeSet<String>>,
     /// The lists that the policy denies.
     pub(super) denied: Mutex<BTreeSet<&'static str>>,
     /// The lists that were read.
@@ -115,6 +117,7 @@ pub(super) fn running(id: &str, subnet: &str, address: Ipv4Addr) -> InstanceDesc
         subnet: subnet.to_owned(),
         vpc: "vpc-1".to_owned(),
         has_source_dest_check: None,
+        metadata: None,
         private_address: Some(address.into()),
         public_address: None,
         private_name: String::new(),
@@ -195,10 +198,17 @@ impl Ec2Api for FakeApi {
         let described = names.iter().map(|name| described(name)).collect();
         self.list("DescribeInstanceTypes", described).await
     }
-    async fn spot_prices(&self) -> Result<Vec<SpotPrice>, CallError> {
-        let (instance_type, zone) = (TYPE.into(), ZONE.into());
-        let price = SpotPrice { instance_type, zone, price: "0.0017".into() };
-        self.list("DescribeSpotPriceHistory", vec![price]).await
+    async fn spot_prices(&self, zones: &[String]) -> Result<Vec<SpotPrice>, CallError> {
+        let is_slow = zones.iter().any(|zone| self.slow_zones.lock().unwrap().contains(zone));
+        if is_slow {
+            std::future::pending::<()>().await;
+        }
+        let price = |zone: &String| SpotPrice {
+            instance_type: TYPE.into(),
+            zone: zone.clone(),
+            price: "0.0017".into(),
+        };
+        self.list("DescribeSpotPriceHistory", zones.iter().map(price).collect()).await
     }
     async fn products(&self, _: Option<String>) -> Result<ProductPage, CallError> {
         self.list("GetProducts", ProductPage::default()).await

@@ -30,11 +30,13 @@ use crate::{
 
 mod caller;
 mod network;
+mod node;
 mod policy;
 mod report;
 mod routes;
 
 use caller::Caller;
+use policy::Values;
 pub use report::LiveReport;
 use report::Outcome;
 use routes::NODE;
@@ -52,7 +54,7 @@ const CA_PEM_BYTES: usize = 700;
 pub async fn check(config: &MilpaBackend, owner: Owner, api: Arc<dyn Ec2Api>) -> LiveReport {
     let ec2 = Ec2::new(config, owner, Arc::clone(&api));
     let mut check = LiveCheck {
-        caller: Caller::new(LiveReport::new(&config.ec2.region, &ec2.owner.cluster)),
+        caller: Caller::new(LiveReport::new(Values::of(&config.ec2, &ec2.owner.cluster))),
         ec2,
         config,
         api,
@@ -82,10 +84,14 @@ impl LiveCheck<'_> {
         let images = self.images().await;
         let in_zones = self.types_in_zones().await;
         self.instance_types(in_zones.as_deref().unwrap_or_default()).await;
-        let spot = self.spot_prices().await;
+        let spot = self.spot_prices(subnets.as_ref()).await;
         let instances = self.instances().await;
+        if instances.is_some() {
+            self.find_node().await;
+            self.node_metadata();
+        }
         if !self.config.ec2.cluster_networks.is_empty() {
-            self.source_dest_check().await;
+            self.source_dest_check();
         }
         let instances = instances.unwrap_or_default();
         let lives =
@@ -210,9 +216,15 @@ impl LiveCheck<'_> {
         }
     }
 
-    async fn spot_prices(&mut self) -> Option<Vec<SpotPrice>> {
+    /// Reads the spot prices of the subnets' zones, or else of all zones.
+    async fn spot_prices(
+        &mut self,
+        subnets: Option<&BTreeMap<String, String>>,
+    ) -> Option<Vec<SpotPrice>> {
         const NAME: &str = "DescribeSpotPriceHistory";
-        let prices = self.caller.list(NAME, self.api.spot_prices()).await.ok()?;
+        let known = subnets.into_iter().flatten().filter(|(zone, subnet)| zone != subnet);
+        let zones: Vec<String> = known.map(|(zone, _)| zone.clone()).collect();
+        let prices = self.caller.list(NAME, self.api.spot_prices(&zones)).await.ok()?;
         self.caller.add(Outcome::Ok, NAME, &format!("{} spot prices", prices.len()));
         Some(prices)
     }

@@ -24,11 +24,11 @@ pub(super) struct Types<'a> {
 /// Returns the instance types of a region: those that the zones of the subnets have with their
 /// prices, the others without an offer. Spot counts as on-demand at most where its price is not
 /// known.
-pub(super) fn catalogue(
+pub(super) fn catalogue<'a>(
     types: Types<'_>,
     on_demand: Option<&Prices>,
     in_zones: &[TypeInZone],
-    spot: &[SpotPrice],
+    spot: impl IntoIterator<Item = &'a SpotPrice>,
     zones: &BTreeSet<String>,
     images: Vec<Architecture>,
 ) -> Catalogue {
@@ -37,7 +37,7 @@ pub(super) fn catalogue(
         zones_of.entry(&entry.instance_type).or_default().insert(&entry.zone);
     }
     let prices: HashMap<(&str, &str), Price> = spot
-        .iter()
+        .into_iter()
         .filter_map(|spot| {
             let price: Price = spot.price.parse().ok()?;
             Some(((spot.instance_type.as_str(), spot.zone.as_str()), price))

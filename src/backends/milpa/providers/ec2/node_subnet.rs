@@ -2,7 +2,7 @@
 
 use std::net::Ipv4Addr;
 
-use kiyot_ec2::{InstanceDescription, InstanceStateName};
+use kiyot_ec2::{InstanceDescription, InstanceStateName, MetadataOptions};
 
 /// A running instance with the node's address.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -13,6 +13,8 @@ pub(super) struct NodeSubnet {
     pub(super) subnet: String,
     /// The source/destination check of the instance: true if it is on, `None` if it is not shown.
     pub(super) has_source_dest_check: Option<bool>,
+    /// The options of its metadata service, if they are shown.
+    pub(super) metadata: Option<MetadataOptions>,
 }
 
 /// The reason why the node's subnet is not known.
@@ -49,6 +51,7 @@ pub(super) fn find(
             instance: only.id,
             subnet: only.subnet,
             has_source_dest_check: only.has_source_dest_check,
+            metadata: only.metadata,
         }),
         (Some(last), false) => {
             found.push(last);
@@ -80,6 +83,7 @@ mod tests {
                 instance: "i-1".to_owned(),
                 subnet: "subnet-1".to_owned(),
                 has_source_dest_check: None,
+                metadata: None,
             })
         );
         assert_eq!(find(ADDRESS, vec![ended]), Err(UnknownSubnet::NoInstance(ADDRESS)));

@@ -106,6 +106,8 @@ async fn lists_are_read_again_at_their_age() {
     let (api, provider) = provider(FakeApi::default());
     let reads = async |operation: &str| {
         provider.catalogue().await.unwrap();
+        // Spot prices are read in the background.
+        tokio::time::sleep(Duration::from_millis(1)).await;
         api.lists.lock().unwrap().iter().filter(|it| **it == operation).count()
     };
     let moment = Duration::from_secs(1);
@@ -141,6 +143,8 @@ async fn denied_list_that_cells_do_not_need_costs_a_call_an_hour() {
     assert_eq!([SPOT_PRICES, TYPES].map(calls), [1, 1]);
     // Both are permitted now.
     api.denied.lock().unwrap().clear();
+    ec2.catalogue().await.unwrap();
+    tokio::time::sleep(Duration::from_millis(1)).await;
     let catalogue = ec2.catalogue().await.unwrap();
     assert_eq!(accuracy(&catalogue, Market::Spot), Accuracy::Exact);
     assert!(catalogue.named(ADDED_TYPE).is_some());

@@ -133,16 +133,45 @@ fn error_of_a_pod_names_the_reason_if_no_offering_is_left() {
 
 /// Verifies V64.
 #[test]
-fn other_reasons_and_later_ends_refuse_no_offering() {
-    let volume = "Client.VolumeLimitExceeded: Volume limit exceeded";
-    for (reason, is_connected) in [(volume, false), ("", false), (SPOT, true)] {
+fn interrupted_instance_of_a_pod_refuses_its_offering_for_a_while() {
+    for by in [By::List, By::Description] {
         let mut engine = engine(sim::CAPABILITIES);
-        let (cell, launch) = launched(&mut engine, "pod", at(1));
+        let cell = bound(&mut engine, "pod", "i");
+        shown(&mut engine, by, &ended("i", &cell, SPOT), at(10));
+        terminated(&mut engine, &cell, at(11));
+        let until = at(10).boot + config().refusal_pause;
+        let reason = |now| engine.refusals().reason(&offering("a"), now);
+        let last = reason(until - Duration::from_secs(1)).expect("a refusal");
+        assert!(last.ends_with(&format!(": its instance ended: {SPOT}")), "{last}");
+        assert_eq!(reason(until), None);
+        assert_eq!(engine.refusals().reason(&offering("b"), at(11).boot), None);
+    }
+}
+
+/// Verifies V64.
+#[test]
+fn order_of_an_interrupted_cell_that_is_not_bound_takes_another_offering() {
+    let mut engine = engine(sim::CAPABILITIES);
+    let (first, launch) = launched(&mut engine, "pod", at(1));
+    engine.handle(Event::Launched(first.clone(), Ok(launched_as("i", &first))), at(2));
+    claim(&mut engine, &first, &launch, at(3)).unwrap();
+    engine.handle(Event::Connected(first.clone()), at(3));
+    shown(&mut engine, By::List, &ended("i", &first, SPOT), at(10));
+    let effects = terminated(&mut engine, &first, at(11));
+    let again = effects.iter().find_map(|(_, effect)| match effect {
+        Effect::Launch(launch) => Some(launch.spec.candidates.clone()),
+        _ => None,
+    });
+    assert_eq!(again, Some(vec![candidate("b")]));
+}
+
+/// Verifies V64.
+#[test]
+fn other_reasons_refuse_no_offering() {
+    for reason in ["Client.VolumeLimitExceeded: Volume limit exceeded", ""] {
+        let mut engine = engine(sim::CAPABILITIES);
+        let (cell, _) = launched(&mut engine, "pod", at(1));
         engine.handle(Event::Launched(cell.clone(), Ok(launched_as("i", &cell))), at(2));
-        if is_connected {
-            claim(&mut engine, &cell, &launch, at(3)).unwrap();
-            engine.handle(Event::Connected(cell.clone()), at(3));
-        }
         shown(&mut engine, By::List, &ended("i", &cell, reason), at(10));
         assert_eq!(engine.refusals().reason(&offering("a"), at(11).boot), None, "{reason}");
     }

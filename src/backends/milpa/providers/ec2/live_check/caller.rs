@@ -234,7 +234,7 @@ mod tests {
     }
 
     fn caller() -> Caller {
-        Caller::new(LiveReport::new("us-east-1", "production"))
+        Caller::new(LiveReport::new(policy::Values::default()))
     }
 
     async fn failing(caller: &mut Caller, name: &str, error: CallError) -> Failed {

@@ -5,6 +5,8 @@ use std::collections::BTreeSet;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::config::{self, NAME_TAG, OWN_TAG_PREFIX};
+
 /// The policy, as docs/iam.md has it.
 const POLICY: &str = include_str!("../../../../../../config/iam-policy.json");
 /// The statement for cells with an instance profile.
@@ -13,6 +15,10 @@ const PASS_ROLE: &str = include_str!("../../../../../../config/iam-pass-role.jso
 const SPOT_ROLE: &str = include_str!("../../../../../../config/iam-spot-role.json");
 /// The statements for cloud routes.
 const CLOUD_ROUTES: &str = include_str!("../../../../../../config/iam-cloud-routes.json");
+/// The place of the keys of tags in a condition.
+const TAG_KEYS: &str = "/ForAllValues:StringLike/aws:TagKeys";
+/// The service to which the role of an instance profile is passed, outside of China.
+const EC2_SERVICE: &str = "\"ec2.amazonaws.com\"";
 /// Begins the action in EC2's message about a denied call.
 const MARK: &str = "not authorized to perform: ";
 
@@ -60,9 +66,47 @@ impl Actions {
     }
 }
 
+/// The values of the policy's placeholders, as far as the configuration has them.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Values {
+    region: String,
+    cluster: String,
+    /// The keys of tags, or patterns of them.
+    tag_keys: Vec<String>,
+}
+
+impl Values {
+    pub(super) fn of(config: &config::Ec2, cluster: &str) -> Self {
+        let own = [NAME_TAG.to_owned(), format!("{OWN_TAG_PREFIX}*")].into_iter();
+        let tag_keys = own.chain(config.tags.keys().cloned()).chain(config.label_tags.clone());
+        let (region, cluster) = (config.region.clone(), cluster.to_owned());
+        Self { region, cluster, tag_keys: tag_keys.collect() }
+    }
+
+    /// Sets the values in a policy.
+    fn set(&self, statement: &mut Statement) {
+        let keys = statement.condition.as_mut().and_then(|it| it.pointer_mut(TAG_KEYS));
+        if let Some(keys) = keys {
+            *keys = Value::from(self.tag_keys.clone());
+        }
+    }
+
+    /// Sets the values in the text of a policy.
+    fn fill(&self, json: &str) -> String {
+        let Self { region, cluster, .. } = self;
+        let (partition, service) = match region.as_str() {
+            china if china.starts_with("cn-") => ("arn:aws-cn:", "\"ec2.amazonaws.com.cn\""),
+            gov if gov.starts_with("us-gov-") => ("arn:aws-us-gov:", EC2_SERVICE),
+            _ => ("arn:aws:", EC2_SERVICE),
+        };
+        let json = json.replace("arn:aws:", partition).replace(EC2_SERVICE, service);
+        json.replace("REGION", region).replace("CLUSTER", cluster)
+    }
+}
+
 /// Returns the part of the policy with these actions, as JSON. Actions that the policy does not
 /// know are named beneath it.
-pub(super) fn part(actions: &BTreeSet<String>, region: &str, cluster: &str) -> String {
+pub(super) fn part(actions: &BTreeSet<String>, values: &Values) -> String {
     let read = serde_json::from_str(POLICY).and_then(|policy: Policy| {
         let mut others: Vec<Statement> = serde_json::from_str(CLOUD_ROUTES)?;
         others.push(serde_json::from_str(PASS_ROLE)?);
@@ -78,7 +122,9 @@ pub(super) fn part(actions: &BTreeSet<String>, region: &str, cluster: &str) -> S
     let statement: Vec<Statement> = statements
         .filter_map(|statement| {
             let action = statement.action.of(actions)?;
-            Some(Statement { action, ..statement })
+            let mut wanted = Statement { action, ..statement };
+            values.set(&mut wanted);
+            Some(wanted)
         })
         .collect();
     let is_known = |action: &&String| {
@@ -88,7 +134,7 @@ pub(super) fn part(actions: &BTreeSet<String>, region: &str, cluster: &str) -> S
     let unknown: Vec<&String> = actions.iter().filter(|action| !is_known(action)).collect();
     let policy = Policy { version: policy.version, statement };
     let json = serde_json::to_string_pretty(&policy).unwrap_or_default();
-    let json = json.replace("REGION", region).replace("CLUSTER", cluster);
+    let json = values.fill(&json);
     match unknown.is_empty() {
         true => json,
         false => format!("{json}\nAlso: {}", names(unknown.into_iter())),
@@ -132,10 +178,47 @@ mod tests {
         assert!(page.contains(&routes), "docs/iam.md: {CLOUD_ROUTES}");
     }
 
+    fn values(region: &str) -> Values {
+        let ec2 = config::Ec2 { region: region.into(), ..config::Ec2::default() };
+        Values::of(&ec2, "production")
+    }
+
+    /// Verifies V99.
+    #[test]
+    fn part_pins_the_keys_of_the_configured_tags_and_labels() {
+        let keys = |text: &str| {
+            let policy: Policy = serde_json::from_str(text).unwrap();
+            let all = policy.statement.into_iter();
+            let keys = all.map(|it| it.condition.unwrap().pointer(TAG_KEYS).unwrap().clone());
+            keys.collect::<Vec<_>>()
+        };
+        let text = part(&set(&["ec2:CreateTags"]), &values("us-east-1"));
+        let default = serde_json::json!(["Name", "kiyot:*", "app", "run", "app.kubernetes.io/*"]);
+        assert_eq!(keys(&text), [default.clone(), default]);
+        let mut ec2 = config::Ec2 { label_tags: vec!["tier".into()], ..config::Ec2::default() };
+        ec2.tags.insert("team".into(), "shop".into());
+        let text = part(&set(&["ec2:CreateTags"]), &Values::of(&ec2, "c"));
+        let own = serde_json::json!(["Name", "kiyot:*", "team", "tier"]);
+        assert_eq!(keys(&text), [own.clone(), own]);
+    }
+
+    /// Verifies V99.
+    #[test]
+    fn part_is_of_the_partition_of_the_region() {
+        for (region, arn, service) in [
+            ("eu-west-1", "\"arn:aws:iam::", "\"ec2.amazonaws.com\""),
+            ("cn-north-1", "\"arn:aws-cn:iam::", "\"ec2.amazonaws.com.cn\""),
+            ("us-gov-west-1", "\"arn:aws-us-gov:iam::", "\"ec2.amazonaws.com\""),
+        ] {
+            let text = part(&set(&["iam:PassRole"]), &values(region));
+            assert!(text.contains(arn) && text.contains(service), "{text}");
+        }
+    }
+
     #[test]
     fn part_has_the_wanted_actions_alone() {
         let policy: Policy = serde_json::from_str(POLICY).unwrap();
-        let part = |actions: &[&str]| part(&set(actions), "eu-west-1", "production");
+        let part = |actions: &[&str]| part(&set(actions), &values("eu-west-1"));
         let text = part(&["ec2:DescribeImages"]);
         assert_eq!(sids(&text), ["Read"]);
         assert!(text.contains("\"Action\": \"ec2:DescribeImages\""), "{text}");
@@ -143,7 +226,7 @@ mod tests {
         assert_eq!(sids(&text), ["LaunchTagged", "LaunchWith"]);
         assert!(text.contains("arn:aws:ec2:eu-west-1:ACCOUNT:subnet/*"), "{text}");
         assert!(text.contains("\"aws:RequestTag/kiyot:cluster\": \"production\""), "{text}");
-        assert_eq!(sids(&part(&["ec2:CreateTags"])), ["TagAtLaunch", "OwnInstances"]);
+        assert_eq!(sids(&part(&["ec2:CreateTags"])), ["TagAtLaunch", "TagOwn"]);
         assert_eq!(sids(&part(&["iam:PassRole"])), ["PassRole"]);
         assert_eq!(sids(&part(&["ec2:DeleteRoute"])), ["CloudRoutes"]);
         let all: Vec<String> = policy
@@ -161,7 +244,7 @@ mod tests {
 
     #[test]
     fn unknown_action_is_named_beneath_the_policy() {
-        let text = part(&set(&["kms:CreateGrant"]), "r", "c");
+        let text = part(&set(&["kms:CreateGrant"]), &Values::default());
         assert!(text.ends_with("Also: kms:CreateGrant"), "{text}");
     }
 

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, fmt};
 
-use super::policy;
+use super::policy::{self, Values};
 
 /// The outcome of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,18 +34,12 @@ pub struct LiveReport {
     lines: Vec<(Outcome, String)>,
     /// The denied actions, with their service.
     denied: BTreeSet<String>,
-    region: String,
-    cluster: String,
+    values: Values,
 }
 
 impl LiveReport {
-    pub(super) fn new(region: &str, cluster: &str) -> Self {
-        Self {
-            lines: Vec::new(),
-            denied: BTreeSet::new(),
-            region: region.to_owned(),
-            cluster: cluster.to_owned(),
-        }
+    pub(super) fn new(values: Values) -> Self {
+        Self { lines: Vec::new(), denied: BTreeSet::new(), values }
     }
 
     /// Adds a line.
@@ -76,7 +70,7 @@ impl fmt::Display for LiveReport {
         writeln!(
             f,
             "\nThe policy of the node's role lacks this (docs/iam.md):\n{}",
-            policy::part(&self.denied, &self.region, &self.cluster)
+            policy::part(&self.denied, &self.values)
         )
     }
 }
@@ -87,7 +81,7 @@ mod tests {
 
     #[test]
     fn report_is_fine_if_everything_was_proved() {
-        let mut report = LiveReport::new("us-east-1", "production");
+        let mut report = LiveReport::new(Values::default());
         report.add(Outcome::Ok, "DescribeSubnets", "subnet-1 in us-east-1a");
         report.add(Outcome::Warning, "network", "odd");
         assert!(report.is_fine());

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use kiyot_ec2::{CallError, DryRun, InstanceFilter, RouteTable, RouteTableFilter};
+use kiyot_ec2::{CallError, DryRun, RouteTable, RouteTableFilter};
 
 use super::{
-    super::{cloud_routes::table_of, node_subnet, terminations::NOT_FOUND},
+    super::{cloud_routes::table_of, terminations::NOT_FOUND},
     LiveCheck, NO_INSTANCE, Outcome,
 };
 
@@ -81,28 +81,8 @@ impl LiveCheck<'_> {
     }
 
     /// Warns if the node's instance drops the packets between cells and `cluster_networks`.
-    pub(super) async fn source_dest_check(&mut self) {
-        // The address behind a forwarder is not known.
-        let Some(address) = self.config.gateway.node_address() else { return };
-        let node = match (&self.node, self.config.ec2.subnets.is_empty()) {
-            (Some(node), _) => node.clone(),
-            // That the node was not found is a failure already.
-            (None, true) => return,
-            (None, false) => {
-                let filter = InstanceFilter::PrivateAddress(address);
-                let listed = self.caller.list(NODE, self.api.describe_instances(&filter)).await;
-                let Ok(listed) = listed else { return };
-                let Ok(node) = node_subnet::find(address, listed) else {
-                    let text = format!(
-                        "no instance, or several, have the node's address {address}: its \
-                         source/destination check, which must be off for cluster_networks, is \
-                         not known"
-                    );
-                    return self.caller.add(Outcome::Warning, NODE, &text);
-                };
-                node
-            }
-        };
+    pub(super) fn source_dest_check(&mut self) {
+        let Some(node) = &self.node else { return };
         let instance = &node.instance;
         let (outcome, state) = match node.has_source_dest_check {
             Some(false) => (Outcome::Ok, "off, as cluster_networks needs it"),
