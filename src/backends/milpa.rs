@@ -251,7 +251,7 @@ impl Milpa {
             }
             ProviderKind::Ec2 => {
                 let api = ec2_api(config).await.ok_or_else(|| StartError::NoEc2(name.clone()))?;
-                let api = ec2::CountedApi::new(api, Arc::clone(&api_calls));
+                let api = ec2::PacedApi::new(api, Arc::clone(&api_calls));
                 let agent = agent.as_ref().and_then(AgentProgram::architecture);
                 let agent = agent.and_then(Architecture::named);
                 let ec2 = ec2::Ec2::new(config, owner.clone(), api).with_agent_for(agent);

@@ -40,7 +40,6 @@ use crate::{
 mod absence;
 mod added_types;
 mod cloud_routes;
-mod counted_api;
 mod error_codes;
 #[cfg(test)]
 mod fake_api;
@@ -50,6 +49,7 @@ mod market_data;
 mod metadata_fence;
 mod node_subnet;
 mod on_demand;
+mod paced_api;
 mod pacing;
 mod parameters;
 pub mod price_list;
@@ -63,7 +63,6 @@ mod user_data;
 
 use added_types::AddedType;
 use cloud_routes::CloudRoutes;
-pub use counted_api::CountedApi;
 use error_codes::{
     Refused, SERVICE_LINKED_ROLE, classify, depends_on_volume, lacks_capacity, lacks_image,
 };
@@ -71,7 +70,7 @@ use market_data::Types;
 use metadata_fence::MetadataFence;
 use node_subnet::UnknownSubnet;
 use on_demand::OnDemand;
-use pacing::{Action, Pacing};
+pub use paced_api::PacedApi;
 use parameters::{BootImage, Parameters};
 use spot::Spot;
 use tagging::{Tagged, Tagging};
@@ -202,7 +201,6 @@ pub struct Ec2 {
     power_off_after: Duration,
     /// Sizes and built-in prices.
     types: Catalogue,
-    pacing: Arc<Pacing>,
     terminations: Terminations,
     tagging: Tagging,
     resources: Cached<Resources, ResourcesError>,
@@ -222,24 +220,17 @@ pub struct Ec2 {
 impl Ec2 {
     /// Returns the configured provider. Makes no call.
     pub fn new(config: &config::MilpaBackend, owner: Owner, api: Arc<dyn Ec2Api>) -> Self {
-        let pacing = Arc::new(Pacing::default());
         Self {
-            terminations: Terminations::new(Arc::clone(&api), Arc::clone(&pacing)),
-            tagging: Tagging::new(Arc::clone(&api), Arc::clone(&pacing)),
+            terminations: Terminations::new(Arc::clone(&api)),
+            tagging: Tagging::new(Arc::clone(&api)),
             routes: CloudRoutes::new(
                 Arc::clone(&api),
-                Arc::clone(&pacing),
                 !config.ec2.cloud_routes.is_empty(),
                 config.gateway.advertised().map(|gateway| gateway.ip()),
             ),
-            on_demand: OnDemand::new(
-                Arc::clone(&api),
-                Arc::clone(&pacing),
-                config.ec2.prices,
-                &config.ec2.region,
-            ),
-            metadata: MetadataFence::new(Arc::clone(&api), Arc::clone(&pacing)),
-            spot: Spot::new(Arc::clone(&api), Arc::clone(&pacing)),
+            on_demand: OnDemand::new(Arc::clone(&api), config.ec2.prices, &config.ec2.region),
+            metadata: MetadataFence::new(Arc::clone(&api)),
+            spot: Spot::new(Arc::clone(&api)),
             api,
             config: config.ec2.clone(),
             agent_architecture: None,
@@ -248,7 +239,6 @@ impl Ec2 {
             pause_image: PauseImage::new(config.pause_image.clone()),
             power_off_after: config.token_ttl,
             types: CatalogueFile::built_in_for(&config.ec2.region),
-            pacing,
             resources: Cached::new("subnets and images", NETWORK_MAX_AGE, RETRY_PAUSE),
             in_zones: Cached::new("instance types by zone", ZONES_MAX_AGE, RETRY_PAUSE),
             added_types: Cached::new("added instance types", ZONES_MAX_AGE, RETRY_PAUSE)
@@ -274,7 +264,6 @@ impl Ec2 {
             return Ok(self.config.subnets.clone());
         }
         let address = self.node_address.ok_or(UnknownSubnet::NoAddress)?;
-        self.pacing.wait(Action::Describe).await;
         let filter = InstanceFilter::PrivateAddress(address);
         let instances = self.api.describe_instances(&filter);
         let listed = within(LIST_TIMEOUT, "DescribeInstances", instances).await?;
@@ -284,14 +273,12 @@ impl Ec2 {
     /// Returns the ids of the subnets, and those that EC2 shows.
     async fn described_subnets(&self) -> Result<(Vec<String>, Vec<Subnet>), ResourcesError> {
         let ids = self.subnet_ids().await?;
-        self.pacing.wait(Action::Describe).await;
         let described = within(LIST_TIMEOUT, "DescribeSubnets", self.api.subnets(&ids)).await?;
         Ok((ids, described))
     }
 
     async fn read_resources(&self) -> Result<Resources, ResourcesError> {
         let images = async {
-            self.pacing.wait(Action::Describe).await;
             let image = self.image();
             let images = within(LIST_TIMEOUT, "DescribeImages", self.api.images(&image)).await?;
             Ok::<_, ResourcesError>(images)
@@ -391,7 +378,6 @@ impl Ec2 {
         spec: &LaunchSpec,
         token: &str,
     ) -> Result<Option<Instance>, CallError> {
-        self.pacing.wait(Action::Describe).await;
         let filter = InstanceFilter::ClientToken(token.to_owned());
         let found = self.api.describe_instances(&filter).await?;
         Ok(found.into_iter().next().and_then(|it| self.instance(it, Some(&spec.cell))))
@@ -531,7 +517,6 @@ impl Provider for Ec2 {
             ProviderError::new(classify(&error).0, "read the instance types of the region", error)
         };
         let in_zones = self.in_zones.get(|| async {
-            self.pacing.wait(Action::Describe).await;
             let types = self.api.types_in_zones();
             within(LIST_TIMEOUT, "DescribeInstanceTypeOfferings", types).await
         });
@@ -569,7 +554,6 @@ impl Provider for Ec2 {
 
     async fn launch(&self, spec: &LaunchSpec, token: &str) -> Result<Instance, ProviderError> {
         let request = self.request(spec, token).await?;
-        self.pacing.wait(Action::Launch).await;
         let launched = match self.api.run_instances(&request).await {
             Ok(launched) => launched,
             // EC2 has a launch with this token, by a daemon of another version or configuration.
@@ -658,7 +642,6 @@ impl Provider for Ec2 {
     }
 
     async fn list_owned(&self) -> Result<Vec<Instance>, ProviderError> {
-        self.pacing.wait(Action::Describe).await;
         let described =
             self.api.describe_instances(&self.own_instances()).await.map_err(|error| {
                 ProviderError::new(classify(&error).0, "list the instances of this node", error)
@@ -676,7 +659,6 @@ impl Provider for Ec2 {
     }
 
     async fn describe(&self, instance: &InstanceId) -> Result<Instance, ProviderError> {
-        self.pacing.wait(Action::Describe).await;
         let filter = InstanceFilter::Ids(vec![instance.0.clone()]);
         let described = match self.api.describe_instances(&filter).await {
             Ok(described) => described,
@@ -717,7 +699,6 @@ impl Provider for Ec2 {
     }
 
     async fn console(&self, instance: &InstanceId) -> Result<String, ProviderError> {
-        self.pacing.wait(Action::Describe).await;
         self.api.console_output(&instance.0).await.map_err(|error| {
             let doing = format!("read the console of instance {instance}");
             ProviderError::new(classify(&error).0, doing, error)

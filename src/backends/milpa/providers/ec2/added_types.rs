@@ -9,9 +9,7 @@ use kiyot_ec2::{CallError, MAX_DESCRIBED_TYPES, TypeDescription, TypeInZone};
 
 use super::{
     super::{ErrorClass, ProviderError},
-    Ec2,
-    pacing::Action,
-    within,
+    Ec2, within,
 };
 use crate::{
     annotations::Architecture,
@@ -118,7 +116,6 @@ impl Ec2 {
     async fn read_types(&self, names: &[String]) -> Result<Vec<AddedType>, CallError> {
         let mut types = Vec::new();
         for part in names.chunks(MAX_DESCRIBED_TYPES) {
-            self.pacing.wait(Action::Describe).await;
             types.extend(self.api.instance_types(part).await?);
         }
         Ok(types.into_iter().filter_map(AddedType::new).collect())

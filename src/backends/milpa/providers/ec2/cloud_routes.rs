@@ -14,7 +14,7 @@ use kiyot_ec2::{CallError, Ec2Api, LOCAL_TARGET, RouteTable, RouteTableFilter};
 
 use super::{
     super::{ErrorClass, InstanceId, ProviderError},
-    Action, Pacing, classify,
+    classify,
 };
 use crate::config::Cidr;
 
@@ -29,7 +29,6 @@ const MAX_TARGETS: usize = 200;
 #[derive(Debug)]
 pub(super) struct CloudRoutes {
     api: Arc<dyn Ec2Api>,
-    pacing: Arc<Pacing>,
     /// Set if pods may have routes.
     is_enabled: bool,
     /// The node's address, which no route may cover.
@@ -48,13 +47,8 @@ enum Conflict {
 }
 
 impl CloudRoutes {
-    pub(super) fn new(
-        api: Arc<dyn Ec2Api>,
-        pacing: Arc<Pacing>,
-        is_enabled: bool,
-        node: Option<IpAddr>,
-    ) -> Self {
-        Self { api, pacing, is_enabled, node, without: Mutex::default() }
+    pub(super) fn new(api: Arc<dyn Ec2Api>, is_enabled: bool, node: Option<IpAddr>) -> Self {
+        Self { api, is_enabled, node, without: Mutex::default() }
     }
 
     /// Checks routes before an instance is launched for them. A route may lead to the instance that
@@ -100,7 +94,6 @@ impl CloudRoutes {
         // An annotation may name a network twice, for which EC2 would refuse the second route.
         let networks: BTreeSet<Cidr> =
             networks.iter().filter_map(|text| text.parse().ok()).collect();
-        self.pacing.wait(Action::Describe).await;
         let filter = kiyot_ec2::InstanceFilter::Ids(vec![instance.0.clone()]);
         let described = self.api.describe_instances(&filter).await;
         let described = described.map_err(failed("describe the instance of routes"))?;
@@ -119,11 +112,9 @@ impl CloudRoutes {
                 Err(conflict) => return Err(refused(network, conflict)),
             }
         }
-        self.pacing.wait(Action::Route).await;
         let switched = self.api.disable_source_dest_check(&instance.0).await;
         switched.map_err(failed("turn off the source/destination check"))?;
         for network in absent {
-            self.pacing.wait(Action::Route).await;
             let made = self.api.create_route(&table.id, &network.to_string(), &instance.0).await;
             let doing = format!("route {network} to instance {instance} in {}", table.id);
             made.map_err(failed(&doing))?;
@@ -157,14 +148,12 @@ impl CloudRoutes {
 
     /// Removes all routes that can be removed, and returns the first error.
     async fn remove(&self, instances: &[&InstanceId]) -> Result<(), CallError> {
-        self.pacing.wait(Action::Describe).await;
         let targets = instances.iter().map(|instance| instance.0.clone()).collect();
         let mut removed = Ok(());
         for table in self.api.route_tables(&RouteTableFilter::Targets(targets)).await? {
             for route in &table.routes {
                 let target = instances.iter().find(|instance| instance.0 == route.target);
                 let Some(instance) = target else { continue };
-                self.pacing.wait(Action::Route).await;
                 match self.api.delete_route(&table.id, &route.network).await {
                     Err(error) if error.code() != Some(NO_ROUTE) => {
                         removed = removed.and(Err(error))
@@ -180,7 +169,6 @@ impl CloudRoutes {
     }
 
     async fn tables(&self, filter: RouteTableFilter) -> Result<Vec<RouteTable>, ProviderError> {
-        self.pacing.wait(Action::Describe).await;
         self.api.route_tables(&filter).await.map_err(failed("read the route tables"))
     }
 

@@ -11,7 +11,6 @@ use tokio::time::sleep;
 use super::{
     super::{ErrorClass, InstanceId, ProviderError},
     error_codes::classify,
-    pacing::{Action, Pacing},
 };
 
 /// Bounds the calls for an instance.
@@ -23,12 +22,11 @@ const FIRST_PAUSE: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(super) struct MetadataFence {
     api: Arc<dyn Ec2Api>,
-    pacing: Arc<Pacing>,
 }
 
 impl MetadataFence {
-    pub(super) fn new(api: Arc<dyn Ec2Api>, pacing: Arc<Pacing>) -> Self {
-        Self { api, pacing }
+    pub(super) fn new(api: Arc<dyn Ec2Api>) -> Self {
+        Self { api }
     }
 
     /// Closes the metadata service of an instance. A repeated call changes nothing, so that a call
@@ -37,7 +35,6 @@ impl MetadataFence {
         let mut pause = FIRST_PAUSE;
         let mut calls = 0;
         let error = loop {
-            self.pacing.wait(Action::Metadata).await;
             match self.api.disable_metadata(&instance.0).await {
                 Ok(state) => {
                     let is_applied = state == MetadataOptionsState::Applied;

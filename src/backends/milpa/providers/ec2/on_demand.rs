@@ -15,12 +15,7 @@ use tokio::{
     time::{Instant, sleep},
 };
 
-use super::{
-    super::ErrorClass,
-    error_codes::classify,
-    pacing::{Action, Pacing},
-    price_list::Listed,
-};
+use super::{super::ErrorClass, error_codes::classify, price_list::Listed};
 use crate::{config::PriceSource, price::Price};
 
 /// The time after which the prices are read again.
@@ -60,7 +55,6 @@ struct Shared {
 #[derive(Debug, Clone)]
 struct Reader {
     api: Arc<dyn Ec2Api>,
-    pacing: Arc<Pacing>,
     region: String,
 }
 
@@ -73,13 +67,8 @@ struct PriceList {
 }
 
 impl OnDemand {
-    pub(super) fn new(
-        api: Arc<dyn Ec2Api>,
-        pacing: Arc<Pacing>,
-        source: PriceSource,
-        region: &str,
-    ) -> Self {
-        let reader = Reader { api, pacing, region: region.to_owned() };
+    pub(super) fn new(api: Arc<dyn Ec2Api>, source: PriceSource, region: &str) -> Self {
+        let reader = Reader { api, region: region.to_owned() };
         Self { reader, source, shared: Arc::default() }
     }
 
@@ -176,14 +165,12 @@ impl Reader {
     async fn page(&self, page: Option<String>) -> Result<kiyot_ec2::ProductPage, CallError> {
         let mut pause = FIRST_PAUSE;
         for _ in 1..MAX_CALLS_OF_PAGE {
-            self.pacing.wait(Action::Prices).await;
             match self.api.products(page.clone()).await {
                 Err(error) if passes(&error) => sleep(pause).await,
                 answered => return answered,
             }
             pause *= 2;
         }
-        self.pacing.wait(Action::Prices).await;
         self.api.products(page).await
     }
 }

@@ -1,13 +1,21 @@
-//! Pacing of calls, so that a burst of pods does not exhaust the account's rate.
+//! Pacing of calls, so that a burst of pods does not exhaust the account's rate, which other nodes
+//! share.
 
 use std::{
-    sync::{Mutex, PoisonError},
+    sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use tokio::time::{Instant, sleep};
 
 use crate::token_bucket::{Rate, TokenBucket};
+
+/// Upper bound on [`Pace::slowdown`]: a hundred nodes then launch three instances a second.
+const MAX_SLOWDOWN: u32 = 64;
+/// Calls that are refused within this time were made at the same pace, and slow it once.
+const SLOWING_INTERVAL: Duration = Duration::from_secs(1);
+/// Time without a refusal after which the pace doubles.
+const RECOVERY_INTERVAL: Duration = Duration::from_secs(15);
 
 /// An action of the API that is paced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,52 +59,150 @@ impl Action {
 /// The pace of all actions. Waiting calls go on in order.
 #[derive(Debug, Default)]
 pub(super) struct Pacing {
-    buckets: [Mutex<TokenBucket>; Action::COUNT],
+    paces: [Mutex<Pace>; Action::COUNT],
 }
 
 impl Pacing {
     /// Waits until a call may be made.
     pub(super) async fn wait(&self, action: Action) {
-        let wait = self.reserve(action, Instant::now());
+        let wait = self.pace(action).reserve(action.rate(), Instant::now());
         if !wait.is_zero() {
             sleep(wait).await;
         }
     }
 
+    /// Adapts the pace to an answer.
+    pub(super) fn learn(&self, action: Action, is_throttled: bool) {
+        self.pace(action).learn(is_throttled, Instant::now());
+    }
+
+    fn pace(&self, action: Action) -> MutexGuard<'_, Pace> {
+        self.paces[action as usize].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The pace of an action.
+#[derive(Debug)]
+struct Pace {
+    bucket: TokenBucket,
+    /// Factor by which calls are rarer than at the documented rate.
+    slowdown: u32,
+    /// Time of the last change of the slowdown, or of the last throttled call.
+    changed: Option<Instant>,
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        Self { bucket: TokenBucket::default(), slowdown: 1, changed: None }
+    }
+}
+
+impl Pace {
     /// Reserves a call, and returns the time to wait for it.
-    fn reserve(&self, action: Action, now: Instant) -> Duration {
-        let bucket = &self.buckets[action as usize];
-        let mut bucket = bucket.lock().unwrap_or_else(PoisonError::into_inner);
-        bucket.take(1, action.rate(), now);
-        bucket.pause(action.rate(), now)
+    fn reserve(&mut self, rate: Rate, now: Instant) -> Duration {
+        let rate = Rate {
+            burst: (rate.burst / self.slowdown).max(1),
+            period: rate.period * self.slowdown,
+        };
+        self.bucket.take(1, rate, now);
+        self.bucket.pause(rate, now)
+    }
+
+    /// Halves the pace at a throttled call, and doubles it again while there are none.
+    fn learn(&mut self, is_throttled: bool, now: Instant) {
+        let elapsed = self.changed.map(|changed| now.saturating_duration_since(changed));
+        let is_due = |interval| elapsed.is_none_or(|elapsed| elapsed >= interval);
+        if is_throttled && is_due(SLOWING_INTERVAL) {
+            self.slowdown = (self.slowdown * 2).min(MAX_SLOWDOWN);
+            self.changed = Some(now);
+        } else if !is_throttled && is_due(RECOVERY_INTERVAL) {
+            self.slowdown = (self.slowdown / 2).max(1);
+            self.changed = Some(now);
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
+
+    const LAUNCH: Rate = Rate { burst: 5, period: Duration::from_millis(500) };
+
+    fn waits(pace: &mut Pace, calls: usize, now: Instant) -> Vec<u64> {
+        let millis = |wait: Duration| u64::try_from(wait.as_millis()).unwrap();
+        (0..calls).map(|_| millis(pace.reserve(LAUNCH, now))).collect()
+    }
 
     #[test]
     fn burst_passes_at_once_and_further_calls_at_the_rate() {
-        let (pacing, now) = (Pacing::default(), Instant::now());
-        let waits: Vec<_> = (0..8).map(|_| pacing.reserve(Action::Launch, now)).collect();
-        assert_eq!(waits[..5], [Duration::ZERO; 5]);
-        assert_eq!(waits[5..], [500, 1000, 1500].map(Duration::from_millis));
-        // Other actions have rates of their own.
-        assert_eq!(pacing.reserve(Action::Describe, now), Duration::ZERO);
+        assert_eq!(
+            waits(&mut Pace::default(), 8, Instant::now()),
+            [0, 0, 0, 0, 0, 500, 1000, 1500]
+        );
     }
 
     #[test]
     fn bucket_fills_while_no_call_is_made() {
-        let (pacing, now) = (Pacing::default(), Instant::now());
-        for _ in 0..5 {
-            pacing.reserve(Action::Launch, now);
-        }
-        let later = now + Duration::from_millis(1000);
-        let waits: Vec<_> = (0..3).map(|_| pacing.reserve(Action::Launch, later)).collect();
-        assert_eq!(waits, [0, 0, 500].map(Duration::from_millis));
+        let (mut pace, now) = (Pace::default(), Instant::now());
+        waits(&mut pace, 5, now);
+        assert_eq!(waits(&mut pace, 3, now + Duration::from_secs(1)), [0, 0, 500]);
         let much_later = now + Duration::from_secs(3600);
-        let waits: Vec<_> = (0..6).map(|_| pacing.reserve(Action::Launch, much_later)).collect();
-        assert_eq!(waits, [0, 0, 0, 0, 0, 500].map(Duration::from_millis));
+        assert_eq!(waits(&mut pace, 6, much_later), [0, 0, 0, 0, 0, 500]);
+    }
+
+    #[test]
+    fn throttled_calls_slow_the_pace_and_others_restore_it() {
+        let (mut pace, mut now) = (Pace::default(), Instant::now());
+        // Of calls that are refused together, one counts.
+        pace.learn(true, now);
+        pace.learn(true, now);
+        assert_eq!(pace.slowdown, 2);
+        for _ in 0..10 {
+            now += SLOWING_INTERVAL;
+            pace.learn(true, now);
+        }
+        assert_eq!(pace.slowdown, MAX_SLOWDOWN);
+        now += Duration::from_secs(3600);
+        assert_eq!(waits(&mut pace, 2, now), [29_500, 61_500]);
+        for slowdown in [32, 16, 8, 4, 2, 1, 1] {
+            pace.learn(false, now);
+            pace.learn(false, now);
+            assert_eq!(pace.slowdown, slowdown);
+            now += RECOVERY_INTERVAL;
+        }
+    }
+
+    /// Verifies V103.
+    #[test]
+    fn hundred_nodes_share_the_rate_of_their_account() {
+        const NODES: usize = 100;
+        const CALLS_OF_NODE: u32 = 20;
+        let begun = Instant::now();
+        // The account's bucket is full again whenever it has no debt.
+        let mut account = TokenBucket::default();
+        let (mut paces, mut left) = (vec![], vec![CALLS_OF_NODE; NODES]);
+        paces.resize_with(NODES, Pace::default);
+        let mut due: BTreeSet<(Instant, usize)> = (0..NODES).map(|node| (begun, node)).collect();
+        let (mut refused, mut ended) = (0, begun);
+        while let Some((now, node)) = due.pop_first() {
+            let has_tokens = account.pause(LAUNCH, now + LAUNCH.period).is_zero();
+            if has_tokens {
+                account.take(1, LAUNCH, now);
+                left[node] -= 1;
+                ended = now;
+            } else {
+                refused += 1;
+            }
+            paces[node].learn(!has_tokens, now);
+            if left[node] > 0 {
+                due.insert((now + paces[node].reserve(LAUNCH, now), node));
+            }
+        }
+        let calls = u32::try_from(NODES).unwrap() * CALLS_OF_NODE;
+        let least = LAUNCH.period * calls;
+        println!("{refused} of {calls} calls refused, {:?} of {least:?}", ended - begun);
+        assert!(ended - begun < 2 * least && refused < 2 * calls);
     }
 }

@@ -16,11 +16,7 @@ use tokio::{
 };
 use tokio_util::task::AbortOnDropHandle;
 
-use super::{
-    RETRY_PAUSE,
-    pacing::{Action, Pacing},
-    pause_of_denied, within,
-};
+use super::{RETRY_PAUSE, pause_of_denied, within};
 
 /// The time after which prices are read again.
 const MAX_AGE: Duration = Duration::from_secs(30 * 60);
@@ -38,7 +34,6 @@ pub(super) struct Spot {
 #[derive(Debug, Clone)]
 struct Reader {
     api: Arc<dyn Ec2Api>,
-    pacing: Arc<Pacing>,
     zones: Arc<watch::Sender<BTreeMap<String, ZonePrices>>>,
 }
 
@@ -54,8 +49,8 @@ struct ZonePrices {
 }
 
 impl Spot {
-    pub(super) fn new(api: Arc<dyn Ec2Api>, pacing: Arc<Pacing>) -> Self {
-        let reader = Reader { api, pacing, zones: Arc::default() };
+    pub(super) fn new(api: Arc<dyn Ec2Api>) -> Self {
+        let reader = Reader { api, zones: Arc::default() };
         Self { reader, tasks: Mutex::default() }
     }
 
@@ -87,7 +82,6 @@ impl Spot {
 
 impl Reader {
     async fn read(self, zone: String) {
-        self.pacing.wait(Action::Describe).await;
         let list = self.api.spot_prices(std::slice::from_ref(&zone));
         let read = within(READ_TIMEOUT, "DescribeSpotPriceHistory", list).await;
         self.zones.send_modify(|zones| {

@@ -12,7 +12,6 @@ use tokio::{task::JoinSet, time::sleep};
 use super::{
     super::{ErrorClass, InstanceId},
     error_codes::classify,
-    pacing::{Action, Pacing},
 };
 use crate::config::{AWS_TAG_PREFIX, MAX_TAGS, check_tag_key};
 
@@ -49,13 +48,12 @@ impl Tagged {
 #[derive(Debug)]
 pub(super) struct Tagging {
     api: Arc<dyn Ec2Api>,
-    pacing: Arc<Pacing>,
     tasks: Mutex<JoinSet<()>>,
 }
 
 impl Tagging {
-    pub(super) fn new(api: Arc<dyn Ec2Api>, pacing: Arc<Pacing>) -> Self {
-        Self { api, pacing, tasks: Mutex::default() }
+    pub(super) fn new(api: Arc<dyn Ec2Api>) -> Self {
+        Self { api, tasks: Mutex::default() }
     }
 
     /// Begins to set tags of an instance. `known` is its last description.
@@ -71,11 +69,7 @@ impl Tagging {
             tracing::warn!(%instance, busy = tasks.len(), "tags of a pod not set, too many are");
             return;
         }
-        let call = Call {
-            api: Arc::clone(&self.api),
-            pacing: Arc::clone(&self.pacing),
-            instance: instance.clone(),
-        };
+        let call = Call { api: Arc::clone(&self.api), instance: instance.clone() };
         tasks.spawn(async move {
             let instance = &call.instance;
             match call.set(known, tags).await {
@@ -92,7 +86,6 @@ impl Tagging {
 /// The setting of an instance's tags.
 struct Call {
     api: Arc<dyn Ec2Api>,
-    pacing: Arc<Pacing>,
     instance: InstanceId,
 }
 
@@ -123,7 +116,6 @@ impl Call {
         let mut pause = FIRST_PAUSE;
         let mut calls = 0;
         loop {
-            self.pacing.wait(Action::Tag).await;
             let Err(error) = self.api.create_tags(&resources, &tags).await else { return Ok(()) };
             calls += 1;
             if calls >= MAX_CALLS {
@@ -145,7 +137,6 @@ impl Call {
 
     /// Describes the instance. Without an answer its volumes stay without the tags.
     async fn described(&self) -> Tagged {
-        self.pacing.wait(Action::Describe).await;
         let filter = InstanceFilter::Ids(vec![self.instance.0.clone()]);
         let described = self.api.describe_instances(&filter).await.unwrap_or_default();
         described.first().map(Tagged::of).unwrap_or_default()

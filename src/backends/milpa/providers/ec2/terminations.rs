@@ -13,7 +13,6 @@ use tokio::{sync::oneshot, time::sleep};
 use super::{
     super::{ErrorClass, InstanceId, ProviderError, Termination},
     error_codes::classify,
-    pacing::{Action, Pacing},
 };
 
 /// The time in which terminations are collected for one call.
@@ -35,15 +34,14 @@ type Outcome = Result<Termination, ProviderError>;
 #[derive(Debug)]
 pub(super) struct Terminations {
     api: Arc<dyn Ec2Api>,
-    pacing: Arc<Pacing>,
     waiting: Mutex<BTreeMap<String, Vec<oneshot::Sender<Outcome>>>>,
     /// Ids that EC2 refused alone, the last tried at the end: they are in no batch of others.
     alone: Mutex<VecDeque<String>>,
 }
 
 impl Terminations {
-    pub(super) fn new(api: Arc<dyn Ec2Api>, pacing: Arc<Pacing>) -> Self {
-        Self { api, pacing, waiting: Mutex::default(), alone: Mutex::default() }
+    pub(super) fn new(api: Arc<dyn Ec2Api>) -> Self {
+        Self { api, waiting: Mutex::default(), alone: Mutex::default() }
     }
 
     /// Terminates instances, together with those of other callers.
@@ -103,7 +101,6 @@ impl Terminations {
                 continue;
             }
             calls += 1;
-            self.pacing.wait(Action::Terminate).await;
             let error = match self.api.terminate_instances(&part).await {
                 Ok(states) => {
                     // A success shows that the refusals are those of ids.
@@ -247,7 +244,7 @@ mod tests {
 
     fn terminations(api: FakeApi) -> (Arc<FakeApi>, Terminations) {
         let api = Arc::new(api);
-        (Arc::clone(&api), Terminations::new(api, Arc::new(Pacing::default())))
+        (Arc::clone(&api), Terminations::new(api))
     }
 
     fn knowing(ids: &[InstanceId]) -> FakeApi {

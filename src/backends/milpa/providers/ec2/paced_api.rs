@@ -1,4 +1,4 @@
-//! EC2's API with counted calls.
+//! EC2's API with paced and counted calls.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -10,63 +10,69 @@ use kiyot_ec2::{
 };
 use tokio::time::Instant;
 
-use super::error_codes::classify;
-use crate::metrics::ApiCalls;
+use super::{
+    error_codes::classify,
+    pacing::{Action, Pacing},
+};
+use crate::{backends::milpa::providers::ErrorClass, metrics::ApiCalls};
 
-/// The API of which each call is counted by its operation and outcome.
+/// The API of which each call is made at the pace of its action, and counted by its operation and
+/// outcome.
 #[derive(Debug)]
-pub struct CountedApi {
+pub struct PacedApi {
     api: Arc<dyn Ec2Api>,
+    pacing: Pacing,
     calls: Arc<ApiCalls>,
 }
 
-impl CountedApi {
-    /// Counts the calls of an API.
+impl PacedApi {
+    /// Paces and counts the calls of an API.
     pub fn new(api: Arc<dyn Ec2Api>, calls: Arc<ApiCalls>) -> Arc<Self> {
-        Arc::new(Self { api, calls })
+        Arc::new(Self { api, pacing: Pacing::default(), calls })
     }
 
-    async fn count<T>(
+    async fn call<T>(
         &self,
+        action: Action,
         operation: &'static str,
         call: impl Future<Output = Result<T, CallError>>,
     ) -> Result<T, CallError> {
+        self.pacing.wait(action).await;
         let begun = Instant::now();
         let answered = call.await;
-        let outcome = match &answered {
-            Ok(_) => "ok",
-            Err(error) => classify(error).0.name(),
-        };
-        self.calls.count(operation, outcome, begun.elapsed());
+        let class = answered.as_ref().err().map(|error| classify(error).0);
+        self.pacing.learn(action, class == Some(ErrorClass::Throttled));
+        self.calls.count(operation, class.map_or("ok", ErrorClass::name), begun.elapsed());
         answered
     }
 }
 
 #[async_trait]
-impl Ec2Api for CountedApi {
+impl Ec2Api for PacedApi {
     async fn run_instances(
         &self,
         request: &RunInstances,
     ) -> Result<InstanceDescription, CallError> {
-        self.count("RunInstances", self.api.run_instances(request)).await
+        self.call(Action::Launch, "RunInstances", self.api.run_instances(request)).await
     }
 
     async fn disable_metadata(&self, id: &str) -> Result<MetadataOptionsState, CallError> {
-        self.count("ModifyInstanceMetadataOptions", self.api.disable_metadata(id)).await
+        self.call(Action::Metadata, "ModifyInstanceMetadataOptions", self.api.disable_metadata(id))
+            .await
     }
 
     async fn describe_instances(
         &self,
         filter: &InstanceFilter,
     ) -> Result<Vec<InstanceDescription>, CallError> {
-        self.count("DescribeInstances", self.api.describe_instances(filter)).await
+        self.call(Action::Describe, "DescribeInstances", self.api.describe_instances(filter)).await
     }
 
     async fn terminate_instances(
         &self,
         ids: &[String],
     ) -> Result<BTreeMap<String, InstanceStateName>, CallError> {
-        self.count("TerminateInstances", self.api.terminate_instances(ids)).await
+        self.call(Action::Terminate, "TerminateInstances", self.api.terminate_instances(ids)).await
     }
 
     async fn create_tags(
@@ -74,35 +80,36 @@ impl Ec2Api for CountedApi {
         ids: &[String],
         tags: &BTreeMap<String, String>,
     ) -> Result<(), CallError> {
-        self.count("CreateTags", self.api.create_tags(ids, tags)).await
+        self.call(Action::Tag, "CreateTags", self.api.create_tags(ids, tags)).await
     }
 
     async fn console_output(&self, id: &str) -> Result<String, CallError> {
-        self.count("GetConsoleOutput", self.api.console_output(id)).await
+        self.call(Action::Describe, "GetConsoleOutput", self.api.console_output(id)).await
     }
 
     async fn types_in_zones(&self) -> Result<Vec<TypeInZone>, CallError> {
-        self.count("DescribeInstanceTypeOfferings", self.api.types_in_zones()).await
+        self.call(Action::Describe, "DescribeInstanceTypeOfferings", self.api.types_in_zones())
+            .await
     }
 
     async fn instance_types(&self, names: &[String]) -> Result<Vec<TypeDescription>, CallError> {
-        self.count("DescribeInstanceTypes", self.api.instance_types(names)).await
+        self.call(Action::Describe, "DescribeInstanceTypes", self.api.instance_types(names)).await
     }
 
     async fn spot_prices(&self, zones: &[String]) -> Result<Vec<SpotPrice>, CallError> {
-        self.count("DescribeSpotPriceHistory", self.api.spot_prices(zones)).await
+        self.call(Action::Describe, "DescribeSpotPriceHistory", self.api.spot_prices(zones)).await
     }
 
     async fn products(&self, page: Option<String>) -> Result<ProductPage, CallError> {
-        self.count("GetProducts", self.api.products(page)).await
+        self.call(Action::Prices, "GetProducts", self.api.products(page)).await
     }
 
     async fn subnets(&self, ids: &[String]) -> Result<Vec<Subnet>, CallError> {
-        self.count("DescribeSubnets", self.api.subnets(ids)).await
+        self.call(Action::Describe, "DescribeSubnets", self.api.subnets(ids)).await
     }
 
     async fn images(&self, filter: &ImageFilter) -> Result<Vec<Image>, CallError> {
-        self.count("DescribeImages", self.api.images(filter)).await
+        self.call(Action::Describe, "DescribeImages", self.api.images(filter)).await
     }
 
     async fn dry_run(&self, call: &DryRun) -> Result<(), CallError> {
@@ -111,7 +118,7 @@ impl Ec2Api for CountedApi {
     }
 
     async fn route_tables(&self, filter: &RouteTableFilter) -> Result<Vec<RouteTable>, CallError> {
-        self.count("DescribeRouteTables", self.api.route_tables(filter)).await
+        self.call(Action::Describe, "DescribeRouteTables", self.api.route_tables(filter)).await
     }
 
     async fn create_route(
@@ -120,16 +127,17 @@ impl Ec2Api for CountedApi {
         network: &str,
         instance: &str,
     ) -> Result<(), CallError> {
-        self.count("CreateRoute", self.api.create_route(table, network, instance)).await
+        self.call(Action::Route, "CreateRoute", self.api.create_route(table, network, instance))
+            .await
     }
 
     async fn delete_route(&self, table: &str, network: &str) -> Result<(), CallError> {
-        self.count("DeleteRoute", self.api.delete_route(table, network)).await
+        self.call(Action::Route, "DeleteRoute", self.api.delete_route(table, network)).await
     }
 
     async fn disable_source_dest_check(&self, instance: &str) -> Result<(), CallError> {
         let call = self.api.disable_source_dest_check(instance);
-        self.count("ModifyInstanceAttribute", call).await
+        self.call(Action::Route, "ModifyInstanceAttribute", call).await
     }
 }
 
@@ -145,7 +153,7 @@ mod tests {
     async fn call_is_counted_by_operation_and_class_of_its_error() {
         let fake = FakeApi { known: BTreeSet::from(["i-1".to_owned()]), ..FakeApi::default() };
         let calls = Arc::new(ApiCalls::of_ec2());
-        let api = CountedApi::new(Arc::new(fake), Arc::clone(&calls));
+        let api = PacedApi::new(Arc::new(fake), Arc::clone(&calls));
         for ids in [["i-1"], ["i-1"], ["i-2"]] {
             let _outcome = api.terminate_instances(&ids.map(str::to_owned)).await;
         }
