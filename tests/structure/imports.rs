@@ -126,7 +126,10 @@ const PARTS: &[Part] = &[
     Part { path: "backends::milpa::sync", may: &[POD_MODEL, RESOURCES, CELLS, RECORDS, LEAVES] },
     Part {
         path: "backends::milpa::policy",
-        may: &[&["backends::milpa::resolver", "backends::milpa::providers", "config"]],
+        may: &[
+            &["backends::milpa::resolver", "backends::milpa::providers", "config"],
+            &["backends::milpa::placement", "annotations"],
+        ],
     },
     Part {
         path: "backends::milpa::cell_client",

@@ -272,7 +272,7 @@ mod tests {
             ..ApiRequests::default()
         };
         let with_api = |config: &cri::PodSandboxConfig| {
-            let it = resources(config, Some(of_api)).unwrap();
+            let it = resources(config, Some(of_api.clone())).unwrap();
             (it.cpu_millis, it.memory_bytes)
         };
         assert_eq!(with_api(&config(0, &[])), (2000, 3 << 30));
