@@ -461,7 +461,8 @@ impl Ec2 {
         let (class, refused) = classify(&error);
         // The policy permits roles, groups, types and images each by itself.
         let is_of_request = error.is_denied()
-            || error.code().is_some_and(depends_on_volume) && self.has_larger_volume(spec);
+            || error.code().is_some_and(depends_on_volume) && self.has_larger_volume(spec)
+            || refused == Refused::Type && !self.has_default_parameters(spec).await;
         let Some(tried) = spec.offerings().next() else {
             return ProviderError::new(class, format!("launch {}", spec.cell), error);
         };
@@ -472,6 +473,7 @@ impl Ec2 {
         let is_refused = |offering: &&Offering| match refused {
             Refused::None => false,
             Refused::Offering => *offering == tried,
+            Refused::Type => offering.instance_type == tried.instance_type,
             Refused::Zone => offering.zone == tried.zone,
             Refused::Market => offering.market == tried.market,
             Refused::Quota => refused_quota.as_ref().is_some_and(|quota| quota.refuses(offering)),
@@ -482,6 +484,7 @@ impl Ec2 {
         let is_market = refused == Refused::Market && !is_of_request;
         let refused_market = is_market.then_some(tried.market);
         let refuses_all = refused == Refused::All && !is_of_request;
+        let type_refusal = error.code().filter(|_| refused == Refused::Type).map(Arc::from);
         let refused = spec.offerings().filter(is_refused).cloned().collect();
         let error = ProviderError::new(class, format!("launch {tried}"), error);
         ProviderError {
@@ -489,10 +492,18 @@ impl Ec2 {
             refused_zone,
             refused_market,
             refused_quota,
+            type_refusal,
             refuses_all,
             is_of_request,
             ..error
         }
+    }
+
+    /// Returns whether a launch has the parameters of a pod without annotations.
+    async fn has_default_parameters(&self, spec: &LaunchSpec) -> bool {
+        let Ok(resources) = self.resources().await else { return false };
+        let own = self.parameters_with(&resources, &CellRequest::default());
+        own.is_ok_and(|own| own.stored() == spec.parameters)
     }
 
     /// Returns true if a pod has asked for a larger volume than every cell has.
