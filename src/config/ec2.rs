@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use kiyot_ec2::{ImageFilter, VolumeType};
+use kiyot_ec2::{ImageFilter, VolumePerformance, VolumeType};
 
 use super::{
     Cidr, read,
@@ -38,6 +38,18 @@ const LISTING_PERIODS: std::ops::RangeInclusive<Duration> =
 const VOLUME_SIZE: u64 = 10 << 30;
 /// Range of a root volume: at least an image of a distribution, and the largest volume of EBS.
 const VOLUME_BYTES: std::ops::RangeInclusive<u64> = 1 << 30..=16 << 40;
+/// Range of the IOPS of gp3, of which its size allows [`IOPS_OF_GIB`].
+const VOLUME_IOPS: std::ops::RangeInclusive<i32> = 3000..=80_000;
+/// IOPS that each GiB of gp3 allows.
+const IOPS_OF_GIB: u64 = 500;
+/// Range of the throughput of gp3 in MiB a second. Each MiB needs [`IOPS_OF_MIB`].
+const VOLUME_THROUGHPUTS: std::ops::RangeInclusive<i32> = 125..=2000;
+/// IOPS that gp3 needs for each MiB a second.
+const IOPS_OF_MIB: i32 = 4;
+/// Range of the rate in MiB a second at which EBS reads a volume from its snapshot.
+const INITIALIZATION_RATES: std::ops::RangeInclusive<i32> = 100..=300;
+/// Longest id or alias of a KMS key, in bytes.
+const MAX_KEY_BYTES: usize = 256;
 
 /// Cells that are instances of Amazon EC2.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -62,6 +74,10 @@ pub struct Ec2 {
     pub volume_size: u64,
     /// Type of the root volume.
     pub volume_type: VolumeType,
+    /// Performance of the root volume.
+    pub volume_performance: VolumePerformance,
+    /// Id, alias or ARN of the KMS key that encrypts all volumes; by default the account's.
+    pub kms_key_id: Option<String>,
     /// Set if cells get a public address, unless their pod refuses it.
     pub public_address: bool,
     /// Tags of all instances.
@@ -136,6 +152,8 @@ impl Default for Ec2 {
             key_name: None,
             volume_size: VOLUME_SIZE,
             volume_type: VolumeType::default(),
+            volume_performance: VolumePerformance::default(),
+            kms_key_id: None,
             public_address: false,
             tags: BTreeMap::new(),
             cluster_networks: Vec::new(),
@@ -182,6 +200,20 @@ impl Ec2 {
         });
         table.set("volume_type", &mut ec2.volume_type, |field| {
             field.choice(&[("gp3", VolumeType::Gp3), ("gp2", VolumeType::Gp2)])
+        });
+        let performance = &mut ec2.volume_performance;
+        table
+            .set("volume_iops", &mut performance.iops, |field| field.number(VOLUME_IOPS).map(Some));
+        table.set("volume_throughput", &mut performance.throughput, |field| {
+            field.number(VOLUME_THROUGHPUTS).map(Some)
+        });
+        let rate = &mut performance.initialization_rate;
+        table.set("volume_initialization_rate", rate, |field| {
+            field.number(INITIALIZATION_RATES).map(Some)
+        });
+        table.set("kms_key_id", &mut ec2.kms_key_id, |field| {
+            let allowed = "the id, the alias (\"alias/NAME\") or the ARN of a KMS key";
+            field.read(allowed, |text| is_kms_key(text).then(|| text.to_owned())).map(Some)
         });
         table.set("public_address", &mut ec2.public_address, Field::flag);
         table.set("tags", &mut ec2.tags, |field| Some(tags(field)));
@@ -245,6 +277,35 @@ impl Ec2 {
         })
     }
 
+    /// Returns the keys whose values EBS would refuse beside the others, with the reason.
+    fn wrong_performance(&self) -> Vec<(&'static str, i32, String)> {
+        let VolumePerformance { iops, throughput, .. } = self.volume_performance;
+        let (volume_iops, volume_throughput) = ("volume_iops", "volume_throughput");
+        if self.volume_type != VolumeType::Gp3 {
+            let given = [(volume_iops, iops), (volume_throughput, throughput)].into_iter();
+            let of_other = |(key, value): (_, Option<i32>)| {
+                Some((key, value?, "needs volume_type \"gp3\"".to_owned()))
+            };
+            return given.filter_map(of_other).collect();
+        }
+        let most = i32::try_from((self.volume_size >> 30) * IOPS_OF_GIB).unwrap_or(i32::MAX);
+        let most = most.max(*VOLUME_IOPS.start());
+        let too_many = iops.filter(|iops| *iops > most);
+        let too_many = too_many.map(|iops| {
+            (volume_iops, iops, format!("is more than volume_size allows; allowed: {most}"))
+        });
+        let most = iops.unwrap_or(*VOLUME_IOPS.start()) / IOPS_OF_MIB;
+        let too_fast = throughput.filter(|throughput| *throughput > most);
+        let too_fast = too_fast.map(|throughput| {
+            (
+                volume_throughput,
+                throughput,
+                format!("is more than volume_iops allows; allowed: {most}"),
+            )
+        });
+        too_many.into_iter().chain(too_fast).collect()
+    }
+
     /// Reports keys that the provider needs. `at` is the table's path, and `knows_node` says that
     /// the node's address is known.
     pub(super) fn check(&self, at: &str, knows_node: bool, report: &Report) {
@@ -268,6 +329,9 @@ impl Ec2 {
                 format!("is missing; the provider \"ec2\" needs {allowed}"),
             ));
         }
+        for (key, value, rule) in self.wrong_performance() {
+            report.add(Problem::with_value(format!("{at}.{key}"), value.to_string(), rule));
+        }
         for (index, network) in self.cloud_routes.iter().enumerate() {
             if let Some(other) = self.cluster_networks.iter().find(|it| it.overlaps(network)) {
                 report.add(Problem::with_value(
@@ -278,6 +342,40 @@ impl Ec2 {
             }
         }
     }
+}
+
+/// Returns whether a text can name a KMS key.
+fn is_kms_key(text: &str) -> bool {
+    let Some(arn) = text.strip_prefix("arn:") else {
+        return is_key_id(text) || is_key_alias(text);
+    };
+    // PARTITION:kms:REGION:ACCOUNT:key/ID or PARTITION:kms:REGION:ACCOUNT:alias/NAME
+    match *arn.splitn(5, ':').collect::<Vec<_>>() {
+        [partition, "kms", region, account, name] => {
+            partition.starts_with("aws")
+                && !region.is_empty()
+                && !account.is_empty()
+                && account.bytes().all(|byte| byte.is_ascii_digit())
+                && (name.strip_prefix("key/").is_some_and(is_key_id) || is_key_alias(name))
+        }
+        _ => false,
+    }
+}
+
+/// Returns whether a text is the id of a KMS key, that of several regions included.
+fn is_key_id(text: &str) -> bool {
+    let is_hex = |part: &str| part.bytes().all(|byte| byte.is_ascii_hexdigit());
+    match text.strip_prefix("mrk-") {
+        Some(id) => id.len() == 32 && is_hex(id),
+        None => text.split('-').map(str::len).eq([8, 4, 4, 4, 12]) && text.split('-').all(is_hex),
+    }
+}
+
+fn is_key_alias(text: &str) -> bool {
+    let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"/_-".contains(&byte);
+    text.strip_prefix("alias/").is_some_and(|name| {
+        (1..=MAX_KEY_BYTES).contains(&name.len()) && name.bytes().all(is_allowed)
+    })
 }
 
 /// Reads an image: an id, or an owner with a name.
@@ -453,7 +551,8 @@ mod tests {
                     security_groups = [\"sg-a\", \"sg-b\"]\nmax_security_groups = 8\n\
                     image = { owner = \"self\", name = \"cell-*\" }\nimage_has_agent = true\n\
                     instance_profile = \"cells\"\nkey_name = \"ops\"\nvolume_size = \"20Gi\"\n\
-                    volume_type = \"gp2\"\npublic_address = true\n\
+                    volume_type = \"gp3\"\nvolume_iops = 10000\nvolume_throughput = 2000\n\
+                    volume_initialization_rate = 300\nkms_key_id = \"alias/cells\"\npublic_address = true\n\
                     endpoint_url = \"http://127.0.0.1:5000\"\nprices = \"built-in\"\n\
                     pricing_endpoint_url = \"http://127.0.0.1:5001\"\nlisting_period = \"1m\"\n\
                     cluster_networks = [\"10.96.0.0/12\"]\n\
@@ -471,7 +570,13 @@ mod tests {
             instance_profile: Some("cells".into()),
             key_name: Some("ops".into()),
             volume_size: 20 << 30,
-            volume_type: VolumeType::Gp2,
+            volume_type: VolumeType::Gp3,
+            volume_performance: VolumePerformance {
+                iops: Some(10_000),
+                throughput: Some(2000),
+                initialization_rate: Some(300),
+            },
+            kms_key_id: Some("alias/cells".into()),
             public_address: true,
             tags: [("team".to_owned(), "web".to_owned())].into(),
             cluster_networks: vec!["10.96.0.0/12".parse().unwrap()],
@@ -483,6 +588,22 @@ mod tests {
             pricing_endpoint_url: Some("http://127.0.0.1:5001".into()),
         };
         assert_eq!(ec2, expected);
+    }
+
+    #[test]
+    fn kms_key_is_an_id_an_alias_or_an_arn() {
+        let id = "1234abcd-12ab-34cd-56ef-1234567890ab";
+        let arn = "arn:aws-us-gov:kms:us-gov-west-1:123456789012:";
+        let of_regions = "mrk-1234abcd12ab34cd56ef1234567890ab";
+        for key in [id, of_regions, "alias/aws/ebs"] {
+            assert!(is_kms_key(key), "{key}");
+            let path = if key.starts_with("alias/") { "" } else { "key/" };
+            assert!(is_kms_key(&format!("{arn}{path}{key}")), "{key}");
+        }
+        let bare = format!("{arn}{id}");
+        for key in ["", "alias/", "alias/a b", "1234abcd", "arn:aws:kms:us-east-1:1:x/y", &bare] {
+            assert!(!is_kms_key(key), "{key}");
+        }
     }
 
     #[test]
@@ -596,6 +717,31 @@ mod tests {
                 "volume_type = \"io2\"",
                 "volume_type = \"io2\": is invalid; allowed: \"gp3\", \"gp2\"",
             ),
+            (
+                "volume_iops = 80001",
+                "volume_iops = 80001: is invalid; allowed: a whole number from 3000",
+            ),
+            (
+                "volume_iops = 5001",
+                "volume_iops = 5001: is more than volume_size allows; allowed: 5000",
+            ),
+            (
+                "volume_throughput = 124",
+                "volume_throughput = 124: is invalid; allowed: a whole number from 125 to 2000",
+            ),
+            (
+                "volume_throughput = 751",
+                "volume_throughput = 751: is more than volume_iops allows; allowed: 750",
+            ),
+            (
+                "volume_type = \"gp2\"\nvolume_iops = 3000",
+                "volume_iops = 3000: needs volume_type \"gp3\"",
+            ),
+            (
+                "volume_initialization_rate = 99",
+                "volume_initialization_rate = 99: is invalid; allowed: a whole number from 100",
+            ),
+            ("kms_key_id = \"cells\"", "kms_key_id = \"cells\": is invalid; allowed: the id, the"),
             (
                 "cluster_networks = [\"10.96.0.1/12\"]",
                 "cluster_networks[0] = \"10.96.0.1/12\": is invalid; allowed: a network such as",

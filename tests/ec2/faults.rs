@@ -2,9 +2,12 @@
 
 use std::time::Duration;
 
-use kiyot::backends::milpa::{
-    placement::{Market, Offering},
-    providers::{ErrorClass, InstanceId, Provider, ProviderError},
+use kiyot::{
+    annotations::CellRequest,
+    backends::milpa::{
+        placement::{Market, Offering},
+        providers::{ErrorClass, InstanceId, Provider, ProviderError},
+    },
 };
 use kiyot_testcloud::{Cloud, Credentials, Market as CloudMarket, Outage};
 use kiyot_testkit::{LIMIT, wait_until};
@@ -49,6 +52,55 @@ async fn subnet_without_addresses_refuses_its_zone() {
     let zone = [Market::Spot, Market::OnDemand].map(|market| world.offering(0, market));
     assert_eq!(error.refused, zone);
     assert_eq!(error.refused_zone.as_deref(), Some(&*world.zone(0)));
+}
+
+/// Verifies V94.
+#[tokio::test]
+async fn type_that_account_or_image_refuse_is_refused_alone() {
+    let world = World::new().await;
+    let other = Offering { instance_type: "t3.micro".into(), ..world.offering(0, Market::Spot) };
+    let offerings = [all(&world), vec![other.clone()]].concat();
+    let spec = world.spec(&offerings).await;
+    let faults = world.cloud.faults();
+    for (code, text) in [
+        ("InvalidParameterCombination", "not eligible for Free Tier"),
+        ("InvalidParameterValue", "does not support an AMI with a boot mode of UEFI"),
+        ("UnsupportedOperation", "not supported"),
+    ] {
+        match code {
+            "InvalidParameterCombination" => faults.set_free_plan(&["t3.micro"]),
+            code => faults.refuse_type(NANO, code, text),
+        }
+        let error = world.provider.launch(&spec, code).await.unwrap_err();
+        assert_eq!((error.class, &error.refused), (ErrorClass::Invalid, &all(&world)), "{code}");
+        assert_eq!((error.type_refusal.as_deref(), error.is_of_request), (Some(code), false));
+        assert!(error.text().contains(text), "{}", error.text());
+        // The mistake may be what the pod asked for.
+        let request = CellRequest { volume_size_gib: Some(11), ..CellRequest::default() };
+        let larger = world.spec_for(&offerings, &request).await.unwrap();
+        let error = world.provider.launch(&larger, &format!("{code}-2")).await.unwrap_err();
+        assert!(error.is_of_request, "{code}");
+        faults.clear();
+    }
+    let spec = world.spec(std::slice::from_ref(&other)).await;
+    assert_eq!(world.provider.launch(&spec, "token").await.unwrap().offering, other);
+}
+
+/// Verifies V97.
+#[tokio::test]
+async fn instance_without_rights_on_its_key_ends_with_the_reason_and_its_usual_cause() {
+    let world = World::with(|ec2| ec2.kms_key_id = Some("alias/cells".into())).await;
+    world.cloud.faults().set_key_denied("alias/cells");
+    let launched = world.launch("token").await;
+    let listed = wait_until("the instance has ended", LIMIT, async || {
+        let listed = world.provider.list_owned().await.unwrap().remove(0);
+        (!listed.state.is_alive()).then_some(listed)
+    })
+    .await;
+    assert_eq!(listed.id, launched.id);
+    let expected = "Client.InternalError: Client error on launch; usually rights are missing on \
+                    the KMS key of a volume (docs/iam.md)";
+    assert_eq!(listed.end_reason, expected);
 }
 
 #[tokio::test]

@@ -10,7 +10,8 @@ use kiyot::{
     },
 };
 
-use kiyot_ec2::ImageFilter;
+use kiyot_ec2::{ImageFilter, VolumePerformance};
+use kiyot_testcloud::{ImageVolume, Volume};
 use kiyot_testkit::{LIMIT, wait_until};
 
 use crate::world::{NANO, World};
@@ -146,6 +147,52 @@ async fn annotations_of_a_pod_choose_its_instance() {
     let error = world.spec_for(&[offering], &request).await.unwrap_err();
     assert_eq!(error.class, ErrorClass::Invalid);
     assert!(error.text().contains("6 security groups; allowed: 5"), "{}", error.text());
+}
+
+/// Verifies V95, V97.
+#[tokio::test]
+async fn volumes_have_the_image_s_sizes_at_least_are_encrypted_and_end_with_the_instance() {
+    let world = World::with(|ec2| {
+        ec2.volume_performance = VolumePerformance {
+            iops: Some(4000),
+            throughput: Some(500),
+            initialization_rate: Some(200),
+        };
+        ec2.kms_key_id = Some("alias/cells".into());
+    })
+    .await;
+    let of_image = |device: &str, gib, ends_with_instance| ImageVolume {
+        device: device.into(),
+        gib,
+        ends_with_instance,
+    };
+    world
+        .cloud
+        .set_image_volumes(vec![of_image("/dev/xvda", 30, true), of_image("/dev/sdb", 5, false)]);
+    for (volume_size_gib, root_gib) in [(None, 30), (Some(20), 30), (Some(42), 42)] {
+        let request = CellRequest { volume_size_gib, ..CellRequest::default() };
+        let spec = world.spec_for(&[world.offering(0, Market::OnDemand)], &request).await.unwrap();
+        let launched = world.provider.launch(&spec, spec.cell.as_str()).await.unwrap();
+        let volume = |device: &str, gib| Volume {
+            device: device.into(),
+            gib,
+            encrypted: true,
+            kms_key: "alias/cells".into(),
+            ends_with_instance: true,
+        };
+        let volumes = [volume("/dev/xvda", root_gib), volume("/dev/sdb", 5)];
+        assert_eq!(world.cloud.volumes(), volumes);
+        let call = world.cloud.calls_of("RunInstances").pop().unwrap();
+        for (option, value) in
+            [("Iops", "4000"), ("Throughput", "500"), ("VolumeInitializationRate", "200")]
+        {
+            let key = format!("BlockDeviceMapping.1.Ebs.{option}");
+            assert_eq!(call.parameters.get(&key).map(String::as_str), Some(value), "{key}");
+        }
+        world.provider.terminate(std::slice::from_ref(&launched.id)).await;
+        world.cloud.settle(&launched.id.0);
+        assert_eq!(world.cloud.volumes(), []);
+    }
 }
 
 /// Verifies V78.

@@ -1,7 +1,9 @@
 //! Lists of the provider: instances of its owner, offerings with prices, consoles.
 
+use std::time::Duration;
+
 use kiyot::backends::milpa::{
-    placement::{Accuracy, Market},
+    placement::{Accuracy, Market, Offering},
     providers::{InstanceId, InstanceState, Provider},
 };
 
@@ -134,12 +136,22 @@ async fn spot_counts_as_on_demand_while_its_prices_are_not_readable() {
     );
 }
 
+/// Verifies V96.
 #[tokio::test]
-async fn console_is_the_output_of_the_instance() {
+async fn console_is_the_present_output_or_the_posted_one_of_types_before_nitro() {
     let world = World::new().await;
-    let launched = world.launch("token").await;
-    world.cloud.set_console(&launched.id.0, b"kernel panic\n");
-    assert!(world.provider.console(&launched.id).await.unwrap().contains("kernel panic"));
+    for (name, posted_after, expected) in [
+        (NANO, Duration::MAX, "kernel panic\n"),
+        ("t2.nano", Duration::MAX, ""),
+        ("t2.nano", Duration::ZERO, "kernel panic\n"),
+    ] {
+        world.cloud.faults().set_console_after(posted_after);
+        let offering = world.offering(0, Market::OnDemand);
+        let spec = world.spec(&[Offering { instance_type: name.into(), ..offering }]).await;
+        let launched = world.provider.launch(&spec, spec.cell.as_str()).await.unwrap();
+        world.cloud.set_console(&launched.id.0, b"kernel panic\n");
+        assert_eq!(world.provider.console(&launched.id).await.unwrap(), expected, "{name}");
+    }
 }
 
 #[tokio::test]

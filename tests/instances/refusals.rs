@@ -48,6 +48,50 @@ async fn full_subnet_moves_the_launch_to_another_zone_until_all_are_full() {
     world.ends(&mut kubelet, &[&running]).await;
 }
 
+/// Verifies V94.
+#[tokio::test]
+async fn type_that_the_account_may_not_launch_gives_way_to_the_next() {
+    let world = World::start().await;
+    let (_kiyot, mut kubelet) = world.daemon(world.options()).await;
+    world.faults().fail("RunInstances", 400, "InvalidParameterCombination", 1);
+    let running = kubelet.run_pod(&pod("free-tier", WAIT)).await.unwrap();
+    assert_eq!(world.calls_of("RunInstances").len(), 2);
+    // Each call of the kubelet tries three types, until an allowed one is the cheapest.
+    let allowed = ["t3.small", "t4g.small", "c7i-flex.large", "m7i-flex.large"];
+    world.faults().set_free_plan(&allowed);
+    let free = pod("free-plan", WAIT);
+    let mut errors = Vec::new();
+    let other = loop {
+        world.clear_calls();
+        match kubelet.run_pod(&free).await {
+            Ok(running) => break running,
+            Err(error) => errors.push(error.message().to_owned()),
+        }
+        let calls = world.calls_of("RunInstances").len();
+        assert!((1..=3).contains(&calls) && errors.len() < 30, "{calls}: {errors:?}");
+    };
+    assert!(errors.iter().all(|it| it.contains("not eligible for Free Tier")), "{errors:?}");
+    let launched = world.instance_of("free-plan").instance_type;
+    assert!(allowed.contains(&launched.as_str()), "{launched}: {errors:?}");
+    world.ends(&mut kubelet, &[&running, &other]).await;
+}
+
+/// Verifies V97.
+#[tokio::test]
+async fn cell_without_rights_on_its_key_fails_its_pod_with_reason_and_cause() {
+    let world = World::start().await;
+    let mut options = world.options();
+    options.of_provider.push_str(SHORT_LISTING_PERIOD);
+    options.of_provider.push_str("kms_key_id = \"alias/cells\"\n");
+    let (_kiyot, mut kubelet) = world.daemon(options).await;
+    world.faults().set_key_denied("alias/cells");
+    let error = kubelet.run_pod(&pod("keyless", WAIT)).await.unwrap_err();
+    let message = error.message();
+    assert!(message.contains("Client.InternalError: Client error on launch"), "{message}");
+    assert!(message.contains("on the KMS key of a volume (docs/iam.md)"), "{message}");
+    wait_for("the instances have ended", || world.left().is_empty()).await;
+}
+
 /// Verifies A13.
 #[tokio::test]
 async fn full_quota_costs_a_call_for_each_size_and_not_for_each_pod() {

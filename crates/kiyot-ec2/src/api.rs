@@ -90,8 +90,9 @@ pub trait Ec2Api: fmt::Debug + Send + Sync + 'static {
         ids: &[String],
         tags: &BTreeMap<String, String>,
     ) -> Result<(), CallError>;
-    /// Returns the last console output of an instance (GetConsoleOutput), decoded.
-    async fn console_output(&self, id: &str) -> Result<String, CallError>;
+    /// Returns the console output of an instance (GetConsoleOutput), decoded: the present one with
+    /// `latest`, which types of the Nitro System alone have, and else the last that was posted.
+    async fn console_output(&self, id: &str, latest: bool) -> Result<String, CallError>;
     /// Lists the zones of all instance types (DescribeInstanceTypeOfferings).
     async fn types_in_zones(&self) -> Result<Vec<TypeInZone>, CallError>;
     /// Describes instance types (DescribeInstanceTypes), at most [`MAX_DESCRIBED_TYPES`].

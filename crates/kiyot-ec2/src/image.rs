@@ -27,4 +27,15 @@ pub struct Image {
     pub created: String,
     /// The device of its root volume, such as `/dev/xvda`.
     pub root_device: String,
+    /// The volumes that its instances get, that of the root included.
+    pub volumes: Vec<ImageVolume>,
+}
+
+/// A volume of a machine image (`BlockDeviceMapping` with `Ebs`).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ImageVolume {
+    /// The device, such as `/dev/xvda`.
+    pub device: String,
+    /// The size of its snapshot in GiB, which no volume of it may be smaller than.
+    pub gib: i32,
 }

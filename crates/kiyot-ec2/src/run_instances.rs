@@ -2,11 +2,13 @@
 
 use std::{collections::BTreeMap, fmt};
 
+use crate::ImageVolume;
+
 /// The request of a launch (RunInstances) of one instance. Equal requests are equal on the wire, so
 /// that a repeated one has the parameters that belong to its client token.
 ///
 /// Every launch has these settings: metadata service version 2 with a hop limit of 1 and without
-/// tags, termination at shutdown, and an encrypted root volume that ends with the instance.
+/// tags, termination at shutdown, and encrypted volumes that end with the instance.
 /// Volumes and network interfaces get the instance's tags.
 #[derive(Clone, PartialEq, Eq)]
 pub struct RunInstances {
@@ -34,6 +36,12 @@ pub struct RunInstances {
     pub volume_gib: i32,
     /// The type of the root volume.
     pub volume_type: VolumeType,
+    /// The performance of the root volume.
+    pub performance: VolumePerformance,
+    /// The other volumes of the image.
+    pub further_volumes: Vec<ImageVolume>,
+    /// The KMS key that encrypts all volumes, in place of the account's.
+    pub kms_key: Option<String>,
     /// The credits of a burstable type; `None` for other types, which refuse the option.
     pub credits: Option<CpuCredits>,
     /// The tags of instance, volume and network interface.
@@ -52,6 +60,18 @@ impl fmt::Debug for RunInstances {
             .field("tags", &self.tags)
             .finish_non_exhaustive()
     }
+}
+
+/// The performance of a volume; `None` for EBS's default.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct VolumePerformance {
+    /// The IOPS of gp3.
+    pub iops: Option<i32>,
+    /// The throughput of gp3 in MiB a second.
+    pub throughput: Option<i32>,
+    /// The rate in MiB a second at which the volume is read from its snapshot
+    /// (`VolumeInitializationRate`).
+    pub initialization_rate: Option<i32>,
 }
 
 /// The type of a volume.

@@ -16,6 +16,8 @@ pub(crate) struct InstanceType {
     /// On-demand price in USD an hour; `None` if it is unknown.
     pub(crate) price: Option<f64>,
     pub(crate) has_spot: bool,
+    /// Set for the Nitro System, which bare metal is a part of.
+    pub(crate) is_nitro: bool,
 }
 
 impl InstanceType {
@@ -40,12 +42,14 @@ pub(crate) fn read() -> BTreeMap<String, InstanceType> {
     };
     let (name, vcpus) = (column("instance_type"), column("vcpus"));
     let (usage, price) = (column("usage_classes"), column("on_demand_usd_per_hour"));
+    let hypervisor = column("hypervisor");
     let row = |line: &str| {
         let cells: Vec<_> = line.split(',').collect();
         let found = InstanceType {
             vcpus: cells.get(vcpus)?.parse().ok()?,
             price: cells.get(price)?.parse().ok(),
             has_spot: cells.get(usage)?.contains("spot"),
+            is_nitro: *cells.get(hypervisor)? != "xen",
         };
         Some(((*cells.get(name)?).to_owned(), found))
     };

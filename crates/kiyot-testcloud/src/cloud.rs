@@ -23,7 +23,7 @@ use crate::{
     client::{self, Reply},
     dhcp,
     faults::Faults,
-    instance::Instance,
+    instance::{Instance, State},
     machine::{self, Disk},
     metadata,
     moto::Moto,
@@ -31,11 +31,15 @@ use crate::{
     query::Query,
     role::RoleKey,
     shared::{ImageFile, Mutable, Shared},
+    volume::{ImageVolume, Volume},
     vpc::{METADATA_ADDRESS, Vpc},
 };
 
 /// Zones of the default subnets.
 const ZONES: [&str; 3] = ["us-east-1a", "us-east-1b", "us-east-1c"];
+
+/// Device of the image's root volume.
+const ROOT_DEVICE: &str = "/dev/xvda";
 
 /// Port of the metadata service.
 const METADATA_PORT: u16 = 80;
@@ -241,13 +245,23 @@ impl Cloud {
     /// # Panics
     /// If moto can't terminate it.
     pub async fn end(&self, id: &str, code: &str, message: &str) {
-        let query = Query::new("TerminateInstances", &[("InstanceId.1", id)]);
-        let removed = proxy::power::remove(&query, None, &self.shared).await;
-        removed.expect("moto terminates an instance once");
-        if let Some(instance) = self.shared.lock().instance(id) {
-            instance.end(Some(Instant::now()), self.shared.boots, code, message);
-        }
-        self.shared.changed.notify_waiters();
+        let ended = proxy::power::end(id, code, message, &self.shared).await;
+        ended.expect("moto terminates an instance once");
+    }
+
+    /// Sets the block devices of the image; the first is the root's.
+    pub fn set_image_volumes(&self, volumes: Vec<ImageVolume>) {
+        self.shared.lock().image_volumes = volumes;
+    }
+
+    /// Returns the volumes that exist, in order of their instances.
+    pub fn volumes(&self) -> Vec<Volume> {
+        let left = self.instances().into_iter().flat_map(|instance| {
+            let is_ended = instance.state == State::Terminated;
+            let volumes = instance.volumes.into_iter();
+            volumes.filter(move |volume| !is_ended || !volume.ends_with_instance)
+        });
+        left.collect()
     }
 
     /// Adds a file to the root of instances that are launched from now on, as an image has it.
@@ -281,6 +295,11 @@ impl Drop for Cloud {
     }
 }
 
+/// Returns the root of the image.
+fn root_volume() -> ImageVolume {
+    ImageVolume { device: ROOT_DEVICE.to_owned(), gib: 8, ends_with_instance: true }
+}
+
 /// Parts of a started cloud.
 #[derive(Debug)]
 struct Started {
@@ -309,6 +328,7 @@ async fn run(
         launching: tokio::sync::Mutex::new(()),
         terminating: tokio::sync::Mutex::new(()),
     });
+    shared.lock().image_volumes.push(root_volume());
     let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("the loopback link has ports");
     let address = listener.local_addr().expect("a bound socket has an address");
     let (close, closing) = watch::channel(false);
@@ -390,7 +410,7 @@ async fn set_up(moto: &Moto) -> Result<Setup, String> {
     let image = [
         ("Name", "kiyot-cell-test"),
         ("Architecture", "x86_64"),
-        ("RootDeviceName", "/dev/xvda"),
+        ("RootDeviceName", ROOT_DEVICE),
         ("VirtualizationType", "hvm"),
     ];
     let image = make("RegisterImage", &image, "imageId").await?;

@@ -78,9 +78,14 @@ pub(crate) struct FaultSet {
     pub(crate) changes_unseen: bool,
     pub(crate) pending_for: Duration,
     pub(crate) shutting_down_for: Duration,
-    pub(crate) console_after: Duration,
+    pub(crate) console_after: Option<Duration>,
     pub(crate) no_capacity: BTreeSet<(String, String, Market)>,
     pub(crate) not_offered: BTreeSet<(String, String)>,
+    /// Code and message of the refusal, by type.
+    pub(crate) refused_types: BTreeMap<String, (String, String)>,
+    /// Types that the account may launch; empty for all.
+    pub(crate) free_plan: BTreeSet<String>,
+    pub(crate) denied_keys: BTreeSet<String>,
     pub(crate) full_subnets: BTreeSet<String>,
     pub(crate) vcpu_limit: Option<u32>,
     pub(crate) spot_limit: Option<usize>,
@@ -134,9 +139,28 @@ impl Faults {
         self.change(|faults| faults.shutting_down_for = time);
     }
 
-    /// Shows console output this long after the launch.
+    /// Posts console output this long after the launch, in place of 4 minutes. `Latest` shows the
+    /// present output at once.
     pub fn set_console_after(&self, delay: Duration) {
-        self.change(|faults| faults.console_after = delay);
+        self.change(|faults| faults.console_after = Some(delay));
+    }
+
+    /// Refuses launches of a type with this error, as EC2 does for a type that the image can't boot.
+    pub fn refuse_type(&self, instance_type: &str, code: &str, message: &str) {
+        let refused = (instance_type.to_owned(), (code.to_owned(), message.to_owned()));
+        self.change(|faults| faults.refused_types.extend([refused]));
+    }
+
+    /// Allows launches of these types alone, as for an account with the free plan; empty for all.
+    pub fn set_free_plan(&self, types: &[&str]) {
+        let types = types.iter().map(|&name| name.to_owned()).collect();
+        self.change(|faults| faults.free_plan = types);
+    }
+
+    /// Ends launches with this KMS key after their answer: the caller has no rights on it.
+    pub fn set_key_denied(&self, kms_key: &str) {
+        let kms_key = kms_key.to_owned();
+        self.change(|faults| faults.denied_keys.extend([kms_key]));
     }
 
     /// Sets or clears the lack of capacity for a type in a zone and a market; `*` is each type or

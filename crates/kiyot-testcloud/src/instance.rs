@@ -2,6 +2,8 @@
 
 use std::{collections::BTreeMap, time::Instant};
 
+use crate::volume::Volume;
+
 /// State of an instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
@@ -81,6 +83,8 @@ pub struct Instance {
     pub metadata_options: Vec<(String, String)>,
     /// Name or ARN of its instance profile; empty without.
     pub instance_profile: String,
+    /// Volumes of its launch.
+    pub volumes: Vec<Volume>,
     /// Code and message of the state's reason.
     pub reason: (String, String),
     /// Boots so far; user-data runs at the first.

@@ -22,6 +22,7 @@ pub mod query;
 mod role;
 mod shared;
 pub mod throttle;
+pub mod volume;
 mod vpc;
 pub mod xml;
 
@@ -32,3 +33,4 @@ pub use faults::{Credentials, Faults, Hold, Lists, Market, Outage};
 pub use instance::{Instance, State};
 pub use machine::Disk;
 pub use role::RoleKey;
+pub use volume::{ImageVolume, Volume};

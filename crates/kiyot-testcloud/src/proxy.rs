@@ -30,6 +30,7 @@ mod metadata_options;
 pub(crate) mod power;
 mod prices;
 mod products;
+mod volumes;
 
 /// Period of looks at faults that have an end.
 const FAULT_POLL_PERIOD: Duration = Duration::from_millis(20);
@@ -344,7 +345,7 @@ async fn effect(query: &Query, signed: Option<&str>, shared: &Shared) -> Result<
         "DescribeInstanceTypeOfferings" => lists::offerings(query, signed, shared).await,
         "DescribeImages" => lists::images(query, signed, shared).await,
         "DescribeRouteTables" => lists::route_tables(query, signed, shared).await,
-        "GetConsoleOutput" => Ok(lists::console(query, shared)),
+        "GetConsoleOutput" => lists::console(query, shared),
         products::ACTION => products::page(query, shared),
         "DescribeSpotPriceHistory" => Ok(prices::history(query, shared)),
         _ => pass(query, signed, shared).await,

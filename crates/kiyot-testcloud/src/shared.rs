@@ -23,6 +23,7 @@ use crate::{
     query::Query,
     role::Role,
     throttle::Buckets,
+    volume::ImageVolume,
     xml::Element,
 };
 
@@ -58,6 +59,8 @@ pub(crate) struct Mutable {
     /// The role of the host's instance profile.
     pub(crate) role: Role,
     pub(crate) image_files: Vec<ImageFile>,
+    /// Block devices of the image.
+    pub(crate) image_volumes: Vec<ImageVolume>,
     /// Disk of new instances, which are virtual machines with it.
     pub(crate) disk: Option<Disk>,
     calls: BTreeMap<u64, Call>,

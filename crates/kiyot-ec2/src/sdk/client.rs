@@ -210,9 +210,9 @@ impl Ec2Api for Client {
         call.send().await.map(drop).map_err(|error| call_error("CreateTags", error))
     }
 
-    async fn console_output(&self, id: &str) -> Result<String, CallError> {
+    async fn console_output(&self, id: &str, latest: bool) -> Result<String, CallError> {
         const NAME: &str = "GetConsoleOutput";
-        let call = self.sdk.get_console_output().instance_id(id);
+        let call = self.sdk.get_console_output().instance_id(id).latest(latest);
         let output = call.send().await.map_err(|error| call_error(NAME, error))?;
         let encoded = output.output.unwrap_or_default();
         let bytes = aws_smithy_types::base64::decode(encoded.trim())

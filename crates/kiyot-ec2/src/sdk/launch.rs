@@ -9,6 +9,7 @@ use aws_sdk_ec2::{
         InstanceMetadataOptionsRequest, InstanceMetadataTagsState,
         InstanceNetworkInterfaceSpecification, MarketType, ResourceType, ShutdownBehavior,
         SpotInstanceType, SpotMarketOptions, Tag, TagSpecification, VolumeType as SdkVolumeType,
+        builders::EbsBlockDeviceBuilder,
     },
 };
 
@@ -30,12 +31,6 @@ pub(super) fn call(
         .associate_public_ip_address(request.public_address)
         .delete_on_termination(true)
         .build();
-    let volume = EbsBlockDevice::builder()
-        .volume_size(request.volume_gib)
-        .volume_type(SdkVolumeType::from(request.volume_type.name()))
-        .encrypted(true)
-        .delete_on_termination(true)
-        .build();
     let metadata = InstanceMetadataOptionsRequest::builder()
         .http_endpoint(InstanceMetadataEndpointState::Enabled)
         .http_tokens(HttpTokensState::Required)
@@ -49,9 +44,7 @@ pub(super) fn call(
         .image_id(&request.image)
         .instance_type(request.instance_type.as_str().into())
         .network_interfaces(interface)
-        .block_device_mappings(
-            BlockDeviceMapping::builder().device_name(&request.root_device).ebs(volume).build(),
-        )
+        .set_block_device_mappings(Some(volumes(request)))
         .metadata_options(metadata)
         .instance_initiated_shutdown_behavior(ShutdownBehavior::Terminate)
         .set_key_name(request.key_name.clone())
@@ -83,6 +76,29 @@ pub(super) fn call(
         );
     }
     call
+}
+
+/// Returns the root volume, and the image's others with what differs from the image.
+fn volumes(request: &RunInstances) -> Vec<BlockDeviceMapping> {
+    let volume = |gib: i32| {
+        EbsBlockDevice::builder()
+            .volume_size(gib)
+            .encrypted(true)
+            .set_kms_key_id(request.kms_key.clone())
+            .delete_on_termination(true)
+    };
+    let root = volume(request.volume_gib)
+        .volume_type(SdkVolumeType::from(request.volume_type.name()))
+        .set_iops(request.performance.iops)
+        .set_throughput(request.performance.throughput)
+        .set_volume_initialization_rate(request.performance.initialization_rate);
+    let further = request.further_volumes.iter();
+    let further = further.map(|own| (own.device.as_str(), volume(own.gib)));
+    let all = [(request.root_device.as_str(), root)].into_iter().chain(further);
+    let mapping = |(device, volume): (&str, EbsBlockDeviceBuilder)| {
+        BlockDeviceMapping::builder().device_name(device).ebs(volume.build()).build()
+    };
+    all.map(mapping).collect()
 }
 
 fn tag_specifications(request: &RunInstances) -> Vec<TagSpecification> {

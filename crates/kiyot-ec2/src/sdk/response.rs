@@ -6,8 +6,8 @@ use aws_sdk_ec2::types;
 
 use super::error::incomplete;
 use crate::{
-    CallError, Image, InstanceDescription, InstanceStateName, MetadataOptions, Route, RouteTable,
-    SpotPrice, StateReason, Subnet, TypeDescription, TypeGpus, TypeInZone,
+    CallError, Image, ImageVolume, InstanceDescription, InstanceStateName, MetadataOptions, Route,
+    RouteTable, SpotPrice, StateReason, Subnet, TypeDescription, TypeGpus, TypeInZone,
 };
 
 /// The most bytes of a DNS name (RFC 1035).
@@ -172,6 +172,15 @@ pub(super) fn image(image: types::Image) -> Option<Image> {
         architecture: text(image.architecture.as_ref().map(types::ArchitectureValues::as_str)),
         created: image.creation_date.unwrap_or_default(),
         root_device: image.root_device_name?,
+        volumes: image
+            .block_device_mappings
+            .unwrap_or_default()
+            .into_iter()
+            .filter_map(|mapping| {
+                let (device, gib) = (mapping.device_name?, mapping.ebs?.volume_size?);
+                Some(ImageVolume { device, gib })
+            })
+            .collect(),
     })
 }
 

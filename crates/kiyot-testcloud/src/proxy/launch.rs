@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, time::Instant};
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 
-use super::{ApiError, dry_run, is_dry_run, lists, ok, pass_document};
+use super::{ApiError, dry_run, is_dry_run, lists, ok, pass_document, power, volumes};
 use crate::{
     client::Reply,
     cloud::Subnet,
@@ -45,6 +45,8 @@ pub(super) async fn run(
     let target = target(query, signed, shared).await?;
     validate_image(query, signed, shared).await?;
     validate_names(query, signed, shared).await?;
+    check_type(&target.instance_type, &shared.lock().faults)?;
+    let volumes = volumes::of_launch(query, &shared.lock().image_volumes)?;
     check_limits(&target, shared)?;
     if is_dry_run(query) {
         return Err(dry_run());
@@ -56,22 +58,30 @@ pub(super) async fn run(
         Ok(root) => root,
         Err(reply) => return Ok(reply),
     };
-    let mut state = shared.lock();
-    let mut ids = Vec::new();
-    let saved = root.clone();
-    if let Some(set) = root.child_mut("instancesSet") {
-        for item in &mut set.children {
-            let instance = make(query, item, &target.zone, shared.boots, &state.faults);
-            lists::overlay(item, &instance);
-            ids.push(instance.id.clone());
-            state.instances.insert(instance.id.clone(), instance);
+    let (ids, is_key_denied) = {
+        let mut state = shared.lock();
+        let mut ids = Vec::new();
+        let saved = root.clone();
+        if let Some(set) = root.child_mut("instancesSet") {
+            for item in &mut set.children {
+                let mut instance = make(query, item, &target.zone, shared.boots, &state.faults);
+                instance.volumes.clone_from(&volumes);
+                lists::overlay(item, &instance);
+                ids.push(instance.id.clone());
+                state.instances.insert(instance.id.clone(), instance);
+            }
         }
-    }
-    if !token.is_empty() {
-        state.launches.insert(token, Launch { parameters, reply: saved, instances: ids });
-    }
-    drop(state);
+        if !token.is_empty() {
+            let launch = Launch { parameters, reply: saved, instances: ids.clone() };
+            state.launches.insert(token, launch);
+        }
+        let denied = &state.faults.denied_keys;
+        (ids, volumes.iter().any(|volume| denied.contains(&volume.kms_key)))
+    };
     shared.changed.notify_waiters();
+    for id in ids.iter().filter(|_| is_key_denied) {
+        power::end(id, "Client.InternalError", "Client error on launch", shared).await?;
+    }
     Ok(ok(&root))
 }
 
@@ -199,6 +209,21 @@ async fn validate_names(
     })
 }
 
+/// Refuses a type that the image or the account does not allow.
+fn check_type(kind: &str, faults: &FaultSet) -> Result<(), ApiError> {
+    if let Some((code, message)) = faults.refused_types.get(kind) {
+        return Err(ApiError::client(code, message.as_str()));
+    }
+    if faults.free_plan.is_empty() || faults.free_plan.contains(kind) {
+        return Ok(());
+    }
+    Err(ApiError::client(
+        "InvalidParameterCombination",
+        "The specified instance type is not eligible for Free Tier. For a list of Free Tier \
+         instance types, run 'describe-instance-types' with the filter 'free-tier-eligible=true'.",
+    ))
+}
+
 /// Applies offerings, addresses, quotas and capacity, in this order.
 fn check_limits(target: &Target, shared: &Shared) -> Result<(), ApiError> {
     let mut state = shared.lock();
@@ -312,6 +337,7 @@ fn make(query: &Query, item: &Element, zone: &str, boots: bool, faults: &FaultSe
         instance_profile: ["Arn", "Name"]
             .map(|key| query.get(&format!("IamInstanceProfile.{key}")))
             .concat(),
+        volumes: Vec::new(),
         reason: (String::new(), String::new()),
         boots: 0,
         launched: now,

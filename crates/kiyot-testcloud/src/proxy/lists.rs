@@ -1,8 +1,10 @@
 //! Lists of instances and offerings, and console output.
 
+use std::time::Duration;
+
 use base64::{Engine, engine::general_purpose::STANDARD};
 
-use super::{ApiError, ok, pass_document};
+use super::{ApiError, ok, pass_document, volumes};
 use crate::{
     client::Reply,
     faults::Listed,
@@ -11,6 +13,9 @@ use crate::{
     shared::Shared,
     xml::Element,
 };
+
+/// Time from a launch until its console output is posted.
+const CONSOLE_POSTED_AFTER: Duration = Duration::from_secs(4 * 60);
 
 /// Writes an instance's state and the options that moto ignores into its description.
 pub(super) fn overlay(item: &mut Element, instance: &Instance) {
@@ -144,7 +149,7 @@ pub(super) async fn route_tables(
     Ok(ok(&root))
 }
 
-/// Adds the architecture of registered images, which moto forgets.
+/// Adds architecture and block devices of registered images, which moto forgets.
 pub(super) async fn images(
     query: &Query,
     signed: Option<&str>,
@@ -159,17 +164,33 @@ pub(super) async fn images(
             if item.at("architecture").is_empty() {
                 item.set(Element::text("architecture", "x86_64"));
             }
+            item.set(volumes::described(&shared.lock().image_volumes));
         }
     }
     Ok(ok(&root))
 }
 
-pub(super) fn console(query: &Query, shared: &Shared) -> Reply {
+/// Returns the present output with `Latest`, which is of Nitro instances alone, and else what was
+/// posted: minutes after the launch, and at the end.
+pub(super) fn console(query: &Query, shared: &Shared) -> Result<Reply, ApiError> {
     let id = query.get("InstanceId");
+    let is_latest = query.get("Latest") == "true";
     let shown = {
         let mut state = shared.lock();
-        let delay = state.faults.console_after;
-        state.instance(id).is_some_and(|instance| instance.launched.elapsed() >= delay)
+        let delay = state.faults.console_after.unwrap_or(CONSOLE_POSTED_AFTER);
+        let instance = state.instance(id);
+        let kind = instance.as_ref().map_or("", |it| it.instance_type.as_str());
+        let is_nitro = shared.types.get(kind).is_none_or(|found| found.is_nitro);
+        if is_latest && !is_nitro {
+            return Err(ApiError::client(
+                "UnsupportedOperation",
+                "This instance type does not support retrieving the latest console logs. Only \
+                 instances built on the Nitro System do.",
+            ));
+        }
+        let is_posted =
+            |it: &Instance| it.launched.elapsed() >= delay || it.state == State::Terminated;
+        is_latest || instance.is_some_and(|instance| is_posted(instance))
     };
     let mut fields = vec![
         Element::text("requestId", "test-cloud"),
@@ -179,5 +200,5 @@ pub(super) fn console(query: &Query, shared: &Shared) -> Reply {
     if shown {
         fields.push(Element::text("output", STANDARD.encode(shared.console_tail(id))));
     }
-    ok(&Element::response("GetConsoleOutputResponse", fields))
+    Ok(ok(&Element::response("GetConsoleOutputResponse", fields)))
 }

@@ -72,6 +72,22 @@ pub(super) async fn change(
     Ok(ok(&Element::response(&format!("{}Response", query.action), fields)))
 }
 
+/// Ends an instance without a call, with the code and the message of the reason.
+pub(crate) async fn end(
+    id: &str,
+    code: &str,
+    message: &str,
+    shared: &Shared,
+) -> Result<(), ApiError> {
+    let query = Query::new("TerminateInstances", &[("InstanceId.1", id)]);
+    remove(&query, None, shared).await?;
+    if let Some(instance) = shared.lock().instance(id) {
+        instance.end(Some(Instant::now()), shared.boots, code, message);
+    }
+    shared.changed.notify_waiters();
+    Ok(())
+}
+
 /// Has moto terminate the instances that it has not terminated yet, with their volumes and
 /// interfaces: it fails for others, for which EC2 succeeds. Returns the reply of a failure.
 pub(crate) async fn remove(

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use kiyot_testcloud::{Cloud, Credentials, Market, Outage, Outcome, Reply, State};
+use kiyot_testcloud::{
+    Cloud, Credentials, ImageVolume, Market, Outage, Outcome, Reply, State, Volume,
+};
 use kiyot_testkit::{LIMIT, wait_until};
 
 /// Calls RunInstances in the first subnet, with parameters beside the needed.
@@ -374,18 +376,79 @@ async fn spot_prices_are_a_share_of_the_on_demand_price() {
 }
 
 #[tokio::test]
-async fn console_output_appears_after_its_delay() {
+async fn console_output_is_posted_after_its_delay_and_shown_at_once_with_latest() {
     let cloud = Cloud::start().await;
     let id = launch(&cloud).await;
     cloud.set_console(&id, b"hello\n");
-    let output = async || {
-        let reply = cloud.call("GetConsoleOutput", &[("InstanceId", &id)]).await.unwrap();
-        reply.root().at("output").to_owned()
+    let output = async |id: &str, latest: &str| {
+        let asked = [("InstanceId", id), ("Latest", latest)];
+        let reply = cloud.call("GetConsoleOutput", &asked).await.unwrap();
+        reply.error().unwrap_or_else(|| reply.root().at("output").to_owned())
     };
-    cloud.faults().set_console_after(Duration::MAX);
-    assert_eq!(output().await, "");
+    assert_eq!(output(&id, "false").await, "");
+    assert_eq!(output(&id, "true").await, "aGVsbG8K");
     cloud.faults().set_console_after(Duration::ZERO);
-    assert_eq!(output().await, "aGVsbG8K");
+    assert_eq!(output(&id, "false").await, "aGVsbG8K");
+    let xen = id_of(&run(&cloud, &[("InstanceType", "t2.nano")]).await.unwrap());
+    assert_eq!(output(&xen, "true").await, "UnsupportedOperation");
+}
+
+#[tokio::test]
+async fn types_that_image_or_account_refuse_are_named_and_others_are_launched() {
+    let cloud = Cloud::start().await;
+    let launched = async |kind: &str| error(run(&cloud, &[("InstanceType", kind)]).await);
+    cloud.faults().refuse_type("t2.nano", "InvalidParameterValue", "boot mode");
+    assert_eq!(launched("t2.nano").await, "InvalidParameterValue");
+    cloud.faults().set_free_plan(&["t3.micro"]);
+    assert_eq!(launched("t3.nano").await, "InvalidParameterCombination");
+    assert_eq!(launched("t3.micro").await, "");
+}
+
+#[tokio::test]
+async fn volumes_are_those_of_image_and_launch_and_some_outlive_their_instance() {
+    let cloud = Cloud::start().await;
+    let volume = |device: &str, gib, ends_with_instance| ImageVolume {
+        device: device.to_owned(),
+        gib,
+        ends_with_instance,
+    };
+    cloud.set_image_volumes(vec![volume("/dev/xvda", 30, true), volume("/dev/sdb", 5, false)]);
+    let root = ("BlockDeviceMapping.1.DeviceName", "/dev/xvda");
+    let of_size = |gib| [root, ("BlockDeviceMapping.1.Ebs.VolumeSize", gib)];
+    assert_eq!(error(run(&cloud, &of_size("10")).await), "InvalidBlockDeviceMapping");
+    for (option, value, code) in [
+        ("KmsKeyId", "alias/a", "InvalidParameterDependency"),
+        ("Iops", "4000", "InvalidParameterCombination"),
+        ("VolumeInitializationRate", "50", "InvalidParameterValue"),
+    ] {
+        let option = format!("BlockDeviceMapping.1.Ebs.{option}");
+        let options = [&of_size("30")[..], &[(option.as_str(), value)]].concat();
+        assert_eq!(error(run(&cloud, &options).await), code, "{option}");
+    }
+    let id = id_of(&run(&cloud, &of_size("40")).await.unwrap());
+    let shown = |volumes: Vec<Volume>| -> Vec<(String, u32, bool)> {
+        volumes.into_iter().map(|it| (it.device, it.gib, it.encrypted)).collect()
+    };
+    let other = ("/dev/sdb".to_owned(), 5, false);
+    assert_eq!(shown(cloud.volumes()), [("/dev/xvda".to_owned(), 40, false), other.clone()]);
+    terminate(&cloud, &id).await;
+    wait_for_state(&cloud, &id, "terminated").await;
+    assert_eq!(shown(cloud.volumes()), [other]);
+}
+
+#[tokio::test]
+async fn launch_with_a_denied_key_ends_after_its_answer() {
+    let cloud = Cloud::start().await;
+    cloud.faults().set_key_denied("alias/a");
+    let volume = [
+        ("BlockDeviceMapping.1.DeviceName", "/dev/xvda"),
+        ("BlockDeviceMapping.1.Ebs.VolumeSize", "8"),
+        ("BlockDeviceMapping.1.Ebs.Encrypted", "true"),
+        ("BlockDeviceMapping.1.Ebs.KmsKeyId", "alias/a"),
+    ];
+    let id = id_of(&run(&cloud, &volume).await.unwrap());
+    wait_for_state(&cloud, &id, "terminated").await;
+    assert_eq!(cloud.instance(&id).unwrap().reason.0, "Client.InternalError");
 }
 
 #[tokio::test]

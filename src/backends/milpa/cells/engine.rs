@@ -473,7 +473,8 @@ impl Engine {
         }
         match error.class {
             // What the pod asked for is refused, and not the offerings of others.
-            ErrorClass::Capacity | ErrorClass::Quota if error.is_of_request => {}
+            ErrorClass::Capacity | ErrorClass::Quota | ErrorClass::Invalid
+                if error.is_of_request => {}
             // The account: other offerings would be refused, too.
             ErrorClass::Auth | ErrorClass::Quota if error.stops_launches() => {
                 if let Some(launch) = launch {
@@ -481,7 +482,9 @@ impl Engine {
                     self.denials.add(&launch.spec, error.clone(), until);
                 }
             }
-            ErrorClass::Capacity | ErrorClass::Quota => self.avoid_refused(&error, now),
+            ErrorClass::Capacity | ErrorClass::Quota | ErrorClass::Invalid => {
+                self.avoid_refused(&error, now);
+            }
             _ => {}
         }
         let is_local = self.capabilities.awaits_ends();

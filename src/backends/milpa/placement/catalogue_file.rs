@@ -136,6 +136,7 @@ impl<'a> Row<'a> {
             baseline_milli_cpus: self.baseline()?,
             gpus: self.gpus()?,
             is_bare_metal: self.flag("bare_metal", false)?,
+            is_nitro: self.text("hypervisor") != Some("xen"),
             is_current: self.flag("current_generation", true)?,
         };
         Ok(Entry::new(instance_type, self.offers()?))

@@ -25,6 +25,8 @@ pub struct InstanceType {
     pub gpus: Option<Gpus>,
     /// A whole machine, which boots for many minutes.
     pub is_bare_metal: bool,
+    /// True for AWS's Nitro System, whose present console can be read.
+    pub is_nitro: bool,
     /// True for the provider's current generation. Others are slow for their price, or lack what
     /// images need, such as NVMe.
     pub is_current: bool,

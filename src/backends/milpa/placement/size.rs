@@ -52,6 +52,7 @@ impl Size {
             baseline_milli_cpus: None,
             gpus: None,
             is_bare_metal: false,
+            is_nitro: false,
             is_current: true,
         }
     }

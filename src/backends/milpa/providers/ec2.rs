@@ -17,7 +17,7 @@ use std::{
 use async_trait::async_trait;
 use kiyot_ec2::{
     CallError, CpuCredits, Ec2Api, Failure, Image, ImageFilter, InstanceDescription,
-    InstanceFilter, InstanceStateName, RunInstances, Subnet, TypeInZone,
+    InstanceFilter, InstanceStateName, RunInstances, StateReason, Subnet, TypeInZone,
 };
 use tokio::time::{Instant, timeout};
 
@@ -65,6 +65,7 @@ use added_types::AddedType;
 use cloud_routes::CloudRoutes;
 use error_codes::{
     Refused, SERVICE_LINKED_ROLE, classify, depends_on_volume, lacks_capacity, lacks_image,
+    usual_cause,
 };
 use market_data::Types;
 use metadata_fence::MetadataFence;
@@ -161,6 +162,7 @@ impl From<ResourcesError> for ProviderError {
 /// The last description of an instance, as far as it is used again.
 #[derive(Debug, Clone, Default)]
 struct Seen {
+    instance_type: String,
     /// The private address.
     address: Option<IpAddr>,
     /// The public address, and the names of both.
@@ -347,6 +349,8 @@ impl Ec2 {
             key_name: self.config.key_name.clone(),
             volume_gib,
             volume_type: self.config.volume_type,
+            performance: self.config.volume_performance,
+            kms_key: self.config.kms_key_id.clone(),
             public_address: self.config.public_address && !request.private_ip_only,
             credits: match request.sustained_cpu {
                 true => CpuCredits::Unlimited,
@@ -392,7 +396,7 @@ impl Ec2 {
         let state = state(described.state);
         let tagged_cell = CellId::parse(&tag(owner::CELL)).ok();
         let ended = described.reason.as_ref().filter(|_| !state.is_alive());
-        let end_reason = ended.map(ToString::to_string).unwrap_or_default();
+        let end_reason = ended.map(end_reason).unwrap_or_default();
         let lacks_capacity = ended.is_some_and(|reason| lacks_capacity(&reason.code));
         let mut seen = self.seen();
         let known = seen.get(&described.id).and_then(|before| before.cell.clone());
@@ -405,6 +409,7 @@ impl Ec2 {
             public_address: described.public_address,
             public_name: described.public_name,
         };
+        before.instance_type.clone_from(&described.instance_type);
         before.tagged = tagged;
         before.cell = Some(cell.clone());
         before.is_alive = state.is_alive();
@@ -450,7 +455,8 @@ impl Ec2 {
         let (class, refused) = classify(&error);
         // The policy permits roles, groups, types and images each by itself.
         let is_of_request = error.is_denied()
-            || error.code().is_some_and(depends_on_volume) && self.has_larger_volume(spec);
+            || error.code().is_some_and(depends_on_volume) && self.has_larger_volume(spec)
+            || refused == Refused::Type && !self.has_default_parameters(spec).await;
         let Some(tried) = spec.offerings().next() else {
             return ProviderError::new(class, format!("launch {}", spec.cell), error);
         };
@@ -461,6 +467,7 @@ impl Ec2 {
         let is_refused = |offering: &&Offering| match refused {
             Refused::None => false,
             Refused::Offering => *offering == tried,
+            Refused::Type => offering.instance_type == tried.instance_type,
             Refused::Zone => offering.zone == tried.zone,
             Refused::Market => offering.market == tried.market,
             Refused::Quota => refused_quota.as_ref().is_some_and(|quota| quota.refuses(offering)),
@@ -471,6 +478,7 @@ impl Ec2 {
         let is_market = refused == Refused::Market && !is_of_request;
         let refused_market = is_market.then_some(tried.market);
         let refuses_all = refused == Refused::All && !is_of_request;
+        let type_refusal = error.code().filter(|_| refused == Refused::Type).map(Arc::from);
         let refused = spec.offerings().filter(is_refused).cloned().collect();
         let error = ProviderError::new(class, format!("launch {tried}"), error);
         ProviderError {
@@ -478,10 +486,18 @@ impl Ec2 {
             refused_zone,
             refused_market,
             refused_quota,
+            type_refusal,
             refuses_all,
             is_of_request,
             ..error
         }
+    }
+
+    /// Returns whether a launch has the parameters of a pod without annotations.
+    async fn has_default_parameters(&self, spec: &LaunchSpec) -> bool {
+        let Ok(resources) = self.resources().await else { return false };
+        let own = self.parameters_with(&resources, &CellRequest::default());
+        own.is_ok_and(|own| own.stored() == spec.parameters)
     }
 
     /// Returns true if a pod has asked for a larger volume than every cell has.
@@ -699,7 +715,11 @@ impl Provider for Ec2 {
     }
 
     async fn console(&self, instance: &InstanceId) -> Result<String, ProviderError> {
-        self.api.console_output(&instance.0).await.map_err(|error| {
+        // Types that the file lacks are newer, and of the Nitro System.
+        let is_nitro =
+            |name: &str| self.types.named(name).is_none_or(|entry| entry.instance_type.is_nitro);
+        let latest = self.seen().get(&instance.0).is_some_and(|it| is_nitro(&it.instance_type));
+        self.api.console_output(&instance.0, latest).await.map_err(|error| {
             let doing = format!("read the console of instance {instance}");
             ProviderError::new(classify(&error).0, doing, error)
         })
@@ -755,7 +775,13 @@ fn newest(images: Vec<Image>) -> BTreeMap<Architecture, BootImage> {
             newest.insert(architecture, image);
         }
     }
-    let boot = |image: Image| BootImage { id: image.id, root_device: image.root_device };
+    let boot = |image: Image| {
+        let Image { id, root_device, volumes, .. } = image;
+        let (root, further_volumes): (Vec<_>, _) =
+            volumes.into_iter().partition(|volume| volume.device == root_device);
+        let root_gib = root.first().map(|volume| volume.gib);
+        BootImage { id, root_device, root_gib, further_volumes }
+    };
     newest.into_iter().map(|(architecture, image)| (architecture, boot(image))).collect()
 }
 
@@ -763,6 +789,14 @@ fn newest(images: Vec<Image>) -> BTreeMap<Architecture, BootImage> {
 /// No cell is minted with this id.
 fn unknown_cell() -> CellId {
     CellId::from_random(&[0; CellId::RANDOM_BYTES])
+}
+
+/// Returns EC2's reason for the end of an instance, with its usual cause.
+fn end_reason(reason: &StateReason) -> String {
+    match usual_cause(&reason.code) {
+        Some(cause) => format!("{reason}; {cause}"),
+        None => reason.to_string(),
+    }
 }
 
 /// Returns the state of an instance. A stopped one never runs its pod again.

@@ -65,6 +65,8 @@ pub struct ProviderError {
     pub refused_market: Option<Market>,
     /// The quota that has no room for a launch.
     pub refused_quota: Option<Arc<RefusedQuota>>,
+    /// The code with which account or image refuse the instance type, or EC2 a wrong request.
+    pub type_refusal: Option<Arc<str>>,
     /// True if the account can launch nothing for a while, whatever a pod asks for.
     pub refuses_all: bool,
     /// True if it depends on what the pod asked for: the launches of others may succeed.
@@ -93,6 +95,7 @@ impl ProviderError {
             refused_zone: None,
             refused_market: None,
             refused_quota: None,
+            type_refusal: None,
             refuses_all: false,
             is_of_request: false,
             source: None,

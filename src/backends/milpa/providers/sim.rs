@@ -131,6 +131,7 @@ impl SimCloud {
                 baseline_milli_cpus: None,
                 gpus: None,
                 is_bare_metal: false,
+                is_nitro: false,
                 is_current: true,
             };
             Entry::new(instance_type, offers.collect())

@@ -5,7 +5,11 @@
 //! call of the kubelet that is repeated joins the order of the first call, even after a restart of
 //! the daemon.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use kiyot_proto::store;
 
@@ -30,6 +34,8 @@ use crate::{
 
 /// The reason of a cell whose launch the provider did not carry out.
 const NOT_LAUNCHED: &str = "its launch failed until the time for it was over";
+/// The instance types of an order that are refused with a code before the request counts as wrong.
+const MAX_REFUSED_TYPES: usize = 3;
 /// Bounds the text of a failed launch in the error of its order, in characters.
 const MAX_CAUSE_CHARS: usize = 1000;
 
@@ -115,6 +121,8 @@ pub(super) struct Order {
     pub(super) launches: u32,
     /// The errors of its failed launches.
     pub(super) causes: Vec<String>,
+    /// The instance types that were refused, by the provider's code.
+    pub(super) refused_types: BTreeMap<Arc<str>, BTreeSet<String>>,
     /// True if a launch failed that could have been on spot.
     pub(super) spot_failed: bool,
     /// The time at which the first call began, and at which the last call gives up.
@@ -141,6 +149,17 @@ impl Order {
     /// Returns true if the pod's network is known: a call of this daemon has ordered the cell.
     fn is_wanted(&self) -> bool {
         self.attachment.is_some()
+    }
+
+    /// Counts the refusal of an instance type. Returns whether another type may be allowed: the
+    /// request is wrong if several types are refused with one code.
+    fn takes_another_type(&mut self, refusal: &ProviderError) -> bool {
+        let Some((code, first)) = refusal.type_refusal.as_ref().zip(refusal.refused.first()) else {
+            return false;
+        };
+        let types = self.refused_types.entry(Arc::clone(code)).or_default();
+        types.insert(first.instance_type.clone());
+        types.len() < MAX_REFUSED_TYPES
     }
 
     /// Returns the record.
@@ -192,6 +211,7 @@ impl Engine {
                     state: OrderState::Waiting,
                     launches: 0,
                     causes: Vec::new(),
+                    refused_types: BTreeMap::new(),
                     spot_failed: false,
                     began: now.boot,
                     queued_since,
@@ -503,6 +523,7 @@ impl Engine {
                 use ErrorClass::{Capacity, Ended, Transient};
                 matches!(refusal.class, Capacity | Ended | Transient)
                     || refusal.class == ErrorClass::Quota && has_fewer
+                    || order.takes_another_type(refusal)
             }
             CellError::Silent { .. } => true,
             // The instance ended while it booted, unless a caller has ended the cell.

@@ -277,6 +277,7 @@ impl Engine {
             state: OrderState::Placed(cell.clone()),
             launches: record.launches,
             causes: Vec::new(),
+            refused_types: BTreeMap::new(),
             spot_failed: false,
             began: now.boot,
             queued_since: now.boot,

@@ -364,6 +364,44 @@ fn refused_offerings_are_tried_one_after_the_other_until_one_has_capacity() {
     assert_eq!(launched.candidates[0].zone, "f");
 }
 
+/// Verifies V94.
+#[test]
+fn refused_type_gives_way_to_the_next_until_three_types_are_refused_with_a_code() {
+    let of_type = |name: &str| {
+        let offering = Offering { instance_type: name.into(), ..offering("a") };
+        Candidate { offering, ..candidate("a") }
+    };
+    let types = ["nano", "micro", "small", "medium"];
+    for (codes, is_of_request, is_answered) in [
+        (["x", "x", "x"], false, true),
+        (["x", "y", "x"], false, false),
+        (["x", "x", "x"], true, true),
+    ] {
+        let mut engine = engine(sim::CAPABILITIES);
+        let order = OrderSpec { candidates: Ok(types.map(of_type).to_vec()), ..spec("pod") };
+        let (_, mut effects) = engine.order(order, at(1));
+        for (code, name) in codes.iter().zip(types) {
+            let (launches, answer) = outcome(&effects);
+            assert_eq!((launches.len(), answer), (1, None), "before {name}");
+            let error = ProviderError {
+                refused: vec![of_type(name).offering],
+                type_refusal: Some((*code).into()),
+                is_of_request,
+                ..ProviderError::without_cause(ErrorClass::Invalid, format!("{code} for {name}"))
+            };
+            effects = engine.handle(Event::Launched(launches[0].clone(), Err(error)), at(2));
+            let reason = engine.refusals().reason(&of_type(name).offering, at(3).boot);
+            // What a pod asked for is not held against the type.
+            let kept = (!is_of_request).then(|| format!("{code} for {name}").into());
+            assert_eq!(reason, kept);
+        }
+        let (launches, answer) = outcome(&effects);
+        assert_eq!((launches.len(), answer.is_some()), (usize::from(!is_answered), is_answered));
+        let text = answer.unwrap_or_default();
+        assert!(!is_answered || types[..3].iter().all(|it| text.contains(it)), "{text}");
+    }
+}
+
 /// Returns the launches among effects, and the answer of an order.
 fn outcome(effects: &Effects) -> (Vec<CellId>, Option<String>) {
     let (mut launches, mut answer) = (Vec::new(), None);

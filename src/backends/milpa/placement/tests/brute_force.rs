@@ -46,6 +46,7 @@ fn instance_types() -> impl Strategy<Value = InstanceType> {
                         name: gpu.to_owned(),
                     }),
                     is_bare_metal: name.ends_with("metal"),
+                    is_nitro: current,
                     is_current: current,
                 }
             },

@@ -90,6 +90,8 @@ impl AddedType {
                 baseline_milli_cpus: None,
                 gpus,
                 is_bare_metal: described.is_bare_metal,
+                // Newer than the file.
+                is_nitro: true,
                 is_current: described.is_current,
             },
             markets: markets.into_iter().filter(|(has, _)| *has).map(|(_, it)| it).collect(),

@@ -11,6 +11,8 @@ pub(super) enum Refused {
     None,
     /// The requested offering.
     Offering,
+    /// All offerings of the type, which account or image do not allow, unless the request is wrong.
+    Type,
     /// All offerings in the zone.
     Zone,
     /// All offerings of the market.
@@ -91,8 +93,8 @@ const CODES: [(&str, ErrorClass, Refused); 90] = [
     ("InvalidKMSKey.InvalidState", ErrorClass::Invalid, Refused::None),
     ("InvalidKeyPair.NotFound", ErrorClass::Invalid, Refused::None),
     ("InvalidParameter", ErrorClass::Invalid, Refused::None),
-    ("InvalidParameterCombination", ErrorClass::Invalid, Refused::None),
-    ("InvalidParameterValue", ErrorClass::Invalid, Refused::None),
+    ("InvalidParameterCombination", ErrorClass::Invalid, Refused::Type),
+    ("InvalidParameterValue", ErrorClass::Invalid, Refused::Type),
     ("InvalidSecurityGroupID.NotFound", ErrorClass::Invalid, Refused::None),
     ("InvalidSnapshot.NotFound", ErrorClass::Invalid, Refused::None),
     ("InvalidSubnet", ErrorClass::Invalid, Refused::None),
@@ -107,7 +109,7 @@ const CODES: [(&str, ErrorClass, Refused); 90] = [
     ("SecurityGroupsPerInterfaceLimitExceeded", ErrorClass::Invalid, Refused::None),
     ("TagLimitExceeded", ErrorClass::Invalid, Refused::None),
     ("UnknownParameter", ErrorClass::Invalid, Refused::None),
-    ("UnsupportedOperation", ErrorClass::Invalid, Refused::None),
+    ("UnsupportedOperation", ErrorClass::Invalid, Refused::Type),
     ("VPCIdNotSpecified", ErrorClass::Invalid, Refused::None),
     ("InvalidInstanceID", ErrorClass::NotFound, Refused::None),
     ("InvalidInstanceID.NotFound", ErrorClass::NotFound, Refused::None),
@@ -141,6 +143,12 @@ pub(super) fn lacks_capacity(code: &str) -> bool {
             | "Server.SpotInstanceShutdown"
             | "Server.SpotInstanceTermination"
     )
+}
+
+/// Returns the usual cause of an instance's end (`StateReason`) that EC2's message does not name.
+pub(super) fn usual_cause(code: &str) -> Option<&'static str> {
+    (code == "Client.InternalError")
+        .then_some("usually rights are missing on the KMS key of a volume (docs/iam.md)")
 }
 
 /// Returns the class of an error, and the offerings that it refuses.

@@ -85,6 +85,7 @@ pub(super) fn image(id: &str, created: &str) -> Image {
         architecture: "x86_64".into(),
         created: created.to_owned(),
         root_device: "/dev/xvda".into(),
+        volumes: Vec::new(),
     }
 }
 
@@ -186,7 +187,7 @@ impl Ec2Api for FakeApi {
         let failure = self.tag_failures.lock().unwrap().pop_front();
         failure.map_or(Ok(()), |failure| Err(CallError { operation: "CreateTags", failure }))
     }
-    async fn console_output(&self, _: &str) -> Result<String, CallError> {
+    async fn console_output(&self, _: &str, _: bool) -> Result<String, CallError> {
         not_called("GetConsoleOutput")
     }
     async fn types_in_zones(&self) -> Result<Vec<TypeInZone>, CallError> {

@@ -180,7 +180,8 @@ impl LiveCheck<'_> {
             Err(failed) => {
                 let ImageFilter::Id(id) = filter else { return None };
                 let root_device = ANY_ROOT_DEVICE.to_owned();
-                let image = BootImage { id, root_device };
+                let (root_gib, further_volumes) = (None, Vec::new());
+                let image = BootImage { id, root_device, root_gib, further_volumes };
                 return failed.is_denied.then(|| [(Architecture::of_node(), image)].into());
             }
         };

@@ -83,8 +83,8 @@ impl Ec2Api for PacedApi {
         self.call(Action::Tag, "CreateTags", self.api.create_tags(ids, tags)).await
     }
 
-    async fn console_output(&self, id: &str) -> Result<String, CallError> {
-        self.call(Action::Describe, "GetConsoleOutput", self.api.console_output(id)).await
+    async fn console_output(&self, id: &str, latest: bool) -> Result<String, CallError> {
+        self.call(Action::Describe, "GetConsoleOutput", self.api.console_output(id, latest)).await
     }
 
     async fn types_in_zones(&self) -> Result<Vec<TypeInZone>, CallError> {

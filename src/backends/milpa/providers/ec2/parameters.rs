@@ -3,19 +3,25 @@
 
 use std::collections::BTreeMap;
 
-use kiyot_ec2::{CpuCredits, VolumeType};
+use kiyot_ec2::{CpuCredits, ImageVolume, VolumePerformance, VolumeType};
 
 use super::super::{ErrorClass, ProviderError};
 use crate::{annotations::Architecture, config::Cidr};
 
 const IMAGE: &str = "image:";
 const ROOT_DEVICE: &str = "root-device:";
+const ROOT_GIB: &str = "root-gib:";
+const FURTHER_VOLUMES: &str = "further-volumes:";
 const SUBNET: &str = "subnet:";
 const SECURITY_GROUPS: &str = "security-groups";
 const INSTANCE_PROFILE: &str = "instance-profile";
 const KEY_NAME: &str = "key-name";
 const VOLUME_GIB: &str = "volume-gib";
 const VOLUME_TYPE: &str = "volume-type";
+const VOLUME_IOPS: &str = "volume-iops";
+const VOLUME_THROUGHPUT: &str = "volume-throughput";
+const INITIALIZATION_RATE: &str = "volume-initialization-rate";
+const KMS_KEY: &str = "kms-key";
 const PUBLIC_ADDRESS: &str = "public-address";
 const CREDITS: &str = "credits";
 const HAS_AGENT: &str = "image-has-agent";
@@ -24,11 +30,15 @@ const POWER_OFF_AFTER: &str = "power-off-after-secs";
 const CLUSTER_NETWORKS: &str = "cluster-networks";
 const CLOUD_ROUTES: &str = "cloud-routes";
 
-/// An image with the device of its root volume.
+/// An image with its volumes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct BootImage {
     pub(super) id: String,
     pub(super) root_device: String,
+    /// The least size of its root volume.
+    pub(super) root_gib: Option<i32>,
+    /// Its other volumes.
+    pub(super) further_volumes: Vec<ImageVolume>,
 }
 
 /// The provider's own parameters of a launch.
@@ -43,6 +53,8 @@ pub(super) struct Parameters {
     pub(super) key_name: Option<String>,
     pub(super) volume_gib: i32,
     pub(super) volume_type: VolumeType,
+    pub(super) performance: VolumePerformance,
+    pub(super) kms_key: Option<String>,
     pub(super) public_address: bool,
     /// The credits of burstable types.
     pub(super) credits: CpuCredits,
@@ -66,6 +78,14 @@ impl Parameters {
         for (architecture, image) in &self.images {
             put(format!("{IMAGE}{architecture}"), &image.id);
             put(format!("{ROOT_DEVICE}{architecture}"), &image.root_device);
+            if let Some(gib) = image.root_gib {
+                put(format!("{ROOT_GIB}{architecture}"), &gib.to_string());
+            }
+            if !image.further_volumes.is_empty() {
+                let shown = |it: &ImageVolume| format!("{}={}", it.device, it.gib);
+                let volumes: Vec<String> = image.further_volumes.iter().map(shown).collect();
+                put(format!("{FURTHER_VOLUMES}{architecture}"), &volumes.join(","));
+            }
         }
         for (zone, subnet) in &self.subnets {
             put(format!("{SUBNET}{zone}"), subnet);
@@ -79,6 +99,19 @@ impl Parameters {
         }
         put(VOLUME_GIB.into(), &self.volume_gib.to_string());
         put(VOLUME_TYPE.into(), self.volume_type.name());
+        let VolumePerformance { iops, throughput, initialization_rate } = self.performance;
+        for (key, value) in [
+            (VOLUME_IOPS, iops),
+            (VOLUME_THROUGHPUT, throughput),
+            (INITIALIZATION_RATE, initialization_rate),
+        ] {
+            if let Some(value) = value {
+                put(key.into(), &value.to_string());
+            }
+        }
+        if let Some(key) = &self.kms_key {
+            put(KMS_KEY.into(), key);
+        }
         put(PUBLIC_ADDRESS.into(), &self.public_address.to_string());
         put(CREDITS.into(), self.credits.name());
         put(HAS_AGENT.into(), &self.image_has_agent.to_string());
@@ -107,11 +140,20 @@ impl Parameters {
                 Some((key.strip_prefix(prefix)?.to_owned(), value.clone()))
             })
         };
+        let number = |key: &str| -> Result<Option<i32>, ProviderError> {
+            stored.get(key).map(|text| text.parse().map_err(|_| wrong(key))).transpose()
+        };
         let mut images = BTreeMap::new();
         for (name, id) in prefixed(IMAGE) {
             let architecture = Architecture::named(&name).ok_or_else(|| wrong(IMAGE))?;
             let root_device = get(&format!("{ROOT_DEVICE}{name}"))?.clone();
-            images.insert(architecture, BootImage { id, root_device });
+            let root_gib = number(&format!("{ROOT_GIB}{name}"))?;
+            let key = format!("{FURTHER_VOLUMES}{name}");
+            let listed = stored.get(&key).into_iter().flat_map(|volumes| volumes.split(','));
+            let further_volumes =
+                listed.map(|volume| further_volume(volume).ok_or_else(|| wrong(&key)));
+            let further_volumes = further_volumes.collect::<Result<_, _>>()?;
+            images.insert(architecture, BootImage { id, root_device, root_gib, further_volumes });
         }
         let networks = |key: &str| -> Result<Vec<Cidr>, ProviderError> {
             let listed = stored.get(key).into_iter().flat_map(|networks| networks.split(','));
@@ -129,6 +171,12 @@ impl Parameters {
                 .into_iter()
                 .find(|it| stored.get(VOLUME_TYPE).is_some_and(|name| name == it.name()))
                 .ok_or_else(|| wrong(VOLUME_TYPE))?,
+            performance: VolumePerformance {
+                iops: number(VOLUME_IOPS)?,
+                throughput: number(VOLUME_THROUGHPUT)?,
+                initialization_rate: number(INITIALIZATION_RATE)?,
+            },
+            kms_key: stored.get(KMS_KEY).cloned(),
             public_address: flag(PUBLIC_ADDRESS)?,
             credits: [CpuCredits::Standard, CpuCredits::Unlimited]
                 .into_iter()
@@ -145,6 +193,12 @@ impl Parameters {
     }
 }
 
+/// Returns the volume of a text such as `/dev/sdb=5`.
+fn further_volume(text: &str) -> Option<ImageVolume> {
+    let (device, gib) = text.rsplit_once('=')?;
+    Some(ImageVolume { device: device.to_owned(), gib: gib.parse().ok()? })
+}
+
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
@@ -153,7 +207,14 @@ pub(super) mod tests {
         Parameters {
             images: [(
                 Architecture::Amd64,
-                BootImage { id: "ami-1".into(), root_device: "/dev/xvda".into() },
+                BootImage {
+                    id: "ami-1".into(),
+                    root_device: "/dev/xvda".into(),
+                    root_gib: Some(8),
+                    further_volumes: [("/dev/sdb", 5), ("/dev/sdc", 6)]
+                        .map(|(device, gib)| ImageVolume { device: device.into(), gib })
+                        .into(),
+                },
             )]
             .into(),
             subnets: [("us-east-1a".to_owned(), "subnet-a".to_owned())].into(),
@@ -162,6 +223,12 @@ pub(super) mod tests {
             key_name: Some("ops".into()),
             volume_gib: 10,
             volume_type: VolumeType::Gp3,
+            performance: VolumePerformance {
+                iops: Some(4000),
+                throughput: Some(500),
+                initialization_rate: Some(200),
+            },
+            kms_key: Some("alias/cells".into()),
             public_address: false,
             credits: CpuCredits::Standard,
             image_has_agent: false,
@@ -178,6 +245,8 @@ pub(super) mod tests {
             instance_profile: None,
             key_name: None,
             volume_type: VolumeType::Gp2,
+            performance: VolumePerformance::default(),
+            kms_key: None,
             credits: CpuCredits::Unlimited,
             public_address: true,
             image_has_agent: true,

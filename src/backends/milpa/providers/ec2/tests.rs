@@ -1,5 +1,6 @@
 //! Unit tests of the provider over a played API.
 
+use kiyot_ec2::ImageVolume;
 use kiyot_link::bootstrap::{AgentPin, Bootstrap, GatewayAddress};
 
 use super::{
@@ -240,12 +241,17 @@ async fn denied_launch_and_a_volume_that_is_too_large_are_of_the_pod_s_request()
 
 #[test]
 fn newest_image_of_each_architecture_is_launched() {
+    let volumes = |id: &str| {
+        let volume = |device, gib| ImageVolume { device, gib };
+        vec![volume("/dev/sdb".to_owned(), 5), volume(format!("/dev/{id}"), 30)]
+    };
     let image = |id: &str, architecture: &str, created: &str| Image {
         id: id.into(),
         name: "debian-12".into(),
         architecture: architecture.into(),
         created: created.into(),
         root_device: format!("/dev/{id}"),
+        volumes: volumes(id),
     };
     let images = vec![
         image("ami-old", "x86_64", "2026-01-31T23:59:59.000Z"),
@@ -254,7 +260,12 @@ fn newest_image_of_each_architecture_is_launched() {
         image("ami-arm", "arm64", "2024-01-01T00:00:00.000Z"),
         image("ami-mac", "x86_64_mac", "2026-12-31T00:00:00.000Z"),
     ];
-    let boot = |id: &str| BootImage { id: id.into(), root_device: format!("/dev/{id}") };
+    let boot = |id: &str| BootImage {
+        id: id.into(),
+        root_device: format!("/dev/{id}"),
+        root_gib: Some(30),
+        further_volumes: vec![ImageVolume { device: "/dev/sdb".into(), gib: 5 }],
+    };
     let expected = [(Architecture::Amd64, boot("ami-new")), (Architecture::Arm64, boot("ami-arm"))];
     // Whatever the order of the list.
     for rotation in 0..images.len() {

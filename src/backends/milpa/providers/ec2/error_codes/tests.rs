@@ -6,7 +6,7 @@ use super::{
     ErrorClass::{
         Auth, Capacity, Ended, Invalid, NotFound, Quota, Throttled, Transient, Unanswered,
     },
-    Refused::{All, Market, None, Offering, Zone},
+    Refused::{All, Market, None, Offering, Type, Zone},
     *,
 };
 
@@ -53,8 +53,8 @@ const EXPECTED: &[(&str, ErrorClass, Refused)] = &[
     ("InvalidKMSKey.InvalidState", Invalid, None),
     ("InvalidKeyPair.NotFound", Invalid, None),
     ("InvalidParameter", Invalid, None),
-    ("InvalidParameterCombination", Invalid, None),
-    ("InvalidParameterValue", Invalid, None),
+    ("InvalidParameterCombination", Invalid, Type),
+    ("InvalidParameterValue", Invalid, Type),
     ("InvalidSecurityGroupID.NotFound", Invalid, None),
     ("InvalidSnapshot.NotFound", Invalid, None),
     ("InvalidSubnet", Invalid, None),
@@ -97,7 +97,7 @@ const EXPECTED: &[(&str, ErrorClass, Refused)] = &[
     ("UnknownParameter", Invalid, None),
     ("UnrecognizedClientException", Auth, None),
     ("Unsupported", Capacity, Offering),
-    ("UnsupportedOperation", Invalid, None),
+    ("UnsupportedOperation", Invalid, Type),
     ("VPCIdNotSpecified", Invalid, None),
     ("VcpuLimitExceeded", Quota, Refused::Quota),
     ("VolumeLimitExceeded", Quota, All),
@@ -137,6 +137,7 @@ fn documented_table_is_that_of_the_code() {
             let refused = match refused {
                 None => "",
                 Offering => "the offering",
+                Type => "its type",
                 Zone => "its zone",
                 Market => "its market",
                 Refused::Quota => "its quota",
