@@ -95,9 +95,9 @@ pub struct Images {
 }
 
 impl Images {
-    /// Creates the images of cells. `progress_timeout` bounds the time without progress of a copied blob and of a
-    /// pull. `registries` has the credentials for pulls without credentials of their own.
-    /// `pulls_first`: the node sends only images that can't be pulled. `send_rate` limits
+    /// Creates the images of cells. `progress_timeout` bounds the time without progress of a copied
+    /// blob and of a pull. `registries` has the credentials for pulls without credentials of their
+    /// own. `pulls_first`: the node sends only images that can't be pulled. `send_rate` limits
     /// copies to cells on other machines; `None` for cells on the node. With the daemon's state
     /// directory, cells that see the node's files mount the layers that it has.
     pub fn new(
@@ -362,16 +362,15 @@ impl Images {
     /// Has the node's runtime pull a pause image that the node has lost: a prune deletes it while
     /// no pod on the node runs. After a failure the cell pulls it.
     async fn ensure_on_node(&self, image: &str) {
-        let ensured = async {
-            if self.node.target(&normalized(image)).await?.is_some() {
-                return Ok(());
+        let ensured: Result<(), Failure> = async {
+            if self.node.target(&normalized(image)).await?.is_none() {
+                self.node.pull(image).await?;
+                tracing::info!(image, "pause image was absent on the node, pulled");
             }
-            self.node.pull(image).await?;
-            tracing::info!(image, "pause image was absent on the node, pulled");
             Ok(())
-        };
-        if let Err(failure) = ensured.await {
-            let failure: Failure = failure;
+        }
+        .await;
+        if let Err(failure) = ensured {
             tracing::info!(image, %failure, "pause image not pulled on the node");
         }
     }

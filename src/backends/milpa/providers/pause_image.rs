@@ -36,15 +36,16 @@ impl PauseImage {
     /// Returns the configured image, or else the one that a previous daemon has kept.
     pub fn read(configured: Option<String>, state_dir: &Path) -> Arc<Self> {
         let kept = fs::read_to_string(state_dir.join(FILE)).unwrap_or_default();
-        let kept = kept.lines().filter(|name| is_image(name)).take(MAX_KNOWN - 1);
+        let kept = kept.lines().filter(|name| is_image(name)).take(MAX_KNOWN);
         Self::after(kept.map(str::to_owned).collect(), configured)
     }
 
     fn after(kept: Vec<String>, configured: Option<String>) -> Arc<Self> {
         let is_configured = configured.is_some();
-        let mut known = vec![DEFAULT.to_owned()];
-        for image in kept.into_iter().chain(configured) {
-            add(&mut known, image);
+        let mut known = Vec::new();
+        kept.into_iter().chain(configured).for_each(|image| add(&mut known, image));
+        if known.is_empty() {
+            known.push(DEFAULT.to_owned());
         }
         Arc::new(Self { is_configured, known: Mutex::new(known) })
     }
@@ -148,7 +149,7 @@ mod tests {
         let state = tempfile::tempdir().unwrap();
         assert_eq!(PauseImage::read(None, state.path()).current(), DEFAULT);
         let pause = PauseImage::new(None);
-        ["a:1", "b:1"].map(|image| pause.learn(image.to_owned()));
+        assert!(["a:1", "b:1"].into_iter().all(|image| pause.learn(image.to_owned())));
         pause.keep(state.path()).unwrap();
         let again = PauseImage::read(None, state.path());
         assert_eq!((again.current().as_str(), again.has("a:1")), ("b:1", true));

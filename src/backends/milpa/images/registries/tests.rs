@@ -122,7 +122,7 @@ async fn hung_containerd_delays_no_cell_once_its_settings_are_known() {
 async fn unreadable_settings_of_the_node_are_named() {
     let json = "{\n\"maxContainerLogSize\": \"many\"}";
     let warning = settings(json).await.unwrap_err();
-    let expected = "settings of the node's containerd invalid at line 2, column 31: cells keep the \
+    let expected = "settings of the node's containerd invalid at line 2, column 29: cells keep the \
                     last known ones";
     assert_eq!(warning, expected);
     assert!(settings("no JSON").await.is_err());
