@@ -83,7 +83,7 @@ mod tests {
         let refused = |code: &&str| Failure::Refused { code: (*code).into(), message: "".into() };
         let metadata_failures = Mutex::new(failures.iter().map(refused).collect());
         let api = Arc::new(FakeApi { metadata_failures, ..FakeApi::default() });
-        let fence = MetadataFence::new(Arc::clone(&api) as _, Arc::default());
+        let fence = MetadataFence::new(Arc::clone(&api) as _);
         let closed = fence.close(&InstanceId("i-1".into())).await;
         (api.metadata_calls.lock().unwrap().len(), closed.map_err(|error| error.class))
     }

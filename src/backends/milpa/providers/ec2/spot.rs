@@ -133,7 +133,7 @@ mod tests {
 
     fn spot() -> (Arc<FakeApi>, Spot) {
         let api = Arc::new(FakeApi::default());
-        (Arc::clone(&api), Spot::new(api, Arc::default()))
+        (Arc::clone(&api), Spot::new(api))
     }
 
     /// Verifies V98.

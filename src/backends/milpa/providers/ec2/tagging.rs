@@ -189,7 +189,7 @@ mod tests {
         let refused = |code: &&str| Failure::Refused { code: (*code).into(), message: "".into() };
         let failures = Mutex::new(failures.iter().map(refused).collect());
         let api = Arc::new(FakeApi { tag_failures: failures, ..FakeApi::default() });
-        let tagging = Tagging::new(Arc::clone(&api) as _, Arc::default());
+        let tagging = Tagging::new(Arc::clone(&api) as _);
         tagging.begin(&InstanceId("i-1".into()), Some(tagged()), texts(&[("app", "web")]));
         let mut tasks = std::mem::take(&mut *tagging.tasks.lock().unwrap());
         while tasks.join_next().await.is_some() {}
@@ -218,7 +218,7 @@ mod tests {
     async fn setting_ends_with_its_owner() {
         let failures = Mutex::new(vec![Failure::Unanswered("reset".into()); 3].into());
         let api = Arc::new(FakeApi { tag_failures: failures, ..FakeApi::default() });
-        let tagging = Tagging::new(Arc::clone(&api) as _, Arc::default());
+        let tagging = Tagging::new(Arc::clone(&api) as _);
         tagging.begin(&InstanceId("i-1".into()), Some(tagged()), texts(&[("app", "web")]));
         tokio::time::sleep(FIRST_PAUSE / 2).await;
         drop(tagging);
