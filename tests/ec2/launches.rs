@@ -168,7 +168,7 @@ async fn volumes_have_the_image_s_sizes_at_least_are_encrypted_and_end_with_the_
     };
     world
         .cloud
-        .set_image_volumes(vec![of_image("/dev/xvda", 30, true), of_image("/dev/sdb", 5, false)]);
+        .set_image_volumes(vec![of_image("/dev/sda1", 30, true), of_image("/dev/sdb", 5, false)]);
     for (volume_size_gib, root_gib) in [(None, 30), (Some(20), 30), (Some(42), 42)] {
         let request = CellRequest { volume_size_gib, ..CellRequest::default() };
         let spec = world.spec_for(&[world.offering(0, Market::OnDemand)], &request).await.unwrap();
@@ -180,7 +180,7 @@ async fn volumes_have_the_image_s_sizes_at_least_are_encrypted_and_end_with_the_
             kms_key: "alias/cells".into(),
             ends_with_instance: true,
         };
-        let volumes = [volume("/dev/xvda", root_gib), volume("/dev/sdb", 5)];
+        let volumes = [volume("/dev/sda1", root_gib), volume("/dev/sdb", 5)];
         assert_eq!(world.cloud.volumes(), volumes);
         let call = world.cloud.calls_of("RunInstances").pop().unwrap();
         for (option, value) in

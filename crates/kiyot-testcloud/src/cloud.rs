@@ -38,8 +38,8 @@ use crate::{
 /// Zones of the default subnets.
 const ZONES: [&str; 3] = ["us-east-1a", "us-east-1b", "us-east-1c"];
 
-/// Device of the image's root volume.
-const ROOT_DEVICE: &str = "/dev/xvda";
+/// Device of the image's root volume, which moto shows whatever is registered.
+const ROOT_DEVICE: &str = "/dev/sda1";
 
 /// Port of the metadata service.
 const METADATA_PORT: u16 = 80;
