@@ -200,7 +200,8 @@ mod tests {
         ) {
             let own: BTreeMap<String, String> =
                 (0..8).map(|number| (format!("kiyot:{number}"), String::new())).collect();
-            let rules = TagRules { configured: configured.clone(), ..TagRules::default() };
+            let labels_of_all = vec!["*".to_owned()];
+            let rules = TagRules { configured: configured.clone(), labels: labels_of_all };
             let InstanceTags { tags, left_out } = rules.add(own.clone(), &labels);
             prop_assert!(tags.len() <= MAX_TAGS);
             for (key, value) in own.iter().chain(&configured) {

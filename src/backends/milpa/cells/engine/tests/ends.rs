@@ -150,23 +150,6 @@ fn interrupted_instance_of_a_pod_refuses_its_offering_for_a_while() {
 
 /// Verifies V64.
 #[test]
-fn order_of_an_interrupted_cell_that_is_not_bound_takes_another_offering() {
-    let mut engine = engine(sim::CAPABILITIES);
-    let (first, launch) = launched(&mut engine, "pod", at(1));
-    engine.handle(Event::Launched(first.clone(), Ok(launched_as("i", &first))), at(2));
-    claim(&mut engine, &first, &launch, at(3)).unwrap();
-    engine.handle(Event::Connected(first.clone()), at(3));
-    shown(&mut engine, By::List, &ended("i", &first, SPOT), at(10));
-    let effects = terminated(&mut engine, &first, at(11));
-    let again = effects.iter().find_map(|(_, effect)| match effect {
-        Effect::Launch(launch) => Some(launch.spec.candidates.clone()),
-        _ => None,
-    });
-    assert_eq!(again, Some(vec![candidate("b")]));
-}
-
-/// Verifies V64.
-#[test]
 fn other_reasons_refuse_no_offering() {
     for reason in ["Client.VolumeLimitExceeded: Volume limit exceeded", ""] {
         let mut engine = engine(sim::CAPABILITIES);

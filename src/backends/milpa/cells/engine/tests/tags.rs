@@ -123,7 +123,8 @@ fn labels_of_a_pod_that_left_its_cell_become_empty() {
 
 #[test]
 fn labels_that_are_no_tags_are_reported_once_for_each_pod() {
-    let mut engine = engine(sim::CAPABILITIES);
+    let all = TagRules { labels: vec!["*".into()], ..TagRules::default() };
+    let mut engine = with_rules(sim::CAPABILITIES, all);
     let odd = |pod: &str| labelled(spec(pod), &[("aws:x", "1"), ("app", "web")]);
     let (_, effects) = engine.order(odd("pod"), at(1));
     assert_eq!(reports(&effects), ["default/pod: aws:x (reserved key)"]);

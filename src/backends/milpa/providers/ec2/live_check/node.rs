@@ -20,17 +20,15 @@ impl LiveCheck<'_> {
             self.node = Some(node);
             return;
         }
-        let unknown = match self.config.ec2.cluster_networks.is_empty() {
-            true => "its metadata service is",
-            false => {
-                "its source/destination check, which must be off for cluster_networks, and its \
-                 metadata service are"
-            }
-        };
-        let text = format!(
-            "no instance, or several, have the node's address {address}: {unknown} not known"
-        );
-        self.caller.add(Outcome::Warning, NODE, &text);
+        // Otherwise cells don't depend on the node's instance.
+        if !self.config.ec2.cluster_networks.is_empty() {
+            let text = format!(
+                "no instance, or several, have the node's address {address}: its \
+                 source/destination check, which must be off for cluster_networks, and its \
+                 metadata service are not known"
+            );
+            self.caller.add(Outcome::Warning, NODE, &text);
+        }
     }
 
     /// Warns if the node's pods get the credentials of its role.
