@@ -65,7 +65,7 @@ use images::{Images, NodeImages, Registries};
 use inventory::Inventory;
 use logs::Logs;
 use policy::Rules;
-use providers::{Capabilities, Owner, Provider, TagRules, ec2, local, netns, qemu};
+use providers::{Capabilities, Owner, PauseImage, Provider, TagRules, ec2, local, netns, qemu};
 use send_rate::SendRate;
 use store::{Store, StoreError};
 use streaming::Streaming;
@@ -220,8 +220,13 @@ impl Milpa {
             socket: config.node_containerd.clone(),
             namespace: config.node_namespace.clone(),
         };
-        let registries =
-            Registries::new(node.clone(), config.registry_config_dir.clone(), &config.state_dir);
+        let pause_image = PauseImage::new(config.pause_image.clone());
+        let registries = Registries::new(
+            node.clone(),
+            config.registry_config_dir.clone(),
+            &config.state_dir,
+            Arc::clone(&pause_image),
+        );
         let node_name = config.node.clone().unwrap_or_else(host_name);
         let owner = Owner {
             cluster: config.cluster.clone().unwrap_or_default(),
@@ -232,18 +237,21 @@ impl Milpa {
         let agent = agent_program(name, config).await;
         let provider: Arc<dyn Provider> = match config.provider {
             ProviderKind::Netns => {
-                Arc::new(netns::Netns::new(&at_real_path, Arc::clone(&registries) as _))
+                let netns = netns::Netns::new(&at_real_path, Arc::clone(&registries) as _);
+                Arc::new(netns.with_pause_image(pause_image))
             }
             ProviderKind::Qemu => {
                 let qemu = qemu::Qemu::new(&at_real_path).with_gateway(socket.clone());
-                Arc::new(qemu.with_node(Arc::clone(&registries) as _))
+                let qemu = qemu.with_node(Arc::clone(&registries) as _);
+                Arc::new(qemu.with_pause_image(pause_image))
             }
             ProviderKind::Ec2 => {
                 let api = ec2_api(config).await.ok_or_else(|| StartError::NoEc2(name.clone()))?;
                 let api = ec2::CountedApi::new(api, Arc::clone(&api_calls));
                 let agent = agent.as_ref().and_then(AgentProgram::architecture);
                 let agent = agent.and_then(Architecture::named);
-                Arc::new(ec2::Ec2::new(config, owner.clone(), api).with_agent_for(agent))
+                let ec2 = ec2::Ec2::new(config, owner.clone(), api).with_agent_for(agent);
+                Arc::new(ec2.with_pause_image(pause_image))
             }
         };
         let capabilities = provider.capabilities();
@@ -297,7 +305,6 @@ impl Milpa {
         let learning = AbortOnDropHandle::new(tokio::spawn(async move { learned.learn().await }));
         let images = Images::new(
             node,
-            config.pause_image.clone(),
             config.image_pull_progress_timeout,
             registries,
             match config.image_source {

@@ -34,7 +34,6 @@ const MIN_HEALTHY_TIMEOUT: Duration = Duration::from_secs(5);
 const MAX_OWNER_NAME_BYTES: usize = 253;
 /// Namespace of containerd's CRI plugin.
 const NODE_NAMESPACE: &str = "k8s.io";
-const PAUSE_IMAGE: &str = "registry.k8s.io/pause:3.9";
 const KUBELET_DIR: &str = "/var/lib/kubelet";
 
 /// Providers by name. A program that was built without one says so when it starts.
@@ -76,8 +75,8 @@ pub struct MilpaBackend {
     pub node_containerd: PathBuf,
     /// Namespace of the node's images in containerd.
     pub node_namespace: String,
-    /// Image of sandbox containers in cells.
-    pub pause_image: String,
+    /// Image of sandbox containers in cells. By default that of the node's runtime.
+    pub pause_image: Option<String>,
     /// Directory of `HOST/hosts.toml` files for pulls in cells. By default the mirrors of the
     /// node's containerd.
     pub registry_config_dir: Option<PathBuf>,
@@ -233,7 +232,7 @@ impl Default for MilpaBackend {
             image_bytes_per_second: IMAGE_BYTES_PER_SECOND,
             node_containerd: CONTAINERD_SOCKET.into(),
             node_namespace: NODE_NAMESPACE.into(),
-            pause_image: PAUSE_IMAGE.into(),
+            pause_image: None,
             registry_config_dir: None,
             kubelet_dir: KUBELET_DIR.into(),
             policy: Policy::default(),
@@ -293,7 +292,7 @@ impl MilpaBackend {
             word(field, "a namespace of containerd, such as \"k8s.io\"")
         });
         table.set("pause_image", &mut backend.pause_image, |field| {
-            word(field, "the name of an image")
+            word(field, "the name of an image").map(Some)
         });
         table.set("registry_config_dir", &mut backend.registry_config_dir, |field| {
             read::path(field).map(Some)

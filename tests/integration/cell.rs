@@ -44,6 +44,7 @@ mod outages;
 mod own_namespaces;
 mod owners;
 mod parity;
+mod pause_image;
 mod placement;
 mod processes;
 mod profiles;

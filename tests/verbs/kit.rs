@@ -17,7 +17,7 @@ use kiyot::{
             images::{Images, NodeImages, Registries},
             logs::Logs,
             policy::Rules,
-            providers::{Owner, Provider},
+            providers::{Owner, PauseImage, Provider},
             store::{Batch, Store},
             streaming::Streaming,
             volumes::Volumes,
@@ -295,11 +295,12 @@ impl Daemon {
         cells.serve(Arc::new(gateway.clone()));
         let node =
             NodeImages { socket: dir.join("no-containerd.sock"), namespace: "k8s.io".to_owned() };
-        let registries = Registries::new(node.clone(), None, dir);
+        let registries =
+            Registries::new(node.clone(), None, dir, PauseImage::new(Some("pause".into())));
         let parts = Parts {
             store: store.clone(),
             cells: Arc::clone(&cells),
-            images: Images::new(node, "pause", LIMIT, registries, false, None, None),
+            images: Images::new(node, LIMIT, registries, false, None, None),
             volumes: Volumes::new(vec![dir.join("kubelet")], HostPath::Refuse),
             logs: Logs::new(),
             streaming: Arc::new(Streaming::start().await),

@@ -87,6 +87,7 @@ pub struct AgentContext {
     dir: CellDir,
     own: OwnNamespaces,
     owns_machine: bool,
+    pause_image: String,
     runtime: Runtime,
     files: Arc<Files>,
     state: Arc<CellState>,
@@ -146,6 +147,8 @@ pub struct AgentParts {
     pub own: OwnNamespaces,
     /// True if the machine is the cell's: its network and its clock are the agent's to set.
     pub owns_machine: bool,
+    /// Image of pod sandboxes.
+    pub pause_image: String,
     /// Socket of the cell's containerd.
     pub socket: PathBuf,
     /// Loopback port of containerd's streaming server.
@@ -160,8 +163,17 @@ impl AgentContext {
     /// Starts the tasks that follow containerd, logs and disk usage. They end when the context is
     /// dropped.
     pub fn start(parts: AgentParts) -> io::Result<Arc<Self>> {
-        let AgentParts { cell, dir, own, owns_machine, socket, stream_port, bulk, power_off } =
-            parts;
+        let AgentParts {
+            cell,
+            dir,
+            own,
+            owns_machine,
+            pause_image,
+            socket,
+            stream_port,
+            bulk,
+            power_off,
+        } = parts;
         let runtime = Runtime::new(socket);
         let state = Arc::new(CellState::default());
         let files = Arc::new(Files::open(&dir.pod(), &dir.memory())?);
@@ -188,6 +200,7 @@ impl AgentContext {
             cell,
             own,
             owns_machine,
+            pause_image,
             runtime,
             files,
             state,
@@ -250,6 +263,7 @@ async fn live(dir: &Path, stream_port: u16) -> Result<i32, AgentError> {
         dir,
         own,
         owns_machine: file.machine.is_some(),
+        pause_image: file.pause_image,
         socket: PathBuf::from(crate::init::containerd::SOCKET),
         stream_port,
         bulk: OpenBulk::new(move || handle.open_bulk()),

@@ -419,7 +419,7 @@ impl State {
                 own_host_name: true,
                 own_network: true,
                 running_millis: 1,
-                architecture: String::new(),
+                ..cell::HelloReply::default()
             }),
             "OpenBulk" => {
                 self.home.open_bulk();

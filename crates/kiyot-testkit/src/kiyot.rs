@@ -96,6 +96,8 @@ pub struct KiyotOptions {
     pub server: String,
     /// Additional keys of `[backends.milpa]`, TOML.
     pub milpa: String,
+    /// Key `pause_image` of `[backends.milpa]`; `None` leaves it to the node's runtime.
+    pub pause_image: Option<&'static str>,
     /// Provider of cells.
     pub provider: Provider,
     /// Additional keys of the provider's table, TOML.
@@ -128,6 +130,7 @@ impl KiyotOptions {
             server: String::new(),
             metrics: Some("off"),
             milpa: String::new(),
+            pause_image: Some(PAUSE_IMAGE),
             provider: Provider::of_environment(),
             of_provider: String::new(),
             containerd: None,
@@ -166,13 +169,17 @@ impl KiyotOptions {
                 ),
                 false => String::new(),
             };
+            let pause_image = self
+                .pause_image
+                .map(|name| format!("pause_image = {name:?}\n"))
+                .unwrap_or_default();
             let _ = writeln!(
                 toml,
                 "[backends.milpa]\n\
                  type = \"milpa\"\n\
                  state_dir = \"{at}/state\"\n\
                  provider = \"{provider}\"\n\
-                 pause_image = \"{PAUSE_IMAGE}\"\n\
+                 {pause_image}\
                  kubelet_dir = \"{}\"\n\
                  {}\n\n\
                  [backends.milpa.{provider}]\n\

@@ -31,6 +31,7 @@ use super::{
     cells::Cell,
     failure::{Class, Failure, Side},
     id::CellId,
+    providers::PauseImage,
     send_rate::SendRate,
 };
 use crate::metrics::ByteCounter;
@@ -68,7 +69,7 @@ const MAX_NAMES: usize = 64;
 #[derive(Debug)]
 pub struct Images {
     node: Box<dyn Node>,
-    pause_image: String,
+    pause_image: Arc<PauseImage>,
     progress_timeout: Duration,
     /// Images that cells reported, each until its cell ends.
     reported: Reports,
@@ -94,21 +95,20 @@ pub struct Images {
 }
 
 impl Images {
-    /// Creates the images of cells. `pause_image` is the name in the configuration of the cells'
-    /// containerd. `progress_timeout` bounds the time without progress of a copied blob and of a
-    /// pull. `registries` has the credentials for pulls without credentials of their own.
-    /// `pulls_first`: the node sends only images that can't be pulled. `send_rate` limits
+    /// Creates the images of cells. `progress_timeout` bounds the time without progress of a copied
+    /// blob and of a pull. `registries` has the credentials for pulls without credentials of their
+    /// own. `pulls_first`: the node sends only images that can't be pulled. `send_rate` limits
     /// copies to cells on other machines; `None` for cells on the node. With the daemon's state
     /// directory, cells that see the node's files mount the layers that it has.
     pub fn new(
         node: NodeImages,
-        pause_image: impl Into<String>,
         progress_timeout: Duration,
         registries: Arc<Registries>,
         pulls_first: bool,
         send_rate: Option<Arc<SendRate>>,
         shared_with: Option<&Path>,
     ) -> Arc<Self> {
+        let pause_image = registries.pause_image();
         let owner = shared_with.map(|state_dir| state_dir.display().to_string());
         Arc::new(Self {
             shared: owner.map(|owner| SharedLayers::new(node.clone(), owner)),
@@ -117,11 +117,11 @@ impl Images {
             node_credentials: registries.credentials(),
             registries: Some(registries),
             proxies: proxies::of_environment(),
-            ..Self::of(Box::new(Containerd::new(node)), pause_image.into(), progress_timeout)
+            ..Self::of(Box::new(Containerd::new(node)), pause_image, progress_timeout)
         })
     }
 
-    fn of(node: Box<dyn Node>, pause_image: String, progress_timeout: Duration) -> Self {
+    fn of(node: Box<dyn Node>, pause_image: Arc<PauseImage>, progress_timeout: Duration) -> Self {
         Self {
             node: Box::new(DocumentCache::new(node)),
             pause_image,
@@ -311,7 +311,8 @@ impl Images {
         cell: &CellId,
         receiver: &dyn Receiver,
     ) -> Result<String, Failure> {
-        let image = cri::ImageSpec { image: self.pause_image.clone(), ..cri::ImageSpec::default() };
+        let image = self.pause_image.of_cell(receiver.pause_image().await?);
+        let image = cri::ImageSpec { image, ..cri::ImageSpec::default() };
         self.make_present(cell, receiver, &image, "").await.map(|(id, _)| id)
     }
 
@@ -340,7 +341,11 @@ impl Images {
         if let Some(found) = cell_image(receiver, wanted).await? {
             return Ok((found.id.clone(), Some(found)));
         }
-        let is_node_first = !self.pulls_first || *wanted == self.pause_image;
+        let is_pause = self.pause_image.has(wanted);
+        if is_pause {
+            self.ensure_on_node(wanted).await;
+        }
+        let is_node_first = !self.pulls_first || is_pause;
         if is_node_first && let Some(copied) = self.copy_from_node(cell, receiver, image).await? {
             return Ok((copied.id.clone(), Some(copied)));
         }
@@ -351,6 +356,22 @@ impl Images {
         match self.copy_from_node(cell, receiver, image).await? {
             Some(copied) => Ok((copied.id.clone(), Some(copied))),
             None => pulled,
+        }
+    }
+
+    /// Has the node's runtime pull a pause image that the node has lost: a prune deletes it while
+    /// no pod on the node runs. After a failure the cell pulls it.
+    async fn ensure_on_node(&self, image: &str) {
+        let ensured: Result<(), Failure> = async {
+            if self.node.target(&normalized(image)).await?.is_none() {
+                self.node.pull(image).await?;
+                tracing::info!(image, "pause image was absent on the node, pulled");
+            }
+            Ok(())
+        }
+        .await;
+        if let Err(failure) = ensured {
+            tracing::info!(image, %failure, "pause image not pulled on the node");
         }
     }
 
@@ -494,7 +515,7 @@ impl Images {
     }
 
     fn lane(&self, wanted: &str) -> Lane {
-        if wanted == self.pause_image { Lane::Pause } else { Lane::Containers }
+        if self.pause_image.has(wanted) { Lane::Pause } else { Lane::Containers }
     }
 
     async fn copy_now(

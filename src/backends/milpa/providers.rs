@@ -25,6 +25,7 @@ pub mod local;
 pub mod netns;
 mod network;
 pub mod owner;
+mod pause_image;
 pub mod qemu;
 pub mod sim;
 mod tags;
@@ -35,6 +36,7 @@ pub use host_port::{HostPort, MAX_HOST_PORTS, Protocol};
 pub use instance::{Instance, InstanceId, InstanceNames, InstanceState};
 pub use network::{Attached, DeviceAddress, Neighbour, PodNetwork, Route};
 pub use owner::Owner;
+pub use pause_image::PauseImage;
 pub use tags::{InstanceTags, LeftOut, LeftOutReason, PodTags, TagRules};
 
 /// The parameters of a launch. A replay of the launch has exactly the same.

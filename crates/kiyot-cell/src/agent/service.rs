@@ -128,6 +128,7 @@ impl Agent for Calls {
             own_network: context.own.net,
             running_millis: boot::running_millis(),
             architecture: architecture::of_this_machine().to_owned(),
+            pause_image: context.pause_image.clone(),
         }))
     }
 

@@ -221,6 +221,7 @@ impl AgentLink {
         let power_off = CancellationToken::new();
         let context = AgentContext::start(AgentParts {
             owns_machine: false,
+            pause_image: image::PAUSE.into(),
             cell: cell.name.clone(),
             dir: CellDir::open(Path::new(cell.dir.path())).unwrap(),
             own: OwnNamespaces { uts: false, net: false },

@@ -68,6 +68,10 @@ impl Node for DocumentCache {
         self.node.status(request).await
     }
 
+    async fn pull(&self, image: &str) -> Result<(), Failure> {
+        self.node.pull(image).await
+    }
+
     async fn target(&self, name: &str) -> Result<Option<Descriptor>, Failure> {
         self.node.target(name).await
     }

@@ -29,8 +29,11 @@ use crate::{
 /// Deadline for a response of the node's containerd.
 pub(super) const RESPONSE_TIMEOUT: Duration = Duration::from_secs(20);
 
+/// Deadline for a pull of the pause image, which is small.
+const PULL_TIMEOUT: Duration = Duration::from_secs(60);
+
 /// Largest message that is accepted from it, in bytes: parts of blobs have 1 MiB.
-const MAX_MESSAGE_BYTES: usize = 16 << 20;
+pub(super) const MAX_MESSAGE_BYTES: usize = 16 << 20;
 
 /// Lifetime of a lease, which ends it if kiyot is killed.
 const LEASE_HOURS: i64 = 1;
@@ -52,6 +55,8 @@ pub(super) trait Node: std::fmt::Debug + Send + Sync + 'static {
         &self,
         request: cri::ImageStatusRequest,
     ) -> Result<cri::ImageStatusResponse, Failure>;
+    /// Pulls an image, as the node's runtime does for its own pods.
+    async fn pull(&self, image: &str) -> Result<(), Failure>;
     /// Returns the target of the image with exactly this name.
     async fn target(&self, name: &str) -> Result<Option<Descriptor>, Failure>;
     /// Returns the targets of the images of a repository.
@@ -143,6 +148,14 @@ impl Node for Containerd {
             .await
             .map_err(Failure::of_node)?
             .into_inner())
+    }
+
+    async fn pull(&self, image: &str) -> Result<(), Failure> {
+        let image = Some(cri::ImageSpec { image: image.to_owned(), ..Default::default() });
+        let request = cri::PullImageRequest { image, ..Default::default() };
+        let mut client = ImageServiceClient::new(self.channel().await?);
+        let pulled = client.pull_image(self.request(request, Some(PULL_TIMEOUT))?).await;
+        pulled.map(drop).map_err(Failure::of_node)
     }
 
     async fn target(&self, name: &str) -> Result<Option<Descriptor>, Failure> {

@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use futures::stream::BoxStream;
 use kiyot_link::architecture::{self, of_this_machine};
 use kiyot_proto::{
-    cell::{BlobPart, PullNews, PutImageRequest, UnpackedLayer, WatchPullsRequest},
+    cell::{BlobPart, HelloReply, PullNews, PutImageRequest, UnpackedLayer, WatchPullsRequest},
     cri,
 };
 use tokio::sync::mpsc;
@@ -26,6 +26,9 @@ use crate::{
 pub(super) trait Receiver: Send + Sync {
     /// Returns the architecture of the cell's machine, as images name it.
     async fn architecture(&self) -> Result<&'static str, Failure>;
+    /// Returns the pause image in the configuration of the cell's containerd, as the cell reports
+    /// it; empty from earlier agents.
+    async fn pause_image(&self) -> Result<String, Failure>;
     /// Returns CRI's status of an image in the cell.
     async fn status(
         &self,
@@ -74,12 +77,22 @@ pub(super) struct CellReceiver {
     pub(super) limits: Option<Arc<CopyLimits>>,
 }
 
+impl CellReceiver {
+    async fn hello(&self) -> Result<HelloReply, Failure> {
+        let cell = || "the cell, to which an image goes,".to_owned();
+        cell_client::hello(&self.control, CONNECT_TIMEOUT, cell).await
+    }
+}
+
 #[async_trait]
 impl Receiver for CellReceiver {
     async fn architecture(&self) -> Result<&'static str, Failure> {
-        let cell = || "the cell, to which an image goes,".to_owned();
-        let hello = cell_client::hello(&self.control, CONNECT_TIMEOUT, cell).await?;
+        let hello = self.hello().await?;
         Ok(architecture::named(&hello.architecture).unwrap_or_else(of_this_machine))
+    }
+
+    async fn pause_image(&self) -> Result<String, Failure> {
+        Ok(self.hello().await?.pause_image)
     }
 
     async fn status(

@@ -15,16 +15,19 @@ use async_trait::async_trait;
 use kiyot_link::cri_settings::CriSettings;
 use kiyot_proto::{
     cell::RegistryFile,
-    cri::{self, StatusRequest, runtime_service_client::RuntimeServiceClient},
+    cri::{
+        self, ListImagesRequest, StatusRequest, image_service_client::ImageServiceClient,
+        runtime_service_client::RuntimeServiceClient,
+    },
 };
 use tokio::{sync, time::Instant};
 
 pub use self::cri_plugin::NodeSettings;
 use self::{bundle::Bundle, configured::Configured, hosts::Plan};
-use super::node::{Containerd, NodeImages};
+use super::node::{Containerd, MAX_MESSAGE_BYTES, NodeImages, RESPONSE_TIMEOUT};
 use crate::backends::milpa::{
     failure::{Class, Failure},
-    providers::RegistryConfig,
+    providers::{PauseImage, RegistryConfig},
 };
 
 mod bundle;
@@ -78,6 +81,7 @@ pub struct Registries {
     /// Directory of generated files.
     directory: PathBuf,
     credentials: Arc<NodeCredentials>,
+    pause_image: Arc<PauseImage>,
     known: sync::Mutex<Known>,
 }
 
@@ -93,6 +97,16 @@ struct Known {
     files: Option<Files>,
 }
 
+/// Configuration of the node's containerd, as far as it discloses it.
+struct Disclosed {
+    /// The configuration of its CRI plugin; `{}` if it is absent.
+    json: String,
+    /// True if it reports the old form of mirrors as deprecated.
+    deprecated: bool,
+    /// The image of its sandbox containers.
+    pause_image: Option<String>,
+}
+
 /// Files of a registry configuration. Some are keys, so that `Debug` omits them.
 #[derive(Clone)]
 struct Files(Vec<RegistryFile>);
@@ -105,13 +119,19 @@ impl fmt::Debug for Files {
 
 impl Registries {
     /// Creates an unknown configuration. `configured` is the operator's directory, `state_dir` the
-    /// parent of the generated one.
-    pub fn new(node: NodeImages, configured: Option<PathBuf>, state_dir: &Path) -> Arc<Self> {
+    /// parent of the generated one. `pause_image` becomes the node's.
+    pub fn new(
+        node: NodeImages,
+        configured: Option<PathBuf>,
+        state_dir: &Path,
+        pause_image: Arc<PauseImage>,
+    ) -> Arc<Self> {
         Arc::new(Self {
             node: Containerd::new(node),
             configured,
             directory: state_dir.join(GENERATED_DIRECTORY),
             credentials: Arc::default(),
+            pause_image,
             known: sync::Mutex::default(),
         })
     }
@@ -119,6 +139,11 @@ impl Registries {
     /// Returns the credentials that every pod of the node may use, as far as they are known.
     pub fn credentials(&self) -> Arc<NodeCredentials> {
         Arc::clone(&self.credentials)
+    }
+
+    /// Returns the pause image of cells.
+    pub(super) fn pause_image(&self) -> Arc<PauseImage> {
+        Arc::clone(&self.pause_image)
     }
 
     /// Asks the node's containerd until it responds.
@@ -136,14 +161,17 @@ impl Registries {
     }
 
     async fn refresh(&self, known: &mut Known) {
-        let answer = tokio::time::timeout(CONTAINERD_TIMEOUT, status(&self.node)).await;
+        let answer = tokio::time::timeout(CONTAINERD_TIMEOUT, self.disclosed()).await;
         known.refreshed = Some(Instant::now());
         known.files = None;
         let warnings = match answer
             .unwrap_or_else(|_| Err(Failure::node(Class::DeadlineExceeded, "no response in time")))
         {
-            Ok((json, deprecated)) => {
+            Ok(Disclosed { json, deprecated, pause_image }) => {
                 known.has_answered = true;
+                if let Some(image) = pause_image {
+                    self.pause_image.learn(image);
+                }
                 let (config_path, mut warnings) = self.apply(&json, deprecated).await;
                 known.config_path = config_path;
                 let (settings, warning) = settings(&json).await;
@@ -171,6 +199,33 @@ impl Registries {
                 tracing::warn!("{warning}");
             }
         }
+    }
+
+    async fn disclosed(&self) -> Result<Disclosed, Failure> {
+        let channel = self.node.channel().await?;
+        let request = self.node.request(StatusRequest { verbose: true }, Some(RESPONSE_TIMEOUT))?;
+        let mut answer = RuntimeServiceClient::new(channel.clone())
+            .status(request)
+            .await
+            .map_err(Failure::of_node)?
+            .into_inner();
+        let deprecated = answer
+            .status
+            .unwrap_or_default()
+            .conditions
+            .iter()
+            .any(|condition| condition.message.contains(DEPRECATED_MIRRORS));
+        let json = answer.info.remove("config").unwrap_or_else(|| "{}".to_owned());
+        let mut pause_image = cri_plugin::sandbox_image(&json);
+        if pause_image.is_none() && !self.pause_image.is_configured() {
+            let request =
+                self.node.request(ListImagesRequest::default(), Some(RESPONSE_TIMEOUT))?;
+            let mut images =
+                ImageServiceClient::new(channel).max_decoding_message_size(MAX_MESSAGE_BYTES);
+            let listed = images.list_images(request).await.map_err(Failure::of_node)?;
+            pause_image = cri_plugin::pinned_pause(&listed.into_inner().images);
+        }
+        Ok(Disclosed { json, deprecated, pause_image })
     }
 
     /// Returns the directory for cells, and warnings.
@@ -330,25 +385,6 @@ async fn settings(json: &str) -> (NodeSettings, Option<String>) {
         )
     });
     (settings, warning)
-}
-
-/// Returns the configuration as JSON, `{}` if it is absent, and whether containerd reports its old
-/// form as deprecated.
-async fn status(containerd: &Containerd) -> Result<(String, bool), Failure> {
-    let request =
-        containerd.request(StatusRequest { verbose: true }, Some(super::node::RESPONSE_TIMEOUT))?;
-    let mut answer = RuntimeServiceClient::new(containerd.channel().await?)
-        .status(request)
-        .await
-        .map_err(Failure::of_node)?
-        .into_inner();
-    let deprecated = answer
-        .status
-        .unwrap_or_default()
-        .conditions
-        .iter()
-        .any(|condition| condition.message.contains(DEPRECATED_MIRRORS));
-    Ok((answer.info.remove("config").unwrap_or_else(|| "{}".to_owned()), deprecated))
 }
 
 #[cfg(test)]

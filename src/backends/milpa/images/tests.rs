@@ -38,6 +38,8 @@ fn sha256(bytes: &[u8]) -> String {
 #[derive(Debug, Default)]
 struct NodeContent {
     names: BTreeMap<String, (String, String, u64)>,
+    /// Names that can be pulled.
+    registry: BTreeMap<String, (String, String, u64)>,
     blobs: BTreeMap<String, Bytes>,
     held: usize,
     /// Lists of images.
@@ -114,6 +116,14 @@ impl Node for FakeNode {
             cri::Image { id: ids[0].clone(), repo_tags: tags, ..cri::Image::default() }
         });
         Ok(cri::ImageStatusResponse { image, ..Default::default() })
+    }
+
+    async fn pull(&self, image: &str) -> Result<(), Failure> {
+        let mut content = self.0.lock().unwrap();
+        let found = content.registry.get(image).cloned();
+        let found = found.ok_or_else(|| Failure::node(Class::NotFound, "no such image"))?;
+        content.names.insert(image.to_owned(), found);
+        Ok(())
     }
 
     async fn target(&self, name: &str) -> Result<Option<Descriptor>, Failure> {
@@ -207,6 +217,10 @@ struct FakeCell {
 impl Receiver for FakeCell {
     async fn architecture(&self) -> Result<&'static str, Failure> {
         Ok(self.architecture.unwrap_or_else(of_this_machine))
+    }
+
+    async fn pause_image(&self) -> Result<String, Failure> {
+        Ok(String::new())
     }
 
     async fn status(
@@ -337,7 +351,11 @@ struct Scene {
 impl Scene {
     fn new() -> Self {
         let node = FakeNode::default();
-        let images = Images::of(Box::new(node.clone()), PAUSE.into(), Duration::from_secs(120));
+        let images = Images::of(
+            Box::new(node.clone()),
+            PauseImage::new(Some(PAUSE.into())),
+            Duration::from_secs(120),
+        );
         Self { node, images, id: CellId::mint().unwrap(), cell: FakeCell::default() }
     }
 

@@ -23,7 +23,7 @@ use tokio::time::{Instant, timeout};
 
 use super::{
     Attached, Attachment, Capabilities, ErrorClass, Held, Instance, InstanceId, InstanceNames,
-    InstanceState, LaunchSpec, Owner, Provider, ProviderError,
+    InstanceState, LaunchSpec, Owner, PauseImage, Provider, ProviderError,
     local::{Forwarding, pod_cgroup},
     owner,
 };
@@ -200,7 +200,7 @@ pub struct Ec2 {
     /// The node's address, which finds its subnet.
     node_address: Option<Ipv4Addr>,
     owner: Owner,
-    pause_image: String,
+    pause_image: Arc<PauseImage>,
     power_off_after: Duration,
     /// Sizes and built-in prices.
     types: Catalogue,
@@ -246,7 +246,7 @@ impl Ec2 {
             agent_architecture: None,
             node_address: config.gateway.node_address(),
             owner,
-            pause_image: config.pause_image.clone(),
+            pause_image: PauseImage::new(config.pause_image.clone()),
             power_off_after: config.token_ttl,
             types: CatalogueFile::built_in_for(&config.ec2.region),
             pacing,
@@ -363,7 +363,7 @@ impl Ec2 {
                 false => CpuCredits::Standard,
             },
             image_has_agent: self.config.image_has_agent,
-            pause_image: self.pause_image.clone(),
+            pause_image: self.pause_image.current(),
             power_off_after_secs: self.power_off_after.as_secs(),
             cluster_networks: self.config.cluster_networks.clone(),
             cloud_routes: request.cloud_routes.clone(),

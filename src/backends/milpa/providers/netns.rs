@@ -9,8 +9,8 @@ use async_trait::async_trait;
 use kiyot_link::bootstrap::CellFile;
 
 use super::{
-    Attached, Attachment, Capabilities, Instance, InstanceId, LaunchSpec, Provider, ProviderError,
-    RegistryConfig, THIS_NODE, Terminations,
+    Attached, Attachment, Capabilities, Instance, InstanceId, LaunchSpec, PauseImage, Provider,
+    ProviderError, RegistryConfig, THIS_NODE, Terminations,
     local::{Instances, Launch, cgroup, inotify_limit, offering, slice},
 };
 use crate::{backends::milpa::placement::Catalogue, config::MilpaBackend};
@@ -59,7 +59,7 @@ struct Settings {
     max_cells: usize,
     containerd: PathBuf,
     runc: PathBuf,
-    pause_image: String,
+    pause_image: Arc<PauseImage>,
     restrict_oom_score_adj: bool,
 }
 
@@ -78,23 +78,31 @@ impl Netns {
                 max_cells: config.max_cells,
                 containerd: netns.containerd.clone(),
                 runc: netns.runc.clone(),
-                pause_image: config.pause_image.clone(),
+                pause_image: PauseImage::new(config.pause_image.clone()),
                 restrict_oom_score_adj: netns.restrict_oom_score_adj,
             },
             registries,
         }
     }
 
+    /// Sets the pause image of cells, if the node's runtime may choose it.
+    pub fn with_pause_image(mut self, pause_image: Arc<PauseImage>) -> Self {
+        self.settings.pause_image = pause_image;
+        self
+    }
+
     /// Returns the boot file of a cell.
     async fn cell_file(&self, spec: &LaunchSpec) -> CellFile {
         let Settings { containerd, runc, pause_image, restrict_oom_score_adj, .. } =
             self.settings.clone();
+        // Awaited first: the node's runtime may name the pause image in the same response.
+        let registry_config_dir = self.registries.config_path().await;
         CellFile {
             bootstrap: spec.bootstrap.clone(),
             containerd,
             runc,
-            pause_image,
-            registry_config_dir: self.registries.config_path().await,
+            pause_image: pause_image.current(),
+            registry_config_dir,
             restrict_oom_score_adj,
             cri: self.registries.cri_settings().await,
             machine: None,

@@ -23,7 +23,7 @@ use tokio::task::spawn_blocking;
 
 use super::{
     Attached, Attachment, Capabilities, ErrorClass, Instance, InstanceId, InstanceState,
-    LaunchSpec, Provider, ProviderError, RegistryConfig, THIS_NODE, Terminations,
+    LaunchSpec, PauseImage, Provider, ProviderError, RegistryConfig, THIS_NODE, Terminations,
     local::{Draft, Home, Instances, Launch, Limits, command, offering, path_of},
 };
 use crate::{
@@ -107,7 +107,7 @@ struct Settings {
     user: u32,
     group: u32,
     gateway: PathBuf,
-    pause_image: String,
+    pause_image: Arc<PauseImage>,
     /// The time after which a machine that has not enrolled powers off: its token has expired.
     power_off_after: Duration,
 }
@@ -132,7 +132,7 @@ impl Qemu {
             user: qemu.user,
             group: qemu.group,
             gateway: config.state_dir.join("gateway.sock"),
-            pause_image: config.pause_image.clone(),
+            pause_image: PauseImage::new(config.pause_image.clone()),
             power_off_after: config.token_ttl,
         };
         let probe_dir = config.state_dir.join("probe");
@@ -156,6 +156,12 @@ impl Qemu {
     /// Sets the source of the node's settings; without one, machines have containerd's.
     pub fn with_node(mut self, node: Arc<dyn RegistryConfig>) -> Self {
         self.node = node;
+        self
+    }
+
+    /// Sets the pause image of cells, if the node's runtime may choose it.
+    pub fn with_pause_image(mut self, pause_image: Arc<PauseImage>) -> Self {
+        self.settings.pause_image = pause_image;
         self
     }
 
@@ -190,14 +196,16 @@ impl Qemu {
             LinkDevice { mac: link_mac, address: LINK_GUEST.into(), prefix_len: LINK_PREFIX };
         let mut bootstrap = spec.bootstrap.clone();
         bootstrap.gateway = GatewayAddress::Tcp(SocketAddr::from((LINK_HOST, LINK_PORT)));
+        // Awaited first: the node's runtime may name the pause image in the same response.
+        let cri = self.node.cri_settings().await;
         let cell_file = CellFile {
             bootstrap,
             containerd: CONTAINERD.into(),
             runc: RUNC.into(),
-            pause_image: self.settings.pause_image.clone(),
+            pause_image: self.settings.pause_image.current(),
             registry_config_dir: None,
             restrict_oom_score_adj: false,
-            cri: self.node.cri_settings().await,
+            cri,
             machine: Some(Machine {
                 pod_mac: Some(pod_mac),
                 link: Some(link),

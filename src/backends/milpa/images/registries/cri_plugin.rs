@@ -4,10 +4,15 @@
 use std::{collections::BTreeMap, path::PathBuf};
 
 use kiyot_link::cri_settings::{CriSettings, Rlimit};
+use kiyot_proto::cri;
 use serde::Deserialize;
 
 /// Most bytes of a duration in Go's form.
 const MAX_DURATION_BYTES: usize = 32;
+/// Most bytes of the name of an image.
+const MAX_IMAGE_BYTES: usize = 512;
+/// Word in the names of pause images.
+const PAUSE: &str = "pause";
 /// Units of a duration in Go's form.
 const UNITS: [&str; 7] = ["ns", "us", "µs", "ms", "s", "m", "h"];
 /// Names of resource limits (setrlimit(2)), without their prefix. Each is in a spec once.
@@ -152,6 +157,33 @@ impl NodeSettings {
     }
 }
 
+/// Returns the sandbox image in the JSON of the node's configuration (containerd 1.x).
+pub(super) fn sandbox_image(json: &str) -> Option<String> {
+    #[derive(Deserialize)]
+    struct Images {
+        #[serde(rename = "sandboxImage")]
+        sandbox: String,
+    }
+    let Images { sandbox } = serde_json::from_str(json).ok()?;
+    Some(sandbox).filter(|name| is_image(name))
+}
+
+/// Returns the pause image among the node's images. containerd 2 does not disclose its name, but
+/// pins it, which other software may do with further images.
+pub(super) fn pinned_pause(images: &[cri::Image]) -> Option<String> {
+    let is_pause = |name: &&String| {
+        let last = name.rsplit('/').next().unwrap_or_default();
+        last.split([':', '@']).next().is_some_and(|last| last.contains(PAUSE)) && is_image(name)
+    };
+    let pinned = images.iter().filter(|image| image.pinned);
+    // Of several, which earlier versions have left, each is as good.
+    pinned.flat_map(|image| image.repo_tags.iter().find(is_pause)).min().cloned()
+}
+
+fn is_image(name: &str) -> bool {
+    (1..=MAX_IMAGE_BYTES).contains(&name.len()) && name.bytes().all(|byte| byte.is_ascii_graphic())
+}
+
 /// Returns whether a text is a duration in Go's form that is not 0, such as "1m30s". The cell's
 /// containerd does not start with any other.
 fn is_duration(mut text: &str) -> bool {
@@ -211,6 +243,32 @@ mod tests {
         ] {
             assert_eq!(NodeSettings::parse(json), (NodeSettings::default(), None), "{json}");
         }
+    }
+
+    /// Verifies I29.
+    #[test]
+    fn pause_image_of_the_node_is_found_in_its_configuration_or_among_pinned_images() {
+        let of_file = |image: &str| sandbox_image(&format!(r#"{{"sandboxImage": {image}}}"#));
+        assert_eq!(of_file(r#""k8s.example/pause:3.8""#), Some("k8s.example/pause:3.8".into()));
+        let long = format!("{:?}", "x".repeat(MAX_IMAGE_BYTES + 1));
+        for image in ["\"\"", "7", "null", r#""a b""#, &long] {
+            assert_eq!(of_file(image), None, "{image}");
+        }
+        assert_eq!((sandbox_image("{}"), sandbox_image("no JSON")), (None, None));
+
+        let image = |name: &str, pinned| cri::Image {
+            repo_tags: vec![name.to_owned()],
+            pinned,
+            ..Default::default()
+        };
+        let mut images = vec![
+            image("k8s.example/pause:3.9", false),
+            image("pause.example:5000/app:1", true),
+            cri::Image { pinned: true, ..Default::default() },
+        ];
+        assert_eq!(pinned_pause(&images), None);
+        images.push(image("k8s.example/mirrored-pause:3.10", true));
+        assert_eq!(pinned_pause(&images), Some("k8s.example/mirrored-pause:3.10".into()));
     }
 
     #[test]

@@ -8,7 +8,7 @@ const NEW: &str =
 fn registries(state: &Path, configured: Option<&str>) -> Arc<Registries> {
     let node =
         NodeImages { socket: "/nowhere/containerd.sock".into(), namespace: "k8s.io".to_owned() };
-    Registries::new(node, configured.map(PathBuf::from), state)
+    Registries::new(node, configured.map(PathBuf::from), state, PauseImage::new(None))
 }
 
 #[tokio::test]

@@ -175,6 +175,22 @@ async fn cell_without_a_registry_gets_the_pause_image_of_the_node() {
     assert!(scene.cell.pulls.lock().unwrap().is_empty());
 }
 
+/// Verifies I29.
+#[tokio::test]
+async fn pause_image_that_was_pruned_on_the_node_is_pulled_there() {
+    let scene = Scene::new();
+    let id = scene.node.image(PAUSE);
+    {
+        let mut node = scene.node.0.lock().unwrap();
+        node.registry = std::mem::take(&mut node.names);
+        let content = node.registry[PAUSE].clone();
+        node.names.insert(id.clone(), content);
+    }
+    assert_eq!(scene.images.ensure_pause_in(&scene.id, &scene.cell).await.unwrap(), id);
+    assert!(scene.node.0.lock().unwrap().names.contains_key(PAUSE));
+    assert!(scene.cell.pulls.lock().unwrap().is_empty());
+}
+
 /// Verifies I25.
 #[tokio::test(start_paused = true)]
 async fn copy_waits_for_the_restart_of_the_nodes_containerd() {
@@ -240,9 +256,9 @@ async fn slow_copies() -> (Scene, Vec<AbortOnDropHandle<()>>) {
 #[tokio::test(start_paused = true)]
 async fn slow_cells_on_other_machines_do_not_delay_the_pause_image() {
     let (scene, _slow) = slow_copies().await;
-    scene.node.image(&scene.images.pause_image);
+    scene.node.image(PAUSE);
     let begun = tokio::time::Instant::now();
-    scene.ensure(&scene.images.pause_image, "").await.unwrap();
+    scene.ensure(PAUSE, "").await.unwrap();
     // 5 MiB at the rate.
     let elapsed = begun.elapsed().as_secs();
     assert!((3..=5).contains(&elapsed), "{elapsed} s");
