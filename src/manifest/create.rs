@@ -7,7 +7,7 @@ use std::{
 };
 
 use k8s_openapi::api::core::v1 as api;
-use kiyot_proto::cri;
+use kiyot_proto::{cri, kernel_paths};
 use ring::digest::{SHA256, digest};
 use serde_json::json;
 
@@ -17,24 +17,6 @@ use super::{
     run::{POD_NAME, POD_NAMESPACE, POD_UID},
     security,
 };
-
-/// `/proc` as pkg/securitycontext masks it for all but privileged containers.
-const MASKED_PATHS: [&str; 12] = [
-    "/proc/asound",
-    "/proc/acpi",
-    "/proc/interrupts",
-    "/proc/kcore",
-    "/proc/keys",
-    "/proc/latency_stats",
-    "/proc/timer_list",
-    "/proc/timer_stats",
-    "/proc/sched_debug",
-    "/proc/scsi",
-    "/sys/firmware",
-    "/sys/devices/virtual/powercap",
-];
-const READONLY_PATHS: [&str; 5] =
-    ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 
 const ETC_HOSTS: &str = "/etc/hosts";
 
@@ -245,8 +227,8 @@ impl Pod {
             readonly_rootfs: own.read_only_root_filesystem.unwrap_or_default(),
             supplemental_groups: security::groups(&self.security),
             no_new_privs: own.allow_privilege_escalation == Some(false),
-            masked_paths: paths(&MASKED_PATHS),
-            readonly_paths: paths(&READONLY_PATHS),
+            masked_paths: paths(&kernel_paths::MASKED),
+            readonly_paths: paths(&kernel_paths::READ_ONLY),
             seccomp: Some(
                 own.seccomp_profile
                     .as_ref()

@@ -6,6 +6,7 @@ pub use runtime::v1 as cri;
 
 pub mod bounds;
 pub mod codec;
+pub mod kernel_paths;
 pub mod text;
 
 // The modules are named as the packages, because generated code refers to other packages by name.

@@ -3,30 +3,14 @@
 
 use std::{collections::HashMap, fs, sync::atomic::Ordering};
 
+use kiyot_proto::kernel_paths;
+
 use super::{Container, Directories, Kubelet, Pod, RunningContainer, RunningPod, cgroups, volumes};
 use crate::cri::{self, NamespaceMode};
 
 /// The annotation with the time at which the kubelet saw the pod first. Here it contains the uid,
 /// so that it differs between pods.
 const CONFIG_SEEN: &str = "kubernetes.io/config.seen";
-
-/// Paths that are masked and read-only in containers (pkg/securitycontext/util.go).
-const MASKED_PATHS: [&str; 12] = [
-    "/proc/asound",
-    "/proc/acpi",
-    "/proc/interrupts",
-    "/proc/kcore",
-    "/proc/keys",
-    "/proc/latency_stats",
-    "/proc/timer_list",
-    "/proc/timer_stats",
-    "/proc/sched_debug",
-    "/proc/scsi",
-    "/sys/firmware",
-    "/sys/devices/virtual/powercap",
-];
-const READ_ONLY_PATHS: [&str; 5] =
-    ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 
 /// Path of the termination message in a container.
 const TERMINATION_PATH: &str = "/dev/termination-log";
@@ -142,8 +126,8 @@ impl Kubelet {
                 security_context: Some(cri::LinuxContainerSecurityContext {
                     privileged: container.privileged,
                     namespace_options: Some(namespaces(spec)),
-                    masked_paths: paths(&MASKED_PATHS),
-                    readonly_paths: paths(&READ_ONLY_PATHS),
+                    masked_paths: paths(&kernel_paths::MASKED),
+                    readonly_paths: paths(&kernel_paths::READ_ONLY),
                     seccomp: Some(runtime_default()),
                     ..Default::default()
                 }),

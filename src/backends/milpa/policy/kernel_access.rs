@@ -2,32 +2,12 @@
 
 use std::fmt;
 
-use kiyot_proto::cri;
+use kiyot_proto::{cri, kernel_paths};
 
 use super::capabilities::{self, Reach};
 
 /// Label that a kubelet gives each container (pkg/kubelet/kuberuntime/labels.go).
 const KUBELET_LABEL: &str = "io.kubernetes.container.name";
-/// Paths that a kubelet masks (1.36, pkg/securitycontext/util.go). The `thermal_throttle`
-/// directories of each CPU are left out: only the temperature is in them, and each is a further
-/// mount in every container. A kubelet that masks them sends them.
-const MASKED_PATHS: [&str; 12] = [
-    "/proc/asound",
-    "/proc/acpi",
-    "/proc/interrupts",
-    "/proc/kcore",
-    "/proc/keys",
-    "/proc/latency_stats",
-    "/proc/timer_list",
-    "/proc/timer_stats",
-    "/proc/sched_debug",
-    "/proc/scsi",
-    "/sys/firmware",
-    "/sys/devices/virtual/powercap",
-];
-/// Paths that a kubelet makes read-only (same source).
-const READ_ONLY_PATHS: [&str; 5] =
-    ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 /// Longest part of a capability's name that an error repeats, in characters.
 const MAX_SHOWN_CHARACTERS: usize = 64;
 
@@ -77,8 +57,8 @@ fn is_unmasked(
 /// Adds the paths by which root of a container reaches the kernel, as far as they are absent.
 pub(super) fn close_paths(context: &mut cri::LinuxContainerSecurityContext) {
     for (list, paths) in [
-        (&mut context.masked_paths, &MASKED_PATHS[..]),
-        (&mut context.readonly_paths, &READ_ONLY_PATHS[..]),
+        (&mut context.masked_paths, &kernel_paths::MASKED[..]),
+        (&mut context.readonly_paths, &kernel_paths::READ_ONLY[..]),
     ] {
         let absent = paths.iter().filter(|path| !list.iter().any(|listed| listed == *path));
         let absent: Vec<_> = absent.map(|path| (*path).to_owned()).collect();
