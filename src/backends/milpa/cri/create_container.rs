@@ -239,13 +239,17 @@ impl CriService {
         cell: &Cell,
         config: &cri::ContainerConfig,
     ) -> Result<(), Failure> {
-        if !support::has_needs(config) {
+        let client = CellClient::new(cell);
+        let mut features = cri::RuntimeFeatures::default();
+        if support::needs_features(config) {
+            let status = client.status(CALL_TIMEOUT, cri::StatusRequest::default()).await?;
+            features = status.features.unwrap_or_default();
+        }
+        if support::is_met_by(config, &features) {
             return Ok(());
         }
-        let client = CellClient::new(cell);
         let version = client.version(CALL_TIMEOUT, cri::VersionRequest::default()).await?;
-        let status = client.status(CALL_TIMEOUT, cri::StatusRequest::default()).await?;
-        support::check(config, &support::Runtime::new(&version, &status))
+        support::check(config, &support::Runtime::new(&version, features))
     }
 
     #[expect(clippy::too_many_arguments, reason = "all parts of a new container's record")]

@@ -4,7 +4,7 @@
 use crate::backends::milpa::failure::{Class, Failure};
 use kiyot_proto::cri;
 
-/// The runtime of a cell, by its responses to Version and Status.
+/// The runtime of a cell.
 #[derive(Debug)]
 pub struct Runtime {
     /// Name and version, for errors.
@@ -16,15 +16,16 @@ pub struct Runtime {
 }
 
 impl Runtime {
-    /// Reads the responses of a cell's runtime.
-    pub fn new(version: &cri::VersionResponse, status: &cri::StatusResponse) -> Self {
+    /// Reads the version of a cell's runtime. `features` are those of its response to Status, if a
+    /// need is one.
+    pub fn new(version: &cri::VersionResponse, features: cri::RuntimeFeatures) -> Self {
         let cri::VersionResponse { runtime_name, runtime_version, .. } = version;
         let numbers =
             if runtime_name == "containerd" { parse_version(runtime_version) } else { None };
         Self {
             shown: format!("{runtime_name} {runtime_version}"),
             version: numbers.unwrap_or((u64::MAX, 0)),
-            features: status.features.unwrap_or_default(),
+            features,
         }
     }
 }
@@ -33,8 +34,28 @@ impl Runtime {
 struct Need {
     /// Returns the text of the need, after "container NAME", if a container has it.
     of: fn(&cri::ContainerConfig) -> Option<String>,
-    is_met: fn(&Runtime) -> bool,
+    is_met: Condition,
     allowed: &'static str,
+}
+
+/// The condition under which a need is met.
+enum Condition {
+    /// Never.
+    Never,
+    /// This version of containerd, or a later one.
+    Since(u64, u64),
+    /// A feature of the response to Status.
+    Feature(fn(&cri::RuntimeFeatures) -> bool),
+}
+
+impl Condition {
+    fn is_met(&self, runtime: &Runtime) -> bool {
+        match self {
+            Self::Never => false,
+            Self::Since(major, minor) => runtime.version >= (*major, *minor),
+            Self::Feature(has) => has(&runtime.features),
+        }
+    }
 }
 
 /// All needs, in the order in which they are checked. User namespaces are none of them: by
@@ -48,18 +69,18 @@ const NEEDS: [Need; 6] = [
             let mount = container.mounts.iter().find(maps)?;
             Some(mounts(mount, &format!("{:?} with mapped ids", mount.host_path)))
         },
-        is_met: |_| false,
+        is_met: Condition::Never,
         allowed: "a volume of a pod without a user namespace of its own",
     },
     Need {
         of: |container| image_mount(container, |_| true),
-        is_met: |runtime| runtime.version >= (2, 1),
+        is_met: Condition::Since(2, 1),
         allowed: "containerd 2.1 or later",
     },
     Need {
         // containerd 2.1 mounts the whole image instead (containerd/containerd#11580).
         of: |container| image_mount(container, |mount| !mount.image_sub_path.is_empty()),
-        is_met: |runtime| runtime.version >= (2, 2),
+        is_met: Condition::Since(2, 2),
         allowed: "containerd 2.2 or later, or the whole image",
     },
     Need {
@@ -67,7 +88,7 @@ const NEEDS: [Need; 6] = [
             let mount = container.mounts.iter().find(|mount| mount.recursive_read_only)?;
             Some(mounts(mount, &format!("{:?} recursively read-only", mount.host_path)))
         },
-        is_met: |runtime| runtime.version >= (2, 0),
+        is_met: Condition::Since(2, 0),
         allowed: "containerd 2.0 or later, or a mount that is read-only by itself",
     },
     Need {
@@ -76,7 +97,7 @@ const NEEDS: [Need; 6] = [
             let (volume, options) = (&mount.host_path, &mount.mount_options);
             Some(mounts(mount, &format!("{volume:?} with the options {options:?}")))
         },
-        is_met: |runtime| runtime.features.mount_options,
+        is_met: Condition::Feature(|features| features.mount_options),
         allowed: "a mount without options",
     },
     Need {
@@ -86,21 +107,30 @@ const NEEDS: [Need; 6] = [
             (context.supplemental_groups_policy() == strict)
                 .then(|| "has the supplemental groups policy Strict".to_owned())
         },
-        is_met: |runtime| runtime.features.supplemental_groups_policy,
+        is_met: Condition::Feature(|features| features.supplemental_groups_policy),
         allowed: "the policy Merge",
     },
 ];
 
-/// Returns true if a container has a need that its cell's runtime may not meet.
-pub fn has_needs(container: &cri::ContainerConfig) -> bool {
-    NEEDS.iter().any(|need| (need.of)(container).is_some())
+/// Returns whether a container has a need that a feature of its cell's runtime meets.
+pub fn needs_features(container: &cri::ContainerConfig) -> bool {
+    needs(container).any(|need| matches!(need.is_met, Condition::Feature(_)))
+}
+
+/// Returns whether the features meet all needs of a container, so that the version does not matter.
+pub fn is_met_by(container: &cri::ContainerConfig, features: &cri::RuntimeFeatures) -> bool {
+    needs(container).all(|need| matches!(need.is_met, Condition::Feature(has) if has(features)))
+}
+
+fn needs(container: &cri::ContainerConfig) -> impl Iterator<Item = &'static Need> {
+    NEEDS.iter().filter(|need| (need.of)(container).is_some())
 }
 
 /// Refuses a container that the cell's runtime would not run as requested.
 ///
 /// Fails with UNIMPLEMENTED, naming the container, the need, the runtime and what is allowed.
 pub fn check(container: &cri::ContainerConfig, runtime: &Runtime) -> Result<(), Failure> {
-    let unmet = NEEDS.iter().filter(|need| !(need.is_met)(runtime));
+    let unmet = NEEDS.iter().filter(|need| !need.is_met.is_met(runtime));
     let Some((what, allowed)) =
         unmet.filter_map(|need| Some(((need.of)(container)?, need.allowed))).next()
     else {
@@ -168,13 +198,17 @@ mod tests {
         }
     }
 
+    fn has_needs(container: &cri::ContainerConfig) -> bool {
+        !is_met_by(container, &cri::RuntimeFeatures::default())
+    }
+
     fn runtime(version: &str, features: Option<cri::RuntimeFeatures>) -> Runtime {
         let version = cri::VersionResponse {
             runtime_name: "containerd".into(),
             runtime_version: version.into(),
             ..Default::default()
         };
-        Runtime::new(&version, &cri::StatusResponse { features, ..Default::default() })
+        Runtime::new(&version, features.unwrap_or_default())
     }
 
     /// Verifies D18.
@@ -210,7 +244,7 @@ mod tests {
             (&recursive, &old[..2], vec!["recursively", "/v"]),
             (&mapped, &["1.6.20", "2.2.0", "unknown"][..], vec!["mapped ids"]),
         ] {
-            assert!(has_needs(container));
+            assert!(has_needs(container) && !needs_features(container));
             for version in refusing {
                 let failure = check(container, &runtime(version, None)).unwrap_err();
                 assert!(
@@ -240,7 +274,7 @@ mod tests {
             mount_options: vec!["noexec".into()],
             ..Default::default()
         });
-        assert!(has_needs(&container));
+        assert!(has_needs(&container) && needs_features(&container));
         let without =
             cri::RuntimeFeatures { supplemental_groups_policy: true, ..Default::default() };
         for features in [None, Some(without)] {
@@ -254,6 +288,8 @@ mod tests {
         }
         let knowing = cri::RuntimeFeatures { mount_options: true, ..Default::default() };
         assert!(check(&container, &runtime("2.3.4", Some(knowing))).is_ok());
+        // Its version is not asked for.
+        assert!(is_met_by(&container, &knowing) && !is_met_by(&container, &without));
         let plain = containing(cri::Mount::default());
         assert!(!has_needs(&plain) && check(&plain, &runtime("1.6.20", None)).is_ok());
     }
