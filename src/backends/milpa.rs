@@ -195,7 +195,7 @@ pub struct Milpa {
     store: Store,
     metrics: Vec<Arc<dyn Source>>,
     _checking: AbortOnDropHandle<()>,
-    _learning: AbortOnDropHandle<()>,
+    _following: AbortOnDropHandle<()>,
     _ending: AbortOnDropHandle<()>,
 }
 
@@ -301,8 +301,9 @@ impl Milpa {
             .await
             .map_err(|error| StartError::Gateway(name.clone(), error))?;
         cells.serve(Arc::new(gateway.clone()));
-        let learned = Arc::clone(&registries);
-        let learning = AbortOnDropHandle::new(tokio::spawn(async move { learned.learn().await }));
+        let followed = Arc::clone(&registries);
+        let following =
+            AbortOnDropHandle::new(tokio::spawn(async move { followed.follow().await }));
         let images = Images::new(
             node,
             config.image_pull_progress_timeout,
@@ -368,7 +369,7 @@ impl Milpa {
             store,
             metrics,
             _checking: checking,
-            _learning: learning,
+            _following: following,
             _ending: ending,
         }))
     }

@@ -7,7 +7,7 @@ use std::{
     collections::BTreeSet,
     fmt, io,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -20,7 +20,7 @@ use kiyot_proto::{
         runtime_service_client::RuntimeServiceClient,
     },
 };
-use tokio::{sync, time::Instant};
+use tokio::sync;
 
 pub use self::cri_plugin::NodeSettings;
 use self::{bundle::Bundle, configured::Configured, hosts::Plan};
@@ -38,10 +38,10 @@ mod hosts;
 
 /// Delay before the node's containerd is asked again if it did not respond at the start.
 const RETRY_DELAY: Duration = Duration::from_secs(5);
-/// Deadline for the node's containerd, because the launch of a cell waits for it.
+/// Deadline for the node's containerd, because the launch of the first cells waits for it.
 const CONTAINERD_TIMEOUT: Duration = Duration::from_secs(5);
-/// Age at which its response is requested again: containerd changes its configuration when it
-/// restarts, without notice.
+/// Delay after which it is asked again: containerd changes its configuration when it restarts,
+/// without notice.
 const CONFIG_MAX_AGE: Duration = Duration::from_secs(30);
 /// Most hosts in a log message.
 const MAX_SHOWN_HOSTS: usize = 8;
@@ -82,19 +82,21 @@ pub struct Registries {
     directory: PathBuf,
     credentials: Arc<NodeCredentials>,
     pause_image: Arc<PauseImage>,
-    known: sync::Mutex<Known>,
+    known: Mutex<Known>,
+    /// Held while the node's containerd is asked, which may hang.
+    asking: sync::Mutex<()>,
+    /// The files, until the node's containerd is asked again.
+    files: sync::Mutex<Option<Files>>,
 }
 
 #[derive(Debug, Default)]
 struct Known {
-    refreshed: Option<Instant>,
+    was_asked: bool,
     has_answered: bool,
     config_path: Option<PathBuf>,
     settings: NodeSettings,
     /// Warnings that were logged.
     warnings: BTreeSet<String>,
-    /// The files, as old as `refreshed`.
-    files: Option<Files>,
 }
 
 /// Configuration of the node's containerd, as far as it discloses it.
@@ -117,6 +119,15 @@ impl fmt::Debug for Files {
     }
 }
 
+impl Known {
+    /// Logs a warning once.
+    fn warn(&mut self, warning: String) {
+        if self.warnings.insert(warning.clone()) {
+            tracing::warn!("{warning}");
+        }
+    }
+}
+
 impl Registries {
     /// Creates an unknown configuration. `configured` is the operator's directory, `state_dir` the
     /// parent of the generated one. `pause_image` becomes the node's.
@@ -132,7 +143,9 @@ impl Registries {
             directory: state_dir.join(GENERATED_DIRECTORY),
             credentials: Arc::default(),
             pause_image,
-            known: sync::Mutex::default(),
+            known: Mutex::default(),
+            asking: sync::Mutex::default(),
+            files: sync::Mutex::default(),
         })
     }
 
@@ -146,59 +159,68 @@ impl Registries {
         Arc::clone(&self.pause_image)
     }
 
-    /// Asks the node's containerd until it responds.
-    pub async fn learn(&self) {
+    /// Asks the node's containerd from time to time, so that no launch waits for its response.
+    pub async fn follow(&self) {
         loop {
             {
-                let mut known = self.known.lock().await;
-                self.refresh(&mut known).await;
-                if known.has_answered {
-                    return;
-                }
+                let _asking = self.asking.lock().await;
+                self.refresh().await;
             }
-            tokio::time::sleep(RETRY_DELAY).await;
+            let delay = if self.known().has_answered { CONFIG_MAX_AGE } else { RETRY_DELAY };
+            tokio::time::sleep(delay).await;
         }
     }
 
-    async fn refresh(&self, known: &mut Known) {
+    /// Waits until the node's containerd was asked once, which is bounded.
+    async fn asked(&self) {
+        if self.known().was_asked {
+            return;
+        }
+        let _asking = self.asking.lock().await;
+        if !self.known().was_asked {
+            self.refresh().await;
+        }
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn refresh(&self) {
         let answer = tokio::time::timeout(CONTAINERD_TIMEOUT, self.disclosed()).await;
-        known.refreshed = Some(Instant::now());
-        known.files = None;
-        let warnings = match answer
-            .unwrap_or_else(|_| Err(Failure::node(Class::DeadlineExceeded, "no response in time")))
-        {
+        let answer = answer
+            .unwrap_or_else(|_| Err(Failure::node(Class::DeadlineExceeded, "no response in time")));
+        match answer {
             Ok(Disclosed { json, deprecated, pause_image }) => {
-                known.has_answered = true;
                 if let Some(image) = pause_image {
                     self.pause_image.learn(image);
                 }
-                let (config_path, mut warnings) = self.apply(&json, deprecated).await;
+                let (config_path, warnings) = self.apply(&json, deprecated).await;
+                let settings = settings(&json).await;
+                let mut known = self.known();
                 known.config_path = config_path;
-                let (settings, warning) = settings(&json).await;
+                known.has_answered = true;
+                warnings.into_iter().for_each(|warning| known.warn(warning));
+                let (settings, warning) = settings;
                 known.settings = settings;
-                warnings.extend(warning);
-                warnings
+                warning.into_iter().for_each(|warning| known.warn(warning));
             }
             Err(failure) => {
                 tracing::debug!(
                     error = %failure,
                     "mirrors of the node's containerd unknown"
                 );
-                let unknown = !known.has_answered && self.configured.is_none();
-                unknown
-                    .then(|| {
+                let mut known = self.known();
+                if !known.has_answered && self.configured.is_none() {
+                    known.warn(
                         "mirrors of the node's containerd unknown: new cells pull without them"
-                            .to_owned()
-                    })
-                    .into_iter()
-                    .collect()
-            }
-        };
-        for warning in warnings {
-            if known.warnings.insert(warning.clone()) {
-                tracing::warn!("{warning}");
+                            .to_owned(),
+                    );
+                }
             }
         }
+        self.known().was_asked = true;
+        *self.files.lock().await = None;
     }
 
     async fn disclosed(&self) -> Result<Disclosed, Failure> {
@@ -304,7 +326,8 @@ impl Registries {
 #[async_trait]
 impl RegistryConfig for Registries {
     async fn config_path(&self) -> Option<PathBuf> {
-        let known = self.current().await;
+        self.asked().await;
+        let known = self.known();
         if known.has_answered { known.config_path.clone() } else { self.configured.clone() }
     }
 
@@ -314,25 +337,18 @@ impl RegistryConfig for Registries {
 }
 
 impl Registries {
-    /// Returns the settings of the node for pods in cells.
+    /// Returns the last known settings of the node for pods in cells.
     pub async fn settings(&self) -> NodeSettings {
-        self.current().await.settings.clone()
-    }
-
-    async fn current(&self) -> sync::MutexGuard<'_, Known> {
-        let mut known = self.known.lock().await;
-        if known.refreshed.is_none_or(|refreshed| refreshed.elapsed() > CONFIG_MAX_AGE) {
-            self.refresh(&mut known).await;
-        }
-        known
+        self.asked().await;
+        self.known().settings.clone()
     }
 
     /// Returns the files of the configuration, for cells that don't share the node's. Logs each
     /// problem once.
     pub async fn files(&self) -> Vec<RegistryFile> {
         let Some(config_path) = self.config_path().await else { return Vec::new() };
-        let mut known = self.known.lock().await;
-        if let Some(Files(files)) = &known.files {
+        let mut kept = self.files.lock().await;
+        if let Some(Files(files)) = &*kept {
             return files.clone();
         }
         let reading = tokio::task::spawn_blocking(move || Bundle::read(&config_path, &read));
@@ -342,7 +358,7 @@ impl Registries {
                 ..Bundle::default()
             });
         for problem in bundle.problems {
-            if known.warnings.insert(problem.clone()) {
+            if self.known().warnings.insert(problem.clone()) {
                 tracing::warn!(problem, "registry configuration of cells incomplete");
             }
         }
@@ -351,7 +367,7 @@ impl Registries {
             content: content.into(),
         };
         let files: Vec<_> = bundle.files.into_iter().map(file).collect();
-        known.files = Some(Files(files.clone()));
+        *kept = Some(Files(files.clone()));
         files
     }
 }

@@ -85,6 +85,34 @@ async fn undisclosed_mirrors_are_logged() {
         "{warnings:?}"
     );
     assert_eq!(registries.config_path().await, None);
-    let warnings = registries.known.lock().await.warnings.clone();
+    let warnings = registries.known().warnings.clone();
     assert!(warnings.iter().any(|warning| warning.contains("containerd unknown")), "{warnings:?}");
+}
+
+/// Verifies U27.
+#[tokio::test(start_paused = true)]
+async fn hung_containerd_delays_no_cell_once_its_settings_are_known() {
+    let state = tempfile::tempdir().unwrap();
+    let socket = state.path().join("containerd.sock");
+    // Connections are made, and nothing answers.
+    let _hung = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    let node = NodeImages { socket, namespace: "k8s.io".to_owned() };
+    let registries = Registries::new(node, None, state.path(), PauseImage::new(None));
+    let begun = tokio::time::Instant::now();
+    assert_eq!(registries.settings().await, NodeSettings::default());
+    assert_eq!(begun.elapsed(), CONTAINERD_TIMEOUT, "the first response is awaited");
+    let (unusual, _) = NodeSettings::parse(r#"{"enableUnprivilegedPorts": false}"#);
+    {
+        let mut known = registries.known();
+        (known.has_answered, known.settings) = (true, unusual.clone());
+    }
+    tokio::time::advance(2 * CONFIG_MAX_AGE).await;
+    let following = Arc::clone(&registries);
+    let following = tokio::spawn(async move { following.follow().await });
+    tokio::task::yield_now().await;
+    let begun = tokio::time::Instant::now();
+    assert_eq!(registries.settings().await, unusual);
+    assert!(registries.files().await.is_empty());
+    assert_eq!(begun.elapsed(), Duration::ZERO);
+    following.abort();
 }
