@@ -201,9 +201,13 @@ impl Registries {
                 known.config_path = config_path;
                 known.has_answered = true;
                 warnings.into_iter().for_each(|warning| known.warn(warning));
-                let (settings, warning) = settings;
-                known.settings = settings;
-                warning.into_iter().for_each(|warning| known.warn(warning));
+                match settings {
+                    Ok((settings, warning)) => {
+                        known.settings = settings;
+                        warning.into_iter().for_each(|warning| known.warn(warning));
+                    }
+                    Err(warning) => known.warn(warning),
+                }
             }
             Err(failure) => {
                 tracing::debug!(
@@ -386,10 +390,16 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
     std::fs::read(path)
 }
 
-/// Returns the settings in a configuration, with the limits of its base spec, and a warning.
-async fn settings(json: &str) -> (NodeSettings, Option<String>) {
-    let (mut settings, path) = NodeSettings::parse(json);
-    let Some(path) = path else { return (settings, None) };
+/// Returns the settings in a configuration, with the limits of its base spec, and a warning; or the
+/// warning of a configuration that can't be read.
+async fn settings(json: &str) -> Result<(NodeSettings, Option<String>), String> {
+    let (mut settings, path) = NodeSettings::parse(json).map_err(|(line, column)| {
+        format!(
+            "settings of the node's containerd invalid at line {line}, column {column}: cells \
+             keep the last known ones"
+        )
+    })?;
+    let Some(path) = path else { return Ok((settings, None)) };
     let file = path.clone();
     let reading = tokio::task::spawn_blocking(move || read(&file)).await;
     let spec = reading.map_err(io::Error::other).flatten().map_err(|error| error.to_string());
@@ -400,7 +410,7 @@ async fn settings(json: &str) -> (NodeSettings, Option<String>) {
             path.display()
         )
     });
-    (settings, warning)
+    Ok((settings, warning))
 }
 
 #[cfg(test)]

@@ -101,7 +101,7 @@ async fn hung_containerd_delays_no_cell_once_its_settings_are_known() {
     let begun = tokio::time::Instant::now();
     assert_eq!(registries.settings().await, NodeSettings::default());
     assert_eq!(begun.elapsed(), CONTAINERD_TIMEOUT, "the first response is awaited");
-    let (unusual, _) = NodeSettings::parse(r#"{"enableUnprivilegedPorts": false}"#);
+    let (unusual, _) = NodeSettings::parse(r#"{"enableUnprivilegedPorts": false}"#).unwrap();
     {
         let mut known = registries.known();
         (known.has_answered, known.settings) = (true, unusual.clone());
@@ -115,4 +115,15 @@ async fn hung_containerd_delays_no_cell_once_its_settings_are_known() {
     assert!(registries.files().await.is_empty());
     assert_eq!(begun.elapsed(), Duration::ZERO);
     following.abort();
+}
+
+/// Verifies U27.
+#[tokio::test]
+async fn unreadable_settings_of_the_node_are_named() {
+    let json = "{\n\"maxContainerLogSize\": \"many\"}";
+    let warning = settings(json).await.unwrap_err();
+    let expected = "settings of the node's containerd invalid at line 2, column 29: cells keep the \
+                    last known ones";
+    assert_eq!(warning, expected);
+    assert!(settings("no JSON").await.is_err());
 }
