@@ -220,13 +220,17 @@ impl Milpa {
             socket: config.node_containerd.clone(),
             namespace: config.node_namespace.clone(),
         };
-        let pause_image = PauseImage::new(config.pause_image.clone());
+        let pause_image = PauseImage::read(config.pause_image.clone(), &config.state_dir);
         let registries = Registries::new(
             node.clone(),
             config.registry_config_dir.clone(),
             &config.state_dir,
             Arc::clone(&pause_image),
         );
+        // Before the cells of warm pools, which are launched with the node's pause image.
+        let followed = Arc::clone(&registries);
+        let following =
+            AbortOnDropHandle::new(tokio::spawn(async move { followed.follow().await }));
         let node_name = config.node.clone().unwrap_or_else(host_name);
         let owner = Owner {
             cluster: config.cluster.clone().unwrap_or_default(),
@@ -301,9 +305,6 @@ impl Milpa {
             .await
             .map_err(|error| StartError::Gateway(name.clone(), error))?;
         cells.serve(Arc::new(gateway.clone()));
-        let followed = Arc::clone(&registries);
-        let following =
-            AbortOnDropHandle::new(tokio::spawn(async move { followed.follow().await }));
         let images = Images::new(
             node,
             config.image_pull_progress_timeout,

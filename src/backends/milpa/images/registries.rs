@@ -80,6 +80,7 @@ pub struct Registries {
     configured: Option<PathBuf>,
     /// Directory of generated files.
     directory: PathBuf,
+    state_dir: PathBuf,
     credentials: Arc<NodeCredentials>,
     pause_image: Arc<PauseImage>,
     known: Mutex<Known>,
@@ -130,7 +131,7 @@ impl Known {
 
 impl Registries {
     /// Creates an unknown configuration. `configured` is the operator's directory, `state_dir` the
-    /// parent of the generated one. `pause_image` becomes the node's.
+    /// daemon's. `pause_image` becomes the node's.
     pub fn new(
         node: NodeImages,
         configured: Option<PathBuf>,
@@ -141,6 +142,7 @@ impl Registries {
             node: Containerd::new(node),
             configured,
             directory: state_dir.join(GENERATED_DIRECTORY),
+            state_dir: state_dir.to_owned(),
             credentials: Arc::default(),
             pause_image,
             known: Mutex::default(),
@@ -192,8 +194,8 @@ impl Registries {
             .unwrap_or_else(|_| Err(Failure::node(Class::DeadlineExceeded, "no response in time")));
         match answer {
             Ok(Disclosed { json, deprecated, pause_image }) => {
-                if let Some(image) = pause_image {
-                    self.pause_image.learn(image);
+                if pause_image.is_some_and(|image| self.pause_image.learn(image)) {
+                    self.keep_pause_image().await;
                 }
                 let (config_path, warnings) = self.apply(&json, deprecated).await;
                 let settings = settings(&json).await;
@@ -225,6 +227,14 @@ impl Registries {
         }
         self.known().was_asked = true;
         *self.files.lock().await = None;
+    }
+
+    async fn keep_pause_image(&self) {
+        let (pause_image, state_dir) = (Arc::clone(&self.pause_image), self.state_dir.clone());
+        let kept = tokio::task::spawn_blocking(move || pause_image.keep(&state_dir)).await;
+        if let Err(error) = kept.map_err(io::Error::other).flatten() {
+            tracing::warn!(%error, "pause image of the node's runtime not kept for a restart");
+        }
     }
 
     async fn disclosed(&self) -> Result<Disclosed, Failure> {
