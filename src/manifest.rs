@@ -48,7 +48,7 @@ use place::Place;
 
 /// Largest file, in bytes.
 pub const MAX_BYTES: usize = kiyot_manifest_files::MAX_FILE_BYTES;
-/// Most notes on unknown fields of a pod; others are counted.
+/// Most notes on unknown fields of a pod, or of refused ones; others are counted.
 const MAX_NOTES: usize = 20;
 /// Characters of a file's name that problems show.
 const SHOWN_NAME_CHARS: usize = 120;
@@ -68,20 +68,21 @@ pub fn parse_files(files: &[File]) -> Result<Manifest, Problems> {
         [only] => shown_name(&only.name),
         _ => format!("{} files", files.len()),
     };
-    let report = Report::default();
+    let (report, unknown) = (Report::default(), Report::default());
     let mut manifest = Manifest { pods: Vec::new(), skipped: Vec::new() };
     match kiyot_manifest_files::check(files) {
-        Ok(()) => read(files, &report, &mut manifest),
+        Ok(()) => read(files, &report, &unknown, &mut manifest),
         Err(rule) => report.add(Problem::new("-f", rule)),
     }
     if manifest.pods.is_empty() && report.is_empty() {
         report.add(Problem::new("the text", "has no Pod; allowed: one or more"));
     }
-    report.finish(name, manifest)
+    report.finish(name, manifest).map_err(|problems| problems.with_notes(notes(unknown)))
 }
 
-/// Reads the texts of files. Of several files, each problem names its own.
-fn read(files: &[File], report: &Report, manifest: &mut Manifest) {
+/// Reads the texts of files. Of several files, each problem names its own. Adds the fields that are
+/// unknown in refused objects.
+fn read(files: &[File], report: &Report, unknown: &Report, manifest: &mut Manifest) {
     let mut objects = Objects::default();
     for file in files {
         let of = if let [_] = files { String::new() } else { shown_name(&file.name) + ": " };
@@ -93,7 +94,7 @@ fn read(files: &[File], report: &Report, manifest: &mut Manifest) {
         objects.read(&file.text, &mut |object| match object {
             Ok(object) => {
                 let at = Place::new(format!("{of}{}", object.at), report);
-                read_object(&at, object, manifest);
+                read_object(&at, object, unknown, manifest);
             }
             Err(Malformed { at, value, rule }) => {
                 report.add(Problem { at: format!("{of}{at}"), value, rule });
@@ -103,7 +104,7 @@ fn read(files: &[File], report: &Report, manifest: &mut Manifest) {
 }
 
 /// Reads an object: a pod, a workload with its pod, or one that is skipped.
-fn read_object(at: &Place<'_>, mut object: Object, manifest: &mut Manifest) {
+fn read_object(at: &Place<'_>, mut object: Object, unknown: &Report, manifest: &mut Manifest) {
     let Ok(kind) = document::kind_of(&object, at) else { return };
     let Some(kind) = kind else { return manifest.skipped.push(Skipped::of(&object)) };
     // The API server's.
@@ -111,18 +112,26 @@ fn read_object(at: &Place<'_>, mut object: Object, manifest: &mut Manifest) {
     if let Some(Value::Object(metadata)) = object.fields.get_mut("metadata") {
         metadata.remove("managedFields");
     }
-    let notes = Report::default();
+    let (notes, problems) = (Report::default(), at.collector().len());
     let pod = match kind {
         Kind::Pod => typed::read(at, object.fields, &notes).and_then(|pod| Pod::read(at, pod)),
         Kind::Workload(kind) => workload::read(kind, at, object.fields, &notes),
     };
-    let Some(mut pod) = pod else { return };
-    if let Err(Problems { list, more, .. }) = notes.finish("", ()) {
-        pod.notes = list.iter().take(MAX_NOTES).map(ToString::to_string).collect();
-        let more = more + list.len() - pod.notes.len();
-        pod.notes.extend((more > 0).then(|| format!("and {more} more unknown fields")));
+    if at.collector().len() > problems {
+        unknown.add_report(notes);
+    } else if let Some(mut pod) = pod {
+        pod.notes = self::notes(notes);
+        manifest.pods.push(pod);
     }
-    manifest.pods.push(pod);
+}
+
+/// Returns the notes on unknown fields.
+fn notes(unknown: Report) -> Vec<String> {
+    let Err(Problems { list, more, .. }) = unknown.finish("", ()) else { return Vec::new() };
+    let mut notes: Vec<_> = list.iter().take(MAX_NOTES).map(ToString::to_string).collect();
+    let more = more + list.len() - notes.len();
+    notes.extend((more > 0).then(|| format!("and {more} more unknown fields")));
+    notes
 }
 
 /// Returns a file's name, without the beginning of a long one.

@@ -106,6 +106,8 @@ pub struct Problems {
     pub list: Vec<Problem>,
     /// Number of further problems.
     pub more: usize,
+    /// Remarks that may explain the problems, such as unknown fields.
+    pub notes: Vec<String>,
 }
 
 impl Problems {
@@ -116,8 +118,18 @@ impl Problems {
         report.problems(of)
     }
 
+    /// Adds remarks.
+    #[must_use]
+    pub fn with_notes(mut self, notes: Vec<String>) -> Self {
+        self.notes = notes;
+        self
+    }
+
     /// Returns the text with as many problems as fit in so many bytes, at least the first.
     pub fn within(mut self, bytes: usize) -> String {
+        while !self.notes.is_empty() && self.to_string().len() > bytes {
+            self.notes.pop();
+        }
         while self.list.len() > 1 && self.to_string().len() > bytes {
             self.more += 1;
             self.list.pop();
@@ -128,13 +140,17 @@ impl Problems {
 
 impl fmt::Display for Problems {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { of, list, more } = self;
+        let Self { of, list, more, notes } = self;
         if let ([only], 0) = (list.as_slice(), more) {
-            return write!(f, "{of}: {only}");
+            write!(f, "{of}: {only}")?;
+        } else {
+            write!(f, "{of}: {} problems", list.len() + more)?;
+            list.iter().try_for_each(|problem| write!(f, "\n  - {problem}"))?;
+            if *more > 0 {
+                write!(f, "\n  and {more} more")?;
+            }
         }
-        write!(f, "{of}: {} problems", list.len() + more)?;
-        list.iter().try_for_each(|problem| write!(f, "\n  - {problem}"))?;
-        if *more > 0 { write!(f, "\n  and {more} more") } else { Ok(()) }
+        notes.iter().try_for_each(|note| write!(f, "\n  note: {note}"))
     }
 }
 
@@ -176,6 +192,19 @@ impl Report {
         self.0.borrow_mut().more += problems.len();
     }
 
+    /// Adds all problems of another report.
+    pub(crate) fn add_report(&self, other: Self) {
+        let Collected { list, more, .. } = other.0.into_inner();
+        list.into_iter().for_each(|problem| self.add(problem));
+        self.0.borrow_mut().more += more;
+    }
+
+    /// Returns the number of problems.
+    pub(crate) fn len(&self) -> usize {
+        let collected = self.0.borrow();
+        collected.list.len() + collected.more
+    }
+
     /// Says if there is no problem.
     pub fn is_empty(&self) -> bool {
         self.0.borrow().list.is_empty()
@@ -188,7 +217,7 @@ impl Report {
 
     fn problems(self, of: impl Into<String>) -> Problems {
         let Collected { list, more, .. } = self.0.into_inner();
-        Problems { of: of.into(), list, more }
+        Problems { of: of.into(), list, more, notes: Vec::new() }
     }
 }
 

@@ -312,6 +312,33 @@ fn every_unknown_field_is_noted_and_not_refused() {
     assert_eq!((notes.len(), notes[20].as_str()), (21, "and 180 more unknown fields"));
 }
 
+/// Verifies M2.
+#[test]
+fn unknown_fields_of_a_refused_object_are_noted_with_its_problems() {
+    let refused = |text: &str| {
+        let file = File { name: "pod.yaml".into(), text: text.into() };
+        parse_files(&[file]).unwrap_err()
+    };
+    let spelt_wrong = "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec:\n  contaners:\n  \
+                       - {name: c, image: i}\n";
+    let note =
+        "document 1.spec.contaners: is no field of Kubernetes 1.36; did you mean: containers";
+    let problems = refused(spelt_wrong).to_string();
+    assert!(problems.starts_with("pod.yaml: document 1.spec.containers"), "{problems}");
+    assert!(problems.contains(&format!("\n  note: {note}")), "{problems}");
+    // A pod that is not refused has its notes in its explanation.
+    let both = format!("{}---\n{spelt_wrong}", minimal("  hostNetwrk: true\n"));
+    let problems = refused(&both);
+    assert_eq!(problems.notes.len(), 1, "{problems}");
+    let many: String = (0..200).map(|index| format!("  k{index}: 0\n")).collect();
+    let problems = refused(&format!("{spelt_wrong}{many}"));
+    assert_eq!(
+        (problems.notes.len(), problems.notes[20].as_str()),
+        (21, "and 181 more unknown fields")
+    );
+    assert!(!problems.within(100).contains("note: "));
+}
+
 /// Verifies M14.
 #[test]
 fn values_that_the_api_server_refuses_are_reported_with_their_place() {
