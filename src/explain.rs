@@ -349,8 +349,9 @@ fn explain_cell(
             lines.say(format!("note: it {what}"));
         }
         volumes::explain(lines, milpa, pod, container);
-        variables::explain(lines, milpa.provider, container);
+        variables::explain(lines, milpa.provider, pod, container);
     }
+    variables::explain_files(lines, milpa.provider, pod);
     for limit in pod.volumes.iter().filter_map(Volume::limit_without_effect) {
         lines.say(format!("note: {limit}"));
     }

@@ -31,7 +31,7 @@ mod workload;
 pub use container::Container;
 pub use dns::{Dns, DnsPolicy};
 pub use document::Skipped;
-pub use env::{EnvSource, SourceKind};
+pub use env::{EnvSource, ResourceField, SourceKind};
 pub use expand::expand;
 pub use kiyot_manifest_files::File;
 pub use metadata::Metadata;

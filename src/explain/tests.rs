@@ -387,9 +387,18 @@ fn variables_with_facts_of_the_node_are_noted_for_other_machines() {
                - name: c\n    image: i\n    resources: {limits: {memory: 1Gi}}\n    env:\n    \
                - {name: CPUS, valueFrom: {resourceFieldRef: {resource: limits.cpu}}}\n    \
                - {name: MEM, valueFrom: {resourceFieldRef: {resource: limits.memory}}}\n    \
+               - {name: OTHER, valueFrom: {resourceFieldRef: {containerName: o, resource: \
+               limits.memory}}}\n    \
                - {name: ASKED, valueFrom: {resourceFieldRef: {resource: requests.cpu}}}\n    \
                - {name: NODE, valueFrom: {fieldRef: {fieldPath: status.hostIP}}}\n    \
-               - {name: POD, valueFrom: {fieldRef: {fieldPath: status.podIP}}}\n";
+               - {name: POD, valueFrom: {fieldRef: {fieldPath: status.podIP}}}\n  \
+               - {name: o, image: i, resources: {limits: {cpu: 1}}}\n  volumes:\n  \
+               - name: d\n    downwardAPI: {items: [{path: cpus, resourceFieldRef: {containerName: \
+               c, resource: limits.cpu}}, {path: memory, resourceFieldRef: {containerName: c, \
+               resource: limits.memory}}, {path: labels, fieldRef: {fieldPath: \
+               metadata.labels}}]}\n  \
+               - name: p\n    projected: {sources: [{downwardAPI: {items: [{path: a/b, \
+               resourceFieldRef: {containerName: o, resource: limits.ephemeral-storage}}]}}]}\n";
     let config = |provider: &str| {
         format!(
             "[backends.containerd]\ntype = \"cri\"\n[backends.milpa]\ntype = \"milpa\"\n\
@@ -405,13 +414,22 @@ fn variables_with_facts_of_the_node_are_noted_for_other_machines() {
     };
     let cpus = "note: container \"c\": CPUS has limits.cpu, which without a limit is what the node \
                 can allocate, not its cell";
+    let other = "note: container \"c\": OTHER has limits.memory of container \"o\", which without \
+                 a limit is what the node can allocate, not its cell";
+    let file = "note: volume \"d\": cpus has limits.cpu of container \"c\", which without a limit \
+                is what the node can allocate, not its cell";
+    let projected = "note: volume \"p\": a/b has limits.ephemeral-storage of container \"o\", \
+                     which without a limit is what the node can allocate, not its cell";
     let address = "note: container \"c\": NODE has status.hostIP, which is an address of the node, \
                    not of its instance";
-    for (provider, notes) in [("netns", vec![]), ("qemu", vec![cpus]), ("ec2", vec![cpus, address])]
-    {
+    let is_note = |line: &&str| {
+        ["note: container", "note: volume"].iter().any(|start| line.starts_with(start))
+    };
+    let of_ec2 = vec![cpus, other, address, file, projected];
+    let of_qemu = vec![cpus, other, file, projected];
+    for (provider, notes) in [("netns", vec![]), ("qemu", of_qemu), ("ec2", of_ec2)] {
         let (text, _) = explained(&config(provider), pod);
-        let found: Vec<_> =
-            text.lines().map(str::trim).filter(|line| line.starts_with("note: c")).collect();
+        let found: Vec<_> = text.lines().map(str::trim).filter(|line| is_note(line)).collect();
         assert_eq!(found, notes, "{text}");
     }
 }

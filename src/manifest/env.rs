@@ -1,6 +1,6 @@
 //! Environment variables of a container, as pkg/kubelet/kubelet_pods.go makes them.
 
-use k8s_openapi::api::core::v1::{EnvVar, EnvVarSource};
+use k8s_openapi::api::core::v1::{EnvVar, EnvVarSource, ResourceFieldSelector};
 
 use super::place::Place;
 
@@ -23,8 +23,24 @@ pub enum SourceKind {
         /// Set if the variable may be absent.
         is_optional: bool,
     },
-    /// Name of a request or limit, such as `limits.cpu`.
-    Resource(String),
+    /// Request or limit.
+    Resource(ResourceField),
+}
+
+/// Request or limit of a container (`resourceFieldRef`).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ResourceField {
+    /// Name of the container; `None` for that of the variable.
+    pub container: Option<String>,
+    /// Name of the request or limit, such as `limits.cpu`.
+    pub resource: String,
+}
+
+impl ResourceField {
+    pub(super) fn of(selector: ResourceFieldSelector) -> Self {
+        let container = selector.container_name.filter(|name| !name.is_empty());
+        Self { container, resource: selector.resource }
+    }
 }
 
 /// Reads a variable of `env` with a value. Those with a source have none before the container is
@@ -49,8 +65,10 @@ fn kind(source: &EnvVarSource) -> Option<SourceKind> {
         let file = source.file_key_ref.as_ref()?;
         Some(SourceKind::File { is_optional: file.optional.unwrap_or_default() })
     };
-    let resource =
-        || source.resource_field_ref.as_ref().map(|it| SourceKind::Resource(it.resource.clone()));
+    let resource = || {
+        let selector = source.resource_field_ref.clone()?;
+        Some(SourceKind::Resource(ResourceField::of(selector)))
+    };
     field.or_else(file).or_else(resource)
 }
 

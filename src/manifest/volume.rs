@@ -4,7 +4,7 @@ use std::mem::take;
 
 use k8s_openapi::api::core::v1 as api;
 
-use super::{metadata::dns_name, node::Node, place::Place, plugin};
+use super::{env::ResourceField, metadata::dns_name, node::Node, place::Place, plugin};
 use crate::{annotations::Quantity, problems::Field};
 
 /// Highest permissions of a file.
@@ -19,6 +19,8 @@ pub struct Volume {
     pub name: String,
     /// Source.
     pub kind: VolumeKind,
+    /// Files with requests or limits of containers, by their paths.
+    pub resource_files: Vec<(String, ResourceField)>,
 }
 
 /// Source of a volume.
@@ -109,11 +111,12 @@ impl Volume {
 
     /// Returns the volume of a StatefulSet's claim.
     pub(super) fn of_claim(name: String) -> Self {
-        Self { name, kind: VolumeKind::Plugin(plugin::CLAIM) }
+        Self { name, kind: VolumeKind::Plugin(plugin::CLAIM), resource_files: Vec::new() }
     }
 
     pub(super) fn read(at: Place<'_>, mut volume: api::Volume) -> Option<Self> {
         let name = at.need("name", Some(take(&mut volume.name)), "a DNS name").and_then(dns_name);
+        let resource_files = resource_files(&volume);
         let own = [
             volume.empty_dir.take().map(|dir| empty_dir(&at.of("emptyDir"), dir)),
             volume.config_map.take().map(|map| {
@@ -137,8 +140,21 @@ impl Volume {
         if kinds.next().is_some() {
             at.report("has several sources; allowed: one");
         }
-        Some(Self { name: name?, kind })
+        Some(Self { name: name?, kind, resource_files })
     }
+}
+
+/// Returns the files of the downward API with requests or limits of containers.
+fn resource_files(volume: &api::Volume) -> Vec<(String, ResourceField)> {
+    let own = volume.downward_api.iter().flat_map(|it| &it.items);
+    let sources = volume.projected.iter().flat_map(|it| it.sources.iter().flatten());
+    let projected = sources.filter_map(|it| it.downward_api.as_ref()?.items.as_ref());
+    let files = own.chain(projected).flatten();
+    let files = files.filter_map(|file| {
+        let selector = file.resource_field_ref.clone()?;
+        Some((file.path.clone(), ResourceField::of(selector)))
+    });
+    files.collect()
 }
 
 fn empty_dir(at: &Place<'_>, dir: api::EmptyDirVolumeSource) -> VolumeKind {
