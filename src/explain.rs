@@ -187,18 +187,23 @@ fn explain_pod(config: &Config, prices: Prices<'_>, pod: &Pod) -> Lines {
         names.iter().map(|(name, declared)| (name, *declared)).collect();
     // A loaded configuration has a node backend.
     let node_backend = BackendName::new(config.server.node_backend.as_deref().unwrap_or_default());
-    match routing::decide(
-        peek::Pod::run(&request.encode_to_vec()),
-        &declared,
-        &config.routing,
-        &node_backend,
-    ) {
-        Err(error) => {
-            lines.refuse(&error);
-            if matches!(error, RoutingError::ForeignHandler { .. }) {
-                lines.say(NAMED_LIKE_ITS_CLASS);
-            }
-        }
+    let decide = |request: &cri::RunPodSandboxRequest| {
+        let encoded = request.encode_to_vec();
+        routing::decide(peek::Pod::run(&encoded), &declared, &config.routing, &node_backend)
+    };
+    let mut decided = decide(&request);
+    if let Err(error @ RoutingError::ForeignHandler { handler, .. }) = &decided {
+        // A RuntimeClass of another name may have a handler of the backend.
+        lines.say(format_args!(
+            "note: the handler of RuntimeClass {handler:?} is not known here; if it has its name, \
+             the pod is refused: {error}"
+        ));
+        let without =
+            cri::RunPodSandboxRequest { runtime_handler: String::new(), ..request.clone() };
+        decided = decide(&without);
+    }
+    match decided {
+        Err(error) => lines.refuse(&error),
         Ok(decision) => match config.backends.get(decision.backend) {
             Some(BackendConfig::Milpa(milpa)) => explain_cell(
                 &mut lines,
