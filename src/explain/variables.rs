@@ -1,5 +1,5 @@
-//! Explanation of variables, and of files of the downward API, whose values the kubelet reads on the
-//! node: they don't hold on another machine.
+//! Explanation of variables, and of files of the downward API, whose values the kubelet reads on
+//! the node: they don't hold on another machine.
 
 use super::Lines;
 use crate::{

@@ -100,7 +100,7 @@ struct Known {
     warnings: BTreeSet<String>,
 }
 
-/// What the node's containerd says of its configuration.
+/// Configuration of the node's containerd, as far as it discloses it.
 struct Disclosed {
     /// The configuration of its CRI plugin; `{}` if it is absent.
     json: String,

@@ -14,7 +14,7 @@ const DEFAULT: &str = "registry.k8s.io/pause:3.9";
 const MAX_KNOWN: usize = 8;
 /// The most bytes of an image's name.
 const MAX_BYTES: usize = 512;
-/// The file in the daemon's state directory with an image a line, so that a restart changes nothing.
+/// The file in the daemon's state directory with an image a line, so that a restart keeps them.
 const FILE: &str = "pause-images";
 
 /// The pause image of cells: the configured one, or else that of the node's runtime.

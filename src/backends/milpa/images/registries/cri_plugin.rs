@@ -90,8 +90,8 @@ struct Process {
 }
 
 impl NodeSettings {
-    /// Parses the JSON of the node's configuration. Absent settings have their defaults. Returns the
-    /// settings without resource limits, and the file that has them.
+    /// Parses the JSON of the node's configuration. Absent settings have their defaults. Returns
+    /// the settings without resource limits, and the file that has them.
     ///
     /// # Errors
     /// Line and column of the first setting of another type.
