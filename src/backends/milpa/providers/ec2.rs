@@ -16,8 +16,8 @@ use std::{
 
 use async_trait::async_trait;
 use kiyot_ec2::{
-    CallError, CpuCredits, Ec2Api, Failure, Image, ImageFilter, InstanceDescription,
-    InstanceFilter, InstanceStateName, RunInstances, StateReason, Subnet, TypeInZone,
+    CallError, CpuCredits, Ec2Api, Failure, ImageFilter, InstanceDescription, InstanceFilter,
+    InstanceStateName, RunInstances, StateReason, Subnet, TypeInZone,
 };
 use tokio::time::{Instant, timeout};
 
@@ -54,6 +54,7 @@ mod pacing;
 mod parameters;
 pub mod price_list;
 mod quotas;
+mod resources;
 mod spot;
 mod tagging;
 mod terminations;
@@ -72,7 +73,8 @@ use metadata_fence::MetadataFence;
 use node_subnet::UnknownSubnet;
 use on_demand::OnDemand;
 pub use paced_api::PacedApi;
-use parameters::{BootImage, Parameters};
+use parameters::Parameters;
+use resources::{Resources, ResourcesError, UnknownImage, by_zone, newest};
 use spot::Spot;
 use tagging::{Tagged, Tagging};
 use terminations::Terminations;
@@ -116,48 +118,6 @@ const LIST_TIMEOUT: Duration = Duration::from_secs(20);
 const GIB: u64 = 1 << 30;
 /// The code of a launch whose token belongs to other parameters.
 const PARAMETER_MISMATCH: &str = "IdempotentParameterMismatch";
-
-/// The subnets and images of launches.
-#[derive(Debug)]
-struct Resources {
-    /// The VPC of the subnets.
-    vpc: String,
-    /// The subnets, by their zone.
-    subnets: BTreeMap<String, String>,
-    images: BTreeMap<Architecture, BootImage>,
-}
-
-/// The reason why subnets and images are not known.
-#[derive(Debug, Clone, thiserror::Error)]
-enum ResourcesError {
-    #[error(transparent)]
-    Call(#[from] CallError),
-    #[error(transparent)]
-    Subnet(#[from] UnknownSubnet),
-    #[error(transparent)]
-    Image(#[from] UnknownImage),
-}
-
-/// EC2 has no image for instances, or none of the architecture of the agent that they download.
-#[derive(Debug, Clone, thiserror::Error)]
-#[error("ec2.image: EC2 has no available image of this id or name{}", downloading(*.0))]
-struct UnknownImage(Option<Architecture>);
-
-/// Returns the architecture of the agent that instances download, for an error.
-fn downloading(architecture: Option<Architecture>) -> String {
-    let of = |it: Architecture| format!(" for {it}, as which gateway.agent is built");
-    architecture.map(of).unwrap_or_default()
-}
-
-impl From<ResourcesError> for ProviderError {
-    fn from(error: ResourcesError) -> Self {
-        let class = match &error {
-            ResourcesError::Call(error) => classify(error).0,
-            ResourcesError::Subnet(_) | ResourcesError::Image(_) => ErrorClass::Invalid,
-        };
-        Self::new(class, "read subnets and images", error)
-    }
-}
 
 /// The last description of an instance, as far as it is used again.
 #[derive(Debug, Clone, Default)]
@@ -751,38 +711,6 @@ async fn within<T>(
 ) -> Result<T, CallError> {
     let too_slow = |_| Err(CallError { operation, failure: Failure::TooSlow(limit) });
     timeout(limit, list).await.unwrap_or_else(too_slow)
-}
-
-/// Returns the first of these subnets in each zone.
-fn by_zone(ids: &[String], described: &[Subnet]) -> BTreeMap<String, String> {
-    let mut subnets = BTreeMap::new();
-    for id in ids {
-        if let Some(subnet) = described.iter().find(|subnet| subnet.id == *id) {
-            subnets.entry(subnet.zone.clone()).or_insert_with(|| id.clone());
-        }
-    }
-    subnets
-}
-
-/// Returns the newest image of each architecture.
-fn newest(images: Vec<Image>) -> BTreeMap<Architecture, BootImage> {
-    let mut newest: BTreeMap<Architecture, Image> = BTreeMap::new();
-    for image in images {
-        let Some(architecture) = Architecture::named(&image.architecture) else { continue };
-        let key = |image: &Image| (image.created.clone(), image.id.clone());
-        let is_newer = newest.get(&architecture).is_none_or(|other| key(&image) > key(other));
-        if is_newer {
-            newest.insert(architecture, image);
-        }
-    }
-    let boot = |image: Image| {
-        let Image { id, root_device, volumes, .. } = image;
-        let (root, further_volumes): (Vec<_>, _) =
-            volumes.into_iter().partition(|volume| volume.device == root_device);
-        let root_gib = root.first().map(|volume| volume.gib);
-        BootImage { id, root_device, root_gib, further_volumes }
-    };
-    newest.into_iter().map(|(architecture, image)| (architecture, boot(image))).collect()
 }
 
 /// Returns the cell of an instance that is asked for by its id, and of which nothing else is known.

@@ -15,10 +15,11 @@ use kiyot_proto::text::counted;
 
 use super::{
     super::{InstanceId, LaunchSpec, Owner, PodTags, ProviderError, TagRules, owner},
-    Architecture, BootImage, CellId, CellRequest, Ec2, Market, Resources, added_types, by_zone,
+    Architecture, CellId, CellRequest, Ec2, Market, Resources, added_types, by_zone,
     market_data::{self, Types},
     newest,
     node_subnet::{self, NodeSubnet},
+    parameters::BootImage,
     price_list::Listed,
     terminations::NOT_FOUND,
 };

@@ -5,6 +5,7 @@ use kiyot_link::bootstrap::{AgentPin, Bootstrap, GatewayAddress};
 
 use super::{
     fake_api::{ADDED_TYPE, FakeApi, IMAGE, SUBNET, TYPE, ZONE, image, running},
+    parameters::BootImage,
     *,
 };
 use crate::{
