@@ -1,14 +1,11 @@
 //! The provider's own parameters of a launch, as the journal keeps them. Everything that a replay
 //! of RunInstances needs is in them, so that a changed configuration changes no replay.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::collections::BTreeMap;
 
 use kiyot_ec2::{CpuCredits, ImageVolume, VolumePerformance, VolumeType};
 
-use super::{
-    super::{ErrorClass, PauseImage, ProviderError},
-    Ec2,
-};
+use super::super::{ErrorClass, ProviderError};
 use crate::{annotations::Architecture, config::Cidr};
 
 const IMAGE: &str = "image:";
@@ -71,14 +68,6 @@ pub(super) struct Parameters {
     pub(super) cluster_networks: Vec<Cidr>,
     /// The networks that the VPC routes to the instance, so that no warm cell has the parameters.
     pub(super) cloud_routes: Vec<Cidr>,
-}
-
-impl Ec2 {
-    /// Sets the pause image of cells, if the node's runtime may choose it.
-    pub fn with_pause_image(mut self, pause_image: Arc<PauseImage>) -> Self {
-        self.pause_image = pause_image;
-        self
-    }
 }
 
 impl Parameters {

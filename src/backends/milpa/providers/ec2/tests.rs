@@ -1,6 +1,6 @@
 //! Unit tests of the provider over a played API.
 
-use kiyot_ec2::ImageVolume;
+use kiyot_ec2::{Image, ImageVolume};
 use kiyot_link::bootstrap::{AgentPin, Bootstrap, GatewayAddress};
 
 use super::{
