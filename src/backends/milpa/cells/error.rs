@@ -52,7 +52,7 @@ pub enum CellError {
         /// The time limit, in seconds.
         seconds: u64,
         /// The error of the last call.
-        source: ProviderError,
+        source: Box<ProviderError>,
     },
     /// The agent did not connect in time.
     #[error("cell {cell} did not connect within {seconds} s; its console ends: {console}")]

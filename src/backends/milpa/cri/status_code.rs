@@ -9,7 +9,7 @@ use crate::{
         id::{InvalidId, NoRandomness},
         pods::{EventLost, LookupError},
         policy::Refusal,
-        providers::{ErrorClass, ProviderError},
+        providers::ErrorClass,
         store::StoreError,
         sync::{AttemptError, ReopenError, TeardownError},
     },
@@ -69,18 +69,10 @@ pub(super) fn of_cell(error: &CellError) -> Status {
 fn code_of_cell(error: &CellError) -> Code {
     match error {
         CellError::Launches { last, .. } => code_of_cell(last),
-        CellError::Denied { source: ProviderError { class, .. }, .. }
-        | CellError::Provider(ProviderError { class, .. })
-        | CellError::NotLaunched { source: ProviderError { class, .. }, .. } => match class {
-            ErrorClass::Capacity | ErrorClass::Quota => Code::ResourceExhausted,
-            ErrorClass::Throttled
-            | ErrorClass::Ended
-            | ErrorClass::Transient
-            | ErrorClass::Unanswered => Code::Unavailable,
-            ErrorClass::Auth => Code::PermissionDenied,
-            ErrorClass::Invalid => Code::InvalidArgument,
-            ErrorClass::NotFound => Code::Internal,
-        },
+        CellError::Denied { source, .. } | CellError::Provider(source) => {
+            code_of_class(source.class)
+        }
+        CellError::NotLaunched { source, .. } => code_of_class(source.class),
         CellError::NoFit(_) => Code::InvalidArgument,
         CellError::AllRefused(_)
         | CellError::Full { .. }
@@ -96,6 +88,19 @@ fn code_of_cell(error: &CellError) -> Code {
         | CellError::Stopping => Code::Unavailable,
         CellError::Foreign(_) => Code::FailedPrecondition,
         CellError::Store(..) | CellError::Randomness(_) => Code::Internal,
+    }
+}
+
+fn code_of_class(class: ErrorClass) -> Code {
+    match class {
+        ErrorClass::Capacity | ErrorClass::Quota => Code::ResourceExhausted,
+        ErrorClass::Throttled
+        | ErrorClass::Ended
+        | ErrorClass::Transient
+        | ErrorClass::Unanswered => Code::Unavailable,
+        ErrorClass::Auth => Code::PermissionDenied,
+        ErrorClass::Invalid => Code::InvalidArgument,
+        ErrorClass::NotFound => Code::Internal,
     }
 }
 

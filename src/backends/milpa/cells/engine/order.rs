@@ -575,9 +575,9 @@ impl Engine {
         let launch_error = cell.and_then(|cell| cell.launch_error.clone());
         let (error, reason) = match (cell.map(|cell| &cell.state), launch_error) {
             (Some(State::Launching { .. }), source) => {
-                let source = source.unwrap_or_else(|| {
+                let source = Box::new(source.unwrap_or_else(|| {
                     ProviderError::without_cause(ErrorClass::Unanswered, "launch: no answer yet")
-                });
+                }));
                 (CellError::NotLaunched { cell: id.clone(), seconds, source }, NOT_LAUNCHED)
             }
             (Some(State::Binding { .. }), _) => {
