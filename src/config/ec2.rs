@@ -552,7 +552,8 @@ mod tests {
                     image = { owner = \"self\", name = \"cell-*\" }\nimage_has_agent = true\n\
                     instance_profile = \"cells\"\nkey_name = \"ops\"\nvolume_size = \"20Gi\"\n\
                     volume_type = \"gp3\"\nvolume_iops = 10000\nvolume_throughput = 2000\n\
-                    volume_initialization_rate = 300\nkms_key_id = \"alias/cells\"\npublic_address = true\n\
+                    volume_initialization_rate = 300\nkms_key_id = \"alias/cells\"\n\
+                    public_address = true\n\
                     endpoint_url = \"http://127.0.0.1:5000\"\nprices = \"built-in\"\n\
                     pricing_endpoint_url = \"http://127.0.0.1:5001\"\nlisting_period = \"1m\"\n\
                     cluster_networks = [\"10.96.0.0/12\"]\n\

@@ -14,7 +14,7 @@ fn unit() -> Unit {
 fn read(path: &str) -> Unit {
     let mut unit = Unit::new();
     let mut section = String::new();
-    for (number, line) in tree::text(path).lines().enumerate() {
+    for (number, line) in tree::text(path).replace("\\\n    ", "").lines().enumerate() {
         if line.is_empty() || line.starts_with('#') {
         } else if let Some(name) = line.strip_prefix('[') {
             section = name.strip_suffix(']').unwrap().to_owned();

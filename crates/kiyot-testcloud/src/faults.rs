@@ -145,7 +145,7 @@ impl Faults {
         self.change(|faults| faults.console_after = Some(delay));
     }
 
-    /// Refuses launches of a type with this error, as EC2 does for a type that the image can't boot.
+    /// Refuses launches of a type with this error, as EC2 does if the image can't boot on it.
     pub fn refuse_type(&self, instance_type: &str, code: &str, message: &str) {
         let refused = (instance_type.to_owned(), (code.to_owned(), message.to_owned()));
         self.change(|faults| faults.refused_types.extend([refused]));

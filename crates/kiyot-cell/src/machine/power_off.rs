@@ -1,8 +1,8 @@
 //! Power-off of a machine of the cell's own, and its timer.
 //!
 //! A launch whose answer was lost may leave a machine that no daemon knows. Its agent can't enrol,
-//! so that the timer ends it. An agent that hangs can't enforce the orphan timeout: once enrolled it
-//! renews the timer, which otherwise ends the machine in its place.
+//! so that the timer ends it. An agent that hangs can't enforce the orphan timeout: once enrolled,
+//! it renews the timer, which otherwise ends the machine in its place.
 
 use std::{
     fs::File,

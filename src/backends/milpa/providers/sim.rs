@@ -62,7 +62,7 @@ pub struct SimInstance {
     pub visible: Duration,
     /// The time from which on it ends, and the time at which it has ended.
     pub ending: Option<(Duration, Duration)>,
-    /// It was taken back by the cloud.
+    /// True once the cloud has taken it back.
     pub is_interrupted: bool,
 }
 

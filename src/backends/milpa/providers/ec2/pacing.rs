@@ -165,7 +165,7 @@ mod tests {
         }
         assert_eq!(pace.slowdown, MAX_SLOWDOWN);
         now += Duration::from_secs(3600);
-        assert_eq!(waits(&mut pace, 2, now), [29_500, 61_500]);
+        assert_eq!(waits(&mut pace, 2, now), [0, 32_000]);
         for slowdown in [32, 16, 8, 4, 2, 1, 1] {
             pace.learn(false, now);
             pace.learn(false, now);
