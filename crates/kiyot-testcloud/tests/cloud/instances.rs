@@ -63,7 +63,8 @@ async fn user_data_runs_once_and_its_console_is_shown() {
     let id = launch(&cloud, 0, "terminate", script).await;
     wait_for_state(&cloud, &id, State::Running).await;
     wait_for_console(&cloud, &id, "user-data ended with status 0").await;
-    let reply = cloud.call("GetConsoleOutput", &[("InstanceId", &id)]).await.unwrap();
+    let latest = [("InstanceId", id.as_str()), ("Latest", "true")];
+    let reply = cloud.call("GetConsoleOutput", &latest).await.unwrap();
     let output = STANDARD.decode(reply.root().at("output")).unwrap();
     let output = String::from_utf8(output).unwrap();
     let address = cloud.instance(&id).unwrap().address.replace('.', "-");
