@@ -11,6 +11,7 @@ endif
 export KIYOT_GIT_COMMIT
 
 LINTING_COMPILER := $(CURDIR)/scripts/linting-compiler
+CARGO_TEST := cargo test --workspace --features ec2,otel --no-fail-fast
 
 .PHONY: build cell-image demo demo-ec2 demo-shell demo-vm test test-node test-vm soak bench bench-ec2 fmt lint lint-default deny clean
 
@@ -51,8 +52,8 @@ cell-image:
 test: export RUSTC_WORKSPACE_WRAPPER = $(LINTING_COMPILER)
 test: lint-default cell-image
 	$(CARGO_TEST) --all-targets --no-run
-	@scripts/count scripts/beside "$(CARGO_TEST) --test node; " \
-		"$(CARGO_TEST) --lib --bins --examples --benches --test '[!n]*'"
+	@scripts/count scripts/beside "$(CARGO_TEST) --test node" \
+		"$(CARGO_TEST) --lib --bins --test '[!n]*' && $(CARGO_TEST) --doc"
 
 # Runs all tests of a real node, a VM in QEMU, in half an hour, and the user data of EC2 on a stock Debian. `make test`
 # includes the short ones.
