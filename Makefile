@@ -48,10 +48,12 @@ cell-image:
 	@scripts/cell-image target/cell-image
 
 # Checks everything that must hold before a change is merged. Ends with "N passed, N failed". Tests are built with
-# Clippy's lints, so that AWS's SDK is compiled once. The tests of a node, whose VM has one processor, run beside others.
+# Clippy's lints, so that AWS's SDK is compiled once. The tests of a node, whose VM has one processor, run beside others;
+# they install the examples, which --all-targets builds as tests only.
 test: export RUSTC_WORKSPACE_WRAPPER = $(LINTING_COMPILER)
 test: lint-default cell-image
 	$(CARGO_TEST) --all-targets --no-run
+	$(CARGO_TEST) --no-run
 	@scripts/count scripts/beside "$(CARGO_TEST) --test node" \
 		"$(CARGO_TEST) --lib --bins --test '[!n]*' && $(CARGO_TEST) --doc"
 
