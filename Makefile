@@ -11,7 +11,6 @@ endif
 export KIYOT_GIT_COMMIT
 
 LINTING_COMPILER := $(CURDIR)/scripts/linting-compiler
-CARGO_TEST := cargo test --workspace --features ec2,otel --no-fail-fast
 
 .PHONY: build cell-image demo demo-ec2 demo-shell demo-vm test test-node test-vm soak bench bench-ec2 fmt lint lint-default deny clean
 
@@ -48,14 +47,11 @@ cell-image:
 	@scripts/cell-image target/cell-image
 
 # Checks everything that must hold before a change is merged. Ends with "N passed, N failed". Tests are built with
-# Clippy's lints, so that AWS's SDK is compiled once. The tests of a node, whose VM has one processor, run beside others;
-# they install the examples, which --all-targets builds as tests only.
-test: export RUSTC_WORKSPACE_WRAPPER = $(LINTING_COMPILER)
+# Clippy's lints, so that AWS's SDK is compiled once.
 test: lint-default cell-image
-	$(CARGO_TEST) --all-targets --no-run
-	$(CARGO_TEST) --no-run
-	@scripts/count scripts/beside "$(CARGO_TEST) --test node" \
-		"$(CARGO_TEST) --lib --bins --test '[!n]*' && $(CARGO_TEST) --doc"
+	RUSTC_WORKSPACE_WRAPPER=$(LINTING_COMPILER) cargo test --workspace --features ec2,otel --all-targets --no-run
+	@RUSTC_WORKSPACE_WRAPPER=$(LINTING_COMPILER) scripts/count \
+		cargo test --workspace --features ec2,otel --no-fail-fast
 
 # Runs all tests of a real node, a VM in QEMU, in half an hour, and the user data of EC2 on a stock Debian. `make test`
 # includes the short ones.
