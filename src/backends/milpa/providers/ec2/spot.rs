@@ -78,6 +78,13 @@ impl Spot {
         let known = self.reader.zones.borrow();
         zones.iter().filter_map(|zone| known.get(zone)?.prices.clone()).collect()
     }
+
+    /// Waits until the begun readings have ended.
+    #[cfg(test)]
+    pub(super) async fn readings_ended(&self) {
+        let begun = std::mem::take(&mut *self.tasks.lock().unwrap());
+        futures::future::join_all(begun.into_values()).await;
+    }
 }
 
 impl Reader {
@@ -144,7 +151,7 @@ mod tests {
         api.slow_zones.lock().unwrap().insert("us-east-1b".into());
         let (zones, first) = priced(&spot).await;
         assert_eq!((zones, first <= READ_TIMEOUT), (vec!["us-east-1a".to_owned()], true));
-        tokio::time::sleep(Duration::from_millis(1)).await;
+        spot.readings_ended().await;
         let lines = log.lines();
         assert!(lines.iter().any(|it| it.contains("us-east-1b") && it.contains("on-demand")));
         // No later launch waits.

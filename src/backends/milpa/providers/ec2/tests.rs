@@ -109,7 +109,7 @@ async fn lists_are_read_again_at_their_age() {
     let reads = async |operation: &str| {
         provider.catalogue().await.unwrap();
         // Spot prices are read in the background.
-        tokio::time::sleep(Duration::from_millis(1)).await;
+        provider.spot.readings_ended().await;
         api.lists.lock().unwrap().iter().filter(|it| **it == operation).count()
     };
     let moment = Duration::from_secs(1);
@@ -146,7 +146,7 @@ async fn denied_list_that_cells_do_not_need_costs_a_call_an_hour() {
     // Both are permitted now.
     api.denied.lock().unwrap().clear();
     ec2.catalogue().await.unwrap();
-    tokio::time::sleep(Duration::from_millis(1)).await;
+    ec2.spot.readings_ended().await;
     let catalogue = ec2.catalogue().await.unwrap();
     assert_eq!(accuracy(&catalogue, Market::Spot), Accuracy::Exact);
     assert!(catalogue.named(ADDED_TYPE).is_some());
