@@ -14,41 +14,42 @@ LINTING_COMPILER := $(CURDIR)/scripts/linting-compiler
 
 .PHONY: build cell-image demo demo-ec2 demo-shell demo-vm test test-node test-vm soak bench bench-ec2 fmt lint lint-default deny clean
 
-# Builds the programs of a node in target/release/: FEATURES=ec2,otel
+# Builds the programs of a node in target/release/, with the provider "ec2": FEATURES=otel
 build:
-	cargo build --release --workspace --bins --features "$(FEATURES)"
+	cargo build --release --workspace --bins --features "ec2 $(FEATURES)"
 
 # Runs the pods of examples/, on the node and in a cell.
 demo:
 	@scripts/setup
-	@cargo build --quiet --workspace --bins --example demo
+	@cargo build --workspace --bins --example demo
 	@cargo run --quiet --example demo
 
 # The same, with a shell for milpactl while the pods run: make demo-shell < examples/tour.sh
 demo-shell:
 	@scripts/setup
-	@cargo build --quiet --workspace --bins --example demo
+	@cargo build --workspace --bins --example demo
 	@DEMO_SHELL=1 cargo run --quiet --example demo
 
 # The same with the cell in a virtual machine, which has a kernel of its own.
 demo-vm: cell-image
-	@cargo build --quiet --workspace --bins --example demo
+	@cargo build --workspace --bins --example demo
 	@PROVIDER=qemu cargo run --quiet --example demo
 
 # The same with instances of EC2 in a test cloud on this machine. AWS's SDK takes minutes to build, once.
 demo-ec2:
-	@scripts/setup
-	@cargo build --quiet --workspace --bins --features ec2 --example demo
+	@scripts/setup cloud
+	@cargo build --workspace --bins --features ec2 --example demo
 	@PROVIDER=ec2 cargo run --quiet --features ec2 --example demo
 
 # Builds the image of cells with a kernel of their own in target/cell-image/, if its inputs have changed.
 cell-image:
-	@scripts/setup
+	@scripts/setup vm
 	@scripts/cell-image target/cell-image
 
 # Checks everything that must hold before a change is merged. Ends with "N passed, N failed". Tests are built with
 # Clippy's lints, so that AWS's SDK is compiled once.
 test: lint-default cell-image
+	@scripts/setup test
 	RUSTC_WORKSPACE_WRAPPER=$(LINTING_COMPILER) cargo test --workspace --features ec2,otel --all-targets --no-run
 	@RUSTC_WORKSPACE_WRAPPER=$(LINTING_COMPILER) scripts/count \
 		cargo test --workspace --features ec2,otel --no-fail-fast
@@ -56,7 +57,7 @@ test: lint-default cell-image
 # Runs all tests of a real node, a VM in QEMU, in half an hour, and the user data of EC2 on a stock Debian. `make test`
 # includes the short ones.
 test-node:
-	@scripts/setup
+	@scripts/setup test
 	cargo test --workspace --features ec2 --no-run
 	@scripts/count cargo test --features ec2 --test node -- --include-ignored
 
@@ -78,13 +79,13 @@ soak:
 
 # Runs the benchmarks: ARGS="--parts calls --rounds 3 --only direct,kiyot"
 bench:
-	@scripts/setup bench
+	@scripts/setup vm cloud bench
 	cargo build --release --workspace --bins
 	cargo bench --bench cri -- $(ARGS)
 
 # The same of instances of EC2, in a test cloud on this machine: ARGS="--together 50 --density 1000"
 bench-ec2:
-	@scripts/setup
+	@scripts/setup cloud
 	cargo build --release --workspace --bins --features ec2
 	cargo bench --bench cri --features ec2 -- --parts instances,ec2-density $(ARGS)
 
