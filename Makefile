@@ -12,7 +12,7 @@ export KIYOT_GIT_COMMIT
 
 LINTING_COMPILER := $(CURDIR)/scripts/linting-compiler
 
-.PHONY: build cell-image demo demo-ec2 demo-shell demo-vm test test-node test-vm soak bench bench-ec2 fmt lint lint-default deny clean
+.PHONY: build cell-image demo demo-ec2 demo-shell demo-vm quick test test-node test-vm soak bench bench-ec2 fmt lint lint-default deny clean
 
 # Builds the programs of a node in target/release/, with the provider "ec2": FEATURES=otel
 build:
@@ -45,6 +45,11 @@ demo-ec2:
 cell-image:
 	@scripts/setup vm
 	@scripts/cell-image target/cell-image
+
+# Runs the unit tests of the crates that differ from main, without the simulated days.
+quick: export CARGO_INCREMENTAL = 1
+quick:
+	@scripts/quick
 
 # Checks everything that must hold before a change is merged. Ends with "N passed, N failed". Tests are built with
 # Clippy's lints, so that AWS's SDK is compiled once.
