@@ -11,12 +11,16 @@ use crate::allowed;
 /// PATH of the programs that tests run; a user's own PATH may lack the sbin directories.
 pub const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
+/// Kills a program that runs for too long. A path, because programs that are looked up in another
+/// PATH are started by fork(2), which copies the page tables of the tests.
+const TIMEOUT: &str = "/usr/bin/timeout";
+
 /// Time after which timeout(1) kills a program.
 const PROGRAM_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Runs a program and returns its standard output, or a text with its exit status and errors.
 pub fn output(program: &str, arguments: &[&str]) -> Result<String, String> {
-    let output = Command::new("timeout")
+    let output = Command::new(TIMEOUT)
         .args(["--signal=KILL", &allowed(PROGRAM_TIMEOUT).as_secs().to_string(), program])
         .args(arguments)
         .env("PATH", PATH)

@@ -33,8 +33,8 @@ pub(crate) struct Blobs {
     pub(crate) manifest: Vec<u8>,
 }
 
-/// Description of an image. Every image has busybox with all its applets, /etc/passwd, /etc/group
-/// and /tmp.
+/// Description of an image. Every image has busybox, a hard link to it for each of its applets,
+/// /etc/passwd, /etc/group and /tmp.
 #[derive(Debug, Clone, Default)]
 pub struct ImageSpec {
     /// Additional files: path from the root, mode, contents.
@@ -133,13 +133,14 @@ impl ImageSpec {
             tar.append_data(&mut header, format!("{directory}/"), &[][..])?;
         }
         file(&mut tar, "bin/busybox", 0o755, &fs::read(BUSYBOX)?)?;
+        // Links, as in busybox's own image: inodes would cost more than the rest of an import.
         for applet in
             command::run(BUSYBOX, &["--list"]).lines().filter(|applet| *applet != "busybox")
         {
             tar.append_link(
-                &mut header(EntryType::Symlink, 0o777, 0),
+                &mut header(EntryType::Link, 0o755, 0),
                 format!("bin/{applet}"),
-                "busybox",
+                "bin/busybox",
             )?;
         }
         file(

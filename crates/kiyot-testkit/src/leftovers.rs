@@ -112,9 +112,9 @@ pub(crate) fn cgroups() -> Vec<String> {
 /// Lists the directories below one, parents first.
 pub(crate) fn directories_below(directory: &Path) -> Vec<String> {
     fn walk(directory: &Path, found: &mut Vec<String>) {
-        for name in names(directory) {
-            let path = directory.join(name);
-            if path.symlink_metadata().is_ok_and(|metadata| metadata.is_dir()) {
+        for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                let path = entry.path();
                 found.push(path.display().to_string());
                 walk(&path, found);
             }

@@ -23,11 +23,15 @@ use crate::{
 };
 
 mod configuration;
+mod images;
 
 pub use crate::image::{BUSYBOX_IMAGE, PAUSE_IMAGE};
 
 /// The directory of programs for containerd, in that of the node.
 const PROGRAMS: &str = "programs";
+
+/// Containerd's root directory, in that of the node.
+const ROOT: &str = "root";
 
 /// Number of the next node's network in this process.
 static NETWORKS: AtomicU8 = AtomicU8::new(0);
@@ -81,6 +85,12 @@ impl Node {
     }
 
     async fn start_with(watched: bool, discards: bool) -> Self {
+        let images = images::root().await;
+        Self::start_on(Some(images), watched, discards).await
+    }
+
+    /// Starts a node on a copy of containerd's root directory, or on none.
+    async fn start_on(root: Option<&Path>, watched: bool, discards: bool) -> Self {
         assert!(
             rustix::process::geteuid().is_root() && std::env::var_os("OWN_NAMESPACES").is_some(),
             "this needs root and its own namespaces: run it by `cargo test`, whose runner is \
@@ -118,15 +128,12 @@ impl Node {
         let network = NETWORKS.fetch_add(1, Ordering::Relaxed);
         configuration::write(&directory, &name, network, discards)
             .expect("the configuration can be written");
+        if let Some(root) = root {
+            images::copy(root, &directory.join(ROOT));
+        }
         let containerd = Mutex::new(spawn(&directory));
         let node = Self { containerd, cleanup, directory, _watchdog: watchdog };
         node.wait_until_ready().await;
-        node.image(PAUSE_IMAGE, &ImageSpec::pause()).await;
-        node.image(
-            BUSYBOX_IMAGE,
-            &ImageSpec { cmd: vec!["sh".to_owned()], ..ImageSpec::default() },
-        )
-        .await;
         node
     }
 

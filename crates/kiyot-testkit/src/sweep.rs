@@ -14,7 +14,7 @@ use rustix::{
 
 use crate::{
     command::output,
-    leftovers::{cgroups, links, mounts, processes},
+    leftovers::{CGROUPS, cgroups, directories_below, links, mounts, processes},
 };
 
 /// Time that killed processes may take to end.
@@ -28,7 +28,6 @@ const POLL_PERIOD: Duration = Duration::from_millis(10);
 pub fn processes_of(words: &[String]) {
     let begun = Instant::now();
     loop {
-        thaw(words);
         let ours: Vec<_> = processes()
             .into_iter()
             .filter(|(_, what)| words.iter().any(|word| what.contains(word)))
@@ -40,6 +39,7 @@ pub fn processes_of(words: &[String]) {
             eprintln!("these processes can't be killed: {ours:?}");
             return;
         }
+        thaw(words);
         for pid in ours.iter().filter_map(|(pid, _)| Pid::from_raw(*pid)) {
             let _ = kill_process(pid, Signal::KILL);
         }
@@ -50,7 +50,9 @@ pub fn processes_of(words: &[String]) {
 /// Thaws the cgroups with one of `words` in their names, because frozen processes of version 1 do
 /// not die.
 fn thaw(words: &[String]) {
-    for cgroup in cgroups().iter().filter(|cgroup| words.iter().any(|word| cgroup.contains(word))) {
+    let freezer = Path::new(CGROUPS).join("freezer");
+    let cgroups = directories_below(if freezer.exists() { &freezer } else { Path::new(CGROUPS) });
+    for cgroup in cgroups.iter().filter(|cgroup| words.iter().any(|word| cgroup.contains(word))) {
         for (file, thawed) in [("freezer.state", "THAWED"), ("cgroup.freeze", "0")] {
             let file = Path::new(cgroup).join(file);
             if file.exists() {
@@ -76,12 +78,14 @@ pub fn all_of(words: &[String], directory: &Path) {
     }
     rules_of(words);
     // systemd would create the cgroup of a loaded slice again.
-    let slices = cgroups();
-    let slices = slices.iter().rev().filter(|cgroup| ours(cgroup) && cgroup.ends_with(".slice"));
+    let mut left = cgroups();
+    left.retain(|cgroup| ours(cgroup));
+    let slices = left.iter().rev().filter(|cgroup| cgroup.ends_with(".slice"));
     for unit in slices.filter_map(|slice| slice.rsplit('/').next()) {
         let _ = output("systemctl", &["stop", unit]);
     }
-    for cgroup in cgroups().iter().rev().filter(|cgroup| ours(cgroup)) {
+    left.retain(|cgroup| Path::new(cgroup).exists());
+    for cgroup in left.iter().rev() {
         if let Err(error) = fs::remove_dir(cgroup) {
             eprintln!("cgroup {cgroup} can't be removed: {error}");
         }
