@@ -163,6 +163,15 @@ pub const CORDONED: Definition = Definition {
     help: "1 while an operator has stopped launches of cells (milpactl cordon)",
     labels: &[],
 };
+/// Pauses of launches.
+pub const LAUNCH_PAUSES: Definition = Definition {
+    name: "kiyot_launch_pauses",
+    kind: Kind::Counter,
+    unit: None,
+    help: "Pauses of launches with the same parameters in a zone, because their boots did not \
+           enrol",
+    labels: &[],
+};
 /// Booting cells.
 pub const BOOTS: Definition = Definition {
     name: "kiyot_boots",
@@ -338,6 +347,7 @@ pub const ALL: &[&Definition] = &[
     &CELLS_LIMIT,
     &CORDONED,
     &LAUNCHES,
+    &LAUNCH_PAUSES,
     &CELL_START,
     &POOL_TAKES,
     &POOL_CELLS,

@@ -174,6 +174,31 @@ async fn package_that_can_t_be_installed_ends_its_instance_and_the_console_is_in
     }
 }
 
+/// Verifies V104, V106.
+#[tokio::test]
+async fn boots_that_never_enrol_pause_launches_in_their_zone() {
+    let world = World::start().await;
+    world.add_to_images("/usr/bin/curl", b"", 0o644);
+    for program in ["apt-get", "dnf"] {
+        world.add_to_images(&format!("/usr/local/sbin/{program}"), NO_PACKAGES.as_bytes(), 0o755);
+    }
+    let mut options = world.options();
+    let (first, others) = world.setup().subnets.split_first().unwrap();
+    for other in others {
+        options.of_provider = options.of_provider.replace(&format!(", {:?}", other.id), "");
+    }
+    options.of_provider.push_str(SHORT_LISTING_PERIOD);
+    let (kiyot, mut kubelet) = world.daemon(options).await;
+    kubelet.run_pod(&pod("fails", WAIT)).await.unwrap_err();
+    assert_eq!(world.launched().len(), 3);
+    let error = kubelet.run_pod(&pod("refused", WAIT)).await.unwrap_err();
+    let message = error.message();
+    let reason = format!("3 boots in {} in a row did not enrol; the console of", first.zone);
+    assert!(message.contains(&reason) && message.contains("no package containerd"), "{message}");
+    assert_eq!(world.launched().len(), 3, "no further instance");
+    assert!(kiyot.log().contains("launches of cells pause in a zone"), "{}", kiyot.log());
+}
+
 /// Verifies V38.
 #[tokio::test]
 async fn download_that_the_gateway_refuses_fails_the_pod_with_the_console() {

@@ -126,6 +126,9 @@ impl PodEvents {
                 is_first.then(|| pod_event(false, "CellEnrolled", message)).into_iter().collect()
             }
             "Lost" => vec![pod_event(true, "CellLost", format!("Cell {id}: {}", event.message))],
+            "LaunchesPaused" => {
+                vec![pod_event(true, "LaunchesPaused", format!("Cell {id}: {}", event.message))]
+            }
             "InstanceEnded" => {
                 vec![pod_event(true, "InstanceEnded", format!("Instance of cell {id} ended"))]
             }
@@ -239,6 +242,10 @@ mod tests {
         assert_eq!(
             read(&of_cell("Lost", "its agent was silent for 90 s")),
             ["Warning CellLost Cell cell-abcdefghijkl: its agent was silent for 90 s"]
+        );
+        assert_eq!(
+            read(&of_cell("LaunchesPaused", "no cell is launched for 60 s")),
+            ["Warning LaunchesPaused Cell cell-abcdefghijkl: no cell is launched for 60 s"]
         );
         assert!(read(&of_cell("Bound", "10.88.0.2")).is_empty());
         assert!(read(&of_cell("Ended", "")).is_empty());

@@ -407,7 +407,7 @@ impl Cells {
         let catalogue = catalogue.map_err(CellError::Provider)?;
         let parameters = self.shared.provider.parameters(request, pod_uid).await;
         let parameters = parameters.map_err(CellError::Provider)?;
-        let candidates = self.candidates(&catalogue, &needs);
+        let candidates = self.candidates(&catalogue, &needs, &parameters);
         let choice = Choice { catalogue, needs: Arc::new(needs), rules: Arc::clone(&self.rules) };
         Ok(Offers { candidates, parameters, choice: Some(choice) })
     }
@@ -427,10 +427,12 @@ impl Cells {
         &self,
         catalogue: &Catalogue,
         needs: &Needs,
+        parameters: &BTreeMap<String, String>,
     ) -> Result<Vec<Candidate>, CellError> {
         // Ranked without the lock.
-        let refusals = self.shared.core().engine.refusals().clone();
-        let at = now().boot;
+        let (now, machine) = (now(), needs.machine());
+        let refusals = self.shared.core().engine.refusals_for(parameters, &machine, now);
+        let at = now.boot;
         let ranked = placement::rank(catalogue, needs, &self.rules, &refusals.at(at));
         if !ranked.is_empty() {
             return Ok(ranked);

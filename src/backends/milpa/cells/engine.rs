@@ -21,6 +21,7 @@ use super::{
 };
 use crate::backoff::doubled;
 
+mod breaker;
 mod cell;
 mod costs;
 mod denials;
@@ -70,6 +71,7 @@ pub(crate) use timeline::{Step, Timeline};
 pub(crate) use type_usage::{TypeKey, TypeUsage};
 pub(crate) use view::{CellView, OrderView, PoolView};
 
+use breaker::{Boot, BootKind, Breaker};
 use cell::Cell;
 use costs::Costs;
 use denials::Denials;
@@ -183,6 +185,8 @@ pub(crate) struct Engine {
     refusals: Refusals,
     /// The launches that were not permitted lately.
     denials: Denials,
+    /// The boots that never enrolled lately.
+    breaker: Breaker,
     unwritten: Unwritten,
     effects: Effects,
 }
@@ -214,6 +218,7 @@ impl Engine {
             reported: ReportedPods::default(),
             refusals: Refusals::default(),
             denials: Denials::default(),
+            breaker: Breaker::default(),
             unwritten: Unwritten::default(),
             effects: Effects::new(),
         }
@@ -543,6 +548,7 @@ impl Engine {
         let types = choice.and_then(|choice| choice.needs.instance_type.as_ref());
         cell.launched(&instance.offering, types);
         self.reach(id, Step::Launched, now);
+        self.count_enrolled_boot(id);
         self.apply(id, CellEvent::Launched(instance.id.clone()), now);
     }
 
@@ -586,6 +592,7 @@ impl Engine {
         if !console.is_empty() {
             cell.console = console;
         }
+        self.count_failed_boot(id, now);
         // The instance of a provider of the node is not one of another place, which it can't see.
         let is_known = self.capabilities.not_found_believed_after > Duration::ZERO;
         let elsewhere = self.no_end_elsewhere(id);
@@ -647,6 +654,7 @@ impl Engine {
         {
             cell.key_sha256 = key_sha256;
             self.reach(id, Step::Enrolled, now);
+            self.count_enrolled_boot(id);
             self.commit(id, CommitOf::Claim(claim), now);
         }
         self.emit(id, Effect::AnswerClaim(claim, Ok(())));
@@ -680,6 +688,7 @@ impl Engine {
 
     /// Removes an ended cell, and answers everyone who waits for its end.
     fn on_ended(&mut self, id: &CellId, now: Now) {
+        self.count_failed_boot(id, now);
         let Some(mut cell) = self.cells.remove(id) else { return };
         let reason: Arc<str> = cell.state.reason().cloned().unwrap_or_else(|| "".into());
         self.timers.clear_cell(id);
@@ -699,6 +708,7 @@ impl Engine {
             && cell.state.is_unbound()
             && cell.failure.is_none()
         {
+            cell.note_failed_boot(&failure);
             cell.failure = Some(failure);
         }
     }

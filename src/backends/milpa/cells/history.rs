@@ -130,6 +130,9 @@ impl History {
             Notice::PoolFailed { pool, reason, seconds } => {
                 ("PoolFailed", format!("warm pool {pool} is filled again in {seconds} s: {reason}"))
             }
+            Notice::LaunchesPaused { reason, seconds } => {
+                ("LaunchesPaused", format!("no cell is launched for {seconds} s: {reason}"))
+            }
             Notice::Resumed => ("Resumed", "launch goes on after a restart".to_owned()),
             Notice::Started(steps) => {
                 let steps = steps.iter().map(|(step, millis)| format!("{step} {millis} ms"));

@@ -7,8 +7,9 @@ use super::{
     shared::{Shared, now},
 };
 use crate::metrics::{
-    BOOTS, BOOTS_LIMIT, CELL_START, CELLS, CELLS_LIMIT, CORDONED, COST, ORDERS_WAITING, POOL_CELLS,
-    POOL_CELLS_WANTED, POOL_TAKES, PRICE, PRICE_LIMIT, Page, Source, StableLabels,
+    BOOTS, BOOTS_LIMIT, CELL_START, CELLS, CELLS_LIMIT, CORDONED, COST, LAUNCH_PAUSES,
+    ORDERS_WAITING, POOL_CELLS, POOL_CELLS_WANTED, POOL_TAKES, PRICE, PRICE_LIMIT, Page, Source,
+    StableLabels,
 };
 
 /// Bounds the namespaces that are shown on their own.
@@ -40,6 +41,7 @@ impl Source for CellMetrics {
             family.gauge(&[state], *count as f64)?;
         }
         page.family(&CORDONED)?.gauge(&[], f64::from(u8::from(metrics.is_cordoned)))?;
+        page.family(&LAUNCH_PAUSES)?.counter(&[], metrics.launch_pauses)?;
         page.family(&CELLS_LIMIT)?.gauge(&[], limits.max_cells as f64)?;
         page.family(&BOOTS)?.gauge(&[], metrics.boots as f64)?;
         if let Some(limit) = limits.boots {

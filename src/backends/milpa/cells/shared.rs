@@ -488,6 +488,9 @@ fn log(cell: Option<&CellId>, notice: &Notice) {
         Notice::PoolFailed { pool, reason, seconds } => {
             tracing::warn!(cell, %pool, reason, retry_s = seconds, "warm pool not filled");
         }
+        Notice::LaunchesPaused { reason, seconds } => {
+            tracing::warn!(cell, %reason, pause_s = seconds, "launches of cells pause in a zone");
+        }
         Notice::Resumed => tracing::info!(cell, "launch of a cell resumed after a restart"),
         Notice::Started(steps) => {
             let steps = steps.iter().map(|(step, millis)| format!("{step}={millis}ms"));

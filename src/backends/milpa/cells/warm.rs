@@ -38,7 +38,7 @@ pub(super) async fn run(
         let pools = configured.borrow_and_update().clone();
         // Before the catalogue is known: cells of other pools end, and those of a previous daemon
         // can be taken.
-        set(&shared, &pools, |_| None);
+        set(&shared, &rules, &pools, |_| None);
         let mut wait = None;
         if !pools.is_empty() {
             wait = match shared.stop.run_until_cancelled(read(&shared)).await {
@@ -53,7 +53,7 @@ pub(super) async fn run(
                         let needs = Needs::of_pool(pool, &rules.defaults);
                         Some((ranked, placement::rank_further(&catalogue, &needs, &rules)))
                     };
-                    set(&shared, &pools, candidates);
+                    set(&shared, &rules, &pools, candidates);
                     Some(PERIOD)
                 }
                 Some(Err(error)) => {
@@ -92,6 +92,7 @@ async fn read(
 /// that a pool has.
 fn set(
     shared: &Arc<Shared>,
+    rules: &Rules,
     pools: &[WarmPool],
     mut candidates: impl FnMut(&WarmPool) -> Option<(Vec<Candidate>, Vec<Candidate>)>,
 ) {
@@ -101,6 +102,7 @@ fn set(
             let (candidates, further) = candidates(pool).unzip();
             Pool {
                 name: pool.to_string().into(),
+                machine: Needs::of_pool(pool, &rules.defaults).machine(),
                 count: pool.count,
                 ttl: pool.ttl,
                 candidates,

@@ -156,6 +156,12 @@ impl Default for Needs {
 }
 
 impl Needs {
+    /// Returns the architecture and the instance types that the pod asks for, whatever its size.
+    pub fn machine(&self) -> String {
+        let types = self.instance_type.as_ref().map(|types| format!(" {types}"));
+        format!("{}{}", self.architecture, types.unwrap_or_default())
+    }
+
     /// Returns the needs of the cells of a warm pool.
     pub fn of_pool(pool: &WarmPool, defaults: &Defaults) -> Self {
         let mut request = CellRequest {

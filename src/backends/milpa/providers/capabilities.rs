@@ -39,6 +39,10 @@ pub struct Capabilities {
     pub listing_period: Duration,
     /// Instances have tags, which can also be set after the launch.
     pub has_tags: bool,
+    /// The keys of [`LaunchSpec::parameters`] on which no boot depends, as that of a size.
+    ///
+    /// [`LaunchSpec::parameters`]: super::LaunchSpec::parameters
+    pub parameters_without_effect_on_boots: &'static [&'static str],
 }
 
 impl Capabilities {

@@ -96,6 +96,7 @@ pub const CAPABILITIES: Capabilities = Capabilities {
     not_found_believed_after: Duration::from_secs(600),
     listing_period: Duration::from_secs(30),
     has_tags: true,
+    parameters_without_effect_on_boots: parameters::WITHOUT_EFFECT_ON_BOOTS,
 };
 
 /// The addresses of the metadata service of an instance, IPv4 and IPv6.

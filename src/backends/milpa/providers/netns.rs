@@ -38,6 +38,7 @@ pub const CAPABILITIES: Capabilities = Capabilities {
     not_found_believed_after: Duration::ZERO,
     listing_period: Duration::from_secs(2),
     has_tags: false,
+    parameters_without_effect_on_boots: &[],
 };
 
 /// Warns if a limit of the node is too low for so many cells.

@@ -84,6 +84,7 @@ pub const CAPABILITIES: Capabilities = Capabilities {
     not_found_believed_after: Duration::ZERO,
     listing_period: Duration::from_secs(2),
     has_tags: false,
+    parameters_without_effect_on_boots: &[],
 };
 
 /// The provider of cells that are virtual machines of this node.

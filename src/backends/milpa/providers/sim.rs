@@ -35,6 +35,7 @@ pub const CAPABILITIES: Capabilities = Capabilities {
     not_found_believed_after: Duration::from_secs(120),
     listing_period: Duration::from_secs(60),
     has_tags: true,
+    parameters_without_effect_on_boots: &[],
 };
 
 /// The instance types, the cheapest first.

@@ -181,10 +181,28 @@ impl World<'_> {
             if self.rng.once_in(self.options.faults.zone_outage) {
                 let begin = Duration::from_secs(hour * 3600) + self.rng.seconds(0, 1800);
                 let lasts = self.rng.seconds(ZONE_OUTAGE.0, ZONE_OUTAGE.1);
-                let zone = ZONES.get(self.rng.below(ZONES.len())).copied().unwrap_or_default();
+                let zone = self.random_zone();
                 self.after(begin, Happening::ZoneFails { zone, lasts });
             }
+            if self.rng.once_in(self.options.faults.closed_zone) {
+                let begin = Duration::from_secs(hour * 3600) + self.rng.seconds(0, 1800);
+                let lasts = self.rng.seconds(ZONE_OUTAGE.0, ZONE_OUTAGE.1);
+                let zone = self.random_zone();
+                self.after(begin, Happening::ZoneCloses { zone, lasts });
+            }
         }
+    }
+
+    fn random_zone(&mut self) -> &'static str {
+        ZONES.get(self.rng.below(ZONES.len())).copied().unwrap_or_default()
+    }
+
+    /// Closes the way of a zone's new instances to the daemon.
+    pub(super) fn zone_closes(&mut self, zone: &'static str, lasts: Duration) {
+        self.count("closed_zone");
+        self.log(format_args!("{zone} has no way out for {} s", lasts.as_secs()));
+        let until = self.closed_zones.entry(zone).or_default();
+        *until = (self.now + lasts).max(*until);
     }
 
     /// Cuts the network of the node: it reaches neither agents nor the provider.

@@ -25,6 +25,8 @@ impl World<'_> {
     pub(super) fn boot(&mut self, instance: &InstanceId) {
         let Some(launched) = self.cloud.instances().get(instance) else { return };
         let (cell, token) = (launched.spec.cell.clone(), launched.spec.bootstrap.token.clone());
+        let closed = self.closed_zones.get(launched.offering.zone.as_str());
+        let is_closed = closed.is_some_and(|until| self.now < *until);
         let faults = self.faults();
         let (_, of_type) = BOOT
             .iter()
@@ -38,7 +40,9 @@ impl World<'_> {
         }
         let agent = Agent::new(cell, &token, instance, self.now + boot);
         self.agents.insert(instance.clone(), agent);
-        if self.strikes("dead_boot", faults.dead_boot) {
+        if is_closed {
+            self.log(format_args!("{instance} has no way out of its zone"));
+        } else if self.strikes("dead_boot", faults.dead_boot) {
             self.log(format_args!("{instance} never boots"));
         } else {
             self.after(boot, Happening::AgentDials(instance.clone()));

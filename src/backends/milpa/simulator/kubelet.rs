@@ -191,8 +191,10 @@ impl World<'_> {
         if let Some(candidates) = &pod.candidates {
             return candidates.clone();
         }
-        let refusals = daemon.engine.refusals().at(self.now);
-        rank(&self.node.catalogue, &pod.needs, &self.node.rules, &refusals)
+        let machine = pod.needs.machine();
+        let refusals = daemon.engine.refusals_for(&BTreeMap::new(), &machine, self.time());
+        let at = refusals.at(self.now);
+        rank(&self.node.catalogue, &pod.needs, &self.node.rules, &at)
     }
 
     /// Plans the next run of a pod's sandbox, instead of an earlier one.

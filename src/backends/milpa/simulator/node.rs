@@ -4,6 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use super::{Workload, daemon::HEALTHY_TIMEOUT, rng::Quantiles, rng::Rng};
 use crate::{
+    annotations::Architecture,
     backends::milpa::{
         cells::{Limits, engine::Pool},
         placement::{Candidate, Catalogue, Needs, Rules, rank, rank_further},
@@ -101,6 +102,7 @@ impl Node {
             candidates.truncate(least + rng.below(most - least + 1));
             Pool {
                 name: format!("pool-{number}").into(),
+                machine: Architecture::Amd64.to_string(),
                 count: rng.below(MAX_COUNT + 1),
                 ttl: rng.seconds(POOL_TTL.0, POOL_TTL.1),
                 candidates: Some(candidates),
@@ -129,6 +131,7 @@ impl Node {
             let needs = Needs::of_pool(pool, &rules.defaults);
             Pool {
                 name: pool.to_string().into(),
+                machine: needs.machine(),
                 count: pool.count,
                 ttl: pool.ttl,
                 candidates: Some(rank(&catalogue, &needs, &rules, &())),

@@ -155,3 +155,18 @@ fn planted_bugs_are_found() {
         assert!(found.is_some(), "no seed finds {bug:?}");
     }
 }
+
+/// Verifies V104.
+#[test]
+fn zone_without_a_way_out_pauses_launches_there() {
+    let mut pauses = 0;
+    for seed in 0..30 {
+        let options = SimulationOptions { faults: Faults::only("closed_zone"), ..dense(seed) };
+        let mut trace = Vec::new();
+        let report = simulate(&options, Some(&mut trace));
+        assert!(report.violations.is_empty(), "{}", explained(&options));
+        pauses += String::from_utf8(trace).unwrap().matches("LaunchesPaused").count();
+    }
+    println!("launches pause {pauses} times on 30 days");
+    assert!(pauses > 0);
+}

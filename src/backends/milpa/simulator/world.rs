@@ -76,6 +76,8 @@ pub(super) enum Happening {
     ZoneFails { zone: &'static str, lasts: Duration },
     /// An outage of a zone ends.
     ZoneRecovers(&'static str),
+    /// A zone has no way out any more.
+    ZoneCloses { zone: &'static str, lasts: Duration },
     /// The daemon notices that a connection has ended.
     LinkEnds { run: u64, instance: InstanceId, connection: u64 },
     /// The node loses its network.
@@ -106,6 +108,8 @@ pub(super) struct World<'a> {
     pub(super) capabilities: Capabilities,
     /// The zones that fail, with the ends of their outages.
     pub(super) failed_zones: BTreeMap<&'static str, Duration>,
+    /// The zones without a way out, with the ends of these times.
+    pub(super) closed_zones: BTreeMap<&'static str, Duration>,
     /// The offerings that open orders were refused.
     pub(super) refused: BTreeMap<SandboxId, BTreeSet<Offering>>,
     pub(super) outage: bool,
@@ -159,6 +163,7 @@ impl<'a> World<'a> {
             duration,
             capabilities: sim::CAPABILITIES,
             failed_zones: BTreeMap::new(),
+            closed_zones: BTreeMap::new(),
             refused: BTreeMap::new(),
             outage: false,
             last_outage: Duration::ZERO,
@@ -312,6 +317,7 @@ impl<'a> World<'a> {
             Happening::InstanceEnded(instance) => self.instance_ended(&instance),
             Happening::PowersOff(instance) => self.power_off_unsupervised(&instance),
             Happening::ZoneFails { zone, lasts } => self.zone_fails(zone, lasts),
+            Happening::ZoneCloses { zone, lasts } => self.zone_closes(zone, lasts),
             Happening::ZoneRecovers(zone) => self.zone_recovers(zone),
             Happening::CapacityChanges => self.change_capacity(),
             Happening::CheckReady(instance) => self.check_ready(&instance),

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use kiyot_proto::store;
 
 use super::{
-    Change, ClaimRefusal, Engine, Now, State, Timeline,
+    Boot, Change, ClaimRefusal, Engine, Now, State, Timeline,
     earlier::EarlierLaunches,
     launch::{self, Launch},
     ports::PodPorts,
@@ -29,6 +29,8 @@ pub(super) struct Cell {
     pub(super) launch: Option<Arc<Launch>>,
     /// The digest of the provider's own parameters of its launch; empty without any.
     pub(super) parameters_sha256: String,
+    /// Its boot, until the outcome is counted; `None` for a cell of a previous daemon.
+    pub(super) boot: Option<Boot>,
     /// The place of its instance; empty if it is not known, or the provider has none.
     pub(super) place: Arc<str>,
     /// The order that it was launched for, until it is bound or has ended.
@@ -107,6 +109,7 @@ impl Cell {
             state,
             launch: None,
             parameters_sha256: String::new(),
+            boot: None,
             place: "".into(),
             order: None,
             order_record: None,

@@ -225,6 +225,13 @@ pub(crate) enum Notice {
         /// The time until the pool is filled again, in seconds.
         seconds: u64,
     },
+    /// Launches of a kind of boots pause in a zone.
+    LaunchesPaused {
+        /// The boots that did not enrol, with the end of the last console.
+        reason: Arc<str>,
+        /// The pause, in seconds.
+        seconds: u64,
+    },
     /// A launch goes on that was begun by a previous daemon.
     Resumed,
     /// The first container of a cell runs: the milliseconds of each step since the cell's creation.

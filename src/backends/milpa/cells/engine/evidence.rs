@@ -10,7 +10,9 @@ use std::{
     time::Duration,
 };
 
-use super::{Cell, CellError, CellEvent, Effect, Engine, INSTANCE_ENDED, NO_INSTANCE, Notice, Now};
+use super::{
+    Cell, CellError, CellEvent, Effect, Engine, INSTANCE_ENDED, NO_INSTANCE, Notice, Now, State,
+};
 use crate::backends::milpa::{
     id::CellId,
     providers::{ErrorClass, Instance, InstanceId, InstanceState, ProviderError},
@@ -275,6 +277,8 @@ impl Engine {
             "" => INSTANCE_ENDED.to_owned(),
             reason => format!("{INSTANCE_ENDED}: {reason}"),
         };
+        let was_taken_back = instance.is_some_and(|instance| instance.lacks_capacity)
+            && matches!(cell.state, State::Booting { .. } | State::Idle { .. });
         let failure = match instance {
             // The launch was refused after its answer, or its spot instance was taken back.
             Some(instance) if instance.lacks_capacity => {
@@ -291,6 +295,9 @@ impl Engine {
         self.emit(id, Effect::Log(Notice::InstanceEnded(reason.to_owned())));
         self.fail(id, failure);
         self.apply(id, CellEvent::End(ended.into()), now);
+        if was_taken_back {
+            self.part_from_order(id, now);
+        }
     }
 
     /// Ends instances that belong to no cell.

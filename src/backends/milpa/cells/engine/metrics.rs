@@ -23,6 +23,8 @@ pub(crate) struct Metrics {
     pub(crate) orders_waiting: usize,
     /// True while no cell is launched.
     pub(crate) is_cordoned: bool,
+    /// The pauses of launches whose boots did not enrol.
+    pub(crate) launch_pauses: u64,
     /// The warm pools.
     pub(crate) pools: PoolMetrics,
     /// The accounts of the namespaces, by name; the empty name is of cells that no pod has.
@@ -97,6 +99,7 @@ impl Engine {
             boots,
             orders_waiting: waiting.count(),
             is_cordoned: self.is_cordoned,
+            launch_pauses: self.breaker.pauses,
             pools,
             namespaces,
             starts: self.starts.by_step(STEPS),

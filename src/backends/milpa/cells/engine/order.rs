@@ -14,7 +14,7 @@ use std::{
 use kiyot_proto::store;
 
 use super::{
-    CellEvent, CommitOf, Effect, Engine, LaunchCall, Notice, Now, SILENT, State,
+    Boot, BootKind, CellEvent, CommitOf, Effect, Engine, LaunchCall, Notice, Now, SILENT, State,
     cell::Cell,
     earlier::EarlierLaunches,
     launch::{self, Launch},
@@ -134,6 +134,25 @@ pub(super) struct Order {
     pub(super) deadline: Duration,
     /// True while a call waits for the cell.
     pub(super) is_claimed: bool,
+}
+
+/// A failed launch of an order.
+struct FailedLaunch {
+    cell: CellId,
+    error: CellError,
+    was_for_spot: bool,
+    is_ended_by_caller: bool,
+}
+
+impl FailedLaunch {
+    fn of(cell: &mut Cell, order: Option<&Order>) -> Self {
+        Self {
+            error: failure_of(cell, order),
+            cell: cell.id.clone(),
+            was_for_spot: cell.was_for_spot(),
+            is_ended_by_caller: cell.is_ended_by_caller,
+        }
+    }
 }
 
 impl OrderState {
@@ -350,6 +369,11 @@ impl Engine {
         if let Some(error) = order.no_candidates.clone().filter(|_| order.candidates.is_empty()) {
             return self.answer_order(None, sandbox, Err(error));
         }
+        let kind = order.boot_kind(&self.capabilities);
+        let candidates = match self.bootable(&order.candidates, &kind, now) {
+            Ok(candidates) => candidates,
+            Err(error) => return self.answer_order(None, sandbox, Err(error)),
+        };
         if self.cells.len() >= self.config.limits.max_cells {
             if self.give_way(now) {
                 return;
@@ -362,7 +386,7 @@ impl Engine {
         if !self.may_boot() {
             return;
         }
-        let candidates = self.of_market(&order.candidates, order.spot_since, now);
+        let candidates = self.of_market(&candidates, order.spot_since, now);
         let namespace = order.key.namespace.as_str();
         let affordable = self.affordable(Some(namespace), &candidates);
         if affordable.is_err()
@@ -373,7 +397,7 @@ impl Engine {
         }
         let launched = affordable
             .map_err(CellError::OverBudget)
-            .and_then(|candidates| self.launch(sandbox, candidates, now));
+            .and_then(|candidates| self.launch(sandbox, candidates, kind, now));
         if let Err(error) = launched {
             self.answer_order(None, sandbox, Err(error));
         }
@@ -383,6 +407,7 @@ impl Engine {
         &mut self,
         sandbox: &SandboxId,
         candidates: Vec<Candidate>,
+        kind: BootKind,
         now: Now,
     ) -> Result<(), CellError> {
         let Some(order) = self.orders.get(sandbox) else { return Ok(()) };
@@ -390,7 +415,7 @@ impl Engine {
             return Err(denial.error(now));
         }
         let (tags, parameters) = (order.pod_tags(), order.parameters.clone());
-        let cell = self.new_cell(candidates, parameters, &tags, now)?;
+        let cell = self.new_cell(candidates, parameters, kind, &tags, now)?;
         self.count_miss(sandbox);
         let Some(order) = self.orders.get_mut(sandbox) else { return Ok(()) };
         order.launches += 1;
@@ -414,6 +439,7 @@ impl Engine {
         &mut self,
         candidates: Vec<Candidate>,
         parameters: BTreeMap<String, String>,
+        kind: BootKind,
         pod: &PodTags,
         now: Now,
     ) -> Result<Cell, CellError> {
@@ -427,6 +453,7 @@ impl Engine {
         Ok(Cell {
             launch: Some(Arc::new(Launch { token, spec })),
             parameters_sha256,
+            boot: Some(Boot::new(kind, now)),
             place: Arc::clone(&self.config.place),
             boot_id: self.config.boot_id.clone(),
             created_unix_nanos: timeline::nanos(now.unix),
@@ -500,13 +527,32 @@ impl Engine {
 
     /// Places the order of an ended cell again, or answers it.
     pub(super) fn on_cell_of_order_ended(&mut self, sandbox: &SandboxId, mut cell: Cell, now: Now) {
-        let Some(order) = self.orders.get_mut(sandbox) else { return };
-        if order.state.cell() != Some(&cell.id) {
+        let failed = FailedLaunch::of(&mut cell, self.orders.get(sandbox));
+        self.on_launch_failed(sandbox, failed, now);
+    }
+
+    /// Places the order of a cell again, or answers it, before the end of its instance is proven:
+    /// the provider ends the instance, and nothing of the pod was in it.
+    pub(super) fn part_from_order(&mut self, id: &CellId, now: Now) {
+        if self.cells.get(id).is_none_or(|cell| self.awaits_end_of(cell)) {
             return;
         }
-        let error = failure_of(&mut cell, Some(order));
+        let Some(cell) = self.cells.get_mut(id) else { return };
+        let Some(sandbox) = cell.order.take() else { return };
+        // The next cell's commits write that record.
+        cell.order_record = None;
+        let failed = FailedLaunch::of(cell, self.orders.get(&sandbox));
+        self.on_launch_failed(&sandbox, failed, now);
+    }
+
+    fn on_launch_failed(&mut self, sandbox: &SandboxId, failed: FailedLaunch, now: Now) {
+        let FailedLaunch { cell, error, was_for_spot, is_ended_by_caller } = failed;
+        let Some(order) = self.orders.get_mut(sandbox) else { return };
+        if order.state.cell() != Some(&cell) {
+            return;
+        }
         order.causes.push(cause_of(&error));
-        order.spot_failed |= cell.was_for_spot();
+        order.spot_failed |= was_for_spot;
         let before = order.candidates.len();
         if let CellError::Provider(refusal) = &error {
             order.candidates.retain(|Candidate { offering, .. }| {
@@ -531,7 +577,7 @@ impl Engine {
             _ => false,
         };
         let places_again = may_retry
-            && !cell.is_ended_by_caller
+            && !is_ended_by_caller
             && order.is_wanted()
             && (has_fewer || order.launches < self.config.max_launches)
             && !order.candidates.is_empty()
@@ -540,7 +586,7 @@ impl Engine {
             order.state = OrderState::Waiting;
             self.place(sandbox, now);
         } else {
-            self.answer_order(Some(&cell.id), sandbox, Err(error));
+            self.answer_order(Some(&cell), sandbox, Err(error));
         }
     }
 

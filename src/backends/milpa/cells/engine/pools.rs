@@ -7,7 +7,7 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use super::{
-    CellEvent, Effect, Effects, Engine, Event, Notice, Now, OrderSpec, SILENT, State,
+    BootKind, CellEvent, Effect, Effects, Engine, Event, Notice, Now, OrderSpec, SILENT, State,
     cell::Cell,
     launch,
     order::OrderState,
@@ -18,7 +18,9 @@ use crate::{
     backends::milpa::{
         cells::CellError,
         id::{CellId, SandboxId},
-        placement::{Candidate, Choice, MAX_CANDIDATES, Offering, Refused, leave_out_dear_spot},
+        placement::{
+            Candidate, Choice, MAX_CANDIDATES, Offering, Refusals, Refused, leave_out_dear_spot,
+        },
         providers::PodTags,
     },
     backoff::doubled,
@@ -50,6 +52,10 @@ const TOO_OLD: &str = "it was in its warm pool for longer than ttl";
 pub(crate) struct Pool {
     /// The identity, by which records of cells name it.
     pub(crate) name: Arc<str>,
+    /// The architecture and the instance types that it asks for ([`Needs::machine`]).
+    ///
+    /// [`Needs::machine`]: crate::backends::milpa::placement::Needs::machine
+    pub(crate) machine: String,
     /// The cells that wait, idle or booting.
     pub(crate) count: usize,
     /// The age at which an idle cell is replaced.
@@ -77,6 +83,7 @@ pub(super) struct Pools {
 /// A pool with its failures.
 #[derive(Debug, Default)]
 pub(super) struct Filling {
+    machine: String,
     pub(super) count: usize,
     ttl: Duration,
     pub(super) candidates: Vec<Candidate>,
@@ -106,9 +113,9 @@ impl Engine {
     /// Sets the pools. Cells of other pools end, and those that are too many.
     pub(crate) fn set_pools(&mut self, pools: Vec<Pool>, now: Now) -> Effects {
         let mut before = std::mem::take(&mut self.pools.by_name);
-        for Pool { name, count, ttl, candidates, further } in pools {
+        for Pool { name, machine, count, ttl, candidates, further } in pools {
             let mut filling = before.remove(&name).unwrap_or_default();
-            (filling.count, filling.ttl) = (count, ttl);
+            (filling.machine, filling.count, filling.ttl) = (machine, count, ttl);
             if let Some(candidates) = candidates {
                 (filling.candidates, filling.further) = (candidates, further);
             }
@@ -226,14 +233,17 @@ impl Engine {
         if let Some(denial) = self.denials.of_all(now) {
             return Err(Missing::Until(denial.until));
         }
-        let mut candidates = self.not_refused(&filling.candidates, now);
+        let parameters = self.pools.parameters.clone();
+        let kind = BootKind::new(&self.capabilities, &parameters, &filling.machine);
+        let refusals = self.refusals_of_kind(&kind, now);
+        let mut candidates = not_refused(&refusals, &filling.candidates, now);
         if candidates.is_empty() && !self.are_over_quota(&filling.candidates, now) {
-            candidates = self.not_refused(&filling.further, now);
+            candidates = not_refused(&refusals, &filling.further, now);
             leave_out_dear_spot(&mut candidates);
         }
         if candidates.is_empty() {
             let all = filling.candidates.iter().chain(&filling.further);
-            let end = self.refusals.first_end(all.map(|candidate| &candidate.offering));
+            let end = refusals.first_end(all.map(|candidate| &candidate.offering));
             let until = end.map(|(_, refusal)| refusal.until).filter(|until| *until > now.boot);
             return Err(until.map_or(Missing::Room, Missing::Until));
         }
@@ -241,11 +251,10 @@ impl Engine {
             self.of_market(&candidates, filling.failing_since.unwrap_or(now.boot), now);
         candidates.truncate(MAX_CANDIDATES);
         let candidates = self.affordable(None, &candidates).map_err(|_| Missing::Room)?;
-        let parameters = self.pools.parameters.clone();
         if let Some(denial) = self.denials.of_kind(&parameters, &candidates, now) {
             return Err(Missing::Until(denial.until));
         }
-        match self.new_cell(candidates, parameters, &PodTags::default(), now) {
+        match self.new_cell(candidates, parameters, kind, &PodTags::default(), now) {
             Ok(cell) => {
                 let at = now.boot + self.config.launch_timeout;
                 self.timers.set(Timer::Warm(cell.id.clone()), at);
@@ -255,17 +264,6 @@ impl Engine {
             // The daemon starts or stops.
             Err(_) => Err(Missing::Until(now.boot + self.config.retry_pause)),
         }
-    }
-
-    /// Returns the candidates that were not refused lately.
-    fn not_refused(&self, candidates: &[Candidate], now: Now) -> Vec<Candidate> {
-        let refused = self.refusals.at(now.boot);
-        let is_refused = |Offering { instance_type, zone, market }: &Offering| {
-            refused.is_refused(instance_type, zone, *market)
-        };
-        let is_avoided = |it: &Offering| is_refused(it) || refused.is_over_quota(it);
-        let left = candidates.iter().filter(|candidate| !is_avoided(&candidate.offering));
-        left.cloned().collect()
     }
 
     /// Returns true if a quota has no room for some of these candidates.
@@ -456,6 +454,17 @@ impl Engine {
         self.apply(&id, CellEvent::End(GAVE_WAY.into()), now);
         true
     }
+}
+
+/// Returns the candidates that were not refused lately.
+fn not_refused(refusals: &Refusals, candidates: &[Candidate], now: Now) -> Vec<Candidate> {
+    let refused = refusals.at(now.boot);
+    let is_refused = |Offering { instance_type, zone, market }: &Offering| {
+        refused.is_refused(instance_type, zone, *market)
+    };
+    let is_avoided = |it: &Offering| is_refused(it) || refused.is_over_quota(it);
+    let left = candidates.iter().filter(|candidate| !is_avoided(&candidate.offering));
+    left.cloned().collect()
 }
 
 pub(super) fn is_idle(cell: &Cell) -> bool {

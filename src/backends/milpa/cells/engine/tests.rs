@@ -11,6 +11,7 @@ use crate::{
     error_chain::error_chain,
 };
 
+mod breaker;
 mod clock;
 mod costs;
 mod denials;

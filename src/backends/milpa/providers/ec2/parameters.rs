@@ -30,6 +30,9 @@ const POWER_OFF_AFTER: &str = "power-off-after-secs";
 const CLUSTER_NETWORKS: &str = "cluster-networks";
 const CLOUD_ROUTES: &str = "cloud-routes";
 
+/// The keys of parameters that a pod chooses and on which no boot depends.
+pub(super) const WITHOUT_EFFECT_ON_BOOTS: &[&str] = &[VOLUME_GIB, CREDITS, CLOUD_ROUTES];
+
 /// An image with its volumes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct BootImage {

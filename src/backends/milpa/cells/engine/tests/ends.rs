@@ -100,8 +100,7 @@ fn offering_without_capacity_after_the_answer_is_refused_for_a_while() {
         let mut engine = engine(sim::CAPABILITIES);
         let (first, _) = launched(&mut engine, "pod", at(1));
         engine.handle(Event::Launched(first.clone(), Ok(launched_as("i", &first))), at(2));
-        shown(&mut engine, by, &ended("i", &first, SPOT), at(10));
-        let effects = terminated(&mut engine, &first, at(11));
+        let effects = shown(&mut engine, by, &ended("i", &first, SPOT), at(10));
         let again = effects.iter().find_map(|(_, effect)| match effect {
             Effect::Launch(launch) => Some(Arc::clone(launch)),
             _ => None,
@@ -124,8 +123,8 @@ fn error_of_a_pod_names_the_reason_if_no_offering_is_left() {
     let (launches, _) = outcome(&engine.order(order, at(1)).1);
     let cell = &launches[0];
     engine.handle(Event::Launched(cell.clone(), Ok(launched_as("i", cell))), at(2));
-    shown(&mut engine, By::List, &ended("i", cell, SPOT), at(10));
-    let (launches, error) = outcome(&terminated(&mut engine, cell, at(11)));
+    let effects = shown(&mut engine, By::List, &ended("i", cell, SPOT), at(10));
+    let (launches, error) = outcome(&effects);
     let expected =
         format!("the provider of cells: launch {}: its instance ended: {SPOT}", offering("a"));
     assert_eq!((launches.len(), error), (0, Some(expected)));
@@ -146,6 +145,33 @@ fn interrupted_instance_of_a_pod_refuses_its_offering_for_a_while() {
         assert_eq!(reason(until), None);
         assert_eq!(engine.refusals().reason(&offering("b"), at(11).boot), None);
     }
+}
+
+/// Verifies V64.
+#[test]
+fn order_of_an_interrupted_cell_that_is_not_bound_takes_another_offering_at_once() {
+    let mut engine = engine(sim::CAPABILITIES);
+    let (first, launch) = launched(&mut engine, "pod", at(1));
+    engine.handle(Event::Launched(first.clone(), Ok(launched_as("i", &first))), at(2));
+    claim(&mut engine, &first, &launch, at(3)).unwrap();
+    let ending = Instance { state: InstanceState::Stopped, ..ended("i", &first, SPOT) };
+    let effects = shown(&mut engine, By::List, &ending, at(10));
+    let again = effects.iter().find_map(|(_, effect)| match effect {
+        Effect::Launch(launch) => Some(launch.spec.candidates.clone()),
+        _ => None,
+    });
+    assert_eq!(again, Some(vec![candidate("b")]));
+    // The end of the first changes neither the order nor its record.
+    let effects = terminated(&mut engine, &first, at(100));
+    assert!(!engine.contains(&first));
+    assert_eq!(outcome(&effects), (vec![], None));
+    let is_of_order = |change: &Change| matches!(change, Change::Order(..));
+    let writes_order = |(_, effect): &(_, Effect)| match effect {
+        Effect::Commit { changes, .. } => changes.iter().any(is_of_order),
+        _ => false,
+    };
+    assert!(!effects.iter().any(writes_order), "{effects:?}");
+    assert_eq!(engine.orders.len(), 1);
 }
 
 /// Verifies V64.

@@ -14,7 +14,8 @@ pub(super) fn seconds(seconds: u64) -> Duration {
 
 pub(super) fn pool(name: &str, count: usize) -> Pool {
     let candidates = Some(["a", "b"].map(candidate).to_vec());
-    Pool { name: name.into(), count, ttl: seconds(3600), candidates, further: Vec::new() }
+    let (name, machine) = (name.into(), String::new());
+    Pool { name, machine, count, ttl: seconds(3600), candidates, further: Vec::new() }
 }
 
 /// Returns an engine with one pool.

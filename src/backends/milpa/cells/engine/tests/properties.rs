@@ -156,7 +156,8 @@ impl Harness {
         let candidates = Some(["a", "b"].map(candidate).to_vec());
         let ttl = Duration::from_secs(900);
         let further = vec![candidate("c")];
-        let pool = Pool { name: "warm".into(), count: self.pool, ttl, candidates, further };
+        let (name, machine, count) = ("warm".into(), String::new(), self.pool);
+        let pool = Pool { name, machine, count, ttl, candidates, further };
         let effects = self.engine.set_pools(vec![pool], self.now);
         self.perform(effects);
     }
