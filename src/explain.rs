@@ -314,7 +314,7 @@ fn explain_cell(
                     lines.refuse(refused.to_string());
                 }
             }
-            let rules = placement::Rules::of(&milpa.placement);
+            let rules = placement::Rules::of(milpa);
             let of_cri = Requested::of_sandbox(&sandbox);
             if api.is_none() && request.memory_bytes.is_none() {
                 let of_api = of_cri.with_api(&ApiRequests::of_manifest(pod));
