@@ -51,6 +51,7 @@ pub use keys::{
 };
 pub use launch_type::LaunchType;
 pub use quantity::{NotAQuantity, Quantity};
+pub use size::MAX_VOLUME_GIB;
 pub use unknown_keys::shown_keys;
 
 /// Misspelt keys that are reported.
@@ -78,6 +79,9 @@ pub struct CellRequest {
     pub sustained_cpu: bool,
     /// Root volume in GiB, if larger than the default.
     pub volume_size_gib: Option<u64>,
+    /// Requests of ephemeral storage in bytes; 0 without, or if unknown. From the Kubernetes API,
+    /// not an annotation.
+    pub storage_request: u64,
     /// Set for a cell without a public address.
     pub private_ip_only: bool,
     /// Additional security groups.
@@ -120,6 +124,7 @@ impl CellRequest {
             max_price: field(MAX_PRICE).and_then(max_price),
             sustained_cpu: field(SUSTAINED_CPU).and_then(boolean).unwrap_or_default(),
             volume_size_gib: field(VOLUME_SIZE).and_then(volume_size),
+            storage_request: 0,
             private_ip_only: field(PRIVATE_IP_ONLY).and_then(boolean).unwrap_or_default(),
             security_groups: field(SECURITY_GROUPS).and_then(security_groups).unwrap_or_default(),
             instance_profile: field(INSTANCE_PROFILE).and_then(instance_profile),

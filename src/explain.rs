@@ -13,6 +13,7 @@ use crate::{
         milpa::{
             placement::{self, ApiRequests, Catalogue, Needs, Refusals, Requested},
             policy,
+            providers::ec2::root_volume,
         },
     },
     config::{BackendConfig, Config, MilpaBackend, ProviderKind},
@@ -301,12 +302,19 @@ fn explain_cell(
     }
     lines.say(format!("goes to {}: {}", decision.backend, why(decision, pod)));
     match CellRequest::parse(&pod.metadata.annotations) {
-        Ok(request) => {
+        Ok(mut request) => {
+            if milpa.provider == ProviderKind::Ec2 {
+                request.storage_request = api.as_ref().map_or(0, |api| api.storage_request);
+            }
             describe_cell(lines, milpa, &request, &sandbox);
             if let Err(refused) = check_gpus(&request) {
                 lines.refuse(refused);
             }
             if milpa.provider == ProviderKind::Ec2 {
+                // The command makes no call: the size of the image is not known.
+                if let Err(refused) = root_volume::size(request.storage_request, 0) {
+                    lines.refuse(refused.to_string());
+                }
                 if let Err(refused) = milpa.ec2.check_cloud_routes(&request.cloud_routes) {
                     lines.refuse(refused.to_string());
                 }
@@ -314,7 +322,7 @@ fn explain_cell(
                     lines.refuse(refused.to_string());
                 }
             }
-            let rules = placement::Rules::of(&milpa.placement);
+            let rules = placement::Rules::of(milpa);
             let of_cri = Requested::of_sandbox(&sandbox);
             if api.is_none() && request.memory_bytes.is_none() {
                 let of_api = of_cri.with_api(&ApiRequests::of_manifest(pod));
@@ -364,7 +372,7 @@ fn explain_cell(
     for limit in pod.volumes.iter().filter_map(Volume::limit_without_effect) {
         lines.say(format!("note: {limit}"));
     }
-    resources::note(lines, pod, api.is_some());
+    resources::note(lines, pod, milpa.provider, api.is_some());
     for key in CellRequest::unknown_keys(&pod.metadata.annotations) {
         lines.say(format!("note: unknown annotation {key}; known: {}", KEYS.join(", ")));
     }
@@ -418,6 +426,10 @@ fn describe_cell(
     wishes.extend(request.max_price.map(|price| format!("at most {price} an hour")));
     wishes.extend(request.sustained_cpu.then(|| "all vCPUs of burstable types".to_owned()));
     wishes.extend(request.volume_size_gib.map(|gib| format!("a root volume of {gib} GiB")));
+    wishes.extend((request.storage_request > 0).then(|| {
+        let gib = request.storage_request.div_ceil(1 << 30);
+        format!("room for {gib} GiB of ephemeral storage on its root volume")
+    }));
     wishes.extend(request.private_ip_only.then(|| "no public address".to_owned()));
     wishes.extend(
         (!request.security_groups.is_empty())

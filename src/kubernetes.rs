@@ -101,6 +101,7 @@ fn of_api(requests: kiyot_kubernetes::requests::Requests) -> ApiRequests {
         milli_cpu_limit: requests.milli_cpus.limit,
         memory_request: requests.memory.request,
         memory_limit: requests.memory.limit,
+        storage_request: requests.storage_request,
         has_env_in_files: requests.has_env_in_files,
         gpus: requests.gpus,
     }

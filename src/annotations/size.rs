@@ -8,7 +8,7 @@ const MAX_CPUS: u64 = 10_000;
 /// Memory of an instance, in TiB: twice that of the largest instance types.
 const MAX_MEMORY_TIB: u64 = 64;
 /// Largest root volume, in GiB: EC2's limit.
-const MAX_VOLUME_GIB: u64 = 64 * 1024;
+pub const MAX_VOLUME_GIB: u64 = 64 * 1024;
 
 /// Reads a quantity of CPUs as milli-CPUs.
 pub(super) fn cpu(field: Field<'_>) -> Option<u64> {

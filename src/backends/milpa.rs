@@ -274,7 +274,7 @@ impl Milpa {
             owner,
             tag_rules: TagRules::of(config),
             take_over,
-            rules: placement::Rules::of(&config.placement),
+            rules: placement::Rules::of(config),
             spot_deadline: config.placement.spot_deadline,
             warm: config.warm.clone(),
             ..CellsConfig::default()

@@ -253,6 +253,15 @@ impl MilpaBackend {
         (!self.healthy_timeout.is_zero()).then_some(self.healthy_timeout)
     }
 
+    /// Returns the memory in bytes that a cell's own processes need beside its pod.
+    pub fn memory_overhead(&self) -> u64 {
+        match self.provider {
+            ProviderKind::Netns => self.netns.memory_overhead,
+            ProviderKind::Qemu => self.qemu.memory_overhead,
+            ProviderKind::Ec2 => self.ec2.memory_overhead(),
+        }
+    }
+
     pub(super) fn read(mut table: Table<'_>) -> Self {
         // An empty path means absent, until `checks::complete` sets the node backend's.
         let mut backend = Self { node_containerd: PathBuf::new(), ..Self::default() };

@@ -8,6 +8,9 @@ use crate::problems::Table;
 const IMAGE_DIR: &str = "/usr/share/kiyot/cell-image";
 const PROGRAM: &str = "qemu-system-x86_64";
 const DISK_SIZE: u64 = 10 << 30;
+/// In use are 60 MiB before the pod (docs/cell-image.md), then 11 for its shim, and programs mapped
+/// from files are 42.
+const MEMORY_OVERHEAD: u64 = 128 << 20;
 /// Range of a disk's size: an empty file system, and the largest of ext4 with blocks of 4 KiB.
 const DISK_BYTES: std::ops::RangeInclusive<u64> = 64 << 20..=16 << 40;
 /// A number that neither distributions nor systemd assign (systemd, UIDS-GIDS.md).
@@ -28,6 +31,8 @@ pub struct Qemu {
     pub cell_binary: Option<PathBuf>,
     /// Directory of the image's `kernel`, `initramfs` and `root.squashfs`.
     pub image_dir: PathBuf,
+    /// Memory in bytes that the image's processes need beside a pod.
+    pub memory_overhead: u64,
     /// Program QEMU: a name on PATH or a path.
     pub program: PathBuf,
     /// Accelerator of the virtual machines.
@@ -60,6 +65,7 @@ impl Default for Qemu {
         Self {
             cell_binary: None,
             image_dir: IMAGE_DIR.into(),
+            memory_overhead: MEMORY_OVERHEAD,
             program: PROGRAM.into(),
             accel: AcceleratorChoice::Auto,
             disk_size: DISK_SIZE,
@@ -76,6 +82,7 @@ impl Qemu {
         let mut qemu = Self::default();
         table.set("cell_binary", &mut qemu.cell_binary, |field| read::path(field).map(Some));
         table.set("image_dir", &mut qemu.image_dir, read::path);
+        table.set("memory_overhead", &mut qemu.memory_overhead, read::memory_overhead);
         table.set("program", &mut qemu.program, read::program);
         table.set("accel", &mut qemu.accel, |field| {
             field.choice(&[

@@ -57,6 +57,14 @@ pub(super) fn bytes_in(field: Field<'_>, allowed: &str, range: RangeInclusive<u6
     })
 }
 
+/// Range of the memory that an image's system needs beside a pod: more is no system of a cell.
+const MEMORY_OVERHEADS: RangeInclusive<u64> = (16 << 20)..=(64 << 30);
+
+/// Reads the memory that an image's system needs beside a pod.
+pub(super) fn memory_overhead(field: Field<'_>) -> Option<u64> {
+    bytes_in(field, "from 16Mi to 64Gi", MEMORY_OVERHEADS)
+}
+
 /// Reads a number of bytes such as "64Mi", in a range or 0.
 pub(super) fn bytes_or_zero_in(
     field: Field<'_>,

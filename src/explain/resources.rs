@@ -6,6 +6,7 @@ use super::Lines;
 use crate::{
     annotations::{MEMORY, VOLUME_SIZE},
     backends::milpa::placement::Requested,
+    config::ProviderKind,
     manifest::Pod,
 };
 
@@ -14,7 +15,7 @@ const HUGE_PAGES: &str = "hugepages-";
 
 /// Notes resources that don't choose the cell, with the annotation that does. GPUs are refused if
 /// the daemon reads requests.
-pub(super) fn note(lines: &mut Lines, pod: &Pod, reads_requests: bool) {
+pub(super) fn note(lines: &mut Lines, pod: &Pod, provider: ProviderKind, reads_requests: bool) {
     let resources = pod.resources();
     let has = |key: &str| pod.metadata.annotations.contains_key(key);
     for name in resources.extended.iter().filter(|(_, amount)| **amount > 0).map(|(name, _)| name) {
@@ -29,9 +30,9 @@ pub(super) fn note(lines: &mut Lines, pod: &Pod, reads_requests: bool) {
             ));
         }
     }
-    if (resources.storage_request > Some(0) || resources.storage_limit > Some(0))
-        && !has(VOLUME_SIZE)
-    {
+    let has_storage = resources.storage_request > Some(0) || resources.storage_limit > Some(0);
+    let counts = provider == ProviderKind::Ec2 && reads_requests;
+    if has_storage && !counts && !has(VOLUME_SIZE) {
         lines.say(format!(
             "note: ephemeral-storage is not in the CRI request; the annotation {VOLUME_SIZE} \
              chooses the size of the cell's disk"

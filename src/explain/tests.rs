@@ -342,8 +342,9 @@ fn container() -> impl Strategy<Value = serde_json::Value> {
     (amounts(), amounts(), flags).prop_map(|(cpu, memory, (is_sidecar, has_file))| {
         let both = |cpu: Option<u64>, memory: Option<u64>| {
             let cpu = cpu.map(|milli| ("cpu", format!("{milli}m")));
+            let storage = memory.map(|bytes| ("ephemeral-storage", format!("{bytes}Mi")));
             let memory = memory.map(|bytes| ("memory", bytes.to_string()));
-            cpu.into_iter().chain(memory).collect::<BTreeMap<_, _>>()
+            cpu.into_iter().chain(memory).chain(storage).collect::<BTreeMap<_, _>>()
         };
         let requests = both(cpu.0, memory.0);
         let mut limits = both(cpu.1, memory.1);
@@ -396,6 +397,7 @@ proptest! {
             milli_cpu_limit: sums.milli_cpus.limit,
             memory_request: sums.memory.request,
             memory_limit: sums.memory.limit,
+            storage_request: sums.storage_request,
             has_env_in_files: sums.has_env_in_files,
             gpus: sums.gpus,
         });
@@ -476,6 +478,39 @@ fn built_in_prices_are_estimates_in_another_region() {
     let (text, fine) = placed(&config("us-east-1"), amd64, Prices::BuiltIn);
     let exact = "its instance: c7a.medium (On-Demand) at $0.05132 an hour";
     assert!(fine && text.contains(exact) && !text.contains("estimate"), "{text}");
+}
+
+/// Verifies V109.
+#[test]
+fn ephemeral_storage_chooses_the_root_volume_if_the_daemon_reads_requests() {
+    let ec2 = "[backends.containerd]\ntype = \"cri\"\n[backends.milpa]\ntype = \"milpa\"\n\
+               provider = \"ec2\"\ncluster = \"test\"\n[backends.milpa.gateway]\n\
+               listen = \"10.0.0.5:7700\"\n[backends.milpa.ec2]\nregion = \"us-east-1\"\n\
+               subnets = [\"subnet-1\"]\nsecurity_groups = [\"sg-1\"]\n\
+               image = { id = \"ami-1\" }\n";
+    let reads_requests = "[kubernetes]\nkubeconfig = \"/etc/kubeconfig\"\n";
+    let of = |config: &str, storage: &str| {
+        let pod = format!(
+            "kind: Pod\napiVersion: v1\nmetadata: {{name: web, annotations: \
+             {{kubernetes.io/target-runtime: kiyot, pod.elotl.co/architecture: amd64}}}}\nspec: \
+             {{containers: [{{name: c, image: i, resources: {{requests: {{ephemeral-storage: \
+             {storage}}}}}}}]}}\n"
+        );
+        explained(config, &pod)
+    };
+    let room = "room for 20 GiB of ephemeral storage on its root volume";
+    let note = "note: ephemeral-storage is not in the CRI request";
+    for (config, counts) in [
+        (format!("{ec2}{reads_requests}"), true),
+        (ec2.to_owned(), false),
+        (format!("{OPT_IN}{reads_requests}"), false),
+    ] {
+        let (text, fine) = of(&config, "20Gi");
+        assert!(fine && text.contains(room) == counts && text.contains(note) != counts, "{text}");
+    }
+    let (text, fine) = of(&format!("{ec2}{reads_requests}"), "64Ti");
+    let refusal = "refused: requests of 65536 GiB of ephemeral-storage: need a root volume of";
+    assert!(!fine && text.contains(refusal), "{text}");
 }
 
 /// Verifies V77.

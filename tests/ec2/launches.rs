@@ -149,7 +149,7 @@ async fn annotations_of_a_pod_choose_its_instance() {
     assert!(error.text().contains("6 security groups; allowed: 5"), "{}", error.text());
 }
 
-/// Verifies V95, V97.
+/// Verifies V95, V97, V109.
 #[tokio::test]
 async fn volumes_have_the_image_s_sizes_at_least_are_encrypted_and_end_with_the_instance() {
     let world = World::with(|ec2| {
@@ -169,8 +169,16 @@ async fn volumes_have_the_image_s_sizes_at_least_are_encrypted_and_end_with_the_
     world
         .cloud
         .set_image_volumes(vec![of_image("/dev/sda1", 30, true), of_image("/dev/sdb", 5, false)]);
-    for (volume_size_gib, root_gib) in [(None, 30), (Some(20), 30), (Some(42), 42)] {
-        let request = CellRequest { volume_size_gib, ..CellRequest::default() };
+    for (volume_size_gib, storage_gib, root_gib) in [
+        (None, 0, 30),
+        (Some(20), 0, 30),
+        (Some(42), 0, 42),
+        // With room for the image's system and for images of the pod.
+        (Some(42), 20, 54),
+        (Some(60), 20, 60),
+    ] {
+        let storage_request = storage_gib << 30;
+        let request = CellRequest { volume_size_gib, storage_request, ..CellRequest::default() };
         let spec = world.spec_for(&[world.offering(0, Market::OnDemand)], &request).await.unwrap();
         let launched = world.provider.launch(&spec, spec.cell.as_str()).await.unwrap();
         let volume = |device: &str, gib| Volume {
@@ -193,6 +201,12 @@ async fn volumes_have_the_image_s_sizes_at_least_are_encrypted_and_end_with_the_
         world.cloud.settle(&launched.id.0);
         assert_eq!(world.cloud.volumes(), []);
     }
+    let storage_request = 65_536 << 30;
+    let request = CellRequest { storage_request, ..CellRequest::default() };
+    let offering = world.offering(0, Market::OnDemand);
+    let error = world.spec_for(&[offering], &request).await.unwrap_err();
+    assert_eq!(error.class, ErrorClass::Invalid);
+    assert!(error.text().contains("of ephemeral-storage: need a root volume"), "{}", error.text());
 }
 
 /// Verifies V78.

@@ -6,7 +6,7 @@ use kiyot::{
         placement::{Accuracy, Catalogue, Market, Needs, Offer, Offering, Requested, Rules, rank},
         providers::{Provider, ec2::Ec2},
     },
-    config::{Placement, PriceSource},
+    config::{MilpaBackend, PriceSource},
     price::Price,
 };
 use kiyot_testcloud::{Hold, Outcome};
@@ -48,7 +48,7 @@ async fn ended(world: &World) -> usize {
 
 /// Returns the type that a pod without annotations gets on demand.
 fn choice(catalogue: &Catalogue) -> String {
-    let rules = Rules::of(&Placement::default());
+    let rules = Rules::of(&MilpaBackend::default());
     let needs = Needs::new(&CellRequest::default(), &Requested::default(), &rules.defaults);
     rank(catalogue, &needs, &rules, &())[0].offering.instance_type.clone()
 }
@@ -65,7 +65,7 @@ async fn prices_of_another_region_decide_the_choice() {
     let built_in = offer(&before, &first, Market::OnDemand);
     assert_eq!(built_in.accuracy, Accuracy::Estimate);
     // The next type is the cheaper in this region.
-    let rules = Rules::of(&Placement::default());
+    let rules = Rules::of(&MilpaBackend::default());
     let needs = Needs::new(&CellRequest::default(), &Requested::default(), &rules.defaults);
     let others = rank(&before, &needs, &rules, &());
     let names = others.iter().map(|it| it.offering.instance_type.clone());

@@ -19,6 +19,8 @@ pub struct Requests {
     pub milli_cpus: Sum,
     /// Memory in bytes.
     pub memory: Sum,
+    /// The sum of requests of ephemeral storage, in bytes.
+    pub storage_request: u64,
     /// A container has variables in files of volumes (`fileKeyRef`).
     pub has_env_in_files: bool,
     /// The first resource of GPUs by name, such as `nvidia.com/gpu`.
@@ -162,6 +164,7 @@ impl PodSpec {
     pub fn requests(&self) -> Requests {
         let cpu = Resource { name: "cpu", read: quantity::thousandths };
         let memory = Resource { name: "memory", read: quantity::units };
+        let storage = Resource { name: "ephemeral-storage", read: quantity::units };
         let containers = self.containers.iter().chain(&self.init_containers).take(MAX_CONTAINERS);
         let gpus = containers.clone().filter_map(|container| container.resources.gpus()).min();
         let in_file = |variable: &Variable| {
@@ -170,6 +173,7 @@ impl PodSpec {
         Requests {
             milli_cpus: cpu.sum(self),
             memory: memory.sum(self),
+            storage_request: storage.sum(self).request,
             has_env_in_files: containers.flat_map(|container| &container.env).any(in_file),
             gpus: gpus.cloned(),
         }
@@ -211,6 +215,24 @@ mod tests {
         }));
         assert_eq!(with_sidecar.milli_cpus.request, 1800);
         assert_eq!(with_sidecar.memory.request, 2 << 20);
+    }
+
+    /// Verifies V109.
+    #[test]
+    fn ephemeral_storage_is_summed_as_the_scheduler_sums_it() {
+        let storage =
+            |amount: &str| json!({ "resources": { "requests": { "ephemeral-storage": amount } } });
+        let mut sidecar = storage("1Gi");
+        sidecar["restartPolicy"] = json!("Always");
+        let of = |init: &str| {
+            let init = json!([sidecar, storage(init)]);
+            let pod =
+                json!({ "containers": [storage("2Gi"), storage("3Gi")], "initContainers": init });
+            requests(pod).storage_request
+        };
+        assert_eq!((of("4Gi"), of("7Gi")), (6 << 30, 8 << 30));
+        let limits = json!({ "resources": { "limits": { "ephemeral-storage": "5G" } } });
+        assert_eq!(requests(json!({ "containers": [limits, {}] })).storage_request, 5_000_000_000);
     }
 
     /// Verifies K10.

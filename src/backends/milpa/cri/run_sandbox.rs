@@ -86,10 +86,11 @@ impl CriService {
             .as_ref()
             .ok_or_else(|| Status::invalid_argument("RunPodSandbox without a config.metadata"))?;
         policy::check_sandbox(&self.rules(), config).map_err(status_code::of_refusal)?;
-        let cell_request = CellRequest::parse(&config.annotations)
+        let mut cell_request = CellRequest::parse(&config.annotations)
             .map_err(|error| Status::invalid_argument(error_chain(&error)))?;
         let api = self.api_requests(config).await;
         policy::check_gpus(&cell_request, api.as_ref()).map_err(status_code::of_refusal)?;
+        cell_request.storage_request = api.as_ref().map_or(0, |api| api.storage_request);
         let of_cri = Requested::of_sandbox(config);
         let requested = api.map_or(of_cri, |api| of_cri.with_api(&api));
         let wanted = Wanted {

@@ -35,6 +35,8 @@ pub enum Reason<'a> {
     Baseline(u64, u64),
     /// Too little memory, in MiB: the usable part, the need, and the cell's own.
     Memory(u64, u64, u64),
+    /// Too little memory for the cell alone, in MiB: the usable part, and the cell's own.
+    Overhead(u64, u64),
     /// Too few GPUs, or others.
     Gpus(&'a InstanceType, &'a Needs),
     /// No known price.
@@ -86,11 +88,14 @@ pub(super) fn check<'a>(
             report(Reason::Baseline(baseline, needed));
         }
     }
+    let (usable, needed) = (instance_type.usable_mib(), needs.memory_mib.value);
+    let overhead = needs.overhead_mib;
     if needs.memory_mib.is_binding(is_exact) {
-        let (usable, needed) = (instance_type.usable_mib(), needs.memory_mib.value);
-        if usable < needed.saturating_add(needs.overhead_mib) {
-            report(Reason::Memory(usable, needed, needs.overhead_mib));
+        if usable < needed.saturating_add(overhead) {
+            report(Reason::Memory(usable, needed, overhead));
         }
+    } else if usable < overhead {
+        report(Reason::Overhead(usable, overhead));
     }
     if let Some(wanted) = &needs.gpus {
         let fits = |gpus: &Gpus| {
@@ -174,6 +179,9 @@ impl fmt::Display for Reason<'_> {
                 f,
                 "has {usable} MiB for processes, and {needed} + {overhead} for the cell is needed"
             ),
+            Self::Overhead(usable, overhead) => {
+                write!(f, "has {usable} MiB for processes, and the cell alone needs {overhead}")
+            }
             Self::Gpus(instance_type, needs) => {
                 match &instance_type.gpus {
                     None => f.write_str("has no GPU")?,

@@ -102,6 +102,7 @@ fn distance_of(reason: &Reason<'_>) -> u64 {
     1 + match reason {
         Reason::Cpu(has, needed) | Reason::Baseline(has, needed) => lack(*has, *needed),
         Reason::Memory(has, needed, overhead) => lack(*has, needed.saturating_add(*overhead)),
+        Reason::Overhead(has, needed) => lack(*has, *needed),
         Reason::Price(price, cap) => lack(cap.micros(), price.micros()),
         Reason::Gpus(instance_type, _) if instance_type.gpus.is_some() => OTHER_KIND / 2,
         _ => OTHER_KIND,

@@ -11,9 +11,6 @@ use crate::{
     price::Price,
 };
 
-/// The memory of a cell's own processes, in MiB. With a running pod they have 90 MiB resident in a
-/// netns cell: containerd 46, agent 21, shim 15, launcher and init 8 that they do not share.
-const CELL_MIB: u64 = 96;
 /// The thousandths of a CPU that stand for no request in CPU shares: the kubelet's least.
 const LEAST_SHARES: i64 = 2;
 /// The CPU shares of a CPU.
@@ -199,7 +196,7 @@ impl Needs {
             memory_mib: annotated(memory)
                 .or(requested.memory_mib)
                 .unwrap_or_else(|| default(defaults.memory_mib)),
-            overhead_mib: requested.overhead_mib.max(CELL_MIB),
+            overhead_mib: requested.overhead_mib.max(defaults.overhead_mib),
             gpus: request.gpu.clone().filter(|gpus| gpus.count > 0),
             architecture: request.architecture.unwrap_or(defaults.architecture),
             instance_type: request.instance_type.clone(),

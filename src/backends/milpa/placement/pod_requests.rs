@@ -22,6 +22,8 @@ pub struct ApiRequests {
     pub memory_request: u64,
     /// The sum of memory limits, if every container has one.
     pub memory_limit: Option<u64>,
+    /// The sum of requests of ephemeral storage, in bytes.
+    pub storage_request: u64,
     /// A container has variables in files of volumes (`fileKeyRef`).
     pub has_env_in_files: bool,
     /// The first resource of GPUs by name, such as `nvidia.com/gpu`.
@@ -38,6 +40,7 @@ impl ApiRequests {
             milli_cpu_limit: sums.cpu_limit.filter(has_any),
             memory_request: sums.memory_request.unwrap_or_default(),
             memory_limit: sums.memory_limit.filter(has_any),
+            storage_request: sums.storage_request.unwrap_or_default(),
             has_env_in_files: pod.all_containers().any(Container::has_env_in_files),
             gpus: pod.gpus(),
         }

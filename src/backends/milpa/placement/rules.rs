@@ -2,7 +2,7 @@
 
 use crate::{
     annotations::{Architecture, InstanceType as TypeChoice},
-    config::Placement,
+    config::{MilpaBackend, Netns},
 };
 
 /// The rules of the choice.
@@ -16,20 +16,27 @@ pub struct Rules {
     pub zones: Vec<String>,
 }
 
-/// The needs of pods that say nothing.
+/// The needs of pods that say nothing, and those of their cells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Defaults {
     /// Thousandths of a CPU.
     pub milli_cpus: u64,
     /// Memory in MiB; not 0.
     pub memory_mib: u64,
+    /// Memory of a cell's own processes, in MiB.
+    pub overhead_mib: u64,
     /// The architecture of cells.
     pub architecture: Architecture,
 }
 
 impl Default for Defaults {
     fn default() -> Self {
-        Self { milli_cpus: 0, memory_mib: 512, architecture: Architecture::of_node() }
+        Self {
+            milli_cpus: 0,
+            memory_mib: 512,
+            overhead_mib: mib(Netns::default().memory_overhead),
+            architecture: Architecture::of_node(),
+        }
     }
 }
 
@@ -40,12 +47,19 @@ impl Rules {
     }
 
     /// Returns the rules of a configuration.
-    pub fn of(config: &Placement) -> Self {
-        let memory_mib = config.default_memory.div_ceil(1 << 20);
+    pub fn of(config: &MilpaBackend) -> Self {
+        let placement = &config.placement;
+        let memory_mib = mib(placement.default_memory);
+        let overhead_mib = mib(config.memory_overhead());
         Self {
-            defaults: Defaults { memory_mib, ..Defaults::default() },
-            exclude: config.exclude.iter().cloned().map(TypeChoice::Glob).collect(),
-            zones: config.zones.clone(),
+            defaults: Defaults { memory_mib, overhead_mib, ..Defaults::default() },
+            exclude: placement.exclude.iter().cloned().map(TypeChoice::Glob).collect(),
+            zones: placement.zones.clone(),
         }
     }
+}
+
+/// Returns bytes in MiB, rounded up.
+fn mib(bytes: u64) -> u64 {
+    bytes.div_ceil(1 << 20)
 }

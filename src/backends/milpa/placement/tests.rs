@@ -15,6 +15,7 @@ use super::{
 };
 use crate::{
     annotations::{Architecture, CellRequest, InstanceType as TypeChoice},
+    config::{Ec2, MilpaBackend, ProviderKind},
     price::Price,
 };
 
@@ -380,6 +381,56 @@ fn size_is_that_of_the_cri_request() {
     assert_eq!(of(100_000, 50_000, 2048, 1, 0), ((2000, requests), (1, limits), 96));
     assert_eq!(of(0, 50_000, 0, -1, 300 << 20), ((0, default), (512, default), 300));
     assert_eq!(of(-1, i64::MAX, i64::MAX, i64::MAX, i64::MIN).2, 96);
+}
+
+/// Verifies V107.
+#[test]
+fn pod_of_350_mib_gets_a_t3_nano_only_beside_a_system_that_leaves_it_the_memory() {
+    let request = CellRequest {
+        instance_type: Some(TypeChoice::Glob("t3.*".into())),
+        memory_bytes: Some(350 << 20),
+        architecture: Some(Architecture::Amd64),
+        ..CellRequest::default()
+    };
+    let of = |provider, keys: fn(&mut Ec2)| {
+        let mut config = MilpaBackend { provider, ..MilpaBackend::default() };
+        keys(&mut config.ec2);
+        let rules = Rules::of(&config);
+        let needs = Needs::new(&request, &Requested::default(), &rules.defaults);
+        let first = rank(&EC2, &needs, &rules, &()).remove(0);
+        let cheaper = misses(&EC2, &needs, &rules, Some(first.price), 9);
+        let left_out = cheaper.iter().map(ToString::to_string).collect::<Vec<_>>();
+        (first.offering.instance_type.to_string(), left_out)
+    };
+    let nano = || ("t3.nano".to_owned(), Vec::new());
+    let micro = |overhead: u64| {
+        let reason =
+            format!("has 459 MiB for processes, and 350 + {overhead} for the cell is needed");
+        ("t3.micro".to_owned(), vec![format!("t3.nano {reason}")])
+    };
+    assert_eq!(of(ProviderKind::Netns, |_| {}), nano());
+    assert_eq!(of(ProviderKind::Ec2, |_| {}), micro(256));
+    assert_eq!(of(ProviderKind::Ec2, |ec2| ec2.image_has_agent = true), micro(192));
+    assert_eq!(of(ProviderKind::Ec2, |ec2| ec2.memory_overhead = Some(109 << 20)), nano());
+    assert_eq!(of(ProviderKind::Ec2, |ec2| ec2.memory_overhead = Some(110 << 20)), micro(110));
+}
+
+/// Verifies V108.
+#[test]
+fn named_type_is_refused_that_has_less_memory_than_the_system_alone_needs() {
+    let named = |overhead_mib| {
+        let instance_type = Some(TypeChoice::Exact("t3.nano".into()));
+        let request = CellRequest { instance_type, ..CellRequest::default() };
+        let defaults = Defaults { overhead_mib, ..RULES.defaults };
+        let needs = Needs::new(&request, &Requested::default(), &defaults);
+        let ranked = rank(&EC2, &needs, &RULES, &());
+        ranked.is_empty().then(|| NoFit::new(&EC2, &needs, &RULES).to_string())
+    };
+    // The pod's own memory, of which an exact type decides, is larger.
+    assert_eq!(named(459), None);
+    let refusal = named(460).unwrap();
+    let expected = "t3.nano has 459 MiB for processes, and the cell alone needs 460";
+    assert!(refusal.contains(expected), "{refusal}");
 }
 
 /// Verifies A8.

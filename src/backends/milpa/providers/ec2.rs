@@ -55,6 +55,7 @@ mod parameters;
 pub mod price_list;
 mod quotas;
 mod resources;
+pub mod root_volume;
 mod spot;
 mod tagging;
 mod terminations;
@@ -296,7 +297,14 @@ impl Ec2 {
             ProviderError::without_cause(ErrorClass::Invalid, refused.to_string())
         })?;
         let volume_gib = self.volume_gib();
-        let volume_gib = volume_gib.max(request.volume_size_gib.unwrap_or_default());
+        let of_image = resources.images.values().filter_map(|image| image.root_gib).max();
+        let of_image = u64::try_from(of_image.unwrap_or_default()).unwrap_or_default();
+        let for_storage =
+            root_volume::size(request.storage_request, of_image).map_err(|refused| {
+                ProviderError::without_cause(ErrorClass::Invalid, refused.to_string())
+            })?;
+        let of_pod = request.volume_size_gib.max(for_storage);
+        let volume_gib = volume_gib.max(of_pod.unwrap_or_default());
         let volume_gib = i32::try_from(volume_gib).map_err(|_| {
             let what = format!("volume of {volume_gib} GiB; allowed: at most {} GiB", i32::MAX);
             ProviderError::without_cause(ErrorClass::Invalid, what)

@@ -58,7 +58,7 @@ impl NodeOptions {
     pub fn of(config: &MilpaBackend, catalogue: Arc<Catalogue>, boot: Duration) -> Self {
         Self {
             catalogue,
-            rules: Arc::new(Rules::of(&config.placement)),
+            rules: Arc::new(Rules::of(config)),
             limits: Limits::of(config, None),
             launch_timeout: config.launch_timeout,
             healthy_timeout: config.healthy_limit(),

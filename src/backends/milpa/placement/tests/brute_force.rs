@@ -147,14 +147,14 @@ fn price_if_fits(entry: &Entry, offer: &Offer, needs: &Needs, rules: &Rules) -> 
                 })
         }
     };
+    let memory = if decides(needs.memory_mib) { needs.memory_mib.value } else { 0 };
     let fits = named
         && (may_be_metal || !of_type.is_bare_metal)
         && (of_type.is_current || needs.instance_type.is_some())
         && !rules.exclude.iter().any(|choice| choice.matches(&of_type.name))
         && of_type.architectures.contains(&needs.architecture)
         && (!decides(needs.milli_cpus) || cpus >= needs.milli_cpus.value)
-        && (!decides(needs.memory_mib)
-            || of_type.usable_mib() >= needs.memory_mib.value + needs.overhead_mib)
+        && of_type.usable_mib() >= memory + needs.overhead_mib
         && has_gpus
         && (rules.zones.is_empty() || rules.zones.contains(&offer.zone))
         && needs.max_price.is_none_or(|cap| price <= cap.micros());

@@ -313,7 +313,7 @@ impl LiveCheck<'_> {
         zone: &str,
         launch_type: LaunchType,
     ) -> Result<Candidate, String> {
-        let mut rules = Rules::of(&self.config.placement);
+        let mut rules = Rules::of(self.config);
         // Without the permission to describe subnets, zones are not known.
         let zone_is_known = !zone.starts_with("subnet-");
         if zone_is_known && !rules.zones.is_empty() && !rules.zones.iter().any(|it| it == zone) {
