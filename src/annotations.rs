@@ -17,8 +17,8 @@ use self::{
     size::{cpu, memory, volume_size},
     text::boolean,
 };
-use crate::{
-    config::Cidr,
+use kiyot_values::{
+    cidr::Cidr,
     price::Price,
     problems::{Field, Problem, Problems, Report},
 };
@@ -34,7 +34,6 @@ mod launch_type;
 mod max_price;
 mod misspelling;
 mod network;
-mod quantity;
 mod size;
 mod text;
 mod unknown_keys;
@@ -50,7 +49,6 @@ pub use keys::{
     TARGET_RUNTIME, VOLUME_SIZE,
 };
 pub use launch_type::LaunchType;
-pub use quantity::{NotAQuantity, Quantity};
 pub use size::MAX_VOLUME_GIB;
 pub use unknown_keys::shown_keys;
 

@@ -12,10 +12,10 @@ use std::{
 
 use clap::{Parser, Subcommand};
 use kiyot_link::core_dump;
+use kiyot_values::error_chain::error_chain;
 
 use crate::{
     app, config,
-    error_chain::error_chain,
     explain::{self, Explanation, Prices},
     manifest,
 };

@@ -9,13 +9,12 @@ use std::{
     path::{Path, PathBuf},
 };
 
-pub use crate::problems::Problems;
-use crate::problems::{Problem, Report, Table};
+pub use kiyot_values::problems::Problems;
+use kiyot_values::problems::{Problem, Report, Table};
 
 mod admin;
 mod backends;
 mod checks;
-mod cidr;
 mod diff;
 mod ec2;
 mod gateway;
@@ -37,7 +36,6 @@ mod warm;
 
 pub use admin::Admin;
 pub use backends::{BackendConfig, CriBackend};
-pub use cidr::{Cidr, NotACidr};
 pub use diff::{Change, Diff};
 pub use ec2::{Ec2, PriceSource, RefusedRoute, TooManyGroups};
 pub use gateway::{Advertise, GatewayListen};

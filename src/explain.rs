@@ -4,13 +4,15 @@
 use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
 
 use kiyot_proto::{cri, text::counted};
+use kiyot_values::problems::shown;
 use prost::Message;
 
 use crate::{
     annotations::{CellRequest, HealthyTimeout, InstanceType, KEYS},
     backends::{
-        BackendName, Declared, milpa,
+        BackendName, Declared,
         milpa::{
+            self,
             placement::{self, ApiRequests, Catalogue, Needs, Refusals, Requested},
             policy,
             providers::ec2::root_volume,
@@ -18,7 +20,6 @@ use crate::{
     },
     config::{BackendConfig, Config, MilpaBackend, ProviderKind},
     manifest::{Manifest, Node, Pod, Volume},
-    problems::shown,
     proxy::{
         peek,
         routing::{self, Decision, Reason, RoutingError},

@@ -5,9 +5,8 @@
 //! Workloads are read as the pods of their templates. Variables, files and credentials from
 //! ConfigMaps and Secrets are left out.
 
+use kiyot_values::problems::{Problem, Problems, Report};
 use serde_json::Value;
-
-use crate::problems::{Problem, Problems, Report};
 
 mod container;
 mod create;

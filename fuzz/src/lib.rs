@@ -20,7 +20,6 @@ use kiyot::{
         streaming, volumes as copies,
     },
     config, manifest,
-    price::Price,
     proxy::{fuzzing, peek},
 };
 use kiyot_http2::fuzzing as http2;
@@ -30,6 +29,7 @@ use kiyot_proto::{
     cell, cri,
 };
 use kiyot_spdy::{Decoder, Frame, FrameError, MAX_CONTROL_BYTES};
+use kiyot_values::price::Price;
 use prost::Message;
 use tokio::runtime::{Builder, Runtime};
 

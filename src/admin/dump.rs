@@ -24,16 +24,15 @@ use super::{
     renderer::{Piece, Renderer, Renderers},
     service, versions,
 };
-use crate::{
-    backends::{
-        Backend,
-        milpa::{
-            Milpa,
-            id::CellId,
-            inventory::{PodKey, Record},
-        },
+use kiyot_values::error_chain::error_chain;
+
+use crate::backends::{
+    Backend,
+    milpa::{
+        Milpa,
+        id::CellId,
+        inventory::{PodKey, Record},
     },
-    error_chain::error_chain,
 };
 
 /// Bytes of a response.

@@ -19,11 +19,11 @@ use super::{
     node_log::{NodeLog, Part, Wanted},
     parts::Parts,
 };
+use kiyot_values::{error_chain::error_chain, glob::matches};
+
 use crate::{
     backends::milpa::{Milpa, id::CellId, inventory::PodKey},
     blocking::blocking,
-    error_chain::error_chain,
-    glob::matches,
 };
 
 /// The offerings of a response.

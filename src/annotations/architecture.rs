@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::problems::Field;
+use kiyot_values::problems::Field;
 
 /// Architecture of an instance's processor, by its name in images.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::problems::Field;
+use kiyot_values::problems::Field;
 
 /// GPUs of a pod: four times those of the largest instance types.
 const MAX_GPUS: u32 = 64;

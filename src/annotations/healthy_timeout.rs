@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::problems::Field;
+use kiyot_values::problems::Field;
 
 /// Longest timeout, in seconds: a week.
 const MAX_HEALTHY_TIMEOUT_SECS: u32 = 7 * 24 * 60 * 60;

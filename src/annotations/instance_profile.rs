@@ -1,7 +1,7 @@
 //! IAM instance profile of a cell.
 
 use super::text::is_name;
-use crate::problems::Field;
+use kiyot_values::problems::Field;
 
 /// Reads an ARN.
 pub(super) fn instance_profile(field: Field<'_>) -> Option<String> {

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::text::is_name;
-use crate::{glob, problems::Field};
+use kiyot_values::{glob, problems::Field};
 
 /// Values that are allowed.
 const ALLOWED: &str = "allowed: an instance type such as p3.2xlarge, or a glob such as c5*";

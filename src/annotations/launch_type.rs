@@ -1,7 +1,7 @@
 //! Market of an instance.
 
 use super::{LAUNCH_TYPE, SPOT_INSTANCE, text::boolean};
-use crate::problems::{Field, Problem, Report};
+use kiyot_values::problems::{Field, Problem, Report};
 
 /// Market of an instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

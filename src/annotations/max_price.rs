@@ -1,6 +1,6 @@
 //! Highest price of an instance at its choice.
 
-use crate::{price::Price, problems::Field};
+use kiyot_values::{price::Price, problems::Field};
 
 /// Reads dollars an hour.
 pub(super) fn max_price(field: Field<'_>) -> Option<Price> {

@@ -1,7 +1,7 @@
 //! Sizes of an instance: CPUs, memory and root volume.
 
-use super::Quantity;
-use crate::problems::Field;
+use kiyot_values::problems::Field;
+use kiyot_values::quantity::Quantity;
 
 /// CPUs of an instance: five times those of the largest instance types.
 const MAX_CPUS: u64 = 10_000;

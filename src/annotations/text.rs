@@ -1,6 +1,6 @@
 //! Texts that several annotations have: booleans and names.
 
-use crate::problems::Field;
+use kiyot_values::problems::Field;
 
 /// Longest name of an instance type or security group, in characters.
 const NAME_CHARS: usize = 255;

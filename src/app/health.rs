@@ -12,6 +12,7 @@ use futures::{
     future::{BoxFuture, Shared, WeakShared},
 };
 use http::{HeaderMap, HeaderValue, Request, header};
+use kiyot_values::error_chain::error_chain;
 use tokio::time::timeout;
 
 use crate::{
@@ -19,7 +20,6 @@ use crate::{
         Method,
         cri::{UnaryError, Upstream},
     },
-    error_chain::error_chain,
     proxy::Watchdog,
 };
 

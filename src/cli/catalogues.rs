@@ -3,7 +3,9 @@
 use std::path::Path;
 
 use super::{UsageError, bounded};
-use crate::{backends::milpa::placement::CatalogueFile, csv_rows::WrongRow};
+use kiyot_values::csv_rows::WrongRow;
+
+use crate::backends::milpa::placement::CatalogueFile;
 
 /// The name of the catalogue that is built into the program.
 pub(super) const BUILT_IN: &str = "ec2-us-east-1";

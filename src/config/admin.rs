@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::{Server, read};
-use crate::problems::Table;
+use kiyot_values::problems::Table;
 
 /// File name of the socket, in the directory of the CRI socket.
 const FILE: &str = "admin.sock";

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
 use super::{MilpaBackend, read};
-use crate::{
+use kiyot_values::{
     names::{MAX_LABEL_BYTES, is_label},
     problems::{Field, Table},
 };

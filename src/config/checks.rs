@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::{BackendConfig, Config, MilpaBackend, ProviderKind, read::SOCKET_PATH_BYTES, sockets};
-use crate::problems::{Problem, Report};
+use kiyot_values::problems::{Problem, Report};
 
 /// Path of the gateway's socket in a state directory.
 const GATEWAY_SOCKET: &str = "/gateway.sock";

@@ -9,7 +9,7 @@ use super::{
     Admin, BackendConfig, Config, CriBackend, GatewayListen, Kubernetes, Limits, Metrics,
     MilpaBackend, Policy, Routing, Rule, Server,
 };
-use crate::problems::{Problem, Problems, Report};
+use kiyot_values::problems::{Problem, Problems, Report};
 
 /// Changed key.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -3,15 +3,16 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use kiyot_ec2::{ImageFilter, VolumePerformance, VolumeType};
+use kiyot_values::cidr::Cidr;
 
 use super::{
-    Cidr, read,
+    read,
     tags::{
         AWS_TAG_PREFIX, MAX_CONFIGURED_TAGS, MAX_TAG_KEY_BYTES, MAX_TAG_VALUE_BYTES, MAX_TAGS,
         NAME_TAG, OWN_TAG_PREFIX, check_tag_key, check_tag_value,
     },
 };
-use crate::problems::{Field, Problem, Report, Table};
+use kiyot_values::problems::{Field, Problem, Report, Table};
 
 /// Subnets that are read: a region has six zones at most.
 const MAX_SUBNETS: usize = 32;
@@ -70,8 +71,8 @@ pub struct Ec2 {
     pub image: Option<ImageFilter>,
     /// Set if the image has the agent and its service; otherwise cells install it at their boot.
     pub image_has_agent: bool,
-    /// Memory in bytes that the image's processes need beside a pod; by default
-    /// [`Ec2::memory_overhead`]'s.
+    /// Memory in bytes that the image's processes need beside a pod; by default that of
+    /// [`Ec2::memory_overhead()`].
     pub memory_overhead: Option<u64>,
     /// Name or ARN of the instance profile of cells whose pod has none.
     pub instance_profile: Option<String>,

@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::read;
-use crate::problems::{Field, Problem, Report, Table};
+use kiyot_values::problems::{Field, Problem, Report, Table};
 
 const MAX_UNAUTHENTICATED_PER_PEER: usize = 16;
 /// Highest value of `max_unauthenticated_per_peer`: half of the limit in all.
@@ -246,7 +246,7 @@ mod tests {
     #[test]
     fn provider_with_remote_cells_needs_a_port() {
         let found = |keys: &str, cells_are_remote| {
-            let report = crate::problems::Report::default();
+            let report = kiyot_values::problems::Report::default();
             gateway(keys).check("backends.milpa.gateway", cells_are_remote, &report);
             report.finish("test", ()).map_err(|problems| problems.to_string())
         };

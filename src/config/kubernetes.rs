@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use super::read;
-use crate::{names::is_label, problems::Table};
+use kiyot_values::{names::is_label, problems::Table};
 
 /// Value that stands for the service account of the daemon's pod.
 const IN_CLUSTER: &str = "in-cluster";

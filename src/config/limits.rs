@@ -1,6 +1,6 @@
 //! Limits of the boots and the prices of cells.
 
-use crate::{
+use kiyot_values::{
     price::Price,
     problems::{Field, Table},
 };

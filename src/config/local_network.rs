@@ -2,8 +2,10 @@
 
 use std::path::PathBuf;
 
-use super::{Cidr, read};
-use crate::problems::{Problem, Table};
+use kiyot_values::cidr::Cidr;
+
+use super::read;
+use kiyot_values::problems::{Problem, Table};
 
 const CNI_CONF_DIR: &str = "/etc/cni/net.d";
 const CNI_BIN_DIRS: [&str; 2] = ["/opt/cni/bin", "/usr/lib/cni"];

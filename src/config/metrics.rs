@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-use crate::problems::Table;
+use kiyot_values::problems::Table;
 
 /// Default port, which the list of default ports of Prometheus's exporters assigns to nothing else.
 const PORT: u16 = 9464;

@@ -5,7 +5,7 @@ use std::{ops::RangeInclusive, path::PathBuf, time::Duration};
 use super::{
     Ec2, GatewayListen, Limits, Netns, Placement, Qemu, WarmPool, backends::CONTAINERD_SOCKET, read,
 };
-use crate::problems::{Field, Table};
+use kiyot_values::problems::{Field, Table};
 
 const STATE_DIR: &str = "/var/lib/kiyot";
 const MAX_CELLS: usize = 250;

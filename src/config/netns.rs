@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use super::{LocalNetwork, read};
-use crate::problems::Table;
+use kiyot_values::problems::Table;
 
 const CONTAINERD: &str = "containerd";
 const RUNC: &str = "runc";

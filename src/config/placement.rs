@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::read;
-use crate::problems::{Field, Table};
+use kiyot_values::problems::{Field, Table};
 
 /// Memory of a pod without a memory limit, in bytes.
 const MEMORY_BYTES: u64 = 512 << 20;

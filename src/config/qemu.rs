@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use super::{LocalNetwork, MAX_CELLS_LIMIT, read};
-use crate::problems::Table;
+use kiyot_values::problems::Table;
 
 const IMAGE_DIR: &str = "/usr/share/kiyot/cell-image";
 const PROGRAM: &str = "qemu-system-x86_64";

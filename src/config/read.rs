@@ -7,8 +7,7 @@ use std::{
 };
 
 use jiff::SignedDuration;
-
-use crate::problems::Field;
+use kiyot_values::problems::Field;
 
 /// Longest path of a unix socket, in bytes: Linux's `sun_path` without the NUL.
 pub(super) const SOCKET_PATH_BYTES: usize = 107;

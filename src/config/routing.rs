@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::problems::Table;
+use kiyot_values::problems::Table;
 
 const DEFAULT: &str = "containerd";
 

@@ -3,7 +3,7 @@
 use std::{path::PathBuf, time::Duration};
 
 use super::read;
-use crate::problems::Table;
+use kiyot_values::problems::Table;
 
 const LISTEN: &str = "/run/kiyot/kiyot.sock";
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
@@ -63,6 +63,6 @@ impl Server {
     }
 }
 
-fn number(field: crate::problems::Field<'_>, max: usize) -> Option<usize> {
+fn number(field: kiyot_values::problems::Field<'_>, max: usize) -> Option<usize> {
     field.number(1..=max)
 }

@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::{BackendConfig, Config};
-use crate::problems::{Problem, Report};
+use kiyot_values::problems::{Problem, Report};
 
 /// Symbolic links followed at most: the kernel's `MAXSYMLINKS`.
 const MOST_LINKS: u32 = 40;

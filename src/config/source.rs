@@ -8,9 +8,8 @@ use figment::{
     util::nest,
     value::{Dict, Map as Profiles, Value},
 };
+use kiyot_values::problems::{Problem, Problems};
 use serde_json::Map;
-
-use crate::problems::{Problem, Problems};
 
 /// Largest configuration, in bytes.
 const MAX_BYTES: u64 = 1024 * 1024;

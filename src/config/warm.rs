@@ -3,7 +3,7 @@
 use std::{fmt, time::Duration};
 
 use super::read;
-use crate::problems::{Field, Problem, Table};
+use kiyot_values::problems::{Field, Problem, Table};
 
 /// Highest count of a pool: that of cells.
 const MAX_COUNT: usize = 10_000;

@@ -13,7 +13,7 @@ use super::{
     place::Place,
     security,
 };
-use crate::problems::Field;
+use kiyot_values::problems::Field;
 
 const TERMINATION_MESSAGE_PATH: &str = "/dev/termination-log";
 const TERMINATION_MESSAGE_POLICY: &str = "File";

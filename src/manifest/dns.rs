@@ -1,8 +1,7 @@
 //! DNS of a pod.
 
 use k8s_openapi::api::core::v1::{PodDNSConfig, PodDNSConfigOption};
-
-use crate::problems::Field;
+use kiyot_values::problems::Field;
 
 /// `dnsPolicy`
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

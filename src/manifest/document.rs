@@ -5,7 +5,7 @@ use std::fmt;
 use kiyot_manifest_files::Object;
 
 use super::{WorkloadKind, place::Place};
-use crate::problems::shown;
+use kiyot_values::problems::shown;
 
 /// Characters of kind, namespace and name of a document that is skipped: those of a DNS name.
 const SHOWN_CHARS: usize = 253;

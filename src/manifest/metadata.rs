@@ -6,7 +6,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use ring::digest::{SHA256, digest};
 
 use super::place::Place;
-use crate::{
+use kiyot_values::{
     names::{DEFAULT_NAMESPACE, uid},
     problems::Field,
 };

@@ -1,8 +1,7 @@
 //! Places of typed values, for checks that their types don't make.
 
+use kiyot_values::problems::{Field, Problem, Report};
 use serde_json::Value;
-
-use crate::problems::{Field, Problem, Report};
 
 /// Place of a value.
 #[derive(Debug, Clone)]

@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::ResourceRequirements;
 use kiyot_proto::cri;
 
 use super::place::Place;
-use crate::annotations::Quantity;
+use kiyot_values::quantity::Quantity;
 
 mod amounts;
 

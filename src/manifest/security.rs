@@ -7,7 +7,7 @@ use kiyot_proto::cri::{SecurityProfile, security_profile::ProfileType};
 use kiyot_tree::RelPath;
 
 use super::{node::text, place::Place};
-use crate::problems::Field;
+use kiyot_values::problems::Field;
 
 const SECCOMP_TYPES: [(&str, ProfileType); 3] = [
     ("RuntimeDefault", ProfileType::RuntimeDefault),

@@ -12,7 +12,7 @@ use serde::{
 use serde_json::{Map, Value, map};
 
 use super::place::Place;
-use crate::problems::{Field, Problem, Report, likely};
+use kiyot_values::problems::{Field, Problem, Report, likely};
 
 /// Most items of a list.
 const MAX_ITEMS: usize = 1024;

@@ -5,7 +5,7 @@ use std::mem::take;
 use k8s_openapi::api::core::v1 as api;
 
 use super::{env::ResourceField, metadata::dns_name, node::Node, place::Place, plugin};
-use crate::{annotations::Quantity, problems::Field};
+use kiyot_values::{problems::Field, quantity::Quantity};
 
 /// Highest permissions of a file.
 const MAX_MODE: u32 = 0o777;

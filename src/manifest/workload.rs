@@ -5,7 +5,7 @@ use std::fmt;
 use serde_json::{Map, Value};
 
 use super::{Metadata, Pod, Volume, metadata::GENERATED, place::Place};
-use crate::problems::Report;
+use kiyot_values::problems::Report;
 
 mod labels;
 mod spec;

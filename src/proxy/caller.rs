@@ -17,7 +17,9 @@ use super::{
     copy_body::{BodySink, CallerSink, CopyError},
     frame, trace_context,
 };
-use crate::{error_chain::error_chain, metrics::CallRecord};
+use kiyot_values::error_chain::error_chain;
+
+use crate::metrics::CallRecord;
 
 const GRPC_CONTENT_TYPE: HeaderValue = HeaderValue::from_static("application/grpc");
 /// Header of a response's status, in its trailers.

@@ -1,10 +1,11 @@
 //! Routing of pod sandboxes to backends. Pure.
 
 use super::peek::{Malformed, Pod};
+use kiyot_values::glob;
+
 use crate::{
     backends::{BackendName, Declared},
     config::{Routing, Rule},
-    glob,
 };
 
 /// Annotation by which a pod requests a backend.

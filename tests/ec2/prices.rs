@@ -7,10 +7,10 @@ use kiyot::{
         providers::{Provider, ec2::Ec2},
     },
     config::{MilpaBackend, PriceSource},
-    price::Price,
 };
 use kiyot_testcloud::{Hold, Outcome};
 use kiyot_testkit::{LIMIT, wait_until};
+use kiyot_values::price::Price;
 
 use crate::world::{NANO, World};
 

@@ -13,11 +13,11 @@ use kiyot::{
         },
     },
     config::{self, GatewayListen, MilpaBackend, PriceSource},
-    price::Price,
 };
 use kiyot_link::bootstrap::{AgentPin, Bootstrap, GatewayAddress};
 use kiyot_testcloud::Cloud;
 use kiyot_testkit::{LIMIT, wait_until};
+use kiyot_values::price::Price;
 
 use crate::over_cloud;
 

@@ -15,7 +15,7 @@ async fn cni_gives_a_cell_an_address_of_the_nodes_network() {
     let addresses =
         bench.provider.attach(&cell.instance.id, &cell.attachment).await.unwrap().addresses;
     assert_eq!(addresses.len(), 1);
-    let subnet: kiyot::config::Cidr = bench.cni_subnet().parse().unwrap();
+    let subnet: kiyot_values::cidr::Cidr = bench.cni_subnet().parse().unwrap();
     assert!(subnet.contains(addresses[0]), "{addresses:?}");
     assert_reachable(&cell.instance.id, addresses[0]);
     assert!(

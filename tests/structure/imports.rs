@@ -27,9 +27,6 @@ const PARTS: &[Part] = &[
             "manifest",
             "annotations",
             "config",
-            "csv_rows",
-            "error_chain",
-            "problems",
             "recent_log",
         ]],
     },
@@ -40,8 +37,8 @@ const PARTS: &[Part] = &[
             RESOURCES,
             CELLS,
             RECORDS,
-            &["admin", "backends::milpa::inventory", "config", "metrics", "problems"],
-            &["error_chain", "kubernetes", "recent_log"],
+            &["admin", "backends::milpa::inventory", "config", "metrics"],
+            &["kubernetes", "recent_log"],
         ],
     },
     Part {
@@ -55,23 +52,20 @@ const PARTS: &[Part] = &[
         path: "explain",
         may: &[
             &["proxy", "backends", "backends::milpa", "backends::milpa::policy"],
-            &["backends::milpa::placement", "manifest", "annotations", "config", "problems"],
+            &["backends::milpa::placement", "manifest", "annotations", "config"],
         ],
     },
     Part {
         path: "admin",
         may: &[
             &["backends", "backends::milpa", "backends::milpa::inventory", "backends::milpa::id"],
-            &["explain", "manifest", "blocking", "config", "error_chain", "glob", "recent_log"],
+            &["explain", "manifest", "blocking", "config", "recent_log"],
             &["unix_channel", "unix_listener"],
         ],
     },
     Part {
         path: "proxy",
-        may: &[
-            &["backends", "backends::cri", "config", "error_chain", "glob", "metrics"],
-            &["unix_listener"],
-        ],
+        may: &[&["backends", "backends::cri", "config", "metrics"], &["unix_listener"]],
     },
     Part { path: "backends", may: &[&["backends::cri", "config"]] },
     Part { path: "backends::cri", may: &[&["backends", "config"]] },
@@ -94,7 +88,7 @@ const PARTS: &[Part] = &[
             &["backends::milpa::cri"],
             CELLS,
             RECORDS,
-            &["annotations", "config", "price"],
+            &["annotations", "config"],
         ],
     },
     Part {
@@ -102,7 +96,7 @@ const PARTS: &[Part] = &[
         may: &[
             &["backends", "backends::milpa::cells", "backends::milpa::cri"],
             RECORDS,
-            &["blocking", "error_chain"],
+            &["blocking"],
         ],
     },
     // Fuzz targets look at everything that they fuzz.
@@ -120,7 +114,7 @@ const PARTS: &[Part] = &[
             CELLS,
             RECORDS,
             LEAVES,
-            &["annotations", "backoff", "config"],
+            &["annotations", "config"],
         ],
     },
     Part { path: "backends::milpa::sync", may: &[POD_MODEL, RESOURCES, CELLS, RECORDS, LEAVES] },
@@ -174,10 +168,10 @@ const PARTS: &[Part] = &[
                 "backends::milpa::placement",
                 "backends::milpa::providers",
             ],
-            &["annotations", "backends::milpa::clock", "backoff", "error_chain"],
+            &["annotations", "backends::milpa::clock"],
             RECORDS,
             WAITING,
-            &["config", "metrics", "price"],
+            &["config", "metrics"],
         ],
     },
     Part {
@@ -185,9 +179,8 @@ const PARTS: &[Part] = &[
         may: &[
             &["annotations"],
             &["backends::milpa::cells", "backends::milpa::placement", "backends::milpa::providers"],
-            &["error_chain"],
             RECORDS,
-            &["config", "csv_rows", "decimal", "names", "price"],
+            &["config"],
         ],
     },
     Part {
@@ -198,40 +191,29 @@ const PARTS: &[Part] = &[
         path: "backends::milpa::providers",
         may: &[
             &["backends::milpa::cached", "backends::milpa::id", "backends::milpa::placement"],
-            &["annotations", "config", "error_chain", "glob", "metrics", "price"],
+            &["annotations", "config", "metrics"],
             &["resolv_conf", "token_bucket"],
         ],
     },
-    Part {
-        path: "backends::milpa::placement",
-        may: &[&["annotations", "config", "csv_rows", "decimal", "manifest", "price"]],
-    },
+    Part { path: "backends::milpa::placement", may: &[&["annotations", "config", "manifest"]] },
     Part { path: "backends::milpa::cached", may: &[] },
     Part { path: "backends::milpa::send_rate", may: &[&["token_bucket"]] },
     Part { path: "backends::milpa::store", may: &[&["backends::milpa::id"]] },
     Part { path: "backends::milpa::clock", may: &[] },
     Part { path: "backends::milpa::failure", may: &[] },
-    Part { path: "backends::milpa::id", may: &[&["names"]] },
+    Part { path: "backends::milpa::id", may: &[] },
     Part { path: "backends::milpa::mailbox", may: &[] },
     Part { path: "backends::milpa::tasks", may: &[] },
-    Part { path: "manifest", may: &[&["annotations", "glob", "names", "problems"]] },
-    Part { path: "annotations", may: &[&["config", "decimal", "glob", "price", "problems"]] },
-    Part { path: "config", may: &[&["names", "price", "problems"]] },
-    Part { path: "backoff", may: &[] },
+    Part { path: "manifest", may: &[&["annotations"]] },
+    Part { path: "annotations", may: &[] },
+    Part { path: "config", may: &[] },
     Part { path: "blocking", may: &[] },
-    Part { path: "csv_rows", may: &[] },
-    Part { path: "decimal", may: &[] },
-    Part { path: "error_chain", may: &[] },
-    Part { path: "glob", may: &[] },
     Part { path: "metrics", may: &[] },
-    Part { path: "names", may: &[] },
     Part { path: "recent_log", may: &[] },
     Part { path: "resolv_conf", may: &[] },
     Part { path: "token_bucket", may: &[] },
     Part { path: "unix_channel", may: &[] },
     Part { path: "unix_listener", may: &[] },
-    Part { path: "price", may: &[&["decimal"]] },
-    Part { path: "problems", may: &[] },
 ];
 
 /// Parts of a pod's cell that the CRI service manages.
@@ -256,12 +238,8 @@ const RECORDS: &[&str] = &["backends::milpa::store", "backends::milpa::id"];
 /// Typed failures of parts below CRI.
 const FAILURES: &[&str] = &["backends::milpa::failure"];
 /// Helpers without imports.
-const LEAVES: &[&str] = &[
-    "backends::milpa::clock",
-    "error_chain",
-    "backends::milpa::failure",
-    "backends::milpa::tasks",
-];
+const LEAVES: &[&str] =
+    &["backends::milpa::clock", "backends::milpa::failure", "backends::milpa::tasks"];
 
 fn part_of(path: &[String]) -> &'static Part {
     let begins = |part: &&Part| {

@@ -17,7 +17,7 @@ fn dependencies(manifest: &str, table: &str) -> Vec<String> {
 }
 
 /// Crates that a crate must not depend on, by its manifest.
-const FORBIDDEN: [(&str, &[&str]); 14] = [
+const FORBIDDEN: [(&str, &[&str]); 15] = [
     ("Cargo.toml", &["kiyot-cell", "kiyot-testcloud", "kiyot-testkit"]),
     ("crates/kiyot-proto/Cargo.toml", &["kiyot", "kiyot-cell", "kiyot-link", "kiyot-testkit"]),
     ("crates/kiyot-link/Cargo.toml", &["kiyot", "kiyot-cell", "kiyot-testkit", "redb"]),
@@ -60,6 +60,10 @@ const FORBIDDEN: [(&str, &[&str]); 14] = [
     (
         "crates/kiyot-tree/Cargo.toml",
         &["kiyot", "kiyot-cell", "kiyot-link", "kiyot-proto", "kiyot-testkit", "redb"],
+    ),
+    (
+        "crates/kiyot-values/Cargo.toml",
+        &["kiyot", "kiyot-cell", "kiyot-link", "kiyot-proto", "kiyot-testkit", "redb", "tokio"],
     ),
 ];
 

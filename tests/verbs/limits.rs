@@ -12,10 +12,10 @@ use kiyot::{
         milpa::{cells::Limits, id::CellId, placement::CatalogueFile},
     },
     config::WarmPool,
-    price::Price,
 };
 use kiyot_proto::cri;
 use kiyot_testkit::wait_for;
+use kiyot_values::price::Price;
 use tokio::task::JoinHandle;
 use tonic::{Code, Status};
 

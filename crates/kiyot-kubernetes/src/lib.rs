@@ -18,7 +18,6 @@ pub mod pace;
 pub mod plan;
 pub mod pod_events;
 pub mod publisher;
-pub mod quantity;
 pub mod recorder;
 pub mod requests;
 pub mod source;

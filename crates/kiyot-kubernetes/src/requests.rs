@@ -5,9 +5,8 @@
 
 use std::collections::BTreeMap;
 
+use kiyot_values::quantity::Quantity;
 use serde::Deserialize;
-
-use crate::quantity;
 
 /// Most containers of a pod that are read.
 const MAX_CONTAINERS: usize = 1000;
@@ -83,31 +82,37 @@ struct ValueSource {
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 struct Resources {
-    requests: BTreeMap<String, Quantity>,
-    limits: BTreeMap<String, Quantity>,
+    requests: BTreeMap<String, Amount>,
+    limits: BTreeMap<String, Amount>,
 }
 
 /// A quantity, which YAML also has as a number.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(untagged)]
-enum Quantity {
+enum Amount {
     Text(String),
     Number(u64),
+}
+
+impl Amount {
+    fn quantity(&self) -> Option<Quantity> {
+        match self {
+            Self::Text(text) => text.parse().ok(),
+            Self::Number(number) => number.to_string().parse().ok(),
+        }
+    }
 }
 
 /// A resource, with the reader of its quantities.
 #[derive(Clone, Copy)]
 struct Resource {
     name: &'static str,
-    read: fn(&str) -> Option<u64>,
+    read: fn(Quantity) -> u64,
 }
 
 impl Resource {
-    fn of(self, amounts: &BTreeMap<String, Quantity>) -> Option<u64> {
-        match amounts.get(self.name)? {
-            Quantity::Text(text) => (self.read)(text),
-            Quantity::Number(number) => (self.read)(&number.to_string()),
-        }
+    fn of(self, amounts: &BTreeMap<String, Amount>) -> Option<u64> {
+        amounts.get(self.name)?.quantity().map(self.read)
     }
 
     /// Returns request and limit of a container. A limit alone is the request too.
@@ -150,10 +155,7 @@ impl Resource {
 impl Resources {
     /// Returns the first resource of GPUs with an amount above 0.
     fn gpus(&self) -> Option<&String> {
-        let is_some = |amount: &Quantity| match amount {
-            Quantity::Text(text) => quantity::units(text) != Some(0),
-            Quantity::Number(number) => *number > 0,
-        };
+        let is_some = |amount: &Amount| amount.quantity() != Some(Quantity::default());
         let mut all = self.requests.iter().chain(&self.limits);
         all.find(|(name, amount)| is_gpu(name) && is_some(amount)).map(|(name, _)| name)
     }
@@ -162,9 +164,9 @@ impl Resources {
 impl PodSpec {
     /// Returns the requests and limits of the pod.
     pub fn requests(&self) -> Requests {
-        let cpu = Resource { name: "cpu", read: quantity::thousandths };
-        let memory = Resource { name: "memory", read: quantity::units };
-        let storage = Resource { name: "ephemeral-storage", read: quantity::units };
+        let cpu = Resource { name: "cpu", read: Quantity::milli };
+        let memory = Resource { name: "memory", read: Quantity::units };
+        let storage = Resource { name: "ephemeral-storage", read: Quantity::units };
         let containers = self.containers.iter().chain(&self.init_containers).take(MAX_CONTAINERS);
         let gpus = containers.clone().filter_map(|container| container.resources.gpus()).min();
         let in_file = |variable: &Variable| {

@@ -22,9 +22,9 @@ use super::{
     providers::{Attached, Attachment, HostPort, MAX_HOST_PORTS, Owner, Provider, ProviderError},
     store::{Batch, Store, StoreError, Table},
 };
-use crate::{
-    annotations::CellRequest, config::WarmPool, error_chain::error_chain, metrics::Source,
-};
+use kiyot_values::error_chain::error_chain;
+
+use crate::{annotations::CellRequest, config::WarmPool, metrics::Source};
 
 mod admission;
 mod caller;

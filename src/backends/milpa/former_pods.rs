@@ -20,7 +20,9 @@ use super::{
     cri::CriService,
     store::{Batch, Store, StoreError, Table},
 };
-use crate::{backends::Method, blocking::blocking, error_chain::error_chain};
+use kiyot_values::error_chain::error_chain;
+
+use crate::{backends::Method, blocking::blocking};
 
 /// The pause before the end is repeated.
 const RETRY_PAUSE: Duration = Duration::from_secs(2);

@@ -2,9 +2,8 @@
 
 use std::{fmt, sync::Arc};
 
+use kiyot_values::names::has_label_letters;
 use ring::rand::{SecureRandom, SystemRandom};
-
-use crate::names::has_label_letters;
 
 /// The prefix of sandbox and container ids. Not hexadecimal, so that no id of containerd starts
 /// with it.

@@ -1,9 +1,7 @@
+use kiyot_values::problems::Problems;
 use proptest::prelude::*;
 
-use crate::{
-    manifest::{File, MAX_BYTES, Manifest, Node, parse_files},
-    problems::Problems,
-};
+use crate::manifest::{File, MAX_BYTES, Manifest, Node, parse_files};
 use kiyot_manifest_files::MAX_DOCUMENTS;
 
 const SAMPLES: [&str; 7] = [

@@ -11,10 +11,9 @@ use k8s_openapi::{
 use serde_json::{Map, Value};
 
 use super::WorkloadKind;
-use crate::{
-    manifest::{Metadata, place::Place, typed},
-    problems::Report,
-};
+use kiyot_values::problems::Report;
+
+use crate::manifest::{Metadata, place::Place, typed};
 
 /// Largest count: the API has 32 bits with a sign.
 const MAX_COUNT: u32 = i32::MAX.unsigned_abs();

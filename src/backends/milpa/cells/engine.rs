@@ -19,7 +19,7 @@ use super::{
     },
     CellError,
 };
-use crate::backoff::doubled;
+use kiyot_values::backoff::doubled;
 
 mod breaker;
 mod cell;

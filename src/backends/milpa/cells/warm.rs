@@ -10,13 +10,14 @@ use futures::future::OptionFuture;
 use tokio::{sync::watch, time::sleep};
 
 use super::{engine::Pool, shared::Shared};
+use kiyot_values::backoff::doubled;
+
 use crate::{
     annotations::CellRequest,
     backends::milpa::{
         placement::{self, Candidate, Catalogue, Needs, NoFit, Rules},
         providers::ProviderError,
     },
-    backoff::doubled,
     config::WarmPool,
 };
 

@@ -10,9 +10,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use kiyot_values::backoff::doubled;
 use tonic::Status;
-
-use crate::backoff::doubled;
 
 /// The pause after the second failure, which doubles (the kubelet's for containers).
 const FIRST_PAUSE: Duration = Duration::from_secs(10);

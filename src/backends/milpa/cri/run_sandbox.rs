@@ -16,6 +16,8 @@ use super::{
     single_flight::Joined,
     status_code,
 };
+use kiyot_values::error_chain::error_chain;
+
 use crate::{
     annotations::{self, CellRequest},
     backends::milpa::{
@@ -29,7 +31,6 @@ use crate::{
         providers::{Attached, Attachment},
         store::{Batch, Table},
     },
-    error_chain::error_chain,
 };
 
 /// Annotation of the kubelet: where it has the pod from.

@@ -9,13 +9,12 @@ use kiyot_proto::cri;
 use tonic::Status;
 
 use super::{CriService, not_running, request::Addressed, status_code};
-use crate::{
-    backends::milpa::{
-        cell_client::{CALL_TIMEOUT, CellClient, OPTIONAL_CALL_TIMEOUT},
-        cells::{Cell, Step},
-        pods::{Container, container_state},
-    },
-    error_chain::error_chain,
+use kiyot_values::error_chain::error_chain;
+
+use crate::backends::milpa::{
+    cell_client::{CALL_TIMEOUT, CellClient, OPTIONAL_CALL_TIMEOUT},
+    cells::{Cell, Step},
+    pods::{Container, container_state},
 };
 
 /// Time limit of the cell's containerd for a start.

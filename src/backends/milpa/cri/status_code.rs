@@ -1,19 +1,17 @@
 //! gRPC statuses of the errors of all parts: one table.
 
+use kiyot_values::error_chain::error_chain;
 use tonic::{Code, Status};
 
-use crate::{
-    backends::milpa::{
-        cells::CellError,
-        failure::{Class, Failure},
-        id::{InvalidId, NoRandomness},
-        pods::{EventLost, LookupError},
-        policy::Refusal,
-        providers::ErrorClass,
-        store::StoreError,
-        sync::{AttemptError, ReopenError, TeardownError},
-    },
-    error_chain::error_chain,
+use crate::backends::milpa::{
+    cells::CellError,
+    failure::{Class, Failure},
+    id::{InvalidId, NoRandomness},
+    pods::{EventLost, LookupError},
+    policy::Refusal,
+    providers::ErrorClass,
+    store::StoreError,
+    sync::{AttemptError, ReopenError, TeardownError},
 };
 
 impl From<Failure> for Status {

@@ -9,10 +9,9 @@ use super::{
     CriService,
     request::{Addressed, HasResources},
 };
-use crate::{
-    backends::milpa::cell_client::{CALL_TIMEOUT, CellClient, time_left},
-    error_chain::error_chain,
-};
+use kiyot_values::error_chain::error_chain;
+
+use crate::backends::milpa::cell_client::{CALL_TIMEOUT, CellClient, time_left};
 
 impl CriService {
     /// Updates the resources of a container.

@@ -5,13 +5,14 @@ use std::{sync::Arc, time::Duration};
 use kiyot_proto::admin;
 
 use super::Inventory;
+use kiyot_values::price::Price;
+
 use crate::{
     annotations::Architecture,
     backends::milpa::{
         placement::{Accuracy, Candidate, Catalogue, Entry, Market, Offer, Offering, Refusals},
         providers::ProviderError,
     },
-    price::Price,
 };
 
 impl Inventory {

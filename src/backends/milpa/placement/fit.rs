@@ -3,10 +3,9 @@
 use std::fmt;
 
 use super::{Gpus, InstanceType, Market, Needs, Offer, Rules, Unoffered, catalogue::Entry};
-use crate::{
-    annotations::{Architecture, InstanceType as TypeChoice},
-    price::Price,
-};
+use kiyot_values::price::Price;
+
+use crate::annotations::{Architecture, InstanceType as TypeChoice};
 
 /// The price of a burstable type's CPU above its baseline, for a vCPU: that of EC2's unlimited mode
 /// for Linux (`CPUCredits:t2`, `CPUCredits:t3` and `CPUCredits:t3a` of AWS's price list).

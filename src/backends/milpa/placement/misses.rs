@@ -5,7 +5,9 @@ use std::fmt;
 use super::{
     Catalogue, InstanceType, Needs, Reason, Rules, catalogue::Entry, fit, ranking::markets,
 };
-use crate::{annotations::InstanceType as TypeChoice, price::Price};
+use kiyot_values::price::Price;
+
+use crate::annotations::InstanceType as TypeChoice;
 
 /// The distance of a reason that is no amount: another architecture is farther away than half of
 /// the memory.

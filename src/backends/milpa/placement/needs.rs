@@ -5,10 +5,11 @@ use std::fmt;
 use kiyot_proto::cri;
 
 use super::{Defaults, fit::Cpus};
+use kiyot_values::price::Price;
+
 use crate::{
     annotations::{Architecture, CellRequest, GpuRequest, InstanceType as TypeChoice, LaunchType},
     config::{WarmKind, WarmLaunchType, WarmPool},
-    price::Price,
 };
 
 /// The thousandths of a CPU that stand for no request in CPU shares: the kubelet's least.

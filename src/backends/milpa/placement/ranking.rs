@@ -4,7 +4,9 @@ use super::{
     Accuracy, Catalogue, Market, Needs, Offer, Offering, Refused, Rules, Size, catalogue::Entry,
     fit,
 };
-use crate::{annotations::LaunchType, price::Price};
+use kiyot_values::price::Price;
+
+use crate::annotations::LaunchType;
 
 /// Bounds the candidates of a launch.
 pub const MAX_CANDIDATES: usize = 16;

@@ -50,10 +50,8 @@ impl fmt::Display for Selection<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        backends::milpa::placement::{Accuracy, Market},
-        price::Price,
-    };
+    use crate::backends::milpa::placement::{Accuracy, Market};
+    use kiyot_values::price::Price;
 
     fn candidate(instance_type: &str, market: Market, micros: u64) -> Candidate {
         Candidate {

@@ -13,10 +13,11 @@ use super::{
     MAX_CANDIDATES, Market, Needs, NoFit, Offering, Reason, Refusal, Refusals, RefusedQuota,
     Requested, Rules, Size, Source, fit, misses, rank, rank_further, rank_refused,
 };
+use kiyot_values::price::Price;
+
 use crate::{
     annotations::{Architecture, CellRequest, InstanceType as TypeChoice},
     config::{Ec2, MilpaBackend, ProviderKind},
-    price::Price,
 };
 
 mod brute_force;

@@ -2,12 +2,10 @@
 
 use std::{error::Error, io, sync::Arc, time::Duration};
 
+use kiyot_values::error_chain::error_chain;
 use tokio::time::timeout;
 
-use crate::{
-    backends::milpa::placement::{Market, Offering, RefusedQuota},
-    error_chain::error_chain,
-};
+use crate::backends::milpa::placement::{Market, Offering, RefusedQuota};
 
 /// The class of a provider's error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -11,12 +11,13 @@ use super::{
     Capabilities, ErrorClass, Instance, InstanceId, InstanceState, LaunchSpec, ProviderError,
     Termination,
 };
+use kiyot_values::price::Price;
+
 use crate::{
     annotations::Architecture,
     backends::milpa::placement::{
         Accuracy, Catalogue, Entry, InstanceType, Market, Offer, Offering,
     },
-    price::Price,
 };
 
 /// The capabilities of the simulated cloud.

@@ -55,7 +55,7 @@ faults! {
     outage: 6, 48;
     /// An outage of a zone of tens of minutes, by hours.
     zone_outage: 4, 48;
-    /// A zone without a way out: agents of new instances don't connect, for tens of minutes, by hours.
+    /// A zone without a way out for tens of minutes, by hours.
     closed_zone: 4, 48;
     /// A node that reaches neither agents nor the provider for minutes, by hours.
     node_cut: 6, 48;

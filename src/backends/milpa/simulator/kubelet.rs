@@ -7,6 +7,8 @@ use super::{
     pools::Kind,
     world::{Happening, World},
 };
+use kiyot_values::{error_chain::error_chain, names::DEFAULT_NAMESPACE};
+
 use crate::{
     annotations::{Architecture, CellRequest, HealthyTimeout, LaunchType},
     backends::milpa::{
@@ -15,8 +17,6 @@ use crate::{
         placement::{Candidate, Choice, Market, Needs, NoFit, Requested, rank},
         providers::Attachment,
     },
-    error_chain::error_chain,
-    names::DEFAULT_NAMESPACE,
 };
 
 /// The time after which the kubelet repeats a stop that is not answered.

@@ -6,10 +6,9 @@ use std::{
 };
 
 use super::world::World;
-use crate::{
-    backends::milpa::{id::CellId, providers::sim::SimInstance},
-    price::{Cost, Price},
-};
+use kiyot_values::price::{Cost, Price};
+
+use crate::backends::milpa::{id::CellId, providers::sim::SimInstance};
 
 /// The parts into which the time is divided.
 const SLOTS: u32 = 72;

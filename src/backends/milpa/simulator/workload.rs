@@ -5,12 +5,13 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use crate::{
-    annotations::{CPU, CellRequest, LAUNCH_TYPE, MEMORY},
+use kiyot_values::{
     csv_rows::{CsvRows, WrongRow},
     decimal::{self, Rounding},
     names::{DEFAULT_NAMESPACE, MAX_LABEL_BYTES, is_label},
 };
+
+use crate::annotations::{CPU, CellRequest, LAUNCH_TYPE, MEMORY};
 
 /// Bounds the number of pods.
 const MAX_PODS: usize = 1_000_000;

@@ -8,14 +8,13 @@ use tokio::{
 };
 
 use super::{CellSync, teardown::POD_STOPPED};
-use crate::{
-    backends::milpa::{
-        cells::CellEvent,
-        failure::{Class, Failure},
-        id::CellId,
-        pods::container_state::Termination,
-    },
-    error_chain::error_chain,
+use kiyot_values::error_chain::error_chain;
+
+use crate::backends::milpa::{
+    cells::CellEvent,
+    failure::{Class, Failure},
+    id::CellId,
+    pods::container_state::Termination,
 };
 
 /// Delay after a failed attempt of a step that must be done.

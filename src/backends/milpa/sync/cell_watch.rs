@@ -14,16 +14,15 @@ use kiyot_proto::{
 use tokio_util::sync::CancellationToken;
 
 use super::{CellSync, container_status::STATUS_TIMEOUT};
-use crate::{
-    backends::milpa::{
-        cell_client::{self, CellClient, discard_container, found},
-        cells::Cell,
-        failure::{Class, Failure},
-        id::CellId,
-        pods::Sandbox,
-        resolver::Server,
-    },
-    error_chain::error_chain,
+use kiyot_values::error_chain::error_chain;
+
+use crate::backends::milpa::{
+    cell_client::{self, CellClient, discard_container, found},
+    cells::Cell,
+    failure::{Class, Failure},
+    id::CellId,
+    pods::Sandbox,
+    resolver::Server,
 };
 
 /// Longest silence of a watch: several heartbeats.

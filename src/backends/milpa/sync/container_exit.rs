@@ -6,12 +6,11 @@ use std::{sync::Arc, time::Duration};
 use kiyot_proto::store as records;
 
 use super::CellSync;
-use crate::{
-    backends::milpa::pods::{
-        Container,
-        container_state::{self, Termination},
-    },
-    error_chain::error_chain,
+use kiyot_values::error_chain::error_chain;
+
+use crate::backends::milpa::pods::{
+    Container,
+    container_state::{self, Termination},
 };
 
 /// Time limit of the rest of a log.

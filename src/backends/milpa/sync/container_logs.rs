@@ -7,17 +7,16 @@ use async_trait::async_trait;
 use kiyot_proto::store as records;
 
 use super::records::Records;
-use crate::{
-    backends::milpa::{
-        cells::{Cell, Cells},
-        failure::Failure,
-        id::ContainerId,
-        logs::{BaseStore, LogRoute, Logs},
-        pods::{Container, Pods},
-        store::StoreError,
-        tasks::Tasks,
-    },
-    error_chain::error_chain,
+use kiyot_values::error_chain::error_chain;
+
+use crate::backends::milpa::{
+    cells::{Cell, Cells},
+    failure::Failure,
+    id::ContainerId,
+    logs::{BaseStore, LogRoute, Logs},
+    pods::{Container, Pods},
+    store::StoreError,
+    tasks::Tasks,
 };
 
 /// Follows the logs of containers.

@@ -5,14 +5,13 @@ use std::{sync::Arc, time::Duration};
 use kiyot_proto::cri;
 
 use super::CellSync;
-use crate::{
-    backends::milpa::{
-        cell_client::CellClient,
-        cells::Cell,
-        failure::{Class, Failure},
-        pods::{Container, container_state},
-    },
-    error_chain::error_chain,
+use kiyot_values::error_chain::error_chain;
+
+use crate::backends::milpa::{
+    cell_client::CellClient,
+    cells::Cell,
+    failure::{Class, Failure},
+    pods::{Container, container_state},
 };
 
 /// Time limit of a cell's response about a container or a sandbox.

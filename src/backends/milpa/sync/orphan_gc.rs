@@ -8,7 +8,9 @@ use std::{
 };
 
 use super::CellSync;
-use crate::{backends::milpa::id::SandboxId, error_chain::error_chain};
+use kiyot_values::error_chain::error_chain;
+
+use crate::backends::milpa::id::SandboxId;
 
 /// Interval between two collections.
 const COLLECTION_INTERVAL: Duration = Duration::from_secs(5);

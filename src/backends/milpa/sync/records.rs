@@ -7,19 +7,17 @@ use std::{
 };
 
 use kiyot_proto::{cri, store as records};
+use kiyot_values::error_chain::error_chain;
 
-use crate::{
-    backends::milpa::{
-        cells::Cells,
-        id::{CellId, ContainerId, SandboxId},
-        images::Images,
-        pods::{
-            Container, Pods, Sandbox,
-            container_state::{self, Termination},
-        },
-        store::{Batch, Store, StoreError, Table},
+use crate::backends::milpa::{
+    cells::Cells,
+    id::{CellId, ContainerId, SandboxId},
+    images::Images,
+    pods::{
+        Container, Pods, Sandbox,
+        container_state::{self, Termination},
     },
-    error_chain::error_chain,
+    store::{Batch, Store, StoreError, Table},
 };
 
 /// Changes records and publishes them.

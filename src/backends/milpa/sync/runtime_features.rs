@@ -7,15 +7,13 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use kiyot_proto::{cri, store as records};
+use kiyot_values::error_chain::error_chain;
 use tokio::sync::Mutex;
 
-use crate::{
-    backends::milpa::{
-        cell_client::{CellClient, OPTIONAL_CALL_TIMEOUT},
-        cells::Cell,
-        store::{Batch, Store, StoreError, Table},
-    },
-    error_chain::error_chain,
+use crate::backends::milpa::{
+    cell_client::{CellClient, OPTIONAL_CALL_TIMEOUT},
+    cells::Cell,
+    store::{Batch, Store, StoreError, Table},
 };
 
 /// Key of the record in [`Table::Runtime`].

@@ -14,13 +14,12 @@ use super::{
     Cell, CellError, Effect, Engine, Notice, Now, State, Step, launch::parameters_digest,
     order::Order,
 };
-use crate::{
-    backends::milpa::{
-        id::CellId,
-        placement::{AllRefused, Candidate, Refusal, Refusals},
-        providers::Capabilities,
-    },
-    backoff::doubled,
+use kiyot_values::backoff::doubled;
+
+use crate::backends::milpa::{
+    id::CellId,
+    placement::{AllRefused, Candidate, Refusal, Refusals},
+    providers::Capabilities,
 };
 
 /// The failed boots in a row from which on launches pause.

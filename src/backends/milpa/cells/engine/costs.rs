@@ -9,13 +9,14 @@ use super::{
     cell::Cell,
     starts::{Kind, Starts},
 };
+use kiyot_values::price::{Cost, Price};
+
 use crate::{
     annotations::InstanceType as TypeChoice,
     backends::milpa::{
         id::CellId,
         placement::{Accuracy, Candidate, Offering, Selection},
     },
-    price::{Cost, Price},
 };
 
 /// Bounds the namespaces whose cells have ended; the cost of further namespaces is kept without

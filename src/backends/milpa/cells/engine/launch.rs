@@ -6,13 +6,12 @@ use kiyot_link::bootstrap::Bootstrap;
 use kiyot_proto::store;
 
 use super::sha256;
-use crate::{
-    backends::milpa::{
-        id::CellId,
-        placement::{Accuracy, Candidate, Market, Offering},
-        providers::LaunchSpec,
-    },
-    price::Price,
+use kiyot_values::price::Price;
+
+use crate::backends::milpa::{
+    id::CellId,
+    placement::{Accuracy, Candidate, Market, Offering},
+    providers::LaunchSpec,
 };
 
 /// A launch: every parameter of the call, so that a replay has the same. Holds secrets.

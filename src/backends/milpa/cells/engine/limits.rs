@@ -9,6 +9,8 @@ use std::{collections::BTreeMap, fmt, time::Duration};
 use kiyot_proto::text::counted;
 
 use super::{Engine, Now, State, cell::Cell, order::OrderState};
+use kiyot_values::price::Price;
+
 use crate::{
     backends::milpa::{
         cells::CellError,
@@ -16,7 +18,6 @@ use crate::{
         placement::Candidate,
     },
     config::MilpaBackend,
-    price::Price,
 };
 
 /// Bounds the cells that the error of a reached limit names.

@@ -21,6 +21,8 @@ use super::{
     sha256, timeline,
     timers::Timer,
 };
+use kiyot_values::error_chain::error_chain;
+
 use crate::{
     annotations::HealthyTimeout,
     backends::milpa::{
@@ -29,7 +31,6 @@ use crate::{
         placement::{Candidate, Choice},
         providers::{Attached, Attachment, ErrorClass, LaunchSpec, PodTags, ProviderError},
     },
-    error_chain::error_chain,
 };
 
 /// The reason of a cell whose launch the provider did not carry out.

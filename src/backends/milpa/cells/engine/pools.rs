@@ -14,17 +14,15 @@ use super::{
     timeline::{self, Step, Timeline},
     timers::Timer,
 };
-use crate::{
-    backends::milpa::{
-        cells::CellError,
-        id::{CellId, SandboxId},
-        placement::{
-            Candidate, Choice, MAX_CANDIDATES, Offering, Refusals, Refused, leave_out_dear_spot,
-        },
-        providers::PodTags,
+use kiyot_values::{backoff::doubled, error_chain::error_chain};
+
+use crate::backends::milpa::{
+    cells::CellError,
+    id::{CellId, SandboxId},
+    placement::{
+        Candidate, Choice, MAX_CANDIDATES, Offering, Refusals, Refused, leave_out_dear_spot,
     },
-    backoff::doubled,
-    error_chain::error_chain,
+    providers::PodTags,
 };
 
 /// The longest pause after failed launches of a pool.

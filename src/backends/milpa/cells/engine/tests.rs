@@ -2,13 +2,12 @@ use kiyot_link::bootstrap::GatewayAddress;
 use kiyot_proto::store::{self, CellPhase};
 
 use super::*;
-use crate::price::Price;
-use crate::{
-    backends::milpa::{
-        placement::{Accuracy, Candidate, Market, Offering},
-        providers::{Attached, Attachment, InstanceId, InstanceState, netns, sim},
-    },
-    error_chain::error_chain,
+use kiyot_values::error_chain::error_chain;
+use kiyot_values::price::Price;
+
+use crate::backends::milpa::{
+    placement::{Accuracy, Candidate, Market, Offering},
+    providers::{Attached, Attachment, InstanceId, InstanceState, netns, sim},
 };
 
 mod breaker;

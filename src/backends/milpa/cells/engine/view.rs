@@ -6,13 +6,11 @@ use super::{
     Engine, Now, State, Timeline, cell::Cell, earlier::EarlierLaunches, order::Order, pools,
     timeline,
 };
-use crate::{
-    backends::milpa::{
-        id::{CellId, SandboxId},
-        placement::Candidate,
-    },
-    error_chain::error_chain,
-    price::Cost,
+use kiyot_values::{error_chain::error_chain, price::Cost};
+
+use crate::backends::milpa::{
+    id::{CellId, SandboxId},
+    placement::Candidate,
 };
 
 /// A cell whose end is not proven.

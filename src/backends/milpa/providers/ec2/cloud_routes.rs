@@ -16,7 +16,7 @@ use super::{
     super::{ErrorClass, InstanceId, ProviderError},
     classify,
 };
-use crate::config::Cidr;
+use kiyot_values::cidr::Cidr;
 
 /// The code of the removal of a route that does not exist.
 const NO_ROUTE: &str = "InvalidRoute.NotFound";

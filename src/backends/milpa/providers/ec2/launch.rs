@@ -98,13 +98,11 @@ mod tests {
     use kiyot_link::bootstrap::{AgentPin, Bootstrap, GatewayAddress};
 
     use super::{super::parameters::tests::parameters, *};
-    use crate::{
-        backends::milpa::{
-            id::CellId,
-            placement::{Accuracy, Candidate, Offering},
-        },
-        price::Price,
+    use crate::backends::milpa::{
+        id::CellId,
+        placement::{Accuracy, Candidate, Offering},
     };
+    use kiyot_values::price::Price;
 
     fn spec(market: Market) -> LaunchSpec {
         let cell = CellId::mint().unwrap();

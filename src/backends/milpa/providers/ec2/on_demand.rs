@@ -16,7 +16,9 @@ use tokio::{
 };
 
 use super::{super::ErrorClass, error_codes::classify, price_list::Listed};
-use crate::{config::PriceSource, price::Price};
+use kiyot_values::price::Price;
+
+use crate::config::PriceSource;
 
 /// The time after which the prices are read again.
 const MAX_AGE: Duration = Duration::from_secs(12 * 3600);

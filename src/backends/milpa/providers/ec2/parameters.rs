@@ -6,7 +6,9 @@ use std::collections::BTreeMap;
 use kiyot_ec2::{CpuCredits, ImageVolume, VolumePerformance, VolumeType};
 
 use super::super::{ErrorClass, ProviderError};
-use crate::{annotations::Architecture, config::Cidr};
+use kiyot_values::cidr::Cidr;
+
+use crate::annotations::Architecture;
 
 const IMAGE: &str = "image:";
 const ROOT_DEVICE: &str = "root-device:";

@@ -5,9 +5,8 @@
 
 use std::collections::BTreeMap;
 
+use kiyot_values::price::Price;
 use serde::Deserialize;
-
-use crate::price::Price;
 
 /// Bounds a product, in bytes: some have 40 KiB, of which most is reserved terms.
 const MAX_PRODUCT_BYTES: usize = 512 * 1024;

@@ -8,13 +8,14 @@ use super::{
     parameters::BootImage,
     *,
 };
+use kiyot_values::price::Price;
+
 use crate::{
     backends::milpa::{
         placement::{Accuracy, Candidate},
         providers::CATALOGUE_TIMEOUT,
     },
     config::{GatewayListen, PriceSource},
-    price::Price,
 };
 
 const NODE: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 5);

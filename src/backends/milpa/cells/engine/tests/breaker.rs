@@ -352,6 +352,13 @@ struct Open {
     has_instance: bool,
 }
 
+impl Open {
+    /// Returns true while its token is valid.
+    fn may_enrol(self, now: u64) -> bool {
+        self.has_instance && now < self.began + TTL.as_secs()
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(500))]
 
@@ -397,7 +404,7 @@ proptest! {
                         ends(&mut engine, &cell, false, now)
                     }
                 },
-                Step::Enrol(index) => match pick(index).filter(|cell| open[cell].has_instance) {
+                Step::Enrol(index) => match pick(index).filter(|cell| open[cell].may_enrol(now)) {
                     None => continue,
                     Some(cell) => {
                         open.remove(&cell);

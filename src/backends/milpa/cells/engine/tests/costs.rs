@@ -178,7 +178,7 @@ fn families_of_instance_types_are_bounded_in_the_histograms() {
     let mut engine = engine(netns::CAPABILITIES);
     for number in 0..10_000 {
         let family = number.to_string();
-        engine.count_cost(Kind { family, is_warm: false }, crate::price::Cost::default());
+        engine.count_cost(Kind { family, is_warm: false }, kiyot_values::price::Cost::default());
     }
     let of = |family: &str| {
         let kind = Kind { family: family.into(), is_warm: false };

@@ -3,8 +3,9 @@
 use std::{collections::BTreeMap, net::IpAddr};
 
 use kiyot_ec2::Subnet;
+use kiyot_values::cidr::Cidr;
 
-use crate::config::{Cidr, MilpaBackend};
+use crate::config::MilpaBackend;
 
 /// Returns the warnings about a configuration with these subnets. `used` has the subnet of each
 /// zone that launches take.

@@ -2,7 +2,7 @@
 
 /// The direction in which a number between two integers is rounded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Rounding {
+pub enum Rounding {
     /// Takes the lower integer.
     Down,
     /// Takes the higher integer.
@@ -11,7 +11,7 @@ pub(crate) enum Rounding {
 
 /// Parses digits, with or without a point between them, and returns the number times `scale` as an
 /// integer.
-pub(crate) fn parse(text: &str, scale: u128, rounding: Rounding) -> Option<u128> {
+pub fn parse(text: &str, scale: u128, rounding: Rounding) -> Option<u128> {
     let (whole, fraction) = text.split_once('.').unwrap_or((text, "0"));
     if whole.is_empty() || fraction.is_empty() {
         return None;
@@ -22,12 +22,7 @@ pub(crate) fn parse(text: &str, scale: u128, rounding: Rounding) -> Option<u128>
 /// Returns the number with these digits before and after its point, times `scale`, as an integer.
 /// An empty part is zero. Returns `None` for other characters, and for a number whose digits do not
 /// fit in 128 bits, also with `scale`.
-pub(crate) fn from_parts(
-    whole: &str,
-    fraction: &str,
-    scale: u128,
-    rounding: Rounding,
-) -> Option<u128> {
+pub fn from_parts(whole: &str, fraction: &str, scale: u128, rounding: Rounding) -> Option<u128> {
     let fraction = fraction.trim_end_matches('0');
     let number = whole.bytes().chain(fraction.bytes()).try_fold(0_u128, |number, byte| {
         let digit = char::from(byte).to_digit(10)?;

@@ -4,7 +4,7 @@
 ///
 /// After a mismatch only the last `*` is extended: a longer text of an earlier one can't help,
 /// since the last may take it too. So the steps are at most the product of the lengths.
-pub(crate) fn matches(pattern: &str, text: &str) -> bool {
+pub fn matches(pattern: &str, text: &str) -> bool {
     let (mut pattern, mut text) = (pattern.chars(), text.chars());
     // The point after the last `*`, to retry with a `*` that matches another character.
     let mut retry = None;

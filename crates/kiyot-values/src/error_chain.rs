@@ -3,7 +3,7 @@
 use std::{error::Error, fmt::Write};
 
 /// Returns an error and all of its sources, joined by colons.
-pub(crate) fn error_chain(error: &dyn Error) -> String {
+pub fn error_chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(error) = source {

@@ -1,12 +1,12 @@
 //! Names as Kubernetes has them: labels of DNS.
 
 /// Longest label, in bytes.
-pub(crate) const MAX_LABEL_BYTES: usize = 63;
+pub const MAX_LABEL_BYTES: usize = 63;
 /// Namespace of objects that name none.
-pub(crate) const DEFAULT_NAMESPACE: &str = "default";
+pub const DEFAULT_NAMESPACE: &str = "default";
 
 /// Returns true for a label: 1 to 63 of a-z, 0-9 and -, not - at either end.
-pub(crate) fn is_label(text: &str) -> bool {
+pub fn is_label(text: &str) -> bool {
     (1..=MAX_LABEL_BYTES).contains(&text.len())
         && has_label_letters(text)
         && !text.starts_with('-')
@@ -14,12 +14,12 @@ pub(crate) fn is_label(text: &str) -> bool {
 }
 
 /// Returns true for a text of the letters of labels.
-pub(crate) fn has_label_letters(text: &str) -> bool {
+pub fn has_label_letters(text: &str) -> bool {
     text.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
 }
 
 /// Returns a uid in the API server's form (RFC 9562).
-pub(crate) fn uid(bytes: &[u8; 16]) -> String {
+pub fn uid(bytes: &[u8; 16]) -> String {
     let text = hex::encode(bytes);
     let groups = [&text[..8], &text[8..12], &text[12..16], &text[16..20], &text[20..]];
     groups.join("-")

@@ -6,7 +6,7 @@ use std::time::Duration;
 const MAX_DOUBLINGS: u32 = 10;
 
 /// Returns a pause that was doubled some times, at most `most`.
-pub(crate) fn doubled(first: Duration, doublings: u32, most: Duration) -> Duration {
+pub fn doubled(first: Duration, doublings: u32, most: Duration) -> Duration {
     first.saturating_mul(1 << doublings.min(MAX_DOUBLINGS)).min(most)
 }
 

@@ -21,22 +21,23 @@ impl fmt::Display for WrongRow {
 
 /// A reader of rows.
 #[derive(Debug)]
-pub(crate) struct CsvRows<'a> {
+pub struct CsvRows<'a> {
     reader: Reader<&'a [u8]>,
 }
 
 impl<'a> CsvRows<'a> {
-    pub(crate) fn new(text: &'a [u8]) -> Self {
+    /// Reads the rows of a text.
+    pub fn new(text: &'a [u8]) -> Self {
         Self { reader: ReaderBuilder::new().trim(Trim::All).from_reader(text) }
     }
 
     /// Returns the header; empty if it can't be read.
-    pub(crate) fn header(&mut self) -> StringRecord {
+    pub fn header(&mut self) -> StringRecord {
         self.reader.headers().cloned().unwrap_or_default()
     }
 
     /// Reads each row, by a function of its line and its values.
-    pub(crate) fn read<T>(
+    pub fn read<T>(
         &mut self,
         mut read: impl FnMut(u64, &StringRecord) -> Result<T, String>,
     ) -> impl Iterator<Item = Result<T, WrongRow>> {

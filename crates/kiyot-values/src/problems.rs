@@ -10,7 +10,7 @@ mod table;
 
 pub use field::Field;
 pub use table::Table;
-pub(crate) use table::likely;
+pub use table::likely;
 
 /// Characters of a wrong value that a problem shows.
 const SHOWN_VALUE_CHARS: usize = 120;
@@ -183,7 +183,7 @@ impl Report {
     }
 
     /// Adds problems that are made only as long as they are listed.
-    pub(crate) fn add_all(&self, problems: impl ExactSizeIterator<Item = Problem>) {
+    pub fn add_all(&self, problems: impl ExactSizeIterator<Item = Problem>) {
         let mut problems = problems;
         while !self.0.borrow().is_full() {
             let Some(problem) = problems.next() else { return };
@@ -193,14 +193,14 @@ impl Report {
     }
 
     /// Adds all problems of another report.
-    pub(crate) fn add_report(&self, other: Self) {
+    pub fn add_report(&self, other: Self) {
         let Collected { list, more, .. } = other.0.into_inner();
         list.into_iter().for_each(|problem| self.add(problem));
         self.0.borrow_mut().more += more;
     }
 
     /// Returns the number of problems.
-    pub(crate) fn len(&self) -> usize {
+    pub fn len(&self) -> usize {
         let collected = self.0.borrow();
         collected.list.len() + collected.more
     }

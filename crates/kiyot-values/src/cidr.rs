@@ -22,7 +22,7 @@ pub struct NotACidr;
 
 impl Cidr {
     /// Returns an IPv4 network. The caller guarantees that no host bit is set.
-    pub(super) const fn v4([a, b, c, d]: [u8; 4], prefix: u8) -> Self {
+    pub const fn v4([a, b, c, d]: [u8; 4], prefix: u8) -> Self {
         Self { address: IpAddr::V4(Ipv4Addr::new(a, b, c, d)), prefix }
     }
 

@@ -89,7 +89,7 @@ impl<'r> Table<'r> {
 }
 
 /// Returns the known keys that are meant by an unknown one.
-pub(crate) fn likely(key: &str, known: &[&'static str]) -> Vec<&'static str> {
+pub fn likely(key: &str, known: &[&'static str]) -> Vec<&'static str> {
     if key.len() > MAX_LIKELY_BYTES {
         return Vec::new();
     }

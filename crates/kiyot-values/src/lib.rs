@@ -1,0 +1,13 @@
+//! Values as texts and numbers, such as quantities, prices and CIDRs, and the problems that inputs
+//! have. Pure functions without clock, file and socket.
+
+pub mod backoff;
+pub mod cidr;
+pub mod csv_rows;
+pub mod decimal;
+pub mod error_chain;
+pub mod glob;
+pub mod names;
+pub mod price;
+pub mod problems;
+pub mod quantity;
