@@ -13,9 +13,8 @@ use crate::{
         BackendName, Declared,
         milpa::{
             self,
-            placement::{self, ApiRequests, Catalogue, Needs, Refusals, Requested},
+            placement::{self, ApiRequests, Catalogue, Needs, Refusals, Requested, root_volume},
             policy,
-            providers::ec2::root_volume,
         },
     },
     config::{BackendConfig, Config, MilpaBackend, ProviderKind},

@@ -18,6 +18,7 @@ mod offering;
 mod pod_requests;
 mod ranking;
 mod refusals;
+pub mod root_volume;
 mod rules;
 mod selection;
 mod size;

@@ -42,7 +42,8 @@ fn every_key_is_read() {
     let keys = "region = \"eu-west-1\"\nsubnets = [\"subnet-a\", \"subnet-b\"]\n\
                 security_groups = [\"sg-a\", \"sg-b\"]\nmax_security_groups = 8\n\
                 image = { owner = \"self\", name = \"cell-*\" }\nimage_has_agent = true\n\
-                memory_overhead = \"300Mi\"\ninstance_profile = \"cells\"\nkey_name = \"ops\"\nvolume_size = \"20Gi\"\n\
+                memory_overhead = \"300Mi\"\ninstance_profile = \"cells\"\nkey_name = \"ops\"\n\
+                volume_size = \"20Gi\"\n\
                 volume_type = \"gp3\"\nvolume_iops = 10000\nvolume_throughput = 2000\n\
                 volume_initialization_rate = 300\nkms_key_id = \"alias/cells\"\n\
                 public_address = true\n\

@@ -32,7 +32,7 @@ use crate::{
     backends::milpa::{
         cached::Cached,
         id::CellId,
-        placement::{Catalogue, CatalogueFile, Market, Offering},
+        placement::{Catalogue, CatalogueFile, Market, Offering, root_volume},
     },
     config,
 };
@@ -55,7 +55,6 @@ mod parameters;
 pub mod price_list;
 mod quotas;
 mod resources;
-pub mod root_volume;
 mod spot;
 mod tagging;
 mod terminations;

@@ -1,7 +1,9 @@
 //! The size of a root volume for a pod's ephemeral storage.
 
-use super::GIB;
 use crate::annotations::MAX_VOLUME_GIB;
+
+/// Bytes of a GiB.
+const GIB: u64 = 1 << 30;
 
 /// Room for the images of a pod, in GiB: their layers, packed and unpacked, beside what the system
 /// leaves of its image's volume.
