@@ -14,6 +14,7 @@ use std::{
 use bytes::Bytes;
 use futures::{FutureExt, Stream, StreamExt, future, stream, stream::BoxStream};
 use kiyot_proto::admin::{self, DumpResponse};
+use kiyot_values::error_chain::error_chain;
 use tonic::Status;
 
 use super::{
@@ -24,8 +25,6 @@ use super::{
     renderer::{Piece, Renderer, Renderers},
     service, versions,
 };
-use kiyot_values::error_chain::error_chain;
-
 use crate::backends::{
     Backend,
     milpa::{

@@ -8,6 +8,7 @@ use kiyot_proto::{
     ADMIN_REVISION,
     admin::{self, admin_server::Admin},
 };
+use kiyot_values::{error_chain::error_chain, glob::matches};
 use tokio::sync::OwnedSemaphorePermit;
 use tonic::{Request, Response, Status};
 
@@ -19,8 +20,6 @@ use super::{
     node_log::{NodeLog, Part, Wanted},
     parts::Parts,
 };
-use kiyot_values::{error_chain::error_chain, glob::matches};
-
 use crate::{
     backends::milpa::{Milpa, id::CellId, inventory::PodKey},
     blocking::blocking,

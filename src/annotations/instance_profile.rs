@@ -1,7 +1,8 @@
 //! IAM instance profile of a cell.
 
-use super::text::is_name;
 use kiyot_values::problems::Field;
+
+use super::text::is_name;
 
 /// Reads an ARN.
 pub(super) fn instance_profile(field: Field<'_>) -> Option<String> {

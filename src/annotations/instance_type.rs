@@ -2,8 +2,9 @@
 
 use std::fmt;
 
-use super::text::is_name;
 use kiyot_values::{glob, problems::Field};
+
+use super::text::is_name;
 
 /// Values that are allowed.
 const ALLOWED: &str = "allowed: an instance type such as p3.2xlarge, or a glob such as c5*";

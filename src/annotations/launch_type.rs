@@ -1,7 +1,8 @@
 //! Market of an instance.
 
-use super::{LAUNCH_TYPE, SPOT_INSTANCE, text::boolean};
 use kiyot_values::problems::{Field, Problem, Report};
+
+use super::{LAUNCH_TYPE, SPOT_INSTANCE, text::boolean};
 
 /// Market of an instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

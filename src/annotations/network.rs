@@ -1,7 +1,8 @@
 //! Security groups and routes of a cell.
 
-use super::text::is_name;
 use kiyot_values::{cidr::Cidr, problems::Field};
+
+use super::text::is_name;
 
 /// Security groups of an interface: the highest limit that EC2 grants. The configuration's own is
 /// checked with the groups of every cell.

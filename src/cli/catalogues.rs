@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use super::{UsageError, bounded};
 use kiyot_values::csv_rows::WrongRow;
 
+use super::{UsageError, bounded};
 use crate::backends::milpa::placement::CatalogueFile;
 
 /// The name of the catalogue that is built into the program.

@@ -2,8 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{Server, read};
 use kiyot_values::problems::Table;
+
+use super::{Server, read};
 
 /// File name of the socket, in the directory of the CRI socket.
 const FILE: &str = "admin.sock";

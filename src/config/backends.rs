@@ -2,11 +2,12 @@
 
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
-use super::{MilpaBackend, read};
 use kiyot_values::{
     names::{MAX_LABEL_BYTES, is_label},
     problems::{Field, Table},
 };
+
+use super::{MilpaBackend, read};
 
 /// Default socket of containerd.
 pub(super) const CONTAINERD_SOCKET: &str = "/run/containerd/containerd.sock";

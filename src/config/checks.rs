@@ -5,8 +5,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{BackendConfig, Config, MilpaBackend, ProviderKind, read::SOCKET_PATH_BYTES, sockets};
 use kiyot_values::problems::{Problem, Report};
+
+use super::{BackendConfig, Config, MilpaBackend, ProviderKind, read::SOCKET_PATH_BYTES, sockets};
 
 /// Path of the gateway's socket in a state directory.
 const GATEWAY_SOCKET: &str = "/gateway.sock";

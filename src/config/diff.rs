@@ -5,11 +5,12 @@ use std::{
     fmt,
 };
 
+use kiyot_values::problems::{Problem, Problems, Report};
+
 use super::{
     Admin, BackendConfig, Config, CriBackend, GatewayListen, Kubernetes, Limits, Metrics,
     MilpaBackend, Policy, Routing, Rule, Server,
 };
-use kiyot_values::problems::{Problem, Problems, Report};
 
 /// Changed key.
 #[derive(Debug, Clone, PartialEq, Eq)]

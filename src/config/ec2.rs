@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use kiyot_ec2::{ImageFilter, VolumePerformance, VolumeType};
 use kiyot_values::cidr::Cidr;
+use kiyot_values::problems::{Field, Problem, Report, Table};
 
 use super::{
     read,
@@ -12,7 +13,6 @@ use super::{
         NAME_TAG, OWN_TAG_PREFIX, check_tag_key, check_tag_value,
     },
 };
-use kiyot_values::problems::{Field, Problem, Report, Table};
 
 /// Subnets that are read: a region has six zones at most.
 const MAX_SUBNETS: usize = 32;

@@ -5,8 +5,9 @@ use std::{
     path::PathBuf,
 };
 
-use super::read;
 use kiyot_values::problems::{Field, Problem, Report, Table};
+
+use super::read;
 
 const MAX_UNAUTHENTICATED_PER_PEER: usize = 16;
 /// Highest value of `max_unauthenticated_per_peer`: half of the limit in all.

@@ -2,8 +2,9 @@
 
 use std::path::PathBuf;
 
-use super::read;
 use kiyot_values::{names::is_label, problems::Table};
+
+use super::read;
 
 /// Value that stands for the service account of the daemon's pod.
 const IN_CLUSTER: &str = "in-cluster";

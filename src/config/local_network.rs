@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 
 use kiyot_values::cidr::Cidr;
+use kiyot_values::problems::{Problem, Table};
 
 use super::read;
-use kiyot_values::problems::{Problem, Table};
 
 const CNI_CONF_DIR: &str = "/etc/cni/net.d";
 const CNI_BIN_DIRS: [&str; 2] = ["/opt/cni/bin", "/usr/lib/cni"];

@@ -2,10 +2,11 @@
 
 use std::{ops::RangeInclusive, path::PathBuf, time::Duration};
 
+use kiyot_values::problems::{Field, Table};
+
 use super::{
     Ec2, GatewayListen, Limits, Netns, Placement, Qemu, WarmPool, backends::CONTAINERD_SOCKET, read,
 };
-use kiyot_values::problems::{Field, Table};
 
 const STATE_DIR: &str = "/var/lib/kiyot";
 const MAX_CELLS: usize = 250;

@@ -2,8 +2,9 @@
 
 use std::path::PathBuf;
 
-use super::{LocalNetwork, read};
 use kiyot_values::problems::Table;
+
+use super::{LocalNetwork, read};
 
 const CONTAINERD: &str = "containerd";
 const RUNC: &str = "runc";

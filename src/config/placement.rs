@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use super::read;
 use kiyot_values::problems::{Field, Table};
+
+use super::read;
 
 /// Memory of a pod without a memory limit, in bytes.
 const MEMORY_BYTES: u64 = 512 << 20;

@@ -2,8 +2,9 @@
 
 use std::path::PathBuf;
 
-use super::{LocalNetwork, MAX_CELLS_LIMIT, read};
 use kiyot_values::problems::Table;
+
+use super::{LocalNetwork, MAX_CELLS_LIMIT, read};
 
 const IMAGE_DIR: &str = "/usr/share/kiyot/cell-image";
 const PROGRAM: &str = "qemu-system-x86_64";

@@ -2,8 +2,9 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use super::read;
 use kiyot_values::problems::Table;
+
+use super::read;
 
 const LISTEN: &str = "/run/kiyot/kiyot.sock";
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);

@@ -5,8 +5,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{BackendConfig, Config};
 use kiyot_values::problems::{Problem, Report};
+
+use super::{BackendConfig, Config};
 
 /// Symbolic links followed at most: the kernel's `MAXSYMLINKS`.
 const MOST_LINKS: u32 = 40;

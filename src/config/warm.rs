@@ -2,8 +2,9 @@
 
 use std::{fmt, time::Duration};
 
-use super::read;
 use kiyot_values::problems::{Field, Problem, Table};
+
+use super::read;
 
 /// Highest count of a pool: that of cells.
 const MAX_COUNT: usize = 10_000;

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use k8s_openapi::api::core::v1::{self as api, ContainerPort, SecurityContext};
+use kiyot_values::problems::Field;
 
 use super::{
     Resources, VolumeMount,
@@ -13,7 +14,6 @@ use super::{
     place::Place,
     security,
 };
-use kiyot_values::problems::Field;
 
 const TERMINATION_MESSAGE_PATH: &str = "/dev/termination-log";
 const TERMINATION_MESSAGE_POLICY: &str = "File";

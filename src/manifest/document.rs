@@ -3,9 +3,9 @@
 use std::fmt;
 
 use kiyot_manifest_files::Object;
+use kiyot_values::problems::shown;
 
 use super::{WorkloadKind, place::Place};
-use kiyot_values::problems::shown;
 
 /// Characters of kind, namespace and name of a document that is skipped: those of a DNS name.
 const SHOWN_CHARS: usize = 253;

@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use ring::digest::{SHA256, digest};
-
-use super::place::Place;
 use kiyot_values::{
     names::{DEFAULT_NAMESPACE, uid},
     problems::Field,
 };
+use ring::digest::{SHA256, digest};
+
+use super::place::Place;
 
 /// Part of a name that the API server chooses.
 pub(super) const GENERATED: &str = "<generated>";

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::ResourceRequirements;
 use kiyot_proto::cri;
+use kiyot_values::quantity::Quantity;
 
 use super::place::Place;
-use kiyot_values::quantity::Quantity;
 
 mod amounts;
 

@@ -4,6 +4,7 @@
 
 use std::{cell::Cell, fmt, iter::once_with, marker::PhantomData};
 
+use kiyot_values::problems::{Field, Problem, Report, likely};
 use serde::{
     Deserializer,
     de::{self, DeserializeOwned, DeserializeSeed, IntoDeserializer, Visitor},
@@ -12,7 +13,6 @@ use serde::{
 use serde_json::{Map, Value, map};
 
 use super::place::Place;
-use kiyot_values::problems::{Field, Problem, Report, likely};
 
 /// Most items of a list.
 const MAX_ITEMS: usize = 1024;

@@ -3,9 +3,9 @@
 use std::mem::take;
 
 use k8s_openapi::api::core::v1 as api;
+use kiyot_values::{problems::Field, quantity::Quantity};
 
 use super::{env::ResourceField, metadata::dns_name, node::Node, place::Place, plugin};
-use kiyot_values::{problems::Field, quantity::Quantity};
 
 /// Highest permissions of a file.
 const MAX_MODE: u32 = 0o777;

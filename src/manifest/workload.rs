@@ -2,10 +2,10 @@
 
 use std::fmt;
 
+use kiyot_values::problems::Report;
 use serde_json::{Map, Value};
 
 use super::{Metadata, Pod, Volume, metadata::GENERATED, place::Place};
-use kiyot_values::problems::Report;
 
 mod labels;
 mod spec;

@@ -11,14 +11,13 @@ use std::{
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Response, header::CONTENT_TYPE, response};
 use kiyot_http2::{Reason, server::SendResponse};
+use kiyot_values::error_chain::error_chain;
 use tonic::{Code, Status};
 
 use super::{
     copy_body::{BodySink, CallerSink, CopyError},
     frame, trace_context,
 };
-use kiyot_values::error_chain::error_chain;
-
 use crate::metrics::CallRecord;
 
 const GRPC_CONTENT_TYPE: HeaderValue = HeaderValue::from_static("application/grpc");

@@ -1,8 +1,8 @@
 //! Routing of pod sandboxes to backends. Pure.
 
-use super::peek::{Malformed, Pod};
 use kiyot_values::glob;
 
+use super::peek::{Malformed, Pod};
 use crate::{
     backends::{BackendName, Declared},
     config::{Routing, Rule},

@@ -12,6 +12,7 @@ use std::{
 
 use kiyot_link::bootstrap::Bootstrap;
 use kiyot_proto::store::{Cordon, SandboxMeta};
+use kiyot_values::error_chain::error_chain;
 use ring::rand::{SecureRandom, SystemRandom};
 use tokio::sync::{broadcast, oneshot, watch};
 
@@ -22,8 +23,6 @@ use super::{
     providers::{Attached, Attachment, HostPort, MAX_HOST_PORTS, Owner, Provider, ProviderError},
     store::{Batch, Store, StoreError, Table},
 };
-use kiyot_values::error_chain::error_chain;
-
 use crate::{annotations::CellRequest, config::WarmPool, metrics::Source};
 
 mod admission;

@@ -13,6 +13,7 @@ use std::{
 use futures::future::join_all;
 use kiyot_linux::unmount_beneath;
 use kiyot_proto::{cri, store::StandalonePod};
+use kiyot_values::error_chain::error_chain;
 use tokio::time::sleep;
 
 use super::{
@@ -20,8 +21,6 @@ use super::{
     cri::CriService,
     store::{Batch, Store, StoreError, Table},
 };
-use kiyot_values::error_chain::error_chain;
-
 use crate::{backends::Method, blocking::blocking};
 
 /// The pause before the end is repeated.

@@ -8,11 +8,10 @@ use k8s_openapi::{
     },
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
+use kiyot_values::problems::Report;
 use serde_json::{Map, Value};
 
 use super::WorkloadKind;
-use kiyot_values::problems::Report;
-
 use crate::manifest::{Metadata, place::Place, typed};
 
 /// Largest count: the API has 32 bits with a sign.

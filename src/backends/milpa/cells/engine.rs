@@ -7,6 +7,7 @@
 use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
 
 use kiyot_link::{bootstrap::Bootstrap, certificate::sha256};
+use kiyot_values::backoff::doubled;
 
 use super::{
     super::{
@@ -19,7 +20,6 @@ use super::{
     },
     CellError,
 };
-use kiyot_values::backoff::doubled;
 
 mod breaker;
 mod cell;

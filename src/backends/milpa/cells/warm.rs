@@ -7,11 +7,10 @@ use std::{
 };
 
 use futures::future::OptionFuture;
+use kiyot_values::backoff::doubled;
 use tokio::{sync::watch, time::sleep};
 
 use super::{engine::Pool, shared::Shared};
-use kiyot_values::backoff::doubled;
-
 use crate::{
     annotations::CellRequest,
     backends::milpa::{

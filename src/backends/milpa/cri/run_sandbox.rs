@@ -6,6 +6,7 @@ use std::{
 };
 
 use kiyot_proto::{cri, store as records};
+use kiyot_values::error_chain::error_chain;
 use tokio::time::timeout;
 use tonic::{Code, Status};
 
@@ -16,8 +17,6 @@ use super::{
     single_flight::Joined,
     status_code,
 };
-use kiyot_values::error_chain::error_chain;
-
 use crate::{
     annotations::{self, CellRequest},
     backends::milpa::{

@@ -6,11 +6,10 @@ use std::{
 };
 
 use kiyot_proto::cri;
+use kiyot_values::error_chain::error_chain;
 use tonic::Status;
 
 use super::{CriService, not_running, request::Addressed, status_code};
-use kiyot_values::error_chain::error_chain;
-
 use crate::backends::milpa::{
     cell_client::{CALL_TIMEOUT, CellClient, OPTIONAL_CALL_TIMEOUT},
     cells::{Cell, Step},

@@ -3,14 +3,13 @@
 use std::time::Instant;
 
 use kiyot_proto::cri;
+use kiyot_values::error_chain::error_chain;
 use tonic::Status;
 
 use super::{
     CriService,
     request::{Addressed, HasResources},
 };
-use kiyot_values::error_chain::error_chain;
-
 use crate::backends::milpa::cell_client::{CALL_TIMEOUT, CellClient, time_left};
 
 impl CriService {

@@ -3,10 +3,9 @@
 use std::{sync::Arc, time::Duration};
 
 use kiyot_proto::admin;
-
-use super::Inventory;
 use kiyot_values::price::Price;
 
+use super::Inventory;
 use crate::{
     annotations::Architecture,
     backends::milpa::{

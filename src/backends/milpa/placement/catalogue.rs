@@ -2,9 +2,9 @@
 
 use std::fmt;
 
-use super::{Accuracy, Candidate, InstanceType, Market, Offering, Size};
 use kiyot_values::price::Price;
 
+use super::{Accuracy, Candidate, InstanceType, Market, Offering, Size};
 use crate::annotations::Architecture;
 
 /// The instance types of a provider, with their offers. Never changed: newer data is another

@@ -5,13 +5,13 @@
 
 use std::{collections::HashMap, num::NonZeroU64};
 
-use super::{Accuracy, Catalogue, Gpus, InstanceType, Market, catalogue::Entry, catalogue::Offer};
 use kiyot_values::{
     csv_rows::{CsvRows, WrongRow},
     decimal::{self, Rounding},
     price::Price,
 };
 
+use super::{Accuracy, Catalogue, Gpus, InstanceType, Market, catalogue::Entry, catalogue::Offer};
 use crate::annotations::Architecture;
 
 /// Bounds the number of rows: EC2 has some 1,250 instance types.

@@ -2,9 +2,9 @@
 
 use std::fmt;
 
-use super::{Gpus, InstanceType, Market, Needs, Offer, Rules, Unoffered, catalogue::Entry};
 use kiyot_values::price::Price;
 
+use super::{Gpus, InstanceType, Market, Needs, Offer, Rules, Unoffered, catalogue::Entry};
 use crate::annotations::{Architecture, InstanceType as TypeChoice};
 
 /// The price of a burstable type's CPU above its baseline, for a vCPU: that of EC2's unlimited mode

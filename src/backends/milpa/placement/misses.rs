@@ -2,11 +2,11 @@
 
 use std::fmt;
 
+use kiyot_values::price::Price;
+
 use super::{
     Catalogue, InstanceType, Needs, Reason, Rules, catalogue::Entry, fit, ranking::markets,
 };
-use kiyot_values::price::Price;
-
 use crate::annotations::InstanceType as TypeChoice;
 
 /// The distance of a reason that is no amount: another architecture is farther away than half of

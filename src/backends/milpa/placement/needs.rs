@@ -3,10 +3,9 @@
 use std::fmt;
 
 use kiyot_proto::cri;
-
-use super::{Defaults, fit::Cpus};
 use kiyot_values::price::Price;
 
+use super::{Defaults, fit::Cpus};
 use crate::{
     annotations::{Architecture, CellRequest, GpuRequest, InstanceType as TypeChoice, LaunchType},
     config::{WarmKind, WarmLaunchType, WarmPool},

@@ -1,11 +1,11 @@
 //! The ranking of the offerings that fit a pod.
 
+use kiyot_values::price::Price;
+
 use super::{
     Accuracy, Catalogue, Market, Needs, Offer, Offering, Refused, Rules, Size, catalogue::Entry,
     fit,
 };
-use kiyot_values::price::Price;
-
 use crate::annotations::LaunchType;
 
 /// Bounds the candidates of a launch.

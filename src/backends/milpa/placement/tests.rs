@@ -6,6 +6,7 @@ use std::{
 };
 
 use kiyot_proto::cri;
+use kiyot_values::price::Price;
 use proptest::{collection::vec, prelude::*};
 
 use super::{
@@ -13,8 +14,6 @@ use super::{
     MAX_CANDIDATES, Market, Needs, NoFit, Offering, Reason, Refusal, Refusals, RefusedQuota,
     Requested, Rules, Size, Source, fit, misses, rank, rank_further, rank_refused,
 };
-use kiyot_values::price::Price;
-
 use crate::{
     annotations::{Architecture, CellRequest, InstanceType as TypeChoice},
     config::{Ec2, MilpaBackend, ProviderKind},

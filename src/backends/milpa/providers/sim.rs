@@ -7,12 +7,12 @@ use std::{
     time::Duration,
 };
 
+use kiyot_values::price::Price;
+
 use super::{
     Capabilities, ErrorClass, Instance, InstanceId, InstanceState, LaunchSpec, ProviderError,
     Termination,
 };
-use kiyot_values::price::Price;
-
 use crate::{
     annotations::Architecture,
     backends::milpa::placement::{

@@ -2,13 +2,13 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
+use kiyot_values::{error_chain::error_chain, names::DEFAULT_NAMESPACE};
+
 use super::{
     Workload, WorkloadPod, daemon,
     pools::Kind,
     world::{Happening, World},
 };
-use kiyot_values::{error_chain::error_chain, names::DEFAULT_NAMESPACE};
-
 use crate::{
     annotations::{Architecture, CellRequest, HealthyTimeout, LaunchType},
     backends::milpa::{

@@ -5,9 +5,9 @@ use std::{
     time::Duration,
 };
 
-use super::world::World;
 use kiyot_values::price::{Cost, Price};
 
+use super::world::World;
 use crate::backends::milpa::{id::CellId, providers::sim::SimInstance};
 
 /// The parts into which the time is divided.

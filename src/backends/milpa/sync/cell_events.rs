@@ -2,14 +2,13 @@
 
 use std::{sync::Arc, time::Duration};
 
+use kiyot_values::error_chain::error_chain;
 use tokio::{
     sync::broadcast::{Receiver, error::RecvError},
     time::timeout,
 };
 
 use super::{CellSync, teardown::POD_STOPPED};
-use kiyot_values::error_chain::error_chain;
-
 use crate::backends::milpa::{
     cells::CellEvent,
     failure::{Class, Failure},

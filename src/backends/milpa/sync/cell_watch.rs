@@ -11,11 +11,10 @@ use kiyot_proto::{
     cell::{Event, Snapshot, event},
     cri,
 };
+use kiyot_values::error_chain::error_chain;
 use tokio_util::sync::CancellationToken;
 
 use super::{CellSync, container_status::STATUS_TIMEOUT};
-use kiyot_values::error_chain::error_chain;
-
 use crate::backends::milpa::{
     cell_client::{self, CellClient, discard_container, found},
     cells::Cell,

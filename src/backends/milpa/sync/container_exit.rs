@@ -4,10 +4,9 @@
 use std::{sync::Arc, time::Duration};
 
 use kiyot_proto::store as records;
-
-use super::CellSync;
 use kiyot_values::error_chain::error_chain;
 
+use super::CellSync;
 use crate::backends::milpa::pods::{
     Container,
     container_state::{self, Termination},

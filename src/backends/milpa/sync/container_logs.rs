@@ -5,10 +5,9 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use kiyot_proto::store as records;
-
-use super::records::Records;
 use kiyot_values::error_chain::error_chain;
 
+use super::records::Records;
 use crate::backends::milpa::{
     cells::{Cell, Cells},
     failure::Failure,

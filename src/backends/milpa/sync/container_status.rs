@@ -3,10 +3,9 @@
 use std::{sync::Arc, time::Duration};
 
 use kiyot_proto::cri;
-
-use super::CellSync;
 use kiyot_values::error_chain::error_chain;
 
+use super::CellSync;
 use crate::backends::milpa::{
     cell_client::CellClient,
     cells::Cell,

@@ -7,9 +7,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::CellSync;
 use kiyot_values::error_chain::error_chain;
 
+use super::CellSync;
 use crate::backends::milpa::id::SandboxId;
 
 /// Interval between two collections.

@@ -10,12 +10,12 @@ use std::{
     time::Duration,
 };
 
+use kiyot_values::backoff::doubled;
+
 use super::{
     Cell, CellError, Effect, Engine, Notice, Now, State, Step, launch::parameters_digest,
     order::Order,
 };
-use kiyot_values::backoff::doubled;
-
 use crate::backends::milpa::{
     id::CellId,
     placement::{AllRefused, Candidate, Refusal, Refusals},

@@ -3,14 +3,13 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use kiyot_proto::store;
+use kiyot_values::price::{Cost, Price};
 
 use super::{
     Change, Engine, Now, Step, Timeline,
     cell::Cell,
     starts::{Kind, Starts},
 };
-use kiyot_values::price::{Cost, Price};
-
 use crate::{
     annotations::InstanceType as TypeChoice,
     backends::milpa::{

@@ -4,10 +4,9 @@ use std::collections::BTreeMap;
 
 use kiyot_link::bootstrap::Bootstrap;
 use kiyot_proto::store;
-
-use super::sha256;
 use kiyot_values::price::Price;
 
+use super::sha256;
 use crate::backends::milpa::{
     id::CellId,
     placement::{Accuracy, Candidate, Market, Offering},

@@ -7,10 +7,9 @@
 use std::{collections::BTreeMap, fmt, time::Duration};
 
 use kiyot_proto::text::counted;
-
-use super::{Engine, Now, State, cell::Cell, order::OrderState};
 use kiyot_values::price::Price;
 
+use super::{Engine, Now, State, cell::Cell, order::OrderState};
 use crate::{
     backends::milpa::{
         cells::CellError,

@@ -12,6 +12,7 @@ use std::{
 };
 
 use kiyot_proto::store;
+use kiyot_values::error_chain::error_chain;
 
 use super::{
     Boot, BootKind, CellEvent, CommitOf, Effect, Engine, LaunchCall, Notice, Now, SILENT, State,
@@ -21,8 +22,6 @@ use super::{
     sha256, timeline,
     timers::Timer,
 };
-use kiyot_values::error_chain::error_chain;
-
 use crate::{
     annotations::HealthyTimeout,
     backends::milpa::{

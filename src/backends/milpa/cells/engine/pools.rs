@@ -6,6 +6,8 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
+use kiyot_values::{backoff::doubled, error_chain::error_chain};
+
 use super::{
     BootKind, CellEvent, Effect, Effects, Engine, Event, Notice, Now, OrderSpec, SILENT, State,
     cell::Cell,
@@ -14,8 +16,6 @@ use super::{
     timeline::{self, Step, Timeline},
     timers::Timer,
 };
-use kiyot_values::{backoff::doubled, error_chain::error_chain};
-
 use crate::backends::milpa::{
     cells::CellError,
     id::{CellId, SandboxId},

@@ -2,9 +2,9 @@
 
 use std::{collections::BTreeMap, fmt, time::Duration};
 
-use super::{Engine, Now, Step, Timeline, cell::Cell, histogram::Histogram};
 use kiyot_values::price::Cost;
 
+use super::{Engine, Now, Step, Timeline, cell::Cell, histogram::Histogram};
 use crate::backends::milpa::id::CellId;
 
 /// The upper bounds of times, in milliseconds: from a warm cell of the node to a slow boot.

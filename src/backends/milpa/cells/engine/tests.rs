@@ -1,10 +1,9 @@
 use kiyot_link::bootstrap::GatewayAddress;
 use kiyot_proto::store::{self, CellPhase};
-
-use super::*;
 use kiyot_values::error_chain::error_chain;
 use kiyot_values::price::Price;
 
+use super::*;
 use crate::backends::milpa::{
     placement::{Accuracy, Candidate, Market, Offering},
     providers::{Attached, Attachment, InstanceId, InstanceState, netns, sim},

@@ -2,9 +2,9 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use super::{Engine, Now, cell::Cell};
 use kiyot_values::price::Cost;
 
+use super::{Engine, Now, cell::Cell};
 use crate::backends::milpa::placement::Market;
 
 /// Bounds the instance types of ended cells; cells of further types are counted without a name.

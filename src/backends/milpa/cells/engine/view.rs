@@ -2,12 +2,12 @@
 
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
+use kiyot_values::{error_chain::error_chain, price::Cost};
+
 use super::{
     Engine, Now, State, Timeline, cell::Cell, earlier::EarlierLaunches, order::Order, pools,
     timeline,
 };
-use kiyot_values::{error_chain::error_chain, price::Cost};
-
 use crate::backends::milpa::{
     id::{CellId, SandboxId},
     placement::Candidate,

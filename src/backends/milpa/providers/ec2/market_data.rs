@@ -3,10 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use kiyot_ec2::{SpotPrice, TypeInZone};
-
-use super::{added_types::AddedType, on_demand::Prices};
 use kiyot_values::price::Price;
 
+use super::{added_types::AddedType, on_demand::Prices};
 use crate::{
     annotations::Architecture,
     backends::milpa::placement::{Accuracy, Catalogue, Entry, Market, Offer, Unoffered},

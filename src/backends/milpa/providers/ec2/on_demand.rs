@@ -10,14 +10,13 @@ use std::{
 };
 
 use kiyot_ec2::{CallError, Ec2Api};
+use kiyot_values::price::Price;
 use tokio::{
     task::JoinHandle,
     time::{Instant, sleep},
 };
 
 use super::{super::ErrorClass, error_codes::classify, price_list::Listed};
-use kiyot_values::price::Price;
-
 use crate::config::PriceSource;
 
 /// The time after which the prices are read again.

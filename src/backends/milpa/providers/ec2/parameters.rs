@@ -4,10 +4,9 @@
 use std::collections::BTreeMap;
 
 use kiyot_ec2::{CpuCredits, ImageVolume, VolumePerformance, VolumeType};
-
-use super::super::{ErrorClass, ProviderError};
 use kiyot_values::cidr::Cidr;
 
+use super::super::{ErrorClass, ProviderError};
 use crate::annotations::Architecture;
 
 const IMAGE: &str = "image:";

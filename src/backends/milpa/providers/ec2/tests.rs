@@ -2,14 +2,13 @@
 
 use kiyot_ec2::{Image, ImageVolume};
 use kiyot_link::bootstrap::{AgentPin, Bootstrap, GatewayAddress};
+use kiyot_values::price::Price;
 
 use super::{
     fake_api::{ADDED_TYPE, FakeApi, IMAGE, SUBNET, TYPE, ZONE, image, running},
     parameters::BootImage,
     *,
 };
-use kiyot_values::price::Price;
-
 use crate::{
     backends::milpa::{
         placement::{Accuracy, Candidate},
