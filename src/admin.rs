@@ -5,6 +5,7 @@
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
+use kiyot_config::Admin;
 use kiyot_link::http2::{self, Profile};
 use kiyot_proto::{ADMIN_REVISION, admin::admin_server::AdminServer};
 use tokio::{
@@ -15,8 +16,6 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tonic::{Code, Status, body::Body};
 use tower::{Service, service_fn};
-
-use crate::config::Admin;
 
 mod access;
 mod connection_limits;

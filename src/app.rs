@@ -6,6 +6,7 @@ use std::{
     sync::Arc,
 };
 
+use kiyot_config::{BackendConfig, Config};
 use tokio::{
     runtime::Builder,
     signal::unix::{SignalKind, signal},
@@ -20,7 +21,6 @@ use crate::{
         milpa::{self, Milpa, inventory::Inventory},
         registry::{Registry, RegistryError},
     },
-    config::{BackendConfig, Config},
     kubernetes::{Counters, Kubernetes},
     metrics::{Exposition, Process, Source},
     proxy::{self, CriServer, RunningServer},

@@ -11,11 +11,12 @@ use std::{
 };
 
 use clap::{Parser, Subcommand};
+use kiyot_config as config;
 use kiyot_link::core_dump;
 use kiyot_values::error_chain::error_chain;
 
 use crate::{
-    app, config,
+    app,
     explain::{self, Explanation, Prices},
     manifest,
 };

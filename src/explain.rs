@@ -3,6 +3,7 @@
 
 use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
 
+use kiyot_config::{BackendConfig, Config, MilpaBackend, ProviderKind};
 use kiyot_proto::{cri, text::counted};
 use kiyot_values::problems::shown;
 use prost::Message;
@@ -17,7 +18,6 @@ use crate::{
             policy,
         },
     },
-    config::{BackendConfig, Config, MilpaBackend, ProviderKind},
     manifest::{Manifest, Node, Pod, Volume},
     proxy::{
         peek,

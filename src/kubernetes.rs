@@ -17,6 +17,7 @@ use std::{
 
 use async_trait::async_trait;
 use futures::stream::BoxStream;
+use kiyot_config as config;
 use kiyot_kubernetes::{
     Access, Counter, Options, Periods, PodInformer, Publisher, ShownCell, Source,
 };
@@ -30,7 +31,6 @@ use crate::{
         inventory::Inventory,
         placement::{ApiRequests, PodRequests, REQUESTS_TIMEOUT},
     },
-    config,
     metrics::{self, ApiCalls, KUBERNETES_DROPPED_EVENTS, Page},
 };
 

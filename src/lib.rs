@@ -10,7 +10,6 @@ pub mod app;
 pub mod backends;
 mod blocking;
 pub mod cli;
-pub mod config;
 pub mod explain;
 mod kubernetes;
 pub mod manifest;

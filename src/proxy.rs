@@ -12,6 +12,7 @@ use std::{
     time::Duration,
 };
 
+use kiyot_config::{Routing, Server};
 use tokio::{
     net::UnixListener,
     runtime::{Builder, Handle, Runtime},
@@ -23,7 +24,6 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     backends::{Method, registry::Registry},
-    config::{Routing, Server},
     metrics::CriCalls,
     unix_listener::{self, Listener},
 };

@@ -19,9 +19,10 @@ use kiyot::{
         simulator::{WorkloadError, WorkloadPod, read_workload},
         streaming, volumes as copies,
     },
-    config, manifest,
+    manifest,
     proxy::{fuzzing, peek},
 };
+use kiyot_config as config;
 use kiyot_http2::fuzzing as http2;
 use kiyot_link::bootstrap::CellFile;
 use kiyot_proto::{

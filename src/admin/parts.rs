@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use kiyot_config::Config;
 use kiyot_proto::admin;
 use tokio::sync::{Semaphore, watch};
 use tonic::Status;
@@ -9,7 +10,6 @@ use tonic::Status;
 use super::dump::Dumps;
 use crate::{
     backends::milpa::{Milpa, id::CellId, inventory::PodKey},
-    config::Config,
     recent_log::RecentLog,
 };
 

@@ -421,7 +421,7 @@ mod tests {
     #[test]
     fn version_has_the_commit_of_the_build() {
         let text = "[backends.containerd]\ntype = \"cri\"\n";
-        let config = Arc::new(crate::config::parse("kiyot.toml", text, []).unwrap());
+        let config = Arc::new(kiyot_config::parse("kiyot.toml", text, []).unwrap());
         for commit in ["0123456789ab-dirty", ""] {
             let config = watch::Sender::new(Arc::clone(&config)).subscribe();
             let parts = Parts::new(Vec::new(), Vec::new(), config, Default::default(), commit);

@@ -7,16 +7,14 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use kiyot_config::Admin;
 use nix::unistd::Group;
 use rustix::{
     fs::{CWD, Gid, Mode, OFlags, fchmod, fchown, fstat, openat},
     process::{getegid, geteuid},
 };
 
-use crate::{
-    config::Admin,
-    unix_listener::{self, ListenError, Listener},
-};
+use crate::unix_listener::{self, ListenError, Listener};
 
 /// A socket that can't be opened.
 #[derive(Debug, thiserror::Error)]

@@ -2,11 +2,10 @@
 
 use std::{path::Path, sync::Arc};
 
+use kiyot_config::{self as config, BackendConfig, Config, Diff};
+
 use super::App;
-use crate::{
-    backends::Backend,
-    config::{self, BackendConfig, Config, Diff},
-};
+use crate::backends::Backend;
 
 impl App {
     /// Reads the file, and applies what needs no restart. Nothing changes if the file has a

@@ -12,6 +12,7 @@ use std::{
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures::stream::BoxStream;
+use kiyot_config::{ImageSource, MilpaBackend, Policy, ProviderKind};
 use kiyot_link::clock::Clock;
 use prost::Message;
 use tokio::task::spawn_blocking;
@@ -21,7 +22,6 @@ use tonic::Status;
 use super::{Backend, BackendName, CallPath, Declared, DecodedBackend, Features, Method};
 use crate::{
     annotations::Architecture,
-    config::{ImageSource, MilpaBackend, Policy, ProviderKind},
     metrics::{ApiCalls, Source, Traffic},
 };
 

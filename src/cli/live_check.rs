@@ -2,13 +2,11 @@
 
 use std::process::ExitCode;
 
+use kiyot_config::{BackendConfig, Config};
 use tokio::runtime::Builder;
 
 use super::Output;
-use crate::{
-    backends::milpa::live_check::check_live,
-    config::{BackendConfig, Config},
-};
+use crate::backends::milpa::live_check::check_live;
 
 /// Checks the backend with cells, and adds the report to the summary of the configuration.
 pub(super) fn run(config: &Config, summary: String) -> Output {

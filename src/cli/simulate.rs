@@ -11,14 +11,12 @@ use std::{
 };
 
 use clap::{Args, ValueEnum, value_parser};
+use kiyot_config::{BackendConfig, Config, MilpaBackend};
 
 use super::{Output, UsageError, bounded, catalogues};
-use crate::{
-    backends::milpa::simulator::{
-        Faults, NodeOptions, SimulationOptions, SimulationReport, Workload, WorkloadPod,
-        read_workload, simulate,
-    },
-    config::{BackendConfig, Config, MilpaBackend},
+use crate::backends::milpa::simulator::{
+    Faults, NodeOptions, SimulationOptions, SimulationReport, Workload, WorkloadPod, read_workload,
+    simulate,
 };
 
 mod chart;

@@ -2,12 +2,10 @@
 
 use std::{fmt::Write, path::Path};
 
+use kiyot_config::{BackendConfig, Config, ProviderKind};
 use kiyot_proto::text::counted;
 
-use crate::{
-    backends::milpa::{live_check::NoLiveCheck, policy::Rules},
-    config::{BackendConfig, Config, ProviderKind},
-};
+use crate::backends::milpa::{live_check::NoLiveCheck, policy::Rules};
 
 /// Summarises a configuration in a few lines.
 pub(super) fn of(path: &Path, config: &Config) -> String {

@@ -1,5 +1,7 @@
 //! Explanation of the choice of an instance.
 
+use kiyot_config::{MilpaBackend, ProviderKind};
+
 use super::{Lines, Live};
 use crate::{
     annotations::Architecture,
@@ -7,7 +9,6 @@ use crate::{
         Accuracy, AllRefused, Candidate, Catalogue, CatalogueFile, Market, Needs, NoFit, Offering,
         Rules, Size, misses, rank, rank_refused,
     },
-    config::{MilpaBackend, ProviderKind},
 };
 
 /// Candidates that are named after the first.

@@ -1,12 +1,12 @@
 //! Explanation of resources that a cell's pod requests outside of the CRI request.
 
+use kiyot_config::ProviderKind;
 use kiyot_kubernetes::requests::is_gpu;
 
 use super::Lines;
 use crate::{
     annotations::{MEMORY, VOLUME_SIZE},
     backends::milpa::placement::Requested,
-    config::ProviderKind,
     manifest::Pod,
 };
 

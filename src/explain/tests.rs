@@ -1,3 +1,4 @@
+use kiyot_config as config;
 use proptest::{
     collection::vec,
     option,
@@ -12,7 +13,6 @@ use crate::{
     backends::milpa::placement::{
         CatalogueFile, Entry, Market, Offering, Refusal, RefusedQuota, Rules, Size, Unoffered, rank,
     },
-    config,
     manifest::{self, File},
 };
 

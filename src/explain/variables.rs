@@ -1,11 +1,10 @@
 //! Explanation of variables, and of files of the downward API, whose values the kubelet reads on
 //! the node: they don't hold on another machine.
 
+use kiyot_config::ProviderKind;
+
 use super::Lines;
-use crate::{
-    config::ProviderKind,
-    manifest::{Container, EnvSource, Pod, ResourceField, SourceKind},
-};
+use crate::manifest::{Container, EnvSource, Pod, ResourceField, SourceKind};
 
 /// Explains the variables of a container in a cell that are absent, or have facts of the node.
 pub(super) fn explain(lines: &mut Lines, provider: ProviderKind, pod: &Pod, container: &Container) {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use kiyot_config::Routing;
 use tonic::Status;
 use tracing::Span;
 
@@ -15,7 +16,6 @@ use super::{
 };
 use crate::{
     backends::{CallPath, DecodedBackend, Method, cri::Upstream, registry::Registry},
-    config::Routing,
     metrics::{BACKEND_ALL, BACKEND_KIYOT, FIRST_BACKEND},
 };
 

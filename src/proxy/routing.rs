@@ -1,12 +1,10 @@
 //! Routing of pod sandboxes to backends. Pure.
 
+use kiyot_config::{Routing, Rule};
 use kiyot_values::glob;
 
 use super::peek::{Malformed, Pod};
-use crate::{
-    backends::{BackendName, Declared},
-    config::{Routing, Rule},
-};
+use crate::backends::{BackendName, Declared};
 
 /// Annotation by which a pod requests a backend.
 pub const TARGET_RUNTIME: &str = "kubernetes.io/target-runtime";

@@ -8,13 +8,13 @@ use std::{
     time::Duration,
 };
 
+use kiyot_config::{Routing, Server};
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 
 use super::id_cache::IdCache;
 use crate::{
     backends::{Method, registry::Registry},
-    config::{Routing, Server},
     metrics::{CallRecord, CriCalls},
 };
 

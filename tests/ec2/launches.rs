@@ -9,8 +9,7 @@ use kiyot::{
         providers::{Attachment, ErrorClass, InstanceState, LaunchSpec, Provider},
     },
 };
-
-use kiyot_ec2::{ImageFilter, VolumePerformance};
+use kiyot_config::{ImageFilter, VolumePerformance};
 use kiyot_testcloud::{ImageVolume, Volume};
 use kiyot_testkit::{LIMIT, wait_until};
 

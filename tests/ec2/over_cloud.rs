@@ -1,10 +1,8 @@
 //! Configuration and client of the provider over a test cloud, for this and other test binaries.
 
-use kiyot::config;
-use kiyot_ec2::{
-    ImageFilter,
-    sdk::{Client, ClientConfig},
-};
+use kiyot_config as config;
+use kiyot_config::ImageFilter;
+use kiyot_ec2::sdk::{Client, ClientConfig};
 use kiyot_testcloud::Cloud;
 
 /// The region of the cloud.

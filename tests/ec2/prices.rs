@@ -6,8 +6,8 @@ use kiyot::{
         placement::{Accuracy, Catalogue, Market, Needs, Offer, Offering, Requested, Rules, rank},
         providers::{Provider, ec2::Ec2},
     },
-    config::{MilpaBackend, PriceSource},
 };
+use kiyot_config::{MilpaBackend, PriceSource};
 use kiyot_testcloud::{Hold, Outcome};
 use kiyot_testkit::{LIMIT, wait_until};
 use kiyot_values::price::Price;

@@ -12,8 +12,8 @@ use kiyot::{
             ec2::Ec2,
         },
     },
-    config::{self, GatewayListen, MilpaBackend, PriceSource},
 };
+use kiyot_config::{self as config, GatewayListen, MilpaBackend, PriceSource};
 use kiyot_link::bootstrap::{AgentPin, Bootstrap, GatewayAddress};
 use kiyot_testcloud::Cloud;
 use kiyot_testkit::{LIMIT, wait_until};

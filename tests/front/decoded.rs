@@ -4,10 +4,8 @@ use std::{collections::HashMap, sync::atomic::Ordering};
 
 use bytes::Bytes;
 use h2::Reason;
-use kiyot::{
-    backends::Method,
-    config::{Routing, Rule},
-};
+use kiyot::backends::Method;
+use kiyot_config::{Routing, Rule};
 use kiyot_proto::cri;
 use kiyot_testkit::wait_until;
 use prost::Message;

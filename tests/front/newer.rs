@@ -3,10 +3,8 @@
 use std::{collections::HashMap, sync::Arc, sync::Mutex};
 
 use bytes::Bytes;
-use kiyot::{
-    backends::Method,
-    config::{Routing, Rule},
-};
+use kiyot::backends::Method;
+use kiyot_config::{Routing, Rule};
 use kiyot_proto::cri;
 use prost::Message;
 use tonic::Code;

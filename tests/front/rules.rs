@@ -1,9 +1,7 @@
 //! Routing rules: each condition by itself, and precedence.
 
-use kiyot::{
-    backends::Method,
-    config::{Routing, Rule},
-};
+use kiyot::backends::Method;
+use kiyot_config::{Routing, Rule};
 use kiyot_proto::cri;
 use prost::Message;
 use tonic::Code;

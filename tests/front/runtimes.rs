@@ -10,9 +10,9 @@ use std::{
 
 use kiyot::{
     backends::Method,
-    config::{Routing, Rule, Server},
     proxy::methods::{Route, route},
 };
+use kiyot_config::{Routing, Rule, Server};
 use kiyot_proto::cri;
 use prost::Message;
 use tonic::Code;

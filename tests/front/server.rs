@@ -4,10 +4,10 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use kiyot::{
     backends::{Backend, BackendName, cri::CriBackend, registry::Registry},
-    config::{Routing, Server},
     metrics::Exposition,
     proxy::{CriServer, RunningServer, cri_calls},
 };
+use kiyot_config::{Routing, Server};
 
 use crate::{
     caller::{Caller, LONG},

@@ -15,18 +15,16 @@ use std::{
     time::Duration,
 };
 
-use kiyot::{
-    backends::milpa::{
-        gateway::{CellLink, ControlChannel, GatewayConfig, Limits, ca::Ca},
-        id::{CellId, SandboxId},
-        placement::{Candidate, Offering},
-        providers::{
-            Attachment, Instance, InstanceId, LaunchSpec, Provider, ProviderError, Termination,
-            netns::Netns,
-        },
+use kiyot::backends::milpa::{
+    gateway::{CellLink, ControlChannel, GatewayConfig, Limits, ca::Ca},
+    id::{CellId, SandboxId},
+    placement::{Candidate, Offering},
+    providers::{
+        Attachment, Instance, InstanceId, LaunchSpec, Provider, ProviderError, Termination,
+        netns::Netns,
     },
-    config::MilpaBackend,
 };
+use kiyot_config::MilpaBackend;
 use kiyot_link::{
     bootstrap::{Bootstrap, CellFile, GatewayAddress},
     channel::Slot,

@@ -9,17 +9,15 @@ use std::{
     process::Command,
 };
 
-use kiyot::{
-    backends::milpa::{
-        id::{CellId, SandboxId},
-        placement::{Market, Offering, Size},
-        providers::{
-            Attachment, ErrorClass, Instance, InstanceState, LaunchSpec, PodNetwork, Provider,
-            Termination, qemu::Qemu,
-        },
+use kiyot::backends::milpa::{
+    id::{CellId, SandboxId},
+    placement::{Market, Offering, Size},
+    providers::{
+        Attachment, ErrorClass, Instance, InstanceState, LaunchSpec, PodNetwork, Provider,
+        Termination, qemu::Qemu,
     },
-    config::AcceleratorChoice,
 };
+use kiyot_config::AcceleratorChoice;
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::io::AsyncWriteExt;
 

@@ -2,9 +2,9 @@
 
 use kiyot::{
     annotations::{CellRequest, LaunchType, TARGET_RUNTIME},
-    config::{self, HostAccessPolicy, Privileged},
     manifest,
 };
+use kiyot_config::{self as config, HostAccessPolicy, Privileged};
 
 use crate::tree;
 

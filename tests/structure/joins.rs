@@ -70,8 +70,12 @@ const TRUSTED: &[(&str, &str, &str)] = &[
         "volume . strip_prefix ( & holder . point ) . ok ( ) ?",
         "compared, not opened",
     ),
-    ("src/config/sockets.rs", "target", "a link on the way to a socket of the configuration"),
-    ("src/config/sockets.rs", "name", "the end of a path of the configuration"),
+    (
+        "crates/kiyot-config/src/sockets.rs",
+        "target",
+        "a link on the way to a socket of the configuration",
+    ),
+    ("crates/kiyot-config/src/sockets.rs", "name", "the end of a path of the configuration"),
 ];
 
 /// Returns the joined values of a source that are neither literals nor constants, with their lines.

@@ -7,6 +7,8 @@ use std::{
 };
 
 use bytes::Bytes;
+use kiyot_config::{HostPath, Policy};
+
 use kiyot::{
     backends::{
         Method,
@@ -23,7 +25,6 @@ use kiyot::{
             volumes::Volumes,
         },
     },
-    config::{HostPath, Policy},
     metrics::{Exposition, ORDERS_WAITING},
 };
 use kiyot_link::clock::Clock;

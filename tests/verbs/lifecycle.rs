@@ -1,9 +1,7 @@
 //! The life of a pod under a kubelet.
 
-use kiyot::{
-    backends::{Method, milpa::providers::owner},
-    config::WarmPool,
-};
+use kiyot::backends::{Method, milpa::providers::owner};
+use kiyot_config::WarmPool;
 use kiyot_proto::cri::{self, security_profile::ProfileType};
 use kiyot_testkit::{
     fake_cell::{IMAGE, REFERENCE},

@@ -11,8 +11,8 @@ use kiyot::{
         Method,
         milpa::{cells::Limits, id::CellId, placement::CatalogueFile},
     },
-    config::WarmPool,
 };
+use kiyot_config::WarmPool;
 use kiyot_proto::cri;
 use kiyot_testkit::wait_for;
 use kiyot_values::price::Price;

@@ -14,8 +14,8 @@ use kiyot::{
             ApiRequests, Catalogue, CatalogueFile, Entry, Market, Offering, PodRequests, Unoffered,
         },
     },
-    config::{WarmKind, WarmPool},
 };
+use kiyot_config::{WarmKind, WarmPool};
 use kiyot_proto::cri;
 use kiyot_testkit::{log::CapturedLog, wait_for};
 use tonic::{Code, Status};

@@ -18,10 +18,10 @@ mod subnet;
 
 pub use api::{DryRun, Ec2Api, InstanceFilter, MAX_DESCRIBED_TYPES, MetadataOptionsState};
 pub use call_error::{CallError, DRY_RUN_SUCCEEDED, Failure};
-pub use image::{Image, ImageFilter, ImageVolume};
+pub use image::{Image, ImageVolume};
 pub use instance::{InstanceDescription, InstanceStateName, MetadataOptions, StateReason};
 pub use offering::{SpotPrice, TypeDescription, TypeGpus, TypeInZone};
 pub use product::ProductPage;
 pub use route::{LOCAL_TARGET, Route, RouteTable, RouteTableFilter};
-pub use run_instances::{CpuCredits, RunInstances, VolumePerformance, VolumeType};
+pub use run_instances::{CpuCredits, RunInstances};
 pub use subnet::Subnet;

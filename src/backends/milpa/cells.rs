@@ -10,6 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use kiyot_config::WarmPool;
 use kiyot_link::bootstrap::Bootstrap;
 use kiyot_proto::store::{Cordon, SandboxMeta};
 use kiyot_values::error_chain::error_chain;
@@ -23,7 +24,7 @@ use super::{
     providers::{Attached, Attachment, HostPort, MAX_HOST_PORTS, Owner, Provider, ProviderError},
     store::{Batch, Store, StoreError, Table},
 };
-use crate::{annotations::CellRequest, config::WarmPool, metrics::Source};
+use crate::{annotations::CellRequest, metrics::Source};
 
 mod admission;
 mod caller;

@@ -9,6 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use kiyot_config::Policy;
 use kiyot_proto::cri;
 use tonic::Status;
 
@@ -27,7 +28,6 @@ use super::{
     tasks::Tasks,
     volumes::Volumes,
 };
-use crate::config::Policy;
 
 mod cached_reads;
 mod cell_info;

@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use kiyot_config::{BackendConfig, ProviderKind};
 use kiyot_proto::admin;
 
 use super::{
@@ -15,10 +16,7 @@ use super::{
     providers::ProviderError,
     store::{Store, StoreError},
 };
-use crate::{
-    backends::BackendName,
-    config::{BackendConfig, ProviderKind},
-};
+use crate::backends::BackendName;
 
 mod cell;
 mod event;

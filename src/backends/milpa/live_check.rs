@@ -1,10 +1,9 @@
 //! The live check of a backend's configuration, for `check-config --live`.
 
 use super::{ec2_api, host_name};
-use crate::{
-    backends::milpa::providers::{Owner, ec2::live_check},
-    config::{MilpaBackend, ProviderKind},
-};
+use kiyot_config::{MilpaBackend, ProviderKind};
+
+use crate::backends::milpa::providers::{Owner, ec2::live_check};
 
 pub use live_check::LiveReport;
 

@@ -18,11 +18,9 @@ pub use host_access::Rules;
 use host_access::{HostAccess, Outcome};
 pub(crate) use host_ports::host_ports;
 use kernel_access::KernelAccess;
+use kiyot_config::{NodeResolver, Policy, Privileged};
 
-use crate::{
-    backends::milpa::resolver::Server,
-    config::{NodeResolver, Policy, Privileged},
-};
+use crate::backends::milpa::resolver::Server;
 
 /// Prefix of the annotations of a container by which a device plugin may name CDI devices.
 const CDI_ANNOTATION_PREFIX: &str = "cdi.k8s.io/";

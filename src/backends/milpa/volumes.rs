@@ -8,6 +8,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock},
 };
 
+use kiyot_config::HostPath;
 use kiyot_proto::{
     cell::{FileChange, Root, file_change::Change},
     cri,
@@ -27,7 +28,7 @@ use super::{
     failure::{Class, Failure},
     id::{CellId, ContainerId},
 };
-use crate::{config::HostPath, metrics::ByteCounter};
+use crate::metrics::ByteCounter;
 
 #[cfg(any(test, fuzzing, debug_assertions))]
 mod disk;

@@ -27,13 +27,14 @@ use aws_smithy_http_client::{
     Builder,
     tls::{Provider, rustls_provider::CryptoMode},
 };
+use kiyot_config::ImageFilter;
 
 use super::{
     error::{call_error, incomplete},
     launch, prices, response,
 };
 use crate::{
-    CallError, DRY_RUN_SUCCEEDED, DryRun, Ec2Api, Failure, Image, ImageFilter, InstanceDescription,
+    CallError, DRY_RUN_SUCCEEDED, DryRun, Ec2Api, Failure, Image, InstanceDescription,
     InstanceFilter, InstanceStateName, MetadataOptionsState, ProductPage, RouteTable,
     RouteTableFilter, RunInstances, SpotPrice, Subnet, TypeDescription, TypeInZone,
 };

@@ -2,13 +2,12 @@
 
 use std::time::Duration;
 
+use kiyot_config::WarmPool;
+
 use super::Limits;
-use crate::{
-    backends::milpa::{
-        placement::Rules,
-        providers::{Owner, TagRules},
-    },
-    config::WarmPool,
+use crate::backends::milpa::{
+    placement::Rules,
+    providers::{Owner, TagRules},
 };
 
 /// The configuration of all cells.

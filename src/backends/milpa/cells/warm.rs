@@ -7,6 +7,7 @@ use std::{
 };
 
 use futures::future::OptionFuture;
+use kiyot_config::WarmPool;
 use kiyot_values::backoff::doubled;
 use tokio::{sync::watch, time::sleep};
 
@@ -17,7 +18,6 @@ use crate::{
         placement::{self, Candidate, Catalogue, Needs, NoFit, Rules},
         providers::ProviderError,
     },
-    config::WarmPool,
 };
 
 /// The period in which the offerings of pools are chosen again: prices change by the hour.

@@ -2,13 +2,13 @@
 
 use std::fmt;
 
+use kiyot_config::{WarmKind, WarmLaunchType, WarmPool};
 use kiyot_proto::cri;
 use kiyot_values::price::Price;
 
 use super::{Defaults, fit::Cpus};
-use crate::{
-    annotations::{Architecture, CellRequest, GpuRequest, InstanceType as TypeChoice, LaunchType},
-    config::{WarmKind, WarmLaunchType, WarmPool},
+use crate::annotations::{
+    Architecture, CellRequest, GpuRequest, InstanceType as TypeChoice, LaunchType,
 };
 
 /// The thousandths of a CPU that stand for no request in CPU shares: the kubelet's least.

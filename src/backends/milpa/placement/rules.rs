@@ -1,9 +1,8 @@
 //! The configured rules of the choice.
 
-use crate::{
-    annotations::{Architecture, InstanceType as TypeChoice},
-    config::{MilpaBackend, Netns},
-};
+use kiyot_config::{MilpaBackend, Netns};
+
+use crate::annotations::{Architecture, InstanceType as TypeChoice};
 
 /// The rules of the choice.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

@@ -5,6 +5,7 @@ use std::{
     time::Duration,
 };
 
+use kiyot_config::{Ec2, MilpaBackend, ProviderKind};
 use kiyot_proto::cri;
 use kiyot_values::price::Price;
 use proptest::{collection::vec, prelude::*};
@@ -14,10 +15,7 @@ use super::{
     MAX_CANDIDATES, Market, Needs, NoFit, Offering, Reason, Refusal, Refusals, RefusedQuota,
     Requested, Rules, Size, Source, fit, misses, rank, rank_further, rank_refused,
 };
-use crate::{
-    annotations::{Architecture, CellRequest, InstanceType as TypeChoice},
-    config::{Ec2, MilpaBackend, ProviderKind},
-};
+use crate::annotations::{Architecture, CellRequest, InstanceType as TypeChoice};
 
 mod brute_force;
 

@@ -1,11 +1,9 @@
 //! Host access that a pod requests, and its outcome by the policy.
 
+use kiyot_config::{HostAccessPolicy, MilpaBackend, Policy, Privileged};
 use kiyot_proto::cri;
 
-use crate::{
-    backends::milpa::providers::Capabilities,
-    config::{HostAccessPolicy, MilpaBackend, Policy, Privileged},
-};
+use crate::backends::milpa::providers::Capabilities;
 
 /// Access to the node that a pod may request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

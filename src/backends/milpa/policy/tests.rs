@@ -1,8 +1,7 @@
+use kiyot_config::{HostAccessPolicy, Policy};
+
 use super::*;
-use crate::{
-    backends::milpa::providers::{Capabilities, netns},
-    config::{HostAccessPolicy, Policy},
-};
+use crate::backends::milpa::providers::{Capabilities, netns};
 
 /// Cells with a kernel of their own.
 const MACHINES: Capabilities = Capabilities {

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use kiyot_config::ProviderKind;
+
 use super::{ec2, netns, qemu};
-use crate::config::ProviderKind;
 
 /// The capabilities of a provider's instances, which decide what a pod may do in a cell, and which
 /// evidence proves the end of an instance.

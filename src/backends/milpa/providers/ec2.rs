@@ -15,9 +15,11 @@ use std::{
 };
 
 use async_trait::async_trait;
+use kiyot_config as config;
+use kiyot_config::ImageFilter;
 use kiyot_ec2::{
-    CallError, CpuCredits, Ec2Api, Failure, ImageFilter, InstanceDescription, InstanceFilter,
-    InstanceStateName, RunInstances, StateReason, Subnet, TypeInZone,
+    CallError, CpuCredits, Ec2Api, Failure, InstanceDescription, InstanceFilter, InstanceStateName,
+    RunInstances, StateReason, Subnet, TypeInZone,
 };
 use tokio::time::{Instant, timeout};
 
@@ -34,7 +36,6 @@ use crate::{
         id::CellId,
         placement::{Catalogue, CatalogueFile, Market, Offering, root_volume},
     },
-    config,
 };
 
 mod absence;

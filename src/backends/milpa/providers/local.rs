@@ -13,6 +13,7 @@ use std::{
     sync::{Arc, Mutex, OnceLock, PoisonError},
 };
 
+use kiyot_config::{LocalNetwork, MilpaBackend};
 use kiyot_link::bootstrap::GO;
 use ring::digest::{SHA256, digest};
 use tokio::{
@@ -25,12 +26,9 @@ use super::{
     Attachment, ErrorClass, Instance, InstanceId, InstanceState, LaunchSpec, ProviderError,
     Termination, Terminations,
 };
-use crate::{
-    backends::milpa::{
-        id::CellId,
-        placement::{Market, Offering},
-    },
-    config::{LocalNetwork, MilpaBackend},
+use crate::backends::milpa::{
+    id::CellId,
+    placement::{Market, Offering},
 };
 
 pub(super) mod cgroup;

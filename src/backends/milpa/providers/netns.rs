@@ -6,6 +6,7 @@
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
+use kiyot_config::MilpaBackend;
 use kiyot_link::bootstrap::CellFile;
 
 use super::{
@@ -13,7 +14,7 @@ use super::{
     ProviderError, RegistryConfig, THIS_NODE, Terminations,
     local::{Instances, Launch, cgroup, inotify_limit, offering, slice},
 };
-use crate::{backends::milpa::placement::Catalogue, config::MilpaBackend};
+use crate::backends::milpa::placement::Catalogue;
 
 /// The only instance type: this node.
 const INSTANCE_TYPE: &str = "netns";

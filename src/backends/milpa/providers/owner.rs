@@ -1,10 +1,9 @@
 //! Owners of instances, and the tags that name them.
 
+use kiyot_config::{MAX_TAG_VALUE_BYTES, NAME_TAG};
+
 use super::tags::{InstanceTags, PodTags, TagRules};
-use crate::{
-    backends::milpa::id::CellId,
-    config::{MAX_TAG_VALUE_BYTES, NAME_TAG},
-};
+use crate::backends::milpa::id::CellId;
 
 /// The tag that the console of EC2 shows as the name: namespace and name of the pod.
 pub const NAME: &str = NAME_TAG;
@@ -68,7 +67,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use crate::config::{MAX_TAGS, OWN_TAG_PREFIX};
+    use kiyot_config::{MAX_TAGS, OWN_TAG_PREFIX};
 
     fn owner() -> Owner {
         Owner { cluster: "production".into(), node: "worker-1".into(), fingerprint: "0123".into() }

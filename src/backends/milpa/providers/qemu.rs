@@ -13,6 +13,7 @@ use std::{
 
 use async_trait::async_trait;
 use futures::future::join_all;
+use kiyot_config::MilpaBackend;
 use kiyot_link::{
     bootstrap::{CellFile, GatewayAddress, LinkDevice, Machine},
     mac_address::MacAddress,
@@ -26,12 +27,9 @@ use super::{
     LaunchSpec, PauseImage, Provider, ProviderError, RegistryConfig, THIS_NODE, Terminations,
     local::{Draft, Home, Instances, Launch, Limits, command, offering, path_of},
 };
-use crate::{
-    backends::milpa::{
-        id::CellId,
-        placement::{Catalogue, Size},
-    },
-    config::MilpaBackend,
+use crate::backends::milpa::{
+    id::CellId,
+    placement::{Catalogue, Size},
 };
 
 mod accelerator;

@@ -2,9 +2,8 @@
 
 use std::{collections::BTreeMap, fmt};
 
+use kiyot_config::{self as config, MAX_TAGS, TagFault, check_tag_key, check_tag_value};
 use kiyot_values::glob;
-
-use crate::config::{self, MAX_TAGS, TagFault, check_tag_key, check_tag_value};
 
 /// Bounds the labels that a log entry names, and the bytes of each name.
 const MAX_NAMED: usize = 20;

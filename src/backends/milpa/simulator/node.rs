@@ -2,6 +2,8 @@
 
 use std::{sync::Arc, time::Duration};
 
+use kiyot_config::{MilpaBackend, WarmPool};
+
 use super::{Workload, daemon::HEALTHY_TIMEOUT, rng::Quantiles, rng::Rng};
 use crate::{
     annotations::Architecture,
@@ -10,7 +12,6 @@ use crate::{
         placement::{Candidate, Catalogue, Needs, Rules, rank, rank_further},
         providers::sim::SimCloud,
     },
-    config::{MilpaBackend, WarmPool},
 };
 
 /// The time from an order until a cell is bound, on a random node.

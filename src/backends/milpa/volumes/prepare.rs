@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use kiyot_config::HostPath;
 use kiyot_proto::{
     cell::{FileChange, MountTmpfs, Root, file_change::Change},
     cri,
@@ -20,7 +21,6 @@ use super::{
     volume_sync::{Synced, VolumeError},
 };
 use crate::backends::milpa::failure::{Class, Failure};
-use crate::config::HostPath;
 
 /// File system types of `statfs(2)`.
 const TMPFS_MAGIC: i64 = 0x0102_1994;

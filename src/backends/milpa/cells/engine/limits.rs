@@ -6,17 +6,15 @@
 
 use std::{collections::BTreeMap, fmt, time::Duration};
 
+use kiyot_config::MilpaBackend;
 use kiyot_proto::text::counted;
 use kiyot_values::price::Price;
 
 use super::{Engine, Now, State, cell::Cell, order::OrderState};
-use crate::{
-    backends::milpa::{
-        cells::CellError,
-        id::{CellId, SandboxId},
-        placement::Candidate,
-    },
-    config::MilpaBackend,
+use crate::backends::milpa::{
+    cells::CellError,
+    id::{CellId, SandboxId},
+    placement::Candidate,
 };
 
 /// Bounds the cells that the error of a reached limit names.

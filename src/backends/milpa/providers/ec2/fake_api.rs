@@ -7,8 +7,9 @@ use std::{
 };
 
 use async_trait::async_trait;
+use kiyot_config::ImageFilter;
 use kiyot_ec2::{
-    CallError, DryRun, Ec2Api, Failure, Image, ImageFilter, InstanceDescription, InstanceFilter,
+    CallError, DryRun, Ec2Api, Failure, Image, InstanceDescription, InstanceFilter,
     InstanceStateName, MetadataOptionsState, ProductPage, RouteTable, RouteTableFilter,
     RunInstances, SpotPrice, Subnet, TypeDescription, TypeInZone,
 };

@@ -6,9 +6,11 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
+use kiyot_config::ImageFilter;
+use kiyot_config::{MilpaBackend, PriceSource};
 use kiyot_ec2::{
-    DryRun, Ec2Api, ImageFilter, InstanceDescription, InstanceFilter, InstanceStateName,
-    RunInstances, SpotPrice, Subnet, TypeInZone,
+    DryRun, Ec2Api, InstanceDescription, InstanceFilter, InstanceStateName, RunInstances,
+    SpotPrice, Subnet, TypeInZone,
 };
 use kiyot_link::bootstrap::{AgentPin, Bootstrap, GatewayAddress};
 use kiyot_proto::text::counted;
@@ -26,7 +28,6 @@ use super::{
 use crate::{
     annotations::LaunchType,
     backends::milpa::placement::{Candidate, Catalogue, Needs, Requested, Rules, rank},
-    config::{MilpaBackend, PriceSource},
 };
 
 mod caller;

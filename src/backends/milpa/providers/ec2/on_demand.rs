@@ -9,6 +9,7 @@ use std::{
     time::Duration,
 };
 
+use kiyot_config::PriceSource;
 use kiyot_ec2::{CallError, Ec2Api};
 use kiyot_values::price::Price;
 use tokio::{
@@ -17,7 +18,6 @@ use tokio::{
 };
 
 use super::{super::ErrorClass, error_codes::classify, price_list::Listed};
-use crate::config::PriceSource;
 
 /// The time after which the prices are read again.
 const MAX_AGE: Duration = Duration::from_secs(12 * 3600);

@@ -3,10 +3,11 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use async_trait::async_trait;
+use kiyot_config::ImageFilter;
 use kiyot_ec2::{
-    CallError, DryRun, Ec2Api, Image, ImageFilter, InstanceDescription, InstanceFilter,
-    InstanceStateName, MetadataOptionsState, ProductPage, RouteTable, RouteTableFilter,
-    RunInstances, SpotPrice, Subnet, TypeDescription, TypeInZone,
+    CallError, DryRun, Ec2Api, Image, InstanceDescription, InstanceFilter, InstanceStateName,
+    MetadataOptionsState, ProductPage, RouteTable, RouteTableFilter, RunInstances, SpotPrice,
+    Subnet, TypeDescription, TypeInZone,
 };
 use tokio::time::Instant;
 

@@ -3,7 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use kiyot_ec2::{CpuCredits, ImageVolume, VolumePerformance, VolumeType};
+use kiyot_config::{VolumePerformance, VolumeType};
+use kiyot_ec2::{CpuCredits, ImageVolume};
 use kiyot_values::cidr::Cidr;
 
 use super::super::{ErrorClass, ProviderError};

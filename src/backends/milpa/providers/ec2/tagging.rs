@@ -6,6 +6,7 @@ use std::{
     time::Duration,
 };
 
+use kiyot_config::{AWS_TAG_PREFIX, MAX_TAGS, check_tag_key};
 use kiyot_ec2::{CallError, Ec2Api, InstanceDescription, InstanceFilter};
 use tokio::{task::JoinSet, time::sleep};
 
@@ -13,7 +14,6 @@ use super::{
     super::{ErrorClass, InstanceId},
     error_codes::classify,
 };
-use crate::config::{AWS_TAG_PREFIX, MAX_TAGS, check_tag_key};
 
 /// Bounds the calls for an instance.
 const MAX_CALLS: u32 = 8;

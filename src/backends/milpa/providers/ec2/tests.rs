@@ -1,5 +1,6 @@
 //! Unit tests of the provider over a played API.
 
+use kiyot_config::{GatewayListen, PriceSource};
 use kiyot_ec2::{Image, ImageVolume};
 use kiyot_link::bootstrap::{AgentPin, Bootstrap, GatewayAddress};
 use kiyot_values::price::Price;
@@ -9,12 +10,9 @@ use super::{
     parameters::BootImage,
     *,
 };
-use crate::{
-    backends::milpa::{
-        placement::{Accuracy, Candidate},
-        providers::CATALOGUE_TIMEOUT,
-    },
-    config::{GatewayListen, PriceSource},
+use crate::backends::milpa::{
+    placement::{Accuracy, Candidate},
+    providers::CATALOGUE_TIMEOUT,
 };
 
 const NODE: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 5);

@@ -183,7 +183,7 @@ mod tests {
         super::super::{super::id::CellId, InstanceId},
         *,
     };
-    use crate::config::MilpaBackend;
+    use kiyot_config::MilpaBackend;
 
     /// Verifies X18.
     #[tokio::test]

@@ -9,12 +9,12 @@ use std::{
     time::Duration,
 };
 
+use kiyot_config::AcceleratorChoice;
 use kiyot_link::vm_file::{Accelerator, NOT_USABLE, VmFile};
 use tokio::{process::Command, sync::watch, time::timeout};
 use tokio_util::task::AbortOnDropHandle;
 
 use super::super::{ErrorClass, ProviderError};
-use crate::config::AcceleratorChoice;
 
 /// The memory of the machine that a probe boots, in MiB.
 pub(super) const MEMORY_MIB: u64 = 256;

@@ -123,7 +123,7 @@ fn untouched_mib(running: impl Iterator<Item = (u64, u64)>) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::MilpaBackend;
+    use kiyot_config::MilpaBackend;
 
     #[test]
     fn meminfo_is_parsed() {

@@ -9,11 +9,13 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
+use kiyot_config::MAX_CELLS_LIMIT;
+
 use super::super::{
     ErrorClass, ProviderError,
     local::{Home, Instances},
 };
-use crate::{backends::milpa::id::CellId, config::MAX_CELLS_LIMIT};
+use crate::backends::milpa::id::CellId;
 
 /// The disk in the directory of an instance.
 pub(super) const DISK: &str = "disk.img";
@@ -93,7 +95,7 @@ pub(super) fn make_disk(home: &Home, bytes: u64, user: u32, group: u32) -> io::R
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::MilpaBackend;
+    use kiyot_config::MilpaBackend;
 
     fn cell() -> CellId {
         CellId::mint().unwrap()

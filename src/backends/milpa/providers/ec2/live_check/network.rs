@@ -2,10 +2,9 @@
 
 use std::{collections::BTreeMap, net::IpAddr};
 
+use kiyot_config::MilpaBackend;
 use kiyot_ec2::Subnet;
 use kiyot_values::cidr::Cidr;
-
-use crate::config::MilpaBackend;
 
 /// Returns the warnings about a configuration with these subnets. `used` has the subnet of each
 /// zone that launches take.
@@ -61,7 +60,7 @@ fn contains(subnet: &Subnet, address: IpAddr) -> bool {
 #[cfg(test)]
 mod tests {
     use super::{super::by_zone, *};
-    use crate::config::GatewayListen;
+    use kiyot_config::GatewayListen;
 
     fn subnet(id: &str, zone: &str, network: &str) -> Subnet {
         Subnet { id: id.into(), vpc: "vpc-1".into(), zone: zone.into(), network: network.into() }
@@ -108,7 +107,7 @@ mod tests {
         // Behind a forwarder the node's address is not known.
         let mut forwarded = config("192.168.0.5:7700", &["10.96.0.0/12"]);
         forwarded.gateway.advertise =
-            Some(crate::config::Advertise::Endpoint("1.2.3.4:80".parse().unwrap()));
+            Some(kiyot_config::Advertise::Endpoint("1.2.3.4:80".parse().unwrap()));
         assert_eq!(warned(&forwarded, &subnets), "");
     }
 

@@ -2,10 +2,9 @@
 
 use std::collections::BTreeSet;
 
+use kiyot_config::{self as config, NAME_TAG, OWN_TAG_PREFIX};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-
-use crate::config::{self, NAME_TAG, OWN_TAG_PREFIX};
 
 /// The policy, as docs/iam.md has it.
 const POLICY: &str = include_str!("../../../../../../config/iam-policy.json");

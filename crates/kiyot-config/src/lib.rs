@@ -37,7 +37,9 @@ mod warm;
 pub use admin::Admin;
 pub use backends::{BackendConfig, CriBackend};
 pub use diff::{Change, Diff};
-pub use ec2::{Ec2, PriceSource, RefusedRoute, TooManyGroups};
+pub use ec2::{
+    Ec2, ImageFilter, PriceSource, RefusedRoute, TooManyGroups, VolumePerformance, VolumeType,
+};
 pub use gateway::{Advertise, GatewayListen};
 pub use kubernetes::{Kubernetes, KubernetesAccess};
 pub use limits::Limits;

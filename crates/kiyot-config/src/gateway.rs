@@ -160,7 +160,7 @@ fn is_dialable(address: IpAddr) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use crate::config::{BackendConfig, Config, Diff, GatewayListen, parse};
+    use crate::{BackendConfig, Config, Diff, GatewayListen, parse};
 
     const HEAD: &str = "[backends.containerd]\ntype = \"cri\"\n[backends.milpa]\n\
                         type = \"milpa\"\n[backends.milpa.gateway]\n";

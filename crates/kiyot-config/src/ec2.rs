@@ -2,9 +2,16 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use kiyot_ec2::{ImageFilter, VolumePerformance, VolumeType};
-use kiyot_values::cidr::Cidr;
-use kiyot_values::problems::{Field, Problem, Report, Table};
+use kiyot_values::{
+    cidr::Cidr,
+    problems::{Field, Problem, Report, Table},
+};
+
+mod image;
+mod volume;
+
+pub use image::ImageFilter;
+pub use volume::{VolumePerformance, VolumeType};
 
 use super::{
     read,

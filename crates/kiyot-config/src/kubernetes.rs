@@ -75,7 +75,7 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::config::parse;
+    use crate::parse;
 
     const BACKEND: &str = "[backends.containerd]\ntype = \"cri\"\n";
 

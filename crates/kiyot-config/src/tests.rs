@@ -386,9 +386,10 @@ fn malformed_files_are_problems() {
 /// Returns config/kiyot.toml as it is, and with all keys in comments (`#key`, without a space)
 /// active.
 fn shipped() -> (String, String) {
-    let text =
-        std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("config/kiyot.toml"))
-            .unwrap();
+    let text = std::fs::read_to_string(
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../config/kiyot.toml"),
+    )
+    .unwrap();
     let uncommented = text.lines().map(|line| {
         line.strip_prefix('#').filter(|rest| !rest.starts_with([' ', '#'])).unwrap_or(line)
     });

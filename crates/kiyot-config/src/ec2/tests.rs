@@ -1,5 +1,5 @@
 use super::*;
-use crate::config::{BackendConfig, Config, MilpaBackend, ProviderKind, parse};
+use crate::{BackendConfig, Config, MilpaBackend, ProviderKind, parse};
 
 const HEAD: &str = "[backends.containerd]\ntype = \"cri\"\n[backends.milpa]\n\
                     type = \"milpa\"\nprovider = \"ec2\"\ncluster = \"test\"\n\

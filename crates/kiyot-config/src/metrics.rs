@@ -37,7 +37,7 @@ impl Metrics {
 
 #[cfg(test)]
 mod tests {
-    use crate::config::parse;
+    use crate::parse;
 
     const BACKEND: &str = "[backends.containerd]\ntype = \"cri\"\n";
 
