@@ -14,12 +14,9 @@ use clap::{Parser, Subcommand};
 use kiyot_config as config;
 use kiyot_link::core_dump;
 use kiyot_values::error_chain::error_chain;
+use kiyot_manifest as manifest;
 
-use crate::{
-    app,
-    explain::{self, Explanation, Prices},
-    manifest,
-};
+use crate::{app, explain::{self, Explanation, Prices}};
 
 mod bounded;
 mod catalogues;
@@ -182,7 +179,7 @@ fn execute(command: Command, git_commit: &'static str) -> Result<Output, UsageEr
             let named = catalogue.as_deref();
             let catalogue = named.map(catalogues::read).transpose()?;
             let files =
-                kiyot_manifest_files::read(&filename, &mut io::stdin()).map_err(UsageError)?;
+                kiyot_manifest::files::read(&filename, &mut io::stdin()).map_err(UsageError)?;
             let manifest = manifest::parse_files(&files)
                 .map_err(|problems| UsageError(problems.to_string()))?;
             let prices = match &catalogue {

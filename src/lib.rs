@@ -12,7 +12,6 @@ mod blocking;
 pub mod cli;
 pub mod explain;
 mod kubernetes;
-pub mod manifest;
 pub mod metrics;
 pub mod proxy;
 pub mod recent_log;

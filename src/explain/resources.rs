@@ -1,14 +1,11 @@
 //! Explanation of resources that a cell's pod requests outside of the CRI request.
 
 use kiyot_config::ProviderKind;
-use kiyot_kubernetes::requests::is_gpu;
+use kiyot_values::names::is_gpu;
+use kiyot_manifest::Pod;
 
 use super::Lines;
-use crate::{
-    annotations::{MEMORY, VOLUME_SIZE},
-    backends::milpa::placement::Requested,
-    manifest::Pod,
-};
+use crate::{annotations::{MEMORY, VOLUME_SIZE}, backends::milpa::placement::Requested};
 
 /// Prefix of huge pages.
 const HUGE_PAGES: &str = "hugepages-";

@@ -6,15 +6,10 @@ use proptest::{
     prop_assert_eq, proptest,
 };
 use serde_json::json;
+use kiyot_manifest::{self as manifest, File};
 
 use super::*;
-use crate::{
-    annotations::{ARCHITECTURE, Architecture, GPU, HEALTHY_TIMEOUT, TARGET_RUNTIME},
-    backends::milpa::placement::{
-        CatalogueFile, Entry, Market, Offering, Refusal, RefusedQuota, Rules, Size, Unoffered, rank,
-    },
-    manifest::{self, File},
-};
+use crate::{annotations::{ARCHITECTURE, Architecture, GPU, HEALTHY_TIMEOUT, TARGET_RUNTIME}, backends::milpa::placement::{CatalogueFile, Entry, Market, Offering, Refusal, RefusedQuota, Rules, Size, Unoffered, rank}};
 
 mod hostile;
 

@@ -2,9 +2,9 @@
 //! the node: they don't hold on another machine.
 
 use kiyot_config::ProviderKind;
+use kiyot_manifest::{Container, EnvSource, Pod, ResourceField, SourceKind};
 
 use super::Lines;
-use crate::manifest::{Container, EnvSource, Pod, ResourceField, SourceKind};
 
 /// Explains the variables of a container in a cell that are absent, or have facts of the node.
 pub(super) fn explain(lines: &mut Lines, provider: ProviderKind, pod: &Pod, container: &Container) {

@@ -1,9 +1,9 @@
 //! Explanation of the mounts of a container in a cell.
 
 use kiyot_config::{HostPath, MilpaBackend};
+use kiyot_manifest::{Container, Pod, VolumeKind};
 
 use super::Lines;
-use crate::manifest::{Container, Pod, VolumeKind};
 
 /// Explains the mounts that a cell refuses, copies or needs a certain runtime for.
 pub(super) fn explain(lines: &mut Lines, milpa: &MilpaBackend, pod: &Pod, container: &Container) {

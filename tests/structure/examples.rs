@@ -1,9 +1,7 @@
 //! The files of `examples/`.
 
-use kiyot::{
-    annotations::{CellRequest, LaunchType, TARGET_RUNTIME},
-    manifest,
-};
+use kiyot_manifest as manifest;
+use kiyot::annotations::{CellRequest, LaunchType, TARGET_RUNTIME};
 use kiyot_config::{self as config, HostAccessPolicy, Privileged};
 
 use crate::tree;

@@ -16,7 +16,7 @@ const SKIPPED: [&str; 7] = [
     "/tests.rs",
     "fuzzing.rs",
     "/build.rs",
-    "src/manifest/",
+    "crates/kiyot-manifest/",
 ];
 /// Methods that join a path to another.
 const METHODS: [&str; 4] = ["join", "push", "set_file_name", "with_file_name"];

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use kiyot_values::quantity::Quantity;
+use kiyot_values::{names::is_gpu, quantity::Quantity};
 use serde::Deserialize;
 
 /// Most containers of a pod that are read.
@@ -24,11 +24,6 @@ pub struct Requests {
     pub has_env_in_files: bool,
     /// The first resource of GPUs by name, such as `nvidia.com/gpu`.
     pub gpus: Option<String>,
-}
-
-/// Returns whether an extended resource is GPUs or parts of them, such as `nvidia.com/mig-1g.5gb`.
-pub fn is_gpu(name: &str) -> bool {
-    name.contains("gpu") || name.starts_with("nvidia.com/")
 }
 
 /// The sums of a resource.

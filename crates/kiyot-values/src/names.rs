@@ -18,6 +18,11 @@ pub fn has_label_letters(text: &str) -> bool {
     text.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
 }
 
+/// Returns whether an extended resource is GPUs or parts of them, such as `nvidia.com/mig-1g.5gb`.
+pub fn is_gpu(name: &str) -> bool {
+    name.contains("gpu") || name.starts_with("nvidia.com/")
+}
+
 /// Returns a uid in the API server's form (RFC 9562).
 pub fn uid(bytes: &[u8; 16]) -> String {
     let text = hex::encode(bytes);

@@ -3,7 +3,7 @@
 
 use std::collections::HashSet;
 
-use kiyot_manifest_files::{Object, Objects};
+use kiyot_manifest::files::{Object, Objects};
 use kiyot_proto::admin::ManifestFile;
 use serde_json::{Map, Value};
 

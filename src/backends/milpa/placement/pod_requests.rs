@@ -3,9 +3,9 @@
 use std::{fmt, time::Duration};
 
 use async_trait::async_trait;
+use kiyot_manifest::{Container, Pod};
 
 use super::{Amount, Requested, Source};
-use crate::manifest::{Container, Pod};
 
 /// Bounds the time for which a call waits for the API's requests of its pod. The kubelet has the
 /// pod from a watch of its own, so that ours may be a moment later.

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1 as api;
-use kiyot_kubernetes::requests::is_gpu;
+use kiyot_values::names::is_gpu;
 
 use super::{
     Container, Dns, DnsPolicy, Metadata, QosClass, Resources, Volume, Workload, metadata::dns_name,

@@ -74,7 +74,7 @@ pub(super) fn groups(security: &PodSecurityContext) -> Vec<i64> {
 
 #[cfg(test)]
 mod tests {
-    use crate::manifest::tests::problems;
+    use crate::tests::problems;
 
     /// Verifies X61.
     #[test]

@@ -1,4 +1,4 @@
-use crate::manifest::{File, Node, parse_files};
+use crate::{File, Node, parse_files};
 
 /// Returns a manifest with a pod whose container has fields.
 fn manifest(fields: &str) -> String {
@@ -8,7 +8,7 @@ fn manifest(fields: &str) -> String {
     )
 }
 
-fn parsed(text: String) -> Result<crate::manifest::Manifest, String> {
+fn parsed(text: String) -> Result<crate::Manifest, String> {
     parse_files(&[File { name: "m.yaml".to_owned(), text }])
         .map_err(|problems| problems.to_string())
 }

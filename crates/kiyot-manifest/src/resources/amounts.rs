@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::apimachinery::pkg::api::resource as api;
 use kiyot_values::quantity::Quantity;
 
-use crate::manifest::place::Place;
+use crate::place::Place;
 
 /// Most extended resources of a list.
 const MAX_EXTENDED: usize = 100;

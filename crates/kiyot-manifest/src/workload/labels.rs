@@ -1,7 +1,7 @@
 //! Labels and annotations that controllers add to their pods.
 
 use super::WorkloadKind;
-use crate::manifest::Metadata;
+use crate::Metadata;
 
 /// Value of a label that the API server or a controller chooses.
 const GENERATED: &str = "generated";

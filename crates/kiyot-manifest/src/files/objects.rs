@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde_json::{Map, Value};
 
-use crate::documents::{MAX_DOCUMENTS, documents};
+use crate::files::documents::{MAX_DOCUMENTS, documents};
 
 /// Kind of lists; those of one kind end with it.
 const LIST: &str = "List";

@@ -14,6 +14,7 @@ mod dns;
 mod document;
 mod env;
 mod expand;
+pub mod files;
 mod metadata;
 mod mount;
 mod node;
@@ -32,7 +33,7 @@ pub use dns::{Dns, DnsPolicy};
 pub use document::Skipped;
 pub use env::{EnvSource, ResourceField, SourceKind};
 pub use expand::expand;
-pub use kiyot_manifest_files::File;
+pub use files::File;
 pub use metadata::Metadata;
 pub use mount::VolumeMount;
 pub use node::{CgroupDriver, Node};
@@ -42,11 +43,11 @@ pub use volume::{HostPathVolume, PluginVolume, Volume, VolumeKind};
 pub use workload::{Workload, WorkloadKind};
 
 use document::Kind;
-use kiyot_manifest_files::{Malformed, Object, Objects};
+use files::{Malformed, Object, Objects};
 use place::Place;
 
 /// Largest file, in bytes.
-pub const MAX_BYTES: usize = kiyot_manifest_files::MAX_FILE_BYTES;
+pub const MAX_BYTES: usize = files::MAX_FILE_BYTES;
 /// Most notes on unknown fields of a pod, or of refused ones; others are counted.
 const MAX_NOTES: usize = 20;
 /// Characters of a file's name that problems show.
@@ -69,7 +70,7 @@ pub fn parse_files(files: &[File]) -> Result<Manifest, Problems> {
     };
     let (report, unknown) = (Report::default(), Report::default());
     let mut manifest = Manifest { pods: Vec::new(), skipped: Vec::new() };
-    match kiyot_manifest_files::check(files) {
+    match files::check(files) {
         Ok(()) => read(files, &report, &unknown, &mut manifest),
         Err(rule) => report.add(Problem::new("-f", rule)),
     }

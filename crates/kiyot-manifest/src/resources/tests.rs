@@ -1,4 +1,4 @@
-use crate::manifest::{File, Pod, QosClass, parse_files};
+use crate::{File, Pod, QosClass, parse_files};
 
 fn explained(spec: &str) -> Result<Pod, String> {
     let text = format!("apiVersion: v1\nkind: Pod\nmetadata: {{name: p}}\nspec:\n{spec}");

@@ -12,7 +12,7 @@ use kiyot_values::problems::Report;
 use serde_json::{Map, Value};
 
 use super::WorkloadKind;
-use crate::manifest::{Metadata, place::Place, typed};
+use crate::{Metadata, place::Place, typed};
 
 /// Largest count: the API has 32 bits with a sign.
 const MAX_COUNT: u32 = i32::MAX.unsigned_abs();

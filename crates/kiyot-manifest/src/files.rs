@@ -1,7 +1,5 @@
 //! Files that `-f` names: files, directories and the standard input, as in kubectl.
 
-#![cfg_attr(test, allow(clippy::unwrap_used, reason = "a failed setup fails its test"))]
-
 use std::{
     fs,
     io::{self, Read},

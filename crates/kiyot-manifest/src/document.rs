@@ -2,9 +2,9 @@
 
 use std::fmt;
 
-use kiyot_manifest_files::Object;
 use kiyot_values::problems::shown;
 
+use crate::files::Object;
 use super::{WorkloadKind, place::Place};
 
 /// Characters of kind, namespace and name of a document that is skipped: those of a DNS name.

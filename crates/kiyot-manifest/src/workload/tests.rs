@@ -1,5 +1,5 @@
 use super::*;
-use crate::manifest::{File, Manifest, PluginVolume, VolumeKind, parse_files};
+use crate::{File, Manifest, PluginVolume, VolumeKind, parse_files};
 
 fn read(text: &str) -> Manifest {
     let file = File { name: "manifest".into(), text: text.into() };
