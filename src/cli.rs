@@ -13,10 +13,13 @@ use std::{
 use clap::{Parser, Subcommand};
 use kiyot_config as config;
 use kiyot_link::core_dump;
-use kiyot_values::error_chain::error_chain;
 use kiyot_manifest as manifest;
+use kiyot_values::error_chain::error_chain;
 
-use crate::{app, explain::{self, Explanation, Prices}};
+use crate::{
+    app,
+    explain::{self, Explanation, Prices},
+};
 
 mod bounded;
 mod catalogues;

@@ -4,12 +4,26 @@
 use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
 
 use kiyot_config::{BackendConfig, Config, MilpaBackend, ProviderKind};
+use kiyot_manifest::{Manifest, Node, Pod, Volume};
 use kiyot_proto::{cri, text::counted};
 use kiyot_values::problems::shown;
 use prost::Message;
-use kiyot_manifest::{Manifest, Node, Pod, Volume};
 
-use crate::{annotations::{CellRequest, HealthyTimeout, InstanceType, KEYS}, backends::{BackendName, Declared, milpa::{self, placement::{self, ApiRequests, Catalogue, Needs, Refusals, Requested, root_volume}, policy}}, proxy::{peek, routing::{self, Decision, Reason, RoutingError}}};
+use crate::{
+    annotations::{CellRequest, HealthyTimeout, InstanceType, KEYS},
+    backends::{
+        BackendName, Declared,
+        milpa::{
+            self,
+            placement::{self, ApiRequests, Catalogue, Needs, Refusals, Requested, root_volume},
+            policy,
+        },
+    },
+    proxy::{
+        peek,
+        routing::{self, Decision, Reason, RoutingError},
+    },
+};
 
 mod choice;
 mod resources;

@@ -10,11 +10,21 @@ compile_error!(
 use std::{path::Path, time::Duration};
 
 use bytes::BytesMut;
-use kiyot_manifest as manifest;
-use kiyot::{annotations::{self, CellRequest, InstanceType, KEYS}, backends::milpa::{fuzzing as cells, logs, placement::{CatalogueFile, Needs, Rules, misses, rank}, providers::{ec2::price_list::Listed, local as provider}, simulator::{WorkloadError, WorkloadPod, read_workload}, streaming, volumes as copies}, proxy::{fuzzing, peek}};
+use kiyot::{
+    annotations::{self, CellRequest, InstanceType, KEYS},
+    backends::milpa::{
+        fuzzing as cells, logs,
+        placement::{CatalogueFile, Needs, Rules, misses, rank},
+        providers::{ec2::price_list::Listed, local as provider},
+        simulator::{WorkloadError, WorkloadPod, read_workload},
+        streaming, volumes as copies,
+    },
+    proxy::{fuzzing, peek},
+};
 use kiyot_config as config;
 use kiyot_http2::fuzzing as http2;
 use kiyot_link::bootstrap::CellFile;
+use kiyot_manifest as manifest;
 use kiyot_proto::{
     bounds::{Bounded, BoundsError},
     cell, cri,

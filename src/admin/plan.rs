@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
+use kiyot_manifest::{self as manifest, File};
 use kiyot_proto::{
     admin::{self, ManifestFile},
     text::counted,
@@ -9,10 +10,12 @@ use kiyot_proto::{
 use tokio::task::spawn_blocking;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
-use kiyot_manifest::{self as manifest, File};
 
 use super::{MAX_MANIFEST_BYTES, MAX_MESSAGE_BYTES, parts::Parts};
-use crate::{backends::{Backend, milpa::Milpa}, explain::{ExplainedPod, Live, Prices, explain_while}};
+use crate::{
+    backends::{Backend, milpa::Milpa},
+    explain::{ExplainedPod, Live, Prices, explain_while},
+};
 
 impl Parts {
     /// Explains where the pods of a manifest would go, on which instances, and at which prices.

@@ -1,4 +1,5 @@
 use kiyot_config as config;
+use kiyot_manifest::{self as manifest, File};
 use proptest::{
     collection::vec,
     option,
@@ -6,10 +7,14 @@ use proptest::{
     prop_assert_eq, proptest,
 };
 use serde_json::json;
-use kiyot_manifest::{self as manifest, File};
 
 use super::*;
-use crate::{annotations::{ARCHITECTURE, Architecture, GPU, HEALTHY_TIMEOUT, TARGET_RUNTIME}, backends::milpa::placement::{CatalogueFile, Entry, Market, Offering, Refusal, RefusedQuota, Rules, Size, Unoffered, rank}};
+use crate::{
+    annotations::{ARCHITECTURE, Architecture, GPU, HEALTHY_TIMEOUT, TARGET_RUNTIME},
+    backends::milpa::placement::{
+        CatalogueFile, Entry, Market, Offering, Refusal, RefusedQuota, Rules, Size, Unoffered, rank,
+    },
+};
 
 mod hostile;
 

@@ -310,7 +310,7 @@ mod tests {
         assert_eq!(found.len(), LEVELS + 1);
         assert_eq!(found.last(), Some(&deepest.join("f").display().to_string()));
         // `TempDir` removes by recursion.
-        kiyot_tree::remove_path(&root.keep()).unwrap();
+        kiyot_linux::tree::remove_path(&root.keep()).unwrap();
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! The files of `examples/`.
 
-use kiyot_manifest as manifest;
 use kiyot::annotations::{CellRequest, LaunchType, TARGET_RUNTIME};
 use kiyot_config::{self as config, HostAccessPolicy, Privileged};
+use kiyot_manifest as manifest;
 
 use crate::tree;
 

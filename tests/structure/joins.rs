@@ -1,4 +1,4 @@
-//! Joins of paths: literals, constants and what `kiyot_tree` has checked.
+//! Joins of paths: literals, constants and what `kiyot_linux::tree` has checked.
 
 use crate::{
     lexer::{self, Kind, Token},
@@ -35,9 +35,13 @@ const TAKERS: [[&str; 2]; 7] = [
 
 /// Joins of values that are not from outside: file, argument, and the reason.
 const TRUSTED: &[(&str, &str, &str)] = &[
-    ("crates/kiyot-tree/src/beneath.rs", "path . as_ref ( )", "the function itself"),
-    ("crates/kiyot-tree/src/beneath.rs", "name", "a name of the program's own, by its lifetime"),
-    ("crates/kiyot-tree/src/beneath.rs", "& self . 0", "a `RelPath`, which is checked"),
+    ("crates/kiyot-linux/src/tree/beneath.rs", "path . as_ref ( )", "the function itself"),
+    (
+        "crates/kiyot-linux/src/tree/beneath.rs",
+        "name",
+        "a name of the program's own, by its lifetime",
+    ),
+    ("crates/kiyot-linux/src/tree/beneath.rs", "& self . 0", "a `RelPath`, which is checked"),
     ("crates/kiyot-cell/src/init/root.rs", "program", "a name or path of the configuration"),
     ("crates/kiyot-cell/src/init/root.rs", "target", "a link on the way to a program of the node"),
     ("crates/kiyot-cell/src/init/root.rs", "relative", "a mount point, as the kernel reports it"),
@@ -177,7 +181,7 @@ fn values_from_outside_are_joined_by_one_function() {
     }
     assert!(
         wrong.is_empty(),
-        "joins of values that kiyot_tree::{{beneath, own}} or a `RelPath` has not checked:\n{}",
+        "joins of values that kiyot_linux::tree::{{beneath, own}} or a `RelPath` has not checked:\n{}",
         wrong.join("\n")
     );
     assert!(unused.is_empty(), "no such joins: {unused:?}");

@@ -1,5 +1,5 @@
-//! Kernel interfaces that parts of the daemon and the agent share: mountinfo and unmounting,
-//! netlink with network devices, inotify, and the fields of a process's stat.
+//! Kernel interfaces that parts of the daemon and the agent share: file trees, mountinfo and
+//! unmounting, netlink with network devices, inotify, and the fields of a process's stat.
 //!
 //! Existing crates don't fit. `procfs` reads mountinfo as UTF-8, but a mount point may have any
 //! bytes, and a line that can't be read must not hide the others. The netlink crates are several,
@@ -11,6 +11,7 @@ pub mod link;
 pub mod mountinfo;
 pub mod netlink;
 pub mod process_stat;
+pub mod tree;
 mod unmount;
 
 pub use unmount::unmount_beneath;

@@ -4,8 +4,8 @@ use std::fmt;
 
 use kiyot_values::problems::shown;
 
-use crate::files::Object;
 use super::{WorkloadKind, place::Place};
+use crate::files::Object;
 
 /// Characters of kind, namespace and name of a document that is skipped: those of a DNS name.
 const SHOWN_CHARS: usize = 253;

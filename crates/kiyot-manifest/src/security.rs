@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use k8s_openapi::api::core::v1::{PodSecurityContext, SeccompProfile, SecurityContext};
+use kiyot_linux::tree::RelPath;
 use kiyot_proto::cri::{SecurityProfile, security_profile::ProfileType};
-use kiyot_tree::RelPath;
 use kiyot_values::problems::Field;
 
 use super::{node::text, place::Place};

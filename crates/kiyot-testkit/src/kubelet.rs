@@ -229,8 +229,8 @@ impl Kubelet {
         for volume in &pod.volumes {
             volumes::remove(&directory, volume);
         }
-        let _ = kiyot_tree::remove_path(&directory);
-        let _ = kiyot_tree::remove_path(&self.log_directory(pod));
+        let _ = kiyot_linux::tree::remove_path(&directory);
+        let _ = kiyot_linux::tree::remove_path(&self.log_directory(pod));
         cgroups::remove(&self.directories, pod);
     }
 

@@ -90,7 +90,7 @@ pub fn all_of(words: &[String], directory: &Path) {
             eprintln!("cgroup {cgroup} can't be removed: {error}");
         }
     }
-    let _ = kiyot_tree::remove_path(directory);
+    let _ = kiyot_linux::tree::remove_path(directory);
 }
 
 /// Deletes the rules that contain one of `words` (CNI plugins put the network's name in comments),

@@ -131,9 +131,9 @@ fn remove_files(dir: &Path) -> io::Result<()> {
         real => real?,
     };
     for name in DIRECTORIES {
-        let beneath = kiyot_tree::own(&real, name);
+        let beneath = kiyot_linux::tree::own(&real, name);
         unmount_beneath(&beneath)?;
-        kiyot_tree::remove_path(&beneath)?;
+        kiyot_linux::tree::remove_path(&beneath)?;
     }
     // A link, and a directory with files of others, stay.
     let _ = fs::remove_dir(dir);

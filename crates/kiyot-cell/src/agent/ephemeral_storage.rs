@@ -16,11 +16,11 @@ use std::{
     time::{Duration, Instant},
 };
 
+use kiyot_linux::tree::{MeasureProgress, Measurement, Usage};
 use kiyot_proto::cri::{
     ContainerFilter, ContainerState, ContainerStateValue, ContainerStatus, ListContainersRequest,
     StopContainerRequest,
 };
-use kiyot_tree::{MeasureProgress, Measurement, Usage};
 use rustix::{
     fs::{CWD, Mode, OFlags, openat},
     io::Errno,

@@ -9,9 +9,9 @@ mod write;
 
 use std::{io, path::Path};
 
+use kiyot_linux::tree::PathError;
+pub use kiyot_linux::tree::RelPath;
 use kiyot_proto::cell::{FileChange, GetFileReply, GetFileRequest, Root, file_change::Change};
-use kiyot_tree::PathError;
-pub use kiyot_tree::RelPath;
 use rustix::{
     fd::OwnedFd,
     fs::{AtFlags, CWD, Mode, OFlags, fstat, openat, renameat, statat},

@@ -10,8 +10,8 @@ use kiyot_link::{
     bind_limits::{MAX_REGISTRY_DIRS, MAX_REGISTRY_FILES},
     private_file,
 };
+use kiyot_linux::tree::RelPath;
 use kiyot_proto::cell::RegistryFile;
-use kiyot_tree::RelPath;
 use tonic::Status;
 
 /// Parent of the directories, on a tmpfs: some files are keys.

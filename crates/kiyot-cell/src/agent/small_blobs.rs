@@ -12,7 +12,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use kiyot_tree::beneath;
+use kiyot_linux::tree::beneath;
 use ring::digest::{SHA256, digest};
 use rustix::{
     fs::{AtFlags, CWD, Mode, OFlags, linkat, open},

@@ -13,7 +13,7 @@ use std::{
     path::Path,
 };
 
-use kiyot_tree::{beneath, own};
+use kiyot_linux::tree::{beneath, own};
 use rustix::{
     fs::statfs,
     mount::{
@@ -76,7 +76,7 @@ fn supports_overlay(dir: &CellDir) -> bool {
     }
     let probe = disk.join("probe");
     let works = probe_overlay(&probe).is_ok();
-    let _ = kiyot_tree::remove_path(&probe);
+    let _ = kiyot_linux::tree::remove_path(&probe);
     works
 }
 

@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use kiyot_tree::{RelPath, beneath, own};
+use kiyot_linux::tree::{RelPath, beneath, own};
 
 /// Mount point of the cgroup file systems.
 pub const ROOT: &str = "/sys/fs/cgroup";

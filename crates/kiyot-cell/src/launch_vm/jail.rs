@@ -20,7 +20,7 @@ use std::{
 };
 
 use kiyot_link::vm_file::{Accelerator, VmFile};
-use kiyot_tree::own;
+use kiyot_linux::tree::own;
 use nix::{
     sched::{CloneFlags, unshare},
     unistd::{Gid, Uid, chown, setgroups, setresgid, setresuid},

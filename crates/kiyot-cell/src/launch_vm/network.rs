@@ -15,7 +15,7 @@ use std::{
 use kiyot_link::vm_file::{
     LINK_GUEST, LINK_HOST, LINK_PORT, LINK_PREFIX, LINK_TAP, POD_TAP, VmFile, VmNetwork,
 };
-use kiyot_tree::own;
+use kiyot_linux::tree::own;
 
 /// Settings of the namespace that keep it from forwarding.
 const SYSCTLS: [(&str, &str); 4] = [

@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use kiyot_tree::beneath;
+use kiyot_linux::tree::beneath;
 
 use super::wait;
 

@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use kiyot_tree::beneath;
+use kiyot_linux::tree::beneath;
 use nix::{
     errno::Errno,
     kmod::{ModuleInitFlags, finit_module},

@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use kiyot_tree::own;
+use kiyot_linux::tree::own;
 use rustix::{
     fs::Mode,
     io::Errno,

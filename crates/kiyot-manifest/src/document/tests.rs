@@ -1,8 +1,8 @@
 use kiyot_values::problems::Problems;
 use proptest::prelude::*;
 
-use crate::{File, MAX_BYTES, Manifest, Node, parse_files};
 use crate::files::MAX_DOCUMENTS;
+use crate::{File, MAX_BYTES, Manifest, Node, parse_files};
 
 const SAMPLES: [&str; 7] = [
     include_str!("../samples/cronjob.yaml"),

@@ -7,11 +7,11 @@
 use std::collections::HashMap;
 
 use kiyot_link::resolver;
+use kiyot_linux::tree::{PathError, absolute, beneath};
 use kiyot_proto::{
     cell::BindRequest,
     cri::{self, security_profile::ProfileType},
 };
-use kiyot_tree::{PathError, absolute, beneath};
 
 use crate::backends::milpa::{
     images::NodeSettings,

@@ -41,7 +41,7 @@ fn path<'a>(profile: Option<&'a cri::SecurityProfile>, old: &'a str) -> Option<&
 
 /// Reads a profile: an absolute path, without "..", of a file that is not too large.
 pub(crate) fn read(path: &str) -> io::Result<Vec<u8>> {
-    let file = File::open(kiyot_tree::absolute(path)?)?;
+    let file = File::open(kiyot_linux::tree::absolute(path)?)?;
     if !file.metadata()?.is_file() {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no file"));
     }

@@ -8,8 +8,8 @@ use std::{
 };
 
 use bytes::Bytes;
+use kiyot_linux::tree::RelPath;
 use kiyot_proto::cell::{FileChange, Root};
-use kiyot_tree::RelPath;
 
 use super::{
     disk::Disk,

@@ -3,11 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use kiyot_config::HostPath;
+use kiyot_linux::tree::beneath;
 use kiyot_proto::{
     cell::{FileChange, MountTmpfs, Root, file_change::Change},
     cri,
 };
-use kiyot_tree::beneath;
 use ring::digest::{SHA256, digest};
 use rustix::fs::{fstat, fstatfs};
 

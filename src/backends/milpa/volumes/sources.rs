@@ -2,8 +2,8 @@
 
 use std::path::{Component, Path, PathBuf};
 
+use kiyot_linux::tree::beneath;
 use kiyot_proto::cell::Root;
-use kiyot_tree::beneath;
 
 use super::plan::CellPath;
 

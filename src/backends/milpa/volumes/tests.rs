@@ -63,7 +63,7 @@ impl CellFiles for FakeFiles {
                     None => return Err(Failure::cell(Class::Unavailable, "the link broke")),
                 };
             }
-            assert!(kiyot_tree::RelPath::parse(&change.path).is_ok(), "{}", change.path);
+            assert!(kiyot_linux::tree::RelPath::parse(&change.path).is_ok(), "{}", change.path);
             let key = Self::key(change.root(), &change.path);
             match change.change.unwrap() {
                 Change::MakeDir(made) => {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
-use kiyot_tree::RelPath;
+use kiyot_linux::tree::RelPath;
 use ring::digest::{SHA256, digest};
 use serde::{Deserialize, Serialize};
 

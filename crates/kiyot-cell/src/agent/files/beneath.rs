@@ -1,6 +1,6 @@
 //! Opening of paths below a directory without following links.
 
-use kiyot_tree::RelPath;
+use kiyot_linux::tree::RelPath;
 use rustix::{
     fd::OwnedFd,
     fs::{CWD, FileType, Mode, OFlags, ResolveFlags, fstat, openat, openat2},

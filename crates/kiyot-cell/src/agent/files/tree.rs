@@ -2,8 +2,8 @@
 
 use std::ffi::CString;
 
+use kiyot_linux::tree::{MountPolicy, RemoveProgress};
 use kiyot_proto::cell::MakeDir;
-use kiyot_tree::{MountPolicy, RemoveProgress};
 use rustix::{
     fd::OwnedFd,
     fs::{Mode, OFlags, mkdirat, openat},
@@ -62,7 +62,7 @@ pub(super) fn remove(root: &OwnedFd, path: &RelPath) -> Result<(), FileError> {
     };
     // A `RelPath` contains no NUL.
     let name = CString::new(path.name()).unwrap_or_default();
-    match kiyot_tree::remove(&parent, &name, MountPolicy::Detach, MAX_REMOVED_ENTRIES) {
+    match kiyot_linux::tree::remove(&parent, &name, MountPolicy::Detach, MAX_REMOVED_ENTRIES) {
         Ok(RemoveProgress::Done) => Ok(()),
         Ok(RemoveProgress::Partial) => Err(FileError::Rejected {
             path: path.to_string(),

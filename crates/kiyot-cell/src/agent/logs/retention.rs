@@ -2,7 +2,7 @@
 
 use std::{io, os::unix::fs::MetadataExt, path::Path, time::Duration};
 
-use kiyot_tree::beneath;
+use kiyot_linux::tree::beneath;
 use rustix::fs::{CWD, FallocateFlags, Mode, OFlags, fallocate, openat};
 
 use super::{BLOCK_BYTES, LOG_DIR, sizes};

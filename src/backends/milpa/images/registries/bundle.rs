@@ -8,7 +8,7 @@ use std::{
 };
 
 use kiyot_link::bind_limits::{MAX_REGISTRY_DIRS, MAX_REGISTRY_FILES};
-use kiyot_tree::beneath;
+use kiyot_linux::tree::beneath;
 use toml_edit::{DocumentMut, Item, TableLike, Value};
 
 use super::directory::entries;

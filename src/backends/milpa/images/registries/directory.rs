@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use kiyot_tree::beneath;
+use kiyot_linux::tree::beneath;
 
 /// Makes a directory of directories hold exactly these files. It replaces them one by one, because
 /// cells read them meanwhile, in the order of their paths, so that `hosts.toml` follows the files

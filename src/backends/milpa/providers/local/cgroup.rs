@@ -74,7 +74,7 @@ impl Hierarchy {
     /// Returns the directory of a path from `/proc/<pid>/cgroup`.
     fn dir(&self, path: &Path) -> Option<PathBuf> {
         let below = path.strip_prefix(&self.root).ok()?;
-        kiyot_tree::beneath(&self.mount, below).ok()
+        kiyot_linux::tree::beneath(&self.mount, below).ok()
     }
 }
 
@@ -206,9 +206,9 @@ pub(super) fn kill(hierarchies: &[Hierarchy], cell: &str) {
 /// Copies CPUs and memory nodes from the parent, without which a version 1 cpuset takes no process.
 pub(super) fn inherit_cpuset(from: &Path, to: &Path) -> io::Result<()> {
     for file in ["cpuset.cpus", "cpuset.mems"] {
-        let own = kiyot_tree::own(to, file);
+        let own = kiyot_linux::tree::own(to, file);
         if fs::read_to_string(&own).map_err(|error| named(&own, error))?.trim().is_empty() {
-            let from = kiyot_tree::own(from, file);
+            let from = kiyot_linux::tree::own(from, file);
             let inherited = fs::read(&from).map_err(|error| named(&from, error))?;
             fs::write(&own, inherited).map_err(|error| named(&own, error))?;
         }
@@ -443,20 +443,20 @@ fn remove_tree(dir: &Path, limit: Duration) -> io::Result<()> {
 fn remove_beneath(top: OwnedFd) -> Result<bool, Errno> {
     let (mut current, mut depth, mut removed) = (top, 0_usize, false);
     loop {
-        let Some(name) = kiyot_tree::first_subdirectory(&current)? else {
+        let Some(name) = kiyot_linux::tree::first_subdirectory(&current)? else {
             let Some(above) = depth.checked_sub(1) else { return Ok(removed) };
             depth = above;
-            current = kiyot_tree::open_parent(&current)?;
+            current = kiyot_linux::tree::open_parent(&current)?;
             continue;
         };
         match unlinkat(&current, &*name, AtFlags::REMOVEDIR) {
             Ok(()) | Err(Errno::NOENT) => removed = true,
             Err(Errno::BUSY | Errno::NOTEMPTY) => {
-                let inner = match kiyot_tree::open_dir(&current, &name) {
+                let inner = match kiyot_linux::tree::open_dir(&current, &name) {
                     Err(Errno::NOENT) => continue,
                     inner => inner?,
                 };
-                if kiyot_tree::first_subdirectory(&inner)?.is_none() {
+                if kiyot_linux::tree::first_subdirectory(&inner)?.is_none() {
                     return Ok(removed);
                 }
                 current = inner;

@@ -9,7 +9,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use kiyot_tree::own;
+use kiyot_linux::tree::own;
 use rustix::fs::{IFlags, OFlags, ioctl_getflags, ioctl_setflags};
 use serde::{Deserialize, Serialize};
 

@@ -3,7 +3,7 @@
 
 use std::{fs, io, path::Path};
 
-use kiyot_tree::own;
+use kiyot_linux::tree::own;
 
 use super::{
     cgroup::{self, Hierarchy, PARENT},

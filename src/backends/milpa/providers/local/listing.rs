@@ -10,7 +10,7 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-use kiyot_tree::beneath;
+use kiyot_linux::tree::beneath;
 
 use super::{
     super::{super::id::CellId, InstanceState},

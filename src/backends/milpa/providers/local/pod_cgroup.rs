@@ -6,7 +6,7 @@
 
 use std::{collections::BTreeSet, fs, io, path::Path};
 
-use kiyot_tree::{RelPath, beneath};
+use kiyot_linux::tree::{RelPath, beneath};
 use tokio::task::spawn_blocking;
 
 use super::{

@@ -18,7 +18,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use kiyot_tree::{MountPolicy, RemoveProgress, beneath, remove};
+use kiyot_linux::tree::{MountPolicy, RemoveProgress, beneath, remove};
 use rustix::{
     fs::{CWD, Mode, OFlags, RenameFlags, openat, renameat_with},
     io::Errno,

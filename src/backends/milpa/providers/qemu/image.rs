@@ -10,7 +10,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use kiyot_tree::own;
+use kiyot_linux::tree::own;
 use ring::digest::{Context, SHA256};
 use serde::Deserialize;
 

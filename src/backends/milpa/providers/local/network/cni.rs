@@ -2,7 +2,7 @@
 
 use std::{ffi::OsString, net::IpAddr, path::PathBuf, time::Duration};
 
-use kiyot_tree::beneath;
+use kiyot_linux::tree::beneath;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 

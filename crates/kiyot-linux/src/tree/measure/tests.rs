@@ -60,16 +60,17 @@ fn measurement_of_a_sparse_file_counts_allocated_blocks() {
 /// Verifies X41.
 #[test]
 fn measurement_of_100_000_levels_counts_all_entries() {
-    let temp = crate::remove::tests::in_memory();
+    let temp = crate::tree::remove::tests::in_memory();
     let tree = temp.path().join("tree");
     fs::create_dir(&tree).unwrap();
-    crate::remove::tests::nest(&tree, 100_000, c"d");
+    crate::tree::remove::tests::nest(&tree, 100_000, c"d");
     fs::write(tree.join("d/z"), vec![1; 1 << 20]).unwrap();
     let usage = measure(&tree, 5000);
     assert_eq!((usage.entries, usage.unseen), (100_002, 0));
     assert!(usage.bytes >= 100_000 * MIN_ENTRY_BYTES + (1 << 20));
-    while crate::remove(open(temp.path()), c"tree", crate::MountPolicy::Refuse, 50_000).unwrap()
-        == crate::RemoveProgress::Partial
+    while crate::tree::remove(open(temp.path()), c"tree", crate::tree::MountPolicy::Refuse, 50_000)
+        .unwrap()
+        == crate::tree::RemoveProgress::Partial
     {}
 }
 
@@ -83,7 +84,7 @@ fn measurement_after_a_rename_resumes_at_an_open_ancestor() {
     let tree = temp.path().join("tree");
     fs::create_dir_all(tree.join("first")).unwrap();
     // A directory below the levels that stay open is moved while the walk is in it.
-    crate::remove::tests::nest(&tree.join("first"), MAX_OPEN_LEVELS + 20, c"d");
+    crate::tree::remove::tests::nest(&tree.join("first"), MAX_OPEN_LEVELS + 20, c"d");
     let mut measurement = start(&tree);
     while measurement.ancestors.len() < MAX_OPEN_LEVELS + 15 {
         measurement.step(1).unwrap();

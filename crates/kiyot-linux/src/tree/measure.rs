@@ -13,7 +13,7 @@ use rustix::{
     io::Errno,
 };
 
-use crate::dir;
+use crate::tree::dir;
 
 /// The least bytes that an entry counts for: a million empty files use the file system's inodes,
 /// and their walk takes as long as that of other files.

@@ -23,7 +23,7 @@ use rustix::{
     mount::{UnmountFlags, unmount},
 };
 
-use crate::dir::{self, Entry};
+use crate::tree::dir::{self, Entry};
 
 /// The prefix of the names of directories that were moved to the top.
 const MOVED_PREFIX: &str = ".kiyot-moved-";
