@@ -3,21 +3,22 @@
 
 use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
 
+use crate::annotations;
 use kiyot_config::{BackendConfig, Config, MilpaBackend, ProviderKind};
+use kiyot_engine::{
+    placement::{self, Catalogue, Needs, Refusals, Requested, root_volume},
+    request::{CellRequest, HealthyTimeout, InstanceType, keys::KEYS},
+};
 use kiyot_manifest::{Manifest, Node, Pod, Volume};
 use kiyot_proto::{cri, text::counted};
 use kiyot_values::problems::shown;
 use prost::Message;
+use requests::requests_of;
 
 use crate::{
-    annotations::{CellRequest, HealthyTimeout, InstanceType, KEYS},
     backends::{
         BackendName, Declared,
-        milpa::{
-            self,
-            placement::{self, ApiRequests, Catalogue, Needs, Refusals, Requested, root_volume},
-            policy,
-        },
+        milpa::{self, policy},
     },
     proxy::{
         peek,
@@ -26,6 +27,7 @@ use crate::{
 };
 
 mod choice;
+mod requests;
 mod resources;
 mod variables;
 mod volumes;
@@ -287,10 +289,10 @@ fn explain_cell(
         note_unused_annotations(lines, pod);
         return;
     }
-    let api = config.kubernetes.reads_requests().then(|| ApiRequests::of_manifest(pod));
+    let api = config.kubernetes.reads_requests().then(|| requests_of(pod));
     let check_gpus = |request: &CellRequest| policy::check_gpus(request, api.as_ref());
     let has_sandbox = policy::check_sandbox(&rules, &sandbox).is_ok()
-        && CellRequest::parse(&pod.metadata.annotations).is_ok_and(|it| check_gpus(&it).is_ok());
+        && annotations::parse(&pod.metadata.annotations).is_ok_and(|it| check_gpus(&it).is_ok());
     if has_sandbox && let Some(what) = reason_to_move(&rules, pod, node, &sandbox) {
         lines.say(format!("goes to {node_backend} instead of {}: it {what}", decision.backend));
         lines.say(
@@ -301,7 +303,7 @@ fn explain_cell(
         return;
     }
     lines.say(format!("goes to {}: {}", decision.backend, why(decision, pod)));
-    match CellRequest::parse(&pod.metadata.annotations) {
+    match annotations::parse(&pod.metadata.annotations) {
         Ok(mut request) => {
             if milpa.provider == ProviderKind::Ec2 {
                 request.storage_request = api.as_ref().map_or(0, |api| api.storage_request);
@@ -325,7 +327,7 @@ fn explain_cell(
             let rules = placement::Rules::of(milpa);
             let of_cri = Requested::of_sandbox(&sandbox);
             if api.is_none() && request.memory_bytes.is_none() {
-                let of_api = of_cri.with_api(&ApiRequests::of_manifest(pod));
+                let of_api = of_cri.with_api(&requests_of(pod));
                 resources::note_memory_request(lines, &of_cri, &of_api);
             }
             let requested = api.as_ref().map_or(of_cri, |api| of_cri.with_api(api));
@@ -373,7 +375,7 @@ fn explain_cell(
         lines.say(format!("note: {limit}"));
     }
     resources::note(lines, pod, milpa.provider, api.is_some());
-    for key in CellRequest::unknown_keys(&pod.metadata.annotations) {
+    for key in annotations::unknown_keys(&pod.metadata.annotations) {
         lines.say(format!("note: unknown annotation {key}; known: {}", KEYS.join(", ")));
     }
 }

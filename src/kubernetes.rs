@@ -18,6 +18,10 @@ use std::{
 use async_trait::async_trait;
 use futures::stream::BoxStream;
 use kiyot_config as config;
+use kiyot_engine::{
+    id::CellId,
+    placement::{ApiRequests, PodRequests, REQUESTS_TIMEOUT},
+};
 use kiyot_kubernetes::{
     Access, Counter, Options, Periods, PodInformer, Publisher, ShownCell, Source,
 };
@@ -25,12 +29,7 @@ use kiyot_proto::admin;
 use tokio::{runtime::Builder, sync::oneshot};
 
 use crate::{
-    backends::milpa::{
-        Milpa,
-        id::CellId,
-        inventory::Inventory,
-        placement::{ApiRequests, PodRequests, REQUESTS_TIMEOUT},
-    },
+    backends::milpa::{Milpa, inventory::Inventory},
     metrics::{self, ApiCalls, KUBERNETES_DROPPED_EVENTS, Page},
 };
 

@@ -19,3 +19,4 @@ mod resolv_conf;
 mod token_bucket;
 mod unix_channel;
 mod unix_listener;
+pub mod workload;

@@ -3,11 +3,9 @@
 
 use std::time::{Duration, Instant};
 
-use kiyot::{
-    annotations::CellRequest,
-    backends::milpa::placement::{
-        Catalogue, CatalogueFile, Entry, Needs, NoFit, Offer, Requested, Rules, rank,
-    },
+use kiyot_engine::{
+    placement::{Catalogue, CatalogueFile, Entry, Needs, NoFit, Offer, Requested, Rules, rank},
+    request::CellRequest,
 };
 
 /// Zones of each type.

@@ -26,7 +26,10 @@ fn main() -> Result<(), Box<dyn Error>> {
         "admin/v1/admin.proto",
     ]
     .map(|file| root.join(file));
+    let has_services = env::var_os("CARGO_FEATURE_SERVICES").is_some();
     tonic_prost_build::configure()
+        .build_client(has_services)
+        .build_server(has_services)
         .bytes(".kiyot")
         .codec_path("crate::codec::Codec")
         .file_descriptor_set_path(out.join("descriptors.bin"))

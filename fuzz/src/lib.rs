@@ -11,17 +11,20 @@ use std::{path::Path, time::Duration};
 
 use bytes::BytesMut;
 use kiyot::{
-    annotations::{self, CellRequest, InstanceType, KEYS},
+    annotations,
     backends::milpa::{
         fuzzing as cells, logs,
-        placement::{CatalogueFile, Needs, Rules, misses, rank},
         providers::{ec2::price_list::Listed, local as provider},
-        simulator::{WorkloadError, WorkloadPod, read_workload},
         streaming, volumes as copies,
     },
     proxy::{fuzzing, peek},
+    workload::{WorkloadError, read_workload},
 };
 use kiyot_config as config;
+use kiyot_engine::{
+    placement::{CatalogueFile, Needs, Rules, misses, rank},
+    request::{CellRequest, InstanceType, keys::KEYS},
+};
 use kiyot_http2::fuzzing as http2;
 use kiyot_link::bootstrap::CellFile;
 use kiyot_manifest as manifest;
@@ -29,6 +32,7 @@ use kiyot_proto::{
     bounds::{Bounded, BoundsError},
     cell, cri,
 };
+use kiyot_sim::WorkloadPod;
 use kiyot_spdy::{Decoder, Frame, FrameError, MAX_CONTROL_BYTES};
 use kiyot_values::price::Price;
 use prost::Message;
@@ -196,13 +200,13 @@ pub fn annotations(data: &[u8]) {
         .map(|(key, value)| (key.to_owned(), value.to_owned()))
         .collect();
     let pairs = || pairs.iter().map(|(key, value)| (key, value));
-    let request = CellRequest::parse(pairs());
-    let unknown = CellRequest::unknown_keys(pairs());
+    let request = annotations::parse(pairs());
+    let unknown = annotations::unknown_keys(pairs());
     let shown = annotations::shown_keys(&unknown);
     assert!(!shown.contains(char::is_control) && shown.chars().count() < 10_000);
     // An unknown key is ignored, a misspelt one refused.
     for key in unknown {
-        assert_eq!(CellRequest::parse([(&key.to_owned(), &String::new())]), Ok(Default::default()));
+        assert_eq!(annotations::parse([(&key.to_owned(), &String::new())]), Ok(Default::default()));
     }
     match request {
         Ok(CellRequest { instance_type: Some(glob @ InstanceType::Glob(_)), .. }) => {

@@ -80,12 +80,12 @@ pub fn of(target: &str) -> Vec<Vec<u8>> {
             vec![
                 include_bytes!("../../examples/pod-in-a-cell.yaml").to_vec(),
                 include_bytes!("../../examples/pod-on-the-node.yaml").to_vec(),
-                include_bytes!("../../src/manifest/samples/cronjob.yaml").to_vec(),
-                include_bytes!("../../src/manifest/samples/deployment.yaml").to_vec(),
-                include_bytes!("../../src/manifest/samples/every-field.yaml").to_vec(),
-                include_bytes!("../../src/manifest/samples/gpu-job.yaml").to_vec(),
-                include_bytes!("../../src/manifest/samples/list.json").to_vec(),
-                include_bytes!("../../src/manifest/samples/statefulset.yaml").to_vec(),
+                include_bytes!("../../crates/kiyot-manifest/src/samples/cronjob.yaml").to_vec(),
+                include_bytes!("../../crates/kiyot-manifest/src/samples/deployment.yaml").to_vec(),
+                include_bytes!("../../crates/kiyot-manifest/src/samples/every-field.yaml").to_vec(),
+                include_bytes!("../../crates/kiyot-manifest/src/samples/gpu-job.yaml").to_vec(),
+                include_bytes!("../../crates/kiyot-manifest/src/samples/list.json").to_vec(),
+                include_bytes!("../../crates/kiyot-manifest/src/samples/statefulset.yaml").to_vec(),
             ]
         }
         "annotations" => texts(&[

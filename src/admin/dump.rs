@@ -13,6 +13,7 @@ use std::{
 
 use bytes::Bytes;
 use futures::{FutureExt, Stream, StreamExt, future, stream, stream::BoxStream};
+use kiyot_engine::id::CellId;
 use kiyot_proto::admin::{self, DumpResponse};
 use kiyot_values::error_chain::error_chain;
 use tonic::Status;
@@ -29,7 +30,6 @@ use crate::backends::{
     Backend,
     milpa::{
         Milpa,
-        id::CellId,
         inventory::{PodKey, Record},
     },
 };

@@ -3,13 +3,14 @@
 use std::sync::Arc;
 
 use kiyot_config::Config;
+use kiyot_engine::id::CellId;
 use kiyot_proto::admin;
 use tokio::sync::{Semaphore, watch};
 use tonic::Status;
 
 use super::dump::Dumps;
 use crate::{
-    backends::milpa::{Milpa, id::CellId, inventory::PodKey},
+    backends::milpa::{Milpa, inventory::PodKey},
     recent_log::RecentLog,
 };
 

@@ -4,6 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use futures::{StreamExt, stream, stream::BoxStream};
+use kiyot_engine::id::CellId;
 use kiyot_proto::{
     ADMIN_REVISION,
     admin::{self, admin_server::Admin},
@@ -21,7 +22,7 @@ use super::{
     parts::Parts,
 };
 use crate::{
-    backends::milpa::{Milpa, id::CellId, inventory::PodKey},
+    backends::milpa::{Milpa, inventory::PodKey},
     blocking::blocking,
 };
 

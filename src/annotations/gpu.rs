@@ -1,7 +1,6 @@
 //! GPUs of an instance.
 
-use std::fmt;
-
+use kiyot_engine::request::GpuRequest;
 use kiyot_values::problems::Field;
 
 /// GPUs of a pod: four times those of the largest instance types.
@@ -10,35 +9,6 @@ const MAX_GPUS: u32 = 64;
 const MAX_NAME_CHARS: usize = 64;
 /// Longest accepted text, in characters: a number, a name, and blanks around them.
 const MAX_CHARS: usize = 2 * MAX_NAME_CHARS;
-
-/// GPUs that a pod requests.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct GpuRequest {
-    /// Number; 0 requests an instance for a pod without GPUs.
-    pub count: u32,
-    /// Manufacturer or name, with single blanks between its words. Without it any GPU fits.
-    pub name: Option<String>,
-}
-
-impl GpuRequest {
-    /// Says if a GPU of this manufacturer and name fits. Case is ignored.
-    pub fn matches(&self, manufacturer: &str, name: &str) -> bool {
-        self.name.as_ref().is_none_or(|wanted| {
-            [manufacturer, name].iter().any(|present| wanted.eq_ignore_ascii_case(present))
-        })
-    }
-}
-
-impl fmt::Display for GpuRequest {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.count {
-            0 => f.write_str("no GPU"),
-            1 => f.write_str("1 GPU"),
-            count => write!(f, "{count} GPUs"),
-        }?;
-        self.name.iter().try_for_each(|name| write!(f, " ({name})"))
-    }
-}
 
 /// Reads a number, and perhaps a manufacturer or name.
 pub(super) fn gpu(field: Field<'_>) -> Option<GpuRequest> {
@@ -96,22 +66,6 @@ mod tests {
                 .chain([&*long, &*blank])
         {
             assert_eq!(read(text), None, "{text:?}");
-        }
-    }
-
-    /// Verifies A4.
-    #[test]
-    fn gpu_matches_by_manufacturer_or_whole_name() {
-        for (wanted, fits) in [
-            (None, true),
-            (Some("nvidia"), true),
-            (Some("NVIDIA"), true),
-            (Some("t4"), true),
-            (Some("T4G"), false),
-            (Some("T"), false),
-            (Some("amd"), false),
-        ] {
-            assert_eq!(request(1, wanted).matches("NVIDIA", "T4"), fits, "{wanted:?}");
         }
     }
 

@@ -1,55 +1,15 @@
 //! Time limit of the silence of a cell's agent.
 
-use std::time::Duration;
-
+use kiyot_engine::request::HealthyTimeout;
 use kiyot_values::problems::Field;
-
-/// Longest timeout, in seconds: a week.
-const MAX_HEALTHY_TIMEOUT_SECS: u32 = 7 * 24 * 60 * 60;
-
-/// Shortest timeout, in seconds. An agent that was killed, or that looks for a restarted daemon, is
-/// back within this time.
-const MIN_HEALTHY_TIMEOUT_SECS: u32 = 5;
-
-/// Time for which the agent of a cell may be silent. Then the cell is lost, and its pod with it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum HealthyTimeout {
-    /// No limit.
-    Never,
-    /// This time.
-    After(Duration),
-}
-
-impl HealthyTimeout {
-    /// Returns the timeout of a number of seconds; 0 is no limit.
-    pub fn of_secs(seconds: u32) -> Self {
-        match seconds {
-            0 => Self::Never,
-            seconds => {
-                let seconds = seconds.clamp(MIN_HEALTHY_TIMEOUT_SECS, MAX_HEALTHY_TIMEOUT_SECS);
-                Self::After(Duration::from_secs(seconds.into()))
-            }
-        }
-    }
-
-    /// Returns the number of seconds; 0 is no limit.
-    pub fn as_secs(self) -> u32 {
-        self.limit().map_or(0, |limit| u32::try_from(limit.as_secs()).unwrap_or(u32::MAX))
-    }
-
-    /// Returns the limit, if there is one.
-    pub fn limit(self) -> Option<Duration> {
-        match self {
-            Self::Never => None,
-            Self::After(limit) => Some(limit),
-        }
-    }
-}
 
 /// Reads seconds.
 pub(super) fn healthy_timeout(field: Field<'_>) -> Option<HealthyTimeout> {
-    field.read(&format!("whole seconds from 0 (never) to {MAX_HEALTHY_TIMEOUT_SECS}"), |text| {
-        let seconds = text.parse().ok()?;
-        (seconds <= MAX_HEALTHY_TIMEOUT_SECS).then(|| HealthyTimeout::of_secs(seconds))
-    })
+    field.read(
+        &format!("whole seconds from 0 (never) to {max}", max = HealthyTimeout::MAX_SECS),
+        |text| {
+            let seconds = text.parse().ok()?;
+            (seconds <= HealthyTimeout::MAX_SECS).then(|| HealthyTimeout::of_secs(seconds))
+        },
+    )
 }

@@ -2,9 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use kiyot_engine::request::keys::KEYS;
 use ring::digest::{Context, SHA256};
-
-use super::KEYS;
 
 /// Returns a digest of the annotations with [`KEYS`]: equal for pods that request equal cells.
 pub fn identity<'a>(annotations: impl IntoIterator<Item = (&'a String, &'a String)>) -> String {

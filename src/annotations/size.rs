@@ -1,14 +1,12 @@
 //! Sizes of an instance: CPUs, memory and root volume.
 
-use kiyot_values::problems::Field;
-use kiyot_values::quantity::Quantity;
+use kiyot_engine::request::MAX_VOLUME_GIB;
+use kiyot_values::{problems::Field, quantity::Quantity};
 
 /// CPUs of an instance: five times those of the largest instance types.
 const MAX_CPUS: u64 = 10_000;
 /// Memory of an instance, in TiB: twice that of the largest instance types.
 const MAX_MEMORY_TIB: u64 = 64;
-/// Largest root volume, in GiB: EC2's limit.
-pub const MAX_VOLUME_GIB: u64 = 64 * 1024;
 
 /// Reads a quantity of CPUs as milli-CPUs.
 pub(super) fn cpu(field: Field<'_>) -> Option<u64> {

@@ -1,5 +1,9 @@
 use std::{collections::BTreeMap, time::Duration};
 
+use kiyot_engine::request::{
+    Architecture, GpuRequest, HealthyTimeout, InstanceType, LaunchType, keys::TARGET_RUNTIME,
+};
+use kiyot_values::price::Price;
 use proptest::{prelude::*, sample::select};
 
 use super::*;
@@ -9,7 +13,7 @@ fn annotations(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
 }
 
 fn request(pairs: &[(&str, &str)]) -> Result<CellRequest, Problems> {
-    CellRequest::parse(&annotations(pairs))
+    parse(&annotations(pairs))
 }
 
 #[test]
@@ -219,7 +223,7 @@ fn reported_misspelt_keys_are_bounded() {
         .flat_map(|one| (b'a'..=b'z').map(move |other| (char::from(one), char::from(other))))
         .map(|(one, other)| (format!("{LAUNCH_TYPE}{one}{other}"), String::new()))
         .collect();
-    let problems = CellRequest::parse(&many).unwrap_err();
+    let problems = parse(&many).unwrap_err();
     assert_eq!(problems.list.len(), MAX_REPORTED_KEYS);
     assert_eq!(problems.list[0].at, format!("{LAUNCH_TYPE}aa"));
 }
@@ -233,9 +237,9 @@ fn unknown_keys_are_listed_without_misspelt_and_foreign_ones() {
         (LAUNCH_TYPE, "Spot"),
         ("example.org/x", ""),
     ]);
-    assert_eq!(CellRequest::unknown_keys(&unknown), ["pod.elotl.co/foo", "pod.elotl.co/zone"]);
+    assert_eq!(unknown_keys(&unknown), ["pod.elotl.co/foo", "pod.elotl.co/zone"]);
     let known = annotations(&[("pod.elotl.co/foo", ""), ("example.org/x", "")]);
-    assert_eq!(CellRequest::parse(&known), Ok(CellRequest::default()));
+    assert_eq!(parse(&known), Ok(CellRequest::default()));
 }
 
 proptest! {

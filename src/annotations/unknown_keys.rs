@@ -1,26 +1,26 @@
 //! Keys with our prefix that are neither known nor misspelt.
 
-use super::{CellRequest, KEYS, keys::PREFIX, misspelling::meant_by};
+use kiyot_engine::request::keys::{KEYS, PREFIX};
+
+use super::misspelling::meant_by;
 
 /// Keys that a log line shows.
 const MAX_SHOWN_KEYS: usize = 8;
 /// Characters of a key that a log line shows.
 const MAX_SHOWN_KEY_CHARS: usize = 80;
 
-impl CellRequest {
-    /// Returns the unknown keys with the prefix of [`KEYS`], in order. A pod runs with them: they
-    /// may belong to another version. Misspelt keys, which [`CellRequest::parse`] refuses, are not
-    /// among them.
-    pub fn unknown_keys<'a>(
-        annotations: impl IntoIterator<Item = (&'a String, &'a String)>,
-    ) -> Vec<&'a str> {
-        let keys = annotations.into_iter().map(|(key, _)| key.as_str());
-        let is_unknown =
-            |key: &&str| key.starts_with(PREFIX) && !KEYS.contains(key) && meant_by(key).is_none();
-        let mut unknown: Vec<&str> = keys.filter(is_unknown).collect();
-        unknown.sort_unstable();
-        unknown
-    }
+/// Returns the unknown keys with the prefix of [`KEYS`], in order. A pod runs with them: they
+/// may belong to another version. Misspelt keys, which [`parse`](super::parse) refuses, are not
+/// among them.
+pub fn unknown_keys<'a>(
+    annotations: impl IntoIterator<Item = (&'a String, &'a String)>,
+) -> Vec<&'a str> {
+    let keys = annotations.into_iter().map(|(key, _)| key.as_str());
+    let is_unknown =
+        |key: &&str| key.starts_with(PREFIX) && !KEYS.contains(key) && meant_by(key).is_none();
+    let mut unknown: Vec<&str> = keys.filter(is_unknown).collect();
+    unknown.sort_unstable();
+    unknown
 }
 
 /// Returns keys for a log line: the first few, shortened and without control characters, and the

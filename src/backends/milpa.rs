@@ -13,6 +13,13 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use futures::stream::BoxStream;
 use kiyot_config::{ImageSource, MilpaBackend, Policy, ProviderKind};
+use kiyot_engine::{
+    StoreError, engine,
+    id::PREFIX,
+    placement,
+    provider::{Owner, Provider, TagRules},
+    request::Architecture,
+};
 use kiyot_link::clock::Clock;
 use prost::Message;
 use tokio::task::spawn_blocking;
@@ -20,10 +27,7 @@ use tokio_util::task::AbortOnDropHandle;
 use tonic::Status;
 
 use super::{Backend, BackendName, CallPath, Declared, DecodedBackend, Features, Method};
-use crate::{
-    annotations::Architecture,
-    metrics::{ApiCalls, Source, Traffic},
-};
+use crate::metrics::{ApiCalls, Source, Traffic};
 
 mod cached;
 mod cell_client;
@@ -36,19 +40,16 @@ mod former_pods;
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod gateway;
-pub mod id;
 pub mod images;
 pub mod inventory;
 pub mod live_check;
 pub mod logs;
 mod mailbox;
-pub mod placement;
 mod pods;
 pub mod policy;
 pub mod providers;
 pub mod resolver;
 pub mod send_rate;
-pub mod simulator;
 pub mod store;
 pub mod streaming;
 mod sync;
@@ -60,14 +61,13 @@ use cri::{CriService, Parts};
 use former_pods::FormerPods;
 use gateway::ca::{Ca, CaError};
 use gateway::{AgentProgram, Gateway, GatewayConfig, GatewayError, Limits, TcpEndpoint};
-use id::PREFIX;
 use images::{Images, NodeImages, Registries};
 use inventory::Inventory;
 use logs::Logs;
 use policy::Rules;
-use providers::{Capabilities, Owner, PauseImage, Provider, TagRules, ec2, local, netns, qemu};
+use providers::{PauseImage, capabilities_of, ec2, local, netns, qemu};
 use send_rate::SendRate;
-use store::{Store, StoreError};
+use store::Store;
 use streaming::Streaming;
 use volumes::Volumes;
 
@@ -176,11 +176,11 @@ async fn real_path(name: &BackendName, state_dir: &Path) -> PathBuf {
 }
 
 /// Returns the limits of a configured backend on this node.
-fn limits_of(config: &MilpaBackend) -> cells::Limits {
+fn limits_of(config: &MilpaBackend) -> engine::Limits {
     // Unknown only under a seccomp filter that hides the CPU affinity.
     let processors = available_parallelism().map_or(1, NonZero::get);
-    let default_boots = Capabilities::of(config.provider).default_boots(processors);
-    cells::Limits::of(config, default_boots)
+    let default_boots = capabilities_of(config.provider).default_boots(processors);
+    engine::Limits::of(config, default_boots)
 }
 
 /// The backend of pods in cells.

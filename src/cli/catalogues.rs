@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
+use kiyot_engine::placement::CatalogueFile;
 use kiyot_values::csv_rows::WrongRow;
 
 use super::{UsageError, bounded};
-use crate::backends::milpa::placement::CatalogueFile;
 
 /// The name of the catalogue that is built into the program.
 pub(super) const BUILT_IN: &str = "ec2-us-east-1";

@@ -12,12 +12,12 @@ use std::{
 
 use clap::{Args, ValueEnum, value_parser};
 use kiyot_config::{BackendConfig, Config, MilpaBackend};
+use kiyot_sim::{
+    Faults, NodeOptions, SimulationOptions, SimulationReport, Workload, WorkloadPod, simulate,
+};
 
 use super::{Output, UsageError, bounded, catalogues};
-use crate::backends::milpa::simulator::{
-    Faults, NodeOptions, SimulationOptions, SimulationReport, Workload, WorkloadPod, read_workload,
-    simulate,
-};
+use crate::workload::{MAX_FILE_BYTES, read_workload};
 
 mod chart;
 mod comparison;
@@ -113,7 +113,6 @@ fn run_random(arguments: &SimulateArguments) -> Result<Output, UsageError> {
             duration: Duration::from_secs(u64::from(arguments.hours) * 3600),
         },
         faults: arguments.faults.unwrap_or(FaultsArgument::Usual).faults(),
-        bug: None,
     };
     let Some(path) = &arguments.events else {
         return Ok(output(&simulate(&options, None)));
@@ -135,7 +134,7 @@ fn run_trace(arguments: &SimulateArguments, trace: &Path) -> Result<Output, Usag
     }
     let of_trace =
         |error: &dyn std::fmt::Display| UsageError(format!("{}: {error}", trace.display()));
-    let text = bounded::read_file(trace, WorkloadPod::MAX_FILE_BYTES)
+    let text = bounded::read_file(trace, MAX_FILE_BYTES)
         .map_err(|error| of_trace(&format!("can't be read: {error}")))?;
     let pods: Arc<[WorkloadPod]> = read_workload(&text).map_err(|error| of_trace(&error))?.into();
     let file = catalogues::read(&arguments.catalogue)?;
@@ -152,7 +151,6 @@ fn run_trace(arguments: &SimulateArguments, trace: &Path) -> Result<Output, Usag
             seed: arguments.seed,
             workload: Workload::Known { pods: Arc::clone(&pods), node },
             faults: arguments.faults.unwrap_or(FaultsArgument::None).faults(),
-            bug: None,
         };
         reports.push((path.display().to_string(), simulate(&options, None)));
     }

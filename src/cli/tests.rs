@@ -1,5 +1,6 @@
+use kiyot_engine::request::Architecture;
+
 use super::*;
-use crate::annotations::Architecture;
 
 fn execute_line(line: &[&str]) -> Result<String, UsageError> {
     execute(Arguments::try_parse_from(line).unwrap().command, "").map(|output| output.text)

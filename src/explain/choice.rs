@@ -1,15 +1,15 @@
 //! Explanation of the choice of an instance.
 
 use kiyot_config::{MilpaBackend, ProviderKind};
-
-use super::{Lines, Live};
-use crate::{
-    annotations::Architecture,
-    backends::milpa::placement::{
+use kiyot_engine::{
+    placement::{
         Accuracy, AllRefused, Candidate, Catalogue, CatalogueFile, Market, Needs, NoFit, Offering,
         Rules, Size, misses, rank, rank_refused,
     },
+    request::Architecture,
 };
+
+use super::{Lines, Live};
 
 /// Candidates that are named after the first.
 const NAMED_NEXT: usize = 3;

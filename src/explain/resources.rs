@@ -1,14 +1,14 @@
 //! Explanation of resources that a cell's pod requests outside of the CRI request.
 
 use kiyot_config::ProviderKind;
+use kiyot_engine::{
+    placement::Requested,
+    request::keys::{MEMORY, VOLUME_SIZE},
+};
 use kiyot_manifest::Pod;
 use kiyot_values::names::is_gpu;
 
 use super::Lines;
-use crate::{
-    annotations::{MEMORY, VOLUME_SIZE},
-    backends::milpa::placement::Requested,
-};
 
 /// Prefix of huge pages.
 const HUGE_PAGES: &str = "hugepages-";

@@ -1,4 +1,14 @@
 use kiyot_config as config;
+use kiyot_engine::placement::ApiRequests;
+use kiyot_engine::{
+    placement::{
+        CatalogueFile, Entry, Market, Offering, Refusal, RefusedQuota, Rules, Size, Unoffered, rank,
+    },
+    request::{
+        Architecture,
+        keys::{ARCHITECTURE, GPU, HEALTHY_TIMEOUT, TARGET_RUNTIME},
+    },
+};
 use kiyot_manifest::{self as manifest, File};
 use proptest::{
     collection::vec,
@@ -9,24 +19,18 @@ use proptest::{
 use serde_json::json;
 
 use super::*;
-use crate::{
-    annotations::{ARCHITECTURE, Architecture, GPU, HEALTHY_TIMEOUT, TARGET_RUNTIME},
-    backends::milpa::placement::{
-        CatalogueFile, Entry, Market, Offering, Refusal, RefusedQuota, Rules, Size, Unoffered, rank,
-    },
-};
 
 mod hostile;
 
 const OPT_IN: &str = include_str!("../../examples/opt-in.toml");
 const OPT_OUT: &str = include_str!("../../examples/opt-out.toml");
-const CRON_JOB: &str = include_str!("../manifest/samples/cronjob.yaml");
-const DAEMON_SET: &str = include_str!("../manifest/samples/daemonset.yaml");
-const DEPLOYMENT: &str = include_str!("../manifest/samples/deployment.yaml");
-const EVERY_FIELD: &str = include_str!("../manifest/samples/every-field.yaml");
-const GPU_JOB: &str = include_str!("../manifest/samples/gpu-job.yaml");
-const LIST: &str = include_str!("../manifest/samples/list.json");
-const STATEFUL_SET: &str = include_str!("../manifest/samples/statefulset.yaml");
+const CRON_JOB: &str = include_str!("../../crates/kiyot-manifest/src/samples/cronjob.yaml");
+const DAEMON_SET: &str = include_str!("../../crates/kiyot-manifest/src/samples/daemonset.yaml");
+const DEPLOYMENT: &str = include_str!("../../crates/kiyot-manifest/src/samples/deployment.yaml");
+const EVERY_FIELD: &str = include_str!("../../crates/kiyot-manifest/src/samples/every-field.yaml");
+const GPU_JOB: &str = include_str!("../../crates/kiyot-manifest/src/samples/gpu-job.yaml");
+const LIST: &str = include_str!("../../crates/kiyot-manifest/src/samples/list.json");
+const STATEFUL_SET: &str = include_str!("../../crates/kiyot-manifest/src/samples/statefulset.yaml");
 
 fn explained(config: &str, text: &str) -> (String, bool) {
     let config = config::parse("config", config, []).unwrap();
@@ -392,7 +396,7 @@ proptest! {
         let manifest = manifest::parse_files(&[file]).unwrap();
         let read: kiyot_kubernetes::requests::Pod = serde_json::from_value(pod).unwrap();
         let sums = read.spec.requests();
-        prop_assert_eq!(ApiRequests::of_manifest(&manifest.pods[0]), ApiRequests {
+        prop_assert_eq!(requests_of(&manifest.pods[0]), ApiRequests {
             milli_cpu_request: sums.milli_cpus.request,
             milli_cpu_limit: sums.milli_cpus.limit,
             memory_request: sums.memory.request,
@@ -753,7 +757,7 @@ fn document_has_the_annotations_that_each_provider_honours() {
     // on the node, that of silence, is of the life of all cells.
     let choice = |catalogue: &Catalogue, key: &str, value: &str| {
         let annotations = BTreeMap::from([(key.to_owned(), value.to_owned())]);
-        let request = CellRequest::parse(&annotations).unwrap();
+        let request = annotations::parse(&annotations).unwrap();
         let rules = Rules::default();
         let needs = Needs::new(&request, &Requested::default(), &rules.defaults);
         rank(catalogue, &needs, &rules, &())

@@ -2,12 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kiyot::{
-    annotations::CellRequest,
-    backends::milpa::{
-        placement::Market,
-        providers::{Attachment, ErrorClass, Instance, Provider, ProviderError},
-    },
+use kiyot_engine::{
+    placement::Market,
+    provider::{Attachment, ErrorClass, Instance, Provider, ProviderError},
+    request::CellRequest,
 };
 use kiyot_testcloud::Outage;
 use serde_json::Value;

@@ -2,12 +2,10 @@
 
 use std::time::Duration;
 
-use kiyot::{
-    annotations::CellRequest,
-    backends::milpa::{
-        placement::{Market, Offering},
-        providers::{ErrorClass, InstanceId, Provider, ProviderError},
-    },
+use kiyot_engine::{
+    placement::{Market, Offering},
+    provider::{ErrorClass, InstanceId, Provider, ProviderError},
+    request::CellRequest,
 };
 use kiyot_testcloud::{Cloud, Credentials, Market as CloudMarket, Outage};
 use kiyot_testkit::{LIMIT, wait_until};

@@ -2,14 +2,12 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use kiyot::{
-    annotations::CellRequest,
-    backends::milpa::{
-        placement::Market,
-        providers::{Attachment, ErrorClass, InstanceState, LaunchSpec, Provider},
-    },
-};
 use kiyot_config::{ImageFilter, VolumePerformance};
+use kiyot_engine::{
+    placement::Market,
+    provider::{Attachment, ErrorClass, InstanceState, LaunchSpec, Provider},
+    request::CellRequest,
+};
 use kiyot_testcloud::{ImageVolume, Volume};
 use kiyot_testkit::{LIMIT, wait_until};
 
@@ -335,7 +333,7 @@ async fn address_of_a_launch_is_known_while_lists_do_not_show_its_instance() {
 async fn instance_ends_and_an_unknown_one_spoils_no_termination() {
     let world = World::new().await;
     let launched = world.launch("token").await;
-    let unknown = kiyot::backends::milpa::providers::InstanceId("i-0123456789abcdef0".into());
+    let unknown = kiyot_engine::provider::InstanceId("i-0123456789abcdef0".into());
     let outcomes = world.provider.terminate(&[unknown.clone(), launched.id.clone()]).await;
     assert_eq!(outcomes[&unknown].as_ref().unwrap_err().class, ErrorClass::NotFound);
     outcomes[&launched.id].as_ref().unwrap();

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use kiyot::backends::milpa::{
+use kiyot_engine::{
     placement::{Accuracy, Market, Offering},
-    providers::{InstanceId, InstanceState, Provider},
+    provider::{InstanceId, InstanceState, Provider},
 };
 
 use crate::world::{NANO, World};

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use kiyot::backends::milpa::{
+use kiyot_engine::{
     placement::Market,
-    providers::{Attachment, Provider},
+    provider::{Attachment, Provider},
 };
 use kiyot_testkit::{LIMIT, wait_until};
 use serde_json::Value;

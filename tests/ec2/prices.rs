@@ -1,13 +1,12 @@
 //! On-demand prices of AWS's price list.
 
-use kiyot::{
-    annotations::CellRequest,
-    backends::milpa::{
-        placement::{Accuracy, Catalogue, Market, Needs, Offer, Offering, Requested, Rules, rank},
-        providers::{Provider, ec2::Ec2},
-    },
-};
+use kiyot::backends::milpa::providers::ec2::Ec2;
 use kiyot_config::{MilpaBackend, PriceSource};
+use kiyot_engine::{
+    placement::{Accuracy, Catalogue, Market, Needs, Offer, Offering, Requested, Rules, rank},
+    provider::Provider,
+    request::CellRequest,
+};
 use kiyot_testcloud::{Hold, Outcome};
 use kiyot_testkit::{LIMIT, wait_until};
 use kiyot_values::price::Price;

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use kiyot::backends::milpa::{
+use kiyot_engine::{
     placement::Market,
-    providers::{Attachment, Instance, Provider},
+    provider::{Attachment, Instance, Provider},
 };
 use kiyot_testkit::{LIMIT, wait_until};
 

@@ -2,18 +2,16 @@
 
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
-use kiyot::{
-    annotations::CellRequest,
-    backends::milpa::{
-        id::CellId,
-        placement::{Accuracy, Candidate, Market, Offering},
-        providers::{
-            Instance, InstanceState, LaunchSpec, Owner, PodTags, Provider, ProviderError, TagRules,
-            ec2::Ec2,
-        },
-    },
-};
+use kiyot::backends::milpa::providers::ec2::Ec2;
 use kiyot_config::{self as config, GatewayListen, MilpaBackend, PriceSource};
+use kiyot_engine::{
+    id::CellId,
+    placement::{Accuracy, Candidate, Market, Offering},
+    provider::{
+        Instance, InstanceState, LaunchSpec, Owner, PodTags, Provider, ProviderError, TagRules,
+    },
+    request::CellRequest,
+};
 use kiyot_link::bootstrap::{AgentPin, Bootstrap, GatewayAddress};
 use kiyot_testcloud::Cloud;
 use kiyot_testkit::{LIMIT, wait_until};

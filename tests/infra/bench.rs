@@ -17,14 +17,16 @@ use std::{
 
 use kiyot::backends::milpa::{
     gateway::{CellLink, ControlChannel, GatewayConfig, Limits, ca::Ca},
-    id::{CellId, SandboxId},
-    placement::{Candidate, Offering},
-    providers::{
-        Attachment, Instance, InstanceId, LaunchSpec, Provider, ProviderError, Termination,
-        netns::Netns,
-    },
+    providers::netns::Netns,
 };
 use kiyot_config::MilpaBackend;
+use kiyot_engine::{
+    id::{CellId, SandboxId},
+    placement::{Candidate, Offering},
+    provider::{
+        Attachment, Instance, InstanceId, LaunchSpec, Provider, ProviderError, Termination,
+    },
+};
 use kiyot_link::{
     bootstrap::{Bootstrap, CellFile, GatewayAddress},
     channel::Slot,

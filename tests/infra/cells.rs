@@ -3,16 +3,18 @@
 use std::{collections::BTreeMap, net::IpAddr, path::PathBuf, sync::Arc};
 
 use async_trait::async_trait;
-use kiyot::{
-    annotations::CellRequest,
-    backends::milpa::{
-        cells::{BoundCell, CellError, CellEvent, Cells, CellsConfig, LaunchOrder, Links},
-        gateway::{Admission, CellLink},
-        id::{CellId, SandboxId},
-        placement::Needs,
-        providers::{Attachment, InstanceId, Provider, local::boot_id, netns::Netns},
-        store::{Batch, Store, Table},
-    },
+use kiyot::backends::milpa::{
+    cells::{BoundCell, CellEvent, Cells, CellsConfig, LaunchOrder, Links},
+    gateway::{Admission, CellLink},
+    providers::{local::boot_id, netns::Netns},
+    store::{Batch, Store, Table},
+};
+use kiyot_engine::{
+    engine::CellError,
+    id::{CellId, SandboxId},
+    placement::Needs,
+    provider::{Attachment, InstanceId, Provider},
+    request::CellRequest,
 };
 use kiyot_link::bootstrap::Bootstrap;
 use kiyot_proto::{cell::HelloReply, store::SandboxMeta};

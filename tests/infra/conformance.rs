@@ -6,9 +6,9 @@
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
-use kiyot::backends::milpa::{
+use kiyot_engine::{
     id::CellId,
-    providers::{Capabilities, InstanceId, Owner, Provider},
+    provider::{Capabilities, InstanceId, Owner, Provider},
 };
 
 use super::sim_provider::SimProvider;
@@ -114,7 +114,7 @@ impl Subject for SimSubject {
     }
 
     fn listings_of_outage(&self) -> usize {
-        listings(kiyot::backends::milpa::providers::sim::CAPABILITIES.listing_period)
+        listings(kiyot_sim::cloud::CAPABILITIES.listing_period)
     }
 }
 

@@ -3,11 +3,11 @@
 use std::{net::SocketAddr, path::PathBuf, sync::Arc};
 
 use futures::stream;
-use kiyot::backends::milpa::{
-    gateway::{Admission, Gateway, GatewayConfig, Refusal, TcpEndpoint, ca::Ca},
-    id::CellId,
+use kiyot::backends::milpa::gateway::{
+    Admission, Gateway, GatewayConfig, Refusal, TcpEndpoint, ca::Ca,
 };
 use kiyot_cell::uplink::Uplink;
+use kiyot_engine::id::CellId;
 use kiyot_proto::cell::{
     BlobPart, HelloReply, LogPart, PutBlobReply, ReadLogRequest, agent_client::AgentClient,
 };

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use kiyot::backends::milpa::providers::Provider;
+use kiyot_engine::provider::Provider;
 
 use super::bench::{Bench, assert_reachable, run};
 

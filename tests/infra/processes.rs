@@ -8,9 +8,9 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
-use kiyot::backends::milpa::{
+use kiyot_engine::{
     id::CellId,
-    providers::{ErrorClass, InstanceId, Provider},
+    provider::{ErrorClass, InstanceId, Provider},
 };
 use nix::{
     sys::signal::{Signal, kill},

@@ -9,15 +9,16 @@ use std::{
     process::Command,
 };
 
-use kiyot::backends::milpa::{
+use kiyot::backends::milpa::providers::qemu::Qemu;
+use kiyot_config::AcceleratorChoice;
+use kiyot_engine::{
     id::{CellId, SandboxId},
     placement::{Market, Offering, Size},
-    providers::{
+    provider::{
         Attachment, ErrorClass, Instance, InstanceState, LaunchSpec, PodNetwork, Provider,
-        Termination, qemu::Qemu,
+        Termination,
     },
 };
-use kiyot_config::AcceleratorChoice;
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::io::AsyncWriteExt;
 

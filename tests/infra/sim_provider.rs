@@ -8,15 +8,15 @@ use std::{
 };
 
 use async_trait::async_trait;
-use kiyot::backends::milpa::{
+use kiyot_engine::{
     id::CellId,
     placement::Catalogue,
-    providers::{
+    provider::{
         Attached, Attachment, Capabilities, ErrorClass, Instance, InstanceId, LaunchSpec, Provider,
         ProviderError, Termination, Terminations,
-        sim::{CAPABILITIES, SimCloud},
     },
 };
+use kiyot_sim::cloud::{CAPABILITIES, SimCloud};
 
 use super::conformance::fault::{Fault, Gate};
 

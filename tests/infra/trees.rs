@@ -7,7 +7,7 @@ use std::{
     path::Path,
 };
 
-use kiyot::backends::milpa::providers::Provider;
+use kiyot_engine::provider::Provider;
 use rustix::{
     fs::{
         AtFlags, CWD, FileType, Mode, OFlags, ftruncate, linkat, makedev, mkdirat, mknodat, openat,

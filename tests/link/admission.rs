@@ -2,11 +2,11 @@
 
 use std::time::{Duration, SystemTime};
 
-use kiyot::backends::milpa::{gateway::ca::Ca, id::CellId};
+use kiyot::backends::milpa::gateway::ca::Ca;
+use kiyot_engine::id::CellId;
 use kiyot_link::{certificate::Certificate, tls};
 use kiyot_proto::cell::{ConnectionKind, HelloReply};
 use kiyot_testkit::wait_for;
-
 use tokio::io::AsyncReadExt;
 
 use crate::kit::{

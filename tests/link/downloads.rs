@@ -4,10 +4,8 @@ use std::{path::PathBuf, time::Duration};
 
 use base64::{Engine, prelude::BASE64_STANDARD};
 use futures::future::join_all;
-use kiyot::backends::milpa::{
-    gateway::{Limits, ca::Ca},
-    id::CellId,
-};
+use kiyot::backends::milpa::gateway::{Limits, ca::Ca};
+use kiyot_engine::id::CellId;
 use kiyot_link::{
     alpn,
     bootstrap::{AgentPin, Bootstrap, GatewayAddress},

@@ -2,11 +2,11 @@
 
 use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
-use kiyot::backends::milpa::{
-    gateway::{AgentProgram, CellLink, Gateway, GatewayConfig, Limits, TcpEndpoint, ca::Ca},
-    id::CellId,
+use kiyot::backends::milpa::gateway::{
+    AgentProgram, CellLink, Gateway, GatewayConfig, Limits, TcpEndpoint, ca::Ca,
 };
 use kiyot_cell::uplink::{Outcome, Uplink, UplinkHandle};
+use kiyot_engine::id::CellId;
 use kiyot_link::{
     bootstrap::{Bootstrap, GatewayAddress},
     clock::Clock,

@@ -3,8 +3,9 @@
 use std::{pin::pin, time::Duration};
 
 use futures::stream;
-use kiyot::backends::milpa::{gateway::Limits, id::CellId};
+use kiyot::backends::milpa::gateway::Limits;
 use kiyot_cell::uplink::LinkState;
+use kiyot_engine::id::CellId;
 use kiyot_link::{bootstrap::Bootstrap, certificate::sha256, channel::Channel};
 use kiyot_proto::cell::{
     BlobPart, GetFileRequest, ReadLogRequest, TunnelPart, agent_client::AgentClient,

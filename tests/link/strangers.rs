@@ -6,10 +6,8 @@ use std::{
     time::Duration,
 };
 
-use kiyot::backends::milpa::{
-    gateway::{Gateway, GatewayConfig, Limits, ca::Ca},
-    id::CellId,
-};
+use kiyot::backends::milpa::gateway::{Gateway, GatewayConfig, Limits, ca::Ca};
+use kiyot_engine::id::CellId;
 use kiyot_link::{
     alpn,
     bootstrap::{Bootstrap, GatewayAddress},

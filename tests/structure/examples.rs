@@ -1,7 +1,8 @@
 //! The files of `examples/`.
 
-use kiyot::annotations::{CellRequest, LaunchType, TARGET_RUNTIME};
+use kiyot::annotations;
 use kiyot_config::{self as config, HostAccessPolicy, Privileged};
+use kiyot_engine::request::{LaunchType, keys::TARGET_RUNTIME};
 use kiyot_manifest as manifest;
 
 use crate::tree;
@@ -23,7 +24,7 @@ fn examples_are_valid() {
     }
     for file in tree::files("examples", ".yaml") {
         let pod = pod(file.to_str().unwrap());
-        CellRequest::parse(&pod.metadata.annotations)
+        annotations::parse(&pod.metadata.annotations)
             .unwrap_or_else(|problems| panic!("{problems}"));
     }
 }
@@ -47,7 +48,7 @@ fn examples_match_their_names() {
     let cell = pod("examples/pod-in-a-cell.yaml");
     assert_eq!(cell.metadata.annotations[TARGET_RUNTIME], "kiyot");
     assert_eq!(
-        CellRequest::parse(&cell.metadata.annotations).unwrap().launch_type,
+        annotations::parse(&cell.metadata.annotations).unwrap().launch_type,
         LaunchType::Spot
     );
     assert!(

@@ -20,12 +20,10 @@ const PARTS: &[Part] = &[
             "backends",
             "backends::milpa",
             "backends::milpa::policy",
-            "backends::milpa::placement",
-            "backends::milpa::simulator",
-            "backends::milpa::placement",
             "explain",
             "annotations",
             "recent_log",
+            "workload",
         ]],
     },
     Part {
@@ -41,22 +39,19 @@ const PARTS: &[Part] = &[
     },
     Part {
         path: "kubernetes",
-        may: &[
-            &["backends::milpa", "backends::milpa::inventory", "backends::milpa::id"],
-            &["backends::milpa::placement", "metrics"],
-        ],
+        may: &[&["backends::milpa", "backends::milpa::inventory"], &["metrics"]],
     },
     Part {
         path: "explain",
         may: &[
             &["proxy", "backends", "backends::milpa", "backends::milpa::policy"],
-            &["backends::milpa::placement", "annotations"],
+            &["annotations"],
         ],
     },
     Part {
         path: "admin",
         may: &[
-            &["backends", "backends::milpa", "backends::milpa::inventory", "backends::milpa::id"],
+            &["backends", "backends::milpa", "backends::milpa::inventory"],
             &["explain", "blocking", "recent_log"],
             &["unix_channel", "unix_listener"],
         ],
@@ -68,7 +63,7 @@ const PARTS: &[Part] = &[
         path: "backends::milpa",
         may: &[
             &["backends", "backends::milpa::cri", "backends::milpa::policy"],
-            &["backends::milpa::inventory", "backends::milpa::placement"],
+            &["backends::milpa::inventory"],
             &["backends::milpa::send_rate", "backends::milpa::former_pods"],
             RESOURCES,
             CELLS,
@@ -79,7 +74,7 @@ const PARTS: &[Part] = &[
     Part {
         path: "backends::milpa::inventory",
         may: &[
-            &["backends", "backends::milpa::pods", "backends::milpa::placement"],
+            &["backends", "backends::milpa::pods"],
             &["backends::milpa::cri"],
             CELLS,
             RECORDS,
@@ -97,13 +92,12 @@ const PARTS: &[Part] = &[
     // Fuzz targets look at everything that they fuzz.
     Part {
         path: "backends::milpa::fuzzing",
-        may: &[&["backends::milpa::cell_client", "backends::milpa::pods", "backends::milpa::id"]],
+        may: &[&["backends::milpa::cell_client", "backends::milpa::pods"]],
     },
     Part {
         path: "backends::milpa::cri",
         may: &[
             &["backends", "backends::milpa::sync", "backends::milpa::policy"],
-            &["backends::milpa::placement"],
             POD_MODEL,
             RESOURCES,
             CELLS,
@@ -115,19 +109,13 @@ const PARTS: &[Part] = &[
     Part { path: "backends::milpa::sync", may: &[POD_MODEL, RESOURCES, CELLS, RECORDS, LEAVES] },
     Part {
         path: "backends::milpa::policy",
-        may: &[
-            &["backends::milpa::resolver", "backends::milpa::providers"],
-            &["backends::milpa::placement", "annotations"],
-        ],
+        may: &[&["backends::milpa::resolver", "backends::milpa::providers"], &["annotations"]],
     },
     Part {
         path: "backends::milpa::cell_client",
         may: &[&["backends::milpa::pods"], FAILURES, CELLS],
     },
-    Part {
-        path: "backends::milpa::pods",
-        may: &[&["backends::milpa::id", "backends::milpa::clock"]],
-    },
+    Part { path: "backends::milpa::pods", may: &[&["backends::milpa::clock"]] },
     Part {
         path: "backends::milpa::images",
         may: &[
@@ -147,31 +135,15 @@ const PARTS: &[Part] = &[
         may: &[CELL_CLIENT, FAILURES, CELLS, RECORDS, WAITING, &["blocking", "metrics"]],
     },
     Part { path: "backends::milpa::streaming", may: &[CELL_CLIENT, FAILURES, CELLS, RECORDS] },
-    Part {
-        path: "backends::milpa::resolver",
-        may: &[CELL_CLIENT, FAILURES, CELLS, &["backends::milpa::id"]],
-    },
+    Part { path: "backends::milpa::resolver", may: &[CELL_CLIENT, FAILURES, CELLS] },
     Part {
         path: "backends::milpa::cells",
         may: &[
-            &[
-                "backends::milpa::cached",
-                "backends::milpa::gateway",
-                "backends::milpa::placement",
-                "backends::milpa::providers",
-            ],
+            &["backends::milpa::cached", "backends::milpa::gateway", "backends::milpa::providers"],
             &["annotations", "backends::milpa::clock"],
             RECORDS,
             WAITING,
             &["metrics"],
-        ],
-    },
-    Part {
-        path: "backends::milpa::simulator",
-        may: &[
-            &["annotations"],
-            &["backends::milpa::cells", "backends::milpa::placement", "backends::milpa::providers"],
-            RECORDS,
         ],
     },
     Part {
@@ -181,18 +153,16 @@ const PARTS: &[Part] = &[
     Part {
         path: "backends::milpa::providers",
         may: &[
-            &["backends::milpa::cached", "backends::milpa::id", "backends::milpa::placement"],
+            &["backends::milpa::cached"],
             &["annotations", "metrics"],
             &["resolv_conf", "token_bucket"],
         ],
     },
-    Part { path: "backends::milpa::placement", may: &[&["annotations"]] },
     Part { path: "backends::milpa::cached", may: &[] },
     Part { path: "backends::milpa::send_rate", may: &[&["token_bucket"]] },
-    Part { path: "backends::milpa::store", may: &[&["backends::milpa::id"]] },
+    Part { path: "backends::milpa::store", may: &[] },
     Part { path: "backends::milpa::clock", may: &[] },
     Part { path: "backends::milpa::failure", may: &[] },
-    Part { path: "backends::milpa::id", may: &[] },
     Part { path: "backends::milpa::mailbox", may: &[] },
     Part { path: "backends::milpa::tasks", may: &[] },
     Part { path: "annotations", may: &[] },
@@ -203,6 +173,7 @@ const PARTS: &[Part] = &[
     Part { path: "token_bucket", may: &[] },
     Part { path: "unix_channel", may: &[] },
     Part { path: "unix_listener", may: &[] },
+    Part { path: "workload", may: &[&["annotations"]] },
 ];
 
 /// Parts of a pod's cell that the CRI service manages.
@@ -223,7 +194,7 @@ const CELLS: &[&str] =
 /// Queues and watches of tasks.
 const WAITING: &[&str] = &["backends::milpa::mailbox"];
 /// Records and their ids.
-const RECORDS: &[&str] = &["backends::milpa::store", "backends::milpa::id"];
+const RECORDS: &[&str] = &["backends::milpa::store"];
 /// Typed failures of parts below CRI.
 const FAILURES: &[&str] = &["backends::milpa::failure"];
 /// Helpers without imports.

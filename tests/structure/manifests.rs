@@ -27,6 +27,8 @@ const MAY: &[(&str, &[&str])] = &[
     ("kiyot-manifest", &["kiyot-linux", "kiyot-proto", "kiyot-values"]),
     ("kiyot-link", &[]),
     ("kiyot-kubernetes", &["kiyot-proto", "kiyot-values"]),
+    ("kiyot-engine", &["kiyot-config", "kiyot-link", "kiyot-proto", "kiyot-values"]),
+    ("kiyot-sim", &["kiyot-config", "kiyot-engine", "kiyot-link", "kiyot-proto", "kiyot-values"]),
     ("kiyot-ec2", &["kiyot-config"]),
     ("kiyot-cell", &["kiyot-link", "kiyot-linux", "kiyot-proto"]),
     ("milpactl", &["kiyot-manifest", "kiyot-proto", "kiyot-spdy"]),
@@ -35,7 +37,8 @@ const MAY: &[(&str, &[&str])] = &[
 ];
 
 /// Crates without tasks and without sockets.
-const PURE: &[&str] = &["kiyot-config", "kiyot-manifest", "kiyot-values"];
+const PURE: &[&str] =
+    &["kiyot-config", "kiyot-engine", "kiyot-manifest", "kiyot-sim", "kiyot-values"];
 
 /// Verifies T1.
 #[test]

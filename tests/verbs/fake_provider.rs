@@ -12,18 +12,17 @@ use std::{
 };
 
 use async_trait::async_trait;
-use kiyot::{
-    annotations::CellRequest,
-    backends::milpa::{
-        id::CellId,
-        placement::{Catalogue, Market, Offering},
-        providers::{
-            Attached, Attachment, Capabilities, ErrorClass, Instance, InstanceId, InstanceState,
-            LaunchSpec, Provider, ProviderError, Termination, Terminations, netns,
-        },
-    },
-};
+use kiyot::backends::milpa::providers::netns;
 use kiyot_cell::uplink::Uplink;
+use kiyot_engine::{
+    id::CellId,
+    placement::{Catalogue, Market, Offering},
+    provider::{
+        Attached, Attachment, Capabilities, ErrorClass, Instance, InstanceId, InstanceState,
+        LaunchSpec, Provider, ProviderError, Termination, Terminations,
+    },
+    request::CellRequest,
+};
 use kiyot_proto::cri;
 use kiyot_testkit::fake_cell::{FakeCell, Options};
 use tokio::task::JoinHandle;

@@ -8,6 +8,7 @@ use std::{
 
 use bytes::Bytes;
 use kiyot_config::{HostPath, Policy};
+use kiyot_engine::provider::{Owner, Provider};
 
 use kiyot::{
     backends::{
@@ -19,7 +20,7 @@ use kiyot::{
             images::{Images, NodeImages, Registries},
             logs::Logs,
             policy::Rules,
-            providers::{Owner, PauseImage, Provider},
+            providers::PauseImage,
             store::{Batch, Store},
             streaming::Streaming,
             volumes::Volumes,

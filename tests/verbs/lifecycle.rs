@@ -1,7 +1,8 @@
 //! The life of a pod under a kubelet.
 
-use kiyot::backends::{Method, milpa::providers::owner};
+use kiyot::backends::Method;
 use kiyot_config::WarmPool;
+use kiyot_engine::provider::owner;
 use kiyot_proto::cri::{self, security_profile::ProfileType};
 use kiyot_testkit::{
     fake_cell::{IMAGE, REFERENCE},

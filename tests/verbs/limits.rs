@@ -5,14 +5,14 @@ use std::{
     time::Duration,
 };
 
-use kiyot::{
-    annotations::{ARCHITECTURE, Architecture},
-    backends::{
-        Method,
-        milpa::{cells::Limits, id::CellId, placement::CatalogueFile},
-    },
-};
+use kiyot::backends::Method;
 use kiyot_config::WarmPool;
+use kiyot_engine::{
+    engine::Limits,
+    id::CellId,
+    placement::CatalogueFile,
+    request::{Architecture, keys::ARCHITECTURE},
+};
 use kiyot_proto::cri;
 use kiyot_testkit::wait_for;
 use kiyot_values::price::Price;

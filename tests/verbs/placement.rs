@@ -3,19 +3,19 @@
 use std::sync::{Arc, atomic::Ordering};
 
 use async_trait::async_trait;
-use kiyot::{
-    annotations::{
-        ARCHITECTURE, Architecture, CPU, GPU, INSTANCE_TYPE, LAUNCH_TYPE, MAX_PRICE, MEMORY,
-        SPOT_INSTANCE,
+use kiyot::backends::Method;
+use kiyot_config::{WarmKind, WarmPool};
+use kiyot_engine::{
+    placement::{
+        ApiRequests, Catalogue, CatalogueFile, Entry, Market, Offering, PodRequests, Unoffered,
     },
-    backends::{
-        Method,
-        milpa::placement::{
-            ApiRequests, Catalogue, CatalogueFile, Entry, Market, Offering, PodRequests, Unoffered,
+    request::{
+        Architecture,
+        keys::{
+            ARCHITECTURE, CPU, GPU, INSTANCE_TYPE, LAUNCH_TYPE, MAX_PRICE, MEMORY, SPOT_INSTANCE,
         },
     },
 };
-use kiyot_config::{WarmKind, WarmPool};
 use kiyot_proto::cri;
 use kiyot_testkit::{log::CapturedLog, wait_for};
 use tonic::{Code, Status};

@@ -5,7 +5,8 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use kiyot::{annotations::INSTANCE_TYPE, backends::Method};
+use kiyot::backends::Method;
+use kiyot_engine::request::keys::INSTANCE_TYPE;
 use kiyot_proto::{
     cell::{self, event::Event},
     cri,

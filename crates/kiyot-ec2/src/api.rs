@@ -3,9 +3,10 @@
 use std::{collections::BTreeMap, fmt, net::Ipv4Addr};
 
 use async_trait::async_trait;
+use kiyot_config::ImageFilter;
 
 use super::{
-    CallError, Image, ImageFilter, InstanceDescription, InstanceStateName, ProductPage, RouteTable,
+    CallError, Image, InstanceDescription, InstanceStateName, ProductPage, RouteTable,
     RouteTableFilter, RunInstances, SpotPrice, Subnet, TypeDescription, TypeInZone,
 };
 

@@ -5,6 +5,7 @@ pub use kiyot::{admin::v1 as admin, cell::v1 as cell, store::v1 as store};
 pub use runtime::v1 as cri;
 
 pub mod bounds;
+#[cfg(feature = "services")]
 pub mod codec;
 pub mod kernel_paths;
 pub mod text;
@@ -15,7 +16,7 @@ pub mod text;
 pub mod runtime {
     /// CRI v1, as of cri-api 0.36.3.
     pub mod v1 {
-        tonic::include_proto!("runtime.v1");
+        include!(concat!(env!("OUT_DIR"), "/runtime.v1.rs"));
     }
 }
 
@@ -25,21 +26,21 @@ pub mod kiyot {
     pub mod cell {
         /// Version 1.
         pub mod v1 {
-            tonic::include_proto!("kiyot.cell.v1");
+            include!(concat!(env!("OUT_DIR"), "/kiyot.cell.v1.rs"));
         }
     }
     /// The admin API, which milpactl calls.
     pub mod admin {
         /// Version 1.
         pub mod v1 {
-            tonic::include_proto!("kiyot.admin.v1");
+            include!(concat!(env!("OUT_DIR"), "/kiyot.admin.v1.rs"));
         }
     }
     /// The daemon's records on disk.
     pub mod store {
         /// Version 1.
         pub mod v1 {
-            tonic::include_proto!("kiyot.store.v1");
+            include!(concat!(env!("OUT_DIR"), "/kiyot.store.v1.rs"));
         }
     }
 }

@@ -11,6 +11,18 @@ use std::{
 };
 
 use kiyot_config::WarmPool;
+use kiyot_engine::engine::{Account, CellError, Limits, OrderKey, Step};
+use kiyot_engine::{
+    StoreError,
+    engine::{
+        Effects, Engine, EngineConfig, Event, Journal, JournalSandbox, OrderSpec, PodPorts, Seams,
+        Unusable,
+    },
+    id::{CellId, NoRandomness, SandboxId},
+    placement::{self, AllRefused, Candidate, Catalogue, Choice, Needs, NoFit, Requested, Rules},
+    provider::{Attached, Attachment, HostPort, MAX_HOST_PORTS, Owner, Provider, ProviderError},
+    request::CellRequest,
+};
 use kiyot_link::bootstrap::Bootstrap;
 use kiyot_proto::store::{Cordon, SandboxMeta};
 use kiyot_values::error_chain::error_chain;
@@ -19,18 +31,13 @@ use tokio::sync::{broadcast, oneshot, watch};
 
 use super::{
     gateway::CellLink,
-    id::{CellId, NoRandomness, SandboxId},
-    placement::{self, AllRefused, Candidate, Catalogue, Choice, Needs, NoFit, Requested, Rules},
-    providers::{Attached, Attachment, HostPort, MAX_HOST_PORTS, Owner, Provider, ProviderError},
-    store::{Batch, Store, StoreError, Table},
+    store::{Batch, Store, Table},
 };
-use crate::{annotations::CellRequest, metrics::Source};
+use crate::{annotations, metrics::Source};
 
 mod admission;
 mod caller;
 mod config;
-pub(crate) mod engine;
-mod error;
 mod history;
 mod links;
 mod listing;
@@ -47,15 +54,6 @@ mod tests;
 
 pub(super) use caller::Caller;
 pub use config::CellsConfig;
-pub(crate) use engine::{
-    Account, CellView, Histogram, OrderKey, OrderView, PoolView, State, Step, Timeline,
-};
-use engine::{
-    Effects, Engine, EngineConfig, Event, Journal, JournalSandbox, OrderSpec, PodPorts, Seams,
-    Unusable,
-};
-pub use engine::{Limits, OverBudget, PortTaken};
-pub use error::CellError;
 pub(crate) use history::{Occurrence, Subject};
 pub use links::Links;
 use shared::{Shared, now};
@@ -550,7 +548,7 @@ fn journal_sandbox((id, sandbox): (String, SandboxMeta)) -> JournalSandbox {
     let ports: Vec<HostPort> =
         requested.take(MAX_HOST_PORTS).flat_map(HostPort::of_mapping).collect();
     let pod = format!("{}/{}", metadata.namespace, metadata.name);
-    let request = CellRequest::parse(&config.annotations).unwrap_or_default();
+    let request = annotations::parse(&config.annotations).unwrap_or_default();
     let networks = request.cloud_routes.iter().map(ToString::to_string).collect();
     let held = PodPorts { pod, ports, networks };
     JournalSandbox {

@@ -10,19 +10,23 @@ use std::{
 };
 
 use kiyot_config::Policy;
+use kiyot_engine::{
+    StoreError,
+    engine::OrderKey,
+    id::{ContainerId, SandboxId},
+    placement::{ApiRequests, PodRequests},
+};
 use kiyot_proto::cri;
 use tonic::Status;
 
 use super::{
     cell_client,
-    cells::{Cell, Cells, OrderKey},
-    id::{ContainerId, SandboxId},
+    cells::{Cell, Cells},
     images::Images,
     logs::Logs,
-    placement::{ApiRequests, PodRequests},
     pods::{LookupError, Pods, Sandbox},
     policy::Rules,
-    store::{Store, StoreError},
+    store::Store,
     streaming::Streaming,
     sync::{CellSync, ContainerKey, SyncParts},
     tasks::Tasks,

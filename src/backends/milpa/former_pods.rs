@@ -11,15 +11,16 @@ use std::{
 };
 
 use futures::future::join_all;
+use kiyot_engine::{StoreError, engine::OrderKey};
 use kiyot_linux::unmount_beneath;
 use kiyot_proto::{cri, store::StandalonePod};
 use kiyot_values::error_chain::error_chain;
 use tokio::time::sleep;
 
 use super::{
-    cells::{Cells, OrderKey},
+    cells::Cells,
     cri::CriService,
-    store::{Batch, Store, StoreError, Table},
+    store::{Batch, Store, Table},
 };
 use crate::{backends::Method, blocking::blocking};
 

@@ -3,12 +3,12 @@
 use std::{collections::BTreeSet, time::Instant};
 
 use bytes::Bytes;
+use kiyot_engine::id::{CellId, ContainerId, SandboxId};
 use kiyot_proto::{cell, cri, store};
 use prost::Message;
 
 use crate::backends::milpa::{
     cell_client::checked_id,
-    id::{CellId, ContainerId, SandboxId},
     pods::{
         Pods,
         container_state::{self, Termination},

@@ -10,6 +10,7 @@ use std::{
 };
 
 use async_trait::async_trait;
+use kiyot_engine::id::CellId;
 use kiyot_link::{
     bootstrap::{AgentPin, Bootstrap, GatewayAddress},
     channel::Channel,
@@ -31,7 +32,6 @@ use self::{
     refusal_log::RefusalLog,
     shared::Shared,
 };
-use super::id::CellId;
 use crate::metrics::ByteCounter;
 
 mod admission;
@@ -77,7 +77,7 @@ pub enum Refusal {
     OtherKey(CellId),
     /// The store failed to record the spent token.
     #[error("token of cell {0} could not be recorded as spent")]
-    Store(CellId, #[source] Arc<super::store::StoreError>),
+    Store(CellId, #[source] Arc<kiyot_engine::StoreError>),
 }
 
 /// Decides which cells may enrol and connect. Implemented by [`super::cells::Cells`].

@@ -26,11 +26,12 @@ pub use self::{
     node::NodeImages,
     registries::{NodeCredentials, NodeSettings, Registries},
 };
+use kiyot_engine::id::CellId;
+
 use super::{
     cell_client::CellClient,
     cells::Cell,
     failure::{Class, Failure, Side},
-    id::CellId,
     providers::PauseImage,
     send_rate::SendRate,
 };

@@ -6,16 +6,10 @@
 use std::sync::Arc;
 
 use kiyot_config::{BackendConfig, ProviderKind};
+use kiyot_engine::{StoreError, engine::OrderView, id::CellId, provider::ProviderError};
 use kiyot_proto::admin;
 
-use super::{
-    cells::{Cells, OrderView},
-    cri::CriService,
-    id::CellId,
-    pods::Pods,
-    providers::ProviderError,
-    store::{Store, StoreError},
-};
+use super::{cells::Cells, cri::CriService, pods::Pods, store::Store};
 use crate::backends::BackendName;
 
 mod cell;
@@ -153,7 +147,7 @@ impl Inventory {
     pub fn pools(&self) -> Vec<admin::Pool> {
         let number = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
         let pools = self.cells.pools().into_iter();
-        let message = |pool: super::cells::PoolView| admin::Pool {
+        let message = |pool: kiyot_engine::engine::PoolView| admin::Pool {
             name: pool.name.to_string(),
             backend: self.backend.to_string(),
             wanted: number(pool.wanted),
@@ -168,7 +162,7 @@ impl Inventory {
     /// Returns the ids of the instances that the provider lists, each with its cell.
     pub async fn instances(&self) -> Result<Vec<String>, ProviderError> {
         let listed = self.cells.list_owned().await?;
-        let line = |instance: super::providers::Instance| {
+        let line = |instance: kiyot_engine::provider::Instance| {
             format!("{} {} {:?} {}", instance.id, instance.cell, instance.state, instance.offering)
         };
         Ok(listed.into_iter().map(line).collect())
@@ -186,7 +180,7 @@ impl Inventory {
     }
 
     /// Ends a cell. Its pod fails, and the kubelet may start it again.
-    pub async fn end_cell(&self, id: &CellId) -> Result<(), super::cells::CellError> {
+    pub async fn end_cell(&self, id: &CellId) -> Result<(), kiyot_engine::engine::CellError> {
         self.cells.terminate(id, "an operator ended it").await
     }
 }

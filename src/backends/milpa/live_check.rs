@@ -3,7 +3,9 @@
 use super::{ec2_api, host_name};
 use kiyot_config::{MilpaBackend, ProviderKind};
 
-use crate::backends::milpa::providers::{Owner, ec2::live_check};
+use kiyot_engine::provider::Owner;
+
+use crate::backends::milpa::providers::ec2::live_check;
 
 pub use live_check::LiveReport;
 

@@ -9,6 +9,7 @@ use std::{
 };
 
 use async_trait::async_trait;
+use kiyot_engine::id::{CellId, ContainerId};
 use kiyot_link::watch::Watch;
 use tokio::sync::oneshot;
 use tokio_util::task::AbortOnDropHandle;
@@ -21,7 +22,6 @@ use super::{
     cell_client::CellClient,
     cells::Cell,
     failure::{Class, Failure},
-    id::{CellId, ContainerId},
     mailbox::{Sender, mailbox},
 };
 use crate::metrics::ByteCounter;

@@ -11,14 +11,13 @@ use std::{
 };
 
 use bytes::Bytes;
+use kiyot_engine::id::{CellId, ContainerId, InvalidId, SandboxId};
 use kiyot_proto::{
     cri::{self, ContainerEventType},
     store,
 };
 use prost::Message;
 use tokio::sync::watch;
-
-use crate::backends::milpa::id::{CellId, ContainerId, InvalidId, SandboxId};
 
 mod annotation_index;
 mod attributes;

@@ -1,64 +1,37 @@
-//! The contract between the engine of cells and the providers of instances.
-//!
-//! The engine decides: it ranks offerings, records a launch before it is made, and judges what a
-//! provider says. A provider makes single calls. All of them may be repeated, each bounds its own
-//! time, and no pod on the node waits for any.
+//! The providers of instances.
 
-use std::{collections::BTreeMap, fmt, net::IpAddr, path::PathBuf, time::Duration};
+use std::{fmt, path::PathBuf, time::Duration};
 
 use async_trait::async_trait;
-use kiyot_link::{bootstrap::Bootstrap, cri_settings::CriSettings};
-use serde::{Deserialize, Serialize};
+use kiyot_config::ProviderKind;
+use kiyot_engine::provider::{Capabilities, ProviderError};
+use kiyot_link::cri_settings::CriSettings;
+use tokio::time::timeout;
 
-use super::{
-    id::CellId,
-    placement::{Candidate, Catalogue, Offering},
-};
-use crate::annotations::CellRequest;
-
-mod capabilities;
 pub mod ec2;
-mod error;
-mod host_port;
-mod instance;
 pub mod local;
 pub mod netns;
-mod network;
-pub mod owner;
 mod pause_image;
 pub mod qemu;
-pub mod sim;
-mod tags;
 
-pub use capabilities::Capabilities;
-pub use error::{ErrorClass, ProviderError};
-pub use host_port::{HostPort, MAX_HOST_PORTS, Protocol};
-pub use instance::{Instance, InstanceId, InstanceNames, InstanceState};
-pub use network::{Attached, DeviceAddress, Neighbour, PodNetwork, Route};
-pub use owner::Owner;
 pub use pause_image::PauseImage;
-pub use tags::{InstanceTags, LeftOut, LeftOutReason, PodTags, TagRules};
 
-/// The parameters of a launch. A replay of the launch has exactly the same.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LaunchSpec {
-    /// The cell of the instance.
-    pub cell: CellId,
-    /// The offerings that may be launched, the preferred first. Not empty.
-    pub candidates: Vec<Candidate>,
-    /// The tags of the instance, of its volumes and network interfaces ([`Owner::tags`]).
-    pub tags: BTreeMap<String, String>,
-    /// The boot data, with which the agent connects to the gateway. Secret.
-    pub bootstrap: Bootstrap,
-    /// The provider's own parameters, as image or volume size.
-    pub parameters: BTreeMap<String, String>,
+/// Returns the capabilities of a kind of provider.
+pub fn capabilities_of(provider: ProviderKind) -> Capabilities {
+    match provider {
+        ProviderKind::Netns => netns::CAPABILITIES,
+        ProviderKind::Qemu => qemu::CAPABILITIES,
+        ProviderKind::Ec2 => ec2::CAPABILITIES,
+    }
 }
 
-impl LaunchSpec {
-    /// Returns the offerings of the candidates, the preferred first.
-    pub fn offerings(&self) -> impl Iterator<Item = &Offering> {
-        self.candidates.iter().map(|candidate| &candidate.offering)
-    }
+/// Bounds the time of a call to a provider.
+pub(crate) async fn within<T>(
+    limit: Duration,
+    doing: &str,
+    call: impl Future<Output = Result<T, ProviderError>>,
+) -> Result<T, ProviderError> {
+    timeout(limit, call).await.unwrap_or_else(|_| Err(ProviderError::too_slow(doing, limit)))
 }
 
 /// The configuration of the node's runtime, as far as new cells have it.
@@ -81,133 +54,24 @@ impl RegistryConfig for Option<PathBuf> {
     }
 }
 
-/// The parts of the node to which a pod's cell is attached: its network and its cgroup.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Attachment {
-    /// The name of the pod, as CNI plugins get it.
-    pub pod_name: String,
-    /// See `pod_name`.
-    pub pod_namespace: String,
-    /// `metadata.uid` of the pod.
-    pub pod_uid: String,
-    /// The sandbox's id.
-    pub sandbox: String,
-    /// The host ports of the pod.
-    pub ports: Vec<HostPort>,
-    /// The pod's `cgroup_parent` in the kubelet's form.
-    #[serde(default)]
-    pub cgroup_parent: String,
-    /// The networks that the pod wants to have routed to its instance.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub cloud_routes: Vec<String>,
-    /// True if the pod asked for an instance profile, whose credentials it gets from the metadata
-    /// service.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub has_instance_profile: bool,
-    /// The tags of the pod that the instance lacks, because it was launched for a warm pool. The
-    /// provider sets them in the background: without them the pod runs too. Empty unless
-    /// [`Capabilities::has_tags`].
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub tags: BTreeMap<String, String>,
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-/// The cgroup of a cell's containers beneath a pod's slice. containerd takes a `cgroup_parent` that
-/// ends with `.slice` for a unit of systemd, whatever its own driver is (`getCgroupsPath`), and
-/// reads the usage of a pod only from a clean path (containerd/cgroups, `VerifyGroupPath`).
-pub const CGROUP_BENEATH_SLICE: &str = "kiyot";
-
-/// An attachment that a previous daemon made.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Held {
-    /// The instance.
-    pub instance: InstanceId,
-    /// The addresses of the pod.
-    pub addresses: Vec<IpAddr>,
-    /// The host ports of the pod.
-    pub ports: Vec<HostPort>,
-}
-
-/// The place of the providers whose instances are on the node: each sees those of the other.
-pub const THIS_NODE: &str = "this node (netns or qemu)";
-
-/// Bounds the time in which a provider returns its catalogue. The provider bounds each of its lists
-/// by less, so that it can do without one.
-pub const CATALOGUE_TIMEOUT: Duration = Duration::from_secs(30);
-
-/// The progress of a termination.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Termination {
-    /// The instance has ended, and nothing that it held (addresses, mounts, links, cgroups,
-    /// processes) is left. Files of its pod may be removed later.
-    Confirmed,
-    /// The instance will end. Its state or its absence proves when it has.
-    Accepted,
-}
-
-/// The outcome of a termination by instance.
-pub type Terminations = BTreeMap<InstanceId, Result<Termination, ProviderError>>;
-
-/// The contract with providers of instances.
-#[async_trait]
-pub trait Provider: fmt::Debug + Send + Sync + 'static {
-    /// Returns the provider's capabilities, which never change.
-    fn capabilities(&self) -> Capabilities;
-    /// Returns the place in which the provider looks for instances: [`THIS_NODE`], or a region and
-    /// an endpoint; empty if the configuration can't name another. An instance of another place is
-    /// not found, and has not ended.
-    fn place(&self) -> String {
-        String::new()
+    /// Verifies C10.
+    #[test]
+    fn check_of_the_configuration_knows_providers_with_remote_cells() {
+        for provider in [ProviderKind::Netns, ProviderKind::Qemu, ProviderKind::Ec2] {
+            assert_eq!(capabilities_of(provider).remote, provider.has_remote_cells());
+        }
     }
-    /// Returns the instance types that can be launched, with their current prices.
-    async fn catalogue(&self) -> Result<Catalogue, ProviderError>;
-    /// Returns the provider's own parameters of a launch for a pod with these annotations
-    /// ([`LaunchSpec::parameters`]). A pod whose parameters differ from those of a pod without
-    /// annotations gets no warm cell. `pod_uid` is empty for a pod that is not known yet.
-    async fn parameters(
-        &self,
-        _request: &CellRequest,
-        _pod_uid: &str,
-    ) -> Result<BTreeMap<String, String>, ProviderError> {
-        Ok(BTreeMap::new())
+
+    #[test]
+    fn boots_on_the_node_are_limited_by_its_processors() {
+        for provider in [ProviderKind::Netns, ProviderKind::Qemu] {
+            let default_boots = |processors| capabilities_of(provider).default_boots(processors);
+            assert_eq!((default_boots(1), default_boots(64)), (Some(4), Some(64)));
+        }
+        assert_eq!(capabilities_of(ProviderKind::Ec2).default_boots(64), None);
     }
-    /// Launches an instance of the first candidate that has capacity, or of the first alone. With
-    /// the token of an earlier launch it returns the instance of that launch. An error has every
-    /// offering that was refused.
-    async fn launch(&self, spec: &LaunchSpec, token: &str) -> Result<Instance, ProviderError>;
-    /// Attaches an instance to the pod's network. A repeated call has the same outcome.
-    async fn attach(
-        &self,
-        instance: &InstanceId,
-        to: &Attachment,
-    ) -> Result<Attached, ProviderError>;
-    /// Returns the public address of an instance and its names, by what is known without a call.
-    fn names(&self, _instance: &InstanceId) -> InstanceNames {
-        InstanceNames::default()
-    }
-    /// Releases the parts of the node that an attached instance shares: host ports, routes. Does
-    /// nothing for an unknown instance, and where the termination releases them.
-    async fn detach(&self, instance: &InstanceId) -> Result<(), ProviderError>;
-    /// Takes over the attachments that a previous daemon made. Called before any other call.
-    fn adopt(&self, _held: Vec<Held>) {}
-    /// Makes again the parts of the node that adopted attachments lack: the node was rebooted. Does
-    /// nothing for an instance that was detached since. May be repeated.
-    async fn restore(&self) -> Result<(), ProviderError> {
-        Ok(())
-    }
-    /// Makes the absent cgroups of running pods on the node, by their `cgroup_parent`: the kubelet
-    /// kills a running pod without its own. Does nothing where instances end with the node.
-    async fn restore_cgroups(&self, _parents: &[String]) -> Result<(), ProviderError> {
-        Ok(())
-    }
-    /// Lists all instances of this daemon's owner, by their tags. The list may be some time old.
-    async fn list_owned(&self) -> Result<Vec<Instance>, ProviderError>;
-    /// Returns an instance by its id; [`ErrorClass::NotFound`] if the provider does not know it.
-    async fn describe(&self, instance: &InstanceId) -> Result<Instance, ProviderError>;
-    /// Terminates instances. The outcome has an entry for each; the termination of an unknown
-    /// instance is [`ErrorClass::NotFound`], unless absence proves its end.
-    async fn terminate(&self, instances: &[InstanceId]) -> Terminations;
-    /// Returns the end of an instance's console output.
-    async fn console(&self, instance: &InstanceId) -> Result<String, ProviderError>;
-    /// Checks whether a launch can succeed; the error names what is missing.
-    async fn check(&self) -> Result<(), ProviderError>;
 }

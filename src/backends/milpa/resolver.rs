@@ -8,6 +8,7 @@ use std::{future::Future, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use futures::{StreamExt, stream::BoxStream};
+use kiyot_engine::id::CellId;
 use kiyot_link::resolver::{
     DNS_HEADER_BYTES, MAX_TCP_CONNECTIONS, MAX_UDP_MESSAGE_BYTES, MAX_UDP_QUERIES, QUERY_TIMEOUT,
 };
@@ -22,7 +23,6 @@ use super::{
     cell_client::CellClient,
     failure::{Class, Failure},
     gateway::CellLink,
-    id::CellId,
 };
 
 mod connection;

@@ -6,6 +6,7 @@ use std::{
     sync::Arc,
 };
 
+use kiyot_engine::StoreError;
 use kiyot_proto::store::Envelope;
 use prost::Message;
 use tokio::sync::{mpsc, oneshot};
@@ -75,29 +76,6 @@ impl Table {
             Self::StandalonePods => "standalone_pods",
             Self::StandaloneEnds => "standalone_ends",
         }
-    }
-}
-
-/// An error of the store.
-#[derive(Debug, thiserror::Error)]
-#[error("store: {context}")]
-pub struct StoreError {
-    context: String,
-    #[source]
-    source: Option<Box<dyn std::error::Error + Send + Sync>>,
-}
-
-impl StoreError {
-    fn new(
-        context: impl Into<String>,
-        source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
-    ) -> Self {
-        Self { context: context.into(), source: Some(source.into()) }
-    }
-
-    /// Returns the error of a store whose thread has ended.
-    pub(super) fn closed() -> Self {
-        Self { context: "closed".to_owned(), source: None }
     }
 }
 

@@ -9,6 +9,7 @@ use std::{
 };
 
 use futures::{FutureExt as _, future::OptionFuture};
+use kiyot_engine::id::CellId;
 use kiyot_link::log_limit::LogLimit;
 use tokio::{
     net::TcpListener,
@@ -27,7 +28,6 @@ use super::{
     cell_client::CellClient,
     cells::Cell,
     failure::{Class, Failure},
-    id::CellId,
 };
 
 mod body;

@@ -10,16 +10,14 @@ use std::{
     time::Duration,
 };
 
-use super::{
-    cells::Cells,
+use kiyot_engine::{
+    StoreError,
     id::{CellId, ContainerId, SandboxId},
-    images::Images,
-    logs::Logs,
-    pods::Pods,
-    resolver::Resolver,
-    store::{Store, StoreError},
-    tasks::Tasks,
-    volumes::Volumes,
+};
+
+use super::{
+    cells::Cells, images::Images, logs::Logs, pods::Pods, resolver::Resolver, store::Store,
+    tasks::Tasks, volumes::Volumes,
 };
 
 mod cell_events;

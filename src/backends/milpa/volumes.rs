@@ -9,6 +9,7 @@ use std::{
 };
 
 use kiyot_config::HostPath;
+use kiyot_engine::id::{CellId, ContainerId};
 use kiyot_proto::{
     cell::{FileChange, Root, file_change::Change},
     cri,
@@ -26,7 +27,6 @@ use self::{
 use super::{
     cells::Cell,
     failure::{Class, Failure},
-    id::{CellId, ContainerId},
 };
 use crate::metrics::ByteCounter;
 

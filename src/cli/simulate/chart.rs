@@ -1,6 +1,6 @@
 //! Instances over time, as a chart for terminals.
 
-use crate::backends::milpa::simulator::Usage;
+use kiyot_sim::Usage;
 
 /// Lines of a chart.
 const LINES: u64 = 8;
@@ -45,7 +45,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::backends::milpa::simulator::Share;
+    use kiyot_sim::Share;
 
     #[test]
     fn chart_has_pods_below_what_waits() {

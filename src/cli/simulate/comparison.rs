@@ -3,8 +3,7 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use kiyot_proto::text::counted;
-
-use crate::backends::milpa::simulator::{Percentiles, SimulationReport, Usage};
+use kiyot_sim::{Percentiles, SimulationReport, Usage};
 
 /// The most namespaces that are shown.
 const MAX_NAMESPACES: usize = 10;

@@ -2,16 +2,14 @@
 
 use std::sync::Arc;
 
-use kiyot::{
-    annotations::CellRequest,
-    backends::milpa::{
-        id::CellId,
-        placement::{Needs, Rules, rank},
-        providers::{
-            Attachment, ErrorClass, Instance, InstanceId, InstanceState, LaunchSpec, PodTags,
-            Provider, ProviderError, TagRules, Termination,
-        },
+use kiyot_engine::{
+    id::CellId,
+    placement::{Needs, Rules, rank},
+    provider::{
+        Attachment, ErrorClass, Instance, InstanceId, InstanceState, LaunchSpec, PodTags, Provider,
+        ProviderError, TagRules, Termination,
     },
+    request::CellRequest,
 };
 
 use super::{

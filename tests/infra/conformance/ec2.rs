@@ -7,16 +7,13 @@ use std::{
     time::Duration,
 };
 
-use kiyot::backends::milpa::{
-    id::CellId,
-    providers::{
-        Capabilities, InstanceId, Owner, Provider,
-        ec2::{CAPABILITIES, Ec2},
-        owner,
-    },
-};
+use kiyot::backends::milpa::providers::ec2::{CAPABILITIES, Ec2};
 use kiyot_config::MilpaBackend;
 use kiyot_ec2::sdk::Client;
+use kiyot_engine::{
+    id::CellId,
+    provider::{Capabilities, InstanceId, Owner, Provider, owner},
+};
 use kiyot_testcloud::{Cloud, Hold, Instance, Lists, Outage, Outcome, Reply, State};
 use kiyot_testkit::wait_until;
 use tokio::runtime;

@@ -9,12 +9,13 @@ use std::{
 };
 
 use async_trait::async_trait;
-use kiyot::backends::milpa::{
+use kiyot::backends::milpa::providers::{
+    RegistryConfig,
+    netns::{CAPABILITIES, Netns},
+};
+use kiyot_engine::{
     id::CellId,
-    providers::{
-        InstanceId, Provider, RegistryConfig,
-        netns::{CAPABILITIES, Netns},
-    },
+    provider::{InstanceId, Provider},
 };
 
 use super::{

@@ -3,11 +3,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use kiyot::backends::milpa::{
-    cells::CellError,
-    providers::{ErrorClass, InstanceState},
+use kiyot_engine::{
+    engine::CellError,
+    provider::{ErrorClass, InstanceState},
 };
-
 use kiyot_proto::store::CellPhase;
 
 use super::{

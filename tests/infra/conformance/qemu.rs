@@ -10,13 +10,13 @@ use std::{
 };
 
 use async_trait::async_trait;
-use kiyot::backends::milpa::{
+use kiyot::backends::milpa::providers::qemu::{CAPABILITIES, Qemu};
+use kiyot_engine::{
     id::CellId,
     placement::Catalogue,
-    providers::{
+    provider::{
         Attached, Attachment, Capabilities, Instance, InstanceId, LaunchSpec, Provider,
         ProviderError, Terminations,
-        qemu::{CAPABILITIES, Qemu},
     },
 };
 use tokio::{process::Command, time::timeout};

@@ -6,15 +6,13 @@ use std::{
 };
 
 use async_trait::async_trait;
-use kiyot::{
-    annotations::CellRequest,
-    backends::milpa::{
-        placement::Catalogue,
-        providers::{
-            Attached, Attachment, Capabilities, ErrorClass, Instance, InstanceId, LaunchSpec,
-            Provider, ProviderError, Terminations,
-        },
+use kiyot_engine::{
+    placement::Catalogue,
+    provider::{
+        Attached, Attachment, Capabilities, ErrorClass, Instance, InstanceId, LaunchSpec, Provider,
+        ProviderError, Terminations,
     },
+    request::CellRequest,
 };
 
 /// A call, with its outcome.

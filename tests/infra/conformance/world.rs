@@ -10,16 +10,18 @@ use std::{
 };
 
 use async_trait::async_trait;
-use kiyot::{
-    annotations::CellRequest,
-    backends::milpa::{
-        cells::{BoundCell, CellError, Cells, CellsConfig, LaunchOrder, Links},
-        gateway::{Admission, CellLink, Gateway, Refusal, ca::Ca},
-        id::{CellId, SandboxId},
-        placement::Needs,
-        providers::{Attachment, ErrorClass, InstanceId, local::boot_id},
-        store::{Batch, Store, Table},
-    },
+use kiyot::backends::milpa::{
+    cells::{BoundCell, Cells, CellsConfig, LaunchOrder, Links},
+    gateway::{Admission, CellLink, Gateway, Refusal, ca::Ca},
+    providers::local::boot_id,
+    store::{Batch, Store, Table},
+};
+use kiyot_engine::{
+    engine::CellError,
+    id::{CellId, SandboxId},
+    placement::Needs,
+    provider::{Attachment, ErrorClass, InstanceId},
+    request::CellRequest,
 };
 use kiyot_link::bootstrap::Bootstrap;
 use kiyot_proto::{

@@ -6,7 +6,8 @@ use std::{
     process::Command,
 };
 
-use kiyot::backends::milpa::providers::{Attachment, Provider, qemu::Qemu};
+use kiyot::backends::milpa::providers::qemu::Qemu;
+use kiyot_engine::provider::{Attachment, Provider};
 
 use super::{super::bench::cgroup_mounts, Vms};
 

@@ -5,7 +5,7 @@ use std::{
     os::unix::net::UnixStream,
 };
 
-use kiyot::backends::milpa::providers::{Instance, InstanceState, Provider};
+use kiyot_engine::provider::{Instance, InstanceState, Provider};
 
 use super::{
     super::bench::{LIMIT, wait_for},

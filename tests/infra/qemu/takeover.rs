@@ -12,7 +12,8 @@ use std::{
     process::{Command, Stdio},
 };
 
-use kiyot::backends::milpa::providers::{Instance, Provider, qemu::Qemu};
+use kiyot::backends::milpa::providers::qemu::Qemu;
+use kiyot_engine::provider::{Instance, Provider};
 
 use super::{
     super::bench::{LIMIT, run},

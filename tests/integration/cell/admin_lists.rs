@@ -8,10 +8,8 @@ use std::{
 };
 
 use futures::StreamExt;
-use kiyot::backends::milpa::{
-    id::{CellId, ContainerId, SandboxId},
-    store::{Batch, Store, Table},
-};
+use kiyot::backends::milpa::store::{Batch, Store, Table};
+use kiyot_engine::id::{CellId, ContainerId, SandboxId};
 use kiyot_proto::{admin, cri, store};
 use kiyot_testkit::{Kiyot, Node};
 

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use kiyot::backends::milpa::id::CellId;
+use kiyot_engine::id::CellId;
 use kiyot_testkit::{Kiyot, KiyotOptions, LIMIT, Leftovers, Node, wait_until};
 
 use super::{WAIT, assert_nothing_left, is_ready, options, pod, remove_and_assert_clean};

@@ -5,10 +5,8 @@ use std::{
     sync::{Mutex, MutexGuard},
 };
 
-use kiyot::backends::milpa::{
-    gateway::{Admission, Refusal},
-    id::CellId,
-};
+use kiyot::backends::milpa::gateway::{Admission, Refusal};
+use kiyot_engine::id::CellId;
 use kiyot_link::certificate::sha256;
 use kiyot_proto::cell::HelloReply;
 

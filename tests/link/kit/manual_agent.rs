@@ -5,10 +5,8 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use kiyot::backends::milpa::{
-    gateway::ca::{Ca, ProvenKey},
-    id::CellId,
-};
+use kiyot::backends::milpa::gateway::ca::{Ca, ProvenKey};
+use kiyot_engine::id::CellId;
 use kiyot_link::{
     alpn,
     bootstrap::Bootstrap,

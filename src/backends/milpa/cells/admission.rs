@@ -3,15 +3,15 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
+use kiyot_engine::{
+    engine::{ClaimRefusal, Event},
+    id::CellId,
+};
 use kiyot_proto::cell::HelloReply;
 
 use super::{
-    super::{
-        gateway::{Admission, Refusal},
-        id::CellId,
-    },
+    super::gateway::{Admission, Refusal},
     Cells,
-    engine::{ClaimRefusal, Event},
     shared::now,
 };
 

@@ -2,11 +2,9 @@
 
 use std::{collections::hash_map::Entry, sync::Arc};
 
-use super::{
-    OrderKey,
-    engine::Event,
-    shared::{Core, Shared},
-};
+use kiyot_engine::engine::{Event, OrderKey};
+
+use super::shared::{Core, Shared};
 
 /// A call that waits for the cell of an order, until it is dropped. An order without calls is
 /// unclaimed: its cell may join a warm pool, and ends after three minutes.

@@ -3,11 +3,10 @@
 use std::time::Duration;
 
 use kiyot_config::WarmPool;
-
-use super::Limits;
-use crate::backends::milpa::{
+use kiyot_engine::{
+    engine::Limits,
     placement::Rules,
-    providers::{Owner, TagRules},
+    provider::{Owner, TagRules},
 };
 
 /// The configuration of all cells.

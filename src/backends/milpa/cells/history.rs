@@ -5,16 +5,14 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
+use kiyot_engine::{
+    engine::{Event, Notice},
+    id::CellId,
+    provider::{Instance, ProviderError},
+};
 use tokio::sync::broadcast;
 
-use super::{
-    super::{
-        clock,
-        id::CellId,
-        providers::{Instance, ProviderError},
-    },
-    engine::{Event, Notice},
-};
+use super::super::clock;
 
 /// Bounds the events that are kept.
 const MAX_EVENTS: usize = 1000;

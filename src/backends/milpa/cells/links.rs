@@ -3,13 +3,11 @@
 use std::{net::IpAddr, time::Duration};
 
 use async_trait::async_trait;
+use kiyot_engine::id::CellId;
 use kiyot_link::bootstrap::Bootstrap;
 use kiyot_proto::cell::{ShutdownRequest, agent_client::AgentClient};
 
-use crate::backends::milpa::{
-    gateway::{CellLink, Gateway},
-    id::CellId,
-};
+use crate::backends::milpa::gateway::{CellLink, Gateway};
 
 /// Bounds the time in which an agent ends all containers.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(60);

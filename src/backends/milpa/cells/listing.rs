@@ -2,12 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
+use kiyot_engine::engine::Event;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::{
-    engine::Event,
-    shared::{Shared, now},
-};
+use super::shared::{Shared, now};
 
 /// Bounds a listing of the provider's instances.
 const LIST_TIMEOUT: Duration = Duration::from_secs(60);

@@ -2,10 +2,9 @@
 
 use std::{fmt, sync::Arc};
 
-use super::{
-    engine::Metrics,
-    shared::{Shared, now},
-};
+use kiyot_engine::engine::Metrics;
+
+use super::shared::{Shared, now};
 use crate::metrics::{
     BOOTS, BOOTS_LIMIT, CELL_START, CELLS, CELLS_LIMIT, CORDONED, COST, LAUNCH_PAUSES,
     ORDERS_WAITING, POOL_CELLS, POOL_CELLS_WANTED, POOL_TAKES, PRICE, PRICE_LIMIT, Page, Source,

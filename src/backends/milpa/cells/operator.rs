@@ -2,21 +2,24 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
+use kiyot_engine::{
+    StoreError,
+    engine::{CellView, Metrics, OrderView, PoolView, TypeKey, TypeUsage},
+    id::CellId,
+    placement::{Catalogue, Refusals},
+    provider::{Instance, InstanceId, InstanceNames, ProviderError},
+};
 use kiyot_proto::{store::Cordon, text::counted};
 
 use super::{
     Cells,
-    engine::{CellView, Metrics, OrderView, PoolView, TypeKey, TypeUsage},
     history::{History, Subject},
     provider_calls,
     shared::now,
 };
 use crate::backends::milpa::{
     clock,
-    id::CellId,
-    placement::{Catalogue, Refusals},
-    providers::{Instance, InstanceId, InstanceNames, ProviderError},
-    store::{Batch, StoreError, Table},
+    store::{Batch, Table},
 };
 
 impl Cells {

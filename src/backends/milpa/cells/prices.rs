@@ -2,11 +2,13 @@
 
 use std::{sync::Arc, time::Duration};
 
-use crate::backends::milpa::{
-    cached::Cached,
+use crate::backends::milpa::providers::within;
+use kiyot_engine::{
     placement::Catalogue,
-    providers::{CATALOGUE_TIMEOUT, Provider, ProviderError},
+    provider::{CATALOGUE_TIMEOUT, Provider, ProviderError},
 };
+
+use crate::backends::milpa::cached::Cached;
 
 /// The age at which a catalogue is read again: spot prices change by the hour.
 const MAX_AGE: Duration = Duration::from_secs(300);
@@ -39,7 +41,7 @@ impl Prices {
     where
         R: Future<Output = Result<Catalogue, ProviderError>>,
     {
-        let bounded = || ProviderError::within(CATALOGUE_TIMEOUT, "read the catalogue", read());
+        let bounded = || within(CATALOGUE_TIMEOUT, "read the catalogue", read());
         self.last.get(bounded).await
     }
 }
@@ -47,9 +49,9 @@ impl Prices {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backends::milpa::{
+    use kiyot_engine::{
         placement::{Market, Offering},
-        providers::ErrorClass,
+        provider::ErrorClass,
     };
 
     fn named(zone: &str) -> Catalogue {

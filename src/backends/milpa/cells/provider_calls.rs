@@ -2,19 +2,18 @@
 
 use std::{future::Future, net::IpAddr, sync::Arc, time::Duration};
 
+use crate::backends::milpa::providers::within;
+use kiyot_engine::{
+    engine::{Event, Launch},
+    id::CellId,
+    placement::Offering,
+    provider::{
+        Attachment, ErrorClass, Instance, InstanceId, Provider, ProviderError, Termination,
+    },
+};
 use kiyot_link::channel::is_unsafe_control;
 use tokio::time::timeout;
 
-use super::{
-    super::{
-        id::CellId,
-        placement::Offering,
-        providers::{
-            Attachment, ErrorClass, Instance, InstanceId, Provider, ProviderError, Termination,
-        },
-    },
-    engine::{Event, Launch},
-};
 use crate::metrics::{LaunchLabels, Launches};
 
 /// Bounds a provider call, beyond the provider's own limits.
@@ -150,7 +149,7 @@ async fn detach_before_end(
     instance: &InstanceId,
 ) -> Result<(), ProviderError> {
     let doing = "detach a cell before its end";
-    let detached = ProviderError::within(DETACH_TIMEOUT, doing, provider.detach(instance)).await;
+    let detached = within(DETACH_TIMEOUT, doing, provider.detach(instance)).await;
     if let Err(error) = &detached {
         let error = error as &dyn std::error::Error;
         tracing::warn!(%instance, error, "instance is terminated before it is detached");
@@ -181,13 +180,13 @@ pub(super) async fn console(
     instance: &InstanceId,
 ) -> Result<String, ProviderError> {
     let read = provider.console(instance);
-    let read = ProviderError::within(CONSOLE_TIMEOUT, "read a console", read).await?;
+    let read = within(CONSOLE_TIMEOUT, "read a console", read).await?;
     Ok(without_controls(&read))
 }
 
 /// Returns the instances that the provider lists.
 pub(super) async fn list_owned(provider: &dyn Provider) -> Result<Vec<Instance>, ProviderError> {
-    ProviderError::within(CONSOLE_TIMEOUT, "list instances", provider.list_owned()).await
+    within(CONSOLE_TIMEOUT, "list instances", provider.list_owned()).await
 }
 
 /// Logs the failure of a call.
@@ -213,7 +212,7 @@ async fn bounded<T>(
     doing: &str,
     call: impl Future<Output = Result<T, ProviderError>>,
 ) -> Result<T, ProviderError> {
-    ProviderError::within(CALL_TIMEOUT, doing, call).await
+    within(CALL_TIMEOUT, doing, call).await
 }
 
 /// Returns the end of the first instance's console without control characters: the cell wrote it.

@@ -11,6 +11,15 @@ use std::{
 };
 
 use futures::future::OptionFuture;
+use kiyot_engine::{
+    StoreError,
+    engine::{
+        CellError, Change, ClaimRefusal, CommitOf, Effect, Effects, Engine, Event, Notice, Now,
+        OrderKey,
+    },
+    id::{CellId, SandboxId},
+    provider::{Attached, Provider, Termination},
+};
 use kiyot_link::log_limit::LogLimits;
 use rustix::time::{ClockId, clock_gettime};
 use tokio::{
@@ -23,14 +32,9 @@ use tracing::Instrument;
 use super::{
     super::{
         gateway::CellLink,
-        id::{CellId, SandboxId},
-        providers::{Attached, Provider, Termination},
-        store::{Batch, Store, StoreError, Table},
+        store::{Batch, Store, Table},
     },
-    CellError, CellEvent, Links,
-    engine::{
-        Change, ClaimRefusal, CommitOf, Effect, Effects, Engine, Event, Notice, Now, OrderKey,
-    },
+    CellEvent, Links,
     history::History,
     prices::Prices,
     provider_calls,

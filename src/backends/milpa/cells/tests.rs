@@ -1,19 +1,16 @@
 use std::sync::{Mutex, atomic::Ordering};
 
+use kiyot_engine::{engine::Now, provider::InstanceId};
+use kiyot_proto::{cell::HelloReply, store::CellPhase};
+
 use super::{
-    super::{
-        gateway::{Admission, Refusal},
-        providers::InstanceId,
-    },
+    super::gateway::{Admission, Refusal},
     *,
 };
-use engine::Now;
-use kiyot_proto::cell::HelloReply;
 
 mod played;
 
 use kiyot_link::log_limit::MAX_LINES;
-use kiyot_proto::store::CellPhase;
 use played::{Act, PATIENCE, World, config, eventually, instance_of, locked, next_gone, order};
 
 #[tokio::test]

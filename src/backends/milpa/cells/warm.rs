@@ -8,17 +8,16 @@ use std::{
 
 use futures::future::OptionFuture;
 use kiyot_config::WarmPool;
+use kiyot_engine::{
+    engine::Pool,
+    placement::{self, Candidate, Catalogue, Needs, NoFit, Rules},
+    provider::ProviderError,
+    request::CellRequest,
+};
 use kiyot_values::backoff::doubled;
 use tokio::{sync::watch, time::sleep};
 
-use super::{engine::Pool, shared::Shared};
-use crate::{
-    annotations::CellRequest,
-    backends::milpa::{
-        placement::{self, Candidate, Catalogue, Needs, NoFit, Rules},
-        providers::ProviderError,
-    },
-};
+use super::shared::Shared;
 
 /// The period in which the offerings of pools are chosen again: prices change by the hour.
 const PERIOD: Duration = Duration::from_secs(300);

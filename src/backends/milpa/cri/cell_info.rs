@@ -1,11 +1,10 @@
 //! The account of a pod's cell, for `crictl inspectp`.
 
-use serde_json::{Map, Value, json};
-
-use crate::backends::milpa::{
-    cells::{Account, Histogram},
+use kiyot_engine::{
+    engine::{Account, Histogram},
     placement::Accuracy,
 };
+use serde_json::{Map, Value, json};
 
 /// Returns the entries of a cell: its instance with price and cost, the steps of its start, the
 /// starts of all cells of its kind since the daemon began, and the cells of its namespace on this

@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Instant};
 
+use kiyot_engine::{engine::Step, id::ContainerId};
 use kiyot_proto::{
     cell::{FileChange, MakeDir, Root, file_change::Change},
     cri, store as records,
@@ -19,10 +20,9 @@ use super::{
 };
 use crate::backends::milpa::{
     cell_client::{self, CALL_TIMEOUT, CellClient, checked_id, discard_container},
-    cells::{Cell, Step},
+    cells::Cell,
     clock,
     failure::Failure,
-    id::ContainerId,
     logs::Logs,
     pods::{self, Sandbox},
     policy::{self, seccomp},

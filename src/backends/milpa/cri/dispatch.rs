@@ -4,15 +4,13 @@ use std::{future::Future, sync::Arc, time::Instant};
 
 use bytes::Bytes;
 use futures::{stream, stream::BoxStream};
+use kiyot_engine::engine::OrderKey;
 use kiyot_proto::cri;
 use prost::Message;
 use tonic::Status;
 
 use super::CriService;
-use crate::backends::{
-    Features, Method,
-    milpa::{cells::OrderKey, policy},
-};
+use crate::backends::{Features, Method, milpa::policy};
 
 impl CriService {
     /// Answers a call from memory, without waiting; `None` if it needs [`Self::call`].

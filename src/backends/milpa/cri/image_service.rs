@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use bytes::Bytes;
+use kiyot_engine::id::{CellId, SandboxId};
 use kiyot_proto::cri;
 use prost::Message;
 use tonic::Status;
@@ -10,12 +11,7 @@ use tonic::Status;
 use super::{CriService, PullFailure};
 use crate::backends::{
     Method,
-    milpa::{
-        clock,
-        id::{CellId, SandboxId},
-        images::normalized,
-        pods::Sandbox,
-    },
+    milpa::{clock, images::normalized, pods::Sandbox},
 };
 
 /// Size in the status of an image whose cell has not reported it since the start of the daemon, in

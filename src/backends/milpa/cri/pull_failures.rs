@@ -6,7 +6,9 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use crate::backends::milpa::{id::SandboxId, images::normalized};
+use kiyot_engine::id::SandboxId;
+
+use crate::backends::milpa::images::normalized;
 
 /// Bounds the images of a sandbox. The one that failed first is forgotten.
 const MAX_IMAGES: usize = 16;

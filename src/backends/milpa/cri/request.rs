@@ -6,6 +6,7 @@
 
 use std::collections::HashMap;
 
+use kiyot_engine::provider::{CGROUP_BENEATH_SLICE, PodNetwork};
 use kiyot_link::resolver;
 use kiyot_linux::tree::{PathError, absolute, beneath};
 use kiyot_proto::{
@@ -13,10 +14,7 @@ use kiyot_proto::{
     cri::{self, security_profile::ProfileType},
 };
 
-use crate::backends::milpa::{
-    images::NodeSettings,
-    providers::{CGROUP_BENEATH_SLICE, PodNetwork},
-};
+use crate::backends::milpa::images::NodeSettings;
 
 mod hardware;
 

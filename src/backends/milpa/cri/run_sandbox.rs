@@ -5,6 +5,13 @@ use std::{
     time::{Duration, Instant},
 };
 
+use kiyot_engine::{
+    engine::OrderKey,
+    id::SandboxId,
+    placement::{ApiRequests, Needs, REQUESTS_TIMEOUT, Requested},
+    provider::{Attached, Attachment},
+    request::CellRequest,
+};
 use kiyot_proto::{cri, store as records};
 use kiyot_values::error_chain::error_chain;
 use tokio::time::timeout;
@@ -18,16 +25,13 @@ use super::{
     status_code,
 };
 use crate::{
-    annotations::{self, CellRequest},
+    annotations,
     backends::milpa::{
         cell_client::{self, CellClient, OPTIONAL_CALL_TIMEOUT},
-        cells::{BoundCell, Cell, LaunchOrder, OrderKey},
+        cells::{BoundCell, Cell, LaunchOrder},
         clock,
-        id::SandboxId,
-        placement::{ApiRequests, Needs, REQUESTS_TIMEOUT, Requested},
         pods::Sandbox,
         policy::{self, seccomp},
-        providers::{Attached, Attachment},
         store::{Batch, Table},
     },
 };
@@ -86,7 +90,7 @@ impl CriService {
             .as_ref()
             .ok_or_else(|| Status::invalid_argument("RunPodSandbox without a config.metadata"))?;
         policy::check_sandbox(&self.rules(), config).map_err(status_code::of_refusal)?;
-        let mut cell_request = CellRequest::parse(&config.annotations)
+        let mut cell_request = annotations::parse(&config.annotations)
             .map_err(|error| Status::invalid_argument(error_chain(&error)))?;
         let api = self.api_requests(config).await;
         policy::check_gpus(&cell_request, api.as_ref()).map_err(status_code::of_refusal)?;
@@ -241,7 +245,7 @@ impl CriService {
         let unknown: Vec<&str> = request
             .config
             .iter()
-            .flat_map(|config| CellRequest::unknown_keys(&config.annotations))
+            .flat_map(|config| annotations::unknown_keys(&config.annotations))
             .collect();
         if !unknown.is_empty() {
             let keys = annotations::shown_keys(&unknown);

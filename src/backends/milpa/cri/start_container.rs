@@ -5,6 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use kiyot_engine::engine::Step;
 use kiyot_proto::cri;
 use kiyot_values::error_chain::error_chain;
 use tonic::Status;
@@ -12,7 +13,7 @@ use tonic::Status;
 use super::{CriService, not_running, request::Addressed, status_code};
 use crate::backends::milpa::{
     cell_client::{CALL_TIMEOUT, CellClient, OPTIONAL_CALL_TIMEOUT},
-    cells::{Cell, Step},
+    cells::Cell,
     pods::{Container, container_state},
 };
 

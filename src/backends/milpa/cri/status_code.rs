@@ -1,16 +1,18 @@
 //! gRPC statuses of the errors of all parts: one table.
 
+use kiyot_engine::{
+    StoreError,
+    engine::CellError,
+    id::{InvalidId, NoRandomness},
+    provider::ErrorClass,
+};
 use kiyot_values::error_chain::error_chain;
 use tonic::{Code, Status};
 
 use crate::backends::milpa::{
-    cells::CellError,
     failure::{Class, Failure},
-    id::{InvalidId, NoRandomness},
     pods::{EventLost, LookupError},
     policy::Refusal,
-    providers::ErrorClass,
-    store::StoreError,
     sync::{AttemptError, ReopenError, TeardownError},
 };
 

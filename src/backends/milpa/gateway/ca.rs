@@ -6,6 +6,7 @@ use std::{
 };
 
 use base64::{Engine, prelude::BASE64_STANDARD};
+use kiyot_engine::{StoreError, id::CellId};
 use kiyot_link::{
     alpn,
     certificate::{Certificate, InvalidCertificate, sha256},
@@ -21,10 +22,7 @@ use ring::rand::{SecureRandom, SystemRandom};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use x509_parser::prelude::{FromDer, X509CertificationRequest};
 
-use crate::backends::milpa::{
-    id::CellId,
-    store::{Batch, Store, StoreError, Table},
-};
+use crate::backends::milpa::store::{Batch, Store, Table};
 
 /// The authority's key in [`Table::Node`].
 const RECORD_KEY: &str = "ca";

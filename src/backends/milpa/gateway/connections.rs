@@ -11,6 +11,7 @@ use std::{
     time::Duration,
 };
 
+use kiyot_engine::id::CellId;
 use kiyot_link::{
     channel::{Offer, OfferError, Slot},
     connection::Connection,
@@ -25,7 +26,6 @@ use super::{
     idle_policy::IdlePolicy,
     message_rate::MessageRate,
 };
-use crate::backends::milpa::id::CellId;
 
 /// The time that a request for a bulk connection waits for a control connection, before the demand
 /// is checked again.

@@ -17,6 +17,7 @@ use http::{HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt, Empty, combinators::UnsyncBoxBody};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use kiyot_engine::id::CellId;
 use kiyot_link::certificate::sha256;
 use rustls::ServerConfig;
 use tokio::time::{Instant, timeout};
@@ -29,7 +30,6 @@ use super::{
     counted_stream::CountedStream,
     shared::Shared,
 };
-use crate::backends::milpa::id::CellId;
 
 /// The path of the agent's program.
 const PATH: &str = "/agent";

@@ -1,8 +1,7 @@
 //! Rate limits for the log lines that a peer can cause before its connection is admitted.
 
+use kiyot_engine::id::CellId;
 use kiyot_link::log_limit::{LogLimit, LogLimits};
-
-use crate::backends::milpa::id::CellId;
 
 /// A rate limit for each kind of line, so that lines which any peer can cause suppress no others.
 #[derive(Debug, Default)]

@@ -10,13 +10,11 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
+use kiyot_engine::id::CellId;
 use kiyot_proto::cri;
 use prost::Message;
 
-use super::{
-    super::id::CellId,
-    reference::{is_id, normalized},
-};
+use super::reference::{is_id, normalized};
 
 /// Most references of a cell's pod with a report.
 const MAX_REFERENCES: usize = 64;

@@ -20,6 +20,7 @@ use containerd_client::{
     types::Mount,
 };
 use futures::TryStreamExt as _;
+use kiyot_engine::id::CellId;
 use kiyot_link::log_limit::LogLimit;
 use ring::digest::{SHA256, digest};
 use tokio::{
@@ -29,10 +30,7 @@ use tokio::{
 use tonic::{Code, transport::Channel};
 
 use super::node::{Containerd, NodeImages, RESPONSE_TIMEOUT};
-use crate::backends::milpa::{
-    failure::{Class, Failure},
-    id::CellId,
-};
+use crate::backends::milpa::failure::{Class, Failure};
 
 /// The snapshotter whose snapshots are directories.
 const SNAPSHOTTER: &str = "overlayfs";

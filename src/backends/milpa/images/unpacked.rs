@@ -3,6 +3,7 @@
 
 use std::{io, os::unix::fs::MetadataExt as _, path::PathBuf};
 
+use kiyot_engine::id::CellId;
 use kiyot_proto::cell::UnpackedLayer;
 use serde::Deserialize;
 use tokio::time::timeout;
@@ -16,10 +17,7 @@ use super::{
     shared_layers::SharedLayers,
 };
 use crate::{
-    backends::milpa::{
-        failure::{Class, Failure},
-        id::CellId,
-    },
+    backends::milpa::failure::{Class, Failure},
     blocking::blocking,
 };
 

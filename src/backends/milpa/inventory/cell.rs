@@ -2,13 +2,13 @@
 
 use std::collections::HashMap;
 
+use kiyot_engine::{
+    engine::{CellView, State, Step, Timeline},
+    id::CellId,
+};
 use kiyot_proto::admin;
 
 use super::{Inventory, offering};
-use crate::backends::milpa::{
-    cells::{CellView, State, Step, Timeline},
-    id::CellId,
-};
 
 impl Inventory {
     /// Returns the cells of ids. Those that have ended since are left out.

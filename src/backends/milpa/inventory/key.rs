@@ -2,7 +2,7 @@
 
 use std::{cmp::Reverse, sync::Arc};
 
-use crate::backends::milpa::{cells::OrderView, id::SandboxId};
+use kiyot_engine::{engine::OrderView, id::SandboxId};
 
 /// A pod of a list.
 #[derive(Debug, Clone)]

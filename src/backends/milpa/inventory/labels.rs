@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use kiyot_engine::id::CellId;
+
 use super::Inventory;
-use crate::backends::milpa::id::CellId;
 
 impl Inventory {
     /// Returns the labels of a cell's pod; `None` before the pod is bound. They do not change.

@@ -2,8 +2,9 @@
 
 use std::path::PathBuf;
 
+use kiyot_engine::{id::CellId, provider::ProviderError};
+
 use super::{Inventory, PodItem, PodKey, unit, unit::Unit};
-use crate::backends::milpa::{id::CellId, providers::ProviderError};
 
 /// The log of a container, on the node.
 #[derive(Debug, Clone, PartialEq, Eq)]

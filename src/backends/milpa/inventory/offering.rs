@@ -2,17 +2,15 @@
 
 use std::{sync::Arc, time::Duration};
 
+use kiyot_engine::{
+    placement::{Accuracy, Candidate, Catalogue, Entry, Market, Offer, Offering, Refusals},
+    provider::ProviderError,
+    request::Architecture,
+};
 use kiyot_proto::admin;
 use kiyot_values::price::Price;
 
 use super::Inventory;
-use crate::{
-    annotations::Architecture,
-    backends::milpa::{
-        placement::{Accuracy, Candidate, Catalogue, Entry, Market, Offer, Offering, Refusals},
-        providers::ProviderError,
-    },
-};
 
 impl Inventory {
     /// Returns the catalogue with the prices of now, the offerings that were refused lately, and

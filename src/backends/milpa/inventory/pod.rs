@@ -2,22 +2,21 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
+use crate::annotations;
+use kiyot_engine::{
+    engine::{CellView, OrderKey, OrderView, Step},
+    id::CellId,
+    placement::{Amount, ApiRequests, Requested},
+    provider::InstanceNames,
+    request::keys::KEYS,
+};
 use kiyot_proto::{admin, cri};
 
 use super::{
     Inventory, PodItem, PodKey, offering, unit,
     unit::{Failures, Unit},
 };
-use crate::{
-    annotations::{CellRequest, KEYS},
-    backends::milpa::{
-        cells::{CellView, OrderKey, OrderView, Step},
-        id::CellId,
-        placement::{Amount, ApiRequests, Requested},
-        pods::{Container, Sandbox},
-        providers::InstanceNames,
-    },
-};
+use crate::backends::milpa::pods::{Container, Sandbox};
 
 impl Inventory {
     /// Returns a pod; `None` if it was removed since.
@@ -204,7 +203,7 @@ fn resources(
 ) -> Option<admin::Resources> {
     let own = config.linux.as_ref().and_then(|linux| linux.resources.as_ref());
     // A pod whose annotations are refused gets no cell.
-    let asked = CellRequest::parse(&config.annotations).ok();
+    let asked = annotations::parse(&config.annotations).ok();
     let annotated = asked.filter(|it| {
         let is_sized = it.milli_cpus.is_some() || it.memory_bytes.is_some() || it.gpu.is_some();
         is_sized || it.sustained_cpu

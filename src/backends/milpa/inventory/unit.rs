@@ -189,11 +189,8 @@ fn image_of(config: &cri::ContainerConfig) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backends::milpa::{
-        cri::PullFailure,
-        id::{ContainerId, SandboxId},
-        pods::Pods,
-    };
+    use crate::backends::milpa::{cri::PullFailure, pods::Pods};
+    use kiyot_engine::id::{ContainerId, SandboxId};
 
     const SECOND: i64 = 1_000_000_000;
 

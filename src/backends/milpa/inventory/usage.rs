@@ -2,10 +2,10 @@
 
 use std::time::Instant;
 
+use kiyot_engine::placement::Market;
 use kiyot_proto::admin;
 
 use super::{Inventory, PodItem, PodKey};
-use crate::backends::milpa::placement::Market;
 
 impl Inventory {
     /// Returns the usage of the pods of keys, by the last report of their cells.

@@ -14,6 +14,7 @@ use futures::{
     StreamExt as _,
     stream::{self, BoxStream},
 };
+use kiyot_engine::id::{CellId, ContainerId};
 use tokio::runtime::Runtime;
 
 use super::{
@@ -21,7 +22,6 @@ use super::{
     source::{Part, Source},
 };
 use crate::backends::milpa::failure::{Class, Failure};
-use crate::backends::milpa::id::{CellId, ContainerId};
 
 /// Path of the log below the cell's `pod_dir`.
 const CELL_PATH: &str = "logs/c/0.log";

@@ -6,11 +6,11 @@ use std::{
     hash::{BuildHasher, Hasher},
 };
 
+use kiyot_engine::id::SandboxId;
 use kiyot_proto::{cri, store};
 use prost::Message;
 
 use super::{Cache, Pods, Sandbox, remove_from};
-use crate::backends::milpa::id::SandboxId;
 
 /// Prefix of the annotations that the kubelet itself gives each pod (kubernetes
 /// pkg/kubelet/types).

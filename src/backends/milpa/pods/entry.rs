@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use kiyot_engine::id::{CellId, ContainerId, SandboxId};
 use kiyot_proto::{cri, store};
 use prost::Message;
 
@@ -14,10 +15,7 @@ use super::{
     samples::Samples,
     usage::Usage,
 };
-use crate::backends::milpa::{
-    clock,
-    id::{CellId, ContainerId, SandboxId},
-};
+use crate::backends::milpa::clock;
 
 /// A sandbox.
 #[derive(Debug, Clone)]

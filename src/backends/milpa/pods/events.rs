@@ -12,12 +12,13 @@ use std::sync::{
 };
 
 use bytes::Bytes;
+use kiyot_engine::id::SandboxId;
 use kiyot_proto::cri::{self, ContainerEventType};
 use prost::Message;
 use tokio::sync::mpsc;
 
 use super::{Cache, Container, Pods, response};
-use crate::backends::milpa::{clock, id::SandboxId};
+use crate::backends::milpa::clock;
 
 /// Most events that wait for a subscriber. A kubelet reads them as they come, also those of some
 /// hundred pods at once.

@@ -2,10 +2,10 @@
 
 use std::{borrow::Borrow, collections::BTreeMap, ops::Bound, sync::Arc, time::Duration};
 
+use kiyot_engine::id::{CellId, ContainerId, SandboxId};
 use kiyot_proto::cri;
 
 use super::{Cache, Container, Pods, Sandbox};
-use crate::backends::milpa::id::{CellId, ContainerId, SandboxId};
 
 /// An error of a lookup, in the words of containerd.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

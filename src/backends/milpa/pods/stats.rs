@@ -3,6 +3,7 @@
 use std::{collections::HashSet, sync::Arc, time::Instant};
 
 use bytes::{Bytes, BytesMut};
+use kiyot_engine::id::{CellId, ContainerId, SandboxId};
 use kiyot_proto::{
     cell::{self, Heartbeat},
     cri,
@@ -15,10 +16,7 @@ use super::{
     samples::Samples,
     usage::{Received, Usage},
 };
-use crate::backends::milpa::{
-    clock,
-    id::{CellId, ContainerId, SandboxId},
-};
+use crate::backends::milpa::clock;
 
 /// Most containers of a heartbeat that are looked up, while all lists wait. A pod has some dozens.
 const MAX_HEARTBEAT_CONTAINERS: usize = 1024;

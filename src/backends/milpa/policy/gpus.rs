@@ -1,10 +1,11 @@
 //! GPUs, which no cell has yet: a pod must not pay for an instance whose devices it can't use.
 
-use super::Refusal;
-use crate::{
-    annotations::{CellRequest, GPU},
-    backends::milpa::placement::ApiRequests,
+use kiyot_engine::{
+    placement::ApiRequests,
+    request::{CellRequest, keys::GPU},
 };
+
+use super::Refusal;
 
 /// Refuses a pod with GPUs by its annotation, or by a resource in the Kubernetes API.
 pub fn check_gpus(request: &CellRequest, api: Option<&ApiRequests>) -> Result<(), Refusal> {

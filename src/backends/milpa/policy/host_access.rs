@@ -1,9 +1,9 @@
 //! Host access that a pod requests, and its outcome by the policy.
 
+use crate::backends::milpa::providers::capabilities_of;
 use kiyot_config::{HostAccessPolicy, MilpaBackend, Policy, Privileged};
+use kiyot_engine::provider::Capabilities;
 use kiyot_proto::cri;
-
-use crate::backends::milpa::providers::Capabilities;
 
 /// Access to the node that a pod may request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -101,7 +101,7 @@ impl HostAccess {
 impl Rules {
     /// Returns the rules of a configured backend.
     pub fn of(backend: &MilpaBackend) -> Self {
-        Self { policy: backend.policy, capabilities: Capabilities::of(backend.provider) }
+        Self { policy: backend.policy, capabilities: capabilities_of(backend.provider) }
     }
 
     pub(super) fn outcome(&self, access: HostAccess) -> Outcome {

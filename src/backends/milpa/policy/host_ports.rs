@@ -1,9 +1,9 @@
 //! hostPorts of a pod.
 
+use kiyot_engine::provider::{HostPort, MAX_HOST_PORTS};
 use kiyot_proto::cri;
 
 use super::Refusal;
-use crate::backends::milpa::providers::{HostPort, MAX_HOST_PORTS};
 
 /// Returns the ports of the node that lead to a pod. A mapping without a port of the node is
 /// informational.

@@ -1,7 +1,8 @@
 use kiyot_config::{HostAccessPolicy, Policy};
+use kiyot_engine::provider::Capabilities;
 
 use super::*;
-use crate::backends::milpa::providers::{Capabilities, netns};
+use crate::backends::milpa::providers::netns;
 
 /// Cells with a kernel of their own.
 const MACHINES: Capabilities = Capabilities {

@@ -15,28 +15,27 @@ use std::{
 };
 
 use async_trait::async_trait;
-use kiyot_config as config;
-use kiyot_config::ImageFilter;
+use kiyot_config::{self as config, ImageFilter};
 use kiyot_ec2::{
     CallError, CpuCredits, Ec2Api, Failure, InstanceDescription, InstanceFilter, InstanceStateName,
     RunInstances, StateReason, Subnet, TypeInZone,
 };
+use kiyot_engine::{
+    id::CellId,
+    placement::{Catalogue, CatalogueFile, Market, Offering, root_volume},
+    provider::{
+        Attached, Attachment, Capabilities, ErrorClass, Held, Instance, InstanceId, InstanceNames,
+        InstanceState, LaunchSpec, Owner, Provider, ProviderError, owner,
+    },
+    request::{Architecture, CellRequest},
+};
 use tokio::time::{Instant, timeout};
 
 use super::{
-    Attached, Attachment, Capabilities, ErrorClass, Held, Instance, InstanceId, InstanceNames,
-    InstanceState, LaunchSpec, Owner, PauseImage, Provider, ProviderError,
+    PauseImage,
     local::{Forwarding, pod_cgroup},
-    owner,
 };
-use crate::{
-    annotations::{Architecture, CellRequest},
-    backends::milpa::{
-        cached::Cached,
-        id::CellId,
-        placement::{Catalogue, CatalogueFile, Market, Offering, root_volume},
-    },
-};
+use crate::backends::milpa::cached::Cached;
 
 mod absence;
 mod added_types;
@@ -663,7 +662,7 @@ impl Provider for Ec2 {
         }
     }
 
-    async fn terminate(&self, instances: &[InstanceId]) -> super::Terminations {
+    async fn terminate(&self, instances: &[InstanceId]) -> kiyot_engine::provider::Terminations {
         for instance in instances {
             if let Some(seen) = self.seen().get_mut(&instance.0) {
                 seen.is_ending = true;

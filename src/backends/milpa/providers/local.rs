@@ -14,21 +14,20 @@ use std::{
 };
 
 use kiyot_config::{LocalNetwork, MilpaBackend};
+use kiyot_engine::{
+    id::CellId,
+    placement::{Market, Offering},
+    provider::{
+        Attachment, ErrorClass, Instance, InstanceId, InstanceState, LaunchSpec, ProviderError,
+        Termination, Terminations,
+    },
+};
 use kiyot_link::bootstrap::GO;
 use ring::digest::{SHA256, digest};
 use tokio::{
     process::Command,
     sync::{Mutex as AsyncMutex, OwnedMutexGuard},
     task::spawn_blocking,
-};
-
-use super::{
-    Attachment, ErrorClass, Instance, InstanceId, InstanceState, LaunchSpec, ProviderError,
-    Termination, Terminations,
-};
-use crate::backends::milpa::{
-    id::CellId,
-    placement::{Market, Offering},
 };
 
 pub(super) mod cgroup;

@@ -7,14 +7,19 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use kiyot_config::MilpaBackend;
+use kiyot_engine::{
+    placement::Catalogue,
+    provider::{
+        Attached, Attachment, Capabilities, Instance, InstanceId, LaunchSpec, Provider,
+        ProviderError, THIS_NODE, Terminations,
+    },
+};
 use kiyot_link::bootstrap::CellFile;
 
 use super::{
-    Attached, Attachment, Capabilities, Instance, InstanceId, LaunchSpec, PauseImage, Provider,
-    ProviderError, RegistryConfig, THIS_NODE, Terminations,
+    PauseImage, RegistryConfig,
     local::{Instances, Launch, cgroup, inotify_limit, offering, slice},
 };
-use crate::backends::milpa::placement::Catalogue;
 
 /// The only instance type: this node.
 const INSTANCE_TYPE: &str = "netns";

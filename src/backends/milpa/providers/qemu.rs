@@ -14,6 +14,14 @@ use std::{
 use async_trait::async_trait;
 use futures::future::join_all;
 use kiyot_config::MilpaBackend;
+use kiyot_engine::{
+    id::CellId,
+    placement::{Catalogue, Size},
+    provider::{
+        Attached, Attachment, Capabilities, ErrorClass, Instance, InstanceId, InstanceState,
+        LaunchSpec, Provider, ProviderError, THIS_NODE, Terminations,
+    },
+};
 use kiyot_link::{
     bootstrap::{CellFile, GatewayAddress, LinkDevice, Machine},
     mac_address::MacAddress,
@@ -23,13 +31,8 @@ use ring::digest::{SHA256, digest};
 use tokio::task::spawn_blocking;
 
 use super::{
-    Attached, Attachment, Capabilities, ErrorClass, Instance, InstanceId, InstanceState,
-    LaunchSpec, PauseImage, Provider, ProviderError, RegistryConfig, THIS_NODE, Terminations,
+    PauseImage, RegistryConfig,
     local::{Draft, Home, Instances, Launch, Limits, command, offering, path_of},
-};
-use crate::backends::milpa::{
-    id::CellId,
-    placement::{Catalogue, Size},
 };
 
 mod accelerator;
@@ -436,9 +439,9 @@ mod tests {
     use kiyot_link::bootstrap::Bootstrap;
 
     use super::*;
-    use crate::{
-        annotations::Architecture,
-        backends::milpa::placement::{Candidate, Needs, NoFit, Rules, rank},
+    use kiyot_engine::{
+        placement::{Candidate, Needs, NoFit, Rules, rank},
+        request::Architecture,
     };
 
     #[test]

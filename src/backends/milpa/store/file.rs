@@ -9,12 +9,13 @@ use std::{
     time::{Duration, Instant},
 };
 
+use kiyot_engine::StoreError;
 use redb::{
     Database, DatabaseError, ReadableDatabase, ReadableTable, StorageError, TableDefinition,
     TableError, TableHandle, backends::FileBackend,
 };
 
-use super::{Change, MAX_LISTED_ROWS, Row, StoreError, Table, reserve::Reserve, thread::Rows};
+use super::{Change, MAX_LISTED_ROWS, Row, Table, reserve::Reserve, thread::Rows};
 
 /// The time to wait for a file that another process has open.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(3);

@@ -4,6 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use futures::{StreamExt as _, stream::BoxStream};
+use kiyot_engine::id::CellId;
 use kiyot_proto::cell::TunnelPart;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream},
@@ -17,10 +18,7 @@ use super::{
     CellStreams, MAX_CELL_STREAMS, MAX_UNREAD_HEADS, Streaming, parse_cell_url, tokens::Route,
     tunnel::Tunnels,
 };
-use crate::backends::milpa::{
-    failure::{Class, Failure},
-    id::CellId,
-};
+use crate::backends::milpa::failure::{Class, Failure};
 
 /// Fake cell that hands each tunnel to the test as the connection to the streaming server, with the
 /// port.

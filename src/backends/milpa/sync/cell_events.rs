@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use kiyot_engine::id::CellId;
 use kiyot_values::error_chain::error_chain;
 use tokio::{
     sync::broadcast::{Receiver, error::RecvError},
@@ -12,7 +13,6 @@ use super::{CellSync, teardown::POD_STOPPED};
 use crate::backends::milpa::{
     cells::CellEvent,
     failure::{Class, Failure},
-    id::CellId,
     pods::container_state::Termination,
 };
 

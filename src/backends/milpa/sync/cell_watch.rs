@@ -7,6 +7,7 @@ use std::{
 };
 
 use futures::future::{join_all, try_join_all};
+use kiyot_engine::id::CellId;
 use kiyot_proto::{
     cell::{Event, Snapshot, event},
     cri,
@@ -19,7 +20,6 @@ use crate::backends::milpa::{
     cell_client::{self, CellClient, discard_container, found},
     cells::Cell,
     failure::{Class, Failure},
-    id::CellId,
     pods::Sandbox,
     resolver::Server,
 };

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use kiyot_engine::{StoreError, id::ContainerId};
 use kiyot_proto::store as records;
 use kiyot_values::error_chain::error_chain;
 
@@ -11,10 +12,8 @@ use super::records::Records;
 use crate::backends::milpa::{
     cells::{Cell, Cells},
     failure::Failure,
-    id::ContainerId,
     logs::{BaseStore, LogRoute, Logs},
     pods::{Container, Pods},
-    store::StoreError,
     tasks::Tasks,
 };
 

@@ -7,10 +7,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use kiyot_engine::id::SandboxId;
 use kiyot_values::error_chain::error_chain;
 
 use super::CellSync;
-use crate::backends::milpa::id::SandboxId;
 
 /// Interval between two collections.
 const COLLECTION_INTERVAL: Duration = Duration::from_secs(5);

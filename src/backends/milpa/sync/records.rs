@@ -6,18 +6,21 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
+use kiyot_engine::{
+    StoreError,
+    id::{CellId, ContainerId, SandboxId},
+};
 use kiyot_proto::{cri, store as records};
 use kiyot_values::error_chain::error_chain;
 
 use crate::backends::milpa::{
     cells::Cells,
-    id::{CellId, ContainerId, SandboxId},
     images::Images,
     pods::{
         Container, Pods, Sandbox,
         container_state::{self, Termination},
     },
-    store::{Batch, Store, StoreError, Table},
+    store::{Batch, Store, Table},
 };
 
 /// Changes records and publishes them.

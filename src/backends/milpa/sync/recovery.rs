@@ -3,17 +3,20 @@
 
 use std::collections::{HashMap, HashSet};
 
+use kiyot_engine::{
+    StoreError,
+    id::{CellId, SandboxId},
+};
 use kiyot_proto::{cri, store as records};
 use prost::Message;
 
 use crate::backends::milpa::{
     clock,
-    id::{CellId, SandboxId},
     pods::{
         Pods,
         container_state::{self, Termination, Times},
     },
-    store::{Batch, Store, StoreError, Table},
+    store::{Batch, Store, Table},
 };
 
 /// Reads all records into the read model. Records that can't be shown are removed: parts of a
@@ -103,7 +106,7 @@ pub(super) async fn recover(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backends::milpa::id::ContainerId;
+    use kiyot_engine::id::ContainerId;
 
     /// Verifies X47.
     #[tokio::test]

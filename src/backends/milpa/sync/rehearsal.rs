@@ -11,6 +11,7 @@ use std::{
     time::Duration,
 };
 
+use kiyot_engine::id::CellId;
 use kiyot_link::rehearsal::NAMESPACE;
 use kiyot_proto::cri;
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -20,7 +21,6 @@ use crate::backends::milpa::{
     cell_client::{CellClient, checked_id, found},
     cells::Cell,
     failure::{Class, Failure},
-    id::CellId,
 };
 
 /// Time limit of each call of a rehearsal.

@@ -6,6 +6,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use kiyot_engine::StoreError;
 use kiyot_proto::{cri, store as records};
 use kiyot_values::error_chain::error_chain;
 use tokio::sync::Mutex;
@@ -13,7 +14,7 @@ use tokio::sync::Mutex;
 use crate::backends::milpa::{
     cell_client::{CellClient, OPTIONAL_CALL_TIMEOUT},
     cells::Cell,
-    store::{Batch, Store, StoreError, Table},
+    store::{Batch, Store, Table},
 };
 
 /// Key of the record in [`Table::Runtime`].

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
+use kiyot_engine::id::ContainerId;
 use kiyot_proto::cri;
 
 use super::{CellSync, EXIT_RECORD_TIMEOUT};
 use crate::backends::milpa::{
-    cell_client::CellClient, cells::Cell, failure::Failure, id::ContainerId, pods::Sandbox,
+    cell_client::CellClient, cells::Cell, failure::Failure, pods::Sandbox,
 };
 
 /// An error of the removal of a container's other attempts.

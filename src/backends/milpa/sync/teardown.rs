@@ -4,15 +4,18 @@
 use std::{sync::Arc, time::Duration};
 
 use futures::future::join_all;
+use kiyot_engine::{
+    StoreError,
+    engine::CellError,
+    id::{CellId, SandboxId},
+};
 use kiyot_proto::cri;
 
 use super::CellSync;
 use crate::backends::milpa::{
     cell_client::{self, CellClient},
-    cells::{Cell, CellError},
-    id::{CellId, SandboxId},
+    cells::Cell,
     pods::{Sandbox, container_state::Termination},
-    store::StoreError,
 };
 
 /// Reason of the end of a cell whose pod was stopped. Kept in records.

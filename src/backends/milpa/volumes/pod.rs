@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use kiyot_engine::id::CellId;
 use kiyot_link::log_limit::LogLimit;
 use tokio::{
     sync::Notify,
@@ -20,7 +21,6 @@ use super::{
     volume_sync::{Synced, VolumeError, VolumeSync},
     watch::{SharedWatcher, Watcher},
 };
-use crate::backends::milpa::id::CellId;
 
 /// Interval of comparisons without events: a tmpfs may have been mounted over the watched
 /// directory.

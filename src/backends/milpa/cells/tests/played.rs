@@ -11,6 +11,16 @@ use std::{
 };
 
 use async_trait::async_trait;
+use kiyot_engine::{
+    engine::Limits,
+    id::{CellId, SandboxId},
+    placement::{Catalogue, Market, Needs, Offering},
+    provider::{
+        Attached, Attachment, Capabilities, ErrorClass, Instance, InstanceId, InstanceState,
+        LaunchSpec, Provider, ProviderError, Termination, Terminations,
+    },
+    request::CellRequest,
+};
 use kiyot_link::{
     bootstrap::{Bootstrap, GatewayAddress},
     channel::Slot,
@@ -19,19 +29,11 @@ use kiyot_proto::{cell::HelloReply, store};
 use ring::digest::{SHA256, digest};
 use tokio::sync::Semaphore;
 
-use crate::{
-    annotations::CellRequest,
-    backends::milpa::{
-        cells::{BoundCell, Cells, CellsConfig, LaunchOrder, Limits, Links},
-        gateway::{Admission, CellLink, ControlChannel},
-        id::{CellId, SandboxId},
-        placement::{Catalogue, Market, Needs, Offering},
-        providers::{
-            Attached, Attachment, Capabilities, ErrorClass, Instance, InstanceId, InstanceState,
-            LaunchSpec, Provider, ProviderError, Termination, Terminations, netns,
-        },
-        store::{Batch, Store, Table},
-    },
+use crate::backends::milpa::{
+    cells::{BoundCell, Cells, CellsConfig, LaunchOrder, Links},
+    gateway::{Admission, CellLink, ControlChannel},
+    providers::netns,
+    store::{Batch, Store, Table},
 };
 
 pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

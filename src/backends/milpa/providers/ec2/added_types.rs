@@ -6,15 +6,13 @@
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use kiyot_ec2::{CallError, MAX_DESCRIBED_TYPES, TypeDescription, TypeInZone};
+use kiyot_engine::{
+    placement::{Catalogue, Gpus, InstanceType, Market},
+    provider::{ErrorClass, ProviderError},
+    request::Architecture,
+};
 
-use super::{
-    super::{ErrorClass, ProviderError},
-    Ec2, within,
-};
-use crate::{
-    annotations::Architecture,
-    backends::milpa::placement::{Catalogue, Gpus, InstanceType, Market},
-};
+use super::{Ec2, within};
 
 /// Bounds the vCPUs of an instance type.
 const MAX_CPUS: u64 = 100_000;
@@ -155,7 +153,7 @@ mod tests {
     use kiyot_ec2::TypeGpus;
 
     use super::{super::fake_api, *};
-    use crate::backends::milpa::placement::CatalogueFile;
+    use kiyot_engine::placement::CatalogueFile;
 
     fn described(name: &str) -> TypeDescription {
         TypeDescription {

@@ -11,12 +11,10 @@ use std::{
 };
 
 use kiyot_ec2::{CallError, Ec2Api, LOCAL_TARGET, RouteTable, RouteTableFilter};
+use kiyot_engine::provider::{ErrorClass, InstanceId, ProviderError};
 use kiyot_values::cidr::Cidr;
 
-use super::{
-    super::{ErrorClass, InstanceId, ProviderError},
-    classify,
-};
+use super::classify;
 
 /// The code of the removal of a route that does not exist.
 const NO_ROUTE: &str = "InvalidRoute.NotFound";

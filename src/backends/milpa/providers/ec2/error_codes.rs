@@ -1,8 +1,7 @@
 //! Error codes of EC2 and their classes.
 
 use kiyot_ec2::{CallError, Failure};
-
-use super::super::ErrorClass;
+use kiyot_engine::provider::ErrorClass;
 
 /// The offerings that an error refuses, of those of a launch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,15 +1,18 @@
 //! The request of a launch: a pure function of its record.
 
 use kiyot_ec2::RunInstances;
+use kiyot_engine::{
+    placement::Market,
+    provider::{ErrorClass, LaunchSpec, ProviderError},
+    request::Architecture,
+};
 use kiyot_link::bootstrap::{CellFile, Machine};
 
 use super::{
-    super::{ErrorClass, LaunchSpec, ProviderError},
     METADATA_ADDRESSES,
     parameters::Parameters,
     user_data::{self, ImageForm},
 };
-use crate::{annotations::Architecture, backends::milpa::placement::Market};
 
 /// The programs of the image.
 const CONTAINERD: &str = "containerd";
@@ -98,7 +101,7 @@ mod tests {
     use kiyot_link::bootstrap::{AgentPin, Bootstrap, GatewayAddress};
 
     use super::{super::parameters::tests::parameters, *};
-    use crate::backends::milpa::{
+    use kiyot_engine::{
         id::CellId,
         placement::{Accuracy, Candidate, Offering},
     };

@@ -6,17 +6,20 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use kiyot_config::ImageFilter;
-use kiyot_config::{MilpaBackend, PriceSource};
+use kiyot_config::{ImageFilter, MilpaBackend, PriceSource};
 use kiyot_ec2::{
     DryRun, Ec2Api, InstanceDescription, InstanceFilter, InstanceStateName, RunInstances,
     SpotPrice, Subnet, TypeInZone,
+};
+use kiyot_engine::{
+    placement::{Candidate, Catalogue, Needs, Requested, Rules, rank},
+    provider::{InstanceId, LaunchSpec, Owner, PodTags, ProviderError, TagRules, owner},
+    request::LaunchType,
 };
 use kiyot_link::bootstrap::{AgentPin, Bootstrap, GatewayAddress};
 use kiyot_proto::text::counted;
 
 use super::{
-    super::{InstanceId, LaunchSpec, Owner, PodTags, ProviderError, TagRules, owner},
     Architecture, CellId, CellRequest, Ec2, Market, Resources, added_types, by_zone,
     market_data::{self, Types},
     newest,
@@ -24,10 +27,6 @@ use super::{
     parameters::BootImage,
     price_list::Listed,
     terminations::NOT_FOUND,
-};
-use crate::{
-    annotations::LaunchType,
-    backends::milpa::placement::{Candidate, Catalogue, Needs, Requested, Rules, rank},
 };
 
 mod caller;
@@ -353,7 +352,11 @@ impl LiveCheck<'_> {
     ) -> Result<RunInstances, ProviderError> {
         let parameters = self.ec2.parameters_with(resources, &CellRequest::default())?;
         let cell = CellId::mint().map_err(|error| {
-            ProviderError::new(super::ErrorClass::Transient, "make the id of a cell", error)
+            ProviderError::new(
+                kiyot_engine::provider::ErrorClass::Transient,
+                "make the id of a cell",
+                error,
+            )
         })?;
         let gateway = self.config.gateway.advertised().or(self.config.gateway.listen);
         let spec = LaunchSpec {

@@ -3,13 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use kiyot_ec2::{SpotPrice, TypeInZone};
+use kiyot_engine::{
+    placement::{Accuracy, Catalogue, Entry, Market, Offer, Unoffered},
+    request::Architecture,
+};
 use kiyot_values::price::Price;
 
 use super::{added_types::AddedType, on_demand::Prices};
-use crate::{
-    annotations::Architecture,
-    backends::milpa::placement::{Accuracy, Catalogue, Entry, Market, Offer, Unoffered},
-};
 
 /// The instance types of a region.
 #[derive(Debug, Clone, Copy)]
@@ -105,11 +105,9 @@ fn offer_at(price: Price, market: Market) -> Offer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        annotations::{CellRequest, InstanceType as TypeChoice},
-        backends::milpa::placement::{
-            CatalogueFile, Defaults, InstanceType, Needs, NoFit, Requested, Rules, rank,
-        },
+    use kiyot_engine::{
+        placement::{CatalogueFile, Defaults, InstanceType, Needs, NoFit, Requested, Rules, rank},
+        request::{CellRequest, InstanceType as TypeChoice},
     };
 
     fn built_in(types: &Catalogue) -> Types<'_> {

@@ -6,12 +6,10 @@
 use std::{sync::Arc, time::Duration};
 
 use kiyot_ec2::{CallError, Ec2Api, MetadataOptionsState};
+use kiyot_engine::provider::{ErrorClass, InstanceId, ProviderError};
 use tokio::time::sleep;
 
-use super::{
-    super::{ErrorClass, InstanceId, ProviderError},
-    error_codes::classify,
-};
+use super::error_codes::classify;
 
 /// Bounds the calls for an instance.
 const MAX_CALLS: u32 = 6;

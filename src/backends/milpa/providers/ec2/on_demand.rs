@@ -11,13 +11,14 @@ use std::{
 
 use kiyot_config::PriceSource;
 use kiyot_ec2::{CallError, Ec2Api};
+use kiyot_engine::provider::ErrorClass;
 use kiyot_values::price::Price;
 use tokio::{
     task::JoinHandle,
     time::{Instant, sleep},
 };
 
-use super::{super::ErrorClass, error_codes::classify, price_list::Listed};
+use super::{error_codes::classify, price_list::Listed};
 
 /// The time after which the prices are read again.
 const MAX_AGE: Duration = Duration::from_secs(12 * 3600);

@@ -9,13 +9,14 @@ use kiyot_ec2::{
     MetadataOptionsState, ProductPage, RouteTable, RouteTableFilter, RunInstances, SpotPrice,
     Subnet, TypeDescription, TypeInZone,
 };
+use kiyot_engine::provider::ErrorClass;
 use tokio::time::Instant;
 
 use super::{
     error_codes::classify,
     pacing::{Action, Pacing},
 };
-use crate::{backends::milpa::providers::ErrorClass, metrics::ApiCalls};
+use crate::metrics::ApiCalls;
 
 /// The API of which each call is made at the pace of its action, and counted by its operation and
 /// outcome.

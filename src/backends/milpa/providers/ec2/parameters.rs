@@ -5,10 +5,11 @@ use std::collections::BTreeMap;
 
 use kiyot_config::{VolumePerformance, VolumeType};
 use kiyot_ec2::{CpuCredits, ImageVolume};
+use kiyot_engine::{
+    provider::{ErrorClass, ProviderError},
+    request::Architecture,
+};
 use kiyot_values::cidr::Cidr;
-
-use super::super::{ErrorClass, ProviderError};
-use crate::annotations::Architecture;
 
 const IMAGE: &str = "image:";
 const ROOT_DEVICE: &str = "root-device:";

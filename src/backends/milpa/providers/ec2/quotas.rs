@@ -1,8 +1,9 @@
 //! Quotas of virtual CPUs: one for each market and family of instance types, in all zones of a
 //! region.
 
+use kiyot_engine::placement::{InstanceType, Offering, RefusedQuota};
+
 use super::Ec2;
-use crate::backends::milpa::placement::{InstanceType, Offering, RefusedQuota};
 
 impl Ec2 {
     /// Returns the quota that has no room for an offering: what is left of it is less than the
@@ -50,7 +51,7 @@ fn quota_family(instance_type: &str) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backends::milpa::placement::{CatalogueFile, Market};
+    use kiyot_engine::placement::{CatalogueFile, Market};
 
     #[test]
     fn quota_is_that_of_the_types_family() {

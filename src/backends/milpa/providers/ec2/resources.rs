@@ -3,14 +3,12 @@
 use std::collections::BTreeMap;
 
 use kiyot_ec2::{CallError, Image, Subnet};
-
-use super::{
-    super::{ErrorClass, ProviderError},
-    error_codes::classify,
-    node_subnet::UnknownSubnet,
-    parameters::BootImage,
+use kiyot_engine::{
+    provider::{ErrorClass, ProviderError},
+    request::Architecture,
 };
-use crate::annotations::Architecture;
+
+use super::{error_codes::classify, node_subnet::UnknownSubnet, parameters::BootImage};
 
 /// The subnets and images of launches.
 #[derive(Debug)]

@@ -8,12 +8,10 @@ use std::{
 
 use kiyot_config::{AWS_TAG_PREFIX, MAX_TAGS, check_tag_key};
 use kiyot_ec2::{CallError, Ec2Api, InstanceDescription, InstanceFilter};
+use kiyot_engine::provider::{ErrorClass, InstanceId};
 use tokio::{task::JoinSet, time::sleep};
 
-use super::{
-    super::{ErrorClass, InstanceId},
-    error_codes::classify,
-};
+use super::error_codes::classify;
 
 /// Bounds the calls for an instance.
 const MAX_CALLS: u32 = 8;

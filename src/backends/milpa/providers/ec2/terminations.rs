@@ -8,12 +8,10 @@ use std::{
 };
 
 use kiyot_ec2::{CallError, Ec2Api, Failure, InstanceStateName};
+use kiyot_engine::provider::{ErrorClass, InstanceId, ProviderError, Termination};
 use tokio::{sync::oneshot, time::sleep};
 
-use super::{
-    super::{ErrorClass, InstanceId, ProviderError, Termination},
-    error_codes::classify,
-};
+use super::error_codes::classify;
 
 /// The time in which terminations are collected for one call.
 const COLLECT: Duration = Duration::from_millis(200);
@@ -45,7 +43,10 @@ impl Terminations {
     }
 
     /// Terminates instances, together with those of other callers.
-    pub(super) async fn terminate(&self, ids: &[InstanceId]) -> super::super::Terminations {
+    pub(super) async fn terminate(
+        &self,
+        ids: &[InstanceId],
+    ) -> kiyot_engine::provider::Terminations {
         let mut outcomes = Vec::new();
         let leads = {
             let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
@@ -60,7 +61,7 @@ impl Terminations {
         if leads {
             self.lead().await;
         }
-        let mut answered = super::super::Terminations::new();
+        let mut answered = kiyot_engine::provider::Terminations::new();
         for (id, outcome) in outcomes {
             // The caller that led the batch was dropped.
             let lost = || {

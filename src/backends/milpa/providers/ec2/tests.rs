@@ -2,6 +2,10 @@
 
 use kiyot_config::{GatewayListen, PriceSource};
 use kiyot_ec2::{Image, ImageVolume};
+use kiyot_engine::{
+    placement::{Accuracy, Candidate},
+    provider::CATALOGUE_TIMEOUT,
+};
 use kiyot_link::bootstrap::{AgentPin, Bootstrap, GatewayAddress};
 use kiyot_values::price::Price;
 
@@ -9,10 +13,6 @@ use super::{
     fake_api::{ADDED_TYPE, FakeApi, IMAGE, SUBNET, TYPE, ZONE, image, running},
     parameters::BootImage,
     *,
-};
-use crate::backends::milpa::{
-    placement::{Accuracy, Candidate},
-    providers::CATALOGUE_TIMEOUT,
 };
 
 const NODE: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 5);

@@ -11,6 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use kiyot_engine::provider::CGROUP_BENEATH_SLICE;
 use kiyot_linux::mountinfo;
 use rustix::{
     fd::OwnedFd,
@@ -19,7 +20,6 @@ use rustix::{
 };
 
 use super::{
-    super::CGROUP_BENEATH_SLICE,
     limits, pod_cgroup,
     process::{self, Identity},
     shortage::found,

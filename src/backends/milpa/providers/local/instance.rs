@@ -9,12 +9,15 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use kiyot_engine::{
+    id::CellId,
+    provider::{Attachment, ErrorClass, ProviderError},
+};
 use kiyot_linux::tree::own;
 use rustix::fs::{IFlags, OFlags, ioctl_getflags, ioctl_setflags};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    super::{super::id::CellId, Attachment, ErrorClass, ProviderError},
     boot_id, cgroup,
     network::namespace,
     process::Identity,

@@ -10,12 +10,10 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
+use kiyot_engine::{id::CellId, provider::InstanceState};
 use kiyot_linux::tree::beneath;
 
-use super::{
-    super::{super::id::CellId, InstanceState},
-    instance::{Home, Launcher},
-};
+use super::instance::{Home, Launcher};
 
 /// A listed instance.
 #[derive(Debug, Clone, PartialEq, Eq)]

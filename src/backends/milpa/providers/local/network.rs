@@ -11,10 +11,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use kiyot_engine::provider::{Attachment, ErrorClass, HostPort, ProviderError};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    super::{Attachment, ErrorClass, HostPort, ProviderError},
     instance::{Home, Known},
     shortage::is_shortage,
 };

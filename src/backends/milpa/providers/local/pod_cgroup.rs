@@ -6,11 +6,11 @@
 
 use std::{collections::BTreeSet, fs, io, path::Path};
 
+use kiyot_engine::provider::ProviderError;
 use kiyot_linux::tree::{RelPath, beneath};
 use tokio::task::spawn_blocking;
 
 use super::{
-    super::ProviderError,
     cgroup::{self, Hierarchy},
     slice,
 };

@@ -33,12 +33,12 @@ mod tests {
         thread,
     };
 
+    use kiyot_engine::id::CellId;
     use nix::sched::{CloneFlags, unshare};
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
     use super::{
         super::{
-            super::super::id::CellId,
             instance::{Home, Known},
             listing::Listing,
             process::{Identity, of_instance},

@@ -8,12 +8,13 @@
 
 use std::path::Path;
 
+use kiyot_engine::provider::ProviderError;
+
 use super::{
     cgroup::Hierarchy,
     command::{self, CommandError},
     instance::Home,
 };
-use crate::backends::milpa::providers::ProviderError;
 
 /// There while systemd is the first process (sd_booted(3)).
 const BOOTED: &str = "/run/systemd/system";

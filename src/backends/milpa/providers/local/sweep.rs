@@ -4,11 +4,11 @@
 
 use std::{collections::BTreeSet, io, path::PathBuf, time::Duration};
 
+use kiyot_engine::provider::{Attachment, ProviderError};
 use kiyot_linux::unmount_beneath;
 use tokio::task::spawn_blocking;
 
 use super::{
-    super::{Attachment, ProviderError},
     Instances,
     cgroup::{self, Containers},
     instance::{Home, Known},
@@ -179,11 +179,10 @@ fn remove(
 mod tests {
     use std::fs;
 
-    use super::{
-        super::super::{super::id::CellId, InstanceId},
-        *,
-    };
     use kiyot_config::MilpaBackend;
+    use kiyot_engine::{id::CellId, provider::InstanceId};
+
+    use super::*;
 
     /// Verifies X18.
     #[tokio::test]

@@ -10,11 +10,10 @@ use std::{
 };
 
 use kiyot_config::AcceleratorChoice;
+use kiyot_engine::provider::{ErrorClass, ProviderError};
 use kiyot_link::vm_file::{Accelerator, NOT_USABLE, VmFile};
 use tokio::{process::Command, sync::watch, time::timeout};
 use tokio_util::task::AbortOnDropHandle;
-
-use super::super::{ErrorClass, ProviderError};
 
 /// The memory of the machine that a probe boots, in MiB.
 pub(super) const MEMORY_MIB: u64 = 256;

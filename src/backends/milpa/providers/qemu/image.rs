@@ -10,11 +10,10 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
+use kiyot_engine::request::Architecture;
 use kiyot_linux::tree::own;
 use ring::digest::{Context, SHA256};
 use serde::Deserialize;
-
-use crate::annotations::Architecture;
 
 /// The list of the files with their hashes.
 const LIST: &str = "image.json";

@@ -7,10 +7,14 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
+use kiyot_engine::{
+    id::CellId,
+    placement::Size,
+    provider::{ErrorClass, ProviderError},
+};
 use kiyot_link::vm_file::{Accelerator, TCG_CACHE_MIB, VmFile};
 
-use super::super::{ErrorClass, ProviderError, local::Instances};
-use crate::backends::milpa::{id::CellId, placement::Size};
+use super::super::local::Instances;
 
 /// The memory of a QEMU process and its launcher beside that of the guest, in MiB.
 const PROCESS_MIB: u64 = 64;

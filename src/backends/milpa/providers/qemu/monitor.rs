@@ -13,6 +13,7 @@ use std::{
     time::Duration,
 };
 
+use kiyot_engine::id::CellId;
 use rustix::fs::{CWD, FileType, Mode, OFlags, fstat, openat};
 use serde::Deserialize;
 use tokio::{
@@ -22,7 +23,6 @@ use tokio::{
 };
 
 use super::{Instance, InstanceState};
-use crate::backends::milpa::id::CellId;
 
 /// The socket in the directory of an instance.
 pub(super) const SOCKET: &str = "qmp/qmp.sock";
@@ -185,7 +185,8 @@ mod tests {
     use tokio::net::UnixListener;
 
     use super::*;
-    use crate::backends::milpa::providers::{InstanceId, local::offering};
+    use crate::backends::milpa::providers::local::offering;
+    use kiyot_engine::provider::InstanceId;
 
     const GREETING: &str = r#"{"QMP": {"version": {}, "capabilities": ["oob"]}}"#;
     const EVENT: &str = r#"{"timestamp": {}, "event": "STOP", "data": {"id": 3}}"#;

@@ -12,10 +12,10 @@ use std::{
     path::Path,
 };
 
+use kiyot_engine::provider::{ErrorClass, PodNetwork, ProviderError};
 use kiyot_link::{mac_address::MacAddress, vm_file::POD_TAP};
 
 use super::{
-    super::{ErrorClass, PodNetwork, ProviderError},
     command::{self, CommandError},
     routes::{self, Device},
 };

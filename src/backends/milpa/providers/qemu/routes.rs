@@ -2,13 +2,12 @@
 
 use std::{net::IpAddr, num::NonZeroU32};
 
+use kiyot_engine::provider::{DeviceAddress, Neighbour, PodNetwork, Route};
 use kiyot_link::{
     bind_limits::{MAX_ENTRIES, MAX_ROUTES},
     mac_address::MacAddress,
 };
 use serde::Deserialize;
-
-use super::super::{DeviceAddress, Neighbour, PodNetwork, Route};
 
 /// The flag of a route whose gateway is on the link although no route says so.
 const ON_LINK: &str = "onlink";
@@ -121,7 +120,7 @@ pub(super) fn parse(output: &[u8], any: IpAddr) -> Result<Vec<Route>, RouteError
     let is_unicast = |line: &&Line| line.kind.as_deref().is_none_or(|kind| kind == "unicast");
     let routes = lines.iter().filter(is_unicast).map(|line| line.route(any));
     let mut routes = routes.collect::<Result<Vec<_>, _>>()?;
-    routes.retain(|route| !route.is_link_local());
+    routes.retain(|route| !is_link_local(route));
     if routes.len() > MAX_ROUTES {
         return Err(RouteError::Many(routes.len()));
     }
@@ -169,11 +168,9 @@ impl Line {
     }
 }
 
-impl Route {
-    /// Returns true for the route to the link-local addresses of IPv6.
-    fn is_link_local(&self) -> bool {
-        matches!(self.destination.address, IpAddr::V6(address) if address.is_unicast_link_local())
-    }
+/// Returns true for the route to the link-local addresses of IPv6.
+fn is_link_local(route: &Route) -> bool {
+    matches!(route.destination.address, IpAddr::V6(address) if address.is_unicast_link_local())
 }
 
 fn mac_address(text: &str) -> Result<MacAddress, RouteError> {

@@ -10,12 +10,12 @@ use std::{
 };
 
 use kiyot_config::MAX_CELLS_LIMIT;
-
-use super::super::{
-    ErrorClass, ProviderError,
-    local::{Home, Instances},
+use kiyot_engine::{
+    id::CellId,
+    provider::{ErrorClass, ProviderError},
 };
-use crate::backends::milpa::id::CellId;
+
+use super::super::local::{Home, Instances};
 
 /// The disk in the directory of an instance.
 pub(super) const DISK: &str = "disk.img";

@@ -4,13 +4,11 @@
 use std::{collections::BTreeSet, future::Future, time::Duration};
 
 use kiyot_ec2::{CallError, Failure};
+use kiyot_engine::provider::ErrorClass;
 use tokio::time::{Instant, timeout_at};
 
 use super::{
-    super::{
-        super::ErrorClass,
-        error_codes::{SERVICE_LINKED_ROLE, classify},
-    },
+    super::error_codes::{SERVICE_LINKED_ROLE, classify},
     policy,
     report::{LiveReport, Outcome},
 };

@@ -2,13 +2,13 @@
 
 use std::{ffi::OsString, net::IpAddr, path::PathBuf, time::Duration};
 
+use kiyot_engine::provider::{ErrorClass, HostPort, ProviderError};
 use kiyot_linux::tree::beneath;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::{
     super::{
-        super::{ErrorClass, HostPort, ProviderError},
         command::{self, CommandError},
         instance::Home,
     },

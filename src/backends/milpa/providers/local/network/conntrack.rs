@@ -11,10 +11,9 @@ use std::{
     time::Duration,
 };
 
+use kiyot_engine::provider::{HostPort, Protocol};
 use kiyot_linux::netlink::{self, Request, attributes, find_attribute};
 use rustix::net::AddressFamily;
-
-use super::super::super::{HostPort, Protocol};
 
 /// `NFNL_SUBSYS_CTNETLINK` with its messages, of linux/netfilter/nfnetlink_conntrack.h.
 const NEW: u16 = 1 << 8;

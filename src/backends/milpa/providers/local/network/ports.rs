@@ -9,13 +9,11 @@ use std::{
     path::Path,
 };
 
+use kiyot_engine::provider::{HostPort, InstanceId};
 use serde_json::{Value, json};
 
 use super::{
-    super::{
-        super::{HostPort, InstanceId},
-        instance::Home,
-    },
+    super::instance::Home,
     conntrack,
     rules::{Chain, Family, RuleError, Rules, words},
 };
@@ -232,10 +230,9 @@ pub(super) fn mappings(ports: &[HostPort]) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use super::{
-        super::super::super::{super::id::CellId, Protocol},
-        *,
-    };
+    use kiyot_engine::{id::CellId, provider::Protocol};
+
+    use super::*;
 
     fn port(host_port: u16, host_ip: Option<&str>) -> HostPort {
         HostPort {

@@ -7,10 +7,9 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-use super::{
-    super::super::{ErrorClass, Held, HostPort, InstanceId, ProviderError},
-    ports::{PortError, Ports},
-};
+use kiyot_engine::provider::{ErrorClass, Held, HostPort, InstanceId, ProviderError};
+
+use super::ports::{PortError, Ports};
 
 /// The forwarding of the node's connections to cells on other machines. The rules outlive the
 /// daemon, and not a reboot of the node, after which [`restore`](Self::restore) makes them again.
@@ -168,7 +167,7 @@ mod tests {
     use futures::FutureExt as _;
 
     use super::*;
-    use crate::backends::milpa::providers::Protocol;
+    use kiyot_engine::provider::Protocol;
 
     fn port(number: u16) -> HostPort {
         HostPort { protocol: Protocol::Udp, host_ip: None, host_port: number, container_port: 80 }

@@ -1,0 +1,778 @@
+//! The engine of cells: all orders and cells, without input or output.
+//!
+//! Events come in with the time, and effects come out: `(engine, event, now) -> effects`. The
+//! daemon and the simulator run the same engine; they differ in who carries out the effects. A
+//! daemon that is killed between two effects finds the journal as the first left it.
+
+use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
+
+use kiyot_link::{bootstrap::Bootstrap, certificate::sha256};
+use kiyot_values::backoff::doubled;
+
+use crate::{
+    id::{CellId, NoRandomness, SandboxId},
+    placement::{Refusal, Refusals},
+    provider::{
+        Attached, Capabilities, ErrorClass, Instance, Owner, ProviderError, TagRules, Termination,
+    },
+};
+
+mod breaker;
+mod cell;
+mod costs;
+mod denials;
+mod earlier;
+mod effect;
+mod error;
+mod evidence;
+mod health;
+mod histogram;
+mod launch;
+mod limits;
+mod market;
+mod metrics;
+mod order;
+mod place;
+mod pools;
+mod ports;
+mod records;
+mod recovery;
+mod starts;
+mod state;
+mod tags;
+mod time;
+mod timeline;
+mod timers;
+mod tombstones;
+mod type_usage;
+mod unclaimed;
+mod view;
+
+#[cfg(test)]
+mod tests;
+
+pub use costs::Account;
+pub use effect::{Change, ClaimNumber, ClaimRefusal, CommitOf, Effect, Event, Notice};
+pub use error::CellError;
+pub use histogram::Histogram;
+pub use launch::Launch;
+pub use limits::{Limits, OverBudget};
+pub use metrics::Metrics;
+pub use order::{OrderKey, OrderSpec};
+pub use pools::Pool;
+pub use ports::PodPorts;
+pub use ports::PortTaken;
+pub use recovery::{Journal, JournalSandbox, Unusable};
+pub use state::State;
+pub use time::Now;
+pub use timeline::{Step, Timeline};
+pub use type_usage::{TypeKey, TypeUsage};
+pub use view::{CellView, OrderView, PoolView};
+
+use breaker::{Boot, BootKind, Breaker};
+use cell::Cell;
+use costs::Costs;
+use denials::Denials;
+use evidence::{Evidence, STRAY_PERIODS};
+use health::Health;
+use limits::Places;
+use order::Order;
+use place::is_other_place;
+use pools::Pools;
+use records::Unwritten;
+use starts::AllStarts;
+use state::{CellEffect, CellEvent, EndStep, LaunchCall};
+use tags::ReportedPods;
+use timers::{Timer, Timers};
+use tombstones::Tombstones;
+use type_usage::EndedTypes;
+
+/// The reason of a cell whose instance has ended.
+const INSTANCE_ENDED: &str = "its instance ended";
+/// The reason of a cell whose token was used with a second key.
+const OTHER_KEY: &str = "its token was spent by another key";
+/// The reason of a cell whose launch the provider refused; an earlier line has the provider's.
+const REFUSED: &str = "its launch was refused";
+/// The reason of a cell of which no instance was ever found.
+const NO_INSTANCE: &str = "its launch had no answer, and made no instance";
+/// The reason of a cell whose agent did not connect.
+const SILENT: &str = "its agent did not connect in time";
+/// The longest pause between calls that are repeated.
+const MAX_RETRY_PAUSE: Duration = Duration::from_secs(60);
+
+/// The configuration of the engine.
+#[derive(Debug, Clone)]
+pub struct EngineConfig {
+    /// The limits of launches.
+    pub limits: Limits,
+    /// Bounds the time from an order until a cell is bound to its pod.
+    pub launch_timeout: Duration,
+    /// Bounds the cells that are launched for an order, one after the other.
+    pub max_launches: u32,
+    /// The validity of a cell's tokens.
+    pub token_ttl: Duration,
+    /// The boot id of the node.
+    pub boot_id: String,
+    /// The time for which a refused offering is avoided.
+    pub refusal_pause: Duration,
+    /// The pause after a failed call.
+    pub retry_pause: Duration,
+    /// The time for which a pod that prefers spot waits for it, before its launches are on-demand.
+    pub spot_deadline: Duration,
+    /// The time without contact after which a cell has certainly stopped its pod: the agent's
+    /// limit, the time in which it notices, and the time in which containers end.
+    pub orphan_timeout: Duration,
+    /// The time for which the agent of a bound cell may be silent; `None` is no limit.
+    pub healthy_timeout: Option<Duration>,
+    /// The place in which the provider looks for instances ([`Provider::place`]); empty if it has
+    /// none.
+    ///
+    /// [`Provider::place`]: crate::provider::Provider::place
+    pub place: Arc<str>,
+    /// The owner of the instances.
+    pub owner: Owner,
+    /// The tags of instances beside their owner's.
+    pub tag_rules: TagRules,
+    /// True if instances of this owner with another fingerprint are strays.
+    pub take_over: bool,
+}
+
+impl EngineConfig {
+    /// Returns the pause before what was tried is repeated, which doubles with each failure.
+    fn pause_after(&self, failures: u32) -> Duration {
+        let first = self.retry_pause;
+        doubled(first, failures, MAX_RETRY_PAUSE.max(first))
+    }
+}
+
+/// The sources of what an engine can't compute.
+pub trait Seams: fmt::Debug + Send {
+    /// Fills a buffer with random bytes.
+    fn random(&mut self, buffer: &mut [u8]) -> Result<(), NoRandomness>;
+    /// Returns the boot data of a cell's agent; `None` while the daemon starts or stops.
+    fn bootstrap(&self, cell: &CellId, token: &str) -> Option<Bootstrap>;
+}
+
+/// Effects with their cells; without a cell they depend on no other effect.
+pub type Effects = Vec<(Option<CellId>, Effect)>;
+
+/// All orders and cells.
+#[derive(Debug)]
+pub struct Engine {
+    config: EngineConfig,
+    capabilities: Capabilities,
+    seams: Box<dyn Seams>,
+    cells: BTreeMap<CellId, Cell>,
+    orders: BTreeMap<SandboxId, Order>,
+    timers: Timers,
+    evidence: Evidence,
+    health: Health,
+    tombstones: Tombstones,
+    costs: Costs,
+    ended_types: EndedTypes,
+    starts: AllStarts,
+    places: Places,
+    /// The pods that wait for spot since an earlier order.
+    spot_waits: Places,
+    pools: Pools,
+    /// True while no cell is launched, because an operator wants it.
+    is_cordoned: bool,
+    /// The pods whose labels that are no tags were reported.
+    reported: ReportedPods,
+    /// The offerings that were refused lately.
+    refusals: Refusals,
+    /// The launches that were not permitted lately.
+    denials: Denials,
+    /// The boots that never enrolled lately.
+    breaker: Breaker,
+    unwritten: Unwritten,
+    effects: Effects,
+}
+
+impl Engine {
+    /// Returns an engine without cells.
+    pub fn new(config: EngineConfig, capabilities: Capabilities, seams: Box<dyn Seams>) -> Self {
+        Self {
+            config,
+            capabilities,
+            seams,
+            cells: BTreeMap::new(),
+            orders: BTreeMap::new(),
+            timers: Timers::default(),
+            evidence: Evidence::default(),
+            health: Health::default(),
+            tombstones: Tombstones::default(),
+            costs: Costs::default(),
+            ended_types: EndedTypes::default(),
+            starts: AllStarts::default(),
+            places: Places::default(),
+            spot_waits: Places::default(),
+            pools: Pools::default(),
+            is_cordoned: false,
+            reported: ReportedPods::default(),
+            refusals: Refusals::default(),
+            denials: Denials::default(),
+            breaker: Breaker::default(),
+            unwritten: Unwritten::default(),
+            effects: Effects::new(),
+        }
+    }
+
+    /// Handles an event, and returns its effects.
+    pub fn handle(&mut self, event: Event, now: Now) -> Effects {
+        match event {
+            Event::CommitFailed { cell, of, changes, error, skipped } => match of {
+                CommitOf::State => self.on_record_failed(&cell, error, skipped, now),
+                CommitOf::Claim(claim) => {
+                    if let Some(cell) = self.cells.get_mut(&cell) {
+                        cell.key_sha256.clear();
+                    }
+                    let refusal = ClaimRefusal::Store(error);
+                    self.emit(&cell, Effect::AnswerClaim(claim, Err(refusal)));
+                }
+                CommitOf::Information => self.write_later(&cell, changes, now),
+            },
+            Event::Launched(cell, outcome) => self.on_launched(&cell, outcome, now),
+            Event::Attached(cell, Ok(Attached { addresses, network })) => {
+                if let Some(cell) = self.cells.get_mut(&cell) {
+                    cell.network = network;
+                }
+                self.apply(&cell, CellEvent::Attached(addresses), now);
+            }
+            Event::Attached(cell, Err(error)) => {
+                let reason = reason_of(&error);
+                self.fail(&cell, CellError::Provider(error));
+                self.apply(&cell, CellEvent::AttachFailed(reason), now);
+            }
+            Event::ShutDown(cell, ended) => {
+                let event = if ended { CellEvent::Shutdown } else { CellEvent::ShutdownFailed };
+                self.apply(&cell, event, now);
+            }
+            Event::Detached(cell, Ok(())) => {
+                self.on_detach_answered(&cell);
+                self.apply(&cell, CellEvent::Detached, now);
+            }
+            Event::Detached(cell, Err(error)) => {
+                self.on_detach_answered(&cell);
+                self.refuse_end(&cell, error);
+                self.apply(&cell, CellEvent::DetachFailed, now);
+            }
+            Event::Terminated { cell, outcome, console } => {
+                self.on_terminated(&cell, outcome, console, now);
+            }
+            Event::Described(cell, outcome) => {
+                let probe = outcome.clone();
+                self.on_described(&cell, outcome, now);
+                self.on_probed(&cell, &probe, now);
+            }
+            Event::Listed { began, instances } => self.on_listed(began, instances, now),
+            Event::StraysEnded { accepted, failed } => {
+                let again =
+                    now.boot + self.capabilities.listing_period.saturating_mul(STRAY_PERIODS);
+                self.evidence.strays_ended(accepted, &failed, again);
+            }
+            Event::Connected(cell) => {
+                self.on_connected(&cell, now);
+                self.apply(&cell, CellEvent::Connected, now);
+            }
+            Event::Running(cell, time) => self.on_running(&cell, time, now),
+            Event::Disconnected(cell) => self.on_disconnected(&cell, now),
+            Event::Claim { cell, token_sha256, key_sha256, claim } => {
+                self.on_claim(&cell, &token_sha256, key_sha256, claim, now);
+            }
+            Event::Reached(cell, step) => self.on_reached(&cell, step, now),
+            Event::Terminate { cell, reason } => self.on_terminate(&cell, reason, now),
+            Event::Claimed(order) => self.on_claimed(&order),
+            Event::Unclaimed(order) => self.on_unclaimed(&order, now),
+            Event::Tick => {}
+        }
+        while let Some(timer) = self.timers.pop_due(now.boot) {
+            self.on_timer(timer, now);
+        }
+        self.fill_pools(now);
+        std::mem::take(&mut self.effects)
+    }
+
+    /// Returns the offerings that were refused lately, by [`Now::boot`].
+    pub fn refusals(&self) -> &Refusals {
+        &self.refusals
+    }
+
+    /// Returns the time of the next timer, by [`Now::boot`].
+    pub fn next_timer(&self) -> Option<Duration> {
+        self.timers.next()
+    }
+
+    /// Applies an event to a cell's state machine, and its effects. Events of an unknown cell are
+    /// ignored.
+    fn apply(&mut self, id: &CellId, event: CellEvent, now: Now) {
+        let Some(cell) = self.cells.get_mut(id) else { return };
+        let before = std::mem::replace(&mut cell.state, State::Requested);
+        let (state, effects) = before.on(event);
+        cell.state = state;
+        for effect in effects {
+            self.perform(id, effect, now);
+        }
+        self.settle(id, now);
+    }
+
+    fn perform(&mut self, id: &CellId, effect: CellEffect, now: Now) {
+        let Some(cell) = self.cells.get_mut(id) else { return };
+        match effect {
+            CellEffect::Record => {
+                if matches!(cell.state, State::Bound { .. }) {
+                    cell.was_bound = true;
+                    self.reach(id, Step::Bound, now);
+                }
+                self.commit(id, CommitOf::State, now);
+            }
+            CellEffect::RecordIfPossible => self.commit(id, CommitOf::Information, now),
+            CellEffect::Launch => {
+                if let Some(launch) = cell.launch.clone() {
+                    self.emit(id, Effect::Launch(launch));
+                }
+            }
+            CellEffect::Attach => {
+                let Some(sandbox) = cell.order.clone() else { return };
+                let order = self.orders.get(&sandbox);
+                let attachment = order.and_then(|order| order.attachment.clone());
+                if let (Some(instance), Some(mut attachment)) =
+                    (cell.state.instance().cloned(), attachment)
+                {
+                    attachment.tags = self.tags_at_bind(id, &sandbox);
+                    let ports = self.orders.get(&sandbox).and_then(Order::pod_ports);
+                    if let Some(cell) = self.cells.get_mut(id) {
+                        cell.ports = ports.map(Box::new);
+                    }
+                    self.emit(id, Effect::Attach(instance, attachment));
+                }
+            }
+            CellEffect::ShutDown => self.emit(id, Effect::ShutDown),
+            CellEffect::Detach => {
+                // The answer to a call that has not ended serves as well.
+                if let Some(instance) = cell.state.instance().cloned()
+                    && let Some(cell) = self.cells.get_mut(id)
+                    && !std::mem::replace(&mut cell.is_detaching, true)
+                {
+                    self.emit(id, Effect::Detach(instance));
+                }
+            }
+            CellEffect::Terminate => {
+                let instance = cell.state.instance().cloned();
+                // The error of a failed launch has the end of the console.
+                let with_console = cell.failure.is_some();
+                let awaits_end = self.cells.get(id).is_some_and(|cell| self.awaits_end_of(cell));
+                if instance.is_none() && !awaits_end {
+                    // Only the listing can name it.
+                    if let Some(State::Terminating { step, .. }) =
+                        self.cells.get_mut(id).map(|cell| &mut cell.state)
+                    {
+                        *step = EndStep::Searching;
+                    }
+                    return;
+                }
+                self.emit(id, Effect::Terminate { instance, with_console });
+            }
+            CellEffect::StartRetryTimer => {
+                let is_elsewhere = is_other_place(&cell.place, &self.config.place);
+                let (attempts, grows) = match cell.state {
+                    State::Launching { .. }
+                    | State::Terminating { step: EndStep::AwaitReplay, .. } => {
+                        (&mut cell.replays, true)
+                    }
+                    // The calls of another machine's provider are counted and paid for.
+                    _ => (&mut cell.failed_ends, self.capabilities.remote || is_elsewhere),
+                };
+                let doublings = if grows { *attempts } else { 0 };
+                *attempts = attempts.saturating_add(1);
+                let pause = self.config.pause_after(doublings);
+                self.timers.set(Timer::Retry(id.clone()), now.boot + pause);
+            }
+            CellEffect::PublishConnected => self.emit(id, Effect::PublishConnected),
+            CellEffect::ReportIdle => self.on_idle(id, now),
+            CellEffect::AnswerBound => self.on_bound(id, now),
+            CellEffect::AnswerNotTerminated => self.on_not_terminated(id),
+            CellEffect::PublishEnded => self.on_ended(id, now),
+        }
+    }
+
+    /// Sets and clears what depends on a cell's state, after each event.
+    fn settle(&mut self, id: &CellId, now: Now) {
+        let Some(cell) = self.cells.get(id) else { return };
+        // No call of the launch had an effect: a replay would make an instance for nothing.
+        let is_unanswered = cell.state.awaits_replay() || cell.state.is_searching();
+        if is_unanswered && cell.state.reason().is_some() && !cell.may_be_launched {
+            return self.apply(id, CellEvent::NothingLaunched(NO_INSTANCE.into()), now);
+        }
+        if cell.state.awaits_replay() {
+            self.timers.set_once(Timer::Token(id.clone()), cell.token_deadline);
+        } else {
+            self.timers.clear(&Timer::Token(id.clone()));
+        }
+        self.settle_health(id, now);
+        let Some(cell) = self.cells.get(id) else { return };
+        let awaits_end = self.awaits_end_of(cell);
+        let is_elsewhere = self.is_elsewhere(cell);
+        if cell.state.is_confirming() {
+            let at = now.boot + self.capabilities.listing_period;
+            self.timers.set_once(Timer::Confirm(id.clone()), at);
+        }
+        if !awaits_end && cell.state.is_released() {
+            // The pod has ended, and its instance ends behind it.
+            if cell.has_enders {
+                self.answer_end(id, Ok(()));
+            }
+            self.wake_waiting_orders(now);
+        } else if !awaits_end
+            && !is_elsewhere
+            && self.capabilities.orphan_timeout_is_proof()
+            && matches!(cell.state, State::Terminating { .. })
+        {
+            let at = now.boot + self.config.orphan_timeout;
+            if self.timers.set_once(Timer::Orphan(id.clone()), at) {
+                self.emit(id, Effect::Disconnect);
+            }
+        }
+    }
+
+    fn on_timer(&mut self, timer: Timer, now: Now) {
+        match timer {
+            Timer::Deadline(order) => self.on_order_deadline(&order, now),
+            Timer::Unclaimed(order) => self.on_claim_timeout(&order, now),
+            Timer::Retry(cell) => self.apply(&cell, CellEvent::RetryDue, now),
+            Timer::Token(cell) => self.apply(&cell, CellEvent::TokenExpired, now),
+            Timer::Orphan(cell) => self.apply(&cell, CellEvent::OrphanTimeout, now),
+            Timer::Health => self.check_health(now),
+            Timer::Warm(cell) => self.on_warm_timer(&cell, now),
+            // The pools are filled after each event.
+            Timer::Pools => {}
+            Timer::Rewrite => self.rewrite(now),
+            Timer::Confirm(id) => {
+                let cell = self.cells.get(&id).filter(|cell| cell.state.is_confirming());
+                if let Some(instance) = cell.and_then(|cell| cell.state.instance().cloned()) {
+                    self.emit(&id, Effect::Describe(instance));
+                }
+            }
+        }
+    }
+
+    fn on_launched(&mut self, id: &CellId, outcome: Result<Instance, ProviderError>, now: Now) {
+        let mut error = match outcome {
+            Ok(instance) => return self.on_instance(id, &instance, now),
+            Err(error) => error,
+        };
+        let launch = self.cells.get(id).and_then(|cell| cell.launch.as_ref());
+        if let Some(launch) = launch
+            && error.class == ErrorClass::Quota
+            && error.refused.is_empty()
+        {
+            // A quota is not of a single offering.
+            let candidates = launch.spec.candidates.iter();
+            error.refused = candidates.map(|candidate| candidate.offering.clone()).collect();
+        }
+        match error.class {
+            // What the pod asked for is refused, and not the offerings of others.
+            ErrorClass::Capacity | ErrorClass::Quota | ErrorClass::Invalid
+                if error.is_of_request => {}
+            // The account: other offerings would be refused, too.
+            ErrorClass::Auth | ErrorClass::Quota if error.stops_launches() => {
+                if let Some(launch) = launch {
+                    let until = now.boot + self.config.refusal_pause;
+                    self.denials.add(&launch.spec, error.clone(), until);
+                }
+            }
+            ErrorClass::Capacity | ErrorClass::Quota | ErrorClass::Invalid => {
+                self.avoid_refused(&error, now);
+            }
+            _ => {}
+        }
+        let is_local = self.capabilities.awaits_ends();
+        let Some(cell) = self.cells.get_mut(id) else { return };
+        cell.may_be_launched |= error.class == ErrorClass::Unanswered;
+        cell.launch_error = Some(error.clone());
+        let is_refusal = matches!(
+            error.class,
+            ErrorClass::Capacity | ErrorClass::Quota | ErrorClass::Auth | ErrorClass::Invalid
+        );
+        let may_be_launched = cell.may_be_launched && !is_local;
+        let has_answer = match error.class {
+            ErrorClass::Unanswered | ErrorClass::Throttled => false,
+            ErrorClass::Ended => true,
+            _ => is_local || (is_refusal && !may_be_launched),
+        };
+        if !has_answer {
+            // The same call is repeated: with its token it makes one instance at most. A refusal
+            // does not say what became of an earlier call without an answer.
+            return self.apply(id, CellEvent::LaunchUnanswered, now);
+        }
+        // A local provider may leave parts of an instance.
+        let event = if is_local {
+            CellEvent::LaunchFailed(reason_of(&error))
+        } else {
+            CellEvent::NothingLaunched(REFUSED.into())
+        };
+        self.fail(id, CellError::Provider(error));
+        self.apply(id, event, now);
+    }
+
+    /// Avoids what an error refuses, for a while.
+    fn avoid_refused(&mut self, error: &ProviderError, now: Now) {
+        let until = now.boot + self.config.refusal_pause;
+        let refusal = Refusal { until, reason: reason_of(error) };
+        match &error.refused_quota {
+            // Each of its offerings would give way to others.
+            Some(quota) => self.refusals.add_quota(quota, now.boot, &refusal),
+            None => self.refusals.add(&error.refused, now.boot, &refusal),
+        }
+        if let Some(zone) = &error.refused_zone {
+            self.refusals.add_zone(zone, now.boot, &refusal);
+        }
+        if let Some(market) = error.refused_market {
+            self.refusals.add_market(market, &refusal);
+        }
+    }
+
+    /// Takes the instance of a launch: the provider's answer or its list has it.
+    fn on_instance(&mut self, id: &CellId, instance: &Instance, now: Now) {
+        let Some(cell) = self.cells.get_mut(id) else { return };
+        cell.instance_known = Some(now.boot);
+        cell.billed_from = Some(now.boot);
+        let order = cell.order.as_ref().and_then(|sandbox| self.orders.get(sandbox));
+        let choice = order.and_then(|order| order.choice.as_ref());
+        let types = choice.and_then(|choice| choice.needs.instance_type.as_ref());
+        cell.launched(&instance.offering, types);
+        self.reach(id, Step::Launched, now);
+        self.count_enrolled_boot(id);
+        self.apply(id, CellEvent::Launched(instance.id.clone()), now);
+    }
+
+    /// Takes the time for which a cell's PID 1 has run: from it follows when the cell booted. The
+    /// cell is not older than its order, whatever its agent says.
+    fn on_running(&mut self, id: &CellId, time: Duration, now: Now) {
+        let Some(cell) = self.cells.get(id) else { return };
+        if !cell.state.is_unbound() {
+            return;
+        }
+        let created = u64::try_from(cell.created_unix_nanos).map_or(now.unix, Duration::from_nanos);
+        let ago = time.min(now.unix.saturating_sub(created));
+        self.reach(id, Step::Booted, now.earlier(ago));
+    }
+
+    /// Takes a step of a pod's start. The first container ends the timeline, and records it.
+    fn on_reached(&mut self, id: &CellId, step: Step, now: Now) {
+        let Some(cell) = self.cells.get_mut(id) else { return };
+        let is_started = cell.timeline.at(Step::FirstContainer).is_some();
+        // The cell of an older daemon has no timeline.
+        if is_started || cell.timeline.at(Step::Bound).is_none() {
+            return;
+        }
+        self.reach(id, step, now);
+        if step == Step::FirstContainer {
+            let Some(cell) = self.cells.get(id) else { return };
+            let steps = cell.timeline.since(cell.created_unix_nanos).collect();
+            self.emit(id, Effect::Log(Notice::Started(steps)));
+            self.commit(id, CommitOf::Information, now);
+        }
+    }
+
+    fn on_terminated(
+        &mut self,
+        id: &CellId,
+        outcome: Result<Termination, ProviderError>,
+        console: String,
+        now: Now,
+    ) {
+        let Some(cell) = self.cells.get_mut(id) else { return };
+        if !console.is_empty() {
+            cell.console = console;
+        }
+        self.count_failed_boot(id, now);
+        // The instance of a provider of the node is not one of another place, which it can't see.
+        let is_known = self.capabilities.not_found_believed_after > Duration::ZERO;
+        let elsewhere = self.no_end_elsewhere(id);
+        let outcome = match (outcome, elsewhere) {
+            (Ok(progress), Some(error)) => {
+                if is_known {
+                    Ok(progress)
+                } else {
+                    Err(error)
+                }
+            }
+            (Err(error), Some(elsewhere)) if error.class == ErrorClass::NotFound => Err(elsewhere),
+            (outcome, _) => outcome,
+        };
+        match outcome {
+            Ok(Termination::Confirmed) => self.apply(id, CellEvent::Terminated, now),
+            Ok(Termination::Accepted) => self.apply(id, CellEvent::TerminationAccepted, now),
+            Err(error)
+                if error.class == ErrorClass::NotFound && self.believes_not_found(id, now) =>
+            {
+                self.apply(id, CellEvent::Terminated, now);
+            }
+            Err(error) => {
+                self.refuse_end(id, error);
+                self.apply(id, CellEvent::TerminationFailed, now);
+            }
+        }
+    }
+
+    fn on_claim(
+        &mut self,
+        id: &CellId,
+        token_sha256: &str,
+        key_sha256: String,
+        claim: ClaimNumber,
+        now: Now,
+    ) {
+        let refusal = match self.cells.get(id) {
+            None => Some(ClaimRefusal::Unknown),
+            Some(cell) if !cell.admits_agents() => Some(ClaimRefusal::Unknown),
+            Some(cell) if cell.token_sha256 != token_sha256 => Some(ClaimRefusal::WrongToken),
+            Some(cell) if !cell.key_sha256.is_empty() && cell.key_sha256 != key_sha256 => {
+                Some(ClaimRefusal::OtherKey)
+            }
+            Some(cell) if now.boot >= cell.token_deadline => Some(ClaimRefusal::Expired),
+            Some(_) => None,
+        };
+        if let Some(refusal) = refusal {
+            let is_alarm = matches!(refusal, ClaimRefusal::OtherKey);
+            self.effects.push((None, Effect::AnswerClaim(claim, Err(refusal))));
+            if is_alarm && self.cells.get(id).is_some_and(|cell| cell.state.is_unbound()) {
+                self.fail(id, CellError::Ended(id.clone(), OTHER_KEY.to_owned()));
+                self.apply(id, CellEvent::End(OTHER_KEY.into()), now);
+            }
+            return;
+        }
+        if let Some(cell) = self.cells.get_mut(id)
+            && cell.key_sha256.is_empty()
+        {
+            cell.key_sha256 = key_sha256;
+            self.reach(id, Step::Enrolled, now);
+            self.count_enrolled_boot(id);
+            self.commit(id, CommitOf::Claim(claim), now);
+        }
+        self.emit(id, Effect::AnswerClaim(claim, Ok(())));
+    }
+
+    fn on_terminate(&mut self, id: &CellId, reason: Arc<str>, now: Now) {
+        let Some(cell) = self.cells.get_mut(id) else {
+            return self.effects.push((Some(id.clone()), Effect::AnswerEnd(Ok(()))));
+        };
+        cell.has_enders = true;
+        cell.is_ended_by_caller = true;
+        self.fail(id, CellError::Ended(id.clone(), reason.to_string()));
+        // Where the instance can't be ended, its agent ends the pod.
+        let event = if self.cells.get(id).is_some_and(|cell| self.awaits_end_of(cell)) {
+            CellEvent::End(reason)
+        } else {
+            CellEvent::Stop(reason)
+        };
+        self.apply(id, event, now);
+    }
+
+    fn on_not_terminated(&mut self, id: &CellId) {
+        let Some(cell) = self.cells.get_mut(id) else { return };
+        let refusal = cell.refusal.take();
+        self.answer_order_of(id);
+        if let Some(error) = refusal {
+            self.answer_end(id, Err(error.clone()));
+            self.fail_orders_of_pod(id, &error);
+        }
+    }
+
+    /// Removes an ended cell, and answers everyone who waits for its end.
+    fn on_ended(&mut self, id: &CellId, now: Now) {
+        self.count_failed_boot(id, now);
+        let Some(mut cell) = self.cells.remove(id) else { return };
+        let reason: Arc<str> = cell.state.reason().cloned().unwrap_or_else(|| "".into());
+        self.timers.clear_cell(id);
+        self.forget_health(id, now);
+        self.emit(id, Effect::PublishEnded(Arc::clone(&reason)));
+        self.emit(id, Effect::AnswerEnd(Ok(())));
+        match cell.order.take() {
+            Some(order) => self.on_cell_of_order_ended(&order, cell, now),
+            None => self.on_cell_of_pool_ended(cell, now),
+        }
+        self.wake_waiting_orders(now);
+    }
+
+    /// Records the cause of a failed launch; the first stays.
+    fn fail(&mut self, id: &CellId, failure: CellError) {
+        if let Some(cell) = self.cells.get_mut(id)
+            && cell.state.is_unbound()
+            && cell.failure.is_none()
+        {
+            cell.note_failed_boot(&failure);
+            cell.failure = Some(failure);
+        }
+    }
+
+    fn on_detach_answered(&mut self, id: &CellId) {
+        if let Some(cell) = self.cells.get_mut(id) {
+            cell.is_detaching = false;
+        }
+    }
+
+    fn refuse_end(&mut self, id: &CellId, error: ProviderError) {
+        if let Some(cell) = self.cells.get_mut(id) {
+            cell.refusal = Some(error);
+        }
+    }
+
+    fn answer_end(&mut self, id: &CellId, outcome: Result<(), ProviderError>) {
+        if let Some(cell) = self.cells.get_mut(id) {
+            cell.has_enders = false;
+        }
+        self.emit(id, Effect::AnswerEnd(outcome));
+    }
+
+    fn emit(&mut self, id: &CellId, effect: Effect) {
+        self.effects.push((Some(id.clone()), effect));
+    }
+
+    /// Commits the records of a cell and of its order.
+    fn commit(&mut self, id: &CellId, of: CommitOf, now: Now) {
+        let is_ended = self.cells.get(id).is_some_and(|cell| cell.state.is_ended());
+        let cost = is_ended.then(|| self.settle_cost(id, now)).flatten();
+        let mut changes: Vec<Change> = cost.into_iter().collect();
+        let settled = self.cells.get_mut(id).and_then(|cell| cell.settled.take());
+        changes.extend(settled);
+        let Some(cell) = self.cells.get(id) else { return };
+        match &cell.state {
+            State::Ended { .. } if !cell.was_bound => changes.push(Change::Cell(id.clone(), None)),
+            State::Ended { reason } => {
+                changes.push(Change::Cell(id.clone(), Some(Box::new(cell.stored()))));
+                let dropped = self.tombstones.add(id.clone(), reason.to_string());
+                changes.extend(dropped.into_iter().map(|cell| Change::Cell(cell, None)));
+            }
+            _ => changes.push(Change::Cell(id.clone(), Some(Box::new(cell.stored())))),
+        }
+        if let Some(sandbox) = &cell.order_record {
+            let order = self
+                .orders
+                .get(sandbox)
+                .filter(|order| order.state.cell() == Some(id) && cell.state.is_unbound());
+            let record = order.map(|order| Box::new(order.stored(sandbox)));
+            changes.push(Change::Order(sandbox.clone(), record));
+        }
+        self.emit(id, Effect::Commit { changes, of });
+    }
+
+    /// Returns the id of a new cell.
+    fn cell_id(&mut self) -> Result<CellId, NoRandomness> {
+        let mut random = [0_u8; CellId::RANDOM_BYTES];
+        self.seams.random(&mut random)?;
+        Ok(CellId::from_random(&random))
+    }
+
+    /// Returns a new token: 256 random bits in hexadecimal.
+    fn token(&mut self) -> Result<String, NoRandomness> {
+        let mut bytes = [0_u8; 32];
+        self.seams.random(&mut bytes)?;
+        Ok(hex::encode(bytes))
+    }
+}
+
+fn reason_of(error: &ProviderError) -> Arc<str> {
+    error.text().into()
+}

@@ -1,0 +1,164 @@
+//! Errors of launches and terminations.
+
+use std::sync::Arc;
+
+use kiyot_proto::text::counted;
+
+use crate::{
+    StoreError,
+    engine::{OverBudget, PortTaken},
+    id::{CellId, NoRandomness},
+    placement::{AllRefused, NoFit},
+    provider::{ErrorClass, InstanceId, ProviderError},
+};
+
+/// An error of the launch or the termination of a cell. Cheap to clone.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum CellError {
+    /// The provider refused or failed.
+    #[error("the provider of cells")]
+    Provider(#[source] ProviderError),
+    /// The record could not be written.
+    #[error("the record of cell {0}")]
+    Store(CellId, #[source] Arc<StoreError>),
+    /// Several launches failed, one after the other.
+    #[error(
+        "{} failed: {}", counted(.causes.len(), "launch", "launches"), numbered(.causes)
+    )]
+    Launches {
+        /// The causes, in order.
+        causes: Vec<String>,
+        /// The last cause.
+        last: Box<CellError>,
+    },
+    /// The provider does not permit launches, or those with the pod's parameters, or a quota of the
+    /// account permits none.
+    #[error(
+        "no cell is launched for {seconds} s{}, because the last launch was {}",
+        if source.is_of_request { " with this instance type and these annotations" } else { "" },
+        if source.class == ErrorClass::Auth { "not permitted" } else { "over a quota" }
+    )]
+    Denied {
+        /// The time after which a launch is tried again, in seconds.
+        seconds: u64,
+        /// The error of that launch.
+        source: ProviderError,
+    },
+    /// The launch was repeated until the time for it was over.
+    #[error("cell {cell} was not launched within {seconds} s")]
+    NotLaunched {
+        /// The cell.
+        cell: CellId,
+        /// The time limit, in seconds.
+        seconds: u64,
+        /// The error of the last call.
+        source: Box<ProviderError>,
+    },
+    /// The agent did not connect in time.
+    #[error("cell {cell} did not connect within {seconds} s; its console ends: {console}")]
+    Silent {
+        /// The cell.
+        cell: CellId,
+        /// The time limit, in seconds.
+        seconds: u64,
+        /// The end of its console output.
+        console: String,
+    },
+    /// The cell ended during its launch.
+    #[error("cell {0} ended: {1}")]
+    Ended(CellId, String),
+    /// Another cell of the pod has not ended in time.
+    #[error(
+        "no cell was launched for {seconds} s, because an earlier cell of the pod has not ended{}",
+        named(.cell)
+    )]
+    Blocked {
+        /// The earlier cell.
+        cell: Option<CellId>,
+        /// The time limit, in seconds.
+        seconds: u64,
+    },
+    /// The order was replaced by another of the pod.
+    #[error("{0}")]
+    Replaced(&'static str),
+    /// No instance type fits the pod.
+    #[error(transparent)]
+    NoFit(#[from] NoFit),
+    /// All offerings that fit the pod were refused lately.
+    #[error(transparent)]
+    AllRefused(#[from] AllRefused),
+    /// A price limit is reached.
+    #[error(transparent)]
+    OverBudget(#[from] OverBudget),
+    /// The limit of boots was reached all the time.
+    #[error(
+        "no cell was launched for {seconds} s, because {} ({}) and limits.boots allows no more; \
+         {} in turn", counted(*.boots, "cell boots", "cells boot"), listed(.holders),
+        counted(*.orders, "pod waits", "pods wait")
+    )]
+    Queued {
+        /// The limit.
+        boots: usize,
+        /// The time since the pod's first order, in seconds.
+        seconds: u64,
+        /// The number of waiting orders.
+        orders: usize,
+        /// Some of the cells that boot.
+        holders: Vec<CellId>,
+    },
+    /// A host port or a network of the pod is that of another pod.
+    #[error(transparent)]
+    PortTaken(#[from] PortTaken),
+    /// The limit `max_cells` is reached.
+    #[error(
+        "{}, and max_cells allows no more than {limit}; most of them are of {}",
+        counted(*.cells, "cell has not ended", "cells have not ended"), by_namespace(.holders)
+    )]
+    Full {
+        /// The limit.
+        limit: usize,
+        /// The number of cells.
+        cells: usize,
+        /// The namespaces with most of them, and their numbers; "" for the warm pools.
+        holders: Vec<(String, usize)>,
+    },
+    /// An instance of this owner was launched by another daemon.
+    #[error(
+        "instance {0} of this owner was launched by a daemon with another certificate authority; \
+         no cell is launched until it has ended, or the daemon is started with --take-over"
+    )]
+    Foreign(InstanceId),
+    /// An operator wants that no cell is launched.
+    #[error("no cell is launched until the node's cells are uncordoned (milpactl uncordon)")]
+    Cordoned,
+    /// The daemon is starting or stopping.
+    #[error("no cell is launched while the daemon is starting or stopping")]
+    Starting,
+    /// The daemon stopped before the outcome was known.
+    #[error("the daemon is stopping")]
+    Stopping,
+    /// The system returned no random bytes.
+    #[error(transparent)]
+    Randomness(#[from] NoRandomness),
+}
+
+fn numbered(causes: &[String]) -> String {
+    let causes = causes.iter().zip(1..).map(|(cause, number)| format!("({number}) {cause}"));
+    causes.collect::<Vec<_>>().join("; ")
+}
+
+fn listed(cells: &[CellId]) -> String {
+    cells.iter().map(CellId::as_str).collect::<Vec<_>>().join(", ")
+}
+
+fn by_namespace(holders: &[(String, usize)]) -> String {
+    let named = holders.iter().map(|(namespace, cells)| match namespace.as_str() {
+        "" => format!("warm pools ({cells})"),
+        namespace => format!("namespace {namespace} ({cells})"),
+    });
+    named.collect::<Vec<_>>().join(", ")
+}
+
+fn named(cell: &Option<CellId>) -> String {
+    cell.as_ref().map(|cell| format!(": {cell}")).unwrap_or_default()
+}

@@ -1,0 +1,366 @@
+//! Evidence of listings and descriptions.
+//!
+//! A terminal state ends a cell. Absence from a list is only a question, which a description by id
+//! answers; "not found" counts from the declared age on, not for many instances at once, which is
+//! an outage, and not for a cell of another place (`place`). An instance that belongs to no cell is
+//! ended after two sightings apart.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use crate::{
+    engine::{
+        Cell, CellError, CellEvent, Effect, Engine, INSTANCE_ENDED, NO_INSTANCE, Notice, Now, State,
+    },
+    id::CellId,
+    provider::{ErrorClass, Instance, InstanceId, InstanceState, ProviderError},
+};
+
+/// The instances from which on a common absence may be an outage.
+const MIN_OUTAGE: usize = 3;
+
+/// The listings past the declared age that must not show an instance, before a launch without an
+/// answer is taken for one that made none.
+const MIN_ABSENT_LISTINGS: u32 = 3;
+
+/// The listing periods after which the accepted termination of a stray is repeated, if it is still
+/// listed.
+pub(super) const STRAY_PERIODS: u32 = 10;
+
+/// Results of listings and descriptions.
+#[derive(Debug, Default)]
+pub(super) struct Evidence {
+    /// Instances of no cell, with the time of the first sighting.
+    sightings: BTreeMap<InstanceId, Duration>,
+    /// True after the first listing.
+    has_listed: bool,
+    /// The pods that the last listing showed attached to strays.
+    pods_of_strays: BTreeSet<String>,
+    /// Strays whose termination is pending, or was accepted, with the time of the next.
+    ending: BTreeMap<InstanceId, Option<Duration>>,
+    /// An instance of the same owner with another fingerprint.
+    foreign: Option<InstanceId>,
+    /// Cells whose instance was not found, with the time.
+    not_found: BTreeMap<CellId, Duration>,
+    /// Launches without an answer that a listing did not show, with the time of the first, and the
+    /// number of those that began past the declared age.
+    not_listed: BTreeMap<CellId, (Duration, u32)>,
+}
+
+impl Evidence {
+    /// Returns an instance of the same owner that another daemon launched.
+    pub(super) fn foreign(&self) -> Option<&InstanceId> {
+        self.foreign.as_ref()
+    }
+
+    /// Returns true if containers of a pod may run in an instance of no cell, as after the loss of
+    /// the journal: before the first listing, and while a stray is attached to the pod.
+    pub(super) fn may_run_in_stray(&self, pod_uid: &str) -> bool {
+        !self.has_listed || self.pods_of_strays.contains(pod_uid)
+    }
+
+    pub(super) fn strays_ended(
+        &mut self,
+        accepted: Vec<InstanceId>,
+        failed: &[InstanceId],
+        again: Duration,
+    ) {
+        self.ending.extend(accepted.into_iter().map(|instance| (instance, Some(again))));
+        for instance in failed {
+            self.ending.remove(instance);
+        }
+    }
+
+    /// Returns true if the termination of a stray is neither pending nor accepted, and marks it as
+    /// pending.
+    fn begin_end(&mut self, stray: &InstanceId, now: Duration) -> bool {
+        match self.ending.get(stray) {
+            Some(None) => false,
+            Some(Some(again)) if now < *again => false,
+            _ => {
+                self.ending.insert(stray.clone(), None);
+                true
+            }
+        }
+    }
+}
+
+impl Engine {
+    pub(super) fn on_listed(&mut self, began: Duration, instances: Vec<Instance>, now: Now) {
+        let listed: BTreeMap<&InstanceId, &Instance> =
+            instances.iter().map(|instance| (&instance.id, instance)).collect();
+        self.found(&listed.keys().copied().collect(), now);
+        self.resolve_open_launches(began, &instances, now);
+        self.compare_cells(began, &listed, now);
+        self.find_strays(began, &instances);
+        self.evidence.has_listed = true;
+        self.wake_waiting_orders(now);
+    }
+
+    /// Finds the instances of launches without an answer.
+    fn resolve_open_launches(&mut self, began: Duration, instances: &[Instance], now: Now) {
+        let age = self.capabilities.not_found_believed_after;
+        // A request may arrive late, and a list may be partial.
+        let enough = if age.is_zero() { 1 } else { MIN_ABSENT_LISTINGS };
+        let open: Vec<(CellId, Option<&Instance>, bool)> = self
+            .cells
+            .values()
+            .filter(|cell| cell.state.has_open_launch())
+            .map(|cell| {
+                let found = instances.iter().find(|instance| is_of_launch(instance, cell));
+                let is_searching = cell.state.is_searching();
+                (cell.id.clone(), found, is_searching)
+            })
+            .collect();
+        let open_ids: BTreeSet<&CellId> = open.iter().map(|(id, ..)| id).collect();
+        self.evidence.not_listed.retain(|cell, _| open_ids.contains(cell));
+        for (id, found, is_searching) in open {
+            match found {
+                // A launch with a pending call is answered by the call.
+                _ if !is_searching => {}
+                Some(instance) => self.on_instance(&id, instance, now),
+                None if self.is_out_of_sight(&id) => {}
+                None => {
+                    let (first, absences) =
+                        self.evidence.not_listed.entry(id.clone()).or_insert((began, 0));
+                    if began > *first && began.saturating_sub(*first) >= age {
+                        *absences += 1;
+                    }
+                    if *absences >= enough {
+                        self.evidence.not_listed.remove(&id);
+                        self.apply(&id, CellEvent::NothingLaunched(NO_INSTANCE.into()), now);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Ends cells whose instance has ended, and asks for those that are not listed.
+    fn compare_cells(
+        &mut self,
+        began: Duration,
+        listed: &BTreeMap<&InstanceId, &Instance>,
+        now: Now,
+    ) {
+        let (mut ended, mut proofs) = (Vec::new(), Vec::new());
+        let (mut absent, mut expected) = (Vec::new(), 0);
+        // On the node, the end of an instance leaves parts that only its termination removes.
+        let is_remote = !self.capabilities.awaits_ends();
+        for cell in self.cells.values() {
+            // An instance that became known during the listing may be absent from it.
+            let is_known = cell.instance_known.is_some_and(|known| known <= began);
+            let is_confirming = cell.state.is_confirming();
+            let Some(instance) = cell.state.instance() else { continue };
+            if self.is_elsewhere(cell) {
+                continue;
+            }
+            let listed = listed.get(instance).copied();
+            let state = listed.map(|listed| listed.state);
+            if is_remote
+                && cell.state.awaits_termination()
+                && state == Some(InstanceState::Terminated)
+            {
+                proofs.push((cell.id.clone(), CellEvent::InstanceTerminated));
+            }
+            if !is_known || !(cell.state.expects_instance() || is_confirming) {
+                continue;
+            }
+            expected += 1;
+            match listed {
+                Some(listed) if listed.state == InstanceState::Terminated && is_confirming => {
+                    proofs.push((cell.id.clone(), CellEvent::Terminated));
+                }
+                Some(listed) if !listed.state.is_alive() && !is_confirming => {
+                    ended.push((cell.id.clone(), listed));
+                }
+                Some(_) => {}
+                None if !is_confirming => absent.push((cell.id.clone(), instance.clone())),
+                None => {}
+            }
+        }
+        for (id, proof) in proofs {
+            self.apply(&id, proof, now);
+        }
+        for (id, instance) in ended {
+            self.instance_ended(&id, Some(instance), now);
+        }
+        if self.is_outage(absent.len(), expected) {
+            let owner = &self.config.owner;
+            let (cluster, node) = (owner.cluster.clone(), owner.node.clone());
+            let notice = Notice::Outage { absent: absent.len(), expected, cluster, node };
+            return self.effects.push((None, Effect::Log(notice)));
+        }
+        for (id, instance) in absent {
+            self.emit(&id, Effect::Describe(instance));
+        }
+    }
+
+    pub(super) fn on_described(
+        &mut self,
+        id: &CellId,
+        outcome: Result<Instance, ProviderError>,
+        now: Now,
+    ) {
+        if let Ok(instance) = &outcome {
+            self.found(&BTreeSet::from([&instance.id]), now);
+        }
+        let Some(cell) = self.cells.get(id) else { return };
+        let (is_confirming, is_expected) =
+            (cell.state.is_confirming(), cell.state.expects_instance());
+        match outcome {
+            Ok(instance) if instance.state == InstanceState::Terminated && is_confirming => {
+                self.apply(id, CellEvent::Terminated, now);
+            }
+            // It was accepted and is not done: the call is repeated.
+            Ok(_) if is_confirming => self.apply(id, CellEvent::RetryDue, now),
+            Ok(instance) if !instance.state.is_alive() && is_expected => {
+                self.instance_ended(id, Some(&instance), now);
+            }
+            Ok(_) => {
+                self.evidence.not_found.remove(id);
+            }
+            Err(error) if error.class == ErrorClass::NotFound => {
+                let believed = self.believes_not_found(id, now);
+                if believed && is_confirming {
+                    self.apply(id, CellEvent::Terminated, now);
+                } else if believed && is_expected && !self.contradicts(id) {
+                    self.instance_ended(id, None, now);
+                } else {
+                    // The confirm timer asks again.
+                    self.settle(id, now);
+                }
+            }
+            Err(_) => self.settle(id, now),
+        }
+    }
+
+    /// Returns true if "not found" proves that the instance of a cell has ended.
+    pub(super) fn believes_not_found(&mut self, id: &CellId, now: Now) -> bool {
+        let age = self.capabilities.not_found_believed_after;
+        let cell = self.cells.get(id).filter(|cell| !self.is_elsewhere(cell));
+        let Some(known) = cell.and_then(|cell| cell.instance_known) else { return false };
+        self.evidence.not_found.insert(id.clone(), now.boot);
+        let window = self.capabilities.listing_period.saturating_mul(2);
+        let cells = &self.cells;
+        self.evidence
+            .not_found
+            .retain(|cell, at| cells.contains_key(cell) && now.boot.saturating_sub(*at) <= window);
+        let is_expected =
+            |cell: &&Cell| cell.state.instance().is_some() && !self.is_elsewhere(cell);
+        let expected = self.cells.values().filter(is_expected).count();
+        now.boot.saturating_sub(known) >= age
+            && !self.is_outage(self.evidence.not_found.len(), expected)
+    }
+
+    /// Returns true while the agent of a cell is connected whose instance was not found: the
+    /// instance is there, and the provider was asked at another place. A provider whose word counts
+    /// at once is on the node.
+    fn contradicts(&self, id: &CellId) -> bool {
+        !self.capabilities.not_found_believed_after.is_zero() && self.health.is_connected(id)
+    }
+
+    /// A provider whose word counts at once has no outages of this kind.
+    fn is_outage(&self, absent: usize, expected: usize) -> bool {
+        !self.capabilities.not_found_believed_after.is_zero()
+            && absent >= MIN_OUTAGE
+            && absent.saturating_mul(2) > expected
+    }
+
+    /// Ends a cell whose instance has ended. `instance` is what the provider says of it, if the
+    /// provider still knows it.
+    fn instance_ended(&mut self, id: &CellId, instance: Option<&Instance>, now: Now) {
+        let Some(cell) = self.cells.get(id) else { return };
+        let reason = instance.map(|instance| instance.end_reason.as_str()).unwrap_or_default();
+        let ended = match reason {
+            "" => INSTANCE_ENDED.to_owned(),
+            reason => format!("{INSTANCE_ENDED}: {reason}"),
+        };
+        let was_taken_back = instance.is_some_and(|instance| instance.lacks_capacity)
+            && matches!(cell.state, State::Booting { .. } | State::Idle { .. });
+        let failure = match instance {
+            // The launch was refused after its answer, or its spot instance was taken back.
+            Some(instance) if instance.lacks_capacity => {
+                let launched = cell.offering.as_ref().map(|candidate| &candidate.offering);
+                let offering = launched.unwrap_or(&instance.offering).clone();
+                let doing = format!("launch {offering}: {ended}");
+                let error = ProviderError::without_cause(ErrorClass::Capacity, doing);
+                let error = ProviderError { refused: vec![offering], ..error };
+                self.avoid_refused(&error, now);
+                CellError::Provider(error)
+            }
+            _ => CellError::Ended(id.clone(), ended.clone()),
+        };
+        self.emit(id, Effect::Log(Notice::InstanceEnded(reason.to_owned())));
+        self.fail(id, failure);
+        self.apply(id, CellEvent::End(ended.into()), now);
+        if was_taken_back {
+            self.part_from_order(id, now);
+        }
+    }
+
+    /// Ends instances that belong to no cell.
+    fn find_strays(&mut self, began: Duration, instances: &[Instance]) {
+        let apart = self.capabilities.listing_period / 2;
+        let (mut strays, mut foreign) = (Vec::new(), None);
+        let (mut seen, mut pods) = (BTreeSet::new(), BTreeSet::new());
+        for instance in instances {
+            if instance.state == InstanceState::Terminated || self.is_of_a_cell(instance) {
+                continue;
+            }
+            let is_foreign = !instance.fingerprint.is_empty()
+                && instance.fingerprint != self.config.owner.fingerprint;
+            if is_foreign && !self.config.take_over {
+                foreign = foreign.or_else(|| Some(instance.id.clone()));
+                continue;
+            }
+            seen.insert(instance.id.clone());
+            if !instance.pod_uid.is_empty() {
+                pods.insert(instance.pod_uid.clone());
+            }
+            let first = *self.evidence.sightings.entry(instance.id.clone()).or_insert(began);
+            if began > first
+                && began.saturating_sub(first) >= apart
+                && self.evidence.begin_end(&instance.id, began)
+            {
+                strays.push(instance.id.clone());
+            }
+        }
+        self.evidence.pods_of_strays = pods;
+        self.evidence.sightings.retain(|instance, _| seen.contains(instance));
+        let is_kept = |instance: &InstanceId, again: &mut Option<Duration>| {
+            again.is_none() || seen.contains(instance)
+        };
+        self.evidence.ending.retain(is_kept);
+        if foreign != self.evidence.foreign {
+            if let Some(instance) = &foreign {
+                self.effects.push((None, Effect::Log(Notice::Foreign(instance.clone()))));
+            }
+            self.evidence.foreign = foreign;
+        }
+        if !strays.is_empty() {
+            self.effects.push((None, Effect::EndStrays(strays)));
+        }
+    }
+
+    /// Returns true if an instance is that of a cell, or may be: by its id, or of a launch whose
+    /// instance is not known yet.
+    fn is_of_a_cell(&self, instance: &Instance) -> bool {
+        let by_tag = self.cells.get(&instance.cell);
+        let is_unresolved = by_tag
+            .is_some_and(|cell| cell.state.instance().is_none() && is_of_launch(instance, cell));
+        is_unresolved
+            || by_tag.is_some_and(|cell| cell.state.instance() == Some(&instance.id))
+            || self.cells.values().any(|cell| cell.state.instance() == Some(&instance.id))
+    }
+}
+
+/// Returns true if an instance was made by the launch of a cell: with its token where instances
+/// have one.
+fn is_of_launch(instance: &Instance, cell: &Cell) -> bool {
+    let token = cell.launch.as_ref().map(|launch| launch.token.as_str());
+    instance.cell == cell.id
+        && instance.state != InstanceState::Terminated
+        && (instance.token.is_empty() || token.is_none_or(|token| token == instance.token))
+}

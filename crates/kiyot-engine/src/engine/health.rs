@@ -1,0 +1,305 @@
+//! Health of cells: a cell whose agent is silent for too long is lost.
+//!
+//! The heartbeat is the keepalive of the control connection. Silence begins when the connection
+//! ends, and is counted in checks while the gateway listens, so that neither a stopped daemon nor a
+//! suspended node counts. After its limit, a last probe asks the provider for the instance; then
+//! the cell ends. If many cells fall silent together, the node itself is cut off, and no cell is
+//! lost, until a cell has been silent for so long that its agent has stopped the pod by itself.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use crate::{
+    engine::{CellEvent, Effect, Engine, Notice, Now, State, cell::Cell, timeline, timers::Timer},
+    id::CellId,
+    provider::{ErrorClass, Instance, ProviderError},
+};
+
+/// The longest time between two checks of silent cells.
+const CHECK_PERIOD: Duration = Duration::from_secs(5);
+/// The most time that counts between two checks: beyond it, the daemon stood still.
+const MAX_COUNTED_STEP: Duration = Duration::from_secs(10);
+/// The time from a probe without an answer to the next.
+const PROBE_PAUSE: Duration = Duration::from_secs(30);
+/// The time within which the connections of a node end that is cut off.
+const TOGETHER: Duration = Duration::from_secs(60);
+/// The silent cells from which on the node may be cut off.
+const MIN_CUT_OFF: usize = 3;
+/// The part of the bound and warm cells, as a divisor, from which on the node may be cut off.
+const CUT_OFF_PART: usize = 3;
+
+/// The cells with a control connection, and those without.
+#[derive(Debug, Default)]
+pub(super) struct Health {
+    silent: BTreeMap<CellId, Silence>,
+    connected: BTreeSet<CellId>,
+    /// True while so many bound and warm cells that fell silent together are silent that the node
+    /// may be cut off.
+    is_cut_off: bool,
+    /// True if that was logged, because it kept a cell from being lost.
+    is_logged: bool,
+}
+
+/// The silence of a cell.
+#[derive(Debug)]
+struct Silence {
+    /// The end of the connection, or the time from which on the gateway listens.
+    since: Duration,
+    /// The time that counts since the node was cut off last.
+    counted: Duration,
+    /// The time that counts in all.
+    total: Duration,
+    /// The time until which it is counted.
+    checked: Duration,
+    /// True while the answer of a probe is missing.
+    is_probed: bool,
+}
+
+impl Health {
+    /// Returns true while the agent of a cell is connected.
+    pub(super) fn is_connected(&self, id: &CellId) -> bool {
+        self.connected.contains(id)
+    }
+}
+
+impl Silence {
+    fn new(now: Now) -> Self {
+        let (counted, total) = (Duration::ZERO, Duration::ZERO);
+        Self { since: now.boot, counted, total, checked: now.boot, is_probed: false }
+    }
+
+    /// Counts the time until now.
+    fn count(&mut self, now: Now) {
+        let step = now.boot.saturating_sub(self.checked);
+        let step = step.min(MAX_COUNTED_STEP);
+        self.counted = self.counted.saturating_add(step);
+        self.total = self.total.saturating_add(step);
+        self.checked = now.boot;
+    }
+}
+
+impl Engine {
+    /// Sets the limit of silence for cells whose pod has none of its own; `None` is no limit.
+    pub fn set_healthy_timeout(&mut self, limit: Option<Duration>, now: Now) -> super::Effects {
+        self.config.healthy_timeout = limit;
+        self.timers.clear(&Timer::Health);
+        self.schedule_check(now);
+        self.handle(super::Event::Tick, now)
+    }
+
+    /// Begins to count the silence of all cells: from now on the gateway listens.
+    pub(super) fn start_health(&mut self, now: Now) {
+        for id in self.cells.keys() {
+            self.health.silent.insert(id.clone(), Silence::new(now));
+        }
+        self.update_cut_off(now);
+        self.schedule_check(now);
+    }
+
+    pub(super) fn on_connected(&mut self, id: &CellId, now: Now) {
+        if self.cells.contains_key(id) {
+            self.health.connected.insert(id.clone());
+        }
+        if self.health.silent.remove(id).is_some() {
+            self.update_cut_off(now);
+        }
+    }
+
+    /// Returns true if a cell is being ended or has ended.
+    pub fn is_ending(&self, id: &CellId) -> bool {
+        self.cells.get(id).is_none_or(|cell| match cell.state {
+            State::Stopping { .. } | State::Terminating { .. } | State::Ended { .. } => true,
+            State::Requested
+            | State::Launching { .. }
+            | State::Booting { .. }
+            | State::Idle { .. }
+            | State::Binding { .. }
+            | State::Bound { .. } => false,
+        })
+    }
+
+    pub(super) fn on_disconnected(&mut self, id: &CellId, now: Now) {
+        self.health.connected.remove(id);
+        if self.cells.contains_key(id) {
+            self.health.silent.entry(id.clone()).or_insert_with(|| Silence::new(now));
+            self.update_cut_off(now);
+            self.schedule_check(now);
+        }
+    }
+
+    /// Adapts to a new state of a cell: only the silence of bound and warm cells counts.
+    pub(super) fn settle_health(&mut self, id: &CellId, now: Now) {
+        self.update_cut_off(now);
+        if self.health.silent.contains_key(id) {
+            self.schedule_check(now);
+        }
+    }
+
+    /// Forgets an ended cell.
+    pub(super) fn forget_health(&mut self, id: &CellId, now: Now) {
+        self.health.connected.remove(id);
+        self.health.silent.remove(id);
+        self.update_cut_off(now);
+    }
+
+    /// Schedules the next check, if a silent cell has a limit.
+    pub(super) fn schedule_check(&mut self, now: Now) {
+        let waits = self.health.silent.iter().filter_map(|(id, silence)| {
+            let limit = self.silence_limit(id)?;
+            let counted = silence.counted + now.boot.saturating_sub(silence.checked);
+            Some(limit.checked_sub(counted).filter(|left| !left.is_zero()).unwrap_or(CHECK_PERIOD))
+        });
+        if let Some(wait) = waits.min() {
+            let at = now.boot + wait.min(CHECK_PERIOD);
+            self.timers.set_earlier(Timer::Health, at);
+        }
+    }
+
+    /// Probes the cells that have been silent for too long, unless the node may be cut off.
+    pub(super) fn check_health(&mut self, now: Now) {
+        for silence in self.health.silent.values_mut() {
+            silence.count(now);
+        }
+        let overdue: Vec<CellId> =
+            self.health.silent.keys().filter(|id| self.is_overdue(id)).cloned().collect();
+        let (kept, due): (Vec<_>, Vec<_>) = overdue.into_iter().partition(|id| self.is_kept(id));
+        if !kept.is_empty() && !std::mem::replace(&mut self.health.is_logged, true) {
+            let (silent, all) = self.silent_cells();
+            self.effects.push((None, Effect::Log(Notice::CutOff { silent, all })));
+        }
+        for id in due {
+            let instance = self.cells.get(&id).and_then(|cell| cell.state.instance().cloned());
+            let Some(silence) = self.health.silent.get_mut(&id) else { continue };
+            if let Some(instance) = instance
+                && !std::mem::replace(&mut silence.is_probed, true)
+            {
+                self.emit(&id, Effect::Describe(instance));
+            }
+        }
+        self.schedule_check(now);
+    }
+
+    /// Ends a silent cell after its last probe. Any answer of the provider about the instance will
+    /// do: what it says of an ended instance is evidence by itself. Without an answer, the node may
+    /// reach neither, and another probe follows; likewise if the provider looks in another place.
+    pub(super) fn on_probed(
+        &mut self,
+        id: &CellId,
+        outcome: &Result<Instance, ProviderError>,
+        now: Now,
+    ) {
+        let has_answer = match outcome {
+            Ok(_) => true,
+            Err(error) => error.class == ErrorClass::NotFound && !self.is_out_of_sight(id),
+        };
+        let limit = self.silence_limit(id);
+        let Some(silence) = self.health.silent.get_mut(id).filter(|silence| silence.is_probed)
+        else {
+            return;
+        };
+        silence.is_probed = false;
+        let Some(limit) = limit else { return };
+        if !has_answer {
+            silence.counted = silence.counted.min(limit.saturating_sub(PROBE_PAUSE));
+            return self.schedule_check(now);
+        }
+        let seconds = now.boot.saturating_sub(silence.since).as_secs();
+        if !self.is_overdue(id) || self.is_kept(id) {
+            return;
+        }
+        self.emit(id, Effect::Log(Notice::Lost { seconds }));
+        if let Some(cell) = self.cells.get_mut(id) {
+            cell.lost_unix_nanos = timeline::nanos(now.unix);
+        }
+        let limit = limit.as_secs();
+        let reason = format!(
+            "its agent has been silent for {seconds} s, longer than its healthy timeout of \
+             {limit} s"
+        );
+        self.apply(id, CellEvent::End(reason.into()), now);
+    }
+
+    /// Returns true if a cell has been silent for longer than its limit.
+    fn is_overdue(&self, id: &CellId) -> bool {
+        let silence = self.health.silent.get(id);
+        silence.zip(self.silence_limit(id)).is_some_and(|(silence, limit)| silence.counted >= limit)
+    }
+
+    /// Returns true if a silent cell is not lost because the node may be cut off. A cell without
+    /// contact for the orphan timeout has stopped its pod, whatever became of the node.
+    fn is_kept(&self, id: &CellId) -> bool {
+        let silence = self.health.silent.get(id);
+        self.health.is_cut_off
+            && silence.is_some_and(|silence| silence.total < self.config.orphan_timeout)
+    }
+
+    /// Returns the limit of silence of a bound or warm cell. Other states have limits of their own:
+    /// the launch has a deadline, and the agent powers the instance off after a stop.
+    fn silence_limit(&self, id: &CellId) -> Option<Duration> {
+        let cell = self.cells.get(id).filter(|cell| is_watched(cell))?;
+        match cell.healthy_timeout {
+            Some(own) => own.limit(),
+            None => self.config.healthy_timeout,
+        }
+    }
+
+    /// Returns true if a cell has no control connection.
+    pub fn is_silent(&self, id: &CellId) -> bool {
+        self.health.silent.contains_key(id)
+    }
+
+    /// Returns true while so many bound and warm cells are silent that the node may be cut off.
+    pub fn is_cut_off(&self) -> bool {
+        self.health.is_cut_off
+    }
+
+    /// Returns the cells whose silence counts: those that are bound to their pods, and those that
+    /// wait in warm pools.
+    pub fn watched_cells(&self) -> impl Iterator<Item = &CellId> {
+        self.cells.values().filter(|cell| is_watched(cell)).map(|cell| &cell.id)
+    }
+
+    /// Returns the largest number of silent cells that fell silent together, and the number of all
+    /// cells, of those whose silence counts.
+    fn silent_cells(&self) -> (usize, usize) {
+        let (mut all, mut since) = (0, Vec::new());
+        for cell in self.watched_cells() {
+            all += 1;
+            since.extend(self.health.silent.get(cell).map(|silence| silence.since));
+        }
+        since.sort_unstable();
+        let together = |(first, begin): (usize, &Duration)| {
+            since.partition_point(|other| *other <= *begin + TOGETHER) - first
+        };
+        (since.iter().enumerate().map(together).max().unwrap_or_default(), all)
+    }
+
+    /// Compares the number of silent cells with all. The counts begin again when enough cells are
+    /// connected: the others may be about to connect.
+    fn update_cut_off(&mut self, now: Now) {
+        if self.health.silent.len() < MIN_CUT_OFF && !self.health.is_cut_off {
+            return;
+        }
+        let (silent, all) = self.silent_cells();
+        let is_cut_off = silent >= MIN_CUT_OFF && silent.saturating_mul(CUT_OFF_PART) >= all;
+        if self.health.is_cut_off && !is_cut_off {
+            for silence in self.health.silent.values_mut() {
+                (silence.counted, silence.checked) = (Duration::ZERO, now.boot);
+            }
+            if std::mem::take(&mut self.health.is_logged) {
+                self.effects.push((None, Effect::Log(Notice::CutOffOver)));
+            }
+        }
+        self.health.is_cut_off = is_cut_off;
+    }
+}
+
+fn is_watched(cell: &Cell) -> bool {
+    match cell.state {
+        State::Bound { .. } => true,
+        State::Idle { .. } => cell.is_warm(),
+        _ => false,
+    }
+}

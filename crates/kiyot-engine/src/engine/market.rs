@@ -1,0 +1,57 @@
+//! The market of a launch, for an order or a pool that prefers spot and accepts on-demand.
+//!
+//! A launch has candidates of one market: spot, until its offerings were refused or the deadline is
+//! over, then on-demand.
+
+use std::time::Duration;
+
+use crate::{
+    engine::{Engine, Now, cell::Cell, order::Order},
+    placement::{Candidate, Market},
+};
+
+impl Order {
+    /// Returns true if it prefers spot and accepts on-demand.
+    fn has_choice_of_market(&self) -> bool {
+        has(&self.candidates, Market::Spot) && has(&self.candidates, Market::OnDemand)
+    }
+}
+
+impl Cell {
+    /// Returns true if its launch was for spot, or is spot.
+    pub(super) fn was_for_spot(&self) -> bool {
+        let requested = self.launch.iter().flat_map(|launch| launch.spec.offerings());
+        let own = self.offering.iter().map(|candidate| &candidate.offering);
+        requested.chain(own).any(|offering| offering.market == Market::Spot)
+    }
+}
+
+impl Engine {
+    /// Returns the candidates of a launch now, of those that an order or a pool accepts.
+    pub(super) fn of_market(
+        &self,
+        candidates: &[Candidate],
+        since: Duration,
+        now: Now,
+    ) -> Vec<Candidate> {
+        let mut launched = candidates.to_vec();
+        if has(candidates, Market::Spot) && has(candidates, Market::OnDemand) {
+            let is_over = now.boot >= since + self.config.spot_deadline;
+            let market = if is_over { Market::OnDemand } else { Market::Spot };
+            launched.retain(|candidate| candidate.offering.market == market);
+        }
+        launched
+    }
+
+    /// Keeps the time since which the pod of a failed order waits for spot: its next order has the
+    /// same deadline.
+    pub(super) fn keep_spot_wait(&mut self, order: &Order) {
+        if order.has_choice_of_market() && !order.key.pod_uid.is_empty() {
+            self.spot_waits.keep(&order.key.pod_uid, order.spot_since, order.began);
+        }
+    }
+}
+
+fn has(candidates: &[Candidate], market: Market) -> bool {
+    candidates.iter().any(|candidate| candidate.offering.market == market)
+}

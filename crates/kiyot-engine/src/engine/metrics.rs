@@ -1,0 +1,108 @@
+//! Numbers of all cells and orders.
+
+use std::collections::BTreeMap;
+
+use crate::engine::{
+    Engine, Histogram, Limits, Now, State, costs::NamespaceAccount, order::OrderState, pools,
+};
+
+/// The names of the steps of a start, in the order of [`super::Timeline::STEPS`].
+const STEPS: [&str; 6] =
+    ["launched", "booted", "enrolled", "bound", "image_ready", "first_container"];
+
+/// Numbers of all cells and orders.
+#[derive(Debug)]
+pub struct Metrics {
+    /// The cells by state.
+    pub cells: BTreeMap<&'static str, u64>,
+    /// The limits.
+    pub limits: Limits,
+    /// The cells that boot.
+    pub boots: usize,
+    /// The orders that wait for a launch.
+    pub orders_waiting: usize,
+    /// True while no cell is launched.
+    pub is_cordoned: bool,
+    /// The pauses of launches whose boots did not enrol.
+    pub launch_pauses: u64,
+    /// The warm pools.
+    pub pools: PoolMetrics,
+    /// The accounts of the namespaces, by name; the empty name is of cells that no pod has.
+    pub namespaces: BTreeMap<String, NamespaceAccount>,
+    /// The time to each step, in milliseconds, of cold and warm starts.
+    pub starts: Vec<(&'static str, &'static str, Histogram)>,
+}
+
+/// Numbers of all warm pools.
+#[derive(Debug, Default)]
+pub struct PoolMetrics {
+    /// The cells that wait for a pod.
+    pub idle: usize,
+    /// The cells that boot.
+    pub booting: usize,
+    /// The cells that the pools should have.
+    pub wanted: usize,
+    /// The orders that got a cell of a pool.
+    pub hits: u64,
+    /// The orders that suit a pool, and that got a cell of their own for want of an idle cell.
+    pub misses: u64,
+}
+
+/// The states, each with its name.
+const fn state_name(state: &State) -> &'static str {
+    match state {
+        State::Requested => "requested",
+        State::Launching { .. } => "launching",
+        State::Booting { .. } => "booting",
+        State::Idle { .. } => "idle",
+        State::Binding { .. } => "binding",
+        State::Bound { .. } => "bound",
+        State::Stopping { .. } => "stopping",
+        State::Terminating { .. } | State::Ended { .. } => "terminating",
+    }
+}
+
+/// The names of all states, which are shown without cells too.
+const STATES: [&str; 8] =
+    ["requested", "launching", "booting", "idle", "binding", "bound", "stopping", "terminating"];
+
+impl Engine {
+    /// Returns the numbers of all cells and orders, by one walk over the cells.
+    pub fn metrics(&self, now: Now) -> Metrics {
+        let mut cells: BTreeMap<_, _> = STATES.into_iter().map(|state| (state, 0)).collect();
+        let mut pools = PoolMetrics {
+            wanted: self.pools.by_name.values().map(|filling| filling.count).sum(),
+            hits: self.pools.hits,
+            misses: self.pools.misses,
+            ..PoolMetrics::default()
+        };
+        let mut namespaces: BTreeMap<String, NamespaceAccount> = self.costs.accounts();
+        let mut boots = 0;
+        for cell in self.cells.values() {
+            *cells.entry(state_name(&cell.state)).or_default() += 1;
+            boots += usize::from(cell.boots());
+            if cell.is_warm() {
+                let count = if pools::is_idle(cell) { &mut pools.idle } else { &mut pools.booting };
+                *count += 1;
+            }
+            if !namespaces.contains_key(&cell.namespace) {
+                namespaces.insert(cell.namespace.clone(), NamespaceAccount::default());
+            }
+            if let Some(account) = namespaces.get_mut(&cell.namespace) {
+                account.add(cell, now);
+            }
+        }
+        let waiting = self.orders.values().filter(|order| order.state == OrderState::Waiting);
+        Metrics {
+            cells,
+            limits: self.config.limits,
+            boots,
+            orders_waiting: waiting.count(),
+            is_cordoned: self.is_cordoned,
+            launch_pauses: self.breaker.pauses,
+            pools,
+            namespaces,
+            starts: self.starts.by_step(STEPS),
+        }
+    }
+}

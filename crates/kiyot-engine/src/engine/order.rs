@@ -1,0 +1,736 @@
+//! Orders: a pod needs a cell, until one is bound to it.
+//!
+//! An order waits while another cell of its pod may run containers, is then placed on a cell of its
+//! own, and gets another cell if the launch fails for a reason that another launch may avoid. A
+//! call of the kubelet that is repeated joins the order of the first call, even after a restart of
+//! the daemon.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use kiyot_proto::store;
+use kiyot_values::error_chain::error_chain;
+
+use crate::{
+    engine::{
+        Boot, BootKind, CellError, CellEvent, CommitOf, Effect, Engine, LaunchCall, Notice, Now,
+        SILENT, State,
+        cell::Cell,
+        earlier::EarlierLaunches,
+        launch::{self, Launch},
+        sha256, timeline,
+        timers::Timer,
+    },
+    id::{CellId, SandboxId},
+    placement::{Candidate, Choice},
+    provider::{Attached, Attachment, ErrorClass, LaunchSpec, PodTags, ProviderError},
+    request::HealthyTimeout,
+};
+
+/// The reason of a cell whose launch the provider did not carry out.
+const NOT_LAUNCHED: &str = "its launch failed until the time for it was over";
+/// The instance types of an order that are refused with a code before the request counts as wrong.
+const MAX_REFUSED_TYPES: usize = 3;
+/// Bounds the text of a failed launch in the error of its order, in characters.
+const MAX_CAUSE_CHARS: usize = 1000;
+
+/// The identity of a pod sandbox: the fields of its CRI metadata.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct OrderKey {
+    /// `metadata.uid` of the pod.
+    pub pod_uid: String,
+    /// `metadata.namespace` of the pod.
+    pub namespace: String,
+    /// `metadata.name` of the pod.
+    pub name: String,
+    /// `metadata.attempt` of the sandbox.
+    pub attempt: u32,
+}
+
+impl OrderKey {
+    /// Returns whether a pod with this uid is another than that of the key. Pods without a uid are
+    /// never others.
+    pub fn is_other_with_uid(&self, uid: &str, namespace: &str, name: &str) -> bool {
+        !uid.is_empty()
+            && self.pod_uid == uid
+            && (&*self.namespace, &*self.name) != (namespace, name)
+    }
+}
+
+/// The needs of a pod.
+#[derive(Debug, Clone)]
+pub struct OrderSpec {
+    /// The pod.
+    pub key: OrderKey,
+    /// The digest of the annotations that choose the machine: a call with another digest does not
+    /// join the order.
+    pub identity: String,
+    /// The id of the sandbox, unless the order joins another.
+    pub sandbox: SandboxId,
+    /// The pod's network, with the id of the sandbox.
+    pub attachment: Attachment,
+    /// The labels of the pod, for the tags of its instance.
+    pub labels: BTreeMap<String, String>,
+    /// The offerings that suit the pod, the preferred first, or why there are none.
+    pub candidates: Result<Vec<Candidate>, CellError>,
+    /// The provider's own parameters of a launch.
+    pub parameters: BTreeMap<String, String>,
+    /// The choice among the instances that run already; `None` for none of them. A call that joins
+    /// an order keeps the order's choice and parameters if it has none.
+    pub choice: Option<Choice>,
+    /// The time for which the pod's agent may be silent, if the pod has a limit of its own.
+    pub healthy_timeout: Option<HealthyTimeout>,
+    /// The time that the caller has; bounded by `launch_timeout`.
+    pub timeout: Option<Duration>,
+    /// True while a call waits for the cell.
+    pub is_claimed: bool,
+}
+
+/// The state of an order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum OrderState {
+    /// Waiting for the end of other cells of its pod.
+    Waiting,
+    /// A cell was launched for it.
+    Placed(CellId),
+}
+
+/// An order.
+#[derive(Debug)]
+pub(super) struct Order {
+    pub(super) key: OrderKey,
+    pub(super) identity: String,
+    /// The pod's network; `None` until a call joins an order of a previous daemon.
+    pub(super) attachment: Option<Box<Attachment>>,
+    /// The labels of the pod; empty until then.
+    pub(super) labels: BTreeMap<String, String>,
+    pub(super) candidates: Vec<Candidate>,
+    /// The provider's own parameters of its launches.
+    pub(super) parameters: BTreeMap<String, String>,
+    /// The reason for which a call had no candidates.
+    pub(super) no_candidates: Option<CellError>,
+    pub(super) choice: Option<Choice>,
+    pub(super) healthy_timeout: Option<HealthyTimeout>,
+    pub(super) state: OrderState,
+    /// The number of cells that were launched for it.
+    pub(super) launches: u32,
+    /// The errors of its failed launches.
+    pub(super) causes: Vec<String>,
+    /// The instance types that were refused, by the provider's code.
+    pub(super) refused_types: BTreeMap<Arc<str>, BTreeSet<String>>,
+    /// True if a launch failed that could have been on spot.
+    pub(super) spot_failed: bool,
+    /// The time at which the first call began, and at which the last call gives up.
+    pub(super) began: Duration,
+    /// The time since which its pod waits for a cell.
+    pub(super) queued_since: Duration,
+    /// The time since which its pod waits, if it prefers spot.
+    pub(super) spot_since: Duration,
+    pub(super) deadline: Duration,
+    /// True while a call waits for the cell.
+    pub(super) is_claimed: bool,
+}
+
+/// A failed launch of an order.
+struct FailedLaunch {
+    cell: CellId,
+    error: CellError,
+    was_for_spot: bool,
+    is_ended_by_caller: bool,
+}
+
+impl FailedLaunch {
+    fn of(cell: &mut Cell, order: Option<&Order>) -> Self {
+        Self {
+            error: failure_of(cell, order),
+            cell: cell.id.clone(),
+            was_for_spot: cell.was_for_spot(),
+            is_ended_by_caller: cell.is_ended_by_caller,
+        }
+    }
+}
+
+impl OrderState {
+    pub(super) fn cell(&self) -> Option<&CellId> {
+        match self {
+            Self::Waiting => None,
+            Self::Placed(cell) => Some(cell),
+        }
+    }
+}
+
+impl Order {
+    /// Returns true if the pod's network is known: a call of this daemon has ordered the cell.
+    fn is_wanted(&self) -> bool {
+        self.attachment.is_some()
+    }
+
+    /// Counts the refusal of an instance type. Returns whether another type may be allowed: the
+    /// request is wrong if several types are refused with one code.
+    fn takes_another_type(&mut self, refusal: &ProviderError) -> bool {
+        let Some((code, first)) = refusal.type_refusal.as_ref().zip(refusal.refused.first()) else {
+            return false;
+        };
+        let types = self.refused_types.entry(Arc::clone(code)).or_default();
+        types.insert(first.instance_type.clone());
+        types.len() < MAX_REFUSED_TYPES
+    }
+
+    /// Returns the record.
+    pub(super) fn stored(&self, sandbox: &SandboxId) -> store::Order {
+        store::Order {
+            sandbox: sandbox.as_str().to_owned(),
+            pod_uid: self.key.pod_uid.clone(),
+            namespace: self.key.namespace.clone(),
+            name: self.key.name.clone(),
+            attempt: self.key.attempt,
+            identity: self.identity.clone(),
+            cell: self.state.cell().map(ToString::to_string).unwrap_or_default(),
+            launches: self.launches,
+        }
+    }
+}
+
+impl Engine {
+    /// Adds an order, or joins the order of an earlier call for the same sandbox. Returns the id of
+    /// the sandbox, under which the order is answered.
+    pub fn order(&mut self, spec: OrderSpec, now: Now) -> (SandboxId, super::Effects) {
+        let timeout = self.config.launch_timeout;
+        let timeout = spec.timeout.map_or(timeout, |wanted| wanted.min(timeout));
+        let deadline = now.boot + timeout;
+        let open = self.orders.iter().find(|(_, order)| order.key == spec.key);
+        let open = open.map(|(sandbox, order)| (sandbox.clone(), order.identity == spec.identity));
+        let sandbox = match open {
+            Some((sandbox, true)) => {
+                self.join(&sandbox, spec, deadline, now);
+                sandbox
+            }
+            other => {
+                if let Some((replaced, _)) = other {
+                    self.replace(&replaced, now);
+                }
+                let sandbox = spec.sandbox.clone();
+                let queued_since = self.places.take(&spec.key.pod_uid, now.boot);
+                let spot_since = self.spot_waits.take(&spec.key.pod_uid, now.boot);
+                let order = Order {
+                    key: spec.key,
+                    identity: spec.identity,
+                    attachment: Some(Box::new(spec.attachment)),
+                    labels: spec.labels,
+                    no_candidates: spec.candidates.as_ref().err().cloned(),
+                    candidates: spec.candidates.unwrap_or_default(),
+                    parameters: spec.parameters,
+                    choice: spec.choice,
+                    healthy_timeout: spec.healthy_timeout,
+                    state: OrderState::Waiting,
+                    launches: 0,
+                    causes: Vec::new(),
+                    refused_types: BTreeMap::new(),
+                    spot_failed: false,
+                    began: now.boot,
+                    queued_since,
+                    spot_since,
+                    deadline,
+                    is_claimed: spec.is_claimed,
+                };
+                self.orders.insert(sandbox.clone(), order);
+                self.timers.set(Timer::Deadline(sandbox.clone()), deadline);
+                self.limit_claim(&sandbox, now);
+                self.end_unordered_cells_of(&sandbox, now);
+                self.place(&sandbox, now);
+                if let Some(blocking) = self.waited_for(&sandbox) {
+                    self.emit(&blocking, Effect::Log(Notice::Waits(sandbox.clone())));
+                }
+                sandbox
+            }
+        };
+        let effects = self.handle(super::Event::Tick, now);
+        (sandbox, effects)
+    }
+
+    /// Ends the order of a sandbox if its identity has changed and its cell is not attached yet.
+    pub fn end_changed_order(
+        &mut self,
+        key: &OrderKey,
+        identity: &str,
+        now: Now,
+    ) -> super::Effects {
+        let mut orders = self.orders.iter();
+        let changed = orders.find(|(_, order)| order.key == *key && order.identity != identity);
+        if let Some(sandbox) = changed.map(|(sandbox, _)| sandbox.clone()) {
+            let cell = self.cell_of_order(&sandbox).and_then(|cell| self.cells.get(cell));
+            if !cell.is_some_and(|cell| matches!(cell.state, State::Binding { .. })) {
+                self.replace(&sandbox, now);
+            }
+        }
+        self.handle(super::Event::Tick, now)
+    }
+
+    /// Returns true if a sandbox has an order that a call with this identity joins.
+    pub fn has_order(&self, key: &OrderKey, identity: &str) -> bool {
+        self.orders.values().any(|order| order.key == *key && order.identity == identity)
+    }
+
+    /// Returns the cell of an order.
+    pub fn cell_of_order(&self, sandbox: &SandboxId) -> Option<&CellId> {
+        self.orders.get(sandbox)?.state.cell()
+    }
+
+    /// Returns the cell that a waiting order waits for.
+    fn waited_for(&self, sandbox: &SandboxId) -> Option<CellId> {
+        let order = self.orders.get(sandbox)?;
+        let waits = order.state == OrderState::Waiting;
+        waits.then(|| self.blocking_cell(&order.key.pod_uid).cloned())?
+    }
+
+    fn join(&mut self, sandbox: &SandboxId, spec: OrderSpec, deadline: Duration, now: Now) {
+        let Some(order) = self.orders.get_mut(sandbox) else { return };
+        let mut attachment = spec.attachment;
+        attachment.sandbox = sandbox.as_str().to_owned();
+        order.attachment = Some(Box::new(attachment));
+        order.labels = spec.labels;
+        if spec.choice.is_some() {
+            order.parameters = spec.parameters;
+            order.choice = spec.choice;
+        }
+        match spec.candidates {
+            Ok(candidates) => order.candidates = candidates,
+            Err(error) => order.no_candidates = Some(error),
+        }
+        order.deadline = deadline;
+        order.is_claimed = spec.is_claimed;
+        self.timers.set(Timer::Deadline(sandbox.clone()), deadline);
+        let cell = order.state.cell().cloned();
+        self.limit_claim(sandbox, now);
+        self.effects.push((cell.clone(), Effect::Log(Notice::Joined(sandbox.clone()))));
+        if let Some(cell) = cell {
+            self.apply(&cell, CellEvent::Bind, now);
+        }
+    }
+
+    /// Ends an order whose pod has changed, and its cell.
+    fn replace(&mut self, sandbox: &SandboxId, now: Now) {
+        const REASON: &str = "its pod was changed while the cell was launched";
+        let Some(cell) = self.cell_of_order(sandbox).cloned() else {
+            return self.answer_order(None, sandbox, Err(CellError::Replaced(REASON)));
+        };
+        self.release(&cell, REASON, now);
+    }
+
+    /// Releases cells of the pod that no order wants and that are not bound, and retries the
+    /// termination of others.
+    fn end_unordered_cells_of(&mut self, sandbox: &SandboxId, now: Now) {
+        let Some(order) = self.orders.get(sandbox) else { return };
+        let others: Vec<CellId> = self
+            .cells
+            .values()
+            .filter(|cell| {
+                is_of_pod(cell, &order.key.pod_uid)
+                    && (cell.state.is_unbound() || matches!(cell.state, State::Terminating { .. }))
+            })
+            .map(|cell| cell.id.clone())
+            .collect();
+        for cell in others {
+            const REASON: &str = "its pod gets another cell";
+            if self.lacking_pool(&cell).is_some() {
+                self.release(&cell, REASON, now);
+            } else {
+                self.apply(&cell, CellEvent::End(REASON.into()), now);
+            }
+        }
+    }
+
+    /// Launches a cell for an order, unless another cell of the pod may run containers.
+    pub(super) fn place(&mut self, sandbox: &SandboxId, now: Now) {
+        let Some(order) = self.orders.get(sandbox) else { return };
+        if order.state != OrderState::Waiting || !order.is_wanted() {
+            return;
+        }
+        if self.blocking_cell(&order.key.pod_uid).is_some() {
+            return;
+        }
+        // The cells of other providers can't run a pod without their records: no agent enrols.
+        if self.capabilities.awaits_ends() && self.evidence.may_run_in_stray(&order.key.pod_uid) {
+            return;
+        }
+        if let Some(instance) = self.evidence.foreign() {
+            let error = CellError::Foreign(instance.clone());
+            return self.answer_order(None, sandbox, Err(error));
+        }
+        if self.take_warm_cell(sandbox, now) {
+            return;
+        }
+        let Some(order) = self.orders.get(sandbox) else { return };
+        if let Some(error) = order.no_candidates.clone().filter(|_| order.candidates.is_empty()) {
+            return self.answer_order(None, sandbox, Err(error));
+        }
+        let kind = order.boot_kind(&self.capabilities);
+        let candidates = match self.bootable(&order.candidates, &kind, now) {
+            Ok(candidates) => candidates,
+            Err(error) => return self.answer_order(None, sandbox, Err(error)),
+        };
+        if self.cells.len() >= self.config.limits.max_cells {
+            if self.give_way(now) {
+                return;
+            }
+            return self.answer_order(None, sandbox, Err(self.full()));
+        }
+        if let Some(error) = self.denials.of_all(now).map(|denial| denial.error(now)) {
+            return self.answer_order(None, sandbox, Err(error));
+        }
+        if !self.may_boot() {
+            return;
+        }
+        let candidates = self.of_market(&candidates, order.spot_since, now);
+        let namespace = order.key.namespace.as_str();
+        let affordable = self.affordable(Some(namespace), &candidates);
+        if affordable.is_err()
+            && self.affords_without_pools(namespace, &candidates)
+            && self.give_way(now)
+        {
+            return;
+        }
+        let launched = affordable
+            .map_err(CellError::OverBudget)
+            .and_then(|candidates| self.launch(sandbox, candidates, kind, now));
+        if let Err(error) = launched {
+            self.answer_order(None, sandbox, Err(error));
+        }
+    }
+
+    fn launch(
+        &mut self,
+        sandbox: &SandboxId,
+        candidates: Vec<Candidate>,
+        kind: BootKind,
+        now: Now,
+    ) -> Result<(), CellError> {
+        let Some(order) = self.orders.get(sandbox) else { return Ok(()) };
+        if let Some(denial) = self.denials.of_kind(&order.parameters, &candidates, now) {
+            return Err(denial.error(now));
+        }
+        let (tags, parameters) = (order.pod_tags(), order.parameters.clone());
+        let cell = self.new_cell(candidates, parameters, kind, &tags, now)?;
+        self.count_miss(sandbox);
+        let Some(order) = self.orders.get_mut(sandbox) else { return Ok(()) };
+        order.launches += 1;
+        order.state = OrderState::Placed(cell.id.clone());
+        let cell = Cell {
+            order: Some(sandbox.clone()),
+            order_record: Some(sandbox.clone()),
+            sandbox: sandbox.as_str().to_owned(),
+            pod_uid: order.key.pod_uid.clone(),
+            namespace: order.key.namespace.clone(),
+            healthy_timeout: order.healthy_timeout,
+            earlier: EarlierLaunches::new(&order.causes, order.spot_failed),
+            ..cell
+        };
+        self.begin(cell, now);
+        Ok(())
+    }
+
+    /// Returns a cell that is not launched yet.
+    pub(super) fn new_cell(
+        &mut self,
+        candidates: Vec<Candidate>,
+        parameters: BTreeMap<String, String>,
+        kind: BootKind,
+        pod: &PodTags,
+        now: Now,
+    ) -> Result<Cell, CellError> {
+        let id = self.cell_id()?;
+        let (token, enrolment) = (self.token()?, self.token()?);
+        let bootstrap = self.seams.bootstrap(&id, &enrolment).ok_or(CellError::Starting)?;
+        let tags = self.tags_for(&id, pod);
+        let parameters_sha256 = launch::parameters_digest(&parameters);
+        let spec = LaunchSpec { cell: id.clone(), candidates, tags, bootstrap, parameters };
+        let expires = now.unix + self.config.token_ttl;
+        Ok(Cell {
+            launch: Some(Arc::new(Launch { token, spec })),
+            parameters_sha256,
+            boot: Some(Boot::new(kind, now)),
+            place: Arc::clone(&self.config.place),
+            boot_id: self.config.boot_id.clone(),
+            created_unix_nanos: timeline::nanos(now.unix),
+            requested: Some(now.boot),
+            token_sha256: sha256(enrolment.as_bytes()),
+            token_expires_unix: i64::try_from(expires.as_secs()).unwrap_or(i64::MAX),
+            token_deadline: now.boot + self.config.token_ttl,
+            ..Cell::new(id, State::Requested)
+        })
+    }
+
+    /// Launches a new cell.
+    pub(super) fn begin(&mut self, cell: Cell, now: Now) {
+        let id = cell.id.clone();
+        self.cells.insert(id.clone(), cell);
+        self.apply(&id, CellEvent::Created, now);
+    }
+
+    /// Returns a cell in which containers of a pod may run, or that holds parts of the node for it.
+    pub(super) fn blocking_cell(&self, pod_uid: &str) -> Option<&CellId> {
+        self.blocking_cells(pod_uid).next()
+    }
+
+    /// Returns the cells in which containers of a pod may run, or that hold parts of the node for
+    /// it.
+    pub fn blocking_cells(&self, pod_uid: &str) -> impl Iterator<Item = &CellId> {
+        self.cells
+            .values()
+            .filter(move |cell| {
+                is_of_pod(cell, pod_uid) && (self.awaits_end_of(cell) || !cell.state.is_released())
+            })
+            .map(|cell| &cell.id)
+    }
+
+    /// Binds an idle cell to the pod of its order. If no call waits for it, a warm pool that lacks
+    /// a cell gets it: a later call takes it from there.
+    pub(super) fn on_idle(&mut self, id: &CellId, now: Now) {
+        let order = self.cells.get(id).and_then(|cell| cell.order.as_ref());
+        let order = order.and_then(|order| self.orders.get(order));
+        let order = order.filter(|order| order.is_wanted());
+        if let Some(order) = order {
+            if !order.is_claimed && self.lacking_pool(id).is_some() {
+                return self.release(id, "no call waits for the cell", now);
+            }
+            self.apply(id, CellEvent::Bind, now);
+        } else {
+            self.commit(id, CommitOf::State, now);
+            self.on_warm(id, now);
+        }
+    }
+
+    pub(super) fn on_bound(&mut self, id: &CellId, now: Now) {
+        let Some(cell) = self.cells.get_mut(id) else { return };
+        let State::Bound { addresses, .. } = &cell.state else { return };
+        let attached = Attached { addresses: addresses.clone(), network: cell.network.take() };
+        let order = cell.order.take();
+        cell.launch = None;
+        if let Some(order) = order {
+            self.answer_order(Some(id), &order, Ok(attached));
+        }
+        self.wake_waiting_orders(now);
+    }
+
+    /// Answers the order of a cell whose launch has failed and whose termination is not confirmed.
+    pub(super) fn answer_order_of(&mut self, id: &CellId) {
+        let Some(cell) = self.cells.get_mut(id) else { return };
+        let Some(order) = cell.order.take() else { return };
+        let error = failure_of(cell, self.orders.get(&order));
+        self.answer_order(Some(id), &order, Err(error));
+    }
+
+    /// Places the order of an ended cell again, or answers it.
+    pub(super) fn on_cell_of_order_ended(&mut self, sandbox: &SandboxId, mut cell: Cell, now: Now) {
+        let failed = FailedLaunch::of(&mut cell, self.orders.get(sandbox));
+        self.on_launch_failed(sandbox, failed, now);
+    }
+
+    /// Places the order of a cell again, or answers it, before the end of its instance is proven:
+    /// the provider ends the instance, and nothing of the pod was in it.
+    pub(super) fn part_from_order(&mut self, id: &CellId, now: Now) {
+        if self.cells.get(id).is_none_or(|cell| self.awaits_end_of(cell)) {
+            return;
+        }
+        let Some(cell) = self.cells.get_mut(id) else { return };
+        let Some(sandbox) = cell.order.take() else { return };
+        // The next cell's commits write that record.
+        cell.order_record = None;
+        let failed = FailedLaunch::of(cell, self.orders.get(&sandbox));
+        self.on_launch_failed(&sandbox, failed, now);
+    }
+
+    fn on_launch_failed(&mut self, sandbox: &SandboxId, failed: FailedLaunch, now: Now) {
+        let FailedLaunch { cell, error, was_for_spot, is_ended_by_caller } = failed;
+        let Some(order) = self.orders.get_mut(sandbox) else { return };
+        if order.state.cell() != Some(&cell) {
+            return;
+        }
+        order.causes.push(cause_of(&error));
+        order.spot_failed |= was_for_spot;
+        let before = order.candidates.len();
+        if let CellError::Provider(refusal) = &error {
+            order.candidates.retain(|Candidate { offering, .. }| {
+                !refusal.refused.contains(offering)
+                    && refusal.refused_zone.as_deref() != Some(&offering.zone)
+                    && refusal.refused_market != Some(offering.market)
+            });
+        }
+        // A refusal leaves fewer offerings to try, which bounds these launches.
+        let has_fewer = order.candidates.len() < before;
+        let may_retry = match &error {
+            CellError::Provider(refusal) => {
+                // Another market has a quota of its own.
+                use ErrorClass::{Capacity, Ended, Transient};
+                matches!(refusal.class, Capacity | Ended | Transient)
+                    || refusal.class == ErrorClass::Quota && has_fewer
+                    || order.takes_another_type(refusal)
+            }
+            CellError::Silent { .. } => true,
+            // The instance ended while it booted, unless a caller has ended the cell.
+            CellError::Ended(..) => true,
+            _ => false,
+        };
+        let places_again = may_retry
+            && !is_ended_by_caller
+            && order.is_wanted()
+            && (has_fewer || order.launches < self.config.max_launches)
+            && !order.candidates.is_empty()
+            && now.boot < order.deadline;
+        if places_again {
+            order.state = OrderState::Waiting;
+            self.place(sandbox, now);
+        } else {
+            self.answer_order(Some(&cell), sandbox, Err(error));
+        }
+    }
+
+    /// Ends an order at its deadline.
+    pub(super) fn on_order_deadline(&mut self, sandbox: &SandboxId, now: Now) {
+        let Some(order) = self.orders.get(sandbox) else { return };
+        let Some(id) = order.state.cell().cloned() else {
+            let waited = order.deadline.saturating_sub(order.began).as_secs();
+            if let Some(error) = self.queue_timeout(sandbox, now) {
+                return self.answer_order(None, sandbox, Err(error));
+            }
+            let Some(order) = self.orders.get(sandbox) else { return };
+            let error = match self.blocking_cell(&order.key.pod_uid).cloned() {
+                None if self.cells.len() >= self.config.limits.max_cells => self.full(),
+                blocking => {
+                    // It waits for the end of a warm cell.
+                    let candidates = self.of_market(&order.candidates, order.spot_since, now);
+                    let over = self.affordable(Some(&order.key.namespace), &candidates).err();
+                    match over.filter(|_| blocking.is_none()) {
+                        Some(over) => CellError::OverBudget(over),
+                        None => CellError::Blocked { cell: blocking, seconds: waited },
+                    }
+                }
+            };
+            return self.answer_order(None, sandbox, Err(error));
+        };
+        if !order.is_wanted() {
+            return self.release(&id, "no call of the kubelet joined its launch", now);
+        }
+        let seconds = order.deadline.saturating_sub(order.began).as_secs();
+        let cell = self.cells.get(&id);
+        let launch_error = cell.and_then(|cell| cell.launch_error.clone());
+        let (error, reason) = match (cell.map(|cell| &cell.state), launch_error) {
+            (Some(State::Launching { .. }), source) => {
+                let source = Box::new(source.unwrap_or_else(|| {
+                    ProviderError::without_cause(ErrorClass::Unanswered, "launch: no answer yet")
+                }));
+                (CellError::NotLaunched { cell: id.clone(), seconds, source }, NOT_LAUNCHED)
+            }
+            (Some(State::Binding { .. }), _) => {
+                let reason = "its network was not made in time";
+                (CellError::Ended(id.clone(), reason.to_owned()), reason)
+            }
+            _ => {
+                let console = String::new();
+                (CellError::Silent { cell: id.clone(), seconds, console }, SILENT)
+            }
+        };
+        self.fail(&id, error);
+        self.apply(&id, CellEvent::End(reason.into()), now);
+        // A launch without an answer may have one late, and has no console to quote.
+        if self.cells.get(&id).is_some_and(|cell| cell.state.has_open_launch()) {
+            self.answer_order_of(&id);
+        }
+    }
+
+    /// Fails the waiting orders of a pod whose last cell could not be terminated.
+    pub(super) fn fail_orders_of_pod(&mut self, id: &CellId, error: &ProviderError) {
+        let Some(cell) = self.cells.get(id) else { return };
+        let waiting = self.waiting_orders(|order| is_of_pod(cell, &order.key.pod_uid));
+        for sandbox in waiting {
+            self.answer_order(None, &sandbox, Err(CellError::Provider(error.clone())));
+        }
+    }
+
+    pub(super) fn waiting_orders(&self, wanted: impl Fn(&Order) -> bool) -> Vec<SandboxId> {
+        self.orders
+            .iter()
+            .filter(|(_, order)| order.state == OrderState::Waiting && wanted(order))
+            .map(|(sandbox, _)| sandbox.clone())
+            .collect()
+    }
+
+    /// Removes an order, of a cell or of none, and answers its callers.
+    pub(super) fn answer_order(
+        &mut self,
+        cell: Option<&CellId>,
+        sandbox: &SandboxId,
+        outcome: Result<Attached, CellError>,
+    ) {
+        if let Some(order) = self.orders.remove(sandbox) {
+            if outcome.is_err() {
+                self.keep_spot_wait(&order);
+            }
+            let outcome = outcome.map_err(|last| with_causes(order.causes, last));
+            self.timers.clear(&Timer::Deadline(sandbox.clone()));
+            self.timers.clear(&Timer::Unclaimed(sandbox.clone()));
+            self.effects.push((cell.cloned(), Effect::AnswerOrder(sandbox.clone(), outcome)));
+        }
+    }
+
+    /// Continues the launches of a previous daemon.
+    pub fn start(&mut self, now: Now) -> super::Effects {
+        self.start_health(now);
+        self.start_pools(now);
+        let cells: Vec<CellId> = self.cells.keys().cloned().collect();
+        for cell in cells {
+            let is_launching = self.cells.get(&cell).is_some_and(|cell| {
+                matches!(cell.state, State::Launching { call: LaunchCall::Pending, .. })
+            });
+            if is_launching {
+                self.emit(&cell, Effect::Log(Notice::Resumed));
+            }
+            self.apply(&cell, CellEvent::Resumed, now);
+        }
+        self.handle(super::Event::Tick, now)
+    }
+}
+
+/// Returns the error of an order, with those of its earlier launches.
+fn with_causes(mut causes: Vec<String>, last: CellError) -> CellError {
+    let cause = cause_of(&last);
+    if causes.last() != Some(&cause) {
+        causes.push(cause);
+    }
+    if causes.len() < 2 {
+        return last;
+    }
+    CellError::Launches { causes, last: Box::new(last) }
+}
+
+/// Returns the text of an error, shortened: the error of an order has those of several launches.
+fn cause_of(error: &CellError) -> String {
+    error_chain(error).chars().take(MAX_CAUSE_CHARS).collect()
+}
+
+/// Returns true if a cell was launched for a pod with this uid.
+fn is_of_pod(cell: &Cell, pod_uid: &str) -> bool {
+    !pod_uid.is_empty() && cell.pod_uid == pod_uid
+}
+
+/// Returns the error of a failed launch.
+fn failure_of(cell: &mut Cell, order: Option<&Order>) -> CellError {
+    let console = std::mem::take(&mut cell.console);
+    match cell.failure.take() {
+        Some(CellError::Ended(id, reason)) if !console.is_empty() => {
+            CellError::Ended(id, format!("{reason}; its console ends: {console}"))
+        }
+        Some(CellError::Silent { cell, seconds, .. }) => {
+            CellError::Silent { cell, seconds, console }
+        }
+        Some(error) => error,
+        None => {
+            let seconds =
+                order.map_or(0, |order| order.deadline.saturating_sub(order.began).as_secs());
+            CellError::Silent { cell: cell.id.clone(), seconds, console }
+        }
+    }
+}

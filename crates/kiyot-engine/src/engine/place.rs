@@ -1,0 +1,83 @@
+//! Places in which a provider looks for instances: the node, or a region and an endpoint.
+//!
+//! A cell has the place in which it was launched. If the configuration names another, the provider
+//! does not know the instance, and neither its "not found" nor a confirmed end proves anything: the
+//! pod runs on. An instance that the provider shows is in its place, whatever the record says.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use crate::{
+    engine::{Cell, CommitOf, Engine, Now},
+    id::CellId,
+    provider::{ErrorClass, InstanceId, ProviderError},
+};
+
+/// The reason of a cell that no pod has had before the provider's place was changed.
+pub(super) const ELSEWHERE: &str =
+    "it was launched by another provider, in another region or at another endpoint";
+
+impl Engine {
+    /// Returns the places of cells in which the provider does not look, with their cells.
+    pub fn other_places(&self) -> BTreeMap<Arc<str>, Vec<CellId>> {
+        let mut places: BTreeMap<_, Vec<_>> = BTreeMap::new();
+        for cell in self.cells.values().filter(|cell| self.is_elsewhere(cell)) {
+            places.entry(Arc::clone(&cell.place)).or_default().push(cell.id.clone());
+        }
+        places
+    }
+
+    /// Returns the place in which the provider looks.
+    pub fn provider_place(&self) -> &str {
+        &self.config.place
+    }
+
+    /// Returns true if the provider looks in another place than that of a cell. The place of a cell
+    /// of an older daemon is not known.
+    pub(super) fn is_elsewhere(&self, cell: &Cell) -> bool {
+        is_other_place(&cell.place, &self.config.place)
+    }
+
+    /// Returns true if the end of a cell's pod awaits the confirmed end of the instance. The
+    /// provider of another place can't confirm it.
+    pub(super) fn awaits_end_of(&self, cell: &Cell) -> bool {
+        self.capabilities.awaits_ends() && !self.is_elsewhere(cell)
+    }
+
+    /// Returns the error of a termination in another place: the provider knows no such instance.
+    pub(super) fn no_end_elsewhere(&self, id: &CellId) -> Option<ProviderError> {
+        let cell = self.cells.get(id).filter(|cell| self.is_elsewhere(cell))?;
+        let (launched_in, looks_in) = (&cell.place, &self.config.place);
+        let doing = format!(
+            "end {id}: it was launched in {launched_in}, and the provider looks in {looks_in}; \
+             configure the earlier provider and place again until its pods have ended"
+        );
+        Some(ProviderError::without_cause(ErrorClass::NotFound, doing))
+    }
+
+    /// Takes the instances that the provider shows for those of its place.
+    pub(super) fn found(&mut self, shown: &BTreeSet<&InstanceId>, now: Now) {
+        let mut found = Vec::new();
+        for cell in self.cells.values_mut().filter(|cell| cell.place != self.config.place) {
+            if cell.state.instance().is_some_and(|instance| shown.contains(instance)) {
+                cell.place = Arc::clone(&self.config.place);
+                found.push(cell.id.clone());
+            }
+        }
+        for cell in found {
+            self.commit(&cell, CommitOf::Information, now);
+        }
+    }
+
+    /// Returns true if a cell is in another place than the provider.
+    pub(super) fn is_out_of_sight(&self, id: &CellId) -> bool {
+        self.cells.get(id).is_some_and(|cell| self.is_elsewhere(cell))
+    }
+}
+
+/// Returns true if a recorded place is known and is not that of the provider.
+pub(super) fn is_other_place(recorded: &str, place: &str) -> bool {
+    !recorded.is_empty() && recorded != place
+}

@@ -1,0 +1,469 @@
+//! Warm pools: cells that are launched before a pod needs them, and wait for their order idle.
+//!
+//! After each event the pools are filled, as far as the limits allow and no pod waits for a cell.
+//! An order takes the cheapest idle cell that suits its pod. A pod that finds a limit reached makes
+//! an idle cell end. A cell that was ever taken does not return to its pool.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use kiyot_values::{backoff::doubled, error_chain::error_chain};
+
+use crate::{
+    engine::{
+        BootKind, CellError, CellEvent, Effect, Effects, Engine, Event, Notice, Now, OrderSpec,
+        SILENT, State,
+        cell::Cell,
+        launch,
+        order::OrderState,
+        timeline::{self, Step, Timeline},
+        timers::Timer,
+    },
+    id::{CellId, SandboxId},
+    placement::{
+        Candidate, Choice, MAX_CANDIDATES, Offering, Refusals, Refused, leave_out_dear_spot,
+    },
+    provider::PodTags,
+};
+
+/// The longest pause after failed launches of a pool.
+const MAX_PAUSE: Duration = Duration::from_secs(180);
+/// Bounds the cells of pools that boot at the same time, and while a pod waits for its cell.
+const MAX_BOOTS: usize = 4;
+const MAX_BOOTS_BESIDE_PODS: usize = 1;
+
+/// The longest time for which pods that have taken cells delay the launches of further cells.
+const MAX_REFILL_DELAY: Duration = Duration::from_secs(10);
+
+/// The reason of a cell whose pool is not configured any more, or smaller.
+const DRAINED: &str = "its warm pool is smaller now";
+/// The reason of a cell that no pod may take.
+const CORDONED: &str = "launches of cells were stopped by an operator";
+/// The reason of a cell that makes room for a pod.
+const GAVE_WAY: &str = "a limit was reached, and a pod needed another cell";
+/// The reason of a cell that was launched by an earlier configuration, or of an earlier image.
+const OTHER_PARAMETERS: &str = "cells of its warm pool are launched with other parameters now";
+/// The reason of a cell that was idle for too long.
+const TOO_OLD: &str = "it was in its warm pool for longer than ttl";
+
+/// A warm pool.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pool {
+    /// The identity, by which records of cells name it.
+    pub name: Arc<str>,
+    /// The architecture and the instance types that it asks for ([`Needs::machine`]).
+    ///
+    /// [`Needs::machine`]: crate::placement::Needs::machine
+    pub machine: String,
+    /// The cells that wait, idle or booting.
+    pub count: usize,
+    /// The age at which an idle cell is replaced.
+    pub ttl: Duration,
+    /// The offerings of its cells, the preferred first; `None` for those that it had.
+    pub candidates: Option<Vec<Candidate>>,
+    /// The offerings of its cells while all of these are refused, the preferred first.
+    pub further: Vec<Candidate>,
+}
+
+/// The warm pools.
+#[derive(Debug, Default)]
+pub(super) struct Pools {
+    pub(super) by_name: BTreeMap<Arc<str>, Filling>,
+    /// The provider's own parameters of their launches, those of a pod without annotations.
+    parameters: BTreeMap<String, String>,
+    /// The orders that got a cell of a pool.
+    pub(super) hits: u64,
+    /// The orders that suit a pool, and that got a cell of their own for want of an idle cell.
+    pub(super) misses: u64,
+    /// The time from which pods that start in their cells delay no launch.
+    refill_by: Duration,
+}
+
+/// A pool with its failures.
+#[derive(Debug, Default)]
+pub(super) struct Filling {
+    machine: String,
+    pub(super) count: usize,
+    ttl: Duration,
+    pub(super) candidates: Vec<Candidate>,
+    further: Vec<Candidate>,
+    /// The failures since a cell was idle last.
+    pub(super) failures: u32,
+    /// The time until which it is not filled.
+    not_before: Duration,
+    /// The time since which its launches fail.
+    failing_since: Option<Duration>,
+    /// The orders that got a cell of it.
+    pub(super) hits: u64,
+    /// The orders that it suits, and that got a cell of their own.
+    pub(super) misses: u64,
+}
+
+/// The reason for which a pool gets no cell now.
+#[derive(Debug)]
+enum Missing {
+    /// A limit, or a pod that waits: an event will change it.
+    Room,
+    /// Something that is over at this time.
+    Until(Duration),
+}
+
+impl Engine {
+    /// Sets the pools. Cells of other pools end, and those that are too many.
+    pub fn set_pools(&mut self, pools: Vec<Pool>, now: Now) -> Effects {
+        let mut before = std::mem::take(&mut self.pools.by_name);
+        for Pool { name, machine, count, ttl, candidates, further } in pools {
+            let mut filling = before.remove(&name).unwrap_or_default();
+            (filling.machine, filling.count, filling.ttl) = (machine, count, ttl);
+            if let Some(candidates) = candidates {
+                (filling.candidates, filling.further) = (candidates, further);
+            }
+            self.pools.by_name.insert(name, filling);
+        }
+        self.drain_pools(now);
+        self.handle(Event::Tick, now)
+    }
+
+    /// Sets the provider's own parameters of further warm cells. Cells with others end.
+    pub fn set_pool_parameters(
+        &mut self,
+        parameters: BTreeMap<String, String>,
+        now: Now,
+    ) -> Effects {
+        self.pools.parameters = parameters;
+        let is_other = |cell: &&Cell| cell.is_warm() && !self.has_parameters_of_pools(cell);
+        let ended: Vec<CellId> =
+            self.cells.values().filter(is_other).map(|cell| cell.id.clone()).collect();
+        for cell in ended {
+            self.apply(&cell, CellEvent::End(OTHER_PARAMETERS.into()), now);
+        }
+        self.handle(Event::Tick, now)
+    }
+
+    /// Returns true if a cell was launched as further cells of the pools are.
+    pub(super) fn has_parameters_of_pools(&self, cell: &Cell) -> bool {
+        cell.parameters_sha256 == launch::parameters_digest(&self.pools.parameters)
+    }
+
+    /// Limits the launches of the warm cells of a previous daemon.
+    pub(super) fn start_pools(&mut self, now: Now) {
+        for cell in self.cells.values().filter(|cell| cell.is_warm()) {
+            let at = now.boot + self.config.launch_timeout;
+            self.timers.set(Timer::Warm(cell.id.clone()), at);
+        }
+    }
+
+    /// Ends cells beyond the counts of the pools: first those that boot, then the oldest. While no
+    /// pod may take one, all of them.
+    pub(super) fn drain_pools(&mut self, now: Now) {
+        let mut kept: BTreeMap<Arc<str>, usize> = BTreeMap::new();
+        let mut warm: Vec<&Cell> = self.cells.values().filter(|cell| cell.is_warm()).collect();
+        warm.sort_by_key(|cell| (!is_idle(cell), std::cmp::Reverse(cell.created_unix_nanos)));
+        let mut ended = Vec::new();
+        for cell in warm {
+            let filling = self.pools.by_name.get(&cell.pool).filter(|_| !self.is_cordoned);
+            let most = filling.map_or(0, |filling| filling.count);
+            let kept = kept.entry(Arc::clone(&cell.pool)).or_default();
+            if *kept < most {
+                *kept += 1;
+            } else {
+                ended.push(cell.id.clone());
+            }
+        }
+        for cell in ended {
+            let reason = if self.is_cordoned { CORDONED } else { DRAINED };
+            self.apply(&cell, CellEvent::End(reason.into()), now);
+        }
+    }
+
+    /// Launches the cells that the pools lack.
+    pub(super) fn fill_pools(&mut self, now: Now) {
+        if self.is_cordoned {
+            return;
+        }
+        let mut next: Option<Duration> = None;
+        let names: Vec<Arc<str>> = self.pools.by_name.keys().cloned().collect();
+        for name in names {
+            while let Some(filling) = self.pools.by_name.get(&name) {
+                if self.warm_cells(&name) >= filling.count {
+                    break;
+                }
+                match self.launch_warm(&name, now) {
+                    Ok(()) => {}
+                    Err(Missing::Room) => break,
+                    Err(Missing::Until(at)) => {
+                        next = Some(next.map_or(at, |next| next.min(at)));
+                        break;
+                    }
+                }
+            }
+        }
+        match next {
+            Some(at) => self.timers.set(Timer::Pools, at),
+            None => self.timers.clear(&Timer::Pools),
+        }
+    }
+
+    /// Returns the number of a pool's cells, booting cells included.
+    pub(super) fn warm_cells(&self, pool: &Arc<str>) -> usize {
+        self.cells.values().filter(|cell| cell.is_warm() && cell.pool == *pool).count()
+    }
+
+    fn launch_warm(&mut self, name: &Arc<str>, now: Now) -> Result<(), Missing> {
+        let filling = self.pools.by_name.get(name).ok_or(Missing::Room)?;
+        if filling.not_before > now.boot {
+            return Err(Missing::Until(filling.not_before));
+        }
+        let booting = self.cells.values().filter(|cell| cell.is_warm() && !is_idle(cell)).count();
+        let most = if self.orders.is_empty() { MAX_BOOTS } else { MAX_BOOTS_BESIDE_PODS };
+        let is_full = self.cells.len() >= self.config.limits.max_cells;
+        let is_behind = self.orders.values().any(|order| order.state == OrderState::Waiting);
+        if booting >= most
+            || is_full
+            || is_behind
+            || !self.may_boot()
+            || self.evidence.foreign().is_some()
+        {
+            return Err(Missing::Room);
+        }
+        if now.boot < self.pools.refill_by && self.has_starting_pod(now) {
+            return Err(Missing::Until(self.pools.refill_by));
+        }
+        if let Some(denial) = self.denials.of_all(now) {
+            return Err(Missing::Until(denial.until));
+        }
+        let parameters = self.pools.parameters.clone();
+        let kind = BootKind::new(&self.capabilities, &parameters, &filling.machine);
+        let refusals = self.refusals_of_kind(&kind, now);
+        let mut candidates = not_refused(&refusals, &filling.candidates, now);
+        if candidates.is_empty() && !self.are_over_quota(&filling.candidates, now) {
+            candidates = not_refused(&refusals, &filling.further, now);
+            leave_out_dear_spot(&mut candidates);
+        }
+        if candidates.is_empty() {
+            let all = filling.candidates.iter().chain(&filling.further);
+            let end = refusals.first_end(all.map(|candidate| &candidate.offering));
+            let until = end.map(|(_, refusal)| refusal.until).filter(|until| *until > now.boot);
+            return Err(until.map_or(Missing::Room, Missing::Until));
+        }
+        let mut candidates =
+            self.of_market(&candidates, filling.failing_since.unwrap_or(now.boot), now);
+        candidates.truncate(MAX_CANDIDATES);
+        let candidates = self.affordable(None, &candidates).map_err(|_| Missing::Room)?;
+        if let Some(denial) = self.denials.of_kind(&parameters, &candidates, now) {
+            return Err(Missing::Until(denial.until));
+        }
+        match self.new_cell(candidates, parameters, kind, &PodTags::default(), now) {
+            Ok(cell) => {
+                let at = now.boot + self.config.launch_timeout;
+                self.timers.set(Timer::Warm(cell.id.clone()), at);
+                self.begin(Cell { pool: Arc::clone(name), ..cell }, now);
+                Ok(())
+            }
+            // The daemon starts or stops.
+            Err(_) => Err(Missing::Until(now.boot + self.config.retry_pause)),
+        }
+    }
+
+    /// Returns true if a quota has no room for some of these candidates.
+    fn are_over_quota(&self, candidates: &[Candidate], now: Now) -> bool {
+        let refused = self.refusals.at(now.boot);
+        candidates.iter().any(|candidate| refused.is_over_quota(&candidate.offering))
+    }
+
+    /// Returns true while a pod that has taken a cell has no container yet, and would compete with
+    /// the launch of another cell for the node's processors.
+    fn has_starting_pod(&self, now: Now) -> bool {
+        let is_starting = |cell: &Cell| {
+            let taken = cell.requested.filter(|_| !cell.pool.is_empty() && !cell.is_warm());
+            let is_recent = taken.is_some_and(|taken| now.boot < taken + MAX_REFILL_DELAY);
+            let is_live = matches!(cell.state, State::Binding { .. } | State::Bound { .. });
+            is_recent && is_live && cell.timeline.at(Step::FirstContainer).is_none()
+        };
+        self.capabilities.launches_on_node() && self.cells.values().any(is_starting)
+    }
+
+    /// Returns true while a cell is of a pool, and no pod has taken it.
+    pub fn is_warm(&self, id: &CellId) -> bool {
+        self.cells.get(id).is_some_and(Cell::is_warm)
+    }
+
+    /// Begins to wait with an idle cell of a pool.
+    pub(super) fn on_warm(&mut self, id: &CellId, now: Now) {
+        let Some(cell) = self.cells.get(id).filter(|cell| cell.is_warm()) else { return };
+        let Some(filling) = self.pools.by_name.get_mut(&cell.pool) else { return };
+        filling.failures = 0;
+        filling.failing_since = None;
+        let left = filling.ttl.saturating_sub(cell.ran_before);
+        let notice = Notice::Warm(Arc::clone(&cell.pool));
+        self.emit(id, Effect::Log(notice));
+        self.emit(id, Effect::PublishWarm);
+        self.timers.set(Timer::Warm(id.clone()), now.boot + left);
+        self.wake_waiting_orders(now);
+    }
+
+    /// Ends a warm cell whose launch takes too long, or that is too old. Of a pool, one is replaced
+    /// after the other.
+    pub(super) fn on_warm_timer(&mut self, id: &CellId, now: Now) {
+        let Some(cell) = self.cells.get(id).filter(|cell| cell.is_warm()) else { return };
+        if !is_idle(cell) {
+            let seconds = self.config.launch_timeout.as_secs();
+            let console = String::new();
+            self.fail(id, CellError::Silent { cell: id.clone(), seconds, console });
+            return self.apply(id, CellEvent::End(SILENT.into()), now);
+        }
+        let count = self.pools.by_name.get(&cell.pool).map_or(0, |filling| filling.count);
+        let idle = self
+            .cells
+            .values()
+            .filter(|other| other.is_warm() && other.pool == cell.pool && is_idle(other));
+        if idle.count() < count {
+            return self.timers.set(Timer::Warm(id.clone()), now.boot + self.config.retry_pause);
+        }
+        self.apply(id, CellEvent::End(TOO_OLD.into()), now);
+    }
+
+    /// Waits before a pool is filled again whose cell could not be launched, or has ended.
+    pub(super) fn on_cell_of_pool_ended(&mut self, mut cell: Cell, now: Now) {
+        let Some(failure) = cell.failure.take() else { return };
+        let Some(filling) = self.pools.by_name.get_mut(&cell.pool) else { return };
+        if !cell.sandbox.is_empty() {
+            return;
+        }
+        filling.failures = filling.failures.saturating_add(1);
+        filling.failing_since.get_or_insert(now.boot);
+        let first = self.config.retry_pause;
+        let pause = doubled(first, filling.failures.saturating_sub(1), MAX_PAUSE.max(first));
+        filling.not_before = now.boot + pause;
+        let notice = Notice::PoolFailed {
+            pool: Arc::clone(&cell.pool),
+            reason: error_chain(&failure),
+            seconds: pause.as_secs(),
+        };
+        self.emit(&cell.id, Effect::Log(notice));
+    }
+
+    /// Returns the number of offerings of all pools.
+    pub fn pool_offerings(&self) -> usize {
+        self.pools.by_name.values().map(|filling| filling.candidates.len()).sum()
+    }
+
+    /// Returns true if an idle cell suits the pod of an order.
+    pub fn has_warm_cell(&self, spec: &OrderSpec) -> bool {
+        let choice = spec.choice.as_ref();
+        let digest = launch::parameters_digest(&spec.parameters);
+        choice.is_some_and(|choice| self.warm_cell(choice, &digest, &spec.key.namespace).is_some())
+    }
+
+    /// Returns the cheapest idle cell that suits a pod, of equal ones the oldest, with its offering
+    /// at the price for the pod. It was launched with the parameters of the pod: an instance keeps
+    /// its security groups and its role.
+    fn warm_cell(
+        &self,
+        choice: &Choice,
+        parameters_sha256: &str,
+        namespace: &str,
+    ) -> Option<(CellId, Candidate)> {
+        // An agent that is silent now may be gone.
+        let idle = |cell: &&Cell| cell.is_warm() && is_idle(cell) && !self.is_silent(&cell.id);
+        let suited = self
+            .cells
+            .values()
+            .filter(idle)
+            .filter(|cell| cell.parameters_sha256 == parameters_sha256)
+            .filter_map(|cell| Some((choice.suited(cell.offering.as_ref()?)?, cell)))
+            .filter(|(suited, cell)| self.affords_warm(namespace, cell, suited.price));
+        let cheapest = suited.min_by_key(|(suited, cell)| (suited.price, cell.created_unix_nanos));
+        cheapest.map(|(suited, cell)| (cell.id.clone(), suited))
+    }
+
+    /// Gives an order the cheapest idle cell that suits its pod. Returns false if there is none.
+    pub(super) fn take_warm_cell(&mut self, sandbox: &SandboxId, now: Now) -> bool {
+        let Some(order) = self.orders.get(sandbox) else { return false };
+        let Some(choice) = &order.choice else { return false };
+        let digest = launch::parameters_digest(&order.parameters);
+        let warm = self.warm_cell(choice, &digest, &order.key.namespace);
+        let Some((id, suited)) = warm else { return false };
+        // Only the first of several pods that start together: the delay has an end.
+        if !self.has_starting_pod(now) {
+            self.pools.refill_by = now.boot + MAX_REFILL_DELAY;
+        }
+        // The time in the pool is not at the namespace's cost.
+        let cost = self.settle_cost(&id, now);
+        let (Some(order), Some(cell)) = (self.orders.get_mut(sandbox), self.cells.get_mut(&id))
+        else {
+            return false;
+        };
+        cell.settled = cost;
+        cell.ran_before = Duration::ZERO;
+        cell.billed_from = Some(now.boot);
+        cell.created_unix_nanos = timeline::nanos(now.unix);
+        cell.requested = Some(now.boot);
+        cell.timeline = Timeline::default();
+        for step in [Step::Launched, Step::Booted, Step::Enrolled] {
+            cell.timeline.reach(step, now.unix);
+        }
+        cell.offering_reason = format!("cheapest idle cell that fits, of warm pool {}", cell.pool);
+        cell.offering = Some(suited);
+        cell.order = Some(sandbox.clone());
+        cell.order_record = Some(sandbox.clone());
+        cell.sandbox = sandbox.as_str().to_owned();
+        cell.pod_uid = order.key.pod_uid.clone();
+        cell.namespace = order.key.namespace.clone();
+        cell.healthy_timeout = order.healthy_timeout;
+        let pool = Arc::clone(&cell.pool);
+        if let Some(filling) = self.pools.by_name.get_mut(&pool) {
+            filling.hits += 1;
+        }
+        order.state = OrderState::Placed(id.clone());
+        self.pools.hits += 1;
+        self.timers.clear(&Timer::Warm(id.clone()));
+        self.emit(&id, Effect::Log(Notice::Taken { sandbox: sandbox.clone(), pool }));
+        self.apply(&id, CellEvent::Bind, now);
+        true
+    }
+
+    /// Counts an order that gets a cell of its own though a pool suits it.
+    pub(super) fn count_miss(&mut self, sandbox: &SandboxId) {
+        let order = self.orders.get(sandbox);
+        let order = order.filter(|order| order.parameters == self.pools.parameters);
+        let Some(choice) = order.and_then(|order| order.choice.as_ref()) else { return };
+        let suits = |filling: &Filling| {
+            filling.candidates.iter().any(|candidate| choice.suited(candidate).is_some())
+        };
+        let mut is_miss = false;
+        for filling in self.pools.by_name.values_mut().filter(|filling| suits(filling)) {
+            filling.misses += 1;
+            is_miss = true;
+        }
+        self.pools.misses += u64::from(is_miss);
+    }
+
+    /// Makes a warm cell end, because a pod has reached a limit. Returns false if there is none.
+    /// The pod waits for the end of one cell after the other.
+    pub(super) fn give_way(&mut self, now: Now) -> bool {
+        let of_pools = || self.cells.values().filter(|cell| !cell.pool.is_empty());
+        if of_pools().any(|cell| cell.sandbox.is_empty() && !cell.is_warm()) {
+            return true;
+        }
+        let warm = of_pools().filter(|cell| cell.is_warm());
+        let dearest = warm.max_by_key(|cell| (is_idle(cell), cell.limited_price()));
+        let Some(id) = dearest.map(|cell| cell.id.clone()) else { return false };
+        self.apply(&id, CellEvent::End(GAVE_WAY.into()), now);
+        true
+    }
+}
+
+/// Returns the candidates that were not refused lately.
+fn not_refused(refusals: &Refusals, candidates: &[Candidate], now: Now) -> Vec<Candidate> {
+    let refused = refusals.at(now.boot);
+    let is_refused = |Offering { instance_type, zone, market }: &Offering| {
+        refused.is_refused(instance_type, zone, *market)
+    };
+    let is_avoided = |it: &Offering| is_refused(it) || refused.is_over_quota(it);
+    let left = candidates.iter().filter(|candidate| !is_avoided(&candidate.offering));
+    left.cloned().collect()
+}
+
+pub(super) fn is_idle(cell: &Cell) -> bool {
+    matches!(cell.state, State::Idle { .. })
+}

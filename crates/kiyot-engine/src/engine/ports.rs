@@ -1,0 +1,117 @@
+//! Host ports and networks of pods in cells: a pod gets no cell for those that another pod has.
+
+use std::fmt;
+
+use crate::{
+    engine::{Engine, OrderKey, State, order::Order},
+    provider::{Attachment, Held, HostPort},
+};
+
+/// The host ports and networks of the pod that a cell is bound to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodPorts {
+    /// Namespace and name of the pod.
+    pub pod: String,
+    /// The ports.
+    pub ports: Vec<HostPort>,
+    /// The networks that the cloud routes to its cell.
+    pub networks: Vec<String>,
+}
+
+impl PodPorts {
+    /// Returns true without any.
+    pub fn is_empty(&self) -> bool {
+        self.ports.is_empty() && self.networks.is_empty()
+    }
+}
+
+/// A host port or a network that another pod has.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{taken} is taken by pod {pod}{}; allowed: what no other pod has", in_cell(.cell))]
+pub struct PortTaken {
+    /// The port or the network.
+    pub taken: Taken,
+    /// Namespace and name of the other pod.
+    pub pod: String,
+    /// Its cell; empty before its launch.
+    pub cell: String,
+}
+
+/// A host port or a network.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Taken {
+    /// A port of the node.
+    Port(HostPort),
+    /// A network of `pod.elotl.co/cloud-route`.
+    Network(String),
+}
+
+impl fmt::Display for Taken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Port(port) => port.fmt(f),
+            Self::Network(network) => write!(f, "cloud-route {network}"),
+        }
+    }
+}
+
+fn in_cell(cell: &str) -> String {
+    if cell.is_empty() { String::new() } else { format!(" in {cell}") }
+}
+
+impl Engine {
+    /// Returns the first of a pod's host ports and networks that another pod has, whose cell is
+    /// ordered or may hold it.
+    pub fn taken_port(&self, pod: &OrderKey, wanted: &Attachment) -> Option<PortTaken> {
+        if wanted.ports.is_empty() && wanted.cloud_routes.is_empty() {
+            return None;
+        }
+        let common = |of: &PodPorts| {
+            let is_taken = |port: &&HostPort| of.ports.iter().any(|taken| taken.overlaps(port));
+            let port = wanted.ports.iter().find(is_taken).cloned().map(Taken::Port);
+            let mut networks = wanted.cloud_routes.iter();
+            port.or_else(|| {
+                networks.find(|it| of.networks.contains(it)).cloned().map(Taken::Network)
+            })
+        };
+        let ordered = self.orders.values().filter(|order| order.key.pod_uid != pod.pod_uid);
+        let ordered = ordered.filter_map(|order| {
+            let cell = order.state.cell().map(ToString::to_string).unwrap_or_default();
+            Some((order.pod_ports()?, cell))
+        });
+        let bound = self.cells.values().filter(|cell| {
+            let frees = !self.capabilities.awaits_ends() && cell.state.is_released();
+            cell.pod_uid != pod.pod_uid && !frees
+        });
+        let bound = bound.filter_map(|cell| {
+            let ports = cell.ports.as_deref()?.clone();
+            Some((ports, cell.id.to_string()))
+        });
+        bound
+            .chain(ordered)
+            .find_map(|(of, cell)| Some(PortTaken { taken: common(&of)?, pod: of.pod, cell }))
+    }
+
+    /// Returns the attachments that a previous daemon made.
+    pub fn held(&self) -> Vec<Held> {
+        let held = self.cells.values().filter_map(|cell| {
+            let State::Bound { instance, addresses } = &cell.state else { return None };
+            let ports = cell.ports.as_ref().map(|held| held.ports.clone()).unwrap_or_default();
+            Some(Held { instance: instance.clone(), addresses: addresses.clone(), ports })
+        });
+        held.collect()
+    }
+}
+
+impl Order {
+    /// Returns the host ports and networks of its pod; `None` without any.
+    pub(super) fn pod_ports(&self) -> Option<PodPorts> {
+        let attachment = self.attachment.as_ref()?;
+        let held = PodPorts {
+            pod: format!("{}/{}", self.key.namespace, self.key.name),
+            ports: attachment.ports.clone(),
+            networks: attachment.cloud_routes.clone(),
+        };
+        (!held.is_empty()).then_some(held)
+    }
+}

@@ -1,0 +1,309 @@
+//! The engine after a start of the daemon: records become cells and orders.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use kiyot_proto::store::{self, CellPhase};
+
+use crate::{
+    engine::{
+        Capabilities, Change, EndStep, Engine, EngineConfig, LaunchCall, Now, OrderKey, Seams,
+        State, Timeline,
+        cell::Cell,
+        costs::{self, Costs},
+        earlier::EarlierLaunches,
+        launch::{self, Launch},
+        order::{Order, OrderState},
+        place::{ELSEWHERE, is_other_place},
+        ports::PodPorts,
+        state::StopStep,
+        timers::Timer,
+    },
+    id::{CellId, SandboxId},
+    provider::InstanceId,
+    request::HealthyTimeout,
+};
+
+/// Bounds the time in which the kubelet's retry joins the launch of a previous daemon. A kubelet
+/// retries a failed sandbox after 10 to 15 s (`backOffPeriod` with jitter).
+const JOIN_TIMEOUT: Duration = Duration::from_secs(60);
+/// The reason of a cell whose launch the end of the daemon has cut. The kubelet retries.
+const UNFINISHED: &str = "the daemon was restarted while the cell was launched";
+/// The reason of a bound cell without a sandbox record: its caller never got an answer.
+const ORPHANED: &str = "no pod sandbox was recorded for the cell";
+/// The reason of a cell without a readable record: its agent can't be authenticated.
+const LOST: &str = "its record could not be read";
+/// The reason of a cell that was launched before a reboot.
+const REBOOTED: &str = "the node was rebooted";
+
+/// A recorded sandbox, as far as its cell goes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct JournalSandbox {
+    /// The id of the sandbox.
+    pub id: String,
+    /// The id of its cell.
+    pub cell: String,
+    /// `metadata.uid` of its pod.
+    pub pod_uid: String,
+    /// The host ports and networks of its pod; `None` without any.
+    pub ports: Option<Box<PodPorts>>,
+    /// The time of its creation.
+    pub created_unix_nanos: i64,
+}
+
+/// The records of a previous daemon.
+#[derive(Debug, Clone, Default)]
+pub struct Journal {
+    /// The cells.
+    pub cells: Vec<(String, store::Cell)>,
+    /// The orders.
+    pub orders: Vec<(String, store::Order)>,
+    /// The sandboxes.
+    pub sandboxes: Vec<JournalSandbox>,
+    /// The costs of ended cells by namespace.
+    pub costs: Vec<(String, store::NamespaceCost)>,
+}
+
+/// A record that is not usable, for the log.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Unusable {
+    /// A sandbox whose cell has no record: the cell ends.
+    NoCellRecord(JournalSandbox),
+    /// A record whose key is not a cell's id: it is removed.
+    CellKey(String),
+}
+
+impl Engine {
+    /// Returns the engine of a journal, the changes that make the journal consistent, and the
+    /// records that are not usable. A bound cell continues, unless the node was rebooted or its
+    /// sandbox is unknown; a launch continues until the kubelet's retry joins it; every other cell
+    /// ends.
+    pub fn recover(
+        config: EngineConfig,
+        capabilities: Capabilities,
+        seams: Box<dyn Seams>,
+        journal: Journal,
+        now: Now,
+    ) -> (Self, Vec<Change>, Vec<Unusable>) {
+        let mut engine = Self::new(config, capabilities, seams);
+        let (mut changes, mut unusable) = (Vec::new(), Vec::new());
+        let Journal { cells, orders, sandboxes, costs } = journal;
+        engine.costs = Costs::from_stored(costs);
+        let known: BTreeSet<&str> = cells.iter().map(|(key, _)| key.as_str()).collect();
+        for sandbox in sandboxes.iter().filter(|sandbox| !known.contains(sandbox.cell.as_str())) {
+            // Without its record its agent can't connect. The pod keeps its state until the cell's
+            // end is proven.
+            if let Ok(id) = CellId::parse(&sandbox.cell) {
+                unusable.push(Unusable::NoCellRecord(sandbox.clone()));
+                engine.cells.insert(id.clone(), lost(id, sandbox, now));
+            }
+        }
+        let with_sandbox: BTreeMap<&str, &JournalSandbox> =
+            sandboxes.iter().map(|sandbox| (sandbox.cell.as_str(), sandbox)).collect();
+        let mut gone = Vec::new();
+        for (key, record) in &cells {
+            let Ok(id) = CellId::parse(key) else {
+                unusable.push(Unusable::CellKey(key.clone()));
+                continue;
+            };
+            let order = orders.iter().find(|(_, order)| order.cell == *key);
+            let order =
+                order.and_then(|(sandbox, order)| Some((SandboxId::parse(sandbox).ok()?, order)));
+            let sandbox = with_sandbox.get(key.as_str());
+            let cell = engine.resumed(id.clone(), record, order, sandbox.is_some(), now);
+            let cell = Cell { ports: sandbox.and_then(|sandbox| sandbox.ports.clone()), ..cell };
+            match &cell.state {
+                State::Ended { reason } if cell.was_bound => {
+                    gone.push((cell.created_unix_nanos, id, reason.to_string()));
+                }
+                State::Ended { .. } => changes.push(Change::Cell(id, None)),
+                _ => {
+                    engine.cells.insert(id, cell);
+                }
+            }
+        }
+        gone.sort();
+        for (_, id, reason) in gone {
+            let dropped = engine.tombstones.add(id, reason);
+            changes.extend(dropped.into_iter().map(|cell| Change::Cell(cell, None)));
+        }
+        for (key, _) in &orders {
+            if let Ok(sandbox) = SandboxId::parse(key)
+                && !engine.orders.contains_key(&sandbox)
+            {
+                changes.push(Change::Order(sandbox, None));
+            }
+        }
+        (engine, changes, unusable)
+    }
+
+    /// Returns the cell of a record, and adds its order if the launch continues.
+    fn resumed(
+        &mut self,
+        id: CellId,
+        record: &store::Cell,
+        order: Option<(SandboxId, &store::Order)>,
+        has_sandbox: bool,
+        now: Now,
+    ) -> Cell {
+        let instance = (!record.instance.is_empty()).then(|| InstanceId(record.instance.clone()));
+        let launch = record.launch.as_ref().and_then(|launch| Launch::from_stored(&id, launch));
+        // The clock may have been set: it can only shorten a token.
+        let left = u64::try_from(record.token_expires_unix).unwrap_or_default();
+        let left = Duration::from_secs(left).saturating_sub(now.unix).min(self.config.token_ttl);
+        let healthy_timeout = record.healthy_timeout_secs.map(HealthyTimeout::of_secs);
+        let is_expired = left.is_zero();
+        // A pool's cell without a pod goes on without an order.
+        let is_wanted = order.is_some() || (!record.pool.is_empty() && record.sandbox.is_empty());
+        let is_elsewhere = is_other_place(&record.place, &self.config.place);
+        // An instance of another place may be on another machine.
+        let rebooted = self.capabilities.ends_with_node
+            && !is_elsewhere
+            && record.boot_id != self.config.boot_id;
+        // No container runs in a cell before it is bound.
+        let is_fresh =
+            matches!(record.phase(), CellPhase::Launching | CellPhase::Booting | CellPhase::Idle);
+        let to_end = |reason: &str| State::Terminating {
+            instance: instance.clone(),
+            reason: reason.into(),
+            // An instance of a launch without an answer is known by the answer alone. Elsewhere,
+            // a replay would make another.
+            step: match launch {
+                Some(_) if instance.is_none() && (is_expired || is_elsewhere) => EndStep::Searching,
+                Some(_) if instance.is_none() => EndStep::AwaitReplay,
+                _ => EndStep::Backoff,
+            },
+            stopped: record.containers_ended || is_fresh && is_elsewhere,
+        };
+        let state = match (record.phase(), &instance) {
+            (CellPhase::Gone, _) => State::Ended { reason: record.reason.as_str().into() },
+            (CellPhase::Terminating, _) => to_end(&record.reason),
+            (_, _) if rebooted => to_end(REBOOTED),
+            (_, _) if is_fresh && is_elsewhere => to_end(ELSEWHERE),
+            (CellPhase::Bound, Some(instance)) if has_sandbox => {
+                let addresses =
+                    record.addresses.iter().filter_map(|address| address.parse().ok()).collect();
+                State::Bound { instance: instance.clone(), addresses }
+            }
+            (CellPhase::Bound, _) => to_end(ORPHANED),
+            (CellPhase::Stopping, Some(instance)) => State::Stopping {
+                instance: instance.clone(),
+                reason: record.reason.as_str().into(),
+                step: if record.containers_ended { StopStep::Backoff } else { StopStep::Shutdown },
+            },
+            (CellPhase::Launching, None) if launch.is_some() && is_wanted => {
+                let call = if is_expired { LaunchCall::Searching } else { LaunchCall::Pending };
+                State::Launching { connected: false, call }
+            }
+            // An idle cell's agent connects again.
+            (CellPhase::Booting | CellPhase::Idle, Some(instance)) if is_wanted => {
+                State::Booting { instance: instance.clone() }
+            }
+            _ => to_end(UNFINISHED),
+        };
+        let earlier = EarlierLaunches::from_stored(record);
+        let order = order.filter(|_| state.is_unbound()).map(|(sandbox, order)| {
+            self.resume_order(sandbox.clone(), &id, order, launch.as_ref(), now);
+            if let Some(order) = self.orders.get_mut(&sandbox) {
+                order.healthy_timeout = healthy_timeout;
+                order.causes.clone_from(&earlier.last);
+                order.spot_failed = earlier.spot_failed;
+            }
+            sandbox
+        });
+        let timeline = record.timeline.as_ref().map(Timeline::from_stored).unwrap_or_default();
+        Cell {
+            launch: launch.map(Arc::new),
+            parameters_sha256: record.parameters_sha256.clone(),
+            place: record.place.as_str().into(),
+            order_record: order.clone(),
+            order,
+            pool: record.pool.as_str().into(),
+            sandbox: record.sandbox.clone(),
+            pod_uid: record.pod_uid.clone(),
+            namespace: record.namespace.clone(),
+            boot_id: record.boot_id.clone(),
+            created_unix_nanos: record.created_unix_nanos,
+            offering: record.offering.as_ref().map(launch::candidate),
+            offering_reason: record.offering_reason.clone(),
+            earlier,
+            timeline,
+            ran_before: costs::since_launch(&timeline, now),
+            billed_from: Some(now.boot),
+            token_sha256: record.token_sha256.clone(),
+            token_expires_unix: record.token_expires_unix,
+            token_deadline: now.boot + left,
+            key_sha256: record.key_sha256.clone(),
+            healthy_timeout,
+            lost_unix_nanos: record.lost_unix_nanos,
+            was_bound: has_sandbox,
+            // The call of the previous daemon may be on its way.
+            may_be_launched: true,
+            instance_known: Some(now.boot),
+            ..Cell::new(id, state)
+        }
+    }
+
+    fn resume_order(
+        &mut self,
+        sandbox: SandboxId,
+        cell: &CellId,
+        record: &store::Order,
+        launch: Option<&Launch>,
+        now: Now,
+    ) {
+        let deadline = now.boot + self.config.launch_timeout.min(JOIN_TIMEOUT);
+        self.timers.set(Timer::Deadline(sandbox.clone()), deadline);
+        let order = Order {
+            key: OrderKey {
+                pod_uid: record.pod_uid.clone(),
+                namespace: record.namespace.clone(),
+                name: record.name.clone(),
+                attempt: record.attempt,
+            },
+            identity: record.identity.clone(),
+            attachment: None,
+            labels: BTreeMap::new(),
+            healthy_timeout: None,
+            no_candidates: None,
+            choice: None,
+            candidates: launch.map(|launch| launch.spec.candidates.clone()).unwrap_or_default(),
+            parameters: launch.map(|launch| launch.spec.parameters.clone()).unwrap_or_default(),
+            state: OrderState::Placed(cell.clone()),
+            launches: record.launches,
+            causes: Vec::new(),
+            refused_types: BTreeMap::new(),
+            spot_failed: false,
+            began: now.boot,
+            queued_since: now.boot,
+            spot_since: now.boot,
+            deadline,
+            is_claimed: true,
+        };
+        self.orders.insert(sandbox, order);
+    }
+}
+
+/// Returns the cell of a sandbox that has no record of its cell, in a state that ends it.
+fn lost(id: CellId, sandbox: &JournalSandbox, now: Now) -> Cell {
+    let state = State::Terminating {
+        instance: None,
+        reason: LOST.into(),
+        step: EndStep::Backoff,
+        stopped: false,
+    };
+    Cell {
+        sandbox: sandbox.id.clone(),
+        pod_uid: sandbox.pod_uid.clone(),
+        ports: sandbox.ports.clone(),
+        created_unix_nanos: sandbox.created_unix_nanos,
+        was_bound: true,
+        may_be_launched: true,
+        instance_known: Some(now.boot),
+        billed_from: Some(now.boot),
+        ..Cell::new(id, state)
+    }
+}

@@ -1,0 +1,575 @@
+//! The state machine of a cell: `(state, event) -> (state, effects)`.
+//!
+//! At most one call to the provider is pending for a cell. Every failure leads to a termination,
+//! and only proof leads to `Ended`: a confirmed termination, or evidence that the engine accepts.
+
+use std::{net::IpAddr, sync::Arc};
+
+use kiyot_proto::store::CellPhase;
+
+use crate::provider::InstanceId;
+
+/// The state of a cell.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum State {
+    /// Created, not yet recorded.
+    Requested,
+    /// The launch of its instance is recorded, and has no answer yet.
+    Launching {
+        /// True once its agent has connected.
+        connected: bool,
+        /// The progress of the call.
+        call: LaunchCall,
+    },
+    /// The instance is launched; its agent has not connected.
+    Booting {
+        /// The provider's id of the instance.
+        instance: InstanceId,
+    },
+    /// Its agent has connected; no order wants it now.
+    Idle {
+        /// The provider's id of the instance.
+        instance: InstanceId,
+    },
+    /// The attachment to its pod's network is recorded, and pending.
+    Binding {
+        /// The provider's id of the instance.
+        instance: InstanceId,
+    },
+    /// Bound to its pod.
+    Bound {
+        /// The provider's id of the instance.
+        instance: InstanceId,
+        /// The pod's addresses.
+        addresses: Vec<IpAddr>,
+    },
+    /// The pod ends before its instance does.
+    Stopping {
+        /// The provider's id of the instance.
+        instance: InstanceId,
+        /// The reason.
+        reason: Arc<str>,
+        /// The step of the stop.
+        step: StopStep,
+    },
+    /// The termination of the instance has begun.
+    Terminating {
+        /// The provider's id of the instance; `None` if it is unknown.
+        instance: Option<InstanceId>,
+        /// The reason.
+        reason: Arc<str>,
+        /// The step of the termination.
+        step: EndStep,
+        /// True if it is proven that no container of the pod runs.
+        stopped: bool,
+    },
+    /// The end is proven, and nothing of the cell is left.
+    Ended {
+        /// The reason.
+        reason: Arc<str>,
+    },
+}
+
+/// The progress of a launch's call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LaunchCall {
+    /// The call is pending.
+    Pending,
+    /// The outcome is unknown; a replay follows.
+    Backoff,
+    /// The outcome is unknown and the token has expired: the listing must show the instance.
+    Searching,
+}
+
+/// The step of a pod's stop.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StopStep {
+    /// The agent's confirmation that all containers have ended is pending.
+    Shutdown,
+    /// The release of the shared parts of the node is pending.
+    Detach,
+    /// The release failed; a retry follows.
+    Backoff,
+}
+
+/// The step of a termination.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EndStep {
+    /// A launch or an attachment is pending and must finish first, or it could recreate what is
+    /// removed.
+    AwaitCall,
+    /// A launch without an answer is replayed soon, because only its answer names the instance.
+    AwaitReplay,
+    /// The token of a launch without an answer has expired: the listing must show the instance.
+    Searching,
+    /// The provider's termination is pending.
+    Pending,
+    /// The termination failed; a retry follows.
+    Backoff,
+    /// The provider has accepted the termination; the proof is pending.
+    Confirming,
+    /// The end of the instance is proven, and the release of the shared parts of the node is
+    /// pending.
+    Detach,
+}
+
+/// An event of a cell.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum CellEvent {
+    /// The cell is created for an order.
+    Created,
+    /// The daemon started, and found the cell's launch in the journal.
+    Resumed,
+    /// A record could not be written. No call was skipped after it that has an event of its own.
+    RecordFailed,
+    /// The instance of the launch is known.
+    Launched(InstanceId),
+    /// The launch was refused, or failed for good.
+    LaunchFailed(Arc<str>),
+    /// The outcome of the launch is unknown.
+    LaunchUnanswered,
+    /// The token of a launch without an answer has expired, and no call is pending.
+    TokenExpired,
+    /// The launch certainly made no instance.
+    NothingLaunched(Arc<str>),
+    /// Its agent has connected, perhaps again.
+    Connected,
+    /// An order wants the cell.
+    Bind,
+    /// The provider attached the pod's network.
+    Attached(Vec<IpAddr>),
+    /// The provider did not attach the network.
+    AttachFailed(Arc<str>),
+    /// The pod must end, and its instance after it.
+    Stop(Arc<str>),
+    /// The agent has confirmed that all containers have ended.
+    Shutdown,
+    /// The agent did not confirm.
+    ShutdownFailed,
+    /// The shared parts of the node are released.
+    Detached,
+    /// The shared parts of the node could not be released.
+    DetachFailed,
+    /// The time is over after which a cell without contact has stopped its pod.
+    OrphanTimeout,
+    /// The cell must end.
+    End(Arc<str>),
+    /// The end of the instance is proven.
+    Terminated,
+    /// The provider has accepted the termination.
+    TerminationAccepted,
+    /// The provider could not terminate the instance.
+    TerminationFailed,
+    /// The instance has ended, whatever becomes of its termination.
+    InstanceTerminated,
+    /// The pause before a retry is over.
+    RetryDue,
+}
+
+/// An effect on a cell, carried out in order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CellEffect {
+    /// Records the state. On failure the effects after it are skipped. The event of a skipped
+    /// launch or attachment follows, otherwise [`CellEvent::RecordFailed`].
+    Record,
+    /// Records the state; a failure is logged.
+    RecordIfPossible,
+    /// Calls the launch, with the recorded parameters.
+    Launch,
+    /// Attaches the instance to the pod's network.
+    Attach,
+    /// Has the agent end all containers.
+    ShutDown,
+    /// Releases the shared parts of the node.
+    Detach,
+    /// Terminates the instance, or without an id all listed instances of the cell.
+    Terminate,
+    /// Emits [`CellEvent::RetryDue`] after a pause.
+    StartRetryTimer,
+    /// Publishes that the control connection is established.
+    PublishConnected,
+    /// Reports to the order that the cell waits for it.
+    ReportIdle,
+    /// Answers the order: the cell is bound.
+    AnswerBound,
+    /// Answers pending callers: the cell could not be terminated.
+    AnswerNotTerminated,
+    /// Answers pending callers and publishes the end.
+    PublishEnded,
+}
+
+impl State {
+    /// Returns the next state and the effects of an event. An event without meaning in a state is
+    /// ignored.
+    pub fn on(self, event: CellEvent) -> (Self, Vec<CellEffect>) {
+        use CellEffect as F;
+        use CellEvent as E;
+        use LaunchCall as L;
+        match (self, event) {
+            (Self::Requested, E::Created) => {
+                (Self::Launching { connected: false, call: L::Pending }, vec![F::Record, F::Launch])
+            }
+            (Self::Requested, E::End(reason) | E::Stop(reason)) => ended_unlaunched(reason),
+
+            (Self::Launching { call: L::Pending, connected }, E::Resumed)
+            | (Self::Launching { call: L::Backoff, connected }, E::RetryDue) => {
+                (Self::Launching { connected, call: L::Pending }, vec![F::Launch])
+            }
+            (Self::Launching { call, .. }, E::Connected) => {
+                (Self::Launching { connected: true, call }, vec![F::PublishConnected])
+            }
+            (Self::Launching { connected: false, .. }, E::Launched(instance)) => {
+                (Self::Booting { instance }, vec![F::Record])
+            }
+            (Self::Launching { connected: true, .. }, E::Launched(instance)) => idle(instance),
+            (Self::Launching { call: L::Pending, connected }, E::LaunchUnanswered) => {
+                (Self::Launching { connected, call: L::Backoff }, vec![F::StartRetryTimer])
+            }
+            (Self::Launching { connected, call: L::Backoff }, E::TokenExpired) => {
+                (Self::Launching { connected, call: L::Searching }, Vec::new())
+            }
+            (Self::Launching { .. }, E::LaunchFailed(reason)) => terminating(None, reason, true),
+            (Self::Launching { .. }, E::NothingLaunched(reason)) => ended_unlaunched(reason),
+            (Self::Launching { call, .. }, E::End(reason) | E::Stop(reason)) => {
+                let step = match call {
+                    L::Pending => EndStep::AwaitCall,
+                    L::Backoff => EndStep::AwaitReplay,
+                    L::Searching => EndStep::Searching,
+                };
+                awaiting(None, reason, step)
+            }
+
+            (Self::Booting { instance }, E::Connected) => {
+                let (state, mut effects) = idle(instance);
+                effects.insert(0, F::PublishConnected);
+                (state, effects)
+            }
+            (Self::Idle { instance }, E::Bind) => {
+                (Self::Binding { instance }, vec![F::Record, F::Attach])
+            }
+            (Self::Binding { instance }, E::Attached(addresses)) => {
+                (Self::Bound { instance, addresses }, vec![F::Record, F::AnswerBound])
+            }
+            (Self::Binding { instance }, E::AttachFailed(reason)) => {
+                terminating(Some(instance), reason, true)
+            }
+            (Self::Binding { instance }, E::End(reason) | E::Stop(reason)) => {
+                awaiting(Some(instance), reason, EndStep::AwaitCall)
+            }
+            // An earlier record failed: the attachment follows one of its own.
+            (Self::Binding { instance }, E::RecordFailed) => {
+                awaiting(Some(instance), NOT_RECORDED.into(), EndStep::AwaitCall)
+            }
+            (Self::Bound { instance, .. }, E::Stop(reason)) => (
+                Self::Stopping { instance, reason, step: StopStep::Shutdown },
+                vec![F::RecordIfPossible, F::ShutDown],
+            ),
+            (
+                state @ (Self::Idle { .. } | Self::Binding { .. } | Self::Bound { .. }),
+                E::Connected,
+            ) => (state, vec![F::PublishConnected]),
+            (
+                Self::Booting { instance } | Self::Idle { instance } | Self::Bound { instance, .. },
+                E::RecordFailed,
+            ) => terminating(Some(instance), NOT_RECORDED.into(), false),
+            (Self::Booting { instance } | Self::Idle { instance }, E::End(r) | E::Stop(r)) => {
+                terminating(Some(instance), r, true)
+            }
+            (Self::Bound { instance, .. }, E::End(reason)) => {
+                terminating(Some(instance), reason, false)
+            }
+
+            (Self::Stopping { instance, reason, step: StopStep::Shutdown }, E::Shutdown) => (
+                Self::Stopping { instance, reason, step: StopStep::Detach },
+                vec![F::Record, F::Detach],
+            ),
+            (state @ Self::Stopping { step: StopStep::Shutdown, .. }, E::Resumed) => {
+                (state, vec![F::ShutDown])
+            }
+            (Self::Stopping { instance, reason, step: StopStep::Detach }, E::Detached) => {
+                terminating(Some(instance), reason, true)
+            }
+            (
+                Self::Stopping { instance, reason, step: StopStep::Detach },
+                E::DetachFailed | E::RecordFailed,
+            ) => (
+                Self::Stopping { instance, reason, step: StopStep::Backoff },
+                vec![F::AnswerNotTerminated, F::StartRetryTimer],
+            ),
+            (
+                Self::Stopping { instance, reason, step: StopStep::Backoff },
+                E::RetryDue | E::Stop(_) | E::Resumed,
+            ) => (
+                Self::Stopping { instance, reason, step: StopStep::Detach },
+                vec![F::Record, F::Detach],
+            ),
+            (Self::Stopping { instance, reason, step: StopStep::Shutdown }, E::ShutdownFailed) => {
+                terminating(Some(instance), reason, false)
+            }
+            (Self::Stopping { instance, reason, step }, E::End(_)) => {
+                terminating(Some(instance), reason, step != StopStep::Shutdown)
+            }
+
+            (Self::Terminating { reason, step, stopped, .. }, E::Launched(instance))
+                if step.is_launching() =>
+            {
+                terminating(Some(instance), reason, stopped)
+            }
+            (
+                Self::Terminating { instance, reason, step: EndStep::AwaitCall, stopped },
+                E::LaunchFailed(_) | E::Attached(_) | E::AttachFailed(_),
+            ) => terminating(instance, reason, stopped),
+            (
+                Self::Terminating { instance: None, reason, step: EndStep::AwaitCall, stopped },
+                E::LaunchUnanswered,
+            ) => (
+                Self::Terminating { instance: None, reason, step: EndStep::AwaitReplay, stopped },
+                vec![F::AnswerNotTerminated, F::StartRetryTimer],
+            ),
+            (
+                Self::Terminating { instance, reason, step: EndStep::AwaitReplay, stopped },
+                E::RetryDue | E::Resumed,
+            ) => (
+                Self::Terminating { instance, reason, step: EndStep::AwaitCall, stopped },
+                vec![F::Launch],
+            ),
+            (
+                Self::Terminating { instance, reason, step: EndStep::AwaitReplay, stopped },
+                E::TokenExpired,
+            ) => (
+                Self::Terminating { instance, reason, step: EndStep::Searching, stopped },
+                vec![F::RecordIfPossible],
+            ),
+            (
+                Self::Terminating {
+                    instance: None,
+                    reason,
+                    step: EndStep::Searching | EndStep::AwaitCall | EndStep::AwaitReplay,
+                    ..
+                },
+                E::NothingLaunched(_),
+            )
+            | (
+                Self::Terminating {
+                    reason,
+                    step: EndStep::Pending | EndStep::Confirming | EndStep::Backoff,
+                    ..
+                },
+                E::Terminated,
+            ) => (Self::Ended { reason }, vec![F::RecordIfPossible, F::PublishEnded]),
+            (
+                Self::Terminating { instance, reason, step: EndStep::Pending, stopped },
+                E::TerminationAccepted,
+            ) => (
+                Self::Terminating { instance, reason, step: EndStep::Confirming, stopped },
+                Vec::new(),
+            ),
+            (
+                Self::Terminating { instance, reason, step: EndStep::Pending, stopped },
+                E::TerminationFailed,
+            ) => (
+                Self::Terminating { instance, reason, step: EndStep::Backoff, stopped },
+                vec![F::AnswerNotTerminated, F::StartRetryTimer],
+            ),
+            // The provider ends nothing now, and the shared parts may not be released yet.
+            (
+                Self::Terminating { instance, reason, step: EndStep::Backoff, stopped },
+                E::InstanceTerminated,
+            ) => (
+                Self::Terminating { instance, reason, step: EndStep::Detach, stopped },
+                vec![F::Record, F::Detach],
+            ),
+            (Self::Terminating { reason, step: EndStep::Detach, .. }, E::Detached) => {
+                (Self::Ended { reason }, vec![F::RecordIfPossible, F::PublishEnded])
+            }
+            (
+                Self::Terminating { instance, reason, step: EndStep::Detach, stopped },
+                E::DetachFailed | E::RecordFailed,
+            ) => (
+                Self::Terminating { instance, reason, step: EndStep::Backoff, stopped },
+                vec![F::AnswerNotTerminated, F::StartRetryTimer],
+            ),
+            // A record failed that the end has overtaken: its termination may have been skipped.
+            (
+                Self::Terminating { instance, reason, step: EndStep::Pending, stopped },
+                E::RecordFailed,
+            ) => (
+                Self::Terminating { instance, reason, step: EndStep::Backoff, stopped },
+                vec![F::StartRetryTimer],
+            ),
+            (
+                Self::Terminating { instance, reason, step: EndStep::Backoff, stopped },
+                E::RetryDue | E::End(_) | E::Stop(_) | E::Resumed,
+            )
+            | (
+                Self::Terminating { instance, reason, step: EndStep::Confirming, stopped },
+                E::RetryDue,
+            ) => terminating(instance, reason, stopped),
+            (Self::Terminating { instance, reason, step, stopped: false }, E::OrphanTimeout) => (
+                Self::Terminating { instance, reason, step, stopped: true },
+                vec![F::RecordIfPossible],
+            ),
+
+            (state, _) => (state, Vec::new()),
+        }
+    }
+
+    /// Returns the phase for the record. `Requested` is never stored.
+    pub fn phase(&self) -> CellPhase {
+        match self {
+            Self::Requested => CellPhase::Requested,
+            Self::Launching { .. } => CellPhase::Launching,
+            Self::Booting { .. } => CellPhase::Booting,
+            Self::Idle { .. } => CellPhase::Idle,
+            Self::Binding { .. } => CellPhase::Enrolled,
+            Self::Bound { .. } => CellPhase::Bound,
+            Self::Stopping { .. } => CellPhase::Stopping,
+            Self::Terminating { .. } => CellPhase::Terminating,
+            Self::Ended { .. } => CellPhase::Gone,
+        }
+    }
+
+    /// Returns the provider's id of the instance, if it is known.
+    pub fn instance(&self) -> Option<&InstanceId> {
+        match self {
+            Self::Booting { instance }
+            | Self::Idle { instance }
+            | Self::Binding { instance }
+            | Self::Bound { instance, .. }
+            | Self::Stopping { instance, .. } => Some(instance),
+            Self::Terminating { instance, .. } => instance.as_ref(),
+            Self::Requested | Self::Launching { .. } | Self::Ended { .. } => None,
+        }
+    }
+
+    /// Returns the reason of the end.
+    pub fn reason(&self) -> Option<&Arc<str>> {
+        match self {
+            Self::Stopping { reason, .. }
+            | Self::Terminating { reason, .. }
+            | Self::Ended { reason } => Some(reason),
+            _ => None,
+        }
+    }
+
+    /// Returns true before the cell is bound or must end.
+    pub fn is_unbound(&self) -> bool {
+        matches!(
+            self,
+            Self::Requested
+                | Self::Launching { .. }
+                | Self::Booting { .. }
+                | Self::Idle { .. }
+                | Self::Binding { .. }
+        )
+    }
+
+    /// Returns true while the instance is expected to run.
+    pub fn expects_instance(&self) -> bool {
+        matches!(
+            self,
+            Self::Booting { .. }
+                | Self::Idle { .. }
+                | Self::Binding { .. }
+                | Self::Bound { .. }
+                | Self::Stopping { .. }
+        )
+    }
+
+    /// Returns true while a launch without an answer may have made an instance.
+    pub fn has_open_launch(&self) -> bool {
+        match self {
+            Self::Launching { .. } => true,
+            Self::Terminating { instance: None, step, .. } => step.is_launching(),
+            _ => false,
+        }
+    }
+
+    /// Returns true while a launch without an answer waits for its replay.
+    pub fn awaits_replay(&self) -> bool {
+        matches!(
+            self,
+            Self::Launching { call: LaunchCall::Backoff, .. }
+                | Self::Terminating { step: EndStep::AwaitReplay, .. }
+        )
+    }
+
+    /// Returns true while the listing must show the instance of a launch without an answer.
+    pub fn is_searching(&self) -> bool {
+        matches!(
+            self,
+            Self::Launching { call: LaunchCall::Searching, .. }
+                | Self::Terminating { step: EndStep::Searching, .. }
+        )
+    }
+
+    /// Returns true once the end is proven.
+    pub fn is_ended(&self) -> bool {
+        matches!(self, Self::Ended { .. })
+    }
+
+    /// Returns true while the proof of an accepted termination is pending.
+    pub fn is_confirming(&self) -> bool {
+        matches!(self, Self::Terminating { step: EndStep::Confirming, .. })
+    }
+
+    /// Returns true while a failed termination waits for its retry.
+    pub fn awaits_termination(&self) -> bool {
+        matches!(self, Self::Terminating { step: EndStep::Backoff, .. })
+    }
+
+    /// Returns true if it is proven that no container of the pod runs, for the record.
+    pub fn containers_ended(&self) -> bool {
+        match self {
+            Self::Stopping { step, .. } => *step != StopStep::Shutdown,
+            _ => self.is_released(),
+        }
+    }
+
+    /// Returns true if the pod has no part in the cell any more: no container of it runs, or will
+    /// run, and the node shares nothing with it.
+    pub fn is_released(&self) -> bool {
+        matches!(self, Self::Ended { .. } | Self::Terminating { stopped: true, .. })
+    }
+}
+
+impl EndStep {
+    /// Returns true while the answer of a launch is missing.
+    fn is_launching(self) -> bool {
+        matches!(self, Self::AwaitCall | Self::AwaitReplay | Self::Searching)
+    }
+}
+
+/// The reason of a cell whose state could not be recorded.
+pub(super) const NOT_RECORDED: &str = "its state could not be recorded";
+
+fn idle(instance: InstanceId) -> (State, Vec<CellEffect>) {
+    (State::Idle { instance }, vec![CellEffect::ReportIdle])
+}
+
+fn ended_unlaunched(reason: Arc<str>) -> (State, Vec<CellEffect>) {
+    (State::Ended { reason }, vec![CellEffect::RecordIfPossible, CellEffect::PublishEnded])
+}
+
+fn awaiting(
+    instance: Option<InstanceId>,
+    reason: Arc<str>,
+    step: EndStep,
+) -> (State, Vec<CellEffect>) {
+    let state = State::Terminating { instance, reason, step, stopped: true };
+    (state, vec![CellEffect::RecordIfPossible])
+}
+
+fn terminating(
+    instance: Option<InstanceId>,
+    reason: Arc<str>,
+    stopped: bool,
+) -> (State, Vec<CellEffect>) {
+    (
+        State::Terminating { instance, reason, step: EndStep::Pending, stopped },
+        vec![CellEffect::RecordIfPossible, CellEffect::Terminate],
+    )
+}
+
+#[cfg(test)]
+mod tests;

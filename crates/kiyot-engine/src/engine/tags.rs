@@ -1,0 +1,97 @@
+//! Tags of instances: those of a launch, and those of a pod that takes a warm cell.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use crate::{
+    engine::{Effect, Engine, Notice, order::Order},
+    id::{CellId, SandboxId},
+    provider::{InstanceTags, PodTags},
+};
+
+/// Bounds the pods that are remembered: a pod beyond them is reported again.
+const MAX_REPORTED_PODS: usize = 1024;
+
+/// The pods whose labels that are no tags were reported, the last first.
+#[derive(Debug, Default)]
+pub(super) struct ReportedPods(VecDeque<String>);
+
+impl ReportedPods {
+    /// Remembers a pod. Returns false if it was remembered.
+    fn insert(&mut self, uid: &str) -> bool {
+        if self.0.iter().any(|reported| reported == uid) {
+            return false;
+        }
+        self.0.truncate(MAX_REPORTED_PODS - 1);
+        self.0.push_front(uid.to_owned());
+        true
+    }
+}
+
+impl Order {
+    pub(super) fn pod_tags(&self) -> PodTags {
+        PodTags {
+            namespace: self.key.namespace.clone(),
+            name: self.key.name.clone(),
+            uid: self.key.pod_uid.clone(),
+            labels: self.labels.clone(),
+        }
+    }
+}
+
+impl Engine {
+    /// Returns the tags of a cell's instance for a pod. Reports labels that are no tags, once for
+    /// each pod.
+    pub(super) fn tags_for(&mut self, cell: &CellId, pod: &PodTags) -> BTreeMap<String, String> {
+        let InstanceTags { tags, left_out } =
+            self.config.owner.tags(&self.config.tag_rules, cell, pod);
+        if self.capabilities.has_tags && !left_out.0.is_empty() && self.reported.insert(&pod.uid) {
+            let pod = format!("{}/{}", pod.namespace, pod.name);
+            self.emit(cell, Effect::Log(Notice::LabelsLeftOut { pod, left_out }));
+        }
+        tags
+    }
+
+    /// Returns the tags that change when a pod takes a warm cell. Labels of an earlier pod, which
+    /// no longer wanted the cell, become empty.
+    pub(super) fn tags_at_bind(
+        &mut self,
+        id: &CellId,
+        sandbox: &SandboxId,
+    ) -> BTreeMap<String, String> {
+        let cell = self.cells.get(id).filter(|cell| !cell.pool.is_empty());
+        let (Some(cell), Some(order)) = (cell, self.orders.get(sandbox)) else {
+            return BTreeMap::new();
+        };
+        if !self.capabilities.has_tags {
+            return BTreeMap::new();
+        }
+        // Not known for a cell of a previous daemon: then all tags are set.
+        let launch = cell.launch.clone();
+        let pod = order.pod_tags();
+        let mut tags = self.tags_for(id, &pod);
+        for (key, value) in launch.iter().flat_map(|launch| &launch.spec.tags) {
+            if tags.get(key) == Some(value) {
+                tags.remove(key);
+            } else {
+                tags.entry(key.clone()).or_default();
+            }
+        }
+        tags
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pod_is_reported_once_while_it_is_remembered() {
+        let mut reported = ReportedPods::default();
+        assert!(reported.insert("first") && !reported.insert("first"));
+        for number in 0..MAX_REPORTED_PODS {
+            assert!(reported.insert(&number.to_string()));
+        }
+        assert_eq!(reported.0.len(), MAX_REPORTED_PODS);
+        assert!(reported.insert("first"));
+    }
+}

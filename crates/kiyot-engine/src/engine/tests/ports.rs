@@ -1,0 +1,112 @@
+use super::*;
+use crate::provider::{HostPort, Protocol};
+
+fn port(number: u16) -> HostPort {
+    HostPort { protocol: Protocol::Tcp, host_ip: None, host_port: number, container_port: 80 }
+}
+
+/// Returns the attachment of a pod with these ports.
+fn with(numbers: &[u16]) -> Attachment {
+    Attachment { ports: numbers.iter().copied().map(port).collect(), ..Attachment::default() }
+}
+
+fn key(pod: &str) -> OrderKey {
+    spec(pod).key
+}
+
+/// Orders a cell for a pod with this attachment.
+fn ordered(engine: &mut Engine, pod: &str, attachment: Attachment) -> (CellId, Arc<Launch>) {
+    let (_, effects) = engine.order(OrderSpec { attachment, ..spec(pod) }, at(1));
+    let launch = effects.into_iter().find_map(|(cell, effect)| match effect {
+        Effect::Launch(launch) => Some((cell.unwrap(), launch)),
+        _ => None,
+    });
+    launch.unwrap()
+}
+
+fn bind(engine: &mut Engine, cell: &CellId, launch: &Launch) {
+    engine.handle(Event::Launched(cell.clone(), Ok(launched_as("i-1", cell))), at(1));
+    claim(engine, cell, launch, at(1)).unwrap();
+    engine.handle(Event::Connected(cell.clone()), at(1));
+    let addresses = vec!["10.0.0.7".parse().unwrap()];
+    let attached = Attached { addresses, ..Attached::default() };
+    engine.handle(Event::Attached(cell.clone(), Ok(attached)), at(1));
+}
+
+/// Verifies V50.
+#[test]
+fn host_port_is_taken_from_the_order_of_its_pod_until_the_node_shares_nothing_with_its_cell() {
+    let mut engine = engine(capabilities::CLOUD);
+    let (cell, launch) = ordered(&mut engine, "first", with(&[1]));
+    let taken = |engine: &Engine| engine.taken_port(&key("second"), &with(&[2, 1]));
+    let owner = taken(&engine).unwrap().to_string();
+    assert!(owner.contains("hostPort 1/tcp is taken by pod default/first"), "{owner}");
+    assert!(owner.contains(cell.as_str()), "{owner}");
+    // A retry for the pod itself joins its order.
+    assert_eq!(engine.taken_port(&key("first"), &with(&[1])), None);
+    assert_eq!(engine.taken_port(&key("second"), &with(&[2])), None);
+    bind(&mut engine, &cell, &launch);
+    assert!(engine.orders.is_empty());
+    assert!(taken(&engine).is_some());
+    let reason = "stopped".into();
+    engine.handle(Event::Terminate { cell: cell.clone(), reason }, at(2));
+    engine.handle(Event::ShutDown(cell.clone(), true), at(2));
+    assert!(taken(&engine).is_some(), "{:?}", engine.cells[&cell].state);
+    engine.handle(Event::Detached(cell.clone(), Ok(())), at(2));
+    assert_eq!(taken(&engine), None, "{:?}", engine.cells[&cell].state);
+    assert!(engine.cells.contains_key(&cell), "its instance has not ended");
+}
+
+/// Verifies V50, V51.
+#[test]
+fn host_port_of_a_recovered_pod_is_taken_and_restored() {
+    let record = stored(CellPhase::Bound);
+    let cell = CellId::parse(&record.id).unwrap();
+    let ports =
+        PodPorts { pod: "default/first".into(), ports: vec![port(1)], networks: Vec::new() };
+    let sandbox = JournalSandbox {
+        id: "sandbox".into(),
+        cell: cell.to_string(),
+        pod_uid: "first".into(),
+        ports: Some(Box::new(ports)),
+        created_unix_nanos: 1,
+    };
+    let journal = Journal {
+        cells: vec![(cell.to_string(), record)],
+        sandboxes: vec![sandbox],
+        ..Journal::default()
+    };
+    let seams = Box::new(Counting::default());
+    let (engine, ..) = Engine::recover(config(), capabilities::CLOUD, seams, journal, at(9));
+    let taken = engine.taken_port(&key("second"), &with(&[1])).unwrap();
+    assert_eq!((taken.pod.as_str(), taken.cell.as_str()), ("default/first", cell.as_str()));
+    let held = engine.held();
+    assert_eq!(held.len(), 1, "{held:?}");
+    assert_eq!(held[0].ports, [port(1)]);
+    assert_eq!(held[0].addresses, ["10.0.0.7".parse::<std::net::IpAddr>().unwrap()]);
+}
+
+/// Verifies V63.
+#[test]
+fn network_is_taken_from_the_order_of_its_pod_until_its_route_is_removed() {
+    let mut engine = engine(capabilities::CLOUD);
+    let routed = |network: &str| Attachment {
+        cloud_routes: vec!["10.9.0.0/16".into(), network.into()],
+        ..Attachment::default()
+    };
+    let (cell, launch) = ordered(&mut engine, "first", routed("10.8.0.0/16"));
+    let wanted = Attachment { cloud_routes: vec!["10.8.0.0/16".into()], ..Attachment::default() };
+    let taken = |engine: &Engine| engine.taken_port(&key("second"), &wanted);
+    let owner = taken(&engine).unwrap().to_string();
+    assert!(owner.contains("cloud-route 10.8.0.0/16 is taken by pod default/first"), "{owner}");
+    assert_eq!(engine.taken_port(&key("first"), &wanted), None);
+    let narrower = Attachment { cloud_routes: vec!["10.8.1.0/24".into()], ..wanted.clone() };
+    assert_eq!(engine.taken_port(&key("second"), &narrower), None);
+    bind(&mut engine, &cell, &launch);
+    assert!(taken(&engine).is_some());
+    engine.handle(Event::Terminate { cell: cell.clone(), reason: "stopped".into() }, at(2));
+    engine.handle(Event::ShutDown(cell.clone(), true), at(2));
+    assert!(taken(&engine).is_some(), "{:?}", engine.cells[&cell].state);
+    engine.handle(Event::Detached(cell.clone(), Ok(())), at(2));
+    assert_eq!(taken(&engine), None, "{:?}", engine.cells[&cell].state);
+}

@@ -1,0 +1,155 @@
+//! Launches that no pod claims: the kubelet gave up, or the pod was changed or deleted.
+//!
+//! Until a cell is attached it has nothing of its pod. It joins a warm pool that lacks a cell and
+//! has its offering; otherwise it ends.
+
+use std::{sync::Arc, time::Duration};
+
+use crate::{
+    engine::{
+        CellError, CellEvent, CommitOf, Effect, Engine, Notice, Now, OrderKey, State, Step,
+        pools::Filling, timeline, timers::Timer,
+    },
+    id::{CellId, SandboxId},
+    placement::Candidate,
+};
+
+/// Bounds the time in which a call must claim a launch whose callers have left. A kubelet repeats a
+/// call within 15 s.
+const CLAIM_TIMEOUT: Duration = Duration::from_secs(180);
+
+/// The reason of a launch that no call has claimed in time.
+const UNCLAIMED: &str = "no call of the kubelet waited for the cell for three minutes";
+
+impl Engine {
+    pub(super) fn on_claimed(&mut self, key: &OrderKey) {
+        let mut orders = self.orders.iter_mut();
+        if let Some((sandbox, order)) = orders.find(|(_, order)| order.key == *key) {
+            order.is_claimed = true;
+            self.timers.clear(&Timer::Unclaimed(sandbox.clone()));
+        }
+    }
+
+    pub(super) fn on_unclaimed(&mut self, key: &OrderKey, now: Now) {
+        let mut orders = self.orders.iter_mut();
+        if let Some((sandbox, order)) = orders.find(|(_, order)| order.key == *key) {
+            order.is_claimed = false;
+            let sandbox = sandbox.clone();
+            self.limit_claim(&sandbox, now);
+        }
+    }
+
+    /// Limits the time of an order that no call waits for.
+    pub(super) fn limit_claim(&mut self, sandbox: &SandboxId, now: Now) {
+        let Some(order) = self.orders.get(sandbox) else { return };
+        let timer = Timer::Unclaimed(sandbox.clone());
+        if order.is_claimed {
+            self.timers.clear(&timer);
+        } else {
+            self.timers.set_once(timer, now.boot + CLAIM_TIMEOUT);
+        }
+    }
+
+    /// Ends an order that no call has claimed in time. A cell that is being attached goes on: its
+    /// pod's sandbox can be claimed.
+    pub(super) fn on_claim_timeout(&mut self, sandbox: &SandboxId, now: Now) {
+        let Some(order) = self.orders.get(sandbox) else { return };
+        match order.state.cell().cloned() {
+            None => self.answer_order(None, sandbox, Err(CellError::Replaced(UNCLAIMED))),
+            Some(cell) => {
+                let cell_state = self.cells.get(&cell).map(|cell| &cell.state);
+                if !matches!(cell_state, Some(State::Binding { .. })) {
+                    self.release(&cell, UNCLAIMED, now);
+                }
+            }
+        }
+    }
+
+    /// Parts a cell from its order, which is answered. The cell joins a warm pool, or ends.
+    pub(super) fn release(&mut self, id: &CellId, reason: &str, now: Now) {
+        let pool = self.lacking_pool(id);
+        let order = self.cells.get(id).and_then(|cell| cell.order.clone());
+        let order = order.filter(|order| self.cell_of_order(order) == Some(id));
+        if let Some(order) = order {
+            let error = CellError::Ended(id.clone(), reason.to_owned());
+            self.answer_order(Some(id), &order, Err(error));
+        }
+        match pool {
+            Some(pool) => self.join_pool(id, pool, now),
+            None => self.apply(id, CellEvent::End(reason.into()), now),
+        }
+    }
+
+    /// Returns a pool that lacks a cell and has all offerings that the cell may be of. A cell that
+    /// was attached, has failed, or was launched with parameters of its pod is for no pool, and
+    /// none is for one while no cell is launched.
+    pub(super) fn lacking_pool(&self, id: &CellId) -> Option<Arc<str>> {
+        let cell = self.cells.get(id)?;
+        let is_fresh = matches!(
+            cell.state,
+            State::Launching { .. } | State::Booting { .. } | State::Idle { .. }
+        );
+        if !is_fresh
+            || !cell.pool.is_empty()
+            || cell.failure.is_some()
+            || cell.is_ended_by_caller
+            || self.is_cordoned
+            || !self.has_parameters_of_pools(cell)
+        {
+            return None;
+        }
+        let requested = cell.launch.iter().flat_map(|launch| &launch.spec.candidates);
+        let candidates: Vec<_> = match &cell.offering {
+            Some(offering) => vec![offering],
+            None => requested.collect(),
+        };
+        let suits = |pool: &Filling| {
+            let has =
+                |one: &&Candidate| pool.candidates.iter().any(|of| of.offering == one.offering);
+            !candidates.is_empty() && candidates.iter().all(has)
+        };
+        let mut pools = self.pools.by_name.iter();
+        let lacks = |name: &Arc<str>, pool: &Filling| self.warm_cells(name) < pool.count;
+        let pool = pools.find(|(name, pool)| suits(pool) && lacks(name, pool));
+        pool.map(|(name, _)| Arc::clone(name))
+    }
+
+    /// Makes a cell without an order one of a warm pool.
+    fn join_pool(&mut self, id: &CellId, pool: Arc<str>, now: Now) {
+        // The time until now is at the namespace's cost.
+        let cost = self.settle_cost(id, now);
+        let Some(cell) = self.cells.get_mut(id) else { return };
+        cell.settled = cost;
+        cell.ran_before = Duration::ZERO;
+        cell.billed_from = cell.billed_from.map(|_| now.boot);
+        cell.created_unix_nanos = timeline::nanos(now.unix);
+        cell.requested = Some(now.boot);
+        let before = std::mem::take(&mut cell.timeline);
+        for step in [Step::Launched, Step::Booted, Step::Enrolled] {
+            if before.at(step).is_some() {
+                cell.timeline.reach(step, now.unix);
+            }
+        }
+        // Its commits remove the record of the order.
+        cell.order = None;
+        cell.sandbox.clear();
+        cell.pod_uid.clear();
+        cell.namespace.clear();
+        cell.healthy_timeout = None;
+        cell.pool = Arc::clone(&pool);
+        let is_idle = matches!(cell.state, State::Idle { .. });
+        // A record of the launch exists: it may have been called, whether this is written or not.
+        let is_launching = matches!(cell.state, State::Launching { .. });
+        let of = if is_launching { CommitOf::Information } else { CommitOf::State };
+        self.emit(id, Effect::Log(Notice::JoinedPool(pool)));
+        self.commit(id, of, now);
+        let at = now.boot + self.config.launch_timeout;
+        self.timers.set(Timer::Warm(id.clone()), at);
+        self.settle_health(id, now);
+        if is_idle {
+            self.on_warm(id, now);
+        } else {
+            self.wake_waiting_orders(now);
+        }
+    }
+}

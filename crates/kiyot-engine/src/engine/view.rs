@@ -1,0 +1,200 @@
+//! Cells, orders and pools as operators see them.
+
+use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
+
+use kiyot_values::{error_chain::error_chain, price::Cost};
+
+use crate::{
+    engine::{
+        Engine, Now, State, Timeline, cell::Cell, earlier::EarlierLaunches, order::Order, pools,
+        timeline,
+    },
+    id::{CellId, SandboxId},
+    placement::Candidate,
+};
+
+/// A cell whose end is not proven.
+#[derive(Debug, Clone)]
+pub struct CellView {
+    /// The cell.
+    pub id: CellId,
+    /// Its state.
+    pub state: State,
+    /// The offering of its instance, once the launch is answered.
+    pub offering: Option<Candidate>,
+    /// The pod's addresses, while the cell is bound.
+    pub addresses: Vec<IpAddr>,
+    /// The time of its creation, in nanoseconds since 1970.
+    pub created_unix_nanos: i64,
+    /// The steps of its start.
+    pub timeline: Timeline,
+    /// The namespace of its pod; empty in a warm pool.
+    pub namespace: String,
+    /// The uid of its pod; empty in a warm pool.
+    pub pod_uid: String,
+    /// The sandbox of its pod; empty in a warm pool.
+    pub sandbox: String,
+    /// The warm pool that it was launched for; empty without one.
+    pub pool: Arc<str>,
+    /// The error of its last launch or termination; empty without one.
+    pub error: String,
+    /// The number of replays of its launch.
+    pub replays: u32,
+    /// The reason for its offering.
+    pub offering_reason: String,
+    /// The launches that failed before it, for the same order.
+    pub earlier: EarlierLaunches,
+    /// The end of its console, if it was read.
+    pub console: String,
+    /// The time at which it was given up, because its agent was silent for too long, in nanoseconds
+    /// since 1970; 0 if it was not.
+    pub lost_unix_nanos: i64,
+    /// The cost since its launch.
+    pub cost: Cost,
+}
+
+/// A pod that waits for its cell.
+#[derive(Debug, Clone)]
+pub struct OrderView {
+    /// The id of the pod's sandbox.
+    pub sandbox: SandboxId,
+    /// The name of the pod.
+    pub name: String,
+    /// The namespace of the pod.
+    pub namespace: String,
+    /// The uid of the pod.
+    pub pod_uid: String,
+    /// `metadata.attempt` of the sandbox.
+    pub attempt: u32,
+    /// The cell that is launched for it; `None` while it waits for a place.
+    pub cell: Option<CellId>,
+    /// The time since which the pod waits, in nanoseconds since 1970.
+    pub since_unix_nanos: i64,
+    /// The number of launches that failed.
+    pub failures: u32,
+    /// True if a launch on spot failed.
+    pub spot_failed: bool,
+    /// The error of the last launch that failed; empty without one.
+    pub last_error: String,
+}
+
+/// A warm pool.
+#[derive(Debug, Clone)]
+pub struct PoolView {
+    /// Its identity.
+    pub name: Arc<str>,
+    /// The cells that it should have.
+    pub wanted: usize,
+    /// The cells that wait for a pod.
+    pub idle: usize,
+    /// The cells that boot.
+    pub booting: usize,
+    /// The orders that got a cell of it since the daemon started.
+    pub hits: u64,
+    /// The orders that it suits, and that got a cell of their own for want of an idle cell.
+    pub misses: u64,
+}
+
+impl Cell {
+    fn view(&self, now: Now) -> CellView {
+        let addresses = match &self.state {
+            State::Bound { addresses, .. } => addresses.clone(),
+            _ => Vec::new(),
+        };
+        let launch_error = self.launch_error.as_ref().filter(|_| self.state.has_open_launch());
+        let error = match (&self.failure, self.refusal.as_ref().or(launch_error)) {
+            (Some(failure), _) => error_chain(failure),
+            (None, Some(error)) => error.text(),
+            (None, None) => String::new(),
+        };
+        CellView {
+            id: self.id.clone(),
+            state: self.state.clone(),
+            offering: self.offering.clone(),
+            addresses,
+            created_unix_nanos: self.created_unix_nanos,
+            timeline: self.timeline,
+            namespace: self.namespace.clone(),
+            pod_uid: self.pod_uid.clone(),
+            sandbox: self.sandbox.clone(),
+            pool: Arc::clone(&self.pool),
+            error,
+            replays: self.replays,
+            offering_reason: self.offering_reason.clone(),
+            earlier: self.earlier.clone(),
+            console: self.console.clone(),
+            lost_unix_nanos: self.lost_unix_nanos,
+            cost: self.cost(now),
+        }
+    }
+}
+
+impl Order {
+    fn view(&self, sandbox: &SandboxId, now: Now) -> OrderView {
+        let waits = now.boot.saturating_sub(self.queued_since);
+        OrderView {
+            sandbox: sandbox.clone(),
+            name: self.key.name.clone(),
+            namespace: self.key.namespace.clone(),
+            pod_uid: self.key.pod_uid.clone(),
+            attempt: self.key.attempt,
+            cell: self.state.cell().cloned(),
+            since_unix_nanos: timeline::nanos(now.unix.saturating_sub(waits)),
+            failures: u32::try_from(self.causes.len()).unwrap_or(u32::MAX),
+            spot_failed: self.spot_failed,
+            last_error: self.causes.last().cloned().unwrap_or_default(),
+        }
+    }
+}
+
+impl Engine {
+    /// Returns a cell.
+    pub fn cell_view(&self, id: &CellId, now: Now) -> Option<CellView> {
+        self.cells.get(id).map(|cell| cell.view(now))
+    }
+
+    /// Returns the pods that wait for their cells.
+    pub fn order_views(&self, now: Now) -> Vec<OrderView> {
+        self.orders.iter().map(|(sandbox, order)| order.view(sandbox, now)).collect()
+    }
+
+    /// Returns the warm pools, by one walk over the cells.
+    pub fn pool_views(&self) -> Vec<PoolView> {
+        let mut pools = BTreeMap::new();
+        for (name, filling) in &self.pools.by_name {
+            let pool = PoolView {
+                name: Arc::clone(name),
+                wanted: filling.count,
+                idle: 0,
+                booting: 0,
+                hits: filling.hits,
+                misses: filling.misses,
+            };
+            pools.insert(name, pool);
+        }
+        for cell in self.cells.values().filter(|cell| cell.is_warm()) {
+            let Some(pool) = pools.get_mut(&cell.pool) else { continue };
+            let count = if pools::is_idle(cell) { &mut pool.idle } else { &mut pool.booting };
+            *count += 1;
+        }
+        pools.into_values().collect()
+    }
+
+    /// Stops launches, or permits them again. Launches that have begun for pods go on, and cells of
+    /// warm pools end.
+    pub fn set_cordoned(&mut self, is_cordoned: bool, now: Now) -> super::Effects {
+        self.is_cordoned = is_cordoned;
+        self.drain_pools(now);
+        self.handle(super::Event::Tick, now)
+    }
+
+    /// Stops launches from the start on. Cells of warm pools end when the pools are set.
+    pub fn start_cordoned(&mut self) {
+        self.is_cordoned = true;
+    }
+
+    /// Returns true while no cell is launched.
+    pub fn is_cordoned(&self) -> bool {
+        self.is_cordoned
+    }
+}

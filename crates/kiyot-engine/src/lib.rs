@@ -1,0 +1,12 @@
+//! The engine of cells: orders, cells and the choice of offerings, without input or output.
+//!
+//! It names no task, file or socket: the daemon carries out its effects, and so does the simulator.
+
+pub mod engine;
+pub mod id;
+pub mod placement;
+pub mod provider;
+pub mod request;
+mod store_error;
+
+pub use store_error::StoreError;

@@ -1,0 +1,208 @@
+//! The needs of a pod: the size and the kind of its cell.
+
+use std::fmt;
+
+use kiyot_config::{WarmKind, WarmLaunchType, WarmPool};
+use kiyot_proto::cri;
+use kiyot_values::price::Price;
+
+use crate::{
+    placement::{Defaults, fit::Cpus},
+    request::{Architecture, CellRequest, GpuRequest, InstanceType as TypeChoice, LaunchType},
+};
+
+/// The thousandths of a CPU that stand for no request in CPU shares: the kubelet's least.
+const LEAST_SHARES: i64 = 2;
+/// The CPU shares of a CPU.
+const SHARES_OF_CPU: u64 = 1024;
+
+/// The source of an amount.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Source {
+    /// An annotation of the pod.
+    Annotation,
+    /// The limits of its containers.
+    Limits,
+    /// The requests of its containers.
+    Requests,
+    /// The configured default.
+    Default,
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Annotation => "annotation",
+            Self::Limits => "limits",
+            Self::Requests => "requests",
+            Self::Default => "default",
+        })
+    }
+}
+
+/// An amount, with its source.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Amount {
+    /// The amount.
+    pub value: u64,
+    /// Its source.
+    pub source: Source,
+}
+
+impl Amount {
+    /// Returns true if the amount decides, for a pod that names an exact type or not.
+    pub(super) fn is_binding(self, is_exact: bool) -> bool {
+        !is_exact || self.source == Source::Annotation
+    }
+}
+
+/// The resources of a pod's containers, as far as they are known.
+///
+/// The seam between [`Needs`] and the sources of a pod's size. CRI carries CPU requests and limits,
+/// and memory limits without the containers that have none (`LinuxPodSandboxConfig.resources`). The
+/// Kubernetes API has all of them: a reader of it would return the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Requested {
+    /// Thousandths of a CPU.
+    pub milli_cpus: Option<Amount>,
+    /// Memory in MiB.
+    pub memory_mib: Option<Amount>,
+    /// The overhead of the pod's RuntimeClass, in MiB.
+    pub overhead_mib: u64,
+}
+
+/// The needs of a pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Needs {
+    /// Thousandths of a CPU.
+    pub milli_cpus: Amount,
+    /// Memory in MiB, without the cell's own.
+    pub memory_mib: Amount,
+    /// Memory of the cell's own processes, in MiB.
+    pub overhead_mib: u64,
+    /// GPUs.
+    pub gpus: Option<GpuRequest>,
+    /// The architecture of the pod's programs.
+    pub architecture: Architecture,
+    /// The instance type that the pod names, or the types that it accepts.
+    pub instance_type: Option<TypeChoice>,
+    /// The market.
+    pub launch_type: LaunchType,
+    /// The highest price at the choice. The provider may bill a higher price of spot later.
+    pub max_price: Option<Price>,
+    /// Burstable types count all their CPUs, at the price of CPU above their baseline.
+    pub is_sustained: bool,
+}
+
+impl fmt::Display for Needs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} CPU ({}), {} MiB of memory ({}) and {} MiB for the cell, {}, {}",
+            Cpus(self.milli_cpus.value),
+            self.milli_cpus.source,
+            self.memory_mib.value,
+            self.memory_mib.source,
+            self.overhead_mib,
+            self.architecture,
+            self.launch_type,
+        )?;
+        self.gpus.iter().try_for_each(|gpus| write!(f, ", {gpus}"))?;
+        self.instance_type.iter().try_for_each(|choice| write!(f, ", instance type {choice}"))?;
+        self.max_price.iter().try_for_each(|price| write!(f, ", at most {price} an hour"))
+    }
+}
+
+impl Requested {
+    /// Returns what a CRI request says of a pod's resources.
+    pub fn of_sandbox(config: &cri::PodSandboxConfig) -> Self {
+        let Some(linux) = &config.linux else { return Self::default() };
+        let resources = linux.resources.clone().unwrap_or_default();
+        let overhead = linux.overhead.clone().unwrap_or_default();
+        // The kubelet sums what the containers have: one without a limit makes the sum too small.
+        let limit = (resources.cpu_quota > 0 && resources.cpu_period > 0).then(|| {
+            let thousandths = i128::from(resources.cpu_quota) * 1000;
+            let milli =
+                thousandths.unsigned_abs().div_ceil(resources.cpu_period.unsigned_abs().into());
+            Amount { value: u64::try_from(milli).unwrap_or(u64::MAX), source: Source::Limits }
+        });
+        let request = (resources.cpu_shares > LEAST_SHARES).then(|| {
+            let milli = resources.cpu_shares.unsigned_abs().saturating_mul(1000);
+            Amount { value: milli.div_ceil(SHARES_OF_CPU), source: Source::Requests }
+        });
+        let milli_cpus = match (limit, request) {
+            (Some(limit), Some(request)) if request.value > limit.value => Some(request),
+            (limit, request) => limit.or(request),
+        };
+        let memory_mib = mib(resources.memory_limit_in_bytes)
+            .map(|value| Amount { value, source: Source::Limits });
+        let overhead_mib = mib(overhead.memory_limit_in_bytes).unwrap_or_default();
+        Self { milli_cpus, memory_mib, overhead_mib }
+    }
+}
+
+/// Returns bytes in MiB, rounded up; `None` for no bytes.
+fn mib(bytes: i64) -> Option<u64> {
+    (bytes > 0).then(|| bytes.unsigned_abs().div_ceil(1 << 20))
+}
+
+impl Default for Needs {
+    fn default() -> Self {
+        Self::new(&CellRequest::default(), &Requested::default(), &Defaults::default())
+    }
+}
+
+impl Needs {
+    /// Returns the architecture and the instance types that the pod asks for, whatever its size.
+    pub fn machine(&self) -> String {
+        let types = self.instance_type.as_ref().map(|types| format!(" {types}"));
+        format!("{}{}", self.architecture, types.unwrap_or_default())
+    }
+
+    /// Returns the needs of the cells of a warm pool.
+    pub fn of_pool(pool: &WarmPool, defaults: &Defaults) -> Self {
+        let mut request = CellRequest {
+            launch_type: match pool.launch_type {
+                WarmLaunchType::OnDemand => LaunchType::OnDemand,
+                WarmLaunchType::Spot => LaunchType::Spot,
+                WarmLaunchType::SpotPreferred => LaunchType::SpotPreferred,
+            },
+            ..CellRequest::default()
+        };
+        match &pool.kind {
+            WarmKind::Default => {}
+            WarmKind::Offering(name) => {
+                request.instance_type = Some(TypeChoice::Exact(name.clone()));
+            }
+            WarmKind::Size { milli_cpus, memory } => {
+                request.milli_cpus = Some(*milli_cpus);
+                request.memory_bytes = Some(*memory);
+            }
+        }
+        Self::new(&request, &Requested::default(), defaults)
+    }
+
+    /// Returns the needs of a pod: its annotations, otherwise the resources of its containers,
+    /// otherwise the defaults.
+    pub fn new(request: &CellRequest, requested: &Requested, defaults: &Defaults) -> Self {
+        let annotated =
+            |value: Option<u64>| value.map(|value| Amount { value, source: Source::Annotation });
+        let default = |value| Amount { value, source: Source::Default };
+        let memory = request.memory_bytes.map(|bytes| bytes.div_ceil(1 << 20));
+        Self {
+            milli_cpus: annotated(request.milli_cpus)
+                .or(requested.milli_cpus)
+                .unwrap_or_else(|| default(defaults.milli_cpus)),
+            memory_mib: annotated(memory)
+                .or(requested.memory_mib)
+                .unwrap_or_else(|| default(defaults.memory_mib)),
+            overhead_mib: requested.overhead_mib.max(defaults.overhead_mib),
+            gpus: request.gpu.clone().filter(|gpus| gpus.count > 0),
+            architecture: request.architecture.unwrap_or(defaults.architecture),
+            instance_type: request.instance_type.clone(),
+            launch_type: request.launch_type,
+            max_price: request.max_price,
+            is_sustained: request.sustained_cpu,
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! The requests and limits of a pod by the Kubernetes API.
+
+use std::{fmt, time::Duration};
+
+use async_trait::async_trait;
+
+use crate::placement::{Amount, Requested, Source};
+
+/// Bounds the time for which a call waits for the API's requests of its pod. The kubelet has the
+/// pod from a watch of its own, so that ours may be a moment later.
+pub const REQUESTS_TIMEOUT: Duration = Duration::from_millis(100);
+
+/// The requests and limits of a pod; 0 and `None` for absent ones.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ApiRequests {
+    /// The sum of CPU requests, in thousandths.
+    pub milli_cpu_request: u64,
+    /// The sum of CPU limits, if every container has one.
+    pub milli_cpu_limit: Option<u64>,
+    /// The sum of memory requests, in bytes.
+    pub memory_request: u64,
+    /// The sum of memory limits, if every container has one.
+    pub memory_limit: Option<u64>,
+    /// The sum of requests of ephemeral storage, in bytes.
+    pub storage_request: u64,
+    /// A container has variables in files of volumes (`fileKeyRef`).
+    pub has_env_in_files: bool,
+    /// The first resource of GPUs by name, such as `nvidia.com/gpu`.
+    pub gpus: Option<String>,
+}
+
+/// A reader of the Kubernetes API.
+#[async_trait]
+pub trait PodRequests: fmt::Debug + Send + Sync {
+    /// Returns the requests of a pod by its uid, within [`REQUESTS_TIMEOUT`]; `None` without access
+    /// or for an unknown pod.
+    async fn of_pod(&self, uid: &str) -> Option<ApiRequests>;
+
+    /// Returns the requests of a pod by its uid, as far as they are known now.
+    fn known(&self, uid: &str) -> Option<ApiRequests>;
+}
+
+impl Requested {
+    /// Returns the resources with those of the API in place of CRI's, which lack memory requests,
+    /// and whose limits leave out containers without one.
+    pub fn with_api(self, api: &ApiRequests) -> Self {
+        let amount = |request: u64, limit: Option<u64>| match limit {
+            Some(limit) if limit >= request => {
+                Some(Amount { value: limit, source: Source::Limits })
+            }
+            _ => (request > 0).then_some(Amount { value: request, source: Source::Requests }),
+        };
+        let mib = |bytes: u64| bytes.div_ceil(1 << 20);
+        Self {
+            milli_cpus: amount(api.milli_cpu_request, api.milli_cpu_limit),
+            memory_mib: amount(mib(api.memory_request), api.memory_limit.map(mib)),
+            overhead_mib: self.overhead_mib,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Verifies K10.
+    #[test]
+    fn requests_of_the_api_replace_those_of_cri_but_for_the_overhead() {
+        let by_limits = |value| Some(Amount { value, source: Source::Limits });
+        let by_requests = |value| Some(Amount { value, source: Source::Requests });
+        let of_cri = Requested { milli_cpus: None, memory_mib: by_limits(64), overhead_mib: 120 };
+        let api = ApiRequests {
+            milli_cpu_request: 1500,
+            milli_cpu_limit: None,
+            memory_request: (2 << 30) - 1,
+            memory_limit: Some(3 << 30),
+            ..ApiRequests::default()
+        };
+        let both = of_cri.with_api(&api);
+        assert_eq!((both.milli_cpus, both.memory_mib), (by_requests(1500), by_limits(3072)));
+        assert_eq!(both.overhead_mib, 120);
+        // A sum of limits that leaves out a container is no bound of the pod's need.
+        let partial = ApiRequests { memory_limit: None, ..api };
+        assert_eq!(of_cri.with_api(&partial).memory_mib, by_requests(2048));
+        let absent = of_cri.with_api(&ApiRequests::default());
+        assert_eq!((absent.milli_cpus, absent.memory_mib), (None, None));
+    }
+}

@@ -1,0 +1,184 @@
+//! Refused offerings, which are avoided for a while.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use crate::placement::{Market, Offering};
+
+/// Bounds the refused offerings that are kept: more than EC2 has in a region.
+const MAX_REFUSED: usize = 20_000;
+/// Bounds the refused zones that are kept: more than a region has.
+const MAX_REFUSED_ZONES: usize = 100;
+/// Bounds the refused quotas that are kept: more than EC2 has families of types and markets.
+const MAX_REFUSED_QUOTAS: usize = 100;
+
+/// Offerings that are avoided now.
+pub trait Refused {
+    /// Returns true if an offering is avoided, and another is taken in its place.
+    fn is_refused(&self, instance_type: &str, zone: &str, market: Market) -> bool;
+
+    /// Returns true if an offering is avoided for a quota, and no other is taken in its place: a
+    /// family of types with a quota of its own, such as those with GPUs, can cost many times more.
+    fn is_over_quota(&self, _: &Offering) -> bool {
+        false
+    }
+}
+
+/// Avoids no offering.
+impl Refused for () {
+    fn is_refused(&self, _: &str, _: &str, _: Market) -> bool {
+        false
+    }
+}
+
+/// A quota that has no room for some instance types, in any zone.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RefusedQuota {
+    /// The market of the quota.
+    pub market: Market,
+    /// The names of the types that count in it and need as much of it as the refused type or more.
+    pub types: BTreeSet<String>,
+}
+
+impl RefusedQuota {
+    /// Returns true if the quota has no room for an offering.
+    pub fn refuses(&self, offering: &Offering) -> bool {
+        self.market == offering.market && self.types.contains(&offering.instance_type)
+    }
+
+    /// Returns true if it refuses everything that another refuses.
+    fn covers(&self, other: &Self) -> bool {
+        self.market == other.market && self.types.is_superset(&other.types)
+    }
+}
+
+/// Memory of the offerings that were refused. A clone is cheap and does not change.
+#[derive(Debug, Clone, Default)]
+pub struct Refusals {
+    /// Copied on a write while a clone is in use.
+    refused: Arc<BTreeMap<Offering, Refusal>>,
+    /// Zones that refuse every offering, copied likewise.
+    zones: Arc<BTreeMap<String, Refusal>>,
+    /// Markets that refuse every offering, copied likewise.
+    markets: Arc<BTreeMap<Market, Refusal>>,
+    /// Quotas that have no room for their types, copied likewise.
+    quotas: Arc<Vec<(Arc<RefusedQuota>, Refusal)>>,
+}
+
+/// The refusal of an offering.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusal {
+    /// The time until which it is avoided.
+    pub until: Duration,
+    /// The provider's reason.
+    pub reason: Arc<str>,
+}
+
+/// The refusals at a time.
+#[derive(Debug, Clone, Copy)]
+pub struct RefusedAt<'a> {
+    refusals: &'a Refusals,
+    now: Duration,
+}
+
+impl Refusals {
+    /// Records that offerings were refused now.
+    pub fn add<'a>(
+        &mut self,
+        offerings: impl IntoIterator<Item = &'a Offering>,
+        now: Duration,
+        refusal: &Refusal,
+    ) {
+        let refused = Arc::make_mut(&mut self.refused);
+        refused.retain(|_, refusal| refusal.until > now);
+        for offering in offerings {
+            if refused.len() < MAX_REFUSED || refused.contains_key(offering) {
+                refused.insert(offering.clone(), refusal.clone());
+            }
+        }
+    }
+
+    /// Records that every offering of a zone was refused now.
+    pub fn add_zone(&mut self, zone: &str, now: Duration, refusal: &Refusal) {
+        let zones = Arc::make_mut(&mut self.zones);
+        zones.retain(|_, refusal| refusal.until > now);
+        if zones.len() < MAX_REFUSED_ZONES || zones.contains_key(zone) {
+            zones.insert(zone.to_owned(), refusal.clone());
+        }
+    }
+
+    /// Records that every offering of a market was refused now.
+    pub fn add_market(&mut self, market: Market, refusal: &Refusal) {
+        Arc::make_mut(&mut self.markets).insert(market, refusal.clone());
+    }
+
+    /// Records that a quota had no room now.
+    pub fn add_quota(&mut self, quota: &Arc<RefusedQuota>, now: Duration, refusal: &Refusal) {
+        let quotas = Arc::make_mut(&mut self.quotas);
+        quotas.retain(|(known, refusal)| refusal.until > now && !quota.covers(known));
+        if quotas.len() < MAX_REFUSED_QUOTAS {
+            quotas.push((Arc::clone(quota), refusal.clone()));
+        }
+    }
+
+    /// Returns the refusal of an offering, its own or that of its zone or market: the one that ends
+    /// last.
+    fn refusal(&self, offering: &Offering) -> Option<&Refusal> {
+        let of_zone = self.zones.get(&offering.zone);
+        let of_market = self.markets.get(&offering.market);
+        let own = self.refused.get(offering).into_iter();
+        own.chain(of_zone).chain(of_market).max_by_key(|it| it.until)
+    }
+
+    /// Returns the refusal of the quotas of an offering that ends last.
+    fn refusal_of_quota(&self, offering: &Offering) -> Option<&Refusal> {
+        let of_quota = self.quotas.iter().filter(|(quota, _)| quota.refuses(offering));
+        of_quota.map(|(_, refusal)| refusal).max_by_key(|it| it.until)
+    }
+
+    /// Returns the last refusal of an offering, whatever it is for.
+    fn any_refusal(&self, offering: &Offering) -> Option<&Refusal> {
+        let all = self.refusal(offering).into_iter().chain(self.refusal_of_quota(offering));
+        all.max_by_key(|it| it.until)
+    }
+
+    /// Returns the offerings that are avoided at a time.
+    pub fn at(&self, now: Duration) -> RefusedAt<'_> {
+        RefusedAt { refusals: self, now }
+    }
+
+    /// Returns the reason of an offering that is avoided at a time.
+    pub fn reason(&self, offering: &Offering, now: Duration) -> Option<Arc<str>> {
+        let refusal = self.any_refusal(offering).filter(|refusal| refusal.until > now)?;
+        Some(Arc::clone(&refusal.reason))
+    }
+
+    /// Returns the refusal of one of these offerings that ends first.
+    pub fn first_end<'a>(
+        &'a self,
+        offerings: impl IntoIterator<Item = &'a Offering>,
+    ) -> Option<(&'a Offering, &'a Refusal)> {
+        let refused = offerings.into_iter().filter_map(|it| Some((it, self.any_refusal(it)?)));
+        refused.min_by_key(|(_, refusal)| refusal.until)
+    }
+}
+
+impl Refused for RefusedAt<'_> {
+    fn is_refused(&self, instance_type: &str, zone: &str, market: Market) -> bool {
+        let Refusals { refused, zones, markets, .. } = self.refusals;
+        if refused.is_empty() && zones.is_empty() && markets.is_empty() {
+            return false;
+        }
+        let offering =
+            Offering { instance_type: instance_type.to_owned(), zone: zone.to_owned(), market };
+        self.refusals.refusal(&offering).is_some_and(|refusal| refusal.until > self.now)
+    }
+
+    fn is_over_quota(&self, offering: &Offering) -> bool {
+        let refusal = self.refusals.refusal_of_quota(offering);
+        refusal.is_some_and(|refusal| refusal.until > self.now)
+    }
+}

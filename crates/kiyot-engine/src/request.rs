@@ -1,0 +1,56 @@
+//! The request of a pod for its cell, as its annotations have it.
+
+use kiyot_values::{cidr::Cidr, price::Price};
+
+mod architecture;
+mod gpu;
+mod healthy_timeout;
+mod instance_type;
+pub mod keys;
+mod launch_type;
+
+pub use architecture::Architecture;
+pub use gpu::GpuRequest;
+pub use healthy_timeout::HealthyTimeout;
+pub use instance_type::InstanceType;
+pub use launch_type::LaunchType;
+
+/// Largest root volume, in GiB: EC2's limit.
+pub const MAX_VOLUME_GIB: u64 = 64 * 1024;
+
+/// Request of a pod for its cell. The default is that of a pod without annotations.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct CellRequest {
+    /// Market of the instance.
+    pub launch_type: LaunchType,
+    /// Instance type. By default chosen by the pod's resources.
+    pub instance_type: Option<InstanceType>,
+    /// CPUs in thousandths, instead of the pod's own.
+    pub milli_cpus: Option<u64>,
+    /// Memory in bytes, instead of the pod's own.
+    pub memory_bytes: Option<u64>,
+    /// GPUs, instead of the pod's own.
+    pub gpu: Option<GpuRequest>,
+    /// Architecture of the processor.
+    pub architecture: Option<Architecture>,
+    /// Highest price of the instance at the choice. That of spot may rise later.
+    pub max_price: Option<Price>,
+    /// Set if burstable types count with all their vCPUs, at the price of the credits above their
+    /// baseline. By default only their baseline counts.
+    pub sustained_cpu: bool,
+    /// Root volume in GiB, if larger than the default.
+    pub volume_size_gib: Option<u64>,
+    /// Requests of ephemeral storage in bytes; 0 without, or if unknown. From the Kubernetes API,
+    /// not an annotation.
+    pub storage_request: u64,
+    /// Set for a cell without a public address.
+    pub private_ip_only: bool,
+    /// Additional security groups.
+    pub security_groups: Vec<String>,
+    /// ARN of an IAM instance profile.
+    pub instance_profile: Option<String>,
+    /// Time that the cell may be unhealthy. `None` is the default.
+    pub healthy_timeout: Option<HealthyTimeout>,
+    /// Networks that the VPC routes to the cell.
+    pub cloud_routes: Vec<Cidr>,
+}

@@ -1,0 +1,197 @@
+//! Calls to the provider of the simulated world: requests and replies may be lost, late or refused.
+
+use std::{sync::Arc, time::Duration};
+
+use kiyot_engine::{
+    engine::{Event, Launch},
+    id::CellId,
+    provider::{ErrorClass, Instance, InstanceId, ProviderError, Termination},
+};
+
+use crate::{
+    cloud as sim,
+    world::{FINGERPRINT, Happening, World},
+};
+
+/// The time after which a call without an answer is given up.
+const CALL_TIMEOUT: Duration = Duration::from_secs(30);
+/// The time of a slow termination, in seconds.
+const SLOW_END: (u64, u64) = (600, 3600);
+
+/// A call to the provider.
+#[derive(Debug, Clone)]
+pub(super) enum Call {
+    Launch(Arc<Launch>),
+    Terminate(CellId, InstanceId),
+    Describe(CellId, InstanceId),
+    List(Duration),
+    EndStrays(Vec<InstanceId>),
+}
+
+impl World<'_> {
+    pub(super) fn list(&mut self) {
+        let run = self.run;
+        let began = self.now;
+        self.look_for_rest();
+        self.check_silence();
+        self.call(Call::List(began));
+        self.after(sim::CAPABILITIES.listing_period, Happening::List { run });
+    }
+
+    /// Calls the provider: the request and its reply may be lost, late or refused.
+    pub(super) fn call(&mut self, call: Call) {
+        let (run, faults) = (self.run, self.faults());
+        let wait = self.rng.long_tailed(Duration::from_millis(200), Duration::from_secs(5));
+        let unanswered = |doing: &str| {
+            ProviderError::without_cause(ErrorClass::Unanswered, format!("{doing}: no answer"))
+        };
+        let fails = |class| ProviderError::without_cause(class, "simulated failure");
+        let (error, after, arrives, replies) = if self.outage {
+            (Some(unanswered("outage")), CALL_TIMEOUT, None, false)
+        } else if self.strikes("lost_request", faults.lost_request) {
+            (Some(unanswered("request lost")), CALL_TIMEOUT, None, false)
+        } else if self.strikes("late_request", faults.late_request) {
+            let late = CALL_TIMEOUT + self.rng.seconds(1, 50);
+            (Some(unanswered("request late")), CALL_TIMEOUT, Some(late), false)
+        } else if self.strikes("lost_reply", faults.lost_reply) {
+            (Some(unanswered("reply lost")), CALL_TIMEOUT, Some(wait), false)
+        } else if self.strikes("throttled", faults.throttled) {
+            (Some(fails(ErrorClass::Throttled)), wait, None, false)
+        } else if self.strikes("failed", faults.failed) {
+            (Some(fails(ErrorClass::Transient)), wait, None, false)
+        } else {
+            (None, wait, Some(wait), true)
+        };
+        if let Some(error) = error {
+            self.log(format_args!("{} fails: {error}", call.name()));
+            let event = call.failed(error);
+            if let Some(event) = event {
+                self.after(after, Happening::Deliver { run, event: Box::new(event) });
+            }
+        }
+        if let Some(arrives) = arrives {
+            self.after(arrives, Happening::Arrives { run, call: Box::new(call), replies });
+        }
+    }
+
+    /// Carries a call out at the provider.
+    pub(super) fn arrive(&mut self, run: u64, call: Call, replies: bool) {
+        let event = match call {
+            Call::Launch(launch) => {
+                let outcome = self.launch(&launch);
+                Event::Launched(launch.spec.cell.clone(), outcome)
+            }
+            Call::Terminate(cell, instance) => {
+                let outcome = self.terminate(&instance);
+                Event::Terminated { cell, outcome, console: String::new() }
+            }
+            Call::Describe(cell, instance) => {
+                let described = self.cloud.describe(&instance, self.now);
+                Event::Described(cell, described)
+            }
+            Call::List(began) => {
+                // A list is some time old.
+                let at = self.now.saturating_sub(self.rng.seconds(0, 20));
+                let mut instances = self.cloud.list(at);
+                if self.strikes("partial_list", self.faults().partial_list) {
+                    self.log(format_args!("a list is partial"));
+                    instances.retain(|_| !self.rng.once_in(3));
+                }
+                Event::Listed { began, instances }
+            }
+            Call::EndStrays(instances) => {
+                let (accepted, failed) =
+                    instances.into_iter().partition(|instance| self.terminate(instance).is_ok());
+                Event::StraysEnded { accepted, failed }
+            }
+        };
+        if replies {
+            let wait = self.rng.millis(20, 200);
+            self.after(wait, Happening::Deliver { run, event: Box::new(event) });
+        }
+    }
+
+    fn launch(&mut self, launch: &Launch) -> Result<Instance, ProviderError> {
+        let cell = &launch.spec.cell;
+        let (before, now) = (self.cloud.instances().len(), self.now);
+        let visible = self.rng.long_tailed(Duration::from_secs(4), Duration::from_secs(60));
+        let launched = self.cloud.launch(&launch.spec, &launch.token, FINGERPRINT, now, visible);
+        self.log(format_args!("launch of {cell}: {launched:?}"));
+        if self.cloud.instances().len() > before {
+            self.instances += 1;
+            if !self.recorded.contains(cell) {
+                self.violation(format!("{cell} is launched before it is recorded"));
+            }
+            let twins = self
+                .cloud
+                .instances()
+                .values()
+                .filter(|instance| instance.spec.cell == *cell && instance.runs(now))
+                .count();
+            if twins > 1 {
+                self.violation(format!("{cell} has {twins} instances"));
+            }
+            let running = self.cloud.instances().values().filter(|one| one.runs(now)).count();
+            self.most_instances = self.most_instances.max(running as u64);
+            if let Ok(instance) = &launched {
+                self.boot(&instance.clone());
+            }
+            if self.instances.is_multiple_of(256) {
+                for old in self.cloud.forget_old(now) {
+                    self.meter.add(&old, now);
+                }
+                let cloud = &self.cloud;
+                self.agents.retain(|id, _| cloud.instances().contains_key(id));
+            }
+        }
+        launched.map(|id| {
+            let instance = &self.cloud.instances()[&id];
+            instance.described(&id, now)
+        })
+    }
+
+    fn terminate(&mut self, instance: &InstanceId) -> Result<Termination, ProviderError> {
+        let known = self.cloud.instances().get(instance);
+        let takes = if known.is_none_or(|known| known.ending.is_some()) {
+            // A repeated call changes nothing.
+            Duration::ZERO
+        } else if self.strikes("slow_end", self.faults().slow_end) {
+            self.rng.seconds(SLOW_END.0, SLOW_END.1)
+        } else {
+            self.rng.long_tailed(Duration::from_secs(60), Duration::from_secs(300))
+        };
+        let outcome = self.cloud.terminate(instance, self.now, takes);
+        self.log(format_args!("termination of {instance} in {} s: {outcome:?}", takes.as_secs()));
+        outcome
+    }
+}
+
+impl Call {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Launch(_) => "launch",
+            Self::Terminate(..) => "terminate",
+            Self::Describe(..) => "describe",
+            Self::List(_) => "list",
+            Self::EndStrays(_) => "end strays",
+        }
+    }
+
+    /// Returns the event of a failed call.
+    fn failed(&self, error: ProviderError) -> Option<Event> {
+        Some(match self {
+            Self::Launch(launch) => Event::Launched(launch.spec.cell.clone(), Err(error)),
+            Self::Terminate(cell, _) => Event::Terminated {
+                cell: cell.clone(),
+                outcome: Err(error),
+                console: String::new(),
+            },
+            Self::Describe(cell, _) => Event::Described(cell.clone(), Err(error)),
+            Self::EndStrays(instances) => {
+                Event::StraysEnded { accepted: Vec::new(), failed: instances.clone() }
+            }
+            // The next listing follows at its period.
+            Self::List(_) => return None,
+        })
+    }
+}
