@@ -13,9 +13,7 @@ use bytes::BytesMut;
 use kiyot::{
     annotations,
     backends::milpa::{
-        fuzzing as cells, logs,
-        providers::{ec2::price_list::Listed, local as provider},
-        streaming, volumes as copies,
+        fuzzing as cells, logs, providers::ec2::price_list::Listed, streaming, volumes as copies,
     },
     proxy::{fuzzing, peek},
     workload::{WorkloadError, read_workload},
@@ -27,6 +25,7 @@ use kiyot_engine::{
 };
 use kiyot_http2::fuzzing as http2;
 use kiyot_link::bootstrap::CellFile;
+use kiyot_local as provider;
 use kiyot_manifest as manifest;
 use kiyot_proto::{
     bounds::{Bounded, BoundsError},

@@ -15,10 +15,7 @@ use std::{
     time::Duration,
 };
 
-use kiyot::backends::milpa::{
-    gateway::{CellLink, ControlChannel, GatewayConfig, Limits, ca::Ca},
-    providers::netns::Netns,
-};
+use kiyot::backends::milpa::gateway::{CellLink, ControlChannel, GatewayConfig, Limits, ca::Ca};
 use kiyot_config::MilpaBackend;
 use kiyot_engine::{
     id::{CellId, SandboxId},
@@ -32,6 +29,7 @@ use kiyot_link::{
     channel::Slot,
     clock::Clock,
 };
+use kiyot_local::netns::Netns;
 
 /// The time limit of every wait.
 pub(crate) const LIMIT: Duration = kiyot_testkit::LIMIT;

@@ -6,7 +6,6 @@ use async_trait::async_trait;
 use kiyot::backends::milpa::{
     cells::{BoundCell, CellEvent, Cells, CellsConfig, LaunchOrder, Links},
     gateway::{Admission, CellLink},
-    providers::{local::boot_id, netns::Netns},
     store::{Batch, Store, Table},
 };
 use kiyot_engine::{
@@ -17,6 +16,7 @@ use kiyot_engine::{
     request::CellRequest,
 };
 use kiyot_link::bootstrap::Bootstrap;
+use kiyot_local::{boot_id, netns::Netns};
 use kiyot_proto::{cell::HelloReply, store::SandboxMeta};
 use ring::digest::{SHA256, digest};
 use tokio::sync::broadcast;

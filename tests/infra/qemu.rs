@@ -9,7 +9,6 @@ use std::{
     process::Command,
 };
 
-use kiyot::backends::milpa::providers::qemu::Qemu;
 use kiyot_config::AcceleratorChoice;
 use kiyot_engine::{
     id::{CellId, SandboxId},
@@ -19,6 +18,7 @@ use kiyot_engine::{
         Termination,
     },
 };
+use kiyot_local::qemu::Qemu;
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::io::AsyncWriteExt;
 

@@ -12,7 +12,6 @@ use std::{
 };
 
 use async_trait::async_trait;
-use kiyot::backends::milpa::providers::netns;
 use kiyot_cell::uplink::Uplink;
 use kiyot_engine::{
     id::CellId,
@@ -23,6 +22,7 @@ use kiyot_engine::{
     },
     request::CellRequest,
 };
+use kiyot_local::netns;
 use kiyot_proto::cri;
 use kiyot_testkit::fake_cell::{FakeCell, Options};
 use tokio::task::JoinHandle;

@@ -9,6 +9,7 @@ use std::{
 use bytes::Bytes;
 use kiyot_config::{HostPath, Policy};
 use kiyot_engine::provider::{Owner, Provider};
+use kiyot_local::PauseImage;
 
 use kiyot::{
     backends::{
@@ -20,7 +21,6 @@ use kiyot::{
             images::{Images, NodeImages, Registries},
             logs::Logs,
             policy::Rules,
-            providers::PauseImage,
             store::{Batch, Store},
             streaming::Streaming,
             volumes::Volumes,

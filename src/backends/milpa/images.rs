@@ -27,12 +27,12 @@ pub use self::{
     registries::{NodeCredentials, NodeSettings, Registries},
 };
 use kiyot_engine::id::CellId;
+use kiyot_local::PauseImage;
 
 use super::{
     cell_client::CellClient,
     cells::Cell,
     failure::{Class, Failure, Side},
-    providers::PauseImage,
     send_rate::SendRate,
 };
 use crate::metrics::ByteCounter;

@@ -1,20 +1,13 @@
 //! The providers of instances.
 
-use std::{fmt, path::PathBuf, time::Duration};
+use std::time::Duration;
 
-use async_trait::async_trait;
 use kiyot_config::ProviderKind;
 use kiyot_engine::provider::{Capabilities, ProviderError};
-use kiyot_link::cri_settings::CriSettings;
+use kiyot_local::{netns, qemu};
 use tokio::time::timeout;
 
 pub mod ec2;
-pub mod local;
-pub mod netns;
-mod pause_image;
-pub mod qemu;
-
-pub use pause_image::PauseImage;
 
 /// Returns the capabilities of a kind of provider.
 pub fn capabilities_of(provider: ProviderKind) -> Capabilities {
@@ -32,26 +25,6 @@ pub(crate) async fn within<T>(
     call: impl Future<Output = Result<T, ProviderError>>,
 ) -> Result<T, ProviderError> {
     timeout(limit, call).await.unwrap_or_else(|_| Err(ProviderError::too_slow(doing, limit)))
-}
-
-/// The configuration of the node's runtime, as far as new cells have it.
-#[async_trait]
-pub trait RegistryConfig: fmt::Debug + Send + Sync {
-    /// Returns the directory of `HOST/hosts.toml` files, or several separated by colons
-    /// (containerd's `config_path`), for a new cell; `None` for containerd's defaults.
-    async fn config_path(&self) -> Option<PathBuf>;
-    /// Returns the settings of the node's CRI plugin for a new cell.
-    async fn cri_settings(&self) -> CriSettings {
-        CriSettings::default()
-    }
-}
-
-/// A constant registry configuration.
-#[async_trait]
-impl RegistryConfig for Option<PathBuf> {
-    async fn config_path(&self) -> Option<PathBuf> {
-        self.clone()
-    }
 }
 
 #[cfg(test)]

@@ -9,13 +9,13 @@ use std::{
 };
 
 use async_trait::async_trait;
-use kiyot::backends::milpa::providers::{
-    RegistryConfig,
-    netns::{CAPABILITIES, Netns},
-};
 use kiyot_engine::{
     id::CellId,
     provider::{InstanceId, Provider},
+};
+use kiyot_local::{
+    RegistryConfig,
+    netns::{CAPABILITIES, Netns},
 };
 
 use super::{

@@ -10,7 +10,6 @@ use std::{
 };
 
 use async_trait::async_trait;
-use kiyot::backends::milpa::providers::qemu::{CAPABILITIES, Qemu};
 use kiyot_engine::{
     id::CellId,
     placement::Catalogue,
@@ -19,6 +18,7 @@ use kiyot_engine::{
         ProviderError, Terminations,
     },
 };
+use kiyot_local::qemu::{CAPABILITIES, Qemu};
 use tokio::{process::Command, time::timeout};
 
 use super::{

@@ -13,7 +13,6 @@ use async_trait::async_trait;
 use kiyot::backends::milpa::{
     cells::{BoundCell, Cells, CellsConfig, LaunchOrder, Links},
     gateway::{Admission, CellLink, Gateway, Refusal, ca::Ca},
-    providers::local::boot_id,
     store::{Batch, Store, Table},
 };
 use kiyot_engine::{
@@ -24,6 +23,7 @@ use kiyot_engine::{
     request::CellRequest,
 };
 use kiyot_link::bootstrap::Bootstrap;
+use kiyot_local::boot_id;
 use kiyot_proto::{
     cell::{HelloReply, MissingBlobsRequest, agent_client::AgentClient},
     store::{self, CellPhase, SandboxMeta},

@@ -6,8 +6,8 @@ use std::{
     process::Command,
 };
 
-use kiyot::backends::milpa::providers::qemu::Qemu;
 use kiyot_engine::provider::{Attachment, Provider};
+use kiyot_local::qemu::Qemu;
 
 use super::{super::bench::cgroup_mounts, Vms};
 

@@ -12,8 +12,8 @@ use std::{
     process::{Command, Stdio},
 };
 
-use kiyot::backends::milpa::providers::qemu::Qemu;
 use kiyot_engine::provider::{Instance, Provider};
+use kiyot_local::qemu::Qemu;
 
 use super::{
     super::bench::{LIMIT, run},

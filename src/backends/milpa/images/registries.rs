@@ -25,10 +25,9 @@ use tokio::sync;
 pub use self::cri_plugin::NodeSettings;
 use self::{bundle::Bundle, configured::Configured, hosts::Plan};
 use super::node::{Containerd, MAX_MESSAGE_BYTES, NodeImages, RESPONSE_TIMEOUT};
-use crate::backends::milpa::{
-    failure::{Class, Failure},
-    providers::{PauseImage, RegistryConfig},
-};
+use kiyot_local::{PauseImage, RegistryConfig};
+
+use crate::backends::milpa::failure::{Class, Failure};
 
 mod bundle;
 mod configured;

@@ -1,8 +1,8 @@
 use kiyot_config::{HostAccessPolicy, Policy};
 use kiyot_engine::provider::Capabilities;
+use kiyot_local::netns;
 
 use super::*;
-use crate::backends::milpa::providers::netns;
 
 /// Cells with a kernel of their own.
 const MACHINES: Capabilities = Capabilities {

@@ -29,12 +29,9 @@ use kiyot_engine::{
     },
     request::{Architecture, CellRequest},
 };
+use kiyot_local::{Forwarding, PauseImage, pod_cgroup};
 use tokio::time::{Instant, timeout};
 
-use super::{
-    PauseImage,
-    local::{Forwarding, pod_cgroup},
-};
 use crate::backends::milpa::cached::Cached;
 
 mod absence;

@@ -25,6 +25,7 @@ use kiyot_link::{
     bootstrap::{Bootstrap, GatewayAddress},
     channel::Slot,
 };
+use kiyot_local::netns;
 use kiyot_proto::{cell::HelloReply, store};
 use ring::digest::{SHA256, digest};
 use tokio::sync::Semaphore;
@@ -32,7 +33,6 @@ use tokio::sync::Semaphore;
 use crate::backends::milpa::{
     cells::{BoundCell, Cells, CellsConfig, LaunchOrder, Links},
     gateway::{Admission, CellLink, ControlChannel},
-    providers::netns,
     store::{Batch, Store, Table},
 };
 

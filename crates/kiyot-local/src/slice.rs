@@ -1,0 +1,153 @@
+//! The slice of a pod whose cgroup driver is `systemd`, where it has the controllers of version 2.
+//!
+//! A cell's runc makes the cgroups of containers itself, in the directory of the pod's slice. So
+//! systemd knows of no unit there that needs a controller, and takes them away from the slice's
+//! children at its next look, such as `systemctl daemon-reload`: the limits of the containers and
+//! what they use would be lost. A slice of our own beneath the pod's, without processes, needs
+//! them. It ends with the pod's, or with the cell.
+
+use std::path::Path;
+
+use kiyot_engine::provider::ProviderError;
+
+use crate::{
+    cgroup::Hierarchy,
+    command::{self, CommandError},
+    instance::Home,
+};
+
+/// There while systemd is the first process (sd_booted(3)).
+const BOOTED: &str = "/run/systemd/system";
+/// The end of our slice's name.
+const SUFFIX: &str = "-kiyot.slice";
+/// The longest name of a unit, in bytes (systemd, UNIT_NAME_MAX).
+const MAX_NAME_BYTES: usize = 255;
+/// The bus's name, object and interface of systemd (org.freedesktop.systemd1(5)).
+const MANAGER: [&str; 4] = [
+    "call",
+    "org.freedesktop.systemd1",
+    "/org/freedesktop/systemd1",
+    "org.freedesktop.systemd1.Manager",
+];
+/// A property for each controller that systemd knows: processor, memory, disks, numbers of
+/// processes, and sets of processors. None of them limits anything.
+const PROPERTIES: [&str; 17] = [
+    "5",
+    "CPUWeight",
+    "t",
+    "100",
+    "MemoryAccounting",
+    "b",
+    "true",
+    "IOAccounting",
+    "b",
+    "true",
+    "TasksAccounting",
+    "b",
+    "true",
+    "AllowedCPUs",
+    "ay",
+    "1",
+    "1",
+];
+
+/// Keeps the controllers of a pod's slice, before it has containers. Repeatable.
+pub(crate) async fn keep_controllers(
+    home: &Home,
+    hierarchies: &[Hierarchy],
+    cgroup_parent: &str,
+) -> Result<(), ProviderError> {
+    let Some(holder) = holder(cgroup_parent).filter(|_| needs_holder(hierarchies)) else {
+        return Ok(());
+    };
+    start_unit(&holder, Some(home.dir())).await
+}
+
+/// Makes the slice of a pod, with the controllers of its parents. A present one is fine, and other
+/// cgroups need no slice.
+pub(super) async fn start(
+    hierarchies: &[Hierarchy],
+    cgroup_parent: &str,
+) -> Result<(), ProviderError> {
+    match slice(cgroup_parent).filter(|_| needs_holder(hierarchies)) {
+        Some(slice) => start_unit(&format!("{slice}.slice"), None).await,
+        None => Ok(()),
+    }
+}
+
+async fn start_unit(unit: &str, instance: Option<&Path>) -> Result<(), ProviderError> {
+    let mut arguments = MANAGER.to_vec();
+    arguments.extend(["StartTransientUnit", "ssa(sv)a(sa(sv))", unit, "replace"]);
+    arguments.extend(PROPERTIES);
+    arguments.push("0");
+    match command::succeed("busctl", &arguments, instance).await {
+        Err(error) if !says(&error, "already loaded") => {
+            Err(ProviderError::transient(format!("make the slice {unit}"), error))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Takes the slice away again. An absent one is fine.
+pub(super) async fn release(
+    home: &Home,
+    hierarchies: &[Hierarchy],
+    cgroup_parent: &str,
+) -> Result<(), ProviderError> {
+    let Some(holder) = holder(cgroup_parent).filter(|_| needs_holder(hierarchies)) else {
+        return Ok(());
+    };
+    let arguments = [&MANAGER[..], &["StopUnit", "ss", &holder, "replace"]].concat();
+    match command::succeed("busctl", &arguments, Some(home.dir())).await {
+        Err(error) if !says(&error, "not loaded") => {
+            Err(ProviderError::transient(format!("end the slice {holder}"), error))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Returns whether systemd is the one that gives controllers to cgroups here.
+fn needs_holder(hierarchies: &[Hierarchy]) -> bool {
+    Path::new(BOOTED).is_dir() && hierarchies.iter().all(Hierarchy::is_v2)
+}
+
+/// Returns the name of our slice beneath that of a pod, if the pod has one.
+fn holder(cgroup_parent: &str) -> Option<String> {
+    slice(cgroup_parent).map(|slice| format!("{slice}{SUFFIX}"))
+}
+
+/// Returns the name of a pod's slice without its suffix, if the pod has one and our slice beneath
+/// it has a name.
+fn slice(cgroup_parent: &str) -> Option<&str> {
+    let slice = cgroup_parent.trim_end_matches('/').rsplit('/').next()?.strip_suffix(".slice")?;
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b":_.\\-@".contains(&byte);
+    let good = !slice.is_empty() && !slice.starts_with('-') && slice.bytes().all(plain);
+    (good && slice.len() + SUFFIX.len() <= MAX_NAME_BYTES).then_some(slice)
+}
+
+fn says(error: &CommandError, text: &str) -> bool {
+    matches!(error, CommandError::Refused { said, .. } if said.contains(text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slice_of_a_pod_has_a_holder_beneath_it() {
+        let slice = "/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-podu_1.slice";
+        for asked in [slice.to_owned(), format!("{slice}/")] {
+            assert_eq!(holder(&asked).unwrap(), "kubepods-besteffort-podu_1-kiyot.slice");
+        }
+    }
+
+    #[test]
+    fn other_cgroups_have_no_holder() {
+        let long = format!("/{}.slice", "a".repeat(MAX_NAME_BYTES));
+        for asked in
+            ["", "/", "/kubepods/podu", "/.slice", "/-.slice", "/a b.slice", "/a\n.slice", &long]
+        {
+            assert_eq!(holder(asked), None, "{asked:?}");
+        }
+    }
+}
