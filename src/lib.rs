@@ -15,7 +15,6 @@ mod kubernetes;
 pub mod metrics;
 pub mod proxy;
 pub mod recent_log;
-mod token_bucket;
 mod unix_channel;
 mod unix_listener;
 pub mod workload;

@@ -12,13 +12,12 @@ use std::{path::Path, time::Duration};
 use bytes::BytesMut;
 use kiyot::{
     annotations,
-    backends::milpa::{
-        fuzzing as cells, logs, providers::ec2::price_list::Listed, streaming, volumes as copies,
-    },
+    backends::milpa::{fuzzing as cells, logs, streaming, volumes as copies},
     proxy::{fuzzing, peek},
     workload::{WorkloadError, read_workload},
 };
 use kiyot_config as config;
+use kiyot_ec2::provider::price_list::Listed;
 use kiyot_engine::{
     placement::{CatalogueFile, Needs, Rules, misses, rank},
     request::{CellRequest, InstanceType, keys::KEYS},

@@ -13,6 +13,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use futures::stream::BoxStream;
 use kiyot_config::{ImageSource, MilpaBackend, Policy, ProviderKind};
+use kiyot_ec2::provider as ec2;
 use kiyot_engine::{
     StoreError, engine,
     id::PREFIX,
@@ -21,6 +22,7 @@ use kiyot_engine::{
     request::Architecture,
 };
 use kiyot_link::clock::Clock;
+use kiyot_local::{self as local, PauseImage, netns, qemu};
 use prost::Message;
 use tokio::task::spawn_blocking;
 use tokio_util::task::AbortOnDropHandle;
@@ -29,7 +31,6 @@ use tonic::Status;
 use super::{Backend, BackendName, CallPath, Declared, DecodedBackend, Features, Method};
 use crate::metrics::{ApiCalls, Source, Traffic};
 
-mod cached;
 mod cell_client;
 pub mod cells;
 mod clock;
@@ -63,10 +64,9 @@ use gateway::ca::{Ca, CaError};
 use gateway::{AgentProgram, Gateway, GatewayConfig, GatewayError, Limits, TcpEndpoint};
 use images::{Images, NodeImages, Registries};
 use inventory::Inventory;
-use kiyot_local::{self as local, PauseImage, netns, qemu};
 use logs::Logs;
 use policy::Rules;
-use providers::{capabilities_of, ec2};
+use providers::capabilities_of;
 use send_rate::SendRate;
 use store::Store;
 use streaming::Streaming;
@@ -102,23 +102,6 @@ pub enum StartError {
 /// Returns the name of the node in Kubernetes, unless the kubelet is told another.
 fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().to_lowercase()
-}
-
-/// Returns a client of EC2; `None` if this program has none.
-#[cfg(feature = "ec2")]
-async fn ec2_api(config: &MilpaBackend) -> Option<Arc<dyn kiyot_ec2::Ec2Api>> {
-    use kiyot_ec2::sdk::{Client, ClientConfig};
-    let config = ClientConfig {
-        region: config.ec2.region.clone(),
-        endpoint_url: config.ec2.endpoint_url.clone(),
-        pricing_endpoint_url: config.ec2.pricing_endpoint_url.clone(),
-    };
-    Some(Arc::new(Client::new(&config).await))
-}
-
-#[cfg(not(feature = "ec2"))]
-async fn ec2_api(_config: &MilpaBackend) -> Option<Arc<dyn kiyot_ec2::Ec2Api>> {
-    None
 }
 
 /// Logs what keeps a provider from making cells. It may be repaired later, and pods on the node
@@ -251,8 +234,10 @@ impl Milpa {
                 Arc::new(qemu.with_pause_image(pause_image))
             }
             ProviderKind::Ec2 => {
-                let api = ec2_api(config).await.ok_or_else(|| StartError::NoEc2(name.clone()))?;
-                let api = ec2::PacedApi::new(api, Arc::clone(&api_calls));
+                let api = kiyot_ec2::api(&config.ec2)
+                    .await
+                    .ok_or_else(|| StartError::NoEc2(name.clone()))?;
+                let api = ec2::PacedApi::new(api, Arc::clone(&api_calls) as _);
                 let agent = agent.as_ref().and_then(AgentProgram::architecture);
                 let agent = agent.and_then(Architecture::named);
                 let ec2 = ec2::Ec2::new(config, owner.clone(), api).with_agent_for(agent);

@@ -39,13 +39,19 @@ impl ApiCalls {
         Self { calls: Mutex::default(), count, duration }
     }
 
-    /// Counts a call by its operation, such as `RunInstances`, and its outcome: `ok` or the class
-    /// of the error. Both are names from the code, so that their number is bounded.
+    /// Counts a call by its operation and outcome. Both are names from the code, so that their
+    /// number is bounded.
     pub fn count(&self, operation: &'static str, outcome: &'static str, duration: Duration) {
         let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
         let calls = calls.entry((operation, outcome)).or_default();
         calls.count += 1;
         calls.duration = calls.duration.saturating_add(duration);
+    }
+}
+
+impl kiyot_ec2::provider::Counter for ApiCalls {
+    fn called(&self, operation: &'static str, outcome: &'static str, duration: Duration) {
+        self.count(operation, outcome, duration);
     }
 }
 
@@ -61,5 +67,28 @@ impl Source for ApiCalls {
             family.counter_f64(&[operation, outcome], calls.duration.as_secs_f64())?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::metrics::Exposition;
+
+    /// Verifies O3.
+    #[test]
+    fn page_has_calls_by_operation_and_outcome() {
+        let calls = Arc::new(ApiCalls::of_ec2());
+        for outcome in ["ok", "ok", "not_found"] {
+            calls.count("TerminateInstances", outcome, Duration::from_millis(1));
+        }
+        let text = Exposition::new(vec![calls]).text();
+        for (outcome, count) in [("ok", 2), ("not_found", 1)] {
+            let labels = format!("operation=\"TerminateInstances\",outcome=\"{outcome}\"");
+            let line = format!("kiyot_api_calls_total{{{labels}}} {count}");
+            assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
+        }
     }
 }

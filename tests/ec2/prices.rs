@@ -1,7 +1,7 @@
 //! On-demand prices of AWS's price list.
 
-use kiyot::backends::milpa::providers::ec2::Ec2;
 use kiyot_config::{MilpaBackend, PriceSource};
+use kiyot_ec2::provider::Ec2;
 use kiyot_engine::{
     placement::{Accuracy, Catalogue, Market, Needs, Offer, Offering, Requested, Rules, rank},
     provider::Provider,

@@ -2,8 +2,8 @@
 
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
-use kiyot::backends::milpa::providers::ec2::Ec2;
 use kiyot_config::{self as config, GatewayListen, MilpaBackend, PriceSource};
+use kiyot_ec2::provider::Ec2;
 use kiyot_engine::{
     id::CellId,
     placement::{Accuracy, Candidate, Market, Offering},

@@ -4,12 +4,18 @@
 //! names it. Neither retries: the engine of cells decides about retries, because it records a
 //! launch before it is made.
 
+use std::sync::Arc;
+
+use kiyot_config::Ec2;
+
 mod api;
+pub mod cached;
 mod call_error;
 mod image;
 mod instance;
 mod offering;
 mod product;
+pub mod provider;
 mod route;
 mod run_instances;
 #[cfg(feature = "sdk")]
@@ -25,3 +31,22 @@ pub use product::ProductPage;
 pub use route::{LOCAL_TARGET, Route, RouteTable, RouteTableFilter};
 pub use run_instances::{CpuCredits, RunInstances};
 pub use subnet::Subnet;
+
+/// Returns a client of the EC2 of a configuration; `None` if it was built without the feature
+/// `sdk`.
+#[cfg(feature = "sdk")]
+pub async fn api(config: &Ec2) -> Option<Arc<dyn Ec2Api>> {
+    let config = sdk::ClientConfig {
+        region: config.region.clone(),
+        endpoint_url: config.endpoint_url.clone(),
+        pricing_endpoint_url: config.pricing_endpoint_url.clone(),
+    };
+    Some(Arc::new(sdk::Client::new(&config).await))
+}
+
+/// Returns a client of the EC2 of a configuration; `None` if it was built without the feature
+/// `sdk`.
+#[cfg(not(feature = "sdk"))]
+pub async fn api(_config: &Ec2) -> Option<Arc<dyn Ec2Api>> {
+    None
+}

@@ -11,3 +11,4 @@ pub mod names;
 pub mod price;
 pub mod problems;
 pub mod quantity;
+pub mod token_bucket;

@@ -1,11 +1,10 @@
 //! The live check of a backend's configuration, for `check-config --live`.
 
-use super::{ec2_api, host_name};
+use super::host_name;
 use kiyot_config::{MilpaBackend, ProviderKind};
 
+use kiyot_ec2::provider::live_check;
 use kiyot_engine::provider::Owner;
-
-use crate::backends::milpa::providers::ec2::live_check;
 
 pub use live_check::LiveReport;
 
@@ -25,7 +24,7 @@ pub async fn check_live(config: &MilpaBackend) -> Result<LiveReport, NoLiveCheck
     if config.provider != ProviderKind::Ec2 {
         return Err(NoLiveCheck::OtherProvider);
     }
-    let api = ec2_api(config).await.ok_or(NoLiveCheck::NoEc2)?;
+    let api = kiyot_ec2::api(&config.ec2).await.ok_or(NoLiveCheck::NoEc2)?;
     let owner = Owner {
         cluster: config.cluster.clone().unwrap_or_default(),
         node: config.node.clone().unwrap_or_else(host_name),

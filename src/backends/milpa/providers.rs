@@ -7,14 +7,12 @@ use kiyot_engine::provider::{Capabilities, ProviderError};
 use kiyot_local::{netns, qemu};
 use tokio::time::timeout;
 
-pub mod ec2;
-
 /// Returns the capabilities of a kind of provider.
 pub fn capabilities_of(provider: ProviderKind) -> Capabilities {
     match provider {
         ProviderKind::Netns => netns::CAPABILITIES,
         ProviderKind::Qemu => qemu::CAPABILITIES,
-        ProviderKind::Ec2 => ec2::CAPABILITIES,
+        ProviderKind::Ec2 => kiyot_ec2::provider::CAPABILITIES,
     }
 }
 

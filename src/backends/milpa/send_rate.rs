@@ -6,9 +6,8 @@ use std::{
     time::Duration,
 };
 
+use kiyot_values::token_bucket::{Rate, TokenBucket};
 use tokio::time::{Instant, sleep_until};
-
-use crate::token_bucket::{Rate, TokenBucket};
 
 /// Bytes of a token of the rate.
 const TOKEN_BYTES: u64 = 1024;

@@ -7,9 +7,11 @@ use std::{
     time::Duration,
 };
 
-use kiyot::backends::milpa::providers::ec2::{CAPABILITIES, Ec2};
 use kiyot_config::MilpaBackend;
-use kiyot_ec2::sdk::Client;
+use kiyot_ec2::{
+    provider::{CAPABILITIES, Ec2},
+    sdk::Client,
+};
 use kiyot_engine::{
     id::CellId,
     provider::{Capabilities, InstanceId, Owner, Provider, owner},

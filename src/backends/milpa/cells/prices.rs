@@ -2,13 +2,13 @@
 
 use std::{sync::Arc, time::Duration};
 
-use crate::backends::milpa::providers::within;
+use kiyot_ec2::cached::Cached;
 use kiyot_engine::{
     placement::Catalogue,
     provider::{CATALOGUE_TIMEOUT, Provider, ProviderError},
 };
 
-use crate::backends::milpa::cached::Cached;
+use crate::backends::milpa::providers::within;
 
 /// The age at which a catalogue is read again: spot prices change by the hour.
 const MAX_AGE: Duration = Duration::from_secs(300);

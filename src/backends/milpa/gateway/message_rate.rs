@@ -5,9 +5,8 @@ use std::{
     time::Duration,
 };
 
+use kiyot_values::token_bucket::{Rate, TokenBucket};
 use tokio::time::{Instant, sleep_until};
-
-use crate::token_bucket::{Rate, TokenBucket};
 
 /// The rate in units of messages: 1,000 a second. An agent reports the growth of logs every 2 ms at
 /// most, and other changes less often.

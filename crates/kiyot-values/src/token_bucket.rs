@@ -1,0 +1,34 @@
+//! Token buckets, which limit a rate and permit bursts.
+
+use std::time::{Duration, Instant};
+
+/// The size of a bucket, and the rate at which it fills.
+#[derive(Debug, Clone, Copy)]
+pub struct Rate {
+    /// The tokens of a full bucket.
+    pub burst: u32,
+    /// The time in which the bucket gains a token.
+    pub period: Duration,
+}
+
+/// A bucket, which is full at first.
+#[derive(Debug, Default)]
+pub struct TokenBucket {
+    /// The time at which the bucket is full; `None` before the first token is taken.
+    full_at: Option<Instant>,
+}
+
+impl TokenBucket {
+    /// Takes tokens, also those that the bucket will have later.
+    pub fn take(&mut self, tokens: u32, rate: Rate, now: impl Into<Instant>) {
+        let now = now.into();
+        self.full_at = Some(self.full_at.unwrap_or(now).max(now) + rate.period * tokens);
+    }
+
+    /// Returns the time until the bucket has had all tokens that were taken.
+    pub fn pause(&self, rate: Rate, now: impl Into<Instant>) -> Duration {
+        let now = now.into();
+        let until_full = self.full_at.map(|full_at| full_at.saturating_duration_since(now));
+        until_full.unwrap_or_default().saturating_sub(rate.period * rate.burst)
+    }
+}
