@@ -12,7 +12,7 @@ export KIYOT_GIT_COMMIT
 
 LINTING_COMPILER := $(CURDIR)/scripts/linting-compiler
 
-.PHONY: build cell-image demo demo-ec2 demo-shell demo-vm quick test test-node test-vm soak bench bench-ec2 fmt lint lint-default deny clean
+.PHONY: build cell-image demo demo-ec2 demo-shell demo-vm documentation quick test test-node test-vm soak bench bench-ec2 fmt lint lint-default deny clean
 
 # Builds the programs of a node in target/release/, with the provider "ec2": FEATURES=otel
 build:
@@ -53,11 +53,10 @@ quick:
 
 # Checks everything that must hold before a change is merged. Ends with "N passed, N failed". Tests are built with
 # Clippy's lints, so that AWS's SDK is compiled once.
-test: lint-default cell-image
+test: documentation cell-image
 	@scripts/setup test
 	RUSTC_WORKSPACE_WRAPPER=$(LINTING_COMPILER) cargo test --workspace --features ec2,otel --all-targets --no-run
-	@RUSTC_WORKSPACE_WRAPPER=$(LINTING_COMPILER) scripts/count \
-		cargo test --workspace --features ec2,otel --no-fail-fast
+	@RUSTC_WORKSPACE_WRAPPER=$(LINTING_COMPILER) scripts/count scripts/side-by-side --workspace --features ec2,otel
 
 # Runs all tests of a real node, a VM in QEMU, in half an hour, and the user data of EC2 on a stock Debian. `make test`
 # includes the short ones.
@@ -101,10 +100,13 @@ lint: lint-default
 	cargo clippy --workspace --all-targets --features ec2,otel -- -D warnings
 
 # Without AWS's SDK.
-lint-default:
+lint-default: documentation
+	cargo clippy --workspace --lib --bins -- -D warnings
+
+# Checks formatting, and the documentation of all crates.
+documentation:
 	@scripts/setup
 	cargo fmt --all --check
-	cargo clippy --workspace --lib --bins -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --quiet --workspace --no-deps --lib
 
 # Checks licences, sources, banned crates and advisories of the dependencies of all members.

@@ -139,7 +139,7 @@ const PARTS: &[Part] = &[
     Part {
         path: "backends::milpa::cells",
         may: &[
-            &["backends::milpa::cached", "backends::milpa::gateway", "backends::milpa::providers"],
+            &["backends::milpa::gateway", "backends::milpa::providers"],
             &["annotations", "backends::milpa::clock"],
             RECORDS,
             WAITING,
@@ -148,18 +148,10 @@ const PARTS: &[Part] = &[
     },
     Part {
         path: "backends::milpa::gateway",
-        may: &[RECORDS, &["backends::milpa::send_rate", "metrics", "token_bucket"]],
+        may: &[RECORDS, &["backends::milpa::send_rate", "metrics"]],
     },
-    Part {
-        path: "backends::milpa::providers",
-        may: &[
-            &["backends::milpa::cached"],
-            &["annotations", "metrics"],
-            &["resolv_conf", "token_bucket"],
-        ],
-    },
-    Part { path: "backends::milpa::cached", may: &[] },
-    Part { path: "backends::milpa::send_rate", may: &[&["token_bucket"]] },
+    Part { path: "backends::milpa::providers", may: &[] },
+    Part { path: "backends::milpa::send_rate", may: &[] },
     Part { path: "backends::milpa::store", may: &[] },
     Part { path: "backends::milpa::clock", may: &[] },
     Part { path: "backends::milpa::failure", may: &[] },
@@ -169,8 +161,6 @@ const PARTS: &[Part] = &[
     Part { path: "blocking", may: &[] },
     Part { path: "metrics", may: &[] },
     Part { path: "recent_log", may: &[] },
-    Part { path: "resolv_conf", may: &[] },
-    Part { path: "token_bucket", may: &[] },
     Part { path: "unix_channel", may: &[] },
     Part { path: "unix_listener", may: &[] },
     Part { path: "workload", may: &[&["annotations"]] },
@@ -275,10 +265,8 @@ fn aws_library_is_named_by_its_provider_alone() {
     // Kubernetes has a field `aws_elastic_block_store`.
     let libraries = ["aws_config", "aws_credential_types", "aws_sdk_", "aws_smithy_"];
     let is_named = |word: &String| libraries.iter().any(|library| word.contains(library));
-    for file in tree::files("src", ".rs")
-        .into_iter()
-        .filter(|file| !file.starts_with("src/backends/milpa/providers/ec2"))
-    {
+    let files = ["src", "crates"].into_iter().flat_map(|folder| tree::files(folder, ".rs"));
+    for file in files.filter(|file| !file.starts_with("crates/kiyot-ec2/src/sdk")) {
         assert!(
             !source::code_of(&tree::text(&file)).iter().any(is_named),
             "{} names an AWS library",
