@@ -23,6 +23,7 @@ mod pools;
 mod ports;
 mod properties;
 mod records;
+mod resumes;
 mod tags;
 mod unclaimed;
 
