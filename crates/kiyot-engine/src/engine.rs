@@ -224,8 +224,9 @@ impl Engine {
             Event::CommitFailed { cell, of, changes, error, skipped } => match of {
                 CommitOf::State => self.on_record_failed(&cell, error, skipped, now),
                 CommitOf::Claim(claim) => {
-                    if let Some(cell) = self.cells.get_mut(&cell) {
-                        cell.key_sha256.clear();
+                    let cell_of_claim = self.cells.get_mut(&cell);
+                    if let Some(token) = cell_of_claim.and_then(|cell| cell.token.as_mut()) {
+                        token.spent_by = None;
                     }
                     let refusal = ClaimRefusal::Store(error);
                     self.emit(&cell, Effect::AnswerClaim(claim, Err(refusal)));
@@ -405,7 +406,8 @@ impl Engine {
             return self.apply(id, CellEvent::NothingLaunched(NO_INSTANCE.into()), now);
         }
         if cell.state.awaits_replay() {
-            self.timers.set_once(Timer::Token(id.clone()), cell.token_deadline);
+            let deadline = cell.token.as_ref().map_or(now.boot, |token| token.deadline);
+            self.timers.set_once(Timer::Token(id.clone()), deadline);
         } else {
             self.timers.clear(&Timer::Token(id.clone()));
         }
@@ -624,17 +626,7 @@ impl Engine {
         claim: ClaimNumber,
         now: Now,
     ) {
-        let refusal = match self.cells.get(id) {
-            None => Some(ClaimRefusal::Unknown),
-            Some(cell) if !cell.admits_agents() => Some(ClaimRefusal::Unknown),
-            Some(cell) if cell.token_sha256 != token_sha256 => Some(ClaimRefusal::WrongToken),
-            Some(cell) if !cell.key_sha256.is_empty() && cell.key_sha256 != key_sha256 => {
-                Some(ClaimRefusal::OtherKey)
-            }
-            Some(cell) if now.boot >= cell.token_deadline => Some(ClaimRefusal::Expired),
-            Some(_) => None,
-        };
-        if let Some(refusal) = refusal {
+        if let Err(refusal) = self.check_claim(id, token_sha256, Some(&key_sha256), now) {
             let is_alarm = matches!(refusal, ClaimRefusal::OtherKey);
             self.effects.push((None, Effect::AnswerClaim(claim, Err(refusal))));
             if is_alarm && self.cells.get(id).is_some_and(|cell| cell.state.is_unbound()) {
@@ -643,10 +635,10 @@ impl Engine {
             }
             return;
         }
-        if let Some(cell) = self.cells.get_mut(id)
-            && cell.key_sha256.is_empty()
+        if let Some(token) = self.cells.get_mut(id).and_then(|cell| cell.token.as_mut())
+            && token.spent_by.is_none()
         {
-            cell.key_sha256 = key_sha256;
+            token.spent_by = Some(key_sha256);
             self.reach(id, Step::Enrolled, now);
             self.count_enrolled_boot(id);
             self.commit(id, CommitOf::Claim(claim), now);

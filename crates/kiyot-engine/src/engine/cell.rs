@@ -17,6 +17,10 @@ use crate::{
     request::HealthyTimeout,
 };
 
+mod token;
+
+pub(super) use token::Token;
+
 /// A cell.
 #[derive(Debug)]
 pub(super) struct Cell {
@@ -53,12 +57,8 @@ pub(super) struct Cell {
     pub(super) billed_from: Option<Duration>,
     /// The cost of its time in a pool, until its next commit.
     pub(super) settled: Option<Change>,
-    pub(super) token_sha256: String,
-    pub(super) token_expires_unix: i64,
-    /// The expiry of its tokens, by [`super::Now::boot`].
-    pub(super) token_deadline: Duration,
-    /// The digest of the key that spent the token; empty while it is unspent.
-    pub(super) key_sha256: String,
+    /// The token with which its agent enrols; `None` if its record could not be read.
+    pub(super) token: Option<Token>,
     /// The time for which its agent may be silent, if its pod has a limit of its own.
     pub(super) healthy_timeout: Option<HealthyTimeout>,
     /// True once it was bound.
@@ -122,10 +122,7 @@ impl Cell {
             ran_before: Duration::ZERO,
             billed_from: None,
             settled: None,
-            token_sha256: String::new(),
-            token_expires_unix: 0,
-            token_deadline: Duration::ZERO,
-            key_sha256: String::new(),
+            token: None,
             healthy_timeout: None,
             was_bound: false,
             may_be_launched: false,
@@ -164,11 +161,13 @@ impl Cell {
         } else {
             Vec::new()
         };
+        let token = self.token.as_ref();
+        let key = token.and_then(|token| token.spent_by.clone());
         store::Cell {
             id: self.id.as_str().to_owned(),
-            token_sha256: self.token_sha256.clone(),
-            token_expires_unix: self.token_expires_unix,
-            key_sha256: self.key_sha256.clone(),
+            token_sha256: token.map(|token| token.sha256.clone()).unwrap_or_default(),
+            token_expires_unix: token.map_or(0, |token| token.expires_unix),
+            key_sha256: key.unwrap_or_default(),
             phase: self.state.phase().into(),
             instance: self.state.instance().map(|instance| instance.0.clone()).unwrap_or_default(),
             pod_uid: self.pod_uid.clone(),
@@ -212,8 +211,8 @@ impl Engine {
 
     /// Returns the digest of the key with which a cell's agent may connect now.
     pub fn admitted_key(&self, id: &CellId) -> Option<&str> {
-        let cell = self.cells.get(id)?;
-        (cell.admits_agents() && !cell.key_sha256.is_empty()).then_some(cell.key_sha256.as_str())
+        let cell = self.cells.get(id).filter(|cell| cell.admits_agents())?;
+        cell.token.as_ref()?.spent_by.as_deref()
     }
 
     /// Checks the token of a cell without spending it.
@@ -223,13 +222,20 @@ impl Engine {
         token_sha256: &str,
         now: Now,
     ) -> Result<(), ClaimRefusal> {
-        match self.cells.get(id) {
-            Some(cell) if cell.admits_agents() && cell.token_sha256 == token_sha256 => {
-                if now.boot < cell.token_deadline { Ok(()) } else { Err(ClaimRefusal::Expired) }
-            }
-            Some(cell) if cell.admits_agents() => Err(ClaimRefusal::WrongToken),
-            _ => Err(ClaimRefusal::Unknown),
-        }
+        self.check_claim(id, token_sha256, None, now)
+    }
+
+    /// Checks the token of a cell, and whether a key may spend it, if one is given.
+    pub(super) fn check_claim(
+        &self,
+        id: &CellId,
+        token_sha256: &str,
+        key_sha256: Option<&str>,
+        now: Now,
+    ) -> Result<(), ClaimRefusal> {
+        let cell = self.cells.get(id).filter(|cell| cell.admits_agents());
+        let token = cell.ok_or(ClaimRefusal::Unknown)?.token.as_ref();
+        token.ok_or(ClaimRefusal::WrongToken)?.check(token_sha256, key_sha256, now)
     }
 
     /// Returns the reason of a cell's end, while its tombstone is kept.

@@ -18,7 +18,7 @@ use crate::{
     engine::{
         Boot, BootKind, CellError, CellEvent, CommitOf, Effect, Engine, LaunchCall, Notice, Now,
         SILENT, State,
-        cell::Cell,
+        cell::{Cell, Token},
         earlier::EarlierLaunches,
         launch::{self, Launch},
         sha256, timeline,
@@ -447,7 +447,6 @@ impl Engine {
         let tags = self.tags_for(&id, pod);
         let parameters_sha256 = launch::parameters_digest(&parameters);
         let spec = LaunchSpec { cell: id.clone(), candidates, tags, bootstrap, parameters };
-        let expires = now.unix + self.config.token_ttl;
         Ok(Cell {
             launch: Some(Arc::new(Launch { token, spec })),
             parameters_sha256,
@@ -456,9 +455,7 @@ impl Engine {
             boot_id: self.config.boot_id.clone(),
             created_unix_nanos: timeline::nanos(now.unix),
             requested: Some(now.boot),
-            token_sha256: sha256(enrolment.as_bytes()),
-            token_expires_unix: i64::try_from(expires.as_secs()).unwrap_or(i64::MAX),
-            token_deadline: now.boot + self.config.token_ttl,
+            token: Some(Token::new(sha256(enrolment.as_bytes()), self.config.token_ttl, now)),
             ..Cell::new(id, State::Requested)
         })
     }
