@@ -17,8 +17,10 @@ use crate::{
     request::HealthyTimeout,
 };
 
+mod pod;
 mod token;
 
+pub(super) use pod::Pod;
 pub(super) use token::Token;
 
 /// A cell.
@@ -38,12 +40,10 @@ pub(super) struct Cell {
     pub(super) order: Option<SandboxId>,
     /// The order whose record is written and removed with that of the cell.
     pub(super) order_record: Option<SandboxId>,
-    /// The identity of the warm pool that it was launched for; empty without one.
-    pub(super) pool: Arc<str>,
-    /// The id of the pod's sandbox; empty while it is of a pool.
-    pub(super) sandbox: String,
-    pub(super) pod_uid: String,
-    pub(super) namespace: String,
+    /// The identity of the warm pool that it was launched for, or has joined.
+    pub(super) pool: Option<Arc<str>>,
+    /// Its pod; `None` while it is of a pool.
+    pub(super) pod: Option<Pod>,
     pub(super) boot_id: String,
     pub(super) created_unix_nanos: i64,
     /// The same time by [`super::Now::boot`]; `None` for a cell of a previous daemon.
@@ -59,8 +59,6 @@ pub(super) struct Cell {
     pub(super) settled: Option<Change>,
     /// The token with which its agent enrols; `None` if its record could not be read.
     pub(super) token: Option<Token>,
-    /// The time for which its agent may be silent, if its pod has a limit of its own.
-    pub(super) healthy_timeout: Option<HealthyTimeout>,
     /// True once it was bound.
     pub(super) was_bound: bool,
     /// True if a call of its launch has no answer: it may have made an instance.
@@ -110,10 +108,8 @@ impl Cell {
             place: "".into(),
             order: None,
             order_record: None,
-            pool: "".into(),
-            sandbox: String::new(),
-            pod_uid: String::new(),
-            namespace: String::new(),
+            pool: None,
+            pod: None,
             boot_id: String::new(),
             created_unix_nanos: 0,
             requested: None,
@@ -123,7 +119,6 @@ impl Cell {
             billed_from: None,
             settled: None,
             token: None,
-            healthy_timeout: None,
             was_bound: false,
             may_be_launched: false,
             launch_error: None,
@@ -149,9 +144,34 @@ impl Cell {
         !matches!(self.state, State::Requested | State::Terminating { .. } | State::Ended { .. })
     }
 
+    /// Returns the warm pool in which it waits, or for which it is launched.
+    pub(super) fn warm_in(&self) -> Option<&Arc<str>> {
+        self.pool.as_ref().filter(|_| self.pod.is_none() && self.state.is_unbound())
+    }
+
     /// Returns true while it waits in a warm pool, or is launched for one.
     pub(super) fn is_warm(&self) -> bool {
-        !self.pool.is_empty() && self.sandbox.is_empty() && self.state.is_unbound()
+        self.warm_in().is_some()
+    }
+
+    /// Returns the namespace of its pod; that of a cell without a pod is empty.
+    pub(super) fn namespace(&self) -> &str {
+        self.pod.as_ref().map_or("", |pod| &pod.namespace)
+    }
+
+    /// Returns the uid of its pod, which is empty as long as it is not known.
+    pub(super) fn pod_uid(&self) -> &str {
+        self.pod.as_ref().map_or("", |pod| &pod.uid)
+    }
+
+    /// Returns the id of its pod's sandbox; that of a cell without a pod is empty.
+    pub(super) fn sandbox(&self) -> &str {
+        self.pod.as_ref().map_or("", |pod| &pod.sandbox)
+    }
+
+    /// Returns the time for which its agent may be silent, if its pod has a limit of its own.
+    pub(super) fn healthy_timeout(&self) -> Option<HealthyTimeout> {
+        self.pod.as_ref()?.healthy_timeout
     }
 
     /// Returns the record.
@@ -170,8 +190,8 @@ impl Cell {
             key_sha256: key.unwrap_or_default(),
             phase: self.state.phase().into(),
             instance: self.state.instance().map(|instance| instance.0.clone()).unwrap_or_default(),
-            pod_uid: self.pod_uid.clone(),
-            sandbox: self.sandbox.clone(),
+            pod_uid: self.pod_uid().to_owned(),
+            sandbox: self.sandbox().to_owned(),
             addresses,
             boot_id: self.boot_id.clone(),
             created_unix_nanos: self.created_unix_nanos,
@@ -184,9 +204,9 @@ impl Cell {
             containers_ended: self.state.containers_ended(),
             offering: self.offering.as_ref().map(launch::stored_candidate),
             timeline: Some(self.timeline.stored()),
-            namespace: self.namespace.clone(),
-            healthy_timeout_secs: self.healthy_timeout.map(HealthyTimeout::as_secs),
-            pool: self.pool.to_string(),
+            namespace: self.namespace().to_owned(),
+            healthy_timeout_secs: self.healthy_timeout().map(HealthyTimeout::as_secs),
+            pool: self.pool.as_deref().unwrap_or_default().to_owned(),
             offering_reason: self.offering_reason.clone(),
             start_failures: self.earlier.failures,
             spot_failed: self.earlier.spot_failed,

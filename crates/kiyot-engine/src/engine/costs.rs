@@ -153,13 +153,13 @@ impl Engine {
             created_unix_nanos: cell.created_unix_nanos,
             timeline: cell.timeline,
             cost: cell.cost(now),
-            namespace: self.namespace_account(&cell.namespace, now),
+            namespace: self.namespace_account(cell.namespace(), now),
             starts: (cell.kind(), self.starts_of(&cell.kind())),
         })
     }
 
     pub(super) fn namespace_account(&self, namespace: &str, now: Now) -> NamespaceAccount {
-        let cells = self.cells.values().filter(|cell| cell.namespace == namespace);
+        let cells = self.cells.values().filter(|cell| cell.namespace() == namespace);
         let ended = NamespaceAccount { cost: self.costs.of(namespace), ..Default::default() };
         cells.fold(ended, |mut sum, cell| {
             sum.add(cell, now);
@@ -171,7 +171,7 @@ impl Engine {
     pub(super) fn settle_cost(&mut self, id: &CellId, now: Now) -> Option<Change> {
         let cell = self.cells.get(id)?;
         self.ended_types.add(cell, now);
-        let (namespace, cost, kind) = (cell.namespace.clone(), cell.cost(now), cell.kind());
+        let (namespace, cost, kind) = (cell.namespace().to_owned(), cell.cost(now), cell.kind());
         if cell.billed_from.is_some() {
             self.count_cost(kind, cost);
         }

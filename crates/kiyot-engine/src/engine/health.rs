@@ -239,7 +239,7 @@ impl Engine {
     /// the launch has a deadline, and the agent powers the instance off after a stop.
     fn silence_limit(&self, id: &CellId) -> Option<Duration> {
         let cell = self.cells.get(id).filter(|cell| is_watched(cell))?;
-        match cell.healthy_timeout {
+        match cell.healthy_timeout() {
             Some(own) => own.limit(),
             None => self.config.healthy_timeout,
         }

@@ -18,7 +18,7 @@ use crate::{
     engine::{
         Boot, BootKind, CellError, CellEvent, CommitOf, Effect, Engine, LaunchCall, Notice, Now,
         SILENT, State,
-        cell::{Cell, Token},
+        cell::{Cell, Pod, Token},
         earlier::EarlierLaunches,
         launch::{self, Launch},
         sha256, timeline,
@@ -421,10 +421,7 @@ impl Engine {
         let cell = Cell {
             order: Some(sandbox.clone()),
             order_record: Some(sandbox.clone()),
-            sandbox: sandbox.as_str().to_owned(),
-            pod_uid: order.key.pod_uid.clone(),
-            namespace: order.key.namespace.clone(),
-            healthy_timeout: order.healthy_timeout,
+            pod: Some(Pod::of_order(sandbox, order)),
             earlier: EarlierLaunches::new(&order.causes, order.spot_failed),
             ..cell
         };
@@ -710,7 +707,7 @@ fn cause_of(error: &CellError) -> String {
 
 /// Returns true if a cell was launched for a pod with this uid.
 fn is_of_pod(cell: &Cell, pod_uid: &str) -> bool {
-    !pod_uid.is_empty() && cell.pod_uid == pod_uid
+    !pod_uid.is_empty() && cell.pod_uid() == pod_uid
 }
 
 /// Returns the error of a failed launch.

@@ -81,7 +81,7 @@ impl Engine {
         });
         let bound = self.cells.values().filter(|cell| {
             let frees = !self.capabilities.awaits_ends() && cell.state.is_released();
-            cell.pod_uid != pod.pod_uid && !frees
+            cell.pod_uid() != pod.pod_uid && !frees
         });
         let bound = bound.filter_map(|cell| {
             let ports = cell.ports.as_deref()?.clone();

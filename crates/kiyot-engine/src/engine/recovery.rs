@@ -12,7 +12,7 @@ use crate::{
     engine::{
         Capabilities, Change, EndStep, Engine, EngineConfig, LaunchCall, Now, OrderKey, Seams,
         State, Timeline,
-        cell::{Cell, Token},
+        cell::{Cell, Pod, Token},
         costs::{self, Costs},
         earlier::EarlierLaunches,
         launch::{self, Launch},
@@ -221,10 +221,8 @@ impl Engine {
             place: record.place.as_str().into(),
             order_record: order.clone(),
             order,
-            pool: record.pool.as_str().into(),
-            sandbox: record.sandbox.clone(),
-            pod_uid: record.pod_uid.clone(),
-            namespace: record.namespace.clone(),
+            pool: (!record.pool.is_empty()).then(|| record.pool.as_str().into()),
+            pod: Pod::from_stored(record),
             boot_id: record.boot_id.clone(),
             created_unix_nanos: record.created_unix_nanos,
             offering: record.offering.as_ref().map(launch::candidate),
@@ -234,7 +232,6 @@ impl Engine {
             ran_before: costs::since_launch(&timeline, now),
             billed_from: Some(now.boot),
             token: Token::from_stored(record, now.boot + left),
-            healthy_timeout,
             lost_unix_nanos: record.lost_unix_nanos,
             was_bound: has_sandbox,
             // The call of the previous daemon may be on its way.
@@ -293,8 +290,7 @@ fn lost(id: CellId, sandbox: &JournalSandbox, now: Now) -> Cell {
         stopped: false,
     };
     Cell {
-        sandbox: sandbox.id.clone(),
-        pod_uid: sandbox.pod_uid.clone(),
+        pod: Some(Pod::of_sandbox(sandbox)),
         ports: sandbox.ports.clone(),
         created_unix_nanos: sandbox.created_unix_nanos,
         was_bound: true,

@@ -107,7 +107,7 @@ impl Cell {
     pub(super) fn kind(&self) -> Kind {
         let name = self.offering.as_ref().map(|it| it.offering.instance_type.as_str());
         let family = name.and_then(|name| name.split('.').next()).unwrap_or_default();
-        Kind { family: family.to_owned(), is_warm: !self.pool.is_empty() }
+        Kind { family: family.to_owned(), is_warm: self.pool.is_some() }
     }
 }
 

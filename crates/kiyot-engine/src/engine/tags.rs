@@ -58,7 +58,7 @@ impl Engine {
         id: &CellId,
         sandbox: &SandboxId,
     ) -> BTreeMap<String, String> {
-        let cell = self.cells.get(id).filter(|cell| !cell.pool.is_empty());
+        let cell = self.cells.get(id).filter(|cell| cell.pool.is_some());
         let (Some(cell), Some(order)) = (cell, self.orders.get(sandbox)) else {
             return BTreeMap::new();
         };

@@ -90,7 +90,7 @@ impl Engine {
             State::Launching { .. } | State::Booting { .. } | State::Idle { .. }
         );
         if !is_fresh
-            || !cell.pool.is_empty()
+            || cell.pool.is_some()
             || cell.failure.is_some()
             || cell.is_ended_by_caller
             || self.is_cordoned
@@ -132,11 +132,8 @@ impl Engine {
         }
         // Its commits remove the record of the order.
         cell.order = None;
-        cell.sandbox.clear();
-        cell.pod_uid.clear();
-        cell.namespace.clear();
-        cell.healthy_timeout = None;
-        cell.pool = Arc::clone(&pool);
+        cell.pod = None;
+        cell.pool = Some(Arc::clone(&pool));
         let is_idle = matches!(cell.state, State::Idle { .. });
         // A record of the launch exists: it may have been called, whether this is written or not.
         let is_launching = matches!(cell.state, State::Launching { .. });

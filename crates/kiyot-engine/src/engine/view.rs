@@ -114,10 +114,10 @@ impl Cell {
             addresses,
             created_unix_nanos: self.created_unix_nanos,
             timeline: self.timeline,
-            namespace: self.namespace.clone(),
-            pod_uid: self.pod_uid.clone(),
-            sandbox: self.sandbox.clone(),
-            pool: Arc::clone(&self.pool),
+            namespace: self.namespace().to_owned(),
+            pod_uid: self.pod_uid().to_owned(),
+            sandbox: self.sandbox().to_owned(),
+            pool: self.pool.clone().unwrap_or_else(|| "".into()),
             error,
             replays: self.replays,
             offering_reason: self.offering_reason.clone(),
@@ -172,8 +172,8 @@ impl Engine {
             };
             pools.insert(name, pool);
         }
-        for cell in self.cells.values().filter(|cell| cell.is_warm()) {
-            let Some(pool) = pools.get_mut(&cell.pool) else { continue };
+        for cell in self.cells.values() {
+            let Some(pool) = cell.warm_in().and_then(|pool| pools.get_mut(pool)) else { continue };
             let count = if pools::is_idle(cell) { &mut pool.idle } else { &mut pool.booting };
             *count += 1;
         }
