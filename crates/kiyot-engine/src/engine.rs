@@ -334,7 +334,7 @@ impl Engine {
                 }
             }
             CellEffect::Attach => {
-                let Some(sandbox) = cell.order.clone() else { return };
+                let Some(sandbox) = cell.order.waiting().cloned() else { return };
                 let order = self.orders.get(&sandbox);
                 let attachment = order.and_then(|order| order.attachment.clone());
                 if let (Some(instance), Some(mut attachment)) =
@@ -539,7 +539,7 @@ impl Engine {
         let Some(cell) = self.cells.get_mut(id) else { return };
         cell.instance_known = Some(now.boot);
         cell.billed_from = Some(now.boot);
-        let order = cell.order.as_ref().and_then(|sandbox| self.orders.get(sandbox));
+        let order = cell.order.waiting().and_then(|sandbox| self.orders.get(sandbox));
         let choice = order.and_then(|order| order.choice.as_ref());
         let types = choice.and_then(|choice| choice.needs.instance_type.as_ref());
         cell.launched(&instance.offering, types);
@@ -681,7 +681,7 @@ impl Engine {
         self.forget_health(id, now);
         self.emit(id, Effect::PublishEnded(Arc::clone(&reason)));
         self.emit(id, Effect::AnswerEnd(Ok(())));
-        match cell.order.take() {
+        match cell.order.part() {
             Some(order) => self.on_cell_of_order_ended(&order, cell, now),
             None => self.on_cell_of_pool_ended(cell, now),
         }
@@ -739,7 +739,7 @@ impl Engine {
             }
             _ => changes.push(Change::Cell(id.clone(), Some(Box::new(cell.stored())))),
         }
-        if let Some(sandbox) = &cell.order_record {
+        if let Some(sandbox) = cell.order.recorded() {
             let order = self
                 .orders
                 .get(sandbox)

@@ -11,15 +11,17 @@ use crate::{
         launch::{self, Launch},
         ports::PodPorts,
     },
-    id::{CellId, SandboxId},
+    id::CellId,
     placement::Candidate,
     provider::{PodNetwork, ProviderError},
     request::HealthyTimeout,
 };
 
+mod order;
 mod pod;
 mod token;
 
+pub(super) use order::CellOrder;
 pub(super) use pod::Pod;
 pub(super) use token::Token;
 
@@ -36,10 +38,7 @@ pub(super) struct Cell {
     pub(super) boot: Option<Boot>,
     /// The place of its instance; empty if it is not known, or the provider has none.
     pub(super) place: Arc<str>,
-    /// The order that it was launched for, until it is bound or has ended.
-    pub(super) order: Option<SandboxId>,
-    /// The order whose record is written and removed with that of the cell.
-    pub(super) order_record: Option<SandboxId>,
+    pub(super) order: CellOrder,
     /// The identity of the warm pool that it was launched for, or has joined.
     pub(super) pool: Option<Arc<str>>,
     /// Its pod; `None` while it is of a pool.
@@ -106,8 +105,7 @@ impl Cell {
             parameters_sha256: String::new(),
             boot: None,
             place: "".into(),
-            order: None,
-            order_record: None,
+            order: CellOrder::None,
             pool: None,
             pod: None,
             boot_id: String::new(),

@@ -18,7 +18,7 @@ use crate::{
     engine::{
         Boot, BootKind, CellError, CellEvent, CommitOf, Effect, Engine, LaunchCall, Notice, Now,
         SILENT, State,
-        cell::{Cell, Pod, Token},
+        cell::{Cell, CellOrder, Pod, Token},
         earlier::EarlierLaunches,
         launch::{self, Launch},
         sha256, timeline,
@@ -419,8 +419,7 @@ impl Engine {
         order.launches += 1;
         order.state = OrderState::Placed(cell.id.clone());
         let cell = Cell {
-            order: Some(sandbox.clone()),
-            order_record: Some(sandbox.clone()),
+            order: CellOrder::Waiting(sandbox.clone()),
             pod: Some(Pod::of_order(sandbox, order)),
             earlier: EarlierLaunches::new(&order.causes, order.spot_failed),
             ..cell
@@ -483,7 +482,7 @@ impl Engine {
     /// Binds an idle cell to the pod of its order. If no call waits for it, a warm pool that lacks
     /// a cell gets it: a later call takes it from there.
     pub(super) fn on_idle(&mut self, id: &CellId, now: Now) {
-        let order = self.cells.get(id).and_then(|cell| cell.order.as_ref());
+        let order = self.cells.get(id).and_then(|cell| cell.order.waiting());
         let order = order.and_then(|order| self.orders.get(order));
         let order = order.filter(|order| order.is_wanted());
         if let Some(order) = order {
@@ -501,7 +500,7 @@ impl Engine {
         let Some(cell) = self.cells.get_mut(id) else { return };
         let State::Bound { addresses, .. } = &cell.state else { return };
         let attached = Attached { addresses: addresses.clone(), network: cell.network.take() };
-        let order = cell.order.take();
+        let order = cell.order.part();
         cell.launch = None;
         if let Some(order) = order {
             self.answer_order(Some(id), &order, Ok(attached));
@@ -512,7 +511,7 @@ impl Engine {
     /// Answers the order of a cell whose launch has failed and whose termination is not confirmed.
     pub(super) fn answer_order_of(&mut self, id: &CellId) {
         let Some(cell) = self.cells.get_mut(id) else { return };
-        let Some(order) = cell.order.take() else { return };
+        let Some(order) = cell.order.part() else { return };
         let error = failure_of(cell, self.orders.get(&order));
         self.answer_order(Some(id), &order, Err(error));
     }
@@ -530,9 +529,9 @@ impl Engine {
             return;
         }
         let Some(cell) = self.cells.get_mut(id) else { return };
-        let Some(sandbox) = cell.order.take() else { return };
+        let Some(sandbox) = cell.order.part() else { return };
         // The next cell's commits write that record.
-        cell.order_record = None;
+        cell.order = CellOrder::None;
         let failed = FailedLaunch::of(cell, self.orders.get(&sandbox));
         self.on_launch_failed(&sandbox, failed, now);
     }

@@ -12,7 +12,7 @@ use crate::{
     engine::{
         BootKind, CellError, CellEvent, Effect, Effects, Engine, Event, Notice, Now, OrderSpec,
         SILENT, State,
-        cell::{Cell, Pod},
+        cell::{Cell, CellOrder, Pod},
         launch,
         order::OrderState,
         timeline::{self, Step, Timeline},
@@ -401,8 +401,7 @@ impl Engine {
         }
         cell.offering_reason = format!("cheapest idle cell that fits, of warm pool {pool}");
         cell.offering = Some(suited);
-        cell.order = Some(sandbox.clone());
-        cell.order_record = Some(sandbox.clone());
+        cell.order = CellOrder::Waiting(sandbox.clone());
         cell.pod = Some(Pod::of_order(sandbox, order));
         if let Some(filling) = self.pools.by_name.get_mut(&pool) {
             filling.hits += 1;

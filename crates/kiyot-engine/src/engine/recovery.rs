@@ -12,7 +12,7 @@ use crate::{
     engine::{
         Capabilities, Change, EndStep, Engine, EngineConfig, LaunchCall, Now, OrderKey, Seams,
         State, Timeline,
-        cell::{Cell, Pod, Token},
+        cell::{Cell, CellOrder, Pod, Token},
         costs::{self, Costs},
         earlier::EarlierLaunches,
         launch::{self, Launch},
@@ -219,8 +219,7 @@ impl Engine {
             launch: launch.map(Arc::new),
             parameters_sha256: record.parameters_sha256.clone(),
             place: record.place.as_str().into(),
-            order_record: order.clone(),
-            order,
+            order: order.map_or(CellOrder::None, CellOrder::Waiting),
             pool: (!record.pool.is_empty()).then(|| record.pool.as_str().into()),
             pod: Pod::from_stored(record),
             boot_id: record.boot_id.clone(),

@@ -68,7 +68,7 @@ impl Engine {
     /// Parts a cell from its order, which is answered. The cell joins a warm pool, or ends.
     pub(super) fn release(&mut self, id: &CellId, reason: &str, now: Now) {
         let pool = self.lacking_pool(id);
-        let order = self.cells.get(id).and_then(|cell| cell.order.clone());
+        let order = self.cells.get(id).and_then(|cell| cell.order.waiting().cloned());
         let order = order.filter(|order| self.cell_of_order(order) == Some(id));
         if let Some(order) = order {
             let error = CellError::Ended(id.clone(), reason.to_owned());
@@ -131,7 +131,7 @@ impl Engine {
             }
         }
         // Its commits remove the record of the order.
-        cell.order = None;
+        cell.order.part();
         cell.pod = None;
         cell.pool = Some(Arc::clone(&pool));
         let is_idle = matches!(cell.state, State::Idle { .. });

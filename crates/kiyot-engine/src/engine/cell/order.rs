@@ -10,8 +10,7 @@ pub(in crate::engine) enum CellOrder {
     None,
     /// The order waits for the cell.
     Waiting(SandboxId),
-    /// The order was answered, or waits for another cell. Its record is written and removed with
-    /// that of the cell.
+    /// The order was answered. Its record is removed with the cell's next commit.
     Parted(SandboxId),
 }
 
