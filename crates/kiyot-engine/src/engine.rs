@@ -70,7 +70,7 @@ pub use type_usage::{TypeKey, TypeUsage};
 pub use view::{CellView, OrderView, PoolView};
 
 use breaker::{Boot, BootKind, Breaker};
-use cell::Cell;
+use cell::{Cell, EndCallers};
 use costs::Costs;
 use denials::Denials;
 use evidence::{Evidence, STRAY_PERIODS};
@@ -361,7 +361,7 @@ impl Engine {
             CellEffect::Terminate => {
                 let instance = cell.state.instance().cloned();
                 // The error of a failed launch has the end of the console.
-                let with_console = cell.failure.is_some();
+                let with_console = cell.end.failure.is_some();
                 let awaits_end = self.cells.get(id).is_some_and(|cell| self.awaits_end_of(cell));
                 if instance.is_none() && !awaits_end {
                     // Only the listing can name it.
@@ -382,7 +382,7 @@ impl Engine {
                         (&mut cell.replays, true)
                     }
                     // The calls of another machine's provider are counted and paid for.
-                    _ => (&mut cell.failed_ends, self.capabilities.remote || is_elsewhere),
+                    _ => (&mut cell.end.failed_attempts, self.capabilities.remote || is_elsewhere),
                 };
                 let doublings = if grows { *attempts } else { 0 };
                 *attempts = attempts.saturating_add(1);
@@ -421,7 +421,7 @@ impl Engine {
         }
         if !awaits_end && cell.state.is_released() {
             // The pod has ended, and its instance ends behind it.
-            if cell.has_enders {
+            if cell.end.callers == EndCallers::Waiting {
                 self.answer_end(id, Ok(()));
             }
             self.wake_waiting_orders(now);
@@ -586,7 +586,7 @@ impl Engine {
     ) {
         let Some(cell) = self.cells.get_mut(id) else { return };
         if !console.is_empty() {
-            cell.console = console;
+            cell.end.console = Some(console);
         }
         self.count_failed_boot(id, now);
         // The instance of a provider of the node is not one of another place, which it can't see.
@@ -650,8 +650,7 @@ impl Engine {
         let Some(cell) = self.cells.get_mut(id) else {
             return self.effects.push((Some(id.clone()), Effect::AnswerEnd(Ok(()))));
         };
-        cell.has_enders = true;
-        cell.is_ended_by_caller = true;
+        cell.end.callers = EndCallers::Waiting;
         self.fail(id, CellError::Ended(id.clone(), reason.to_string()));
         // Where the instance can't be ended, its agent ends the pod.
         let event = if self.cells.get(id).is_some_and(|cell| self.awaits_end_of(cell)) {
@@ -664,7 +663,7 @@ impl Engine {
 
     fn on_not_terminated(&mut self, id: &CellId) {
         let Some(cell) = self.cells.get_mut(id) else { return };
-        let refusal = cell.refusal.take();
+        let refusal = cell.end.refusal.take();
         self.answer_order_of(id);
         if let Some(error) = refusal {
             self.answer_end(id, Err(error.clone()));
@@ -692,10 +691,10 @@ impl Engine {
     fn fail(&mut self, id: &CellId, failure: CellError) {
         if let Some(cell) = self.cells.get_mut(id)
             && cell.state.is_unbound()
-            && cell.failure.is_none()
+            && cell.end.failure.is_none()
         {
             cell.note_failed_boot(&failure);
-            cell.failure = Some(failure);
+            cell.end.failure = Some(failure);
         }
     }
 
@@ -707,13 +706,15 @@ impl Engine {
 
     fn refuse_end(&mut self, id: &CellId, error: ProviderError) {
         if let Some(cell) = self.cells.get_mut(id) {
-            cell.refusal = Some(error);
+            cell.end.refusal = Some(error);
         }
     }
 
     fn answer_end(&mut self, id: &CellId, outcome: Result<(), ProviderError>) {
-        if let Some(cell) = self.cells.get_mut(id) {
-            cell.has_enders = false;
+        if let Some(cell) = self.cells.get_mut(id)
+            && cell.end.callers == EndCallers::Waiting
+        {
+            cell.end.callers = EndCallers::Answered;
         }
         self.emit(id, Effect::AnswerEnd(outcome));
     }

@@ -88,7 +88,7 @@ impl Cell {
         if let Some(boot) = &mut self.boot {
             boot.has_failed = is_of_boot
                 && matches!(self.state, State::Booting { .. })
-                && !self.is_ended_by_caller;
+                && !self.end.is_by_caller();
         }
     }
 
@@ -246,7 +246,8 @@ impl Engine {
             return;
         };
         let Some(boot) = cell.boot.take_if(|boot| boot.has_failed) else { return };
-        if let Some(failed) = self.breaker.add(boot, &zone, &cell.console, now) {
+        let console = cell.end.console.as_deref().unwrap_or_default();
+        if let Some(failed) = self.breaker.add(boot, &zone, console, now) {
             let notice = Notice::LaunchesPaused {
                 reason: failed.reason(&zone, false),
                 seconds: failed.until.saturating_sub(now.boot).as_secs(),

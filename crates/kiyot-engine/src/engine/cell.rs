@@ -6,7 +6,7 @@ use kiyot_proto::store;
 
 use crate::{
     engine::{
-        Boot, CellError, Change, ClaimRefusal, Engine, Now, State, Timeline,
+        Boot, Change, ClaimRefusal, Engine, Now, State, Timeline,
         earlier::EarlierLaunches,
         launch::{self, Launch},
         ports::PodPorts,
@@ -17,10 +17,12 @@ use crate::{
     request::HealthyTimeout,
 };
 
+mod end;
 mod order;
 mod pod;
 mod token;
 
+pub(super) use end::{CellEnd, EndCallers};
 pub(super) use order::CellOrder;
 pub(super) use pod::Pod;
 pub(super) use token::Token;
@@ -68,8 +70,6 @@ pub(super) struct Cell {
     pub(super) replays: u32,
     /// Set while the provider is asked to release its shared parts of the node.
     pub(super) is_detaching: bool,
-    /// The number of failed attempts to end it.
-    pub(super) failed_ends: u32,
     /// The reason for its offering.
     pub(super) offering_reason: String,
     /// The launches that failed before it, for the same order.
@@ -80,19 +80,7 @@ pub(super) struct Cell {
     pub(super) network: Option<PodNetwork>,
     /// The host ports and networks of its pod, from its attachment until its end.
     pub(super) ports: Option<Box<PodPorts>>,
-    /// The cause of its failed launch.
-    pub(super) failure: Option<CellError>,
-    /// The error of its last termination.
-    pub(super) refusal: Option<ProviderError>,
-    /// The end of its console.
-    pub(super) console: String,
-    /// The time at which it was given up, because its agent was silent for too long, in nanoseconds
-    /// since 1970; 0 if it was not.
-    pub(super) lost_unix_nanos: i64,
-    /// True while callers wait for the end of its pod.
-    pub(super) has_enders: bool,
-    /// True once a caller has ended it: its order gets no other cell.
-    pub(super) is_ended_by_caller: bool,
+    pub(super) end: CellEnd,
 }
 
 impl Cell {
@@ -122,18 +110,12 @@ impl Cell {
             launch_error: None,
             replays: 0,
             is_detaching: false,
-            failed_ends: 0,
             offering_reason: String::new(),
             earlier: EarlierLaunches::default(),
             instance_known: None,
             network: None,
             ports: None,
-            failure: None,
-            refusal: None,
-            console: String::new(),
-            lost_unix_nanos: 0,
-            has_enders: false,
-            is_ended_by_caller: false,
+            end: CellEnd::default(),
         }
     }
 
@@ -211,7 +193,7 @@ impl Cell {
             last_failures: self.earlier.last.clone(),
             parameters_sha256: self.parameters_sha256.clone(),
             place: self.place.to_string(),
-            lost_unix_nanos: self.lost_unix_nanos,
+            lost_unix_nanos: self.end.lost_unix_nanos.unwrap_or_default(),
         }
     }
 }

@@ -211,7 +211,7 @@ impl Engine {
         }
         self.emit(id, Effect::Log(Notice::Lost { seconds }));
         if let Some(cell) = self.cells.get_mut(id) {
-            cell.lost_unix_nanos = timeline::nanos(now.unix);
+            cell.end.lost_unix_nanos = Some(timeline::nanos(now.unix));
         }
         let limit = limit.as_secs();
         let reason = format!(

@@ -148,7 +148,7 @@ impl FailedLaunch {
             error: failure_of(cell, order),
             cell: cell.id.clone(),
             was_for_spot: cell.was_for_spot(),
-            is_ended_by_caller: cell.is_ended_by_caller,
+            is_ended_by_caller: cell.end.is_by_caller(),
         }
     }
 }
@@ -711,8 +711,8 @@ fn is_of_pod(cell: &Cell, pod_uid: &str) -> bool {
 
 /// Returns the error of a failed launch.
 fn failure_of(cell: &mut Cell, order: Option<&Order>) -> CellError {
-    let console = std::mem::take(&mut cell.console);
-    match cell.failure.take() {
+    let console = cell.end.console.take().unwrap_or_default();
+    match cell.end.failure.take() {
         Some(CellError::Ended(id, reason)) if !console.is_empty() => {
             CellError::Ended(id, format!("{reason}; its console ends: {console}"))
         }

@@ -325,7 +325,7 @@ impl Engine {
 
     /// Waits before a pool is filled again whose cell could not be launched, or has ended.
     pub(super) fn on_cell_of_pool_ended(&mut self, mut cell: Cell, now: Now) {
-        let Some(failure) = cell.failure.take() else { return };
+        let Some(failure) = cell.end.failure.take() else { return };
         let Some(pool) = cell.pool.filter(|_| cell.pod.is_none()) else { return };
         let Some(filling) = self.pools.by_name.get_mut(&pool) else { return };
         filling.failures = filling.failures.saturating_add(1);

@@ -12,7 +12,7 @@ use crate::{
     engine::{
         Capabilities, Change, EndStep, Engine, EngineConfig, LaunchCall, Now, OrderKey, Seams,
         State, Timeline,
-        cell::{Cell, CellOrder, Pod, Token},
+        cell::{Cell, CellEnd, CellOrder, Pod, Token},
         costs::{self, Costs},
         earlier::EarlierLaunches,
         launch::{self, Launch},
@@ -215,6 +215,7 @@ impl Engine {
             sandbox
         });
         let timeline = record.timeline.as_ref().map(Timeline::from_stored).unwrap_or_default();
+        let lost_unix_nanos = Some(record.lost_unix_nanos).filter(|nanos| *nanos != 0);
         Cell {
             launch: launch.map(Arc::new),
             parameters_sha256: record.parameters_sha256.clone(),
@@ -231,7 +232,7 @@ impl Engine {
             ran_before: costs::since_launch(&timeline, now),
             billed_from: Some(now.boot),
             token: Token::from_stored(record, now.boot + left),
-            lost_unix_nanos: record.lost_unix_nanos,
+            end: CellEnd { lost_unix_nanos, ..CellEnd::default() },
             was_bound: has_sandbox,
             // The call of the previous daemon may be on its way.
             may_be_launched: true,

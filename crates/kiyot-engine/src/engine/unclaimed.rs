@@ -91,8 +91,8 @@ impl Engine {
         );
         if !is_fresh
             || cell.pool.is_some()
-            || cell.failure.is_some()
-            || cell.is_ended_by_caller
+            || cell.end.failure.is_some()
+            || cell.end.is_by_caller()
             || self.is_cordoned
             || !self.has_parameters_of_pools(cell)
         {

@@ -102,7 +102,7 @@ impl Cell {
             _ => Vec::new(),
         };
         let launch_error = self.launch_error.as_ref().filter(|_| self.state.has_open_launch());
-        let error = match (&self.failure, self.refusal.as_ref().or(launch_error)) {
+        let error = match (&self.end.failure, self.end.refusal.as_ref().or(launch_error)) {
             (Some(failure), _) => error_chain(failure),
             (None, Some(error)) => error.text(),
             (None, None) => String::new(),
@@ -122,8 +122,8 @@ impl Cell {
             replays: self.replays,
             offering_reason: self.offering_reason.clone(),
             earlier: self.earlier.clone(),
-            console: self.console.clone(),
-            lost_unix_nanos: self.lost_unix_nanos,
+            console: self.end.console.clone().unwrap_or_default(),
+            lost_unix_nanos: self.end.lost_unix_nanos.unwrap_or_default(),
             cost: self.cost(now),
         }
     }
