@@ -538,7 +538,7 @@ impl Engine {
     fn on_instance(&mut self, id: &CellId, instance: &Instance, now: Now) {
         let Some(cell) = self.cells.get_mut(id) else { return };
         cell.instance_known = Some(now.boot);
-        cell.billed_from = Some(now.boot);
+        cell.bill.from = Some(now.boot);
         let order = cell.order.waiting().and_then(|sandbox| self.orders.get(sandbox));
         let choice = order.and_then(|order| order.choice.as_ref());
         let types = choice.and_then(|choice| choice.needs.instance_type.as_ref());
@@ -728,7 +728,7 @@ impl Engine {
         let is_ended = self.cells.get(id).is_some_and(|cell| cell.state.is_ended());
         let cost = is_ended.then(|| self.settle_cost(id, now)).flatten();
         let mut changes: Vec<Change> = cost.into_iter().collect();
-        let settled = self.cells.get_mut(id).and_then(|cell| cell.settled.take());
+        let settled = self.cells.get_mut(id).and_then(|cell| cell.bill.settled.take());
         changes.extend(settled);
         let Some(cell) = self.cells.get(id) else { return };
         match &cell.state {

@@ -6,7 +6,8 @@ use kiyot_proto::store;
 
 use crate::{
     engine::{
-        Boot, Change, ClaimRefusal, Engine, Now, State, Timeline,
+        Boot, ClaimRefusal, Engine, Now, State, Timeline,
+        costs::Bill,
         earlier::EarlierLaunches,
         launch::{self, Launch},
         ports::PodPorts,
@@ -52,12 +53,7 @@ pub(super) struct Cell {
     /// The offering of its instance, once the launch is answered.
     pub(super) offering: Option<Candidate>,
     pub(super) timeline: Timeline,
-    /// The time from its launch until this daemon began.
-    pub(super) ran_before: Duration,
-    /// The time from which on this daemon counts its cost: of its launch, or of its pod's order.
-    pub(super) billed_from: Option<Duration>,
-    /// The cost of its time in a pool, until its next commit.
-    pub(super) settled: Option<Change>,
+    pub(super) bill: Bill,
     /// The token with which its agent enrols; `None` if its record could not be read.
     pub(super) token: Option<Token>,
     /// True once it was bound.
@@ -101,9 +97,7 @@ impl Cell {
             requested: None,
             offering: None,
             timeline: Timeline::default(),
-            ran_before: Duration::ZERO,
-            billed_from: None,
-            settled: None,
+            bill: Bill::default(),
             token: None,
             was_bound: false,
             may_be_launched: false,

@@ -39,6 +39,36 @@ pub struct Account {
     pub starts: (Kind, Starts),
 }
 
+/// The time of a cell that is at the cost of its namespace.
+#[derive(Debug, Default)]
+pub(super) struct Bill {
+    /// The time from its launch until this daemon began.
+    pub(super) ran_before: Duration,
+    /// The time from which on this daemon counts its cost: of its launch, or of its pod's order.
+    pub(super) from: Option<Duration>,
+    /// The cost of its time before, with another pod or none, until its next commit.
+    pub(super) settled: Option<Change>,
+}
+
+impl Bill {
+    /// Returns the bill of a cell that a previous daemon launched.
+    pub(super) fn resumed(timeline: &Timeline, now: Now) -> Self {
+        Self { ran_before: since_launch(timeline, now), from: Some(now.boot), settled: None }
+    }
+
+    /// Begins again, after the cost until now was settled.
+    pub(super) fn restart(&mut self, settled: Option<Change>, now: Now) {
+        *self = Self { ran_before: Duration::ZERO, from: self.from.map(|_| now.boot), settled };
+    }
+
+    /// Returns the time since the launch was answered.
+    pub(super) fn time(&self, now: Now) -> Duration {
+        // A clock that is set while the daemon runs changes nothing.
+        let billed = self.from.map(|from| now.boot.saturating_sub(from));
+        self.ran_before + billed.unwrap_or_default()
+    }
+}
+
 /// The account of a namespace on this node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct NamespaceAccount {
@@ -106,7 +136,7 @@ impl Costs {
 }
 
 /// Returns the time since a recorded launch.
-pub(super) fn since_launch(timeline: &Timeline, now: Now) -> Duration {
+fn since_launch(timeline: &Timeline, now: Now) -> Duration {
     let launched = timeline.at(Step::Launched).and_then(|nanos| u64::try_from(nanos).ok());
     let launched = launched.map(Duration::from_nanos);
     launched.map_or(Duration::ZERO, |launched| now.unix.saturating_sub(launched))
@@ -131,14 +161,7 @@ impl Cell {
     /// Returns the cost since the launch was answered.
     pub(super) fn cost(&self, now: Now) -> Cost {
         let price = self.offering.as_ref().map_or(Price::FREE, |offering| offering.price);
-        price.over(self.billed_time(now))
-    }
-
-    /// Returns the time since the launch was answered.
-    pub(super) fn billed_time(&self, now: Now) -> Duration {
-        // A clock that is set while the daemon runs changes nothing.
-        let billed = self.billed_from.map(|from| now.boot.saturating_sub(from));
-        self.ran_before + billed.unwrap_or_default()
+        price.over(self.bill.time(now))
     }
 }
 
@@ -172,7 +195,7 @@ impl Engine {
         let cell = self.cells.get(id)?;
         self.ended_types.add(cell, now);
         let (namespace, cost, kind) = (cell.namespace().to_owned(), cell.cost(now), cell.kind());
-        if cell.billed_from.is_some() {
+        if cell.bill.from.is_some() {
             self.count_cost(kind, cost);
         }
         self.costs.add(&namespace, cost)

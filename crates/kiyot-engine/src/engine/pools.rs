@@ -295,7 +295,7 @@ impl Engine {
         let Some(filling) = self.pools.by_name.get_mut(pool) else { return };
         filling.failures = 0;
         filling.failing_since = None;
-        let left = filling.ttl.saturating_sub(cell.ran_before);
+        let left = filling.ttl.saturating_sub(cell.bill.ran_before);
         let notice = Notice::Warm(Arc::clone(pool));
         self.emit(id, Effect::Log(notice));
         self.emit(id, Effect::PublishWarm);
@@ -390,9 +390,7 @@ impl Engine {
             return false;
         };
         let Some(pool) = cell.warm_in().cloned() else { return false };
-        cell.settled = cost;
-        cell.ran_before = Duration::ZERO;
-        cell.billed_from = Some(now.boot);
+        cell.bill.restart(cost, now);
         cell.created_unix_nanos = timeline::nanos(now.unix);
         cell.requested = Some(now.boot);
         cell.timeline = Timeline::default();

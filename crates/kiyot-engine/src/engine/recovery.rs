@@ -13,7 +13,7 @@ use crate::{
         Capabilities, Change, EndStep, Engine, EngineConfig, LaunchCall, Now, OrderKey, Seams,
         State, Timeline,
         cell::{Cell, CellEnd, CellOrder, Pod, Token},
-        costs::{self, Costs},
+        costs::{Bill, Costs},
         earlier::EarlierLaunches,
         launch::{self, Launch},
         order::{Order, OrderState},
@@ -229,8 +229,7 @@ impl Engine {
             offering_reason: record.offering_reason.clone(),
             earlier,
             timeline,
-            ran_before: costs::since_launch(&timeline, now),
-            billed_from: Some(now.boot),
+            bill: Bill::resumed(&timeline, now),
             token: Token::from_stored(record, now.boot + left),
             end: CellEnd { lost_unix_nanos, ..CellEnd::default() },
             was_bound: has_sandbox,
@@ -296,7 +295,7 @@ fn lost(id: CellId, sandbox: &JournalSandbox, now: Now) -> Cell {
         was_bound: true,
         may_be_launched: true,
         instance_known: Some(now.boot),
-        billed_from: Some(now.boot),
+        bill: Bill::resumed(&Timeline::default(), now),
         ..Cell::new(id, state)
     }
 }

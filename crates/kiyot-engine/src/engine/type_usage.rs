@@ -34,7 +34,7 @@ pub(super) struct EndedTypes {
 
 impl TypeUsage {
     fn add(&mut self, cell: &Cell, now: Now) {
-        self.time = self.time.saturating_add(cell.billed_time(now));
+        self.time = self.time.saturating_add(cell.bill.time(now));
         self.cost = self.cost + cell.cost(now);
     }
 }

@@ -119,9 +119,7 @@ impl Engine {
         // The time until now is at the namespace's cost.
         let cost = self.settle_cost(id, now);
         let Some(cell) = self.cells.get_mut(id) else { return };
-        cell.settled = cost;
-        cell.ran_before = Duration::ZERO;
-        cell.billed_from = cell.billed_from.map(|_| now.boot);
+        cell.bill.restart(cost, now);
         cell.created_unix_nanos = timeline::nanos(now.unix);
         cell.requested = Some(now.boot);
         let before = std::mem::take(&mut cell.timeline);

@@ -731,7 +731,7 @@ fn old_cell_whose_record_fails_is_terminated_later() {
     let cell = launches(&effects).remove(0);
     let instance = launched_as("i", &cell);
     engine.handle(Event::Launched(cell.clone(), Ok(instance)), at(2));
-    engine.cells.get_mut(&cell).unwrap().ran_before = seconds(3600);
+    engine.cells.get_mut(&cell).unwrap().bill.ran_before = seconds(3600);
     let effects = engine.handle(Event::Connected(cell.clone()), at(3));
     records::fails(&mut engine, &cell, effects, 3);
     let effects = engine.handle(Event::Tick, at(60));
