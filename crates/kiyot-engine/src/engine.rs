@@ -329,7 +329,7 @@ impl Engine {
             }
             CellEffect::RecordIfPossible => self.commit(id, CommitOf::Information, now),
             CellEffect::Launch => {
-                if let Some(launch) = cell.launch.clone() {
+                if let Some(launch) = cell.launch.call.clone() {
                     self.emit(id, Effect::Launch(launch));
                 }
             }
@@ -379,7 +379,7 @@ impl Engine {
                 let (attempts, grows) = match cell.state {
                     State::Launching { .. }
                     | State::Terminating { step: EndStep::AwaitReplay, .. } => {
-                        (&mut cell.replays, true)
+                        (&mut cell.launch.replays, true)
                     }
                     // The calls of another machine's provider are counted and paid for.
                     _ => (&mut cell.end.failed_attempts, self.capabilities.remote || is_elsewhere),
@@ -402,7 +402,7 @@ impl Engine {
         let Some(cell) = self.cells.get(id) else { return };
         // No call of the launch had an effect: a replay would make an instance for nothing.
         let is_unanswered = cell.state.awaits_replay() || cell.state.is_searching();
-        if is_unanswered && cell.state.reason().is_some() && !cell.may_be_launched {
+        if is_unanswered && cell.state.reason().is_some() && !cell.launch.may_have_effect {
             return self.apply(id, CellEvent::NothingLaunched(NO_INSTANCE.into()), now);
         }
         if cell.state.awaits_replay() {
@@ -463,7 +463,7 @@ impl Engine {
             Ok(instance) => return self.on_instance(id, &instance, now),
             Err(error) => error,
         };
-        let launch = self.cells.get(id).and_then(|cell| cell.launch.as_ref());
+        let launch = self.cells.get(id).and_then(|cell| cell.launch.call.as_ref());
         if let Some(launch) = launch
             && error.class == ErrorClass::Quota
             && error.refused.is_empty()
@@ -490,13 +490,13 @@ impl Engine {
         }
         let is_local = self.capabilities.awaits_ends();
         let Some(cell) = self.cells.get_mut(id) else { return };
-        cell.may_be_launched |= error.class == ErrorClass::Unanswered;
-        cell.launch_error = Some(error.clone());
+        cell.launch.may_have_effect |= error.class == ErrorClass::Unanswered;
+        cell.launch.error = Some(error.clone());
         let is_refusal = matches!(
             error.class,
             ErrorClass::Capacity | ErrorClass::Quota | ErrorClass::Auth | ErrorClass::Invalid
         );
-        let may_be_launched = cell.may_be_launched && !is_local;
+        let may_be_launched = cell.launch.may_have_effect && !is_local;
         let has_answer = match error.class {
             ErrorClass::Unanswered | ErrorClass::Throttled => false,
             ErrorClass::Ended => true,

@@ -6,24 +6,23 @@ use kiyot_proto::store;
 
 use crate::{
     engine::{
-        Boot, ClaimRefusal, Engine, Now, State, Timeline,
-        costs::Bill,
-        earlier::EarlierLaunches,
-        launch::{self, Launch},
-        ports::PodPorts,
+        ClaimRefusal, Engine, Now, State, Timeline, costs::Bill, earlier::EarlierLaunches,
+        launch::stored_candidate, ports::PodPorts,
     },
     id::CellId,
     placement::Candidate,
-    provider::{PodNetwork, ProviderError},
+    provider::PodNetwork,
     request::HealthyTimeout,
 };
 
 mod end;
+mod launch;
 mod order;
 mod pod;
 mod token;
 
 pub(super) use end::{CellEnd, EndCallers};
+pub(super) use launch::CellLaunch;
 pub(super) use order::CellOrder;
 pub(super) use pod::Pod;
 pub(super) use token::Token;
@@ -33,12 +32,7 @@ pub(super) use token::Token;
 pub(super) struct Cell {
     pub(super) id: CellId,
     pub(super) state: State,
-    /// The parameters of its launch, until the launch is answered.
-    pub(super) launch: Option<Arc<Launch>>,
-    /// The digest of the provider's own parameters of its launch; empty without any.
-    pub(super) parameters_sha256: String,
-    /// Its boot, until the outcome is counted; `None` for a cell of a previous daemon.
-    pub(super) boot: Option<Boot>,
+    pub(super) launch: CellLaunch,
     /// The place of its instance; empty if it is not known, or the provider has none.
     pub(super) place: Arc<str>,
     pub(super) order: CellOrder,
@@ -58,12 +52,6 @@ pub(super) struct Cell {
     pub(super) token: Option<Token>,
     /// True once it was bound.
     pub(super) was_bound: bool,
-    /// True if a call of its launch has no answer: it may have made an instance.
-    pub(super) may_be_launched: bool,
-    /// The error of its last launch that may succeed when it is repeated.
-    pub(super) launch_error: Option<ProviderError>,
-    /// The number of replays of its launch.
-    pub(super) replays: u32,
     /// Set while the provider is asked to release its shared parts of the node.
     pub(super) is_detaching: bool,
     /// The reason for its offering.
@@ -85,9 +73,7 @@ impl Cell {
         Self {
             id,
             state,
-            launch: None,
-            parameters_sha256: String::new(),
-            boot: None,
+            launch: CellLaunch::default(),
             place: "".into(),
             order: CellOrder::None,
             pool: None,
@@ -100,9 +86,6 @@ impl Cell {
             bill: Bill::default(),
             token: None,
             was_bound: false,
-            may_be_launched: false,
-            launch_error: None,
-            replays: 0,
             is_detaching: false,
             offering_reason: String::new(),
             earlier: EarlierLaunches::default(),
@@ -172,11 +155,12 @@ impl Cell {
             reason: self.state.reason().map(ToString::to_string).unwrap_or_default(),
             launch: self
                 .launch
+                .call
                 .as_ref()
                 .filter(|_| self.state.has_open_launch())
                 .map(|launch| launch.stored()),
             containers_ended: self.state.containers_ended(),
-            offering: self.offering.as_ref().map(launch::stored_candidate),
+            offering: self.offering.as_ref().map(stored_candidate),
             timeline: Some(self.timeline.stored()),
             namespace: self.namespace().to_owned(),
             healthy_timeout_secs: self.healthy_timeout().map(HealthyTimeout::as_secs),
@@ -185,7 +169,7 @@ impl Cell {
             start_failures: self.earlier.failures,
             spot_failed: self.earlier.spot_failed,
             last_failures: self.earlier.last.clone(),
-            parameters_sha256: self.parameters_sha256.clone(),
+            parameters_sha256: self.launch.parameters_sha256.clone(),
             place: self.place.to_string(),
             lost_unix_nanos: self.end.lost_unix_nanos.unwrap_or_default(),
         }

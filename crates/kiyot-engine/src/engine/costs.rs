@@ -146,7 +146,7 @@ impl Cell {
     /// Takes the answer of its launch. An offering that was not requested is taken to cost what the
     /// most expensive requested one does. `types` are those that the pod names or accepts.
     pub(super) fn launched(&mut self, offering: &Offering, types: Option<&TypeChoice>) {
-        let Some(launch) = &self.launch else { return };
+        let Some(launch) = &self.launch.call else { return };
         let requested = &launch.spec.candidates;
         let selection = Selection { candidates: requested, offering, types };
         self.offering_reason = selection.to_string();

@@ -137,8 +137,7 @@ impl Cell {
         if self.state.is_ended() {
             return Price::FREE;
         }
-        let requested = self.launch.iter().flat_map(|launch| &launch.spec.candidates);
-        let most = requested.map(|candidate| candidate.price).max();
+        let most = self.launch.candidates().map(|candidate| candidate.price).max();
         self.offering.as_ref().map(|offering| offering.price).or(most).unwrap_or(Price::FREE)
     }
 }

@@ -18,9 +18,9 @@ use crate::{
     engine::{
         Boot, BootKind, CellError, CellEvent, CommitOf, Effect, Engine, LaunchCall, Notice, Now,
         SILENT, State,
-        cell::{Cell, CellOrder, Pod, Token},
+        cell::{Cell, CellLaunch, CellOrder, Pod, Token},
         earlier::EarlierLaunches,
-        launch::{self, Launch},
+        launch::{Launch, parameters_digest},
         sha256, timeline,
         timers::Timer,
     },
@@ -441,12 +441,16 @@ impl Engine {
         let (token, enrolment) = (self.token()?, self.token()?);
         let bootstrap = self.seams.bootstrap(&id, &enrolment).ok_or(CellError::Starting)?;
         let tags = self.tags_for(&id, pod);
-        let parameters_sha256 = launch::parameters_digest(&parameters);
+        let parameters_sha256 = parameters_digest(&parameters);
         let spec = LaunchSpec { cell: id.clone(), candidates, tags, bootstrap, parameters };
-        Ok(Cell {
-            launch: Some(Arc::new(Launch { token, spec })),
+        let launch = CellLaunch {
+            call: Some(Arc::new(Launch { token, spec })),
             parameters_sha256,
             boot: Some(Boot::new(kind, now)),
+            ..CellLaunch::default()
+        };
+        Ok(Cell {
+            launch,
             place: Arc::clone(&self.config.place),
             boot_id: self.config.boot_id.clone(),
             created_unix_nanos: timeline::nanos(now.unix),
@@ -501,7 +505,7 @@ impl Engine {
         let State::Bound { addresses, .. } = &cell.state else { return };
         let attached = Attached { addresses: addresses.clone(), network: cell.network.take() };
         let order = cell.order.part();
-        cell.launch = None;
+        cell.launch.call = None;
         if let Some(order) = order {
             self.answer_order(Some(id), &order, Ok(attached));
         }
@@ -609,7 +613,7 @@ impl Engine {
         }
         let seconds = order.deadline.saturating_sub(order.began).as_secs();
         let cell = self.cells.get(&id);
-        let launch_error = cell.and_then(|cell| cell.launch_error.clone());
+        let launch_error = cell.and_then(|cell| cell.launch.error.clone());
         let (error, reason) = match (cell.map(|cell| &cell.state), launch_error) {
             (Some(State::Launching { .. }), source) => {
                 let source = Box::new(source.unwrap_or_else(|| {

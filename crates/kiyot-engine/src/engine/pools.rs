@@ -141,7 +141,7 @@ impl Engine {
 
     /// Returns true if a cell was launched as further cells of the pools are.
     pub(super) fn has_parameters_of_pools(&self, cell: &Cell) -> bool {
-        cell.parameters_sha256 == launch::parameters_digest(&self.pools.parameters)
+        cell.launch.parameters_sha256 == launch::parameters_digest(&self.pools.parameters)
     }
 
     /// Limits the launches of the warm cells of a previous daemon.
@@ -365,7 +365,7 @@ impl Engine {
             .cells
             .values()
             .filter(idle)
-            .filter(|cell| cell.parameters_sha256 == parameters_sha256)
+            .filter(|cell| cell.launch.parameters_sha256 == parameters_sha256)
             .filter_map(|cell| Some((choice.suited(cell.offering.as_ref()?)?, cell)))
             .filter(|(suited, cell)| self.affords_warm(namespace, cell, suited.price));
         let cheapest = suited.min_by_key(|(suited, cell)| (suited.price, cell.created_unix_nanos));

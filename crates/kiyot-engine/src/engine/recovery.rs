@@ -2,7 +2,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::Arc,
     time::Duration,
 };
 
@@ -12,7 +11,7 @@ use crate::{
     engine::{
         Capabilities, Change, EndStep, Engine, EngineConfig, LaunchCall, Now, OrderKey, Seams,
         State, Timeline,
-        cell::{Cell, CellEnd, CellOrder, Pod, Token},
+        cell::{Cell, CellEnd, CellLaunch, CellOrder, Pod, Token},
         costs::{Bill, Costs},
         earlier::EarlierLaunches,
         launch::{self, Launch},
@@ -217,8 +216,7 @@ impl Engine {
         let timeline = record.timeline.as_ref().map(Timeline::from_stored).unwrap_or_default();
         let lost_unix_nanos = Some(record.lost_unix_nanos).filter(|nanos| *nanos != 0);
         Cell {
-            launch: launch.map(Arc::new),
-            parameters_sha256: record.parameters_sha256.clone(),
+            launch: CellLaunch::resumed(launch, record.parameters_sha256.clone()),
             place: record.place.as_str().into(),
             order: order.map_or(CellOrder::None, CellOrder::Waiting),
             pool: (!record.pool.is_empty()).then(|| record.pool.as_str().into()),
@@ -233,8 +231,6 @@ impl Engine {
             token: Token::from_stored(record, now.boot + left),
             end: CellEnd { lost_unix_nanos, ..CellEnd::default() },
             was_bound: has_sandbox,
-            // The call of the previous daemon may be on its way.
-            may_be_launched: true,
             instance_known: Some(now.boot),
             ..Cell::new(id, state)
         }
@@ -293,7 +289,7 @@ fn lost(id: CellId, sandbox: &JournalSandbox, now: Now) -> Cell {
         ports: sandbox.ports.clone(),
         created_unix_nanos: sandbox.created_unix_nanos,
         was_bound: true,
-        may_be_launched: true,
+        launch: CellLaunch::resumed(None, String::new()),
         instance_known: Some(now.boot),
         bill: Bill::resumed(&Timeline::default(), now),
         ..Cell::new(id, state)

@@ -66,7 +66,7 @@ impl Engine {
             return BTreeMap::new();
         }
         // Not known for a cell of a previous daemon: then all tags are set.
-        let launch = cell.launch.clone();
+        let launch = cell.launch.call.clone();
         let pod = order.pod_tags();
         let mut tags = self.tags_for(id, &pod);
         for (key, value) in launch.iter().flat_map(|launch| &launch.spec.tags) {

@@ -98,10 +98,9 @@ impl Engine {
         {
             return None;
         }
-        let requested = cell.launch.iter().flat_map(|launch| &launch.spec.candidates);
         let candidates: Vec<_> = match &cell.offering {
             Some(offering) => vec![offering],
-            None => requested.collect(),
+            None => cell.launch.candidates().collect(),
         };
         let suits = |pool: &Filling| {
             let has =

@@ -101,7 +101,7 @@ impl Cell {
             State::Bound { addresses, .. } => addresses.clone(),
             _ => Vec::new(),
         };
-        let launch_error = self.launch_error.as_ref().filter(|_| self.state.has_open_launch());
+        let launch_error = self.launch.error.as_ref().filter(|_| self.state.has_open_launch());
         let error = match (&self.end.failure, self.end.refusal.as_ref().or(launch_error)) {
             (Some(failure), _) => error_chain(failure),
             (None, Some(error)) => error.text(),
@@ -119,7 +119,7 @@ impl Cell {
             sandbox: self.sandbox().to_owned(),
             pool: self.pool.clone().unwrap_or_else(|| "".into()),
             error,
-            replays: self.replays,
+            replays: self.launch.replays,
             offering_reason: self.offering_reason.clone(),
             earlier: self.earlier.clone(),
             console: self.end.console.clone().unwrap_or_default(),

@@ -267,7 +267,7 @@ proptest! {
                     engine.order(priced(namespace, &pod, &[price]), at(seconds));
                 }
                 (1, Some(cell)) => {
-                    let launch = engine.cells[&cell].launch.clone();
+                    let launch = engine.cells[&cell].launch.call.clone();
                     if let Some(launch) = launch {
                         let price = launch.spec.candidates[0].price.micros() / 1_000_000;
                         answer(&mut engine, &cell, price, seconds);
