@@ -235,8 +235,9 @@ impl Engine {
             },
             Event::Launched(cell, outcome) => self.on_launched(&cell, outcome, now),
             Event::Attached(cell, Ok(Attached { addresses, network })) => {
-                if let Some(cell) = self.cells.get_mut(&cell) {
-                    cell.network = network;
+                let attached = self.cells.get_mut(&cell);
+                if let Some(pod) = attached.and_then(|cell| cell.pod.as_mut()) {
+                    pod.network = network;
                 }
                 self.apply(&cell, CellEvent::Attached(addresses), now);
             }
@@ -342,8 +343,8 @@ impl Engine {
                 {
                     attachment.tags = self.tags_at_bind(id, &sandbox);
                     let ports = self.orders.get(&sandbox).and_then(Order::pod_ports);
-                    if let Some(cell) = self.cells.get_mut(id) {
-                        cell.ports = ports.map(Box::new);
+                    if let Some(pod) = self.cells.get_mut(id).and_then(|cell| cell.pod.as_mut()) {
+                        pod.ports = ports.map(Box::new);
                     }
                     self.emit(id, Effect::Attach(instance, attachment));
                 }

@@ -7,11 +7,10 @@ use kiyot_proto::store;
 use crate::{
     engine::{
         ClaimRefusal, Engine, Now, State, Timeline, costs::Bill, earlier::EarlierLaunches,
-        launch::stored_candidate, ports::PodPorts,
+        launch::stored_candidate,
     },
     id::CellId,
     placement::Candidate,
-    provider::PodNetwork,
     request::HealthyTimeout,
 };
 
@@ -60,10 +59,6 @@ pub(super) struct Cell {
     pub(super) earlier: EarlierLaunches,
     /// The time from which on its instance is known.
     pub(super) instance_known: Option<Duration>,
-    /// The network that its agent configures, from its attachment until its order is answered.
-    pub(super) network: Option<PodNetwork>,
-    /// The host ports and networks of its pod, from its attachment until its end.
-    pub(super) ports: Option<Box<PodPorts>>,
     pub(super) end: CellEnd,
 }
 
@@ -90,8 +85,6 @@ impl Cell {
             offering_reason: String::new(),
             earlier: EarlierLaunches::default(),
             instance_known: None,
-            network: None,
-            ports: None,
             end: CellEnd::default(),
         }
     }

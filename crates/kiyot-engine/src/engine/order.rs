@@ -503,7 +503,8 @@ impl Engine {
     pub(super) fn on_bound(&mut self, id: &CellId, now: Now) {
         let Some(cell) = self.cells.get_mut(id) else { return };
         let State::Bound { addresses, .. } = &cell.state else { return };
-        let attached = Attached { addresses: addresses.clone(), network: cell.network.take() };
+        let network = cell.pod.as_mut().and_then(|pod| pod.network.take());
+        let attached = Attached { addresses: addresses.clone(), network };
         let order = cell.order.part();
         cell.launch.call = None;
         if let Some(order) = order {

@@ -111,9 +111,8 @@ impl Engine {
             let order = orders.iter().find(|(_, order)| order.cell == *key);
             let order =
                 order.and_then(|(sandbox, order)| Some((SandboxId::parse(sandbox).ok()?, order)));
-            let sandbox = with_sandbox.get(key.as_str());
-            let cell = engine.resumed(id.clone(), record, order, sandbox.is_some(), now);
-            let cell = Cell { ports: sandbox.and_then(|sandbox| sandbox.ports.clone()), ..cell };
+            let sandbox = with_sandbox.get(key.as_str()).copied();
+            let cell = engine.resumed(id.clone(), record, order, sandbox, now);
             match &cell.state {
                 State::Ended { reason } if cell.was_bound => {
                     gone.push((cell.created_unix_nanos, id, reason.to_string()));
@@ -145,7 +144,7 @@ impl Engine {
         id: CellId,
         record: &store::Cell,
         order: Option<(SandboxId, &store::Order)>,
-        has_sandbox: bool,
+        sandbox: Option<&JournalSandbox>,
         now: Now,
     ) -> Cell {
         let instance = (!record.instance.is_empty()).then(|| InstanceId(record.instance.clone()));
@@ -182,7 +181,7 @@ impl Engine {
             (CellPhase::Terminating, _) => to_end(&record.reason),
             (_, _) if rebooted => to_end(REBOOTED),
             (_, _) if is_fresh && is_elsewhere => to_end(ELSEWHERE),
-            (CellPhase::Bound, Some(instance)) if has_sandbox => {
+            (CellPhase::Bound, Some(instance)) if sandbox.is_some() => {
                 let addresses =
                     record.addresses.iter().filter_map(|address| address.parse().ok()).collect();
                 State::Bound { instance: instance.clone(), addresses }
@@ -220,7 +219,7 @@ impl Engine {
             place: record.place.as_str().into(),
             order: order.map_or(CellOrder::None, CellOrder::Waiting),
             pool: (!record.pool.is_empty()).then(|| record.pool.as_str().into()),
-            pod: Pod::from_stored(record),
+            pod: Pod::from_stored(record, sandbox),
             boot_id: record.boot_id.clone(),
             created_unix_nanos: record.created_unix_nanos,
             offering: record.offering.as_ref().map(launch::candidate),
@@ -230,7 +229,7 @@ impl Engine {
             bill: Bill::resumed(&timeline, now),
             token: Token::from_stored(record, now.boot + left),
             end: CellEnd { lost_unix_nanos, ..CellEnd::default() },
-            was_bound: has_sandbox,
+            was_bound: sandbox.is_some(),
             instance_known: Some(now.boot),
             ..Cell::new(id, state)
         }
@@ -286,7 +285,6 @@ fn lost(id: CellId, sandbox: &JournalSandbox, now: Now) -> Cell {
     };
     Cell {
         pod: Some(Pod::of_sandbox(sandbox)),
-        ports: sandbox.ports.clone(),
         created_unix_nanos: sandbox.created_unix_nanos,
         was_bound: true,
         launch: CellLaunch::resumed(None, String::new()),

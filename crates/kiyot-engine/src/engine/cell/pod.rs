@@ -3,8 +3,9 @@
 use kiyot_proto::store;
 
 use crate::{
-    engine::{JournalSandbox, order::Order},
+    engine::{JournalSandbox, PodPorts, order::Order},
     id::SandboxId,
+    provider::PodNetwork,
     request::HealthyTimeout,
 };
 
@@ -17,6 +18,10 @@ pub(in crate::engine) struct Pod {
     pub(in crate::engine) namespace: String,
     /// The time for which the cell's agent may be silent, if the pod has a limit of its own.
     pub(in crate::engine) healthy_timeout: Option<HealthyTimeout>,
+    /// Its host ports and networks, from its attachment until its end.
+    pub(in crate::engine) ports: Option<Box<PodPorts>>,
+    /// The network that the agent configures, from the attachment until the order is answered.
+    pub(in crate::engine) network: Option<PodNetwork>,
 }
 
 impl Pod {
@@ -27,22 +32,33 @@ impl Pod {
             uid: order.key.pod_uid.clone(),
             namespace: order.key.namespace.clone(),
             healthy_timeout: order.healthy_timeout,
+            ports: None,
+            network: None,
         }
     }
 
     /// Returns the pod of a recorded sandbox.
     pub(in crate::engine) fn of_sandbox(sandbox: &JournalSandbox) -> Self {
-        let (sandbox, uid) = (sandbox.id.clone(), sandbox.pod_uid.clone());
-        Self { sandbox, uid, ..Self::default() }
+        Self {
+            sandbox: sandbox.id.clone(),
+            uid: sandbox.pod_uid.clone(),
+            ports: sandbox.ports.clone(),
+            ..Self::default()
+        }
     }
 
-    /// Returns the pod of a cell's record, if it has one.
-    pub(in crate::engine) fn from_stored(record: &store::Cell) -> Option<Self> {
+    /// Returns the pod of a cell's record, if it has one, with the ports of its recorded sandbox.
+    pub(in crate::engine) fn from_stored(
+        record: &store::Cell,
+        sandbox: Option<&JournalSandbox>,
+    ) -> Option<Self> {
         let pod = Self {
             sandbox: record.sandbox.clone(),
             uid: record.pod_uid.clone(),
             namespace: record.namespace.clone(),
             healthy_timeout: record.healthy_timeout_secs.map(HealthyTimeout::of_secs),
+            ports: sandbox.and_then(|sandbox| sandbox.ports.clone()),
+            network: None,
         };
         (pod != Self::default()).then_some(pod)
     }
