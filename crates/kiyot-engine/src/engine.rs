@@ -138,6 +138,11 @@ pub struct EngineConfig {
 }
 
 impl EngineConfig {
+    /// Returns the place in which the provider looks for instances, if it has one.
+    fn known_place(&self) -> Option<Arc<str>> {
+        (!self.place.is_empty()).then(|| Arc::clone(&self.place))
+    }
+
     /// Returns the pause before what was tried is repeated, which doubles with each failure.
     fn pause_after(&self, failures: u32) -> Duration {
         let first = self.retry_pause;
@@ -376,7 +381,7 @@ impl Engine {
                 self.emit(id, Effect::Terminate { instance, with_console });
             }
             CellEffect::StartRetryTimer => {
-                let is_elsewhere = is_other_place(&cell.place, &self.config.place);
+                let is_elsewhere = is_other_place(cell.place.as_deref(), &self.config.place);
                 let (attempts, grows) = match cell.state {
                     State::Launching { .. }
                     | State::Terminating { step: EndStep::AwaitReplay, .. } => {

@@ -96,7 +96,7 @@ impl Cell {
     fn boots_in(&self, kind: &BootKind, zone: &str) -> bool {
         let boot = self.launch.boot.as_ref().filter(|boot| boot.kind == *kind);
         let Some(boot) = boot else { return false };
-        let is_there = match &self.offering {
+        let is_there = match self.offering() {
             Some(own) => own.offering.zone == zone,
             None => self.launch.candidates().any(|requested| requested.offering.zone == zone),
         };
@@ -229,7 +229,7 @@ impl Engine {
     /// Forgets the failed boots before one whose agent has enrolled, once its zone is known.
     pub(super) fn count_enrolled_boot(&mut self, id: &CellId) {
         let Some(cell) = self.cells.get_mut(id) else { return };
-        let Some(zone) = cell.offering.as_ref().map(|own| own.offering.zone.clone()) else {
+        let Some(zone) = cell.offering().map(|own| own.offering.zone.clone()) else {
             return;
         };
         if cell.timeline.at(Step::Enrolled).is_some()
@@ -242,7 +242,7 @@ impl Engine {
     /// Counts a failed boot, once its console was read or its cell has ended.
     pub(super) fn count_failed_boot(&mut self, id: &CellId, now: Now) {
         let Some(cell) = self.cells.get_mut(id) else { return };
-        let Some(zone) = cell.offering.as_ref().map(|own| own.offering.zone.clone()) else {
+        let Some(zone) = cell.offering().map(|own| own.offering.zone.clone()) else {
             return;
         };
         let Some(boot) = cell.launch.boot.take_if(|boot| boot.has_failed) else { return };

@@ -21,7 +21,7 @@ mod pod;
 mod token;
 
 pub(super) use end::{CellEnd, EndCallers};
-pub(super) use launch::CellLaunch;
+pub(super) use launch::{CellLaunch, Offered};
 pub(super) use order::CellOrder;
 pub(super) use pod::Pod;
 pub(super) use token::Token;
@@ -32,8 +32,8 @@ pub(super) struct Cell {
     pub(super) id: CellId,
     pub(super) state: State,
     pub(super) launch: CellLaunch,
-    /// The place of its instance; empty if it is not known, or the provider has none.
-    pub(super) place: Arc<str>,
+    /// The place of its instance; `None` if it is not known, or the provider has none.
+    pub(super) place: Option<Arc<str>>,
     pub(super) order: CellOrder,
     /// The identity of the warm pool that it was launched for, or has joined.
     pub(super) pool: Option<Arc<str>>,
@@ -44,7 +44,7 @@ pub(super) struct Cell {
     /// The same time by [`super::Now::boot`]; `None` for a cell of a previous daemon.
     pub(super) requested: Option<Duration>,
     /// The offering of its instance, once the launch is answered.
-    pub(super) offering: Option<Candidate>,
+    pub(super) offered: Option<Offered>,
     pub(super) timeline: Timeline,
     pub(super) bill: Bill,
     /// The token with which its agent enrols; `None` if its record could not be read.
@@ -53,8 +53,6 @@ pub(super) struct Cell {
     pub(super) was_bound: bool,
     /// Set while the provider is asked to release its shared parts of the node.
     pub(super) is_detaching: bool,
-    /// The reason for its offering.
-    pub(super) offering_reason: String,
     /// The launches that failed before it, for the same order.
     pub(super) earlier: EarlierLaunches,
     /// The time from which on its instance is known.
@@ -69,20 +67,19 @@ impl Cell {
             id,
             state,
             launch: CellLaunch::default(),
-            place: "".into(),
+            place: None,
             order: CellOrder::None,
             pool: None,
             pod: None,
             boot_id: String::new(),
             created_unix_nanos: 0,
             requested: None,
-            offering: None,
+            offered: None,
             timeline: Timeline::default(),
             bill: Bill::default(),
             token: None,
             was_bound: false,
             is_detaching: false,
-            offering_reason: String::new(),
             earlier: EarlierLaunches::default(),
             instance_known: None,
             end: CellEnd::default(),
@@ -102,6 +99,16 @@ impl Cell {
     /// Returns true while it waits in a warm pool, or is launched for one.
     pub(super) fn is_warm(&self) -> bool {
         self.warm_in().is_some()
+    }
+
+    /// Returns the offering of its instance, once the launch is answered.
+    pub(super) fn offering(&self) -> Option<&Candidate> {
+        self.offered.as_ref().map(|offered| &offered.candidate)
+    }
+
+    /// Returns the reason for its offering, which is empty as long as it has none.
+    pub(super) fn offering_reason(&self) -> &str {
+        self.offered.as_ref().map_or("", |offered| &offered.reason)
     }
 
     /// Returns the namespace of its pod; that of a cell without a pod is empty.
@@ -153,17 +160,17 @@ impl Cell {
                 .filter(|_| self.state.has_open_launch())
                 .map(|launch| launch.stored()),
             containers_ended: self.state.containers_ended(),
-            offering: self.offering.as_ref().map(stored_candidate),
+            offering: self.offering().map(stored_candidate),
             timeline: Some(self.timeline.stored()),
             namespace: self.namespace().to_owned(),
             healthy_timeout_secs: self.healthy_timeout().map(HealthyTimeout::as_secs),
             pool: self.pool.as_deref().unwrap_or_default().to_owned(),
-            offering_reason: self.offering_reason.clone(),
+            offering_reason: self.offering_reason().to_owned(),
             start_failures: self.earlier.failures,
             spot_failed: self.earlier.spot_failed,
             last_failures: self.earlier.last.clone(),
             parameters_sha256: self.launch.parameters_sha256.clone(),
-            place: self.place.to_string(),
+            place: self.place.as_deref().unwrap_or_default().to_owned(),
             lost_unix_nanos: self.end.lost_unix_nanos.unwrap_or_default(),
         }
     }

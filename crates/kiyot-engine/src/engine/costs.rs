@@ -8,7 +8,7 @@ use kiyot_values::price::{Cost, Price};
 use crate::{
     engine::{
         Change, Engine, Now, Step, Timeline,
-        cell::Cell,
+        cell::{Cell, Offered},
         starts::{Kind, Starts},
     },
     id::CellId,
@@ -149,18 +149,18 @@ impl Cell {
         let Some(launch) = &self.launch.call else { return };
         let requested = &launch.spec.candidates;
         let selection = Selection { candidates: requested, offering, types };
-        self.offering_reason = selection.to_string();
         let found = requested.iter().find(|candidate| candidate.offering == *offering);
-        self.offering = Some(found.cloned().unwrap_or_else(|| {
+        let candidate = found.cloned().unwrap_or_else(|| {
             let price = requested.iter().map(|candidate| candidate.price).max();
             let price = price.unwrap_or(Price::FREE);
             Candidate { offering: offering.clone(), price, accuracy: Accuracy::AtMost }
-        }));
+        });
+        self.offered = Some(Offered { candidate, reason: selection.to_string() });
     }
 
     /// Returns the cost since the launch was answered.
     pub(super) fn cost(&self, now: Now) -> Cost {
-        let price = self.offering.as_ref().map_or(Price::FREE, |offering| offering.price);
+        let price = self.offering().map_or(Price::FREE, |offering| offering.price);
         price.over(self.bill.time(now))
     }
 }
@@ -172,7 +172,7 @@ impl Engine {
         let instance = cell.state.instance();
         Some(Account {
             instance: instance.map(|instance| instance.0.clone()).unwrap_or_default(),
-            offering: cell.offering.clone(),
+            offering: cell.offering().cloned(),
             created_unix_nanos: cell.created_unix_nanos,
             timeline: cell.timeline,
             cost: cell.cost(now),

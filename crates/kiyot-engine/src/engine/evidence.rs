@@ -282,7 +282,7 @@ impl Engine {
         let failure = match instance {
             // The launch was refused after its answer, or its spot instance was taken back.
             Some(instance) if instance.lacks_capacity => {
-                let launched = cell.offering.as_ref().map(|candidate| &candidate.offering);
+                let launched = cell.offering().map(|candidate| &candidate.offering);
                 let offering = launched.unwrap_or(&instance.offering).clone();
                 let doing = format!("launch {offering}: {ended}");
                 let error = ProviderError::without_cause(ErrorClass::Capacity, doing);

@@ -138,7 +138,7 @@ impl Cell {
             return Price::FREE;
         }
         let most = self.launch.candidates().map(|candidate| candidate.price).max();
-        self.offering.as_ref().map(|offering| offering.price).or(most).unwrap_or(Price::FREE)
+        self.offering().map(|offering| offering.price).or(most).unwrap_or(Price::FREE)
     }
 }
 

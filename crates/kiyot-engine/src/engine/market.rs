@@ -20,7 +20,7 @@ impl Order {
 impl Cell {
     /// Returns true if its launch was for spot, or is spot.
     pub(super) fn was_for_spot(&self) -> bool {
-        let mut all = self.launch.candidates().chain(&self.offering);
+        let mut all = self.launch.candidates().chain(self.offering());
         all.any(|candidate| candidate.offering.market == Market::Spot)
     }
 }

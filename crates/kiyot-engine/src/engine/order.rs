@@ -451,7 +451,7 @@ impl Engine {
         };
         Ok(Cell {
             launch,
-            place: Arc::clone(&self.config.place),
+            place: self.config.known_place(),
             boot_id: self.config.boot_id.clone(),
             created_unix_nanos: timeline::nanos(now.unix),
             requested: Some(now.boot),

@@ -12,7 +12,7 @@ use crate::{
     engine::{
         BootKind, CellError, CellEvent, Effect, Effects, Engine, Event, Notice, Now, OrderSpec,
         SILENT, State,
-        cell::{Cell, CellOrder, Pod},
+        cell::{Cell, CellOrder, Offered, Pod},
         launch,
         order::OrderState,
         timeline::{self, Step, Timeline},
@@ -366,7 +366,7 @@ impl Engine {
             .values()
             .filter(idle)
             .filter(|cell| cell.launch.parameters_sha256 == parameters_sha256)
-            .filter_map(|cell| Some((choice.suited(cell.offering.as_ref()?)?, cell)))
+            .filter_map(|cell| Some((choice.suited(cell.offering()?)?, cell)))
             .filter(|(suited, cell)| self.affords_warm(namespace, cell, suited.price));
         let cheapest = suited.min_by_key(|(suited, cell)| (suited.price, cell.created_unix_nanos));
         cheapest.map(|(suited, cell)| (cell.id.clone(), suited))
@@ -397,8 +397,8 @@ impl Engine {
         for step in [Step::Launched, Step::Booted, Step::Enrolled] {
             cell.timeline.reach(step, now.unix);
         }
-        cell.offering_reason = format!("cheapest idle cell that fits, of warm pool {pool}");
-        cell.offering = Some(suited);
+        let reason = format!("cheapest idle cell that fits, of warm pool {pool}");
+        cell.offered = Some(Offered { candidate: suited, reason });
         cell.order = CellOrder::Waiting(sandbox.clone());
         cell.pod = Some(Pod::of_order(sandbox, order));
         if let Some(filling) = self.pools.by_name.get_mut(&pool) {

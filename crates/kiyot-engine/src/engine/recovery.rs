@@ -11,10 +11,10 @@ use crate::{
     engine::{
         Capabilities, Change, EndStep, Engine, EngineConfig, LaunchCall, Now, OrderKey, Seams,
         State, Timeline,
-        cell::{Cell, CellEnd, CellLaunch, CellOrder, Pod, Token},
+        cell::{Cell, CellEnd, CellLaunch, CellOrder, Offered, Pod, Token},
         costs::{Bill, Costs},
         earlier::EarlierLaunches,
-        launch::{self, Launch},
+        launch::Launch,
         order::{Order, OrderState},
         place::{ELSEWHERE, is_other_place},
         ports::PodPorts,
@@ -156,7 +156,8 @@ impl Engine {
         let is_expired = left.is_zero();
         // A pool's cell without a pod goes on without an order.
         let is_wanted = order.is_some() || (!record.pool.is_empty() && record.sandbox.is_empty());
-        let is_elsewhere = is_other_place(&record.place, &self.config.place);
+        let place = (!record.place.is_empty()).then(|| record.place.as_str().into());
+        let is_elsewhere = is_other_place(place.as_deref(), &self.config.place);
         // An instance of another place may be on another machine.
         let rebooted = self.capabilities.ends_with_node
             && !is_elsewhere
@@ -216,14 +217,13 @@ impl Engine {
         let lost_unix_nanos = Some(record.lost_unix_nanos).filter(|nanos| *nanos != 0);
         Cell {
             launch: CellLaunch::resumed(launch, record.parameters_sha256.clone()),
-            place: record.place.as_str().into(),
+            place,
             order: order.map_or(CellOrder::None, CellOrder::Waiting),
             pool: (!record.pool.is_empty()).then(|| record.pool.as_str().into()),
             pod: Pod::from_stored(record, sandbox),
             boot_id: record.boot_id.clone(),
             created_unix_nanos: record.created_unix_nanos,
-            offering: record.offering.as_ref().map(launch::candidate),
-            offering_reason: record.offering_reason.clone(),
+            offered: Offered::from_stored(record),
             earlier,
             timeline,
             bill: Bill::resumed(&timeline, now),

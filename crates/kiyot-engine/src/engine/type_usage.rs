@@ -64,6 +64,6 @@ impl Engine {
 }
 
 fn key_of(cell: &Cell) -> Option<TypeKey> {
-    let offering = &cell.offering.as_ref()?.offering;
+    let offering = &cell.offering()?.offering;
     Some((offering.instance_type.clone(), offering.market))
 }

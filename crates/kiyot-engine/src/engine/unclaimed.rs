@@ -98,7 +98,7 @@ impl Engine {
         {
             return None;
         }
-        let candidates: Vec<_> = match &cell.offering {
+        let candidates: Vec<_> = match cell.offering() {
             Some(offering) => vec![offering],
             None => cell.launch.candidates().collect(),
         };

@@ -110,7 +110,7 @@ impl Cell {
         CellView {
             id: self.id.clone(),
             state: self.state.clone(),
-            offering: self.offering.clone(),
+            offering: self.offering().cloned(),
             addresses,
             created_unix_nanos: self.created_unix_nanos,
             timeline: self.timeline,
@@ -120,7 +120,7 @@ impl Cell {
             pool: self.pool.clone().unwrap_or_else(|| "".into()),
             error,
             replays: self.launch.replays,
-            offering_reason: self.offering_reason.clone(),
+            offering_reason: self.offering_reason().to_owned(),
             earlier: self.earlier.clone(),
             console: self.end.console.clone().unwrap_or_default(),
             lost_unix_nanos: self.end.lost_unix_nanos.unwrap_or_default(),

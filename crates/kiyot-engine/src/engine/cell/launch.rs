@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
+use kiyot_proto::store;
+
 use crate::{
-    engine::{Boot, Launch},
+    engine::{Boot, Launch, launch},
     placement::Candidate,
     provider::ProviderError,
 };
@@ -24,6 +26,22 @@ pub(in crate::engine) struct CellLaunch {
     /// The boot of the instance, until the outcome is counted; `None` for a cell of a previous
     /// daemon.
     pub(in crate::engine) boot: Option<Boot>,
+}
+
+/// The offering of an instance.
+#[derive(Debug)]
+pub(in crate::engine) struct Offered {
+    pub(in crate::engine) candidate: Candidate,
+    /// The reason for it; empty in the record of an older daemon.
+    pub(in crate::engine) reason: String,
+}
+
+impl Offered {
+    /// Returns the offering of a cell's record, if it has one.
+    pub(in crate::engine) fn from_stored(record: &store::Cell) -> Option<Self> {
+        let candidate = launch::candidate(record.offering.as_ref()?);
+        Some(Self { candidate, reason: record.offering_reason.clone() })
+    }
 }
 
 impl CellLaunch {
