@@ -70,7 +70,7 @@ pub use type_usage::{TypeKey, TypeUsage};
 pub use view::{CellView, OrderView, PoolView};
 
 use breaker::{Boot, BootKind, Breaker};
-use cell::Cell;
+use cell::{Cell, EndCallers};
 use costs::Costs;
 use denials::Denials;
 use evidence::{Evidence, STRAY_PERIODS};
@@ -138,6 +138,11 @@ pub struct EngineConfig {
 }
 
 impl EngineConfig {
+    /// Returns the place in which the provider looks for instances, if it has one.
+    fn known_place(&self) -> Option<Arc<str>> {
+        (!self.place.is_empty()).then(|| Arc::clone(&self.place))
+    }
+
     /// Returns the pause before what was tried is repeated, which doubles with each failure.
     fn pause_after(&self, failures: u32) -> Duration {
         let first = self.retry_pause;
@@ -224,8 +229,9 @@ impl Engine {
             Event::CommitFailed { cell, of, changes, error, skipped } => match of {
                 CommitOf::State => self.on_record_failed(&cell, error, skipped, now),
                 CommitOf::Claim(claim) => {
-                    if let Some(cell) = self.cells.get_mut(&cell) {
-                        cell.key_sha256.clear();
+                    let cell_of_claim = self.cells.get_mut(&cell);
+                    if let Some(token) = cell_of_claim.and_then(|cell| cell.token.as_mut()) {
+                        token.spent_by = None;
                     }
                     let refusal = ClaimRefusal::Store(error);
                     self.emit(&cell, Effect::AnswerClaim(claim, Err(refusal)));
@@ -234,8 +240,9 @@ impl Engine {
             },
             Event::Launched(cell, outcome) => self.on_launched(&cell, outcome, now),
             Event::Attached(cell, Ok(Attached { addresses, network })) => {
-                if let Some(cell) = self.cells.get_mut(&cell) {
-                    cell.network = network;
+                let attached = self.cells.get_mut(&cell);
+                if let Some(pod) = attached.and_then(|cell| cell.pod.as_mut()) {
+                    pod.network = network;
                 }
                 self.apply(&cell, CellEvent::Attached(addresses), now);
             }
@@ -328,12 +335,12 @@ impl Engine {
             }
             CellEffect::RecordIfPossible => self.commit(id, CommitOf::Information, now),
             CellEffect::Launch => {
-                if let Some(launch) = cell.launch.clone() {
+                if let Some(launch) = cell.launch.call.clone() {
                     self.emit(id, Effect::Launch(launch));
                 }
             }
             CellEffect::Attach => {
-                let Some(sandbox) = cell.order.clone() else { return };
+                let Some(sandbox) = cell.order.waiting().cloned() else { return };
                 let order = self.orders.get(&sandbox);
                 let attachment = order.and_then(|order| order.attachment.clone());
                 if let (Some(instance), Some(mut attachment)) =
@@ -341,8 +348,8 @@ impl Engine {
                 {
                     attachment.tags = self.tags_at_bind(id, &sandbox);
                     let ports = self.orders.get(&sandbox).and_then(Order::pod_ports);
-                    if let Some(cell) = self.cells.get_mut(id) {
-                        cell.ports = ports.map(Box::new);
+                    if let Some(pod) = self.cells.get_mut(id).and_then(|cell| cell.pod.as_mut()) {
+                        pod.ports = ports.map(Box::new);
                     }
                     self.emit(id, Effect::Attach(instance, attachment));
                 }
@@ -360,7 +367,7 @@ impl Engine {
             CellEffect::Terminate => {
                 let instance = cell.state.instance().cloned();
                 // The error of a failed launch has the end of the console.
-                let with_console = cell.failure.is_some();
+                let with_console = cell.end.failure.is_some();
                 let awaits_end = self.cells.get(id).is_some_and(|cell| self.awaits_end_of(cell));
                 if instance.is_none() && !awaits_end {
                     // Only the listing can name it.
@@ -374,14 +381,14 @@ impl Engine {
                 self.emit(id, Effect::Terminate { instance, with_console });
             }
             CellEffect::StartRetryTimer => {
-                let is_elsewhere = is_other_place(&cell.place, &self.config.place);
+                let is_elsewhere = is_other_place(cell.place.as_deref(), &self.config.place);
                 let (attempts, grows) = match cell.state {
                     State::Launching { .. }
                     | State::Terminating { step: EndStep::AwaitReplay, .. } => {
-                        (&mut cell.replays, true)
+                        (&mut cell.launch.replays, true)
                     }
                     // The calls of another machine's provider are counted and paid for.
-                    _ => (&mut cell.failed_ends, self.capabilities.remote || is_elsewhere),
+                    _ => (&mut cell.end.failed_attempts, self.capabilities.remote || is_elsewhere),
                 };
                 let doublings = if grows { *attempts } else { 0 };
                 *attempts = attempts.saturating_add(1);
@@ -401,11 +408,12 @@ impl Engine {
         let Some(cell) = self.cells.get(id) else { return };
         // No call of the launch had an effect: a replay would make an instance for nothing.
         let is_unanswered = cell.state.awaits_replay() || cell.state.is_searching();
-        if is_unanswered && cell.state.reason().is_some() && !cell.may_be_launched {
+        if is_unanswered && cell.state.reason().is_some() && !cell.launch.may_have_effect {
             return self.apply(id, CellEvent::NothingLaunched(NO_INSTANCE.into()), now);
         }
         if cell.state.awaits_replay() {
-            self.timers.set_once(Timer::Token(id.clone()), cell.token_deadline);
+            let deadline = cell.token.as_ref().map_or(now.boot, |token| token.deadline);
+            self.timers.set_once(Timer::Token(id.clone()), deadline);
         } else {
             self.timers.clear(&Timer::Token(id.clone()));
         }
@@ -419,7 +427,7 @@ impl Engine {
         }
         if !awaits_end && cell.state.is_released() {
             // The pod has ended, and its instance ends behind it.
-            if cell.has_enders {
+            if cell.end.callers == EndCallers::Waiting {
                 self.answer_end(id, Ok(()));
             }
             self.wake_waiting_orders(now);
@@ -461,7 +469,7 @@ impl Engine {
             Ok(instance) => return self.on_instance(id, &instance, now),
             Err(error) => error,
         };
-        let launch = self.cells.get(id).and_then(|cell| cell.launch.as_ref());
+        let launch = self.cells.get(id).and_then(|cell| cell.launch.call.as_ref());
         if let Some(launch) = launch
             && error.class == ErrorClass::Quota
             && error.refused.is_empty()
@@ -488,13 +496,13 @@ impl Engine {
         }
         let is_local = self.capabilities.awaits_ends();
         let Some(cell) = self.cells.get_mut(id) else { return };
-        cell.may_be_launched |= error.class == ErrorClass::Unanswered;
-        cell.launch_error = Some(error.clone());
+        cell.launch.may_have_effect |= error.class == ErrorClass::Unanswered;
+        cell.launch.error = Some(error.clone());
         let is_refusal = matches!(
             error.class,
             ErrorClass::Capacity | ErrorClass::Quota | ErrorClass::Auth | ErrorClass::Invalid
         );
-        let may_be_launched = cell.may_be_launched && !is_local;
+        let may_be_launched = cell.launch.may_have_effect && !is_local;
         let has_answer = match error.class {
             ErrorClass::Unanswered | ErrorClass::Throttled => false,
             ErrorClass::Ended => true,
@@ -536,8 +544,8 @@ impl Engine {
     fn on_instance(&mut self, id: &CellId, instance: &Instance, now: Now) {
         let Some(cell) = self.cells.get_mut(id) else { return };
         cell.instance_known = Some(now.boot);
-        cell.billed_from = Some(now.boot);
-        let order = cell.order.as_ref().and_then(|sandbox| self.orders.get(sandbox));
+        cell.bill.from = Some(now.boot);
+        let order = cell.order.waiting().and_then(|sandbox| self.orders.get(sandbox));
         let choice = order.and_then(|order| order.choice.as_ref());
         let types = choice.and_then(|choice| choice.needs.instance_type.as_ref());
         cell.launched(&instance.offering, types);
@@ -584,7 +592,7 @@ impl Engine {
     ) {
         let Some(cell) = self.cells.get_mut(id) else { return };
         if !console.is_empty() {
-            cell.console = console;
+            cell.end.console = Some(console);
         }
         self.count_failed_boot(id, now);
         // The instance of a provider of the node is not one of another place, which it can't see.
@@ -624,17 +632,7 @@ impl Engine {
         claim: ClaimNumber,
         now: Now,
     ) {
-        let refusal = match self.cells.get(id) {
-            None => Some(ClaimRefusal::Unknown),
-            Some(cell) if !cell.admits_agents() => Some(ClaimRefusal::Unknown),
-            Some(cell) if cell.token_sha256 != token_sha256 => Some(ClaimRefusal::WrongToken),
-            Some(cell) if !cell.key_sha256.is_empty() && cell.key_sha256 != key_sha256 => {
-                Some(ClaimRefusal::OtherKey)
-            }
-            Some(cell) if now.boot >= cell.token_deadline => Some(ClaimRefusal::Expired),
-            Some(_) => None,
-        };
-        if let Some(refusal) = refusal {
+        if let Err(refusal) = self.check_claim(id, token_sha256, Some(&key_sha256), now) {
             let is_alarm = matches!(refusal, ClaimRefusal::OtherKey);
             self.effects.push((None, Effect::AnswerClaim(claim, Err(refusal))));
             if is_alarm && self.cells.get(id).is_some_and(|cell| cell.state.is_unbound()) {
@@ -643,10 +641,10 @@ impl Engine {
             }
             return;
         }
-        if let Some(cell) = self.cells.get_mut(id)
-            && cell.key_sha256.is_empty()
+        if let Some(token) = self.cells.get_mut(id).and_then(|cell| cell.token.as_mut())
+            && token.spent_by.is_none()
         {
-            cell.key_sha256 = key_sha256;
+            token.spent_by = Some(key_sha256);
             self.reach(id, Step::Enrolled, now);
             self.count_enrolled_boot(id);
             self.commit(id, CommitOf::Claim(claim), now);
@@ -658,8 +656,7 @@ impl Engine {
         let Some(cell) = self.cells.get_mut(id) else {
             return self.effects.push((Some(id.clone()), Effect::AnswerEnd(Ok(()))));
         };
-        cell.has_enders = true;
-        cell.is_ended_by_caller = true;
+        cell.end.callers = EndCallers::Waiting;
         self.fail(id, CellError::Ended(id.clone(), reason.to_string()));
         // Where the instance can't be ended, its agent ends the pod.
         let event = if self.cells.get(id).is_some_and(|cell| self.awaits_end_of(cell)) {
@@ -672,7 +669,7 @@ impl Engine {
 
     fn on_not_terminated(&mut self, id: &CellId) {
         let Some(cell) = self.cells.get_mut(id) else { return };
-        let refusal = cell.refusal.take();
+        let refusal = cell.end.refusal.take();
         self.answer_order_of(id);
         if let Some(error) = refusal {
             self.answer_end(id, Err(error.clone()));
@@ -689,7 +686,7 @@ impl Engine {
         self.forget_health(id, now);
         self.emit(id, Effect::PublishEnded(Arc::clone(&reason)));
         self.emit(id, Effect::AnswerEnd(Ok(())));
-        match cell.order.take() {
+        match cell.order.part() {
             Some(order) => self.on_cell_of_order_ended(&order, cell, now),
             None => self.on_cell_of_pool_ended(cell, now),
         }
@@ -700,10 +697,10 @@ impl Engine {
     fn fail(&mut self, id: &CellId, failure: CellError) {
         if let Some(cell) = self.cells.get_mut(id)
             && cell.state.is_unbound()
-            && cell.failure.is_none()
+            && cell.end.failure.is_none()
         {
             cell.note_failed_boot(&failure);
-            cell.failure = Some(failure);
+            cell.end.failure = Some(failure);
         }
     }
 
@@ -715,13 +712,15 @@ impl Engine {
 
     fn refuse_end(&mut self, id: &CellId, error: ProviderError) {
         if let Some(cell) = self.cells.get_mut(id) {
-            cell.refusal = Some(error);
+            cell.end.refusal = Some(error);
         }
     }
 
     fn answer_end(&mut self, id: &CellId, outcome: Result<(), ProviderError>) {
-        if let Some(cell) = self.cells.get_mut(id) {
-            cell.has_enders = false;
+        if let Some(cell) = self.cells.get_mut(id)
+            && cell.end.callers == EndCallers::Waiting
+        {
+            cell.end.callers = EndCallers::Answered;
         }
         self.emit(id, Effect::AnswerEnd(outcome));
     }
@@ -735,7 +734,7 @@ impl Engine {
         let is_ended = self.cells.get(id).is_some_and(|cell| cell.state.is_ended());
         let cost = is_ended.then(|| self.settle_cost(id, now)).flatten();
         let mut changes: Vec<Change> = cost.into_iter().collect();
-        let settled = self.cells.get_mut(id).and_then(|cell| cell.settled.take());
+        let settled = self.cells.get_mut(id).and_then(|cell| cell.bill.settled.take());
         changes.extend(settled);
         let Some(cell) = self.cells.get(id) else { return };
         match &cell.state {
@@ -747,7 +746,7 @@ impl Engine {
             }
             _ => changes.push(Change::Cell(id.clone(), Some(Box::new(cell.stored())))),
         }
-        if let Some(sandbox) = &cell.order_record {
+        if let Some(sandbox) = cell.order.recorded() {
             let order = self
                 .orders
                 .get(sandbox)

@@ -85,20 +85,20 @@ impl Cell {
     /// of capacity is the cause.
     pub(super) fn note_failed_boot(&mut self, failure: &CellError) {
         let is_of_boot = matches!(failure, CellError::Silent { .. } | CellError::Ended(..));
-        if let Some(boot) = &mut self.boot {
+        if let Some(boot) = &mut self.launch.boot {
             boot.has_failed = is_of_boot
                 && matches!(self.state, State::Booting { .. })
-                && !self.is_ended_by_caller;
+                && !self.end.is_by_caller();
         }
     }
 
     /// Returns true while it may boot in a zone, or until its failed boot is counted.
     fn boots_in(&self, kind: &BootKind, zone: &str) -> bool {
-        let Some(boot) = self.boot.as_ref().filter(|boot| boot.kind == *kind) else { return false };
-        let requested = self.launch.iter().flat_map(|launch| launch.spec.offerings());
-        let is_there = match &self.offering {
+        let boot = self.launch.boot.as_ref().filter(|boot| boot.kind == *kind);
+        let Some(boot) = boot else { return false };
+        let is_there = match self.offering() {
             Some(own) => own.offering.zone == zone,
-            None => requested.into_iter().any(|offering| offering.zone == zone),
+            None => self.launch.candidates().any(|requested| requested.offering.zone == zone),
         };
         is_there && (self.state.is_unbound() || boot.has_failed)
     }
@@ -229,11 +229,11 @@ impl Engine {
     /// Forgets the failed boots before one whose agent has enrolled, once its zone is known.
     pub(super) fn count_enrolled_boot(&mut self, id: &CellId) {
         let Some(cell) = self.cells.get_mut(id) else { return };
-        let Some(zone) = cell.offering.as_ref().map(|own| own.offering.zone.clone()) else {
+        let Some(zone) = cell.offering().map(|own| own.offering.zone.clone()) else {
             return;
         };
         if cell.timeline.at(Step::Enrolled).is_some()
-            && let Some(boot) = cell.boot.take()
+            && let Some(boot) = cell.launch.boot.take()
         {
             self.breaker.failed.remove(&(boot.kind, zone));
         }
@@ -242,11 +242,12 @@ impl Engine {
     /// Counts a failed boot, once its console was read or its cell has ended.
     pub(super) fn count_failed_boot(&mut self, id: &CellId, now: Now) {
         let Some(cell) = self.cells.get_mut(id) else { return };
-        let Some(zone) = cell.offering.as_ref().map(|own| own.offering.zone.clone()) else {
+        let Some(zone) = cell.offering().map(|own| own.offering.zone.clone()) else {
             return;
         };
-        let Some(boot) = cell.boot.take_if(|boot| boot.has_failed) else { return };
-        if let Some(failed) = self.breaker.add(boot, &zone, &cell.console, now) {
+        let Some(boot) = cell.launch.boot.take_if(|boot| boot.has_failed) else { return };
+        let console = cell.end.console.as_deref().unwrap_or_default();
+        if let Some(failed) = self.breaker.add(boot, &zone, console, now) {
             let notice = Notice::LaunchesPaused {
                 reason: failed.reason(&zone, false),
                 seconds: failed.until.saturating_sub(now.boot).as_secs(),

@@ -6,96 +6,58 @@ use kiyot_proto::store;
 
 use crate::{
     engine::{
-        Boot, CellError, Change, ClaimRefusal, Engine, Now, State, Timeline,
-        earlier::EarlierLaunches,
-        launch::{self, Launch},
-        ports::PodPorts,
+        ClaimRefusal, Engine, Now, State, Timeline, costs::Bill, earlier::EarlierLaunches,
+        launch::stored_candidate,
     },
-    id::{CellId, SandboxId},
+    id::CellId,
     placement::Candidate,
-    provider::{PodNetwork, ProviderError},
     request::HealthyTimeout,
 };
+
+mod end;
+mod launch;
+mod order;
+mod pod;
+mod token;
+
+pub(super) use end::{CellEnd, EndCallers};
+pub(super) use launch::{CellLaunch, Offered};
+pub(super) use order::CellOrder;
+pub(super) use pod::Pod;
+pub(super) use token::Token;
 
 /// A cell.
 #[derive(Debug)]
 pub(super) struct Cell {
     pub(super) id: CellId,
     pub(super) state: State,
-    /// The parameters of its launch, until the launch is answered.
-    pub(super) launch: Option<Arc<Launch>>,
-    /// The digest of the provider's own parameters of its launch; empty without any.
-    pub(super) parameters_sha256: String,
-    /// Its boot, until the outcome is counted; `None` for a cell of a previous daemon.
-    pub(super) boot: Option<Boot>,
-    /// The place of its instance; empty if it is not known, or the provider has none.
-    pub(super) place: Arc<str>,
-    /// The order that it was launched for, until it is bound or has ended.
-    pub(super) order: Option<SandboxId>,
-    /// The order whose record is written and removed with that of the cell.
-    pub(super) order_record: Option<SandboxId>,
-    /// The identity of the warm pool that it was launched for; empty without one.
-    pub(super) pool: Arc<str>,
-    /// The id of the pod's sandbox; empty while it is of a pool.
-    pub(super) sandbox: String,
-    pub(super) pod_uid: String,
-    pub(super) namespace: String,
+    pub(super) launch: CellLaunch,
+    /// The place of its instance; `None` if it is not known, or the provider has none.
+    pub(super) place: Option<Arc<str>>,
+    pub(super) order: CellOrder,
+    /// The identity of the warm pool that it was launched for, or has joined.
+    pub(super) pool: Option<Arc<str>>,
+    /// Its pod; `None` while it is of a pool.
+    pub(super) pod: Option<Pod>,
     pub(super) boot_id: String,
     pub(super) created_unix_nanos: i64,
     /// The same time by [`super::Now::boot`]; `None` for a cell of a previous daemon.
     pub(super) requested: Option<Duration>,
     /// The offering of its instance, once the launch is answered.
-    pub(super) offering: Option<Candidate>,
+    pub(super) offered: Option<Offered>,
     pub(super) timeline: Timeline,
-    /// The time from its launch until this daemon began.
-    pub(super) ran_before: Duration,
-    /// The time from which on this daemon counts its cost: of its launch, or of its pod's order.
-    pub(super) billed_from: Option<Duration>,
-    /// The cost of its time in a pool, until its next commit.
-    pub(super) settled: Option<Change>,
-    pub(super) token_sha256: String,
-    pub(super) token_expires_unix: i64,
-    /// The expiry of its tokens, by [`super::Now::boot`].
-    pub(super) token_deadline: Duration,
-    /// The digest of the key that spent the token; empty while it is unspent.
-    pub(super) key_sha256: String,
-    /// The time for which its agent may be silent, if its pod has a limit of its own.
-    pub(super) healthy_timeout: Option<HealthyTimeout>,
+    pub(super) bill: Bill,
+    /// The token with which its agent enrols; `None` if its record could not be read.
+    pub(super) token: Option<Token>,
     /// True once it was bound.
     pub(super) was_bound: bool,
-    /// True if a call of its launch has no answer: it may have made an instance.
-    pub(super) may_be_launched: bool,
-    /// The error of its last launch that may succeed when it is repeated.
-    pub(super) launch_error: Option<ProviderError>,
-    /// The number of replays of its launch.
-    pub(super) replays: u32,
     /// Set while the provider is asked to release its shared parts of the node.
     pub(super) is_detaching: bool,
-    /// The number of failed attempts to end it.
-    pub(super) failed_ends: u32,
-    /// The reason for its offering.
-    pub(super) offering_reason: String,
     /// The launches that failed before it, for the same order.
     pub(super) earlier: EarlierLaunches,
     /// The time from which on its instance is known.
     pub(super) instance_known: Option<Duration>,
-    /// The network that its agent configures, from its attachment until its order is answered.
-    pub(super) network: Option<PodNetwork>,
-    /// The host ports and networks of its pod, from its attachment until its end.
-    pub(super) ports: Option<Box<PodPorts>>,
-    /// The cause of its failed launch.
-    pub(super) failure: Option<CellError>,
-    /// The error of its last termination.
-    pub(super) refusal: Option<ProviderError>,
-    /// The end of its console.
-    pub(super) console: String,
-    /// The time at which it was given up, because its agent was silent for too long, in nanoseconds
-    /// since 1970; 0 if it was not.
-    pub(super) lost_unix_nanos: i64,
-    /// True while callers wait for the end of its pod.
-    pub(super) has_enders: bool,
-    /// True once a caller has ended it: its order gets no other cell.
-    pub(super) is_ended_by_caller: bool,
+    pub(super) end: CellEnd,
 }
 
 impl Cell {
@@ -104,46 +66,23 @@ impl Cell {
         Self {
             id,
             state,
-            launch: None,
-            parameters_sha256: String::new(),
-            boot: None,
-            place: "".into(),
-            order: None,
-            order_record: None,
-            pool: "".into(),
-            sandbox: String::new(),
-            pod_uid: String::new(),
-            namespace: String::new(),
+            launch: CellLaunch::default(),
+            place: None,
+            order: CellOrder::None,
+            pool: None,
+            pod: None,
             boot_id: String::new(),
             created_unix_nanos: 0,
             requested: None,
-            offering: None,
+            offered: None,
             timeline: Timeline::default(),
-            ran_before: Duration::ZERO,
-            billed_from: None,
-            settled: None,
-            token_sha256: String::new(),
-            token_expires_unix: 0,
-            token_deadline: Duration::ZERO,
-            key_sha256: String::new(),
-            healthy_timeout: None,
+            bill: Bill::default(),
+            token: None,
             was_bound: false,
-            may_be_launched: false,
-            launch_error: None,
-            replays: 0,
             is_detaching: false,
-            failed_ends: 0,
-            offering_reason: String::new(),
             earlier: EarlierLaunches::default(),
             instance_known: None,
-            network: None,
-            ports: None,
-            failure: None,
-            refusal: None,
-            console: String::new(),
-            lost_unix_nanos: 0,
-            has_enders: false,
-            is_ended_by_caller: false,
+            end: CellEnd::default(),
         }
     }
 
@@ -152,9 +91,44 @@ impl Cell {
         !matches!(self.state, State::Requested | State::Terminating { .. } | State::Ended { .. })
     }
 
+    /// Returns the warm pool in which it waits, or for which it is launched.
+    pub(super) fn warm_in(&self) -> Option<&Arc<str>> {
+        self.pool.as_ref().filter(|_| self.pod.is_none() && self.state.is_unbound())
+    }
+
     /// Returns true while it waits in a warm pool, or is launched for one.
     pub(super) fn is_warm(&self) -> bool {
-        !self.pool.is_empty() && self.sandbox.is_empty() && self.state.is_unbound()
+        self.warm_in().is_some()
+    }
+
+    /// Returns the offering of its instance, once the launch is answered.
+    pub(super) fn offering(&self) -> Option<&Candidate> {
+        self.offered.as_ref().map(|offered| &offered.candidate)
+    }
+
+    /// Returns the reason for its offering, which is empty as long as it has none.
+    pub(super) fn offering_reason(&self) -> &str {
+        self.offered.as_ref().map_or("", |offered| &offered.reason)
+    }
+
+    /// Returns the namespace of its pod; that of a cell without a pod is empty.
+    pub(super) fn namespace(&self) -> &str {
+        self.pod.as_ref().map_or("", |pod| &pod.namespace)
+    }
+
+    /// Returns the uid of its pod, which is empty as long as it is not known.
+    pub(super) fn pod_uid(&self) -> &str {
+        self.pod.as_ref().map_or("", |pod| &pod.uid)
+    }
+
+    /// Returns the id of its pod's sandbox; that of a cell without a pod is empty.
+    pub(super) fn sandbox(&self) -> &str {
+        self.pod.as_ref().map_or("", |pod| &pod.sandbox)
+    }
+
+    /// Returns the time for which its agent may be silent, if its pod has a limit of its own.
+    pub(super) fn healthy_timeout(&self) -> Option<HealthyTimeout> {
+        self.pod.as_ref()?.healthy_timeout
     }
 
     /// Returns the record.
@@ -164,37 +138,40 @@ impl Cell {
         } else {
             Vec::new()
         };
+        let token = self.token.as_ref();
+        let key = token.and_then(|token| token.spent_by.clone());
         store::Cell {
             id: self.id.as_str().to_owned(),
-            token_sha256: self.token_sha256.clone(),
-            token_expires_unix: self.token_expires_unix,
-            key_sha256: self.key_sha256.clone(),
+            token_sha256: token.map(|token| token.sha256.clone()).unwrap_or_default(),
+            token_expires_unix: token.map_or(0, |token| token.expires_unix),
+            key_sha256: key.unwrap_or_default(),
             phase: self.state.phase().into(),
             instance: self.state.instance().map(|instance| instance.0.clone()).unwrap_or_default(),
-            pod_uid: self.pod_uid.clone(),
-            sandbox: self.sandbox.clone(),
+            pod_uid: self.pod_uid().to_owned(),
+            sandbox: self.sandbox().to_owned(),
             addresses,
             boot_id: self.boot_id.clone(),
             created_unix_nanos: self.created_unix_nanos,
             reason: self.state.reason().map(ToString::to_string).unwrap_or_default(),
             launch: self
                 .launch
+                .call
                 .as_ref()
                 .filter(|_| self.state.has_open_launch())
                 .map(|launch| launch.stored()),
             containers_ended: self.state.containers_ended(),
-            offering: self.offering.as_ref().map(launch::stored_candidate),
+            offering: self.offering().map(stored_candidate),
             timeline: Some(self.timeline.stored()),
-            namespace: self.namespace.clone(),
-            healthy_timeout_secs: self.healthy_timeout.map(HealthyTimeout::as_secs),
-            pool: self.pool.to_string(),
-            offering_reason: self.offering_reason.clone(),
+            namespace: self.namespace().to_owned(),
+            healthy_timeout_secs: self.healthy_timeout().map(HealthyTimeout::as_secs),
+            pool: self.pool.as_deref().unwrap_or_default().to_owned(),
+            offering_reason: self.offering_reason().to_owned(),
             start_failures: self.earlier.failures,
             spot_failed: self.earlier.spot_failed,
             last_failures: self.earlier.last.clone(),
-            parameters_sha256: self.parameters_sha256.clone(),
-            place: self.place.to_string(),
-            lost_unix_nanos: self.lost_unix_nanos,
+            parameters_sha256: self.launch.parameters_sha256.clone(),
+            place: self.place.as_deref().unwrap_or_default().to_owned(),
+            lost_unix_nanos: self.end.lost_unix_nanos.unwrap_or_default(),
         }
     }
 }
@@ -212,8 +189,8 @@ impl Engine {
 
     /// Returns the digest of the key with which a cell's agent may connect now.
     pub fn admitted_key(&self, id: &CellId) -> Option<&str> {
-        let cell = self.cells.get(id)?;
-        (cell.admits_agents() && !cell.key_sha256.is_empty()).then_some(cell.key_sha256.as_str())
+        let cell = self.cells.get(id).filter(|cell| cell.admits_agents())?;
+        cell.token.as_ref()?.spent_by.as_deref()
     }
 
     /// Checks the token of a cell without spending it.
@@ -223,13 +200,20 @@ impl Engine {
         token_sha256: &str,
         now: Now,
     ) -> Result<(), ClaimRefusal> {
-        match self.cells.get(id) {
-            Some(cell) if cell.admits_agents() && cell.token_sha256 == token_sha256 => {
-                if now.boot < cell.token_deadline { Ok(()) } else { Err(ClaimRefusal::Expired) }
-            }
-            Some(cell) if cell.admits_agents() => Err(ClaimRefusal::WrongToken),
-            _ => Err(ClaimRefusal::Unknown),
-        }
+        self.check_claim(id, token_sha256, None, now)
+    }
+
+    /// Checks the token of a cell, and whether a key may spend it, if one is given.
+    pub(super) fn check_claim(
+        &self,
+        id: &CellId,
+        token_sha256: &str,
+        key_sha256: Option<&str>,
+        now: Now,
+    ) -> Result<(), ClaimRefusal> {
+        let cell = self.cells.get(id).filter(|cell| cell.admits_agents());
+        let token = cell.ok_or(ClaimRefusal::Unknown)?.token.as_ref();
+        token.ok_or(ClaimRefusal::WrongToken)?.check(token_sha256, key_sha256, now)
     }
 
     /// Returns the reason of a cell's end, while its tombstone is kept.

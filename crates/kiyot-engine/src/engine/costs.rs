@@ -8,7 +8,7 @@ use kiyot_values::price::{Cost, Price};
 use crate::{
     engine::{
         Change, Engine, Now, Step, Timeline,
-        cell::Cell,
+        cell::{Cell, Offered},
         starts::{Kind, Starts},
     },
     id::CellId,
@@ -37,6 +37,36 @@ pub struct Account {
     pub namespace: NamespaceAccount,
     /// The kind of the cell, and the starts and costs of cells of this kind.
     pub starts: (Kind, Starts),
+}
+
+/// The time of a cell that is at the cost of its namespace.
+#[derive(Debug, Default)]
+pub(super) struct Bill {
+    /// The time from its launch until this daemon began.
+    pub(super) ran_before: Duration,
+    /// The time from which on this daemon counts its cost: of its launch, or of its pod's order.
+    pub(super) from: Option<Duration>,
+    /// The cost of its time before, with another pod or none, until its next commit.
+    pub(super) settled: Option<Change>,
+}
+
+impl Bill {
+    /// Returns the bill of a cell that a previous daemon launched.
+    pub(super) fn resumed(timeline: &Timeline, now: Now) -> Self {
+        Self { ran_before: since_launch(timeline, now), from: Some(now.boot), settled: None }
+    }
+
+    /// Begins again, after the cost until now was settled.
+    pub(super) fn restart(&mut self, settled: Option<Change>, now: Now) {
+        *self = Self { ran_before: Duration::ZERO, from: self.from.map(|_| now.boot), settled };
+    }
+
+    /// Returns the time since the launch was answered.
+    pub(super) fn time(&self, now: Now) -> Duration {
+        // A clock that is set while the daemon runs changes nothing.
+        let billed = self.from.map(|from| now.boot.saturating_sub(from));
+        self.ran_before + billed.unwrap_or_default()
+    }
 }
 
 /// The account of a namespace on this node.
@@ -106,7 +136,7 @@ impl Costs {
 }
 
 /// Returns the time since a recorded launch.
-pub(super) fn since_launch(timeline: &Timeline, now: Now) -> Duration {
+fn since_launch(timeline: &Timeline, now: Now) -> Duration {
     let launched = timeline.at(Step::Launched).and_then(|nanos| u64::try_from(nanos).ok());
     let launched = launched.map(Duration::from_nanos);
     launched.map_or(Duration::ZERO, |launched| now.unix.saturating_sub(launched))
@@ -116,29 +146,22 @@ impl Cell {
     /// Takes the answer of its launch. An offering that was not requested is taken to cost what the
     /// most expensive requested one does. `types` are those that the pod names or accepts.
     pub(super) fn launched(&mut self, offering: &Offering, types: Option<&TypeChoice>) {
-        let Some(launch) = &self.launch else { return };
+        let Some(launch) = &self.launch.call else { return };
         let requested = &launch.spec.candidates;
         let selection = Selection { candidates: requested, offering, types };
-        self.offering_reason = selection.to_string();
         let found = requested.iter().find(|candidate| candidate.offering == *offering);
-        self.offering = Some(found.cloned().unwrap_or_else(|| {
+        let candidate = found.cloned().unwrap_or_else(|| {
             let price = requested.iter().map(|candidate| candidate.price).max();
             let price = price.unwrap_or(Price::FREE);
             Candidate { offering: offering.clone(), price, accuracy: Accuracy::AtMost }
-        }));
+        });
+        self.offered = Some(Offered { candidate, reason: selection.to_string() });
     }
 
     /// Returns the cost since the launch was answered.
     pub(super) fn cost(&self, now: Now) -> Cost {
-        let price = self.offering.as_ref().map_or(Price::FREE, |offering| offering.price);
-        price.over(self.billed_time(now))
-    }
-
-    /// Returns the time since the launch was answered.
-    pub(super) fn billed_time(&self, now: Now) -> Duration {
-        // A clock that is set while the daemon runs changes nothing.
-        let billed = self.billed_from.map(|from| now.boot.saturating_sub(from));
-        self.ran_before + billed.unwrap_or_default()
+        let price = self.offering().map_or(Price::FREE, |offering| offering.price);
+        price.over(self.bill.time(now))
     }
 }
 
@@ -149,17 +172,17 @@ impl Engine {
         let instance = cell.state.instance();
         Some(Account {
             instance: instance.map(|instance| instance.0.clone()).unwrap_or_default(),
-            offering: cell.offering.clone(),
+            offering: cell.offering().cloned(),
             created_unix_nanos: cell.created_unix_nanos,
             timeline: cell.timeline,
             cost: cell.cost(now),
-            namespace: self.namespace_account(&cell.namespace, now),
+            namespace: self.namespace_account(cell.namespace(), now),
             starts: (cell.kind(), self.starts_of(&cell.kind())),
         })
     }
 
     pub(super) fn namespace_account(&self, namespace: &str, now: Now) -> NamespaceAccount {
-        let cells = self.cells.values().filter(|cell| cell.namespace == namespace);
+        let cells = self.cells.values().filter(|cell| cell.namespace() == namespace);
         let ended = NamespaceAccount { cost: self.costs.of(namespace), ..Default::default() };
         cells.fold(ended, |mut sum, cell| {
             sum.add(cell, now);
@@ -171,8 +194,8 @@ impl Engine {
     pub(super) fn settle_cost(&mut self, id: &CellId, now: Now) -> Option<Change> {
         let cell = self.cells.get(id)?;
         self.ended_types.add(cell, now);
-        let (namespace, cost, kind) = (cell.namespace.clone(), cell.cost(now), cell.kind());
-        if cell.billed_from.is_some() {
+        let (namespace, cost, kind) = (cell.namespace().to_owned(), cell.cost(now), cell.kind());
+        if cell.bill.from.is_some() {
             self.count_cost(kind, cost);
         }
         self.costs.add(&namespace, cost)

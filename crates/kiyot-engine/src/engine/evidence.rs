@@ -282,7 +282,7 @@ impl Engine {
         let failure = match instance {
             // The launch was refused after its answer, or its spot instance was taken back.
             Some(instance) if instance.lacks_capacity => {
-                let launched = cell.offering.as_ref().map(|candidate| &candidate.offering);
+                let launched = cell.offering().map(|candidate| &candidate.offering);
                 let offering = launched.unwrap_or(&instance.offering).clone();
                 let doing = format!("launch {offering}: {ended}");
                 let error = ProviderError::without_cause(ErrorClass::Capacity, doing);
@@ -359,7 +359,7 @@ impl Engine {
 /// Returns true if an instance was made by the launch of a cell: with its token where instances
 /// have one.
 fn is_of_launch(instance: &Instance, cell: &Cell) -> bool {
-    let token = cell.launch.as_ref().map(|launch| launch.token.as_str());
+    let token = cell.launch.call.as_ref().map(|launch| launch.token.as_str());
     instance.cell == cell.id
         && instance.state != InstanceState::Terminated
         && (instance.token.is_empty() || token.is_none_or(|token| token == instance.token))

@@ -211,7 +211,7 @@ impl Engine {
         }
         self.emit(id, Effect::Log(Notice::Lost { seconds }));
         if let Some(cell) = self.cells.get_mut(id) {
-            cell.lost_unix_nanos = timeline::nanos(now.unix);
+            cell.end.lost_unix_nanos = Some(timeline::nanos(now.unix));
         }
         let limit = limit.as_secs();
         let reason = format!(
@@ -239,7 +239,7 @@ impl Engine {
     /// the launch has a deadline, and the agent powers the instance off after a stop.
     fn silence_limit(&self, id: &CellId) -> Option<Duration> {
         let cell = self.cells.get(id).filter(|cell| is_watched(cell))?;
-        match cell.healthy_timeout {
+        match cell.healthy_timeout() {
             Some(own) => own.limit(),
             None => self.config.healthy_timeout,
         }

@@ -137,9 +137,8 @@ impl Cell {
         if self.state.is_ended() {
             return Price::FREE;
         }
-        let requested = self.launch.iter().flat_map(|launch| &launch.spec.candidates);
-        let most = requested.map(|candidate| candidate.price).max();
-        self.offering.as_ref().map(|offering| offering.price).or(most).unwrap_or(Price::FREE)
+        let most = self.launch.candidates().map(|candidate| candidate.price).max();
+        self.offering().map(|offering| offering.price).or(most).unwrap_or(Price::FREE)
     }
 }
 
@@ -176,7 +175,7 @@ impl Engine {
 
     /// Returns true if the limits allow a pod to have a candidate once no cell is of a pool.
     pub(super) fn affords_without_pools(&self, namespace: &str, candidates: &[Candidate]) -> bool {
-        let is_of_pod = |cell: &Cell| cell.pool.is_empty() || !cell.sandbox.is_empty();
+        let is_of_pod = |cell: &Cell| cell.pool.is_none() || cell.pod.is_some();
         self.affordable_among(Some(namespace), candidates, is_of_pod).is_ok()
     }
 
@@ -196,7 +195,7 @@ impl Engine {
             let cells = || {
                 let is_counted = |cell: &&Cell| match &budget {
                     Budget::Node => is_held(cell),
-                    Budget::Namespace(namespace) => cell.namespace == *namespace,
+                    Budget::Namespace(namespace) => cell.namespace() == *namespace,
                 };
                 self.cells.values().filter(is_counted)
             };
@@ -222,7 +221,7 @@ impl Engine {
     pub(super) fn affords_warm(&self, namespace: &str, cell: &Cell, price: Price) -> bool {
         let Limits { price: of_node, namespace_price, .. } = self.config.limits;
         let others = || self.cells.values().filter(|other| other.id != cell.id);
-        let of_namespace = others().filter(|other| other.namespace == namespace);
+        let of_namespace = others().filter(|other| other.namespace() == namespace);
         let fits = |held, limit: Option<Price>| limit.is_none_or(|limit| held + price <= limit);
         price == Price::FREE
             || fits(limited_price(of_namespace), namespace_price)
@@ -233,7 +232,7 @@ impl Engine {
     pub(super) fn full(&self) -> CellError {
         let mut by_namespace: BTreeMap<&str, usize> = BTreeMap::new();
         for cell in self.cells.values() {
-            *by_namespace.entry(cell.namespace.as_str()).or_default() += 1;
+            *by_namespace.entry(cell.namespace()).or_default() += 1;
         }
         let mut holders: Vec<(String, usize)> =
             by_namespace.into_iter().map(|(name, cells)| (name.to_owned(), cells)).collect();
@@ -271,7 +270,7 @@ impl Engine {
         while self.may_boot() && !waiting.is_empty() {
             let mut boots: BTreeMap<&str, usize> = BTreeMap::new();
             for cell in self.cells.values().filter(|cell| cell.boots()) {
-                *boots.entry(cell.namespace.as_str()).or_default() += 1;
+                *boots.entry(cell.namespace()).or_default() += 1;
             }
             let turn = |sandbox: &SandboxId| {
                 let order = self.orders.get(sandbox)?;

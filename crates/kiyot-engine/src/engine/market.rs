@@ -20,9 +20,8 @@ impl Order {
 impl Cell {
     /// Returns true if its launch was for spot, or is spot.
     pub(super) fn was_for_spot(&self) -> bool {
-        let requested = self.launch.iter().flat_map(|launch| launch.spec.offerings());
-        let own = self.offering.iter().map(|candidate| &candidate.offering);
-        requested.chain(own).any(|offering| offering.market == Market::Spot)
+        let mut all = self.launch.candidates().chain(self.offering());
+        all.any(|candidate| candidate.offering.market == Market::Spot)
     }
 }
 

@@ -85,10 +85,10 @@ impl Engine {
                 let count = if pools::is_idle(cell) { &mut pools.idle } else { &mut pools.booting };
                 *count += 1;
             }
-            if !namespaces.contains_key(&cell.namespace) {
-                namespaces.insert(cell.namespace.clone(), NamespaceAccount::default());
+            if !namespaces.contains_key(cell.namespace()) {
+                namespaces.insert(cell.namespace().to_owned(), NamespaceAccount::default());
             }
-            if let Some(account) = namespaces.get_mut(&cell.namespace) {
+            if let Some(account) = namespaces.get_mut(cell.namespace()) {
                 account.add(cell, now);
             }
         }

@@ -18,9 +18,9 @@ use crate::{
     engine::{
         Boot, BootKind, CellError, CellEvent, CommitOf, Effect, Engine, LaunchCall, Notice, Now,
         SILENT, State,
-        cell::Cell,
+        cell::{Cell, CellLaunch, CellOrder, Pod, Token},
         earlier::EarlierLaunches,
-        launch::{self, Launch},
+        launch::{Launch, parameters_digest},
         sha256, timeline,
         timers::Timer,
     },
@@ -148,7 +148,7 @@ impl FailedLaunch {
             error: failure_of(cell, order),
             cell: cell.id.clone(),
             was_for_spot: cell.was_for_spot(),
-            is_ended_by_caller: cell.is_ended_by_caller,
+            is_ended_by_caller: cell.end.is_by_caller(),
         }
     }
 }
@@ -419,12 +419,8 @@ impl Engine {
         order.launches += 1;
         order.state = OrderState::Placed(cell.id.clone());
         let cell = Cell {
-            order: Some(sandbox.clone()),
-            order_record: Some(sandbox.clone()),
-            sandbox: sandbox.as_str().to_owned(),
-            pod_uid: order.key.pod_uid.clone(),
-            namespace: order.key.namespace.clone(),
-            healthy_timeout: order.healthy_timeout,
+            order: CellOrder::Waiting(sandbox.clone()),
+            pod: Some(Pod::of_order(sandbox, order)),
             earlier: EarlierLaunches::new(&order.causes, order.spot_failed),
             ..cell
         };
@@ -445,20 +441,21 @@ impl Engine {
         let (token, enrolment) = (self.token()?, self.token()?);
         let bootstrap = self.seams.bootstrap(&id, &enrolment).ok_or(CellError::Starting)?;
         let tags = self.tags_for(&id, pod);
-        let parameters_sha256 = launch::parameters_digest(&parameters);
+        let parameters_sha256 = parameters_digest(&parameters);
         let spec = LaunchSpec { cell: id.clone(), candidates, tags, bootstrap, parameters };
-        let expires = now.unix + self.config.token_ttl;
-        Ok(Cell {
-            launch: Some(Arc::new(Launch { token, spec })),
+        let launch = CellLaunch {
+            call: Some(Arc::new(Launch { token, spec })),
             parameters_sha256,
             boot: Some(Boot::new(kind, now)),
-            place: Arc::clone(&self.config.place),
+            ..CellLaunch::default()
+        };
+        Ok(Cell {
+            launch,
+            place: self.config.known_place(),
             boot_id: self.config.boot_id.clone(),
             created_unix_nanos: timeline::nanos(now.unix),
             requested: Some(now.boot),
-            token_sha256: sha256(enrolment.as_bytes()),
-            token_expires_unix: i64::try_from(expires.as_secs()).unwrap_or(i64::MAX),
-            token_deadline: now.boot + self.config.token_ttl,
+            token: Some(Token::new(sha256(enrolment.as_bytes()), self.config.token_ttl, now)),
             ..Cell::new(id, State::Requested)
         })
     }
@@ -489,7 +486,7 @@ impl Engine {
     /// Binds an idle cell to the pod of its order. If no call waits for it, a warm pool that lacks
     /// a cell gets it: a later call takes it from there.
     pub(super) fn on_idle(&mut self, id: &CellId, now: Now) {
-        let order = self.cells.get(id).and_then(|cell| cell.order.as_ref());
+        let order = self.cells.get(id).and_then(|cell| cell.order.waiting());
         let order = order.and_then(|order| self.orders.get(order));
         let order = order.filter(|order| order.is_wanted());
         if let Some(order) = order {
@@ -506,9 +503,10 @@ impl Engine {
     pub(super) fn on_bound(&mut self, id: &CellId, now: Now) {
         let Some(cell) = self.cells.get_mut(id) else { return };
         let State::Bound { addresses, .. } = &cell.state else { return };
-        let attached = Attached { addresses: addresses.clone(), network: cell.network.take() };
-        let order = cell.order.take();
-        cell.launch = None;
+        let network = cell.pod.as_mut().and_then(|pod| pod.network.take());
+        let attached = Attached { addresses: addresses.clone(), network };
+        let order = cell.order.part();
+        cell.launch.call = None;
         if let Some(order) = order {
             self.answer_order(Some(id), &order, Ok(attached));
         }
@@ -518,7 +516,7 @@ impl Engine {
     /// Answers the order of a cell whose launch has failed and whose termination is not confirmed.
     pub(super) fn answer_order_of(&mut self, id: &CellId) {
         let Some(cell) = self.cells.get_mut(id) else { return };
-        let Some(order) = cell.order.take() else { return };
+        let Some(order) = cell.order.part() else { return };
         let error = failure_of(cell, self.orders.get(&order));
         self.answer_order(Some(id), &order, Err(error));
     }
@@ -536,9 +534,9 @@ impl Engine {
             return;
         }
         let Some(cell) = self.cells.get_mut(id) else { return };
-        let Some(sandbox) = cell.order.take() else { return };
+        let Some(sandbox) = cell.order.part() else { return };
         // The next cell's commits write that record.
-        cell.order_record = None;
+        cell.order = CellOrder::None;
         let failed = FailedLaunch::of(cell, self.orders.get(&sandbox));
         self.on_launch_failed(&sandbox, failed, now);
     }
@@ -616,7 +614,7 @@ impl Engine {
         }
         let seconds = order.deadline.saturating_sub(order.began).as_secs();
         let cell = self.cells.get(&id);
-        let launch_error = cell.and_then(|cell| cell.launch_error.clone());
+        let launch_error = cell.and_then(|cell| cell.launch.error.clone());
         let (error, reason) = match (cell.map(|cell| &cell.state), launch_error) {
             (Some(State::Launching { .. }), source) => {
                 let source = Box::new(source.unwrap_or_else(|| {
@@ -713,13 +711,13 @@ fn cause_of(error: &CellError) -> String {
 
 /// Returns true if a cell was launched for a pod with this uid.
 fn is_of_pod(cell: &Cell, pod_uid: &str) -> bool {
-    !pod_uid.is_empty() && cell.pod_uid == pod_uid
+    !pod_uid.is_empty() && cell.pod_uid() == pod_uid
 }
 
 /// Returns the error of a failed launch.
 fn failure_of(cell: &mut Cell, order: Option<&Order>) -> CellError {
-    let console = std::mem::take(&mut cell.console);
-    match cell.failure.take() {
+    let console = cell.end.console.take().unwrap_or_default();
+    match cell.end.failure.take() {
         Some(CellError::Ended(id, reason)) if !console.is_empty() => {
             CellError::Ended(id, format!("{reason}; its console ends: {console}"))
         }

@@ -24,7 +24,8 @@ impl Engine {
     pub fn other_places(&self) -> BTreeMap<Arc<str>, Vec<CellId>> {
         let mut places: BTreeMap<_, Vec<_>> = BTreeMap::new();
         for cell in self.cells.values().filter(|cell| self.is_elsewhere(cell)) {
-            places.entry(Arc::clone(&cell.place)).or_default().push(cell.id.clone());
+            let Some(place) = cell.place.clone() else { continue };
+            places.entry(place).or_default().push(cell.id.clone());
         }
         places
     }
@@ -37,7 +38,7 @@ impl Engine {
     /// Returns true if the provider looks in another place than that of a cell. The place of a cell
     /// of an older daemon is not known.
     pub(super) fn is_elsewhere(&self, cell: &Cell) -> bool {
-        is_other_place(&cell.place, &self.config.place)
+        is_other_place(cell.place.as_deref(), &self.config.place)
     }
 
     /// Returns true if the end of a cell's pod awaits the confirmed end of the instance. The
@@ -49,7 +50,7 @@ impl Engine {
     /// Returns the error of a termination in another place: the provider knows no such instance.
     pub(super) fn no_end_elsewhere(&self, id: &CellId) -> Option<ProviderError> {
         let cell = self.cells.get(id).filter(|cell| self.is_elsewhere(cell))?;
-        let (launched_in, looks_in) = (&cell.place, &self.config.place);
+        let (launched_in, looks_in) = (cell.place.as_deref()?, &self.config.place);
         let doing = format!(
             "end {id}: it was launched in {launched_in}, and the provider looks in {looks_in}; \
              configure the earlier provider and place again until its pods have ended"
@@ -60,9 +61,10 @@ impl Engine {
     /// Takes the instances that the provider shows for those of its place.
     pub(super) fn found(&mut self, shown: &BTreeSet<&InstanceId>, now: Now) {
         let mut found = Vec::new();
-        for cell in self.cells.values_mut().filter(|cell| cell.place != self.config.place) {
+        let place = self.config.known_place();
+        for cell in self.cells.values_mut().filter(|cell| cell.place != place) {
             if cell.state.instance().is_some_and(|instance| shown.contains(instance)) {
-                cell.place = Arc::clone(&self.config.place);
+                cell.place.clone_from(&place);
                 found.push(cell.id.clone());
             }
         }
@@ -78,6 +80,6 @@ impl Engine {
 }
 
 /// Returns true if a recorded place is known and is not that of the provider.
-pub(super) fn is_other_place(recorded: &str, place: &str) -> bool {
-    !recorded.is_empty() && recorded != place
+pub(super) fn is_other_place(recorded: Option<&str>, place: &str) -> bool {
+    recorded.is_some_and(|recorded| recorded != place)
 }

@@ -12,7 +12,7 @@ use crate::{
     engine::{
         BootKind, CellError, CellEvent, Effect, Effects, Engine, Event, Notice, Now, OrderSpec,
         SILENT, State,
-        cell::Cell,
+        cell::{Cell, CellOrder, Offered, Pod},
         launch,
         order::OrderState,
         timeline::{self, Step, Timeline},
@@ -141,7 +141,7 @@ impl Engine {
 
     /// Returns true if a cell was launched as further cells of the pools are.
     pub(super) fn has_parameters_of_pools(&self, cell: &Cell) -> bool {
-        cell.parameters_sha256 == launch::parameters_digest(&self.pools.parameters)
+        cell.launch.parameters_sha256 == launch::parameters_digest(&self.pools.parameters)
     }
 
     /// Limits the launches of the warm cells of a previous daemon.
@@ -156,13 +156,14 @@ impl Engine {
     /// pod may take one, all of them.
     pub(super) fn drain_pools(&mut self, now: Now) {
         let mut kept: BTreeMap<Arc<str>, usize> = BTreeMap::new();
-        let mut warm: Vec<&Cell> = self.cells.values().filter(|cell| cell.is_warm()).collect();
-        warm.sort_by_key(|cell| (!is_idle(cell), std::cmp::Reverse(cell.created_unix_nanos)));
+        let warm = self.cells.values().filter_map(|cell| Some((cell, cell.warm_in()?)));
+        let mut warm: Vec<(&Cell, &Arc<str>)> = warm.collect();
+        warm.sort_by_key(|(cell, _)| (!is_idle(cell), std::cmp::Reverse(cell.created_unix_nanos)));
         let mut ended = Vec::new();
-        for cell in warm {
-            let filling = self.pools.by_name.get(&cell.pool).filter(|_| !self.is_cordoned);
+        for (cell, pool) in warm {
+            let filling = self.pools.by_name.get(pool).filter(|_| !self.is_cordoned);
             let most = filling.map_or(0, |filling| filling.count);
-            let kept = kept.entry(Arc::clone(&cell.pool)).or_default();
+            let kept = kept.entry(Arc::clone(pool)).or_default();
             if *kept < most {
                 *kept += 1;
             } else {
@@ -205,7 +206,7 @@ impl Engine {
 
     /// Returns the number of a pool's cells, booting cells included.
     pub(super) fn warm_cells(&self, pool: &Arc<str>) -> usize {
-        self.cells.values().filter(|cell| cell.is_warm() && cell.pool == *pool).count()
+        self.cells.values().filter(|cell| cell.warm_in() == Some(pool)).count()
     }
 
     fn launch_warm(&mut self, name: &Arc<str>, now: Now) -> Result<(), Missing> {
@@ -256,7 +257,7 @@ impl Engine {
             Ok(cell) => {
                 let at = now.boot + self.config.launch_timeout;
                 self.timers.set(Timer::Warm(cell.id.clone()), at);
-                self.begin(Cell { pool: Arc::clone(name), ..cell }, now);
+                self.begin(Cell { pool: Some(Arc::clone(name)), ..cell }, now);
                 Ok(())
             }
             // The daemon starts or stops.
@@ -274,7 +275,7 @@ impl Engine {
     /// the launch of another cell for the node's processors.
     fn has_starting_pod(&self, now: Now) -> bool {
         let is_starting = |cell: &Cell| {
-            let taken = cell.requested.filter(|_| !cell.pool.is_empty() && !cell.is_warm());
+            let taken = cell.requested.filter(|_| cell.pool.is_some() && !cell.is_warm());
             let is_recent = taken.is_some_and(|taken| now.boot < taken + MAX_REFILL_DELAY);
             let is_live = matches!(cell.state, State::Binding { .. } | State::Bound { .. });
             is_recent && is_live && cell.timeline.at(Step::FirstContainer).is_none()
@@ -289,12 +290,13 @@ impl Engine {
 
     /// Begins to wait with an idle cell of a pool.
     pub(super) fn on_warm(&mut self, id: &CellId, now: Now) {
-        let Some(cell) = self.cells.get(id).filter(|cell| cell.is_warm()) else { return };
-        let Some(filling) = self.pools.by_name.get_mut(&cell.pool) else { return };
+        let Some(cell) = self.cells.get(id) else { return };
+        let Some(pool) = cell.warm_in() else { return };
+        let Some(filling) = self.pools.by_name.get_mut(pool) else { return };
         filling.failures = 0;
         filling.failing_since = None;
-        let left = filling.ttl.saturating_sub(cell.ran_before);
-        let notice = Notice::Warm(Arc::clone(&cell.pool));
+        let left = filling.ttl.saturating_sub(cell.bill.ran_before);
+        let notice = Notice::Warm(Arc::clone(pool));
         self.emit(id, Effect::Log(notice));
         self.emit(id, Effect::PublishWarm);
         self.timers.set(Timer::Warm(id.clone()), now.boot + left);
@@ -304,18 +306,17 @@ impl Engine {
     /// Ends a warm cell whose launch takes too long, or that is too old. Of a pool, one is replaced
     /// after the other.
     pub(super) fn on_warm_timer(&mut self, id: &CellId, now: Now) {
-        let Some(cell) = self.cells.get(id).filter(|cell| cell.is_warm()) else { return };
+        let Some(cell) = self.cells.get(id) else { return };
+        let Some(pool) = cell.warm_in() else { return };
         if !is_idle(cell) {
             let seconds = self.config.launch_timeout.as_secs();
             let console = String::new();
             self.fail(id, CellError::Silent { cell: id.clone(), seconds, console });
             return self.apply(id, CellEvent::End(SILENT.into()), now);
         }
-        let count = self.pools.by_name.get(&cell.pool).map_or(0, |filling| filling.count);
-        let idle = self
-            .cells
-            .values()
-            .filter(|other| other.is_warm() && other.pool == cell.pool && is_idle(other));
+        let count = self.pools.by_name.get(pool).map_or(0, |filling| filling.count);
+        let is_idle_too = |other: &&Cell| other.warm_in() == Some(pool) && is_idle(other);
+        let idle = self.cells.values().filter(is_idle_too);
         if idle.count() < count {
             return self.timers.set(Timer::Warm(id.clone()), now.boot + self.config.retry_pause);
         }
@@ -324,21 +325,16 @@ impl Engine {
 
     /// Waits before a pool is filled again whose cell could not be launched, or has ended.
     pub(super) fn on_cell_of_pool_ended(&mut self, mut cell: Cell, now: Now) {
-        let Some(failure) = cell.failure.take() else { return };
-        let Some(filling) = self.pools.by_name.get_mut(&cell.pool) else { return };
-        if !cell.sandbox.is_empty() {
-            return;
-        }
+        let Some(failure) = cell.end.failure.take() else { return };
+        let Some(pool) = cell.pool.filter(|_| cell.pod.is_none()) else { return };
+        let Some(filling) = self.pools.by_name.get_mut(&pool) else { return };
         filling.failures = filling.failures.saturating_add(1);
         filling.failing_since.get_or_insert(now.boot);
         let first = self.config.retry_pause;
         let pause = doubled(first, filling.failures.saturating_sub(1), MAX_PAUSE.max(first));
         filling.not_before = now.boot + pause;
-        let notice = Notice::PoolFailed {
-            pool: Arc::clone(&cell.pool),
-            reason: error_chain(&failure),
-            seconds: pause.as_secs(),
-        };
+        let notice =
+            Notice::PoolFailed { pool, reason: error_chain(&failure), seconds: pause.as_secs() };
         self.emit(&cell.id, Effect::Log(notice));
     }
 
@@ -369,8 +365,8 @@ impl Engine {
             .cells
             .values()
             .filter(idle)
-            .filter(|cell| cell.parameters_sha256 == parameters_sha256)
-            .filter_map(|cell| Some((choice.suited(cell.offering.as_ref()?)?, cell)))
+            .filter(|cell| cell.launch.parameters_sha256 == parameters_sha256)
+            .filter_map(|cell| Some((choice.suited(cell.offering()?)?, cell)))
             .filter(|(suited, cell)| self.affords_warm(namespace, cell, suited.price));
         let cheapest = suited.min_by_key(|(suited, cell)| (suited.price, cell.created_unix_nanos));
         cheapest.map(|(suited, cell)| (cell.id.clone(), suited))
@@ -393,24 +389,18 @@ impl Engine {
         else {
             return false;
         };
-        cell.settled = cost;
-        cell.ran_before = Duration::ZERO;
-        cell.billed_from = Some(now.boot);
+        let Some(pool) = cell.warm_in().cloned() else { return false };
+        cell.bill.restart(cost, now);
         cell.created_unix_nanos = timeline::nanos(now.unix);
         cell.requested = Some(now.boot);
         cell.timeline = Timeline::default();
         for step in [Step::Launched, Step::Booted, Step::Enrolled] {
             cell.timeline.reach(step, now.unix);
         }
-        cell.offering_reason = format!("cheapest idle cell that fits, of warm pool {}", cell.pool);
-        cell.offering = Some(suited);
-        cell.order = Some(sandbox.clone());
-        cell.order_record = Some(sandbox.clone());
-        cell.sandbox = sandbox.as_str().to_owned();
-        cell.pod_uid = order.key.pod_uid.clone();
-        cell.namespace = order.key.namespace.clone();
-        cell.healthy_timeout = order.healthy_timeout;
-        let pool = Arc::clone(&cell.pool);
+        let reason = format!("cheapest idle cell that fits, of warm pool {pool}");
+        cell.offered = Some(Offered { candidate: suited, reason });
+        cell.order = CellOrder::Waiting(sandbox.clone());
+        cell.pod = Some(Pod::of_order(sandbox, order));
         if let Some(filling) = self.pools.by_name.get_mut(&pool) {
             filling.hits += 1;
         }
@@ -441,8 +431,8 @@ impl Engine {
     /// Makes a warm cell end, because a pod has reached a limit. Returns false if there is none.
     /// The pod waits for the end of one cell after the other.
     pub(super) fn give_way(&mut self, now: Now) -> bool {
-        let of_pools = || self.cells.values().filter(|cell| !cell.pool.is_empty());
-        if of_pools().any(|cell| cell.sandbox.is_empty() && !cell.is_warm()) {
+        let of_pools = || self.cells.values().filter(|cell| cell.pool.is_some());
+        if of_pools().any(|cell| cell.pod.is_none() && !cell.is_warm()) {
             return true;
         }
         let warm = of_pools().filter(|cell| cell.is_warm());

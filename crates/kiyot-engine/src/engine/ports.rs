@@ -81,10 +81,10 @@ impl Engine {
         });
         let bound = self.cells.values().filter(|cell| {
             let frees = !self.capabilities.awaits_ends() && cell.state.is_released();
-            cell.pod_uid != pod.pod_uid && !frees
+            cell.pod_uid() != pod.pod_uid && !frees
         });
         let bound = bound.filter_map(|cell| {
-            let ports = cell.ports.as_deref()?.clone();
+            let ports = cell.pod.as_ref()?.ports.as_deref()?.clone();
             Some((ports, cell.id.to_string()))
         });
         bound
@@ -96,7 +96,8 @@ impl Engine {
     pub fn held(&self) -> Vec<Held> {
         let held = self.cells.values().filter_map(|cell| {
             let State::Bound { instance, addresses } = &cell.state else { return None };
-            let ports = cell.ports.as_ref().map(|held| held.ports.clone()).unwrap_or_default();
+            let held = cell.pod.as_ref().and_then(|pod| pod.ports.as_ref());
+            let ports = held.map(|held| held.ports.clone()).unwrap_or_default();
             Some(Held { instance: instance.clone(), addresses: addresses.clone(), ports })
         });
         held.collect()

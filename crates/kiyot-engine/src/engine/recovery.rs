@@ -2,7 +2,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::Arc,
     time::Duration,
 };
 
@@ -12,10 +11,10 @@ use crate::{
     engine::{
         Capabilities, Change, EndStep, Engine, EngineConfig, LaunchCall, Now, OrderKey, Seams,
         State, Timeline,
-        cell::Cell,
-        costs::{self, Costs},
+        cell::{Cell, CellEnd, CellLaunch, CellOrder, Offered, Pod, Token},
+        costs::{Bill, Costs},
         earlier::EarlierLaunches,
-        launch::{self, Launch},
+        launch::Launch,
         order::{Order, OrderState},
         place::{ELSEWHERE, is_other_place},
         ports::PodPorts,
@@ -112,9 +111,8 @@ impl Engine {
             let order = orders.iter().find(|(_, order)| order.cell == *key);
             let order =
                 order.and_then(|(sandbox, order)| Some((SandboxId::parse(sandbox).ok()?, order)));
-            let sandbox = with_sandbox.get(key.as_str());
-            let cell = engine.resumed(id.clone(), record, order, sandbox.is_some(), now);
-            let cell = Cell { ports: sandbox.and_then(|sandbox| sandbox.ports.clone()), ..cell };
+            let sandbox = with_sandbox.get(key.as_str()).copied();
+            let cell = engine.resumed(id.clone(), record, order, sandbox, now);
             match &cell.state {
                 State::Ended { reason } if cell.was_bound => {
                     gone.push((cell.created_unix_nanos, id, reason.to_string()));
@@ -146,7 +144,7 @@ impl Engine {
         id: CellId,
         record: &store::Cell,
         order: Option<(SandboxId, &store::Order)>,
-        has_sandbox: bool,
+        sandbox: Option<&JournalSandbox>,
         now: Now,
     ) -> Cell {
         let instance = (!record.instance.is_empty()).then(|| InstanceId(record.instance.clone()));
@@ -158,7 +156,8 @@ impl Engine {
         let is_expired = left.is_zero();
         // A pool's cell without a pod goes on without an order.
         let is_wanted = order.is_some() || (!record.pool.is_empty() && record.sandbox.is_empty());
-        let is_elsewhere = is_other_place(&record.place, &self.config.place);
+        let place = (!record.place.is_empty()).then(|| record.place.as_str().into());
+        let is_elsewhere = is_other_place(place.as_deref(), &self.config.place);
         // An instance of another place may be on another machine.
         let rebooted = self.capabilities.ends_with_node
             && !is_elsewhere
@@ -183,7 +182,7 @@ impl Engine {
             (CellPhase::Terminating, _) => to_end(&record.reason),
             (_, _) if rebooted => to_end(REBOOTED),
             (_, _) if is_fresh && is_elsewhere => to_end(ELSEWHERE),
-            (CellPhase::Bound, Some(instance)) if has_sandbox => {
+            (CellPhase::Bound, Some(instance)) if sandbox.is_some() => {
                 let addresses =
                     record.addresses.iter().filter_map(|address| address.parse().ok()).collect();
                 State::Bound { instance: instance.clone(), addresses }
@@ -215,33 +214,22 @@ impl Engine {
             sandbox
         });
         let timeline = record.timeline.as_ref().map(Timeline::from_stored).unwrap_or_default();
+        let lost_unix_nanos = Some(record.lost_unix_nanos).filter(|nanos| *nanos != 0);
         Cell {
-            launch: launch.map(Arc::new),
-            parameters_sha256: record.parameters_sha256.clone(),
-            place: record.place.as_str().into(),
-            order_record: order.clone(),
-            order,
-            pool: record.pool.as_str().into(),
-            sandbox: record.sandbox.clone(),
-            pod_uid: record.pod_uid.clone(),
-            namespace: record.namespace.clone(),
+            launch: CellLaunch::resumed(launch, record.parameters_sha256.clone()),
+            place,
+            order: order.map_or(CellOrder::None, CellOrder::Waiting),
+            pool: (!record.pool.is_empty()).then(|| record.pool.as_str().into()),
+            pod: Pod::from_stored(record, sandbox),
             boot_id: record.boot_id.clone(),
             created_unix_nanos: record.created_unix_nanos,
-            offering: record.offering.as_ref().map(launch::candidate),
-            offering_reason: record.offering_reason.clone(),
+            offered: Offered::from_stored(record),
             earlier,
             timeline,
-            ran_before: costs::since_launch(&timeline, now),
-            billed_from: Some(now.boot),
-            token_sha256: record.token_sha256.clone(),
-            token_expires_unix: record.token_expires_unix,
-            token_deadline: now.boot + left,
-            key_sha256: record.key_sha256.clone(),
-            healthy_timeout,
-            lost_unix_nanos: record.lost_unix_nanos,
-            was_bound: has_sandbox,
-            // The call of the previous daemon may be on its way.
-            may_be_launched: true,
+            bill: Bill::resumed(&timeline, now),
+            token: Token::from_stored(record, now.boot + left),
+            end: CellEnd { lost_unix_nanos, ..CellEnd::default() },
+            was_bound: sandbox.is_some(),
             instance_known: Some(now.boot),
             ..Cell::new(id, state)
         }
@@ -296,14 +284,12 @@ fn lost(id: CellId, sandbox: &JournalSandbox, now: Now) -> Cell {
         stopped: false,
     };
     Cell {
-        sandbox: sandbox.id.clone(),
-        pod_uid: sandbox.pod_uid.clone(),
-        ports: sandbox.ports.clone(),
+        pod: Some(Pod::of_sandbox(sandbox)),
         created_unix_nanos: sandbox.created_unix_nanos,
         was_bound: true,
-        may_be_launched: true,
+        launch: CellLaunch::resumed(None, String::new()),
         instance_known: Some(now.boot),
-        billed_from: Some(now.boot),
+        bill: Bill::resumed(&Timeline::default(), now),
         ..Cell::new(id, state)
     }
 }

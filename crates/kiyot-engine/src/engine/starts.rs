@@ -105,9 +105,9 @@ impl AllStarts {
 impl Cell {
     /// Returns the kind by which it is counted.
     pub(super) fn kind(&self) -> Kind {
-        let name = self.offering.as_ref().map(|it| it.offering.instance_type.as_str());
+        let name = self.offering().map(|it| it.offering.instance_type.as_str());
         let family = name.and_then(|name| name.split('.').next()).unwrap_or_default();
-        Kind { family: family.to_owned(), is_warm: !self.pool.is_empty() }
+        Kind { family: family.to_owned(), is_warm: self.pool.is_some() }
     }
 }
 

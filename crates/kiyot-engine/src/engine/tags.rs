@@ -58,7 +58,7 @@ impl Engine {
         id: &CellId,
         sandbox: &SandboxId,
     ) -> BTreeMap<String, String> {
-        let cell = self.cells.get(id).filter(|cell| !cell.pool.is_empty());
+        let cell = self.cells.get(id).filter(|cell| cell.pool.is_some());
         let (Some(cell), Some(order)) = (cell, self.orders.get(sandbox)) else {
             return BTreeMap::new();
         };
@@ -66,7 +66,7 @@ impl Engine {
             return BTreeMap::new();
         }
         // Not known for a cell of a previous daemon: then all tags are set.
-        let launch = cell.launch.clone();
+        let launch = cell.launch.call.clone();
         let pod = order.pod_tags();
         let mut tags = self.tags_for(id, &pod);
         for (key, value) in launch.iter().flat_map(|launch| &launch.spec.tags) {

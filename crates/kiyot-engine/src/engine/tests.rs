@@ -23,6 +23,7 @@ mod pools;
 mod ports;
 mod properties;
 mod records;
+mod resumes;
 mod tags;
 mod unclaimed;
 
@@ -216,13 +217,15 @@ fn token_is_checked_without_being_spent_until_it_expires() {
 #[test]
 fn clock_jump_across_a_restart_can_only_shorten_a_token() {
     let record = store::Cell {
+        token_sha256: "token".into(),
         token_expires_unix: i64::try_from((NOON + TTL).as_secs()).unwrap(),
         ..stored(CellPhase::Bound)
     };
     for (unix, left) in [(NOON, TTL), (NOON - YEAR, TTL), (NOON + YEAR, Duration::ZERO)] {
         let now = Now { boot: Duration::from_secs(9), unix };
         let (engine, cell) = recovered(record.clone(), true, now);
-        assert_eq!(engine.cells[&cell].token_deadline, now.boot + left);
+        let token = engine.cells[&cell].token.as_ref().unwrap();
+        assert_eq!(token.deadline, now.boot + left);
     }
 }
 

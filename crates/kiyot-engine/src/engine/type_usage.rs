@@ -34,7 +34,7 @@ pub(super) struct EndedTypes {
 
 impl TypeUsage {
     fn add(&mut self, cell: &Cell, now: Now) {
-        self.time = self.time.saturating_add(cell.billed_time(now));
+        self.time = self.time.saturating_add(cell.bill.time(now));
         self.cost = self.cost + cell.cost(now);
     }
 }
@@ -64,6 +64,6 @@ impl Engine {
 }
 
 fn key_of(cell: &Cell) -> Option<TypeKey> {
-    let offering = &cell.offering.as_ref()?.offering;
+    let offering = &cell.offering()?.offering;
     Some((offering.instance_type.clone(), offering.market))
 }

@@ -68,7 +68,7 @@ impl Engine {
     /// Parts a cell from its order, which is answered. The cell joins a warm pool, or ends.
     pub(super) fn release(&mut self, id: &CellId, reason: &str, now: Now) {
         let pool = self.lacking_pool(id);
-        let order = self.cells.get(id).and_then(|cell| cell.order.clone());
+        let order = self.cells.get(id).and_then(|cell| cell.order.waiting().cloned());
         let order = order.filter(|order| self.cell_of_order(order) == Some(id));
         if let Some(order) = order {
             let error = CellError::Ended(id.clone(), reason.to_owned());
@@ -90,18 +90,17 @@ impl Engine {
             State::Launching { .. } | State::Booting { .. } | State::Idle { .. }
         );
         if !is_fresh
-            || !cell.pool.is_empty()
-            || cell.failure.is_some()
-            || cell.is_ended_by_caller
+            || cell.pool.is_some()
+            || cell.end.failure.is_some()
+            || cell.end.is_by_caller()
             || self.is_cordoned
             || !self.has_parameters_of_pools(cell)
         {
             return None;
         }
-        let requested = cell.launch.iter().flat_map(|launch| &launch.spec.candidates);
-        let candidates: Vec<_> = match &cell.offering {
+        let candidates: Vec<_> = match cell.offering() {
             Some(offering) => vec![offering],
-            None => requested.collect(),
+            None => cell.launch.candidates().collect(),
         };
         let suits = |pool: &Filling| {
             let has =
@@ -119,9 +118,7 @@ impl Engine {
         // The time until now is at the namespace's cost.
         let cost = self.settle_cost(id, now);
         let Some(cell) = self.cells.get_mut(id) else { return };
-        cell.settled = cost;
-        cell.ran_before = Duration::ZERO;
-        cell.billed_from = cell.billed_from.map(|_| now.boot);
+        cell.bill.restart(cost, now);
         cell.created_unix_nanos = timeline::nanos(now.unix);
         cell.requested = Some(now.boot);
         let before = std::mem::take(&mut cell.timeline);
@@ -131,12 +128,9 @@ impl Engine {
             }
         }
         // Its commits remove the record of the order.
-        cell.order = None;
-        cell.sandbox.clear();
-        cell.pod_uid.clear();
-        cell.namespace.clear();
-        cell.healthy_timeout = None;
-        cell.pool = Arc::clone(&pool);
+        cell.order.part();
+        cell.pod = None;
+        cell.pool = Some(Arc::clone(&pool));
         let is_idle = matches!(cell.state, State::Idle { .. });
         // A record of the launch exists: it may have been called, whether this is written or not.
         let is_launching = matches!(cell.state, State::Launching { .. });

@@ -101,8 +101,8 @@ impl Cell {
             State::Bound { addresses, .. } => addresses.clone(),
             _ => Vec::new(),
         };
-        let launch_error = self.launch_error.as_ref().filter(|_| self.state.has_open_launch());
-        let error = match (&self.failure, self.refusal.as_ref().or(launch_error)) {
+        let launch_error = self.launch.error.as_ref().filter(|_| self.state.has_open_launch());
+        let error = match (&self.end.failure, self.end.refusal.as_ref().or(launch_error)) {
             (Some(failure), _) => error_chain(failure),
             (None, Some(error)) => error.text(),
             (None, None) => String::new(),
@@ -110,20 +110,20 @@ impl Cell {
         CellView {
             id: self.id.clone(),
             state: self.state.clone(),
-            offering: self.offering.clone(),
+            offering: self.offering().cloned(),
             addresses,
             created_unix_nanos: self.created_unix_nanos,
             timeline: self.timeline,
-            namespace: self.namespace.clone(),
-            pod_uid: self.pod_uid.clone(),
-            sandbox: self.sandbox.clone(),
-            pool: Arc::clone(&self.pool),
+            namespace: self.namespace().to_owned(),
+            pod_uid: self.pod_uid().to_owned(),
+            sandbox: self.sandbox().to_owned(),
+            pool: self.pool.clone().unwrap_or_else(|| "".into()),
             error,
-            replays: self.replays,
-            offering_reason: self.offering_reason.clone(),
+            replays: self.launch.replays,
+            offering_reason: self.offering_reason().to_owned(),
             earlier: self.earlier.clone(),
-            console: self.console.clone(),
-            lost_unix_nanos: self.lost_unix_nanos,
+            console: self.end.console.clone().unwrap_or_default(),
+            lost_unix_nanos: self.end.lost_unix_nanos.unwrap_or_default(),
             cost: self.cost(now),
         }
     }
@@ -172,8 +172,8 @@ impl Engine {
             };
             pools.insert(name, pool);
         }
-        for cell in self.cells.values().filter(|cell| cell.is_warm()) {
-            let Some(pool) = pools.get_mut(&cell.pool) else { continue };
+        for cell in self.cells.values() {
+            let Some(pool) = cell.warm_in().and_then(|pool| pools.get_mut(pool)) else { continue };
             let count = if pools::is_idle(cell) { &mut pool.idle } else { &mut pool.booting };
             *count += 1;
         }

@@ -32,7 +32,7 @@ fn take(engine: &mut Engine, (kind, which, ..): Step, order: &OrderSpec, now: No
         4 => Event::Launched(cell, failed(ErrorClass::Capacity)),
         5 => Event::Connected(cell),
         6 => {
-            let token = engine.cells[&cell].token_sha256.clone();
+            let token = engine.cells[&cell].stored().token_sha256;
             Event::Claim { cell, token_sha256: token, key_sha256: "key".into(), claim: 1 }
         }
         7 => Event::Attached(cell, Ok(Attached::default())),

@@ -329,7 +329,8 @@ proptest! {
         for (number, own) in limits.iter().enumerate() {
             let cell = bound(&mut engine, &format!("pod-{number}"), &format!("i-{number}"));
             let own = own.map(HealthyTimeout::of_secs);
-            engine.cells.get_mut(&cell).unwrap().healthy_timeout = own;
+            let pod = engine.cells.get_mut(&cell).unwrap().pod.as_mut();
+            pod.unwrap().healthy_timeout = own;
             cells.push(cell);
             let limit = own.map_or(Some(LIMIT), HealthyTimeout::limit);
             models.push(Model { limit, ..Model::default() });

@@ -163,7 +163,7 @@ fn order_over_the_limit_of_boots_waits_for_the_namespace_with_the_fewest() {
     for (round, cell) in (10..).zip(first.clone()) {
         answer(&mut engine, &cell, 1, round);
         for (next, _) in launches(&bind(&mut engine, &cell, round)) {
-            order.push(engine.cells[&next].pod_uid.clone());
+            order.push(engine.cells[&next].pod_uid().to_owned());
         }
     }
     assert_eq!(order, ["batch-4", "web-2"]);
@@ -190,7 +190,7 @@ fn pod_keeps_its_place_when_its_order_times_out() {
     assert_eq!(refused, expected);
     engine.order(short("early", 100), at(20));
     let next = launches(&bind(&mut engine, &cell, 21)).remove(0).0;
-    assert_eq!(engine.cells[&next].pod_uid, "early");
+    assert_eq!(engine.cells[&next].pod_uid(), "early");
 }
 
 /// Verifies A18.
@@ -267,7 +267,7 @@ proptest! {
                     engine.order(priced(namespace, &pod, &[price]), at(seconds));
                 }
                 (1, Some(cell)) => {
-                    let launch = engine.cells[&cell].launch.clone();
+                    let launch = engine.cells[&cell].launch.call.clone();
                     if let Some(launch) = launch {
                         let price = launch.spec.candidates[0].price.micros() / 1_000_000;
                         answer(&mut engine, &cell, price, seconds);
@@ -287,7 +287,7 @@ proptest! {
             prop_assert!(engine.cells.values().filter(|cell| cell.boots()).count() <= boots);
             let price = |namespace: Option<&str>| {
                 let of = engine.cells.values();
-                let of = of.filter(|cell| namespace.is_none_or(|own| cell.namespace == own));
+                let of = of.filter(|cell| namespace.is_none_or(|own| cell.namespace() == own));
                 of.fold(Price::FREE, |sum, cell| sum + cell.limited_price())
             };
             prop_assert!(price(None) <= dollars(9));

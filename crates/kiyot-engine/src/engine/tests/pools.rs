@@ -306,7 +306,13 @@ fn smaller_pool_is_drained_and_a_larger_one_filled() {
     let unknown = Pool { candidates: None, ..pool("small", 3) };
     assert_eq!(launches(&engine.set_pools(vec![unknown], at(4))).len(), 2);
     let effects = engine.set_pools(vec![pool("other", 1)], at(5));
-    assert!(engine.cells.values().filter(|cell| &*cell.pool == "small").all(|c| !c.is_warm()));
+    assert!(
+        engine
+            .cells
+            .values()
+            .filter(|cell| cell.pool.as_deref() == Some("small"))
+            .all(|c| !c.is_warm())
+    );
     assert_eq!(launches(&effects).len(), 1);
     engine.set_pools(Vec::new(), at(6));
     assert!(engine.cells.values().all(|cell| !cell.is_warm()));
@@ -725,7 +731,7 @@ fn old_cell_whose_record_fails_is_terminated_later() {
     let cell = launches(&effects).remove(0);
     let instance = launched_as("i", &cell);
     engine.handle(Event::Launched(cell.clone(), Ok(instance)), at(2));
-    engine.cells.get_mut(&cell).unwrap().ran_before = seconds(3600);
+    engine.cells.get_mut(&cell).unwrap().bill.ran_before = seconds(3600);
     let effects = engine.handle(Event::Connected(cell.clone()), at(3));
     records::fails(&mut engine, &cell, effects, 3);
     let effects = engine.handle(Event::Tick, at(60));

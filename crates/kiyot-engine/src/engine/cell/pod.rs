@@ -1,0 +1,65 @@
+//! The pod of a cell.
+
+use kiyot_proto::store;
+
+use crate::{
+    engine::{JournalSandbox, PodPorts, order::Order},
+    id::SandboxId,
+    provider::PodNetwork,
+    request::HealthyTimeout,
+};
+
+/// A pod for which a cell was launched, or that has taken it from a warm pool.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(in crate::engine) struct Pod {
+    /// The id of its sandbox.
+    pub(in crate::engine) sandbox: String,
+    pub(in crate::engine) uid: String,
+    pub(in crate::engine) namespace: String,
+    /// The time for which the cell's agent may be silent, if the pod has a limit of its own.
+    pub(in crate::engine) healthy_timeout: Option<HealthyTimeout>,
+    /// Its host ports and networks, from its attachment until its end.
+    pub(in crate::engine) ports: Option<Box<PodPorts>>,
+    /// The network that the agent configures, from the attachment until the order is answered.
+    pub(in crate::engine) network: Option<PodNetwork>,
+}
+
+impl Pod {
+    /// Returns the pod of an order.
+    pub(in crate::engine) fn of_order(sandbox: &SandboxId, order: &Order) -> Self {
+        Self {
+            sandbox: sandbox.as_str().to_owned(),
+            uid: order.key.pod_uid.clone(),
+            namespace: order.key.namespace.clone(),
+            healthy_timeout: order.healthy_timeout,
+            ports: None,
+            network: None,
+        }
+    }
+
+    /// Returns the pod of a recorded sandbox.
+    pub(in crate::engine) fn of_sandbox(sandbox: &JournalSandbox) -> Self {
+        Self {
+            sandbox: sandbox.id.clone(),
+            uid: sandbox.pod_uid.clone(),
+            ports: sandbox.ports.clone(),
+            ..Self::default()
+        }
+    }
+
+    /// Returns the pod of a cell's record, if it has one, with the ports of its recorded sandbox.
+    pub(in crate::engine) fn from_stored(
+        record: &store::Cell,
+        sandbox: Option<&JournalSandbox>,
+    ) -> Option<Self> {
+        let pod = Self {
+            sandbox: record.sandbox.clone(),
+            uid: record.pod_uid.clone(),
+            namespace: record.namespace.clone(),
+            healthy_timeout: record.healthy_timeout_secs.map(HealthyTimeout::of_secs),
+            ports: sandbox.and_then(|sandbox| sandbox.ports.clone()),
+            network: None,
+        };
+        (pod != Self::default()).then_some(pod)
+    }
+}

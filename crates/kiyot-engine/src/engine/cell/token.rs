@@ -1,0 +1,55 @@
+//! The token with which a cell's agent enrols.
+
+use std::time::Duration;
+
+use kiyot_proto::store;
+
+use crate::engine::{ClaimRefusal, Now};
+
+/// A token, which one key may spend.
+#[derive(Debug)]
+pub(in crate::engine) struct Token {
+    /// Its digest.
+    pub(in crate::engine) sha256: String,
+    /// The time of its expiry for the record, in seconds since 1970.
+    pub(in crate::engine) expires_unix: i64,
+    /// The time of its expiry by [`Now::boot`].
+    pub(in crate::engine) deadline: Duration,
+    /// The digest of the key that has spent it.
+    pub(in crate::engine) spent_by: Option<String>,
+}
+
+impl Token {
+    /// Returns a token that was not spent.
+    pub(in crate::engine) fn new(sha256: String, ttl: Duration, now: Now) -> Self {
+        let expires_unix = i64::try_from((now.unix + ttl).as_secs()).unwrap_or(i64::MAX);
+        Self { sha256, expires_unix, deadline: now.boot + ttl, spent_by: None }
+    }
+
+    /// Returns the token of a cell's record, if it has one.
+    pub(in crate::engine) fn from_stored(record: &store::Cell, deadline: Duration) -> Option<Self> {
+        let text = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
+        Some(Self {
+            sha256: text(&record.token_sha256)?,
+            expires_unix: record.token_expires_unix,
+            deadline,
+            spent_by: text(&record.key_sha256),
+        })
+    }
+
+    /// Checks whether the token has a digest, may be spent by a key, if one is given, and has not
+    /// expired.
+    pub(in crate::engine) fn check(
+        &self,
+        sha256: &str,
+        key_sha256: Option<&str>,
+        now: Now,
+    ) -> Result<(), ClaimRefusal> {
+        match (&self.spent_by, key_sha256) {
+            _ if self.sha256 != sha256 => Err(ClaimRefusal::WrongToken),
+            (Some(spent_by), Some(key)) if spent_by != key => Err(ClaimRefusal::OtherKey),
+            _ if now.boot >= self.deadline => Err(ClaimRefusal::Expired),
+            _ => Ok(()),
+        }
+    }
+}
