@@ -1,5 +1,7 @@
 //! Calls that several backends answer: fan-out of the request, and merging of the responses.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use futures::future::join_all;
 use http::request::Parts;
@@ -19,7 +21,7 @@ use super::{
     server_state::ServerState,
 };
 use crate::backends::{
-    Method,
+    DecodedBackend, Method,
     cri::{MAX_MESSAGE_BYTES, UnaryError, UnaryResponse, Upstream},
 };
 
@@ -78,17 +80,13 @@ async fn collect_from_runtimes(call: Call<'_>) -> Option<(Vec<UnaryResponse>, Ca
 
 /// Collects the parts of decoded backends. Returns `None` if a backend failed and the caller has
 /// its status.
-async fn collect_parts<'a>(
+async fn collect_parts<'a, F: Future<Output = Result<Bytes, Status>>>(
     mut call: Call<'a>,
-    method: Method,
-    message: &Bytes,
+    part: impl Fn(&'a Arc<dyn DecodedBackend>) -> F,
 ) -> Option<(Vec<Bytes>, Call<'a>)> {
-    let Call { server, deadline, .. } = call;
     let mut parts = Vec::new();
-    for backend in server.registry.decoded() {
-        let message = message.clone();
-        let answer = decoded::answer(&server.main, backend, method, message, deadline.instant());
-        match call.caller.wait(answer).await {
+    for backend in call.server.registry.decoded() {
+        match call.caller.wait(part(backend)).await {
             Ok(Ok(part)) => parts.push(part),
             Ok(Err(status)) => {
                 call.caller.send_status(&status);
@@ -144,8 +142,11 @@ fn learn(
 
 /// Answers a list with the entries of all backends.
 pub(super) async fn list(call: Call<'_>, method: Method, message: Bytes) {
-    let server = call.server;
-    let Some((parts, call)) = collect_parts(call, method, &message).await else { return };
+    let Call { server, deadline, .. } = call;
+    let part = |backend| {
+        decoded::answer(&server.main, backend, method, message.clone(), deadline.instant())
+    };
+    let Some((parts, call)) = collect_parts(call, part).await else { return };
     if !server.registry.has_several_runtimes() && parts.iter().all(Bytes::is_empty) {
         return forward::forward(server.registry.node(), call).await;
     }
@@ -181,8 +182,11 @@ pub(super) async fn metrics(mut call: Call<'_>) {
         .and_then(|mut response| merge::single_message(&mut response));
     let mut parts = Vec::new();
     if let Some(descriptions) = descriptions {
-        let method = Method::ListPodSandboxMetrics;
-        let Some(collected) = collect_parts(call, method, &descriptions).await else { return };
+        let part = |backend| {
+            let descriptions = descriptions.clone();
+            decoded::list_metrics(&server.main, backend, descriptions, deadline.instant())
+        };
+        let Some(collected) = collect_parts(call, part).await else { return };
         (parts, call) = collected;
     }
     let Some((responses, caller)) = collect_from_runtimes(call).await else { return };
