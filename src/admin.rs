@@ -21,6 +21,7 @@ mod access;
 mod connection_limits;
 mod deadlines;
 mod dump;
+mod dumps;
 mod idle;
 mod lists;
 mod node_log;

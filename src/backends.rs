@@ -129,12 +129,12 @@ pub trait DecodedBackend: fmt::Debug + Send + Sync + 'static {
     /// buffer is bounded, and a stream that would lose an event ends with an error.
     fn events(&self) -> BoxStream<'static, Result<Bytes, Status>>;
 
-    /// Answers a call until `deadline` (the caller's `grpc-timeout`). Dropping the future does not
-    /// undo effects.
-    ///
-    /// `ListPodSandboxMetrics` always comes here. Its request has no fields, so that `message` is
-    /// the node's encoded `ListMetricDescriptorsResponse` instead: the response has only metrics
-    /// and labels that the node describes.
+    /// Returns this backend's part of `ListPodSandboxMetrics`, an encoded response. It has only the
+    /// metrics and labels of `descriptors`, the node's encoded `ListMetricDescriptorsResponse`.
+    async fn list_metrics(&self, descriptors: Bytes) -> Bytes;
+
+    /// Answers a call of another method until `deadline` (the caller's `grpc-timeout`). Dropping
+    /// the future does not undo effects.
     async fn call(
         &self,
         method: Method,

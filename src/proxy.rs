@@ -52,6 +52,7 @@ pub mod methods;
 pub mod peek;
 mod plan;
 pub mod routing;
+mod serve;
 mod server_state;
 mod trace_context;
 mod watchdog;

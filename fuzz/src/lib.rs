@@ -31,8 +31,8 @@ use kiyot_proto::{
     cell, cri,
 };
 use kiyot_sim::WorkloadPod;
-use kiyot_spdy::{Decoder, Frame, FrameError, MAX_CONTROL_BYTES};
 use kiyot_values::price::Price;
+use milpactl::spdy::{Decoder, Frame, FrameError, MAX_CONTROL_BYTES};
 use prost::Message;
 use tokio::runtime::{Builder, Runtime};
 

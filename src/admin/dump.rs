@@ -4,12 +4,7 @@
 //! keys alone, its cells no consoles, and its records are keys and lengths; as everywhere, no
 //! values of environment variables.
 
-use std::{
-    collections::HashMap,
-    io,
-    sync::{Arc, Mutex, PoisonError},
-    time::{Duration, Instant},
-};
+use std::{io, sync::Arc};
 
 use bytes::Bytes;
 use futures::{FutureExt, Stream, StreamExt, future, stream, stream::BoxStream};
@@ -23,8 +18,8 @@ use super::{
     deadlines::{SHORT, within},
     lists,
     parts::Parts,
-    renderer::{Piece, Renderer, Renderers},
-    service, versions,
+    renderer::{Piece, Renderer},
+    versions,
 };
 use crate::backends::{
     Backend,
@@ -36,9 +31,6 @@ use crate::backends::{
 
 /// Bytes of a response.
 const PART_BYTES: usize = 64 * 1024;
-/// Age until which the next bundle has the same versions and the same list of the provider: both
-/// are calls of others, whose limits are for pods.
-const MAX_AGE: Duration = Duration::from_secs(5);
 
 /// The texts of the bundle, in order.
 const FILES: [&str; 12] = [
@@ -55,28 +47,6 @@ const FILES: [&str; 12] = [
     "records.txt",
     "log.txt",
 ];
-
-/// The state that all bundles share.
-#[derive(Debug, Default)]
-pub(super) struct Dumps {
-    renderers: Renderers,
-    /// The latest texts that calls of others made, by file.
-    called: Mutex<HashMap<&'static str, (Instant, Arc<str>)>>,
-}
-
-impl Dumps {
-    /// Returns a text that calls of others make, if it is old, with the calls.
-    async fn of_calls(&self, file: &'static str, call: impl Future<Output = String>) -> Arc<str> {
-        let called = || self.called.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = called().get(file).cloned();
-        if let Some((_, text)) = known.filter(|(at, _)| at.elapsed() < MAX_AGE) {
-            return text;
-        }
-        let text = Arc::from(call.await);
-        called().insert(file, (Instant::now(), Arc::clone(&text)));
-        text
-    }
-}
 
 /// Returns the texts. Each begins with its name, and each piece is made when it is sent.
 pub(super) fn responses(
@@ -128,7 +98,7 @@ fn pieces(file: &'static str, parts: Arc<Parts>) -> BoxStream<'static, Piece> {
             move || format!("{config:#?}\n")
         }),
         "backends.txt" => read(async move {
-            let backends = service::backends(&parts);
+            let backends = parts.backends();
             move || format!("{backends:#?}\n")
         }),
         "pods.txt" => listed(
@@ -148,7 +118,7 @@ fn pieces(file: &'static str, parts: Arc<Parts>) -> BoxStream<'static, Piece> {
             },
         ),
         "pools.txt" => read(async move {
-            let pools = service::pools(&parts);
+            let pools = parts.pools();
             move || format!("{pools:#?}\n")
         }),
         "costs.txt" => read(async move {
@@ -156,7 +126,7 @@ fn pieces(file: &'static str, parts: Arc<Parts>) -> BoxStream<'static, Piece> {
             move || lines(costs.into_iter().map(|costs| format!("{costs:#?}")))
         }),
         "offerings.txt" => read(async move {
-            let offerings = within(SHORT, "ListOfferings", service::offerings(&parts)).await;
+            let offerings = within(SHORT, "ListOfferings", parts.offerings()).await;
             move || match offerings {
                 Ok(offerings) => lines(offerings.into_iter().map(|it| format!("{it:?}"))),
                 Err(status) => format!("not read: {}\n", status.message()),
@@ -280,19 +250,5 @@ mod tests {
         };
         assert_eq!(sizes("x".repeat(PART_BYTES + 1)), [PART_BYTES, 1]);
         assert!(sizes(String::new()).is_empty());
-    }
-
-    #[tokio::test]
-    async fn calls_of_others_are_made_once_for_bundles_that_follow_each_other() {
-        let dumps = Dumps::default();
-        let first = dumps.of_calls("provider.txt", async { "first".to_owned() }).await;
-        let second = dumps.of_calls("provider.txt", async { "second".to_owned() }).await;
-        assert_eq!((&*first, &*second), ("first", "first"));
-        let other = dumps.of_calls("version.txt", async { "other".to_owned() }).await;
-        assert_eq!(&*other, "other");
-        let old = Instant::now().checked_sub(MAX_AGE).unwrap();
-        dumps.called.lock().unwrap().get_mut("provider.txt").unwrap().0 = old;
-        let third = dumps.of_calls("provider.txt", async { "third".to_owned() }).await;
-        assert_eq!(&*third, "third");
     }
 }

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use kiyot_config::Config;
 use kiyot_engine::id::CellId;
-use kiyot_proto::admin;
+use kiyot_proto::{ADMIN_REVISION, admin};
 use tokio::sync::{Semaphore, watch};
 use tonic::Status;
 
-use super::dump::Dumps;
+use super::dumps::Dumps;
 use crate::{
     backends::milpa::{Milpa, inventory::PodKey},
     recent_log::RecentLog,
@@ -105,8 +105,55 @@ impl Parts {
     }
 
     /// Returns the name of the node in Kubernetes.
-    pub(super) fn node(&self) -> String {
+    fn node(&self) -> String {
         let node = self.milpas.first().map(|milpa| milpa.inventory().node().to_owned());
         node.unwrap_or_default()
+    }
+
+    /// Returns the version of the daemon.
+    pub(super) fn version(&self) -> admin::VersionResponse {
+        admin::VersionResponse {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            git_commit: self.git_commit.to_owned(),
+            revision: ADMIN_REVISION,
+            node: self.node(),
+        }
+    }
+
+    /// Returns the summaries of all backends.
+    pub(super) fn backends(&self) -> Vec<admin::Backend> {
+        let milpas = self.milpas.iter().map(|milpa| milpa.inventory().summary());
+        self.runtimes.iter().cloned().chain(milpas).collect()
+    }
+
+    /// Returns all warm pools.
+    pub(super) fn pools(&self) -> Vec<admin::Pool> {
+        self.milpas.iter().flat_map(|milpa| milpa.inventory().pools()).collect()
+    }
+
+    /// Returns the offerings of all backends.
+    pub(super) async fn offerings(&self) -> Result<Vec<admin::CatalogueOffering>, Status> {
+        let mut all = Vec::new();
+        for milpa in &self.milpas {
+            let offerings = milpa.inventory().offerings().await;
+            all.extend(offerings.map_err(|error| Status::unavailable(error.text()))?);
+        }
+        Ok(all)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn version_has_the_commit_of_the_build() {
+        let text = "[backends.containerd]\ntype = \"cri\"\n";
+        let config = Arc::new(kiyot_config::parse("kiyot.toml", text, []).unwrap());
+        for commit in ["0123456789ab-dirty", ""] {
+            let config = watch::Sender::new(Arc::clone(&config)).subscribe();
+            let parts = Parts::new(Vec::new(), Vec::new(), config, Default::default(), commit);
+            assert_eq!(parts.version().git_commit, commit);
+        }
     }
 }

@@ -5,10 +5,7 @@ use std::{sync::Arc, time::Duration};
 use async_trait::async_trait;
 use futures::{StreamExt, stream, stream::BoxStream};
 use kiyot_engine::id::CellId;
-use kiyot_proto::{
-    ADMIN_REVISION,
-    admin::{self, admin_server::Admin},
-};
+use kiyot_proto::admin::{self, admin_server::Admin};
 use kiyot_values::{error_chain::error_chain, glob::matches};
 use tokio::sync::OwnedSemaphorePermit;
 use tonic::{Request, Response, Status};
@@ -90,7 +87,7 @@ impl Admin for AdminService {
         &self,
         _request: Request<admin::VersionRequest>,
     ) -> Result<Response<admin::VersionResponse>, Status> {
-        Ok(Response::new(version(&self.parts)))
+        Ok(Response::new(self.parts.version()))
     }
 
     async fn list_pods(
@@ -165,7 +162,7 @@ impl Admin for AdminService {
         &self,
         _request: Request<admin::ListBackendsRequest>,
     ) -> Result<Response<admin::ListBackendsResponse>, Status> {
-        Ok(Response::new(admin::ListBackendsResponse { backends: backends(&self.parts) }))
+        Ok(Response::new(admin::ListBackendsResponse { backends: self.parts.backends() }))
     }
 
     async fn list_offerings(
@@ -178,7 +175,7 @@ impl Admin for AdminService {
                 format!("instance type of {} bytes; allowed: {MAX_GLOB_BYTES}", wanted.len());
             return Err(Status::invalid_argument(error));
         }
-        let mut offerings = within(SHORT, "ListOfferings", offerings(&self.parts)).await?;
+        let mut offerings = within(SHORT, "ListOfferings", self.parts.offerings()).await?;
         offerings.retain(|entry| {
             let offering = entry.offering.as_ref();
             wanted.is_empty() || offering.is_some_and(|it| matches(&wanted, &it.instance_type))
@@ -194,7 +191,7 @@ impl Admin for AdminService {
         &self,
         _request: Request<admin::ListPoolsRequest>,
     ) -> Result<Response<admin::ListPoolsResponse>, Status> {
-        Ok(Response::new(admin::ListPoolsResponse { pools: pools(&self.parts) }))
+        Ok(Response::new(admin::ListPoolsResponse { pools: self.parts.pools() }))
     }
 
     async fn plan(
@@ -375,37 +372,6 @@ impl Reading {
     }
 }
 
-/// Returns the version of the daemon.
-pub(super) fn version(parts: &Parts) -> admin::VersionResponse {
-    admin::VersionResponse {
-        version: env!("CARGO_PKG_VERSION").to_owned(),
-        git_commit: parts.git_commit.to_owned(),
-        revision: ADMIN_REVISION,
-        node: parts.node(),
-    }
-}
-
-/// Returns the summaries of all backends.
-pub(super) fn backends(parts: &Parts) -> Vec<admin::Backend> {
-    let milpas = parts.milpas.iter().map(|milpa| milpa.inventory().summary());
-    parts.runtimes.iter().cloned().chain(milpas).collect()
-}
-
-/// Returns all warm pools.
-pub(super) fn pools(parts: &Parts) -> Vec<admin::Pool> {
-    parts.milpas.iter().flat_map(|milpa| milpa.inventory().pools()).collect()
-}
-
-/// Returns the offerings of all backends.
-pub(super) async fn offerings(parts: &Parts) -> Result<Vec<admin::CatalogueOffering>, Status> {
-    let mut all = Vec::new();
-    for milpa in &parts.milpas {
-        let offerings = milpa.inventory().offerings().await;
-        all.extend(offerings.map_err(|error| Status::unavailable(error.text()))?);
-    }
-    Ok(all)
-}
-
 fn last_lines(text: &str, lines: Option<u64>) -> &str {
     let Some(lines) = lines.and_then(|lines| usize::try_from(lines).ok()) else { return text };
     let ends = text.trim_end_matches('\n').rmatch_indices('\n');
@@ -415,20 +381,7 @@ fn last_lines(text: &str, lines: Option<u64>) -> &str {
 
 #[cfg(test)]
 mod tests {
-    use tokio::sync::watch;
-
     use super::*;
-
-    #[test]
-    fn version_has_the_commit_of_the_build() {
-        let text = "[backends.containerd]\ntype = \"cri\"\n";
-        let config = Arc::new(kiyot_config::parse("kiyot.toml", text, []).unwrap());
-        for commit in ["0123456789ab-dirty", ""] {
-            let config = watch::Sender::new(Arc::clone(&config)).subscribe();
-            let parts = Parts::new(Vec::new(), Vec::new(), config, Default::default(), commit);
-            assert_eq!(version(&parts).git_commit, commit);
-        }
-    }
 
     #[test]
     fn part_of_a_console_that_it_does_not_have_is_refused() {

@@ -9,7 +9,7 @@ use kiyot_proto::cri::{
 use tokio::time::timeout;
 use tonic::Status;
 
-use super::{parts::Parts, service};
+use super::parts::Parts;
 use crate::unix_channel;
 
 /// Bounds the connection to a runtime and its answer.
@@ -17,7 +17,7 @@ const RUNTIME_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Returns a line for each part, after the version of the daemon.
 pub(super) async fn text(parts: &Parts) -> String {
-    let mut text = format!("{:#?}\nkernel: {}\n", service::version(parts), kernel());
+    let mut text = format!("{:#?}\nkernel: {}\n", parts.version(), kernel());
     for runtime in &parts.runtimes {
         let version = match version_of(Path::new(&runtime.socket)).await {
             Ok(version) => format!(

@@ -478,6 +478,10 @@ impl DecodedBackend for Answers {
         self.0.events()
     }
 
+    async fn list_metrics(&self, descriptors: Bytes) -> Bytes {
+        self.0.list_metrics(&descriptors).await
+    }
+
     async fn call(
         &self,
         method: Method,

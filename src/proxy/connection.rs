@@ -19,8 +19,8 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    call,
     child_waker::ChildWaker,
+    serve,
     server_state::{ServerState, Settings},
 };
 
@@ -123,7 +123,7 @@ async fn run(
                 Poll::Pending => false,
             };
             while let Some((request, respond)) = serving.accept() {
-                calls.push(call::serve(server.clone(), now.clone(), request, respond));
+                calls.push(serve::serve(server.clone(), now.clone(), request, respond));
                 calls_waker.waker.wake_by_ref();
             }
             let turn_of_calls = calls_waker.take_wake();

@@ -3,6 +3,8 @@
 use std::time::{Duration, Instant};
 
 use http::{HeaderMap, HeaderName, HeaderValue};
+use tokio::time::timeout_at;
+use tonic::Status;
 
 const GRPC_TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
 /// The largest number of eight digits.
@@ -29,6 +31,17 @@ impl Deadline {
     /// Returns the time at which the call fails; `None` without a timeout.
     pub(super) fn instant(&self) -> Option<Instant> {
         self.timeout.and_then(|timeout| self.began.checked_add(timeout))
+    }
+
+    /// Drives `work` until it completes or the deadline passes.
+    pub(super) async fn limit<F: Future>(self, work: F) -> Result<F::Output, Status> {
+        match self.instant() {
+            Some(deadline) => {
+                let late = "the node did not answer before the deadline";
+                timeout_at(deadline.into(), work).await.map_err(|_| Status::deadline_exceeded(late))
+            }
+            None => Ok(work.await),
+        }
     }
 
     /// Writes the remaining time to the header, for the next server.

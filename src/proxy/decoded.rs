@@ -10,7 +10,8 @@ use tracing::Instrument;
 
 use crate::backends::{DecodedBackend, Method, cri::MAX_MESSAGE_BYTES};
 
-/// Answers a call. Dropping the future drops the backend's future.
+/// Answers a call of any method but `ListPodSandboxMetrics`. Dropping the future drops the
+/// backend's future.
 pub(super) async fn answer(
     main: &Handle,
     decoded: &Arc<dyn DecodedBackend>,
@@ -20,22 +21,39 @@ pub(super) async fn answer(
 ) -> Result<Bytes, Status> {
     let answer = match decoded.snapshot(method, &message) {
         Some(answer) => answer,
-        None => call(main, decoded.clone(), method, message, deadline).await,
+        None => {
+            let decoded = decoded.clone();
+            let call = async move { decoded.call(method, message, deadline).await };
+            on_main(main, method, deadline, call).await
+        }
     }?;
+    bounded(answer)
+}
+
+/// Returns a backend's part of `ListPodSandboxMetrics`, by the descriptors of the node.
+pub(super) async fn list_metrics(
+    main: &Handle,
+    decoded: &Arc<dyn DecodedBackend>,
+    descriptors: Bytes,
+    deadline: Option<Instant>,
+) -> Result<Bytes, Status> {
+    let decoded = decoded.clone();
+    let list = async move { Ok(decoded.list_metrics(descriptors).await) };
+    bounded(on_main(main, Method::ListPodSandboxMetrics, deadline, list).await?)
+}
+
+fn bounded(answer: Bytes) -> Result<Bytes, Status> {
     if answer.len() > MAX_MESSAGE_BYTES { Err(too_large(answer.len())) } else { Ok(answer) }
 }
 
-async fn call(
+async fn on_main(
     main: &Handle,
-    decoded: Arc<dyn DecodedBackend>,
     method: Method,
-    message: Bytes,
     deadline: Option<Instant>,
+    call: impl Future<Output = Result<Bytes, Status>> + Send + 'static,
 ) -> Result<Bytes, Status> {
     // Bounded by the limit on open calls.
-    let call = AbortOnDropHandle::new(
-        main.spawn(async move { decoded.call(method, message, deadline).await }.in_current_span()),
-    );
+    let call = AbortOnDropHandle::new(main.spawn(call.in_current_span()));
     let joined = match deadline {
         Some(deadline) => match timeout_at(deadline.into(), call).await {
             Ok(joined) => joined,

@@ -26,13 +26,11 @@ use kiyot_http2::{Error, Reason, RecvStream};
 use tonic::{Code, Status};
 
 use super::{
+    call::Call,
     caller::{Caller, GRPC_ACCEPT_ENCODING, finish_with_status, grpc_head, status_from_error},
     copy_body::{BodySink, CallerSink, CopyError},
-    deadline::Deadline,
     decoded::too_large,
     frame::{self, Frame, HEADER_BYTES},
-    incoming::Incoming,
-    server_state::ServerState,
 };
 use crate::backends::cri::Upstream;
 
@@ -57,12 +55,8 @@ enum StreamEnd {
 
 /// Serves the stream until a part of it ends or the caller cancels. Applies backpressure: nothing
 /// is read from runtimes while the caller reads nothing.
-pub(super) async fn serve(
-    server: &ServerState,
-    mut incoming: Incoming,
-    deadline: Deadline,
-    mut caller: Caller,
-) {
+pub(super) async fn serve(call: Call<'_>) {
+    let Call { server, mut incoming, deadline, mut caller } = call;
     incoming.head.headers.remove(GRPC_ACCEPT_ENCODING);
     deadline.write_remaining(&mut incoming.head.headers);
     let mut all: SelectAll<BoxStream<'_, Item>> = SelectAll::new();

@@ -1,6 +1,6 @@
 //! Calls that several backends answer: fan-out of the request, and merging of the responses.
 
-use std::future::Future;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use futures::future::join_all;
@@ -10,8 +10,8 @@ use prost::Message as _;
 use tonic::{Code, Status};
 
 use super::{
+    call::Call,
     caller::{Caller, GRPC_ACCEPT_ENCODING, status_from_error},
-    deadline::Deadline,
     decoded, forward, frame,
     id_cache::RuntimeIndex,
     incoming::Incoming,
@@ -21,7 +21,7 @@ use super::{
     server_state::ServerState,
 };
 use crate::backends::{
-    Method,
+    DecodedBackend, Method,
     cri::{MAX_MESSAGE_BYTES, UnaryError, UnaryResponse, Upstream},
 };
 
@@ -29,14 +29,13 @@ use crate::backends::{
 /// Returns `None` if the call failed and the caller has its status.
 async fn collect<'a>(
     upstreams: impl Iterator<Item = &'a Upstream>,
-    mut incoming: Incoming,
-    deadline: Deadline,
-    mut caller: Caller,
+    call: Call<'_>,
 ) -> Option<(Vec<UnaryResponse>, Caller)> {
+    let Call { mut incoming, deadline, mut caller, .. } = call;
     incoming.head.headers.remove(GRPC_ACCEPT_ENCODING);
     deadline.write_remaining(&mut incoming.head.headers);
     let all = join_all(upstreams.map(|upstream| upstream.unary(&incoming.head, &incoming.body)));
-    let responses = match caller.wait(with_deadline(deadline, all)).await {
+    let responses = match caller.wait(deadline.limit(all)).await {
         Ok(Ok(responses)) => responses,
         Ok(Err(status)) => {
             caller.send_status(&status);
@@ -68,28 +67,35 @@ async fn collect<'a>(
     Some((collected, caller))
 }
 
-async fn collect_from_node(
-    server: &ServerState,
-    incoming: Incoming,
-    deadline: Deadline,
-    caller: Caller,
-) -> Option<(UnaryResponse, Caller)> {
-    let (mut responses, caller) =
-        collect(std::iter::once(server.registry.node()), incoming, deadline, caller).await?;
+async fn collect_from_node(call: Call<'_>) -> Option<(UnaryResponse, Caller)> {
+    let node = call.server.registry.node();
+    let (mut responses, caller) = collect(std::iter::once(node), call).await?;
     Some((responses.pop()?, caller))
 }
 
-/// Drives `work` until it completes or the deadline passes.
-pub(super) async fn with_deadline<F: Future>(
-    deadline: Deadline,
-    work: F,
-) -> Result<F::Output, Status> {
-    match deadline.instant() {
-        Some(deadline) => tokio::time::timeout_at(deadline.into(), work)
-            .await
-            .map_err(|_| Status::deadline_exceeded("the node did not answer before the deadline")),
-        None => Ok(work.await),
+async fn collect_from_runtimes(call: Call<'_>) -> Option<(Vec<UnaryResponse>, Caller)> {
+    let registry = &call.server.registry;
+    collect(registry.raw().map(|(_, upstream)| upstream), call).await
+}
+
+/// Collects the parts of decoded backends. Returns `None` if a backend failed and the caller has
+/// its status.
+async fn collect_parts<'a, F: Future<Output = Result<Bytes, Status>>>(
+    mut call: Call<'a>,
+    part: impl Fn(&'a Arc<dyn DecodedBackend>) -> F,
+) -> Option<(Vec<Bytes>, Call<'a>)> {
+    let mut parts = Vec::new();
+    for backend in call.server.registry.decoded() {
+        match call.caller.wait(part(backend)).await {
+            Ok(Ok(part)) => parts.push(part),
+            Ok(Err(status)) => {
+                call.caller.send_status(&status);
+                return None;
+            }
+            Err(_cancelled) => return None,
+        }
     }
+    Some((parts, call))
 }
 
 async fn respond(caller: Caller, merged: Result<Merged, Status>) {
@@ -101,18 +107,14 @@ async fn respond(caller: Caller, merged: Result<Merged, Status>) {
 
 /// Forwards a call to one of several container runtimes, and learns the id in the response.
 pub(super) async fn forward_and_learn(
-    server: &ServerState,
+    call: Call<'_>,
     method: Method,
     index: RuntimeIndex,
-    incoming: Incoming,
     message: Bytes,
-    deadline: Deadline,
-    caller: Caller,
 ) {
+    let server = call.server;
     let upstream = server.registry.upstream(index);
-    let Some((mut responses, caller)) =
-        collect(std::iter::once(upstream), incoming, deadline, caller).await
-    else {
+    let Some((mut responses, caller)) = collect(std::iter::once(upstream), call).await else {
         return;
     };
     learn(server, method, index, &message, &mut responses);
@@ -139,40 +141,16 @@ fn learn(
 }
 
 /// Answers a list with the entries of all backends.
-pub(super) async fn list(
-    server: &ServerState,
-    method: Method,
-    incoming: Incoming,
-    message: Bytes,
-    deadline: Deadline,
-    mut caller: Caller,
-) {
-    let mut parts = Vec::new();
-    for backend in server.registry.decoded() {
-        match caller
-            .wait(decoded::answer(
-                &server.main,
-                backend,
-                method,
-                message.clone(),
-                deadline.instant(),
-            ))
-            .await
-        {
-            Ok(Ok(part)) => parts.push(part),
-            Ok(Err(status)) => return caller.send_status(&status),
-            Err(_cancelled) => return,
-        }
-    }
-    if !server.registry.has_several_runtimes() && parts.iter().all(Bytes::is_empty) {
-        return forward::forward(server.registry.node(), incoming, deadline, caller).await;
-    }
-    let Some((mut responses, caller)) =
-        collect(server.registry.raw().map(|(_, upstream)| upstream), incoming, deadline, caller)
-            .await
-    else {
-        return;
+pub(super) async fn list(call: Call<'_>, method: Method, message: Bytes) {
+    let Call { server, deadline, .. } = call;
+    let part = |backend| {
+        decoded::answer(&server.main, backend, method, message.clone(), deadline.instant())
     };
+    let Some((parts, call)) = collect_parts(call, part).await else { return };
+    if !server.registry.has_several_runtimes() && parts.iter().all(Bytes::is_empty) {
+        return forward::forward(server.registry.node(), call).await;
+    }
+    let Some((mut responses, caller)) = collect_from_runtimes(call).await else { return };
     if server.registry.has_several_runtimes() {
         learn(server, method, 0, &message, &mut responses);
     }
@@ -181,26 +159,20 @@ pub(super) async fn list(
 
 /// Answers with the metrics of all backends. If the node describes no metrics, the response has
 /// those of container runtimes only, because the kubelet drops metrics without a description.
-pub(super) async fn metrics(
-    server: &ServerState,
-    incoming: Incoming,
-    deadline: Deadline,
-    mut caller: Caller,
-) {
-    let mut head = incoming.head.clone();
+pub(super) async fn metrics(mut call: Call<'_>) {
+    let Call { server, deadline, .. } = call;
+    let mut head = call.incoming.head.clone();
     head.headers.remove(GRPC_ACCEPT_ENCODING);
     deadline.write_remaining(&mut head.headers);
     if let Err(status) = lookup::set_method(&mut head, Method::ListMetricDescriptors) {
-        return caller.send_status(&status);
+        return call.caller.send_status(&status);
     }
     // ListMetricDescriptorsRequest has no fields.
     let request: Bytes = frame::encode(Bytes::new()).concat().into();
-    let descriptions = match caller
-        .wait(with_deadline(deadline, server.registry.node().unary(&head, &request)))
-        .await
-    {
+    let of_node = server.registry.node().unary(&head, &request);
+    let descriptions = match call.caller.wait(deadline.limit(of_node)).await {
         Ok(Ok(descriptions)) => descriptions,
-        Ok(Err(status)) => return caller.send_status(&status),
+        Ok(Err(status)) => return call.caller.send_status(&status),
         Err(_cancelled) => return,
     };
     // An error is ignored, because the call for the metrics fails with it as well.
@@ -210,43 +182,21 @@ pub(super) async fn metrics(
         .and_then(|mut response| merge::single_message(&mut response));
     let mut parts = Vec::new();
     if let Some(descriptions) = descriptions {
-        for backend in server.registry.decoded() {
-            match caller
-                .wait(decoded::answer(
-                    &server.main,
-                    backend,
-                    Method::ListPodSandboxMetrics,
-                    descriptions.clone(),
-                    deadline.instant(),
-                ))
-                .await
-            {
-                Ok(Ok(part)) => parts.push(part),
-                Ok(Err(status)) => return caller.send_status(&status),
-                Err(_cancelled) => return,
-            }
-        }
+        let part = |backend| {
+            let descriptions = descriptions.clone();
+            decoded::list_metrics(&server.main, backend, descriptions, deadline.instant())
+        };
+        let Some(collected) = collect_parts(call, part).await else { return };
+        (parts, call) = collected;
     }
-    let Some((responses, caller)) =
-        collect(server.registry.raw().map(|(_, upstream)| upstream), incoming, deadline, caller)
-            .await
-    else {
-        return;
-    };
+    let Some((responses, caller)) = collect_from_runtimes(call).await else { return };
     respond(caller, merge::lists(responses, parts)).await;
 }
 
 /// Answers with the node's status and the runtime handlers of all backends.
-pub(super) async fn status(
-    server: &ServerState,
-    incoming: Incoming,
-    deadline: Deadline,
-    caller: Caller,
-) {
-    let Some((response, caller)) = collect_from_node(server, incoming, deadline, caller).await
-    else {
-        return;
-    };
+pub(super) async fn status(call: Call<'_>) {
+    let server = call.server;
+    let Some((response, caller)) = collect_from_node(call).await else { return };
     let declared = server.registry.declared().into_iter();
     let of_each = declared.flat_map(|(name, declared)| {
         let features = server.registry.features(name);
@@ -259,20 +209,10 @@ pub(super) async fn status(
 /// Answers with the node's image. If the node lacks the image, the response is `known`, or the
 /// image that a decoded backend reports. The pod of `known` may be the node's: it is no response if
 /// the node has an image with its id, which a cell has reported.
-pub(super) async fn image(
-    server: &ServerState,
-    incoming: Incoming,
-    message: Bytes,
-    known: Option<Bytes>,
-    deadline: Deadline,
-    caller: Caller,
-) {
-    let head = incoming.head.clone();
-    let Some((mut response, mut caller)) =
-        collect_from_node(server, incoming, deadline, caller).await
-    else {
-        return;
-    };
+pub(super) async fn image(call: Call<'_>, message: Bytes, known: Option<Bytes>) {
+    let Call { server, deadline, .. } = call;
+    let head = call.incoming.head.clone();
+    let Some((mut response, mut caller)) = collect_from_node(call).await else { return };
     let mut found = None;
     if lacks_image(&mut response) {
         let reference = peek::string(&message, &[1, 1]).unwrap_or_default();
@@ -281,11 +221,8 @@ pub(super) async fn image(
         found = known.clone().or_else(reported);
     }
     if let (Some(_), Some(known)) = (&found, known) {
-        let by_id = image_status(head, &known);
-        let Some((mut of_node, left)) = collect_from_node(server, by_id, deadline, caller).await
-        else {
-            return;
-        };
+        let by_id = Call { server, incoming: image_status(head, &known), deadline, caller };
+        let Some((mut of_node, left)) = collect_from_node(by_id).await else { return };
         caller = left;
         found = lacks_image(&mut of_node).then_some(known);
     }

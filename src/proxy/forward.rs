@@ -12,21 +12,16 @@ use kiyot_http2::{Error, Reason, RecvStream, SendStream, client::ResponseFuture}
 use tonic::{Code, Status};
 
 use super::{
+    call::Call,
     caller::{Caller, finish_with_status, status_from_error},
     cell_guard::CellGuard,
     copy_body::{CopyBody, CopyError},
-    deadline::Deadline,
-    incoming::Incoming,
 };
 use crate::backends::cri::{Upstream, UpstreamCall};
 
 /// Forwards a call. Dropping the future cancels the call at the runtime.
-pub(super) async fn forward(
-    upstream: &Upstream,
-    mut incoming: Incoming,
-    deadline: Deadline,
-    mut caller: Caller,
-) {
+pub(super) async fn forward(upstream: &Upstream, call: Call<'_>) {
+    let Call { mut incoming, deadline, mut caller, .. } = call;
     let mut may_retry = true;
     loop {
         deadline.write_remaining(&mut incoming.head.headers);

@@ -99,6 +99,12 @@ impl DecodedBackend for FakeCells {
         UnboundedReceiverStream::new(events).boxed()
     }
 
+    async fn list_metrics(&self, descriptors: Bytes) -> Bytes {
+        let pod_sandbox_id = format!("milpa by {}", String::from_utf8_lossy(&descriptors));
+        let pod_metrics = vec![cri::PodSandboxMetrics { pod_sandbox_id, ..Default::default() }];
+        cri::ListPodSandboxMetricsResponse { pod_metrics }.encode_to_vec().into()
+    }
+
     /// Answers `cells: <method>`, unless the id requests another behaviour.
     async fn call(
         &self,
@@ -106,11 +112,6 @@ impl DecodedBackend for FakeCells {
         message: Bytes,
         deadline: Option<Instant>,
     ) -> Result<Bytes, Status> {
-        if method == Method::ListPodSandboxMetrics {
-            let pod_sandbox_id = format!("milpa by {}", String::from_utf8_lossy(&message));
-            let pod_metrics = vec![cri::PodSandboxMetrics { pod_sandbox_id, ..Default::default() }];
-            return Ok(cri::ListPodSandboxMetricsResponse { pod_metrics }.encode_to_vec().into());
-        }
         let id = cri::StopPodSandboxRequest::decode(&message[..])
             .map(|request| request.pod_sandbox_id)
             .unwrap_or_default();

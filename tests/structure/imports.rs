@@ -1,5 +1,7 @@
 //! Imports run one way.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use crate::{source, tree};
 
 /// A part, and the parts that it may name beside itself and what is beneath it. A path belongs to
@@ -243,6 +245,44 @@ fn every_module_belongs_to_a_part() {
         unknown.is_empty(),
         "modules without a part in tests/structure/imports.rs: {unknown:?}"
     );
+}
+
+/// Verifies T1.
+#[test]
+fn modules_of_a_folder_name_each_other_one_way() {
+    const FOLDERS: [&str; 4] = [
+        "src/admin",
+        "crates/kiyot-cell/src",
+        "crates/kiyot-cell/src/agent",
+        "crates/kiyot-cell/src/init",
+    ];
+    for folder in FOLDERS {
+        let (root, inner) = folder.split_once("src").unwrap();
+        let depth = inner.split('/').skip(1).count();
+        let mut named = BTreeMap::<String, BTreeSet<String>>::new();
+        for file in tree::files(folder, ".rs") {
+            let module = source::module_of(file.strip_prefix(root).unwrap());
+            let Some(name) = module.get(depth).filter(|_| module.last().unwrap() != "tests") else {
+                continue;
+            };
+            let paths = source::paths_in(&source::code_of(&tree::text(&file)), &module);
+            let beside = paths.into_iter().filter(|path| path.starts_with(&module[..depth]));
+            let others = beside.filter_map(|path| path.into_iter().nth(depth));
+            named.entry(name.clone()).or_default().extend(others.filter(|other| other != name));
+        }
+        // Removes modules that name none of the others.
+        while let Some(name) = named
+            .iter()
+            .find(|(_, others)| !others.iter().any(|other| named.contains_key(other)))
+            .map(|(name, _)| name.clone())
+        {
+            named.remove(&name);
+        }
+        assert!(
+            named.is_empty(),
+            "{folder}: modules in a circle, and those that name them: {named:#?}"
+        );
+    }
 }
 
 /// The other parts return failures, which `cri/status_code.rs` turns into statuses.

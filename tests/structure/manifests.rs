@@ -21,7 +21,6 @@ const MAY: &[(&str, &[&str])] = &[
     ("kiyot-values", &[]),
     ("kiyot-linux", &[]),
     ("kiyot-http2", &[]),
-    ("kiyot-spdy", &[]),
     ("kiyot-proto", &[]),
     ("kiyot-config", &["kiyot-values"]),
     ("kiyot-manifest", &["kiyot-linux", "kiyot-proto", "kiyot-values"]),
@@ -42,8 +41,8 @@ const MAY: &[(&str, &[&str])] = &[
         ],
     ),
     ("kiyot-cell", &["kiyot-link", "kiyot-linux", "kiyot-proto"]),
-    ("milpactl", &["kiyot-manifest", "kiyot-proto", "kiyot-spdy"]),
-    ("kiyot-testkit", &["kiyot-cell", "kiyot-link", "kiyot-linux", "kiyot-proto", "kiyot-spdy"]),
+    ("milpactl", &["kiyot-manifest", "kiyot-proto"]),
+    ("kiyot-testkit", &["kiyot-cell", "kiyot-link", "kiyot-linux", "kiyot-proto", "milpactl"]),
     ("kiyot-testcloud", &["kiyot-testkit"]),
 ];
 

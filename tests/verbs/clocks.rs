@@ -119,8 +119,7 @@ async fn usage_and_metrics_times_are_recent_and_not_in_the_future() {
             ..Default::default()
         };
         let described = cri::ListMetricDescriptorsResponse { descriptors: vec![described] };
-        let metrics: cri::ListPodSandboxMetricsResponse =
-            kiyot.call(Method::ListPodSandboxMetrics, described).await.unwrap();
+        let metrics = kiyot.list_metrics(&described).await;
         let metrics = metrics.pod_metrics.into_iter().flat_map(|pod| {
             let of_containers = pod.container_metrics.into_iter().flat_map(|of| of.metrics);
             pod.metrics.into_iter().chain(of_containers)

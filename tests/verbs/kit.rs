@@ -145,6 +145,14 @@ impl Fixture {
         Ok(A::decode(answer).unwrap())
     }
 
+    pub(crate) async fn list_metrics(
+        &self,
+        descriptors: &cri::ListMetricDescriptorsResponse,
+    ) -> cri::ListPodSandboxMetricsResponse {
+        let list = self.daemon.cri.list_metrics(&descriptors.encode_to_vec()).await;
+        cri::ListPodSandboxMetricsResponse::decode(list).unwrap()
+    }
+
     pub(crate) fn sandbox_request(&self, name: &str) -> cri::RunPodSandboxRequest {
         let config = cri::PodSandboxConfig {
             metadata: Some(cri::PodSandboxMetadata {

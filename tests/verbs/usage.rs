@@ -151,13 +151,7 @@ async fn cells_send_metrics_while_they_are_scraped() {
     let described = cri::ListMetricDescriptorsResponse { descriptors: described.into() };
     // The pod's own metrics, and those of its containers.
     let list = async || {
-        let list = kiyot
-            .call::<cri::ListPodSandboxMetricsResponse>(
-                Method::ListPodSandboxMetrics,
-                described.clone(),
-            )
-            .await
-            .unwrap();
+        let list = kiyot.list_metrics(&described).await;
         let told = |metric: cri::Metric| {
             assert!(metric.timestamp > 0);
             (metric.name, metric.label_values, metric.value.unwrap().value)
@@ -260,8 +254,7 @@ async fn restarted_daemon_waits_for_usage_of_recovered_cells() {
         ..Default::default()
     };
     let described = cri::ListMetricDescriptorsResponse { descriptors: vec![described] };
-    let metrics =
-        kiyot.call::<cri::ListPodSandboxMetricsResponse>(Method::ListPodSandboxMetrics, described);
+    let metrics = kiyot.list_metrics(&described);
     let cells_come_back = async {
         for (cell, pod, container, used) in
             [(&cells[0], &one, &of_one, 7), (&cells[1], &other, &of_other, 8)]
@@ -304,7 +297,7 @@ async fn restarted_daemon_waits_for_usage_of_recovered_cells() {
     let mut expected = vec![(one, 7, 1), (other, 8, 1)];
     expected.sort();
     assert_eq!(told, expected);
-    let metrics = metrics.unwrap().pod_metrics;
+    let metrics = metrics.pod_metrics;
     let told = metrics
         .iter()
         .flat_map(|pod| &pod.container_metrics)

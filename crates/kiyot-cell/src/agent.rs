@@ -6,10 +6,12 @@ pub mod blobs;
 pub mod boot;
 pub mod changing_calls;
 pub mod clock;
+mod digest;
 pub mod ephemeral_storage;
 pub mod files;
 pub mod forward;
 pub mod layers;
+mod lease;
 pub mod logs;
 pub mod metrics;
 pub mod network;
@@ -48,8 +50,8 @@ use self::{
 use crate::{
     dirs::{CellDir, DirError},
     init::POWER_OFF_EXIT_CODE,
-    machine::{self, power_off},
-    namespaces::{Namespaces, OwnNamespaces},
+    namespaces::{LINK_NAMESPACE, Namespaces, OwnNamespaces},
+    power_off,
     uplink::{Outcome, Uplink, UplinkError},
 };
 
@@ -257,7 +259,7 @@ async fn live(dir: &Path, stream_port: u16) -> Result<i32, AgentError> {
     };
     let mut uplink = Uplink::new(file.bootstrap, &dir.agent(), BUILD_ID)?;
     if file.machine.as_ref().is_some_and(|machine| machine.link.is_some()) {
-        uplink = uplink.from_namespace(machine::LINK_NAMESPACE.into());
+        uplink = uplink.from_namespace(LINK_NAMESPACE.into());
     }
     let handle = uplink.handle();
     let power_off = CancellationToken::new();

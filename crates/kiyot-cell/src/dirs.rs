@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 
 /// Directory of containerd's content store below its root.
 pub const CONTAINERD_CONTENT: &str = "io.containerd.content.v1.content";
+/// Directory of the logs below [`CellDir::pod`].
+pub const LOG_DIR: &str = "logs";
 
 /// Directory of a cell: absolute, free of symbolic links, accessible to its owner only.
 #[derive(Debug, Clone, PartialEq, Eq)]

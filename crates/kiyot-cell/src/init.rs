@@ -5,6 +5,7 @@ pub mod base_spec;
 pub mod bounded_log;
 pub mod containerd;
 pub mod loopback;
+pub mod mount_error;
 pub mod mounts;
 pub mod private;
 pub mod root;
@@ -24,7 +25,7 @@ use rustix::{
 };
 
 use crate::{
-    dirs::{CellDir, DirError},
+    dirs::{CellDir, DirError, LOG_DIR},
     init::bounded_log::BoundedLog,
 };
 
@@ -52,7 +53,7 @@ pub enum InitError {
     CellFile(#[from] CellFileError),
     /// A mount failed.
     #[error(transparent)]
-    Mount(#[from] mounts::MountError),
+    Mount(#[from] mount_error::MountError),
     /// The services can't be started.
     #[error(transparent)]
     Services(#[from] services::ServicesError),
@@ -104,7 +105,7 @@ pub(crate) fn make_dirs(dir: &CellDir) -> io::Result<()> {
         builder.create(path)?;
     }
     // Containers with other users look up paths below these.
-    for path in [dir.pod(), dir.pod().join(crate::agent::logs::LOG_DIR)] {
+    for path in [dir.pod(), dir.pod().join(LOG_DIR)] {
         builder.create(&path)?;
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755))?;
     }

@@ -8,6 +8,7 @@ pub mod launch;
 pub mod launch_vm;
 pub mod machine;
 pub mod namespaces;
+mod power_off;
 pub mod service;
 pub mod uplink;
 

@@ -9,7 +9,6 @@ mod disks;
 mod link_namespace;
 mod modules;
 pub(crate) mod mounts;
-pub(crate) mod power_off;
 pub(crate) mod wait;
 
 use std::{io, path::Path};
@@ -20,9 +19,8 @@ use crate::{
     agent,
     dirs::{CellDir, DirError},
     init::{self, bounded_log::BoundedLog, loopback, private, services},
+    power_off,
 };
-
-pub use link_namespace::LINK_NAMESPACE;
 
 /// Directory of the cell, the mount point of its disk.
 pub const CELL_DIR: &str = "/var/lib/kiyot-cell";
@@ -40,7 +38,7 @@ pub enum MachineError {
     Mount(#[from] mounts::MountError),
     /// The cell's own tmpfs can't be mounted.
     #[error(transparent)]
-    Private(#[from] init::mounts::MountError),
+    Private(#[from] init::mount_error::MountError),
     /// A module of the kernel can't be loaded.
     #[error(transparent)]
     Module(#[from] modules::ModuleError),

@@ -4,6 +4,9 @@ use std::{fs, io, os::unix::fs::MetadataExt, path::Path};
 
 use serde::{Deserialize, Serialize};
 
+/// File of the link's network namespace, on a machine that has one.
+pub(crate) const LINK_NAMESPACE: &str = "/run/kiyot/link-ns";
+
 /// Inode numbers of namespaces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Namespaces {

@@ -19,7 +19,8 @@ use crate::{
     agent,
     dirs::{CellDir, DirError},
     init::{self, bounded_log::BoundedLog, private, services},
-    machine::{mounts, power_off},
+    machine::mounts,
+    power_off,
 };
 
 /// Variable that systemd sets for the processes of its units.
@@ -51,7 +52,7 @@ pub enum ServiceError {
     Mount(#[from] mounts::MountError),
     /// The cell's own tmpfs can't be mounted.
     #[error(transparent)]
-    Private(#[from] init::mounts::MountError),
+    Private(#[from] init::mount_error::MountError),
     /// The machine's routes can't be set.
     #[error(transparent)]
     Routes(#[from] routes::RouteError),

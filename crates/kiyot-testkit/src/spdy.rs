@@ -7,7 +7,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use kiyot_spdy::{Frame, Target};
+use milpactl::spdy::{Frame, Target};
 
 use crate::{Kubelet, cri};
 
@@ -18,7 +18,8 @@ use crate::{Kubelet, cri};
 /// The server refuses the upgrade, or the connection's error.
 pub async fn open(url: &str, protocol: &str) -> io::Result<(Sender, Receiver)> {
     let target = Target::parse(url).map_err(io::Error::other)?;
-    let (sender, inner) = kiyot_spdy::connect(&target, protocol).await.map_err(io::Error::other)?;
+    let (sender, inner) =
+        milpactl::spdy::connect(&target, protocol).await.map_err(io::Error::other)?;
     let receiver = Receiver { inner, received: BTreeMap::new(), ended: BTreeSet::new() };
     Ok((Sender(sender), receiver))
 }
@@ -74,7 +75,7 @@ pub async fn exec(
 /// The sending half of a connection. A server that has hung up may have responded before: the
 /// receiver reads that.
 #[derive(Debug)]
-pub struct Sender(kiyot_spdy::Sender);
+pub struct Sender(milpactl::spdy::Sender);
 
 impl Sender {
     /// Opens a stream with headers such as `streamtype`, and returns its id.
@@ -96,7 +97,7 @@ impl Sender {
 /// The receiving half of a connection.
 #[derive(Debug)]
 pub struct Receiver {
-    inner: kiyot_spdy::Receiver,
+    inner: milpactl::spdy::Receiver,
     received: BTreeMap<u32, Vec<u8>>,
     ended: BTreeSet<u32>,
 }

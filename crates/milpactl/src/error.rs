@@ -3,8 +3,9 @@
 use std::{cmp::Ordering, io};
 
 use kiyot_proto::{ADMIN_REVISION, admin};
-use kiyot_spdy::UpgradeError;
 use tonic::{Code, Status};
+
+use crate::spdy::UpgradeError;
 
 /// Wrong arguments (`EX_USAGE` of sysexits.h).
 pub(crate) const USAGE: u8 = 64;

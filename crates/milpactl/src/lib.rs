@@ -19,6 +19,7 @@ mod ports;
 mod selector;
 mod session;
 mod signals;
+pub mod spdy;
 mod static_pods;
 mod terminal;
 mod verbs;

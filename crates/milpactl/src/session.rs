@@ -3,7 +3,6 @@
 use std::{collections::BTreeSet, io, time::Duration};
 
 use bytes::Bytes;
-use kiyot_spdy::{Closed, Frame, Receiver, Sender, Target, connect};
 use tokio::{
     io::{AsyncWrite, AsyncWriteExt, stderr, stdout},
     signal::unix::{SignalKind, signal},
@@ -15,6 +14,7 @@ use tokio::{
 use crate::{
     error::Error,
     signals::Ending,
+    spdy::{Closed, Frame, Receiver, Sender, Target, connect},
     terminal::{self, RawMode},
 };
 

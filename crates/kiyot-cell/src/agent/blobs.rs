@@ -9,14 +9,14 @@ use std::{
 use bytes::{Bytes, BytesMut};
 use containerd_client::{
     services::v1::{
-        AbortRequest, CreateImageRequest, CreateRequest, Image, InfoRequest, UpdateImageRequest,
-        WriteAction, WriteContentRequest, WriteContentResponse, content_client::ContentClient,
-        images_client::ImagesClient, leases_client::LeasesClient,
+        AbortRequest, CreateImageRequest, Image, InfoRequest, UpdateImageRequest, WriteAction,
+        WriteContentRequest, WriteContentResponse, content_client::ContentClient,
+        images_client::ImagesClient,
     },
     types::Descriptor,
 };
 use futures::{Stream, StreamExt, TryStreamExt, future::try_join_all, stream};
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 use kiyot_proto::{
     cell::{BlobPart, PutImageRequest},
     cri::{ImageSpec, ImageStatusRequest},
@@ -26,7 +26,9 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Status, Streaming, transport::Channel};
 
 use super::{
+    digest::check_digest,
     layers,
+    lease::create_lease,
     runtime::{MAX_MESSAGE_BYTES, QUERY_TIMEOUT, Runtime, leased, namespaced, with_timeout},
     small_blobs,
 };
@@ -44,20 +46,6 @@ const CRI_VISIBLE_TIMEOUT: Duration = Duration::from_secs(30);
 /// First and longest interval between two `ImageStatus` calls.
 const CRI_POLL_INTERVALS: (Duration, Duration) =
     (Duration::from_millis(5), Duration::from_millis(250));
-/// Lifetime of a lease, which keeps blobs from garbage collection until their image is created. A
-/// blob of a slow link takes up to 4 h, and its lease may be an hour old.
-const LEASE_HOURS: i64 = 24;
-
-/// Returns true for `sha256:` with 64 lower-case hex digits, and for `sha512:` with 128.
-pub fn is_digest(digest: &str) -> bool {
-    let of = |name, length| {
-        digest.strip_prefix(name).is_some_and(|hex: &str| {
-            hex.len() == length
-                && hex.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
-        })
-    };
-    of("sha256:", 64) || of("sha512:", 128)
-}
 
 /// Prefix of the ingests that pushed blobs are written to. Pulls use other names.
 const PUSH_INGEST_PREFIX: &str = "kiyot-";
@@ -65,16 +53,6 @@ const PUSH_INGEST_PREFIX: &str = "kiyot-";
 /// Returns true if an ingest belongs to a blob that the daemon pushes.
 pub fn is_push_ingest(reference: &str) -> bool {
     reference.starts_with(PUSH_INGEST_PREFIX)
-}
-
-pub(super) fn check_digest(digest: &str) -> Result<(), Status> {
-    if is_digest(digest) {
-        Ok(())
-    } else {
-        Err(Status::invalid_argument(format!(
-            "digest {digest:?}: invalid; allowed: sha256:<64 hex digits> or sha512:<128 hex digits>"
-        )))
-    }
 }
 
 fn content(runtime: &Runtime) -> ContentClient<Channel> {
@@ -297,31 +275,6 @@ async fn response(
     answer.ok_or_else(|| Status::unavailable("containerd closed the blob's stream"))
 }
 
-/// Creates a lease that keeps new blobs until their image is created. There is one lease per hour,
-/// so that blobs whose image never comes are collected.
-pub(super) async fn create_lease(runtime: &Runtime) -> Result<String, Status> {
-    let now = Timestamp::now();
-    let hour = now.as_second() / 3600;
-    let id = format!("kiyot-{hour}");
-    if runtime.leased_hour.load(Ordering::Relaxed) == hour {
-        return Ok(id);
-    }
-    let expires = now
-        .checked_add(SignedDuration::from_hours(LEASE_HOURS))
-        .map_err(|error| Status::internal(error.to_string()))?;
-    let labels = [("containerd.io/gc.expire".to_owned(), expires.to_string())].into();
-    match LeasesClient::new(runtime.channel())
-        .create(namespaced(with_timeout(QUERY_TIMEOUT, CreateRequest { id: id.clone(), labels })))
-        .await
-    {
-        Err(status) if status.code() != Code::AlreadyExists => Err(status),
-        _ => {
-            runtime.leased_hour.store(hour, Ordering::Relaxed);
-            Ok(id)
-        }
-    }
-}
-
 /// Creates or updates an image, and waits until CRI lists it under all its names.
 pub async fn put_image(runtime: &Runtime, request: PutImageRequest) -> Result<(), Status> {
     check_digest(&request.target_digest)?;
@@ -408,25 +361,5 @@ async fn wait_visible_to_cri(
         }
         tokio::time::sleep(interval).await;
         interval = (interval * 2).min(CRI_POLL_INTERVALS.1);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn digest_with_other_form_is_rejected() {
-        assert!(is_digest(&format!("sha256:{}", "0a".repeat(32))));
-        assert!(is_digest(&format!("sha512:{}", "0a".repeat(64))));
-        for wrong in [
-            "",
-            "sha256:",
-            "sha256:00",
-            &format!("sha256:{}", "0A".repeat(32)),
-            &format!("md5:{}", "0a".repeat(16)),
-        ] {
-            assert!(!is_digest(wrong), "{wrong}");
-        }
     }
 }

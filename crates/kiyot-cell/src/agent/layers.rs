@@ -31,7 +31,8 @@ use tokio::task::spawn_blocking;
 use tonic::{Code, Status, transport::Channel};
 
 use super::{
-    blobs::{check_digest, create_lease},
+    digest::check_digest,
+    lease::create_lease,
     runtime::{QUERY_TIMEOUT, Runtime, leased, namespaced, with_timeout},
 };
 

@@ -23,9 +23,8 @@ pub use retention::enforce_retention;
 pub use watch::follow;
 
 use super::files::{self, FileError, Files, RelPath};
+use crate::dirs::LOG_DIR;
 
-/// Directory of the logs below `pod_dir`.
-pub const LOG_DIR: &str = "logs";
 /// Depth of the directories below [`LOG_DIR`] that are searched.
 const MAX_DEPTH: usize = 4;
 /// Upper bound on reported logs.

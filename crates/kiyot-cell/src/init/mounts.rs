@@ -11,23 +11,8 @@ use std::{
 use kiyot_link::bootstrap::CellFile;
 use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
 
-use super::{containerd::Snapshotter, private, root};
+use super::{containerd::Snapshotter, mount_error::MountError, private, root};
 use crate::dirs::CellDir;
-
-/// A mount failed.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot {what}: {path:?}")]
-pub struct MountError {
-    what: String,
-    path: PathBuf,
-    source: io::Error,
-}
-
-impl MountError {
-    pub(super) fn new(what: impl Into<String>, path: &Path, source: io::Error) -> Self {
-        Self { what: what.into(), path: path.to_owned(), source }
-    }
-}
 
 /// Sets up the cell's mounts: the needed ones of the node, a new /proc, and a private tmpfs on
 /// /run, /dev/shm, the memory directory, and for containerd and agent. Must be called in a private

@@ -21,7 +21,7 @@ use rustix::{
     },
 };
 
-use super::{containerd::Snapshotter, mounts::MountError};
+use super::{containerd::Snapshotter, mount_error::MountError};
 use crate::dirs::{CONTAINERD_CONTENT, CellDir};
 
 /// containerd's directory of containers and sandboxes. The daemon finds those of an ended cell in

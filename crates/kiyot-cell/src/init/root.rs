@@ -14,7 +14,7 @@ use rustix::{
     process::{chdir, pivot_root},
 };
 
-use super::mounts::MountError;
+use super::mount_error::MountError;
 use crate::dirs::CellDir;
 
 /// Mounts at or below these are kept: programs, libraries and configuration that a distribution may

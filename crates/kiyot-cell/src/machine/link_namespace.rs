@@ -18,10 +18,8 @@ use nix::sched::{CloneFlags, unshare};
 use rustix::mount::mount_bind;
 
 use super::wait;
-use crate::agent::network::POD_DEVICE;
+use crate::{agent::network::POD_DEVICE, namespaces::LINK_NAMESPACE};
 
-/// File of the link's network namespace.
-pub const LINK_NAMESPACE: &str = "/run/kiyot/link-ns";
 /// Name of the link's device.
 const LINK_DEVICE: &str = "link";
 

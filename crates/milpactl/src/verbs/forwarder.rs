@@ -11,7 +11,6 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
-use kiyot_spdy::{Frame, Receiver, Sender};
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWriteExt, stderr},
     net::TcpStream,
@@ -23,7 +22,10 @@ use tokio::{
     time::timeout,
 };
 
-use crate::output::plain;
+use crate::{
+    output::plain,
+    spdy::{Frame, Receiver, Sender},
+};
 
 /// Most connections at a time; further ones wait to be accepted.
 const MAX_CONNECTIONS: usize = 256;
@@ -233,10 +235,10 @@ pub(super) async fn report(remote: u16, error: &str) {
 
 #[cfg(test)]
 mod tests {
-    use kiyot_spdy::{Target, connect};
     use tokio::net::TcpListener;
 
     use super::*;
+    use crate::spdy::{Target, connect};
 
     #[tokio::test]
     async fn reader_that_takes_nothing_is_given_up_and_the_others_go_on() {

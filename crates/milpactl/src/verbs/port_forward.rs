@@ -9,7 +9,6 @@ use std::{
 };
 
 use kiyot_proto::admin::PortForwardRequest;
-use kiyot_spdy::{Target, connect};
 use tokio::{
     net::{TcpListener, TcpStream},
     task::JoinSet,
@@ -27,6 +26,7 @@ use crate::{
     error::Error,
     ports::{Address, Ports},
     signals::Ending,
+    spdy::{Target, connect},
 };
 
 /// The protocol.

@@ -9,7 +9,7 @@ use crate::backends::Method;
 
 impl CriService {
     /// Lists the metrics of pods, by the node's encoded `ListMetricDescriptorsResponse`.
-    pub(super) async fn list_metrics(&self, descriptors: &[u8]) -> Bytes {
+    pub async fn list_metrics(&self, descriptors: &[u8]) -> Bytes {
         let since = self.sync.renew_metrics();
         self.wait_for_usage(Method::ListPodSandboxMetrics, &[]).await;
         let left = (since + self.metrics_timeout).saturating_duration_since(Instant::now());

@@ -5,7 +5,8 @@ use std::{io, os::unix::fs::MetadataExt, path::Path, time::Duration};
 use kiyot_linux::tree::beneath;
 use rustix::fs::{CWD, FallocateFlags, Mode, OFlags, fallocate, openat};
 
-use super::{BLOCK_BYTES, LOG_DIR, sizes};
+use super::{BLOCK_BYTES, sizes};
+use crate::dirs::LOG_DIR;
 
 /// Disk space that a log may take, in bytes. The kubelet's default is 50 MiB for all logs of a
 /// container (containerLogMaxSize times containerLogMaxFiles).

@@ -9,8 +9,8 @@ use std::{
 
 use kiyot_linux::inotify::{Inotify, ReadFlags, WatchFlags};
 
-use super::{LOG_DIR, MAX_DEPTH, sizes};
-use crate::agent::state::CellState;
+use super::{MAX_DEPTH, sizes};
+use crate::{agent::state::CellState, dirs::LOG_DIR};
 
 /// Delay in which further changes are collected before the sizes are published.
 const DEBOUNCE: Duration = Duration::from_millis(2);

@@ -2,7 +2,7 @@
 
 use bytes::{Buf, Bytes, BytesMut};
 
-use crate::{CONTROL, FLAG_FIN, HEAD_BYTES, kind};
+use super::{CONTROL, FLAG_FIN, HEAD_BYTES, kind};
 
 /// Longest payload of a control frame, in bytes. Data frames of any length are passed on in parts.
 pub const MAX_CONTROL_BYTES: usize = 64 << 10;
@@ -157,6 +157,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::spdy::encode;
 
     /// Decodes bytes that arrive in parts of these sizes. Joins the parts of data.
     fn decoded(all: &[u8], sizes: &[usize]) -> (Vec<Frame>, Option<FrameError>) {
@@ -200,14 +201,13 @@ mod tests {
             let mut bytes = Bytes::from(bytes);
             let frame = Frame::Data { stream, bytes: bytes.clone(), end };
             let is_empty = bytes.is_empty() && !end;
-            (crate::encode::data(stream, &mut bytes, end).to_vec(), (!is_empty).then_some(frame))
+            (encode::data(stream, &mut bytes, end).to_vec(), (!is_empty).then_some(frame))
         });
         let reset = stream.clone().prop_map(|stream| {
             let frame = Frame::Reset { stream, status: 5 };
-            (crate::encode::reset(stream).to_vec(), Some(frame))
+            (encode::reset(stream).to_vec(), Some(frame))
         });
-        let ping =
-            any::<u32>().prop_map(|id| (crate::encode::ping(id).to_vec(), Some(Frame::Ping(id))));
+        let ping = any::<u32>().prop_map(|id| (encode::ping(id).to_vec(), Some(Frame::Ping(id))));
         let headers = (stream, any::<bool>(), prop::collection::vec(any::<u8>(), 0..50));
         let headers = headers.prop_map(|(stream, end, block)| {
             let length = u8::try_from(4 + block.len()).unwrap();

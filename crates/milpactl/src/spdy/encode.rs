@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-use crate::{CONTROL, FLAG_FIN, HEAD_BYTES, kind};
+use super::{CONTROL, FLAG_FIN, HEAD_BYTES, kind};
 
 /// Bytes of a data frame.
 pub const MAX_DATA_BYTES: usize = 32 << 10;

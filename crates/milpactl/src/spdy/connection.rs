@@ -18,7 +18,7 @@ use tokio::{
 };
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::{
+use super::{
     decode::{Decoder, Frame},
     encode::{self, Encoder},
     upgrade::{MAX_REFUSAL_BYTES, Target, UpgradeError, response},
