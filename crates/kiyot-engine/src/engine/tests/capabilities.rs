@@ -48,6 +48,6 @@ pub(super) const EC2: Capabilities = Capabilities {
     pods_control_agent: true,
     not_found_believed_after: Duration::from_secs(600),
     listing_period: Duration::from_secs(30),
-    parameters_without_effect_on_boots: &["VolumeGib"],
+    parameters_without_effect_on_boots: &["volume-gib"],
     ..CLOUD
 };
