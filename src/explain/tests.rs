@@ -2,7 +2,8 @@ use kiyot_config as config;
 use kiyot_engine::placement::ApiRequests;
 use kiyot_engine::{
     placement::{
-        CatalogueFile, Entry, Market, Offering, Refusal, RefusedQuota, Rules, Size, Unoffered, rank,
+        CatalogueFile, Entry, LaunchRefusal, Market, Offering, Refusal, RefusedQuota, Rules, Size,
+        Unoffered, rank,
     },
     request::{
         Architecture,
@@ -592,7 +593,8 @@ fn running_daemon_takes_no_other_quota_in_place_of_a_full_one_and_says_so() {
     let types = names.filter(is_standard).collect();
     let quota = RefusedQuota { market: Market::OnDemand, types };
     let mut refusals = Refusals::default();
-    refusals.add_quota(&Arc::new(quota), NOW, &refusal("VcpuLimitExceeded"));
+    let quota = LaunchRefusal::Quota { quota: Arc::new(quota), offerings: Vec::new() };
+    refusals.add(&quota, NOW, &refusal("VcpuLimitExceeded"));
     let (text, fine) = with_refusals(catalogue, refusals);
     let line = "refused: every offering that fits the pod was refused lately (16 of them); \
                 c7a.medium (On-Demand) is tried again in 180 s, and was refused: \
@@ -608,7 +610,7 @@ fn running_daemon_avoids_a_refused_zone() {
                 big,4,16384,x86_64,0.4,a|b\nsmall,2,8192,x86_64,0.1,a|b\n";
     let catalogue = CatalogueFile::parse(rows.as_bytes()).unwrap().catalogue;
     let mut refusals = Refusals::default();
-    refusals.add_zone("a", NOW, &refusal("no address"));
+    refusals.add(&LaunchRefusal::Zone("a".into()), NOW, &refusal("no address"));
     let (text, fine) = with_refusals(catalogue.clone(), refusals.clone());
     for line in [
         "its instance: small in b (On-Demand) at $0.1000 an hour\n  next: big in b (On-Demand)",
@@ -616,7 +618,7 @@ fn running_daemon_avoids_a_refused_zone() {
     ] {
         assert!(fine && text.contains(line), "{line} is not in {text}");
     }
-    refusals.add_zone("b", NOW, &refusal("no address"));
+    refusals.add(&LaunchRefusal::Zone("b".into()), NOW, &refusal("no address"));
     let (text, fine) = with_refusals(catalogue, refusals);
     let line = "refused: every offering that fits the pod was refused lately (4 of them); small";
     assert!(!fine && text.contains(line), "{text}");
@@ -630,7 +632,7 @@ fn running_daemon_avoids_refused_offerings_and_tells_its_limits() {
     let refused = offering.filter(|offering| {
         offering.instance_type == "c7a.medium" && offering.market == Market::OnDemand
     });
-    let refused: Vec<Offering> = refused.collect();
+    let refused = LaunchRefusal::Offerings(refused.collect());
     let mut refusals = Refusals::default();
     refusals.add(&refused, NOW, &refusal("no capacity"));
     let limits = vec!["its backend: 3 of 9 cells".to_owned()];

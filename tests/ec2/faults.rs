@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use kiyot_engine::{
-    placement::{Market, Offering},
+    placement::{LaunchRefusal, Market, Offering},
     provider::{ErrorClass, InstanceId, Provider, ProviderError},
     request::CellRequest,
 };
@@ -33,7 +33,10 @@ async fn missing_capacity_refuses_the_offering_alone() {
     world.cloud.faults().set_no_capacity(NANO, &zone, CloudMarket::Spot, true);
     let error = refused(&world).await;
     assert_eq!(error.class, ErrorClass::Capacity);
-    assert_eq!(error.refused, [world.offering(0, Market::Spot)]);
+    assert_eq!(
+        error.refusal,
+        Some(LaunchRefusal::Offerings(vec![world.offering(0, Market::Spot)]))
+    );
     assert!(error.text().contains("InsufficientInstanceCapacity"), "{}", error.text());
     let spec = world.spec(&all(&world)[1..]).await;
     let launched = world.provider.launch(&spec, "another").await.unwrap();
@@ -47,9 +50,7 @@ async fn subnet_without_addresses_refuses_its_zone() {
     world.cloud.faults().set_subnet_full(&subnet, true);
     let error = refused(&world).await;
     assert_eq!(error.class, ErrorClass::Capacity);
-    let zone = [Market::Spot, Market::OnDemand].map(|market| world.offering(0, market));
-    assert_eq!(error.refused, zone);
-    assert_eq!(error.refused_zone.as_deref(), Some(&*world.zone(0)));
+    assert_eq!(error.refusal, Some(LaunchRefusal::Zone(world.zone(0))));
 }
 
 /// Verifies V94.
@@ -70,8 +71,9 @@ async fn type_that_account_or_image_refuse_is_refused_alone() {
             code => faults.refuse_type(NANO, code, text),
         }
         let error = world.provider.launch(&spec, code).await.unwrap_err();
-        assert_eq!((error.class, &error.refused), (ErrorClass::Invalid, &all(&world)), "{code}");
-        assert_eq!((error.type_refusal.as_deref(), error.is_of_request), (Some(code), false));
+        let refusal = LaunchRefusal::Type { code: code.into(), offerings: all(&world) };
+        assert_eq!((error.class, &error.refusal), (ErrorClass::Invalid, &Some(refusal)));
+        assert!(!error.is_of_request, "{code}");
         assert!(error.text().contains(text), "{}", error.text());
         // The mistake may be what the pod asked for.
         let request = CellRequest { volume_size_gib: Some(11), ..CellRequest::default() };
@@ -107,7 +109,8 @@ async fn limit_of_spot_instances_refuses_the_market() {
     world.cloud.faults().set_spot_limit(Some(0));
     let error = refused(&world).await;
     assert_eq!(error.class, ErrorClass::Capacity);
-    assert_eq!(error.refused, [0, 1, 2].map(|zone| world.offering(zone, Market::Spot)));
+    let Some(LaunchRefusal::Quota { offerings, .. }) = error.refusal else { panic!("{error:?}") };
+    assert_eq!(offerings, [0, 1, 2].map(|zone| world.offering(zone, Market::Spot)));
 }
 
 /// Returns the error of a launch with one refusal of EC2, of candidates of two quotas.
@@ -141,21 +144,29 @@ async fn quotas_refuse_what_they_count() {
             ErrorClass::Capacity,
             &quotas(&world, &both[1..])[..2],
         ),
-        (both[0], "InstanceLimitExceeded", ErrorClass::Quota, &quotas(&world, &both[..1])),
+        (both[0], "InstanceLimitExceeded", ErrorClass::Quota, &[]),
         (both[0], "VolumeLimitExceeded", ErrorClass::Quota, &quotas(&world, &both)),
     ] {
         let error = refused_with(&world, first, code).await;
-        assert_eq!((error.class, &error.refused[..]), (class, refused), "{code}");
-        let market = (code == "InstanceLimitExceeded").then_some(first);
-        let is_of_all = code == "VolumeLimitExceeded";
-        assert_eq!((error.refused_market, error.refuses_all), (market, is_of_all), "{code}");
-        let quota = error.refused_quota;
-        let is_of_quota = refused.len() == 2;
-        assert_eq!(quota.as_ref().map(|quota| quota.market), is_of_quota.then_some(first));
-        // Other types of the family, whatever the launch had, unless they are smaller.
-        let counts = |name: &str| quota.as_ref().is_some_and(|quota| quota.types.contains(name));
-        assert_eq!(["m5.24xlarge", NANO].map(counts), [is_of_quota; 2], "{code}");
-        assert_eq!(["a1.medium", "g4dn.xlarge"].map(counts), [false; 2], "{code}");
+        assert_eq!(error.class, class, "{code}");
+        match error.refusal.unwrap() {
+            LaunchRefusal::Quota { quota, offerings } => {
+                assert_eq!((quota.market, &offerings[..]), (first, refused), "{code}");
+                // Other types of the family, whatever the launch had, unless they are smaller.
+                let counts = |name: &str| quota.types.contains(name);
+                assert_eq!(["m5.24xlarge", NANO].map(counts), [true; 2], "{code}");
+                assert_eq!(["a1.medium", "g4dn.xlarge"].map(counts), [false; 2], "{code}");
+            }
+            refusal if code == "InstanceLimitExceeded" => {
+                assert_eq!(refusal, LaunchRefusal::Market(first));
+            }
+            refusal => {
+                assert_eq!(
+                    (code, refusal),
+                    ("VolumeLimitExceeded", LaunchRefusal::All(refused.to_vec()))
+                );
+            }
+        }
     }
 }
 
@@ -165,7 +176,7 @@ async fn account_without_the_role_of_spot_instances_refuses_spot_alone() {
     let code = "AuthFailure.ServiceLinkedRoleCreationNotPermitted";
     let error = refused_with(&world, Market::Spot, code).await;
     assert_eq!(error.class, ErrorClass::Capacity, "a pod that prefers spot goes on on demand");
-    assert_eq!(error.refused, quotas(&world, &[Market::Spot]));
+    assert_eq!(error.refusal, Some(LaunchRefusal::Market(Market::Spot)));
     assert!(error.text().contains(code), "{}", error.text());
 }
 

@@ -12,7 +12,7 @@ use std::{
 use kiyot_config::AcceleratorChoice;
 use kiyot_engine::{
     id::{CellId, SandboxId},
-    placement::{Market, Offering, Size},
+    placement::{LaunchRefusal, Market, Offering, Size},
     provider::{
         Attachment, ErrorClass, Instance, InstanceState, LaunchSpec, PodNetwork, Provider,
         Termination,
@@ -390,7 +390,8 @@ async fn launch_over_the_nodes_memory_is_refused_and_leaves_nothing() {
     let size = Size { cpus: 1, memory_mib: 64 << 20 };
     let spec = vms.spec(size);
     let error = vms.provider.launch(&spec, "token").await.unwrap_err();
-    assert_eq!((error.class, error.refused), (ErrorClass::Capacity, vec![offering(size)]));
+    let refused = LaunchRefusal::Offerings(vec![offering(size)]);
+    assert_eq!((error.class, &error.refusal), (ErrorClass::Capacity, &Some(refused)));
     assert!(error.doing.contains(spec.cell.as_str()), "{}", error.doing);
     assert_eq!(vms.provider.list_owned().await.unwrap(), []);
     assert_eq!(vms.bench.resources(), Vec::<String>::new());

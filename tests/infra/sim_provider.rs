@@ -221,9 +221,8 @@ impl Provider for SimProvider {
                 return Err(ProviderError::without_cause(ErrorClass::Unanswered, "launch"));
             }
             if state.plays(Fault::RefusedLaunch) {
-                let mut error = ProviderError::without_cause(ErrorClass::Capacity, "launch");
-                error.refused = spec.offerings().cloned().collect();
-                return Err(error);
+                let all = spec.offerings().cloned().collect();
+                return Err(ProviderError::no_capacity("launch", all));
             }
             let id = state.cloud.launch(spec, token, "", now, VISIBLE)?;
             state.cloud.describe(&id, now + VISIBLE)

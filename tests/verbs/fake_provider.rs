@@ -194,10 +194,7 @@ impl Provider for FakeProvider {
         let full = self.full.lock().unwrap().clone();
         let chosen = candidates.iter().find(|candidate| !full.contains(candidate)).cloned();
         let Some(offering) = chosen else {
-            return Err(ProviderError {
-                refused: candidates,
-                ..ProviderError::without_cause(ErrorClass::Capacity, "launch an instance")
-            });
+            return Err(ProviderError::no_capacity("launch an instance", candidates));
         };
         let private = self.dir.join(spec.cell.as_str());
         let home = Uplink::new(spec.bootstrap.clone(), &private, "fake").unwrap();

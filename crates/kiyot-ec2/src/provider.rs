@@ -18,7 +18,7 @@ use async_trait::async_trait;
 use kiyot_config::{self as config, ImageFilter};
 use kiyot_engine::{
     id::CellId,
-    placement::{Catalogue, CatalogueFile, Market, Offering, root_volume},
+    placement::{Catalogue, CatalogueFile, LaunchRefusal, Market, Offering, root_volume},
     provider::{
         Attached, Attachment, Capabilities, ErrorClass, Held, Instance, InstanceId, InstanceNames,
         InstanceState, LaunchSpec, Owner, Provider, ProviderError, owner,
@@ -424,37 +424,30 @@ impl Ec2 {
         let Some(tried) = spec.offerings().next() else {
             return ProviderError::new(class, format!("launch {}", spec.cell), error);
         };
-        let refused_quota = match refused {
-            Refused::Quota => Some(Arc::new(self.refused_quota(tried).await)),
-            _ => None,
+        let asked = |is_refused: &dyn Fn(&Offering) -> bool| {
+            spec.offerings().filter(|offering| is_refused(offering)).cloned().collect()
         };
-        let is_refused = |offering: &&Offering| match refused {
-            Refused::None => false,
-            Refused::Offering => *offering == tried,
-            Refused::Type => offering.instance_type == tried.instance_type,
-            Refused::Zone => offering.zone == tried.zone,
-            Refused::Market => offering.market == tried.market,
-            Refused::Quota => refused_quota.as_ref().is_some_and(|quota| quota.refuses(offering)),
-            Refused::All => true,
+        let of_zone = |offering: &Offering| offering.zone == tried.zone;
+        let refusal = match refused {
+            Refused::None => None,
+            Refused::Offering => Some(LaunchRefusal::Offerings(vec![tried.clone()])),
+            Refused::Type => Some(LaunchRefusal::Type {
+                code: error.code().unwrap_or_default().into(),
+                offerings: asked(&|offering| offering.instance_type == tried.instance_type),
+            }),
+            Refused::Zone if is_of_request => Some(LaunchRefusal::Offerings(asked(&of_zone))),
+            Refused::Zone => Some(LaunchRefusal::Zone(tried.zone.clone())),
+            Refused::Market => Some(LaunchRefusal::Market(tried.market)),
+            Refused::Quota => {
+                let quota = Arc::new(self.refused_quota(tried).await);
+                let offerings = asked(&|offering| quota.refuses(offering));
+                Some(LaunchRefusal::Quota { quota, offerings })
+            }
+            Refused::All if is_of_request => Some(LaunchRefusal::Offerings(asked(&|_| true))),
+            Refused::All => Some(LaunchRefusal::All(asked(&|_| true))),
         };
-        let is_zone = refused == Refused::Zone && !is_of_request;
-        let refused_zone = is_zone.then(|| tried.zone.as_str().into());
-        let is_market = refused == Refused::Market && !is_of_request;
-        let refused_market = is_market.then_some(tried.market);
-        let refuses_all = refused == Refused::All && !is_of_request;
-        let type_refusal = error.code().filter(|_| refused == Refused::Type).map(Arc::from);
-        let refused = spec.offerings().filter(is_refused).cloned().collect();
         let error = ProviderError::new(class, format!("launch {tried}"), error);
-        ProviderError {
-            refused,
-            refused_zone,
-            refused_market,
-            refused_quota,
-            type_refusal,
-            refuses_all,
-            is_of_request,
-            ..error
-        }
+        ProviderError { refusal, is_of_request, ..error }
     }
 
     /// Returns whether a launch has the parameters of a pod without annotations.

@@ -11,7 +11,7 @@ use kiyot_values::backoff::doubled;
 
 use crate::{
     id::{CellId, NoRandomness, SandboxId},
-    placement::{Refusal, Refusals},
+    placement::{LaunchRefusal, Refusal, Refusals},
     provider::{
         Attached, Capabilities, ErrorClass, Instance, Owner, ProviderError, TagRules, Termination,
     },
@@ -472,11 +472,11 @@ impl Engine {
         let launch = self.cells.get(id).and_then(|cell| cell.launch.call.as_ref());
         if let Some(launch) = launch
             && error.class == ErrorClass::Quota
-            && error.refused.is_empty()
+            && error.refusal.is_none()
         {
             // A quota is not of a single offering.
-            let candidates = launch.spec.candidates.iter();
-            error.refused = candidates.map(|candidate| candidate.offering.clone()).collect();
+            let offerings = launch.spec.offerings().cloned().collect();
+            error.refusal = Some(LaunchRefusal::Offerings(offerings));
         }
         match error.class {
             // What the pod asked for is refused, and not the offerings of others.
@@ -526,17 +526,9 @@ impl Engine {
     /// Avoids what an error refuses, for a while.
     fn avoid_refused(&mut self, error: &ProviderError, now: Now) {
         let until = now.boot + self.config.refusal_pause;
-        let refusal = Refusal { until, reason: reason_of(error) };
-        match &error.refused_quota {
-            // Each of its offerings would give way to others.
-            Some(quota) => self.refusals.add_quota(quota, now.boot, &refusal),
-            None => self.refusals.add(&error.refused, now.boot, &refusal),
-        }
-        if let Some(zone) = &error.refused_zone {
-            self.refusals.add_zone(zone, now.boot, &refusal);
-        }
-        if let Some(market) = error.refused_market {
-            self.refusals.add_market(market, &refusal);
+        if let Some(refused) = &error.refusal {
+            let refusal = Refusal { until, reason: reason_of(error) };
+            self.refusals.add(refused, now.boot, &refusal);
         }
     }
 

@@ -16,7 +16,7 @@ use futures::future::join_all;
 use kiyot_config::MilpaBackend;
 use kiyot_engine::{
     id::CellId,
-    placement::{Catalogue, Size},
+    placement::{Catalogue, LaunchRefusal, Size},
     provider::{
         Attached, Attachment, Capabilities, ErrorClass, Instance, InstanceId, InstanceState,
         LaunchSpec, Provider, ProviderError, THIS_NODE, Terminations,
@@ -282,7 +282,8 @@ impl Qemu {
         .map_err(|error| ProviderError::transient("look at the node's memory", error))?;
         let (reserved, user) = reserved.map_err(|mut error: ProviderError| {
             if error.class == ErrorClass::Capacity {
-                error.refused = vec![offering(&size.to_string())];
+                let refused = vec![offering(&size.to_string())];
+                error.refusal = Some(LaunchRefusal::Offerings(refused));
             }
             error
         })?;

@@ -108,7 +108,7 @@ impl Bug {
                 *progress = Termination::Confirmed;
             }
             (Self::SilenceIsShutdown, Event::ShutDown(_, ended)) => *ended = true,
-            (Self::RefusedIsKept, Event::Launched(_, Err(error))) => error.refused.clear(),
+            (Self::RefusedIsKept, Event::Launched(_, Err(error))) => error.refusal = None,
             _ => {}
         }
     }

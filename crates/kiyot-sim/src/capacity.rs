@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, time::Duration};
 use kiyot_engine::{
     engine::{Event, Launch},
     id::{CellId, SandboxId},
-    placement::Offering,
+    placement::{LaunchRefusal, Offering},
     provider::ErrorClass,
 };
 
@@ -50,7 +50,11 @@ impl World<'_> {
     pub(super) fn refusal(event: &Event) -> Option<(CellId, Vec<Offering>)> {
         match event {
             Event::Launched(cell, Err(error)) if error.class == ErrorClass::Capacity => {
-                Some((cell.clone(), error.refused.clone()))
+                let refused = match &error.refusal {
+                    Some(LaunchRefusal::Offerings(refused)) => refused.clone(),
+                    _ => Vec::new(),
+                };
+                Some((cell.clone(), refused))
             }
             _ => None,
         }

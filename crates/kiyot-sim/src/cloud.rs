@@ -195,10 +195,8 @@ impl SimCloud {
         }
         let tried = || spec.offerings().take(self.max_tried.unwrap_or(usize::MAX));
         let Some(offering) = tried().find(|offering| self.has_room(offering, now)).cloned() else {
-            let mut error =
-                ProviderError::without_cause(ErrorClass::Capacity, "launch: no capacity");
-            error.refused = tried().cloned().collect();
-            return Err(error);
+            let tried = tried().cloned().collect();
+            return Err(ProviderError::no_capacity("launch: no capacity", tried));
         };
         self.launches += 1;
         let id = InstanceId(format!("i-{:08}", self.launches));

@@ -18,7 +18,7 @@ use crate::{
         order::Order,
     },
     id::CellId,
-    placement::{AllRefused, Candidate, Refusal, Refusals},
+    placement::{AllRefused, Candidate, LaunchRefusal, Refusal, Refusals},
     provider::Capabilities,
 };
 
@@ -188,7 +188,7 @@ impl Engine {
     pub(super) fn refusals_of_kind(&self, kind: &BootKind, now: Now) -> Refusals {
         let mut refusals = self.refusals.clone();
         for (zone, refusal) in self.paused_zones(kind, now) {
-            refusals.add_zone(zone, now.boot, &refusal);
+            refusals.add(&LaunchRefusal::Zone(zone.to_owned()), now.boot, &refusal);
         }
         refusals
     }

@@ -285,8 +285,7 @@ impl Engine {
                 let launched = cell.offering().map(|candidate| &candidate.offering);
                 let offering = launched.unwrap_or(&instance.offering).clone();
                 let doing = format!("launch {offering}: {ended}");
-                let error = ProviderError::without_cause(ErrorClass::Capacity, doing);
-                let error = ProviderError { refused: vec![offering], ..error };
+                let error = ProviderError::no_capacity(doing, vec![offering]);
                 self.avoid_refused(&error, now);
                 CellError::Provider(error)
             }

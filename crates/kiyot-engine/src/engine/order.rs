@@ -25,7 +25,7 @@ use crate::{
         timers::Timer,
     },
     id::{CellId, SandboxId},
-    placement::{Candidate, Choice},
+    placement::{Candidate, Choice, LaunchRefusal},
     provider::{Attached, Attachment, ErrorClass, LaunchSpec, PodTags, ProviderError},
     request::HealthyTimeout,
 };
@@ -170,12 +170,10 @@ impl Order {
 
     /// Counts the refusal of an instance type. Returns whether another type may be allowed: the
     /// request is wrong if several types are refused with one code.
-    fn takes_another_type(&mut self, refusal: &ProviderError) -> bool {
-        let Some((code, first)) = refusal.type_refusal.as_ref().zip(refusal.refused.first()) else {
-            return false;
-        };
+    fn takes_another_type(&mut self, error: &ProviderError) -> bool {
+        let Some(LaunchRefusal::Type { code, offerings }) = &error.refusal else { return false };
         let types = self.refused_types.entry(Arc::clone(code)).or_default();
-        types.insert(first.instance_type.clone());
+        types.extend(offerings.iter().map(|offering| offering.instance_type.clone()));
         types.len() < MAX_REFUSED_TYPES
     }
 
@@ -550,12 +548,8 @@ impl Engine {
         order.causes.push(cause_of(&error));
         order.spot_failed |= was_for_spot;
         let before = order.candidates.len();
-        if let CellError::Provider(refusal) = &error {
-            order.candidates.retain(|Candidate { offering, .. }| {
-                !refusal.refused.contains(offering)
-                    && refusal.refused_zone.as_deref() != Some(&offering.zone)
-                    && refusal.refused_market != Some(offering.market)
-            });
+        if let CellError::Provider(ProviderError { refusal: Some(refusal), .. }) = &error {
+            order.candidates.retain(|candidate| !refusal.refuses(&candidate.offering));
         }
         // A refusal leaves fewer offerings to try, which bounds these launches.
         let has_fewer = order.candidates.len() < before;

@@ -4,7 +4,7 @@ use kiyot_values::{error_chain::error_chain, price::Price};
 
 use super::*;
 use crate::{
-    placement::{Accuracy, Candidate, Market, Offering},
+    placement::{Accuracy, Candidate, LaunchRefusal, Market, Offering},
     provider::{Attached, Attachment, InstanceId, InstanceState},
 };
 
@@ -312,8 +312,7 @@ fn launch_round_trips_through_the_journal() {
 fn refused_launch_is_placed_again_without_the_refused_offering() {
     let mut engine = engine(capabilities::CLOUD);
     let (first, _) = launched(&mut engine, "pod", at(1));
-    let mut refusal = ProviderError::without_cause(ErrorClass::Capacity, "launch");
-    refusal.refused = vec![offering("a")];
+    let refusal = ProviderError::no_capacity("launch", vec![offering("a")]);
     let effects = engine.handle(Event::Launched(first.clone(), Err(refusal)), at(2));
     let again = effects.into_iter().find_map(|(cell, effect)| match effect {
         Effect::Launch(launch) => Some((cell.unwrap(), launch)),
@@ -329,8 +328,7 @@ fn refused_launch_is_placed_again_without_the_refused_offering() {
 fn cell_keeps_the_reason_of_its_offering_and_the_failures_before_it_across_a_restart() {
     let mut engine = engine(capabilities::CLOUD);
     let (first, _) = launched(&mut engine, "pod", at(1));
-    let refusal = ProviderError::without_cause(ErrorClass::Capacity, "launch: no hosts");
-    let refusal = ProviderError { refused: vec![offering("a")], ..refusal };
+    let refusal = ProviderError::no_capacity("launch: no hosts", vec![offering("a")]);
     let (launches, _) = outcome(&engine.handle(Event::Launched(first, Err(refusal)), at(2)));
     let second = launches.into_iter().next().unwrap();
     let instance = Instance { offering: offering("b"), ..launched_as("i", &second) };
@@ -356,8 +354,7 @@ fn refused_offerings_are_tried_one_after_the_other_until_one_has_capacity() {
     for zone in &zones[..zones.len() - 1] {
         let (launches, answer) = outcome(&effects);
         assert_eq!((launches.len(), answer), (1, None), "before {zone}");
-        let error = ProviderError::without_cause(ErrorClass::Capacity, "launch");
-        let error = ProviderError { refused: vec![offering(zone)], ..error };
+        let error = ProviderError::no_capacity("launch", vec![offering(zone)]);
         effects = engine.handle(Event::Launched(launches[0].clone(), Err(error)), at(2));
     }
     let (launches, _) = outcome(&effects);
@@ -386,8 +383,10 @@ fn refused_type_gives_way_to_the_next_until_three_types_are_refused_with_a_code(
             let (launches, answer) = outcome(&effects);
             assert_eq!((launches.len(), answer), (1, None), "before {name}");
             let error = ProviderError {
-                refused: vec![of_type(name).offering],
-                type_refusal: Some((*code).into()),
+                refusal: Some(LaunchRefusal::Type {
+                    code: (*code).into(),
+                    offerings: vec![of_type(name).offering],
+                }),
                 is_of_request,
                 ..ProviderError::without_cause(ErrorClass::Invalid, format!("{code} for {name}"))
             };
@@ -425,8 +424,7 @@ fn error_after_the_last_launch_names_those_of_all() {
     let mut answer = None;
     for (number, refused) in [vec![offering("a")], vec![offering("b")]].into_iter().enumerate() {
         assert_eq!(answer, None);
-        let error = ProviderError::without_cause(ErrorClass::Capacity, format!("try {number}"));
-        let error = ProviderError { refused, ..error };
+        let error = ProviderError::no_capacity(format!("try {number}"), refused);
         let (launches, error) =
             outcome(&engine.handle(Event::Launched(cell.clone(), Err(error)), at(2)));
         cell = launches.into_iter().next().unwrap_or(cell);

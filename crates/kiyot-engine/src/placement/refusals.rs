@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use crate::placement::{Market, Offering};
+use crate::placement::{LaunchRefusal, Market, Offering};
 
 /// Bounds the refused offerings that are kept: more than EC2 has in a region.
 const MAX_REFUSED: usize = 20_000;
@@ -85,42 +85,38 @@ pub struct RefusedAt<'a> {
 }
 
 impl Refusals {
-    /// Records that offerings were refused now.
-    pub fn add<'a>(
-        &mut self,
-        offerings: impl IntoIterator<Item = &'a Offering>,
-        now: Duration,
-        refusal: &Refusal,
-    ) {
-        let refused = Arc::make_mut(&mut self.refused);
-        refused.retain(|_, refusal| refusal.until > now);
-        for offering in offerings {
-            if refused.len() < MAX_REFUSED || refused.contains_key(offering) {
-                refused.insert(offering.clone(), refusal.clone());
+    /// Records what a launch was refused for now.
+    pub fn add(&mut self, refused: &LaunchRefusal, now: Duration, refusal: &Refusal) {
+        match refused {
+            LaunchRefusal::Offerings(offerings) | LaunchRefusal::Type { offerings, .. } => {
+                let refused = Arc::make_mut(&mut self.refused);
+                refused.retain(|_, refusal| refusal.until > now);
+                for offering in offerings {
+                    if refused.len() < MAX_REFUSED || refused.contains_key(offering) {
+                        refused.insert(offering.clone(), refusal.clone());
+                    }
+                }
             }
-        }
-    }
-
-    /// Records that every offering of a zone was refused now.
-    pub fn add_zone(&mut self, zone: &str, now: Duration, refusal: &Refusal) {
-        let zones = Arc::make_mut(&mut self.zones);
-        zones.retain(|_, refusal| refusal.until > now);
-        if zones.len() < MAX_REFUSED_ZONES || zones.contains_key(zone) {
-            zones.insert(zone.to_owned(), refusal.clone());
-        }
-    }
-
-    /// Records that every offering of a market was refused now.
-    pub fn add_market(&mut self, market: Market, refusal: &Refusal) {
-        Arc::make_mut(&mut self.markets).insert(market, refusal.clone());
-    }
-
-    /// Records that a quota had no room now.
-    pub fn add_quota(&mut self, quota: &Arc<RefusedQuota>, now: Duration, refusal: &Refusal) {
-        let quotas = Arc::make_mut(&mut self.quotas);
-        quotas.retain(|(known, refusal)| refusal.until > now && !quota.covers(known));
-        if quotas.len() < MAX_REFUSED_QUOTAS {
-            quotas.push((Arc::clone(quota), refusal.clone()));
+            LaunchRefusal::Zone(zone) => {
+                let zones = Arc::make_mut(&mut self.zones);
+                zones.retain(|_, refusal| refusal.until > now);
+                if zones.len() < MAX_REFUSED_ZONES || zones.contains_key(zone) {
+                    zones.insert(zone.clone(), refusal.clone());
+                }
+            }
+            LaunchRefusal::Market(market) => {
+                Arc::make_mut(&mut self.markets).insert(*market, refusal.clone());
+            }
+            // Each of its offerings would give way to others.
+            LaunchRefusal::Quota { quota, .. } => {
+                let quotas = Arc::make_mut(&mut self.quotas);
+                quotas.retain(|(known, refusal)| refusal.until > now && !quota.covers(known));
+                if quotas.len() < MAX_REFUSED_QUOTAS {
+                    quotas.push((Arc::clone(quota), refusal.clone()));
+                }
+            }
+            // No other offering is launched in place of these.
+            LaunchRefusal::All(_) => {}
         }
     }
 

@@ -13,6 +13,7 @@ use proptest::{collection::vec, prelude::*};
 use crate::{
     placement::{
         Accuracy, Amount, Candidate, Catalogue, CatalogueError, CatalogueFile, Choice, Defaults,
+        LaunchRefusal::{self, Offerings, Zone},
         MAX_CANDIDATES, Market, Needs, NoFit, Offering, Reason, Refusal, Refusals, RefusedQuota,
         Requested, Rules, Size, Source, fit, misses, rank, rank_further, rank_refused,
     },
@@ -22,6 +23,10 @@ use crate::{
 mod brute_force;
 
 static EC2: LazyLock<Catalogue> = LazyLock::new(|| CatalogueFile::built_in().catalogue);
+
+fn of_quota(quota: RefusedQuota) -> LaunchRefusal {
+    LaunchRefusal::Quota { quota: quota.into(), offerings: Vec::new() }
+}
 
 static RULES: LazyLock<Rules> = LazyLock::new(|| Rules {
     defaults: Defaults { architecture: Architecture::Amd64, ..Defaults::default() },
@@ -162,7 +167,7 @@ fn spot_that_is_not_cheaper_than_on_demand_is_left_out_of_both_markets() {
     let mut refusals = Refusals::default();
     // That of d is not known, and is the price of on-demand at most.
     assert_eq!(both(&refusals), ("ad".to_owned(), 4));
-    refusals.add([&offering("a")], Duration::ZERO, &refusal);
+    refusals.add(&Offerings(vec![offering("a")]), Duration::ZERO, &refusal);
     assert_eq!(both(&refusals), ("abcd".to_owned(), 3));
     // Those of which a pool, or a later pod, may be launched then.
     let needs = annotated(&[("launch-type", "Spot-Preferred")]);
@@ -172,7 +177,7 @@ fn spot_that_is_not_cheaper_than_on_demand_is_left_out_of_both_markets() {
     let types = ["a", "b", "c", "d"].map(str::to_owned).into();
     let quota = RefusedQuota { market: Market::OnDemand, types };
     let mut full = Refusals::default();
-    full.add_quota(&quota.into(), Duration::ZERO, &refusal);
+    full.add(&of_quota(quota), Duration::ZERO, &refusal);
     assert_eq!(both(&full), ("abcd".to_owned(), 0));
     // Without the other market, and at estimates.
     let none = Refusals::default();
@@ -531,7 +536,8 @@ fn refused_offering_is_avoided_until_its_time() {
     let mut refusals = Refusals::default();
     let at = Duration::from_secs;
     let all = rank(&EC2, &needs, rules, &refusals.at(at(0)));
-    refusals.add([&all[0].offering], at(10), &Refusal { until: at(190), reason: "full".into() });
+    let first = Offerings(vec![all[0].offering.clone()]);
+    refusals.add(&first, at(10), &Refusal { until: at(190), reason: "full".into() });
     assert_eq!(rank(&EC2, &needs, rules, &refusals.at(at(189)))[0], all[1]);
     assert_eq!(rank(&EC2, &needs, rules, &refusals.at(at(190)))[0], all[0]);
     let (first, refusal) = refusals.first_end([&all[1].offering, &all[0].offering]).unwrap();
@@ -551,7 +557,7 @@ fn refused_zone_is_avoided_for_every_type_and_market_until_its_time() {
     let at = Duration::from_secs;
     let all = rank(&EC2, &needs, rules, &());
     let zone = &all[0].offering.zone;
-    refusals.add_zone(zone, at(10), &Refusal { until: at(190), reason: "full".into() });
+    refusals.add(&Zone(zone.clone()), at(10), &Refusal { until: at(190), reason: "full".into() });
     let left = rank(&EC2, &needs, rules, &refusals.at(at(189)));
     let expected: Vec<_> = all.iter().filter(|it| it.offering.zone != *zone).cloned().collect();
     assert_eq!(left, expected);
@@ -570,7 +576,7 @@ fn full_quota_leaves_those_of_the_cheapest_that_it_does_not_count_and_no_dearer_
     let all = rank(&EC2, &needs, rules, &());
     let types = all[1..].iter().map(|candidate| candidate.offering.instance_type.clone());
     let quota = RefusedQuota { market: Market::OnDemand, types: types.collect() };
-    refusals.add_quota(&quota.into(), at(10), &Refusal { until: at(190), reason: "full".into() });
+    refusals.add(&of_quota(quota), at(10), &Refusal { until: at(190), reason: "full".into() });
     assert_eq!(rank(&EC2, &needs, rules, &refusals.at(at(189))), all[..1]);
     assert_eq!(rank(&EC2, &needs, rules, &refusals.at(at(190))), all);
     let (first, refusal) = refusals.first_end([&all[0].offering, &all[3].offering]).unwrap();

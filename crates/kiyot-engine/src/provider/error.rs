@@ -4,7 +4,7 @@ use std::{error::Error, io, sync::Arc, time::Duration};
 
 use kiyot_values::error_chain::error_chain;
 
-use crate::placement::{Market, Offering, RefusedQuota};
+use crate::placement::{LaunchRefusal, Offering};
 
 /// The class of a provider's error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -54,18 +54,8 @@ pub struct ProviderError {
     pub class: ErrorClass,
     /// The failed operation with the names of its objects.
     pub doing: String,
-    /// The offerings that a launch was refused for.
-    pub refused: Vec<Offering>,
-    /// The zone that has no room for any instance type.
-    pub refused_zone: Option<Arc<str>>,
-    /// The market that is refused for every instance type.
-    pub refused_market: Option<Market>,
-    /// The quota that has no room for a launch.
-    pub refused_quota: Option<Arc<RefusedQuota>>,
-    /// The code with which account or image refuse the instance type, or EC2 a wrong request.
-    pub type_refusal: Option<Arc<str>>,
-    /// True if the account can launch nothing for a while, whatever a pod asks for.
-    pub refuses_all: bool,
+    /// The refusal of a launch, if it is of certain offerings.
+    pub refusal: Option<LaunchRefusal>,
     /// True if it depends on what the pod asked for: the launches of others may succeed.
     pub is_of_request: bool,
     /// The cause.
@@ -85,18 +75,13 @@ impl ProviderError {
 
     /// Returns an error whose text says everything.
     pub fn without_cause(class: ErrorClass, doing: impl Into<String>) -> Self {
-        Self {
-            class,
-            doing: doing.into(),
-            refused: Vec::new(),
-            refused_zone: None,
-            refused_market: None,
-            refused_quota: None,
-            type_refusal: None,
-            refuses_all: false,
-            is_of_request: false,
-            source: None,
-        }
+        Self { class, doing: doing.into(), refusal: None, is_of_request: false, source: None }
+    }
+
+    /// Returns the error of a launch for whose offerings there is no capacity.
+    pub fn no_capacity(doing: impl Into<String>, offerings: Vec<Offering>) -> Self {
+        let refusal = Some(LaunchRefusal::Offerings(offerings));
+        Self { refusal, ..Self::without_cause(ErrorClass::Capacity, doing) }
     }
 
     /// Returns the error of a call that exceeded its time limit. Its outcome is unknown.
@@ -116,7 +101,7 @@ impl ProviderError {
     /// Returns true for a launch whose repetition, with the same parameters or by any pod, would be
     /// refused likewise.
     pub fn stops_launches(&self) -> bool {
-        self.class == ErrorClass::Auth || self.refuses_all
+        self.class == ErrorClass::Auth || matches!(self.refusal, Some(LaunchRefusal::All(_)))
     }
 
     /// Returns true for a configuration or a request that the provider refuses, however often it is

@@ -35,10 +35,11 @@ pub(super) async fn launch(
     let launched = bounded("launch a cell", call).await;
     let (outcome, offerings) = match &launched {
         Ok(instance) => ("launched", vec![&instance.offering]),
-        Err(error) if error.refused.is_empty() => {
-            (error.class.name(), launch.spec.offerings().take(1).collect())
+        Err(ProviderError { class, refusal: Some(refusal), .. }) => {
+            let refused = launch.spec.offerings().filter(|offering| refusal.refuses(offering));
+            (class.name(), refused.collect())
         }
-        Err(error) => (error.class.name(), error.refused.iter().collect()),
+        Err(error) => (error.class.name(), launch.spec.offerings().take(1).collect()),
     };
     let provider = provider.capabilities().provider;
     for Offering { instance_type, market, .. } in offerings {

@@ -196,10 +196,7 @@ fn ends_without_a_fault_of_the_boot_are_not_counted() {
         let stop = Event::Terminate { cell: deleted.clone(), reason: "deleted".into() };
         engine.handle(stop, at(now));
         terminated(&mut engine, &deleted, now);
-        let full = ProviderError {
-            refused: vec![offering("a")],
-            ..ProviderError::without_cause(ErrorClass::Capacity, "full")
-        };
+        let full = ProviderError::no_capacity("full", vec![offering("a")]);
         engine.handle(Event::Launched(refused, Err(full)), at(now));
         let stop = Event::Terminate { cell: unanswered.clone(), reason: "deleted".into() };
         engine.handle(stop, at(now));

@@ -62,7 +62,7 @@ fn refusal_of_what_a_pod_asked_for_is_avoided_by_no_other() {
         let mut engine = engine(capabilities::CLOUD);
         let (cell, _) = launched(&mut engine, "pod", at(1));
         let error = ProviderError {
-            refused: vec![offering("a"), offering("b")],
+            refusal: Some(LaunchRefusal::Offerings(vec![offering("a"), offering("b")])),
             is_of_request: true,
             ..ProviderError::without_cause(class, "the volume is too large")
         };
@@ -78,8 +78,7 @@ fn quota_that_every_launch_needs_stops_all_launches_for_a_while() {
     let mut engine = engine(capabilities::CLOUD);
     let (cell, _) = launched(&mut engine, "pod", at(1));
     let error = ProviderError {
-        refused: vec![offering("a")],
-        refuses_all: true,
+        refusal: Some(LaunchRefusal::All(vec![offering("a")])),
         ..ProviderError::without_cause(ErrorClass::Quota, "launch: AddressLimitExceeded")
     };
     let (launches, answer) = outcome(&engine.handle(Event::Launched(cell, Err(error)), at(2)));
@@ -104,8 +103,7 @@ fn refused_market_is_avoided_by_launches_of_other_offerings() {
     let mut engine = engine(capabilities::CLOUD);
     let (cell, _) = launched(&mut engine, "pod", at(1));
     let error = ProviderError {
-        refused: vec![offering("a")],
-        refused_market: Some(Market::OnDemand),
+        refusal: Some(LaunchRefusal::Market(Market::OnDemand)),
         ..ProviderError::without_cause(ErrorClass::Quota, "launch: InstanceLimitExceeded")
     };
     engine.handle(Event::Launched(cell, Err(error)), at(2));
@@ -131,11 +129,13 @@ fn full_quota_is_asked_again_by_smaller_types_alone() {
         accuracy: Accuracy::Exact,
     };
     let full = |launch: &[&str], types: &[&str]| ProviderError {
-        refused: launch.iter().map(|name| named(name).offering).collect(),
-        refused_quota: Some(Arc::new(placement::RefusedQuota {
-            market: Market::OnDemand,
-            types: types.iter().map(|name| (*name).to_owned()).collect(),
-        })),
+        refusal: Some(LaunchRefusal::Quota {
+            quota: Arc::new(placement::RefusedQuota {
+                market: Market::OnDemand,
+                types: types.iter().map(|name| (*name).to_owned()).collect(),
+            }),
+            offerings: launch.iter().map(|name| named(name).offering).collect(),
+        }),
         ..ProviderError::without_cause(ErrorClass::Quota, "launch: VcpuLimitExceeded")
     };
     let mut engine = engine(capabilities::CLOUD);

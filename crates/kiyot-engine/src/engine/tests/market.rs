@@ -38,7 +38,8 @@ fn market(effects: &Effects) -> Market {
 fn refuse(engine: &mut Engine, cell: &CellId, class: ErrorClass, now: u64) -> Effects {
     let refused = both().into_iter().map(|it| it.offering);
     let refused = refused.filter(|offering| offering.market == Market::Spot).collect();
-    let error = ProviderError { refused, ..ProviderError::without_cause(class, "no") };
+    let refusal = Some(LaunchRefusal::Offerings(refused));
+    let error = ProviderError { refusal, ..ProviderError::without_cause(class, "no") };
     engine.handle(Event::Launched(cell.clone(), Err(error)), at(now))
 }
 

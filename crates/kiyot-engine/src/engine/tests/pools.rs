@@ -459,7 +459,7 @@ fn refused_credentials_and_quotas_are_logged_once_for_a_pool_and_not_tried_for_t
         let (mut engine, effects) = pooled(1);
         let cell = launches(&effects).remove(0);
         let error = ProviderError {
-            refused: vec![offering("a"), offering("b")],
+            refusal: Some(LaunchRefusal::Offerings(vec![offering("a"), offering("b")])),
             ..ProviderError::without_cause(class, "launch: refused")
         };
         let mut effects = engine.handle(Event::Launched(cell, Err(error)), at(2));
@@ -480,7 +480,7 @@ fn refused_credentials_and_quotas_cost_the_retries_of_a_pod_no_call() {
         let mut engine = engine(capabilities::CLOUD);
         let (cell, _) = launched(&mut engine, "pod", at(1));
         let error = ProviderError {
-            refused: vec![offering("a"), offering("b")],
+            refusal: Some(LaunchRefusal::Offerings(vec![offering("a"), offering("b")])),
             ..ProviderError::without_cause(class, "launch: refused")
         };
         let effects = engine.handle(Event::Launched(cell, Err(error)), at(2));
@@ -507,10 +507,7 @@ fn refused_credentials_and_quotas_cost_the_retries_of_a_pod_no_call() {
 fn refused_offering_of_a_pool_is_avoided() {
     let (mut engine, effects) = pooled(1);
     let cell = launches(&effects).remove(0);
-    let error = ProviderError {
-        refused: vec![offering("a"), offering("b")],
-        ..ProviderError::without_cause(ErrorClass::Capacity, "none left")
-    };
+    let error = ProviderError::no_capacity("none left", vec![offering("a"), offering("b")]);
     engine.handle(Event::Launched(cell, Err(error)), at(1));
     assert_eq!(launches(&engine.handle(Event::Tick, at(100))).len(), 0);
     assert_eq!(engine.next_timer(), Some(at(181).boot));
@@ -541,10 +538,9 @@ fn pool_is_filled_of_dear_spot_while_on_demand_is_refused() {
         let candidates = Some(vec![of("a", Market::OnDemand)]);
         let pool = Pool { candidates, further, ..pool("p", 1) };
         let effects = engine.set_pools(vec![pool], at(1));
-        let capacity = ProviderError::without_cause(ErrorClass::Capacity, "none left");
         let refused = ["a"].iter().chain(refused);
         let refused = refused.map(|zone| of(zone, Market::OnDemand).offering).collect();
-        let error = ProviderError { refused, ..capacity };
+        let error = ProviderError::no_capacity("none left", refused);
         engine.handle(Event::Launched(launches(&effects).remove(0), Err(error)), at(1));
         assert_eq!(zones_of_launch(&engine.handle(Event::Tick, at(4))), expected);
     }
@@ -560,8 +556,7 @@ fn pool_whose_offerings_are_refused_is_filled_of_further_ones_until_they_are_not
     assert_eq!(zones_of_launch(&effects), ["a", "b"]);
     let refuse = |engine: &mut Engine, cell: CellId, refused: &[&str], now| {
         let refused = refused.iter().map(|zone| offering(zone)).collect();
-        let capacity = ProviderError::without_cause(ErrorClass::Capacity, "none left");
-        let error = ProviderError { refused, ..capacity };
+        let error = ProviderError::no_capacity("none left", refused);
         engine.handle(Event::Launched(cell, Err(error)), at(now));
     };
     refuse(&mut engine, launches(&effects).remove(0), &["a"], 1);
@@ -588,9 +583,9 @@ fn pool_over_a_quota_is_filled_of_no_further_offerings_until_the_quota_may_have_
     let cell = launches(&effects).remove(0);
     let tried = offering("a");
     let types = [tried.instance_type.clone()].into();
+    let quota = Arc::new(RefusedQuota { market: tried.market, types });
     let error = ProviderError {
-        refused: vec![tried.clone()],
-        refused_quota: Some(Arc::new(RefusedQuota { market: tried.market, types })),
+        refusal: Some(LaunchRefusal::Quota { quota, offerings: vec![tried] }),
         ..ProviderError::without_cause(ErrorClass::Quota, "launch: refused")
     };
     engine.handle(Event::Launched(cell, Err(error)), at(2));

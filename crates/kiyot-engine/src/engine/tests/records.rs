@@ -136,8 +136,7 @@ fn last_changes_of_many_cells_are_retried_with_pauses_until_all_are_written() {
 fn end_of_a_cell_is_written_later_without_the_order_that_has_another() {
     let mut engine = engine(capabilities::CLOUD);
     let (first, _) = launched(&mut engine, "pod", at(1));
-    let capacity = ProviderError::without_cause(ErrorClass::Capacity, "none left");
-    let error = ProviderError { refused: vec![offering("a")], ..capacity };
+    let error = ProviderError::no_capacity("none left", vec![offering("a")]);
     let effects = engine.handle(Event::Launched(first.clone(), Err(error)), at(2));
     assert_eq!(launches(&effects).len(), 1, "on another cell");
     let ends_order =

@@ -212,9 +212,11 @@ fn refusals_of(
     let mut refusals = Refusals::default();
     let refusal = Refusal { until: Duration::from_secs(180), reason: "full".into() };
     let ranked = rank(catalogue, needs, rules, &());
-    let offerings = ranked.iter().take(best).map(|candidate| &candidate.offering);
-    refusals.add(offerings, Duration::ZERO, &refusal);
-    zone.into_iter().for_each(|zone| refusals.add_zone(zone, Duration::ZERO, &refusal));
+    let offerings = ranked.into_iter().take(best).map(|candidate| candidate.offering).collect();
+    refusals.add(&Offerings(offerings), Duration::ZERO, &refusal);
+    if let Some(zone) = zone {
+        refusals.add(&Zone(zone.to_owned()), Duration::ZERO, &refusal);
+    }
     refusals
 }
 
