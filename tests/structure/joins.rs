@@ -177,7 +177,8 @@ fn values_from_outside_are_joined_by_one_function() {
     }
     assert!(
         wrong.is_empty(),
-        "joins of values that kiyot_linux::tree::{{beneath, own}} or a `RelPath` has not checked:\n{}",
+        "joins of values that kiyot_linux::tree::{{beneath, own}} or a `RelPath` has not checked:\n\
+         {}",
         wrong.join("\n")
     );
     assert!(unused.is_empty(), "no such joins: {unused:?}");
