@@ -4,7 +4,7 @@ use std::fs;
 
 use kiyot_testkit::{Container, LIMIT, Node, Pod, Source, cri, wait_until};
 
-use crate::cell::endings::Ending;
+use crate::cell::lifecycle::endings::Ending;
 
 #[tokio::test]
 async fn pod_on_containerd_runs_and_leaves_nothing() {

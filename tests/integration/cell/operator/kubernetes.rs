@@ -1,0 +1,210 @@
+//! Cells in the Kubernetes API, by a daemon before a played API server.
+
+use kiyot_testkit::{ApiServer, Kiyot, KiyotOptions, LIMIT, Node, RunningPod, table, wait_until};
+use serde_json::{Value, json};
+
+use crate::cell::{
+    WAIT,
+    operator::admin::{admin, pods},
+    options, pod, remove_and_assert_clean,
+};
+
+const DEFINITION: &str = include_str!("../../../deploy/crds/cells.kiyot.elotl.co.yaml");
+
+fn definition() -> Value {
+    serde_saphyr::from_str(DEFINITION).unwrap()
+}
+
+/// Adds the Node object of the node, which owns its cells.
+fn with_node(api: ApiServer) -> ApiServer {
+    let metadata = json!({ "name": "worker-1" });
+    api.put("nodes", json!({ "apiVersion": "v1", "kind": "Node", "metadata": metadata }));
+    api
+}
+
+/// Returns the options of a daemon with access to an API server.
+fn with_access(api: &ApiServer) -> KiyotOptions {
+    let sections = format!("[kubernetes]\nkubeconfig = \"{}\"\n", api.kubeconfig().display());
+    KiyotOptions { sections, milpa: "node = \"worker-1\"".to_owned(), ..options() }
+}
+
+/// Returns the object of an ended cell.
+fn stale(node: &str) -> Value {
+    json!({
+        "apiVersion": "kiyot.elotl.co/v1",
+        "kind": "Cell",
+        "metadata": { "name": "cell-stale", "labels": { "kiyot.elotl.co/node": node } },
+        "spec": { "nodeName": node, "backend": "milpa" },
+    })
+}
+
+/// Returns the object of a pod with requests.
+fn pod_with_requests(pod: &RunningPod) -> Value {
+    let metadata = pod.config.metadata.as_ref().unwrap();
+    json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": metadata.name,
+            "namespace": metadata.namespace,
+            "uid": metadata.uid,
+        },
+        "spec": {
+            "nodeName": "worker-1",
+            "containers": [{ "resources": { "requests": { "cpu": "1500m", "memory": "3Gi" } } }],
+        },
+    })
+}
+
+/// Waits until a cell of this phase is shown, and returns its object.
+async fn shown(api: &ApiServer, phase: &str) -> Value {
+    wait_until(format!("a cell is shown as {phase}"), LIMIT, async || {
+        let cells = api.objects("cells");
+        cells.into_values().find(|cell| cell["status"]["phase"] == phase)
+    })
+    .await
+}
+
+/// Verifies K2, K3, K4, K8.
+#[tokio::test]
+async fn cell_of_a_pod_is_shown_with_its_columns_and_removed_with_it() {
+    let api = with_node(ApiServer::start_tls(&[definition()]).await);
+    // The daemon's last run had a cell that has ended since, and wrote no owner.
+    api.put("cells", stale("worker-1"));
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, with_access(&api)).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let running = kubelet.run_pod(&pod("web", WAIT).label("app", "web")).await.unwrap();
+    let cell = wait_until("the start of the cell is shown", LIMIT, async || {
+        let cell = shown(&api, "Bound").await;
+        let is_whole = !cell["status"]["timeline"]["firstContainer"].is_null();
+        (is_whole && cell["metadata"]["labels"]["app"] == "web").then_some(cell)
+    })
+    .await;
+    let wide = table(&definition(), [&cell], true, "3s");
+    println!("{}\n{wide}", table(&definition(), [&cell], false, "3s"));
+    let header: Vec<_> = wide.lines().next().unwrap().split("   ").map(str::trim).collect();
+    let header: Vec<_> = header.into_iter().filter(|name| !name.is_empty()).collect();
+    assert_eq!(
+        header,
+        [
+            "NAME",
+            "POD NAME",
+            "POD NAMESPACE",
+            "NODE",
+            "LAUNCH TYPE",
+            "INSTANCE TYPE",
+            "INSTANCE ID",
+            "IP",
+            "STATUS",
+            "$/H",
+            "AGE",
+            "ZONE",
+            "OFFERING",
+            "BOOT SECONDS",
+            "COST",
+        ]
+    );
+    // CRI does not carry requests of memory.
+    api.put("pods", pod_with_requests(&running));
+    let mut client = admin(&kiyot).await;
+    wait_until("the requests of the API are shown", LIMIT, async || {
+        let resources = pods(&mut client).await[0].resources?;
+        ((resources.cpu_millis, resources.memory_bytes) == (1500, 3 << 30)).then_some(())
+    })
+    .await;
+    let address = crate::cell::address(&mut kubelet, &running.sandbox).await;
+    let status = &cell["status"];
+    assert_eq!(status["podName"], "web");
+    assert_eq!(status["ip"], address.as_str());
+    assert_eq!(cell["spec"]["nodeName"], "worker-1");
+    assert_eq!(cell["metadata"]["name"], format!("{}.worker-1", kiyot.cells()[0]));
+    let conditions = status["conditions"].as_array().unwrap();
+    let conditions: Vec<_> = conditions
+        .iter()
+        .map(|own| format!("{}={}", own["type"].as_str().unwrap(), own["status"].as_str().unwrap()))
+        .collect();
+    assert_eq!(conditions, ["Launched=True", "Enrolled=True", "PodBound=True", "Lost=False"]);
+
+    let reasons = wait_until("events of the pod are reported", LIMIT, async || {
+        let events = api.objects("events");
+        let reasons = events.values().map(|event| event["reason"].as_str().unwrap().to_owned());
+        let reasons: std::collections::BTreeSet<String> = reasons.collect();
+        (reasons.len() == 3).then_some(reasons)
+    })
+    .await;
+    assert_eq!(Vec::from_iter(reasons), ["CellEnrolled", "CellLaunched", "OfferingChosen"]);
+
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
+    let is_empty = async || api.objects("cells").is_empty().then_some(());
+    wait_until("no cell is shown", LIMIT, is_empty).await;
+}
+
+/// Verifies K6.
+#[tokio::test]
+async fn daemon_in_a_pod_takes_its_service_account_when_it_is_there_and_a_rotated_token() {
+    let mut api = with_node(ApiServer::start_tls(&[definition()]).await);
+    api.accept_only("hush-first");
+    let mut account = api.service_account();
+    let node = Node::start().await;
+    let with_access = KiyotOptions {
+        sections: "[kubernetes]\nkubeconfig = \"in-cluster\"\n".to_owned(),
+        environment: account.environment(),
+        ..with_access(&api)
+    };
+    let kiyot = Kiyot::start(&node, with_access).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let said = |text: &str| kiyot.log().lines().filter(|line| line.contains(text)).count();
+    let missing = "in-cluster credentials can't be used: ";
+    wait_until("missing files are logged", LIMIT, async || (said(missing) > 0).then_some(())).await;
+    let allowed = "ca.crt and namespace in /var/run/secrets/kubernetes.io/serviceaccount";
+    assert!(said(allowed) > 0, "{}", kiyot.log());
+    let first = kubelet.run_pod(&pod("first", WAIT)).await.unwrap();
+    account.project("hush-first");
+    shown(&api, "Bound").await;
+
+    // The token is replaced while the API server is down, and the one before has expired.
+    api.stop().await;
+    let not_shown = "cells are not shown in the Kubernetes API";
+    let before = said(not_shown);
+    let second = kubelet.run_pod(&pod("second", WAIT)).await.unwrap();
+    let is_noticed = async || (said(not_shown) > before).then_some(());
+    wait_until("the outage is logged", LIMIT, is_noticed).await;
+    account.project("hush-second");
+    api.accept_only("hush-second");
+    api.restart().await;
+    wait_until("both cells are shown", LIMIT, async || {
+        let cells = api.objects("cells").into_values();
+        (cells.filter(|cell| cell["status"]["phase"] == "Bound").count() == 2).then_some(())
+    })
+    .await;
+    assert_eq!(said("hush"), 0, "{}", kiyot.log());
+    kubelet.stop_and_remove(&first).await.unwrap();
+    remove_and_assert_clean(&mut kubelet, &kiyot, &second).await;
+}
+
+/// Verifies K6.
+#[tokio::test]
+async fn daemon_without_its_api_server_runs_pods_says_so_once_and_shows_them_later() {
+    let mut api = with_node(ApiServer::start(&[definition()]).await);
+    api.stop().await;
+    let node = Node::start().await;
+    let kiyot = Kiyot::start(&node, with_access(&api)).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let running = kubelet.run_pod(&pod("web", WAIT)).await.unwrap();
+    let said = |text: &str| kiyot.log().lines().filter(|line| line.contains(text)).count();
+    let not_shown = "cells are not shown in the Kubernetes API, pods are not affected";
+    wait_until("the outage is logged", LIMIT, async || (said(not_shown) > 0).then_some(())).await;
+    api.restart().await;
+    shown(&api, "Bound").await;
+    assert_eq!(said(not_shown), 1, "{}", kiyot.log());
+    assert_eq!(
+        said("calls of the Kubernetes API succeed again until_now=\"cells"),
+        1,
+        "{}",
+        kiyot.log()
+    );
+    let of_libraries = kiyot.log().lines().filter(|line| line.contains("kube_client")).count();
+    assert_eq!(of_libraries, 0, "{}", kiyot.log());
+    remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
+}
