@@ -2,23 +2,29 @@
 
 use std::{sync::Arc, time::Duration};
 
+use crate::engine::cell::earlier::EarlierLaunches;
 use kiyot_proto::store;
 
 use crate::{
-    engine::{
-        ClaimRefusal, Engine, Now, State, Timeline, costs::Bill, earlier::EarlierLaunches,
-        launch::stored_candidate,
-    },
+    engine::{ClaimRefusal, Engine, Now, State, Timeline, costs::Bill, launch::stored_candidate},
     id::CellId,
     placement::Candidate,
     request::HealthyTimeout,
 };
 
+pub(super) mod earlier;
 mod end;
+pub(super) mod health;
 mod launch;
 mod order;
+pub(super) mod place;
 mod pod;
+pub(super) mod ports;
+pub(super) mod state;
+pub(super) mod tags;
+pub(super) mod timeline;
 mod token;
+pub(super) mod tombstones;
 
 pub(super) use end::{CellEnd, EndCallers};
 pub(super) use launch::{CellLaunch, Offered};

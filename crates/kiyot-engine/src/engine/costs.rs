@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
+use crate::engine::order::starts::{Kind, Starts};
 use kiyot_proto::store;
 use kiyot_values::price::{Cost, Price};
 
@@ -9,7 +10,6 @@ use crate::{
     engine::{
         Change, Engine, Now, Step, Timeline,
         cell::{Cell, Offered},
-        starts::{Kind, Starts},
     },
     id::CellId,
     placement::{Accuracy, Candidate, Offering, Selection},

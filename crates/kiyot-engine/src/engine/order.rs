@@ -11,6 +11,7 @@ use std::{
     time::Duration,
 };
 
+use crate::engine::cell::{earlier::EarlierLaunches, timeline};
 use kiyot_proto::store;
 use kiyot_values::error_chain::error_chain;
 
@@ -19,9 +20,8 @@ use crate::{
         Boot, BootKind, CellError, CellEvent, CommitOf, Effect, Engine, LaunchCall, Notice, Now,
         SILENT, State,
         cell::{Cell, CellLaunch, CellOrder, Pod, Token},
-        earlier::EarlierLaunches,
         launch::{Launch, parameters_digest},
-        sha256, timeline,
+        sha256,
         timers::Timer,
     },
     id::{CellId, SandboxId},
@@ -29,6 +29,11 @@ use crate::{
     provider::{Attached, Attachment, ErrorClass, LaunchSpec, PodTags, ProviderError},
     request::HealthyTimeout,
 };
+
+pub(super) mod denials;
+pub(super) mod market;
+pub(super) mod starts;
+pub(super) mod unclaimed;
 
 /// The reason of a cell whose launch the provider did not carry out.
 const NOT_LAUNCHED: &str = "its launch failed until the time for it was over";

@@ -6,6 +6,7 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
+use crate::engine::cell::timeline::{self, Step, Timeline};
 use kiyot_values::{backoff::doubled, error_chain::error_chain};
 
 use crate::{
@@ -15,7 +16,6 @@ use crate::{
         cell::{Cell, CellOrder, Offered, Pod},
         launch,
         order::OrderState,
-        timeline::{self, Step, Timeline},
         timers::Timer,
     },
     id::{CellId, SandboxId},

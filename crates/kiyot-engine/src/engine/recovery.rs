@@ -5,6 +5,12 @@ use std::{
     time::Duration,
 };
 
+use crate::engine::cell::{
+    earlier::EarlierLaunches,
+    place::{ELSEWHERE, is_other_place},
+    ports::PodPorts,
+    state::StopStep,
+};
 use kiyot_proto::store::{self, CellPhase};
 
 use crate::{
@@ -13,12 +19,8 @@ use crate::{
         State, Timeline,
         cell::{Cell, CellEnd, CellLaunch, CellOrder, Offered, Pod, Token},
         costs::{Bill, Costs},
-        earlier::EarlierLaunches,
         launch::Launch,
         order::{Order, OrderState},
-        place::{ELSEWHERE, is_other_place},
-        ports::PodPorts,
-        state::StopStep,
         timers::Timer,
     },
     id::{CellId, SandboxId},

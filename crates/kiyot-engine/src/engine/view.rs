@@ -2,13 +2,11 @@
 
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
+use crate::engine::cell::{earlier::EarlierLaunches, timeline};
 use kiyot_values::{error_chain::error_chain, price::Cost};
 
 use crate::{
-    engine::{
-        Engine, Now, State, Timeline, cell::Cell, earlier::EarlierLaunches, order::Order, pools,
-        timeline,
-    },
+    engine::{Engine, Now, State, Timeline, cell::Cell, order::Order, pools},
     id::{CellId, SandboxId},
     placement::Candidate,
 };

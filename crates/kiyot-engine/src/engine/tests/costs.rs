@@ -1,6 +1,8 @@
 //! Costs and timelines of cells.
 
-use crate::engine::tests::{starts::Kind, *};
+use crate::engine::order::starts::Kind;
+
+use super::*;
 
 /// Takes a step of a start, in seconds.
 fn reached(engine: &mut Engine, cell: &CellId, step: Step, seconds: u64) -> Effects {

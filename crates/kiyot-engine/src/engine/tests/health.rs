@@ -76,7 +76,7 @@ fn lost_cell_reads_lost_also_after_a_restart() {
         |engine: &Engine, cell| engine.cell_view(cell, at(101)).map(|view| view.lost_unix_nanos);
     assert_eq!(lost_at(&first, &cell), Some(0));
     assert!(answer(&mut first, &cell, at(101)));
-    let expected = Some(timeline::nanos(at(101).unix));
+    let expected = Some(crate::engine::cell::timeline::nanos(at(101).unix));
     assert_eq!(lost_at(&first, &cell), expected);
     let record = first.cells[&cell].stored();
     let (second, cell) = recovered(record, true, at(200));

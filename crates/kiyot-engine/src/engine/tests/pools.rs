@@ -80,7 +80,7 @@ fn order_takes_an_idle_cell_and_another_is_launched() {
     // The pod's part of the cost and of the timeline begins with its order.
     let account = engine.account(&cells[0], at(1010)).unwrap();
     assert_eq!(account.cost, PRICE.over(seconds(10)));
-    assert_eq!(account.created_unix_nanos, timeline::nanos(at(1000).unix));
+    assert_eq!(account.created_unix_nanos, crate::engine::cell::timeline::nanos(at(1000).unix));
     let steps: Vec<_> = account.timeline.since(account.created_unix_nanos).collect();
     assert_eq!(steps, [("launched", 0), ("booted", 0), ("enrolled", 0)]);
     let settled = engine.account(&cells[1], at(1010)).unwrap().namespace.cost;

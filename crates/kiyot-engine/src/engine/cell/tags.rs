@@ -13,7 +13,7 @@ const MAX_REPORTED_PODS: usize = 1024;
 
 /// The pods whose labels that are no tags were reported, the last first.
 #[derive(Debug, Default)]
-pub(super) struct ReportedPods(VecDeque<String>);
+pub(in crate::engine) struct ReportedPods(VecDeque<String>);
 
 impl ReportedPods {
     /// Remembers a pod. Returns false if it was remembered.
@@ -28,7 +28,7 @@ impl ReportedPods {
 }
 
 impl Order {
-    pub(super) fn pod_tags(&self) -> PodTags {
+    pub(in crate::engine) fn pod_tags(&self) -> PodTags {
         PodTags {
             namespace: self.key.namespace.clone(),
             name: self.key.name.clone(),
@@ -41,7 +41,11 @@ impl Order {
 impl Engine {
     /// Returns the tags of a cell's instance for a pod. Reports labels that are no tags, once for
     /// each pod.
-    pub(super) fn tags_for(&mut self, cell: &CellId, pod: &PodTags) -> BTreeMap<String, String> {
+    pub(in crate::engine) fn tags_for(
+        &mut self,
+        cell: &CellId,
+        pod: &PodTags,
+    ) -> BTreeMap<String, String> {
         let InstanceTags { tags, left_out } =
             self.config.owner.tags(&self.config.tag_rules, cell, pod);
         if self.capabilities.has_tags && !left_out.0.is_empty() && self.reported.insert(&pod.uid) {
@@ -53,7 +57,7 @@ impl Engine {
 
     /// Returns the tags that change when a pod takes a warm cell. Labels of an earlier pod, which
     /// no longer wanted the cell, become empty.
-    pub(super) fn tags_at_bind(
+    pub(in crate::engine) fn tags_at_bind(
         &mut self,
         id: &CellId,
         sandbox: &SandboxId,

@@ -5,10 +5,12 @@
 
 use std::{sync::Arc, time::Duration};
 
+use crate::engine::cell::timeline;
+
 use crate::{
     engine::{
         CellError, CellEvent, CommitOf, Effect, Engine, Notice, Now, OrderKey, State, Step,
-        pools::Filling, timeline, timers::Timer,
+        pools::Filling, timers::Timer,
     },
     id::{CellId, SandboxId},
     placement::Candidate,
@@ -22,7 +24,7 @@ const CLAIM_TIMEOUT: Duration = Duration::from_secs(180);
 const UNCLAIMED: &str = "no call of the kubelet waited for the cell for three minutes";
 
 impl Engine {
-    pub(super) fn on_claimed(&mut self, key: &OrderKey) {
+    pub(in crate::engine) fn on_claimed(&mut self, key: &OrderKey) {
         let mut orders = self.orders.iter_mut();
         if let Some((sandbox, order)) = orders.find(|(_, order)| order.key == *key) {
             order.is_claimed = true;
@@ -30,7 +32,7 @@ impl Engine {
         }
     }
 
-    pub(super) fn on_unclaimed(&mut self, key: &OrderKey, now: Now) {
+    pub(in crate::engine) fn on_unclaimed(&mut self, key: &OrderKey, now: Now) {
         let mut orders = self.orders.iter_mut();
         if let Some((sandbox, order)) = orders.find(|(_, order)| order.key == *key) {
             order.is_claimed = false;
@@ -40,7 +42,7 @@ impl Engine {
     }
 
     /// Limits the time of an order that no call waits for.
-    pub(super) fn limit_claim(&mut self, sandbox: &SandboxId, now: Now) {
+    pub(in crate::engine) fn limit_claim(&mut self, sandbox: &SandboxId, now: Now) {
         let Some(order) = self.orders.get(sandbox) else { return };
         let timer = Timer::Unclaimed(sandbox.clone());
         if order.is_claimed {
@@ -52,7 +54,7 @@ impl Engine {
 
     /// Ends an order that no call has claimed in time. A cell that is being attached goes on: its
     /// pod's sandbox can be claimed.
-    pub(super) fn on_claim_timeout(&mut self, sandbox: &SandboxId, now: Now) {
+    pub(in crate::engine) fn on_claim_timeout(&mut self, sandbox: &SandboxId, now: Now) {
         let Some(order) = self.orders.get(sandbox) else { return };
         match order.state.cell().cloned() {
             None => self.answer_order(None, sandbox, Err(CellError::Replaced(UNCLAIMED))),
@@ -66,7 +68,7 @@ impl Engine {
     }
 
     /// Parts a cell from its order, which is answered. The cell joins a warm pool, or ends.
-    pub(super) fn release(&mut self, id: &CellId, reason: &str, now: Now) {
+    pub(in crate::engine) fn release(&mut self, id: &CellId, reason: &str, now: Now) {
         let pool = self.lacking_pool(id);
         let order = self.cells.get(id).and_then(|cell| cell.order.waiting().cloned());
         let order = order.filter(|order| self.cell_of_order(order) == Some(id));
@@ -83,7 +85,7 @@ impl Engine {
     /// Returns a pool that lacks a cell and has all offerings that the cell may be of. A cell that
     /// was attached, has failed, or was launched with parameters of its pod is for no pool, and
     /// none is for one while no cell is launched.
-    pub(super) fn lacking_pool(&self, id: &CellId) -> Option<Arc<str>> {
+    pub(in crate::engine) fn lacking_pool(&self, id: &CellId) -> Option<Arc<str>> {
         let cell = self.cells.get(id)?;
         let is_fresh = matches!(
             cell.state,

@@ -28,7 +28,7 @@ pub struct Timeline {
 }
 
 impl Timeline {
-    pub(super) const STEPS: [(Step, &'static str); 6] = [
+    pub(in crate::engine) const STEPS: [(Step, &'static str); 6] = [
         (Step::Launched, "launched"),
         (Step::Booted, "booted"),
         (Step::Enrolled, "enrolled"),
@@ -38,7 +38,7 @@ impl Timeline {
     ];
 
     /// Sets the time of a step, unless it is set. Returns true if it was not.
-    pub(super) fn reach(&mut self, step: Step, unix: Duration) -> bool {
+    pub(in crate::engine) fn reach(&mut self, step: Step, unix: Duration) -> bool {
         let time = &mut self.steps[step as usize];
         let is_new = *time == 0;
         if is_new {
@@ -62,13 +62,13 @@ impl Timeline {
     }
 
     /// Returns the record.
-    pub(super) fn stored(&self) -> store::Timeline {
+    pub(in crate::engine) fn stored(&self) -> store::Timeline {
         let [launched, booted, enrolled, bound, image_ready, first_container] = self.steps;
         store::Timeline { launched, booted, enrolled, bound, image_ready, first_container }
     }
 
     /// Returns the timeline of a record.
-    pub(super) fn from_stored(stored: &store::Timeline) -> Self {
+    pub(in crate::engine) fn from_stored(stored: &store::Timeline) -> Self {
         let store::Timeline { launched, booted, enrolled, bound, image_ready, first_container } =
             *stored;
         let steps = [launched, booted, enrolled, bound, image_ready, first_container];
@@ -77,6 +77,6 @@ impl Timeline {
 }
 
 /// Returns a time since 1970 in nanoseconds.
-pub(super) fn nanos(unix: Duration) -> i64 {
+pub(in crate::engine) fn nanos(unix: Duration) -> i64 {
     i64::try_from(unix.as_nanos()).unwrap_or(i64::MAX)
 }

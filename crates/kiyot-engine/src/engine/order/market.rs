@@ -19,7 +19,7 @@ impl Order {
 
 impl Cell {
     /// Returns true if its launch was for spot, or is spot.
-    pub(super) fn was_for_spot(&self) -> bool {
+    pub(in crate::engine) fn was_for_spot(&self) -> bool {
         let mut all = self.launch.candidates().chain(self.offering());
         all.any(|candidate| candidate.offering.market == Market::Spot)
     }
@@ -27,7 +27,7 @@ impl Cell {
 
 impl Engine {
     /// Returns the candidates of a launch now, of those that an order or a pool accepts.
-    pub(super) fn of_market(
+    pub(in crate::engine) fn of_market(
         &self,
         candidates: &[Candidate],
         since: Duration,
@@ -44,7 +44,7 @@ impl Engine {
 
     /// Keeps the time since which the pod of a failed order waits for spot: its next order has the
     /// same deadline.
-    pub(super) fn keep_spot_wait(&mut self, order: &Order) {
+    pub(in crate::engine) fn keep_spot_wait(&mut self, order: &Order) {
         if order.has_choice_of_market() && !order.key.pod_uid.is_empty() {
             self.spot_waits.keep(&order.key.pod_uid, order.spot_since, order.began);
         }

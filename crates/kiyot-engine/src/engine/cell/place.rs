@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// The reason of a cell that no pod has had before the provider's place was changed.
-pub(super) const ELSEWHERE: &str =
+pub(in crate::engine) const ELSEWHERE: &str =
     "it was launched by another provider, in another region or at another endpoint";
 
 impl Engine {
@@ -37,18 +37,18 @@ impl Engine {
 
     /// Returns true if the provider looks in another place than that of a cell. The place of a cell
     /// of an older daemon is not known.
-    pub(super) fn is_elsewhere(&self, cell: &Cell) -> bool {
+    pub(in crate::engine) fn is_elsewhere(&self, cell: &Cell) -> bool {
         is_other_place(cell.place.as_deref(), &self.config.place)
     }
 
     /// Returns true if the end of a cell's pod awaits the confirmed end of the instance. The
     /// provider of another place can't confirm it.
-    pub(super) fn awaits_end_of(&self, cell: &Cell) -> bool {
+    pub(in crate::engine) fn awaits_end_of(&self, cell: &Cell) -> bool {
         self.capabilities.awaits_ends() && !self.is_elsewhere(cell)
     }
 
     /// Returns the error of a termination in another place: the provider knows no such instance.
-    pub(super) fn no_end_elsewhere(&self, id: &CellId) -> Option<ProviderError> {
+    pub(in crate::engine) fn no_end_elsewhere(&self, id: &CellId) -> Option<ProviderError> {
         let cell = self.cells.get(id).filter(|cell| self.is_elsewhere(cell))?;
         let (launched_in, looks_in) = (cell.place.as_deref()?, &self.config.place);
         let doing = format!(
@@ -59,7 +59,7 @@ impl Engine {
     }
 
     /// Takes the instances that the provider shows for those of its place.
-    pub(super) fn found(&mut self, shown: &BTreeSet<&InstanceId>, now: Now) {
+    pub(in crate::engine) fn found(&mut self, shown: &BTreeSet<&InstanceId>, now: Now) {
         let mut found = Vec::new();
         let place = self.config.known_place();
         for cell in self.cells.values_mut().filter(|cell| cell.place != place) {
@@ -74,12 +74,12 @@ impl Engine {
     }
 
     /// Returns true if a cell is in another place than the provider.
-    pub(super) fn is_out_of_sight(&self, id: &CellId) -> bool {
+    pub(in crate::engine) fn is_out_of_sight(&self, id: &CellId) -> bool {
         self.cells.get(id).is_some_and(|cell| self.is_elsewhere(cell))
     }
 }
 
 /// Returns true if a recorded place is known and is not that of the provider.
-pub(super) fn is_other_place(recorded: Option<&str>, place: &str) -> bool {
+pub(in crate::engine) fn is_other_place(recorded: Option<&str>, place: &str) -> bool {
     recorded.is_some_and(|recorded| recorded != place)
 }

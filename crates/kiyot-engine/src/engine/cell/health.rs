@@ -11,8 +11,10 @@ use std::{
     time::Duration,
 };
 
+use crate::engine::cell::timeline;
+
 use crate::{
-    engine::{CellEvent, Effect, Engine, Notice, Now, State, cell::Cell, timeline, timers::Timer},
+    engine::{CellEvent, Effect, Engine, Notice, Now, State, cell::Cell, timers::Timer},
     id::CellId,
     provider::{ErrorClass, Instance, ProviderError},
 };
@@ -32,7 +34,7 @@ const CUT_OFF_PART: usize = 3;
 
 /// The cells with a control connection, and those without.
 #[derive(Debug, Default)]
-pub(super) struct Health {
+pub(in crate::engine) struct Health {
     silent: BTreeMap<CellId, Silence>,
     connected: BTreeSet<CellId>,
     /// True while so many bound and warm cells that fell silent together are silent that the node
@@ -59,7 +61,7 @@ struct Silence {
 
 impl Health {
     /// Returns true while the agent of a cell is connected.
-    pub(super) fn is_connected(&self, id: &CellId) -> bool {
+    pub(in crate::engine) fn is_connected(&self, id: &CellId) -> bool {
         self.connected.contains(id)
     }
 }
@@ -82,15 +84,19 @@ impl Silence {
 
 impl Engine {
     /// Sets the limit of silence for cells whose pod has none of its own; `None` is no limit.
-    pub fn set_healthy_timeout(&mut self, limit: Option<Duration>, now: Now) -> super::Effects {
+    pub fn set_healthy_timeout(
+        &mut self,
+        limit: Option<Duration>,
+        now: Now,
+    ) -> crate::engine::Effects {
         self.config.healthy_timeout = limit;
         self.timers.clear(&Timer::Health);
         self.schedule_check(now);
-        self.handle(super::Event::Tick, now)
+        self.handle(crate::engine::Event::Tick, now)
     }
 
     /// Begins to count the silence of all cells: from now on the gateway listens.
-    pub(super) fn start_health(&mut self, now: Now) {
+    pub(in crate::engine) fn start_health(&mut self, now: Now) {
         for id in self.cells.keys() {
             self.health.silent.insert(id.clone(), Silence::new(now));
         }
@@ -98,7 +104,7 @@ impl Engine {
         self.schedule_check(now);
     }
 
-    pub(super) fn on_connected(&mut self, id: &CellId, now: Now) {
+    pub(in crate::engine) fn on_connected(&mut self, id: &CellId, now: Now) {
         if self.cells.contains_key(id) {
             self.health.connected.insert(id.clone());
         }
@@ -120,7 +126,7 @@ impl Engine {
         })
     }
 
-    pub(super) fn on_disconnected(&mut self, id: &CellId, now: Now) {
+    pub(in crate::engine) fn on_disconnected(&mut self, id: &CellId, now: Now) {
         self.health.connected.remove(id);
         if self.cells.contains_key(id) {
             self.health.silent.entry(id.clone()).or_insert_with(|| Silence::new(now));
@@ -130,7 +136,7 @@ impl Engine {
     }
 
     /// Adapts to a new state of a cell: only the silence of bound and warm cells counts.
-    pub(super) fn settle_health(&mut self, id: &CellId, now: Now) {
+    pub(in crate::engine) fn settle_health(&mut self, id: &CellId, now: Now) {
         self.update_cut_off(now);
         if self.health.silent.contains_key(id) {
             self.schedule_check(now);
@@ -138,14 +144,14 @@ impl Engine {
     }
 
     /// Forgets an ended cell.
-    pub(super) fn forget_health(&mut self, id: &CellId, now: Now) {
+    pub(in crate::engine) fn forget_health(&mut self, id: &CellId, now: Now) {
         self.health.connected.remove(id);
         self.health.silent.remove(id);
         self.update_cut_off(now);
     }
 
     /// Schedules the next check, if a silent cell has a limit.
-    pub(super) fn schedule_check(&mut self, now: Now) {
+    pub(in crate::engine) fn schedule_check(&mut self, now: Now) {
         let waits = self.health.silent.iter().filter_map(|(id, silence)| {
             let limit = self.silence_limit(id)?;
             let counted = silence.counted + now.boot.saturating_sub(silence.checked);
@@ -158,7 +164,7 @@ impl Engine {
     }
 
     /// Probes the cells that have been silent for too long, unless the node may be cut off.
-    pub(super) fn check_health(&mut self, now: Now) {
+    pub(in crate::engine) fn check_health(&mut self, now: Now) {
         for silence in self.health.silent.values_mut() {
             silence.count(now);
         }
@@ -184,7 +190,7 @@ impl Engine {
     /// Ends a silent cell after its last probe. Any answer of the provider about the instance will
     /// do: what it says of an ended instance is evidence by itself. Without an answer, the node may
     /// reach neither, and another probe follows; likewise if the provider looks in another place.
-    pub(super) fn on_probed(
+    pub(in crate::engine) fn on_probed(
         &mut self,
         id: &CellId,
         outcome: &Result<Instance, ProviderError>,

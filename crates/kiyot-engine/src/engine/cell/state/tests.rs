@@ -1,6 +1,5 @@
+use crate::engine::cell::state::*;
 use proptest::prelude::*;
-
-use crate::engine::state::*;
 
 fn events() -> impl Strategy<Value = CellEvent> {
     use CellEvent as E;

@@ -41,7 +41,7 @@ pub struct Starts {
 
 /// The histograms of this daemon.
 #[derive(Debug, Default)]
-pub(super) struct AllStarts {
+pub(in crate::engine) struct AllStarts {
     by_kind: BTreeMap<Kind, Starts>,
 }
 
@@ -83,7 +83,7 @@ impl AllStarts {
 
 impl AllStarts {
     /// Returns the time to each step, of all cold and all warm starts, with names for the steps.
-    pub(super) fn by_step(
+    pub(in crate::engine) fn by_step(
         &self,
         names: [&'static str; Timeline::STEPS.len()],
     ) -> Vec<(&'static str, &'static str, Histogram)> {
@@ -104,7 +104,7 @@ impl AllStarts {
 
 impl Cell {
     /// Returns the kind by which it is counted.
-    pub(super) fn kind(&self) -> Kind {
+    pub(in crate::engine) fn kind(&self) -> Kind {
         let name = self.offering().map(|it| it.offering.instance_type.as_str());
         let family = name.and_then(|name| name.split('.').next()).unwrap_or_default();
         Kind { family: family.to_owned(), is_warm: self.pool.is_some() }
@@ -114,7 +114,7 @@ impl Cell {
 impl Engine {
     /// Takes a step of a cell's start, once, and counts the time until it. The cell of a previous
     /// daemon is not counted: its launch waited for this one. Returns true for a new step.
-    pub(super) fn reach(&mut self, id: &CellId, step: Step, now: Now) -> bool {
+    pub(in crate::engine) fn reach(&mut self, id: &CellId, step: Step, now: Now) -> bool {
         let Some(cell) = self.cells.get_mut(id) else { return false };
         let is_new = cell.timeline.reach(step, now.unix);
         if let Some(requested) = cell.requested.filter(|_| is_new) {
@@ -126,12 +126,12 @@ impl Engine {
     }
 
     /// Counts the cost of a cell, or of its part with one pod.
-    pub(super) fn count_cost(&mut self, kind: Kind, cost: Cost) {
+    pub(in crate::engine) fn count_cost(&mut self, kind: Kind, cost: Cost) {
         self.starts.of(kind).cost.observe(cost.micros());
     }
 
     /// Returns the histograms of the cells of one kind.
-    pub(super) fn starts_of(&self, kind: &Kind) -> Starts {
+    pub(in crate::engine) fn starts_of(&self, kind: &Kind) -> Starts {
         self.starts.by_kind.get(kind).cloned().unwrap_or_default()
     }
 }

@@ -541,7 +541,7 @@ impl EndStep {
 }
 
 /// The reason of a cell whose state could not be recorded.
-pub(super) const NOT_RECORDED: &str = "its state could not be recorded";
+pub(in crate::engine) const NOT_RECORDED: &str = "its state could not be recorded";
 
 fn idle(instance: InstanceId) -> (State, Vec<CellEffect>) {
     (State::Idle { instance }, vec![CellEffect::ReportIdle])

@@ -18,7 +18,7 @@ pub struct EarlierLaunches {
 
 impl EarlierLaunches {
     /// Returns the launches that failed with these errors.
-    pub(super) fn new(causes: &[String], spot_failed: bool) -> Self {
+    pub(in crate::engine) fn new(causes: &[String], spot_failed: bool) -> Self {
         Self {
             failures: u32::try_from(causes.len()).unwrap_or(u32::MAX),
             spot_failed,
@@ -27,7 +27,7 @@ impl EarlierLaunches {
     }
 
     /// Returns the launches of a cell's record.
-    pub(super) fn from_stored(record: &store::Cell) -> Self {
+    pub(in crate::engine) fn from_stored(record: &store::Cell) -> Self {
         Self {
             failures: record.start_failures,
             spot_failed: record.spot_failed,

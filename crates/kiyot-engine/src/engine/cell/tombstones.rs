@@ -9,27 +9,27 @@ const MAX_TOMBSTONES: usize = 1000;
 
 /// The tombstones, the oldest first.
 #[derive(Debug, Default)]
-pub(super) struct Tombstones {
+pub(in crate::engine) struct Tombstones {
     cells: VecDeque<(CellId, String)>,
 }
 
 impl Tombstones {
     /// Adds a tombstone. Returns the cells whose tombstones are dropped for it.
-    pub(super) fn add(&mut self, cell: CellId, reason: String) -> Vec<CellId> {
+    pub(in crate::engine) fn add(&mut self, cell: CellId, reason: String) -> Vec<CellId> {
         self.cells.push_back((cell, reason));
         let excess = self.cells.len().saturating_sub(MAX_TOMBSTONES);
         self.cells.drain(..excess).map(|(cell, _)| cell).collect()
     }
 
     /// Drops all tombstones but those to keep. Returns the cells of the dropped.
-    pub(super) fn retain(&mut self, keep: impl Fn(&CellId) -> bool) -> Vec<CellId> {
+    pub(in crate::engine) fn retain(&mut self, keep: impl Fn(&CellId) -> bool) -> Vec<CellId> {
         let (kept, forgotten): (VecDeque<_>, VecDeque<_>) =
             self.cells.drain(..).partition(|(cell, _)| keep(cell));
         self.cells = kept;
         forgotten.into_iter().map(|(cell, _)| cell).collect()
     }
 
-    pub(super) fn reason(&self, cell: &CellId) -> Option<&str> {
+    pub(in crate::engine) fn reason(&self, cell: &CellId) -> Option<&str> {
         self.cells.iter().find(|(ended, _)| ended == cell).map(|(_, reason)| reason.as_str())
     }
 }

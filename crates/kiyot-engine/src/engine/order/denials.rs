@@ -21,15 +21,15 @@ type Kind = (String, Offering);
 
 /// A launch that was not permitted.
 #[derive(Debug)]
-pub(super) struct Denial {
+pub(in crate::engine) struct Denial {
     /// The time from which on launches are tried again.
-    pub(super) until: Duration,
+    pub(in crate::engine) until: Duration,
     error: ProviderError,
 }
 
 impl Denial {
     /// Returns the error of an order meanwhile.
-    pub(super) fn error(&self, now: Now) -> CellError {
+    pub(in crate::engine) fn error(&self, now: Now) -> CellError {
         let seconds = self.until.saturating_sub(now.boot).as_secs() + 1;
         CellError::Denied { seconds, source: self.error.clone() }
     }
@@ -37,14 +37,19 @@ impl Denial {
 
 /// The launches that were not permitted lately.
 #[derive(Debug, Default)]
-pub(super) struct Denials {
+pub(in crate::engine) struct Denials {
     of_all: Option<Denial>,
     of_kinds: BTreeMap<Kind, Denial>,
 }
 
 impl Denials {
     /// Records that a launch was not permitted.
-    pub(super) fn add(&mut self, launch: &LaunchSpec, error: ProviderError, until: Duration) {
+    pub(in crate::engine) fn add(
+        &mut self,
+        launch: &LaunchSpec,
+        error: ProviderError,
+        until: Duration,
+    ) {
         let denial = Denial { until, error };
         if !denial.error.is_of_request {
             self.of_all = Some(denial);
@@ -61,12 +66,12 @@ impl Denials {
     }
 
     /// Returns the denial for which no launch is tried.
-    pub(super) fn of_all(&self, now: Now) -> Option<&Denial> {
+    pub(in crate::engine) fn of_all(&self, now: Now) -> Option<&Denial> {
         self.of_all.as_ref().filter(|denial| now.boot < denial.until)
     }
 
     /// Returns the denial for which no launch with these parameters and candidates is tried.
-    pub(super) fn of_kind(
+    pub(in crate::engine) fn of_kind(
         &self,
         parameters: &BTreeMap<String, String>,
         candidates: &[Candidate],

@@ -106,7 +106,7 @@ impl Engine {
 
 impl Order {
     /// Returns the host ports and networks of its pod; `None` without any.
-    pub(super) fn pod_ports(&self) -> Option<PodPorts> {
+    pub(in crate::engine) fn pod_ports(&self) -> Option<PodPorts> {
         let attachment = self.attachment.as_ref()?;
         let held = PodPorts {
             pod: format!("{}/{}", self.key.namespace, self.key.name),
