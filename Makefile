@@ -12,7 +12,7 @@ export KIYOT_GIT_COMMIT
 
 LINTING_COMPILER := $(CURDIR)/scripts/linting-compiler
 
-.PHONY: build cell-image demo demo-ec2 demo-shell demo-vm documentation quick test test-node test-vm soak bench bench-ec2 fmt lint lint-default deny clean
+.PHONY: build cell-image demo demo-ec2 demo-shell demo-vm quick test test-node test-vm soak bench bench-ec2 fmt lint lint-default deny clean
 
 # Builds the programs of a node in target/release/, with the provider "ec2": FEATURES=otel
 build:
@@ -51,10 +51,11 @@ quick: export CARGO_INCREMENTAL = 1
 quick:
 	@scripts/quick
 
-# Checks everything that must hold before a change is merged. Ends with "N passed, N failed". Tests are built with
-# Clippy's lints, so that AWS's SDK is compiled once.
-test: documentation cell-image
+# Checks everything that must hold before a change is merged. Ends with "N passed, N failed". Crates are compiled with
+# Clippy's lints and rustdoc's, once for all.
+test: cell-image
 	@scripts/setup test
+	cargo fmt --all --check
 	RUSTC_WORKSPACE_WRAPPER=$(LINTING_COMPILER) cargo test --workspace --features ec2,otel --all-targets --no-run
 	@RUSTC_WORKSPACE_WRAPPER=$(LINTING_COMPILER) scripts/count scripts/side-by-side --workspace --features ec2,otel
 
@@ -100,13 +101,10 @@ lint: lint-default
 	cargo clippy --workspace --all-targets --features ec2,otel -- -D warnings
 
 # Without AWS's SDK.
-lint-default: documentation
-	cargo clippy --workspace --lib --bins -- -D warnings
-
-# Checks formatting, and the documentation of all crates.
-documentation:
+lint-default:
 	@scripts/setup
 	cargo fmt --all --check
+	cargo clippy --workspace --lib --bins -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --quiet --workspace --no-deps --lib
 
 # Checks licences, sources, banned crates and advisories of the dependencies of all members.
