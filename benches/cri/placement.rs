@@ -3,9 +3,9 @@
 
 use std::time::{Duration, Instant};
 
-use kiyot_engine::{
-    placement::{Catalogue, CatalogueFile, Entry, Needs, NoFit, Offer, Requested, Rules, rank},
-    request::CellRequest,
+use kiyot::annotations;
+use kiyot_engine::placement::{
+    Catalogue, CatalogueFile, Entry, Needs, NoFit, Offer, Requested, Rules, rank,
 };
 
 /// Zones of each type.
@@ -56,7 +56,7 @@ fn needs(annotations: &[(&str, &str)]) -> Needs {
         .map(|(key, value)| (format!("pod.elotl.co/{key}"), (*value).to_owned()))
         .collect();
     let pairs = annotations.iter().map(|(key, value)| (key, value));
-    let request = CellRequest::parse(pairs).expect("the annotations are valid");
+    let request = annotations::parse(pairs).expect("the annotations are valid");
     Needs::new(&request, &Requested::default(), &Rules::default().defaults)
 }
 
