@@ -59,7 +59,7 @@ pub(crate) fn as_shipped(kiyot: &Kiyot<'_>) -> PathBuf {
     let set_mode = |path: &Path, mode| {
         fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
     };
-    let unit = include_str!("../../../config/kiyot.service");
+    let unit = include_str!("../../../../config/kiyot.service");
     let mode = unit.lines().find_map(|line| line.strip_prefix("RuntimeDirectoryMode=")).unwrap();
     set_mode(&directory, u32::from_str_radix(mode, 8).unwrap());
     // As /run.
@@ -109,9 +109,10 @@ async fn member_of_the_group_reads_and_changes_nothing() {
     });
     let endpoint = Endpoint::from_static("http://localhost");
     let channel = endpoint.connect_with_connector(connector).await.unwrap();
-    let methods = include_str!("../../../proto/admin/v1/admin.proto").lines().filter_map(|line| {
-        line.trim().strip_prefix("rpc ")?.split_once('(').map(|(method, _)| method)
-    });
+    let methods =
+        include_str!("../../../../proto/admin/v1/admin.proto").lines().filter_map(|line| {
+            line.trim().strip_prefix("rpc ")?.split_once('(').map(|(method, _)| method)
+        });
     let mut allowed = Vec::new();
     for method in methods {
         let called: Result<Response<admin::CordonResponse>, _> =

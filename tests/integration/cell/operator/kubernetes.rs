@@ -9,7 +9,7 @@ use crate::cell::{
     options, pod, remove_and_assert_clean,
 };
 
-const DEFINITION: &str = include_str!("../../../deploy/crds/cells.kiyot.elotl.co.yaml");
+const DEFINITION: &str = include_str!("../../../../deploy/crds/cells.kiyot.elotl.co.yaml");
 
 fn definition() -> Value {
     serde_saphyr::from_str(DEFINITION).unwrap()
