@@ -281,8 +281,7 @@ fn drawing() -> String {
 
 #[test]
 fn drawing_of_the_state_machine_is_current() {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/cell-states.md");
-    let page = std::fs::read_to_string(path).unwrap();
+    let page = include_str!("../../../../../../docs/cell-states.md");
     let drawing = drawing();
-    assert!(page.contains(&drawing), "the drawing in {path} must be:\n{drawing}");
+    assert!(page.contains(&drawing), "the drawing in docs/cell-states.md must be:\n{drawing}");
 }
