@@ -52,15 +52,7 @@ async fn answers(kiyot: &Fixture, sandbox: &str, container: &str) -> usize {
         });
     let descriptors =
         cri::ListMetricDescriptorsResponse { descriptors: descriptors.to_vec() }.encode_to_vec();
-    has_none(
-        "ListPodSandboxMetrics",
-        &kiyot
-            .daemon
-            .cri
-            .call(Method::ListPodSandboxMetrics, descriptors.into(), None)
-            .await
-            .unwrap(),
-    );
+    has_none("ListPodSandboxMetrics", &kiyot.daemon.cri.list_metrics(&descriptors).await);
     for (method, cmd) in [
         (Method::ExecSync, "true"),
         (Method::ExecSync, "fail"),

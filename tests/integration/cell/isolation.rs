@@ -1,4 +1,4 @@
-//! What a pod in a cell has of the node, and what it can't reach.
+//! Parts of the node that a pod in a cell has, and those that it can't reach.
 
 mod contexts;
 mod hostile_processes;

@@ -1,4 +1,4 @@
-//! What operators see and do: the admin API and Kubernetes.
+//! Operators of cells, by the admin API and by Kubernetes.
 
 pub(crate) mod admin;
 mod admin_lists;
