@@ -212,8 +212,10 @@ fn token_is_checked_without_being_spent_until_it_expires() {
     // Not spent: any key may still claim it, and then it is still valid.
     claim(&mut engine, &cell, &launch, before).unwrap();
     assert!(check(&engine, &token, before).is_ok());
+    assert!(matches!(check(&engine, &token, after), Err(ClaimRefusal::Expired)));
 }
 
+/// Verifies X16, Y60.
 #[test]
 fn clock_jump_across_a_restart_can_only_shorten_a_token() {
     let record = store::Cell {
@@ -385,7 +387,9 @@ fn refused_type_gives_way_to_the_next_until_three_types_are_refused_with_a_code(
             let error = ProviderError {
                 refusal: Some(LaunchRefusal::Type {
                     code: (*code).into(),
-                    offerings: vec![of_type(name).offering],
+                    offerings: ["a", "b"]
+                        .map(|zone| Offering { zone: zone.into(), ..of_type(name).offering })
+                        .to_vec(),
                 }),
                 is_of_request,
                 ..ProviderError::without_cause(ErrorClass::Invalid, format!("{code} for {name}"))
@@ -683,6 +687,24 @@ fn many_absent_instances_are_an_outage() {
         [(None, Effect::Log(Notice::Outage { absent: 4, expected: 4, node, .. }))]
             if node == "worker-1"
     ));
+}
+
+/// Verifies X16.
+#[test]
+fn clock_jumps_do_not_hide_that_many_instances_are_absent() {
+    let mut engine = engine(capabilities::CLOUD);
+    let pods = [("a", "i-1"), ("b", "i-2"), ("c", "i-3"), ("d", "i-4")];
+    let cells = pods.map(|(pod, id)| bound(&mut engine, pod, id));
+    let mut now = at(1000);
+    for cell in &cells {
+        now.unix += YEAR;
+        engine.handle(Event::Disconnected(cell.clone()), now);
+        let error = ProviderError::without_cause(ErrorClass::NotFound, "describe");
+        engine.handle(Event::Described(cell.clone(), Err(error)), now);
+    }
+    for cell in &cells[2..] {
+        assert!(matches!(engine.cells[cell].state, State::Bound { .. }), "{cell}");
+    }
 }
 
 #[test]

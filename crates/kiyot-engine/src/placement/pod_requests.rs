@@ -73,7 +73,7 @@ mod tests {
             milli_cpu_request: 1500,
             milli_cpu_limit: None,
             memory_request: (2 << 30) - 1,
-            memory_limit: Some(3 << 30),
+            memory_limit: Some((3 << 30) - 1),
             ..ApiRequests::default()
         };
         let both = of_cri.with_api(&api);

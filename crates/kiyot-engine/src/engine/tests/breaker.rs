@@ -303,6 +303,11 @@ fn failed_boots_are_kept_in_a_bounded_number_and_for_a_day() {
         fail_thrice(&mut engine, with_role(number), number);
     }
     assert_eq!(engine.breaker.kept(), 256);
+    let is_kept = |number: u64| {
+        let refusals = engine.refusals_for(&with_role(number).parameters, "", at(300));
+        refusals.reason(&offering("a"), at(300).boot).is_some()
+    };
+    assert!((250..300).all(is_kept), "the last of them");
     let day = 24 * 3600;
     fail_thrice(&mut engine, with_role(1000), 299 + day);
     assert_eq!(engine.breaker.kept(), 1);

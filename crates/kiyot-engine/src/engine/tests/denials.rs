@@ -1,6 +1,10 @@
 //! Launches that were not permitted.
 
-use crate::{engine::tests::*, placement, provider::LaunchSpec};
+use crate::{
+    engine::tests::{pools::pool, *},
+    placement,
+    provider::LaunchSpec,
+};
 
 /// Verifies A15.
 #[test]
@@ -26,6 +30,20 @@ fn launch_that_the_policy_denies_stops_those_with_its_parameters_and_type_alone(
     let another = OrderSpec { candidates: Ok(vec![candidate("b")]), ..with_role("third") };
     assert_eq!(outcome(&engine.order(another, at(3)).1).0.len(), 1);
     assert_eq!(outcome(&engine.order(with_role("fourth"), at(182)).1).0.len(), 1);
+}
+
+/// Verifies A15.
+#[test]
+fn launch_of_a_pool_that_the_policy_denies_is_not_repeated_for_a_while() {
+    let mut engine = engine(capabilities::CLOUD);
+    let cell = outcome(&engine.set_pools(vec![pool("small", 1)], at(1))).0.remove(0);
+    let denied = ProviderError {
+        is_of_request: true,
+        ..ProviderError::without_cause(ErrorClass::Auth, "launch: UnauthorizedOperation")
+    };
+    engine.handle(Event::Launched(cell, Err(denied)), at(2));
+    assert_eq!(outcome(&engine.handle(Event::Tick, at(181))).0, []);
+    assert_eq!(outcome(&engine.handle(Event::Tick, at(182))).0.len(), 1);
 }
 
 /// Verifies A15.

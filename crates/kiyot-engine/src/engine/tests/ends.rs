@@ -72,6 +72,24 @@ fn stop_of_a_remote_cell_succeeds_once_its_agent_has_confirmed_the_end() {
     }
 }
 
+/// Verifies X13.
+#[test]
+fn ended_cell_leaves_nothing_in_memory_but_its_reason() {
+    for is_silent in [false, true] {
+        let mut engine = engine(capabilities::LOCAL);
+        let cell = bound(&mut engine, "pod", "i");
+        if is_silent {
+            engine.handle(Event::Disconnected(cell.clone()), at(2));
+        }
+        engine.handle(Event::Terminate { cell: cell.clone(), reason: "stopped".into() }, at(3));
+        terminated(&mut engine, &cell, at(4));
+        engine.handle(Event::Tick, at(100));
+        assert!(!engine.contains(&cell) && engine.gone_reason(&cell) == Some("stopped"));
+        assert!(!engine.health.is_connected(&cell) && !engine.is_silent(&cell), "{is_silent}");
+        assert_eq!(engine.next_timer(), None, "{is_silent}");
+    }
+}
+
 /// Verifies V25.
 #[test]
 fn end_of_an_instance_has_the_reason_of_the_provider() {
@@ -199,6 +217,20 @@ fn end_of_a_refused_launch_is_told_from_one_without_an_answer() {
         });
         assert_eq!(reason, Some(REFUSED), "{class:?}");
     }
+}
+
+/// Verifies V38.
+#[test]
+fn error_of_an_instance_that_ends_while_it_boots_has_the_end_of_its_console() {
+    let mut engine = engine(capabilities::CLOUD);
+    engine.config.max_launches = 1;
+    let (cell, _) = launched(&mut engine, "pod", at(1));
+    engine.handle(Event::Launched(cell.clone(), Ok(launched_as("i", &cell))), at(2));
+    shown(&mut engine, By::List, &ended("i", &cell, ""), at(10));
+    let (confirmed, console) = (Ok(Termination::Confirmed), "user data failed".to_owned());
+    let event = Event::Terminated { cell: cell.clone(), outcome: confirmed, console };
+    let error = outcome(&engine.handle(event, at(11))).1.unwrap();
+    assert!(error.ends_with("its instance ended; its console ends: user data failed"), "{error}");
 }
 
 /// Returns an engine with a booting cell that an operator ends, and the effects.

@@ -118,6 +118,21 @@ fn probe_that_the_provider_does_not_answer_is_repeated() {
     assert!(answer(&mut engine, &cell, at(231)));
 }
 
+/// Verifies P19, V33.
+#[test]
+fn refused_probe_is_no_answer() {
+    for class in [ErrorClass::Auth, ErrorClass::Throttled, ErrorClass::Transient] {
+        let mut engine = engine(capabilities::CLOUD);
+        let cell = bound(&mut engine, "pod", "i");
+        engine.handle(Event::Disconnected(cell.clone()), at(10));
+        pass(&mut engine, seconds(100));
+        let refused = ProviderError::without_cause(class, "describe");
+        let effects = engine.handle(Event::Described(cell.clone(), Err(refused)), at(100));
+        assert!(!is_lost(&effects), "{class:?}");
+        assert!(matches!(engine.cells[&cell].state, State::Bound { .. }), "{class:?}");
+    }
+}
+
 #[test]
 fn ended_instance_that_a_probe_finds_is_reported_as_such() {
     let mut engine = engine(capabilities::LOCAL);
@@ -159,6 +174,29 @@ fn limit_of_the_pod_counts_also_after_a_restart() {
             None => assert_eq!(probed(&pass(&mut engine, begin + YEAR)), []),
         }
     }
+}
+
+/// Verifies P20.
+#[test]
+fn limit_of_the_pod_counts_for_the_next_cell_of_a_resumed_order() {
+    let mut first = engine(capabilities::CLOUD);
+    let own = || {
+        let healthy_timeout = Some(HealthyTimeout::of_secs(200));
+        OrderSpec { healthy_timeout, ..spec("pod") }
+    };
+    let (sandbox, effects) = first.order(own(), at(1));
+    let cell = outcome(&effects).0.remove(0);
+    let journal = Journal {
+        cells: vec![(cell.to_string(), first.cells[&cell].stored())],
+        orders: vec![(sandbox.to_string(), first.orders[&sandbox].stored(&sandbox))],
+        ..Journal::default()
+    };
+    let seams = Box::new(Counting(100));
+    let (mut second, ..) = Engine::recover(config(), capabilities::CLOUD, seams, journal, at(2));
+    assert_eq!(second.order(own(), at(3)).0, sandbox);
+    let ended = ProviderError::without_cause(ErrorClass::Ended, "launch");
+    let next = outcome(&second.handle(Event::Launched(cell, Err(ended)), at(4))).0.remove(0);
+    assert_eq!(second.cells[&next].stored().healthy_timeout_secs, Some(200));
 }
 
 /// Verifies P20.

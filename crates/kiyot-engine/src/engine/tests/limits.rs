@@ -193,6 +193,25 @@ fn pod_keeps_its_place_when_its_order_times_out() {
     assert_eq!(engine.cells[&next].pod_uid(), "early");
 }
 
+/// Verifies A19.
+#[test]
+fn pod_keeps_its_place_when_several_of_its_orders_time_out() {
+    let mut engine = limited(Limits { boots: Some(1), ..Limits::default() });
+    let (_, effects) = engine.order(priced("web", "first", &[1]), at(0));
+    let (cell, _) = launches(&effects).remove(0);
+    answer(&mut engine, &cell, 1, 0);
+    let early =
+        || OrderSpec { timeout: Some(Duration::from_secs(10)), ..priced("web", "early", &[1]) };
+    engine.order(early(), at(1));
+    engine.order(priced("web", "late", &[1]), at(2));
+    for again in [20, 40] {
+        assert_eq!(refusals(&engine.handle(Event::Tick, at(again - 5))).len(), 1, "{again}");
+        engine.order(early(), at(again));
+    }
+    let next = launches(&bind(&mut engine, &cell, 41)).remove(0).0;
+    assert_eq!(engine.cells[&next].pod_uid(), "early");
+}
+
 /// Verifies A18.
 #[test]
 fn order_over_the_limit_of_cells_is_refused_and_names_the_limit_and_the_namespaces() {

@@ -348,6 +348,20 @@ fn pool_gives_way_to_a_pod_at_a_limit() {
 
 /// Verifies A21.
 #[test]
+fn pool_waits_while_a_pod_waits_for_the_end_of_its_earlier_cell() {
+    let mut engine = engine(capabilities::CLOUD);
+    let cell = bound(&mut engine, "pod", "i");
+    let key = OrderKey { attempt: 1, ..spec("pod").key };
+    let (sandbox, _) = engine.order(OrderSpec { key, ..spec("pod") }, at(2));
+    assert_eq!(launches(&engine.set_pools(vec![pool("small", 1)], at(3))), []);
+    engine.handle(Event::Terminate { cell: cell.clone(), reason: "".into() }, at(4));
+    engine.handle(Event::ShutDown(cell.clone(), true), at(4));
+    let effects = launches(&engine.handle(Event::Detached(cell, Ok(())), at(4)));
+    assert_eq!((effects.len(), effects.first()), (2, engine.cell_of_order(&sandbox)));
+}
+
+/// Verifies A21.
+#[test]
 fn pool_keeps_its_cells_if_their_end_would_not_help_the_pod() {
     let of_namespace = Limits { namespace_price: Some(Price::from_micros(1)), ..Limits::default() };
     let of_node = Limits { price: Some(Price::from_micros(1)), ..Limits::default() };
@@ -403,6 +417,18 @@ fn cordon_ends_the_cells_of_pools() {
     engine.set_cordoned(false, at(4));
     assert_eq!(launches(&engine.handle(Event::Tick, at(200))).len(), 0);
     assert_eq!(engine.cells.values().filter(|cell| cell.is_warm()).count(), 2);
+}
+
+/// Verifies O22.
+#[test]
+fn cordon_ends_the_warm_cells_of_a_previous_daemon() {
+    let record = store::Cell { pool: "small".into(), ..stored(CellPhase::Idle) };
+    let (mut engine, cell) = recovered(record, false, at(1));
+    engine.start_cordoned();
+    engine.start(at(1));
+    assert!(engine.cells[&cell].is_warm());
+    let effects = engine.set_pools(vec![pool("small", 1)], at(1));
+    assert_eq!((engine.cells[&cell].is_warm(), launches(&effects)), (false, vec![]));
 }
 
 /// Verifies A21.

@@ -86,6 +86,35 @@ fn host_port_of_a_recovered_pod_is_taken_and_restored() {
     assert_eq!(held[0].addresses, ["10.0.0.7".parse::<std::net::IpAddr>().unwrap()]);
 }
 
+/// Verifies V51.
+#[test]
+fn recovered_pod_without_host_ports_is_restored_for_its_services() {
+    let (engine, _) = recovered(stored(CellPhase::Bound), true, at(9));
+    let held = engine.held();
+    assert_eq!(held.len(), 1, "{held:?}");
+    assert_eq!((&held[0].instance, held[0].ports.len()), (&InstanceId("i".into()), 0));
+}
+
+/// Verifies V50.
+#[test]
+fn host_port_of_a_failed_attachment_on_the_node_is_taken_until_the_end_of_its_cell() {
+    let mut engine = engine(capabilities::LOCAL);
+    let (cell, launch) = ordered(&mut engine, "first", with(&[1]));
+    engine.handle(Event::Launched(cell.clone(), Ok(launched_as("i-1", &cell))), at(1));
+    claim(&mut engine, &cell, &launch, at(1)).unwrap();
+    engine.handle(Event::Connected(cell.clone()), at(1));
+    let failed = || ProviderError::without_cause(ErrorClass::Transient, "busy");
+    engine.handle(Event::Attached(cell.clone(), Err(failed())), at(2));
+    let taken = |engine: &Engine| engine.taken_port(&key("second"), &with(&[1]));
+    for (outcome, is_taken) in [(Err(failed()), true), (Ok(Termination::Confirmed), false)] {
+        let (cell, console) = (cell.clone(), String::new());
+        engine.handle(Event::Terminated { cell, outcome, console }, at(3));
+        // A failed end answers the order, and the cell may hold parts of the node.
+        assert!(engine.orders.is_empty());
+        assert_eq!(taken(&engine).is_some(), is_taken);
+    }
+}
+
 /// Verifies V63.
 #[test]
 fn network_is_taken_from_the_order_of_its_pod_until_its_route_is_removed() {

@@ -61,6 +61,7 @@ fn in_each_phase(record: &store::Cell) -> Vec<store::Cell> {
     ]
 }
 
+/// Verifies A22.
 #[test]
 fn record_that_resumes_in_its_phase_is_stored_unchanged() {
     for place in ["", "ec2 eu-central-1"] {

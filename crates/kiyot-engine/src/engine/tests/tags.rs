@@ -100,6 +100,24 @@ fn pod_that_takes_a_warm_cell_changes_the_tags_of_its_instance() {
     }
 }
 
+/// Verifies P22.
+#[test]
+fn pod_that_takes_a_warm_cell_of_a_previous_daemon_sets_all_tags() {
+    let record = store::Cell {
+        pool: "small".into(),
+        offering: Some(launch::stored_candidate(&candidate("a"))),
+        ..stored(CellPhase::Idle)
+    };
+    let cell = CellId::parse(&record.id).unwrap();
+    let journal = Journal { cells: vec![(cell.to_string(), record)], ..Journal::default() };
+    let seams = Box::new(Counting::default());
+    let (mut engine, ..) = Engine::recover(config(), capabilities::CLOUD, seams, journal, at(1));
+    engine.set_pools(vec![pool("small", 1)], at(1));
+    engine.handle(Event::Connected(cell), at(2));
+    let tags = tags_of_attachment(&engine.order(taking("pod"), at(3)).1);
+    assert_eq!((tags[owner::NAME].as_str(), tags[owner::POD_UID].as_str()), ("default/pod", "pod"));
+}
+
 #[test]
 fn cell_that_was_launched_for_its_pod_has_no_further_tags() {
     let mut engine = engine(capabilities::CLOUD);

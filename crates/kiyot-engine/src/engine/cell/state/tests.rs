@@ -97,6 +97,7 @@ proptest! {
         }
     }
 
+    /// Verifies X3.
     #[test]
     fn bound_cell_is_released_by_proof_alone(events in prop::collection::vec(events(), 0..60)) {
         let instance = InstanceId("i".into());
