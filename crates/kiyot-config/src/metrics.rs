@@ -63,7 +63,8 @@ mod tests {
             let section = format!("[metrics]\nlisten = \"{value}\"\n{BACKEND}");
             let problems = parse("test", &section, []).unwrap_err().to_string();
             assert!(
-                problems.contains("metrics.listen") && problems.contains("\"127.0.0.1:9464\""),
+                problems.contains(&format!("metrics.listen = {value:?}: is invalid"))
+                    && problems.contains("\"127.0.0.1:9464\""),
                 "{problems}"
             );
         }

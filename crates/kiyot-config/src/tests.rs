@@ -145,6 +145,14 @@ fn all_problems_are_reported_at_once() {
     assert_eq!(found.len(), expected.len(), "{found:#?}");
 }
 
+/// Verifies C1.
+#[test]
+fn problems_after_the_hundredth_are_counted() {
+    let keys: String = (0..103).map(|key| format!("k{key} = 1\n")).collect();
+    let problems = parse("test.toml", &format!("{keys}{MINIMAL}"), []).unwrap_err();
+    assert_eq!((problems.list.len(), problems.more), (100, 3));
+}
+
 /// Verifies C2.
 #[test]
 fn contradicting_keys_are_reported() {
@@ -318,6 +326,14 @@ fn socket_that_leads_back_to_kiyot_is_refused_for_any_path() {
         problems("var-run/k.sock", "run/a.sock", "run/b.sock", "run/k.sock"),
         own("m.node_containerd")
     );
+    for admin in ["var-run/admin.sock", "var-run/admin.sock.d/socket"] {
+        let problem = "admin.listen is the socket of backends.b.socket too; allowed: a path of its \
+                       own";
+        assert_eq!(
+            problems("run/k.sock", "run/a.sock", admin, "run/a.sock"),
+            Some(vec![problem.to_owned()])
+        );
+    }
     let twice = vec![
         "backends.b.socket is the socket of backends.a too; allowed: a socket for each backend"
             .to_owned(),

@@ -159,6 +159,15 @@ fn sandbox_request_matches_the_kubelet() {
 
 /// Verifies M1.
 #[test]
+fn host_name_is_cut_to_63_characters_without_a_dash_at_its_end() {
+    let host_name =
+        |name: &str| pod(&minimal("").replace("name: p", &format!("name: {name}"))).host_name();
+    assert_eq!(host_name(&"a".repeat(64)), "a".repeat(63));
+    assert_eq!(host_name(&format!("{}-a", "a".repeat(62))), "a".repeat(62));
+}
+
+/// Verifies M1.
+#[test]
 fn container_request_matches_the_kubelet() {
     let (pod, node) = (pod(POD), Node { kubelet_dir: "/k".into(), ..Node::default() });
     let sandbox = pod.sandbox_config(&node, 0);
@@ -342,14 +351,26 @@ fn unknown_fields_of_a_refused_object_are_noted_with_its_problems() {
 /// Verifies M14.
 #[test]
 fn values_that_the_api_server_refuses_are_reported_with_their_place() {
-    let yaml =
-        minimal("  volumes:\n  - {name: m, configMap: {name: m, items: [{key: k, path: ../x}]}}\n")
-            .replace("image: i", "image: i, volumeMounts: [{name: x, mountPath: /x}], ports: [{}]");
+    let yaml = minimal(
+        "  volumes:\n  - {name: m, configMap: {name: m, items: [{key: k, path: ../x, mode: \
+         512}]}}\n",
+    )
+    .replace(
+        "image: i",
+        "image: i, volumeMounts: [{name: x, mountPath: /x}], ports: [{}, {containerPort: \
+         65536, hostPort: 65536}]",
+    );
     assert_eq!(
         problems(&yaml),
         [
             "document 1.spec.containers[0].ports[0].containerPort = 0: is invalid; allowed: a \
              whole number from 1 to 65535",
+            "document 1.spec.containers[0].ports[1].containerPort = 65536: is invalid; allowed: a \
+             whole number from 1 to 65535",
+            "document 1.spec.containers[0].ports[1].hostPort = 65536: is invalid; allowed: a \
+             whole number from 0 to 65535",
+            "document 1.spec.volumes[0].configMap.items[0].mode = 512: is invalid; allowed: a \
+             whole number from 0 to 511",
             "document 1.spec.volumes[0].configMap.items[0].path = \"../x\": is invalid; allowed: a \
              relative path that does not start with \"..\"",
             "document 1.spec.containers.c.volumeMounts = x: is invalid; allowed: the name of a \

@@ -102,6 +102,7 @@ mod tests {
             "10.0.0.0/+8",
             "10.0.0.0/-1",
             "fd00::1/8",
+            "::/129",
             "a/8",
             "10.0.0.0/8 ",
         ] {
@@ -115,6 +116,9 @@ mod tests {
         assert!(network.contains("10.200.255.1".parse().unwrap()));
         assert!(!network.contains("10.201.0.0".parse().unwrap()));
         assert!(!network.contains("::a:c8:0:0".parse().unwrap()));
+        let network: Cidr = "fd00::/8".parse().unwrap();
+        assert!(network.contains("fdff::1".parse().unwrap()));
+        assert!(!network.contains("fe00::".parse().unwrap()));
     }
 
     #[test]

@@ -36,12 +36,25 @@ mod tests {
 
     #[test]
     fn label_has_its_letters_and_length_and_no_dash_at_an_end() {
-        let longest = "a".repeat(MAX_LABEL_BYTES);
+        let longest = "a".repeat(63);
         for label in ["a", "0", "a-b", "a--b", &longest] {
             assert!(is_label(label), "{label}");
         }
         for other in ["", "-", "-a", "a-", "A", "a.b", "a_b", "\u{e4}", &format!("{longest}a")] {
             assert!(!is_label(other), "{other}");
         }
+    }
+
+    #[test]
+    fn resource_of_gpus_is_known_by_its_name() {
+        for name in ["nvidia.com/gpu", "amd.com/gpu", "nvidia.com/mig-1g.5gb"] {
+            assert!(is_gpu(name), "{name}");
+        }
+        assert!(!is_gpu("example.com/fpga"));
+    }
+
+    #[test]
+    fn uid_has_five_groups() {
+        assert_eq!(uid(b"0123456789abcdef"), "30313233-3435-3637-3839-616263646566");
     }
 }

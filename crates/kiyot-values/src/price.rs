@@ -151,6 +151,17 @@ mod tests {
         {
             assert_eq!(text.parse::<Price>(), Err(NotAPrice), "{text}");
         }
+        let zeros = |count| format!("0.{}", "0".repeat(count));
+        assert_eq!(zeros(MAX_CHARS - 2).parse(), Ok(Price::FREE));
+        assert_eq!(zeros(MAX_CHARS - 1).parse::<Price>(), Err(NotAPrice));
+    }
+
+    #[test]
+    fn sums_are_exact_up_to_their_highest_value() {
+        let prices = |a, b| (Price::from_micros(a) + Price::from_micros(b)).micros();
+        let costs = |a, b| (Cost::from_micros(a) + Cost::from_micros(b)).micros();
+        assert_eq!((prices(2, 3), costs(2, 3)), (5, 5));
+        assert_eq!((prices(u64::MAX, 1), costs(u64::MAX, 1)), (u64::MAX, u64::MAX));
     }
 
     #[test]

@@ -154,6 +154,28 @@ mod tests {
         assert_eq!("1E".parse::<Quantity>().map(Quantity::units), Ok(1_000_000_000_000_000_000));
     }
 
+    /// Verifies A3.
+    #[test]
+    fn suffixes_have_their_kubernetes_values() {
+        let units = |text: &str| text.parse::<Quantity>().map(Quantity::units);
+        for (power, suffix) in (1..).zip(["k", "M", "G", "T", "P", "E"]) {
+            assert_eq!(units(&format!("2{suffix}")), Ok(2 * 1000_u64.pow(power)), "{suffix}");
+        }
+        for (power, suffix) in (1..).zip(["Ki", "Mi", "Gi", "Ti", "Pi", "Ei"]) {
+            assert_eq!(units(&format!("2{suffix}")), Ok(2 * 1024_u64.pow(power)), "{suffix}");
+        }
+    }
+
+    /// Verifies A3.
+    #[test]
+    fn quantity_has_at_most_64_characters_and_63_bits() {
+        let units = |text: &str| text.parse::<Quantity>().map(Quantity::units);
+        assert_eq!(units(&format!("{:0>64}", 1)), Ok(1));
+        assert_eq!(units(&format!("{:0>65}", 1)), Err(NotAQuantity));
+        assert_eq!(units("9223372036854775807"), Ok(9_223_372_036_854_775_807));
+        assert_eq!(units("9223372036854775808"), Err(NotAQuantity));
+    }
+
     #[test]
     fn whole_quantities_have_no_part_of_a_unit() {
         for (text, whole) in [("1", true), ("1000m", true), ("0", true), ("1500m", false)] {

@@ -32,3 +32,31 @@ impl TokenBucket {
         until_full.unwrap_or_default().saturating_sub(rate.period * rate.burst)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RATE: Rate = Rate { burst: 2, period: Duration::from_secs(10) };
+
+    #[test]
+    fn tokens_beyond_the_burst_are_waited_for() {
+        let (mut bucket, now) = (TokenBucket::default(), Instant::now());
+        assert_eq!(bucket.pause(RATE, now), Duration::ZERO);
+        let pauses = [1, 1, 1, 2].map(|tokens| {
+            bucket.take(tokens, RATE, now);
+            bucket.pause(RATE, now).as_secs()
+        });
+        assert_eq!(pauses, [0, 0, 10, 30]);
+        assert_eq!(bucket.pause(RATE, now + Duration::from_secs(25)).as_secs(), 5);
+    }
+
+    #[test]
+    fn idle_bucket_gains_no_more_than_its_burst() {
+        let (mut bucket, now) = (TokenBucket::default(), Instant::now());
+        bucket.take(1, RATE, now);
+        let later = now + Duration::from_secs(3600);
+        bucket.take(3, RATE, later);
+        assert_eq!(bucket.pause(RATE, later).as_secs(), 10);
+    }
+}

@@ -79,6 +79,8 @@ mod tests {
         let both = of_cri.with_api(&api);
         assert_eq!((both.milli_cpus, both.memory_mib), (by_requests(1500), by_limits(3072)));
         assert_eq!(both.overhead_mib, 120);
+        let below = ApiRequests { memory_limit: Some(1 << 30), ..api.clone() };
+        assert_eq!(of_cri.with_api(&below).memory_mib, by_requests(2048));
         // A sum of limits that leaves out a container is no bound of the pod's need.
         let partial = ApiRequests { memory_limit: None, ..api };
         assert_eq!(of_cri.with_api(&partial).memory_mib, by_requests(2048));

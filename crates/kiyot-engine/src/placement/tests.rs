@@ -186,6 +186,15 @@ fn spot_that_is_not_cheaper_than_on_demand_is_left_out_of_both_markets() {
     assert_eq!(spot(&estimated, "Spot-Preferred", &none), ("abcd".to_owned(), 4));
 }
 
+/// Verifies A21.
+#[test]
+fn further_offerings_of_a_pool_are_many() {
+    let further = |launch_type: &str| {
+        rank_further(&EC2, &annotated(&[("launch-type", launch_type)]), &RULES).len()
+    };
+    assert_eq!(["On-Demand", "Spot", "Spot-Preferred"].map(further), [256; 3]);
+}
+
 /// Verifies A11.
 #[test]
 fn exact_type_overrides_requests_and_not_annotations() {
@@ -211,6 +220,8 @@ fn exact_type_overrides_requests_and_not_annotations() {
     assert_eq!(candidates(&needs(&[("instance-type", "t3.nano")])), ["t3.nano (On-Demand)"]);
     let contradiction = needs(&[("instance-type", "t3.nano"), ("memory", "1Gi")]);
     assert!(candidates(&contradiction).is_empty());
+    let more_cpus = annotated(&[("instance-type", "t3.nano"), ("cpu", "4")]);
+    assert!(candidates(&more_cpus).is_empty());
     let nearest = misses(&EC2, &contradiction, &RULES, None, 1).remove(0);
     assert_eq!(nearest.instance_type.name, "t3.nano");
     let text = nearest.reasons[0].to_string();
@@ -408,6 +419,16 @@ fn size_is_that_of_the_cri_request() {
     assert_eq!(of(-1, i64::MAX, i64::MAX, i64::MAX, i64::MIN).2, 96);
 }
 
+/// Verifies A9.
+#[test]
+fn annotated_memory_is_rounded_up_to_mib() {
+    let memory = |bytes| {
+        let request = CellRequest { memory_bytes: Some(bytes), ..CellRequest::default() };
+        Needs::new(&request, &Requested::default(), &RULES.defaults).memory_mib.value
+    };
+    assert_eq!([1, 1 << 20, (1 << 20) + 1].map(memory), [1, 1, 2]);
+}
+
 /// Verifies V107.
 #[test]
 fn pod_of_350_mib_gets_a_t3_nano_only_beside_a_system_that_leaves_it_the_memory() {
@@ -463,6 +484,7 @@ fn named_type_is_refused_that_has_less_memory_than_the_system_alone_needs() {
 fn broken_rows_are_set_aside_with_their_line() {
     let header = "instance_type,vcpus,memory_mib,architectures,burstable,baseline_vcpus,gpus,\
                   usage_classes,on_demand_usd_per_hour,zones,spot_usd_per_hour\n";
+    let wide = format!("wide,2,4096,x86_64,,,,,0.1,{},", ["z"; 33].join("|"));
     let rows = [
         ("good,2,4096,arm64|x86_64,,,,on-demand|spot,0.1,a|b,0.03", None),
         ("good,2,4096,x86_64,,,,,0.1,,", Some("repeats line 2")),
@@ -475,6 +497,7 @@ fn broken_rows_are_set_aside_with_their_line() {
         ("gpus,2,4096,x86_64,,,-1,,0.1,,", Some("gpus")),
         ("paid,2,4096,x86_64,,,,,-0.1,,", Some("on_demand_usd_per_hour = \"-0.1\" is invalid")),
         ("zones,2,4096,x86_64,,,,,0.1,a||b,", Some("zones")),
+        (&*wide, Some("zones = ")),
         ("short,2", Some("fields")),
         ("unpriced,2,4096,x86_64,,,,,,,", None),
     ];

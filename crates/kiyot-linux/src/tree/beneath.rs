@@ -160,6 +160,11 @@ mod tests {
             assert_eq!(RelPath::parse(path).unwrap().beneath(Path::new("/d")), joined);
             assert_eq!(absolute(&format!("/d/{path}/")), Ok(joined));
         }
+        let names = [&*"a".repeat(MAX_NAME_BYTES); 7].join("/");
+        let largest = format!("{names}/{}/a", "a".repeat(MAX_NAME_BYTES - 1));
+        assert_eq!(largest.len(), MAX_PATH_BYTES);
+        RelPath::parse(&largest).unwrap();
+        RelPath::parse(&(largest + "a")).unwrap_err();
         let not_a_text = OsStr::from_bytes(b"\xff");
         assert_eq!(beneath(Path::new("/d"), not_a_text), Ok(Path::new("/d").join(not_a_text)));
         let path = RelPath::parse("a/b/c").unwrap();

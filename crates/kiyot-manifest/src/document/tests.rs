@@ -177,6 +177,12 @@ fn every_field_of_kubernetes_is_accepted_to_explain() {
     let config = pod.container_config(&pod.containers[0], &Node::default(), &sandbox, "i", 0);
     assert_eq!(config.devices[0].container_path, "/dev/x");
     assert!(config.mounts[0].recursive_read_only);
+    let with_image = text.replace("{name: csi, mountPath", "{name: image, mountPath");
+    let pod = explained(&[&with_image]).unwrap().pods.remove(0);
+    let mounts =
+        pod.container_config(&pod.containers[0], &Node::default(), &sandbox, "i", 0).mounts;
+    let image = mounts[1].image.as_ref().map(|image| image.image.as_str());
+    assert_eq!((image, mounts[1].readonly), (Some("a"), true));
     // A variable with a source has no value before the container is made.
     assert_eq!(config.envs.len(), 1);
     assert!(pod.notes.is_empty(), "{:?}", pod.notes);

@@ -193,6 +193,9 @@ mod tests {
         assert!(all(&list(MAX_NODES)).unwrap_err().starts_with("is too large"));
         let aliases = format!("a: &a {}\nb: [{}]", list(1000), "*a,".repeat(400));
         assert!(all(&aliases).unwrap_err().starts_with("is too large"));
+        let anchored = |items: usize| all(&format!("a: &a {}", list(items)));
+        assert!(anchored(MAX_ANCHORED / 2).is_ok());
+        assert!(anchored(MAX_ANCHORED).unwrap_err().starts_with("is too large"));
         let many = format!("---\na: &a {}\nb: [{}]\n", list(1000), "*a,".repeat(90)).repeat(7);
         let read: Vec<_> = documents(&many).collect();
         assert!(read.len() == 7 && read[5].is_ok() && read[6].is_err(), "{}", read.len());

@@ -103,6 +103,13 @@ fn ephemeral_storage_is_read_and_does_not_decide_the_class() {
         (Some(1 << 30), Some(1 << 30))
     );
     assert_eq!(pod.qos_class(), QosClass::BestEffort);
+    let both = "requests: {ephemeral-storage: 1Gi}, limits: {ephemeral-storage: 2Gi}";
+    let two = container("c", both) + &container("d", both);
+    let resources = explained(&format!("  containers:\n{two}")).unwrap().resources();
+    assert_eq!(
+        (resources.storage_request, resources.storage_limit),
+        (Some(2 << 30), Some(4 << 30))
+    );
     assert_eq!(with("limits: {nvidia.com/gpu: 1}").unwrap().qos_class(), QosClass::BestEffort);
 }
 

@@ -42,6 +42,11 @@ fn null_is_the_empty_value_of_its_type() {
     assert_eq!(read.ports.unwrap()[0].container_port, 0);
     let resources = read.resources.unwrap();
     assert_eq!((resources.limits.unwrap()["cpu"].0.as_str(), resources.requests), ("0", None));
+    let (read, problems, _) = spec(json!({
+        "containers": [], "securityContext": { "supplementalGroups": [null, 1] },
+    }));
+    let groups = read.and_then(|spec| spec.security_context?.supplemental_groups);
+    assert_eq!((groups, problems), (Some(vec![0, 1]), Vec::new()));
     let (report, notes) = (Report::default(), Report::default());
     let Value::Object(fields) = json!({ "data": { "a": null, "b": "" } }) else { unreachable!() };
     let map: ConfigMap = super::read(&Place::new("m", &report), fields, &notes).unwrap();
