@@ -43,11 +43,9 @@ pub use volume::{HostPathVolume, PluginVolume, Volume, VolumeKind};
 pub use workload::{Workload, WorkloadKind};
 
 use document::Kind;
-use files::{Malformed, Object, Objects};
+use files::{MAX_FILE_BYTES, Malformed, Object, Objects};
 use place::Place;
 
-/// Largest file, in bytes.
-pub const MAX_BYTES: usize = files::MAX_FILE_BYTES;
 /// Most notes on unknown fields of a pod, or of refused ones; others are counted.
 const MAX_NOTES: usize = 20;
 /// Characters of a file's name that problems show.
@@ -86,8 +84,8 @@ fn read(files: &[File], report: &Report, unknown: &Report, manifest: &mut Manife
     let mut objects = Objects::default();
     for file in files {
         let of = if let [_] = files { String::new() } else { shown_name(&file.name) + ": " };
-        if file.text.len() > MAX_BYTES {
-            let rule = format!("has {} bytes; allowed: {MAX_BYTES}", file.text.len());
+        if file.text.len() > MAX_FILE_BYTES {
+            let rule = format!("has {} bytes; allowed: {MAX_FILE_BYTES}", file.text.len());
             report.add(Problem::new(of + "the text", rule));
             continue;
         }

@@ -472,10 +472,10 @@ fn status_of_the_api_server_has_no_effect() {
 
 #[test]
 fn manifest_above_the_size_limit_is_refused() {
-    let yaml = format!("{}# {}", minimal(""), "x".repeat(MAX_BYTES));
+    let yaml = format!("{}# {}", minimal(""), "x".repeat(MAX_FILE_BYTES));
     assert_eq!(
         problems(&yaml),
-        [format!("the text: has {} bytes; allowed: {MAX_BYTES}", yaml.len())]
+        [format!("the text: has {} bytes; allowed: {MAX_FILE_BYTES}", yaml.len())]
     );
 }
 

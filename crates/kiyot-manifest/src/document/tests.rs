@@ -1,8 +1,11 @@
 use kiyot_values::problems::Problems;
 use proptest::prelude::*;
 
-use crate::files::MAX_DOCUMENTS;
-use crate::{File, MAX_BYTES, Manifest, Node, parse_files};
+use crate::{
+    File, Manifest, Node,
+    files::{MAX_DOCUMENTS, MAX_FILE_BYTES},
+    parse_files,
+};
 
 const SAMPLES: [&str; 7] = [
     include_str!("../samples/cronjob.yaml"),
@@ -135,7 +138,7 @@ fn config_map_and_secret_are_skipped_and_their_keys_are_not_read() {
 /// Verifies M8.
 #[test]
 fn problems_of_several_files_name_their_file() {
-    let large = format!("{}# {}", pod("p"), "x".repeat(MAX_BYTES));
+    let large = format!("{}# {}", pod("p"), "x".repeat(MAX_FILE_BYTES));
     let text = problems(&[&large, "a: ["]);
     assert!(
         text.contains("0.yaml: the text: has ") && text.contains("1.yaml: document 1: is no YAML")
