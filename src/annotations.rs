@@ -2,6 +2,15 @@
 
 use std::collections::BTreeMap;
 
+use kiyot_engine::request::{
+    CellRequest,
+    keys::{
+        ARCHITECTURE, CLOUD_ROUTE, CPU, GPU, HEALTHY_TIMEOUT, INSTANCE_PROFILE, INSTANCE_TYPE,
+        KEYS, LAUNCH_TYPE, MAX_PRICE, MEMORY, PRIVATE_IP_ONLY, SECURITY_GROUPS, SPOT_INSTANCE,
+        SUSTAINED_CPU, VOLUME_SIZE,
+    },
+};
+use kiyot_values::problems::{Field, Problem, Problems, Report};
 use serde_json::Value;
 
 use self::{
@@ -17,15 +26,6 @@ use self::{
     size::{cpu, memory, volume_size},
     text::boolean,
 };
-use kiyot_engine::request::{
-    CellRequest,
-    keys::{
-        ARCHITECTURE, CLOUD_ROUTE, CPU, GPU, HEALTHY_TIMEOUT, INSTANCE_PROFILE, INSTANCE_TYPE,
-        KEYS, LAUNCH_TYPE, MAX_PRICE, MEMORY, PRIVATE_IP_ONLY, SECURITY_GROUPS, SPOT_INSTANCE,
-        SUSTAINED_CPU, VOLUME_SIZE,
-    },
-};
-use kiyot_values::problems::{Field, Problem, Problems, Report};
 
 mod architecture;
 mod gpu;

@@ -3,7 +3,6 @@
 
 use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
 
-use crate::annotations;
 use kiyot_config::{BackendConfig, Config, MilpaBackend, ProviderKind};
 use kiyot_engine::{
     placement::{self, Catalogue, Needs, Refusals, Requested, root_volume},
@@ -13,9 +12,9 @@ use kiyot_manifest::{Manifest, Node, Pod, Volume};
 use kiyot_proto::{cri, text::counted};
 use kiyot_values::problems::shown;
 use prost::Message;
-use requests::requests_of;
 
 use crate::{
+    annotations,
     backends::{
         BackendName, Declared,
         milpa::{self, policy},
@@ -31,6 +30,8 @@ mod requests;
 mod resources;
 mod variables;
 mod volumes;
+
+use requests::requests_of;
 
 /// Most facts of a pod; others are counted.
 const MAX_FACTS: usize = 256;

@@ -5,7 +5,6 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use crate::annotations;
 use kiyot_engine::request::keys::{CPU, LAUNCH_TYPE, MEMORY};
 use kiyot_sim::WorkloadPod;
 use kiyot_values::{
@@ -13,6 +12,8 @@ use kiyot_values::{
     decimal::{self, Rounding},
     names::{DEFAULT_NAMESPACE, MAX_LABEL_BYTES, is_label},
 };
+
+use crate::annotations;
 
 /// Bounds the size of a file.
 pub const MAX_FILE_BYTES: usize = 128 * 1024 * 1024;

@@ -1,6 +1,7 @@
 //! The engine of cells: orders, cells and the choice of offerings, without input or output.
 //!
-//! It names no task, file or socket: the daemon carries out its effects, and so does the simulator.
+//! Tasks, files and sockets are not named here: the daemon carries out its effects, and so does the
+//! simulator.
 
 pub mod engine;
 pub mod id;

@@ -6,10 +6,12 @@ use std::{
     path::{Component, Path},
 };
 
-pub use crate::network::cni::fuzzing::cni;
-use crate::{cgroup, instance::Known, network::Plan};
 use kiyot_linux::mountinfo::{self, Mount};
 use serde::{Serialize, de::DeserializeOwned};
+
+use crate::{cgroup, instance::Known, network::Plan};
+
+pub use crate::network::cni::fuzzing::cni;
 
 /// Reads an instance's files. What can be read comes back as it was from where it is kept.
 ///

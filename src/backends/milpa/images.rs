@@ -7,10 +7,11 @@ use std::{
     time::{Duration, Instant},
 };
 
+use kiyot_engine::id::CellId;
 use kiyot_link::architecture::of_this_machine;
+use kiyot_local::PauseImage;
 use kiyot_proto::{cell::RegistryFile, cri};
 
-pub(super) use self::reference::normalized;
 use self::{
     copy::CopyError,
     copy_limits::{CopyLimits, Lane},
@@ -22,13 +23,6 @@ use self::{
     reports::Reports,
     shared_layers::SharedLayers,
 };
-pub use self::{
-    node::NodeImages,
-    registries::{NodeCredentials, NodeSettings, Registries},
-};
-use kiyot_engine::id::CellId;
-use kiyot_local::PauseImage;
-
 use super::{
     cell_client::CellClient,
     cells::Cell,
@@ -36,6 +30,12 @@ use super::{
     send_rate::SendRate,
 };
 use crate::metrics::ByteCounter;
+
+pub(super) use self::reference::normalized;
+pub use self::{
+    node::NodeImages,
+    registries::{NodeCredentials, NodeSettings, Registries},
+};
 
 mod copy;
 mod copy_limits;

@@ -1,10 +1,10 @@
 //! The live check of a backend's configuration, for `check-config --live`.
 
-use super::host_name;
 use kiyot_config::{MilpaBackend, ProviderKind};
-
 use kiyot_ec2::provider::live_check;
 use kiyot_engine::provider::Owner;
+
+use super::host_name;
 
 pub use live_check::LiveReport;
 

@@ -2,11 +2,13 @@
 
 use std::{sync::Arc, time::Duration};
 
-use crate::engine::cell::earlier::EarlierLaunches;
 use kiyot_proto::store;
 
 use crate::{
-    engine::{ClaimRefusal, Engine, Now, State, Timeline, costs::Bill, launch::stored_candidate},
+    engine::{
+        ClaimRefusal, Engine, Now, State, Timeline, cell::earlier::EarlierLaunches, costs::Bill,
+        launch::stored_candidate,
+    },
     id::CellId,
     placement::Candidate,
     request::HealthyTimeout,

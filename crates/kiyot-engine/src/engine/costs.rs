@@ -2,7 +2,6 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use crate::engine::order::starts::{Kind, Starts};
 use kiyot_proto::store;
 use kiyot_values::price::{Cost, Price};
 
@@ -10,6 +9,7 @@ use crate::{
     engine::{
         Change, Engine, Now, Step, Timeline,
         cell::{Cell, Offered},
+        order::starts::{Kind, Starts},
     },
     id::CellId,
     placement::{Accuracy, Candidate, Offering, Selection},

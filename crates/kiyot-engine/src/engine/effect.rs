@@ -2,12 +2,11 @@
 
 use std::{sync::Arc, time::Duration};
 
-use crate::engine::cell::timeline::Step;
 use kiyot_proto::store;
 
 use crate::{
     StoreError,
-    engine::{CellError, launch::Launch, order::OrderKey},
+    engine::{CellError, cell::timeline::Step, launch::Launch, order::OrderKey},
     id::{CellId, SandboxId},
     provider::{Attached, Attachment, Instance, InstanceId, LeftOut, ProviderError, Termination},
 };

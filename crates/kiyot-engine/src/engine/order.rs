@@ -11,7 +11,6 @@ use std::{
     time::Duration,
 };
 
-use crate::engine::cell::{earlier::EarlierLaunches, timeline};
 use kiyot_proto::store;
 use kiyot_values::error_chain::error_chain;
 
@@ -19,7 +18,7 @@ use crate::{
     engine::{
         Boot, BootKind, CellError, CellEvent, CommitOf, Effect, Engine, LaunchCall, Notice, Now,
         SILENT, State,
-        cell::{Cell, CellLaunch, CellOrder, Pod, Token},
+        cell::{Cell, CellLaunch, CellOrder, Pod, Token, earlier::EarlierLaunches, timeline},
         launch::{Launch, parameters_digest},
         sha256,
         timers::Timer,

@@ -6,14 +6,16 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use crate::engine::cell::timeline::{self, Step, Timeline};
 use kiyot_values::{backoff::doubled, error_chain::error_chain};
 
 use crate::{
     engine::{
         BootKind, CellError, CellEvent, Effect, Effects, Engine, Event, Notice, Now, OrderSpec,
         SILENT, State,
-        cell::{Cell, CellOrder, Offered, Pod},
+        cell::{
+            Cell, CellOrder, Offered, Pod,
+            timeline::{self, Step, Timeline},
+        },
         launch,
         order::OrderState,
         timers::Timer,

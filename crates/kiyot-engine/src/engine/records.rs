@@ -2,13 +2,13 @@
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
-use crate::engine::cell::state::NOT_RECORDED;
 use kiyot_proto::store::CellPhase;
 
 use crate::{
     StoreError,
     engine::{
-        CellError, CellEvent, Change, CommitOf, Effect, Engine, MAX_RETRY_PAUSE, Now, timers::Timer,
+        CellError, CellEvent, Change, CommitOf, Effect, Engine, MAX_RETRY_PAUSE, Now,
+        cell::state::NOT_RECORDED, timers::Timer,
     },
     id::CellId,
 };

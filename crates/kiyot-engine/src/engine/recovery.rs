@@ -5,19 +5,19 @@ use std::{
     time::Duration,
 };
 
-use crate::engine::cell::{
-    earlier::EarlierLaunches,
-    place::{ELSEWHERE, is_other_place},
-    ports::PodPorts,
-    state::StopStep,
-};
 use kiyot_proto::store::{self, CellPhase};
 
 use crate::{
     engine::{
         Capabilities, Change, EndStep, Engine, EngineConfig, LaunchCall, Now, OrderKey, Seams,
         State, Timeline,
-        cell::{Cell, CellEnd, CellLaunch, CellOrder, Offered, Pod, Token},
+        cell::{
+            Cell, CellEnd, CellLaunch, CellOrder, Offered, Pod, Token,
+            earlier::EarlierLaunches,
+            place::{ELSEWHERE, is_other_place},
+            ports::PodPorts,
+            state::StopStep,
+        },
         costs::{Bill, Costs},
         launch::Launch,
         order::{Order, OrderState},

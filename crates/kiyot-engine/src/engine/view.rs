@@ -2,11 +2,15 @@
 
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
-use crate::engine::cell::{earlier::EarlierLaunches, timeline};
 use kiyot_values::{error_chain::error_chain, price::Cost};
 
 use crate::{
-    engine::{Engine, Now, State, Timeline, cell::Cell, order::Order, pools},
+    engine::{
+        Engine, Now, State, Timeline,
+        cell::{Cell, earlier::EarlierLaunches, timeline},
+        order::Order,
+        pools,
+    },
     id::{CellId, SandboxId},
     placement::Candidate,
 };

@@ -2,7 +2,6 @@
 
 use std::{future::Future, net::IpAddr, sync::Arc, time::Duration};
 
-use crate::backends::milpa::providers::within;
 use kiyot_engine::{
     engine::{Event, Launch},
     id::CellId,
@@ -14,7 +13,10 @@ use kiyot_engine::{
 use kiyot_link::channel::is_unsafe_control;
 use tokio::time::timeout;
 
-use crate::metrics::{LaunchLabels, Launches};
+use crate::{
+    backends::milpa::providers::within,
+    metrics::{LaunchLabels, Launches},
+};
 
 /// Bounds a provider call, beyond the provider's own limits.
 const CALL_TIMEOUT: Duration = Duration::from_secs(300);

@@ -1,6 +1,7 @@
 use std::sync::{Mutex, atomic::Ordering};
 
 use kiyot_engine::{engine::Now, provider::InstanceId};
+use kiyot_link::log_limit::MAX_LINES;
 use kiyot_proto::{cell::HelloReply, store::CellPhase};
 
 use super::{
@@ -10,7 +11,6 @@ use super::{
 
 mod played;
 
-use kiyot_link::log_limit::MAX_LINES;
 use played::{Act, PATIENCE, World, config, eventually, instance_of, locked, next_gone, order};
 
 #[tokio::test]

@@ -13,6 +13,7 @@ use std::{
 
 use async_trait::async_trait;
 use kiyot_link::cri_settings::CriSettings;
+use kiyot_local::{PauseImage, RegistryConfig};
 use kiyot_proto::{
     cell::RegistryFile,
     cri::{
@@ -22,12 +23,11 @@ use kiyot_proto::{
 };
 use tokio::sync;
 
-pub use self::cri_plugin::NodeSettings;
 use self::{bundle::Bundle, configured::Configured, hosts::Plan};
 use super::node::{Containerd, MAX_MESSAGE_BYTES, NodeImages, RESPONSE_TIMEOUT};
-use kiyot_local::{PauseImage, RegistryConfig};
-
 use crate::backends::milpa::failure::{Class, Failure};
+
+pub use self::cri_plugin::NodeSettings;
 
 mod bundle;
 mod configured;

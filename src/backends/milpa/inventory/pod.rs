@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use crate::annotations;
 use kiyot_engine::{
     engine::{CellView, OrderKey, OrderView, Step},
     id::CellId,
@@ -16,7 +15,10 @@ use super::{
     Inventory, PodItem, PodKey, offering, unit,
     unit::{Failures, Unit},
 };
-use crate::backends::milpa::pods::{Container, Sandbox};
+use crate::{
+    annotations,
+    backends::milpa::pods::{Container, Sandbox},
+};
 
 impl Inventory {
     /// Returns a pod; `None` if it was removed since.

@@ -1,9 +1,10 @@
 //! Host access that a pod requests, and its outcome by the policy.
 
-use crate::backends::milpa::providers::capabilities_of;
 use kiyot_config::{HostAccessPolicy, MilpaBackend, Policy, Privileged};
 use kiyot_engine::provider::Capabilities;
 use kiyot_proto::cri;
+
+use crate::backends::milpa::providers::capabilities_of;
 
 /// Access to the node that a pod may request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

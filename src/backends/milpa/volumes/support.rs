@@ -1,8 +1,9 @@
 //! Features that a request needs and that earlier versions of a cell's containerd ignore silently.
 //! Pure.
 
-use crate::backends::milpa::failure::{Class, Failure};
 use kiyot_proto::cri;
+
+use crate::backends::milpa::failure::{Class, Failure};
 
 /// The runtime of a cell.
 #[derive(Debug)]

@@ -1,5 +1,6 @@
-use crate::engine::cell::state::*;
 use proptest::prelude::*;
+
+use crate::engine::cell::state::*;
 
 fn events() -> impl Strategy<Value = CellEvent> {
     use CellEvent as E;
