@@ -76,8 +76,8 @@ fn makers(shape: &'static Shape) -> Vec<Maker> {
     all
 }
 
-/// Returns the message of a type that needs the most memory and is still allowed. It is made by the
-/// maker with the most memory per byte.
+/// Returns a message of a type that is allowed and needs the most memory, within a few percent. It
+/// is made by the maker with the most memory per byte.
 fn worst<M: Bounded + Default>() -> Option<Vec<u8>> {
     const SAMPLE: usize = 1024;
     let weight = |message: &[u8]| {
@@ -86,13 +86,13 @@ fn worst<M: Bounded + Default>() -> Option<Vec<u8>> {
     };
     let maker =
         makers(const { &M::SHAPE }).into_iter().max_by_key(|maker| weight(&maker(SAMPLE)))?;
-    let is_allowed = |length: usize| M::SHAPE.check(&maker(length)).is_ok();
-    let (mut low, mut high) = (0, M::SHAPE.encoded.min(MAX_RESPONSE_BYTES));
-    while high - low > SAMPLE {
-        let middle = low.midpoint(high);
-        if is_allowed(middle) { low = middle } else { high = middle }
-    }
-    Some(maker(low))
+    // The memory grows with the length. A long message is made a few times at most.
+    let fitting = M::SHAPE.decoded.saturating_mul(SAMPLE) / weight(&maker(SAMPLE)).max(1);
+    let lengths = std::iter::successors(
+        Some(fitting.min(M::SHAPE.encoded).min(MAX_RESPONSE_BYTES)),
+        |length| Some(length - length / 64 - 1),
+    );
+    lengths.map(maker).find(|message| M::SHAPE.check(message).is_ok())
 }
 
 /// Returns a value of `/proc/self/status`, in KiB.
