@@ -69,20 +69,22 @@ pub(super) fn page(query: &Query, shared: &Shared) -> Result<Reply, ApiError> {
         let faults = &shared.lock().faults;
         (faults.prices.clone(), faults.broken_products)
     };
-    let mut products: Vec<Value> =
-        (0..broken).map(|number| broken_product(number, region)).collect();
-    for (name, found) in shared.types.iter().filter(|_| matches) {
+    let listed = shared.types.iter().filter(|_| matches).filter_map(|(name, found)| {
         let listed = found.price.map(|price| format!("{price:.10}"));
-        let price = prices.get(name).cloned().or(listed);
-        products.extend(price.map(|price| product(name, region, &price)));
-    }
+        Some((name, prices.get(name).cloned().or(listed)?))
+    });
     let newer = prices.iter().filter(|(name, _)| matches && !shared.types.contains_key(*name));
-    products.extend(newer.map(|(name, price)| product(name, region, price)));
+    let priced: Vec<_> = listed.chain(newer.map(|(name, price)| (name, price.clone()))).collect();
+    let texts: Vec<String> = (first..broken + priced.len())
+        .take(size)
+        .map(|number| match number.checked_sub(broken) {
+            None => broken_product(number, region).to_string(),
+            Some(at) => product(priced[at].0, region, &priced[at].1).to_string(),
+        })
+        .collect();
     let last = first.saturating_add(size);
-    let texts: Vec<String> =
-        products.iter().skip(first).take(size).map(ToString::to_string).collect();
     let mut answer = json!({ "FormatVersion": "aws_v1", "PriceList": texts });
-    if last < products.len() {
+    if last < broken + priced.len() {
         answer["NextToken"] = last.to_string().into();
     }
     Ok(Reply { status: 200, body: answer.to_string() })
