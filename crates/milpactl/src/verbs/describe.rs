@@ -70,10 +70,13 @@ async fn add_console(client: &Client, cell: &mut Cell) {
 
 /// Returns the last events of names, in order.
 async fn events(client: &Client, names: &[String]) -> Result<Vec<Event>, Error> {
-    let request = ListEventsRequest::default();
-    let parts = client.list(async |mut admin| admin.list_events(request).await).await?;
-    let mut all = sought::collected(parts.map(|part| part.map(|part| part.events))).await?;
-    all.retain(|event| names.contains(&event.name));
+    let mut all = Vec::new();
+    // A pod may have no cell.
+    for name in names.iter().filter(|name| !name.is_empty()) {
+        let request = ListEventsRequest { name: name.clone(), follow: false };
+        let parts = client.list(async |mut admin| admin.list_events(request).await).await?;
+        all.extend(sought::collected(parts.map(|part| part.map(|part| part.events))).await?);
+    }
     all.sort_by_key(|event| event.number);
     Ok(all.split_off(all.len().saturating_sub(MAX_EVENTS)))
 }

@@ -352,19 +352,21 @@ impl Admin for Service {
 
     async fn list_events(
         &self,
-        _: Request<admin::ListEventsRequest>,
+        request: Request<admin::ListEventsRequest>,
     ) -> Result<Response<Self::ListEventsStream>, Status> {
+        let wanted = request.into_inner().name;
         let event = |number, kind: &str, name: &str| admin::Event {
             number,
             kind: kind.to_owned(),
             name: name.to_owned(),
             ..Default::default()
         };
-        let events = vec![
+        let mut events = vec![
             event(1, "Pod", "default/web-0"),
             event(2, "Cell", "cell-0"),
             event(3, "Pod", "shop/ended"),
         ];
+        events.retain(|event| wanted.is_empty() || event.name == wanted);
         once(admin::ListEventsResponse { events })
     }
 
