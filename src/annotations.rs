@@ -76,7 +76,6 @@ pub fn parse<'a>(
         max_price: field(MAX_PRICE).and_then(max_price),
         sustained_cpu: field(SUSTAINED_CPU).and_then(boolean).unwrap_or_default(),
         volume_size_gib: field(VOLUME_SIZE).and_then(volume_size),
-        storage_request: 0,
         private_ip_only: field(PRIVATE_IP_ONLY).and_then(boolean).unwrap_or_default(),
         security_groups: field(SECURITY_GROUPS).and_then(security_groups).unwrap_or_default(),
         instance_profile: field(INSTANCE_PROFILE).and_then(instance_profile),

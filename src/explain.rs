@@ -305,17 +305,18 @@ fn explain_cell(
     }
     lines.say(format!("goes to {}: {}", decision.backend, why(decision, pod)));
     match annotations::parse(&pod.metadata.annotations) {
-        Ok(mut request) => {
-            if milpa.provider == ProviderKind::Ec2 {
-                request.storage_request = api.as_ref().map_or(0, |api| api.storage_request);
-            }
-            describe_cell(lines, milpa, &request, &sandbox);
+        Ok(request) => {
+            let rules = placement::Rules::of(milpa);
+            let of_cri = Requested::of_sandbox(&sandbox);
+            let requested = api.as_ref().map_or(of_cri, |api| of_cri.with_api(api));
+            let needs = Needs::new(&request, &requested, &rules.defaults);
+            describe_cell(lines, milpa, &request, &needs, &sandbox);
             if let Err(refused) = check_gpus(&request) {
                 lines.refuse(refused);
             }
             if milpa.provider == ProviderKind::Ec2 {
                 // The command makes no call: the size of the image is not known.
-                if let Err(refused) = root_volume::size(request.storage_request, 0) {
+                if let Err(refused) = root_volume::size(needs.storage_bytes, 0) {
                     lines.refuse(refused.to_string());
                 }
                 if let Err(refused) = milpa.ec2.check_cloud_routes(&request.cloud_routes) {
@@ -325,14 +326,10 @@ fn explain_cell(
                     lines.refuse(refused.to_string());
                 }
             }
-            let rules = placement::Rules::of(milpa);
-            let of_cri = Requested::of_sandbox(&sandbox);
             if api.is_none() && request.memory_bytes.is_none() {
                 let of_api = of_cri.with_api(&requests_of(pod));
                 resources::note_memory_request(lines, &of_cri, &of_api);
             }
-            let requested = api.as_ref().map_or(of_cri, |api| of_cri.with_api(api));
-            let needs = Needs::new(&request, &requested, &rules.defaults);
             let live = match prices {
                 Prices::Live(backends) => backends.get(decision.backend),
                 Prices::BuiltIn | Prices::Catalogue(_) => None,
@@ -408,6 +405,7 @@ fn describe_cell(
     lines: &mut Lines,
     milpa: &MilpaBackend,
     request: &CellRequest,
+    needs: &Needs,
     sandbox: &cri::PodSandboxConfig,
 ) {
     let mut wishes = vec![format!("launch type {}", request.launch_type)];
@@ -429,8 +427,8 @@ fn describe_cell(
     wishes.extend(request.max_price.map(|price| format!("at most {price} an hour")));
     wishes.extend(request.sustained_cpu.then(|| "all vCPUs of burstable types".to_owned()));
     wishes.extend(request.volume_size_gib.map(|gib| format!("a root volume of {gib} GiB")));
-    wishes.extend((request.storage_request > 0).then(|| {
-        let gib = request.storage_request.div_ceil(1 << 30);
+    wishes.extend((milpa.provider == ProviderKind::Ec2 && needs.storage_bytes > 0).then(|| {
+        let gib = needs.storage_bytes.div_ceil(root_volume::GIB);
         format!("room for {gib} GiB of ephemeral storage on its root volume")
     }));
     wishes.extend(request.private_ip_only.then(|| "no public address".to_owned()));

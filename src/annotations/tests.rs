@@ -54,7 +54,6 @@ fn every_annotation_is_read() {
         max_price: Some(Price::from_micros(41_600)),
         sustained_cpu: true,
         volume_size_gib: Some(11),
-        storage_request: 0,
         private_ip_only: true,
         security_groups: ["sg-1", "sg-2", "sg-3"].map(str::to_owned).into(),
         instance_profile: Some("arn:aws:iam::123456789012:instance-profile/team/worker".into()),

@@ -225,13 +225,13 @@ impl Milpa {
         let agent = agent_program(name, config).await;
         let provider: Arc<dyn Provider> = match config.provider {
             ProviderKind::Netns => {
-                let netns = netns::Netns::new(&at_real_path, Arc::clone(&registries) as _);
-                Arc::new(netns.with_pause_image(pause_image))
+                let registries = Arc::clone(&registries) as _;
+                Arc::new(netns::Netns::new(&at_real_path, registries, pause_image))
             }
             ProviderKind::Qemu => {
-                let qemu = qemu::Qemu::new(&at_real_path).with_gateway(socket.clone());
-                let qemu = qemu.with_node(Arc::clone(&registries) as _);
-                Arc::new(qemu.with_pause_image(pause_image))
+                let qemu = qemu::Qemu::new(&at_real_path, pause_image);
+                let qemu = qemu.with_gateway(socket.clone());
+                Arc::new(qemu.with_node(Arc::clone(&registries) as _))
             }
             ProviderKind::Ec2 => {
                 let api = kiyot_ec2::api(&config.ec2)
@@ -240,8 +240,8 @@ impl Milpa {
                 let api = ec2::PacedApi::new(api, Arc::clone(&api_calls) as _);
                 let agent = agent.as_ref().and_then(AgentProgram::architecture);
                 let agent = agent.and_then(Architecture::named);
-                let ec2 = ec2::Ec2::new(config, owner.clone(), api).with_agent_for(agent);
-                Arc::new(ec2.with_pause_image(pause_image))
+                let ec2 = ec2::Ec2::new(config, owner.clone(), api, pause_image);
+                Arc::new(ec2.with_agent_for(agent))
             }
         };
         let capabilities = provider.capabilities();

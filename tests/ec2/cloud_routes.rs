@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use kiyot_engine::{
+    OrderKey, Wanted,
     placement::Market,
     provider::{Attachment, ErrorClass, Instance, Provider, ProviderError},
     request::CellRequest,
@@ -15,11 +16,10 @@ use crate::world::{World, pod};
 /// The networks that pods of these tests may have.
 const ALLOWED: [&str; 2] = ["10.8.0.0/16", "10.9.0.0/16"];
 
-fn request(networks: &[&str]) -> CellRequest {
-    CellRequest {
-        cloud_routes: networks.iter().map(|network| network.parse().unwrap()).collect(),
-        ..CellRequest::default()
-    }
+fn wanted(networks: &[&str]) -> Wanted {
+    let cloud_routes = networks.iter().map(|network| network.parse().unwrap()).collect();
+    let request = CellRequest { cloud_routes, ..CellRequest::default() };
+    Wanted { request, ..pod() }
 }
 
 fn attachment(networks: &[&str]) -> Attachment {
@@ -32,12 +32,12 @@ fn attachment(networks: &[&str]) -> Attachment {
 /// Launches an instance of a pod with routes.
 async fn launch(world: &World, token: &str, networks: &[&str]) -> Instance {
     let offering = world.offering(0, Market::OnDemand);
-    let spec = world.spec_for(&[offering], &request(networks)).await.unwrap();
+    let spec = world.spec_of(&[offering], &wanted(networks)).await.unwrap();
     world.provider.launch(&spec, token).await.unwrap()
 }
 
 async fn refused(world: &World, networks: &[&str]) -> ProviderError {
-    world.provider.parameters(&request(networks), &pod().uid).await.unwrap_err()
+    world.provider.parameters(&wanted(networks)).await.unwrap_err()
 }
 
 /// Returns the routes that the API shows, by table: networks with their instances.
@@ -152,13 +152,15 @@ async fn network_that_leads_elsewhere_is_refused_and_left_alone() {
     assert_eq!(only_routes(&world).await, expected);
     // Before a launch: neither another daemon nor another pod's call launches an instance for it.
     // A call of the same pod does, because the route may be that of an earlier one.
-    let (asked, uid) = (request(&["10.8.0.0/16"]), pod().uid);
-    for (provider, uid) in [(&restarted, uid.as_str()), (&world.provider, "another pod's")] {
-        let error = provider.parameters(&asked, uid).await.unwrap_err();
+    let asked = wanted(&["10.8.0.0/16"]);
+    let key = OrderKey { pod_uid: "another pod's".into(), ..asked.key.clone() };
+    let of_another = Wanted { key, ..asked.clone() };
+    for (provider, asked) in [(&restarted, &asked), (&world.provider, &of_another)] {
+        let error = provider.parameters(asked).await.unwrap_err();
         assert_eq!(error.class, ErrorClass::Invalid);
         assert!(error.text().contains(&why), "{}", error.text());
     }
-    world.provider.parameters(&asked, &uid).await.unwrap();
+    world.provider.parameters(&asked).await.unwrap();
     assert_eq!(world.cloud.calls_of("ReplaceRoute").len(), 0);
 }
 
@@ -236,7 +238,7 @@ async fn denied_removal_keeps_no_instance_from_its_end() {
 #[tokio::test]
 async fn route_that_was_not_removed_launches_no_instance_for_the_next_call() {
     let world = World::with_cloud_routes(&ALLOWED).await;
-    let (asked, uid) = (request(&["10.8.0.0/16"]), pod().uid);
+    let asked = wanted(&["10.8.0.0/16"]);
     let launched = launch(&world, "token", &["10.8.0.0/16"]).await;
     world.provider.attach(&launched.id, &attachment(&["10.8.0.0/16"])).await.unwrap();
     world.cloud.faults().set_denied("DeleteRoute", true);
@@ -244,14 +246,14 @@ async fn route_that_was_not_removed_launches_no_instance_for_the_next_call() {
     world.provider.terminate(std::slice::from_ref(&launched.id)).await;
     // Whatever lists show: at once, while it ends, and when it has ended.
     for settled in [false, true] {
-        let error = world.provider.parameters(&asked, &uid).await.unwrap_err();
+        let error = world.provider.parameters(&asked).await.unwrap_err();
         assert!(error.text().contains("leads to"), "{}", error.text());
         world.provider.list_owned().await.unwrap();
         if !settled {
             world.cloud.settle(&launched.id.0);
         }
     }
-    assert!(world.provider.parameters(&asked, &uid).await.is_err());
+    assert!(world.provider.parameters(&asked).await.is_err());
     assert_eq!(world.cloud.calls_of("RunInstances").len(), 1);
 }
 
@@ -259,13 +261,13 @@ async fn route_that_was_not_removed_launches_no_instance_for_the_next_call() {
 #[tokio::test]
 async fn route_to_an_instance_that_ended_alone_is_not_that_of_a_live_cell() {
     let world = World::with_cloud_routes(&ALLOWED).await;
-    let (asked, uid) = (request(&["10.8.0.0/16"]), pod().uid);
+    let asked = wanted(&["10.8.0.0/16"]);
     let launched = launch(&world, "token", &["10.8.0.0/16"]).await;
     world.provider.attach(&launched.id, &attachment(&["10.8.0.0/16"])).await.unwrap();
-    world.provider.parameters(&asked, &uid).await.unwrap();
+    world.provider.parameters(&asked).await.unwrap();
     world.cloud.interrupt(&launched.id.0).await;
     world.provider.list_owned().await.unwrap();
-    assert!(world.provider.parameters(&asked, &uid).await.is_err());
+    assert!(world.provider.parameters(&asked).await.is_err());
 }
 
 #[tokio::test]

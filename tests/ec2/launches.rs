@@ -1,17 +1,18 @@
 //! Launches: one instance a token, with the settings of every cell.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use kiyot_config::{ImageFilter, VolumePerformance};
 use kiyot_engine::{
-    placement::Market,
+    Wanted,
+    placement::{Market, Needs},
     provider::{Attachment, ErrorClass, InstanceState, LaunchSpec, Provider},
     request::CellRequest,
 };
 use kiyot_testcloud::{ImageVolume, Volume};
 use kiyot_testkit::{LIMIT, wait_until};
 
-use crate::world::{NANO, World};
+use crate::world::{NANO, World, pod};
 
 /// Verifies A29.
 #[tokio::test]
@@ -146,6 +147,10 @@ async fn annotations_of_a_pod_choose_its_instance() {
     assert!(error.text().contains("6 security groups; allowed: 5"), "{}", error.text());
 }
 
+fn with_storage(gib: u64) -> Arc<Needs> {
+    Arc::new(Needs { storage_bytes: gib << 30, ..Needs::default() })
+}
+
 /// Verifies V95, V97, V109.
 #[tokio::test]
 async fn volumes_have_the_image_s_sizes_at_least_are_encrypted_and_end_with_the_instance() {
@@ -174,9 +179,9 @@ async fn volumes_have_the_image_s_sizes_at_least_are_encrypted_and_end_with_the_
         (Some(42), 20, 54),
         (Some(60), 20, 60),
     ] {
-        let storage_request = storage_gib << 30;
-        let request = CellRequest { volume_size_gib, storage_request, ..CellRequest::default() };
-        let spec = world.spec_for(&[world.offering(0, Market::OnDemand)], &request).await.unwrap();
+        let request = CellRequest { volume_size_gib, ..CellRequest::default() };
+        let wanted = Wanted { request, needs: with_storage(storage_gib), ..pod() };
+        let spec = world.spec_of(&[world.offering(0, Market::OnDemand)], &wanted).await.unwrap();
         let launched = world.provider.launch(&spec, spec.cell.as_str()).await.unwrap();
         let volume = |device: &str, gib| Volume {
             device: device.into(),
@@ -198,10 +203,9 @@ async fn volumes_have_the_image_s_sizes_at_least_are_encrypted_and_end_with_the_
         world.cloud.settle(&launched.id.0);
         assert_eq!(world.cloud.volumes(), []);
     }
-    let storage_request = 65_536 << 30;
-    let request = CellRequest { storage_request, ..CellRequest::default() };
+    let wanted = Wanted { needs: with_storage(65_536), ..pod() };
     let offering = world.offering(0, Market::OnDemand);
-    let error = world.spec_for(&[offering], &request).await.unwrap_err();
+    let error = world.spec_of(&[offering], &wanted).await.unwrap_err();
     assert_eq!(error.class, ErrorClass::Invalid);
     assert!(error.text().contains("of ephemeral-storage: need a root volume"), "{}", error.text());
 }
@@ -217,7 +221,7 @@ async fn cell_is_launched_in_the_subnet_of_the_node_without_configured_subnets()
     let offers = catalogue.entries().iter().flat_map(|entry| &entry.offers);
     let zones: BTreeSet<String> = offers.map(|offer| offer.zone.clone()).collect();
     assert_eq!(zones, [world.zone(1)].into());
-    let parameters = provider.parameters(&CellRequest::default(), "uid").await.unwrap();
+    let parameters = provider.parameters(&Wanted::default()).await.unwrap();
     let subnet = &world.cloud.setup().subnets[1].id;
     assert!(parameters.values().any(|value| value.contains(subnet)), "{parameters:?}");
     let other = &world.cloud.setup().subnets[0].id;
@@ -389,7 +393,7 @@ async fn newest_image_of_an_owner_is_launched() {
     let other = register_after(&world, "debian-13", &newest).await;
     let provider = named("self").await;
     provider.check().await.unwrap();
-    let parameters = provider.parameters(&CellRequest::default(), "uid").await.unwrap();
+    let parameters = provider.parameters(&Wanted::default()).await.unwrap();
     let has = |id: &str| parameters.values().any(|value| value.contains(id));
     assert_eq!((has(&first), has(&newest), has(&other)), (false, true, false), "{parameters:?}");
     let spec = world.spec(&[world.offering(0, Market::OnDemand)]).await;

@@ -5,14 +5,14 @@ use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 use kiyot_config::{self as config, GatewayListen, MilpaBackend, PriceSource};
 use kiyot_ec2::provider::Ec2;
 use kiyot_engine::{
+    OrderKey, Wanted,
     id::CellId,
     placement::{Accuracy, Candidate, Market, Offering},
-    provider::{
-        Instance, InstanceState, LaunchSpec, Owner, PodTags, Provider, ProviderError, TagRules,
-    },
+    provider::{Instance, InstanceState, LaunchSpec, Owner, Provider, ProviderError, TagRules},
     request::CellRequest,
 };
 use kiyot_link::bootstrap::{AgentPin, Bootstrap, GatewayAddress};
+use kiyot_local::PauseImage;
 use kiyot_testcloud::Cloud;
 use kiyot_testkit::{LIMIT, wait_until};
 use kiyot_values::price::Price;
@@ -117,6 +117,14 @@ impl World {
         offerings: &[Offering],
         request: &CellRequest,
     ) -> Result<LaunchSpec, ProviderError> {
+        self.spec_of(offerings, &Wanted { request: request.clone(), ..pod() }).await
+    }
+
+    pub(crate) async fn spec_of(
+        &self,
+        offerings: &[Offering],
+        wanted: &Wanted,
+    ) -> Result<LaunchSpec, ProviderError> {
         let cell = CellId::mint().unwrap();
         let candidate = |offering: &Offering| Candidate {
             offering: offering.clone(),
@@ -125,7 +133,7 @@ impl World {
         };
         Ok(LaunchSpec {
             candidates: offerings.iter().map(candidate).collect(),
-            tags: self.tags(&cell, &pod()),
+            tags: self.tags(&cell, wanted),
             bootstrap: Bootstrap {
                 cell: cell.to_string(),
                 gateway: GatewayAddress::Tcp("10.77.0.5:7700".parse().unwrap()),
@@ -138,13 +146,13 @@ impl World {
                     ca_pem: "-".into(),
                 }),
             },
-            parameters: self.provider.parameters(request, &pod().uid).await?,
+            parameters: self.provider.parameters(wanted).await?,
             cell,
         })
     }
 
     /// Returns the tags of an instance.
-    pub(crate) fn tags(&self, cell: &CellId, pod: &PodTags) -> BTreeMap<String, String> {
+    pub(crate) fn tags(&self, cell: &CellId, pod: &Wanted) -> BTreeMap<String, String> {
         self.owner.tags(&self.tag_rules, cell, pod).tags
     }
 
@@ -168,7 +176,7 @@ impl World {
     /// Launches an instance for a warm pool.
     pub(crate) async fn launch_warm(&self, token: &str) -> Instance {
         let spec = self.spec(&[self.offering(0, Market::OnDemand)]).await;
-        let tags = self.tags(&spec.cell, &PodTags::default());
+        let tags = self.tags(&spec.cell, &Wanted::default());
         self.provider.launch(&LaunchSpec { tags, ..spec }, token).await.unwrap()
     }
 
@@ -186,13 +194,14 @@ impl World {
 }
 
 /// Returns a pod with a label.
-pub(crate) fn pod() -> PodTags {
-    PodTags {
+pub(crate) fn pod() -> Wanted {
+    let key = OrderKey {
+        pod_uid: "1-2-3".into(),
         namespace: "default".into(),
         name: "web-0".into(),
-        uid: "1-2-3".into(),
-        labels: [("app".to_owned(), "web".to_owned())].into(),
-    }
+        attempt: 0,
+    };
+    Wanted { key, labels: [("app".to_owned(), "web".to_owned())].into(), ..Wanted::default() }
 }
 
 fn tag_rules() -> TagRules {
@@ -219,5 +228,5 @@ async fn provider_at(cloud: &Cloud, owner: &Owner, ec2: config::Ec2, node: IpAdd
         gateway: GatewayListen { listen: Some((node, 7700).into()), ..GatewayListen::default() },
         ..MilpaBackend::default()
     };
-    Ec2::new(&config, owner.clone(), Arc::new(client))
+    Ec2::new(&config, owner.clone(), Arc::new(client), PauseImage::new(None))
 }

@@ -29,7 +29,7 @@ use kiyot_link::{
     channel::Slot,
     clock::Clock,
 };
-use kiyot_local::netns::Netns;
+use kiyot_local::{PauseImage, netns::Netns};
 
 /// The time limit of every wait.
 pub(crate) const LIMIT: Duration = kiyot_testkit::LIMIT;
@@ -140,7 +140,7 @@ impl Bench {
             format!("172.{}.{}.0/24", 16 + subnet.0 % 16, subnet.0 / 16 * 16 + number % 16)
                 .parse()
                 .unwrap();
-        let provider = Netns::new(&config, Arc::new(None::<PathBuf>));
+        let provider = Netns::new(&config, Arc::new(None::<PathBuf>), PauseImage::new(None));
         Self { dir, name, config, provider, subnet }
     }
 
@@ -196,12 +196,12 @@ impl Bench {
         if self.config.netns.network.cni_bin_dirs.first() != Some(&dir) {
             self.config.netns.network.cni_bin_dirs.insert(0, dir);
         }
-        self.provider = Netns::new(&self.config, Arc::new(None::<PathBuf>));
+        self.provider = Netns::new(&self.config, Arc::new(None::<PathBuf>), PauseImage::new(None));
     }
 
     /// Simulates a restart of the daemon: a new provider knows only the files.
     pub(crate) fn restart(&mut self) {
-        self.provider = Netns::new(&self.config, Arc::new(None::<PathBuf>));
+        self.provider = Netns::new(&self.config, Arc::new(None::<PathBuf>), PauseImage::new(None));
     }
 
     pub(crate) async fn launch(&self) -> Launched {

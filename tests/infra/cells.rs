@@ -1,22 +1,21 @@
 //! Cells on top of the netns provider.
 
-use std::{collections::BTreeMap, net::IpAddr, path::PathBuf, sync::Arc};
+use std::{net::IpAddr, path::PathBuf, sync::Arc};
 
 use async_trait::async_trait;
 use kiyot::backends::milpa::{
-    cells::{BoundCell, CellEvent, Cells, CellsConfig, LaunchOrder, Links},
+    cells::{BoundCell, CellEvent, Cells, CellsConfig, Links},
     gateway::{Admission, CellLink},
     store::{Batch, Store, Table},
 };
 use kiyot_engine::{
+    OrderKey, Wanted,
     engine::CellError,
     id::{CellId, SandboxId},
-    placement::Needs,
-    provider::{Attachment, InstanceId, Provider},
-    request::CellRequest,
+    provider::{InstanceId, Provider},
 };
 use kiyot_link::bootstrap::Bootstrap;
-use kiyot_local::{boot_id, netns::Netns};
+use kiyot_local::{PauseImage, boot_id, netns::Netns};
 use kiyot_proto::{cell::HelloReply, store::SandboxMeta};
 use ring::digest::{SHA256, digest};
 use tokio::sync::broadcast;
@@ -50,7 +49,7 @@ impl Links for NoGateway {
 
 async fn start(bench: &Bench, store: &Store) -> (Arc<Cells>, broadcast::Receiver<CellEvent>) {
     let provider: Arc<dyn Provider> =
-        Arc::new(Netns::new(&bench.config, Arc::new(None::<PathBuf>)));
+        Arc::new(Netns::new(&bench.config, Arc::new(None::<PathBuf>), PauseImage::new(None)));
     let config =
         CellsConfig { boot_id: boot_id(), launch_timeout: LIMIT, ..CellsConfig::default() };
     let cells = Cells::start(config, store.clone(), provider).await.unwrap();
@@ -59,25 +58,10 @@ async fn start(bench: &Bench, store: &Store) -> (Arc<Cells>, broadcast::Receiver
     (cells, events)
 }
 
-fn order(bench: &Bench) -> LaunchOrder {
-    let sandbox = SandboxId::mint().unwrap();
-    let attachment = Attachment {
-        pod_name: "p".into(),
-        pod_namespace: "n".into(),
-        pod_uid: bench.name.clone(),
-        sandbox: sandbox.to_string(),
-        ..Attachment::default()
-    };
-    LaunchOrder {
-        sandbox,
-        attempt: 0,
-        identity: String::new(),
-        attachment,
-        needs: Needs::default(),
-        request: CellRequest::default(),
-        labels: BTreeMap::new(),
-        deadline: None,
-    }
+fn wanted(bench: &Bench) -> Arc<Wanted> {
+    let (namespace, name) = ("n".into(), "p".into());
+    let key = OrderKey { pod_uid: bench.name.clone(), namespace, name, attempt: 0 };
+    Arc::new(Wanted { key, ..Wanted::default() })
 }
 
 /// Waits until the process of the only cell runs, and returns the cell's instance.
@@ -113,11 +97,10 @@ async fn restart_during_a_launch_keeps_the_instance_for_the_retry() {
     let bench = Bench::new();
     let store = Store::open(&bench.path().join("store")).await.unwrap();
     let (cells, _) = start(&bench, &store).await;
-    let first = order(&bench);
-    let sandbox = first.sandbox.clone();
+    let sandbox = SandboxId::mint().unwrap();
     let launch = tokio::spawn({
-        let cells = Arc::clone(&cells);
-        async move { cells.launch(first).await }
+        let (cells, first, id) = (Arc::clone(&cells), wanted(&bench), sandbox.clone());
+        async move { cells.launch(first, id, None).await }
     });
     let id = running_instance(&bench, &cells).await;
     let launcher = bench.launcher(&id);
@@ -126,8 +109,8 @@ async fn restart_during_a_launch_keeps_the_instance_for_the_retry() {
     assert!(!bench.resources_of(&id).is_empty(), "the instance outlives the daemon");
     let (cells, _) = start(&bench, &store).await;
     let retry = tokio::spawn({
-        let (cells, order) = (Arc::clone(&cells), order(&bench));
-        async move { cells.launch(order).await }
+        let (cells, again) = (Arc::clone(&cells), wanted(&bench));
+        async move { cells.launch(again, SandboxId::mint().unwrap(), None).await }
     });
     enrol(&bench, &cells, &id).await;
     let bound = retry.await.unwrap().unwrap();
@@ -143,11 +126,11 @@ async fn bound_cell_outlives_the_daemon_and_its_later_end_is_detected() {
     let bench = Bench::new();
     let store = Store::open(&bench.path().join("store")).await.unwrap();
     let (cells, _) = start(&bench, &store).await;
-    let order = order(&bench);
-    let sandbox = order.sandbox.to_string();
+    let id = SandboxId::mint().unwrap();
+    let sandbox = id.to_string();
     let launch = tokio::spawn({
-        let cells = Arc::clone(&cells);
-        async move { cells.launch(order).await }
+        let (cells, wanted) = (Arc::clone(&cells), wanted(&bench));
+        async move { cells.launch(wanted, id, None).await }
     });
     let id = running_instance(&bench, &cells).await;
     enrol(&bench, &cells, &id).await;

@@ -18,7 +18,7 @@ use kiyot_engine::{
         Termination,
     },
 };
-use kiyot_local::qemu::Qemu;
+use kiyot_local::{PauseImage, qemu::Qemu};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::io::AsyncWriteExt;
 
@@ -50,7 +50,7 @@ impl Vms {
         use_machines(&mut bench);
         let gateway =
             tokio::net::UnixListener::bind(bench.config.state_dir.join("gateway.sock")).unwrap();
-        let provider = Qemu::new(&bench.config);
+        let provider = Qemu::new(&bench.config, PauseImage::new(None));
         Self { bench, provider, gateway }
     }
 
@@ -229,7 +229,7 @@ async fn frames_by_which_a_guest_is_another_do_not_leave_its_cell() {
     let mut bench = Bench::new();
     bench.configure_dual_stack_cni();
     use_stub(&mut bench);
-    let provider = Qemu::new(&bench.config);
+    let provider = Qemu::new(&bench.config, PauseImage::new(None));
     let spec = launch_spec(CellId::mint().unwrap(), vec![offering(SIZE)]);
     let instance = provider.launch(&spec, "token").await.unwrap();
     let namespace = format!("kiyot-{}", instance.cell);
@@ -334,7 +334,7 @@ async fn machine_is_adopted_and_ends_with_its_launcher() {
     guest.succeeds("mkdir /disk && mount -t ext4 /dev/vdb /disk && echo x > /disk/x").await;
 
     // Another daemon finds it.
-    vms.provider = Qemu::new(&vms.bench.config);
+    vms.provider = Qemu::new(&vms.bench.config, PauseImage::new(None));
     assert_eq!(vms.state(&instance).await, InstanceState::Running);
     let again = vms.provider.launch(&spec, "token").await.unwrap();
     assert_eq!(
@@ -406,7 +406,7 @@ async fn check_names_what_is_missing() {
     let source = error.source.as_ref().unwrap().to_string();
     assert!(source.contains("root.squashfs"), "{error}: {source}");
     vms.bench.config.qemu.program = "/no/such/qemu".into();
-    let error = Qemu::new(&vms.bench.config).check().await.unwrap_err();
+    let error = Qemu::new(&vms.bench.config, PauseImage::new(None)).check().await.unwrap_err();
     assert!(error.doing.contains("/no/such/qemu"), "{}", error.doing);
 }
 

@@ -14,13 +14,13 @@ use std::{
 use async_trait::async_trait;
 use kiyot_cell::uplink::Uplink;
 use kiyot_engine::{
+    Wanted,
     id::CellId,
     placement::{Catalogue, Market, Offering},
     provider::{
         Attached, Attachment, Capabilities, ErrorClass, Instance, InstanceId, InstanceState,
         LaunchSpec, Provider, ProviderError, Termination, Terminations,
     },
-    request::CellRequest,
 };
 use kiyot_local::netns;
 use kiyot_proto::cri;
@@ -178,11 +178,7 @@ impl Provider for FakeProvider {
         Ok(self.catalogue.lock().unwrap().clone())
     }
 
-    async fn parameters(
-        &self,
-        _: &CellRequest,
-        _: &str,
-    ) -> Result<BTreeMap<String, String>, ProviderError> {
+    async fn parameters(&self, _: &Wanted) -> Result<BTreeMap<String, String>, ProviderError> {
         self.readable("read the images").map(|()| BTreeMap::new())
     }
 

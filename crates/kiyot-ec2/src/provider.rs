@@ -17,6 +17,7 @@ use std::{
 use async_trait::async_trait;
 use kiyot_config::{self as config, ImageFilter};
 use kiyot_engine::{
+    Wanted,
     id::CellId,
     placement::{Catalogue, CatalogueFile, LaunchRefusal, Market, Offering, root_volume},
     provider::{
@@ -111,8 +112,6 @@ const RETRY_PAUSE: Duration = Duration::from_secs(60);
 const DENIED_PAUSE: Duration = Duration::from_secs(3600);
 /// Bounds the time of a list without which nothing is launched, with all its pages.
 const LIST_TIMEOUT: Duration = Duration::from_secs(20);
-/// Bytes of a GiB, the unit of volumes.
-const GIB: u64 = 1 << 30;
 /// The code of a launch whose token belongs to other parameters.
 const PARAMETER_MISMATCH: &str = "IdempotentParameterMismatch";
 
@@ -177,8 +176,13 @@ pub struct Ec2 {
 }
 
 impl Ec2 {
-    /// Returns the configured provider. Makes no call.
-    pub fn new(config: &config::MilpaBackend, owner: Owner, api: Arc<dyn Ec2Api>) -> Self {
+    /// Returns the configured provider, whose cells have this pause image. Makes no call.
+    pub fn new(
+        config: &config::MilpaBackend,
+        owner: Owner,
+        api: Arc<dyn Ec2Api>,
+        pause_image: Arc<PauseImage>,
+    ) -> Self {
         Self {
             terminations: Terminations::new(Arc::clone(&api)),
             tagging: Tagging::new(Arc::clone(&api)),
@@ -195,7 +199,7 @@ impl Ec2 {
             agent_architecture: None,
             node_address: config.gateway.node_address(),
             owner,
-            pause_image: PauseImage::new(config.pause_image.clone()),
+            pause_image,
             power_off_after: config.token_ttl,
             types: CatalogueFile::built_in_for(&config.ec2.region),
             resources: Cached::new("subnets and images", NETWORK_MAX_AGE, RETRY_PAUSE),
@@ -261,12 +265,6 @@ impl Ec2 {
         self.agent_architecture.filter(|_| !self.config.image_has_agent)
     }
 
-    /// Sets the pause image of cells, if the node's runtime may choose it.
-    pub fn with_pause_image(mut self, pause_image: Arc<PauseImage>) -> Self {
-        self.pause_image = pause_image;
-        self
-    }
-
     /// Returns the configured image.
     fn image(&self) -> ImageFilter {
         self.config.image.clone().unwrap_or(ImageFilter::Id(String::new()))
@@ -281,11 +279,11 @@ impl Ec2 {
         InstanceFilter::Tags(tags.into())
     }
 
-    /// Returns the parameters of a launch for a pod with these annotations.
+    /// Returns the parameters of a launch for a pod.
     fn parameters_with(
         &self,
         resources: &Resources,
-        request: &CellRequest,
+        Wanted { request, needs, .. }: &Wanted,
     ) -> Result<Parameters, ProviderError> {
         let security_groups = self.config.security_groups_with(&request.security_groups);
         let security_groups = security_groups.map_err(|refused| {
@@ -294,10 +292,9 @@ impl Ec2 {
         let volume_gib = self.volume_gib();
         let of_image = resources.images.values().filter_map(|image| image.root_gib).max();
         let of_image = u64::try_from(of_image.unwrap_or_default()).unwrap_or_default();
-        let for_storage =
-            root_volume::size(request.storage_request, of_image).map_err(|refused| {
-                ProviderError::without_cause(ErrorClass::Invalid, refused.to_string())
-            })?;
+        let for_storage = root_volume::size(needs.storage_bytes, of_image).map_err(|refused| {
+            ProviderError::without_cause(ErrorClass::Invalid, refused.to_string())
+        })?;
         let of_pod = request.volume_size_gib.max(for_storage);
         let volume_gib = volume_gib.max(of_pod.unwrap_or_default());
         let volume_gib = i32::try_from(volume_gib).map_err(|_| {
@@ -453,7 +450,7 @@ impl Ec2 {
     /// Returns whether a launch has the parameters of a pod without annotations.
     async fn has_default_parameters(&self, spec: &LaunchSpec) -> bool {
         let Ok(resources) = self.resources().await else { return false };
-        let own = self.parameters_with(&resources, &CellRequest::default());
+        let own = self.parameters_with(&resources, &Wanted::default());
         own.is_ok_and(|own| own.stored() == spec.parameters)
     }
 
@@ -465,7 +462,7 @@ impl Ec2 {
 
     /// Returns the size of the volume of every cell in GiB.
     fn volume_gib(&self) -> u64 {
-        self.config.volume_size.div_ceil(GIB)
+        self.config.volume_size.div_ceil(root_volume::GIB)
     }
 }
 
@@ -475,14 +472,14 @@ impl Provider for Ec2 {
         Capabilities { listing_period: self.config.listing_period, ..CAPABILITIES }
     }
 
-    fn place(&self) -> String {
+    fn place(&self) -> Option<String> {
         let config::Ec2 { region, endpoint_url, .. } = &self.config;
-        match endpoint_url {
+        Some(match endpoint_url {
             Some(endpoint) => {
                 format!("region {region}, endpoint {}", endpoint.trim_end_matches('/'))
             }
             None => format!("region {region}"),
-        }
+        })
     }
 
     async fn catalogue(&self) -> Result<Catalogue, ProviderError> {
@@ -507,22 +504,19 @@ impl Provider for Ec2 {
         Ok(market_data::catalogue(types, on_demand, &in_zones, spot, &zones, images))
     }
 
-    async fn parameters(
-        &self,
-        request: &CellRequest,
-        pod_uid: &str,
-    ) -> Result<BTreeMap<String, String>, ProviderError> {
+    async fn parameters(&self, wanted: &Wanted) -> Result<BTreeMap<String, String>, ProviderError> {
         let resources = self.resources().await?;
-        self.config.check_cloud_routes(&request.cloud_routes).map_err(|refused| {
+        let Wanted { request: CellRequest { cloud_routes, .. }, key, .. } = wanted;
+        self.config.check_cloud_routes(cloud_routes).map_err(|refused| {
             ProviderError::without_cause(ErrorClass::Invalid, refused.to_string())
         })?;
-        if !request.cloud_routes.is_empty() {
+        if !cloud_routes.is_empty() {
             let subnets = resources.subnets.values();
             let is_own =
-                |id: &str| self.seen().get(id).is_some_and(|seen| seen.is_live_of(pod_uid));
-            self.routes.check(&resources.vpc, subnets, &request.cloud_routes, is_own).await?;
+                |id: &str| self.seen().get(id).is_some_and(|seen| seen.is_live_of(&key.pod_uid));
+            self.routes.check(&resources.vpc, subnets, cloud_routes, is_own).await?;
         }
-        Ok(self.parameters_with(&resources, request)?.stored())
+        Ok(self.parameters_with(&resources, wanted)?.stored())
     }
 
     async fn launch(&self, spec: &LaunchSpec, token: &str) -> Result<Instance, ProviderError> {

@@ -50,7 +50,7 @@ pub use histogram::Histogram;
 pub use launch::Launch;
 pub use limits::{Limits, OverBudget};
 pub use metrics::Metrics;
-pub use order::{OrderKey, OrderSpec};
+pub use order::OrderSpec;
 pub use pools::Pool;
 pub use recovery::{Journal, JournalSandbox, Unusable};
 pub use time::Now;
@@ -59,7 +59,6 @@ pub use view::{CellView, OrderView, PoolView};
 
 use breaker::{Boot, BootKind, Breaker};
 use cell::health::Health;
-use cell::place::is_other_place;
 use cell::state::{CellEffect, CellEvent, EndStep, LaunchCall};
 use cell::tags::ReportedPods;
 use cell::tombstones::Tombstones;
@@ -112,11 +111,10 @@ pub struct EngineConfig {
     pub orphan_timeout: Duration,
     /// The time for which the agent of a bound cell may be silent; `None` is no limit.
     pub healthy_timeout: Option<Duration>,
-    /// The place in which the provider looks for instances ([`Provider::place`]); empty if it has
-    /// none.
+    /// The place in which the provider looks for instances ([`Provider::place`]).
     ///
     /// [`Provider::place`]: crate::provider::Provider::place
-    pub place: Arc<str>,
+    pub place: Option<Arc<str>>,
     /// The owner of the instances.
     pub owner: Owner,
     /// The tags of instances beside their owner's.
@@ -126,11 +124,6 @@ pub struct EngineConfig {
 }
 
 impl EngineConfig {
-    /// Returns the place in which the provider looks for instances, if it has one.
-    fn known_place(&self) -> Option<Arc<str>> {
-        (!self.place.is_empty()).then(|| Arc::clone(&self.place))
-    }
-
     /// Returns the pause before what was tried is repeated, which doubles with each failure.
     fn pause_after(&self, failures: u32) -> Duration {
         let first = self.retry_pause;
@@ -329,16 +322,14 @@ impl Engine {
             }
             CellEffect::Attach => {
                 let Some(sandbox) = cell.order.waiting().cloned() else { return };
-                let order = self.orders.get(&sandbox);
-                let attachment = order.and_then(|order| order.attachment.clone());
-                if let (Some(instance), Some(mut attachment)) =
-                    (cell.state.instance().cloned(), attachment)
-                {
-                    attachment.tags = self.tags_at_bind(id, &sandbox);
-                    let ports = self.orders.get(&sandbox).and_then(Order::pod_ports);
+                let order = self.orders.get(&sandbox).filter(|order| order.is_wanted);
+                let wanted = order.map(|order| Arc::clone(&order.wanted));
+                if let (Some(instance), Some(wanted)) = (cell.state.instance().cloned(), wanted) {
+                    let tags = self.tags_at_bind(id, &sandbox);
                     if let Some(pod) = self.cells.get_mut(id).and_then(|cell| cell.pod.as_mut()) {
-                        pod.ports = ports.map(Box::new);
+                        pod.ports = wanted.pod_ports().map(Box::new);
                     }
+                    let attachment = Box::new(wanted.attachment(&sandbox, tags));
                     self.emit(id, Effect::Attach(instance, attachment));
                 }
             }
@@ -369,7 +360,7 @@ impl Engine {
                 self.emit(id, Effect::Terminate { instance, with_console });
             }
             CellEffect::StartRetryTimer => {
-                let is_elsewhere = is_other_place(cell.place.as_deref(), &self.config.place);
+                let is_elsewhere = self.config.is_other_place(cell.place.as_ref());
                 let (attempts, grows) = match cell.state {
                     State::Launching { .. }
                     | State::Terminating { step: EndStep::AwaitReplay, .. } => {

@@ -9,5 +9,7 @@ pub mod placement;
 pub mod provider;
 pub mod request;
 mod store_error;
+mod wanted;
 
 pub use store_error::StoreError;
+pub use wanted::{OrderKey, Wanted};

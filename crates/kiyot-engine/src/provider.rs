@@ -24,12 +24,12 @@ pub use host_port::{HostPort, MAX_HOST_PORTS, Protocol};
 pub use instance::{Instance, InstanceId, InstanceNames, InstanceState};
 pub use network::{Attached, DeviceAddress, Neighbour, PodNetwork, Route};
 pub use owner::Owner;
-pub use tags::{InstanceTags, LeftOut, LeftOutReason, PodTags, TagRules};
+pub use tags::{InstanceTags, LeftOut, LeftOutReason, TagRules};
 
 use crate::{
     id::CellId,
     placement::{Candidate, Catalogue, Offering},
-    request::CellRequest,
+    wanted::Wanted,
 };
 
 /// The parameters of a launch. A replay of the launch has exactly the same.
@@ -126,20 +126,18 @@ pub trait Provider: fmt::Debug + Send + Sync + 'static {
     /// Returns the provider's capabilities, which never change.
     fn capabilities(&self) -> Capabilities;
     /// Returns the place in which the provider looks for instances: [`THIS_NODE`], or a region and
-    /// an endpoint; empty if the configuration can't name another. An instance of another place is
+    /// an endpoint; `None` if the configuration can't name another. An instance of another place is
     /// not found, and has not ended.
-    fn place(&self) -> String {
-        String::new()
+    fn place(&self) -> Option<String> {
+        None
     }
     /// Returns the instance types that can be launched, with their current prices.
     async fn catalogue(&self) -> Result<Catalogue, ProviderError>;
-    /// Returns the provider's own parameters of a launch for a pod with these annotations
-    /// ([`LaunchSpec::parameters`]). A pod whose parameters differ from those of a pod without
-    /// annotations gets no warm cell. `pod_uid` is empty for a pod that is not known yet.
+    /// Returns the provider's own parameters of a launch for a pod ([`LaunchSpec::parameters`]). A
+    /// pod whose parameters differ from those of [`Wanted::default`] gets no warm cell.
     async fn parameters(
         &self,
-        _request: &CellRequest,
-        _pod_uid: &str,
+        _wanted: &Wanted,
     ) -> Result<BTreeMap<String, String>, ProviderError> {
         Ok(BTreeMap::new())
     }

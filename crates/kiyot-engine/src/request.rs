@@ -40,9 +40,6 @@ pub struct CellRequest {
     pub sustained_cpu: bool,
     /// Root volume in GiB, if larger than the default.
     pub volume_size_gib: Option<u64>,
-    /// Requests of ephemeral storage in bytes; 0 without, or if unknown. From the Kubernetes API,
-    /// not an annotation.
-    pub storage_request: u64,
     /// Set for a cell without a public address.
     pub private_ip_only: bool,
     /// Additional security groups.

@@ -70,8 +70,12 @@ struct Settings {
 }
 
 impl Netns {
-    /// Returns the configured provider. Has no side effects.
-    pub fn new(config: &MilpaBackend, registries: Arc<dyn RegistryConfig>) -> Self {
+    /// Returns the configured provider, whose cells have this pause image. Has no side effects.
+    pub fn new(
+        config: &MilpaBackend,
+        registries: Arc<dyn RegistryConfig>,
+        pause_image: Arc<PauseImage>,
+    ) -> Self {
         let netns = &config.netns;
         Self {
             instances: Instances::new(
@@ -84,17 +88,11 @@ impl Netns {
                 max_cells: config.max_cells,
                 containerd: netns.containerd.clone(),
                 runc: netns.runc.clone(),
-                pause_image: PauseImage::new(config.pause_image.clone()),
+                pause_image,
                 restrict_oom_score_adj: netns.restrict_oom_score_adj,
             },
             registries,
         }
-    }
-
-    /// Sets the pause image of cells, if the node's runtime may choose it.
-    pub fn with_pause_image(mut self, pause_image: Arc<PauseImage>) -> Self {
-        self.settings.pause_image = pause_image;
-        self
     }
 
     /// Returns the boot file of a cell.
@@ -122,8 +120,8 @@ impl Provider for Netns {
         CAPABILITIES
     }
 
-    fn place(&self) -> String {
-        THIS_NODE.to_owned()
+    fn place(&self) -> Option<String> {
+        Some(THIS_NODE.to_owned())
     }
 
     async fn catalogue(&self) -> Result<Catalogue, ProviderError> {

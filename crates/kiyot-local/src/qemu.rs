@@ -122,8 +122,8 @@ impl Settings {
 }
 
 impl Qemu {
-    /// Returns the configured provider. Has no side effects.
-    pub fn new(config: &MilpaBackend) -> Self {
+    /// Returns the configured provider, whose cells have this pause image. Has no side effects.
+    pub fn new(config: &MilpaBackend, pause_image: Arc<PauseImage>) -> Self {
         let qemu = &config.qemu;
         let instances = Instances::new(config, &qemu.network, qemu.cell_binary.as_deref(), NODE);
         let settings = Settings {
@@ -133,7 +133,7 @@ impl Qemu {
             user: qemu.user,
             group: qemu.group,
             gateway: config.state_dir.join("gateway.sock"),
-            pause_image: PauseImage::new(config.pause_image.clone()),
+            pause_image,
             power_off_after: config.token_ttl,
         };
         let probe_dir = config.state_dir.join("probe");
@@ -157,12 +157,6 @@ impl Qemu {
     /// Sets the source of the node's settings; without one, machines have containerd's.
     pub fn with_node(mut self, node: Arc<dyn RegistryConfig>) -> Self {
         self.node = node;
-        self
-    }
-
-    /// Sets the pause image of cells, if the node's runtime may choose it.
-    pub fn with_pause_image(mut self, pause_image: Arc<PauseImage>) -> Self {
-        self.settings.pause_image = pause_image;
         self
     }
 
@@ -318,8 +312,8 @@ impl Provider for Qemu {
         CAPABILITIES
     }
 
-    fn place(&self) -> String {
-        THIS_NODE.to_owned()
+    fn place(&self) -> Option<String> {
+        Some(THIS_NODE.to_owned())
     }
 
     async fn catalogue(&self) -> Result<Catalogue, ProviderError> {
@@ -470,7 +464,8 @@ mod tests {
             },
             parameters: Default::default(),
         };
-        let error = Qemu::new(&config).launch(&spec, "token").await.unwrap_err();
+        let error =
+            Qemu::new(&config, PauseImage::new(None)).launch(&spec, "token").await.unwrap_err();
         assert_eq!(error.class, ErrorClass::Invalid);
         assert!(error.doing.contains("t3.micro"), "{error}");
     }
@@ -479,7 +474,7 @@ mod tests {
     async fn catalogue_has_the_node_as_its_largest_size_and_the_images_architecture() {
         let dir = tempfile::tempdir().unwrap();
         let config = MilpaBackend { state_dir: dir.path().into(), ..MilpaBackend::default() };
-        let catalogue = Qemu::new(&config).catalogue().await.unwrap();
+        let catalogue = Qemu::new(&config, PauseImage::new(None)).catalogue().await.unwrap();
         let [node] = catalogue.entries() else { panic!("{catalogue:?}") };
         assert!(catalogue.is_sized() && node.instance_type.milli_cpus >= 1000);
         let needs = |architecture| Needs { architecture, ..Needs::default() };

@@ -237,7 +237,7 @@ impl World<'_> {
     /// Returns the limit of the silence of a cell, if there is one.
     fn silence_limit(&self, cell: &CellId) -> Option<Duration> {
         let pod = self.pods_in_cells.get(cell).and_then(|pod| self.pods.get(*pod));
-        match pod.and_then(|pod| pod.healthy_timeout) {
+        match pod.and_then(|pod| pod.wanted.request.healthy_timeout) {
             Some(own) => own.limit(),
             None => self.node.healthy_timeout,
         }
@@ -325,7 +325,7 @@ impl World<'_> {
 
     /// Starts the containers of a pod in its cell.
     pub(super) fn start_containers(&mut self, pod: usize, cell: &CellId) {
-        let uid = self.pods.get(pod).map(|pod| pod.uid.clone()).unwrap_or_default();
+        let uid = self.pods.get(pod).map(|pod| pod.uid().to_owned()).unwrap_or_default();
         let other = self
             .agents
             .iter()

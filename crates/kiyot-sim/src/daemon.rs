@@ -98,7 +98,7 @@ impl World<'_> {
             spot_deadline: self.node.spot_deadline,
             orphan_timeout: STOPPED_BY_ITSELF,
             healthy_timeout: self.node.healthy_timeout,
-            place: "".into(),
+            place: None,
             owner: Owner { fingerprint: FINGERPRINT.to_owned(), ..Owner::default() },
             tag_rules: TagRules::default(),
             take_over: false,

@@ -3,10 +3,10 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use kiyot_engine::{
-    engine::{Event, JournalSandbox, OrderKey, OrderSpec},
+    OrderKey, Wanted,
+    engine::{Event, JournalSandbox, OrderSpec},
     id::{CellId, SandboxId},
     placement::{Candidate, Choice, Market, Needs, NoFit, Requested, rank},
-    provider::Attachment,
     request::{Architecture, CellRequest, HealthyTimeout, LaunchType},
 };
 use kiyot_values::{error_chain::error_chain, names::DEFAULT_NAMESPACE};
@@ -32,20 +32,14 @@ const CANDIDATES: (usize, usize) = (2, 6);
 /// A pod.
 #[derive(Debug)]
 pub(super) struct Pod {
-    pub(super) uid: String,
-    attempt: u32,
+    /// What it wants. Its name is its uid.
+    pub(super) wanted: Arc<Wanted>,
     /// The number of its next planned run.
     call: u64,
-    /// The digest of its annotations.
-    identity: String,
-    namespace: String,
-    needs: Arc<Needs>,
     /// The offerings that it accepts; `None` for all that fit its needs.
     candidates: Option<Vec<Candidate>>,
     /// The kind of a random pod.
     pub(super) kind: Option<Kind>,
-    /// The limit of its agent's silence, if it has its own.
-    pub(super) healthy_timeout: Option<HealthyTimeout>,
     /// The time at which it is deleted.
     deleted: Duration,
     /// The time for which it runs, if that is known.
@@ -71,14 +65,24 @@ impl Pod {
         self.state == PodState::Done
     }
 
-    fn key(&self) -> OrderKey {
-        OrderKey {
-            pod_uid: self.uid.clone(),
-            namespace: self.namespace.clone(),
-            name: self.uid.clone(),
-            attempt: self.attempt,
-        }
+    /// Returns its uid.
+    pub(super) fn uid(&self) -> &str {
+        &self.wanted.key.pod_uid
     }
+}
+
+/// Returns what a pod wants, by its number.
+fn wanted(
+    number: usize,
+    namespace: &str,
+    needs: Needs,
+    healthy_timeout: Option<HealthyTimeout>,
+) -> Arc<Wanted> {
+    let (uid, namespace) = (format!("pod-{number}"), namespace.to_owned());
+    let key = OrderKey { pod_uid: uid.clone(), namespace, name: uid, attempt: 0 };
+    let request = CellRequest { healthy_timeout, ..CellRequest::default() };
+    let (identity, needs) = ("first".to_owned(), Arc::new(needs));
+    Arc::new(Wanted { key, identity, request, needs, ..Wanted::default() })
 }
 
 impl World<'_> {
@@ -104,15 +108,10 @@ impl World<'_> {
             }
             let number = self.pods.len();
             self.pods.push(Pod {
-                uid: format!("pod-{number}"),
-                attempt: 0,
+                wanted: wanted(number, &pod.namespace, needs, None),
                 call: 0,
-                identity: "first".to_owned(),
-                namespace: pod.namespace.clone(),
-                needs: Arc::new(needs),
                 candidates: None,
                 kind: None,
-                healthy_timeout: None,
                 deleted: self.duration + PATIENCE,
                 life: Some(pod.duration),
                 created: Some(pod.arrival),
@@ -135,15 +134,10 @@ impl World<'_> {
                 _ => None,
             };
             self.pods.push(Pod {
-                uid: format!("pod-{number}"),
-                attempt: 0,
+                wanted: wanted(number as usize, DEFAULT_NAMESPACE, needs, healthy_timeout),
                 call: 0,
-                identity: "first".to_owned(),
-                namespace: DEFAULT_NAMESPACE.to_owned(),
-                needs: Arc::new(needs),
                 candidates,
                 kind: Some(kind),
-                healthy_timeout,
                 deleted: created + life,
                 life: None,
                 created: Some(created),
@@ -189,10 +183,11 @@ impl World<'_> {
         if let Some(candidates) = &pod.candidates {
             return candidates.clone();
         }
-        let machine = pod.needs.machine();
+        let needs = &pod.wanted.needs;
+        let machine = needs.machine();
         let refusals = daemon.engine.refusals_for(&BTreeMap::new(), &machine, self.time());
         let at = refusals.at(self.now);
-        rank(&self.node.catalogue, &pod.needs, &self.node.rules, &at)
+        rank(&self.node.catalogue, needs, &self.node.rules, &at)
     }
 
     /// Plans the next run of a pod's sandbox, instead of an earlier one.
@@ -228,7 +223,7 @@ impl World<'_> {
             let kind = self.pods.get(number).and_then(|pod| pod.kind);
             let changed = kind.map(|kind| self.random_candidates(kind));
             let Some(pod) = self.pods.get_mut(number) else { return };
-            pod.identity = format!("changed at {}", now.as_secs());
+            Arc::make_mut(&mut pod.wanted).identity = format!("changed at {}", now.as_secs());
             pod.candidates = changed.or(pod.candidates.take());
         }
         let candidates = self.candidates(number);
@@ -239,23 +234,15 @@ impl World<'_> {
         let Some(pod) = self.pods.get_mut(number) else { return };
         pod.state = PodState::Starting;
         let spec = OrderSpec {
-            key: pod.key(),
-            identity: pod.identity.clone(),
-            attachment: Attachment {
-                pod_uid: pod.uid.clone(),
-                sandbox: sandbox.to_string(),
-                ..Attachment::default()
-            },
-            labels: BTreeMap::new(),
+            wanted: Arc::clone(&pod.wanted),
             sandbox,
             candidates: Ok(candidates),
             parameters: BTreeMap::new(),
             choice: Some(Choice {
                 catalogue: Arc::clone(&self.node.catalogue),
-                needs: Arc::clone(&pod.needs),
+                needs: Arc::clone(&pod.wanted.needs),
                 rules: Arc::clone(&self.node.rules),
             }),
-            healthy_timeout: pod.healthy_timeout,
             timeout: None,
             is_claimed: true,
         };
@@ -279,7 +266,7 @@ impl World<'_> {
         if is_deleted {
             pod.deleted = pod.deleted.min(now);
         }
-        let key = pod.key();
+        let key = pod.wanted.key.clone();
         self.log(format_args!("the call of pod-{number} leaves"));
         self.retry_run(number);
         self.handle(Event::Unclaimed(key));
@@ -304,7 +291,7 @@ impl World<'_> {
         let record = JournalSandbox {
             id: sandbox.to_string(),
             cell: cell.to_string(),
-            pod_uid: pod.uid.clone(),
+            pod_uid: pod.uid().to_owned(),
             ports: None,
             created_unix_nanos: i64::try_from(daemon::unix(self.now).as_nanos()).unwrap_or(0),
         };
@@ -383,7 +370,7 @@ impl World<'_> {
     fn replace(&mut self, number: usize) {
         let Some(pod) = self.pods.get_mut(number) else { return };
         let PodState::Running(cell, sandbox) = pod.state.clone() else { return };
-        pod.attempt += 1;
+        Arc::make_mut(&mut pod.wanted).key.attempt += 1;
         pod.state = PodState::Waiting;
         self.sandboxes.remove(&sandbox);
         self.pods_in_cells.remove(&cell);

@@ -83,7 +83,8 @@ impl World<'_> {
         let mut of_cell = of_cell.filter(|one| one.spec.cell == *cell && one.runs(now));
         let Some(instance) = of_cell.next() else { return };
         if !kind.suits(&instance.offering) {
-            let text = format!("{cell} is a {}, and {} needs {kind:?}", instance.offering, pod.uid);
+            let text =
+                format!("{cell} is a {}, and {} needs {kind:?}", instance.offering, pod.uid());
             self.violation(text);
         }
     }

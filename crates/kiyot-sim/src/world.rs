@@ -358,7 +358,7 @@ impl<'a> World<'a> {
             left.push(format!("leaked instances: {running:?}"));
         }
         let open: Vec<&str> =
-            self.pods.iter().filter(|pod| !pod.is_done()).map(|pod| pod.uid.as_str()).collect();
+            self.pods.iter().filter(|pod| !pod.is_done()).map(|pod| pod.uid()).collect();
         if !open.is_empty() {
             left.push(format!("pods that never ended: {open:?}"));
         }

@@ -19,7 +19,7 @@ use tonic::{Request, Response, Status};
 
 use super::{
     cells::Cell,
-    failure::{Class, Failure},
+    failure::{Code, Failure},
     gateway::{CellLink, ControlChannel},
     pods::{Container, Sandbox},
 };
@@ -165,7 +165,7 @@ fn call<T: 'static>(
         match tokio::time::timeout(timeout, call).await {
             Ok(response) => response.map(Response::into_inner).map_err(Failure::of_cell),
             Err(_) => Err(Failure::cell(
-                Class::DeadlineExceeded,
+                Code::DeadlineExceeded,
                 format!("{name}: the cell did not answer within {} s", timeout.as_secs_f32()),
             )),
         }
@@ -181,7 +181,7 @@ pub(crate) fn time_left(deadline: Option<Instant>, limit: Duration) -> Duration 
 pub(crate) fn found<T>(result: Result<T, Failure>) -> Result<Option<T>, Failure> {
     match result {
         Ok(found) => Ok(Some(found)),
-        Err(failure) if failure.class() == Class::NotFound => Ok(None),
+        Err(failure) if failure.code() == Code::NotFound => Ok(None),
         Err(failure) => Err(failure),
     }
 }
@@ -196,7 +196,7 @@ pub(crate) fn checked_id(id: String) -> Result<String, Failure> {
     }
     let shown: String = id.chars().take(MAX_SHOWN_CHARACTERS).collect();
     Err(Failure::cell(
-        Class::Internal,
+        Code::Internal,
         format!(
             "the cell gave the id {shown:?}: allowed are 1 to {MAX_ID_BYTES} printable ASCII \
              characters"
@@ -234,7 +234,7 @@ pub(crate) async fn hello(
     let connection = tokio::time::timeout(within, control.connected()).await.ok().flatten();
     connection
         .map(|connection| connection.hello().clone())
-        .ok_or_else(|| Failure::cell(Class::Unavailable, format!("{} is not connected", name())))
+        .ok_or_else(|| Failure::cell(Code::Unavailable, format!("{} is not connected", name())))
 }
 
 /// Returns whether a cell is connected now.
@@ -277,7 +277,7 @@ mod tests {
         }
         for bad in ["", "a b", "a\n", "\u{e4}", "\0", &"x".repeat(MAX_ID_BYTES + 1)] {
             let refused = checked_id(bad.to_owned()).unwrap_err();
-            assert_eq!(refused.class(), Class::Internal);
+            assert_eq!(refused.code(), Code::Internal);
             assert!(refused.message().contains("allowed are 1 to 256"), "{refused}");
         }
         let reference = "docker.io/library/busybox@sha256:2";

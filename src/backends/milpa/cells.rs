@@ -7,20 +7,19 @@
 use std::{
     collections::BTreeMap,
     sync::{Arc, OnceLock},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use kiyot_config::WarmPool;
-use kiyot_engine::engine::{Account, CellError, Limits, OrderKey, Step};
 use kiyot_engine::{
-    StoreError,
+    OrderKey, StoreError, Wanted,
     engine::{
-        Effects, Engine, EngineConfig, Event, Journal, JournalSandbox, OrderSpec, PodPorts, Seams,
-        Unusable,
+        Account, CellError, Effects, Engine, EngineConfig, Event, Journal, JournalSandbox, Limits,
+        OrderSpec, PodPorts, Seams, Step, Unusable,
     },
     id::{CellId, NoRandomness, SandboxId},
     placement::{self, AllRefused, Candidate, Catalogue, Choice, Needs, NoFit, Requested, Rules},
-    provider::{Attached, Attachment, HostPort, MAX_HOST_PORTS, Owner, Provider, ProviderError},
+    provider::{Attached, HostPort, MAX_HOST_PORTS, Owner, Provider, ProviderError},
     request::CellRequest,
 };
 use kiyot_link::bootstrap::Bootstrap;
@@ -68,44 +67,6 @@ pub struct Cell {
     pub id: CellId,
     /// The link to its agent.
     pub link: CellLink,
-}
-
-/// The order of a cell for a pod.
-#[derive(Debug, Clone)]
-pub struct LaunchOrder {
-    /// The id of the pod's sandbox, unless the order joins an earlier one.
-    pub sandbox: SandboxId,
-    /// `metadata.attempt` of the sandbox. With the pod of the attachment it says which orders are
-    /// the same.
-    pub attempt: u32,
-    /// A digest of the annotations that choose the machine: an order with another digest replaces
-    /// the earlier one.
-    pub identity: String,
-    /// The pod, as CNI plugins get it.
-    pub attachment: Attachment,
-    /// The labels of the pod, which become tags of its instance.
-    pub labels: BTreeMap<String, String>,
-    /// The size and the kind of the cell.
-    pub needs: Needs,
-    /// The pod's annotations, from which the provider takes its own parameters.
-    pub request: CellRequest,
-    /// The caller's deadline.
-    pub deadline: Option<Instant>,
-}
-
-/// The offerings of the provider that a pod may get.
-#[derive(Debug)]
-struct Offers {
-    candidates: Result<Vec<Candidate>, CellError>,
-    parameters: BTreeMap<String, String>,
-    choice: Option<Choice>,
-}
-
-impl Offers {
-    /// Returns no offers, for a reason.
-    fn none(why: CellError) -> Self {
-        Self { candidates: Err(why), parameters: BTreeMap::new(), choice: None }
-    }
 }
 
 /// A cell that is bound to a pod.
@@ -189,7 +150,7 @@ impl Cells {
             spot_deadline: config.spot_deadline,
             orphan_timeout: config.orphan_timeout + ORPHAN_GRACE,
             healthy_timeout: config.healthy_timeout,
-            place: provider.place().into(),
+            place: provider.place().map(Into::into),
             owner: config.owner,
             tag_rules: config.tag_rules,
             take_over: config.take_over,
@@ -323,60 +284,57 @@ impl Cells {
     ///
     /// The launch continues if the caller is dropped, and an equal order joins it, also after a
     /// restart of the daemon. A launch that no call waits for ends after three minutes.
-    pub async fn launch(self: &Arc<Self>, order: LaunchOrder) -> Result<BoundCell, CellError> {
+    pub async fn launch(
+        self: &Arc<Self>,
+        wanted: Arc<Wanted>,
+        sandbox: SandboxId,
+        timeout: Option<Duration>,
+    ) -> Result<BoundCell, CellError> {
         let shared = &self.shared;
         if shared.links.get().is_none() || shared.stop.is_cancelled() {
             return Err(CellError::Starting);
         }
         let catalogue = shared.prices.current(&*shared.provider).await;
-        let (pod, namespace) =
-            (order.attachment.pod_name.clone(), order.attachment.pod_namespace.clone());
-        let key = OrderKey {
-            pod_uid: order.attachment.pod_uid.clone(),
-            namespace: namespace.clone(),
-            name: pod.clone(),
-            attempt: order.attempt,
-        };
-        let subject = Subject::Pod { name: format!("{namespace}/{pod}"), uid: key.pod_uid.clone() };
+        let OrderKey { pod_uid, namespace, name: pod, .. } = &wanted.key;
+        let subject = Subject::Pod { name: wanted.key.pod(), uid: pod_uid.clone() };
         // Before the provider is asked, whose error does not name the other pod.
-        if let Some(taken) = shared.core().engine.taken_port(&key, &order.attachment) {
+        if let Some(taken) = shared.core().engine.taken_port(&wanted) {
             return Err(taken.into());
         }
-        let offers = self.offers(catalogue, order.needs, &order.request, &key.pod_uid).await;
-        let Offers { candidates, parameters, choice } = offers.unwrap_or_else(Offers::none);
+        let (candidates, parameters, choice) = match self.offers(catalogue, &wanted).await {
+            Ok((choice, parameters)) => {
+                (self.candidates(&choice, &parameters), parameters, Some(choice))
+            }
+            Err(why) => (Err(why), BTreeMap::new(), None),
+        };
         let spec = OrderSpec {
-            key,
-            identity: order.identity,
-            sandbox: order.sandbox,
-            attachment: order.attachment,
-            labels: order.labels,
+            wanted: Arc::clone(&wanted),
+            sandbox,
             candidates,
             parameters,
             choice,
-            healthy_timeout: order.request.healthy_timeout,
-            timeout: order
-                .deadline
-                .map(|deadline| deadline.saturating_duration_since(Instant::now())),
+            timeout,
             is_claimed: false,
         };
         let (answer, answered) = oneshot::channel();
         let sandbox = shared.with_core(|core, now| {
-            if core.engine.is_cordoned() && !core.engine.has_order(&spec.key, &spec.identity) {
+            let is_ordered = core.engine.has_order(&wanted);
+            if core.engine.is_cordoned() && !is_ordered {
                 return (Err(CellError::Cordoned), Effects::new());
             }
             // Before a cell is launched: the kubelet retries until the other pod has ended.
-            if let Some(taken) = core.engine.taken_port(&spec.key, &spec.attachment) {
+            if let Some(taken) = core.engine.taken_port(&wanted) {
                 return (Err(taken.into()), Effects::new());
             }
             // Other offerings or prices, or a provider that doesn't return them, don't end a launch
             // that is going on, and don't matter to a cell that runs already.
             if let Err(error) = &spec.candidates
-                && !core.engine.has_order(&spec.key, &spec.identity)
+                && !is_ordered
                 && !core.engine.has_warm_cell(&spec)
             {
                 return (Err(error.clone()), Effects::new());
             }
-            let is_claimed = core.callers.contains_key(&spec.key);
+            let is_claimed = core.callers.contains_key(&wanted.key);
             let (sandbox, effects) = core.engine.order(OrderSpec { is_claimed, ..spec }, now);
             core.orders.entry(sandbox.clone()).or_default().push(answer);
             let cell = core.engine.cell_of_order(&sandbox).map(tracing::field::display);
@@ -394,20 +352,17 @@ impl Cells {
         Ok(BoundCell { cell, sandbox, attached })
     }
 
-    /// Returns the offers of a pod, or why the provider returns none.
+    /// Returns the choice of a pod and the provider's parameters, or why the provider has none.
     async fn offers(
         &self,
         catalogue: Result<Arc<Catalogue>, ProviderError>,
-        needs: Needs,
-        request: &CellRequest,
-        pod_uid: &str,
-    ) -> Result<Offers, CellError> {
+        wanted: &Wanted,
+    ) -> Result<(Choice, BTreeMap<String, String>), CellError> {
         let catalogue = catalogue.map_err(CellError::Provider)?;
-        let parameters = self.shared.provider.parameters(request, pod_uid).await;
+        let parameters = self.shared.provider.parameters(wanted).await;
         let parameters = parameters.map_err(CellError::Provider)?;
-        let candidates = self.candidates(&catalogue, &needs, &parameters);
-        let choice = Choice { catalogue, needs: Arc::new(needs), rules: Arc::clone(&self.rules) };
-        Ok(Offers { candidates, parameters, choice: Some(choice) })
+        let (needs, rules) = (Arc::clone(&wanted.needs), Arc::clone(&self.rules));
+        Ok((Choice { catalogue, needs, rules }, parameters))
     }
 
     /// Returns the mark of a call that waits for the cell of an order.
@@ -423,21 +378,20 @@ impl Cells {
     /// Returns the offerings that fit a pod and were not refused lately, the preferred first.
     fn candidates(
         &self,
-        catalogue: &Catalogue,
-        needs: &Needs,
+        Choice { catalogue, needs, rules }: &Choice,
         parameters: &BTreeMap<String, String>,
     ) -> Result<Vec<Candidate>, CellError> {
         // Ranked without the lock.
         let (now, machine) = (now(), needs.machine());
         let refusals = self.shared.core().engine.refusals_for(parameters, &machine, now);
         let at = now.boot;
-        let ranked = placement::rank(catalogue, needs, &self.rules, &refusals.at(at));
+        let ranked = placement::rank(catalogue, needs, rules, &refusals.at(at));
         if !ranked.is_empty() {
             return Ok(ranked);
         }
-        let fitting = placement::rank_refused(catalogue, needs, &self.rules);
+        let fitting = placement::rank_refused(catalogue, needs, rules);
         let refused = AllRefused::new(&fitting, &refusals, at).map(CellError::AllRefused);
-        Err(refused.unwrap_or_else(|| NoFit::new(catalogue, needs, &self.rules).into()))
+        Err(refused.unwrap_or_else(|| NoFit::new(catalogue, needs, rules).into()))
     }
 
     /// Ends the launch for a sandbox if other annotations choose its machine now and its cell is

@@ -11,8 +11,7 @@ use std::{
 
 use kiyot_config::Policy;
 use kiyot_engine::{
-    StoreError,
-    engine::OrderKey,
+    OrderKey, StoreError,
     id::{ContainerId, SandboxId},
     placement::{ApiRequests, PodRequests},
 };

@@ -11,7 +11,7 @@ use std::{
 };
 
 use futures::future::join_all;
-use kiyot_engine::{StoreError, engine::OrderKey};
+use kiyot_engine::StoreError;
 use kiyot_linux::unmount_beneath;
 use kiyot_proto::{cri, store::StandalonePod};
 use kiyot_values::error_chain::error_chain;
@@ -91,18 +91,12 @@ impl FormerPods {
     async fn end_cells(&self, uid: &str) -> Result<(), String> {
         loop {
             let orders = self.cells.orders().into_iter();
-            let own: Vec<_> = orders.filter(|order| order.pod_uid == uid).collect();
+            let own: Vec<_> = orders.filter(|order| order.key.pod_uid == uid).collect();
             if own.is_empty() {
                 break;
             }
             for order in own {
-                let key = OrderKey {
-                    pod_uid: order.pod_uid,
-                    namespace: order.namespace,
-                    name: order.name,
-                    attempt: order.attempt,
-                };
-                self.cells.end_changed_launch(&key, "");
+                self.cells.end_changed_launch(&order.key, "");
             }
             sleep(LAUNCH_PAUSE).await;
         }

@@ -26,7 +26,7 @@ use self::{
 use super::{
     cell_client::CellClient,
     cells::Cell,
-    failure::{Class, Failure, Side},
+    failure::{Code, Failure, Side},
     send_rate::SendRate,
 };
 use crate::metrics::ByteCounter;
@@ -202,7 +202,7 @@ impl Images {
             .map(|metadata| metadata.uid)
             .unwrap_or_default();
         if reference.is_empty() {
-            return Err(Failure::request(Class::InvalidArgument, "PullImage without an image"));
+            return Err(Failure::request(Code::InvalidArgument, "PullImage without an image"));
         }
         if let Some(auth) = &request.auth {
             self.credentials.put((uid, normalized(&reference)), auth.clone());
@@ -387,7 +387,7 @@ impl Images {
         let (wanted, reference) = (&image.image, reference_of(image));
         if reference.is_empty() || is_id(reference) {
             return Err(Failure::request(
-                Class::NotFound,
+                Code::NotFound,
                 format!(
                     "image {wanted} is neither in cell {cell} nor whole on the node, and no \
                      reference is known by which it could be pulled"
@@ -398,7 +398,7 @@ impl Images {
         let id = self.pull_in_cell(cell, receiver, reference, auth).await?;
         if is_id(wanted) && id != *wanted {
             return Err(Failure::request(
-                Class::FailedPrecondition,
+                Code::FailedPrecondition,
                 format!(
                     "image {wanted} is not in cell {cell}, and its reference {reference} means \
                      {id} by now"
@@ -457,7 +457,7 @@ impl Images {
                 let found = cell_image(receiver, &id).await?;
                 found.map(Some).ok_or_else(|| {
                     Failure::cell(
-                        Class::Internal,
+                        Code::Internal,
                         format!("cell {cell} has taken image {wanted} and does not know it"),
                     )
                 })
@@ -584,7 +584,7 @@ impl Images {
                 Ok(manifest.config.digest == id && copy::is_whole(&*self.node, &manifest).await?)
             }
             Ok(None) => Ok(false),
-            Err(CopyError::Failed(failure)) if failure.class() != Class::NotFound => Err(failure),
+            Err(CopyError::Failed(failure)) if failure.code() != Code::NotFound => Err(failure),
             Err(error) => {
                 tracing::debug!(image = id, %error, "image can't be copied from the node");
                 Ok(false)
@@ -596,7 +596,7 @@ impl Images {
 /// Returns true for a failure of a containerd that is not up: it refuses connections, breaks them,
 /// or answers before its CRI is initialised. The latter two are UNKNOWN.
 fn may_be_restarting(failure: &Failure) -> bool {
-    failure.side() == Side::Node && matches!(failure.class(), Class::Unavailable | Class::Unknown)
+    failure.side() == Side::Node && matches!(failure.code(), Code::Unavailable | Code::Unknown)
 }
 
 /// Returns the names that an image gets in a cell, by the node's status of it.

@@ -21,7 +21,7 @@ use self::{
 use super::{
     cell_client::CellClient,
     cells::Cell,
-    failure::{Class, Failure},
+    failure::{Code, Failure},
     mailbox::{Sender, mailbox},
 };
 use crate::metrics::ByteCounter;
@@ -276,14 +276,14 @@ impl Logs {
     pub async fn reopen(&self, container: &ContainerId) -> Result<i64, Failure> {
         let commands = self.commands(container).ok_or_else(|| {
             Failure::node(
-                Class::NotFound,
+                Code::NotFound,
                 format!("the log of container {container} is not followed"),
             )
         })?;
         let (done, reopened) = oneshot::channel();
         let ended = || {
             Failure::node(
-                Class::Aborted,
+                Code::Aborted,
                 format!("the log of container {container} is followed no more"),
             )
         };
@@ -313,7 +313,7 @@ impl Logs {
 
 fn file_failure(route: &LogRoute, error: &std::io::Error) -> Failure {
     Failure::node(
-        Class::Internal,
+        Code::Internal,
         format!("log file {} of container {}: {error}", route.node_path.display(), route.container),
     )
 }

@@ -21,7 +21,7 @@ use tokio::{
 
 use super::{
     cell_client::CellClient,
-    failure::{Class, Failure},
+    failure::{Code, Failure},
     gateway::CellLink,
 };
 
@@ -124,7 +124,7 @@ impl Resolver {
             let server = usize::try_from(resolver).ok().and_then(|number| servers.get(number));
             let server = server.ok_or_else(|| {
                 Failure::cell(
-                    Class::InvalidArgument,
+                    Code::InvalidArgument,
                     format!("name server {resolver}: the pod has {}", servers.len()),
                 )
             })?;
@@ -153,7 +153,7 @@ impl Resolver {
             }
             if !(DNS_HEADER_BYTES..=MAX_UDP_MESSAGE_BYTES).contains(&message.len()) {
                 return Err(Failure::cell(
-                    Class::InvalidArgument,
+                    Code::InvalidArgument,
                     format!(
                         "a query of {} bytes; allowed are {DNS_HEADER_BYTES} to \
                      {MAX_UDP_MESSAGE_BYTES}",

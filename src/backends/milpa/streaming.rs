@@ -27,7 +27,7 @@ use self::{
 use super::{
     cell_client::CellClient,
     cells::Cell,
-    failure::{Class, Failure},
+    failure::{Code, Failure},
 };
 
 mod body;
@@ -114,7 +114,7 @@ impl Streaming {
     pub fn url(&self, cell: &Cell, cell_url: &str) -> Result<String, Failure> {
         let (port, target) = parse_cell_url(cell_url).ok_or_else(|| {
             let shown: String = cell_url.chars().take(200).collect();
-            Failure::cell(Class::Internal, format!(
+            Failure::cell(Code::Internal, format!(
                 "cell {} gave the streaming URL {shown:?}: allowed is http://<host>:<port>/<path>, \
                  {MAX_CELL_URL_BYTES} bytes at most",
                 cell.id
@@ -130,7 +130,7 @@ impl Streaming {
 
     fn register(&self, route: Route) -> Result<String, Failure> {
         let address = self.address().ok_or_else(|| {
-            Failure::node(Class::Unavailable, "all ports of the node's loopback are taken")
+            Failure::node(Code::Unavailable, "all ports of the node's loopback are taken")
         })?;
         let token = self.tokens.add(route)?;
         Ok(format!("http://{address}/{token}"))

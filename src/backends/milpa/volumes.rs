@@ -26,7 +26,7 @@ use self::{
 };
 use super::{
     cells::Cell,
-    failure::{Class, Failure},
+    failure::{Code, Failure},
 };
 use crate::metrics::ByteCounter;
 
@@ -206,7 +206,7 @@ impl Volumes {
                 Ok(Some(message)) if !message.is_empty() => {
                     let path = PathBuf::from(&mount.host_path);
                     let failed =
-                        move |error: io::Error| Failure::node(Class::Internal, error.to_string());
+                        move |error: io::Error| Failure::node(Code::Internal, error.to_string());
                     prepare::blocking(move || overwrite(&path, &message).map_err(failed)).await
                 }
                 Ok(_) => Ok(()),

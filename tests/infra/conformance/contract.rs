@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use kiyot_engine::{
+    Wanted,
     id::CellId,
     placement::{Needs, Rules, rank},
     provider::{
-        Attachment, ErrorClass, Instance, InstanceId, InstanceState, LaunchSpec, PodTags, Provider,
+        Attachment, ErrorClass, Instance, InstanceId, InstanceState, LaunchSpec, Provider,
         ProviderError, TagRules, Termination,
     },
-    request::CellRequest,
 };
 
 use super::{
@@ -24,8 +24,8 @@ async fn spec(subject: &impl Subject, provider: &dyn Provider) -> LaunchSpec {
     let offerings = ranked.into_iter().map(|candidate| candidate.offering).collect();
     let cell = CellId::mint().unwrap();
     LaunchSpec {
-        tags: subject.owner().tags(&TagRules::default(), &cell, &PodTags::default()).tags,
-        parameters: provider.parameters(&CellRequest::default(), "").await.unwrap(),
+        tags: subject.owner().tags(&TagRules::default(), &cell, &Wanted::default()).tags,
+        parameters: provider.parameters(&Wanted::default()).await.unwrap(),
         ..launch_spec(cell, offerings)
     }
 }

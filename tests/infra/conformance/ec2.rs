@@ -16,6 +16,7 @@ use kiyot_engine::{
     id::CellId,
     provider::{Capabilities, InstanceId, Owner, Provider, owner},
 };
+use kiyot_local::PauseImage;
 use kiyot_testcloud::{Cloud, Hold, Instance, Lists, Outage, Outcome, Reply, State};
 use kiyot_testkit::wait_until;
 use tokio::runtime;
@@ -108,7 +109,12 @@ fn cell_of(instance: &Instance) -> CellId {
 impl Subject for Ec2Subject {
     /// Returns a new provider, without the caches of another.
     fn provider(&self) -> Arc<dyn Provider> {
-        Arc::new(Ec2::new(&self.config, self.owner(), Arc::new(self.client.clone())))
+        Arc::new(Ec2::new(
+            &self.config,
+            self.owner(),
+            Arc::new(self.client.clone()),
+            PauseImage::new(None),
+        ))
     }
 
     fn capabilities(&self) -> Capabilities {

@@ -14,7 +14,7 @@ use kiyot_engine::{
     provider::{InstanceId, Provider},
 };
 use kiyot_local::{
-    RegistryConfig,
+    PauseImage, RegistryConfig,
     netns::{CAPABILITIES, Netns},
 };
 
@@ -98,7 +98,11 @@ fn has_processes(cell: &CellId) -> bool {
 impl Subject for NetnsSubject {
     /// Returns a new provider, which knows only the files.
     fn provider(&self) -> Arc<dyn Provider> {
-        Arc::new(Netns::new(&self.bench.config, Arc::clone(&self.registries) as _))
+        Arc::new(Netns::new(
+            &self.bench.config,
+            Arc::clone(&self.registries) as _,
+            PauseImage::new(None),
+        ))
     }
 
     fn inject(&self, fault: Fault) -> bool {

@@ -18,7 +18,10 @@ use kiyot_engine::{
         ProviderError, Terminations,
     },
 };
-use kiyot_local::qemu::{CAPABILITIES, Qemu};
+use kiyot_local::{
+    PauseImage,
+    qemu::{CAPABILITIES, Qemu},
+};
 use tokio::{process::Command, time::timeout};
 
 use super::{
@@ -76,7 +79,7 @@ fn use_launcher(bench: &mut Bench) {
 impl Subject for QemuSubject {
     /// Returns a new provider, which knows only the files.
     fn provider(&self) -> Arc<dyn Provider> {
-        let provider = Qemu::new(&self.local.bench.config);
+        let provider = Qemu::new(&self.local.bench.config, PauseImage::new(None));
         Arc::new(Held { provider, launches: Arc::clone(&self.launches) })
     }
 

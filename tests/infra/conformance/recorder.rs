@@ -7,12 +7,12 @@ use std::{
 
 use async_trait::async_trait;
 use kiyot_engine::{
+    Wanted,
     placement::Catalogue,
     provider::{
         Attached, Attachment, Capabilities, ErrorClass, Instance, InstanceId, LaunchSpec, Provider,
         ProviderError, Terminations,
     },
-    request::CellRequest,
 };
 
 /// A call, with its outcome.
@@ -81,12 +81,8 @@ impl Provider for Recorder {
         self.inner.catalogue().await
     }
 
-    async fn parameters(
-        &self,
-        request: &CellRequest,
-        pod_uid: &str,
-    ) -> Result<BTreeMap<String, String>, ProviderError> {
-        self.inner.parameters(request, pod_uid).await
+    async fn parameters(&self, wanted: &Wanted) -> Result<BTreeMap<String, String>, ProviderError> {
+        self.inner.parameters(wanted).await
     }
 
     async fn launch(&self, spec: &LaunchSpec, token: &str) -> Result<Instance, ProviderError> {

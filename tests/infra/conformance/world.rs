@@ -6,21 +6,20 @@ use std::{
     fmt,
     net::IpAddr,
     sync::{Arc, Mutex},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use async_trait::async_trait;
 use kiyot::backends::milpa::{
-    cells::{BoundCell, Cells, CellsConfig, LaunchOrder, Links},
+    cells::{BoundCell, Cells, CellsConfig, Links},
     gateway::{Admission, CellLink, Gateway, Refusal, ca::Ca},
     store::{Batch, Store, Table},
 };
 use kiyot_engine::{
+    OrderKey, Wanted,
     engine::CellError,
     id::{CellId, SandboxId},
-    placement::Needs,
-    provider::{Attachment, ErrorClass, InstanceId},
-    request::CellRequest,
+    provider::{ErrorClass, InstanceId},
 };
 use kiyot_link::bootstrap::Bootstrap;
 use kiyot_local::boot_id;
@@ -144,24 +143,14 @@ impl<S: Subject> World<S> {
         timeout: Duration,
     ) -> JoinHandle<Result<BoundCell, CellError>> {
         let (cells, sandbox) = (Arc::clone(&self.cells), SandboxId::mint().unwrap());
-        let attachment = Attachment {
-            pod_name: pod.to_owned(),
-            pod_namespace: "a-namespace".into(),
+        let key = OrderKey {
             pod_uid: format!("{pod}-{}", self.name),
-            sandbox: sandbox.to_string(),
-            ..Attachment::default()
-        };
-        let order = LaunchOrder {
-            sandbox,
+            namespace: "a-namespace".into(),
+            name: pod.to_owned(),
             attempt: 0,
-            identity: String::new(),
-            attachment,
-            needs: Needs::default(),
-            request: CellRequest::default(),
-            labels: BTreeMap::new(),
-            deadline: Some(Instant::now() + timeout),
         };
-        tokio::spawn(async move { cells.launch(order).await })
+        let wanted = Arc::new(Wanted { key, ..Wanted::default() });
+        tokio::spawn(async move { cells.launch(wanted, sandbox, Some(timeout)).await })
     }
 
     /// Runs a pod: repeats the launch until it succeeds, and records the sandbox.

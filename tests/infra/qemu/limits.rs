@@ -7,7 +7,7 @@ use std::{
 };
 
 use kiyot_engine::provider::{Attachment, Provider};
-use kiyot_local::qemu::Qemu;
+use kiyot_local::{PauseImage, qemu::Qemu};
 
 use super::{super::bench::cgroup_mounts, Vms};
 
@@ -87,7 +87,7 @@ async fn processes_of_a_machine_have_limits_and_the_weight_of_their_pod() {
 
     // A resize of the pod, which the kubelet writes to its cgroup, is followed by each list, also
     // after a restart of the daemon.
-    let restarted = Qemu::new(&vms.bench.config);
+    let restarted = Qemu::new(&vms.bench.config, PauseImage::new(None));
     for (provider, weight) in [(&vms.provider, "400"), (&restarted, "300")] {
         pod.set_weight(weight);
         provider.list_owned().await.unwrap();

@@ -13,7 +13,7 @@ use std::{
 };
 
 use kiyot_engine::provider::{Instance, Provider};
-use kiyot_local::qemu::Qemu;
+use kiyot_local::{PauseImage, qemu::Qemu};
 
 use super::{
     super::bench::{LIMIT, run},
@@ -158,7 +158,7 @@ async fn machines_have_users_of_their_own_also_after_a_restart() {
     assert_eq!(users, BTreeSet::from([first, first + 1]));
     let of_one = user(&vms, &one).await;
 
-    vms.provider = Qemu::new(&vms.bench.config);
+    vms.provider = Qemu::new(&vms.bench.config, PauseImage::new(None));
     let third = launch(&vms).await;
     assert_eq!(user(&vms, &third).await, first + 2);
     assert_eq!(user(&vms, &one).await, of_one, "the machine runs on");

@@ -8,11 +8,13 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use kiyot_config::{ImageFilter, MilpaBackend, PriceSource};
 use kiyot_engine::{
+    OrderKey, Wanted,
     placement::{Candidate, Catalogue, Needs, Requested, Rules, rank},
-    provider::{InstanceId, LaunchSpec, Owner, PodTags, ProviderError, TagRules, owner},
+    provider::{InstanceId, LaunchSpec, Owner, ProviderError, TagRules, owner},
     request::LaunchType,
 };
 use kiyot_link::bootstrap::{AgentPin, Bootstrap, GatewayAddress};
+use kiyot_local::PauseImage;
 use kiyot_proto::text::counted;
 
 use crate::{
@@ -53,7 +55,8 @@ const CA_PEM_BYTES: usize = 700;
 
 /// Checks a configuration over the API, without effect.
 pub async fn check(config: &MilpaBackend, owner: Owner, api: Arc<dyn Ec2Api>) -> LiveReport {
-    let ec2 = Ec2::new(config, owner, Arc::clone(&api));
+    let pause_image = PauseImage::new(config.pause_image.clone());
+    let ec2 = Ec2::new(config, owner, Arc::clone(&api), pause_image);
     let mut check = LiveCheck {
         caller: Caller::new(LiveReport::new(Values::of(&config.ec2, &ec2.owner.cluster))),
         ec2,
@@ -350,7 +353,7 @@ impl LiveCheck<'_> {
         resources: &Resources,
         candidate: Candidate,
     ) -> Result<RunInstances, ProviderError> {
-        let parameters = self.ec2.parameters_with(resources, &CellRequest::default())?;
+        let parameters = self.ec2.parameters_with(resources, &Wanted::default())?;
         let cell = CellId::mint().map_err(|error| {
             ProviderError::new(
                 kiyot_engine::provider::ErrorClass::Transient,
@@ -381,11 +384,12 @@ impl LiveCheck<'_> {
     }
 
     fn tags(&self, cell: &CellId) -> BTreeMap<String, String> {
-        let pod = PodTags {
+        let key = OrderKey {
             namespace: "default".into(),
             name: "check-config".into(),
-            ..PodTags::default()
+            ..OrderKey::default()
         };
+        let pod = Wanted { key, ..Wanted::default() };
         self.ec2.owner.tags(&TagRules::of(self.config), cell, &pod).tags
     }
 

@@ -42,7 +42,7 @@ fn provider_in(api: FakeApi, subnets: Vec<String>) -> (Arc<FakeApi>, Ec2) {
         ..config::MilpaBackend::default()
     };
     let owner = Owner { cluster: "c".into(), node: "n".into(), fingerprint: "0123".into() };
-    (Arc::clone(&api), Ec2::new(&config, owner, api))
+    (Arc::clone(&api), Ec2::new(&config, owner, api, PauseImage::new(None)))
 }
 
 fn spec(instance_type: &str, parameters: BTreeMap<String, String>) -> LaunchSpec {
@@ -194,7 +194,7 @@ async fn launch_of_an_added_type_is_the_same_before_and_after_a_restart() {
     let spec = |parameters| spec(ADDED_TYPE, parameters);
     let (_, first) = provider(FakeApi::default());
     first.catalogue().await.unwrap();
-    let parameters = first.parameters(&CellRequest::default(), "uid").await.unwrap();
+    let parameters = first.parameters(&Wanted::default()).await.unwrap();
     let before = first.request(&spec(parameters.clone()), "token").await.unwrap();
     assert_eq!(before.image, IMAGE);
     let (api, restarted) = provider(FakeApi::default());
@@ -212,7 +212,8 @@ async fn denied_launch_and_a_volume_that_is_too_large_are_of_the_pod_s_request()
     let (_, provider) = provider(FakeApi::default());
     let error_of = async |volume_size_gib, code: &str| {
         let request = CellRequest { volume_size_gib, ..CellRequest::default() };
-        let spec = spec(TYPE, provider.parameters(&request, "uid").await.unwrap());
+        let wanted = Wanted { request, ..Wanted::default() };
+        let spec = spec(TYPE, provider.parameters(&wanted).await.unwrap());
         let failure = Failure::Refused { code: code.into(), message: String::new() };
         provider.launch_error(&spec, CallError { operation: "RunInstances", failure }).await
     };
@@ -291,7 +292,7 @@ async fn image_is_looked_for_until_it_is_published_and_again_once_it_is_deregist
     };
     let (api, ec2) = provider(FakeApi::default());
     publish(&api, &[]);
-    let parameters = async || ec2.parameters(&CellRequest::default(), "uid").await;
+    let parameters = async || ec2.parameters(&Wanted::default()).await;
     for error in [ec2.catalogue().await.unwrap_err(), parameters().await.unwrap_err()] {
         assert_eq!(error.class, ErrorClass::Invalid);
         let text = error.text();

@@ -40,7 +40,7 @@ const MAX_CONSOLE_CHARS: usize = 500;
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct BootKind {
     /// The digest of the provider's own parameters, without those that change no boot.
-    parameters_sha256: String,
+    parameters_sha256: Option<String>,
     /// The architecture and the instance types that the pod asks for.
     machine: String,
 }

@@ -177,7 +177,7 @@ impl Cell {
             start_failures: self.earlier.failures,
             spot_failed: self.earlier.spot_failed,
             last_failures: self.earlier.last.clone(),
-            parameters_sha256: self.launch.parameters_sha256.clone(),
+            parameters_sha256: self.launch.parameters_sha256.clone().unwrap_or_default(),
             place: self.place.as_deref().unwrap_or_default().to_owned(),
             lost_unix_nanos: self.end.lost_unix_nanos.unwrap_or_default(),
         }

@@ -6,9 +6,10 @@ use kiyot_proto::store;
 
 use crate::{
     StoreError,
-    engine::{CellError, cell::timeline::Step, launch::Launch, order::OrderKey},
+    engine::{CellError, cell::timeline::Step, launch::Launch},
     id::{CellId, SandboxId},
     provider::{Attached, Attachment, Instance, InstanceId, LeftOut, ProviderError, Termination},
+    wanted::OrderKey,
 };
 
 /// The number of a claim, by which its answer finds the caller.

@@ -53,13 +53,11 @@ impl Launch {
     }
 }
 
-/// Returns the digest of the provider's own parameters of a launch; empty without any.
-pub(super) fn parameters_digest(parameters: &BTreeMap<String, String>) -> String {
-    if parameters.is_empty() {
-        return String::new();
-    }
+/// Returns the digest of the provider's own parameters of a launch; `None` without any.
+pub(super) fn parameters_digest(parameters: &BTreeMap<String, String>) -> Option<String> {
     // A map of texts has no part whose encoding can fail.
-    sha256(&serde_json::to_vec(parameters).unwrap_or_default())
+    let encoded = || serde_json::to_vec(parameters).unwrap_or_default();
+    (!parameters.is_empty()).then(|| sha256(&encoded()))
 }
 
 /// Returns the record of a priced offering.

@@ -246,10 +246,10 @@ impl Engine {
         let order = self.orders.get(sandbox)?;
         let boots = self.config.limits.boots?;
         let is_queued = order.state == OrderState::Waiting && self.boots() >= boots;
-        if !is_queued || self.blocking_cell(&order.key.pod_uid).is_some() {
+        if !is_queued || self.blocking_cell(&order.wanted.key.pod_uid).is_some() {
             return None;
         }
-        let (pod, since) = (order.key.pod_uid.clone(), order.queued_since);
+        let (pod, since) = (order.wanted.key.pod_uid.clone(), order.queued_since);
         let waiting = self.orders.values().filter(|order| order.state == OrderState::Waiting);
         let orders = waiting.count();
         self.places.keep(&pod, since, now.boot);
@@ -274,7 +274,7 @@ impl Engine {
             }
             let turn = |sandbox: &SandboxId| {
                 let order = self.orders.get(sandbox)?;
-                let of_namespace = boots.get(order.key.namespace.as_str());
+                let of_namespace = boots.get(order.wanted.key.namespace.as_str());
                 Some((of_namespace.copied().unwrap_or_default(), order.queued_since))
             };
             let next = waiting.iter().enumerate().min_by_key(|(_, sandbox)| turn(sandbox));

@@ -25,8 +25,8 @@ use crate::{
     },
     id::{CellId, SandboxId},
     placement::{Candidate, Choice, LaunchRefusal},
-    provider::{Attached, Attachment, ErrorClass, LaunchSpec, PodTags, ProviderError},
-    request::HealthyTimeout,
+    provider::{Attached, ErrorClass, LaunchSpec, ProviderError},
+    wanted::{OrderKey, Wanted},
 };
 
 pub(super) mod denials;
@@ -41,43 +41,13 @@ const MAX_REFUSED_TYPES: usize = 3;
 /// Bounds the text of a failed launch in the error of its order, in characters.
 const MAX_CAUSE_CHARS: usize = 1000;
 
-/// The identity of a pod sandbox: the fields of its CRI metadata.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct OrderKey {
-    /// `metadata.uid` of the pod.
-    pub pod_uid: String,
-    /// `metadata.namespace` of the pod.
-    pub namespace: String,
-    /// `metadata.name` of the pod.
-    pub name: String,
-    /// `metadata.attempt` of the sandbox.
-    pub attempt: u32,
-}
-
-impl OrderKey {
-    /// Returns whether a pod with this uid is another than that of the key. Pods without a uid are
-    /// never others.
-    pub fn is_other_with_uid(&self, uid: &str, namespace: &str, name: &str) -> bool {
-        !uid.is_empty()
-            && self.pod_uid == uid
-            && (&*self.namespace, &*self.name) != (namespace, name)
-    }
-}
-
-/// The needs of a pod.
+/// A call's order of a cell for a pod.
 #[derive(Debug, Clone)]
 pub struct OrderSpec {
-    /// The pod.
-    pub key: OrderKey,
-    /// The digest of the annotations that choose the machine: a call with another digest does not
-    /// join the order.
-    pub identity: String,
+    /// What the pod wants.
+    pub wanted: Arc<Wanted>,
     /// The id of the sandbox, unless the order joins another.
     pub sandbox: SandboxId,
-    /// The pod's network, with the id of the sandbox.
-    pub attachment: Attachment,
-    /// The labels of the pod, for the tags of its instance.
-    pub labels: BTreeMap<String, String>,
     /// The offerings that suit the pod, the preferred first, or why there are none.
     pub candidates: Result<Vec<Candidate>, CellError>,
     /// The provider's own parameters of a launch.
@@ -85,8 +55,6 @@ pub struct OrderSpec {
     /// The choice among the instances that run already; `None` for none of them. A call that joins
     /// an order keeps the order's choice and parameters if it has none.
     pub choice: Option<Choice>,
-    /// The time for which the pod's agent may be silent, if the pod has a limit of its own.
-    pub healthy_timeout: Option<HealthyTimeout>,
     /// The time that the caller has; bounded by `launch_timeout`.
     pub timeout: Option<Duration>,
     /// True while a call waits for the cell.
@@ -105,19 +73,16 @@ pub(super) enum OrderState {
 /// An order.
 #[derive(Debug)]
 pub(super) struct Order {
-    pub(super) key: OrderKey,
-    pub(super) identity: String,
-    /// The pod's network; `None` until a call joins an order of a previous daemon.
-    pub(super) attachment: Option<Box<Attachment>>,
-    /// The labels of the pod; empty until then.
-    pub(super) labels: BTreeMap<String, String>,
+    pub(super) wanted: Arc<Wanted>,
+    /// True once a call of this daemon has ordered the cell. Until a call joins an order of a
+    /// previous daemon, it wants no more than what the records have.
+    pub(super) is_wanted: bool,
     pub(super) candidates: Vec<Candidate>,
     /// The provider's own parameters of its launches.
     pub(super) parameters: BTreeMap<String, String>,
     /// The reason for which a call had no candidates.
     pub(super) no_candidates: Option<CellError>,
     pub(super) choice: Option<Choice>,
-    pub(super) healthy_timeout: Option<HealthyTimeout>,
     pub(super) state: OrderState,
     /// The number of cells that were launched for it.
     pub(super) launches: u32,
@@ -167,11 +132,6 @@ impl OrderState {
 }
 
 impl Order {
-    /// Returns true if the pod's network is known: a call of this daemon has ordered the cell.
-    fn is_wanted(&self) -> bool {
-        self.attachment.is_some()
-    }
-
     /// Counts the refusal of an instance type. Returns whether another type may be allowed: the
     /// request is wrong if several types are refused with one code.
     fn takes_another_type(&mut self, error: &ProviderError) -> bool {
@@ -183,13 +143,14 @@ impl Order {
 
     /// Returns the record.
     pub(super) fn stored(&self, sandbox: &SandboxId) -> store::Order {
+        let Wanted { key, identity, .. } = &*self.wanted;
         store::Order {
             sandbox: sandbox.as_str().to_owned(),
-            pod_uid: self.key.pod_uid.clone(),
-            namespace: self.key.namespace.clone(),
-            name: self.key.name.clone(),
-            attempt: self.key.attempt,
-            identity: self.identity.clone(),
+            pod_uid: key.pod_uid.clone(),
+            namespace: key.namespace.clone(),
+            name: key.name.clone(),
+            attempt: key.attempt,
+            identity: identity.clone(),
             cell: self.state.cell().map(ToString::to_string).unwrap_or_default(),
             launches: self.launches,
         }
@@ -203,8 +164,10 @@ impl Engine {
         let timeout = self.config.launch_timeout;
         let timeout = spec.timeout.map_or(timeout, |wanted| wanted.min(timeout));
         let deadline = now.boot + timeout;
-        let open = self.orders.iter().find(|(_, order)| order.key == spec.key);
-        let open = open.map(|(sandbox, order)| (sandbox.clone(), order.identity == spec.identity));
+        let Wanted { key, identity, .. } = &*spec.wanted;
+        let open = self.orders.iter().find(|(_, order)| order.wanted.key == *key);
+        let open =
+            open.map(|(sandbox, order)| (sandbox.clone(), order.wanted.identity == *identity));
         let sandbox = match open {
             Some((sandbox, true)) => {
                 self.join(&sandbox, spec, deadline, now);
@@ -215,18 +178,15 @@ impl Engine {
                     self.replace(&replaced, now);
                 }
                 let sandbox = spec.sandbox.clone();
-                let queued_since = self.places.take(&spec.key.pod_uid, now.boot);
-                let spot_since = self.spot_waits.take(&spec.key.pod_uid, now.boot);
+                let queued_since = self.places.take(&key.pod_uid, now.boot);
+                let spot_since = self.spot_waits.take(&key.pod_uid, now.boot);
                 let order = Order {
-                    key: spec.key,
-                    identity: spec.identity,
-                    attachment: Some(Box::new(spec.attachment)),
-                    labels: spec.labels,
+                    wanted: spec.wanted,
+                    is_wanted: true,
                     no_candidates: spec.candidates.as_ref().err().cloned(),
                     candidates: spec.candidates.unwrap_or_default(),
                     parameters: spec.parameters,
                     choice: spec.choice,
-                    healthy_timeout: spec.healthy_timeout,
                     state: OrderState::Waiting,
                     launches: 0,
                     causes: Vec::new(),
@@ -261,7 +221,8 @@ impl Engine {
         now: Now,
     ) -> super::Effects {
         let mut orders = self.orders.iter();
-        let changed = orders.find(|(_, order)| order.key == *key && order.identity != identity);
+        let changed = orders
+            .find(|(_, Order { wanted, .. })| wanted.key == *key && wanted.identity != identity);
         if let Some(sandbox) = changed.map(|(sandbox, _)| sandbox.clone()) {
             let cell = self.cell_of_order(&sandbox).and_then(|cell| self.cells.get(cell));
             if !cell.is_some_and(|cell| matches!(cell.state, State::Binding { .. })) {
@@ -271,9 +232,10 @@ impl Engine {
         self.handle(super::Event::Tick, now)
     }
 
-    /// Returns true if a sandbox has an order that a call with this identity joins.
-    pub fn has_order(&self, key: &OrderKey, identity: &str) -> bool {
-        self.orders.values().any(|order| order.key == *key && order.identity == identity)
+    /// Returns true if a sandbox has an order that a call joins.
+    pub fn has_order(&self, Wanted { key, identity, .. }: &Wanted) -> bool {
+        let mut ordered = self.orders.values().map(|order| &order.wanted);
+        ordered.any(|ordered| ordered.key == *key && ordered.identity == *identity)
     }
 
     /// Returns the cell of an order.
@@ -285,15 +247,12 @@ impl Engine {
     fn waited_for(&self, sandbox: &SandboxId) -> Option<CellId> {
         let order = self.orders.get(sandbox)?;
         let waits = order.state == OrderState::Waiting;
-        waits.then(|| self.blocking_cell(&order.key.pod_uid).cloned())?
+        waits.then(|| self.blocking_cell(&order.wanted.key.pod_uid).cloned())?
     }
 
     fn join(&mut self, sandbox: &SandboxId, spec: OrderSpec, deadline: Duration, now: Now) {
         let Some(order) = self.orders.get_mut(sandbox) else { return };
-        let mut attachment = spec.attachment;
-        attachment.sandbox = sandbox.as_str().to_owned();
-        order.attachment = Some(Box::new(attachment));
-        order.labels = spec.labels;
+        (order.wanted, order.is_wanted) = (spec.wanted, true);
         if spec.choice.is_some() {
             order.parameters = spec.parameters;
             order.choice = spec.choice;
@@ -330,7 +289,7 @@ impl Engine {
             .cells
             .values()
             .filter(|cell| {
-                is_of_pod(cell, &order.key.pod_uid)
+                is_of_pod(cell, &order.wanted.key.pod_uid)
                     && (cell.state.is_unbound() || matches!(cell.state, State::Terminating { .. }))
             })
             .map(|cell| cell.id.clone())
@@ -348,14 +307,16 @@ impl Engine {
     /// Launches a cell for an order, unless another cell of the pod may run containers.
     pub(super) fn place(&mut self, sandbox: &SandboxId, now: Now) {
         let Some(order) = self.orders.get(sandbox) else { return };
-        if order.state != OrderState::Waiting || !order.is_wanted() {
+        if order.state != OrderState::Waiting || !order.is_wanted {
             return;
         }
-        if self.blocking_cell(&order.key.pod_uid).is_some() {
+        if self.blocking_cell(&order.wanted.key.pod_uid).is_some() {
             return;
         }
         // The cells of other providers can't run a pod without their records: no agent enrols.
-        if self.capabilities.awaits_ends() && self.evidence.may_run_in_stray(&order.key.pod_uid) {
+        if self.capabilities.awaits_ends()
+            && self.evidence.may_run_in_stray(&order.wanted.key.pod_uid)
+        {
             return;
         }
         if let Some(instance) = self.evidence.foreign() {
@@ -387,7 +348,7 @@ impl Engine {
             return;
         }
         let candidates = self.of_market(&candidates, order.spot_since, now);
-        let namespace = order.key.namespace.as_str();
+        let namespace = order.wanted.key.namespace.as_str();
         let affordable = self.affordable(Some(namespace), &candidates);
         if affordable.is_err()
             && self.affords_without_pools(namespace, &candidates)
@@ -414,8 +375,8 @@ impl Engine {
         if let Some(denial) = self.denials.of_kind(&order.parameters, &candidates, now) {
             return Err(denial.error(now));
         }
-        let (tags, parameters) = (order.pod_tags(), order.parameters.clone());
-        let cell = self.new_cell(candidates, parameters, kind, &tags, now)?;
+        let (wanted, parameters) = (Arc::clone(&order.wanted), order.parameters.clone());
+        let cell = self.new_cell(candidates, parameters, kind, &wanted, now)?;
         self.count_miss(sandbox);
         let Some(order) = self.orders.get_mut(sandbox) else { return Ok(()) };
         order.launches += 1;
@@ -436,13 +397,13 @@ impl Engine {
         candidates: Vec<Candidate>,
         parameters: BTreeMap<String, String>,
         kind: BootKind,
-        pod: &PodTags,
+        wanted: &Wanted,
         now: Now,
     ) -> Result<Cell, CellError> {
         let id = self.cell_id()?;
         let (token, enrolment) = (self.token()?, self.token()?);
         let bootstrap = self.seams.bootstrap(&id, &enrolment).ok_or(CellError::Starting)?;
-        let tags = self.tags_for(&id, pod);
+        let tags = self.tags_for(&id, wanted);
         let parameters_sha256 = parameters_digest(&parameters);
         let spec = LaunchSpec { cell: id.clone(), candidates, tags, bootstrap, parameters };
         let launch = CellLaunch {
@@ -453,7 +414,7 @@ impl Engine {
         };
         Ok(Cell {
             launch,
-            place: self.config.known_place(),
+            place: self.config.place.clone(),
             boot_id: self.config.boot_id.clone(),
             created_unix_nanos: timeline::nanos(now.unix),
             requested: Some(now.boot),
@@ -490,7 +451,7 @@ impl Engine {
     pub(super) fn on_idle(&mut self, id: &CellId, now: Now) {
         let order = self.cells.get(id).and_then(|cell| cell.order.waiting());
         let order = order.and_then(|order| self.orders.get(order));
-        let order = order.filter(|order| order.is_wanted());
+        let order = order.filter(|order| order.is_wanted);
         if let Some(order) = order {
             if !order.is_claimed && self.lacking_pool(id).is_some() {
                 return self.release(id, "no call waits for the cell", now);
@@ -572,7 +533,7 @@ impl Engine {
         };
         let places_again = may_retry
             && !is_ended_by_caller
-            && order.is_wanted()
+            && order.is_wanted
             && (has_fewer || order.launches < self.config.max_launches)
             && !order.candidates.is_empty()
             && now.boot < order.deadline;
@@ -593,12 +554,13 @@ impl Engine {
                 return self.answer_order(None, sandbox, Err(error));
             }
             let Some(order) = self.orders.get(sandbox) else { return };
-            let error = match self.blocking_cell(&order.key.pod_uid).cloned() {
+            let error = match self.blocking_cell(&order.wanted.key.pod_uid).cloned() {
                 None if self.cells.len() >= self.config.limits.max_cells => self.full(),
                 blocking => {
                     // It waits for the end of a warm cell.
                     let candidates = self.of_market(&order.candidates, order.spot_since, now);
-                    let over = self.affordable(Some(&order.key.namespace), &candidates).err();
+                    let over =
+                        self.affordable(Some(&order.wanted.key.namespace), &candidates).err();
                     match over.filter(|_| blocking.is_none()) {
                         Some(over) => CellError::OverBudget(over),
                         None => CellError::Blocked { cell: blocking, seconds: waited },
@@ -607,7 +569,7 @@ impl Engine {
             };
             return self.answer_order(None, sandbox, Err(error));
         };
-        if !order.is_wanted() {
+        if !order.is_wanted {
             return self.release(&id, "no call of the kubelet joined its launch", now);
         }
         let seconds = order.deadline.saturating_sub(order.began).as_secs();
@@ -640,7 +602,7 @@ impl Engine {
     /// Fails the waiting orders of a pod whose last cell could not be terminated.
     pub(super) fn fail_orders_of_pod(&mut self, id: &CellId, error: &ProviderError) {
         let Some(cell) = self.cells.get(id) else { return };
-        let waiting = self.waiting_orders(|order| is_of_pod(cell, &order.key.pod_uid));
+        let waiting = self.waiting_orders(|order| is_of_pod(cell, &order.wanted.key.pod_uid));
         for sandbox in waiting {
             self.answer_order(None, &sandbox, Err(CellError::Provider(error.clone())));
         }

@@ -24,7 +24,7 @@ use crate::{
     placement::{
         Candidate, Choice, MAX_CANDIDATES, Offering, Refusals, Refused, leave_out_dear_spot,
     },
-    provider::PodTags,
+    wanted::Wanted,
 };
 
 /// The longest pause after failed launches of a pool.
@@ -255,7 +255,7 @@ impl Engine {
         if let Some(denial) = self.denials.of_kind(&parameters, &candidates, now) {
             return Err(Missing::Until(denial.until));
         }
-        match self.new_cell(candidates, parameters, kind, &PodTags::default(), now) {
+        match self.new_cell(candidates, parameters, kind, &Wanted::default(), now) {
             Ok(cell) => {
                 let at = now.boot + self.config.launch_timeout;
                 self.timers.set(Timer::Warm(cell.id.clone()), at);
@@ -347,9 +347,10 @@ impl Engine {
 
     /// Returns true if an idle cell suits the pod of an order.
     pub fn has_warm_cell(&self, spec: &OrderSpec) -> bool {
-        let choice = spec.choice.as_ref();
-        let digest = launch::parameters_digest(&spec.parameters);
-        choice.is_some_and(|choice| self.warm_cell(choice, &digest, &spec.key.namespace).is_some())
+        let OrderSpec { wanted, parameters, choice, .. } = spec;
+        let namespace = &wanted.key.namespace;
+        let mut choice = choice.iter();
+        choice.any(|choice| self.warm_cell(choice, parameters, namespace).is_some())
     }
 
     /// Returns the cheapest idle cell that suits a pod, of equal ones the oldest, with its offering
@@ -358,9 +359,10 @@ impl Engine {
     fn warm_cell(
         &self,
         choice: &Choice,
-        parameters_sha256: &str,
+        parameters: &BTreeMap<String, String>,
         namespace: &str,
     ) -> Option<(CellId, Candidate)> {
+        let parameters_sha256 = launch::parameters_digest(parameters);
         // An agent that is silent now may be gone.
         let idle = |cell: &&Cell| cell.is_warm() && is_idle(cell) && !self.is_silent(&cell.id);
         let suited = self
@@ -378,8 +380,7 @@ impl Engine {
     pub(super) fn take_warm_cell(&mut self, sandbox: &SandboxId, now: Now) -> bool {
         let Some(order) = self.orders.get(sandbox) else { return false };
         let Some(choice) = &order.choice else { return false };
-        let digest = launch::parameters_digest(&order.parameters);
-        let warm = self.warm_cell(choice, &digest, &order.key.namespace);
+        let warm = self.warm_cell(choice, &order.parameters, &order.wanted.key.namespace);
         let Some((id, suited)) = warm else { return false };
         // Only the first of several pods that start together: the delay has an end.
         if !self.has_starting_pod(now) {

@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    sync::Arc,
     time::Duration,
 };
 
@@ -9,14 +10,11 @@ use kiyot_proto::store::{self, CellPhase};
 
 use crate::{
     engine::{
-        Capabilities, Change, EndStep, Engine, EngineConfig, LaunchCall, Now, OrderKey, Seams,
-        State, Timeline,
+        Capabilities, Change, EndStep, Engine, EngineConfig, LaunchCall, Now, Seams, State,
+        Timeline,
         cell::{
-            Cell, CellEnd, CellLaunch, CellOrder, Offered, Pod, Token,
-            earlier::EarlierLaunches,
-            place::{ELSEWHERE, is_other_place},
-            ports::PodPorts,
-            state::StopStep,
+            Cell, CellEnd, CellLaunch, CellOrder, Offered, Pod, Token, earlier::EarlierLaunches,
+            place::ELSEWHERE, ports::PodPorts, state::StopStep,
         },
         costs::{Bill, Costs},
         launch::Launch,
@@ -25,7 +23,8 @@ use crate::{
     },
     id::{CellId, SandboxId},
     provider::InstanceId,
-    request::HealthyTimeout,
+    request::{CellRequest, HealthyTimeout},
+    wanted::{OrderKey, Wanted},
 };
 
 /// Bounds the time in which the kubelet's retry joins the launch of a previous daemon. A kubelet
@@ -149,17 +148,16 @@ impl Engine {
         sandbox: Option<&JournalSandbox>,
         now: Now,
     ) -> Cell {
-        let instance = (!record.instance.is_empty()).then(|| InstanceId(record.instance.clone()));
+        let instance = known(&record.instance).map(InstanceId);
         let launch = record.launch.as_ref().and_then(|launch| Launch::from_stored(&id, launch));
         // The clock may have been set: it can only shorten a token.
         let left = u64::try_from(record.token_expires_unix).unwrap_or_default();
         let left = Duration::from_secs(left).saturating_sub(now.unix).min(self.config.token_ttl);
-        let healthy_timeout = record.healthy_timeout_secs.map(HealthyTimeout::of_secs);
         let is_expired = left.is_zero();
         // A pool's cell without a pod goes on without an order.
         let is_wanted = order.is_some() || (!record.pool.is_empty() && record.sandbox.is_empty());
-        let place = (!record.place.is_empty()).then(|| record.place.as_str().into());
-        let is_elsewhere = is_other_place(place.as_deref(), &self.config.place);
+        let place = known(&record.place).map(Arc::from);
+        let is_elsewhere = self.config.is_other_place(place.as_ref());
         // An instance of another place may be on another machine.
         let rebooted = self.capabilities.ends_with_node
             && !is_elsewhere
@@ -205,28 +203,22 @@ impl Engine {
             }
             _ => to_end(UNFINISHED),
         };
-        let earlier = EarlierLaunches::from_stored(record);
         let order = order.filter(|_| state.is_unbound()).map(|(sandbox, order)| {
-            self.resume_order(sandbox.clone(), &id, order, launch.as_ref(), now);
-            if let Some(order) = self.orders.get_mut(&sandbox) {
-                order.healthy_timeout = healthy_timeout;
-                order.causes.clone_from(&earlier.last);
-                order.spot_failed = earlier.spot_failed;
-            }
+            self.resume_order(sandbox.clone(), order, (&id, record), launch.as_ref(), now);
             sandbox
         });
         let timeline = record.timeline.as_ref().map(Timeline::from_stored).unwrap_or_default();
         let lost_unix_nanos = Some(record.lost_unix_nanos).filter(|nanos| *nanos != 0);
         Cell {
-            launch: CellLaunch::resumed(launch, record.parameters_sha256.clone()),
+            launch: CellLaunch::resumed(launch, known(&record.parameters_sha256)),
             place,
             order: order.map_or(CellOrder::None, CellOrder::Waiting),
-            pool: (!record.pool.is_empty()).then(|| record.pool.as_str().into()),
+            pool: known(&record.pool).map(Arc::from),
             pod: Pod::from_stored(record, sandbox),
             boot_id: record.boot_id.clone(),
             created_unix_nanos: record.created_unix_nanos,
             offered: Offered::from_stored(record),
-            earlier,
+            earlier: EarlierLaunches::from_stored(record),
             timeline,
             bill: Bill::resumed(&timeline, now),
             token: Token::from_stored(record, now.boot + left),
@@ -240,33 +232,39 @@ impl Engine {
     fn resume_order(
         &mut self,
         sandbox: SandboxId,
-        cell: &CellId,
-        record: &store::Order,
+        order: &store::Order,
+        (cell, record): (&CellId, &store::Cell),
         launch: Option<&Launch>,
         now: Now,
     ) {
         let deadline = now.boot + self.config.launch_timeout.min(JOIN_TIMEOUT);
         self.timers.set(Timer::Deadline(sandbox.clone()), deadline);
-        let order = Order {
+        let wanted = Wanted {
             key: OrderKey {
-                pod_uid: record.pod_uid.clone(),
-                namespace: record.namespace.clone(),
-                name: record.name.clone(),
-                attempt: record.attempt,
+                pod_uid: order.pod_uid.clone(),
+                namespace: order.namespace.clone(),
+                name: order.name.clone(),
+                attempt: order.attempt,
             },
-            identity: record.identity.clone(),
-            attachment: None,
-            labels: BTreeMap::new(),
-            healthy_timeout: None,
+            identity: order.identity.clone(),
+            request: CellRequest {
+                healthy_timeout: record.healthy_timeout_secs.map(HealthyTimeout::of_secs),
+                ..CellRequest::default()
+            },
+            ..Wanted::default()
+        };
+        let order = Order {
+            wanted: Arc::new(wanted),
+            is_wanted: false,
             no_candidates: None,
             choice: None,
             candidates: launch.map(|launch| launch.spec.candidates.clone()).unwrap_or_default(),
             parameters: launch.map(|launch| launch.spec.parameters.clone()).unwrap_or_default(),
             state: OrderState::Placed(cell.clone()),
-            launches: record.launches,
-            causes: Vec::new(),
+            launches: order.launches,
+            causes: record.last_failures.clone(),
             refused_types: BTreeMap::new(),
-            spot_failed: false,
+            spot_failed: record.spot_failed,
             began: now.boot,
             queued_since: now.boot,
             spot_since: now.boot,
@@ -275,6 +273,11 @@ impl Engine {
         };
         self.orders.insert(sandbox, order);
     }
+}
+
+/// Returns a text of a record; `None` if it is empty.
+fn known(text: &str) -> Option<String> {
+    (!text.is_empty()).then(|| text.to_owned())
 }
 
 /// Returns the cell of a sandbox that has no record of its cell, in a state that ends it.
@@ -289,7 +292,7 @@ fn lost(id: CellId, sandbox: &JournalSandbox, now: Now) -> Cell {
         pod: Some(Pod::of_sandbox(sandbox)),
         created_unix_nanos: sandbox.created_unix_nanos,
         was_bound: true,
-        launch: CellLaunch::resumed(None, String::new()),
+        launch: CellLaunch::resumed(None, None),
         instance_known: Some(now.boot),
         bill: Bill::resumed(&Timeline::default(), now),
         ..Cell::new(id, state)

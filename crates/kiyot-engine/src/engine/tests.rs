@@ -5,7 +5,8 @@ use kiyot_values::{error_chain::error_chain, price::Price};
 use super::*;
 use crate::{
     placement::{Accuracy, Candidate, LaunchRefusal, Market, Offering},
-    provider::{Attached, Attachment, InstanceId, InstanceState},
+    provider::{Attached, InstanceId, InstanceState},
+    wanted::{OrderKey, Wanted},
 };
 
 mod breaker;
@@ -69,7 +70,7 @@ fn config() -> EngineConfig {
         spot_deadline: Duration::from_secs(60),
         orphan_timeout: Duration::from_secs(1000),
         healthy_timeout: Some(Duration::from_secs(90)),
-        place: "".into(),
+        place: None,
         owner: Owner { fingerprint: "ours".into(), ..Owner::default() },
         tag_rules: TagRules::default(),
         take_over: false,
@@ -91,25 +92,27 @@ fn candidate(zone: &str) -> Candidate {
     Candidate { offering: offering(zone), price: PRICE, accuracy: Accuracy::Exact }
 }
 
+fn key(pod: &str) -> OrderKey {
+    let name: String = pod.into();
+    OrderKey { pod_uid: name.clone(), namespace: "default".into(), name, attempt: 0 }
+}
+
 fn spec(pod: &str) -> OrderSpec {
     OrderSpec {
-        key: OrderKey {
-            pod_uid: pod.into(),
-            namespace: "default".into(),
-            name: pod.into(),
-            attempt: 0,
-        },
-        identity: String::new(),
+        wanted: Arc::new(Wanted { key: key(pod), ..Wanted::default() }),
         sandbox: SandboxId::mint().unwrap(),
-        attachment: Attachment::default(),
-        labels: BTreeMap::new(),
         candidates: Ok(["a", "b"].map(candidate).to_vec()),
         parameters: BTreeMap::new(),
         choice: None,
-        healthy_timeout: None,
         timeout: None,
         is_claimed: true,
     }
+}
+
+/// Returns an order whose pod wants something else.
+fn with(mut spec: OrderSpec, change: impl FnOnce(&mut Wanted)) -> OrderSpec {
+    change(Arc::make_mut(&mut spec.wanted));
+    spec
 }
 
 fn engine(capabilities: Capabilities) -> Engine {
@@ -336,7 +339,7 @@ fn cell_keeps_the_reason_of_its_offering_and_the_failures_before_it_across_a_res
     let instance = Instance { offering: offering("b"), ..launched_as("i", &second) };
     engine.handle(Event::Launched(second.clone(), Ok(instance)), at(3));
     let before = engine.cell_view(&second, at(3)).unwrap();
-    assert_eq!(before.offering_reason, "the only candidate");
+    assert_eq!(before.offering_reason.as_deref(), Some("the only candidate"));
     assert_eq!(before.earlier.failures, 1);
     assert_eq!(before.earlier.last, ["the provider of cells: launch: no hosts"]);
     let record = engine.cells[&second].stored();

@@ -13,6 +13,8 @@ use crate::{
     },
     id::{CellId, SandboxId},
     placement::Candidate,
+    provider::ProviderError,
+    wanted::OrderKey,
 };
 
 /// A cell whose end is not proven.
@@ -30,27 +32,27 @@ pub struct CellView {
     pub created_unix_nanos: i64,
     /// The steps of its start.
     pub timeline: Timeline,
-    /// The namespace of its pod; empty in a warm pool.
-    pub namespace: String,
-    /// The uid of its pod; empty in a warm pool.
-    pub pod_uid: String,
-    /// The sandbox of its pod; empty in a warm pool.
-    pub sandbox: String,
-    /// The warm pool that it was launched for; empty without one.
-    pub pool: Arc<str>,
-    /// The error of its last launch or termination; empty without one.
-    pub error: String,
+    /// The namespace of its pod; `None` in a warm pool.
+    pub namespace: Option<String>,
+    /// The uid of its pod; `None` in a warm pool.
+    pub pod_uid: Option<String>,
+    /// The sandbox of its pod; `None` in a warm pool.
+    pub sandbox: Option<String>,
+    /// The warm pool that it was launched for.
+    pub pool: Option<Arc<str>>,
+    /// The error of its last launch or termination.
+    pub error: Option<String>,
     /// The number of replays of its launch.
     pub replays: u32,
-    /// The reason for its offering.
-    pub offering_reason: String,
+    /// The reason for its offering, once the launch is answered.
+    pub offering_reason: Option<String>,
     /// The launches that failed before it, for the same order.
     pub earlier: EarlierLaunches,
     /// The end of its console, if it was read.
-    pub console: String,
+    pub console: Option<String>,
     /// The time at which it was given up, because its agent was silent for too long, in nanoseconds
-    /// since 1970; 0 if it was not.
-    pub lost_unix_nanos: i64,
+    /// since 1970.
+    pub lost_unix_nanos: Option<i64>,
     /// The cost since its launch.
     pub cost: Cost,
 }
@@ -60,14 +62,8 @@ pub struct CellView {
 pub struct OrderView {
     /// The id of the pod's sandbox.
     pub sandbox: SandboxId,
-    /// The name of the pod.
-    pub name: String,
-    /// The namespace of the pod.
-    pub namespace: String,
-    /// The uid of the pod.
-    pub pod_uid: String,
-    /// `metadata.attempt` of the sandbox.
-    pub attempt: u32,
+    /// The pod.
+    pub key: OrderKey,
     /// The cell that is launched for it; `None` while it waits for a place.
     pub cell: Option<CellId>,
     /// The time since which the pod waits, in nanoseconds since 1970.
@@ -76,8 +72,8 @@ pub struct OrderView {
     pub failures: u32,
     /// True if a launch on spot failed.
     pub spot_failed: bool,
-    /// The error of the last launch that failed; empty without one.
-    pub last_error: String,
+    /// The error of the last launch that failed.
+    pub last_error: Option<String>,
 }
 
 /// A warm pool.
@@ -104,11 +100,9 @@ impl Cell {
             _ => Vec::new(),
         };
         let launch_error = self.launch.error.as_ref().filter(|_| self.state.has_open_launch());
-        let error = match (&self.end.failure, self.end.refusal.as_ref().or(launch_error)) {
-            (Some(failure), _) => error_chain(failure),
-            (None, Some(error)) => error.text(),
-            (None, None) => String::new(),
-        };
+        let failure = self.end.failure.as_ref().map(|failure| error_chain(failure));
+        let error = self.end.refusal.as_ref().or(launch_error);
+        let pod = self.pod.as_ref();
         CellView {
             id: self.id.clone(),
             state: self.state.clone(),
@@ -116,16 +110,16 @@ impl Cell {
             addresses,
             created_unix_nanos: self.created_unix_nanos,
             timeline: self.timeline,
-            namespace: self.namespace().to_owned(),
-            pod_uid: self.pod_uid().to_owned(),
-            sandbox: self.sandbox().to_owned(),
-            pool: self.pool.clone().unwrap_or_else(|| "".into()),
-            error,
+            namespace: pod.map(|pod| pod.namespace.clone()),
+            pod_uid: pod.map(|pod| pod.uid.clone()),
+            sandbox: pod.map(|pod| pod.sandbox.clone()),
+            pool: self.pool.clone(),
+            error: failure.or_else(|| error.map(ProviderError::text)),
             replays: self.launch.replays,
-            offering_reason: self.offering_reason().to_owned(),
+            offering_reason: self.offered.as_ref().map(|offered| offered.reason.clone()),
             earlier: self.earlier.clone(),
-            console: self.end.console.clone().unwrap_or_default(),
-            lost_unix_nanos: self.end.lost_unix_nanos.unwrap_or_default(),
+            console: self.end.console.clone(),
+            lost_unix_nanos: self.end.lost_unix_nanos,
             cost: self.cost(now),
         }
     }
@@ -136,15 +130,12 @@ impl Order {
         let waits = now.boot.saturating_sub(self.queued_since);
         OrderView {
             sandbox: sandbox.clone(),
-            name: self.key.name.clone(),
-            namespace: self.key.namespace.clone(),
-            pod_uid: self.key.pod_uid.clone(),
-            attempt: self.key.attempt,
+            key: self.wanted.key.clone(),
             cell: self.state.cell().cloned(),
             since_unix_nanos: timeline::nanos(now.unix.saturating_sub(waits)),
             failures: u32::try_from(self.causes.len()).unwrap_or(u32::MAX),
             spot_failed: self.spot_failed,
-            last_error: self.causes.last().cloned().unwrap_or_default(),
+            last_error: self.causes.last().cloned(),
         }
     }
 }

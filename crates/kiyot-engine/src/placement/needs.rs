@@ -69,6 +69,8 @@ pub struct Requested {
     pub memory_mib: Option<Amount>,
     /// The overhead of the pod's RuntimeClass, in MiB.
     pub overhead_mib: u64,
+    /// Ephemeral storage in bytes; 0 without requests, or if they are not known.
+    pub storage_bytes: u64,
 }
 
 /// The needs of a pod.
@@ -80,6 +82,8 @@ pub struct Needs {
     pub memory_mib: Amount,
     /// Memory of the cell's own processes, in MiB.
     pub overhead_mib: u64,
+    /// Ephemeral storage in bytes; 0 without requests, or if they are not known.
+    pub storage_bytes: u64,
     /// GPUs.
     pub gpus: Option<GpuRequest>,
     /// The architecture of the pod's programs.
@@ -137,7 +141,7 @@ impl Requested {
         let memory_mib = mib(resources.memory_limit_in_bytes)
             .map(|value| Amount { value, source: Source::Limits });
         let overhead_mib = mib(overhead.memory_limit_in_bytes).unwrap_or_default();
-        Self { milli_cpus, memory_mib, overhead_mib }
+        Self { milli_cpus, memory_mib, overhead_mib, storage_bytes: 0 }
     }
 }
 
@@ -197,6 +201,7 @@ impl Needs {
                 .or(requested.memory_mib)
                 .unwrap_or_else(|| default(defaults.memory_mib)),
             overhead_mib: requested.overhead_mib.max(defaults.overhead_mib),
+            storage_bytes: requested.storage_bytes,
             gpus: request.gpu.clone().filter(|gpus| gpus.count > 0),
             architecture: request.architecture.unwrap_or(defaults.architecture),
             instance_type: request.instance_type.clone(),

@@ -55,6 +55,7 @@ impl Requested {
             milli_cpus: amount(api.milli_cpu_request, api.milli_cpu_limit),
             memory_mib: amount(mib(api.memory_request), api.memory_limit.map(mib)),
             overhead_mib: self.overhead_mib,
+            storage_bytes: api.storage_request,
         }
     }
 }
@@ -68,7 +69,8 @@ mod tests {
     fn requests_of_the_api_replace_those_of_cri_but_for_the_overhead() {
         let by_limits = |value| Some(Amount { value, source: Source::Limits });
         let by_requests = |value| Some(Amount { value, source: Source::Requests });
-        let of_cri = Requested { milli_cpus: None, memory_mib: by_limits(64), overhead_mib: 120 };
+        let of_cri =
+            Requested { memory_mib: by_limits(64), overhead_mib: 120, ..Requested::default() };
         let api = ApiRequests {
             milli_cpu_request: 1500,
             milli_cpu_limit: None,

@@ -3,7 +3,7 @@
 use crate::request::MAX_VOLUME_GIB;
 
 /// Bytes of a GiB.
-const GIB: u64 = 1 << 30;
+pub const GIB: u64 = 1 << 30;
 
 /// Room for the images of a pod, in GiB: their layers, packed and unpacked, beside what the system
 /// leaves of its image's volume.

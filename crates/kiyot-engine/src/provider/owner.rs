@@ -4,7 +4,8 @@ use kiyot_config::{MAX_TAG_VALUE_BYTES, NAME_TAG};
 
 use crate::{
     id::CellId,
-    provider::tags::{InstanceTags, PodTags, TagRules},
+    provider::tags::{InstanceTags, TagRules},
+    wanted::Wanted,
 };
 
 /// The tag that the console of EC2 shows as the name: namespace and name of the pod.
@@ -41,26 +42,24 @@ pub struct Owner {
 impl Owner {
     /// Returns the tags of an instance: the owner's, those of the configuration, and labels of the
     /// pod. Labels that are not allowed, or too many, are left out.
-    pub fn tags(&self, rules: &TagRules, cell: &CellId, pod: &PodTags) -> InstanceTags {
-        let name = match pod.name.as_str() {
-            "" => WARM_NAME.to_owned(),
-            pod_name => format!("{}/{pod_name}", pod.namespace),
-        };
+    pub fn tags(&self, rules: &TagRules, cell: &CellId, wanted: &Wanted) -> InstanceTags {
+        let key = &wanted.key;
+        let name = if key.name.is_empty() { WARM_NAME.to_owned() } else { key.pod() };
         let own = [
             (NAME, name.as_str()),
             (CLUSTER, &self.cluster),
             (NODE, &self.node),
             (FINGERPRINT, &self.fingerprint),
             (CELL, cell.as_str()),
-            (NAMESPACE, &pod.namespace),
-            (POD, &pod.name),
-            (POD_UID, &pod.uid),
+            (NAMESPACE, &key.namespace),
+            (POD, &key.name),
+            (POD_UID, &key.pod_uid),
         ];
         let own = own.into_iter().filter(|(_, value)| !value.is_empty()).map(|(key, value)| {
             let end = value.floor_char_boundary(MAX_TAG_VALUE_BYTES);
             (key.to_owned(), value[..end].to_owned())
         });
-        rules.add(own.collect(), &pod.labels)
+        rules.add(own.collect(), &wanted.labels)
     }
 }
 
@@ -69,19 +68,21 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
+    use crate::wanted::OrderKey;
     use kiyot_config::{MAX_TAGS, OWN_TAG_PREFIX};
 
     fn owner() -> Owner {
         Owner { cluster: "production".into(), node: "worker-1".into(), fingerprint: "0123".into() }
     }
 
-    fn pod() -> PodTags {
-        PodTags {
+    fn pod() -> Wanted {
+        let key = OrderKey {
+            pod_uid: "1-2-3".into(),
             namespace: "default".into(),
             name: "web-0".into(),
-            uid: "1-2-3".into(),
-            labels: BTreeMap::new(),
-        }
+            attempt: 0,
+        };
+        Wanted { key, ..Wanted::default() }
     }
 
     #[test]
@@ -89,7 +90,7 @@ mod tests {
         let labels = ["app", "run", "app.kubernetes.io/name", "cost-center"];
         let labels = labels.map(|key| (key.to_owned(), "web".to_owned())).into();
         let cell = CellId::mint().unwrap();
-        let tags = owner().tags(&TagRules::default(), &cell, &PodTags { labels, ..pod() }).tags;
+        let tags = owner().tags(&TagRules::default(), &cell, &Wanted { labels, ..pod() }).tags;
         assert_eq!((tags["app"].as_str(), tags[POD].as_str()), ("web", "web-0"));
         assert!(tags.contains_key("run") && tags.contains_key("app.kubernetes.io/name"));
         assert!(!tags.contains_key("cost-center"), "budgets and rights read it");
@@ -107,7 +108,7 @@ mod tests {
         let many = (0..80).map(|number| (number.to_string(), String::new()));
         let rules = TagRules { configured: forged.clone(), labels: vec!["*".into()] };
         let labels = forged.into_iter().chain(many).collect();
-        let tags = owner().tags(&rules, &cell, &PodTags { labels, ..pod() }).tags;
+        let tags = owner().tags(&rules, &cell, &Wanted { labels, ..pod() }).tags;
         assert_eq!(tags.len(), MAX_TAGS);
         for (key, value) in &own {
             assert_eq!(&tags[key], value);
@@ -117,7 +118,7 @@ mod tests {
     #[test]
     fn owner_without_a_cluster_has_no_empty_tag() {
         let cell = CellId::mint().unwrap();
-        let tags = Owner::default().tags(&TagRules::default(), &cell, &PodTags::default()).tags;
+        let tags = Owner::default().tags(&TagRules::default(), &cell, &Wanted::default()).tags;
         assert_eq!(tags.keys().map(String::as_str).collect::<Vec<_>>(), [NAME, CELL]);
     }
 }

@@ -10,19 +10,6 @@ const MAX_NAMED: usize = 20;
 /// See [`MAX_NAMED`].
 const MAX_NAME_BYTES: usize = 128;
 
-/// The parts of a pod that its instance's tags show.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct PodTags {
-    /// The namespace of the pod.
-    pub namespace: String,
-    /// The name of the pod.
-    pub name: String,
-    /// `metadata.uid` of the pod.
-    pub uid: String,
-    /// The labels of the pod.
-    pub labels: BTreeMap<String, String>,
-}
-
 /// The tags of all instances, and the labels that become tags.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TagRules {

@@ -15,7 +15,7 @@ use tokio::{sync::mpsc, time::timeout};
 use tokio_stream::wrappers::ReceiverStream;
 
 use super::{CellClient, QUERY_TIMEOUT, call, with_timeout};
-use crate::backends::milpa::failure::{Class, Failure};
+use crate::backends::milpa::failure::{Code, Failure};
 
 /// Largest file that is accepted from a cell, in bytes.
 const MAX_FILE_RESPONSE_BYTES: usize = 8 << 20;
@@ -92,7 +92,7 @@ impl CellClient {
         let opened = timeout(QUERY_TIMEOUT, agent.tunnel(ReceiverStream::new(up))).await;
         let down = opened
             .map_err(|_| {
-                Failure::cell(Class::DeadlineExceeded, "the cell did not open a tunnel in time")
+                Failure::cell(Code::DeadlineExceeded, "the cell did not open a tunnel in time")
             })?
             .map_err(Failure::of_cell)?;
         Ok(down.into_inner().map_err(Failure::of_cell).boxed())
@@ -108,7 +108,7 @@ impl CellClient {
         let mut agent = self.agent(MAX_NAME_QUERY_BYTES);
         let begun = timeout(QUERY_TIMEOUT, agent.resolve(ReceiverStream::new(answers))).await;
         let queries = begun
-            .map_err(|_| Failure::cell(Class::DeadlineExceeded, "Resolve was not answered"))?
+            .map_err(|_| Failure::cell(Code::DeadlineExceeded, "Resolve was not answered"))?
             .map_err(Failure::of_cell)?;
         Ok(queries.into_inner().map_err(Failure::of_cell).boxed())
     }

@@ -19,7 +19,7 @@ use tokio::{sync::mpsc, time::timeout};
 use tokio_stream::wrappers::ReceiverStream;
 
 use super::{CellClient, QUERY_TIMEOUT, call, with_timeout};
-use crate::backends::milpa::failure::{Class, Failure};
+use crate::backends::milpa::failure::{Code, Failure};
 
 /// Time limit of a cell to make an image of its blobs, and of its CRI to notice.
 const PUT_IMAGE_TIMEOUT: Duration = Duration::from_secs(60);
@@ -70,7 +70,7 @@ impl CellClient {
             Ok(stream::iter(first.map(Ok)).chain(reports.map_err(Failure::of_cell)).boxed())
         };
         timeout(QUERY_TIMEOUT, begun).await.map_err(|_| {
-            Failure::cell(Class::DeadlineExceeded, "the cell says nothing of its pulls")
+            Failure::cell(Code::DeadlineExceeded, "the cell says nothing of its pulls")
         })?
     }
 

@@ -2,7 +2,7 @@
 
 use std::{collections::hash_map::Entry, sync::Arc};
 
-use kiyot_engine::engine::{Event, OrderKey};
+use kiyot_engine::{OrderKey, engine::Event};
 
 use super::shared::{Core, Shared};
 

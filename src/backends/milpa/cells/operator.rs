@@ -89,7 +89,7 @@ impl Cells {
         let view = self.shared.core().engine.cell_view(id, now());
         match view.as_ref().and_then(|view| view.state.instance()) {
             Some(instance) => provider_calls::console(&*self.shared.provider, instance).await,
-            None => Ok(view.map(|view| view.console).unwrap_or_default()),
+            None => Ok(view.and_then(|view| view.console).unwrap_or_default()),
         }
     }
 

@@ -11,7 +11,6 @@ use kiyot_engine::{
     },
 };
 use kiyot_link::channel::is_unsafe_control;
-use tokio::time::timeout;
 
 use crate::{
     backends::milpa::providers::within,
@@ -184,7 +183,7 @@ pub(super) async fn console(
 ) -> Result<String, ProviderError> {
     let read = provider.console(instance);
     let read = within(CONSOLE_TIMEOUT, "read a console", read).await?;
-    Ok(without_controls(&read))
+    Ok(read.chars().filter(|character| !is_unsafe_control(*character)).collect())
 }
 
 /// Returns the instances that the provider lists.
@@ -220,13 +219,8 @@ async fn bounded<T>(
 
 /// Returns the end of the first instance's console without control characters: the cell wrote it.
 async fn read_console(provider: &dyn Provider, instances: &[InstanceId]) -> Option<String> {
-    let text = timeout(CONSOLE_TIMEOUT, provider.console(instances.first()?)).await.ok()?.ok()?;
+    let text = console(provider, instances.first()?).await.ok()?;
     let text = text.trim_end();
-    let begin = (text.len().saturating_sub(MAX_CONSOLE_BYTES)..=text.len())
-        .find(|at| text.is_char_boundary(*at))?;
-    Some(without_controls(text.get(begin..)?))
-}
-
-fn without_controls(text: &str) -> String {
-    text.chars().filter(|character| !is_unsafe_control(*character)).collect()
+    let begin = text.ceil_char_boundary(text.len().saturating_sub(MAX_CONSOLE_BYTES));
+    Some(text[begin..].to_owned())
 }

@@ -12,10 +12,9 @@ use std::{
 
 use futures::future::OptionFuture;
 use kiyot_engine::{
-    StoreError,
+    OrderKey, StoreError,
     engine::{
         CellError, Change, ClaimRefusal, CommitOf, Effect, Effects, Engine, Event, Notice, Now,
-        OrderKey,
     },
     id::{CellId, SandboxId},
     provider::{Attached, Provider, Termination},

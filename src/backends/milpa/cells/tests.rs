@@ -11,7 +11,7 @@ use super::{
 
 mod played;
 
-use played::{Act, PATIENCE, World, config, eventually, instance_of, locked, next_gone, order};
+use played::{Act, PATIENCE, World, config, eventually, instance_of, locked, next_gone, wanted};
 
 #[tokio::test]
 async fn launch_binds_the_cell() {
@@ -40,12 +40,7 @@ async fn launch_binds_the_cell() {
 /// Verifies A23.
 #[tokio::test]
 async fn cell_whose_calls_have_left_joins_a_warm_pool() {
-    let key = || OrderKey {
-        pod_uid: "uid".into(),
-        namespace: String::new(),
-        name: String::new(),
-        attempt: 0,
-    };
+    let key = || wanted("uid").key.clone();
     let limits = Limits { boots: Some(1), ..config().limits };
     for leaving in [1, 2] {
         let world = World::new(CellsConfig { limits, ..config() }).await;
@@ -198,10 +193,9 @@ async fn earlier_deadline_of_the_caller_bounds_the_launch() {
     let world = World::new(config()).await;
     // Without a listing the order would wait for it.
     eventually("instances are listed", || world.provider.lists.load(Ordering::SeqCst) > 1).await;
-    let order =
-        LaunchOrder { deadline: Some(Instant::now()), ..order(&SandboxId::mint().unwrap(), "uid") };
+    let sandbox = SandboxId::mint().unwrap();
     assert!(matches!(
-        world.cells.launch(order).await,
+        world.cells.launch(wanted("uid"), sandbox, Some(Duration::ZERO)).await,
         Err(CellError::NotLaunched { seconds: 0, .. })
     ));
 }
@@ -271,9 +265,9 @@ async fn launch_beyond_max_cells_is_refused() {
     })
     .await;
     let cell = world.bound().await;
-    let other = order(&SandboxId::mint().unwrap(), "another pod");
+    let sandbox = SandboxId::mint().unwrap();
     assert!(matches!(
-        world.cells.launch(other).await,
+        world.cells.launch(wanted("another pod"), sandbox, None).await,
         Err(CellError::Full { limit: 1, cells: 1, .. })
     ));
     world.cells.terminate(&cell, "stopped").await.unwrap();
@@ -509,12 +503,10 @@ async fn changed_pod_gets_another_cell_after_a_restart() {
     world.stored_phase(CellPhase::Booting).await;
     let first = world.only();
     let mut events = world.restart().await;
-    let changed = LaunchOrder {
-        identity: "another machine".into(),
-        ..order(&SandboxId::mint().unwrap(), "uid")
-    };
-    let cells = Arc::clone(&world.cells);
-    let launch = tokio::spawn(async move { cells.launch(changed).await });
+    let mut changed = wanted("uid");
+    Arc::make_mut(&mut changed).identity = "another machine".into();
+    let (cells, sandbox) = (Arc::clone(&world.cells), SandboxId::mint().unwrap());
+    let launch = tokio::spawn(async move { cells.launch(changed, sandbox, None).await });
     assert_eq!(next_gone(&mut events).await.0, first, "never two of a pod");
     world.called(&["launch", "terminate", "launch"]).await;
     let second = world.only();
@@ -549,9 +541,8 @@ async fn launch_waits_for_the_end_of_the_pods_previous_cell() {
         async move { cells.terminate(&cell, "stopped").await }
     });
     world.called(&["launch", "attach", "terminate"]).await;
-    let timeout = Some(Instant::now() + Duration::from_millis(100));
-    let again = LaunchOrder { deadline: timeout, ..order(&SandboxId::mint().unwrap(), "uid") };
-    let error = world.cells.launch(again).await.unwrap_err();
+    let (sandbox, timeout) = (SandboxId::mint().unwrap(), Some(Duration::from_millis(100)));
+    let error = world.cells.launch(wanted("uid"), sandbox, timeout).await.unwrap_err();
     assert!(
         matches!(&error, CellError::Blocked { cell: Some(blocking), .. } if *blocking == cell),
         "{error}"

@@ -9,10 +9,10 @@ use std::{
 use futures::future::OptionFuture;
 use kiyot_config::WarmPool;
 use kiyot_engine::{
+    Wanted,
     engine::Pool,
     placement::{self, Candidate, Catalogue, Needs, NoFit, Rules},
     provider::ProviderError,
-    request::CellRequest,
 };
 use kiyot_values::backoff::doubled;
 use tokio::{sync::watch, time::sleep};
@@ -83,7 +83,7 @@ async fn read(
     shared: &Shared,
 ) -> Result<(Arc<Catalogue>, BTreeMap<String, String>), ProviderError> {
     let catalogue = shared.prices.current(&*shared.provider).await?;
-    let parameters = shared.provider.parameters(&CellRequest::default(), "").await?;
+    let parameters = shared.provider.parameters(&Wanted::default()).await?;
     Ok((catalogue, parameters))
 }
 

@@ -4,7 +4,7 @@ use std::{future::Future, sync::Arc, time::Instant};
 
 use bytes::Bytes;
 use futures::{stream, stream::BoxStream};
-use kiyot_engine::engine::OrderKey;
+use kiyot_engine::OrderKey;
 use kiyot_proto::cri;
 use prost::Message;
 use tonic::Status;

@@ -6,13 +6,12 @@ use std::{
 };
 
 use kiyot_proto::cri;
-use tonic::Status;
+use tonic::{Code, Status};
 
 use super::{CriService, status_code};
 use crate::backends::milpa::{
     cell_client::{self, CellClient},
     cells::Cell,
-    failure::Class,
     pods::Container,
 };
 
@@ -51,7 +50,7 @@ impl CriService {
             Some(cell) if cell_client::is_connected(cell) => {
                 match CellClient::new(cell).remove_known_container(container).await {
                     // The cell of a stopped pod disconnects.
-                    Err(failure) if failure.class() == Class::Unavailable && container.exited() => {
+                    Err(failure) if failure.code() == Code::Unavailable && container.exited() => {
                         is_left(container);
                     }
                     removed => removed?,

@@ -6,11 +6,10 @@ use std::{
 };
 
 use kiyot_engine::{
-    engine::OrderKey,
+    OrderKey, Wanted,
     id::SandboxId,
-    placement::{ApiRequests, Needs, REQUESTS_TIMEOUT, Requested},
-    provider::{Attached, Attachment},
-    request::CellRequest,
+    placement::{ApiRequests, REQUESTS_TIMEOUT, Requested},
+    provider::Attached,
 };
 use kiyot_proto::{cri, store as records};
 use kiyot_values::error_chain::error_chain;
@@ -28,7 +27,7 @@ use crate::{
     annotations,
     backends::milpa::{
         cell_client::{self, CellClient, OPTIONAL_CALL_TIMEOUT},
-        cells::{BoundCell, Cell, LaunchOrder},
+        cells::{BoundCell, Cell},
         clock,
         pods::Sandbox,
         policy::{self, seccomp},
@@ -51,16 +50,6 @@ const BIND_TIMEOUT: Duration = Duration::from_secs(30);
 /// from disk.
 const RUN_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// A pod's annotations, read once in a call.
-#[derive(Debug, Clone)]
-struct Wanted {
-    request: CellRequest,
-    /// The needs of the pod, by its annotations and its CRI request.
-    needs: Needs,
-    /// See [`annotations::identity`].
-    identity: String,
-}
-
 impl CriService {
     /// Returns the requests of a pod in the Kubernetes API, if they are known in time.
     async fn api_requests(&self, config: &cri::PodSandboxConfig) -> Option<ApiRequests> {
@@ -71,6 +60,36 @@ impl CriService {
         }
         let (requests, metadata) = (self.pod_requests.get()?, config.metadata.as_ref()?);
         timeout(REQUESTS_TIMEOUT, requests.of_pod(&metadata.uid)).await.ok().flatten()
+    }
+
+    /// Returns what a pod wants, by its CRI request and the Kubernetes API.
+    async fn wanted(&self, config: &cri::PodSandboxConfig) -> Result<Wanted, Status> {
+        let metadata = config
+            .metadata
+            .as_ref()
+            .ok_or_else(|| Status::invalid_argument("RunPodSandbox without a config.metadata"))?;
+        policy::check_sandbox(&self.rules(), config).map_err(status_code::of_refusal)?;
+        let request = annotations::parse(&config.annotations)
+            .map_err(|error| Status::invalid_argument(error_chain(&error)))?;
+        let api = self.api_requests(config).await;
+        policy::check_gpus(&request, api.as_ref()).map_err(status_code::of_refusal)?;
+        let of_cri = Requested::of_sandbox(config);
+        let requested = api.map_or(of_cri, |api| of_cri.with_api(&api));
+        let linux = config.linux.as_ref();
+        Ok(Wanted {
+            key: OrderKey {
+                pod_uid: metadata.uid.clone(),
+                namespace: metadata.namespace.clone(),
+                name: metadata.name.clone(),
+                attempt: metadata.attempt,
+            },
+            identity: annotations::identity(&config.annotations),
+            labels: config.labels.clone().into_iter().collect(),
+            needs: Arc::new(self.cells.needs(&request, &requested)),
+            request,
+            ports: policy::host_ports(config).map_err(status_code::of_refusal)?,
+            cgroup_parent: linux.map(|linux| linux.cgroup_parent.clone()).unwrap_or_default(),
+        })
     }
 
     /// Runs a sandbox, or returns the one of this name and attempt that another call began.
@@ -85,33 +104,12 @@ impl CriService {
             .config
             .as_ref()
             .ok_or_else(|| Status::invalid_argument("RunPodSandbox without a config"))?;
-        let metadata = config
-            .metadata
-            .as_ref()
-            .ok_or_else(|| Status::invalid_argument("RunPodSandbox without a config.metadata"))?;
-        policy::check_sandbox(&self.rules(), config).map_err(status_code::of_refusal)?;
-        let mut cell_request = annotations::parse(&config.annotations)
-            .map_err(|error| Status::invalid_argument(error_chain(&error)))?;
-        let api = self.api_requests(config).await;
-        policy::check_gpus(&cell_request, api.as_ref()).map_err(status_code::of_refusal)?;
-        cell_request.storage_request = api.as_ref().map_or(0, |api| api.storage_request);
-        let of_cri = Requested::of_sandbox(config);
-        let requested = api.map_or(of_cri, |api| of_cri.with_api(&api));
-        let wanted = Wanted {
-            needs: self.cells.needs(&cell_request, &requested),
-            identity: annotations::identity(&config.annotations),
-            request: cell_request,
-        };
-        let key = OrderKey {
-            pod_uid: metadata.uid.clone(),
-            namespace: metadata.namespace.clone(),
-            name: metadata.name.clone(),
-            attempt: metadata.attempt,
-        };
+        let wanted = Arc::new(self.wanted(config).await?);
+        let key = &wanted.key;
         // Dropped with the call: the launch may end sooner that no call waits for.
         let _caller = self.cells.caller(key.clone());
         loop {
-            let (service, name, own) = (Arc::clone(self), key.clone(), wanted.clone());
+            let (service, own) = (Arc::clone(self), Arc::clone(&wanted));
             let joined = self.launches.join_unless(
                 |other| key.is_other_with_uid(&other.pod_uid, &other.namespace, &other.name),
                 &self.tasks,
@@ -122,12 +120,10 @@ impl CriService {
                     requests::same_sandbox(launched, request)
                         && identity_of(launched) == wanted.identity
                 },
-                |request| {
-                    Box::pin(async move { service.existing_or_new(&name, &request, own).await })
-                },
+                |request| Box::pin(async move { service.existing_or_new(&request, own).await }),
             );
             let joined =
-                joined.map_err(|other| taken_uid(&key, &other.namespace, &other.name, "starts"))?;
+                joined.map_err(|other| taken_uid(key, &other.namespace, &other.name, "starts"))?;
             match joined {
                 Joined::Same(waiter) => {
                     let id = waiter.outcome(deadline, "RunPodSandbox").await?;
@@ -138,7 +134,7 @@ impl CriService {
                 }
                 // The pod changed while it was started: the next round replaces the other sandbox.
                 Joined::Other(waiter) => {
-                    self.cells.end_changed_launch(&key, &wanted.identity);
+                    self.cells.end_changed_launch(key, &wanted.identity);
                     match waiter.outcome(deadline, "RunPodSandbox with another config").await {
                         Err(status) if status.code() == Code::DeadlineExceeded => {
                             return Err(status);
@@ -152,10 +148,10 @@ impl CriService {
 
     async fn existing_or_new(
         self: Arc<Self>,
-        key: &OrderKey,
         request: &cri::RunPodSandboxRequest,
-        wanted: Wanted,
+        wanted: Arc<Wanted>,
     ) -> Result<SandboxId, Status> {
+        let key = &wanted.key;
         if let Some(existing) = self.sandbox_named(key) {
             let meta = existing.meta();
             let existing_request = cri::RunPodSandboxRequest {
@@ -185,9 +181,9 @@ impl CriService {
             }
         }
         // Of an earlier run of the daemon: no call waits for it yet.
-        for order in self.cells.orders() {
-            if key.is_other_with_uid(&order.pod_uid, &order.namespace, &order.name) {
-                return Err(taken_uid(key, &order.namespace, &order.name, "starts"));
+        for other in self.cells.orders().into_iter().map(|order| order.key) {
+            if key.is_other_with_uid(&other.pod_uid, &other.namespace, &other.name) {
+                return Err(taken_uid(key, &other.namespace, &other.name, "starts"));
             }
         }
         for last in self.pods.sandboxes_of_pod(&key.pod_uid) {
@@ -218,30 +214,12 @@ impl CriService {
     async fn launch(
         self: Arc<Self>,
         request: &cri::RunPodSandboxRequest,
-        Wanted { request: wishes, needs, identity }: Wanted,
+        wanted: Arc<Wanted>,
     ) -> Result<SandboxId, Status> {
         let id = SandboxId::mint().map_err(status_code::of_randomness)?;
-        let metadata = request.config.clone().unwrap_or_default().metadata.unwrap_or_default();
-        let pod_key = (metadata.uid.clone(), identity.clone());
+        let pod_key = (wanted.key.pod_uid.clone(), wanted.identity.clone());
         self.retry_pauses.check(&pod_key, Instant::now())?;
-        let attachment = Attachment {
-            pod_name: metadata.name,
-            pod_namespace: metadata.namespace,
-            pod_uid: metadata.uid,
-            sandbox: id.as_str().to_owned(),
-            ports: policy::host_ports(&request.config.clone().unwrap_or_default())
-                .map_err(status_code::of_refusal)?,
-            cgroup_parent: request
-                .config
-                .as_ref()
-                .and_then(|config| config.linux.as_ref())
-                .map(|linux| linux.cgroup_parent.clone())
-                .unwrap_or_default(),
-            cloud_routes: wishes.cloud_routes.iter().map(ToString::to_string).collect(),
-            has_instance_profile: wishes.instance_profile.is_some(),
-            ..Attachment::default()
-        };
-        let pod = format!("{}/{}", attachment.pod_namespace, attachment.pod_name);
+        let pod = wanted.key.pod();
         let unknown: Vec<&str> = request
             .config
             .iter()
@@ -251,20 +229,10 @@ impl CriService {
             let keys = annotations::shown_keys(&unknown);
             tracing::warn!(sandbox = %id, pod, keys, "annotations with unknown keys ignored");
         }
-        let labels = request.config.iter().flat_map(|config| config.labels.clone()).collect();
         // Without the caller's deadline: a retry joins the launch. `launch_timeout` bounds it, but
         // not the end of an instance that failed, for which the call waits.
-        let order = LaunchOrder {
-            sandbox: id,
-            attempt: metadata.attempt,
-            identity,
-            attachment,
-            labels,
-            needs,
-            request: wishes,
-            deadline: None,
-        };
-        let bound = self.cells.launch(order).await.map_err(|error| status_code::of_cell(&error))?;
+        let bound = self.cells.launch(wanted, id, None).await;
+        let bound = bound.map_err(|error| status_code::of_cell(&error))?;
         // That of an earlier call, if the daemon was restarted during the launch.
         let BoundCell { cell, sandbox: id, attached } = bound;
         let made = self.set_up_cell(&id, &cell, &attached, request, &pod);

@@ -10,7 +10,7 @@ use kiyot_values::error_chain::error_chain;
 use tonic::{Code, Status};
 
 use crate::backends::milpa::{
-    failure::{Class, Failure},
+    failure::Failure,
     pods::{EventLost, LookupError},
     policy::Refusal,
     sync::{AttemptError, ReopenError, TeardownError},
@@ -18,26 +18,8 @@ use crate::backends::milpa::{
 
 impl From<Failure> for Status {
     fn from(failure: Failure) -> Self {
-        let code = match failure.class() {
-            Class::Cancelled => Code::Cancelled,
-            Class::Unknown => Code::Unknown,
-            Class::InvalidArgument => Code::InvalidArgument,
-            Class::DeadlineExceeded => Code::DeadlineExceeded,
-            Class::NotFound => Code::NotFound,
-            Class::AlreadyExists => Code::AlreadyExists,
-            Class::PermissionDenied => Code::PermissionDenied,
-            Class::ResourceExhausted => Code::ResourceExhausted,
-            Class::FailedPrecondition => Code::FailedPrecondition,
-            Class::Aborted => Code::Aborted,
-            Class::OutOfRange => Code::OutOfRange,
-            Class::Unimplemented => Code::Unimplemented,
-            Class::Internal => Code::Internal,
-            Class::Unavailable => Code::Unavailable,
-            Class::DataLoss => Code::DataLoss,
-            Class::Unauthenticated => Code::Unauthenticated,
-        };
-        tracing::debug!(side = ?failure.side(), retry = ?failure.retry(), ?code, "call failed");
-        Self::new(code, failure.message())
+        tracing::debug!(side = ?failure.side(), code = ?failure.code(), "call failed");
+        Self::new(failure.code(), failure.message())
     }
 }
 

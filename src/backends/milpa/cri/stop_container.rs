@@ -7,13 +7,12 @@ use std::{
 };
 
 use kiyot_proto::cri;
-use tonic::Status;
+use tonic::{Code, Status};
 
 use super::CriService;
 use crate::backends::milpa::{
     cell_client::{self, CellClient},
     cells::Cell,
-    failure::Class,
     pods::Container,
     sync::EXIT_RECORD_TIMEOUT,
 };
@@ -63,8 +62,7 @@ impl CriService {
             Ok(None) => self.sync.record_absence(container),
             // containerd fails ("ttrpc: closed") when the container ends by itself during the stop.
             Err(failure)
-                if failure.class() == Class::Unknown && self.has_exited(&cell, container).await => {
-            }
+                if failure.code() == Code::Unknown && self.has_exited(&cell, container).await => {}
             Err(failure) => return Err(container.restored(&failure).into()),
         }
         if self.pods.wait_for_exit(&container.id, EXIT_EVENT_TIMEOUT).await {

@@ -14,7 +14,7 @@ use super::{
     receiver::Receiver,
     reference::digest_of,
 };
-use crate::backends::milpa::failure::{Class, Failure, Side};
+use crate::backends::milpa::failure::{Code, Failure, Side};
 
 /// Most bytes of an image's JSON document.
 const MAX_JSON_BYTES: u64 = 4 << 20;
@@ -269,7 +269,7 @@ pub(super) async fn json(node: &dyn Node, blob: &Descriptor) -> Result<Vec<u8>, 
         return Err(damaged());
     }
     let mut parts = match node.read(blob).await {
-        Err(failure) if failure.class() == Class::NotFound => {
+        Err(failure) if failure.code() == Code::NotFound => {
             return Err(CopyError::Deleted(blob.digest.clone()));
         }
         parts => parts?,
@@ -278,7 +278,7 @@ pub(super) async fn json(node: &dyn Node, blob: &Descriptor) -> Result<Vec<u8>, 
     while let Some(part) = parts.next().await {
         match part {
             Ok(part) => json.extend_from_slice(&part),
-            Err(failure) if failure.class() == Class::NotFound => {
+            Err(failure) if failure.code() == Code::NotFound => {
                 return Err(CopyError::Deleted(blob.digest.clone()));
             }
             Err(failure) => return Err(failure.into()),

@@ -16,7 +16,7 @@ use super::{
     node::{Node, RESPONSE_TIMEOUT},
     reference::digest_of,
 };
-use crate::backends::milpa::failure::{Class, Failure};
+use crate::backends::milpa::failure::{Code, Failure};
 
 /// Largest blob in memory, in bytes. Manifests and configurations have some KiB.
 const MAX_BLOB_BYTES: u64 = 64 << 10;
@@ -42,7 +42,7 @@ impl DocumentCache {
         let mut whole = BytesMut::new();
         let stalled = |_| {
             let message = format!("blob {}: the node's containerd sends no part", blob.digest);
-            Failure::node(Class::DeadlineExceeded, message)
+            Failure::node(Code::DeadlineExceeded, message)
         };
         while let Some(part) = timeout(RESPONSE_TIMEOUT, parts.next()).await.map_err(stalled)? {
             whole.extend_from_slice(&part?);

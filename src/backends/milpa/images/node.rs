@@ -22,7 +22,7 @@ use tonic::{
 
 use super::{manifest::Descriptor, reference::repository};
 use crate::{
-    backends::milpa::failure::{Class, Failure},
+    backends::milpa::failure::{Code, Failure},
     unix_channel,
 };
 
@@ -105,7 +105,7 @@ impl Containerd {
         let connect = || async {
             unix_channel::to(&self.node.socket).map_err(|error| {
                 Failure::node(
-                    Class::Internal,
+                    Code::Internal,
                     format!("socket {}: {error}", self.node.socket.display()),
                 )
             })
@@ -123,9 +123,10 @@ impl Containerd {
         message: T,
         deadline: Option<Duration>,
     ) -> Result<Request<T>, Failure> {
-        let namespace: MetadataValue<Ascii> = self.node.namespace.parse().map_err(|_| {
-            Failure::node(Class::Internal, "the namespace of the node's containerd")
-        })?;
+        let namespace: MetadataValue<Ascii> =
+            self.node.namespace.parse().map_err(|_| {
+                Failure::node(Code::Internal, "the namespace of the node's containerd")
+            })?;
         let mut request = Request::new(message);
         request.metadata_mut().insert("containerd-namespace", namespace);
         if let Some(deadline) = deadline {
@@ -164,7 +165,7 @@ impl Node for Containerd {
         let mut images = ImagesClient::new(self.channel().await?);
         let image = match images.get(request).await.map_err(Failure::of_node) {
             Ok(answer) => answer.into_inner().image,
-            Err(failure) if failure.class() == Class::NotFound => None,
+            Err(failure) if failure.code() == Code::NotFound => None,
             Err(failure) => return Err(failure),
         };
         Ok(image.and_then(descriptor))
@@ -189,7 +190,7 @@ impl Node for Containerd {
             self.request(InfoRequest { digest: digest.to_owned() }, Some(RESPONSE_TIMEOUT))?;
         match self.content().await?.info(request).await.map_err(Failure::of_node) {
             Ok(_) => Ok(true),
-            Err(failure) if failure.class() == Class::NotFound => Ok(false),
+            Err(failure) if failure.code() == Code::NotFound => Ok(false),
             Err(failure) => Err(failure),
         }
     }
@@ -208,7 +209,7 @@ impl Node for Containerd {
         let opened = tokio::time::timeout(RESPONSE_TIMEOUT, content.read(request)).await;
         let parts = opened
             .map_err(|_| {
-                Failure::node(Class::DeadlineExceeded, "the node's containerd does not answer")
+                Failure::node(Code::DeadlineExceeded, "the node's containerd does not answer")
             })?
             .map_err(Failure::of_node)?
             .into_inner();
@@ -219,11 +220,11 @@ impl Node for Containerd {
         let mut random = [0_u8; 16];
         SystemRandom::new()
             .fill(&mut random)
-            .map_err(|_| Failure::node(Class::Internal, "no random bytes from the kernel"))?;
+            .map_err(|_| Failure::node(Code::Internal, "no random bytes from the kernel"))?;
         let id = format!("kiyot-{}", hex::encode(random));
         let expires = Timestamp::now()
             .checked_add(SignedDuration::from_hours(LEASE_HOURS))
-            .map_err(|error| Failure::node(Class::Internal, error.to_string()))?;
+            .map_err(|error| Failure::node(Code::Internal, error.to_string()))?;
         let labels = [("containerd.io/gc.expire".to_owned(), expires.to_string())].into();
         let mut leases = LeasesClient::new(self.channel().await?);
         leases

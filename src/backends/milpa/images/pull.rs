@@ -20,7 +20,7 @@ use super::{
     receiver::Receiver,
     reference::{normalized, repository},
 };
-use crate::backends::milpa::failure::{Class, Failure};
+use crate::backends::milpa::failure::{Code, Failure};
 
 /// Deadline of a whole pull, against a registry that sends single bytes for ever.
 const PULL_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
@@ -162,7 +162,7 @@ async fn attempt(
             },
             () = sleep_until(last_progress + stall), if is_timed => {
                 let image = request.image.as_ref().map_or("", |image| &image.image);
-                return Err(Failure::cell(Class::DeadlineExceeded, format!(
+                return Err(Failure::cell(Code::DeadlineExceeded, format!(
                     "failed to pull image {image:?}: nothing of it has come for {} s \
                      (image_pull_progress_timeout)",
                     stall.as_secs_f32()
@@ -201,13 +201,13 @@ impl PullWatch<'_> {
                 // At the cell's limit of watches. Another one ends with the progress of its pull at
                 // the latest.
                 Err(failure)
-                    if failure.class() == Class::ResourceExhausted && Instant::now() < until =>
+                    if failure.code() == Code::ResourceExhausted && Instant::now() < until =>
                 {
                     sleep(WATCH_RETRY_DELAY).await
                 }
                 Err(failure) => {
                     // Older agents don't support it.
-                    if failure.class() != Class::Unimplemented {
+                    if failure.code() != Code::Unimplemented {
                         tracing::info!(
                             error = %failure,
                             "pull not watched, limited to the progress timeout"
@@ -228,7 +228,7 @@ impl PullWatch<'_> {
             let report = timeout(SILENCE_TIMEOUT, reports.next()).await;
             match report.unwrap_or_else(|_| {
                 Some(Err(Failure::cell(
-                    Class::DeadlineExceeded,
+                    Code::DeadlineExceeded,
                     format!("the cell has said nothing for {} s", SILENCE_TIMEOUT.as_secs()),
                 )))
             }) {

@@ -25,7 +25,7 @@ use tokio::sync;
 
 use self::{bundle::Bundle, configured::Configured, hosts::Plan};
 use super::node::{Containerd, MAX_MESSAGE_BYTES, NodeImages, RESPONSE_TIMEOUT};
-use crate::backends::milpa::failure::{Class, Failure};
+use crate::backends::milpa::failure::{Code, Failure};
 
 pub use self::cri_plugin::NodeSettings;
 
@@ -190,7 +190,7 @@ impl Registries {
     async fn refresh(&self) {
         let answer = tokio::time::timeout(CONTAINERD_TIMEOUT, self.disclosed()).await;
         let answer = answer
-            .unwrap_or_else(|_| Err(Failure::node(Class::DeadlineExceeded, "no response in time")));
+            .unwrap_or_else(|_| Err(Failure::node(Code::DeadlineExceeded, "no response in time")));
         match answer {
             Ok(Disclosed { json, deprecated, pause_image }) => {
                 if pause_image.is_some_and(|image| self.pause_image.learn(image)) {

@@ -30,7 +30,7 @@ use tokio::{
 use tonic::{Code, transport::Channel};
 
 use super::node::{Containerd, NodeImages, RESPONSE_TIMEOUT};
-use crate::backends::milpa::failure::{Class, Failure};
+use crate::backends::milpa::failure::Failure;
 
 /// The snapshotter whose snapshots are directories.
 const SNAPSHOTTER: &str = "overlayfs";
@@ -108,7 +108,7 @@ impl SharedLayers {
         };
         let _gate = gate.read().await;
         let mounts = match self.mounts(&key).await {
-            Err(failure) if failure.class() == Class::NotFound => self.view(&key, snapshot).await,
+            Err(failure) if failure.code() == Code::NotFound => self.view(&key, snapshot).await,
             mounts => mounts,
         };
         Ok(directories(&mounts?))
@@ -167,10 +167,10 @@ impl SharedLayers {
     /// with.
     async fn adopt(&self) -> Result<(), Failure> {
         let adopt = async || {
-            let too_slow = |_| Failure::node(Class::DeadlineExceeded, "list of snapshots");
+            let too_slow = |_| Failure::node(Code::DeadlineExceeded, "list of snapshots");
             let found = timeout(RESPONSE_TIMEOUT, self.find()).await.map_err(too_slow)??;
             let mut held = self.held();
-            let not_begun = || Failure::node(Class::Unavailable, "cells are not known yet");
+            let not_begun = || Failure::node(Code::Unavailable, "cells are not known yet");
             // The set stays, so that it is known that they are.
             let earlier = held.earlier.as_mut().map(std::mem::take).ok_or_else(not_begun)?;
             for key in found {
@@ -240,7 +240,7 @@ impl SharedLayers {
             RemoveSnapshotRequest { snapshotter: SNAPSHOTTER.to_owned(), key: key.to_owned() };
         let remove = self.containerd.request(remove, Some(RESPONSE_TIMEOUT))?;
         match self.snapshots().await?.remove(remove).await.map_err(Failure::of_node) {
-            Err(failure) if failure.class() != Class::NotFound => Err(failure),
+            Err(failure) if failure.code() != Code::NotFound => Err(failure),
             _ => Ok(()),
         }
     }

@@ -121,7 +121,7 @@ impl Node for FakeNode {
     async fn pull(&self, image: &str) -> Result<(), Failure> {
         let mut content = self.0.lock().unwrap();
         let found = content.registry.get(image).cloned();
-        let found = found.ok_or_else(|| Failure::node(Class::NotFound, "no such image"))?;
+        let found = found.ok_or_else(|| Failure::node(Code::NotFound, "no such image"))?;
         content.names.insert(image.to_owned(), found);
         Ok(())
     }
@@ -160,7 +160,7 @@ impl Node for FakeNode {
             .blobs
             .get(&blob.digest)
             .cloned()
-            .ok_or_else(|| Failure::node(Class::NotFound, "no such blob"))?;
+            .ok_or_else(|| Failure::node(Code::NotFound, "no such blob"))?;
         let parts: Vec<_> =
             bytes.chunks(3 << 20).map(|part| Ok(Bytes::copy_from_slice(part))).collect();
         Ok(stream::iter(parts).boxed())
@@ -244,7 +244,7 @@ impl Receiver for FakeCell {
         }
         let id =
             self.registry.lock().unwrap().get(&name).cloned().ok_or_else(|| {
-                Failure::cell(Class::Unknown, "RegistryUnavailable: no such image")
+                Failure::cell(Code::Unknown, "RegistryUnavailable: no such image")
             })?;
         let mut images = self.images.lock().unwrap();
         images.insert(name, id.clone());
@@ -261,14 +261,14 @@ impl Receiver for FakeCell {
         if let Some(less) = left {
             *self.busy.lock().unwrap() = less;
             return Err(Failure::cell(
-                Class::ResourceExhausted,
+                Code::ResourceExhausted,
                 "too many watchers of pulls at a time",
             ));
         }
         let next_reports = std::mem::take(&mut *self.next_reports.lock().unwrap());
         let reports = std::mem::replace(&mut *self.reports.lock().unwrap(), next_reports);
         if reports.is_empty() {
-            return Err(Failure::cell(Class::Unimplemented, "an older agent"));
+            return Err(Failure::cell(Code::Unimplemented, "an older agent"));
         }
         let reported = stream::iter(reports).then(|(pause, reports)| async move {
             tokio::time::sleep(pause).await;
@@ -276,7 +276,7 @@ impl Receiver for FakeCell {
         });
         let watch_fails = std::mem::take(&mut *self.watch_fails.lock().unwrap());
         let failure = stream::iter(
-            watch_fails.then(|| Err(Failure::cell(Class::DeadlineExceeded, "containerd is busy"))),
+            watch_fails.then(|| Err(Failure::cell(Code::DeadlineExceeded, "containerd is busy"))),
         );
         Ok(reported.chain(failure).chain(stream::pending()).boxed())
     }
@@ -300,7 +300,7 @@ impl Receiver for FakeCell {
         *self.puts.lock().unwrap() += 1;
         let first = parts.recv().await.unwrap();
         if self.refuses {
-            return Err(Failure::cell(Class::ResourceExhausted, "the disk is full"));
+            return Err(Failure::cell(Code::ResourceExhausted, "the disk is full"));
         }
         if self.put_hangs {
             return std::future::pending().await;
@@ -320,14 +320,14 @@ impl Receiver for FakeCell {
         }
         self.blob_ends();
         if sha256(&bytes) != first.digest || bytes.len() as u64 != first.size {
-            return Err(Failure::cell(Class::DataLoss, "other bytes"));
+            return Err(Failure::cell(Code::DataLoss, "other bytes"));
         }
         self.blobs.lock().unwrap().insert(first.digest, bytes);
         Ok(())
     }
 
     async fn mount_layers(&self, layers: Vec<UnpackedLayer>) -> Result<(), Failure> {
-        Err(Failure::cell(Class::Internal, format!("{layers:?} are not here")))
+        Err(Failure::cell(Code::Internal, format!("{layers:?} are not here")))
     }
 
     async fn put_image(&self, request: PutImageRequest) -> Result<(), Failure> {
@@ -438,8 +438,8 @@ async fn deleted_layers_are_pulled_with_the_pods_credentials() {
     // Credentials of a failed pull count.
     let failed = scene.pull(NAME, auth()).await.unwrap_err();
     assert_eq!(
-        (failed.class(), failed.message()),
-        (Class::Unknown, "RegistryUnavailable: no such image")
+        (failed.code(), failed.message()),
+        (Code::Unknown, "RegistryUnavailable: no such image")
     );
     scene.in_registry(NAME, &id);
     assert_eq!(scene.ensure(&id, NAME).await.unwrap(), id);
@@ -510,8 +510,8 @@ async fn moved_reference_is_an_error() {
     let scene = Scene::new();
     let (wanted, other) = (sha256(b"wanted"), sha256(b"other"));
     scene.in_registry(NAME, &other);
-    assert_eq!(scene.ensure(&wanted, NAME).await.unwrap_err().class(), Class::FailedPrecondition);
-    assert_eq!(scene.ensure(&wanted, "").await.unwrap_err().class(), Class::NotFound);
+    assert_eq!(scene.ensure(&wanted, NAME).await.unwrap_err().code(), Code::FailedPrecondition);
+    assert_eq!(scene.ensure(&wanted, "").await.unwrap_err().code(), Code::NotFound);
 }
 
 /// Verifies D6.
@@ -565,10 +565,7 @@ async fn failed_pull_returns_the_cells_status() {
     scene.cell.refuses = true;
     let id = scene.node.image(NAME);
     let refused = scene.ensure(&id, NAME).await.unwrap_err();
-    assert_eq!(
-        (refused.class(), refused.message()),
-        (Class::ResourceExhausted, "the disk is full")
-    );
+    assert_eq!((refused.code(), refused.message()), (Code::ResourceExhausted, "the disk is full"));
     assert_eq!(scene.node.0.lock().unwrap().held, 0);
 }
 

@@ -17,7 +17,7 @@ use super::{
     shared_layers::SharedLayers,
 };
 use crate::{
-    backends::milpa::failure::{Class, Failure},
+    backends::milpa::failure::{Code, Failure},
     blocking::blocking,
 };
 
@@ -93,7 +93,7 @@ async fn find(
         let layers = snapshots.into_iter().zip(directories);
         layers.map(|(snapshot, directory)| layer(snapshot, directory)).collect()
     });
-    let failed = |error: io::Error| Failure::node(Class::Internal, format!("a layer: {error}"));
+    let failed = |error: io::Error| Failure::node(Code::Internal, format!("a layer: {error}"));
     Ok(layers.await.map_err(failed)?)
 }
 

@@ -17,13 +17,17 @@ impl Inventory {
         let mut waiting = HashMap::new();
         if views.iter().any(|(view, _)| self.pods.sandbox_of_cell(&view.id).is_none()) {
             let orders = self.cells.orders();
-            waiting.extend(orders.into_iter().map(|order| (order.sandbox.to_string(), order.name)));
+            waiting.extend(
+                orders.into_iter().map(|order| (order.sandbox.to_string(), order.key.name)),
+            );
         }
         let name = |view: &CellView| match self.pods.sandbox_of_cell(&view.id) {
             Some(sandbox) => {
                 sandbox.pod.split_once('/').map(|(_, name)| name.to_owned()).unwrap_or_default()
             }
-            None => waiting.get(&view.sandbox).cloned().unwrap_or_default(),
+            None => {
+                view.sandbox.as_ref().and_then(|it| waiting.get(it)).cloned().unwrap_or_default()
+            }
         };
         views.iter().map(|(view, connected)| self.cell(view, name(view), *connected)).collect()
     }
@@ -40,20 +44,20 @@ impl Inventory {
             addresses: view.addresses.iter().map(ToString::to_string).collect(),
             created_unix_nanos: view.created_unix_nanos,
             timeline: Some(timeline(&view.timeline)),
-            pod_namespace: view.namespace.clone(),
+            pod_namespace: view.namespace.clone().unwrap_or_default(),
             pod_name,
-            pod_uid: view.pod_uid.clone(),
-            pool: view.pool.to_string(),
+            pod_uid: view.pod_uid.clone().unwrap_or_default(),
+            pool: view.pool.as_deref().unwrap_or_default().to_owned(),
             connected,
             reason: view.state.reason().map(ToString::to_string).unwrap_or_default(),
-            error: view.error.clone(),
+            error: view.error.clone().unwrap_or_default(),
             replays: view.replays,
-            console: view.console.clone(),
+            console: view.console.clone().unwrap_or_default(),
             cost_micros: view.cost.micros(),
-            offering_reason: view.offering_reason.clone(),
+            offering_reason: view.offering_reason.clone().unwrap_or_default(),
             start_failures: view.earlier.failures,
             last_failures: view.earlier.last.clone(),
-            lost_unix_nanos: view.lost_unix_nanos,
+            lost_unix_nanos: view.lost_unix_nanos.unwrap_or_default(),
         }
     }
 }

@@ -25,8 +25,8 @@ pub(super) enum PodItem {
 impl PodKey {
     pub(super) fn of_order(order: OrderView) -> Self {
         Self {
-            name: format!("{}/{}", order.namespace, order.name),
-            uid: order.pod_uid.clone(),
+            name: order.key.pod(),
+            uid: order.key.pod_uid.clone(),
             created_unix_nanos: order.since_unix_nanos,
             is_replaced: false,
             item: PodItem::Waiting(Box::new(order)),
@@ -111,6 +111,8 @@ pub(super) fn find(mut keys: Vec<PodKey>, namespace: &str, name: &str) -> Vec<Po
 
 #[cfg(test)]
 mod tests {
+    use kiyot_engine::OrderKey;
+
     use super::*;
 
     fn sandbox(number: u8, name: &str, uid: &str, created: i64) -> PodKey {
@@ -125,15 +127,17 @@ mod tests {
         let (namespace, name) = name.split_once('/').unwrap();
         PodKey::of_order(OrderView {
             sandbox: sandbox_id(number),
-            name: name.to_owned(),
-            namespace: namespace.to_owned(),
-            pod_uid: uid.to_owned(),
-            attempt: 1,
+            key: OrderKey {
+                pod_uid: uid.to_owned(),
+                namespace: namespace.to_owned(),
+                name: name.to_owned(),
+                attempt: 1,
+            },
             cell: None,
             since_unix_nanos,
             failures: 0,
             spot_failed: false,
-            last_error: String::new(),
+            last_error: None,
         })
     }
 

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use kiyot_engine::{
-    engine::{CellView, OrderKey, OrderView, Step},
+    engine::{CellView, OrderView, Step},
     id::CellId,
     placement::{Amount, ApiRequests, Requested},
     provider::InstanceNames,
@@ -33,15 +33,10 @@ impl Inventory {
     /// Returns a pod that waits for its cell.
     fn waiting(&self, order: &OrderView) -> admin::Pod {
         // After a restart of the daemon, from the next call of the kubelet on.
-        let launching = self.cri.launching(&OrderKey {
-            pod_uid: order.pod_uid.clone(),
-            namespace: order.namespace.clone(),
-            name: order.name.clone(),
-            attempt: order.attempt,
-        });
+        let launching = self.cri.launching(&order.key);
         let request = launching.as_deref().cloned().unwrap_or_default();
         let config = request.config.unwrap_or_default();
-        let resources = resources(&config, self.cri.known_requests(&order.pod_uid));
+        let resources = resources(&config, self.cri.known_requests(&order.key.pod_uid));
         let (annotations, others) = shown_annotations(config.annotations);
         let cell = order.cell.as_ref().and_then(|cell| self.view(cell));
         let phase = match order.cell {
@@ -49,17 +44,17 @@ impl Inventory {
             None => admin::PodPhase::Waiting,
         };
         admin::Pod {
-            namespace: order.namespace.clone(),
-            name: order.name.clone(),
-            uid: order.pod_uid.clone(),
-            attempt: order.attempt,
+            namespace: order.key.namespace.clone(),
+            name: order.key.name.clone(),
+            uid: order.key.pod_uid.clone(),
+            attempt: order.key.attempt,
             sandbox: order.sandbox.to_string(),
             phase: phase.into(),
             phase_since_unix_nanos: order.since_unix_nanos,
             created_unix_nanos: order.since_unix_nanos,
             start_failures: order.failures,
             spot_failure: order.spot_failed,
-            message: order.last_error.clone(),
+            message: order.last_error.clone().unwrap_or_default(),
             labels: config.labels,
             annotations,
             other_annotations: others,

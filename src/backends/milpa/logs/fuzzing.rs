@@ -21,7 +21,7 @@ use super::{
     LogRoute, Logs,
     source::{Part, Source},
 };
-use crate::backends::milpa::failure::{Class, Failure};
+use crate::backends::milpa::failure::{Code, Failure};
 
 /// Path of the log below the cell's `pod_dir`.
 const CELL_PATH: &str = "logs/c/0.log";
@@ -85,16 +85,16 @@ impl Source for FakeLog {
             None => Ok(stream::iter(parts).boxed()),
             Some(Fault::Broken) => {
                 parts.truncate(1);
-                parts.push(Err(Failure::cell(Class::Unavailable, "the link broke")));
+                parts.push(Err(Failure::cell(Code::Unavailable, "the link broke")));
                 Ok(stream::iter(parts).boxed())
             }
             Some(Fault::Silent) => {
                 parts.truncate(1);
                 Ok(stream::iter(parts).chain(stream::pending()).boxed())
             }
-            Some(Fault::Unavailable) => Err(Failure::cell(Class::Unavailable, "no link")),
-            Some(Fault::NotFound) => Err(Failure::cell(Class::NotFound, "no such log")),
-            Some(Fault::Shorter) => Err(Failure::cell(Class::OutOfRange, "beyond its end")),
+            Some(Fault::Unavailable) => Err(Failure::cell(Code::Unavailable, "no link")),
+            Some(Fault::NotFound) => Err(Failure::cell(Code::NotFound, "no such log")),
+            Some(Fault::Shorter) => Err(Failure::cell(Code::OutOfRange, "beyond its end")),
         }
     }
 

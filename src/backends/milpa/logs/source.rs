@@ -10,7 +10,7 @@ use kiyot_proto::cell::{LogPart, ReadLogRequest, TrimLogRequest};
 
 use crate::backends::milpa::{
     cell_client::CellClient,
-    failure::{Class, Failure},
+    failure::{Code, Failure},
 };
 
 /// Part of a log.
@@ -65,7 +65,7 @@ fn parts_of(message: LogPart) -> Result<[Option<Part>; 2], Failure> {
     let gap = (message.gap > 0).then_some(Part::Gap(message.gap));
     let bytes = (!message.content.is_empty()).then_some(Part::Bytes(message.content));
     if gap.is_none() && bytes.is_none() {
-        return Err(Failure::cell(Class::Internal, "a part of a log without gap and content"));
+        return Err(Failure::cell(Code::Internal, "a part of a log without gap and content"));
     }
     Ok([gap, bytes])
 }
@@ -82,6 +82,6 @@ mod tests {
         assert_eq!(parts_of(message(0, b"line\n")).unwrap(), [None, Some(line())]);
         assert_eq!(parts_of(message(7, b"")).unwrap(), [Some(Part::Gap(7)), None]);
         assert_eq!(parts_of(message(7, b"line\n")).unwrap(), [Some(Part::Gap(7)), Some(line())]);
-        assert_eq!(parts_of(message(0, b"")).unwrap_err().class(), Class::Internal);
+        assert_eq!(parts_of(message(0, b"")).unwrap_err().code(), Code::Internal);
     }
 }

@@ -38,12 +38,12 @@ impl Source for FakeLog {
         self.reads.fetch_add(1, Ordering::SeqCst);
         let log = self.log.lock().unwrap();
         if log.is_empty() {
-            return Err(Failure::cell(Class::NotFound, "no such log"));
+            return Err(Failure::cell(Code::NotFound, "no such log"));
         }
         let gap = self.kept_from.load(Ordering::SeqCst).saturating_sub(position);
         let rest = log
             .get((position + gap) as usize..)
-            .ok_or_else(|| Failure::cell(Class::OutOfRange, "beyond its end"))?;
+            .ok_or_else(|| Failure::cell(Code::OutOfRange, "beyond its end"))?;
         let gap = (gap > 0).then_some(Ok(Part::Gap(gap))).into_iter();
         let mut parts: Vec<Result<Part, Failure>> = gap
             .chain(rest.chunks(self.part).map(|part| Ok(Part::Bytes(Bytes::copy_from_slice(part)))))
@@ -54,7 +54,7 @@ impl Source for FakeLog {
             .is_ok()
         {
             parts.truncate(1);
-            parts.push(Err(Failure::cell(Class::Unavailable, "the link broke")));
+            parts.push(Err(Failure::cell(Code::Unavailable, "the link broke")));
         }
         Ok(stream::iter(parts).boxed())
     }
@@ -515,7 +515,7 @@ async fn links_and_absent_parents_are_refused() {
     let scene = Scene::new(1);
     std::os::unix::fs::symlink("elsewhere", scene.path()).unwrap();
     let refused = scene.follow(0).await.unwrap_err();
-    assert_eq!(refused.class(), Class::Internal);
+    assert_eq!(refused.code(), Code::Internal);
     assert!(refused.message().contains("0.log"));
     fs::remove_file(scene.path()).unwrap();
     fs::create_dir(scene.path()).unwrap();
@@ -530,7 +530,7 @@ async fn closed_log_is_not_followed() {
     scene.write("late\n");
     assert!(!scene.drain().await);
     assert_eq!(read(&scene.path()), "");
-    assert_eq!(scene.logs.reopen(&scene.container).await.unwrap_err().class(), Class::NotFound);
+    assert_eq!(scene.logs.reopen(&scene.container).await.unwrap_err().code(), Code::NotFound);
     assert!(scene.logs.routes().by_path.is_empty());
 }
 

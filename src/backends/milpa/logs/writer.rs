@@ -27,7 +27,7 @@ use super::{
 };
 use crate::{
     backends::milpa::{
-        failure::{Class, Failure},
+        failure::{Code, Failure},
         mailbox::Receiver,
     },
     metrics::ByteCounter,
@@ -234,10 +234,10 @@ impl Writer {
         let mut parts = match self.open(&cell_log).await {
             Ok(parts) => parts,
             // The container hasn't started. Its first line causes a report.
-            Err(failure) if failure.class() == Class::NotFound => stream::empty().boxed(),
+            Err(failure) if failure.code() == Code::NotFound => stream::empty().boxed(),
             // The cell's log is shorter than the node's file, so it isn't the same log. There is
             // nothing to copy, and nothing to wait for.
-            Err(failure) if failure.class() == Class::OutOfRange => {
+            Err(failure) if failure.code() == Code::OutOfRange => {
                 if let Some(suppressed) = self.log_limit.admit() {
                     let (container, path) = (&self.route.container, self.route.node_path.display());
                     tracing::warn!(
@@ -428,7 +428,7 @@ impl Writer {
                     (self.route.container.clone(), self.route.node_path.clone());
                 let failed = |error: io::Error| {
                     Failure::node(
-                        Class::Internal,
+                        Code::Internal,
                         format!("log file {} of container {container}: {error}", path.display()),
                     )
                 };

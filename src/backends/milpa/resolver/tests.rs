@@ -87,7 +87,7 @@ async fn unknown_name_server_or_message_size_is_refused() {
         let (result, answers) = responses_to(vec![bad], never).await;
         let failure = result.unwrap_err();
         assert!(
-            failure.class() == Class::InvalidArgument && failure.message().contains(word),
+            failure.code() == Code::InvalidArgument && failure.message().contains(word),
             "{failure:?}"
         );
         assert_eq!(answers, []);

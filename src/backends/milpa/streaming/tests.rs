@@ -18,7 +18,7 @@ use super::{
     CellStreams, MAX_CELL_STREAMS, MAX_UNREAD_HEADS, Streaming, parse_cell_url, tokens::Route,
     tunnel::Tunnels,
 };
-use crate::backends::milpa::failure::{Class, Failure};
+use crate::backends::milpa::failure::{Code, Failure};
 
 /// Fake cell that hands each tunnel to the test as the connection to the streaming server, with the
 /// port.
@@ -34,16 +34,14 @@ impl Tunnels for FakeCell {
         mut up: mpsc::Receiver<TunnelPart>,
     ) -> Result<BoxStream<'static, Result<TunnelPart, Failure>>, Failure> {
         let Some(opened) = &self.opened else {
-            return Err(Failure::cell(Class::Unavailable, "no cell"));
+            return Err(Failure::cell(Code::Unavailable, "no cell"));
         };
-        let first = up
-            .recv()
-            .await
-            .ok_or_else(|| Failure::cell(Class::InvalidArgument, "no first part"))?;
+        let first =
+            up.recv().await.ok_or_else(|| Failure::cell(Code::InvalidArgument, "no first part"))?;
         let (ours, theirs) = tokio::io::duplex(1 << 10);
         opened
             .send((first.port, theirs))
-            .map_err(|_| Failure::cell(Class::Unavailable, "the test is over"))?;
+            .map_err(|_| Failure::cell(Code::Unavailable, "the test is over"))?;
         let (mut read, mut write) = tokio::io::split(ours);
         let (down, parts) = mpsc::channel(2);
         let to_server = async move {

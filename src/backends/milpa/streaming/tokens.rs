@@ -11,7 +11,7 @@ use ring::rand::{SecureRandom, SystemRandom};
 use tokio::sync::Semaphore;
 
 use super::tunnel::Tunnels;
-use crate::backends::milpa::failure::{Class, Failure};
+use crate::backends::milpa::failure::{Code, Failure};
 
 /// Random bytes of a token: 160 bits.
 const TOKEN_BYTES: usize = 20;
@@ -57,13 +57,13 @@ impl Tokens {
         let mut random = [0_u8; TOKEN_BYTES];
         SystemRandom::new()
             .fill(&mut random)
-            .map_err(|_| Failure::node(Class::Internal, "no random bytes from the kernel"))?;
+            .map_err(|_| Failure::node(Code::Internal, "no random bytes from the kernel"))?;
         let token = hex::encode(random);
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         waiting.retain(|_, (since, _)| now.saturating_duration_since(*since) < TOKEN_TTL);
         if waiting.len() >= MAX_UNUSED_TOKENS {
             return Err(Failure::node(
-                Class::ResourceExhausted,
+                Code::ResourceExhausted,
                 format!(
                     "{MAX_UNUSED_TOKENS} streaming requests wait for their client, and \
                  no more are allowed"
@@ -125,7 +125,7 @@ mod tests {
         for _ in 0..MAX_UNUSED_TOKENS {
             tokens.add_at(route(), now).unwrap();
         }
-        assert_eq!(tokens.add_at(route(), now).unwrap_err().class(), Class::ResourceExhausted);
+        assert_eq!(tokens.add_at(route(), now).unwrap_err().code(), Code::ResourceExhausted);
         tokens.add_at(route(), now + TOKEN_TTL).unwrap();
     }
 }

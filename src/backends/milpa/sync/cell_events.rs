@@ -12,7 +12,7 @@ use tokio::{
 use super::{CellSync, teardown::POD_STOPPED};
 use crate::backends::milpa::{
     cells::CellEvent,
-    failure::{Class, Failure},
+    failure::{Code, Failure},
     pods::container_state::Termination,
 };
 
@@ -85,7 +85,7 @@ impl CellSync {
                 // Bounded by its calls: what is cut would stay beside the pod's sandbox.
                 Ok(Ok(pause)) => sync.rehearse(&cell, pause).await,
                 Ok(Err(failure)) => Err(failure),
-                Err(_) => Err(Failure::node(Class::DeadlineExceeded, "copy of the pause image")),
+                Err(_) => Err(Failure::node(Code::DeadlineExceeded, "copy of the pause image")),
             };
             match prepared {
                 Ok(()) => tracing::debug!(cell = %id, "warm cell is prepared"),

@@ -19,7 +19,7 @@ use super::{CellSync, container_status::STATUS_TIMEOUT};
 use crate::backends::milpa::{
     cell_client::{self, CellClient, discard_container, found},
     cells::Cell,
-    failure::{Class, Failure},
+    failure::{Code, Failure},
     pods::Sandbox,
     resolver::Server,
 };
@@ -123,7 +123,7 @@ impl CellSync {
             let event = tokio::time::timeout(SILENCE_TIMEOUT, events.next())
                 .await
                 .map_err(|_| {
-                    Failure::cell(Class::DeadlineExceeded, "no events, not even a heartbeat")
+                    Failure::cell(Code::DeadlineExceeded, "no events, not even a heartbeat")
                 })?
                 .map_err(Failure::of_cell)?;
             let Some(event) = event else { return Ok(()) };

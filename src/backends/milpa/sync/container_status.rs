@@ -9,7 +9,7 @@ use super::CellSync;
 use crate::backends::milpa::{
     cell_client::CellClient,
     cells::Cell,
-    failure::{Class, Failure},
+    failure::{Code, Failure},
     pods::{Container, container_state},
 };
 
@@ -34,7 +34,7 @@ impl CellSync {
                 }
                 Ok(())
             }
-            Err(failure) if failure.class() == Class::NotFound => {
+            Err(failure) if failure.code() == Code::NotFound => {
                 self.record_absence(container);
                 Ok(())
             }

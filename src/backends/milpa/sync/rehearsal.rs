@@ -20,7 +20,7 @@ use super::CellSync;
 use crate::backends::milpa::{
     cell_client::{CellClient, checked_id, found},
     cells::Cell,
-    failure::{Class, Failure},
+    failure::{Code, Failure},
 };
 
 /// Time limit of each call of a rehearsal.
@@ -77,7 +77,7 @@ impl CellSync {
             return Ok(());
         }
         let ran = run(&client, config(&cell.id), pause).await;
-        if ran.as_ref().is_err_and(|failure| failure.class() == Class::DeadlineExceeded) {
+        if ran.as_ref().is_err_and(|failure| failure.code() == Code::DeadlineExceeded) {
             // The cell goes on with it.
             tokio::time::sleep(REHEARSAL_CALL_TIMEOUT).await;
         }

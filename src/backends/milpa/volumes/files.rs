@@ -10,7 +10,7 @@ use super::plan::CellPath;
 use crate::{
     backends::milpa::{
         cell_client::{self, CHANGE_FILES_TIMEOUT, CellClient},
-        failure::{Class, Failure},
+        failure::{Code, Failure},
         gateway::CellLink,
     },
     metrics::ByteCounter,
@@ -61,7 +61,7 @@ impl CellFiles for LinkFiles {
             cell_client::hello(&self.0.control, CONNECT_TIMEOUT, || "the cell".to_owned()).await?;
         let directory = if place.root == Root::Memory { &hello.memory_dir } else { &hello.pod_dir };
         if !directory.starts_with('/') {
-            return Err(Failure::cell(Class::Internal, "the cell did not say where its files are"));
+            return Err(Failure::cell(Code::Internal, "the cell did not say where its files are"));
         }
         Ok(format!("{}/{}", directory.trim_end_matches('/'), place.path))
     }

@@ -20,7 +20,7 @@ use super::{
     tree::{Attributes, CopyState},
     volume_sync::{Synced, VolumeError},
 };
-use crate::backends::milpa::failure::{Class, Failure};
+use crate::backends::milpa::failure::{Code, Failure};
 
 /// File system types of `statfs(2)`.
 const TMPFS_MAGIC: i64 = 0x0102_1994;
@@ -149,7 +149,7 @@ impl Preparation<'_> {
             let (path, volume_path) = (path.to_owned(), volume_path.clone());
             move || {
                 let mounts = std::fs::read("/proc/self/mountinfo").map_err(|error| {
-                    Failure::node(Class::Internal, format!("the mounts of the node: {error}"))
+                    Failure::node(Code::Internal, format!("the mounts of the node: {error}"))
                 })?;
                 // The table has paths without links, and the kubelet's directory may be one.
                 let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
@@ -157,7 +157,7 @@ impl Preparation<'_> {
                     .and_then(|below| below.to_str().map(str::to_owned));
                 let below = below.ok_or_else(|| {
                     Failure::request(
-                        Class::FailedPrecondition,
+                        Code::FailedPrecondition,
                         format!(
                             "{}: it is not bound to a path in {}",
                             path.display(),
@@ -224,7 +224,7 @@ impl Preparation<'_> {
     ) -> Result<CellPath, Failure> {
         let refused = |policy: &str| {
             Err(Failure::request(
-                Class::FailedPrecondition,
+                Code::FailedPrecondition,
                 format!(
                     "container {:?} mounts {} at {}: a path {origin} is not available \
                  in a cell ({policy}); allowed are emptyDir, configMap, secret, projected and \
@@ -295,7 +295,7 @@ impl Preparation<'_> {
 fn medium(path: &Path) -> Result<Medium, Failure> {
     use rustix::fs::{CWD, Mode, OFlags, openat};
     let failed = |errno: rustix::io::Errno| {
-        Failure::node(Class::FailedPrecondition, format!("{}: {errno}", path.display()))
+        Failure::node(Code::FailedPrecondition, format!("{}: {errno}", path.display()))
     };
     let open = |path: &Path| {
         openat(
@@ -324,7 +324,7 @@ fn medium(path: &Path) -> Result<Medium, Failure> {
         (system.f_type as i64, (system.f_blocks as u64).saturating_mul(system.f_bsize as u64));
     match kind {
         HUGETLBFS_MAGIC => Err(Failure::request(
-            Class::FailedPrecondition,
+            Code::FailedPrecondition,
             format!(
                 "{}: an emptyDir of huge pages is not available in a cell; allowed are \
                  disk and memory",
@@ -339,7 +339,7 @@ fn medium(path: &Path) -> Result<Medium, Failure> {
 fn read_failure(path: &Path, error: &ReadError) -> Failure {
     let cause =
         std::error::Error::source(error).map(|cause| format!(": {cause}")).unwrap_or_default();
-    Failure::node(Class::FailedPrecondition, format!("volume {}: {error}{cause}", path.display()))
+    Failure::node(Code::FailedPrecondition, format!("volume {}: {error}{cause}", path.display()))
 }
 
 fn cell_failure(path: &Path, failure: Failure) -> Failure {
@@ -357,5 +357,5 @@ pub(super) async fn blocking<T: Send + 'static>(
 ) -> Result<T, Failure> {
     tokio::task::spawn_blocking(work)
         .await
-        .unwrap_or_else(|error| Err(Failure::node(Class::Internal, error.to_string())))
+        .unwrap_or_else(|error| Err(Failure::node(Code::Internal, error.to_string())))
 }

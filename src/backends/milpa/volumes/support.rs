@@ -3,7 +3,7 @@
 
 use kiyot_proto::cri;
 
-use crate::backends::milpa::failure::{Class, Failure};
+use crate::backends::milpa::failure::{Code, Failure};
 
 /// The runtime of a cell.
 #[derive(Debug)]
@@ -139,7 +139,7 @@ pub fn check(container: &cri::ContainerConfig, runtime: &Runtime) -> Result<(), 
     };
     let name = container.metadata.as_ref().map_or("", |metadata| &metadata.name);
     Err(Failure::request(
-        Class::Unimplemented,
+        Code::Unimplemented,
         format!(
             "container {name:?} {what}, which the cell's {} does not do; allowed is {allowed}",
             runtime.shown
@@ -309,7 +309,7 @@ mod tests {
         let failure = check(&strict, &runtime("1.6.20", none)).unwrap_err();
         let expected = "container \"main\" has the supplemental groups policy Strict, which the \
                         cell's containerd 1.6.20 does not do; allowed is the policy Merge";
-        assert_eq!((failure.class(), failure.message()), (Class::Unimplemented, expected));
+        assert_eq!((failure.code(), failure.message()), (Code::Unimplemented, expected));
         let knowing =
             cri::RuntimeFeatures { supplemental_groups_policy: true, ..Default::default() };
         assert!(has_needs(&strict) && check(&strict, &runtime("2.3.4", Some(knowing))).is_ok());

@@ -60,7 +60,7 @@ impl CellFiles for FakeFiles {
             if let Some(left) = &mut *self.refuse_after.lock().unwrap() {
                 *left = match left.checked_sub(1) {
                     Some(left) => left,
-                    None => return Err(Failure::cell(Class::Unavailable, "the link broke")),
+                    None => return Err(Failure::cell(Code::Unavailable, "the link broke")),
                 };
             }
             assert!(kiyot_linux::tree::RelPath::parse(&change.path).is_ok(), "{}", change.path);
@@ -367,7 +367,7 @@ async fn unknown_volume_keeps_its_copy() {
     let never = scene.pod("volumes/kubernetes.io~secret/never");
     fs::create_dir(&never).unwrap();
     let refused = scene.prepare(&scene.container(&[&never])).await.unwrap_err();
-    assert_eq!(refused.class(), Class::FailedPrecondition);
+    assert_eq!(refused.code(), Code::FailedPrecondition);
     assert!(
         refused.message().contains("secret/never") && refused.message().contains("..data"),
         "{}",
@@ -381,7 +381,7 @@ async fn node_paths_are_refused_or_copied_by_policy() {
     let host = tempfile::tempdir().unwrap();
     fs::write(host.path().join("file"), "content").unwrap();
     let refused = scene.prepare(&scene.container(&[host.path()])).await.unwrap_err();
-    assert_eq!(refused.class(), Class::FailedPrecondition);
+    assert_eq!(refused.code(), Code::FailedPrecondition);
     assert!(
         refused.message().contains(host.path().to_str().unwrap())
             && refused.message().contains("host_path"),

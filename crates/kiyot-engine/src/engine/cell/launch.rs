@@ -15,8 +15,8 @@ use crate::{
 pub(in crate::engine) struct CellLaunch {
     /// Its call, until the cell is bound; `None` if a previous daemon has its answer.
     pub(in crate::engine) call: Option<Arc<Launch>>,
-    /// The digest of the provider's own parameters of the call; empty without any.
-    pub(in crate::engine) parameters_sha256: String,
+    /// The digest of the provider's own parameters of the call; `None` without any.
+    pub(in crate::engine) parameters_sha256: Option<String>,
     /// True if a call has no answer: it may have made an instance.
     pub(in crate::engine) may_have_effect: bool,
     /// The error of the last call that may succeed when it is repeated.
@@ -46,7 +46,10 @@ impl Offered {
 
 impl CellLaunch {
     /// Returns the launch of a previous daemon, whose call may be on its way.
-    pub(in crate::engine) fn resumed(call: Option<Launch>, parameters_sha256: String) -> Self {
+    pub(in crate::engine) fn resumed(
+        call: Option<Launch>,
+        parameters_sha256: Option<String>,
+    ) -> Self {
         let call = call.map(Arc::new);
         Self { call, parameters_sha256, may_have_effect: true, ..Self::default() }
     }

@@ -10,7 +10,7 @@ use std::{
 };
 
 use crate::{
-    engine::{Cell, CommitOf, Engine, Now},
+    engine::{Cell, CommitOf, Engine, EngineConfig, Now},
     id::CellId,
     provider::{ErrorClass, InstanceId, ProviderError},
 };
@@ -30,15 +30,15 @@ impl Engine {
         places
     }
 
-    /// Returns the place in which the provider looks.
+    /// Returns the place in which the provider looks; empty if it has none.
     pub fn provider_place(&self) -> &str {
-        &self.config.place
+        self.config.place.as_deref().unwrap_or_default()
     }
 
     /// Returns true if the provider looks in another place than that of a cell. The place of a cell
     /// of an older daemon is not known.
     pub(in crate::engine) fn is_elsewhere(&self, cell: &Cell) -> bool {
-        is_other_place(cell.place.as_deref(), &self.config.place)
+        self.config.is_other_place(cell.place.as_ref())
     }
 
     /// Returns true if the end of a cell's pod awaits the confirmed end of the instance. The
@@ -50,7 +50,7 @@ impl Engine {
     /// Returns the error of a termination in another place: the provider knows no such instance.
     pub(in crate::engine) fn no_end_elsewhere(&self, id: &CellId) -> Option<ProviderError> {
         let cell = self.cells.get(id).filter(|cell| self.is_elsewhere(cell))?;
-        let (launched_in, looks_in) = (cell.place.as_deref()?, &self.config.place);
+        let (launched_in, looks_in) = (cell.place.as_deref()?, self.provider_place());
         let doing = format!(
             "end {id}: it was launched in {launched_in}, and the provider looks in {looks_in}; \
              configure the earlier provider and place again until its pods have ended"
@@ -61,7 +61,7 @@ impl Engine {
     /// Takes the instances that the provider shows for those of its place.
     pub(in crate::engine) fn found(&mut self, shown: &BTreeSet<&InstanceId>, now: Now) {
         let mut found = Vec::new();
-        let place = self.config.known_place();
+        let place = self.config.place.clone();
         for cell in self.cells.values_mut().filter(|cell| cell.place != place) {
             if cell.state.instance().is_some_and(|instance| shown.contains(instance)) {
                 cell.place.clone_from(&place);
@@ -79,7 +79,9 @@ impl Engine {
     }
 }
 
-/// Returns true if a recorded place is known and is not that of the provider.
-pub(in crate::engine) fn is_other_place(recorded: Option<&str>, place: &str) -> bool {
-    recorded.is_some_and(|recorded| recorded != place)
+impl EngineConfig {
+    /// Returns true if a recorded place is known and is not that of the provider.
+    pub(in crate::engine) fn is_other_place(&self, recorded: Option<&Arc<str>>) -> bool {
+        recorded.is_some() && recorded != self.place.as_ref()
+    }
 }

@@ -29,9 +29,9 @@ impl Pod {
     pub(in crate::engine) fn of_order(sandbox: &SandboxId, order: &Order) -> Self {
         Self {
             sandbox: sandbox.as_str().to_owned(),
-            uid: order.key.pod_uid.clone(),
-            namespace: order.key.namespace.clone(),
-            healthy_timeout: order.healthy_timeout,
+            uid: order.wanted.key.pod_uid.clone(),
+            namespace: order.wanted.key.namespace.clone(),
+            healthy_timeout: order.wanted.request.healthy_timeout,
             ports: None,
             network: None,
         }

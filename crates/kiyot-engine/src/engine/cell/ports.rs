@@ -3,8 +3,9 @@
 use std::fmt;
 
 use crate::{
-    engine::{Engine, OrderKey, State, order::Order},
-    provider::{Attachment, Held, HostPort},
+    engine::{Engine, State},
+    provider::{Held, HostPort},
+    wanted::Wanted,
 };
 
 /// The host ports and networks of the pod that a cell is bound to.
@@ -62,26 +63,25 @@ fn in_cell(cell: &str) -> String {
 impl Engine {
     /// Returns the first of a pod's host ports and networks that another pod has, whose cell is
     /// ordered or may hold it.
-    pub fn taken_port(&self, pod: &OrderKey, wanted: &Attachment) -> Option<PortTaken> {
-        if wanted.ports.is_empty() && wanted.cloud_routes.is_empty() {
-            return None;
-        }
+    pub fn taken_port(&self, wanted: &Wanted) -> Option<PortTaken> {
+        let PodPorts { ports, networks, .. } = wanted.pod_ports()?;
+        let uid = &wanted.key.pod_uid;
         let common = |of: &PodPorts| {
             let is_taken = |port: &&HostPort| of.ports.iter().any(|taken| taken.overlaps(port));
-            let port = wanted.ports.iter().find(is_taken).cloned().map(Taken::Port);
-            let mut networks = wanted.cloud_routes.iter();
+            let port = ports.iter().find(is_taken).cloned().map(Taken::Port);
+            let mut networks = networks.iter();
             port.or_else(|| {
                 networks.find(|it| of.networks.contains(it)).cloned().map(Taken::Network)
             })
         };
-        let ordered = self.orders.values().filter(|order| order.key.pod_uid != pod.pod_uid);
+        let ordered = self.orders.values().filter(|order| order.wanted.key.pod_uid != *uid);
         let ordered = ordered.filter_map(|order| {
             let cell = order.state.cell().map(ToString::to_string).unwrap_or_default();
-            Some((order.pod_ports()?, cell))
+            Some((order.wanted.pod_ports()?, cell))
         });
         let bound = self.cells.values().filter(|cell| {
             let frees = !self.capabilities.awaits_ends() && cell.state.is_released();
-            cell.pod_uid() != pod.pod_uid && !frees
+            cell.pod_uid() != uid && !frees
         });
         let bound = bound.filter_map(|cell| {
             let ports = cell.pod.as_ref()?.ports.as_deref()?.clone();
@@ -104,15 +104,11 @@ impl Engine {
     }
 }
 
-impl Order {
+impl Wanted {
     /// Returns the host ports and networks of its pod; `None` without any.
     pub(in crate::engine) fn pod_ports(&self) -> Option<PodPorts> {
-        let attachment = self.attachment.as_ref()?;
-        let held = PodPorts {
-            pod: format!("{}/{}", self.key.namespace, self.key.name),
-            ports: attachment.ports.clone(),
-            networks: attachment.cloud_routes.clone(),
-        };
+        let networks = self.cloud_routes();
+        let held = PodPorts { pod: self.key.pod(), ports: self.ports.clone(), networks };
         (!held.is_empty()).then_some(held)
     }
 }

@@ -1,11 +1,15 @@
 //! Tags of instances: those of a launch, and those of a pod that takes a warm cell.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::Arc,
+};
 
 use crate::{
-    engine::{Effect, Engine, Notice, order::Order},
+    engine::{Effect, Engine, Notice},
     id::{CellId, SandboxId},
-    provider::{InstanceTags, PodTags},
+    provider::InstanceTags,
+    wanted::Wanted,
 };
 
 /// Bounds the pods that are remembered: a pod beyond them is reported again.
@@ -27,29 +31,20 @@ impl ReportedPods {
     }
 }
 
-impl Order {
-    pub(in crate::engine) fn pod_tags(&self) -> PodTags {
-        PodTags {
-            namespace: self.key.namespace.clone(),
-            name: self.key.name.clone(),
-            uid: self.key.pod_uid.clone(),
-            labels: self.labels.clone(),
-        }
-    }
-}
-
 impl Engine {
     /// Returns the tags of a cell's instance for a pod. Reports labels that are no tags, once for
     /// each pod.
     pub(in crate::engine) fn tags_for(
         &mut self,
         cell: &CellId,
-        pod: &PodTags,
+        wanted: &Wanted,
     ) -> BTreeMap<String, String> {
         let InstanceTags { tags, left_out } =
-            self.config.owner.tags(&self.config.tag_rules, cell, pod);
-        if self.capabilities.has_tags && !left_out.0.is_empty() && self.reported.insert(&pod.uid) {
-            let pod = format!("{}/{}", pod.namespace, pod.name);
+            self.config.owner.tags(&self.config.tag_rules, cell, wanted);
+        let key = &wanted.key;
+        let has_left_out = self.capabilities.has_tags && !left_out.0.is_empty();
+        if has_left_out && self.reported.insert(&key.pod_uid) {
+            let pod = key.pod();
             self.emit(cell, Effect::Log(Notice::LabelsLeftOut { pod, left_out }));
         }
         tags
@@ -71,8 +66,8 @@ impl Engine {
         }
         // Not known for a cell of a previous daemon: then all tags are set.
         let launch = cell.launch.call.clone();
-        let pod = order.pod_tags();
-        let mut tags = self.tags_for(id, &pod);
+        let wanted = Arc::clone(&order.wanted);
+        let mut tags = self.tags_for(id, &wanted);
         for (key, value) in launch.iter().flat_map(|launch| &launch.spec.tags) {
             if tags.get(key) == Some(value) {
                 tags.remove(key);

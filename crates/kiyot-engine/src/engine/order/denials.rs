@@ -17,7 +17,7 @@ use crate::{
 const MAX_KINDS: usize = 256;
 
 /// The digest of the parameters of a launch, and its first candidate.
-type Kind = (String, Offering);
+type Kind = (Option<String>, Offering);
 
 /// A launch that was not permitted.
 #[derive(Debug)]

@@ -45,8 +45,9 @@ impl Engine {
     /// Keeps the time since which the pod of a failed order waits for spot: its next order has the
     /// same deadline.
     pub(in crate::engine) fn keep_spot_wait(&mut self, order: &Order) {
-        if order.has_choice_of_market() && !order.key.pod_uid.is_empty() {
-            self.spot_waits.keep(&order.key.pod_uid, order.spot_since, order.began);
+        let uid = &order.wanted.key.pod_uid;
+        if order.has_choice_of_market() && !uid.is_empty() {
+            self.spot_waits.keep(uid, order.spot_since, order.began);
         }
     }
 }

@@ -9,11 +9,12 @@ use crate::engine::cell::timeline;
 
 use crate::{
     engine::{
-        CellError, CellEvent, CommitOf, Effect, Engine, Notice, Now, OrderKey, State, Step,
-        pools::Filling, timers::Timer,
+        CellError, CellEvent, CommitOf, Effect, Engine, Notice, Now, State, Step, pools::Filling,
+        timers::Timer,
     },
     id::{CellId, SandboxId},
     placement::Candidate,
+    wanted::OrderKey,
 };
 
 /// Bounds the time in which a call must claim a launch whose callers have left. A kubelet repeats a
@@ -26,7 +27,7 @@ const UNCLAIMED: &str = "no call of the kubelet waited for the cell for three mi
 impl Engine {
     pub(in crate::engine) fn on_claimed(&mut self, key: &OrderKey) {
         let mut orders = self.orders.iter_mut();
-        if let Some((sandbox, order)) = orders.find(|(_, order)| order.key == *key) {
+        if let Some((sandbox, order)) = orders.find(|(_, order)| order.wanted.key == *key) {
             order.is_claimed = true;
             self.timers.clear(&Timer::Unclaimed(sandbox.clone()));
         }
@@ -34,7 +35,7 @@ impl Engine {
 
     pub(in crate::engine) fn on_unclaimed(&mut self, key: &OrderKey, now: Now) {
         let mut orders = self.orders.iter_mut();
-        if let Some((sandbox, order)) = orders.find(|(_, order)| order.key == *key) {
+        if let Some((sandbox, order)) = orders.find(|(_, order)| order.wanted.key == *key) {
             order.is_claimed = false;
             let sandbox = sandbox.clone();
             self.limit_claim(&sandbox, now);

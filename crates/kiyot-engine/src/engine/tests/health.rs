@@ -72,9 +72,8 @@ fn lost_cell_reads_lost_also_after_a_restart() {
     let cell = bound(&mut first, "pod", "i");
     first.handle(Event::Disconnected(cell.clone()), at(10));
     pass(&mut first, seconds(10) + LIMIT);
-    let lost_at =
-        |engine: &Engine, cell| engine.cell_view(cell, at(101)).map(|view| view.lost_unix_nanos);
-    assert_eq!(lost_at(&first, &cell), Some(0));
+    let lost_at = |engine: &Engine, cell| engine.cell_view(cell, at(101)).unwrap().lost_unix_nanos;
+    assert_eq!(lost_at(&first, &cell), None);
     assert!(answer(&mut first, &cell, at(101)));
     let expected = Some(crate::engine::cell::timeline::nanos(at(101).unix));
     assert_eq!(lost_at(&first, &cell), expected);
@@ -83,7 +82,7 @@ fn lost_cell_reads_lost_also_after_a_restart() {
     assert_eq!(lost_at(&second, &cell), expected);
     // Another reason of its end.
     let (other, cell) = recovered(stored(CellPhase::Terminating), true, at(200));
-    assert_eq!(lost_at(&other, &cell), Some(0));
+    assert_eq!(lost_at(&other, &cell), None);
 }
 
 /// Verifies P19.
@@ -154,7 +153,7 @@ fn limit_of_the_pod_counts_also_after_a_restart() {
     ] {
         let mut first = engine(capabilities::LOCAL);
         let cell = {
-            let spec = OrderSpec { healthy_timeout: own, ..spec("pod") };
+            let spec = with(spec("pod"), |wanted| wanted.request.healthy_timeout = own);
             let (_, effects) = first.order(spec, at(1));
             effects.into_iter().find_map(|(cell, _)| cell).unwrap()
         };
@@ -182,7 +181,7 @@ fn limit_of_the_pod_counts_for_the_next_cell_of_a_resumed_order() {
     let mut first = engine(capabilities::CLOUD);
     let own = || {
         let healthy_timeout = Some(HealthyTimeout::of_secs(200));
-        OrderSpec { healthy_timeout, ..spec("pod") }
+        with(spec("pod"), |wanted| wanted.request.healthy_timeout = healthy_timeout)
     };
     let (sandbox, effects) = first.order(own(), at(1));
     let cell = outcome(&effects).0.remove(0);

@@ -17,8 +17,7 @@ fn limited(limits: Limits) -> Engine {
 
 /// Returns the needs of a pod, whose candidates have these prices in dollars.
 fn priced(namespace: &str, pod: &str, prices: &[u64]) -> OrderSpec {
-    let mut spec = spec(pod);
-    spec.key.namespace = namespace.into();
+    let mut spec = with(spec(pod), |wanted| wanted.key.namespace = namespace.into());
     let candidates = prices
         .iter()
         .map(|price| Candidate { price: dollars(*price), ..candidate(&price.to_string()) });

@@ -20,7 +20,7 @@ enum Agent {
 }
 
 fn config_in(place: &str) -> EngineConfig {
-    EngineConfig { place: place.into(), ..config() }
+    EngineConfig { place: Some(place.into()), ..config() }
 }
 
 fn engine_in(place: &str) -> Engine {
@@ -162,12 +162,8 @@ fn pod_whose_cell_ends_in_another_place_is_not_released_by_not_found() {
     // The calls go on, because the provider may be asked at another name of the same place.
     assert!((1..=2 * 60).contains(&seen.terminations), "{seen:?}");
     assert_eq!(engine.blocking_cell("pod"), Some(&cell));
-    let order = OrderSpec {
-        key: OrderKey { attempt: 1, ..spec("pod").key },
-        timeout: Some(TTL),
-        ..spec("pod")
-    };
-    let (_, effects) = engine.order(order, at(10 + HOUR));
+    let order = with(spec("pod"), |wanted| wanted.key.attempt = 1);
+    let (_, effects) = engine.order(OrderSpec { timeout: Some(TTL), ..order }, at(10 + HOUR));
     assert_eq!(outcome(&effects).0, [], "the pod has another cell");
 
     let now = 10 + 2 * HOUR;

@@ -172,7 +172,7 @@ fn cell_of_other_parameters_is_taken_by_no_pod_and_is_replaced() {
     );
     // A restart knows the parameters of its cells.
     let record = engine.cells[&cells[0]].stored();
-    assert_eq!(record.parameters_sha256, launch::parameters_digest(&groups("sg-1")));
+    assert_eq!(Some(record.parameters_sha256), launch::parameters_digest(&groups("sg-1")));
 }
 
 /// Returns an engine with a pool of idle cells, which are on the node.
@@ -351,8 +351,8 @@ fn pool_gives_way_to_a_pod_at_a_limit() {
 fn pool_waits_while_a_pod_waits_for_the_end_of_its_earlier_cell() {
     let mut engine = engine(capabilities::CLOUD);
     let cell = bound(&mut engine, "pod", "i");
-    let key = OrderKey { attempt: 1, ..spec("pod").key };
-    let (sandbox, _) = engine.order(OrderSpec { key, ..spec("pod") }, at(2));
+    let again = with(spec("pod"), |wanted| wanted.key.attempt = 1);
+    let (sandbox, _) = engine.order(again, at(2));
     assert_eq!(launches(&engine.set_pools(vec![pool("small", 1)], at(3))), []);
     engine.handle(Event::Terminate { cell: cell.clone(), reason: "".into() }, at(4));
     engine.handle(Event::ShutDown(cell.clone(), true), at(4));
@@ -777,7 +777,7 @@ fn miss_is_an_order_with_a_suitable_pool_without_an_idle_cell() {
         // No pool has its offering.
         (other_size, (1, 1), [(1, 1), (0, 1)]),
     ] {
-        let name = order.key.name.clone();
+        let name = order.wanted.key.name.clone();
         engine.order(order, at(10));
         let metrics = engine.metrics(at(10)).pools;
         assert_eq!((metrics.hits, metrics.misses), sums, "{name}");

@@ -1,22 +1,23 @@
 use super::*;
-use crate::provider::{HostPort, Protocol};
+use crate::{
+    provider::{HostPort, Protocol},
+    request::CellRequest,
+};
 
 fn port(number: u16) -> HostPort {
     HostPort { protocol: Protocol::Tcp, host_ip: None, host_port: number, container_port: 80 }
 }
 
-/// Returns the attachment of a pod with these ports.
-fn with(numbers: &[u16]) -> Attachment {
-    Attachment { ports: numbers.iter().copied().map(port).collect(), ..Attachment::default() }
+/// Returns what a pod with these ports wants.
+fn with_ports(pod: &str, numbers: &[u16]) -> Wanted {
+    let ports = numbers.iter().copied().map(port).collect();
+    Wanted { key: key(pod), ports, ..Wanted::default() }
 }
 
-fn key(pod: &str) -> OrderKey {
-    spec(pod).key
-}
-
-/// Orders a cell for a pod with this attachment.
-fn ordered(engine: &mut Engine, pod: &str, attachment: Attachment) -> (CellId, Arc<Launch>) {
-    let (_, effects) = engine.order(OrderSpec { attachment, ..spec(pod) }, at(1));
+/// Orders a cell for a pod.
+fn ordered(engine: &mut Engine, wanted: Wanted) -> (CellId, Arc<Launch>) {
+    let wanted = Arc::new(wanted);
+    let (_, effects) = engine.order(OrderSpec { wanted, ..spec("") }, at(1));
     let launch = effects.into_iter().find_map(|(cell, effect)| match effect {
         Effect::Launch(launch) => Some((cell.unwrap(), launch)),
         _ => None,
@@ -37,14 +38,14 @@ fn bind(engine: &mut Engine, cell: &CellId, launch: &Launch) {
 #[test]
 fn host_port_is_taken_from_the_order_of_its_pod_until_the_node_shares_nothing_with_its_cell() {
     let mut engine = engine(capabilities::CLOUD);
-    let (cell, launch) = ordered(&mut engine, "first", with(&[1]));
-    let taken = |engine: &Engine| engine.taken_port(&key("second"), &with(&[2, 1]));
+    let (cell, launch) = ordered(&mut engine, with_ports("first", &[1]));
+    let taken = |engine: &Engine| engine.taken_port(&with_ports("second", &[2, 1]));
     let owner = taken(&engine).unwrap().to_string();
     assert!(owner.contains("hostPort 1/tcp is taken by pod default/first"), "{owner}");
     assert!(owner.contains(cell.as_str()), "{owner}");
     // A retry for the pod itself joins its order.
-    assert_eq!(engine.taken_port(&key("first"), &with(&[1])), None);
-    assert_eq!(engine.taken_port(&key("second"), &with(&[2])), None);
+    assert_eq!(engine.taken_port(&with_ports("first", &[1])), None);
+    assert_eq!(engine.taken_port(&with_ports("second", &[2])), None);
     bind(&mut engine, &cell, &launch);
     assert!(engine.orders.is_empty());
     assert!(taken(&engine).is_some());
@@ -78,7 +79,7 @@ fn host_port_of_a_recovered_pod_is_taken_and_restored() {
     };
     let seams = Box::new(Counting::default());
     let (engine, ..) = Engine::recover(config(), capabilities::CLOUD, seams, journal, at(9));
-    let taken = engine.taken_port(&key("second"), &with(&[1])).unwrap();
+    let taken = engine.taken_port(&with_ports("second", &[1])).unwrap();
     assert_eq!((taken.pod.as_str(), taken.cell.as_str()), ("default/first", cell.as_str()));
     let held = engine.held();
     assert_eq!(held.len(), 1, "{held:?}");
@@ -99,13 +100,13 @@ fn recovered_pod_without_host_ports_is_restored_for_its_services() {
 #[test]
 fn host_port_of_a_failed_attachment_on_the_node_is_taken_until_the_end_of_its_cell() {
     let mut engine = engine(capabilities::LOCAL);
-    let (cell, launch) = ordered(&mut engine, "first", with(&[1]));
+    let (cell, launch) = ordered(&mut engine, with_ports("first", &[1]));
     engine.handle(Event::Launched(cell.clone(), Ok(launched_as("i-1", &cell))), at(1));
     claim(&mut engine, &cell, &launch, at(1)).unwrap();
     engine.handle(Event::Connected(cell.clone()), at(1));
     let failed = || ProviderError::without_cause(ErrorClass::Transient, "busy");
     engine.handle(Event::Attached(cell.clone(), Err(failed())), at(2));
-    let taken = |engine: &Engine| engine.taken_port(&key("second"), &with(&[1]));
+    let taken = |engine: &Engine| engine.taken_port(&with_ports("second", &[1]));
     for (outcome, is_taken) in [(Err(failed()), true), (Ok(Termination::Confirmed), false)] {
         let (cell, console) = (cell.clone(), String::new());
         engine.handle(Event::Terminated { cell, outcome, console }, at(3));
@@ -119,18 +120,19 @@ fn host_port_of_a_failed_attachment_on_the_node_is_taken_until_the_end_of_its_ce
 #[test]
 fn network_is_taken_from_the_order_of_its_pod_until_its_route_is_removed() {
     let mut engine = engine(capabilities::CLOUD);
-    let routed = |network: &str| Attachment {
-        cloud_routes: vec!["10.9.0.0/16".into(), network.into()],
-        ..Attachment::default()
+    let routed = |pod: &str, networks: &[&str]| {
+        let cloud_routes = networks.iter().map(|network| network.parse().unwrap()).collect();
+        let request = CellRequest { cloud_routes, ..CellRequest::default() };
+        Wanted { key: key(pod), request, ..Wanted::default() }
     };
-    let (cell, launch) = ordered(&mut engine, "first", routed("10.8.0.0/16"));
-    let wanted = Attachment { cloud_routes: vec!["10.8.0.0/16".into()], ..Attachment::default() };
-    let taken = |engine: &Engine| engine.taken_port(&key("second"), &wanted);
+    let first = routed("first", &["10.9.0.0/16", "10.8.0.0/16"]);
+    let (cell, launch) = ordered(&mut engine, first);
+    let wanted = ["10.8.0.0/16"];
+    let taken = |engine: &Engine| engine.taken_port(&routed("second", &wanted));
     let owner = taken(&engine).unwrap().to_string();
     assert!(owner.contains("cloud-route 10.8.0.0/16 is taken by pod default/first"), "{owner}");
-    assert_eq!(engine.taken_port(&key("first"), &wanted), None);
-    let narrower = Attachment { cloud_routes: vec!["10.8.1.0/24".into()], ..wanted.clone() };
-    assert_eq!(engine.taken_port(&key("second"), &narrower), None);
+    assert_eq!(engine.taken_port(&routed("first", &wanted)), None);
+    assert_eq!(engine.taken_port(&routed("second", &["10.8.1.0/24"])), None);
     bind(&mut engine, &cell, &launch);
     assert!(taken(&engine).is_some());
     engine.handle(Event::Terminate { cell: cell.clone(), reason: "stopped".into() }, at(2));

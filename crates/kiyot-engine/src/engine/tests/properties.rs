@@ -177,14 +177,16 @@ impl Harness {
             Step::Order { pod, attempt, identity, takes } => {
                 let pod = format!("pod-{pod}");
                 let mut spec = if *takes { taking(&pod) } else { spec(&pod) };
-                spec.key.attempt = *attempt;
-                spec.identity = identity.to_string();
+                spec = with(spec, |wanted| {
+                    wanted.key.attempt = *attempt;
+                    wanted.identity = identity.to_string();
+                });
                 let (sandbox, effects) = self.engine.order(spec, self.now);
                 self.waiting.insert(sandbox);
                 self.perform(effects);
             }
             Step::Call { pod, attempt, waits } => {
-                let key = OrderKey { attempt: *attempt, ..spec(&format!("pod-{pod}")).key };
+                let key = OrderKey { attempt: *attempt, ..key(&format!("pod-{pod}")) };
                 self.handle(if *waits { Event::Claimed(key) } else { Event::Unclaimed(key) });
             }
             Step::Cell(index, kind) => {

@@ -10,7 +10,7 @@ struct Recorded {
 }
 
 fn config_in(place: &str) -> EngineConfig {
-    EngineConfig { place: place.into(), ..config() }
+    EngineConfig { place: (!place.is_empty()).then(|| place.into()), ..config() }
 }
 
 fn recorded(place: &str) -> Recorded {
@@ -19,8 +19,8 @@ fn recorded(place: &str) -> Recorded {
     engine.handle(Event::Listed { began: Duration::ZERO, instances: Vec::new() }, at(0));
     let healthy_timeout = Some(crate::request::HealthyTimeout::of_secs(60));
     let parameters = BTreeMap::from([("group".to_owned(), "sg-1".to_owned())]);
-    let (sandbox, _) =
-        engine.order(OrderSpec { healthy_timeout, parameters, ..spec("pod") }, at(1));
+    let spec = with(spec("pod"), |wanted| wanted.request.healthy_timeout = healthy_timeout);
+    let (sandbox, _) = engine.order(OrderSpec { parameters, ..spec }, at(1));
     let cell = engine.cell_of_order(&sandbox).unwrap().clone();
     let order = (sandbox.to_string(), engine.orders[&sandbox].stored(&sandbox));
     let record = store::Cell {

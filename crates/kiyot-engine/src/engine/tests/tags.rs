@@ -10,7 +10,7 @@ use crate::{
 
 fn labelled(spec: OrderSpec, labels: &[(&str, &str)]) -> OrderSpec {
     let labels = labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
-    OrderSpec { labels: labels.collect(), ..spec }
+    with(spec, |wanted| wanted.labels = labels.collect())
 }
 
 /// Returns the tags of the only attachment.

@@ -16,7 +16,7 @@ fn launching() -> (Engine, CellId, SandboxId) {
 }
 
 fn leave(engine: &mut Engine, now: u64) -> Effects {
-    engine.handle(Event::Unclaimed(spec("pod").key), at(now))
+    engine.handle(Event::Unclaimed(key("pod")), at(now))
 }
 
 /// Verifies A23.
@@ -64,7 +64,7 @@ fn unclaimed_cell_joins_no_pool_under_a_cordon() {
 fn cell_whose_call_has_come_back_is_bound() {
     let (mut engine, cell, _) = launching();
     leave(&mut engine, 2);
-    engine.handle(Event::Claimed(spec("pod").key), at(3));
+    engine.handle(Event::Claimed(key("pod")), at(3));
     assert_eq!(attaches(&warm(&mut engine, &cell, 4)), std::slice::from_ref(&cell));
     engine.handle(Event::Tick, at(200));
     assert!(matches!(engine.cells[&cell].state, State::Binding { .. }));
@@ -94,7 +94,7 @@ fn unclaimed_cell_that_no_pool_lacks_is_bound_or_ends_after_three_minutes() {
 fn order_that_waits_for_a_boot_ends_three_minutes_after_its_call() {
     let (mut engine, _, _) = launching();
     let (sandbox, _) = engine.order(spec("other"), at(2));
-    engine.handle(Event::Unclaimed(spec("other").key), at(3));
+    engine.handle(Event::Unclaimed(key("other")), at(3));
     let effects = engine.handle(Event::Tick, at(183));
     assert!(errors(&effects)[0].contains("no call of the kubelet"), "{effects:?}");
     assert!(!engine.orders.contains_key(&sandbox));
@@ -112,7 +112,7 @@ fn cell_of_a_changed_pod_joins_a_pool_in_each_state_before_its_attachment() {
         if state == "binding" {
             engine.handle(Event::Connected(cell.clone()), at(2));
         }
-        let changed = OrderSpec { identity: "changed".into(), ..spec("pod") };
+        let changed = with(spec("pod"), |wanted| wanted.identity = "changed".into());
         let (_, effects) = engine.order(changed, at(3));
         let joins = state != "binding";
         assert_eq!(engine.cells[&cell].is_warm(), joins, "{state}");
@@ -153,7 +153,7 @@ fn cell_with_parameters_of_its_pod_joins_no_pool() {
     let (sandbox, _) = engine.order(admin.clone(), at(2));
     let cell = engine.cell_of_order(&sandbox).unwrap().clone();
     for pod in [&spec("pod"), &admin] {
-        let changed = OrderSpec { identity: "changed".into(), ..pod.clone() };
+        let changed = with(pod.clone(), |wanted| wanted.identity = "changed".into());
         engine.order(changed, at(3));
     }
     assert!(engine.cells[&usual].is_warm());

@@ -12,14 +12,14 @@ use std::{
 
 use async_trait::async_trait;
 use kiyot_engine::{
+    OrderKey, Wanted,
     engine::Limits,
     id::{CellId, SandboxId},
-    placement::{Catalogue, Market, Needs, Offering},
+    placement::{Catalogue, Market, Offering},
     provider::{
         Attached, Attachment, Capabilities, ErrorClass, Instance, InstanceId, InstanceState,
         LaunchSpec, Provider, ProviderError, Termination, Terminations,
     },
-    request::CellRequest,
 };
 use kiyot_link::{
     bootstrap::{Bootstrap, GatewayAddress},
@@ -31,7 +31,7 @@ use ring::digest::{SHA256, digest};
 use tokio::sync::Semaphore;
 
 use crate::backends::milpa::{
-    cells::{BoundCell, Cells, CellsConfig, LaunchOrder, Links},
+    cells::{BoundCell, Cells, CellsConfig, Links},
     gateway::{Admission, CellLink, ControlChannel},
     store::{Batch, Store, Table},
 };
@@ -263,22 +263,10 @@ pub(super) struct World {
     _dir: tempfile::TempDir,
 }
 
-/// The order of a pod.
-pub(super) fn order(sandbox: &SandboxId, pod_uid: &str) -> LaunchOrder {
-    LaunchOrder {
-        sandbox: sandbox.clone(),
-        attempt: 0,
-        identity: String::new(),
-        attachment: Attachment {
-            pod_uid: pod_uid.into(),
-            sandbox: sandbox.to_string(),
-            ..Attachment::default()
-        },
-        needs: Needs::default(),
-        request: CellRequest::default(),
-        labels: BTreeMap::new(),
-        deadline: None,
-    }
+/// What a pod wants.
+pub(super) fn wanted(pod_uid: &str) -> Arc<Wanted> {
+    let key = OrderKey { pod_uid: pod_uid.into(), ..OrderKey::default() };
+    Arc::new(Wanted { key, ..Wanted::default() })
 }
 
 /// A configuration without long waits.
@@ -328,9 +316,9 @@ impl World {
 
     fn launch_for(&self, pod_uid: &str) -> (SandboxId, Launching) {
         let sandbox = SandboxId::mint().unwrap();
-        let order = order(&sandbox, pod_uid);
+        let (id, wanted) = (sandbox.clone(), wanted(pod_uid));
         let cells = Arc::clone(&self.cells);
-        (sandbox, tokio::spawn(async move { cells.launch(order).await }))
+        (sandbox, tokio::spawn(async move { cells.launch(wanted, id, None).await }))
     }
 
     /// Waits until the provider has been called so.

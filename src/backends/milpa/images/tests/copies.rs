@@ -198,9 +198,9 @@ async fn copy_waits_for_the_restart_of_the_nodes_containerd() {
     let id = scene.node.image(PAUSE);
     scene.in_registry(PAUSE, &id);
     scene.node.0.lock().unwrap().failures = vec![
-        Failure::node(Class::Unknown, "server is not initialized yet"),
-        Failure::node(Class::Unavailable, "Connection refused (os error 111)"),
-        Failure::node(Class::Unknown, "broken pipe"),
+        Failure::node(Code::Unknown, "server is not initialized yet"),
+        Failure::node(Code::Unavailable, "Connection refused (os error 111)"),
+        Failure::node(Code::Unknown, "broken pipe"),
     ];
     assert_eq!(scene.ensure(PAUSE, "").await.unwrap(), id);
     assert!(scene.cell.pulls.lock().unwrap().is_empty());
@@ -213,7 +213,7 @@ async fn cell_pulls_if_the_nodes_containerd_stays_away() {
     let scene = Scene::new();
     let id = scene.node.image(NAME);
     scene.in_registry(NAME, &id);
-    let refused = Failure::node(Class::Unavailable, "Connection refused (os error 111)");
+    let refused = Failure::node(Code::Unavailable, "Connection refused (os error 111)");
     scene.node.0.lock().unwrap().failures = vec![refused; 100];
     let begun = tokio::time::Instant::now();
     assert_eq!(scene.ensure(NAME, "").await.unwrap(), id);
@@ -227,7 +227,7 @@ async fn cell_pulls_at_once_what_the_node_refuses() {
     let scene = Scene::new();
     let id = scene.node.image(NAME);
     scene.in_registry(NAME, &id);
-    let refused = Failure::node(Class::FailedPrecondition, "namespace is required");
+    let refused = Failure::node(Code::FailedPrecondition, "namespace is required");
     scene.node.0.lock().unwrap().failures = vec![refused];
     let begun = tokio::time::Instant::now();
     assert_eq!(scene.ensure(NAME, "").await.unwrap(), id);

@@ -153,7 +153,7 @@ async fn manifest_that_is_no_image_of_the_repository_gets_no_layer() {
             vec![(Duration::ZERO, report(1, true, Some(manifest)))];
         *scene.cell.pull_hangs.lock().unwrap() = true;
         let failure = scene.pull(NAME, None).await.unwrap_err();
-        assert_eq!(failure.class(), Class::DeadlineExceeded, "the pull was not interrupted");
+        assert_eq!(failure.code(), Code::DeadlineExceeded, "the pull was not interrupted");
         assert!(scene.cell.blobs.lock().unwrap().is_empty());
     }
 }
@@ -195,10 +195,7 @@ async fn stalled_pull_ends_at_the_progress_timeout() {
         *scene.cell.pull_hangs.lock().unwrap() = true;
         let begun = tokio::time::Instant::now();
         let failure = scene.pull(NAME, None).await.unwrap_err();
-        assert_eq!(
-            (failure.class(), begun.elapsed().as_secs()),
-            (Class::DeadlineExceeded, seconds)
-        );
+        assert_eq!((failure.code(), begun.elapsed().as_secs()), (Code::DeadlineExceeded, seconds));
         assert!(
             failure.message().contains(NAME) && failure.message().contains("120 s"),
             "{failure}"
@@ -215,7 +212,7 @@ async fn failed_watch_is_restarted() {
     *scene.cell.next_reports.lock().unwrap() = vec![step(0, 0), step(100, 1), step(100, 2)];
     *scene.cell.pull_hangs.lock().unwrap() = true;
     let begun = tokio::time::Instant::now();
-    assert_eq!(scene.pull(NAME, None).await.unwrap_err().class(), Class::DeadlineExceeded);
+    assert_eq!(scene.pull(NAME, None).await.unwrap_err().code(), Code::DeadlineExceeded);
     assert_eq!(begun.elapsed().as_secs(), 420, "120 s after the last report of the second watch");
 }
 
@@ -276,6 +273,6 @@ async fn pull_without_reports_ends() {
     *scene.cell.pull_hangs.lock().unwrap() = true;
     let begun = tokio::time::Instant::now();
     let ended = tokio::time::timeout(Duration::from_secs(10_000), scene.pull(NAME, None)).await;
-    assert_eq!(ended.expect("it ends").unwrap_err().class(), Class::DeadlineExceeded);
+    assert_eq!(ended.expect("it ends").unwrap_err().code(), Code::DeadlineExceeded);
     assert!((121..=122).contains(&begun.elapsed().as_secs()), "{:?}", begun.elapsed());
 }

@@ -1,0 +1,84 @@
+//! What a pod wants of its cell: one value, from the kubelet's call to the provider.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use crate::{
+    id::SandboxId,
+    placement::Needs,
+    provider::{Attachment, HostPort},
+    request::CellRequest,
+};
+
+/// The identity of a pod sandbox: the fields of its CRI metadata.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub struct OrderKey {
+    /// `metadata.uid` of the pod.
+    pub pod_uid: String,
+    /// `metadata.namespace` of the pod.
+    pub namespace: String,
+    /// `metadata.name` of the pod.
+    pub name: String,
+    /// `metadata.attempt` of the sandbox.
+    pub attempt: u32,
+}
+
+impl OrderKey {
+    /// Returns whether a pod with this uid is another than that of the key. Pods without a uid are
+    /// never others.
+    pub fn is_other_with_uid(&self, uid: &str, namespace: &str, name: &str) -> bool {
+        !uid.is_empty()
+            && self.pod_uid == uid
+            && (&*self.namespace, &*self.name) != (namespace, name)
+    }
+
+    /// Returns namespace and name of the pod.
+    pub fn pod(&self) -> String {
+        format!("{}/{}", self.namespace, self.name)
+    }
+}
+
+/// What a pod wants of its cell. The default is that of a warm cell, which no pod has yet.
+#[derive(Debug, Clone, Default)]
+pub struct Wanted {
+    /// The pod.
+    pub key: OrderKey,
+    /// The digest of the annotations that choose the machine: a call with another digest does not
+    /// join the order.
+    pub identity: String,
+    /// The labels of the pod, for the tags of its instance.
+    pub labels: BTreeMap<String, String>,
+    /// The pod's annotations, from which the provider takes its own parameters.
+    pub request: CellRequest,
+    /// The size and the kind of the cell.
+    pub needs: Arc<Needs>,
+    /// The host ports of the pod.
+    pub ports: Vec<HostPort>,
+    /// The pod's `cgroup_parent` in the kubelet's form.
+    pub cgroup_parent: String,
+}
+
+impl Wanted {
+    /// Returns the attachment of an instance that lacks these tags of the pod.
+    pub(crate) fn attachment(
+        &self,
+        sandbox: &SandboxId,
+        tags: BTreeMap<String, String>,
+    ) -> Attachment {
+        Attachment {
+            pod_name: self.key.name.clone(),
+            pod_namespace: self.key.namespace.clone(),
+            pod_uid: self.key.pod_uid.clone(),
+            sandbox: sandbox.to_string(),
+            ports: self.ports.clone(),
+            cgroup_parent: self.cgroup_parent.clone(),
+            cloud_routes: self.cloud_routes(),
+            has_instance_profile: self.request.instance_profile.is_some(),
+            tags,
+        }
+    }
+
+    /// Returns the networks that the cloud routes to the cell.
+    pub(crate) fn cloud_routes(&self) -> Vec<String> {
+        self.request.cloud_routes.iter().map(ToString::to_string).collect()
+    }
+}
