@@ -323,8 +323,8 @@ impl Engine {
             }
             CellEffect::RecordIfPossible => self.commit(id, CommitOf::Information, now),
             CellEffect::Launch => {
-                if let Some(launch) = cell.launch.call.clone() {
-                    self.emit(id, Effect::Launch(launch));
+                if let Some(request) = cell.state.open_launch().map(|it| Arc::clone(&it.request)) {
+                    self.emit(id, Effect::Launch(request));
                 }
             }
             CellEffect::Attach => {
@@ -362,7 +362,7 @@ impl Engine {
                     if let Some(State::Terminating { step, .. }) =
                         self.cells.get_mut(id).map(|cell| &mut cell.state)
                     {
-                        *step = EndStep::Searching;
+                        *step = EndStep::Lost;
                     }
                     return;
                 }
@@ -372,7 +372,7 @@ impl Engine {
                 let is_elsewhere = is_other_place(cell.place.as_deref(), &self.config.place);
                 let (attempts, grows) = match cell.state {
                     State::Launching { .. }
-                    | State::Terminating { step: EndStep::AwaitReplay, .. } => {
+                    | State::Terminating { step: EndStep::Launching(..), .. } => {
                         (&mut cell.launch.replays, true)
                     }
                     // The calls of another machine's provider are counted and paid for.
@@ -395,8 +395,10 @@ impl Engine {
     fn settle(&mut self, id: &CellId, now: Now) {
         let Some(cell) = self.cells.get(id) else { return };
         // No call of the launch had an effect: a replay would make an instance for nothing.
-        let is_unanswered = cell.state.awaits_replay() || cell.state.is_searching();
-        if is_unanswered && cell.state.reason().is_some() && !cell.launch.may_have_effect {
+        if let State::Terminating { step: EndStep::Launching(call, launch), .. } = &cell.state
+            && *call != LaunchCall::Pending
+            && !launch.may_have_effect
+        {
             return self.apply(id, CellEvent::NothingLaunched(NO_INSTANCE.into()), now);
         }
         if cell.state.awaits_replay() {
@@ -457,13 +459,14 @@ impl Engine {
             Ok(instance) => return self.on_instance(id, &instance, now),
             Err(error) => error,
         };
-        let launch = self.cells.get(id).and_then(|cell| cell.launch.call.as_ref());
-        if let Some(launch) = launch
+        let launch = self.cells.get(id).and_then(|cell| cell.state.open_launch());
+        let request = launch.map(|launch| Arc::clone(&launch.request));
+        if let Some(request) = &request
             && error.class == ErrorClass::Quota
             && error.refusal.is_none()
         {
             // A quota is not of a single offering.
-            let offerings = launch.spec.offerings().cloned().collect();
+            let offerings = request.spec.offerings().cloned().collect();
             error.refusal = Some(LaunchRefusal::Offerings(offerings));
         }
         match error.class {
@@ -472,9 +475,9 @@ impl Engine {
                 if error.is_of_request => {}
             // The account: other offerings would be refused, too.
             ErrorClass::Auth | ErrorClass::Quota if error.stops_launches() => {
-                if let Some(launch) = launch {
+                if let Some(request) = request {
                     let until = now.boot + self.config.refusal_pause;
-                    self.denials.add(&launch.spec, error.clone(), until);
+                    self.denials.add(&request.spec, error.clone(), until);
                 }
             }
             ErrorClass::Capacity | ErrorClass::Quota | ErrorClass::Invalid => {
@@ -483,14 +486,15 @@ impl Engine {
             _ => {}
         }
         let is_local = self.capabilities.awaits_ends();
-        let Some(cell) = self.cells.get_mut(id) else { return };
-        cell.launch.may_have_effect |= error.class == ErrorClass::Unanswered;
-        cell.launch.error = Some(error.clone());
+        let launch = self.cells.get_mut(id).and_then(|cell| cell.state.open_launch_mut());
+        let Some(launch) = launch else { return };
+        launch.may_have_effect |= error.class == ErrorClass::Unanswered;
+        launch.error = Some(error.clone());
         let is_refusal = matches!(
             error.class,
             ErrorClass::Capacity | ErrorClass::Quota | ErrorClass::Auth | ErrorClass::Invalid
         );
-        let may_be_launched = cell.launch.may_have_effect && !is_local;
+        let may_be_launched = launch.may_have_effect && !is_local;
         let has_answer = match error.class {
             ErrorClass::Unanswered | ErrorClass::Throttled => false,
             ErrorClass::Ended => true,

@@ -146,8 +146,8 @@ impl Cell {
     /// Takes the answer of its launch. An offering that was not requested is taken to cost what the
     /// most expensive requested one does. `types` are those that the pod names or accepts.
     pub(super) fn launched(&mut self, offering: &Offering, types: Option<&TypeChoice>) {
-        let Some(launch) = &self.launch.call else { return };
-        let requested = &launch.spec.candidates;
+        let Some(request) = &self.launch.request else { return };
+        let requested = &request.spec.candidates;
         let selection = Selection { candidates: requested, offering, types };
         let found = requested.iter().find(|candidate| candidate.offering == *offering);
         let candidate = found.cloned().unwrap_or_else(|| {

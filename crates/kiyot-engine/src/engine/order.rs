@@ -415,7 +415,7 @@ impl Engine {
             return Err(denial.error(now));
         }
         let (tags, parameters) = (order.pod_tags(), order.parameters.clone());
-        let cell = self.new_cell(candidates, parameters, kind, &tags, now)?;
+        let (cell, request) = self.new_cell(candidates, parameters, kind, &tags, now)?;
         self.count_miss(sandbox);
         let Some(order) = self.orders.get_mut(sandbox) else { return Ok(()) };
         order.launches += 1;
@@ -426,11 +426,11 @@ impl Engine {
             earlier: EarlierLaunches::new(&order.causes, order.spot_failed),
             ..cell
         };
-        self.begin(cell, now);
+        self.begin(cell, request, now);
         Ok(())
     }
 
-    /// Returns a cell that is not launched yet.
+    /// Returns a cell that is not launched yet, and the request of its launch.
     pub(super) fn new_cell(
         &mut self,
         candidates: Vec<Candidate>,
@@ -438,20 +438,21 @@ impl Engine {
         kind: BootKind,
         pod: &PodTags,
         now: Now,
-    ) -> Result<Cell, CellError> {
+    ) -> Result<(Cell, Arc<Launch>), CellError> {
         let id = self.cell_id()?;
         let (token, enrolment) = (self.token()?, self.token()?);
         let bootstrap = self.seams.bootstrap(&id, &enrolment).ok_or(CellError::Starting)?;
         let tags = self.tags_for(&id, pod);
         let parameters_sha256 = parameters_digest(&parameters);
         let spec = LaunchSpec { cell: id.clone(), candidates, tags, bootstrap, parameters };
+        let request = Arc::new(Launch { token, spec });
         let launch = CellLaunch {
-            call: Some(Arc::new(Launch { token, spec })),
+            request: Some(Arc::clone(&request)),
             parameters_sha256,
             boot: Some(Boot::new(kind, now)),
             ..CellLaunch::default()
         };
-        Ok(Cell {
+        let cell = Cell {
             launch,
             place: self.config.known_place(),
             boot_id: self.config.boot_id.clone(),
@@ -459,14 +460,15 @@ impl Engine {
             requested: Some(now.boot),
             token: Some(Token::new(sha256(enrolment.as_bytes()), self.config.token_ttl, now)),
             ..Cell::new(id, State::Requested)
-        })
+        };
+        Ok((cell, request))
     }
 
     /// Launches a new cell.
-    pub(super) fn begin(&mut self, cell: Cell, now: Now) {
+    pub(super) fn begin(&mut self, cell: Cell, request: Arc<Launch>, now: Now) {
         let id = cell.id.clone();
         self.cells.insert(id.clone(), cell);
-        self.apply(&id, CellEvent::Created, now);
+        self.apply(&id, CellEvent::Created(request), now);
     }
 
     /// Returns a cell in which containers of a pod may run, or that holds parts of the node for it.
@@ -508,7 +510,7 @@ impl Engine {
         let network = cell.pod.as_mut().and_then(|pod| pod.network.take());
         let attached = Attached { addresses: addresses.clone(), network };
         let order = cell.order.part();
-        cell.launch.call = None;
+        cell.launch.request = None;
         if let Some(order) = order {
             self.answer_order(Some(id), &order, Ok(attached));
         }
@@ -612,15 +614,14 @@ impl Engine {
         }
         let seconds = order.deadline.saturating_sub(order.began).as_secs();
         let cell = self.cells.get(&id);
-        let launch_error = cell.and_then(|cell| cell.launch.error.clone());
-        let (error, reason) = match (cell.map(|cell| &cell.state), launch_error) {
-            (Some(State::Launching { .. }), source) => {
-                let source = Box::new(source.unwrap_or_else(|| {
+        let (error, reason) = match cell.map(|cell| &cell.state) {
+            Some(State::Launching { launch, .. }) => {
+                let source = Box::new(launch.error.clone().unwrap_or_else(|| {
                     ProviderError::without_cause(ErrorClass::Unanswered, "launch: no answer yet")
                 }));
                 (CellError::NotLaunched { cell: id.clone(), seconds, source }, NOT_LAUNCHED)
             }
-            (Some(State::Binding { .. }), _) => {
+            Some(State::Binding { .. }) => {
                 let reason = "its network was not made in time";
                 (CellError::Ended(id.clone(), reason.to_owned()), reason)
             }

@@ -256,10 +256,10 @@ impl Engine {
             return Err(Missing::Until(denial.until));
         }
         match self.new_cell(candidates, parameters, kind, &PodTags::default(), now) {
-            Ok(cell) => {
+            Ok((cell, request)) => {
                 let at = now.boot + self.config.launch_timeout;
                 self.timers.set(Timer::Warm(cell.id.clone()), at);
-                self.begin(Cell { pool: Some(Arc::clone(name)), ..cell }, now);
+                self.begin(Cell { pool: Some(Arc::clone(name)), ..cell }, request, now);
                 Ok(())
             }
             // The daemon starts or stops.

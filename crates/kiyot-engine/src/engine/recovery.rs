@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    sync::Arc,
     time::Duration,
 };
 
@@ -12,7 +13,7 @@ use crate::{
         Capabilities, Change, EndStep, Engine, EngineConfig, LaunchCall, Now, OrderKey, Seams,
         State, Timeline,
         cell::{
-            Cell, CellEnd, CellLaunch, CellOrder, Offered, Pod, Token,
+            Cell, CellEnd, CellLaunch, CellOrder, Offered, OpenLaunch, Pod, Token,
             earlier::EarlierLaunches,
             place::{ELSEWHERE, is_other_place},
             ports::PodPorts,
@@ -151,6 +152,8 @@ impl Engine {
     ) -> Cell {
         let instance = (!record.instance.is_empty()).then(|| InstanceId(record.instance.clone()));
         let launch = record.launch.as_ref().and_then(|launch| Launch::from_stored(&id, launch));
+        let request = launch.map(Arc::new);
+        let open = request.clone().filter(|_| instance.is_none()).map(OpenLaunch::resumed);
         // The clock may have been set: it can only shorten a token.
         let left = u64::try_from(record.token_expires_unix).unwrap_or_default();
         let left = Duration::from_secs(left).saturating_sub(now.unix).min(self.config.token_ttl);
@@ -168,46 +171,47 @@ impl Engine {
         let is_fresh =
             matches!(record.phase(), CellPhase::Launching | CellPhase::Booting | CellPhase::Idle);
         let to_end = |reason: &str| State::Terminating {
-            instance: instance.clone(),
             reason: reason.into(),
             // An instance of a launch without an answer is known by the answer alone. Elsewhere,
             // a replay would make another.
-            step: match launch {
-                Some(_) if instance.is_none() && (is_expired || is_elsewhere) => EndStep::Searching,
-                Some(_) if instance.is_none() => EndStep::AwaitReplay,
-                _ => EndStep::Backoff,
+            step: match open.clone() {
+                Some(launch) if is_expired || is_elsewhere => {
+                    EndStep::Launching(LaunchCall::Searching, launch)
+                }
+                Some(launch) => EndStep::Launching(LaunchCall::Backoff, launch),
+                None => EndStep::Backoff(instance.clone()),
             },
             stopped: record.containers_ended || is_fresh && is_elsewhere,
         };
-        let state = match (record.phase(), &instance) {
-            (CellPhase::Gone, _) => State::Ended { reason: record.reason.as_str().into() },
-            (CellPhase::Terminating, _) => to_end(&record.reason),
-            (_, _) if rebooted => to_end(REBOOTED),
-            (_, _) if is_fresh && is_elsewhere => to_end(ELSEWHERE),
-            (CellPhase::Bound, Some(instance)) if sandbox.is_some() => {
+        let state = match (record.phase(), &instance, &open) {
+            (CellPhase::Gone, ..) => State::Ended { reason: record.reason.as_str().into() },
+            (CellPhase::Terminating, ..) => to_end(&record.reason),
+            _ if rebooted => to_end(REBOOTED),
+            _ if is_fresh && is_elsewhere => to_end(ELSEWHERE),
+            (CellPhase::Bound, Some(instance), _) if sandbox.is_some() => {
                 let addresses =
                     record.addresses.iter().filter_map(|address| address.parse().ok()).collect();
                 State::Bound { instance: instance.clone(), addresses }
             }
-            (CellPhase::Bound, _) => to_end(ORPHANED),
-            (CellPhase::Stopping, Some(instance)) => State::Stopping {
+            (CellPhase::Bound, ..) => to_end(ORPHANED),
+            (CellPhase::Stopping, Some(instance), _) => State::Stopping {
                 instance: instance.clone(),
                 reason: record.reason.as_str().into(),
                 step: if record.containers_ended { StopStep::Backoff } else { StopStep::Shutdown },
             },
-            (CellPhase::Launching, None) if launch.is_some() && is_wanted => {
+            (CellPhase::Launching, _, Some(launch)) if is_wanted => {
                 let call = if is_expired { LaunchCall::Searching } else { LaunchCall::Pending };
-                State::Launching { connected: false, call }
+                State::Launching { connected: false, call, launch: launch.clone() }
             }
             // An idle cell's agent connects again.
-            (CellPhase::Booting | CellPhase::Idle, Some(instance)) if is_wanted => {
+            (CellPhase::Booting | CellPhase::Idle, Some(instance), _) if is_wanted => {
                 State::Booting { instance: instance.clone() }
             }
             _ => to_end(UNFINISHED),
         };
         let earlier = EarlierLaunches::from_stored(record);
         let order = order.filter(|_| state.is_unbound()).map(|(sandbox, order)| {
-            self.resume_order(sandbox.clone(), &id, order, launch.as_ref(), now);
+            self.resume_order(sandbox.clone(), &id, order, request.as_deref(), now);
             if let Some(order) = self.orders.get_mut(&sandbox) {
                 order.healthy_timeout = healthy_timeout;
                 order.causes.clone_from(&earlier.last);
@@ -218,7 +222,11 @@ impl Engine {
         let timeline = record.timeline.as_ref().map(Timeline::from_stored).unwrap_or_default();
         let lost_unix_nanos = Some(record.lost_unix_nanos).filter(|nanos| *nanos != 0);
         Cell {
-            launch: CellLaunch::resumed(launch, record.parameters_sha256.clone()),
+            launch: CellLaunch {
+                request,
+                parameters_sha256: record.parameters_sha256.clone(),
+                ..CellLaunch::default()
+            },
             place,
             order: order.map_or(CellOrder::None, CellOrder::Waiting),
             pool: (!record.pool.is_empty()).then(|| record.pool.as_str().into()),
@@ -279,17 +287,12 @@ impl Engine {
 
 /// Returns the cell of a sandbox that has no record of its cell, in a state that ends it.
 fn lost(id: CellId, sandbox: &JournalSandbox, now: Now) -> Cell {
-    let state = State::Terminating {
-        instance: None,
-        reason: LOST.into(),
-        step: EndStep::Backoff,
-        stopped: false,
-    };
+    let step = EndStep::Backoff(None);
+    let state = State::Terminating { reason: LOST.into(), step, stopped: false };
     Cell {
         pod: Some(Pod::of_sandbox(sandbox)),
         created_unix_nanos: sandbox.created_unix_nanos,
         was_bound: true,
-        launch: CellLaunch::resumed(None, String::new()),
         instance_known: Some(now.boot),
         bill: Bill::resumed(&Timeline::default(), now),
         ..Cell::new(id, state)

@@ -112,6 +112,12 @@ fn spec(pod: &str) -> OrderSpec {
     }
 }
 
+/// Returns the request of a launch.
+pub(super) fn request() -> Arc<Launch> {
+    let mut engine = engine(capabilities::LOCAL);
+    launched(&mut engine, "pod", at(1)).1
+}
+
 fn engine(capabilities: Capabilities) -> Engine {
     let mut engine = Engine::new(config(), capabilities, Box::new(Counting::default()));
     engine.handle(Event::Listed { began: Duration::ZERO, instances: Vec::new() }, at(0));

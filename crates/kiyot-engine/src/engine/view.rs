@@ -103,7 +103,7 @@ impl Cell {
             State::Bound { addresses, .. } => addresses.clone(),
             _ => Vec::new(),
         };
-        let launch_error = self.launch.error.as_ref().filter(|_| self.state.has_open_launch());
+        let launch_error = self.state.open_launch().and_then(|launch| launch.error.as_ref());
         let error = match (&self.end.failure, self.end.refusal.as_ref().or(launch_error)) {
             (Some(failure), _) => error_chain(failure),
             (None, Some(error)) => error.text(),

@@ -7,10 +7,13 @@ use std::{net::IpAddr, sync::Arc};
 
 use kiyot_proto::store::CellPhase;
 
-use crate::provider::InstanceId;
+use crate::{
+    engine::{Launch, cell::OpenLaunch},
+    provider::InstanceId,
+};
 
 /// The state of a cell.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub enum State {
     /// Created, not yet recorded.
     Requested,
@@ -20,6 +23,8 @@ pub enum State {
         connected: bool,
         /// The progress of the call.
         call: LaunchCall,
+        /// The launch.
+        launch: OpenLaunch,
     },
     /// The instance is launched; its agent has not connected.
     Booting {
@@ -54,8 +59,6 @@ pub enum State {
     },
     /// The termination of the instance has begun.
     Terminating {
-        /// The provider's id of the instance; `None` if it is unknown.
-        instance: Option<InstanceId>,
         /// The reason.
         reason: Arc<str>,
         /// The step of the termination.
@@ -92,32 +95,31 @@ pub enum StopStep {
     Backoff,
 }
 
-/// The step of a termination.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The step of a termination, with the provider's id of the instance if it is known.
+#[derive(Debug, Clone)]
 pub enum EndStep {
-    /// A launch or an attachment is pending and must finish first, or it could recreate what is
-    /// removed.
-    AwaitCall,
-    /// A launch without an answer is replayed soon, because only its answer names the instance.
-    AwaitReplay,
-    /// The token of a launch without an answer has expired: the listing must show the instance.
-    Searching,
+    /// A launch has no answer: only its answer or the listing names the instance.
+    Launching(LaunchCall, OpenLaunch),
+    /// Launch and instance are unknown: the listing must show the instance.
+    Lost,
+    /// An attachment is pending and must finish first, or it could recreate what is removed.
+    Attaching(InstanceId),
     /// The provider's termination is pending.
-    Pending,
+    Pending(Option<InstanceId>),
     /// The termination failed; a retry follows.
-    Backoff,
+    Backoff(Option<InstanceId>),
     /// The provider has accepted the termination; the proof is pending.
-    Confirming,
+    Confirming(Option<InstanceId>),
     /// The end of the instance is proven, and the release of the shared parts of the node is
     /// pending.
-    Detach,
+    Detach(InstanceId),
 }
 
 /// An event of a cell.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CellEvent {
-    /// The cell is created for an order.
-    Created,
+    /// The cell is created, with the request of its launch.
+    Created(Arc<Launch>),
     /// The daemon started, and found the cell's launch in the journal.
     Resumed,
     /// A record could not be written. No call was skipped after it that has an event of its own.
@@ -204,39 +206,36 @@ impl State {
     pub fn on(self, event: CellEvent) -> (Self, Vec<CellEffect>) {
         use CellEffect as F;
         use CellEvent as E;
+        use EndStep as S;
         use LaunchCall as L;
         match (self, event) {
-            (Self::Requested, E::Created) => {
-                (Self::Launching { connected: false, call: L::Pending }, vec![F::Record, F::Launch])
+            (Self::Requested, E::Created(request)) => {
+                let (call, launch) = (L::Pending, OpenLaunch::new(request));
+                (Self::Launching { connected: false, call, launch }, vec![F::Record, F::Launch])
             }
             (Self::Requested, E::End(reason) | E::Stop(reason)) => ended_unlaunched(reason),
 
-            (Self::Launching { call: L::Pending, connected }, E::Resumed)
-            | (Self::Launching { call: L::Backoff, connected }, E::RetryDue) => {
-                (Self::Launching { connected, call: L::Pending }, vec![F::Launch])
+            (Self::Launching { call: L::Pending, connected, launch }, E::Resumed)
+            | (Self::Launching { call: L::Backoff, connected, launch }, E::RetryDue) => {
+                (Self::Launching { connected, call: L::Pending, launch }, vec![F::Launch])
             }
-            (Self::Launching { call, .. }, E::Connected) => {
-                (Self::Launching { connected: true, call }, vec![F::PublishConnected])
+            (Self::Launching { call, launch, .. }, E::Connected) => {
+                (Self::Launching { connected: true, call, launch }, vec![F::PublishConnected])
             }
             (Self::Launching { connected: false, .. }, E::Launched(instance)) => {
                 (Self::Booting { instance }, vec![F::Record])
             }
             (Self::Launching { connected: true, .. }, E::Launched(instance)) => idle(instance),
-            (Self::Launching { call: L::Pending, connected }, E::LaunchUnanswered) => {
-                (Self::Launching { connected, call: L::Backoff }, vec![F::StartRetryTimer])
+            (Self::Launching { call: L::Pending, connected, launch }, E::LaunchUnanswered) => {
+                (Self::Launching { connected, call: L::Backoff, launch }, vec![F::StartRetryTimer])
             }
-            (Self::Launching { connected, call: L::Backoff }, E::TokenExpired) => {
-                (Self::Launching { connected, call: L::Searching }, Vec::new())
+            (Self::Launching { call: L::Backoff, connected, launch }, E::TokenExpired) => {
+                (Self::Launching { connected, call: L::Searching, launch }, Vec::new())
             }
             (Self::Launching { .. }, E::LaunchFailed(reason)) => terminating(None, reason, true),
             (Self::Launching { .. }, E::NothingLaunched(reason)) => ended_unlaunched(reason),
-            (Self::Launching { call, .. }, E::End(reason) | E::Stop(reason)) => {
-                let step = match call {
-                    L::Pending => EndStep::AwaitCall,
-                    L::Backoff => EndStep::AwaitReplay,
-                    L::Searching => EndStep::Searching,
-                };
-                awaiting(None, reason, step)
+            (Self::Launching { call, launch, .. }, E::End(reason) | E::Stop(reason)) => {
+                awaiting(S::Launching(call, launch), reason)
             }
 
             (Self::Booting { instance }, E::Connected) => {
@@ -254,11 +253,11 @@ impl State {
                 terminating(Some(instance), reason, true)
             }
             (Self::Binding { instance }, E::End(reason) | E::Stop(reason)) => {
-                awaiting(Some(instance), reason, EndStep::AwaitCall)
+                awaiting(S::Attaching(instance), reason)
             }
             // An earlier record failed: the attachment follows one of its own.
             (Self::Binding { instance }, E::RecordFailed) => {
-                awaiting(Some(instance), NOT_RECORDED.into(), EndStep::AwaitCall)
+                awaiting(S::Attaching(instance), NOT_RECORDED.into())
             }
             (Self::Bound { instance, .. }, E::Stop(reason)) => (
                 Self::Stopping { instance, reason, step: StopStep::Shutdown },
@@ -310,105 +309,98 @@ impl State {
                 terminating(Some(instance), reason, step != StopStep::Shutdown)
             }
 
-            (Self::Terminating { reason, step, stopped, .. }, E::Launched(instance))
-                if step.is_launching() =>
-            {
-                terminating(Some(instance), reason, stopped)
-            }
             (
-                Self::Terminating { instance, reason, step: EndStep::AwaitCall, stopped },
-                E::LaunchFailed(_) | E::Attached(_) | E::AttachFailed(_),
-            ) => terminating(instance, reason, stopped),
+                Self::Terminating { reason, step: S::Launching(..) | S::Lost, stopped },
+                E::Launched(instance),
+            ) => terminating(Some(instance), reason, stopped),
             (
-                Self::Terminating { instance: None, reason, step: EndStep::AwaitCall, stopped },
+                Self::Terminating { reason, step: S::Launching(L::Pending, _), stopped },
+                E::LaunchFailed(_),
+            ) => terminating(None, reason, stopped),
+            (
+                Self::Terminating { reason, step: S::Attaching(instance), stopped },
+                E::Attached(_) | E::AttachFailed(_),
+            ) => terminating(Some(instance), reason, stopped),
+            (
+                Self::Terminating { reason, step: S::Launching(L::Pending, launch), stopped },
                 E::LaunchUnanswered,
             ) => (
-                Self::Terminating { instance: None, reason, step: EndStep::AwaitReplay, stopped },
+                Self::Terminating { reason, step: S::Launching(L::Backoff, launch), stopped },
                 vec![F::AnswerNotTerminated, F::StartRetryTimer],
             ),
             (
-                Self::Terminating { instance, reason, step: EndStep::AwaitReplay, stopped },
+                Self::Terminating { reason, step: S::Launching(L::Backoff, launch), stopped },
                 E::RetryDue | E::Resumed,
             ) => (
-                Self::Terminating { instance, reason, step: EndStep::AwaitCall, stopped },
+                Self::Terminating { reason, step: S::Launching(L::Pending, launch), stopped },
                 vec![F::Launch],
             ),
             (
-                Self::Terminating { instance, reason, step: EndStep::AwaitReplay, stopped },
+                Self::Terminating { reason, step: S::Launching(L::Backoff, launch), stopped },
                 E::TokenExpired,
             ) => (
-                Self::Terminating { instance, reason, step: EndStep::Searching, stopped },
+                Self::Terminating { reason, step: S::Launching(L::Searching, launch), stopped },
                 vec![F::RecordIfPossible],
             ),
             (
-                Self::Terminating {
-                    instance: None,
-                    reason,
-                    step: EndStep::Searching | EndStep::AwaitCall | EndStep::AwaitReplay,
-                    ..
-                },
+                Self::Terminating { reason, step: S::Launching(..) | S::Lost, .. },
                 E::NothingLaunched(_),
             )
             | (
                 Self::Terminating {
                     reason,
-                    step: EndStep::Pending | EndStep::Confirming | EndStep::Backoff,
+                    step: S::Pending(_) | S::Confirming(_) | S::Backoff(_),
                     ..
                 },
                 E::Terminated,
-            ) => (Self::Ended { reason }, vec![F::RecordIfPossible, F::PublishEnded]),
+            )
+            | (Self::Terminating { reason, step: S::Detach(_), .. }, E::Detached) => {
+                (Self::Ended { reason }, vec![F::RecordIfPossible, F::PublishEnded])
+            }
             (
-                Self::Terminating { instance, reason, step: EndStep::Pending, stopped },
+                Self::Terminating { reason, step: S::Pending(instance), stopped },
                 E::TerminationAccepted,
-            ) => (
-                Self::Terminating { instance, reason, step: EndStep::Confirming, stopped },
-                Vec::new(),
-            ),
+            ) => (Self::Terminating { reason, step: S::Confirming(instance), stopped }, Vec::new()),
             (
-                Self::Terminating { instance, reason, step: EndStep::Pending, stopped },
+                Self::Terminating { reason, step: S::Pending(instance), stopped },
                 E::TerminationFailed,
             ) => (
-                Self::Terminating { instance, reason, step: EndStep::Backoff, stopped },
+                Self::Terminating { reason, step: S::Backoff(instance), stopped },
                 vec![F::AnswerNotTerminated, F::StartRetryTimer],
             ),
             // The provider ends nothing now, and the shared parts may not be released yet.
             (
-                Self::Terminating { instance, reason, step: EndStep::Backoff, stopped },
+                Self::Terminating { reason, step: S::Backoff(Some(instance)), stopped },
                 E::InstanceTerminated,
             ) => (
-                Self::Terminating { instance, reason, step: EndStep::Detach, stopped },
+                Self::Terminating { reason, step: S::Detach(instance), stopped },
                 vec![F::Record, F::Detach],
             ),
-            (Self::Terminating { reason, step: EndStep::Detach, .. }, E::Detached) => {
-                (Self::Ended { reason }, vec![F::RecordIfPossible, F::PublishEnded])
-            }
             (
-                Self::Terminating { instance, reason, step: EndStep::Detach, stopped },
+                Self::Terminating { reason, step: S::Detach(instance), stopped },
                 E::DetachFailed | E::RecordFailed,
             ) => (
-                Self::Terminating { instance, reason, step: EndStep::Backoff, stopped },
+                Self::Terminating { reason, step: S::Backoff(Some(instance)), stopped },
                 vec![F::AnswerNotTerminated, F::StartRetryTimer],
             ),
             // A record failed that the end has overtaken: its termination may have been skipped.
             (
-                Self::Terminating { instance, reason, step: EndStep::Pending, stopped },
+                Self::Terminating { reason, step: S::Pending(instance), stopped },
                 E::RecordFailed,
             ) => (
-                Self::Terminating { instance, reason, step: EndStep::Backoff, stopped },
+                Self::Terminating { reason, step: S::Backoff(instance), stopped },
                 vec![F::StartRetryTimer],
             ),
             (
-                Self::Terminating { instance, reason, step: EndStep::Backoff, stopped },
+                Self::Terminating { reason, step: S::Backoff(instance), stopped },
                 E::RetryDue | E::End(_) | E::Stop(_) | E::Resumed,
             )
-            | (
-                Self::Terminating { instance, reason, step: EndStep::Confirming, stopped },
-                E::RetryDue,
-            ) => terminating(instance, reason, stopped),
-            (Self::Terminating { instance, reason, step, stopped: false }, E::OrphanTimeout) => (
-                Self::Terminating { instance, reason, step, stopped: true },
-                vec![F::RecordIfPossible],
-            ),
+            | (Self::Terminating { reason, step: S::Confirming(instance), stopped }, E::RetryDue) => {
+                terminating(instance, reason, stopped)
+            }
+            (Self::Terminating { reason, step, stopped: false }, E::OrphanTimeout) => {
+                (Self::Terminating { reason, step, stopped: true }, vec![F::RecordIfPossible])
+            }
 
             (state, _) => (state, Vec::new()),
         }
@@ -437,7 +429,7 @@ impl State {
             | Self::Binding { instance }
             | Self::Bound { instance, .. }
             | Self::Stopping { instance, .. } => Some(instance),
-            Self::Terminating { instance, .. } => instance.as_ref(),
+            Self::Terminating { step, .. } => step.instance(),
             Self::Requested | Self::Launching { .. } | Self::Ended { .. } => None,
         }
     }
@@ -478,10 +470,25 @@ impl State {
 
     /// Returns true while a launch without an answer may have made an instance.
     pub fn has_open_launch(&self) -> bool {
+        self.open_launch().is_some()
+            || matches!(self, Self::Terminating { step: EndStep::Lost, .. })
+    }
+
+    /// Returns the launch that has no answer.
+    pub(in crate::engine) fn open_launch(&self) -> Option<&OpenLaunch> {
         match self {
-            Self::Launching { .. } => true,
-            Self::Terminating { instance: None, step, .. } => step.is_launching(),
-            _ => false,
+            Self::Launching { launch, .. }
+            | Self::Terminating { step: EndStep::Launching(_, launch), .. } => Some(launch),
+            _ => None,
+        }
+    }
+
+    /// Returns the launch that has no answer, for a change.
+    pub(in crate::engine) fn open_launch_mut(&mut self) -> Option<&mut OpenLaunch> {
+        match self {
+            Self::Launching { launch, .. }
+            | Self::Terminating { step: EndStep::Launching(_, launch), .. } => Some(launch),
+            _ => None,
         }
     }
 
@@ -490,7 +497,7 @@ impl State {
         matches!(
             self,
             Self::Launching { call: LaunchCall::Backoff, .. }
-                | Self::Terminating { step: EndStep::AwaitReplay, .. }
+                | Self::Terminating { step: EndStep::Launching(LaunchCall::Backoff, _), .. }
         )
     }
 
@@ -499,7 +506,10 @@ impl State {
         matches!(
             self,
             Self::Launching { call: LaunchCall::Searching, .. }
-                | Self::Terminating { step: EndStep::Searching, .. }
+                | Self::Terminating {
+                    step: EndStep::Launching(LaunchCall::Searching, _) | EndStep::Lost,
+                    ..
+                }
         )
     }
 
@@ -510,12 +520,12 @@ impl State {
 
     /// Returns true while the proof of an accepted termination is pending.
     pub fn is_confirming(&self) -> bool {
-        matches!(self, Self::Terminating { step: EndStep::Confirming, .. })
+        matches!(self, Self::Terminating { step: EndStep::Confirming(_), .. })
     }
 
     /// Returns true while a failed termination waits for its retry.
     pub fn awaits_termination(&self) -> bool {
-        matches!(self, Self::Terminating { step: EndStep::Backoff, .. })
+        matches!(self, Self::Terminating { step: EndStep::Backoff(_), .. })
     }
 
     /// Returns true if it is proven that no container of the pod runs, for the record.
@@ -534,9 +544,14 @@ impl State {
 }
 
 impl EndStep {
-    /// Returns true while the answer of a launch is missing.
-    fn is_launching(self) -> bool {
-        matches!(self, Self::AwaitCall | Self::AwaitReplay | Self::Searching)
+    fn instance(&self) -> Option<&InstanceId> {
+        match self {
+            Self::Launching(..) | Self::Lost => None,
+            Self::Attaching(instance) | Self::Detach(instance) => Some(instance),
+            Self::Pending(instance) | Self::Backoff(instance) | Self::Confirming(instance) => {
+                instance.as_ref()
+            }
+        }
     }
 }
 
@@ -551,12 +566,8 @@ fn ended_unlaunched(reason: Arc<str>) -> (State, Vec<CellEffect>) {
     (State::Ended { reason }, vec![CellEffect::RecordIfPossible, CellEffect::PublishEnded])
 }
 
-fn awaiting(
-    instance: Option<InstanceId>,
-    reason: Arc<str>,
-    step: EndStep,
-) -> (State, Vec<CellEffect>) {
-    let state = State::Terminating { instance, reason, step, stopped: true };
+fn awaiting(step: EndStep, reason: Arc<str>) -> (State, Vec<CellEffect>) {
+    let state = State::Terminating { reason, step, stopped: true };
     (state, vec![CellEffect::RecordIfPossible])
 }
 
@@ -566,7 +577,7 @@ fn terminating(
     stopped: bool,
 ) -> (State, Vec<CellEffect>) {
     (
-        State::Terminating { instance, reason, step: EndStep::Pending, stopped },
+        State::Terminating { reason, step: EndStep::Pending(instance), stopped },
         vec![CellEffect::RecordIfPossible, CellEffect::Terminate],
     )
 }

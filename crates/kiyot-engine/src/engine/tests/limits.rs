@@ -286,9 +286,9 @@ proptest! {
                     engine.order(priced(namespace, &pod, &[price]), at(seconds));
                 }
                 (1, Some(cell)) => {
-                    let launch = engine.cells[&cell].launch.call.clone();
-                    if let Some(launch) = launch {
-                        let price = launch.spec.candidates[0].price.micros() / 1_000_000;
+                    let request = engine.cells[&cell].launch.request.clone();
+                    if let Some(request) = request {
+                        let price = request.spec.candidates[0].price.micros() / 1_000_000;
                         answer(&mut engine, &cell, price, seconds);
                     }
                 }
