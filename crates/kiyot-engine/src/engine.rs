@@ -12,9 +12,7 @@ use kiyot_values::backoff::doubled;
 use crate::{
     id::{CellId, NoRandomness, SandboxId},
     placement::{LaunchRefusal, Refusal, Refusals},
-    provider::{
-        Attached, Capabilities, ErrorClass, Instance, Owner, ProviderError, TagRules, Termination,
-    },
+    provider::{Capabilities, ErrorClass, Instance, Owner, ProviderError, TagRules, Termination},
 };
 
 mod breaker;
@@ -227,12 +225,8 @@ impl Engine {
                 CommitOf::Information => self.write_later(&cell, changes, now),
             },
             Event::Launched(cell, outcome) => self.on_launched(&cell, outcome, now),
-            Event::Attached(cell, Ok(Attached { addresses, network })) => {
-                let attached = self.cells.get_mut(&cell);
-                if let Some(pod) = attached.and_then(|cell| cell.pod.as_mut()) {
-                    pod.network = network;
-                }
-                self.apply(&cell, CellEvent::Attached(addresses), now);
+            Event::Attached(cell, Ok(attached)) => {
+                self.apply(&cell, CellEvent::Attached(attached), now);
             }
             Event::Attached(cell, Err(error)) => {
                 let reason = reason_of(&error);
@@ -385,7 +379,7 @@ impl Engine {
             }
             CellEffect::PublishConnected => self.emit(id, Effect::PublishConnected),
             CellEffect::ReportIdle => self.on_idle(id, now),
-            CellEffect::AnswerBound => self.on_bound(id, now),
+            CellEffect::AnswerBound(network) => self.on_bound(id, network, now),
             CellEffect::AnswerNotTerminated => self.on_not_terminated(id),
             CellEffect::PublishEnded => self.on_ended(id, now),
         }

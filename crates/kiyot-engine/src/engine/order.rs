@@ -25,7 +25,7 @@ use crate::{
     },
     id::{CellId, SandboxId},
     placement::{Candidate, Choice, LaunchRefusal},
-    provider::{Attached, Attachment, ErrorClass, LaunchSpec, PodTags, ProviderError},
+    provider::{Attached, Attachment, ErrorClass, LaunchSpec, PodNetwork, PodTags, ProviderError},
     request::HealthyTimeout,
 };
 
@@ -504,10 +504,9 @@ impl Engine {
         }
     }
 
-    pub(super) fn on_bound(&mut self, id: &CellId, now: Now) {
+    pub(super) fn on_bound(&mut self, id: &CellId, network: Option<PodNetwork>, now: Now) {
         let Some(cell) = self.cells.get_mut(id) else { return };
         let State::Bound { addresses, .. } = &cell.state else { return };
-        let network = cell.pod.as_mut().and_then(|pod| pod.network.take());
         let attached = Attached { addresses: addresses.clone(), network };
         let order = cell.order.part();
         cell.launch.request = None;

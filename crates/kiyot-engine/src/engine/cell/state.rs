@@ -9,7 +9,7 @@ use kiyot_proto::store::CellPhase;
 
 use crate::{
     engine::{Launch, cell::OpenLaunch},
-    provider::InstanceId,
+    provider::{Attached, InstanceId, PodNetwork},
 };
 
 /// The state of a cell.
@@ -139,7 +139,7 @@ pub enum CellEvent {
     /// An order wants the cell.
     Bind,
     /// The provider attached the pod's network.
-    Attached(Vec<IpAddr>),
+    Attached(Attached),
     /// The provider did not attach the network.
     AttachFailed(Arc<str>),
     /// The pod must end, and its instance after it.
@@ -169,7 +169,7 @@ pub enum CellEvent {
 }
 
 /// An effect on a cell, carried out in order.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CellEffect {
     /// Records the state. On failure the effects after it are skipped. The event of a skipped
     /// launch or attachment follows, otherwise [`CellEvent::RecordFailed`].
@@ -192,8 +192,8 @@ pub enum CellEffect {
     PublishConnected,
     /// Reports to the order that the cell waits for it.
     ReportIdle,
-    /// Answers the order: the cell is bound.
-    AnswerBound,
+    /// Answers the order: the cell is bound, and its agent configures this network.
+    AnswerBound(Option<PodNetwork>),
     /// Answers pending callers: the cell could not be terminated.
     AnswerNotTerminated,
     /// Answers pending callers and publishes the end.
@@ -246,8 +246,8 @@ impl State {
             (Self::Idle { instance }, E::Bind) => {
                 (Self::Binding { instance }, vec![F::Record, F::Attach])
             }
-            (Self::Binding { instance }, E::Attached(addresses)) => {
-                (Self::Bound { instance, addresses }, vec![F::Record, F::AnswerBound])
+            (Self::Binding { instance }, E::Attached(Attached { addresses, network })) => {
+                (Self::Bound { instance, addresses }, vec![F::Record, F::AnswerBound(network)])
             }
             (Self::Binding { instance }, E::AttachFailed(reason)) => {
                 terminating(Some(instance), reason, true)

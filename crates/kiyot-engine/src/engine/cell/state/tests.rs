@@ -20,7 +20,7 @@ fn events() -> impl Strategy<Value = CellEvent> {
         Just(E::NothingLaunched("nothing launched".into())),
         Just(E::Connected),
         Just(E::Bind),
-        Just(E::Attached(vec![IpAddr::from([10, 0, 0, 1])])),
+        Just(E::Attached(Attached::already_made(vec![IpAddr::from([10, 0, 0, 1])]))),
         Just(E::AttachFailed("attach failed".into())),
         Just(E::Stop("stopped".into())),
         Just(E::Shutdown),
@@ -159,8 +159,8 @@ fn cell_without_failures_goes_from_created_to_ended() {
     assert_eq!(effects, [F::PublishConnected, F::ReportIdle]);
     let (state, effects) = state.on(CellEvent::Bind);
     assert_eq!(effects, [F::Record, F::Attach]);
-    let (state, effects) = state.on(CellEvent::Attached(Vec::new()));
-    assert_eq!(effects, [F::Record, F::AnswerBound]);
+    let (state, effects) = state.on(CellEvent::Attached(Attached::default()));
+    assert_eq!(effects, [F::Record, F::AnswerBound(None)]);
     let (state, effects) = state.on(CellEvent::End("stopped".into()));
     assert_eq!(effects, [F::RecordIfPossible, F::Terminate]);
     let (state, effects) = state.on(CellEvent::Terminated);
@@ -254,7 +254,7 @@ fn drawing() -> String {
         E::NothingLaunched("".into()),
         E::Connected,
         E::Bind,
-        E::Attached(Vec::new()),
+        E::Attached(Attached::default()),
         E::AttachFailed("".into()),
         E::Stop("".into()),
         E::Shutdown,
