@@ -353,7 +353,7 @@ impl Engine {
                 let awaits_end = self.cells.get(id).is_some_and(|cell| self.awaits_end_of(cell));
                 if instance.is_none() && !awaits_end {
                     // Only the listing can name it.
-                    if let Some(State::Terminating { step, .. }) =
+                    if let Some(State::Terminating(_, step)) =
                         self.cells.get_mut(id).map(|cell| &mut cell.state)
                     {
                         *step = EndStep::Lost;
@@ -364,13 +364,12 @@ impl Engine {
             }
             CellEffect::StartRetryTimer => {
                 let is_elsewhere = is_other_place(cell.place.as_deref(), &self.config.place);
-                let (attempts, grows) = match cell.state {
-                    State::Launching { .. }
-                    | State::Terminating { step: EndStep::Launching(..), .. } => {
-                        (&mut cell.launch.replays, true)
+                let (attempts, grows) = match &mut cell.state {
+                    State::Stopping(end, ..) | State::Terminating(end, EndStep::Backoff(_)) => {
+                        // The calls of another machine's provider are counted and paid for.
+                        (&mut end.failed_attempts, self.capabilities.remote || is_elsewhere)
                     }
-                    // The calls of another machine's provider are counted and paid for.
-                    _ => (&mut cell.end.failed_attempts, self.capabilities.remote || is_elsewhere),
+                    _ => (&mut cell.launch.replays, true),
                 };
                 let doublings = if grows { *attempts } else { 0 };
                 *attempts = attempts.saturating_add(1);
@@ -389,7 +388,7 @@ impl Engine {
     fn settle(&mut self, id: &CellId, now: Now) {
         let Some(cell) = self.cells.get(id) else { return };
         // No call of the launch had an effect: a replay would make an instance for nothing.
-        if let State::Terminating { step: EndStep::Launching(call, launch), .. } = &cell.state
+        if let State::Terminating(_, EndStep::Launching(call, launch)) = &cell.state
             && *call != LaunchCall::Pending
             && !launch.may_have_effect
         {
@@ -418,7 +417,7 @@ impl Engine {
         } else if !awaits_end
             && !is_elsewhere
             && self.capabilities.orphan_timeout_is_proof()
-            && matches!(cell.state, State::Terminating { .. })
+            && matches!(cell.state, State::Terminating(..))
         {
             let at = now.boot + self.config.orphan_timeout;
             if self.timers.set_once(Timer::Orphan(id.clone()), at) {
@@ -569,8 +568,10 @@ impl Engine {
         now: Now,
     ) {
         let Some(cell) = self.cells.get_mut(id) else { return };
-        if !console.is_empty() {
-            cell.end.console = Some(console);
+        if let Some(end) = cell.state.end_mut()
+            && !console.is_empty()
+        {
+            end.console = Some(console);
         }
         self.count_failed_boot(id, now);
         // The instance of a provider of the node is not one of another place, which it can't see.
@@ -647,7 +648,7 @@ impl Engine {
 
     fn on_not_terminated(&mut self, id: &CellId) {
         let Some(cell) = self.cells.get_mut(id) else { return };
-        let refusal = cell.end.refusal.take();
+        let refusal = cell.state.end_mut().and_then(|end| end.refusal.take());
         self.answer_order_of(id);
         if let Some(error) = refusal {
             self.answer_end(id, Err(error.clone()));
@@ -689,8 +690,8 @@ impl Engine {
     }
 
     fn refuse_end(&mut self, id: &CellId, error: ProviderError) {
-        if let Some(cell) = self.cells.get_mut(id) {
-            cell.end.refusal = Some(error);
+        if let Some(end) = self.cells.get_mut(id).and_then(|cell| cell.state.end_mut()) {
+            end.refusal = Some(error);
         }
     }
 
@@ -716,10 +717,10 @@ impl Engine {
         changes.extend(settled);
         let Some(cell) = self.cells.get(id) else { return };
         match &cell.state {
-            State::Ended { .. } if !cell.was_bound => changes.push(Change::Cell(id.clone(), None)),
-            State::Ended { reason } => {
+            State::Ended(_) if !cell.was_bound => changes.push(Change::Cell(id.clone(), None)),
+            State::Ended(end) => {
                 changes.push(Change::Cell(id.clone(), Some(Box::new(cell.stored()))));
-                let dropped = self.tombstones.add(id.clone(), reason.to_string());
+                let dropped = self.tombstones.add(id.clone(), end.reason.to_string());
                 changes.extend(dropped.into_iter().map(|cell| Change::Cell(cell, None)));
             }
             _ => changes.push(Change::Cell(id.clone(), Some(Box::new(cell.stored())))),

@@ -246,7 +246,7 @@ impl Engine {
             return;
         };
         let Some(boot) = cell.launch.boot.take_if(|boot| boot.has_failed) else { return };
-        let console = cell.end.console.as_deref().unwrap_or_default();
+        let console = cell.state.end().and_then(|end| end.console.as_deref()).unwrap_or_default();
         if let Some(failed) = self.breaker.add(boot, &zone, console, now) {
             let notice = Notice::LaunchesPaused {
                 reason: failed.reason(&zone, false),

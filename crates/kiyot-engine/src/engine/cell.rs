@@ -28,7 +28,7 @@ pub(super) mod timeline;
 mod token;
 pub(super) mod tombstones;
 
-pub(super) use end::{CellEnd, EndCallers};
+pub(super) use end::{CellEnd, End, EndCallers};
 pub(super) use launch::{CellLaunch, Offered, OpenLaunch};
 pub(super) use order::CellOrder;
 pub(super) use pod::Pod;

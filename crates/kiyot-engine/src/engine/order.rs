@@ -714,7 +714,7 @@ fn is_of_pod(cell: &Cell, pod_uid: &str) -> bool {
 
 /// Returns the error of a failed launch.
 fn failure_of(cell: &mut Cell, order: Option<&Order>) -> CellError {
-    let console = cell.end.console.take().unwrap_or_default();
+    let console = cell.state.end_mut().and_then(|end| end.console.take()).unwrap_or_default();
     match cell.end.failure.take() {
         Some(CellError::Ended(id, reason)) if !console.is_empty() => {
             CellError::Ended(id, format!("{reason}; its console ends: {console}"))

@@ -13,7 +13,7 @@ use crate::{
         Capabilities, Change, EndStep, Engine, EngineConfig, LaunchCall, Now, OrderKey, Seams,
         State, Timeline,
         cell::{
-            Cell, CellEnd, CellLaunch, CellOrder, Offered, OpenLaunch, Pod, Token,
+            Cell, CellEnd, CellLaunch, CellOrder, End, Offered, OpenLaunch, Pod, Token,
             earlier::EarlierLaunches,
             place::{ELSEWHERE, is_other_place},
             ports::PodPorts,
@@ -117,10 +117,10 @@ impl Engine {
             let sandbox = with_sandbox.get(key.as_str()).copied();
             let cell = engine.resumed(id.clone(), record, order, sandbox, now);
             match &cell.state {
-                State::Ended { reason } if cell.was_bound => {
-                    gone.push((cell.created_unix_nanos, id, reason.to_string()));
+                State::Ended(end) if cell.was_bound => {
+                    gone.push((cell.created_unix_nanos, id, end.reason.to_string()));
                 }
-                State::Ended { .. } => changes.push(Change::Cell(id, None)),
+                State::Ended(_) => changes.push(Change::Cell(id, None)),
                 _ => {
                     engine.cells.insert(id, cell);
                 }
@@ -170,21 +170,21 @@ impl Engine {
         // No container runs in a cell before it is bound.
         let is_fresh =
             matches!(record.phase(), CellPhase::Launching | CellPhase::Booting | CellPhase::Idle);
-        let to_end = |reason: &str| State::Terminating {
-            reason: reason.into(),
+        let to_end = |reason: &str| {
+            let stopped = record.containers_ended || is_fresh && is_elsewhere;
             // An instance of a launch without an answer is known by the answer alone. Elsewhere,
             // a replay would make another.
-            step: match open.clone() {
+            let step = match open.clone() {
                 Some(launch) if is_expired || is_elsewhere => {
                     EndStep::Launching(LaunchCall::Searching, launch)
                 }
                 Some(launch) => EndStep::Launching(LaunchCall::Backoff, launch),
                 None => EndStep::Backoff(instance.clone()),
-            },
-            stopped: record.containers_ended || is_fresh && is_elsewhere,
+            };
+            State::Terminating(End::new(reason.into(), stopped), step)
         };
         let state = match (record.phase(), &instance, &open) {
-            (CellPhase::Gone, ..) => State::Ended { reason: record.reason.as_str().into() },
+            (CellPhase::Gone, ..) => State::Ended(End::new(record.reason.as_str().into(), true)),
             (CellPhase::Terminating, ..) => to_end(&record.reason),
             _ if rebooted => to_end(REBOOTED),
             _ if is_fresh && is_elsewhere => to_end(ELSEWHERE),
@@ -194,11 +194,11 @@ impl Engine {
                 State::Bound { instance: instance.clone(), addresses }
             }
             (CellPhase::Bound, ..) => to_end(ORPHANED),
-            (CellPhase::Stopping, Some(instance), _) => State::Stopping {
-                instance: instance.clone(),
-                reason: record.reason.as_str().into(),
-                step: if record.containers_ended { StopStep::Backoff } else { StopStep::Shutdown },
-            },
+            (CellPhase::Stopping, Some(instance), _) => State::Stopping(
+                End::new(record.reason.as_str().into(), record.containers_ended),
+                instance.clone(),
+                if record.containers_ended { StopStep::Backoff } else { StopStep::Shutdown },
+            ),
             (CellPhase::Launching, _, Some(launch)) if is_wanted => {
                 let call = if is_expired { LaunchCall::Searching } else { LaunchCall::Pending };
                 State::Launching { connected: false, call, launch: launch.clone() }
@@ -287,8 +287,7 @@ impl Engine {
 
 /// Returns the cell of a sandbox that has no record of its cell, in a state that ends it.
 fn lost(id: CellId, sandbox: &JournalSandbox, now: Now) -> Cell {
-    let step = EndStep::Backoff(None);
-    let state = State::Terminating { reason: LOST.into(), step, stopped: false };
+    let state = State::Terminating(End::new(LOST.into(), false), EndStep::Backoff(None));
     Cell {
         pod: Some(Pod::of_sandbox(sandbox)),
         created_unix_nanos: sandbox.created_unix_nanos,

@@ -104,7 +104,9 @@ impl Cell {
             _ => Vec::new(),
         };
         let launch_error = self.state.open_launch().and_then(|launch| launch.error.as_ref());
-        let error = match (&self.end.failure, self.end.refusal.as_ref().or(launch_error)) {
+        let end = self.state.end();
+        let refusal = end.and_then(|end| end.refusal.as_ref());
+        let error = match (&self.end.failure, refusal.or(launch_error)) {
             (Some(failure), _) => error_chain(failure),
             (None, Some(error)) => error.text(),
             (None, None) => String::new(),
@@ -124,7 +126,7 @@ impl Cell {
             replays: self.launch.replays,
             offering_reason: self.offering_reason().to_owned(),
             earlier: self.earlier.clone(),
-            console: self.end.console.clone().unwrap_or_default(),
+            console: end.and_then(|end| end.console.clone()).unwrap_or_default(),
             lost_unix_nanos: self.end.lost_unix_nanos.unwrap_or_default(),
             cost: self.cost(now),
         }

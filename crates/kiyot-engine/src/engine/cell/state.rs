@@ -8,7 +8,10 @@ use std::{net::IpAddr, sync::Arc};
 use kiyot_proto::store::CellPhase;
 
 use crate::{
-    engine::{Launch, cell::OpenLaunch},
+    engine::{
+        Launch,
+        cell::{End, OpenLaunch},
+    },
     provider::{Attached, InstanceId, PodNetwork},
 };
 
@@ -49,28 +52,11 @@ pub enum State {
         addresses: Vec<IpAddr>,
     },
     /// The pod ends before its instance does.
-    Stopping {
-        /// The provider's id of the instance.
-        instance: InstanceId,
-        /// The reason.
-        reason: Arc<str>,
-        /// The step of the stop.
-        step: StopStep,
-    },
+    Stopping(End, InstanceId, StopStep),
     /// The termination of the instance has begun.
-    Terminating {
-        /// The reason.
-        reason: Arc<str>,
-        /// The step of the termination.
-        step: EndStep,
-        /// True if it is proven that no container of the pod runs.
-        stopped: bool,
-    },
+    Terminating(End, EndStep),
     /// The end is proven, and nothing of the cell is left.
-    Ended {
-        /// The reason.
-        reason: Arc<str>,
-    },
+    Ended(End),
 }
 
 /// The progress of a launch's call.
@@ -232,10 +218,12 @@ impl State {
             (Self::Launching { call: L::Backoff, connected, launch }, E::TokenExpired) => {
                 (Self::Launching { connected, call: L::Searching, launch }, Vec::new())
             }
-            (Self::Launching { .. }, E::LaunchFailed(reason)) => terminating(None, reason, true),
+            (Self::Launching { .. }, E::LaunchFailed(reason)) => {
+                terminating(End::new(reason, true), None)
+            }
             (Self::Launching { .. }, E::NothingLaunched(reason)) => ended_unlaunched(reason),
             (Self::Launching { call, launch, .. }, E::End(reason) | E::Stop(reason)) => {
-                awaiting(S::Launching(call, launch), reason)
+                awaiting(reason, S::Launching(call, launch))
             }
 
             (Self::Booting { instance }, E::Connected) => {
@@ -250,17 +238,17 @@ impl State {
                 (Self::Bound { instance, addresses }, vec![F::Record, F::AnswerBound(network)])
             }
             (Self::Binding { instance }, E::AttachFailed(reason)) => {
-                terminating(Some(instance), reason, true)
+                terminating(End::new(reason, true), Some(instance))
             }
             (Self::Binding { instance }, E::End(reason) | E::Stop(reason)) => {
-                awaiting(S::Attaching(instance), reason)
+                awaiting(reason, S::Attaching(instance))
             }
             // An earlier record failed: the attachment follows one of its own.
             (Self::Binding { instance }, E::RecordFailed) => {
-                awaiting(S::Attaching(instance), NOT_RECORDED.into())
+                awaiting(NOT_RECORDED.into(), S::Attaching(instance))
             }
             (Self::Bound { instance, .. }, E::Stop(reason)) => (
-                Self::Stopping { instance, reason, step: StopStep::Shutdown },
+                Self::Stopping(End::new(reason, false), instance, StopStep::Shutdown),
                 vec![F::RecordIfPossible, F::ShutDown],
             ),
             (
@@ -270,136 +258,90 @@ impl State {
             (
                 Self::Booting { instance } | Self::Idle { instance } | Self::Bound { instance, .. },
                 E::RecordFailed,
-            ) => terminating(Some(instance), NOT_RECORDED.into(), false),
+            ) => terminating(End::new(NOT_RECORDED.into(), false), Some(instance)),
             (Self::Booting { instance } | Self::Idle { instance }, E::End(r) | E::Stop(r)) => {
-                terminating(Some(instance), r, true)
+                terminating(End::new(r, true), Some(instance))
             }
             (Self::Bound { instance, .. }, E::End(reason)) => {
-                terminating(Some(instance), reason, false)
+                terminating(End::new(reason, false), Some(instance))
             }
 
-            (Self::Stopping { instance, reason, step: StopStep::Shutdown }, E::Shutdown) => (
-                Self::Stopping { instance, reason, step: StopStep::Detach },
+            (Self::Stopping(end, instance, StopStep::Shutdown), E::Shutdown) => (
+                Self::Stopping(end.stopped(), instance, StopStep::Detach),
                 vec![F::Record, F::Detach],
             ),
-            (state @ Self::Stopping { step: StopStep::Shutdown, .. }, E::Resumed) => {
+            (state @ Self::Stopping(_, _, StopStep::Shutdown), E::Resumed) => {
                 (state, vec![F::ShutDown])
             }
-            (Self::Stopping { instance, reason, step: StopStep::Detach }, E::Detached) => {
-                terminating(Some(instance), reason, true)
-            }
             (
-                Self::Stopping { instance, reason, step: StopStep::Detach },
+                Self::Stopping(end, instance, StopStep::Detach),
                 E::DetachFailed | E::RecordFailed,
             ) => (
-                Self::Stopping { instance, reason, step: StopStep::Backoff },
+                Self::Stopping(end, instance, StopStep::Backoff),
                 vec![F::AnswerNotTerminated, F::StartRetryTimer],
             ),
             (
-                Self::Stopping { instance, reason, step: StopStep::Backoff },
+                Self::Stopping(end, instance, StopStep::Backoff),
                 E::RetryDue | E::Stop(_) | E::Resumed,
-            ) => (
-                Self::Stopping { instance, reason, step: StopStep::Detach },
-                vec![F::Record, F::Detach],
-            ),
-            (Self::Stopping { instance, reason, step: StopStep::Shutdown }, E::ShutdownFailed) => {
-                terminating(Some(instance), reason, false)
-            }
-            (Self::Stopping { instance, reason, step }, E::End(_)) => {
-                terminating(Some(instance), reason, step != StopStep::Shutdown)
-            }
+            ) => (Self::Stopping(end, instance, StopStep::Detach), vec![F::Record, F::Detach]),
+            (Self::Stopping(end, instance, StopStep::Detach), E::Detached)
+            | (Self::Stopping(end, instance, StopStep::Shutdown), E::ShutdownFailed)
+            | (Self::Stopping(end, instance, _), E::End(_)) => terminating(end, Some(instance)),
 
-            (
-                Self::Terminating { reason, step: S::Launching(..) | S::Lost, stopped },
-                E::Launched(instance),
-            ) => terminating(Some(instance), reason, stopped),
-            (
-                Self::Terminating { reason, step: S::Launching(L::Pending, _), stopped },
-                E::LaunchFailed(_),
-            ) => terminating(None, reason, stopped),
-            (
-                Self::Terminating { reason, step: S::Attaching(instance), stopped },
+            (Self::Terminating(end, S::Launching(..) | S::Lost), E::Launched(instance))
+            | (
+                Self::Terminating(end, S::Attaching(instance)),
                 E::Attached(_) | E::AttachFailed(_),
-            ) => terminating(Some(instance), reason, stopped),
-            (
-                Self::Terminating { reason, step: S::Launching(L::Pending, launch), stopped },
-                E::LaunchUnanswered,
-            ) => (
-                Self::Terminating { reason, step: S::Launching(L::Backoff, launch), stopped },
+            ) => terminating(end, Some(instance)),
+            (Self::Terminating(end, S::Launching(L::Pending, _)), E::LaunchFailed(_)) => {
+                terminating(end, None)
+            }
+            (Self::Terminating(end, S::Launching(L::Pending, launch)), E::LaunchUnanswered) => (
+                Self::Terminating(end, S::Launching(L::Backoff, launch)),
                 vec![F::AnswerNotTerminated, F::StartRetryTimer],
             ),
             (
-                Self::Terminating { reason, step: S::Launching(L::Backoff, launch), stopped },
+                Self::Terminating(end, S::Launching(L::Backoff, launch)),
                 E::RetryDue | E::Resumed,
-            ) => (
-                Self::Terminating { reason, step: S::Launching(L::Pending, launch), stopped },
-                vec![F::Launch],
-            ),
-            (
-                Self::Terminating { reason, step: S::Launching(L::Backoff, launch), stopped },
-                E::TokenExpired,
-            ) => (
-                Self::Terminating { reason, step: S::Launching(L::Searching, launch), stopped },
+            ) => (Self::Terminating(end, S::Launching(L::Pending, launch)), vec![F::Launch]),
+            (Self::Terminating(end, S::Launching(L::Backoff, launch)), E::TokenExpired) => (
+                Self::Terminating(end, S::Launching(L::Searching, launch)),
                 vec![F::RecordIfPossible],
             ),
-            (
-                Self::Terminating { reason, step: S::Launching(..) | S::Lost, .. },
-                E::NothingLaunched(_),
-            )
+            (Self::Terminating(end, S::Launching(..) | S::Lost), E::NothingLaunched(_))
             | (
-                Self::Terminating {
-                    reason,
-                    step: S::Pending(_) | S::Confirming(_) | S::Backoff(_),
-                    ..
-                },
+                Self::Terminating(end, S::Pending(_) | S::Confirming(_) | S::Backoff(_)),
                 E::Terminated,
             )
-            | (Self::Terminating { reason, step: S::Detach(_), .. }, E::Detached) => {
-                (Self::Ended { reason }, vec![F::RecordIfPossible, F::PublishEnded])
+            | (Self::Terminating(end, S::Detach(_)), E::Detached) => ended(end),
+            (Self::Terminating(end, S::Pending(instance)), E::TerminationAccepted) => {
+                (Self::Terminating(end, S::Confirming(instance)), Vec::new())
             }
-            (
-                Self::Terminating { reason, step: S::Pending(instance), stopped },
-                E::TerminationAccepted,
-            ) => (Self::Terminating { reason, step: S::Confirming(instance), stopped }, Vec::new()),
-            (
-                Self::Terminating { reason, step: S::Pending(instance), stopped },
-                E::TerminationFailed,
-            ) => (
-                Self::Terminating { reason, step: S::Backoff(instance), stopped },
+            (Self::Terminating(end, S::Pending(instance)), E::TerminationFailed) => (
+                Self::Terminating(end, S::Backoff(instance)),
                 vec![F::AnswerNotTerminated, F::StartRetryTimer],
             ),
             // The provider ends nothing now, and the shared parts may not be released yet.
-            (
-                Self::Terminating { reason, step: S::Backoff(Some(instance)), stopped },
-                E::InstanceTerminated,
-            ) => (
-                Self::Terminating { reason, step: S::Detach(instance), stopped },
-                vec![F::Record, F::Detach],
-            ),
-            (
-                Self::Terminating { reason, step: S::Detach(instance), stopped },
-                E::DetachFailed | E::RecordFailed,
-            ) => (
-                Self::Terminating { reason, step: S::Backoff(Some(instance)), stopped },
+            (Self::Terminating(end, S::Backoff(Some(instance))), E::InstanceTerminated) => {
+                (Self::Terminating(end, S::Detach(instance)), vec![F::Record, F::Detach])
+            }
+            (Self::Terminating(end, S::Detach(instance)), E::DetachFailed | E::RecordFailed) => (
+                Self::Terminating(end, S::Backoff(Some(instance))),
                 vec![F::AnswerNotTerminated, F::StartRetryTimer],
             ),
             // A record failed that the end has overtaken: its termination may have been skipped.
+            (Self::Terminating(end, S::Pending(instance)), E::RecordFailed) => {
+                (Self::Terminating(end, S::Backoff(instance)), vec![F::StartRetryTimer])
+            }
             (
-                Self::Terminating { reason, step: S::Pending(instance), stopped },
-                E::RecordFailed,
-            ) => (
-                Self::Terminating { reason, step: S::Backoff(instance), stopped },
-                vec![F::StartRetryTimer],
-            ),
-            (
-                Self::Terminating { reason, step: S::Backoff(instance), stopped },
+                Self::Terminating(end, S::Backoff(instance)),
                 E::RetryDue | E::End(_) | E::Stop(_) | E::Resumed,
             )
-            | (Self::Terminating { reason, step: S::Confirming(instance), stopped }, E::RetryDue) => {
-                terminating(instance, reason, stopped)
+            | (Self::Terminating(end, S::Confirming(instance)), E::RetryDue) => {
+                terminating(end, instance)
             }
-            (Self::Terminating { reason, step, stopped: false }, E::OrphanTimeout) => {
-                (Self::Terminating { reason, step, stopped: true }, vec![F::RecordIfPossible])
+            (Self::Terminating(end, step), E::OrphanTimeout) if !end.stopped => {
+                (Self::Terminating(end.stopped(), step), vec![F::RecordIfPossible])
             }
 
             (state, _) => (state, Vec::new()),
@@ -415,9 +357,9 @@ impl State {
             Self::Idle { .. } => CellPhase::Idle,
             Self::Binding { .. } => CellPhase::Enrolled,
             Self::Bound { .. } => CellPhase::Bound,
-            Self::Stopping { .. } => CellPhase::Stopping,
-            Self::Terminating { .. } => CellPhase::Terminating,
-            Self::Ended { .. } => CellPhase::Gone,
+            Self::Stopping(..) => CellPhase::Stopping,
+            Self::Terminating(..) => CellPhase::Terminating,
+            Self::Ended(_) => CellPhase::Gone,
         }
     }
 
@@ -428,18 +370,29 @@ impl State {
             | Self::Idle { instance }
             | Self::Binding { instance }
             | Self::Bound { instance, .. }
-            | Self::Stopping { instance, .. } => Some(instance),
-            Self::Terminating { step, .. } => step.instance(),
-            Self::Requested | Self::Launching { .. } | Self::Ended { .. } => None,
+            | Self::Stopping(_, instance, _) => Some(instance),
+            Self::Terminating(_, step) => step.instance(),
+            Self::Requested | Self::Launching { .. } | Self::Ended(_) => None,
         }
     }
 
     /// Returns the reason of the end.
     pub fn reason(&self) -> Option<&Arc<str>> {
+        self.end().map(|end| &end.reason)
+    }
+
+    /// Returns the end that has begun.
+    pub(in crate::engine) fn end(&self) -> Option<&End> {
         match self {
-            Self::Stopping { reason, .. }
-            | Self::Terminating { reason, .. }
-            | Self::Ended { reason } => Some(reason),
+            Self::Stopping(end, ..) | Self::Terminating(end, _) | Self::Ended(end) => Some(end),
+            _ => None,
+        }
+    }
+
+    /// Returns the end that has begun, for a change.
+    pub(in crate::engine) fn end_mut(&mut self) -> Option<&mut End> {
+        match self {
+            Self::Stopping(end, ..) | Self::Terminating(end, _) | Self::Ended(end) => Some(end),
             _ => None,
         }
     }
@@ -470,15 +423,14 @@ impl State {
 
     /// Returns true while a launch without an answer may have made an instance.
     pub fn has_open_launch(&self) -> bool {
-        self.open_launch().is_some()
-            || matches!(self, Self::Terminating { step: EndStep::Lost, .. })
+        self.open_launch().is_some() || matches!(self, Self::Terminating(_, EndStep::Lost))
     }
 
     /// Returns the launch that has no answer.
     pub(in crate::engine) fn open_launch(&self) -> Option<&OpenLaunch> {
         match self {
             Self::Launching { launch, .. }
-            | Self::Terminating { step: EndStep::Launching(_, launch), .. } => Some(launch),
+            | Self::Terminating(_, EndStep::Launching(_, launch)) => Some(launch),
             _ => None,
         }
     }
@@ -487,7 +439,7 @@ impl State {
     pub(in crate::engine) fn open_launch_mut(&mut self) -> Option<&mut OpenLaunch> {
         match self {
             Self::Launching { launch, .. }
-            | Self::Terminating { step: EndStep::Launching(_, launch), .. } => Some(launch),
+            | Self::Terminating(_, EndStep::Launching(_, launch)) => Some(launch),
             _ => None,
         }
     }
@@ -497,7 +449,7 @@ impl State {
         matches!(
             self,
             Self::Launching { call: LaunchCall::Backoff, .. }
-                | Self::Terminating { step: EndStep::Launching(LaunchCall::Backoff, _), .. }
+                | Self::Terminating(_, EndStep::Launching(LaunchCall::Backoff, _))
         )
     }
 
@@ -506,40 +458,37 @@ impl State {
         matches!(
             self,
             Self::Launching { call: LaunchCall::Searching, .. }
-                | Self::Terminating {
-                    step: EndStep::Launching(LaunchCall::Searching, _) | EndStep::Lost,
-                    ..
-                }
+                | Self::Terminating(
+                    _,
+                    EndStep::Launching(LaunchCall::Searching, _) | EndStep::Lost
+                )
         )
     }
 
     /// Returns true once the end is proven.
     pub fn is_ended(&self) -> bool {
-        matches!(self, Self::Ended { .. })
+        matches!(self, Self::Ended(_))
     }
 
     /// Returns true while the proof of an accepted termination is pending.
     pub fn is_confirming(&self) -> bool {
-        matches!(self, Self::Terminating { step: EndStep::Confirming(_), .. })
+        matches!(self, Self::Terminating(_, EndStep::Confirming(_)))
     }
 
     /// Returns true while a failed termination waits for its retry.
     pub fn awaits_termination(&self) -> bool {
-        matches!(self, Self::Terminating { step: EndStep::Backoff(_), .. })
+        matches!(self, Self::Terminating(_, EndStep::Backoff(_)))
     }
 
     /// Returns true if it is proven that no container of the pod runs, for the record.
     pub fn containers_ended(&self) -> bool {
-        match self {
-            Self::Stopping { step, .. } => *step != StopStep::Shutdown,
-            _ => self.is_released(),
-        }
+        self.end().is_some_and(|end| end.stopped)
     }
 
     /// Returns true if the pod has no part in the cell any more: no container of it runs, or will
     /// run, and the node shares nothing with it.
     pub fn is_released(&self) -> bool {
-        matches!(self, Self::Ended { .. } | Self::Terminating { stopped: true, .. })
+        matches!(self, Self::Ended(_) | Self::Terminating(End { stopped: true, .. }, _))
     }
 }
 
@@ -563,21 +512,20 @@ fn idle(instance: InstanceId) -> (State, Vec<CellEffect>) {
 }
 
 fn ended_unlaunched(reason: Arc<str>) -> (State, Vec<CellEffect>) {
-    (State::Ended { reason }, vec![CellEffect::RecordIfPossible, CellEffect::PublishEnded])
+    ended(End::new(reason, true))
 }
 
-fn awaiting(step: EndStep, reason: Arc<str>) -> (State, Vec<CellEffect>) {
-    let state = State::Terminating { reason, step, stopped: true };
-    (state, vec![CellEffect::RecordIfPossible])
+fn ended(end: End) -> (State, Vec<CellEffect>) {
+    (State::Ended(end.stopped()), vec![CellEffect::RecordIfPossible, CellEffect::PublishEnded])
 }
 
-fn terminating(
-    instance: Option<InstanceId>,
-    reason: Arc<str>,
-    stopped: bool,
-) -> (State, Vec<CellEffect>) {
+fn awaiting(reason: Arc<str>, step: EndStep) -> (State, Vec<CellEffect>) {
+    (State::Terminating(End::new(reason, true), step), vec![CellEffect::RecordIfPossible])
+}
+
+fn terminating(end: End, instance: Option<InstanceId>) -> (State, Vec<CellEffect>) {
     (
-        State::Terminating { reason, step: EndStep::Pending(instance), stopped },
+        State::Terminating(end, EndStep::Pending(instance)),
         vec![CellEffect::RecordIfPossible, CellEffect::Terminate],
     )
 }

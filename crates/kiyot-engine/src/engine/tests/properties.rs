@@ -470,7 +470,7 @@ impl Harness {
             assert!(self.engine.orders.contains_key(sandbox), "{sandbox} has no answer");
         }
         for cell in self.engine.cells.values() {
-            let State::Terminating { step, .. } = &cell.state else { continue };
+            let State::Terminating(_, step) = &cell.state else { continue };
             use EndStep::{Attaching, Launching};
             if !matches!(step, Launching(LaunchCall::Pending, _) | Attaching(_)) {
                 continue;

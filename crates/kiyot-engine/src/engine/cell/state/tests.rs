@@ -46,8 +46,8 @@ fn rank(state: &State) -> u8 {
         State::Idle { .. } => 3,
         State::Binding { .. } => 4,
         State::Bound { .. } => 5,
-        State::Stopping { step: StopStep::Shutdown, .. } => 6,
-        State::Stopping { step: StopStep::Detach | StopStep::Backoff, .. } => 7,
+        State::Stopping(_, _, StopStep::Shutdown) => 6,
+        State::Stopping(_, _, StopStep::Detach | StopStep::Backoff) => 7,
         State::Terminating { .. } => 8,
         State::Ended { .. } => 9,
     }
@@ -224,11 +224,11 @@ fn pod_ends_before_its_instance() {
 fn name(state: &State) -> String {
     match state {
         State::Launching { call, .. } => format!("Launching_{call:?}"),
-        State::Stopping { step, .. } => format!("Stopping_{step:?}"),
-        State::Terminating { step: EndStep::Launching(call, _), .. } => {
+        State::Stopping(_, _, step) => format!("Stopping_{step:?}"),
+        State::Terminating(_, EndStep::Launching(call, _)) => {
             format!("Terminating_Launching_{call:?}")
         }
-        State::Terminating { step, .. } => format!("Terminating_{}", variant(step)),
+        State::Terminating(_, step) => format!("Terminating_{}", variant(step)),
         other => variant(other),
     }
 }
