@@ -7,18 +7,19 @@
 use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
 
 use kiyot_link::{bootstrap::Bootstrap, certificate::sha256};
-use kiyot_values::backoff::doubled;
 
 use crate::{
     id::{CellId, NoRandomness, SandboxId},
     placement::{LaunchRefusal, Refusal, Refusals},
-    provider::{Capabilities, ErrorClass, Instance, Owner, ProviderError, TagRules, Termination},
+    provider::{Capabilities, ErrorClass, Instance, ProviderError},
 };
 
 mod breaker;
 mod cell;
+mod config;
 mod costs;
 mod effect;
+mod ends;
 mod error;
 mod evidence;
 mod histogram;
@@ -41,6 +42,7 @@ pub use cell::ports::PodPorts;
 pub use cell::ports::PortTaken;
 pub use cell::state::State;
 pub use cell::timeline::{Step, Timeline};
+pub use config::EngineConfig;
 pub use costs::Account;
 pub use effect::{Change, ClaimNumber, ClaimRefusal, CommitOf, Effect, Event, Notice};
 pub use error::CellError;
@@ -83,58 +85,6 @@ const REFUSED: &str = "its launch was refused";
 const NO_INSTANCE: &str = "its launch had no answer, and made no instance";
 /// The reason of a cell whose agent did not connect.
 const SILENT: &str = "its agent did not connect in time";
-/// The longest pause between calls that are repeated.
-const MAX_RETRY_PAUSE: Duration = Duration::from_secs(60);
-
-/// The configuration of the engine.
-#[derive(Debug, Clone)]
-pub struct EngineConfig {
-    /// The limits of launches.
-    pub limits: Limits,
-    /// Bounds the time from an order until a cell is bound to its pod.
-    pub launch_timeout: Duration,
-    /// Bounds the cells that are launched for an order, one after the other.
-    pub max_launches: u32,
-    /// The validity of a cell's tokens.
-    pub token_ttl: Duration,
-    /// The boot id of the node.
-    pub boot_id: String,
-    /// The time for which a refused offering is avoided.
-    pub refusal_pause: Duration,
-    /// The pause after a failed call.
-    pub retry_pause: Duration,
-    /// The time for which a pod that prefers spot waits for it, before its launches are on-demand.
-    pub spot_deadline: Duration,
-    /// The time without contact after which a cell has certainly stopped its pod: the agent's
-    /// limit, the time in which it notices, and the time in which containers end.
-    pub orphan_timeout: Duration,
-    /// The time for which the agent of a bound cell may be silent; `None` is no limit.
-    pub healthy_timeout: Option<Duration>,
-    /// The place in which the provider looks for instances ([`Provider::place`]); empty if it has
-    /// none.
-    ///
-    /// [`Provider::place`]: crate::provider::Provider::place
-    pub place: Arc<str>,
-    /// The owner of the instances.
-    pub owner: Owner,
-    /// The tags of instances beside their owner's.
-    pub tag_rules: TagRules,
-    /// True if instances of this owner with another fingerprint are strays.
-    pub take_over: bool,
-}
-
-impl EngineConfig {
-    /// Returns the place in which the provider looks for instances, if it has one.
-    fn known_place(&self) -> Option<Arc<str>> {
-        (!self.place.is_empty()).then(|| Arc::clone(&self.place))
-    }
-
-    /// Returns the pause before what was tried is repeated, which doubles with each failure.
-    fn pause_after(&self, failures: u32) -> Duration {
-        let first = self.retry_pause;
-        doubled(first, failures, MAX_RETRY_PAUSE.max(first))
-    }
-}
 
 /// The sources of what an engine can't compute.
 pub trait Seams: fmt::Debug + Send {
@@ -147,13 +97,16 @@ pub trait Seams: fmt::Debug + Send {
 /// Effects with their cells; without a cell they depend on no other effect.
 pub type Effects = Vec<(Option<CellId>, Effect)>;
 
+/// The cells whose end is not proven.
+type Cells = BTreeMap<CellId, Cell>;
+
 /// All orders and cells.
 #[derive(Debug)]
 pub struct Engine {
     config: EngineConfig,
     capabilities: Capabilities,
     seams: Box<dyn Seams>,
-    cells: BTreeMap<CellId, Cell>,
+    cells: Cells,
     orders: BTreeMap<SandboxId, Order>,
     timers: Timers,
     evidence: Evidence,
@@ -187,7 +140,7 @@ impl Engine {
             config,
             capabilities,
             seams,
-            cells: BTreeMap::new(),
+            cells: Cells::new(),
             orders: BTreeMap::new(),
             timers: Timers::default(),
             evidence: Evidence::default(),
@@ -560,49 +513,6 @@ impl Engine {
         }
     }
 
-    fn on_terminated(
-        &mut self,
-        id: &CellId,
-        outcome: Result<Termination, ProviderError>,
-        console: String,
-        now: Now,
-    ) {
-        let Some(cell) = self.cells.get_mut(id) else { return };
-        if let Some(end) = cell.state.end_mut()
-            && !console.is_empty()
-        {
-            end.console = Some(console);
-        }
-        self.count_failed_boot(id, now);
-        // The instance of a provider of the node is not one of another place, which it can't see.
-        let is_known = self.capabilities.not_found_believed_after > Duration::ZERO;
-        let elsewhere = self.no_end_elsewhere(id);
-        let outcome = match (outcome, elsewhere) {
-            (Ok(progress), Some(error)) => {
-                if is_known {
-                    Ok(progress)
-                } else {
-                    Err(error)
-                }
-            }
-            (Err(error), Some(elsewhere)) if error.class == ErrorClass::NotFound => Err(elsewhere),
-            (outcome, _) => outcome,
-        };
-        match outcome {
-            Ok(Termination::Confirmed) => self.apply(id, CellEvent::Terminated, now),
-            Ok(Termination::Accepted) => self.apply(id, CellEvent::TerminationAccepted, now),
-            Err(error)
-                if error.class == ErrorClass::NotFound && self.believes_not_found(id, now) =>
-            {
-                self.apply(id, CellEvent::Terminated, now);
-            }
-            Err(error) => {
-                self.refuse_end(id, error);
-                self.apply(id, CellEvent::TerminationFailed, now);
-            }
-        }
-    }
-
     fn on_claim(
         &mut self,
         id: &CellId,
@@ -631,47 +541,6 @@ impl Engine {
         self.emit(id, Effect::AnswerClaim(claim, Ok(())));
     }
 
-    fn on_terminate(&mut self, id: &CellId, reason: Arc<str>, now: Now) {
-        let Some(cell) = self.cells.get_mut(id) else {
-            return self.effects.push((Some(id.clone()), Effect::AnswerEnd(Ok(()))));
-        };
-        cell.end.callers = EndCallers::Waiting;
-        self.fail(id, CellError::Ended(id.clone(), reason.to_string()));
-        // Where the instance can't be ended, its agent ends the pod.
-        let event = if self.cells.get(id).is_some_and(|cell| self.awaits_end_of(cell)) {
-            CellEvent::End(reason)
-        } else {
-            CellEvent::Stop(reason)
-        };
-        self.apply(id, event, now);
-    }
-
-    fn on_not_terminated(&mut self, id: &CellId) {
-        let Some(cell) = self.cells.get_mut(id) else { return };
-        let refusal = cell.state.end_mut().and_then(|end| end.refusal.take());
-        self.answer_order_of(id);
-        if let Some(error) = refusal {
-            self.answer_end(id, Err(error.clone()));
-            self.fail_orders_of_pod(id, &error);
-        }
-    }
-
-    /// Removes an ended cell, and answers everyone who waits for its end.
-    fn on_ended(&mut self, id: &CellId, now: Now) {
-        self.count_failed_boot(id, now);
-        let Some(mut cell) = self.cells.remove(id) else { return };
-        let reason: Arc<str> = cell.state.reason().cloned().unwrap_or_else(|| "".into());
-        self.timers.clear_cell(id);
-        self.forget_health(id, now);
-        self.emit(id, Effect::PublishEnded(Arc::clone(&reason)));
-        self.emit(id, Effect::AnswerEnd(Ok(())));
-        match cell.order.part() {
-            Some(order) => self.on_cell_of_order_ended(&order, cell, now),
-            None => self.on_cell_of_pool_ended(cell, now),
-        }
-        self.wake_waiting_orders(now);
-    }
-
     /// Records the cause of a failed launch; the first stays.
     fn fail(&mut self, id: &CellId, failure: CellError) {
         if let Some(cell) = self.cells.get_mut(id)
@@ -681,27 +550,6 @@ impl Engine {
             cell.note_failed_boot(&failure);
             cell.end.failure = Some(failure);
         }
-    }
-
-    fn on_detach_answered(&mut self, id: &CellId) {
-        if let Some(cell) = self.cells.get_mut(id) {
-            cell.is_detaching = false;
-        }
-    }
-
-    fn refuse_end(&mut self, id: &CellId, error: ProviderError) {
-        if let Some(end) = self.cells.get_mut(id).and_then(|cell| cell.state.end_mut()) {
-            end.refusal = Some(error);
-        }
-    }
-
-    fn answer_end(&mut self, id: &CellId, outcome: Result<(), ProviderError>) {
-        if let Some(cell) = self.cells.get_mut(id)
-            && cell.end.callers == EndCallers::Waiting
-        {
-            cell.end.callers = EndCallers::Answered;
-        }
-        self.emit(id, Effect::AnswerEnd(outcome));
     }
 
     fn emit(&mut self, id: &CellId, effect: Effect) {

@@ -378,19 +378,21 @@ impl Engine {
             if self.give_way(now) {
                 return;
             }
-            return self.answer_order(None, sandbox, Err(self.full()));
+            let full = self.config.limits.full(&self.cells);
+            return self.answer_order(None, sandbox, Err(full));
         }
         if let Some(error) = self.denials.of_all(now).map(|denial| denial.error(now)) {
             return self.answer_order(None, sandbox, Err(error));
         }
-        if !self.may_boot() {
+        if !self.config.limits.may_boot(&self.cells) {
             return;
         }
         let candidates = self.of_market(&candidates, order.spot_since, now);
         let namespace = order.key.namespace.as_str();
-        let affordable = self.affordable(Some(namespace), &candidates);
+        let (limits, cells) = (self.config.limits, &self.cells);
+        let affordable = limits.affordable(cells, Some(namespace), &candidates);
         if affordable.is_err()
-            && self.affords_without_pools(namespace, &candidates)
+            && limits.affords_without_pools(cells, namespace, &candidates)
             && self.give_way(now)
         {
             return;
@@ -595,11 +597,15 @@ impl Engine {
             }
             let Some(order) = self.orders.get(sandbox) else { return };
             let error = match self.blocking_cell(&order.key.pod_uid).cloned() {
-                None if self.cells.len() >= self.config.limits.max_cells => self.full(),
+                None if self.cells.len() >= self.config.limits.max_cells => {
+                    self.config.limits.full(&self.cells)
+                }
                 blocking => {
                     // It waits for the end of a warm cell.
                     let candidates = self.of_market(&order.candidates, order.spot_since, now);
-                    let over = self.affordable(Some(&order.key.namespace), &candidates).err();
+                    let namespace = Some(&*order.key.namespace);
+                    let limits = &self.config.limits;
+                    let over = limits.affordable(&self.cells, namespace, &candidates).err();
                     match over.filter(|_| blocking.is_none()) {
                         Some(over) => CellError::OverBudget(over),
                         None => CellError::Blocked { cell: blocking, seconds: waited },

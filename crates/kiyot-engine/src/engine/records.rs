@@ -7,8 +7,8 @@ use kiyot_proto::store::CellPhase;
 use crate::{
     StoreError,
     engine::{
-        CellError, CellEvent, Change, CommitOf, Effect, Engine, MAX_RETRY_PAUSE, Now,
-        cell::state::NOT_RECORDED, timers::Timer,
+        CellError, CellEvent, Change, CommitOf, Effect, Engine, Now, cell::state::NOT_RECORDED,
+        config::MAX_RETRY_PAUSE, timers::Timer,
     },
     id::CellId,
 };

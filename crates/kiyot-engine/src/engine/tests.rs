@@ -5,7 +5,7 @@ use kiyot_values::{error_chain::error_chain, price::Price};
 use super::*;
 use crate::{
     placement::{Accuracy, Candidate, LaunchRefusal, Market, Offering},
-    provider::{Attached, Attachment, InstanceId, InstanceState},
+    provider::{Attached, Attachment, InstanceId, InstanceState, Owner, TagRules, Termination},
 };
 
 mod breaker;

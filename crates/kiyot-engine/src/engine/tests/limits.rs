@@ -315,7 +315,7 @@ proptest! {
             }
             // No order waits while a cell may boot.
             let waiting = engine.orders.values().any(|order| order.state.cell().is_none());
-            prop_assert!(!waiting || !engine.may_boot());
+            prop_assert!(!waiting || !engine.config.limits.may_boot(&engine.cells));
         }
     }
 }
