@@ -7,20 +7,19 @@
 use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
 
 use kiyot_link::{bootstrap::Bootstrap, certificate::sha256};
-use kiyot_values::backoff::doubled;
 
 use crate::{
     id::{CellId, NoRandomness, SandboxId},
     placement::{LaunchRefusal, Refusal, Refusals},
-    provider::{
-        Attached, Capabilities, ErrorClass, Instance, Owner, ProviderError, TagRules, Termination,
-    },
+    provider::{Capabilities, ErrorClass, Instance, ProviderError},
 };
 
 mod breaker;
 mod cell;
+mod config;
 mod costs;
 mod effect;
+mod ends;
 mod error;
 mod evidence;
 mod histogram;
@@ -43,6 +42,7 @@ pub use cell::ports::PodPorts;
 pub use cell::ports::PortTaken;
 pub use cell::state::State;
 pub use cell::timeline::{Step, Timeline};
+pub use config::EngineConfig;
 pub use costs::Account;
 pub use effect::{Change, ClaimNumber, ClaimRefusal, CommitOf, Effect, Event, Notice};
 pub use error::CellError;
@@ -84,52 +84,6 @@ const REFUSED: &str = "its launch was refused";
 const NO_INSTANCE: &str = "its launch had no answer, and made no instance";
 /// The reason of a cell whose agent did not connect.
 const SILENT: &str = "its agent did not connect in time";
-/// The longest pause between calls that are repeated.
-const MAX_RETRY_PAUSE: Duration = Duration::from_secs(60);
-
-/// The configuration of the engine.
-#[derive(Debug, Clone)]
-pub struct EngineConfig {
-    /// The limits of launches.
-    pub limits: Limits,
-    /// Bounds the time from an order until a cell is bound to its pod.
-    pub launch_timeout: Duration,
-    /// Bounds the cells that are launched for an order, one after the other.
-    pub max_launches: u32,
-    /// The validity of a cell's tokens.
-    pub token_ttl: Duration,
-    /// The boot id of the node.
-    pub boot_id: String,
-    /// The time for which a refused offering is avoided.
-    pub refusal_pause: Duration,
-    /// The pause after a failed call.
-    pub retry_pause: Duration,
-    /// The time for which a pod that prefers spot waits for it, before its launches are on-demand.
-    pub spot_deadline: Duration,
-    /// The time without contact after which a cell has certainly stopped its pod: the agent's
-    /// limit, the time in which it notices, and the time in which containers end.
-    pub orphan_timeout: Duration,
-    /// The time for which the agent of a bound cell may be silent; `None` is no limit.
-    pub healthy_timeout: Option<Duration>,
-    /// The place in which the provider looks for instances ([`Provider::place`]).
-    ///
-    /// [`Provider::place`]: crate::provider::Provider::place
-    pub place: Option<Arc<str>>,
-    /// The owner of the instances.
-    pub owner: Owner,
-    /// The tags of instances beside their owner's.
-    pub tag_rules: TagRules,
-    /// True if instances of this owner with another fingerprint are strays.
-    pub take_over: bool,
-}
-
-impl EngineConfig {
-    /// Returns the pause before what was tried is repeated, which doubles with each failure.
-    fn pause_after(&self, failures: u32) -> Duration {
-        let first = self.retry_pause;
-        doubled(first, failures, MAX_RETRY_PAUSE.max(first))
-    }
-}
 
 /// The sources of what an engine can't compute.
 pub trait Seams: fmt::Debug + Send {
@@ -142,13 +96,16 @@ pub trait Seams: fmt::Debug + Send {
 /// Effects with their cells; without a cell they depend on no other effect.
 pub type Effects = Vec<(Option<CellId>, Effect)>;
 
+/// The cells whose end is not proven.
+type Cells = BTreeMap<CellId, Cell>;
+
 /// All orders and cells.
 #[derive(Debug)]
 pub struct Engine {
     config: EngineConfig,
     capabilities: Capabilities,
     seams: Box<dyn Seams>,
-    cells: BTreeMap<CellId, Cell>,
+    cells: Cells,
     orders: BTreeMap<SandboxId, Order>,
     timers: Timers,
     evidence: Evidence,
@@ -182,7 +139,7 @@ impl Engine {
             config,
             capabilities,
             seams,
-            cells: BTreeMap::new(),
+            cells: Cells::new(),
             orders: BTreeMap::new(),
             timers: Timers::default(),
             evidence: Evidence::default(),
@@ -220,12 +177,8 @@ impl Engine {
                 CommitOf::Information => self.write_later(&cell, changes, now),
             },
             Event::Launched(cell, outcome) => self.on_launched(&cell, outcome, now),
-            Event::Attached(cell, Ok(Attached { addresses, network })) => {
-                let attached = self.cells.get_mut(&cell);
-                if let Some(pod) = attached.and_then(|cell| cell.pod.as_mut()) {
-                    pod.network = network;
-                }
-                self.apply(&cell, CellEvent::Attached(addresses), now);
+            Event::Attached(cell, Ok(attached)) => {
+                self.apply(&cell, CellEvent::Attached(attached), now);
             }
             Event::Attached(cell, Err(error)) => {
                 let reason = reason_of(&error);
@@ -316,8 +269,8 @@ impl Engine {
             }
             CellEffect::RecordIfPossible => self.commit(id, CommitOf::Information, now),
             CellEffect::Launch => {
-                if let Some(launch) = cell.launch.call.clone() {
-                    self.emit(id, Effect::Launch(launch));
+                if let Some(request) = cell.state.open_launch().map(|it| Arc::clone(&it.request)) {
+                    self.emit(id, Effect::Launch(request));
                 }
             }
             CellEffect::Attach => {
@@ -350,10 +303,10 @@ impl Engine {
                 let awaits_end = self.cells.get(id).is_some_and(|cell| self.awaits_end_of(cell));
                 if instance.is_none() && !awaits_end {
                     // Only the listing can name it.
-                    if let Some(State::Terminating { step, .. }) =
+                    if let Some(State::Terminating(_, step)) =
                         self.cells.get_mut(id).map(|cell| &mut cell.state)
                     {
-                        *step = EndStep::Searching;
+                        *step = EndStep::Lost;
                     }
                     return;
                 }
@@ -361,13 +314,12 @@ impl Engine {
             }
             CellEffect::StartRetryTimer => {
                 let is_elsewhere = self.config.is_other_place(cell.place.as_ref());
-                let (attempts, grows) = match cell.state {
-                    State::Launching { .. }
-                    | State::Terminating { step: EndStep::AwaitReplay, .. } => {
-                        (&mut cell.launch.replays, true)
+                let (attempts, grows) = match &mut cell.state {
+                    State::Stopping(end, ..) | State::Terminating(end, EndStep::Backoff(_)) => {
+                        // The calls of another machine's provider are counted and paid for.
+                        (&mut end.failed_attempts, self.capabilities.remote || is_elsewhere)
                     }
-                    // The calls of another machine's provider are counted and paid for.
-                    _ => (&mut cell.end.failed_attempts, self.capabilities.remote || is_elsewhere),
+                    _ => (&mut cell.launch.replays, true),
                 };
                 let doublings = if grows { *attempts } else { 0 };
                 *attempts = attempts.saturating_add(1);
@@ -376,7 +328,7 @@ impl Engine {
             }
             CellEffect::PublishConnected => self.emit(id, Effect::PublishConnected),
             CellEffect::ReportIdle => self.on_idle(id, now),
-            CellEffect::AnswerBound => self.on_bound(id, now),
+            CellEffect::AnswerBound(network) => self.on_bound(id, network, now),
             CellEffect::AnswerNotTerminated => self.on_not_terminated(id),
             CellEffect::PublishEnded => self.on_ended(id, now),
         }
@@ -386,8 +338,10 @@ impl Engine {
     fn settle(&mut self, id: &CellId, now: Now) {
         let Some(cell) = self.cells.get(id) else { return };
         // No call of the launch had an effect: a replay would make an instance for nothing.
-        let is_unanswered = cell.state.awaits_replay() || cell.state.is_searching();
-        if is_unanswered && cell.state.reason().is_some() && !cell.launch.may_have_effect {
+        if let State::Terminating(_, EndStep::Launching(call, launch)) = &cell.state
+            && *call != LaunchCall::Pending
+            && !launch.may_have_effect
+        {
             return self.apply(id, CellEvent::NothingLaunched(NO_INSTANCE.into()), now);
         }
         if cell.state.awaits_replay() {
@@ -413,7 +367,7 @@ impl Engine {
         } else if !awaits_end
             && !is_elsewhere
             && self.capabilities.orphan_timeout_is_proof()
-            && matches!(cell.state, State::Terminating { .. })
+            && matches!(cell.state, State::Terminating(..))
         {
             let at = now.boot + self.config.orphan_timeout;
             if self.timers.set_once(Timer::Orphan(id.clone()), at) {
@@ -448,13 +402,14 @@ impl Engine {
             Ok(instance) => return self.on_instance(id, &instance, now),
             Err(error) => error,
         };
-        let launch = self.cells.get(id).and_then(|cell| cell.launch.call.as_ref());
-        if let Some(launch) = launch
+        let launch = self.cells.get(id).and_then(|cell| cell.state.open_launch());
+        let request = launch.map(|launch| Arc::clone(&launch.request));
+        if let Some(request) = &request
             && error.class == ErrorClass::Quota
             && error.refusal.is_none()
         {
             // A quota is not of a single offering.
-            let offerings = launch.spec.offerings().cloned().collect();
+            let offerings = request.spec.offerings().cloned().collect();
             error.refusal = Some(LaunchRefusal::Offerings(offerings));
         }
         match error.class {
@@ -463,9 +418,9 @@ impl Engine {
                 if error.is_of_request => {}
             // The account: other offerings would be refused, too.
             ErrorClass::Auth | ErrorClass::Quota if error.stops_launches() => {
-                if let Some(launch) = launch {
+                if let Some(request) = request {
                     let until = now.boot + self.config.refusal_pause;
-                    self.denials.add(&launch.spec, error.clone(), until);
+                    self.denials.add(&request.spec, error.clone(), until);
                 }
             }
             ErrorClass::Capacity | ErrorClass::Quota | ErrorClass::Invalid => {
@@ -474,14 +429,15 @@ impl Engine {
             _ => {}
         }
         let is_local = self.capabilities.awaits_ends();
-        let Some(cell) = self.cells.get_mut(id) else { return };
-        cell.launch.may_have_effect |= error.class == ErrorClass::Unanswered;
-        cell.launch.error = Some(error.clone());
+        let launch = self.cells.get_mut(id).and_then(|cell| cell.state.open_launch_mut());
+        let Some(launch) = launch else { return };
+        launch.may_have_effect |= error.class == ErrorClass::Unanswered;
+        launch.error = Some(error.clone());
         let is_refusal = matches!(
             error.class,
             ErrorClass::Capacity | ErrorClass::Quota | ErrorClass::Auth | ErrorClass::Invalid
         );
-        let may_be_launched = cell.launch.may_have_effect && !is_local;
+        let may_be_launched = launch.may_have_effect && !is_local;
         let has_answer = match error.class {
             ErrorClass::Unanswered | ErrorClass::Throttled => false,
             ErrorClass::Ended => true,
@@ -554,47 +510,6 @@ impl Engine {
         }
     }
 
-    fn on_terminated(
-        &mut self,
-        id: &CellId,
-        outcome: Result<Termination, ProviderError>,
-        console: String,
-        now: Now,
-    ) {
-        let Some(cell) = self.cells.get_mut(id) else { return };
-        if !console.is_empty() {
-            cell.end.console = Some(console);
-        }
-        self.count_failed_boot(id, now);
-        // The instance of a provider of the node is not one of another place, which it can't see.
-        let is_known = self.capabilities.not_found_believed_after > Duration::ZERO;
-        let elsewhere = self.no_end_elsewhere(id);
-        let outcome = match (outcome, elsewhere) {
-            (Ok(progress), Some(error)) => {
-                if is_known {
-                    Ok(progress)
-                } else {
-                    Err(error)
-                }
-            }
-            (Err(error), Some(elsewhere)) if error.class == ErrorClass::NotFound => Err(elsewhere),
-            (outcome, _) => outcome,
-        };
-        match outcome {
-            Ok(Termination::Confirmed) => self.apply(id, CellEvent::Terminated, now),
-            Ok(Termination::Accepted) => self.apply(id, CellEvent::TerminationAccepted, now),
-            Err(error)
-                if error.class == ErrorClass::NotFound && self.believes_not_found(id, now) =>
-            {
-                self.apply(id, CellEvent::Terminated, now);
-            }
-            Err(error) => {
-                self.refuse_end(id, error);
-                self.apply(id, CellEvent::TerminationFailed, now);
-            }
-        }
-    }
-
     fn on_claim(
         &mut self,
         id: &CellId,
@@ -623,47 +538,6 @@ impl Engine {
         self.emit(id, Effect::AnswerClaim(claim, Ok(())));
     }
 
-    fn on_terminate(&mut self, id: &CellId, reason: Arc<str>, now: Now) {
-        let Some(cell) = self.cells.get_mut(id) else {
-            return self.effects.push((Some(id.clone()), Effect::AnswerEnd(Ok(()))));
-        };
-        cell.end.callers = EndCallers::Waiting;
-        self.fail(id, CellError::Ended(id.clone(), reason.to_string()));
-        // Where the instance can't be ended, its agent ends the pod.
-        let event = if self.cells.get(id).is_some_and(|cell| self.awaits_end_of(cell)) {
-            CellEvent::End(reason)
-        } else {
-            CellEvent::Stop(reason)
-        };
-        self.apply(id, event, now);
-    }
-
-    fn on_not_terminated(&mut self, id: &CellId) {
-        let Some(cell) = self.cells.get_mut(id) else { return };
-        let refusal = cell.end.refusal.take();
-        self.answer_order_of(id);
-        if let Some(error) = refusal {
-            self.answer_end(id, Err(error.clone()));
-            self.fail_orders_of_pod(id, &error);
-        }
-    }
-
-    /// Removes an ended cell, and answers everyone who waits for its end.
-    fn on_ended(&mut self, id: &CellId, now: Now) {
-        self.count_failed_boot(id, now);
-        let Some(mut cell) = self.cells.remove(id) else { return };
-        let reason: Arc<str> = cell.state.reason().cloned().unwrap_or_else(|| "".into());
-        self.timers.clear_cell(id);
-        self.forget_health(id, now);
-        self.emit(id, Effect::PublishEnded(Arc::clone(&reason)));
-        self.emit(id, Effect::AnswerEnd(Ok(())));
-        match cell.order.part() {
-            Some(order) => self.on_cell_of_order_ended(&order, cell, now),
-            None => self.on_cell_of_pool_ended(cell, now),
-        }
-        self.wake_waiting_orders(now);
-    }
-
     /// Records the cause of a failed launch; the first stays.
     fn fail(&mut self, id: &CellId, failure: CellError) {
         if let Some(cell) = self.cells.get_mut(id)
@@ -673,27 +547,6 @@ impl Engine {
             cell.note_failed_boot(&failure);
             cell.end.failure = Some(failure);
         }
-    }
-
-    fn on_detach_answered(&mut self, id: &CellId) {
-        if let Some(cell) = self.cells.get_mut(id) {
-            cell.is_detaching = false;
-        }
-    }
-
-    fn refuse_end(&mut self, id: &CellId, error: ProviderError) {
-        if let Some(cell) = self.cells.get_mut(id) {
-            cell.end.refusal = Some(error);
-        }
-    }
-
-    fn answer_end(&mut self, id: &CellId, outcome: Result<(), ProviderError>) {
-        if let Some(cell) = self.cells.get_mut(id)
-            && cell.end.callers == EndCallers::Waiting
-        {
-            cell.end.callers = EndCallers::Answered;
-        }
-        self.emit(id, Effect::AnswerEnd(outcome));
     }
 
     fn emit(&mut self, id: &CellId, effect: Effect) {
@@ -709,10 +562,10 @@ impl Engine {
         changes.extend(settled);
         let Some(cell) = self.cells.get(id) else { return };
         match &cell.state {
-            State::Ended { .. } if !cell.was_bound => changes.push(Change::Cell(id.clone(), None)),
-            State::Ended { reason } => {
+            State::Ended(_) if !cell.was_bound => changes.push(Change::Cell(id.clone(), None)),
+            State::Ended(end) => {
                 changes.push(Change::Cell(id.clone(), Some(Box::new(cell.stored()))));
-                let dropped = self.tombstones.add(id.clone(), reason.to_string());
+                let dropped = self.tombstones.add(id.clone(), end.reason.to_string());
                 changes.extend(dropped.into_iter().map(|cell| Change::Cell(cell, None)));
             }
             _ => changes.push(Change::Cell(id.clone(), Some(Box::new(cell.stored())))),

@@ -14,8 +14,8 @@ use kiyot_values::backoff::doubled;
 
 use crate::{
     engine::{
-        Cell, CellError, Effect, Engine, Notice, Now, State, Step, launch::parameters_digest,
-        order::Order,
+        Cell, CellError, Cells, Effect, Engine, Notice, Now, State, Step,
+        launch::parameters_digest, order::Order,
     },
     id::CellId,
     placement::{AllRefused, Candidate, LaunchRefusal, Refusal, Refusals},
@@ -156,6 +156,22 @@ impl Breaker {
         self.pauses += 1;
         Some(failed)
     }
+
+    /// Returns the zones in which launches of a kind pause, or a trial boots.
+    fn paused_zones(&self, cells: &Cells, kind: &BootKind, now: Now) -> BTreeMap<&str, Refusal> {
+        let of_kind = self.failed.iter().filter(|((of, _), failed)| {
+            of == kind && failed.count >= MIN_FAILURES && now.boot < failed.last + MEMORY
+        });
+        let paused = of_kind.filter_map(|((_, zone), failed)| {
+            let is_tried = now.boot >= failed.until;
+            if is_tried && !cells.values().any(|cell| cell.boots_in(kind, zone)) {
+                return None;
+            }
+            let until = if is_tried { now.boot + FIRST_PAUSE } else { failed.until };
+            Some((zone.as_str(), Refusal { until, reason: failed.reason(zone, is_tried) }))
+        });
+        paused.collect()
+    }
 }
 
 impl FailedBoots {
@@ -187,7 +203,7 @@ impl Engine {
 
     pub(super) fn refusals_of_kind(&self, kind: &BootKind, now: Now) -> Refusals {
         let mut refusals = self.refusals.clone();
-        for (zone, refusal) in self.paused_zones(kind, now) {
+        for (zone, refusal) in self.breaker.paused_zones(&self.cells, kind, now) {
             refusals.add(&LaunchRefusal::Zone(zone.to_owned()), now.boot, &refusal);
         }
         refusals
@@ -200,7 +216,7 @@ impl Engine {
         kind: &BootKind,
         now: Now,
     ) -> Result<Vec<Candidate>, CellError> {
-        let paused = self.paused_zones(kind, now);
+        let paused = self.breaker.paused_zones(&self.cells, kind, now);
         let mut left = candidates.to_vec();
         left.retain(|candidate| !paused.contains_key(candidate.offering.zone.as_str()));
         let refused = || AllRefused::new(candidates, &self.refusals_of_kind(kind, now), now.boot);
@@ -208,22 +224,6 @@ impl Engine {
             Some(refused) => Err(refused.into()),
             None => Ok(left),
         }
-    }
-
-    /// Returns the zones in which launches of a kind pause, or a trial boots.
-    fn paused_zones(&self, kind: &BootKind, now: Now) -> BTreeMap<&str, Refusal> {
-        let of_kind = self.breaker.failed.iter().filter(|((of, _), failed)| {
-            of == kind && failed.count >= MIN_FAILURES && now.boot < failed.last + MEMORY
-        });
-        let paused = of_kind.filter_map(|((_, zone), failed)| {
-            let is_tried = now.boot >= failed.until;
-            if is_tried && !self.cells.values().any(|cell| cell.boots_in(kind, zone)) {
-                return None;
-            }
-            let until = if is_tried { now.boot + FIRST_PAUSE } else { failed.until };
-            Some((zone.as_str(), Refusal { until, reason: failed.reason(zone, is_tried) }))
-        });
-        paused.collect()
     }
 
     /// Forgets the failed boots before one whose agent has enrolled, once its zone is known.
@@ -246,7 +246,7 @@ impl Engine {
             return;
         };
         let Some(boot) = cell.launch.boot.take_if(|boot| boot.has_failed) else { return };
-        let console = cell.end.console.as_deref().unwrap_or_default();
+        let console = cell.state.end().and_then(|end| end.console.as_deref()).unwrap_or_default();
         if let Some(failed) = self.breaker.add(boot, &zone, console, now) {
             let notice = Notice::LaunchesPaused {
                 reason: failed.reason(&zone, false),

@@ -28,8 +28,8 @@ pub(super) mod timeline;
 mod token;
 pub(super) mod tombstones;
 
-pub(super) use end::{CellEnd, EndCallers};
-pub(super) use launch::{CellLaunch, Offered};
+pub(super) use end::{CellEnd, End, EndCallers};
+pub(super) use launch::{CellLaunch, Offered, OpenLaunch};
 pub(super) use order::CellOrder;
 pub(super) use pod::Pod;
 pub(super) use token::Token;
@@ -161,12 +161,7 @@ impl Cell {
             boot_id: self.boot_id.clone(),
             created_unix_nanos: self.created_unix_nanos,
             reason: self.state.reason().map(ToString::to_string).unwrap_or_default(),
-            launch: self
-                .launch
-                .call
-                .as_ref()
-                .filter(|_| self.state.has_open_launch())
-                .map(|launch| launch.stored()),
+            launch: self.state.open_launch().map(|launch| launch.request.stored()),
             containers_ended: self.state.containers_ended(),
             offering: self.offering().map(stored_candidate),
             timeline: Some(self.timeline.stored()),

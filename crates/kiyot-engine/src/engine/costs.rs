@@ -7,7 +7,7 @@ use kiyot_values::price::{Cost, Price};
 
 use crate::{
     engine::{
-        Change, Engine, Now, Step, Timeline,
+        Cells, Change, Engine, Now, Step, Timeline,
         cell::{Cell, Offered},
         order::starts::{Kind, Starts},
     },
@@ -130,6 +130,14 @@ impl Costs {
         self.ended.iter().map(|(namespace, cost)| (namespace.clone(), account(cost))).collect()
     }
 
+    /// Returns the account of a namespace.
+    fn account(&self, cells: &Cells, namespace: &str, now: Now) -> NamespaceAccount {
+        let mut account = NamespaceAccount { cost: self.of(namespace), ..Default::default() };
+        let cells = cells.values().filter(|cell| cell.namespace() == namespace);
+        cells.for_each(|cell| account.add(cell, now));
+        account
+    }
+
     fn of(&self, namespace: &str) -> Cost {
         self.ended.get(namespace).copied().unwrap_or_default()
     }
@@ -146,8 +154,8 @@ impl Cell {
     /// Takes the answer of its launch. An offering that was not requested is taken to cost what the
     /// most expensive requested one does. `types` are those that the pod names or accepts.
     pub(super) fn launched(&mut self, offering: &Offering, types: Option<&TypeChoice>) {
-        let Some(launch) = &self.launch.call else { return };
-        let requested = &launch.spec.candidates;
+        let Some(request) = &self.launch.request else { return };
+        let requested = &request.spec.candidates;
         let selection = Selection { candidates: requested, offering, types };
         let found = requested.iter().find(|candidate| candidate.offering == *offering);
         let candidate = found.cloned().unwrap_or_else(|| {
@@ -176,17 +184,8 @@ impl Engine {
             created_unix_nanos: cell.created_unix_nanos,
             timeline: cell.timeline,
             cost: cell.cost(now),
-            namespace: self.namespace_account(cell.namespace(), now),
+            namespace: self.costs.account(&self.cells, cell.namespace(), now),
             starts: (cell.kind(), self.starts_of(&cell.kind())),
-        })
-    }
-
-    pub(super) fn namespace_account(&self, namespace: &str, now: Now) -> NamespaceAccount {
-        let cells = self.cells.values().filter(|cell| cell.namespace() == namespace);
-        let ended = NamespaceAccount { cost: self.costs.of(namespace), ..Default::default() };
-        cells.fold(ended, |mut sum, cell| {
-            sum.add(cell, now);
-            sum
         })
     }
 

@@ -358,7 +358,7 @@ impl Engine {
 /// Returns true if an instance was made by the launch of a cell: with its token where instances
 /// have one.
 fn is_of_launch(instance: &Instance, cell: &Cell) -> bool {
-    let token = cell.launch.call.as_ref().map(|launch| launch.token.as_str());
+    let token = cell.launch.request.as_ref().map(|request| request.token.as_str());
     instance.cell == cell.id
         && instance.state != InstanceState::Terminated
         && (instance.token.is_empty() || token.is_none_or(|token| token == instance.token))

@@ -11,7 +11,7 @@ use kiyot_proto::text::counted;
 use kiyot_values::price::Price;
 
 use crate::{
-    engine::{CellError, Engine, Now, State, cell::Cell, order::OrderState},
+    engine::{CellError, Cells, Engine, Now, State, cell::Cell, order::OrderState},
     id::{CellId, SandboxId},
     placement::Candidate,
 };
@@ -147,57 +147,55 @@ fn limited_price<'a>(cells: impl Iterator<Item = &'a Cell>) -> Price {
     cells.fold(Price::FREE, |sum, cell| sum + cell.limited_price())
 }
 
-impl Engine {
-    /// Sets the limits for further launches.
-    pub fn set_limits(&mut self, limits: Limits, now: Now) -> super::Effects {
-        self.config.limits = limits;
-        self.wake_waiting_orders(now);
-        self.handle(super::Event::Tick, now)
-    }
+fn booting(cells: &Cells) -> impl Iterator<Item = &Cell> {
+    cells.values().filter(|cell| cell.boots())
+}
 
+impl Limits {
     /// Returns true if a further cell may boot.
-    pub(super) fn may_boot(&self) -> bool {
-        self.config.limits.boots.is_none_or(|most| self.boots() < most)
-    }
-
-    fn boots(&self) -> usize {
-        self.cells.values().filter(|cell| cell.boots()).count()
+    pub(super) fn may_boot(&self, cells: &Cells) -> bool {
+        self.boots.is_none_or(|most| booting(cells).count() < most)
     }
 
     /// Returns the candidates whose price the limits allow, for a pod of a namespace or for a pool.
     pub(super) fn affordable(
         &self,
+        cells: &Cells,
         namespace: Option<&str>,
         candidates: &[Candidate],
     ) -> Result<Vec<Candidate>, OverBudget> {
-        self.affordable_among(namespace, candidates, |_| true)
+        self.affordable_among(cells.values(), namespace, candidates)
     }
 
     /// Returns true if the limits allow a pod to have a candidate once no cell is of a pool.
-    pub(super) fn affords_without_pools(&self, namespace: &str, candidates: &[Candidate]) -> bool {
-        let is_of_pod = |cell: &Cell| cell.pool.is_none() || cell.pod.is_some();
-        self.affordable_among(Some(namespace), candidates, is_of_pod).is_ok()
+    pub(super) fn affords_without_pools(
+        &self,
+        cells: &Cells,
+        namespace: &str,
+        candidates: &[Candidate],
+    ) -> bool {
+        let of_pods = cells.values().filter(|cell| cell.pool.is_none() || cell.pod.is_some());
+        self.affordable_among(of_pods, Some(namespace), candidates).is_ok()
     }
 
-    fn affordable_among(
+    fn affordable_among<'a>(
         &self,
+        held: impl Iterator<Item = &'a Cell> + Clone,
         namespace: Option<&str>,
         candidates: &[Candidate],
-        is_held: impl Fn(&Cell) -> bool,
     ) -> Result<Vec<Candidate>, OverBudget> {
-        let limits = &self.config.limits;
         let of_namespace =
-            namespace.map(|name| (Budget::Namespace(name.to_owned()), limits.namespace_price));
-        let budgets = [(Budget::Node, limits.price)].into_iter().chain(of_namespace);
+            namespace.map(|name| (Budget::Namespace(name.to_owned()), self.namespace_price));
+        let budgets = [(Budget::Node, self.price)].into_iter().chain(of_namespace);
         let mut affordable = candidates.to_vec();
         for (budget, limit) in budgets {
             let Some(limit) = limit else { continue };
             let cells = || {
                 let is_counted = |cell: &&Cell| match &budget {
-                    Budget::Node => is_held(cell),
+                    Budget::Node => true,
                     Budget::Namespace(namespace) => cell.namespace() == *namespace,
                 };
-                self.cells.values().filter(is_counted)
+                held.clone().filter(is_counted)
             };
             let held = limited_price(cells());
             let cheapest = affordable.iter().map(|candidate| candidate.price).min();
@@ -218,34 +216,49 @@ impl Engine {
 
     /// Returns true if the limits allow a pod of a namespace to take a warm cell at this price,
     /// which is more than the cell's own if the pod uses its processors all the time.
-    pub(super) fn affords_warm(&self, namespace: &str, cell: &Cell, price: Price) -> bool {
-        let Limits { price: of_node, namespace_price, .. } = self.config.limits;
-        let others = || self.cells.values().filter(|other| other.id != cell.id);
+    pub(super) fn affords_warm(
+        &self,
+        cells: &Cells,
+        namespace: &str,
+        cell: &Cell,
+        price: Price,
+    ) -> bool {
+        let others = || cells.values().filter(|other| other.id != cell.id);
         let of_namespace = others().filter(|other| other.namespace() == namespace);
         let fits = |held, limit: Option<Price>| limit.is_none_or(|limit| held + price <= limit);
         price == Price::FREE
-            || fits(limited_price(of_namespace), namespace_price)
-                && (price <= cell.limited_price() || fits(limited_price(others()), of_node))
+            || fits(limited_price(of_namespace), self.namespace_price)
+                && (price <= cell.limited_price() || fits(limited_price(others()), self.price))
     }
 
     /// Returns the error of an order over the limit of cells.
-    pub(super) fn full(&self) -> CellError {
+    pub(super) fn full(&self, cells: &Cells) -> CellError {
         let mut by_namespace: BTreeMap<&str, usize> = BTreeMap::new();
-        for cell in self.cells.values() {
+        for cell in cells.values() {
             *by_namespace.entry(cell.namespace()).or_default() += 1;
         }
         let mut holders: Vec<(String, usize)> =
             by_namespace.into_iter().map(|(name, cells)| (name.to_owned(), cells)).collect();
         holders.sort_by_key(|(_, cells)| std::cmp::Reverse(*cells));
         holders.truncate(MAX_NAMED_HOLDERS);
-        CellError::Full { limit: self.config.limits.max_cells, cells: self.cells.len(), holders }
+        CellError::Full { limit: self.max_cells, cells: cells.len(), holders }
+    }
+}
+
+impl Engine {
+    /// Sets the limits for further launches.
+    pub fn set_limits(&mut self, limits: Limits, now: Now) -> super::Effects {
+        self.config.limits = limits;
+        self.wake_waiting_orders(now);
+        self.handle(super::Event::Tick, now)
     }
 
     /// Returns the error of an order that waits for a boot, and keeps the place of its pod.
     pub(super) fn queue_timeout(&mut self, sandbox: &SandboxId, now: Now) -> Option<CellError> {
         let order = self.orders.get(sandbox)?;
         let boots = self.config.limits.boots?;
-        let is_queued = order.state == OrderState::Waiting && self.boots() >= boots;
+        let is_queued =
+            order.state == OrderState::Waiting && !self.config.limits.may_boot(&self.cells);
         if !is_queued || self.blocking_cell(&order.wanted.key.pod_uid).is_some() {
             return None;
         }
@@ -254,8 +267,8 @@ impl Engine {
         let orders = waiting.count();
         self.places.keep(&pod, since, now.boot);
         let seconds = now.boot.saturating_sub(since).as_secs();
-        let booting = self.cells.values().filter(|cell| cell.boots());
-        let holders = booting.take(MAX_NAMED_HOLDERS).map(|cell| cell.id.clone()).collect();
+        let booting = booting(&self.cells).take(MAX_NAMED_HOLDERS);
+        let holders = booting.map(|cell| cell.id.clone()).collect();
         Some(CellError::Queued { boots, seconds, orders, holders })
     }
 
@@ -267,9 +280,9 @@ impl Engine {
             waiting.iter().for_each(|sandbox| self.place(sandbox, now));
             return;
         }
-        while self.may_boot() && !waiting.is_empty() {
+        while self.config.limits.may_boot(&self.cells) && !waiting.is_empty() {
             let mut boots: BTreeMap<&str, usize> = BTreeMap::new();
-            for cell in self.cells.values().filter(|cell| cell.boots()) {
+            for cell in booting(&self.cells) {
                 *boots.entry(cell.namespace()).or_default() += 1;
             }
             let turn = |sandbox: &SandboxId| {

@@ -25,7 +25,7 @@ use crate::{
     },
     id::{CellId, SandboxId},
     placement::{Candidate, Choice, LaunchRefusal},
-    provider::{Attached, ErrorClass, LaunchSpec, ProviderError},
+    provider::{Attached, ErrorClass, LaunchSpec, PodNetwork, ProviderError},
     wanted::{OrderKey, Wanted},
 };
 
@@ -339,19 +339,21 @@ impl Engine {
             if self.give_way(now) {
                 return;
             }
-            return self.answer_order(None, sandbox, Err(self.full()));
+            let full = self.config.limits.full(&self.cells);
+            return self.answer_order(None, sandbox, Err(full));
         }
         if let Some(error) = self.denials.of_all(now).map(|denial| denial.error(now)) {
             return self.answer_order(None, sandbox, Err(error));
         }
-        if !self.may_boot() {
+        if !self.config.limits.may_boot(&self.cells) {
             return;
         }
         let candidates = self.of_market(&candidates, order.spot_since, now);
         let namespace = order.wanted.key.namespace.as_str();
-        let affordable = self.affordable(Some(namespace), &candidates);
+        let (limits, cells) = (self.config.limits, &self.cells);
+        let affordable = limits.affordable(cells, Some(namespace), &candidates);
         if affordable.is_err()
-            && self.affords_without_pools(namespace, &candidates)
+            && limits.affords_without_pools(cells, namespace, &candidates)
             && self.give_way(now)
         {
             return;
@@ -376,7 +378,7 @@ impl Engine {
             return Err(denial.error(now));
         }
         let (wanted, parameters) = (Arc::clone(&order.wanted), order.parameters.clone());
-        let cell = self.new_cell(candidates, parameters, kind, &wanted, now)?;
+        let (cell, request) = self.new_cell(candidates, parameters, kind, &wanted, now)?;
         self.count_miss(sandbox);
         let Some(order) = self.orders.get_mut(sandbox) else { return Ok(()) };
         order.launches += 1;
@@ -387,11 +389,11 @@ impl Engine {
             earlier: EarlierLaunches::new(&order.causes, order.spot_failed),
             ..cell
         };
-        self.begin(cell, now);
+        self.begin(cell, request, now);
         Ok(())
     }
 
-    /// Returns a cell that is not launched yet.
+    /// Returns a cell that is not launched yet, and the request of its launch.
     pub(super) fn new_cell(
         &mut self,
         candidates: Vec<Candidate>,
@@ -399,20 +401,21 @@ impl Engine {
         kind: BootKind,
         wanted: &Wanted,
         now: Now,
-    ) -> Result<Cell, CellError> {
+    ) -> Result<(Cell, Arc<Launch>), CellError> {
         let id = self.cell_id()?;
         let (token, enrolment) = (self.token()?, self.token()?);
         let bootstrap = self.seams.bootstrap(&id, &enrolment).ok_or(CellError::Starting)?;
         let tags = self.tags_for(&id, wanted);
         let parameters_sha256 = parameters_digest(&parameters);
         let spec = LaunchSpec { cell: id.clone(), candidates, tags, bootstrap, parameters };
+        let request = Arc::new(Launch { token, spec });
         let launch = CellLaunch {
-            call: Some(Arc::new(Launch { token, spec })),
+            request: Some(Arc::clone(&request)),
             parameters_sha256,
             boot: Some(Boot::new(kind, now)),
             ..CellLaunch::default()
         };
-        Ok(Cell {
+        let cell = Cell {
             launch,
             place: self.config.place.clone(),
             boot_id: self.config.boot_id.clone(),
@@ -420,14 +423,15 @@ impl Engine {
             requested: Some(now.boot),
             token: Some(Token::new(sha256(enrolment.as_bytes()), self.config.token_ttl, now)),
             ..Cell::new(id, State::Requested)
-        })
+        };
+        Ok((cell, request))
     }
 
     /// Launches a new cell.
-    pub(super) fn begin(&mut self, cell: Cell, now: Now) {
+    pub(super) fn begin(&mut self, cell: Cell, request: Arc<Launch>, now: Now) {
         let id = cell.id.clone();
         self.cells.insert(id.clone(), cell);
-        self.apply(&id, CellEvent::Created, now);
+        self.apply(&id, CellEvent::Created(request), now);
     }
 
     /// Returns a cell in which containers of a pod may run, or that holds parts of the node for it.
@@ -463,13 +467,12 @@ impl Engine {
         }
     }
 
-    pub(super) fn on_bound(&mut self, id: &CellId, now: Now) {
+    pub(super) fn on_bound(&mut self, id: &CellId, network: Option<PodNetwork>, now: Now) {
         let Some(cell) = self.cells.get_mut(id) else { return };
         let State::Bound { addresses, .. } = &cell.state else { return };
-        let network = cell.pod.as_mut().and_then(|pod| pod.network.take());
         let attached = Attached { addresses: addresses.clone(), network };
         let order = cell.order.part();
-        cell.launch.call = None;
+        cell.launch.request = None;
         if let Some(order) = order {
             self.answer_order(Some(id), &order, Ok(attached));
         }
@@ -555,12 +558,15 @@ impl Engine {
             }
             let Some(order) = self.orders.get(sandbox) else { return };
             let error = match self.blocking_cell(&order.wanted.key.pod_uid).cloned() {
-                None if self.cells.len() >= self.config.limits.max_cells => self.full(),
+                None if self.cells.len() >= self.config.limits.max_cells => {
+                    self.config.limits.full(&self.cells)
+                }
                 blocking => {
                     // It waits for the end of a warm cell.
                     let candidates = self.of_market(&order.candidates, order.spot_since, now);
-                    let over =
-                        self.affordable(Some(&order.wanted.key.namespace), &candidates).err();
+                    let namespace = Some(&*order.wanted.key.namespace);
+                    let limits = &self.config.limits;
+                    let over = limits.affordable(&self.cells, namespace, &candidates).err();
                     match over.filter(|_| blocking.is_none()) {
                         Some(over) => CellError::OverBudget(over),
                         None => CellError::Blocked { cell: blocking, seconds: waited },
@@ -574,15 +580,14 @@ impl Engine {
         }
         let seconds = order.deadline.saturating_sub(order.began).as_secs();
         let cell = self.cells.get(&id);
-        let launch_error = cell.and_then(|cell| cell.launch.error.clone());
-        let (error, reason) = match (cell.map(|cell| &cell.state), launch_error) {
-            (Some(State::Launching { .. }), source) => {
-                let source = Box::new(source.unwrap_or_else(|| {
+        let (error, reason) = match cell.map(|cell| &cell.state) {
+            Some(State::Launching { launch, .. }) => {
+                let source = Box::new(launch.error.clone().unwrap_or_else(|| {
                     ProviderError::without_cause(ErrorClass::Unanswered, "launch: no answer yet")
                 }));
                 (CellError::NotLaunched { cell: id.clone(), seconds, source }, NOT_LAUNCHED)
             }
-            (Some(State::Binding { .. }), _) => {
+            Some(State::Binding { .. }) => {
                 let reason = "its network was not made in time";
                 (CellError::Ended(id.clone(), reason.to_owned()), reason)
             }
@@ -676,7 +681,7 @@ fn is_of_pod(cell: &Cell, pod_uid: &str) -> bool {
 
 /// Returns the error of a failed launch.
 fn failure_of(cell: &mut Cell, order: Option<&Order>) -> CellError {
-    let console = cell.end.console.take().unwrap_or_default();
+    let console = cell.state.end_mut().and_then(|end| end.console.take()).unwrap_or_default();
     match cell.end.failure.take() {
         Some(CellError::Ended(id, reason)) if !console.is_empty() => {
             CellError::Ended(id, format!("{reason}; its console ends: {console}"))

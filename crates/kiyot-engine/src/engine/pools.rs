@@ -218,12 +218,13 @@ impl Engine {
         }
         let booting = self.cells.values().filter(|cell| cell.is_warm() && !is_idle(cell)).count();
         let most = if self.orders.is_empty() { MAX_BOOTS } else { MAX_BOOTS_BESIDE_PODS };
-        let is_full = self.cells.len() >= self.config.limits.max_cells;
+        let limits = self.config.limits;
+        let is_full = self.cells.len() >= limits.max_cells;
         let is_behind = self.orders.values().any(|order| order.state == OrderState::Waiting);
         if booting >= most
             || is_full
             || is_behind
-            || !self.may_boot()
+            || !limits.may_boot(&self.cells)
             || self.evidence.foreign().is_some()
         {
             return Err(Missing::Room);
@@ -251,15 +252,16 @@ impl Engine {
         let mut candidates =
             self.of_market(&candidates, filling.failing_since.unwrap_or(now.boot), now);
         candidates.truncate(MAX_CANDIDATES);
-        let candidates = self.affordable(None, &candidates).map_err(|_| Missing::Room)?;
+        let affordable = limits.affordable(&self.cells, None, &candidates);
+        let candidates = affordable.map_err(|_| Missing::Room)?;
         if let Some(denial) = self.denials.of_kind(&parameters, &candidates, now) {
             return Err(Missing::Until(denial.until));
         }
         match self.new_cell(candidates, parameters, kind, &Wanted::default(), now) {
-            Ok(cell) => {
+            Ok((cell, request)) => {
                 let at = now.boot + self.config.launch_timeout;
                 self.timers.set(Timer::Warm(cell.id.clone()), at);
-                self.begin(Cell { pool: Some(Arc::clone(name)), ..cell }, now);
+                self.begin(Cell { pool: Some(Arc::clone(name)), ..cell }, request, now);
                 Ok(())
             }
             // The daemon starts or stops.
@@ -371,7 +373,9 @@ impl Engine {
             .filter(idle)
             .filter(|cell| cell.launch.parameters_sha256 == parameters_sha256)
             .filter_map(|cell| Some((choice.suited(cell.offering()?)?, cell)))
-            .filter(|(suited, cell)| self.affords_warm(namespace, cell, suited.price));
+            .filter(|(suited, cell)| {
+                self.config.limits.affords_warm(&self.cells, namespace, cell, suited.price)
+            });
         let cheapest = suited.min_by_key(|(suited, cell)| (suited.price, cell.created_unix_nanos));
         cheapest.map(|(suited, cell)| (cell.id.clone(), suited))
     }

@@ -7,8 +7,8 @@ use kiyot_proto::store::CellPhase;
 use crate::{
     StoreError,
     engine::{
-        CellError, CellEvent, Change, CommitOf, Effect, Engine, MAX_RETRY_PAUSE, Now,
-        cell::state::NOT_RECORDED, timers::Timer,
+        CellError, CellEvent, Change, CommitOf, Effect, Engine, Now, cell::state::NOT_RECORDED,
+        config::MAX_RETRY_PAUSE, timers::Timer,
     },
     id::CellId,
 };
@@ -40,7 +40,8 @@ impl Engine {
     ) {
         let failure = CellError::Store(id.clone(), error);
         self.fail(id, failure.clone());
-        let may_be_launched = self.cells.get(id).is_some_and(|cell| cell.launch.may_have_effect);
+        let launch = self.cells.get(id).and_then(|cell| cell.state.open_launch());
+        let may_be_launched = launch.is_some_and(|launch| launch.may_have_effect);
         let mut event = CellEvent::RecordFailed;
         for effect in skipped {
             match effect {

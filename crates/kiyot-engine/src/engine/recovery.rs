@@ -13,8 +13,8 @@ use crate::{
         Capabilities, Change, EndStep, Engine, EngineConfig, LaunchCall, Now, Seams, State,
         Timeline,
         cell::{
-            Cell, CellEnd, CellLaunch, CellOrder, Offered, Pod, Token, earlier::EarlierLaunches,
-            place::ELSEWHERE, ports::PodPorts, state::StopStep,
+            Cell, CellEnd, CellLaunch, CellOrder, End, Offered, OpenLaunch, Pod, Token,
+            earlier::EarlierLaunches, place::ELSEWHERE, ports::PodPorts, state::StopStep,
         },
         costs::{Bill, Costs},
         launch::Launch,
@@ -115,10 +115,10 @@ impl Engine {
             let sandbox = with_sandbox.get(key.as_str()).copied();
             let cell = engine.resumed(id.clone(), record, order, sandbox, now);
             match &cell.state {
-                State::Ended { reason } if cell.was_bound => {
-                    gone.push((cell.created_unix_nanos, id, reason.to_string()));
+                State::Ended(end) if cell.was_bound => {
+                    gone.push((cell.created_unix_nanos, id, end.reason.to_string()));
                 }
-                State::Ended { .. } => changes.push(Change::Cell(id, None)),
+                State::Ended(_) => changes.push(Change::Cell(id, None)),
                 _ => {
                     engine.cells.insert(id, cell);
                 }
@@ -150,6 +150,8 @@ impl Engine {
     ) -> Cell {
         let instance = known(&record.instance).map(InstanceId);
         let launch = record.launch.as_ref().and_then(|launch| Launch::from_stored(&id, launch));
+        let request = launch.map(Arc::new);
+        let open = request.clone().filter(|_| instance.is_none()).map(OpenLaunch::resumed);
         // The clock may have been set: it can only shorten a token.
         let left = u64::try_from(record.token_expires_unix).unwrap_or_default();
         let left = Duration::from_secs(left).saturating_sub(now.unix).min(self.config.token_ttl);
@@ -165,52 +167,57 @@ impl Engine {
         // No container runs in a cell before it is bound.
         let is_fresh =
             matches!(record.phase(), CellPhase::Launching | CellPhase::Booting | CellPhase::Idle);
-        let to_end = |reason: &str| State::Terminating {
-            instance: instance.clone(),
-            reason: reason.into(),
+        let to_end = |reason: &str| {
+            let stopped = record.containers_ended || is_fresh && is_elsewhere;
             // An instance of a launch without an answer is known by the answer alone. Elsewhere,
             // a replay would make another.
-            step: match launch {
-                Some(_) if instance.is_none() && (is_expired || is_elsewhere) => EndStep::Searching,
-                Some(_) if instance.is_none() => EndStep::AwaitReplay,
-                _ => EndStep::Backoff,
-            },
-            stopped: record.containers_ended || is_fresh && is_elsewhere,
+            let step = match open.clone() {
+                Some(launch) if is_expired || is_elsewhere => {
+                    EndStep::Launching(LaunchCall::Searching, launch)
+                }
+                Some(launch) => EndStep::Launching(LaunchCall::Backoff, launch),
+                None => EndStep::Backoff(instance.clone()),
+            };
+            State::Terminating(End::new(reason.into(), stopped), step)
         };
-        let state = match (record.phase(), &instance) {
-            (CellPhase::Gone, _) => State::Ended { reason: record.reason.as_str().into() },
-            (CellPhase::Terminating, _) => to_end(&record.reason),
-            (_, _) if rebooted => to_end(REBOOTED),
-            (_, _) if is_fresh && is_elsewhere => to_end(ELSEWHERE),
-            (CellPhase::Bound, Some(instance)) if sandbox.is_some() => {
+        let state = match (record.phase(), &instance, &open) {
+            (CellPhase::Gone, ..) => State::Ended(End::new(record.reason.as_str().into(), true)),
+            (CellPhase::Terminating, ..) => to_end(&record.reason),
+            _ if rebooted => to_end(REBOOTED),
+            _ if is_fresh && is_elsewhere => to_end(ELSEWHERE),
+            (CellPhase::Bound, Some(instance), _) if sandbox.is_some() => {
                 let addresses =
                     record.addresses.iter().filter_map(|address| address.parse().ok()).collect();
                 State::Bound { instance: instance.clone(), addresses }
             }
-            (CellPhase::Bound, _) => to_end(ORPHANED),
-            (CellPhase::Stopping, Some(instance)) => State::Stopping {
-                instance: instance.clone(),
-                reason: record.reason.as_str().into(),
-                step: if record.containers_ended { StopStep::Backoff } else { StopStep::Shutdown },
-            },
-            (CellPhase::Launching, None) if launch.is_some() && is_wanted => {
+            (CellPhase::Bound, ..) => to_end(ORPHANED),
+            (CellPhase::Stopping, Some(instance), _) => State::Stopping(
+                End::new(record.reason.as_str().into(), record.containers_ended),
+                instance.clone(),
+                if record.containers_ended { StopStep::Backoff } else { StopStep::Shutdown },
+            ),
+            (CellPhase::Launching, _, Some(launch)) if is_wanted => {
                 let call = if is_expired { LaunchCall::Searching } else { LaunchCall::Pending };
-                State::Launching { connected: false, call }
+                State::Launching { connected: false, call, launch: launch.clone() }
             }
             // An idle cell's agent connects again.
-            (CellPhase::Booting | CellPhase::Idle, Some(instance)) if is_wanted => {
+            (CellPhase::Booting | CellPhase::Idle, Some(instance), _) if is_wanted => {
                 State::Booting { instance: instance.clone() }
             }
             _ => to_end(UNFINISHED),
         };
         let order = order.filter(|_| state.is_unbound()).map(|(sandbox, order)| {
-            self.resume_order(sandbox.clone(), order, (&id, record), launch.as_ref(), now);
+            self.resume_order(sandbox.clone(), order, (&id, record), request.as_deref(), now);
             sandbox
         });
         let timeline = record.timeline.as_ref().map(Timeline::from_stored).unwrap_or_default();
         let lost_unix_nanos = Some(record.lost_unix_nanos).filter(|nanos| *nanos != 0);
         Cell {
-            launch: CellLaunch::resumed(launch, known(&record.parameters_sha256)),
+            launch: CellLaunch {
+                request,
+                parameters_sha256: known(&record.parameters_sha256),
+                ..CellLaunch::default()
+            },
             place,
             order: order.map_or(CellOrder::None, CellOrder::Waiting),
             pool: known(&record.pool).map(Arc::from),
@@ -282,17 +289,11 @@ fn known(text: &str) -> Option<String> {
 
 /// Returns the cell of a sandbox that has no record of its cell, in a state that ends it.
 fn lost(id: CellId, sandbox: &JournalSandbox, now: Now) -> Cell {
-    let state = State::Terminating {
-        instance: None,
-        reason: LOST.into(),
-        step: EndStep::Backoff,
-        stopped: false,
-    };
+    let state = State::Terminating(End::new(LOST.into(), false), EndStep::Backoff(None));
     Cell {
         pod: Some(Pod::of_sandbox(sandbox)),
         created_unix_nanos: sandbox.created_unix_nanos,
         was_bound: true,
-        launch: CellLaunch::resumed(None, None),
         instance_known: Some(now.boot),
         bill: Bill::resumed(&Timeline::default(), now),
         ..Cell::new(id, state)

@@ -5,7 +5,7 @@ use kiyot_values::{error_chain::error_chain, price::Price};
 use super::*;
 use crate::{
     placement::{Accuracy, Candidate, LaunchRefusal, Market, Offering},
-    provider::{Attached, InstanceId, InstanceState},
+    provider::{Attached, InstanceId, InstanceState, Owner, TagRules, Termination},
     wanted::{OrderKey, Wanted},
 };
 
@@ -113,6 +113,12 @@ fn spec(pod: &str) -> OrderSpec {
 fn with(mut spec: OrderSpec, change: impl FnOnce(&mut Wanted)) -> OrderSpec {
     change(Arc::make_mut(&mut spec.wanted));
     spec
+}
+
+/// Returns the request of a launch.
+pub(super) fn request() -> Arc<Launch> {
+    let mut engine = engine(capabilities::LOCAL);
+    launched(&mut engine, "pod", at(1)).1
 }
 
 fn engine(capabilities: Capabilities) -> Engine {

@@ -99,9 +99,10 @@ impl Cell {
             State::Bound { addresses, .. } => addresses.clone(),
             _ => Vec::new(),
         };
-        let launch_error = self.launch.error.as_ref().filter(|_| self.state.has_open_launch());
+        let launch_error = self.state.open_launch().and_then(|launch| launch.error.as_ref());
         let failure = self.end.failure.as_ref().map(|failure| error_chain(failure));
-        let error = self.end.refusal.as_ref().or(launch_error);
+        let end = self.state.end();
+        let error = end.and_then(|end| end.refusal.as_ref()).or(launch_error);
         let pod = self.pod.as_ref();
         CellView {
             id: self.id.clone(),
@@ -118,7 +119,7 @@ impl Cell {
             replays: self.launch.replays,
             offering_reason: self.offered.as_ref().map(|offered| offered.reason.clone()),
             earlier: self.earlier.clone(),
-            console: self.end.console.clone(),
+            console: end.and_then(|end| end.console.clone()),
             lost_unix_nanos: self.end.lost_unix_nanos,
             cost: self.cost(now),
         }

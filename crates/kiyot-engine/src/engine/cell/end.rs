@@ -1,18 +1,28 @@
 //! The end of a cell, and the failure that led to it.
 
+use std::sync::Arc;
+
 use crate::{engine::CellError, provider::ProviderError};
 
-/// The end of a cell, as far as it goes.
+/// The end of a cell from its beginning on.
+#[derive(Debug, Clone)]
+pub struct End {
+    pub(in crate::engine) reason: Arc<str>,
+    /// True if it is proven that no container of the pod runs.
+    pub(in crate::engine) stopped: bool,
+    /// The error of the last termination, until its callers have it.
+    pub(in crate::engine) refusal: Option<ProviderError>,
+    /// The number of failed attempts to end the cell.
+    pub(in crate::engine) failed_attempts: u32,
+    /// The end of the console, if it was read.
+    pub(in crate::engine) console: Option<String>,
+}
+
+/// The causes of a cell's end, which may be known before it begins.
 #[derive(Debug, Default)]
 pub(in crate::engine) struct CellEnd {
     /// The cause of its failed launch.
     pub(in crate::engine) failure: Option<CellError>,
-    /// The error of its last termination, until its callers have it.
-    pub(in crate::engine) refusal: Option<ProviderError>,
-    /// The number of failed attempts to end it.
-    pub(in crate::engine) failed_attempts: u32,
-    /// The end of its console, if it was read.
-    pub(in crate::engine) console: Option<String>,
     /// The time at which it was given up, because its agent was silent for too long, in nanoseconds
     /// since 1970.
     pub(in crate::engine) lost_unix_nanos: Option<i64>,
@@ -29,6 +39,17 @@ pub(in crate::engine) enum EndCallers {
     Waiting,
     /// They were answered.
     Answered,
+}
+
+impl End {
+    pub(in crate::engine) fn new(reason: Arc<str>, stopped: bool) -> Self {
+        Self { reason, stopped, refusal: None, failed_attempts: 0, console: None }
+    }
+
+    /// Returns the end with the proof that no container of the pod runs.
+    pub(in crate::engine) fn stopped(self) -> Self {
+        Self { stopped: true, ..self }
+    }
 }
 
 impl CellEnd {

@@ -10,18 +10,25 @@ use crate::{
     provider::ProviderError,
 };
 
-/// The launch of a cell's instance, as far as it goes.
-#[derive(Debug, Default)]
-pub(in crate::engine) struct CellLaunch {
-    /// Its call, until the cell is bound; `None` if a previous daemon has its answer.
-    pub(in crate::engine) call: Option<Arc<Launch>>,
-    /// The digest of the provider's own parameters of the call; `None` without any.
-    pub(in crate::engine) parameters_sha256: Option<String>,
+/// A launch without an answer. The next call repeats the request.
+#[derive(Debug, Clone)]
+pub struct OpenLaunch {
+    pub(in crate::engine) request: Arc<Launch>,
     /// True if a call has no answer: it may have made an instance.
     pub(in crate::engine) may_have_effect: bool,
-    /// The error of the last call that may succeed when it is repeated.
+    /// The error of the last call.
     pub(in crate::engine) error: Option<ProviderError>,
-    /// The number of replays of the call.
+}
+
+/// The parts of a launch that are known after its answer.
+#[derive(Debug, Default)]
+pub(in crate::engine) struct CellLaunch {
+    /// The request, until the cell is bound; `None` if a previous daemon has its answer.
+    pub(in crate::engine) request: Option<Arc<Launch>>,
+    /// The digest of the provider's own parameters of the request; `None` without
+    /// any.
+    pub(in crate::engine) parameters_sha256: Option<String>,
+    /// The number of replays of the request.
     pub(in crate::engine) replays: u32,
     /// The boot of the instance, until the outcome is counted; `None` for a cell of a previous
     /// daemon.
@@ -44,18 +51,21 @@ impl Offered {
     }
 }
 
-impl CellLaunch {
-    /// Returns the launch of a previous daemon, whose call may be on its way.
-    pub(in crate::engine) fn resumed(
-        call: Option<Launch>,
-        parameters_sha256: Option<String>,
-    ) -> Self {
-        let call = call.map(Arc::new);
-        Self { call, parameters_sha256, may_have_effect: true, ..Self::default() }
+impl OpenLaunch {
+    /// Returns a launch that was not called.
+    pub(in crate::engine) fn new(request: Arc<Launch>) -> Self {
+        Self { request, may_have_effect: false, error: None }
     }
 
-    /// Returns the candidates of the call, as long as it is known.
+    /// Returns the launch of a previous daemon, whose call may be on its way.
+    pub(in crate::engine) fn resumed(request: Arc<Launch>) -> Self {
+        Self { may_have_effect: true, ..Self::new(request) }
+    }
+}
+
+impl CellLaunch {
+    /// Returns the candidates of the request, as long as it is known.
     pub(in crate::engine) fn candidates(&self) -> impl Iterator<Item = &Candidate> {
-        self.call.iter().flat_map(|call| &call.spec.candidates)
+        self.request.iter().flat_map(|request| &request.spec.candidates)
     }
 }

@@ -5,7 +5,6 @@ use kiyot_proto::store;
 use crate::{
     engine::{JournalSandbox, PodPorts, order::Order},
     id::SandboxId,
-    provider::PodNetwork,
     request::HealthyTimeout,
 };
 
@@ -20,8 +19,6 @@ pub(in crate::engine) struct Pod {
     pub(in crate::engine) healthy_timeout: Option<HealthyTimeout>,
     /// Its host ports and networks, from its attachment until its end.
     pub(in crate::engine) ports: Option<Box<PodPorts>>,
-    /// The network that the agent configures, from the attachment until the order is answered.
-    pub(in crate::engine) network: Option<PodNetwork>,
 }
 
 impl Pod {
@@ -33,7 +30,6 @@ impl Pod {
             namespace: order.wanted.key.namespace.clone(),
             healthy_timeout: order.wanted.request.healthy_timeout,
             ports: None,
-            network: None,
         }
     }
 
@@ -58,7 +54,6 @@ impl Pod {
             namespace: record.namespace.clone(),
             healthy_timeout: record.healthy_timeout_secs.map(HealthyTimeout::of_secs),
             ports: sandbox.and_then(|sandbox| sandbox.ports.clone()),
-            network: None,
         };
         (pod != Self::default()).then_some(pod)
     }

@@ -7,10 +7,16 @@ use std::{net::IpAddr, sync::Arc};
 
 use kiyot_proto::store::CellPhase;
 
-use crate::provider::InstanceId;
+use crate::{
+    engine::{
+        Launch,
+        cell::{End, OpenLaunch},
+    },
+    provider::{Attached, InstanceId, PodNetwork},
+};
 
 /// The state of a cell.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub enum State {
     /// Created, not yet recorded.
     Requested,
@@ -20,6 +26,8 @@ pub enum State {
         connected: bool,
         /// The progress of the call.
         call: LaunchCall,
+        /// The launch.
+        launch: OpenLaunch,
     },
     /// The instance is launched; its agent has not connected.
     Booting {
@@ -44,30 +52,11 @@ pub enum State {
         addresses: Vec<IpAddr>,
     },
     /// The pod ends before its instance does.
-    Stopping {
-        /// The provider's id of the instance.
-        instance: InstanceId,
-        /// The reason.
-        reason: Arc<str>,
-        /// The step of the stop.
-        step: StopStep,
-    },
+    Stopping(End, InstanceId, StopStep),
     /// The termination of the instance has begun.
-    Terminating {
-        /// The provider's id of the instance; `None` if it is unknown.
-        instance: Option<InstanceId>,
-        /// The reason.
-        reason: Arc<str>,
-        /// The step of the termination.
-        step: EndStep,
-        /// True if it is proven that no container of the pod runs.
-        stopped: bool,
-    },
+    Terminating(End, EndStep),
     /// The end is proven, and nothing of the cell is left.
-    Ended {
-        /// The reason.
-        reason: Arc<str>,
-    },
+    Ended(End),
 }
 
 /// The progress of a launch's call.
@@ -92,32 +81,31 @@ pub enum StopStep {
     Backoff,
 }
 
-/// The step of a termination.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The step of a termination, with the provider's id of the instance if it is known.
+#[derive(Debug, Clone)]
 pub enum EndStep {
-    /// A launch or an attachment is pending and must finish first, or it could recreate what is
-    /// removed.
-    AwaitCall,
-    /// A launch without an answer is replayed soon, because only its answer names the instance.
-    AwaitReplay,
-    /// The token of a launch without an answer has expired: the listing must show the instance.
-    Searching,
+    /// A launch has no answer: only its answer or the listing names the instance.
+    Launching(LaunchCall, OpenLaunch),
+    /// Launch and instance are unknown: the listing must show the instance.
+    Lost,
+    /// An attachment is pending and must finish first, or it could recreate what is removed.
+    Attaching(InstanceId),
     /// The provider's termination is pending.
-    Pending,
+    Pending(Option<InstanceId>),
     /// The termination failed; a retry follows.
-    Backoff,
+    Backoff(Option<InstanceId>),
     /// The provider has accepted the termination; the proof is pending.
-    Confirming,
+    Confirming(Option<InstanceId>),
     /// The end of the instance is proven, and the release of the shared parts of the node is
     /// pending.
-    Detach,
+    Detach(InstanceId),
 }
 
 /// An event of a cell.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CellEvent {
-    /// The cell is created for an order.
-    Created,
+    /// The cell is created, with the request of its launch.
+    Created(Arc<Launch>),
     /// The daemon started, and found the cell's launch in the journal.
     Resumed,
     /// A record could not be written. No call was skipped after it that has an event of its own.
@@ -137,7 +125,7 @@ pub enum CellEvent {
     /// An order wants the cell.
     Bind,
     /// The provider attached the pod's network.
-    Attached(Vec<IpAddr>),
+    Attached(Attached),
     /// The provider did not attach the network.
     AttachFailed(Arc<str>),
     /// The pod must end, and its instance after it.
@@ -167,7 +155,7 @@ pub enum CellEvent {
 }
 
 /// An effect on a cell, carried out in order.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CellEffect {
     /// Records the state. On failure the effects after it are skipped. The event of a skipped
     /// launch or attachment follows, otherwise [`CellEvent::RecordFailed`].
@@ -190,8 +178,8 @@ pub enum CellEffect {
     PublishConnected,
     /// Reports to the order that the cell waits for it.
     ReportIdle,
-    /// Answers the order: the cell is bound.
-    AnswerBound,
+    /// Answers the order: the cell is bound, and its agent configures this network.
+    AnswerBound(Option<PodNetwork>),
     /// Answers pending callers: the cell could not be terminated.
     AnswerNotTerminated,
     /// Answers pending callers and publishes the end.
@@ -204,39 +192,38 @@ impl State {
     pub fn on(self, event: CellEvent) -> (Self, Vec<CellEffect>) {
         use CellEffect as F;
         use CellEvent as E;
+        use EndStep as S;
         use LaunchCall as L;
         match (self, event) {
-            (Self::Requested, E::Created) => {
-                (Self::Launching { connected: false, call: L::Pending }, vec![F::Record, F::Launch])
+            (Self::Requested, E::Created(request)) => {
+                let (call, launch) = (L::Pending, OpenLaunch::new(request));
+                (Self::Launching { connected: false, call, launch }, vec![F::Record, F::Launch])
             }
             (Self::Requested, E::End(reason) | E::Stop(reason)) => ended_unlaunched(reason),
 
-            (Self::Launching { call: L::Pending, connected }, E::Resumed)
-            | (Self::Launching { call: L::Backoff, connected }, E::RetryDue) => {
-                (Self::Launching { connected, call: L::Pending }, vec![F::Launch])
+            (Self::Launching { call: L::Pending, connected, launch }, E::Resumed)
+            | (Self::Launching { call: L::Backoff, connected, launch }, E::RetryDue) => {
+                (Self::Launching { connected, call: L::Pending, launch }, vec![F::Launch])
             }
-            (Self::Launching { call, .. }, E::Connected) => {
-                (Self::Launching { connected: true, call }, vec![F::PublishConnected])
+            (Self::Launching { call, launch, .. }, E::Connected) => {
+                (Self::Launching { connected: true, call, launch }, vec![F::PublishConnected])
             }
             (Self::Launching { connected: false, .. }, E::Launched(instance)) => {
                 (Self::Booting { instance }, vec![F::Record])
             }
             (Self::Launching { connected: true, .. }, E::Launched(instance)) => idle(instance),
-            (Self::Launching { call: L::Pending, connected }, E::LaunchUnanswered) => {
-                (Self::Launching { connected, call: L::Backoff }, vec![F::StartRetryTimer])
+            (Self::Launching { call: L::Pending, connected, launch }, E::LaunchUnanswered) => {
+                (Self::Launching { connected, call: L::Backoff, launch }, vec![F::StartRetryTimer])
             }
-            (Self::Launching { connected, call: L::Backoff }, E::TokenExpired) => {
-                (Self::Launching { connected, call: L::Searching }, Vec::new())
+            (Self::Launching { call: L::Backoff, connected, launch }, E::TokenExpired) => {
+                (Self::Launching { connected, call: L::Searching, launch }, Vec::new())
             }
-            (Self::Launching { .. }, E::LaunchFailed(reason)) => terminating(None, reason, true),
+            (Self::Launching { .. }, E::LaunchFailed(reason)) => {
+                terminating(End::new(reason, true), None)
+            }
             (Self::Launching { .. }, E::NothingLaunched(reason)) => ended_unlaunched(reason),
-            (Self::Launching { call, .. }, E::End(reason) | E::Stop(reason)) => {
-                let step = match call {
-                    L::Pending => EndStep::AwaitCall,
-                    L::Backoff => EndStep::AwaitReplay,
-                    L::Searching => EndStep::Searching,
-                };
-                awaiting(None, reason, step)
+            (Self::Launching { call, launch, .. }, E::End(reason) | E::Stop(reason)) => {
+                awaiting(reason, S::Launching(call, launch))
             }
 
             (Self::Booting { instance }, E::Connected) => {
@@ -247,21 +234,21 @@ impl State {
             (Self::Idle { instance }, E::Bind) => {
                 (Self::Binding { instance }, vec![F::Record, F::Attach])
             }
-            (Self::Binding { instance }, E::Attached(addresses)) => {
-                (Self::Bound { instance, addresses }, vec![F::Record, F::AnswerBound])
+            (Self::Binding { instance }, E::Attached(Attached { addresses, network })) => {
+                (Self::Bound { instance, addresses }, vec![F::Record, F::AnswerBound(network)])
             }
             (Self::Binding { instance }, E::AttachFailed(reason)) => {
-                terminating(Some(instance), reason, true)
+                terminating(End::new(reason, true), Some(instance))
             }
             (Self::Binding { instance }, E::End(reason) | E::Stop(reason)) => {
-                awaiting(Some(instance), reason, EndStep::AwaitCall)
+                awaiting(reason, S::Attaching(instance))
             }
             // An earlier record failed: the attachment follows one of its own.
             (Self::Binding { instance }, E::RecordFailed) => {
-                awaiting(Some(instance), NOT_RECORDED.into(), EndStep::AwaitCall)
+                awaiting(NOT_RECORDED.into(), S::Attaching(instance))
             }
             (Self::Bound { instance, .. }, E::Stop(reason)) => (
-                Self::Stopping { instance, reason, step: StopStep::Shutdown },
+                Self::Stopping(End::new(reason, false), instance, StopStep::Shutdown),
                 vec![F::RecordIfPossible, F::ShutDown],
             ),
             (
@@ -271,144 +258,91 @@ impl State {
             (
                 Self::Booting { instance } | Self::Idle { instance } | Self::Bound { instance, .. },
                 E::RecordFailed,
-            ) => terminating(Some(instance), NOT_RECORDED.into(), false),
+            ) => terminating(End::new(NOT_RECORDED.into(), false), Some(instance)),
             (Self::Booting { instance } | Self::Idle { instance }, E::End(r) | E::Stop(r)) => {
-                terminating(Some(instance), r, true)
+                terminating(End::new(r, true), Some(instance))
             }
             (Self::Bound { instance, .. }, E::End(reason)) => {
-                terminating(Some(instance), reason, false)
+                terminating(End::new(reason, false), Some(instance))
             }
 
-            (Self::Stopping { instance, reason, step: StopStep::Shutdown }, E::Shutdown) => (
-                Self::Stopping { instance, reason, step: StopStep::Detach },
+            (Self::Stopping(end, instance, StopStep::Shutdown), E::Shutdown) => (
+                Self::Stopping(end.stopped(), instance, StopStep::Detach),
                 vec![F::Record, F::Detach],
             ),
-            (state @ Self::Stopping { step: StopStep::Shutdown, .. }, E::Resumed) => {
+            (state @ Self::Stopping(_, _, StopStep::Shutdown), E::Resumed) => {
                 (state, vec![F::ShutDown])
             }
-            (Self::Stopping { instance, reason, step: StopStep::Detach }, E::Detached) => {
-                terminating(Some(instance), reason, true)
-            }
             (
-                Self::Stopping { instance, reason, step: StopStep::Detach },
+                Self::Stopping(end, instance, StopStep::Detach),
                 E::DetachFailed | E::RecordFailed,
             ) => (
-                Self::Stopping { instance, reason, step: StopStep::Backoff },
+                Self::Stopping(end, instance, StopStep::Backoff),
                 vec![F::AnswerNotTerminated, F::StartRetryTimer],
             ),
             (
-                Self::Stopping { instance, reason, step: StopStep::Backoff },
+                Self::Stopping(end, instance, StopStep::Backoff),
                 E::RetryDue | E::Stop(_) | E::Resumed,
-            ) => (
-                Self::Stopping { instance, reason, step: StopStep::Detach },
-                vec![F::Record, F::Detach],
-            ),
-            (Self::Stopping { instance, reason, step: StopStep::Shutdown }, E::ShutdownFailed) => {
-                terminating(Some(instance), reason, false)
-            }
-            (Self::Stopping { instance, reason, step }, E::End(_)) => {
-                terminating(Some(instance), reason, step != StopStep::Shutdown)
-            }
+            ) => (Self::Stopping(end, instance, StopStep::Detach), vec![F::Record, F::Detach]),
+            (Self::Stopping(end, instance, StopStep::Detach), E::Detached)
+            | (Self::Stopping(end, instance, StopStep::Shutdown), E::ShutdownFailed)
+            | (Self::Stopping(end, instance, _), E::End(_)) => terminating(end, Some(instance)),
 
-            (Self::Terminating { reason, step, stopped, .. }, E::Launched(instance))
-                if step.is_launching() =>
-            {
-                terminating(Some(instance), reason, stopped)
+            (Self::Terminating(end, S::Launching(..) | S::Lost), E::Launched(instance))
+            | (
+                Self::Terminating(end, S::Attaching(instance)),
+                E::Attached(_) | E::AttachFailed(_),
+            ) => terminating(end, Some(instance)),
+            (Self::Terminating(end, S::Launching(L::Pending, _)), E::LaunchFailed(_)) => {
+                terminating(end, None)
             }
-            (
-                Self::Terminating { instance, reason, step: EndStep::AwaitCall, stopped },
-                E::LaunchFailed(_) | E::Attached(_) | E::AttachFailed(_),
-            ) => terminating(instance, reason, stopped),
-            (
-                Self::Terminating { instance: None, reason, step: EndStep::AwaitCall, stopped },
-                E::LaunchUnanswered,
-            ) => (
-                Self::Terminating { instance: None, reason, step: EndStep::AwaitReplay, stopped },
+            (Self::Terminating(end, S::Launching(L::Pending, launch)), E::LaunchUnanswered) => (
+                Self::Terminating(end, S::Launching(L::Backoff, launch)),
                 vec![F::AnswerNotTerminated, F::StartRetryTimer],
             ),
             (
-                Self::Terminating { instance, reason, step: EndStep::AwaitReplay, stopped },
+                Self::Terminating(end, S::Launching(L::Backoff, launch)),
                 E::RetryDue | E::Resumed,
-            ) => (
-                Self::Terminating { instance, reason, step: EndStep::AwaitCall, stopped },
-                vec![F::Launch],
-            ),
-            (
-                Self::Terminating { instance, reason, step: EndStep::AwaitReplay, stopped },
-                E::TokenExpired,
-            ) => (
-                Self::Terminating { instance, reason, step: EndStep::Searching, stopped },
+            ) => (Self::Terminating(end, S::Launching(L::Pending, launch)), vec![F::Launch]),
+            (Self::Terminating(end, S::Launching(L::Backoff, launch)), E::TokenExpired) => (
+                Self::Terminating(end, S::Launching(L::Searching, launch)),
                 vec![F::RecordIfPossible],
             ),
-            (
-                Self::Terminating {
-                    instance: None,
-                    reason,
-                    step: EndStep::Searching | EndStep::AwaitCall | EndStep::AwaitReplay,
-                    ..
-                },
-                E::NothingLaunched(_),
-            )
+            (Self::Terminating(end, S::Launching(..) | S::Lost), E::NothingLaunched(_))
             | (
-                Self::Terminating {
-                    reason,
-                    step: EndStep::Pending | EndStep::Confirming | EndStep::Backoff,
-                    ..
-                },
+                Self::Terminating(end, S::Pending(_) | S::Confirming(_) | S::Backoff(_)),
                 E::Terminated,
-            ) => (Self::Ended { reason }, vec![F::RecordIfPossible, F::PublishEnded]),
-            (
-                Self::Terminating { instance, reason, step: EndStep::Pending, stopped },
-                E::TerminationAccepted,
-            ) => (
-                Self::Terminating { instance, reason, step: EndStep::Confirming, stopped },
-                Vec::new(),
-            ),
-            (
-                Self::Terminating { instance, reason, step: EndStep::Pending, stopped },
-                E::TerminationFailed,
-            ) => (
-                Self::Terminating { instance, reason, step: EndStep::Backoff, stopped },
+            )
+            | (Self::Terminating(end, S::Detach(_)), E::Detached) => ended(end),
+            (Self::Terminating(end, S::Pending(instance)), E::TerminationAccepted) => {
+                (Self::Terminating(end, S::Confirming(instance)), Vec::new())
+            }
+            (Self::Terminating(end, S::Pending(instance)), E::TerminationFailed) => (
+                Self::Terminating(end, S::Backoff(instance)),
                 vec![F::AnswerNotTerminated, F::StartRetryTimer],
             ),
             // The provider ends nothing now, and the shared parts may not be released yet.
-            (
-                Self::Terminating { instance, reason, step: EndStep::Backoff, stopped },
-                E::InstanceTerminated,
-            ) => (
-                Self::Terminating { instance, reason, step: EndStep::Detach, stopped },
-                vec![F::Record, F::Detach],
-            ),
-            (Self::Terminating { reason, step: EndStep::Detach, .. }, E::Detached) => {
-                (Self::Ended { reason }, vec![F::RecordIfPossible, F::PublishEnded])
+            (Self::Terminating(end, S::Backoff(Some(instance))), E::InstanceTerminated) => {
+                (Self::Terminating(end, S::Detach(instance)), vec![F::Record, F::Detach])
             }
-            (
-                Self::Terminating { instance, reason, step: EndStep::Detach, stopped },
-                E::DetachFailed | E::RecordFailed,
-            ) => (
-                Self::Terminating { instance, reason, step: EndStep::Backoff, stopped },
+            (Self::Terminating(end, S::Detach(instance)), E::DetachFailed | E::RecordFailed) => (
+                Self::Terminating(end, S::Backoff(Some(instance))),
                 vec![F::AnswerNotTerminated, F::StartRetryTimer],
             ),
             // A record failed that the end has overtaken: its termination may have been skipped.
+            (Self::Terminating(end, S::Pending(instance)), E::RecordFailed) => {
+                (Self::Terminating(end, S::Backoff(instance)), vec![F::StartRetryTimer])
+            }
             (
-                Self::Terminating { instance, reason, step: EndStep::Pending, stopped },
-                E::RecordFailed,
-            ) => (
-                Self::Terminating { instance, reason, step: EndStep::Backoff, stopped },
-                vec![F::StartRetryTimer],
-            ),
-            (
-                Self::Terminating { instance, reason, step: EndStep::Backoff, stopped },
+                Self::Terminating(end, S::Backoff(instance)),
                 E::RetryDue | E::End(_) | E::Stop(_) | E::Resumed,
             )
-            | (
-                Self::Terminating { instance, reason, step: EndStep::Confirming, stopped },
-                E::RetryDue,
-            ) => terminating(instance, reason, stopped),
-            (Self::Terminating { instance, reason, step, stopped: false }, E::OrphanTimeout) => (
-                Self::Terminating { instance, reason, step, stopped: true },
-                vec![F::RecordIfPossible],
-            ),
+            | (Self::Terminating(end, S::Confirming(instance)), E::RetryDue) => {
+                terminating(end, instance)
+            }
+            (Self::Terminating(end, step), E::OrphanTimeout) if !end.stopped => {
+                (Self::Terminating(end.stopped(), step), vec![F::RecordIfPossible])
+            }
 
             (state, _) => (state, Vec::new()),
         }
@@ -423,9 +357,9 @@ impl State {
             Self::Idle { .. } => CellPhase::Idle,
             Self::Binding { .. } => CellPhase::Enrolled,
             Self::Bound { .. } => CellPhase::Bound,
-            Self::Stopping { .. } => CellPhase::Stopping,
-            Self::Terminating { .. } => CellPhase::Terminating,
-            Self::Ended { .. } => CellPhase::Gone,
+            Self::Stopping(..) => CellPhase::Stopping,
+            Self::Terminating(..) => CellPhase::Terminating,
+            Self::Ended(_) => CellPhase::Gone,
         }
     }
 
@@ -436,18 +370,29 @@ impl State {
             | Self::Idle { instance }
             | Self::Binding { instance }
             | Self::Bound { instance, .. }
-            | Self::Stopping { instance, .. } => Some(instance),
-            Self::Terminating { instance, .. } => instance.as_ref(),
-            Self::Requested | Self::Launching { .. } | Self::Ended { .. } => None,
+            | Self::Stopping(_, instance, _) => Some(instance),
+            Self::Terminating(_, step) => step.instance(),
+            Self::Requested | Self::Launching { .. } | Self::Ended(_) => None,
         }
     }
 
     /// Returns the reason of the end.
     pub fn reason(&self) -> Option<&Arc<str>> {
+        self.end().map(|end| &end.reason)
+    }
+
+    /// Returns the end that has begun.
+    pub(in crate::engine) fn end(&self) -> Option<&End> {
         match self {
-            Self::Stopping { reason, .. }
-            | Self::Terminating { reason, .. }
-            | Self::Ended { reason } => Some(reason),
+            Self::Stopping(end, ..) | Self::Terminating(end, _) | Self::Ended(end) => Some(end),
+            _ => None,
+        }
+    }
+
+    /// Returns the end that has begun, for a change.
+    pub(in crate::engine) fn end_mut(&mut self) -> Option<&mut End> {
+        match self {
+            Self::Stopping(end, ..) | Self::Terminating(end, _) | Self::Ended(end) => Some(end),
             _ => None,
         }
     }
@@ -478,10 +423,24 @@ impl State {
 
     /// Returns true while a launch without an answer may have made an instance.
     pub fn has_open_launch(&self) -> bool {
+        self.open_launch().is_some() || matches!(self, Self::Terminating(_, EndStep::Lost))
+    }
+
+    /// Returns the launch that has no answer.
+    pub(in crate::engine) fn open_launch(&self) -> Option<&OpenLaunch> {
         match self {
-            Self::Launching { .. } => true,
-            Self::Terminating { instance: None, step, .. } => step.is_launching(),
-            _ => false,
+            Self::Launching { launch, .. }
+            | Self::Terminating(_, EndStep::Launching(_, launch)) => Some(launch),
+            _ => None,
+        }
+    }
+
+    /// Returns the launch that has no answer, for a change.
+    pub(in crate::engine) fn open_launch_mut(&mut self) -> Option<&mut OpenLaunch> {
+        match self {
+            Self::Launching { launch, .. }
+            | Self::Terminating(_, EndStep::Launching(_, launch)) => Some(launch),
+            _ => None,
         }
     }
 
@@ -490,7 +449,7 @@ impl State {
         matches!(
             self,
             Self::Launching { call: LaunchCall::Backoff, .. }
-                | Self::Terminating { step: EndStep::AwaitReplay, .. }
+                | Self::Terminating(_, EndStep::Launching(LaunchCall::Backoff, _))
         )
     }
 
@@ -499,44 +458,49 @@ impl State {
         matches!(
             self,
             Self::Launching { call: LaunchCall::Searching, .. }
-                | Self::Terminating { step: EndStep::Searching, .. }
+                | Self::Terminating(
+                    _,
+                    EndStep::Launching(LaunchCall::Searching, _) | EndStep::Lost
+                )
         )
     }
 
     /// Returns true once the end is proven.
     pub fn is_ended(&self) -> bool {
-        matches!(self, Self::Ended { .. })
+        matches!(self, Self::Ended(_))
     }
 
     /// Returns true while the proof of an accepted termination is pending.
     pub fn is_confirming(&self) -> bool {
-        matches!(self, Self::Terminating { step: EndStep::Confirming, .. })
+        matches!(self, Self::Terminating(_, EndStep::Confirming(_)))
     }
 
     /// Returns true while a failed termination waits for its retry.
     pub fn awaits_termination(&self) -> bool {
-        matches!(self, Self::Terminating { step: EndStep::Backoff, .. })
+        matches!(self, Self::Terminating(_, EndStep::Backoff(_)))
     }
 
     /// Returns true if it is proven that no container of the pod runs, for the record.
     pub fn containers_ended(&self) -> bool {
-        match self {
-            Self::Stopping { step, .. } => *step != StopStep::Shutdown,
-            _ => self.is_released(),
-        }
+        self.end().is_some_and(|end| end.stopped)
     }
 
     /// Returns true if the pod has no part in the cell any more: no container of it runs, or will
     /// run, and the node shares nothing with it.
     pub fn is_released(&self) -> bool {
-        matches!(self, Self::Ended { .. } | Self::Terminating { stopped: true, .. })
+        matches!(self, Self::Ended(_) | Self::Terminating(End { stopped: true, .. }, _))
     }
 }
 
 impl EndStep {
-    /// Returns true while the answer of a launch is missing.
-    fn is_launching(self) -> bool {
-        matches!(self, Self::AwaitCall | Self::AwaitReplay | Self::Searching)
+    fn instance(&self) -> Option<&InstanceId> {
+        match self {
+            Self::Launching(..) | Self::Lost => None,
+            Self::Attaching(instance) | Self::Detach(instance) => Some(instance),
+            Self::Pending(instance) | Self::Backoff(instance) | Self::Confirming(instance) => {
+                instance.as_ref()
+            }
+        }
     }
 }
 
@@ -548,25 +512,20 @@ fn idle(instance: InstanceId) -> (State, Vec<CellEffect>) {
 }
 
 fn ended_unlaunched(reason: Arc<str>) -> (State, Vec<CellEffect>) {
-    (State::Ended { reason }, vec![CellEffect::RecordIfPossible, CellEffect::PublishEnded])
+    ended(End::new(reason, true))
 }
 
-fn awaiting(
-    instance: Option<InstanceId>,
-    reason: Arc<str>,
-    step: EndStep,
-) -> (State, Vec<CellEffect>) {
-    let state = State::Terminating { instance, reason, step, stopped: true };
-    (state, vec![CellEffect::RecordIfPossible])
+fn ended(end: End) -> (State, Vec<CellEffect>) {
+    (State::Ended(end.stopped()), vec![CellEffect::RecordIfPossible, CellEffect::PublishEnded])
 }
 
-fn terminating(
-    instance: Option<InstanceId>,
-    reason: Arc<str>,
-    stopped: bool,
-) -> (State, Vec<CellEffect>) {
+fn awaiting(reason: Arc<str>, step: EndStep) -> (State, Vec<CellEffect>) {
+    (State::Terminating(End::new(reason, true), step), vec![CellEffect::RecordIfPossible])
+}
+
+fn terminating(end: End, instance: Option<InstanceId>) -> (State, Vec<CellEffect>) {
     (
-        State::Terminating { instance, reason, step: EndStep::Pending, stopped },
+        State::Terminating(end, EndStep::Pending(instance)),
         vec![CellEffect::RecordIfPossible, CellEffect::Terminate],
     )
 }

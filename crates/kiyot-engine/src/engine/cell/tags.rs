@@ -65,10 +65,10 @@ impl Engine {
             return BTreeMap::new();
         }
         // Not known for a cell of a previous daemon: then all tags are set.
-        let launch = cell.launch.call.clone();
+        let request = cell.launch.request.clone();
         let wanted = Arc::clone(&order.wanted);
         let mut tags = self.tags_for(id, &wanted);
-        for (key, value) in launch.iter().flat_map(|launch| &launch.spec.tags) {
+        for (key, value) in request.iter().flat_map(|request| &request.spec.tags) {
             if tags.get(key) == Some(value) {
                 tags.remove(key);
             } else {

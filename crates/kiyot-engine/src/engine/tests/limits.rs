@@ -285,9 +285,9 @@ proptest! {
                     engine.order(priced(namespace, &pod, &[price]), at(seconds));
                 }
                 (1, Some(cell)) => {
-                    let launch = engine.cells[&cell].launch.call.clone();
-                    if let Some(launch) = launch {
-                        let price = launch.spec.candidates[0].price.micros() / 1_000_000;
+                    let request = engine.cells[&cell].launch.request.clone();
+                    if let Some(request) = request {
+                        let price = request.spec.candidates[0].price.micros() / 1_000_000;
                         answer(&mut engine, &cell, price, seconds);
                     }
                 }
@@ -314,7 +314,7 @@ proptest! {
             }
             // No order waits while a cell may boot.
             let waiting = engine.orders.values().any(|order| order.state.cell().is_none());
-            prop_assert!(!waiting || !engine.may_boot());
+            prop_assert!(!waiting || !engine.config.limits.may_boot(&engine.cells));
         }
     }
 }

@@ -400,8 +400,10 @@ fn warm_cell_that_costs_a_pod_more_is_taken_within_the_limits_alone() {
         }
         engine.set_limits(Limits { price: Some(limit), ..Limits::default() }, at(3));
         let (_, cell) = engine.cells.first_key_value().unwrap();
-        assert_eq!(engine.affords_warm("default", cell, PRICE + PRICE), is_taken);
-        assert!(engine.affords_warm("default", cell, PRICE));
+        let affords =
+            |price| engine.config.limits.affords_warm(&engine.cells, "default", cell, price);
+        assert_eq!(affords(PRICE + PRICE), is_taken);
+        assert!(affords(PRICE));
     }
 }
 

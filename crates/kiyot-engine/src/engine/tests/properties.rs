@@ -472,7 +472,11 @@ impl Harness {
             assert!(self.engine.orders.contains_key(sandbox), "{sandbox} has no answer");
         }
         for cell in self.engine.cells.values() {
-            let State::Terminating { step: EndStep::AwaitCall, .. } = cell.state else { continue };
+            let State::Terminating(_, step) = &cell.state else { continue };
+            use EndStep::{Attaching, Launching};
+            if !matches!(step, Launching(LaunchCall::Pending, _) | Attaching(_)) {
+                continue;
+            }
             let pending = self.models.get(&cell.id).map(|model| &model.pending);
             let is_awaited = |call: &Call| matches!(call, Call::Launch | Call::Attach);
             let has_call = pending.is_some_and(|pending| pending.iter().any(is_awaited));

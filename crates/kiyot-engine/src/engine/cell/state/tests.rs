@@ -1,11 +1,16 @@
 use proptest::prelude::*;
 
-use crate::engine::cell::state::*;
+use crate::engine::{self, cell::state::*};
+
+/// Returns the event of a new cell.
+fn created() -> CellEvent {
+    CellEvent::Created(engine::tests::request())
+}
 
 fn events() -> impl Strategy<Value = CellEvent> {
     use CellEvent as E;
     prop_oneof![
-        Just(E::Created),
+        Just(created()),
         Just(E::Resumed),
         Just(E::RecordFailed),
         Just(E::Launched(InstanceId("i".into()))),
@@ -15,7 +20,7 @@ fn events() -> impl Strategy<Value = CellEvent> {
         Just(E::NothingLaunched("nothing launched".into())),
         Just(E::Connected),
         Just(E::Bind),
-        Just(E::Attached(vec![IpAddr::from([10, 0, 0, 1])])),
+        Just(E::Attached(Attached::already_made(vec![IpAddr::from([10, 0, 0, 1])]))),
         Just(E::AttachFailed("attach failed".into())),
         Just(E::Stop("stopped".into())),
         Just(E::Shutdown),
@@ -41,8 +46,8 @@ fn rank(state: &State) -> u8 {
         State::Idle { .. } => 3,
         State::Binding { .. } => 4,
         State::Bound { .. } => 5,
-        State::Stopping { step: StopStep::Shutdown, .. } => 6,
-        State::Stopping { step: StopStep::Detach | StopStep::Backoff, .. } => 7,
+        State::Stopping(_, _, StopStep::Shutdown) => 6,
+        State::Stopping(_, _, StopStep::Detach | StopStep::Backoff) => 7,
         State::Terminating { .. } => 8,
         State::Ended { .. } => 9,
     }
@@ -61,13 +66,15 @@ proptest! {
             let before = state.clone();
             let (after, effects) = before.clone().on(event.clone());
             prop_assert!(rank(&after) >= rank(&before), "{before:?} -{event:?}-> {after:?}");
-            if matches!(after, State::Ended { .. }) && before != after {
+            if after.is_ended() && !before.is_ended() {
                 let is_proof = match event {
                     CellEvent::Terminated => matches!(before, State::Terminating { .. }),
                     CellEvent::NothingLaunched(_) => before.has_open_launch(),
                     // The end of its instance is proven.
                     CellEvent::Detached => matches!(before, State::Terminating { .. }),
-                    CellEvent::End(_) | CellEvent::Stop(_) => before == State::Requested,
+                    CellEvent::End(_) | CellEvent::Stop(_) => {
+                        matches!(before, State::Requested)
+                    }
                     _ => false,
                 };
                 prop_assert!(is_proof, "{before:?} -{event:?}-> {after:?}");
@@ -144,7 +151,7 @@ proptest! {
 #[test]
 fn cell_without_failures_goes_from_created_to_ended() {
     use CellEffect as F;
-    let (state, effects) = State::Requested.on(CellEvent::Created);
+    let (state, effects) = State::Requested.on(created());
     assert_eq!(effects, [F::Record, F::Launch]);
     let (state, effects) = state.on(CellEvent::Launched(InstanceId("i".into())));
     assert_eq!(effects, [F::Record]);
@@ -152,18 +159,18 @@ fn cell_without_failures_goes_from_created_to_ended() {
     assert_eq!(effects, [F::PublishConnected, F::ReportIdle]);
     let (state, effects) = state.on(CellEvent::Bind);
     assert_eq!(effects, [F::Record, F::Attach]);
-    let (state, effects) = state.on(CellEvent::Attached(Vec::new()));
-    assert_eq!(effects, [F::Record, F::AnswerBound]);
+    let (state, effects) = state.on(CellEvent::Attached(Attached::default()));
+    assert_eq!(effects, [F::Record, F::AnswerBound(None)]);
     let (state, effects) = state.on(CellEvent::End("stopped".into()));
     assert_eq!(effects, [F::RecordIfPossible, F::Terminate]);
     let (state, effects) = state.on(CellEvent::Terminated);
     assert_eq!(effects, [F::RecordIfPossible, F::PublishEnded]);
-    assert_eq!(state, State::Ended { reason: "stopped".into() });
+    assert!(state.is_ended() && state.reason().is_some_and(|reason| &**reason == "stopped"));
 }
 
 #[test]
 fn agent_connected_before_the_launch_returns_makes_the_cell_idle() {
-    let (state, _) = State::Requested.on(CellEvent::Created);
+    let (state, _) = State::Requested.on(created());
     let (state, effects) = state.on(CellEvent::Connected);
     assert_eq!(effects, [CellEffect::PublishConnected]);
     let (state, effects) = state.on(CellEvent::Launched(InstanceId("i".into())));
@@ -173,7 +180,7 @@ fn agent_connected_before_the_launch_returns_makes_the_cell_idle() {
 
 #[test]
 fn end_waits_for_the_answer_of_the_launch() {
-    let (state, _) = State::Requested.on(CellEvent::Created);
+    let (state, _) = State::Requested.on(created());
     let (state, effects) = state.on(CellEvent::End("stopped".into()));
     assert_eq!(effects, [CellEffect::RecordIfPossible]);
     let (state, effects) = state.on(CellEvent::LaunchUnanswered);
@@ -217,13 +224,19 @@ fn pod_ends_before_its_instance() {
 fn name(state: &State) -> String {
     match state {
         State::Launching { call, .. } => format!("Launching_{call:?}"),
-        State::Stopping { step, .. } => format!("Stopping_{step:?}"),
-        State::Terminating { step, .. } => format!("Terminating_{step:?}"),
-        other => {
-            let text = format!("{other:?}");
-            text.split([' ', '{']).next().unwrap().to_owned()
+        State::Stopping(_, _, step) => format!("Stopping_{step:?}"),
+        State::Terminating(_, EndStep::Launching(call, _)) => {
+            format!("Terminating_Launching_{call:?}")
         }
+        State::Terminating(_, step) => format!("Terminating_{}", variant(step)),
+        other => variant(other),
     }
+}
+
+/// Returns the name of an enum's variant.
+fn variant(value: &impl std::fmt::Debug) -> String {
+    let text = format!("{value:?}");
+    text.split([' ', '{', '(']).next().unwrap().to_owned()
 }
 
 /// Returns all transitions, as a Mermaid diagram.
@@ -231,7 +244,7 @@ fn drawing() -> String {
     use CellEvent as E;
     use std::collections::{BTreeMap, BTreeSet, VecDeque};
     let all = [
-        E::Created,
+        created(),
         E::Resumed,
         E::RecordFailed,
         E::Launched(InstanceId("i".into())),
@@ -241,7 +254,7 @@ fn drawing() -> String {
         E::NothingLaunched("".into()),
         E::Connected,
         E::Bind,
-        E::Attached(Vec::new()),
+        E::Attached(Attached::default()),
         E::AttachFailed("".into()),
         E::Stop("".into()),
         E::Shutdown,
@@ -265,9 +278,8 @@ fn drawing() -> String {
         for event in &all {
             let (next, _) = state.clone().on(event.clone());
             if name(&next) != name(&state) {
-                let event = format!("{event:?}");
-                let event = event.split('(').next().unwrap().to_owned();
-                edges.entry((name(&state), name(&next))).or_default().insert(event);
+                let edge = edges.entry((name(&state), name(&next))).or_default();
+                edge.insert(variant(event));
             }
             queue.push_back(next);
         }

@@ -1,0 +1,57 @@
+//! The configuration of the engine.
+
+use std::{sync::Arc, time::Duration};
+
+use kiyot_values::backoff::doubled;
+
+use crate::{
+    engine::Limits,
+    provider::{Owner, TagRules},
+};
+
+/// The longest pause between calls that are repeated.
+pub(super) const MAX_RETRY_PAUSE: Duration = Duration::from_secs(60);
+
+/// The configuration of the engine.
+#[derive(Debug, Clone)]
+pub struct EngineConfig {
+    /// The limits of launches.
+    pub limits: Limits,
+    /// Bounds the time from an order until a cell is bound to its pod.
+    pub launch_timeout: Duration,
+    /// Bounds the cells that are launched for an order, one after the other.
+    pub max_launches: u32,
+    /// The validity of a cell's tokens.
+    pub token_ttl: Duration,
+    /// The boot id of the node.
+    pub boot_id: String,
+    /// The time for which a refused offering is avoided.
+    pub refusal_pause: Duration,
+    /// The pause after a failed call.
+    pub retry_pause: Duration,
+    /// The time for which a pod that prefers spot waits for it, before its launches are on-demand.
+    pub spot_deadline: Duration,
+    /// The time without contact after which a cell has certainly stopped its pod: the agent's
+    /// limit, the time in which it notices, and the time in which containers end.
+    pub orphan_timeout: Duration,
+    /// The time for which the agent of a bound cell may be silent; `None` is no limit.
+    pub healthy_timeout: Option<Duration>,
+    /// The place in which the provider looks for instances ([`Provider::place`]).
+    ///
+    /// [`Provider::place`]: crate::provider::Provider::place
+    pub place: Option<Arc<str>>,
+    /// The owner of the instances.
+    pub owner: Owner,
+    /// The tags of instances beside their owner's.
+    pub tag_rules: TagRules,
+    /// True if instances of this owner with another fingerprint are strays.
+    pub take_over: bool,
+}
+
+impl EngineConfig {
+    /// Returns the pause before what was tried is repeated, which doubles with each failure.
+    pub(super) fn pause_after(&self, failures: u32) -> Duration {
+        let first = self.retry_pause;
+        doubled(first, failures, MAX_RETRY_PAUSE.max(first))
+    }
+}
