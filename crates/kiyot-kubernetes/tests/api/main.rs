@@ -2,8 +2,10 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a failed setup fails its test")]
 
 mod admission;
+mod capacity;
 mod events;
 mod faults;
 mod owners;
+mod policy;
 mod rights;
 mod world;
