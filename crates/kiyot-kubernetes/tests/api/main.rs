@@ -3,6 +3,7 @@
 
 mod admission;
 mod capacity;
+mod declarer;
 mod events;
 mod faults;
 mod owners;
