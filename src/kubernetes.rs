@@ -9,7 +9,7 @@ use std::{
     fmt, io,
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU32, AtomicU64, Ordering},
     },
     thread,
     time::Duration,
@@ -23,14 +23,15 @@ use kiyot_engine::{
     placement::{ApiRequests, PodRequests, REQUESTS_TIMEOUT},
 };
 use kiyot_kubernetes::{
-    Access, Counter, Options, Periods, PodInformer, Publisher, ShownCell, Source,
+    Access, CapacityDeclarer, Counter, DeclarerOptions, Options, Periods, PodInformer, Publisher,
+    ShownCell, Source,
 };
 use kiyot_proto::admin;
 use tokio::{runtime::Builder, sync::oneshot};
 
 use crate::{
     backends::milpa::{Milpa, inventory::Inventory},
-    metrics::{self, ApiCalls, KUBERNETES_DROPPED_EVENTS, Page},
+    metrics::{self, ApiCalls, KUBERNETES_DROPPED_EVENTS, KUBERNETES_UNAPPLIED_CAPACITY, Page},
 };
 
 /// Cells that are read at a time, between which other tasks run.
@@ -46,12 +47,17 @@ const THREAD: &str = "kiyot-kube-api";
 pub(crate) struct Counters {
     calls: ApiCalls,
     dropped_events: AtomicU64,
+    unapplied_capacity: AtomicU32,
 }
 
 impl Counters {
     /// Returns counters at 0.
     pub(crate) fn new() -> Arc<Self> {
-        Arc::new(Self { calls: ApiCalls::of_kubernetes(), dropped_events: AtomicU64::new(0) })
+        Arc::new(Self {
+            calls: ApiCalls::of_kubernetes(),
+            dropped_events: AtomicU64::new(0),
+            unapplied_capacity: AtomicU32::new(0),
+        })
     }
 }
 
@@ -63,13 +69,20 @@ impl Counter for Counters {
     fn event_dropped(&self) {
         self.dropped_events.fetch_add(1, Ordering::Relaxed);
     }
+
+    fn capacity_unapplied(&self, figures: usize) {
+        let figures = u32::try_from(figures).unwrap_or(u32::MAX);
+        self.unapplied_capacity.store(figures, Ordering::Relaxed);
+    }
 }
 
 impl metrics::Source for Counters {
     fn write(&self, page: &mut Page<'_>) -> fmt::Result {
         self.calls.write(page)?;
         let dropped = self.dropped_events.load(Ordering::Relaxed);
-        page.family(&KUBERNETES_DROPPED_EVENTS)?.counter(&[], dropped)
+        page.family(&KUBERNETES_DROPPED_EVENTS)?.counter(&[], dropped)?;
+        let unapplied = self.unapplied_capacity.load(Ordering::Relaxed);
+        page.family(&KUBERNETES_UNAPPLIED_CAPACITY)?.gauge(&[], f64::from(unapplied))
     }
 }
 
@@ -152,9 +165,15 @@ async fn serve(
     stopped: oneshot::Receiver<Infallible>,
 ) {
     let node = milpa.inventory().node().to_owned();
+    let mut declarer = None;
     if config.reads_requests() {
         let informer =
             PodInformer::start(access.clone(), node.clone(), None, Arc::clone(&counters) as _);
+        declarer = config.capacity.clone().map(|figures| {
+            let options =
+                DeclarerOptions::new(access.clone(), node.clone(), figures, config.events);
+            CapacityDeclarer::start(options, informer.counted(), Arc::clone(&counters) as _)
+        });
         milpa.set_pod_requests(Arc::new(Requests(informer)));
     }
     let options = Options {
@@ -169,6 +188,7 @@ async fn serve(
         (config.cells || config.events).then(|| Publisher::start(options, source, counters));
     // Ends with an error, as nothing is ever sent.
     let _closed = stopped.await;
+    drop(declarer);
 }
 
 /// The cells of a backend.

@@ -286,6 +286,14 @@ pub const KUBERNETES_DROPPED_EVENTS: Definition = Definition {
     help: "Events of pods that were not reported: beyond their share, denied, or failed too often",
     labels: &[],
 };
+/// Declared capacity that is not applied.
+pub const KUBERNETES_UNAPPLIED_CAPACITY: Definition = Definition {
+    name: "kiyot_kubernetes_unapplied_capacity",
+    kind: Kind::Gauge,
+    unit: None,
+    help: "Figures of the declared capacity of which the Node object has less",
+    labels: &[],
+};
 /// Build.
 pub const BUILD: Definition = Definition {
     name: "kiyot_build",
@@ -367,6 +375,7 @@ pub const ALL: &[&Definition] = &[
     &KUBERNETES_CALLS,
     &KUBERNETES_CALL_DURATION,
     &KUBERNETES_DROPPED_EVENTS,
+    &KUBERNETES_UNAPPLIED_CAPACITY,
     &BUILD,
     &PROCESS_CPU,
     &PROCESS_MEMORY,

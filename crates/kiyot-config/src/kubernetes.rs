@@ -2,9 +2,15 @@
 
 use std::path::PathBuf;
 
-use kiyot_values::{names::is_label, problems::Table};
+use kiyot_values::{
+    names::is_label,
+    problems::{Problem, Table},
+};
 
-use super::read;
+use super::{
+    capacity::{self, Figures},
+    read,
+};
 
 /// Value that stands for the service account of the daemon's pod.
 const IN_CLUSTER: &str = "in-cluster";
@@ -29,11 +35,13 @@ pub struct Kubernetes {
     pub events: bool,
     /// Reads the requests and limits of the node's pods, to size their cells.
     pub requests: bool,
+    /// Figures of the node's capacity that the daemon declares; `None` leaves the machine's.
+    pub capacity: Option<Figures>,
 }
 
 impl Default for Kubernetes {
     fn default() -> Self {
-        Self { kubeconfig: None, cells: true, events: true, requests: true }
+        Self { kubeconfig: None, cells: true, events: true, requests: true, capacity: None }
     }
 }
 
@@ -59,6 +67,18 @@ impl Kubernetes {
         table.set("cells", &mut kubernetes.cells, |field| field.flag());
         table.set("events", &mut kubernetes.events, |field| field.flag());
         table.set("requests", &mut kubernetes.requests, |field| field.flag());
+        let problems = table.report().len();
+        table.set("capacity", &mut kubernetes.capacity, |field| Some(Some(capacity::read(field))));
+        if let Some(figures) = &kubernetes.capacity {
+            let refuse = |rule| table.report().add(Problem::new(table.path_of("capacity"), rule));
+            if figures.is_empty() && table.report().len() == problems {
+                refuse("has no figures; allowed: one or more, such as cpu = 1000");
+            }
+            // What runs is declared at least.
+            if !kubernetes.reads_requests() {
+                refuse("needs kubernetes.kubeconfig, and kubernetes.requests = true");
+            }
+        }
         // Earlier versions held leases, and their configurations stay valid.
         table.set("lease_namespace", &mut String::new(), |field| {
             field.read("the name of a namespace: 1 to 63 of a-z, 0-9 and -", |text| {

@@ -14,6 +14,7 @@ use kiyot_values::problems::{Problem, Report, Table};
 
 mod admin;
 mod backends;
+mod capacity;
 mod checks;
 mod diff;
 mod ec2;
@@ -36,6 +37,7 @@ mod warm;
 
 pub use admin::Admin;
 pub use backends::{BackendConfig, CriBackend};
+pub use capacity::Figures;
 pub use diff::{Change, Diff};
 pub use ec2::{
     Ec2, ImageFilter, PriceSource, RefusedRoute, TooManyGroups, VolumePerformance, VolumeType,

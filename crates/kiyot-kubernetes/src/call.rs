@@ -132,6 +132,17 @@ impl Call {
         }
     }
 
+    /// Changes metadata and status of a Node object.
+    pub fn patch_node_status(name: &str, patch: Value) -> Self {
+        Self {
+            operation: "patch nodes/status",
+            method: Method::PATCH,
+            path: format!("/api/v1/nodes/{}/status?fieldManager={FIELD_MANAGER}", encoded(name)),
+            content_type: MERGE_PATCH,
+            body: Some(patch),
+        }
+    }
+
     /// Lists a part of the pods of a node, from a position; empty for the first part.
     pub fn list_pods(node: &str, position: &str) -> Self {
         Self::list("list pods", pods_path(node), position)

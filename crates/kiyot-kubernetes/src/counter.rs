@@ -9,4 +9,6 @@ pub trait Counter: fmt::Debug + Send + Sync {
     fn called(&self, operation: &'static str, outcome: &'static str, duration: Duration);
     /// Counts an event that was dropped, because it is beyond its pod's share.
     fn event_dropped(&self);
+    /// Notes the number of declared figures of the node that the API server does not apply.
+    fn capacity_unapplied(&self, figures: usize);
 }

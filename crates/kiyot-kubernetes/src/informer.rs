@@ -24,7 +24,7 @@ use crate::{
     counter::Counter,
     failure::Failure,
     gate::{FIRST_PAUSE, Gate},
-    requests::{Pod, Requests},
+    requests::{Footprint, Pod, Requests},
 };
 
 /// Most pods that are remembered: many times what a node runs.
@@ -41,7 +41,31 @@ const WATCH_GRACE: Duration = Duration::from_secs(15);
 struct Known {
     /// False before the first list.
     is_listed: bool,
-    pods: HashMap<String, Requests>,
+    pods: HashMap<String, KnownPod>,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+struct KnownPod {
+    requests: Requests,
+    footprint: Footprint,
+}
+
+impl KnownPod {
+    fn of(pod: &Pod) -> Self {
+        Self { requests: pod.spec.requests(), footprint: pod.footprint() }
+    }
+}
+
+/// Sums the pods that the kubelet counts against the node; an informer keeps them current.
+#[derive(Debug, Clone)]
+pub struct Counted(watch::Receiver<Known>);
+
+impl Counted {
+    /// Returns the sum of the node's pods; `None` before the first list.
+    pub fn sum(&self) -> Option<Footprint> {
+        let known = self.0.borrow();
+        known.is_listed.then(|| known.pods.values().map(|pod| &pod.footprint).sum())
+    }
 }
 
 /// The running informer. Dropping it ends its task.
@@ -78,12 +102,17 @@ impl PodInformer {
             return None;
         }
         let found = timeout(limit, known.wait_for(|known| known.pods.contains_key(uid))).await;
-        found.ok()?.ok()?.pods.get(uid).cloned()
+        Some(found.ok()?.ok()?.pods.get(uid)?.requests.clone())
     }
 
     /// Returns the requests of a pod by its uid, as far as they are known now.
     pub fn known(&self, uid: &str) -> Option<Requests> {
-        self.known.borrow().pods.get(uid).cloned()
+        Some(self.known.borrow().pods.get(uid)?.requests.clone())
+    }
+
+    /// Returns the pods that the kubelet counts against the node, current while this informer runs.
+    pub fn counted(&self) -> Counted {
+        Counted(self.known.clone())
     }
 }
 
@@ -181,7 +210,7 @@ impl Task {
         for _ in 0..MAX_PARTS {
             let part: List = client.object(&Call::list_pods(&self.node, &position)).await?;
             let items = part.items.into_iter().take(MAX_PODS.saturating_sub(pods.len()));
-            pods.extend(items.map(|pod| (pod.metadata.uid.clone(), pod.spec.requests())));
+            pods.extend(items.map(|pod| (pod.metadata.uid.clone(), KnownPod::of(&pod))));
             position = part.metadata.r#continue;
             if position.is_empty() {
                 self.known.send_replace(Known { is_listed: true, pods });
@@ -264,13 +293,12 @@ impl Task {
         }
         let pod: Pod = serde_json::from_value(change.object).map_err(not_understood)?;
         pod.metadata.resource_version.clone_into(position);
-        let uid = pod.metadata.uid;
+        let (own, uid) = (KnownPod::of(&pod), pod.metadata.uid);
         match change.r#type.as_str() {
             "ADDED" | "MODIFIED" => {
-                let requests = pod.spec.requests();
                 self.known.send_if_modified(|known| {
                     let has_place = known.pods.len() < MAX_PODS || known.pods.contains_key(&uid);
-                    has_place && known.pods.insert(uid, requests.clone()) != Some(requests)
+                    has_place && known.pods.insert(uid, own.clone()) != Some(own)
                 });
             }
             "DELETED" => {
@@ -292,8 +320,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn lookup_of_an_unknown_pod_ends_after_its_bound() {
         let requests = Requests::default();
-        let known =
-            Known { is_listed: true, pods: [("known".to_owned(), requests.clone())].into() };
+        let pod = KnownPod { requests: requests.clone(), footprint: Footprint::default() };
+        let known = Known { is_listed: true, pods: [("known".to_owned(), pod)].into() };
         let (_sender, known) = watch::channel(known);
         let _task = AbortOnDropHandle::new(tokio::spawn(std::future::pending()));
         let informer = PodInformer { known, _task };

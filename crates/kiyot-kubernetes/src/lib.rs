@@ -1,14 +1,18 @@
-//! Cells as objects of the Kubernetes API, events of their pods, and the requests of pods.
+//! Cells as objects of the Kubernetes API, events of their pods, the requests of pods, and the
+//! capacity of the node.
 //!
 //! The core is pure: [`object`] renders cells, [`plan`] finds the writes that are due, [`gate`]
-//! and [`pace`] bound them, [`recorder`] correlates events, [`requests`] sums what a pod requests.
-//! `client`, [`publisher`] and [`informer`] carry out calls.
+//! and [`pace`] bound them, [`recorder`] correlates events, [`requests`] sums what a pod requests,
+//! [`capacity`] decides what the node declares.
+//! `client`, [`publisher`], [`informer`] and [`declarer`] carry out calls.
 //!
 //! Nothing in here is on the path of a CRI call, and pods run without any of it.
 
 pub mod call;
+pub mod capacity;
 mod client;
 pub mod counter;
+pub mod declarer;
 pub mod failure;
 pub mod gate;
 pub mod informer;
@@ -25,6 +29,7 @@ mod time;
 
 pub use client::{Access, Client, ClientError};
 pub use counter::Counter;
+pub use declarer::{CapacityDeclarer, DeclarerOptions};
 pub use informer::PodInformer;
 pub use publisher::{Options, Periods, Publisher};
 pub use source::{ShownCell, Source};

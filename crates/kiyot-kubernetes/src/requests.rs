@@ -3,7 +3,7 @@
 //! Containers run together, and so do sidecars (init containers that restart always). An init
 //! container runs alone but for the sidecars before it. Resources of the pod itself replace sums.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use kiyot_values::{names::is_gpu, quantity::Quantity};
 use serde::Deserialize;
@@ -35,6 +35,29 @@ pub struct Sum {
     pub limit: Option<u64>,
 }
 
+/// The amounts by which the kubelet counts pods against its node, by the names of resources: CPUs
+/// in thousandths, everything else in units.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Footprint(BTreeMap<String, u64>);
+
+impl Footprint {
+    /// Returns the amount of a resource.
+    pub fn amount(&self, name: &str) -> u64 {
+        self.0.get(name).copied().unwrap_or_default()
+    }
+}
+
+impl<'f> std::iter::Sum<&'f Self> for Footprint {
+    fn sum<I: Iterator<Item = &'f Self>>(footprints: I) -> Self {
+        let mut sum = BTreeMap::new();
+        for (name, amount) in footprints.flat_map(|footprint| &footprint.0) {
+            let total: &mut u64 = sum.entry(name.clone()).or_default();
+            *total = total.saturating_add(*amount);
+        }
+        Self(sum)
+    }
+}
+
 /// A pod, as far as it is read.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
@@ -43,6 +66,39 @@ pub struct Pod {
     pub metadata: crate::object::Metadata,
     /// Its containers.
     pub spec: PodSpec,
+    status: PodStatus,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+struct PodStatus {
+    phase: String,
+}
+
+impl Pod {
+    /// Returns what the kubelet counts the pod with: its requests, and the overhead of its
+    /// RuntimeClass; nothing after its end.
+    pub fn footprint(&self) -> Footprint {
+        if ["Succeeded", "Failed"].contains(&self.status.phase.as_str()) {
+            return Footprint::default();
+        }
+        let spec = &self.spec;
+        let containers = spec.containers.iter().chain(&spec.init_containers).take(MAX_CONTAINERS);
+        let resources = containers.map(|container| &container.resources).chain(&spec.resources);
+        let amounts =
+            resources.flat_map(|own| [&own.requests, &own.limits]).chain([&spec.overhead]);
+        let names: BTreeSet<&str> = amounts.flat_map(BTreeMap::keys).map(String::as_str).collect();
+        let amount = |name: &str| {
+            let read = if name == "cpu" { Quantity::milli } else { Quantity::units };
+            let resource = Resource { name, read };
+            let overhead = resource.of(&spec.overhead).unwrap_or_default();
+            resource.sum(spec).request.saturating_add(overhead)
+        };
+        let pods = [("pods".to_owned(), 1)];
+        Footprint(
+            names.into_iter().map(|name| (name.to_owned(), amount(name))).chain(pods).collect(),
+        )
+    }
 }
 
 /// The containers of a pod.
@@ -52,6 +108,7 @@ pub struct PodSpec {
     containers: Vec<Container>,
     init_containers: Vec<Container>,
     resources: Option<Resources>,
+    overhead: BTreeMap<String, Amount>,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -100,12 +157,12 @@ impl Amount {
 
 /// A resource, with the reader of its quantities.
 #[derive(Clone, Copy)]
-struct Resource {
-    name: &'static str,
+struct Resource<'n> {
+    name: &'n str,
     read: fn(Quantity) -> u64,
 }
 
-impl Resource {
+impl Resource<'_> {
     fn of(self, amounts: &BTreeMap<String, Amount>) -> Option<u64> {
         amounts.get(self.name)?.quantity().map(self.read)
     }
@@ -212,6 +269,28 @@ mod tests {
         }));
         assert_eq!(with_sidecar.milli_cpus.request, 1800);
         assert_eq!(with_sidecar.memory.request, 2 << 20);
+    }
+
+    /// Verifies K14.
+    #[test]
+    fn pod_counts_with_all_its_resources_and_its_overhead_until_its_end() {
+        let pod = |phase: &str| -> Pod {
+            let requests = json!({ "cpu": "1500m", "memory": "1Gi", "a.b/c": "2" });
+            let container = json!({ "resources": { "requests": requests } });
+            let spec = json!({
+                "containers": [container, container],
+                "initContainers": [{ "resources": { "limits": { "cpu": "4" } } }],
+                "overhead": { "memory": "128Mi" },
+            });
+            let pod = json!({ "spec": spec, "status": { "phase": phase } });
+            serde_json::from_value(pod).unwrap()
+        };
+        let footprints =
+            ["Pending", "Running", "Succeeded", "Failed"].map(|phase| pod(phase).footprint());
+        let sum: Footprint = footprints.iter().sum();
+        let amounts = ["cpu", "memory", "a.b/c", "pods", "x"].map(|name| sum.amount(name));
+        assert_eq!(amounts, [8000, 4 * (1 << 30) + 2 * (128 << 20), 8, 2, 0]);
+        assert_eq!(footprints[0], footprints[1]);
     }
 
     /// Verifies V109.

@@ -2,8 +2,11 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a failed setup fails its test")]
 
 mod admission;
+mod capacity;
+mod declarer;
 mod events;
 mod faults;
 mod owners;
+mod policy;
 mod rights;
 mod world;

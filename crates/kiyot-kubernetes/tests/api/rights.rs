@@ -16,20 +16,25 @@ use kiyot_testkit::{
 };
 use serde_json::{Value, json};
 
-use crate::world::{Calls, Daemon, NODE, api, definition, options, wait_for_cells};
+use crate::{
+    declarer::{declare, put_declared_node},
+    world::{Calls, Daemon, NODE, api, definition, options, wait_for_cells},
+};
 
 const RBAC: &str = include_str!("../../../../deploy/rbac.yaml");
+const CAPACITY: &str = include_str!("../../../../deploy/capacity.yaml");
 
 /// A right: group, resource with its subresource, and verb.
 type Right = (String, String, String);
 
-/// Returns the rights of the daemons' role.
+/// Returns the rights of the daemons' roles.
 fn granted() -> BTreeSet<Right> {
-    let documents: Vec<Value> = serde_saphyr::from_multiple(RBAC).unwrap();
+    let read = |file| serde_saphyr::from_multiple::<Value>(file).unwrap();
+    let documents = [read(RBAC), read(CAPACITY)].concat();
     let mut rights = BTreeSet::new();
     for role in documents.iter().filter(|document| {
-        let kind = document["kind"].as_str().unwrap();
-        kind.ends_with("Role") && document["metadata"]["name"] == "kiyot"
+        let (kind, name) = (document["kind"].as_str().unwrap(), &document["metadata"]["name"]);
+        kind.ends_with("Role") && ["kiyot", "kiyot-capacity"].iter().any(|own| name == own)
     }) {
         assert!(role["metadata"]["namespace"].is_null(), "no call needs a right in a namespace");
         for rule in role["rules"].as_array().unwrap() {
@@ -80,6 +85,8 @@ async fn rights_of_the_daemons_are_those_that_their_calls_need() {
     let calls = Calls::new();
     let counter = Arc::clone(&calls) as _;
     let informer = PodInformer::start(access, "worker-1".to_owned(), None, counter);
+    put_declared_node(&api, json!({}));
+    let _declarer = declare(&api, &informer, &calls);
     let daemon = Daemon::new();
     let counter = Arc::clone(&calls) as _;
     let _publisher = Publisher::start(options(&api), Arc::clone(&daemon) as _, counter);
@@ -89,7 +96,7 @@ async fn rights_of_the_daemons_are_those_that_their_calls_need() {
     daemon.end(1);
     daemon.tell(0, "LaunchFailed", "no capacity");
     wait_until("the event is reported", LIMIT, async || {
-        (api.objects("events").len() == 1).then_some(())
+        api.objects("events").keys().any(|event| event.starts_with("default/web-0.")).then_some(())
     })
     .await;
     daemon.tell(0, "LaunchFailed", "no capacity");
@@ -108,6 +115,7 @@ async fn rights_of_the_daemons_are_those_that_their_calls_need() {
         "delete cells",
         "create events",
         "patch events",
+        "patch nodes/status",
         "list pods",
         "watch pods",
     ] {
@@ -116,7 +124,7 @@ async fn rights_of_the_daemons_are_those_that_their_calls_need() {
     }
 }
 
-fn pod(name: &str, uid: &str, memory: &str) -> Value {
+pub(crate) fn pod(name: &str, uid: &str, memory: &str) -> Value {
     json!({
         "apiVersion": "v1",
         "kind": "Pod",

@@ -2,7 +2,10 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
@@ -42,7 +45,10 @@ pub(crate) fn put_node(api: &ApiServer, name: &str) {
 
 /// The calls that were counted, by operation and outcome.
 #[derive(Debug, Default)]
-pub(crate) struct Calls(Mutex<BTreeMap<(&'static str, &'static str), usize>>);
+pub(crate) struct Calls {
+    by_outcome: Mutex<BTreeMap<(&'static str, &'static str), usize>>,
+    unapplied: AtomicUsize,
+}
 
 impl Calls {
     pub(crate) fn new() -> Arc<Self> {
@@ -51,17 +57,26 @@ impl Calls {
 
     /// Returns the number of calls of an operation with an outcome.
     pub(crate) fn of(&self, operation: &'static str, outcome: &'static str) -> usize {
-        self.0.lock().unwrap().get(&(operation, outcome)).copied().unwrap_or_default()
+        self.by_outcome.lock().unwrap().get(&(operation, outcome)).copied().unwrap_or_default()
+    }
+
+    /// Returns the number of declared figures that the API server does not apply.
+    pub(crate) fn unapplied(&self) -> usize {
+        self.unapplied.load(Ordering::Relaxed)
     }
 }
 
 impl Counter for Calls {
     fn called(&self, operation: &'static str, outcome: &'static str, _duration: Duration) {
-        *self.0.lock().unwrap().entry((operation, outcome)).or_default() += 1;
+        *self.by_outcome.lock().unwrap().entry((operation, outcome)).or_default() += 1;
     }
 
     fn event_dropped(&self) {
         self.called("create events", "dropped", Duration::ZERO);
+    }
+
+    fn capacity_unapplied(&self, figures: usize) {
+        self.unapplied.store(figures, Ordering::Relaxed);
     }
 }
 

@@ -1,0 +1,143 @@
+//! The capacity that a node declares, and the patch that makes its Node object have it.
+//!
+//! The policy of `deploy/capacity.yaml` sets the figures of the annotation in each write of the
+//! node's status: a patch of the annotation alone has them in its response, or shows that the
+//! policy is not applied. The kubelet keeps extended resources that it does not know, so that the
+//! patch also sets those, which lowers and withdraws them.
+
+use std::{cmp, collections::BTreeMap};
+
+use kiyot_values::quantity::Quantity;
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use crate::requests::Footprint;
+
+/// Label of nodes with declared capacity, and annotation of its figures.
+pub const KEY: &str = "kiyot.elotl.co/capacity";
+/// Value of the label.
+const DECLARED: &str = "declared";
+/// Largest number in the annotation.
+const MAX_NUMBER: u64 = 999_999;
+
+/// Figures by the names of their resources: memory and ephemeral storage in MiB, others in whole
+/// numbers.
+pub type Figures = BTreeMap<String, u64>;
+
+/// A Node object, as far as its capacity needs it.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub struct Node {
+    /// Its metadata.
+    pub metadata: NodeMetadata,
+    /// Its figures.
+    pub status: NodeStatus,
+}
+
+/// The metadata of a Node object.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub struct NodeMetadata {
+    /// Identity.
+    pub uid: String,
+    /// Labels.
+    pub labels: BTreeMap<String, String>,
+    /// Annotations.
+    pub annotations: BTreeMap<String, String>,
+}
+
+/// The figures of a Node object: quantities by the names of resources.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub struct NodeStatus {
+    /// All of the node.
+    pub capacity: BTreeMap<String, String>,
+    /// The part for pods, by which scheduler and kubelet admit them.
+    pub allocatable: BTreeMap<String, String>,
+}
+
+impl Node {
+    /// Returns true if an administrator has the node declare its capacity.
+    pub fn is_declared(&self) -> bool {
+        self.metadata.labels.get(KEY).is_some_and(|value| value == DECLARED)
+    }
+
+    /// Returns the figures of which the node has less.
+    pub fn lacks(&self, figures: &Figures) -> Vec<String> {
+        let has = |name: &str| self.status.allocatable.get(name)?.parse::<Quantity>().ok();
+        let lacked = figures.iter().filter(|(name, amount)| {
+            let wanted: Quantity = quantity(name, **amount).parse().unwrap_or_default();
+            has(name).is_none_or(|has: Quantity| has < wanted)
+        });
+        lacked.map(|(name, amount)| format!("{name}={}", quantity(name, *amount))).collect()
+    }
+}
+
+/// Returns the figures to declare: the configured ones, and never less than the node's pods count.
+pub fn figures(configured: &Figures, counted: &Footprint) -> Figures {
+    let figure = |(name, amount): (&String, &u64)| {
+        let unit = match name.as_str() {
+            "cpu" => 1000,
+            "memory" | "ephemeral-storage" => 1 << 20,
+            _ => 1,
+        };
+        (name.clone(), cmp::max(*amount, counted.amount(name).div_ceil(unit)))
+    };
+    configured.iter().map(figure).collect()
+}
+
+/// Returns a figure as a quantity of at most six digits, rounded up.
+fn quantity(name: &str, amount: u64) -> String {
+    if !["memory", "ephemeral-storage"].contains(&name) {
+        return amount.min(MAX_NUMBER).to_string();
+    }
+    let in_unit = |(shift, unit)| (amount.div_ceil(1_u64 << shift), unit);
+    let mut units = [(0, "Mi"), (10, "Gi"), (20, "Ti")].map(in_unit).into_iter();
+    let (number, unit) =
+        units.find(|(number, _)| *number <= MAX_NUMBER).unwrap_or((MAX_NUMBER, "Ti"));
+    format!("{number}{unit}")
+}
+
+/// Returns figures as the annotation has them.
+pub fn text(figures: &Figures) -> String {
+    let figures =
+        figures.iter().map(|(name, amount)| format!("{name}={}", quantity(name, *amount)));
+    figures.collect::<Vec<_>>().join(",")
+}
+
+/// Returns the patch of a node's status that declares figures; `None` if the node has them.
+pub fn patch(figures: &Figures, node: &Node) -> Option<Value> {
+    let (text, earlier) = (text(figures), node.metadata.annotations.get(KEY));
+    let is_extended = |name: &&str| name.contains('/');
+    let earlier_names = earlier.map(String::as_str).unwrap_or_default().split(',');
+    let earlier_names = earlier_names.filter_map(|figure| Some(figure.split_once('=')?.0));
+    let withdrawn = earlier_names.filter(|name| !figures.contains_key(*name)).filter(is_extended);
+    let wanted = figures.iter().filter(|(name, _)| is_extended(&name.as_str()));
+    let wanted = wanted.map(|(name, amount)| (name.as_str(), Some(quantity(name, *amount))));
+    let wanted: Vec<_> = withdrawn.map(|name| (name, None)).chain(wanted).collect();
+    // The API server writes 1000 as 1k.
+    let parsed = |text: &String| text.parse::<Quantity>().ok();
+    let changes = |has: &BTreeMap<String, String>| -> Map<String, Value> {
+        let changes = wanted.iter().filter(|(name, wanted)| match (has.get(*name), wanted) {
+            (Some(has), Some(wanted)) => parsed(has) != parsed(wanted),
+            (has, wanted) => has.is_some() || wanted.is_some(),
+        });
+        changes.map(|(name, wanted)| ((*name).to_owned(), json!(wanted))).collect()
+    };
+    let (capacity, allocatable) =
+        (changes(&node.status.capacity), changes(&node.status.allocatable));
+    if earlier == Some(&text)
+        && capacity.is_empty()
+        && allocatable.is_empty()
+        && node.lacks(figures).is_empty()
+    {
+        return None;
+    }
+    Some(json!({
+        "metadata": { "annotations": { KEY: text } },
+        "status": { "capacity": capacity, "allocatable": allocatable },
+    }))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,196 @@
+//! The task that has the node declare its capacity.
+//!
+//! It reads the Node object once a period, patches it when figures are due, and compares the
+//! response with what it declared.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use serde_json::{Value, json};
+use tokio::time::sleep;
+use tokio_util::task::AbortOnDropHandle;
+
+use crate::{
+    call::Call,
+    capacity::{self, Figures, KEY, Node},
+    client::{Access, CALL_TIMEOUT, Connection},
+    counter::Counter,
+    failure::Failure,
+    gate::{FIRST_PAUSE, Gate},
+    informer::Counted,
+    time,
+};
+
+/// Period of reading the Node object, in which the kubelet or another client may have changed it.
+const CHECK_PERIOD: Duration = Duration::from_secs(60);
+/// Namespace of the events of nodes.
+const EVENTS_NAMESPACE: &str = "default";
+/// Most characters of the node's name in the name of an event: 253 without the time.
+const MAX_NAME_CHARS: usize = 235;
+/// Longest message of an event, in characters.
+const MAX_MESSAGE_CHARS: usize = 1000;
+
+/// Options of the declarer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeclarerOptions {
+    /// Address and credentials.
+    pub access: Access,
+    /// Name of this node.
+    pub node: String,
+    /// The configured figures.
+    pub figures: Figures,
+    /// Reports events of the node.
+    pub events: bool,
+    /// Period of reading the Node object.
+    pub check: Duration,
+    /// Pause after a first failure, and until the node's pods are known.
+    pub first_pause: Duration,
+}
+
+impl DeclarerOptions {
+    /// Returns the options of a node, with the usual periods.
+    pub fn new(access: Access, node: String, figures: Figures, events: bool) -> Self {
+        Self { access, node, figures, events, check: CHECK_PERIOD, first_pause: FIRST_PAUSE }
+    }
+}
+
+/// The running declarer. Dropping it ends its task; what it declared stays.
+#[derive(Debug)]
+pub struct CapacityDeclarer(
+    #[allow(dead_code, reason = "held for its drop")] AbortOnDropHandle<()>,
+);
+
+impl CapacityDeclarer {
+    /// Starts the task. Called on a runtime of tokio.
+    pub fn start(options: DeclarerOptions, counted: Counted, counter: Arc<dyn Counter>) -> Self {
+        let access = options.access.clone();
+        counter.capacity_unapplied(options.figures.len());
+        let task = Task {
+            connection: Connection::new(access, Arc::clone(&counter), CALL_TIMEOUT),
+            gate: Gate::new(options.first_pause),
+            is_unapplied: false,
+            options,
+            counted,
+            counter,
+        };
+        Self(AbortOnDropHandle::new(tokio::spawn(task.run())))
+    }
+}
+
+struct Task {
+    options: DeclarerOptions,
+    connection: Connection,
+    counted: Counted,
+    counter: Arc<dyn Counter>,
+    gate: Gate,
+    /// True while the API server does not apply what is declared.
+    is_unapplied: bool,
+}
+
+impl Task {
+    async fn run(mut self) {
+        loop {
+            let pause = match self.declare().await {
+                Ok(pause) => {
+                    if self.gate.succeeded() {
+                        tracing::info!("capacity of the node is declared again");
+                    }
+                    pause
+                }
+                Err(failure) => {
+                    self.connection.failed(&failure);
+                    if self.gate.failed(&failure, Instant::now(), fastrand::f64()) {
+                        tracing::warn!(
+                            error = %failure,
+                            "capacity of the node is not declared, new pods may not fit"
+                        );
+                    }
+                    let open = self.gate.open_at().unwrap_or_else(Instant::now);
+                    open.saturating_duration_since(Instant::now())
+                }
+            };
+            sleep(pause).await;
+        }
+    }
+
+    /// Declares the figures if the node has others. Returns the pause until the next check.
+    async fn declare(&mut self) -> Result<Duration, Failure> {
+        // Without the pods less than what runs could be declared.
+        let Some(counted) = self.counted.sum() else { return Ok(self.options.first_pause) };
+        let figures = capacity::figures(&self.options.figures, &counted);
+        let client = self.connection.client().await?;
+        let name = &self.options.node;
+        let mut node: Node = client.object(&Call::get_node(name)).await?;
+        let patch = if node.is_declared() { capacity::patch(&figures, &node) } else { None };
+        if let Some(patch) = patch {
+            node = client.object(&Call::patch_node_status(name, patch)).await?;
+        }
+        self.compare(&figures, &node).await;
+        Ok(self.options.check)
+    }
+
+    /// Reports figures that the API server does not apply, once until it applies them.
+    async fn compare(&mut self, figures: &Figures, node: &Node) {
+        let lacking = node.lacks(figures);
+        self.counter.capacity_unapplied(lacking.len());
+        let was_unapplied = std::mem::replace(&mut self.is_unapplied, !lacking.is_empty());
+        if lacking.is_empty() {
+            if was_unapplied {
+                tracing::info!("declared capacity of the node is applied again");
+            }
+            return;
+        }
+        if was_unapplied {
+            return;
+        }
+        let reason = if node.is_declared() {
+            "the policy kiyot-capacity is not applied".to_owned()
+        } else {
+            format!("the node has no label {KEY}=declared")
+        };
+        let figures = lacking.join(",");
+        tracing::warn!(figures, reason, "declared capacity of the node is not applied");
+        if self.options.events {
+            self.report(node, &format!("{reason}, and the node has less than {figures}")).await;
+        }
+    }
+
+    async fn report(&mut self, node: &Node, message: &str) {
+        let event = self.event(node, message);
+        let outcome = match self.connection.client().await {
+            Ok(client) => client.call(&Call::create_event(EVENTS_NAMESPACE, event)).await.err(),
+            Err(failure) => Some(failure),
+        };
+        if outcome.is_some() {
+            self.counter.event_dropped();
+        }
+    }
+
+    fn event(&self, node: &Node, message: &str) -> Value {
+        let (name, now) = (&self.options.node, time::now());
+        let prefix: String = name.chars().take(MAX_NAME_CHARS).collect();
+        let message: String = message.chars().take(MAX_MESSAGE_CHARS).collect();
+        json!({
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {
+                "name": format!("{prefix}.{:x}", now.unsigned_abs()),
+                "namespace": EVENTS_NAMESPACE,
+            },
+            "involvedObject": {
+                "apiVersion": "v1", "kind": "Node", "name": name, "uid": node.metadata.uid,
+            },
+            "type": "Warning",
+            "reason": "CapacityNotApplied",
+            "message": message,
+            "source": { "component": "kiyot", "host": name },
+            "reportingComponent": "kiyot",
+            "reportingInstance": name,
+            "firstTimestamp": time::seconds(now),
+            "lastTimestamp": time::seconds(now),
+            "count": 1,
+        })
+    }
+}

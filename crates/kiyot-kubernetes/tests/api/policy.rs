@@ -1,0 +1,268 @@
+//! Admission policies, evaluated as the API server evaluates them.
+
+use std::{cmp::Ordering, collections::HashMap, sync::Arc};
+
+use cel::{
+    Context, Env, ExecutionError, StructDef,
+    common::types::{CelInt, CelString, STRING_TYPE},
+    extensions,
+    objects::Value as CelValue,
+};
+use kiyot_values::quantity::Quantity;
+use serde_json::{Value, json};
+
+/// Key of the node that a service account's token is bound to.
+const NODE_NAME: &str = "authentication.kubernetes.io/node-name";
+
+/// A request, as admission sees it.
+#[derive(Debug, Clone)]
+pub(crate) struct Review {
+    pub(crate) user: Value,
+    pub(crate) group: &'static str,
+    pub(crate) operation: &'static str,
+    pub(crate) resource: &'static str,
+    pub(crate) old: Value,
+    pub(crate) new: Value,
+}
+
+/// A review with the words of its denial; without words it is admitted.
+pub(crate) type Row = (&'static str, Review, &'static str);
+
+type Known = HashMap<String, CelValue>;
+
+/// Returns the user of a token of the daemons' service account that is bound to a node.
+pub(crate) fn token(node: &str) -> Value {
+    json!({ "username": "system:serviceaccount:kiyot:kiyot", "extra": { NODE_NAME: [node] } })
+}
+
+/// Returns the user of a kubelet.
+pub(crate) fn kubelet(node: &str) -> Value {
+    json!({ "username": format!("system:node:{node}"), "groups": ["system:nodes"] })
+}
+
+/// Returns a quantity in thousandths, as far as they fit.
+fn quantity(text: &CelString<'_>) -> Result<CelInt, ExecutionError> {
+    let parsed =
+        text.inner().parse::<Quantity>().map_err(|error| ExecutionError::FunctionError {
+            function: "quantity".to_owned(),
+            message: format!("{:?} {error}", text.inner()),
+        })?;
+    Ok(CelInt::from(i64::try_from(parsed.milli()).unwrap_or(i64::MAX)))
+}
+
+fn compare_to(this: &CelInt, other: &CelInt) -> CelInt {
+    CelInt::from(match this.inner().cmp(other.inner()) {
+        Ordering::Less => -1,
+        Ordering::Equal => 0,
+        Ordering::Greater => 1,
+    })
+}
+
+fn escape_key(key: &CelString<'_>) -> CelString<'static> {
+    CelString::from(key.inner().replace('~', "~0").replace('/', "~1"))
+}
+
+/// Returns what the API server's CEL has: strings, quantities and patches, as far as they are used.
+#[allow(elided_lifetimes_in_paths, reason = "the macros name types without them")]
+fn env() -> Env {
+    let mut env = Env::stdlib();
+    env.add_extension(extensions::strings).unwrap();
+    cel::add_overload!(env, fn quantity: (CelString) -> Result<CelInt>).unwrap();
+    cel::add_member_overload!(env, fn compare_to: (CelInt, CelInt) -> CelInt).unwrap();
+    cel::add_overload!(env, fn escape_key: (CelString) -> CelString, name = "jsonpatch.escapeKey")
+        .unwrap();
+    let patch = ["op", "path", "value"]
+        .into_iter()
+        .fold(StructDef::new("JSONPatch".to_owned()), |patch, field| {
+            patch.add_field(field.to_owned(), STRING_TYPE)
+        });
+    env.add_type(patch).unwrap();
+    env
+}
+
+thread_local! {
+    static ENV: Arc<Env> = Arc::new(env());
+}
+
+/// Evaluates an expression of CEL.
+fn evaluate(expression: &str, known: &Known) -> Result<CelValue, String> {
+    let env = ENV.with(Arc::clone);
+    let program = env.compile(expression).expect("the expression has no errors");
+    let mut context = Context::with_env(env);
+    for (name, value) in known {
+        context.add_variable_from_value(name.clone(), value.clone());
+    }
+    program.execute(&context).map_err(|error| error.to_string())
+}
+
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap()
+}
+
+/// Returns the items of a list; none without one.
+pub(crate) fn list(value: &Value) -> &[Value] {
+    value.as_array().map(Vec::as_slice).unwrap_or_default()
+}
+
+/// Returns true if the constraints of a policy match a review.
+fn is_matched(constraints: &Value, review: &Review) -> bool {
+    let constraints = constraints.as_object().unwrap();
+    let is_known = |key: &String| ["objectSelector", "resourceRules"].contains(&key.as_str());
+    assert!(constraints.keys().all(is_known), "others are not played: {constraints:?}");
+    let has_labels = constraints.get("objectSelector").is_none_or(|selector| {
+        assert!(selector.as_object().unwrap().keys().eq(["matchLabels"]), "{selector}");
+        let labels = [&review.new, &review.old].map(|object| &object["metadata"]["labels"]);
+        let wanted = selector["matchLabels"].as_object().unwrap();
+        labels.iter().any(|labels| wanted.iter().all(|(key, value)| labels[key] == *value))
+    });
+    has_labels
+        && list(&constraints["resourceRules"]).iter().any(|rule| {
+            [
+                ("apiGroups", review.group),
+                ("apiVersions", "v1"),
+                ("operations", review.operation),
+                ("resources", review.resource),
+            ]
+            .iter()
+            .all(|(key, value)| list(&rule[*key]).contains(&json!(value)))
+        })
+}
+
+/// Returns what the expressions of a policy see of a review; `None` if it does not apply.
+fn seen(policy: &Value, review: &Review) -> Result<Option<Known>, String> {
+    let spec = &policy["spec"];
+    assert_eq!(spec["failurePolicy"], "Fail", "an error denies");
+    if !is_matched(&spec["matchConstraints"], review) {
+        return Ok(None);
+    }
+    let value = |value: &Value| cel::to_value(value).unwrap();
+    let mut request = json!({ "userInfo": review.user, "operation": review.operation });
+    if let Some((_, subresource)) = review.resource.split_once('/') {
+        request["subResource"] = json!(subresource);
+    }
+    let mut known = Known::from([
+        ("request".to_owned(), value(&request)),
+        ("object".to_owned(), value(&review.new)),
+        ("oldObject".to_owned(), value(&review.old)),
+    ]);
+    for condition in list(&spec["matchConditions"]) {
+        match evaluate(text(&condition["expression"]), &known)? {
+            CelValue::Bool(true) => {}
+            CelValue::Bool(false) => return Ok(None),
+            other => return Err(format!("{other:?}")),
+        }
+    }
+    let mut variables = Known::new();
+    for variable in list(&spec["variables"]) {
+        // An error is that of the expression that uses the variable.
+        if let Ok(value) = evaluate(text(&variable["expression"]), &known) {
+            variables.insert(text(&variable["name"]).to_owned(), value);
+            known.insert("variables".to_owned(), CelValue::Map(variables.clone().into()));
+        }
+    }
+    Ok(Some(known))
+}
+
+/// Returns the reason for which a validating policy denies a review; `None` if it admits it.
+pub(crate) fn denied_by(policy: &Value, review: &Review) -> Option<String> {
+    let known = match seen(policy, review) {
+        Ok(known) => known?,
+        Err(error) => return Some(error),
+    };
+    list(&policy["spec"]["validations"]).iter().find_map(|validation| {
+        match evaluate(text(&validation["expression"]), &known) {
+            Ok(CelValue::Bool(true)) => return None,
+            Ok(CelValue::Bool(false)) => {}
+            other => return Some(format!("{other:?}")),
+        }
+        let message = &validation["messageExpression"];
+        let made = (!message.is_null()).then(|| evaluate(text(message), &known));
+        Some(match made {
+            Some(Ok(CelValue::String(text))) => text.to_string(),
+            Some(other) => panic!("{message}: {other:?}"),
+            None => text(&validation["message"]).to_owned(),
+        })
+    })
+}
+
+/// Returns the object of a review as a mutating policy leaves it, or the error that denies it.
+pub(crate) fn mutated_by(policy: &Value, review: &Review) -> Result<Value, String> {
+    let mut object = review.new.clone();
+    let Some(known) = seen(policy, review)? else { return Ok(object) };
+    for mutation in list(&policy["spec"]["mutations"]) {
+        assert_eq!(mutation["patchType"], "JSONPatch", "others are not played");
+        let expression = text(&mutation["jsonPatch"]["expression"]);
+        let fields = format!("({expression}).map(patch, [patch.op, patch.path, patch.value])");
+        for patch in values(evaluate(&fields, &known)?) {
+            let fields: Vec<String> = values(patch).into_iter().map(string).collect();
+            let [op, path, value] = &fields[..] else { panic!("{fields:?}") };
+            assert_eq!(op, "add", "others are not played");
+            let (parent, key) = path.rsplit_once('/').unwrap();
+            let parent = object.pointer_mut(parent).and_then(Value::as_object_mut);
+            let key = key.replace("~1", "/").replace("~0", "~");
+            parent.ok_or(format!("{path} has no parent"))?.insert(key, json!(value));
+        }
+    }
+    Ok(object)
+}
+
+fn values(value: CelValue) -> Vec<CelValue> {
+    let CelValue::List(values) = value else { panic!("{value:?}") };
+    values.to_vec()
+}
+
+fn string(value: CelValue) -> String {
+    let CelValue::String(text) = value else { panic!("{value:?}") };
+    text.to_string()
+}
+
+/// Returns the validating policies of a file that a binding has deny.
+pub(crate) fn denying(file: &str) -> Vec<Value> {
+    let denies = json!({ "validationActions": ["Deny"] });
+    bound(file, "ValidatingAdmissionPolicy", &denies)
+}
+
+/// Returns the mutating policies of a file that are bound.
+pub(crate) fn mutating(file: &str) -> Vec<Value> {
+    bound(file, "MutatingAdmissionPolicy", &json!({}))
+}
+
+/// Returns the policies of a kind with a binding that has these other fields.
+fn bound(file: &str, kind: &str, fields: &Value) -> Vec<Value> {
+    let documents: Vec<Value> = serde_saphyr::from_multiple(file).unwrap();
+    let of_kind = |kind: String| documents.iter().filter(move |own| own["kind"] == kind);
+    let is_bound = |policy: &&Value| {
+        let mut spec = fields.clone();
+        spec["policyName"] = policy["metadata"]["name"].clone();
+        // Without a selector, which would bind it to some objects alone.
+        of_kind(format!("{kind}Binding")).any(|binding| binding["spec"] == spec)
+    };
+    of_kind(kind.to_owned()).filter(is_bound).cloned().collect()
+}
+
+/// Returns the reviews whose outcome is not that of their row.
+pub(crate) fn wrong(policies: &[Value], rows: &[Row]) -> Vec<String> {
+    let outcome = |review| policies.iter().find_map(|policy| denied_by(policy, review));
+    let wrong = rows.iter().filter_map(|(name, review, words)| {
+        let denial = outcome(review);
+        let is_right = match &denial {
+            Some(denial) => !words.is_empty() && denial.contains(words),
+            None => words.is_empty(),
+        };
+        (!is_right).then(|| format!("{name}: {denial:?}, expected {words:?}"))
+    });
+    wrong.collect()
+}
+
+/// Asserts that each item of these parts of a policy denies a row that nothing else denies.
+pub(crate) fn assert_each_part_denies(policy: &Value, parts: &[&str], rows: &[Row]) {
+    for part in parts {
+        for number in 0..list(policy.pointer(part).unwrap()).len() {
+            let mut without = policy.clone();
+            without.pointer_mut(part).unwrap().as_array_mut().unwrap().remove(number);
+            let wrong = wrong(&[without], rows);
+            let admitted = wrong.iter().filter(|wrong| wrong.contains(": None, ")).count();
+            assert!(admitted > 0, "{part}, {number}: nothing more is admitted");
+        }
+    }
+}
