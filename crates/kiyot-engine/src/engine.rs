@@ -290,8 +290,8 @@ impl Engine {
             CellEffect::Detach => {
                 // The answer to a call that has not ended serves as well.
                 if let Some(instance) = cell.state.instance().cloned()
-                    && let Some(cell) = self.cells.get_mut(id)
-                    && !std::mem::replace(&mut cell.is_detaching, true)
+                    && let Some(end) = cell.state.end_mut()
+                    && !std::mem::replace(&mut end.is_detaching, true)
                 {
                     self.emit(id, Effect::Detach(instance));
                 }

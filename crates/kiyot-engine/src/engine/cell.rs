@@ -59,8 +59,6 @@ pub(super) struct Cell {
     pub(super) token: Option<Token>,
     /// True once it was bound.
     pub(super) was_bound: bool,
-    /// Set while the provider is asked to release its shared parts of the node.
-    pub(super) is_detaching: bool,
     /// The launches that failed before it, for the same order.
     pub(super) earlier: EarlierLaunches,
     /// The time from which on its instance is known.
@@ -87,7 +85,6 @@ impl Cell {
             bill: Bill::default(),
             token: None,
             was_bound: false,
-            is_detaching: false,
             earlier: EarlierLaunches::default(),
             instance_known: None,
             end: CellEnd::default(),

@@ -94,8 +94,8 @@ impl Engine {
     }
 
     pub(super) fn on_detach_answered(&mut self, id: &CellId) {
-        if let Some(cell) = self.cells.get_mut(id) {
-            cell.is_detaching = false;
+        if let Some(end) = self.cells.get_mut(id).and_then(|cell| cell.state.end_mut()) {
+            end.is_detaching = false;
         }
     }
 

@@ -5,11 +5,13 @@ use std::sync::Arc;
 use crate::{engine::CellError, provider::ProviderError};
 
 /// The end of a cell from its beginning on.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct End {
     pub(in crate::engine) reason: Arc<str>,
     /// True if it is proven that no container of the pod runs.
     pub(in crate::engine) stopped: bool,
+    /// Set while the provider is asked to release the shared parts of the node.
+    pub(in crate::engine) is_detaching: bool,
     /// The error of the last termination, until its callers have it.
     pub(in crate::engine) refusal: Option<ProviderError>,
     /// The number of failed attempts to end the cell.
@@ -43,7 +45,7 @@ pub(in crate::engine) enum EndCallers {
 
 impl End {
     pub(in crate::engine) fn new(reason: Arc<str>, stopped: bool) -> Self {
-        Self { reason, stopped, refusal: None, failed_attempts: 0, console: None }
+        Self { reason, stopped, ..Self::default() }
     }
 
     /// Returns the end with the proof that no container of the pod runs.
