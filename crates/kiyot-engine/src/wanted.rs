@@ -1,4 +1,4 @@
-//! What a pod wants of its cell: one value, from the kubelet's call to the provider.
+//! A pod's wishes for its cell: one value, from the kubelet's call to the provider.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -37,7 +37,7 @@ impl OrderKey {
     }
 }
 
-/// What a pod wants of its cell. The default is that of a warm cell, which no pod has yet.
+/// A pod's wishes for its cell. The default is that of a warm cell, which no pod has yet.
 #[derive(Debug, Clone, Default)]
 pub struct Wanted {
     /// The pod.

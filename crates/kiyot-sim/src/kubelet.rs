@@ -32,7 +32,7 @@ const CANDIDATES: (usize, usize) = (2, 6);
 /// A pod.
 #[derive(Debug)]
 pub(super) struct Pod {
-    /// What it wants. Its name is its uid.
+    /// Its wishes for its cell. Its name is its uid.
     pub(super) wanted: Arc<Wanted>,
     /// The number of its next planned run.
     call: u64,

@@ -44,7 +44,7 @@ const MAX_CAUSE_CHARS: usize = 1000;
 /// A call's order of a cell for a pod.
 #[derive(Debug, Clone)]
 pub struct OrderSpec {
-    /// What the pod wants.
+    /// The wishes of the pod.
     pub wanted: Arc<Wanted>,
     /// The id of the sandbox, unless the order joins another.
     pub sandbox: SandboxId,

@@ -263,7 +263,7 @@ pub(super) struct World {
     _dir: tempfile::TempDir,
 }
 
-/// What a pod wants.
+/// The wishes of a pod.
 pub(super) fn wanted(pod_uid: &str) -> Arc<Wanted> {
     let key = OrderKey { pod_uid: pod_uid.into(), ..OrderKey::default() };
     Arc::new(Wanted { key, ..Wanted::default() })
