@@ -78,6 +78,7 @@ proptest! {
                     _ => false,
                 };
                 prop_assert!(is_proof, "{before:?} -{event:?}-> {after:?}");
+                prop_assert!(after.containers_ended(), "{before:?} -{event:?}-> {after:?}");
             }
             // What a call changes is recorded before it. A launch is recorded once: its replays
             // repeat the record.
