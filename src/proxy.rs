@@ -31,7 +31,6 @@ use crate::{
 mod call;
 mod caller;
 mod cell_guard;
-mod child_waker;
 mod connection;
 mod copy_body;
 mod deadline;

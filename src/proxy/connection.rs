@@ -19,10 +19,13 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    child_waker::ChildWaker,
     serve,
     server_state::{ServerState, Settings},
 };
+
+mod child_waker;
+
+use child_waker::ChildWaker;
 
 /// Bound on the reads and polls of a round, after which other tasks run. A request takes one, and
 /// its response another.

@@ -30,8 +30,9 @@ use super::{
     layers,
     lease::create_lease,
     runtime::{MAX_MESSAGE_BYTES, QUERY_TIMEOUT, Runtime, leased, namespaced, with_timeout},
-    small_blobs,
 };
+
+mod small;
 
 /// Upper bound on the digests in a `MissingBlobs` request.
 const MAX_DIGESTS: usize = 1024;
@@ -118,9 +119,9 @@ pub async fn put_blob(
         NEXT.fetch_add(1, Ordering::Relaxed)
     );
     let write = BlobWrite { runtime, reference: &reference, lease: &lease, size };
-    if first.size <= small_blobs::MAX_BYTES {
+    if first.size <= small::MAX_BYTES {
         first.content = write.gather(&first, &mut parts).await?;
-        match small_blobs::place(store, &first.digest, first.content.clone()).await {
+        match small::place(store, &first.digest, first.content.clone()).await {
             Ok(()) => match write.commit_placed(&first).await {
                 Err(status) if status.code() != Code::AlreadyExists => {
                     tracing::debug!(blob = first.digest, error = %status, "blob not shared");

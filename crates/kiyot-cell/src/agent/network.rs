@@ -4,6 +4,8 @@ use std::fs;
 
 use super::resolver;
 
+pub mod pod;
+
 /// Interface counters of the cell's network namespace.
 const NET_DEV: &str = "/proc/self/net/dev";
 /// IPv4 routes of that namespace.

@@ -22,6 +22,7 @@ use super::{
 };
 
 mod progress;
+pub mod proxies;
 
 /// Poll interval until a manifest arrives: its layers follow at once.
 const FAST_POLL_INTERVAL: Duration = Duration::from_millis(10);

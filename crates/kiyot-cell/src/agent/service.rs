@@ -28,8 +28,8 @@ use tonic::{Request, Response, Status, Streaming, body::Body};
 use tower::{BoxError, Service};
 
 use super::{
-    AgentContext, bind, blobs, boot, clock, forward, layers, logs, pod_network, proxies, pulls,
-    registries, runtime::MAX_MESSAGE_BYTES, shutdown, tunnel,
+    AgentContext, bind, blobs, boot, clock, forward, layers, logs, network, pulls, registries,
+    runtime::MAX_MESSAGE_BYTES, shutdown, tunnel,
 };
 use crate::uplink::ConnectionInfo;
 
@@ -139,11 +139,11 @@ impl Agent for Calls {
             let checked = bind::check(own, request.get_ref())?;
             // Before the sysctls, as CNI is on the node: they may refuse addresses.
             if let Some(network) = &request.get_ref().network {
-                pod_network::configure(owns_machine, network)?;
+                network::pod::configure(owns_machine, network)?;
             }
             checked.apply()?;
             registries::replace(owns_machine, &request.get_ref().registries)?;
-            proxies::replace(owns_machine, &request.get_ref().proxies)?;
+            pulls::proxies::replace(owns_machine, &request.get_ref().proxies)?;
             resolver.ensure(request.get_ref().resolvers)
         });
         made.await.map_err(join_error)??;

@@ -15,7 +15,7 @@ use kiyot_proto::cell::PodNetwork;
 use rustix::net::netdevice::name_to_index;
 use tonic::Status;
 
-use super::network::POD_DEVICE;
+use super::POD_DEVICE;
 
 /// Smallest MTU of IPv4, and the largest of Linux.
 const MTU_BYTES: std::ops::RangeInclusive<u32> = 68..=65_536;
