@@ -8,6 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use kiyot_values::names::DEFAULT_NAMESPACE;
 use serde_json::{Value, json};
 use tokio::time::sleep;
 use tokio_util::task::AbortOnDropHandle;
@@ -17,6 +18,7 @@ use crate::{
     capacity::{self, Figures, KEY, Node},
     client::{Access, CALL_TIMEOUT, Connection},
     counter::Counter,
+    event_object::{self, EventObject},
     failure::Failure,
     gate::{FIRST_PAUSE, Gate},
     informer::Counted,
@@ -25,10 +27,6 @@ use crate::{
 
 /// Period of reading the Node object, in which the kubelet or another client may have changed it.
 const CHECK_PERIOD: Duration = Duration::from_secs(60);
-/// Namespace of the events of nodes.
-const EVENTS_NAMESPACE: &str = "default";
-/// Most characters of the node's name in the name of an event: 253 without the time.
-const MAX_NAME_CHARS: usize = 235;
 /// Longest message of an event, in characters.
 const MAX_MESSAGE_CHARS: usize = 1000;
 
@@ -107,8 +105,7 @@ impl Task {
                             "capacity of the node is not declared, new pods may not fit"
                         );
                     }
-                    let open = self.gate.open_at().unwrap_or_else(Instant::now);
-                    open.saturating_duration_since(Instant::now())
+                    self.gate.left(Instant::now())
                 }
             };
             sleep(pause).await;
@@ -160,7 +157,7 @@ impl Task {
     async fn report(&mut self, node: &Node, message: &str) {
         let event = self.event(node, message);
         let outcome = match self.connection.client().await {
-            Ok(client) => client.call(&Call::create_event(EVENTS_NAMESPACE, event)).await.err(),
+            Ok(client) => client.call(&Call::create_event(DEFAULT_NAMESPACE, event)).await.err(),
             Err(failure) => Some(failure),
         };
         if outcome.is_some() {
@@ -170,27 +167,21 @@ impl Task {
 
     fn event(&self, node: &Node, message: &str) -> Value {
         let (name, now) = (&self.options.node, time::now());
-        let prefix: String = name.chars().take(MAX_NAME_CHARS).collect();
         let message: String = message.chars().take(MAX_MESSAGE_CHARS).collect();
-        json!({
-            "apiVersion": "v1",
-            "kind": "Event",
-            "metadata": {
-                "name": format!("{prefix}.{:x}", now.unsigned_abs()),
-                "namespace": EVENTS_NAMESPACE,
-            },
-            "involvedObject": {
-                "apiVersion": "v1", "kind": "Node", "name": name, "uid": node.metadata.uid,
-            },
-            "type": "Warning",
-            "reason": "CapacityNotApplied",
-            "message": message,
-            "source": { "component": "kiyot", "host": name },
-            "reportingComponent": "kiyot",
-            "reportingInstance": name,
-            "firstTimestamp": time::seconds(now),
-            "lastTimestamp": time::seconds(now),
-            "count": 1,
-        })
+        let subject = json!({
+            "apiVersion": "v1", "kind": "Node", "name": name, "uid": node.metadata.uid,
+        });
+        let object = EventObject {
+            name: &event_object::name(name, now.unsigned_abs()),
+            namespace: DEFAULT_NAMESPACE,
+            subject,
+            is_warning: true,
+            reason: "CapacityNotApplied",
+            message: &message,
+            first_unix_nanos: now,
+            last_unix_nanos: now,
+            count: 1,
+        };
+        object.of_node(name)
     }
 }

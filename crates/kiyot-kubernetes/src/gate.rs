@@ -38,6 +38,11 @@ impl Gate {
         self.open_at
     }
 
+    /// Returns the time until the next call may be made.
+    pub fn left(&self, now: Instant) -> Duration {
+        self.open_at.map_or(Duration::ZERO, |open| open.saturating_duration_since(now))
+    }
+
     /// Notes a failure. Returns true if it is to be logged: the first of its class in a row.
     ///
     /// `jitter` is from 0 to 1, and spreads the nodes of a cluster after an outage.

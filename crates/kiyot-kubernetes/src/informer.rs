@@ -189,8 +189,7 @@ impl Task {
                              sized by those of CRI"
                         );
                     }
-                    let open = self.gate.open_at().unwrap_or_else(Instant::now);
-                    sleep(open.saturating_duration_since(Instant::now())).await;
+                    sleep(self.gate.left(Instant::now())).await;
                 }
             }
         }

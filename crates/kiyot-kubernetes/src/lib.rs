@@ -13,6 +13,7 @@ pub mod capacity;
 mod client;
 pub mod counter;
 pub mod declarer;
+pub mod event_object;
 pub mod failure;
 pub mod gate;
 pub mod informer;

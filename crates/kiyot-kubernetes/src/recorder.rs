@@ -10,7 +10,10 @@ use std::{
 
 use serde_json::{Value, json};
 
-use crate::time;
+use crate::{
+    event_object::{self, EventObject},
+    time,
+};
 
 /// Burst of an object's events (client-go: `defaultSpamBurst`).
 const SPAM_BURST: f64 = 25.0;
@@ -28,10 +31,6 @@ const MAX_WAITING: usize = 256;
 const MAX_TRIES: u32 = 12;
 /// Longest message, in characters (the API's limit is 1,024 bytes).
 const MAX_MESSAGE_CHARS: usize = 256;
-/// Longest name of a pod in an event's name: 253 without the time.
-const MAX_NAME_BYTES: usize = 235;
-/// Component that reports events.
-const COMPONENT: &str = "kiyot";
 
 /// A pod that events are about.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -120,10 +119,9 @@ impl Recorder {
             }
             None => {
                 *names += 1;
-                let pod: String = event.pod.name.chars().take(MAX_NAME_BYTES).collect();
-                let pod = pod.trim_end_matches(['-', '.']);
-                // The number keeps events of the same nanosecond apart.
-                let name = format!("{pod}.{:x}", unix_nanos.unsigned_abs().wrapping_add(*names));
+                // The count keeps events of the same nanosecond apart.
+                let number = unix_nanos.unsigned_abs().wrapping_add(*names);
+                let name = event_object::name(&event.pod.name, number);
                 Record {
                     event: event.clone(),
                     name,
@@ -239,28 +237,25 @@ impl Recorder {
     /// Returns the object of an event.
     pub fn object(&self, record: &Record) -> Value {
         let Record { event, .. } = record;
-        let kind = if event.is_warning { "Warning" } else { "Normal" };
-        json!({
+        let subject = json!({
             "apiVersion": "v1",
-            "kind": "Event",
-            "metadata": { "name": record.name, "namespace": event.pod.namespace },
-            "involvedObject": {
-                "apiVersion": "v1",
-                "kind": "Pod",
-                "namespace": event.pod.namespace,
-                "name": event.pod.name,
-                "uid": event.pod.uid,
-            },
-            "type": kind,
-            "reason": event.reason,
-            "message": event.message,
-            "source": { "component": COMPONENT, "host": self.node },
-            "reportingComponent": COMPONENT,
-            "reportingInstance": self.node,
-            "firstTimestamp": time::seconds(record.first_unix_nanos),
-            "lastTimestamp": time::seconds(record.last_unix_nanos),
-            "count": record.count,
-        })
+            "kind": "Pod",
+            "namespace": event.pod.namespace,
+            "name": event.pod.name,
+            "uid": event.pod.uid,
+        });
+        let object = EventObject {
+            name: &record.name,
+            namespace: &event.pod.namespace,
+            subject,
+            is_warning: event.is_warning,
+            reason: event.reason,
+            message: &event.message,
+            first_unix_nanos: record.first_unix_nanos,
+            last_unix_nanos: record.last_unix_nanos,
+            count: record.count,
+        };
+        object.of_node(&self.node)
     }
 }
 
