@@ -283,7 +283,7 @@ impl Engine {
 }
 
 /// Returns a text of a record; `None` if it is empty.
-fn known(text: &str) -> Option<String> {
+pub(super) fn known(text: &str) -> Option<String> {
     (!text.is_empty()).then(|| text.to_owned())
 }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use kiyot_proto::store;
 
-use crate::engine::{ClaimRefusal, Now};
+use crate::engine::{ClaimRefusal, Now, recovery::known};
 
 /// A token, which one key may spend.
 #[derive(Debug)]
@@ -28,12 +28,11 @@ impl Token {
 
     /// Returns the token of a cell's record, if it has one.
     pub(in crate::engine) fn from_stored(record: &store::Cell, deadline: Duration) -> Option<Self> {
-        let text = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
         Some(Self {
-            sha256: text(&record.token_sha256)?,
+            sha256: known(&record.token_sha256)?,
             expires_unix: record.token_expires_unix,
             deadline,
-            spent_by: text(&record.key_sha256),
+            spent_by: known(&record.key_sha256),
         })
     }
 
