@@ -9,7 +9,7 @@ use std::{
     fmt, io,
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicU32, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
     },
     thread,
     time::Duration,
@@ -17,27 +17,34 @@ use std::{
 
 use async_trait::async_trait;
 use futures::stream::BoxStream;
-use kiyot_config as config;
+use kiyot_config::{self as config, Capacity};
 use kiyot_engine::{
     id::CellId,
-    placement::{ApiRequests, PodRequests, REQUESTS_TIMEOUT},
+    placement::{ApiRequests, Most, PodRequests, REQUESTS_TIMEOUT},
 };
 use kiyot_kubernetes::{
     Access, CapacityDeclarer, Counter, DeclarerOptions, Options, Periods, PodInformer, Publisher,
-    ShownCell, Source,
+    Room, RoomSource, ShownCell, Source,
 };
 use kiyot_proto::admin;
+use kiyot_values::error_chain::error_chain;
 use tokio::{runtime::Builder, sync::oneshot};
 
 use crate::{
     backends::milpa::{Milpa, inventory::Inventory},
-    metrics::{self, ApiCalls, KUBERNETES_DROPPED_EVENTS, KUBERNETES_UNAPPLIED_CAPACITY, Page},
+    metrics::{
+        self, ApiCalls, KUBERNETES_CELLS_EXHAUSTED, KUBERNETES_DROPPED_EVENTS,
+        KUBERNETES_UNAPPLIED_CAPACITY, Page,
+    },
 };
 
 /// Cells that are read at a time, between which other tasks run.
 const PART_CELLS: usize = 128;
 /// Cells whose pods are remembered.
 const MAX_REMEMBERED: usize = 4096;
+
+/// Pods of the node itself, beside those in cells: the kubelet's default.
+const NODE_PODS: u64 = 110;
 
 /// Name of the thread.
 const THREAD: &str = "kiyot-kube-api";
@@ -48,6 +55,7 @@ pub(crate) struct Counters {
     calls: ApiCalls,
     dropped_events: AtomicU64,
     unapplied_capacity: AtomicU32,
+    are_cells_exhausted: AtomicBool,
 }
 
 impl Counters {
@@ -57,6 +65,7 @@ impl Counters {
             calls: ApiCalls::of_kubernetes(),
             dropped_events: AtomicU64::new(0),
             unapplied_capacity: AtomicU32::new(0),
+            are_cells_exhausted: AtomicBool::new(false),
         })
     }
 }
@@ -74,6 +83,10 @@ impl Counter for Counters {
         let figures = u32::try_from(figures).unwrap_or(u32::MAX);
         self.unapplied_capacity.store(figures, Ordering::Relaxed);
     }
+
+    fn cells_exhausted(&self, is_exhausted: bool) {
+        self.are_cells_exhausted.store(is_exhausted, Ordering::Relaxed);
+    }
 }
 
 impl metrics::Source for Counters {
@@ -82,7 +95,9 @@ impl metrics::Source for Counters {
         let dropped = self.dropped_events.load(Ordering::Relaxed);
         page.family(&KUBERNETES_DROPPED_EVENTS)?.counter(&[], dropped)?;
         let unapplied = self.unapplied_capacity.load(Ordering::Relaxed);
-        page.family(&KUBERNETES_UNAPPLIED_CAPACITY)?.gauge(&[], f64::from(unapplied))
+        page.family(&KUBERNETES_UNAPPLIED_CAPACITY)?.gauge(&[], f64::from(unapplied))?;
+        let exhausted = u8::from(self.are_cells_exhausted.load(Ordering::Relaxed));
+        page.family(&KUBERNETES_CELLS_EXHAUSTED)?.gauge(&[], f64::from(exhausted))
     }
 }
 
@@ -169,10 +184,12 @@ async fn serve(
     if config.reads_requests() {
         let informer =
             PodInformer::start(access.clone(), node.clone(), None, Arc::clone(&counters) as _);
-        declarer = config.capacity.clone().map(|figures| {
+        declarer = config.capacity.clone().map(|Capacity { figures, is_derived }| {
             let options =
                 DeclarerOptions::new(access.clone(), node.clone(), figures, config.events);
-            CapacityDeclarer::start(options, informer.counted(), Arc::clone(&counters) as _)
+            let room = Arc::new(CellRoom { milpa: Arc::clone(&milpa), is_derived });
+            let counter = Arc::clone(&counters) as _;
+            CapacityDeclarer::start(options, informer.counted(), room, counter)
         });
         milpa.set_pod_requests(Arc::new(Requests(informer)));
     }
@@ -189,6 +206,41 @@ async fn serve(
     // Ends with an error, as nothing is ever sent.
     let _closed = stopped.await;
     drop(declarer);
+}
+
+/// The room of a backend's cells.
+struct CellRoom {
+    milpa: Arc<Milpa>,
+    /// Has the figures of what the cells can have.
+    is_derived: bool,
+}
+
+impl fmt::Debug for CellRoom {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CellRoom").finish_non_exhaustive()
+    }
+}
+
+#[async_trait]
+impl RoomSource for CellRoom {
+    async fn room(&self) -> Option<Room> {
+        let (room, most) = self.milpa.inventory().room().await?;
+        let max_cells = u64::try_from(room.limits.max_cells).unwrap_or(u64::MAX);
+        let figures = if self.is_derived {
+            let Most { cpus, memory_mib } = most?;
+            let pods = max_cells.saturating_add(NODE_PODS);
+            let figures = [("cpu", cpus), ("memory", memory_mib), ("pods", pods)].into_iter();
+            figures.map(|(name, amount)| (name.to_owned(), amount.max(1))).collect()
+        } else {
+            BTreeMap::new()
+        };
+        Some(Room {
+            max_cells,
+            idle: u64::try_from(room.idle).unwrap_or(u64::MAX),
+            refusal: room.refusal.map(|error| error_chain(&error)),
+            figures,
+        })
+    }
 }
 
 /// The cells of a backend.

@@ -294,6 +294,14 @@ pub const KUBERNETES_UNAPPLIED_CAPACITY: Definition = Definition {
     help: "Figures of the declared capacity of which the Node object has less",
     labels: &[],
 };
+/// The tap of pods for cells.
+pub const KUBERNETES_CELLS_EXHAUSTED: Definition = Definition {
+    name: "kiyot_kubernetes_cells_exhausted",
+    kind: Kind::Gauge,
+    unit: None,
+    help: "1 while the node takes no further pods for cells, because none can be launched",
+    labels: &[],
+};
 /// Build.
 pub const BUILD: Definition = Definition {
     name: "kiyot_build",
@@ -376,6 +384,7 @@ pub const ALL: &[&Definition] = &[
     &KUBERNETES_CALL_DURATION,
     &KUBERNETES_DROPPED_EVENTS,
     &KUBERNETES_UNAPPLIED_CAPACITY,
+    &KUBERNETES_CELLS_EXHAUSTED,
     &BUILD,
     &PROCESS_CPU,
     &PROCESS_MEMORY,

@@ -4,6 +4,10 @@ use std::collections::BTreeMap;
 
 use kiyot_values::{names::is_label, problems::Field};
 
+/// Key of derived figures.
+const DERIVED: &str = "derived";
+/// Extended resource of a pod's cell, which has a figure of its own.
+const CELL: &str = "pod.elotl.co/cell";
 /// Largest number of a figure: six digits.
 const MAX_NUMBER: u64 = 999_999;
 /// Most characters of all figures as text: the policy on nodes reads no longer annotation.
@@ -19,8 +23,30 @@ const MAX_OWN_NAME_CHARS: usize = 63;
 /// numbers.
 pub type Figures = BTreeMap<String, u64>;
 
-pub(super) fn read(field: Field<'_>) -> Figures {
-    let entries = field.entries();
+/// The capacity that the node declares.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Capacity {
+    /// Figures of its own.
+    pub figures: Figures,
+    /// Declares the CPUs, the memory and the pods that cells can have, beside these figures.
+    pub is_derived: bool,
+}
+
+impl Capacity {
+    /// Returns true if it has no figures.
+    pub(super) fn is_empty(&self) -> bool {
+        self.figures.is_empty() && !self.is_derived
+    }
+}
+
+pub(super) fn read(field: Field<'_>) -> Capacity {
+    let (derived, entries): (Vec<_>, Vec<_>) =
+        field.entries().into_iter().partition(|(name, _)| name == DERIVED);
+    let is_derived = derived.into_iter().filter_map(|(_, field)| field.flag()).any(|flag| flag);
+    Capacity { figures: figures(entries), is_derived }
+}
+
+fn figures(entries: Vec<(String, Field<'_>)>) -> Figures {
     let chars = entries.iter().map(|(name, _)| name.len() + MAX_AMOUNT_CHARS).sum::<usize>();
     if chars > MAX_TEXT_CHARS
         && let Some((_, last)) = entries.last()
@@ -39,6 +65,10 @@ fn amount(name: &str, field: Field<'_>) -> Option<u64> {
             "a whole number from 1 to 999999 with Mi, Gi or Ti, such as \"4000Gi\"",
             mebibytes,
         ),
+        CELL => {
+            field.refuse("is declared as max_cells of the backend; allowed: no figure");
+            None
+        }
         name if is_extended(name) => field.number(1..=MAX_NUMBER),
         _ => {
             field.refuse(
@@ -78,7 +108,7 @@ mod tests {
     use super::*;
     use crate::parse;
 
-    fn read(section: &str) -> Result<Option<Figures>, String> {
+    fn read(section: &str) -> Result<Option<Capacity>, String> {
         let text = format!(
             "[kubernetes]\nkubeconfig = \"in-cluster\"\n[kubernetes.capacity]\n{section}\n\
              [backends.containerd]\ntype = \"cri\"\n"
@@ -102,7 +132,15 @@ mod tests {
             ("pods", 250),
         ];
         let expected = expected.map(|(name, amount)| (name.to_owned(), amount));
-        assert_eq!(figures, Ok(Some(Figures::from(expected))));
+        let capacity = Capacity { figures: expected.into(), is_derived: false };
+        assert_eq!(figures, Ok(Some(capacity)));
+        assert_eq!(
+            read("cpu = 5\nderived = true"),
+            Ok(Some(Capacity {
+                figures: Figures::from([("cpu".to_owned(), 5)]),
+                is_derived: true
+            }))
+        );
     }
 
     /// Verifies K14.
@@ -136,10 +174,32 @@ mod tests {
             ("\"a/-c\" = 5", "is of no resource"),
             ("\"a/b/c\" = 5", "is of no resource"),
             ("\"a.b/c\" = 1.5", "a whole number"),
+            ("derived = false", "has no figures"),
+            ("derived = 5", "kubernetes.capacity.derived"),
+            ("\"pod.elotl.co/cell\" = 5", "is declared as max_cells"),
         ] {
             let problems = read(section).unwrap_err();
             assert!(problems.contains(expected), "{section}: {problems}");
         }
+    }
+
+    /// Verifies K14.
+    #[test]
+    fn derived_figures_are_of_cells_on_other_machines() {
+        let problems = |provider: &str| {
+            let text = format!(
+                "[kubernetes]\nkubeconfig = \"in-cluster\"\n[kubernetes.capacity]\nderived = true\n\
+                 [backends.containerd]\ntype = \"cri\"\n[backends.milpa]\ntype = \"milpa\"\n\
+                 provider = \"{provider}\"\n"
+            );
+            parse("test", &text, []).map_err(|problems| problems.to_string()).err()
+        };
+        let refused = "kubernetes.capacity.derived: is of cells on other machines";
+        for provider in ["netns", "qemu"] {
+            let problems = problems(provider).unwrap_or_default();
+            assert!(problems.contains(refused), "{provider}: {problems}");
+        }
+        assert!(!problems("ec2").unwrap_or_default().contains(refused));
     }
 
     /// Verifies K14.

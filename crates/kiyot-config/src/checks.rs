@@ -70,6 +70,11 @@ pub(super) fn check(config: &Config, real: &dyn Fn(&Path) -> PathBuf, report: &R
                             is this name and the node's: a name such as \"production\"";
                 report.add(Problem::new(format!("backends.{name}.cluster"), rule));
             }
+            if config.kubernetes.derives_capacity() && !milpa.provider.has_remote_cells() {
+                let rule = "is of cells on other machines; allowed with such a provider (\"ec2\"), \
+                            else figures of the node";
+                report.add(Problem::new("kubernetes.capacity.derived", rule));
+            }
             if milpa.provider == ProviderKind::Ec2 {
                 let knows_node = milpa.gateway.node_address().is_some();
                 milpa.ec2.check(&format!("backends.{name}.ec2"), knows_node, report);

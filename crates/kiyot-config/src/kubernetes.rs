@@ -8,7 +8,7 @@ use kiyot_values::{
 };
 
 use super::{
-    capacity::{self, Figures},
+    capacity::{self, Capacity},
     read,
 };
 
@@ -35,8 +35,8 @@ pub struct Kubernetes {
     pub events: bool,
     /// Reads the requests and limits of the node's pods, to size their cells.
     pub requests: bool,
-    /// Figures of the node's capacity that the daemon declares; `None` leaves the machine's.
-    pub capacity: Option<Figures>,
+    /// The node's capacity that the daemon declares; `None` leaves the machine's.
+    pub capacity: Option<Capacity>,
 }
 
 impl Default for Kubernetes {
@@ -49,6 +49,11 @@ impl Kubernetes {
     /// Returns true if pods are sized by the requests that the API has.
     pub fn reads_requests(&self) -> bool {
         self.kubeconfig.is_some() && self.requests
+    }
+
+    /// Returns true if the node declares what cells can have.
+    pub(super) fn derives_capacity(&self) -> bool {
+        self.capacity.as_ref().is_some_and(|capacity| capacity.is_derived)
     }
 
     pub(super) fn read(mut table: Table<'_>) -> Self {
@@ -69,10 +74,12 @@ impl Kubernetes {
         table.set("requests", &mut kubernetes.requests, |field| field.flag());
         let problems = table.report().len();
         table.set("capacity", &mut kubernetes.capacity, |field| Some(Some(capacity::read(field))));
-        if let Some(figures) = &kubernetes.capacity {
+        if let Some(capacity) = &kubernetes.capacity {
             let refuse = |rule| table.report().add(Problem::new(table.path_of("capacity"), rule));
-            if figures.is_empty() && table.report().len() == problems {
-                refuse("has no figures; allowed: one or more, such as cpu = 1000");
+            if capacity.is_empty() && table.report().len() == problems {
+                refuse(
+                    "has no figures; allowed: one or more, such as cpu = 1000, or derived = true",
+                );
             }
             // What runs is declared at least.
             if !kubernetes.reads_requests() {

@@ -37,7 +37,7 @@ mod warm;
 
 pub use admin::Admin;
 pub use backends::{BackendConfig, CriBackend};
-pub use capacity::Figures;
+pub use capacity::{Capacity, Figures};
 pub use diff::{Change, Diff};
 pub use ec2::{
     Ec2, ImageFilter, PriceSource, RefusedRoute, TooManyGroups, VolumePerformance, VolumeType,

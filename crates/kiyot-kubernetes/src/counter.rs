@@ -11,4 +11,6 @@ pub trait Counter: fmt::Debug + Send + Sync {
     fn event_dropped(&self);
     /// Notes the number of declared figures of the node that the API server does not apply.
     fn capacity_unapplied(&self, figures: usize);
+    /// Notes whether the node takes fewer pods for cells than are allowed, for want of cells.
+    fn cells_exhausted(&self, is_exhausted: bool);
 }

@@ -1,7 +1,7 @@
 //! The task that has the node declare its capacity.
 //!
-//! It reads the Node object once a period, patches it when figures are due, and compares the
-//! response with what it declared.
+//! It reads the Node object once a period, and when the room for further pods changes, patches it
+//! when figures are due, and compares the response with what it declared.
 
 use std::{
     sync::Arc,
@@ -22,11 +22,14 @@ use crate::{
     failure::Failure,
     gate::{FIRST_PAUSE, Gate},
     informer::Counted,
+    tap::{CELL, Room, RoomSource, Tap},
     time,
 };
 
 /// Period of reading the Node object, in which the kubelet or another client may have changed it.
 const CHECK_PERIOD: Duration = Duration::from_secs(60);
+/// Period of the steps of the tap: longer than a launch takes that is refused.
+const STEP_PERIOD: Duration = Duration::from_secs(5);
 /// Longest message of an event, in characters.
 const MAX_MESSAGE_CHARS: usize = 1000;
 
@@ -43,14 +46,17 @@ pub struct DeclarerOptions {
     pub events: bool,
     /// Period of reading the Node object.
     pub check: Duration,
-    /// Pause after a first failure, and until the node's pods are known.
+    /// Period of the steps of the tap.
+    pub step: Duration,
+    /// Pause after a first failure, and until the node's pods and its room are known.
     pub first_pause: Duration,
 }
 
 impl DeclarerOptions {
     /// Returns the options of a node, with the usual periods.
     pub fn new(access: Access, node: String, figures: Figures, events: bool) -> Self {
-        Self { access, node, figures, events, check: CHECK_PERIOD, first_pause: FIRST_PAUSE }
+        let (check, step, first_pause) = (CHECK_PERIOD, STEP_PERIOD, FIRST_PAUSE);
+        Self { access, node, figures, events, check, step, first_pause }
     }
 }
 
@@ -62,15 +68,24 @@ pub struct CapacityDeclarer(
 
 impl CapacityDeclarer {
     /// Starts the task. Called on a runtime of tokio.
-    pub fn start(options: DeclarerOptions, counted: Counted, counter: Arc<dyn Counter>) -> Self {
+    pub fn start(
+        options: DeclarerOptions,
+        counted: Counted,
+        room: Arc<dyn RoomSource>,
+        counter: Arc<dyn Counter>,
+    ) -> Self {
         let access = options.access.clone();
         counter.capacity_unapplied(options.figures.len());
         let task = Task {
             connection: Connection::new(access, Arc::clone(&counter), CALL_TIMEOUT),
             gate: Gate::new(options.first_pause),
             is_unapplied: false,
+            is_exhausted: false,
+            tap: Tap::default(),
+            declared: None,
             options,
             counted,
+            room,
             counter,
         };
         Self(AbortOnDropHandle::new(tokio::spawn(task.run())))
@@ -81,10 +96,16 @@ struct Task {
     options: DeclarerOptions,
     connection: Connection,
     counted: Counted,
+    room: Arc<dyn RoomSource>,
     counter: Arc<dyn Counter>,
     gate: Gate,
+    tap: Tap,
+    /// The figures that were declared last, and the time of the next check.
+    declared: Option<(Figures, Instant)>,
     /// True while the API server does not apply what is declared.
     is_unapplied: bool,
+    /// True since the node takes no further pods, until it takes all again.
+    is_exhausted: bool,
 }
 
 impl Task {
@@ -112,20 +133,54 @@ impl Task {
         }
     }
 
-    /// Declares the figures if the node has others. Returns the pause until the next check.
+    /// Declares the figures if the node has others. Returns the pause until the next step.
     async fn declare(&mut self) -> Result<Duration, Failure> {
+        let (counted, room) = (self.counted.sum(), self.room.room().await);
         // Without the pods less than what runs could be declared.
-        let Some(counted) = self.counted.sum() else { return Ok(self.options.first_pause) };
-        let figures = capacity::figures(&self.options.figures, &counted);
-        let client = self.connection.client().await?;
-        let name = &self.options.node;
-        let mut node: Node = client.object(&Call::get_node(name)).await?;
-        let patch = if node.is_declared() { capacity::patch(&figures, &node) } else { None };
-        if let Some(patch) = patch {
-            node = client.object(&Call::patch_node_status(name, patch)).await?;
+        let (Some(counted), Some(room)) = (counted, room) else {
+            return Ok(self.options.first_pause);
+        };
+        let cells = self.tap.turn(&room, counted.amount(CELL));
+        let Room { refusal, figures: mut wanted, .. } = room;
+        wanted.extend(self.options.figures.clone());
+        let mut figures = capacity::figures(&wanted, &counted);
+        figures.insert(CELL.to_owned(), cells);
+        let is_due = |(declared, check): &(Figures, Instant)| {
+            *declared != figures || *check <= Instant::now()
+        };
+        let is_due = self.declared.as_ref().is_none_or(is_due);
+        if is_due {
+            let client = self.connection.client().await?;
+            let name = &self.options.node;
+            let mut node: Node = client.object(&Call::get_node(name)).await?;
+            let patch = if node.is_declared() { capacity::patch(&figures, &node) } else { None };
+            if let Some(patch) = patch {
+                node = client.object(&Call::patch_node_status(name, patch)).await?;
+            }
+            self.declared = Some((figures.clone(), Instant::now() + self.options.check));
+            self.compare(&figures, &node).await;
+            self.report_tap(refusal, &node).await;
         }
-        self.compare(&figures, &node).await;
-        Ok(self.options.check)
+        Ok(self.options.step)
+    }
+
+    /// Reports that the node takes no further pods, once until it takes all again.
+    async fn report_tap(&mut self, refusal: Option<String>, node: &Node) {
+        let is_exhausted = !self.tap.is_open() && node.is_declared();
+        self.counter.cells_exhausted(is_exhausted);
+        match (self.is_exhausted, refusal) {
+            (false, Some(reason)) if is_exhausted => {
+                self.is_exhausted = true;
+                tracing::warn!(reason, "node takes no further pods, no cell can be launched");
+                let message = format!("no cell can be launched: {reason}");
+                self.report(node, "CellsExhausted", &message).await;
+            }
+            (true, _) if !is_exhausted => {
+                self.is_exhausted = false;
+                tracing::info!("node takes as many pods as cells are allowed");
+            }
+            _ => {}
+        }
     }
 
     /// Reports figures that the API server does not apply, once until it applies them.
@@ -149,13 +204,15 @@ impl Task {
         };
         let figures = lacking.join(",");
         tracing::warn!(figures, reason, "declared capacity of the node is not applied");
-        if self.options.events {
-            self.report(node, &format!("{reason}, and the node has less than {figures}")).await;
-        }
+        let message = format!("{reason}, and the node has less than {figures}");
+        self.report(node, "CapacityNotApplied", &message).await;
     }
 
-    async fn report(&mut self, node: &Node, message: &str) {
-        let event = self.event(node, message);
+    async fn report(&mut self, node: &Node, reason: &str, message: &str) {
+        if !self.options.events {
+            return;
+        }
+        let event = self.event(node, reason, message);
         let outcome = match self.connection.client().await {
             Ok(client) => client.call(&Call::create_event(DEFAULT_NAMESPACE, event)).await.err(),
             Err(failure) => Some(failure),
@@ -165,7 +222,7 @@ impl Task {
         }
     }
 
-    fn event(&self, node: &Node, message: &str) -> Value {
+    fn event(&self, node: &Node, reason: &str, message: &str) -> Value {
         let (name, now) = (&self.options.node, time::now());
         let message: String = message.chars().take(MAX_MESSAGE_CHARS).collect();
         let subject = json!({
@@ -176,7 +233,7 @@ impl Task {
             namespace: DEFAULT_NAMESPACE,
             subject,
             is_warning: true,
-            reason: "CapacityNotApplied",
+            reason,
             message: &message,
             first_unix_nanos: now,
             last_unix_nanos: now,

@@ -3,7 +3,7 @@
 //!
 //! The core is pure: [`object`] renders cells, [`plan`] finds the writes that are due, [`gate`]
 //! and [`pace`] bound them, [`recorder`] correlates events, [`requests`] sums what a pod requests,
-//! [`capacity`] decides what the node declares.
+//! [`capacity`] and [`tap`] decide what the node declares.
 //! `client`, [`publisher`], [`informer`] and [`declarer`] carry out calls.
 //!
 //! Nothing in here is on the path of a CRI call, and pods run without any of it.
@@ -26,6 +26,7 @@ pub mod publisher;
 pub mod recorder;
 pub mod requests;
 pub mod source;
+pub mod tap;
 mod time;
 
 pub use client::{Access, Client, ClientError};
@@ -34,3 +35,4 @@ pub use declarer::{CapacityDeclarer, DeclarerOptions};
 pub use informer::PodInformer;
 pub use publisher::{Options, Periods, Publisher};
 pub use source::{ShownCell, Source};
+pub use tap::{Room, RoomSource};

@@ -18,8 +18,8 @@ use kiyot_engine::{
         OrderSpec, PodPorts, Seams, Step, Unusable,
     },
     id::{CellId, NoRandomness, SandboxId},
-    placement::{self, AllRefused, Candidate, Catalogue, Choice, Needs, NoFit, Requested, Rules},
-    provider::{Attached, HostPort, MAX_HOST_PORTS, Owner, Provider, ProviderError},
+    placement::{self, AllRefused, Candidate, Choice, Needs, NoFit, Requested, Rules},
+    provider::{Attached, HostPort, MAX_HOST_PORTS, Owner, Provider},
     request::CellRequest,
 };
 use kiyot_link::bootstrap::Bootstrap;
@@ -45,6 +45,7 @@ mod operator;
 mod prices;
 mod provider_calls;
 mod restoration;
+mod room;
 mod shared;
 mod warm;
 
@@ -99,6 +100,9 @@ pub enum CellEvent {
 /// The time beyond the orphan timeout after which a cell without contact has stopped its pod: the
 /// silence that an agent takes for a lost link, and the time in which containers end.
 const ORPHAN_GRACE: Duration = Duration::from_secs(120);
+
+/// The offerings of a pod, the provider's parameters of its launch, and the choice.
+type Offers = (Result<Vec<Candidate>, CellError>, BTreeMap<String, String>, Option<Choice>);
 
 /// Bounds the cells that a line of the log names.
 const MAX_NAMED: usize = 10;
@@ -294,19 +298,13 @@ impl Cells {
         if shared.links.get().is_none() || shared.stop.is_cancelled() {
             return Err(CellError::Starting);
         }
-        let catalogue = shared.prices.current(&*shared.provider).await;
         let OrderKey { pod_uid, namespace, name: pod, .. } = &wanted.key;
         let subject = Subject::Pod { name: wanted.key.pod(), uid: pod_uid.clone() };
         // Before the provider is asked, whose error does not name the other pod.
         if let Some(taken) = shared.core().engine.taken_port(&wanted) {
             return Err(taken.into());
         }
-        let (candidates, parameters, choice) = match self.offers(catalogue, &wanted).await {
-            Ok((choice, parameters)) => {
-                (self.candidates(&choice, &parameters), parameters, Some(choice))
-            }
-            Err(why) => (Err(why), BTreeMap::new(), None),
-        };
+        let (candidates, parameters, choice) = self.offers(&wanted).await;
         let spec = OrderSpec {
             wanted: Arc::clone(&wanted),
             sandbox,
@@ -352,17 +350,22 @@ impl Cells {
         Ok(BoundCell { cell, sandbox, attached })
     }
 
-    /// Returns the choice of a pod and the provider's parameters, or why the provider has none.
-    async fn offers(
-        &self,
-        catalogue: Result<Arc<Catalogue>, ProviderError>,
-        wanted: &Wanted,
-    ) -> Result<(Choice, BTreeMap<String, String>), CellError> {
-        let catalogue = catalogue.map_err(CellError::Provider)?;
-        let parameters = self.shared.provider.parameters(wanted).await;
-        let parameters = parameters.map_err(CellError::Provider)?;
-        let (needs, rules) = (Arc::clone(&wanted.needs), Arc::clone(&self.rules));
-        Ok((Choice { catalogue, needs, rules }, parameters))
+    /// Returns the offerings of a pod, the provider's parameters and the choice, or why the
+    /// provider has none.
+    async fn offers(&self, wanted: &Wanted) -> Offers {
+        let shared = &self.shared;
+        let chosen = async {
+            let catalogue = shared.prices.current(&*shared.provider).await?;
+            let parameters = shared.provider.parameters(wanted).await?;
+            let (needs, rules) = (Arc::clone(&wanted.needs), Arc::clone(&self.rules));
+            Ok((Choice { catalogue, needs, rules }, parameters))
+        };
+        match chosen.await {
+            Ok((choice, parameters)) => {
+                (self.candidates(&choice, &parameters), parameters, Some(choice))
+            }
+            Err(error) => (Err(CellError::Provider(error)), BTreeMap::new(), None),
+        }
     }
 
     /// Returns the mark of a call that waits for the cell of an order.

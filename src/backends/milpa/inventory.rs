@@ -6,7 +6,13 @@
 use std::sync::Arc;
 
 use kiyot_config::{BackendConfig, ProviderKind};
-use kiyot_engine::{StoreError, engine::OrderView, id::CellId, provider::ProviderError};
+use kiyot_engine::{
+    StoreError,
+    engine::{OrderView, Room},
+    id::CellId,
+    placement::Most,
+    provider::ProviderError,
+};
 use kiyot_proto::admin;
 
 use super::{cells::Cells, cri::CriService, pods::Pods, store::Store};
@@ -101,6 +107,12 @@ impl Inventory {
     /// told; `None` for a cell that is not connected.
     pub fn agents(&self) -> Vec<(CellId, Option<String>)> {
         self.cells.agent_builds()
+    }
+
+    /// Returns the room for further pods, and what cells can have at most, if the provider's
+    /// catalogue is known; `None` while the daemon starts.
+    pub async fn room(&self) -> Option<(Room, Option<Most>)> {
+        self.cells.room().await
     }
 
     /// Returns the summary of the backend.

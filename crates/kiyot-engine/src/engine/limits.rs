@@ -167,15 +167,16 @@ impl Limits {
         self.affordable_among(cells.values(), namespace, candidates)
     }
 
-    /// Returns true if the limits allow a pod to have a candidate once no cell is of a pool.
+    /// Returns true if the limits allow a pod of a namespace, or of any, to have a candidate once
+    /// no cell is of a pool.
     pub(super) fn affords_without_pools(
         &self,
         cells: &Cells,
-        namespace: &str,
+        namespace: Option<&str>,
         candidates: &[Candidate],
     ) -> bool {
         let of_pods = cells.values().filter(|cell| cell.pool.is_none() || cell.pod.is_some());
-        self.affordable_among(of_pods, Some(namespace), candidates).is_ok()
+        self.affordable_among(of_pods, namespace, candidates).is_ok()
     }
 
     fn affordable_among<'a>(

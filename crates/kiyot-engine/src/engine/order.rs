@@ -349,9 +349,9 @@ impl Engine {
             return;
         }
         let candidates = self.of_market(&candidates, order.spot_since, now);
-        let namespace = order.wanted.key.namespace.as_str();
+        let namespace = Some(order.wanted.key.namespace.as_str());
         let (limits, cells) = (self.config.limits, &self.cells);
-        let affordable = limits.affordable(cells, Some(namespace), &candidates);
+        let affordable = limits.affordable(cells, namespace, &candidates);
         if affordable.is_err()
             && limits.affords_without_pools(cells, namespace, &candidates)
             && self.give_way(now)

@@ -356,28 +356,38 @@ impl Engine {
     }
 
     /// Returns the cheapest idle cell that suits a pod, of equal ones the oldest, with its offering
-    /// at the price for the pod. It was launched with the parameters of the pod: an instance keeps
-    /// its security groups and its role.
+    /// at the price for the pod.
     fn warm_cell(
         &self,
         choice: &Choice,
         parameters: &BTreeMap<String, String>,
         namespace: &str,
     ) -> Option<(CellId, Candidate)> {
+        let suited = self.warm_cells_for(choice, parameters, namespace);
+        let cheapest = suited.min_by_key(|(suited, cell)| (suited.price, cell.created_unix_nanos));
+        cheapest.map(|(suited, cell)| (cell.id.clone(), suited))
+    }
+
+    /// Returns the idle cells that suit a pod, with their offerings at the price for the pod. They
+    /// were launched with the parameters of the pod: an instance keeps its security groups and its
+    /// role.
+    pub(super) fn warm_cells_for<'e>(
+        &'e self,
+        choice: &'e Choice,
+        parameters: &BTreeMap<String, String>,
+        namespace: &'e str,
+    ) -> impl Iterator<Item = (Candidate, &'e Cell)> {
         let parameters_sha256 = launch::parameters_digest(parameters);
         // An agent that is silent now may be gone.
         let idle = |cell: &&Cell| cell.is_warm() && is_idle(cell) && !self.is_silent(&cell.id);
-        let suited = self
-            .cells
+        self.cells
             .values()
             .filter(idle)
-            .filter(|cell| cell.launch.parameters_sha256 == parameters_sha256)
+            .filter(move |cell| cell.launch.parameters_sha256 == parameters_sha256)
             .filter_map(|cell| Some((choice.suited(cell.offering()?)?, cell)))
-            .filter(|(suited, cell)| {
+            .filter(move |(suited, cell)| {
                 self.config.limits.affords_warm(&self.cells, namespace, cell, suited.price)
-            });
-        let cheapest = suited.min_by_key(|(suited, cell)| (suited.price, cell.created_unix_nanos));
-        cheapest.map(|(suited, cell)| (cell.id.clone(), suited))
+            })
     }
 
     /// Gives an order the cheapest idle cell that suits its pod. Returns false if there is none.

@@ -25,6 +25,7 @@ mod ports;
 mod properties;
 mod records;
 mod resumes;
+mod room;
 mod tags;
 mod unclaimed;
 

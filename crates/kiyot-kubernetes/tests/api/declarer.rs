@@ -1,9 +1,13 @@
 //! The declarer before a played API server, whose policies the tests play.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
+use async_trait::async_trait;
 use kiyot_kubernetes::{
-    CapacityDeclarer, DeclarerOptions, PodInformer,
+    CapacityDeclarer, DeclarerOptions, PodInformer, Room, RoomSource,
     capacity::{Figures, KEY},
 };
 use kiyot_testkit::{ApiFault, ApiServer, LIMIT, Verb, log::CapturedLog, wait_for, wait_until};
@@ -29,10 +33,41 @@ fn put_node(api: &ApiServer, labels: Value, figures: Value) {
     api.put("nodes", node);
 }
 
-/// Starts a declarer of 8 CPUs, 1 GiB and 2 of an extended resource, with short periods.
+/// Played room, which a test changes.
+#[derive(Debug)]
+pub(crate) struct Played(Mutex<Option<Room>>);
+
+impl Played {
+    /// Returns the room of so many cells.
+    pub(crate) fn of(max_cells: u64) -> Arc<Self> {
+        Arc::new(Self(Mutex::new(Some(Room { max_cells, ..Room::default() }))))
+    }
+
+    fn set(&self, room: Option<Room>) {
+        *self.0.lock().unwrap() = room;
+    }
+}
+
+#[async_trait]
+impl RoomSource for Played {
+    async fn room(&self) -> Option<Room> {
+        self.0.lock().unwrap().clone()
+    }
+}
+
+/// Starts a declarer of 8 CPUs, 1 GiB, 2 of an extended resource and 9 cells, with short periods.
 pub(crate) fn declare(
     api: &ApiServer,
     informer: &PodInformer,
+    calls: &Arc<Calls>,
+) -> CapacityDeclarer {
+    declare_with(api, informer, Played::of(9), calls)
+}
+
+fn declare_with(
+    api: &ApiServer,
+    informer: &PodInformer,
+    room: Arc<Played>,
     calls: &Arc<Calls>,
 ) -> CapacityDeclarer {
     let figures = [("cpu", 8), ("memory", 1024), ("a.b/c", 2)];
@@ -40,10 +75,11 @@ pub(crate) fn declare(
         figures.into_iter().map(|(name, amount)| (name.to_owned(), amount)).collect();
     let options = DeclarerOptions {
         check: Duration::from_millis(50),
+        step: Duration::from_millis(20),
         first_pause: Duration::from_millis(20),
         ..DeclarerOptions::new(options(api).access, NODE.to_owned(), figures, true)
     };
-    CapacityDeclarer::start(options, informer.counted(), Arc::clone(calls) as _)
+    CapacityDeclarer::start(options, informer.counted(), room, Arc::clone(calls) as _)
 }
 
 fn inform(api: &ApiServer) -> PodInformer {
@@ -72,9 +108,9 @@ async fn figures_are_declared_and_reported_once_until_the_policy_applies_them() 
     put_declared_node(&api, json!({ "cpu": "2", "memory": "900Mi" }));
     let (informer, calls) = (inform(&api), Calls::new());
     let _declarer = declare(&api, &informer, &calls);
-    wait_for_annotation(&api, "a.b/c=2,cpu=8,memory=1024Mi").await;
+    wait_for_annotation(&api, "a.b/c=2,cpu=8,memory=1024Mi,pod.elotl.co/cell=9").await;
     let node = api.objects("nodes")[NODE].clone();
-    let figures = json!({ "cpu": "2", "memory": "900Mi", "a.b/c": "2" });
+    let figures = json!({ "cpu": "2", "memory": "900Mi", "a.b/c": "2", "pod.elotl.co/cell": "9" });
     assert_eq!(node["status"], json!({ "capacity": figures, "allocatable": figures }));
     assert_eq!(node["metadata"]["annotations"]["a"], "b");
     wait_for("the event", || api.objects("events").len() == 1).await;
@@ -92,7 +128,7 @@ async fn figures_are_declared_and_reported_once_until_the_policy_applies_them() 
 
     // The policy is applied, and the kubelet's figure is higher than a declared one.
     let mut node = api.objects("nodes")[NODE].clone();
-    let figures = json!({ "cpu": "8", "memory": "2Gi", "a.b/c": "2" });
+    let figures = json!({ "cpu": "8", "memory": "2Gi", "a.b/c": "2", "pod.elotl.co/cell": "9" });
     node["status"] = json!({ "capacity": figures, "allocatable": figures });
     api.put("nodes", node);
     wait_for("it is applied", || calls.unapplied() == 0 && logged(&log, "applied again") == 1)
@@ -113,7 +149,7 @@ async fn node_declares_no_less_than_its_pods_request_while_they_run() {
     api.put("pods", pod("b", "uid-b", "2Gi"));
     let informer = inform(&api);
     let _declarer = declare(&api, &informer, &Calls::new());
-    wait_for_annotation(&api, "a.b/c=2,cpu=8,memory=5120Mi").await;
+    wait_for_annotation(&api, "a.b/c=2,cpu=8,memory=5120Mi,pod.elotl.co/cell=9").await;
     let first = |resource: &str| {
         let mut recorded = api.recorded().into_iter();
         recorded.position(|recorded| recorded.request.resource == resource)
@@ -122,13 +158,13 @@ async fn node_declares_no_less_than_its_pods_request_while_they_run() {
     let mut ended = pod("a", "uid-a", "3Gi");
     ended["status"] = json!({ "phase": "Succeeded" });
     api.put("pods", ended);
-    wait_for_annotation(&api, "a.b/c=2,cpu=8,memory=2048Mi").await;
+    wait_for_annotation(&api, "a.b/c=2,cpu=8,memory=2048Mi,pod.elotl.co/cell=9").await;
     api.delete("pods", "default/b");
-    wait_for_annotation(&api, "a.b/c=2,cpu=8,memory=1024Mi").await;
+    wait_for_annotation(&api, "a.b/c=2,cpu=8,memory=1024Mi,pod.elotl.co/cell=9").await;
     // The Node object is made again.
     api.delete("nodes", NODE);
     put_declared_node(&api, json!({}));
-    wait_for_annotation(&api, "a.b/c=2,cpu=8,memory=1024Mi").await;
+    wait_for_annotation(&api, "a.b/c=2,cpu=8,memory=1024Mi,pod.elotl.co/cell=9").await;
 }
 
 /// Verifies K14.
@@ -143,7 +179,7 @@ async fn node_without_the_label_is_not_changed_and_has_an_event() {
     let event = api.objects("events").into_values().next().unwrap();
     let message = event["message"].as_str().unwrap();
     assert!(message.contains("no label kiyot.elotl.co/capacity=declared"), "{message}");
-    assert_eq!((writes(&api.recorded()).len(), calls.unapplied()), (1, 3));
+    assert_eq!((writes(&api.recorded()).len(), calls.unapplied()), (1, 4));
 }
 
 /// Verifies K6, K14.
@@ -155,8 +191,68 @@ async fn denied_patch_is_logged_once_and_repeated() {
     api.fail(Some(Verb::Patch), "nodes", 2, ApiFault::Status(403, None));
     let (informer, calls) = (inform(&api), Calls::new());
     let _declarer = declare(&api, &informer, &calls);
-    wait_for_annotation(&api, "a.b/c=2,cpu=8,memory=1024Mi").await;
+    wait_for_annotation(&api, "a.b/c=2,cpu=8,memory=1024Mi,pod.elotl.co/cell=9").await;
     wait_for("the end is logged", || logged(&log, "is declared again") == 1).await;
     assert_eq!(calls.of("patch nodes/status", "denied"), 2);
     assert_eq!(logged(&log, "is not declared"), 1, "{:?}", log.lines());
+}
+
+/// Returns a pod for a cell.
+fn pod_for_cell(name: &str) -> Value {
+    let mut pod = pod(name, name, "1Gi");
+    pod["spec"]["containers"][0]["resources"]["requests"]["pod.elotl.co/cell"] = json!("1");
+    pod
+}
+
+/// Verifies K15.
+#[tokio::test]
+async fn node_takes_no_further_pods_while_no_cell_can_be_launched() {
+    let log = CapturedLog::start();
+    let api = ApiServer::start(&[]).await;
+    put_declared_node(&api, json!({ "cpu": "8", "memory": "2Gi" }));
+    api.put("pods", pod_for_cell("a"));
+    api.put("pods", pod_for_cell("b"));
+    let (informer, calls, room) = (inform(&api), Calls::new(), Played::of(20));
+    let _declarer = declare_with(&api, &informer, Arc::clone(&room), &calls);
+    let cells = || api.objects("nodes")[NODE]["status"]["allocatable"]["pod.elotl.co/cell"].clone();
+    wait_for("all are declared", || cells() == "20").await;
+    assert!(!calls.is_exhausted());
+
+    let refusal = Some("the quota of vCPUs is used".to_owned());
+    room.set(Some(Room { max_cells: 20, idle: 1, refusal, ..Room::default() }));
+    wait_for("those of pods and the idle one are declared", || cells() == "3").await;
+    wait_for("it is reported", || calls.is_exhausted() && api.objects("events").len() == 1).await;
+    let event = api.objects("events").into_values().next().unwrap();
+    let message = "no cell can be launched: the quota of vCPUs is used";
+    assert_eq!((&event["reason"], &event["message"]), (&json!("CellsExhausted"), &json!(message)));
+    // A pod that ends leaves no place for another.
+    api.delete("pods", "default/b");
+    wait_for("its cell is not declared", || cells() == "2").await;
+
+    let patches = calls.of("patch nodes/status", "ok");
+    room.set(Some(Room { max_cells: 20, ..Room::default() }));
+    wait_for("all are declared", || cells() == "20").await;
+    wait_for("the end is noted", || !calls.is_exhausted()).await;
+    // 3, 5, 9, 17 and 20: the pods' own and the first further one were declared.
+    assert_eq!(calls.of("patch nodes/status", "ok"), patches + 5);
+    let lines = ["node takes no further pods", "node takes as many pods as cells are allowed"];
+    assert_eq!(lines.map(|line| logged(&log, line)), [1, 1], "{:?}", log.lines());
+}
+
+/// Verifies K15.
+#[tokio::test]
+async fn nothing_is_declared_before_the_room_is_known() {
+    let api = ApiServer::start(&[]).await;
+    put_declared_node(&api, json!({}));
+    let (informer, calls, room) = (inform(&api), Calls::new(), Played::of(9));
+    room.set(None);
+    let _declarer = declare_with(&api, &informer, Arc::clone(&room), &calls);
+    wait_for("the pods are known", || informer.counted().sum().is_some()).await;
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert_eq!(calls.of("get nodes", "ok"), 0);
+    let figures: Figures =
+        [("cpu", 5), ("x.y/z", 7)].map(|(name, of)| (name.to_owned(), of)).into();
+    room.set(Some(Room { max_cells: 9, figures, ..Room::default() }));
+    // Configured figures are before those of the room.
+    wait_for_annotation(&api, "a.b/c=2,cpu=8,memory=1024Mi,pod.elotl.co/cell=9,x.y/z=7").await;
 }

@@ -4,7 +4,7 @@ use std::{
     collections::BTreeMap,
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -48,6 +48,7 @@ pub(crate) fn put_node(api: &ApiServer, name: &str) {
 pub(crate) struct Calls {
     by_outcome: Mutex<BTreeMap<(&'static str, &'static str), usize>>,
     unapplied: AtomicUsize,
+    is_exhausted: AtomicBool,
 }
 
 impl Calls {
@@ -64,6 +65,11 @@ impl Calls {
     pub(crate) fn unapplied(&self) -> usize {
         self.unapplied.load(Ordering::Relaxed)
     }
+
+    /// Returns true while the node takes no further pods.
+    pub(crate) fn is_exhausted(&self) -> bool {
+        self.is_exhausted.load(Ordering::Relaxed)
+    }
 }
 
 impl Counter for Calls {
@@ -77,6 +83,10 @@ impl Counter for Calls {
 
     fn capacity_unapplied(&self, figures: usize) {
         self.unapplied.store(figures, Ordering::Relaxed);
+    }
+
+    fn cells_exhausted(&self, is_exhausted: bool) {
+        self.is_exhausted.store(is_exhausted, Ordering::Relaxed);
     }
 }
 

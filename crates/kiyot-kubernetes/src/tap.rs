@@ -1,0 +1,109 @@
+//! The tap of pods for cells: how many the node takes.
+//!
+//! A pod for a cell requests one of the extended resource [`CELL`]. While no cell can be launched,
+//! the node declares as many as its pods have: further pods stay Pending, or go to other nodes.
+//! Then a pod is the trial, and the number of further pods doubles with each step.
+
+use std::fmt;
+
+use async_trait::async_trait;
+
+use crate::capacity::Figures;
+
+/// Name of the extended resource.
+pub const CELL: &str = "pod.elotl.co/cell";
+
+/// The room for further pods in cells, as the daemon knows it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Room {
+    /// Bounds the node's cells.
+    pub max_cells: u64,
+    /// Cells that wait for a pod.
+    pub idle: u64,
+    /// Reason for which no cell would be launched now.
+    pub refusal: Option<String>,
+    /// Figures of the node's capacity by what its cells can have, beside the configured ones.
+    pub figures: Figures,
+}
+
+/// The daemon, as far as the capacity of the node needs it.
+#[async_trait]
+pub trait RoomSource: fmt::Debug + Send + Sync {
+    /// Returns the room for further pods; `None` while the daemon does not know it yet.
+    async fn room(&self) -> Option<Room>;
+}
+
+/// The tap.
+#[derive(Debug, Default)]
+pub struct Tap {
+    /// Further pods that are taken at the next step; `None` for all.
+    step: Option<u64>,
+}
+
+impl Tap {
+    /// Returns true while as many pods are taken as cells are allowed.
+    pub fn is_open(&self) -> bool {
+        self.step.is_none()
+    }
+
+    /// Takes a step. Returns the number of cells to declare, of which the node's pods request
+    /// `counted`.
+    pub fn turn(&mut self, room: &Room, counted: u64) -> u64 {
+        let used = counted.saturating_add(room.idle);
+        let all = room.max_cells.max(counted);
+        if room.refusal.is_some() {
+            self.step = Some(1);
+            return used.min(all);
+        }
+        let Some(step) = self.step else { return all };
+        let declared = used.saturating_add(step);
+        self.step = (declared < all).then_some(step.saturating_mul(2));
+        declared.min(all)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::{collection::vec, prelude::*};
+
+    use super::*;
+
+    fn room(max_cells: u64, idle: u64, is_refused: bool) -> Room {
+        let refusal = is_refused.then(|| "no capacity".to_owned());
+        Room { max_cells, idle, refusal, figures: Figures::new() }
+    }
+
+    /// Verifies K15.
+    #[test]
+    fn closed_tap_opens_by_one_pod_and_doubles() {
+        let mut tap = Tap::default();
+        assert_eq!(tap.turn(&room(20, 3, false), 4), 20);
+        assert_eq!(tap.turn(&room(20, 3, true), 4), 7);
+        assert!(!tap.is_open());
+        let declared: Vec<u64> = (0..6).map(|_| tap.turn(&room(20, 0, false), 4)).collect();
+        assert_eq!(declared, [5, 6, 8, 12, 20, 20]);
+        assert!(tap.is_open());
+        // The pods that came are counted.
+        tap.turn(&room(20, 0, true), 4);
+        assert_eq!([4, 5, 7].map(|counted| tap.turn(&room(20, 0, false), counted)), [5, 7, 11]);
+        assert_eq!(tap.turn(&room(20, 0, true), 9), 9);
+    }
+
+    proptest! {
+        /// Verifies K15.
+        #[test]
+        fn no_less_than_the_pods_have_and_no_more_than_is_allowed_is_declared(
+            turns in vec((0..30_u64, 0..9_u64, any::<bool>(), 0..40_u64), 1..40)
+        ) {
+            let mut tap = Tap::default();
+            for (max_cells, idle, is_refused, counted) in turns {
+                let room = room(max_cells, idle, is_refused);
+                let declared = tap.turn(&room, counted);
+                prop_assert!(declared >= counted && declared <= max_cells.max(counted));
+                prop_assert!(!is_refused || !tap.is_open());
+                prop_assert!(!is_refused || declared <= counted + idle);
+                prop_assert!(!tap.is_open() || declared == max_cells.max(counted));
+            }
+        }
+    }
+}
