@@ -11,7 +11,7 @@ use crate::kit::Fixture;
 
 /// Verifies U3.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn container_has_usage_at_the_response_to_its_start() {
+async fn container_has_usage_from_its_creation_to_its_end() {
     let kiyot = Fixture::start().await;
     let sandbox = kiyot.run("web").await;
     let list = || {
@@ -22,14 +22,16 @@ async fn container_has_usage_at_the_response_to_its_start() {
     };
     // The fake containerd has no statistics, and there are no heartbeats.
     let container = kiyot.create(&sandbox, "main").await;
-    assert!(list().unwrap().stats.is_empty());
+    let unused = || {
+        let [only] = list().unwrap().stats.try_into().unwrap();
+        assert_eq!(only.attributes.unwrap().id, container);
+        let cpu = only.cpu.unwrap();
+        assert_eq!(cpu.usage_core_nano_seconds, Some(cri::UInt64Value { value: 0 }));
+        cpu.timestamp
+    };
+    assert_eq!(unused(), kiyot.status(&container).unwrap().created_at);
     kiyot.start_container(&container).await;
-    let stats = list().unwrap().stats;
-    let [only] = stats.as_slice() else { panic!("{stats:?}") };
-    assert_eq!(only.attributes.as_ref().unwrap().id, container);
-    let started_at = kiyot.status(&container).unwrap().started_at;
-    assert!(only.cpu.unwrap().timestamp >= started_at);
-    assert_eq!(only.cpu.unwrap().usage_core_nano_seconds, Some(cri::UInt64Value { value: 0 }));
+    assert!(unused() >= kiyot.status(&container).unwrap().started_at);
     // A report is listed at once.
     kiyot.provider.only().with(|state| state.cpu_nanos = Some(42));
     let other = kiyot.create(&sandbox, "other").await;
@@ -51,7 +53,7 @@ async fn container_has_usage_at_the_response_to_its_start() {
 
 /// Verifies U3.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pod_has_usage_from_its_sandbox_and_containers_from_their_start() {
+async fn pod_has_usage_from_its_sandbox_and_containers_from_their_creation() {
     let kiyot = Fixture::start().await;
     let list = || {
         kiyot
@@ -75,10 +77,14 @@ async fn pod_has_usage_from_its_sandbox_and_containers_from_their_start() {
     assert_eq!(linux.memory.unwrap().working_set_bytes, Some(cri::UInt64Value { value: 0 }));
     assert!(linux.cpu.unwrap().timestamp > 0 && linux.containers.is_empty());
     let container = kiyot.create(&sandbox, "main").await;
-    kiyot.start_container(&container).await;
     let containers = || list().remove(0).linux.unwrap().containers;
-    let [only] = containers().try_into().unwrap();
-    assert_eq!(only.attributes.unwrap().id, container);
+    let is_listed = || {
+        let [only] = containers().try_into().unwrap();
+        assert_eq!(only.attributes.unwrap().id, container);
+    };
+    is_listed();
+    kiyot.start_container(&container).await;
+    is_listed();
     kiyot.provider.only().exit("c0", 0);
     wait_for("the usage ends with the container", || containers().is_empty()).await;
 }

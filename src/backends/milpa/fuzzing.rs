@@ -217,7 +217,7 @@ impl Model {
         let mut metrics = self.metrics();
         metrics.retain(|pod| pod.pod_sandbox_id == sandbox);
         (
-            self.pods.list_container_stats(&filter, self.now),
+            self.pods.list_container_stats(&filter),
             of_sandbox.map(|stats| stats.encode_to_vec()),
             metrics,
         )
@@ -282,26 +282,33 @@ impl Model {
                 Some(made.id.as_str())
             );
         }
-        let runs = |id: &str| {
+        let is = |id: &str, any_of: &[cri::ContainerState]| {
             let made = self.containers.iter().find(|made| made.id.as_str() == id);
-            made.filter(|made| {
-                container_state::state(&made.status) == cri::ContainerState::ContainerRunning
-            })
-            .map(|made| made.of)
+            made.filter(|made| any_of.contains(&container_state::state(&made.status)))
+                .map(|made| made.of)
+        };
+        let runs = |id: &str| is(id, &[cri::ContainerState::ContainerRunning]);
+        let lives = |id: &str| {
+            is(id, &[cri::ContainerState::ContainerCreated, cri::ContainerState::ContainerRunning])
         };
         let stats: cri::ListContainerStatsResponse =
-            decoded(self.pods.list_container_stats(&filter::Containers::default(), self.now));
+            decoded(self.pods.list_container_stats(&filter::Containers::default()));
         let of = self.check_stats(&stats.stats);
-        assert!(of.iter().all(|id| runs(id).is_some()), "{of:?}");
+        let all = self.containers.iter().map(|made| made.id.as_str());
+        assert!(
+            of.iter()
+                .map(String::as_str)
+                .eq(all.filter(|id| lives(id).is_some()).collect::<BTreeSet<_>>())
+        );
         let stats: cri::ListPodSandboxStatsResponse =
-            decoded(self.pods.list_sandbox_stats(&filter::Sandboxes::default(), self.now));
+            decoded(self.pods.list_sandbox_stats(&filter::Sandboxes::default()));
         assert!(stats.stats.len() <= self.cells.len());
         for stats in stats.stats {
             let attributes = stats.attributes.unwrap_or_default();
             let cell = self.cells.iter().position(|(_, sandbox)| sandbox.as_str() == attributes.id);
             assert!(cell.is_some() && attributes.metadata.is_some(), "{attributes:?}");
             let of = self.check_stats(&stats.linux.unwrap_or_default().containers);
-            assert!(of.iter().all(|id| runs(id) == cell), "{of:?}");
+            assert!(of.iter().all(|id| lives(id) == cell), "{of:?}");
         }
         self.check_metrics(runs);
     }

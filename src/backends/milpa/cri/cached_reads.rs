@@ -1,6 +1,6 @@
 //! Calls that are answered from the read model: lists, statuses and statistics.
 
-use std::{collections::HashMap, time::Instant};
+use std::collections::HashMap;
 
 use bytes::Bytes;
 use kiyot_proto::cri;
@@ -46,18 +46,14 @@ impl CriService {
             }),
             Method::ListContainerStats => {
                 decoded(message, |request: cri::ListContainerStatsRequest| {
-                    Ok(self.pods.list_container_stats(
-                        &filter::Containers::of_stats(request.filter),
-                        Instant::now(),
-                    ))
+                    Ok(self
+                        .pods
+                        .list_container_stats(&filter::Containers::of_stats(request.filter)))
                 })
             }
             Method::ListPodSandboxStats => {
                 decoded(message, |request: cri::ListPodSandboxStatsRequest| {
-                    Ok(self.pods.list_sandbox_stats(
-                        &filter::Sandboxes::of_stats(request.filter),
-                        Instant::now(),
-                    ))
+                    Ok(self.pods.list_sandbox_stats(&filter::Sandboxes::of_stats(request.filter)))
                 })
             }
             Method::PodSandboxStatus => {
@@ -127,9 +123,7 @@ impl CriService {
         request: cri::ContainerStatsRequest,
     ) -> Result<cri::ContainerStatsResponse, Status> {
         let container = self.pods.container(&request.container_id)?;
-        Ok(cri::ContainerStatsResponse {
-            stats: Some(self.pods.usage_of_container(&container, Instant::now())),
-        })
+        Ok(cri::ContainerStatsResponse { stats: Some(self.pods.usage_of_container(&container)) })
     }
 
     fn sandbox_stats(
@@ -137,9 +131,7 @@ impl CriService {
         request: cri::PodSandboxStatsRequest,
     ) -> Result<cri::PodSandboxStatsResponse, Status> {
         let sandbox = self.pods.sandbox(&request.pod_sandbox_id)?;
-        Ok(cri::PodSandboxStatsResponse {
-            stats: Some(self.pods.usage_of_sandbox(&sandbox, Instant::now())),
-        })
+        Ok(cri::PodSandboxStatsResponse { stats: Some(self.pods.usage_of_sandbox(&sandbox)) })
     }
 }
 

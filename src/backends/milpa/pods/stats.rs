@@ -1,4 +1,4 @@
-//! Statistics of pods: from heartbeats, and listed while they are recent.
+//! Statistics of pods, from heartbeats.
 
 use std::{collections::HashSet, sync::Arc, time::Instant};
 
@@ -14,7 +14,7 @@ use super::{
     entry::decoded,
     filter,
     samples::Samples,
-    usage::{Received, Usage},
+    usage::{self, Listed, Received, Usage},
 };
 use crate::backends::milpa::clock;
 
@@ -98,22 +98,13 @@ impl Pods {
     ) {
         let mut cache = self.write();
         let Some(container) = cache.containers.get_mut(id) else { return };
-        if container.state() != cri::ContainerState::ContainerRunning || container.has_usage(now) {
+        if container.state() != cri::ContainerState::ContainerRunning || container.usage.is_some() {
             return;
         }
-        let (timestamp, none) =
-            (container.status.started_unix_nanos, Some(cri::UInt64Value { value: 0 }));
+        let started = container.status.started_unix_nanos;
         let mut sample = sample.unwrap_or_default();
-        sample.cpu.get_or_insert_with(|| cri::CpuUsage {
-            timestamp,
-            usage_core_nano_seconds: none,
-            ..Default::default()
-        });
-        sample.memory.get_or_insert_with(|| cri::MemoryUsage {
-            timestamp,
-            working_set_bytes: none,
-            ..Default::default()
-        });
+        sample.cpu.get_or_insert_with(|| usage::cpu(started, Some(0)));
+        sample.memory.get_or_insert_with(|| usage::memory(started, Some(0)));
         let now = Received { at: now, clock: clock::now() };
         container.usage = Some(Usage::of_container(sample, None, now));
     }
@@ -128,60 +119,50 @@ impl Pods {
     ) {
         let mut cache = self.write();
         let Some(sandbox) =
-            cache.sandboxes.get_mut(id).filter(|sandbox| sandbox.ready && !sandbox.has_usage(now))
+            cache.sandboxes.get_mut(id).filter(|sandbox| sandbox.ready && sandbox.usage.is_none())
         else {
             return;
         };
-        let (timestamp, none) = (sandbox.item().created_at, Some(cri::UInt64Value { value: 0 }));
+        let created = sandbox.item().created_at;
         let mut sample = sample.unwrap_or_default();
         let linux = sample.linux.get_or_insert_default();
-        linux.cpu.get_or_insert_with(|| cri::CpuUsage {
-            timestamp,
-            usage_core_nano_seconds: none,
-            ..Default::default()
-        });
-        linux.memory.get_or_insert_with(|| cri::MemoryUsage {
-            timestamp,
-            working_set_bytes: none,
-            ..Default::default()
-        });
+        linux.cpu.get_or_insert_with(|| usage::cpu(created, Some(0)));
+        linux.memory.get_or_insert_with(|| usage::memory(created, Some(0)));
         let now = Received { at: now, clock: clock::now() };
         sandbox.usage = Some(Usage::of_pod(sample, None, now));
     }
 
-    /// Returns a `ListContainerStatsResponse` of the running containers with recent usage.
-    pub(crate) fn list_container_stats(&self, filter: &filter::Containers, now: Instant) -> Bytes {
+    /// Returns a `ListContainerStatsResponse` of the containers that have not ended.
+    pub(crate) fn list_container_stats(&self, filter: &filter::Containers) -> Bytes {
         let cache = self.read();
         let mut list = BytesMut::new();
-        cache.containers_by(filter).for_each(|container| container.append_usage(now, &mut list));
+        cache
+            .containers_by(filter)
+            .for_each(|container| container.append_usage(Listed::All, &mut list));
         list.freeze()
     }
 
-    /// Returns a `ListPodSandboxStatsResponse` of the ready sandboxes with recent usage.
-    pub(crate) fn list_sandbox_stats(&self, filter: &filter::Sandboxes, now: Instant) -> Bytes {
+    /// Returns a `ListPodSandboxStatsResponse` of the ready sandboxes.
+    pub(crate) fn list_sandbox_stats(&self, filter: &filter::Sandboxes) -> Bytes {
         let cache = self.read();
         let mut list = BytesMut::new();
-        cache.sandboxes_by(filter).for_each(|sandbox| cache.append_usage(sandbox, now, &mut list));
+        cache
+            .sandboxes_by(filter)
+            .for_each(|sandbox| cache.append_usage(sandbox, Listed::All, &mut list));
         list.freeze()
     }
 
-    /// Returns the usage of a container. While its cell is silent, and after the exit, it has only
-    /// attributes.
-    pub(crate) fn usage_of_container(
-        &self,
-        container: &Container,
-        now: Instant,
-    ) -> cri::ContainerStats {
+    /// Returns the usage of a container. After the exit it has only attributes.
+    pub(crate) fn usage_of_container(&self, container: &Container) -> cri::ContainerStats {
         let mut list = BytesMut::new();
-        container.append_usage(now, &mut list);
+        container.append_usage(Listed::All, &mut list);
         let stats = decoded::<cri::ListContainerStatsResponse>(&list.freeze()).stats.pop();
         stats.unwrap_or_else(|| decoded(&attributes::of_container(&container.item).freeze()))
     }
 
-    /// Returns the usage of a sandbox and its containers, with only attributes while its cell is
-    /// silent.
-    pub(crate) fn usage_of_sandbox(&self, sandbox: &Sandbox, now: Instant) -> cri::PodSandboxStats {
-        let stats = self.usage_of(&sandbox.id, now);
+    /// Returns the usage of a sandbox and its containers. After its end it has only attributes.
+    pub(crate) fn usage_of_sandbox(&self, sandbox: &Sandbox) -> cri::PodSandboxStats {
+        let stats = self.listed_usage(&sandbox.id, Listed::All);
         stats.unwrap_or_else(|| {
             let stats =
                 decoded::<cri::PodSandboxStats>(&attributes::of_sandbox(&sandbox.item).freeze());
@@ -202,9 +183,13 @@ impl Pods {
         sandbox: &SandboxId,
         now: Instant,
     ) -> Option<cri::PodSandboxStats> {
+        self.listed_usage(sandbox, Listed::Recent(now))
+    }
+
+    fn listed_usage(&self, sandbox: &SandboxId, listed: Listed) -> Option<cri::PodSandboxStats> {
         let cache = self.read();
         let mut list = BytesMut::new();
-        cache.append_usage(cache.sandboxes.get(sandbox)?, now, &mut list);
+        cache.append_usage(cache.sandboxes.get(sandbox)?, listed, &mut list);
         decoded::<cri::ListPodSandboxStatsResponse>(&list.freeze()).stats.pop()
     }
 }
@@ -257,10 +242,10 @@ impl Cache {
         is_first
     }
 
-    fn append_usage(&self, sandbox: &Sandbox, now: Instant, list: &mut BytesMut) {
+    fn append_usage(&self, sandbox: &Sandbox, listed: Listed, list: &mut BytesMut) {
         sandbox.append_usage(
             sandbox.containers.iter().filter_map(|id| self.containers.get(id)),
-            now,
+            listed,
             list,
         );
     }

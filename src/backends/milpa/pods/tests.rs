@@ -256,65 +256,6 @@ fn container_id_of_two_cells_names_each_cells_own() {
     assert_eq!((found(&cell), found(&other)), (Some(container), None));
 }
 
-/// Verifies U3.
-#[test]
-fn container_is_in_statistics_from_its_start() {
-    let (pods, _, _, container) = example();
-    let now = Instant::now();
-    let listed = || {
-        cri::ListContainerStatsResponse::decode(
-            pods.list_container_stats(&filter::Containers::default(), now),
-        )
-        .unwrap()
-        .stats
-    };
-    let used = |stats: &[cri::ContainerStats]| {
-        let [stats] = stats else { panic!("{stats:?}") };
-        assert_eq!(stats.attributes.as_ref().unwrap().id, container.as_str());
-        assert!(stats.cpu.unwrap().timestamp > 0);
-        stats.cpu.unwrap().usage_core_nano_seconds.unwrap().value
-    };
-    assert!(listed().is_empty());
-    pods.set_first_usage(&container, None, now);
-    assert_eq!(used(&listed()), 0, "nothing yet");
-    assert_eq!(listed()[0].memory.unwrap().working_set_bytes, Some(cri::UInt64Value { value: 0 }));
-
-    let sample = |timestamp: i64, value: u64| cri::ContainerStats {
-        attributes: Some(cri::ContainerAttributes {
-            id: format!("c{:063x}", 1),
-            ..Default::default()
-        }),
-        cpu: Some(cri::CpuUsage {
-            timestamp,
-            usage_core_nano_seconds: Some(cri::UInt64Value { value }),
-            ..Default::default()
-        }),
-        ..Default::default()
-    };
-    pods.heartbeat(
-        &CellId::parse("cell-000000000001").unwrap(),
-        Heartbeat { containers: vec![sample(20, 2)], ..Default::default() },
-        now,
-    );
-    pods.set_first_usage(&container, Some(sample(10, 1)), now);
-    assert_eq!(used(&listed()), 2, "a heartbeat was faster");
-    let later = now + usage::USAGE_TTL;
-    assert!(pods.list_container_stats(&filter::Containers::default(), later).is_empty());
-    pods.set_first_usage(&container, Some(sample(30, 3)), later);
-    let list = cri::ListContainerStatsResponse::decode(
-        pods.list_container_stats(&filter::Containers::default(), later),
-    )
-    .unwrap()
-    .stats;
-    assert_eq!(used(&list), 3);
-    pods.set_status(&container, store::ContainerStatus { state: 2, ..running() });
-    pods.set_first_usage(&container, None, later);
-    assert!(
-        pods.list_container_stats(&filter::Containers::default(), later).is_empty(),
-        "it had ended by then"
-    );
-}
-
 /// Verifies I19.
 #[test]
 fn annotations_find_the_running_pod_after_a_change() {

@@ -1,5 +1,9 @@
 //! Usage in memory: encoded, without attributes, and a pod's without its containers'. So nothing is
 //! kept twice, and a container's usage is dropped with it.
+//!
+//! A kubelet short of memory first evicts the pods without statistics, so that lists have a pod
+//! until it ends. The last sample of a silent cell keeps its time: with a later time the pod would
+//! look idle. A kubelet reads an absent `cpu` or `memory` as zero, but not an absent number in it.
 
 use std::time::{Duration, Instant};
 
@@ -9,8 +13,8 @@ use prost::{Message, encoding::key_len};
 
 use super::{Container, Sandbox, attributes, lists::append_field};
 
-/// Time for which the usage of a heartbeat is listed: with its measurement and transfer, no usage
-/// is older than 15 s.
+/// Time for which the usage of a heartbeat is recent: with its measurement and transfer, no recent
+/// usage is older than 15 s.
 pub(super) const USAGE_TTL: Duration = Duration::from_secs(14);
 
 /// [`USAGE_TTL`] in nanoseconds.
@@ -38,7 +42,7 @@ pub(super) struct Received {
 
 impl Received {
     /// Returns the time of a sample: the cell's, unless that is in the future, earlier than the
-    /// sample `before`, or too old to be listed. Rates are computed with it, and time series
+    /// sample `before`, or not recent. Rates are computed with it, and time series
     /// databases refuse samples of the future.
     pub(super) fn time(self, reported: i64, before: i64) -> i64 {
         let oldest = self.clock.saturating_sub(USAGE_TTL_NANOS);
@@ -65,7 +69,7 @@ pub(super) struct Usage {
     taken: i64,
     /// Nanoseconds between the sample before and this one; 0 for the first.
     pub(super) window: i64,
-    /// End of the time in which it is listed.
+    /// End of the time in which it is recent.
     until: Instant,
 }
 
@@ -89,6 +93,10 @@ impl Usage {
             stats.io.as_mut().map(|io| &mut io.timestamp),
         ];
         let taken = now.correct(times, before);
+        let known = || cri::ContainerStats::decode(before?.stats.clone()).ok();
+        complete(&mut stats.cpu, &mut stats.memory, taken, || {
+            known().map(|of| (of.cpu, of.memory))
+        });
         Self::of(&stats, taken, before, now)
     }
 
@@ -109,6 +117,10 @@ impl Usage {
             linux.io.as_mut().map(|io| &mut io.timestamp),
         ];
         let taken = now.correct(times, before);
+        let known = || cri::LinuxPodSandboxStats::decode(before?.stats.clone()).ok();
+        complete(&mut linux.cpu, &mut linux.memory, taken, || {
+            known().map(|of| (of.cpu, of.memory))
+        });
         Self::of(&linux, taken, before, now)
     }
 
@@ -121,25 +133,60 @@ impl Usage {
         Self { stats: stats.encode_to_vec().into(), taken, window, until: now.at + USAGE_TTL }
     }
 
+    /// Returns whether it is recent.
     fn is_fresh(&self, now: Instant) -> bool {
         now < self.until
     }
 }
 
+/// The usage that is listed.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Listed {
+    /// Recent samples.
+    Recent(Instant),
+    /// The last samples; without numbers where there are none.
+    All,
+}
+
+impl Listed {
+    /// Returns the sample of an entry, which has not ended. Makes it by `unmeasured` if there is
+    /// none.
+    fn sample(self, usage: Option<&Usage>, unmeasured: impl FnOnce() -> Bytes) -> Option<Bytes> {
+        match (self, usage) {
+            (Self::Recent(now), usage) => {
+                usage.filter(|usage| usage.is_fresh(now)).map(|usage| usage.stats.clone())
+            }
+            (Self::All, Some(usage)) => Some(usage.stats.clone()),
+            (Self::All, None) => Some(unmeasured()),
+        }
+    }
+}
+
 impl Container {
-    /// Returns whether it has recent usage.
-    pub(super) fn has_usage(&self, now: Instant) -> bool {
-        self.usage.as_ref().is_some_and(|usage| usage.is_fresh(now))
+    /// Appends its usage to a `ListContainerStatsResponse`.
+    pub(super) fn append_usage(&self, listed: Listed, list: &mut BytesMut) {
+        self.append_usage_as(FIELD_STATS, listed, list);
     }
 
-    /// Appends its recent usage to a `ListContainerStatsResponse`.
-    pub(super) fn append_usage(&self, now: Instant, list: &mut BytesMut) {
-        self.append_usage_as(FIELD_STATS, now, list);
-    }
-
-    fn append_usage_as(&self, number: u32, now: Instant, to: &mut BytesMut) {
-        let Some(usage) = self.usage.as_ref().filter(|usage| usage.is_fresh(now)) else { return };
-        append_field(number, &[&attributes::of_container(&self.item), &usage.stats], to);
+    fn append_usage_as(&self, number: u32, listed: Listed, to: &mut BytesMut) {
+        // Of a running container the numbers are unknown while its cell is silent after a restart
+        // of the daemon.
+        let number_if_unmeasured =
+            (self.state() == cri::ContainerState::ContainerCreated).then_some(0);
+        let unmeasured = || {
+            let created = self.meta().created_unix_nanos;
+            let stats = cri::ContainerStats {
+                cpu: Some(cpu(created, number_if_unmeasured)),
+                memory: Some(memory(created, number_if_unmeasured)),
+                ..Default::default()
+            };
+            stats.encode_to_vec().into()
+        };
+        if !self.exited()
+            && let Some(stats) = listed.sample(self.usage.as_ref(), unmeasured)
+        {
+            append_field(number, &[&attributes::of_container(&self.item), &stats], to);
+        }
     }
 }
 
@@ -149,23 +196,61 @@ impl Sandbox {
         self.usage.as_ref().is_some_and(|usage| usage.is_fresh(now))
     }
 
-    /// Appends its recent usage and that of its containers to a `ListPodSandboxStatsResponse`.
+    /// Appends its usage and that of its containers to a `ListPodSandboxStatsResponse`.
     pub(super) fn append_usage<'a>(
         &self,
         containers: impl Iterator<Item = &'a Container>,
-        now: Instant,
+        listed: Listed,
         list: &mut BytesMut,
     ) {
-        let Some(usage) = self.usage.as_ref().filter(|usage| usage.is_fresh(now)) else { return };
+        let unmeasured = || {
+            let created = self.meta().created_unix_nanos;
+            let stats = cri::LinuxPodSandboxStats {
+                cpu: Some(cpu(created, None)),
+                memory: Some(memory(created, None)),
+                ..Default::default()
+            };
+            stats.encode_to_vec().into()
+        };
+        if !self.ready {
+            return;
+        }
+        let Some(stats) = listed.sample(self.usage.as_ref(), unmeasured) else { return };
         let mut of_containers = BytesMut::new();
         containers.for_each(|container| {
-            container.append_usage_as(FIELD_CONTAINERS, now, &mut of_containers)
+            container.append_usage_as(FIELD_CONTAINERS, listed, &mut of_containers)
         });
         let mut linux = BytesMut::with_capacity(
-            2 * key_len(FIELD_LINUX) + usage.stats.len() + of_containers.len() + size_of::<u64>(),
+            2 * key_len(FIELD_LINUX) + stats.len() + of_containers.len() + size_of::<u64>(),
         );
-        append_field(FIELD_LINUX, &[&usage.stats, &of_containers], &mut linux);
+        append_field(FIELD_LINUX, &[&stats, &of_containers], &mut linux);
         append_field(FIELD_STATS, &[&attributes::of_sandbox(&self.item), &linux], list);
+    }
+}
+
+/// Returns CPU usage with this number.
+pub(super) fn cpu(timestamp: i64, number: Option<u64>) -> cri::CpuUsage {
+    let number = number.map(|value| cri::UInt64Value { value });
+    cri::CpuUsage { timestamp, usage_core_nano_seconds: number, ..Default::default() }
+}
+
+/// Returns memory usage with this number.
+pub(super) fn memory(timestamp: i64, number: Option<u64>) -> cri::MemoryUsage {
+    let number = number.map(|value| cri::UInt64Value { value });
+    cri::MemoryUsage { timestamp, working_set_bytes: number, ..Default::default() }
+}
+
+/// Completes a report without CPU or memory usage by what was known before, else without numbers.
+fn complete(
+    own_cpu: &mut Option<cri::CpuUsage>,
+    own_memory: &mut Option<cri::MemoryUsage>,
+    taken: i64,
+    known: impl FnOnce() -> Option<(Option<cri::CpuUsage>, Option<cri::MemoryUsage>)>,
+) {
+    if own_cpu.is_none() || own_memory.is_none() {
+        let (known_cpu, known_memory) = known().unwrap_or_default();
+        own_cpu.get_or_insert_with(|| known_cpu.unwrap_or_else(|| cpu(taken, None)));
+        own_memory.get_or_insert_with(|| known_memory.unwrap_or_else(|| memory(taken, None)));
     }
 }
 

@@ -2,6 +2,135 @@
 
 use super::*;
 
+/// Returns a cell's sample of its container `n`.
+fn used(n: u32, timestamp: i64, value: u64) -> cri::ContainerStats {
+    let value = Some(cri::UInt64Value { value });
+    cri::ContainerStats {
+        attributes: Some(cri::ContainerAttributes {
+            id: format!("c{n:063x}"),
+            ..Default::default()
+        }),
+        cpu: Some(cri::CpuUsage {
+            timestamp,
+            usage_core_nano_seconds: value,
+            ..Default::default()
+        }),
+        memory: Some(cri::MemoryUsage {
+            timestamp,
+            working_set_bytes: value,
+            ..Default::default()
+        }),
+        ..Default::default()
+    }
+}
+
+/// Returns id, timestamp, CPU and memory of the listed containers.
+fn listed_containers(pods: &Pods) -> Vec<(String, i64, Option<u64>, Option<u64>)> {
+    let list = pods.list_container_stats(&filter::Containers::default());
+    let of = |stats: cri::ContainerStats| {
+        let (cpu, memory) = (stats.cpu.unwrap(), stats.memory.unwrap());
+        assert_eq!(cpu.timestamp, memory.timestamp);
+        (
+            stats.attributes.unwrap().id,
+            cpu.timestamp,
+            cpu.usage_core_nano_seconds.map(|used| used.value),
+            memory.working_set_bytes.map(|used| used.value),
+        )
+    };
+    cri::ListContainerStatsResponse::decode(list).unwrap().stats.into_iter().map(of).collect()
+}
+
+/// Verifies U3.
+#[test]
+fn container_is_in_statistics_from_its_creation_to_its_end() {
+    let (pods, one, _, container) = example();
+    let (cell, now) = (CellId::parse("cell-000000000001").unwrap(), Instant::now());
+    let state = |state: cri::ContainerState| {
+        let started_unix_nanos = 7;
+        pods.set_status(
+            &container,
+            store::ContainerStatus { state: state.into(), started_unix_nanos, ..running() },
+        );
+    };
+    let only = |pods: &Pods| {
+        let [(id, timestamp, cpu, memory)] = listed_containers(pods).try_into().unwrap();
+        assert_eq!((id.as_str(), timestamp > 0), (container.as_str(), true));
+        let by_id = pods.usage_of_container(&pods.container(container.as_str()).unwrap());
+        assert_eq!(by_id.cpu.unwrap().usage_core_nano_seconds.map(|used| used.value), cpu);
+        let of_pod = pods.usage_of_sandbox(&pods.sandbox(one.as_str()).unwrap());
+        assert_eq!(of_pod.linux.unwrap().containers, [by_id]);
+        (timestamp, cpu, memory)
+    };
+    state(cri::ContainerState::ContainerCreated);
+    assert_eq!(only(&pods), (5, Some(0), Some(0)), "since its creation");
+    // The read model of a restarted daemon: a zero would be a counter that decreases.
+    state(cri::ContainerState::ContainerRunning);
+    assert_eq!(only(&pods), (5, None, None), "no report yet");
+    pods.set_first_usage(&container, None, now);
+    let (started, cpu, memory) = only(&pods);
+    assert_eq!((cpu, memory), (Some(0), Some(0)));
+    let beat = |stats| {
+        pods.heartbeat(&cell, Heartbeat { containers: vec![stats], ..Default::default() }, now)
+    };
+    beat(used(1, 20, 2));
+    pods.set_first_usage(&container, Some(used(1, 10, 1)), now);
+    assert_eq!(only(&pods).1, Some(2), "a heartbeat was faster");
+    assert!(only(&pods).0 >= started);
+    // containerd reports a container without its usage while it can't read the usage.
+    let last = only(&pods);
+    beat(cri::ContainerStats { cpu: None, memory: None, ..used(1, 0, 0) });
+    assert_eq!(only(&pods), last);
+    state(cri::ContainerState::ContainerExited);
+    pods.set_first_usage(&container, None, now);
+    assert_eq!(listed_containers(&pods), []);
+    let by_id = pods.usage_of_container(&pods.container(container.as_str()).unwrap());
+    assert_eq!((by_id.attributes.unwrap().id.as_str(), by_id.cpu), (container.as_str(), None));
+}
+
+/// Verifies U3.
+#[test]
+fn usage_of_a_silent_cell_stays_that_of_its_last_sample() {
+    let (pods, one, two, _) = example();
+    let now = Instant::now();
+    let listed = || {
+        let list = pods.list_sandbox_stats(&filter::Sandboxes::default());
+        let of = |stats: cri::PodSandboxStats| {
+            let linux = stats.linux.unwrap();
+            let (cpu, memory) = (linux.cpu.unwrap(), linux.memory.unwrap());
+            assert!(cpu.timestamp > 0 && memory.timestamp > 0);
+            (stats.attributes.unwrap().id, cpu.usage_core_nano_seconds.map(|used| used.value))
+        };
+        let stats = cri::ListPodSandboxStatsResponse::decode(list).unwrap().stats;
+        stats.into_iter().map(of).collect::<Vec<_>>()
+    };
+    let (first, second) = (one.to_string(), two.to_string());
+    assert_eq!(listed(), [(first.clone(), None), (second.clone(), None)], "no report yet");
+    let cpu = used(1, 20, 9).cpu;
+    let sandbox = cri::PodSandboxStats {
+        linux: Some(cri::LinuxPodSandboxStats { cpu, ..Default::default() }),
+        ..Default::default()
+    };
+    let beat = Heartbeat {
+        containers: vec![used(1, 20, 8)],
+        sandbox: Some(sandbox),
+        ..Default::default()
+    };
+    // Received so long ago that it is not recent now.
+    let then = now.checked_sub(usage::USAGE_TTL).unwrap();
+    pods.heartbeat(&CellId::parse("cell-000000000001").unwrap(), beat, then);
+    assert_eq!(listed(), [(first.clone(), Some(9)), (second.clone(), None)]);
+    let containers = listed_containers(&pods);
+    assert_eq!((containers[0].2, containers.clone()), (Some(8), listed_containers(&pods)));
+    assert!(pods.usage_of(&one, now).is_none(), "metrics have recent usage alone");
+    pods.set_first_sandbox_usage(&one, None, now);
+    pods.set_first_sandbox_usage(&two, None, now);
+    assert_eq!(listed(), [(first, Some(9)), (second.clone(), Some(0))]);
+    pods.set_ready(&one, false);
+    assert_eq!(listed(), [(second, Some(0))]);
+    let ended = pods.usage_of_sandbox(&pods.sandbox(one.as_str()).unwrap());
+    assert_eq!(ended.linux, Some(cri::LinuxPodSandboxStats::default()));
+}
+
 #[test]
 fn usage_has_the_records_attributes_and_ends_with_the_container() {
     let (pods, one, _, container) = example();
@@ -31,13 +160,14 @@ fn usage_has_the_records_attributes_and_ends_with_the_container() {
     let now = Instant::now();
     let listed = |pods: &Pods| {
         cri::ListContainerStatsResponse::decode(
-            pods.list_container_stats(&filter::Containers::default(), now),
+            pods.list_container_stats(&filter::Containers::default()),
         )
         .unwrap()
         .stats
     };
+    let before = listed(&pods);
     pods.heartbeat(&other, beat.clone(), now);
-    assert!(listed(&pods).is_empty(), "a cell speaks of its own pod only");
+    assert_eq!(listed(&pods), before, "a cell speaks of its own pod only");
     pods.heartbeat(&cell, beat.clone(), now);
     let stats = listed(&pods).pop().unwrap();
     let attributes = stats.attributes.unwrap();
@@ -106,24 +236,13 @@ fn metrics_are_listed_while_usage_is_recent() {
     );
 }
 
-/// Verifies U3.
 #[test]
-fn usage_is_listed_while_it_is_recent() {
+fn usage_is_listed_by_all_filters() {
     let (pods, one, _, container) = example();
-    let attributes =
-        |n: u32| Some(cri::ContainerAttributes { id: format!("c{n:063x}"), ..Default::default() });
-    let beat = Heartbeat {
-        containers: vec![cri::ContainerStats { attributes: attributes(1), ..Default::default() }],
-        sandbox: Some(cri::PodSandboxStats::default()),
-        metrics: None,
-        ..Default::default()
-    };
-    let (then, last) = (Instant::now(), Instant::now() + usage::USAGE_TTL);
-    pods.heartbeat(&CellId::parse("cell-000000000001").unwrap(), beat, then);
-    let told = |filter: &filter::Containers, sandboxes: &filter::Sandboxes, now| {
+    let listed = |filter: &filter::Containers, sandboxes: &filter::Sandboxes| {
         (
-            !pods.list_container_stats(filter, now).is_empty(),
-            !pods.list_sandbox_stats(sandboxes, now).is_empty(),
+            !pods.list_container_stats(filter).is_empty(),
+            !pods.list_sandbox_stats(sandboxes).is_empty(),
         )
     };
     let (all, pods) = (filter::Containers::default(), filter::Sandboxes::default());
@@ -133,18 +252,11 @@ fn usage_is_listed_while_it_is_recent() {
     );
     let pod = filter::Sandboxes { id: one.as_str().to_owned(), ..Default::default() };
     for (filter, pods) in [(&all, &pods), (&by_id, &pod), (&by_pod, &pod)] {
-        assert_eq!(told(filter, pods, then), (true, true));
-        assert_eq!(told(filter, pods, last), (false, false));
+        assert_eq!(listed(filter, pods), (true, true));
     }
     let other = filter::Containers { sandbox: id("elsewhere"), ..Default::default() };
-    assert_eq!(
-        told(
-            &other,
-            &filter::Sandboxes { labels: labels(&[("app", "none")]), ..Default::default() },
-            then
-        ),
-        (false, false)
-    );
+    let none = filter::Sandboxes { labels: labels(&[("app", "none")]), ..Default::default() };
+    assert_eq!(listed(&other, &none), (false, false));
 }
 
 fn described(name: &str, keys: &[&str]) -> cri::MetricDescriptor {
