@@ -25,6 +25,7 @@ use crate::{
     },
 };
 
+mod admission;
 mod choice;
 mod requests;
 mod resources;
@@ -366,13 +367,14 @@ fn explain_cell(
             lines.say(format!("note: it {what}"));
         }
         volumes::explain(lines, milpa, pod, container);
-        variables::explain(lines, milpa.provider, pod, container);
+        variables::explain(lines, target, pod, container);
     }
-    variables::explain_files(lines, milpa.provider, pod);
+    variables::explain_files(lines, target, pod);
     for limit in pod.volumes.iter().filter_map(Volume::limit_without_effect) {
         lines.say(format!("note: {limit}"));
     }
     resources::note(lines, pod, milpa.provider, api.is_some());
+    admission::explain(lines, target, pod);
     for key in annotations::unknown_keys(&pod.metadata.annotations) {
         lines.say(format!("note: unknown annotation {key}; known: {}", KEYS.join(", ")));
     }

@@ -5,6 +5,7 @@ use kiyot_engine::{
     placement::Requested,
     request::keys::{MEMORY, VOLUME_SIZE},
 };
+use kiyot_kubernetes::tap::CELL;
 use kiyot_manifest::Pod;
 use kiyot_values::names::is_gpu;
 
@@ -18,7 +19,9 @@ const HUGE_PAGES: &str = "hugepages-";
 pub(super) fn note(lines: &mut Lines, pod: &Pod, provider: ProviderKind, reads_requests: bool) {
     let resources = pod.resources();
     let has = |key: &str| pod.metadata.annotations.contains_key(key);
-    for name in resources.extended.iter().filter(|(_, amount)| **amount > 0).map(|(name, _)| name) {
+    // The resource of cells counts pods alone.
+    let extended = resources.extended.iter().filter(|(name, amount)| **amount > 0 && *name != CELL);
+    for name in extended.map(|(name, _)| name) {
         if name.starts_with(HUGE_PAGES) {
             lines.say(format!("note: {name} is in the CRI request, and chooses no cell"));
         } else if !is_gpu(name) {

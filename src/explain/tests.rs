@@ -21,6 +21,7 @@ use serde_json::json;
 
 use super::*;
 
+mod admission;
 mod hostile;
 
 const OPT_IN: &str = include_str!("../../examples/opt-in.toml");
@@ -409,6 +410,18 @@ proptest! {
     }
 }
 
+/// Returns a configuration whose pods go to cells of a provider.
+fn config_of(provider: &str) -> String {
+    let instances = "cluster = \"test\"\n[backends.milpa.gateway]\nlisten = \"10.0.0.5:7700\"\n\
+                     [backends.milpa.ec2]\nregion = \"us-east-1\"\nsubnets = [\"subnet-1\"]\n\
+                     security_groups = [\"sg-1\"]\nimage = { id = \"ami-1\" }\n";
+    format!(
+        "[backends.containerd]\ntype = \"cri\"\n[backends.milpa]\ntype = \"milpa\"\nprovider = \
+         \"{provider}\"\n{}[routing]\ndefault = \"milpa\"\n",
+        if provider == "ec2" { instances } else { "" }
+    )
+}
+
 /// Verifies C7, U26.
 #[test]
 fn variables_with_facts_of_the_node_are_noted_for_other_machines() {
@@ -428,19 +441,6 @@ fn variables_with_facts_of_the_node_are_noted_for_other_machines() {
                metadata.labels}}]}\n  \
                - name: p\n    projected: {sources: [{downwardAPI: {items: [{path: a/b, \
                resourceFieldRef: {containerName: o, resource: limits.ephemeral-storage}}]}}]}\n";
-    let config = |provider: &str| {
-        format!(
-            "[backends.containerd]\ntype = \"cri\"\n[backends.milpa]\ntype = \"milpa\"\n\
-             provider = \"{provider}\"\n{}[routing]\ndefault = \"milpa\"\n",
-            if provider == "ec2" {
-                "cluster = \"test\"\n[backends.milpa.gateway]\nlisten = \"10.0.0.5:7700\"\n\
-                 [backends.milpa.ec2]\nregion = \"us-east-1\"\nsubnets = [\"subnet-1\"]\n\
-                 security_groups = [\"sg-1\"]\nimage = { id = \"ami-1\" }\n"
-            } else {
-                ""
-            }
-        )
-    };
     let cpus = "note: container \"c\": CPUS has limits.cpu, which without a limit is what the node \
                 can allocate, not its cell";
     let other = "note: container \"c\": OTHER has limits.memory of container \"o\", which without \
@@ -457,10 +457,16 @@ fn variables_with_facts_of_the_node_are_noted_for_other_machines() {
     let of_ec2 = vec![cpus, other, address, file, projected];
     let of_qemu = vec![cpus, other, file, projected];
     for (provider, notes) in [("netns", vec![]), ("qemu", of_qemu), ("ec2", of_ec2)] {
-        let (text, _) = explained(&config(provider), pod);
+        let (text, _) = explained(&config_of(provider), pod);
         let found: Vec<_> = text.lines().map(str::trim).filter(|line| is_note(line)).collect();
         assert_eq!(found, notes, "{text}");
     }
+    // Cells of netns are parts of the node, which declares another figure.
+    let declared = "[kubernetes]\nkubeconfig = \"in-cluster\"\n[kubernetes.capacity]\nmemory = \
+                    \"4000Gi\"\n";
+    let (text, _) = explained(&format!("{declared}{}", config_of("netns")), pod);
+    let found: Vec<_> = text.lines().map(str::trim).filter(|line| is_note(line)).collect();
+    assert_eq!(found, [other.replace("can allocate", "declares")], "{text}");
 }
 
 /// Verifies V71.

@@ -4,10 +4,11 @@
 use kiyot_config::ProviderKind;
 use kiyot_manifest::{Container, EnvSource, Pod, ResourceField, SourceKind};
 
-use super::Lines;
+use super::{Lines, Target};
 
 /// Explains the variables of a container in a cell that are absent, or have facts of the node.
-pub(super) fn explain(lines: &mut Lines, provider: ProviderKind, pod: &Pod, container: &Container) {
+pub(super) fn explain(lines: &mut Lines, target: &Target<'_>, pod: &Pod, container: &Container) {
+    let provider = target.milpa.provider;
     let name = &container.name;
     for EnvSource { variable, kind } in &container.env_sources {
         match kind {
@@ -31,11 +32,9 @@ pub(super) fn explain(lines: &mut Lines, provider: ProviderKind, pod: &Pod, cont
                      node, not of its instance"
                 ));
             }
-            SourceKind::Resource(resource)
-                if provider != ProviderKind::Netns
-                    && lacks_limit(pod, resource, Some(container)) =>
-            {
-                note_resource(lines, &format!("container {name:?}: {variable}"), resource);
+            SourceKind::Resource(resource) if lacks_limit(pod, resource, Some(container)) => {
+                let what = format!("container {name:?}: {variable}");
+                note_resource(lines, target, &what, resource);
             }
             SourceKind::Field(_) | SourceKind::Resource(_) => {}
         }
@@ -43,28 +42,36 @@ pub(super) fn explain(lines: &mut Lines, provider: ProviderKind, pod: &Pod, cont
 }
 
 /// Explains the files of volumes that have facts of the node.
-pub(super) fn explain_files(lines: &mut Lines, provider: ProviderKind, pod: &Pod) {
-    if provider == ProviderKind::Netns {
-        return;
-    }
+pub(super) fn explain_files(lines: &mut Lines, target: &Target<'_>, pod: &Pod) {
     for volume in &pod.volumes {
         for (path, resource) in &volume.resource_files {
             if lacks_limit(pod, resource, None) {
-                note_resource(lines, &format!("volume {:?}: {path}", volume.name), resource);
+                let what = format!("volume {:?}: {path}", volume.name);
+                note_resource(lines, target, &what, resource);
             }
         }
     }
 }
 
+/// Notes a limit that the kubelet fills in. Cells of netns have what the node can allocate, unless
+/// it declares another figure.
 fn note_resource(
     lines: &mut Lines,
+    target: &Target<'_>,
     what: &str,
     ResourceField { container, resource }: &ResourceField,
 ) {
+    let capacity = target.config.kubernetes.capacity.as_ref();
+    let is_declared = resource
+        .strip_prefix("limits.")
+        .is_some_and(|name| capacity.is_some_and(|capacity| capacity.declares(name)));
+    if target.milpa.provider == ProviderKind::Netns && !is_declared {
+        return;
+    }
     let of = container.as_ref().map(|name| format!(" of container {name:?}")).unwrap_or_default();
+    let filled_in = if is_declared { "the node declares" } else { "the node can allocate" };
     lines.say(format!(
-        "note: {what} has {resource}{of}, which without a limit is what the node can allocate, not \
-         its cell"
+        "note: {what} has {resource}{of}, which without a limit is what {filled_in}, not its cell"
     ));
 }
 

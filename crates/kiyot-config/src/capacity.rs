@@ -6,6 +6,8 @@ use kiyot_values::{names::is_label, problems::Field};
 
 /// Key of derived figures.
 const DERIVED: &str = "derived";
+/// Resources whose figures are derived.
+const DERIVED_FIGURES: [&str; 3] = ["cpu", "memory", "pods"];
 /// Extended resource of a pod's cell, which has a figure of its own.
 const CELL: &str = "pod.elotl.co/cell";
 /// Largest number of a figure: six digits.
@@ -33,6 +35,11 @@ pub struct Capacity {
 }
 
 impl Capacity {
+    /// Returns true if the node declares a figure of a resource.
+    pub fn declares(&self, name: &str) -> bool {
+        self.figures.contains_key(name) || self.is_derived && DERIVED_FIGURES.contains(&name)
+    }
+
     /// Returns true if it has no figures.
     pub(super) fn is_empty(&self) -> bool {
         self.figures.is_empty() && !self.is_derived
