@@ -69,6 +69,7 @@ enum Command {
         config: PathBuf,
         /// Also proves ids and permissions over the API of the provider "ec2", by lists and dry
         /// runs within 60 s (exit code 1 if a check fails). Prints the missing part of the policy.
+        /// Warns of what hurts cells in the configuration of the kubelet that runs here.
         #[arg(long)]
         live: bool,
     },

@@ -27,13 +27,13 @@ fn valid_configuration_is_summarised() {
 
 /// Verifies V43.
 #[test]
-fn live_check_of_another_provider_is_refused_with_the_reason() {
+fn live_check_of_another_provider_is_that_of_the_kubelet() {
     let path = file("examples/opt-out.toml");
     let line = ["kiyot", "check-config", "--live", "--config", &path];
     let output = execute(Arguments::try_parse_from(line).unwrap().command, "").unwrap();
-    let reason = "check-config --live: backend milpa: has no live check; allowed: the provider";
-    assert!(output.text.contains(reason), "{}", output.text);
-    assert_eq!(output.code, ExitCode::FAILURE);
+    // A kubelet may run on the machine of the test.
+    assert!(output.text.contains("\nkubelet"), "{}", output.text);
+    assert!(!output.text.contains("check-config --live:"), "{}", output.text);
 }
 
 /// Verifies V43.

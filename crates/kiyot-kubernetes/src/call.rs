@@ -55,6 +55,11 @@ impl Call {
         Self::get("get nodes", format!("/api/v1/nodes/{}", encoded(name)))
     }
 
+    /// Lists the resources of admission policies that the API server serves. All clients may.
+    pub fn get_admission_resources() -> Self {
+        Self::get("get apis", "/apis/admissionregistration.k8s.io/v1".to_owned())
+    }
+
     /// Applies name, labels, owner and spec of a cell; creates an absent object.
     pub fn apply_cell(cell: &Cell) -> Self {
         let metadata = &cell.metadata;

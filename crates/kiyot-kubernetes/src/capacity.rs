@@ -30,6 +30,8 @@ pub type Figures = BTreeMap<String, u64>;
 pub struct Node {
     /// Its metadata.
     pub metadata: NodeMetadata,
+    /// Its taints.
+    pub spec: NodeSpec,
     /// Its figures.
     pub status: NodeStatus,
 }
@@ -44,6 +46,33 @@ pub struct NodeMetadata {
     pub labels: BTreeMap<String, String>,
     /// Annotations.
     pub annotations: BTreeMap<String, String>,
+}
+
+/// The taints of a Node object.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub struct NodeSpec {
+    /// Taints.
+    pub taints: Vec<Taint>,
+}
+
+/// A taint of a Node object.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(default)]
+pub struct Taint {
+    /// Key.
+    pub key: String,
+    /// Value.
+    pub value: String,
+    /// Effect on pods.
+    pub effect: String,
+}
+
+impl Taint {
+    /// Returns true for that of nodes with declared capacity, `cri=kiyot:NoSchedule`.
+    pub fn is_of_cells(&self) -> bool {
+        (&*self.key, &*self.value, &*self.effect) == ("cri", "kiyot", "NoSchedule")
+    }
 }
 
 /// The figures of a Node object: quantities by the names of resources.

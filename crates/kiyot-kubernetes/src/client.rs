@@ -32,7 +32,7 @@ use crate::{
 /// Time limit of a call, unless the client has another.
 pub(crate) const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time limit of reading credentials: a kubeconfig may name a program that prints them.
-const LOAD_TIMEOUT: Duration = Duration::from_secs(30);
+pub(crate) const LOAD_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time limit of a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Most bytes of a response.

@@ -10,6 +10,7 @@
 
 pub mod call;
 pub mod capacity;
+pub mod capacity_check;
 mod client;
 pub mod counter;
 pub mod declarer;

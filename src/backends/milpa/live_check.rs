@@ -19,6 +19,11 @@ pub enum NoLiveCheck {
     NoEc2,
 }
 
+/// Returns the name of the node in Kubernetes, as the daemon has it.
+pub fn node_name(config: &MilpaBackend) -> String {
+    config.node.clone().unwrap_or_else(host_name)
+}
+
 /// Checks ids and permissions of a configuration over the API of its provider, without effect.
 pub async fn check_live(config: &MilpaBackend) -> Result<LiveReport, NoLiveCheck> {
     if config.provider != ProviderKind::Ec2 {
@@ -27,7 +32,7 @@ pub async fn check_live(config: &MilpaBackend) -> Result<LiveReport, NoLiveCheck
     let api = kiyot_ec2::api(&config.ec2).await.ok_or(NoLiveCheck::NoEc2)?;
     let owner = Owner {
         cluster: config.cluster.clone().unwrap_or_default(),
-        node: config.node.clone().unwrap_or_else(host_name),
+        node: node_name(config),
         // That of the authority, which only the daemon may read.
         fingerprint: "0".repeat(64),
     };

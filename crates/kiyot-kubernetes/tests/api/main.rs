@@ -3,6 +3,7 @@
 
 mod admission;
 mod capacity;
+mod capacity_check;
 mod declarer;
 mod events;
 mod faults;
