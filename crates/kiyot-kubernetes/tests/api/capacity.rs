@@ -3,7 +3,8 @@
 use serde_json::{Value, json};
 
 use crate::policy::{
-    Review, Row, assert_each_part_denies, denying, kubelet, mutated_by, mutating, token, wrong,
+    Review, Row, assert_each_part_denies, denying, kubelet, mutated_by, mutating, named, token,
+    wrong,
 };
 
 const POLICIES: &str = include_str!("../../../../deploy/capacity.yaml");
@@ -41,9 +42,9 @@ fn by_kubelet(new: &Value) -> Review {
 }
 
 fn policy() -> Value {
-    let policies = mutating(POLICIES);
-    let [policy] = &policies[..] else { panic!("{policies:?}") };
-    policy.clone()
+    let policy = named(&mutating(POLICIES), "kiyot-capacity");
+    assert_eq!(policy["spec"]["failurePolicy"], "Fail", "an error denies");
+    policy
 }
 
 /// Texts of the annotation, with the figures of capacity and of allocatable that they change.

@@ -8,6 +8,7 @@ mod declarer;
 mod events;
 mod faults;
 mod owners;
+mod pods;
 mod policy;
 mod rights;
 mod world;

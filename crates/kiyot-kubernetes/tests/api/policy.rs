@@ -4,7 +4,10 @@ use std::{cmp::Ordering, collections::HashMap, sync::Arc};
 
 use cel::{
     Context, Env, ExecutionError, StructDef,
-    common::types::{CelInt, CelString, STRING_TYPE},
+    common::{
+        types::{CelBool, CelDouble, CelInt, CelList, CelString, STRING_TYPE},
+        value::Val,
+    },
     extensions,
     objects::Value as CelValue,
 };
@@ -40,14 +43,47 @@ pub(crate) fn kubelet(node: &str) -> Value {
     json!({ "username": format!("system:node:{node}"), "groups": ["system:nodes"] })
 }
 
+fn failed(function: &str, message: String) -> ExecutionError {
+    ExecutionError::FunctionError { function: function.to_owned(), message }
+}
+
 /// Returns a quantity in thousandths, as far as they fit.
 fn quantity(text: &CelString<'_>) -> Result<CelInt, ExecutionError> {
-    let parsed =
-        text.inner().parse::<Quantity>().map_err(|error| ExecutionError::FunctionError {
-            function: "quantity".to_owned(),
-            message: format!("{:?} {error}", text.inner()),
-        })?;
-    Ok(CelInt::from(i64::try_from(parsed.milli()).unwrap_or(i64::MAX)))
+    let (sign, number) = text.inner().strip_prefix('-').map_or((1, text.inner()), |it| (-1, it));
+    let parsed = number
+        .parse::<Quantity>()
+        .map_err(|error| failed("quantity", format!("{:?} {error}", text.inner())))?;
+    Ok(CelInt::from(sign * i64::try_from(parsed.milli()).unwrap_or(i64::MAX)))
+}
+
+fn is_integer(this: &CelInt) -> CelBool {
+    CelBool::from(this.inner() % 1000 == 0)
+}
+
+#[allow(clippy::cast_precision_loss, reason = "as approximate as in Kubernetes")]
+fn as_approximate_float(this: &CelInt) -> CelDouble {
+    CelDouble::from(*this.inner() as f64 / 1000.0)
+}
+
+fn numbers(function: &str, list: &CelList<'_>) -> Result<Vec<f64>, ExecutionError> {
+    let items = list.inner().iter().map(AsRef::<dyn Val + '_>::as_ref);
+    let numbers: Option<Vec<f64>> =
+        items.map(|item| item.downcast_ref::<CelDouble>().map(|it| *it.inner())).collect();
+    numbers.ok_or_else(|| failed(function, "others than doubles are not played".to_owned()))
+}
+
+fn sum(list: &CelList<'_>) -> Result<CelDouble, ExecutionError> {
+    Ok(CelDouble::from(numbers("sum", list)?.iter().sum::<f64>()))
+}
+
+fn max(list: &CelList<'_>) -> Result<CelDouble, ExecutionError> {
+    let most = numbers("max", list)?.into_iter().reduce(f64::max);
+    most.map(CelDouble::from).ok_or_else(|| failed("max", "called on empty list".to_owned()))
+}
+
+fn index_of(list: &CelList<'_>, item: &CelString<'_>) -> CelInt {
+    let index = list.inner().iter().position(|other| item.equals(other.as_ref()));
+    CelInt::from(index.map_or(-1, |index| i64::try_from(index).unwrap()))
 }
 
 fn compare_to(this: &CelInt, other: &CelInt) -> CelInt {
@@ -62,13 +98,19 @@ fn escape_key(key: &CelString<'_>) -> CelString<'static> {
     CelString::from(key.inner().replace('~', "~0").replace('/', "~1"))
 }
 
-/// Returns what the API server's CEL has: strings, quantities and patches, as far as they are used.
+/// Returns what the API server's CEL has: strings, lists, quantities and patches, as far as they
+/// are used.
 #[allow(elided_lifetimes_in_paths, reason = "the macros name types without them")]
 fn env() -> Env {
     let mut env = Env::stdlib();
     env.add_extension(extensions::strings).unwrap();
     cel::add_overload!(env, fn quantity: (CelString) -> Result<CelInt>).unwrap();
     cel::add_member_overload!(env, fn compare_to: (CelInt, CelInt) -> CelInt).unwrap();
+    cel::add_member_overload!(env, fn is_integer: (CelInt) -> CelBool).unwrap();
+    cel::add_member_overload!(env, fn as_approximate_float: (CelInt) -> CelDouble).unwrap();
+    cel::add_member_overload!(env, fn sum: (CelList) -> Result<CelDouble>).unwrap();
+    cel::add_member_overload!(env, fn max: (CelList) -> Result<CelDouble>).unwrap();
+    cel::add_member_overload!(env, fn index_of: (CelList, CelString) -> CelInt).unwrap();
     cel::add_overload!(env, fn escape_key: (CelString) -> CelString, name = "jsonpatch.escapeKey")
         .unwrap();
     let patch = ["op", "path", "value"]
@@ -128,30 +170,40 @@ fn is_matched(constraints: &Value, review: &Review) -> bool {
         })
 }
 
-/// Returns what the expressions of a policy see of a review; `None` if it does not apply.
-fn seen(policy: &Value, review: &Review) -> Result<Option<Known>, String> {
-    let spec = &policy["spec"];
-    assert_eq!(spec["failurePolicy"], "Fail", "an error denies");
-    if !is_matched(&spec["matchConstraints"], review) {
-        return Ok(None);
-    }
+/// Returns the parts of a review that expressions see.
+fn parts(review: &Review) -> Known {
     let value = |value: &Value| cel::to_value(value).unwrap();
     let mut request = json!({ "userInfo": review.user, "operation": review.operation });
     if let Some((_, subresource)) = review.resource.split_once('/') {
         request["subResource"] = json!(subresource);
     }
-    let mut known = Known::from([
+    Known::from([
         ("request".to_owned(), value(&request)),
         ("object".to_owned(), value(&review.new)),
         ("oldObject".to_owned(), value(&review.old)),
-    ]);
+    ])
+}
+
+/// Returns whether a policy applies to a review.
+fn applies(policy: &Value, review: &Review) -> Result<bool, String> {
+    let spec = &policy["spec"];
+    if !is_matched(&spec["matchConstraints"], review) {
+        return Ok(false);
+    }
+    let known = parts(review);
     for condition in list(&spec["matchConditions"]) {
         match evaluate(text(&condition["expression"]), &known)? {
             CelValue::Bool(true) => {}
-            CelValue::Bool(false) => return Ok(None),
+            CelValue::Bool(false) => return Ok(false),
             other => return Err(format!("{other:?}")),
         }
     }
+    Ok(true)
+}
+
+/// Returns what the expressions of a policy see of a review, with its variables.
+fn seen(policy: &Value, review: &Review) -> Known {
+    let (spec, mut known) = (&policy["spec"], parts(review));
     let mut variables = Known::new();
     for variable in list(&spec["variables"]) {
         // An error is that of the expression that uses the variable.
@@ -160,15 +212,18 @@ fn seen(policy: &Value, review: &Review) -> Result<Option<Known>, String> {
             known.insert("variables".to_owned(), CelValue::Map(variables.clone().into()));
         }
     }
-    Ok(Some(known))
+    known
 }
 
 /// Returns the reason for which a validating policy denies a review; `None` if it admits it.
 pub(crate) fn denied_by(policy: &Value, review: &Review) -> Option<String> {
-    let known = match seen(policy, review) {
-        Ok(known) => known?,
+    assert_eq!(policy["spec"]["failurePolicy"], "Fail", "an error denies");
+    match applies(policy, review) {
+        Ok(true) => {}
+        Ok(false) => return None,
         Err(error) => return Some(error),
-    };
+    }
+    let known = seen(policy, review);
     list(&policy["spec"]["validations"]).iter().find_map(|validation| {
         match evaluate(text(&validation["expression"]), &known) {
             Ok(CelValue::Bool(true)) => return None,
@@ -185,25 +240,31 @@ pub(crate) fn denied_by(policy: &Value, review: &Review) -> Option<String> {
     })
 }
 
-/// Returns the object of a review as a mutating policy leaves it, or the error that denies it.
+/// Returns the object of a review as a mutating policy leaves it, or the error that keeps it from
+/// that. Each mutation sees the object as those before it leave it.
 pub(crate) fn mutated_by(policy: &Value, review: &Review) -> Result<Value, String> {
-    let mut object = review.new.clone();
-    let Some(known) = seen(policy, review)? else { return Ok(object) };
+    let mut review = review.clone();
+    if !applies(policy, &review)? {
+        return Ok(review.new);
+    }
     for mutation in list(&policy["spec"]["mutations"]) {
         assert_eq!(mutation["patchType"], "JSONPatch", "others are not played");
-        let expression = text(&mutation["jsonPatch"]["expression"]);
+        // A field of a struct has one type here.
+        let expression =
+            text(&mutation["jsonPatch"]["expression"]).replace("value: {}", "value: '{}'");
         let fields = format!("({expression}).map(patch, [patch.op, patch.path, patch.value])");
-        for patch in values(evaluate(&fields, &known)?) {
+        for patch in values(evaluate(&fields, &seen(policy, &review))?) {
             let fields: Vec<String> = values(patch).into_iter().map(string).collect();
             let [op, path, value] = &fields[..] else { panic!("{fields:?}") };
             assert_eq!(op, "add", "others are not played");
+            let value = if value == "{}" { json!({}) } else { json!(value) };
             let (parent, key) = path.rsplit_once('/').unwrap();
-            let parent = object.pointer_mut(parent).and_then(Value::as_object_mut);
+            let parent = review.new.pointer_mut(parent).and_then(Value::as_object_mut);
             let key = key.replace("~1", "/").replace("~0", "~");
-            parent.ok_or(format!("{path} has no parent"))?.insert(key, json!(value));
+            parent.ok_or(format!("{path} has no parent"))?.insert(key, value);
         }
     }
-    Ok(object)
+    Ok(review.new)
 }
 
 fn values(value: CelValue) -> Vec<CelValue> {
@@ -225,6 +286,11 @@ pub(crate) fn denying(file: &str) -> Vec<Value> {
 /// Returns the mutating policies of a file that are bound.
 pub(crate) fn mutating(file: &str) -> Vec<Value> {
     bound(file, "MutatingAdmissionPolicy", &json!({}))
+}
+
+/// Returns the policy of a name.
+pub(crate) fn named(policies: &[Value], name: &str) -> Value {
+    policies.iter().find(|policy| policy["metadata"]["name"] == name).unwrap().clone()
 }
 
 /// Returns the policies of a kind with a binding that has these other fields.
