@@ -7,7 +7,7 @@ use kiyot_engine::{
 };
 use kiyot_kubernetes::tap::CELL;
 use kiyot_manifest::Pod;
-use kiyot_values::names::is_gpu;
+use kiyot_values::names::{EXTENDED_CPU, EXTENDED_MEMORY, EXTENDED_STORAGE, is_gpu};
 
 use super::Lines;
 
@@ -19,9 +19,12 @@ const HUGE_PAGES: &str = "hugepages-";
 pub(super) fn note(lines: &mut Lines, pod: &Pod, provider: ProviderKind, reads_requests: bool) {
     let resources = pod.resources();
     let has = |key: &str| pod.metadata.annotations.contains_key(key);
-    // The resource of cells counts pods alone.
-    let extended = resources.extended.iter().filter(|(name, amount)| **amount > 0 && *name != CELL);
-    for name in extended.map(|(name, _)| name) {
+    let is_read = |name: &str| {
+        name == CELL
+            || reads_requests && [EXTENDED_CPU, EXTENDED_MEMORY, EXTENDED_STORAGE].contains(&name)
+    };
+    let extended = resources.extended.iter().filter(|(_, amount)| **amount > 0);
+    for name in extended.map(|(name, _)| name).filter(|name| !is_read(name)) {
         if name.starts_with(HUGE_PAGES) {
             lines.say(format!("note: {name} is in the CRI request, and chooses no cell"));
         } else if !is_gpu(name) {

@@ -301,7 +301,7 @@ fn instance_is_named_with_its_price_and_those_beside_it() {
     assert!(fine && text.contains("(Spot) at most $0."), "{text}");
 }
 
-/// Verifies K10.
+/// Verifies K10, K18.
 #[test]
 fn requests_choose_the_instance_if_the_daemon_reads_them() {
     let pod = "kind: Pod\napiVersion: v1\nmetadata:\n  name: web\n  annotations: \
@@ -330,6 +330,18 @@ fn requests_choose_the_instance_if_the_daemon_reads_them() {
     let of_api = with("[kubernetes]\nkubeconfig = \"/etc/kubeconfig\"\n", pod);
     assert!(of_api.contains("0.5 CPU (requests), 3072 MiB of memory (requests)"), "{of_api}");
     assert!(!of_api.contains("note: its memory request"), "{of_api}");
+    // Extended resources stand for requests, and the cell's counts for the scheduler alone.
+    let extended = "pod.elotl.co/cpu: 16, pod.elotl.co/memory: 64Gi, pod.elotl.co/cell: 1}";
+    let moved = format!("requests: {{cpu: 16m, memory: 1Mi, {extended}, limits: {{{extended}");
+    let moved = pod.replace("requests: {cpu: 500m, memory: 3Gi}", &moved);
+    let of_cri = with("", &moved);
+    for name in ["pod.elotl.co/cpu", "pod.elotl.co/memory"] {
+        let note = format!("note: {name} is not in the CRI request, and chooses no cell");
+        assert!(of_cri.contains(&note), "{of_cri}");
+    }
+    let of_api = with("[kubernetes]\nkubeconfig = \"/etc/kubeconfig\"\n", &moved);
+    assert!(of_api.contains("16 CPU (requests), 65536 MiB of memory (requests)"), "{of_api}");
+    assert!(!of_api.contains("note: pod.elotl.co") && !of_cri.contains("elotl.co/cell"));
     let not_read = "[kubernetes]\nkubeconfig = \"/etc/kubeconfig\"\nrequests = false\n";
     assert_eq!(with(not_read, pod), with("", pod));
 }
@@ -352,8 +364,15 @@ fn container() -> impl Strategy<Value = serde_json::Value> {
             let memory = memory.map(|bytes| ("memory", bytes.to_string()));
             cpu.into_iter().chain(memory).chain(storage).collect::<BTreeMap<_, _>>()
         };
-        let requests = both(cpu.0, memory.0);
+        let mut requests = both(cpu.0, memory.0);
         let mut limits = both(cpu.1, memory.1);
+        let cpus = cpu.1.map(|milli| ("pod.elotl.co/cpu", (milli / 500).to_string()));
+        let bytes = memory.1.map(|bytes| ("pod.elotl.co/memory", (bytes / 2).to_string()));
+        let disk = cpu.0.map(|milli| ("pod.elotl.co/ephemeral-storage", format!("{milli}Mi")));
+        for extended in [cpus, bytes, disk].into_iter().flatten() {
+            requests.extend([extended.clone()]);
+            limits.extend([extended]);
+        }
         limits.extend(is_sidecar.then(|| ("amd.com/gpu", u64::from(has_file).to_string())));
         let resources = json!({ "requests": requests, "limits": limits });
         let mut container = json!({ "name": "", "image": "i", "resources": resources });

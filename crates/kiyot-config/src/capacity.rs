@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use kiyot_values::{names::is_label, problems::Field};
+use kiyot_values::{
+    names::{is_bytes, is_label},
+    problems::Field,
+};
 
 /// Key of derived figures.
 const DERIVED: &str = "derived";
@@ -68,7 +71,7 @@ fn figures(entries: Vec<(String, Field<'_>)>) -> Figures {
 fn amount(name: &str, field: Field<'_>) -> Option<u64> {
     match name {
         "cpu" | "pods" => field.number(1..=MAX_NUMBER),
-        "memory" | "ephemeral-storage" => field.read(
+        name if is_bytes(name) => field.read(
             "a whole number from 1 to 999999 with Mi, Gi or Ti, such as \"4000Gi\"",
             mebibytes,
         ),
@@ -129,13 +132,14 @@ mod tests {
     fn figures_are_read_by_the_names_of_their_resources() {
         let figures = read(
             "cpu = 1000\nmemory = \"4000Gi\"\nephemeral-storage = \"20Ti\"\npods = 250\n\
-             \"nvidia.com/gpu\" = 8",
+             \"nvidia.com/gpu\" = 8\n\"pod.elotl.co/memory\" = \"2Ti\"",
         );
         let expected = [
             ("cpu", 1000),
             ("ephemeral-storage", 20 << 20),
             ("memory", 4000 << 10),
             ("nvidia.com/gpu", 8),
+            ("pod.elotl.co/memory", 2 << 20),
             ("pods", 250),
         ];
         let expected = expected.map(|(name, amount)| (name.to_owned(), amount));
@@ -172,6 +176,7 @@ mod tests {
             ("memory = \"1000000Mi\"", "with Mi, Gi or Ti"),
             ("memory = \"Gi\"", "with Mi, Gi or Ti"),
             ("memory = \"5\u{e9}\"", "with Mi, Gi or Ti"),
+            ("\"pod.elotl.co/ephemeral-storage\" = 5", "with Mi, Gi or Ti"),
             ("storage = 5", "is of no resource"),
             ("\"hugepages-2Mi\" = 5", "is of no resource"),
             ("\"example.kubernetes.io/a\" = 5", "is of no resource"),

@@ -7,7 +7,7 @@
 
 use std::{cmp, collections::BTreeMap};
 
-use kiyot_values::quantity::Quantity;
+use kiyot_values::{names::is_bytes, quantity::Quantity};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -107,7 +107,7 @@ pub fn figures(configured: &Figures, counted: &Footprint) -> Figures {
     let figure = |(name, amount): (&String, &u64)| {
         let unit = match name.as_str() {
             "cpu" => 1000,
-            "memory" | "ephemeral-storage" => 1 << 20,
+            name if is_bytes(name) => 1 << 20,
             _ => 1,
         };
         (name.clone(), cmp::max(*amount, counted.amount(name).div_ceil(unit)))
@@ -117,7 +117,7 @@ pub fn figures(configured: &Figures, counted: &Footprint) -> Figures {
 
 /// Returns a figure as a quantity of at most six digits, rounded up.
 fn quantity(name: &str, amount: u64) -> String {
-    if !["memory", "ephemeral-storage"].contains(&name) {
+    if !is_bytes(name) {
         return amount.min(MAX_NUMBER).to_string();
     }
     let in_unit = |(shift, unit)| (amount.div_ceil(1_u64 << shift), unit);

@@ -2,10 +2,16 @@
 //!
 //! Containers run together, and so do sidecars (init containers that restart always). An init
 //! container runs alone but for the sidecars before it. Resources of the pod itself replace sums.
+//!
+//! An extended resource that stands for a request has the native one as its remainder, so that the
+//! larger of both counts.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kiyot_values::{names::is_gpu, quantity::Quantity};
+use kiyot_values::{
+    names::{EXTENDED_CPU, EXTENDED_MEMORY, EXTENDED_STORAGE, is_gpu},
+    quantity::Quantity,
+};
 use serde::Deserialize;
 
 /// Most containers of a pod that are read.
@@ -90,7 +96,7 @@ impl Pod {
         let names: BTreeSet<&str> = amounts.flat_map(BTreeMap::keys).map(String::as_str).collect();
         let amount = |name: &str| {
             let read = if name == "cpu" { Quantity::milli } else { Quantity::units };
-            let resource = Resource { name, read };
+            let resource = Resource { name, extended: None, read };
             let overhead = resource.of(&spec.overhead).unwrap_or_default();
             resource.sum(spec).request.saturating_add(overhead)
         };
@@ -159,6 +165,8 @@ impl Amount {
 #[derive(Clone, Copy)]
 struct Resource<'n> {
     name: &'n str,
+    /// Name of the extended resource that stands for its requests.
+    extended: Option<&'n str>,
     read: fn(Quantity) -> u64,
 }
 
@@ -169,8 +177,11 @@ impl Resource<'_> {
 
     /// Returns request and limit of a container. A limit alone is the request too.
     fn of_container(self, container: &Container) -> (u64, Option<u64>) {
-        let limit = self.of(&container.resources.limits);
-        (self.of(&container.resources.requests).or(limit).unwrap_or_default(), limit)
+        let Resources { requests, limits } = &container.resources;
+        let of = |it: Self| (it.of(requests).or(it.of(limits)).unwrap_or_default(), it.of(limits));
+        let (request, limit) = of(self);
+        let extended = self.extended.map(|name| of(Resource { name, ..self }).0);
+        (request.max(extended.unwrap_or_default()), limit)
     }
 
     fn sum(self, spec: &PodSpec) -> Sum {
@@ -216,9 +227,10 @@ impl Resources {
 impl PodSpec {
     /// Returns the requests and limits of the pod.
     pub fn requests(&self) -> Requests {
-        let cpu = Resource { name: "cpu", read: Quantity::milli };
-        let memory = Resource { name: "memory", read: Quantity::units };
-        let storage = Resource { name: "ephemeral-storage", read: Quantity::units };
+        let resource = |name, extended, read| Resource { name, extended: Some(extended), read };
+        let cpu = resource("cpu", EXTENDED_CPU, Quantity::milli);
+        let memory = resource("memory", EXTENDED_MEMORY, Quantity::units);
+        let storage = resource("ephemeral-storage", EXTENDED_STORAGE, Quantity::units);
         let containers = self.containers.iter().chain(&self.init_containers).take(MAX_CONTAINERS);
         let gpus = containers.clone().filter_map(|container| container.resources.gpus()).min();
         let in_file = |variable: &Variable| {
@@ -291,6 +303,36 @@ mod tests {
         let amounts = ["cpu", "memory", "a.b/c", "pods", "x"].map(|name| sum.amount(name));
         assert_eq!(amounts, [8000, 4 * (1 << 30) + 2 * (128 << 20), 8, 2, 0]);
         assert_eq!(footprints[0], footprints[1]);
+    }
+
+    /// Verifies K18.
+    #[test]
+    fn extended_resources_count_in_place_of_requests() {
+        let extended = json!({
+            "pod.elotl.co/cpu": "16",
+            "pod.elotl.co/memory": "64Gi",
+            "pod.elotl.co/ephemeral-storage": "20Gi",
+        });
+        let mut remainder = extended.clone();
+        for (name, rest) in [("cpu", "16m"), ("memory", "1Mi"), ("ephemeral-storage", "1Mi")] {
+            remainder[name] = json!(rest);
+        }
+        let moved = json!({ "resources": { "requests": remainder, "limits": extended } });
+        let by_hand = json!({ "resources": { "limits": extended } });
+        let own = json!({ "cpu": "500m", "memory": "1Gi", "ephemeral-storage": "1Gi" });
+        let own = json!({ "resources": { "requests": own } });
+        let sums = requests(json!({ "containers": [moved, by_hand, own] }));
+        assert_eq!(sums.milli_cpus, Sum { request: 32_500, limit: None });
+        assert_eq!(sums.memory, Sum { request: 129 << 30, limit: None });
+        assert_eq!(sums.storage_request, 41 << 30);
+        // The larger counts, and limits stay.
+        let limits = json!({ "cpu": "4", "pod.elotl.co/cpu": "1" });
+        let larger = json!({ "resources": { "limits": limits } });
+        let sums = requests(json!({ "containers": [larger] }));
+        assert_eq!(sums.milli_cpus, Sum { request: 4000, limit: Some(4000) });
+        let gpus = json!({ "nvidia.com/gpu": "0", "pod.elotl.co/gpu": "2" });
+        let gpus = requests(json!({ "containers": [{ "resources": { "limits": gpus } }] }));
+        assert_eq!(gpus.gpus.as_deref(), Some("pod.elotl.co/gpu"));
     }
 
     /// Verifies V109.

@@ -81,9 +81,13 @@ impl Pod {
     /// them (`PodRequests` and `PodLimits` of k8s.io/component-helpers). Sidecars run beside all
     /// that follows them.
     pub fn resources(&self) -> Resources {
+        self.sum(Resources::clone)
+    }
+
+    fn sum(&self, of: fn(&Resources) -> Resources) -> Resources {
         let (mut sidecars, mut init) = (Resources::default(), Resources::default());
         for container in &self.init_containers {
-            let together = container.resources.plus(&sidecars);
+            let together = of(&container.resources).plus(&sidecars);
             init = init.max(&together);
             if container.always_restarts {
                 sidecars = together;
@@ -91,18 +95,19 @@ impl Pod {
         }
         self.containers
             .iter()
-            .fold(sidecars, |sum, container| sum.plus(&container.resources))
+            .fold(sidecars, |sum, container| sum.plus(&of(&container.resources)))
             .max(&init)
             .of_pod(&self.own_resources)
     }
 
-    /// Returns its resources without limits that leave a container out.
+    /// Returns its resources without limits that leave a container out, and with requests that
+    /// extended resources stand for.
     pub fn complete_resources(&self) -> Resources {
         let all = |limit: fn(&Resources) -> Option<u64>| {
             limit(&self.own_resources).is_some()
                 || self.all_containers().all(|container| limit(&container.resources).is_some())
         };
-        let sums = self.resources();
+        let sums = self.sum(Resources::with_extended);
         Resources {
             cpu_limit: sums.cpu_limit.filter(|_| all(|resources| resources.cpu_limit)),
             memory_limit: sums.memory_limit.filter(|_| all(|resources| resources.memory_limit)),

@@ -4,7 +4,10 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::ResourceRequirements;
 use kiyot_proto::cri;
-use kiyot_values::quantity::Quantity;
+use kiyot_values::{
+    names::{EXTENDED_CPU, EXTENDED_MEMORY, EXTENDED_STORAGE},
+    quantity::Quantity,
+};
 
 use super::place::Place;
 
@@ -112,6 +115,20 @@ impl Resources {
             limit.is_some_and(|limit| limit > 0) && request == limit
         };
         equal(self.cpu_request, self.cpu_limit) && equal(self.memory_request, self.memory_limit)
+    }
+
+    /// Returns the resources with the larger of each request and the extended resource that stands
+    /// for it.
+    pub(super) fn with_extended(&self) -> Self {
+        let larger = |own: Option<u64>, name: &str, unit: u64| {
+            own.max(self.extended.get(name).map(|amount| amount.saturating_mul(unit)))
+        };
+        Self {
+            cpu_request: larger(self.cpu_request, EXTENDED_CPU, 1000),
+            memory_request: larger(self.memory_request, EXTENDED_MEMORY, 1),
+            storage_request: larger(self.storage_request, EXTENDED_STORAGE, 1),
+            ..self.clone()
+        }
     }
 
     /// Adds each amount: both run at the same time.

@@ -5,6 +5,18 @@ pub const MAX_LABEL_BYTES: usize = 63;
 /// Namespace of objects that name none.
 pub const DEFAULT_NAMESPACE: &str = "default";
 
+/// Extended resource that stands for the CPU request of a pod in a cell, in whole CPUs.
+pub const EXTENDED_CPU: &str = "pod.elotl.co/cpu";
+/// Extended resource that stands for the memory request of a pod in a cell, in bytes.
+pub const EXTENDED_MEMORY: &str = "pod.elotl.co/memory";
+/// Extended resource that stands for the request of ephemeral storage of a pod in a cell, in bytes.
+pub const EXTENDED_STORAGE: &str = "pod.elotl.co/ephemeral-storage";
+
+/// Returns whether amounts of a resource are bytes: of memory or ephemeral storage.
+pub fn is_bytes(name: &str) -> bool {
+    ["memory", "ephemeral-storage", EXTENDED_MEMORY, EXTENDED_STORAGE].contains(&name)
+}
+
 /// Returns true for a label: 1 to 63 of a-z, 0-9 and -, not - at either end.
 pub fn is_label(text: &str) -> bool {
     (1..=MAX_LABEL_BYTES).contains(&text.len())

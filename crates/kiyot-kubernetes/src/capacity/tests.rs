@@ -29,6 +29,9 @@ fn configured_figures_are_declared_and_what_runs_at_least() {
     let declared = figures(&configured, &pods);
     assert_eq!(text(&declared), "a.b/c=5,cpu=9,memory=1025Mi,pods=1");
     assert_eq!(figures(&configured, &Footprint::default()), configured);
+    let extended = figures_of(&[("pod.elotl.co/memory", 1024)]);
+    let pods = counted(json!({ "pod.elotl.co/memory": "1073741825" }));
+    assert_eq!(text(&figures(&extended, &pods)), "pod.elotl.co/memory=1025Mi");
 }
 
 /// Verifies K14.

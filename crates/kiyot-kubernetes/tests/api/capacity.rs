@@ -62,6 +62,16 @@ fn texts() -> Vec<(String, Value, Value)> {
         same("nvidia.com/gpu=8,pod.elotl.co/cell=5", {
             json!({ "nvidia.com/gpu": "8", "pod.elotl.co/cell": "5" })
         }),
+        same(
+            "pod.elotl.co/memory=4000Gi,pod.elotl.co/ephemeral-storage=20Ti,pod.elotl.co/cpu=7",
+            {
+                json!({
+                    "pod.elotl.co/memory": "4000Gi",
+                    "pod.elotl.co/ephemeral-storage": "20Ti",
+                    "pod.elotl.co/cpu": "7",
+                })
+            },
+        ),
         // Others don't matter.
         same("cpu=-5,memory=64Gi,x,a.b/c=1.5", json!({ "memory": "64Gi" })),
         // The last counts.
@@ -102,6 +112,8 @@ fn texts() -> Vec<(String, Value, Value)> {
         "cpu=1000000",
         "memory=64000000000",
         "memory=64G",
+        "pod.elotl.co/memory=64",
+        "pod.elotl.co/ephemeral-storage=64",
         "memory=0x64Gi",
         // Names that no extended resource has.
         "storage=5Gi",
@@ -152,7 +164,9 @@ fn each_check_of_the_figures_is_needed() {
     for (check, without) in [
         ("<= 1024", "<= 2048"),
         ("size(figure) == 2", "size(figure) > 1"),
-        ("'ephemeral-storage'] ?", "'storage'] ?"),
+        ("'ephemeral-storage', 'pod", "'storage', 'pod"),
+        ("'pod.elotl.co/memory'", "''"),
+        ("'pod.elotl.co/ephemeral-storage'] ?", "'memory'] ?"),
         ("^[1-9][0-9]{0,5}(Mi|Gi|Ti)$", "^[1-9][0-9]{0,5}.*$"),
         ("^[1-9][0-9]{0,5}(Mi|Gi|Ti)$", "[1-9][0-9]{0,5}(Mi|Gi|Ti)$"),
         ("^[1-9][0-9]{0,5}$", "[1-9][0-9]{0,5}$"),

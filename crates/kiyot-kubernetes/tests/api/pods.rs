@@ -479,10 +479,7 @@ fn each_check_of_the_requests_is_needed() {
         ("own.amount + 'm' : '1Mi'", "'1m' : '1Mi'"),
         ("value: '0'})", "value: '1'})"),
         ("variables.moved.exists(own, own.name == name) &&", ""),
-        (
-            "!('pod.elotl.co/' + (name.contains('/') ? 'gpu' : name) in object.metadata.annotations)",
-            "true",
-        ),
+        ("'gpu' : name) in object.metadata.annotations", "'gpu' : name) in {}"),
         ("(name.contains('/') || object.metadata", "(true || object.metadata"),
         (".matches('[*?]')", ".matches('none')"),
         ("kind == 'requests' ? 'pod.elotl.co/' + name : name", "name"),
