@@ -93,6 +93,20 @@ fn extended_resources_of_a_list_are_limited() {
     assert!(many(101).unwrap_err().contains("101 extended resources: has too many; allowed: 100"));
 }
 
+/// Verifies K18.
+#[test]
+fn extended_resources_stand_for_requests_but_for_the_class() {
+    let extended = "pod.elotl.co/cpu: 16, pod.elotl.co/memory: 64Gi, \
+                    pod.elotl.co/ephemeral-storage: 20Gi";
+    let pod = with(&format!("requests: {{{extended}, cpu: 16m}}, limits: {{{extended}}}")).unwrap();
+    let sums = pod.complete_resources();
+    assert_eq!((sums.cpu_request, sums.cpu_limit), (Some(16_000), None));
+    assert_eq!((sums.memory_request, sums.storage_request), (Some(64 << 30), Some(20 << 30)));
+    assert_eq!(pod.resources().cpu_request, Some(16));
+    assert_eq!(pod.qos_class(), QosClass::Burstable);
+    assert_eq!(with(&format!("limits: {{{extended}}}")).unwrap().qos_class(), QosClass::BestEffort);
+}
+
 /// Verifies M7.
 #[test]
 fn ephemeral_storage_is_read_and_does_not_decide_the_class() {
