@@ -1,7 +1,7 @@
 //! Faults of the API and of instances, as a kubelet sees them.
 
 use kiyot_testcloud::{Cloud, Outage, Outcome};
-use kiyot_testkit::{Container, Kubelet, LIMIT, Pod, RunningPod, allowed, wait_until};
+use kiyot_testkit::{Container, Kubelet, LIMIT, Pod, RunningPod, allowed, wait_for, wait_until};
 use tokio::time::{Instant, timeout};
 
 use super::{
@@ -12,19 +12,29 @@ use super::{
 /// Lists of another place: more than the two that end an instance without a cell.
 const LISTS: usize = 3;
 
-/// Verifies V27.
+/// Terminations that are denied before they are permitted again.
+const DENIED: usize = 2;
+
+/// Verifies V27, V33.
 #[tokio::test]
-async fn agent_that_never_starts_fails_its_pod_with_the_console() {
+async fn agent_that_never_starts_fails_its_pod_with_the_console_and_a_denied_end_is_repeated() {
     let world = World::start().await;
     let mut options = world.options();
-    // A program without the command `service`.
+    // A program without the command `service`: the instance does not end by itself.
     options.sections.push_str("agent = \"/bin/true\"\n");
-    options.milpa.push_str("launch_timeout = \"5s\"\n");
-    let (_kiyot, mut kubelet) = world.daemon(options).await;
-    let error = kubelet.run_pod(&pod("silent", WAIT)).await.unwrap_err();
+    let (mut kiyot, _kubelet) = world.daemon(options).await;
+    world.faults().set_denied("TerminateInstances", true);
+    let ended = "user-data ended with status 0";
+    let error = world.error_of_launch_that_says(&mut kiyot, &pod("silent", WAIT), ended).await;
     let message = error.message();
-    assert!(message.contains("did not connect within 5 s"), "{message}");
-    assert!(message.contains("its console ends: user-data ended with status 0"), "{message}");
+    assert!(message.contains("did not connect within"), "{message}");
+    assert!(message.contains(&format!("its console ends: {ended}")), "{message}");
+    wait_for("the termination is repeated", || {
+        world.calls_of("TerminateInstances").len() >= DENIED
+    })
+    .await;
+    assert_eq!(world.running().len(), 1);
+    world.faults().clear();
     world.has_no_cells().await;
 }
 

@@ -19,7 +19,7 @@ use super::{WAIT, World, pod, run_in_the_end};
 const LOG_POLL_PERIOD: Duration = Duration::from_millis(1);
 
 /// Begins the launch of a pod, waits until `step` is reached, and kills the daemon.
-async fn killed_at(kiyot: &mut Kiyot<'_>, spec: &Pod, step: impl AsyncFn(&Kiyot<'_>)) {
+pub(crate) async fn killed_at(kiyot: &mut Kiyot<'_>, spec: &Pod, step: impl AsyncFn(&Kiyot<'_>)) {
     let mut kubelet = kiyot.kubelet().await;
     let config = kubelet.prepare(spec);
     let calling = tokio::spawn(async move { kubelet.run_sandbox(&config, "").await });

@@ -26,22 +26,27 @@ mod throttling;
 mod tls_front;
 mod tokens;
 
-use std::time::Duration;
+use std::{fs, time::Duration};
 
+use kills::killed_at;
 use kiyot_testcloud::{Cloud, Instance, State};
 use kiyot_testkit::{
     Container, Kiyot, KiyotOptions, Kubelet, LIMIT, Node, Pod, RunningPod, allowed, cri, wait_until,
 };
 use tokio::time::timeout;
+use tonic::Status;
 
 /// Script of a container that runs until SIGTERM.
 const WAIT: &str = "trap 'exit 0' TERM; while :; do sleep 0.5; done";
 
 /// Key of a period of lists that is short, for tests of what lists show.
 const SHORT_LISTING_PERIOD: &str = "listing_period = \"1s\"\n";
-/// Time in which the node answers for its own pods, whatever the cloud does: shorter than the wait
-/// for an API that hangs, and long for a machine under load.
-const LOCAL_LIMIT: Duration = Duration::from_secs(5);
+/// Time in which the node answers for its own pods, whatever the cloud does: shorter than the 20 s
+/// that the daemon waits for an API that hangs, and a hundred times what a busy machine needs.
+const LOCAL_LIMIT: Duration = Duration::from_secs(15);
+/// Time for a launch that can't succeed, of a daemon that finds it at its start. The kubelet's call
+/// joins it within this time, after some lists of the cloud, which take a busy machine 3 s.
+const SHORT_LAUNCH_TIMEOUT: &str = "launch_timeout = \"15s\"\n";
 
 /// A cloud whose consoles are printed if the test panics.
 struct TestCloud(Cloud);
@@ -133,6 +138,30 @@ impl World {
         self.reaches(&launched.id, State::Running).await;
         self.set_installing_for_ever(false);
         launched
+    }
+
+    /// Launches a cell for a pod, and restarts the daemon with a short time for launches when the
+    /// console of the instance has a text: however slow the machine is, the time passes after that.
+    /// Returns the error of the kubelet's call.
+    async fn error_of_launch_that_says(
+        &self,
+        kiyot: &mut Kiyot<'_>,
+        spec: &Pod,
+        text: &str,
+    ) -> Status {
+        killed_at(kiyot, spec, async |_| {
+            wait_until(format!("a console has {text:?}"), LIMIT, async || {
+                self.console(&self.launched().pop()?.id).contains(text).then_some(())
+            })
+            .await;
+        })
+        .await;
+        let configuration = fs::read_to_string(kiyot.configuration()).unwrap();
+        let key = "type = \"milpa\"\n";
+        let shortened = configuration.replace(key, &format!("{key}{SHORT_LAUNCH_TIMEOUT}"));
+        fs::write(kiyot.configuration(), shortened).unwrap();
+        kiyot.start_again().await;
+        kiyot.kubelet().await.run_pod(spec).await.unwrap_err()
     }
 
     /// Returns the instances of which something is left.

@@ -6,9 +6,6 @@ use super::{
     SHORT_LISTING_PERIOD, WAIT, World, are_unharmed, local_pod, pod, run_in_the_end, sandbox_ends,
 };
 
-/// Terminations that are refused before they are permitted again.
-const REFUSED: usize = 2;
-
 /// Verifies V35.
 #[tokio::test]
 async fn pod_of_a_reclaimed_instance_ends_although_terminations_are_denied() {
@@ -31,27 +28,6 @@ async fn pod_of_a_reclaimed_instance_ends_although_terminations_are_denied() {
     are_unharmed(&mut kubelet, &[&kept, &next]).await;
     world.faults().clear();
     world.ends(&mut kubelet, &[&kept, &next]).await;
-}
-
-/// Verifies V33.
-#[tokio::test]
-async fn denied_termination_is_repeated_until_it_is_permitted() {
-    let world = World::start().await;
-    let mut options = world.options();
-    // A program without the command `service`: the instance does not end by itself.
-    options.sections.push_str("agent = \"/bin/true\"\n");
-    options.milpa.push_str("launch_timeout = \"2s\"\n");
-    let (_kiyot, mut kubelet) = world.daemon(options).await;
-    world.faults().set_denied("TerminateInstances", true);
-    let error = kubelet.run_pod(&pod("silent", WAIT)).await.unwrap_err();
-    assert!(error.message().contains("did not connect within 2 s"), "{error}");
-    wait_until("the termination is repeated", LIMIT, async || {
-        (world.calls_of("TerminateInstances").len() >= REFUSED).then_some(())
-    })
-    .await;
-    assert_eq!(world.running().len(), 1);
-    world.faults().clear();
-    world.has_no_cells().await;
 }
 
 /// Verifies A15, V32, V33.
