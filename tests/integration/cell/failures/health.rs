@@ -95,6 +95,8 @@ async fn silent_cell_is_lost_after_its_own_timeout_and_others_run() {
     kiyot.kill9();
     kiyot.start_again().await;
     let mut kubelet = kiyot.kubelet().await;
+    // It has to be back before the limit is for it, too.
+    wait_until_connected(&mut kubelet, brief.container("main")).await;
     kiyot.reload("healthy_timeout = \"0s\"", "healthy_timeout = \"5s\"").await;
     assert_lost(&mut kubelet, &doomed).await;
     assert!(began.elapsed() >= TIMEOUT);
