@@ -107,15 +107,19 @@ async fn pod_stopped_while_the_state_dir_is_full_ends_with_free_space() {
     kubelet.logged(&main, "ready").await;
     let filler = disk.fill();
 
-    // The cell's containerd does not complete a stop that it can't write down.
-    let refused = kubelet.stop_container(&main.id, 20).await;
-    let state = kubelet.container_status(&main.id).await.unwrap().state();
-    assert!(
-        refused.is_err() || state == cri::ContainerState::ContainerExited,
-        "{refused:?}, and it is {state:?}"
-    );
+    // The cell's containerd does not complete a stop that it can't write down. The longer the disk
+    // is full, the later containerd tries again.
+    let mut other = kubelet.clone();
+    let stop_of_container = async {
+        let refused = other.stop_container(&main.id, 10).await;
+        let state = other.container_status(&main.id).await.unwrap().state();
+        assert!(
+            refused.is_err() || state == cri::ContainerState::ContainerExited,
+            "{refused:?}, and it is {state:?}"
+        );
+    };
     // A pod can be stopped: the files of its cell free the space for its record.
-    wait_until("the sandbox is stopped on a full disk", LIMIT, async || {
+    let stop_of_pod = wait_until("the sandbox is stopped on a full disk", LIMIT, async || {
         let stopped = kubelet
             .runtime
             .stop_pod_sandbox(cri::StopPodSandboxRequest { pod_sandbox_id: second.sandbox.clone() })
@@ -123,8 +127,8 @@ async fn pod_stopped_while_the_state_dir_is_full_ends_with_free_space() {
         // After an error, the end may have been recorded since by the daemon's own retry.
         assert!(stopped.is_err() || !is_ready(&mut kubelet, &second.sandbox).await, "{stopped:?}");
         stopped.ok()
-    })
-    .await;
+    });
+    tokio::join!(stop_of_container, stop_of_pod);
     assert_eq!(kiyot.cells().len(), 1);
     assert_eq!(
         (kubelet.sandboxes().await.unwrap().len(), kubelet.containers().await.unwrap().len()),
