@@ -20,11 +20,11 @@ use futures::stream::BoxStream;
 use kiyot_config::{self as config, Capacity};
 use kiyot_engine::{
     id::CellId,
-    placement::{ApiRequests, Most, PodRequests, REQUESTS_TIMEOUT},
+    placement::{ApiRequests, Most, NodeResource, NodeVariable, PodRequests, REQUESTS_TIMEOUT},
 };
 use kiyot_kubernetes::{
     Access, CapacityDeclarer, Counter, DeclarerOptions, Options, Periods, PodInformer, Publisher,
-    Room, RoomSource, ShownCell, Source,
+    Room, RoomSource, ShownCell, Source, requests,
 };
 use kiyot_proto::admin;
 use kiyot_values::error_chain::error_chain;
@@ -122,7 +122,7 @@ impl PodRequests for Requests {
     }
 }
 
-fn of_api(requests: kiyot_kubernetes::requests::Requests) -> ApiRequests {
+fn of_api(requests: requests::Requests) -> ApiRequests {
     ApiRequests {
         milli_cpu_request: requests.milli_cpus.request,
         milli_cpu_limit: requests.milli_cpus.limit,
@@ -131,7 +131,14 @@ fn of_api(requests: kiyot_kubernetes::requests::Requests) -> ApiRequests {
         storage_request: requests.storage_request,
         has_env_in_files: requests.has_env_in_files,
         gpus: requests.gpus,
+        node_variables: requests.node_variables.into_iter().map(of_variable).collect(),
     }
+}
+
+fn of_variable(variable: requests::NodeVariable) -> NodeVariable {
+    let requests::NodeVariable { container, name, is_memory, divisor } = variable;
+    let resource = if is_memory { NodeResource::Memory } else { NodeResource::Cpu };
+    NodeVariable { container, name, resource, divisor }
 }
 
 impl Kubernetes {

@@ -15,5 +15,6 @@ pub(super) fn requests_of(pod: &Pod) -> ApiRequests {
         storage_request: sums.storage_request.unwrap_or_default(),
         has_env_in_files: pod.all_containers().any(Container::has_env_in_files),
         gpus: pod.gpus(),
+        ..ApiRequests::default()
     }
 }

@@ -32,13 +32,23 @@ pub(super) fn explain(lines: &mut Lines, target: &Target<'_>, pod: &Pod, contain
                      node, not of its instance"
                 ));
             }
-            SourceKind::Resource(resource) if lacks_limit(pod, resource, Some(container)) => {
+            SourceKind::Resource(resource)
+                if lacks_limit(pod, resource, Some(container))
+                    && !is_replaced(target, resource) =>
+            {
                 let what = format!("container {name:?}: {variable}");
                 note_resource(lines, target, &what, resource);
             }
             SourceKind::Field(_) | SourceKind::Resource(_) => {}
         }
     }
+}
+
+/// Returns whether a variable gets the figure of its cell.
+fn is_replaced(target: &Target<'_>, field: &ResourceField) -> bool {
+    target.config.kubernetes.reads_requests()
+        && target.milpa.provider != ProviderKind::Netns
+        && ["limits.cpu", "limits.memory"].contains(&&*field.resource)
 }
 
 /// Explains the files of volumes that have facts of the node.

@@ -41,7 +41,9 @@ pub use most::Most;
 pub use needs::{Amount, Needs, Requested, Source};
 pub use no_fit::NoFit;
 pub use offering::{Market, Offering};
-pub use pod_requests::{ApiRequests, PodRequests, REQUESTS_TIMEOUT};
+pub use pod_requests::{
+    ApiRequests, CellResources, NodeResource, NodeVariable, PodRequests, REQUESTS_TIMEOUT,
+};
 pub use ranking::{
     Candidate, MAX_CANDIDATES, leave_out_dear_spot, rank, rank_further, rank_refused,
 };

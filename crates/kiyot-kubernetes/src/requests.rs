@@ -14,6 +14,8 @@ use kiyot_values::{
 };
 use serde::Deserialize;
 
+/// Most variables of a pod that are read: many times what a pod has.
+const MAX_VARIABLES: usize = 1000;
 /// Most containers of a pod that are read.
 const MAX_CONTAINERS: usize = 1000;
 
@@ -30,6 +32,22 @@ pub struct Requests {
     pub has_env_in_files: bool,
     /// The first resource of GPUs by name, such as `nvidia.com/gpu`.
     pub gpus: Option<String>,
+    /// The variables that the kubelet fills in with the node's figures, for want of a limit.
+    pub node_variables: Vec<NodeVariable>,
+}
+
+/// A variable of a container with `limits.cpu` or `limits.memory` (`resourceFieldRef`), which
+/// neither the container nor the pod has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeVariable {
+    /// Name of the container.
+    pub container: String,
+    /// Name of the variable.
+    pub name: String,
+    /// True for memory.
+    pub is_memory: bool,
+    /// Unit of its value, in thousandths of a CPU or in bytes; not 0.
+    pub divisor: u64,
 }
 
 /// The sums of a resource.
@@ -120,6 +138,7 @@ pub struct PodSpec {
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Container {
+    name: String,
     resources: Resources,
     restart_policy: Option<String>,
     env: Vec<Variable>,
@@ -128,6 +147,7 @@ struct Container {
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Variable {
+    name: String,
     value_from: Option<ValueSource>,
 }
 
@@ -135,6 +155,15 @@ struct Variable {
 #[serde(rename_all = "camelCase", default)]
 struct ValueSource {
     file_key_ref: Option<serde::de::IgnoredAny>,
+    resource_field_ref: Option<ResourceField>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct ResourceField {
+    container_name: String,
+    resource: String,
+    divisor: Option<Amount>,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -242,7 +271,56 @@ impl PodSpec {
             storage_request: storage.sum(self).request,
             has_env_in_files: containers.flat_map(|container| &container.env).any(in_file),
             gpus: gpus.cloned(),
+            node_variables: self.node_variables(),
         }
+    }
+
+    fn node_variables(&self) -> Vec<NodeVariable> {
+        let containers =
+            || self.containers.iter().chain(&self.init_containers).take(MAX_CONTAINERS);
+        let has_limit = |own: &Container, field: &ResourceField, name: &str| {
+            let named = match field.container_name.as_str() {
+                "" => Some(own),
+                other => containers().find(|container| container.name == other),
+            };
+            let of_container = named.map(|container| &container.resources);
+            let mut all = self.resources.iter().chain(of_container);
+            named.is_none() || all.any(|resources| resources.limits.contains_key(name))
+        };
+        let mut variables = BTreeMap::new();
+        for container in containers() {
+            for Variable { name, value_from } in &container.env {
+                // Of variables with one name the last counts.
+                let key = (&container.name, name);
+                let field = value_from.as_ref().and_then(|from| from.resource_field_ref.as_ref());
+                let unit = field.and_then(|field| {
+                    let (name, is_memory, divisor) = match field.resource.as_str() {
+                        "limits.cpu" => ("cpu", false, field.divisor(Quantity::milli, 1000)),
+                        "limits.memory" => ("memory", true, field.divisor(Quantity::units, 1)),
+                        _ => return None,
+                    };
+                    (!has_limit(container, field, name)).then_some((is_memory, divisor))
+                });
+                let Some((is_memory, divisor)) = unit else {
+                    variables.remove(&key);
+                    continue;
+                };
+                if variables.len() < MAX_VARIABLES {
+                    let (container, name) = (container.name.clone(), name.clone());
+                    let variable = NodeVariable { container, name, is_memory, divisor };
+                    variables.insert(key, variable);
+                }
+            }
+        }
+        variables.into_values().collect()
+    }
+}
+
+impl ResourceField {
+    /// Returns the unit of its value; 0 or none is the resource's own.
+    fn divisor(&self, read: fn(Quantity) -> u64, own: u64) -> u64 {
+        let divisor = self.divisor.as_ref().and_then(Amount::quantity).map(read);
+        divisor.filter(|divisor| *divisor > 0).unwrap_or(own)
     }
 }
 

@@ -18,7 +18,9 @@ use kiyot_engine::{
         OrderSpec, PodPorts, Seams, Step, Unusable,
     },
     id::{CellId, NoRandomness, SandboxId},
-    placement::{self, AllRefused, Candidate, Choice, Needs, NoFit, Requested, Rules},
+    placement::{
+        self, AllRefused, Candidate, CellResources, Choice, Needs, NoFit, Requested, Rules,
+    },
     provider::{Attached, HostPort, MAX_HOST_PORTS, Owner, Provider},
     request::CellRequest,
 };
@@ -424,6 +426,17 @@ impl Cells {
     /// its end is confirmed.
     pub(super) fn account(&self, id: &CellId) -> Option<Account> {
         self.shared.core().engine.account(id, now())
+    }
+
+    /// Returns the resources of a cell for the containers of its pod; `None` if they are not known,
+    /// or are those of the node.
+    pub(super) async fn resources(&self, id: &CellId) -> Option<CellResources> {
+        let offering = self.account(id)?.offering?.offering;
+        let catalogue = self.shared.prices.current(&*self.shared.provider).await.ok()?;
+        let machine = catalogue.machine(&offering.instance_type)?;
+        let memory_mib = machine.usable_mib().saturating_sub(self.rules.defaults.overhead_mib);
+        let memory = memory_mib.saturating_mul(1 << 20);
+        Some(CellResources { milli_cpus: machine.milli_cpus, memory })
     }
 
     /// Takes a step of the start of a cell's pod; a repeated step is ignored.

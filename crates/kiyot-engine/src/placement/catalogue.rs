@@ -143,6 +143,14 @@ impl Catalogue {
         self.entries.iter().flat_map(of_type)
     }
 
+    /// Returns the instance type of a machine; `None` if it is unknown, or made for any size.
+    pub fn machine(&self, name: &str) -> Option<InstanceType> {
+        if self.is_sized {
+            return Some(Size::parse(name)?.instance_type(name.to_owned(), *self.images.first()?));
+        }
+        Some(self.named(name)?.instance_type.clone())
+    }
+
     /// Returns the instance type with a name.
     pub fn named(&self, name: &str) -> Option<&Entry> {
         let key = |entry: &Entry| entry.instance_type.name.as_str().cmp(name);

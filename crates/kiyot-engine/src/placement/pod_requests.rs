@@ -27,6 +27,51 @@ pub struct ApiRequests {
     pub has_env_in_files: bool,
     /// The first resource of GPUs by name, such as `nvidia.com/gpu`.
     pub gpus: Option<String>,
+    /// The variables that the kubelet fills in with the node's figures.
+    pub node_variables: Vec<NodeVariable>,
+}
+
+/// A variable of a container that has no limit of its resource (`resourceFieldRef`): the kubelet
+/// fills in what the node can allocate.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeVariable {
+    /// The name of the container.
+    pub container: String,
+    /// The name of the variable.
+    pub name: String,
+    /// The resource.
+    pub resource: NodeResource,
+    /// The unit of its value, in thousandths of a CPU or in bytes; not 0.
+    pub divisor: u64,
+}
+
+/// A resource of a [`NodeVariable`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NodeResource {
+    /// `limits.cpu`.
+    Cpu,
+    /// `limits.memory`.
+    Memory,
+}
+
+/// The resources of a cell for the containers of its pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CellResources {
+    /// Thousandths of a CPU.
+    pub milli_cpus: u64,
+    /// Memory in bytes.
+    pub memory: u64,
+}
+
+impl NodeVariable {
+    /// Returns its value in a cell, rounded up as the kubelet does.
+    pub fn value_in(&self, cell: CellResources) -> String {
+        let amount = match self.resource {
+            NodeResource::Cpu => cell.milli_cpus,
+            NodeResource::Memory => cell.memory,
+        };
+        amount.div_ceil(self.divisor.max(1)).to_string()
+    }
 }
 
 /// A reader of the Kubernetes API.
@@ -63,6 +108,21 @@ impl Requested {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Verifies K19.
+    #[test]
+    fn variable_has_the_figures_of_the_cell_rounded_up() {
+        let cell = CellResources { milli_cpus: 1500, memory: (1 << 30) + 1 };
+        let value = |resource, divisor| {
+            let (container, name) = ("main".to_owned(), "LIMIT".to_owned());
+            NodeVariable { container, name, resource, divisor }.value_in(cell)
+        };
+        assert_eq!([1000, 1, 400].map(|unit| value(NodeResource::Cpu, unit)), ["2", "1500", "4"]);
+        assert_eq!(
+            [1, 1 << 20].map(|unit| value(NodeResource::Memory, unit)),
+            ["1073741825", "1025"]
+        );
+    }
 
     /// Verifies K10.
     #[test]

@@ -193,6 +193,12 @@ impl CriService {
         }
         if let Some(config) = &mut cell_request.config {
             policy::close_kernel_paths(&rules, config);
+            let api = self.known_requests(&sandbox.uid).unwrap_or_default();
+            if !api.node_variables.is_empty()
+                && let Some(resources) = self.cells.resources(&cell.id).await
+            {
+                requests::replace_node_variables(config, &api.node_variables, resources);
+            }
         }
         let cell_container = self.create_in_cell(cell, sandbox, cell_request).await?;
         if let Some(granted) = policy::granted_kernel_access(&rules, &config) {

@@ -1,0 +1,48 @@
+//! Variables that the kubelet filled in with the node's figures.
+
+use kiyot_engine::placement::{CellResources, NodeVariable};
+use kiyot_proto::cri;
+
+/// Gives the variables of a container the figures of its cell.
+pub(in crate::backends::milpa::cri) fn replace_node_variables(
+    config: &mut cri::ContainerConfig,
+    variables: &[NodeVariable],
+    cell: CellResources,
+) {
+    let container = config.metadata.as_ref().map_or("", |metadata| metadata.name.as_str());
+    for variable in variables.iter().filter(|variable| variable.container == container) {
+        for env in config.envs.iter_mut().filter(|env| env.key == variable.name) {
+            env.value = variable.value_in(cell).into();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kiyot_engine::placement::NodeResource;
+
+    use super::*;
+
+    /// Verifies K19.
+    #[test]
+    fn variables_of_the_container_alone_have_the_figures_of_the_cell() {
+        let env = |key: &str, value: &str| cri::KeyValue { key: key.into(), value: value.into() };
+        let config = |cpus: &str| cri::ContainerConfig {
+            metadata: Some(cri::ContainerMetadata { name: "main".into(), attempt: 0 }),
+            envs: vec![env("CPUS", cpus), env("MEMORY", "1000"), env("OTHER", "1000")],
+            ..Default::default()
+        };
+        let variable = |container: &str, name: &str| NodeVariable {
+            container: container.into(),
+            name: name.into(),
+            resource: NodeResource::Cpu,
+            divisor: 1000,
+        };
+        let variables =
+            [variable("main", "CPUS"), variable("side", "MEMORY"), variable("main", "ABSENT")];
+        let mut replaced = config("1000");
+        let cell = CellResources { milli_cpus: 4000, memory: 0 };
+        replace_node_variables(&mut replaced, &variables, cell);
+        assert_eq!(replaced, config("4"));
+    }
+}
