@@ -2,8 +2,9 @@
 //! its cell is another machine.
 
 use kiyot_config::ProviderKind;
-use kiyot_kubernetes::tap::CELL;
+use kiyot_kubernetes::capacity::unit as unit_of_figure;
 use kiyot_manifest::Pod;
+use kiyot_values::names::{CELL, is_bytes};
 
 use super::{Lines, Target};
 
@@ -29,11 +30,7 @@ pub(super) fn explain(lines: &mut Lines, target: &Target<'_>, pod: &Pod) {
             }
             continue;
         };
-        let declared = match name {
-            "cpu" => figure.saturating_mul(1000),
-            "memory" | "ephemeral-storage" => figure << 20,
-            _ => figure,
-        };
+        let declared = figure.saturating_mul(unit_of_figure(name));
         let (requested, has) = (text(name, request.amount), text(name, declared));
         if request.amount > declared {
             lines.refuse(format!("requests {requested}{}, the node declares {has}", unit(name)));
@@ -72,8 +69,7 @@ fn requests(pod: &Pod) -> impl Iterator<Item = Request> {
 
 /// Returns an amount as a quantity.
 fn text(resource: &str, amount: u64) -> String {
-    let is_bytes =
-        matches!(resource, "memory" | "ephemeral-storage") || resource.starts_with("hugepages-");
+    let is_bytes = is_bytes(resource) || resource.starts_with("hugepages-");
     let units: &[(u64, &str)] = match resource {
         "cpu" if amount.is_multiple_of(1000) => return (amount / 1000).to_string(),
         "cpu" => return format!("{amount}m"),

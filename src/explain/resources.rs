@@ -5,9 +5,8 @@ use kiyot_engine::{
     placement::Requested,
     request::keys::{MEMORY, VOLUME_SIZE},
 };
-use kiyot_kubernetes::tap::CELL;
 use kiyot_manifest::Pod;
-use kiyot_values::names::{EXTENDED_CPU, EXTENDED_MEMORY, EXTENDED_STORAGE, is_gpu};
+use kiyot_values::names::{CELL, EXTENDED_CPU, EXTENDED_MEMORY, EXTENDED_STORAGE, is_gpu};
 
 use super::Lines;
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use kiyot_values::{
-    names::{is_bytes, is_label},
+    names::{CELL, is_bytes, is_label},
     problems::Field,
 };
 
@@ -11,8 +11,6 @@ use kiyot_values::{
 const DERIVED: &str = "derived";
 /// Resources whose figures are derived.
 const DERIVED_FIGURES: [&str; 3] = ["cpu", "memory", "pods"];
-/// Extended resource of a pod's cell, which has a figure of its own.
-const CELL: &str = "pod.elotl.co/cell";
 /// Largest number of a figure: six digits.
 const MAX_NUMBER: u64 = 999_999;
 /// Most characters of all figures as text: the policy on nodes reads no longer annotation.

@@ -105,14 +105,19 @@ impl Node {
 /// Returns the figures to declare: the configured ones, and never less than the node's pods count.
 pub fn figures(configured: &Figures, counted: &Footprint) -> Figures {
     let figure = |(name, amount): (&String, &u64)| {
-        let unit = match name.as_str() {
-            "cpu" => 1000,
-            name if is_bytes(name) => 1 << 20,
-            _ => 1,
-        };
-        (name.clone(), cmp::max(*amount, counted.amount(name).div_ceil(unit)))
+        (name.clone(), cmp::max(*amount, counted.amount(name).div_ceil(unit(name))))
     };
     configured.iter().map(figure).collect()
+}
+
+/// Returns the unit of a resource's figure, in that of requests: thousandths of a CPU, bytes, or
+/// whole numbers.
+pub fn unit(name: &str) -> u64 {
+    match name {
+        "cpu" => 1000,
+        name if is_bytes(name) => 1 << 20,
+        _ => 1,
+    }
 }
 
 /// Returns a figure as a quantity of at most six digits, rounded up.

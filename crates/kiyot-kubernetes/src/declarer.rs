@@ -1,14 +1,14 @@
 //! The task that has the node declare its capacity.
 //!
-//! It reads the Node object once a period, and when the room for further pods changes, patches it
-//! when figures are due, and compares the response with what it declared.
+//! The Node object is read once a period, and when the room for further pods changes. It is
+//! patched when figures are due, and the response is compared with what was declared.
 
 use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use kiyot_values::names::DEFAULT_NAMESPACE;
+use kiyot_values::names::{CELL, DEFAULT_NAMESPACE};
 use serde_json::{Value, json};
 use tokio::time::sleep;
 use tokio_util::task::AbortOnDropHandle;
@@ -22,7 +22,7 @@ use crate::{
     failure::Failure,
     gate::{FIRST_PAUSE, Gate},
     informer::Counted,
-    tap::{CELL, Room, RoomSource, Tap},
+    tap::{Room, RoomSource, Tap},
     time,
 };
 

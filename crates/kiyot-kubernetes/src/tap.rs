@@ -3,15 +3,14 @@
 //! A pod for a cell requests one of the extended resource [`CELL`]. While no cell can be launched,
 //! the node declares as many as its pods have: further pods stay Pending, or go to other nodes.
 //! Then a pod is the trial, and the number of further pods doubles with each step.
+//!
+//! [`CELL`]: kiyot_values::names::CELL
 
 use std::fmt;
 
 use async_trait::async_trait;
 
 use crate::capacity::Figures;
-
-/// Name of the extended resource.
-pub const CELL: &str = "pod.elotl.co/cell";
 
 /// The room for further pods in cells, as the daemon knows it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -5,6 +5,8 @@ pub const MAX_LABEL_BYTES: usize = 63;
 /// Namespace of objects that name none.
 pub const DEFAULT_NAMESPACE: &str = "default";
 
+/// Extended resource of which a pod for a cell requests one.
+pub const CELL: &str = "pod.elotl.co/cell";
 /// Extended resource that stands for the CPU request of a pod in a cell, in whole CPUs.
 pub const EXTENDED_CPU: &str = "pod.elotl.co/cpu";
 /// Extended resource that stands for the memory request of a pod in a cell, in bytes.

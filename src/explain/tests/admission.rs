@@ -62,6 +62,21 @@ fn requests_are_compared_with_the_declared_figures() {
     );
 }
 
+/// Verifies K18, K30.
+#[test]
+fn extended_bytes_are_compared_with_their_figure() {
+    let declared = "\"pod.elotl.co/memory\" = \"4000Gi\"\n";
+    let of = |memory: &str| {
+        let amount = format!("{{pod.elotl.co/memory: {memory}}}");
+        let spec = format!("containers: [{{name: c, image: i, resources: {{limits: {amount}}}}}]");
+        admission("netns", declared, &spec)
+    };
+    let fits = "admission: 64Gi of 4000Gi pod.elotl.co/memory that this node declares".to_owned();
+    assert_eq!(of("64Gi"), (vec![fits], true));
+    let above = "refused: requests 4001Gi pod.elotl.co/memory, the node declares 4000Gi".to_owned();
+    assert_eq!(of("4001Gi"), (vec![above], false));
+}
+
 /// Verifies K30.
 #[test]
 fn requests_without_a_declared_figure_are_noted_for_instances() {

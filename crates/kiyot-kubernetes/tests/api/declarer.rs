@@ -1,7 +1,10 @@
 //! The declarer before a played API server, whose policies the tests play.
 
 use std::{
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
@@ -35,23 +38,28 @@ fn put_node(api: &ApiServer, labels: Value, figures: Value) {
 
 /// Played room, which a test changes.
 #[derive(Debug)]
-pub(crate) struct Played(Mutex<Option<Room>>);
+pub(crate) struct Played {
+    room: Mutex<Option<Room>>,
+    asked: AtomicUsize,
+}
 
 impl Played {
     /// Returns the room of so many cells.
     pub(crate) fn of(max_cells: u64) -> Arc<Self> {
-        Arc::new(Self(Mutex::new(Some(Room { max_cells, ..Room::default() }))))
+        let room = Mutex::new(Some(Room { max_cells, ..Room::default() }));
+        Arc::new(Self { room, asked: AtomicUsize::new(0) })
     }
 
     fn set(&self, room: Option<Room>) {
-        *self.0.lock().unwrap() = room;
+        *self.room.lock().unwrap() = room;
     }
 }
 
 #[async_trait]
 impl RoomSource for Played {
     async fn room(&self) -> Option<Room> {
-        self.0.lock().unwrap().clone()
+        self.asked.fetch_add(1, Ordering::Relaxed);
+        self.room.lock().unwrap().clone()
     }
 }
 
@@ -248,7 +256,9 @@ async fn nothing_is_declared_before_the_room_is_known() {
     room.set(None);
     let _declarer = declare_with(&api, &informer, Arc::clone(&room), &calls);
     wait_for("the pods are known", || informer.counted().sum().is_some()).await;
-    tokio::time::sleep(Duration::from_millis(200)).await;
+    let asked = || room.asked.load(Ordering::Relaxed);
+    let before = asked();
+    wait_for("the room is asked for again", || asked() > before + 2).await;
     assert_eq!(calls.of("get nodes", "ok"), 0);
     let figures: Figures =
         [("cpu", 5), ("x.y/z", 7)].map(|(name, of)| (name.to_owned(), of)).into();
