@@ -231,10 +231,11 @@ impl fmt::Debug for CellRoom {
 #[async_trait]
 impl RoomSource for CellRoom {
     async fn room(&self) -> Option<Room> {
-        let (room, most) = self.milpa.inventory().room().await?;
+        let inventory = self.milpa.inventory();
+        let room = inventory.room().await?;
         let max_cells = u64::try_from(room.limits.max_cells).unwrap_or(u64::MAX);
         let figures = if self.is_derived {
-            let Most { cpus, memory_mib } = most?;
+            let Most { cpus, memory_mib } = inventory.most(room.limits).await?;
             let pods = max_cells.saturating_add(NODE_PODS);
             let figures = [("cpu", cpus), ("memory", memory_mib), ("pods", pods)].into_iter();
             figures.map(|(name, amount)| (name.to_owned(), amount.max(1))).collect()

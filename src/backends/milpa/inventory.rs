@@ -8,7 +8,7 @@ use std::sync::Arc;
 use kiyot_config::{BackendConfig, ProviderKind};
 use kiyot_engine::{
     StoreError,
-    engine::{OrderView, Room},
+    engine::{Limits, OrderView, Room},
     id::CellId,
     placement::Most,
     provider::ProviderError,
@@ -109,10 +109,14 @@ impl Inventory {
         self.cells.agent_builds()
     }
 
-    /// Returns the room for further pods, and what cells can have at most, if the provider's
-    /// catalogue is known; `None` while the daemon starts.
-    pub async fn room(&self) -> Option<(Room, Option<Most>)> {
+    /// Returns the room for further pods; `None` while the daemon starts.
+    pub async fn room(&self) -> Option<Room> {
         self.cells.room().await
+    }
+
+    /// Returns what cells can have at most within limits, if the provider's catalogue is known.
+    pub async fn most(&self, limits: Limits) -> Option<Most> {
+        self.cells.most(limits).await
     }
 
     /// Returns the summary of the backend.

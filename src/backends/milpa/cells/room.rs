@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use kiyot_engine::{
     Wanted,
-    engine::Room,
+    engine::{Limits, Room},
     placement::{Most, Requested},
     request::{CellRequest, LaunchType},
 };
@@ -12,18 +12,22 @@ use kiyot_engine::{
 use super::{Cells, shared::now};
 
 impl Cells {
-    /// Returns the room for pods without annotations, on either market, and what cells can have at
-    /// most, if the provider's catalogue is known; `None` while the daemon starts.
-    pub(crate) async fn room(&self) -> Option<(Room, Option<Most>)> {
+    /// Returns the room for pods without annotations, on either market; `None` while the daemon
+    /// starts.
+    pub(crate) async fn room(&self) -> Option<Room> {
         self.shared.links.get()?;
         let request =
             CellRequest { launch_type: LaunchType::SpotPreferred, ..CellRequest::default() };
         let needs = Arc::new(self.needs(&request, &Requested::default()));
         let wanted = Wanted { request, needs, ..Wanted::default() };
         let (candidates, parameters, choice) = self.offers(&wanted).await;
-        let room = self.shared.core().engine.room(candidates, &parameters, choice.as_ref(), now());
-        let (cells, price) = (room.limits.max_cells, room.limits.price);
-        let most = choice.map(|choice| Most::of(&choice.catalogue, &choice.rules, cells, price));
-        Some((room, most))
+        let core = self.shared.core();
+        Some(core.engine.room(candidates, &parameters, choice.as_ref(), now()))
+    }
+
+    /// Returns what cells can have at most within limits, if the provider's catalogue is known.
+    pub(crate) async fn most(&self, limits: Limits) -> Option<Most> {
+        let catalogue = self.shared.prices.current(&*self.shared.provider).await.ok()?;
+        Some(Most::of(&catalogue, &self.rules, limits.max_cells, limits.price))
     }
 }
